@@ -75,7 +75,8 @@ compilers.inductor.compiler
 compile_records cache_artifacts backend registry regions entry_points integrations integrations.accelerate explain
 report.graphs report.advice report.uncaptured report.generated report.ran report
 compiled.config compiled.states compiled.samples compiled.files compiled.libraries compiled.library_code
-compiled.operators compiled.graphs compiled.identity compiled.frames compiled.running
+compiled.operators compiled.graphs compiled.identity compiled.frames compiled.package_guards compiled.package
+compiled.running compiled.exported
 compiled.ahead compiled.building compiled.loading compiled.deploying compiled.extensions compiled.fingerprint
 compiled.manifest compiled.replacing compiled.bundle compiled.module compiled
 harness harness.named_models harness.isolation harness.read_only harness.study harness.trial

@@ -1,23 +1,31 @@
 """`kind="aoti"`: an ahead-of-time package, which runs without dynamo and without generated Python code."""
 
+import hashlib
 import inspect
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch.utils import _pytree as pytree
 
+from backend_kwargs.compiled.exported import Exported, with_buffers
+from backend_kwargs.compiled.identity import identity_of
+from backend_kwargs.compiled.package import Package
 from backend_kwargs.compiled.running import Built, entry
 from backend_kwargs.compiled.samples import Sample, shapes_of
 from backend_kwargs.compilers.inductor.compiler import OWN
 from backend_kwargs.errors import BackendKwargsError, error_text
 
-PACKAGE = "model.pt2"
 LOAD = "import sys, torch; torch._inductor.aoti_load_package(sys.argv[1])"
+# Weights stay inputs of the code, also small ones, which Inductor would write into it.
+ALWAYS = {"always_keep_tensor_constants": True}
 
 
 class _Entry(torch.nn.Module):
@@ -35,24 +43,60 @@ class _Entry(torch.nn.Module):
         self.forward = forward
 
 
-def compile_package(built: Built, module: torch.nn.Module, sample: Sample) -> Path:
-    """Export `module` on the sample and compile it; return the package's path."""
+def export_module(built: Built, module: torch.nn.Module, sample: Sample) -> Exported:
+    """Export `module` on the sample, without compiling it."""
     call = entry(built.config, built.device, built.output_dtypes, type(module).__name__)
-    options = {name: value for name, value in built.config.resolved.options.items() if name not in OWN}
+    identity = identity_of(built.module) or ""
+    with _errors():
+        program = torch.export.export(
+            _Entry(with_buffers(module), call),
+            sample.args,
+            sample.kwargs,
+            dynamic_shapes=_dynamic_shapes(built, module, sample),
+        )
+        return Exported(program, module, identity)
+
+
+def compile_package(built: Built, exported: Exported) -> Package:
+    """Compile an exported module; return the package, whose file is named by its hash."""
+    options = {name: value for name, value in built.config.resolved.options.items() if name not in OWN} | ALWAYS
     if options.pop("triton.cudagraphs", False):
         built.notes.append("CUDA graphs: an ahead-of-time package does not record any")
-    path = built.folder / PACKAGE
+    compiled = partial(_compiled, exported.program, options=options, on=built.device)
+    # Not at its final name, where another build with the same folder could meet it.
+    with tempfile.TemporaryDirectory(dir=built.folder, prefix=".build_") as folder, _errors():
+        file, constants = compiled(Path(folder), embedded=exported.contains_constants)
+        if not exported.contains_constants and not constants <= exported.targets:
+            file, constants = compiled(Path(folder), embedded=True)
+        with file.open("rb") as content:
+            sha256 = hashlib.file_digest(content, "sha256").hexdigest()
+        # After compiling, since Inductor adds conditions on sizes.
+        package = Package(built.folder / f"{sha256}.pt2", sha256, exported.guards(constants))
+        file.replace(package.path)
+    return package
+
+
+@contextmanager
+def _errors() -> Iterator[None]:
     try:
-        program = torch.export.export(
-            _Entry(module, call), sample.args, sample.kwargs, dynamic_shapes=_dynamic_shapes(built, module, sample)
-        )
-        with torch.no_grad():
-            made = torch._inductor.aoti_compile_and_package(program, package_path=str(path), inductor_configs=options)
+        yield
+    except BackendKwargsError:
+        raise
     except Exception as error:
         raise BackendKwargsError(f"The module cannot be compiled ahead of time: {error_text(error)}.") from error
-    if built.device.type == "cuda":
-        load_elsewhere(Path(made))
-    return Path(made)
+
+
+def _compiled(
+    program: Any, folder: Path, *, options: Mapping[str, Any], on: torch.device, embedded: bool
+) -> tuple[Path, set[str]]:
+    """Return a package, and the names of the tensors that it reads; it contains their values if `embedded`."""
+    path = str(folder / f"{embedded}.pt2")
+    configs = {**options, "aot_inductor.package_constants_in_so": embedded}
+    with torch.no_grad():
+        file = torch._inductor.aoti_compile_and_package(program, package_path=path, inductor_configs=configs)
+    if on.type == "cuda":
+        load_elsewhere(Path(file))
+    return Path(file), set(torch._inductor.aoti_load_package(file).get_constant_fqns())
 
 
 def load_elsewhere(package: Path) -> None:

@@ -52,10 +52,10 @@ def build(
         if identity != identity_of(twin):  # a copy in which something is no longer the same object
             identity = None
         if config.kind == "aoti":
-            from backend_kwargs.compiled.ahead import compile_package
+            from backend_kwargs.compiled.ahead import compile_package, export_module
 
             began = time.perf_counter()
-            built.package = compile_package(built, twin, cloned(samples[0]))
+            built.package = compile_package(built, export_module(built, twin, cloned(samples[0])))
         else:
             began = time.perf_counter()
         made = running(built, twin, keep=True)

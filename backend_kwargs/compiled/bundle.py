@@ -34,6 +34,7 @@ from backend_kwargs.compiled.manifest import (
     signed,
     signer,
 )
+from backend_kwargs.compiled.package import Package
 from backend_kwargs.compiled.replacing import (
     MANIFEST,
     PARTS,
@@ -130,7 +131,8 @@ def _write_parts(built: Built, parts: Path, factory: str) -> Manifest:
         weights=written(as_safetensors(weights)),
         shared_weights=shared,
         graphs=graphs,
-        package=written(built.package.read_bytes()) if built.package else None,
+        package=written(built.package.content()) if built.package else None,
+        guards=built.package.guards if built.package else None,
         extensions={place: written(file.read_bytes()) for place, file in extensions.items()},
         notes=built.notes,
         cold_s=built.cold_s,
@@ -256,9 +258,10 @@ def _loaded(
     with opened_parts(folder) as read, private_folder() as private:
         if not notes:
             built.graphs = {graph.key: _graph(graph, read) for graph in graphs}
-            if manifest.package:
-                built.package = built.folder / "model.pt2"
-                read.copy(manifest.package, built.package)
+            if manifest.package and manifest.guards:
+                sha256 = manifest.package.sha256
+                built.package = Package(built.folder / f"{sha256}.pt2", sha256, manifest.guards)
+                read.copy(manifest.package, built.package.path)
             extensions = {place: read.content(part) for place, part in manifest.extensions.items()}
         else:
             built.graphs = {graph.key: _decided_only(graph) for graph in graphs if graph.winner}

@@ -55,6 +55,9 @@ class CompileConfig:
     )
     kind: Annotated[Kind, "inductor: dynamo's guards and Inductor's code; aoti: an ahead-of-time package"] = "inductor"
     check_numbers: Annotated[Literal["raise", "warn", "off"], "the action if results are wrong after a build"] = "raise"
+    unmatched: Annotated[
+        Literal["raise", "eager"], "the action for inputs that compiled code was not built for: an error, or eager"
+    ] = "raise"
     tolerance: Annotated[float | None, "absolute and relative tolerance; None: 1e-3"] = None
     resolved: Backend = field(init=False, repr=False)
 

@@ -1,14 +1,25 @@
 """Deploying: the callable with the least overhead for serving, and facts about it."""
 
+import time
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
 
-from backend_kwargs.compiled.ahead import compile_package
-from backend_kwargs.compiled.identity import state_of
-from backend_kwargs.compiled.running import Built, FirstCalls, Running, checked, input_check, running, seconds_of
+from backend_kwargs.compiled.ahead import compile_package, export_module
+from backend_kwargs.compiled.exported import Exported
+from backend_kwargs.compiled.identity import identity_of, state_of
+from backend_kwargs.compiled.package import misfit
+from backend_kwargs.compiled.running import (
+    Built,
+    FirstCalls,
+    Running,
+    checked,
+    in_eager,
+    input_check,
+    running,
+    seconds_of,
+)
 from backend_kwargs.compiled.samples import InputCheck, Sample, leaves_of, made
 from backend_kwargs.errors import BackendKwargsError, warn_once
 
@@ -26,7 +37,10 @@ def deployed(
         require_comparable(built.samples)
     check = input_check(built, guards=guards)
     made_ready = running(built, built.module, keep=False, guards="local" if guards else "none")
-    lean = made_ready.call if built.package is not None else checked(made_ready.call, check)
+    if built.package is not None:
+        lean, check = made_ready.call, made_ready.call.tensors  # type: ignore[attr-defined]
+    else:
+        lean = checked(made_ready.call, check, in_eager(built, built.module))
     structures = len({str(sample) for sample in built.samples})
     call: Callable[..., Any] = FirstCalls(lean, structures, swap) if made_ready.backend else lean
     if not guards:
@@ -68,7 +82,7 @@ def _watched(
             built.notes.append(CHANGES)
             guarded = running(built, built.module, keep=False, guards="local")
             made_ready.backend = guarded.backend
-            swap(FirstCalls(checked(guarded.call, check), 1, swap))
+            swap(FirstCalls(checked(guarded.call, check, in_eager(built, built.module)), 1, swap))
         elif made_ready.backend is None:
             swap(first)
         return result
@@ -76,11 +90,32 @@ def _watched(
     return call
 
 
-def compiled_anew(built: Built) -> Path:
-    """Compile an ahead-of-time package for inputs like the samples, whose values are not in a bundle."""
+def with_package(built: Built) -> list[str]:
+    """Compile an ahead-of-time package for inputs like the samples, unless there is one for the module; return notes.
+
+    A module that is not known to be the one that was compiled is exported again: the graphs say whether it is.
+    """
+    package, began, exported = built.package, time.perf_counter(), None
+    why = misfit(package, built.module, built.device) if package else ""
+    if package and not why:
+        if package.guards.module and package.guards.module == identity_of(built.module):
+            return []
+        exported = _exported(built)
+        if package.guards.graph and package.guards.graph == exported.digest:
+            return [f"the module was exported in {time.perf_counter() - began:.1f} s, to compare it with the package"]
+        why = "the module is not known to be the one that was compiled"
+    built.package = compile_package(built, exported or _exported(built))
+    if not why:
+        return []
+    note = f"the package was compiled again in {time.perf_counter() - began:.0f} s: {why}"
+    warn_once(f"{note[0].upper()}{note[1:]}.")
+    return [note]
+
+
+def _exported(built: Built) -> Exported:
     args, kwargs = made(built.samples[0], built.device)
     with torch.no_grad():
-        return compile_package(built, built.module, Sample(tuple(args), dict(kwargs)))
+        return export_module(built, built.module, Sample(tuple(args), dict(kwargs)))
 
 
 def facts(built: Built, running: Running | None) -> list[str]:

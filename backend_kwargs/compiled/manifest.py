@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 
 from backend_kwargs.compiled.files import content_of, opened_file
+from backend_kwargs.compiled.package_guards import PackageGuards
 from backend_kwargs.errors import BackendKwargsError, error_text, shown, wrong_value
 
 SCHEMA = 1
@@ -54,6 +55,7 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     shared_weights: dict[str, str] = {}
     graphs: tuple[GraphPart, ...] = ()
     package: Part | None = None
+    guards: PackageGuards | None = None
     extensions: dict[ExtensionPath, Part] = {}
     notes: list[str] = []
     cold_s: Annotated[float, msgspec.Meta(ge=0)] | None = None

@@ -92,7 +92,7 @@ class CompiledModule:
                 from backend_kwargs.compiled.running import running
 
                 built = self._known()
-                self._compile_package_anew(built)
+                self._with_package(built)
                 self._running = running(built, built.module, keep=True)
                 self._ready(state)
 
@@ -132,7 +132,7 @@ class CompiledModule:
                 from backend_kwargs.compiled.building import device_of
 
                 built.device = device_of(built.module, device)
-            self._compile_package_anew(built)
+            self._with_package(built)
             self._running, self._call, notes = deployed(built, self._serve, guards=guards)
             self._notes += notes
             self._state = state
@@ -245,11 +245,11 @@ class CompiledModule:
         assert self._built
         return self._built
 
-    def _compile_package_anew(self, built: "Built") -> None:
-        if built.config.kind == "aoti" and built.package is None:
-            from backend_kwargs.compiled.deploying import compiled_anew
+    def _with_package(self, built: "Built") -> None:
+        if built.config.kind == "aoti":
+            from backend_kwargs.compiled.deploying import with_package
 
-            built.package = compiled_anew(built)
+            self._notes += with_package(built)
 
     def _ready(self, state: State) -> None:
         from backend_kwargs.compiled.running import without_gradients

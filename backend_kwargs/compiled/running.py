@@ -19,7 +19,9 @@ from backend_kwargs.compiled.config import CompileConfig
 from backend_kwargs.compiled.files import Folder, temporary
 from backend_kwargs.compiled.frames import untraced
 from backend_kwargs.compiled.graphs import Graph, GraphBackend
+from backend_kwargs.compiled.package import Package, PackageCall
 from backend_kwargs.compiled.samples import InputCheck, made, sizes_differ
+from backend_kwargs.errors import BackendKwargsError
 
 Dtypes = Sequence[torch.dtype | None]
 # Guards on global state, which dynamo checks at each call: gradient mode, autocast, threads, and the like.
@@ -38,7 +40,7 @@ class Built:
     samples: list[Any]  # as metadata
     output_dtypes: Dtypes
     graphs: dict[str, Graph] = field(default_factory=dict)
-    package: Path | None = None
+    package: Package | None = None
     cold_s: float | None = None
     notes: list[str] = field(default_factory=list)
     cache_dir: Path | None = None
@@ -117,10 +119,9 @@ def running(built: Built, module: torch.nn.Module, *, keep: bool, guards: str = 
     `guards` is "all", "local" (without those on global state), or "none": then a bundle's code is not even traced.
     """
     if built.package is not None:
-        index = -1 if built.device.index is None else built.device.index
-        package = torch._inductor.aoti_load_package(str(built.package), device_index=index)
         # A package ignores arguments that are not tensors, and reads tensors of another dtype as if they were its own.
-        return Running(checked(package, input_check(built, guards=True)))
+        check = input_check(built, guards=True)
+        return Running(PackageCall(built.package, module, built.device, check=check, otherwise=in_eager(built, module)))
     config = built.config
     function = entry(config, built.device, built.output_dtypes, type(module).__name__)
     if guards == "none" and (call := untraced(function, module, built.graphs, built.unpacked)):
@@ -170,11 +171,23 @@ def input_check(built: Built, *, guards: bool) -> InputCheck:
     )
 
 
-def checked(call: Callable[..., Any], check: InputCheck) -> Callable[..., Any]:
-    """Return `call` with its inputs checked first."""
+def in_eager(built: Built, module: torch.nn.Module) -> Callable[..., Any] | None:
+    """Return what runs inputs that the code was not built for: the module in eager, or None if they are an error."""
+    if built.config.unmatched == "raise":
+        return None
+    return without_gradients(partial(entry(built.config, built.device, built.output_dtypes, "eager"), module))
+
+
+def checked(call: Callable[..., Any], check: InputCheck, otherwise: Callable[..., Any] | None) -> Callable[..., Any]:
+    """Return `call` with its inputs checked first; `otherwise` runs those that do not match, None to raise."""
 
     def serve(*args: Any, **kwargs: Any) -> Any:
-        check(args, kwargs)
+        try:
+            check(args, kwargs)
+        except BackendKwargsError:
+            if otherwise is None:
+                raise
+            return otherwise(*args, **kwargs)
         return call(*args, **kwargs)
 
     return serve
@@ -201,7 +214,7 @@ class FirstCalls:
         return result
 
 
-def seconds_of(check: InputCheck, built: Built) -> float:
+def seconds_of(check: Callable[[Any, Any], object], built: Built) -> float:
     """Return the seconds of an input check, for inputs like the first sample."""
     args, kwargs = made(built.samples[0], built.device)
     check(args, kwargs)

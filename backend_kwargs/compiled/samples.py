@@ -361,7 +361,7 @@ def _problem(paths: Any, likes: list[Like | Same | None]) -> str:
         if like and not like.fits(value):
             got = _described(value) if isinstance(value, torch.Tensor) else shown(value)
             hint = "Build with a sample of this kind, or with dynamic=True."
-            return f"Input {_spot(path)} must be {like}, got {got}. {hint}"
+            return f"Input {spot(path)} must be {like}, got {got}. {hint}"
     return _shared(paths, likes)
 
 
@@ -377,10 +377,11 @@ def _shared(paths: Any, likes: list[Like | Same | None]) -> str:
         for other_path, other, other_like in tensors[:at]:
             (begin, end), (first, last) = memory_of(value), memory_of(other)
             if (like.written or other_like.written) and begin < last and first < end:
-                spots = f"{_spot(other_path)} and {_spot(path)}"
+                spots = f"{spot(other_path)} and {spot(path)}"
                 return f"Inputs {spots} must not share memory, as the module writes to one of them: pass a clone()."
     return ""
 
 
-def _spot(path: Any) -> str:
+def spot(path: Any) -> str:
+    """Return the name of an argument by its path in (args, kwargs)."""
     return ("args" if path[0].idx == 0 else "kwargs") + str(pytree.keystr(path[1:]))
