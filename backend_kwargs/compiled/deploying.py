@@ -8,7 +8,7 @@ import torch
 
 from backend_kwargs.compiled.ahead import compile_package
 from backend_kwargs.compiled.frames import structure_of
-from backend_kwargs.compiled.running import Built, FirstCalls, Running, checked, input_check, running, seconds_of
+from backend_kwargs.compiled.running import Built, Running, checked, input_check, running, seconds_of
 from backend_kwargs.compiled.samples import InputCheck, Sample, leaves_of, made
 from backend_kwargs.errors import BackendKwargsError, warn_once
 
@@ -33,10 +33,7 @@ def deployed(
     check = input_check(built, guards=guards)
     made_ready = running(built, built.module, keep=False, guards="local" if guards else "none")
     lean = made_ready.call if built.package is not None else checked(made_ready.call, check)
-    structures = len({str(sample) for sample in built.samples})
-    call: Callable[..., Any] = FirstCalls(lean, structures, swap) if made_ready.backend else lean
-    if not guards:
-        call = _watched(built, made_ready, call, check, swap)
+    call = lean if guards else _watched(built, made_ready, lean, check, swap)
     cost = [] if others else [f"input check: {seconds_of(check, built) * 1e6:.1f} µs per call"]
     return made_ready, call, [*made_ready.notes, *cost]
 
@@ -61,8 +58,8 @@ def _watched(
             built.notes.append(CHANGES)
             guarded = running(built, built.module, keep=False, guards="local")
             made_ready.backend = guarded.backend
-            swap(FirstCalls(checked(guarded.call, check), 1, swap))
-        elif made_ready.backend is None:
+            swap(checked(guarded.call, check))
+        else:
             swap(first)
         return result
 

@@ -2,7 +2,6 @@
 
 import inspect
 import itertools
-import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -158,34 +157,13 @@ def input_check(built: Built, *, guards: bool) -> InputCheck:
 
 
 def checked(call: Callable[..., Any], check: InputCheck) -> Callable[..., Any]:
-    """Return `call` with its inputs checked first."""
+    """Return `call` with its inputs checked first, and without gradients, whenever it compiles or runs in eager."""
 
     def serve(*args: Any, **kwargs: Any) -> Any:
         check(args, kwargs)
         return call(*args, **kwargs)
 
-    return serve
-
-
-class FirstCalls:
-    """The callable of a deployed module until each structure of its samples was called once.
-
-    These calls compile or load, without gradients, as in the build; afterwards `lean` is used.
-    """
-
-    def __init__(self, lean: Callable[..., Any], structures: int, swap: Callable[[Callable[..., Any]], None]) -> None:
-        self._first, self._lean, self._swap = without_gradients(lean), lean, swap
-        self._left, self._seen, self._lock = structures, set[Any](), threading.Lock()
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Call without gradients; after the last first call, switch to the lean callable."""
-        result = self._first(*args, **kwargs)
-        shapes = [tuple(each.shape) for each in pytree.tree_leaves((args, kwargs)) if isinstance(each, torch.Tensor)]
-        with self._lock:
-            self._seen.add(str(shapes))
-            if len(self._seen) >= self._left:
-                self._swap(self._lean)
-        return result
+    return without_gradients(serve)
 
 
 def seconds_of(check: InputCheck, built: Built) -> float:
