@@ -15,6 +15,8 @@ from backend_kwargs.compiled.running import Built, entry
 from backend_kwargs.compiled.samples import Sample, shapes_of
 from backend_kwargs.compilers.inductor.compiler import OWN
 from backend_kwargs.errors import BackendKwargsError, error_text
+from backend_kwargs.measure.failures import without_compiler
+from backend_kwargs.requirements import check_answers, cxx_of
 
 PACKAGE = "model.pt2"
 LOAD = "import sys, torch; torch._inductor.aoti_load_package(sys.argv[1])"
@@ -42,6 +44,8 @@ def compile_package(built: Built, module: torch.nn.Module, sample: Sample) -> Pa
     if options.pop("triton.cudagraphs", False):
         built.notes.append("CUDA graphs: an ahead-of-time package does not record any")
     path = built.folder / PACKAGE
+    if built.device.type == "cpu":
+        check_answers(cxx_of(options))
     try:
         program = torch.export.export(
             _Entry(module, call), sample.args, sample.kwargs, dynamic_shapes=_dynamic_shapes(built, module, sample)
@@ -49,7 +53,8 @@ def compile_package(built: Built, module: torch.nn.Module, sample: Sample) -> Pa
         with torch.no_grad():
             made = torch._inductor.aoti_compile_and_package(program, package_path=str(path), inductor_configs=options)
     except Exception as error:
-        raise BackendKwargsError(f"The module cannot be compiled ahead of time: {error_text(error)}.") from error
+        message = f"The module cannot be compiled ahead of time: {error_text(error)}."
+        raise without_compiler(error) or BackendKwargsError(message) from error
     if built.device.type == "cuda":
         load_elsewhere(Path(made))
     return Path(made)

@@ -2,7 +2,8 @@
 
 import copy
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -23,7 +24,7 @@ from backend_kwargs.compiled.running import (
 )
 from backend_kwargs.compiled.samples import Sample, cloned, described, one_signature, samples_of
 from backend_kwargs.errors import BackendKwargsError, error_text, warn_once, wrong_value
-from backend_kwargs.measure import Roundings, accuracy, check_error
+from backend_kwargs.measure import Roundings, accuracy, check_error, status_of
 from backend_kwargs.measure.trees import map_tensors, walk
 
 
@@ -59,7 +60,12 @@ def build(
         try:
             call = without_gradients(made.call)
             seen = _seen(
-                call, twin, map(cloned, samples), parameters=changed, called=partial(_time_first, built, began)
+                call,
+                twin,
+                map(cloned, samples),
+                parameters=changed,
+                compiled=True,
+                called=partial(_time_first, built, began),
             )
             if wanted is not None:
                 _judge(config, module, seen, wanted)
@@ -103,18 +109,37 @@ def _seen(
     samples: Iterable[Any],
     *,
     parameters: bool,
+    compiled: bool = False,
     called: Callable[[], object] = lambda: None,
 ) -> dict[str, Any]:
     """Call `call`, which runs `module`, with each sample; return the results, and the tensors that calls may change."""
-    outputs, inputs = [], []
+    outputs: list[Any] = []
+    inputs: list[Any] = []
     for sample in samples:
         # The next call may overwrite these results: a buffer, or the memory of a CUDA graph.
         args, kwargs = sample
-        outputs.append(map_tensors(torch.Tensor.clone, call(*args, **kwargs)))
+        with _said(len(outputs), compiled=compiled):
+            result = call(*args, **kwargs)
+        outputs.append(map_tensors(torch.Tensor.clone, result))
         called()
         inputs.append([leaf for _, leaf in walk("", (args, kwargs)) if isinstance(leaf, torch.Tensor)])
     state = dict(module.named_buffers()) | (dict(module.named_parameters()) if parameters else {})
     return {"output": outputs, "input": inputs, "state": state}
+
+
+@contextmanager
+def _said(sample: int, *, compiled: bool) -> Iterator[None]:
+    """Raise the module's own errors, and its compiler's, as one line; the original is its cause."""
+    try:
+        yield
+    except BackendKwargsError:
+        raise
+    except (Exception, SystemExit) as error:
+        if compiled:
+            message = f"The module cannot be compiled for sample {sample}: {status_of(error)[1]}"
+        else:
+            message = f"The module fails on sample {sample} in eager: {error_text(error)}"
+        raise BackendKwargsError(message if message.endswith(".") else f"{message}.") from error
 
 
 def _folder(cache_dir: str | Path | None) -> tuple[Path, Any]:
