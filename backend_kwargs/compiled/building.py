@@ -1,6 +1,7 @@
 """Building: compile a copy of the module on its samples, and compare its results with higher precision's."""
 
 import copy
+import shutil
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -45,7 +46,8 @@ def build(
     where = device_of(module, device)
     import_compiler()
     folder, keep_alive = _folder(cache_dir)
-    with torch.random.fork_rng(devices=[where] if where.type == "cuda" else []), torch.no_grad():
+    seeded = [where] if where.type == "cuda" else []
+    with _removed_on_failure(keep_alive), torch.random.fork_rng(devices=seeded), torch.no_grad():
         wanted, dtypes, changed = _eager(config, module, samples, where)
         built = Built(config, module, where, metadata, dtypes, folder, keep_alive=keep_alive)
         twin = _copied(module, with_parameters=changed)
@@ -128,6 +130,17 @@ def _seen(
 
 
 @contextmanager
+def _removed_on_failure(temporary: Folder | None) -> Iterator[None]:
+    """Remove the temporary folder at once, also while the error's traceback is kept."""
+    try:
+        yield
+    except BaseException:
+        if temporary is not None:
+            shutil.rmtree(temporary.path, ignore_errors=True)
+        raise
+
+
+@contextmanager
 def _said(sample: int, *, compiled: bool) -> Iterator[None]:
     """Raise the module's own errors, and its compiler's, as one line; the original is its cause."""
     try:
@@ -148,8 +161,9 @@ def _folder(cache_dir: str | Path | None) -> tuple[Path, Any]:
         return temporary.path, temporary
     try:
         Path(cache_dir).mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise BackendKwargsError(f"Cannot use cache_dir {str(cache_dir)!r}: {error.strerror}.") from None
+    except (OSError, ValueError) as error:  # ValueError: a null byte
+        reason = getattr(error, "strerror", error)
+        raise BackendKwargsError(f"Cannot use cache_dir {str(cache_dir)!r}: {reason}.") from None
     return Path(cache_dir), None
 
 
