@@ -26,6 +26,10 @@ class BrokenPluginError(BackendKwargsError):
     """A backend or template of an installed package does not load."""
 
 
+class NoCompilerError(BackendKwargsError):
+    """No C++ compiler works on this machine."""
+
+
 class BackendKwargsWarning(UserWarning):
     """Something that was requested has no effect here, and a documented fallback is used."""
 

@@ -3,6 +3,7 @@
 import ctypes
 import os
 import shutil
+import subprocess
 import sys
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -12,10 +13,11 @@ from functools import cache, partial
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
+from subprocess import DEVNULL
 from types import MappingProxyType
 from typing import Any
 
-from backend_kwargs.errors import BackendKwargsError, unknown
+from backend_kwargs.errors import BackendKwargsError, NoCompilerError, unknown
 
 OPTIONAL_PACKAGES = (
     "onnx",
@@ -32,6 +34,7 @@ OPTIONAL_PACKAGES = (
 CUTLASS_PACKAGES = ("cutlass_library", "cutlass_cppgen", "pycute")
 CUTLASS_VARIABLE = "TORCHINDUCTOR_CUTLASS_DIR"
 INSTALL_TVM = 'pip install "backend-kwargs[tvm]"'
+CXX_LIMIT_S = 10.0
 LEAST_SMS = 68  # of torch._inductor.utils.is_big_gpu, on NVIDIA
 
 
@@ -334,6 +337,27 @@ def _lacking(rules: Sequence[Rule], value: Lookup, machine: Machine) -> list[Req
     return unmet((need for rule in rules for need in rule.needs), machine) + none_met
 
 
+def check_answers(cxx: str) -> None:
+    """Raise if a C++ compiler does not even answer `--version`: Inductor would wait for it without end."""
+    if not _answers(cxx):
+        raise NoCompilerError(
+            f"Inductor needs a C++ compiler, but {cxx!r} did not answer --version within {CXX_LIMIT_S:g} s: set CXX to "
+            "another one."
+        )
+
+
+@cache
+def _answers(cxx: str) -> bool:
+    try:
+        # No pipes, which a process that the compiler started would keep open.
+        subprocess.run([cxx, "--version"], stdout=DEVNULL, stderr=DEVNULL, timeout=CXX_LIMIT_S, check=False)
+    except subprocess.TimeoutExpired:
+        return False
+    except OSError:
+        return True  # torch tries another one, or raises an error of its own
+    return True
+
+
 @cache
 def machine() -> Machine:
     """Return this machine's properties, detected once."""
@@ -350,8 +374,7 @@ def machine() -> Machine:
         hip=torch.version.hip is not None,
         triton=has_gpu and has_triton(),
         triton_tma=has_gpu and has_triton_tma_device(),
-        # As in torch._inductor.config.cpp.cxx: if CXX is set, no other compiler is tried.
-        cxx=shutil.which(os.environ.get("CXX", "clang++" if sys.platform == "darwin" else "g++")),
+        cxx=shutil.which(cxx_of({})),
         nvcc=next(filter(None, map(shutil.which, _nvccs())), None),
         packages=frozenset(name for name in OPTIONAL_PACKAGES if find_spec(name)),
         torch=torch.__version__,
@@ -364,6 +387,13 @@ def machine() -> Machine:
         torchao=installed_version("torchao"),
         cpu_dtypes=_cpu_dtypes(),
     )
+
+
+def cxx_of(options: Mapping[str, Any]) -> str:
+    """Return the C++ compiler that Inductor tries first; as in its option cpp.cxx, CXX precedes the usual one."""
+    given = options.get("cpp.cxx")
+    usual = os.environ.get("CXX", "clang++" if sys.platform == "darwin" else "g++")
+    return next(filter(None, [given] if isinstance(given, str) else given or ()), usual)
 
 
 def _cpu_dtypes() -> frozenset[str]:

@@ -1,6 +1,7 @@
 """The command line `backend-kwargs`: commands that parse, call and print."""
 
 import io
+import signal
 import sys
 import warnings
 from importlib.metadata import version
@@ -15,7 +16,8 @@ from backend_kwargs.cli.console import complain, console, say
 from backend_kwargs.errors import BackendKwargsError, BackendKwargsWarning
 
 USER_MISTAKE = 2  # as for an unknown command-line flag
-INTERRUPTED = 130  # the shells' exit code for Ctrl-C
+KILLED = 128  # what shells add to a signal's number
+ENDING = ("SIGTERM", "SIGHUP")  # Windows lacks the second
 # Newer releases of typer vendor click, older ones import it; the base class of either is found through a subclass.
 ClickException = cast(
     "type[typer.BadParameter]", next(kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException")
@@ -59,19 +61,32 @@ def callback(
 
 
 def main() -> None:
-    """Run a command; print a user's mistake as one line and exit with 2."""
+    """Run a command; print a user's mistake as one line and exit with 2.
+
+    SIGTERM and SIGHUP end it as Ctrl-C does, so that temporary folders are removed and child processes ended.
+    """
+    received = [signal.SIGINT]
+
+    def end(number: int, _: object) -> None:
+        received.append(signal.Signals(number))
+        raise KeyboardInterrupt
+
+    for name in ENDING:
+        if signal.getsignal(number := getattr(signal, name, signal.SIGTERM)) is signal.SIG_DFL:  # not under nohup
+            signal.signal(number, end)
     warnings.showwarning = _note
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # cp1252, a pipe's encoding on Windows, lacks the lines of tables
     try:
         # Not standalone: typer would draw a box around the message.
-        sys.exit(app(sys.argv[1:] or ["--help"], prog_name=app.info.name, standalone_mode=False))
+        code = app(sys.argv[1:] or ["--help"], prog_name=app.info.name, standalone_mode=False)
+        sys.exit(KILLED + received[-1] if received[1:] else code)
     except BackendKwargsError as error:
         complain(str(error))
     except ClickException as error:
         complain(_usage(error))
     except (typer.Abort, KeyboardInterrupt):
-        sys.exit(INTERRUPTED)
+        sys.exit(KILLED + received[-1])
     sys.exit(USER_MISTAKE)
 
 

@@ -22,6 +22,8 @@ from backend_kwargs.compiled.running import Built, entry
 from backend_kwargs.compiled.samples import Sample, shapes_of
 from backend_kwargs.compilers.inductor.compiler import OWN
 from backend_kwargs.errors import BackendKwargsError, error_text
+from backend_kwargs.measure.failures import without_compiler
+from backend_kwargs.requirements import check_answers, cxx_of
 
 LOAD = "import sys, torch; torch._inductor.aoti_load_package(sys.argv[1])"
 # Weights stay inputs of the code, also small ones, which Inductor would write into it.
@@ -62,6 +64,8 @@ def compile_package(built: Built, exported: Exported) -> Package:
     options = {name: value for name, value in built.config.resolved.options.items() if name not in OWN} | ALWAYS
     if options.pop("triton.cudagraphs", False):
         built.notes.append("CUDA graphs: an ahead-of-time package does not record any")
+    if built.device.type == "cpu":
+        check_answers(cxx_of(options))
     compiled = partial(_compiled, exported.program, options=options, on=built.device)
     # Not at its final name, where another build with the same folder could meet it.
     with tempfile.TemporaryDirectory(dir=built.folder, prefix=".build_") as folder, _errors():
@@ -83,7 +87,8 @@ def _errors() -> Iterator[None]:
     except BackendKwargsError:
         raise
     except Exception as error:
-        raise BackendKwargsError(f"The module cannot be compiled ahead of time: {error_text(error)}.") from error
+        message = f"The module cannot be compiled ahead of time: {error_text(error)}."
+        raise without_compiler(error) or BackendKwargsError(message) from error
 
 
 def _compiled(

@@ -2,7 +2,8 @@
 
 import copy
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -23,7 +24,7 @@ from backend_kwargs.compiled.running import (
 )
 from backend_kwargs.compiled.samples import Sample, cloned, described, one_signature, samples_of
 from backend_kwargs.errors import BackendKwargsError, error_text, warn_once, wrong_value
-from backend_kwargs.measure import Roundings, accuracy, check_error
+from backend_kwargs.measure import Roundings, accuracy, check_error, status_of
 from backend_kwargs.measure.trees import map_tensors, walk
 
 
@@ -47,39 +48,47 @@ def build(
     with torch.random.fork_rng(devices=[where] if where.type == "cuda" else []), torch.no_grad():
         wanted, dtypes, changed = _eager(config, module, samples, where)
         built = Built(config, module, where, metadata, dtypes, cache_dir=folder)
-        twin = _copied(module, with_parameters=changed)
-        identity = identity_of(module)
-        if identity != identity_of(twin):  # a copy in which something is no longer the same object
-            identity = None
-        if config.kind == "aoti":
-            from backend_kwargs.compiled.ahead import compile_package, export_module
-
-            began = time.perf_counter()
-            built.package = compile_package(built, export_module(built, twin, cloned(samples[0])))
-        else:
-            began = time.perf_counter()
-        made = running(built, twin, keep=True)
-        try:
-            call = without_gradients(made.call)
-            copies = list(map(cloned, samples))
-            versions = _input_versions(copies)
-            seen = _seen(call, twin, copies, parameters=changed, called=partial(_time_first, built, began))
-            written = {key for key, version in _input_versions(copies).items() if version != versions.get(key, version)}
-            built.samples = [described(tuple(copy), written) for copy in copies]
-            if wanted is not None:
-                _judge(config, module, seen, wanted)
-        except BaseException:
-            made.free()
-            raise
-        if made.backend:
-            keep_frame(made.backend, identity)
-            if not made.backend.compiled:
-                note = "no graph of the module was compiled, so it runs in eager"
-                built.notes.append(note)
-                warn_once(f"{note[0].upper()}{note[1:]}: TORCH_LOGS=graph_breaks shows why.")
-        bound = made if built.package else rebound(made, module)
+        with _removed_on_failure(built):
+            bound = _compiled(built, samples, wanted, parameters=changed)
     built.notes += [f"a graph's code is not in the bundle: {graph.why}" for graph in built.graphs.values() if graph.why]
     return built, bound
+
+
+def _compiled(built: Built, samples: Sequence[Sample], wanted: "Wanted | None", *, parameters: bool) -> Running:
+    """Compile a copy of the module, and call and compare it for each sample; `parameters` says whether they change."""
+    module = built.module
+    twin = _copied(module, with_parameters=parameters)
+    identity = identity_of(module)
+    if identity != identity_of(twin):  # a copy in which something is no longer the same object
+        identity = None
+    if built.config.kind == "aoti":
+        from backend_kwargs.compiled.ahead import compile_package, export_module
+
+        began = time.perf_counter()
+        built.package = compile_package(built, export_module(built, twin, cloned(samples[0])))
+    else:
+        began = time.perf_counter()
+    made = running(built, twin, keep=True)
+    try:
+        call = without_gradients(made.call)
+        copies = list(map(cloned, samples))
+        versions = _input_versions(copies)
+        timed = partial(_time_first, built, began)
+        seen = _seen(call, twin, copies, parameters=parameters, compiled=True, called=timed)
+        written = {key for key, version in _input_versions(copies).items() if version != versions.get(key, version)}
+        built.samples = [described(tuple(copy), written) for copy in copies]
+        if wanted is not None:
+            _judge(built.config, module, seen, wanted)
+    except BaseException:
+        made.free()
+        raise
+    if made.backend:
+        keep_frame(made.backend, identity)
+        if not made.backend.compiled:
+            note = "no graph of the module was compiled, so it runs in eager"
+            built.notes.append(note)
+            warn_once(f"{note[0].upper()}{note[1:]}: TORCH_LOGS=graph_breaks shows why.")
+    return made if built.package else rebound(made, module)
 
 
 def rebound(made: Running, module: torch.nn.Module) -> Running:
@@ -108,18 +117,47 @@ def _seen(
     samples: Iterable[Any],
     *,
     parameters: bool,
+    compiled: bool = False,
     called: Callable[[], object] = lambda: None,
 ) -> dict[str, Any]:
     """Call `call`, which runs `module`, with each sample; return the results, and the tensors that calls may change."""
-    outputs, inputs = [], []
+    outputs: list[Any] = []
+    inputs: list[Any] = []
     for sample in samples:
         # The next call may overwrite these results: a buffer, or the memory of a CUDA graph.
         args, kwargs = sample
-        outputs.append(map_tensors(torch.Tensor.clone, call(*args, **kwargs)))
+        with _said(len(outputs), compiled=compiled):
+            result = call(*args, **kwargs)
+        outputs.append(map_tensors(torch.Tensor.clone, result))
         called()
         inputs.append([leaf for _, leaf in walk("", (args, kwargs)) if isinstance(leaf, torch.Tensor)])
     state = dict(module.named_buffers()) | (dict(module.named_parameters()) if parameters else {})
     return {"output": outputs, "input": inputs, "state": state}
+
+
+@contextmanager
+def _removed_on_failure(built: Built) -> Iterator[None]:
+    """Remove the temporary folder at once, also while the error's traceback is kept."""
+    try:
+        yield
+    except BaseException:
+        built.temporary.remove()
+        raise
+
+
+@contextmanager
+def _said(sample: int, *, compiled: bool) -> Iterator[None]:
+    """Raise the module's own errors, and its compiler's, as one line; the original is its cause."""
+    try:
+        yield
+    except BackendKwargsError:
+        raise
+    except (Exception, SystemExit) as error:
+        if compiled:
+            message = f"The module cannot be compiled for sample {sample}: {status_of(error)[1]}"
+        else:
+            message = f"The module fails on sample {sample} in eager: {error_text(error)}"
+        raise BackendKwargsError(message if message.endswith(".") else f"{message}.") from error
 
 
 def _folder(cache_dir: str | Path | None) -> Path | None:
@@ -127,8 +165,9 @@ def _folder(cache_dir: str | Path | None) -> Path | None:
         return None
     try:
         Path(cache_dir).mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise BackendKwargsError(f"Cannot use cache_dir {str(cache_dir)!r}: {error.strerror}.") from None
+    except (OSError, ValueError) as error:  # ValueError: a null byte
+        reason = getattr(error, "strerror", error)
+        raise BackendKwargsError(f"Cannot use cache_dir {str(cache_dir)!r}: {reason}.") from None
     return Path(cache_dir)
 
 

@@ -10,16 +10,7 @@ from backend_kwargs.compiled.ahead import compile_package, export_module
 from backend_kwargs.compiled.exported import Exported
 from backend_kwargs.compiled.identity import identity_of, state_of
 from backend_kwargs.compiled.package import misfit
-from backend_kwargs.compiled.running import (
-    Built,
-    FirstCalls,
-    Running,
-    checked,
-    in_eager,
-    input_check,
-    running,
-    seconds_of,
-)
+from backend_kwargs.compiled.running import Built, Running, checked, in_eager, input_check, running, seconds_of
 from backend_kwargs.compiled.samples import InputCheck, Sample, leaves_of, made
 from backend_kwargs.errors import BackendKwargsError, warn_once
 
@@ -41,10 +32,7 @@ def deployed(
         lean, check = made_ready.call, made_ready.call.tensors  # type: ignore[attr-defined]
     else:
         lean = checked(made_ready.call, check, in_eager(built, built.module))
-    structures = len({str(sample) for sample in built.samples})
-    call: Callable[..., Any] = FirstCalls(lean, structures, swap) if made_ready.backend else lean
-    if not guards:
-        call = _watched(built, made_ready, call, check, swap)
+    call = lean if guards else _watched(built, made_ready, lean, check, swap)
     others = any(kind == "other" for sample in built.samples for kind, _ in leaves_of(sample))
     cost = [] if others else [f"input check: {seconds_of(check, built) * 1e6:.1f} µs per call"]
     return made_ready, call, [*made_ready.notes, *cost]
@@ -82,8 +70,8 @@ def _watched(
             built.notes.append(CHANGES)
             guarded = running(built, built.module, keep=False, guards="local")
             made_ready.backend = guarded.backend
-            swap(FirstCalls(checked(guarded.call, check, in_eager(built, built.module)), 1, swap))
-        elif made_ready.backend is None:
+            swap(checked(guarded.call, check, in_eager(built, built.module)))
+        else:
             swap(first)
         return result
 

@@ -60,12 +60,18 @@ def content_of(opened: BinaryIO, longest: int) -> bytes:
 class Folder:
     """A private folder that exists from its first use on, as long as this object."""
 
+    def __init__(self) -> None:
+        self._stack = ExitStack()
+        weakref.finalize(self, self._stack.close)
+
     @cached_property
     def path(self) -> Path:
         """Make the folder, and return its path."""
-        stack = ExitStack()
-        weakref.finalize(self, stack.close)
-        return stack.enter_context(private_folder())
+        return self._stack.enter_context(private_folder())
+
+    def remove(self) -> None:
+        """Remove the folder now."""
+        self._stack.close()
 
 
 @contextmanager

@@ -113,7 +113,7 @@ class CompiledModule:
         """Make a loaded module ready to serve, for good, at the lowest cost per call.
 
         Inputs must be like the samples (dtype, shape, device and layout of each tensor), or BackendKwargsError is
-        raised. No gradient mode is switched and the process's state (autocast, threads, ...) is not compared.
+        raised. Calls record no gradient, and the process's state (autocast, threads, ...) is not compared.
 
         Args:
             device: where it runs; None: the device that it was built for.

@@ -3,7 +3,6 @@
 import inspect
 import itertools
 import secrets
-import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -50,10 +49,11 @@ class Built:
     @property
     def folder(self) -> Path:
         """The folder of an ahead-of-time package."""
-        return self.cache_dir or self._temporary.path
+        return self.cache_dir or self.temporary.path
 
     @cached_property
-    def _temporary(self) -> Folder:
+    def temporary(self) -> Folder:
+        """The temporary folder, which exists once it was used."""
         return Folder()
 
     @property
@@ -179,7 +179,10 @@ def in_eager(built: Built, module: torch.nn.Module) -> Callable[..., Any] | None
 
 
 def checked(call: Callable[..., Any], check: InputCheck, otherwise: Callable[..., Any] | None) -> Callable[..., Any]:
-    """Return `call` with its inputs checked first; `otherwise` runs those that do not match, None to raise."""
+    """Return `call` with its inputs checked first, and without gradients, whenever it compiles or runs in eager.
+
+    `otherwise` runs inputs that do not match, None to raise.
+    """
 
     def serve(*args: Any, **kwargs: Any) -> Any:
         try:
@@ -190,28 +193,7 @@ def checked(call: Callable[..., Any], check: InputCheck, otherwise: Callable[...
             return otherwise(*args, **kwargs)
         return call(*args, **kwargs)
 
-    return serve
-
-
-class FirstCalls:
-    """The callable of a deployed module until each structure of its samples was called once.
-
-    These calls compile or load, without gradients, as in the build; afterwards `lean` is used.
-    """
-
-    def __init__(self, lean: Callable[..., Any], structures: int, swap: Callable[[Callable[..., Any]], None]) -> None:
-        self._first, self._lean, self._swap = without_gradients(lean), lean, swap
-        self._left, self._seen, self._lock = structures, set[Any](), threading.Lock()
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Call without gradients; after the last first call, switch to the lean callable."""
-        result = self._first(*args, **kwargs)
-        shapes = [tuple(each.shape) for each in pytree.tree_leaves((args, kwargs)) if isinstance(each, torch.Tensor)]
-        with self._lock:
-            self._seen.add(str(shapes))
-            if len(self._seen) >= self._left:
-                self._swap(self._lean)
-        return result
+    return without_gradients(serve)
 
 
 def seconds_of(check: Callable[[Any, Any], object], built: Built) -> float:

@@ -1,21 +1,49 @@
 """The status of an exception: a word and a reason in one line."""
 
 import subprocess
+import traceback
 
 import torch
 
+from backend_kwargs.errors import NoCompilerError
 from backend_kwargs.measure.accuracy import Status
 
 LONGEST_REASON = 200
+NO_COMPILER = "InvalidCxxCompiler"  # torch's error, also as the text of a LoweringException
 
 
 def status_of(error: BaseException) -> tuple[Status, str]:
     """Return the status word of an exception and its reason in one line, looking through torch's own wrapping."""
+    chain = _chain(error)
+    if lacking := without_compiler(error):
+        return "unavailable", str(lacking)
+    reason = _reason(chain[-1])
+    return _status(chain), reason if len(reason) <= LONGEST_REASON else reason[: LONGEST_REASON - 3] + "..."
+
+
+def without_compiler(error: BaseException) -> NoCompilerError | None:
+    """Return the error that no C++ compiler works here, if that is what Inductor's `error` means."""
+    for each in reversed(_chain(error)):
+        if isinstance(each, NoCompilerError):
+            return each
+        if NO_COMPILER in f"{type(each).__name__}: {each}" or _of_a_start(each):
+            return NoCompilerError(f"Inductor needs a C++ compiler: install g++, or set CXX to one ({_reason(each)}).")
+    return None
+
+
+def _of_a_start(error: BaseException) -> bool:
+    """Return whether Inductor raised `error` when it started a compiler, or read what that printed."""
+    if not isinstance(error, OSError | IndexError | subprocess.SubprocessError):
+        return False
+    frames = traceback.extract_tb(error.__traceback__)
+    return any(frame.filename.endswith("cpp_builder.py") or frame.name == "_precompile_header" for frame in frames)
+
+
+def _chain(error: BaseException) -> list[BaseException]:
     chain = [error]
     while (inner := getattr(chain[-1], "inner_exception", None) or chain[-1].__cause__) and inner not in chain:
         chain.append(inner)
-    reason = _reason(chain[-1])
-    return _status(chain), reason if len(reason) <= LONGEST_REASON else reason[: LONGEST_REASON - 3] + "..."
+    return chain
 
 
 def _reason(error: BaseException) -> str:

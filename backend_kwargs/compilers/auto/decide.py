@@ -112,8 +112,8 @@ def compile_fastest(request: Request) -> Callable[..., Any]:
     decision = question.decision()
     tell(decision)
     note_used(None)  # of a loser
+    _warn_where_default_fails(decision)
     if decision.winner == EAGER:
-        _warn_where_none_is_right(decision)
         return request.gm.forward
     if not decision.options and not decision.compiler:
         return request.compile_one(request.gm, request.example_inputs, {})
@@ -131,9 +131,13 @@ def compile_fastest(request: Request) -> Callable[..., Any]:
     return request.compile_one(spare, request.example_inputs, {})
 
 
-def _warn_where_none_is_right(decision: Decision) -> None:
+def _warn_where_default_fails(decision: Decision) -> None:
+    """Warn where no candidate is right, or where this machine lacks what default needs."""
     compiled = [row for row in decision.rows if row.name != EAGER]
-    if compiled and not any(row.status == "pass" for row in compiled):
+    lacking = [row.reason for row in compiled if row.name == DEFAULT and row.status == "unavailable"]
+    if lacking:
+        warn_once(f"A graph runs under {printable(decision.winner)}, because default failed: {printable(lacking[0])}")
+    elif compiled and not any(row.status == "pass" for row in compiled):
         reasons = "; ".join(f"{row.name}: {printable(row.reason)}" for row in compiled if row.status != "skipped")
         warn_once(f"A graph runs in eager, because no candidate compiled and passed the accuracy check: {reasons}.")
 

@@ -71,10 +71,15 @@ class Decision:
 
     @property
     def lasting(self) -> bool:
-        """Whether other processes may use it: not if nothing of Inductor's could be compared because default failed."""
+        """Whether other processes may use it.
+
+        Not if nothing of Inductor's could be compared because default failed, or if this machine lacks what default
+        needs.
+        """
+        lacking = any(row.name == DEFAULT and row.status == "unavailable" for row in self.rows)
         failed = any(row.name == DEFAULT and row.status in PASSING for row in self.rows)
         compiled = any(row.status == "pass" and row.name != EAGER and not row.compiler for row in self.rows)
-        return compiled or not failed
+        return not lacking and (compiled or not failed)
 
 
 COLUMNS = tuple(each.name for each in fields(Decision))

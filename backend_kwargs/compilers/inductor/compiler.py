@@ -21,7 +21,17 @@ from backend_kwargs.compilers.precision import table as precisions
 from backend_kwargs.errors import BackendKwargsError, warn_once, wrong_value
 from backend_kwargs.layers import Layer, copied, merge, same
 from backend_kwargs.options import Option, Where, check
-from backend_kwargs.requirements import RULES, Limit, Machine, generators, limits, limits_of_options, machine
+from backend_kwargs.requirements import (
+    RULES,
+    Limit,
+    Machine,
+    check_answers,
+    cxx_of,
+    generators,
+    limits,
+    limits_of_options,
+    machine,
+)
 from backend_kwargs.rewrites import check_rewrites, find_rewrite, raced_rewrites
 from backend_kwargs.spec import split_templates
 from backend_kwargs.templates import find_template, is_published
@@ -342,7 +352,9 @@ def _compile(
 
         inner_compile = noting_constants(freeing_constants(inner_compile), constants)
     # Passed on as config_patches, not patched around the call: Inductor compiles the backward graph later, under them.
-    compile_step = partial(instead, compile_fx) if (instead := stand_in.get()) else compile_fx
+    compile_step: Callable[..., Any] = partial(_compile_fx, options)
+    if instead := stand_in.get():
+        compile_step = partial(instead, compile_step)
     compiled: Any = compile_step(
         gm, example_inputs, inner_compile, config_patches=wrapper.config, **region_name(compile_fx, name)
     )
@@ -351,6 +363,25 @@ def _compile(
     from backend_kwargs.compilers.inductor.cudagraph_outputs import with_copies_of
 
     return with_copies_of(compiled, constants)
+
+
+def _compile_fx(
+    options: Mapping[str, Any], gm: Any, example_inputs: Sequence[Any], *args: Any, **kwargs: Any
+) -> Callable[..., Any]:
+    """Call Inductor's compile_fx; raise NoCompilerError where it would wait for a C++ compiler, or none works."""
+    from torch._inductor.compile_fx import compile_fx
+
+    compiling: Callable[..., Any] = compile_fx
+    if any(getattr(value, "is_cpu", False) for value in example_inputs):
+        check_answers(cxx_of(options))
+    try:
+        return compiling(gm, example_inputs, *args, **kwargs)  # type: ignore[no-any-return]
+    except Exception as error:
+        from backend_kwargs.measure.failures import without_compiler  # which imports torch
+
+        if lacking := without_compiler(error):
+            raise lacking from error
+        raise
 
 
 def _inner_compile(config: Mapping[str, Any], here: Machine, *, strict: bool) -> Callable[..., Any]:
