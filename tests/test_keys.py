@@ -67,6 +67,7 @@ CONFIGS = {
     "kind": "aoti",
     "check_numbers": "warn",
     "tolerance": 0.5,
+    "unmatched": "eager",
 }
 
 

@@ -28,6 +28,10 @@ from backend_kwargs.measure import Roundings, accuracy, check_error, status_of
 from backend_kwargs.measure.trees import map_tensors, walk
 
 
+class FailedModuleError(BackendKwargsError, RuntimeError):
+    """The module raised an error, in eager or compiled; that error is the cause."""
+
+
 def build(
     config: CompileConfig, module: torch.nn.Module, data: Any, device: Any, cache_dir: str | Path | None
 ) -> tuple[Built, Running]:
@@ -157,7 +161,7 @@ def _said(sample: int, *, compiled: bool) -> Iterator[None]:
             message = f"The module cannot be compiled for sample {sample}: {status_of(error)[1]}"
         else:
             message = f"The module fails on sample {sample} in eager: {error_text(error)}"
-        raise BackendKwargsError(message if message.endswith(".") else f"{message}.") from error
+        raise FailedModuleError(message if message.endswith(".") else f"{message}.") from error
 
 
 def _folder(cache_dir: str | Path | None) -> Path | None:

@@ -103,9 +103,9 @@ def test_numbers_are_plain_again_within_a_function():
 @pytest.mark.parametrize(
     ("function", "args", "once"),
     [
-        pytest.param(lambda b, x, w: torch.addmm(b, x, w, alpha=1), ((6,), (5, 1), (1, 6)), "b_1_ptr[", id="a bias"),
+        pytest.param(lambda b, x, w: torch.addmm(b, x, w, alpha=1), ((6,), (5, 1), (1, 6)), "x0_ptr[", id="a bias"),
         pytest.param(
-            lambda x, w, b: torch.conv2d(x, w, b, stride=1), ((1, 1, 4, 4), (3, 1, 1, 1), (3,)), "b_1_ptr[", id="conv's"
+            lambda x, w, b: torch.conv2d(x, w, b, stride=1), ((1, 1, 4, 4), (3, 1, 1, 1), (3,)), "x2_ptr[", id="conv's"
         ),
         pytest.param(lambda x: torch.linalg.vector_norm(x, 2, -1), ((5, 1),), "sqrtf(", id="a norm's root"),
         pytest.param(lambda x: (x > 0.5).any(-1), ((5, 1),), "!= 0", id="any"),
