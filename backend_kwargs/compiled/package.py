@@ -18,6 +18,7 @@ from backend_kwargs.errors import BackendKwargsError
 
 PLAIN = (torch.Tensor, torch.nn.Parameter)
 MOST_SIZES = 4096  # combinations of sizes that are remembered
+DTYPE = torch.Tensor.dtype.__get__  # type: ignore[attr-defined]  # a descriptor
 ALIGNMENT = 16  # bytes; on CUDA the code copies an input with less, and its writes are lost
 AGAIN = "Build with a sample of this kind, or with unmatched='eager'."
 
@@ -68,6 +69,7 @@ class PackageCall:
         self._keywords = [*pytree.tree_unflatten(range(inputs.num_leaves), inputs)[1]]
         self._weights = _Weights(package.guards.weights, module, device, loaded)
         self._matched: set[Any] = set()
+        self._repeats = any(tensor.same_as is not None for tensor in package.guards.tensors)
         # torch runs a package's calls one after the other, so this costs nothing; weights change only between them.
         self._lock = threading.RLock()
 
@@ -77,12 +79,20 @@ class PackageCall:
             try:
                 self._weights.follow()
                 tensors = self.tensors(args, kwargs)
+                if self._repeats or len({*map(id, tensors)}) < len(tensors):
+                    self._compare_identity(tensors, args, kwargs)
             except BackendKwargsError:
                 if self._otherwise is None:
                     raise
             else:
                 return pytree.tree_unflatten(self._run(tensors), self._outputs)
         return self._otherwise(*args, **kwargs)
+
+    def serve(self, module: torch.nn.Module, otherwise: Callable[..., Any] | None) -> None:
+        """Read the weights of `module` from now on, whose values are those of the module before."""
+        with self._lock:
+            self._otherwise = otherwise
+            self._weights.rebind(module)
 
     def tensors(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[torch.Tensor]:
         """Return the tensors among the arguments in the package's order; raise if it was not compiled for them."""
@@ -94,12 +104,12 @@ class PackageCall:
             key += (value.dtype, value.device, value.shape, value.stride(), value.is_conj(), value.is_neg())
             if self._reads_offset:
                 key.append(value.storage_offset())
-        key = key and tuple(key)
-        if key in self._matched:
+        key = None if key is None else tuple(key)
+        if key is not None and key in self._matched:
             tensors = [*args, *map(kwargs.__getitem__, self._keywords)] if kwargs else [*args]
         else:
             tensors = self._compared(args, kwargs)
-            if key:
+            if key is not None:
                 if len(self._matched) >= MOST_SIZES:
                     self._matched.clear()
                 self._matched.add(key)
@@ -114,6 +124,15 @@ class PackageCall:
         if problem := self._guards.problem(tensors, lambda: self._names(args, kwargs)):
             raise BackendKwargsError(f"{problem} {AGAIN}")
         return tensors
+
+    def _compare_identity(self, tensors: Sequence[torch.Tensor], args: Any, kwargs: Any) -> None:
+        """Raise unless the same inputs as in the sample are one object, which the module may compare."""
+        for at, (guard, first) in enumerate(zip(self._guards.tensors, first_uses(tensors), strict=True)):
+            if first != guard.same_as:
+                names = self._names(args, kwargs)
+                other = first if guard.same_as is None else guard.same_as
+                wanted = "must not be" if guard.same_as is None else "must be"
+                raise BackendKwargsError(f"Input {names[at]} {wanted} the same tensor as {names[other]}. {AGAIN}")
 
     def _compare_memory(self, tensors: Sequence[torch.Tensor], args: Any, kwargs: Any) -> None:
         """Raise if memory that the package writes to is also that of another input or of a weight."""
@@ -141,6 +160,12 @@ class PackageCall:
         paths, _ = pytree.tree_flatten_with_path((args, {name: kwargs[name] for name in self._keywords}))
         named = [(spot(path), value) for path, value in paths]
         return [name for name, value in named if isinstance(value, torch.Tensor)]
+
+
+def first_uses(tensors: Sequence[torch.Tensor]) -> list[int | None]:
+    """Return for each tensor the position of the same object before it, None if there is none."""
+    first: dict[int, int] = {}
+    return [None if (found := first.setdefault(id(each), at)) == at else found for at, each in enumerate(tensors)]
 
 
 # ---- weights
@@ -244,6 +269,11 @@ class _Weights:
         self.spans = [memory_of(each) for each in found.tensors]
         self._found, self._baked, self._layouts = found, baked, _layouts(found.tensors)
 
+    def rebind(self, module: torch.nn.Module) -> None:
+        """Follow the weights of another module, whose values are the same."""
+        self._module, self._layouts, self._baked = module, [None], None
+        self.follow()
+
     def _unchanged(self) -> bool:
         found = self._found
         try:
@@ -258,9 +288,10 @@ class _Weights:
 
 
 def _layouts(tensors: Sequence[torch.Tensor]) -> list[Any]:
-    # With the strides the number of elements tells the shape of a tensor without gaps, and costs half as much.
+    # `weight.data = ...` may keep the memory and change any of these.
     kind = torch.Tensor
-    return [*map(kind.data_ptr, tensors), *map(kind.numel, tensors), *map(kind.stride, tensors)]
+    facts = (DTYPE, kind.size, kind.stride, kind.data_ptr, kind.is_neg, kind.is_conj)
+    return [value for fact in facts for value in map(fact, tensors)]
 
 
 def _state(tensor: torch.Tensor) -> Any:
