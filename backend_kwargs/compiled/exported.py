@@ -109,13 +109,13 @@ class Exported:
                     if getattr(term, "is_Symbol", False):
                         symbols.setdefault(str(term), Symbol(at, of, dim))  # type: ignore[arg-type]
             offset = int(value.storage_offset()) if self.reads_offset else None
-            tensors.append((shape, stride, offset, node.name in self.written, self.same_as[at]))
+            tensors.append((shape, stride, offset, node.name in self.written))
         return PackageGuards(
             module=self.identity,
             graph=self.digest,
             tensors=tuple(
-                TensorGuard(tuple(map(_term, shape)), tuple(map(_term, stride)), *others)
-                for shape, stride, *others in tensors
+                TensorGuard(tuple(map(_term, shape)), tuple(map(_term, stride)), offset, written, same_as)
+                for (shape, stride, offset, written), same_as in zip(tensors, self.same_as, strict=True)
             ),
             symbols=symbols,
             conditions=tuple(self._conditions(symbols)),

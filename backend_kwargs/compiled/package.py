@@ -18,7 +18,6 @@ from backend_kwargs.errors import BackendKwargsError
 
 PLAIN = (torch.Tensor, torch.nn.Parameter)
 MOST_SIZES = 4096  # combinations of sizes that are remembered
-DTYPE = torch.Tensor.dtype.__get__  # type: ignore[attr-defined]  # a descriptor
 ALIGNMENT = 16  # bytes; on CUDA the code copies an input with less, and its writes are lost
 AGAIN = "Build with a sample of this kind, or with unmatched='eager'."
 
@@ -132,7 +131,7 @@ class PackageCall:
                 names = self._names(args, kwargs)
                 other = first if guard.same_as is None else guard.same_as
                 wanted = "must not be" if guard.same_as is None else "must be"
-                raise BackendKwargsError(f"Input {names[at]} {wanted} the same tensor as {names[other]}. {AGAIN}")
+                raise BackendKwargsError(f"Input {names[at]} {wanted} the same tensor as {names[other or 0]}. {AGAIN}")
 
     def _compare_memory(self, tensors: Sequence[torch.Tensor], args: Any, kwargs: Any) -> None:
         """Raise if memory that the package writes to is also that of another input or of a weight."""
@@ -240,7 +239,9 @@ class _Weights:
 
     def __init__(self, weights: Sequence[Weight], module: torch.nn.Module, device: torch.device, loaded: Any) -> None:
         self._weights, self._module, self._device, self._loaded = weights, module, device, loaded
-        self._found, self._layouts = _Found((), module, device), [None]
+        self._found = _Found((), module, device)
+        self._same: Any = None
+        self._pointers: list[int] = []
         self._baked: Any = None
         self._aliases: list[torch.Tensor] = []
         self.spans: list[tuple[int, int]] = []
@@ -262,36 +263,46 @@ class _Weights:
             for weight, each in zip(self._weights, found.tensors, strict=True)
             if not weight.sha256
         }
-        if aliases:
+        pointers = [each.data_ptr() for each in found.tensors]
+        if aliases and pointers != self._pointers:
             self._loaded.load_constants(aliases, check_full_update=False, user_managed=True)
-        _release(self._aliases)
-        self._aliases += aliases.values()
+            _release(self._aliases)
+            self._aliases += aliases.values()
         self.spans = [memory_of(each) for each in found.tensors]
-        self._found, self._baked, self._layouts = found, baked, _layouts(found.tensors)
+        self._found, self._baked, self._same = found, baked, _compared_with(found.tensors)
+        self._pointers = pointers
 
     def rebind(self, module: torch.nn.Module) -> None:
         """Follow the weights of another module, whose values are the same."""
-        self._module, self._layouts, self._baked = module, [None], None
+        self._module, self._same, self._baked = module, None, None
         self.follow()
 
     def _unchanged(self) -> bool:
         found = self._found
         try:
-            same = all(map(is_, map(getitem, found.tables, found.names), found.held))
+            same = self._same and all(map(is_, map(getitem, found.tables, found.names), found.held))
         except KeyError:
             return False
-        return same and _layouts(found.tensors) == self._layouts and (not self._baked or self._baked == self._states())
+        return (
+            same
+            and self._same.check(*found.tensors)
+            and [*map(torch.Tensor.data_ptr, found.tensors)] == self._pointers
+            and (not self._baked or self._baked == self._states())
+        )
 
     def _states(self) -> list[Any]:
         both = zip(self._weights, self._found.tensors, strict=True)
         return [_state(tensor) for weight, tensor in both if weight.sha256]
 
 
-def _layouts(tensors: Sequence[torch.Tensor]) -> list[Any]:
-    # `weight.data = ...` may keep the memory and change any of these.
-    kind = torch.Tensor
-    facts = (DTYPE, kind.size, kind.stride, kind.data_ptr, kind.is_neg, kind.is_conj)
-    return [value for fact in facts for value in map(fact, tensors)]
+def _compared_with(tensors: Sequence[torch.Tensor]) -> Any:
+    """Return dynamo's check of dtypes, shapes, strides and bits: `weight.data = ...` may keep the memory only.
+
+    It also fails in another mode, such as inference_mode, and costs a fifth of the same in Python.
+    """
+    sizes: Any = [[*each.size()] for each in tensors]
+    strides: Any = [[*each.stride()] for each in tensors]
+    return torch._C._dynamo.guards.TensorGuards(*tensors, dynamic_dims_sizes=sizes, dynamic_dims_strides=strides)
 
 
 def _state(tensor: torch.Tensor) -> Any:
