@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from backend_kwargs.compiled.exported import Exported, with_buffers
+from backend_kwargs.compiled.exported import Exported, HiddenReads, with_buffers
 from backend_kwargs.compiled.identity import identity_of
 from backend_kwargs.compiled.package import Package
 from backend_kwargs.compiled.running import Built, entry
@@ -36,9 +36,11 @@ class _Entry(torch.nn.Module):
     def __init__(self, module: torch.nn.Module, call: Callable[..., Any]) -> None:
         super().__init__()
         self.module = module
+        self.hidden = HiddenReads()
 
         def forward(*args: Any, **kwargs: Any) -> Any:
-            return call(module, *args, **kwargs)
+            with self.hidden:
+                return call(module, *args, **kwargs)
 
         # torch.export does not find the dynamic sizes of arguments that it sees as **kwargs.
         forward.__signature__ = inspect.signature(module.forward)  # type: ignore[attr-defined]
@@ -50,12 +52,10 @@ def export_module(built: Built, module: torch.nn.Module, sample: Sample) -> Expo
     call = entry(built.config, built.device, built.output_dtypes, type(module).__name__)
     identity = identity_of(built.module) or ""
     with _errors():
-        program = torch.export.export(
-            _Entry(with_buffers(module), call),
-            sample.args,
-            sample.kwargs,
-            dynamic_shapes=_dynamic_shapes(built, module, sample),
-        )
+        traced = _Entry(with_buffers(module), call)
+        dynamic_shapes = _dynamic_shapes(built, module, sample)
+        program = torch.export.export(traced, sample.args, sample.kwargs, dynamic_shapes=dynamic_shapes)
+        traced.hidden.refuse(traced.module)
         return Exported(program, module, identity)
 
 

@@ -19,6 +19,7 @@ from backend_kwargs.compiled.running import (
     entry,
     first_output_dtypes,
     import_compiler,
+    in_eager,
     running,
     without_gradients,
 )
@@ -92,13 +93,16 @@ def _compiled(built: Built, samples: Sequence[Sample], wanted: "Wanted | None", 
             note = "no graph of the module was compiled, so it runs in eager"
             built.notes.append(note)
             warn_once(f"{note[0].upper()}{note[1:]}: TORCH_LOGS=graph_breaks shows why.")
-    return made if built.package else rebound(made, module)
+    return rebound(made, built)
 
 
-def rebound(made: Running, module: torch.nn.Module) -> Running:
-    """Return the code compiled on a copy, bound to `module`."""
+def rebound(made: Running, built: Built) -> Running:
+    """Return the code compiled on a copy, bound to the user's module."""
     compiled: Any = made.call
-    made.call = type(compiled)(compiled.func, module)
+    if built.package:
+        compiled.serve(built.module, in_eager(built, built.module))
+    else:
+        made.call = type(compiled)(compiled.func, built.module)
     return made
 
 

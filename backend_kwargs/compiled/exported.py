@@ -2,14 +2,17 @@
 
 import copy
 import hashlib
+import re
 from collections.abc import Iterable
 from typing import Any
 
 import torch
+from torch._subclasses.fake_tensor import is_fake
+from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
 from backend_kwargs.compiled.operators import TORCH_NAMESPACES
-from backend_kwargs.compiled.package import content_hash
+from backend_kwargs.compiled.package import content_hash, first_uses
 from backend_kwargs.compiled.package_guards import (
     OPERATIONS,
     Operation,
@@ -20,10 +23,13 @@ from backend_kwargs.compiled.package_guards import (
     Weight,
 )
 from backend_kwargs.errors import BackendKwargsError
+from backend_kwargs.measure.served import parts
 
 INSIDE = "module."  # the exported module contains the user's
 # Calls besides those of operators: their graphs are compared too.
 KNOWN = ("wrap_with_set_grad_enabled", "wrap_with_autocast", "<built-in function getitem>")
+# From a path in Python's dicts to the attribute as it is read.
+PATHS = ((r"\['_(parameters|buffers|modules)'\]", ""), (r"\['(\w+)'\]", r".\1"))
 READ_OFFSET = ("as_strided", "as_strided_copy", "as_strided_scatter")
 
 
@@ -63,7 +69,6 @@ class Exported:
                 f"kind='aoti' must have a module that does not write to its weights, got one that writes to "
                 f"{written[0].removeprefix(INSIDE)!r}: use kind='inductor'."
             )
-        _refuse_hidden(program, module)
         nodes = {node.name: node for node in program.graph.nodes if node.op == "placeholder"}
         self.inputs = [
             nodes[spec.arg.name]
@@ -82,6 +87,10 @@ class Exported:
             getattr(getattr(node.target, "overloadpacket", None), "__name__", "") in READ_OFFSET
             for node in functional.graph.nodes
         )
+        args, kwargs = program.example_inputs
+        names = pytree.tree_unflatten(range(len(pytree.tree_leaves((args, kwargs)))), program.call_spec.in_spec)[1]
+        leaves = pytree.tree_leaves((args, {name: kwargs[name] for name in names}))
+        self.same_as = first_uses([leaf for leaf in leaves if isinstance(leaf, torch.Tensor)])
         modes = (node.meta["val"].fake_mode for node in self.inputs if hasattr(node.meta["val"], "fake_mode"))
         self.sizes: Any = getattr(next(modes, None), "shape_env", None)
 
@@ -105,8 +114,8 @@ class Exported:
             module=self.identity,
             graph=self.digest,
             tensors=tuple(
-                TensorGuard(tuple(map(_term, shape)), tuple(map(_term, stride)), offset, written)
-                for shape, stride, offset, written in tensors
+                TensorGuard(tuple(map(_term, shape)), tuple(map(_term, stride)), offset, written, same_as)
+                for (shape, stride, offset, written), same_as in zip(tensors, self.same_as, strict=True)
             ),
             symbols=symbols,
             conditions=tuple(self._conditions(symbols)),
@@ -187,18 +196,43 @@ def _kind(value: Any) -> str:
     return f"{value.dtype}{tuple(value.shape)}{stride}{value.device}{value.layout}"
 
 
-def _refuse_hidden(program: Any, module: torch.nn.Module) -> None:
-    """Raise if a tensor in a list or dict of the module's is a constant, since its changes would go unseen."""
-    hidden = {id(value): name for name, value in program.constants.items()}
-    for owner_name, owner in module.named_modules():
-        for name, value in vars(owner).items():
-            if name in vars(torch.nn.Module()) or isinstance(value, torch.Tensor):
-                continue
-            if any(id(leaf) in hidden for leaf in pytree.tree_leaves(value) if isinstance(leaf, torch.Tensor)):
-                raise BackendKwargsError(
-                    f"kind='aoti' must have a module whose tensors are parameters, buffers or attributes, got some in "
-                    f"{f'{owner_name}.{name}'.lstrip('.')!r}: register them as buffers."
-                )
+class HiddenReads(TorchFunctionMode):
+    """Collects the tensors that a traced module reads, but which are not its own: their values become constants."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._found: list[torch.Tensor] = []
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Note real tensors among the arguments: while tracing, those of the module and those made then are fake."""
+        result = func(*args, **(kwargs or {}))
+        if torch.compiler.is_dynamo_compiling():  # of the branches of torch.cond, which get tensors as arguments
+            return result
+        if func.__name__ != "__get__" or isinstance(result, torch.Tensor):  # not of a shape or a dtype
+            leaves = pytree.tree_leaves((args, kwargs))
+            self._found += [leaf for leaf in leaves if isinstance(leaf, torch.Tensor) and not is_fake(leaf)]
+        return result
+
+    def refuse(self, module: torch.nn.Module) -> None:
+        """Raise if there is such a tensor, since its changes would go unseen."""
+        if not self._found:
+            return
+        tensor = self._found[0]
+        same = (path for path, part in parts(module) if isinstance(part, torch.Tensor) and _one_memory(part, tensor))
+        name = next(same, "")
+        for before, after in PATHS:
+            name = re.sub(before, after, name)
+        text = repr(name.removeprefix(".")) if name else f"a {tensor.dtype}{list(tensor.shape)} from elsewhere"
+        raise BackendKwargsError(
+            f"kind='aoti' must have a module whose tensors are parameters, buffers or attributes, got one that reads "
+            f"{text}: register it as a buffer."
+        )
+
+
+def _one_memory(a: torch.Tensor, b: torch.Tensor) -> bool:
+    if a is b:
+        return True
+    return a.layout is b.layout is torch.strided and a.untyped_storage()._cdata == b.untyped_storage()._cdata
 
 
 def _term(expression: Any) -> Term:

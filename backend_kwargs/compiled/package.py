@@ -68,6 +68,7 @@ class PackageCall:
         self._keywords = [*pytree.tree_unflatten(range(inputs.num_leaves), inputs)[1]]
         self._weights = _Weights(package.guards.weights, module, device, loaded)
         self._matched: set[Any] = set()
+        self._repeats = any(tensor.same_as is not None for tensor in package.guards.tensors)
         # torch runs a package's calls one after the other, so this costs nothing; weights change only between them.
         self._lock = threading.RLock()
 
@@ -77,12 +78,20 @@ class PackageCall:
             try:
                 self._weights.follow()
                 tensors = self.tensors(args, kwargs)
+                if self._repeats or len({*map(id, tensors)}) < len(tensors):
+                    self._compare_identity(tensors, args, kwargs)
             except BackendKwargsError:
                 if self._otherwise is None:
                     raise
             else:
                 return pytree.tree_unflatten(self._run(tensors), self._outputs)
         return self._otherwise(*args, **kwargs)
+
+    def serve(self, module: torch.nn.Module, otherwise: Callable[..., Any] | None) -> None:
+        """Read the weights of `module` from now on, whose values are those of the module before."""
+        with self._lock:
+            self._otherwise = otherwise
+            self._weights.rebind(module)
 
     def tensors(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[torch.Tensor]:
         """Return the tensors among the arguments in the package's order; raise if it was not compiled for them."""
@@ -94,12 +103,12 @@ class PackageCall:
             key += (value.dtype, value.device, value.shape, value.stride(), value.is_conj(), value.is_neg())
             if self._reads_offset:
                 key.append(value.storage_offset())
-        key = key and tuple(key)
-        if key in self._matched:
+        key = None if key is None else tuple(key)
+        if key is not None and key in self._matched:
             tensors = [*args, *map(kwargs.__getitem__, self._keywords)] if kwargs else [*args]
         else:
             tensors = self._compared(args, kwargs)
-            if key:
+            if key is not None:
                 if len(self._matched) >= MOST_SIZES:
                     self._matched.clear()
                 self._matched.add(key)
@@ -114,6 +123,15 @@ class PackageCall:
         if problem := self._guards.problem(tensors, lambda: self._names(args, kwargs)):
             raise BackendKwargsError(f"{problem} {AGAIN}")
         return tensors
+
+    def _compare_identity(self, tensors: Sequence[torch.Tensor], args: Any, kwargs: Any) -> None:
+        """Raise unless the same inputs as in the sample are one object, which the module may compare."""
+        for at, (guard, first) in enumerate(zip(self._guards.tensors, first_uses(tensors), strict=True)):
+            if first != guard.same_as:
+                names = self._names(args, kwargs)
+                other = first if guard.same_as is None else guard.same_as
+                wanted = "must not be" if guard.same_as is None else "must be"
+                raise BackendKwargsError(f"Input {names[at]} {wanted} the same tensor as {names[other or 0]}. {AGAIN}")
 
     def _compare_memory(self, tensors: Sequence[torch.Tensor], args: Any, kwargs: Any) -> None:
         """Raise if memory that the package writes to is also that of another input or of a weight."""
@@ -141,6 +159,12 @@ class PackageCall:
         paths, _ = pytree.tree_flatten_with_path((args, {name: kwargs[name] for name in self._keywords}))
         named = [(spot(path), value) for path, value in paths]
         return [name for name, value in named if isinstance(value, torch.Tensor)]
+
+
+def first_uses(tensors: Sequence[torch.Tensor]) -> list[int | None]:
+    """Return for each tensor the position of the same object before it, None if there is none."""
+    first: dict[int, int] = {}
+    return [None if (found := first.setdefault(id(each), at)) == at else found for at, each in enumerate(tensors)]
 
 
 # ---- weights
@@ -215,7 +239,9 @@ class _Weights:
 
     def __init__(self, weights: Sequence[Weight], module: torch.nn.Module, device: torch.device, loaded: Any) -> None:
         self._weights, self._module, self._device, self._loaded = weights, module, device, loaded
-        self._found, self._layouts = _Found((), module, device), [None]
+        self._found = _Found((), module, device)
+        self._same: Any = None
+        self._pointers: list[int] = []
         self._baked: Any = None
         self._aliases: list[torch.Tensor] = []
         self.spans: list[tuple[int, int]] = []
@@ -237,30 +263,46 @@ class _Weights:
             for weight, each in zip(self._weights, found.tensors, strict=True)
             if not weight.sha256
         }
-        if aliases:
+        pointers = [each.data_ptr() for each in found.tensors]
+        if aliases and pointers != self._pointers:
             self._loaded.load_constants(aliases, check_full_update=False, user_managed=True)
-        _release(self._aliases)
-        self._aliases += aliases.values()
+            _release(self._aliases)
+            self._aliases += aliases.values()
         self.spans = [memory_of(each) for each in found.tensors]
-        self._found, self._baked, self._layouts = found, baked, _layouts(found.tensors)
+        self._found, self._baked, self._same = found, baked, _compared_with(found.tensors)
+        self._pointers = pointers
+
+    def rebind(self, module: torch.nn.Module) -> None:
+        """Follow the weights of another module, whose values are the same."""
+        self._module, self._same, self._baked = module, None, None
+        self.follow()
 
     def _unchanged(self) -> bool:
         found = self._found
         try:
-            same = all(map(is_, map(getitem, found.tables, found.names), found.held))
+            same = self._same and all(map(is_, map(getitem, found.tables, found.names), found.held))
         except KeyError:
             return False
-        return same and _layouts(found.tensors) == self._layouts and (not self._baked or self._baked == self._states())
+        return (
+            same
+            and self._same.check(*found.tensors)
+            and [*map(torch.Tensor.data_ptr, found.tensors)] == self._pointers
+            and (not self._baked or self._baked == self._states())
+        )
 
     def _states(self) -> list[Any]:
         both = zip(self._weights, self._found.tensors, strict=True)
         return [_state(tensor) for weight, tensor in both if weight.sha256]
 
 
-def _layouts(tensors: Sequence[torch.Tensor]) -> list[Any]:
-    # With the strides the number of elements tells the shape of a tensor without gaps, and costs half as much.
-    kind = torch.Tensor
-    return [*map(kind.data_ptr, tensors), *map(kind.numel, tensors), *map(kind.stride, tensors)]
+def _compared_with(tensors: Sequence[torch.Tensor]) -> Any:
+    """Return dynamo's check of dtypes, shapes, strides and bits: `weight.data = ...` may keep the memory only.
+
+    It also fails in another mode, such as inference_mode, and costs a fifth of the same in Python.
+    """
+    sizes: Any = [[*each.size()] for each in tensors]
+    strides: Any = [[*each.stride()] for each in tensors]
+    return torch._C._dynamo.guards.TensorGuards(*tensors, dynamic_dims_sizes=sizes, dynamic_dims_strides=strides)
 
 
 def _state(tensor: torch.Tensor) -> Any:

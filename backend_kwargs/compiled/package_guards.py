@@ -72,13 +72,14 @@ class Symbol(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class TensorGuard(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What the code assumes of one input: sizes, strides, the offset in its storage if it is read (else None).
 
-    `written` says whether the code writes to it.
+    `written` says whether the code writes to it; `same_as` is the position of an input that is the same object.
     """
 
     shape: tuple[Term, ...]
     stride: tuple[Term, ...]
     offset: int | None = None
     written: bool = False
+    same_as: Annotated[int, msgspec.Meta(ge=0)] | None = None
 
 
 class Weight(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

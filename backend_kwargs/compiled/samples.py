@@ -2,6 +2,7 @@
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any, NamedTuple
 
 import torch
@@ -42,7 +43,7 @@ def _sample(given: Any) -> Sample:
 
 def cloned(sample: Sample) -> Any:
     """Return `sample` with copies of its tensors, so that a module that changes its inputs changes the copies."""
-    return map_tensors(_clone, sample)
+    return map_tensors(cache(_clone), sample)  # an argument given twice stays one object
 
 
 def _clone(tensor: torch.Tensor) -> torch.Tensor:

@@ -547,5 +547,5 @@ def test_a_package_has_dynamic_sizes_of_keywords(x):
     module = Keywords().eval()
     data = [{"tensor": x[:size], "x": x[:size], "value": x[:size]} for size in (2, 3)]
     compiled = bk.CompiledModule(AHEAD).build(module, data)
-    kwargs = {"x": x, "value": x, "tensor": x}
+    kwargs = {"x": x, "value": x + 1, "tensor": x + 2}
     torch.testing.assert_close(compiled(**kwargs), module(**kwargs).detach())

@@ -5,11 +5,14 @@ import gc
 import hashlib
 import threading
 
+import msgspec
 import pytest
 import torch
 
 import backend_kwargs as bk
-from backend_kwargs.compiled.running import running
+from backend_kwargs.compiled.ahead import export_module
+from backend_kwargs.compiled.running import Built, running
+from backend_kwargs.compiled.samples import Sample, cloned, described
 
 BUILD = "Build with a sample of this kind, or with unmatched='eager'."
 AHEAD = bk.CompileConfig(kind="aoti")
@@ -41,6 +44,13 @@ class Weights(torch.nn.Module):
         return torch.tanh(self.second(self.first(x)) * self.scale + self.shift) + self.offset
 
 
+class Either(torch.nn.Module):
+    """What it computes depends on whether its inputs are one object."""
+
+    def forward(self, x, y):
+        return x * 2 if x is y else x + y * 3
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     """The cache_dir of all packages here."""
@@ -58,6 +68,11 @@ def weighted(folder):
     return bk.CompiledModule(AHEAD).build(Weights().eval(), [(torch.randn(4, 8), torch.zeros(8))], cache_dir=folder)
 
 
+@pytest.fixture(scope="module")
+def either(folder):
+    return bk.CompiledModule(AHEAD).build(Either(), [(torch.ones(4), torch.ones(4))], cache_dir=folder)
+
+
 @pytest.fixture
 def module(weighted):
     """The module of a package, as it was when the package was compiled."""
@@ -68,10 +83,10 @@ def module(weighted):
         setattr(module, name, value)
 
 
-@pytest.fixture
-def call(weighted, module):
-    """The package for the module."""
-    return running(weighted._built, module, keep=False).call
+@pytest.fixture(params=["built", "made ready"])
+def call(weighted, module, request):
+    """The package for the module: as it was built, and as it is made ready later."""
+    return weighted if request.param == "built" else running(weighted._built, module, keep=False).call
 
 
 def right(call, module, *args):
@@ -129,6 +144,14 @@ def test_other_sizes_and_strides_are_refused_by_name(x, y, message, sized):
         sized(x, y)
 
 
+def exported(module, *args):
+    """Export a module without compiling it."""
+    sample = Sample(args, {})
+    built = Built(AHEAD, module, torch.device("cpu"), [described(tuple(sample))], ())
+    with torch.no_grad():
+        return export_module(built, module, sample)
+
+
 class Subclass(torch.Tensor):
     """A tensor of another class."""
 
@@ -160,6 +183,50 @@ def test_inputs_that_do_not_match_may_run_in_eager(sized):
     ):
         torch.testing.assert_close(call(x, y), Sizes()(x, y))
     assert not call(torch.randn(8, 8, requires_grad=True), torch.randn(7, 8)).requires_grad
+
+
+def test_a_call_without_arguments_is_refused_like_others(sized):
+    with pytest.raises(bk.BackendKwargsError, match=r"^The arguments must have the structure of a sample, \(_, _\)"):
+        sized()
+
+
+# ---- one object twice
+
+
+def with_one_input_twice(either):
+    """Return a package as if both inputs of its sample were one tensor."""
+    package = either._built.package
+    first, second = package.guards.tensors
+    tensors = (first, msgspec.structs.replace(second, same_as=0))
+    guards = msgspec.structs.replace(package.guards, tensors=tensors)
+    return dataclasses.replace(either._built, package=dataclasses.replace(package, guards=guards))
+
+
+def test_inputs_are_one_object_only_if_those_of_the_sample_were(either):
+    x, y = torch.randn(4), torch.randn(4)
+    assert right(either, Either(), x, y)
+    with pytest.raises(bk.BackendKwargsError) as raised:
+        either(x, x)
+    assert str(raised.value) == f"Input args[1] must not be the same tensor as args[0]. {BUILD}"
+    built = with_one_input_twice(either)
+    call = running(built, built.module, keep=False).call
+    call(x, x)
+    with pytest.raises(bk.BackendKwargsError) as raised:
+        call(x, y)
+    assert str(raised.value) == f"Input args[1] must be the same tensor as args[0]. {BUILD}"
+
+
+def test_one_object_twice_may_run_in_eager(either):
+    built = dataclasses.replace(either._built, config=bk.CompileConfig(kind="aoti", unmatched="eager"))
+    x = torch.randn(4)
+    torch.testing.assert_close(running(built, built.module, keep=False).call(x, x), x * 2)
+
+
+def test_one_object_twice_in_a_sample_is_exported_as_one():
+    x = torch.ones(4)
+    copied = cloned(Sample((x, x), {}))
+    assert copied.args[0] is copied.args[1] is not x
+    assert exported(Either(), x, x).same_as == [None, 0]
 
 
 def test_a_deployed_module_may_run_other_inputs_in_eager(tmp_path):
@@ -278,6 +345,23 @@ def test_changed_weights_are_used(change, call, module):
             id="strides",
         ),
         pytest.param(
+            lambda module: setattr(module.scale, "data", module.scale.view(torch.int32)),
+            "Weight 'scale' must be torch.float32[8] with strides (1,) on cpu, got torch.int32[8] with strides (1,) "
+            "on cpu.",
+            id="dtype in the same memory",
+        ),
+        pytest.param(
+            lambda module: setattr(module.first.weight, "data", module.first.weight.as_strided((1, 64), (8, 1))),
+            "Weight 'first.weight' must be torch.float32[8, 8] with strides (8, 1) on cpu, got torch.float32[1, 64] "
+            "with strides (8, 1) on cpu.",
+            id="shape in the same memory",
+        ),
+        pytest.param(
+            lambda module: setattr(module.scale, "data", torch._neg_view(module.scale)),
+            "Weight 'scale' must be torch.float32[8] with strides (1,) on cpu, got a Tensor of another kind.",
+            id="negative bit in the same memory",
+        ),
+        pytest.param(
             lambda module: delattr(module, "offset"), "The module lacks 'offset', which was compiled.", id="gone"
         ),
     ],
@@ -302,6 +386,79 @@ def test_a_package_keeps_no_weights_alive(weighted):
     del call
     gc.collect()
     assert not any(alias.untyped_storage().nbytes() for alias in aliases)
+
+
+# ---- tensors that are not weights
+
+
+GLOBAL = torch.ones(8)
+
+
+class Holder:
+    """An object that is no module."""
+
+    def __init__(self):
+        self.tensor = torch.ones(8)
+
+
+class Hiding(torch.nn.Module):
+    """A module with tensors where torch.export does not look for weights."""
+
+    of_class = torch.ones(8)
+
+    def __init__(self, computed):
+        super().__init__()
+        held = torch.ones(8)
+        self.linear, self.buffers_, self.plain = torch.nn.Linear(8, 8), {"a": torch.ones(8)}, torch.ones(8)
+        self.modules_, self.object, self.closure = [torch.nn.Linear(8, 8)], Holder(), lambda: held
+        self.twice, self.computed, self.numbers = [self.linear.bias], computed, [1.0] * 8
+
+    def forward(self, x):
+        return self.computed(self, x)
+
+
+@pytest.mark.parametrize(
+    ("computed", "what"),
+    [
+        pytest.param(lambda self, x: self.modules_[0](x), "'modules_[0].weight'", id="module in a list"),
+        pytest.param(lambda self, x: x + self.object.tensor, "'object.tensor'", id="object"),
+        pytest.param(lambda self, x: x + self.buffers_["a"], "'buffers_.a'", id="dict"),
+        pytest.param(lambda self, x: x + self.closure(), "'closure[0]'", id="closure"),
+        pytest.param(lambda self, x: x + self.twice[0], "'linear.bias'", id="parameter in a list"),
+        pytest.param(lambda self, x: x + self.of_class, "a torch.float32[8] from elsewhere", id="class attribute"),
+        pytest.param(lambda self, x: x + GLOBAL, "a torch.float32[8] from elsewhere", id="global"),
+        pytest.param(lambda self, x: x * self.object.tensor[0].item(), "'object.tensor'", id="number"),
+        pytest.param(
+            lambda self, x: torch.cond(x.sum() > 0, lambda a: a * self.object.tensor, lambda a: a * 2, (x,)),
+            "'object.tensor'",
+            id="branch",
+        ),
+    ],
+)
+def test_a_tensor_that_would_become_a_constant_is_refused(computed, what):
+    """A write to it would not be seen."""
+    with pytest.raises(bk.BackendKwargsError) as raised:
+        exported(Hiding(computed), torch.ones(4, 8))
+    assert str(raised.value) == (
+        "kind='aoti' must have a module whose tensors are parameters, buffers or attributes, got one that reads "
+        f"{what}: register it as a buffer."
+    )
+
+
+@pytest.mark.parametrize(
+    "computed",
+    [
+        pytest.param(lambda self, x: x + self.plain, id="attribute"),
+        pytest.param(lambda self, x: x + torch.tensor(self.numbers), id="made in the call"),
+        pytest.param(lambda self, x: x * self.object.tensor.shape[0], id="shape"),
+        pytest.param(
+            lambda self, x: torch.cond(x.sum() > 0, lambda a: self.linear(a) + 1, lambda a: a * 2, (x,)),
+            id="branch",
+        ),
+    ],
+)
+def test_weights_and_tensors_made_in_the_call_are_no_constants_from_elsewhere(computed):
+    assert exported(Hiding(computed), torch.ones(4, 8)).program
 
 
 # ---- the module
