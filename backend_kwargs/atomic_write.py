@@ -1,6 +1,7 @@
 """Files, written whole or not at all."""
 
 import os
+import re
 import secrets
 import shutil
 import stat
@@ -82,7 +83,7 @@ def _follows_device(path: Path) -> bool:
     while rest and links < MOST_LINKS:
         at = os.path.normpath(os.path.join(at, rest.pop()))  # noqa: PTH118 - a Path would keep ".."
         if os.path.islink(at):  # noqa: PTH114
-            if at.startswith(("/dev/", "/proc/")) and at != "/dev/shm" and not at.startswith("/dev/shm/"):
+            if re.match(r"/proc/|/dev/(?!shm(/|$))", at):
                 return True
             target = Path(at).readlink()
             at = "/" if target.is_absolute() else os.path.dirname(at)  # noqa: PTH120

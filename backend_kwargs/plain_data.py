@@ -15,8 +15,8 @@ from backend_kwargs.errors import BackendKwargsError, error_text
 LONGEST = 8 << 20  # bytes of a file
 DEEPEST, MOST = 32, 1 << 17  # levels of nesting, and values at one level
 BITS = 4096  # of an integer: Python prints no more than 4,300 digits
-# Python's parser of TOML takes time quadratic in the number of a key's parts. Each match is a comment, a text of several
-# lines, or a key or a value; only a key has more than two parts. What is not closed ends the file for the parser too.
+# Python's parser of TOML takes time quadratic in the number of a key's parts. Each match is a comment, a text of
+# several lines, a key or a value; only a key has more than two parts. Text without an end is an error for the parser.
 PART = r"""(?:[\w-]++|"(?:[^"\\\n]|\\.)*+"?|'[^'\n]*+'?)"""
 DOT = r"[ \t]*+\.[ \t]*+"
 TOKEN = re.compile(

@@ -92,7 +92,7 @@ TOML = {
     "literal keys": ".".join(["'$'"] * 60_000) + " = 1",
     "keys with escapes": ".".join(['"\\"#"'] * 60_000) + " = 1",
     "empty keys": " . ".join(['""'] * 60_000) + " = 1",
-    "quoted table": f"[{'.'.join(['"$"'] * 60_000)}]",
+    "quoted table": "[" + ".".join(['"$"'] * 60_000) + "]",
     "quoted keys in an inline table": "x = {y = 'b', " + ".".join(['"="'] * 60_000) + " = 1}",
     "quoted keys after a comment": "# it's \"\n" + ".".join(['"$"'] * 60_000) + " = 1",
     "quoted keys after lines of text": 'x = """\n"a\\""""""\n' + ".".join(['"$"'] * 60_000) + " = 1",
