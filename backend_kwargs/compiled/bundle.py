@@ -79,7 +79,8 @@ def save(built: Built, path: Path, signing_key: Any = None, *, factory: str = ""
             raise BackendKwargsError(f"Cannot write bundle {str(path)!r}: its manifest is longer than {LARGEST} bytes.")
         if signing_key is not None:
             write(new / SIGNATURES / digest(content), signed(content, signing_key))
-        write(new / MANIFEST, content)
+        write(unnamed := new / f"{MANIFEST}.new", content)
+        unnamed.rename(new / MANIFEST)  # a folder with a manifest is complete, or being deleted
 
 
 def check_save(path: Path, signing_key: Any = None) -> None:
