@@ -4,7 +4,7 @@ import hashlib
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
@@ -373,11 +373,12 @@ def _read_weights(manifest: Manifest, module: torch.nn.Module, read: "_Parts", f
 @contextmanager
 def opened_parts(folder: int) -> Iterator["_Parts"]:
     """Open the folder of a bundle's parts."""
-    try:
-        with opened_folder(PARTS, NO_LINK, within=folder) as parts:
-            yield _Parts(parts)
-    except OSError as error:
-        raise MissingPartError(f"The bundle's parts cannot be read: {error.strerror}.") from None
+    with ExitStack() as stack:
+        try:
+            parts = stack.enter_context(opened_folder(PARTS, NO_LINK, within=folder))
+        except OSError as error:
+            raise MissingPartError(f"The bundle's parts cannot be read: {error.strerror}.") from None
+        yield _Parts(parts)
 
 
 class _Parts:
@@ -394,6 +395,7 @@ class _Parts:
         """Copy a part to a file, which nobody else can change, and verify the bytes written."""
         try:
             with to.open("xb") as copied:
+                os.fchmod(copied.fileno(), 0o600)  # whatever the umask is
                 copied.writelines(self._blocks(part))
         except OSError as error:
             raise BackendKwargsError(

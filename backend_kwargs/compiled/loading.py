@@ -210,8 +210,8 @@ def _is_plain(module: torch.nn.Module) -> bool:
 def _copy(owns: Sequence[torch.Tensor], values: Sequence[torch.Tensor]) -> None:
     with torch.inference_mode(any(own.is_inference() for own in owns)), torch.no_grad():
         pairs = [_as_in_memory(*pair) for pair in zip(owns, values, strict=True)]
-        if pairs:
-            torch._foreach_copy_(*map(list, zip(*pairs, strict=True)))  # one call: Ctrl-C comes before or after it
+        if pairs:  # one call: Ctrl-C comes before it or after it
+            torch._foreach_copy_([own for own, _ in pairs], [value for _, value in pairs])
 
 
 def _as_in_memory(own: torch.Tensor, value: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
