@@ -71,6 +71,8 @@ def save(built: Built, path: Path, signing_key: Any = None, *, factory: str = ""
     """Write a bundle to a folder beside `path`, and put that in place when it is complete."""
     check_save(path, signing_key)
     check_state(built.module)
+    if why := why_not_samples(built):
+        raise BackendKwargsError(f"Cannot write bundle {str(path)!r}: it would have no valid samples: {why}.")
     with new_folder(path) as new:
         for folder in (PARTS, SIGNATURES):
             make_folder(new / folder)

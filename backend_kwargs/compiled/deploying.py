@@ -1,6 +1,5 @@
 """Deploying: the callable with the least overhead for serving, and facts about it."""
 
-import math
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -10,6 +9,7 @@ import torch
 from backend_kwargs.compiled.ahead import compile_package, export_module
 from backend_kwargs.compiled.exported import Exported
 from backend_kwargs.compiled.identity import identity_of, state_of
+from backend_kwargs.compiled.loading import checked_size
 from backend_kwargs.compiled.package import misfit
 from backend_kwargs.compiled.running import Built, Running, checked, in_eager, input_check, running, seconds_of
 from backend_kwargs.compiled.samples import InputCheck, Sample, leaves_of, made
@@ -18,7 +18,7 @@ from backend_kwargs.errors import BackendKwargsError, error_text, warn_once
 SHARED_POOL = (
     "CUDA graphs: modules on one device share torch's memory pool, which is freed when the last of them is deactivated"
 )
-MOST_TIMED = 16 << 20  # elements of samples
+MOST_TIMED = 64 << 20  # bytes of samples
 CHANGES = "the module changes its own attributes when it is called, so it is served with dynamo's guards"
 
 
@@ -41,8 +41,8 @@ def deployed(
 def _cost(built: Built, check: Callable[[Any, Any], object]) -> list[str]:
     """Return a note with the time of the input check, unless inputs cannot be made, or only of much memory."""
     leaves = [leaf for sample in built.samples for leaf in leaves_of(sample)]
-    elements = sum(math.prod(value[0]) for kind, value in leaves if kind == "tensor")
-    if elements > MOST_TIMED or any(kind == "other" for kind, _ in leaves):
+    size = sum(checked_size(*value[:5]) for kind, value in leaves if kind == "tensor")
+    if size > MOST_TIMED or any(kind == "other" for kind, _ in leaves):
         return []
     try:
         return [f"input check: {seconds_of(check, built) * 1e6:.1f} µs per call"]

@@ -65,7 +65,7 @@ def why_not_samples(built: Built) -> str:
         leaves = [*islice((leaf for sample in built.samples for leaf in leaves_of(sample)), MOST_LEAVES + 1)]
         if len(leaves) > MOST_LEAVES:
             return f"they have more than {MOST_LEAVES} arguments"
-        size = sum(_checked_size(*value[:5]) for kind, value in leaves if kind == "tensor")
+        size = sum(checked_size(*value[:5]) for kind, value in leaves if kind == "tensor")
         if size > os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"):
             return f"tensors of {size / 1e9:.0f} GB are more than this machine's memory"
         InputCheck(built.samples, built.device, dynamic=bool(built.dynamic), values=True)
@@ -74,7 +74,7 @@ def why_not_samples(built: Built) -> str:
     return ""
 
 
-def _checked_size(shape: list[int], stride: list[int] | None, dtype: str, device: str, layout: str) -> int:
+def checked_size(shape: list[int], stride: list[int] | None, dtype: str, device: str, layout: str) -> int:
     """Return the bytes of a tensor as a manifest describes it; raise unless one can be like that."""
     of, laid_out = (getattr(torch, name.removeprefix("torch.")) for name in (dtype, layout))
     if not isinstance(of, torch.dtype) or not isinstance(laid_out, torch.layout):

@@ -281,20 +281,33 @@ SAMPLES = {
 }
 
 
-@pytest.mark.parametrize(("tensors", "why"), SAMPLES.values(), ids=SAMPLES)
-def test_samples_that_cannot_be_made(tensors, why):
-    """They are refused when they are read, not when the module is deployed."""
-    sample = {"tuple": [{"tuple": [{"tensor": each} for each in tensors]}, {"dict": {}}]}
-    module = torch.nn.Linear(8, 8)
-    state = {
+def state_with(tensors, module):
+    """Return what to_dict() gives, with other samples."""
+    return {
         "type": "CompiledModule",
         "version": 1,
         "config": CompileConfig(backend="eager").to_dict(),
-        "samples": [sample],
+        "samples": [{"tuple": [{"tuple": [{"tensor": each} for each in tensors]}, {"dict": {}}]}],
         "output_dtypes": [],
         "module": module.state_dict(),
     }
-    message = refusal(CompiledModule.from_dict, module, state)
+
+
+def test_large_samples_are_not_made_when_a_module_is_deployed():
+    """The cost of the input check is not worth their memory."""
+    module = torch.nn.Linear(8, 8)
+    loaded = CompiledModule.from_dict(
+        module, state_with([[[1 << 21, 8], [8, 1], "torch.float64", "cpu", "torch.strided"]], module)
+    )
+    loaded.deploy()
+    assert "input check" not in loaded.describe()
+
+
+@pytest.mark.parametrize(("tensors", "why"), SAMPLES.values(), ids=SAMPLES)
+def test_samples_that_cannot_be_made(tensors, why):
+    """They are refused when they are read, not when the module is deployed."""
+    module = torch.nn.Linear(8, 8)
+    message = refusal(CompiledModule.from_dict, module, state_with(tensors, module))
     assert message.startswith(f"A state must be what to_dict() gave; it has no valid samples: {why}")
 
 
