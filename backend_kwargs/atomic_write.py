@@ -1,6 +1,7 @@
 """Files, written whole or not at all."""
 
 import os
+import re
 import secrets
 import shutil
 import stat
@@ -13,6 +14,7 @@ from backend_kwargs.errors import BackendKwargsError
 
 # It does not contain the file's name, which may be as long as a file system permits.
 BESIDE = ".backend_kwargs-"
+MOST_LINKS = 40  # Linux follows no more
 
 
 def write_whole(path: Path, content: str | bytes) -> None:
@@ -53,6 +55,8 @@ def _reported(path: Path) -> Iterator[None]:
 
 def _resolved(path: Path) -> tuple[Path, bool]:
     """Return the file that `path` leads to, and whether it exists; raise OSError if it cannot be written."""
+    if _follows_device(path):
+        raise OSError(0, "it is not a regular file; name another")
     file = Path(os.path.realpath(path))
     try:
         found = path.stat()
@@ -68,6 +72,24 @@ def _resolved(path: Path) -> tuple[Path, bool]:
     if not os.access(file, os.W_OK):
         raise OSError(0, "Permission denied")
     return file, True
+
+
+def _follows_device(path: Path) -> bool:
+    """Return whether a link in /dev or /proc is on the way to a file.
+
+    /dev/stdout leads to one that is open, perhaps in another process, which would go on writing to the old file.
+    """
+    at, rest, links = "/", [*reversed((path if path.is_absolute() else Path.cwd() / path).parts[1:])], 0
+    while rest and links < MOST_LINKS:
+        at = os.path.normpath(os.path.join(at, rest.pop()))  # noqa: PTH118 - a Path would keep ".."
+        if os.path.islink(at):  # noqa: PTH114
+            if re.match(r"/proc/|/dev/(?!shm(/|$))", at):
+                return True
+            target = Path(at).readlink()
+            at = "/" if target.is_absolute() else os.path.dirname(at)  # noqa: PTH120
+            rest += reversed(target.parts[target.is_absolute() :])
+            links += 1
+    return False
 
 
 def _private(name: str, flags: int) -> int:

@@ -15,8 +15,14 @@ from backend_kwargs.errors import BackendKwargsError, error_text
 LONGEST = 8 << 20  # bytes of a file
 DEEPEST, MOST = 32, 1 << 17  # levels of nesting, and values at one level
 BITS = 4096  # of an integer: Python prints no more than 4,300 digits
-# TOML's parser takes time quadratic in the number of dots of a key.
-DEEP_KEY = re.compile(rf"""(?<![\w"'-])(?:[\w"'-]++[ \t]*+\.[ \t]*+){{{DEEPEST}}}""")
+# Python's parser of TOML takes time quadratic in the number of a key's parts. Each match is a comment, a text of
+# several lines, a key or a value; only a key has more than two parts. Text without an end is an error for the parser.
+PART = r"""(?:[\w-]++|"(?:[^"\\\n]|\\.)*+"?|'[^'\n]*+'?)"""
+DOT = r"[ \t]*+\.[ \t]*+"
+TOKEN = re.compile(
+    r"""#[^\n]*+|\"{3}(?:[^"\\]|\\(?s:.)?|"(?!""))*+"{0,5}|'{3}(?:[^']|'(?!''))*+'{0,5}"""
+    rf"|(?P<deep>(?:{PART}{DOT}){{{DEEPEST}}})|{PART}(?:{DOT}{PART})*+"
+)
 
 
 def read_toml(path: str | Path, what: str) -> dict[str, Any]:
@@ -66,7 +72,7 @@ def _read(path: str | Path, what: str, parse: Callable[[str], Any]) -> Any:
 
 
 def _parsed_toml(text: str) -> dict[str, Any]:
-    if DEEP_KEY.search(text):
+    if any(token.lastgroup for token in TOKEN.finditer(text)):
         raise ValueError(f"a key has more than {DEEPEST} parts")
     return tomllib.loads(text)
 

@@ -3,6 +3,7 @@ import socket
 import stat
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -125,6 +126,28 @@ def test_an_open_file_without_a_name_is_refused(tmp_path):
             f"Cannot write {str(path)!r}: it is not a regular file; name another.",
             f"Cannot write {str(path)!r}: No such file or directory.",
         }
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="Linux has /proc")
+@pytest.mark.parametrize("through", ["/proc/self/fd", "/dev/fd", "link", "../proc/self/fd"])
+def test_an_open_file_is_not_replaced(through, tmp_path):
+    """What a process writes to its standard output later would be lost, also if that is a file with a name."""
+    path = tmp_path / "a.json"
+    with path.open("w") as opened:
+        (tmp_path / "link").symlink_to("/dev/fd")
+        place = Path("/dev" if through[0] == "." else tmp_path, through, str(opened.fileno()))
+        message = f"Cannot write {str(place)!r}: it is not a regular file; name another."
+        assert refused(place) == message
+        opened.write("whole")
+    assert path.read_text() == "whole"
+
+
+@pytest.mark.skipif(not os.access("/dev/shm", os.W_OK), reason="this system has no /dev/shm")
+def test_a_file_in_memory_is_written():
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
+        (Path(folder) / "link").symlink_to("a.json")
+        write_whole(Path(folder) / "link", "new")
+        assert (Path(folder) / "a.json").read_text() == "new"
 
 
 @pytest.mark.parametrize("exists", [True, False])

@@ -2,7 +2,7 @@
 
 import shlex
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sized
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
@@ -19,6 +19,7 @@ from backend_kwargs.errors import BackendKwargsError, shown
 from backend_kwargs.options import convert
 from backend_kwargs.registry import PLAIN, make_backend
 
+MOST_SHOWN = 100  # rows of a table, since a manifest may be anybody's
 Bundle = Annotated[Path, typer.Argument(metavar="BUNDLE", help="A bundle's folder.")]
 Trust = Annotated[bool, typer.Option("--trust", help="Run the bundle's code; with --key, only if it is signed by it.")]
 Keys = Annotated[list[Path] | None, typer.Option("--key", metavar="PUBLIC.pem", help="Trust bundles signed by it.")]
@@ -62,30 +63,28 @@ def build(
 
 def inspect(bundle: Bundle, json: AsJson = False, key: Keys = None) -> None:
     """Show what a bundle contains, which machine it was built for, and what differs here; its code is not run."""
-    from backend_kwargs.compiled.bundle import is_trusted, read_manifest
-    from backend_kwargs.compiled.manifest import digest
-    from backend_kwargs.compiled.replacing import SIGNATURES
+    from backend_kwargs.compiled.bundle import inspected
 
-    manifest, content = read_manifest(bundle)
-    verified = is_trusted(bundle, content, trust=False, trusted_keys=key or ())
+    manifest, signed = inspected(bundle, key or ())
     if json:
         import msgspec
 
         return print_json(msgspec.to_builtins(manifest))
-    unverified = (bundle / SIGNATURES / digest(content)).is_file()
-    there = "with a signature that is not verified (pass --key)" if unverified else "not signed"
-    signed = "signed by a key that was passed" if verified else there
     say(f"CompiledModule({_changed(manifest.config)}) of {manifest.module}, {signed}, made {manifest.made}")
     rows = [("weights", manifest.weights), ("package", manifest.package)]
     rows += [(f"graph {graph.key[:12]}", graph.code) for graph in manifest.graphs]
     rows += [(f"bytecode {graph.key[:12]}", graph.frame) for graph in manifest.graphs]
     rows += [(f"library {part.sha256[:12]}", part) for graph in manifest.graphs for part in graph.libraries]
     rows += [(place.rpartition("/")[2], part) for place, part in manifest.extensions.items()]
-    print_table(("part", "bytes", "sha256"), [(name, part.size, part.sha256[:16]) for name, part in rows if part])
-    print_table(("built with", ""), sorted(manifest.environment.items()))
+    parts = [(name, part) for name, part in rows if part]
+    print_table(("part", "bytes", "sha256"), [(name, part.size, part.sha256[:16]) for name, part in parts[:MOST_SHOWN]])
+    _say_more(parts)
+    print_table(("built with", ""), sorted(manifest.environment.items())[:MOST_SHOWN])
+    _say_more(manifest.environment)
     chosen = (f"auto chose {graph.winner} for graph {graph.key[:12]}" for graph in manifest.graphs if graph.winner)
-    for line in (*chosen, *manifest.notes):
-        say(line)
+    if lines := [*chosen, *manifest.notes]:
+        say(*lines[:MOST_SHOWN])
+        _say_more(lines)
     import torch
 
     from backend_kwargs.compiled.fingerprint import differences, fingerprint
@@ -147,6 +146,11 @@ def run(
     median = median_interval(samples)
     say(f"a call: {median.median * 1e3:.3g} ms, 95 % {median.low * 1e3:.3g} to {median.high * 1e3:.3g}")
     say(*loaded.describe().splitlines())
+
+
+def _say_more(found: Sized) -> None:
+    if len(found) > MOST_SHOWN:
+        say(f"… and {len(found) - MOST_SHOWN} more")
 
 
 def _changed(config: Mapping[str, Any]) -> str:

@@ -82,8 +82,7 @@ def console(stderr: bool = False) -> Console:
 
 def say(*lines: str, out: Console | None = None) -> None:
     """Print each of `lines`, which may quote anybody's file, as one line that cannot control a terminal."""
-    for line in lines or ("",):
-        (out or console()).print(_safe(line), soft_wrap=True, markup=False)
+    (out or console()).print("\n".join(map(_safe, lines)), soft_wrap=True, markup=False)
 
 
 def complain(message: str) -> None:
@@ -101,8 +100,7 @@ def print_table(header: Sequence[str], rows: Iterable[Sequence[Any]], title: str
     table = Table(*columns, box=SIMPLE_HEAD, title=title or None, title_justify="left", pad_edge=False)
     for row in rows:
         table.add_row(*(Text(_safe(str(cell))) for cell in row))
-    for line in _lines(table):
-        console().print(line, soft_wrap=True, markup=False)
+    console().print("\n".join(_lines(table)), soft_wrap=True, markup=False)
 
 
 def print_json(data: Any) -> None:

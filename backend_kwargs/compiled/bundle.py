@@ -3,8 +3,8 @@
 import hashlib
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
@@ -20,7 +20,7 @@ from backend_kwargs.compiled.extensions import install, loaded_extensions
 from backend_kwargs.compiled.files import NO_LINK, content_of, opened_file, opened_folder, private_folder
 from backend_kwargs.compiled.fingerprint import differences, fingerprint
 from backend_kwargs.compiled.graphs import Graph, permits_decision
-from backend_kwargs.compiled.loading import checked_weights, dtypes_of, why_not_plain, why_not_samples
+from backend_kwargs.compiled.loading import checked_weights, dtypes_of, place_of, why_not_plain, why_not_samples
 from backend_kwargs.compiled.manifest import (
     LARGEST,
     SCHEMA,
@@ -40,6 +40,7 @@ from backend_kwargs.compiled.replacing import (
     PARTS,
     SIGNATURES,
     check_place,
+    make_folder,
     new_folder,
     no_bundle,
     opened_bundle,
@@ -51,7 +52,7 @@ from backend_kwargs.errors import BackendKwargsError, error_text, printable, sho
 T = TypeVar("T")
 BLOCK = 1 << 20
 LONGEST_SIGNATURE = 1 << 10
-LARGEST_HEADER = 100_000_000  # bytes of a safetensors file besides its tensors
+LARGEST_HEADER = 10_000_000  # bytes of a safetensors file besides its tensors
 MOST_TRIES, RETRY_S = 20, 0.005
 UNTRUSTED = (
     "its compiled code is not loaded, as it is not trusted, and the module is compiled again: pass trust=True, or the "
@@ -70,13 +71,18 @@ def save(built: Built, path: Path, signing_key: Any = None, *, factory: str = ""
     """Write a bundle to a folder beside `path`, and put that in place when it is complete."""
     check_save(path, signing_key)
     check_state(built.module)
+    if why := why_not_samples(built):
+        raise BackendKwargsError(f"Cannot write bundle {str(path)!r}: it would have no valid samples: {why}.")
     with new_folder(path) as new:
         for folder in (PARTS, SIGNATURES):
-            (new / folder).mkdir()
+            make_folder(new / folder)
         content = encoded(_write_parts(built, new / PARTS, factory))
+        if len(content) > LARGEST:
+            raise BackendKwargsError(f"Cannot write bundle {str(path)!r}: its manifest is longer than {LARGEST} bytes.")
         if signing_key is not None:
             write(new / SIGNATURES / digest(content), signed(content, signing_key))
-        write(new / MANIFEST, content)
+        write(unnamed := new / f"{MANIFEST}.new", content)
+        unnamed.rename(new / MANIFEST)  # a folder with a manifest is complete, or being deleted
 
 
 def check_save(path: Path, signing_key: Any = None) -> None:
@@ -160,11 +166,11 @@ def _weights(module: torch.nn.Module) -> tuple[dict[str, torch.Tensor], dict[str
     weights: dict[str, torch.Tensor] = {}
     shared: dict[str, str] = {}
     for name, value in module.state_dict().items():
-        place = (value.data_ptr(), value.dtype, value.shape, value.stride()) if value.numel() else name
+        place = place_of(value) if value.numel() else name
         if (known := first.setdefault(place, name)) != name:
             shared[name] = known
         else:
-            weights[name] = value.detach().contiguous().cpu().clone()
+            weights[name] = value.detach().resolve_conj().resolve_neg().contiguous().cpu().clone()
     return weights, shared
 
 
@@ -200,24 +206,64 @@ def _manifest(path: Path, folder: int) -> tuple[Manifest, bytes]:
     return decoded(content, path), content
 
 
+def path_of(path: Any, call: str) -> Path:
+    """Return the path of a bundle; raise if it is none."""
+    if not isinstance(path, str | Path):
+        raise wrong_value(f"{call}'s `path`", "the path of a folder", path)
+    return Path(path)
+
+
+def keys_of(trusted_keys: Any) -> list[Any]:
+    """Return the keys that the user trusts, [] for None; raise if they are no list."""
+    if trusted_keys is None:
+        return []
+    if isinstance(trusted_keys, str | bytes) or not isinstance(trusted_keys, Iterable):
+        raise wrong_value("load's `trusted_keys`", "a list of public keys or of paths of their PEM files", trusted_keys)
+    return [*trusted_keys]
+
+
 def is_trusted(path: Path, content: bytes, *, trust: bool, trusted_keys: Sequence[Any]) -> bool:
     """Return whether a bundle's code may be run; raise if keys are given and none of them signed it."""
     return _complete(path, partial(_is_trusted, path, content, trust, trusted_keys))
+
+
+def inspected(path: Path, trusted_keys: Sequence[Any]) -> tuple[Manifest, str]:
+    """Return a bundle's manifest, and what is known of its signature; raise if keys are given and none signed it."""
+
+    def read(folder: int) -> tuple[Manifest, str]:
+        manifest, content = _manifest(path, folder)
+        if _is_trusted(path, content, False, trusted_keys, folder):
+            return manifest, "signed by a key that was passed"
+        try:
+            _signature(content, folder)
+        except FileNotFoundError:
+            return manifest, "not signed"
+        except OSError as error:
+            return manifest, f"with a signature that is not valid ({error.strerror})"
+        return manifest, "with a signature that is not verified (pass --key)"
+
+    return _complete(path, read)
+
+
+def _signature(content: bytes, folder: int) -> bytes:
+    with (
+        opened_folder(SIGNATURES, NO_LINK, within=folder) as signatures,
+        opened_file(digest(content), NO_LINK, within=signatures) as opened,
+    ):
+        return content_of(opened, LONGEST_SIGNATURE)
 
 
 def _is_trusted(path: Path, content: bytes, trust: bool, trusted_keys: Sequence[Any], folder: int) -> bool:
     if not trusted_keys:
         return trust
     try:
-        with (
-            opened_folder(SIGNATURES, NO_LINK, within=folder) as signatures,
-            opened_file(digest(content), NO_LINK, within=signatures) as opened,
-        ):
-            signature = content_of(opened, LONGEST_SIGNATURE)
-    except OSError:
+        signature = _signature(content, folder)
+    except FileNotFoundError:
         raise MissingPartError(
             f"Bundle {str(path)!r} is not signed; pass trust=True, and no keys, if you trust its author."
         ) from None
+    except OSError as error:
+        raise BackendKwargsError(f"Bundle {str(path)!r} has no valid signature: {error.strerror}.") from None
     if signer(content, signature, trusted_keys) is None:
         raise BackendKwargsError(f"Bundle {str(path)!r} is signed by none of the trusted keys, or was changed since.")
     return True
@@ -314,6 +360,11 @@ def _read_weights(manifest: Manifest, module: torch.nn.Module, read: "_Parts", f
             "same kind."
         )
     read.copy(manifest.weights, file)
+    with file.open("rb") as opened:
+        if int.from_bytes(opened.read(8), "little") > LARGEST_HEADER:
+            raise BackendKwargsError(
+                f"The bundle's weights cannot be read: their header is longer than {LARGEST_HEADER} bytes."
+            )
     try:
         weights: dict[str, torch.Tensor] = load_file(file)
         return weights | {name: weights[known] for name, known in manifest.shared_weights.items()}
@@ -324,11 +375,12 @@ def _read_weights(manifest: Manifest, module: torch.nn.Module, read: "_Parts", f
 @contextmanager
 def opened_parts(folder: int) -> Iterator["_Parts"]:
     """Open the folder of a bundle's parts."""
-    try:
-        with opened_folder(PARTS, NO_LINK, within=folder) as parts:
-            yield _Parts(parts)
-    except OSError as error:
-        raise MissingPartError(f"The bundle's parts cannot be read: {error.strerror}.") from None
+    with ExitStack() as stack:
+        try:
+            parts = stack.enter_context(opened_folder(PARTS, NO_LINK, within=folder))
+        except OSError as error:
+            raise MissingPartError(f"The bundle's parts cannot be read: {error.strerror}.") from None
+        yield _Parts(parts)
 
 
 class _Parts:
@@ -345,6 +397,7 @@ class _Parts:
         """Copy a part to a file, which nobody else can change, and verify the bytes written."""
         try:
             with to.open("xb") as copied:
+                os.fchmod(copied.fileno(), 0o600)  # whatever the umask is
                 copied.writelines(self._blocks(part))
         except OSError as error:
             raise BackendKwargsError(

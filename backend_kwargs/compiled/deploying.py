@@ -9,14 +9,16 @@ import torch
 from backend_kwargs.compiled.ahead import compile_package, export_module
 from backend_kwargs.compiled.exported import Exported
 from backend_kwargs.compiled.identity import identity_of, state_of
+from backend_kwargs.compiled.loading import checked_size
 from backend_kwargs.compiled.package import misfit
 from backend_kwargs.compiled.running import Built, Running, checked, in_eager, input_check, running, seconds_of
 from backend_kwargs.compiled.samples import InputCheck, Sample, leaves_of, made
-from backend_kwargs.errors import BackendKwargsError, warn_once
+from backend_kwargs.errors import BackendKwargsError, error_text, warn_once
 
 SHARED_POOL = (
     "CUDA graphs: modules on one device share torch's memory pool, which is freed when the last of them is deactivated"
 )
+MOST_TIMED = 64 << 20  # bytes of samples
 CHANGES = "the module changes its own attributes when it is called, so it is served with dynamo's guards"
 
 
@@ -33,9 +35,19 @@ def deployed(
     else:
         lean = checked(made_ready.call, check, in_eager(built, built.module))
     call = lean if guards else _watched(built, made_ready, lean, check, swap)
-    others = any(kind == "other" for sample in built.samples for kind, _ in leaves_of(sample))
-    cost = [] if others else [f"input check: {seconds_of(check, built) * 1e6:.1f} µs per call"]
-    return made_ready, call, [*made_ready.notes, *cost]
+    return made_ready, call, [*made_ready.notes, *_cost(built, check)]
+
+
+def _cost(built: Built, check: Callable[[Any, Any], object]) -> list[str]:
+    """Return a note with the time of the input check, unless inputs cannot be made, or only of much memory."""
+    leaves = [leaf for sample in built.samples for leaf in leaves_of(sample)]
+    size = sum(checked_size(*value[:5]) for kind, value in leaves if kind == "tensor")
+    if size > MOST_TIMED or any(kind == "other" for kind, _ in leaves):
+        return []
+    try:
+        return [f"input check: {seconds_of(check, built) * 1e6:.1f} µs per call"]
+    except Exception:  # noqa: BLE001 - the samples may be of a bundle that anybody wrote
+        return []
 
 
 def require_comparable(samples: Sequence[Any]) -> None:
@@ -101,7 +113,10 @@ def with_package(built: Built) -> list[str]:
 
 
 def _exported(built: Built) -> Exported:
-    args, kwargs = made(built.samples[0], built.device)
+    try:
+        args, kwargs = made(built.samples[0], built.device)
+    except Exception as error:
+        raise BackendKwargsError(f"The first sample cannot be made: {error_text(error)}.") from error
     with torch.no_grad():
         return export_module(built, built.module, Sample(tuple(args), dict(kwargs)))
 

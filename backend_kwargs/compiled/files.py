@@ -8,9 +8,9 @@ import shutil
 import stat
 import tempfile
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import BinaryIO
 
@@ -20,6 +20,8 @@ PREFIX = "backend_kwargs.unpacked-"
 NO_LINK = os.O_NOFOLLOW
 DIRECTORY = os.O_RDONLY | os.O_DIRECTORY
 READ = os.O_RDONLY | os.O_NONBLOCK  # opening a pipe put in place of a file must not block
+HEX = "[0-9a-f]{16}"
+remove_all: Callable[[Path], None] = partial(shutil.rmtree, ignore_errors=True)
 
 
 # ---- reading
@@ -75,15 +77,17 @@ class Folder:
 
 
 @contextmanager
-def private_folder(parent: Path | None = None, prefix: str = PREFIX, name: str = "") -> Iterator[Path]:
-    """Make a folder that only this user can enter, and remove it afterwards, unless this is a forked child.
+def private_folder(
+    parent: Path | None = None, prefix: str = PREFIX, name: str = "", remove: Callable[[Path], None] = remove_all
+) -> Iterator[Path]:
+    """Make a folder that only this user can enter, and `remove` it afterwards, unless this is a forked child.
 
     Its process holds a lock on it. A killed process leaves its folder, and the next one made here removes it.
     """
     parent = parent or _safe()
     process = os.getpid()
     try:
-        _sweep(parent, prefix)
+        sweep(parent, re.escape(prefix) + HEX, remove)
         path, lock = _made(parent, prefix, name)
     except OSError as error:
         raise BackendKwargsError(f"Cannot make a folder in {str(parent)!r}: {error.strerror}.") from None
@@ -91,7 +95,7 @@ def private_folder(parent: Path | None = None, prefix: str = PREFIX, name: str =
         yield path
     finally:
         if process == os.getpid():
-            shutil.rmtree(path, ignore_errors=True)
+            remove(path)
         os.close(lock)
 
 
@@ -102,7 +106,12 @@ def _made(parent: Path, prefix: str, name: str) -> tuple[Path, int]:
         with suppress(FileExistsError):
             path.mkdir(mode=0o700)
             with suppress(FileNotFoundError):  # until it is locked, another process may take it for a killed one's
-                lock = os.open(path, DIRECTORY | NO_LINK)
+                try:
+                    path.chmod(0o700)  # whatever the umask is
+                    lock = os.open(path, DIRECTORY | NO_LINK)
+                except PermissionError:
+                    path.rmdir()
+                    raise
                 with suppress(OSError):  # not every network disk has locks, and then nobody can take it for that
                     fcntl.flock(lock, fcntl.LOCK_EX)
                 if path.exists():
@@ -110,13 +119,13 @@ def _made(parent: Path, prefix: str, name: str) -> tuple[Path, int]:
                 os.close(lock)
 
 
-def _sweep(parent: Path, prefix: str) -> None:
-    """Remove the private folders of killed processes of this user: nobody holds a lock on them."""
-    for path in named(parent, re.escape(prefix) + "[0-9a-f]{16}"):
+def sweep(parent: Path, pattern: str, remove: Callable[[Path], None]) -> None:
+    """Remove what killed processes of this user have left under names that match: nobody holds a lock on it."""
+    for path in named(parent, pattern):
         with suppress(OSError), opened_folder(path, NO_LINK) as folder:
             if os.fstat(folder).st_uid == os.geteuid():
                 fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                shutil.rmtree(path, ignore_errors=True)
+                remove(path)
 
 
 def named(parent: Path, pattern: str) -> list[Path]:
@@ -138,7 +147,12 @@ def _safe() -> Path:
     """Return the folder for temporary files; raise if others can replace what is in it."""
     parent = temporary()
     for each in (parent, *parent.parents):
-        mode = each.stat().st_mode
+        try:
+            mode = each.stat().st_mode
+        except OSError as error:
+            raise BackendKwargsError(
+                f"The temporary folder {str(parent)!r} cannot be used: {error.strerror}; set TMPDIR to another."
+            ) from None
         if mode & stat.S_IWOTH and not mode & stat.S_ISVTX:
             raise BackendKwargsError(
                 f"The temporary folder {str(parent)!r} is not safe, since everybody can rename what is in "

@@ -5,6 +5,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
+from itertools import islice
 from typing import Any
 
 import torch
@@ -16,6 +17,7 @@ from backend_kwargs.compiled.samples import InputCheck, leaves_of
 from backend_kwargs.errors import BackendKwargsError, error_text, shown, wrong_value
 
 SHOWN = 3  # names in an error
+MOST_LEAVES = 10_000  # arguments of all samples
 # Methods with which a class says how its state is read. Those of torch's own classes only rename old keys.
 STATE_METHODS = ("load_state_dict", "_load_from_state_dict", "set_extra_state")
 HOOKS = ("_load_state_dict_pre_hooks", "_load_state_dict_post_hooks")
@@ -60,29 +62,31 @@ def why_not_samples(built: Built) -> str:
                     pass
                 case _:
                     return f"it must be arguments and keywords, got {shown(sample)}"
-            for kind, value in leaves_of(sample):
-                if kind == "tensor":
-                    _check_tensor(*value[:5])
+        leaves = [*islice((leaf for sample in built.samples for leaf in leaves_of(sample)), MOST_LEAVES + 1)]
+        if len(leaves) > MOST_LEAVES:
+            return f"they have more than {MOST_LEAVES} arguments"
+        size = sum(checked_size(*value[:5]) for kind, value in leaves if kind == "tensor")
+        if size > os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"):
+            return f"tensors of {size / 1e9:.0f} GB are more than this machine's memory"
         InputCheck(built.samples, built.device, dynamic=bool(built.dynamic), values=True)
     except Exception as error:  # noqa: BLE001 - they are any JSON values
         return error_text(error)
     return ""
 
 
-def _check_tensor(shape: list[int], stride: list[int] | None, dtype: str, device: str, layout: str) -> None:
-    """Raise unless a tensor can be as a manifest describes it."""
+def checked_size(shape: list[int], stride: list[int] | None, dtype: str, device: str, layout: str) -> int:
+    """Return the bytes of a tensor as a manifest describes it; raise unless one can be like that."""
     of, laid_out = (getattr(torch, name.removeprefix("torch.")) for name in (dtype, layout))
     if not isinstance(of, torch.dtype) or not isinstance(laid_out, torch.layout):
         raise TypeError(f"{shown(dtype)} or {shown(layout)} is not a dtype and a layout")
     torch.device(device)
+    torch.zeros(1, dtype=of)  # raises for dtypes of quantized tensors
     if any(type(size) is not int or size < 0 for size in (*shape, *(stride or ()))):
         raise ValueError(f"sizes and strides must be whole numbers from 0 on, got {shown(shape)}, {shown(stride)}")
     if stride is not None and len(stride) != len(shape):
         raise ValueError(f"{len(shape)} sizes have {len(stride)} strides")
     last = sum((size - 1) * step for size, step in zip(shape, stride or (), strict=False))
-    elements = max(math.prod(shape), 1 + last)
-    if (size := elements * of.itemsize) > os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"):
-        raise MemoryError(f"a tensor of {size / 1e9:.0f} GB is more than this machine's memory")
+    return max(math.prod(shape), 1 + last) * of.itemsize
 
 
 # ---- weights
@@ -112,8 +116,8 @@ def checked_weights(module: torch.nn.Module, weights: Mapping[str, Any]) -> Call
     with torch.no_grad():
         _check_shared(tensors, weights)
     own = [*module.parameters(), *module.buffers()]
-    own_places = {_place(each) for each in own}
-    if len(tensors) == len(state) and own_places.issuperset(map(_place, tensors.values())) and _is_plain(module):
+    own_places = {place_of(each) for each in own}
+    if len(tensors) == len(state) and own_places.issuperset(map(place_of, tensors.values())) and _is_plain(module):
         memories = {each.untyped_storage().data_ptr() for each in own}
         values = [weights[name] for name in tensors]
         return partial(
@@ -124,8 +128,10 @@ def checked_weights(module: torch.nn.Module, weights: Mapping[str, Any]) -> Call
     return partial(_load_as_it_says, module, weights)
 
 
-def _place(tensor: torch.Tensor) -> tuple[Any, ...]:
-    return tensor.device, tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride()
+def place_of(tensor: torch.Tensor) -> tuple[Any, ...]:
+    """Return what two tensors have in common that are the same values in the same memory."""
+    bits = (tensor.is_conj(), tensor.is_neg())
+    return tensor.device, tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride(), bits
 
 
 def why_not_plain(tensor: torch.Tensor) -> str:
@@ -179,7 +185,9 @@ def _check_shared(tensors: Mapping[str, torch.Tensor], weights: Mapping[str, tor
 
 
 def _view(memory: torch.UntypedStorage, like: torch.Tensor) -> torch.Tensor:
-    return torch.empty(0, dtype=like.dtype).set_(memory, like.storage_offset(), like.shape, like.stride())
+    view = torch.empty(0, dtype=like.dtype).set_(memory, like.storage_offset(), like.shape, like.stride())
+    view = view.conj() if like.is_conj() else view
+    return view._neg_view() if like.is_neg() else view
 
 
 def _bytes(tensor: torch.Tensor) -> bytes:
@@ -200,10 +208,19 @@ def _is_plain(module: torch.nn.Module) -> bool:
 
 
 def _copy(owns: Sequence[torch.Tensor], values: Sequence[torch.Tensor]) -> None:
-    if not owns:
-        return
     with torch.inference_mode(any(own.is_inference() for own in owns)), torch.no_grad():
-        torch._foreach_copy_(list(owns), list(values))  # one call: Ctrl-C comes before it or after it
+        pairs = [_as_in_memory(*pair) for pair in zip(owns, values, strict=True)]
+        if pairs:  # one call: Ctrl-C comes before it or after it
+            torch._foreach_copy_([own for own, _ in pairs], [value for _, value in pairs])
+
+
+def _as_in_memory(own: torch.Tensor, value: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return a tensor without its conj and neg bits, which torch does not copy to in one call, and its new value."""
+    if own.is_conj():
+        own, value = own.detach().conj(), value.conj()
+    if own.is_neg():
+        own, value = own.detach()._neg_view(), value._neg_view()
+    return own, value.resolve_conj().resolve_neg()
 
 
 def _load_as_it_says(module: torch.nn.Module, weights: Mapping[str, Any]) -> None:

@@ -12,7 +12,7 @@ from backend_kwargs.compiled.package_guards import PackageGuards
 from backend_kwargs.errors import BackendKwargsError, error_text, shown, wrong_value
 
 SCHEMA = 1
-LARGEST = 64 << 20  # bytes of a manifest
+LARGEST = 8 << 20  # bytes of a manifest
 EXTRA = "pip install 'backend-kwargs[signing]'"
 Digest = Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{64}\Z")]
 ExtensionPath = Annotated[str, msgspec.Meta(pattern=r"^[A-Z2-7]{20,80}/[A-Za-z0-9_][A-Za-z0-9_.\-]{0,100}\.so\Z")]

@@ -151,9 +151,9 @@ class CompiledModule:
         """
         with self._lock:
             self._after("save")
-            from backend_kwargs.compiled.bundle import save
+            from backend_kwargs.compiled.bundle import path_of, save
 
-            save(self._known(), Path(path), signing_key)
+            save(self._known(), path_of(path, "save"), signing_key)
 
     @classmethod
     def load(
@@ -162,7 +162,7 @@ class CompiledModule:
         module: "torch.nn.Module",
         *,
         trust: bool = False,
-        trusted_keys: Iterable[Any] = (),
+        trusted_keys: Iterable[Any] | None = (),
         device: Any = None,
     ) -> "CompiledModule":
         """Load a bundle's weights into `module`, and return a CompiledModule to activate() or deploy().
@@ -173,9 +173,10 @@ class CompiledModule:
         this machine differs from the one that built it, the module is compiled again; `describe()` gives the reason. If
         it raises, `module` is unchanged.
         """
-        from backend_kwargs.compiled.bundle import load
+        from backend_kwargs.compiled.bundle import keys_of, load, path_of
 
-        built, notes = load(Path(path), module, device, trust=trust, trusted_keys=list(trusted_keys))
+        keys = keys_of(trusted_keys)
+        built, notes = load(path_of(path, "load"), module, device, trust=trust, trusted_keys=keys)
         loaded = cls(built.config)
         loaded._built, loaded._state, loaded._notes = built, State.CHECKPOINT_LOADED, notes
         return loaded

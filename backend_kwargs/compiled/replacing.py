@@ -1,26 +1,43 @@
 """The place of a bundle: a complete folder takes it by one rename, and nothing that is not ours is followed or deleted.
 
-A save renames the old bundle aside, renames the new one to its place, and deletes the old one. A kill between the two
-renames leaves no bundle under the name, but the old one aside: a load finds it, and the next save deletes it.
+A save fills a private folder, exchanges its name with that of the old bundle, and deletes the old one; what a kill
+leaves under a private name is never loaded, and the next save deletes it. A file system that cannot exchange names
+needs three renames: a kill between the first two leaves no bundle under the name, but the old one aside, which a load
+finds and the next save deletes.
 """
 
+import ctypes
 import errno
+import fcntl
 import os
 import re
 import secrets
 import stat
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
+from functools import cache
 from pathlib import Path
+from typing import Any
 
-from backend_kwargs.compiled.files import NO_LINK, content_of, named, opened_file, opened_folder, private_folder
+from backend_kwargs.compiled.files import (
+    HEX,
+    NO_LINK,
+    content_of,
+    named,
+    opened_file,
+    opened_folder,
+    private_folder,
+    remove_all,
+    sweep,
+)
 from backend_kwargs.compiled.manifest import LARGEST, decoded, digest
-from backend_kwargs.errors import BackendKwargsError
+from backend_kwargs.errors import BackendKwargsError, warn_once
 
 MANIFEST, PARTS, SIGNATURES = "manifest.json", "parts", "signatures"
 LOCK = ".lock"  # an empty file in the bundles of former releases
 ASIDE = ".old"  # the end of the name that an old bundle has while a new one takes its place
 MOST_TRIES = 20
+RENAME_EXCHANGE, AT_FDCWD = 2, -100  # of Linux
 
 
 @contextmanager
@@ -29,9 +46,11 @@ def new_folder(path: Path) -> Iterator[Path]:
     with _reported(path):
         target = _resolved(path)
         target.parent.mkdir(parents=True, exist_ok=True)
-        with private_folder(target.parent, _beside(target)) as new:
+        with private_folder(target.parent, _beside(target), remove=_remove) as new:
             yield new
             _put_in_place(new, target)
+        if new.exists():
+            warn_once(f"Bundle {str(path)!r} is saved; the old one cannot be deleted: {str(new)!r} stays.")
 
 
 def check_place(path: Path) -> None:
@@ -45,9 +64,12 @@ def check_place(path: Path) -> None:
             _names(target)
         above = next(each for each in target.parents if each.exists())
         for each in (above, target):
-            if each.exists() and not (each.is_dir() and os.access(each, os.W_OK | os.X_OK)):
-                raise OSError(0, f"{str(each)!r} is not a folder that can be written to")
-        with private_folder(above, _beside(target)):  # root may write everywhere, but not on every file system
+            # Opened, since another process may put its bundle there between two looks.
+            with suppress(FileNotFoundError), opened_folder(each) as folder:
+                if not os.access(".", os.W_OK | os.X_OK, dir_fd=folder):
+                    raise OSError(0, f"{str(each)!r} is not a folder that can be written to")
+        # Root may write everywhere, but not on every file system.
+        with private_folder(above, _beside(target), remove=_remove):
             pass
 
 
@@ -56,9 +78,9 @@ def opened_bundle(path: Path) -> Iterator[int]:
     """Open a bundle's folder; a bundle of which a killed save has left only the old one, by that one's name."""
     with ExitStack() as stack:
         try:
-            folder = stack.enter_context(opened_folder(path))
+            folder = stack.enter_context(opened_folder(target := _resolved(path)))
         except FileNotFoundError as error:
-            for each in (*_asides(path), path):  # the new one may have got its name since
+            for each in (*named(target.parent, _asides(target)), target):  # the new one may have got its name since
                 with suppress(OSError):
                     folder = stack.enter_context(opened_folder(each))
                     break
@@ -100,30 +122,67 @@ def _beside(target: Path) -> str:
 
 
 def _put_in_place(new: Path, target: Path) -> None:
-    """Rename the folder `new` to `target`; a bundle that is there gets another name before, and is then deleted."""
+    """Rename the folder `new` to `target`; a bundle that is there gets the name `new`."""
     mode = stat.S_IMODE((new / PARTS).stat().st_mode)
     _sync(new / PARTS, new / SIGNATURES, new)
     for _ in range(MOST_TRIES):
-        aside = target.with_name(f"{_beside(target)}{secrets.token_hex(8)}{ASIDE}")
         new.chmod(mode)
         try:
-            with suppress(FileNotFoundError):
-                target.rename(aside)
-                _names(aside)  # again, since nothing of others is deleted
-                _take_over(aside, new)
-            new.rename(target)
-        except BaseException as error:
-            with suppress(OSError):
-                aside.rename(target)
+            if not _replaced(new, target):
+                new.rename(target)
+        except OSError as error:
             # Another process has put its bundle there meanwhile.
-            if isinstance(error, OSError) and error.errno in (errno.ENOTEMPTY, errno.EEXIST):
+            if error.errno in (errno.ENOTEMPTY, errno.EEXIST):
                 continue
             raise
         _sync(target.parent)
-        for old in _asides(target):
-            _delete(old)
+        sweep(target.parent, _asides(target), _remove)
         return
     raise OSError(0, "other processes keep saving to it")
+
+
+def _replaced(new: Path, target: Path) -> bool:
+    """Let the folder `new` and the bundle `target` swap their names; return False if there is no such bundle."""
+    with suppress(FileNotFoundError), opened_folder(target, NO_LINK) as old:
+        # Locked, no other save takes it for a killed one's; its own maker may hold that lock still.
+        with suppress(OSError):
+            fcntl.flock(old, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        _take_over(target, new)
+        _swap(new, target)
+        try:
+            _names(new)  # again, since nothing of others is deleted
+        except BaseException:
+            _swap(new, target)
+            raise
+        return True
+    return False
+
+
+def _swap(new: Path, target: Path) -> None:
+    if _exchanged(new, target):
+        return
+    aside = target.with_name(f"{_beside(target)}{secrets.token_hex(8)}{ASIDE}")
+    target.rename(aside)
+    try:
+        new.rename(target)
+    except BaseException:
+        with suppress(OSError):
+            aside.rename(target)
+        raise
+    aside.rename(new)  # at once: under the name aside a load would take it for the bundle if the new one is removed
+
+
+def _exchanged(one: Path, other: Path) -> bool:
+    """Exchange the names of two folders at once; return False if this system or file system cannot."""
+    rename = _renameat2()
+    return rename is not None and not rename(
+        AT_FDCWD, os.fsencode(one), AT_FDCWD, os.fsencode(other), ctypes.c_uint(RENAME_EXCHANGE)
+    )
+
+
+@cache
+def _renameat2() -> Any:
+    return getattr(ctypes.CDLL(None), "renameat2", None)
 
 
 def _take_over(old: Path, new: Path) -> None:
@@ -133,6 +192,12 @@ def _take_over(old: Path, new: Path) -> None:
         for each in (new, *new.rglob("*")):
             os.chown(each, owner.st_uid, owner.st_gid)
     new.chmod(stat.S_IMODE(owner.st_mode))
+
+
+def make_folder(path: Path) -> None:
+    """Make a folder with the mode that the umask permits to others, and all that its owner needs."""
+    path.mkdir()
+    path.chmod(stat.S_IMODE(path.stat().st_mode) | stat.S_IRWXU)
 
 
 def _sync(*folders: Path) -> None:
@@ -145,18 +210,15 @@ def _sync(*folders: Path) -> None:
 def write(file: Path, content: bytes) -> None:
     """Write a new file that lasts if the machine fails."""
     with file.open("xb") as opened:
+        os.fchmod(opened.fileno(), stat.S_IMODE(os.fstat(opened.fileno()).st_mode) | stat.S_IRUSR | stat.S_IWUSR)
         opened.write(content)
         opened.flush()
         os.fsync(opened.fileno())
 
 
-def _asides(path: Path) -> list[Path]:
-    """Return the bundles that saves to `path` have renamed; one that was killed leaves its."""
-    try:
-        target = _resolved(path)
-    except OSError:
-        return []
-    return named(target.parent, re.escape(_beside(target)) + "[0-9a-f]{16}" + re.escape(ASIDE))
+def _asides(target: Path) -> str:
+    """Return the pattern of the names that an old bundle has between two renames; a killed save leaves it."""
+    return re.escape(_beside(target)) + HEX + re.escape(ASIDE)
 
 
 def _names(path: Path) -> list[str]:
@@ -201,6 +263,14 @@ def _not_ours(name: str) -> OSError:
     return OSError(0, f"the folder contains {name!r}, which is not part of a bundle; name another")
 
 
+def _remove(path: Path) -> None:
+    """Delete a folder of a save: a complete bundle without what others put in it; one that is not complete whole."""
+    if os.path.lexists(path / MANIFEST):
+        _delete(path)
+    else:
+        remove_all(path)
+
+
 def _delete(old: Path) -> None:
     """Delete the files of a bundle, and its folders if they are empty then; readers that have one open keep it."""
     with suppress(OSError):
@@ -208,6 +278,7 @@ def _delete(old: Path) -> None:
         with opened_folder(old, NO_LINK) as folder:
             for part in (PARTS, SIGNATURES):
                 with suppress(FileNotFoundError), opened_folder(part, NO_LINK, within=folder) as inner:
+                    os.fchmod(inner, 0o700)  # a folder that cannot be written to keeps its files
                     for name in names:
                         if name.startswith(f"{part}/"):
                             os.unlink(name.removeprefix(f"{part}/"), dir_fd=inner)

@@ -224,9 +224,9 @@ def escape_by_extension(manifest):
                 ("text for a size", [["2"], [1], "torch.int8", "cpu", "torch.strided"], "ValueError: sizes and "),
                 ("true for a size", [[True], [1], "torch.int8", "cpu", "torch.strided"], "ValueError: sizes and "),
                 ("missing stride", [[2, 2], [1], "torch.int8", "cpu", "torch.strided"], "ValueError: 2 sizes have 1 "),
-                ("huge", [[35 << 40], [1], "torch.int8", "cpu", "torch.strided"], "MemoryError: a tensor of 38483 GB "),
-                ("huge stride", [[2], [35 << 40], "torch.int8", "cpu", "torch.strided"], "MemoryError: a tensor of "),
-                ("huge in steps of 0", [[35 << 40], [0], "torch.int8", "cpu", "torch.strided"], "MemoryError: a "),
+                ("huge", [[35 << 40], [1], "torch.int8", "cpu", "torch.strided"], "tensors of 38483 GB "),
+                ("huge stride", [[2], [35 << 40], "torch.int8", "cpu", "torch.strided"], "tensors of "),
+                ("huge in steps of 0", [[35 << 40], [0], "torch.int8", "cpu", "torch.strided"], "tensors of "),
             ]
         ),
         pytest.param(lambda m: m.update(cold_s=-1.0), "has no valid manifest: ValidationError", id="seconds"),

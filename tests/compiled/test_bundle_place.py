@@ -1,8 +1,11 @@
 """Where a bundle is written: beside its place, which it takes by one rename; nothing that is not ours is touched."""
 
+import fcntl
 import os
 import shutil
 import stat
+import sys
+import tempfile
 import threading
 from pathlib import Path
 
@@ -13,6 +16,9 @@ from small_module import scaled
 import backend_kwargs as bk
 from backend_kwargs import BackendKwargsError, CompiledModule
 from backend_kwargs.compiled import replacing
+from backend_kwargs.compiled.bundle import inspected
+from backend_kwargs.compiled.files import opened_folder
+from backend_kwargs.compiled.manifest import digest
 
 EAGER = bk.CompileConfig(backend="eager", check_numbers="off")
 
@@ -166,6 +172,84 @@ def test_a_new_bundle_has_the_modes_that_the_umask_permits(mask, compiled, tmp_p
     assert stat.S_IMODE((tmp_path / "bundle").stat().st_mode) == 0o777 & ~mask
 
 
+@pytest.mark.parametrize("mask", [0o777, 0o477])
+def test_its_owner_may_read_a_bundle_whatever_the_umask_is(mask, compiled, other, tmp_path):
+    old = os.umask(mask)
+    try:
+        for each in (compiled, other):
+            each.save(tmp_path / "bundle")
+    finally:
+        os.umask(old)
+    for each in (tmp_path / "bundle", *(tmp_path / "bundle").rglob("*")):
+        assert stat.S_IMODE(each.stat().st_mode) == (0o700 if each.is_dir() else 0o600)
+    assert names(tmp_path) == ["bundle"]
+
+
+def test_a_path_through_a_link_is_read_where_it_was_written(compiled, tmp_path):
+    """The parent of a link is that of the folder it names, for save and load alike."""
+    (tmp_path / "disk" / "inner").mkdir(parents=True)
+    (tmp_path / "b").symlink_to("disk/inner")
+    compiled.save(f"{tmp_path}/b/../c")
+    assert names(tmp_path / "disk") == ["c", "inner"]
+    assert holds(f"{tmp_path}/b/../c", compiled)
+
+
+@pytest.mark.parametrize("path", [None, 3, b"b"], ids=repr)
+def test_what_is_no_path_is_refused(path, compiled):
+    message = f"must be the path of a folder, got {path!r} ({type(path).__name__})."
+    assert refused(compiled.save, path) == f"save's `path` {message}"
+    assert refused(lambda path: CompiledModule.load(path, scaled()), path) == f"load's `path` {message}"
+
+
+@pytest.mark.parametrize("keys", ["key.pem", Path("key.pem"), 3, b"key"], ids=repr)
+def test_keys_that_are_no_list_are_refused(keys, compiled, tmp_path):
+    compiled.save(tmp_path / "bundle")
+    assert refused(lambda keys: CompiledModule.load(tmp_path / "bundle", scaled(), trusted_keys=keys), keys) == (
+        "load's `trusted_keys` must be a list of public keys or of paths of their PEM files, got "
+        f"{keys!r} ({type(keys).__name__})."
+    )
+
+
+def test_no_keys(compiled, tmp_path):
+    compiled.save(tmp_path / "bundle")
+    CompiledModule.load(tmp_path / "bundle", scaled(), trusted_keys=None)
+
+
+SIGNATURES = {
+    "pipe": (os.mkfifo, "it is not a regular file"),
+    "folder": (Path.mkdir, "it is not a regular file"),
+    "link": (lambda path: path.symlink_to("../manifest.json"), "Too many levels of symbolic links"),
+    "long": (lambda path: path.write_bytes(b"x" * 2000), "it is longer than 1024 bytes"),
+}
+
+
+@pytest.mark.parametrize(("make", "why"), SIGNATURES.values(), ids=SIGNATURES)
+def test_a_signature_that_is_none(make, why, compiled, tmp_path):
+    compiled.save(bundle := tmp_path / "bundle")
+    content = (bundle / "manifest.json").read_bytes()
+    make(bundle / "signatures" / digest(content))
+    assert refused(lambda path: CompiledModule.load(path, scaled(), trusted_keys=["none.pem"]), bundle) == (
+        f"Bundle {str(bundle)!r} has no valid signature: {why}."
+    )
+    assert inspected(bundle, ())[1] == f"with a signature that is not valid ({why})"
+
+
+def test_a_bundle_left_aside_is_inspected_whole(aside, tmp_path):
+    """The manifest and the signature are of one folder."""
+    content = (aside / "manifest.json").read_bytes()
+    (aside / "signatures" / digest(content)).write_bytes(b"x" * 64)
+    assert inspected(tmp_path / "bundle", ())[1] == "with a signature that is not verified (pass --key)"
+
+
+def test_a_temporary_folder_that_was_deleted_is_named(compiled, tmp_path, monkeypatch):
+    compiled.save(tmp_path / "bundle")
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "gone"))
+    assert refused(lambda path: CompiledModule.load(path, scaled()), tmp_path / "bundle") == (
+        f"The temporary folder {str(tmp_path / 'gone')!r} cannot be used: No such file or directory; set TMPDIR to "
+        "another."
+    )
+
+
 @pytest.mark.parametrize("size", [250, 255])
 def test_a_long_name(size, compiled, other, tmp_path):
     for each in (compiled, other):
@@ -259,6 +343,26 @@ def test_a_bundle_aside_of_another_name_is_not_taken(aside, tmp_path):
         CompiledModule.load(tmp_path / "bundle2", scaled())
 
 
+@pytest.fixture(params=["exchange", "renames"])
+def way(request, monkeypatch):
+    """How the folders swap their names: at once, or, as not every file system can do that, by three renames."""
+    if request.param == "renames":
+        monkeypatch.setattr(replacing, "_exchanged", lambda one, other: False)
+    return request.param
+
+
+def test_this_system_exchanges_names_at_once(tmp_path):
+    if not sys.platform.startswith("linux"):
+        pytest.skip("Linux has renameat2")
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / name).touch()
+    if not replacing._exchanged(tmp_path / "a", tmp_path / "b"):
+        pytest.skip("this file system cannot")
+    assert (names(tmp_path / "a"), names(tmp_path / "b")) == (["b"], ["a"])
+    assert not replacing._exchanged(tmp_path / "a", tmp_path / "none")
+
+
 def test_an_error_after_the_first_rename_puts_the_old_bundle_back(compiled, other, tmp_path, monkeypatch):
     compiled.save(tmp_path / "bundle")
     rename = Path.rename
@@ -268,6 +372,7 @@ def test_an_error_after_the_first_rename_puts_the_old_bundle_back(compiled, othe
             raise Killed
         return rename(self, target)
 
+    monkeypatch.setattr(replacing, "_exchanged", lambda one, other: False)
     monkeypatch.setattr(Path, "rename", failing)
     with pytest.raises(Killed):
         other.save(tmp_path / "bundle")
@@ -275,19 +380,71 @@ def test_an_error_after_the_first_rename_puts_the_old_bundle_back(compiled, othe
     assert holds(tmp_path / "bundle", compiled)
 
 
-def test_a_file_that_comes_during_the_save_is_not_deleted(compiled, other, tmp_path, monkeypatch):
+def test_a_file_that_comes_during_the_save_is_not_deleted(way, compiled, other, tmp_path, monkeypatch):
     """The old folder is looked at again after it was renamed, since nobody finds it under its name then."""
     compiled.save(tmp_path / "bundle")
-    rename = Path.rename
+    take_over = replacing._take_over
 
-    def late(self, target):
-        if self.name == "bundle":
-            (self / "thesis").write_text("years of work")
-        return rename(self, target)
+    def late(old, new):
+        (old / "thesis").write_text("years of work")
+        take_over(old, new)
 
-    monkeypatch.setattr(Path, "rename", late)
+    monkeypatch.setattr(replacing, "_take_over", late)
     assert "the folder contains 'thesis'" in refused(other.save, tmp_path / "bundle")
     assert (tmp_path / "bundle" / "thesis").read_text() == "years of work"
+    assert names(tmp_path) == ["bundle"]
+
+
+def killed_in_place(each, bundle):
+    """Save in a process that ends when the new bundle is in place, before the old one is deleted."""
+    child = os.fork()
+    if not child:
+        sync = replacing._sync
+        replacing._sync = lambda *folders: os._exit(9) if folders == (bundle.parent,) else sync(*folders)
+        each.save(bundle)
+        os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 9
+
+
+def test_a_bundle_that_is_removed_does_not_come_back(way, compiled, other, tmp_path):
+    """What a kill has left of the old bundle is never loaded, and the next save deletes it."""
+    compiled.save(tmp_path / "bundle")
+    killed_in_place(other, tmp_path / "bundle")
+    assert holds(tmp_path / "bundle", other)
+    assert len(names(tmp_path)) == 2
+    shutil.rmtree(tmp_path / "bundle")
+    with pytest.raises(BackendKwargsError, match=r"^No bundle at"):
+        CompiledModule.load(tmp_path / "bundle", scaled())
+    other.save(tmp_path / "bundle")
+    assert names(tmp_path) == ["bundle"]
+
+
+def test_a_bundle_aside_of_a_process_that_lives_is_not_deleted(aside, other, tmp_path):
+    """If that process is killed and the other one's bundle is lost, it is all there is."""
+    with opened_folder(aside) as folder:
+        fcntl.flock(folder, fcntl.LOCK_EX)
+        other.save(tmp_path / "bundle")
+        assert names(tmp_path) == [aside.name, "bundle"]
+    other.save(tmp_path / "bundle")
+    assert names(tmp_path) == ["bundle"]
+
+
+def test_an_old_bundle_that_stays_is_named(compiled, other, tmp_path, monkeypatch):
+    compiled.save(tmp_path / "bundle")
+    monkeypatch.setattr(replacing, "_delete", lambda old: None)
+    with pytest.warns(bk.BackendKwargsWarning) as warned:
+        other.save(tmp_path / "bundle")
+    (left,) = set(names(tmp_path)) - {"bundle"}
+    assert str(warned[0].message) == (
+        f"Bundle {str(tmp_path / 'bundle')!r} is saved; the old one cannot be deleted: {str(tmp_path / left)!r} stays."
+    )
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may delete everything")
+def test_a_bundle_with_folders_that_are_read_only_is_replaced(compiled, other, tmp_path):
+    compiled.save(tmp_path / "bundle")
+    (tmp_path / "bundle" / "parts").chmod(0o500)
+    other.save(tmp_path / "bundle")
     assert names(tmp_path) == ["bundle"]
 
 
@@ -301,7 +458,7 @@ def test_a_reader_of_the_old_bundle_goes_on(compiled, other, tmp_path):
         assert opened.read() == content
 
 
-def test_writers_and_readers_at_once(compiled, other, tmp_path):
+def test_writers_and_readers_at_once(way, compiled, other, tmp_path):
     """Threads that save and load one bundle get one of the two each time, and leave nothing else."""
     compiled.save(tmp_path / "bundle")
     errors = []

@@ -345,3 +345,46 @@ def test_other_dtypes_come_back(dtype, tmp_path):
     module = with_buffer(torch.zeros(3).to(dtype))
     CompiledModule.load(tmp_path / "bundle", module)
     assert torch.equal(module.extra, value)
+
+
+# ---- complex tensors, which may be conjugated or negated without being copied
+
+
+class Views(torch.nn.Module):
+    """A module with four views of one complex tensor, each with values of its own."""
+
+    def __init__(self, seed):
+        super().__init__()
+        z = torch.randn(4, dtype=torch.complex64, generator=torch.Generator().manual_seed(seed))
+        for name, value in {"z": z, "conj": z.conj(), "imag": z.imag, "minus": z.conj().imag}.items():
+            self.register_buffer(name, value)
+
+    def forward(self, x):
+        return x + self.z.real
+
+
+class Alone(Views):
+    """The same names and shapes, each with memory of its own, without such marks."""
+
+    def __init__(self):
+        super().__init__(0)
+        for name, value in [*self.named_buffers()]:
+            setattr(self, name, torch.zeros_like(value.resolve_conj().resolve_neg()))
+
+
+@pytest.mark.parametrize("make", [Alone, lambda: Views(1)], ids=["plain", "views"])
+def test_views_with_marks_are_saved_and_loaded(make, tmp_path):
+    saved = Views(0)
+    CompiledModule(EAGER).build(saved, [torch.randn(4)]).save(tmp_path / "bundle")
+    module = make()
+    CompiledModule.load(tmp_path / "bundle", module)
+    assert equal(values(module), values(saved))
+
+
+@pytest.mark.parametrize("mark", [torch.conj, lambda z: z.conj().imag], ids=["conj", "minus"])
+def test_a_parameter_with_a_mark_is_loaded(mark):
+    module = torch.nn.Module()
+    module.weight = torch.nn.Parameter(mark(torch.randn(4, dtype=torch.complex64)))
+    weights = {"weight": torch.randn_like(module.weight.detach()).resolve_conj().resolve_neg()}
+    load(module, weights)
+    assert torch.equal(module.weight, weights["weight"])

@@ -8,14 +8,17 @@ from pathlib import Path
 
 import forks
 import pytest
+import torch
 from attempts import TIMES
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from backend_kwargs import BackendKwargsError, CompileConfig, load_templates, make_backend
+from backend_kwargs import BackendKwargsError, CompileConfig, CompiledModule, load_templates, make_backend
 from backend_kwargs.backend import Backend
+from backend_kwargs.cli.console import print_table, say
 from backend_kwargs.compilers.auto.decisions_toml import read_decisions
 from backend_kwargs.options import convert
+from backend_kwargs.plain_data import read_toml
 from backend_kwargs.registry import list_templates
 from backend_kwargs.spec import split_candidates
 from backend_kwargs.templates import find_template
@@ -85,6 +88,15 @@ TOML = {
     "dotted table": f"[{DEEP}]",
     "quoted keys": ".".join(['"a"'] * 1000) + " = 1",
     "spaced key": " . ".join("a" * 1000) + " = 1",
+    "quoted keys with spaces": ".".join(['"a b"'] * 60_000) + " = 1",
+    "literal keys": ".".join(["'$'"] * 60_000) + " = 1",
+    "keys with escapes": ".".join(['"\\"#"'] * 60_000) + " = 1",
+    "empty keys": " . ".join(['""'] * 60_000) + " = 1",
+    "quoted table": "[" + ".".join(['"$"'] * 60_000) + "]",
+    "quoted keys in an inline table": "x = {y = 'b', " + ".".join(['"="'] * 60_000) + " = 1}",
+    "quoted keys after a comment": "# it's \"\n" + ".".join(['"$"'] * 60_000) + " = 1",
+    "quoted keys after lines of text": 'x = """\n"a\\""""""\n' + ".".join(['"$"'] * 60_000) + " = 1",
+    "text without an end": '"""' + '\\"""' * 500_000,
     "nested lists": f"x = {'[' * 1000}{']' * 1000}",
     "nested tables": f"x = {'{a=' * 1000}1{'}' * 1000}",
     "many digits": f"x = {'1' * 5000}",
@@ -105,6 +117,21 @@ def test_toml_of_any_content(what, content, tmp_path):
     path.write_bytes(content if isinstance(content, bytes) else content.encode())
     message = refusal(READERS[what], path)
     assert message.startswith((f"Cannot read {what} from {str(path)!r}: ", f"{str(path)!r} has no [{what}."))
+
+
+DOTS = ".".join("a" * 1000)
+VALUES = {
+    "text": f"x = '{DOTS}'",
+    "lines of text": f'x = """\n"a\\"""{DOTS}"""""',
+    "literal lines": f"x = '''\n'{DOTS}'''",
+    "comment": f"x = '{DOTS}' # {DOTS}",
+}
+
+
+@pytest.mark.parametrize("content", VALUES.values(), ids=VALUES)
+def test_dots_in_a_value_are_no_deep_key(content, tmp_path):
+    (tmp_path / "t.toml").write_text(content)
+    assert DOTS in read_toml(tmp_path / "t.toml", "a test")["x"]
 
 
 TABLES = {
@@ -244,7 +271,56 @@ def test_long_specs(text):
         split_candidates(text)
 
 
+# ---- samples of a bundle
+
+HUGE = [[1 << 36], [1], "torch.float32", "cpu", "torch.strided"]  # 275 GB
+SAMPLES = {
+    "a dtype of quantized tensors": ([[[4, 8], [8, 1], "torch.quint8", "cpu", "torch.strided"]], "NotImplementedError"),
+    "tensors of much memory": ([HUGE] * 100, "tensors of 27488 GB are more than this machine's memory"),
+    "many tensors": ([HUGE] * 10_001, "they have more than 10000 arguments"),
+}
+
+
+def state_with(tensors, module):
+    """Return what to_dict() gives, with other samples."""
+    return {
+        "type": "CompiledModule",
+        "version": 1,
+        "config": CompileConfig(backend="eager").to_dict(),
+        "samples": [{"tuple": [{"tuple": [{"tensor": each} for each in tensors]}, {"dict": {}}]}],
+        "output_dtypes": [],
+        "module": module.state_dict(),
+    }
+
+
+def test_large_samples_are_not_made_when_a_module_is_deployed():
+    """The cost of the input check is not worth their memory."""
+    module = torch.nn.Linear(8, 8)
+    loaded = CompiledModule.from_dict(
+        module, state_with([[[1 << 21, 8], [8, 1], "torch.float64", "cpu", "torch.strided"]], module)
+    )
+    loaded.deploy()
+    assert "input check" not in loaded.describe()
+
+
+@pytest.mark.parametrize(("tensors", "why"), SAMPLES.values(), ids=SAMPLES)
+def test_samples_that_cannot_be_made(tensors, why):
+    """They are refused when they are read, not when the module is deployed."""
+    module = torch.nn.Linear(8, 8)
+    message = refusal(CompiledModule.from_dict, module, state_with(tensors, module))
+    assert message.startswith(f"A state must be what to_dict() gave; it has no valid samples: {why}")
+
+
 # ---- the command line
+
+
+def test_many_lines_are_printed_at_once(capsys):
+    """A manifest of a few megabytes may have as many notes."""
+    began = time.perf_counter()
+    say(*["\x1b[2J"] * 100_000)
+    print_table(("a", "b"), [(1, 2)] * 2000)
+    assert time.perf_counter() - began < AT_ONCE_S
+    assert capsys.readouterr().out.count("\\x1b[2J\n") == 100_000
 
 
 def test_the_command_line_says_it_in_one_line(tmp_path):
