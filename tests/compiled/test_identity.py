@@ -65,13 +65,20 @@ def test_a_method_by_a_computed_name_that_needs_what_cannot_be_compared_is_like_
         pytest.param(lambda: nn.MultiheadAttention(8, 2, batch_first=True), id="attention"),
         pytest.param(lambda: nn.TransformerEncoderLayer(8, 2, 16, batch_first=True), id="encoder layer"),
         pytest.param(lambda: nn.Transformer(8, 2, 1, 1, 16, batch_first=True), id="transformer"),
-        pytest.param(lambda: nn.utils.parametrizations.weight_norm(nn.Linear(4, 4)), id="weight norm"),
+        pytest.param(lambda: nn.LSTM(4, 4), id="weak references"),
     ],
 )
 def test_weights_do_not_count(make):
     """Two modules of one kind are the same with other weights, and after a copy."""
     made, other = make(), make()
     assert identity_of(made) == identity_of(other) == identity_of(copy.deepcopy(made)) is not None
+
+
+def test_a_parametrized_layer_is_like_one_built_alike():
+    """And not like its copy, whose property refers to the layer that was copied."""
+    made, other = (nn.utils.parametrizations.weight_norm(nn.Linear(4, 4)) for _ in range(2))
+    assert identity_of(made) == identity_of(other) is not None
+    assert identity_of(copy.deepcopy(made)) != identity_of(made)
 
 
 class Calls(nn.Module):

@@ -5,7 +5,6 @@ import pickle
 import textwrap
 from dataclasses import replace
 from functools import partial
-from types import SimpleNamespace
 
 import forks
 import pytest
@@ -269,14 +268,6 @@ def test_a_sign_of_zero_is_part_of_the_sample(tmp_path):
     check((0.0, float("nan")), {})
     with pytest.raises(BackendKwargsError, match=r"Input args\[0\] must be 0.0, got -0.0"):
         check((-0.0, float("nan")), {})
-
-
-def test_a_hash_of_this_process_is_not_compared(x, tmp_path):
-    """transformers keeps Python's hash of a text, which differs in each process, in each model that can generate."""
-    module, other = scaled(), scaled()
-    for each, number in ((module, 1), (other, 2)):
-        each.generation_config = SimpleNamespace(_original_object_hash=number)
-    assert UNTRACED in deployed(saved(module, x, tmp_path / "bundle"), other).describe()
 
 
 def test_a_module_that_differs_in_an_attribute_gives_its_own_results(x, tmp_path):
