@@ -13,7 +13,6 @@ import itertools
 import operator
 import re
 import sys
-import weakref
 from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from enum import EnumMeta
@@ -84,6 +83,12 @@ LOADS = ("LOAD_GLOBAL", "LOAD_NAME")
 ATTRIBUTES = ("LOAD_ATTR", "LOAD_METHOD")
 HIDES = ("IMPORT_", "STORE_GLOBAL", "DELETE_GLOBAL", "LOAD_BUILD_CLASS", "LOAD_FROM_DICT_OR_GLOBALS")
 PADDING = ("CACHE", "EXTENDED_ARG", "PRECALL")
+# dynamo puts its own functions in the place of these when it is first used.
+WRAPPED = (
+    "torch.manual_seed",
+    "torch.nn.modules.module.Module.__init__",
+    "torch.nn.modules.module.Module.__setstate__",
+)
 # torch's tables of hooks have keys that are numbers of the process; those of weights that are loaded or saved have run.
 HOOKS = frozenset(
     {"_forward_hooks", "_forward_hooks_with_kwargs", "_forward_hooks_always_called", "_forward_pre_hooks"}
@@ -335,6 +340,7 @@ class _Walk:
             self.lines += [
                 f"{label}.{name} {self.member(value)}"
                 for name, value in [*members.items()]
+                if not (f"{label}.{name}" in WRAPPED and is_own(value))
                 if (type(value) in METHODS or not name.startswith("__")) and name != "_abc_impl"
                 # Which submodules are there depends on what was imported.
                 if not isinstance(value, ModuleType) or value.__name__ != f"{label}.{name}"
@@ -507,7 +513,6 @@ RULES: dict[type, Callable[[Any, Any], str]] = {
     torch._ops.OpOverload: _Walk.operator_,
     torch._ops.OpOverloadPacket: _Walk.operator_,
     operator.itemgetter: lambda walk, value: walk.refs(value.__reduce__()),
-    weakref.ref: lambda walk, value: walk.ref(value()),
     re.Pattern: lambda walk, value: f"{value.pattern!r} {value.flags}",
     GenericAlias: _Walk.typing,
     UnionType: lambda walk, value: walk.refs(value.__args__),

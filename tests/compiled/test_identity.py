@@ -65,7 +65,6 @@ def test_a_method_by_a_computed_name_that_needs_what_cannot_be_compared_is_like_
         pytest.param(lambda: nn.MultiheadAttention(8, 2, batch_first=True), id="attention"),
         pytest.param(lambda: nn.TransformerEncoderLayer(8, 2, 16, batch_first=True), id="encoder layer"),
         pytest.param(lambda: nn.Transformer(8, 2, 1, 1, 16, batch_first=True), id="transformer"),
-        pytest.param(lambda: nn.LSTM(4, 4), id="weak references"),
     ],
 )
 def test_weights_do_not_count(make):
