@@ -72,7 +72,7 @@ def _watched(
                 result = first(*args, **kwargs)
                 chosen = first
                 if state_of(built.module) != before:
-                    warn_once(f"{CHANGES}.")
+                    warn_once(f"{CHANGES[0].upper()}{CHANGES[1:]}.")
                     built.notes.append(CHANGES)
                     guarded = running(built, built.module, keep=False, guards="local")
                     made_ready.backend = guarded.backend

@@ -81,7 +81,7 @@ CLASSES_OF = (
 CLASSES = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer, torch.Size, torch.dtype, torch.device)
 LOADS = ("LOAD_GLOBAL", "LOAD_NAME")
 ATTRIBUTES = ("LOAD_ATTR", "LOAD_METHOD")
-HIDES = ("IMPORT_", "STORE_GLOBAL", "DELETE_GLOBAL", "LOAD_BUILD_CLASS", "LOAD_FROM_DICT_OR_GLOBALS")
+HIDES = ("IMPORT_", "STORE_GLOBAL", "DELETE_GLOBAL", "LOAD_BUILD_CLASS", "LOAD_FROM_DICT_OR_GLOBALS", "BUILD_SET")
 PADDING = ("CACHE", "EXTENDED_ARG", "PRECALL")
 # dynamo puts its own functions in the place of these when it is first used.
 WRAPPED = (

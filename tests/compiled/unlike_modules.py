@@ -1,5 +1,6 @@
 """Modules whose result depends on a number in a place that only an attribute, a global or code shows."""
 
+import abc
 import collections
 import contextlib
 import dataclasses
@@ -7,6 +8,7 @@ import enum
 import functools
 import operator
 import os
+import time
 import types
 from typing import NamedTuple
 
@@ -484,15 +486,167 @@ NOT_COMPARED = {
 }
 
 
-def setter(mapped, k):
-    mapped.factor = k
-    return mapped
-
-
 def imports(x):
     import unlike_modules
 
     return x * unlike_modules.FACTOR
+
+
+class Level(enum.IntEnum):
+    """A member with an attribute."""
+
+    low = 1
+
+
+class Made:
+    """An object that a class method makes."""
+
+    def __init__(self):
+        self.factor = 2.0
+
+    @classmethod
+    def create(cls):
+        return cls()
+
+
+class Shown:
+    """An object that is shown in another way."""
+
+    def __repr__(self):
+        return "2"
+
+
+class Ordered:
+    """An object whose attributes have an order."""
+
+    def __init__(self, k):
+        for name in ("two", "three") if k == 2 else ("three", "two"):
+            setattr(self, name, {"two": 2.0, "three": 3.0}[name])
+
+
+class Fast(metaclass=abc.ABCMeta):  # noqa: B024
+    """A class with which others are registered."""
+
+
+def level(k):
+    Level.low.extra = k
+    return Reads(Level.low, lambda held: held.extra)
+
+
+def made_by_class_method(k):
+    class Own(Made):
+        def __init__(self):
+            self.factor = k
+
+    return Reads(Own, lambda held: held.create().factor)
+
+
+def shown_as(k):
+    class Own(Shown):
+        def __repr__(self):
+            return str(k)
+
+    return Reads(Own(), lambda held: float(f"{held!r}"))
+
+
+def named_buffers(k):
+    class Own(nn.Module):
+        def named_buffers(self, *args, **kwargs):
+            yield "a", torch.tensor(k)
+
+        def forward(self, x):
+            return x * next(self.buffers())
+
+    return Own()
+
+
+def registered(k):
+    class Own:
+        pass
+
+    if k > 2:
+        Fast.register(Own)
+    return Reads(Own(), lambda held: 3.0 if isinstance(held, Fast) else 2.0)
+
+
+def metadata(k):
+    fields = [("a", int, dataclasses.field(default=1, metadata={"factor": k}))]
+    cls = dataclasses.make_dataclass("Config", fields)
+    return Reads(cls(), lambda held: dataclasses.fields(held)[0].metadata["factor"])
+
+
+def matched(k):
+    class Own:
+        __match_args__ = ("a",) if k == 2 else ("b",)
+        a, b = 2.0, 3.0
+
+    def read(held):
+        match held:
+            case Own(found):
+                return found
+
+    return Reads(Own(), read)
+
+
+def of_ordered_dict(k):
+    held = collections.OrderedDict()
+    held.factor = k
+    return Reads(held, factor_of)
+
+
+def state_hook(k):
+    module = Applies(torch.sin)
+    module.my_state_dict_factor, module.my_hooks = k, {1: k}
+    return module
+
+
+def cached_function(k):
+    @functools.lru_cache
+    def function(x):
+        return x * function.factor
+
+    function.factor = k
+    return Applies(function)
+
+
+# Those of which it is enough that they are not taken for each other.
+UNLIKE = {
+    "attribute of a member": level,
+    "class method that makes an object": made_by_class_method,
+    "__repr__": shown_as,
+    "overridden method that torch calls": named_buffers,
+    "registered class": registered,
+    "metadata of a field": metadata,
+    "__match_args__": matched,
+    "attribute of an ordered dict": of_ordered_dict,
+    "attributes named like hooks": state_hook,
+    "attribute of a cached function": cached_function,
+    "order of attributes": lambda k: Reads(Ordered(k), lambda held: next(iter(vars(held).values()))),
+    "order of attributes by __dict__": lambda k: Reads(Ordered(k), lambda held: next(iter(held.__dict__.values()))),
+    "name of a class": lambda k: Reads(type(f"Own{k}", (), {})(), lambda held: float(type(held).__name__[3:])),
+    "parts of a generic alias": lambda k: Reads(list[type("Own", (), {"k": k})], lambda held: held.__args__[0].k),
+    "hash of a process": lambda k: Reads(types.SimpleNamespace(_original_object_hash=k), factor_of),
+}
+# What torch's or Python's state decides, which is not compared.
+STATE = {
+    "rank": lambda x: x * torch.distributed.is_initialized(),
+    "setting of a library": lambda x: x * torch.backends.cudnn.benchmark,
+    "threads": lambda x: x * torch.get_num_threads(),
+    "autocast": lambda x: x.to(torch.get_autocast_dtype("cpu")),
+    "imported module": imports,
+    "module as a value": lambda x, held=torch: held.sin(x),
+    "time": lambda x: x * time.time(),
+    "globals": lambda x: x * outer.__globals__["FACTOR"],
+    "text of an attribute": lambda x: x * len("{.dtype}".format(x)),  # noqa: UP032
+    "variables": lambda x: x * len(vars(x)),
+    "order of a set": lambda x: x * len(next(iter({"a", "bc"}))),
+    "print": lambda x: print("called") or x,  # noqa: T201
+}
+
+
+def setter(mapped, k):
+    mapped.factor = k
+    return mapped
 
 
 @contextlib.contextmanager
