@@ -88,7 +88,7 @@ def _compiled(built: Built, samples: Sequence[Sample], wanted: "Wanted | None", 
         made.free()
         raise
     if made.backend:
-        keep_frame(made.backend, identity)
+        keep_frame(made.backend, identity, made.code)
         if not made.backend.compiled:
             note = "no graph of the module was compiled, so it runs in eager"
             built.notes.append(note)

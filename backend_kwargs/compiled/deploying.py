@@ -1,5 +1,6 @@
 """Deploying: the callable with the least overhead for serving, and facts about it."""
 
+import threading
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -19,7 +20,7 @@ SHARED_POOL = (
     "CUDA graphs: modules on one device share torch's memory pool, which is freed when the last of them is deactivated"
 )
 MOST_TIMED = 64 << 20  # bytes of samples
-CHANGES = "the module changes its own attributes when it is called, so it is served with dynamo's guards"
+CHANGES = "the module changes what it reads when it is called, so it is served with dynamo's guards"
 
 
 def deployed(
@@ -69,23 +70,29 @@ def _watched(
     check: InputCheck,
     swap: Callable[[Callable[..., Any]], None],
 ) -> Callable[..., Any]:
-    """Return `first` for the first call; if that call changes attributes of the module, guards are used from then on.
+    """Return `first` for the first call; if that call changes what later ones may read, guards are used from then on.
 
-    Without guards each later call would compute what the first one did.
+    Without guards each later call would compute what the first one did. Calls of other threads wait for the first one.
     """
+    lock = threading.RLock()
+    later: list[Callable[..., Any]] = []
 
     def call(*args: Any, **kwargs: Any) -> Any:
-        before = state_of(built.module)
-        result = first(*args, **kwargs)
-        if state_of(built.module) != before:
-            warn_once(f"{CHANGES}.")
-            built.notes.append(CHANGES)
-            guarded = running(built, built.module, keep=False, guards="local")
-            made_ready.backend = guarded.backend
-            swap(checked(guarded.call, check, in_eager(built, built.module)))
-        else:
-            swap(first)
-        return result
+        with lock:
+            if not later:
+                before = state_of(built.module)
+                result = first(*args, **kwargs)
+                chosen = first
+                if state_of(built.module) != before:
+                    warn_once(f"{CHANGES[0].upper()}{CHANGES[1:]}.")
+                    built.notes.append(CHANGES)
+                    guarded = running(built, built.module, keep=False, guards="local")
+                    made_ready.backend = guarded.backend
+                    chosen = checked(guarded.call, check, in_eager(built, built.module))
+                later.append(chosen)
+                swap(chosen)
+                return result
+        return later[0](*args, **kwargs)
 
     return call
 

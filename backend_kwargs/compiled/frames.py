@@ -21,6 +21,7 @@ from backend_kwargs.compiled.identity import identity_of
 from backend_kwargs.errors import error_text, warn_once
 
 GRAPH = "__compiled_fn"  # how dynamo names the global through which its bytecode calls a graph
+RESUMES = "__resume"  # and that for what follows a graph break
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,15 +39,17 @@ class Frame:
     options: Mapping[str, Any]
 
 
-def keep_frame(backend: GraphBackend, identity: str | None) -> None:
-    """Keep the bytecode that calls the backend's only graph, if it can be called without dynamo.
+def keep_frame(backend: GraphBackend, identity: str | None, entry: CodeType | None) -> None:
+    """Keep the bytecode that calls the backend's only graph, if it is that of `entry` and can be called without dynamo.
 
-    `identity` is that of the traced module before its first call, None if it cannot be compared with another.
+    After a graph break it would be that of an inner function or of the rest of one, with other arguments. `identity` is
+    that of the traced module before its first call, None if it cannot be compared with another.
     """
     if (
         identity is None
         or len(backend.compiled) != 1
         or len(backend.frames) != 1
+        or backend.frames[0][0] is not entry
         or backend.compiled[0] not in backend.unwrapped
     ):
         return
@@ -67,6 +70,8 @@ def _frame(code: CodeType, scope: Mapping[str, Any], identity: str, options: Map
         return None
     generated = entries[0].code
     loaded = {each.argval for each in dis.get_instructions(generated) if each.opname == "LOAD_GLOBAL"}
+    if any(name.startswith(RESUMES) for name in loaded):
+        return None
     values = {name: scope[name] for name in sorted(loaded) if name in scope}
     graphs = [name for name in values if name.startswith(GRAPH)]
     if len(graphs) != 1:
@@ -89,11 +94,11 @@ def untraced(entry: FunctionType, module: torch.nn.Module, graphs: Mapping[str, 
             return None
         call: Callable[..., Any] = load_graph(kept[0], (), folder, frame.options)
         scope: dict[str, Any] = {name: importlib.import_module(found) for name, found in frame.modules.items()}
+        scope |= {**frame.others, frame.graph: call, "__builtins__": builtins}
+        code = marshal.loads(frame.bytecode)  # noqa: S302 - as above
+        return partial(FunctionType(code, scope, entry.__name__, None, entry.__closure__), module)
     except CannotLoadError:
         return None
     except Exception as error:  # noqa: BLE001 - the module is traced instead
         warn_once(f"The bundle's bytecode does not load, and the module is traced: {error_text(error)}.")
         return None
-    scope |= {**frame.others, frame.graph: call, "__builtins__": builtins}
-    code = marshal.loads(frame.bytecode)  # noqa: S302 - as above
-    return partial(FunctionType(code, scope, entry.__name__, None, entry.__closure__), module)

@@ -1,23 +1,21 @@
 """Whether two modules are the same for a compiler: a hash of all that traced code can depend on.
 
 What is compared: the attributes of every object that is reached from the module, which of them are the same object,
-hooks, and the code of each function with the globals that it reads. Methods, class attributes and attributes of Python
-modules count if some code that was reached names them. A release of torch, numpy or Python's library is compared
-elsewhere; here only that their functions are their own. Anything of another kind cannot be compared.
+hooks, all of each user's class, and the code of each function with the globals that it reads. Of a library, code may
+use what depends on its arguments alone. A release of torch, numpy or Python's library is compared elsewhere; here only
+that what it holds is its own. Anything of another kind cannot be compared.
 """
 
 import builtins
 import dis
 import hashlib
-import importlib.util
-import logging
+import itertools
 import operator
 import re
 import sys
-from abc import ABCMeta
 from collections import OrderedDict, defaultdict, deque
-from collections.abc import Callable, Iterable, Mapping
-from enum import Enum, EnumMeta
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from enum import EnumMeta
 from functools import cached_property, lru_cache, partial
 from types import (
     BuiltinFunctionType,
@@ -39,35 +37,83 @@ from typing import Any
 
 import torch
 
-from backend_kwargs.compiled.library_code import has_python_layout, is_library, is_library_name, is_own
+from backend_kwargs.compiled.library_code import HEAP_TYPE, has_python_layout, is_library, is_library_name, is_own
 from backend_kwargs.compiled.operators import TORCH_NAMESPACES
 from backend_kwargs.compiled.samples import memory_of
 from backend_kwargs.compilers.auto.cache_key import ambient
 from backend_kwargs.errors import shown
 
+CACHED = type(lru_cache(lambda: None))
+METHODS = (FunctionType, property, staticmethod, classmethod, partial)
 PLAIN = frozenset(
     {type(None), bool, int, float, complex, str, bytes, range, slice, type(...), type(NotImplemented), torch.Size}
     | {torch.dtype, torch.device, torch.layout, torch.memory_format}
 )
 # Their objects are Python's alone, with all their state in attributes.
-WITH_ATTRIBUTES = ("torch.nn", "torch.autograd.grad_mode", "torch.amp", "collections", "functools", "enum", "types")
-METACLASSES = (type, ABCMeta, EnumMeta)
-# What a builtin finds depends on more than its arguments.
-UNSEEN = {"eval", "exec", "compile", "globals", "locals", "vars", "dir", "open", "input", "__import__", "id"}
-LOADS = ("LOAD_GLOBAL", "LOAD_NAME")
-CALLED = ("forward", "__call__", "_call_impl", "_wrapped_call_impl", "_slow_forward", "__getattr__")
-FUNCTIONS = (FunctionType, BuiltinFunctionType, MethodDescriptorType)
-GETTERS = (operator.itemgetter, operator.attrgetter, operator.methodcaller)
-MADE = {"__init__", "__new__", "__post_init__"}  # run only where a class is called
-# These say nothing about what a method computes.
-ASIDE = frozenset(
-    {"__doc__", "__module__", "__qualname__", "__dict__", "__weakref__", "__slots__", "__slotnames__", "__repr__"}
-    | {"__annotations__", "__annotate__", "__orig_bases__", "__parameters__", "__abstractmethods__", "_abc_impl"}
-    | {"__match_args__", "__dataclass_params__", "__dataclass_fields__", "__init_subclass__", "__set_name__", "__dir__"}
-    | {"__reduce__", "__reduce_ex__", "__getstate__", "__setstate__", "__getnewargs__", "__copy__", "__deepcopy__"}
-    | {"__del__"}
+WITH_ATTRIBUTES = (
+    "torch.nn",
+    "torch.autograd.grad_mode",
+    "torch.amp",
+    "collections",
+    "functools",
+    "enum",
+    "types",
+    "dataclasses",
 )
-PER_PROCESS = {"_original_object_hash"}  # transformers keeps Python's hash of a text in its GenerationConfig
+METACLASSES = (type, EnumMeta)
+# Functions of Python in these modules depend on their arguments alone, and those of C on them and torch's own state.
+FUNCTIONS_OF = frozenset(
+    {"torch.nn.functional", "torch.functional", "torch._tensor", "torch._jit_internal", "torch.nn.init", "dataclasses"}
+    | {"torch.nn.utils.parametrize", "torch.nn.utils.parametrizations", "torch.utils.checkpoint", "collections", "enum"}
+    | {"torch._C._nn", "torch._C._fft", "torch._C._linalg", "torch._C._special", "math", "cmath", "operator"}
+    | {"_operator", "functools", "_functools", "itertools", "_collections", "contextlib", "copy"}
+)
+FUNCTIONS = ("torch.is_tensor", "typing.cast")
+BUILTINS = frozenset(
+    {"abs", "all", "any", "bin", "callable", "chr", "divmod", "hex", "isinstance", "issubclass", "iter", "len", "max"}
+    | {"min", "next", "oct", "ord", "pow", "repr", "round", "sorted", "sum", "getattr", "hasattr", "setattr"}
+)
+CLASSES_OF = (
+    *("torch.nn.", "torch.autograd.grad_mode", "torch.amp.autocast_mode", "torch.cuda.amp.autocast_mode"),
+    *("builtins", "collections", "functools", "itertools", "enum", "types", "numpy", "operator", "dataclasses", "re"),
+    *("contextlib", "typing"),
+)
+CLASSES = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer, torch.Size, torch.dtype, torch.device)
+LOADS = ("LOAD_GLOBAL", "LOAD_NAME")
+ATTRIBUTES = ("LOAD_ATTR", "LOAD_METHOD")
+HIDES = ("IMPORT_", "STORE_GLOBAL", "DELETE_GLOBAL", "LOAD_BUILD_CLASS", "LOAD_FROM_DICT_OR_GLOBALS", "BUILD_SET")
+PADDING = ("CACHE", "EXTENDED_ARG", "PRECALL")
+# dynamo puts its own functions in the place of these when it is first used.
+WRAPPED = (
+    "torch.manual_seed",
+    "torch.nn.modules.module.Module.__init__",
+    "torch.nn.modules.module.Module.__setstate__",
+)
+# torch's tables of hooks have keys that are numbers of the process; those of weights that are loaded or saved have run.
+HOOKS = frozenset(
+    {"_forward_hooks", "_forward_hooks_with_kwargs", "_forward_hooks_always_called", "_forward_pre_hooks"}
+    | {"_forward_pre_hooks_with_kwargs", "_backward_hooks", "_backward_pre_hooks"}
+)
+STATE_HOOKS = frozenset(
+    {"_state_dict_hooks", "_state_dict_pre_hooks", "_load_state_dict_pre_hooks", "_load_state_dict_post_hooks"}
+)
+# Not compared in a class, so that code must not read them.
+ASIDE = frozenset(
+    {"__dict__", "__weakref__", "__annotations__", "__annotate__", "__annotate_func__", "__annotations_cache__"}
+    | {"__static_attributes__", "__firstlineno__", "__slotnames__", "__orig_bases__", "__parameters__"}
+    | {"__type_params__", "__abstractmethods__", "_abc_impl", "__hash__"}
+)
+# Names by which code reads what is not compared, such as the order of attributes or all globals.
+REFLECTIVE = (
+    ASIDE
+    | HOOKS
+    | STATE_HOOKS
+    | {"__globals__", "__code__", "__subclasses__", "__mro__", "mro", "__closure__", "__defaults__", "__kwdefaults__"}
+    | {"__bases__", "__base__", "__slots__", "__wrapped__", "__args__", "__origin__", "__getattribute__", "__self__"}
+    | {"__func__", "__builtins__", "__spec__", "__loader__", "__file__", "__path__", "__dir__", "__sizeof__"}
+    | {"__traceback__", "tb_frame", "f_globals", "f_locals", "f_back", "gi_frame", "format", "format_map"}
+    | {"__reduce__", "__reduce_ex__", "__getstate__", "cache_info"}
+)
 MOST = 200_000  # objects; tracing a module with more takes no longer than this walk
 
 
@@ -113,10 +159,7 @@ class _Walk:
         self.numbers: dict[Any, int] = {}
         self.kept: list[Any] = []  # so that no id is used twice
         self.queue: deque[tuple[int, Any, Callable[[Any], str]]] = deque()
-        self.names: dict[str, None] = {}  # attributes that code reads
-        # Attributes that count if code reads them: by any name that it computes, or by those alone that it contains.
-        self.spaces: list[tuple[str, Mapping[str, Any], bool]] = []
-        self.every_name = False
+        self.namespaces: set[str] = set()  # of libraries
         self.read: set[tuple[int, str]] = set()
         # The values of registered tensors are inputs of compiled code; those of other tensors may be part of it.
         self.registered = {
@@ -128,13 +171,12 @@ class _Walk:
         self.start(module)
 
     def start(self, module: torch.nn.Module) -> None:
-        self.name(CALLED)
         self.ref(module)
         self.lines.append(str({key: value for key, value in ambient().items() if key != "grad"}))
         if torch._C._len_torch_function_stack() or torch._C._len_torch_dispatch_stack():
             raise CannotCompareError("a mode that changes torch's functions")
         for space in (torch, torch.nn.functional, torch.Tensor):
-            self.lines += self.foreign(vars(space))
+            self.foreign(space.__name__, vars(space))
         for name, hooks in vars(torch.nn.modules.module).items():
             if name.startswith("_global_") and isinstance(hooks, dict):
                 self.lines.append(f"{name} {self.refs(hooks.values())}")
@@ -173,26 +215,6 @@ class _Walk:
             self.queue.append((self.numbers[key], value, describe))
         return f"#{self.numbers[key]}"
 
-    def name(self, names: Iterable[str]) -> None:
-        """Count attributes of these names, wherever they are."""
-        for name in names:
-            if name not in self.names:
-                self.names[name] = None
-                found = [(label, space) for label, space, _ in self.spaces if name in space]
-                self.lines += [f"{label}.{name} {self.ref(space[name])}" for label, space in found]
-
-    def space(self, label: str, members: Mapping[str, Any], *, computed: bool = True) -> None:
-        """Count those of these attributes that code reads; `computed` by names that it computes, too."""
-        self.spaces.append((label, members, computed))
-        read = members if self.every_name and computed else self.names
-        self.lines += [f"{label}.{name} {self.ref(members[name])}" for name in sorted(read) if name in members]
-
-    def any_name(self) -> None:
-        """Count all attributes, as code reads some by names that it computes."""
-        if not self.every_name:
-            self.every_name = True
-            self.name(sorted({name for _, space, computed in self.spaces if computed for name in space}))
-
     def unknown(self, value: Any) -> str:
         """Raise, as this value cannot be compared."""
         raise CannotCompareError(shown(value))
@@ -206,15 +228,13 @@ class _Walk:
             return f"{type(value).__name__} {rule(self, value)}"
         kind = type(value)
         if issubclass(kind, type):
-            return f"class {self.called_class(value)}"
+            return f"class {self.named_class(value)}"
         if issubclass(kind, ModuleType):
-            return self.module(value)
+            return self.unknown(value)  # code may read anything in it
         if issubclass(kind, torch.Tensor):
             return self.unknown(value)
-        if issubclass(kind, Enum):
-            return f"{self.type_ref(type(value))} {value.name} {self.ref(value.value)}"
         if kind.__module__ == "typing":
-            return repr(value)
+            return self.typing(value)
         if kind.__module__.partition(".")[0] == "numpy":
             return self.numpy(value)
         return self.instance(value)
@@ -242,7 +262,7 @@ class _Walk:
                         continue
         if isinstance(value, torch.nn.Module):
             attributes = _with_numbered_hooks(attributes)
-        described = [f"{name}={self.ref(attributes[name])}" for name in sorted(attributes.keys() - PER_PROCESS)]
+        described = [f"{self.ref(name)}={self.ref(each)}" for name, each in attributes.items()]
         return f"{self.type_ref(cls)} {held} {' '.join(described)}"
 
     def pairs(self, value: Mapping[Any, Any]) -> str:
@@ -250,17 +270,15 @@ class _Walk:
         return f"{{{', '.join(f'{self.ref(key)}: {self.ref(item)}' for key, item in items)}}}"
 
     def elements(self, value: Iterable[Any]) -> str:
-        """Describe a set, whose order differs between processes."""
-        return str(sorted(map(self.unordered, value)))
+        """Describe a set in its order, which is the same in each process for numbers alone."""
+        items = [*value]
+        if len(items) > 1 and any(type(each) not in (bool, int, float) for each in items):
+            return self.unknown(value)
+        return self.refs(items)
 
-    def unordered(self, value: Any) -> str:
-        if type(value) in PLAIN:
-            return f"{type(value).__name__} {value!r}"
-        if type(value) is tuple:
-            return f"({', '.join(map(self.unordered, value))})"
-        if isinstance(value, type | FunctionType | BuiltinFunctionType) and is_library(value):
-            return f"{value.__module__}.{value.__qualname__}"
-        return self.unknown(value)
+    def typing(self, value: Any) -> str:
+        origin, args = getattr(value, "__origin__", None), getattr(value, "__args__", ())
+        return f"{value!r} {self.refs((origin, *args))}" if origin else repr(value)
 
     def tensor(self, value: torch.Tensor) -> str:
         if value.layout != torch.strided or value.is_quantized or value.is_nested or value._backward_hooks:
@@ -270,9 +288,9 @@ class _Walk:
         kind = list(value.shape), value.stride(), str(value.dtype), value.device.type, value.requires_grad
         storage = value.untyped_storage()
         place = self.numbered(("storage", storage._cdata), storage, lambda each: f"storage {each.nbytes()}")
-        self.space(place, {key: each for key, each in vars(value).items() if not key.startswith("_dynamo")})
+        attributes = self.pairs({key: each for key, each in vars(value).items() if not key.startswith("_dynamo")})
         inference = value.is_inference()
-        return f"{kind} {place} {value.storage_offset()} {inference} {self.values(value)}"
+        return f"{kind} {place} {value.storage_offset()} {inference} {attributes} {self.values(value)}"
 
     def values(self, value: torch.Tensor) -> str:
         """Return a hash of a tensor's values, "" for a registered one."""
@@ -289,71 +307,66 @@ class _Walk:
             return f"{value.dtype} {value.shape} {value.strides} {hashlib.sha256(value.tobytes()).hexdigest()}"
         if isinstance(value, np.generic | np.dtype) and not np.dtype(value).hasobject:
             return f"{type(value).__name__} {value!r}"
-        if isinstance(value, np.ufunc) or callable(value):
+        if isinstance(value, np.ufunc):
             return f"numpy {np.__version__} {value.__name__}"
         return self.unknown(value)
 
-    def module(self, value: ModuleType) -> str:
-        name = value.__name__
-        if isinstance(value, torch._ops._OpNamespace):
-            return name if value.name in TORCH_NAMESPACES else self.unknown(value)
-        if value is torch.ops:
-            others = {each.partition("::")[0] for each in torch._C._dispatch_get_all_op_names()} - TORCH_NAMESPACES
-            self.space("torch.ops", dict.fromkeys(sorted(others), _Operators()), computed=False)
-            return "torch.ops"
-        if is_library_name(name):
-            if type(value) is ModuleType:
-                self.space(name, vars(value), computed=False)
-            return name
-        if type(value) is not ModuleType or "__getattr__" in vars(value) or name.partition(".")[0] in STDLIB:
-            return self.unknown(name)
-        self.space(name, vars(value))
-        return name
-
     # ---- classes
 
-    def called_class(self, cls: type) -> str:
-        """Describe a class that code may call: with what makes an object of it."""
-        if cls in GETTERS[1:]:
-            self.any_name()
-        if not is_library(cls):
-            for base in cls.__mro__:
-                if not is_library(base):
-                    made = [f"{name} {self.ref(vars(base)[name])}" for name in sorted(MADE & vars(base).keys())]
-                    self.lines.append(f"{base.__qualname__} {made}")
+    def named_class(self, cls: type) -> str:
+        """Describe a class that code uses."""
+        place = f"{cls.__module__}."
+        if is_library(cls) and cls not in CLASSES and (not place.startswith(CLASSES_OF) or type(cls) is not type):
+            return self.unknown(cls)
         return self.type_ref(cls)
 
     def class_(self, cls: type) -> str:
-        """Describe a class by those of its attributes that code may read; a library's class by name."""
+        """Describe a class by all that it holds; a library's class by name, if all that it holds is the library's."""
+        bases = [self.type_ref(base) for base in cls.__bases__]
         if is_library(cls):
-            self.lines += self.foreign(vars(cls))
-            return f"{cls.__module__}.{cls.__qualname__} {[self.type_ref(base) for base in cls.__bases__]}"
+            if cls.__flags__ & HEAP_TYPE:
+                self.foreign(f"{cls.__module__}.{cls.__qualname__}", vars(cls))
+                self.foreign(cls.__module__, vars(sys.modules[cls.__module__]))
+            return f"{cls.__module__}.{cls.__qualname__} {bases}"
         if type(cls) not in METACLASSES:
             return self.unknown(cls)
-        label = self.type_ref(cls)
-        members = {name: value for name, value in vars(cls).items() if name not in ASIDE | MADE}
-        # A library's class calls those of its methods that are overridden. For nn.Module these are the names CALLED.
-        bases = [base for base in cls.__mro__ if is_library(base) and base not in (object, torch.nn.Module)]
-        overridden = {name for base in bases for name in vars(base)}
-        always = [name for name in sorted(members) if name in overridden or re.fullmatch("__.*__", name)]
-        self.lines += [f"{label}.{name} {self.ref(members[name])}" for name in always]
-        self.space(label, {name: value for name, value in members.items() if name not in always})
-        made = tuple(vars(cls)[name] for name in sorted(MADE & vars(cls).keys()))
-        self.space(label, {"type()": made, "__class__": made}, computed=False)
-        self.space(label, {name: vars(cls)[name] for name in ASIDE & vars(cls).keys()}, computed=False)
-        return f"{cls.__qualname__} {[self.type_ref(base) for base in cls.__bases__]}"
+        held = [f"{name}={self.ref(value)}" for name, value in vars(cls).items() if name not in ASIDE]
+        return f"{cls.__name__} {cls.__qualname__} {bases} {held}"
 
-    def foreign(self, members: Mapping[str, Any]) -> list[str]:
-        """Describe the members of a library, and follow functions that are not its own, as after a monkeypatch."""
-        lines = []
-        for name, value in [*members.items()]:
-            if type(value) is FunctionType and not is_own(value):
-                lines.append(f"{name} {self.ref(value)}")
-            elif type(value) in (bool, int, float) and not name.startswith("___"):  # dynamo's names
-                lines.append(f"{name} {value!r}")
-            elif type(value) in FUNCTIONS and value.__name__ != name and name not in MADE | ASIDE:
-                lines.append(f"{name} {value.__qualname__}")
-        return lines
+    def foreign(self, label: str, members: Mapping[str, Any]) -> None:
+        """Describe what a library's class or module holds."""
+        if label not in self.namespaces:
+            self.namespaces.add(label)
+            self.lines += [
+                f"{label}.{name} {self.member(value)}"
+                for name, value in [*members.items()]
+                if not (f"{label}.{name}" in WRAPPED and is_own(value))
+                if (type(value) in METHODS or not name.startswith("__")) and name != "_abc_impl"
+                # Which submodules are there depends on what was imported.
+                if not isinstance(value, ModuleType) or value.__name__ != f"{label}.{name}"
+            ]
+
+    def member(self, value: Any) -> str:
+        """Describe what a library holds: what is its own by name, and anything else as what code uses."""
+        kind = type(value)
+        if kind in (staticmethod, classmethod):
+            return f"{kind.__name__} {self.member(value.__func__)}"
+        if kind is property:
+            return f"property {[self.member(each) for each in (value.fget, value.fset, value.fdel)]}"
+        if kind is FunctionType:
+            if is_own(value):
+                return f"{value.__module__}.{value.__qualname__}:{value.__code__.co_firstlineno}"
+            return self.ref(value)
+        if kind in PLAIN:
+            return f"{kind.__name__} {value!r}"
+        if isinstance(value, ModuleType):
+            return value.__name__
+        if isinstance(value, type):
+            named = is_library(value) or kind.__module__ == "pybind11_builtins"
+            return f"{value.__module__}.{value.__qualname__}" if named else self.ref(value)
+        if kind is CACHED:
+            return self.member(value.__wrapped__)
+        return self.ref(value) if _is_foreign(value) else f"{kind} {getattr(value, '__qualname__', '')}"
 
     # ---- functions
 
@@ -361,56 +374,81 @@ class _Walk:
         cells = [cell.cell_contents for cell in value.__closure__ or () if cell != CellType()]
         inside = f"{self.refs(cells)} {self.ref(value.__defaults__)} {self.ref(value.__kwdefaults__)}"
         if is_own(value):
-            return f"{value.__module__}.{value.__qualname__} {value.__code__.co_firstlineno} {inside}"
-        self.space(self.ref(value), vars(value))
-        return f"{value.__name__} {self.code(value.__code__, value.__globals__)} {inside}"
+            place, name = value.__globals__["__name__"], value.__qualname__
+            is_method = place.startswith("torch.nn.") and "." in name
+            if not is_method and place not in FUNCTIONS_OF and f"{place}.{name}" not in FUNCTIONS:
+                return self.unknown(value)
+            return f"{place}.{name} {value.__code__.co_firstlineno} {inside}"
+        code = self.code(value.__code__, value.__globals__)
+        return f"{value.__name__} {value.__qualname__} {code} {inside} {self.pairs(vars(value))}"
 
     def code(self, code: CodeType, scope: dict[str, Any]) -> str:
-        """Describe a function's code, and follow the globals and attributes that it reads."""
-        read, names, unseen = _names(code)
-        for name in _imported(code, scope):
-            module = sys.modules.get(name)
-            self.lines.append(f"import {name} {self.ref(module) if module else self.unknown(name)}")
-        if unseen:
-            raise CannotCompareError(f"{code.co_qualname}: {unseen}")
-        self.name(names)
-        for name in read:
-            self.global_(name, scope, code)
+        """Describe a function's code, and follow the globals that it reads."""
+        steps = [each for each in dis.get_instructions(code) if each.opname not in PADDING]
+        for at, each in enumerate(steps):
+            if each.opname in LOADS:
+                after = itertools.takewhile(lambda step: step.opname in ATTRIBUTES, steps[at + 1 :])
+                self.global_(each.argval, [step.argval for step in after], scope, steps[at + 1 :])
+            elif each.opname.startswith(HIDES):
+                self.refuse(f"{code.co_qualname}: {each.opname}")
+            elif isinstance(each.argval, frozenset) and steps[at + 1].opname != "CONTAINS_OP":
+                self.refuse(f"{code.co_qualname}: the order of a set")
+        if found := REFLECTIVE & {*code.co_names, *_texts(code.co_consts)}:
+            self.refuse(f"{code.co_qualname}: {sorted(found)}")
         constants = [
             self.code(each, scope) if isinstance(each, CodeType) else _constant(each) for each in code.co_consts
         ]
-        self.name(sorted(name for each in code.co_consts if type(each) is str for name in each.split(".")))
         shape = code.co_argcount, code.co_posonlyargcount, code.co_kwonlyargcount, code.co_flags
         variables = code.co_names, code.co_varnames, code.co_freevars, code.co_cellvars
         return f"{code.co_code.hex()} {code.co_exceptiontable.hex()} {shape} {variables} {constants}"
 
-    def global_(self, name: str, scope: dict[str, Any], code: CodeType) -> None:
+    def refuse(self, why: str) -> None:
+        """Raise, as code does what cannot be compared."""
+        raise CannotCompareError(why)
+
+    def global_(self, name: str, names: list[str], scope: dict[str, Any], after: list[dis.Instruction]) -> None:
+        """Follow a global, and attributes of it as long as they are those of Python modules."""
         place = scope.get("__builtins__", builtins)
         found = scope if name in scope else place if isinstance(place, dict) else vars(place)
-        value = found.get(name)
-        if value is type:
-            self.name(["type()"])
-        if value is getattr or value is hasattr:
-            if not _reads_constants(code, name):
-                self.any_name()
+        label = self.numbered(("scope", id(scope)), scope, lambda _: "globals")
+        if name not in found:
+            self.lines.append(f"{label} {name} unbound")
             return
-        if (id(scope), name) not in self.read:
+        value = found[name]
+        for each in names:
+            if isinstance(value, ModuleType):
+                name, value = f"{name}.{each}", self.attribute(value, each)
+        if isinstance(value, ModuleType):
+            self.refuse(f"{name} is a module")
+        elif (value is getattr or value is hasattr) and not _called_with_constant(after):
+            self.refuse(f"{name}() of a computed name")
+        elif (id(scope), name) not in self.read:
             self.read.add((id(scope), name))
             self.kept.append(scope)
-            label = self.numbered(("scope", id(scope)), scope, lambda _: "globals")
-            self.lines.append(f"{label} {name} {self.ref(value) if name in found else 'unbound'}")
+            self.lines.append(f"{label} {name} {self.ref(value)}")
+
+    def attribute(self, module: ModuleType, name: str) -> Any:
+        """Return an attribute of a Python module, which code reads."""
+        if module is torch.ops or (isinstance(module, torch._ops._OpNamespace) and module.name in TORCH_NAMESPACES):
+            return getattr(module, name)
+        place, held = module.__name__, vars(module)
+        known = is_library_name(place) or ("__getattr__" not in held and place.partition(".")[0] not in STDLIB)
+        if type(module) is not ModuleType or not known or name not in held:
+            self.refuse(f"{place}.{name}")
+        return held.get(name)
 
     def builtin(self, value: Any) -> str:
         """Describe a function of C by name, and what it is bound to."""
-        if value in (getattr, hasattr):
-            self.any_name()
         owner = getattr(value, "__self__", None)
         if owner is not None and not isinstance(owner, ModuleType | type):
             return f"{value.__name__} {self.ref(owner)}"
-        place = value.__module__ or getattr(owner, "__module__", None) or "builtins"
-        if not is_library_name(place) or (place == "builtins" and value.__name__ in UNSEEN):
+        name = value.__qualname__
+        if isinstance(owner, type):
+            return f"{name} {self.type_ref(owner)}"
+        known = name in BUILTINS if value.__module__ == "builtins" else value.__module__ in FUNCTIONS_OF
+        if not known and not name.startswith("_VariableFunctionsClass."):
             return self.unknown(value)
-        return f"{place}.{value.__qualname__}"
+        return f"{value.__module__}.{name}"
 
     def descriptor(self, value: Any) -> str:
         return f"{value.__objclass__.__qualname__}.{value.__name__} {self.type_ref(value.__objclass__)}"
@@ -421,7 +459,7 @@ class _Walk:
 
 
 class _State(_Walk):
-    """A walk over attributes alone, in one process: what cannot be compared is compared by identity."""
+    """A walk in one process: what cannot be compared with another process is compared by identity."""
 
     most = sys.maxsize
 
@@ -430,25 +468,17 @@ class _State(_Walk):
 
     def unknown(self, value: Any) -> str:
         attributes = getattr(value, "__dict__", {})
-        return f"{id(value)} {self.pairs(attributes) if type(attributes) is dict else ''}"
+        mine = not isinstance(value, ModuleType) and type(attributes) is dict
+        return f"{id(value)} {self.pairs(attributes) if mine else ''}"
+
+    def refuse(self, why: str) -> None:
+        """Compare the rest."""
 
     def class_(self, cls: type) -> str:
-        return str(id(cls))
-
-    called_class = class_
-
-    def module(self, value: ModuleType) -> str:
-        return value.__name__
+        return str(id(cls)) if is_library(cls) else super().class_(cls)
 
     def values(self, value: torch.Tensor) -> str:
         return str(id(value))
-
-    def code(self, code: CodeType, scope: dict[str, Any]) -> str:
-        return str(id(code))
-
-
-class _Operators:
-    """The operators of a namespace that is not torch's, whose code is not known."""
 
 
 RULES: dict[type, Callable[[Any, Any], str]] = {
@@ -456,10 +486,10 @@ RULES: dict[type, Callable[[Any, Any], str]] = {
     tuple: _Walk.refs,
     deque: lambda walk, value: f"{value.maxlen} {walk.refs(value)}",
     dict: _Walk.pairs,
-    OrderedDict: _Walk.pairs,
+    OrderedDict: lambda walk, value: f"{walk.pairs(value)} {walk.pairs(vars(value))}",
     defaultdict: lambda walk, value: f"{walk.ref(value.default_factory)} {walk.pairs(value)}",
     MappingProxyType: lambda walk, value: walk.pairs(dict(value)),
-    SimpleNamespace: lambda walk, value: walk.pairs({k: v for k, v in vars(value).items() if k not in PER_PROCESS}),
+    SimpleNamespace: lambda walk, value: walk.pairs(vars(value)),
     set: _Walk.elements,
     frozenset: _Walk.elements,
     FunctionType: _Walk.function,
@@ -470,22 +500,22 @@ RULES: dict[type, Callable[[Any, Any], str]] = {
     GetSetDescriptorType: _Walk.descriptor,
     MemberDescriptorType: lambda walk, value: value.__name__,
     type(vars(dis.Instruction.__base__)["opname"]): lambda walk, value: str(value.__reduce__()[1]),  # of a named tuple
-    _Operators: lambda walk, value: walk.unknown(value),
     property: lambda walk, value: walk.refs((value.fget, value.fset, value.fdel)),
     classmethod: lambda walk, value: walk.ref(value.__func__),
     staticmethod: lambda walk, value: walk.ref(value.__func__),
     cached_property: lambda walk, value: f"{value.attrname} {walk.ref(value.func)}",
     partial: lambda walk, value: walk.refs((value.func, value.args, value.keywords, vars(value))),
-    type(lru_cache(lambda: None)): lambda walk, value: walk.ref(value.__wrapped__),
+    type(lru_cache(lambda: None)): lambda walk, value: walk.refs(
+        (value.__wrapped__, value.cache_parameters(), vars(value))
+    ),
     torch.Tensor: _Walk.tensor,
     torch.nn.Parameter: _Walk.tensor,
     torch._ops.OpOverload: _Walk.operator_,
     torch._ops.OpOverloadPacket: _Walk.operator_,
-    **dict.fromkeys(GETTERS, lambda walk, value: walk.refs(value.__reduce__())),
-    logging.Logger: lambda walk, value: value.name,  # a call of it is not part of a graph
+    operator.itemgetter: lambda walk, value: walk.refs(value.__reduce__()),
     re.Pattern: lambda walk, value: f"{value.pattern!r} {value.flags}",
-    GenericAlias: lambda walk, value: repr(value),
-    UnionType: lambda walk, value: repr(value),
+    GenericAlias: _Walk.typing,
+    UnionType: lambda walk, value: walk.refs(value.__args__),
 }
 # Containers of C from which a class of Python may inherit, and how their items are read.
 CONTAINERS: dict[type, Callable[[Any, Any], str]] = {
@@ -502,12 +532,9 @@ STDLIB = sys.stdlib_module_names
 
 
 def _with_numbered_hooks(attributes: dict[str, Any]) -> dict[str, Any]:
-    """Return a module's attributes with its hooks by their order, since their keys are numbers of the process.
-
-    Hooks that run when weights are saved or loaded have run.
-    """
-    attributes = {name: value for name, value in attributes.items() if "_state_dict_" not in name}
-    hooks = {name: value for name, value in attributes.items() if "hooks" in name and isinstance(value, dict)}
+    """Return a module's attributes with its hooks by their order."""
+    attributes = {name: value for name, value in attributes.items() if name not in STATE_HOOKS}
+    hooks = {name: value for name, value in attributes.items() if name in HOOKS and isinstance(value, dict)}
     keys = sorted({key for value in hooks.values() for key in value})
     numbers = {key: at for at, key in enumerate(keys)}
     return attributes | {name: {numbers[key]: hook for key, hook in value.items()} for name, value in hooks.items()}
@@ -521,40 +548,20 @@ def _constant(value: Any) -> str:
     return f"{type(value).__name__} {value!r}"
 
 
-def _names(code: CodeType) -> tuple[list[str], list[str], str]:
-    """Return the globals that code reads, the other names in it, and an instruction that hides what it reads."""
-    read: dict[str, None] = {}
-    names: dict[str, None] = {}
-    unseen = ""
-    for each in dis.get_instructions(code):
-        if each.opname in LOADS:
-            read[each.argval] = None
-        elif each.opname.startswith(("IMPORT_STAR", "STORE_GLOBAL", "DELETE_GLOBAL", "LOAD_BUILD_CLASS")):
-            unseen = each.opname
-        elif each.opcode in dis.hasname:
-            names[each.argval] = None
-    return [*read], [*names], unseen
+def _is_foreign(value: Any) -> bool:
+    """Return whether an object in a library's namespace may be another's, or call what is."""
+    kind = type(value)
+    if isinstance(value, partial | MethodType | torch.nn.Module):
+        return True
+    return not (is_library_name(kind.__module__) or (kind.__module__ in STDLIB and not callable(value)))
 
 
-def _imported(code: CodeType, scope: Mapping[str, Any]) -> list[str]:
-    """Return the absolute names of the Python modules that code imports."""
-    found: list[str] = []
-    before: list[dis.Instruction] = []
-    for each in dis.get_instructions(code):
-        if each.opname == "IMPORT_NAME":
-            level, names = before[-2].argval, before[-1].argval or ()
-            name = importlib.util.resolve_name("." * level + each.argval, scope.get("__package__"))
-            found += [name, *(f"{name}.{part}" for part in names if f"{name}.{part}" in sys.modules)]
-            found += [] if names else [name.partition(".")[0]]
-        before.append(each)
-    return found
-
-
-def _reads_constants(code: CodeType, name: str) -> bool:
-    """Return whether code calls getattr() or hasattr(), its global `name`, only with constants as names."""
-    steps = [each for each in dis.get_instructions(code) if each.opname not in ("PRECALL", "CACHE")]
-    starts = [at for at, each in enumerate(steps) if each.opname in LOADS and each.argval == name]
-    return all(_called_with_constant(steps[at + 1 :]) for at in starts)
+def _texts(constants: Iterable[Any]) -> Iterator[str]:
+    for each in constants:
+        if isinstance(each, str):
+            yield each
+        elif isinstance(each, tuple | frozenset):
+            yield from _texts(each)
 
 
 def _called_with_constant(steps: list[dis.Instruction]) -> bool:

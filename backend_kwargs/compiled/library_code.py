@@ -9,7 +9,7 @@ LIBRARIES = frozenset(
     {"torch", "numpy", "builtins", "math", "cmath", "operator", "functools", "itertools", "collections", "typing"}
     | {"_operator", "_functools", "_collections", "_collections_abc", "abc", "enum", "types", "typing_extensions"}
     | {"dataclasses", "numbers", "fractions", "contextlib", "warnings", "_warnings", "logging", "string", "re"}
-    | {"bisect", "_bisect", "heapq", "_heapq"}
+    | {"bisect", "_bisect", "heapq", "_heapq", "copy", "reprlib"}
 )
 HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE: a class of Python, or one of a C extension that could be one
 

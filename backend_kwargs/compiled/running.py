@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from pathlib import Path
-from types import FunctionType
+from types import CodeType, FunctionType
 from typing import Any
 
 import torch
@@ -69,6 +69,7 @@ class Running:
     call: Callable[..., Any]
     backend: GraphBackend | None = None
     notes: list[str] = field(default_factory=list)
+    code: CodeType | None = None  # of the function that dynamo compiles
 
     def free(self) -> None:
         """Free this compiled code, and no other."""
@@ -135,7 +136,7 @@ def running(built: Built, module: torch.nn.Module, *, keep: bool, guards: str = 
         dynamic=built.dynamic,
         options={"guard_filter_fn": filters[guards]} if guards != "all" else None,
     )
-    return Running(partial(compiled, module), backend)
+    return Running(partial(compiled, module), backend, code=function.__code__)
 
 
 def _local(guards: Sequence[Any]) -> list[bool]:
@@ -167,6 +168,7 @@ def input_check(built: Built, *, guards: bool) -> InputCheck:
         dynamic=bool(built.dynamic) and guards,
         values=ahead or not guards,
         any_order=guards and not ahead,  # dynamo's guards check the order of keys where it matters
+        owned=None if guards else [*built.module.parameters(), *built.module.buffers()],
         named=inspect.signature(built.module.forward).parameters,
     )
 

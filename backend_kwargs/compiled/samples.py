@@ -1,5 +1,6 @@
 """Samples: the arguments of calls, their metadata as JSON, and the check of later inputs against them."""
 
+from bisect import bisect_right
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
@@ -167,7 +168,8 @@ def _kinds(metadata: Any) -> Any:
 class Like:
     """The required properties of a tensor; None in `shape` allows any size, and `stride` None any stride.
 
-    A `dense` one must be nothing but its memory; `written` says that the module writes to it.
+    A `dense` one must be nothing but its memory; `written` says that the module writes to it. A `plain` one must
+    also be a torch.Tensor that requires no gradient and has no attributes.
     """
 
     dtype: torch.dtype
@@ -177,6 +179,7 @@ class Like:
     stride: tuple[int, ...] | None
     dense: bool = False
     written: bool = False
+    plain: bool = False
 
     def fits(self, value: Any) -> bool:
         """Return whether `value` is such a tensor."""
@@ -189,6 +192,7 @@ class Like:
             and all(wanted in (None, size) for wanted, size in zip(self.shape, value.shape, strict=True))
             and (self.stride is None or value.stride() == self.stride)
             and (not self.dense or is_dense(value))
+            and (not self.plain or not oddity(value))
         )
 
     def __str__(self) -> str:
@@ -212,6 +216,15 @@ class Same:
         return shown(self.value)
 
 
+def oddity(value: torch.Tensor) -> str:
+    """Return what a tensor has that no sample has, as samples are copied: code may depend on it."""
+    if value.__class__ is not torch.Tensor:
+        return f" that is a {value.__class__.__name__}"
+    if value.requires_grad:
+        return " that requires a gradient"
+    return f" with the attributes {sorted(vars(value))}" if vars(value) else ""
+
+
 def _like(value: torch.Tensor) -> Like:
     stride = value.stride() if value.layout == torch.strided else None
     return Like(value.dtype, value.device, value.layout, tuple(value.shape), stride, is_dense(value))
@@ -223,7 +236,8 @@ class InputCheck:
     If sizes are `dynamic`, those in which the samples differ (all of a single sample) may have any value, and strides
     are not compared. If `values` is true, arguments that are not tensors must equal the sample's. Keywords may come in
     another order if all of them are in `named`, or if `any_order` is true, which includes the keys of dicts. Objects
-    other than dicts, lists and tuples are not compared.
+    other than dicts, lists and tuples are not compared. If there are no guards, `owned` are the module's tensors: then
+    inputs must be plain tensors, each given once, that share no memory with these.
     """
 
     def __init__(
@@ -235,12 +249,15 @@ class InputCheck:
         values: bool,
         any_order: bool = False,
         named: Collection[str] = (),
+        owned: Collection[torch.Tensor] | None = None,
     ) -> None:
+        self._plain_tensors = owned is not None
+        self._owned = _Memory(owned or ())
         self._any_order, self._named = any_order, frozenset(named)
         self._known: dict[Any, list[list[Like | Same | None]]] = {}
         self._sorted: dict[Any, list[list[Like | Same | None]]] = {}
         for each in metadata:
-            likes = _likes(each, device, values=values)
+            likes = _likes(each, device, values=values, plain=owned is not None)
             for known, tree in ((self._known, likes), (self._sorted, self._in_order(*likes))):
                 leaves, structure = pytree.tree_flatten(tree)
                 known.setdefault(structure, []).append(leaves)
@@ -273,8 +290,11 @@ class InputCheck:
                     or (is_complex and value.is_conj())
                 ):
                     break
+                if self._plain_tensors and (value.requires_grad or value.__dict__ or value in self._owned):
+                    break
             else:
-                return
+                if not self._plain_tensors or len(args) == 1 or len({*map(id, args)}) == len(args):
+                    return
         self._compare(args, kwargs)
 
     def _compare(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -284,6 +304,9 @@ class InputCheck:
             paths, in_order = pytree.tree_flatten_with_path(self._in_order(args, kwargs))
             alike = self._sorted.get(in_order, [])
         problems = [_problem(paths, likes) for likes in alike]
+        if self._plain_tensors and not all(problems):
+            self._owned = _Memory(self._owned.tensors)  # as it is now
+            problems = [_twice(paths) or _of_module(paths, self._owned)]
         if not problems:
             wanted = " or ".join(map(_spelled, self._known))
             raise BackendKwargsError(
@@ -323,18 +346,33 @@ class _Blank:
         return "_"
 
 
-def _likes(metadata: Any, device: torch.device, *, values: bool) -> Any:
+class _Memory:
+    """The memory of tensors: whether another tensor is in it, at 0.3 µs."""
+
+    def __init__(self, tensors: Collection[torch.Tensor]) -> None:
+        self.tensors = tensors
+        storages = [each.untyped_storage() for each in tensors if each.layout is torch.strided]
+        spans = sorted({(each.data_ptr(), each.data_ptr() + each.nbytes()) for each in storages if each.nbytes()})
+        self.begins, self.ends = [begin for begin, _ in spans], [end for _, end in spans]
+
+    def __contains__(self, tensor: torch.Tensor) -> bool:
+        at = tensor.data_ptr()
+        found = bisect_right(self.begins, at)
+        return found > 0 and at < self.ends[found - 1]
+
+
+def _likes(metadata: Any, device: torch.device, *, values: bool, plain: bool) -> Any:
     """Return the structure that `metadata` describes, with each argument's requirement, None for any value."""
     ((kind, value),) = metadata.items()
     if kind == "tensor":
         shape, stride, dtype, where, layout, *rest = value
         on = device if where == device.type else torch.device(where)
         strides = None if stride is None else tuple(stride)
-        return Like(_torch(dtype), on, _torch(layout), tuple(shape), strides, values, values and WRITTEN in rest)
+        return Like(_torch(dtype), on, _torch(layout), tuple(shape), strides, values, values and WRITTEN in rest, plain)
     if kind == "dict":
-        return {key: _likes(item, device, values=values) for key, item in value.items()}
+        return {key: _likes(item, device, values=values, plain=plain) for key, item in value.items()}
     if kind in ("list", "tuple"):
-        items = [_likes(item, device, values=values) for item in value]
+        items = [_likes(item, device, values=values, plain=plain) for item in value]
         return items if kind == "list" else tuple(items)
     return Same(value) if kind == "value" and values else None
 
@@ -361,14 +399,15 @@ def _problem(paths: Any, likes: list[Like | Same | None]) -> str:
     for (path, value), like in zip(paths, likes, strict=True):
         if like and not like.fits(value):
             got = _described(value) if isinstance(value, torch.Tensor) else shown(value)
-            hint = "Build with a sample of this kind, or with dynamic=True."
+            odd = isinstance(like, Like) and like.plain and isinstance(value, torch.Tensor) and oddity(value)
+            hint = "Pass its detach()." if odd else "Build with a sample of this kind, or with dynamic=True."
             return f"Input {spot(path)} must be {like}, got {got}. {hint}"
     return _shared(paths, likes)
 
 
 def _described(value: torch.Tensor) -> str:
     other = value.layout is torch.strided and not is_dense(value)
-    return f"{_like(value)}{' that is not dense' * other}"
+    return f"{_like(value)}{' that is not dense' * other or oddity(value)}"
 
 
 def _shared(paths: Any, likes: list[Like | Same | None]) -> str:
@@ -380,6 +419,21 @@ def _shared(paths: Any, likes: list[Like | Same | None]) -> str:
             if (like.written or other_like.written) and begin < last and first < end:
                 spots = f"{spot(other_path)} and {spot(path)}"
                 return f"Inputs {spots} must not share memory, as the module writes to one of them: pass a clone()."
+    return ""
+
+
+def _twice(paths: Any) -> str:
+    seen: dict[int, Any] = {}
+    for path, value in paths:
+        if isinstance(value, torch.Tensor) and seen.setdefault(id(value), path) is not path:
+            return f"Inputs {spot(seen[id(value)])} and {spot(path)} must not be one tensor: pass a clone()."
+    return ""
+
+
+def _of_module(paths: Any, owned: "_Memory") -> str:
+    for path, value in paths:
+        if isinstance(value, torch.Tensor) and value in owned:
+            return f"Input {spot(path)} must not share memory with the module's parameters or buffers: pass a clone()."
     return ""
 
 

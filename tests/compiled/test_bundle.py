@@ -397,7 +397,7 @@ def test_without_guards_a_module_that_changes_itself_is_served_with_them(tmp_pat
     with pytest.warns(BackendKwargsWarning, match="it is served with dynamo's guards"):
         results = [loaded(x) for _ in range(3)]
     torch.testing.assert_close(results, [x, 2 * x, 3 * x])
-    assert "note: the module changes its own attributes" in loaded.describe()
+    assert "note: the module changes what it reads" in loaded.describe()
 
 
 def test_dynamic_sizes_are_open_in_the_check(tmp_path):

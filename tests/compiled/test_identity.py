@@ -2,6 +2,8 @@
 
 import builtins
 import copy
+import dataclasses
+import functools
 import json
 import math
 import os
@@ -13,7 +15,7 @@ from pathlib import Path
 import pytest
 import torch
 from torch import nn
-from unlike_modules import COMPARED, NOT_COMPARED, Applies, Environment, Scale, patched
+from unlike_modules import COMPARED, NOT_COMPARED, STATE, UNLIKE, Applies, Environment, Scale, patched
 
 from backend_kwargs.compiled.identity import identity_of, shared_names, state_of
 
@@ -32,6 +34,74 @@ def test_a_module_is_like_one_built_alike_and_like_no_other(make):
 @pytest.mark.parametrize("make", [pytest.param(make, id=name) for name, make in NOT_COMPARED.items()])
 def test_a_module_that_cannot_be_compared_is_like_none(make):
     assert identity_of(make(2.0)) is None
+
+
+@pytest.mark.parametrize("make", [pytest.param(make, id=name) for name, make in UNLIKE.items()])
+def test_a_module_is_not_like_another(make):
+    known = identity_of(make(2.0))
+    assert known is None or identity_of(make(3.0)) != known
+
+
+@pytest.mark.parametrize("function", [pytest.param(function, id=name) for name, function in STATE.items()])
+def test_a_module_that_reads_the_state_of_the_process_is_like_none(function):
+    assert identity_of(Applies(function)) is None
+
+
+class Configured(nn.Module):
+    """An ordinary module with a configuration."""
+
+    def __init__(self):
+        super().__init__()
+        self.config = Setting(4, "gelu")
+        self.layers = nn.ModuleList([nn.Linear(4, 4) for _ in range(self.config.width // 2)])
+        for at in range(2):
+            setattr(self, f"norm{at}", nn.LayerNorm(self.config.width))
+        self.scale = nn.Parameter(torch.ones(4) / math.sqrt(self.config.width))
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = nn.functional.gelu(layer(x)) if self.config.act in {"gelu", "silu"} else torch.relu(layer(x))
+        with torch.no_grad():
+            return getattr(self, "norm0")(x) * self.scale + torch.arange(4, dtype=torch.float32)  # noqa: B009
+
+
+@dataclasses.dataclass(frozen=True)
+class Setting:
+    """A configuration."""
+
+    width: int
+    act: str = "relu"
+    sizes: list[int] = dataclasses.field(default_factory=list)
+
+
+def test_an_ordinary_module_is_like_one_built_alike():
+    assert identity_of(Configured()) == identity_of(copy.deepcopy(Configured())) is not None
+
+
+@pytest.mark.parametrize(
+    ("owner", "name", "value"),
+    [
+        pytest.param(nn.ReLU, "forward", nn.SiLU.forward, id="another method of torch"),
+        pytest.param(nn.functional, "relu", functools.partial(torch.mul, other=2), id="partial"),
+        pytest.param(nn.functional, "relu", Scale(2.0), id="object"),
+        pytest.param(nn.functional, "relu", nn.SiLU(), id="module"),
+        pytest.param(nn.ReLU, "forward", property(lambda self: torch.sin), id="property"),
+        pytest.param(nn.ReLU, "inplace", property(lambda self: True), id="attribute"),
+    ],
+)
+def test_what_is_put_in_the_place_of_torchs_counts(owner, name, value):
+    module = nn.Sequential(nn.ReLU())
+    before = identity_of(module)
+    if hasattr(owner, name):
+        with patched(owner, name, value):
+            assert identity_of(module) != before
+    else:
+        setattr(owner, name, value)
+        try:
+            assert identity_of(module) != before
+        finally:
+            delattr(owner, name)
+    assert identity_of(module) == before is not None
 
 
 def test_a_module_that_reads_the_environment_is_like_none(monkeypatch):
@@ -65,13 +135,19 @@ def test_a_method_by_a_computed_name_that_needs_what_cannot_be_compared_is_like_
         pytest.param(lambda: nn.MultiheadAttention(8, 2, batch_first=True), id="attention"),
         pytest.param(lambda: nn.TransformerEncoderLayer(8, 2, 16, batch_first=True), id="encoder layer"),
         pytest.param(lambda: nn.Transformer(8, 2, 1, 1, 16, batch_first=True), id="transformer"),
-        pytest.param(lambda: nn.utils.parametrizations.weight_norm(nn.Linear(4, 4)), id="weight norm"),
     ],
 )
 def test_weights_do_not_count(make):
     """Two modules of one kind are the same with other weights, and after a copy."""
     made, other = make(), make()
     assert identity_of(made) == identity_of(other) == identity_of(copy.deepcopy(made)) is not None
+
+
+def test_a_parametrized_layer_is_like_one_built_alike():
+    """And not like its copy, whose property refers to the layer that was copied."""
+    made, other = (nn.utils.parametrizations.weight_norm(nn.Linear(4, 4)) for _ in range(2))
+    assert identity_of(made) == identity_of(other) is not None
+    assert identity_of(copy.deepcopy(made)) != identity_of(made)
 
 
 class Calls(nn.Module):

@@ -5,7 +5,6 @@ import pickle
 import textwrap
 from dataclasses import replace
 from functools import partial
-from types import SimpleNamespace
 
 import forks
 import pytest
@@ -271,12 +270,108 @@ def test_a_sign_of_zero_is_part_of_the_sample(tmp_path):
         check((-0.0, float("nan")), {})
 
 
-def test_a_hash_of_this_process_is_not_compared(x, tmp_path):
-    """transformers keeps Python's hash of a text, which differs in each process, in each model that can generate."""
-    module, other = scaled(), scaled()
-    for each, number in ((module, 1), (other, 2)):
-        each.generation_config = SimpleNamespace(_original_object_hash=number)
-    assert UNTRACED in deployed(saved(module, x, tmp_path / "bundle"), other).describe()
+def with_attribute(x):
+    x.factor = 2
+    return x
+
+
+def unguarded(module, *args):
+    named = {"owned": [*module.parameters(), *module.buffers()]}
+    return InputCheck([described((args, {}))], torch.device("cpu"), dynamic=False, values=True, **named)
+
+
+@pytest.mark.parametrize(
+    ("change", "got"),
+    [
+        pytest.param(torch.nn.Parameter, "that is a Parameter", id="parameter"),
+        pytest.param(torch.Tensor.requires_grad_, "that requires a gradient", id="gradient"),
+        pytest.param(with_attribute, "with the attributes ['factor']", id="attribute"),
+    ],
+)
+def test_without_guards_inputs_are_plain_tensors(change, got):
+    """Samples are copied without these, and a module may read them."""
+    check = unguarded(scaled(), torch.ones(4))
+    check((torch.ones(4),), {})
+    with pytest.raises(BackendKwargsError) as caught:
+        check((change(torch.ones(4)),), {})
+    wanted = "float32[4] on cpu with strides (1,)"
+    assert str(caught.value) == f"Input args[0] must be {wanted}, got {wanted} {got}. Pass its detach()."
+
+
+def test_without_guards_no_tensor_is_given_twice():
+    """A module may compare its inputs with `is`."""
+    x = torch.ones(4)
+    check = unguarded(scaled(), x, x)
+    check((x, x.clone()), {})
+    with pytest.raises(BackendKwargsError) as caught:
+        check((x, x), {})
+    assert str(caught.value) == "Inputs args[0] and args[1] must not be one tensor: pass a clone()."
+
+
+@pytest.mark.parametrize("at", [slice(None), slice(4, 8)], ids=["all of it", "a part of it"])
+def test_without_guards_no_input_shares_memory_with_the_module(at):
+    """A module may write to a buffer and then read its input."""
+    module = scaled()
+    check = unguarded(module, module.scale[at])
+    check((module.scale[at].clone(),), {})
+    with pytest.raises(BackendKwargsError) as caught:
+        check((module.scale[at],), {})
+    assert str(caught.value) == (
+        "Input args[0] must not share memory with the module's parameters or buffers: pass a clone()."
+    )
+
+
+class Counting(torch.nn.Module):
+    """A module whose calls count in a global."""
+
+    def forward(self, x):
+        COUNTED["calls"] += 1
+        return x * COUNTED["calls"]
+
+
+COUNTED = {"calls": 0}
+
+
+def test_a_call_that_changes_a_global_is_followed_by_guards(tmp_path):
+    """As for a counter of the module: each later call would return what the first one did."""
+    built = CompiledModule(bk.CompileConfig(backend="eager")).build(Counting(), [torch.ones(4)])
+    built.save(tmp_path / "bundle")
+    loaded = deployed(tmp_path / "bundle", Counting())
+    COUNTED["calls"] = 0
+    with pytest.warns(BackendKwargsWarning) as warned:
+        first = loaded(torch.ones(4))
+    assert "The module changes what it reads when it is called, so it is served with dynamo's guards." in [
+        str(each.message) for each in warned
+    ]
+    assert [each[0].item() for each in (first, loaded(torch.ones(4)), loaded(torch.ones(4)))] == [1, 2, 3]
+
+
+class Printing(torch.nn.Module):
+    """A module with a graph break in front of its graph."""
+
+    def forward(self, x, factor):
+        torch._dynamo.graph_break()
+        return x.sin() * factor
+
+
+class PrintingInside(torch.nn.Module):
+    """A module with a graph in an inner function."""
+
+    def forward(self, x, factor):
+        torch._dynamo.graph_break()
+        return self.inner(factor, x)
+
+    def inner(self, factor, x):
+        return x.sin() * factor
+
+
+@pytest.mark.parametrize("kind", [Printing, PrintingInside])
+def test_bytecode_after_a_graph_break_is_not_kept(kind, tmp_path):
+    """It takes other arguments than the module."""
+    args = torch.ones(4), torch.full((4,), 2.0)
+    path = saved(kind(), args, tmp_path / "bundle")
+    assert frames(path) == [None]
+    torch.testing.assert_close(deployed(path, kind())(*args), kind()(*args))
 
 
 def test_a_module_that_differs_in_an_attribute_gives_its_own_results(x, tmp_path):

@@ -1,5 +1,6 @@
 """Modules whose result depends on a number in a place that only an attribute, a global or code shows."""
 
+import abc
 import collections
 import contextlib
 import dataclasses
@@ -7,6 +8,7 @@ import enum
 import functools
 import operator
 import os
+import time
 import types
 from typing import NamedTuple
 
@@ -24,7 +26,8 @@ class Applies(nn.Module):
     def __init__(self, function, **attributes):
         super().__init__()
         self.function = function
-        self.__dict__.update(attributes)
+        for name, value in attributes.items():
+            setattr(self, name, value)
 
     def forward(self, x):
         return self.function(x)
@@ -429,7 +432,7 @@ COMPARED = {
     "default of a dict": lambda k: Reads(collections.defaultdict(functools.partial(float, k)), lambda held: held["x"]),
     "order of a dict": lambda k: Reads(dict.fromkeys((k, 2.0, 3.0)), lambda held: next(iter(held))),
     "mapping proxy": lambda k: Reads(types.MappingProxyType({0: k})),
-    "frozen set": lambda k: Reads(frozenset({k, "text"}), lambda held: 2.0 if 2.0 in held else 3.0),
+    "frozen set": lambda k: Reads(frozenset({k, 5}), lambda held: 2.0 if 2.0 in held else 3.0),
     "tensor": lambda k: Reads([torch.tensor(k)]),
     "numpy array": lambda k: Reads(np.array([k]), lambda held: float(held[0])),
     "same object twice": aliased,
@@ -459,7 +462,6 @@ COMPARED = {
     "partial method": generic,
     "another method": with_method,
     "forward of the object": with_forward,
-    "name of a method": lambda k: Named("two" if k == 2 else "three"),
     "global number": assigned("FACTOR", Global),
     "global of a function": assigned("TABLE", Inner, lambda k: {"factor": k}),
     "global tensor": assigned("TENSOR", GlobalTensor, torch.tensor),
@@ -474,6 +476,8 @@ COMPARED = {
 }
 # What such a module computes depends on what is not known to be the same.
 NOT_COMPARED = {
+    "name of a method": lambda k: Named("two" if k == 2 else "three"),
+    "set of texts": lambda k: Reads({"a", "b"}, lambda held: 2.0 if next(iter(held)) == "a" else 3.0),
     "metaclass": of_metaclass,
     "iterator": lambda k: Reads(iter([k] * 9), next),
     "generator": lambda k: Reads((each for each in [k] * 9), next),
@@ -482,22 +486,174 @@ NOT_COMPARED = {
 }
 
 
-def setter(mapped, k):
-    mapped.factor = k
-    return mapped
-
-
 def imports(x):
     import unlike_modules
 
     return x * unlike_modules.FACTOR
 
 
+class Level(enum.IntEnum):
+    """A member with an attribute."""
+
+    low = 1
+
+
+class Made:
+    """An object that a class method makes."""
+
+    def __init__(self):
+        self.factor = 2.0
+
+    @classmethod
+    def create(cls):
+        return cls()
+
+
+class Shown:
+    """An object that is shown in another way."""
+
+    def __repr__(self):
+        return "2"
+
+
+class Ordered:
+    """An object whose attributes have an order."""
+
+    def __init__(self, k):
+        for name in ("two", "three") if k == 2 else ("three", "two"):
+            setattr(self, name, {"two": 2.0, "three": 3.0}[name])
+
+
+class Fast(metaclass=abc.ABCMeta):  # noqa: B024
+    """A class with which others are registered."""
+
+
+def level(k):
+    Level.low.extra = k
+    return Reads(Level.low, lambda held: held.extra)
+
+
+def made_by_class_method(k):
+    class Own(Made):
+        def __init__(self):
+            self.factor = k
+
+    return Reads(Own, lambda held: held.create().factor)
+
+
+def shown_as(k):
+    class Own(Shown):
+        def __repr__(self):
+            return str(k)
+
+    return Reads(Own(), lambda held: float(f"{held!r}"))
+
+
+def named_buffers(k):
+    class Own(nn.Module):
+        def named_buffers(self, *args, **kwargs):
+            yield "a", torch.tensor(k)
+
+        def forward(self, x):
+            return x * next(self.buffers())
+
+    return Own()
+
+
+def registered(k):
+    class Own:
+        pass
+
+    if k > 2:
+        Fast.register(Own)
+    return Reads(Own(), lambda held: 3.0 if isinstance(held, Fast) else 2.0)
+
+
+def metadata(k):
+    fields = [("a", int, dataclasses.field(default=1, metadata={"factor": k}))]
+    cls = dataclasses.make_dataclass("Config", fields)
+    return Reads(cls(), lambda held: dataclasses.fields(held)[0].metadata["factor"])
+
+
+def matched(k):
+    class Own:
+        __match_args__ = ("a",) if k == 2 else ("b",)
+        a, b = 2.0, 3.0
+
+    def read(held):
+        match held:
+            case Own(found):
+                return found
+
+    return Reads(Own(), read)
+
+
+def of_ordered_dict(k):
+    held = collections.OrderedDict()
+    held.factor = k
+    return Reads(held, factor_of)
+
+
+def state_hook(k):
+    module = Applies(torch.sin)
+    module.my_state_dict_factor, module.my_hooks = k, {1: k}
+    return module
+
+
+def cached_function(k):
+    @functools.lru_cache
+    def function(x):
+        return x * function.factor
+
+    function.factor = k
+    return Applies(function)
+
+
+# Those of which it is enough that they are not taken for each other.
+UNLIKE = {
+    "attribute of a member": level,
+    "class method that makes an object": made_by_class_method,
+    "__repr__": shown_as,
+    "overridden method that torch calls": named_buffers,
+    "registered class": registered,
+    "metadata of a field": metadata,
+    "__match_args__": matched,
+    "attribute of an ordered dict": of_ordered_dict,
+    "attributes named like hooks": state_hook,
+    "attribute of a cached function": cached_function,
+    "order of attributes": lambda k: Reads(Ordered(k), lambda held: next(iter(vars(held).values()))),
+    "order of attributes by __dict__": lambda k: Reads(Ordered(k), lambda held: next(iter(held.__dict__.values()))),
+    "name of a class": lambda k: Reads(type(f"Own{k}", (), {})(), lambda held: float(type(held).__name__[3:])),
+    "parts of a generic alias": lambda k: Reads(list[type("Own", (), {"k": k})], lambda held: held.__args__[0].k),
+    "hash of a process": lambda k: Reads(types.SimpleNamespace(_original_object_hash=k), factor_of),
+}
+# What torch's or Python's state decides, which is not compared.
+STATE = {
+    "rank": lambda x: x * torch.distributed.is_initialized(),
+    "setting of a library": lambda x: x * torch.backends.cudnn.benchmark,
+    "threads": lambda x: x * torch.get_num_threads(),
+    "autocast": lambda x: x.to(torch.get_autocast_dtype("cpu")),
+    "imported module": imports,
+    "module as a value": lambda x, held=torch: held.sin(x),
+    "time": lambda x: x * time.time(),
+    "globals": lambda x: x * outer.__globals__["FACTOR"],
+    "text of an attribute": lambda x: x * len("{.dtype}".format(x)),  # noqa: UP032
+    "variables": lambda x: x * len(vars(x)),
+    "order of a set": lambda x: x * len(next(iter({"a", "bc"}))),
+    "print": lambda x: print("called") or x,  # noqa: T201
+}
+
+
+def setter(mapped, k):
+    mapped.factor = k
+    return mapped
+
+
 @contextlib.contextmanager
 def patched(owner, name, function):
-    original = getattr(owner, name)
+    original, inherited = getattr(owner, name), name not in vars(owner)
     setattr(owner, name, function)
     try:
         yield
     finally:
-        setattr(owner, name, original)
+        delattr(owner, name) if inherited else setattr(owner, name, original)

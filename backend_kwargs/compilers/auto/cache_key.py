@@ -156,6 +156,9 @@ def _hashed(parts: list[Any]) -> str:
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
 
 
+AUTOCAST = ("cpu", "cuda", "xpu", "mps", "hpu", "mtia", "xla", "maia")
+
+
 def ambient() -> dict[str, Any]:
     """Return the parts of torch's state that affect how the graph computes."""
     kinds = [kind for kind in ("cpu", "cuda") if torch.is_autocast_enabled(kind)]
@@ -166,6 +169,10 @@ def ambient() -> dict[str, Any]:
         "defaults": f"{torch.get_default_dtype()} {torch.get_default_device().type}",
         "grad": _grad_mode(),
         "autocast": {kind: str(torch.get_autocast_dtype(kind)) for kind in kinds},
+        # A graph may contain torch.autocast() itself, which reads these.
+        "autocast defaults": [str(torch.get_autocast_dtype(kind)) for kind in AUTOCAST],
+        "autocast cache": torch.is_autocast_cache_enabled(),
+        "fast paths": [backends.mha.get_fastpath_enabled(), backends.opt_einsum.enabled, backends.opt_einsum.strategy],
         "deterministic": torch.are_deterministic_algorithms_enabled(),
         "fill": torch.utils.deterministic.fill_uninitialized_memory,  # type: ignore[attr-defined]
         "libraries": [each.enabled for each in (backends.cudnn, backends.mkldnn)],
