@@ -1,5 +1,6 @@
 """Files, written whole or not at all."""
 
+import errno
 import os
 import re
 import secrets
@@ -40,8 +41,13 @@ def write_whole(path: Path, content: str | bytes) -> None:
 
 def check_writable(path: Path) -> None:
     """Raise if `write_whole` cannot write to `path`: now, not after minutes of work."""
-    with _reported(path), tempfile.TemporaryFile(dir=_resolved(path)[0].parent):
-        pass
+    with _reported(path):
+        if not path.parent.is_dir():
+            raise OSError(0, f"there is no directory {str(path.parent)!r}")
+        if path.is_dir():
+            raise OSError(0, "it is a directory")
+        with tempfile.TemporaryFile(dir=_resolved(path)[0].parent):
+            pass
 
 
 @contextmanager
@@ -62,10 +68,10 @@ def _resolved(path: Path) -> tuple[Path, bool]:
         found = path.stat()
     except FileNotFoundError:
         if not file.parent.is_dir():
-            raise OSError(0, f"there is no directory {str(path.parent)!r}") from None
+            raise
         return file, False
     if stat.S_ISDIR(found.st_mode):
-        raise OSError(0, "it is a directory")
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
     # /dev/stdout may lead to a file that has no name any more.
     if not stat.S_ISREG(found.st_mode) or not os.path.samestat(found, file.lstat()):
         raise OSError(0, "it is not a regular file; name another")

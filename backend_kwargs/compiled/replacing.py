@@ -13,6 +13,7 @@ import os
 import re
 import secrets
 import stat
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from functools import cache
@@ -36,7 +37,7 @@ from backend_kwargs.errors import BackendKwargsError, warn_once
 MANIFEST, PARTS, SIGNATURES = "manifest.json", "parts", "signatures"
 LOCK = ".lock"  # an empty file in the bundles of former releases
 ASIDE = ".old"  # the end of the name that an old bundle has while a new one takes its place
-MOST_TRIES = 20
+MOST_TRIES, RETRY_S = 20, 0.005
 RENAME_EXCHANGE, AT_FDCWD = 2, -100  # of Linux
 
 
@@ -49,6 +50,11 @@ def new_folder(path: Path) -> Iterator[Path]:
         with private_folder(target.parent, _beside(target), remove=_remove) as new:
             yield new
             _put_in_place(new, target)
+        for _ in range(MOST_TRIES):  # another save may be deleting it
+            if not new.exists():
+                return
+            time.sleep(RETRY_S)
+            _remove(new)
         if new.exists():
             warn_once(f"Bundle {str(path)!r} is saved; the old one cannot be deleted: {str(new)!r} stays.")
 
@@ -130,12 +136,12 @@ def _put_in_place(new: Path, target: Path) -> None:
         try:
             if not _replaced(new, target):
                 new.rename(target)
+                _sync(target.parent)
         except OSError as error:
             # Another process has put its bundle there meanwhile.
             if error.errno in (errno.ENOTEMPTY, errno.EEXIST):
                 continue
             raise
-        _sync(target.parent)
         sweep(target.parent, _asides(target), _remove)
         return
     raise OSError(0, "other processes keep saving to it")
@@ -151,9 +157,13 @@ def _replaced(new: Path, target: Path) -> bool:
         _swap(new, target)
         try:
             _names(new)  # again, since nothing of others is deleted
+        except FileNotFoundError:  # another save deletes it already
+            return True
         except BaseException:
             _swap(new, target)
             raise
+        _sync(target.parent)
+        _delete(new)  # as long as it is locked
         return True
     return False
 
@@ -169,7 +179,8 @@ def _swap(new: Path, target: Path) -> None:
         with suppress(OSError):
             aside.rename(target)
         raise
-    aside.rename(new)  # at once: under the name aside a load would take it for the bundle if the new one is removed
+    with suppress(FileNotFoundError):  # another save has deleted it
+        aside.rename(new)  # at once: under the name aside a load would take it for the bundle if the new one is removed
 
 
 def _exchanged(one: Path, other: Path) -> bool:

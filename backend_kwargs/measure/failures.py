@@ -35,6 +35,8 @@ def _of_a_start(error: BaseException) -> bool:
     """Return whether Inductor raised `error` when it started a compiler, or read what that printed."""
     if not isinstance(error, OSError | IndexError | subprocess.SubprocessError):
         return False
+    if isinstance(error, subprocess.CalledProcessError) and b"error:" in (error.stdout or b""):
+        return False  # a compiler that works says what is wrong with the code
     frames = traceback.extract_tb(error.__traceback__)
     return any(frame.filename.endswith("cpp_builder.py") or frame.name == "_precompile_header" for frame in frames)
 
