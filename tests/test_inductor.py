@@ -533,19 +533,19 @@ def test_clone_outputs_is_no_text():
     assert str(raised.value) == "Option 'clone_outputs' must be bool | None, got 'yes' (str)."
 
 
-def test_clone_outputs_refuses_to_be_saved():
+def test_clone_outputs_refuses_to_be_saved(tmp_path):
     """aot_compile() raises for copied outputs, since the copies would be lost."""
     backend = bk.make_backend("tmpl-inductor", {"triton.cudagraphs": True}, clone_outputs=True)
     with pytest.raises(bk.BackendKwargsError) as raised:
-        aot_compiled(backend).save_compiled_function(os.devnull)
+        aot_compiled(backend).save_compiled_function(tmp_path / "saved")
     assert str(raised.value) == (
         "Option 'clone_outputs' does not survive aot_compile(); clone the outputs in the model."
     )
 
 
-def test_without_cuda_graphs_clone_outputs_is_saved():
+def test_without_cuda_graphs_clone_outputs_is_saved(tmp_path):
     """Without CUDA graphs nothing is copied, so the result can be saved."""
-    aot_compiled(bk.make_backend("tmpl-inductor", clone_outputs=True)).save_compiled_function(os.devnull)
+    aot_compiled(bk.make_backend("tmpl-inductor", clone_outputs=True)).save_compiled_function(tmp_path / "saved")
 
 
 @pytest.mark.parametrize(
