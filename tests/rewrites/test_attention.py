@@ -176,7 +176,7 @@ NEAR = {
         ((q @ k.transpose(-2, -1)).to(torch.int32).float() + b).softmax(-1) @ v
     ),
     "weights that are rounded to integers": lambda q, k, v, b: (
-        K(q, k, 9 * b).softmax(-1).to(torch.int32).to(v.dtype) @ v
+        K(q, k, 1e5 * b).softmax(-1).to(torch.int32).to(v.dtype) @ v
     ),
     "scores that are quantised": lambda q, k, v, b: (
         ((q @ k.transpose(-2, -1)).to(torch.float8_e4m3fn).float() + b).softmax(-1) @ v
