@@ -28,7 +28,9 @@ def write_whole(path: Path, content: str | bytes) -> None:
         file, exists = _resolved(path)
         beside = file.with_name(f"{BESIDE}{secrets.token_hex(8)}")
         try:
-            with open(beside, "xb", opener=_private if exists else None) as opened:
+            with open(
+                beside, "xb", opener=(lambda name, flags: os.open(name, flags, 0o600)) if exists else None
+            ) as opened:
                 if exists:
                     _take_over(file, beside)
                 opened.write(content.encode() if isinstance(content, str) else content)
@@ -96,10 +98,6 @@ def _follows_device(path: Path) -> bool:
             rest += reversed(target.parts[target.is_absolute() :])
             links += 1
     return False
-
-
-def _private(name: str, flags: int) -> int:
-    return os.open(name, flags, 0o600)
 
 
 def _take_over(file: Path, beside: Path) -> None:

@@ -78,17 +78,14 @@ def _parsed_toml(text: str) -> dict[str, Any]:
 
 
 def _content(path: Path) -> bytes:
-    with open(path, "rb", opener=_open_at_once) as file:
+    at_once = getattr(os, "O_NONBLOCK", 0)  # a pipe would wait for a writer
+    with open(path, "rb", opener=lambda name, flags: os.open(name, flags | at_once)) as file:
         if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
             raise OSError("it is not a regular file")
         content = file.read(LONGEST + 1)
     if len(content) > LONGEST:
         raise OSError(f"it is longer than {LONGEST} bytes")
     return content
-
-
-def _open_at_once(path: str, flags: int) -> int:
-    return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))  # a pipe would wait for a writer
 
 
 def _items(value: Any) -> list[Any]:
