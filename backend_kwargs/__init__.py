@@ -1,11 +1,12 @@
 """Named, configured torch.compile backends that are values. Imports no torch until a backend is made."""
 
 from backend_kwargs.backend import Backend
+from backend_kwargs.bundles.config import CompileConfig
+from backend_kwargs.bundles.module import CompiledModule
 from backend_kwargs.cache_artifacts import load_cache_artifacts, save_cache_artifacts
-from backend_kwargs.compiled.config import CompileConfig
-from backend_kwargs.compiled.module import CompiledModule
 from backend_kwargs.errors import BackendKwargsError, BackendKwargsWarning
 from backend_kwargs.explain import Explanation, explain
+from backend_kwargs.options.templates import Template
 from backend_kwargs.regions import compile_regions, region_options
 from backend_kwargs.registry import (
     get_template,
@@ -17,8 +18,7 @@ from backend_kwargs.registry import (
     register_template,
 )
 from backend_kwargs.report import Report, report
-from backend_kwargs.rewrites import Rewrite, list_rewrites, register_rewrite
-from backend_kwargs.templates import Template
+from backend_kwargs.rewrites.table import Rewrite, list_rewrites, register_rewrite
 
 __all__ = [
     "Backend",

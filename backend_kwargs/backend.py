@@ -14,12 +14,11 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, get_args
 
-from backend_kwargs.atomic_write import write_whole
+from backend_kwargs.backends import Compiler
+from backend_kwargs.backends.dynamo import DynamoCompiler, count_as_registered
+from backend_kwargs.backends.inductor.compiler import InductorCompiler
+from backend_kwargs.backends.others import OTHERS
 from backend_kwargs.compile_records import recorded
-from backend_kwargs.compilers import Compiler
-from backend_kwargs.compilers.dynamo import DynamoCompiler, count_as_registered
-from backend_kwargs.compilers.inductor.compiler import InductorCompiler
-from backend_kwargs.compilers.others import OTHERS
 from backend_kwargs.errors import (
     BackendKwargsError,
     BrokenPluginError,
@@ -29,12 +28,13 @@ from backend_kwargs.errors import (
     warn_once,
     wrong_value,
 )
-from backend_kwargs.layers import Layer, copied, merge, same
-from backend_kwargs.options import Option, check, convert
-from backend_kwargs.plain_data import check_plain
-from backend_kwargs.requirements import Limit
-from backend_kwargs.spec import check_length, join_spec
-from backend_kwargs.trust import Check, untrusted
+from backend_kwargs.files.atomic_write import write_whole
+from backend_kwargs.files.plain_data import check_plain
+from backend_kwargs.options.layers import Layer, copied, merge, same
+from backend_kwargs.options.option import Option, check, convert
+from backend_kwargs.options.requirements import Limit
+from backend_kwargs.options.spec import check_length, join_spec
+from backend_kwargs.options.trust import Check, untrusted
 
 CONFIG_VERSION = 1
 # Looked up before dynamo's registry; "dynamo:NAME" finds a backend of dynamo's with one of these names.

@@ -5,8 +5,8 @@ from io import BytesIO
 from typing import TYPE_CHECKING
 from zipfile import BadZipFile, ZipFile
 
+from backend_kwargs.auto.candidates import UNFROZEN, standing
 from backend_kwargs.compile_records import Record, records
-from backend_kwargs.compilers.auto.candidates import UNFROZEN, standing
 from backend_kwargs.errors import warn_once, wrong_value
 
 if TYPE_CHECKING:
@@ -25,8 +25,8 @@ def save_cache_artifacts() -> "tuple[bytes, CacheInfo] | None":
     import torch
     from torch.compiler._cache import CacheInfo
 
-    from backend_kwargs.compilers.auto.decide import lasting_decisions
-    from backend_kwargs.compilers.auto.decision import COLUMNS, packed
+    from backend_kwargs.auto.decide import lasting_decisions
+    from backend_kwargs.auto.decision import COLUMNS, packed
 
     if frozen := sum(map(_frozen, records())):
         graphs = "1 graph is" if frozen == 1 else f"{frozen} graphs are"
@@ -66,8 +66,8 @@ def load_cache_artifacts(data: bytes) -> "CacheInfo | None":
     """
     import torch
 
-    from backend_kwargs.compilers.auto.decide import load_decisions
-    from backend_kwargs.compilers.auto.decision import unpacked
+    from backend_kwargs.auto.decide import load_decisions
+    from backend_kwargs.auto.decision import unpacked
 
     try:
         with ZipFile(BytesIO(data)) as file:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from backend_kwargs.compilers.precision.bounds import last_used, note_used
+from backend_kwargs.precision.bounds import last_used, note_used
 
 ARTIFACT = "backend_kwargs_options"
 CACHES = (("inductor", "fxgraph_cache"), ("aot_autograd", "autograd_cache"))
@@ -144,7 +144,7 @@ def _keep(
 
 
 def _decision() -> Any:
-    from backend_kwargs.compilers.auto.reporting import last_decision
+    from backend_kwargs.auto.reporting import last_decision
 
     return last_decision()
 

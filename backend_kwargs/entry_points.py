@@ -1,8 +1,8 @@
 """The targets of dynamo's entry points: one attribute per backend and template, made when it is requested."""
 
 from backend_kwargs.backend import Backend
+from backend_kwargs.options.templates import BUILT_IN
 from backend_kwargs.registry import PLAIN, make_backend
-from backend_kwargs.templates import BUILT_IN
 
 SPECS = {
     spec.replace("-", "_"): spec

@@ -4,15 +4,15 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from backend_kwargs.auto.candidates import PERMITTING
 from backend_kwargs.backend import Backend
-from backend_kwargs.catalogue import documented
-from backend_kwargs.compilers.auto.candidates import PERMITTING
-from backend_kwargs.compilers.precision.table import lacking
-from backend_kwargs.layers import same, sources
-from backend_kwargs.options import Option
+from backend_kwargs.options.catalogue import documented
+from backend_kwargs.options.layers import same, sources
+from backend_kwargs.options.option import Option
+from backend_kwargs.options.requirements import CannotWorkError, Limit, Machine
+from backend_kwargs.precision.table import lacking
 from backend_kwargs.registry import make_backend
-from backend_kwargs.requirements import CannotWorkError, Limit, Machine
-from backend_kwargs.rewrites import find_rewrite
+from backend_kwargs.rewrites.table import find_rewrite
 from backend_kwargs.tables import as_html
 
 # Under `auto` these name what may be raced; any other option is set for every candidate.

@@ -7,15 +7,22 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from backend_kwargs.auto.candidates import EAGER, standing
 from backend_kwargs.backend import OURS, Backend, backend_of_function, find_backend, find_in_dynamo
-from backend_kwargs.compilers.auto.candidates import EAGER, standing
 from backend_kwargs.errors import BackendKwargsError, wrong_value
-from backend_kwargs.options import check, convert
-from backend_kwargs.plain_data import check_plain
-from backend_kwargs.spec import check_name
-from backend_kwargs.templates import Template, add_templates, derive, find_template, is_published, template_names
-from backend_kwargs.templates_toml import read_templates
-from backend_kwargs.trust import Check, untrusted
+from backend_kwargs.files.plain_data import check_plain
+from backend_kwargs.options.option import check, convert
+from backend_kwargs.options.spec import check_name
+from backend_kwargs.options.templates import (
+    Template,
+    add_templates,
+    derive,
+    find_template,
+    is_published,
+    template_names,
+)
+from backend_kwargs.options.templates_toml import read_templates
+from backend_kwargs.options.trust import Check, untrusted
 
 PLAIN = "tmpl-inductor"  # the only spec to which the environment variables apply
 TEMPLATE_VARIABLE = "BACKEND_KWARGS_TEMPLATE"

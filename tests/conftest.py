@@ -44,7 +44,8 @@ def _modules_frozen():
 def _no_names_left_behind(monkeypatch, tmp_path_factory):
     import torch._dynamo.backends.registry as dynamo
 
-    from backend_kwargs import errors, registry, templates
+    from backend_kwargs import errors, registry
+    from backend_kwargs.options import templates
 
     for variable in VARIABLES:
         monkeypatch.delenv(variable, raising=False)

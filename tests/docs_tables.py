@@ -7,14 +7,16 @@ from functools import partial
 from itertools import product
 from pathlib import Path
 
-from backend_kwargs import rewrites
-from backend_kwargs.compiled.config import FIELDS
-from backend_kwargs.compilers import openvino, tensorrt
-from backend_kwargs.compilers.auto import settings as auto
-from backend_kwargs.compilers.engines import onnx_settings, openvino_settings
-from backend_kwargs.compilers.tvm import settings as tvm
-from backend_kwargs.options import Option, describe
-from backend_kwargs.templates import BUILT_IN, Template
+from backend_kwargs.auto import settings as auto
+from backend_kwargs.backends import tensorrt
+from backend_kwargs.backends.onnxruntime import settings as onnx_settings
+from backend_kwargs.backends.openvino import settings as openvino_settings
+from backend_kwargs.backends.openvino import torchs as openvino
+from backend_kwargs.backends.tvm import settings as tvm
+from backend_kwargs.bundles.config import FIELDS
+from backend_kwargs.options.option import Option, describe
+from backend_kwargs.options.templates import BUILT_IN, Template
+from backend_kwargs.rewrites import table as rewrites
 
 ROOT = Path(__file__).parent.parent
 

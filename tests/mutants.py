@@ -55,9 +55,9 @@ TESTS: Mapping[str, str] = {
     "backend_kwargs/measure/accuracy.py": "test_accuracy.py",
     "backend_kwargs/measure/bound.py": "test_measure_bound.py precision/test_precision_bound.py",
     "backend_kwargs/measure/*.py": "test_measure.py test_measure_bound.py test_accuracy.py",
-    "backend_kwargs/layers.py": "test_layers.py test_backend.py",
-    "backend_kwargs/spec.py": "test_spec.py test_backend.py",
-    "backend_kwargs/options.py": "test_options.py test_catalogue.py test_backend_written.py",
+    "backend_kwargs/options/layers.py": "test_layers.py test_backend.py",
+    "backend_kwargs/options/spec.py": "test_spec.py test_backend.py",
+    "backend_kwargs/options/option.py": "test_options.py test_catalogue.py test_backend_written.py",
     "backend_kwargs/backend.py": "test_backend.py test_backend_written.py test_backend_environment.py test_registry.py"
     " test_dynamo_backends.py test_inductor.py",
     "*/cudagraph_outputs.py": "test_inductor.py test_effects.py freezing/",

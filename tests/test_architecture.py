@@ -5,6 +5,7 @@ import json
 import subprocess
 import sys
 import tomllib
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -12,78 +13,27 @@ import pytest
 import backend_kwargs
 
 ROOT = Path(backend_kwargs.__file__).parent
-# Each module imports only from those before it, at its head and inside its functions.
-PACKAGE_ORDER = """
-errors atomic_write plain_data tables interval spec layers named_values templates options trust catalogue templates_toml
-requirements
-rewrites
-measure.trees measure.inputs measure.accuracy measure.bound measure.environment measure.failures measure.roundings
-measure.served measure.timing measure.memory measure.statistics measure
-compilers compilers.declared compilers.dynamo compilers.openvino compilers.tensorrt compilers.generated_code
-compilers.graphs
-compilers.fell_back compilers.parameter_guards compilers.freezing compilers.fused_steps compilers.layouts
-compilers.parts
-compilers.precision compilers.precision.table compilers.precision.bounds
-compilers.precision.casts compilers.precision.weights compilers.precision.quantised compilers.precision.reference
-compilers.auto
-compilers.auto.settings compilers.auto.eligibility compilers.auto.deadline compilers.auto.workload
-compilers.precision.error compilers.precision.serving compilers.precision.lowered
-compilers.part_compiler compilers.partitioned
-compilers.tvm
-compilers.tvm.versions compilers.tvm.checks compilers.tvm.settings compilers.tvm.decompositions compilers.tvm.shapes
-compilers.tvm.opaque compilers.tvm.lowering.node compilers.tvm.lowering.vector compilers.tvm.lowering.pointwise
-compilers.tvm.lowering.reductions compilers.tvm.lowering.linear compilers.tvm.lowering.indexing
-compilers.tvm.lowering.views compilers.tvm.lowering.windows compilers.tvm.lowering.table compilers.tvm.lowering.kernels
-compilers.tvm.lowering.graph
-compilers.tvm.lowering compilers.tvm.supported compilers.tvm.target
-compilers.tvm.no_fast_math compilers.tvm.tune compilers.tvm.cpu_schedule compilers.tvm.schedules
-compilers.tvm.build compilers.tvm.runtime compilers.tvm.against_eager compilers.tvm.part_compiler compilers.tvm.compiler
-compilers.engines compilers.engines.engine compilers.engines.onnx_settings compilers.engines.onnx_session
-compilers.engines.onnxruntime compilers.engines.openvino_settings compilers.engines.openvino_model
-compilers.engines.openvino_native
-compilers.others
-compilers.inductor
-compilers.inductor.compile_step compilers.inductor.fallbacks compilers.inductor.torch_fixes
-compilers.inductor.allowed_attention compilers.inductor.cutlass
-compilers.inductor.tuned_products compilers.inductor.frozen_code
-compilers.inductor.cudagraph_outputs compilers.inductor.rewrites compilers.inductor.rewrites.matching
-compilers.inductor.rewrites.traced
-compilers.inductor.rewrites.kernels compilers.inductor.rewrites.kernels.launch
-compilers.inductor.rewrites.kernels.convolution compilers.inductor.rewrites.kernels.attention
-compilers.inductor.rewrites.kernels.decode compilers.inductor.rewrites.kernels.cross_entropy
-compilers.inductor.rewrites.kernels.layer_norm compilers.inductor.rewrites.kernels.rotary
-compilers.inductor.rewrites.kernels.gather_sum
-compilers.inductor.rewrites.operators
-compilers.inductor.rewrites.folding
-compilers.inductor.rewrites.convolution compilers.inductor.rewrites.grouped_convolution
-compilers.inductor.rewrites.linear compilers.inductor.rewrites.onednn
-compilers.inductor.rewrites.library_attention compilers.inductor.rewrites.attention
-compilers.inductor.rewrites.packed compilers.inductor.rewrites.losses compilers.inductor.rewrites.layer_norm
-compilers.inductor.rewrites.rotary compilers.inductor.rewrites.attention_mask compilers.inductor.rewrites.matrix_vector
-compilers.inductor.rewrites.gather_sum compilers.inductor.rewrites.decode_attention compilers.inductor.rewrites.patches
-compilers.inductor.rewrites.multihead_attention
-compilers.inductor.rewrites.apply
-compilers.auto.request compilers.auto.graph_stats
-compilers.auto.candidates compilers.auto.decision compilers.auto.store compilers.auto.decisions_toml
-compilers.auto.ranks compilers.auto.cache_key compilers.auto.reporting
-compilers.auto.ddp_buckets
-compilers.auto.sandbox compilers.auto.roofline compilers.auto.products
-compilers.auto.rewritten compilers.auto.head_to_head compilers.auto.budget compilers.auto.checks
-compilers.auto.selection compilers.auto.race
-compilers.auto.decide
-compilers.inductor.compiler
-compile_records cache_artifacts backend registry regions entry_points integrations integrations.accelerate explain
-report.graphs report.advice report.uncaptured report.generated report.ran report
-compiled.config compiled.states compiled.samples compiled.files compiled.libraries compiled.library_code
-compiled.operators compiled.graphs compiled.identity compiled.frames compiled.package_guards compiled.package
-compiled.running compiled.exported
-compiled.ahead compiled.building compiled.loading compiled.deploying compiled.extensions compiled.fingerprint
-compiled.manifest compiled.replacing compiled.bundle compiled.module compiled
-harness harness.named_models harness.isolation harness.read_only harness.study harness.trial
-compare.rows compare.drawing compare.trial compare
-cli.console cli.modules cli.models cli.pasting cli.arguments cli.listing cli.options cli.explain cli.doctor
-cli.decisions cli.compare cli.tune cli.bundles cli
-"""
+# Each layer imports only from those before it, at its head and inside its functions.
+LAYERS = (
+    "errors interval tables files",
+    "options",
+    "measure",
+    "graphs",
+    "backends",
+    "rewrites",
+    "precision",
+    "auto",
+    "compile_records cache_artifacts backend registry regions entry_points integrations",
+    "explain report",
+    "bundles harness",
+    "compare cli",
+)
+# Import from above, until a compile returns what it knows.
+ABOVE = {
+    "graphs": {"auto"},
+    "backends": {"rewrites", "precision", "auto"},
+    "precision": {"auto"},
+}
 SUITE_ORDER = """
 workloads workloads.case workloads.nets
 workloads.nets.counting workloads.nets.convs workloads.nets.encoders workloads.nets.libraries workloads.nets.llama
@@ -109,39 +59,47 @@ cli
 """
 DOORS = ("__init__.py", "__main__.py")  # of a tree itself; they import what they show
 # torch is imported at the head of these alone: they are loaded when a graph is there, or a model to measure.
-TORCH_AT_THE_HEAD = ("measure", "harness", "compare", "compilers", "compiled")
-# Modules of the compilers that are loaded before there is a graph.
+TORCH_AT_THE_HEAD = ("measure", "graphs", "backends", "rewrites", "precision", "auto", "harness", "compare", "bundles")
+# Modules of these folders that are loaded before there is a graph.
 BEFORE_A_GRAPH = (
-    "__init__",
-    "auto/__init__",
-    "auto/candidates",
-    "auto/decision",
-    "auto/decisions_toml",
-    "auto/settings",
-    "auto/store",
-    "declared",
-    "dynamo",
-    "engines/__init__",
-    "engines/onnx_settings",
-    "engines/onnxruntime",
-    "engines/openvino_native",
-    "engines/openvino_settings",
-    "inductor/__init__",
-    "inductor/compiler",
-    "inductor/cutlass",
-    "inductor/fallbacks",
-    "inductor/torch_fixes",
-    "others",
-    "tensorrt",
-    "openvino",
-    "precision/__init__",
-    "precision/bounds",
-    "precision/table",
-    "tvm/__init__",
-    "tvm/checks",
-    "tvm/compiler",
-    "tvm/settings",
-    "tvm/versions",
+    "auto/__init__.py",
+    "auto/candidates.py",
+    "auto/decision.py",
+    "auto/decisions_toml.py",
+    "auto/settings.py",
+    "auto/store.py",
+    "backends/__init__.py",
+    "backends/declared.py",
+    "backends/dynamo.py",
+    "backends/others.py",
+    "backends/tensorrt.py",
+    "backends/inductor/__init__.py",
+    "backends/inductor/compiler.py",
+    "backends/inductor/cutlass.py",
+    "backends/inductor/fallbacks.py",
+    "backends/inductor/torch_fixes.py",
+    "backends/onnxruntime/__init__.py",
+    "backends/onnxruntime/compiler.py",
+    "backends/onnxruntime/settings.py",
+    "backends/openvino/__init__.py",
+    "backends/openvino/compiler.py",
+    "backends/openvino/settings.py",
+    "backends/openvino/torchs.py",
+    "backends/tvm/__init__.py",
+    "backends/tvm/checks.py",
+    "backends/tvm/compiler.py",
+    "backends/tvm/settings.py",
+    "backends/tvm/versions.py",
+    "bundles/__init__.py",
+    "bundles/config.py",
+    "bundles/module.py",
+    "bundles/states.py",
+    "graphs/__init__.py",
+    "precision/__init__.py",
+    "precision/bounds.py",
+    "precision/table.py",
+    "rewrites/__init__.py",
+    "rewrites/table.py",
 )
 FILES = {str(path.relative_to(ROOT)): path for path in sorted(ROOT.rglob("*.py"))}
 WATCHED = (
@@ -171,7 +129,7 @@ def modules(root):
 
 
 TREES = {
-    "backend_kwargs": (PACKAGE_ORDER.split(), modules(ROOT)),
+    "backend_kwargs": (" ".join(LAYERS).split(), modules(ROOT)),
     "benchmarks": (SUITE_ORDER.split(), modules(ROOT.parent / "benchmarks")),
 }
 MODULES = [(tree, name) for tree, (_, found) in TREES.items() for name in found]
@@ -205,22 +163,40 @@ def modules_after(statement):
 
 @pytest.mark.parametrize("tree", TREES)
 def test_every_module_has_its_place(tree):
-    """The order names each existing module exactly once."""
+    """The order names each folder and module at the top, of the suite each module, exactly once."""
     order, found = TREES[tree]
-    assert sorted(order) == sorted(found)
+    assert sorted(order) == sorted({_place(tree, name) for name in found})
+
+
+def _place(tree, name):
+    return name.partition(".")[0] if tree == "backend_kwargs" else name
 
 
 @pytest.mark.parametrize(("tree", "name"), MODULES, ids=[f"{tree}.{name}" for tree, name in MODULES])
 def test_imports_only_from_above(tree, name):
-    """A module imports only from those above it."""
-    order, found = TREES[tree]
+    """A module imports only from its own folder and from layers above it."""
+    order, _ = TREES[tree]
+    place = _place(tree, name)
+    wanted = {_place(tree, each) for each in imports_of(tree, name)} - {place if tree == "backend_kwargs" else ""}
+    assert not wanted - set(order[: order.index(place)]) - ABOVE.get(place, set())
+
+
+@pytest.mark.parametrize("tree", TREES)
+def test_no_module_imports_itself_by_others(tree):
+    """No imports go in a circle, those inside functions included."""
+    TopologicalSorter({name: imports_of(tree, name) for name in TREES[tree][1]}).prepare()
+
+
+def imports_of(tree, name):
+    """Return the modules of `tree` that this one imports."""
+    _, found = TREES[tree]
     wanted = set()
     for full in imported(ast.parse(found[name].read_text())):
         if full.startswith(f"{tree}."):
             parts = full.split(".")[1:]
             # `from a.b import c`: the module a.b.c, or a name in a.b.
             wanted.add(next(".".join(parts[:n]) for n in range(len(parts), 0, -1) if ".".join(parts[:n]) in found))
-    assert not wanted - set(order[: order.index(name)])
+    return wanted
 
 
 def test_the_package_knows_no_suite():
@@ -234,8 +210,7 @@ def test_the_package_knows_no_suite():
 
 
 LIGHT = [name for name in FILES if name.partition("/")[0] not in TORCH_AT_THE_HEAD]
-LIGHT += [f"compilers/{name}.py" for name in BEFORE_A_GRAPH]
-LIGHT += [f"compiled/{name}.py" for name in ("__init__", "config", "module", "states")]
+LIGHT += BEFORE_A_GRAPH
 
 
 @pytest.mark.parametrize("name", LIGHT)
@@ -245,7 +220,7 @@ def test_torch_waits(name):
     assert not heads & {"torch", "tvm", "tvm_ffi"}
 
 
-@pytest.mark.parametrize("name", [name for name in FILES if not name.startswith("compilers/tvm/")])
+@pytest.mark.parametrize("name", [name for name in FILES if not name.startswith("backends/tvm/")])
 def test_tvm_has_one_folder(name):
     """Only one folder uses TVM's API, since each TVM release renames parts of it."""
     packages = {full.partition(".")[0] for full in imported(ast.parse(FILES[name].read_text()))}

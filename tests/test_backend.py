@@ -14,8 +14,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from backend_kwargs import Backend, make_backend
-from backend_kwargs.catalogue import inductor_options
-from backend_kwargs.templates import BUILT_IN
+from backend_kwargs.options.catalogue import inductor_options
+from backend_kwargs.options.templates import BUILT_IN
 
 INDUCTOR = "tmpl-inductor"
 

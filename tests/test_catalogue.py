@@ -11,7 +11,8 @@ import pytest
 import torch
 from torch._inductor import config
 
-from backend_kwargs.catalogue import (
+from backend_kwargs.errors import BackendKwargsError
+from backend_kwargs.options.catalogue import (
     ADDED,
     CORRECTED_TYPES,
     REMOVED,
@@ -22,8 +23,7 @@ from backend_kwargs.catalogue import (
     read_notes,
     source_notes,
 )
-from backend_kwargs.errors import BackendKwargsError
-from backend_kwargs.options import check, convert, describe
+from backend_kwargs.options.option import check, convert, describe
 from backend_kwargs.registry import make_backend
 
 RELEASE = tuple(map(int, torch.__version__.split(".")[:2]))
@@ -155,7 +155,7 @@ def test_alias_has_its_targets_default():
 def test_forced_by_environment(default):
     """An option forced by an environment variable shows this with the value, unlike a default from one."""
     code = (
-        "import json; from backend_kwargs.catalogue import inductor_options as o; x = o()['fx_graph_cache'];"
+        "import json; from backend_kwargs.options.catalogue import inductor_options as o; x = o()['fx_graph_cache'];"
         "print(json.dumps([x.forced, x.forced_value, x.default, o()['max_autotune'].forced]))"
     )
     assert in_child(code, TORCHINDUCTOR_FX_GRAPH_CACHE="0", **default) == [True, False, False, False]
@@ -164,7 +164,8 @@ def test_forced_by_environment(default):
 def test_alias_is_forced_with_its_target():
     """An alias whose target is forced by the environment shows this with the value."""
     code = (
-        "import json; from backend_kwargs.catalogue import inductor_options as o; x = o()['force_disable_caches'];"
+        "import json; from backend_kwargs.options.catalogue import inductor_options as o;"
+        "x = o()['force_disable_caches'];"
         "print(json.dumps([x.forced, x.forced_value, x.default]))"
     )
     assert in_child(code, TORCH_COMPILE_FORCE_DISABLE_CACHES="1") == [True, True, True]
@@ -173,7 +174,7 @@ def test_alias_is_forced_with_its_target():
 def test_catalogue_leaves_compile_fx_alone():
     """Reading the catalogue does not import Inductor's compiler."""
     code = (
-        "import json, sys; from backend_kwargs.catalogue import inductor_options; inductor_options();"
+        "import json, sys; from backend_kwargs.options.catalogue import inductor_options; inductor_options();"
         "print(json.dumps('torch._inductor.compile_fx' in sys.modules))"
     )
     assert in_child(code) is False

@@ -18,8 +18,8 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from backend_kwargs import BackendKwargsWarning, make_backend
-from backend_kwargs.compilers.tvm.versions import unfit
-from backend_kwargs.templates import template_names
+from backend_kwargs.backends.tvm.versions import unfit
+from backend_kwargs.options.templates import template_names
 
 VARIABLE = "BACKEND_KWARGS_COMPOSITION_SECONDS"
 SECONDS = float(os.environ.get(VARIABLE, "100"))

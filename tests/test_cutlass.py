@@ -14,9 +14,9 @@ from torch._inductor import config
 from torch._inductor.runtime.cache_dir_utils import cache_dir
 
 from backend_kwargs import BackendKwargsError, BackendKwargsWarning, make_backend
-from backend_kwargs.compilers.inductor import compiler, cutlass
-from backend_kwargs.compilers.inductor.cutlass import cutlass_dir, found_by_inductor
-from backend_kwargs.requirements import Machine
+from backend_kwargs.backends.inductor import compiler, cutlass
+from backend_kwargs.backends.inductor.cutlass import cutlass_dir, found_by_inductor
+from backend_kwargs.options.requirements import Machine
 
 INSTALL = 'pip install "backend-kwargs[cutlass]"'
 HEADER = "include/cutlass/cutlass.h"
@@ -122,7 +122,7 @@ def test_no_links(site, monkeypatch):
 
 def test_at_once(site, cache):
     """Several processes that create it at the same time agree, and leave nothing else."""
-    code = "from backend_kwargs.compilers.inductor.cutlass import cutlass_dir; input(); print(cutlass_dir())"
+    code = "from backend_kwargs.backends.inductor.cutlass import cutlass_dir; input(); print(cutlass_dir())"
     environment = {**os.environ, "PYTHONPATH": str(site)}
     command = [sys.executable, "-c", code]
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
@@ -240,7 +240,7 @@ def test_links_of_another_environment(site, inductor_cache, tmp_path):
 def test_inductor_imports_it(site):
     """Inductor's own search finds the packages in the directory, at each release's place."""
     code = (
-        "from backend_kwargs.compilers.inductor.cutlass import found_by_inductor\n"
+        "from backend_kwargs.backends.inductor.cutlass import found_by_inductor\n"
         "from torch._inductor.codegen.cutlass.utils import try_import_cutlass\n"
         "from torch._inductor.codegen.cuda.compile_utils import _cutlass_include_paths\n"
         "with found_by_inductor(None): print(try_import_cutlass(), _cutlass_include_paths()[0])"

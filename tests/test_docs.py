@@ -12,9 +12,9 @@ from docs_tables import ROOT, TABLES, filled
 from typer.testing import CliRunner
 
 import backend_kwargs as bk
+from backend_kwargs.auto.settings import OPTIONS
+from backend_kwargs.backends.tvm.versions import unfit
 from backend_kwargs.cli import app
-from backend_kwargs.compilers.auto.settings import OPTIONS
-from backend_kwargs.compilers.tvm.versions import unfit
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 PAGES = sorted((ROOT / "docs").glob("*.md"))

@@ -9,12 +9,12 @@ from typer.testing import CliRunner
 
 from backend_kwargs import explain as explain_
 from backend_kwargs import list_templates, make_backend
+from backend_kwargs.backends import declared
+from backend_kwargs.backends.inductor import compiler
+from backend_kwargs.backends.tvm import compiler as tvm
 from backend_kwargs.cli import app, doctor
-from backend_kwargs.compilers import declared
-from backend_kwargs.compilers.inductor import compiler
-from backend_kwargs.compilers.tvm import compiler as tvm
 from backend_kwargs.explain import Verdict, verdict
-from backend_kwargs.requirements import INSTALL_TVM, Machine
+from backend_kwargs.options.requirements import INSTALL_TVM, Machine
 
 GPU_REMEDY = "run on a machine with an NVIDIA GPU, with a CUDA build of torch"
 BARE = Machine()

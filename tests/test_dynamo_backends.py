@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import backend_kwargs as bk
-from backend_kwargs.compilers.tvm.versions import unfit
+from backend_kwargs.backends.tvm.versions import unfit
 from backend_kwargs.explain import verdict
 
 if TYPE_CHECKING:

@@ -11,8 +11,8 @@ import pytest
 from backend_kwargs import entry_points as module
 from backend_kwargs import make_backend
 from backend_kwargs.backend import OURS
-from backend_kwargs.compilers.tvm.versions import unfit
-from backend_kwargs.templates import BUILT_IN
+from backend_kwargs.backends.tvm.versions import unfit
+from backend_kwargs.options.templates import BUILT_IN
 
 INDUCTOR = "tmpl-inductor"
 PUBLISHED = {

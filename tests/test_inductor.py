@@ -501,7 +501,7 @@ def test_clone_outputs_needs_graph_trees():
 )
 def test_results_are_copied_under_auto_alone_unless_told(monkeypatch, template, options, copies):
     """`clone_outputs=None` is on if auto may choose CUDA graphs, and off if a user does."""
-    from backend_kwargs.compilers.inductor import cudagraph_outputs
+    from backend_kwargs.backends.inductor import cudagraph_outputs
 
     wrapped, wrap = [], cudagraph_outputs.with_independent_outputs
     monkeypatch.setattr(cudagraph_outputs, "with_independent_outputs", lambda fn: wrapped.append(fn) or wrap(fn))
@@ -553,7 +553,7 @@ def test_without_cuda_graphs_clone_outputs_is_saved(tmp_path):
 )
 def test_copies_of_outputs(sizes):
     """Each copy has the values, dtype and strides of its output, in memory of its own, in the same order."""
-    from backend_kwargs.compilers.inductor.cudagraph_outputs import _copies
+    from backend_kwargs.backends.inductor.cudagraph_outputs import _copies
 
     outputs = [
         torch.randn(2, size // 2).t().to(torch.float16 if at % 2 else torch.float32) for at, size in enumerate(sizes)

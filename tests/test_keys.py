@@ -11,14 +11,15 @@ from torch._inductor.custom_graph_pass import CustomGraphPass
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import backend_kwargs as bk
-from backend_kwargs import CompileConfig, Rewrite, make_backend, rewrites
-from backend_kwargs.compiled import config as compile_config
-from backend_kwargs.compiled import fingerprint as environment
-from backend_kwargs.compilers.inductor import cutlass, tuned_products
-from backend_kwargs.compilers.inductor.rewrites.apply import RewritePass
-from backend_kwargs.compilers.inductor.rewrites.packed import Pack
-from backend_kwargs.compilers.precision.weights import weight_of
-from backend_kwargs.requirements import machine
+from backend_kwargs import CompileConfig, Rewrite, make_backend
+from backend_kwargs.backends.inductor import cutlass, tuned_products
+from backend_kwargs.bundles import config as compile_config
+from backend_kwargs.bundles import fingerprint as environment
+from backend_kwargs.options.requirements import machine
+from backend_kwargs.precision.weights import weight_of
+from backend_kwargs.rewrites import table as rewrites
+from backend_kwargs.rewrites.apply import RewritePass
+from backend_kwargs.rewrites.packed import Pack
 
 # ---- backends
 

@@ -3,7 +3,7 @@ import math
 import pytest
 import torch
 
-from backend_kwargs.layers import Layer, copied, merge, same, sources
+from backend_kwargs.options.layers import Layer, copied, merge, same, sources
 
 LAYERS = (Layer("first", {"a": 1, "b": 1}), Layer("second", {"b": 2, "c": 2}))
 

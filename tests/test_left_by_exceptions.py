@@ -12,13 +12,13 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from backend_kwargs.compilers import openvino
-from backend_kwargs.compilers.auto import decide, ranks
-from backend_kwargs.compilers.engines import onnx_session
-from backend_kwargs.compilers.graphs import modes_restored
-from backend_kwargs.compilers.inductor import compile_step, cutlass
-from backend_kwargs.compilers.precision import bounds, quantised
-from backend_kwargs.compilers.tvm import no_fast_math, versions
+from backend_kwargs.auto import decide, ranks
+from backend_kwargs.backends.inductor import compile_step, cutlass
+from backend_kwargs.backends.onnxruntime import session as onnx_session
+from backend_kwargs.backends.openvino import torchs as openvino
+from backend_kwargs.backends.tvm import no_fast_math, versions
+from backend_kwargs.graphs.writes import modes_restored
+from backend_kwargs.precision import bounds, quantised
 
 THEIRS = SimpleNamespace(openvino_options={"device": "GPU"})
 STORE = torch.distributed.HashStore()
@@ -115,9 +115,9 @@ def test_a_layout_of_cutlass_that_fails_leaves_no_folder(tmp_path, monkeypatch):
 @pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])
 def test_the_seconds_of_a_race_that_fails_count(monkeypatch, error):
     """A race that fails or is interrupted has spent its share of the process's budget."""
-    from backend_kwargs.compilers.auto import race
-    from backend_kwargs.compilers.auto.request import Request, Tools
-    from backend_kwargs.compilers.auto.settings import Settings
+    from backend_kwargs.auto import race
+    from backend_kwargs.auto.request import Request, Tools
+    from backend_kwargs.auto.settings import Settings
 
     def fails(request, tell):
         raise error("planted")

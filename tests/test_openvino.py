@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import backend_kwargs as bk
-from backend_kwargs.compilers import openvino
+from backend_kwargs.backends.openvino import torchs as openvino
 from backend_kwargs.errors import BackendKwargsWarning
 from backend_kwargs.report import OpenVINO
 

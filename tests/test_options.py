@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from backend_kwargs.errors import BackendKwargsError
-from backend_kwargs.options import Option, Where, check, convert, declared, describe, lookup
+from backend_kwargs.options.option import Option, Where, check, convert, declared, describe, lookup
 
 COUNT = Annotated[int, Where("of at least 1", lambda count: count >= 1)]
 CATALOGUE = {name: Option(name) for name in ("max_autotune", "triton.max_tiles", "a_group_of_long_name.threads")}

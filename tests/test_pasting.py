@@ -7,8 +7,8 @@ import pytest
 import torch
 
 import backend_kwargs as bk
+from backend_kwargs.backends.tvm.versions import unfit
 from backend_kwargs.cli.pasting import lines_to_paste
-from backend_kwargs.compilers.tvm.versions import unfit
 
 
 def ort(gm, example_inputs, *, level: int = 1, tune=None):

@@ -7,7 +7,7 @@ import torch
 
 import backend_kwargs as bk
 from backend_kwargs import BackendKwargsError, BackendKwargsWarning, make_backend
-from backend_kwargs.templates import BUILT_IN
+from backend_kwargs.options.templates import BUILT_IN
 
 INDUCTOR = "tmpl-inductor"
 NO_NAME = "name must be letters, digits and '_', '-', '.', a letter first, got"

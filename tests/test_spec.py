@@ -1,7 +1,7 @@
 import pytest
 
 from backend_kwargs.errors import BackendKwargsError
-from backend_kwargs.spec import (
+from backend_kwargs.options.spec import (
     check_name,
     join_spec,
     split_assignment,

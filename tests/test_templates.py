@@ -3,8 +3,15 @@
 import pytest
 
 import backend_kwargs as bk
-from backend_kwargs.requirements import REQUIREMENTS
-from backend_kwargs.templates import BUILT_IN, ENTRY_POINT_GROUP, derive, find_template, is_published, template_names
+from backend_kwargs.options.requirements import REQUIREMENTS
+from backend_kwargs.options.templates import (
+    BUILT_IN,
+    ENTRY_POINT_GROUP,
+    derive,
+    find_template,
+    is_published,
+    template_names,
+)
 
 PLUG_IN = """
 from backend_kwargs import Template
@@ -46,7 +53,7 @@ def test_built_in_differ():
 
 def test_where_known_needs_no_option_of_another_torch():
     """An option under `where_known` is omitted if this torch lacks it."""
-    from backend_kwargs import templates
+    from backend_kwargs.options import templates
 
     templates._registered["x"] = bk.Template("", {"freezing": True}, where_known={"no_such": 1, "max_autotune": True})
     assert dict(bk.make_backend("tmpl-inductor:x").options) == {"freezing": True, "max_autotune": True}
@@ -225,8 +232,8 @@ def test_load_templates(toml):
 
 
 def test_load_templates_of_a_pyproject(toml):
-    """A pyproject.toml has its templates in [tool.backend_kwargs.templates]."""
-    path = toml("[tool.backend_kwargs.templates.serve]\nbase = 'aten'\n[project]\nname = 'x'", "pyproject.toml")
+    """A pyproject.toml has its templates in [tool.backend_kwargs.options.templates]."""
+    path = toml("[tool.backend_kwargs.options.templates.serve]\nbase = 'aten'\n[project]\nname = 'x'", "pyproject.toml")
     assert bk.load_templates(str(path)) == ["serve"]
     assert bk.get_template("serve").options == BUILT_IN["aten"].options
 

@@ -16,8 +16,8 @@ from torch._inductor.compile_fx import compile_fx, compile_fx_inner
 from torch._inductor.runtime import compile_tasks
 from torch._inductor.utils import fresh_cache, run_and_get_code
 
-from backend_kwargs.compilers.inductor.compiler import OWN, TORCH_COMPILE_ONLY
-from backend_kwargs.requirements import LEAST_SMS
+from backend_kwargs.backends.inductor.compiler import OWN, TORCH_COMPILE_ONLY
+from backend_kwargs.options.requirements import LEAST_SMS
 
 pytestmark = pytest.mark.usefixtures("fresh_dynamo")
 
@@ -262,7 +262,7 @@ def test_the_frozen_graph_cannot_be_copied():
             failed.append(True)
         return compile_fx_inner(gm, example_inputs, **kwargs)
 
-    from backend_kwargs.compilers.freezing import UNCACHED, compile_frozen
+    from backend_kwargs.graphs.freezing import UNCACHED, compile_frozen
 
     patches = {"freezing": True, **UNCACHED}
     net, x = nn.Linear(64, 64).eval(), torch.randn(32, 64)
@@ -301,14 +301,14 @@ def test_types_that_torch_does_not_check():
 
 
 def test_large_gpus_have_68_multiprocessors():
-    """GEMM templates need 68 multiprocessors, as requirements.py assumes."""
+    """GEMM templates need 68 multiprocessors, as options/requirements.py assumes."""
     from torch._inductor.utils import is_big_gpu
 
     assert f"else {LEAST_SMS}" in inspect.getsource(is_big_gpu)
 
 
 def test_the_c_compiler_is_that_of_CXX():  # noqa: N802 - the variable's name
-    """torch's C++ compiler is that of CXX, as requirements.py assumes."""
+    """torch's C++ compiler is that of CXX, as options/requirements.py assumes."""
     assert os.environ.get("CXX", "g++") in config.cpp.cxx or config.cpp.cxx[1] == "clang++"
 
 

@@ -5,10 +5,10 @@ import torch
 from typer.testing import CliRunner
 
 import backend_kwargs as bk
+from backend_kwargs.auto import race
+from backend_kwargs.auto.decision import RaceRow
+from backend_kwargs.auto.store import Store
 from backend_kwargs.cli import app
-from backend_kwargs.compilers.auto import race
-from backend_kwargs.compilers.auto.decision import RaceRow
-from backend_kwargs.compilers.auto.store import Store
 
 FACTORY = """
 import torch

@@ -8,7 +8,7 @@ from torch._inductor.utils import fresh_cache
 from torch._inductor.virtualized import V
 
 import backend_kwargs as bk
-from backend_kwargs.compilers.inductor.tuned_products import TunedProducts, with_tuned
+from backend_kwargs.backends.inductor.tuned_products import TunedProducts, with_tuned
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.nn import functional
 
-from backend_kwargs.compilers.graphs import may_be_written, written_memory
+from backend_kwargs.graphs.writes import may_be_written, written_memory
 
 
 @torch.library.custom_op("backend_kwargs_tests::second_doubled", mutates_args=("y",))

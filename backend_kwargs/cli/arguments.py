@@ -9,9 +9,9 @@ from backend_kwargs.backend import Backend, find_backend
 from backend_kwargs.cli.modules import spec_of
 from backend_kwargs.errors import BackendKwargsError, BrokenPluginError, warn_once
 from backend_kwargs.explain import Verdict, verdict
-from backend_kwargs.options import convert
+from backend_kwargs.options.option import convert
+from backend_kwargs.options.spec import split_assignment
 from backend_kwargs.registry import make_backend
-from backend_kwargs.spec import split_assignment
 
 Assignments = Annotated[
     list[str] | None,

@@ -9,14 +9,14 @@ from typing import Annotated, Any
 
 import typer
 
+from backend_kwargs.bundles.config import FIELDS, CompileConfig
+from backend_kwargs.bundles.module import CompiledModule
 from backend_kwargs.cli.arguments import AsJson, assigned
 from backend_kwargs.cli.console import print_json, print_table, quiet, say
 from backend_kwargs.cli.models import built as made_by
 from backend_kwargs.cli.modules import spec_of
-from backend_kwargs.compiled.config import FIELDS, CompileConfig
-from backend_kwargs.compiled.module import CompiledModule
 from backend_kwargs.errors import BackendKwargsError, shown
-from backend_kwargs.options import convert
+from backend_kwargs.options.option import convert
 from backend_kwargs.registry import PLAIN, make_backend
 
 MOST_SHOWN = 100  # rows of a table, since a manifest may be anybody's
@@ -39,8 +39,8 @@ def build(
     sign: Annotated[Path | None, typer.Option(metavar="PRIVATE.pem", help="Sign with this Ed25519 key.")] = None,
 ) -> None:
     """Compile a model, check its results, and write a bundle that is served elsewhere without compiling."""
-    from backend_kwargs.compiled.bundle import check_save, check_state, read_manifest, save
-    from backend_kwargs.compiled.files import temporary
+    from backend_kwargs.bundles.bundle import check_save, check_state, read_manifest, save
+    from backend_kwargs.bundles.files import temporary
 
     temporary()
     check_save(out, sign)
@@ -63,7 +63,7 @@ def build(
 
 def inspect(bundle: Bundle, json: AsJson = False, key: Keys = None) -> None:
     """Show what a bundle contains, which machine it was built for, and what differs here; its code is not run."""
-    from backend_kwargs.compiled.bundle import inspected
+    from backend_kwargs.bundles.bundle import inspected
 
     manifest, signed = inspected(bundle, key or ())
     if json:
@@ -87,7 +87,7 @@ def inspect(bundle: Bundle, json: AsJson = False, key: Keys = None) -> None:
         _say_more(lines)
     import torch
 
-    from backend_kwargs.compiled.fingerprint import differences, fingerprint
+    from backend_kwargs.bundles.fingerprint import differences, fingerprint
 
     device = "cuda" if manifest.device == "cuda" and torch.cuda.is_available() else "cpu"
     differ = differences(manifest.environment, fingerprint(torch.device(device)))
@@ -107,7 +107,7 @@ def run(
     key: Keys = None,
 ) -> None:
     """Load a bundle, and show the time of its first call next to that of compiling it."""
-    from backend_kwargs.compiled.bundle import is_trusted, read_manifest
+    from backend_kwargs.bundles.bundle import is_trusted, read_manifest
 
     manifest, content = read_manifest(bundle)
     is_trusted(bundle, content, trust=trust, trusted_keys=key or ())  # before the factory makes the model
@@ -116,8 +116,8 @@ def run(
         built_with = f" It was built with {shown(manifest.factory)}." if manifest.factory else ""
         raise BackendKwargsError(f"Pass FACTORY, the function that makes the model: MODULE_OR_FILE:NAME.{built_with}")
     model, example_inputs = made_by(factory)
-    from backend_kwargs.compiled.running import import_compiler
-    from backend_kwargs.compiled.samples import samples_of
+    from backend_kwargs.bundles.running import import_compiler
+    from backend_kwargs.bundles.samples import samples_of
     from backend_kwargs.measure import Served, interleave, median_interval, synchronize
 
     args, kwargs = samples_of([example_inputs])[0]

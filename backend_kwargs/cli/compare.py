@@ -10,19 +10,19 @@ import typer
 from rich.markup import escape
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from backend_kwargs.atomic_write import check_writable, write_whole
 from backend_kwargs.backend import Backend
+from backend_kwargs.backends.others import OTHERS, in_precision
 from backend_kwargs.cli.arguments import Assignments, assigned, backend_from_text
 from backend_kwargs.cli.console import console, print_table, quiet, say
 from backend_kwargs.cli.models import folder_of_model, model_of
 from backend_kwargs.cli.modules import importable
 from backend_kwargs.cli.pasting import lines_to_paste
-from backend_kwargs.compilers.others import OTHERS, in_precision
-from backend_kwargs.compilers.precision import table
 from backend_kwargs.errors import BackendKwargsError, printable
-from backend_kwargs.plain_data import read_text
+from backend_kwargs.files.atomic_write import check_writable, write_whole
+from backend_kwargs.files.plain_data import read_text
+from backend_kwargs.options.spec import join_candidate, split_candidates
+from backend_kwargs.precision import table
 from backend_kwargs.registry import PLAIN
-from backend_kwargs.spec import join_candidate, split_candidates
 
 if TYPE_CHECKING:
     from backend_kwargs.compare import Comparison

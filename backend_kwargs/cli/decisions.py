@@ -8,12 +8,12 @@ from typing import Annotated, TypeVar
 
 import typer
 
+from backend_kwargs.auto.decision import Decision
+from backend_kwargs.auto.decisions_toml import read_decisions, template_name, write_decisions
+from backend_kwargs.auto.store import open_store
 from backend_kwargs.backend import find_backend
 from backend_kwargs.cli.arguments import As, AsJson
 from backend_kwargs.cli.console import print_config, print_json, print_table, say
-from backend_kwargs.compilers.auto.decision import Decision
-from backend_kwargs.compilers.auto.decisions_toml import read_decisions, template_name, write_decisions
-from backend_kwargs.compilers.auto.store import open_store
 from backend_kwargs.errors import BackendKwargsError
 from backend_kwargs.registry import decided
 
@@ -44,7 +44,7 @@ def show_one(key: Key, store: Where = None, json: AsJson = False, as_: As = None
     """Show one decision: the candidates, the winner and why, and the machine; or the winner's options with --as."""
     from dataclasses import asdict
 
-    from backend_kwargs.compilers.auto.reporting import table
+    from backend_kwargs.auto.reporting import table
 
     (decision,) = _found(open_store(store, strict=True).all, [key], one=True)
     if as_:

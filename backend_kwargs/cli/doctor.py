@@ -4,10 +4,10 @@ from dataclasses import asdict
 
 from backend_kwargs.cli.arguments import AsJson, judged
 from backend_kwargs.cli.console import print_json, print_table
-from backend_kwargs.compilers.precision.table import PRECISIONS
 from backend_kwargs.explain import precision_verdict
+from backend_kwargs.options.requirements import machine
+from backend_kwargs.precision.table import PRECISIONS
 from backend_kwargs.registry import PLAIN, list_templates
-from backend_kwargs.requirements import machine
 
 TVM = "tmpl-tvm"
 OTHERS = ("tmpl-onnxruntime", "tmpl-openvino-native", "tmpl-openvino", "tmpl-tensorrt")

@@ -11,18 +11,18 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from backend_kwargs.atomic_write import check_writable
 from backend_kwargs.backend import Backend
 from backend_kwargs.cli.arguments import assigned, backend_from_text
 from backend_kwargs.cli.console import console, print_table, say
 from backend_kwargs.cli.models import model_of
-from backend_kwargs.compilers.precision import table
 from backend_kwargs.errors import BackendKwargsError, error_text
-from backend_kwargs.options import convert
-from backend_kwargs.spec import split_outside
+from backend_kwargs.files.atomic_write import check_writable
+from backend_kwargs.options.option import convert
+from backend_kwargs.options.spec import split_outside
+from backend_kwargs.precision import table
 
 if TYPE_CHECKING:
-    from backend_kwargs.compilers.auto.decision import Decision
+    from backend_kwargs.auto.decision import Decision
 
 AUTO = "tmpl-inductor:auto"
 COLUMNS = ("sizes", "graph", "winner", "race", "eager call", "compiled call", "speedup")
@@ -119,7 +119,7 @@ def _write(model: str, found: Sequence[Tuned], output: Path) -> int:
     kept = {decision.key: decision for decision in decisions if decision.rows and decision.lasting}
     if not kept:
         raise BackendKwargsError("Nothing is written: default could not run here, so the winner is not one to ship.")
-    from backend_kwargs.compilers.auto.decisions_toml import write_decisions
+    from backend_kwargs.auto.decisions_toml import write_decisions
 
     write_decisions(kept.values(), output)
     return len(kept)
@@ -156,7 +156,7 @@ def _raced(
     """
     import torch
 
-    from backend_kwargs.compilers.auto.decide import nothing_decided
+    from backend_kwargs.auto.decide import nothing_decided
 
     found, err, began = [], console(stderr=True), time.perf_counter()
     with tempfile.TemporaryDirectory() as folder, nothing_decided():
@@ -185,7 +185,7 @@ def _tuned(label: str, model: Any, inputs: Any, backend: Backend) -> Tuned:
     import torch
 
     from backend_kwargs import measure
-    from backend_kwargs.compilers.auto.reporting import last_decision
+    from backend_kwargs.auto.reporting import last_decision
     from backend_kwargs.harness.study import arguments_of
 
     decided: list[Any] = []

@@ -4,9 +4,9 @@ from io import BytesIO, StringIO
 from pathlib import Path
 from typing import Any
 
-from backend_kwargs.atomic_write import write_whole
 from backend_kwargs.compare.rows import Comparison, Row
 from backend_kwargs.errors import BackendKwargsError, error_text, wrong_value
+from backend_kwargs.files.atomic_write import write_whole
 
 
 def plot(comparison: Comparison, path: str | Path) -> None:

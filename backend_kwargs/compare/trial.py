@@ -8,10 +8,10 @@ from typing import Any, ClassVar
 
 from backend_kwargs import measure
 from backend_kwargs.compare.rows import Candidate, Row
-from backend_kwargs.compilers.precision.bounds import measured_elsewhere
 from backend_kwargs.harness.isolation import Counted, counted, isolated
 from backend_kwargs.harness.trial import Trial
 from backend_kwargs.measure import Status
+from backend_kwargs.precision.bounds import measured_elsewhere
 
 
 @dataclass(eq=False)
@@ -99,7 +99,7 @@ def _empty_cache() -> Iterator[None]:
     """Give Inductor an empty cache, and races an empty store."""
     from torch._inductor.utils import fresh_cache
 
-    from backend_kwargs.compilers.auto.decide import nothing_decided
+    from backend_kwargs.auto.decide import nothing_decided
 
     error = None
     with fresh_cache(), nothing_decided():

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from backend_kwargs.requirements import installed_version
+from backend_kwargs.options.requirements import installed_version
 
 
 def environment(device: torch.device) -> dict[str, str | int | None]:

@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+from backend_kwargs.backends.fell_back import Partition
+from backend_kwargs.backends.generated_code import comparable, rewrite_costs_in, rewritten_in
 from backend_kwargs.compile_records import WRAPPER, Record, records
-from backend_kwargs.compilers.fell_back import Partition
-from backend_kwargs.compilers.generated_code import comparable, rewrite_costs_in, rewritten_in
 from backend_kwargs.errors import BackendKwargsError, wrong_value
 from backend_kwargs.report.advice import advice_on, reason_and_hint
 from backend_kwargs.report.generated import codes_of, unknown_here
@@ -214,7 +214,7 @@ def _rewrites(record: Record) -> Sequence[str]:
 def _race(record: Record) -> Race | None:
     if (found := record.decision) is None:
         return None
-    from backend_kwargs.compilers.auto.reporting import table
+    from backend_kwargs.auto.reporting import table
 
     return Race(found.winner, found.options, found.seconds, found.rows, table(found), found.compiler)
 

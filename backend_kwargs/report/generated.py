@@ -4,8 +4,8 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
+from backend_kwargs.backends.generated_code import comparable, compiled_graphs
 from backend_kwargs.compile_records import Record
-from backend_kwargs.compilers.generated_code import comparable, compiled_graphs
 from backend_kwargs.report.graphs import Code, times
 
 # How generated code makes or calls a kernel: the name after `async_compile.`, and our word for its kind.

@@ -4,14 +4,14 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
+from backend_kwargs.auto import settings as auto
 from backend_kwargs.backend import find_backend
-from backend_kwargs.compilers.auto import settings as auto
-from backend_kwargs.compilers.fell_back import Partition
-from backend_kwargs.compilers.precision.bounds import Used
+from backend_kwargs.backends.fell_back import Partition
+from backend_kwargs.precision.bounds import Used
 from backend_kwargs.registry import decided
 
 if TYPE_CHECKING:
-    from backend_kwargs.compilers.auto.decision import RaceRow
+    from backend_kwargs.auto.decision import RaceRow
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,8 +2,8 @@
 
 from collections.abc import Iterable, Sequence
 
+from backend_kwargs.backends.fell_back import ATTEMPTS, summary_of, why_fell_back
 from backend_kwargs.compile_records import Record
-from backend_kwargs.compilers.fell_back import ATTEMPTS, summary_of, why_fell_back
 from backend_kwargs.report.graphs import Code, EnginePart, EngineShare, OpenVINO, Ran, Relax, number
 
 TVM = "TVM"

@@ -9,7 +9,7 @@ from statistics import geometric_mean
 from typing import Any
 
 from backend_kwargs import measure
-from backend_kwargs.atomic_write import write_whole
+from backend_kwargs.files.atomic_write import write_whole
 from backend_kwargs.interval import Interval
 
 EAGER, UNTUNED, TUNED = "eager", "tmpl-tvm", "tmpl-tvm, tuned"

@@ -7,8 +7,8 @@ from pathlib import Path
 from textwrap import fill
 from typing import Any
 
-from backend_kwargs.atomic_write import write_whole
 from backend_kwargs.errors import BackendKwargsError
+from backend_kwargs.files.atomic_write import write_whole
 from backend_kwargs.measure import Interval
 from benchmarks.analysis import verdicts
 from benchmarks.analysis.verdicts import DEFAULT, RIVALS, Clock, Entry, Key, PeerSummary, clock_name

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from backend_kwargs.atomic_write import write_whole
+from backend_kwargs.files.atomic_write import write_whole
 
 STARTS = ("subprocess.Popen", "os.posix_spawn", "os.fork", "os.forkpty", "os.exec", "os.system")
 COMPILERS = ("g++", "gcc", "c++", "cc", "clang", "clang++", "nvcc", "ptxas")
@@ -76,7 +76,7 @@ def serve(model: str, device: str, bundle: Path, *, guards: bool) -> dict[str, A
     import torch
 
     import backend_kwargs as bk
-    from backend_kwargs.compiled.running import import_compiler
+    from backend_kwargs.bundles.running import import_compiler
     from backend_kwargs.measure import check, interleave, median_interval, reference, synchronize
 
     net, args = made(model, device)

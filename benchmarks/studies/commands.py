@@ -8,9 +8,9 @@ from typing import Annotated
 
 import typer
 
-from backend_kwargs.atomic_write import write_whole
 from backend_kwargs.cli.arguments import Assignments, assigned, backend_from_text
 from backend_kwargs.errors import BackendKwargsError
+from backend_kwargs.files.atomic_write import write_whole
 from benchmarks.arguments import Device, Shard, device_of, shard_of
 
 ALL = "reduce-overhead,max-autotune-no-cudagraphs,max-autotune"

@@ -22,8 +22,8 @@ from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any
 
-from backend_kwargs.atomic_write import write_whole
 from backend_kwargs.errors import BackendKwargsError
+from backend_kwargs.files.atomic_write import write_whole
 from benchmarks.analysis.compilers import AUTO, AUTO_BF16, EAGER, TUNED, UNTUNED, write_page
 from benchmarks.execution import process
 from benchmarks.execution.process import Tell

@@ -12,8 +12,8 @@ from typing import Any
 import torch
 
 from backend_kwargs import make_backend
-from backend_kwargs.atomic_write import write_whole
 from backend_kwargs.compare import Candidate, Comparison, compare
+from backend_kwargs.files.atomic_write import write_whole
 from benchmarks.workloads.nets.llama import Prefill, Shape
 
 MAX_ERROR = 0.15

@@ -19,8 +19,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from backend_kwargs.atomic_write import write_whole
 from backend_kwargs.compare import Candidate, Comparison, Row, compare, to_json
+from backend_kwargs.files.atomic_write import write_whole
 
 COMMANDS = """\
 BACKEND_KWARGS_EVIDENCE=seen.jsonl python -m pytest tests/gpu

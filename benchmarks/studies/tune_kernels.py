@@ -24,7 +24,7 @@ from typing import Any
 import torch
 
 from backend_kwargs import measure
-from backend_kwargs.atomic_write import write_whole
+from backend_kwargs.files.atomic_write import write_whole
 from benchmarks.execution import device_timer
 from benchmarks.workloads.case import Case, Problem, Work
 from benchmarks.workloads.cases import attention, elementwise, gemm, norms

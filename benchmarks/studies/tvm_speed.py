@@ -22,8 +22,8 @@ from torch import nn
 from torch._dynamo.eval_frame import innermost_fn
 
 import backend_kwargs as bk
-from backend_kwargs.atomic_write import write_whole
-from backend_kwargs.compilers.fell_back import summary_of
+from backend_kwargs.backends.fell_back import summary_of
+from backend_kwargs.files.atomic_write import write_whole
 from backend_kwargs.measure import environment, interleave, median_interval, ratio_interval, status_of
 
 IN_ATEN = ("mm", "addmm", "bmm", "baddbmm", "convolution")

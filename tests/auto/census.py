@@ -39,10 +39,10 @@ from torch._inductor import cudagraph_trees
 from torch._inductor.runtime.benchmarking import benchmarker
 
 import backend_kwargs
-from backend_kwargs.compilers.auto import deadline, decide, head_to_head, race
+from backend_kwargs.auto import deadline, decide, head_to_head, race
 
 ROOT = str(Path(backend_kwargs.__file__).parent)
-MUST = ("compilers/auto/sandbox.py", "compilers/auto/deadline.py")
+MUST = ("auto/sandbox.py", "auto/deadline.py")
 CALLED_AGAIN = 20  # after one in so many interrupted calls, the call is made again
 PASS = "post_grad_custom_post_pass"  # Inductor calls it with the lowered graph
 SECONDS_A_CHILD = 30

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import backend_kwargs
-from backend_kwargs.compilers.auto import decide, decision, race
+from backend_kwargs.auto import decide, decision, race
 
 PASS = "post_grad_custom_post_pass"  # Inductor calls it with the lowered graph
 

@@ -5,7 +5,7 @@ import torch
 from graphs import backend_of, chain
 
 import backend_kwargs as bk
-from backend_kwargs.compilers.auto import decide
+from backend_kwargs.auto import decide
 
 
 @pytest.fixture

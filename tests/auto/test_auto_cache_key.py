@@ -9,8 +9,8 @@ import pytest
 import torch
 from graphs import chain
 
-from backend_kwargs.compilers.auto import cache_key, decide
-from backend_kwargs.compilers.auto.cache_key import ambient, computation_of, signature, spelled, structure
+from backend_kwargs.auto import cache_key, decide
+from backend_kwargs.auto.cache_key import ambient, computation_of, signature, spelled, structure
 
 
 @pytest.mark.parametrize(
@@ -156,10 +156,7 @@ def test_which_of_equal_devices_is_no_part_of_the_key():
 
 def test_a_key_is_the_same_in_every_process():
     """Neither addresses nor the order of sets, which differ between processes, are part of the key."""
-    script = (
-        "from backend_kwargs.compilers.auto.cache_key import spelled\n"
-        "print(spelled([{'a', 'b', 'c'}, spelled, object()]))"
-    )
+    script = "from backend_kwargs.auto.cache_key import spelled\nprint(spelled([{'a', 'b', 'c'}, spelled, object()]))"
     seen = {
         subprocess.run(
             [sys.executable, "-c", script], env=os.environ | {"PYTHONHASHSEED": seed}, capture_output=True, check=True

@@ -8,12 +8,12 @@ from torch._inductor import list_mode_options
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn.functional import linear, pad
 
-from backend_kwargs.catalogue import inductor_options
-from backend_kwargs.compilers.auto.candidates import STEPS, allowed_candidates, candidates_for, trusted
-from backend_kwargs.compilers.auto.graph_stats import GraphStats, observed_stats, padded_in
-from backend_kwargs.compilers.auto.roofline import Slack
-from backend_kwargs.compilers.auto.settings import Settings
+from backend_kwargs.auto.candidates import STEPS, allowed_candidates, candidates_for, trusted
+from backend_kwargs.auto.graph_stats import GraphStats, observed_stats, padded_in
+from backend_kwargs.auto.roofline import Slack
+from backend_kwargs.auto.settings import Settings
 from backend_kwargs.errors import BackendKwargsError
+from backend_kwargs.options.catalogue import inductor_options
 
 MARKS = {"device": "cpu", "training": False, "writes": False, "dynamic": False, "bytes_read": 9e7}
 ONE_GEMM = GraphStats(

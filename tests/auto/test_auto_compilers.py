@@ -4,10 +4,10 @@ import pytest
 import torch
 
 import backend_kwargs as bk
-from backend_kwargs.compilers.auto.candidates import allowed_candidates, trusted
-from backend_kwargs.compilers.auto.decide import forget_process
-from backend_kwargs.compilers.auto.decisions_toml import read_decisions, write_decisions
-from backend_kwargs.compilers.auto.store import open_store
+from backend_kwargs.auto.candidates import allowed_candidates, trusted
+from backend_kwargs.auto.decide import forget_process
+from backend_kwargs.auto.decisions_toml import read_decisions, write_decisions
+from backend_kwargs.auto.store import open_store
 
 pytest.importorskip("tvm")
 TVM = "tmpl-tvm[exec_mode=compiled]"
@@ -158,7 +158,7 @@ def test_toml_names_the_compiler(store, tmp_path, monkeypatch):
 
 
 def _let_challengers_win(monkeypatch):
-    from backend_kwargs.compilers.auto import race
+    from backend_kwargs.auto import race
 
     monkeypatch.setattr(race, "better", lambda challenger, champion, objective: True)
     monkeypatch.setattr(race._Race, "_not_slower", lambda self, champion, eager: champion)

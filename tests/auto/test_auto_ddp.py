@@ -12,8 +12,8 @@ from graphs import backend_of
 from torch import nn
 
 import backend_kwargs as bk
-from backend_kwargs.compilers.auto import ddp_buckets, race
-from backend_kwargs.compilers.auto.store import Store
+from backend_kwargs.auto import ddp_buckets, race
+from backend_kwargs.auto.store import Store
 
 
 class Masked(nn.Module):

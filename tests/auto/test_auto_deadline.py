@@ -10,9 +10,9 @@ import torch
 from torch._inductor.runtime.benchmarking import benchmarker
 from torch._inductor.utils import fresh_cache
 
-from backend_kwargs.compilers.auto import deadline, race
-from backend_kwargs.compilers.auto.deadline import TIMERS, OutOfTime, capped, capped_backward
-from backend_kwargs.compilers.auto.store import Store
+from backend_kwargs.auto import deadline, race
+from backend_kwargs.auto.deadline import TIMERS, OutOfTime, capped, capped_backward
+from backend_kwargs.auto.store import Store
 
 
 def time_a_kernel():

@@ -11,12 +11,12 @@ from graphs import backend_of, chain, logged
 from torch._inductor import config
 
 import backend_kwargs
+from backend_kwargs.auto import cache_key, decide, race
+from backend_kwargs.auto.decision import RaceRow
+from backend_kwargs.auto.request import Request, Tools
+from backend_kwargs.auto.settings import Settings
+from backend_kwargs.auto.store import Store
 from backend_kwargs.compare import Candidate, compare
-from backend_kwargs.compilers.auto import cache_key, decide, race
-from backend_kwargs.compilers.auto.decision import RaceRow
-from backend_kwargs.compilers.auto.request import Request, Tools
-from backend_kwargs.compilers.auto.settings import Settings
-from backend_kwargs.compilers.auto.store import Store
 from backend_kwargs.errors import BackendKwargsWarning
 
 
@@ -499,7 +499,7 @@ COMPILED = """
 import sys, torch, backend_kwargs
 backend = backend_kwargs.make_backend("tmpl-inductor:auto", candidates=[])
 torch.compile(lambda x: torch.relu(x * 2 + 1).sum(-1), backend=backend)(torch.randn(8, 64))
-print("backend_kwargs.compilers.auto.race" in sys.modules)
+print("backend_kwargs.auto.race" in sys.modules)
 """
 
 

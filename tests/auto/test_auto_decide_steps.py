@@ -7,11 +7,11 @@ import torch
 from graphs import chain
 from torch.fx import symbolic_trace
 
-from backend_kwargs.compilers.auto import decide
-from backend_kwargs.compilers.auto.decision import Decision, RaceRow
-from backend_kwargs.compilers.auto.request import Request, Tools
-from backend_kwargs.compilers.auto.settings import Settings
-from backend_kwargs.templates import find_template
+from backend_kwargs.auto import decide
+from backend_kwargs.auto.decision import Decision, RaceRow
+from backend_kwargs.auto.request import Request, Tools
+from backend_kwargs.auto.settings import Settings
+from backend_kwargs.options.templates import find_template
 
 LARGE = torch.zeros(1 << 19)  # two mebibytes: not tiny
 ROWS = (RaceRow("cudagraphs", won=True),)

@@ -15,16 +15,16 @@ import pytest
 import torch
 from graphs import KEY, MADE, spoil
 
-from backend_kwargs.compilers.auto import decide, decision
-from backend_kwargs.compilers.auto.decision import COLUMNS, RaceRow, has_form, packed, parsed, plain, unpacked
-from backend_kwargs.compilers.auto.store import Store, store_path
+from backend_kwargs.auto import decide, decision
+from backend_kwargs.auto.decision import COLUMNS, RaceRow, has_form, packed, parsed, plain, unpacked
+from backend_kwargs.auto.store import Store, store_path
 from backend_kwargs.errors import BackendKwargsWarning
 
 WRITER = """
 import sys
 from pathlib import Path
-from backend_kwargs.compilers.auto.decision import Decision
-from backend_kwargs.compilers.auto.store import Store
+from backend_kwargs.auto.decision import Decision
+from backend_kwargs.auto.store import Store
 store = Store(Path(sys.argv[1]))
 for at in range(int(sys.argv[3])):
     store.add(Decision(f"{sys.argv[2]}-{at}", "graph", "default"))

@@ -8,11 +8,11 @@ import pytest
 from graphs import KEY, MADE, spoil
 
 import backend_kwargs
-from backend_kwargs.compilers.auto.decision import plain
-from backend_kwargs.compilers.auto.decisions_toml import read_decisions, template_name, write_decisions
-from backend_kwargs.compilers.auto.store import Store
+from backend_kwargs.auto.decision import plain
+from backend_kwargs.auto.decisions_toml import read_decisions, template_name, write_decisions
+from backend_kwargs.auto.store import Store
 from backend_kwargs.errors import BackendKwargsError, BackendKwargsWarning
-from backend_kwargs.templates import find_template
+from backend_kwargs.options.templates import find_template
 
 
 def options_of(name):

@@ -9,7 +9,7 @@ from torch._library.effects import EffectType
 from torch.nn import functional
 
 from backend_kwargs import measure
-from backend_kwargs.compilers.auto.eligibility import has_side_effects
+from backend_kwargs.graphs.eligibility import has_side_effects
 
 ran = []
 

@@ -6,7 +6,8 @@ import pytest
 import torch
 from torch.fx import Graph, GraphModule, symbolic_trace
 
-from backend_kwargs.compilers.auto.eligibility import (
+from backend_kwargs.auto.settings import Settings
+from backend_kwargs.graphs.eligibility import (
     communicates,
     holds_state,
     is_tiny,
@@ -14,7 +15,6 @@ from backend_kwargs.compilers.auto.eligibility import (
     recomputes,
     why_never,
 )
-from backend_kwargs.compilers.auto.settings import Settings
 
 MIB = 1 << 18  # numbers of four bytes
 

@@ -8,22 +8,22 @@ import torch
 from test_auto_race_steps import NOW, STATS, runner
 
 import backend_kwargs
-from backend_kwargs.compilers.auto import budget, race, roofline, selection
-from backend_kwargs.compilers.auto.candidates import (
+from backend_kwargs.auto import budget, race, roofline, selection
+from backend_kwargs.auto.candidates import (
     CUDAGRAPHS,
     GRAPHS_FIRST,
     RaceCandidate,
     rewriting,
 )
-from backend_kwargs.compilers.auto.deadline import OutOfTime
-from backend_kwargs.compilers.auto.decision import RaceRow
-from backend_kwargs.compilers.auto.graph_stats import Product
-from backend_kwargs.compilers.auto.head_to_head import Runner
-from backend_kwargs.compilers.auto.request import Request, Tools
-from backend_kwargs.compilers.auto.roofline import Ceilings, Slack, gain_without_graphs
-from backend_kwargs.compilers.auto.settings import Settings
-from backend_kwargs.compilers.auto.store import Store
-from backend_kwargs.rewrites import Rewrite
+from backend_kwargs.auto.deadline import OutOfTime
+from backend_kwargs.auto.decision import RaceRow
+from backend_kwargs.auto.graph_stats import Product
+from backend_kwargs.auto.head_to_head import Runner
+from backend_kwargs.auto.request import Request, Tools
+from backend_kwargs.auto.roofline import Ceilings, Slack, gain_without_graphs
+from backend_kwargs.auto.settings import Settings
+from backend_kwargs.auto.store import Store
+from backend_kwargs.rewrites.table import Rewrite
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 GPU = replace(STATS, device="cuda")

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from backend_kwargs import measure
-from backend_kwargs.compilers.auto import head_to_head, race
-from backend_kwargs.compilers.auto.candidates import DEFAULT, EAGER, RaceCandidate
+from backend_kwargs.auto import head_to_head, race
+from backend_kwargs.auto.candidates import DEFAULT, EAGER, RaceCandidate
 from backend_kwargs.measure import timing
 
 

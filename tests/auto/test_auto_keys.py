@@ -12,11 +12,11 @@ from graphs import chain
 from torch.fx import symbolic_trace
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from backend_kwargs.compilers import declared
-from backend_kwargs.compilers.auto import cache_key, decide
-from backend_kwargs.compilers.auto.request import Request, Tools
-from backend_kwargs.compilers.auto.settings import Settings
-from backend_kwargs.requirements import installed_version, machine
+from backend_kwargs.auto import cache_key, decide
+from backend_kwargs.auto.request import Request, Tools
+from backend_kwargs.auto.settings import Settings
+from backend_kwargs.backends import declared
+from backend_kwargs.options.requirements import installed_version, machine
 
 X = torch.randn(8, 64)
 KERNELS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH, SDPBackend.CUDNN_ATTENTION]

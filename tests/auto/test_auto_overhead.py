@@ -6,7 +6,7 @@ from torch import nn
 from torch._inductor.utils import fresh_cache
 
 from backend_kwargs import make_backend
-from backend_kwargs.compilers.auto import decide
+from backend_kwargs.auto import decide
 
 WINNER = {"cpp.simdlen": 256}
 

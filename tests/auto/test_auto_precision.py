@@ -10,12 +10,12 @@ from graphs import rows_of
 from torch import nn
 
 import backend_kwargs as bk
-from backend_kwargs.compilers.auto import decide
-from backend_kwargs.compilers.auto.decisions_toml import read_decisions, write_decisions
-from backend_kwargs.compilers.auto.store import Store
+from backend_kwargs.auto import decide
+from backend_kwargs.auto.decisions_toml import read_decisions, write_decisions
+from backend_kwargs.auto.store import Store
 from backend_kwargs.errors import BackendKwargsWarning
-from backend_kwargs.requirements import installed_version
-from backend_kwargs.templates import find_template
+from backend_kwargs.options.requirements import installed_version
+from backend_kwargs.options.templates import find_template
 
 torchao = pytest.mark.skipif(installed_version("torchao") is None, reason="torchao is not installed")
 slow_here = pytest.mark.filterwarnings("ignore:.*cannot act fully here")

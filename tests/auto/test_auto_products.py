@@ -6,11 +6,11 @@ import pytest
 import torch
 from graphs import TOLD
 
-from backend_kwargs.compilers.auto import products, roofline
-from backend_kwargs.compilers.auto.candidates import Costs, trusted, tuning
-from backend_kwargs.compilers.auto.graph_stats import Product, observed_stats
-from backend_kwargs.compilers.auto.products import READING, SHARE, after_tuning, candidate_of_products
-from backend_kwargs.compilers.auto.roofline import Ceilings, excess_of, time_library
+from backend_kwargs.auto import products, roofline
+from backend_kwargs.auto.candidates import Costs, trusted, tuning
+from backend_kwargs.auto.graph_stats import Product, observed_stats
+from backend_kwargs.auto.products import READING, SHARE, after_tuning, candidate_of_products
+from backend_kwargs.auto.roofline import Ceilings, excess_of, time_library
 
 CPU = torch.device("cpu")
 

@@ -14,11 +14,11 @@ from torch._inductor.utils import fresh_cache
 
 import backend_kwargs
 from backend_kwargs import measure
-from backend_kwargs.compilers.auto import budget, decide, head_to_head, race, selection
-from backend_kwargs.compilers.auto.candidates import RaceCandidate
-from backend_kwargs.compilers.auto.store import Store
-from backend_kwargs.compilers.auto.workload import Inputs
+from backend_kwargs.auto import budget, decide, head_to_head, race, selection
+from backend_kwargs.auto.candidates import RaceCandidate
+from backend_kwargs.auto.store import Store
 from backend_kwargs.errors import BackendKwargsWarning
+from backend_kwargs.graphs.replay import Inputs
 
 
 def test_a_wrong_candidate_never_wins(auto, planted, store, log):

@@ -10,9 +10,9 @@ import torch
 from graphs import backend_of, chain, logged
 
 import backend_kwargs
-from backend_kwargs.compilers.auto import decide, ranks
-from backend_kwargs.compilers.auto.decision import Decision, packed
-from backend_kwargs.compilers.auto.settings import Settings
+from backend_kwargs.auto import decide, ranks
+from backend_kwargs.auto.decision import Decision, packed
+from backend_kwargs.auto.settings import Settings
 
 
 def test_collectives_are_not_raced(races, log, tmp_path):
@@ -213,7 +213,7 @@ RANK = """
 import json, os, sys
 import torch, torch.distributed as dist
 import backend_kwargs
-from backend_kwargs.compilers.auto import decide, head_to_head, race, ranks
+from backend_kwargs.auto import decide, head_to_head, race, ranks
 rank, file = int(sys.argv[1]), sys.argv[2]
 os.environ["BACKEND_KWARGS_STORE"] = f"{file}-{rank}.sqlite"
 dist.init_process_group("gloo", init_method=f"file://{file}", rank=rank, world_size=2)
@@ -259,7 +259,7 @@ FOUR = """
 import json, os, signal, sys
 import torch, torch.distributed as dist
 import backend_kwargs
-from backend_kwargs.compilers.auto import decide, head_to_head, race, ranks
+from backend_kwargs.auto import decide, head_to_head, race, ranks
 case, rank, file = sys.argv[1], int(sys.argv[2]), sys.argv[3]
 os.environ["BACKEND_KWARGS_STORE"] = f"{file}-{rank}.sqlite"
 dist.init_process_group("gloo", init_method=f"file://{file}", rank=rank, world_size=4)

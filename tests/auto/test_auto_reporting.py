@@ -9,9 +9,9 @@ from dataclasses import replace
 import pytest
 import torch
 
-from backend_kwargs.compilers.auto import reporting
-from backend_kwargs.compilers.auto.decision import Decision, RaceRow
-from backend_kwargs.compilers.auto.reporting import ARTIFACT, progress, table
+from backend_kwargs.auto import reporting
+from backend_kwargs.auto.decision import Decision, RaceRow
+from backend_kwargs.auto.reporting import ARTIFACT, progress, table
 from backend_kwargs.interval import Interval
 
 

@@ -10,10 +10,10 @@ from torch import nn
 
 import backend_kwargs
 from backend_kwargs import make_backend
-from backend_kwargs.compilers.auto import candidates, decide, race, selection
-from backend_kwargs.compilers.auto.candidates import RaceCandidate, merged, rewriting
-from backend_kwargs.compilers.auto.decision import Decision
-from backend_kwargs.compilers.auto.store import Store
+from backend_kwargs.auto import candidates, decide, race, selection
+from backend_kwargs.auto.candidates import RaceCandidate, merged, rewriting
+from backend_kwargs.auto.decision import Decision
+from backend_kwargs.auto.store import Store
 
 
 @pytest.fixture(autouse=True)
@@ -176,7 +176,7 @@ def test_one_that_fails_is_not_tried(store, caplog, options, error):
         with caplog.at_level(logging.INFO, "backend_kwargs.auto"):
             raced()
     finally:
-        backend_kwargs.rewrites._registered.pop("broken")
+        backend_kwargs.rewrites.table._registered.pop("broken")
     assert any(line.startswith(f"Rewrite broken is not tried: {error}") for line in caplog.messages)
     assert "convolution" in rows_of(store)
 

@@ -8,9 +8,9 @@ import torch
 from graphs import TOLD
 
 from backend_kwargs import measure
-from backend_kwargs.compilers.auto import roofline
-from backend_kwargs.compilers.auto.graph_stats import Product, observed_stats
-from backend_kwargs.compilers.auto.roofline import Ceilings, Slack, slack_of, time_library
+from backend_kwargs.auto import roofline
+from backend_kwargs.auto.graph_stats import Product, observed_stats
+from backend_kwargs.auto.roofline import Ceilings, Slack, slack_of, time_library
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 CEILINGS = Ceilings(copy=4.0, fill=5.0, half=100.0, single=10.0)  # bytes and flops per second

@@ -9,9 +9,9 @@ from torch._guards import TracingContext, tracing
 from torch._subclasses import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
 
-from backend_kwargs.compilers.auto import workload
-from backend_kwargs.compilers.auto.sandbox import LIBDEVICE, own_libdevice, sandboxed
-from backend_kwargs.compilers.auto.workload import Inputs, Task
+from backend_kwargs.auto.sandbox import LIBDEVICE, own_libdevice, sandboxed
+from backend_kwargs.graphs import replay as workload
+from backend_kwargs.graphs.replay import Inputs, Task
 
 SQUARE = torch.arange(1.0, 17.0).reshape(4, 4)
 LAYOUTS = {

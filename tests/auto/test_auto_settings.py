@@ -5,7 +5,7 @@ import math
 import pytest
 
 from backend_kwargs import BackendKwargsError, make_backend
-from backend_kwargs.compilers.auto.settings import OPTIONS, Settings
+from backend_kwargs.auto.settings import OPTIONS, Settings
 
 
 @pytest.mark.parametrize(

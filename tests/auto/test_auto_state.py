@@ -8,10 +8,10 @@ import torch
 from graphs import rows_of
 
 import backend_kwargs
-from backend_kwargs import rewrites
-from backend_kwargs.compilers.auto.eligibility import rounds_positions
-from backend_kwargs.compilers.auto.workload import Inputs, Task
-from backend_kwargs.compilers.inductor.rewrites.traced import Change
+from backend_kwargs.graphs.eligibility import rounds_positions
+from backend_kwargs.graphs.replay import Inputs, Task
+from backend_kwargs.rewrites import table as rewrites
+from backend_kwargs.rewrites.traced import Change
 
 ROWS = 4
 

@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from backend_kwargs.compilers.auto import candidates
-from backend_kwargs.compilers.auto.candidates import (
+from backend_kwargs.auto import candidates
+from backend_kwargs.auto.candidates import (
     CUDAGRAPHS,
     STEPS,
     Costs,
@@ -21,8 +21,8 @@ from backend_kwargs.compilers.auto.candidates import (
     trusted,
     why_not_raced,
 )
-from backend_kwargs.compilers.auto.graph_stats import GraphStats, Product
-from backend_kwargs.compilers.engines import openvino_native
+from backend_kwargs.auto.graph_stats import GraphStats, Product
+from backend_kwargs.backends.openvino import compiler as openvino_native
 from backend_kwargs.errors import BackendKwargsError
 
 CPU = GraphStats("cpu", 9, 1, 0, 0, 0, 0, 0, 0.0, 1e9, 0.0, False, False, False, False)

@@ -12,9 +12,9 @@ from types import SimpleNamespace
 import pytest
 from graphs import KEY, MADE, spoil
 
-from backend_kwargs.compilers.auto import store as module
-from backend_kwargs.compilers.auto.decision import COLUMNS, packed
-from backend_kwargs.compilers.auto.store import APPLICATION_ID, TABLE, Store
+from backend_kwargs.auto import store as module
+from backend_kwargs.auto.decision import COLUMNS, packed
+from backend_kwargs.auto.store import APPLICATION_ID, TABLE, Store
 from backend_kwargs.errors import BackendKwargsError, BackendKwargsWarning
 
 

@@ -13,8 +13,8 @@ from torch._guards import TracingContext
 from torch.nn import functional
 
 import backend_kwargs
-from backend_kwargs.compilers.auto import race
-from backend_kwargs.compilers.auto.sandbox import LIBDEVICE
+from backend_kwargs.auto import race
+from backend_kwargs.auto.sandbox import LIBDEVICE
 
 
 class Averaged(nn.Module):

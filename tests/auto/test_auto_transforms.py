@@ -7,7 +7,7 @@ from torch import nn
 from torch.func import functional_call, functionalize, grad, hessian, jacfwd, jacrev, jvp, linearize, vjp, vmap
 from torch.utils import _pytree as pytree
 
-from backend_kwargs.compilers.graphs import has_memory, modes_restored, written_memory
+from backend_kwargs.graphs.writes import has_memory, modes_restored, written_memory
 
 # torch scripts its decompositions for forward mode, and lowers some gradients, by functions that it deprecates.
 pytestmark = [

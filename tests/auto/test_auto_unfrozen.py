@@ -6,11 +6,11 @@ from graphs import rows_of
 from torch import nn
 
 import backend_kwargs as bk
-from backend_kwargs.compiled.graphs import under_decision
-from backend_kwargs.compilers.auto import decide, race
-from backend_kwargs.compilers.auto.decisions_toml import read_decisions, write_decisions
-from backend_kwargs.compilers.auto.store import Store
-from backend_kwargs.templates import find_template
+from backend_kwargs.auto import decide, race
+from backend_kwargs.auto.decisions_toml import read_decisions, write_decisions
+from backend_kwargs.auto.store import Store
+from backend_kwargs.bundles.graphs import under_decision
+from backend_kwargs.options.templates import find_template
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*cannot act fully here")
 

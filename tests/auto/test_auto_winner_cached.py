@@ -8,8 +8,8 @@ from torch._inductor.utils import fresh_cache
 from torch.testing import assert_close
 
 import backend_kwargs
-from backend_kwargs.compilers.auto import decide
-from backend_kwargs.compilers.graphs import copy_of_graph
+from backend_kwargs.auto import decide
+from backend_kwargs.graphs.writes import copy_of_graph
 
 
 def model():

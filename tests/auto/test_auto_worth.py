@@ -8,10 +8,10 @@ import torch
 from graphs import chain, rows_of
 
 import backend_kwargs
-from backend_kwargs.compilers.auto import decide, race, selection
-from backend_kwargs.compilers.auto.candidates import Costs, RaceCandidate
-from backend_kwargs.compilers.auto.roofline import Slack
-from backend_kwargs.compilers.auto.store import Store
+from backend_kwargs.auto import decide, race, selection
+from backend_kwargs.auto.candidates import Costs, RaceCandidate
+from backend_kwargs.auto.roofline import Slack
+from backend_kwargs.auto.store import Store
 
 OPS = 4  # of chain
 OPTIONS = ({"epilogue_fusion": False}, {"max_fusion_size": 2}, {"realize_reads_threshold": 1})

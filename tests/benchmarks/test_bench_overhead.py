@@ -6,7 +6,7 @@ import sys
 import pytest
 import torch
 
-from backend_kwargs.compilers.auto.settings import OPTIONS as AUTO
+from backend_kwargs.auto.settings import OPTIONS as AUTO
 from benchmarks.studies import overhead
 
 COUNTS = tuple(overhead.EVENTS.values())

@@ -14,8 +14,8 @@ import torch
 from small_module import scaled
 
 import backend_kwargs as bk
-from backend_kwargs.compiled.ahead import load_elsewhere
-from backend_kwargs.compilers.auto import race
+from backend_kwargs.auto import race
+from backend_kwargs.bundles.ahead import load_elsewhere
 
 
 class Counting:

@@ -18,7 +18,7 @@ from small_module import scaled
 
 import backend_kwargs as bk
 from backend_kwargs import BackendKwargsError, BackendKwargsWarning, CompiledModule
-from backend_kwargs.compilers.auto import race
+from backend_kwargs.auto import race
 
 HERE = str(Path(__file__).parent)
 ROOT = str(Path(__file__).parents[2])

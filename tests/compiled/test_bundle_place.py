@@ -15,10 +15,10 @@ from small_module import scaled
 
 import backend_kwargs as bk
 from backend_kwargs import BackendKwargsError, CompiledModule
-from backend_kwargs.compiled import replacing
-from backend_kwargs.compiled.bundle import inspected
-from backend_kwargs.compiled.files import opened_folder
-from backend_kwargs.compiled.manifest import digest
+from backend_kwargs.bundles import replacing
+from backend_kwargs.bundles.bundle import inspected
+from backend_kwargs.bundles.files import opened_folder
+from backend_kwargs.bundles.manifest import digest
 
 EAGER = bk.CompileConfig(backend="eager", check_numbers="off")
 

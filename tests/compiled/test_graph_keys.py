@@ -5,9 +5,9 @@ import torch
 from unlike_modules import Applies
 
 import backend_kwargs as bk
-from backend_kwargs.compiled.graphs import key_of
-from backend_kwargs.compiled.identity import identity_of
-from backend_kwargs.compiled.operators import inlined
+from backend_kwargs.bundles.graphs import key_of
+from backend_kwargs.bundles.identity import identity_of
+from backend_kwargs.bundles.operators import inlined
 
 
 @pytest.fixture(scope="module")

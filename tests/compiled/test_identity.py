@@ -17,7 +17,7 @@ import torch
 from torch import nn
 from unlike_modules import COMPARED, NOT_COMPARED, STATE, UNLIKE, Applies, Environment, Scale, patched
 
-from backend_kwargs.compiled.identity import identity_of, shared_names, state_of
+from backend_kwargs.bundles.identity import identity_of, shared_names, state_of
 
 
 @pytest.mark.parametrize("make", [pytest.param(make, id=name) for name, make in COMPARED.items()])
@@ -247,7 +247,7 @@ def test_an_identity_is_the_same_in_every_process():
         import json, sys
         sys.path.insert(0, sys.argv[1])
         from unlike_modules import COMPARED
-        from backend_kwargs.compiled.identity import identity_of
+        from backend_kwargs.bundles.identity import identity_of
         print(json.dumps({name: identity_of(make(2.0)) for name, make in COMPARED.items()}))
     """
     command = [sys.executable, "-c", textwrap.dedent(program), Path(__file__).parent]

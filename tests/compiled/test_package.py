@@ -10,9 +10,9 @@ import pytest
 import torch
 
 import backend_kwargs as bk
-from backend_kwargs.compiled.ahead import export_module
-from backend_kwargs.compiled.running import Built, running
-from backend_kwargs.compiled.samples import Sample, cloned, described
+from backend_kwargs.bundles.ahead import export_module
+from backend_kwargs.bundles.running import Built, running
+from backend_kwargs.bundles.samples import Sample, cloned, described
 
 BUILD = "Build with a sample of this kind, or with unmatched='eager'."
 AHEAD = bk.CompileConfig(kind="aoti")

@@ -4,7 +4,7 @@ import msgspec
 import pytest
 import torch
 
-from backend_kwargs.compiled.package_guards import (
+from backend_kwargs.bundles.package_guards import (
     OPERATIONS,
     Operation,
     PackageGuards,

@@ -21,8 +21,8 @@ from torch import fx
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from backend_kwargs.compilers.part_compiler import PartCompiler, why_not
-from backend_kwargs.compilers.parts import finished
+from backend_kwargs.backends.part_compiler import PartCompiler, why_not
+from backend_kwargs.graphs.parts import finished
 
 aten = torch.ops.aten
 # What docs/other-backends.md and docs/tvm.md name as different, as a mask of the elements that are not compared.
@@ -126,17 +126,17 @@ def after(wanted: torch.Tensor) -> torch.Tensor:
 def part_compiler(name: str) -> PartCompiler:
     """Return a compiler of parts with its default options."""
     if name == "tvm":
-        from backend_kwargs.compilers.tvm.part_compiler import TVM
-        from backend_kwargs.compilers.tvm.settings import Settings as OfTVM
+        from backend_kwargs.backends.tvm.part_compiler import TVM
+        from backend_kwargs.backends.tvm.settings import Settings as OfTVM
 
         return TVM(OfTVM())
     if name == "onnxruntime":
-        from backend_kwargs.compilers.engines.onnx_session import ONNXRuntime
-        from backend_kwargs.compilers.engines.onnx_settings import Settings as OfONNXRuntime
+        from backend_kwargs.backends.onnxruntime.session import ONNXRuntime
+        from backend_kwargs.backends.onnxruntime.settings import Settings as OfONNXRuntime
 
         return ONNXRuntime(OfONNXRuntime())
-    from backend_kwargs.compilers.engines.openvino_model import OpenVINO
-    from backend_kwargs.compilers.engines.openvino_settings import Settings as OfOpenVINO
+    from backend_kwargs.backends.openvino.model import OpenVINO
+    from backend_kwargs.backends.openvino.settings import Settings as OfOpenVINO
 
     return OpenVINO(OfOpenVINO())
 
@@ -159,14 +159,14 @@ class Compiler:
         if op in self.table and op not in self.partly:
             return False
         if self.name == "tvm":
-            from backend_kwargs.compilers.tvm.lowering.table import CONVERTERS
+            from backend_kwargs.backends.tvm.lowering.table import CONVERTERS
 
             return bool(CONVERTERS.keys() & set(names_of(op)))
         if self.name == "onnxruntime":
-            from backend_kwargs.compilers.engines.onnx_session import _registry
+            from backend_kwargs.backends.onnxruntime.session import _registry
 
             return _registry().is_registered(op)
-        from backend_kwargs.compilers.engines.openvino_model import _translated
+        from backend_kwargs.backends.openvino.model import _translated
 
         return str(op) in _translated()
 
@@ -212,7 +212,7 @@ class Compiler:
             return finished(self.compiler.compile(part).run, part, every)
         from torch.onnx._internal.exporter._registration import ONNXRegistry
 
-        from backend_kwargs.compilers.engines.onnx_session import _registry
+        from backend_kwargs.backends.onnxruntime.session import _registry
 
         # Made anew at each export, the exporter's registry would take most of the time.
         with patch.object(ONNXRegistry, "from_torchlib", staticmethod(lambda **_: _registry())):

@@ -172,7 +172,7 @@ def test_what_it_has_not_runs_in_eager(engine):
 @pytest.fixture
 def refused(monkeypatch):
     """Make the first part of each graph refuse its inputs; return the number of its calls."""
-    from backend_kwargs.compilers import partitioned
+    from backend_kwargs.backends import partitioned
 
     calls, finished = [], partitioned.finished
 
@@ -227,7 +227,7 @@ def test_a_failed_part_is_a_status_of_compare(engine, refused):
 @both
 def test_the_fallback_check_tells_of_a_failed_part(engine, refused):
     """A race asks it after the first call."""
-    from backend_kwargs.compilers.fell_back import left_to_eager
+    from backend_kwargs.backends.fell_back import left_to_eager
 
     compiled = []
 
@@ -243,7 +243,7 @@ def test_the_fallback_check_tells_of_a_failed_part(engine, refused):
 
 def test_a_call_that_eager_refuses_too_is_no_failure():
     """An error of the caller's is raised, and the next call runs on the compiler."""
-    from backend_kwargs.compilers.parts import serving
+    from backend_kwargs.graphs.parts import serving
 
     noted = []
     part = torch.fx.symbolic_trace(lambda x: x.reshape(2) + 1)
@@ -402,7 +402,7 @@ def test_two_parameters_in_one_memory_are_read_in_two_ways(engine):
 @pytest.mark.skipif(not find_spec("openvino"), reason="no OpenVINO")
 def test_a_parameter_that_is_read_in_one_way_has_no_copy():
     """A layer that is called several times has its weight in memory once."""
-    from backend_kwargs.compilers.engines.openvino_model import _separate_constants
+    from backend_kwargs.backends.openvino.model import _separate_constants
 
     graph = torch.fx.Graph()
     x, weight = graph.placeholder("x"), graph.get_attr("weight")

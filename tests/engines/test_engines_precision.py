@@ -10,15 +10,15 @@ from torch._dynamo.exc import BackendCompilerFailed
 from typer.testing import CliRunner
 
 import backend_kwargs as bk
+from backend_kwargs.auto import decide, race
+from backend_kwargs.auto.candidates import allowed_candidates, trusted
+from backend_kwargs.auto.decisions_toml import read_decisions, write_decisions
+from backend_kwargs.auto.store import Store
+from backend_kwargs.backends.openvino import compiler as openvino_native
 from backend_kwargs.cli import app
-from backend_kwargs.compilers.auto import decide, race
-from backend_kwargs.compilers.auto.candidates import allowed_candidates, trusted
-from backend_kwargs.compilers.auto.decisions_toml import read_decisions, write_decisions
-from backend_kwargs.compilers.auto.store import Store
-from backend_kwargs.compilers.engines import openvino_native
-from backend_kwargs.compilers.precision.bounds import measured_elsewhere
 from backend_kwargs.errors import BackendKwargsError, BackendKwargsWarning
-from backend_kwargs.templates import find_template
+from backend_kwargs.options.templates import find_template
+from backend_kwargs.precision.bounds import measured_elsewhere
 
 pytest.importorskip("openvino")
 pytestmark = [

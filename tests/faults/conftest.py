@@ -9,7 +9,7 @@ import torch
 
 import backend_kwargs
 from backend_kwargs import errors
-from backend_kwargs.compilers.auto import decide, race
+from backend_kwargs.auto import decide, race
 
 
 @pytest.fixture(autouse=True)

@@ -10,7 +10,7 @@ from attempts import TIMES
 from torch._inductor.utils import fresh_cache
 
 import backend_kwargs as bk
-from backend_kwargs import requirements
+from backend_kwargs.options import requirements
 
 ADVICE = "Inductor needs a C++ compiler: install g++, or set CXX to one ("
 PROGRAMS = {

@@ -13,13 +13,13 @@ from hypothesis import strategies as st
 
 import backend_kwargs
 from backend_kwargs import Backend, BackendKwargsError
-from backend_kwargs.catalogue import inductor_options
-from backend_kwargs.compilers.auto import race
-from backend_kwargs.compilers.auto.decide import Decision, Store
-from backend_kwargs.compilers.auto.decisions_toml import write_decisions
-from backend_kwargs.compilers.auto.reporting import table
-from backend_kwargs.compilers.inductor.compiler import OWN
-from backend_kwargs.options import Option
+from backend_kwargs.auto import race
+from backend_kwargs.auto.decide import Decision, Store
+from backend_kwargs.auto.decisions_toml import write_decisions
+from backend_kwargs.auto.reporting import table
+from backend_kwargs.backends.inductor.compiler import OWN
+from backend_kwargs.options.catalogue import inductor_options
+from backend_kwargs.options.option import Option
 
 CODE = "which a file may set only if it is trusted: pass trust=True if you trust its author."
 KEY = "ab" * 32
@@ -46,7 +46,7 @@ def planted(tmp_path, monkeypatch):
         pytest.param("cuda.cuda_cxx", "x.sh", id="nvcc"),
     ],
 )
-@pytest.mark.parametrize("head", ["templates.other", "tool.backend_kwargs.templates.other"])
+@pytest.mark.parametrize("head", ["templates.other", "tool.backend_kwargs.options.templates.other"])
 def test_a_file_of_templates_is_data(tmp_path, planted, option, value, head):
     """A TOML file that sets options that are code is refused before anything is imported, unless trusted."""
     (tmp_path / "t.toml").write_text(f'[{head}]\noptions = {{ "{option}" = {json.dumps(value)} }}\n')
@@ -79,7 +79,7 @@ def test_what_is_data_needs_no_trust(tmp_path):
 
 def test_every_option_is_classified():
     """Each option of the installed torch that may contain a string or an object is in exactly one table."""
-    from backend_kwargs import trust
+    from backend_kwargs.options import trust
 
     code = set(" ".join(trust.INDUCTOR_CODE.values()).split())
     assert not code & trust.INDUCTOR_DATA
@@ -89,8 +89,7 @@ def test_every_option_is_classified():
 
 def test_nothing_that_is_called_is_data():
     """No table can declare an option as data if its type accepts a callable."""
-    from backend_kwargs import trust
-    from backend_kwargs.options import describe
+    from backend_kwargs.options.option import describe, trust
 
     assert not [
         name
@@ -102,7 +101,7 @@ def test_nothing_that_is_called_is_data():
 
 def test_what_nobody_has_looked_at_is_code():
     """A string option of a later torch, or of a user's own backend, counts as code."""
-    from backend_kwargs import trust
+    from backend_kwargs.options import trust
 
     types = {
         bool: True,

@@ -12,8 +12,8 @@ from attempts import TIMES
 from torch._inductor.utils import fresh_cache
 
 from backend_kwargs import make_backend
-from backend_kwargs.compilers.auto import decide
-from backend_kwargs.compilers.auto.decide import Store
+from backend_kwargs.auto import decide
+from backend_kwargs.auto.decide import Store
 
 
 @pytest.fixture

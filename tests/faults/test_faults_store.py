@@ -15,9 +15,9 @@ import pytest
 import torch
 from attempts import TIMES
 
-from backend_kwargs.compilers.auto import decide
-from backend_kwargs.compilers.auto.decide import Decision, Store
-from backend_kwargs.compilers.auto.store import SCHEMA
+from backend_kwargs.auto import decide
+from backend_kwargs.auto.decide import Decision, Store
+from backend_kwargs.auto.store import SCHEMA
 
 KEY = "ab" * 32
 MADE = Decision(KEY, "graph", "cudagraphs", {"triton.cudagraphs": True}, (), {"gpu": "H200"}, "3 ops", 2.5, 0.0, 1e9)

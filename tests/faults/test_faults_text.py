@@ -14,14 +14,14 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from backend_kwargs import BackendKwargsError, CompileConfig, CompiledModule, load_templates, make_backend
+from backend_kwargs.auto.decisions_toml import read_decisions
 from backend_kwargs.backend import Backend
 from backend_kwargs.cli.console import print_table, say
-from backend_kwargs.compilers.auto.decisions_toml import read_decisions
-from backend_kwargs.options import convert
-from backend_kwargs.plain_data import read_toml
+from backend_kwargs.files.plain_data import read_toml
+from backend_kwargs.options.option import convert
+from backend_kwargs.options.spec import split_candidates
+from backend_kwargs.options.templates import find_template
 from backend_kwargs.registry import list_templates
-from backend_kwargs.spec import split_candidates
-from backend_kwargs.templates import find_template
 
 AT_ONCE_S = 30.0  # a thousand times what each takes, on a busy machine
 KEY = "ab" * 32

@@ -12,8 +12,8 @@ from torch._inductor.compile_fx import compile_fx
 from torch.testing import assert_close
 
 from backend_kwargs import make_backend
-from backend_kwargs.compilers.freezing import UNCACHED, compile_frozen
-from backend_kwargs.compilers.inductor.cudagraph_outputs import with_copies_of
+from backend_kwargs.backends.inductor.cudagraph_outputs import with_copies_of
+from backend_kwargs.graphs.freezing import UNCACHED, compile_frozen
 
 
 @torch.no_grad()

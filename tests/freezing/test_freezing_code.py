@@ -13,8 +13,8 @@ from torch.testing import assert_close
 from torch.testing._internal.two_tensor import TwoTensor
 
 from backend_kwargs import BackendKwargsWarning
-from backend_kwargs.compilers.freezing import reattach_parameters
 from backend_kwargs.errors import warn_once
+from backend_kwargs.graphs.freezing import reattach_parameters
 
 
 @torch.no_grad()

@@ -11,8 +11,8 @@ from torch._inductor import config
 from torch.testing import assert_close
 from torch.testing._internal.two_tensor import TwoTensor
 
-from backend_kwargs.compilers import freezing
-from backend_kwargs.compilers.freezing import compile_frozen, reattach_parameters
+from backend_kwargs.graphs import freezing
+from backend_kwargs.graphs.freezing import compile_frozen, reattach_parameters
 
 
 @torch.no_grad()

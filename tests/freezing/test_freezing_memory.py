@@ -17,10 +17,10 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.testing import assert_close
 
 from backend_kwargs import BackendKwargsWarning, make_backend
-from backend_kwargs.compilers import parameter_guards
-from backend_kwargs.compilers.freezing import compile_frozen
-from backend_kwargs.compilers.inductor.frozen_code import _forget
+from backend_kwargs.backends.inductor.frozen_code import _forget
 from backend_kwargs.errors import warn_once
+from backend_kwargs.graphs import parameter_guards
+from backend_kwargs.graphs.freezing import compile_frozen
 
 
 def in_eager(gm: torch.fx.GraphModule, example_inputs: Any) -> Callable[..., Any]:

@@ -11,9 +11,9 @@ import torch
 from torch import nn
 
 import backend_kwargs
-from backend_kwargs.compilers.auto import decide
-from backend_kwargs.compilers.auto.store import Store
-from backend_kwargs.compilers.inductor.rewrites import operators
+from backend_kwargs.auto import decide
+from backend_kwargs.auto.store import Store
+from backend_kwargs.rewrites import operators
 
 triton = pytest.importorskip("triton")
 tl = pytest.importorskip("triton.language")
@@ -240,7 +240,7 @@ with torch.no_grad():
 torch.cuda.synchronize()
 gc.collect()
 torch.cuda.empty_cache()
-from backend_kwargs.compilers.auto.decide import memory
+from backend_kwargs.auto.decide import memory
 print(json.dumps([len(memory().race_seconds), torch.cuda.memory_allocated(), torch.cuda.memory_reserved()]))
 """
 
@@ -314,7 +314,7 @@ torch.compile(own, backend=backend)(x)
 out = torch.compile(shared, backend=backend)(x)
 dist.all_reduce(out)
 torch.cuda.synchronize()
-from backend_kwargs.compilers.auto.decide import memory
+from backend_kwargs.auto.decide import memory
 print(json.dumps([[each.winner, each.made] for each in memory().decisions.values()][-1]))
 dist.destroy_process_group()
 """

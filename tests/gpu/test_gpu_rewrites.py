@@ -15,9 +15,9 @@ from torch import nn
 from torch._inductor.utils import run_and_get_code
 
 from backend_kwargs import make_backend, report
-from backend_kwargs.compilers.inductor.rewrites import convolution, library_attention, linear
-from backend_kwargs.compilers.inductor.rewrites.grouped_convolution import grouped_convolution
-from backend_kwargs.compilers.inductor.rewrites.operators import _without_kernel
+from backend_kwargs.rewrites import convolution, library_attention, linear
+from backend_kwargs.rewrites.grouped_convolution import grouped_convolution
+from backend_kwargs.rewrites.operators import _without_kernel
 
 LAST = torch.channels_last
 TOLERANCE = {torch.float32: 2e-3, torch.bfloat16: 2e-2, torch.float16: 4e-3}

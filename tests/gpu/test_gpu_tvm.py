@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 import backend_kwargs
-from backend_kwargs.compilers.tvm.versions import unfit
+from backend_kwargs.backends.tvm.versions import unfit
 
 pytestmark = pytest.mark.skipif(bool(unfit()), reason=f"no TVM: {unfit()}")
 

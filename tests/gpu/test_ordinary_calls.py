@@ -11,8 +11,8 @@ from torch import nn
 from torch.testing import assert_close
 
 from backend_kwargs import make_backend
-from backend_kwargs.compilers.auto import decide, race
-from backend_kwargs.compilers.inductor import cudagraph_outputs
+from backend_kwargs.auto import decide, race
+from backend_kwargs.backends.inductor import cudagraph_outputs
 
 CALLS = 6
 

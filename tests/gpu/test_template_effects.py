@@ -16,8 +16,8 @@ from torch.testing import assert_close
 
 from backend_kwargs import make_backend
 from backend_kwargs.explain import verdict
-from backend_kwargs.requirements import machine, unmet
-from backend_kwargs.templates import BUILT_IN
+from backend_kwargs.options.requirements import machine, unmet
+from backend_kwargs.options.templates import BUILT_IN
 
 LARGE_GEMM, TMA = "relu(mm) 4096³ bf16", "triton_mm_persistent_tma"
 GEMM, POINTWISE, DOUBLE = "relu(mm) 2048³ bf16", "gelu 1024²", "mm 512³ float64"

@@ -9,11 +9,11 @@ from torch.nn import functional
 
 import backend_kwargs as bk
 from backend_kwargs import BackendKwargsWarning
-from backend_kwargs.compilers.precision import reference
-from backend_kwargs.compilers.precision.bounds import UnfitPrecisionError, Used
-from backend_kwargs.compilers.precision.error import Truth
-from backend_kwargs.compilers.precision.serving import serving
-from backend_kwargs.requirements import installed_version
+from backend_kwargs.options.requirements import installed_version
+from backend_kwargs.precision import reference
+from backend_kwargs.precision.bounds import UnfitPrecisionError, Used
+from backend_kwargs.precision.error import Truth
+from backend_kwargs.precision.serving import serving
 
 pytestmark = MARKS
 
@@ -237,7 +237,7 @@ def test_gradients_and_hooks_are_left_alone():
 
 def test_the_reference_widens_what_the_model_narrows():
     """The reference of a model that rounds to bfloat16 between its layers does not round."""
-    from backend_kwargs.compilers.precision.reference import InFloat64
+    from backend_kwargs.precision.reference import InFloat64
 
     graph = torch.fx.symbolic_trace(lambda x: (x.to(torch.bfloat16).float() * 3).half())
     x = torch.randn(100)

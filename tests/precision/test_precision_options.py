@@ -5,8 +5,8 @@ from precision_nets import MARKS
 
 import backend_kwargs as bk
 from backend_kwargs import BackendKwargsError
-from backend_kwargs.compilers.precision import table
-from backend_kwargs.requirements import CannotWorkError, Machine
+from backend_kwargs.options.requirements import CannotWorkError, Machine
+from backend_kwargs.precision import table
 
 pytestmark = MARKS
 

@@ -17,8 +17,8 @@ from lowering import Rewriting
 from on_a_cpu import compiled_by
 from torch._inductor.compile_fx import compile_fx
 
-from backend_kwargs.compilers.inductor.rewrites.apply import PLACE, RewritePass
-from backend_kwargs.rewrites import find_rewrite, resolved
+from backend_kwargs.rewrites.apply import PLACE, RewritePass
+from backend_kwargs.rewrites.table import find_rewrite, resolved
 
 EXAMPLES = os.environ.get("BACKEND_KWARGS_EXAMPLES")  # how many to draw at random; without it the same few each time
 # A failure is shown as it was drawn: the search for a smaller one traces hundreds of programs.

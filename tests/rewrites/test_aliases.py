@@ -7,7 +7,7 @@ from lowering import Changed, Rewriting
 from torch import nn
 
 import backend_kwargs
-from backend_kwargs.rewrites import find_rewrite
+from backend_kwargs.rewrites.table import find_rewrite
 
 LAST = torch.channels_last
 torch.manual_seed(0)

@@ -11,7 +11,7 @@ from torch._inductor.codecache import compiled_fx_graph_hash
 from torch._subclasses import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from backend_kwargs.compilers.inductor.rewrites.apply import RewritePass, rewrite_graph
+from backend_kwargs.rewrites.apply import RewritePass, rewrite_graph
 
 SETTINGS = settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck))
 

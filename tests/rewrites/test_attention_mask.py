@@ -10,7 +10,7 @@ from torch.nn.functional import scaled_dot_product_attention as attention
 from torch.testing import assert_close
 
 import backend_kwargs as bk
-from backend_kwargs.compilers.inductor.rewrites.attention_mask import make_dense
+from backend_kwargs.rewrites.attention_mask import make_dense
 
 SETTINGS = settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
 B, H, Q, K, D = 2, 3, 5, 7, 8

@@ -8,7 +8,7 @@ from test_convolution import block, image
 from torch import nn
 
 from backend_kwargs import make_backend
-from backend_kwargs.compilers.inductor.rewrites import folding
+from backend_kwargs.rewrites import folding
 
 LIST = torch.ops.aten._foreach_mul.Scalar
 

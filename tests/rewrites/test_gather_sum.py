@@ -9,10 +9,10 @@ from on_a_cpu import compiled_by
 from torch import nn
 from torch.testing import assert_close
 
-from backend_kwargs.compilers.auto.graph_stats import observed_stats
-from backend_kwargs.compilers.inductor.rewrites.gather_sum import fuse_gather_sum
+from backend_kwargs.auto.graph_stats import observed_stats
 from backend_kwargs.harness.named_models import imported
-from backend_kwargs.rewrites import BUILT_IN
+from backend_kwargs.rewrites.gather_sum import fuse_gather_sum
+from backend_kwargs.rewrites.table import BUILT_IN
 
 TABLE = torch.randn(50, 16)
 INDICES = torch.randint(50, (6, 5))

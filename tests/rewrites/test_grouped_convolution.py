@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 from lowering import Rewriting, matched
 from torch import nn
 
-from backend_kwargs.compilers.inductor.rewrites.convolution import convolution
-from backend_kwargs.compilers.inductor.rewrites.grouped_convolution import _grouped_cuda
+from backend_kwargs.rewrites.convolution import convolution
+from backend_kwargs.rewrites.grouped_convolution import _grouped_cuda
 
 SETTINGS = settings(max_examples=12, deadline=None, suppress_health_check=list(HealthCheck))
 LAST = torch.channels_last

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from lowering import Changed, gradients
 
 import backend_kwargs
-from backend_kwargs.compilers.inductor.rewrites import losses
+from backend_kwargs.rewrites import losses
 
 SETTINGS = settings(max_examples=20, deadline=None, suppress_health_check=list(HealthCheck))
 CHANGES = ("cross_entropy", "linear_cross_entropy")

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
-from backend_kwargs.compilers.inductor.rewrites.matching import arguments_of, same_sizes
+from backend_kwargs.rewrites.matching import arguments_of, same_sizes
 
 aten = torch.ops.aten
 

@@ -8,9 +8,9 @@ from on_a_cpu import compiled_by
 from torch.testing import assert_close
 
 import backend_kwargs as bk
-from backend_kwargs.compilers.generated_code import rewritten_in
-from backend_kwargs.compilers.inductor.rewrites import traced
-from backend_kwargs.compilers.inductor.rewrites.matrix_vector import multiply_and_sum
+from backend_kwargs.backends.generated_code import rewritten_in
+from backend_kwargs.rewrites import traced
+from backend_kwargs.rewrites.matrix_vector import multiply_and_sum
 
 FORMS = {
     "matmul": torch.matmul,

@@ -6,7 +6,7 @@ from on_a_cpu import compiled_by
 from torch import nn
 from torch.testing import assert_close
 
-from backend_kwargs.compilers.inductor.rewrites.multihead_attention import attend_without_copies
+from backend_kwargs.rewrites.multihead_attention import attend_without_copies
 
 LENGTH, KEYS, BATCH, WIDTH, HEADS = 7, 9, 2, 32, 4
 CAUSAL = nn.Transformer.generate_square_subsequent_mask(LENGTH)

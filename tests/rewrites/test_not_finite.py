@@ -8,8 +8,8 @@ import torch.nn.functional as F  # noqa: N812
 from lowering import Changed, Rewriting
 from test_rotary import SPELLINGS
 
-from backend_kwargs.compilers.inductor.rewrites.onednn import ACTIVATIONS
-from backend_kwargs.rewrites import find_rewrite
+from backend_kwargs.rewrites.onednn import ACTIVATIONS
+from backend_kwargs.rewrites.table import find_rewrite
 
 NAN, INF = float("nan"), float("inf")
 TARGET = torch.tensor([1, 2, -100, 4])

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from lowering import Rewriting, matched
 from torch import nn
 
-from backend_kwargs.compilers.inductor.rewrites.onednn import ACTIVATIONS
-from backend_kwargs.rewrites import BUILT_IN
+from backend_kwargs.rewrites.onednn import ACTIVATIONS
+from backend_kwargs.rewrites.table import BUILT_IN
 
 SETTINGS = settings(max_examples=20, deadline=None, suppress_health_check=list(HealthCheck))
 

@@ -15,7 +15,7 @@ from torch._dynamo.utils import counters
 from torch.overrides import TorchFunctionMode
 
 import backend_kwargs
-from backend_kwargs.compilers.inductor.rewrites.packed import Pack, pack
+from backend_kwargs.rewrites.packed import Pack, pack
 
 SETTINGS = settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
 

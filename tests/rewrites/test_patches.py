@@ -9,7 +9,7 @@ from on_a_cpu import compiled_by
 from torch import nn
 from torch.testing import assert_close
 
-from backend_kwargs.compilers.inductor.rewrites.patches import multiply_patches
+from backend_kwargs.rewrites.patches import multiply_patches
 
 CONVOLUTIONS = {1: nn.Conv1d, 2: nn.Conv2d, 3: nn.Conv3d}
 LAST = {2: torch.channels_last, 3: torch.channels_last_3d}

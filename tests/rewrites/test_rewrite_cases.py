@@ -9,7 +9,7 @@ import torch
 from lowering import Changed, Rewriting
 
 import backend_kwargs
-from backend_kwargs.rewrites import find_rewrite
+from backend_kwargs.rewrites.table import find_rewrite
 from benchmarks.studies.rewrite_cases import CASES
 from benchmarks.studies.rewrites import names_of, place_of, race_one, race_shard, report
 

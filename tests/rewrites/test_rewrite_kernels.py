@@ -11,7 +11,7 @@ pytest.importorskip("triton")
 LOSSES = """
 import torch
 import torch.nn.functional as F
-from backend_kwargs.compilers.inductor.rewrites.kernels.cross_entropy import gradient_of_rows, loss_of_rows
+from backend_kwargs.rewrites.kernels.cross_entropy import gradient_of_rows, loss_of_rows
 
 for rows, columns in ((5, 33), (3, 9000)):
     wide = torch.randn(rows, columns + 3) * 5
@@ -48,7 +48,7 @@ for rows, columns in ((5, 33), (3, 9000)):
 ATTENTION = """
 import torch
 import torch.nn.functional as F
-from backend_kwargs.compilers.inductor.rewrites.kernels.attention import attention_over_few_keys
+from backend_kwargs.rewrites.kernels.attention import attention_over_few_keys
 
 for batch, heads, rows, keys, width, of_v in ((2, 3, 49, 49, 32, 32), (1, 2, 5, 7, 16, 8), (2, 2, 70, 130, 40, 24)):
     q = torch.randn(batch, rows, heads, width).transpose(1, 2)
@@ -71,8 +71,8 @@ for batch, heads, rows, keys, width, of_v in ((2, 3, 49, 49, 32, 32), (1, 2, 5, 
 """
 LAYER_NORM = """
 import torch
-from backend_kwargs.compilers.inductor.rewrites.layer_norm import _gradients, _layer_norm
-from backend_kwargs.compilers.inductor.rewrites.kernels.layer_norm import gradients_of_layer_norm
+from backend_kwargs.rewrites.layer_norm import _gradients, _layer_norm
+from backend_kwargs.rewrites.kernels.layer_norm import gradients_of_layer_norm
 
 for shape in ((5, 33), (2, 3, 64), (9, 700), (3, 5000)):
     x, grad = torch.randn(shape) + 2, torch.randn(shape[::-1]).permute(*reversed(range(len(shape))))
@@ -84,8 +84,8 @@ for shape in ((5, 33), (2, 3, 64), (9, 700), (3, 5000)):
 """
 ROTARY = """
 import torch
-from backend_kwargs.compilers.inductor.rewrites.rotary import _rotary
-from backend_kwargs.compilers.inductor.rewrites.kernels.rotary import turn
+from backend_kwargs.rewrites.rotary import _rotary
+from backend_kwargs.rewrites.kernels.rotary import turn
 
 for half in (8, 20):
     wide = torch.randn(2, 7, 3, 2 * half + 4)
@@ -108,7 +108,7 @@ for half in (8, 20):
 GATHER_SUM = """
 import itertools
 import torch
-from backend_kwargs.compilers.inductor.rewrites.gather_sum import _gather_sum, _gather_sum_cuda
+from backend_kwargs.rewrites.gather_sum import _gather_sum, _gather_sum_cuda
 
 for rows, width, sums, length in ((7, 20, 3, 5), (50, 128, 9, 1), (9, 1100, 2, 11), (6, 1, 300, 8)):
     wide = torch.randn(rows, width + 3)
@@ -133,7 +133,7 @@ DECODE_ATTENTION = """
 import itertools
 import torch
 import torch.nn.functional as F
-from backend_kwargs.compilers.inductor.rewrites.kernels.decode import attention_in_splits
+from backend_kwargs.rewrites.kernels.decode import attention_in_splits
 
 sizes = (2, 4, 2, 1, 70, 20, 20), (1, 2, 2, 3, 130, 16, 9), (2, 8, 1, 2, 150, 32, 33), (1, 2, 1, 1, 300, 200, 256)
 for batch, heads, shared, queries, keys, width, width_of_v in sizes:
@@ -162,8 +162,8 @@ for splits in (1, 3):
 """
 GROUPED_CONVOLUTION = """
 import torch
-from backend_kwargs.compilers.inductor.rewrites.grouped_convolution import _grouped_cuda
-from backend_kwargs.compilers.inductor.rewrites.convolution import convolution
+from backend_kwargs.rewrites.grouped_convolution import _grouped_cuda
+from backend_kwargs.rewrites.convolution import convolution
 
 LAST = torch.channels_last
 for ins, outs, groups, kernel, stride, padding, dilation in (

@@ -21,10 +21,11 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.testing._internal.two_tensor import TwoTensor
 
 import backend_kwargs
-from backend_kwargs import BackendKwargsError, Rewrite, make_backend, register_rewrite, rewrites
-from backend_kwargs.compilers.inductor.rewrites import convolution, library_attention, linear, operators, traced
-from backend_kwargs.compilers.inductor.rewrites.apply import RewritePass, with_rewrites
-from backend_kwargs.compilers.inductor.rewrites.operators import with_fallback
+from backend_kwargs import BackendKwargsError, Rewrite, make_backend, register_rewrite
+from backend_kwargs.rewrites import convolution, library_attention, linear, operators, traced
+from backend_kwargs.rewrites import table as rewrites
+from backend_kwargs.rewrites.apply import RewritePass, with_rewrites
+from backend_kwargs.rewrites.operators import with_fallback
 
 PLACES = ("post_grad_custom_pre_pass", "post_grad_custom_post_pass")
 

@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 from lowering import Changed, gradients
 
 import backend_kwargs
-from backend_kwargs.compilers.inductor.rewrites import rotary
 from backend_kwargs.harness.named_models import imported
+from backend_kwargs.rewrites import rotary
 
 SETTINGS = settings(max_examples=12, deadline=None, suppress_health_check=list(HealthCheck))
 

@@ -13,8 +13,8 @@ import torch
 from torch._dynamo.eval_frame import innermost_fn
 
 from backend_kwargs import make_backend
-from backend_kwargs.compilers.fell_back import summary_of
-from backend_kwargs.compilers.tvm.versions import unfit
+from backend_kwargs.backends.fell_back import summary_of
+from backend_kwargs.backends.tvm.versions import unfit
 
 HERE = Path(__file__).parent
 

@@ -10,9 +10,9 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from tvm import relax
 from tvm.target import Target
 
-from backend_kwargs.compilers.parts import attach
-from backend_kwargs.compilers.tvm.decompositions import decompositions
-from backend_kwargs.compilers.tvm.lowering import Lowered, lower
+from backend_kwargs.backends.tvm.decompositions import decompositions
+from backend_kwargs.backends.tvm.lowering import Lowered, lower
+from backend_kwargs.graphs.parts import attach
 
 
 def traced(function: Callable[..., Any], *args: Any, mode: str = "fake") -> fx.GraphModule:

@@ -33,7 +33,7 @@ from torch.testing._internal.opinfo.core import OpInfo
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 import backend_kwargs as bk
-from backend_kwargs.compilers.fell_back import summary_of
+from backend_kwargs.backends.fell_back import summary_of
 
 LIST = Path(__file__).with_name("opinfo.md")
 # With the samples of each operator: the other types differ from float32 at the first if they do.

@@ -8,13 +8,13 @@ import torch
 from torch.testing import assert_close
 
 import backend_kwargs as bk
-from backend_kwargs.compilers.tvm.versions import unfit
+from backend_kwargs.backends.tvm.versions import unfit
 
 if unfit():  # the module below imports TVM
     pytest.skip(f"no TVM: {unfit()}", allow_module_level=True)
 
 from backend_kwargs import measure
-from backend_kwargs.compilers.tvm import part_compiler
+from backend_kwargs.backends.tvm import part_compiler
 
 TUNED = {"scheduler": "meta_schedule", "trials": 1, "seed": 0}
 REASON = re.compile(r"it is faster: \S+ ms a call, and \S+ ms with TVM")

@@ -15,13 +15,13 @@ from tvm import relax  # noqa: E402
 from tvm.target import Target  # noqa: E402
 
 from backend_kwargs import BackendKwargsWarning  # noqa: E402
-from backend_kwargs.compilers.tvm import cpu_schedule as schedule_loops  # noqa: E402
-from backend_kwargs.compilers.tvm import schedules  # noqa: E402
-from backend_kwargs.compilers.tvm.build import LEGALIZE, build  # noqa: E402
-from backend_kwargs.compilers.tvm.cpu_schedule import schedule_cpu  # noqa: E402
-from backend_kwargs.compilers.tvm.lowering import lower  # noqa: E402
-from backend_kwargs.compilers.tvm.settings import Settings  # noqa: E402
-from backend_kwargs.compilers.tvm.target import host, target_of  # noqa: E402
+from backend_kwargs.backends.tvm import cpu_schedule as schedule_loops  # noqa: E402
+from backend_kwargs.backends.tvm import schedules  # noqa: E402
+from backend_kwargs.backends.tvm.build import LEGALIZE, build  # noqa: E402
+from backend_kwargs.backends.tvm.cpu_schedule import schedule_cpu  # noqa: E402
+from backend_kwargs.backends.tvm.lowering import lower  # noqa: E402
+from backend_kwargs.backends.tvm.settings import Settings  # noqa: E402
+from backend_kwargs.backends.tvm.target import host, target_of  # noqa: E402
 from backend_kwargs.errors import BackendKwargsError  # noqa: E402
 
 CPU = torch.device("cpu")

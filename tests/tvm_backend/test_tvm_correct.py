@@ -11,7 +11,7 @@ from torch.testing import assert_close
 from tvm_models import MODELS, Block, mlp
 
 from backend_kwargs import BackendKwargsWarning
-from backend_kwargs.compilers.tvm.versions import require_tvm
+from backend_kwargs.backends.tvm.versions import require_tvm
 
 TOLERANCE = {torch.float32: 1e-4, torch.float64: 1e-7, torch.float16: 2e-3, torch.bfloat16: 2e-2}
 
@@ -169,7 +169,7 @@ def test_graph_leaves_the_graph_to_eager(compiled):
 def test_a_graph_left_to_eager_has_no_parts(compiled, monkeypatch):
     """If its second part cannot be built, the first one is not reported: it does not run."""
     require_tvm()
-    from backend_kwargs.compilers.tvm import part_compiler
+    from backend_kwargs.backends.tvm import part_compiler
 
     build, built = part_compiler.build, []
 
@@ -207,7 +207,7 @@ def test_aten_ops_are_no_failure(compiled, fallback):
 def test_failing_build_runs_in_eager(compiled, monkeypatch):
     """A part that cannot be built runs in eager, with a warning and the reason."""
     require_tvm()
-    from backend_kwargs.compilers.tvm import part_compiler
+    from backend_kwargs.backends.tvm import part_compiler
 
     def build(*_):
         raise RuntimeError("no luck\nat all")
@@ -230,7 +230,7 @@ def test_failing_build_runs_in_eager(compiled, monkeypatch):
 def test_failing_call_runs_in_eager(compiled, monkeypatch):
     """If the virtual machine fails in a call, eager runs the part from then on, with one warning."""
     require_tvm()
-    from backend_kwargs.compilers.tvm import runtime
+    from backend_kwargs.backends.tvm import runtime
 
     inputs = []
     monkeypatch.setattr(runtime, "_ready", lambda value: inputs.append(value) or value)  # so that it refuses them
@@ -250,7 +250,7 @@ def test_failing_call_runs_in_eager(compiled, monkeypatch):
 def wrong_sine(monkeypatch):
     """Make TVM compute a cosine instead of a sine."""
     require_tvm()
-    from backend_kwargs.compilers.tvm.lowering.table import CONVERTERS
+    from backend_kwargs.backends.tvm.lowering.table import CONVERTERS
 
     monkeypatch.setitem(CONVERTERS, "sin", CONVERTERS["cos"])
 

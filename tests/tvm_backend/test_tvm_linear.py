@@ -9,7 +9,7 @@ tvm = pytest.importorskip("tvm")
 
 from lowered import with_constants  # noqa: E402 - TVM's tests are skipped whole where it is missing
 
-from backend_kwargs.compilers.tvm.lowering import lower  # noqa: E402
+from backend_kwargs.backends.tvm.lowering import lower  # noqa: E402
 
 
 def bias_of_rows(x, weight):

@@ -14,8 +14,8 @@ from lowered import by_tvm, node_of, runs, traced, with_constants
 from torch.nn import functional
 from torch.testing import assert_close
 
-from backend_kwargs.compilers.part_compiler import Unsupported
-from backend_kwargs.compilers.tvm.lowering import lower
+from backend_kwargs.backends.part_compiler import Unsupported
+from backend_kwargs.backends.tvm.lowering import lower
 
 aten = torch.ops.aten
 STRANGE = [
@@ -329,8 +329,8 @@ def test_unsupported_says_which_node_and_why():
 
 def test_a_result_of_another_type_or_shape_is_unsupported(monkeypatch):
     """A converter's wrong dtype or shape is found before anything runs."""
-    from backend_kwargs.compilers.tvm.lowering.node import compute
-    from backend_kwargs.compilers.tvm.lowering.table import CONVERTERS
+    from backend_kwargs.backends.tvm.lowering.node import compute
+    from backend_kwargs.backends.tvm.lowering.table import CONVERTERS
 
     gm = traced(torch.relu, torch.randn(3, 4))
     monkeypatch.setitem(CONVERTERS, "relu", lambda node, x: compute((3, 4), lambda i: x(*i).astype("int32")))

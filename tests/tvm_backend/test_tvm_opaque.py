@@ -11,10 +11,10 @@ from exact_examples import EXAMPLES, X, Y, two_sum  # noqa: E402
 from lowered import traced  # noqa: E402
 from tvm import tirx  # noqa: E402
 
-from backend_kwargs.compilers.tvm.build import build  # noqa: E402
-from backend_kwargs.compilers.tvm.lowering import lower  # noqa: E402
-from backend_kwargs.compilers.tvm.opaque import NUMBER, hide, is_opaque, number, opaque  # noqa: E402
-from backend_kwargs.compilers.tvm.settings import Settings  # noqa: E402
+from backend_kwargs.backends.tvm.build import build  # noqa: E402
+from backend_kwargs.backends.tvm.lowering import lower  # noqa: E402
+from backend_kwargs.backends.tvm.opaque import NUMBER, hide, is_opaque, number, opaque  # noqa: E402
+from backend_kwargs.backends.tvm.settings import Settings  # noqa: E402
 
 GPU = {"kind": "cuda", "arch": "sm_90", "max_threads_per_block": 1024, "thread_warp_size": 32}
 GPU |= {"max_shared_memory_per_block": 49152}

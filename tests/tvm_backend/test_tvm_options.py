@@ -5,11 +5,11 @@ from importlib.util import find_spec
 import pytest
 
 from backend_kwargs import BackendKwargsError, BackendKwargsWarning, explain, make_backend
-from backend_kwargs.compilers import declared
-from backend_kwargs.compilers.tvm import checks
-from backend_kwargs.compilers.tvm.settings import OPTIONS, Settings
-from backend_kwargs.compilers.tvm.versions import require_tvm, unfit
-from backend_kwargs.requirements import Machine
+from backend_kwargs.backends import declared
+from backend_kwargs.backends.tvm import checks
+from backend_kwargs.backends.tvm.settings import OPTIONS, Settings
+from backend_kwargs.backends.tvm.versions import require_tvm, unfit
+from backend_kwargs.options.requirements import Machine
 
 pytestmark = pytest.mark.skipif(bool(unfit()), reason=f"no TVM: {unfit()}")
 SEARCH = "write scheduler='meta_schedule', trials=64"

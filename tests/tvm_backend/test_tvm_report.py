@@ -6,9 +6,9 @@ import pytest
 import torch
 
 import backend_kwargs as bk
+from backend_kwargs.backends.tvm.versions import unfit
 from backend_kwargs.compare import Candidate, compare
 from backend_kwargs.compare.rows import cells
-from backend_kwargs.compilers.tvm.versions import unfit
 from backend_kwargs.report import Graph, Partition, Relax
 from backend_kwargs.report.advice import advice_on
 from backend_kwargs.report.graphs import lines_of

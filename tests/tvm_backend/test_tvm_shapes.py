@@ -10,8 +10,8 @@ pytest.importorskip("tvm")
 
 from tvm import sym, tirx
 
-from backend_kwargs.compilers.parts import symbols_of
-from backend_kwargs.compilers.tvm.shapes import ShapeSource, UnknownSize, to_tvm, unread
+from backend_kwargs.backends.tvm.shapes import ShapeSource, UnknownSize, to_tvm, unread
+from backend_kwargs.graphs.parts import symbols_of
 
 a, b = sympy.Symbol("a", integer=True, positive=True), sympy.Symbol("b", integer=True, positive=True)
 

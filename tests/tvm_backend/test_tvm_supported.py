@@ -12,15 +12,15 @@ pytest.importorskip("tvm")
 from lowered import node_of
 from torch.nn import functional
 
-from backend_kwargs.compilers.part_compiler import why_not, why_unfit
-from backend_kwargs.compilers.parts import op_name
-from backend_kwargs.compilers.tvm import supported
-from backend_kwargs.compilers.tvm.checks import BECOMES
-from backend_kwargs.compilers.tvm.decompositions import decompositions
-from backend_kwargs.compilers.tvm.lowering.table import CONVERTERS, RESHAPED, SAME
-from backend_kwargs.compilers.tvm.part_compiler import TVM
-from backend_kwargs.compilers.tvm.settings import Settings
-from backend_kwargs.compilers.tvm.supported import DENIED
+from backend_kwargs.backends.part_compiler import why_not, why_unfit
+from backend_kwargs.backends.tvm import supported
+from backend_kwargs.backends.tvm.checks import BECOMES
+from backend_kwargs.backends.tvm.decompositions import decompositions
+from backend_kwargs.backends.tvm.lowering.table import CONVERTERS, RESHAPED, SAME
+from backend_kwargs.backends.tvm.part_compiler import TVM
+from backend_kwargs.backends.tvm.settings import Settings
+from backend_kwargs.backends.tvm.supported import DENIED
+from backend_kwargs.graphs.parts import op_name
 
 NO_OPTIONS = Settings(aten_ops=())
 x = torch.randn(4, 4)

@@ -24,11 +24,11 @@ from tvm import relax  # noqa: E402
 from tvm.target import Target  # noqa: E402
 
 from backend_kwargs import BackendKwargsWarning  # noqa: E402
-from backend_kwargs.compilers.tvm import tune  # noqa: E402
-from backend_kwargs.compilers.tvm.build import build  # noqa: E402
-from backend_kwargs.compilers.tvm.settings import Settings  # noqa: E402
-from backend_kwargs.compilers.tvm.target import host  # noqa: E402
-from backend_kwargs.compilers.tvm.tune import _directory, _slow  # noqa: E402
+from backend_kwargs.backends.tvm import tune  # noqa: E402
+from backend_kwargs.backends.tvm.build import build  # noqa: E402
+from backend_kwargs.backends.tvm.settings import Settings  # noqa: E402
+from backend_kwargs.backends.tvm.target import host  # noqa: E402
+from backend_kwargs.backends.tvm.tune import _directory, _slow  # noqa: E402
 from backend_kwargs.errors import BackendKwargsError  # noqa: E402
 
 CPU = torch.device("cpu")

@@ -11,8 +11,8 @@ import pytest
 
 from backend_kwargs import Backend, BackendKwargsError, make_backend
 from backend_kwargs.backend import find_backend
-from backend_kwargs.compilers.tvm.versions import require_tvm, unfit
-from backend_kwargs.options import convert
+from backend_kwargs.backends.tvm.versions import require_tvm, unfit
+from backend_kwargs.options.option import convert
 
 if unfit():  # the tables below hold backends
     pytest.skip(f"no TVM: {unfit()}", allow_module_level=True)

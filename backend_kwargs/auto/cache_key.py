@@ -1,0 +1,205 @@
+"""The key of a decision: the computation, its inputs, the machine and the candidates."""
+
+import hashlib
+import json
+import re
+from collections.abc import Mapping, Sequence
+from functools import cache
+from typing import Any, cast
+
+import torch
+from torch.fx import GraphModule, Node
+from torch.fx.node import map_aggregate
+
+from backend_kwargs.auto.ranks import ranks
+from backend_kwargs.backends.inductor.allowed_attention import allowed_attention
+from backend_kwargs.options.requirements import installed_version
+from backend_kwargs.options.requirements import machine as probed
+
+ADDRESS = re.compile(r"0x[0-9a-f]+")
+SYMBOL = re.compile(r"\b[suz]\d+\b")
+DEVICE = re.compile(r"(cpu|cuda|mps|xpu):\d+")
+
+
+# Attributes of triton.autotune and triton.heuristics that affect a kernel's results or speed, besides its code.
+DECORATED = ("configs", "keys", "reset_to_zero", "restore_value", "values")
+
+
+def structure(gm: GraphModule) -> str:
+    """Return the computation as text without the user's names, so that it is the same for the same graph anywhere."""
+    numbers = {node: f"%{at}" for at, node in enumerate(gm.graph.nodes)}
+    return "\n".join(_line(gm, node, numbers) for node in gm.graph.nodes)
+
+
+def _line(gm: GraphModule, node: Node, numbers: Mapping[Node, str]) -> str:
+    args = "" if node.op == "placeholder" else spelled((node.args, _kwargs(node)), numbers)
+    return f"{numbers[node]} = {node.op} {_target(gm, node)}{args}"
+
+
+def _kwargs(node: Node) -> dict[str, Any]:
+    """Return the node's keywords; for a user's Triton kernel, its source in place of its number."""
+    if "kernel_idx" not in node.kwargs:
+        return node.kwargs
+    from torch._higher_order_ops.triton_kernel_wrap import kernel_side_table
+
+    kernel: Any = kernel_side_table.get_kernel(cast(int, node.kwargs["kernel_idx"]))
+    constants = kernel_side_table.get_constant_args(cast(int, node.kwargs["constant_args_idx"]))
+    return {**node.kwargs, "kernel_idx": _source(kernel), "constant_args_idx": constants}
+
+
+def _source(kernel: Any) -> list[str]:
+    """Return the code of a Triton kernel and of all functions that it calls, and its decorators' arguments."""
+    from torch._inductor.codegen.wrapper import user_defined_triton_kernel_transitive_closure_source_code as code_of
+
+    if hasattr(kernel, "src"):
+        return [code_of(kernel)]
+    found = [f"{name}: {_said(getattr(kernel, name))}" for name in DECORATED if hasattr(kernel, name)]
+    return [*found, *_source(kernel.fn)]
+
+
+def _said(value: Any) -> str:
+    """Return a decorator's argument as text, functions as their code."""
+    if isinstance(value, Mapping):
+        return str([f"{name}: {_said(value[name])}" for name in sorted(value)])
+    if isinstance(value, list | tuple):
+        return str([_said(each) for each in value])
+    code = getattr(value, "__code__", None)
+    return f"{code.co_code.hex()} {code.co_names} {code.co_consts}" if code else str(value)
+
+
+class _Spelled(str):
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return str(self)
+
+
+def spelled(value: Any, numbers: Mapping[Node, str] = {}) -> str:
+    """Return `value` as text that is the same in every process, and on every device of one kind."""
+    return repr(map_aggregate(value, lambda leaf: _Spelled(_leaf(leaf, numbers))))
+
+
+def _leaf(leaf: Any, numbers: Mapping[Node, str]) -> str:
+    if isinstance(leaf, Node):
+        return numbers[leaf]
+    if isinstance(leaf, torch.device) or (isinstance(leaf, str) and DEVICE.fullmatch(leaf)):
+        return torch.device(leaf).type
+    if isinstance(leaf, set | frozenset):  # their order differs between processes
+        return f"{{{', '.join(sorted(map(spelled, leaf)))}}}"
+    return ADDRESS.sub("", repr(leaf))
+
+
+def _target(gm: GraphModule, node: Node) -> str:
+    target = node.target
+    if node.op == "placeholder":
+        return ""
+    if node.op in ("get_attr", "call_module"):
+        return _attribute(gm, str(target))
+    if isinstance(target, str):
+        return target
+    if isinstance(target, torch._ops.OperatorBase):
+        return str(target)
+    return f"{getattr(target, '__module__', '')}.{getattr(target, '__qualname__', type(target).__name__)}"
+
+
+def _attribute(gm: GraphModule, path: str) -> str:
+    value: Any = gm
+    for name in path.split("."):
+        value = getattr(value, name)
+    if isinstance(value, GraphModule):
+        return f"{{{structure(value)}}}"
+    if isinstance(value, torch.Tensor):
+        return f"{tuple(value.shape)} {value.dtype} {value.device.type}"
+    return type(value).__name__
+
+
+def signature(gm: GraphModule, example_inputs: Sequence[Any]) -> list[str]:
+    """Return a description of each input, with its shape (symbols for sizes that vary) and strides."""
+    placeholders = gm.graph.find_nodes(op="placeholder")
+    pairs = zip(placeholders, example_inputs, strict=True)
+    described = [f"{_kind(value)} {_layout(node, value)}" for node, value in pairs]
+    names: dict[str, str] = {}
+    # A symbol is named after the place where its size was read, which may differ in the next process.
+    return [SYMBOL.sub(lambda m: names.setdefault(m[0], f"n{len(names)}"), text) for text in described]
+
+
+def _kind(value: Any) -> str:
+    """Return the properties of an input besides its sizes: rank, dtype, device, requires_grad, and a static address.
+
+    An input with a static address is not copied by CUDA graphs.
+    """
+    if not isinstance(value, torch.Tensor):
+        return type(value).__name__
+    stays = " static" if getattr(value, "_dynamo_static_input_type", None) else ""
+    return f"{value.dim()} {value.dtype} {value.device.type} {value.requires_grad}{stays}"
+
+
+def _layout(node: Node, value: Any) -> str:
+    if not isinstance(value, torch.Tensor):
+        return ""
+    fake = node.meta.get("example_value")
+    known = fake if isinstance(fake, torch.Tensor) else value
+    return f"{tuple(known.shape)} {tuple(known.stride()) if known.layout == torch.strided else known.layout}"
+
+
+def key_of(gm: GraphModule, example_inputs: Sequence[Any], asked: Mapping[str, Any]) -> str:
+    """Return 64 hexadecimal digits for the graph, its inputs, this machine, and the question `asked`."""
+    return _hashed([structure(gm), signature(gm, example_inputs), ambient(), machine(), spelled(asked)])
+
+
+def computation_of(gm: GraphModule, example_inputs: Sequence[Any], asked: Mapping[str, Any]) -> str:
+    """Return a short identifier of the computation whatever its sizes: recompiles have the same."""
+    return _hashed([structure(gm), [*map(_kind, example_inputs)], ambient(), spelled(asked)])[:16]
+
+
+def _hashed(parts: list[Any]) -> str:
+    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
+
+
+AUTOCAST = ("cpu", "cuda", "xpu", "mps", "hpu", "mtia", "xla", "maia")
+
+
+def ambient() -> dict[str, Any]:
+    """Return the parts of torch's state that affect how the graph computes."""
+    kinds = [kind for kind in ("cpu", "cuda") if torch.is_autocast_enabled(kind)]
+    # Not torch.get_float32_matmul_precision(), which raises if these differ.
+    backends: Any = torch.backends
+    float32 = (backends.cuda.matmul, backends.cudnn.conv, backends.mkldnn.matmul)
+    return {
+        "defaults": f"{torch.get_default_dtype()} {torch.get_default_device().type}",
+        "grad": _grad_mode(),
+        "autocast": {kind: str(torch.get_autocast_dtype(kind)) for kind in kinds},
+        # A graph may contain torch.autocast() itself, which reads these.
+        "autocast defaults": [str(torch.get_autocast_dtype(kind)) for kind in AUTOCAST],
+        "autocast cache": torch.is_autocast_cache_enabled(),
+        "fast paths": [backends.mha.get_fastpath_enabled(), backends.opt_einsum.enabled, backends.opt_einsum.strategy],
+        "deterministic": torch.are_deterministic_algorithms_enabled(),
+        "fill": torch.utils.deterministic.fill_uninitialized_memory,  # type: ignore[attr-defined]
+        "libraries": [each.enabled for each in (backends.cudnn, backends.mkldnn)],
+        "float32": [each.fp32_precision for each in float32],
+        "attention": allowed_attention(),
+    }
+
+
+def _grad_mode() -> str:
+    if torch.is_inference_mode_enabled():
+        return "inference"
+    return "grad" if torch.is_grad_enabled() else "no_grad"
+
+
+@cache
+def _versions() -> dict[str, str | None]:
+    return {name: installed_version(name) for name in ("torch", "triton", "backend-kwargs")}
+
+
+def machine() -> dict[str, Any]:
+    """Return the properties of the machine that a decision depends on."""
+    here, cuda = probed(), torch.cuda.is_available()
+    return _versions() | {
+        "gpu": torch.cuda.get_device_name() if cuda else None,
+        "cuda": here.cuda,
+        "driver": here.driver,
+        "threads": torch.get_num_threads(),
+        "cpu": torch.backends.cpu.get_cpu_capability(),
+        "world": ranks(),
+    }

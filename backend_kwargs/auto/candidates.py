@@ -1,0 +1,466 @@
+"""The candidates of a race: steps, merged onto the current best's options; templates; rewrites; other compilers."""
+
+import contextlib
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Literal
+
+from backend_kwargs.backends.others import OTHERS, in_precision, installed, is_other, other_of, sets, verify_other
+from backend_kwargs.errors import BackendKwargsError, unknown
+from backend_kwargs.options.layers import same
+from backend_kwargs.options.spec import split_templates
+from backend_kwargs.options.templates import find_template, template_names
+from backend_kwargs.precision import table
+from backend_kwargs.rewrites.table import list_rewrites, raced_rewrites
+
+if TYPE_CHECKING:
+    from backend_kwargs.auto.graph_stats import GraphStats
+    from backend_kwargs.auto.settings import Settings
+
+Effort = Literal["quick", "full"]
+NORM_GRADIENTS = "native_layer_norm_backward"
+EAGER = "eager"
+DEFAULT = "default"
+UNFROZEN = "unfrozen"
+PADDED = "padded"
+TUNED_PRODUCTS = "tuned_products"
+# Options that permit what they name, so that `auto` also races code without it: (the user's value, a candidate's).
+PERMITTING: Mapping[str, tuple[Any, Any]] = MappingProxyType({"freezing": (True, False)})
+
+
+@dataclass(frozen=True, slots=True)
+class Costs:
+    """Predicted seconds to compile and tune: a multiple of default's compile, plus some per operator and product.
+
+    `products` are those that are tuned, None if all are. `norm_s` is added once for the gradients of layer norms.
+    """
+
+    compiles: float = 1.0
+    op_s: float = 0.0
+    product_s: float = 0.0
+    products: int | None = None
+    norm_s: float = 0.0
+
+    def seconds(self, default_s: float, stats: "GraphStats") -> float:
+        """Return the prediction for a graph whose default compile took `default_s`."""
+        fused = max(stats.ops - sum(product.count for product in stats.products), 0)
+        tuned = len(stats.products) if self.products is None else self.products
+        norm_s = self.norm_s if NORM_GRADIENTS in stats.names else 0.0
+        return self.compiles * default_s + self.op_s * fused + self.product_s * tuned + norm_s
+
+
+@dataclass(frozen=True, slots=True)
+class RaceCandidate:
+    """Options to try.
+
+    `over` merges them onto the current best's options, less those in `without`: so the reduction options of one step
+    combine with the CUDA graphs of another. Otherwise they are used alone. `can_gain` tells from the graph whether the
+    candidate can help. `shares` are the parts of a call's slack that it removed in past measurements, `costs` its
+    compile and tuning time; both decide which candidate runs next and whether it is worth its time. `saved_s` are the
+    further seconds of a call that a rewrite is expected to save; `gain` is the share of a call that a lower precision
+    or another compiler is expected to save, in place of both. Among candidates of equal speed the one with the lower
+    `rank` is kept. `compiler` names another compiler than Inductor, whose `options` these are.
+    """
+
+    name: str
+    options: Mapping[str, Any] = field(default_factory=dict)
+    can_gain: Callable[["GraphStats"], bool] = lambda stats: True
+    over: bool = True
+    without: tuple[str, ...] = ()
+    shares: Mapping[Any, float] = field(default_factory=dict)
+    costs: Costs = field(default_factory=Costs)
+    effort: Effort = "quick"
+    rank: int = 1
+    saved_s: float = 0.0
+    gain: float | None = None
+    compiler: str = ""
+
+
+def _gpu(stats: "GraphStats") -> bool:
+    return stats.gpu
+
+
+def _gpu_reductions(stats: "GraphStats") -> bool:
+    return stats.gpu and bool(stats.reductions)
+
+
+def _gpu_fused(stats: "GraphStats") -> bool:
+    return stats.gpu and stats.gemms + stats.convolutions + stats.attentions < stats.ops
+
+
+def _little_on_a_cpu(stats: "GraphStats") -> bool:
+    return not stats.gpu and stats.bytes_read + stats.bytes_written <= LITTLE_BYTES
+
+
+def _gpu_matmul(stats: "GraphStats") -> bool:
+    return stats.gpu and stats.matmul
+
+
+GRAPHS_RANK = 3
+CUDAGRAPHS = {"triton.cudagraphs": True}
+DESCENT = {"coordinate_descent_tuning": True}
+# The effect of torch's max-autotune modes on kernels other than GEMMs.
+TUNED = {"max_autotune_pointwise": True, **DESCENT}
+MIXED = {
+    "triton.mix_order_reduction_autotune_split_size": True,
+    "triton.mix_order_reduction_allow_multi_stages": True,
+}
+LITTLE_BYTES = 16 << 20
+# Rounding between operators in half precision, as eager does, can make faster kernels too: a rotary embedding's, say.
+ROUNDED = {
+    "emulate_precision_casts": True,
+    "eager_numerics.division_rounding": True,
+    "eager_numerics.disable_ftz": True,
+}
+PRODUCT_S = 4.0  # to tune one, with 16 cores
+UNFROZEN_GAIN = 0.1  # of a call: GraphSAGE saved 11 % on a Xeon, six other models nothing
+CONSENTED_GAIN = 0.1  # of a call: packed products saved 12 % of the kernels' time in a Llama's decoding on an H200
+PRECISION_GAIN = 0.3  # of a call: less than bf16 with freezing saved on BERT, ResNet-18 and ViT (AVX-512 BF16)
+# Shares and costs were measured on 11 models and 41 kernels, raced in full on an H200 (torch 2.11). On the models only
+# CUDA graphs gained more than 1.2 %. Options for generated kernels removed most of a softmax's slack, and little in
+# graphs with many kernels.
+AGAIN, ONCE, EVERYWHERE = Costs(0.65), Costs(0.65), 0.3
+NORM_S = 40.0  # descents of a layer norm's gradients took 43 and 53 s
+TUNES = Costs(1.0, op_s=0.3, norm_s=NORM_S)
+
+
+# Left out by steps that are raced frozen even after `unfrozen` won: on a CPU Inductor's own GEMMs need constants, and
+# unfrozen BERT took twice as long in bf16.
+FROZEN_ANEW = ("freezing",)
+
+STEPS: tuple[RaceCandidate, ...] = (
+    # Raced where the caller set `freezing`: frozen code is not always the faster one.
+    RaceCandidate(UNFROZEN, {"freezing": False}, lambda stats: stats.frozen > 0, costs=ONCE, gain=UNFROZEN_GAIN),
+    # Each symbolic size records its own graph, so recording pays off only where few sizes recur. torch records a graph
+    # that mutates its inputs only where these are a module's buffers; otherwise this candidate's code is default's.
+    RaceCandidate("cudagraphs", CUDAGRAPHS, _gpu, shares={"launches": 0.9}, costs=AGAIN, rank=GRAPHS_RANK),
+    RaceCandidate(
+        "persistent_reductions", {"triton.multi_kernel": 3}, _gpu_reductions, shares={"generated": 0.15}, costs=ONCE
+    ),
+    # One pass over rows and columns, as in a norm's backward pass: how many rows a block takes is timed.
+    RaceCandidate("mix_order_reductions", MIXED, _gpu_reductions, shares={"generated": 0.15}, costs=ONCE),
+    RaceCandidate(
+        "two_pass_softmax",
+        {"online_softmax": False},
+        lambda stats: stats.gpu and bool(stats.softmaxes),
+        shares={"generated": 0.3},
+        costs=ONCE,
+    ),
+    # Inductor pads by default if its own timing of the product alone favours it, and often it decides against it.
+    RaceCandidate(
+        PADDED, {"force_shape_pad": True}, lambda stats: stats.gpu and bool(stats.unaligned), shares={"unaligned": 0.3}
+    ),
+    RaceCandidate("eager_numerics", ROUNDED, _gpu_fused, shares={"generated": 0.05}, costs=ONCE),
+    RaceCandidate("coordinate_descent", TUNED, _gpu_fused, shares={"generated": 0.3}, costs=TUNES, rank=2),
+    # Tuned blocks of a looped reduction can beat a persistent one, and merging alone would not undo the latter.
+    RaceCandidate(
+        "coordinate_descent_looped",
+        TUNED,
+        lambda stats: _gpu_reductions(stats) and _gpu_fused(stats),
+        without=("triton.multi_kernel", "online_softmax"),
+        shares={"generated": 0.2},
+        costs=TUNES,
+        rank=2,
+    ),
+    RaceCandidate(
+        "combo_kernels",
+        {"combo_kernels": True, "benchmark_combo_kernel": True},
+        lambda stats: stats.gpu and stats.ops > 8,
+        shares={"launches": 0.1, "generated": 0.05},
+        costs=Costs(1.5),
+        rank=2,
+    ),
+    RaceCandidate(
+        "max_autotune",
+        {"max_autotune": True, **DESCENT},
+        _gpu_matmul,
+        without=("tuned_products",),
+        shares={"library": 0.3, "generated": 0.2},
+        costs=Costs(1.0, product_s=PRODUCT_S, norm_s=NORM_S),
+        rank=2,
+    ),
+    RaceCandidate(
+        "max_autotune",
+        {"max_autotune": True, **DESCENT},
+        lambda stats: not stats.gpu and stats.matmul,
+        without=FROZEN_ANEW,
+        shares={"library": 0.3, "generated": 0.2},
+        costs=Costs(1.0, product_s=PRODUCT_S),
+        rank=2,
+    ),
+    # To wake other cores takes longer than little work does.
+    RaceCandidate(
+        "one_thread",
+        {"cpp.threads": 1},
+        _little_on_a_cpu,
+        shares={"launches": EVERYWHERE, "library": EVERYWHERE, "generated": EVERYWHERE},
+    ),
+    # Dynamo's guards have checked the inputs, and torch's own operators have the strides that it expects of them. On an
+    # EPYC 20 small layers took 96 instead of 115 µs.
+    RaceCandidate(
+        "no_size_asserts",
+        {"size_asserts": False},
+        lambda stats: not (stats.gpu or stats.opaque or stats.custom),
+        shares={"launches": 0.2},
+        costs=AGAIN,
+    ),
+    RaceCandidate(
+        "cpp_wrapper",
+        {"cpp_wrapper": True},
+        lambda stats: not stats.gpu,
+        shares={"launches": 0.5},
+        costs=Costs(1.2),
+        rank=2,
+    ),
+    RaceCandidate(
+        "multi_kernel",
+        {"triton.multi_kernel": 1},
+        _gpu_reductions,
+        shares={"generated": 0.3},
+        costs=Costs(1.0, op_s=0.3),
+        effort="full",
+        rank=2,
+    ),
+    # Hundreds of compiles per kernel, one after the other: minutes if one takes long.
+    RaceCandidate(
+        "all_directions",
+        {**TUNED, "coordinate_descent_check_all_directions": True},
+        _gpu_fused,
+        shares={"generated": 0.35},
+        costs=Costs(1.0, op_s=1.0, norm_s=NORM_S),
+        effort="full",
+        rank=2,
+    ),
+    RaceCandidate(
+        "simd_256", {"cpp.simdlen": 256}, lambda stats: not stats.gpu, shares={"generated": 0.2}, effort="full"
+    ),
+    RaceCandidate(
+        "tma",
+        {"max_autotune": True, "triton.enable_persistent_tma_matmul": True},
+        _gpu_matmul,
+        without=("tuned_products",),
+        shares={"library": 0.3},
+        costs=Costs(1.0, product_s=PRODUCT_S),
+        effort="full",
+        rank=2,
+    ),
+    # Shorter kernels leave more gaps. The reverse does not hold: a gain in launches stays when kernels get shorter.
+    RaceCandidate("cudagraphs_of_tuned", CUDAGRAPHS, _gpu, shares={"launches": 0.9}, costs=AGAIN, rank=GRAPHS_RANK),
+    RaceCandidate(
+        "cpp_wrapper",
+        {"cpp_wrapper": True},
+        _gpu,
+        shares={"launches": 0.3},
+        costs=Costs(5.0),
+        effort="full",
+        rank=3,
+    ),
+)
+# Compiled before default where eager waits for launches.
+GRAPHS_FIRST = replace(next(step for step in STEPS if step.options == CUDAGRAPHS), over=False)
+
+
+def candidates_for(
+    stats: "GraphStats",
+    effort: Effort,
+    named: Iterable[str] | None,
+    options_of: Callable[[str], Mapping[str, Any]],
+    *,
+    frozen: bool = False,
+) -> list[RaceCandidate]:
+    """Return what to try after eager and default: what can gain here, or the steps, templates and compilers `named`.
+
+    `frozen` says whether the caller has parameters frozen: only then compilers may take them as constants.
+    """
+    if named is None:
+        known = stats
+        if stats.opaque and stats.gpu:  # some of each operator, since not all were counted
+            known = replace(stats, ops=stats.ops + 9, gemms=1, unaligned=1, reductions=1, softmaxes=1)
+        fitting = [step for step in STEPS if step.can_gain(known)]
+        steps = [step for step in fitting if effort in ("full", step.effort)]
+        others = installed() if effort == "full" and not stats.gpu else ()
+        candidates = [_of_compiler(name, frozen=frozen) for name in others]
+        return [*steps, *(each for each in candidates if not why_not_raced(each, stats, frozen=frozen))]
+    # Two steps may share a name, one for each device: the one that can gain wins.
+    steps_by_name = {step.name: step for step in sorted(STEPS, key=lambda step: step.can_gain(stats))}
+    wanted = [name for name in named if name not in (EAGER, DEFAULT)]
+    if stats.frozen and UNFROZEN not in wanted:  # the caller permitted freezing, which can make a graph slower
+        wanted.insert(0, UNFROZEN)
+    return [steps_by_name.get(name) or _named(name, options_of, frozen=frozen) for name in wanted]
+
+
+def _named(name: str, options_of: Callable[[str], Mapping[str, Any]], *, frozen: bool) -> RaceCandidate:
+    if is_other(name):
+        return _of_compiler(name, frozen=frozen)
+    if name in list_rewrites() and name not in template_names():
+        return rewriting(name)
+    return RaceCandidate(name, options_of(name), over=False, rank=2)
+
+
+# The slack of Inductor's code does not predict what another compiler gains, so the share of a call is a fixed one.
+COMPILER_GAIN, COMPILER_COSTS, COMPILER_RANK = 0.3, Costs(1.5), 3
+
+
+def _of_compiler(text: str, *, frozen: bool) -> RaceCandidate:
+    other = other_of(text)
+    options, name = other.under(frozen=frozen), other.compiler.name
+    return RaceCandidate(
+        text, options, over=False, costs=COMPILER_COSTS, rank=COMPILER_RANK, gain=COMPILER_GAIN, compiler=name
+    )
+
+
+def why_not_raced(candidate: RaceCandidate, stats: "GraphStats", *, frozen: bool) -> str:
+    """Return why another compiler is not raced for this graph, "" if it is."""
+    compiler = OTHERS[candidate.compiler](candidate.compiler)
+    if compiler.freezes and not frozen:
+        return "it makes parameters constants: set freezing=True to race it, and call the model under torch.no_grad()"
+    for precision in table.named(candidate.options.get("precision")):
+        if why := compiler.why_not_in(precision):
+            return why
+    if stats.training and not compiler.trains:
+        return "it compiles for inference only"
+    return "it draws other random numbers than Inductor" if stats.random else ""
+
+
+def rewriting(name: str, saved_s: float = 0.0) -> RaceCandidate:
+    """Return the rewrite `name` as a candidate: it joins those of the current best, and saves `saved_s` of each call.
+
+    If these are unknown, as on a CPU, it is expected to save a share of the call's slack, or of the call if it needs
+    the user's consent.
+    """
+    shares = {"generated": 0.3} if saved_s > 0 else {"library": 0.2, "generated": 0.2}
+    gain = CONSENTED_GAIN if not saved_s and name not in raced_rewrites(None) else None
+    return RaceCandidate(name, {"rewrites": [name]}, shares=shares, costs=ONCE, saved_s=saved_s, gain=gain)
+
+
+def tuning(names: Iterable[str], count: int, saved_s: float) -> RaceCandidate:
+    """Return the tuning of the products `names` alone as a candidate; `count` kernels are tuned."""
+    options = {"max_autotune_gemm": True, "tuned_products": [*names]}
+    costs = replace(AGAIN, product_s=PRODUCT_S, products=count)
+    return RaceCandidate(TUNED_PRODUCTS, options, costs=costs, saved_s=saved_s, rank=2)
+
+
+def merged(under: Mapping[str, Any], candidate: RaceCandidate) -> dict[str, Any]:
+    """Return the candidate's options merged onto `under`: its rewrites join those that are there."""
+    options = {**{k: v for k, v in under.items() if k not in candidate.without}, **candidate.options}
+    if candidate.over and "rewrites" in candidate.options and "rewrites" in under:
+        options["rewrites"] = list(dict.fromkeys((*under["rewrites"], *candidate.options["rewrites"])))
+    return options
+
+
+def standing(fixed: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the user's options `fixed` that precede a candidate's `options`: all but those that only permit."""
+
+    def permits(name: str, value: Any) -> bool:
+        return name in PERMITTING and (value, options.get(name)) == PERMITTING[name]
+
+    return {name: value for name, value in fixed.items() if not permits(name, value)}
+
+
+def precision_candidates(
+    precisions: Iterable[str], max_error: float | None, compilers: Iterable[str] = ()
+) -> list[RaceCandidate]:
+    """Return a step for each precision that the user consents to, within the bound that was given with it.
+
+    Those of `compilers`, candidates of other compilers, that have the precision are candidates in it too.
+    """
+    precisions = tuple(precisions)
+    texts = [in_precision(text, name, max_error) for name in precisions for text in compilers]
+    steps = [
+        RaceCandidate(
+            name,
+            {"precision": name, "max_error": max_error},
+            without=FROZEN_ANEW,
+            costs=ONCE,
+            rank=2,
+            gain=PRECISION_GAIN,
+        )
+        for name in precisions
+    ]
+    # Compilers that have precisions make parameters constants in any case.
+    return [*steps, *(_of_compiler(text, frozen=True) for text in filter(None, texts))]
+
+
+def step_names() -> list[str]:
+    """Return the candidate names that are steps; all other names are templates."""
+    return [EAGER, DEFAULT, *(step.name for step in STEPS)]
+
+
+def check_candidates(named: Iterable[str]) -> None:
+    """Raise if one of `named` is not a step, rewrite, template or compiler that works here, or enables `auto`."""
+    steps, named = [*step_names(), *list_rewrites()], list(named)
+    for name in filter(is_other, named):
+        verify_other(name)
+    templates = [name for name in named if name not in steps and not is_other(name)]
+    for name in templates:
+        if ":" in name:
+            raise BackendKwargsError(
+                f"Candidate {name!r} must be a step, a template or a compiler's name; write a template without its "
+                "backend, such as 'freezing'."
+            )
+    for part in (part for name in templates for part in split_templates(name)):
+        if part not in template_names():
+            raise unknown("candidate", part, [*steps, *template_names(), *OTHERS])
+        if find_template(part).options.get("auto"):
+            raise BackendKwargsError(f"Candidate {part!r} enables `auto`; races cannot be nested; leave it out.")
+
+
+def allowed_candidates(
+    named: Iterable[str],
+    options_of: Callable[[str], Mapping[str, Any]],
+    rewrites: Iterable[str],
+    precisions: Iterable[str],
+    max_error: float | None,
+) -> list[RaceCandidate]:
+    """Return every candidate that a request may choose: the steps, those it names, and what else it allows."""
+    named = list(named)
+    in_precisions = precision_candidates(precisions, max_error, filter(is_other, named))
+    allowed = [*STEPS, tuning((), 0, 0.0), *map(rewriting, rewrites), *in_precisions]
+    for name in set(named).difference(step_names()):
+        with contextlib.suppress(BackendKwargsError):  # a template or a compiler that this process lacks
+            allowed.append(_named(name, options_of, frozen=False))
+    return allowed
+
+
+def others_for(settings: "Settings") -> list[str]:
+    """Return the other compilers that a request with these settings may race."""
+    if settings.candidates is not None:
+        return [*filter(is_other, settings.candidates)]
+    return [*installed()] if settings.effort == "full" else []
+
+
+def permits(
+    settings: "Settings",
+    options_of: Callable[[str], Mapping[str, Any]],
+    rewrites: Iterable[str],
+    decided: tuple[str, Mapping[str, Any], str],
+) -> bool:
+    """Return whether a request may use a winner, its options and its compiler that were decided elsewhere."""
+    named = {*(settings.candidates or ()), *others_for(settings)}
+    allowed = allowed_candidates(named, options_of, rewrites, settings.precision, settings.max_error)
+    return trusted(*decided, allowed)
+
+
+def trusted(winner: str, options: Mapping[str, Any], compiler: str, allowed: Iterable[RaceCandidate]) -> bool:
+    """Return whether the winner is one of the `allowed` candidates, and these set each option to this value.
+
+    A winner of another `compiler` than Inductor must set exactly these options. Any other stored decision is ignored:
+    a template that the user did not ask for may freeze weights or write files, and an option may name a program that
+    Inductor runs. A precision without its bound is ignored too, since its error would not be measured.
+    """
+    allowed = list(allowed)
+    rewrites = {name for each in allowed for name in each.options.get("rewrites", ())}
+
+    def is_set(name: str, value: Any) -> bool:
+        if name == "rewrites":  # those of several candidates may have joined
+            return isinstance(value, list | tuple) and all(isinstance(each, str) and each in rewrites for each in value)
+        if name == TUNED_PRODUCTS:  # their sizes choose among the graph's own
+            return isinstance(value, list | tuple)
+        return any(name in each.options and same(each.options[name], value) for each in allowed)
+
+    names = {EAGER, DEFAULT, *(each.name for each in allowed)}
+    if compiler or is_other(winner):
+        return winner in names and sets(winner, compiler, options)
+    bounded = ("precision" in options) == ("max_error" in options)
+    return winner in names and bounded and all(is_set(name, value) for name, value in options.items())

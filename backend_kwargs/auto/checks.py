@@ -1,0 +1,120 @@
+"""The checks of a candidate's results: against eager's, a reference in higher precision, or the user's bound."""
+
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
+from typing import Any
+
+import torch
+
+from backend_kwargs import measure
+from backend_kwargs.auto.budget import Budget
+from backend_kwargs.auto.decision import RaceRow
+from backend_kwargs.auto.graph_stats import GraphStats
+from backend_kwargs.errors import error_text
+from backend_kwargs.graphs.replay import Task, generator_states
+from backend_kwargs.measure import Accuracy
+from backend_kwargs.precision.error import against, in_float64
+
+LARGEST_REFERENCE = 2 << 30  # bytes of inputs on a CPU; the reference takes up to four times as much memory
+REFERENCES = 6  # references that must fit into a GPU's free memory, to leave room for intermediate results
+SLOWER_IN_PRECISION = 10
+ROUNDINGS = 0.1  # the share of the budget for runs of eager that round otherwise
+RUN = 40  # calls of eager that one such run takes
+
+
+@dataclass
+class Checks:
+    """What results are compared with: those `expected`, None if there are none, and a `reference` if there is one."""
+
+    task: Task
+    stats: GraphStats
+    device: torch.device
+    budget: Budget
+    tolerance: float | None
+    expected: dict[str, Any] | None
+    reference: Any = None
+    roundings: Iterable[Mapping[str, measure.Errors]] = ()
+    spent_s: float = 0.0  # on roundings
+
+    def compute_reference(self) -> None:
+        """Run the graph in higher precision, if time and memory allow it."""
+        # The reference converts each tensor by itself, which separates inputs that share memory.
+        if self.stats.random or self.task.inputs.aliased or self.task.inputs.bytes > self._largest_reference:
+            return
+        if self.budget.allows(SLOWER_IN_PRECISION):
+            self.reference = measure.reference(self.task.copy(), self.task.inputs.fresh(), run=self._in_precision)
+
+    @cached_property
+    def precise(self) -> dict[str, Any] | str:
+        """The float64 results of the graph, the reference of lower precisions, or the reason why there are none."""
+        if self.stats.random:
+            return "it draws random numbers"
+        if not self.budget.allows(SLOWER_IN_PRECISION):
+            return f"there is no time for it within budget_s={self.budget.seconds:g}; raise budget_s"
+        try:
+            return in_float64(self.task)
+        except Exception as error:  # noqa: BLE001 - a kernel without float64, or no memory left
+            return error_text(error)
+
+    def of_results(self, seen: Mapping[str, Any]) -> Accuracy:
+        """Check what a candidate has returned and changed."""
+        if self.expected is None:
+            return Accuracy("fail_accuracy", "default failed the accuracy check, so there is no result to compare with")
+        return measure.check_all(
+            seen,
+            self.expected,
+            self.reference,
+            training=self.task.training,
+            tol=self.tolerance,
+            roundings=self.roundings,
+        )
+
+    def of_eager(self, seen: Mapping[str, Any]) -> Accuracy:
+        """Check a second run of eager against the first, before there is a reference, and prepare further ones."""
+        assert self.expected is not None
+        drawn = generator_states()
+        self.roundings = measure.Roundings(partial(self._rounded_otherwise, drawn), self.expected, self._affordable)
+        return measure.same_twice(seen, self.expected, training=self.task.training, tol=self.tolerance)
+
+    def _rounded_otherwise(self, drawn: Sequence[torch.Tensor]) -> dict[str, Any]:
+        began = time.perf_counter()
+        seen = self.task.observe(self.task.copy())
+        self.spent_s += time.perf_counter() - began
+        if not all(map(torch.equal, drawn, generator_states())):
+            raise RuntimeError("it draws other random numbers than eager does")
+        return seen
+
+    def _affordable(self) -> bool:
+        return self.budget.allows(RUN) and self.spent_s < ROUNDINGS * self.budget.seconds
+
+    def of_draws(self, seen: dict[str, Any], as_eager_draws: Callable[..., Any]) -> Accuracy:
+        """Check default on a random graph, by a compile that draws as eager does; then expect what default has `seen`.
+
+        Inductor draws other random numbers than eager does. So the other candidates are checked against default's own
+        results.
+        """
+        accuracy = self.of_results(self.task.observe(as_eager_draws))
+        self.expected = seen if accuracy.passed else None
+        return accuracy
+
+    def of_error(self, seen: dict[str, Any], row: RaceRow) -> Accuracy:
+        """Measure the error of a candidate in a lower precision, and hold it to the bound that the user gave."""
+        assert self.expected is not None
+        assert not isinstance(self.precise, str)
+        accuracy = against(seen, self.expected, self.precise, row.options["max_error"])
+        row.error, row.max_error = accuracy.error, row.options["max_error"]
+        return accuracy
+
+    @property
+    def _largest_reference(self) -> float:
+        if self.device.type != "cuda":
+            return LARGEST_REFERENCE
+        free, _ = torch.cuda.mem_get_info(self.device)
+        return free / REFERENCES
+
+    def _in_precision(self, gm: Any, args: Any) -> Any:
+        # gm.forward, since GraphModule.__call__ prints the traceback when the graph cannot run in float64.
+        inputs = replace(self.task.inputs, values=args, guard=False)  # they are copies
+        return replace(self.task, inputs=inputs).observe(gm.forward)

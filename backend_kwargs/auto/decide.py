@@ -1,0 +1,383 @@
+"""Decide for each graph which candidate is fastest, by a race or a stored decision, and compile the graph with it."""
+
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch._functorch import config as functorch_config
+
+from backend_kwargs.auto.cache_key import ambient, computation_of, key_of, machine, spelled
+from backend_kwargs.auto.candidates import (
+    DEFAULT,
+    EAGER,
+    STEPS,
+    others_for,
+    permits,
+    step_names,
+)
+from backend_kwargs.auto.ddp_buckets import Bucket, bucket_of
+from backend_kwargs.auto.decision import Decision, RaceRow, plain
+from backend_kwargs.auto.ranks import agreed, ranks
+from backend_kwargs.auto.reporting import forget_reported, progress, tell
+from backend_kwargs.auto.request import RESTARTS, Request
+from backend_kwargs.auto.store import FILE, Store, forget_trouble, open_store
+from backend_kwargs.backends.others import is_other, other_of, versions_of
+from backend_kwargs.errors import error_text, printable, warn_once
+from backend_kwargs.graphs.eligibility import communicates, is_tiny, may_communicate, why_never
+from backend_kwargs.graphs.writes import copy_of_graph
+from backend_kwargs.precision.bounds import note_used
+from backend_kwargs.rewrites.table import fingerprint, list_rewrites
+
+
+@dataclass
+class Memory:
+    """The decisions and race times of this process, also if the store cannot be written.
+
+    `decisions` are keyed by scope and key; `race_seconds` has one entry per race. `store` replaces the user's store.
+    `loaded` holds decisions by key that precede those of the store: they came with another process's cache artifacts.
+    """
+
+    decisions: dict[tuple[str, str], Decision] = field(default_factory=dict)
+    loaded: dict[str, Decision] = field(default_factory=dict)
+    race_seconds: list[float] = field(default_factory=list)
+    store: Path | None = None
+
+
+_memories = [Memory()]  # the last one is in use
+
+
+def memory() -> Memory:
+    """Return the memory in use."""
+    return _memories[-1]
+
+
+def lasting_decisions() -> list[Decision]:
+    """Return the decisions that this process made or found, as far as other processes may use them."""
+    return list({each.key: each for each in memory().decisions.values() if each.lasting}.values())
+
+
+def load_decisions(decisions: Iterable[Decision]) -> None:
+    """Let this process use `decisions` as if they were in its store."""
+    memory().loaded.update({each.key: each for each in decisions})
+
+
+def forget_process() -> None:
+    """Forget this process's decisions, so that the store is read again."""
+    _memories[-1] = Memory(store=memory().store)
+    _forget_reports()
+
+
+def _forget_reports() -> None:
+    forget_trouble()
+    forget_reported()
+
+
+@contextmanager
+def nothing_decided() -> Iterator[None]:
+    """Start races without any decision, and forget the new ones at exit; `race="never"` still reads its store."""
+    depth = len(_memories)
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            _memories.append(Memory(store=Path(folder) / FILE))
+            _forget_reports()
+            yield
+        finally:
+            del _memories[depth:]
+            _forget_reports()
+
+
+@contextmanager
+def _one_key() -> Iterator[None]:
+    """Let AOTAutograd's cache find the winner among what was raced; only a race lowers backward graphs at once."""
+    ignored = [*functorch_config._save_config_ignore, "force_non_lazy_backward_lowering", "_save_config_ignore"]
+    with ExitStack() as stack, stack:  # entered twice: the outer exit completes the undoing if a Ctrl-C stops the inner
+        stack.enter_context(functorch_config.patch(_save_config_ignore=ignored))
+        yield
+
+
+@_one_key()
+def compile_fastest(request: Request) -> Callable[..., Any]:
+    """Return the graph compiled with the winner's options, or the graph itself if eager won.
+
+    A race leaves nothing but its decision. The winner is compiled again, mostly from AOTAutograd's cache, so that the
+    result is the same as without a race.
+    """
+    question = _Question(request, bucket_of(request.gm, request.example_inputs))
+    decision = question.decision()
+    tell(decision)
+    note_used(None)  # of a loser
+    _warn_where_default_fails(decision)
+    if decision.winner == EAGER:
+        return request.gm.forward
+    if not decision.options and not decision.compiler:
+        return request.compile_one(request.gm, request.example_inputs, {})
+    spare = copy_of_graph(request.gm)
+    try:
+        # In a lower precision the compiler measures the error again, of what it returns.
+        return request.compiled(request.gm, request.example_inputs, decision.options, decision.compiler)
+    except RESTARTS:
+        raise
+    except Exception as error:  # noqa: BLE001 - a winner from elsewhere or of another graph may fail in any way
+        why = f"the chosen {decision.winner} failed: {error_text(error)}"
+    warn_once(f"A graph is compiled under default: {why}")
+    memory().decisions.pop(question.slot, None)
+    tell(question.default(why))
+    return request.compile_one(spare, request.example_inputs, {})
+
+
+def _warn_where_default_fails(decision: Decision) -> None:
+    """Warn where no candidate is right, or where this machine lacks what default needs."""
+    compiled = [row for row in decision.rows if row.name != EAGER]
+    lacking = [row.reason for row in compiled if row.name == DEFAULT and row.status == "unavailable"]
+    if lacking:
+        warn_once(f"A graph runs under {printable(decision.winner)}, because default failed: {printable(lacking[0])}")
+    elif compiled and not any(row.status == "pass" for row in compiled):
+        reasons = "; ".join(f"{row.name}: {printable(row.reason)}" for row in compiled if row.status != "skipped")
+        warn_once(f"A graph runs in eager, because no candidate compiled and passed the accuracy check: {reasons}.")
+
+
+def _facts(result: Any) -> str:
+    """Return the description of the graph, with the winner's error if it uses a lower precision."""
+    row = result.winner
+    error = "" if row.error is None else f", error {row.error:.2g} (max_error={row.max_error:g})"
+    return f"{result.stats}{error}"
+
+
+@dataclass(frozen=True)
+class _Question:
+    """The choice of a candidate for one graph. `decision` uses the first of these that has an answer.
+
+    1. `settled`: this process or the store has a decision, and a larger budget could not improve it.
+    2. `ineligible`: the graph cannot be raced, so default is used.
+    3. `inherited`: a race is not worth its time, so the winner of earlier races is used.
+    4. `raced`: the graph is raced.
+
+    Under `race="never"` it uses the stored decision, or default. With several ranks, one rank decides for all, and
+    graphs with collectives use default.
+    """
+
+    request: Request
+    bucket: Bucket | None = None
+
+    def decision(self) -> Decision:
+        """Return the decision that all ranks compile this graph with; under `aot_compile`, one that it can save."""
+        decision = self._of_all_ranks()
+        # aot_compile() sets strict_autograd_cache; it can save neither an eager graph nor outputs that are copied.
+        if functorch_config.strict_autograd_cache and not self._can_be_saved(decision):
+            return self._savable(decision)
+        return decision
+
+    def _of_all_ranks(self) -> Decision:
+        gm, settings = self.request.gm, self.request.settings
+        if communicates(gm):  # which the graph alone says, so that all of its ranks take default
+            return self.default("it communicates with other ranks")
+        if ranks() > 1 and may_communicate(gm):
+            return self.default("it has an operator that is not torch's, which may communicate with other ranks")
+        # Agree before using anything that only this rank knows: a rank without it would wait for the others.
+        decision = agreed(self.key, self._of_this_rank, self.default, settings)
+        if decision.rows:
+            memory().decisions[self.slot] = decision
+        return decision
+
+    def _of_this_rank(self) -> Decision:
+        if self.request.settings.race == "never":
+            return self.remembered() or self.default(f"race='never', and {self._what_is_stored()}")
+        return self.settled() or self.ineligible() or self.inherited() or self.raced()
+
+    # ---- the four ways to a decision
+
+    def settled(self) -> Decision | None:
+        """Return the remembered decision, unless `race="always"` or a larger budget may improve it."""
+        if self.request.settings.race == "always" or (found := self.remembered()) is None:
+            return None
+        return None if 0 < found.cut_s < self.budget_s else found
+
+    def ineligible(self) -> Decision | None:
+        """Return default if the graph cannot be raced."""
+        real = self.real_request
+        why = why_never(real.gm, real.example_inputs, real.settings)
+        return self.default(why) if why else None
+
+    def inherited(self) -> Decision | None:
+        """Return the winner of earlier races if racing this graph is not worth its time."""
+        settings, always = self.request.settings, self.request.settings.race == "always"
+        raced = [each for (scope, _), each in memory().decisions.items() if scope == self.scope and each.rows]
+        other_sizes = [each for each in raced if each.graph == self.graph]
+        if not always and raced and is_tiny(self.request.gm, self.request.example_inputs):
+            compiled = [each for each in raced if each.winner != EAGER]
+            return self.remembered() or self.winner_of(other_sizes or compiled, "it is tiny")
+        if sum(memory().race_seconds) >= settings.process_budget_s:
+            spent = f"the process has spent its {settings.process_budget_s:g} s on races"
+            return self.remembered() or self.winner_of(other_sizes, spent)
+        if not always and sum(each.key != self.key for each in other_sizes) >= settings.most_races:
+            return self.winner_of(other_sizes, f"it was raced for {settings.most_races} other sizes")
+        return None
+
+    def raced(self) -> Decision:
+        """Race the graph; return default if the race fails."""
+        from backend_kwargs.auto.race import UnfitError, race
+
+        began, budget_s = time.perf_counter(), self.budget_s
+        try:
+            with progress() as tick:
+                settings = replace(self.request.settings, budget_s=budget_s)
+                result = race(replace(self.real_request, settings=settings), tick)
+        except RESTARTS:
+            raise
+        except UnfitError as error:
+            return self.default(str(error))
+        except Exception as error:  # noqa: BLE001 - out of memory, or any other failure that only a race causes
+            why = f"its race failed: {error_text(error)}"
+            warn_once(f"A graph is compiled under default: {why}")
+            return self.default(why)
+        finally:
+            memory().race_seconds.append(time.perf_counter() - began)
+        # Only under race="always": a race that was cut short knows less than one that had more time.
+        if result.cut and (found := self.remembered()) and (not found.cut_s or found.cut_s > budget_s):
+            return found
+        decision = Decision(
+            key=self.key,
+            graph=self.graph,
+            winner=result.winner.name,
+            options=result.winner.options,
+            compiler=result.winner.compiler,
+            rows=result.rows,
+            machine=machine(),
+            facts=_facts(result),
+            seconds=result.seconds,
+            cut_s=budget_s if result.cut else 0.0,
+            fixed=plain(self.request.tools.fixed),
+        )
+        memory().decisions[self.slot] = decision
+        if decision.lasting:
+            self.store.put(decision)
+        return decision
+
+    def remembered(self) -> Decision | None:
+        """Return the decision of this process or the store, unless no candidate of this request sets its options."""
+        found = memory().decisions.get(self.slot)
+        if found is None:
+            found = memory().loaded.get(self.key) or self.store.find(self.key)
+            if found and not found.lasting:
+                return None
+        if found is None or not self._trusts(found.winner, found):
+            return None
+        return memory().decisions.setdefault(self.slot, found)
+
+    def _what_is_stored(self) -> str:
+        """Return that no decision is stored, or how those for the same computation differ."""
+        here = machine()
+        others = [each for each in self.store.of_computation(self.graph) if each.key != self.key]
+        if not others:
+            return "no decision is stored"
+        differing = [[name for name in here if each.machine.get(name) != here[name]] for each in others]
+        nearest, names = min(zip(others, differing, strict=True), key=lambda pair: len(pair[1]))
+        if not names:
+            return "a decision is stored only for other sizes"
+        there = ", ".join(f"{name} {nearest.machine.get(name)!r} (here {here[name]!r})" for name in names)
+        return f"a decision is stored only for another machine: {printable(there)}"
+
+    def winner_of(self, others: list[Decision], why: str) -> Decision:
+        """Return the winner of the latest of `others`, or default."""
+        last = others[-1] if others else Decision(self.key, self.graph, DEFAULT)
+        return replace(
+            Decision(self.key, self.graph, last.winner, last.options, facts=f"a graph not raced: {why}"),
+            compiler=last.compiler,
+        )
+
+    def default(self, why: str) -> Decision:
+        """Return default, with the reason why the graph is not raced."""
+        return self.winner_of([], why)
+
+    # ---- what aot_compile() can save
+
+    def _can_be_saved(self, of: Decision | RaceRow) -> bool:
+        """Return whether aot_compile() can save it: not eager, no other compiler, no copies of CUDA-graph outputs."""
+        copies = self.request.tools.fixed.get("clone_outputs") is not False and of.options.get("triton.cudagraphs")
+        return (of.winner if isinstance(of, Decision) else of.name) != EAGER and not copies and not of.compiler
+
+    def _savable(self, decision: Decision) -> Decision:
+        """Return the fastest candidate that can be saved; eager, which then fails to save, if no candidate passed."""
+        rows = [row for row in decision.rows if row.name != EAGER]
+        passed = [row for row in rows if row.status == "pass" and row.seconds]
+        if rows and not passed:
+            return decision
+        savable = [row for row in passed if self._can_be_saved(row)]
+        known = [row for row in savable if self._trusts(row.name, row)]
+        best = min(known, key=lambda row: row.seconds or 0.0, default=RaceRow(DEFAULT))
+        return replace(decision, winner=best.name, options=best.options, compiler="")
+
+    # ---- the question
+
+    @property
+    def budget_s(self) -> float:
+        """The seconds for this graph's race: its budget, or what is left of the process's."""
+        settings = self.request.settings
+        return min(settings.budget_s, settings.process_budget_s - sum(memory().race_seconds))
+
+    @cached_property
+    def real_request(self) -> Request:
+        """The request with real inputs for the race, where dynamo passes fake ones."""
+        return replace(self.request, example_inputs=self.bucket.inputs()) if self.bucket else self.request
+
+    @cached_property
+    def asked(self) -> dict[str, Any]:
+        """What a decision depends on besides the graph; part of its key."""
+        settings = self.request.settings
+        return {
+            "steps": STEPS,
+            "candidates": settings.candidates and [(name, self._template(name)) for name in settings.candidates],
+            "compilers": versions_of(others_for(settings)),
+            "effort": settings.effort,
+            "objective": settings.objective,
+            "tolerance": settings.tolerance,
+            "options": sorted(self.request.tools.fixed.items()),
+            "rewrites": [(name, fingerprint([name])) for name in self.request.tools.rewrites],
+            # Only if a precision is allowed, so that decisions stored without one keep their key.
+            **({"precision": settings.precision, "max_error": settings.max_error} if settings.precision else {}),
+        }
+
+    def _template(self, name: str) -> list[tuple[str, Any]]:
+        """Return the options of a template; empty for a step or a rewrite, whose tables are part of the key."""
+        if is_other(name):
+            return sorted(other_of(name).options.items())
+        return [] if name in (*step_names(), *list_rewrites()) else sorted(self.request.tools.options_of(name).items())
+
+    @cached_property
+    def scope(self) -> str:
+        """What two graphs must share for one's decision to serve the other: store, question, devices, torch's modes."""
+        tensors = [value for value in self.request.example_inputs if isinstance(value, torch.Tensor)]
+        devices = sorted({tensor.device.type for tensor in tensors})
+        return spelled((str(self.store.path), self.asked, devices, ambient()))
+
+    @cached_property
+    def key(self) -> str:
+        """The key under which the decision for exactly this graph is stored."""
+        return key_of(self.request.gm, self.request.example_inputs, self.asked)
+
+    @property
+    def slot(self) -> tuple[str, str]:
+        """The key under which this process remembers the decision."""
+        return self.scope, self.key
+
+    @cached_property
+    def graph(self) -> str:
+        """The identity of the computation, whatever its sizes."""
+        return computation_of(self.request.gm, self.request.example_inputs, self.asked)
+
+    @cached_property
+    def store(self) -> Store:
+        """The store of decisions."""
+        settings = self.request.settings
+        instead = memory().store if settings.race != "never" else None
+        return Store(instead) if instead else open_store(settings.store)
+
+    def _trusts(self, winner: str, of: Decision | RaceRow) -> bool:
+        tools = self.request.tools
+        return permits(self.request.settings, tools.options_of, tools.rewrites, (winner, of.options, of.compiler))

@@ -1,0 +1,105 @@
+"""Decisions as TOML, to review, ship and read back; each winner is also a template in the file."""
+
+import json
+import re
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from backend_kwargs.auto.candidates import DEFAULT, EAGER, allowed_candidates, standing, trusted
+from backend_kwargs.auto.decision import Decision, has_form, parsed
+from backend_kwargs.backends.others import is_other
+from backend_kwargs.errors import BackendKwargsError, shown, warn_once
+from backend_kwargs.files.atomic_write import write_whole
+from backend_kwargs.files.plain_data import read_toml
+from backend_kwargs.options.templates import ENTRY_POINT_GROUP, template_names
+from backend_kwargs.precision.table import PRECISIONS
+from backend_kwargs.rewrites.table import list_rewrites
+
+HEAD = """\
+# Decisions of tmpl-inductor:auto. `backend-kwargs decisions import` adds them to a store;
+# `load_templates` reads each winner as a template."""
+PLAIN = ("graph", "winner", "compiler", "facts", "seconds", "cut_s", "made")
+KEY = re.compile("[0-9a-f]{64}")
+
+
+def template_name(decision: Decision) -> str:
+    """Return the name of the template with the winner's options, "" for eager and other compilers, which are none."""
+    return "" if decision.winner == EAGER or decision.compiler else f"auto-{decision.key[:12]}"
+
+
+def write_decisions(decisions: Iterable[Decision], path: Path) -> None:
+    """Write `decisions` to a TOML file atomically."""
+    write_whole(path, "\n".join([HEAD, *(line for each in decisions for line in _lines(each))]) + "\n")
+
+
+def _lines(decision: Decision) -> Iterator[str]:
+    for name, value in decision.options.items():
+        if not has_form(value):
+            raise BackendKwargsError(
+                f"Option {name!r} is {shown(value)}, which cannot be written as TOML; leave it out."
+            )
+    fixed = {name: value for name, value in decision.fixed.items() if has_form(value)}
+    if template_name(decision):
+        yield from _template(decision, fixed)
+    yield from _table(("decisions", decision.key), {name: getattr(decision, name) for name in PLAIN})
+    yield from _table(("decisions", decision.key, "options"), decision.options)
+    yield from _table(("decisions", decision.key, "fixed"), fixed)
+    machine = {name: value for name, value in decision.machine.items() if value is not None}
+    yield from _table(("decisions", decision.key, "machine"), machine)
+
+
+def _template(decision: Decision, fixed: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the winner's options, with those of the user on top, as a template."""
+    name = template_name(decision)
+    if left_out := [option for option in decision.fixed if option not in fixed]:
+        warn_once(f"Template {name!r} leaves out {', '.join(map(repr, left_out))}, which cannot be written as TOML.")
+    yield from _table(("templates", name), {"summary": f"{decision.winner} for {decision.facts}"})
+    yield from _table(("templates", name, "options"), {**decision.options, **standing(fixed, decision.options)})
+
+
+def _table(path: tuple[str, ...], values: Mapping[str, Any]) -> Iterator[str]:
+    yield f"\n[{'.'.join(map(_written, path))}]"
+    yield from (f"{_written(name)} = {_written(value)}" for name, value in values.items())
+
+
+def _written(value: Any) -> str:
+    # JSON's strings, numbers and booleans are TOML too, except characters above 16 bits, which JSON splits, and DEL.
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+
+
+def read_decisions(path: Path, options_of: Callable[[str], Mapping[str, Any]]) -> list[Decision]:
+    """Return the decisions in a TOML file; raise if one has an option that no candidate sets."""
+    tables = read_toml(path, "decisions").get("decisions")
+    if not isinstance(tables, dict) or not tables:
+        raise BackendKwargsError(f"{str(path)!r} has no [decisions.KEY] table.")
+    return [_read(key, table, options_of) for key, table in tables.items()]
+
+
+def _read(key: str, table: Any, options_of: Callable[[str], Mapping[str, Any]]) -> Decision:
+    if not KEY.fullmatch(key):
+        raise BackendKwargsError(f"[decisions.{shown(key)}] is not a decision: a key has 64 hexadecimal digits.")
+    try:
+        decision = parsed({**dict(table), "key": key, "rows": []})
+    except (ValueError, TypeError, RecursionError) as error:
+        raise BackendKwargsError(f"[decisions.{key}] is not a decision: {error}.") from None
+    # A rewrite or a precision is used only if the request that reads the decision allows it, within the same bound.
+    named, max_error = (decision.winner, *template_names()), decision.options.get("max_error")
+    allowed = allowed_candidates(named, options_of, list_rewrites(), PRECISIONS, max_error)
+    if not trusted(decision.winner, decision.options, decision.compiler, allowed):
+        known = {EAGER, DEFAULT, *(each.name for each in allowed)}
+        raise BackendKwargsError(f"[decisions.{key}] {_why_not(decision, known, options_of)}")
+    return decision
+
+
+def _why_not(decision: Decision, known: Container[str], options_of: Callable[[str], Mapping[str, Any]]) -> str:
+    if is_other(decision.winner) or decision.compiler:
+        by = f" by {decision.compiler!r}" if decision.compiler else ""
+        return f"sets {shown(dict(decision.options))}{by}, which candidate {decision.winner!r} does not set."
+    if decision.winner not in known:
+        try:
+            options_of(decision.winner)
+        except BackendKwargsError as error:
+            package = f"An installed package can provide it, by the entry-point group {ENTRY_POINT_GROUP!r}"
+            return f"is for candidate {decision.winner!r}. {error} {package}."
+    return f"sets {shown(dict(decision.options))}, which candidate {decision.winner!r} does not set."

@@ -1,0 +1,139 @@
+"""Compare two candidates: time them interleaved until the result is clear, then judge by time, rank and memory."""
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from backend_kwargs import measure
+from backend_kwargs.auto.candidates import EAGER, GRAPHS_RANK, RaceCandidate
+from backend_kwargs.auto.decision import RaceRow
+from backend_kwargs.measure import Interval
+
+MARGIN = 0.02  # the difference between two runs of one callable on a quiet machine
+UNSURE = 0.1  # the same on a noisy machine, where intervals are this wide
+BOUT = 6  # rounds between two checks of the time
+LEAST_BOUTS, MOST_BOUTS = 5, 20  # for two candidates that differ by little
+SETTLED_S = 0.3  # seconds after which LEAST_BOUTS suffice
+BOUT_S = 4.0  # seconds after which no further round starts
+FEW = 5  # with fewer rounds, their spread is no estimate of the noise
+LITTLE = 1 << 20  # bytes by which peaks of one callable differ between runs
+
+
+@dataclass(slots=True)
+class Runner:
+    """A candidate that passed the check: its row, its call, and its code to compare with others."""
+
+    candidate: RaceCandidate
+    row: RaceRow
+    call: Callable[[], Any]
+    code: tuple[tuple[str, bool], ...]
+
+    @property
+    def rank(self) -> int:
+        """The candidate's rank; with CUDA graphs the highest, whichever step set them."""
+        return GRAPHS_RANK if self.row.options.get("triton.cudagraphs") else self.candidate.rank
+
+    @property
+    def replayed(self) -> bool:
+        """Whether a CUDA graph replays any of it."""
+        return any(replayed for _, replayed in self.code)
+
+
+def interleaved(
+    challenger: Runner,
+    champion: Runner,
+    device: torch.device,
+    left_s: float,
+    failed: Callable[[str, Exception], None],
+    *,
+    warm: bool,
+) -> dict[str, list[float]]:
+    """Return seconds per call of "champion" and "challenger", round by round, until it is clear which is faster.
+
+    Near ties are timed longer, within `left_s`; `warm` adds warm-up calls. If a call raises, `failed` is called with
+    the error, and the timing ends.
+    """
+    calls = {"champion": champion.call, "challenger": challenger.call}
+    samples: dict[str, list[float]] = {name: [] for name in calls}
+    limit_s, began = min(BOUT_S, max(left_s, SETTLED_S)), time.perf_counter()
+    spent = 0.0
+    for before in range(MOST_BOUTS):
+        warmup = 0 if not warm else 1 if before else 3
+        bout = measure.interleave(
+            calls, rounds=BOUT, device=device, budget_s=limit_s - spent, failed=failed, warmup=warmup
+        )
+        for name, seconds in bout.items():
+            samples[name] += seconds
+        spent = time.perf_counter() - began
+        enough = spent > limit_s or (spent > SETTLED_S and before + 1 >= LEAST_BOUTS)
+        if len(bout) < len(calls) or enough or _certain(samples):
+            break
+    return samples
+
+
+def speedup(samples: Mapping[str, list[float]]) -> Interval:
+    """Return the challenger's speedup over the champion; with few rounds the interval is that of a noisy machine."""
+    ratio = measure.ratio_interval(samples["champion"], samples["challenger"])
+    if len(samples["champion"]) >= FEW:
+        return ratio
+    return Interval(ratio.median, ratio.low * (1 - UNSURE), ratio.high * (1 + UNSURE))
+
+
+def note_figures(
+    challenger: Runner, champion: Runner, samples: Mapping[str, list[float]], device: torch.device
+) -> None:
+    """Note in both rows what a comparison has shown: seconds and speedup, and on a GPU the memory of two alike."""
+    challenger.row.speedup, challenger.row.against = speedup(samples), champion.row.name
+    # From the ratio, not as timed: clocks drift between comparisons, and the ranking would contradict the speedups.
+    champion.row.seconds = champion.row.seconds or measure.percentile(samples["champion"], 0.5)
+    challenger.row.seconds = champion.row.seconds / challenger.row.speedup.median
+    if device.type == "cuda" and alike(challenger, champion):
+        for runner in (champion, challenger):
+            runner.row.peak_bytes = runner.row.peak_bytes or peak_of(runner, device)
+
+
+def peak_of(runner: Runner, device: torch.device) -> int | None:
+    """Return the peak memory of a call, None if it cannot be measured."""
+    try:
+        return measure.peak_memory(runner.call, device)
+    except Exception:  # noqa: BLE001 - the candidates then stay tied
+        return None
+
+
+def _certain(samples: Mapping[str, list[float]]) -> bool:
+    """Return whether the interval is entirely on one side of the margin, or within it."""
+    ratio = speedup(samples)
+    tied = ratio.low >= 1 - MARGIN and ratio.high <= 1 + MARGIN
+    return tied or ratio.low > 1 + MARGIN or ratio.high < 1 - MARGIN
+
+
+def better(challenger: Runner, champion: Runner, objective: str) -> bool:
+    """Return whether the challenger wins: beyond noise if its rank is higher, within it if rank or memory is less."""
+    if objective == "memory" or alike(challenger, champion):
+        return _lighter(challenger, champion)
+    ratio = challenger.row.speedup
+    assert ratio is not None
+    if not challenger.candidate.over and challenger.rank < champion.rank:  # the lower rank wins within the noise
+        return ratio.median >= 1 - (UNSURE if ratio.high >= 1 else MARGIN)
+    return ratio.low > 1 + MARGIN
+
+
+def alike(challenger: Runner, champion: Runner) -> bool:
+    """Return whether both are compiled, have the same rank, and take the same time within the noise."""
+    ratio = challenger.row.speedup
+    assert ratio is not None
+    if champion.candidate.name == EAGER or challenger.rank != champion.rank:
+        return False
+    # A replay's memory is in its pool, which the peak does not include.
+    return abs(ratio.median - 1) <= MARGIN and not (challenger.replayed or champion.replayed)
+
+
+def _lighter(challenger: Runner, champion: Runner) -> bool:
+    new, old = challenger.row.peak_bytes, champion.row.peak_bytes
+    assert challenger.row.speedup is not None
+    if new is None or old is None or abs(new - old) <= max(0.05 * max(new, old), LITTLE):
+        return challenger.row.speedup.low > 1 + MARGIN
+    return new < old

@@ -1,0 +1,334 @@
+"""The race for one graph: compile, check and time candidates against the current best, until the budget is spent."""
+
+import gc
+import logging
+import math
+import time
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch._dynamo.utils import get_metrics_context
+from torch._guards import TracingContext
+
+from backend_kwargs import measure
+from backend_kwargs.auto.budget import LEAST_CALLS, Budget
+from backend_kwargs.auto.candidates import DEFAULT, EAGER, RaceCandidate
+from backend_kwargs.auto.checks import Checks
+from backend_kwargs.auto.deadline import OutOfTime, capped
+from backend_kwargs.auto.decision import RaceRow
+from backend_kwargs.auto.graph_stats import GraphStats, observed_stats
+from backend_kwargs.auto.head_to_head import Runner, better, interleaved, note_figures
+from backend_kwargs.auto.request import RESTARTS, Request
+from backend_kwargs.auto.sandbox import own_libdevice, sandboxed
+from backend_kwargs.auto.selection import OVER_BUDGET, Selection
+from backend_kwargs.backends.fell_back import left_to_eager
+from backend_kwargs.backends.generated_code import comparable, compiled_graphs, rewritten_in
+from backend_kwargs.backends.inductor.compile_step import noting_lowered
+from backend_kwargs.graphs.eligibility import recomputes
+from backend_kwargs.graphs.freezing import freezable_parameters
+from backend_kwargs.graphs.replay import ChangedInputError, Task, has_drawn
+from backend_kwargs.graphs.writes import copy_of_graph, modes_restored
+
+logger = logging.getLogger("backend_kwargs.auto")
+
+Progress = Callable[[str, float], None]
+
+SLOW_S = 0.1  # a first call in eager that takes longer is timed again; if that does too, nothing is warmed up
+PROLOGUE_S, GUARD_S = 1e-5, 1.2e-8  # dynamo's, per call: 8 to 22 µs with 18 to 937 guards (Xeon, torch 2.11)
+
+
+class UnfitError(Exception):
+    """The graph cannot be raced; the message says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class RaceResult:
+    """The result of a race: the winner's row, all rows in the order tried, the graph's stats; `cut` if time ran out."""
+
+    winner: RaceRow
+    rows: tuple[RaceRow, ...]
+    stats: GraphStats
+    seconds: float
+    cut: bool
+
+
+def race(request: Request, tell: Progress) -> RaceResult:
+    """Return the fastest candidate that passes the accuracy check; restore torch's state, inputs and generators."""
+    dynamo_s = dynamo_seconds()
+    with sandboxed(request.gm) as begin:
+        return _begun(request, tell, begin, dynamo_s).run()
+
+
+def _begun(request: Request, tell: Progress, begin: Callable[[], None], dynamo_s: float) -> "_Race":
+    """Run the graph once in eager; raise UnfitError if that shows that it cannot be raced."""
+    started = time.perf_counter()
+    # A copy: running a graph changes AOTAutograd's key for it, by which the next process finds the compiled winner.
+    task = Task.of(copy_of_graph(request.gm), request.example_inputs, begin)
+    tensors = [value for value in task.inputs.values if isinstance(value, torch.Tensor)]
+    device = next((t.device for t in tensors if t.is_cuda), tensors[0].device if tensors else torch.device("cpu"))
+    frozen = len(freezable_parameters(task.gm, request.example_inputs)) if request.frozen else 0
+    # A plain call: under a mode that counts its operators, torch may choose other ones.
+    began = time.perf_counter()
+    eager = task.observe(task.copy())
+    ended = time.perf_counter()
+    spent, budget_s = ended - started, request.settings.budget_s
+    if spent >= budget_s:
+        raise UnfitError(f"one call in eager took {spent:.2g} s, over budget_s={budget_s:g}; raise budget_s")
+    stats = _stats(task, device, frozen, drawn=has_drawn())
+    if stats.random and recomputes(request.gm):
+        raise UnfitError("activation checkpointing with random operators is not reproducible in eager")
+    return _Race.of(request, tell, dynamo_s, task, device, stats, Budget(budget_s, started, ended - began), eager)
+
+
+def _stats(task: Task, device: torch.device, frozen: int, *, drawn: bool) -> GraphStats:
+    _, stats = observed_stats(
+        partial(task.observe, task.copy()),
+        _bytes,
+        task.inputs.storages,
+        bytes_read=task.inputs.bytes,
+        device=device.type,
+        training=task.training,
+        writes=bool(task.inputs.written),
+        dynamic=any(isinstance(value, torch.SymInt) for value in task.inputs.values),
+        frozen=frozen,
+    )
+    # Operators inside a higher-order operator are not counted; only the generators' states show that one was random.
+    return replace(stats, random=stats.random or drawn)
+
+
+@dataclass
+class _Race:
+    """One race: its subject, its parts, the rows up to now, and the first candidate with each code."""
+
+    request: Request
+    tell: Progress
+    dynamo_s: float
+    task: Task
+    device: torch.device
+    stats: GraphStats
+    budget: Budget
+    checks: Checks
+    selection: Selection
+    rows: list[RaceRow]
+    codes: dict[tuple[Any, ...], str] = field(default_factory=dict)
+
+    @classmethod
+    def of(
+        cls,
+        request: Request,
+        tell: Progress,
+        dynamo_s: float,
+        task: Task,
+        device: torch.device,
+        stats: GraphStats,
+        budget: Budget,
+        eager: dict[str, Any],
+    ) -> "_Race":
+        """Return a race whose results are compared with those of `eager`."""
+        rows: list[RaceRow] = []
+        checks = Checks(task, stats, device, budget, request.settings.tolerance, eager)
+        selection = Selection(request, task, stats, device, budget, checks, rows)
+        return cls(request, tell, dynamo_s, task, device, stats, budget, checks, selection, rows)
+
+    def run(self) -> RaceResult:
+        # Before the reference exists: where two eager runs differ, both differ from it as well.
+        eager = self._entered(RaceCandidate(EAGER), self.task.copy(), RaceRow(EAGER))
+        if eager.row.status != "pass":
+            raise UnfitError(f"two runs in eager differ: {eager.row.reason}")
+        if self.budget.call_s > SLOW_S and self.budget.allows(LEAST_CALLS):
+            began = time.perf_counter()
+            eager.call()
+            measure.synchronize(self.device)
+            # The first call also loads kernels.
+            self.budget.call_s = min(self.budget.call_s, time.perf_counter() - began)
+        self.checks.compute_reference()
+        champion = self._first(eager)
+        champion = self._climb(champion)
+        champion = self._not_slower(champion, eager)
+        if champion.row.status != "pass":
+            raise RuntimeError(f"no candidate runs: {champion.row.name}: {champion.row.reason}")
+        champion.row.won = True
+        self._list(champion.row)  # not listed yet if no other candidate compiled
+        for row in self.rows:
+            if row.status == "pass" and row.seconds is None:
+                row.reason = "the budget ended before it was timed"
+        ended = (self.budget.interrupted, self.budget.is_spent, OVER_BUDGET)
+        cut = any(row.reason.startswith(ended) for row in self.rows) or not self.budget.may_time
+        return RaceResult(champion.row, tuple(self.rows), self.stats, self.budget.spent_s, cut)
+
+    def _list(self, row: RaceRow) -> None:
+        if not any(row is each for each in self.rows):
+            self.rows.append(row)
+
+    def _first(self, eager: Runner) -> Runner:
+        """Return the better of eager and default, or CUDA graphs where these come first."""
+        if self.selection.graphs_first(eager):
+            champion = self._meet(eager, self.selection.graphs)
+            if champion is not eager and champion.replayed:
+                return champion
+            self.codes.clear()  # its code is that of default if torch recorded nothing
+        return self._meet(eager, RaceCandidate(DEFAULT, over=False, rank=0))
+
+    def _climb(self, champion: Runner) -> Runner:
+        """Return the fastest after trying all candidates worth their time, by highest expected gain per second."""
+        left = self.selection.candidates(champion)
+        count = len(left)
+        while left:
+            reasons = {id(each): self.selection.why_not(each, champion) for each in left}
+            fitting = [each for each in left if not reasons[id(each)]]
+            if not fitting:
+                for each in left:
+                    row = RaceRow(each.name, dict(each.options), "skipped", reasons[id(each)], compiler=each.compiler)
+                    self.rows.append(replace(row, predicted_s=self.selection.predicted_s(each)))
+                break
+            following = self.selection.first_of(fitting, champion)
+            left.remove(following)
+            self.tell(following.name, 1 - (len(left) + 1) / (count + 1))
+            champion = self._meet(champion, following)
+        return champion
+
+    def _not_slower(self, champion: Runner, eager: Runner) -> Runner:
+        """Return eager if the champion, which was timed only against other candidates, is slower than eager."""
+        if champion.row.against in ("", EAGER) or eager.row.status != "pass" or self.budget.over:
+            return champion
+        slower = (champion.row.seconds or 0.0) > (eager.row.seconds or 0.0)
+        return eager if slower and not self._beats(champion, eager) else champion
+
+    # ---- one candidate
+
+    def _meet(self, champion: Runner, candidate: RaceCandidate) -> Runner:
+        """Compile and check the candidate; return the better of it and the champion."""
+        challenger = self._prepared(candidate, champion)
+        best = challenger if challenger is not None and self._beats(challenger, champion) else champion
+        # The next candidates extend Inductor's options; they cannot save what another compiler leaves.
+        first = candidate.name == DEFAULT and champion.candidate.name == EAGER
+        improves = challenger is not None and (first or best is challenger)
+        if improves and challenger is not None and not candidate.compiler:
+            self.selection.extend(challenger)
+        del challenger, champion
+        gc.collect()  # compiled graphs are reference cycles; this frees a loser's memory now
+        return best
+
+    def _prepared(self, candidate: RaceCandidate, champion: Runner) -> Runner | None:
+        options = self.selection.options(candidate, champion)
+        first = not self.selection.default_s or (candidate.name == DEFAULT and candidate.gain is None)
+        row = RaceRow(candidate.name, options, compiler=candidate.compiler)
+        row.predicted_s = None if first else self.selection.predicted_s(candidate)
+        runner, began = None, time.perf_counter()
+        try:
+            with own_libdevice(), modes_restored(), capped(math.inf if first else self.budget.ends):
+                runner = self._entered(candidate, self._compiled(row.options, row.compiler), row)
+        except RESTARTS:
+            raise
+        except OutOfTime:
+            row.status, row.reason = "timeout", self.budget.interrupted
+        except ChangedInputError as error:
+            row.status, row.reason = "fail_accuracy", str(error)
+        except Exception as error:  # noqa: BLE001 - a candidate may fail in any way, without harm to the others
+            row.status, row.reason = measure.status_of(error)
+        row.compile_s = time.perf_counter() - began
+        if first:
+            self.selection.default_s = row.compile_s
+        if runner and row.status == "pass" and runner.code:
+            same = self.codes.setdefault(runner.code, candidate.name)
+            if same != candidate.name:
+                row.status, row.reason = "same code", f"as {same}"
+        if row.status == "pass":
+            return runner
+        if runner and row.error is not None and row.status == "fail_accuracy" and self.budget.may_time:
+            self._timed(runner, champion)  # never chosen, and worth knowing when the bound is reconsidered
+        self.rows.append(row)
+        logger.info("%s is dropped: %s: %s", row.name, row.status, row.reason)
+        return None
+
+    def _compiled(self, options: Mapping[str, Any], compiler: str = "") -> Callable[..., Any]:
+        selection = self.selection
+        first = options in ({}, selection.graphs.options) and not selection.lowered
+        noting = noting_lowered() if first else nullcontext(selection.lowered)
+        # The error under a lower precision is measured here, on what the compiled graph returns.
+        options = {**options, **({"max_error": None} if "precision" in options else {})}
+        with get_metrics_context(), noting as selection.lowered:
+            return self.request.compiled(self.task.copy(), self.request.example_inputs, options, compiler)
+
+    def _entered(self, candidate: RaceCandidate, fn: Callable[..., Any], row: RaceRow) -> Runner:
+        """Return the candidate as a runner; its row says whether it passed the accuracy check."""
+        call, accuracy = self.task.caller(partial(_after_guards, fn, self.dynamo_s)), self._accuracy(candidate, fn, row)
+        if not accuracy.passed:
+            row.status, row.reason = accuracy.status, accuracy.reason
+        elif candidate.compiler and (why := left_to_eager(fn)):
+            row.status, row.reason = "fell_back", why
+        row.rewritten = rewritten_in(fn, row.options.get("rewrites", ()))
+        if row.status == "pass" and self.request.settings.objective == "memory":
+            row.peak_bytes = measure.peak_memory(call, self.device)
+        return Runner(candidate, row, call, () if candidate.name == EAGER else _code(fn))
+
+    def _accuracy(self, candidate: RaceCandidate, fn: Callable[..., Any], row: RaceRow) -> measure.Accuracy:
+        """Check the results of `fn` and the inputs it changes; note the error of a lower precision in its row."""
+        seen = self.task.observe(fn)
+        if candidate.name == EAGER:
+            return self.checks.of_eager(seen)
+        if "precision" in row.options:
+            return self.checks.of_error(seen, row)
+        if candidate.name == DEFAULT and self.stats.random and not self.request.tools.fixed.get("fallback_random"):
+            return self.checks.of_draws(seen, self._compiled({"fallback_random": True}))
+        return self.checks.of_results(seen)
+
+    # ---- the race of two
+
+    def _beats(self, challenger: Runner, champion: Runner) -> bool:
+        self._list(champion.row)
+        self._list(challenger.row)
+        if not self.budget.may_time and challenger.candidate is not self.selection.graphs:
+            # To compile default can take all of the budget; a few calls then show whether eager is faster.
+            first = challenger.candidate.name == DEFAULT and champion.candidate.name == EAGER
+            if not (first and self.budget.may_time_late):
+                return first
+        failed = self._timed(challenger, champion)
+        return "challenger" not in failed if failed else better(challenger, champion, self.request.settings.objective)
+
+    def _timed(self, challenger: Runner, champion: Runner) -> dict[str, Exception]:
+        """Time both in turn and note it in their rows; return what either raised."""
+        failed: dict[str, Exception] = {}
+        warm, left_s = self.budget.call_s <= SLOW_S, self.budget.left_s
+        with modes_restored():
+            samples = interleaved(challenger, champion, self.device, left_s, failed.__setitem__, warm=warm)
+        for runner, name in ((champion, "champion"), (challenger, "challenger")):
+            if name in failed:
+                runner.row.status, runner.row.reason = measure.status_of(failed[name])
+        if not failed:
+            note_figures(challenger, champion, samples, self.device)
+        return failed
+
+
+def _after_guards(fn: Callable[..., Any], dynamo_s: float, *inputs: Any) -> Any:
+    """Call `fn` after the time of dynamo's guards."""
+    called = time.perf_counter() + dynamo_s
+    while time.perf_counter() < called:
+        pass
+    return fn(*inputs)
+
+
+def dynamo_seconds() -> float:
+    """Return what dynamo adds to each call of the function being compiled: its prologue and its guards."""
+    context = TracingContext.try_get()
+    return PROLOGUE_S + GUARD_S * len(context.guards_context.dynamo_guards) if context else 0.0
+
+
+def _code(fn: Callable[..., Any]) -> tuple[tuple[str, bool], ...]:
+    """Return what identifies a compiled candidate: its generated code, and whether CUDA graphs replay it."""
+    return tuple(
+        sorted(
+            (comparable(graph.source_code), bool(graph.cudagraph_info) and not graph.disabled_cudagraphs_reason)
+            for graph in compiled_graphs(fn)
+        )
+    )
+
+
+def _bytes(seen: Mapping[str, Any]) -> float:
+    from torch.utils import _pytree as pytree
+
+    return float(sum(leaf.nbytes for leaf in pytree.tree_leaves(seen) if isinstance(leaf, torch.Tensor)))

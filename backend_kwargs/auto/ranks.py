@@ -1,0 +1,132 @@
+"""One decision for all ranks: the first rank to reach a graph decides; the others wait for it, with a timeout."""
+
+import json
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from typing import Any
+
+from backend_kwargs.auto.decision import COLUMNS, Decision, packed, unpacked
+from backend_kwargs.auto.settings import Settings
+
+logger = logging.getLogger("backend_kwargs.auto")
+
+PREFIX = "backend_kwargs/auto"
+GRACE_S = 120.0  # a compile that is running when the budget ends may finish
+SHARE = 0.5  # of the process group's timeout: the rest is for compiling, and for collectives that wait for this rank
+LOOK_S = 0.2  # a rank that waits looks so often, since a store's own wait() stops other threads' calls and Ctrl-C
+BEAT_S, SILENCE_S = 5.0, 60.0  # the deciding rank counts up so often; without a count for so long, it is dead
+
+
+def agreed(
+    key: str, decide: Callable[[], Decision], default: Callable[[str], Decision], settings: Settings
+) -> Decision:
+    """Return to every rank the `decide()` of the first one to ask for `key`; without torch.distributed, `decide()`.
+
+    It uses a key in the process group's store, not a collective: ranks may compile different graphs, in any order. The
+    first decision that is stored holds, also for the rank that was to decide: where that one raises, dies or takes too
+    long, it is `default(why)`.
+    """
+    store = _process_group_store()
+    if store is None:
+        return decide()
+    place = f"{PREFIX}/{key}"
+    try:
+        first = store.add(f"{place}/owner", 1) == 1
+        why = "" if first else _waited(store, place, longest_wait_s(settings))
+    except Exception:  # noqa: BLE001 - each kind of store raises its own error
+        return _unreachable(default)
+    decision = default(why or "the racing rank failed or was interrupted")
+    try:
+        if first:
+            with _counting(store, place):
+                decision = decide()
+    finally:
+        held = _first_stored(store, place, decision, default)
+    return held
+
+
+def longest_wait_s(settings: Settings) -> float:
+    """Return how long a rank waits for a decision: as long as a race may take, within the process groups' timeouts."""
+    return min(2 * settings.budget_s + GRACE_S, SHARE * _group_timeout_s())
+
+
+def _waited(store: Any, place: str, longest_s: float) -> str:
+    """Wait for the decision; return why there is none, "" if there is one."""
+    began_s = changed_s = time.monotonic()
+    last = None
+    while (now_s := time.monotonic()) < began_s + longest_s:
+        if store.check([f"{place}/decision"]):
+            return ""
+        if (count := store.add(f"{place}/count", 0)) != last:
+            last, changed_s = count, now_s
+        if now_s - changed_s > SILENCE_S:
+            return "the racing rank no longer answers"
+        time.sleep(LOOK_S)
+    return "timed out waiting for the racing rank"
+
+
+@contextmanager
+def _counting(store: Any, place: str) -> Iterator[None]:
+    """Show the ranks that wait that this one is alive."""
+    ended = threading.Event()
+
+    def count() -> None:
+        with suppress(Exception):  # the store went with its process group
+            while not ended.wait(BEAT_S):
+                store.add(f"{place}/count", 1)
+
+    thread = threading.Thread(target=count, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join(BEAT_S)
+
+
+def _first_stored(store: Any, place: str, decision: Decision, default: Callable[[str], Decision]) -> Decision:
+    """Store the decision if none is stored; return the stored one."""
+    try:
+        written = json.dumps(packed(decision))
+    except (TypeError, ValueError):  # then no rank may compile with it
+        written = json.dumps(packed(default("its winner has an option that JSON cannot represent")))
+    try:
+        held = store.compare_set(f"{place}/decision", "", written)
+    except Exception:  # noqa: BLE001 - each kind of store raises its own error
+        return _unreachable(default)
+    return unpacked(dict(zip(COLUMNS, json.loads(held), strict=True)))
+
+
+def _unreachable(default: Callable[[str], Decision]) -> Decision:
+    logger.warning("The process group's store cannot be reached; default is compiled.")
+    return default("the process group's store cannot be reached")
+
+
+def ranks() -> int:
+    """Return the number of ranks that decide together."""
+    import torch.distributed as dist
+
+    return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
+
+
+def _process_group_store() -> Any | None:
+    if ranks() == 1:
+        return None
+    from torch.distributed.distributed_c10d import _get_default_store
+
+    return _get_default_store()
+
+
+def _group_timeout_s() -> float:
+    """Return the shortest timeout of the process groups, after which a collective fails; torch's if none says."""
+    from torch.distributed import constants, distributed_c10d
+
+    found = [constants.default_pg_timeout.total_seconds()]
+    for group in distributed_c10d._world.pg_map:
+        for device in group._device_types:
+            with suppress(RuntimeError, AttributeError):  # not every backend has options
+                found.append(group._get_backend(device).options._timeout.total_seconds())
+    return min(found)

@@ -1,0 +1,71 @@
+"""Rewrites as candidates: matched on the graphs that default lowers, and tried if they can save time."""
+
+import contextlib
+import logging
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch._functorch import config as functorch_config
+from torch.fx import GraphModule
+
+from backend_kwargs.auto.candidates import RaceCandidate, rewriting
+from backend_kwargs.auto.graph_stats import GraphStats
+from backend_kwargs.auto.roofline import seconds_of_traffic
+from backend_kwargs.backends.inductor.compile_step import noting_lowered
+from backend_kwargs.errors import error_text
+from backend_kwargs.options.requirements import machine, unmet
+from backend_kwargs.rewrites.table import find_rewrite
+
+logger = logging.getLogger("backend_kwargs.auto")
+
+
+class _Lowered(Exception):  # noqa: N818 - not an error: it ends the compile
+    """The forward graph has been recorded."""
+
+
+def candidates_of_rewrites(
+    names: Sequence[str],
+    stats: GraphStats,
+    objective: str,
+    lowered: Callable[[], Sequence[GraphModule]],
+    traced: tuple[GraphModule, Sequence[Any]],
+    device: torch.device,
+) -> list[RaceCandidate]:
+    """Return those of the rewrites `names` that match, each with the seconds that it is expected to save.
+
+    `lowered` returns the graphs that Inductor lowers; `traced` is dynamo's graph with its inputs. Both stay unchanged.
+    """
+    from backend_kwargs.rewrites.apply import find_in, find_in_traced
+
+    found = []
+    for name in names:
+        rewrite = find_rewrite(name)
+        try:
+            fits = rewrite.fitting(stats) and rewrite.objective in ("latency", objective)
+            if not fits or unmet(rewrite.needs, machine()):
+                continue
+            match = find_in(lowered(), name) if rewrite.patterns else find_in_traced(*traced, name)
+        except Exception as error:  # noqa: BLE001 - a user's rewrite may raise anything: it is not tried
+            logger.info("Rewrite %s is not tried: %s", name, error_text(error))
+            continue
+        if match.count:
+            saved_s = seconds_of_traffic(match.bytes, device)
+            logger.info("%s matches %d times and could save %.1f µs", name, match.count, saved_s * 1e6)
+            found.append(rewriting(name, saved_s))
+    return found
+
+
+def lowered_anew(compile_default: Callable[[], object]) -> list[GraphModule]:
+    """Return the forward graph that Inductor would lower, without compiling it: for a default from a cache."""
+
+    def stop() -> None:
+        raise _Lowered
+
+    with (
+        noting_lowered(stop) as found,
+        functorch_config.patch(enable_autograd_cache=False),
+        contextlib.suppress(Exception),
+    ):
+        compile_default()
+    return found

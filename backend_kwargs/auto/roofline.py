@@ -1,0 +1,185 @@
+"""The time that a graph's kernels could save: the device's minimum, and where a compiled graph exceeds it."""
+
+import contextlib
+import math
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from functools import cache, partial
+from typing import Literal
+
+import torch
+from torch.utils import _pytree as pytree
+
+from backend_kwargs import measure
+from backend_kwargs.auto.graph_stats import GraphStats, Product
+
+Part = Literal["launches", "library", "generated", "unaligned"]
+LAUNCHED = 0.25  # of an eager call that waits for launches, the least that default's took on eight models: 0.34 to 0.52
+LAUNCH_S = 2e-6  # per kernel on a CPU, from Python; on a GPU the gaps between kernels are measured
+
+
+@dataclass(frozen=True, slots=True)
+class Slack:
+    """The seconds that a call could save at most, by the part that a candidate improves.
+
+    `launches` is the time in which the device waits for the host; `library` the time of products, convolutions and
+    attention beyond what their flops and bytes need, `unaligned` what unaligned products contribute to it; `generated`
+    that of all other kernels beyond what the graph's bytes need. `saves` sums the parts in `shares`, each times its
+    share.
+    """
+
+    launches: float
+    library: float
+    generated: float
+    unaligned: float = 0.0
+
+    def __str__(self) -> str:
+        parts = ("launches", "library", "generated")
+        return ", ".join(f"{getattr(self, part) * 1e6:.1f} µs ({part})" for part in parts)
+
+    def scaled(self, factor: float) -> "Slack":
+        """Return the slack of the same graph with kernels that take `factor` of their time."""
+        return Slack(self.launches, self.library * factor, self.generated * factor, self.unaligned * factor)
+
+    def saves(self, shares: Mapping[Part, float]) -> float:
+        """Return the seconds saved by a candidate that removes these shares."""
+        return float(sum(share * getattr(self, part) for part, share in shares.items()))
+
+
+@dataclass(frozen=True, slots=True)
+class Ceilings:
+    """Bytes per second of a copy and of a fill, flops per second of a product in bf16 and in fp32."""
+
+    copy: float
+    fill: float
+    half: float
+    single: float
+
+    def product_s(self, product: Product) -> float:
+        """Return the minimum seconds of a library kernel."""
+        peak = self.half if product.itemsize <= 2 else self.single
+        return max(product.flops / peak, self.traffic_s(product.bytes - product.written, product.written))
+
+    def traffic_s(self, read: float, written: float) -> float:
+        """Return the minimum seconds for so many bytes that are `read` and `written`.
+
+        Memory has the speed of a copy for as many bytes as are both read and written, and the speed of a fill for the
+        rest: a kernel that only reads reaches 0.99 of it (H200).
+        """
+        copied = 2 * min(read, written)
+        return copied / self.copy + (read + written - copied) / self.fill
+
+
+def seconds_of_traffic(moved: float, device: torch.device) -> float:
+    """Return the seconds that a copy takes to move so many bytes, read and written; 0 where unknown."""
+    return moved / _ceilings(device).copy if device.type == "cuda" else 0.0
+
+
+def limit_of(stats: GraphStats, device: torch.device) -> float:
+    """Return the minimum seconds: bytes at the memory's speed, or flops at a matmul's; 0 if unknown."""
+    if not stats.gpu:
+        return 0.0
+    ceilings = _ceilings(device)
+    return max(ceilings.traffic_s(stats.bytes_read, stats.bytes_written), stats.flops / ceilings.half)
+
+
+def slack_of(
+    call: Callable[[], object],
+    seconds: float,
+    stats: GraphStats,
+    library: Mapping[Product, float],
+    device: torch.device,
+) -> Slack:
+    """Return the slack of `call`, which takes `seconds`.
+
+    On a GPU the kernels' time is measured with their launches queued ahead; library kernels are eager's, timed alone.
+    On a CPU kernels cannot be told from the code that calls them: there each operator counts as a launch, and the limit
+    is unknown.
+    """
+    if stats.opaque:  # its operators are not known
+        return Slack(seconds, seconds, seconds, seconds)
+    spent = sum(product.count * each for product, each in library.items())
+    if device.type != "cuda":
+        launches = min(stats.ops * LAUNCH_S, seconds)
+        return Slack(launches, min(spent, seconds), max(seconds - spent, 0.0))
+    busy = min(measure.device_seconds(call, device), seconds)
+    ceilings, excess = _ceilings(device), excess_of(library, device)
+    unaligned = sum(each for p, each in excess.items() if p.unaligned)
+    # Except for inputs of the graph, all that products read and write passes through other kernels and memory.
+    moved = sum(product.activations * product.count for product in stats.products) / ceilings.copy
+    generated = min(busy - spent - moved, busy - limit_of(stats, device))
+    return Slack(seconds - busy, min(sum(excess.values()), busy), max(generated, 0.0), min(unaligned, busy))
+
+
+def excess_of(library: Mapping[Product, float], device: torch.device) -> dict[Product, float]:
+    """Return the seconds of a call that each library kernel takes beyond what its flops and bytes need, on a GPU."""
+    ceilings = _ceilings(device)
+    return {p: max(each - ceilings.product_s(p), 0.0) * p.count for p, each in library.items()}
+
+
+def idle_share(call: Callable[[], object], device: torch.device) -> float:
+    """Return the share of `call` in which the device waits for kernels to be launched."""
+    busy = measure.device_seconds(call, device)
+    (seconds,) = measure.interleave({"call": call}, rounds=3, device=device).values()
+    return 1 - busy / min(seconds)
+
+
+def gain_without_graphs(seconds: float, slack: Slack, eager_s: float, stats: GraphStats, device: torch.device) -> float:
+    """Return the share of `seconds`, a call of CUDA graphs, that the same kernels may save if they are launched singly.
+
+    That needs no copies of results, and no replay, which also takes time; but launches take a share of `eager_s`, a
+    call in eager.
+    """
+    copies_s = seconds_of_traffic(2 * stats.bytes_written, device)
+    return 1 - max(seconds - slack.launches - copies_s, LAUNCHED * eager_s) / seconds
+
+
+def time_library(products: Iterable[Product], device: torch.device) -> dict[Product, float]:
+    """Return the seconds of each library kernel alone, on random inputs of the same layout.
+
+    Omits operators that take indices or a state besides their operands, or cannot run alone.
+    """
+    found = {}
+    for product in products:
+        operator, args, kwargs = product.call
+        given = [each for each in pytree.tree_leaves((args, kwargs)) if isinstance(each, torch.Tensor)]
+        if all(each.is_floating_point() or not each.is_meta for each in given):
+            with contextlib.suppress(Exception):
+                made, named = pytree.tree_map_only(torch.Tensor, partial(_random_like, device=device), (args, kwargs))
+                found[product] = measure.device_seconds(partial(operator, *made, **named), device)
+    return found
+
+
+def _random_like(meta: torch.Tensor, device: torch.device) -> torch.Tensor:
+    if not meta.is_meta:
+        return meta
+    made = torch.empty_strided(meta.shape, meta.stride(), dtype=meta.dtype, device=device)
+    return made.normal_() if made.is_floating_point() and made.itemsize > 1 else made.zero_()
+
+
+@cache
+def _ceilings(device: torch.device) -> Ceilings:
+    """Measure what the device can do, once per process; takes milliseconds."""
+    try:
+        return _measured(device)
+    except Exception:  # noqa: BLE001 - such as too little memory: then no kernel counts as at its limit
+        return Ceilings(math.inf, math.inf, math.inf, math.inf)
+
+
+def _measured(device: torch.device) -> Ceilings:
+    held = torch.empty(1 << 26, device=device).normal_()
+    square = torch.empty(8192, 8192, device=device, dtype=torch.bfloat16).normal_()
+    single = torch.empty(4096, 4096, device=device).normal_()
+    calls: dict[str, Callable[[], object]] = {
+        "copy": partial(torch.clone, held),
+        "fill": held.zero_,
+        "half": partial(torch.mm, square, square),
+        "single": partial(torch.mm, single, single),
+    }
+    seconds = {name: min(each) for name, each in measure.interleave(calls, rounds=5, device=device).items()}
+    return Ceilings(
+        2 * held.nbytes / seconds["copy"],
+        held.nbytes / seconds["fill"],
+        2 * 8192**3 / seconds["half"],
+        2 * 4096**3 / seconds["single"],
+    )

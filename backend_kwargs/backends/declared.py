@@ -1,0 +1,106 @@
+"""Base of the compilers without templates, whose options are the fields of a dataclass."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from backend_kwargs.backends import Reading
+from backend_kwargs.errors import BackendKwargsError, shown, wrong_value
+from backend_kwargs.options.layers import Layer, copied
+from backend_kwargs.options.option import Option, lookup
+from backend_kwargs.options.requirements import (
+    CannotWorkError,
+    Limit,
+    Rule,
+    installed_version,
+    limits,
+    limits_of_options,
+    machine,
+)
+from backend_kwargs.options.trust import Check
+
+
+@dataclass(frozen=True)
+class DeclaredCompiler(ABC):
+    """What such compilers share; each has one of the names by which a spec can refer to it."""
+
+    name: str
+
+    takes_inductor_options: ClassVar[bool] = False
+    library: ClassVar[str]  # in error messages
+    registered: ClassVar[str]  # its name in dynamo's registry; without "tmpl-" it is the name in docs
+    line: ClassVar[str]
+    declared: ClassVar[Mapping[str, Option]]
+    rules: ClassVar[tuple[Rule, ...]]
+    distributions: ClassVar[tuple[str, ...]]  # as packages are installed
+    needs: ClassVar[tuple[str, ...]] = ()  # properties of the machine without which it cannot work
+    raced: ClassVar[bool] = False  # whether `effort="full"` races it on a CPU
+    # In a race: the option that makes parameters constants, whether they always are, and whether it compiles training.
+    freeze_option: ClassVar[str] = ""
+    freezes: ClassVar[bool] = False
+    trains: ClassVar[bool] = True
+    # The precisions that its option `precision` takes.
+    precisions: ClassVar[tuple[str, ...]] = ()
+
+    def found_by_name(self) -> bool:
+        return True
+
+    def dynamo_name(self, templates: Sequence[str]) -> str:
+        return self.registered
+
+    def summary(self, templates: Sequence[str]) -> str:
+        return self.line
+
+    def versions(self) -> dict[str, str | None]:
+        """Return the version of each distribution that it needs, or None if one is not installed."""
+        return {name: installed_version(name) for name in self.distributions}
+
+    def why_not_in(self, precision: str) -> str:
+        """Return why it cannot compute in one of its `precisions` on this machine, "" if it can."""
+        return ""
+
+    def options(self) -> Mapping[str, Option]:
+        return self.declared
+
+    def unchecked(self) -> str:
+        return ""
+
+    def option(self, name: str) -> Option:
+        shows = f"`backend-kwargs options --backend {self.registered.removeprefix('tmpl-')}` shows all."
+        return lookup(name, self.declared, f"{self.library} option", shows)
+
+    def verify(self, templates: Sequence[str], options: Mapping[str, Any], tell: Callable[[Limit], None]) -> None:
+        if lacking := limits(f"Backend {self.name!r}", self.needs):
+            raise CannotWorkError(*lacking)
+
+    @abstractmethod
+    def compile(
+        self, gm: Any, example_inputs: Sequence[Any], options: Mapping[str, Any], name: str | None
+    ) -> Callable[..., Any]: ...
+
+    def checked(self, option: Option, value: Any, coerce: Check) -> Any:
+        """Return `value` converted to the option's type, or raise."""
+        return coerce(option, value, f"{self.library} option")
+
+    def template(self, name: str) -> Layer:
+        raise BackendKwargsError(f"Backend {self.name!r} has no templates, got {shown(name)}.")
+
+    def read(self, source: str, given: Mapping[str, Any], coerce: Check) -> Reading:
+        given = dict(given)
+        if "template" in given:
+            self.template(given["template"])
+        mapping = given.pop("options", None) or {}
+        if not isinstance(mapping, Mapping):
+            raise wrong_value("'options'", "a mapping of options", mapping)
+        known = [(self.option(name), value) for name, value in {**mapping, **given}.items()]
+        return Reading((), (Layer(source, {o.name: copied(self.checked(o, value, coerce)) for o, value in known}),))
+
+    def limits(self, options: Mapping[str, Any]) -> Mapping[str, Limit]:
+        return limits_of_options(options, lambda name: self.declared[name].default, machine(), self.rules)
+
+    def config(self, options: Mapping[str, Any]) -> dict[str, Any]:
+        return {name: options.get(name, option.default) for name, option in self.declared.items()}
+
+    def reset(self, options: Mapping[str, Any]) -> None:
+        return None

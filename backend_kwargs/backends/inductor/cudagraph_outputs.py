@@ -1,0 +1,235 @@
+"""Results that no later call changes: copies of outputs in a CUDA graph's pool, and of a frozen graph's constants."""
+
+import contextlib
+import threading
+import weakref
+from collections import defaultdict
+from collections.abc import Callable, Container, Sequence
+from functools import wraps
+from typing import Any, NoReturn
+
+import torch
+from torch._inductor import cudagraph_trees
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+
+from backend_kwargs.backends.generated_code import autograd_functions
+from backend_kwargs.errors import BackendKwargsError
+
+CONTAINERS = "tree_manager_containers"
+# Bytes of an output that is copied by itself. With two outputs on an H200, one launch took 17, 21 and 55 µs where
+# the larger had 4, 16 and 64 MiB; a clone of each took 23, 23 and 40 µs.
+LARGE = 20 << 20
+
+
+def with_independent_outputs(compiled: Callable[..., Any]) -> Callable[..., Any]:
+    """Return `compiled` with copies of the outputs and gradients that are in a CUDA graph's memory pool, and no others.
+
+    Outputs are a flat sequence, since dynamo rebuilds the user's structure from it, so any pytree works. Outputs that
+    share memory still share it when no gradient is recorded. The cost is a copy of each such output per call, and some
+    microseconds.
+    """
+    for function in autograd_functions(compiled):
+        # `.grad` may be the memory that a captured backward graph writes.
+        function.backward = staticmethod(_with_copied_results(function.backward))
+    call = _one_at_a_time(_with_copied_results(compiled))
+    if hasattr(call, "serialize"):
+        call.serialize = _refuse_to_serialize
+    return call
+
+
+def with_copies_of(compiled: Callable[..., Any], constants: Sequence[torch.Tensor]) -> Callable[..., Any]:
+    """Return `compiled` with copies of the outputs that share memory with one of `constants`."""
+    held = list(constants)  # kept alive, so that nothing else gets their addresses
+    addresses = frozenset(address for each in held if (address := _address(each)) is not None)
+
+    @wraps(compiled)
+    def call(*inputs: Any) -> Any:
+        outputs = compiled(*inputs)
+        return _copied(outputs, [_address(out) for out in outputs], addresses)
+
+    return call
+
+
+def _with_copied_results(fn: Callable[..., Any]) -> Callable[..., Any]:
+    copies = _PooledCopies()
+
+    @wraps(fn)
+    def call(*inputs: Any) -> Any:
+        return copies(fn(*inputs))
+
+    return call
+
+
+_replaying = threading.RLock()
+_ready = threading.local()
+_last_stream: dict[int, tuple[int, torch.cuda.Stream]] = {}
+
+
+def _one_at_a_time(fn: Callable[..., Any]) -> Callable[..., Any]:
+    """Return `fn` made safe for any thread and stream: a replay and its copies end before the next replay begins.
+
+    Each graph has one set of inputs and one pool for all threads and streams.
+    """
+
+    @wraps(fn)
+    def call(*inputs: Any) -> Any:
+        if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+            return fn(*inputs)  # a CPU records no graphs, and may be the only device
+        if not hasattr(_ready, "done"):
+            _make_ready()
+        with _replaying:
+            device = torch.cuda.current_device()
+            stream = torch._C._cuda_getCurrentRawStream(device)
+            last = _last_stream.get(device)
+            if last is None or last[0] != stream:
+                current = torch.cuda.current_stream(device)
+                if last is not None:
+                    current.wait_stream(last[1])
+                _last_stream[device] = stream, current
+            return fn(*inputs)
+
+    return call
+
+
+def _make_ready() -> None:
+    """Initialize what libraries keep per thread, since that cannot be done during the capture of a graph."""
+    _ready.done = True
+    trees_of_thread()
+    x = torch.ones(1, 1, 4, 4, device="cuda")  # a kernel makes the CUDA context current, without which cuBLAS warns
+    torch.cuda.current_blas_handle()  # type: ignore[no-untyped-call]
+    with contextlib.suppress(RuntimeError), torch.no_grad():
+        torch.conv2d(x, x)
+
+
+def _refuse_to_serialize(*_: Any, **__: Any) -> NoReturn:
+    raise BackendKwargsError("Option 'clone_outputs' does not survive aot_compile(); clone the outputs in the model.")
+
+
+class _PooledCopies:
+    """Copies a function's results; caches which ones are in the pool for each CUDA graph, of which each size has one.
+
+    Warm-up runs, results of several graphs (`graph_partition`) and results that share memory are looked up at each
+    call.
+    """
+
+    def __init__(self) -> None:
+        # Trees belong to a thread; for each size, a function records in those of the thread that calls it first.
+        self._trees: list[dict[int, Any]] = []
+        self._last: Callable[[], Any] = _gone  # the trees of the graph that was replayed last
+        self._positions: weakref.WeakKeyDictionary[Any, tuple[int, ...]] = weakref.WeakKeyDictionary()
+
+    def __call__(self, results: Sequence[Any]) -> tuple[Any, ...]:
+        trees = self._last()
+        node = None if trees is None else trees.current_node
+        positions = None if node is None else self._positions.get(node)
+        if positions is None:
+            return self._looked_up(results)
+        copies = list(results)
+        for at, made in zip(positions, _copies([results[at] for at in positions]), strict=True):
+            copies[at] = made
+        return tuple(copies)
+
+    def _looked_up(self, results: Sequence[Any]) -> tuple[Any, ...]:
+        mine = trees_of_thread()
+        if not any(trees is mine for trees in self._trees):
+            self._trees.append(mine)
+        on_gpu = [out if isinstance(out, torch.Tensor) and out.is_cuda else None for out in results]
+        addresses = [_address(out) for out in on_gpu]
+        managers = [each.tree_manager for trees in self._trees for each in trees.values() if each.tree_manager]
+        nodes = {manager.current_node: manager for manager in managers if manager.current_node is not None}
+        pooled = {ref.data_ptr() for node in nodes for ref in node.path_live_weakrefs()}
+        if not pooled:
+            return tuple(results)
+        positions = tuple(at for at, address in enumerate(addresses) if address in pooled)
+        found = {addresses[at] for at in positions}
+        if found and len(found) == len(positions) and not any(map(_is_opaque, results)):
+            for node, manager in nodes.items():
+                if found <= _recorded(node):
+                    self._last, self._positions[node] = weakref.ref(manager), positions
+        return tuple(_copied(results, addresses, pooled))
+
+
+def _recorded(node: Any) -> set[int]:
+    """Return the addresses of the results of a replay of this graph; a warm-up run has none."""
+    if not isinstance(node, cudagraph_trees.CUDAGraphNode):
+        return set()
+    return {ref.data_ptr() for ref in node.outputs_weakrefs if ref is not None}
+
+
+def trees_of_thread() -> dict[int, Any]:
+    """Return the containers of this thread's CUDA-graph trees, by device.
+
+    torch 2.11 creates them only for the thread that imports it and for autograd's; CUDA graphs fail in other threads.
+    """
+    local = cudagraph_trees.local
+    if not hasattr(local, CONTAINERS) and not torch._C._is_key_in_tls(CONTAINERS):
+        local.tree_manager_containers, local.tree_manager_locks = {}, defaultdict(threading.Lock)
+        torch._C._stash_obj_in_tls(CONTAINERS, local.tree_manager_containers)
+        torch._C._stash_obj_in_tls("tree_manager_locks", local.tree_manager_locks)
+    containers: dict[int, Any] = cudagraph_trees.get_obj(local, CONTAINERS)
+    return containers
+
+
+def _gone() -> None:
+    return None
+
+
+def _copied(results: Sequence[Any], addresses: Sequence[int | None], wanted: Container[int]) -> list[Any]:
+    """Return `results` with copies of those whose address is in `wanted` or cannot be read."""
+    copies: dict[int, torch.UntypedStorage] = {}
+
+    def copied(out: Any, address: int | None) -> Any:
+        if address is None:
+            return _copy(out) if _is_opaque(out) else out
+        if address not in wanted:
+            return out
+        if out.requires_grad or addresses.count(address) == 1:
+            return _copy(out)
+        if address not in copies:
+            copies[address] = out.untyped_storage().clone()
+        return out.new_empty(0).set_(copies[address], out.storage_offset(), out.size(), out.stride())
+
+    return [copied(out, address) for out, address in zip(results, addresses, strict=True)]
+
+
+def _copies(outputs: list[torch.Tensor]) -> list[torch.Tensor]:
+    if len(outputs) == 1 or any(out.requires_grad for out in outputs):
+        return [_copy(out) for out in outputs]
+    made = [out.clone() if out.nbytes >= LARGE else torch.empty_like(out) for out in outputs]
+    small = [at for at, out in enumerate(outputs) if out.nbytes < LARGE]
+    if small:  # one launch for all of one layout
+        torch._foreach_copy_([made[at] for at in small], [outputs[at] for at in small])
+    return made
+
+
+def _copy(out: torch.Tensor) -> torch.Tensor:
+    return _Copy.apply(out) if out.requires_grad else out.clone()  # type: ignore[no-untyped-call]
+
+
+class _Copy(torch.autograd.Function):
+    """A copy that keeps the original until the backward pass.
+
+    CUDA-graph trees may replay a graph once its outputs are freed, even if its backward pass is pending: the next call
+    then overwrote what this call had saved, and gradients were silently wrong (torch 2.11).
+    """
+
+    @staticmethod
+    def forward(ctx: Any, out: torch.Tensor) -> torch.Tensor:
+        """Copy."""
+        ctx.save_for_backward(out)
+        return out.clone()
+
+    @staticmethod
+    def backward(_ctx: Any, *grads: torch.Tensor) -> torch.Tensor:
+        """Return the gradient."""
+        return grads[0]
+
+
+def _is_opaque(out: Any) -> bool:
+    # A wrapper subclass (DTensor, quantized) has no memory of its own.
+    return isinstance(out, torch.Tensor) and is_traceable_wrapper_subclass(out)
+
+
+def _address(out: Any) -> int | None:
+    plain = isinstance(out, torch.Tensor) and out.layout == torch.strided and not _is_opaque(out)
+    return out.untyped_storage().data_ptr() if plain else None

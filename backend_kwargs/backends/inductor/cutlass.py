@@ -1,0 +1,187 @@
+"""CUTLASS for Inductor: the directory that Inductor expects, built from PyPI's nvidia-cutlass packages.
+
+It consists of links to the installed packages, below the user's cache directory. Each torch from 2.11 to 2.15 reads
+`cutlass.cutlass_dir` for CUDA.
+"""
+
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from hashlib import sha256
+from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
+from pathlib import Path
+from threading import RLock
+from typing import Any
+
+from backend_kwargs.errors import BackendKwargsError
+from backend_kwargs.options.requirements import (
+    CUTLASS_GEMM,
+    CUTLASS_PACKAGES,
+    CUTLASS_VARIABLE,
+    Machine,
+    generators,
+    unmet,
+)
+
+INSTALL = 'pip install "backend-kwargs[cutlass]"'
+SOURCES = ("include", "tools", "examples")  # below cutlass_library/source
+# torch._inductor.codegen.cutlass.utils.try_import_cutlass puts links to the packages, and to mocks of their own
+# imports, into SHARED below Inductor's cache, and that folder at the end of sys.path. It does so once per process.
+SHARED = "torch_cutlass"
+MOCKS = "_inductor/codegen/cutlass/lib_extensions/cutlass_mock_imports"
+
+_one_at_a_time = RLock()
+
+
+def cutlass_dir() -> Path:
+    """Return a directory laid out like a CUTLASS checkout, built from the installed packages if it does not exist.
+
+    Raises:
+        BackendKwargsError: if a package is missing, or the user's cache directory cannot be written.
+
+    """
+    from platformdirs import user_cache_path
+
+    parts = _parts()
+    target = user_cache_path("backend-kwargs") / "cutlass" / _key(parts)
+    if not _complete(target, parts):
+        try:
+            _lay_out(target, parts)
+        except (OSError, shutil.Error) as error:
+            raise BackendKwargsError(
+                f"Cannot lay out CUTLASS in {str(target)!r}: {getattr(error, 'strerror', None) or error}. "
+                f"Set XDG_CACHE_HOME to a writable folder, or {CUTLASS_VARIABLE} to a CUTLASS checkout."
+            ) from None
+    return target
+
+
+def asks_for_cutlass(options: Mapping[str, Any], machine: Machine) -> bool:
+    """Return whether Inductor under `options` would try CUTLASS kernels on `machine`."""
+    autotunes = options.get("max_autotune") or options.get("max_autotune_gemm")
+    asked = "CUTLASS" in generators(options.get("max_autotune_gemm_backends", ""))
+    return bool(autotunes) and asked and not unmet(CUTLASS_GEMM, machine)
+
+
+@contextmanager
+def found_by_inductor(nvcc: str | None) -> Iterator[None]:
+    """Let Inductor find CUTLASS and `nvcc` while it compiles, in each of its threads.
+
+    They are set as defaults: from torch 2.12 the threads that run nvcc do not see options, and would compile against a
+    missing directory and record the failure on disk. An option or variable that the user has set takes precedence over
+    what is installed, and reaches those threads as well.
+    """
+    from torch._inductor import config
+
+    with _one_at_a_time:
+        theirs = os.environ.get(CUTLASS_VARIABLE) or (Path(config.cutlass.cutlass_dir) / "python").is_dir()
+        directory = config.cutlass.cutlass_dir if theirs else str(cutlass_dir())
+        _relink(Path(directory) / "python")
+        places = {"cutlass.cutlass_dir": directory, "cuda.cuda_cxx": config.cuda.cuda_cxx or nvcc}
+        # And as options: a config patch that ends leaves the default at its time behind as an option.
+        with config.patch(places), _defaults(places):
+            yield
+
+
+def finding_cutlass(inner_compile: Callable[..., Any], nvcc: str | None) -> Callable[..., Any]:
+    """Return `inner_compile` wrapped so that Inductor finds CUTLASS, forward and backward."""
+
+    def compile_inner(gm: Any, example_inputs: Sequence[Any], **kwargs: Any) -> Any:
+        with found_by_inductor(nvcc):
+            return inner_compile(gm, example_inputs, **kwargs)
+
+    return compile_inner
+
+
+@contextmanager
+def _defaults(defaults: Mapping[str, Any]) -> Iterator[None]:
+    from torch._inductor import config
+
+    known: dict[str, Any] = config._config  # type: ignore[attr-defined]
+    entries = {name: known[name] for name in defaults}
+    before = {name: entry.default for name, entry in entries.items()}
+    try:
+        for name, entry in entries.items():
+            entry.default = defaults[name]
+        yield
+    finally:
+        for name, entry in entries.items():
+            entry.default = before[name]
+
+
+def _relink(python: Path) -> None:
+    """Replace links of another environment in Inductor's cache, at which Inductor would raise."""
+    import torch
+    from torch._inductor.runtime.cache_dir_utils import cache_dir
+
+    shared, mocks = Path(cache_dir()) / SHARED, Path(torch.__file__).parent / MOCKS
+    for path in (*(python / name for name in CUTLASS_PACKAGES), *mocks.glob("*")):
+        link = shared / path.name
+        if link.is_symlink() and link.resolve() != path.resolve():
+            beside = shared / f".{path.name}.{os.getpid()}"
+            beside.symlink_to(path)
+            beside.replace(link)
+
+
+def _parts() -> dict[str, Path]:
+    """Return the parts of the layout: the path below it, and the target."""
+    packages = {name: _location(name) for name in CUTLASS_PACKAGES}
+    sources = packages["cutlass_library"] / "source"
+    parts = {f"python/{name}": path for name, path in packages.items()} | {name: sources / name for name in SOURCES}
+    for path in parts.values():
+        if not path.is_dir():
+            raise BackendKwargsError(f"The installed CUTLASS has no directory {str(path)!r}: {INSTALL}.")
+    return parts
+
+
+def _location(package: str) -> Path:
+    spec = find_spec(package)
+    places = list(spec.submodule_search_locations or ()) if spec else []
+    if not places:
+        raise BackendKwargsError(f"CUTLASS 4 is not installed ({package} is not importable): {INSTALL}.")
+    return Path(places[0]).resolve()
+
+
+def _key(parts: Mapping[str, Path]) -> str:
+    try:
+        release = version("nvidia-cutlass")
+    except PackageNotFoundError:  # installed from a checkout
+        release = "unversioned"
+    places = "\n".join(map(str, parts.values()))
+    return f"{release}-{sha256(places.encode()).hexdigest()[:12]}"
+
+
+def _complete(target: Path, parts: Mapping[str, Path]) -> bool:
+    return all((target / name).is_dir() for name in parts)
+
+
+def _lay_out(target: Path, parts: Mapping[str, Path]) -> None:
+    """Build the layout next to `target` and rename it: another process may do the same."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    beside = Path(tempfile.mkdtemp(dir=target.parent, prefix=f".{target.name}."))
+    try:
+        (beside / "new" / "python").mkdir(parents=True)
+        for name, path in parts.items():
+            _link_or_copy(path, beside / "new" / name)
+        _put_in_place(beside, target, parts)
+    finally:
+        shutil.rmtree(beside, ignore_errors=True)
+
+
+def _put_in_place(beside: Path, target: Path, parts: Mapping[str, Path]) -> None:
+    if target.exists() and not _complete(target, parts):
+        target.replace(beside / "damaged")
+    try:
+        (beside / "new").replace(target)
+    except OSError:
+        if not _complete(target, parts):  # otherwise another process was first, with an equal result
+            raise
+
+
+def _link_or_copy(source: Path, target: Path) -> None:
+    try:
+        target.symlink_to(source, target_is_directory=True)
+    except OSError:  # a file system without links
+        shutil.copytree(source, target)

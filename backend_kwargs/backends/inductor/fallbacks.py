@@ -1,0 +1,93 @@
+"""Graphs that Inductor cannot compile with some options, and the options used instead."""
+
+import copy
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from backend_kwargs.errors import BackendKwargsError, warn_once
+from backend_kwargs.options.catalogue import inductor_option
+from backend_kwargs.options.requirements import Machine, generators, limits_of_options
+
+AUTOTUNED_BACKENDS = ("max_autotune_gemm_backends", "max_autotune_conv_backends")
+
+
+def aten_where_alone(config: Mapping[str, Any], here: Machine) -> dict[str, str]:
+    """Return the lists of GEMM backends with ATen added, if none of the requested kernel generators works here."""
+    limits = limits_of_options(config, lambda name: inductor_option(name).default, here)
+    alone = (limit := limits.get("max_autotune_gemm_backends")) and limit.remedy  # if the machine has no generator
+    return _with_aten(_without_aten(config)) if alone else {}
+
+
+def _without_aten(config: Mapping[str, Any]) -> dict[str, str]:
+    asked = {name: config.get(name, "ATEN") for name in AUTOTUNED_BACKENDS}
+    return {name: backends for name, backends in asked.items() if "ATEN" not in generators(backends)}
+
+
+def _with_aten(without_aten: Mapping[str, str]) -> dict[str, str]:
+    return {name: f"{backends},ATEN" for name, backends in without_aten.items()}
+
+
+def _no_kernel(config: Mapping[str, Any]) -> str:
+    names = " or ".join(dict.fromkeys(_without_aten(config).values()))
+    return f"A GEMM or convolution of this graph has no {names} kernel"
+
+
+@dataclass(frozen=True, slots=True)
+class Fallback:
+    """A failure of Inductor with some options, recognized by the text of its error.
+
+    `instead` returns replacements for the offending ones among the requested options, {} if there are none; `reason`
+    names the cause, and `remedy` what is done about it.
+    """
+
+    error: str
+    instead: Callable[[Mapping[str, Any]], dict[str, Any]]
+    reason: Callable[[Mapping[str, Any]], str]
+    remedy: str
+
+
+FALLBACKS = (
+    Fallback(
+        "NoValidChoicesError",
+        lambda config: _with_aten(_without_aten(config)),
+        _no_kernel,
+        "ATEN's serve the graph as well",
+    ),
+    # An in-place operator on a list of tensors, as in an optimizer, has no fallback.
+    Fallback(
+        "<built-in function getitem> is not an OpOverload",
+        lambda config: {"fallback_by_default": False} if config.get("fallback_by_default") else {},
+        lambda config: "Inductor cannot leave what this graph does to ATen's operators alone",
+        "it generates code",
+    ),
+)
+
+
+def can_fall_back(config: Mapping[str, Any]) -> bool:
+    """Return whether `config` has options with which some graphs fail to compile."""
+    return any(fallback.instead(config) for fallback in FALLBACKS)
+
+
+def compile_with_fallback(gm: Any, example_inputs: Sequence[Any], *, strict: bool, **kwargs: Any) -> Any:
+    """Compile a lowered graph; if the requested options make it fail, compile it without them, or raise if `strict`."""
+    from torch._inductor import config
+    from torch._inductor.compile_fx import compile_fx_inner
+    from torch.fx import GraphModule
+
+    # Its attributes are shared: mkldnn weights, which freezing packs, cannot be copied.
+    spare = GraphModule(gm, copy.deepcopy(gm.graph))
+    spare.meta = dict(gm.meta)
+    asked = {name: getattr(config, name) for name in (*AUTOTUNED_BACKENDS, "fallback_by_default")}
+    try:
+        return compile_fx_inner(gm, example_inputs, **kwargs)
+    except Exception as error:
+        fallback = next((h for h in FALLBACKS if h.error in str(error) and h.instead(asked)), None)
+        if fallback is None:
+            raise
+        why = fallback.reason(asked)
+        if strict:
+            raise BackendKwargsError(f"{why}; without strict=True {fallback.remedy}.") from None
+    warn_once(f"{why}; {fallback.remedy}.")
+    with config.patch(fallback.instead(asked)):
+        return compile_fx_inner(spare, example_inputs, **kwargs)

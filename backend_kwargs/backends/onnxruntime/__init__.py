@@ -1,0 +1,1 @@
+"""ONNX Runtime, for inference on a CPU."""

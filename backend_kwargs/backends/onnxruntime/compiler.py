@@ -1,0 +1,40 @@
+"""ONNX Runtime under checked options, through torch's ONNX exporter. Imported for the first graph."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from backend_kwargs.backends.declared import DeclaredCompiler
+from backend_kwargs.backends.onnxruntime.settings import OPTIONS, Settings
+from backend_kwargs.options.option import Option
+from backend_kwargs.options.requirements import Rule
+
+PACKAGES = ("onnxruntime", "onnx", "onnxscript")
+
+
+def _sequential(value: Callable[[str], Any]) -> str:
+    return "" if value("execution_mode") == "parallel" else "it is read only if execution_mode='parallel'"
+
+
+@dataclass(frozen=True)
+class ONNXRuntimeCompiler(DeclaredCompiler):
+    """ONNX Runtime on a CPU, for inference, with parameters as constants."""
+
+    library: ClassVar[str] = "ONNX Runtime"
+    registered: ClassVar[str] = "tmpl-onnxruntime"
+    line: ClassVar[str] = "ONNX Runtime under options: inference, parameters as constants, the rest in eager"
+    declared: ClassVar[Mapping[str, Option]] = OPTIONS
+    rules: ClassVar[tuple[Rule, ...]] = (Rule("inter_op_num_threads", unless=_sequential),)
+    distributions: ClassVar[tuple[str, ...]] = PACKAGES
+    needs: ClassVar[tuple[str, ...]] = PACKAGES
+    raced: ClassVar[bool] = True
+    freezes: ClassVar[bool] = True
+    trains: ClassVar[bool] = False
+
+    def compile(
+        self, gm: Any, example_inputs: Sequence[Any], options: Mapping[str, Any], name: str | None
+    ) -> Callable[..., Any]:
+        from backend_kwargs.backends.onnxruntime.session import ONNXRuntime
+        from backend_kwargs.backends.partitioned import compile_graph
+
+        return compile_graph(gm, example_inputs, ONNXRuntime(Settings(**options)))

@@ -1,0 +1,1 @@
+"""OpenVINO, for inference on a CPU."""

@@ -1,0 +1,120 @@
+"""The compilers other than Inductor, by name, and their spelling as candidates of a race: "tmpl-tvm[trials=64]"."""
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from difflib import get_close_matches
+from types import MappingProxyType
+from typing import Any
+
+from backend_kwargs.backends.declared import DeclaredCompiler
+from backend_kwargs.backends.onnxruntime.compiler import ONNXRuntimeCompiler
+from backend_kwargs.backends.openvino.compiler import OpenVINONativeCompiler
+from backend_kwargs.backends.openvino.torchs import OpenVINOCompiler
+from backend_kwargs.backends.tensorrt import TensorRTCompiler
+from backend_kwargs.backends.tvm.compiler import TVMCompiler
+from backend_kwargs.errors import BackendKwargsError
+from backend_kwargs.options.layers import merge, same
+from backend_kwargs.options.option import convert
+from backend_kwargs.options.spec import join_candidate, split_candidates
+from backend_kwargs.options.trust import is_data
+
+# A compiler is its folder or module and its place here; each is found with and without "tmpl-".
+COMPILERS: tuple[type[DeclaredCompiler], ...] = (
+    TVMCompiler,
+    ONNXRuntimeCompiler,
+    OpenVINOCompiler,
+    OpenVINONativeCompiler,
+    TensorRTCompiler,
+)
+OTHERS: Mapping[str, Callable[[str], DeclaredCompiler]] = MappingProxyType(
+    {name: each for each in COMPILERS for name in (each.registered, each.registered.removeprefix("tmpl-"))}
+)
+OF_PRECISION = frozenset({"precision", "max_error", "inference_precision"})
+# On a CPU `effort="full"` also races those of these that are installed.
+RACED = tuple(each.registered for each in COMPILERS if each.raced)
+
+
+@dataclass(frozen=True, slots=True)
+class Other:
+    """A compiler other than Inductor and its options, parsed from a candidate."""
+
+    compiler: DeclaredCompiler
+    options: Mapping[str, Any]
+
+    def under(self, *, frozen: bool) -> dict[str, Any]:
+        """Return its options, plus its option for frozen parameters if the caller froze them."""
+        name = self.compiler.freeze_option
+        return {**({name: True} if frozen and name else {}), **self.options}
+
+
+def in_precision(text: str, precision: str, max_error: float | None) -> str:
+    """Return the candidate `text` with a precision and its bound, "" if its compiler has none or it sets its own."""
+    ((name, given),) = split_candidates(text)
+    if name not in OTHERS or precision not in OTHERS[name](name).precisions or OF_PRECISION & given.keys():
+        return ""
+    return join_candidate(name, {**given, "precision": precision, "max_error": repr(max_error)})
+
+
+def is_other(text: str) -> bool:
+    """Return whether a candidate names another compiler, or a name close to one followed by options."""
+    head = text.partition("[")[0].strip()
+    return head in OTHERS or ("[" in text and bool(get_close_matches(head, OTHERS, n=1, cutoff=0.8)))
+
+
+def other_of(text: str) -> Other:
+    """Return the compiler and the checked options of a candidate; raise if an option is unknown, wrong, or code."""
+    found = split_candidates(text)
+    if len(found) != 1 or found[0][0] not in OTHERS:
+        raise BackendKwargsError(
+            f"Candidate {text!r} must be a compiler's name, with its options in brackets: 'tmpl-tvm[trials=64]'."
+        )
+    ((name, given),) = found
+    compiler = OTHERS[name](name)
+    # A candidate may come from a file; whether the file is trusted is no longer known here.
+    for option in map(compiler.option, given):
+        if not is_data(option):
+            raise BackendKwargsError(
+                f"Candidate {text!r} sets {option.name!r}, which is code; a candidate may set only data: leave it out."
+            )
+    return Other(compiler, merge(compiler.read(f"candidate {name}", given, convert).layers))
+
+
+def verify_other(text: str) -> None:
+    """Raise if a candidate of another compiler is wrong or cannot work on this machine."""
+    other = other_of(text)
+    other.compiler.verify((), other.options, lambda limit: None)
+
+
+def installed() -> tuple[str, ...]:
+    """Return those of RACED that can work on this machine."""
+    return tuple(name for name in RACED if _works(name))
+
+
+def sets(text: str, compiler: str, options: Mapping[str, Any]) -> bool:
+    """Return whether the candidate `text` names `compiler` and sets exactly `options`."""
+    try:
+        other = other_of(text)
+    except BackendKwargsError:
+        return False
+    stored = _listed(options)
+    return other.compiler.name == compiler and any(same(_listed(other.under(frozen=f)), stored) for f in (False, True))
+
+
+def _listed(value: Any) -> Any:
+    """Return `value` with lists in place of tuples, as a file has them."""
+    if isinstance(value, Mapping):
+        return {name: _listed(each) for name, each in value.items()}
+    return [*map(_listed, value)] if isinstance(value, list | tuple) else value
+
+
+def versions_of(texts: Iterable[str]) -> dict[str, Any]:
+    """Return the versions of the compilers that candidates name, for the keys of decisions."""
+    return {name: OTHERS[name](name).versions() for name in sorted({text.partition("[")[0].strip() for text in texts})}
+
+
+def _works(name: str) -> bool:
+    try:
+        verify_other(name)
+    except BackendKwargsError:
+        return False
+    return True

@@ -1,0 +1,93 @@
+"""Build an executable from a Relax module: target, pipeline, schedules, code."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import tvm
+from tvm import relax
+
+from backend_kwargs.backends.tvm.no_fast_math import exact_math
+from backend_kwargs.backends.tvm.opaque import hide
+from backend_kwargs.backends.tvm.schedules import schedule
+from backend_kwargs.backends.tvm.settings import Settings
+from backend_kwargs.backends.tvm.target import target_of
+from backend_kwargs.errors import BackendKwargsError
+
+CUDA_GRAPH = "relax.backend.use_cuda_graph"
+LEGALIZE = (
+    relax.backend.DispatchSampling(),
+    relax.backend.DispatchSortScan(),
+    relax.transform.LegalizeOps(),
+    relax.transform.AnnotateTIROpPattern(),
+    relax.transform.FoldConstant(),
+    relax.transform.FuseOps(),
+    relax.transform.FuseTIR(),
+    relax.transform.DeadCodeElimination(),
+)
+FINISH = (
+    relax.transform.LegalizeOps(),
+    relax.transform.RewriteDataflowReshape(),
+    relax.transform.ToNonDataflow(),
+    relax.transform.RemovePurityChecking(),
+    relax.transform.CallTIRRewrite(),
+    relax.transform.StaticPlanBlockMemory(),
+    relax.transform.RewriteCUDAGraph(),
+    relax.transform.LowerAllocTensor(),
+    relax.transform.KillAfterLastUse(),
+    relax.transform.LowerRuntimeBuiltin(),
+    relax.transform.ComputePrimValue(),
+    relax.transform.VMShapeLower(),
+    relax.transform.AttachGlobalSymbol(),
+)
+
+
+@dataclass(frozen=True)
+class Built:
+    """The arguments of `relax.VirtualMachine`, and facts about the build."""
+
+    executable: Any
+    target: str
+    tuned: int = 0
+    notes: tuple[str, ...] = ()
+
+
+def build(mod: tvm.IRModule, settings: Settings, device: torch.device) -> Built:
+    """Compile `mod` for the device with these settings. Raises BackendKwargsError if an option is the cause."""
+    target = target_of(settings.target, device)
+    with target, _context(settings, device):
+        mod = _pipeline(settings.pipeline)(mod)
+        mod, tuned, notes = schedule(mod, settings, target)
+        if device.type == "cpu":  # GPU schedules recognize sums over threads by their operator until code is generated
+            mod = hide(mod, totals=True)
+        # Every pipeline that finishes a module removes its purity checks first.
+        if "relax.force_pure" not in mod["main"].attrs:
+            mod = tvm.transform.Sequential(FINISH)(mod)
+        with exact_math(target):
+            executable = relax.build(
+                mod,
+                target,
+                relax_pipeline=None,
+                tir_pipeline=settings.tir_pipeline or "default",
+                exec_mode=settings.exec_mode,
+            )
+    return Built(executable, str(target.export()), tuned, notes)
+
+
+def _context(settings: Settings, device: torch.device) -> Any:
+    # Without a GPU there is nothing to record, and TVM would look up a function of its CUDA runtime.
+    config: Mapping[str, Any] = {CUDA_GRAPH: True} if settings.cuda_graph and device.type == "cuda" else {}
+    try:
+        return tvm.transform.PassContext(
+            opt_level=2 if settings.opt_level is None else settings.opt_level,
+            config={**config, **settings.pass_config},
+        )
+    except AttributeError as error:
+        raise BackendKwargsError(f"Option 'pass_config': {error}") from error
+
+
+def _pipeline(named: Any) -> Any:
+    if named is None:
+        return tvm.transform.Sequential(LEGALIZE)
+    return relax.get_pipeline(named) if isinstance(named, str) else named

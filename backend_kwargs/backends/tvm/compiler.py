@@ -1,0 +1,55 @@
+"""The TVM compiler: checks options and compiles with Relax. TVM is imported when the first graph arrives."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from backend_kwargs.backends.declared import DeclaredCompiler
+from backend_kwargs.backends.tvm.checks import checked
+from backend_kwargs.backends.tvm.settings import OPTIONS, REMOVED, RULES, Settings, verify
+from backend_kwargs.backends.tvm.versions import WORKING, require_tvm, unfit
+from backend_kwargs.errors import BackendKwargsError, warn_once
+from backend_kwargs.options.option import Option
+from backend_kwargs.options.requirements import INSTALL_TVM, CannotWorkError, Limit, Rule
+from backend_kwargs.options.trust import Check
+
+
+@dataclass(frozen=True)
+class TVMCompiler(DeclaredCompiler):
+    """TVM, by Relax and its virtual machine."""
+
+    library: ClassVar[str] = "TVM"
+    registered: ClassVar[str] = "tmpl-tvm"  # "tvm" is dynamo's own backend
+    line: ClassVar[str] = "Apache TVM under options: Relax, tuned or untuned kernels, eager for what TVM lacks"
+    declared: ClassVar[Mapping[str, Option]] = OPTIONS
+    rules: ClassVar[tuple[Rule, ...]] = RULES
+    distributions: ClassVar[tuple[str, ...]] = tuple(WORKING)
+    raced: ClassVar[bool] = True
+    freeze_option: ClassVar[str] = "freeze"
+
+    def option(self, name: str) -> Option:
+        if name in REMOVED:
+            raise BackendKwargsError(f"TVM option {name!r} {REMOVED[name]}.")
+        return super().option(name)
+
+    def checked(self, option: Option, value: Any, coerce: Check) -> Any:
+        return checked(option, value, coerce)
+
+    def verify(self, templates: Sequence[str], options: Mapping[str, Any], tell: Callable[[Limit], None]) -> None:
+        if reason := unfit():
+            raise CannotWorkError(Limit(f"Backend {self.name!r}", reason, INSTALL_TVM))
+        verify(options, tell)
+
+    def compile(
+        self, gm: Any, example_inputs: Sequence[Any], options: Mapping[str, Any], name: str | None
+    ) -> Callable[..., Any]:
+        require_tvm()
+        import torch
+
+        from backend_kwargs.backends.partitioned import compile_graph
+        from backend_kwargs.backends.tvm.part_compiler import TVM
+
+        settings = Settings.of(options)
+        if settings.freeze and torch.is_grad_enabled():
+            warn_once("Option 'freeze' is inert while gradients are recorded: call the model under torch.no_grad().")
+        return compile_graph(gm, example_inputs, TVM(settings))

@@ -1,0 +1,382 @@
+"""CPU schedules: cheap blocks inlined, rows kept in cache, the contiguous axis vectorized, tiles in registers.
+
+TVM has no default schedule for CPUs: without these a function is plain loops on one thread.
+"""
+
+import math
+from collections.abc import Callable, Iterable
+from functools import cache, partial, reduce
+from operator import mul
+from typing import Any
+
+import tvm_ffi
+from tvm import tirx
+from tvm.ir import Call, Op, TensorLoad
+from tvm.s_tir import Schedule
+from tvm.sym import Analyzer, detect_linear_equation
+from tvm.target import Target, codegen
+from tvm_ffi import get_global_func, register_global_func
+
+from backend_kwargs.backends.tvm.lowering.pointwise import maximum, minimum
+from backend_kwargs.backends.tvm.lowering.reductions import highest, lowest
+from backend_kwargs.backends.tvm.opaque import is_opaque, opaque
+
+ROWS = 8  # of a tile: with two vectors per row, its sums fit into AVX-512's registers
+WORTH_PACKING = 4  # rows that read a packed panel
+LARGEST = 1000  # nodes of an expression that is inlined into another
+WORTH_THREADS = 1 << 15  # elements; with fewer, waking the threads costs more than it saves
+
+sblock_realize = get_global_func("s_tir.schedule.GetSBlockRealize")
+
+Block = Any
+Loop = Any
+
+
+@cache
+def _teach_extrema() -> None:
+    """Register our max and min with TVM, once: it splits only reductions that it knows, and its own drop nan."""
+    _teach("max", maximum, lowest)
+    _teach("min", minimum, highest)
+    _teach("prod", mul, lambda dtype: tirx.const(1, dtype))
+
+
+def _teach(name: str, better: Callable[..., Any], worst: Callable[..., Any]) -> None:
+    # Global, since TVM keeps what has a name; other objects are freed after Python has ended, which crashes.
+    combine, start = f"backend_kwargs.{name}.combine", f"backend_kwargs.{name}.start"
+    get_global_func("s_tir.schedule.RegisterReducer")(
+        1,
+        register_global_func(combine, lambda x, y: [opaque(better(x[0], y[0]), x[0], y[0])], override=True),
+        register_global_func(start, lambda x: [worst(x[0].ty.dtype)], override=True),
+    )
+
+
+def schedule_cpu(func: tirx.PrimFunc, target: Target) -> Schedule:
+    """Return `func` scheduled: a step that TVM rejects is skipped, and its loops stay as they were."""
+    _teach_extrema()
+    lanes = codegen.llvm_get_vector_width(target) // 32
+    sch = _each(Schedule(func), _inline)
+    tiled = _each(sch, partial(_tile, lanes=lanes), _is_sum)
+    sch = (
+        tiled if tiled.trace.insts != sch.trace.insts else _rows(_each(sch, partial(_split_sum, lanes=lanes), _is_sum))
+    )
+    sch = _each(_each(sch, partial(_fuse, lanes=lanes)), partial(_vectorize, lanes=lanes))
+    return _each(sch, _parallelize) if int(target.attrs.get("num-cores", 1)) > 1 else sch
+
+
+def _each(
+    sch: Schedule, step: Callable[..., object], wanted: Callable[..., bool] = lambda sch, block: True
+) -> Schedule:
+    for block in blocks(sch):
+        if wanted(sch, block):
+            sch = _attempt(sch, partial(step, block=block))
+    return sch
+
+
+def blocks(sch: Schedule) -> list[Block]:
+    """Return the blocks of the function, in order."""
+    return list(sch.get_child_blocks(sch.get_sblock("root")))
+
+
+def _attempt(sch: Schedule, step: Callable[[Schedule], object]) -> Schedule:
+    # On a copy, since a rule has several steps and TVM may reject the last.
+    changed = sch.copy()
+    try:
+        step(changed)
+    except Exception:  # noqa: BLE001 - whatever TVM rejects, the loops before the step are correct
+        return sch
+    return changed
+
+
+# ---- properties of a block
+
+
+def _extent(sch: Schedule, loop: Loop) -> int:
+    """Return the number of iterations of a loop, 0 if it is symbolic."""
+    extent = sch.get(loop).extent
+    return int(extent) if isinstance(extent, tirx.IntImm) else 0
+
+
+def _divisor(extent: int, most: int) -> int:
+    return next((size for size in range(most, 1, -1) if extent % size == 0), 1)
+
+
+def _width(extent: int, lanes: int) -> int:
+    # LLVM generates poor code for widths above a vector that are not a multiple of it.
+    return 2 * lanes if extent % (2 * lanes) == 0 else _divisor(extent, lanes)
+
+
+def _is_sum(sch: Schedule, block: Block) -> bool:
+    return sch.get(block).init is not None
+
+
+def _work(sch: Schedule, block: Block) -> Any:
+    return reduce(mul, [sch.get(loop).extent for loop in sch.get_loops(block)], tirx.IntImm("int64", 1))
+
+
+def _same(a: Any, b: Any) -> bool:
+    return bool(Analyzer().can_prove_equal(a, b))
+
+
+def _walked(node: Any, kind: type) -> list[Any]:
+    found: list[Any] = []
+    # A lambda, since TVM uses the return value of a visitor, and inspects its signature.
+    tvm_ffi.structural_walk(node, (kind, lambda each: found.append(each)), order="post")  # noqa: PLW0108
+    return found
+
+
+def _costly(block: Any) -> bool:
+    # Calls are exp, tanh, or the if_then_else of padding; loads, arithmetic and casts cost less than memory access.
+    return any(not is_opaque(call) for call in _walked(block.body, Call))
+
+
+def _fits(sch: Schedule, block: Block, consumer: Block) -> bool:
+    """Return whether the producer of an operand can be inlined: TVM repeats its expression at each load of it.
+
+    TVM's simplifier takes twice as long for each choice that is nested in another.
+    """
+    inner, outer = sch.get(block), sch.get(consumer)
+    loads = [each for each in _walked(outer.body, TensorLoad) if each.source.same_as(inner.writes[0].source)]
+    nested = _walked(inner.body, tirx.Select) and _walked(outer.body, tirx.Select)
+    return not nested and len(loads) * (len(_walked(inner.body, tirx.Expr)) - len(_walked(inner.body, Op))) <= LARGEST
+
+
+class Axes:
+    """The loops of a block by the block variables that they drive."""
+
+    def __init__(self, sch: Schedule, block: Block):
+        self.sch, self.block = sch, sch.get(block)
+        realized = sblock_realize(sch, block).iter_values
+        self.bound = list(zip(self.block.iter_vars, realized, strict=True))
+        self.loops = list(sch.get_loops(block))
+
+    def along(self, variables: Iterable[Any]) -> list[Loop]:
+        """Return the loops that drive any of these block variables."""
+        wanted = list(variables)
+        driving = [v for each, value in self.bound if _among(each.var, wanted) for v in _walked(value, tirx.Var)]
+        return [loop for loop in self.loops if _among(self.sch.get(loop).loop_var, driving)]
+
+    @property
+    def summed(self) -> list[Loop]:
+        """Return the loops over the terms of a sum."""
+        return self.along(each.var for each, _ in self.bound if each.iter_type == tirx.IterVar.CommReduce)
+
+    def contiguous(self, region: Any) -> list[Loop]:
+        """Return the loops along the last axis of a buffer's region."""
+        return self.along(_walked(region.region[-1].min, tirx.Var)) if len(region.region) else []
+
+    def touching(self, region: Any) -> list[Loop]:
+        """Return the loops that move within a buffer's region."""
+        return self.along(v for each in region.region for v in _walked(each.min, tirx.Var))
+
+
+def _among(node: Any, nodes: Iterable[Any]) -> bool:
+    return any(node.same_as(each) for each in nodes)
+
+
+# ---- the steps
+
+
+def _inline(sch: Schedule, block: Block) -> None:
+    consumers = list(sch.get_consumers(block))
+    again = len(consumers) > 1 or any(not _same(_work(sch, block), _work(sch, each)) for each in consumers)
+    if not (again and _costly(sch.get(block))) and all(_fits(sch, block, each) for each in consumers):
+        sch.compute_inline(block)
+
+
+def _split_sum(sch: Schedule, block: Block, lanes: int) -> None:
+    """Sum adjacent elements in separate lanes, which are added up at the end."""
+    axes = Axes(sch, block)
+    inner = axes.summed[-1]
+    # A value that is constant along a row, such as its mean, is the same in every lane.
+    along = [read for read in axes.block.reads if _among(inner, axes.touching(read))]
+    # A lane that a symbolic size leaves out would be added without being initialized; and if the lanes leave a
+    # remainder, TVM drops its guard when it moves the block.
+    width = _divisor(_extent(sch, inner) or 1, lanes)
+    if width == 1 or any(not _among(inner, axes.contiguous(read)) for read in along):
+        return
+    _, lane = sch.split(inner, [None, width])
+    sch.rfactor(lane, len(axes.block.writes[0].region))
+
+
+def _rows(sch: Schedule) -> Schedule:
+    """Compute the producers of a row of the result right before it, while the row is in cache."""
+    *before, last = blocks(sch)
+    sums = [block for block in before if _is_sum(sch, block)]
+    if not sums:
+        return sch
+    rows = min(_rank(sch, block) for block in sums)
+    if not 0 < rows < len(sch.get_loops(last)):
+        return sch
+    for block in reversed(before):
+        sch = _attempt(sch, partial(_compute_at, block=block, loop=sch.get_loops(last)[rows - 1]))
+    return sch
+
+
+def _rank(sch: Schedule, block: Block) -> int:
+    """Return the number of loops over a sum's results, without the last one of extent 1 that keepdim leaves."""
+    axes = Axes(sch, block)
+    over = [_extent(sch, loop) for loop in axes.loops if not _among(loop, axes.summed)]
+    return max((i for i, extent in enumerate(over, 1) if extent != 1), default=0)
+
+
+def _compute_at(sch: Schedule, block: Block, loop: Loop) -> None:
+    before = _work(sch, block)
+    sch.compute_at(block, loop, preserve_unit_loops=True)
+    if not _same(before, _work(sch, block)):
+        raise ValueError("A row's producer would be computed again for other rows.")
+
+
+def _tile(sch: Schedule, block: Block, lanes: int) -> None:
+    """Keep a tile of sums in registers: a vector of the result's columns by rows that read the same operand."""
+    axes = Axes(sch, block)
+    terms, (column,) = axes.summed, axes.contiguous(axes.block.writes[0])
+    at, operand = next((at, read) for at, read in enumerate(axes.block.reads) if _among(column, axes.touching(read)))
+    spatial = [loop for loop in axes.loops if not _among(loop, terms)]
+    row = [loop for loop in spatial if not _among(loop, axes.touching(operand))][-1]
+    outer = [loop for loop in spatial if not (_among(loop, [row, column]))]
+    height = _divisor(_extent(sch, row), ROWS)
+    if (stride := _stride(axes, operand, column)) > 1:
+        _gather(sch, block, at, stride)
+    strided = not _among(column, axes.contiguous(operand))
+    if strided and 0 < _extent(sch, row) < WORTH_PACKING:
+        raise ValueError("With so few rows, sums in lanes are faster, since they read the operand in place.")
+    columns, vector = sch.split(column, [None, _width(_extent(sch, column), lanes)])
+    rows, inner = sch.split(row, [None, height])
+    sch.reorder(*outer, columns, rows, *terms, inner, vector)
+    if strided:
+        _pack(sch, block, at, columns, lanes)
+    _write_back(sch, block, rows)
+    sch.vectorize(vector)
+    sch.unroll(inner)
+    sch.decompose_reduction(block, terms[0])
+
+
+def _pack(sch: Schedule, block: Block, operand: int, loop: Loop, lanes: int) -> None:
+    """Copy a panel of an operand whose rows are the result's columns, such as the weights of a linear layer.
+
+    By squares, and read in vectors: going down the rows would map all of them to the same few cache lines.
+    """
+    panel = sch.cache_read(block, operand, "global")
+    sch.transform_layout(panel, ("write", 0), lambda *at: (*at[:-2], at[-1], at[-2]))
+    sch.compute_at(panel, loop, preserve_unit_loops=True)
+    axes = Axes(sch, panel)
+    down, along = axes.contiguous(axes.block.writes[0])[-1], axes.contiguous(axes.block.reads[0])[-1]
+    rows, row = sch.split(down, [None, _divisor(_extent(sch, down), lanes // 2)])
+    columns, column = sch.split(along, [None, _divisor(_extent(sch, along), lanes // 2)])
+    sch.reorder(columns, rows, row, column)
+    sch.unroll(row)
+    sch.vectorize(column)
+
+
+def _stride(axes: Axes, read: Any, loop: Loop) -> int:
+    """Return the distance in memory between the operand's elements for adjacent results, 0 if it varies."""
+    variable = next(each.var for each, value in axes.bound if value.same_as(axes.sch.get(loop).loop_var))
+    at = read.region[-1].min
+    found = detect_linear_equation(at, [variable])
+    return int(found[0]) if found and isinstance(found[0], tirx.IntImm) else 0
+
+
+def _gather(sch: Schedule, block: Block, operand: int, stride: int) -> None:
+    """Store contiguously what a convolution with a stride reads together."""
+    written = list(sch.get_producers(block))
+    buffer = sch.get(block).reads[operand].source
+    source = next((each for each in written if sch.get(each).writes[0].source.same_as(buffer)), None)
+    source = source or sch.cache_read(block, operand, "global")
+    sch.transform_layout(source, ("write", 0), lambda *at: (*at[:-1], at[-1] % stride, at[-1] // stride))
+
+
+def _write_back(sch: Schedule, block: Block, loop: Loop) -> None:
+    consumers = list(sch.get_consumers(block))
+    if not consumers:
+        consumers = [sch.cache_write(block, 0, "local")]
+    else:
+        sch.set_scope(block, 0, "local")
+    sch.reverse_compute_at(consumers[0], loop, preserve_unit_loops=True)
+
+
+def _fuse(sch: Schedule, block: Block, lanes: int) -> None:
+    """Make one loop of the last axes, which all operands walk as the result does: an image's 7 by 7 fill no vector."""
+    axes = Axes(sch, block)
+    variables = [each.var for each, _ in axes.bound]
+    bound = [value for _, value in axes.bound]
+    loops_are_axes = len(axes.loops) == len(variables) and all(
+        value.same_as(sch.get(loop).loop_var) for value, loop in zip(bound, axes.loops, strict=True)
+    )
+    (written,) = axes.block.writes
+    shape = list(written.source.shape)
+    if axes.summed or not loops_are_axes or not _walks(written, variables, shape):
+        return
+    if len(sch.get_child_blocks(axes.loops[0])) > 1 or not all(_extent(sch, loop) for loop in axes.loops):
+        return
+    along = (
+        at
+        for at in range(len(variables))
+        if all(
+            _walks(read, variables[at:], shape[at:]) or not _reads(read, variables[at:]) for read in axes.block.reads
+        )
+    )
+    first = max(next(along, len(variables)), _first_filled([_extent(sch, loop) for loop in axes.loops], lanes))
+    if first < len(variables) - 1:
+        sch.fuse(*axes.loops[first:])
+        if first > 1:
+            sch.fuse(*axes.loops[:first])  # for threads, since an image's first axis may have one element
+
+
+def _first_filled(sizes: list[int], lanes: int) -> int:
+    """Return the axis from which the last axes fill whole vectors, 0 if the last one alone does or if none do.
+
+    With further axes in the loop, TVM splits an index by vectors, cannot join it again, and loads element by element.
+    """
+    if sizes[-1] % lanes == 0:
+        return 0
+    return next((at for at in range(len(sizes) - 1, 0, -1) if math.prod(sizes[at:]) % lanes == 0), 0)
+
+
+def _walks(region: Any, variables: list[Any], shape: list[Any]) -> bool:
+    """Return whether a region's last axes are these variables in their order, over axes of these sizes."""
+    last, sizes = list(region.region)[-len(variables) :], list(region.source.shape)[-len(variables) :]
+    if len(last) != len(variables) or not all(map(_same, sizes[1:], shape[1:])):
+        return False
+    return all(each.min.same_as(variable) for each, variable in zip(last, variables, strict=True))
+
+
+def _reads(region: Any, variables: list[Any]) -> bool:
+    """Return whether a region moves with any of these variables."""
+    return any(_among(each, variables) for part in region.region for each in _walked(part.min, tirx.Var))
+
+
+def _vectorize(sch: Schedule, block: Block, lanes: int) -> None:
+    """Vectorize along the last axis of the result, with the terms of a sum outside."""
+    axes = Axes(sch, block)
+    if any(sch.get(loop).kind == tirx.ForKind.VECTORIZED for loop in axes.loops):
+        return
+    along, terms = axes.contiguous(axes.block.writes[0]), axes.summed
+    # TVM vectorizes a loop even if it contains other blocks, and then computes only their first element.
+    if len(sch.get_child_blocks(along[-1])) > 1:
+        return
+    # A bias of the rows is not a transposition: it is constant along a row.
+    crossed = [read for read in axes.block.reads if _among(along[-1], axes.touching(read))]
+    across = [loop for read in crossed for loop in axes.contiguous(read) if not _among(loop, along)]
+    width, height = (_divisor(_extent(sch, loop), lanes) for loop in (along[-1], (across or along)[0]))
+    if not (terms or across) and width & (width - 1):
+        return  # LLVM is slow with 11 lanes, but fast with a plain loop, whose remainder it splits off
+    columns, vector = sch.split(along[-1], [None, width])
+    if terms:
+        sch.reorder(columns, *terms, vector)
+    elif across:
+        # A transposition: by squares that stay in cache, since contiguous access on one side is strided on the other.
+        rows, row = sch.split(across[0], [None, height])
+        sch.reorder(rows, columns, row, vector)
+    sch.vectorize(vector)
+    if terms:
+        sch.decompose_reduction(block, terms[0])
+
+
+def _parallelize(sch: Schedule, block: Block) -> None:
+    """Parallelize the outermost loop, if the work is worth waking the threads."""
+    axes, work = Axes(sch, block), _work(sch, block)
+    first = axes.loops[0]
+    small = isinstance(work, tirx.IntImm) and int(work) < WORTH_THREADS
+    if small or _among(first, axes.summed) or sch.get(first).kind != tirx.ForKind.SERIAL:
+        return
+    sch.parallel(first)

@@ -1,0 +1,149 @@
+"""Lower a graph of ATen operators to TVM's Relax, node by node, each checked against its fake tensor.
+
+All converters are our own, since too many of those in TVM's importers are silently wrong. Each is written in TVM's
+tensor expressions over the output's fake tensor, whose shape and dtype are known to be right.
+"""
+
+import operator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import tvm
+from torch import fx
+from torch.utils._pytree import tree_flatten
+from tvm import relax, tirx
+
+from backend_kwargs.backends.part_compiler import Unsupported
+from backend_kwargs.backends.tvm.lowering.kernels import Kernels
+from backend_kwargs.backends.tvm.lowering.linear import join_transposed
+from backend_kwargs.backends.tvm.lowering.node import dtype
+from backend_kwargs.backends.tvm.lowering.table import RESHAPED, SAME
+from backend_kwargs.backends.tvm.opaque import hide
+from backend_kwargs.backends.tvm.shapes import ShapeSource, UnknownSize, to_tvm, unread
+from backend_kwargs.graphs.parts import names_of, symbols_of
+
+
+@dataclass(frozen=True)
+class Lowered:
+    """A module whose "main" takes the placeholders `inputs`, then one shape for `shape_sources` if there are any."""
+
+    mod: tvm.IRModule
+    inputs: tuple[str, ...]
+    shape_sources: tuple[ShapeSource, ...]
+    outputs: int
+
+
+def lower(gm: fx.GraphModule, kernels: Kernels | None = None) -> Lowered:
+    """Lower a graph whose nodes have fake tensors as meta["val"]; its attributes are constants.
+
+    Raises Unsupported for the first node that TVM cannot have.
+    """
+    join_transposed(gm)
+    return _Lowering(gm, kernels or Kernels()).lowered()
+
+
+class _Lowering:
+    """The state of a lowering: the builder, TVM's variable for each symbol, and each node's value."""
+
+    def __init__(self, gm: fx.GraphModule, kernels: Kernels) -> None:
+        self.gm, self.kernels, self.bb = gm, kernels, relax.BlockBuilder()
+        values = [node.meta.get("val") for node in gm.graph.nodes]
+        self.variables = {symbol: tirx.Var(str(symbol), "int64") for symbol in sorted(symbols_of(values), key=str)}
+        self.values: dict[Any, Any] = {}
+
+    def lowered(self) -> Lowered:
+        tensors = [
+            node
+            for node in self.gm.graph.find_nodes(op="placeholder")
+            if bool(node.users) and isinstance(node.meta["val"], torch.Tensor)
+        ]
+        sources = self._sources(tensors)
+        for node in tensors:
+            fake = node.meta["val"]
+            self.values[node] = relax.Var(node.name, relax.TensorType(self._shape(fake), dtype(fake)))
+        sizes = relax.Var("sizes", relax.ShapeType([self.variables[source.symbol] for source in sources]))
+        count = self._main([*(self.values[node] for node in tensors), *([sizes] if sources else [])])
+        return Lowered(hide(self.bb.get()), tuple(node.name for node in tensors), tuple(sources), count)
+
+    def _main(self, parameters: list[Any]) -> int:
+        """Build the function "main", and return its number of outputs."""
+        results: list[Any] = []
+        failure: Exception | None = None
+        with self.bb.function("main", parameters):
+            with self.bb.dataflow():
+                try:
+                    results = self._results()
+                except Exception as error:  # noqa: BLE001 - raised below, since TVM warns about an unfinished function
+                    failure = error
+                whole = self.bb.emit_output(relax.Tuple(results))
+            self.bb.emit_func_output(whole)
+        if failure:
+            raise failure
+        return len(results)
+
+    def _sources(self, tensors: list[fx.Node]) -> list[ShapeSource]:
+        inputs = self.gm.graph.find_nodes(op="placeholder")
+        known = [node for node in inputs if node in tensors or not isinstance(node.meta["val"], torch.Tensor)]
+        try:
+            return unread([node.name for node in known], [node.meta["val"] for node in known], self.variables)
+        except UnknownSize as error:
+            raise Unsupported("sizes", str(error)) from error
+
+    def _shape(self, fake: torch.Tensor) -> list[Any]:
+        return [to_tvm(size, self.variables) for size in fake.shape]
+
+    def _results(self) -> list[Any]:
+        for node in self.gm.graph.nodes:
+            self._step(node)
+        (outputs,) = self.gm.graph.output_node().args
+        return [self._result(node) for node in (outputs if isinstance(outputs, list | tuple) else [outputs])]
+
+    def _result(self, node: Any) -> Any:
+        if node not in self.values or not isinstance(node.meta["val"], torch.Tensor):
+            raise Unsupported("output", f"{node} is not a tensor")
+        return self.values[node]
+
+    def _step(self, node: fx.Node) -> None:
+        if node.op == "get_attr":
+            self.values[node] = constant(operator.attrgetter(str(node.target))(self.gm))
+        elif node.target is operator.getitem:
+            self.values[node] = self.values[node.args[0]][node.args[1]]
+        elif node.op == "call_function" and isinstance(node.meta["val"], torch.Tensor | list | tuple):
+            self.values[node] = self._converted(node)
+
+    def _converted(self, node: fx.Node) -> Any:
+        """Emit a call of the node's kernel: a list for several results, with None for unused ones."""
+        kernel, fakes = self.kernels.of(node), node.meta["val"]
+        tensors = [self.values[each] for each in _tensors_read(node)]
+        if RESHAPED.intersection(names_of(node)):
+            return self.bb.emit(relax.op.reshape(tensors[0], relax.ShapeExpr(self._shape(fakes))))
+        if SAME.intersection(names_of(node)):
+            return tensors[0]
+        leaves = [fakes] if isinstance(fakes, torch.Tensor) else fakes
+        made = [(fake, kind) for fake, kind in zip(leaves, kernel.dtypes, strict=True) if kind]
+        types = [relax.TensorType(self._shape(fake), kind) for fake, kind in made]
+        sizes = [self.variables[symbol] for symbol in kernel.symbols]
+        function = self.bb.add_func(kernel.func, names_of(node)[1])
+        call = self.bb.emit(relax.call_tir(function, [*tensors, *sizes], types))
+        items = [call] if len(made) == 1 else [self.bb.emit(relax.TupleGetItem(call, i)) for i in range(len(made))]
+        results = iter([self._cast(item, fake) for item, (fake, _) in zip(items, made, strict=True)])
+        every = [next(results) if kind else None for kind in kernel.dtypes]
+        return every[0] if isinstance(fakes, torch.Tensor) else every
+
+    def _cast(self, result: Any, fake: torch.Tensor) -> Any:
+        wanted = dtype(fake)
+        return result if str(result.ty.dtype) == wanted else self.bb.emit(relax.op.astype(result, wanted))
+
+
+def _tensors_read(node: fx.Node) -> list[fx.Node]:
+    """Return the nodes whose tensors a node reads, in the order of its arguments, each as often as it occurs."""
+    leaves, _ = tree_flatten((node.args, node.kwargs))
+    return [each for each in leaves if isinstance(each, fx.Node) and isinstance(each.meta["val"], torch.Tensor)]
+
+
+def constant(tensor: Any) -> Any:
+    """Return a tensor as a constant of the module."""
+    if not isinstance(tensor, torch.Tensor):
+        raise Unsupported("constant", f"{tensor!r} is not a tensor")
+    return relax.const(tvm.runtime.from_dlpack(tensor.detach().cpu().contiguous().clone()))

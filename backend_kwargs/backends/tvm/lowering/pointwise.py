@@ -1,0 +1,335 @@
+"""Pointwise operators: each as a function of numbers, with torch's type promotion."""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from torch._prims_common import ELEMENTWISE_TYPE_PROMOTION_KIND as KIND
+from torch._prims_common import elementwise_dtypes
+from tvm import tirx
+
+from backend_kwargs.backends.part_compiler import Unsupported
+from backend_kwargs.backends.tvm.lowering import vector
+from backend_kwargs.backends.tvm.lowering.node import (
+    Node,
+    cast,
+    compute,
+    computed_in,
+    dtype_of,
+    equal,
+    is_float,
+    isnan,
+    load,
+    unequal,
+)
+from backend_kwargs.backends.tvm.lowering.vector import const
+from backend_kwargs.backends.tvm.opaque import value_of
+
+SAME, FLOAT, BOOL, LONG = KIND.DEFAULT, KIND.INT_TO_FLOAT, KIND.ALWAYS_BOOL, KIND.BOOL_TO_LONG
+
+
+@dataclass(frozen=True)
+class Pointwise:
+    """A function of numbers, its type promotion, and the arguments that are tensors or take part in promotion."""
+
+    value: Callable[..., Any]
+    kind: KIND = SAME
+    operands: int | None = None
+    defaults: tuple[Any, ...] = ()
+
+    def __call__(self, node: Node, *args: Any, **kwargs: Any) -> Any:
+        """Lower a node: load, cast to the dtype of the computation, compute, cast to the output's dtype."""
+        args = (*args, *self.defaults[len(args) :]) if self.defaults else args
+        count = len(args) if self.operands is None else self.operands
+        promoted = [fake for fake in node.fakes[:count] if fake is not None]
+        within = computed_in(dtype_of(elementwise_dtypes(*promoted, type_promotion_kind=self.kind)[0]))
+
+        def element(index: tuple[Any, ...]) -> Any:
+            numbers = [x if x is None else cast(load(x, index), within) for x in args[:count]]
+            return cast(self.value(*numbers, *args[count:], **kwargs), node.dtype)
+
+        return compute(node.shape, element)
+
+
+def where(condition: Any, x: Any, y: Any) -> Any:
+    """Choose without a branch, so that LLVM can vectorize."""
+    return tirx.Select(condition, x, y)
+
+
+def zero(x: Any) -> Any:
+    """Return zero of an expression's type."""
+    return const(0, x)
+
+
+def libm(name: str) -> Callable[..., Any]:
+    """Return a function of C's math library, where TVM has no intrinsic or an inaccurate one."""
+    return lambda *xs: tirx.call_pure_extern(xs[0].ty.dtype, name + "f" * (xs[0].ty.dtype == "float32"), *xs)
+
+
+modulo = libm("fmod")
+
+
+def maximum(x: Any, y: Any) -> Any:
+    """Return the larger number, nan if one is nan."""
+    return where(first_wins(x, x > y), x, y) if is_float(x.ty.dtype) else tirx.max(x, y)
+
+
+def minimum(x: Any, y: Any) -> Any:
+    """Return the smaller number, nan if one is nan."""
+    return where(first_wins(x, x < y), x, y) if is_float(x.ty.dtype) else tirx.min(x, y)
+
+
+def first_wins(x: Any, beyond: Any) -> Any:
+    """Return the condition for x to win, such that nan wins: a comparison with nan is false."""
+    value = value_of(x)
+    return beyond if value is not None and not math.isnan(value) else tirx.any(isnan(x), beyond)
+
+
+def clamp(x: Any, low: Any, high: Any) -> Any:
+    """Return x clamped to bounds, either of which may be None."""
+    x = x if low is None else maximum(low, x)
+    return x if high is None else minimum(high, x)
+
+
+def add(x: Any, y: Any, alpha: float = 1) -> Any:
+    """Return x + alpha y."""
+    return x + (y if alpha == 1 else y * const(alpha, y))
+
+
+def nonzero(x: Any) -> Any:
+    """Return the divisor of an int, which must be a nonzero constant: eager raises for zeros, and TVM cannot."""
+    if not value_of(x):
+        raise Unsupported("division", "an int divided by what may be zero")
+    return x
+
+
+def remainder(x: Any, y: Any) -> Any:
+    """Return the remainder with the divisor's sign."""
+    if not is_float(x.ty.dtype):
+        return tirx.floormod(x, nonzero(y))
+    rest = modulo(x, y)
+    return where(tirx.all(unequal(rest, zero(x)), unequal(rest < zero(x), y < zero(x))), rest + y, rest)
+
+
+def fmod(x: Any, y: Any) -> Any:
+    """Return the remainder with the dividend's sign."""
+    return modulo(x, y) if is_float(x.ty.dtype) else tirx.truncmod(x, nonzero(y))
+
+
+def floor_divide(x: Any, y: Any) -> Any:
+    """Return the quotient rounded down; for floats from the remainder, as in ATen."""
+    if not is_float(x.ty.dtype):
+        return tirx.floordiv(x, nonzero(y))
+    rest = modulo(x, y)
+    quotient = (x - rest) / y
+    quotient = quotient - cast(tirx.all(unequal(rest, zero(x)), unequal(rest < zero(x), y < zero(x))), x.ty.dtype)
+    down = tirx.floor(quotient)
+    down = where(quotient - down > const(0.5, x), down + const(1, x), down)
+    return where(equal(y, zero(y)), x / y, where(equal(quotient, zero(x)), tirx.copysign(zero(x), x / y), down))
+
+
+def truncate_divide(x: Any, y: Any) -> Any:
+    """Return the quotient rounded towards zero."""
+    return tirx.trunc(x / y) if is_float(x.ty.dtype) else tirx.truncdiv(x, nonzero(y))
+
+
+def divide(x: Any, y: Any, rounding_mode: str | None = None) -> Any:
+    """Return the quotient in the given rounding mode."""
+    return {None: lambda x, y: x / y, "floor": floor_divide, "trunc": truncate_divide}[rounding_mode](x, y)
+
+
+def isinf(x: Any) -> Any:
+    """Return whether a number is infinite; an int never is."""
+    return equal(tirx.abs(x), const(math.inf, x)) if is_float(x.ty.dtype) else tirx.const(False, "bool")
+
+
+def sign(x: Any) -> Any:
+    """Return -1, 0 or 1; 0 for nan, as ATen does."""
+    return cast(x > zero(x), x.ty.dtype) - cast(x < zero(x), x.ty.dtype)
+
+
+def absolute(x: Any) -> Any:
+    """Return the magnitude."""
+    return x if str(x.ty.dtype).startswith("uint") else tirx.abs(x)
+
+
+def rounded(function: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """Return a rounding function that does not change ints."""
+    return lambda x: function(x) if is_float(x.ty.dtype) else x
+
+
+def gelu(x: Any, approximate: str = "none") -> Any:
+    """Return x times the normal distribution's cumulative probability at x."""
+    if approximate == "tanh":
+        inner = const(math.sqrt(2 / math.pi), x) * (x + const(0.044715, x) * x * x * x)
+        return const(0.5, x) * x * (const(1, x) + vector.tanh(inner))
+    return const(0.5, x) * x * (const(1, x) + vector.erf(x * const(math.sqrt(0.5), x)))
+
+
+def elu(x: Any, alpha: float = 1, scale: float = 1, input_scale: float = 1) -> Any:
+    """Return ATen's elu with three parameters, of which selu and celu are special cases."""
+    negative = const(alpha * scale, x) * expm1(x * const(input_scale, x))
+    return where(x <= zero(x), negative, x * const(scale, x))
+
+
+def expm1(x: Any) -> Any:
+    """Return exp(x) - 1 without cancellation: tanh(x/2) * (exp(x) + 1) near zero."""
+    near = vector.tanh(x * const(0.5, x)) * (vector.exp(x) + const(1, x))
+    return where(tirx.abs(x) < const(0.5, x), near, vector.exp(x) - const(1, x))
+
+
+def power(x: Any, y: Any) -> Any:
+    """Return x to the y; small whole powers by multiplication."""
+    exponent = value_of(y)
+    if exponent in POWERS and is_float(x.ty.dtype):
+        return POWERS[exponent](x)
+    if is_float(x.ty.dtype):
+        return tirx.pow(x, y)
+    if exponent is not None and 0 <= exponent <= 64:
+        return math.prod([x] * exponent, start=const(1, x))
+    raise Unsupported("pow", "an int to a power that is no small number")
+
+
+POWERS = {
+    0.0: lambda x: const(1, x),
+    1.0: lambda x: x,
+    2.0: lambda x: x * x,
+    3.0: lambda x: x * x * x,
+    0.5: tirx.sqrt,
+    -0.5: lambda x: const(1, x) / tirx.sqrt(x),
+    -1.0: lambda x: const(1, x) / x,
+    -2.0: lambda x: const(1, x) / (x * x),
+}
+
+
+def compared(comparison: Callable[[Any, Any], Any]) -> Pointwise:
+    """Return a comparison in the promoted dtype."""
+    return Pointwise(comparison, BOOL)
+
+
+def floating(*functions: Callable[[Any], Any]) -> list[Pointwise]:
+    """Return functions that convert ints to floats."""
+    return [Pointwise(function, FLOAT) for function in functions]
+
+
+def truth(function: Callable[..., Any]) -> Pointwise:
+    """Return a function of bools."""
+    return Pointwise(lambda *xs: function(*(unequal(x, zero(x)) for x in xs)), BOOL)
+
+
+POINTWISE: dict[str, Callable[..., Any]] = {
+    "add": Pointwise(add, operands=2),
+    "sub": Pointwise(lambda x, y, alpha=1: add(x, y, -alpha) if alpha != 1 else x - y, operands=2),
+    "mul": Pointwise(lambda x, y: x * y),
+    "div.Tensor": Pointwise(divide, FLOAT),
+    "div.Scalar": Pointwise(divide, FLOAT),
+    "remainder": Pointwise(remainder),
+    "fmod": Pointwise(fmod),
+    "pow": Pointwise(power, LONG),
+    "maximum": Pointwise(maximum),
+    "fmax": Pointwise(lambda x, y: where(isnan(x), y, where(isnan(y), x, maximum(x, y)))),
+    "fmin": Pointwise(lambda x, y: where(isnan(x), y, where(isnan(y), x, minimum(x, y)))),
+    "minimum": Pointwise(minimum),
+    "clamp": Pointwise(clamp, operands=3, defaults=(None, None, None)),
+    "hardtanh": Pointwise(clamp, operands=3, defaults=(None, -1.0, 1.0)),
+    "relu": Pointwise(lambda x: where(x < zero(x), zero(x), x)),
+    "leaky_relu": Pointwise(lambda x, slope=0.01: where(x > zero(x), x, x * const(slope, x)), operands=1),
+    "elu": Pointwise(elu, operands=1),
+    "gelu": Pointwise(gelu, operands=1),
+    "sigmoid": Pointwise(vector.sigmoid, FLOAT),
+    "tanh": Pointwise(vector.tanh, FLOAT),
+    "erf": Pointwise(vector.erf, FLOAT),
+    "erfc": Pointwise(libm("erfc"), FLOAT),
+    "hypot": Pointwise(libm("hypot"), FLOAT),
+    "exp": Pointwise(vector.exp, FLOAT),
+    "expm1": Pointwise(expm1, FLOAT),
+    "exp2": Pointwise(vector.exp2, FLOAT),
+    "log": Pointwise(tirx.log, FLOAT),
+    "log2": Pointwise(tirx.log2, FLOAT),
+    "log10": Pointwise(tirx.log10, FLOAT),
+    "log1p": Pointwise(libm("log1p"), FLOAT),
+    "sqrt": Pointwise(tirx.sqrt, FLOAT),
+    "rsqrt": Pointwise(lambda x: const(1, x) / tirx.sqrt(x), FLOAT),
+    "reciprocal": Pointwise(lambda x: const(1, x) / x, FLOAT),
+    "sin": Pointwise(tirx.sin, FLOAT),
+    "cos": Pointwise(tirx.cos, FLOAT),
+    "tan": Pointwise(libm("tan"), FLOAT),
+    "asin": Pointwise(libm("asin"), FLOAT),
+    "acos": Pointwise(libm("acos"), FLOAT),
+    "atan": Pointwise(libm("atan"), FLOAT),
+    "atan2": Pointwise(libm("atan2"), FLOAT),
+    "sinh": Pointwise(libm("sinh"), FLOAT),
+    "cosh": Pointwise(libm("cosh"), FLOAT),
+    "asinh": Pointwise(libm("asinh"), FLOAT),
+    "acosh": Pointwise(libm("acosh"), FLOAT),
+    "atanh": Pointwise(libm("atanh"), FLOAT),
+    "neg": Pointwise(lambda x: -x if is_float(x.ty.dtype) else zero(x) - x),
+    "abs": Pointwise(absolute),
+    "sign": Pointwise(sign),
+    "floor": Pointwise(rounded(tirx.floor)),
+    "ceil": Pointwise(rounded(tirx.ceil)),
+    "trunc": Pointwise(rounded(tirx.trunc)),
+    "round.default": Pointwise(rounded(tirx.nearbyint)),
+    "copysign": Pointwise(tirx.copysign, FLOAT),
+    "isnan": Pointwise(isnan, BOOL),
+    "isinf": Pointwise(isinf, BOOL),
+    "eq": compared(equal),
+    "ne": compared(unequal),
+    "lt": compared(lambda x, y: x < y),
+    "le": compared(lambda x, y: x <= y),
+    "gt": compared(lambda x, y: x > y),
+    "ge": compared(lambda x, y: x >= y),
+    "logical_and": truth(tirx.all),
+    "logical_or": truth(tirx.any),
+    "logical_not": truth(tirx.Not),
+    "logical_xor": truth(unequal),
+    "bitwise_and": Pointwise(tirx.bitwise_and),
+    "bitwise_or": Pointwise(tirx.bitwise_or),
+    "bitwise_xor": Pointwise(tirx.bitwise_xor),
+}
+
+
+def invert(node: Node, x: Any) -> Any:
+    """Lower bitwise_not, which is logical for bools."""
+    turned = tirx.Not if node.dtype == "bool" else tirx.bitwise_not
+    return compute(node.shape, lambda index: turned(load(x, index)))
+
+
+def divide_in_mode(node: Node, *args: Any, rounding_mode: str | None = None) -> Any:
+    """Lower div with a rounding mode, without which ints become floats."""
+    return Pointwise(divide, SAME if rounding_mode else FLOAT)(node, *args, rounding_mode=rounding_mode)
+
+
+def convert(node: Node, x: Any, *_: Any, **__: Any) -> Any:
+    """Lower a copy with another dtype or another shape."""
+    return compute(node.shape, lambda index: cast(load(x, index), node.dtype))
+
+
+def select(node: Node, condition: Any, x: Any, y: Any) -> Any:
+    """Lower where."""
+    return compute(
+        node.shape,
+        lambda index: where(
+            cast(load(condition, index), "bool"), cast(load(x, index), node.dtype), cast(load(y, index), node.dtype)
+        ),
+    )
+
+
+def filled(node: Node, *args: Any, value: Any) -> Any:
+    """Lower a tensor filled with one number."""
+    return compute(node.shape, lambda _: cast(value, node.dtype))
+
+
+POINTWISE |= {
+    "bitwise_not": invert,
+    "div": divide_in_mode,
+    "_to_copy": convert,
+    "convert_element_type": convert,
+    "expand": convert,
+    "copy": lambda node, _, source, *__: convert(node, source),
+    "where.self": select,
+    "full": lambda node, _, value, **__: filled(node, value=value),
+    "full_like": lambda node, _, value, **__: filled(node, value=value),
+    "scalar_tensor": lambda node, value, **__: filled(node, value=value),
+}

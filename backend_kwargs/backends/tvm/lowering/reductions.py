@@ -1,0 +1,280 @@
+"""Reductions."""
+
+import functools
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from tvm import te, tirx
+
+from backend_kwargs.backends.tvm.lowering import vector
+from backend_kwargs.backends.tvm.lowering.node import (
+    Node,
+    cast,
+    compute,
+    computed_in,
+    dtype,
+    equal,
+    int64,
+    is_float,
+    isnan,
+)
+from backend_kwargs.backends.tvm.lowering.pointwise import maximum, minimum
+from backend_kwargs.backends.tvm.opaque import number
+
+# With more elements, one float32 total loses digits that ATen's pairwise sums keep.
+LONG = 4096
+
+
+def lowest(dtype: Any) -> Any:
+    """Return a lower bound of a dtype's numbers."""
+    return tirx.const(-math.inf, dtype) if is_float(dtype) else tirx.min_value(dtype)
+
+
+def highest(dtype: Any) -> Any:
+    """Return an upper bound of a dtype's numbers."""
+    return tirx.const(math.inf, dtype) if is_float(dtype) else tirx.max_value(dtype)
+
+
+SUM = te.comm_reducer(lambda x, y: x + y, lambda dtype: tirx.const(0, dtype), "sum")
+PROD = te.comm_reducer(lambda x, y: x * y, lambda dtype: tirx.const(1, dtype), "prod")
+MAX = te.comm_reducer(maximum, lowest, "max")
+MIN = te.comm_reducer(minimum, highest, "min")
+
+
+def dims_of(dims: Any, rank: int) -> list[int]:
+    """Return the reduced dimensions, all if none is named."""
+    dims = [dims] if isinstance(dims, int) else dims
+    return sorted({d % rank for d in dims} if dims and rank else range(rank))
+
+
+def spans(x: Any, over: Sequence[int], keepdim: bool) -> tuple[list[Any], list[Any], Callable[..., list[Any]]]:
+    """Return the axes of a reduction, its output's shape, and a function from an output index to the input's."""
+    axes = {d: te.reduce_axis((0, x.shape[d]), f"r{d}") for d in over}
+    shape = [int64(1) if d in axes else size for d, size in enumerate(x.shape) if keepdim or d not in axes]
+
+    def index(outer: Sequence[Any]) -> list[Any]:
+        kept = iter([i for d, i in enumerate(outer) if d not in axes] if keepdim else outer)
+        return [axes[d].var if d in axes else next(kept) for d in range(len(x.shape))]
+
+    return list(axes.values()), shape, index
+
+
+def reduce(
+    x: Any, over: Sequence[int], keepdim: bool, reducer: Any, within: str, value: Callable[..., Any] = lambda v, i: v
+) -> Any:
+    """Return the reduction over some dimensions of `value(element, index)`, computed in dtype `within`."""
+    axes, shape, index = spans(x, over, keepdim)
+
+    def element(outer: tuple[Any, ...]) -> Any:
+        at = index(outer)
+        one = value(cast(x(*at), within), at)
+        return reducer(one, axis=axes) if axes else one
+
+    return compute(shape, element, "reduced")
+
+
+def accumulated_in(x: Any, over: Sequence[int], dtype: str) -> str:
+    """Return the dtype of an accumulator: float64 if there are many elements, or an unknown number."""
+    within = computed_in(dtype)
+    count = math.prod(int(x.shape[d]) if isinstance(x.shape[d], tirx.IntImm) else LONG for d in over)
+    return "float64" if within == "float32" and count >= LONG else within
+
+
+def elements(x: Any, over: Sequence[int]) -> Any:
+    """Return the number of elements that are reduced to one."""
+    return math.prod((x.shape[d] for d in over), start=int64(1))
+
+
+def cast_to(x: Any, dtype: str) -> Any:
+    """Return a tensor in another dtype, or itself if it has that dtype."""
+    return x if x.dtype == dtype else compute(x.shape, lambda i: cast(x(*i), dtype))
+
+
+def reduction(reducer: Any) -> Callable[..., Any]:
+    """Return a converter of sum, prod, amax, amin and similar operators."""
+
+    def convert(node: Node, x: Any, dims: Any = None, keepdim: bool = False, **_: Any) -> Any:
+        over = dims_of(dims, len(x.shape))
+        within = accumulated_in(x, over, node.dtype) if reducer is SUM else computed_in(node.dtype)
+        return cast_to(reduce(x, over, keepdim, reducer, within), node.dtype)
+
+    return convert
+
+
+def mean(node: Node, x: Any, dims: Any = None, keepdim: bool = False, **_: Any) -> Any:
+    """Lower mean."""
+    over = dims_of(dims, len(x.shape))
+    within = accumulated_in(x, over, node.dtype)
+    total, count = reduce(x, over, keepdim, SUM, within), cast(elements(x, over), within)
+    return compute(total.shape, lambda i: cast(total(*i) / count, node.dtype))
+
+
+def vector_norm(node: Node, x: Any, order: float = 2, dims: Any = None, keepdim: bool = False, **_: Any) -> Any:
+    """Lower linalg_vector_norm: the largest or smallest magnitude, or a root of the sum of their powers."""
+    over = dims_of(dims, len(x.shape))
+    within = accumulated_in(x, over, node.dtype)
+    if math.isinf(order):
+        reducer = MAX if order > 0 else MIN
+        return cast_to(reduce(x, over, keepdim, reducer, within, lambda v, _: tirx.abs(v)), node.dtype)
+    power, root = NORMS.get(order) or general_norm(order)
+    total = reduce(x, over, keepdim, SUM, within, lambda v, _: power(v))
+    return compute(total.shape, lambda i: cast(root(total(*i)), node.dtype))
+
+
+NORMS: dict[float, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {
+    0: (lambda v: cast(cast(v, "bool"), str(v.ty.dtype)), lambda v: v),
+    1: (tirx.abs, lambda v: v),
+    2: (lambda v: v * v, tirx.sqrt),
+}
+
+
+def general_norm(order: float) -> tuple[Callable[[Any], Any], Callable[[Any], Any]]:
+    """Return the power and the root of a norm."""
+    return (
+        lambda v: tirx.pow(tirx.abs(v), vector.const(order, v)),
+        lambda v: tirx.pow(v, vector.const(1 / order, v)),
+    )
+
+
+def any_true(node: Node, x: Any, dims: Any = None, keepdim: bool = False) -> Any:
+    """Lower any, reduced as ints."""
+    found = reduce(x, dims_of(dims, len(x.shape)), keepdim, MAX, "bool", lambda v, _: cast(v, "int32"))
+    return cast_to(found, node.dtype)
+
+
+def moments(node: Node, x: Any, dims: Any, correction: Any, keepdim: bool, dtype: str) -> tuple[Any, Any]:
+    """Return variance and mean, in two passes for accuracy."""
+    over = dims_of(dims, len(x.shape))
+    within = accumulated_in(x, over, dtype)
+    total, count = reduce(x, over, True, SUM, within), cast(elements(x, over), within)
+    average = compute(total.shape, lambda i: total(*i) / count, "mean")
+
+    def square(v: Any, index: Sequence[Any]) -> Any:
+        apart = v - average(*(0 if d in over else i for d, i in enumerate(index)))
+        return apart * apart
+
+    squares = reduce(x, over, keepdim, SUM, within, square)
+    free = tirx.max(count - cast(1.0 * correction, within), number(0.0, within))
+    variance = compute(squares.shape, lambda i: cast(squares(*i) / free, dtype), "variance")
+
+    def unless_infinite(i: Sequence[Any], value: Any) -> Any:
+        # As ATen's running mean, which is nan after an infinity.
+        return cast(tirx.Select(isnan(squares(*i)), squares(*i), value), dtype)
+
+    if keepdim:
+        return variance, compute(squares.shape, lambda i: unless_infinite(i, average(*i)))
+
+    def spread(i: Sequence[Any]) -> list[Any]:
+        kept = iter(i)
+        return [0 if d in over else next(kept) for d in range(len(x.shape))]
+
+    return variance, compute(squares.shape, lambda i: unless_infinite(i, average(*spread(i))))
+
+
+def var(node: Node, x: Any, dims: Any = None, *, correction: Any = None, keepdim: bool = False) -> Any:
+    """Lower var.correction."""
+    return moments(node, x, dims, 1 if correction is None else correction, keepdim, node.dtype)[0]
+
+
+def var_mean(node: Node, x: Any, dims: Any = None, *, correction: Any = None, keepdim: bool = False) -> list[Any]:
+    """Lower var_mean.correction."""
+    return list(moments(node, x, dims, 1 if correction is None else correction, keepdim, dtype(node.out[0])))
+
+
+def best(
+    shape: Sequence[Any],
+    element: Callable[..., Any],
+    axes: Sequence[Any],
+    dtype: str,
+    *,
+    largest: bool,
+    positions: bool,
+    last_nan: bool = False,
+) -> list[Any]:
+    """Return the best values of `element(index) -> (value, position)` over axes, and on request their first positions.
+
+    Of nan with `last_nan` the last position, as ATen's pooling has it.
+    A second reduction finds the positions: TVM does not vectorize a reduction of pairs, and breaks it for bfloat16.
+    """
+    within = computed_in(dtype)
+    values = compute(shape, lambda i: (MAX if largest else MIN)(cast(element(i)[0], within), axis=axes), "best")
+
+    def first(i: tuple[Any, ...]) -> Any:
+        value, position = element(i)
+        value = cast(value, within)
+        found = tirx.any(equal(value, values(*i)), tirx.all(isnan(value), isnan(values(*i))))
+        if last_nan:
+            position = tirx.Select(isnan(value), -position, position)
+        return MIN(tirx.Select(found, position, tirx.max_value("int64")), axis=axes)
+
+    if not positions:
+        return [values, None]
+    at = compute(shape, first, "position")
+    return [values, compute(shape, lambda i: tirx.abs(at(*i))) if last_nan else at]
+
+
+def extremum(largest: bool, only_position: bool = False) -> Callable[..., Any]:
+    """Return a converter of max.dim or min.dim, or of argmax or argmin."""
+
+    def convert(node: Node, x: Any, dim: int | None = None, keepdim: bool = False) -> Any:
+        over, kind = dims_of(dim, len(x.shape)), str(x.dtype)
+        axes, shape, index = spans(x, over, keepdim)
+
+        def element(outer: Sequence[Any]) -> tuple[Any, Any]:
+            at = index(outer)
+            return x(*at), functools.reduce(lambda total, d: total * x.shape[d] + at[d], over, int64(0))
+
+        if not axes:
+            found = [compute(shape, lambda _: x()), compute(shape, lambda _: int64(0))]
+        else:
+            positions = only_position or node.used(1)
+            found = best(shape, element, axes, kind, largest=largest, positions=positions)
+        return found[1] if only_position else [cast_to(found[0], kind), found[1]]
+
+    return convert
+
+
+def softmax(logarithm: bool) -> Callable[..., Any]:
+    """Return a converter of softmax or its logarithm, computed in float32 or wider."""
+
+    def convert(node: Node, x: Any, dim: int, half_to_float: bool) -> Any:
+        if not len(x.shape):
+            return compute((), lambda _: cast(0.0 if logarithm else 1.0, node.dtype))
+        at, within = dim % len(x.shape), computed_in(node.dtype)
+        top = reduce(x, [at], True, MAX, within)
+
+        def along(i: Sequence[Any]) -> list[Any]:
+            return [0 if d == at else j for d, j in enumerate(i)]
+
+        if logarithm:
+            apart = compute(x.shape, lambda i: cast(x(*i), within) - top(*along(i)))
+            total = reduce(apart, [at], True, SUM, within, lambda v, _: vector.exp(v))
+            logs = compute(total.shape, lambda i: tirx.log(total(*i)))
+            return compute(x.shape, lambda i: cast(apart(*i) - logs(*along(i)), node.dtype))
+        powers = compute(x.shape, lambda i: vector.exp(cast(x(*i), within) - top(*along(i))))
+        total = reduce(powers, [at], True, SUM, within)
+        return compute(x.shape, lambda i: cast(powers(*i) / total(*along(i)), node.dtype))
+
+    return convert
+
+
+REDUCTIONS: dict[str, Callable[..., Any]] = {
+    "sum": reduction(SUM),
+    "prod": reduction(PROD),
+    "amax": reduction(MAX),
+    "amin": reduction(MIN),
+    "mean": mean,
+    "linalg_vector_norm": vector_norm,
+    "max.default": reduction(MAX),
+    "min.default": reduction(MIN),
+    "max.dim": extremum(largest=True),
+    "min.dim": extremum(largest=False),
+    "argmax": extremum(largest=True, only_position=True),
+    "argmin": extremum(largest=False, only_position=True),
+    "any": any_true,
+    "var.correction": var,
+    "var_mean.correction": var_mean,
+    "_softmax": softmax(logarithm=False),
+    "_log_softmax": softmax(logarithm=True),
+}

@@ -1,0 +1,165 @@
+"""Rearrangements of elements: each operator as a function from the output's index to the input's."""
+
+import functools
+import itertools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from tvm import tirx
+
+from backend_kwargs.backends.tvm.lowering.node import Node, axis, cast, compute, int64, replaced
+
+# The same memory with another shape: TVM's own operator, which copies nothing.
+RESHAPED = frozenset(
+    {
+        "view",
+        "_reshape_copy",
+        "view_copy",
+        "squeeze",
+        "unsqueeze",
+    }
+)
+# These return their input: the runner copies an output that is an input.
+SAME = frozenset({"alias", "clone", "lift_fresh_copy"})
+
+
+def rank(node: Node) -> int:
+    """Return the rank of the first input."""
+    return len(node.fakes[0].shape)
+
+
+def permute(node: Node, x: Any, dims: Sequence[int]) -> Any:
+    """Lower permute."""
+    order = [axis(d, len(dims)) for d in dims]
+    return compute(node.shape, lambda i: x(*(i[order.index(d)] for d in range(len(order)))))
+
+
+def start_of(node: Node, start: Any, size: Any) -> Any:
+    """Return where a slice starts: sizes come from the fake tensors, so only bounds need care."""
+    if start is None:
+        return 0
+    if isinstance(start, int) and isinstance(size, int):
+        return min(max(start + size if start < 0 else start, 0), size)
+    if isinstance(start, int) and start >= 0:
+        return tirx.min(tirx.const(start, "int64"), node.size(size))
+    if isinstance(start, int):
+        return tirx.max(node.size(size) + start, tirx.const(0, "int64"))
+    raise node.deny("a slice that starts at a symbolic size")
+
+
+def slice_(node: Node, x: Any, dim: int = 0, start: Any = None, end: Any = None, step: int = 1) -> Any:
+    """Lower slice."""
+    at = axis(dim, rank(node))
+    first = start_of(node, node.fakes[2] if len(node.fakes) > 2 else None, node.fakes[0].shape[at])
+    return compute(node.shape, lambda i: x(*replaced(i, at, first + i[at] * step)))
+
+
+def select(node: Node, x: Any, dim: int, index: Any) -> Any:
+    """Lower select."""
+    at = axis(dim, rank(node))
+    if not isinstance(index, int):
+        raise node.deny("a symbolic index")
+    index = index if index >= 0 else node.size(node.fakes[0].shape[at]) + index
+    return compute(node.shape, lambda i: x(*i[:at], index, *i[at:]))
+
+
+def cat(node: Node, tensors: Sequence[Any], dim: int = 0) -> Any:
+    """Lower cat: select the tensor that contains the output's index."""
+    at = axis(dim, node.out.dim())
+    starts = list(itertools.accumulate((x.shape[at] for x in tensors[:-1]), initial=int64(0)))
+
+    def element(i: tuple[Any, ...]) -> Any:
+        parts = [cast(_from(x, at, -start, i), node.dtype) for x, start in zip(tensors, starts, strict=True)]
+        value = parts.pop()
+        for part, end in zip(reversed(parts), reversed(starts), strict=False):
+            value = tirx.if_then_else(i[at] < end, part, value)
+        return value
+
+    return compute(node.shape, element)
+
+
+def _from(x: Any, at: int, begin: Any, index: Sequence[Any]) -> Any:
+    return x(*replaced(index, at, index[at] + begin))
+
+
+def split(node: Node, x: Any, _: Any, dim: int = 0) -> list[Any]:
+    """Lower split_with_sizes: one slice for each output."""
+    at, begin, parts = axis(dim, rank(node)), 0, []
+    for out in node.out:
+        parts.append(compute(node.sizes(out.shape), functools.partial(_from, x, at, begin)))
+        begin = begin + node.size(out.shape[at])
+    return parts
+
+
+def flip(node: Node, x: Any, dims: Sequence[int]) -> Any:
+    """Lower flip."""
+    turned = {axis(d, rank(node)) for d in dims}
+    return compute(node.shape, lambda i: x(*(x.shape[d] - 1 - j if d in turned else j for d, j in enumerate(i))))
+
+
+def repeat(node: Node, x: Any, _: Any) -> Any:
+    """Lower repeat: the index modulo the repeated tensor's sizes."""
+    lead = node.out.dim() - rank(node)
+    return compute(node.shape, lambda i: x(*(tirx.floormod(j, s) for j, s in zip(i[lead:], x.shape, strict=True))))
+
+
+def roll(node: Node, x: Any, shifts: Sequence[Any], dims: Sequence[int] = ()) -> Any:
+    """Lower roll: the element at the index minus the shift, wrapped around."""
+    if not dims and rank(node) > 1:
+        raise node.deny("a roll of all dimensions as one")
+    moved = dict.fromkeys(range(rank(node)), int64(0))
+    for dim, shift in zip(dims or (0,), shifts, strict=True):
+        moved[axis(dim, rank(node))] += shift
+
+    def element(i: tuple[Any, ...]) -> Any:
+        return x(*(tirx.floormod(j - moved[d], size) for d, (j, size) in enumerate(zip(i, x.shape, strict=True))))
+
+    return compute(node.shape, element)
+
+
+def diagonal(node: Node, x: Any, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Any:
+    """Lower diagonal, which becomes the last dimension."""
+    first, second = axis(dim1, rank(node)), axis(dim2, rank(node))
+
+    def element(i: tuple[Any, ...]) -> Any:
+        rest, along = iter(i[:-1]), i[-1]
+        at = {first: along + max(-offset, 0), second: along + max(offset, 0)}
+        return x(*(at[d] if d in at else next(rest) for d in range(rank(node))))
+
+    return compute(node.shape, element)
+
+
+def constant_pad(node: Node, x: Any, pad: Sequence[Any], value: float = 0) -> Any:
+    """Lower constant_pad_nd; a negative pad crops."""
+    before = [0] * (rank(node) - len(pad) // 2) + node.sizes(node.fakes[1][::2])[::-1]
+
+    def element(i: tuple[Any, ...]) -> Any:
+        source = [j - b for j, b in zip(i, before, strict=True)]
+        within = [tirx.all(j >= 0, j < s) for j, s in zip(source, x.shape, strict=True)]
+        return tirx.if_then_else(tirx.all(*within), x(*source), cast(value, node.dtype)) if within else x()
+
+    return compute(node.shape, element)
+
+
+def arange(node: Node, *_: Any, **__: Any) -> Any:
+    """Lower arange.start_step."""
+    start, _end, step = (*node.fakes, 1)[:3] if len(node.fakes) > 1 else (0, node.fakes[0], 1)
+    within = "int64" if all(isinstance(n, int | torch.SymInt) for n in (start, step)) else "float64"
+    first, by = (cast(node.size(n), within) for n in (start, step))
+    return compute(node.shape, lambda i: cast(first + cast(i[0], within) * by, node.dtype))
+
+
+VIEWS: dict[str, Callable[..., Any]] = {
+    "permute": permute,
+    "slice": slice_,
+    "select": select,
+    "cat": cat,
+    "split_with_sizes": split,
+    "flip": flip,
+    "repeat": repeat,
+    "roll": roll,
+    "diagonal": diagonal,
+    "constant_pad_nd": constant_pad,
+    "arange": arange,
+}

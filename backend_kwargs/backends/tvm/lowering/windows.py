@@ -1,0 +1,247 @@
+"""Convolutions and pools: each output element is computed from a window of the input."""
+
+import functools
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from tvm import te, tirx, topi
+
+from backend_kwargs.backends.tvm.lowering.node import Node, cast, compute, computed_in, dtype, int64
+from backend_kwargs.backends.tvm.lowering.reductions import best, cast_to, lowest
+
+
+def convolution(
+    node: Node, x: Any, weight: Any, bias: Any, stride: Any, padding: Any, dilation: Any, transposed: bool, _: Any,
+    groups: int,
+) -> Any:  # fmt: skip
+    """Lower convolution of any rank."""
+    within, rank = computed_in(node.dtype), len(x.shape) - 2
+    stride, padding, dilation = (spread(v, rank) for v in (stride, padding, dilation))
+    if transposed:
+        result = deconvolved(node, x, weight, stride, padding, dilation, groups, within)
+    else:
+        layout = "NC" + "DHW"[3 - rank :]
+        result = topi.nn.conv(x, weight, stride, padding, dilation, groups, layout, "", within)
+    if bias is None:
+        return cast_to(result, node.dtype)
+    return compute(node.shape, lambda i: cast(result(*i) + cast(bias(i[1]), within), node.dtype))
+
+
+def deconvolved(
+    node: Node, x: Any, weight: Any, stride: Any, padding: Any, dilation: Any, groups: int, within: str
+) -> Any:
+    """Return a transposed convolution: each output element gathers the inputs that contribute to it."""
+    per_group = weight.shape[1]
+    inner = tirx.floordiv(x.shape[1], int64(groups))
+    channel = te.reduce_axis((0, inner), "c")
+    kernel = [te.reduce_axis((0, size), "k") for size in weight.shape[2:]]
+
+    def element(i: tuple[Any, ...]) -> Any:
+        group, out = tirx.floordiv(i[1], per_group), tirx.floormod(i[1], per_group)
+        at, fits = source_of(i[2:], kernel, x.shape[2:], stride, padding, dilation)
+        c = group * inner + channel
+        value = cast(x(i[0], c, *at), within) * cast(weight(c, out, *kernel), within)
+        return te.sum(tirx.if_then_else(fits, value, tirx.const(0, within)), axis=[channel, *kernel])
+
+    return compute(node.shape, element)
+
+
+def source_of(
+    at: Sequence[Any], kernel: Sequence[Any], sizes: Sequence[Any], stride: Any, padding: Any, dilation: Any
+) -> tuple[list[Any], Any]:
+    """Return the window with a given position at a given place of its kernel, and whether there is one."""
+    index, fits = [], []
+    for i, k, size, s, p, d in zip(at, kernel, sizes, stride, padding, dilation, strict=True):
+        reach = i + int64(p) - k * int64(d)
+        index.append(tirx.floordiv(reach, int64(s)))
+        fits += [tirx.EQ(tirx.floormod(reach, int64(s)), int64(0)), reach >= int64(0), index[-1] < size]
+    return index, tirx.all(*fits)
+
+
+def spread(values: Any, rank: int, default: Any = None) -> list[Any]:
+    """Return one value for each dimension of a window."""
+    each: list[Any] = list(values) if isinstance(values, list | tuple) else [values]
+    each = each or list(default)
+    return each * rank if len(each) == 1 else each
+
+
+def windowed(
+    x: Any, kernel: Sequence[int], stride: Sequence[int], padding: Sequence[int], dilation: Sequence[int]
+) -> tuple[list[Any], Callable[[Sequence[Any]], tuple[list[Any], Any]]]:
+    """Return the axes of a window, and a function from an output index to the input's and whether it is not padding."""
+    axes = [te.reduce_axis((0, int64(k)), "w") for k in kernel]
+    lead = len(x.shape) - len(kernel)
+
+    def index(i: Sequence[Any]) -> tuple[list[Any], Any]:
+        at = [
+            j * int64(s) + a * int64(d) - int64(p)
+            for j, a, s, p, d in zip(i[lead:], axes, stride, padding, dilation, strict=True)
+        ]
+        bounds = [tirx.all(j >= int64(0), j < size) for j, size in zip(at, x.shape[lead:], strict=True)]
+        return [*i[:lead], *at], tirx.all(*bounds)
+
+    return axes, index
+
+
+def avg_pool(rank: int) -> Callable[..., Any]:
+    """Return a converter of avg_pool2d or 3d."""
+
+    def convert(
+        node: Node, x: Any, kernel: Any, stride: Any = (), padding: Any = 0, ceil_mode: bool = False,
+        count_include_pad: bool = True, divisor_override: int | None = None,
+    ) -> Any:  # fmt: skip
+        kernel = spread(kernel, rank)
+        stride, padding = spread(stride, rank, kernel), spread(padding, rank)
+        if not node.out.is_floating_point():
+            raise node.deny("an average of ints")
+        within = computed_in(node.dtype)
+        axes, index = windowed(x, kernel, stride, padding, [1] * rank)
+
+        def total(i: tuple[Any, ...]) -> Any:
+            at, inside = index(i)
+            return te.sum(tirx.if_then_else(inside, cast(x(*at), within), tirx.const(0, within)), axis=axes)
+
+        totals = compute(node.shape, total)
+
+        def average(i: tuple[Any, ...]) -> Any:
+            if divisor_override is not None:
+                return cast(totals(*i) / cast(divisor_override, within), node.dtype)
+            counts = [
+                covered(j, k, s, p, size, count_include_pad)
+                for j, k, s, p, size in zip(i[-rank:], kernel, stride, padding, x.shape[-rank:], strict=True)
+            ]
+            return cast(totals(*i) / cast(math.prod(counts, start=int64(1)), within), node.dtype)
+
+        return compute(node.shape, average)
+
+    return convert
+
+
+def covered(at: Any, kernel: int, stride: int, padding: int, size: Any, with_padding: bool) -> Any:
+    """Return the number of a window's elements that count along one dimension."""
+    start = at * int64(stride) - int64(padding)
+    end = tirx.min(start + int64(kernel), size + int64(padding))
+    if with_padding:
+        return end - start
+    return tirx.min(end, size) - tirx.max(start, int64(0))
+
+
+def max_pool(rank: int) -> Callable[..., Any]:
+    """Return a converter of max_pool2d_with_indices or its 3d variant."""
+
+    def convert(
+        node: Node, x: Any, kernel: Any, stride: Any = (), padding: Any = 0, dilation: Any = 1, _: bool = False
+    ) -> Any:
+        kernel = spread(kernel, rank)
+        stride, padding, dilation = spread(stride, rank, kernel), spread(padding, rank), spread(dilation, rank)
+        values, kind = node.out[0], dtype(node.out[0])
+        axes, index = windowed(x, kernel, stride, padding, dilation)
+
+        def element(i: tuple[Any, ...]) -> Any:
+            at, inside = index(i)
+            value = tirx.if_then_else(inside, x(*at), lowest(kind))
+            return value, tirx.if_then_else(inside, position_in(at, x.shape, rank), tirx.max_value("int64"))
+
+        shape, positions = node.sizes(values.shape), node.used(1)
+        found = best(shape, element, axes, kind, largest=True, positions=positions, last_nan=True)
+        return [cast_to(found[0], kind), found[1]]
+
+    return convert
+
+
+def position_in(at: Sequence[Any], shape: Sequence[Any], rank: int) -> Any:
+    """Return a position in the last dimensions as one flat index."""
+    pairs = zip(at[-rank:], shape[-rank:], strict=True)
+    return functools.reduce(lambda total, pair: total * pair[1] + pair[0], pairs, int64(0))
+
+
+def max_pool_backward(
+    node: Node, grad: Any, x: Any, kernel: Any, stride: Any, padding: Any, dilation: Any, _: bool, indices: Any
+) -> Any:
+    """Lower max_pool2d_with_indices_backward: each input element gathers from the windows that chose it."""
+    rank = len(kernel)
+    stride, padding, dilation = spread(stride, rank, kernel), spread(padding, rank), spread(dilation, rank)
+    within, lead = computed_in(node.dtype), len(x.shape) - rank
+    kernel = [te.reduce_axis((0, int64(k)), "w") for k in kernel]
+
+    def element(i: tuple[Any, ...]) -> Any:
+        at, fits = source_of(i[lead:], kernel, grad.shape[lead:], stride, padding, dilation)
+        window = (*i[:lead], *at)
+        chose = tirx.EQ(tirx.if_then_else(fits, indices(*window), int64(-1)), position_in(i, x.shape, rank))
+        return te.sum(tirx.if_then_else(chose, cast(grad(*window), within), tirx.const(0, within)), axis=kernel)
+
+    return cast_to(compute(node.shape, element), node.dtype)
+
+
+def avg_pool_backward(
+    node: Node, grad: Any, x: Any, kernel: Any, stride: Any, padding: Any, _: bool, count_include_pad: bool,
+    divisor_override: int | None,
+) -> Any:  # fmt: skip
+    """Lower avg_pool2d_backward: each input element gathers its share of the windows over it."""
+    rank = len(kernel)
+    stride, padding = spread(stride, rank, kernel), spread(padding, rank)
+    within, lead = computed_in(node.dtype), len(x.shape) - rank
+    axes = [te.reduce_axis((0, int64(k)), "w") for k in kernel]
+
+    def element(i: tuple[Any, ...]) -> Any:
+        at, fits = source_of(i[lead:], axes, grad.shape[lead:], stride, padding, [1] * rank)
+        counts = [
+            covered(j, k, s, p, size, count_include_pad)
+            for j, k, s, p, size in zip(at, kernel, stride, padding, x.shape[lead:], strict=True)
+        ]
+        count = int64(divisor_override) if divisor_override else math.prod(counts, start=int64(1))
+        share = cast(grad(*i[:lead], *at), within) / cast(count, within)
+        return te.sum(tirx.if_then_else(fits, share, tirx.const(0, within)), axis=axes)
+
+    return cast_to(compute(node.shape, element), node.dtype)
+
+
+def adaptive_avg_pool(rank: int) -> Callable[..., Any]:
+    """Return a converter of _adaptive_avg_pool2d or 3d, whose windows may differ in size by one."""
+
+    def convert(node: Node, x: Any, _: Any) -> Any:
+        sizes = list(zip(node.fakes[0].shape[-rank:], node.out.shape[-rank:], strict=True))
+        if not all(isinstance(n, int) for pair in sizes for n in pair):
+            raise node.deny("symbolic sizes")
+        within, lead = computed_in(node.dtype), len(x.shape) - rank
+        # The largest number of elements in a window.
+        axes = [te.reduce_axis((0, int64(-(-n // m) + (n % m != 0))), "w") for n, m in sizes]
+
+        def bounds(i: Sequence[Any]) -> list[tuple[Any, Any]]:
+            return [
+                (
+                    tirx.floordiv(j * int64(n), int64(m)),
+                    tirx.floordiv((j + int64(1)) * int64(n) + int64(m - 1), int64(m)),
+                )
+                for j, (n, m) in zip(i[lead:], sizes, strict=True)
+            ]
+
+        def total(i: tuple[Any, ...]) -> Any:
+            at = [start + a for (start, _), a in zip(bounds(i), axes, strict=True)]
+            inside = tirx.all(*(j < end for j, (_, end) in zip(at, bounds(i), strict=True)))
+            return te.sum(tirx.if_then_else(inside, cast(x(*i[:lead], *at), within), tirx.const(0, within)), axis=axes)
+
+        totals = compute(node.shape, total)
+
+        def average(i: tuple[Any, ...]) -> Any:
+            count = math.prod((end - start for start, end in bounds(i)), start=int64(1))
+            return cast(totals(*i) / cast(count, within), node.dtype)
+
+        return compute(node.shape, average)
+
+    return convert
+
+
+WINDOWS: dict[str, Callable[..., Any]] = {
+    "convolution": convolution,
+    "avg_pool2d": avg_pool(2),
+    "avg_pool3d": avg_pool(3),
+    "avg_pool2d_backward": avg_pool_backward,
+    "avg_pool3d_backward": avg_pool_backward,
+    "_adaptive_avg_pool2d": adaptive_avg_pool(2),
+    "_adaptive_avg_pool3d": adaptive_avg_pool(3),
+    "max_pool2d_with_indices": max_pool(2),
+    "max_pool3d_with_indices": max_pool(3),
+    "max_pool2d_with_indices_backward": max_pool_backward,
+}

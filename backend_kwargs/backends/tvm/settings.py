@@ -1,0 +1,116 @@
+"""TVM's options: their docs and defaults, checks, and `Settings`, which the other modules read."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import MappingProxyType
+from typing import Annotated, Any, Literal
+
+from backend_kwargs.backends.tvm.checks import KIND, TUNING
+from backend_kwargs.errors import BackendKwargsError
+from backend_kwargs.options.option import declared
+from backend_kwargs.options.requirements import Limit, Rule
+from backend_kwargs.options.trust import TVM_DATA
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """The options of TVM, with their defaults."""
+
+    target: Annotated[str | dict[str, Any] | None, "what to generate code for: a kind, or a dict with 'kind'"] = None
+    pipeline: Annotated[str | Callable[..., Any] | None, "Relax passes: a name, or a tvm Pass; None: ours"] = None
+    pass_config: Annotated[dict[str, Any], "entries of tvm.transform.PassContext(config=...)"] = field(
+        default_factory=dict
+    )
+    exec_mode: Annotated[Literal["bytecode", "compiled"], "how Relax's virtual machine runs"] = "bytecode"
+    tir_pipeline: Annotated[str | Callable[..., Any] | None, "passes over kernels: a name, or a tvm Pass"] = None
+    cuda_graph: Annotated[bool, "record the launches of kernels as CUDA graphs"] = False
+    scheduler: Annotated[
+        Literal["meta_schedule", "dlight"] | None, "how kernels get their loops: by search, by dlight's rules, by ours"
+    ] = None
+    trials: Annotated[int, "schedules to measure, over all kernels; 0 reuses the results in work_dir"] = 64
+    max_trials_per_task: Annotated[int | None, "the most trials for one kernel; None: a fair share"] = None
+    num_trials_per_iter: Annotated[int, "schedules measured between two updates of the cost model"] = 16
+    cost_model: Annotated[Literal["random", "xgb", "mlp"], "cost model of the search"] = "random"
+    strategy: Annotated[Literal["evolutionary", "replay-trace", "replay-func"], "the search strategy"] = "evolutionary"
+    seed: Annotated[int | None, "seed of the search"] = None
+    work_dir: Annotated[str | None, "folder of tuning results; without a search, they are only reused"] = None
+    fallback: Annotated[
+        Literal["partition", "graph", "error"], "what may run in eager if TVM lacks an operator: a part, all, nothing"
+    ] = "partition"
+    freeze: Annotated[bool, "parameters become constants; later updates have no effect; inference only"] = False
+    aten_ops: Annotated[
+        tuple[str, ...] | None,
+        "operators left to ATen, such as 'mm'; None: attention, products and convolutions (on a CPU the large ones)",
+    ] = None
+    verify: Annotated[bool, "compare the first call with eager's, and run in eager if it differs"] = False
+    opt_level: Annotated[int | None, "of TVM's PassContext; ignored by Relax"] = None
+
+    @classmethod
+    def of(cls, options: Mapping[str, Any]) -> "Settings":
+        """Return the settings for checked `options`: a work_dir alone reuses tuning results."""
+        reuses = {"scheduler": "meta_schedule", "trials": 0} if _reuses(options) else {}
+        return cls(**{**options, **reuses})
+
+
+OPTIONS = declared(Settings, TVM_DATA)
+
+GONE = "was removed from TVM"
+# Options known to users of older releases, of other backends or of torch.compile.
+REMOVED: Mapping[str, str] = MappingProxyType(
+    {
+        "auto_scheduler": f"{GONE}; write {TUNING}",
+        "autotvm": f"{GONE}; write {TUNING}",
+        "ansor": f"{GONE}; write {TUNING}",
+        "executor": f"{GONE} with Relay; 'exec_mode' says how the VM runs",
+        "runtime": f"{GONE} with Relay; 'exec_mode' says how the VM runs",
+        "desired_layouts": f"{GONE} with Relay; write a pass and pass it as 'pipeline'",
+        "mode": "is for Inductor; TVM has 'scheduler' and 'trials'",
+    }
+)
+
+
+def verify(options: Mapping[str, Any], tell: Callable[[Limit], None]) -> None:
+    """Raise if options that are valid alone contradict each other; call `tell` if there are no results to reuse."""
+    tunes, work_dir = options.get("scheduler") == "meta_schedule", options.get("work_dir")
+    if options.get("trials") and not tunes:
+        raise BackendKwargsError(f"{KIND} 'trials' needs a search: also write {TUNING.partition(',')[0]}.")
+    if options.get("trials") == 0 and not work_dir:
+        raise BackendKwargsError(f"{KIND} 'trials' of 0 reuses what was tuned before: say where by work_dir='...'.")
+    if work_dir and (_reuses(options) or options.get("trials") == 0) and not any(Path(work_dir).rglob("*.json")):
+        why, remedy = f"{work_dir!r} contains no results of a search", f"also write {TUNING}, once"
+        tell(Limit("TVM option 'work_dir'", why, remedy, "nothing is tuned"))
+
+
+def _reuses(options: Mapping[str, Any]) -> bool:
+    return bool(options.get("work_dir")) and options.get("scheduler") is None
+
+
+def _without_trials(value: Callable[[str], Any]) -> str:
+    if value("scheduler") != "meta_schedule":
+        return "it is read only under scheduler='meta_schedule'"
+    return "" if value("trials") else "trials=0 measures nothing"
+
+
+def _no_search_to_keep(value: Callable[[str], Any]) -> str:
+    return "dlight's rules measure nothing" if value("scheduler") == "dlight" else ""
+
+
+def _of_cuda(value: Callable[[str], Any]) -> Sequence[tuple[str, ...]]:
+    target = value("target")
+    kind = target["kind"] if isinstance(target, Mapping) else target
+    return [CUDA] if kind == "cuda" else []
+
+
+CUDA = ("gpu", "tvm_cuda")
+RULES: tuple[Rule, ...] = (
+    Rule("target", either=_of_cuda),
+    Rule("cuda_graph", needs=CUDA),
+    Rule("cost_model", unless=_without_trials, either=lambda v: [("xgboost",)] if v("cost_model") == "xgb" else []),
+    *(
+        Rule(name, unless=_without_trials)
+        for name in ("strategy", "seed", "max_trials_per_task", "num_trials_per_iter")
+    ),
+    Rule("work_dir", unless=_no_search_to_keep),
+    Rule("opt_level", unless=lambda value: "ignored by Relax"),
+)

@@ -1,0 +1,90 @@
+"""Sizes: torch's sympy expressions as TVM's, and the source of each symbol's value."""
+
+import functools
+import operator
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import sympy
+import torch
+from torch.utils._sympy.functions import CleanDiv, FloorDiv, Max, Min, Mod, PythonMod
+from tvm import tirx
+
+from backend_kwargs.graphs.parts import expression
+
+# torch's sizes are never negative, so floor and truncation agree.
+OPERATORS: dict[Any, Callable[[list[Any]], Any]] = {
+    sympy.Add: functools.partial(functools.reduce, operator.add),
+    sympy.Mul: functools.partial(functools.reduce, operator.mul),
+    Max: functools.partial(functools.reduce, tirx.max),
+    Min: functools.partial(functools.reduce, tirx.min),
+    FloorDiv: lambda args: tirx.floordiv(*args),
+    CleanDiv: lambda args: tirx.floordiv(*args),
+    Mod: lambda args: tirx.floormod(*args),
+    PythonMod: lambda args: tirx.floormod(*args),
+}
+
+
+class UnknownSize(ValueError):  # noqa: N818 - lowering uses it as a reason, not as an error
+    """A size that TVM's integer expressions cannot represent."""
+
+
+@dataclass(frozen=True)
+class ShapeSource:
+    """The source of one symbol's value at run time: an int input, or a tensor's size solved for the symbol."""
+
+    symbol: sympy.Symbol
+    placeholder: str
+    dim: int | None
+    solution: sympy.Expr
+
+    def read(self, inputs: Mapping[str, Any]) -> int:
+        """Return the symbol's value for these inputs, by the placeholders' names."""
+        value = inputs[self.placeholder]
+        size = int(value) if self.dim is None else value.shape[self.dim]
+        return int(self.solution.subs(self.symbol, size))
+
+
+def to_tvm(size: int | torch.SymInt | sympy.Expr, variables: Mapping[sympy.Symbol, Any]) -> Any:
+    """Return a size as a TVM expression over `variables`, an int if it is constant. Raises UnknownSize."""
+    expr = expression(size)
+    if expr.is_Integer:
+        return int(expr)
+    if expr in variables:
+        return variables[expr]
+    if expr.is_Pow and expr.exp.is_Integer and expr.exp > 0:
+        return functools.reduce(operator.mul, [to_tvm(expr.base, variables)] * int(expr.exp))
+    if expr.func not in OPERATORS:
+        raise UnknownSize(f"TVM cannot represent the size {expr}")
+    return OPERATORS[expr.func]([_wide(to_tvm(arg, variables)) for arg in expr.args])
+
+
+def _wide(size: Any) -> Any:
+    return tirx.const(size, "int64") if isinstance(size, int) else size
+
+
+def unread(names: Sequence[str], values: Sequence[Any], symbols: Iterable[sympy.Symbol]) -> list[ShapeSource]:
+    """Return a source for each symbol that is not itself a size of a tensor. Raises UnknownSize."""
+    read = {expression(size) for value in values if isinstance(value, torch.Tensor) for size in value.shape}
+    return [_source(symbol, names, values) for symbol in sorted(symbols, key=str) if symbol not in read]
+
+
+def _source(symbol: sympy.Symbol, names: Sequence[str], values: Sequence[Any]) -> ShapeSource:
+    for name, value in zip(names, values, strict=True):
+        sizes = enumerate(value.shape) if isinstance(value, torch.Tensor) else [(None, value)]
+        for dim, size in sizes:
+            solved = _solved(size, symbol)
+            if solved is not None:
+                return ShapeSource(symbol, name, dim, solved)
+    raise UnknownSize(f"no input determines the value of {symbol}")
+
+
+def _solved(size: Any, symbol: sympy.Symbol) -> sympy.Expr | None:
+    """Return the symbol as a function of a size's value (written as the symbol), None if it is not determined."""
+    if not isinstance(size, torch.SymInt) or expression(size).free_symbols != {symbol}:
+        return None
+    if not expression(size).is_polynomial(symbol) or sympy.degree(expression(size), symbol) != 1:
+        return None
+    factor, offset = expression(size).coeff(symbol, 1), expression(size).coeff(symbol, 0)
+    return (symbol - offset) / factor

@@ -1,0 +1,443 @@
+"""MetaSchedule's search, in this process, and its records, which later processes reuse.
+
+Each search writes its own directory below `work_dir` and the target's name, in TVM's format, and those of the target
+are all read, line by line: so processes may share a `work_dir`, and a killed one leaves at most one incomplete last
+line, which is skipped.
+"""
+
+import hashlib
+import inspect
+import json
+import logging
+import shutil
+import sys
+import tempfile
+import traceback
+import uuid
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import lru_cache
+from importlib.util import find_spec
+from operator import itemgetter
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import torch
+import tvm
+import tvm_ffi
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from tvm import tirx
+from tvm.ir.utils import derived_object
+from tvm.s_tir import Schedule
+from tvm.s_tir import meta_schedule as ms
+from tvm.target import Target
+
+from backend_kwargs.backends.tvm.checks import TUNING
+from backend_kwargs.backends.tvm.no_fast_math import exact_math
+from backend_kwargs.backends.tvm.settings import Settings
+from backend_kwargs.errors import BackendKwargsError, error_text, warn_once
+from backend_kwargs.files.atomic_write import write_whole
+
+WORKLOADS, RECORDS = "database_workload.json", "database_tuning_record.json"
+FINISHED = "finished"  # a file with each function's number of trials, written when a search has ended
+FAILED_S = 1e9  # a time of MetaSchedule's above this means a failed run
+FAR = 2  # times the fastest
+REPEATS, SHORTEST_RUN_MS = 10, 2
+# With TVM's own 512 candidates and four generations, preparing a batch takes longer than measuring it.
+STRATEGIES: Mapping[str, Mapping[str, Any]] = {
+    "evolutionary": {"population_size": 128, "init_min_unmeasured": 32, "genetic_num_iters": 2}
+}
+XGB_NEEDS = ("xgboost", "psutil")
+WORTH_TUNING = 0.05  # of the slowest function's time
+UNROLLED = (0, 16, 64)  # TVM's own 512 takes seconds to build
+QUIET = logging.getLogger(__name__)
+
+Ours = Callable[[tirx.PrimFunc], Schedule]
+
+
+def tuned(mod: tvm.IRModule, settings: Settings, target: Target, ours: Ours) -> tuple[tvm.IRModule, int]:
+    """Return the module with the best known schedule for each function, and the number of schedules measured now.
+
+    Where a function is tuned, `ours` is measured too, so a short search never makes it slower.
+    """
+    known = Known.read(_directory(settings, target))
+    nothing_known = not settings.trials and not known.trials
+    if nothing_known and settings.work_dir and any(Path(settings.work_dir).rglob(WORKLOADS)):
+        why = f"{settings.work_dir!r} has no results of a search for this target, and nothing is tuned"
+        warn_once(f"TVM option 'work_dir': {why}; also write {TUNING}, once.")
+    measured = _search(mod, settings, target, known, ours) if settings.trials else 0
+    with known.database:
+        return tvm.relax.transform.MetaScheduleApplyDatabase()(mod), measured
+
+
+# ---- known results
+
+
+def _directory(settings: Settings, target: Target) -> Path | None:
+    """Return the folder of a target's results: TVM would use results for any target, by the function alone."""
+    if settings.work_dir is None:
+        return None
+    described = {name: value for name, value in target.export().items() if name != "host"}
+    key = hashlib.sha256(json.dumps(described, sort_keys=True, default=str).encode()).hexdigest()[:12]
+    return Path(settings.work_dir) / f"{target.kind.name}-{key}"
+
+
+class Known:
+    """The best schedules of all searches, and each function's number of trials in searches that ended."""
+
+    def __init__(self) -> None:
+        self.database = ms.database.MemoryDatabase()
+        self.trials: dict[int, int] = {}
+
+    @classmethod
+    def read(cls, directory: Path | None) -> "Known":
+        """Read every search below `directory`; broken records are skipped."""
+        known = cls()
+        if directory and directory.is_dir():
+            for search in sorted(path.parent for path in directory.rglob(WORKLOADS)):
+                text = "".join(_lines(search / FINISHED))
+                known.add(*_records(search), int(text) if text.isdigit() else 0)
+        return known
+
+    def add(self, workloads: Iterable[Any], records: Iterable[Any], trials: int) -> None:
+        """Add the best records; `trials` is each workload's number of trials, 0 if the search was interrupted."""
+        for workload in workloads:
+            key = tvm_ffi.structural_hash(workload.mod)
+            self.trials[key] = max(trials, self.trials.get(key, 0))
+        for each in records:
+            workload = self.database.commit_workload(each.workload.mod)
+            self.database.commit_tuning_record(
+                ms.database.TuningRecord(each.trace, workload, each.run_secs, each.target, each.args_info)
+            )
+
+
+def _records(search: Path) -> tuple[list[Any], list[Any]]:
+    """Return a search's workloads, and the record of the fastest schedule for each."""
+    files = [search / WORKLOADS, search / RECORDS]
+    stats = [file.stat() if file.is_file() else None for file in files]
+    return _parsed_records(search, tuple(each and (each.st_size, each.st_mtime_ns) for each in stats))
+
+
+@lru_cache(maxsize=1024)
+def _parsed_records(search: Path, stamp: object) -> tuple[list[Any], list[Any]]:
+    """Return `_records` of files whose sizes and times are `stamp`: each part of each graph asks for them."""
+    workloads = [_parsed(line, ms.database.Workload.from_json) for line in _lines(search / WORKLOADS)]
+    found = [_parsed(line, _timed) for line in _lines(search / RECORDS)]
+    timed = sorted((each for each in found if each is not None), key=itemgetter(0))
+    best: dict[int, Any] = {}
+    for _, at, record in timed:
+        # TVM takes 2 ms to read the schedule of a record, so those of slower ones are not read.
+        if at not in best and (fastest := _record(workloads, at, record)) is not None:
+            best[at] = fastest
+    return [w for w in workloads if w is not None], list(best.values())
+
+
+def _timed(parsed: Any) -> tuple[float, int, Any]:
+    """Return a record's seconds, the place of its workload, and the record; raise if it did not run."""
+    at, record = parsed
+    seconds = [float(each) for each in record[1]]
+    if max(seconds) >= FAILED_S:
+        raise ValueError("a failed run")
+    return sum(seconds) / len(seconds), int(at), record
+
+
+def _record(workloads: Sequence[Any], at: int, record: Any) -> Any:
+    return _attempted(lambda: ms.database.TuningRecord.from_json(record, workloads[at]))
+
+
+def _lines(file: Path) -> list[str]:
+    return file.read_text(errors="replace").splitlines() if file.is_file() else []
+
+
+def _parsed(line: str, read: Callable[[Any], Any]) -> Any:
+    return _attempted(lambda: read(json.loads(line)))
+
+
+def _attempted(read: Callable[[], Any]) -> Any:
+    try:
+        return read()
+    except Exception:  # noqa: BLE001 - an incomplete line, or one of another TVM: its schedule is skipped
+        return None
+
+
+# ---- the search
+
+
+def _search(mod: tvm.IRModule, settings: Settings, target: Target, known: Known, ours: Ours) -> int:
+    if settings.cost_model == "xgb" and not all(map(find_spec, XGB_NEEDS)):
+        raise BackendKwargsError(
+            f"TVM option 'cost_model' of 'xgb' needs: pip install {' '.join(XGB_NEEDS)}, or take 'random'."
+        )
+    tasks = [task for task in ms.relax_integration.extract_tasks(mod, target) if _is_searched(task)]
+    share = _share(settings, tasks)
+    tasks = [task for task in tasks if known.trials.get(tvm_ffi.structural_hash(task.dispatched[0]), 0) < share]
+    if not tasks:
+        return 0
+    parent = _directory(settings, target) or Path(tempfile.mkdtemp())
+    directory = parent / f"search-{uuid.uuid4().hex[:12]}"
+    directory.mkdir(parents=True)
+    database = ms.database.JSONDatabase(work_dir=str(directory))
+    try:
+        with _progress(min(settings.trials, share * len(tasks))) as advance, _tensor_intrinsics():
+            builder = InProcessBuilder()
+            runner = InProcessRunner(builder.kept, advance)
+            measured = [_measure_ours(task, ours, builder, runner, database) for task in tasks]
+            completed = _tune(_slow(tasks, measured), settings, builder, runner, database)
+        records = _records(directory)
+        if why := _why_incomplete(directory, database, share if completed else None):
+            warn_once(f"TVM's results cannot be stored in {str(directory)!r}: {why}. They serve this process only.")
+            records = _best(database)
+        known.add(*records, share if completed else 0)
+    finally:
+        if settings.work_dir is None:
+            shutil.rmtree(parent, ignore_errors=True)
+    return runner.measured
+
+
+def _why_incomplete(directory: Path, database: ms.database.JSONDatabase, trials: int | None) -> str:
+    """Write that a search of `trials` has ended, and return why its files are incomplete, "" if they are whole.
+
+    TVM's database does not notice a full disk.
+    """
+    if sum(_parsed(line, _is_record) or False for line in _lines(directory / RECORDS)) < len(database):
+        return "TVM wrote only a part of them, as on a full disk"
+    try:
+        if trials is not None:
+            write_whole(directory / FINISHED, str(trials))
+    except BackendKwargsError as error:
+        return str(error).removesuffix(".")
+    return ""
+
+
+def _is_record(parsed: Any) -> bool:
+    return isinstance(parsed, list)
+
+
+def _best(database: ms.database.JSONDatabase) -> tuple[list[Any], list[Any]]:
+    """Return `_records` of a database in memory."""
+    best: dict[int, tuple[float, Any]] = {}
+    workloads: dict[int, Any] = {}
+    for record in database.get_all_tuning_records():
+        key = tvm_ffi.structural_hash(record.workload.mod)
+        workloads[key] = record.workload
+        seconds = [float(each) for each in record.run_secs or [FAILED_S]]
+        mean = sum(seconds) / len(seconds)
+        if max(seconds) < FAILED_S and mean < best.get(key, (FAILED_S, None))[0]:
+            best[key] = mean, record
+    return [*workloads.values()], [record for _, record in best.values()]
+
+
+def _share(settings: Settings, tasks: Sequence[Any]) -> int:
+    return int(settings.max_trials_per_task or -(-settings.trials // max(len(tasks), 1)))
+
+
+def _is_searched(task: Any) -> bool:
+    """Return whether a search can gain: without sums a function is memory-bound, and ours is as good as any.
+
+    A function of symbolic sizes cannot be measured.
+    """
+    sch = Schedule(task.dispatched[0])
+    blocks = [sch.get(block) for block in sch.get_child_blocks(sch.get_sblock("root"))]
+    sizes = [size for block in blocks for region in (*block.reads, *block.writes) for size in region.source.shape]
+    return all(isinstance(size, tirx.IntImm) for size in sizes) and any(block.init is not None for block in blocks)
+
+
+def _slow(tasks: Sequence[Any], seconds: Sequence[float | None]) -> list[Any]:
+    """Return the functions whose time with our own schedule matters, or is unknown."""
+    spent = [None if each is None else task.weight * each for task, each in zip(tasks, seconds, strict=True)]
+    least = WORTH_TUNING * max((each for each in spent if each is not None), default=0)
+    return [task for task, each in zip(tasks, spent, strict=True) if each is None or each >= least]
+
+
+def _tune(tasks: list[Any], settings: Settings, builder: Any, runner: Any, database: Any) -> bool:
+    """Search, and return whether the search was completed: TVM fails at some functions, after some measurements."""
+    share = _share(settings, tasks)
+    states = ms.utils.fork_seed(settings.seed, n=len(tasks))
+    contexts = [
+        ms.TuneContext(
+            mod=task.dispatched[0],
+            target=task.target,
+            space_generator=_space(task.target),
+            search_strategy=ms.SearchStrategy.create(settings.strategy, **STRATEGIES.get(settings.strategy, {})),
+            task_name=task.task_name,
+            rand_state=state,
+            num_threads=torch.get_num_threads(),
+            logger=QUIET,
+        ).clone()
+        for task, state in zip(tasks, states, strict=True)
+    ]
+    try:
+        ms.tune_tasks(
+            tasks=contexts,
+            task_weights=[task.weight for task in tasks],
+            work_dir="",
+            max_trials_global=settings.trials,
+            max_trials_per_task=share,
+            num_trials_per_iter=min(settings.num_trials_per_iter, share),
+            builder=builder,
+            runner=runner,
+            database=database,
+            cost_model=settings.cost_model,
+            measure_callbacks=[ms.measure_callback.AddToDatabase(), ms.measure_callback.UpdateCostModel()],
+        )
+    except Exception as error:  # noqa: BLE001 - TVM may raise any exception
+        warn_once(f"TVM's search failed, and what it had measured is used: {error_text(error)}.")
+        return False
+    return True
+
+
+def _space(target: Target) -> Any:
+    kind = "cuda" if target.kind.name == "cuda" else "llvm"
+    rules = ms.ScheduleRule.create(kind)
+    if kind == "llvm":
+        # -1: no parallel loops, since TVM would use threads although torch is limited to one.
+        jobs = 16 if int(target.attrs.get("num-cores", 1)) > 1 else -1
+        shorter = ms.schedule_rule.ParallelizeVectorizeUnroll(jobs, 64, [*UNROLLED], True)
+        rules = [shorter if isinstance(r, ms.schedule_rule.ParallelizeVectorizeUnroll) else r for r in rules]
+    return ms.space_generator.PostOrderApply(
+        sch_rules=rules, postprocs=ms.Postproc.create(kind), mutator_probs=ms.Mutator.create(kind)
+    )
+
+
+def _measure_ours(task: Any, ours: Ours, builder: Any, runner: Any, database: Any) -> float | None:
+    """Record our own schedule, and return its seconds, None if it does not apply."""
+    mod = task.dispatched[0]
+    try:
+        sch = ours(mod["main"])
+    except Exception:  # noqa: BLE001 - a rule that does not apply has nothing to measure
+        return None
+    (built,) = builder.build([ms.builder.BuilderInput(sch.mod, task.target)])
+    args = ms.arg_info.ArgInfo.from_prim_func(mod["main"])
+    if built.artifact_path is None:
+        return None
+    (future,) = runner.run([ms.runner.RunnerInput(built.artifact_path, task.target.kind.name, args)])
+    if not (seconds := future.result().run_secs):
+        return None
+    workload = database.commit_workload(mod)
+    database.commit_tuning_record(ms.database.TuningRecord(sch.trace, workload, seconds, task.target, args))
+    return float(seconds[0])
+
+
+# ---- building and measuring in this process: TVM's workers exceed their own timeout importing tensor intrinsics
+
+
+@derived_object
+class InProcessBuilder(ms.builder.PyBuilder):  # type: ignore[misc] # TVM is not typed
+    """Builds candidates in this process and keeps them by name until they are run."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.kept: dict[str, Any] = {}
+
+    def build(self, build_inputs: list[Any]) -> list[Any]:
+        """Return the name of each, or the reason why it could not be built."""
+        return [self.built(each) for each in build_inputs]
+
+    def built(self, each: Any) -> Any:
+        """Build one candidate."""
+        try:
+            mod = tvm.s_tir.transform.RemoveWeightLayoutRewriteBlock(skip_tensor_rewrite=True)(each.mod)
+            name = uuid.uuid4().hex
+            with exact_math(each.target):
+                self.kept[name] = tvm.compile(mod, target=each.target)
+        except Exception as error:  # noqa: BLE001 - the search may propose what cannot be built, and learns from it
+            return ms.builder.BuilderResult(None, str(error))
+        return ms.builder.BuilderResult(name, None)
+
+
+@derived_object
+class InProcessFuture(ms.runner.PyRunnerFuture):  # type: ignore[misc] # TVM is not typed
+    """A measurement that is already complete."""
+
+    def __init__(self, seconds: list[float] | None, error: str | None) -> None:
+        super().__init__()
+        self.seconds, self.error = seconds, error
+
+    def done(self) -> bool:
+        """Return that it is complete."""
+        return True
+
+    def result(self) -> Any:
+        """Return it."""
+        return ms.runner.RunnerResult(self.seconds, self.error)
+
+
+@derived_object
+class InProcessRunner(ms.runner.PyRunner):  # type: ignore[misc] # TVM is not typed
+    """Times candidates in this process."""
+
+    def __init__(self, built: dict[str, Any], advance: Callable[[], None]) -> None:
+        super().__init__()
+        self.built, self.advance, self.measured = built, advance, 0
+        self.fastest: dict[str, float] = {}
+
+    def run(self, runner_inputs: list[Any]) -> list[Any]:
+        """Return the seconds of each, or the reason why it could not run."""
+        return [self.timed(each) for each in runner_inputs]
+
+    def timed(self, each: Any) -> Any:
+        """Time one candidate."""
+        self.measured += 1
+        self.advance()
+        try:
+            seconds = self.seconds(self.built.pop(str(each.artifact_path)), each)
+        except Exception as error:  # noqa: BLE001 - as above
+            return InProcessFuture(None, str(error))
+        return InProcessFuture([seconds], None)
+
+    def seconds(self, built: Any, each: Any) -> float:
+        """Return the shortest time of several runs, since other work on the machine only adds to it.
+
+        A schedule far from the fastest runs only once: most are, some by a factor of a hundred.
+        """
+        device = tvm.device("cpu" if each.device_type == "llvm" else str(each.device_type), 0)
+        args, function = [_argument(info, device) for info in each.args_info], str(each.args_info)
+        once = float(built.mod.time_evaluator("main", device, number=1, repeat=1)(*args).min)
+        if once > FAR * self.fastest.get(function, once):
+            return once
+        timer = built.mod.time_evaluator("main", device, number=1, repeat=REPEATS, min_repeat_ms=SHORTEST_RUN_MS)
+        found = float(timer(*args).min)
+        self.fastest[function] = min(found, self.fastest.get(function, found))
+        return found
+
+
+def _argument(info: Any, device: Any) -> Any:
+    dtype = getattr(torch, str(info.dtype))
+    # Zeros are valid indices too; random ones would read out of bounds.
+    filled = (
+        torch.rand(list(info.shape)).to(dtype)
+        if dtype.is_floating_point
+        else torch.zeros(list(info.shape), dtype=dtype)
+    )
+    return tvm.runtime.tensor(tvm.runtime.from_dlpack(filled), device)
+
+
+# ---- workarounds
+
+
+@contextmanager
+def _tensor_intrinsics() -> Iterator[None]:
+    # They are Python that TVM parses at import, each function with inspect.stack(), which looks up the source of every
+    # frame on the stack: half a minute. The parser needs only the frames.
+    with patch("inspect.stack", _frames):
+        import tvm.s_tir.tensor_intrin  # noqa: F401 - imported for what it registers
+    yield
+
+
+def _frames(context: int = 1) -> list[inspect.FrameInfo]:
+    walk = traceback.walk_stack(sys._getframe(1))
+    return [
+        inspect.FrameInfo(frame, frame.f_code.co_filename, line, frame.f_code.co_name, None, None)
+        for frame, line in walk
+    ]
+
+
+@contextmanager
+def _progress(trials: int) -> Iterator[Callable[[], None]]:
+    columns = TextColumn("tuning"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
+    console = Console(stderr=True)
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
+        task = progress.add_task("tuning", total=trials)
+        yield lambda: progress.advance(task)

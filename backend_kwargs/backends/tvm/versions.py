@@ -1,0 +1,55 @@
+"""Which TVM releases work, and an import of TVM without side effects."""
+
+import ctypes
+import signal
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from types import MappingProxyType, ModuleType
+
+from backend_kwargs.errors import BackendKwargsError
+from backend_kwargs.options.requirements import INSTALL_TVM, installed_version
+
+# By distribution, the required prefix of the version. Each TVM renames its API; with a later FFI tuning crashes.
+WORKING: Mapping[str, str] = MappingProxyType({"apache-tvm": "0.27.", "apache-tvm-ffi": "0.1.14.post"})
+SIGACTION_BYTES = 1024  # more than the `struct sigaction` of any system
+
+
+def unfit() -> str:
+    """Return why the installed TVM cannot be used, "" if it can; imports nothing."""
+    for name, working in WORKING.items():
+        found = installed_version(name)
+        if found is None:
+            return f"{name} {_release(working)} is not installed"
+        if not found.startswith(working):
+            return f"{name} is {found} and {_release(working)} is wanted"
+    return ""
+
+
+def require_tvm() -> ModuleType:
+    """Import tvm, after torch, and restore the process's hooks; raise if it cannot be used."""
+    if reason := unfit():
+        raise BackendKwargsError(f"TVM cannot work here: {reason}; {INSTALL_TVM}.")
+    import torch  # noqa: F401 - first, since both load libraries of the same names
+
+    with _hooks_kept():
+        import tvm
+    return tvm  # type: ignore[no-any-return]
+
+
+@contextmanager
+def _hooks_kept() -> Iterator[None]:
+    """Restore what `import tvm` replaces: sys.excepthook, and the process's action on SIGSEGV."""
+    libc = None if sys.platform == "win32" else ctypes.CDLL(None)
+    hook, action = sys.excepthook, ctypes.create_string_buffer(SIGACTION_BYTES)
+    known = libc is not None and libc.sigaction(signal.SIGSEGV, None, action) == 0
+    try:
+        yield
+    finally:
+        sys.excepthook = hook
+        if libc is not None and known:
+            libc.sigaction(signal.SIGSEGV, action, None)
+
+
+def _release(working: str) -> str:
+    return working.removesuffix(".").removesuffix(".post")

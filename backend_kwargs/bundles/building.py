@@ -1,0 +1,275 @@
+"""Building: compile a copy of the module on its samples, and compare its results with higher precision's."""
+
+import copy
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+from backend_kwargs.bundles.config import CompileConfig
+from backend_kwargs.bundles.frames import keep_frame
+from backend_kwargs.bundles.identity import identity_of, state_of
+from backend_kwargs.bundles.running import (
+    Built,
+    Running,
+    entry,
+    first_output_dtypes,
+    import_compiler,
+    in_eager,
+    running,
+    without_gradients,
+)
+from backend_kwargs.bundles.samples import Sample, cloned, described, one_signature, samples_of
+from backend_kwargs.errors import BackendKwargsError, error_text, warn_once, wrong_value
+from backend_kwargs.measure import Roundings, accuracy, check_error, status_of
+from backend_kwargs.measure.trees import map_tensors, walk
+
+
+class FailedModuleError(BackendKwargsError, RuntimeError):
+    """The module raised an error, in eager or compiled; that error is the cause."""
+
+
+def build(
+    config: CompileConfig, module: torch.nn.Module, data: Any, device: Any, cache_dir: str | Path | None
+) -> tuple[Built, Running]:
+    """Compile `module` for the samples `data`, without changes to it, its inputs and the random generators.
+
+    A copy is run, once for each sample in order, since the module may keep state between calls. The copy shares the
+    module's parameters, so that they are not in memory twice.
+    """
+    if not isinstance(module, torch.nn.Module):
+        raise wrong_value("build's `module`", "a torch.nn.Module", module)
+    samples = samples_of(data)
+    metadata = [described(tuple(sample)) for sample in samples]
+    if config.kind == "aoti" and not one_signature(metadata):
+        raise BackendKwargsError("kind='aoti' must have samples that differ only in the sizes of tensors.")
+    where = device_of(module, device)
+    import_compiler()
+    folder = _folder(cache_dir)
+    with torch.random.fork_rng(devices=[where] if where.type == "cuda" else []), torch.no_grad():
+        wanted, dtypes, changed = _eager(config, module, samples, where)
+        built = Built(config, module, where, metadata, dtypes, cache_dir=folder)
+        with _removed_on_failure(built):
+            bound = _compiled(built, samples, wanted, parameters=changed)
+    built.notes += [f"a graph's code is not in the bundle: {graph.why}" for graph in built.graphs.values() if graph.why]
+    return built, bound
+
+
+def _compiled(built: Built, samples: Sequence[Sample], wanted: "Wanted | None", *, parameters: bool) -> Running:
+    """Compile a copy of the module, and call and compare it for each sample; `parameters` says whether they change."""
+    module = built.module
+    twin = _copied(module, with_parameters=parameters)
+    identity = identity_of(module)
+    if identity != identity_of(twin):  # a copy in which something is no longer the same object
+        identity = None
+    if built.config.kind == "aoti":
+        from backend_kwargs.bundles.ahead import compile_package, export_module
+
+        began = time.perf_counter()
+        built.package = compile_package(built, export_module(built, twin, cloned(samples[0])))
+    else:
+        began = time.perf_counter()
+    made = running(built, twin, keep=True)
+    try:
+        call = without_gradients(made.call)
+        copies = list(map(cloned, samples))
+        versions = _input_versions(copies)
+        timed = partial(_time_first, built, began)
+        seen = _seen(call, twin, copies, parameters=parameters, compiled=True, called=timed)
+        written = {key for key, version in _input_versions(copies).items() if version != versions.get(key, version)}
+        built.samples = [described(tuple(copy), written) for copy in copies]
+        if wanted is not None:
+            _judge(built.config, module, seen, wanted)
+    except BaseException:
+        made.free()
+        raise
+    if made.backend:
+        keep_frame(made.backend, identity, made.code)
+        if not made.backend.compiled:
+            note = "no graph of the module was compiled, so it runs in eager"
+            built.notes.append(note)
+            warn_once(f"{note[0].upper()}{note[1:]}: TORCH_LOGS=graph_breaks shows why.")
+    return rebound(made, built)
+
+
+def rebound(made: Running, built: Built) -> Running:
+    """Return the code compiled on a copy, bound to the user's module."""
+    compiled: Any = made.call
+    if built.package:
+        compiled.serve(built.module, in_eager(built, built.module))
+    else:
+        made.call = type(compiled)(compiled.func, built.module)
+    return made
+
+
+class Wanted(NamedTuple):
+    """Eager's results, those in higher precision, and eager's errors at other roundings."""
+
+    eager: dict[str, Any]
+    reference: dict[str, Any] | None
+    roundings: Roundings
+
+
+def _time_first(built: Built, began: float) -> None:
+    if built.cold_s is None:
+        built.cold_s = time.perf_counter() - began
+
+
+def _seen(
+    call: Callable[..., Any],
+    module: torch.nn.Module,
+    samples: Iterable[Any],
+    *,
+    parameters: bool,
+    compiled: bool = False,
+    called: Callable[[], object] = lambda: None,
+) -> dict[str, Any]:
+    """Call `call`, which runs `module`, with each sample; return the results, and the tensors that calls may change."""
+    outputs: list[Any] = []
+    inputs: list[Any] = []
+    for sample in samples:
+        # The next call may overwrite these results: a buffer, or the memory of a CUDA graph.
+        args, kwargs = sample
+        with _said(len(outputs), compiled=compiled):
+            result = call(*args, **kwargs)
+        outputs.append(map_tensors(torch.Tensor.clone, result))
+        called()
+        inputs.append([leaf for _, leaf in walk("", (args, kwargs)) if isinstance(leaf, torch.Tensor)])
+    state = dict(module.named_buffers()) | (dict(module.named_parameters()) if parameters else {})
+    return {"output": outputs, "input": inputs, "state": state}
+
+
+@contextmanager
+def _removed_on_failure(built: Built) -> Iterator[None]:
+    """Remove the temporary folder at once, also while the error's traceback is kept."""
+    try:
+        yield
+    except BaseException:
+        built.temporary.remove()
+        raise
+
+
+@contextmanager
+def _said(sample: int, *, compiled: bool) -> Iterator[None]:
+    """Raise the module's own errors, and its compiler's, as one line; the original is its cause."""
+    try:
+        yield
+    except BackendKwargsError:
+        raise
+    except (Exception, SystemExit) as error:
+        if compiled:
+            message = f"The module cannot be compiled for sample {sample}: {status_of(error)[1]}"
+        else:
+            message = f"The module fails on sample {sample} in eager: {error_text(error)}"
+        raise FailedModuleError(message if message.endswith(".") else f"{message}.") from error
+
+
+def _folder(cache_dir: str | Path | None) -> Path | None:
+    if cache_dir is None:
+        return None
+    try:
+        Path(cache_dir).mkdir(parents=True, exist_ok=True)
+    except (OSError, ValueError) as error:  # ValueError: a null byte
+        reason = getattr(error, "strerror", error)
+        raise BackendKwargsError(f"Cannot use cache_dir {str(cache_dir)!r}: {reason}.") from None
+    return Path(cache_dir)
+
+
+def device_of(module: torch.nn.Module, device: Any) -> torch.device:
+    """Return the device to run on: the module's, with which `device` must agree if it is given."""
+    tensors = [*module.parameters(), *module.buffers()]
+    here = {tensor.device for tensor in tensors}
+    try:
+        wanted = next(iter(here), torch.device("cpu")) if device is None else torch.device(device)
+    except (RuntimeError, TypeError):
+        raise wrong_value("`device`", "a device such as 'cpu' or 'cuda:0'", device) from None
+    if wanted.type == "cuda" and wanted.index is None:
+        wanted = torch.device("cuda", torch.cuda.current_device())
+    if here - {wanted}:
+        (other, *_) = here - {wanted}
+        raise BackendKwargsError(
+            f"The module must be on {wanted}, got one on {other}: call module.to('{wanted}') first."
+        )
+    return wanted
+
+
+def _copied(module: torch.nn.Module, *, with_parameters: bool) -> torch.nn.Module:
+    shared = {} if with_parameters else {id(parameter): parameter for parameter in module.parameters()}
+    try:
+        return copy.deepcopy(module, dict(shared))
+    except Exception as error:
+        raise BackendKwargsError(
+            f"The module must be one that copy.deepcopy() can copy, got {error_text(error)}."
+        ) from error
+
+
+def _eager(
+    config: CompileConfig, module: torch.nn.Module, samples: Sequence[Sample], device: torch.device
+) -> tuple[Wanted | None, Any, bool]:
+    """Return what eager gives and changes, the outputs' dtypes, and whether parameters change.
+
+    Each run has its own copy of the module, since each must be a first call.
+    """
+    cast = config.autocast_enabled or config.output_dtype is not None
+    if config.check_numbers == "off" and not cast and config.kind != "aoti":
+        return None, (), False
+    twin = _copied(module, with_parameters=True)
+    versions, state = _versions(twin.named_parameters()), (_versions(twin.named_buffers()), state_of(twin))
+    seen = _seen(twin, twin, map(cloned, samples), parameters=False)
+    if changed := versions != _versions(twin.named_parameters()):
+        seen["state"] |= dict(twin.named_parameters())
+    if config.kind == "aoti" and state != (_versions(twin.named_buffers()), state_of(twin)):
+        # torch 2.13's packages lose some changes of buffers, and all of Python's attributes.
+        raise BackendKwargsError(
+            "kind='aoti' must have a module that changes neither its buffers nor its attributes in a call: use "
+            "kind='inductor'."
+        )
+    dtypes = first_output_dtypes(config, seen["output"][0])
+    if config.check_numbers == "off":
+        return None, dtypes, changed
+
+    def again() -> dict[str, Any]:
+        twin = _copied(module, with_parameters=True)
+        function = partial(entry(config, device, dtypes, "eager"), twin) if cast else twin
+        return _seen(function, twin, map(cloned, samples), parameters=changed)
+
+    del twin
+    if cast:
+        seen = again()
+    precise = accuracy.reference(module, list(map(tuple, samples)), partial(_in_precision, changed))
+    return Wanted(seen, precise, Roundings(again, seen)), dtypes, changed
+
+
+def _versions(tensors: Iterable[tuple[str, torch.Tensor]]) -> list[Any]:
+    """Return what changes if one of the tensors is replaced or written to; inference tensors have no version."""
+    return [(name, id(tensor), None if tensor.is_inference() else tensor._version) for name, tensor in tensors]
+
+
+def _input_versions(samples: Iterable[Any]) -> dict[int, int]:
+    leaves = [leaf for sample in samples for _, leaf in walk("", tuple(sample))]
+    return {id(leaf): leaf._version for leaf in leaves if isinstance(leaf, torch.Tensor) and not leaf.is_inference()}
+
+
+def _in_precision(changed: bool, module: Any, samples: Any) -> dict[str, Any]:
+    return _seen(module, module, samples, parameters=changed)
+
+
+def _judge(config: CompileConfig, module: torch.nn.Module, seen: dict[str, Any], wanted: Wanted) -> None:
+    eager, precise, roundings = wanted
+    verdict = accuracy.check_all(seen, eager, precise, tol=config.tolerance, roundings=roundings)
+    permitted = config.resolved.options
+    max_error = permitted.get("max_error") if permitted.get("precision") else None
+    if not verdict.passed and max_error is not None and precise is not None:
+        judged = [check_error(seen[what], eager[what], precise[what], max_error, what=what) for what in seen]
+        verdict = accuracy.worst(judged)
+    if verdict.passed:
+        return
+    hint = " It is in training mode: call module.eval()." if module.training else ""
+    message = f"The compiled module gives other results: {verdict.reason}.{hint}"
+    if config.check_numbers == "raise":
+        raise BackendKwargsError(f"{message} To build it anyway, set check_numbers='warn'.")
+    warn_once(message)

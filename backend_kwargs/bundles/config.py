@@ -1,0 +1,183 @@
+"""The configuration of a CompiledModule: a value, checked when it is made, written as JSON and read back equal."""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from types import MappingProxyType
+from typing import Annotated, Any, Literal
+
+from backend_kwargs.backend import OURS, Backend, find_backend
+from backend_kwargs.errors import BackendKwargsError, shown, wrong_value
+from backend_kwargs.files.atomic_write import write_whole
+from backend_kwargs.files.plain_data import check_plain, read_json
+from backend_kwargs.options.layers import copied, same
+from backend_kwargs.options.option import check, declared, lookup
+from backend_kwargs.registry import PLAIN, make_backend
+
+CONFIG_VERSION = 1
+KIND = "CompileConfig field"
+DTYPES = ("autocast_dtype", "output_dtype")
+INSTEAD = {
+    "mode": "set the field `mode`",
+    "template": "name it in `backend`, as 'tmpl-inductor:NAME'",
+    "options": "set each option by its name",
+    "inductor_config": "set each option by its name",
+}
+# Options of this package that do not apply to an ahead-of-time package.
+NOT_AHEAD = ("auto", "clone_outputs", "use_aoti")
+Kind = Literal["inductor", "aoti"]
+
+
+@dataclass(frozen=True, eq=False)
+class CompileConfig:
+    """What to compile a module with; immutable, compares by value.
+
+    Has the fields of AITune's TorchInductorBackendConfig, with their names. `mode` and `options` can be combined: an
+    option overrides the mode's.
+
+    Raises:
+        BackendKwargsError: at construction, for a wrong field, option, mode or backend.
+
+    """
+
+    backend: Annotated[Any, "the backend: a spec for make_backend, or a Backend"] = "tmpl-inductor"
+    options: Annotated[dict[str, Any] | None, "options of the backend"] = None
+    mode: Annotated[str | None, "a mode of torch.compile"] = None
+    fullgraph: Annotated[bool, "raise if the module is not one graph"] = False
+    dynamic: Annotated[bool | None, "dynamic shapes; None: if the samples' shapes differ"] = None
+    autocast_enabled: Annotated[bool, "run the module under torch.autocast"] = False
+    autocast_dtype: Annotated[Any, "autocast's dtype; None: torch's default for the device"] = None
+    output_dtype: Annotated[Any, "dtype of floating outputs; None: under autocast, the module's without autocast"] = (
+        None
+    )
+    kind: Annotated[Kind, "inductor: dynamo's guards and Inductor's code; aoti: an ahead-of-time package"] = "inductor"
+    check_numbers: Annotated[Literal["raise", "warn", "off"], "the action if results are wrong after a build"] = "raise"
+    unmatched: Annotated[
+        Literal["raise", "eager"], "the action for inputs that compiled code was not built for: an error, or eager"
+    ] = "raise"
+    tolerance: Annotated[float | None, "absolute and relative tolerance; None: 1e-3"] = None
+    resolved: Backend = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        for name, option in FIELDS.items():
+            value = getattr(self, name)
+            object.__setattr__(
+                self, name, copied(_dtype(name, value) if name in DTYPES else check(option, value, KIND))
+            )
+        for name in self.options or {}:
+            if name in INSTEAD:
+                raise BackendKwargsError(f"CompileConfig's options must not hold {name!r}: {INSTEAD[name]}.")
+        if isinstance(self.backend, str | Backend) or not callable(self.backend):
+            backend = self.backend
+        else:
+            backend = make_backend(self.backend)
+        object.__setattr__(self, "backend", backend)
+        mode = {} if self.mode is None else {"mode": self.mode}
+        object.__setattr__(self, "resolved", make_backend(backend, {**(self.options or {}), **mode}))
+        if self.kind == "aoti":
+            _check_ahead_of_time(self.resolved)
+
+    def describe(self) -> str:
+        """Return the fields that are not the default, as `name=value,name=value`."""
+        return ",".join(f"{name}={value!r}" for name, value in self._changed.items())
+
+    def key(self) -> str:
+        """Return the class's name and a hash of all fields, which does not depend on the order of options."""
+        text = json.dumps(self.to_dict(), sort_keys=True)
+        return f"{type(self).__name__}_{hashlib.sha256(text.encode()).hexdigest()[:32]}"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return all fields as JSON values, dtypes by name; raise if JSON cannot represent an option."""
+        written = {name: getattr(self, name) for name in FIELDS} | {n: _dtype_name(getattr(self, n)) for n in DTYPES}
+        written["backend"] = self.backend if isinstance(self.backend, str) else self.backend.to_config()
+        written["options"] = (
+            None if self.options is None else self._bare().bind("config", self.options).to_config()["options"]
+        )
+        return {"version": CONFIG_VERSION, **written}
+
+    def _bare(self) -> Backend:
+        """Return the backend without its templates, so that options which a template sets are written too."""
+        spec = self.backend if isinstance(self.backend, str) else self.backend.spec
+        head = spec.partition(":")[0]
+        return find_backend(head if head in OURS else spec)
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any], *, trust: bool = False) -> "CompileConfig":
+        """Make a config from the data of `to_dict`, or from the fields of AITune's TorchInductorBackendConfig.
+
+        A backend or an option that is code raises unless you pass `trust=True`.
+        """
+        if not isinstance(data, Mapping):
+            raise wrong_value("A compile config", "a mapping", data)
+        check_plain("A compile config", data)
+        given = dict(data)
+        version = given.pop("version", CONFIG_VERSION)
+        if type(version) is not int or version not in range(1, CONFIG_VERSION + 1):
+            raise BackendKwargsError(
+                f"Compile config version {shown(version)} is not 1 to {CONFIG_VERSION}; update backend-kwargs."
+            )
+        known = {lookup(name, FIELDS, KIND).name: value for name, value in given.items()}
+        backend, options = known.get("backend", PLAIN), known.get("options")
+        if isinstance(backend, Mapping):
+            known["backend"] = Backend.from_config(backend, trust=trust)
+        elif isinstance(backend, str):
+            find_backend(backend, trust=trust)
+        if isinstance(options, Mapping):
+            # As Backend.from_config reads them: a list becomes a tuple, and code is read only if it is trusted.
+            read = cls(backend=known.get("backend", PLAIN))._bare()
+            bound = Backend.from_config({"backend": read.spec, "options": options}, trust=trust)
+            known["options"] = {name: bound.options[name.replace("-", "_")] for name in options}
+        return cls(**known)
+
+    def to_json(self, path: str | Path) -> None:
+        """Write `to_dict()` to a file atomically."""
+        write_whole(Path(path), json.dumps(self.to_dict(), indent=2) + "\n")
+
+    @classmethod
+    def from_json(cls, path: str | Path, *, trust: bool = False) -> "CompileConfig":
+        """Make a config from a file written by `to_json`; `trust` as in `from_dict`."""
+        return cls.from_dict(read_json(path, "a compile config"), trust=trust)
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, CompileConfig):
+            return NotImplemented
+        return all(same(getattr(self, name), getattr(other, name)) for name in FIELDS)
+
+    def __hash__(self) -> int:
+        return hash((self.resolved, self.kind, self.fullgraph, self.dynamic))
+
+    @cached_property
+    def _changed(self) -> Mapping[str, Any]:
+        values = {name: getattr(self, name) for name in FIELDS}
+        return MappingProxyType({n: v for n, v in values.items() if not same(v, FIELDS[n].default)})
+
+
+# Read from the class itself, so that each field is declared once; `resolved` is derived from the others.
+FIELDS = declared(CompileConfig)
+
+
+def _dtype(name: str, value: Any) -> Any:
+    """Return the dtype for a dtype of torch or its name, None for None; raise for anything else."""
+    import torch
+
+    found = getattr(torch, value.removeprefix("torch."), None) if isinstance(value, str) else value
+    if value is not None and not (isinstance(found, torch.dtype) and found.is_floating_point):
+        raise wrong_value(f"{KIND} {name!r}", "a floating torch.dtype, or the name of one", value)
+    return found
+
+
+def _dtype_name(dtype: Any) -> str | None:
+    return None if dtype is None else str(dtype).removeprefix("torch.")
+
+
+def _check_ahead_of_time(backend: Backend) -> None:
+    if not backend.takes_inductor_options:
+        raise BackendKwargsError(f"kind='aoti' must have Inductor as its backend, got {backend.spec!r}.")
+    for name in NOT_AHEAD:
+        if backend.options.get(name):
+            raise BackendKwargsError(
+                f"kind='aoti' takes no option {name!r}: an ahead-of-time package has no use for it."
+            )

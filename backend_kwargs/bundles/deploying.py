@@ -1,0 +1,152 @@
+"""Deploying: the callable with the least overhead for serving, and facts about it."""
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from backend_kwargs.bundles.ahead import compile_package, export_module
+from backend_kwargs.bundles.exported import Exported
+from backend_kwargs.bundles.identity import identity_of, state_of
+from backend_kwargs.bundles.loading import checked_size
+from backend_kwargs.bundles.package import misfit
+from backend_kwargs.bundles.running import Built, Running, checked, in_eager, input_check, running, seconds_of
+from backend_kwargs.bundles.samples import InputCheck, Sample, leaves_of, made
+from backend_kwargs.errors import BackendKwargsError, error_text, warn_once
+
+SHARED_POOL = (
+    "CUDA graphs: modules on one device share torch's memory pool, which is freed when the last of them is deactivated"
+)
+MOST_TIMED = 64 << 20  # bytes of samples
+CHANGES = "the module changes what it reads when it is called, so it is served with dynamo's guards"
+
+
+def deployed(
+    built: Built, swap: Callable[[Callable[..., Any]], None], *, guards: bool
+) -> tuple[Running, Callable[..., Any], list[str]]:
+    """Return what runs, what to call, and notes; `swap` is called with the replacement of the first callable."""
+    if not guards:
+        require_comparable(built.samples)
+    check = input_check(built, guards=guards)
+    made_ready = running(built, built.module, keep=False, guards="local" if guards else "none")
+    if built.package is not None:
+        lean, check = made_ready.call, made_ready.call.tensors  # type: ignore[attr-defined]
+    else:
+        lean = checked(made_ready.call, check, in_eager(built, built.module))
+    call = lean if guards else _watched(built, made_ready, lean, check, swap)
+    return made_ready, call, [*made_ready.notes, *_cost(built, check)]
+
+
+def _cost(built: Built, check: Callable[[Any, Any], object]) -> list[str]:
+    """Return a note with the time of the input check, unless inputs cannot be made, or only of much memory."""
+    leaves = [leaf for sample in built.samples for leaf in leaves_of(sample)]
+    size = sum(checked_size(*value[:5]) for kind, value in leaves if kind == "tensor")
+    if size > MOST_TIMED or any(kind == "other" for kind, _ in leaves):
+        return []
+    try:
+        return [f"input check: {seconds_of(check, built) * 1e6:.1f} µs per call"]
+    except Exception:  # noqa: BLE001 - the samples may be of a bundle that anybody wrote
+        return []
+
+
+def require_comparable(samples: Sequence[Any]) -> None:
+    """Raise unless the check of inputs alone can tell whether inputs are like the samples."""
+    if any(str(sample) != str(samples[0]) for sample in samples):
+        raise BackendKwargsError("deploy(guards=False) must have samples that are all alike: build with one sample.")
+    others = [value for kind, value in leaves_of(samples[0]) if kind == "other"]
+    if others:
+        raise BackendKwargsError(
+            f"deploy(guards=False) must have samples of dense tensors, numbers and texts, got one with a {others[0]}, "
+            "which only dynamo's guards can check."
+        )
+
+
+def _watched(
+    built: Built,
+    made_ready: Running,
+    first: Callable[..., Any],
+    check: InputCheck,
+    swap: Callable[[Callable[..., Any]], None],
+) -> Callable[..., Any]:
+    """Return `first` for the first call; if that call changes what later ones may read, guards are used from then on.
+
+    Without guards each later call would compute what the first one did. Calls of other threads wait for the first one.
+    """
+    lock = threading.RLock()
+    later: list[Callable[..., Any]] = []
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        with lock:
+            if not later:
+                before = state_of(built.module)
+                result = first(*args, **kwargs)
+                chosen = first
+                if state_of(built.module) != before:
+                    warn_once(f"{CHANGES[0].upper()}{CHANGES[1:]}.")
+                    built.notes.append(CHANGES)
+                    guarded = running(built, built.module, keep=False, guards="local")
+                    made_ready.backend = guarded.backend
+                    chosen = checked(guarded.call, check, in_eager(built, built.module))
+                later.append(chosen)
+                swap(chosen)
+                return result
+        return later[0](*args, **kwargs)
+
+    return call
+
+
+def with_package(built: Built) -> list[str]:
+    """Compile an ahead-of-time package for inputs like the samples, unless there is one for the module; return notes.
+
+    A module that is not known to be the one that was compiled is exported again: the graphs say whether it is.
+    """
+    package, began, exported = built.package, time.perf_counter(), None
+    why = misfit(package, built.module, built.device) if package else ""
+    if package and not why:
+        if package.guards.module and package.guards.module == identity_of(built.module):
+            return []
+        exported = _exported(built)
+        if package.guards.graph and package.guards.graph == exported.digest:
+            return [f"the module was exported in {time.perf_counter() - began:.1f} s, to compare it with the package"]
+        why = "the module is not known to be the one that was compiled"
+    built.package = compile_package(built, exported or _exported(built))
+    if not why:
+        return []
+    note = f"the package was compiled again in {time.perf_counter() - began:.0f} s: {why}"
+    warn_once(f"{note[0].upper()}{note[1:]}.")
+    return [note]
+
+
+def _exported(built: Built) -> Exported:
+    try:
+        args, kwargs = made(built.samples[0], built.device)
+    except Exception as error:
+        raise BackendKwargsError(f"The first sample cannot be made: {error_text(error)}.") from error
+    with torch.no_grad():
+        return export_module(built, built.module, Sample(tuple(args), dict(kwargs)))
+
+
+def facts(built: Built, running: Running | None) -> list[str]:
+    """Return facts about a built module's code, one per line."""
+    lines = [f"samples: {len(built.samples)}{', dynamic sizes' if built.dynamic else ''}"]
+    if built.config.kind == "aoti":
+        lines.append("code: an ahead-of-time package" if built.package else "code: none, compiled when made ready")
+    else:
+        held = sum(bool(graph.code) for graph in built.graphs.values())
+        decided = sum(bool(graph.decision and not graph.code) for graph in built.graphs.values())
+        besides = f", and auto's decision for {decided} more" if decided else ""
+        lines.append(f"graphs held: {held} of {len(built.graphs)}{besides}")
+        if running and running.backend:
+            loaded, compiled = len(running.backend.loaded), len(running.backend.compiled)
+            lines.append(f"graphs loaded in this process: {loaded}, compiled: {compiled}")
+        if running and built.device.type == "cuda" and _records(built):
+            lines.append(SHARED_POOL)
+    return lines + [f"note: {note}" for note in built.notes]
+
+
+def _records(built: Built) -> bool:
+    options = built.config.resolved.options
+    decided = [graph.decision["options"] for graph in built.graphs.values() if graph.decision]
+    return any(each.get("triton.cudagraphs") for each in (options, *decided))

@@ -1,0 +1,409 @@
+"""The compiled graphs of one module: kept when they are made, and looked up by what they compute.
+
+A graph is kept as AOTAutograd's result, which torch's precompilation pickles too. The C++ libraries of its generated
+code are kept with it, and the code refers to them by hash: loading needs neither a cache folder nor a compiler.
+"""
+
+import ast
+import hashlib
+import json
+import linecache
+import pickle
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import partial
+from operator import attrgetter
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+
+from backend_kwargs.auto.cache_key import ambient, signature, structure
+from backend_kwargs.auto.candidates import EAGER, permits, standing
+from backend_kwargs.auto.reporting import last_decision
+from backend_kwargs.auto.request import RESTARTS
+from backend_kwargs.backend import Backend, find_backend
+from backend_kwargs.backends.generated_code import compiled_graphs
+from backend_kwargs.backends.inductor.compile_step import stand_in
+from backend_kwargs.bundles.files import private_folder
+from backend_kwargs.bundles.libraries import library, provided
+from backend_kwargs.bundles.operators import inlined
+from backend_kwargs.errors import BackendKwargsError, error_text, warn_once
+from backend_kwargs.graphs.writes import copy_of_graph
+from backend_kwargs.options.option import check
+from backend_kwargs.options.trust import untrusted
+from backend_kwargs.precision.bounds import last_used
+from backend_kwargs.registry import PLAIN
+from backend_kwargs.rewrites.table import raced_rewrites
+
+BUNDLED = {"bundled_autograd_cache": True, "enable_autograd_cache": True}
+# AOTAutograd caches no graph with a private function unless it is known to depend on its arguments only; these do.
+AUTOCAST = ("torch.amp.autocast_mode._enter_autocast", "torch.amp.autocast_mode._exit_autocast")
+OWN_WEIGHTS = (
+    "it has tensors of its own, such as weights that are frozen, packed or quantised; it is compiled again where the "
+    "bundle is loaded"
+)
+CACHEABLE = {"unsafe_marked_cacheable_functions": dict.fromkeys(AUTOCAST, "1")}
+
+
+class CannotKeepError(Exception):
+    """A compiled graph cannot be saved for another process."""
+
+
+@dataclass(frozen=True, slots=True)
+class Graph:
+    """One compiled graph: `code` is a pickle, "" if it could not be kept; `why` is then the reason.
+
+    `libraries` are its shared libraries by SHA-256; `decision` is auto's, None if auto was not used. `frame` is the
+    bytecode that calls it, another pickle, "" if it was not kept.
+    """
+
+    code: bytes = b""
+    frame: bytes = b""
+    libraries: Mapping[str, bytes] = field(default_factory=dict)
+    decision: Mapping[str, Any] | None = None
+    why: str = ""
+
+
+class GraphBackend:
+    """The backend of one CompiledModule: it keeps each graph that it compiles, and returns graphs that it has kept.
+
+    Compared by identity, so that dynamo never uses one module's code for another.
+    """
+
+    def __init__(self, backend: Backend, graphs: dict[str, Graph], *, keep: bool, folder: str) -> None:
+        self.backend, self.graphs, self.keep, self.folder = backend, graphs, keep, folder
+        self.compiler_name = self.__name__ = backend.compiler_name
+        # Code objects with this module's code in dynamo's cache, and the globals through which its bytecode calls
+        # graphs.
+        self.frames: list[tuple[Any, dict[str, Any]]] = []
+        self.made: list[Callable[..., Any]] = []
+        self.loaded: list[str] = []  # keys of graphs that were loaded
+        self.compiled: list[str] = []  # keys of graphs that were compiled
+        # The options of the graphs whose compiled code the backend returned as it was, with nothing around it.
+        self.unwrapped: dict[str, Mapping[str, Any]] = {}
+
+    def __call__(self, gm: Any, example_inputs: Sequence[Any], **kwargs: Any) -> Callable[..., Any]:
+        """Compile the graph `gm` for dynamo, or load it."""
+        self._note_frame()
+        self.made.append(self._loaded_or_compiled(key_of(gm, example_inputs), gm, example_inputs, kwargs))
+        return self.made[-1]
+
+    def reset(self) -> None:
+        """Free what compiling keeps in this process; torch._dynamo.reset() calls it."""
+        self.backend.reset()
+
+    def get_compiler_config(self) -> dict[str, Any]:
+        """Return the compiler's whole configuration."""
+        return self.backend.get_compiler_config()
+
+    def forget(self) -> None:
+        """Free this module's code in dynamo's caches, and no other code."""
+        from torch._C._dynamo.eval_frame import _debug_get_cache_entry_list
+        from torch._dynamo.guards import DeletedGuardManagerWrapper
+
+        for code, scope in self.frames:
+            for entry in _debug_get_cache_entry_list(code):
+                state = getattr(entry.guard_manager, "extra_state", None)
+                # torch.compile wraps the backend that it is given.
+                if getattr(entry.backend, "compiler_fn", entry.backend) is self and state is not None:
+                    state.invalidate(entry, DeletedGuardManagerWrapper("the CompiledModule was deactivated"))
+            # If another frame's cache still has the bytecode, that must not keep the graph alive.
+            for name, value in [*scope.items()]:
+                if name.startswith("__compiled_fn") and self._is_own(value):
+                    scope[name] = None
+        self.frames.clear()
+        self.made.clear()
+
+    def _is_own(self, value: Any) -> bool:
+        inner = getattr(value, "_torchdynamo_orig_callable", value)
+        return any(inner is each for each in self.made)
+
+    def _note_frame(self) -> None:
+        from torch._dynamo.symbolic_convert import InstructionTranslator
+
+        with suppress(AttributeError, RuntimeError, AssertionError):
+            frame = InstructionTranslator.current_tx()
+            if not any(frame.f_code is code for code, _ in self.frames):
+                self.frames.append((frame.f_code, frame.f_globals))
+
+    def _loaded_or_compiled(self, key: str, gm: Any, example_inputs: Sequence[Any], kwargs: Any) -> Callable[..., Any]:
+        kept = self.graphs.get(key)
+        if kept is not None and kept.decision and kept.decision["winner"] == EAGER:
+            self.loaded.append(key)
+            return gm.forward  # type: ignore[no-any-return]
+        if kept is not None and kept.code:
+            with suppress(CannotLoadError):
+                return self._load(key, kept, gm, example_inputs, kwargs)
+        elif kept is not None and kept.decision:
+            return self._compile_as_decided(key, kept.decision, gm, example_inputs, kwargs)
+        return self._compile(key, gm, example_inputs, kwargs)
+
+    def _compile_as_decided(
+        self, key: str, decision: Mapping[str, Any], gm: Any, example_inputs: Sequence[Any], kwargs: Any
+    ) -> Callable[..., Any]:
+        """Compile with auto's decision; if that fails, as the config says."""
+        spare = copy_of_graph(gm)
+        token = stand_in.set(None)
+        try:
+            compiled = under_decision(self.backend, decision)(gm, example_inputs, **kwargs)
+        except RESTARTS:
+            raise
+        except Exception as error:  # noqa: BLE001 - it may be of another release, or of anybody's making
+            warn_once(f"A saved decision of auto fails, and its graph is compiled again: {error_text(error)}.")
+            return self._compile(key, spare, example_inputs, kwargs)
+        finally:
+            stand_in.reset(token)
+        self.compiled.append(key)
+        return compiled
+
+    def _compile(self, key: str, gm: Any, example_inputs: Sequence[Any], kwargs: Any) -> Callable[..., Any]:
+        made: list[Callable[..., Any]] = []
+        used: dict[str, Any] = {}
+
+        def compile_one(compile_fx: Callable[..., Any], *args: Any, **kwargs: Any) -> Callable[..., Any]:
+            used.update(options=kwargs["config_patches"], weights=[*args[0].parameters(), *args[0].buffers()])
+            kwargs["config_patches"] = {**kwargs["config_patches"], **CACHEABLE}
+            with torch._functorch.config.patch(BUNDLED):
+                made.append(compile_fx(*args, **kwargs))
+            return made[-1]
+
+        self.compiled.append(key)
+        if not self.keep:
+            return self.backend(gm, example_inputs, **kwargs)
+        token = stand_in.set(compile_one)
+        try:
+            compiled = self.backend(gm, example_inputs, **kwargs)
+        finally:
+            stand_in.reset(token)
+        decision = _decided(self.backend)
+        if decision is None and self.backend.options.get("auto"):
+            self.graphs[key] = Graph(why="what auto decided is not known")
+        elif decision and decision["winner"] == EAGER:
+            self.graphs[key] = Graph(decision=decision)  # what was compiled last is a loser
+        elif compiler := (decision or {}).get("compiler"):
+            self.graphs[key] = Graph(why=f"auto chose {compiler} for it, whose code is not kept")
+        else:
+            # In a race, the winner is compiled last.
+            why = OWN_WEIGHTS if used.get("weights") else ""  # AOTAutograd's saved code would miss them as arguments
+            if called := inlined(gm):
+                why = f"its code may contain that of {called}, which may change; it is compiled again elsewhere"
+            lowered = last_used()
+            if lowered and lowered.reason and lowered.products:
+                why = "its error exceeds max_error here; it is measured again where the bundle is loaded"
+            self.graphs[key] = _kept(made[-1] if made else None, decision, why)
+            # Bytecode alone would call what is loaded without a measurement of its error.
+            if made and compiled is made[-1] and not lowered:
+                self.unwrapped[key] = used["options"]
+        return compiled
+
+    def _load(self, key: str, kept: Graph, gm: Any, example_inputs: Sequence[Any], kwargs: Any) -> Callable[..., Any]:
+        try:
+            backend = under_decision(self.backend, kept.decision) if kept.decision else self.backend
+        except BackendKwargsError as error:
+            warn_once(f"A saved decision of auto is not used, and its graph is compiled again: {error}")
+            raise CannotLoadError from error
+        loads: list[str] = []
+
+        def load_one(compile_fx: Callable[..., Any], *args: Any, **kwargs: Any) -> Callable[..., Any]:
+            if loads:  # its error exceeds the bound here
+                loads.clear()
+                self.compiled.append(key)
+                return compile_fx(*args, **kwargs)  # type: ignore[no-any-return]
+            try:
+                loaded = load_graph(kept, example_inputs, self.folder, kwargs["config_patches"])
+            except CannotLoadError:
+                raise
+            except Exception as error:
+                warn_once(f"A saved graph does not load and is compiled again: {error_text(error)}.")
+                raise CannotLoadError from error
+            loads.append(key)
+            return loaded
+
+        token = stand_in.set(load_one)
+        try:
+            return backend(gm, example_inputs, **kwargs)
+        finally:
+            stand_in.reset(token)
+            self.loaded += loads
+
+
+class CannotLoadError(Exception):
+    """A kept graph does not work for these inputs."""
+
+
+def key_of(gm: Any, example_inputs: Sequence[Any]) -> str:
+    """Return 64 hexadecimal digits for a graph's computation and its inputs, the same in each process."""
+    held = [(name, _content(tensor)) for name, tensor in _held(gm)]
+    parts = [structure(gm), signature(gm, example_inputs), ambient(), held]
+    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
+
+
+def _held(gm: Any) -> list[tuple[str, torch.Tensor]]:
+    """Return the tensors that the graph and its subgraphs contain: their values become part of its code."""
+    graphs = [(path, each) for path, each in gm.named_modules() if isinstance(each, torch.fx.GraphModule)]
+    reads = [(path, each, node.target) for path, each in graphs for node in each.graph.find_nodes(op="get_attr")]
+    found = [(f"{path}.{name}", attrgetter(name)(each)) for path, each, name in reads]
+    return [(name, value) for name, value in found if isinstance(value, torch.Tensor)]
+
+
+def _content(tensor: torch.Tensor) -> str:
+    with torch.no_grad():
+        plain = tensor.detach().cpu().contiguous().view(-1).view(torch.uint8)
+    return hashlib.sha256(plain.numpy().tobytes()).hexdigest()
+
+
+def permits_decision(backend: Backend, winner: str, options: Mapping[str, Any]) -> bool:
+    """Return whether `backend` could have chosen this winner with these options, as for a decision in a store."""
+    from backend_kwargs.auto.settings import Settings
+
+    own = backend.options
+    rewrites = raced_rewrites(own.get("rewrites"))
+    return bool(own.get("auto")) and permits(
+        Settings.of(own), lambda name: find_backend(f"{PLAIN}:{name}").options, rewrites, (winner, options, "")
+    )
+
+
+def under_decision(backend: Backend, decision: Mapping[str, Any]) -> Backend:
+    """Return the backend that compiles with auto's decision, without a race."""
+    from backend_kwargs.auto.settings import OPTIONS
+
+    # Under auto `rewrites` and `precision` name candidates: those that won are in the decision.
+    besides = {*OPTIONS, "rewrites"}
+    fixed = {name: value for name, value in backend.options.items() if name not in besides}
+    clones = True if fixed.get("clone_outputs") is None else fixed["clone_outputs"]
+    # A decision from a file only chooses among options that are data.
+    options = {**decision["options"], "auto": False}
+    if "rewrites" in backend.options:
+        options.setdefault("rewrites", ())
+    if "precision" in backend.options and "precision" not in options:
+        options.update(precision=(), max_error=None)
+    chosen = backend.bind("auto's decision", options, untrusted(check))
+    return chosen.bind("fixed", {**standing(fixed, options), "clone_outputs": clones, "auto": False})
+
+
+def _decided(backend: Backend) -> dict[str, Any] | None:
+    if not backend.options.get("auto"):
+        return None
+    decision = last_decision()  # reported while the graph was compiled, under dynamo's lock
+    if decision is None:
+        return None
+    return {"winner": decision.winner, "options": dict(decision.options), "compiler": decision.compiler}
+
+
+# ---- keeping
+
+
+def _kept(compiled: Callable[..., Any] | None, decision: Mapping[str, Any] | None, why: str) -> Graph:
+    if compiled is None:
+        return Graph(decision=decision, why="its backend is not Inductor, or ran it in eager")
+    if why:
+        return Graph(decision=decision, why=why)
+    try:
+        return _graph(compiled, decision)
+    except Exception as error:  # noqa: BLE001 - a graph that cannot be kept is compiled again elsewhere
+        return Graph(decision=decision, why=error_text(error) if not isinstance(error, CannotKeepError) else str(error))
+
+
+def _graph(compiled: Callable[..., Any], decision: Mapping[str, Any] | None) -> Graph:
+    serialize = getattr(compiled, "serialize", None)
+    if serialize is None:
+        raise CannotKeepError("torch cannot serialize it; it is compiled again where the bundle is loaded")
+    with torch._functorch.config.patch(BUNDLED):
+        result = pickle.loads(pickle.dumps(serialize()))  # noqa: S301 - pickled in this line
+    if result.compiled_bw is not None:
+        raise CannotKeepError("it has a backward graph")
+    inductor = result.compiled_fw.result
+    (made,) = [graph for graph in compiled_graphs(compiled) if graph.cache_key == inductor.cache_key]
+    source, libraries = _with_named_libraries(inductor.source_code, _module(made))
+    if libraries and "cuda" in inductor.device_types:
+        raise CannotKeepError("its C++ wrapper names files of this machine")
+    inductor.source_code = source
+    inductor.cache_key = "c" + hashlib.sha256(source.encode()).hexdigest()[:50]
+    return Graph(code=pickle.dumps(result), libraries=libraries, decision=decision)
+
+
+def _module(graph: Any) -> ModuleType:
+    """Return the module of generated code that `graph` runs."""
+    from torch._inductor.codecache import PyCodeCache
+
+    for module in [*PyCodeCache.modules][::-1]:
+        if Path(str(module.__file__)).stem == graph.cache_key:
+            return module
+    raise CannotKeepError("its generated code was dropped")
+
+
+def _with_named_libraries(source: str, module: ModuleType) -> tuple[str, dict[str, bytes]]:
+    """Return generated code that loads its C++ functions by their library's hash, and these libraries."""
+    lines = source.splitlines(keepends=True)
+    libraries: dict[str, bytes] = {}
+    for node in reversed(ast.parse(source).body):
+        match node:
+            case ast.Assign(targets=[ast.Name(id=name)], value=ast.Call()):
+                file = _library_of(vars(module).get(name))
+        if not isinstance(node, ast.Assign) or not isinstance(node.value, ast.Call) or file is None:
+            continue
+        content = file.read_bytes()
+        digest = hashlib.sha256(content).hexdigest()
+        libraries[digest] = content
+        function = vars(module)[name]
+        call = f"library({digest!r}, {function.__self__.__name__.rpartition('.')[2]!r}, {function.__name__!r})"
+        lines[node.lineno - 1 : node.end_lineno] = [f"{name} = {call}\n"]
+    imports = f"from {library.__module__} import {library.__name__}\n" if libraries else ""
+    return imports + "".join(lines), libraries
+
+
+def _library_of(value: Any) -> Path | None:
+    """Return the shared library of one of Inductor's C++ functions, None for anything else."""
+    from torch._inductor.runtime.cache_dir_utils import cache_dir
+
+    owner = getattr(value, "__self__", None)
+    file = getattr(owner, "__file__", None) if isinstance(owner, ModuleType) else None
+    return Path(file) if file and Path(file).is_relative_to(cache_dir()) else None
+
+
+# ---- loading
+
+
+def load_graph(
+    kept: Graph, example_inputs: Sequence[Any], folder: str, options: Mapping[str, Any]
+) -> Callable[..., Any]:
+    """Return the compiled code of `kept`; raise CannotLoadError if it does not work for these inputs.
+
+    It is loaded from files in a private folder, whose name ends with `folder`, and which is removed at once.
+    """
+    from torch._functorch._aot_autograd.autograd_cache import AOTAutogradCache
+    from torch._inductor import config
+    from torch._inductor.cudagraph_utils import BoxedDeviceIndex
+    from torch._inductor.utils import BoxedBool
+
+    result = pickle.loads(kept.code)  # noqa: S301 - trusted, or this process made it
+    symints = AOTAutogradCache._filter_backed_symints(list(example_inputs))
+    if result.guards_expr and not AOTAutogradCache.evaluate_guards(result.guards_expr, symints):
+        raise CannotLoadError  # compiled with guards that exclude these sizes
+    inductor = result.compiled_fw.result
+    # One thread: nothing is compiled, and Inductor would start its compile workers.
+    with (
+        config.patch({**options, "compile_threads": 1}),
+        private_folder(name=folder) as private,
+        provided(kept.libraries, private),
+    ):
+        path = private / f"{inductor.cache_key}.py"
+        path.write_text(inductor.source_code, encoding="utf-8")
+        # Tracebacks show its lines after it is removed.
+        lines = inductor.source_code.splitlines(keepends=True)
+        linecache.cache[str(path)] = len(inductor.source_code), None, lines, str(path)
+        # Not in Inductor's cache folder, which may be read-only.
+        inductor.write_to_disk = partial(str, path)
+        fx_config = {
+            "cudagraphs": BoxedBool(bool(config.triton.cudagraphs)),
+            "boxed_forward_device_index": BoxedDeviceIndex(None),
+        }
+        compiled = result.wrap_post_compile(list(example_inputs), result.sanitized_aot_config, fx_config)
+
+    def forward(*inputs: Any) -> Any:
+        return compiled(list(inputs))
+
+    return forward

@@ -1,0 +1,157 @@
+"""The manifest of a bundle: its contents, each part's SHA-256, and its signer. Data, validated when it is read."""
+
+import hashlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import msgspec
+
+from backend_kwargs.bundles.files import content_of, opened_file
+from backend_kwargs.bundles.package_guards import PackageGuards
+from backend_kwargs.errors import BackendKwargsError, error_text, shown, wrong_value
+
+SCHEMA = 1
+LARGEST = 8 << 20  # bytes of a manifest
+EXTRA = "pip install 'backend-kwargs[signing]'"
+Digest = Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{64}\Z")]
+ExtensionPath = Annotated[str, msgspec.Meta(pattern=r"^[A-Z2-7]{20,80}/[A-Za-z0-9_][A-Za-z0-9_.\-]{0,100}\.so\Z")]
+
+
+class Part(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One file of a bundle, named by its hash: so a manifest contains no path."""
+
+    sha256: Digest
+    size: Annotated[int, msgspec.Meta(ge=0)]
+
+
+class GraphPart(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One compiled graph: its code and libraries, or the reason why it has none; auto's decision.
+
+    `frame` is the bytecode that calls it without tracing the module.
+    """
+
+    key: Digest
+    code: Part | None = None
+    frame: Part | None = None
+    libraries: tuple[Part, ...] = ()
+    winner: str | None = None
+    options: dict[str, Any] = {}
+    why: str = ""
+
+
+class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The description of a bundle. `factory` is the argument of `backend-kwargs build`, "" otherwise."""
+
+    schema: int
+    kind: Literal["inductor", "aoti"]
+    config: dict[str, Any]
+    environment: dict[str, str]
+    device: str
+    module: str
+    samples: Annotated[list[Any], msgspec.Meta(min_length=1)]
+    output_dtypes: list[str | None]
+    weights: Part
+    shared_weights: dict[str, str] = {}
+    graphs: tuple[GraphPart, ...] = ()
+    package: Part | None = None
+    guards: PackageGuards | None = None
+    extensions: dict[ExtensionPath, Part] = {}
+    notes: list[str] = []
+    cold_s: Annotated[float, msgspec.Meta(ge=0)] | None = None
+    factory: str = ""
+    made: str = ""
+
+    @property
+    def code(self) -> list[Part]:
+        """The parts that are code."""
+        of_graphs = [part for graph in self.graphs for part in (graph.code, graph.frame, *graph.libraries) if part]
+        return [*of_graphs, *([self.package] if self.package else []), *self.extensions.values()]
+
+    @property
+    def parts(self) -> list[Part]:
+        """Every part."""
+        return [self.weights, *self.code]
+
+
+class _Versioned(msgspec.Struct):
+    schema: int
+
+
+def encoded(manifest: Manifest) -> bytes:
+    """Return the content of the manifest file."""
+    return msgspec.json.format(msgspec.json.encode(manifest), indent=1) + b"\n"
+
+
+def decoded(content: bytes, path: Path) -> Manifest:
+    """Parse the content of a manifest file; raise if it is not valid, or from a later release."""
+    try:
+        schema = msgspec.json.decode(content, type=_Versioned).schema
+        if schema != SCHEMA:
+            raise BackendKwargsError(
+                f"Bundle {str(path)!r} has schema {schema}, this release reads {SCHEMA}; update backend-kwargs."
+            )
+        return msgspec.json.decode(content, type=Manifest)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise BackendKwargsError(f"Bundle {str(path)!r} has no valid manifest: {error_text(error)}.") from None
+
+
+def digest(content: bytes) -> str:
+    """Return the SHA-256 of `content`."""
+    return hashlib.sha256(content).hexdigest()
+
+
+# ---- signatures
+
+
+def signed(content: bytes, key: Any) -> bytes:
+    """Return the Ed25519 signature of a manifest's content."""
+    return bytes(private_key(key).sign(content))
+
+
+def private_key(key: Any) -> Any:
+    """Return the Ed25519 private key that is given, or named by the path of its PEM file; raise if it is none."""
+    ed25519, _ = _cryptography()
+    private = _key(key, "private")
+    if not isinstance(private, ed25519.Ed25519PrivateKey):
+        raise wrong_value("`signing_key`", "an Ed25519 private key, or the path of its PEM file", key)
+    return private
+
+
+def signer(content: bytes, signature: bytes, keys: Sequence[Any]) -> Any | None:
+    """Return the one of the public `keys` that signed a manifest's content, None if none did."""
+    ed25519, invalid_signature = _cryptography()
+    for key in keys:
+        public = _key(key, "public")
+        if not isinstance(public, ed25519.Ed25519PublicKey):
+            raise wrong_value("A trusted key", "an Ed25519 public key, or the path of its PEM file", key)
+        try:
+            public.verify(signature, content)
+        except invalid_signature:
+            continue
+        return key
+    return None
+
+
+def _cryptography() -> tuple[Any, type[Exception]]:
+    try:
+        from cryptography.exceptions import InvalidSignature
+        from cryptography.hazmat.primitives.asymmetric import ed25519
+    except ImportError as error:
+        raise BackendKwargsError(f"Signatures need the package cryptography: {EXTRA} ({error_text(error)}).") from None
+    return ed25519, InvalidSignature
+
+
+def _key(key: Any, which: Literal["private", "public"]) -> Any:
+    if not isinstance(key, str | Path):
+        return key
+    from cryptography.hazmat.primitives import serialization
+
+    try:
+        with opened_file(key) as opened:
+            content = content_of(opened, LARGEST)
+        if which == "private":
+            return serialization.load_pem_private_key(content, password=None)
+        return serialization.load_pem_public_key(content)
+    except (OSError, ValueError, TypeError) as error:
+        raise BackendKwargsError(f"Cannot read a {which} key from {shown(str(key))}: {error_text(error)}.") from None

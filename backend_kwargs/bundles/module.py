@@ -1,0 +1,267 @@
+"""CompiledModule: a module that is built, activated, saved, loaded elsewhere, and served."""
+
+import gc
+import threading
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from backend_kwargs.bundles.config import CompileConfig
+from backend_kwargs.bundles.states import Call, State, after
+from backend_kwargs.errors import BackendKwargsError, printable, shown, wrong_value
+
+if TYPE_CHECKING:
+    import torch
+
+    from backend_kwargs.bundles.running import Built, Running
+
+DICT_VERSION = 1
+
+
+class CompiledModule:
+    """A module compiled with a CompileConfig, through the states built, active, inactive, saved, loaded, deployed.
+
+    The table in `states.py` lists the calls allowed in each state, as in AITune. For inference: calls record no
+    gradient. Any number of threads may call it at once.
+
+    Attributes:
+        config: the configuration.
+
+    """
+
+    def __init__(self, config: CompileConfig | None = None) -> None:
+        if config is not None and not isinstance(config, CompileConfig):
+            raise wrong_value("CompiledModule's `config`", "a CompileConfig", config)
+        self.config = config or CompileConfig()
+        self._state = State.INIT
+        self._built: Built | None = None
+        self._running: Running | None = None
+        self._notes: list[str] = []
+        self._lock = threading.RLock()
+        self._call: Any = self._not_ready
+
+    @property
+    def name(self) -> str:
+        """The name used in errors."""
+        return type(self).__name__
+
+    @property
+    def state(self) -> State:
+        """The current state."""
+        return self._state
+
+    @property
+    def is_active(self) -> bool:
+        """Whether the state is ACTIVE; a deployed module is ready too."""
+        return self._state is State.ACTIVE
+
+    @property
+    def device(self) -> "torch.device | None":
+        """The device that it runs on, None before it is built."""
+        return self._built.device if self._built else None
+
+    def build(
+        self, module: "torch.nn.Module", data: list[Any], device: Any = None, cache_dir: str | Path | None = None
+    ) -> "CompiledModule":
+        """Compile `module` for the samples in `data` and return this object, active.
+
+        A copy of the module is compiled and called once for each sample, and its results are compared with those of
+        float64, else float32. The module itself, the samples and torch's random generators do not change. If it raises,
+        nothing has changed, and it may be called again.
+
+        Args:
+            module: the module, on the device where it will run.
+            data: samples: each a tensor, a tuple of arguments, a dict of keywords, or a pair (args, kwargs).
+            device: where the module must be; None: where it is.
+            cache_dir: where an ahead-of-time package is written; None: a temporary folder.
+
+        """
+        with self._lock:
+            state = self._after("build")
+            from backend_kwargs.bundles.building import build
+
+            self._built, self._running = build(self.config, module, data, device, cache_dir)
+            self._ready(state)
+        return self
+
+    def activate(self) -> None:
+        """Make the module ready for inference; code that was compiled before is not compiled again."""
+        with self._lock:
+            state = self._after("activate")
+            if self._state is not state:
+                from backend_kwargs.bundles.running import running
+
+                built = self._known()
+                self._with_package(built)
+                self._running = running(built, built.module, keep=True)
+                self._ready(state)
+
+    def deactivate(self) -> None:
+        """Free this module's compiled code and its memory; activate() brings it back."""
+        with self._lock:
+            state = self._after("deactivate")
+            if self._state is state:
+                return
+            running, self._running = self._running, None
+            self._state, self._call = state, self._not_ready
+            if running:
+                running.free()
+            del running
+        gc.collect()  # compiled code consists of reference cycles
+
+    def deploy(self, device: Any = None, *, guards: bool = True) -> None:
+        """Make a loaded module ready to serve, for good, at the lowest cost per call.
+
+        Inputs must be like the samples (dtype, shape, device and layout of each tensor), or BackendKwargsError is
+        raised. Calls record no gradient, and the process's state (autocast, threads, ...) is not compared.
+
+        Args:
+            device: where it runs; None: the device that it was built for.
+            guards: whether dynamo checks at each call that the module is still as it was compiled. Without them changes
+            to the module go unnoticed, except changes of its parameters' values; all samples must be alike. The code of
+            a module that is one graph then runs without tracing the module, which is most of the first call's time, if
+            the module is known to be the one that was built.
+
+        """
+        with self._lock:
+            state = self._after("deploy")
+            from backend_kwargs.bundles.deploying import deployed
+
+            built = self._known()
+            if device is not None:
+                from backend_kwargs.bundles.building import device_of
+
+                built.device = device_of(built.module, device)
+            self._with_package(built)
+            self._running, self._call, notes = deployed(built, self._serve, guards=guards)
+            self._notes += notes
+            self._state = state
+
+    def infer(self, *args: Any, **kwargs: Any) -> Any:
+        """Return the module's output, without gradients."""
+        return self._call(*args, **kwargs)
+
+    __call__ = infer
+
+    def save(self, path: str | Path, *, signing_key: Any = None) -> None:
+        """Write a bundle: config, weights, samples' metadata, compiled code, and a manifest with each part's SHA-256.
+
+        An old bundle at `path` stays intact until the new one is complete; a folder with anything else is not replaced.
+        `signing_key` is an Ed25519 private key of the package cryptography, or the path of its PEM file.
+        """
+        with self._lock:
+            self._after("save")
+            from backend_kwargs.bundles.bundle import path_of, save
+
+            save(self._known(), path_of(path, "save"), signing_key)
+
+    @classmethod
+    def load(
+        cls,
+        path: str | Path,
+        module: "torch.nn.Module",
+        *,
+        trust: bool = False,
+        trusted_keys: Iterable[Any] | None = (),
+        device: Any = None,
+    ) -> "CompiledModule":
+        """Load a bundle's weights into `module`, and return a CompiledModule to activate() or deploy().
+
+        A bundle's compiled code can run anything, so it is loaded only with `trust=True`, or if one of `trusted_keys`
+        (Ed25519 public keys of the package cryptography, or paths of PEM files) signed the bundle. If there are keys
+        and none of them signed it, this raises, also with `trust=True`. Otherwise, or if
+        this machine differs from the one that built it, the module is compiled again; `describe()` gives the reason. If
+        it raises, `module` is unchanged.
+        """
+        from backend_kwargs.bundles.bundle import keys_of, load, path_of
+
+        keys = keys_of(trusted_keys)
+        built, notes = load(path_of(path, "load"), module, device, trust=trust, trusted_keys=keys)
+        loaded = cls(built.config)
+        loaded._built, loaded._state, loaded._notes = built, State.CHECKPOINT_LOADED, notes
+        return loaded
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return config, samples' metadata and the module's state; the compiled code is written only by save()."""
+        self._after("to_dict")
+        built = self._known()
+        return {
+            "type": self.name,
+            "version": DICT_VERSION,
+            "config": self.config.to_dict(),
+            "samples": built.samples,
+            "output_dtypes": [None if dtype is None else str(dtype) for dtype in built.output_dtypes],
+            "device": str(built.device),
+            "module": built.module.state_dict(),
+        }
+
+    @classmethod
+    def from_dict(
+        cls, module: "torch.nn.Module", state_dict: Mapping[str, Any], *, trust: bool = False
+    ) -> "CompiledModule":
+        """Make a loaded module from the data of `to_dict`: it compiles when it is activated or deployed.
+
+        The module's state must fit exactly. `trust` as in `CompileConfig.from_dict`.
+        """
+        import torch
+
+        if not isinstance(module, torch.nn.Module):
+            raise wrong_value("from_dict's `module`", "a torch.nn.Module", module)
+        if not isinstance(state_dict, Mapping) or state_dict.get("type") != cls.__name__:
+            kind = state_dict.get("type") if isinstance(state_dict, Mapping) else state_dict
+            raise BackendKwargsError(f"A state's type must be {cls.__name__!r}, got {shown(kind)}.")
+        if state_dict.get("version") != DICT_VERSION:
+            raise BackendKwargsError(
+                f"Its version must be {DICT_VERSION}, got {shown(state_dict.get('version'))}: update backend-kwargs."
+            )
+        from backend_kwargs.bundles.loading import loaded_from
+
+        given: Any = state_dict.get("config")
+        made = cls(config := CompileConfig.from_dict(given, trust=trust))
+        made._built = loaded_from(config, module, state_dict)
+        made._state = State.CHECKPOINT_LOADED
+        return made
+
+    def describe(self) -> str:
+        """Return the config's changed fields, then facts about the code, one per line."""
+        head = f"{self.name}({self.config.describe()})"
+        if self._built is None:
+            return f"{head}\nstate: {self._state.value}"
+        from backend_kwargs.bundles.deploying import facts
+
+        lines = [f"state: {self._state.value} on {self.device}", *facts(self._built, self._running), *self._notes]
+        return "\n".join(map(printable, [head, *lines]))  # notes of a bundle may contain anything
+
+    def key(self) -> str:
+        """Return the class's name and the hash of the config."""
+        return f"{self.name}_{self.config.key().rpartition('_')[2]}"
+
+    def __repr__(self) -> str:
+        return f"<{self.name}({self.config.describe()}) {self._state.value}>"
+
+    def _after(self, call: Call) -> State:
+        return after(call, self._state, self.name)
+
+    def _known(self) -> "Built":
+        assert self._built
+        return self._built
+
+    def _with_package(self, built: "Built") -> None:
+        if built.config.kind == "aoti":
+            from backend_kwargs.bundles.deploying import with_package
+
+            self._notes += with_package(built)
+
+    def _ready(self, state: State) -> None:
+        from backend_kwargs.bundles.running import without_gradients
+
+        assert self._running
+        self._call = without_gradients(self._running.call)
+        self._state = state
+
+    def _serve(self, call: Any) -> None:
+        self._call = call
+
+    def _not_ready(self, *args: Any, **kwargs: Any) -> NoReturn:
+        self._after("infer")
+        raise AssertionError("a state that is ready has its own call")

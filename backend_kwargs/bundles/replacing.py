@@ -1,0 +1,301 @@
+"""The place of a bundle: a complete folder takes it by one rename, and nothing that is not ours is followed or deleted.
+
+A save fills a private folder, exchanges its name with that of the old bundle, and deletes the old one; what a kill
+leaves under a private name is never loaded, and the next save deletes it. A file system that cannot exchange names
+needs three renames: a kill between the first two leaves no bundle under the name, but the old one aside, which a load
+finds and the next save deletes.
+"""
+
+import ctypes
+import errno
+import fcntl
+import os
+import re
+import secrets
+import stat
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from backend_kwargs.bundles.files import (
+    HEX,
+    NO_LINK,
+    content_of,
+    named,
+    opened_file,
+    opened_folder,
+    private_folder,
+    remove_all,
+    sweep,
+)
+from backend_kwargs.bundles.manifest import LARGEST, decoded, digest
+from backend_kwargs.errors import BackendKwargsError, warn_once
+
+MANIFEST, PARTS, SIGNATURES = "manifest.json", "parts", "signatures"
+LOCK = ".lock"  # an empty file in the bundles of former releases
+ASIDE = ".old"  # the end of the name that an old bundle has while a new one takes its place
+MOST_TRIES, RETRY_S = 20, 0.005
+RENAME_EXCHANGE, AT_FDCWD = 2, -100  # of Linux
+
+
+@contextmanager
+def new_folder(path: Path) -> Iterator[Path]:
+    """Give a private folder beside `path`, to be filled, and put it in place; after an error, nothing has changed."""
+    with _reported(path):
+        target = _resolved(path)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with private_folder(target.parent, _beside(target), remove=_remove) as new:
+            yield new
+            _put_in_place(new, target)
+        for _ in range(MOST_TRIES):  # another save may be deleting it
+            if not new.exists():
+                return
+            time.sleep(RETRY_S)
+            _remove(new)
+        if new.exists():
+            warn_once(f"Bundle {str(path)!r} is saved; the old one cannot be deleted: {str(new)!r} stays.")
+
+
+def check_place(path: Path) -> None:
+    """Raise if a bundle cannot be put at `path`."""
+    with _reported(path):
+        target = _resolved(path)
+        with suppress(FileNotFoundError):
+            if target.is_mount() or Path.cwd().is_relative_to(target):
+                raise OSError(0, "it is a mounted or the current folder, which cannot be replaced; name a folder in it")
+        with suppress(FileNotFoundError):
+            _names(target)
+        above = next(each for each in target.parents if each.exists())
+        for each in (above, target):
+            # Opened, since another process may put its bundle there between two looks.
+            with suppress(FileNotFoundError), opened_folder(each) as folder:
+                if not os.access(".", os.W_OK | os.X_OK, dir_fd=folder):
+                    raise OSError(0, f"{str(each)!r} is not a folder that can be written to")
+        # Root may write everywhere, but not on every file system.
+        with private_folder(above, _beside(target), remove=_remove):
+            pass
+
+
+@contextmanager
+def opened_bundle(path: Path) -> Iterator[int]:
+    """Open a bundle's folder; a bundle of which a killed save has left only the old one, by that one's name."""
+    with ExitStack() as stack:
+        try:
+            folder = stack.enter_context(opened_folder(target := _resolved(path)))
+        except FileNotFoundError as error:
+            for each in (*named(target.parent, _asides(target)), target):  # the new one may have got its name since
+                with suppress(OSError):
+                    folder = stack.enter_context(opened_folder(each))
+                    break
+            else:
+                raise no_bundle(path, error) from None
+        except (OSError, ValueError) as error:
+            raise no_bundle(path, error) from None
+        yield folder
+
+
+def no_bundle(path: Path, error: OSError | ValueError) -> BackendKwargsError:
+    """Return the error that there is no bundle."""
+    why = getattr(error, "strerror", None) or error
+    return BackendKwargsError(f"No bundle at {str(path)!r}: cannot read {MANIFEST} ({why}).")
+
+
+@contextmanager
+def _reported(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except (OSError, ValueError) as error:
+        if isinstance(error, BackendKwargsError):
+            raise
+        why = getattr(error, "strerror", None) or error
+        raise BackendKwargsError(f"Cannot write bundle {str(path)!r}: {why}.") from None
+
+
+def _resolved(path: Path) -> Path:
+    """Return the folder that a path leads to: the user's own link stays one."""
+    try:
+        return Path(os.path.realpath(path))
+    except FileNotFoundError:
+        raise OSError(0, "the current folder was deleted; change to another") from None
+
+
+def _beside(target: Path) -> str:
+    """Return how names in the folder of a bundle begin that are private to its saves; the bundle's may be long."""
+    return f".backend_kwargs-{digest(os.fsencode(target.name))[:16]}-"
+
+
+def _put_in_place(new: Path, target: Path) -> None:
+    """Rename the folder `new` to `target`; a bundle that is there gets the name `new`."""
+    mode = stat.S_IMODE((new / PARTS).stat().st_mode)
+    _sync(new / PARTS, new / SIGNATURES, new)
+    for _ in range(MOST_TRIES):
+        new.chmod(mode)
+        try:
+            if not _replaced(new, target):
+                new.rename(target)
+                _sync(target.parent)
+        except OSError as error:
+            # Another process has put its bundle there meanwhile.
+            if error.errno in (errno.ENOTEMPTY, errno.EEXIST):
+                continue
+            raise
+        sweep(target.parent, _asides(target), _remove)
+        return
+    raise OSError(0, "other processes keep saving to it")
+
+
+def _replaced(new: Path, target: Path) -> bool:
+    """Let the folder `new` and the bundle `target` swap their names; return False if there is no such bundle."""
+    with suppress(FileNotFoundError), opened_folder(target, NO_LINK) as old:
+        # Locked, no other save takes it for a killed one's; its own maker may hold that lock still.
+        with suppress(OSError):
+            fcntl.flock(old, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        _take_over(target, new)
+        _swap(new, target)
+        try:
+            _names(new)  # again, since nothing of others is deleted
+        except FileNotFoundError:  # another save deletes it already
+            return True
+        except BaseException:
+            _swap(new, target)
+            raise
+        _sync(target.parent)
+        _delete(new)  # as long as it is locked
+        return True
+    return False
+
+
+def _swap(new: Path, target: Path) -> None:
+    if _exchanged(new, target):
+        return
+    aside = target.with_name(f"{_beside(target)}{secrets.token_hex(8)}{ASIDE}")
+    target.rename(aside)
+    try:
+        new.rename(target)
+    except BaseException:
+        with suppress(OSError):
+            aside.rename(target)
+        raise
+    with suppress(FileNotFoundError):  # another save has deleted it
+        aside.rename(new)  # at once: under the name aside a load would take it for the bundle if the new one is removed
+
+
+def _exchanged(one: Path, other: Path) -> bool:
+    """Exchange the names of two folders at once; return False if this system or file system cannot."""
+    rename = _renameat2()
+    return rename is not None and not rename(
+        AT_FDCWD, os.fsencode(one), AT_FDCWD, os.fsencode(other), ctypes.c_uint(RENAME_EXCHANGE)
+    )
+
+
+@cache
+def _renameat2() -> Any:
+    return getattr(ctypes.CDLL(None), "renameat2", None)
+
+
+def _take_over(old: Path, new: Path) -> None:
+    """Give the bundle `new` the owner and the mode of the bundle `old`."""
+    owner = old.stat()
+    if owner.st_uid != os.geteuid():
+        for each in (new, *new.rglob("*")):
+            os.chown(each, owner.st_uid, owner.st_gid)
+    new.chmod(stat.S_IMODE(owner.st_mode))
+
+
+def make_folder(path: Path) -> None:
+    """Make a folder with the mode that the umask permits to others, and all that its owner needs."""
+    path.mkdir()
+    path.chmod(stat.S_IMODE(path.stat().st_mode) | stat.S_IRWXU)
+
+
+def _sync(*folders: Path) -> None:
+    """Let the names in these folders last if the machine fails."""
+    for path in folders:
+        with opened_folder(path) as folder:
+            os.fsync(folder)
+
+
+def write(file: Path, content: bytes) -> None:
+    """Write a new file that lasts if the machine fails."""
+    with file.open("xb") as opened:
+        os.fchmod(opened.fileno(), stat.S_IMODE(os.fstat(opened.fileno()).st_mode) | stat.S_IRUSR | stat.S_IWUSR)
+        opened.write(content)
+        opened.flush()
+        os.fsync(opened.fileno())
+
+
+def _asides(target: Path) -> str:
+    """Return the pattern of the names that an old bundle has between two renames; a killed save leaves it."""
+    return re.escape(_beside(target)) + HEX + re.escape(ASIDE)
+
+
+def _names(path: Path) -> list[str]:
+    """Return the names of all files of the bundle in a folder; raise if anything else is there.
+
+    Nothing is followed: a link, and what is no regular file, is not part of a bundle.
+    """
+    if path.is_file():
+        raise OSError(0, "it is a file; name a folder")
+    with opened_folder(path, NO_LINK) as folder:
+        if not (names := _listed(".", folder)):
+            return []
+        try:
+            with opened_file(MANIFEST, NO_LINK, within=folder) as opened:
+                content = content_of(opened, LARGEST)
+            manifest = decoded(content, path)
+        except (OSError, BackendKwargsError) as error:
+            if isinstance(error, FileNotFoundError) and MANIFEST in names:  # another process deletes it
+                raise
+            foreign = [name for name in names if name not in (PARTS, SIGNATURES, LOCK)]
+            raise _not_ours((foreign or names)[0]) from None
+        files = {MANIFEST, LOCK, f"{SIGNATURES}/{digest(content)}"}
+        files |= {f"{PARTS}/{part.sha256}" for part in manifest.parts}
+        found = []
+        for name in names:
+            kind = os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode
+            inner = name in (PARTS, SIGNATURES) and stat.S_ISDIR(kind)
+            found += [f"{name}/{each}" for each in _listed(name, folder)] if inner else [name]
+        for name in found:
+            info = os.stat(name, dir_fd=folder, follow_symlinks=False)
+            if name not in files or not stat.S_ISREG(info.st_mode) or (name == LOCK and info.st_size):
+                raise _not_ours(name)
+        return found
+
+
+def _listed(name: str, folder: int) -> list[str]:
+    with opened_folder(name, NO_LINK, within=folder) as inner:
+        return sorted(os.listdir(inner))  # noqa: PTH208 - a descriptor has no iterdir()
+
+
+def _not_ours(name: str) -> OSError:
+    return OSError(0, f"the folder contains {name!r}, which is not part of a bundle; name another")
+
+
+def _remove(path: Path) -> None:
+    """Delete a folder of a save: a complete bundle without what others put in it; one that is not complete whole."""
+    if os.path.lexists(path / MANIFEST):
+        _delete(path)
+    else:
+        remove_all(path)
+
+
+def _delete(old: Path) -> None:
+    """Delete the files of a bundle, and its folders if they are empty then; readers that have one open keep it."""
+    with suppress(OSError):
+        names = _names(old)
+        with opened_folder(old, NO_LINK) as folder:
+            for part in (PARTS, SIGNATURES):
+                with suppress(FileNotFoundError), opened_folder(part, NO_LINK, within=folder) as inner:
+                    os.fchmod(inner, 0o700)  # a folder that cannot be written to keeps its files
+                    for name in names:
+                        if name.startswith(f"{part}/"):
+                            os.unlink(name.removeprefix(f"{part}/"), dir_fd=inner)
+                    os.rmdir(part, dir_fd=folder)
+            # The manifest last: what a kill leaves is known by it.
+            for name in (LOCK, MANIFEST):
+                with suppress(FileNotFoundError):
+                    os.unlink(name, dir_fd=folder)
+        old.rmdir()

@@ -1,0 +1,217 @@
+"""A compiled module ready to be called: by torch.compile, with its own code object, or as an ahead-of-time package."""
+
+import inspect
+import itertools
+import secrets
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property, partial
+from pathlib import Path
+from types import CodeType, FunctionType
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from backend_kwargs.bundles.config import CompileConfig
+from backend_kwargs.bundles.files import Folder, temporary
+from backend_kwargs.bundles.frames import untraced
+from backend_kwargs.bundles.graphs import Graph, GraphBackend
+from backend_kwargs.bundles.package import Package, PackageCall
+from backend_kwargs.bundles.samples import InputCheck, made, sizes_differ
+from backend_kwargs.errors import BackendKwargsError
+
+Dtypes = Sequence[torch.dtype | None]
+# Guards on global state, which dynamo checks at each call: gradient mode, autocast, threads, and the like.
+GLOBAL_GUARDS = ("GLOBAL_STATE", "GRAD_MODE")
+TIMED_CHECKS = 200
+_numbers = itertools.count()
+
+
+@dataclass
+class Built:
+    """The data of a module that was built or loaded: everything that `running` needs to run it."""
+
+    config: CompileConfig
+    module: torch.nn.Module
+    device: torch.device
+    samples: list[Any]  # as metadata
+    output_dtypes: Dtypes
+    graphs: dict[str, Graph] = field(default_factory=dict)
+    package: Package | None = None
+    cold_s: float | None = None
+    notes: list[str] = field(default_factory=list)
+    cache_dir: Path | None = None
+    # The end of the name of the folder from which code is loaded: a module of code is known to torch by its path.
+    unpacked: str = field(default_factory=partial(secrets.token_hex, 8))
+
+    @property
+    def folder(self) -> Path:
+        """The folder of an ahead-of-time package."""
+        return self.cache_dir or self.temporary.path
+
+    @cached_property
+    def temporary(self) -> Folder:
+        """The temporary folder, which exists once it was used."""
+        return Folder()
+
+    @property
+    def dynamic(self) -> bool | None:
+        """Return torch.compile's `dynamic`: the config's value, else True if the samples' sizes differ."""
+        return self.config.dynamic if self.config.dynamic is not None else sizes_differ(self.samples) or None
+
+
+@dataclass
+class Running:
+    """A callable, and what to free with it."""
+
+    call: Callable[..., Any]
+    backend: GraphBackend | None = None
+    notes: list[str] = field(default_factory=list)
+    code: CodeType | None = None  # of the function that dynamo compiles
+
+    def free(self) -> None:
+        """Free this compiled code, and no other."""
+        self.call = _freed
+        if self.backend is not None:
+            self.backend.forget()
+
+
+def _freed(*args: Any, **kwargs: Any) -> Any:
+    raise AssertionError("This code was freed.")
+
+
+def import_compiler() -> None:
+    """Import torch's compilers, which takes seconds that are not part of a compile."""
+    temporary()
+    import torch._dynamo
+    import torch._inductor.compile_fx  # noqa: F401 - for its own sake
+
+
+def entry(config: CompileConfig, device: torch.device, output_dtypes: Dtypes, name: str) -> FunctionType:
+    """Return the function `(module, *args, **kwargs)` to compile, with a code object that nothing else uses.
+
+    dynamo stores compiled code on the code object: otherwise two modules of one class would share a cache and its limit
+    of recompiles, and could only be freed together.
+    """
+    enabled, dtype, where = config.autocast_enabled, config.autocast_dtype, device.type
+
+    def plain(module: Any, /, *args: Any, **kwargs: Any) -> Any:
+        return module(*args, **kwargs)
+
+    # Traced with the module, so that autocast and casts cost nothing per call.
+    def cast(module: Any, /, *args: Any, **kwargs: Any) -> Any:
+        with torch.autocast(where, dtype=dtype, enabled=enabled):
+            result = module(*args, **kwargs)
+        leaves, structure = pytree.tree_flatten(result)
+        pairs = itertools.zip_longest(leaves, output_dtypes[: len(leaves)])
+        return pytree.tree_unflatten([leaf if to is None else leaf.to(to) for leaf, to in pairs], structure)
+
+    call: Any = cast if enabled or any(output_dtypes) else plain
+    # Its own name too, since dynamo remembers by file, line and name which sizes varied.
+    code = call.__code__.replace(co_name=f"compiled_{name}_{next(_numbers)}")
+    return FunctionType(code, call.__globals__, code.co_name, None, call.__closure__)
+
+
+def running(built: Built, module: torch.nn.Module, *, keep: bool, guards: str = "all") -> Running:
+    """Return `module` compiled, or its code from the bundle; it is compiled at its first call.
+
+    `guards` is "all", "local" (without those on global state), or "none": then a bundle's code is not even traced.
+    """
+    if built.package is not None:
+        # A package ignores arguments that are not tensors, and reads tensors of another dtype as if they were its own.
+        check = input_check(built, guards=True)
+        return Running(PackageCall(built.package, module, built.device, check=check, otherwise=in_eager(built, module)))
+    config = built.config
+    function = entry(config, built.device, built.output_dtypes, type(module).__name__)
+    if guards == "none" and (call := untraced(function, module, built.graphs, built.unpacked)):
+        return Running(call, notes=["served without tracing the module"])
+    backend = GraphBackend(config.resolved, built.graphs, keep=keep, folder=built.unpacked)
+    filters = {"local": _local, "none": torch.compiler.skip_all_guards_unsafe}
+    compiled = torch.compile(
+        function,
+        backend=backend,
+        fullgraph=config.fullgraph,
+        dynamic=built.dynamic,
+        options={"guard_filter_fn": filters[guards]} if guards != "all" else None,
+    )
+    return Running(partial(compiled, module), backend, code=function.__code__)
+
+
+def _local(guards: Sequence[Any]) -> list[bool]:
+    return [guard.guard_type not in GLOBAL_GUARDS for guard in guards]
+
+
+def without_gradients(call: Callable[..., Any]) -> Callable[..., Any]:
+    """Return `call` under torch.no_grad(), at a tenth of that context manager's cost."""
+    enabled, switch = torch.is_grad_enabled, torch._C._set_grad_enabled
+
+    def infer(*args: Any, **kwargs: Any) -> Any:
+        if not enabled():
+            return call(*args, **kwargs)
+        switch(False)
+        try:
+            return call(*args, **kwargs)
+        finally:
+            switch(True)
+
+    return infer
+
+
+def input_check(built: Built, *, guards: bool) -> InputCheck:
+    """Return the check of inputs against the samples, where dynamo has `guards` or not; it has none for a package."""
+    ahead = built.package is not None
+    return InputCheck(
+        built.samples,
+        built.device,
+        dynamic=bool(built.dynamic) and guards,
+        values=ahead or not guards,
+        any_order=guards and not ahead,  # dynamo's guards check the order of keys where it matters
+        owned=None if guards else [*built.module.parameters(), *built.module.buffers()],
+        named=inspect.signature(built.module.forward).parameters,
+    )
+
+
+def in_eager(built: Built, module: torch.nn.Module) -> Callable[..., Any] | None:
+    """Return what runs inputs that the code was not built for: the module in eager, or None if they are an error."""
+    if built.config.unmatched == "raise":
+        return None
+    return without_gradients(partial(entry(built.config, built.device, built.output_dtypes, "eager"), module))
+
+
+def checked(call: Callable[..., Any], check: InputCheck, otherwise: Callable[..., Any] | None) -> Callable[..., Any]:
+    """Return `call` with its inputs checked first, and without gradients, whenever it compiles or runs in eager.
+
+    `otherwise` runs inputs that do not match, None to raise.
+    """
+
+    def serve(*args: Any, **kwargs: Any) -> Any:
+        try:
+            check(args, kwargs)
+        except BackendKwargsError:
+            if otherwise is None:
+                raise
+            return otherwise(*args, **kwargs)
+        return call(*args, **kwargs)
+
+    return without_gradients(serve)
+
+
+def seconds_of(check: Callable[[Any, Any], object], built: Built) -> float:
+    """Return the seconds of an input check, for inputs like the first sample."""
+    args, kwargs = made(built.samples[0], built.device)
+    check(args, kwargs)
+    began = time.perf_counter()
+    for _ in range(TIMED_CHECKS):
+        check(args, kwargs)
+    return (time.perf_counter() - began) / TIMED_CHECKS
+
+
+def first_output_dtypes(config: CompileConfig, plain: Any) -> Dtypes:
+    """Return the dtype to which each output of the first sample is cast, None for no cast; () if there are no casts."""
+    if config.output_dtype is None and not config.autocast_enabled:
+        return ()
+    leaves = pytree.tree_leaves(plain)
+    floating = [leaf.dtype if isinstance(leaf, torch.Tensor) and leaf.is_floating_point() else None for leaf in leaves]
+    return tuple(dtype and (config.output_dtype or dtype) for dtype in floating)

@@ -1,0 +1,1 @@
+"""Graphs: what they write, their parts, frozen parameters, and calls that can be repeated."""

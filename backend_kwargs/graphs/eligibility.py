@@ -1,0 +1,201 @@
+"""Whether a graph can be raced: run many times, by one rank alone, on copies of its inputs."""
+
+from collections.abc import Callable, Collection, Iterator, Sequence
+from operator import attrgetter
+from typing import Any
+
+import torch
+from torch.fx import GraphModule, Node
+from torch.utils._pytree import tree_leaves
+
+from backend_kwargs.auto.settings import Settings
+from backend_kwargs.graphs.writes import has_memory
+
+TINY_OPS, TINY_BYTES = 3, 1 << 20  # a graph below both saves less than its race costs, whichever candidate wins
+
+COLLECTIVES = frozenset({"c10d", "_c10d_functional", "_c10d_functional_autograd", "_dtensor", "symm_mem"})
+# Operators in other namespaces, and functions of other modules, may communicate with other ranks.
+OPERATORS = {"aten", "inductor", "mkldnn", "prims", "profiler", "quantized", "quantized_decomposed", "rngprims"}
+LOCAL = frozenset({"", "torch", "torch_attn", "higher_order", "_operator", "builtins", "math", *OPERATORS})
+
+# Functions and methods that take positions in a tensor, without underscores around their names; those whose first
+# argument has the positions.
+INDEXING = frozenset(
+    {
+        *(
+            "getitem",
+            "setitem",
+            "gather",
+            "take",
+            "take_along_dim",
+            "index",
+            "scatter",
+            "scatter_add",
+            "scatter_reduce",
+        ),
+        *(f"index_{what}" for what in ("select", "copy", "add", "fill", "put", "reduce")),
+        *("cross_entropy", "cross_entropy_loss", "nll_loss"),
+    }
+)
+BY_FIRST = frozenset({"embedding", "embedding_bag", "one_hot"})
+# Functions whose integers are in a range that no rounding exceeds; `PAIRED` ones also return values.
+IN_RANGE = frozenset({"argmax", "argmin", "argsort", "nonzero", "multinomial", "bucketize", "searchsorted"})
+PAIRED = frozenset({"sort", "topk", "kthvalue", "median", "mode", "max", "min", "unique"})
+BOUNDS = frozenset({"clamp_max", "remainder", "fmod", "mod", "and", "bitwise_and"})
+ROUNDINGS = frozenset({"floor", "ceil", "round", "trunc"})
+ROUNDED = "its positions are rounded from floating-point numbers: another rounding could lead outside a tensor, after "
+ROUNDED += "which no call on this GPU would work"
+
+
+def why_never(gm: GraphModule, example_inputs: Sequence[Any], settings: Settings) -> str:
+    """Return why the graph cannot be raced, "" if it can."""
+    tensors = _tensors(example_inputs)
+    if not settings.budget_s:
+        return "its budget is 0 s"
+    if not tensors:
+        return "no input is a tensor"
+    if not all(map(has_memory, tensors)):
+        return "an input is not a plain tensor"
+    if any(isinstance(value, torch.SymInt) and not value.node.has_hint() for value in example_inputs):
+        return "a size is unknown until it runs"
+    if has_side_effects(gm):
+        return "it has side effects, which a race would repeat"
+    if not settings.race_custom_ops and may_communicate(gm):
+        return "it has operators that are not torch's, and race_custom_ops is False"
+    if holds_state(gm):
+        return "it contains tensors, which a race would change"
+    if any(tensor.is_cuda for tensor in tensors) and rounds_positions(gm):
+        return ROUNDED
+    if torch.is_grad_enabled() and _changes_what_trains(gm, example_inputs):
+        return "it changes in place an input that requires grad"
+    return ""
+
+
+def is_tiny(gm: GraphModule, example_inputs: Sequence[Any]) -> bool:
+    """Return whether the graph saves less than its race costs, whichever candidate wins."""
+    computing = [node for node in gm.graph.nodes if node.op.startswith("call")]
+    return len(computing) < TINY_OPS and sum(tensor.nbytes for tensor in _tensors(example_inputs)) < TINY_BYTES
+
+
+def _tensors(example_inputs: Sequence[Any]) -> list[torch.Tensor]:
+    return [value for value in example_inputs if isinstance(value, torch.Tensor)]
+
+
+def _changes_what_trains(gm: GraphModule, example_inputs: Sequence[Any]) -> bool:
+    """Return whether an input with gradient history is mutated: a copy has no such history to mutate."""
+    placeholders = gm.graph.find_nodes(op="placeholder")
+    training = [
+        node.meta.get("example_value")
+        for node, value in zip(placeholders, example_inputs, strict=True)
+        if isinstance(value, torch.Tensor) and value.requires_grad
+    ]
+    return any(isinstance(f, torch.Tensor) and not f.is_inference() and f._version > 0 for f in training)
+
+
+def rounds_positions(gm: GraphModule) -> bool:
+    """Return whether the graph indexes a tensor by integers that it makes of floating-point numbers without a bound.
+
+    Compiled code rounds otherwise than eager does: by one position, which may be one past the end.
+    """
+    rounded = set[Node]()
+    for node in _nodes(gm):
+        name = _name(node)
+        if name in INDEXING | BY_FIRST and not rounded.isdisjoint(_positions(node, name)):
+            return True
+        if _is_rounded(node, name, rounded):
+            rounded.add(node)
+    return False
+
+
+def _positions(node: Node, name: str) -> list[Node]:
+    first = node.args[0] if node.args else node.kwargs.get("input")
+    return [each for each in node.all_input_nodes if (each is first) is (name in BY_FIRST)]
+
+
+def _is_rounded(node: Node, name: str, rounded: Collection[Node]) -> bool:
+    if not _holds(node, _is_integer) or name in IN_RANGE or name.endswith("_like") or _bounds(node, name):
+        return False
+    inputs = node.all_input_nodes
+    if name in ("minimum", "min") and len(inputs) == 2:
+        return all(each in rounded for each in inputs)
+    if name == "getitem" and _name(inputs[0]) in PAIRED and node.args[1] == 1:
+        return False
+    floats = [] if name in PAIRED else [each for each in inputs if _holds(each, torch.is_floating_point)]
+    return any(each in rounded for each in inputs) or not all(map(_bounded, floats))
+
+
+def _bounds(node: Node, name: str) -> bool:
+    """Return whether a call gives its result an upper bound."""
+    if name in ("clamp", "clip"):
+        return (node.args[2] if len(node.args) > 2 else node.kwargs.get("max")) is not None
+    return name in BOUNDS
+
+
+def _bounded(node: Node) -> bool:
+    while _name(node) in ROUNDINGS:
+        node = node.all_input_nodes[0]
+    return _bounds(node, _name(node))
+
+
+def _name(node: Node) -> str:
+    name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
+    return name.partition(".")[0].strip("_") if node.op.startswith("call") else ""
+
+
+def _is_integer(tensor: torch.Tensor) -> bool:
+    return not (tensor.is_floating_point() or tensor.is_complex() or tensor.dtype == torch.bool)
+
+
+def _holds(node: Node, test: Callable[[torch.Tensor], bool]) -> bool:
+    return any(test(each) for each in tree_leaves(node.meta.get("example_value")) if isinstance(each, torch.Tensor))
+
+
+def communicates(gm: GraphModule) -> bool:
+    """Return whether the graph communicates with other ranks, so that one rank alone cannot run it."""
+    return any(_namespace(node.target) in COLLECTIVES for node in _nodes(gm))
+
+
+def may_communicate(gm: GraphModule) -> bool:
+    """Return whether the graph has operators that are not torch's, which may communicate with other ranks."""
+    return any(_namespace(node.target) not in LOCAL | COLLECTIVES for node in _nodes(gm))
+
+
+def has_side_effects(gm: GraphModule) -> bool:
+    """Return whether the graph has operators with a registered effect, such as printing, which must run once."""
+    from torch._higher_order_ops.effects import has_effects
+
+    return any(has_effects(operator) for node in _nodes(gm) for operator in _overloads(node.target))
+
+
+def _overloads(target: Any) -> list[Any]:
+    if isinstance(target, torch._ops.OpOverloadPacket):
+        return [getattr(target, name) for name in target.overloads()]  # type: ignore[no-untyped-call]
+    return [target]
+
+
+def recomputes(gm: GraphModule) -> bool:
+    """Return whether the graph checkpoints activations: its backward pass in eager draws other random numbers."""
+    return any(node.target is torch.ops.higher_order.tag_activation_checkpoint for node in _nodes(gm))
+
+
+def holds_state(gm: GraphModule) -> bool:
+    """Return whether the graph has modules or tensors that are not inputs; graphs within it do not count."""
+    held = [node for node in _nodes(gm) if node.op in ("call_module", "get_attr")]
+    return any(
+        node.op == "call_module" or isinstance(attrgetter(node.target)(node.graph.owning_module), torch.Tensor)
+        for node in held
+    )
+
+
+def _namespace(target: Any) -> str:
+    packet: Any = getattr(target, "overloadpacket", target)
+    if isinstance(packet, torch._ops.OpOverloadPacket):
+        return packet._qualified_op_name.partition("::")[0]
+    module = str(getattr(target, "__module__", None) or "")
+    return "c10d" if module.startswith("torch.distributed") else module.partition(".")[0]
+
+
+def _nodes(gm: GraphModule) -> Iterator[Any]:
+    for module in gm.modules():
+        if isinstance(module, GraphModule):
+            yield from module.graph.nodes

@@ -1,0 +1,150 @@
+"""Give Inductor parameters to freeze: dynamo passes them as inputs, and Inductor freezes only attributes."""
+
+import functools
+from collections import defaultdict
+from collections.abc import Callable, Collection, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any
+
+import torch
+from torch._guards import Source, TracingContext
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx import GraphModule, Node
+from torch.nn import Parameter
+
+from backend_kwargs.errors import warn_once
+from backend_kwargs.graphs.parameter_guards import guard_parameters, is_parameter_source, why_not_constants
+from backend_kwargs.graphs.writes import STAYS_INPUT, copy_of_graph, may_be_written, written_memory
+
+CompileGm = Callable[[GraphModule, Sequence[Any]], Callable[..., Any]]
+
+# The key of the FX-graph cache has only the shape of most frozen tensors, while Inductor writes 0-dimensional ones into
+# the code as numbers, and its C++ GEMM keeps packed weights in the entry. So a hit gave one module another's weights
+# (observed on 2.13, also with plain Inductor and a global `freezing`; the code is the same from 2.11 to 2.15).
+UNCACHED: Mapping[str, bool] = MappingProxyType({"fx_graph_cache": False, "fx_graph_remote_cache": False})
+
+
+def compile_frozen(gm: GraphModule, example_inputs: Sequence[Any], compile_gm: CompileGm) -> Callable[..., Any]:
+    """Call `compile_gm` on `gm` with its parameters as attributes; return a callable that takes all of `gm`'s inputs.
+
+    For use inside dynamo's call of a backend, with grad disabled; `compile_gm` sets Inductor's `freezing` and UNCACHED.
+    Each parameter is guarded by identity, memory and version: another module, and any change but a write through
+    `.data`, recompiles. After several changes parameters stay inputs, so that one graph serves all values.
+    """
+    frozen_gm, kept = reattach_parameters(gm, example_inputs)
+    if frozen_gm is gm:
+        return compile_gm(gm, example_inputs)
+    return _taking_all_inputs(compile_gm(frozen_gm, [example_inputs[i] for i in kept]), kept)
+
+
+def reattach_parameters(gm: GraphModule, example_inputs: Sequence[Any]) -> tuple[GraphModule, list[int]]:
+    """Return a copy of `gm` with the lifted parameters as attributes, and the positions of the remaining inputs.
+
+    Returns `gm` itself if there are none.
+    """
+    lifted = freezable_parameters(gm, example_inputs)
+    if lifted and (why := why_not_constants(_by_source(gm, lifted))):
+        warn_once(f"Parameters stay inputs of a graph, so nothing in it is frozen: {why}.")
+        lifted = {}
+    if not lifted:
+        return gm, list(range(len(example_inputs)))
+    only_read = only_read_parameters(gm, lifted)
+    guard_parameters(_by_source(gm, lifted), constants=_by_source(gm, only_read))
+    frozen_gm = copy_of_graph(gm)
+    placeholders = frozen_gm.graph.find_nodes(op="placeholder")
+    for position, value in lifted.items():
+        # The code keeps another tensor of the same memory and version counter, so that the parameter can be freed, and
+        # swapped by `torch.utils.swap_tensors`.
+        aliased = position in only_read and not value.is_inference()
+        kept = value.detach().requires_grad_(value.requires_grad) if aliased else value
+        _replace_by_attribute(frozen_gm, placeholders[position], kept, isinstance(value, Parameter))
+    frozen_gm.recompile()
+    return frozen_gm, [i for i in range(len(placeholders)) if i not in lifted]
+
+
+def freezable_parameters(gm: GraphModule, example_inputs: Sequence[Any]) -> dict[int, torch.Tensor]:
+    """Return the lifted parameters that can become constants, by position.
+
+    There are none outside dynamo, where nothing guards their identity, and if inputs share memory that the graph
+    writes, which Inductor's own freezing handles wrongly.
+    """
+    lifted = lifted_parameters(gm, example_inputs) if TracingContext.try_get() else {}
+    return {} if lifted and _writes_shared_memory(gm, example_inputs) else lifted
+
+
+def only_read_parameters(gm: GraphModule, lifted: Mapping[int, torch.Tensor]) -> dict[int, torch.Tensor]:
+    """Return those of the parameters that the graph does not write."""
+    placeholders, written = gm.graph.find_nodes(op="placeholder"), written_memory(gm.graph)
+    return {at: value for at, value in lifted.items() if not may_be_written(placeholders[at], written)}
+
+
+def _by_source(gm: GraphModule, lifted: Mapping[int, torch.Tensor]) -> dict[Source, torch.Tensor]:
+    placeholders: list[Any] = gm.graph.find_nodes(op="placeholder")
+    return {placeholders[position]._dynamo_source: value for position, value in lifted.items()}
+
+
+def lifted_parameters(gm: GraphModule, example_inputs: Sequence[Any]) -> dict[int, torch.Tensor]:
+    """Return the parameters and buffers that dynamo made inputs of `gm`, by position."""
+    placeholders = gm.graph.find_nodes(op="placeholder")
+    return {
+        position: value
+        for position, (node, value) in enumerate(zip(placeholders, example_inputs, strict=True))
+        if is_parameter_source(getattr(node, "_dynamo_source", None))
+        and _can_freeze(value)
+        and STAYS_INPUT not in node.meta
+    }
+
+
+def _can_freeze(value: Any) -> bool:
+    # The exact types exclude fake tensors (DDPOptimizer: nothing to freeze yet) and subclasses (DTensor, quantized).
+    return type(value) in (torch.Tensor, Parameter) and not value.is_meta
+
+
+def _writes_shared_memory(gm: GraphModule, example_inputs: Sequence[Any]) -> bool:
+    # AOTAutograd puts a common base before all inputs, while Inductor's freeze() counts parameters from the front.
+    sharing = defaultdict(list)
+    for node, value in zip(gm.graph.find_nodes(op="placeholder"), example_inputs, strict=True):
+        if type(value) in (torch.Tensor, Parameter) and value.layout == torch.strided:
+            sharing[value.untyped_storage()._cdata].append((node, value))
+    several = [shared for shared in sharing.values() if len(shared) > 1]
+    written = written_memory(gm.graph) if several else ()
+    return any(_any_written(shared, written) for shared in several)
+
+
+def _any_written(shared: Sequence[tuple[Node, torch.Tensor]], written: Collection[int]) -> bool:
+    mode = FakeTensorMode()
+    fresh = [(node, mode.from_tensor(value)) for node, value in shared]  # all alive, so that shared memory is detected
+    return any(may_be_written(node, written, fake._version) for node, fake in fresh)
+
+
+def _replace_by_attribute(gm: GraphModule, placeholder: Node, value: torch.Tensor, is_parameter: bool) -> None:
+    name = _unused_name(gm, placeholder.name)
+    if is_parameter:
+        gm.register_parameter(name, value if isinstance(value, Parameter) else Parameter(value, value.requires_grad))
+    else:
+        gm.register_buffer(name, value)
+    sources: dict[str, Source] = gm._param_name_to_source  # type: ignore[assignment]
+    sources[name] = placeholder._dynamo_source  # type: ignore[attr-defined]
+    first: Node = next(node for node in gm.graph.nodes if node.op != "placeholder")
+    with gm.graph.inserting_before(first):
+        attribute = gm.graph.get_attr(name)
+    attribute.meta = dict(placeholder.meta)
+    placeholder.replace_all_uses_with(attribute)
+    gm.graph.erase_node(placeholder)
+
+
+def _unused_name(gm: GraphModule, name: str) -> str:
+    while hasattr(gm, name):
+        name += "_"
+    return name
+
+
+def _taking_all_inputs(compiled: Callable[..., Any], kept: Sequence[int]) -> Callable[..., Any]:
+    # This wrapper is in the hot path. Unused placeholders instead would lose their static status in Inductor's
+    # freeze(): CUDA graphs would copy every weight at each replay, and Inductor would process them in Python at each
+    # call.
+    @functools.wraps(compiled)
+    def call(*inputs: Any) -> Any:
+        return compiled(*[inputs[i] for i in kept])
+
+    return call

@@ -1,0 +1,312 @@
+"""What a race calls candidates on: the graph's real inputs, with copies of those that a call may change."""
+
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch.autograd.graph import saved_tensors_hooks
+from torch.fx import GraphModule
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import _disable_current_modes
+
+from backend_kwargs.auto.deadline import capped_backward
+from backend_kwargs.graphs.writes import (
+    STAYS_INPUT,
+    copy_of_graph,
+    has_memory,
+    may_be_written,
+    modes_restored,
+    written_memory,
+)
+from backend_kwargs.measure.served import Region, Served, State, copied, layout_of, same_bits, span_of
+
+SEED = 0
+LARGEST_COPIES = 2 << 30  # bytes of inputs on a CPU that are copied for a candidate's first call, though only read
+
+
+def cuda_devices() -> range:
+    """Return the CUDA devices, none before CUDA is initialized; counting them would initialize it."""
+    return range(torch.cuda.device_count() if torch.cuda.is_initialized() else 0)  # type: ignore[no-untyped-call]
+
+
+def _generators() -> list[torch.Generator]:
+    return [torch.default_generator, *(torch.cuda.default_generators[at] for at in cuda_devices())]
+
+
+def _seed() -> None:
+    # Not torch.manual_seed, which would replace a seed that the user has set for CUDA before it is initialized.
+    for generator in _generators():
+        generator.manual_seed(SEED)
+
+
+def generator_states() -> list[torch.Tensor]:
+    """Return the states of torch's generators."""
+    return [generator.get_state() for generator in _generators()]
+
+
+def has_drawn() -> bool:
+    """Return whether the last observed call drew random numbers, and seed again."""
+    now = generator_states()
+    _seed()
+    return not all(map(torch.equal, now, generator_states()))
+
+
+class ChangedInputError(RuntimeError):
+    """A candidate has written to an input that eager only reads."""
+
+
+def unpacked() -> AbstractContextManager[None]:
+    """Disable a user's saved-tensor hooks, which may offload, for what candidates save for the backward pass."""
+    if torch._C._autograd._top_saved_tensors_default_hooks(True) is None:
+        return nullcontext()
+    return saved_tensors_hooks(lambda saved: saved, lambda saved: saved)
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """A graph's real inputs; `written` are the positions that a call may change, with all that share their memory.
+
+    `regions` has the parts of written inputs that a call in eager changed; of those that are `remade` it changed more
+    than values: their size, or their memory. `guard` is whether a candidate's first call has copies of the others too.
+    """
+
+    values: Sequence[Any]
+    written: frozenset[int]
+    regions: Mapping[int, Region] = field(default_factory=dict)
+    remade: frozenset[int] = frozenset()
+    guard: bool = True
+
+    @classmethod
+    def of(cls, gm: GraphModule, example_inputs: Sequence[Any]) -> "Inputs":
+        """Return the inputs of `gm`; one eager call, on copies of all but parameters, shows which are written."""
+        pairs = list(enumerate(zip(gm.graph.find_nodes(op="placeholder"), example_inputs, strict=True)))
+        written = written_memory(gm.graph)
+        declared = {at for at, (node, value) in pairs if has_memory(value) and may_be_written(node, written)}
+        # An operator may write where its schema says that it does not: compare the values, as far as memory allows.
+        others = cls(example_inputs, frozenset(declared)).own
+        suspects = cls(example_inputs, _with_memory_shared(example_inputs, declared | others))
+        with torch.no_grad():
+            given = suspects.fresh()
+        layouts = {at: layout_of(given[at]) for at in suspects.written}
+        with modes_restored():  # and the caller's grad mode, on which the derivatives of torch.func in a graph depend
+            gm.forward(*given)
+        remade = _with_memory_shared(example_inputs, (at for at, was in layouts.items() if layout_of(given[at]) != was))
+        found = ((at, Region.of(example_inputs[at], given[at])) for at in suspects.written - remade)
+        regions = {at: region for at, region in found if region}
+        return cls(
+            example_inputs, _with_memory_shared(example_inputs, declared | regions.keys() | remade), regions, remade
+        )
+
+    def fresh(self, positions: Collection[int] | None = None) -> list[Any]:
+        """Return inputs to call a candidate with: copies at `positions`, by default all written, else the tensors.
+
+        They are detached, so that the user's hooks do not run and no gradient reaches the user's tensors.
+        """
+        copies: dict[int, torch.Tensor] = {}
+        positions = self.written if positions is None else positions
+        return [self._fresh(at, value, copies if at in positions else None) for at, value in enumerate(self.values)]
+
+    def _fresh(self, at: int, value: Any, copies: dict[int, torch.Tensor] | None) -> Any:
+        if isinstance(value, torch.SymInt | torch.SymFloat):
+            return value.node.hint  # the size in this call
+        if not isinstance(value, torch.Tensor):
+            return value
+        if copies is None:
+            made = value.detach()
+        else:
+            made = copied(value) if at in self._apart else _copied_with_views(value, copies)
+        return made.requires_grad_() if value.requires_grad and torch.is_grad_enabled() else made
+
+    @cached_property
+    def staged(self) -> list[Any]:
+        """Inputs on which all candidates are timed: those written are one set of copies, put back before each call."""
+        return self.fresh()
+
+    @cached_property
+    def state(self) -> State:
+        """What calls change in the staged inputs. More than `LARGEST` bytes of floating-point numbers drift."""
+        state = State()
+        for at in sorted(self.remade):
+            state.add_memory(self.staged[at], self.values[at])
+        for at, region in self.regions.items():
+            if at in self.written - self.remade and not region.drifts(self.values[at]):
+                state.add(self.staged[at], self.values[at], region)
+        return state
+
+    @cached_property
+    def guarded(self) -> frozenset[int]:
+        """The positions that are only read, and copied for a candidate's first call, as far as memory allows."""
+        if not self.guard:
+            return frozenset()
+        read = frozenset(at for at, value in enumerate(self.values) if has_memory(value)) - self.written
+        return read if self._bytes_of(read) <= self._spare_bytes else self.own
+
+    @property
+    def own(self) -> frozenset[int]:
+        """The positions of tensors that are only read and no parameters, none if they are too large to be copied."""
+        own = frozenset(at for at, v in enumerate(self.values) if has_memory(v) and type(v) is torch.Tensor)
+        return own - self.written if self._bytes_of(own - self.written) <= self._spare_bytes else frozenset()
+
+    def _bytes_of(self, positions: Iterable[int]) -> int:
+        return sum(self.values[at].nbytes for at in positions)
+
+    @property
+    def _spare_bytes(self) -> float:
+        on_gpu = next(
+            (value.device for value in self.values if isinstance(value, torch.Tensor) and value.is_cuda), None
+        )
+        return torch.cuda.mem_get_info(on_gpu)[0] / 4 if on_gpu else LARGEST_COPIES
+
+    @cached_property
+    def _apart(self) -> frozenset[int]:
+        """The positions of inputs that share no memory with other inputs."""
+        by_storage = defaultdict(list)
+        for at, value in enumerate(self.values):
+            if has_memory(value):
+                start, end = (each * value.itemsize for each in span_of(value))
+                by_storage[value.untyped_storage()._cdata].append((start, end, at))
+        alone = set[int]()
+        for spans in by_storage.values():
+            spans.sort()
+            if all(end <= start for (_, end, _), (start, _, _) in pairwise(spans)):
+                alone |= {at for _, _, at in spans}
+        return frozenset(alone)
+
+    @property
+    def aliased(self) -> bool:
+        """Whether written inputs share memory."""
+        return len({self.values[at].untyped_storage()._cdata for at in self.written}) < len(self.written)
+
+    @property
+    def bytes(self) -> float:
+        """The bytes of the inputs, counting each storage once."""
+        return float(sum(self.storages.values()))
+
+    @property
+    def storages(self) -> dict[int, int]:
+        """The bytes of each storage of the inputs, by its address."""
+        return {v.untyped_storage()._cdata: v.untyped_storage().nbytes() for v in self.values if has_memory(v)}
+
+
+def _with_memory_shared(values: Sequence[Any], positions: Iterable[int]) -> frozenset[int]:
+    """Return `positions` and those of all tensors that share memory with one of them."""
+    sharing = defaultdict(set)
+    for at, value in enumerate(values):
+        if has_memory(value):
+            sharing[value.untyped_storage()._cdata].add(at)
+    wanted = set(positions)
+    return frozenset(at for group in sharing.values() if group & wanted for at in group)
+
+
+def _copied_with_views(value: torch.Tensor, copies: dict[int, torch.Tensor]) -> torch.Tensor:
+    """Return a copy of `value`; views of one tensor become views of one copy, as AOTAutograd expects."""
+    root = value if value._base is None else value._base
+    if id(root) not in copies:
+        storage = root.untyped_storage().clone()  # type: ignore[no-untyped-call]
+        empty = root.detach().new_empty(0)
+        copies[id(root)] = empty.set_(storage, root.storage_offset(), root.size(), root.stride())
+    return copies[id(root)] if root is value else _same_view(value, copies[id(root)])
+
+
+def _same_view(value: torch.Tensor, whole: torch.Tensor) -> torch.Tensor:
+    """Return the view of `whole` that corresponds to `value`, also the real part or conjugate of complex numbers."""
+    if value.dtype != whole.dtype:
+        whole = torch.view_as_real(whole) if whole.is_complex() else whole.view(value.dtype)
+    made = whole.as_strided(value.size(), value.stride(), value.storage_offset())
+    made = made.conj() if value.is_conj() else made
+    return torch._neg_view(made) if value.is_neg() else made
+
+
+@dataclass(frozen=True)
+class Task:
+    """What each candidate does: forward, and backward if the graph is differentiated, on inputs of its own."""
+
+    gm: GraphModule
+    inputs: Inputs
+    training: bool
+    begin: Callable[[], None] = lambda: None
+
+    @classmethod
+    def of(cls, gm: GraphModule, example_inputs: Sequence[Any], begin: Callable[[], None] = lambda: None) -> "Task":
+        """Return the task of the graph's next call; `begin` is called before each call, in place of dynamo's.
+
+        `gm` is the task's own copy. In it, inputs that a call may change are marked.
+        """
+        needs = torch.is_grad_enabled() and any(
+            isinstance(value, torch.Tensor) and value.requires_grad for value in example_inputs
+        )
+        inputs = Inputs.of(gm, example_inputs)
+        # Frozen code writes to the user's own buffer, whatever it is called on.
+        placeholders = gm.graph.find_nodes(op="placeholder")
+        for at in inputs.written:
+            placeholders[at].meta[STAYS_INPUT] = True
+        return cls(gm, inputs, needs, begin)
+
+    def copy(self) -> GraphModule:
+        """Return a copy of the graph for a compiler, with everything that dynamo attached to it."""
+        return copy_of_graph(self.gm)
+
+    def caller(self, fn: Callable[..., Any]) -> Served:
+        """Return a call of `fn` from the state of the user's call: outputs, and gradients if it trains."""
+        given = self.inputs.staged
+        leaves = [value for value in given if isinstance(value, torch.Tensor) and value.requires_grad]
+        # Drawn by the first call: drawing them in each call would delay the device between forward and backward.
+        cotangents: list[torch.Tensor] = []
+        return Served(lambda: self._call(fn, given, leaves, cotangents), self.inputs.state)
+
+    def _call(
+        self, fn: Callable[..., Any], given: list[Any], leaves: list[torch.Tensor], cotangents: list[torch.Tensor]
+    ) -> dict[str, Any]:
+        self.begin()
+        outputs = fn(*given)
+        if not self.training:
+            return {"output": outputs}
+        ends = [out for out in pytree.tree_leaves(outputs) if isinstance(out, torch.Tensor) and out.requires_grad]
+        cotangents += map(_cotangent, ends[len(cotangents) :])
+        with capped_backward(ends):
+            grads = torch.autograd.grad(ends, leaves, cotangents, allow_unused=True) if ends else ()
+        return {"output": outputs, "gradient": list(grads)}
+
+    def observe(self, fn: Callable[..., Any]) -> dict[str, Any]:
+        """Return copies of everything that one call returns and changes, under one seed.
+
+        Raise ChangedInputError if it changes an input that eager only reads; the user's input stays as it is.
+        """
+        guarded = self.inputs.guarded
+        with _disable_current_modes():  # what a mode counts are the graph's operators
+            given = self.inputs.fresh(self.inputs.written | guarded)
+        layouts = {at: layout_of(given[at]) for at in guarded}
+        leaves = [value for value in given if isinstance(value, torch.Tensor) and value.requires_grad]
+        _seed()
+        with modes_restored():
+            seen = self._call(fn, given, leaves, []) | {"written": [given[at] for at in sorted(self.inputs.written)]}
+        with _disable_current_modes():
+            for at in guarded:
+                if layout_of(given[at]) != layouts[at] or not same_bits(given[at], self.inputs.values[at]):
+                    name = self.gm.graph.find_nodes(op="placeholder")[at].name
+                    raise ChangedInputError(f"it changes {name}, an input that eager only reads")
+            return pytree.tree_map(_kept, seen)  # type: ignore[no-any-return]
+
+
+def _kept(leaf: Any) -> Any:
+    if not isinstance(leaf, torch.Tensor):
+        return leaf
+    freed = has_memory(leaf) and leaf.untyped_storage().nbytes() < span_of(leaf)[1] * leaf.itemsize
+    return leaf.new_empty(0) if freed else leaf.detach().clone()
+
+
+def _cotangent(end: torch.Tensor) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(SEED)
+    if end.numel() <= 1:
+        return torch.ones_like(end)
+    # An outer product of random vectors: no large draw on the host, and rows differ, since equal rows would cancel in
+    # a batch norm. It has the output's strides; otherwise each backward pass would first make a copy.
+    with _disable_current_modes():  # not an operator of the graph, so not counted
+        row = torch.randn(end.shape[-1], generator=generator).to(end.device)
+        column = torch.randn(*end.shape[:-1], 1, generator=generator).to(end.device)
+        return torch.mul(row, column, out=torch.empty_like(end))

@@ -1,0 +1,1 @@
+"""Options and where they come from: layers, templates, specs, the catalogue, and what they need."""

@@ -1,0 +1,410 @@
+"""Inductor's options on the installed torch: names, types, defaults; docs and environment variables on demand.
+
+Relies on torch's internals: the entries of `torch._inductor.config._config`, and the layout of that module's source. An
+alias refers to an entry with another name, often in another module, which has the value and the variables.
+"""
+
+import ast
+import io
+import re
+import tokenize
+from collections.abc import Iterable, Iterator, Mapping
+from copy import deepcopy
+from dataclasses import dataclass, replace
+from difflib import get_close_matches
+from functools import cache
+from importlib import import_module
+from pathlib import Path
+from types import MappingProxyType, NoneType
+from typing import Annotated, Any, Literal
+
+from backend_kwargs.errors import BackendKwargsError
+from backend_kwargs.options.option import Option, Where, lookup
+from backend_kwargs.options.trust import INDUCTOR_DATA
+
+KIND = "Inductor option"
+CONFIG = "torch._inductor.config"
+
+# Options that torch renamed between releases: old -> new. Besides these, each `cuda.X` that has a `cutlass.X` is a copy
+# that torch inherits and never reads.
+RENAMED = MappingProxyType(
+    {
+        "benchmark_epilogue_fusion": "benchmark_template_fusion",
+        "cuda.nvgemm_max_profiling_configs": "nvgemm_max_profiling_configs",
+        "max_epilogue_benchmarked_choices": "max_template_fusion_benchmarked_choices",
+    }
+)
+
+MOST_THREADS = 1024  # a file with 100,000 would exhaust the machine
+Threads = Annotated[int, Where(f"of 1 to {MOST_THREADS}", lambda count: 1 <= count <= MOST_THREADS)]
+
+# Types that torch does not declare, or declares wrongly; taken from its sources of 2.11 to 2.15.
+CORRECTED_TYPES: Mapping[str, Any] = MappingProxyType(
+    {
+        "compile_threads": Threads | None,
+        "cpp.threads": Threads | Literal[-1],
+        "aot_inductor.filtered_kernel_names": str | None,
+        "autoheuristic_use.pad_mm": bool | None,
+        "cpp.cxx": str | tuple[str | None, ...],
+        "cpp.gemm_cache_blocking": str | None,
+        "cpp.gemm_thread_factors": str | None,
+        "rocm.ck_dir": str | None,
+        "trace.dot_graph_shape": str | None,
+        "trace.log_url_for_graph_xform": str | None,
+        "triton.cudagraph_capture_sizes": tuple[int | tuple[int, ...], ...] | None,
+        "worker_log_path": str | None,
+    }
+)
+
+Release = tuple[int, int]
+
+
+def inductor_option(name: str, besides: Mapping[str, Option] = MappingProxyType({})) -> Option:
+    """Return the option `name`, of Inductor or in `besides`.
+
+    Raise if there is none, with the torch release that has it or the closest name.
+    """
+    options = {**inductor_options(), **besides}
+    plain = str(name).replace("-", "_")
+    if elsewhere := _renamed(plain, options) or _in_another_release(plain, options):
+        raise BackendKwargsError(f"{KIND} {plain!r} {elsewhere}")
+    kind = "option" if get_close_matches(plain, besides) else KIND
+    return lookup(name, options, kind, "Search them with: backend-kwargs options PATTERN")
+
+
+@cache
+def inductor_options() -> Mapping[str, Option]:
+    """Return every option of Inductor by name, without docs and environment variables: see `documented`."""
+    # Imported late: torch is imported by then, and this module must not be the one that imports it.
+    from torch.utils import _config_module
+
+    entries, unset = import_module(CONFIG)._config, _config_module._UNSET_SENTINEL
+    # torch's own collector of options includes typing's TYPE_CHECKING.
+    return MappingProxyType({name: _option(name, entries, unset) for name in entries if name != "TYPE_CHECKING"})
+
+
+def documented(option: Option) -> Option:
+    """Return an option of Inductor with its doc and environment variables, read from torch's config source."""
+    note = source_notes().get(option.name)
+    return replace(option, doc=note.doc, env=note.env, env_force=note.env_force) if note else option
+
+
+def _option(name: str, entries: Mapping[str, Any], unset: object) -> Option:
+    entry, target = entries[name], _target(entries[name])
+    forced = target.env_value_force is not unset
+    return Option(
+        name,
+        _type(name, entries),
+        _default(target, unset),
+        forced=forced,
+        forced_value=target.env_value_force if forced else None,
+        alias=entry.alias,
+        # torch 2.11 has no such mark.
+        deprecated=(entry.deprecation_message or "deprecated") if getattr(entry, "deprecated", False) else None,
+        data=name in INDUCTOR_DATA,
+    )
+
+
+def _target(entry: Any) -> Any:
+    """Return the entry that torch reads in place of this one."""
+    if entry.alias is None:
+        return entry
+    module, _, name = entry.alias.rpartition(".")
+    return _target(import_module(module)._config[name])
+
+
+def _type(name: str, entries: Mapping[str, Any]) -> Any:
+    # `cuda` and `xpu` inherit the values of `cutlass`, but not its annotations.
+    original = entries.get(_cutlass_name(name), entries[name])
+    declared = CORRECTED_TYPES.get(name, original.value_type)
+    return Any if declared is NoneType else declared
+
+
+def _cutlass_name(name: str) -> str:
+    group, _, field = name.partition(".")
+    return f"cutlass.{field}" if group in ("cuda", "xpu") else ""
+
+
+def _default(entry: Any, unset: object) -> Any:
+    """Return a copy of the unpatched value, including the environment's."""
+    values = (entry.env_value_force, entry.env_value_default, entry.default)
+    return deepcopy(next(value for value in values if value is not unset))
+
+
+# --- notes in the config source -------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Note:
+    """The comment and the environment variables of one option in torch's config source."""
+
+    doc: str = ""
+    env: tuple[str, ...] = ()
+    env_force: tuple[str, ...] = ()
+
+
+@cache
+def source_notes() -> Mapping[str, Note]:
+    """Return the notes of the installed torch's config source, by option; those of an alias's target come last."""
+    own = _notes_of(CONFIG)
+    found = {name: option.alias for name, option in inductor_options().items() if name in own}
+    return MappingProxyType({name: _merged(own[name], _alias_note(alias)) for name, alias in found.items()})
+
+
+def _alias_note(alias: str | None) -> Note:
+    if alias is None:
+        return Note()
+    module, _, name = alias.rpartition(".")
+    return _merged(_notes_of(module).get(name, Note()), _alias_note(import_module(module)._config[name].alias))
+
+
+@cache
+def _notes_of(module: str) -> Mapping[str, Note]:
+    return read_notes(Path(str(import_module(module).__file__)).read_text(encoding="utf-8"))
+
+
+def read_notes(source: str) -> dict[str, Note]:
+    """Return the notes in a config module's source, by option.
+
+    A note is the comment above or beside the assignment, and the environment variables that its expression reads,
+    directly or through a helper function in the same file.
+    """
+    tree = ast.parse(source)
+    functions = {node.name: node for node in tree.body if isinstance(node, ast.FunctionDef)}
+    return _Reader(_comments(source), functions).notes(tree.body)
+
+
+Comments = Mapping[int, tuple[str, bool]]  # line -> text, and whether the comment is alone on its line
+
+
+def _comments(source: str) -> Comments:
+    tokens = tokenize.generate_tokens(io.StringIO(source).readline)
+    return {
+        token.start[0]: (re.sub(r"^#+ ?", "", token.string), token.line.strip() == token.string)
+        for token in tokens
+        if token.type == tokenize.COMMENT
+    }
+
+
+# Comments for tools.
+_NOISE = re.compile(r"(type|pyrefly|pyre-\w+|mypy|ruff): |noqa|@compile_ignored")
+
+
+@dataclass
+class _Reader:
+    comments: Comments
+    functions: Mapping[str, ast.FunctionDef]
+
+    def notes(self, body: Iterable[ast.stmt]) -> dict[str, Note]:
+        found: dict[str, Note] = {}
+        for name, note in self._noted(body, found):
+            found[name] = _merged(found.get(name, Note()), note)
+        return found
+
+    def _noted(self, body: Iterable[ast.stmt], found: Mapping[str, Note]) -> Iterator[tuple[str, Note]]:
+        # `found` grows while this yields, so that a group finds the notes of the group it inherits from.
+        for statement in body:
+            if isinstance(statement, ast.Assign | ast.AnnAssign):
+                yield from ((name, self._note(statement)) for name in _targets(statement))
+            elif isinstance(statement, ast.ClassDef):
+                yield from self._group(statement, found)
+            elif not isinstance(statement, ast.FunctionDef):
+                yield from self._noted(_nested(statement), found)
+
+    def _group(self, group: ast.ClassDef, found: Mapping[str, Note]) -> Iterator[tuple[str, Note]]:
+        own = self.notes(group.body)
+        for parent in map(ast.unparse, group.bases):
+            inherited = (name.partition(".")[2] for name in found if name.startswith(f"{parent}."))
+            own = {field: found[f"{parent}.{field}"] for field in inherited} | own
+        return ((f"{group.name}.{field}", note) for field, note in own.items())
+
+    def _note(self, statement: ast.Assign | ast.AnnAssign) -> Note:
+        parts = list(ast.walk(statement))
+        env = [name for part in parts for name in (*self._helper_env(part), *_env(part), *_named(part, "default"))]
+        force = [name for part in parts for name in _named(part, "force")]
+        above = self._above(statement.lineno)
+        beside = (self.comments.get(line) for line in (statement.lineno, statement.end_lineno or 0))
+        lines = above or [found[0] for found in beside if found and not _NOISE.match(found[0])][:1]
+        return Note("\n".join(lines).strip(), tuple(dict.fromkeys(env)), tuple(dict.fromkeys(force)))
+
+    def _helper_env(self, node: ast.AST) -> list[str]:
+        if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in self.functions):
+            return []
+        read = [name for part in ast.walk(self.functions[node.func.id]) for name in _env(part)]
+        # The variable may be an argument of a helper that reads the environment.
+        handed = [arg.value for arg in node.args if isinstance(arg, ast.Constant) and isinstance(arg.value, str)]
+        return [*filter(_ENV_NAME.fullmatch, handed), *read] if read else []
+
+    def _above(self, line: int) -> list[str]:
+        lines: list[str] = []
+        while (found := self.comments.get(line - len(lines) - 1)) and found[1]:
+            lines.append(found[0])
+        return [text for text in reversed(lines) if not _NOISE.match(text)]
+
+
+_ENV_NAME = re.compile(r"[A-Z][A-Z0-9_]+")
+_READERS = {"os.environ.get", "os.getenv", "get_tristate_env"}
+
+
+def _env(node: ast.AST) -> list[str]:
+    """Return the environment variable that this node reads, if any."""
+    match node:
+        case ast.Call(func=func, args=[ast.Constant(value=str(name)), *_]) if ast.unparse(func) in _READERS:
+            return [name]
+        case ast.Subscript(value=place, slice=ast.Constant(value=str(name))) if ast.unparse(place) == "os.environ":
+            return [name]
+        case ast.Compare(left=ast.Constant(value=str(name)), comparators=[place]) if ast.unparse(place) == "os.environ":
+            return [name]
+    return []
+
+
+def _named(node: ast.AST, what: str) -> list[str]:
+    """Return the variables in a Config(env_name_default=...) or Config(env_name_force=...)."""
+    if not (isinstance(node, ast.keyword) and node.arg == f"env_name_{what}"):
+        return []
+    constants = (part.value for part in ast.walk(node.value) if isinstance(part, ast.Constant))
+    return [name for name in constants if isinstance(name, str)]
+
+
+def _targets(statement: ast.Assign | ast.AnnAssign) -> list[str]:
+    targets = statement.targets if isinstance(statement, ast.Assign) else [statement.target]
+    return [target.id for target in targets if isinstance(target, ast.Name)]
+
+
+def _nested(statement: ast.AST) -> list[ast.stmt]:
+    """Return the statements of an if, try or with, in all branches."""
+    children = ast.iter_child_nodes(statement)
+    return [found for child in children for found in ([child] if isinstance(child, ast.stmt) else _nested(child))]
+
+
+def _merged(first: Note, second: Note) -> Note:
+    env, force = first.env + second.env, first.env_force + second.env_force
+    return Note(first.doc or second.doc, tuple(dict.fromkeys(env)), tuple(dict.fromkeys(force)))
+
+
+# --- names in other releases ----------------------------------------------------------------------------------------
+
+
+def _renamed(name: str, options: Mapping[str, Option]) -> str:
+    """Return the new name of `name` as text, if the option is absent here or an unread copy."""
+    other = next((other for other in _other_names(name) if other in options), None)
+    here = options.get(name)
+    working = here is not None and (here.alias is not None or name in RENAMED.values())
+    return f"is called {other!r} on torch {_shown(_installed())}." if other and not working else ""
+
+
+def _other_names(name: str) -> Iterator[str]:
+    if name in RENAMED:
+        yield RENAMED[name]
+    if name.startswith("cuda."):
+        yield _cutlass_name(name)
+    yield from (old for old, new in RENAMED.items() if new == name)
+
+
+def _in_another_release(name: str, options: Mapping[str, Option]) -> str:
+    if name in options:
+        return ""
+    here = _installed()
+    since = next((release for release, names in ADDED.items() if name in names and release > here), None)
+    gone = next((release for release, names in REMOVED.items() if name in names and release <= here), None)
+    if since:
+        return f"exists from torch {_shown(since)}; this is torch {_shown(here)}."
+    return f"exists up to torch {_shown((gone[0], gone[1] - 1))}; this is torch {_shown(here)}." if gone else ""
+
+
+def _installed() -> Release:
+    import torch
+
+    major, minor = torch.__version__.split(".")[:2]
+    return int(major), int(minor)
+
+
+def _shown(release: Release) -> str:
+    return f"{release[0]}.{release[1]}"
+
+
+def _by_release(table: Mapping[Release, str]) -> Mapping[Release, frozenset[str]]:
+    return MappingProxyType({release: frozenset(names.split()) for release, names in table.items()})
+
+
+# Names added to and removed from torch's config between 2.11 and 2.15, without private and testing ones.
+ADDED = _by_release(
+    {
+        (2, 12): """
+            align_random_eager aot_inductor.enable_frame_pointer aten_distributed_optimizations.bucket_mode
+            aten_distributed_optimizations.bucket_only_internode_comms aten_distributed_optimizations.compute_estimator
+            aten_distributed_optimizations.overlap_scheduling_autofix_cycles aten_distributed_optimizations.spmd_check
+            aten_distributed_optimizations.spmd_mismatch autoheuristic_collect.mixed_mm autoheuristic_collect.pad_mm
+            autoheuristic_use.mixed_mm autoheuristic_use.pad_mm bucket_all_gathers_bucket_mode
+            bucket_reduce_scatters_bucket_mode cache_sdpa_constraint cpp.use_two_step_variance_threshold
+            cudagraph_policy delay_realize_cheap_outputs do_not_emit_runtime_assertions
+            eager_numerics.use_pytorch_libdevice epilogue_fusion_user_defined_triton_kernel
+            keep_addmm_fused_for_half_dtypes min_overlap_ratio
+            mtia.disable_welford_reduction pre_grad_pass_timing triton.cudagraph_min_partition_size
+            triton.decompose_sort_ops xpu.oneapi_root
+        """,
+        (2, 13): """
+            aot_inductor.autotune_per_kernel_alloc aot_inductor.enable_line_tables
+            aten_distributed_optimizations.allow_comms_decompositions
+            aten_distributed_optimizations.enable_low_contention_collectives
+            aten_distributed_optimizations.low_contention_min_bytes_per_rank
+            aten_distributed_optimizations.low_contention_skip_overlap_check
+            aten_distributed_optimizations.pre_bucketing_fsdp_collectives
+            aten_distributed_optimizations.pre_bucketing_fsdp_collectives_bucket_cap_mb
+            aten_distributed_optimizations.pre_bucketing_fsdp_collectives_max_bucket_cap_mb
+            aten_distributed_optimizations.pre_bucketing_fsdp_collectives_min_bucket_cap_mb
+            aten_distributed_optimizations.pre_bucketing_fsdp_collectives_saturation_calibration_multiplier
+            aten_distributed_optimizations.pre_bucketing_fsdp_collectives_verbose
+            aten_distributed_optimizations.profile_guided_estimations_profile_path batch_invariant
+            combo_kernel_autotune_grouping combo_kernel_max_distance combo_kernel_max_num_nodes
+            combo_kernel_peak_memory_increase_gb combo_kernel_peak_memory_pct_threshold compile_worker_wait_timeout
+            cpp.march dedup_reduce_scatters emulate_precision_casts_on_saved_tensors epilogue_fusion_with_atomic_add
+            incremental_autotune keep_static_cubin_raw loop_reindexing_after_fusion max_autotune_conv_bwd_input_backends
+            max_autotune_conv_bwd_weight_backends max_complex_pointwise_cat_inputs nvgemm_supplement_configs
+            realize_cpu_acc_reads_threshold realize_cpu_opcount_threshold rocm.origami rocm.origami_topk
+            trace.graph_diagram_format trace.orig_fx_graph_diagram_format triton.cudagraph_partition_memory_budget
+            triton.dynamic_disable_pipelining triton.emit_pointer_range_32 triton.enable_tma_load_for_template_epilogue
+            triton.mix_order_reduction_max_reads triton.nested_reduction triton.use_two_step_variance_min_numel
+            triton.use_two_step_variance_threshold use_fast_triton_launcher use_launch_metadata_schema
+            use_torch_profiler_benchmarker
+        """,
+        (2, 14): """
+            aten_distributed_optimizations.enable_simple_overlap
+            aten_distributed_optimizations.low_contention_all_gather_ce_multicast autotune_cudagraph_benchmarking
+            combo_kernel_compile_time_autotune compile_worker_watchdog_interval_seconds cpp.enable_kernel_context_guard
+            decompose_shard_dim_alltoall numerics nvgemm_swap_ab partitioned_scatter_force
+            partitioned_scatter_min_contention_ratio partitioned_scatter_min_index_size
+            partitioned_scatter_non_model_floor_bytes realize_opusers_threshold reorder_for_locality_in_training
+            strict_output_strides strict_signed_zero trace.provenance_tracking_max_events
+            trace.provenance_tracking_to_timeline triton.cudagraph_trees_generation_cloning triton.enable_host_side_tma
+            triton.enable_template_autows triton.tlx_mode
+        """,
+        (2, 15): """
+            alignment_asserts_inputs aot_inductor.autotune_offload_constants_min_device_fraction
+            aot_inductor.check_upperbound autotune_cudagraph_benchmarking_iters benchmark_template_fusion bmm_shared_a
+            compile_worker_mode cuda.autotune_tunableop_dynamic_dims_wildcard flydsl_enable_autotuning
+            fusion_memory_timeline_peak_memory_increase_gb fusion_memory_timeline_peak_memory_pct_threshold
+            max_template_fusion_benchmarked_choices nvgemm_pdl triton.cudagraph_dynamic_shape_rerecord_limit
+            triton.cudagraph_initial_mempool_allocation_gb triton.cudagraph_managed_input_rerecord_action
+            triton.cudagraph_managed_input_rerecord_limit triton.enable_flex_tdm triton.scalar_accumulators
+            unsafe_skip_scalar_range_asserts use_rand4x var_std_reduction_dedup
+        """,
+    }
+)
+
+REMOVED = _by_release(
+    {
+        (2, 12): """
+            autoheuristic_collect autoheuristic_use triton.enable_tlx_templates
+        """,
+        (2, 13): """
+            force_same_precision
+        """,
+        (2, 14): """
+            cuda.nvgemm_max_profiling_configs partitioned_scatter_memory_budget
+        """,
+        (2, 15): """
+            autoheuristic_collect.mixed_mm autoheuristic_use.mixed_mm
+        """,
+    }
+)

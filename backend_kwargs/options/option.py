@@ -1,0 +1,271 @@
+"""Options: their types, the check of values against them, and the conversion from text. Imports no torch."""
+
+import json
+import pkgutil
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import MISSING, Field, dataclass, fields
+from functools import partial
+from operator import is_
+from types import GenericAlias, MappingProxyType, NoneType, UnionType
+from typing import Annotated, Any, ForwardRef, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+
+from backend_kwargs.errors import BackendKwargsError, shown, unknown, wrong_value
+from backend_kwargs.files.plain_data import why_not_plain
+
+LONGEST_TYPE = 120
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """One option; `type` is any typing form, Any if it is unknown."""
+
+    name: str
+    type: Any = Any
+    default: Any = None
+    doc: str = ""
+    env: tuple[str, ...] = ()  # environment variables that set the default
+    env_force: tuple[str, ...] = ()  # environment variables that override any patch
+    forced: bool = False  # one of env_force is set in this process
+    forced_value: Any = None
+    alias: str | None = None
+    deprecated: str | None = None
+    data: bool = False  # a file may set it, whatever its type: see `trust`
+
+
+@dataclass(frozen=True, slots=True)
+class Where:
+    """In an Annotated type: a condition on the value, in words and as a function."""
+
+    words: str
+    holds: Callable[[Any], bool]
+
+
+def declared(settings: type, data: Collection[str] = ()) -> Mapping[str, Option]:
+    """Return the options declared by a dataclass's fields, each `Annotated[type, doc]` with its default."""
+    hints = get_type_hints(settings, include_extras=True)
+    given = [each for each in fields(settings) if each.init]
+    return MappingProxyType({each.name: _declared(each, hints[each.name], data) for each in given})
+
+
+def _declared(each: "Field[Any]", hint: Any, data: Collection[str]) -> Option:
+    default = each.default if each.default_factory is MISSING else each.default_factory()
+    *besides, doc = hint.__metadata__
+    wanted = Annotated[(hint.__origin__, *besides)] if besides else hint.__origin__
+    return Option(each.name, wanted, default, doc, data=each.name in data)
+
+
+def lookup(name: str, catalogue: Mapping[str, Option], kind: str = "option", otherwise: str = "") -> Option:
+    """Return the option called `name`, with `-` read as `_`; else raise, with the closest name or `otherwise`."""
+    if not isinstance(name, str):
+        raise wrong_value(f"{_capital(kind)} name", "str", name)
+    plain = name.replace("-", "_")
+    if plain in catalogue:
+        return catalogue[plain]
+    grouped = [known for known in catalogue if known.endswith(f".{plain}")]
+    advice = f"Did you mean {grouped[0]!r}?" if grouped else otherwise
+    raise unknown(kind, name, grouped or catalogue, otherwise=advice)
+
+
+def check(option: Option, value: Any, kind: str = "option") -> Any:
+    """Return `value` if it has the option's type (an int becomes a float if that is the type); else raise."""
+    fitted = _fit(option.type, value)
+    if fitted is _MISFIT:
+        raise _wrong(option, value, kind)
+    return fitted
+
+
+def convert(option: Option, value: Any, kind: str = "option") -> Any:
+    """Return `value`, from text, JSON or TOML, converted to the option's type; else raise.
+
+    Text for a str is not changed; for an untyped option it is parsed as JSON if possible.
+    """
+    for reading in _readings(option.type, value):
+        fitted = _fit(option.type, reading, as_text=True)
+        if fitted is not _MISFIT:
+            return fitted
+    raise _wrong(option, value, kind, _spelling(option.type) if isinstance(value, str) else "")
+
+
+def describe(wanted: Any) -> str:
+    """Return a short name for a typing form, as a person would write it: "bool", "int | None", "'none' | 'all'"."""
+    text = _described(wanted)
+    return text if len(text) <= LONGEST_TYPE else text[: LONGEST_TYPE - 3] + "..."
+
+
+def _wrong(option: Option, value: Any, kind: str, how: str = "") -> BackendKwargsError:
+    return wrong_value(f"{_capital(kind)} {shown(option.name)}", describe(option.type) + how, value)
+
+
+def _capital(kind: str) -> str:
+    return kind[:1].upper() + kind[1:]
+
+
+def _spelling(wanted: Any) -> str:
+    """Return a note on how to write values of a type as text, "" for plain words and numbers."""
+    text = describe(wanted)
+    if "callable" in text:
+        return " (as 'package.module:function')"
+    return " (as JSON)" if "[" in text or wanted in (list, tuple, set, frozenset, dict) else ""
+
+
+def _described(wanted: Any) -> str:
+    origin, args = get_origin(wanted), get_args(wanted)
+    if _unknown(wanted):
+        return "anything"
+    if wanted is None or wanted is NoneType:
+        return "None"
+    if origin in (Union, UnionType):
+        return " | ".join(map(_described, args))
+    if origin is Literal:
+        return " | ".join(map(repr, args))
+    if origin is Annotated:
+        return " ".join((_described(args[0]), *(where.words for where in _wheres(args))))
+    if Callable in (wanted, origin):
+        return "callable"
+    name = getattr(origin or wanted, "__name__", None) or str(wanted)
+    return f"{name}[{', '.join('...' if a is ... else _described(a) for a in args)}]" if args else name
+
+
+# --- whether a value has a type -------------------------------------------------------------------------------------
+
+_MISFIT: Any = object()
+
+
+def _unknown(wanted: Any) -> bool:
+    # An annotation left as a string refers to an import of type checkers only, so it cannot be resolved here.
+    return wanted is Any or isinstance(wanted, str | ForwardRef | TypeVar)
+
+
+def _fit(wanted: Any, value: Any, as_text: bool = False) -> Any:
+    """Return `value` converted to the type `wanted`, or _MISFIT.
+
+    With `as_text`, also converts what JSON cannot write: a list to a tuple or set, "module:name" to a callable.
+    """
+    if _unknown(wanted):
+        return value
+    if wanted is None or wanted is NoneType:
+        return value if value is None else _MISFIT
+    fitter = _FITTERS.get(get_origin(wanted) or wanted)
+    return fitter(get_args(wanted), value, as_text) if fitter else _fit_class(wanted, value)
+
+
+def _fit_class(wanted: Any, value: Any) -> Any:
+    if wanted is int and isinstance(value, bool):
+        return _MISFIT
+    if wanted is float and type(value) is int:
+        return _widened(value)
+    try:
+        return value if isinstance(value, get_origin(wanted) or wanted) else _MISFIT
+    except TypeError:  # a form that isinstance cannot check, such as a Protocol
+        return value
+
+
+def _widened(value: int) -> Any:
+    try:
+        return float(value)
+    except OverflowError:
+        return _MISFIT
+
+
+def _fit_union(args: tuple[Any, ...], value: Any, as_text: bool) -> Any:
+    fits = [fitted for arg in args if (fitted := _fit(arg, value, as_text)) is not _MISFIT]
+    return next((fitted for fitted in fits if fitted is value), fits[0] if fits else _MISFIT)
+
+
+def _fit_literal(args: tuple[Any, ...], value: Any, as_text: bool) -> Any:
+    # 1 == True == 1.0, but their meanings differ.
+    return value if any(type(arg) is type(value) and arg == value for arg in args) else _MISFIT
+
+
+def _fit_annotated(args: tuple[Any, ...], value: Any, as_text: bool) -> Any:
+    fitted = _fit(args[0], value, as_text)
+    return fitted if fitted is _MISFIT or all(where.holds(fitted) for where in _wheres(args)) else _MISFIT
+
+
+def _wheres(args: tuple[Any, ...]) -> list[Where]:
+    return [arg for arg in args if isinstance(arg, Where)]
+
+
+def _fit_callable(args: tuple[Any, ...], value: Any, as_text: bool) -> Any:
+    if callable(value):
+        return value
+    return _imported(value) if as_text and isinstance(value, str) and ":" in value else _MISFIT
+
+
+def _imported(qualified: str) -> Any:
+    try:
+        found = pkgutil.resolve_name(qualified)
+    except (ImportError, AttributeError, ValueError):
+        return _MISFIT
+    return found if callable(found) else _MISFIT
+
+
+def _fit_container(make: Any, args: tuple[Any, ...], value: Any, as_text: bool) -> Any:
+    if not isinstance(value, make) and not (as_text and make is not dict and isinstance(value, list)):
+        return _MISFIT
+    items = list(value.items() if make is dict else value)
+    wants = _item_types(make, args, len(items))
+    fitted = [_fit(wanted, item, as_text) for wanted, item in zip(wants, items, strict=False)]
+    if len(wants) != len(items) or any(item is _MISFIT for item in fitted):
+        return _MISFIT
+    # The original if nothing changed, to keep its identity and its subclass.
+    return value if isinstance(value, make) and all(map(is_, fitted, items)) else _made(make, fitted)
+
+
+def _item_types(make: Any, args: tuple[Any, ...], count: int) -> list[Any]:
+    if make is dict:
+        return [GenericAlias(tuple, args or (Any, Any))] * count
+    if make is tuple and args and args[-1] is not ...:
+        return list(args)
+    return [args[0] if args else Any] * count
+
+
+def _made(make: Any, items: list[Any]) -> Any:
+    try:
+        return make(items)
+    except TypeError:  # a set with an unhashable element
+        return _MISFIT
+
+
+_FITTERS: dict[Any, Callable[[tuple[Any, ...], Any, bool], Any]] = {
+    Union: _fit_union,
+    UnionType: _fit_union,
+    Literal: _fit_literal,
+    Annotated: _fit_annotated,
+    Callable: _fit_callable,
+} | {make: partial(_fit_container, make) for make in (list, set, frozenset, tuple, dict)}
+
+
+# --- the meaning of a text ------------------------------------------------------------------------------------------
+
+_WORDS = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False, "none": None, "null": None}
+_FLAGS = {"1": True, "0": False}
+
+
+def _readings(wanted: Any, value: Any) -> Iterator[Any]:
+    """Yield the possible meanings of `value`, likeliest first; the first that fits the type is used."""
+    if not isinstance(value, str):
+        yield value
+        return
+    word = value.strip().lower()
+    # Quotes are part of the text for a str option; for an unknown type they are JSON's.
+    yield from (read for read in _json(value) if _unknown(wanted) or not isinstance(read, str))
+    yield from (table[word] for table in (_WORDS, _FLAGS) if word in table)
+    if not _unknown(wanted):
+        yield from _floats(word)
+    yield value
+
+
+def _json(text: str) -> list[Any]:
+    try:
+        read = json.loads(text)
+    except (ValueError, RecursionError):
+        return []
+    return [] if why_not_plain(read) else [read]
+
+
+def _floats(text: str) -> list[float]:
+    try:
+        return [float(text)]
+    except ValueError:
+        return []

@@ -1,0 +1,122 @@
+"""The error of a compiled graph in a lower precision, measured against float64 on the inputs of a call."""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch.fx import GraphModule
+
+from backend_kwargs import measure
+from backend_kwargs.auto.settings import Settings
+from backend_kwargs.errors import error_text
+from backend_kwargs.graphs.eligibility import communicates, why_never
+from backend_kwargs.graphs.replay import Task, cuda_devices, has_drawn, unpacked
+from backend_kwargs.graphs.writes import copy_of_graph
+from backend_kwargs.measure import Accuracy
+from backend_kwargs.measure.accuracy import is_number
+from backend_kwargs.measure.trees import walk
+from backend_kwargs.precision.bounds import UnfitPrecisionError, UnmeasuredError
+from backend_kwargs.precision.reference import InFloat64, check_room
+
+# What sums in another order may change from call to call: this part of the error, or float32's rounding.
+VARYING, ROUNDING = 0.5, 1e-5
+UNMEASURED = "its error cannot be measured"
+STALE = tuple(1 << power for power in range(6, 21))  # bytes of the blocks of memory filled before a call
+
+
+@dataclass(frozen=True)
+class Truth:
+    """What a graph computes on some inputs, in eager and in float64; the inputs stay unchanged.
+
+    `task` calls graphs on copies of the inputs that are written to.
+    """
+
+    task: Task
+    eager: dict[str, Any]
+    precise: dict[str, Any]
+
+    @classmethod
+    def of(cls, gm: GraphModule, inputs: Sequence[Any]) -> "Truth":
+        """Run `gm` in eager and in float64; raise UnfitPrecisionError if the error cannot be measured."""
+        if why := "it communicates with other ranks" if communicates(gm) else why_never(gm, inputs, Settings()):
+            raise UnfitPrecisionError(f"{UNMEASURED}: {why}")
+        with _as_before():
+            task = Task.of(copy_of_graph(gm), inputs)
+            eager = task.observe(task.copy())
+            if has_drawn():
+                raise UnfitPrecisionError(f"{UNMEASURED}: it draws random numbers")
+            return cls(task, eager, in_float64(task))
+
+    def error_of(self, compiled: Callable[..., Any], max_error: float) -> float:
+        """Return the error of two calls of `compiled`; raise UnfitPrecisionError if it exceeds `max_error`.
+
+        Results that vary from call to call are refused too: they contain memory that nobody wrote.
+        """
+        with _as_before():
+            seen, again = (_observed_on_stale_memory(self.task, compiled) for _ in range(2))
+            error = max(_passed(against(each, self.eager, self.precise, max_error)) for each in (seen, again))
+            if not against(again, seen, seen, max(ROUNDING, VARYING * error)).passed:
+                raise UnfitPrecisionError("its results differ from call to call")
+            return error
+
+
+@contextmanager
+def _as_before() -> Iterator[None]:
+    """Restore the random generators; raise UnfitPrecisionError for any failure."""
+    with torch.random.fork_rng(devices=cuda_devices()), unpacked():
+        try:
+            yield
+        except UnfitPrecisionError:
+            raise
+        except Exception as error:
+            # A graph exceeds the cap on memory at other calls too.
+            unfit = UnfitPrecisionError if isinstance(error, MemoryError) else UnmeasuredError
+            raise unfit(f"{UNMEASURED}: {error_text(error)}") from error
+
+
+def _passed(accuracy: Accuracy) -> float:
+    if not accuracy.passed:
+        unmeasured = accuracy.reason.startswith(UNMEASURED)
+        raise (UnmeasuredError if unmeasured else UnfitPrecisionError)(accuracy.reason)
+    return accuracy.error or 0.0
+
+
+def _observed_on_stale_memory(task: Task, compiled: Callable[..., Any]) -> dict[str, Any]:
+    """Observe a call after free memory was filled with nan: otherwise it may still have the right results."""
+    device = next(value.device for value in task.inputs.values if isinstance(value, torch.Tensor))
+    blocks = [torch.full((size,), 0xFF, dtype=torch.uint8, device=device) for size in STALE for _ in range(4)]
+    del blocks
+    return task.observe(compiled)
+
+
+def in_float64(task: Task) -> dict[str, Any]:
+    """Return the results of the task in float64; raise if they cannot be computed."""
+    if task.inputs.aliased:
+        raise ValueError("inputs that it writes to share memory")
+    whole = {at for at, value in enumerate(task.inputs.values) if at in task.inputs.written or _trains(task, value)}
+    check_room(2 * sum(task.inputs.values[at].nbytes for at in whole))
+    values = [_wide(value) if at in whole else value for at, value in enumerate(task.inputs.values)]
+    wide = replace(task, inputs=replace(task.inputs, values=values))
+    return wide.observe(lambda *given: InFloat64(task.copy(), keeps=task.training).run(*given))
+
+
+def _trains(task: Task, value: Any) -> bool:
+    return task.training and isinstance(value, torch.Tensor) and value.requires_grad
+
+
+def _wide(value: torch.Tensor) -> torch.Tensor:
+    if not value.is_floating_point():
+        return value
+    return value.detach().double().requires_grad_(value.requires_grad)
+
+
+def against(seen: dict[str, Any], eager: dict[str, Any], precise: dict[str, Any], max_error: float) -> Accuracy:
+    """Check outputs, written inputs and gradients, each by itself."""
+    judged = [measure.check_error(seen[what], eager[what], precise[what], max_error, what=what) for what in seen]
+    numbers = [leaf for what in precise for _, leaf in walk(what, precise[what]) if is_number(leaf) and leaf.numel()]
+    if numbers and not any(bool(leaf.any()) for leaf in numbers):  # as of a last layer that starts with zeros
+        return Accuracy("fail_accuracy", f"{UNMEASURED}: all results are 0")
+    failed = [accuracy for accuracy in judged if not accuracy.passed]
+    return failed[0] if failed else max(judged, key=lambda accuracy: accuracy.error or 0.0)

@@ -1,0 +1,163 @@
+"""A graph in a lower precision: converted, compiled, and measured against an error bound if there is one."""
+
+import functools
+from collections.abc import Callable, Collection, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch._guards import TracingContext
+from torch.fx import GraphModule
+
+from backend_kwargs.backends.fell_back import left_to_eager
+from backend_kwargs.errors import warn_once
+from backend_kwargs.graphs.freezing import lifted_parameters, only_read_parameters
+from backend_kwargs.graphs.parameter_guards import dropping_guards, guard_parameters
+from backend_kwargs.graphs.writes import copy_of_graph, has_transforms, keep_inputs
+from backend_kwargs.options.requirements import machine
+from backend_kwargs.precision.bounds import UnfitPrecisionError, Used, is_measured_elsewhere, note_used
+from backend_kwargs.precision.casts import cast_products
+from backend_kwargs.precision.serving import serving
+from backend_kwargs.precision.table import PRECISIONS, why_slow
+from backend_kwargs.precision.weights import Held, unused_placeholders
+
+CompileGm = Callable[[GraphModule, Sequence[Any]], Callable[..., Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A precision for one graph; `max_error` is None if the caller, a race, measures the error itself.
+
+    With `by_compiler` the compiler lowers the precision, and the graph stays as it is.
+    """
+
+    precision: str
+    max_error: float | None
+    freezing: bool = False
+    strict: bool = False
+    by_compiler: bool = False
+
+
+@dataclass
+class Lowered:
+    """A graph in a lower precision; `kept` are the positions of the original inputs that it still takes."""
+
+    gm: GraphModule
+    kept: list[int]
+    products: int
+    held: Held = field(default_factory=Held)
+
+
+def compile_lowered(
+    gm: GraphModule,
+    example_inputs: Sequence[Any],
+    asked: Asked,
+    compile_gm: CompileGm,
+    compile_captured: CompileGm | None = None,
+) -> Callable[..., Any]:
+    """Compile `gm` in the requested precision, or as captured if that is impossible or its error exceeds the bound.
+
+    Without a bound, or if `asked.strict`, raise instead. `compile_gm` is called with a copy of `gm`, and
+    `compile_captured`, by default the same function, with `gm`.
+    """
+    used = Used(asked.precision, None, None if is_measured_elsewhere() else asked.max_error)
+    note_used(used)
+    drop_guards = dropping_guards()
+    try:
+        return _compiled(gm, example_inputs, asked, used, compile_gm)
+    except UnfitPrecisionError as unfit:
+        if used.max_error is None or asked.strict:
+            raise UnfitPrecisionError(f"Precision {asked.precision!r} is refused: {unfit}.") from None
+        warn_once(f"A graph is compiled without precision {asked.precision!r}: {unfit}.")
+        used.reason = str(unfit)
+        drop_guards()
+        return (compile_captured or compile_gm)(gm, example_inputs)
+
+
+def _compiled(
+    gm: GraphModule, example_inputs: Sequence[Any], asked: Asked, used: Used, compile_gm: CompileGm
+) -> Callable[..., Any]:
+    """Return `gm` compiled in the precision; note what was used."""
+    lowered = lower(gm, example_inputs, asked)
+    used.nbytes, used.products = lowered.held.nbytes, lowered.products
+
+    def compile_copy(written: Collection[int]) -> Callable[..., Any]:
+        placeholders = lowered.gm.graph.find_nodes(op="placeholder")
+        keep_inputs(node for at, node in zip(lowered.kept, placeholders, strict=True) if at in written)
+        _guard(gm, example_inputs, lowered, asked)
+        with _silenced(asked.precision):
+            compiled = compile_gm(lowered.gm, [example_inputs[at] for at in lowered.kept])
+        return _following(compiled, lowered, watched=not asked.freezing) if lowered.held.positions else compiled
+
+    served = serving(gm, example_inputs, used, compile_copy)
+    used.reason = left_to_eager(served)  # a part may have failed at the calls that measure
+    return served
+
+
+def lower(gm: GraphModule, example_inputs: Sequence[Any], asked: Asked) -> Lowered:
+    """Return a copy of `gm` in the precision; raise UnfitPrecisionError if no operation can be computed in it."""
+    precision = PRECISIONS[asked.precision]
+    if asked.by_compiler:
+        return Lowered(copy_of_graph(gm), list(range(len(example_inputs))), 0)
+    if why := _why_unfit(example_inputs, asked.precision):
+        raise UnfitPrecisionError(why)
+    lowered = Lowered(copy_of_graph(gm), list(range(len(example_inputs))), 0)
+    # Outside dynamo no guard checks the identity of a parameter.
+    lifted = lifted_parameters(gm, example_inputs) if TracingContext.try_get() else {}
+    if precision.kind == "quantised":
+        from backend_kwargs.precision.quantised import quantise_linears, why_none_quantised
+
+        if any(value.is_inference() for value in lifted.values()):
+            raise UnfitPrecisionError("a weight is an inference tensor, which has no version counter")
+        lifted = only_read_parameters(gm, lifted)
+        lowered.products = quantise_linears(lowered.gm, lifted, asked.precision, lowered.held)
+        nothing = "" if lowered.products else why_none_quantised(gm, lifted, asked.precision)
+    else:
+        if has_transforms(gm):
+            raise UnfitPrecisionError("it has a transform of torch.func, such as vmap")
+        lowered.products = cast_products(lowered.gm, getattr(torch, precision.dtype))
+        nothing = "no product or convolution computes in float32"
+    if not lowered.products:
+        raise UnfitPrecisionError(nothing)
+    lowered.kept = unused_placeholders(lowered.gm, list(lowered.held.positions))
+    lowered.gm.recompile()
+    return lowered
+
+
+def _why_unfit(example_inputs: Sequence[Any], name: str) -> str:
+    tensors = [value for value in example_inputs if isinstance(value, torch.Tensor)]
+    device = next((tensor.device.type for tensor in tensors if tensor.is_cuda), "cpu")
+    if torch.is_grad_enabled() and not PRECISIONS[name].trains and any(tensor.requires_grad for tensor in tensors):
+        return "it is for inference: call the model under torch.no_grad()"
+    return why_slow(name, device, machine()) if PRECISIONS[name].kind == "quantised" else ""
+
+
+def _silenced(precision: str) -> AbstractContextManager[None]:
+    if PRECISIONS[precision].kind != "quantised":
+        return nullcontext()
+    from backend_kwargs.precision.quantised import unhashed
+
+    return unhashed()
+
+
+def _guard(gm: GraphModule, example_inputs: Sequence[Any], lowered: Lowered, asked: Asked) -> None:
+    """Guard the identity of the converted parameters, and their versions if freezing makes them constants."""
+    placeholders = gm.graph.find_nodes(op="placeholder")
+    if held := {placeholders[at]._dynamo_source: example_inputs[at] for at in lowered.held.positions}:
+        guard_parameters(held, constants=held if asked.freezing else ())
+
+
+def _following(compiled: Callable[..., Any], lowered: Lowered, *, watched: bool) -> Callable[..., Any]:
+    kept, held = lowered.kept, lowered.held
+
+    # A wrapper in the hot path: only a look at each parameter shows whether it changed.
+    @functools.wraps(compiled)
+    def call(*inputs: Any) -> Any:
+        if watched:
+            held.follow(inputs)
+        return compiled(*[inputs[at] for at in kept])
+
+    call.__dict__.pop("serialize", None)  # aot_compile() would save it without these weights
+    call.precision_held = held  # type: ignore[attr-defined]  # keeps the weights alive as long as the compiled graph
+    return call

@@ -1,0 +1,175 @@
+"""Linear layers quantised by torchao: each becomes a submodule of the graph, changed by torchao's `quantize_`."""
+
+import logging
+import math
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import cache, partial
+from importlib import import_module
+from typing import Any
+
+import torch
+from torch import nn
+from torch.fx import GraphModule, Node
+from torch.fx.experimental.symbolic_shapes import statically_known_true
+from torch.nn import functional
+
+from backend_kwargs.precision.weights import Held, Weight, source_of, weight_of
+
+FLOATS = (torch.float32, torch.bfloat16, torch.float16)
+# On a CPU with VNNI, torch's `_int_mm` gives oneDNN the strides as they are. Inductor gives a dimension of size 1, in a
+# view, the stride 0; oneDNN refuses a row's stride below its size, and the result is memory that nobody wrote (2.13).
+LEAST_SIZE = 2
+FP8_BLOCK = 16  # both sizes of the weight of a float8 product must be multiples of it
+
+
+def config_of(precision: str) -> Any:
+    """Return torchao's configuration of a precision."""
+    quantization = _torchao()
+    # Inductor's options are the caller's; torchao would set them for the whole process.
+    configs: Mapping[str, Callable[..., Any]] = {
+        "int8-dynamic": quantization.Int8DynamicActivationInt8WeightConfig,
+        "int8-weight": quantization.Int8WeightOnlyConfig,
+        "fp8-dynamic": partial(
+            quantization.Float8DynamicActivationFloat8WeightConfig, granularity=quantization.PerRow()
+        ),
+    }
+    return configs[precision](set_inductor_config=False)
+
+
+def quantise_linears(gm: GraphModule, lifted: Mapping[int, torch.Tensor], precision: str, held: Held) -> int:
+    """Replace the linear layers of `gm` whose weight is one of the `lifted` inputs, in place; return their number.
+
+    All inputs of `gm` remain, used or not. A bias also remains an input, so no copy of it is made.
+    """
+    placeholders = gm.graph.find_nodes(op="placeholder")
+    weights = {placeholders[at]: (at, value) for at, value in lifted.items()}
+    modules: dict[Node, str] = {}
+    count = 0
+    for node in list(gm.graph.nodes):
+        if node.op != "call_function" or node.target is not functional.linear:
+            continue
+        x, weight, bias = _arguments(node)
+        if weight not in weights or not _can_quantise(weights[weight][1], precision):
+            continue
+        if _may_have_one_row(node, weights[weight][1], precision):
+            continue
+        at, value = weights[weight]
+        if weight not in modules:
+            made = weight_of(value, precision, partial(_quantised, precision=precision))
+            modules[weight] = _add_module(gm, made, weight, precision)
+            held.add(at, made)
+        _replace(gm, node, modules[weight], x, bias, precision)
+        count += 1
+    gm.recompile()
+    return count
+
+
+def why_none_quantised(gm: GraphModule, lifted: Mapping[int, torch.Tensor], precision: str) -> str:
+    """Return why `quantise_linears` changes no linear layer of `gm`, in terms of the first one."""
+    layers = gm.graph.find_nodes(op="call_function", target=functional.linear)
+    if not layers:
+        return "it has no linear layer"
+    placeholders = gm.graph.find_nodes(op="placeholder")
+    weight = _arguments(layers[0])[1]
+    value = lifted.get(placeholders.index(weight)) if weight in placeholders else None
+    if value is None:
+        why = "is not a parameter, or the graph writes it"
+    elif value.dtype not in FLOATS:
+        why = f"is of {value.dtype}"
+    elif value.dim() != 2:
+        why = f"has {value.dim()} dimensions, not 2"
+    elif _has_size_one(value, precision):
+        why = f"has the sizes {tuple(value.shape)}, and torch's int8 product on a CPU is wrong for a size of 1"
+    elif _may_have_one_row(layers[0], value, precision):
+        why = "multiplies one row, or may, for which torch's int8 product on a CPU is wrong"
+    else:
+        why = f"has the sizes {tuple(value.shape)}, which are not multiples of {FP8_BLOCK}"
+    which = "its linear layer" if len(layers) == 1 else f"the first of its {len(layers)} linear layers"
+    return f"the weight of {which} {why}"
+
+
+def _arguments(node: Node) -> tuple[Any, Any, Any]:
+    given = dict(zip(("input", "weight", "bias"), node.args, strict=False)) | node.kwargs
+    return given["input"], given["weight"], given.get("bias")
+
+
+def _can_quantise(value: torch.Tensor, precision: str) -> bool:
+    if value.dtype not in FLOATS or value.dim() != 2 or value.is_inference():
+        return False
+    if precision == "fp8-dynamic":
+        return not any(size % FP8_BLOCK for size in value.shape)
+    return not _has_size_one(value, precision)
+
+
+def _has_size_one(value: torch.Tensor, precision: str) -> bool:
+    return precision == "int8-dynamic" and not value.is_cuda and min(value.shape) < LEAST_SIZE
+
+
+def _may_have_one_row(node: Node, value: torch.Tensor, precision: str) -> bool:
+    """Return whether a linear layer is not known to have several rows: a size that varies may become 1."""
+    if precision != "int8-dynamic" or value.is_cuda:
+        return False
+    return not statically_known_true(math.prod(node.meta["example_value"].shape[:-1]) >= LEAST_SIZE)
+
+
+def _quantised(weight: torch.Tensor, precision: str) -> torch.Tensor:
+    """Return the weight of a linear layer after torchao's `quantize_`."""
+    if precision == "fp8-dynamic":
+        weight = weight.to(torch.bfloat16)  # row-wise scales require it
+    layer = _linear(weight)
+    _torchao().quantize_(layer, config_of(precision))
+    return layer.weight.detach()
+
+
+def _linear(weight: torch.Tensor) -> nn.Linear:
+    with torch.device("meta"):
+        layer = nn.Linear(weight.shape[1], weight.shape[0], bias=False)
+    layer.weight = nn.Parameter(weight, requires_grad=False)
+    return layer
+
+
+def _add_module(gm: GraphModule, weight: Weight, placeholder: Node, precision: str) -> str:
+    name = f"{placeholder.name}_{precision.replace('-', '_')}"
+    while hasattr(gm, name):
+        name += "_"
+    gm.add_submodule(name, _linear(weight.tensor))
+    gm._param_name_to_source[f"{name}.weight"] = source_of(placeholder, precision)  # type: ignore[index, operator, assignment]
+    return name
+
+
+def _replace(gm: GraphModule, node: Node, module: str, x: Node, bias: Any, precision: str) -> None:
+    captured = node.meta["example_value"].dtype
+    with gm.graph.inserting_before(node):
+        if precision == "fp8-dynamic" and captured != torch.bfloat16:
+            x = gm.graph.call_method("to", (x, torch.bfloat16))
+        made = gm.graph.call_module(module, (x,))
+        if precision == "fp8-dynamic" and captured != torch.bfloat16:
+            made = gm.graph.call_method("to", (made, captured))
+        if bias is not None:
+            made = gm.graph.call_function(torch.add, (made, bias))
+    made.meta = dict(node.meta)
+    node.replace_all_uses_with(made)
+    gm.graph.erase_node(node)
+
+
+@cache
+def _torchao() -> Any:
+    """Import torchao without its log lines and warnings, which are about other machines and its own enums."""
+    disabled = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return import_module("torchao.quantization")
+    finally:
+        logging.disable(disabled)
+
+
+@contextmanager
+def unhashed() -> Iterator[None]:
+    """Silence AOTAutograd's warning that torchao's tensors define no hash for its cache."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", ".*does not implement _stable_hash_for_caching", UserWarning)
+        yield

@@ -1,0 +1,85 @@
+"""Batched products of a matrix and a vector as multiply and sum, which Inductor fuses with what is around them.
+
+A library's kernel for such a product takes 2 µs or more, as in the scan of a state-space model, token by token.
+Inductor itself does this only under `coordinate_descent_tuning`, and then tunes every kernel.
+"""
+
+import operator
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch.fx import GraphModule, Node
+
+from backend_kwargs.rewrites.matching import (
+    DTYPES,
+    HALF,
+    AnyNode,
+    arguments_of,
+    bytes_of,
+    known_true,
+    replace,
+)
+from backend_kwargs.rewrites.traced import Change, changed, example
+
+PRODUCTS = (torch.matmul, torch.bmm, operator.matmul, "matmul", "bmm", "__matmul__")
+LARGEST_SUM = 256  # summands that one warp reads at once
+KERNEL_BYTES = 8 << 20  # what an H200 moves in the 2 µs that a library's kernel takes at least
+FAR = 8  # calls between a product and a softmax, in attention that is spelt out
+
+
+def multiply_and_sum(gm: GraphModule, example_inputs: Sequence[Any]) -> Change | None:
+    """Return the graph with batched products of matrices and vectors as multiply and sum, or None if it has none."""
+    return changed(gm, example_inputs, lambda node: node.target in PRODUCTS, _replace)
+
+
+def _replace(node: AnyNode) -> float | None:
+    given = arguments_of(node)
+    if given is None:
+        return None
+    a, b = given["input"], given["other"] if "other" in given else given["mat2"]
+    left, right, made = map(example, (a, b, node))
+    if left is None or right is None or made is None or not _fits(left, right, made) or _is_of_attention(node):
+        return None
+    column = known_true(right.shape[-1] == 1)
+    graph = node.graph
+    with graph.inserting_before(node):
+        if left.dtype in HALF:
+            a, b = (graph.call_method("to", (each, torch.float32)) for each in (a, b))
+        # Rows of the matrix times the transposed column, or columns of the matrix times the transposed row.
+        a, b = (a, graph.call_method("transpose", (b, -1, -2))) if column else (_transposed(a), b)
+        products = graph.call_function(torch.mul, (a, b))
+        new = graph.call_method("sum", (products,), {"dim": -1 if column else -2, "keepdim": True})
+        if left.dtype in HALF:
+            new = graph.call_method("to", (new, left.dtype))
+    replace(node, new)
+    return 2 * bytes_of(left if column else right) + KERNEL_BYTES
+
+
+def _transposed(node: AnyNode) -> AnyNode:
+    return node.graph.call_method("transpose", (node, -1, -2))
+
+
+def _fits(left: torch.Tensor, right: torch.Tensor, made: torch.Tensor) -> bool:
+    """Return whether one operand is a batch of vectors; under autocast the result has another dtype."""
+    if min(left.dim(), right.dim()) < 3 or not left.dtype == right.dtype == made.dtype or left.dtype not in DTYPES:
+        return False
+    few = isinstance(left.shape[-1], int) and 1 < left.shape[-1] <= LARGEST_SUM
+    return few and (known_true(right.shape[-1] == 1) or known_true(left.shape[-2] == 1))
+
+
+def _is_of_attention(node: AnyNode) -> bool:
+    """Return whether a softmax is near, before or after: other rewrites match attention as a whole."""
+    return _leads_to_softmax(node, lambda each: each.users) or _leads_to_softmax(
+        node, lambda each: each.all_input_nodes
+    )
+
+
+def _leads_to_softmax(node: AnyNode, following: Any) -> bool:
+    near: set[Node] = {node}
+    for _ in range(FAR):
+        near = {each for one in near for each in following(one) if each.op != "placeholder"}
+        if any("softmax" in str(getattr(each.target, "__name__", each.target)) for each in near):
+            return True
+        near = {each for each in near if each.target not in PRODUCTS}
+    return False

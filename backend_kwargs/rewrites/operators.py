@@ -1,0 +1,107 @@
+"""How operators that replace patterns are defined: with a fake kernel, a composite one for any device, a library's.
+
+A library may have no kernel for some sizes or layouts: it then raises before it launches anything. The composite kernel
+runs instead, and from then on without another attempt. Operators that are `inlined` have no such choice on a GPU, where
+Inductor compiles their kernels with its own.
+"""
+
+from collections.abc import Callable
+from functools import wraps
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._subclasses import FakeTensor
+from torch._subclasses.functional_tensor import FunctionalTensor, FunctionalTensorMode
+from torch.fx import Node
+
+from backend_kwargs.rewrites.matching import bytes_of
+
+LIBRARY: Any = torch.library.Library("backend_kwargs", "DEF")  # type: ignore[no-untyped-call]  # alive for as long as its operators
+# Inductor must pass the strides of the matched graph: another layout would cost a copy or another kernel.
+TAGS = tuple(filter(None, (getattr(torch.Tag, name, None) for name in ("needs_exact_strides", "pt2_compliant_tag"))))
+PLAIN = frozenset((Tensor, FakeTensor, FunctionalTensor))  # without a subclass of the user's
+
+_saved: dict[Any, Callable[[Node], float]] = {}
+_without_kernel: set[tuple[Any, ...]] = set()  # layouts for which the library raised
+
+
+def define(
+    signature: str,
+    composite: Callable[..., Any],
+    *,
+    fake: Callable[..., Any] | None = None,
+    cpu: Callable[..., Any] | None = None,
+    cuda: Callable[..., Any] | None = None,
+    inlined: bool = False,
+    saved: Callable[[Node], float] | None = None,
+) -> Any:
+    """Define an operator; `saved` returns the bytes of memory traffic that a node saves over the matched ones.
+
+    `inlined`: on a GPU, AOTAutograd traces into `cuda`, which takes `wrap` for its kernels; so Inductor launches them,
+    and fuses what is around them. A launch from Python took about 85 µs. Patterns insert operators too late for that.
+    """
+    name = LIBRARY.define(signature, tags=TAGS)
+    for key, kernel in (("CPU", cpu), ("CUDA", cuda)):
+        LIBRARY.impl(name, with_fallback(kernel, composite) if kernel else composite, key)
+    torch.library.register_fake(f"backend_kwargs::{name}", fake or composite, lib=LIBRARY)
+    if inlined and cuda:
+        rule = _inlining(cuda)
+        torch.library.register_torch_dispatch(f"backend_kwargs::{name}", FunctionalTensorMode, rule, lib=LIBRARY)
+    operator = getattr(torch.ops.backend_kwargs, name).default
+    _saved[operator] = saved or _written_and_read
+    return operator
+
+
+def _inlining(cuda: Callable[..., Any]) -> Callable[..., Any]:
+    def rule(mode: Any, op: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        # A subclass, such as DTensor, first passes the operator on to the tensors inside.
+        if not args[0].is_cuda or not PLAIN.issuperset(types):
+            return mode.__torch_dispatch__(op, types, args, kwargs)
+        with mode:
+            return cuda(*args, wrap=torch.library.wrap_triton)
+
+    return rule
+
+
+def saved_bytes(node: Node) -> float:
+    """Return the bytes of memory traffic that a node saves over those it replaces; 0 for other operators."""
+    return _saved[node.target](node) if node.target in _saved else 0.0
+
+
+def with_fallback(kernel: Callable[..., Any], composite: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function that calls `kernel`, or `composite` for layouts for which `kernel` raises."""
+
+    @wraps(kernel)
+    def call(*args: Any) -> Any:
+        if _without_kernel and _layout(kernel, args) in _without_kernel:
+            return composite(*args)
+        try:
+            return kernel(*args)
+        except torch.OutOfMemoryError:
+            raise
+        except Exception:  # noqa: BLE001 - Triton is missing or fails to compile, or the library has no kernel
+            result = composite(*args)  # raises if the arguments are wrong
+            _without_kernel.add(_layout(kernel, args))
+            return result
+
+    return call
+
+
+def _layout(kernel: Any, args: tuple[Any, ...]) -> tuple[Any, ...]:
+    return (kernel, *((t.shape, t.stride(), t.dtype) if isinstance(t, Tensor) else str(t) for t in args))
+
+
+def _written_and_read(node: Node) -> float:
+    """Return the traffic of an intermediate that is no longer written by one kernel and read by the next."""
+    return 2.0 * nbytes(node)
+
+
+def nbytes(node: Any) -> float:
+    """Return the bytes of a node's value in this call."""
+    return bytes_of(node.meta["val"])
+
+
+def dense(bias: Tensor | None) -> Tensor | None:
+    """Return a bias as the libraries need it: oneDNN ignores its stride."""
+    return None if bias is None else bias.contiguous()
