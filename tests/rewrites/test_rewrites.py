@@ -202,7 +202,7 @@ def test_the_key_knows_what_a_function_holds():
 
 SCRIPT = """
 import sys
-from backend_kwargs import rewrites
+from backend_kwargs.rewrites import table as rewrites
 def helper():
     return 2
 def patterns(passes):
