@@ -17,7 +17,7 @@ from typing import Any, get_args
 from backend_kwargs.backends import Compiler
 from backend_kwargs.backends.dynamo import DynamoCompiler, count_as_registered
 from backend_kwargs.backends.inductor.compiler import InductorCompiler
-from backend_kwargs.backends.others import OTHERS
+from backend_kwargs.backends.others import OTHERS, is_former, removed
 from backend_kwargs.compile_records import recorded
 from backend_kwargs.errors import (
     BackendKwargsError,
@@ -32,7 +32,7 @@ from backend_kwargs.files.atomic_write import write_whole
 from backend_kwargs.files.plain_data import check_plain
 from backend_kwargs.options.layers import Layer, copied, merge, same
 from backend_kwargs.options.option import Option, check, convert
-from backend_kwargs.options.requirements import Limit
+from backend_kwargs.options.requirements import DYNAMO_BACKENDS, Limit, require
 from backend_kwargs.options.spec import check_length, join_spec
 from backend_kwargs.options.trust import Check, untrusted
 
@@ -270,6 +270,9 @@ def find_backend(spec: str, *, trust: bool = True) -> Backend:
                 "pass trust=True if you trust its author."
             )
         return backend_of_function(_imported(spec))
+    require(f"Backend {spec!r}", *DYNAMO_BACKENDS.get(rest if forced else spec, ()))
+    if is_former(spec):
+        raise removed(spec)
     kind, name, ours = ("dynamo backend", rest, ()) if forced else ("backend", spec, OURS)
     raise unknown(kind, name, [*ours, *_dynamo_names()], otherwise="`backend-kwargs list` shows all.")
 
@@ -309,6 +312,8 @@ def find_in_dynamo(name: str) -> Backend | None:
 
     try:
         compiler_fn = lookup_backend(name)  # this imports the target of an entry point
+    except BackendKwargsError:  # an entry point of ours, of a backend that was removed
+        raise
     except Exception as error:  # an entry point of some installed package, which may fail in any way
         raise BrokenPluginError(f"Backend {name!r} does not load: {error_text(error)}.") from error
     if isinstance(compiler_fn, Backend):

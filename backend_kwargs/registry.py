@@ -9,6 +9,7 @@ from typing import Any
 
 from backend_kwargs.auto.candidates import EAGER, standing
 from backend_kwargs.backend import OURS, Backend, backend_of_function, find_backend, find_in_dynamo
+from backend_kwargs.backends.others import FORMER
 from backend_kwargs.errors import BackendKwargsError, wrong_value
 from backend_kwargs.files.plain_data import check_plain
 from backend_kwargs.options.option import check, convert
@@ -107,7 +108,7 @@ def list_backends() -> list[str]:
     """Return every name that `make_backend` takes: this package's, registered, and dynamo's with entry points."""
     import torch._dynamo
 
-    return sorted({*OURS, *torch._dynamo.list_backends(None)})
+    return sorted({*OURS, *torch._dynamo.list_backends(None)} - {f"tmpl-{name}" for name in FORMER})
 
 
 def list_templates() -> list[str]:

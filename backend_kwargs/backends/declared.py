@@ -10,20 +10,23 @@ from backend_kwargs.errors import BackendKwargsError, shown, wrong_value
 from backend_kwargs.options.layers import Layer, copied
 from backend_kwargs.options.option import Option, lookup
 from backend_kwargs.options.requirements import (
-    CannotWorkError,
     Limit,
+    Need,
     Rule,
     installed_version,
-    limits,
     limits_of_options,
     machine,
+    require,
 )
 from backend_kwargs.options.trust import Check
 
 
 @dataclass(frozen=True)
 class DeclaredCompiler(ABC):
-    """What such compilers share; each has one of the names by which a spec can refer to it."""
+    """A compiler as a descriptor: what the registry, the docs, `doctor`, `explain` and `auto` know about it.
+
+    An instance has one of the names by which a spec can refer to it.
+    """
 
     name: str
 
@@ -34,7 +37,8 @@ class DeclaredCompiler(ABC):
     declared: ClassVar[Mapping[str, Option]]
     rules: ClassVar[tuple[Rule, ...]]
     distributions: ClassVar[tuple[str, ...]]  # as packages are installed
-    needs: ClassVar[tuple[str, ...]] = ()  # properties of the machine without which it cannot work
+    needs: ClassVar[tuple[Need, ...]] = ()  # without which it cannot work
+    variants: ClassVar[tuple[Mapping[str, Any], ...]] = ({},)  # options under which `doctor` judges it
     raced: ClassVar[bool] = False  # whether `effort="full"` races it on a CPU
     # In a race: the option that makes parameters constants, whether they always are, and whether it compiles training.
     freeze_option: ClassVar[str] = ""
@@ -56,6 +60,11 @@ class DeclaredCompiler(ABC):
         """Return the version of each distribution that it needs, or None if one is not installed."""
         return {name: installed_version(name) for name in self.distributions}
 
+    def installed(self) -> str:
+        """Return the versions that are installed, as text for people to read."""
+        versions = [f"{name} {version}" for name, version in self.versions().items() if version]
+        return ", ".join(versions) or "none"
+
     def why_not_in(self, precision: str) -> str:
         """Return why it cannot compute in one of its `precisions` on this machine, "" if it can."""
         return ""
@@ -71,8 +80,7 @@ class DeclaredCompiler(ABC):
         return lookup(name, self.declared, f"{self.library} option", shows)
 
     def verify(self, templates: Sequence[str], options: Mapping[str, Any], tell: Callable[[Limit], None]) -> None:
-        if lacking := limits(f"Backend {self.name!r}", self.needs):
-            raise CannotWorkError(*lacking)
+        require(f"Backend {self.name!r}", *self.needs)
 
     @abstractmethod
     def compile(

@@ -12,7 +12,7 @@ from backend_kwargs.backends import Reading
 from backend_kwargs.errors import BackendKwargsError, shown, wrong_value
 from backend_kwargs.options.layers import Layer, copied
 from backend_kwargs.options.option import Option
-from backend_kwargs.options.requirements import DYNAMO_BACKENDS, Limit, limits
+from backend_kwargs.options.requirements import DYNAMO_BACKENDS, DYNAMO_FALLBACKS, CannotWorkError, Limit, limits
 from backend_kwargs.options.trust import Check
 
 POSITIONAL = (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD)
@@ -135,7 +135,11 @@ class DynamoCompiler:
     def verify(self, templates: Sequence[str], options: Mapping[str, Any], tell: Callable[[Limit], None]) -> None:
         if missing := [name for name in self.takes.required if name not in options and name != "options"]:
             raise BackendKwargsError(f"Backend {self.name!r} needs a value for {', '.join(map(repr, missing))}.")
-        for limit in limits(f"Backend {self.name!r}", DYNAMO_BACKENDS.get(self.name.removeprefix("dynamo:"), ())):
+        known = self.name.removeprefix("dynamo:")
+        needs, otherwise = DYNAMO_BACKENDS.get(known, ()), DYNAMO_FALLBACKS.get(known, "")
+        for limit in limits(f"Backend {self.name!r}", needs, otherwise):
+            if not otherwise:
+                raise CannotWorkError(limit)
             tell(limit)
 
     def limits(self, options: Mapping[str, Any]) -> Mapping[str, Limit]:

@@ -5,7 +5,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 SUMMARY = "parts_summary"  # an attribute; its value is a `PartsSummary`
-ATTEMPTS = "openvino_attempts"
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,9 +73,4 @@ def left_to_eager(compiled: Callable[..., Any]) -> str:
             return f"{why_fell_back(summary.compiler, len(summary.partitions), summary.failed)}: {reasons}"
         if not summary.partitions:
             return f"all of it runs in eager: {reasons or 'there is nothing to compile'}"
-    for attempt in getattr(compiled, ATTEMPTS, ()):
-        if attempt.by_inductor:
-            return "OpenVINO failed to compile it, so Inductor did"
-        if attempt.failed or not attempt.partitions:
-            return "all of it runs in eager" if not attempt.partitions else "a partition of OpenVINO's failed to run"
     return ""

@@ -10,6 +10,7 @@ from backend_kwargs.cli.modules import spec_of
 from backend_kwargs.errors import BackendKwargsError, BrokenPluginError, warn_once
 from backend_kwargs.explain import Verdict, verdict
 from backend_kwargs.options.option import convert
+from backend_kwargs.options.requirements import CannotWorkError
 from backend_kwargs.options.spec import split_assignment
 from backend_kwargs.registry import make_backend
 
@@ -39,6 +40,9 @@ def judged(spec: str, **options: Any) -> tuple[Verdict, str]:
     try:
         backend = find_backend(spec).bind("judged", options)
         return verdict(backend), backend.summary
+    except CannotWorkError as error:
+        (limit,) = error.args
+        return Verdict("cannot", limit.reason, limit.remedy), ""
     except BackendKwargsError as error:
         if isinstance(error, BrokenPluginError):
             warn_once(error)

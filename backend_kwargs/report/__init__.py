@@ -19,7 +19,6 @@ from backend_kwargs.report.graphs import (
     Code,
     EngineShare,
     Graph,
-    OpenVINO,
     Race,
     Ran,
     Relax,
@@ -27,11 +26,11 @@ from backend_kwargs.report.graphs import (
     number,
     seconds_of,
 )
-from backend_kwargs.report.ran import engine_of, openvino_of, ran_of, relax_of, worst
+from backend_kwargs.report.ran import engine_of, ran_of, relax_of, worst
 from backend_kwargs.report.uncaptured import why_no_graph
 from backend_kwargs.tables import as_html
 
-__all__ = ["Break", "Code", "EngineShare", "Graph", "OpenVINO", "Partition", "Race", "Ran", "Relax", "Report", "report"]
+__all__ = ["Break", "Code", "EngineShare", "Graph", "Partition", "Race", "Ran", "Relax", "Report", "report"]
 
 SHARED = (
     "Compiled for another torch.compile of the same code: these graphs serve this one too where their guards "
@@ -183,7 +182,7 @@ def _graph(record: Record, other: Sequence[Code] | None) -> Graph:
     codes = codes_of(record)
     if other is not None:
         codes = [replace(code, differs=_differs(code, other[at : at + 1])) for at, code in enumerate(codes)]
-    relax, openvino, engine = relax_of(record), openvino_of(record), engine_of(record)
+    relax, engine = relax_of(record), engine_of(record)
     return Graph(
         record.compile_id,
         record.function,
@@ -196,8 +195,7 @@ def _graph(record: Record, other: Sequence[Code] | None) -> Graph:
         tuple(codes),
         relax,
         _race(record),
-        openvino,
-        ran_of(record, codes, relax, openvino, engine),
+        ran_of(record, codes, relax, engine),
         rewritten_in(record.compiled(), _rewrites(record)),
         record.precision,
         engine,

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 from backend_kwargs.backends.declared import DeclaredCompiler
 from backend_kwargs.backends.onnxruntime.settings import OPTIONS, Settings
 from backend_kwargs.options.option import Option
-from backend_kwargs.options.requirements import Rule
+from backend_kwargs.options.requirements import Need, Rule, importable, install
 
 PACKAGES = ("onnxruntime", "onnx", "onnxscript")
 
@@ -26,7 +26,7 @@ class ONNXRuntimeCompiler(DeclaredCompiler):
     declared: ClassVar[Mapping[str, Option]] = OPTIONS
     rules: ClassVar[tuple[Rule, ...]] = (Rule("inter_op_num_threads", unless=_sequential),)
     distributions: ClassVar[tuple[str, ...]] = PACKAGES
-    needs: ClassVar[tuple[str, ...]] = PACKAGES
+    needs: ClassVar[tuple[Need, ...]] = tuple(importable(name, install("onnxruntime")) for name in PACKAGES)
     raced: ClassVar[bool] = True
     freezes: ClassVar[bool] = True
     trains: ClassVar[bool] = False

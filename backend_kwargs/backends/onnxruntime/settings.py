@@ -4,7 +4,6 @@ from dataclasses import dataclass
 from typing import Annotated, Literal
 
 from backend_kwargs.options.option import Where, declared
-from backend_kwargs.options.trust import ONNX_RUNTIME_DATA
 
 Count = Annotated[int, Where("of at least 1", lambda count: count >= 1)]
 Threads = Annotated[int, Where("of at least 1", lambda count: count >= 1)]
@@ -34,4 +33,4 @@ class Settings:
     )
 
 
-OPTIONS = declared(Settings, ONNX_RUNTIME_DATA)
+OPTIONS = declared(Settings, data={"aten_ops"})

@@ -11,7 +11,7 @@ from backend_kwargs.backends.fell_back import summary_of
 from backend_kwargs.backends.openvino.settings import OPTIONS, Hint, Settings
 from backend_kwargs.errors import BackendKwargsError, unknown
 from backend_kwargs.options.option import Option
-from backend_kwargs.options.requirements import CannotWorkError, Limit, Rule
+from backend_kwargs.options.requirements import CannotWorkError, Limit, Need, Rule, importable, install
 from backend_kwargs.options.trust import Check
 from backend_kwargs.precision import table
 from backend_kwargs.precision.bounds import UnfitPrecisionError
@@ -33,7 +33,7 @@ class OpenVINONativeCompiler(DeclaredCompiler):
     rules: ClassVar[tuple[Rule, ...]] = tuple(rule for rule in table.RULES if rule.options == "max_error")
     precisions: ClassVar[tuple[str, ...]] = tuple(HINTS)
     distributions: ClassVar[tuple[str, ...]] = ("openvino",)
-    needs: ClassVar[tuple[str, ...]] = ("openvino",)
+    needs: ClassVar[tuple[Need, ...]] = (importable("openvino", install("openvino")),)
     raced: ClassVar[bool] = True
     freezes: ClassVar[bool] = True
     trains: ClassVar[bool] = False

@@ -4,7 +4,6 @@ from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 from backend_kwargs.options.option import Where, declared
-from backend_kwargs.options.trust import OPENVINO_NATIVE_DATA
 from backend_kwargs.precision import table
 
 Hint = Literal["f32", "bf16", "f16"]
@@ -36,4 +35,4 @@ class Settings:
     config: Annotated[dict[str, Any] | None, "OpenVINO's own properties, such as {'ENABLE_CPU_PINNING': True}"] = None
 
 
-OPTIONS = declared(Settings, OPENVINO_NATIVE_DATA)
+OPTIONS = declared(Settings, data={"aten_ops"})

@@ -7,10 +7,10 @@ from typing import Any, ClassVar
 from backend_kwargs.backends.declared import DeclaredCompiler
 from backend_kwargs.backends.tvm.checks import checked
 from backend_kwargs.backends.tvm.settings import OPTIONS, REMOVED, RULES, Settings, verify
-from backend_kwargs.backends.tvm.versions import WORKING, require_tvm, unfit
+from backend_kwargs.backends.tvm.versions import INSTALL, WORKING, has_cuda, require_tvm, unfit
 from backend_kwargs.errors import BackendKwargsError, warn_once
 from backend_kwargs.options.option import Option
-from backend_kwargs.options.requirements import INSTALL_TVM, CannotWorkError, Limit, Rule
+from backend_kwargs.options.requirements import CannotWorkError, Limit, Rule
 from backend_kwargs.options.trust import Check
 
 
@@ -26,6 +26,11 @@ class TVMCompiler(DeclaredCompiler):
     distributions: ClassVar[tuple[str, ...]] = tuple(WORKING)
     raced: ClassVar[bool] = True
     freeze_option: ClassVar[str] = "freeze"
+    variants: ClassVar[tuple[Mapping[str, Any], ...]] = ({}, {"target": "cuda"})
+
+    def installed(self) -> str:
+        found = super().installed()
+        return found if found == "none" else f"{found}, {'with' if has_cuda() else 'without'} CUDA"
 
     def option(self, name: str) -> Option:
         if name in REMOVED:
@@ -37,7 +42,7 @@ class TVMCompiler(DeclaredCompiler):
 
     def verify(self, templates: Sequence[str], options: Mapping[str, Any], tell: Callable[[Limit], None]) -> None:
         if reason := unfit():
-            raise CannotWorkError(Limit(f"Backend {self.name!r}", reason, INSTALL_TVM))
+            raise CannotWorkError(Limit(f"Backend {self.name!r}", reason, INSTALL))
         verify(options, tell)
 
     def compile(

@@ -7,10 +7,10 @@ from types import MappingProxyType
 from typing import Annotated, Any, Literal
 
 from backend_kwargs.backends.tvm.checks import KIND, TUNING
+from backend_kwargs.backends.tvm.versions import CUDA
 from backend_kwargs.errors import BackendKwargsError
 from backend_kwargs.options.option import declared
-from backend_kwargs.options.requirements import Limit, Rule
-from backend_kwargs.options.trust import TVM_DATA
+from backend_kwargs.options.requirements import Limit, Need, Requirement, Rule
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,7 @@ class Settings:
         return cls(**{**options, **reuses})
 
 
-OPTIONS = declared(Settings, TVM_DATA)
+OPTIONS = declared(Settings, data={"aten_ops"})
 
 GONE = "was removed from TVM"
 # Options known to users of older releases, of other backends or of torch.compile.
@@ -96,17 +96,22 @@ def _no_search_to_keep(value: Callable[[str], Any]) -> str:
     return "dlight's rules measure nothing" if value("scheduler") == "dlight" else ""
 
 
-def _of_cuda(value: Callable[[str], Any]) -> Sequence[tuple[str, ...]]:
+def _of_cuda(value: Callable[[str], Any]) -> Sequence[tuple[Need, ...]]:
     target = value("target")
     kind = target["kind"] if isinstance(target, Mapping) else target
-    return [CUDA] if kind == "cuda" else []
+    return [ON_CUDA] if kind == "cuda" else []
 
 
-CUDA = ("gpu", "tvm_cuda")
+ON_CUDA: tuple[Need, ...] = ("gpu", CUDA)
+XGBOOST = Requirement(
+    lambda here: all(package in here.packages for package in ("xgboost", "psutil")),
+    "xgboost and psutil are not both importable",
+    "pip install xgboost psutil, or take cost_model='random'",
+)
 RULES: tuple[Rule, ...] = (
     Rule("target", either=_of_cuda),
-    Rule("cuda_graph", needs=CUDA),
-    Rule("cost_model", unless=_without_trials, either=lambda v: [("xgboost",)] if v("cost_model") == "xgb" else []),
+    Rule("cuda_graph", needs=ON_CUDA),
+    Rule("cost_model", unless=_without_trials, either=lambda v: [(XGBOOST,)] if v("cost_model") == "xgb" else []),
     *(
         Rule(name, unless=_without_trials)
         for name in ("strategy", "seed", "max_trials_per_task", "num_trials_per_iter")
