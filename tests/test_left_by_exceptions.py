@@ -7,7 +7,6 @@ import tempfile
 import threading
 from contextlib import suppress
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -15,12 +14,10 @@ import torch
 from backend_kwargs.auto import decide, ranks
 from backend_kwargs.backends.inductor import compile_step, cutlass
 from backend_kwargs.backends.onnxruntime import session as onnx_session
-from backend_kwargs.backends.openvino import torchs as openvino
 from backend_kwargs.backends.tvm import no_fast_math, versions
 from backend_kwargs.graphs.writes import modes_restored
 from backend_kwargs.precision import bounds, quantised
 
-THEIRS = SimpleNamespace(openvino_options={"device": "GPU"})
 STORE = torch.distributed.HashStore()
 
 
@@ -43,11 +40,6 @@ CONTEXTS = {
     "decisions": (decide.nothing_decided, nothing, decide.memory),
     "ranks that wait": (lambda: ranks._counting(STORE, "key"), nothing, counting),
     "lines of the exporter": (onnx_session._without_lines_of_the_exporter, nothing, filters),
-    "options of OpenVINO": (
-        lambda: openvino._no_options_of_others(THEIRS),
-        nothing,
-        lambda: dict(THEIRS.openvino_options),
-    ),
     "grad mode": (modes_restored, lambda: torch._C._set_grad_enabled(False), torch.is_grad_enabled),
     "forward mode": (modes_restored, lambda: torch._C._set_fwd_grad_enabled(False), torch._C._is_fwd_grad_enabled),
     "hooks of saved tensors": (

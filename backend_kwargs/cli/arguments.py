@@ -1,5 +1,6 @@
 """Arguments that several commands share, and the conversion of their text to values."""
 
+import warnings
 from collections.abc import Iterable
 from typing import Annotated, Any, Literal
 
@@ -38,7 +39,9 @@ def backend_from_text(spec: str, options: dict[str, str]) -> Backend:
 def judged(spec: str, **options: Any) -> tuple[Verdict, str]:
     """Return the verdict on `spec` on this machine, and its summary; a broken plug-in must not hide the others."""
     try:
-        backend = find_backend(spec).bind("judged", options)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # a package's own, when its backend is imported
+            backend = find_backend(spec).bind("judged", options)
         return verdict(backend), backend.summary
     except CannotWorkError as error:
         (limit,) = error.args

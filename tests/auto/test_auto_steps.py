@@ -175,7 +175,11 @@ FREEZES = "it makes parameters constants: set freezing=True to race it, and call
         pytest.param("tmpl-onnxruntime", CPU, True, "", id="freezes by consent"),
         pytest.param("tmpl-tvm", replace(CPU, training=True), False, "", id="trains"),
         pytest.param(
-            "tmpl-openvino", replace(CPU, training=True), False, "it compiles for inference only", id="does not train"
+            "tmpl-openvino-native",
+            replace(CPU, training=True),
+            True,
+            "it compiles for inference only",
+            id="does not train",
         ),
         pytest.param(
             "tmpl-tvm",
@@ -339,7 +343,7 @@ def test_right_candidates_are_no_error(named):
         ),
         pytest.param(["aten", "cudagraph"], "Unknown candidate 'cudagraph'. Did you mean 'cudagraphs'?", id="step"),
         pytest.param(["freezin"], "Unknown candidate 'freezin'. Did you mean 'freezing'?", id="template"),
-        pytest.param(["openvin"], "Unknown candidate 'openvin'. Did you mean 'openvino'?", id="compiler"),
+        pytest.param(["openvin"], "Unknown candidate 'openvin'. Did you mean 'openvino-native'?", id="compiler"),
         pytest.param(["pakced"], "Unknown candidate 'pakced'. Did you mean 'packed'?", id="rewrite"),
         pytest.param(
             ["aten", "default", "tmpl-tvm[trials=x]"], "TVM option 'trials' must be int, got 'x' (str).", id="option"

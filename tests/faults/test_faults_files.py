@@ -46,7 +46,7 @@ def planted(tmp_path, monkeypatch):
         pytest.param("cuda.cuda_cxx", "x.sh", id="nvcc"),
     ],
 )
-@pytest.mark.parametrize("head", ["templates.other", "tool.backend_kwargs.options.templates.other"])
+@pytest.mark.parametrize("head", ["templates.other", "tool.backend_kwargs.templates.other"])
 def test_a_file_of_templates_is_data(tmp_path, planted, option, value, head):
     """A TOML file that sets options that are code is refused before anything is imported, unless trusted."""
     (tmp_path / "t.toml").write_text(f'[{head}]\noptions = {{ "{option}" = {json.dumps(value)} }}\n')
@@ -124,7 +124,8 @@ def test_every_option_is_classified():
 
 def test_nothing_that_is_called_is_data():
     """No table can declare an option as data if its type accepts a callable."""
-    from backend_kwargs.options.option import describe, trust
+    from backend_kwargs.options import trust
+    from backend_kwargs.options.option import describe
 
     assert not [
         name

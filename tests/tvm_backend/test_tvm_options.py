@@ -6,7 +6,7 @@ import pytest
 
 from backend_kwargs import BackendKwargsError, BackendKwargsWarning, explain, make_backend
 from backend_kwargs.backends import declared
-from backend_kwargs.backends.tvm import checks
+from backend_kwargs.backends.tvm import checks, versions
 from backend_kwargs.backends.tvm.settings import OPTIONS, Settings
 from backend_kwargs.backends.tvm.versions import require_tvm, unfit
 from backend_kwargs.options.requirements import Machine
@@ -243,7 +243,7 @@ def test_list_of_operators():
     assert make_backend("tvm", aten_ops=["mm"]) == make_backend("tvm", aten_ops=("mm",))
 
 
-ON_A_CPU = Machine(tvm="apache-tvm 0.27.0")
+ON_A_CPU = Machine()
 INERT = [
     pytest.param({"cuda_graph": True}, ON_A_CPU, "no CUDA GPU is visible", id="cuda_graph without a GPU"),
     pytest.param(
@@ -278,13 +278,15 @@ INERT = [
 def test_inert(options, machine, reason, monkeypatch):
     """`explain` says why an option has no effect here."""
     monkeypatch.setattr(declared, "machine", lambda: machine)
+    monkeypatch.setattr(versions, "has_cuda", lambda: False)
     assert explain("tvm", options).effects[-1].status == f"inert because {reason}"
 
 
 def test_every_option_can_act(monkeypatch):
     """For a search on a GPU every option except opt_level has an effect."""
-    whole = Machine(gpu="H200", tvm_cuda=True, packages=frozenset({"psutil", "xgboost"}))
+    whole = Machine(gpu="H200", packages=frozenset({"psutil", "xgboost"}))
     monkeypatch.setattr(declared, "machine", lambda: whole)
+    monkeypatch.setattr(versions, "has_cuda", lambda: True)
     given = {**{name: option.default for name, option in OPTIONS.items()}, "scheduler": "meta_schedule"}
     given |= {"target": "cuda", "cuda_graph": True, "cost_model": "xgb"}
     assert set(make_backend("tvm", given).limits()) == {"opt_level"}
