@@ -17,12 +17,14 @@ ROOT = Path(backend_kwargs.__file__).parent
 LAYERS = (
     "errors interval tables files",
     "options",
+    "facts",
     "measure",
     "graphs",
     "backends",
     "rewrites",
     "precision",
     "auto",
+    "pipeline",
     "compile_records cache_artifacts backend registry regions entry_points integrations",
     "explain report",
     "bundles harness",
@@ -31,7 +33,7 @@ LAYERS = (
 # Import from above, until a compile returns what it knows.
 ABOVE = {
     "graphs": {"auto"},
-    "backends": {"rewrites", "precision", "auto"},
+    "backends": {"precision", "auto"},
     "precision": {"auto"},
 }
 SUITE_ORDER = """
@@ -72,7 +74,6 @@ BEFORE_A_GRAPH = (
     "backends/declared.py",
     "backends/dynamo.py",
     "backends/others.py",
-    "backends/tensorrt.py",
     "backends/inductor/__init__.py",
     "backends/inductor/compiler.py",
     "backends/inductor/cutlass.py",
@@ -84,7 +85,6 @@ BEFORE_A_GRAPH = (
     "backends/openvino/__init__.py",
     "backends/openvino/compiler.py",
     "backends/openvino/settings.py",
-    "backends/openvino/torchs.py",
     "backends/tvm/__init__.py",
     "backends/tvm/checks.py",
     "backends/tvm/compiler.py",

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from backend_kwargs.backends.others import OTHERS, in_precision, installed, is_other, other_of, sets, verify_other
 from backend_kwargs.errors import BackendKwargsError, unknown
+from backend_kwargs.facts.decision import DEFAULT, EAGER
 from backend_kwargs.options.layers import same
 from backend_kwargs.options.spec import split_templates
 from backend_kwargs.options.templates import find_template, template_names
@@ -20,8 +21,6 @@ if TYPE_CHECKING:
 
 Effort = Literal["quick", "full"]
 NORM_GRADIENTS = "native_layer_norm_backward"
-EAGER = "eager"
-DEFAULT = "default"
 UNFROZEN = "unfrozen"
 PADDED = "padded"
 TUNED_PRODUCTS = "tuned_products"
