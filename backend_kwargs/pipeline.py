@@ -19,12 +19,12 @@ from backend_kwargs.backends.inductor.compiler import InductorCompiler, is_set
 from backend_kwargs.backends.others import OTHERS
 from backend_kwargs.errors import BackendKwargsError, warn_once
 from backend_kwargs.facts import Compiled
+from backend_kwargs.options import precisions
 from backend_kwargs.options.layers import merge
 from backend_kwargs.options.option import Option, Where
 from backend_kwargs.options.requirements import Machine, limits
 from backend_kwargs.options.spec import split_templates
 from backend_kwargs.options.trust import OWN_DATA
-from backend_kwargs.precision import table as precisions
 from backend_kwargs.rewrites.table import check_rewrites, find_rewrite, raced_rewrites
 
 

@@ -33,7 +33,6 @@ LAYERS = (
 # Import from above, until a compile returns what it knows.
 ABOVE = {
     "graphs": {"auto"},
-    "backends": {"precision", "auto"},
     "precision": {"auto"},
 }
 SUITE_ORDER = """
@@ -97,7 +96,6 @@ BEFORE_A_GRAPH = (
     "graphs/__init__.py",
     "precision/__init__.py",
     "precision/bounds.py",
-    "precision/table.py",
     "rewrites/__init__.py",
     "rewrites/table.py",
 )

@@ -13,8 +13,8 @@ from backend_kwargs.errors import BackendKwargsError, shown, warn_once
 from backend_kwargs.facts.decision import DEFAULT, EAGER, Decision
 from backend_kwargs.files.atomic_write import write_whole
 from backend_kwargs.files.plain_data import read_toml
+from backend_kwargs.options.precisions import PRECISIONS
 from backend_kwargs.options.templates import ENTRY_POINT_GROUP, template_names
-from backend_kwargs.precision.table import PRECISIONS
 from backend_kwargs.rewrites.table import list_rewrites
 
 HEAD = """\

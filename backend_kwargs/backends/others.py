@@ -1,6 +1,6 @@
 """The compilers other than Inductor, by name, and their spelling as candidates of a race: "tmpl-tvm[trials=64]"."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
 from types import MappingProxyType

@@ -18,9 +18,9 @@ from backend_kwargs.cli.console import console, print_table, say
 from backend_kwargs.cli.models import model_of
 from backend_kwargs.errors import BackendKwargsError, error_text
 from backend_kwargs.files.atomic_write import check_writable
+from backend_kwargs.options import precisions
 from backend_kwargs.options.option import convert
 from backend_kwargs.options.spec import split_outside
-from backend_kwargs.precision import table
 
 if TYPE_CHECKING:
     from backend_kwargs.facts.decision import Decision
@@ -99,7 +99,7 @@ def show(
     backend = backend_from_text(AUTO, given)
     asked = {
         "candidates": None if candidates is None else split_outside(candidates),
-        "precision": table.named(precision) or None,
+        "precision": precisions.named(precision) or None,
         "max_error": max_error,
     }
     backend = backend.bind("command line", {name: value for name, value in asked.items() if value is not None}, convert)

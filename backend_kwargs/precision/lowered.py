@@ -18,11 +18,11 @@ from backend_kwargs.facts.precision import PrecisionUse
 from backend_kwargs.graphs.freezing import lifted_parameters, only_read_parameters
 from backend_kwargs.graphs.parameter_guards import dropping_guards, guard_parameters
 from backend_kwargs.graphs.writes import copy_of_graph, has_transforms, keep_inputs
+from backend_kwargs.options.precisions import PRECISIONS, why_slow
 from backend_kwargs.options.requirements import machine
 from backend_kwargs.precision.bounds import UnfitPrecisionError
 from backend_kwargs.precision.casts import cast_products
 from backend_kwargs.precision.serving import serving
-from backend_kwargs.precision.table import PRECISIONS, why_slow
 from backend_kwargs.precision.weights import Held, unused_placeholders
 
 

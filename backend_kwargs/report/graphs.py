@@ -105,9 +105,9 @@ class Graph:
     """One compiled graph; `recompiled` is the guard that failed, "" for a first compile.
 
     `codes` are Inductor's, `relax` is TVM's, and `engine` is ONNX Runtime's or OpenVINO's; other backends report none.
-    `race` has the reasons of auto's choice; `ran` is None if the graph runs on its own backend. `rewritten` counts the replacements of each rewrite, and `rewrite_costs`
-    has the memory and time that some take; `precision` is what was used of the lower precision that was requested, or
-    that won.
+    `race` has the reasons of auto's choice; `ran` is None if the graph runs on its own backend. `rewritten` counts the
+    replacements of each rewrite, and `rewrite_costs` has the memory and time that some take; `precision` is what was
+    used of the lower precision that was requested, or that won.
     """
 
     compile_id: str

@@ -11,10 +11,10 @@ from backend_kwargs.backends.declared import DeclaredCompiler
 from backend_kwargs.backends.openvino.settings import OPTIONS, Hint, Settings
 from backend_kwargs.errors import BackendKwargsError, unknown
 from backend_kwargs.facts import Compiled
+from backend_kwargs.options import precisions
 from backend_kwargs.options.option import Option
 from backend_kwargs.options.requirements import CannotWorkError, Limit, Rule
 from backend_kwargs.options.trust import Check
-from backend_kwargs.precision import table
 
 # The values of OpenVINO's INFERENCE_PRECISION_HINT, which it ignores where it lacks the capability.
 HINTS: Mapping[str, Hint] = MappingProxyType({"bf16": "bf16", "fp16": "f16"})
@@ -30,7 +30,7 @@ class OpenVINONativeCompiler(DeclaredCompiler):
     registered: ClassVar[str] = "tmpl-openvino-native"
     line: ClassVar[str] = "OpenVINO's own compiler under options: inference, parameters as constants, the rest in eager"
     declared: ClassVar[Mapping[str, Option]] = OPTIONS
-    rules: ClassVar[tuple[Rule, ...]] = tuple(rule for rule in table.RULES if rule.options == "max_error")
+    rules: ClassVar[tuple[Rule, ...]] = tuple(rule for rule in precisions.RULES if rule.options == "max_error")
     precisions: ClassVar[tuple[str, ...]] = tuple(HINTS)
     distributions: ClassVar[tuple[str, ...]] = ("openvino",)
     needs: ClassVar[tuple[str, ...]] = ("openvino",)
@@ -39,7 +39,7 @@ class OpenVINONativeCompiler(DeclaredCompiler):
     trains: ClassVar[bool] = False
 
     def checked(self, option: Option, value: Any, coerce: Check) -> Any:
-        return super().checked(option, table.named(value) if option.name == "precision" else value, coerce)
+        return super().checked(option, precisions.named(value) if option.name == "precision" else value, coerce)
 
     def why_not_in(self, precision: str) -> str:
         return why_not_in(HINTS[precision])
@@ -59,7 +59,7 @@ class OpenVINONativeCompiler(DeclaredCompiler):
         if not names:
             return
         if options.get("max_error") is None:
-            raise BackendKwargsError(table.NEEDS_BOUND)
+            raise BackendKwargsError(precisions.NEEDS_BOUND)
         if len(names) > 1:
             raise BackendKwargsError(
                 f"Option 'precision' names {len(names)} ({', '.join(names)}), but {self.name!r} computes in one: name "
