@@ -17,12 +17,14 @@ ROOT = Path(backend_kwargs.__file__).parent
 LAYERS = (
     "errors interval tables files",
     "options",
+    "facts",
     "measure",
     "graphs",
     "backends",
     "rewrites",
     "precision",
     "auto",
+    "pipeline",
     "compile_records cache_artifacts backend registry regions entry_points integrations",
     "explain report",
     "bundles harness",
@@ -31,7 +33,6 @@ LAYERS = (
 # Import from above, until a compile returns what it knows.
 ABOVE = {
     "graphs": {"auto"},
-    "backends": {"rewrites", "precision", "auto"},
     "precision": {"auto"},
 }
 SUITE_ORDER = """
@@ -95,7 +96,6 @@ BEFORE_A_GRAPH = (
     "graphs/__init__.py",
     "precision/__init__.py",
     "precision/bounds.py",
-    "precision/table.py",
     "rewrites/__init__.py",
     "rewrites/table.py",
 )

@@ -10,10 +10,11 @@ from torch import fx, nn
 from torch._dynamo.exc import BackendCompilerFailed
 from torch.testing import assert_close
 
-from backend_kwargs.backends.fell_back import PartsSummary, summary_of
+from backend_kwargs.backends.fell_back import summary_of
 from backend_kwargs.backends.part_compiler import CompiledPart, PartCompiler
 from backend_kwargs.backends.partitioned import compile_graph
 from backend_kwargs.errors import BackendKwargsWarning
+from backend_kwargs.facts.parts import PartsSummary
 
 pytestmark = pytest.mark.usefixtures("fresh_dynamo")
 

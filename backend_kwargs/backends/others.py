@@ -1,6 +1,6 @@
 """The compilers other than Inductor, by name, and their spelling as candidates of a race: "tmpl-tvm[trials=64]"."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
 from types import MappingProxyType
@@ -22,7 +22,7 @@ COMPILERS: tuple[type[DeclaredCompiler], ...] = (
     ONNXRuntimeCompiler,
     OpenVINONativeCompiler,
 )
-OTHERS: Mapping[str, Callable[[str], DeclaredCompiler]] = MappingProxyType(
+OTHERS: Mapping[str, type[DeclaredCompiler]] = MappingProxyType(
     {name: each for each in COMPILERS for name in (each.registered, each.registered.removeprefix("tmpl-"))}
 )
 # Backends of release 0.1, found with and without "tmpl-", and what to write now. "tmpl-openvino" does not forward to

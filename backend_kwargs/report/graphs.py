@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from backend_kwargs.auto import settings as auto
 from backend_kwargs.backend import find_backend
-from backend_kwargs.backends.fell_back import Partition
-from backend_kwargs.precision.bounds import Used
+from backend_kwargs.facts.parts import Partition
+from backend_kwargs.facts.precision import PrecisionUse
 from backend_kwargs.registry import decided
 
 if TYPE_CHECKING:
-    from backend_kwargs.auto.decision import RaceRow
+    from backend_kwargs.facts.decision import RaceRow
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +123,7 @@ class Graph:
     race: Race | None = None
     ran: Ran | None = None
     rewritten: Mapping[str, int] = field(default_factory=dict)
-    precision: Used | None = None
+    precision: PrecisionUse | None = None
     engine: EngineShare | None = None
     rewrite_costs: Mapping[str, str] = field(default_factory=dict)
 

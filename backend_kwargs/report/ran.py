@@ -2,8 +2,8 @@
 
 from collections.abc import Iterable, Sequence
 
-from backend_kwargs.backends.fell_back import summary_of, why_fell_back
 from backend_kwargs.compile_records import Record
+from backend_kwargs.facts.parts import why_fell_back
 from backend_kwargs.report.graphs import Code, EnginePart, EngineShare, Ran, Relax
 
 TVM = "TVM"
@@ -13,7 +13,7 @@ UNKNOWN = Ran("unknown", "unknown what runs it: this backend does not report whe
 
 def relax_of(record: Record) -> Relax | None:
     """Return TVM's part of a graph, None if another compiler made it; its backward graph is added once compiled."""
-    summary = summary_of(record.compiled())
+    summary = record.facts.parts
     if summary is None or summary.compiler != TVM:
         return None
     return Relax(tuple(summary.partitions), dict(summary.fallbacks), summary.failed)
@@ -21,7 +21,7 @@ def relax_of(record: Record) -> Relax | None:
 
 def engine_of(record: Record) -> EngineShare | None:
     """Return ONNX Runtime's or OpenVINO's part of a graph, None if another compiler made it."""
-    summary = summary_of(record.compiled())
+    summary = record.facts.parts
     if summary is None or summary.compiler == TVM:
         return None
     partitions = tuple(EnginePart(each.operators, each.seconds) for each in summary.partitions)
@@ -43,7 +43,7 @@ def ran_of(
         return None
     if codes:
         return Ran("unknown", "ran by Inductor, which this backend is built on or falls back to")
-    return RETURNED if record.came_back else UNKNOWN
+    return RETURNED if record.facts.unchanged else UNKNOWN
 
 
 def _in_eager(compiler: str, share: EngineShare | Relax) -> Ran | None:

@@ -12,12 +12,12 @@ from torch._inductor import config
 
 import backend_kwargs
 from backend_kwargs.auto import cache_key, decide, race
-from backend_kwargs.auto.decision import RaceRow
 from backend_kwargs.auto.request import Request, Tools
 from backend_kwargs.auto.settings import Settings
 from backend_kwargs.auto.store import Store
 from backend_kwargs.compare import Candidate, compare
 from backend_kwargs.errors import BackendKwargsWarning
+from backend_kwargs.facts.decision import RaceRow
 
 
 def stored(store, **changes):

@@ -8,9 +8,9 @@ from graphs import chain
 from torch.fx import symbolic_trace
 
 from backend_kwargs.auto import decide
-from backend_kwargs.auto.decision import Decision, RaceRow
 from backend_kwargs.auto.request import Request, Tools
 from backend_kwargs.auto.settings import Settings
+from backend_kwargs.facts.decision import Decision, RaceRow
 from backend_kwargs.options.templates import find_template
 
 LARGE = torch.zeros(1 << 19)  # two mebibytes: not tiny

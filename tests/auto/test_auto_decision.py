@@ -16,9 +16,10 @@ import torch
 from graphs import KEY, MADE, spoil
 
 from backend_kwargs.auto import decide, decision
-from backend_kwargs.auto.decision import COLUMNS, RaceRow, has_form, packed, parsed, plain, unpacked
+from backend_kwargs.auto.decision import COLUMNS, has_form, packed, parsed, plain, unpacked
 from backend_kwargs.auto.store import Store, store_path
 from backend_kwargs.errors import BackendKwargsWarning
+from backend_kwargs.facts.decision import RaceRow
 
 WRITER = """
 import sys

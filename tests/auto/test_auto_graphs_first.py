@@ -16,13 +16,13 @@ from backend_kwargs.auto.candidates import (
     rewriting,
 )
 from backend_kwargs.auto.deadline import OutOfTime
-from backend_kwargs.auto.decision import RaceRow
 from backend_kwargs.auto.graph_stats import Product
 from backend_kwargs.auto.head_to_head import Runner
 from backend_kwargs.auto.request import Request, Tools
 from backend_kwargs.auto.roofline import Ceilings, Slack, gain_without_graphs
 from backend_kwargs.auto.settings import Settings
 from backend_kwargs.auto.store import Store
+from backend_kwargs.facts.decision import RaceRow
 from backend_kwargs.rewrites.table import Rewrite
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")

@@ -10,12 +10,12 @@ import torch
 from backend_kwargs import measure
 from backend_kwargs.auto import budget, checks, race, selection
 from backend_kwargs.auto.candidates import STEPS, Costs, RaceCandidate
-from backend_kwargs.auto.decision import RaceRow
 from backend_kwargs.auto.graph_stats import GraphStats
 from backend_kwargs.auto.head_to_head import Runner, note_figures, peak_of
 from backend_kwargs.auto.request import Request, Tools
 from backend_kwargs.auto.roofline import Slack
 from backend_kwargs.auto.settings import Settings
+from backend_kwargs.facts.decision import RaceRow
 from backend_kwargs.interval import Interval
 
 CPU = torch.device("cpu")

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from backend_kwargs.auto import reporting
-from backend_kwargs.auto.decision import Decision, RaceRow
 from backend_kwargs.auto.reporting import ARTIFACT, progress, table
+from backend_kwargs.facts.decision import Decision, RaceRow
 from backend_kwargs.interval import Interval
 
 
