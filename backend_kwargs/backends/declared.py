@@ -3,7 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from backend_kwargs.backends import CapturedGraph, Reading, Stage, Tell
 from backend_kwargs.errors import BackendKwargsError, shown, wrong_value
@@ -20,6 +20,9 @@ from backend_kwargs.options.requirements import (
     require,
 )
 from backend_kwargs.options.trust import Check
+
+if TYPE_CHECKING:
+    from backend_kwargs.backends.part_compiler import PartCompiler
 
 
 @dataclass(frozen=True)
@@ -88,7 +91,13 @@ class DeclaredCompiler(ABC):
         require(f"Backend {self.name!r}", *self.needs)
 
     @abstractmethod
-    def compile(self, graph: CapturedGraph, options: Mapping[str, Any]) -> Compiled: ...
+    def part_compiler(self, options: Mapping[str, Any]) -> "PartCompiler":
+        """Return what compiles the parts of a graph with these options; libraries are imported here."""
+
+    def compile(self, graph: CapturedGraph, options: Mapping[str, Any]) -> Compiled:
+        from backend_kwargs.backends.partitioned import compile_by_parts  # imports torch
+
+        return compile_by_parts(graph, options, self.part_compiler(options))
 
     def checked(self, option: Option, value: Any, coerce: Check) -> Any:
         """Return `value` converted to the option's type, or raise."""

@@ -40,6 +40,9 @@ class Where:
     holds: Callable[[Any], bool]
 
 
+AtLeastOne = Annotated[int, Where("of at least 1", lambda number: number >= 1)]
+
+
 def declared(settings: type, data: Collection[str] = ()) -> Mapping[str, Option]:
     """Return the options declared by a dataclass's fields, each `Annotated[type, doc]` with its default."""
     hints = get_type_hints(settings, include_extras=True)

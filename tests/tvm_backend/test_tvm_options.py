@@ -6,8 +6,8 @@ import pytest
 
 from backend_kwargs import BackendKwargsError, BackendKwargsWarning, explain, make_backend
 from backend_kwargs.backends import declared
-from backend_kwargs.backends.tvm import checks, versions
-from backend_kwargs.backends.tvm.settings import OPTIONS, Settings
+from backend_kwargs.backends.tvm import option_checks, versions
+from backend_kwargs.backends.tvm.settings import OPTIONS, TVMOptions
 from backend_kwargs.backends.tvm.versions import require_tvm, unfit
 from backend_kwargs.options.requirements import Machine
 
@@ -221,7 +221,7 @@ def test_options_that_make_no_sense_together(options, message):
 )
 def test_settings(given, scheduler, trials):
     """With only a work_dir, earlier tuning results are applied and nothing is tuned."""
-    settings = Settings.of(given)
+    settings = TVMOptions.of(given)
     assert (settings.scheduler, settings.trials) == (scheduler, trials)
 
 
@@ -306,12 +306,12 @@ def tvm():
 
 def test_entries_of_pass_config_are_tvms(tvm):
     """The table of entries equals TVM's own."""
-    assert set(checks.PASS_CONFIG) == set(tvm.transform.PassContext.list_configs())
+    assert set(option_checks.PASS_CONFIG) == set(tvm.transform.PassContext.list_configs())
 
 
 def test_attributes_of_targets_are_tvms(tvm):
     """The table of a target's attributes equals TVM's own, except for two that only TVM sets."""
-    for kind, attributes in checks.TARGETS.items():
+    for kind, attributes in option_checks.TARGETS.items():
         known = tvm.target.Target({"kind": kind, **({"arch": "sm_90"} if kind == "cuda" else {})}).kind.options
         assert set(attributes) == set(known) - {"from_device", "target_device_type"}
 
@@ -321,8 +321,8 @@ def test_pipelines_are_tvms(tvm):
     from tvm.relax import pipeline
     from tvm.tirx.compilation_pipeline import PIPELINE_MAP
 
-    assert {*checks.PIPELINES, checks.TUNING_PIPELINE} == set(pipeline.PIPELINE_MAP)
-    assert set(checks.TIR_PIPELINES) <= set(PIPELINE_MAP)
+    assert {*option_checks.PIPELINES, option_checks.TUNING_PIPELINE} == set(pipeline.PIPELINE_MAP)
+    assert set(option_checks.TIR_PIPELINES) <= set(PIPELINE_MAP)
 
 
 def test_pipeline_of_the_user(tvm):

@@ -2,14 +2,15 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from backend_kwargs.backends import CapturedGraph
 from backend_kwargs.backends.declared import DeclaredCompiler
-from backend_kwargs.backends.onnxruntime.settings import OPTIONS, Settings
-from backend_kwargs.facts import Compiled
+from backend_kwargs.backends.onnxruntime.settings import OPTIONS, ONNXRuntimeOptions
 from backend_kwargs.options.option import Option
 from backend_kwargs.options.requirements import Need, Rule, importable, install
+
+if TYPE_CHECKING:
+    from backend_kwargs.backends.part_compiler import PartCompiler
 
 PACKAGES = ("onnxruntime", "onnx", "onnxscript")
 
@@ -33,8 +34,7 @@ class ONNXRuntimeCompiler(DeclaredCompiler):
     freezes: ClassVar[bool] = True
     trains: ClassVar[bool] = False
 
-    def compile(self, graph: CapturedGraph, options: Mapping[str, Any]) -> Compiled:
+    def part_compiler(self, options: Mapping[str, Any]) -> "PartCompiler":
         from backend_kwargs.backends.onnxruntime.session import ONNXRuntime
-        from backend_kwargs.backends.partitioned import compile_by_parts
 
-        return compile_by_parts(graph, options, ONNXRuntime(Settings(**options)))
+        return ONNXRuntime(ONNXRuntimeOptions(**options))

@@ -33,7 +33,7 @@ from backend_kwargs.backends.engine import (
     fixed_sizes,
     uses_more_than_first,
 )
-from backend_kwargs.backends.onnxruntime.settings import Settings
+from backend_kwargs.backends.onnxruntime.settings import ONNXRuntimeOptions
 from backend_kwargs.backends.part_compiler import CompiledPart
 from backend_kwargs.graphs.parts import op_name, returned_by
 
@@ -120,7 +120,7 @@ class ONNXRuntime(Engine):
     dtypes: ClassVar[Mapping[torch.dtype, str]] = MappingProxyType(TYPES)
     denied: ClassVar[Mapping[str, str]] = DENIED
     denied_floats: ClassVar[Mapping[str, str]] = DENIED_FLOATS
-    settings: Settings
+    settings: ONNXRuntimeOptions
 
     def lacks(self, node: fx.Node) -> str:
         if not _registry().is_registered(node.target):
@@ -271,7 +271,7 @@ def _without_lines_of_the_exporter() -> Iterator[None]:
             logger.removeFilter(keep)
 
 
-def _options(settings: Settings) -> Any:
+def _options(settings: ONNXRuntimeOptions) -> Any:
     import onnxruntime as ort
 
     options = ort.SessionOptions()

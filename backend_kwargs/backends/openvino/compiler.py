@@ -4,17 +4,18 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from types import MappingProxyType
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from backend_kwargs.backends import CapturedGraph
 from backend_kwargs.backends.declared import DeclaredCompiler
-from backend_kwargs.backends.openvino.settings import OPTIONS, Hint, Settings
+from backend_kwargs.backends.openvino.settings import OPTIONS, Hint, OpenVINOOptions
 from backend_kwargs.errors import BackendKwargsError, unknown
-from backend_kwargs.facts import Compiled
 from backend_kwargs.options import precisions
 from backend_kwargs.options.option import Option
 from backend_kwargs.options.requirements import CannotWorkError, Limit, Need, Rule, importable, install
 from backend_kwargs.options.trust import Check
+
+if TYPE_CHECKING:
+    from backend_kwargs.backends.part_compiler import PartCompiler
 
 # The values of OpenVINO's INFERENCE_PRECISION_HINT, which it ignores where it lacks the capability.
 HINTS: Mapping[str, Hint] = MappingProxyType({"bf16": "bf16", "fp16": "f16"})
@@ -76,11 +77,10 @@ class OpenVINONativeCompiler(DeclaredCompiler):
     def computing_in(self, precision: str) -> Mapping[str, Any]:
         return {"inference_precision": HINTS[precision]}
 
-    def compile(self, graph: CapturedGraph, options: Mapping[str, Any]) -> Compiled:
+    def part_compiler(self, options: Mapping[str, Any]) -> "PartCompiler":
         from backend_kwargs.backends.openvino.model import OpenVINO
-        from backend_kwargs.backends.partitioned import compile_by_parts
 
-        return compile_by_parts(graph, options, OpenVINO(Settings(**options)))
+        return OpenVINO(OpenVINOOptions(**options))
 
 
 def why_not_in(hint: str) -> str:

@@ -19,7 +19,7 @@ from backend_kwargs.backends.engine import (
     reads_floats,
     uses_more_than_first,
 )
-from backend_kwargs.backends.openvino.settings import Settings
+from backend_kwargs.backends.openvino.settings import OpenVINOOptions
 from backend_kwargs.backends.part_compiler import CompiledPart
 from backend_kwargs.graphs.parts import calls_of, op_name, returned_by
 
@@ -75,7 +75,7 @@ class OpenVINO(Engine):
     dtypes: ClassVar[Mapping[torch.dtype, str]] = MappingProxyType(TYPES)
     denied: ClassVar[Mapping[str, str]] = DENIED
     denied_floats: ClassVar[Mapping[str, str]] = DENIED_FLOATS
-    settings: Settings
+    settings: OpenVINOOptions
 
     def lacks(self, node: fx.Node) -> str:
         if str(node.target) not in _translated():

@@ -2,18 +2,19 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from backend_kwargs.backends import CapturedGraph
 from backend_kwargs.backends.declared import DeclaredCompiler
-from backend_kwargs.backends.tvm.checks import checked
-from backend_kwargs.backends.tvm.settings import OPTIONS, REMOVED, RULES, Settings, verify
+from backend_kwargs.backends.tvm.option_checks import checked
+from backend_kwargs.backends.tvm.settings import OPTIONS, REMOVED, RULES, TVMOptions, verify
 from backend_kwargs.backends.tvm.versions import INSTALL, WORKING, has_cuda, require_tvm, unfit
 from backend_kwargs.errors import BackendKwargsError, warn_once
-from backend_kwargs.facts import Compiled
 from backend_kwargs.options.option import Option
 from backend_kwargs.options.requirements import CannotWorkError, Limit, Rule
 from backend_kwargs.options.trust import Check
+
+if TYPE_CHECKING:
+    from backend_kwargs.backends.part_compiler import PartCompiler
 
 
 @dataclass(frozen=True)
@@ -47,14 +48,13 @@ class TVMCompiler(DeclaredCompiler):
             raise CannotWorkError(Limit(f"Backend {self.name!r}", reason, INSTALL))
         verify(options, tell)
 
-    def compile(self, graph: CapturedGraph, options: Mapping[str, Any]) -> Compiled:
+    def part_compiler(self, options: Mapping[str, Any]) -> "PartCompiler":
         require_tvm()
         import torch
 
-        from backend_kwargs.backends.partitioned import compile_by_parts
         from backend_kwargs.backends.tvm.part_compiler import TVM
 
-        settings = Settings.of(options)
+        settings = TVMOptions.of(options)
         if settings.freeze and torch.is_grad_enabled():
             warn_once("Option 'freeze' is inert while gradients are recorded: call the model under torch.no_grad().")
-        return compile_by_parts(graph, options, TVM(settings))
+        return TVM(settings)

@@ -129,7 +129,7 @@ def _costly(block: Any) -> bool:
     return any(not is_opaque(call) for call in _walked(block.body, Call))
 
 
-def _fits(sch: Schedule, block: Block, consumer: Block) -> bool:
+def _stays_small(sch: Schedule, block: Block, consumer: Block) -> bool:
     """Return whether the producer of an operand can be inlined: TVM repeats its expression at each load of it.
 
     TVM's simplifier takes twice as long for each choice that is nested in another.
@@ -179,7 +179,7 @@ def _among(node: Any, nodes: Iterable[Any]) -> bool:
 def _inline(sch: Schedule, block: Block) -> None:
     consumers = list(sch.get_consumers(block))
     again = len(consumers) > 1 or any(not _same(_work(sch, block), _work(sch, each)) for each in consumers)
-    if not (again and _costly(sch.get(block))) and all(_fits(sch, block, each) for each in consumers):
+    if not (again and _costly(sch.get(block))) and all(_stays_small(sch, block, each) for each in consumers):
         sch.compute_inline(block)
 
 

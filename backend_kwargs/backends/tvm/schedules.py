@@ -15,7 +15,7 @@ from tvm.target import Target
 from backend_kwargs.backends.tvm.cpu_schedule import schedule_cpu
 from backend_kwargs.backends.tvm.lowering.node import is_one
 from backend_kwargs.backends.tvm.opaque import NAMES, is_opaque, opaque
-from backend_kwargs.backends.tvm.settings import Settings
+from backend_kwargs.backends.tvm.settings import TVMOptions
 from backend_kwargs.errors import error_text, warn_once
 
 SCHEDULED = "tirx.is_scheduled"
@@ -31,7 +31,7 @@ class NoRuleFitsError(Exception):
     """None of dlight's rules applies to a function."""
 
 
-def schedule(mod: tvm.IRModule, settings: Settings, target: Target) -> tuple[tvm.IRModule, int, tuple[str, ...]]:
+def schedule(mod: tvm.IRModule, settings: TVMOptions, target: Target) -> tuple[tvm.IRModule, int, tuple[str, ...]]:
     """Return the module with its functions scheduled, the number of tuned ones, and notes for the report."""
     if _is_gpu(target):
         mod = _without_single_reductions(mod)

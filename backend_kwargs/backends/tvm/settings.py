@@ -1,4 +1,4 @@
-"""TVM's options: their docs and defaults, checks, and `Settings`, which the other modules read."""
+"""TVM's options: their docs and defaults, checks, and `TVMOptions`, which the other modules read."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -6,7 +6,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Annotated, Any, Literal
 
-from backend_kwargs.backends.tvm.checks import KIND, TUNING
+from backend_kwargs.backends.tvm.option_checks import KIND, TUNING
 from backend_kwargs.backends.tvm.versions import CUDA
 from backend_kwargs.errors import BackendKwargsError
 from backend_kwargs.options.option import declared
@@ -14,7 +14,7 @@ from backend_kwargs.options.requirements import Limit, Need, Requirement, Rule
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
+class TVMOptions:
     """The options of TVM, with their defaults."""
 
     target: Annotated[str | dict[str, Any] | None, "what to generate code for: a kind, or a dict with 'kind'"] = None
@@ -47,13 +47,13 @@ class Settings:
     opt_level: Annotated[int | None, "of TVM's PassContext; ignored by Relax"] = None
 
     @classmethod
-    def of(cls, options: Mapping[str, Any]) -> "Settings":
+    def of(cls, options: Mapping[str, Any]) -> "TVMOptions":
         """Return the settings for checked `options`: a work_dir alone reuses tuning results."""
         reuses = {"scheduler": "meta_schedule", "trials": 0} if _reuses(options) else {}
         return cls(**{**options, **reuses})
 
 
-OPTIONS = declared(Settings, data={"aten_ops"})
+OPTIONS = declared(TVMOptions, data={"aten_ops"})
 
 GONE = "was removed from TVM"
 # Options known to users of older releases, of other backends or of torch.compile.

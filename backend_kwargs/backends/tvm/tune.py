@@ -34,9 +34,9 @@ from tvm.s_tir import Schedule
 from tvm.s_tir import meta_schedule as ms
 from tvm.target import Target
 
-from backend_kwargs.backends.tvm.checks import TUNING
 from backend_kwargs.backends.tvm.no_fast_math import exact_math
-from backend_kwargs.backends.tvm.settings import Settings
+from backend_kwargs.backends.tvm.option_checks import TUNING
+from backend_kwargs.backends.tvm.settings import TVMOptions
 from backend_kwargs.errors import BackendKwargsError, error_text, warn_once
 from backend_kwargs.files.atomic_write import write_whole
 
@@ -57,7 +57,7 @@ QUIET = logging.getLogger(__name__)
 Ours = Callable[[tirx.PrimFunc], Schedule]
 
 
-def tuned(mod: tvm.IRModule, settings: Settings, target: Target, ours: Ours) -> tuple[tvm.IRModule, int]:
+def tuned(mod: tvm.IRModule, settings: TVMOptions, target: Target, ours: Ours) -> tuple[tvm.IRModule, int]:
     """Return the module with the best known schedule for each function, and the number of schedules measured now.
 
     Where a function is tuned, `ours` is measured too, so a short search never makes it slower.
@@ -75,7 +75,7 @@ def tuned(mod: tvm.IRModule, settings: Settings, target: Target, ours: Ours) -> 
 # ---- known results
 
 
-def _directory(settings: Settings, target: Target) -> Path | None:
+def _directory(settings: TVMOptions, target: Target) -> Path | None:
     """Return the folder of a target's results: TVM would use results for any target, by the function alone."""
     if settings.work_dir is None:
         return None
@@ -165,7 +165,7 @@ def _attempted(read: Callable[[], Any]) -> Any:
 # ---- the search
 
 
-def _search(mod: tvm.IRModule, settings: Settings, target: Target, known: Known, ours: Ours) -> int:
+def _search(mod: tvm.IRModule, settings: TVMOptions, target: Target, known: Known, ours: Ours) -> int:
     if settings.cost_model == "xgb" and not all(map(find_spec, XGB_NEEDS)):
         raise BackendKwargsError(
             f"TVM option 'cost_model' of 'xgb' needs: pip install {' '.join(XGB_NEEDS)}, or take 'random'."
@@ -229,7 +229,7 @@ def _best(database: ms.database.JSONDatabase) -> tuple[list[Any], list[Any]]:
     return [*workloads.values()], [record for _, record in best.values()]
 
 
-def _share(settings: Settings, tasks: Sequence[Any]) -> int:
+def _share(settings: TVMOptions, tasks: Sequence[Any]) -> int:
     return int(settings.max_trials_per_task or -(-settings.trials // max(len(tasks), 1)))
 
 
@@ -251,7 +251,7 @@ def _slow(tasks: Sequence[Any], seconds: Sequence[float | None]) -> list[Any]:
     return [task for task, each in zip(tasks, spent, strict=True) if each is None or each >= least]
 
 
-def _tune(tasks: list[Any], settings: Settings, builder: Any, runner: Any, database: Any) -> bool:
+def _tune(tasks: list[Any], settings: TVMOptions, builder: Any, runner: Any, database: Any) -> bool:
     """Search, and return whether the search was completed: TVM fails at some functions, after some measurements."""
     share = _share(settings, tasks)
     states = ms.utils.fork_seed(settings.seed, n=len(tasks))
