@@ -210,17 +210,12 @@ def truth(function: Callable[..., Any]) -> Pointwise:
     return Pointwise(lambda *xs: function(*(unequal(x, zero(x)) for x in xs)), BOOL)
 
 
+INTRINSICS = ("log", "log2", "log10", "sqrt", "sin", "cos", "copysign")
+LIBM = ("erfc", "hypot", "log1p", "tan", "asin", "acos", "atan", "atan2", "sinh", "cosh", "asinh", "acosh", "atanh")
 POINTWISE: dict[str, Callable[..., Any]] = {
-    **{
-        name: Pointwise(getattr(tirx, name), FLOAT)
-        for name in ("log", "log2", "log10", "sqrt", "sin", "cos", "copysign")
-    },
+    **{name: Pointwise(getattr(tirx, name), FLOAT) for name in INTRINSICS},
     **{name: Pointwise(getattr(vector, name), FLOAT) for name in ("sigmoid", "tanh", "erf", "exp", "exp2")},
-    **{
-        name: Pointwise(libm(name), FLOAT)
-        for name in ("erfc", "hypot", "log1p", "tan", "asin", "acos", "atan", "atan2")
-    },
-    **{name: Pointwise(libm(name), FLOAT) for name in ("sinh", "cosh", "asinh", "acosh", "atanh")},
+    **{name: Pointwise(libm(name), FLOAT) for name in LIBM},
     **{name: Pointwise(rounded(getattr(tirx, name))) for name in ("floor", "ceil", "trunc")},
     **{name: Pointwise(getattr(operator, name), BOOL) for name in ("lt", "le", "gt", "ge")},
     **{name: Pointwise(getattr(tirx, name)) for name in ("bitwise_and", "bitwise_or", "bitwise_xor")},
