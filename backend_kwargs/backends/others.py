@@ -129,6 +129,7 @@ def versions_of(texts: Iterable[str]) -> dict[str, Any]:
 
 
 def _works(name: str) -> bool:
+    """Return whether a compiler can work on this machine."""
     try:
         verify_other(name)
     except BackendKwargsError:

@@ -152,6 +152,7 @@ class _Steps:
         return len(parts)
 
     def _why_not(self, node: Node) -> str:
+        """Return why a node runs in eager, "" if its compiler takes it."""
         try:
             return why_not(node, self.compiler)
         except Exception as error:  # noqa: BLE001 - a library may raise anything; such a node runs in eager

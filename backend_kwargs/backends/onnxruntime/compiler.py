@@ -16,6 +16,7 @@ PACKAGES = ("onnxruntime", "onnx", "onnxscript")
 
 
 def _sequential(value: Callable[[str], Any]) -> str:
+    """Return why operators do not run at the same time, "" if they do."""
     return "" if value("execution_mode") == "parallel" else "it is read only if execution_mode='parallel'"
 
 

@@ -56,6 +56,7 @@ class OpenVINONativeCompiler(DeclaredCompiler):
             tell(Limit(f"Option inference_precision={hint!r}", why, REMEDY, "OpenVINO computes in another precision"))
 
     def _verify_precision(self, options: Mapping[str, Any]) -> None:
+        """Raise if `precision` has no bound, names several, or cannot be computed in here."""
         names: tuple[str, ...] = options.get("precision") or ()
         if not names:
             return
@@ -93,6 +94,7 @@ def why_not_in(hint: str) -> str:
 
 @cache
 def _capabilities() -> frozenset[str]:
+    """Return the precisions of which OpenVINO has kernels for this CPU."""
     import openvino
 
     return frozenset(openvino.Core().get_property("CPU", "OPTIMIZATION_CAPABILITIES"))
@@ -100,6 +102,7 @@ def _capabilities() -> frozenset[str]:
 
 @cache
 def _properties() -> tuple[str, ...]:
+    """Return the names of the properties that OpenVINO's CPU device takes."""
     import openvino
 
     return tuple(openvino.Core().get_property("CPU", "SUPPORTED_PROPERTIES"))

@@ -123,6 +123,7 @@ class OpenVINO(Engine):
 
 @cache
 def _core() -> Any:
+    """Return the one OpenVINO runtime of this process."""
     import openvino
 
     return openvino.Core()
@@ -180,6 +181,7 @@ def _products_of(value: fx.Node, moves: tuple[fx.Node, ...]) -> Iterator[tuple[f
 
 
 def _converted(part: fx.GraphModule) -> Any:
+    """Return a part as a model of OpenVINO, with torch's types and sizes."""
     import openvino
     from openvino.frontend import FrontEndManager
     from openvino.frontend.pytorch.fx_decoder import TorchFXPythonDecoder

@@ -76,6 +76,7 @@ def build(mod: tvm.IRModule, settings: TVMOptions, device: torch.device) -> Buil
 
 
 def _context(settings: TVMOptions, device: torch.device) -> Any:
+    """Return TVM's context with the options of passes. Raises BackendKwargsError for a wrong entry."""
     # Without a GPU there is nothing to record, and TVM would look up a function of its CUDA runtime.
     config: Mapping[str, Any] = {CUDA_GRAPH: True} if settings.cuda_graph and device.type == "cuda" else {}
     try:
@@ -88,6 +89,7 @@ def _context(settings: TVMOptions, device: torch.device) -> Any:
 
 
 def _pipeline(named: Any) -> Any:
+    """Return the passes over Relax: ours, a registered pipeline, or the user's own."""
     if named is None:
         return tvm.transform.Sequential(LEGALIZE)
     return relax.get_pipeline(named) if isinstance(named, str) else named

@@ -83,20 +83,24 @@ def verify(options: Mapping[str, Any], tell: Callable[[Limit], None]) -> None:
 
 
 def _reuses(options: Mapping[str, Any]) -> bool:
+    """Return whether tuning results are only reused."""
     return bool(options.get("work_dir")) and options.get("scheduler") is None
 
 
 def _without_trials(value: Callable[[str], Any]) -> str:
+    """Return why an option of the search has no effect, "" if it has."""
     if value("scheduler") != "meta_schedule":
         return "it is read only under scheduler='meta_schedule'"
     return "" if value("trials") else "trials=0 measures nothing"
 
 
 def _no_search_to_keep(value: Callable[[str], Any]) -> str:
+    """Return why `work_dir` has no effect, "" if it has."""
     return "dlight's rules measure nothing" if value("scheduler") == "dlight" else ""
 
 
 def _of_cuda(value: Callable[[str], Any]) -> Sequence[tuple[Need, ...]]:
+    """Return what a target of kind cuda needs."""
     target = value("target")
     kind = target["kind"] if isinstance(target, Mapping) else target
     return [ON_CUDA] if kind == "cuda" else []

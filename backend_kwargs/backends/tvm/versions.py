@@ -63,4 +63,5 @@ def _hooks_kept() -> Iterator[None]:
 
 
 def _release(working: str) -> str:
+    """Return the prefix of a version as a release."""
     return working.removesuffix(".").removesuffix(".post")
