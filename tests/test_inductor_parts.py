@@ -8,9 +8,11 @@ import torch
 from torch._inductor import config as inductor_config
 
 import backend_kwargs as bk
+from backend_kwargs import pipeline
 from backend_kwargs.backends.inductor import compiler, fallbacks
 from backend_kwargs.backends.inductor.torch_fixes import mode_options, region_name
 from backend_kwargs.options.requirements import machine
+from backend_kwargs.pipeline import OWN
 
 GEMM, CONV = fallbacks.AUTOTUNED_BACKENDS
 NO_KERNEL, LEFT_ALONE = fallbacks.FALLBACKS

@@ -19,7 +19,7 @@ from backend_kwargs.auto import decide
 from backend_kwargs.auto.decision import COLUMNS, has_form, packed, parsed, plain, unpacked
 from backend_kwargs.auto.store import Store, store_path
 from backend_kwargs.errors import BackendKwargsWarning
-from backend_kwargs.facts.decision import RaceRow
+from backend_kwargs.facts.decision import Decision, RaceRow
 
 WRITER = """
 import sys
