@@ -53,7 +53,7 @@ def _compile_fastest(compiler: Compiler, graph: CapturedGraph, options: Mapping[
     # Rewrites that are named join those that are raced.
     raced = raced_rewrites(options.get("rewrites"))
     fixed = {name: value for name, value in options.items() if name not in auto.OPTIONS and name != "rewrites"}
-    clones = options.get("clone_outputs") is not False
+    clones = _clones(options)
 
     def compile_one(graph: CapturedGraph, candidate: Mapping[str, Any], other: str = "") -> Compiled:
         if other:
@@ -90,19 +90,29 @@ def _compile_lowered(compiler: Compiler, graph: CapturedGraph, options: Mapping[
 
 
 def _clone_outputs(compiler: Compiler, graph: CapturedGraph, options: Mapping[str, Any], following: Step) -> Compiled:
-    from torch._inductor import config
-
     compiled = following(graph, options)
-    if not options.get("triton.cudagraphs", config.triton.cudagraphs):
+    if not _records(options):
         return compiled
     from backend_kwargs.backends.inductor.cudagraph_outputs import with_independent_outputs
 
     return compiled.called_by(with_independent_outputs(compiled.call))
 
 
-def _needs_trees(options: Mapping[str, Any], here: Machine, tell: Tell) -> None:
+def _clones(options: Mapping[str, Any]) -> bool:
+    """Return whether results are copied: those of `auto`, unless the user says otherwise."""
     asked = options.get("clone_outputs")
-    if (options.get("auto") if asked is None else asked) and not options.get("triton.cudagraph_trees", True):
+    return bool(options.get("auto") if asked is None else asked)
+
+
+def _records(options: Mapping[str, Any]) -> bool:
+    """Return whether CUDA graphs may be recorded, by an option or by Inductor's global configuration."""
+    from torch._inductor import config
+
+    return bool(options.get("triton.cudagraphs", config.triton.cudagraphs))
+
+
+def _needs_trees(options: Mapping[str, Any], here: Machine, tell: Tell) -> None:
+    if _clones(options) and not options.get("triton.cudagraph_trees", True):
         raise BackendKwargsError("Option 'clone_outputs' needs 'triton.cudagraph_trees': leave that True.")
 
 

@@ -12,11 +12,12 @@ import pytest
 import torch
 
 from backend_kwargs.auto import decide, ranks
-from backend_kwargs.backends.inductor import compile_step, cutlass
+from backend_kwargs.backends import CapturedGraph
+from backend_kwargs.backends.inductor import cutlass
 from backend_kwargs.backends.onnxruntime import session as onnx_session
 from backend_kwargs.backends.tvm import no_fast_math, versions
 from backend_kwargs.graphs.writes import modes_restored
-from backend_kwargs.precision import bounds, quantised
+from backend_kwargs.precision import quantised
 
 STORE = torch.distributed.HashStore()
 
@@ -35,8 +36,6 @@ def nothing():
 
 # The context, what may be changed within it, and the state that is compared.
 CONTEXTS = {
-    "who measures a precision": (bounds.measured_elsewhere, nothing, bounds.is_measured_elsewhere),
-    "who notes lowered graphs": (compile_step.noting_lowered, nothing, compile_step._lowered.get),
     "decisions": (decide.nothing_decided, nothing, decide.memory),
     "ranks that wait": (lambda: ranks._counting(STORE, "key"), nothing, counting),
     "lines of the exporter": (onnx_session._without_lines_of_the_exporter, nothing, filters),
@@ -118,7 +117,7 @@ def test_the_seconds_of_a_race_that_fails_count(monkeypatch, error):
     tools = Tools(lambda name: {}, lambda options: {}, {})
     gm, x = torch.fx.symbolic_trace(torch.nn.ReLU()), torch.zeros(2)
     with decide.nothing_decided():
-        asked = decide._Question(Request(gm, [x], Settings(), pytest.fail, tools))
+        asked = decide._Question(Request(CapturedGraph(gm, [x]), Settings(), pytest.fail, tools))
         with pytest.raises(KeyboardInterrupt) if error is KeyboardInterrupt else pytest.warns(match="its race failed"):
             asked.raced()
         assert len(decide.memory().race_seconds) == 1
