@@ -1,6 +1,6 @@
 """Run probes on a compiler of parts: many operators in one graph, each alone or between two others.
 
-    python tests/engines/probed.py onnxruntime|openvino-native|tvm [float32,int64,...] [operator,...]
+    python -m tests.backends.probed onnxruntime|openvino-native|tvm [float32,int64,...] [operator,...]
 
 prints what differs from eager; a test runs a few calls of each operator.
 """
@@ -16,7 +16,7 @@ from typing import Any, ClassVar
 from unittest.mock import patch
 
 import torch
-from probes import EPS, NEVER_ON_A_CPU, Call, calls, difference, names_of
+from tests.backends.probes import EPS, NEVER_ON_A_CPU, Call, calls, difference, names_of
 from torch import fx
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._pytree import tree_leaves, tree_map_only

@@ -10,12 +10,12 @@ import time
 import warnings
 from collections.abc import Sequence
 
-import composition
 import pytest
 import torch
-from composition import SHAPES, Expression, graph_of, wrong
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
+from tests.backends import composition
+from tests.backends.composition import SHAPES, Expression, graph_of, wrong
 
 from backend_kwargs import BackendKwargsWarning, make_backend
 from backend_kwargs.backends.tvm.versions import unfit

@@ -1,16 +1,14 @@
 """A small sample of torch's operators on each engine; the lists in this folder have all of them."""
 
 import re
-import sys
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
 pytest.importorskip("expecttest", reason="torch's own test tables need it")
-sys.path.append(str(Path(__file__).parents[1] / "tvm_backend"))
 
-import opinfo
+from tests.backends import opinfo
 
 PACKAGES = {"onnxruntime": "onnxruntime", "openvino-native": "openvino"}
 SLICE = {

@@ -1,21 +1,16 @@
 """Every operator that an engine or TVM takes, on numbers that random samples lack; and the strides of results."""
 
-import sys
 from importlib.util import find_spec
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
+from tests.backends.probed import Compiler, differences, groups, overloads
+from tests.backends.probes import INF, NAN, Call, Values, calls, difference, names_of, probes_of
 from torch._prims_common import check_significant_strides
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._pytree import tree_leaves, tree_map_only
-
-sys.path.append(str(Path(__file__).parent))
-
-from probed import Compiler, differences, groups, overloads
-from probes import INF, NAN, Call, Values, calls, difference, names_of, probes_of
 
 import backend_kwargs as bk
 
@@ -23,7 +18,7 @@ pytestmark = [pytest.mark.usefixtures("fresh_dynamo"), pytest.mark.filterwarning
 PACKAGES = {"onnxruntime": "onnxruntime", "openvino-native": "openvino", "tvm": "tvm"}
 NAMES = [pytest.param(n, marks=pytest.mark.skipif(not find_spec(p), reason=f"no {p}")) for n, p in PACKAGES.items()]
 every = pytest.mark.parametrize("name", NAMES)
-# Calls of an operator in a test; `python tests/engines/probed.py` runs all.
+# Calls of an operator in a test; `python -m tests.backends.probed` runs all.
 MOST = {torch.float32: 3, torch.int64: 1, torch.bool: 1}
 
 

@@ -4,7 +4,7 @@ import copy
 
 import pytest
 import torch
-from small_module import scaled
+from tests.bundles.small_module import scaled
 
 import backend_kwargs as bk
 

@@ -5,7 +5,7 @@ import tempfile
 
 import pytest
 import torch
-from small_module import Scaled
+from tests.bundles.small_module import Scaled
 
 import backend_kwargs as bk
 

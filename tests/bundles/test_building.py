@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from small_module import scaled
+from tests.bundles.small_module import scaled
 
 import backend_kwargs as bk
 from backend_kwargs.auto import race

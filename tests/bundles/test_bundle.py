@@ -14,13 +14,12 @@ from typing import NamedTuple
 
 import pytest
 import torch
-from small_module import scaled
+from tests.bundles.small_module import scaled
 
 import backend_kwargs as bk
 from backend_kwargs import BackendKwargsError, BackendKwargsWarning, CompiledModule
 from backend_kwargs.auto import race
 
-HERE = str(Path(__file__).parent)
 ROOT = str(Path(__file__).parents[2])
 needs_torchao = pytest.mark.skipif(find_spec("torchao") is None, reason="torchao is not installed")
 NOT_TRUSTED = "its compiled code is not loaded, as it is not trusted, and the module is compiled again"
@@ -427,7 +426,7 @@ SERVE = """
     sys.addaudithook(lambda event, args: started.append(str(args[0])) if event in STARTS else None)
     import torch
     import backend_kwargs as bk
-    from small_module import scaled
+    from tests.bundles.small_module import scaled
 
     x = torch.randn(4, 8, generator=torch.Generator().manual_seed(1))
     module = scaled(seed=5)
@@ -455,7 +454,7 @@ def serve_elsewhere(tmp_path):
             "CXX": str(programs / "g++"),
             "CC": str(programs / "gcc"),
             "TORCHINDUCTOR_CACHE_DIR": str(cache),
-            "PYTHONPATH": f"{HERE}:{ROOT}",
+            "PYTHONPATH": ROOT,
         }
         command = [sys.executable, "-c", textwrap.dedent(SERVE), str(bundle)]
         ran = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)

@@ -5,8 +5,8 @@ import os
 import re
 import shutil
 
-import forks
 import pytest
+from tests import forks
 
 from backend_kwargs.bundles.manifest import digest
 from backend_kwargs.bundles.manifest import signed as sign

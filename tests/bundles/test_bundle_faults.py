@@ -11,16 +11,15 @@ import textwrap
 import threading
 from pathlib import Path
 
-import forks
 import pytest
 import torch
-from full_disk import full_disk
-from small_module import scaled
+from tests import forks
+from tests.bundles.small_module import scaled
+from tests.full_disk import full_disk
 
 import backend_kwargs as bk
 from backend_kwargs import BackendKwargsError, CompiledModule
 
-HERE = str(Path(__file__).parent)
 ROOT = str(Path(__file__).parents[2])
 TIMES = int(os.environ.get("BACKEND_KWARGS_FAULTS", "1"))
 EAGER = bk.CompileConfig(backend="eager")
@@ -29,7 +28,7 @@ linux = pytest.mark.skipif(sys.platform != "linux", reason="the fault is made by
 
 def run(program, *arguments):
     """Run a program in another process and return it."""
-    environment = {**os.environ, "PYTHONPATH": f"{HERE}:{ROOT}"}
+    environment = {**os.environ, "PYTHONPATH": ROOT}
     return forks.run("-c", textwrap.dedent(program), *arguments, env=environment)
 
 
@@ -53,7 +52,7 @@ KILLED = """
     import os, signal, sys
     import torch
     import backend_kwargs as bk
-    from small_module import scaled
+    from tests.bundles.small_module import scaled
 
     new = bk.CompiledModule(bk.CompileConfig(backend="eager")).build(scaled(1), [torch.randn(4, 8)])
     old = bk.CompiledModule(bk.CompileConfig(backend="eager")).build(scaled(0), [torch.randn(4, 8)])
@@ -105,7 +104,7 @@ FULL = """
     import resource, signal, sys
     import torch
     import backend_kwargs as bk
-    from small_module import scaled
+    from tests.bundles.small_module import scaled
 
     built = bk.CompiledModule(bk.CompileConfig(backend="eager")).build(scaled(1, size=8), [torch.randn(4, 8)])
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
@@ -365,7 +364,7 @@ BESIDE = """
     import sys
     import torch
     import backend_kwargs as bk
-    from small_module import scaled
+    from tests.bundles.small_module import scaled
 
     def built_of(seed):
         return bk.CompiledModule(bk.CompileConfig(backend="eager")).build(scaled(seed), [torch.randn(4, 8)])
@@ -382,7 +381,7 @@ def test_two_processes_save_and_a_third_loads(tmp_path):
     """Every load gets a complete bundle of one of two processes that keep saving."""
     path, times = tmp_path / "bundle", 60 * TIMES
     save(0, path)
-    environment = {**os.environ, "PYTHONPATH": f"{HERE}:{ROOT}"}
+    environment = {**os.environ, "PYTHONPATH": ROOT}
     savers = [
         subprocess.Popen(
             [sys.executable, "-c", textwrap.dedent(BESIDE), str(path), str(seed), str(times)],

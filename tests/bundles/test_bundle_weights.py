@@ -5,7 +5,7 @@ import warnings
 
 import pytest
 import torch
-from small_module import Scaled, scaled
+from tests.bundles.small_module import Scaled, scaled
 from torch.utils._pytree import tree_map
 
 import backend_kwargs as bk

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from unlike_modules import Applies
+from tests.bundles.unlike_modules import Applies
 
 import backend_kwargs as bk
 from backend_kwargs.bundles.graphs import key_of

@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 import torch
+from tests.bundles.unlike_modules import COMPARED, NOT_COMPARED, STATE, UNLIKE, Applies, Environment, Scale, patched
 from torch import nn
-from unlike_modules import COMPARED, NOT_COMPARED, STATE, UNLIKE, Applies, Environment, Scale, patched
 
 from backend_kwargs.bundles.identity import identity_of, shared_names, state_of
 
@@ -246,11 +246,11 @@ def test_an_identity_is_the_same_in_every_process():
     program = """
         import json, sys
         sys.path.insert(0, sys.argv[1])
-        from unlike_modules import COMPARED
+        from tests.bundles.unlike_modules import COMPARED
         from backend_kwargs.bundles.identity import identity_of
         print(json.dumps({name: identity_of(make(2.0)) for name, make in COMPARED.items()}))
     """
-    command = [sys.executable, "-c", textwrap.dedent(program), Path(__file__).parent]
+    command = [sys.executable, "-c", textwrap.dedent(program), Path(__file__).parents[2]]
     printed = [
         subprocess.run(command, env={**os.environ, "PYTHONHASHSEED": seed}, capture_output=True, check=True).stdout
         for seed in "12"

@@ -14,7 +14,6 @@ from backend_kwargs import BackendKwargsError
 from backend_kwargs.bundles.files import Folder, opened_file, private_folder
 
 ROOT = str(Path(__file__).parents[2])
-HERE = str(Path(__file__).parent)
 
 # A process that has a folder of its own, says so, and goes on until it is told to end.
 HOLDER = """
@@ -43,7 +42,7 @@ def temporary(tmp_path, monkeypatch):
 def started(program, temporary, *arguments):
     process = subprocess.Popen(
         [sys.executable, "-c", textwrap.dedent(program), *map(str, arguments)],
-        env={**os.environ, "PYTHONPATH": f"{HERE}:{ROOT}", "TMPDIR": str(temporary)},
+        env={**os.environ, "PYTHONPATH": ROOT, "TMPDIR": str(temporary)},
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
@@ -171,7 +170,7 @@ SERVES = """
     import os, sys
     import torch
     import backend_kwargs as bk
-    from small_module import scaled
+    from tests.bundles.small_module import scaled
 
     served = bk.CompiledModule.load(sys.argv[1], scaled(), trust=True)
     served.deploy(guards=sys.argv[2] == "guards")

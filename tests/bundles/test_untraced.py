@@ -6,12 +6,12 @@ import textwrap
 from dataclasses import replace
 from functools import partial
 
-import forks
 import pytest
 import torch
-from small_module import scaled
+from tests import forks
+from tests.bundles.small_module import scaled
+from tests.bundles.unlike_modules import COMPARED, Applies
 from torch._dynamo.utils import counters
-from unlike_modules import COMPARED, Applies
 
 import backend_kwargs as bk
 from backend_kwargs import BackendKwargsError, BackendKwargsWarning, CompiledModule

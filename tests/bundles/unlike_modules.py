@@ -487,7 +487,7 @@ NOT_COMPARED = {
 
 
 def imports(x):
-    import unlike_modules
+    from tests.bundles import unlike_modules  # noqa: PLW0406 - code that imports
 
     return x * unlike_modules.FACTOR
 

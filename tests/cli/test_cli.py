@@ -7,8 +7,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import forks
 import pytest
+from tests import forks
 
 import backend_kwargs as bk
 from backend_kwargs.backends.inductor.compiler import OWN

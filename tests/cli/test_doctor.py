@@ -4,7 +4,7 @@ import json
 from dataclasses import asdict, replace
 
 import pytest
-from test_cli import check_golden, run
+from tests.cli.test_cli import check_golden, run
 from typer.testing import CliRunner
 
 from backend_kwargs import explain as explain_

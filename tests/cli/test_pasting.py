@@ -2,9 +2,9 @@
 
 from pathlib import Path
 
-import forks
 import pytest
 import torch
+from tests import forks
 
 import backend_kwargs as bk
 from backend_kwargs.backends.tvm.versions import unfit

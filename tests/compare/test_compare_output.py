@@ -6,7 +6,7 @@ import sys
 
 import pytest
 import torch
-from full_disk import full_disk
+from tests.full_disk import full_disk
 from torch import nn
 
 from backend_kwargs import measure

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from frozen import compiled, conv_net, graphs_compiled, mlp
+from tests.graphs.frozen import compiled, conv_net, graphs_compiled, mlp
 from torch import nn
 from torch._inductor.compile_fx import compile_fx
 from torch.testing import assert_close

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from frozen import code_and_result, compiled, conv_net, freezing_backend, graphs_compiled, inputs_of, mlp
+from tests.graphs.frozen import code_and_result, compiled, conv_net, freezing_backend, graphs_compiled, inputs_of, mlp
 from torch import nn
 from torch._inductor.utils import fresh_cache
 from torch.testing import assert_close

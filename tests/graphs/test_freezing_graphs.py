@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from frozen import compiled, freezing_backend, mlp
+from tests.graphs.frozen import compiled, freezing_backend, mlp
 from torch import nn
 from torch._inductor import config
 from torch.testing import assert_close

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from frozen import graphs_compiled
+from tests.graphs.frozen import graphs_compiled
 from torch import nn
 from torch._guards import CompileContext, CompileId, compile_context
 from torch._inductor.codecache import PyCodeCache

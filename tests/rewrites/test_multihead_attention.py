@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from on_a_cpu import compiled_by
+from tests.rewrites.on_a_cpu import compiled_by
 from torch import nn
 from torch.testing import assert_close
 

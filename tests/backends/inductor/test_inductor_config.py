@@ -4,7 +4,7 @@ import json
 
 import pytest
 import torch
-from ahead_of_time import Calls, code_of, result_of, rounding
+from tests.backends.inductor.ahead_of_time import Calls, code_of, result_of, rounding
 from torch import nn
 
 import backend_kwargs as bk

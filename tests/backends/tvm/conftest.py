@@ -1,7 +1,4 @@
-"""Tests that need apache-tvm: `pip install "backend-kwargs[tvm]"`. Without it each of them is skipped by name.
-
-The folder is not called tvm: pytest puts tests/ on the path, and `import tvm` would find it.
-"""
+"""Tests that need apache-tvm: `pip install "backend-kwargs[tvm]"`. Without it each of them is skipped by name."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field

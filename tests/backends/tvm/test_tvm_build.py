@@ -9,7 +9,7 @@ tvm = pytest.importorskip("tvm")
 import torch  # noqa: E402 - TVM's tests are skipped whole where it is missing
 from hypothesis import given, settings  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
-from lowered import traced  # noqa: E402
+from tests.backends.tvm.lowered import traced  # noqa: E402
 from torch.testing import assert_close  # noqa: E402
 from tvm import relax  # noqa: E402
 from tvm.target import Target  # noqa: E402

@@ -5,10 +5,10 @@ import copy
 
 import pytest
 import torch
+from tests.backends.tvm.tvm_models import MODELS, Block, mlp
 from torch import nn
 from torch._dynamo.exc import BackendCompilerFailed
 from torch.testing import assert_close
-from tvm_models import MODELS, Block, mlp
 
 from backend_kwargs import BackendKwargsWarning
 from backend_kwargs.backends.tvm.versions import require_tvm

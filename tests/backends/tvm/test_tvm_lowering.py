@@ -10,7 +10,7 @@ import torch
 
 pytest.importorskip("tvm")
 
-from lowered import by_tvm, node_of, runs, traced, with_constants
+from tests.backends.tvm.lowered import by_tvm, node_of, runs, traced, with_constants
 from torch.nn import functional
 from torch.testing import assert_close
 

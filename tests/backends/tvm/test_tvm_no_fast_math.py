@@ -11,7 +11,7 @@ import pytest
 tvm = pytest.importorskip("tvm")
 
 import torch  # noqa: E402 - TVM's tests are skipped whole where it is missing
-from lowered import traced  # noqa: E402
+from tests.backends.tvm.lowered import traced  # noqa: E402
 from tvm.support import nvcc  # noqa: E402
 
 from backend_kwargs.backends.tvm.build import build  # noqa: E402

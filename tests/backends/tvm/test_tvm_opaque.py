@@ -6,9 +6,9 @@ tvm = pytest.importorskip("tvm")
 
 import torch  # noqa: E402 - TVM's tests are skipped whole where it is missing
 import tvm_ffi  # noqa: E402
-from composition import same  # noqa: E402
-from exact_examples import EXAMPLES, X, Y, two_sum  # noqa: E402
-from lowered import traced  # noqa: E402
+from tests.backends.composition import same  # noqa: E402
+from tests.backends.tvm.exact_examples import EXAMPLES, X, Y, two_sum  # noqa: E402
+from tests.backends.tvm.lowered import traced  # noqa: E402
 from tvm import tirx  # noqa: E402
 
 from backend_kwargs.backends.tvm.build import build  # noqa: E402

@@ -9,7 +9,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 pytest.importorskip("tvm")
 
-from lowered import node_of
+from tests.backends.tvm.lowered import node_of
 from torch.nn import functional
 
 from backend_kwargs.backends.part_compiler import why_not, why_unfit

@@ -164,11 +164,11 @@ def in_a_process(work_dir, call: str) -> subprocess.Popen:
     """Start a process that prints the result of `call` of `tuned`."""
     program = (
         "import sys; sys.path.insert(0, sys.argv[1])\n"
-        "from test_tvm_tune import tuned\n"
+        "from tests.backends.tvm.test_tvm_tune import tuned\n"
         f"built = tuned(sys.argv[2], {call})\n"
         "print(built.tuned, *built.notes)"
     )
-    command = [sys.executable, "-W", "ignore", "-c", program, str(Path(__file__).parent), str(work_dir)]
+    command = [sys.executable, "-W", "ignore", "-c", program, str(Path(__file__).parents[3]), str(work_dir)]
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
 
 
@@ -244,7 +244,7 @@ def test_what_a_later_search_measures_is_read_too(tmp_path):
 @pytest.mark.parametrize("left", [0, 3000], ids=["nothing fits", "a part fits"])
 def test_a_search_on_a_full_disk_serves_this_process(tmp_path, left):
     """What was measured is used, with a warning, and what was stored in part is searched again."""
-    from full_disk import full_disk  # not in the processes that import this file
+    from tests.full_disk import full_disk  # not in the processes that import this file
 
     with full_disk(left), pytest.warns(BackendKwargsWarning) as warned:
         made = tuned(tmp_path, rows=24)
