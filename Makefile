@@ -11,6 +11,7 @@ BIN := $(VENV)/bin
 TORCH ?= $(or $(patsubst $(VENV)/ready-%,%,$(firstword $(wildcard $(VENV)/ready-*))),constraints.txt)
 READY := $(VENV)/ready-$(TORCH)
 FRAMEWORKS := $(VENV)/frameworks
+PYTEST := $(BIN)/python -m pytest -n auto --dist worksteal --benchmark-disable
 
 BACKENDS := eager,inductor,tmpl-inductor:auto,tmpl-inductor:freezing,tmpl-inductor:cpp_wrapper,tmpl-inductor:max_autotune+freezing
 
@@ -24,16 +25,23 @@ define NO_TORCH
 Not installed. If pip found no torch==2.13.0+cpu, set PIP_EXTRA_INDEX_URL to the index of CPU wheels that the "Get Started" page of PyTorch names, or take another build: make TORCH=torch==2.13.0 (on Linux gigabytes of CUDA), or TORCH=installed for the one this Python has.
 endef
 
-.PHONY: help demo test test-frameworks bench overhead mutants docs check fix clean
+.PHONY: help demo quick test test-all test-frameworks bench overhead mutants docs check fix clean
 help:
-	@echo "make demo | test | test-frameworks | bench | overhead | mutants | docs | check | fix | clean"
+	@echo "make demo | quick | test | test-all | test-frameworks | bench | overhead | mutants | docs | check | fix | clean"
 
 demo: $(READY)
 	$(BIN)/backend-kwargs compare examples/sentence_encoder.py:build --backends $(BACKENDS) --rounds 15
 	$(BIN)/backend-kwargs compare examples/digits.py:build --backends $(BACKENDS) --rounds 15
 
+# The tests of the folders that differ from main, or from another branch: make quick SINCE=HEAD
+quick: $(READY)
+	$(PYTEST) -m "not slow" $(PYTEST_ARGS) $$($(BIN)/python tests/changed.py $(SINCE))
+
 test: $(READY)
-	$(BIN)/python -m pytest -n auto --dist worksteal --benchmark-disable --ignore tests/frameworks $(PYTEST_ARGS)
+	$(PYTEST) -m "not slow" --ignore tests/frameworks $(PYTEST_ARGS)
+
+test-all: $(READY)
+	$(PYTEST) --ignore tests/frameworks $(PYTEST_ARGS)
 
 # The snippets of docs/frameworks.md, with the real packages, which have an environment of their own above .venv.
 test-frameworks: $(FRAMEWORKS)/ready

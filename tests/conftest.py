@@ -17,15 +17,6 @@ hypothesis.settings.load_profile("without-deadline")
 VARIABLES = ("BACKEND_KWARGS_TEMPLATE", "BACKEND_KWARGS_OPTIONS")
 
 
-# Their modules are compared with others together with all that torch's namespaces hold, so they come before tests that
-# may leave something there.
-FIRST = ("test_identity.py", "test_untraced.py", "test_graph_keys.py", "test_bundle_faults.py")
-
-
-def pytest_collection_modifyitems(items):
-    items.sort(key=lambda item: item.path.name not in FIRST)
-
-
 @pytest.fixture(autouse=True, scope="session")
 def _nothing_frozen_at_the_end():
     """What is frozen when the interpreter ends is not collected, and extension modules complain of leaks."""

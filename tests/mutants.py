@@ -52,15 +52,15 @@ ROOT = Path(__file__).parent.parent
 EQUIVALENT = Path(__file__).with_suffix(".toml")
 # Below tests/, the nearest first; of two patterns that a module fits the first counts.
 TESTS: Mapping[str, str] = {
-    "backend_kwargs/measure/accuracy.py": "test_accuracy.py",
-    "backend_kwargs/measure/bound.py": "test_measure_bound.py precision/test_precision_bound.py",
-    "backend_kwargs/measure/*.py": "test_measure.py test_measure_bound.py test_accuracy.py",
-    "backend_kwargs/options/layers.py": "test_layers.py test_backend.py",
-    "backend_kwargs/options/spec.py": "test_spec.py test_backend.py",
-    "backend_kwargs/options/option.py": "test_options.py test_catalogue.py test_backend_written.py",
+    "backend_kwargs/measure/accuracy.py": "measure/test_accuracy.py",
+    "backend_kwargs/measure/bound.py": "measure/test_measure_bound.py precision/test_precision_bound.py",
+    "backend_kwargs/measure/*.py": "measure/test_measure.py measure/test_measure_bound.py measure/test_accuracy.py",
+    "backend_kwargs/options/layers.py": "options/test_layers.py test_backend.py",
+    "backend_kwargs/options/spec.py": "options/test_spec.py test_backend.py",
+    "backend_kwargs/options/option.py": "options/test_options.py options/test_catalogue.py test_backend_written.py",
     "backend_kwargs/backend.py": "test_backend.py test_backend_written.py test_backend_environment.py test_registry.py"
-    " test_dynamo_backends.py test_inductor.py",
-    "*/cudagraph_outputs.py": "test_inductor.py test_effects.py freezing/",
+    " backends/test_dynamo_backends.py backends/inductor/test_inductor.py",
+    "*/cudagraph_outputs.py": "backends/inductor/test_inductor.py backends/inductor/test_effects.py graphs/",
     "*/rewrites/apply.py": "rewrites/test_rewrites.py rewrites/test_linear.py",
     "*/rewrites/attention.py": "rewrites/test_attention.py rewrites/test_rewrite_cases.py",
     "*/rewrites/convolution.py": "rewrites/test_convolution.py",
@@ -79,11 +79,12 @@ TESTS: Mapping[str, str] = {
     " rewrites/test_linear.py rewrites/test_losses.py",
     "*/rewrites/packed.py": "test_keys.py rewrites/test_packed.py",
     "*/rewrites/rotary.py": "rewrites/test_rotary.py",
-    "*/inductor/rewrites/*.py": "rewrites/test_linear.py rewrites/test_attention.py rewrites/test_losses.py"
+    "backend_kwargs/rewrites/*.py": "rewrites/test_linear.py rewrites/test_attention.py rewrites/test_losses.py"
     " rewrites/test_rotary.py rewrites/test_packed.py",
-    "*/inductor/*.py": "test_inductor.py test_inductor_parts.py test_effects.py test_registry.py test_explain.py"
-    " test_cutlass.py auto/test_auto_decide.py",
-    "*/freezing.py": "freezing/ auto/test_auto_traces.py auto/test_auto_decide.py",
+    "*/inductor/*.py": "backends/inductor/test_inductor.py backends/inductor/test_inductor_parts.py"
+    " backends/inductor/test_effects.py test_registry.py test_explain.py backends/inductor/test_cutlass.py"
+    " auto/test_auto_decide.py",
+    "*/freezing.py": "graphs/ auto/test_auto_traces.py auto/test_auto_decide.py",
     "*/cache_key.py": "auto/test_auto_keys.py auto/test_auto_cache_key.py auto/test_auto_decide.py",
     "*/auto/decision.py": "auto/test_auto_decision.py auto/test_auto_decisions_toml.py",
     "*/decisions_toml.py": "auto/test_auto_decisions_toml.py auto/test_auto_compilers.py auto/test_auto_precision.py",
@@ -110,18 +111,18 @@ TESTS: Mapping[str, str] = {
     "*/reporting.py": "auto/test_auto_reporting.py auto/test_auto_precision.py auto/test_auto_race.py",
     "*/auto/settings.py": "auto/test_auto_settings.py auto/test_auto_decide.py",
     "*/auto/store.py": "auto/test_auto_store.py auto/test_auto_decision.py faults/test_faults_store.py",
-    "*/auto/eligibility.py": "auto/test_auto_eligibility.py auto/test_auto_effects.py"
+    "*/graphs/eligibility.py": "graphs/test_eligibility.py auto/test_auto_effects.py"
     " auto/test_auto_decide.py auto/test_auto_race.py",
-    "*/auto/workload.py": "auto/test_auto_sandbox.py auto/test_auto_effects.py auto/test_auto_race.py"
+    "*/graphs/replay.py": "auto/test_auto_sandbox.py auto/test_auto_effects.py auto/test_auto_race.py"
     " auto/test_auto_traces.py",
     "*/auto/ddp_buckets.py": "auto/test_auto_ddp.py",
     "*/auto/*.py": "auto/test_auto_decide.py auto/test_auto_race.py",
-    "*/tvm/supported.py": "tvm_backend/test_tvm_supported.py tvm_backend/test_tvm_lowering.py",
-    "*/compilers/part*.py": "test_partitioned.py tvm_backend/test_tvm_correct.py tvm_backend/test_tvm_inputs.py"
-    " engines/test_engines.py",
-    "*/tvm/lowering/*.py": "tvm_backend/test_tvm_lowering.py tvm_backend/test_tvm_linear.py"
-    " tvm_backend/test_tvm_training.py tvm_backend/test_tvm_shapes.py",
-    "*/compare/rows.py": "test_compare_output.py",
+    "*/tvm/supported.py": "backends/tvm/test_tvm_supported.py backends/tvm/test_tvm_lowering.py",
+    "*/backends/part*.py": "backends/test_partitioned.py backends/tvm/test_tvm_correct.py"
+    " backends/tvm/test_tvm_inputs.py backends/test_engines.py",
+    "*/tvm/lowering/*.py": "backends/tvm/test_tvm_lowering.py backends/tvm/test_tvm_linear.py"
+    " backends/tvm/test_tvm_training.py backends/tvm/test_tvm_shapes.py",
+    "*/compare/rows.py": "compare/test_compare_output.py",
     "benchmarks/analysis/verdicts.py": "benchmarks/test_verdicts.py",
     "benchmarks/execution/roofline.py": "benchmarks/test_bench_roofline.py benchmarks/test_ceilings.py",
     "benchmarks/execution/device_timer.py": "benchmarks/test_device_timer.py",

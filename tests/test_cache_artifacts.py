@@ -6,9 +6,9 @@ import sys
 import zipfile
 from io import BytesIO
 
-import forks
 import pytest
 import torch
+from tests import forks
 
 import backend_kwargs as bk
 from backend_kwargs.cache_artifacts import OF_TORCH

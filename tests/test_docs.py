@@ -5,10 +5,9 @@ import subprocess
 import sys
 from importlib.util import find_spec
 
-import docs_tables
-import forks
 import pytest
-from docs_tables import ROOT, TABLES, filled
+from tests import docs_tables, forks
+from tests.docs_tables import ROOT, TABLES, filled
 from typer.testing import CliRunner
 
 import backend_kwargs as bk

@@ -1,8 +1,8 @@
 """The output of `make check` about function sizes."""
 
-import function_sizes
 import pytest
-from function_sizes import faults, functions
+from tests import function_sizes
+from tests.function_sizes import faults, functions
 
 HELPER = "def _helper(x):\n    return x + 1\n\n"
 

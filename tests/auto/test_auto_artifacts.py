@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from graphs import backend_of, chain
+from tests.auto.graphs import backend_of, chain
 
 import backend_kwargs as bk
 from backend_kwargs.auto import decide

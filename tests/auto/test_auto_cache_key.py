@@ -7,7 +7,7 @@ import sys
 
 import pytest
 import torch
-from graphs import chain
+from tests.auto.graphs import chain
 
 from backend_kwargs.auto import cache_key, decide
 from backend_kwargs.auto.cache_key import ambient, computation_of, signature, spelled, structure

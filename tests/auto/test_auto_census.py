@@ -3,9 +3,9 @@
 import json
 import os
 
-import census
-import forks
 import pytest
+from tests import forks
+from tests.auto import census
 
 EVERY = "BACKEND_KWARGS_EVERY_LINE"  # set, each line of ours is interrupted: docs/attacks.md says how long that takes
 ONE_IN = 40  # else

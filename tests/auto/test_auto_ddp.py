@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from graphs import backend_of
+from tests.auto.graphs import backend_of
 from torch import nn
 
 import backend_kwargs as bk

@@ -4,10 +4,10 @@ import contextlib
 import os
 from dataclasses import replace
 
-import forks
 import pytest
 import torch
-from graphs import backend_of, chain, logged
+from tests import forks
+from tests.auto.graphs import backend_of, chain, logged
 from torch._inductor import config
 
 import backend_kwargs

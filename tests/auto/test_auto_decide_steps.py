@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from graphs import chain
+from tests.auto.graphs import chain
 from torch.fx import symbolic_trace
 
 from backend_kwargs.auto import decide

@@ -10,10 +10,10 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, replace
 
-import forks
 import pytest
 import torch
-from graphs import KEY, MADE, spoil
+from tests import forks
+from tests.auto.graphs import KEY, MADE, spoil
 
 from backend_kwargs.auto import decide
 from backend_kwargs.auto.decision import COLUMNS, has_form, packed, parsed, plain, unpacked

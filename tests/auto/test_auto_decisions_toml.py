@@ -3,9 +3,9 @@
 import json
 from dataclasses import replace
 
-import forks
 import pytest
-from graphs import KEY, MADE, spoil
+from tests import forks
+from tests.auto.graphs import KEY, MADE, spoil
 
 import backend_kwargs
 from backend_kwargs.auto.decision import plain

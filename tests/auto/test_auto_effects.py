@@ -4,7 +4,7 @@ import random
 
 import pytest
 import torch
-from graphs import backend_of, chain, logged, rows_of
+from tests.auto.graphs import backend_of, chain, logged, rows_of
 from torch._library.effects import EffectType
 from torch.nn import functional
 

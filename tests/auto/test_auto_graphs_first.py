@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from test_auto_race_steps import NOW, STATS, runner
+from tests.auto.test_auto_race_steps import NOW, STATS, runner
 
 import backend_kwargs
 from backend_kwargs.auto import budget, race, roofline, selection

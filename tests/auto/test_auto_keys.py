@@ -8,7 +8,7 @@ from dataclasses import fields, replace
 
 import pytest
 import torch
-from graphs import chain
+from tests.auto.graphs import chain
 from torch.fx import symbolic_trace
 from torch.nn.attention import SDPBackend, sdpa_kernel
 

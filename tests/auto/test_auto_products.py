@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from graphs import TOLD
+from tests.auto.graphs import TOLD
 
 from backend_kwargs.auto import products, roofline
 from backend_kwargs.auto.candidates import Costs, trusted, tuning

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from graphs import backend_of, chain, logged, rows_of
+from tests.auto.graphs import backend_of, chain, logged, rows_of
 from torch import nn
 from torch._dynamo.utils import counters
 from torch._inductor.utils import fresh_cache

@@ -4,10 +4,10 @@ import json
 import math
 from datetime import timedelta
 
-import forks
 import pytest
 import torch
-from graphs import backend_of, chain, logged
+from tests import forks
+from tests.auto.graphs import backend_of, chain, logged
 
 import backend_kwargs
 from backend_kwargs.auto import decide, ranks

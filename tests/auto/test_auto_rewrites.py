@@ -5,7 +5,7 @@ import logging
 
 import pytest
 import torch
-from graphs import rows_of
+from tests.auto.graphs import rows_of
 from torch import nn
 
 import backend_kwargs

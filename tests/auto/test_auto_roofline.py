@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from graphs import TOLD
+from tests.auto.graphs import TOLD
 
 from backend_kwargs import measure
 from backend_kwargs.auto import roofline

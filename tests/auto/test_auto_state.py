@@ -5,7 +5,7 @@ import operator
 
 import pytest
 import torch
-from graphs import rows_of
+from tests.auto.graphs import rows_of
 
 import backend_kwargs
 from backend_kwargs.graphs.eligibility import rounds_positions

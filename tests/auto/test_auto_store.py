@@ -10,7 +10,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from graphs import KEY, MADE, spoil
+from tests.auto.graphs import KEY, MADE, spoil
 
 from backend_kwargs.auto import store as module
 from backend_kwargs.auto.decision import COLUMNS, packed

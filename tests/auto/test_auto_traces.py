@@ -6,7 +6,7 @@ import os
 
 import pytest
 import torch
-from graphs import backend_of, chain, rows_of
+from tests.auto.graphs import backend_of, chain, rows_of
 from torch import nn
 from torch._functorch import config as functorch_config
 from torch._guards import TracingContext

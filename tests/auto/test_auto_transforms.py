@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from graphs import rows_of
+from tests.auto.graphs import rows_of
 from torch import nn
 from torch.func import functional_call, functionalize, grad, hessian, jacfwd, jacrev, jvp, linearize, vjp, vmap
 from torch.utils import _pytree as pytree

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from graphs import rows_of
+from tests.auto.graphs import rows_of
 from torch import nn
 
 import backend_kwargs as bk

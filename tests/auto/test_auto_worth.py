@@ -5,7 +5,7 @@ import re
 
 import pytest
 import torch
-from graphs import chain, rows_of
+from tests.auto.graphs import chain, rows_of
 
 import backend_kwargs
 from backend_kwargs.auto import decide, race, selection

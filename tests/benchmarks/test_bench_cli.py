@@ -4,9 +4,9 @@ import json
 import sys
 from pathlib import Path
 
-import forks
 import pytest
-from test_bench_records import ENVIRONMENT, FAILED, PASSED
+from tests import forks
+from tests.benchmarks.test_bench_records import ENVIRONMENT, FAILED, PASSED
 
 from benchmarks.cli import main
 from benchmarks.execution import records

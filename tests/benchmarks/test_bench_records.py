@@ -4,7 +4,7 @@ import json
 from dataclasses import replace
 
 import pytest
-from full_disk import full_disk
+from tests.full_disk import full_disk
 
 from backend_kwargs.errors import BackendKwargsError
 from benchmarks.execution import records

@@ -4,8 +4,8 @@ import io
 from dataclasses import replace
 
 import pytest
-from bench_cells import cell, write
 from rich.console import Console
+from tests.benchmarks.bench_cells import cell, write
 
 from benchmarks.analysis.regressions import compare_files
 from benchmarks.execution.records import AGAIN

@@ -4,8 +4,8 @@ import dataclasses
 import re
 
 import pytest
-from bench_cells import cell, write
-from full_disk import full_disk
+from tests.benchmarks.bench_cells import cell, write
+from tests.full_disk import full_disk
 
 from backend_kwargs.errors import BackendKwargsError
 from benchmarks.analysis.report import cases_of, write_report

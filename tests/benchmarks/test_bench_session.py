@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from tiny_cases import DOUBLE, FAULTY, MUTATING, SEVERAL
+from tests.benchmarks.tiny_cases import DOUBLE, FAULTY, MUTATING, SEVERAL
 
 from backend_kwargs.errors import BackendKwargsError, BackendKwargsWarning
 from benchmarks.execution import process, records, session
@@ -156,12 +156,13 @@ def test_killed_run_keeps_finished_groups(tmp_path):
     """A run killed in its second group keeps the first, leaves no process behind, and can be resumed."""
     out = tmp_path / "r.jsonl"
     code = (
-        "import sys; sys.path[:0] = sys.argv[2:]\n"
-        "from pathlib import Path; from test_bench_session import plan_of; from tiny_cases import *\n"
+        "import sys; sys.path.insert(0, sys.argv[2])\n"
+        "from pathlib import Path; from tests.benchmarks.test_bench_session import plan_of\n"
+        "from tests.benchmarks.tiny_cases import *\n"
         "from benchmarks.execution.session import run\n"
         "run(plan_of(Path(sys.argv[1]), MUTATING, FAULTY))"
     )
-    command = [sys.executable, "-c", code, str(out), str(ROOT), str(Path(__file__).parent)]
+    command = [sys.executable, "-c", code, str(out), str(ROOT)]
     child = subprocess.Popen(command, cwd=ROOT, start_new_session=True)
     deadline = time.monotonic() + 120
     while not (out.exists() and '"group"' in out.read_text()) and time.monotonic() < deadline:

@@ -6,9 +6,9 @@ from contextlib import nullcontext
 from types import SimpleNamespace
 
 import pytest
-import tiny_cases
 import torch
-from tiny_cases import DOUBLE, HELD, MUTATING, NOISY, SEVERAL, SWEEP, TRAINED
+from tests.benchmarks import tiny_cases
+from tests.benchmarks.tiny_cases import DOUBLE, HELD, MUTATING, NOISY, SEVERAL, SWEEP, TRAINED
 
 from backend_kwargs import make_backend, measure
 from backend_kwargs.harness.isolation import isolated

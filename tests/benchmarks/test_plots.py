@@ -1,7 +1,7 @@
 """The plots: their points, positions and names."""
 
 import pytest
-from bench_cells import cell, write
+from tests.benchmarks.bench_cells import cell, write
 
 from backend_kwargs.measure import Interval
 from benchmarks.analysis import plots

@@ -1,7 +1,7 @@
 """The table of real models: auto compared with the modes whose results stay valid, and its first call."""
 
 import pytest
-from bench_cells import cell, write
+from tests.benchmarks.bench_cells import cell, write
 
 from benchmarks.analysis.real_models import AUTO, KEPT, MODES, mean_over, raced_twice, real_models
 from benchmarks.analysis.report import write_report

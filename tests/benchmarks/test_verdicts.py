@@ -4,7 +4,7 @@ import dataclasses
 import math
 
 import pytest
-from bench_cells import CEILINGS, cell, noisy
+from tests.benchmarks.bench_cells import CEILINGS, cell, noisy
 
 from backend_kwargs import measure
 from backend_kwargs.measure import Interval

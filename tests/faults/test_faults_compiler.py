@@ -6,7 +6,7 @@ import sys
 
 import pytest
 import torch
-from attempts import TIMES
+from tests.faults.attempts import TIMES
 from torch._inductor.utils import fresh_cache
 
 import backend_kwargs as bk

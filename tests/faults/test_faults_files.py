@@ -5,11 +5,11 @@ import json
 import sys
 from dataclasses import replace
 
-import forks
 import pytest
-from attempts import TIMES
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from tests import forks
+from tests.faults.attempts import TIMES
 
 import backend_kwargs
 from backend_kwargs import Backend, BackendKwargsError

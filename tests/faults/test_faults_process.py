@@ -8,7 +8,7 @@ import sys
 
 import pytest
 import torch
-from attempts import TIMES
+from tests.faults.attempts import TIMES
 from torch._inductor.utils import fresh_cache
 
 from backend_kwargs import make_backend

@@ -7,7 +7,7 @@ import sys
 import time
 
 import pytest
-from attempts import TIMES
+from tests.faults.attempts import TIMES
 
 LIMIT_S = 300  # only against hanging
 MODEL = """

@@ -13,7 +13,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from attempts import TIMES
+from tests.faults.attempts import TIMES
 
 from backend_kwargs.auto import decide
 from backend_kwargs.auto.decide import Decision, Store

@@ -6,12 +6,12 @@ import os
 import time
 from pathlib import Path
 
-import forks
 import pytest
 import torch
-from attempts import TIMES
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from tests import forks
+from tests.faults.attempts import TIMES
 
 from backend_kwargs import BackendKwargsError, CompileConfig, CompiledModule, load_templates, make_backend
 from backend_kwargs.auto.decisions_toml import read_decisions

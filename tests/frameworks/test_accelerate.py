@@ -6,7 +6,7 @@ import pickle
 
 import pytest
 import torch
-from page import SECTIONS, compiled, run
+from tests.frameworks.page import SECTIONS, compiled, run
 from torch import nn
 
 import backend_kwargs as bk

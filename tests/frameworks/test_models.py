@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from page import SECTIONS, compiled, run, snippets
+from tests.frameworks.page import SECTIONS, compiled, run, snippets
 from torch import nn
 
 FAST = "tmpl-inductor:fast_compile"

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from page import SECTIONS, TEXT, run, snippets
+from tests.frameworks.page import SECTIONS, TEXT, run, snippets
 from torch import nn
 
 HERE = Path(__file__).parent

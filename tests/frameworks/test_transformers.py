@@ -4,7 +4,7 @@ import json
 
 import pytest
 import torch
-from page import SECTIONS, run
+from tests.frameworks.page import SECTIONS, run
 
 import backend_kwargs as bk
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from effects import mlp, on_gpu, traced
+from tests.gpu.effects import mlp, on_gpu, traced
 from torch import nn
 from torch.testing import assert_close
 from torch.testing._internal.two_tensor import TwoTensor

@@ -1,7 +1,7 @@
 """`compare` on a GPU: every peer passes with plausible figures."""
 
 import pytest
-from effects import mlp, on_gpu
+from tests.gpu.effects import mlp, on_gpu
 
 from backend_kwargs.compare import Candidate, compare
 

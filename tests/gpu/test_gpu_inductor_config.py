@@ -4,7 +4,7 @@ from zipfile import ZipFile
 
 import pytest
 import torch
-from ahead_of_time import Calls, result_of
+from tests.backends.inductor.ahead_of_time import Calls, result_of
 
 import backend_kwargs as bk
 

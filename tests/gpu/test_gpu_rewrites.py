@@ -7,10 +7,10 @@ from itertools import pairwise
 import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
-from calls import COMPILED, check
-from test_drawn_attention import INFERENCE, attention_mask
-from test_drawn_attention import PROGRAMS as ATTENTION
-from test_drawn_calls import PROGRAMS, options
+from tests.rewrites.calls import COMPILED, check
+from tests.rewrites.test_drawn_attention import INFERENCE, attention_mask
+from tests.rewrites.test_drawn_attention import PROGRAMS as ATTENTION
+from tests.rewrites.test_drawn_calls import PROGRAMS, options
 from torch import nn
 from torch._inductor.utils import run_and_get_code
 

@@ -1,12 +1,12 @@
 """TVM on a GPU: results, the caller's stream, CUDA graphs, gradients."""
 
-import composition
 import pytest
 import torch
-from composition import same, wrong
-from exact_examples import EXAMPLES
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
+from tests.backends import composition
+from tests.backends.composition import same, wrong
+from tests.backends.tvm.exact_examples import EXAMPLES
 from torch import nn
 
 import backend_kwargs

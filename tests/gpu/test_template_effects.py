@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from effects import CASES, Seen, compile_ratio, compile_seconds, gelu_and_scale, look
+from tests.gpu.effects import CASES, Seen, compile_ratio, compile_seconds, gelu_and_scale, look
 from torch.testing import assert_close
 
 from backend_kwargs import make_backend

@@ -4,7 +4,7 @@ import copy
 
 import pytest
 import torch
-from precision_nets import BOUND, MARKS, error, in_precision, net, refusals, rows, used
+from tests.precision.precision_nets import BOUND, MARKS, error, in_precision, net, refusals, rows, used
 from torch.nn import functional
 
 import backend_kwargs as bk

@@ -4,7 +4,7 @@ import re
 
 import pytest
 import torch
-from precision_nets import BOUND, CASTS, MARKS, error, in_precision, net, rows, used
+from tests.precision.precision_nets import BOUND, CASTS, MARKS, error, in_precision, net, rows, used
 from torch import nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint

@@ -1,7 +1,7 @@
 """Options of lower precision: spellings, errors, and what the machine lacks."""
 
 import pytest
-from precision_nets import MARKS
+from tests.precision.precision_nets import MARKS
 
 import backend_kwargs as bk
 from backend_kwargs import BackendKwargsError

@@ -4,7 +4,19 @@ import threading
 
 import pytest
 import torch
-from precision_nets import BOUND, INT8, MARKS, code, error, in_precision, net, refusals, rows, torchao, used
+from tests.precision.precision_nets import (
+    BOUND,
+    INT8,
+    MARKS,
+    code,
+    error,
+    in_precision,
+    net,
+    refusals,
+    rows,
+    torchao,
+    used,
+)
 
 from backend_kwargs import BackendKwargsWarning
 

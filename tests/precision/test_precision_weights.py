@@ -6,7 +6,7 @@ import operator
 
 import pytest
 import torch
-from precision_nets import BOUND, INT8, MARKS, code, error, in_precision, net, rows, torchao, used
+from tests.precision.precision_nets import BOUND, INT8, MARKS, code, error, in_precision, net, rows, torchao, used
 from torch import nn
 
 import backend_kwargs as bk

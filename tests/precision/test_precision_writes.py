@@ -4,7 +4,7 @@ import copy
 
 import pytest
 import torch
-from precision_nets import BOUND, MARKS, in_precision, torchao, used
+from tests.precision.precision_nets import BOUND, MARKS, in_precision, torchao, used
 from torch import nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint

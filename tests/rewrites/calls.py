@@ -13,8 +13,8 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
-from lowering import Rewriting
-from on_a_cpu import compiled_by
+from tests.rewrites.lowering import Rewriting
+from tests.rewrites.on_a_cpu import compiled_by
 from torch._inductor.compile_fx import compile_fx
 
 from backend_kwargs.rewrites.apply import PLACE, RewritePass

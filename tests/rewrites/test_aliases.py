@@ -3,7 +3,7 @@
 import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
-from lowering import Changed, Rewriting
+from tests.rewrites.lowering import Changed, Rewriting
 from torch import nn
 
 import backend_kwargs

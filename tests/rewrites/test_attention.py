@@ -4,7 +4,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from lowering import Rewriting, agrees, matched
+from tests.rewrites.lowering import Rewriting, agrees, matched
 from torch._dynamo.utils import counters
 from torch._inductor import config
 from torch._inductor.codecache import compiled_fx_graph_hash

@@ -4,8 +4,8 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from lowering import agrees
-from on_a_cpu import compiled_by
+from tests.rewrites.lowering import agrees
+from tests.rewrites.on_a_cpu import compiled_by
 from torch.nn.functional import scaled_dot_product_attention as attention
 from torch.testing import assert_close
 

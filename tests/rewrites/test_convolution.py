@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from lowering import Rewriting, agrees, matched
+from tests.rewrites.lowering import Rewriting, agrees, matched
 from torch import nn
 
 SETTINGS = settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck))

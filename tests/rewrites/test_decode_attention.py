@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from on_a_cpu import compiled_by
+from tests.rewrites.on_a_cpu import compiled_by
 from torch.testing import assert_close
 
 from backend_kwargs.rewrites.decode_attention import KERNEL_BYTES, split_keys

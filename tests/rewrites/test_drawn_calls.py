@@ -4,8 +4,8 @@ import math
 
 import pytest
 import torch
-from calls import COMPILED, DTYPES, check, tensor_of
 from hypothesis import strategies as st
+from tests.rewrites.calls import COMPILED, DTYPES, check, tensor_of
 
 
 def rows_of(program):

@@ -3,8 +3,8 @@
 import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
-from lowering import Rewriting, agrees
-from test_convolution import block, image
+from tests.rewrites.lowering import Rewriting, agrees
+from tests.rewrites.test_convolution import block, image
 from torch import nn
 
 from backend_kwargs import make_backend

@@ -4,7 +4,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from lowering import Rewriting, matched
+from tests.rewrites.lowering import Rewriting, matched
 from torch import nn
 
 from backend_kwargs.rewrites.convolution import convolution

@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from lowering import Changed, gradients
+from tests.rewrites.lowering import Changed, gradients
 from torch import nn
 
 import backend_kwargs

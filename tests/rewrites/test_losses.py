@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
-from lowering import Changed, gradients
+from tests.rewrites.lowering import Changed, gradients
 
 import backend_kwargs
 from backend_kwargs.rewrites import losses

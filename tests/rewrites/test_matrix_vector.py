@@ -4,7 +4,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from on_a_cpu import compiled_by
+from tests.rewrites.on_a_cpu import compiled_by
 from torch.testing import assert_close
 
 import backend_kwargs as bk

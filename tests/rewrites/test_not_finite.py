@@ -5,8 +5,8 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
-from lowering import Changed, Rewriting
-from test_rotary import SPELLINGS
+from tests.rewrites.lowering import Changed, Rewriting
+from tests.rewrites.test_rotary import SPELLINGS
 
 from backend_kwargs.rewrites.onednn import ACTIVATIONS
 from backend_kwargs.rewrites.table import find_rewrite

@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from lowering import Rewriting, matched
+from tests.rewrites.lowering import Rewriting, matched
 from torch import nn
 
 from backend_kwargs.rewrites.onednn import ACTIVATIONS

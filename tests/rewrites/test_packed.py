@@ -8,8 +8,8 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from lowering import agrees
-from on_a_cpu import compiled_by
+from tests.rewrites.lowering import agrees
+from tests.rewrites.on_a_cpu import compiled_by
 from torch import nn
 from torch._dynamo.utils import counters
 from torch.overrides import TorchFunctionMode

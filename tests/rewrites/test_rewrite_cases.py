@@ -6,7 +6,7 @@ from importlib.util import find_spec
 
 import pytest
 import torch
-from lowering import Changed, Rewriting
+from tests.rewrites.lowering import Changed, Rewriting
 
 import backend_kwargs
 from backend_kwargs.rewrites.table import find_rewrite

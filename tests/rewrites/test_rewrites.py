@@ -9,8 +9,8 @@ import sys
 import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
-from on_a_cpu import compiled_by
-from test_rotary import SPELLINGS
+from tests.rewrites.on_a_cpu import compiled_by
+from tests.rewrites.test_rotary import SPELLINGS
 from torch import nn
 from torch._dynamo.utils import counters
 from torch._inductor import config, custom_graph_pass

@@ -4,7 +4,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from lowering import Changed, gradients
+from tests.rewrites.lowering import Changed, gradients
 
 import backend_kwargs
 from backend_kwargs.harness.named_models import imported

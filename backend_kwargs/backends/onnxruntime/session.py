@@ -70,7 +70,7 @@ DENIED: Mapping[str, str] = MappingProxyType(
     )
     | dict.fromkeys(("blackman_window", "hamming_window", "hann_window"), "the exporter's window has other values")
 )
-# Each fails at some number: tests/engines/probes.py has them.
+# Each fails at some number: tests/backends/probes.py has them.
 DENIED_FLOATS: Mapping[str, str] = MappingProxyType(
     dict.fromkeys(("celu", "elu", "erfc", "expm1", "log1p", "logaddexp", "logaddexp2", "logcumsumexp"), CANCELS)
     | dict.fromkeys(("div.Scalar_mode", "div.Tensor_mode", "floor_divide", "fmod", "remainder"), ZERO_SIGN)

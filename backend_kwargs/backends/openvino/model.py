@@ -42,7 +42,7 @@ DENIED: Mapping[str, str] = MappingProxyType(
     }
 )
 NAN_IS_A_NUMBER = "OpenVINO takes nan for a number"
-# Each fails at some number: tests/engines/probes.py has them. How nan compares depends on the processor.
+# Each fails at some number: tests/backends/probes.py has them. How nan compares depends on the processor.
 DENIED_FLOATS: Mapping[str, str] = MappingProxyType(
     dict.fromkeys(("elu", "erf", "log1p"), "OpenVINO's formula cancels near zero")
     | {"exp": "OpenVINO's is infinite from 88.4 on, and for nan"}

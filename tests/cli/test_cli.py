@@ -1,0 +1,512 @@
+"""The command line: its output is compared with golden files; ACCEPT=1 rewrites them."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests import forks
+
+import backend_kwargs as bk
+from backend_kwargs.cli import compare as compare_command
+from backend_kwargs.cli.console import print_table
+from backend_kwargs.cli.modules import importable
+from backend_kwargs.compare import Comparison, Row, fastest
+from backend_kwargs.measure import Interval
+from backend_kwargs.pipeline import OWN
+
+GOLDEN = Path(__file__).parent / "golden"
+
+
+def run(*arguments: str, cwd: Path | None = None, **environment: str) -> subprocess.CompletedProcess[str]:
+    return forks.run(
+        "-m",
+        "backend_kwargs",
+        *arguments,
+        cwd=cwd,
+        # As on a machine without a GPU, and with no colours of a terminal that runs the tests.
+        env={**os.environ, "CUDA_VISIBLE_DEVICES": "", "NO_COLOR": "1", **environment},
+    )
+
+
+def check_golden(name: str, text: str) -> None:
+    file = GOLDEN / f"{name}.txt"
+    if os.environ.get("ACCEPT"):
+        file.write_text(text, encoding="utf-8")
+    assert text == file.read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments"),
+    [
+        pytest.param("explain_tma", ["explain", "tmpl-inductor:tma"], id="inert, and why"),
+        pytest.param(
+            "explain_layers",
+            ["explain", "tmpl-inductor:max_autotune+aten", "-o", "mode=reduce-overhead", "-o", "epilogue-fusion=false"],
+            id="layers",
+        ),
+        pytest.param("explain_other", ["explain", "aot_eager"], id="another backend"),
+        pytest.param("options_tma", ["options", "*persistent_tma*"], id="options by glob"),
+    ],
+)
+def test_output(name, arguments):
+    """A command prints its golden file and exits with 0."""
+    ran = run(*arguments)
+    assert ran.returncode == 0, ran.stderr
+    check_golden(name, ran.stdout)
+
+
+def test_list_names_every_template():
+    """`list --json` has a row for each template, with its summary and whether it works here."""
+    listed = json.loads(run("list", "--json").stdout)
+    rows = {row["name"]: row for row in listed["templates"]}
+    assert rows["cpp_wrapper"]["works here"] == "works"
+    assert rows["tma"]["works here"] == "cannot: no CUDA GPU is visible"
+    assert all(row["summary"] for row in rows.values())
+
+
+def test_options_searches_words_of_the_doc():
+    """A word that occurs only in an option's doc finds the option."""
+    rows = json.loads(run("options", "heuristic-based partitioning", "--json").stdout or "[]")
+    words = json.loads(run("options", "tiling select heuristic", "--json").stdout)
+    assert ([row["option"] for row in words], rows) == (["cpp.enable_tiling_heuristics"], [])
+
+
+@pytest.mark.parametrize("spec", ["tmpl-inductor", "tmpl-inductor:auto", "tmpl-inductor:freezing+aten"])
+def test_options_show_ours_first(spec):
+    """This package's options, which every template accepts, come before Inductor's: type, default and doc."""
+    rows = json.loads(run("options", "--backend", spec, "--json").stdout)
+    ours = rows[: len(OWN)]
+    assert [row["option"] for row in ours] == list(OWN)
+    assert all(row["doc"] for row in ours)
+    assert {
+        "option": "most_races",
+        "type": "int of at least 1",
+        "default": "3",
+        "environment": "",
+        "doc": OWN["most_races"].doc,
+    } in ours
+    assert "max_autotune" in [row["option"] for row in rows[len(OWN) :]]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        pytest.param(["--backend", "eager"], "Backend 'eager' takes no options.\n", id="none"),
+        pytest.param(
+            ["--backend", "boxes:f"], "Backend 'boxes:f' takes anything in `options`, unchecked.\n", id="a mapping"
+        ),
+        pytest.param(
+            ["zzz", "--backend", "boxes:g"], "Backend 'boxes:g' takes any keyword argument, unchecked.\n", id="keywords"
+        ),
+    ],
+)
+def test_options_that_nobody_checks(arguments, expected, tmp_path):
+    """`options` shows what a backend accepts unchecked, or that it accepts nothing."""
+    text = "def f(gm, inputs, options=None): ...\ndef g(gm, inputs, *, level=1, **kwargs): ...\n"
+    (tmp_path / "boxes.py").write_text(text, encoding="utf-8")
+    ran = run("options", *arguments, cwd=tmp_path)
+    assert (ran.returncode, ran.stdout) == (0, expected), ran.stderr
+
+
+def test_explain_json():
+    """`explain --json` shows each option's value, layer, default, status and what it overrides."""
+    explained = json.loads(run("explain", "tmpl-inductor:cpp_wrapper", "-o", "cpp-wrapper=false", "--json").stdout)
+    assert explained["effects"] == [
+        {
+            "option": "cpp_wrapper",
+            "value": False,
+            "layer": "command line",
+            "default": False,
+            "status": "same as default",
+            "overrides": [["template cpp_wrapper", True]],
+        }
+    ]
+
+
+def test_explain_shows_the_environment():
+    """Options of the environment variable are shown with their layer, converted by type."""
+    explained = run("explain", "tmpl-inductor", "--json", BACKEND_KWARGS_OPTIONS='{"epilogue_fusion": "false"}')
+    (effect,) = json.loads(explained.stdout)["effects"]
+    assert (effect["option"], effect["value"], effect["layer"]) == ("epilogue_fusion", False, "environment")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        pytest.param(
+            ["explain", "tmpl-inductor:max_autotun"],
+            "Unknown template 'max_autotun'. Did you mean 'max_autotune'?",
+            id="template",
+        ),
+        pytest.param(
+            ["explain", "tmpl-inductor", "-o", "max_autotune=maybe"],
+            "Inductor option 'max_autotune' must be bool, got 'maybe' (str).",
+            id="value",
+        ),
+        pytest.param(
+            ["explain", "tmpl-inductor", "-o", "max_autotune"],
+            "Cannot read option 'max_autotune'; write it 'name=value'.",
+            id="assignment",
+        ),
+        pytest.param(
+            ["options", "qqq"],
+            "No Inductor option matches 'qqq'; try a shorter word or a glob such as '*tma*'.",
+            id="no match",
+        ),
+        pytest.param(
+            ["compare", "nothing_here.py:build"],
+            "No file 'nothing_here.py'.",
+            id="no file",
+        ),
+        pytest.param(
+            ["compare", "nothing_here:build"],
+            "Cannot import 'nothing_here': ModuleNotFoundError: No module named 'nothing_here'.",
+            id="no module",
+        ),
+        pytest.param(
+            ["compare", "nothing_here.py:build", "--plot", "out.zzz"],
+            "plot must be a file with the suffix of an image, such as .png, .svg or .pdf, got 'out.zzz' (str).",
+            id="plot's ending",
+        ),
+        pytest.param(
+            ["compare", "nothing_here.py:build", "--plot", "/nodir/out.png"],
+            "Cannot write '/nodir/out.png': there is no directory '/nodir'.",
+            id="plot's directory",
+        ),
+        pytest.param(
+            ["compare", "nothing_here.py:build", "--json", "/nodir/out.json"],
+            "Cannot write '/nodir/out.json': there is no directory '/nodir'.",
+            id="JSON's directory",
+        ),
+        pytest.param(
+            ["compare", "nothing_here.py:build", "--json", "/"],
+            "Cannot write '/': it is a directory.",
+            id="JSON is a directory",
+        ),
+        pytest.param(
+            ["compare", "nothing_here.py:build", "--backends", "eager", "-o", "freezin=1"],
+            "Unknown Inductor option 'freezin'. Did you mean 'freezing'?",
+            id="option that no candidate takes",
+        ),
+        pytest.param(
+            ["compare", "build"],
+            "FACTORY must be 'package.module:function' or 'file.py:function', got 'build': write a function that "
+            "returns (model, example_inputs), such as build in my_model.py, and pass my_model.py:build.",
+            id="no factory",
+        ),
+    ],
+)
+def test_mistakes(arguments, message, tmp_path):
+    """A user's mistake is one line on standard error, without a traceback, and exit code 2."""
+    ran = run(*arguments, cwd=tmp_path)
+    assert (ran.returncode, ran.stdout, ran.stderr) == (2, "", f"error: {message}\n")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "start", "end"),
+    [
+        pytest.param(["compare", "f.py:f", "--mode", "zz"], "Invalid value for '--mode': ", "compare ", id="choice"),
+        pytest.param(["compare", "f.py:f", "--rounds", "0"], "Invalid value for '--rounds': ", "compare ", id="range"),
+        pytest.param(["explain"], "Missing argument '", "explain ", id="argument"),
+        pytest.param(["lst"], "No such command 'lst'.", "", id="command"),
+        pytest.param(["decisions"], "Missing command.", "decisions ", id="subcommand"),
+        pytest.param(["list", "--jso"], "No such option", "list ", id="flag"),
+    ],
+)
+def test_usage(arguments, start, end):
+    """A mistake in the arguments is one line; the words in its middle are typer's and vary between releases."""
+    ran = run(*arguments)
+    assert (ran.returncode, ran.stdout, ran.stderr.count("\n")) == (2, "", 1)
+    assert ran.stderr.startswith(f"error: {start}")
+    assert ran.stderr.endswith((f". See 'backend-kwargs {end}--help'.\n", f"? See 'backend-kwargs {end}--help'.\n"))
+
+
+def test_bare_command():
+    """Without arguments the help is printed on standard output, with exit code 0."""
+    ran = run()
+    assert (ran.returncode, ran.stderr) == (0, "")
+    assert "Usage: backend-kwargs [OPTIONS] COMMAND" in ran.stdout
+
+
+def child(*arguments: str, stdout: Any) -> subprocess.Popen[str]:
+    # Buffered as for a user, however the tests were started.
+    environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "NO_COLOR": "1", "PYTHONUNBUFFERED": ""}
+    command = [sys.executable, "-m", "backend_kwargs", *arguments]
+    return subprocess.Popen(command, stdout=stdout, stderr=subprocess.PIPE, text=True, env=environment)
+
+
+@pytest.mark.parametrize("flags", [[], ["--json"]], ids=["table", "JSON"])
+def test_reader_that_leaves(flags):
+    """If a reader such as `head -1` closes the pipe, the exit code is 0 and nothing is printed."""
+    with child("options", "*", *flags, stdout=subprocess.PIPE) as ran:
+        ran.stdout.close()
+        assert (ran.stderr.read(), ran.wait()) == ("", 0)
+
+
+def test_output_fits_the_encoding(monkeypatch):
+    """On a stream whose encoding lacks a character of a table, it is printed as a question mark."""
+    monkeypatch.setenv("PYTHONIOENCODING", "latin-1")
+    with child("explain", "tmpl-inductor:tma", stdout=subprocess.PIPE) as ran:
+        assert ran.stdout is not None
+        assert ran.stderr is not None
+        assert "?????" in ran.stdout.read()
+        assert (ran.stderr.read(), ran.wait()) == ("", 0)
+
+
+def test_narrow_terminal_shows_names_whole(monkeypatch, capsys):
+    """A name wider than its column continues on the next line, so no character of it is lost."""
+    monkeypatch.setattr(sys.modules[print_table.__module__], "PIPE_WIDTH", 20)
+    print_table(("name", "summary"), [("tmpl-inductor:max_autotune", "three short words")])
+    rows = [line.partition("   ")[0].strip() for line in capsys.readouterr().out.splitlines()]
+    assert "tmpl-inductor:max_autotune" in "".join(rows)
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no /dev/full")
+@pytest.mark.parametrize("arguments", [["list"], ["list", "--json"], ["--version"]], ids=" ".join)
+def test_full_disk(arguments):
+    """Output that cannot be written is one line and exit code 2."""
+    with Path("/dev/full").open("w") as full, child(*arguments, stdout=full) as ran:
+        printed = ran.stderr.read()
+    message = "error: Cannot write to standard output: No space left on device; send it elsewhere.\n"
+    assert (ran.returncode, printed) == (2, message)
+
+
+def test_closed_standard_error():
+    """A mistake gives exit code 2 even if its message cannot be printed."""
+    with child("explain", "tmpl-inductor:tm", stdout=subprocess.PIPE) as ran:
+        ran.stderr.close()
+        assert (ran.stdout.read(), ran.wait()) == ("", 2)
+
+
+FACTORY = """
+import os
+import signal
+import sys
+import torch
+
+def build():
+    torch.manual_seed(0)
+    return torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.GELU()).eval(), (torch.randn(4, 8),)
+
+def relu():
+    return (lambda x: torch.relu(x)), (torch.randn(4),)
+
+def fail():
+    raise RuntimeError("no weights\\nno biases")
+
+def leave():
+    sys.exit("which data?")
+
+def interrupt():
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
+    signal.raise_signal(signal.SIGINT)
+"""
+NINE = (
+    "inductor,tmpl-inductor,tmpl-inductor:default,tmpl-inductor:aten,tmpl-inductor:freezing,tmpl-inductor:fast_compile,"
+    "tmpl-inductor:eager_numerics,tmpl-inductor[epilogue_fusion=false],aot_eager"
+)
+
+
+@pytest.fixture
+def factory(tmp_path):
+    (tmp_path / "factory.py").write_text(FACTORY, encoding="utf-8")
+    return tmp_path
+
+
+def test_compare_compiles_nine(factory):
+    """Nine backends give nine compiled rows, although dynamo stops at eight variants of one function."""
+    ran = run("compare", "factory.py:build", "--backends", NINE, "--rounds", "2", "--json", "out.json", cwd=factory)
+    assert ran.returncode == 0, ran.stderr
+    rows = json.loads((factory / "out.json").read_text(encoding="utf-8"))["candidates"]
+    assert [(row["status"], row["graphs"]) for row in rows] == [*[("pass", 1)] * 8, ("unknown", 1)]
+
+
+def test_compare_applies_options_to_inductor_alone(factory):
+    """`-o` applies to Inductor's candidates; the report, the plot and a config's candidate are optional."""
+    ran = run(
+        *("compare", "factory.py:build", "--backends", "eager,aot_eager,tmpl-inductor", "-o", "epilogue-fusion=false"),
+        *(
+            "--rounds",
+            "2",
+            "--report",
+            "--plot",
+            "out.png",
+            "--config",
+            '{"template": "aten", "backend": "tmpl-inductor"}',
+        ),
+        cwd=factory,
+    )
+    assert ran.returncode == 0, ran.stderr
+    assert "epilogue_fusion=False" in ran.stdout
+    assert "tmpl-inductor:aten of --config" in ran.stdout
+    assert (factory / "out.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_compare_fails_where_none_ran(factory):
+    """If no candidate ran the exit code is 1, and each row shows its reason."""
+    ran = run("compare", "factory.py:relu", "--backends", "relu_compile_error_TESTING_ONLY", cwd=factory)
+    assert ran.returncode == 1
+    assert "fail_to_run" in ran.stdout
+    assert ran.stdout.endswith("No candidate ran.\n")
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        pytest.param("fail", "Factory 'factory.py:fail' failed: RuntimeError: no weights no biases.", id="raises"),
+        pytest.param("leave", "Factory 'factory.py:leave' failed: SystemExit: which data?.", id="leaves"),
+        pytest.param("gone", "'factory.py' has no function 'gone'.", id="is not there"),
+    ],
+)
+def test_compare_tells_a_failing_factory(factory, name, message):
+    """A factory that raises or exits is reported in one line as the user's mistake."""
+    ran = run("compare", f"factory.py:{name}", cwd=factory)
+    assert (ran.returncode, ran.stdout, ran.stderr) == (2, "", f"error: {message}\n")
+
+
+def test_compare_tells_a_module_that_leaves(tmp_path):
+    """A file that exits while it is loaded, as argparse does, is reported as such."""
+    (tmp_path / "leaves.py").write_text("raise SystemExit(3)", encoding="utf-8")
+    ran = run("compare", "leaves.py:build", cwd=tmp_path)
+    assert (ran.returncode, ran.stderr) == (2, "error: Cannot import 'leaves.py': SystemExit: 3.\n")
+
+
+def test_interrupt_is_quiet(factory):
+    """Ctrl-C ends a command with exit code 130 and no traceback."""
+    ran = run("compare", "factory.py:interrupt", cwd=factory)
+    assert (ran.returncode, ran.stderr.strip()) == (130, "")
+
+
+JSON_PY = """
+import torch
+from neighbour import TWO
+
+def act(x):
+    return torch.relu(x) * TWO
+
+class Model(torch.nn.Module):
+    def forward(self, x):
+        from late import ONE
+        return act(x) + ONE
+
+def build():
+    import sys, json
+    assert "dumps" not in globals() and hasattr(json, "dumps")
+    return Model(), (torch.randn(8),)
+"""
+
+
+def test_compare_loads_the_file_itself(tmp_path):
+    """A file json.py is loaded instead of the standard library's, and can import its neighbours."""
+    models = tmp_path / "models"
+    models.mkdir()
+    for name, text in (("json", JSON_PY), ("neighbour", "TWO = 2.0"), ("late", "ONE = 1.0")):
+        (models / f"{name}.py").write_text(text, encoding="utf-8")
+    ran = run(
+        *("compare", "models/json.py:build", "--backends", "eager,inductor", "--rounds", "2", "--json", "out.json"),
+        cwd=tmp_path,
+    )
+    assert ran.returncode == 0, ran.stderr
+    rows = json.loads((tmp_path / "out.json").read_text(encoding="utf-8"))["candidates"]
+    assert [(row["status"], row["graphs"]) for row in rows] == [("pass", 0), ("pass", 1)]
+
+
+BACKENDS_PY = """
+import sys
+
+def mine(gm, inputs, *, level: int = 1):
+    print("a compiler talks", file=sys.stderr)
+    return gm.forward
+
+def broken(gm, inputs):
+    import logging
+    logging.getLogger("torch._dynamo").error("a logged traceback")
+    raise RuntimeError("no luck")
+"""
+
+
+def test_compare_finds_a_backend_beside_the_model(tmp_path):
+    """A backend is named by its file, or by its module next to the model; its output does not disturb the table."""
+    folder = tmp_path / "models"
+    folder.mkdir()
+    (folder / "factory.py").write_text(FACTORY, encoding="utf-8")
+    (folder / "mybackends.py").write_text(BACKENDS_PY, encoding="utf-8")
+    specs = "models/mybackends.py:mine,mybackends:mine[level=2],mybackends:broken"
+    ran = run(
+        *("compare", "models/factory.py:relu", "--backends", specs, "--rounds", "1", "--json", "out.json"), cwd=tmp_path
+    )
+    assert ran.returncode == 0, ran.stderr
+    rows = json.loads((tmp_path / "out.json").read_text(encoding="utf-8"))["candidates"]
+    assert [row["backend"] for row in rows] == [
+        "make_backend('mybackends:mine')",
+        "make_backend('mybackends:mine', {'level': 2})",
+        "make_backend('mybackends:broken')",
+    ]
+    assert rows[2]["reason"] == "RuntimeError: no luck"
+    assert ran.stderr.splitlines() == [f"compiling {spec}" for spec in specs.split(",")]
+
+
+def test_backend_in_a_file_that_hides_behind_another_module(tmp_path):
+    """A file with the name of another module cannot be pasted, so it is refused as a backend."""
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "sub" / "json.py").write_text("def f(gm, inputs): ...", encoding="utf-8")
+    ran = run("explain", "sub/json.py:f", cwd=tmp_path)
+    message = "error: File 'sub/json.py' cannot be imported: another module has its name; rename it.\n"
+    assert (ran.returncode, ran.stderr) == (2, message)
+
+
+def test_user_files_do_not_stay_first(tmp_path, monkeypatch):
+    """After the factory has run, its directory is last on the path, which compile workers inherit."""
+    monkeypatch.setattr(sys, "path", ["somewhere"])
+    with importable(str(tmp_path)):
+        assert sys.path == [str(tmp_path), "somewhere"]
+    assert sys.path == ["somewhere", str(tmp_path)]
+
+
+def test_compare_output(capsys, monkeypatch):
+    """The table of a comparison has a row of each kind, and the line to paste."""
+    monkeypatch.setenv("NO_COLOR", "1")
+    monkeypatch.delenv("FORCE_COLOR", raising=False)
+    times = {"graphs": 1, "samples": [2e-3]}
+    rows = [
+        Row("eager", "eager", speedup=Interval(1, 1, 1), latency=Interval(2e-3, 2e-3, 2e-3), verdict="baseline"),
+        Row(
+            "tmpl-inductor:freezing[epilogue_fusion=false]",
+            "make_backend('tmpl-inductor:freezing', {'epilogue_fusion': False})",
+            compile_s=8.12,
+            cache="cold",
+            latency=Interval(1.5e-3, 1.4e-3, 1.6e-3),
+            speedup=Interval(1.33, 1.25, 1.43),
+            peak_bytes=3 * 2**20,
+            **times,
+        ),
+        Row(
+            "inductor",
+            "inductor",
+            compile_s=0.31,
+            cache="warm",
+            latency=Interval(1.98e-5, 1.9e-5, 2.1e-5),
+            speedup=Interval(1.01, 0.98, 1.03),
+            verdict="within noise",
+            **times,
+        ),
+        Row("broken", "broken", status="fail_to_run", reason="InvalidBackend: [red] broken :smile:"),
+    ]
+    where = {"device_name": "a CPU", "torch": "2.13.0"}
+    made = Comparison(rows, where, Interval(1.0, 0.98, 1 / 0.98), "eager", "inference", ["A note."])
+    assert fastest(made) is rows[1]
+    compare_command._print(made, bk.make_backend("tmpl-inductor:freezing", epilogue_fusion=False), reports=False)
+    check_golden("compare", capsys.readouterr().out)
+
+
+def test_list_output():
+    """`list` prints each template, whether it works without a GPU, and its summary."""
+    ran = run("list")
+    assert ran.returncode == 0, ran.stderr
+    # The backends above depend on what is installed.
+    _, title, templates = ran.stdout.partition("templates, as ")
+    check_golden("list_templates", title + templates)

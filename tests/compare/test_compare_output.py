@@ -1,0 +1,266 @@
+"""The output of a comparison: progress, JSON, a plot, the fastest."""
+
+import dataclasses
+import json
+import sys
+
+import pytest
+import torch
+from tests.full_disk import full_disk
+from torch import nn
+
+from backend_kwargs import measure
+from backend_kwargs.cli.compare import _print
+from backend_kwargs.compare import Candidate, Comparison, Row, compare, drawing, fastest, plot, rows, to_json
+from backend_kwargs.errors import BackendKwargsError
+from backend_kwargs.measure import Interval
+
+EAGER = Candidate("eager")
+
+
+def refusing(gm, example_inputs):
+    raise ValueError("this one")
+
+
+def test_progress_tells_each_stage():
+    """Progress reports each compile's start and end, then the rounds, and never decreases."""
+    heard = []
+    candidates = [EAGER, Candidate("c", "eager")]
+    compare(nn.Linear(16, 4), torch.randn(2, 16), candidates, rounds=2, progress=lambda *found: heard.append(found))
+    assert [(label, stage) for label, stage, _ in heard] == [
+        ("eager", "reference"),
+        ("eager", "compile"),
+        ("eager", "compiled"),
+        ("c", "compile"),
+        ("c", "compiled"),
+        *[("", "timing")] * 3,
+    ]
+    fractions = [fraction for *_, fraction in heard]
+    assert fractions == sorted(fractions)
+    assert fractions[-1] == 1.0
+
+
+@pytest.fixture
+def made() -> Comparison:
+    """A comparison without timing: one row faster, one slower, one within noise, one failed."""
+    rows = [
+        Row("eager", "eager", speedup=Interval(1, 1, 1), latency=Interval(2, 2, 2), verdict="baseline", samples=[2.0]),
+        Row("inductor", "inductor", graphs=1, compile_s=8.1, speedup=Interval(1.3, 1.2, 1.4)),
+        Row("aot", "aot_eager", graphs=1, compile_s=0.3, speedup=Interval(0.8, 0.7, 0.9)),
+        Row("same", "eager", graphs=1, compile_s=0.2, speedup=Interval(1.01, 0.99, 1.03), verdict="within noise"),
+        Row("nope", "nope", status="unavailable", reason="InvalidBackend: nope"),
+    ]
+    where = {"device_name": "a CPU", "torch": "2.13.0"}
+    return Comparison(rows, where, Interval(1.0, 0.98, 1 / 0.98), "eager", "inference", ["a note"])
+
+
+def test_json_is_plain_and_whole(made):
+    """The JSON contains each row's figures, raw samples, the environment and a version, and no NaN."""
+    found = json.loads(json.dumps(to_json(made), allow_nan=False))
+    assert set(found) == {"version", "environment", "mode", "baseline", "noise", "notes", "candidates"}
+    assert found["candidates"][0] == {
+        "label": "eager",
+        "backend": "eager",
+        "status": "pass",
+        "reason": "",
+        "graphs": 0,
+        "compile_s": None,
+        "cache": "",
+        "latency": {"median": 2, "low": 2, "high": 2, "p20": 2.0, "p80": 2.0},
+        "speedup": {"median": 1, "low": 1, "high": 1},
+        "peak_bytes": None,
+        "accuracy": None,
+        "verdict": "baseline",
+        "samples": [2.0],
+        "report": "",
+        "tuning": "",
+    }
+    assert found["candidates"][4]["status"] == "unavailable"
+
+
+def test_json_of_a_real_comparison():
+    """The result of compare is written as JSON, including a failed row."""
+    found = compare(nn.Linear(16, 4), torch.randn(2, 16), [EAGER, Candidate("bad", refusing)], rounds=2)
+    written = json.loads(json.dumps(to_json(found), allow_nan=False))
+    assert written["environment"]["torch"] == torch.__version__
+    assert written["candidates"][1]["reason"] == "ValueError: this one"
+
+
+@pytest.mark.parametrize("name", ["speedup.png", "speedup.svg"])
+def test_plot_draws_every_row(made, tmp_path, name):
+    """The image shows every candidate with its speedup and compile time, or its status."""
+    pytest.importorskip("matplotlib")
+    plot(made, tmp_path / name)
+    assert (tmp_path / name).stat().st_size > 5000
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        pytest.param(
+            "x.zzz",
+            "plot must be a file with the suffix of an image, such as .png, .svg or .pdf, got 'x.zzz' (str).",
+            id="format",
+        ),
+        pytest.param(
+            "x",
+            "plot must be a file with the suffix of an image, such as .png, .svg or .pdf, got 'x' (str).",
+            id="none",
+        ),
+        pytest.param(
+            "/nodir/x.png",
+            "Cannot write '/nodir/x.png': No such file or directory.",
+            id="directory",
+        ),
+    ],
+)
+def test_plot_that_cannot_be_written(made, name, message, tmp_path, monkeypatch):
+    """A format that matplotlib lacks and a missing directory are reported in one line."""
+    pytest.importorskip("matplotlib")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(BackendKwargsError) as raised:
+        plot(made, name)
+    assert str(raised.value) == message
+
+
+def test_cells_of_a_row(made):
+    """A row's remark is the reason of its failure or its verdict; memory is in MiB of 2^20 bytes."""
+    failed = rows.cells(dataclasses.replace(made.rows[4], peak_bytes=3 * 2**19))
+    assert failed == ("nope", "", "", "", "", "1.5 MiB", "", "unavailable", "InvalidBackend: nope")
+    assert rows.cells(made.rows[3])[-1] == "within noise"
+    assert rows.cells(dataclasses.replace(made.rows[3], tuning="tuned 3 s"))[-1] == "within noise, tuned 3 s"
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(0.0123, "12.3 ms"), (1e-3, "1 ms"), (9.99e-4, "999 µs"), (1.5e-6, "1.5 µs")],
+)
+def test_cell_of_a_latency(seconds, text):
+    """The median in milliseconds, below one in microseconds."""
+    assert rows.cells(Row("a", "a", latency=Interval(seconds, 0.0, 1.0)))[3] == text
+
+
+@pytest.mark.parametrize(
+    ("status", "latency", "right"),
+    [
+        pytest.param("pass", Interval(1, 1, 1), True, id="pass"),
+        pytest.param("fell_back", Interval(1, 1, 1), True, id="fell back"),
+        pytest.param("fail_accuracy", Interval(1, 1, 1), False, id="wrong"),
+        pytest.param("eager_two_runs_differ", Interval(1, 1, 1), True, id="eager is not repeatable"),
+        pytest.param("pass", None, False, id="not timed"),
+    ],
+)
+def test_which_rows_are_right(status, latency, right):
+    """A row that was timed, on its backend or on a fallback, has right results unless the check failed."""
+    found = Row("a", "a", status=status, latency=latency)
+    assert (found.right, found.passed) == (right, status == "pass")
+
+
+BEYOND = "error 5.0e-01, above the limit 1.0e-02: raise --max-error to accept it"
+
+
+@pytest.mark.parametrize(
+    ("accuracy", "remark"),
+    [
+        pytest.param(measure.Accuracy(error=0.5, bound=0.01), BEYOND, id="beyond"),
+        pytest.param(measure.Accuracy(error=0.51, bound=0.01), "why", id="meaningless"),
+        pytest.param(measure.Accuracy(error=0.5), "why", id="no bound"),
+        pytest.param(measure.Accuracy(bound=0.01), "why", id="no error"),
+        pytest.param(None, "why", id="nothing measured"),
+    ],
+)
+def test_remark_of_a_wrong_result(accuracy, remark):
+    """A result that is only less precise has its error and its limit in place of the reason."""
+    wrong = Row("a", "a", status="fail_accuracy", reason="why", accuracy=accuracy)
+    assert rows.cells(wrong)[-1] == remark
+    assert rows.cells(dataclasses.replace(wrong, status="pass"))[-1] == "why"
+
+
+def test_plot_names_what_to_install(made, tmp_path, monkeypatch):
+    """Without matplotlib the error contains the command to install it."""
+    for name in [name for name in sys.modules if name.split(".")[0] == "matplotlib"]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    with pytest.raises(BackendKwargsError) as raised:
+        plot(made, tmp_path / "speedup.png")
+    assert str(raised.value) == 'plot needs matplotlib: pip install "backend-kwargs[plot]".'
+
+
+def test_notes_on_rows_of_a_plot(made):
+    """Each dot is labelled with the speedup and the compile time, or the reason why there is none."""
+    assert [drawing._note(row) for row in made.rows] == [
+        "1.00x   not compiled",
+        "1.30x   compile 8.1 s",
+        "0.80x   compile 0.3 s",
+        "1.01x   compile 0.2 s",
+        "unavailable",
+    ]
+
+
+def test_json_holds_noise_and_spread():
+    """The JSON contains the noise band and the 20th and 80th percentile of the samples, or null."""
+    row = Row("a", "a", latency=Interval(3.0, 1.0, 5.0), samples=[1.0, 2.0, 3.0, 4.0, 5.0])
+    written = to_json(Comparison([row], {}, Interval(1.0, 0.9, 1.1), "a", "inference", []))
+    assert written["noise"] == {"median": 1.0, "low": 0.9, "high": 1.1}
+    latency = written["candidates"][0]["latency"]
+    assert (latency["p20"], latency["p80"]) == pytest.approx((1.8, 4.2))
+    assert to_json(Comparison([], {}, None, None, "inference", []))["noise"] is None
+
+
+def compiled_row(label: str, median: float, compile_s: float) -> Row:
+    return Row(label, label, speedup=Interval(median, median - 0.1, median + 0.1), compile_s=compile_s)
+
+
+@pytest.mark.parametrize(
+    ("rows", "wanted"),
+    [
+        pytest.param([compiled_row("a", 1.7, 6.6), compiled_row("b", 1.3, 1.0)], "a", id="fastest"),
+        pytest.param(
+            [dataclasses.replace(compiled_row("a", 1.7, 6.6), status="fell_back"), compiled_row("b", 1.3, 1.0)],
+            "b",
+            id="one that fell back",
+        ),
+        pytest.param(
+            [dataclasses.replace(compiled_row("a", 1.7, 6.6), status="fail_accuracy")], None, id="one that is wrong"
+        ),
+        pytest.param([dataclasses.replace(compiled_row("a", 1.7, 6.6), status="unknown")], "a", id="one unknown"),
+        pytest.param([compiled_row("a", 1.42, 6.6), compiled_row("b", 1.3, 1.0)], "b", id="intervals meet"),
+        pytest.param([compiled_row("a", 1.72, 6.6), compiled_row("b", 1.7, 1.9)], "b", id="tie"),
+        pytest.param([compiled_row("a", 1.05, 1.0), compiled_row("b", 0.5, 1.0)], None, id="none"),
+        pytest.param([dataclasses.replace(compiled_row("a", 1.7, 6.6), verdict="within noise")], None, id="noise"),
+        pytest.param([Row("a", "a", speedup=Interval(1.25, 1.0, 1.5))], None, id="an interval that begins at 1"),
+        pytest.param(
+            [
+                Row("a", "a", speedup=Interval(2.0, 1.5, 2.5), compile_s=6.0),
+                Row("b", "b", speedup=Interval(1.25, 1.125, 1.5), compile_s=1.0),
+            ],
+            "b",
+            id="intervals touch",
+        ),
+    ],
+)
+def test_fastest(rows, wanted):
+    """The fastest row beyond the noise is named; among ties, the one with the shortest compile."""
+    found = fastest(Comparison(rows, {}, None, "eager", "inference", []))
+    assert (found and found.label) == wanted
+
+
+def test_the_noise_that_nothing_beats(capsys):
+    """The last line says how far the baseline is from itself, which explains rows that look faster."""
+    environment = {"mode": "inference", "device_name": "CPU", "torch": "2.13.0"}
+    comparison = Comparison([Row("eager", None)], environment, Interval(1.0, 0.25, 4.5), "eager", "inference", [])
+    _print(comparison, None, reports=False)
+    last = capsys.readouterr().out.splitlines()[-1]
+    assert last == "Nothing beats eager beyond the noise: timed against itself it is at 0.25x to 4.50x."
+
+
+@pytest.mark.parametrize("suffix", ["png", "svg", "pdf", "eps"])
+def test_a_plot_on_a_full_disk_leaves_the_old_file(made, suffix, tmp_path):
+    """A plot that cannot be written whole is reported in one line, and replaces nothing."""
+    pytest.importorskip("matplotlib")
+    path = tmp_path / f"x.{suffix}"
+    path.write_text("old")
+    with full_disk(), pytest.raises(BackendKwargsError) as raised:
+        plot(made, path)
+    assert str(raised.value) == f"Cannot write {str(path)!r}: File too large."
+    assert (path.read_text(), [*tmp_path.iterdir()]) == ("old", [path])
