@@ -5,9 +5,10 @@ from io import BytesIO
 from typing import TYPE_CHECKING
 from zipfile import BadZipFile, ZipFile
 
-from backend_kwargs.auto.candidates import UNFROZEN, standing
+from backend_kwargs.auto.candidates import UNFROZEN
 from backend_kwargs.compile_records import Record, records
 from backend_kwargs.errors import warn_once, wrong_value
+from backend_kwargs.options.layers import with_users
 
 if TYPE_CHECKING:
     from torch.compiler._cache import CacheInfo
@@ -47,7 +48,7 @@ def save_cache_artifacts() -> "tuple[bytes, CacheInfo] | None":
 def _frozen(record: Record) -> bool:
     """Return whether the graph's code has parameters as constants."""
     decided = record.decision.options if record.decision else {}
-    if not {**decided, **standing(record.options, decided)}.get("freezing"):
+    if not with_users(decided, record.options).get("freezing"):
         return False
     # Unfrozen code, raced only against frozen code, uses the cache: then the record does not tell about the winner.
     rows = record.decision.rows if record.decision else ()

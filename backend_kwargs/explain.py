@@ -4,10 +4,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from backend_kwargs.auto.candidates import PERMITTING
 from backend_kwargs.backend import Backend
 from backend_kwargs.options.catalogue import documented
-from backend_kwargs.options.layers import same, sources
+from backend_kwargs.options.layers import PERMITTING, same, sources
 from backend_kwargs.options.option import Option
 from backend_kwargs.options.requirements import CannotWorkError, Limit, Machine
 from backend_kwargs.precision.table import lacking

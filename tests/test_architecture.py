@@ -30,9 +30,7 @@ LAYERS = (
 )
 # Import from above, until a compile returns what it knows.
 ABOVE = {
-    "graphs": {"auto"},
     "backends": {"rewrites", "precision", "auto"},
-    "precision": {"auto"},
 }
 SUITE_ORDER = """
 workloads workloads.case workloads.nets

@@ -3,7 +3,6 @@
 import contextlib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal
 
 from backend_kwargs.backends.others import OTHERS, in_precision, installed, is_other, other_of, sets, verify_other
@@ -25,8 +24,6 @@ DEFAULT = "default"
 UNFROZEN = "unfrozen"
 PADDED = "padded"
 TUNED_PRODUCTS = "tuned_products"
-# Options that permit what they name, so that `auto` also races code without it: (the user's value, a candidate's).
-PERMITTING: Mapping[str, tuple[Any, Any]] = MappingProxyType({"freezing": (True, False)})
 
 
 @dataclass(frozen=True, slots=True)
@@ -347,15 +344,6 @@ def merged(under: Mapping[str, Any], candidate: RaceCandidate) -> dict[str, Any]
     if candidate.over and "rewrites" in candidate.options and "rewrites" in under:
         options["rewrites"] = list(dict.fromkeys((*under["rewrites"], *candidate.options["rewrites"])))
     return options
-
-
-def standing(fixed: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the user's options `fixed` that precede a candidate's `options`: all but those that only permit."""
-
-    def permits(name: str, value: Any) -> bool:
-        return name in PERMITTING and (value, options.get(name)) == PERMITTING[name]
-
-    return {name: value for name, value in fixed.items() if not permits(name, value)}
 
 
 def precision_candidates(

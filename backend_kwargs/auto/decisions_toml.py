@@ -6,12 +6,13 @@ from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from backend_kwargs.auto.candidates import DEFAULT, EAGER, allowed_candidates, standing, trusted
+from backend_kwargs.auto.candidates import DEFAULT, EAGER, allowed_candidates, trusted
 from backend_kwargs.auto.decision import Decision, has_form, parsed
 from backend_kwargs.backends.others import is_other
 from backend_kwargs.errors import BackendKwargsError, shown, warn_once
 from backend_kwargs.files.atomic_write import write_whole
 from backend_kwargs.files.plain_data import read_toml
+from backend_kwargs.options.layers import with_users
 from backend_kwargs.options.templates import ENTRY_POINT_GROUP, template_names
 from backend_kwargs.precision.table import PRECISIONS
 from backend_kwargs.rewrites.table import list_rewrites
@@ -55,7 +56,7 @@ def _template(decision: Decision, fixed: Mapping[str, Any]) -> Iterator[str]:
     if left_out := [option for option in decision.fixed if option not in fixed]:
         warn_once(f"Template {name!r} leaves out {', '.join(map(repr, left_out))}, which cannot be written as TOML.")
     yield from _table(("templates", name), {"summary": f"{decision.winner} for {decision.facts}"})
-    yield from _table(("templates", name, "options"), {**decision.options, **standing(fixed, decision.options)})
+    yield from _table(("templates", name, "options"), with_users(decision.options, fixed))
 
 
 def _table(path: tuple[str, ...], values: Mapping[str, Any]) -> Iterator[str]:

@@ -18,7 +18,7 @@ from backend_kwargs import measure
 from backend_kwargs.auto.budget import LEAST_CALLS, Budget
 from backend_kwargs.auto.candidates import DEFAULT, EAGER, RaceCandidate
 from backend_kwargs.auto.checks import Checks
-from backend_kwargs.auto.deadline import OutOfTime, capped
+from backend_kwargs.auto.deadline import OutOfTime, capped, capped_backward
 from backend_kwargs.auto.decision import RaceRow
 from backend_kwargs.auto.graph_stats import GraphStats, observed_stats
 from backend_kwargs.auto.head_to_head import Runner, better, interleaved, note_figures
@@ -67,7 +67,7 @@ def _begun(request: Request, tell: Progress, begin: Callable[[], None], dynamo_s
     """Run the graph once in eager; raise UnfitError if that shows that it cannot be raced."""
     started = time.perf_counter()
     # A copy: running a graph changes AOTAutograd's key for it, by which the next process finds the compiled winner.
-    task = Task.of(copy_of_graph(request.gm), request.example_inputs, begin)
+    task = Task.of(copy_of_graph(request.gm), request.example_inputs, begin, capped_backward)
     tensors = [value for value in task.inputs.values if isinstance(value, torch.Tensor)]
     device = next((t.device for t in tensors if t.is_cuda), tensors[0].device if tensors else torch.device("cpu"))
     frozen = len(freezable_parameters(task.gm, request.example_inputs)) if request.frozen else 0

@@ -26,7 +26,6 @@ from backend_kwargs.auto.candidates import (
     candidates_for,
     merged,
     precision_candidates,
-    standing,
     why_not_raced,
 )
 from backend_kwargs.auto.checks import Checks
@@ -47,6 +46,7 @@ from backend_kwargs.auto.roofline import (
 )
 from backend_kwargs.auto.settings import Settings
 from backend_kwargs.graphs.replay import Task
+from backend_kwargs.options.layers import standing, with_users
 from backend_kwargs.rewrites.table import find_rewrite
 
 logger = logging.getLogger("backend_kwargs.auto")
@@ -254,10 +254,9 @@ class Selection:
             return "no parameter is frozen here"
         if candidate.name == PADDED and padded_in(self.lowered):
             return "Inductor has padded all products by itself"
-        fixed = standing(self.tools.fixed, options)
-        limits = self.tools.limits({**options, **fixed})
+        limits = self.tools.limits(with_users(options, self.tools.fixed))
         inert = {name: limit.reason for name, limit in limits.items()}
-        inert |= dict.fromkeys(fixed, "your options set it otherwise")
+        inert |= dict.fromkeys(standing(self.tools.fixed, options), "your options set it otherwise")
         if candidate.options and all(name in inert for name in candidate.options):
             return f"it can do nothing here: {next(iter(inert[name] for name in candidate.options))}"
         return ""

@@ -21,7 +21,7 @@ from typing import Any
 import torch
 
 from backend_kwargs.auto.cache_key import ambient, signature, structure
-from backend_kwargs.auto.candidates import EAGER, permits, standing
+from backend_kwargs.auto.candidates import EAGER, permits
 from backend_kwargs.auto.reporting import last_decision
 from backend_kwargs.auto.request import RESTARTS
 from backend_kwargs.backend import Backend, find_backend
@@ -32,6 +32,7 @@ from backend_kwargs.bundles.libraries import library, provided
 from backend_kwargs.bundles.operators import inlined
 from backend_kwargs.errors import BackendKwargsError, error_text, warn_once
 from backend_kwargs.graphs.writes import copy_of_graph
+from backend_kwargs.options.layers import standing
 from backend_kwargs.options.option import check
 from backend_kwargs.options.trust import untrusted
 from backend_kwargs.precision.bounds import last_used

@@ -1,4 +1,4 @@
-"""Whether a graph can be raced: run many times, by one rank alone, on copies of its inputs."""
+"""Whether a graph's calls can be repeated, by one rank alone, on copies of its inputs, as in a race."""
 
 from collections.abc import Callable, Collection, Iterator, Sequence
 from operator import attrgetter
@@ -8,7 +8,6 @@ import torch
 from torch.fx import GraphModule, Node
 from torch.utils._pytree import tree_leaves
 
-from backend_kwargs.auto.settings import Settings
 from backend_kwargs.graphs.writes import has_memory
 
 TINY_OPS, TINY_BYTES = 3, 1 << 20  # a graph below both saves less than its race costs, whichever candidate wins
@@ -47,11 +46,9 @@ ROUNDED = "its positions are rounded from floating-point numbers: another roundi
 ROUNDED += "which no call on this GPU would work"
 
 
-def why_never(gm: GraphModule, example_inputs: Sequence[Any], settings: Settings) -> str:
-    """Return why the graph cannot be raced, "" if it can."""
+def why_not_repeatable(gm: GraphModule, example_inputs: Sequence[object], *, custom_ops: bool = True) -> str:
+    """Return why the graph cannot be called many times, "" if it can; `custom_ops` allows operators not of torch's."""
     tensors = _tensors(example_inputs)
-    if not settings.budget_s:
-        return "its budget is 0 s"
     if not tensors:
         return "no input is a tensor"
     if not all(map(has_memory, tensors)):
@@ -60,7 +57,7 @@ def why_never(gm: GraphModule, example_inputs: Sequence[Any], settings: Settings
         return "a size is unknown until it runs"
     if has_side_effects(gm):
         return "it has side effects, which a race would repeat"
-    if not settings.race_custom_ops and may_communicate(gm):
+    if not custom_ops and may_communicate(gm):
         return "it has operators that are not torch's, and race_custom_ops is False"
     if holds_state(gm):
         return "it contains tensors, which a race would change"

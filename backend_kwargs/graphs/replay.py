@@ -14,7 +14,6 @@ from torch.fx import GraphModule
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _disable_current_modes
 
-from backend_kwargs.auto.deadline import capped_backward
 from backend_kwargs.graphs.writes import (
     STAYS_INPUT,
     copy_of_graph,
@@ -24,6 +23,8 @@ from backend_kwargs.graphs.writes import (
     written_memory,
 )
 from backend_kwargs.measure.served import Region, Served, State, copied, layout_of, same_bits, span_of
+
+Around = Callable[[Sequence[torch.Tensor]], AbstractContextManager[object]]
 
 SEED = 0
 LARGEST_COPIES = 2 << 30  # bytes of inputs on a CPU that are copied for a candidate's first call, though only read
@@ -224,16 +225,26 @@ def _same_view(value: torch.Tensor, whole: torch.Tensor) -> torch.Tensor:
 
 @dataclass(frozen=True)
 class Task:
-    """What each candidate does: forward, and backward if the graph is differentiated, on inputs of its own."""
+    """What each candidate does: forward, and backward if the graph is differentiated, on inputs of its own.
+
+    `begin` is called before each call, in place of dynamo's; a backward pass runs in `backward(outputs)`.
+    """
 
     gm: GraphModule
     inputs: Inputs
     training: bool
     begin: Callable[[], None] = lambda: None
+    backward: Around = nullcontext
 
     @classmethod
-    def of(cls, gm: GraphModule, example_inputs: Sequence[Any], begin: Callable[[], None] = lambda: None) -> "Task":
-        """Return the task of the graph's next call; `begin` is called before each call, in place of dynamo's.
+    def of(
+        cls,
+        gm: GraphModule,
+        example_inputs: Sequence[Any],
+        begin: Callable[[], None] = lambda: None,
+        backward: Around = nullcontext,
+    ) -> "Task":
+        """Return the task of the graph's next call.
 
         `gm` is the task's own copy. In it, inputs that a call may change are marked.
         """
@@ -245,7 +256,7 @@ class Task:
         placeholders = gm.graph.find_nodes(op="placeholder")
         for at in inputs.written:
             placeholders[at].meta[STAYS_INPUT] = True
-        return cls(gm, inputs, needs, begin)
+        return cls(gm, inputs, needs, begin, backward)
 
     def copy(self) -> GraphModule:
         """Return a copy of the graph for a compiler, with everything that dynamo attached to it."""
@@ -268,7 +279,7 @@ class Task:
             return {"output": outputs}
         ends = [out for out in pytree.tree_leaves(outputs) if isinstance(out, torch.Tensor) and out.requires_grad]
         cotangents += map(_cotangent, ends[len(cotangents) :])
-        with capped_backward(ends):
+        with self.backward(ends):
             grads = torch.autograd.grad(ends, leaves, cotangents, allow_unused=True) if ends else ()
         return {"output": outputs, "gradient": list(grads)}
 

@@ -9,9 +9,8 @@ import torch
 from torch.fx import GraphModule
 
 from backend_kwargs import measure
-from backend_kwargs.auto.settings import Settings
 from backend_kwargs.errors import error_text
-from backend_kwargs.graphs.eligibility import communicates, why_never
+from backend_kwargs.graphs.eligibility import communicates, why_not_repeatable
 from backend_kwargs.graphs.replay import Task, cuda_devices, has_drawn, unpacked
 from backend_kwargs.graphs.writes import copy_of_graph
 from backend_kwargs.measure import Accuracy
@@ -40,7 +39,7 @@ class Truth:
     @classmethod
     def of(cls, gm: GraphModule, inputs: Sequence[Any]) -> "Truth":
         """Run `gm` in eager and in float64; raise UnfitPrecisionError if the error cannot be measured."""
-        if why := "it communicates with other ranks" if communicates(gm) else why_never(gm, inputs, Settings()):
+        if why := "it communicates with other ranks" if communicates(gm) else why_not_repeatable(gm, inputs):
             raise UnfitPrecisionError(f"{UNMEASURED}: {why}")
         with _as_before():
             task = Task.of(copy_of_graph(gm), inputs)

@@ -16,7 +16,6 @@ from backend_kwargs.auto.candidates import (
     merged,
     precision_candidates,
     rewriting,
-    standing,
     step_names,
     trusted,
     why_not_raced,
@@ -422,18 +421,3 @@ def test_a_precision_that_a_compiler_lacks(monkeypatch, options, why):
     monkeypatch.setattr(openvino_native, "why_not_in", lambda hint: "not on this CPU")
     candidate = RaceCandidate("openvino-native", options, compiler="openvino-native")
     assert why_not_raced(candidate, CPU, frozen=True) == why
-
-
-@pytest.mark.parametrize(
-    ("fixed", "options", "left"),
-    [
-        pytest.param({"freezing": True, "a": 1}, {"freezing": False}, {"a": 1}, id="permitted"),
-        pytest.param({"freezing": True}, {"max_autotune": True}, {"freezing": True}, id="the candidate leaves it"),
-        pytest.param({"freezing": True}, {"freezing": True}, {"freezing": True}, id="the candidate has it too"),
-        pytest.param({"freezing": False}, {"freezing": False}, {"freezing": False}, id="forbidden"),
-        pytest.param({"a": True}, {"a": False}, {"a": True}, id="another option"),
-    ],
-)
-def test_which_of_the_users_options_stand(fixed, options, left):
-    """All but those that permit what a candidate leaves out."""
-    assert standing(fixed, options) == left

@@ -10,7 +10,7 @@ from types import MappingProxyType
 from typing import Annotated, Any, ClassVar
 
 from backend_kwargs.auto import settings as auto
-from backend_kwargs.auto.candidates import check_candidates, standing
+from backend_kwargs.auto.candidates import check_candidates
 from backend_kwargs.backends import Reading
 from backend_kwargs.backends.inductor.compile_step import noted, stand_in
 from backend_kwargs.backends.inductor.cutlass import asks_for_cutlass, finding_cutlass, found_by_inductor
@@ -18,7 +18,7 @@ from backend_kwargs.backends.inductor.fallbacks import aten_where_alone, can_fal
 from backend_kwargs.backends.inductor.torch_fixes import keeping_cubins, mode_options, name_torchs_ptxas, region_name
 from backend_kwargs.errors import BackendKwargsError, warn_once, wrong_value
 from backend_kwargs.options.catalogue import KIND, inductor_option, inductor_options
-from backend_kwargs.options.layers import Layer, copied, merge, same
+from backend_kwargs.options.layers import Layer, copied, merge, same, with_users
 from backend_kwargs.options.option import Option, Where, check
 from backend_kwargs.options.requirements import (
     RULES,
@@ -201,7 +201,7 @@ class InductorCompiler:
         tools = Tools(lambda named: merge(map(self.template, split_templates(named))), self.limits, fixed, raced)
 
         def compile_one(gm: Any, inputs: Sequence[Any], candidate: Mapping[str, Any]) -> Callable[..., Any]:
-            together = {**candidate, **standing(fixed, candidate), "clone_outputs": _clones(options)}
+            together = {**with_users(candidate, fixed), "clone_outputs": _clones(options)}
             return self.compile(gm, inputs, together, name)
 
         return compile_fastest(Request(gm, example_inputs, auto.Settings.of(options), compile_one, tools))
