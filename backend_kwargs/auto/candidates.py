@@ -2,7 +2,7 @@
 
 import contextlib
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from backend_kwargs.backends.others import OTHERS, in_precision, installed, is_other, other_of, sets, verify_other
@@ -15,7 +15,7 @@ from backend_kwargs.rewrites.table import list_rewrites, raced_rewrites
 
 if TYPE_CHECKING:
     from backend_kwargs.auto.graph_stats import GraphStats
-    from backend_kwargs.auto.settings import Settings
+    from backend_kwargs.auto.settings import RaceSettings
 
 Effort = Literal["quick", "full"]
 NORM_GRADIENTS = "native_layer_norm_backward"
@@ -57,7 +57,7 @@ class RaceCandidate:
     compile and tuning time; both decide which candidate runs next and whether it is worth its time. `saved_s` are the
     further seconds of a call that a rewrite is expected to save; `gain` is the share of a call that a lower precision
     or another compiler is expected to save, in place of both. Among candidates of equal speed the one with the lower
-    `rank` is kept. `compiler` names another compiler than Inductor, whose `options` these are.
+    `complexity` is kept. `compiler` names another compiler than Inductor, whose `options` these are.
     """
 
     name: str
@@ -68,10 +68,15 @@ class RaceCandidate:
     shares: Mapping[Any, float] = field(default_factory=dict)
     costs: Costs = field(default_factory=Costs)
     effort: Effort = "quick"
-    rank: int = 1
+    complexity: int = 1
     saved_s: float = 0.0
     gain: float | None = None
     compiler: str = ""
+
+    def __repr__(self) -> str:
+        # The steps are part of the keys of stored decisions, in which `complexity` has its first name.
+        names = {each.name: each.name for each in fields(self)} | {"complexity": "rank"}
+        return f"RaceCandidate({', '.join(f'{first}={getattr(self, name)!r}' for name, first in names.items())})"
 
 
 def _gpu(stats: "GraphStats") -> bool:
@@ -94,7 +99,7 @@ def _gpu_matmul(stats: "GraphStats") -> bool:
     return stats.gpu and stats.matmul
 
 
-GRAPHS_RANK = 3
+GRAPHS_COMPLEXITY = 3
 CUDAGRAPHS = {"triton.cudagraphs": True}
 DESCENT = {"coordinate_descent_tuning": True}
 # The effect of torch's max-autotune modes on kernels other than GEMMs.
@@ -131,7 +136,7 @@ STEPS: tuple[RaceCandidate, ...] = (
     RaceCandidate(UNFROZEN, {"freezing": False}, lambda stats: stats.frozen > 0, costs=ONCE, gain=UNFROZEN_GAIN),
     # Each symbolic size records its own graph, so recording pays off only where few sizes recur. torch records a graph
     # that mutates its inputs only where these are a module's buffers; otherwise this candidate's code is default's.
-    RaceCandidate("cudagraphs", CUDAGRAPHS, _gpu, shares={"launches": 0.9}, costs=AGAIN, rank=GRAPHS_RANK),
+    RaceCandidate("cudagraphs", CUDAGRAPHS, _gpu, shares={"launches": 0.9}, costs=AGAIN, complexity=GRAPHS_COMPLEXITY),
     RaceCandidate(
         "persistent_reductions", {"triton.multi_kernel": 3}, _gpu_reductions, shares={"generated": 0.15}, costs=ONCE
     ),
@@ -149,7 +154,7 @@ STEPS: tuple[RaceCandidate, ...] = (
         PADDED, {"force_shape_pad": True}, lambda stats: stats.gpu and bool(stats.unaligned), shares={"unaligned": 0.3}
     ),
     RaceCandidate("eager_numerics", ROUNDED, _gpu_fused, shares={"generated": 0.05}, costs=ONCE),
-    RaceCandidate("coordinate_descent", TUNED, _gpu_fused, shares={"generated": 0.3}, costs=TUNES, rank=2),
+    RaceCandidate("coordinate_descent", TUNED, _gpu_fused, shares={"generated": 0.3}, costs=TUNES, complexity=2),
     # Tuned blocks of a looped reduction can beat a persistent one, and merging alone would not undo the latter.
     RaceCandidate(
         "coordinate_descent_looped",
@@ -158,7 +163,7 @@ STEPS: tuple[RaceCandidate, ...] = (
         without=("triton.multi_kernel", "online_softmax"),
         shares={"generated": 0.2},
         costs=TUNES,
-        rank=2,
+        complexity=2,
     ),
     RaceCandidate(
         "combo_kernels",
@@ -166,7 +171,7 @@ STEPS: tuple[RaceCandidate, ...] = (
         lambda stats: stats.gpu and stats.ops > 8,
         shares={"launches": 0.1, "generated": 0.05},
         costs=Costs(1.5),
-        rank=2,
+        complexity=2,
     ),
     RaceCandidate(
         "max_autotune",
@@ -175,7 +180,7 @@ STEPS: tuple[RaceCandidate, ...] = (
         without=("tuned_products",),
         shares={"library": 0.3, "generated": 0.2},
         costs=Costs(1.0, product_s=PRODUCT_S, norm_s=NORM_S),
-        rank=2,
+        complexity=2,
     ),
     RaceCandidate(
         "max_autotune",
@@ -184,7 +189,7 @@ STEPS: tuple[RaceCandidate, ...] = (
         without=FROZEN_ANEW,
         shares={"library": 0.3, "generated": 0.2},
         costs=Costs(1.0, product_s=PRODUCT_S),
-        rank=2,
+        complexity=2,
     ),
     # To wake other cores takes longer than little work does.
     RaceCandidate(
@@ -208,7 +213,7 @@ STEPS: tuple[RaceCandidate, ...] = (
         lambda stats: not stats.gpu,
         shares={"launches": 0.5},
         costs=Costs(1.2),
-        rank=2,
+        complexity=2,
     ),
     RaceCandidate(
         "multi_kernel",
@@ -217,7 +222,7 @@ STEPS: tuple[RaceCandidate, ...] = (
         shares={"generated": 0.3},
         costs=Costs(1.0, op_s=0.3),
         effort="full",
-        rank=2,
+        complexity=2,
     ),
     # Hundreds of compiles per kernel, one after the other: minutes if one takes long.
     RaceCandidate(
@@ -227,7 +232,7 @@ STEPS: tuple[RaceCandidate, ...] = (
         shares={"generated": 0.35},
         costs=Costs(1.0, op_s=1.0, norm_s=NORM_S),
         effort="full",
-        rank=2,
+        complexity=2,
     ),
     RaceCandidate(
         "simd_256", {"cpp.simdlen": 256}, lambda stats: not stats.gpu, shares={"generated": 0.2}, effort="full"
@@ -240,10 +245,12 @@ STEPS: tuple[RaceCandidate, ...] = (
         shares={"library": 0.3},
         costs=Costs(1.0, product_s=PRODUCT_S),
         effort="full",
-        rank=2,
+        complexity=2,
     ),
     # Shorter kernels leave more gaps. The reverse does not hold: a gain in launches stays when kernels get shorter.
-    RaceCandidate("cudagraphs_of_tuned", CUDAGRAPHS, _gpu, shares={"launches": 0.9}, costs=AGAIN, rank=GRAPHS_RANK),
+    RaceCandidate(
+        "cudagraphs_of_tuned", CUDAGRAPHS, _gpu, shares={"launches": 0.9}, costs=AGAIN, complexity=GRAPHS_COMPLEXITY
+    ),
     RaceCandidate(
         "cpp_wrapper",
         {"cpp_wrapper": True},
@@ -251,7 +258,7 @@ STEPS: tuple[RaceCandidate, ...] = (
         shares={"launches": 0.3},
         costs=Costs(5.0),
         effort="full",
-        rank=3,
+        complexity=3,
     ),
 )
 # Compiled before default where eager waits for launches.
@@ -292,18 +299,24 @@ def _named(name: str, options_of: Callable[[str], Mapping[str, Any]], *, frozen:
         return _of_compiler(name, frozen=frozen)
     if name in list_rewrites() and name not in template_names():
         return rewriting(name)
-    return RaceCandidate(name, options_of(name), over=False, rank=2)
+    return RaceCandidate(name, options_of(name), over=False, complexity=2)
 
 
 # The slack of Inductor's code does not predict what another compiler gains, so the share of a call is a fixed one.
-COMPILER_GAIN, COMPILER_COSTS, COMPILER_RANK = 0.3, Costs(1.5), 3
+COMPILER_GAIN, COMPILER_COSTS, COMPILER_COMPLEXITY = 0.3, Costs(1.5), 3
 
 
 def _of_compiler(text: str, *, frozen: bool) -> RaceCandidate:
     other = other_of(text)
     options, name = other.under(frozen=frozen), other.compiler.name
     return RaceCandidate(
-        text, options, over=False, costs=COMPILER_COSTS, rank=COMPILER_RANK, gain=COMPILER_GAIN, compiler=name
+        text,
+        options,
+        over=False,
+        costs=COMPILER_COSTS,
+        complexity=COMPILER_COMPLEXITY,
+        gain=COMPILER_GAIN,
+        compiler=name,
     )
 
 
@@ -335,7 +348,7 @@ def tuning(names: Iterable[str], count: int, saved_s: float) -> RaceCandidate:
     """Return the tuning of the products `names` alone as a candidate; `count` kernels are tuned."""
     options = {"max_autotune_gemm": True, "tuned_products": [*names]}
     costs = replace(AGAIN, product_s=PRODUCT_S, products=count)
-    return RaceCandidate(TUNED_PRODUCTS, options, costs=costs, saved_s=saved_s, rank=2)
+    return RaceCandidate(TUNED_PRODUCTS, options, costs=costs, saved_s=saved_s, complexity=2)
 
 
 def merged(under: Mapping[str, Any], candidate: RaceCandidate) -> dict[str, Any]:
@@ -361,7 +374,7 @@ def precision_candidates(
             {"precision": name, "max_error": max_error},
             without=FROZEN_ANEW,
             costs=ONCE,
-            rank=2,
+            complexity=2,
             gain=PRECISION_GAIN,
         )
         for name in precisions
@@ -411,7 +424,7 @@ def allowed_candidates(
     return allowed
 
 
-def others_for(settings: "Settings") -> list[str]:
+def others_for(settings: "RaceSettings") -> list[str]:
     """Return the other compilers that a request with these settings may race."""
     if settings.candidates is not None:
         return [*filter(is_other, settings.candidates)]
@@ -419,7 +432,7 @@ def others_for(settings: "Settings") -> list[str]:
 
 
 def permits(
-    settings: "Settings",
+    settings: "RaceSettings",
     options_of: Callable[[str], Mapping[str, Any]],
     rewrites: Iterable[str],
     decided: tuple[str, Mapping[str, Any], str],

@@ -141,7 +141,9 @@ class _Seen(TorchDispatchMode):  # type: ignore[no-untyped-call]
             with contextlib.suppress(Exception):  # torch's formulas reject some shapes, such as grouped queries
                 flops = float(flop_registry[func._overloadpacket](*args, **kwargs, out_val=result))
         self.flops += flops
-        on_meta = pytree.tree_map_only(torch.Tensor, _kept if name in GROUPED else _on_meta, (args, kwargs))
+        on_meta = pytree.tree_map_only(
+            torch.Tensor, _on_meta_except_offsets if name in GROUPED else _on_meta, (args, kwargs)
+        )
         operands = _tensors(on_meta)
         layout = f"{name}{[(tuple(t.shape), t.stride(), t.dtype) for t in operands]}"
         given, made = (_tensors(tree) for tree in ((args, kwargs), result))
@@ -168,7 +170,7 @@ def _on_meta(tensor: torch.Tensor) -> torch.Tensor:
     return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
 
 
-def _kept(operand: torch.Tensor) -> torch.Tensor:
+def _on_meta_except_offsets(operand: torch.Tensor) -> torch.Tensor:
     return _on_meta(operand) if operand.is_floating_point() else operand.clone()
 
 

@@ -17,12 +17,12 @@ from torch._guards import TracingContext
 from backend_kwargs import measure
 from backend_kwargs.auto.budget import LEAST_CALLS, Budget
 from backend_kwargs.auto.candidates import DEFAULT, EAGER, RaceCandidate
-from backend_kwargs.auto.checks import Checks
 from backend_kwargs.auto.deadline import OutOfTime, capped, capped_backward
 from backend_kwargs.auto.decision import RaceRow
 from backend_kwargs.auto.graph_stats import GraphStats, observed_stats
 from backend_kwargs.auto.head_to_head import Runner, better, interleaved, note_figures
 from backend_kwargs.auto.request import RESTARTS, Request
+from backend_kwargs.auto.result_checks import ResultChecks
 from backend_kwargs.auto.sandbox import own_libdevice, sandboxed
 from backend_kwargs.auto.selection import OVER_BUDGET, Selection
 from backend_kwargs.backends.fell_back import left_to_eager
@@ -111,7 +111,7 @@ class _Race:
     device: torch.device
     stats: GraphStats
     budget: Budget
-    checks: Checks
+    checks: ResultChecks
     selection: Selection
     rows: list[RaceRow]
     codes: dict[tuple[Any, ...], str] = field(default_factory=dict)
@@ -130,7 +130,7 @@ class _Race:
     ) -> "_Race":
         """Return a race whose results are compared with those of `eager`."""
         rows: list[RaceRow] = []
-        checks = Checks(task, stats, device, budget, request.settings.tolerance, eager)
+        checks = ResultChecks(task, stats, device, budget, request.settings.tolerance, eager)
         selection = Selection(request, task, stats, device, budget, checks, rows)
         return cls(request, tell, dynamo_s, task, device, stats, budget, checks, selection, rows)
 
@@ -171,7 +171,7 @@ class _Race:
             if champion is not eager and champion.replayed:
                 return champion
             self.codes.clear()  # its code is that of default if torch recorded nothing
-        return self._meet(eager, RaceCandidate(DEFAULT, over=False, rank=0))
+        return self._meet(eager, RaceCandidate(DEFAULT, over=False, complexity=0))
 
     def _climb(self, champion: Runner) -> Runner:
         """Return the fastest after trying all candidates worth their time, by highest expected gain per second."""

@@ -9,7 +9,7 @@ from contextlib import contextmanager, suppress
 from typing import Any
 
 from backend_kwargs.auto.decision import COLUMNS, Decision, packed, unpacked
-from backend_kwargs.auto.settings import Settings
+from backend_kwargs.auto.settings import RaceSettings
 
 logger = logging.getLogger("backend_kwargs.auto")
 
@@ -21,7 +21,7 @@ BEAT_S, SILENCE_S = 5.0, 60.0  # the deciding rank counts up so often; without a
 
 
 def agreed(
-    key: str, decide: Callable[[], Decision], default: Callable[[str], Decision], settings: Settings
+    key: str, decide: Callable[[], Decision], default: Callable[[str], Decision], settings: RaceSettings
 ) -> Decision:
     """Return to every rank the `decide()` of the first one to ask for `key`; without torch.distributed, `decide()`.
 
@@ -48,7 +48,7 @@ def agreed(
     return held
 
 
-def longest_wait_s(settings: Settings) -> float:
+def longest_wait_s(settings: RaceSettings) -> float:
     """Return how long a rank waits for a decision: as long as a race may take, within the process groups' timeouts."""
     return min(2 * settings.budget_s + GRACE_S, SHARE * _group_timeout_s())
 

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch.fx import GraphModule
 
-from backend_kwargs.auto.settings import Settings
+from backend_kwargs.auto.settings import RaceSettings
 from backend_kwargs.backends.others import OTHERS
 from backend_kwargs.options.requirements import Limit
 
@@ -31,7 +31,7 @@ class Request:
 
     gm: GraphModule
     example_inputs: Sequence[Any]
-    settings: Settings
+    settings: RaceSettings
     compile_one: Callable[[GraphModule, Sequence[Any], Mapping[str, Any]], Callable[..., Any]]
     tools: Tools
 

@@ -28,12 +28,12 @@ from backend_kwargs.auto.candidates import (
     precision_candidates,
     why_not_raced,
 )
-from backend_kwargs.auto.checks import Checks
 from backend_kwargs.auto.decision import RaceRow
 from backend_kwargs.auto.graph_stats import GraphStats, Product, padded_in
 from backend_kwargs.auto.head_to_head import Runner
 from backend_kwargs.auto.products import after_tuning, candidate_of_products
 from backend_kwargs.auto.request import Request, Tools
+from backend_kwargs.auto.result_checks import ResultChecks
 from backend_kwargs.auto.rewritten import candidates_of_rewrites, lowered_anew
 from backend_kwargs.auto.roofline import (
     Slack,
@@ -44,7 +44,7 @@ from backend_kwargs.auto.roofline import (
     slack_of,
     time_library,
 )
-from backend_kwargs.auto.settings import Settings
+from backend_kwargs.auto.settings import RaceSettings
 from backend_kwargs.graphs.replay import Task
 from backend_kwargs.options.layers import standing, with_users
 from backend_kwargs.rewrites.table import find_rewrite
@@ -80,7 +80,7 @@ class Selection:
     stats: GraphStats
     device: torch.device
     budget: Budget
-    checks: Checks
+    checks: ResultChecks
     rows: list[RaceRow]
     default_s: float = 0.0
     library: dict[Product, float] | None = None
@@ -90,7 +90,7 @@ class Selection:
     before_graphs: tuple[Mapping[str, Any], float, Slack] | None = None
 
     @property
-    def settings(self) -> Settings:
+    def settings(self) -> RaceSettings:
         """The options of the race."""
         return self.request.settings
 
@@ -146,7 +146,7 @@ class Selection:
         gain = 1.0
         if self.base is not None and eager_s is not None:
             gain = gain_without_graphs(*self.base, eager_s, self.stats, self.device)
-        return [RaceCandidate(DEFAULT, over=False, rank=0, costs=AGAIN, gain=gain)]
+        return [RaceCandidate(DEFAULT, over=False, complexity=0, costs=AGAIN, gain=gain)]
 
     def _with_graphs(self, rewrite: RaceCandidate, call_s: float) -> RaceCandidate:
         """Return the rewrite with CUDA graphs, if copies take little of `call_s` and none have been tried yet.

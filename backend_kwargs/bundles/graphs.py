@@ -258,12 +258,12 @@ def _content(tensor: torch.Tensor) -> str:
 
 def permits_decision(backend: Backend, winner: str, options: Mapping[str, Any]) -> bool:
     """Return whether `backend` could have chosen this winner with these options, as for a decision in a store."""
-    from backend_kwargs.auto.settings import Settings
+    from backend_kwargs.auto.settings import RaceSettings
 
     own = backend.options
     rewrites = raced_rewrites(own.get("rewrites"))
     return bool(own.get("auto")) and permits(
-        Settings.of(own), lambda name: find_backend(f"{PLAIN}:{name}").options, rewrites, (winner, options, "")
+        RaceSettings.of(own), lambda name: find_backend(f"{PLAIN}:{name}").options, rewrites, (winner, options, "")
     )
 
 

@@ -301,10 +301,10 @@ class Task:
                 if layout_of(given[at]) != layouts[at] or not same_bits(given[at], self.inputs.values[at]):
                     name = self.gm.graph.find_nodes(op="placeholder")[at].name
                     raise ChangedInputError(f"it changes {name}, an input that eager only reads")
-            return pytree.tree_map(_kept, seen)  # type: ignore[no-any-return]
+            return pytree.tree_map(_detached_copy, seen)  # type: ignore[no-any-return]
 
 
-def _kept(leaf: Any) -> Any:
+def _detached_copy(leaf: Any) -> Any:
     if not isinstance(leaf, torch.Tensor):
         return leaf
     freed = has_memory(leaf) and leaf.untyped_storage().nbytes() < span_of(leaf)[1] * leaf.itemsize

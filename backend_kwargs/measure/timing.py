@@ -43,7 +43,7 @@ def interleave(
     done, `repeated` the number of calls per sample. A call that raises is no longer timed, and its exception goes to
     `failed`; without `failed` it propagates.
     """
-    race = _Race(dict(calls), failed, device, hold)
+    race = _Interleaved(dict(calls), failed, device, hold)
     for name in calls:
         race.guard(name, partial(race.prepare, name, warmup))
     if repeated:
@@ -98,7 +98,7 @@ class Calls:
 
 
 @dataclass
-class _Race(Calls):
+class _Interleaved(Calls):
     device: torch.device
     hold: bool
 

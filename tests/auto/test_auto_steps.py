@@ -41,7 +41,7 @@ def row(step):
     shares = ", ".join(f"{part} {share:g}" for part, share in shares.items())
     without = "".join(f" -{name}" for name in step.without)
     options = " ".join(f"{name}={value}" for name, value in step.options.items())
-    return f"{step.name}: {shares}; {costs(step)}; {step.effort}, {step.rank}; {options}{without}"
+    return f"{step.name}: {shares}; {costs(step)}; {step.effort}, {step.complexity}; {options}{without}"
 
 
 TABLE = """\
@@ -196,7 +196,7 @@ def test_why_a_compiler_is_not_raced(compiler, stats, frozen, why):
         pytest.param(
             "tmpl-tvm",
             False,
-            RaceCandidate("tmpl-tvm", {}, over=False, costs=Costs(1.5), rank=3, gain=0.3, compiler="tmpl-tvm"),
+            RaceCandidate("tmpl-tvm", {}, over=False, costs=Costs(1.5), complexity=3, gain=0.3, compiler="tmpl-tvm"),
             id="a compiler",
         ),
         pytest.param(
@@ -207,14 +207,14 @@ def test_why_a_compiler_is_not_raced(compiler, stats, frozen, why):
                 {"freeze": True, "trials": 3},
                 over=False,
                 costs=Costs(1.5),
-                rank=3,
+                complexity=3,
                 gain=0.3,
                 compiler="tmpl-tvm",
             ),
             id="a compiler under options, frozen",
         ),
         pytest.param("packed", False, rewriting("packed"), id="a rewrite"),
-        pytest.param("aten", False, RaceCandidate("aten", {"of": "aten"}, over=False, rank=2), id="a template"),
+        pytest.param("aten", False, RaceCandidate("aten", {"of": "aten"}, over=False, complexity=2), id="a template"),
     ],
 )
 def test_what_a_name_stands_for(named, frozen, candidate):
@@ -287,7 +287,7 @@ def test_what_a_precision_is_expected_to_save():
     (found,) = precision_candidates(["bf16"], 0.01)
     options = {"precision": "bf16", "max_error": 0.01}
     assert found == RaceCandidate(
-        "bf16", options, found.can_gain, without=("freezing",), costs=Costs(0.65), rank=2, gain=0.3
+        "bf16", options, found.can_gain, without=("freezing",), costs=Costs(0.65), complexity=2, gain=0.3
     )
 
 

@@ -204,7 +204,7 @@ class InductorCompiler:
             together = {**with_users(candidate, fixed), "clone_outputs": _clones(options)}
             return self.compile(gm, inputs, together, name)
 
-        return compile_fastest(Request(gm, example_inputs, auto.Settings.of(options), compile_one, tools))
+        return compile_fastest(Request(gm, example_inputs, auto.RaceSettings.of(options), compile_one, tools))
 
     def _compile_lowered(
         self, gm: Any, example_inputs: Sequence[Any], options: Mapping[str, Any], name: str | None

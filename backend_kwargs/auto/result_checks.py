@@ -25,7 +25,7 @@ RUN = 40  # calls of eager that one such run takes
 
 
 @dataclass
-class Checks:
+class ResultChecks:
     """What results are compared with: those `expected`, None if there are none, and a `reference` if there is one."""
 
     task: Task
