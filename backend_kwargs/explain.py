@@ -75,7 +75,9 @@ class Explanation:
         return asdict(self)
 
 
-def explain(spec: str | Callable[..., Any], options: Mapping[str, Any] | None = None, /, **kwargs: Any) -> Explanation:
+def explain(
+    spec: str | Callable[..., object], options: Mapping[str, Any] | None = None, /, **kwargs: Any
+) -> Explanation:
     """Explain the backend that `make_backend` would return for the same arguments. Compiles nothing.
 
     Raises:

@@ -113,7 +113,7 @@ def _attribute(gm: GraphModule, path: str) -> str:
     return type(value).__name__
 
 
-def signature(gm: GraphModule, example_inputs: Sequence[Any]) -> list[str]:
+def signature(gm: GraphModule, example_inputs: Sequence[object]) -> list[str]:
     """Return a description of each input, with its shape (symbols for sizes that vary) and strides."""
     placeholders = gm.graph.find_nodes(op="placeholder")
     pairs = zip(placeholders, example_inputs, strict=True)
@@ -142,12 +142,12 @@ def _layout(node: Node, value: Any) -> str:
     return f"{tuple(known.shape)} {tuple(known.stride()) if known.layout == torch.strided else known.layout}"
 
 
-def key_of(gm: GraphModule, example_inputs: Sequence[Any], asked: Mapping[str, Any]) -> str:
+def key_of(gm: GraphModule, example_inputs: Sequence[object], asked: Mapping[str, Any]) -> str:
     """Return 64 hexadecimal digits for the graph, its inputs, this machine, and the question `asked`."""
     return _hashed([structure(gm), signature(gm, example_inputs), ambient(), machine(), spelled(asked)])
 
 
-def computation_of(gm: GraphModule, example_inputs: Sequence[Any], asked: Mapping[str, Any]) -> str:
+def computation_of(gm: GraphModule, example_inputs: Sequence[object], asked: Mapping[str, Any]) -> str:
     """Return a short identifier of the computation whatever its sizes: recompiles have the same."""
     return _hashed([structure(gm), [*map(_kind, example_inputs)], ambient(), spelled(asked)])[:16]
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from backend_kwargs.backends.others import OTHERS, in_precision, installed, is_other, other_of, sets, verify_other
 from backend_kwargs.errors import BackendKwargsError, unknown
-from backend_kwargs.options.layers import same
+from backend_kwargs.options.layers import Options, same
 from backend_kwargs.options.spec import split_templates
 from backend_kwargs.options.templates import find_template, template_names
 from backend_kwargs.precision import table
@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from backend_kwargs.auto.settings import RaceSettings
 
 Effort = Literal["quick", "full"]
+Part = Literal["launches", "library", "generated", "unaligned"]  # of a call's slack
+OptionsOf = Callable[[str], Options]  # of a template, by its name
 NORM_GRADIENTS = "native_layer_norm_backward"
 EAGER = "eager"
 DEFAULT = "default"
@@ -61,11 +63,11 @@ class RaceCandidate:
     """
 
     name: str
-    options: Mapping[str, Any] = field(default_factory=dict)
+    options: Options = field(default_factory=dict)
     can_gain: Callable[["GraphStats"], bool] = lambda stats: True
     over: bool = True
     without: tuple[str, ...] = ()
-    shares: Mapping[Any, float] = field(default_factory=dict)
+    shares: Mapping[Part, float] = field(default_factory=dict)
     costs: Costs = field(default_factory=Costs)
     effort: Effort = "quick"
     complexity: int = 1
@@ -269,7 +271,7 @@ def candidates_for(
     stats: "GraphStats",
     effort: Effort,
     named: Iterable[str] | None,
-    options_of: Callable[[str], Mapping[str, Any]],
+    options_of: OptionsOf,
     *,
     frozen: bool = False,
 ) -> list[RaceCandidate]:
@@ -294,7 +296,7 @@ def candidates_for(
     return [steps_by_name.get(name) or _named(name, options_of, frozen=frozen) for name in wanted]
 
 
-def _named(name: str, options_of: Callable[[str], Mapping[str, Any]], *, frozen: bool) -> RaceCandidate:
+def _named(name: str, options_of: OptionsOf, *, frozen: bool) -> RaceCandidate:
     if is_other(name):
         return _of_compiler(name, frozen=frozen)
     if name in list_rewrites() and name not in template_names():
@@ -339,7 +341,7 @@ def rewriting(name: str, saved_s: float = 0.0) -> RaceCandidate:
     If these are unknown, as on a CPU, it is expected to save a share of the call's slack, or of the call if it needs
     the user's consent.
     """
-    shares = {"generated": 0.3} if saved_s > 0 else {"library": 0.2, "generated": 0.2}
+    shares: dict[Part, float] = {"generated": 0.3} if saved_s > 0 else {"library": 0.2, "generated": 0.2}
     gain = CONSENTED_GAIN if not saved_s and name not in raced_rewrites(None) else None
     return RaceCandidate(name, {"rewrites": [name]}, shares=shares, costs=ONCE, saved_s=saved_s, gain=gain)
 
@@ -351,7 +353,7 @@ def tuning(names: Iterable[str], count: int, saved_s: float) -> RaceCandidate:
     return RaceCandidate(TUNED_PRODUCTS, options, costs=costs, saved_s=saved_s, complexity=2)
 
 
-def merged(under: Mapping[str, Any], candidate: RaceCandidate) -> dict[str, Any]:
+def merged(under: Options, candidate: RaceCandidate) -> dict[str, Any]:
     """Return the candidate's options merged onto `under`: its rewrites join those that are there."""
     options = {**{k: v for k, v in under.items() if k not in candidate.without}, **candidate.options}
     if candidate.over and "rewrites" in candidate.options and "rewrites" in under:
@@ -409,7 +411,7 @@ def check_candidates(named: Iterable[str]) -> None:
 
 def allowed_candidates(
     named: Iterable[str],
-    options_of: Callable[[str], Mapping[str, Any]],
+    options_of: OptionsOf,
     rewrites: Iterable[str],
     precisions: Iterable[str],
     max_error: float | None,
@@ -433,9 +435,9 @@ def others_for(settings: "RaceSettings") -> list[str]:
 
 def permits(
     settings: "RaceSettings",
-    options_of: Callable[[str], Mapping[str, Any]],
+    options_of: OptionsOf,
     rewrites: Iterable[str],
-    decided: tuple[str, Mapping[str, Any], str],
+    decided: tuple[str, Options, str],
 ) -> bool:
     """Return whether a request may use a winner, its options and its compiler that were decided elsewhere."""
     named = {*(settings.candidates or ()), *others_for(settings)}
@@ -443,7 +445,7 @@ def permits(
     return trusted(*decided, allowed)
 
 
-def trusted(winner: str, options: Mapping[str, Any], compiler: str, allowed: Iterable[RaceCandidate]) -> bool:
+def trusted(winner: str, options: Options, compiler: str, allowed: Iterable[RaceCandidate]) -> bool:
     """Return whether the winner is one of the `allowed` candidates, and these set each option to this value.
 
     A winner of another `compiler` than Inductor must set exactly these options. Any other stored decision is ignored:

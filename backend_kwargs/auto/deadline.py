@@ -95,7 +95,7 @@ def _compiled(nodes: Sequence[Node | None]) -> list[Node]:
     return [node for node in seen if node.name() == COMPILED]
 
 
-def _asking(timer: Callable[..., Any]) -> Callable[..., Any]:
+def _asking(timer: Callable[..., object]) -> Callable[..., object]:
     @wraps(timer)
     def timed(*args: Any, **kwargs: Any) -> Any:
         if time.perf_counter() > _ends.get(threading.get_ident(), math.inf):

@@ -175,7 +175,7 @@ def _on_meta_except_offsets(operand: torch.Tensor) -> torch.Tensor:
 
 
 def observed_stats(
-    run: Callable[[], Any], bytes_of: Callable[[Any], float], inputs: Collection[int] = (), **known: Any
+    run: Callable[[], object], bytes_of: Callable[[Any], float], inputs: Collection[int] = (), **known: Any
 ) -> tuple[Any, GraphStats]:
     """Run `run` and return its result and the stats; `known` gives the stats that operators do not show.
 

@@ -3,7 +3,6 @@
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
@@ -28,7 +27,7 @@ class Runner:
 
     candidate: RaceCandidate
     row: RaceRow
-    call: Callable[[], Any]
+    call: Callable[[], object]
     code: tuple[tuple[str, bool], ...]
 
     @property

@@ -89,7 +89,7 @@ class ResultChecks:
     def _affordable(self) -> bool:
         return self.budget.allows(RUN) and self.spent_s < ROUNDINGS * self.budget.seconds
 
-    def of_draws(self, seen: dict[str, Any], as_eager_draws: Callable[..., Any]) -> Accuracy:
+    def of_draws(self, seen: dict[str, Any], as_eager_draws: Callable[..., object]) -> Accuracy:
         """Check default on a random graph, by a compile that draws as eager does; then expect what default has `seen`.
 
         Inductor draws other random numbers than eager does. So the other candidates are checked against default's own

@@ -134,7 +134,7 @@ class Store:
 
     # ---- reading
 
-    def _rows(self, where: str, values: Sequence[Any]) -> list[Held]:
+    def _rows(self, where: str, values: Sequence[object]) -> list[Held]:
         try:
             if not self._size():
                 return []
@@ -281,7 +281,7 @@ class _Connection(sqlite3.Connection):
         self.looks += 1
         return self.looks > LOOKS
 
-    def rows(self, statement: str, values: Sequence[Any] = ()) -> list[Any]:
+    def rows(self, statement: str, values: Sequence[object] = ()) -> list[Any]:
         try:
             return self.execute(statement, values).fetchall()
         except sqlite3.OperationalError as error:
@@ -348,7 +348,7 @@ def _prepare(connection: _Connection, schema: int) -> None:
             connection.execute(f"PRAGMA {name} = {value}")
 
 
-def _selected(connection: _Connection, where: str, values: Sequence[Any]) -> list[Held]:
+def _selected(connection: _Connection, where: str, values: Sequence[object]) -> list[Held]:
     held = _columns(connection)
     names = [name for name in COLUMNS if name in held]
     if not names:

@@ -90,7 +90,7 @@ def complain(message: str) -> None:
     console(stderr=True).print(Text.assemble(("error:", "red"), " ", _safe(message)), soft_wrap=True)
 
 
-def print_table(header: Sequence[str], rows: Iterable[Sequence[Any]], title: str = "") -> None:
+def print_table(header: Sequence[str], rows: Iterable[Sequence[object]], title: str = "") -> None:
     """Print rows under a header, with numbers right-aligned."""
     rows = list(rows)
     if not rows:

@@ -30,7 +30,7 @@ NO_DROPOUT = "Dropout is off: Inductor's random masks differ from eager's, so re
 
 
 def compare(
-    model: Callable[..., Any],
+    model: Callable[..., object],
     example_inputs: Any,
     candidates: Sequence[Candidate],
     *,
@@ -100,7 +100,7 @@ def _undisturbed(device: torch.device, *, training: bool) -> Iterator[None]:
 
 
 def _study(
-    model: Callable[..., Any], inputs: Inputs, device: torch.device, *, training: bool
+    model: Callable[..., object], inputs: Inputs, device: torch.device, *, training: bool
 ) -> tuple[Study, list[str]]:
     """Return the study of a copy on `device`, with notes; raise BackendKwargsError if it cannot be copied."""
     try:
@@ -169,7 +169,7 @@ def _usable(device: str | torch.device) -> torch.device:
     return place
 
 
-def _device_of(model: Callable[..., Any], inputs: Inputs) -> torch.device:
+def _device_of(model: Callable[..., object], inputs: Inputs) -> torch.device:
     parameters = list(model.parameters()) if isinstance(model, torch.nn.Module) else []
     return next((tensor.device for tensor in [*parameters, *tensors_of(inputs)]), torch.device("cpu"))
 

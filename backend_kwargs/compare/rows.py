@@ -22,7 +22,7 @@ class Candidate:
     """One way to run the model: a label, and `torch.compile`'s `backend` (None: eager), `mode` and `options`."""
 
     label: str
-    backend: Callable[..., Any] | str | None = None
+    backend: Callable[..., object] | str | None = None
     mode: str | None = None
     options: Mapping[str, Any] | None = None
 

@@ -68,17 +68,17 @@ def why_not_repeatable(gm: GraphModule, example_inputs: Sequence[object], *, cus
     return ""
 
 
-def is_tiny(gm: GraphModule, example_inputs: Sequence[Any]) -> bool:
+def is_tiny(gm: GraphModule, example_inputs: Sequence[object]) -> bool:
     """Return whether the graph saves less than its race costs, whichever candidate wins."""
     computing = [node for node in gm.graph.nodes if node.op.startswith("call")]
     return len(computing) < TINY_OPS and sum(tensor.nbytes for tensor in _tensors(example_inputs)) < TINY_BYTES
 
 
-def _tensors(example_inputs: Sequence[Any]) -> list[torch.Tensor]:
+def _tensors(example_inputs: Sequence[object]) -> list[torch.Tensor]:
     return [value for value in example_inputs if isinstance(value, torch.Tensor)]
 
 
-def _changes_what_trains(gm: GraphModule, example_inputs: Sequence[Any]) -> bool:
+def _changes_what_trains(gm: GraphModule, example_inputs: Sequence[object]) -> bool:
     """Return whether an input with gradient history is mutated: a copy has no such history to mutate."""
     placeholders = gm.graph.find_nodes(op="placeholder")
     training = [

@@ -4,7 +4,7 @@ import functools
 from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 from torch._guards import Source, TracingContext
@@ -14,9 +14,9 @@ from torch.nn import Parameter
 
 from backend_kwargs.errors import warn_once
 from backend_kwargs.graphs.parameter_guards import guard_parameters, is_parameter_source, why_not_constants
-from backend_kwargs.graphs.writes import STAYS_INPUT, copy_of_graph, may_be_written, written_memory
+from backend_kwargs.graphs.writes import STAYS_INPUT, copy_of_graph, is_plain, may_be_written, written_memory
 
-CompileGm = Callable[[GraphModule, Sequence[Any]], Callable[..., Any]]
+CompileGm = Callable[[GraphModule, Sequence[object]], Callable[..., object]]
 
 # The key of the FX-graph cache has only the shape of most frozen tensors, while Inductor writes 0-dimensional ones into
 # the code as numbers, and its C++ GEMM keeps packed weights in the entry. So a hit gave one module another's weights
@@ -24,7 +24,7 @@ CompileGm = Callable[[GraphModule, Sequence[Any]], Callable[..., Any]]
 UNCACHED: Mapping[str, bool] = MappingProxyType({"fx_graph_cache": False, "fx_graph_remote_cache": False})
 
 
-def compile_frozen(gm: GraphModule, example_inputs: Sequence[Any], compile_gm: CompileGm) -> Callable[..., Any]:
+def compile_frozen(gm: GraphModule, example_inputs: Sequence[object], compile_gm: CompileGm) -> Callable[..., object]:
     """Call `compile_gm` on `gm` with its parameters as attributes; return a callable that takes all of `gm`'s inputs.
 
     For use inside dynamo's call of a backend, with grad disabled; `compile_gm` sets Inductor's `freezing` and UNCACHED.
@@ -37,7 +37,7 @@ def compile_frozen(gm: GraphModule, example_inputs: Sequence[Any], compile_gm: C
     return _taking_all_inputs(compile_gm(frozen_gm, [example_inputs[i] for i in kept]), kept)
 
 
-def reattach_parameters(gm: GraphModule, example_inputs: Sequence[Any]) -> tuple[GraphModule, list[int]]:
+def reattach_parameters(gm: GraphModule, example_inputs: Sequence[object]) -> tuple[GraphModule, list[int]]:
     """Return a copy of `gm` with the lifted parameters as attributes, and the positions of the remaining inputs.
 
     Returns `gm` itself if there are none.
@@ -62,7 +62,7 @@ def reattach_parameters(gm: GraphModule, example_inputs: Sequence[Any]) -> tuple
     return frozen_gm, [i for i in range(len(placeholders)) if i not in lifted]
 
 
-def freezable_parameters(gm: GraphModule, example_inputs: Sequence[Any]) -> dict[int, torch.Tensor]:
+def freezable_parameters(gm: GraphModule, example_inputs: Sequence[object]) -> dict[int, torch.Tensor]:
     """Return the lifted parameters that can become constants, by position.
 
     There are none outside dynamo, where nothing guards their identity, and if inputs share memory that the graph
@@ -83,7 +83,7 @@ def _by_source(gm: GraphModule, lifted: Mapping[int, torch.Tensor]) -> dict[Sour
     return {placeholders[position]._dynamo_source: value for position, value in lifted.items()}
 
 
-def lifted_parameters(gm: GraphModule, example_inputs: Sequence[Any]) -> dict[int, torch.Tensor]:
+def lifted_parameters(gm: GraphModule, example_inputs: Sequence[object]) -> dict[int, torch.Tensor]:
     """Return the parameters and buffers that dynamo made inputs of `gm`, by position."""
     placeholders = gm.graph.find_nodes(op="placeholder")
     return {
@@ -95,16 +95,16 @@ def lifted_parameters(gm: GraphModule, example_inputs: Sequence[Any]) -> dict[in
     }
 
 
-def _can_freeze(value: Any) -> bool:
-    # The exact types exclude fake tensors (DDPOptimizer: nothing to freeze yet) and subclasses (DTensor, quantized).
-    return type(value) in (torch.Tensor, Parameter) and not value.is_meta
+def _can_freeze(value: object) -> TypeGuard[torch.Tensor]:
+    # Not fake tensors (DDPOptimizer: nothing to freeze yet), nor subclasses (DTensor, quantized).
+    return is_plain(value) and not value.is_meta
 
 
-def _writes_shared_memory(gm: GraphModule, example_inputs: Sequence[Any]) -> bool:
+def _writes_shared_memory(gm: GraphModule, example_inputs: Sequence[object]) -> bool:
     # AOTAutograd puts a common base before all inputs, while Inductor's freeze() counts parameters from the front.
     sharing = defaultdict(list)
     for node, value in zip(gm.graph.find_nodes(op="placeholder"), example_inputs, strict=True):
-        if type(value) in (torch.Tensor, Parameter) and value.layout == torch.strided:
+        if is_plain(value) and value.layout == torch.strided:
             sharing[value.untyped_storage()._cdata].append((node, value))
     several = [shared for shared in sharing.values() if len(shared) > 1]
     written = written_memory(gm.graph) if several else ()
@@ -139,7 +139,7 @@ def _unused_name(gm: GraphModule, name: str) -> str:
     return name
 
 
-def _taking_all_inputs(compiled: Callable[..., Any], kept: Sequence[int]) -> Callable[..., Any]:
+def _taking_all_inputs(compiled: Callable[..., object], kept: Sequence[int]) -> Callable[..., object]:
     # This wrapper is in the hot path. Unused placeholders instead would lose their static status in Inductor's
     # freeze(): CUDA graphs would copy every weight at each replay, and Inductor would process them in Python at each
     # call.

@@ -17,7 +17,7 @@ from torch.fx.passes.operator_support import create_op_support
 PREFIX = "part_"
 MARK = "backend_kwargs.part"
 Boxed = Callable[[list[Any]], Any]
-Run = Callable[[Sequence[Any]], list[torch.Tensor]]
+Run = Callable[[Sequence[object]], list[torch.Tensor]]
 # Each returns its input in another dtype or on another device: a part of only these gains nothing over eager.
 COPIES = frozenset({"_to_copy", "alias", "clone", "copy", "detach", "lift_fresh_copy"})
 
@@ -151,7 +151,7 @@ def writes_in_place(gm: GraphModule) -> str:
 def tensors_of(node: Node) -> list[torch.Tensor]:
     """Return the fake tensors that a node computes."""
     value = node.meta.get("val")
-    values: Sequence[Any] = value if isinstance(value, list | tuple) else (value,)
+    values: Sequence[object] = value if isinstance(value, list | tuple) else (value,)
     return [value for value in values if isinstance(value, torch.Tensor)]
 
 
@@ -203,7 +203,7 @@ def expression(size: int | torch.SymInt | sympy.Expr) -> sympy.Expr:
     return sympy.sympify(size)
 
 
-def symbols_of(values: Iterable[Any]) -> set[sympy.Symbol]:
+def symbols_of(values: Iterable[object]) -> set[sympy.Symbol]:
     """Return the symbols in sizes, tensors' shapes, and lists of these."""
     found: set[sympy.Symbol] = set()
     for value in values:
@@ -243,7 +243,7 @@ def attach(part: GraphModule, call: Node, constants: Mapping[str, torch.Tensor])
     part.recompile()
 
 
-def replace_part(call: Node, run: Callable[..., Any]) -> None:
+def replace_part(call: Node, run: Callable[..., object]) -> None:
     """Replace the call of a part by a call of `run`."""
     graph = call.graph
     run.__name__ = str(call.target)
@@ -254,7 +254,7 @@ def replace_part(call: Node, run: Callable[..., Any]) -> None:
     graph.erase_node(call)
 
 
-def finished(run: Run, part: GraphModule, visible: Collection[int]) -> Callable[..., Any]:
+def finished(run: Run, part: GraphModule, visible: Collection[int]) -> Callable[..., object]:
     """Return a callable of `run` with the results of `part`; the `visible` ones get eager's strides."""
     single = not isinstance(part.graph.output_node().args[0], tuple | list)
     values = [node.meta["val"] for node in returned_by(part)]
@@ -277,7 +277,9 @@ def _order(value: torch.Tensor) -> tuple[list[int], list[int]] | None:
     return None if order == [*range(value.dim())] else (order, [order.index(dim) for dim in range(value.dim())])
 
 
-def serving(run: Callable[..., Any], part: GraphModule, failed: Callable[[Exception], None]) -> Callable[..., Any]:
+def serving(
+    run: Callable[..., object], part: GraphModule, failed: Callable[[Exception], None]
+) -> Callable[..., object]:
     """Return a callable of `run`, and of `part` in eager from the first call at which `run` fails and `part` does not.
 
     `failed` gets the exception.

@@ -194,7 +194,7 @@ class Inputs:
         return {v.untyped_storage()._cdata: v.untyped_storage().nbytes() for v in self.values if has_memory(v)}
 
 
-def _with_memory_shared(values: Sequence[Any], positions: Iterable[int]) -> frozenset[int]:
+def _with_memory_shared(values: Sequence[object], positions: Iterable[int]) -> frozenset[int]:
     """Return `positions` and those of all tensors that share memory with one of them."""
     sharing = defaultdict(set)
     for at, value in enumerate(values):
@@ -240,7 +240,7 @@ class Task:
     def of(
         cls,
         gm: GraphModule,
-        example_inputs: Sequence[Any],
+        example_inputs: Sequence[object],
         begin: Callable[[], None] = lambda: None,
         backward: Around = nullcontext,
     ) -> "Task":
@@ -262,7 +262,7 @@ class Task:
         """Return a copy of the graph for a compiler, with everything that dynamo attached to it."""
         return copy_of_graph(self.gm)
 
-    def caller(self, fn: Callable[..., Any]) -> Served:
+    def caller(self, fn: Callable[..., object]) -> Served:
         """Return a call of `fn` from the state of the user's call: outputs, and gradients if it trains."""
         given = self.inputs.staged
         leaves = [value for value in given if isinstance(value, torch.Tensor) and value.requires_grad]
@@ -271,7 +271,7 @@ class Task:
         return Served(lambda: self._call(fn, given, leaves, cotangents), self.inputs.state)
 
     def _call(
-        self, fn: Callable[..., Any], given: list[Any], leaves: list[torch.Tensor], cotangents: list[torch.Tensor]
+        self, fn: Callable[..., object], given: list[Any], leaves: list[torch.Tensor], cotangents: list[torch.Tensor]
     ) -> dict[str, Any]:
         self.begin()
         outputs = fn(*given)
@@ -283,7 +283,7 @@ class Task:
             grads = torch.autograd.grad(ends, leaves, cotangents, allow_unused=True) if ends else ()
         return {"output": outputs, "gradient": list(grads)}
 
-    def observe(self, fn: Callable[..., Any]) -> dict[str, Any]:
+    def observe(self, fn: Callable[..., object]) -> dict[str, Any]:
         """Return copies of everything that one call returns and changes, under one seed.
 
         Raise ChangedInputError if it changes an input that eager only reads; the user's input stays as it is.

@@ -6,7 +6,7 @@ import operator
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from functools import cache
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 from torch.fx import Graph, GraphModule, Node
@@ -175,10 +175,16 @@ def copy_of_graph(gm: GraphModule, *, with_inputs: bool = False) -> GraphModule:
     return copied
 
 
-def has_memory(value: Any) -> bool:
+def has_memory(value: object) -> TypeGuard[torch.Tensor]:
     """Return whether `value` is a plain tensor with memory: not fake, not a subclass, not sparse, not wrapped."""
-    plain = type(value) in (torch.Tensor, torch.nn.Parameter) and value.layout == torch.strided and not value.is_meta
-    return plain and not torch._C._functorch.is_functorch_wrapped_tensor(value)
+    if not is_plain(value) or value.layout != torch.strided or value.is_meta:
+        return False
+    return not torch._C._functorch.is_functorch_wrapped_tensor(value)
+
+
+def is_plain(value: object) -> TypeGuard[torch.Tensor]:
+    """Return whether `value` is exactly a tensor or parameter: not fake, not a subclass."""
+    return type(value) in (torch.Tensor, torch.nn.Parameter)
 
 
 def is_bare_subclass(value: Any) -> bool:

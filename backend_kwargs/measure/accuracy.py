@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeGuard
 
 import torch
 
@@ -82,13 +82,13 @@ class Accuracy:
         return self.status == "pass"
 
 
-def call(fn: Callable[..., Any], args: tuple[Any, ...]) -> Any:
+def call(fn: Callable[..., object], args: tuple[Any, ...]) -> Any:
     """Call `fn` with gradients off."""
     with torch.no_grad():
         return fn(*args)
 
 
-def reference(fn: Callable[..., Any], args: Any, run: Callable[[Any, Any], Any] = call) -> Any | None:
+def reference(fn: Callable[..., object], args: Any, run: Callable[[Any, Any], Any] = call) -> Any | None:
     """Return `run(fn, args)` computed in float64, else float32, else None; `fn` and `args` are copied, not changed.
 
     `fn` is upcast if it is a module; `args` is any pytree. A model that fails in both dtypes (a kernel without float64,
@@ -202,7 +202,7 @@ def _failed(reason: str, figures: Accuracy = Accuracy()) -> Accuracy:
     return dataclasses.replace(figures, status="fail_accuracy", reason=reason)
 
 
-def is_number(value: Any) -> bool:
+def is_number(value: object) -> TypeGuard[torch.Tensor]:
     """Return whether a leaf is a tensor of floating or complex numbers."""
     return isinstance(value, torch.Tensor) and (value.is_floating_point() or value.is_complex())
 
@@ -282,7 +282,7 @@ class _Limits:
 
     tol: float
     dtype: torch.dtype | None
-    leaves: Sequence[Any]
+    leaves: Sequence[object]
     alone: bool = True  # without runs that round otherwise
 
     @cached_property
@@ -295,7 +295,7 @@ class _Limits:
         return ROUNDING * torch.finfo(torch.float32).eps * self.largest
 
 
-def _largest(leaves: Iterable[Any]) -> float:
+def _largest(leaves: Iterable[object]) -> float:
     sizes = (wide(leaf) for leaf in leaves if is_number(leaf))
     return max((root_mean_square(values[values.isfinite()]) for values in sizes), default=0.0)
 

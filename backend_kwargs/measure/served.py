@@ -178,7 +178,7 @@ class State:
 class Served:
     """A call as its user makes it, from the state that the user's call had."""
 
-    call: Callable[[], Any]
+    call: Callable[[], object]
     state: State = field(default_factory=State)
 
     def __call__(self) -> Any:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
+Options = Mapping[str, Any]  # values by name
 # Options that permit what they name, so that `auto` also races code without it: (the user's value, a candidate's).
 PERMITTING: Mapping[str, tuple[Any, Any]] = MappingProxyType({"freezing": (True, False)})
 
@@ -23,7 +24,7 @@ class Layer:
     """Options from one source, and the source's name, such as "template max_autotune"."""
 
     source: str
-    options: Mapping[str, Any]
+    options: Options
 
     def __post_init__(self) -> None:
         # A copy, since torch.compile removes some options from the caller's dict.
@@ -40,7 +41,7 @@ def sources(layers: Iterable[Layer]) -> dict[str, str]:
     return {name: layer.source for layer in layers for name in layer.options}
 
 
-def with_users(options: Mapping[str, Any], users: Mapping[str, Any]) -> dict[str, Any]:
+def with_users(options: Options, users: Options) -> dict[str, Any]:
     """Return what a graph is compiled with under a candidate of `auto`: its `options`, with the user's own on top.
 
     The exception are options of the user's that only permit what they name: `freezing=True` lets a candidate win that
@@ -49,7 +50,7 @@ def with_users(options: Mapping[str, Any], users: Mapping[str, Any]) -> dict[str
     return {**options, **standing(users, options)}
 
 
-def standing(users: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Any]:
+def standing(users: Options, options: Options) -> dict[str, Any]:
     """Return the user's own options that precede a candidate's `options`: all but those that only permit."""
     return {name: value for name, value in users.items() if PERMITTING.get(name) != (value, options.get(name))}
 
