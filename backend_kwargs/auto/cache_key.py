@@ -57,7 +57,7 @@ def _source(kernel: Any) -> list[str]:
     return [*found, *_source(kernel.fn)]
 
 
-def _said(value: Any) -> str:
+def _said(value: object) -> str:
     """Return a decorator's argument as text, functions as their code."""
     if isinstance(value, Mapping):
         return str([f"{name}: {_said(value[name])}" for name in sorted(value)])
@@ -79,7 +79,7 @@ def spelled(value: Any, numbers: Mapping[Node, str] = {}) -> str:
     return repr(map_aggregate(value, lambda leaf: _Spelled(_leaf(leaf, numbers))))
 
 
-def _leaf(leaf: Any, numbers: Mapping[Node, str]) -> str:
+def _leaf(leaf: object, numbers: Mapping[Node, str]) -> str:
     if isinstance(leaf, Node):
         return numbers[leaf]
     if isinstance(leaf, torch.device) or (isinstance(leaf, str) and DEVICE.fullmatch(leaf)):
@@ -123,7 +123,7 @@ def signature(gm: GraphModule, example_inputs: Sequence[object]) -> list[str]:
     return [SYMBOL.sub(lambda m: names.setdefault(m[0], f"n{len(names)}"), text) for text in described]
 
 
-def _kind(value: Any) -> str:
+def _kind(value: object) -> str:
     """Return the properties of an input besides its sizes: rank, dtype, device, requires_grad, and a static address.
 
     An input with a static address is not copied by CUDA graphs.
@@ -134,7 +134,7 @@ def _kind(value: Any) -> str:
     return f"{value.dim()} {value.dtype} {value.device.type} {value.requires_grad}{stays}"
 
 
-def _layout(node: Node, value: Any) -> str:
+def _layout(node: Node, value: object) -> str:
     if not isinstance(value, torch.Tensor):
         return ""
     fake = node.meta.get("example_value")
@@ -142,17 +142,17 @@ def _layout(node: Node, value: Any) -> str:
     return f"{tuple(known.shape)} {tuple(known.stride()) if known.layout == torch.strided else known.layout}"
 
 
-def key_of(gm: GraphModule, example_inputs: Sequence[object], asked: Mapping[str, Any]) -> str:
+def key_of(gm: GraphModule, example_inputs: Sequence[object], asked: Mapping[str, object]) -> str:
     """Return 64 hexadecimal digits for the graph, its inputs, this machine, and the question `asked`."""
     return _hashed([structure(gm), signature(gm, example_inputs), ambient(), machine(), spelled(asked)])
 
 
-def computation_of(gm: GraphModule, example_inputs: Sequence[object], asked: Mapping[str, Any]) -> str:
+def computation_of(gm: GraphModule, example_inputs: Sequence[object], asked: Mapping[str, object]) -> str:
     """Return a short identifier of the computation whatever its sizes: recompiles have the same."""
     return _hashed([structure(gm), [*map(_kind, example_inputs)], ambient(), spelled(asked)])[:16]
 
 
-def _hashed(parts: list[Any]) -> str:
+def _hashed(parts: list[object]) -> str:
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
 
 

@@ -455,7 +455,7 @@ def trusted(winner: str, options: Options, compiler: str, allowed: Iterable[Race
     allowed = list(allowed)
     rewrites = {name for each in allowed for name in each.options.get("rewrites", ())}
 
-    def is_set(name: str, value: Any) -> bool:
+    def is_set(name: str, value: object) -> bool:
         if name == "rewrites":  # those of several candidates may have joined
             return isinstance(value, list | tuple) and all(isinstance(each, str) and each in rewrites for each in value)
         if name == TUNED_PRODUCTS:  # their sizes choose among the graph's own

@@ -64,13 +64,13 @@ def capped_backward(outputs: Sequence[torch.Tensor]) -> Iterator[None]:
         yield
         return
 
-    def before(*_: Any) -> None:
+    def before(*_: object) -> None:
         thread = threading.get_ident()
         if thread not in _ends:
             entered.add(thread)
             _ends[thread] = ends
 
-    def after(*_: Any) -> None:
+    def after(*_: object) -> None:
         for thread in tuple(entered):
             _ends.pop(thread, None)
         entered.clear()
@@ -97,7 +97,7 @@ def _compiled(nodes: Sequence[Node | None]) -> list[Node]:
 
 def _asking(timer: Callable[..., object]) -> Callable[..., object]:
     @wraps(timer)
-    def timed(*args: Any, **kwargs: Any) -> Any:
+    def timed(*args: object, **kwargs: object) -> Any:
         if time.perf_counter() > _ends.get(threading.get_ident(), math.inf):
             raise OutOfTime
         return timer(*args, **kwargs)

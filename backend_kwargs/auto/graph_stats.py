@@ -12,6 +12,8 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
+from backend_kwargs.measure.trees import tensors_of
+
 PADDED = frozenset({"mm", "addmm", "bmm", "baddbmm"})  # the operators that force_shape_pad can pad
 WITH_BIAS = frozenset({"addmm", "baddbmm"})  # which is their first argument
 GEMMS = PADDED | {"_int_mm", "_scaled_mm", "_grouped_mm"}
@@ -144,9 +146,9 @@ class _Seen(TorchDispatchMode):  # type: ignore[no-untyped-call]
         on_meta = pytree.tree_map_only(
             torch.Tensor, _on_meta_except_offsets if name in GROUPED else _on_meta, (args, kwargs)
         )
-        operands = _tensors(on_meta)
+        operands = tensors_of(on_meta)
         layout = f"{name}{[(tuple(t.shape), t.stride(), t.dtype) for t in operands]}"
-        given, made = (_tensors(tree) for tree in ((args, kwargs), result))
+        given, made = (tensors_of(tree) for tree in ((args, kwargs), result))
         once = Product(
             layout,
             0,
@@ -160,10 +162,6 @@ class _Seen(TorchDispatchMode):  # type: ignore[no-untyped-call]
         )
         seen = self.products.get(layout, once)
         self.products[layout] = replace(seen, count=seen.count + 1)
-
-
-def _tensors(tree: Any) -> list[torch.Tensor]:
-    return [leaf for leaf in pytree.tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
 
 
 def _on_meta(tensor: torch.Tensor) -> torch.Tensor:
@@ -226,7 +224,7 @@ def _is_composite_reduction(name: str) -> bool:
     return any(part in name for part in ("softmax", "layer_norm", "group_norm", "batch_norm", "rms_norm"))
 
 
-def _is_unaligned(operand: Any) -> bool:
+def _is_unaligned(operand: object) -> bool:
     """Return whether rows (or columns, if these are contiguous) do not begin at multiples of 16 bytes."""
     if not isinstance(operand, torch.Tensor) or operand.dtype not in (torch.float16, torch.bfloat16, torch.float32):
         return False

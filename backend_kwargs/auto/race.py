@@ -32,6 +32,7 @@ from backend_kwargs.graphs.eligibility import recomputes
 from backend_kwargs.graphs.freezing import freezable_parameters
 from backend_kwargs.graphs.replay import ChangedInputError, Task, has_drawn
 from backend_kwargs.graphs.writes import copy_of_graph, modes_restored
+from backend_kwargs.measure.trees import tensors_of
 
 logger = logging.getLogger("backend_kwargs.auto")
 
@@ -329,6 +330,4 @@ def _code(fn: Callable[..., Any]) -> tuple[tuple[str, bool], ...]:
 
 
 def _bytes(seen: Mapping[str, Any]) -> float:
-    from torch.utils import _pytree as pytree
-
-    return float(sum(leaf.nbytes for leaf in pytree.tree_leaves(seen) if isinstance(leaf, torch.Tensor)))
+    return float(sum(tensor.nbytes for tensor in tensors_of(seen)))

@@ -12,6 +12,7 @@ from torch.utils import _pytree as pytree
 from backend_kwargs import measure
 from backend_kwargs.auto.candidates import Part
 from backend_kwargs.auto.graph_stats import GraphStats, Product
+from backend_kwargs.measure.trees import tensors_of
 
 LAUNCHED = 0.25  # of an eager call that waits for launches, the least that default's took on eight models: 0.34 to 0.52
 LAUNCH_S = 2e-6  # per kernel on a CPU, from Python; on a GPU the gaps between kernels are measured
@@ -141,7 +142,7 @@ def time_library(products: Iterable[Product], device: torch.device) -> dict[Prod
     found = {}
     for product in products:
         operator, args, kwargs = product.call
-        given = [each for each in pytree.tree_leaves((args, kwargs)) if isinstance(each, torch.Tensor)]
+        given = tensors_of((args, kwargs))
         if all(each.is_floating_point() or not each.is_meta for each in given):
             with contextlib.suppress(Exception):
                 made, named = pytree.tree_map_only(torch.Tensor, partial(_random_like, device=device), (args, kwargs))

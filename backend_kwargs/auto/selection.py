@@ -2,7 +2,7 @@
 
 import logging
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property, partial
 from typing import Any
@@ -46,7 +46,7 @@ from backend_kwargs.auto.roofline import (
 )
 from backend_kwargs.auto.settings import RaceSettings
 from backend_kwargs.graphs.replay import Task
-from backend_kwargs.options.layers import standing, with_users
+from backend_kwargs.options.layers import Options, standing, with_users
 from backend_kwargs.rewrites.table import find_rewrite
 
 logger = logging.getLogger("backend_kwargs.auto")
@@ -87,7 +87,7 @@ class Selection:
     lowered: list[GraphModule] = field(default_factory=list)
     base: tuple[float, Slack] | None = None
     best_row: RaceRow | None = None
-    before_graphs: tuple[Mapping[str, Any], float, Slack] | None = None
+    before_graphs: tuple[Options, float, Slack] | None = None
 
     @property
     def settings(self) -> RaceSettings:
@@ -246,7 +246,7 @@ class Selection:
             return f"it could save {gain:.1%}, for about {predicted:.0f} s of compiling"
         return ""
 
-    def _unfit(self, candidate: RaceCandidate, options: Mapping[str, Any]) -> str:
+    def _unfit(self, candidate: RaceCandidate, options: Options) -> str:
         """Return why the candidate has no effect here, or ""."""
         if candidate.compiler:
             return why_not_raced(candidate, self.stats, frozen=self.request.frozen)

@@ -1,9 +1,9 @@
 """Options of `auto`."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
+from backend_kwargs.options.layers import Options
 from backend_kwargs.options.option import Where, declared
 from backend_kwargs.options.requirements import Rule
 from backend_kwargs.options.trust import AUTO_DATA
@@ -49,7 +49,7 @@ class RaceSettings:
     ] = None
 
     @classmethod
-    def of(cls, options: Mapping[str, Any]) -> "RaceSettings":
+    def of(cls, options: Options) -> "RaceSettings":
         """Return the settings given in `options`."""
         return cls(**{name: options[name] for name in OPTIONS if name in options})
 

@@ -1,7 +1,7 @@
 """Arguments that several commands share, and the conversion of their text to values."""
 
 from collections.abc import Iterable
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import typer
 
@@ -34,7 +34,7 @@ def backend_from_text(spec: str, options: dict[str, str]) -> Backend:
     return make_backend(spec_of(spec)).bind("command line", options, convert)
 
 
-def judged(spec: str, **options: Any) -> tuple[Verdict, str]:
+def judged(spec: str, **options: object) -> tuple[Verdict, str]:
     """Return the verdict on `spec` on this machine, and its summary; a broken plug-in must not hide the others."""
     try:
         backend = find_backend(spec).bind("judged", options)

@@ -3,7 +3,7 @@
 import json
 import os
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from io import StringIO
 from pathlib import Path
@@ -15,6 +15,7 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from backend_kwargs.errors import BackendKwargsError, printable, shown
+from backend_kwargs.options.layers import Options
 
 PIPE_WIDTH = 200
 LONGEST_LINE = 10_000  # characters: a file may contain a text of megabytes
@@ -103,13 +104,13 @@ def print_table(header: Sequence[str], rows: Iterable[Sequence[object]], title: 
     console().print("\n".join(_lines(table)), soft_wrap=True, markup=False)
 
 
-def print_json(data: Any) -> None:
+def print_json(data: object) -> None:
     """Print data as JSON, with the repr of values that JSON cannot represent."""
     written = json.dumps(data, indent=2, default=repr).replace("\x7f", "\\u007f")  # the one that JSON leaves as it is
     console().print(written, soft_wrap=True, markup=False)
 
 
-def print_config(config: Mapping[str, Any]) -> None:
+def print_config(config: Options) -> None:
     """Print options as JSON; raise if JSON cannot represent one."""
     for name, value in config.items():
         try:

@@ -15,9 +15,10 @@ from backend_kwargs.compare.rows import Candidate, Comparison, Mode, Progress, R
 from backend_kwargs.compare.trial import CandidateTrial
 from backend_kwargs.errors import BackendKwargsError, error_text, unknown, wrong_value
 from backend_kwargs.harness.isolation import room_to_compile, start_inductor
-from backend_kwargs.harness.study import Inputs, Study, arguments_of, move, tensors_of
+from backend_kwargs.harness.study import Inputs, Study, arguments_of, move
 from backend_kwargs.harness.trial import learn
 from backend_kwargs.measure import Interval
+from backend_kwargs.measure.trees import tensors_of
 
 __all__ = ["Candidate", "Comparison", "Row", "compare", "fastest", "plot", "to_json"]
 
@@ -31,7 +32,7 @@ NO_DROPOUT = "Dropout is off: Inductor's random masks differ from eager's, so re
 
 def compare(
     model: Callable[..., object],
-    example_inputs: Any,
+    example_inputs: object,
     candidates: Sequence[Candidate],
     *,
     mode: Mode = "inference",
@@ -116,7 +117,7 @@ def _study(
     return Study(model, inputs, "fwd_bwd" if training else "fwd", device, dtype), notes
 
 
-def _moved(leaf: Any, device: torch.device) -> Any:
+def _moved(leaf: object, device: torch.device) -> Any:
     if not isinstance(leaf, torch.Tensor) or leaf.device == device:
         return leaf
     return leaf.detach().to(device).requires_grad_(leaf.requires_grad)

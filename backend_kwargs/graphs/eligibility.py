@@ -6,9 +6,9 @@ from typing import Any
 
 import torch
 from torch.fx import GraphModule, Node
-from torch.utils._pytree import tree_leaves
 
 from backend_kwargs.graphs.writes import has_memory
+from backend_kwargs.measure.trees import tensors_of
 
 TINY_OPS, TINY_BYTES = 3, 1 << 20  # a graph below both saves less than its race costs, whichever candidate wins
 
@@ -48,7 +48,7 @@ ROUNDED += "which no call on this GPU would work"
 
 def why_not_repeatable(gm: GraphModule, example_inputs: Sequence[object], *, custom_ops: bool = True) -> str:
     """Return why the graph cannot be called many times, "" if it can; `custom_ops` allows operators not of torch's."""
-    tensors = _tensors(example_inputs)
+    tensors = tensors_of(example_inputs)
     if not tensors:
         return "no input is a tensor"
     if not all(map(has_memory, tensors)):
@@ -71,11 +71,7 @@ def why_not_repeatable(gm: GraphModule, example_inputs: Sequence[object], *, cus
 def is_tiny(gm: GraphModule, example_inputs: Sequence[object]) -> bool:
     """Return whether the graph saves less than its race costs, whichever candidate wins."""
     computing = [node for node in gm.graph.nodes if node.op.startswith("call")]
-    return len(computing) < TINY_OPS and sum(tensor.nbytes for tensor in _tensors(example_inputs)) < TINY_BYTES
-
-
-def _tensors(example_inputs: Sequence[object]) -> list[torch.Tensor]:
-    return [value for value in example_inputs if isinstance(value, torch.Tensor)]
+    return len(computing) < TINY_OPS and sum(tensor.nbytes for tensor in tensors_of(example_inputs)) < TINY_BYTES
 
 
 def _changes_what_trains(gm: GraphModule, example_inputs: Sequence[object]) -> bool:
@@ -144,7 +140,7 @@ def _is_integer(tensor: torch.Tensor) -> bool:
 
 
 def _holds(node: Node, test: Callable[[torch.Tensor], bool]) -> bool:
-    return any(test(each) for each in tree_leaves(node.meta.get("example_value")) if isinstance(each, torch.Tensor))
+    return any(map(test, tensors_of(node.meta.get("example_value"))))
 
 
 def communicates(gm: GraphModule) -> bool:
@@ -164,7 +160,7 @@ def has_side_effects(gm: GraphModule) -> bool:
     return any(has_effects(operator) for node in _nodes(gm) for operator in _overloads(node.target))
 
 
-def _overloads(target: Any) -> list[Any]:
+def _overloads(target: object) -> list[Any]:
     if isinstance(target, torch._ops.OpOverloadPacket):
         return [getattr(target, name) for name in target.overloads()]  # type: ignore[no-untyped-call]
     return [target]
@@ -184,7 +180,7 @@ def holds_state(gm: GraphModule) -> bool:
     )
 
 
-def _namespace(target: Any) -> str:
+def _namespace(target: object) -> str:
     packet: Any = getattr(target, "overloadpacket", target)
     if isinstance(packet, torch._ops.OpOverloadPacket):
         return packet._qualified_op_name.partition("::")[0]

@@ -144,7 +144,7 @@ def _taking_all_inputs(compiled: Callable[..., object], kept: Sequence[int]) -> 
     # freeze(): CUDA graphs would copy every weight at each replay, and Inductor would process them in Python at each
     # call.
     @functools.wraps(compiled)
-    def call(*inputs: Any) -> Any:
+    def call(*inputs: object) -> Any:
         return compiled(*[inputs[i] for i in kept])
 
     return call

@@ -79,7 +79,7 @@ def _hand_in_sizes(gm: GraphModule, call: Node) -> None:
     part.recompile()
 
 
-def _is_marked(prefix: str, _: Mapping[str, Any], node: Node) -> bool:
+def _is_marked(prefix: str, _: Mapping[str, object], node: Node) -> bool:
     return node.meta.get(MARK) == prefix
 
 
@@ -136,7 +136,7 @@ def random_nodes(gm: GraphModule) -> list[Node]:
     return [node for node in gm.graph.nodes if _draws(node.target)]
 
 
-def _draws(target: Any) -> bool:
+def _draws(target: object) -> bool:
     # Checkpointing wraps random operators in higher-order ones, which have no tags.
     seeded = torch.Tag.nondeterministic_seeded in getattr(target, "tags", ())
     return seeded or "rng_state" in getattr(target, "__name__", "")
@@ -260,7 +260,7 @@ def finished(run: Run, part: GraphModule, visible: Collection[int]) -> Callable[
     values = [node.meta["val"] for node in returned_by(part)]
     orders = {at: order for at in visible if (order := _order(values[at]))}
 
-    def call(*args: Any) -> Any:
+    def call(*args: object) -> Any:
         outputs = run(args)
         for at, (order, inverse) in orders.items():
             outputs[at] = outputs[at].permute(order).contiguous().permute(inverse)
@@ -285,7 +285,7 @@ def serving(
     `failed` gets the exception.
     """
 
-    def call(*args: Any) -> Any:
+    def call(*args: object) -> Any:
         nonlocal run
         try:
             return run(*args)
@@ -306,7 +306,7 @@ def boxed(gm: GraphModule) -> Boxed:
     gm.recompile()
     forward = gm.forward
 
-    def run(args: list[Any]) -> Any:
+    def run(args: list[object]) -> Any:
         return forward(args)
 
     run._boxed_call = True  # type: ignore[attr-defined]

@@ -23,6 +23,7 @@ from backend_kwargs.graphs.writes import (
     written_memory,
 )
 from backend_kwargs.measure.served import Region, Served, State, copied, layout_of, same_bits, span_of
+from backend_kwargs.measure.trees import tensors_of
 
 Around = Callable[[Sequence[torch.Tensor]], AbstractContextManager[object]]
 
@@ -112,7 +113,7 @@ class Inputs:
         positions = self.written if positions is None else positions
         return [self._fresh(at, value, copies if at in positions else None) for at, value in enumerate(self.values)]
 
-    def _fresh(self, at: int, value: Any, copies: dict[int, torch.Tensor] | None) -> Any:
+    def _fresh(self, at: int, value: object, copies: dict[int, torch.Tensor] | None) -> Any:
         if isinstance(value, torch.SymInt | torch.SymFloat):
             return value.node.hint  # the size in this call
         if not isinstance(value, torch.Tensor):
@@ -271,13 +272,13 @@ class Task:
         return Served(lambda: self._call(fn, given, leaves, cotangents), self.inputs.state)
 
     def _call(
-        self, fn: Callable[..., object], given: list[Any], leaves: list[torch.Tensor], cotangents: list[torch.Tensor]
+        self, fn: Callable[..., object], given: list[object], leaves: list[torch.Tensor], cotangents: list[torch.Tensor]
     ) -> dict[str, Any]:
         self.begin()
         outputs = fn(*given)
         if not self.training:
             return {"output": outputs}
-        ends = [out for out in pytree.tree_leaves(outputs) if isinstance(out, torch.Tensor) and out.requires_grad]
+        ends = [out for out in tensors_of(outputs) if out.requires_grad]
         cotangents += map(_cotangent, ends[len(cotangents) :])
         with self.backward(ends):
             grads = torch.autograd.grad(ends, leaves, cotangents, allow_unused=True) if ends else ()
@@ -304,7 +305,7 @@ class Task:
             return pytree.tree_map(_detached_copy, seen)  # type: ignore[no-any-return]
 
 
-def _detached_copy(leaf: Any) -> Any:
+def _detached_copy(leaf: object) -> Any:
     if not isinstance(leaf, torch.Tensor):
         return leaf
     freed = has_memory(leaf) and leaf.untyped_storage().nbytes() < span_of(leaf)[1] * leaf.itemsize

@@ -126,7 +126,7 @@ def _names(overload: Any) -> tuple[list[str], list[str]]:
     return [each.name for each in arguments], mutable
 
 
-def storages_of(value: Any) -> set[int]:
+def storages_of(value: object) -> set[int]:
     """Return what identifies the memory of a tensor, or of those in a list."""
     tensors = [value] if isinstance(value, torch.Tensor) else value if isinstance(value, list | tuple) else ()
     plain = [_unwrapped(each) for each in tensors if isinstance(each, torch.Tensor)]

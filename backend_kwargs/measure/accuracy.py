@@ -12,7 +12,7 @@ from typing import Any, Literal, NamedTuple, TypeGuard
 import torch
 
 from backend_kwargs.measure.inputs import in_precision, upcast
-from backend_kwargs.measure.trees import walk
+from backend_kwargs.measure.trees import Results, walk
 
 # "fell_back": right results, but not run by the backend; "unknown": it cannot be determined what ran.
 Status = Literal[
@@ -82,7 +82,7 @@ class Accuracy:
         return self.status == "pass"
 
 
-def call(fn: Callable[..., object], args: tuple[Any, ...]) -> Any:
+def call(fn: Callable[..., object], args: tuple[object, ...]) -> Any:
     """Call `fn` with gradients off."""
     with torch.no_grad():
         return fn(*args)
@@ -109,9 +109,9 @@ def _upcast_module(module: torch.nn.Module, dtype: torch.dtype) -> torch.nn.Modu
 
 
 def check(
-    result: Any,
-    eager: Any,
-    reference: Any | None = None,
+    result: object,
+    eager: object,
+    reference: object | None = None,
     *,
     dtype: torch.dtype | None = None,
     training: bool = False,
@@ -162,17 +162,13 @@ def check(
     return worst(judged())
 
 
-def check_all(
-    seen: Mapping[str, Any], eager: Mapping[str, Any], reference: Mapping[str, Any] | None = None, **how: Any
-) -> Accuracy:
+def check_all(seen: Results, eager: Results, reference: Results | None = None, **how: Any) -> Accuracy:
     """Check all that a call returns and changes, by name: outputs, gradients, state."""
     precise = reference or {}
     return worst(check(seen[what], eager[what], precise.get(what), what=what, **how) for what in seen)
 
 
-def same_twice(
-    seen: Mapping[str, Any], eager: Mapping[str, Any], *, training: bool = False, tol: float | None = None
-) -> Accuracy:
+def same_twice(seen: Results, eager: Results, *, training: bool = False, tol: float | None = None) -> Accuracy:
     """Compare two runs of eager, whose rounding errors may differ, as those of atomic additions do.
 
     Eager's own error says nothing here, since it would be as large as any difference. So errors of up to the tolerance
@@ -233,7 +229,7 @@ def _check_leaf(
     return _check_numbers(path, result, eager, reference, limits, roundings)
 
 
-def mismatch(result: Any, eager: Any) -> str:
+def mismatch(result: object, eager: object) -> str:
     """Return how a leaf differs from eager's in other things than values, or ""."""
     if not isinstance(eager, torch.Tensor) or not isinstance(result, torch.Tensor):
         same = type(result) is type(eager)
@@ -250,7 +246,7 @@ def _check_numbers(
     path: str,
     result: torch.Tensor,
     eager: torch.Tensor,
-    reference: Any,
+    reference: object,
     limits: "_Limits",
     roundings: Iterable[Errors | None],
 ) -> Accuracy:

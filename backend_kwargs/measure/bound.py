@@ -9,7 +9,9 @@ from backend_kwargs.measure.accuracy import Accuracy, is_number, mismatch, root_
 from backend_kwargs.measure.trees import walk
 
 
-def check_error(result: Any, eager: Any, reference: Any, max_error: float, *, what: str = "output") -> Accuracy:
+def check_error(
+    result: object, eager: object, reference: object, max_error: float, *, what: str = "output"
+) -> Accuracy:
     """Compare a pytree with `reference`: pass if the relative error of every floating leaf is at most `max_error`.
 
     The relative error is the RMSE over the RMS of the reference, or of what is summed if the sum is zero but for
@@ -60,7 +62,7 @@ def relative_error(result: torch.Tensor, eager: torch.Tensor, reference: torch.T
     return error / size if size else math.inf if error else 0.0
 
 
-def _as_tensor(leaf: Any) -> Any:
+def _as_tensor(leaf: object) -> Any:
     return torch.tensor(leaf, dtype=torch.float64) if isinstance(leaf, float) else leaf
 
 

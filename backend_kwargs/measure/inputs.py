@@ -17,7 +17,7 @@ def in_precision(value: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     return value.to(dtype) if value.is_floating_point() else value
 
 
-def upcast(tree: Any, dtype: torch.dtype) -> Any:
+def upcast(tree: object, dtype: torch.dtype) -> Any:
     """Return a copy of `tree` with its floating and complex tensors in the precision of `dtype`."""
 
     def changed(value: torch.Tensor) -> torch.Tensor:
@@ -38,7 +38,7 @@ def cotangents(outputs: Sequence[torch.Tensor], seed: int = 0) -> list[torch.Ten
     ]
 
 
-def fresh_inputs(inputs: Any, seed: int) -> Any:
+def fresh_inputs(inputs: object, seed: int) -> Any:
     """Return other inputs of the same shapes, strides, types and ranges, so that a cached result is detected.
 
     Floating-point values are shuffled (those of a constant tensor are scaled by 0.5 to 1 instead); if no floating-point
@@ -51,7 +51,7 @@ def fresh_inputs(inputs: Any, seed: int) -> Any:
     return pytree.tree_unflatten([_fresh(leaf, changes, generator) for leaf in leaves], spec)
 
 
-def _fresh(leaf: Any, changes: Callable[..., torch.Tensor], generator: torch.Generator) -> Any:
+def _fresh(leaf: object, changes: Callable[..., torch.Tensor], generator: torch.Generator) -> Any:
     if not isinstance(leaf, torch.Tensor) or leaf.layout != torch.strided:
         return copy.deepcopy(leaf)
     # Expanded dimensions stay expanded, since other strides would recompile.

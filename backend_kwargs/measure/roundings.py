@@ -2,7 +2,7 @@
 
 import contextlib
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -11,7 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from backend_kwargs.measure.accuracy import Errors, is_number, mismatch, same_twice, wide
 from backend_kwargs.measure.inputs import in_precision
-from backend_kwargs.measure.trees import walk
+from backend_kwargs.measure.trees import Results, walk
 
 SUMS = frozenset({"sum", "mean", "mm", "addmm", "bmm", "baddbmm", "dot", "mv"})  # these may be exact by chance
 MOST = 16  # runs; an honest result seldom needs more than one
@@ -27,8 +27,8 @@ class Roundings:
 
     def __init__(
         self,
-        run: Callable[[], Mapping[str, Any]],
-        eager: Mapping[str, Any],
+        run: Callable[[], Results],
+        eager: Results,
         affordable: Callable[[], bool] = lambda: True,
     ) -> None:
         self._seen: list[dict[str, Errors]] = []
@@ -43,9 +43,7 @@ class Roundings:
             yield self._seen[at]
 
 
-def _drawn(
-    run: Callable[[], Mapping[str, Any]], eager: Mapping[str, Any], affordable: Callable[[], bool]
-) -> Iterator[dict[str, Errors]]:
+def _drawn(run: Callable[[], Results], eager: Results, affordable: Callable[[], bool]) -> Iterator[dict[str, Errors]]:
     spent = 0.0
     for seed in (None, *range(MOST)):
         if not affordable() or (seed and spent >= LONGEST):
@@ -65,7 +63,7 @@ def _drawn(
             return
 
 
-def errors(seen: Mapping[str, Any], eager: Mapping[str, Any]) -> dict[str, Errors]:
+def errors(seen: Results, eager: Results) -> dict[str, Errors]:
     """Return how far the numbers of each leaf are from eager's, by the leaf's path."""
     found = {}
     for what in seen:
@@ -131,7 +129,7 @@ class OtherRounding(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def _in_float64(func: Any, args: Any, kwargs: Any, change: Callable[..., torch.Tensor] = lambda value, _: value) -> Any:
-    def wide(leaf: Any) -> Any:
+    def wide(leaf: object) -> Any:
         if isinstance(leaf, torch.dtype) and leaf.is_floating_point:
             return torch.float64
         if not isinstance(leaf, torch.Tensor):
@@ -147,11 +145,11 @@ def _wide(value: torch.Tensor) -> torch.Tensor:
     return in_precision(value, torch.float64)
 
 
-def _numbers(tree: Any) -> list[torch.Tensor]:
+def _numbers(tree: object) -> list[torch.Tensor]:
     return [leaf for leaf in pytree.tree_leaves(tree) if is_number(leaf)]
 
 
-def _sums(arguments: Any, result: Any) -> bool:
+def _sums(arguments: object, result: object) -> bool:
     """Return whether an operator reads more numbers than it returns."""
     read, made = (max((leaf.numel() for leaf in _numbers(tree)), default=0) for tree in (arguments, result))
     return read > made
