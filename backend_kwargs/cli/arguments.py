@@ -13,6 +13,14 @@ from backend_kwargs.options.option import convert
 from backend_kwargs.options.spec import split_assignment
 from backend_kwargs.registry import make_backend
 
+Model = Annotated[
+    str,
+    typer.Argument(
+        metavar="MODEL",
+        help="timm:NAME, transformers:CLASS?option=value, or FILE_OR_MODULE:FACTORY that returns "
+        "(model, example_inputs).",
+    ),
+]
 Assignments = Annotated[
     list[str] | None,
     typer.Option("-o", "--option", metavar="NAME=VALUE", help="An option; may be given several times."),

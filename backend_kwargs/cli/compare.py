@@ -12,7 +12,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, Ti
 
 from backend_kwargs.backend import Backend
 from backend_kwargs.backends.others import OTHERS, in_precision
-from backend_kwargs.cli.arguments import Assignments, assigned, backend_from_text
+from backend_kwargs.cli.arguments import Assignments, Model, assigned, backend_from_text
 from backend_kwargs.cli.console import console, print_table, quiet, say
 from backend_kwargs.cli.models import folder_of_model, model_of
 from backend_kwargs.cli.modules import importable
@@ -32,14 +32,6 @@ NONE_RAN = 1
 RULE = "Among the candidates whose interval overlaps that of the fastest, this one compiled in the least time:"
 
 
-Factory = Annotated[
-    str,
-    typer.Argument(
-        metavar="MODEL",
-        help="timm:NAME, transformers:CLASS?option=value, or FILE_OR_MODULE:FACTORY that returns "
-        "(model, example_inputs).",
-    ),
-]
 Precisions = Annotated[
     str | None,
     typer.Option(
@@ -60,7 +52,7 @@ class Mode(StrEnum):
 
 
 def show(
-    factory: Factory,
+    factory: Model,
     backends: Annotated[
         str,
         typer.Option(

@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.table import Column, Table
 from rich.text import Text
 
-from backend_kwargs.errors import BackendKwargsError, printable, shown
+from backend_kwargs.errors import BackendKwargsError, printable, shortened, shown
 from backend_kwargs.options.layers import Options
 
 PIPE_WIDTH = 200
@@ -128,5 +128,4 @@ def _lines(table: Table) -> list[str]:
 
 
 def _safe(text: str) -> str:
-    text = printable(text)
-    return text if len(text) <= LONGEST_LINE else text[: LONGEST_LINE - 3] + "..."
+    return shortened(printable(text), LONGEST_LINE)

@@ -14,7 +14,14 @@ from torch.nn import Parameter
 
 from backend_kwargs.errors import warn_once
 from backend_kwargs.graphs.parameter_guards import guard_parameters, is_parameter_source, why_not_constants
-from backend_kwargs.graphs.writes import STAYS_INPUT, copy_of_graph, is_plain, may_be_written, written_memory
+from backend_kwargs.graphs.writes import (
+    STAYS_INPUT,
+    copy_of_graph,
+    is_plain,
+    may_be_written,
+    replace_by_attribute,
+    written_memory,
+)
 
 CompileGm = Callable[[GraphModule, Sequence[object]], Callable[..., object]]
 
@@ -57,7 +64,7 @@ def reattach_parameters(gm: GraphModule, example_inputs: Sequence[object]) -> tu
         # swapped by `torch.utils.swap_tensors`.
         aliased = position in only_read and not value.is_inference()
         kept = value.detach().requires_grad_(value.requires_grad) if aliased else value
-        _replace_by_attribute(frozen_gm, placeholders[position], kept, isinstance(value, Parameter))
+        _make_attribute(frozen_gm, placeholders[position], kept, isinstance(value, Parameter))
     frozen_gm.recompile()
     return frozen_gm, [i for i in range(len(placeholders)) if i not in lifted]
 
@@ -117,7 +124,8 @@ def _any_written(shared: Sequence[tuple[Node, torch.Tensor]], written: Collectio
     return any(may_be_written(node, written, fake._version) for node, fake in fresh)
 
 
-def _replace_by_attribute(gm: GraphModule, placeholder: Node, value: torch.Tensor, is_parameter: bool) -> None:
+def _make_attribute(gm: GraphModule, placeholder: Node, value: torch.Tensor, is_parameter: bool) -> None:
+    """Make an input an attribute of `gm` with this value, for which dynamo's source of it holds."""
     name = _unused_name(gm, placeholder.name)
     if is_parameter:
         gm.register_parameter(name, value if isinstance(value, Parameter) else Parameter(value, value.requires_grad))
@@ -125,12 +133,7 @@ def _replace_by_attribute(gm: GraphModule, placeholder: Node, value: torch.Tenso
         gm.register_buffer(name, value)
     sources: dict[str, Source] = gm._param_name_to_source  # type: ignore[assignment]
     sources[name] = placeholder._dynamo_source  # type: ignore[attr-defined]
-    first: Node = next(node for node in gm.graph.nodes if node.op != "placeholder")
-    with gm.graph.inserting_before(first):
-        attribute = gm.graph.get_attr(name)
-    attribute.meta = dict(placeholder.meta)
-    placeholder.replace_all_uses_with(attribute)
-    gm.graph.erase_node(placeholder)
+    replace_by_attribute(placeholder, name)
 
 
 def _unused_name(gm: GraphModule, name: str) -> str:

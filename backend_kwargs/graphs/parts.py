@@ -14,6 +14,8 @@ from torch.fx.graph import _BoxedCodeGen
 from torch.fx.passes.infra.partitioner import CapabilityBasedPartitioner, Partition
 from torch.fx.passes.operator_support import create_op_support
 
+from backend_kwargs.graphs.writes import replace_by_attribute
+
 PREFIX = "part_"
 MARK = "backend_kwargs.part"
 Boxed = Callable[[list[Any]], Any]
@@ -234,11 +236,7 @@ def attach(part: GraphModule, call: Node, constants: Mapping[str, torch.Tensor])
             continue
         name = f"constant_{placeholder.name}"
         part.register_buffer(name, value, persistent=False)
-        with part.graph.inserting_before(next(node for node in part.graph.nodes if node.op != "placeholder")):
-            attribute = part.graph.get_attr(name)
-        attribute.meta = dict(placeholder.meta)
-        placeholder.replace_all_uses_with(attribute)
-        part.graph.erase_node(placeholder)
+        replace_by_attribute(placeholder, name)
     call.args = tuple(argument for argument in call.args if str(argument) not in constants)
     part.recompile()
 

@@ -175,6 +175,16 @@ def copy_of_graph(gm: GraphModule, *, with_inputs: bool = False) -> GraphModule:
     return copied
 
 
+def replace_by_attribute(placeholder: Node, name: str) -> None:
+    """Let a graph read the attribute `name` of its module in place of an input."""
+    graph = placeholder.graph
+    with graph.inserting_before(next(node for node in graph.nodes if node.op != "placeholder")):
+        attribute = graph.get_attr(name)
+    attribute.meta = dict(placeholder.meta)
+    placeholder.replace_all_uses_with(attribute)
+    graph.erase_node(placeholder)
+
+
 def has_memory(value: object) -> TypeGuard[torch.Tensor]:
     """Return whether `value` is a plain tensor with memory: not fake, not a subclass, not sparse, not wrapped."""
     if not is_plain(value) or value.layout != torch.strided or value.is_meta:

@@ -39,6 +39,8 @@ MANY = 32  # elements; with fewer, eager's error to the reference may be small b
 TF32 = 2.0**-11  # the rounding error of an operand in TF32
 ELEMENT = 10  # the largest error of one element, in eager's largest errors
 DRAWN = 2  # the error of a leaf, in the largest of runs that round otherwise
+DIFFERS = "the values differ from eager's"
+NOT_FINITE = "NaN or infinity where eager has none, or vice versa"
 ENOUGH = 2  # runs that moved a leaf, after which
 BEYOND = 10  # times the allowed error are not explained by rounding
 
@@ -223,23 +225,30 @@ def _check_leaf(
         reference = torch.tensor(reference, dtype=torch.float64) if isinstance(reference, float) else None
     if reason := mismatch(result, eager):
         return _failed(f"{path}: {reason}")
-    if not is_number(eager):
-        equal = torch.equal(result, eager) if isinstance(eager, torch.Tensor) else bool(result == eager)
-        return Accuracy() if equal else _failed(f"{path}: the values differ from eager's")
-    return _check_numbers(path, result, eager, reference, limits, roundings)
+    return _check_numbers(path, result, eager, reference, limits, roundings) if is_number(eager) else Accuracy()
 
 
 def mismatch(result: object, eager: object) -> str:
-    """Return how a leaf differs from eager's in other things than values, or ""."""
+    """Return how a leaf differs from eager's in other things than floating or complex numbers, or ""."""
     if not isinstance(eager, torch.Tensor) or not isinstance(result, torch.Tensor):
-        same = type(result) is type(eager)
-        return "" if same else f"eager gives {type(eager).__name__}, this one {type(result).__name__}"
+        if type(result) is not type(eager):
+            return f"eager gives {type(eager).__name__}, this one {type(result).__name__}"
+        return "" if bool(result == eager) else DIFFERS
     facts = (
         ("shape", tuple(eager.shape), tuple(result.shape)),
         ("dtype", eager.dtype, result.dtype),
         ("device", eager.device, result.device),
     )
-    return next((f"eager's {what} is {want}, this one's {got}" for what, want, got in facts if want != got), "")
+    if odd := next((f"eager's {what} is {want}, this one's {got}" for what, want, got in facts if want != got), ""):
+        return odd
+    return "" if is_number(eager) or torch.equal(result, eager) else DIFFERS
+
+
+def same_where_not_finite(got: torch.Tensor, want: torch.Tensor) -> bool:
+    """Return whether `got` has NaN and infinity where `want` has them, and nowhere else."""
+    finite = want.isfinite()
+    odd = torch.equal(got[~finite].nan_to_num(nan=0.5), want[~finite].nan_to_num(nan=0.5))
+    return odd and bool((got.isfinite() | ~finite).all())
 
 
 def _check_numbers(
@@ -252,11 +261,9 @@ def _check_numbers(
 ) -> Accuracy:
     got, want = wide(result), wide(eager)
     precise = wide(reference) if isinstance(reference, torch.Tensor) and reference.shape == eager.shape else None
+    if not same_where_not_finite(got, want):
+        return _failed(f"{path}: {NOT_FINITE}")
     finite = want.isfinite()
-    if not torch.equal(got[~finite].nan_to_num(nan=0.5), want[~finite].nan_to_num(nan=0.5)) or not bool(
-        (got.isfinite() | ~finite).all()
-    ):
-        return _failed(f"{path}: NaN or infinity where eager has none, or vice versa")
     if precise is not None:
         finite &= precise.isfinite()
     if not bool(finite.all()):

@@ -5,7 +5,15 @@ from typing import Any
 
 import torch
 
-from backend_kwargs.measure.accuracy import Accuracy, is_number, mismatch, root_mean_square, wide
+from backend_kwargs.measure.accuracy import (
+    NOT_FINITE,
+    Accuracy,
+    is_number,
+    mismatch,
+    root_mean_square,
+    same_where_not_finite,
+    wide,
+)
 from backend_kwargs.measure.trees import walk
 
 
@@ -26,7 +34,10 @@ def check_error(
     largest, where, finite = 0.0, what, list[bool]()
     for path in results:
         leaf, of_eager, wanted = (_as_tensor(leaves[path]) for leaves in (results, expected, precise))
-        if reason := _differs(leaf, of_eager):
+        reason = mismatch(leaf, of_eager)
+        if not reason and is_number(leaf) and not same_where_not_finite(wide(leaf), wide(of_eager)):
+            reason = NOT_FINITE
+        if reason:
             return Accuracy("fail_accuracy", f"{path}: {reason}")
         if is_number(leaf):
             error = relative_error(leaf, of_eager, wanted)
@@ -64,15 +75,3 @@ def relative_error(result: torch.Tensor, eager: torch.Tensor, reference: torch.T
 
 def _as_tensor(leaf: object) -> Any:
     return torch.tensor(leaf, dtype=torch.float64) if isinstance(leaf, float) else leaf
-
-
-def _differs(leaf: Any, expected: Any) -> str:
-    if reason := mismatch(leaf, expected):
-        return reason
-    if not is_number(leaf):
-        equal = torch.equal(leaf, expected) if isinstance(leaf, torch.Tensor) else bool(leaf == expected)
-        return "" if equal else "the values differ from eager's"
-    got, want = wide(leaf), wide(expected)
-    odd = ~want.isfinite()
-    same = torch.equal(got[odd].nan_to_num(nan=0.5), want[odd].nan_to_num(nan=0.5)) and bool(got[~odd].isfinite().all())
-    return "" if same else "NaN or infinity where eager has none, or vice versa"

@@ -5,7 +5,7 @@ import traceback
 
 import torch
 
-from backend_kwargs.errors import NoCompilerError
+from backend_kwargs.errors import NoCompilerError, shortened
 from backend_kwargs.measure.accuracy import Status
 
 LONGEST_REASON = 200
@@ -17,8 +17,7 @@ def status_of(error: BaseException) -> tuple[Status, str]:
     chain = _chain(error)
     if lacking := without_compiler(error):
         return "unavailable", str(lacking)
-    reason = _reason(chain[-1])
-    return _status(chain), reason if len(reason) <= LONGEST_REASON else reason[: LONGEST_REASON - 3] + "..."
+    return _status(chain), shortened(_reason(chain[-1]), LONGEST_REASON)
 
 
 def without_compiler(error: BaseException) -> NoCompilerError | None:
