@@ -23,6 +23,7 @@ OptionsOf = Callable[[str], Options]  # of a template, by its name
 NORM_GRADIENTS = "native_layer_norm_backward"
 EAGER = "eager"
 DEFAULT = "default"
+SEARCH = "`backend-kwargs list` shows templates and compilers, docs/auto.md the steps."
 UNFROZEN = "unfrozen"
 PADDED = "padded"
 TUNED_PRODUCTS = "tuned_products"
@@ -404,7 +405,7 @@ def check_candidates(named: Iterable[str]) -> None:
             )
     for part in (part for name in templates for part in split_templates(name)):
         if part not in template_names():
-            raise unknown("candidate", part, [*steps, *template_names(), *OTHERS])
+            raise unknown("candidate", part, [*steps, *template_names(), *OTHERS], otherwise=SEARCH)
         if find_template(part).options.get("auto"):
             raise BackendKwargsError(f"Candidate {part!r} enables `auto`; races cannot be nested; leave it out.")
 

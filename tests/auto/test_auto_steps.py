@@ -339,6 +339,11 @@ def test_right_candidates_are_no_error(named):
         pytest.param(["aten", "cudagraph"], "Unknown candidate 'cudagraph'. Did you mean 'cudagraphs'?", id="step"),
         pytest.param(["freezin"], "Unknown candidate 'freezin'. Did you mean 'freezing'?", id="template"),
         pytest.param(["openvin"], "Unknown candidate 'openvin'. Did you mean 'openvino'?", id="compiler"),
+        pytest.param(
+            ["xyz"],
+            "Unknown candidate 'xyz'. `backend-kwargs list` shows templates and compilers, docs/auto.md the steps.",
+            id="unlike any",
+        ),
         pytest.param(["pakced"], "Unknown candidate 'pakced'. Did you mean 'packed'?", id="rewrite"),
         pytest.param(
             ["aten", "default", "tmpl-tvm[trials=x]"], "TVM option 'trials' must be int, got 'x' (str).", id="option"
