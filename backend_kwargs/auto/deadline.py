@@ -31,18 +31,18 @@ def capped(ends: float) -> Iterator[None]:
     """Raise OutOfTime when this thread is about to time a kernel after `ends`, a time of `time.perf_counter`."""
     from torch._inductor.runtime.benchmarking import benchmarker
 
-    thread, held = threading.get_ident(), vars(benchmarker)
+    thread, replaced = threading.get_ident(), vars(benchmarker)
 
     # No lock, which a Ctrl-C could leave locked: lift() checks again whether another thread has added a deadline.
     def install() -> None:
         for name in TIMERS:
-            held.setdefault(name, _asking(partial(getattr(type(benchmarker), name), benchmarker)))
+            replaced.setdefault(name, _asking(partial(getattr(type(benchmarker), name), benchmarker)))
 
     def lift() -> None:
         _ends.pop(thread, None)
         if not _ends:
             for name in TIMERS:
-                held.pop(name, None)
+                replaced.pop(name, None)
         if _ends:
             install()
 
@@ -96,6 +96,8 @@ def _compiled(nodes: Sequence[Node | None]) -> list[Node]:
 
 
 def _asking(timer: Callable[..., object]) -> Callable[..., object]:
+    """Return `timer` with a check of this thread's deadline before it."""
+
     @wraps(timer)
     def timed(*args: object, **kwargs: object) -> Any:
         if time.perf_counter() > _ends.get(threading.get_ident(), math.inf):

@@ -135,7 +135,7 @@ class Selection:
     def graphs(self) -> RaceCandidate:
         """CUDA graphs as the first candidate, with the rewrites that seldom lose: it may be the only one."""
         early = tuple(name for name in self.tools.rewrites if self.stats.gpu and find_rewrite(name).early)
-        names = [name for each in self._matching(early) for name in each.options["rewrites"]]
+        names = [name for rewrite in self._matching(early) for name in rewrite.options["rewrites"]]
         return replace(GRAPHS_FIRST, options={**CUDAGRAPHS, "rewrites": names}) if names else GRAPHS_FIRST
 
     def _default_later(self, champion: Runner) -> list[RaceCandidate]:
@@ -164,8 +164,8 @@ class Selection:
 
         Of a graph that changes its inputs torch records nothing, in most cases.
         """
-        given = [each for each in self.request.example_inputs if isinstance(each, torch.Tensor)]
-        moving = sum(each.nbytes for each in given if not getattr(each, "_dynamo_static_input_type", None))
+        tensors = [value for value in self.request.example_inputs if isinstance(value, torch.Tensor)]
+        moving = sum(tensor.nbytes for tensor in tensors if not getattr(tensor, "_dynamo_static_input_type", None))
         copies_s = seconds_of_traffic(2 * (self.stats.bytes_written + moving), self.device)
         return not self.stats.writes and copies_s < LEAST_GAIN * call_s
 
@@ -175,12 +175,13 @@ class Selection:
         """Return what may be raced against the first champion: steps, rewrites, precisions and other compilers."""
         settings, frozen = self.settings, self.request.frozen
         steps = candidates_for(self.stats, settings.effort, settings.candidates, self.tools.options_of, frozen=frozen)
-        compilers = [each.name for each in steps if each.compiler]
+        compilers = [step.name for step in steps if step.compiler]
         precise = precision_candidates(settings.precision, settings.max_error, compilers)
         if any(row.name == GRAPHS_FIRST.name for row in self.rows):
-            steps = [each for each in steps if each.name != GRAPHS_FIRST.name]
-        found = [] if self.named or self.budget.over else self._matching(self.tools.rewrites)
-        rewrites = [self._with_graphs(each, champion.row.seconds or self.budget.call_s) for each in found]
+            steps = [step for step in steps if step.name != GRAPHS_FIRST.name]
+        rewrites = [] if self.named or self.budget.over else self._matching(self.tools.rewrites)
+        call_s = champion.row.seconds or self.budget.call_s
+        rewrites = [self._with_graphs(rewrite, call_s) for rewrite in rewrites]
         return [*self._default_later(champion), *self._tunings(), *steps, *rewrites, *precise]
 
     def _tunings(self) -> list[RaceCandidate]:
@@ -188,8 +189,8 @@ class Selection:
         if self.device.type != "cuda" or self.named or self.base is None or self.library is None:
             return []
         excess, least_s = excess_of(self.library, self.device), LEAST_GAIN_PER_S * PRODUCT_S * self.base[0]
-        made = candidate_of_products(excess, least_s, lambda each: self.predicted_s(each) <= self.budget.left_s)
-        return [made] if made else []
+        tuning = candidate_of_products(excess, least_s, lambda tuning: self.predicted_s(tuning) <= self.budget.left_s)
+        return [tuning] if tuning else []
 
     def _matching(self, names: Sequence[str]) -> list[RaceCandidate]:
         """Return those of the rewrites `names` that match."""
@@ -210,7 +211,7 @@ class Selection:
         """Return the candidate with the largest expected gain per second, or the first of those that are named."""
         if self.named:
             return fitting[0]
-        return max(fitting, key=lambda each: self.gain(each, champion) / self.predicted_s(each))
+        return max(fitting, key=lambda candidate: self.gain(candidate, champion) / self.predicted_s(candidate))
 
     def options(self, candidate: RaceCandidate, champion: Runner) -> dict[str, Any]:
         """Return the options with which the candidate is compiled: merged onto those of Inductor's best, if it is."""
@@ -224,9 +225,9 @@ class Selection:
         options = self.options(candidate, champion)
         if why := self._unfit(candidate, options):
             return why
-        met = [row for row in self.rows if row.status != "skipped" and row.name != EAGER]
-        if tried := [row.name for row in met if row.options == options and row.compiler == candidate.compiler]:
-            return f"it would be {tried[0]} again"
+        compiled = [row for row in self.rows if row.status != "skipped" and row.name != EAGER]
+        if equal := [row.name for row in compiled if row.options == options and row.compiler == candidate.compiler]:
+            return f"it would be {equal[0]} again"
         if self.budget.over:
             return self.budget.is_spent
         if (predicted := self.predicted_s(candidate)) > self.budget.left_s:
