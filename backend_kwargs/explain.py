@@ -135,6 +135,7 @@ def precision_verdict(name: str, here: Machine) -> Verdict:
 
 
 def _status(option: Option, value: object, inert: Mapping[str, Limit]) -> str:
+    """Return whether an option's value changes something here, in words."""
     if option.forced and not same(option.forced_value, value):
         return f"forced by environment: {' or '.join(option.env_force)} makes it {option.forced_value!r}"
     if same(option.default, value):

@@ -298,6 +298,7 @@ def candidates_for(
 
 
 def _named(name: str, options_of: OptionsOf, *, frozen: bool) -> RaceCandidate:
+    """Return the candidate called `name` that is not a step: a compiler, a rewrite or a template."""
     if is_other(name):
         return _of_compiler(name, frozen=frozen)
     if name in list_rewrites() and name not in template_names():
@@ -310,6 +311,7 @@ COMPILER_GAIN, COMPILER_COSTS, COMPILER_COMPLEXITY = 0.3, Costs(1.5), 3
 
 
 def _of_compiler(text: str, *, frozen: bool) -> RaceCandidate:
+    """Return another compiler as a candidate."""
     other = other_of(text)
     options, name = other.under(frozen=frozen), other.compiler.name
     return RaceCandidate(

@@ -60,6 +60,7 @@ def _template(decision: Decision, fixed: Options) -> Iterator[str]:
 
 
 def _table(path: tuple[str, ...], values: Options) -> Iterator[str]:
+    """Yield the lines of a TOML table."""
     yield f"\n[{'.'.join(map(_written, path))}]"
     yield from (f"{_written(name)} = {_written(value)}" for name, value in values.items())
 
@@ -78,6 +79,7 @@ def read_decisions(path: Path, options_of: OptionsOf) -> list[Decision]:
 
 
 def _read(key: str, table: Any, options_of: OptionsOf) -> Decision:
+    """Return the decision in one table; raise if it is none, or one that no candidate allows."""
     if not KEY.fullmatch(key):
         raise BackendKwargsError(f"[decisions.{shown(key)}] is not a decision: a key has 64 hexadecimal digits.")
     try:
@@ -94,6 +96,7 @@ def _read(key: str, table: Any, options_of: OptionsOf) -> Decision:
 
 
 def _why_not(decision: Decision, known: Container[str], options_of: OptionsOf) -> str:
+    """Return what is wrong with a decision that no candidate allows."""
     if is_other(decision.winner) or decision.compiler:
         by = f" by {decision.compiler!r}" if decision.compiler else ""
         return f"sets {shown(dict(decision.options))}{by}, which candidate {decision.winner!r} does not set."

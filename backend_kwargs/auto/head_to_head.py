@@ -131,6 +131,7 @@ def alike(challenger: Runner, champion: Runner) -> bool:
 
 
 def _lighter(challenger: Runner, champion: Runner) -> bool:
+    """Return whether the challenger takes less memory; if both take as much or it is unknown, whether it is faster."""
     new, old = challenger.row.peak_bytes, champion.row.peak_bytes
     assert challenger.row.speedup is not None
     if new is None or old is None or abs(new - old) <= max(0.05 * max(new, old), LITTLE):

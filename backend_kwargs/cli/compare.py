@@ -167,11 +167,13 @@ def _backends(
 
 
 def _backend(spec: str, common: dict[str, str], own: dict[str, str]) -> Backend:
+    """Return a backend with its own options; `common` ones only for Inductor."""
     inductor = backend_from_text(spec, {}).takes_inductor_options
     return backend_from_text(spec, {**(common if inductor else {}), **own})
 
 
 def _text(config: str) -> str:
+    """Return a config as it is, or the content of the file that it names."""
     return read_text(config[1:], "a config").strip() if config.startswith("@") else config
 
 
@@ -198,6 +200,7 @@ def _log(err: Any, label: str, stage: str) -> None:
 
 
 def _print(comparison: "Comparison", best: Backend | None, *, reports: bool) -> None:
+    """Print the table, what it says, and the lines to paste."""
     from backend_kwargs.compare.rows import COLUMNS, cells
 
     print_table(COLUMNS, map(cells, comparison.rows))

@@ -2,22 +2,24 @@
 
 from dataclasses import asdict
 
+from backend_kwargs.backends.others import COMPILERS
 from backend_kwargs.cli.arguments import AsJson, judged
 from backend_kwargs.cli.console import print_json, print_table
 from backend_kwargs.explain import precision_verdict
 from backend_kwargs.options.requirements import machine
+from backend_kwargs.options.spec import join_candidate
 from backend_kwargs.precision.table import PRECISIONS
 from backend_kwargs.registry import PLAIN, list_templates
 
-TVM = "tmpl-tvm"
-OTHERS = ("tmpl-onnxruntime", "tmpl-openvino-native", "tmpl-openvino", "tmpl-tensorrt")
+ON_A_GPU = {"tmpl-tvm": {"target": "cuda"}}  # compilers that are judged for a GPU too, with these options
 
 
 def show(json: AsJson = False) -> None:
     """Show what this machine has, what works on it (templates, backends, precisions), and how to make the rest work."""
+    names = [compiler.registered for compiler in COMPILERS]
     facts, templates = machine().facts(), {name: judged(f"{PLAIN}:{name}")[0] for name in list_templates()}
-    backends = {TVM: judged(TVM)[0], f"{TVM}[target=cuda]": judged(TVM, target="cuda")[0]}
-    backends |= {name: judged(name)[0] for name in OTHERS}
+    asked = [(name, options) for name in names for options in ({}, ON_A_GPU.get(name)) if options is not None]
+    backends = {join_candidate(name, options): judged(name, **options)[0] for name, options in asked}
     precisions = {name: precision_verdict(name, machine()) for name in PRECISIONS}
     if json:
         judged_here = {"templates": templates, "backends": backends, "precisions": precisions}

@@ -59,6 +59,7 @@ def split_factory(factory: str) -> tuple[str, str]:
 
 
 def _check_takes(factory: str, build: Callable[..., object], sizes: Mapping[str, int]) -> None:
+    """Raise if the factory does not take these sizes."""
     try:
         inspect.signature(build).bind(**sizes)
     except TypeError:

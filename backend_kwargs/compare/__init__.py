@@ -118,6 +118,7 @@ def _study(
 
 
 def _moved(leaf: object, device: torch.device) -> Any:
+    """Return a tensor on `device`, other leaves as they are."""
     if not isinstance(leaf, torch.Tensor) or leaf.device == device:
         return leaf
     return leaf.detach().to(device).requires_grad_(leaf.requires_grad)
@@ -145,6 +146,7 @@ def _check_arguments(
     tolerance: float | None,
     max_error: float | None,
 ) -> None:
+    """Raise if an argument of `compare` is wrong."""
     labels = [candidate.label for candidate in candidates]
     twice = next((label for label in labels if labels.count(label) > 1), None)
     if twice is not None:
@@ -162,6 +164,7 @@ def _check_arguments(
 
 
 def _usable(device: str | torch.device) -> torch.device:
+    """Return the device; raise if it cannot be used here."""
     try:
         place = torch.device(device)
         torch.empty(0, device=place)
@@ -208,6 +211,7 @@ def _time(
 
 
 def _baseline(trials: list[CandidateTrial], wanted: str | None) -> CandidateTrial | None:
+    """Return the trial that others are compared with: the one `wanted`, else eager, else the first that ran."""
     timed = [trial for trial in trials if trial.passed]
     racing = [trial for trial in timed if trial.status != "fail_accuracy"] or timed
     eager = (trial for trial in racing if trial.candidate.backend is None)
@@ -216,6 +220,7 @@ def _baseline(trials: list[CandidateTrial], wanted: str | None) -> CandidateTria
 
 
 def _judge_speed(first: Row, rows: list[Row], again: list[float]) -> Interval:
+    """Note each row's speedup over the first, and return the noise."""
     noise = measure.noise_floor(measure.ratio_interval(first.samples, again))
     for row in (row for row in rows if row.latency):
         row.speedup = measure.ratio_interval(first.samples, row.samples)

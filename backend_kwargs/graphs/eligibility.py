@@ -101,11 +101,13 @@ def rounds_positions(gm: GraphModule) -> bool:
 
 
 def _positions(node: Node, name: str) -> list[Node]:
+    """Return the nodes whose values a call takes as positions."""
     first = node.args[0] if node.args else node.kwargs.get("input")
     return [each for each in node.all_input_nodes if (each is first) is (name in BY_FIRST)]
 
 
 def _is_rounded(node: Node, name: str, rounded: Collection[Node]) -> bool:
+    """Return whether a node gives integers that come from floating-point numbers, without a bound."""
     if not _holds(node, _is_integer) or name in IN_RANGE or name.endswith("_like") or _bounds(node, name):
         return False
     inputs = node.all_input_nodes
@@ -125,12 +127,14 @@ def _bounds(node: Node, name: str) -> bool:
 
 
 def _bounded(node: Node) -> bool:
+    """Return whether a node has an upper bound, perhaps under roundings."""
     while _name(node) in ROUNDINGS:
         node = node.all_input_nodes[0]
     return _bounds(node, _name(node))
 
 
 def _name(node: Node) -> str:
+    """Return the name of the function or method that a node calls, without underscores around it."""
     name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
     return name.partition(".")[0].strip("_") if node.op.startswith("call") else ""
 
@@ -140,6 +144,7 @@ def _is_integer(tensor: torch.Tensor) -> bool:
 
 
 def _holds(node: Node, test: Callable[[torch.Tensor], bool]) -> bool:
+    """Return whether `test` holds for a tensor that the node gives."""
     return any(map(test, tensors_of(node.meta.get("example_value"))))
 
 
@@ -161,6 +166,7 @@ def has_side_effects(gm: GraphModule) -> bool:
 
 
 def _overloads(target: object) -> list[Any]:
+    """Return the overloads of an operator, and anything else by itself."""
     if isinstance(target, torch._ops.OpOverloadPacket):
         return [getattr(target, name) for name in target.overloads()]  # type: ignore[no-untyped-call]
     return [target]
@@ -181,6 +187,7 @@ def holds_state(gm: GraphModule) -> bool:
 
 
 def _namespace(target: object) -> str:
+    """Return the namespace of an operator, and of other functions the package of their module."""
     packet: Any = getattr(target, "overloadpacket", target)
     if isinstance(packet, torch._ops.OpOverloadPacket):
         return packet._qualified_op_name.partition("::")[0]
@@ -189,6 +196,7 @@ def _namespace(target: object) -> str:
 
 
 def _nodes(gm: GraphModule) -> Iterator[Any]:
+    """Yield the nodes of a graph and of all graphs within it."""
     for module in gm.modules():
         if isinstance(module, GraphModule):
             yield from module.graph.nodes

@@ -86,6 +86,7 @@ def only_read_parameters(gm: GraphModule, lifted: Mapping[int, torch.Tensor]) ->
 
 
 def _by_source(gm: GraphModule, lifted: Mapping[int, torch.Tensor]) -> dict[Source, torch.Tensor]:
+    """Return parameters by dynamo's source of them."""
     placeholders: list[Any] = gm.graph.find_nodes(op="placeholder")
     return {placeholders[position]._dynamo_source: value for position, value in lifted.items()}
 
@@ -119,6 +120,7 @@ def _writes_shared_memory(gm: GraphModule, example_inputs: Sequence[object]) -> 
 
 
 def _any_written(shared: Sequence[tuple[Node, torch.Tensor]], written: Collection[int]) -> bool:
+    """Return whether the graph may write into one of these inputs, which share memory."""
     mode = FakeTensorMode()
     fresh = [(node, mode.from_tensor(value)) for node, value in shared]  # all alive, so that shared memory is detected
     return any(may_be_written(node, written, fake._version) for node, fake in fresh)
@@ -143,6 +145,8 @@ def _unused_name(gm: GraphModule, name: str) -> str:
 
 
 def _taking_all_inputs(compiled: Callable[..., object], kept: Sequence[int]) -> Callable[..., object]:
+    """Return a callable that takes all inputs of the graph and passes on those that it kept."""
+
     # This wrapper is in the hot path. Unused placeholders instead would lose their static status in Inductor's
     # freeze(): CUDA graphs would copy every weight at each replay, and Inductor would process them in Python at each
     # call.

@@ -65,6 +65,7 @@ def _partitioner(gm: GraphModule, prefix: str) -> CapabilityBasedPartitioner:
 
 
 def _proposed(gm: GraphModule, devices: Mapping[torch.device, str]) -> list[Partition]:
+    """Return the parts into which the marked nodes can be fused."""
     return [part for prefix in devices.values() for part in _partitioner(gm, prefix).propose_partitions()]
 
 
@@ -82,6 +83,7 @@ def _hand_in_sizes(gm: GraphModule, call: Node) -> None:
 
 
 def _is_marked(prefix: str, _: Mapping[str, object], node: Node) -> bool:
+    """Return whether a node may be in a part with this prefix."""
     return node.meta.get(MARK) == prefix
 
 
@@ -139,6 +141,7 @@ def random_nodes(gm: GraphModule) -> list[Node]:
 
 
 def _draws(target: object) -> bool:
+    """Return whether an operator draws random numbers."""
     # Checkpointing wraps random operators in higher-order ones, which have no tags.
     seeded = torch.Tag.nondeterministic_seeded in getattr(target, "tags", ())
     return seeded or "rng_state" in getattr(target, "__name__", "")
@@ -158,6 +161,7 @@ def tensors_of(node: Node) -> list[torch.Tensor]:
 
 
 def _is_view(node: Node) -> bool:
+    """Return whether a node gives a view of one of its inputs, or an item of such."""
     if node.target is operator.getitem:
         return _is_view(node.args[0])  # type: ignore[arg-type]
     return isinstance(node.target, torch._ops.OpOverload) and node.target.is_view

@@ -114,6 +114,7 @@ class Inputs:
         return [self._fresh(at, value, copies if at in positions else None) for at, value in enumerate(self.values)]
 
     def _fresh(self, at: int, value: object, copies: dict[int, torch.Tensor] | None) -> Any:
+        """Return one input to call a candidate with: a copy if there are `copies`, kept by what it is a view of."""
         if isinstance(value, torch.SymInt | torch.SymFloat):
             return value.node.hint  # the size in this call
         if not isinstance(value, torch.Tensor):
@@ -274,6 +275,7 @@ class Task:
     def _call(
         self, fn: Callable[..., object], given: list[object], leaves: list[torch.Tensor], cotangents: list[torch.Tensor]
     ) -> dict[str, Any]:
+        """Call `fn`, and run its backward pass if it trains; return its results by name."""
         self.begin()
         outputs = fn(*given)
         if not self.training:
@@ -306,6 +308,7 @@ class Task:
 
 
 def _detached_copy(leaf: object) -> Any:
+    """Return a copy of what a call has returned; an empty tensor for one whose memory it has freed."""
     if not isinstance(leaf, torch.Tensor):
         return leaf
     freed = has_memory(leaf) and leaf.untyped_storage().nbytes() < span_of(leaf)[1] * leaf.itemsize
@@ -313,6 +316,7 @@ def _detached_copy(leaf: object) -> Any:
 
 
 def _cotangent(end: torch.Tensor) -> torch.Tensor:
+    """Return the gradient to start the backward pass of an output with: random numbers, 1 of a single one."""
     generator = torch.Generator().manual_seed(SEED)
     if end.numel() <= 1:
         return torch.ones_like(end)

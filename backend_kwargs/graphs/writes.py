@@ -68,6 +68,7 @@ def written_storages(node: Node) -> set[int]:
 
 
 def _is_unknown(node: Node) -> bool:
+    """Return whether a call may write into anything that it reads, since its function is not torch's."""
     if node.op != "call_function":
         return node.op == "call_module"
     of_torch = getattr(node.target, "__module__", None) in OF_TORCH
@@ -121,6 +122,7 @@ def _signatures(function: Any) -> tuple[tuple[list[str], list[str]], ...]:
 
 
 def _names(overload: Any) -> tuple[list[str], list[str]]:
+    """Return the names of an operator's arguments, and of those into which it writes."""
     arguments = overload._schema.arguments
     mutable = [each.name for each in arguments if each.alias_info is not None and each.alias_info.is_write]
     return [each.name for each in arguments], mutable

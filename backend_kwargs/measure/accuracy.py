@@ -104,6 +104,7 @@ def reference(fn: Callable[..., object], args: Any, run: Callable[[Any, Any], An
 
 
 def _upcast_module(module: torch.nn.Module, dtype: torch.dtype) -> torch.nn.Module:
+    """Return a copy of a module in another precision."""
     # Module.to() would make complex parameters real.
     copied: Any = copy.deepcopy(module)
     copied._apply(lambda tensor: in_precision(tensor, dtype))
@@ -197,6 +198,7 @@ def worst(accuracies: Iterable[Accuracy]) -> Accuracy:
 
 
 def _failed(reason: str, figures: Accuracy = Accuracy()) -> Accuracy:
+    """Return the failed comparison, with its figures."""
     return dataclasses.replace(figures, status="fail_accuracy", reason=reason)
 
 
@@ -220,6 +222,7 @@ def root_mean_square(error: torch.Tensor) -> float:
 def _check_leaf(
     path: str, result: Any, eager: Any, reference: Any, limits: "_Limits", roundings: Iterable[Errors | None]
 ) -> Accuracy:
+    """Compare one leaf with eager's."""
     if isinstance(result, float) and isinstance(eager, float):
         result, eager = (torch.tensor(value, dtype=torch.float64) for value in (result, eager))
         reference = torch.tensor(reference, dtype=torch.float64) if isinstance(reference, float) else None
@@ -259,6 +262,7 @@ def _check_numbers(
     limits: "_Limits",
     roundings: Iterable[Errors | None],
 ) -> Accuracy:
+    """Compare the numbers of one leaf with eager's and the reference's."""
     got, want = wide(result), wide(eager)
     precise = wide(reference) if isinstance(reference, torch.Tensor) and reference.shape == eager.shape else None
     if not same_where_not_finite(got, want):
@@ -274,6 +278,7 @@ def _check_numbers(
 
 
 def _may_use_tf32() -> bool:
+    """Return whether eager may compute float32 in TF32."""
     with contextlib.suppress(RuntimeError):  # of precisions that were set in two ways
         return torch.backends.cudnn.allow_tf32 or torch.get_float32_matmul_precision() != "highest"
     return True
@@ -299,6 +304,7 @@ class _Limits:
 
 
 def _largest(leaves: Iterable[object]) -> float:
+    """Return the root mean square of the largest leaf, of its finite values."""
     sizes = (wide(leaf) for leaf in leaves if is_number(leaf))
     return max((root_mean_square(values[values.isfinite()]) for values in sizes), default=0.0)
 
@@ -389,6 +395,7 @@ class _Leaf:
         return None
 
     def _far_from_eager(self, figures: Accuracy, floor: float) -> Accuracy | None:
+        """Return the failure if a result differs more from eager's than rounding explains, without a reference."""
         assert figures.cosine is not None
         if figures.cosine < LOWEST_COSINE:
             return _failed(

@@ -41,6 +41,7 @@ def _of_a_start(error: BaseException) -> bool:
 
 
 def _chain(error: BaseException) -> list[BaseException]:
+    """Return the error and those inside it, the innermost last."""
     chain = [error]
     while (inner := getattr(chain[-1], "inner_exception", None) or chain[-1].__cause__) and inner not in chain:
         chain.append(inner)
@@ -48,6 +49,7 @@ def _chain(error: BaseException) -> list[BaseException]:
 
 
 def _reason(error: BaseException) -> str:
+    """Return an error as one line: its class and first line, or what a failed program printed."""
     if isinstance(error, subprocess.CalledProcessError) and (output := _said(error)):
         return output
     line = next((part.strip() for part in str(error).splitlines() if part.strip()), "")
@@ -63,6 +65,7 @@ def _said(error: subprocess.CalledProcessError) -> str:
 
 
 def _status(chain: list[BaseException]) -> Status:
+    """Return the status word for an error and those inside it."""
     # The CPU's allocator raises a plain RuntimeError.
     full = (isinstance(e, RuntimeError) and "can't allocate memory" in str(e) for e in chain)
     if any(isinstance(e, MemoryError | torch.OutOfMemoryError) for e in chain) or any(full):

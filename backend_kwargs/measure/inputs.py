@@ -52,6 +52,7 @@ def fresh_inputs(inputs: object, seed: int) -> Any:
 
 
 def _fresh(leaf: object, changes: Callable[..., torch.Tensor], generator: torch.Generator) -> Any:
+    """Return another leaf of the same kind, its values changed by `changes`."""
     if not isinstance(leaf, torch.Tensor) or leaf.layout != torch.strided:
         return copy.deepcopy(leaf)
     # Expanded dimensions stay expanded, since other strides would recompile.
@@ -67,6 +68,7 @@ def _bytes_of_float8(values: torch.Tensor) -> torch.Tensor:
 
 
 def _shuffled(values: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+    """Return floating-point values in another order, or scaled if all are equal."""
     if not values.is_floating_point() or not values.numel():
         return values
     if (raw := _bytes_of_float8(values)) is not values:
@@ -77,11 +79,13 @@ def _shuffled(values: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
 
 
 def _shuffled_integers(values: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+    """Return integers in another order; other values stay."""
     kept = values.is_floating_point() or values.is_complex() or values.dtype == torch.bool
     return values if kept else _permuted(values, generator)
 
 
 def _permuted(values: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+    """Return the values in a random order."""
     # Drawn on the device: a CPU needs half a minute for a thousand million numbers.
     own = torch.Generator(values.device).manual_seed(int(torch.randint(1 << 31, (1,), generator=generator)))
     order = torch.randperm(values.numel(), generator=own, device=values.device)

@@ -44,6 +44,7 @@ class Roundings:
 
 
 def _drawn(run: Callable[[], Results], eager: Results, affordable: Callable[[], bool]) -> Iterator[dict[str, Errors]]:
+    """Yield the errors of eager's leaves in one run after the other, until no more are affordable."""
     spent = 0.0
     for seed in (None, *range(MOST)):
         if not affordable() or (seed and spent >= LONGEST):
@@ -110,6 +111,7 @@ class OtherRounding(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return pytree.tree_map(self._redrawn, result, exact, moved)
 
     def _redrawn(self, value: Any, exact: Any, moved: Any) -> Any:
+        """Return a result with another rounding error; `moved` is the operator's result for inputs that were moved."""
         if not is_number(value) or exact.shape != value.shape:
             return value
         wide = _wide(value)
@@ -117,6 +119,7 @@ class OtherRounding(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return torch.empty_like(value).copy_(torch.where(made.isfinite(), made, wide))
 
     def _moved(self, value: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+        """Return numbers with a random error of up to half a unit in the last place of `dtype`; whole ones stay."""
         step = self._random(value) * torch.finfo(dtype).eps / 2 * value
         return torch.where(value == value.round(), value, value + step) if not value.is_complex() else value + step
 
@@ -129,6 +132,8 @@ class OtherRounding(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def _in_float64(func: Any, args: Any, kwargs: Any, change: Callable[..., torch.Tensor] = lambda value, _: value) -> Any:
+    """Return what an operator gives in float64, for inputs that `change` has changed."""
+
     def wide(leaf: object) -> Any:
         if isinstance(leaf, torch.dtype) and leaf.is_floating_point:
             return torch.float64

@@ -274,6 +274,7 @@ class Changes:
         return self._state_of(there, contents, timed=timed)
 
     def _state_of(self, there: dict[str, Any], contents: dict[str, Container], *, timed: bool) -> State:
+        """Return what puts the tree whose parts are `there` back; lists and dicts to these `contents`."""
         state = State()
         for path, content in contents.items():
             state.add_action(partial(_put_back, there[path], content, self.added.get(path, frozenset())))
@@ -343,11 +344,13 @@ def _changed(now: Container, before: Container) -> list[Any]:
 
 
 def _differ(a: object, b: object) -> bool:
+    """Return whether two values are others: by identity, plain ones by value."""
     plain = type(a) is type(b) and isinstance(a, int | float | str)
     return a is not b and not (plain and a == b)
 
 
 def _put_back(container: Container, before: Container, added: Collection[Any]) -> None:
+    """Give a container its items from before, without the keys that calls `added`."""
     for key in _changed(container, before):
         container[key] = before[key]
     for key in added:

@@ -177,6 +177,7 @@ def _device_seconds(call: Callable[[], object], device: torch.device) -> float:
 
 
 def _host_seconds(call: Callable[[], object]) -> float:
+    """Return the wall time of one call, without waiting for the device."""
     started = time.perf_counter()
     call()
     return time.perf_counter() - started
