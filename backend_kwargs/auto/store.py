@@ -59,11 +59,6 @@ def forget_trouble() -> None:
     _warned.clear()
 
 
-def store_path(given: str | None = None) -> Path:
-    """Return the path of the store: `given`, or BACKEND_KWARGS_STORE, or a file in the user's data directory."""
-    return open_store(given).path
-
-
 def open_store(given: str | None = None, *, strict: bool = False) -> "Store":
     """Return the store at `given`, or at BACKEND_KWARGS_STORE, or in the user's data directory.
 

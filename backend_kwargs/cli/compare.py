@@ -162,7 +162,8 @@ def _backends(
     for spec, own in split_candidates(backends):
         yield join_candidate(spec, own), None if spec == "eager" else _backend(spec, common, own)
     if config is not None:
-        backend = Backend.from_config(_text(config), trust=trust)
+        text = read_text(config[1:], "a config").strip() if config.startswith("@") else config
+        backend = Backend.from_config(text, trust=trust)
         yield f"{backend.spec} of --config", backend
 
 
@@ -170,11 +171,6 @@ def _backend(spec: str, common: dict[str, str], own: dict[str, str]) -> Backend:
     """Return a backend with its own options; `common` ones only for Inductor."""
     inductor = backend_from_text(spec, {}).takes_inductor_options
     return backend_from_text(spec, {**(common if inductor else {}), **own})
-
-
-def _text(config: str) -> str:
-    """Return a config as it is, or the content of the file that it names."""
-    return read_text(config[1:], "a config").strip() if config.startswith("@") else config
 
 
 @contextmanager

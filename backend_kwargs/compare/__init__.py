@@ -67,7 +67,7 @@ def compare(
     """
     _check_arguments(candidates, mode, rounds, baseline, tolerance, max_error)
     wanted = _usable(device) if device is not None else None
-    say = progress or _silence
+    say = progress or (lambda label, stage, fraction: None)
     inputs = arguments_of(example_inputs)
     place = wanted or _device_of(model, inputs)
     training = mode == "training"
@@ -132,10 +132,6 @@ def _warm_up(trials: list[CandidateTrial], device: torch.device) -> None:
     backends = [trial.candidate.backend for trial in trials if trial.passed]
     if any("inductor" in f"{backend!r} {getattr(backend, 'compiler_name', '')}" for backend in backends):
         start_inductor(device)
-
-
-def _silence(label: str, stage: str, fraction: float) -> None:
-    pass
 
 
 def _check_arguments(

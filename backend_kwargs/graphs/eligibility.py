@@ -21,17 +21,8 @@ LOCAL = frozenset({"", "torch", "torch_attn", "higher_order", "_operator", "buil
 # argument has the positions.
 INDEXING = frozenset(
     {
-        *(
-            "getitem",
-            "setitem",
-            "gather",
-            "take",
-            "take_along_dim",
-            "index",
-            "scatter",
-            "scatter_add",
-            "scatter_reduce",
-        ),
+        *("getitem", "setitem", "gather", "take", "take_along_dim", "index"),
+        *("scatter", "scatter_add", "scatter_reduce"),
         *(f"index_{what}" for what in ("select", "copy", "add", "fill", "put", "reduce")),
         *("cross_entropy", "cross_entropy_loss", "nll_loss"),
     }

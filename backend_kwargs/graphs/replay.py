@@ -15,9 +15,9 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _disable_current_modes
 
 from backend_kwargs.graphs.writes import (
-    STAYS_INPUT,
     copy_of_graph,
     has_memory,
+    keep_inputs,
     may_be_written,
     modes_restored,
     written_memory,
@@ -256,8 +256,7 @@ class Task:
         inputs = Inputs.of(gm, example_inputs)
         # Frozen code writes to the user's own buffer, whatever it is called on.
         placeholders = gm.graph.find_nodes(op="placeholder")
-        for at in inputs.written:
-            placeholders[at].meta[STAYS_INPUT] = True
+        keep_inputs(placeholders[at] for at in inputs.written)
         return cls(gm, inputs, needs, begin, backward)
 
     def copy(self) -> GraphModule:

@@ -3,7 +3,7 @@
 import json
 import pkgutil
 from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import MISSING, Field, dataclass, fields
+from dataclasses import MISSING, dataclass, fields
 from functools import partial
 from operator import is_
 from types import GenericAlias, MappingProxyType, NoneType, UnionType
@@ -43,15 +43,14 @@ class Where:
 def declared(settings: type, data: Collection[str] = ()) -> Mapping[str, Option]:
     """Return the options declared by a dataclass's fields, each `Annotated[type, doc]` with its default."""
     hints = get_type_hints(settings, include_extras=True)
-    given = [each for each in fields(settings) if each.init]
-    return MappingProxyType({each.name: _declared(each, hints[each.name], data) for each in given})
-
-
-def _declared(each: "Field[Any]", hint: Any, data: Collection[str]) -> Option:
-    default = each.default if each.default_factory is MISSING else each.default_factory()
-    *besides, doc = hint.__metadata__
-    wanted = Annotated[(hint.__origin__, *besides)] if besides else hint.__origin__
-    return Option(each.name, wanted, default, doc, data=each.name in data)
+    options = {}
+    for field in (field for field in fields(settings) if field.init):
+        default = field.default if field.default_factory is MISSING else field.default_factory()
+        *besides, doc = hints[field.name].__metadata__
+        wanted = hints[field.name].__origin__
+        wanted = Annotated[(wanted, *besides)] if besides else wanted
+        options[field.name] = Option(field.name, wanted, default, doc, data=field.name in data)
+    return MappingProxyType(options)
 
 
 def lookup(name: str, catalogue: Mapping[str, Option], kind: str = "option", otherwise: str = "") -> Option:
