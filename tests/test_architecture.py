@@ -31,10 +31,7 @@ LAYERS = (
     "compare cli",
 )
 # Import from above, until a compile returns what it knows.
-ABOVE = {
-    "graphs": {"auto"},
-    "precision": {"auto"},
-}
+ABOVE = {}
 SUITE_ORDER = """
 workloads workloads.case workloads.nets
 workloads.nets.counting workloads.nets.convs workloads.nets.encoders workloads.nets.libraries workloads.nets.llama

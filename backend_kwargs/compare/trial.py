@@ -4,7 +4,7 @@ import contextlib
 import inspect
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from backend_kwargs import measure
 from backend_kwargs.compare.rows import Candidate, Row
@@ -29,7 +29,7 @@ class CandidateTrial(Trial):
         """Return the candidate's label."""
         return self.candidate.label
 
-    def compile(self, model: Callable[..., Any]) -> tuple[Callable[..., Any], Counted | None]:
+    def compile(self, model: Callable[..., object]) -> tuple[Callable[..., object], Counted | None]:
         """Compile as `torch.compile` does; eager is the model itself."""
         if self.candidate.backend is None:
             return model, None
@@ -76,7 +76,7 @@ class CandidateTrial(Trial):
         )
 
 
-def _shown(backend: Callable[..., Any] | str | None) -> str:
+def _shown(backend: Callable[..., object] | str | None) -> str:
     if backend is None or isinstance(backend, str):
         return backend or "eager"
     return f"{backend.__module__}:{backend.__qualname__}" if inspect.isfunction(backend) else repr(backend)
