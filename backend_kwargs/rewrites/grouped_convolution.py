@@ -10,9 +10,21 @@ from torch import Tensor
 from torch._inductor.pattern_matcher import CallFunctionVarArgs, Match, PatternMatcherPass, register_graph_pattern
 from torch.fx import Node
 
-from backend_kwargs.rewrites.convolution import GEOMETRY, convolution, operands, read
-from backend_kwargs.rewrites.matching import HALF, AnyNode, aten, insert, replace, value_of
+from backend_kwargs.rewrites.convolution import GEOMETRY, convolution, operands
+from backend_kwargs.rewrites.matching import HALF, aten, insert, read, replace, values_of
 from backend_kwargs.rewrites.operators import define, nbytes
+from backend_kwargs.rewrites.table import Rewrite
+
+REWRITE = Rewrite(
+    "Convolutions in groups, depthwise ones among them, by our own kernels: cuDNN's are slow in channels last",
+    patterns=f"{__name__}:add_patterns",
+    operators=("backend_kwargs::grouped_convolution",),
+    needs=("gpu",),
+    applies="half precision in channels last, at most 64 channels in a group",
+    costs="depthwise ones have not been timed",
+    fitting=lambda stats: stats.gpu and stats.convolutions > 0 and not stats.training,
+    order=20,
+)
 
 MOST_CHANNELS = 64  # of a group: more of them fill cuDNN's tiles too
 PASSES = 7  # over images and results: cuDNN took longer than our kernel by the time of 7 to 20 on an H200
@@ -32,7 +44,7 @@ def _grouped_cuda(x: Tensor, w: Tensor, bias: Any, stride: Any, padding: Any, di
 
 def _saved(node: Node) -> float:
     """Return the bytes that the memory could move in the additional time of cuDNN's kernels."""
-    return PASSES * (nbytes(node.args[0]) + nbytes(node))
+    return PASSES * (nbytes(read(node)["x"]) + nbytes(node))
 
 
 grouped_convolution = define(
@@ -45,7 +57,7 @@ def add_patterns(passes: PatternMatcherPass) -> None:
 
     @register_graph_pattern(
         CallFunctionVarArgs(aten.convolution.default),
-        extra_check=lambda match: _fits(match.output_node()),
+        extra_check=lambda match: _has_kernel(match.output_node()),
         pass_dict=passes,
     )
     def fuse(match: Match, *args: Any, **kwargs: Any) -> None:
@@ -55,13 +67,14 @@ def add_patterns(passes: PatternMatcherPass) -> None:
         replace(node, new)
 
 
-def _fits(node: AnyNode) -> bool:
+def _has_kernel(node: Node) -> bool:
     """Return whether the kernel computes this convolution: its dtype, its layout, and the size of its groups."""
-    given = read(node)
-    x, w, made, groups = *map(value_of, (given["input"], given["weight"], node)), given["groups"]
-    if x is None or w is None or made is None or made.dim() != 4 or given["transposed"] or not isinstance(groups, int):
+    args = read(node)
+    values, groups = values_of(args["input"], args["weight"], node), args["groups"]
+    if values is None or args["transposed"] or not isinstance(groups, int) or groups == 1:
         return False
-    if groups == 1 or not x.dtype == w.dtype == made.dtype or made.dtype not in HALF:
+    x, w, made = values
+    if made.dim() != 4 or not x.dtype == w.dtype == made.dtype or made.dtype not in HALF:
         return False
     if not all(isinstance(size, int) for size in w.shape) or max(w.shape[1], w.shape[0] // groups) > MOST_CHANNELS:
         return False

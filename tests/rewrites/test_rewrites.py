@@ -22,7 +22,7 @@ from torch.testing._internal.two_tensor import TwoTensor
 
 import backend_kwargs
 from backend_kwargs import BackendKwargsError, Rewrite, make_backend, register_rewrite
-from backend_kwargs.rewrites import convolution, library_attention, linear, operators, traced
+from backend_kwargs.rewrites import attention, convolution, cudnn_attention, linear_activation, operators, traced
 from backend_kwargs.rewrites import table as rewrites
 from backend_kwargs.rewrites.apply import RewritePass, with_rewrites
 from backend_kwargs.rewrites.operators import with_fallback
@@ -256,16 +256,16 @@ QUERIES, KEYS = torch.zeros(2, 3, 5, 4), torch.zeros(2, 3, 7, 4)
     ("operator", "args", "saved"),
     [
         pytest.param(convolution.conv_relu, CONVOLVED, 2 * 4 * 2 * 4 * 4 * 4, id="the convolution"),
-        pytest.param(linear.linear_relu, (ROWS, torch.zeros(5, 8), torch.zeros(5)), 2 * 4 * 3 * 5, id="the product"),
         pytest.param(
-            library_attention.attention,
+            linear_activation.linear_relu, (ROWS, torch.zeros(5, 8), torch.zeros(5)), 2 * 4 * 3 * 5, id="the product"
+        ),
+        pytest.param(
+            attention.attention,
             (QUERIES, KEYS, KEYS, None, 1.0),
             4 * 4 * 2 * 3 * 5 * 7,
             id="scores and weights",
         ),
-        pytest.param(
-            library_attention.cudnn_attention, (QUERIES, KEYS, KEYS, None, False, 1.0), 0, id="a faster kernel"
-        ),
+        pytest.param(cudnn_attention.cudnn_attention, (QUERIES, KEYS, KEYS, None, False, 1.0), 0, id="a faster kernel"),
     ],
 )
 def test_what_an_operator_saves(operator, args, saved):

@@ -1,0 +1,89 @@
+"""cuDNN's kernel of attention in place of the one that `scaled_dot_product_attention` chose."""
+
+from typing import Any
+
+import torch.nn.functional as F  # noqa: N812
+from torch import Tensor
+from torch._inductor.pattern_matcher import CallFunctionVarArgs, Match, PatternMatcherPass, register_graph_pattern
+from torch.fx import Node
+
+from backend_kwargs.rewrites.library_attention import (
+    EFFICIENT,
+    FLASH,
+    HEADS_LAST,
+    heads_last,
+    only_result,
+    replace_results,
+    scale_of,
+)
+from backend_kwargs.rewrites.matching import aten, insert, known_true, read
+from backend_kwargs.rewrites.operators import define
+from backend_kwargs.rewrites.table import Rewrite
+
+REWRITE = Rewrite(
+    "cuDNN's kernel instead of the one that scaled_dot_product_attention chose",
+    patterns=f"{__name__}:add_patterns",
+    operators=("backend_kwargs::cudnn_attention",),
+    needs=("gpu",),
+    applies="inference in half precision",
+    fitting=lambda stats: stats.attentions > 0,
+    order=70,
+)
+
+# ---- the operator
+
+
+def _attention(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, is_causal: bool, scale: float) -> Tensor:
+    attended = F.scaled_dot_product_attention(q, k, v, attn_mask=bias, is_causal=is_causal, scale=scale)
+    return attended.transpose(1, 2).contiguous()
+
+
+def _cudnn_attention(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, is_causal: bool, scale: float) -> Tensor:
+    result: Tensor = aten._scaled_dot_product_cudnn_attention(q, k, v, bias, False, 0.0, is_causal, False, scale=scale)[
+        0
+    ]
+    return result.transpose(1, 2).contiguous()
+
+
+cudnn_attention = define(
+    "cudnn_attention(Tensor q, Tensor k, Tensor v, Tensor? bias, bool is_causal, float scale) -> Tensor",
+    _attention,
+    fake=heads_last,
+    cuda=_cudnn_attention,
+    saved=lambda node: 0.0,  # a faster kernel for the same traffic
+)
+
+
+# ---- patterns
+
+
+def add_patterns(passes: PatternMatcherPass) -> None:
+    """Register patterns of the other kernels of `scaled_dot_product_attention`, which cuDNN's replaces."""
+    for target in (FLASH, EFFICIENT):
+        register_graph_pattern(
+            CallFunctionVarArgs(target), extra_check=lambda match: _may_be_cudnns(match.output_node()), pass_dict=passes
+        )(_fuse)
+
+
+def _may_be_cudnns(node: Node) -> bool:
+    """Return whether cuDNN's kernel computes the same from the same."""
+    args = read(node)
+    if not only_result(node) or scale_of(args) is None:
+        return False
+    if not args["is_causal"]:
+        return True
+    # Of other lengths, flash attention lets the last query see the last key, and cuDNN the first query the first key.
+    q, k = (args[name].meta["val"] for name in ("query", "key"))
+    return args.get("attn_bias") is None and (node.target is EFFICIENT or known_true(q.shape[2] == k.shape[2]))
+
+
+def _fuse(match: Match, *args: Any, **kwargs: Any) -> None:
+    node = match.output_node()
+    given = read(node)
+    graph, operands = node.graph, [given[name] for name in ("query", "key", "value")]
+    with graph.inserting_before(node):
+        attended = insert(
+            graph, cudnn_attention, *operands, given.get("attn_bias"), bool(given["is_causal"]), scale_of(given)
+        )
+        attended = insert(graph, aten.permute.default, attended, HEADS_LAST)
+    replace_results(node, attended)
