@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
-from torch._inductor.pattern_matcher import CallFunctionVarArgs, Match, PatternMatcherPass, register_graph_pattern
+from torch._inductor.pattern_matcher import CallFunctionVarArgs, Match, PatternMatcherPass
 from torch.fx import Graph, Node
 
 from backend_kwargs.rewrites.library_attention import (
@@ -37,6 +37,7 @@ from backend_kwargs.rewrites.matching import (
     patterns_of,
     prims,
     read,
+    register,
     replace,
     same_sizes,
     terms_of,
@@ -133,25 +134,14 @@ class Scores(NamedTuple):
 def add_patterns(passes: PatternMatcherPass) -> None:
     """Register the patterns of a softmax over the last dimension of scores, and of libraries' attention."""
     for target in (EFFICIENT, CUDNN):
-        register_graph_pattern(
-            CallFunctionVarArgs(target),
-            extra_check=lambda match: _over_few_keys(match.output_node()) is not None,
-            pass_dict=passes,
-        )(_fuse_library)
+        register(passes, CallFunctionVarArgs(target), lambda match: _over_few_keys(match.output_node()), _fuse_library)
     for dim, sizes in ((-1, (2, 4, 4)), (2, (2, 4, 4)), (3, (2, 2, 4, 4))):
         for pattern in patterns_of(partial(torch.softmax, dim=dim), DTYPES, sizes):
-            register_graph_pattern(pattern, extra_check=partial(_is_attention, dim), pass_dict=passes)(
-                partial(_fuse, dim)
-            )
+            register(passes, pattern, partial(_around, dim), _fuse)
 
 
-def _is_attention(dim: int, match: Match) -> bool:
-    return _around(match, dim) is not None
-
-
-def _fuse(dim: int, match: Match, x: Node) -> None:
-    parts = _around(match, dim)
-    assert parts is not None
+def _fuse(weights: Node, parts: Attention) -> None:
+    """Replace the product of the weights and the values, or the copy that the model makes of it."""
     product, graph = parts.product, parts.product.graph
     with graph.inserting_before(product):
         q, k, v = (_of_four(graph, each) for each in (parts.q, parts.k, parts.v))
@@ -169,8 +159,7 @@ def _fuse(dim: int, match: Match, x: Node) -> None:
             size if isinstance(size, int) else insert(graph, aten.sym_size.int, attended, at)
             for at, size in [*enumerate(attended.meta["val"].shape)][2:]
         ]
-        attended = insert(graph, aten.reshape.default, attended, [-1, *sizes])
-    replace(product, attended)
+        replace(product, insert(graph, aten.reshape.default, attended, [-1, *sizes]))
 
 
 def _copy_with_heads_last(parts: Attention) -> Node | None:
@@ -208,7 +197,7 @@ def _bias(graph: Graph, parts: Attention) -> Node | None:
     return bias
 
 
-def _around(match: Match, dim: int) -> Attention | None:
+def _around(dim: int, match: Match) -> Attention | None:
     """Return the attention around the matched softmax over `dim`, or None."""
     weights, scores = match.output_node(), match.kwargs["x"]
     product = _product_of(weights)
@@ -467,7 +456,7 @@ def _over_few_keys(node: Node) -> Attention | None:
     if values is None or args["is_causal"] or not only_result(node):
         return None
     q, k, v, bias = values
-    biases, scale = _parts_of_bias(args["attn_bias"]), scale_of(args)
+    biases, scale = _parts_of_bias(args["attn_bias"]), scale_of(node)
     if not _has_few_keys(q, k, v) or not bias.is_floating_point() or bias.dim() > 4 or scale is None:
         return None
     if not _is_exact_in(q.dtype, biases):
@@ -475,11 +464,6 @@ def _over_few_keys(node: Node) -> Attention | None:
     return Attention(args["query"], args["key"], args["value"], node, (*q.shape[:3], k.shape[2]), biases, scale)
 
 
-def _fuse_library(match: Match, *args: Any, **kwargs: Any) -> None:
-    node = match.output_node()
-    parts, graph = _over_few_keys(node), node.graph
-    assert parts is not None
-    with graph.inserting_before(node):
-        attended = insert(graph, attention, parts.q, parts.k, parts.v, _bias(graph, parts), parts.scale)
-        attended = insert(graph, aten.permute.default, attended, HEADS_LAST)
-    replace_results(node, attended)
+def _fuse_library(node: Node, parts: Attention) -> None:
+    attended = insert(node.graph, attention, parts.q, parts.k, parts.v, _bias(node.graph, parts), parts.scale)
+    replace_results(node, insert(node.graph, aten.permute.default, attended, HEADS_LAST))

@@ -35,18 +35,16 @@ def make_dense(gm: GraphModule, example_inputs: Sequence[Any]) -> Change | None:
     """Return the graph in which masks of attention have dense rows, or None if all have."""
     copies: dict[Node, Node] = {}  # dense masks, by the mask
 
-    def replace(node: Node, args: dict[str, Any]) -> float | None:
+    def with_dense_mask(node: Node, args: dict[str, Any]) -> tuple[Node, float] | None:
         mask = args["attn_mask"]
         values = examples(args["query"], args["key"], mask)
         if values is None or not _needs_copy(values[0], values[2]):
             return None
         if mask not in copies or written_between(copies[mask], node, [mask]):
-            with node.graph.inserting_before(node):
-                copies[mask] = _dense(mask)
-        node.replace_input_with(mask, copies[mask])
-        return _saved(*values[:2])
+            copies[mask] = _dense(mask)
+        return node.graph.call_function(ATTENTION, (), {**args, "attn_mask": copies[mask]}), _saved(*values[:2])
 
-    return replacing((ATTENTION,), replace)(gm, example_inputs)
+    return replacing((ATTENTION,), with_dense_mask)(gm, example_inputs)
 
 
 def _needs_copy(q: Tensor, mask: Tensor) -> bool:

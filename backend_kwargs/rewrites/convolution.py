@@ -9,21 +9,21 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._inductor.pattern_matcher import CallFunction, KeywordArg, Match, PatternMatcherPass, register_graph_pattern
+from torch._inductor.pattern_matcher import CallFunction, KeywordArg, PatternMatcherPass
 from torch.fx import Graph, Node
 
 from backend_kwargs.rewrites.folding import mark_folded
 from backend_kwargs.rewrites.matching import (
-    DTYPES,
     aten,
     calls,
     converts_floats,
+    have_one_dtype,
     input_of,
     insert,
     known_true,
     prims,
     read,
-    replace,
+    register,
     same_sizes,
     terms_of,
     used_once,
@@ -102,44 +102,34 @@ def operands(node: Node) -> tuple[Any, ...]:
 
 def add_patterns(passes: PatternMatcherPass) -> None:
     """Register the pattern that ends in a ReLU."""
-
-    @register_graph_pattern(
-        CallFunction(aten.relu.default, KeywordArg("x")),
-        extra_check=lambda match: _pays(match.output_node()),
-        pass_dict=passes,
-    )
-    def fuse(match: Match, x: Node) -> None:
-        relu = match.output_node()
-        parts = _parts(relu)
-        assert parts is not None
-        affine, residual = parts
-        graph = relu.graph
-        with graph.inserting_before(relu):
-            weight, bias = folded(graph, affine)
-            if residual is not None and (other := affine_convolution(residual)) is not None and may_fuse(other, relu):
-                other_weight, other_bias = folded(graph, other)  # its bias joins that of the fused call
-                biases = [each for each in (bias, other_bias) if each is not None]
-                bias = mark_folded(
-                    insert(graph, aten.add.Tensor, *biases) if len(biases) > 1 else next(iter(biases), None)
-                )
-                args = {**read(other.convolution), "weight": other_weight, "bias": None}
-                residual = insert(graph, aten.convolution.default, *args.values())
-            image, _, _, *geometry = operands(affine.convolution)
-            operator, added = (conv_relu, []) if residual is None else (conv_add_relu, [residual])
-            new = insert(graph, operator, image, weight, *added, bias, *geometry)
-        replace(relu, new)
+    register(passes, CallFunction(aten.relu.default, KeywordArg("x")), lambda match: _pays(match.output_node()), _fuse)
 
 
-def _pays(relu: Node) -> bool:
-    """Return whether `relu` ends the pattern, and its call saves more traffic than folding weights takes."""
+def _fuse(relu: Node, parts: tuple[Affine, Node | None]) -> Node:
+    """Insert the library's call, and the convolution of a residual that is one."""
+    (affine, residual), graph = parts, relu.graph
+    weight, bias = folded(graph, affine)
+    if residual is not None and (other := affine_convolution(residual)) is not None and may_fuse(other, relu):
+        other_weight, other_bias = folded(graph, other)  # its bias joins that of the fused call
+        biases = [each for each in (bias, other_bias) if each is not None]
+        bias = mark_folded(insert(graph, aten.add.Tensor, *biases) if len(biases) > 1 else next(iter(biases), None))
+        args = {**read(other.convolution), "weight": other_weight, "bias": None}
+        residual = insert(graph, aten.convolution.default, *args.values())
+    image, _, _, *geometry = operands(affine.convolution)
+    operator, added = (conv_relu, []) if residual is None else (conv_add_relu, [residual])
+    return insert(graph, operator, image, weight, *added, bias, *geometry)
+
+
+def _pays(relu: Node) -> tuple[Affine, Node | None] | None:
+    """Return the parts of what ends in `relu`, unless folding weights takes more traffic than its call saves."""
     if (parts := _parts(relu)) is None:
-        return False
+        return None
     affine, _ = parts
     folds = any(operator is aten.mul.Tensor for operator, _ in affine.steps)
     values = values_of(operands(affine.convolution)[1], relu)
     assert values is not None
     weight, result = values
-    return not (folds and known_true(weight.numel() >= result.numel()))
+    return None if folds and known_true(weight.numel() >= result.numel()) else parts
 
 
 def _parts(relu: Node) -> tuple[Affine, Node | None] | None:
@@ -162,10 +152,10 @@ def may_fuse(affine: Affine, activation: Node) -> bool:
     """Return whether the library's fused call gives the size, dtype and layout of `activation`."""
     image, kernel, *_, groups = operands(affine.convolution)
     values = values_of(image, kernel, affine.convolution, activation)
-    if values is None or len({each.dtype for each in values}) > 1:
+    if values is None or not have_one_dtype(values):
         return False
     x, _, made, wanted = values
-    if made.dim() != 4 or not same_sizes(made.shape, wanted.shape) or made.dtype not in DTYPES:
+    if made.dim() != 4 or not same_sizes(made.shape, wanted.shape):
         return False
     if made.device.type == "cpu":
         return made.dtype != torch.float16

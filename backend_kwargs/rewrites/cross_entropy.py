@@ -13,7 +13,7 @@ from torch.fx import Node
 from backend_kwargs.rewrites.matching import DTYPES, bytes_of, known_true, same_sizes, used_once
 from backend_kwargs.rewrites.operators import define
 from backend_kwargs.rewrites.table import Rewrite
-from backend_kwargs.rewrites.traced import changes_meanwhile, example, examples, replace_by_first, replacing
+from backend_kwargs.rewrites.traced import changes_meanwhile, example, examples, first_result, replacing
 
 REWRITE = Rewrite(
     "Cross-entropy, forward and backward, by kernels that read the logits once each",
@@ -133,7 +133,7 @@ def before_widening(node: Node) -> Node:
     return node.args[0] if same else node  # type: ignore[return-value]  # it has a value
 
 
-def _replace(node: Node, args: dict[str, Any]) -> float | None:
+def _loss(node: Node, args: dict[str, Any]) -> tuple[Node, float] | None:
     if not is_mean_over_classes(args):
         return None
     logits, target = before_widening(args["input"]), args["target"]
@@ -142,10 +142,8 @@ def _replace(node: Node, args: dict[str, Any]) -> float | None:
         return None
     if changes_meanwhile(node, [logits, target]):
         return None
-    with node.graph.inserting_before(node):
-        call = node.graph.call_function(cross_entropy, (logits, target, args["ignore_index"]))
-    replace_by_first(node, call, torch.float32)
-    return (2.0 if value.requires_grad else 1.0) * bytes_of(value)
+    call = node.graph.call_function(cross_entropy, (logits, target, args["ignore_index"]))
+    return first_result(node, call, torch.float32), (2.0 if value.requires_grad else 1.0) * bytes_of(value)
 
 
-fuse_cross_entropy = replacing(LOSS, _replace)
+fuse_cross_entropy = replacing(LOSS, _loss)

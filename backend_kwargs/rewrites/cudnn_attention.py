@@ -4,7 +4,7 @@ from typing import Any
 
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
-from torch._inductor.pattern_matcher import CallFunctionVarArgs, Match, PatternMatcherPass, register_graph_pattern
+from torch._inductor.pattern_matcher import CallFunctionVarArgs, PatternMatcherPass
 from torch.fx import Node
 
 from backend_kwargs.rewrites.library_attention import (
@@ -16,7 +16,7 @@ from backend_kwargs.rewrites.library_attention import (
     replace_results,
     scale_of,
 )
-from backend_kwargs.rewrites.matching import aten, insert, known_true, read
+from backend_kwargs.rewrites.matching import aten, insert, known_true, read, register
 from backend_kwargs.rewrites.operators import define
 from backend_kwargs.rewrites.table import Rewrite
 
@@ -60,30 +60,21 @@ cudnn_attention = define(
 def add_patterns(passes: PatternMatcherPass) -> None:
     """Register patterns of the other kernels of `scaled_dot_product_attention`, which cuDNN's replaces."""
     for target in (FLASH, EFFICIENT):
-        register_graph_pattern(
-            CallFunctionVarArgs(target), extra_check=lambda match: _may_be_cudnns(match.output_node()), pass_dict=passes
-        )(_fuse)
+        register(passes, CallFunctionVarArgs(target), lambda match: _operands(match.output_node()), _fuse)
 
 
-def _may_be_cudnns(node: Node) -> bool:
-    """Return whether cuDNN's kernel computes the same from the same."""
-    args = read(node)
-    if not only_result(node) or scale_of(args) is None:
-        return False
-    if not args["is_causal"]:
-        return True
+def _operands(node: Node) -> tuple[Any, ...] | None:
+    """Return the operator's arguments if cuDNN's kernel computes the same of them, or None."""
+    args, scale = read(node), scale_of(node)
+    if not only_result(node) or scale is None:
+        return None
+    q, k, v = (args[name] for name in ("query", "key", "value"))
+    bias, causal = args.get("attn_bias"), bool(args["is_causal"])
     # Of other lengths, flash attention lets the last query see the last key, and cuDNN the first query the first key.
-    q, k = (args[name].meta["val"] for name in ("query", "key"))
-    return args.get("attn_bias") is None and (node.target is EFFICIENT or known_true(q.shape[2] == k.shape[2]))
+    square = node.target is EFFICIENT or known_true(q.meta["val"].shape[2] == k.meta["val"].shape[2])
+    return (q, k, v, bias, causal, scale) if not causal or (bias is None and square) else None
 
 
-def _fuse(match: Match, *args: Any, **kwargs: Any) -> None:
-    node = match.output_node()
-    given = read(node)
-    graph, operands = node.graph, [given[name] for name in ("query", "key", "value")]
-    with graph.inserting_before(node):
-        attended = insert(
-            graph, cudnn_attention, *operands, given.get("attn_bias"), bool(given["is_causal"]), scale_of(given)
-        )
-        attended = insert(graph, aten.permute.default, attended, HEADS_LAST)
-    replace_results(node, attended)
+def _fuse(node: Node, operands: tuple[Any, ...]) -> None:
+    attended = insert(node.graph, cudnn_attention, *operands)
+    replace_results(node, insert(node.graph, aten.permute.default, attended, HEADS_LAST))

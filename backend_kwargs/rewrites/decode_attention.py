@@ -13,7 +13,15 @@ from torch import Tensor
 from torch.fx import Node
 
 from backend_kwargs.rewrites.attention_mask import ATTENTION
-from backend_kwargs.rewrites.matching import DTYPES, arguments_of, bytes_of, hint, known_true, replace, same_sizes
+from backend_kwargs.rewrites.matching import (
+    DTYPES,
+    arguments_of,
+    bytes_of,
+    have_one_dtype,
+    hint,
+    known_true,
+    same_sizes,
+)
 from backend_kwargs.rewrites.operators import define
 from backend_kwargs.rewrites.table import Rewrite
 from backend_kwargs.rewrites.traced import changes_meanwhile, example, examples, replacing
@@ -90,7 +98,7 @@ class _Call:
     repeats: int
 
 
-def _replace(node: Node, args: dict[str, Any]) -> float | None:
+def _attention_in_splits(node: Node, args: dict[str, Any]) -> tuple[Node, float] | None:
     call, values = _call(args), examples(node)
     tensors = _tensors(call) if call else None
     if call is None or values is None or tensors is None or not _has_kernel(call, *tensors, values[0]):
@@ -102,15 +110,12 @@ def _replace(node: Node, args: dict[str, Any]) -> float | None:
     if not layouts:  # a view that needs eager's strides may follow
         return None
     scale = q.shape[-1] ** -0.5 if call.scale is None else call.scale
-    with node.graph.inserting_before(node):
-        heads = [_detached(each) for each in (call.q, call.k, call.v)]
-        mask = call.mask and _detached(call.mask)
-        new = node.graph.call_function(decode_attention, (*heads, mask, float(scale), layouts[0]))
-    replace(node, new)
+    operands = [each and _detached(each) for each in (call.q, call.k, call.v, call.mask)]
+    new = node.graph.call_function(decode_attention, (*operands, float(scale), layouts[0]))
     traffic = bytes_of(k) + bytes_of(v)
     by_one_program = 0 if call.mask is None else hint(k.shape[2]) * BYTES_OF_A_KEY
     # Repeated keys and values are written, read by attention, and read before.
-    return 3 * (call.repeats - 1) * traffic + max(by_one_program - traffic, KERNEL_BYTES)
+    return new, 3 * (call.repeats - 1) * traffic + max(by_one_program - traffic, KERNEL_BYTES)
 
 
 def _detached(node: Node) -> Node:
@@ -169,9 +174,9 @@ def _has_kernel(call: _Call, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | Non
     """Return whether the kernel can compute this result, which has no derivative, and may gain."""
     if made.requires_grad or (mask is None and call.repeats == 1):  # FlashAttention shares the keys itself
         return False
-    if q.dtype not in DTYPES or not q.dtype == k.dtype == v.dtype == made.dtype:
+    if not have_one_dtype((q, k, v, made)) or any(each.dim() != 4 for each in (q, k, v)):
         return False
-    if any(each.dim() != 4 for each in (q, k, v)) or not known_true(made.numel() > 0):
+    if not known_true(made.numel() > 0):
         return False
     (batch, heads, queries, width), (_, shared, keys, _) = q.shape, k.shape
     if not all(isinstance(size, int) for size in (heads, queries, width, shared, v.shape[3])) or not width:
@@ -212,4 +217,4 @@ def _has_strides_of(one: Tensor, other: Tensor) -> bool:
     )
 
 
-split_keys = replacing((ATTENTION,), _replace)
+split_keys = replacing((ATTENTION,), _attention_in_splits)

@@ -12,7 +12,7 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 from torch.fx import Graph, Node
 
-from backend_kwargs.rewrites.matching import DTYPES, MUL, arguments_of, hint, known_true, replace, same_sizes, used_once
+from backend_kwargs.rewrites.matching import DTYPES, MUL, arguments_of, hint, known_true, same_sizes, used_once
 from backend_kwargs.rewrites.operators import define
 from backend_kwargs.rewrites.table import Rewrite, ran
 from backend_kwargs.rewrites.traced import changes_meanwhile, example, examples, replacing
@@ -95,7 +95,7 @@ class _Sum:
     mean: bool
 
 
-def _replace(node: Node, args: dict[str, Any]) -> float | None:
+def _sum_of_rows(node: Node, args: dict[str, Any]) -> tuple[Node, float] | None:
     parts = _bag(args) if node.target is F.embedding_bag else _reduction(node, args)
     values = examples(parts.table, parts.indices, node) if parts else None
     if parts is None or values is None or not _has_kernel(parts, *values):
@@ -103,13 +103,11 @@ def _replace(node: Node, args: dict[str, Any]) -> float | None:
     if changes_meanwhile(node, [parts.table, parts.indices, parts.weights]):
         return None
     table, indices, made = values
-    with node.graph.inserting_before(node):
-        new = _call(node.graph, parts)
-        if made.dim() != 2:
-            new = node.graph.call_function(torch.reshape, (new, (-1, *made.shape[1:])))
-    replace(node, new)
+    new = _call(node.graph, parts)
+    if made.dim() != 2:
+        new = node.graph.call_function(torch.reshape, (new, (-1, *made.shape[1:])))
     # ATen and Inductor take at least twice as long as it takes to read the rows.
-    return float(hint(indices.numel()) * hint(table.shape[1]) * table.element_size())
+    return new, float(hint(indices.numel()) * hint(table.shape[1]) * table.element_size())
 
 
 def _call(graph: Graph, parts: _Sum) -> Node:
@@ -220,4 +218,4 @@ def _has_rows_of(node: Node, other: Any) -> bool:
     return known_true(values[0].shape[-1] == values[1].shape[-1])
 
 
-fuse_gather_sum = replacing((F.embedding_bag, *REDUCTIONS), _replace)
+fuse_gather_sum = replacing((F.embedding_bag, *REDUCTIONS), _sum_of_rows)

@@ -7,11 +7,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._inductor.pattern_matcher import CallFunctionVarArgs, Match, PatternMatcherPass, register_graph_pattern
+from torch._inductor.pattern_matcher import CallFunctionVarArgs, PatternMatcherPass
 from torch.fx import Node
 
 from backend_kwargs.rewrites.convolution import GEOMETRY, convolution, operands
-from backend_kwargs.rewrites.matching import HALF, aten, insert, read, replace, values_of
+from backend_kwargs.rewrites.matching import HALF, aten, have_one_dtype, insert, read, register, values_of
 from backend_kwargs.rewrites.operators import define, nbytes
 from backend_kwargs.rewrites.table import Rewrite
 
@@ -54,29 +54,25 @@ grouped_convolution = define(
 
 def add_patterns(passes: PatternMatcherPass) -> None:
     """Register the pattern: a convolution in groups."""
-
-    @register_graph_pattern(
+    register(
+        passes,
         CallFunctionVarArgs(aten.convolution.default),
-        extra_check=lambda match: _has_kernel(match.output_node()),
-        pass_dict=passes,
+        lambda match: _operands(match.output_node()),
+        lambda node, args: insert(node.graph, grouped_convolution, *args),
     )
-    def fuse(match: Match, *args: Any, **kwargs: Any) -> None:
-        node = match.output_node()
-        with node.graph.inserting_before(node):
-            new = insert(node.graph, grouped_convolution, *operands(node))
-        replace(node, new)
 
 
-def _has_kernel(node: Node) -> bool:
-    """Return whether the kernel computes this convolution: its dtype, its layout, and the size of its groups."""
+def _operands(node: Node) -> tuple[Any, ...] | None:
+    """Return the operands of a convolution that the kernel computes, by its dtype, layout and groups, or None."""
     args = read(node)
     values, groups = values_of(args["input"], args["weight"], node), args["groups"]
     if values is None or args["transposed"] or not isinstance(groups, int) or groups == 1:
-        return False
+        return None
     x, w, made = values
-    if made.dim() != 4 or not x.dtype == w.dtype == made.dtype or made.dtype not in HALF:
-        return False
+    if made.dim() != 4 or not have_one_dtype(values, HALF):
+        return None
     if not all(isinstance(size, int) for size in w.shape) or max(w.shape[1], w.shape[0] // groups) > MOST_CHANNELS:
-        return False
+        return None
     last = torch.channels_last  # and in no other layout, as images of one pixel or none are
-    return all(each.is_contiguous(memory_format=last) and not each.is_contiguous() for each in (x, made))
+    dense = all(each.is_contiguous(memory_format=last) and not each.is_contiguous() for each in (x, made))
+    return operands(node) if dense else None

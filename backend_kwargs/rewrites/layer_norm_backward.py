@@ -13,10 +13,10 @@ from torch import Tensor
 from torch._inductor import decomposition
 from torch.fx import Node
 
-from backend_kwargs.rewrites.matching import DTYPES, bytes_of, replace, same_sizes
+from backend_kwargs.rewrites.matching import bytes_of, have_one_dtype, same_sizes
 from backend_kwargs.rewrites.operators import define
 from backend_kwargs.rewrites.table import Rewrite, ran
-from backend_kwargs.rewrites.traced import example, examples, replace_by_first, replacing
+from backend_kwargs.rewrites.traced import example, examples, first_result, replacing
 
 REWRITE = Rewrite(
     "Layer norm's gradients by one kernel, which reads its input and the incoming gradient once",
@@ -96,11 +96,11 @@ for _table in (decomposition.decompositions, decomposition.select_decomp_table()
 # ---- dynamo's graph
 
 
-def _replace(node: Node, args: dict[str, Any]) -> float | None:
-    return (_replace_gradients if node.target in GRADIENTS else _replace_norm)(node, args)
+def _norm_or_gradients(node: Node, args: dict[str, Any]) -> tuple[Node, float] | None:
+    return (_gradients_of_norm if node.target in GRADIENTS else _norm)(node, args)
 
 
-def _replace_norm(node: Node, args: dict[str, Any]) -> float | None:
+def _norm(node: Node, args: dict[str, Any]) -> tuple[Node, float] | None:
     values, bias = examples(args["input"], args["weight"], node), example(args["bias"])
     # Without a gradient of the weight, the gradient is one kernel anyway.
     if values is None or (bias is None) != (args["bias"] is None) or not all(each.requires_grad for each in values):
@@ -108,13 +108,11 @@ def _replace_norm(node: Node, args: dict[str, Any]) -> float | None:
     x, weight, made = values
     if not _has_kernel(x, weight, bias, made):
         return None
-    with node.graph.inserting_before(node):
-        operands = tuple(args[name] for name in ("input", "weight", "bias", "eps"))
-        replace_by_first(node, node.graph.call_function(layer_norm, operands), x.dtype)
-    return 2.0 * bytes_of(x)
+    call = node.graph.call_function(layer_norm, tuple(args[name] for name in ("input", "weight", "bias", "eps")))
+    return first_result(node, call, x.dtype), 2.0 * bytes_of(x)
 
 
-def _replace_gradients(node: Node, args: dict[str, Any]) -> float | None:
+def _gradients_of_norm(node: Node, args: dict[str, Any]) -> tuple[Node, float] | None:
     operands = tuple(args[name] for name in ("grad_out", "input", "mean", "rstd", "weight"))
     values = examples(*operands)
     if values is None:
@@ -131,9 +129,7 @@ def _replace_gradients(node: Node, args: dict[str, Any]) -> float | None:
     used = [user.args[1] if user.target is operator.getitem else None for user in node.users]
     if not all(args["output_mask"][:results]) or any(at not in range(results) for at in used):
         return None
-    with node.graph.inserting_before(node):
-        replace(node, node.graph.call_function(layer_norm_backward, operands))
-    return 2.0 * bytes_of(x)
+    return node.graph.call_function(layer_norm_backward, operands), 2.0 * bytes_of(x)
 
 
 def _has_kernel(x: Tensor, weight: Tensor, bias: Tensor | None, alike: Tensor) -> bool:
@@ -142,9 +138,8 @@ def _has_kernel(x: Tensor, weight: Tensor, bias: Tensor | None, alike: Tensor) -
     if not isinstance(columns, int) or not 0 < columns <= MOST_COLUMNS or not same_sizes(alike.shape, x.shape):
         return False
     parameters = [weight] if bias is None else [weight, bias]
-    if any(not same_sizes(each.shape, (columns,)) for each in parameters):
-        return False
-    return x.dtype in DTYPES and x.is_contiguous() and all(each.dtype == x.dtype for each in (*parameters, alike))
+    sizes = all(same_sizes(each.shape, (columns,)) for each in parameters)
+    return sizes and x.is_contiguous() and have_one_dtype((x, alike, *parameters))
 
 
-fuse_gradients = replacing((*NORMS, *GRADIENTS), _replace)
+fuse_gradients = replacing((*NORMS, *GRADIENTS), _norm_or_gradients)

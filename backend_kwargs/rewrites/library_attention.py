@@ -6,7 +6,16 @@ from typing import Any
 from torch import Tensor
 from torch.fx import Node
 
-from backend_kwargs.rewrites.matching import HALF, aten, erase_dead, known_true, read, same_sizes, values_of
+from backend_kwargs.rewrites.matching import (
+    HALF,
+    aten,
+    erase_dead,
+    have_one_dtype,
+    known_true,
+    read,
+    same_sizes,
+    values_of,
+)
 
 HEADS_LAST = [0, 2, 1, 3]
 # The first result of each is the attention's.
@@ -32,7 +41,7 @@ def only_result(node: Node) -> bool:
     if not all(user.meta["val"].transpose(1, 2).is_contiguous() for user in node.users):
         return False
     values = values_of(*(args[name] for name in ("query", "key", "value")))
-    if values is None or any(each.dtype != values[0].dtype or each.dtype not in HALF for each in values):
+    if values is None or not have_one_dtype(values, HALF):
         return False
     q, k, v = values
     if not same_sizes(k.shape, (*q.shape[:2], k.shape[2], q.shape[3])) or not same_sizes(v.shape[:3], k.shape[:3]):
@@ -42,8 +51,9 @@ def only_result(node: Node) -> bool:
     return not args["dropout_p"] and not args.get("return_debug_mask")
 
 
-def scale_of(args: dict[str, Any]) -> float | None:
-    """Return the scale of a call with these arguments, or None if it is not a number above 0."""
+def scale_of(node: Node) -> float | None:
+    """Return the scale of a call, or None if it is not a number above 0."""
+    args = read(node)
     scale, width = args["scale"], args["query"].meta["val"].shape[-1]
     if scale is None and isinstance(width, int):
         return float(width**-0.5)

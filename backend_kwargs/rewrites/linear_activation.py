@@ -8,22 +8,22 @@ from typing import Any
 import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
-from torch._inductor.pattern_matcher import Match, PatternMatcherPass, register_graph_pattern
+from torch._inductor.pattern_matcher import Match, PatternMatcherPass
 from torch.fx import Node
 
 from backend_kwargs.rewrites.matching import (
     DTYPES,
     aten,
     calls,
+    have_one_dtype,
     input_of,
     insert,
     known_true,
     patterns_of,
     read,
-    replace,
+    register,
     same_sizes,
     used_once,
-    value_of,
     values_of,
 )
 from backend_kwargs.rewrites.operators import define, dense
@@ -83,28 +83,27 @@ def add_patterns(passes: PatternMatcherPass) -> None:
 def add_linear(passes: PatternMatcherPass, activation: Callable[[Tensor], Tensor], operator: Any) -> None:
     """Register patterns of linear with bias and `activation`, which `operator` replaces."""
     for pattern in patterns_of(activation, DTYPES):  # in half precision the decomposed activation contains conversions
-        register_graph_pattern(
-            pattern,
-            extra_check=lambda match: product_before(match.output_node(), match.kwargs["x"]) is not None,
-            pass_dict=passes,
-        )(partial(insert_product, operator, ()))
+        register(passes, pattern, partial(product_of, bias=True), partial(insert_product, operator))
 
 
-def insert_product(operator: Any, more: tuple[Any, ...], match: Match, x: Node) -> None:
-    """Put `operator`, with `more` arguments after rows, weight and bias, in place of product and activation."""
-    activation = match.output_node()
-    product = product_before(activation, x, bias=False)
-    assert product is not None
+def product_of(match: Match, *, bias: bool) -> tuple[Node, Node] | None:
+    """Return what the matched activation is of, and the product of which that is a view, or None."""
+    x = match.kwargs["x"]
+    product = _product_before(match.output_node(), x, bias=bias)
+    return None if product is None else (x, product)
+
+
+def insert_product(operator: Any, activation: Node, parts: tuple[Node, Node], more: tuple[Any, ...] = ()) -> Node:
+    """Insert `operator` of rows, weight, bias and `more` arguments, for the product and its activation."""
+    (x, product), graph = parts, activation.graph
     bias, rows, columns = _operands(product)
-    graph = activation.graph
-    with graph.inserting_before(activation):
-        transposed = calls(columns, aten.permute.default) and [dim % 2 for dim in read(columns)["dims"]] == [1, 0]
-        weight = input_of(columns) if transposed else insert(graph, aten.permute.default, columns, [1, 0])
-        new = insert(graph, operator, rows, weight, bias, *more)
-        if x is not product:  # its sizes are the graph's own arguments, which may be nodes of symbols
-            _, sizes = read(x).values()
-            new = insert(graph, aten.reshape.default, new, sizes)
-    replace(activation, new)
+    transposed = calls(columns, aten.permute.default) and [dim % 2 for dim in read(columns)["dims"]] == [1, 0]
+    weight = input_of(columns) if transposed else insert(graph, aten.permute.default, columns, [1, 0])
+    new = insert(graph, operator, rows, weight, bias, *more)
+    if x is product:
+        return new
+    _, sizes = read(x).values()  # the graph's own arguments, which may be nodes of symbols
+    return insert(graph, aten.reshape.default, new, sizes)
 
 
 def _operands(product: Node) -> tuple[Node | None, Node, Node]:
@@ -113,14 +112,15 @@ def _operands(product: Node) -> tuple[Node | None, Node, Node]:
     return (args["input"], args["mat1"], args["mat2"]) if "mat1" in args else (None, args["input"], args["mat2"])
 
 
-def product_before(activation: Node, x: Any, *, bias: bool = True) -> Node | None:
+def _product_before(activation: Node, x: Any, *, bias: bool) -> Node | None:
     """Return the product of which `x` is the result, possibly reshaped, or None.
 
     It has a bias per column; where `bias` is False, it may have none.
     """
-    wanted, value = value_of(activation), value_of(x)
-    if wanted is None or value is None or wanted.dtype != value.dtype or wanted.dtype not in DTYPES:
+    ends = values_of(activation, x)
+    if ends is None or not have_one_dtype(ends):
         return None
+    wanted, _ = ends
     if wanted.device.type == "cpu" and wanted.dtype == torch.float16:
         return None
     while calls(x, aten.reshape.default, aten.view.default):

@@ -16,11 +16,11 @@ from backend_kwargs.rewrites.cross_entropy import (
     cross_entropy_backward,
     is_mean_over_classes,
 )
-from backend_kwargs.rewrites.matching import arguments_of, known_true, same_sizes, used_once
+from backend_kwargs.rewrites.matching import arguments_of, have_one_dtype, known_true, same_sizes, used_once
 from backend_kwargs.rewrites.operators import define
 from backend_kwargs.rewrites.packed import LINEAR
 from backend_kwargs.rewrites.table import Rewrite
-from backend_kwargs.rewrites.traced import changes_meanwhile, examples, replace_by_first, replacing
+from backend_kwargs.rewrites.traced import changes_meanwhile, examples, first_result, replacing
 
 REWRITE = Rewrite(
     "A linear layer and cross-entropy in chunks of rows, so that few logits are in memory at a time",
@@ -94,7 +94,7 @@ linear_cross_entropy = define(
 # ---- dynamo's graph
 
 
-def _replace(node: Node, args: dict[str, Any]) -> float | None:
+def _linear_and_loss(node: Node, args: dict[str, Any]) -> tuple[Node, float] | None:
     if not is_mean_over_classes(args):
         return None
     logits = _flattened(before_widening(args["input"]))
@@ -105,23 +105,20 @@ def _replace(node: Node, args: dict[str, Any]) -> float | None:
     values = examples(x, weight, logits)
     if values is None or values[1].dim() != 2 or not known_true(values[1].shape[1] > 0):
         return None
-    rows_value, weight_value, product = values
-    if not rows_value.dtype == weight_value.dtype == product.dtype:  # autocast computes the product in another
-        return None
-    if product.dtype == torch.float16:  # gradients are stored before a scaler's factor reaches them, and underflow
+    # Autocast computes the product in another dtype. In float16 gradients are stored before a scaler's factor reaches
+    # them, and underflow.
+    if not have_one_dtype(values, (torch.float32, torch.bfloat16)):
         return None
     trains = args["input"].meta["example_value"].requires_grad  # the graph may enter or leave `no_grad`
-    recorded = rows_value.requires_grad or weight_value.requires_grad
+    recorded = any(each.requires_grad for each in values[:2])
     if trains != recorded and (trains or _may_record(node.graph)):
         return None
     if changes_meanwhile(node, [x, weight, target]):
         return None
-    with node.graph.inserting_before(node):
-        columns = node.graph.call_method("size", (weight, 1))
-        rows = node.graph.call_method("reshape", (x, -1, columns))
-        call = node.graph.call_function(linear_cross_entropy, (rows, weight, target, args["ignore_index"], trains))
-    replace_by_first(node, call, torch.float32)
-    return 0.0
+    columns = node.graph.call_method("size", (weight, 1))
+    rows = node.graph.call_method("reshape", (x, -1, columns))
+    call = node.graph.call_function(linear_cross_entropy, (rows, weight, target, args["ignore_index"], trains))
+    return first_result(node, call, torch.float32), 0.0
 
 
 def _may_record(graph: Graph) -> bool:
@@ -142,4 +139,4 @@ def _flattened(node: Node) -> Node | None:
     return node
 
 
-fuse_linear_cross_entropy = replacing(LOSS, _replace)
+fuse_linear_cross_entropy = replacing(LOSS, _linear_and_loss)

@@ -2,13 +2,20 @@
 
 import inspect
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from types import FunctionType
 from typing import Any, TypeGuard
 
 import torch
 from torch._guards import tracing
-from torch._inductor.pattern_matcher import PatternExpr, fwd_only, fx_to_pattern
+from torch._inductor.pattern_matcher import (
+    Match,
+    PatternExpr,
+    PatternMatcherPass,
+    fwd_only,
+    fx_to_pattern,
+    register_graph_pattern,
+)
 from torch._subclasses.fake_tensor import FakeTensorMode, unset_fake_temporarily
 from torch.fx import Graph, Node
 from torch.fx.experimental.symbolic_shapes import statically_known_true
@@ -45,20 +52,17 @@ def calls(node: Any, *targets: Any) -> TypeGuard[Node]:
 
 # Python's operators, and methods named after them, as functions that have a schema.
 FUNCTIONS = {
-    operator.add: torch.add,
-    operator.sub: torch.sub,
-    operator.mul: torch.mul,
-    operator.truediv: torch.div,
-    operator.matmul: torch.matmul,
-    operator.neg: torch.neg,
-    operator.pow: torch.pow,
-    "__add__": torch.add,
-    "__sub__": torch.sub,
-    "__mul__": torch.mul,
-    "__truediv__": torch.div,
-    "__matmul__": torch.matmul,
-    "__neg__": torch.neg,
-    "__pow__": torch.pow,
+    key: function
+    for name, function in {
+        "add": torch.add,
+        "sub": torch.sub,
+        "mul": torch.mul,
+        "truediv": torch.div,
+        "matmul": torch.matmul,
+        "neg": torch.neg,
+        "pow": torch.pow,
+    }.items()
+    for key in (getattr(operator, name), f"__{name}__")
 }
 # What torch takes for each type of a schema.
 _NUMBERS = (int, torch.SymInt), (int, float, torch.SymInt, torch.SymFloat)
@@ -209,6 +213,12 @@ def hint(size: Any) -> int:
     return int(size.node.hint) if size.node.has_hint() else UNKNOWN
 
 
+def have_one_dtype(values: Iterable[torch.Tensor], dtypes: Collection[torch.dtype] = DTYPES) -> bool:
+    """Return whether all values have the same dtype, one of `dtypes`."""
+    found = {value.dtype for value in values}
+    return len(found) == 1 and found.issubset(dtypes)
+
+
 def bytes_of(value: torch.Tensor) -> float:
     """Return the bytes of a fake tensor in this call."""
     return float(hint(value.numel()) * value.element_size())
@@ -256,3 +266,25 @@ def patterns_of(
         gms = [fwd_only(lambda x: function(x), [torch.empty(sizes, dtype=dtype)]) for dtype in dtypes]  # noqa: PLW0108
     patterns = [fx_to_pattern(gm, argnames=["x"]) for gm in gms]
     return [*{repr(each): each for each in patterns}.values()]
+
+
+def register(
+    passes: PatternMatcherPass,
+    pattern: PatternExpr,
+    parse: Callable[[Match], Any],
+    fuse: Callable[[Node, Any], Node | None],
+) -> None:
+    """Register a pattern: what ends in a node that matches is fused, unless `parse(match)` returns None.
+
+    `fuse(node, parsed)` inserts nodes before the last one of the match, and returns the one that replaces it, or None
+    if it has replaced another.
+    """
+
+    def replace_last(match: Match, *args: Any, **kwargs: Any) -> None:
+        node = match.output_node()
+        with node.graph.inserting_before(node):
+            new = fuse(node, parse(match))
+        if new is not None:
+            replace(node, new)
+
+    register_graph_pattern(pattern, extra_check=lambda match: parse(match) is not None, pass_dict=passes)(replace_last)

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch.fx import Node
 
-from backend_kwargs.rewrites.matching import DTYPES, HALF, bytes_of, known_true, replace
+from backend_kwargs.rewrites.matching import HALF, bytes_of, have_one_dtype, known_true
 from backend_kwargs.rewrites.table import Rewrite
 from backend_kwargs.rewrites.traced import examples, replacing
 
@@ -31,30 +31,27 @@ KERNEL_BYTES = 8 << 20  # what an H200 moves in the 2 µs that a library's kerne
 FAR = 8  # calls between a product and a softmax, in attention that is spelt out
 
 
-def _replace(node: Node, args: dict[str, Any]) -> float | None:
+def _product(node: Node, args: dict[str, Any]) -> tuple[Node, float] | None:
     a, b = args["input"], args["other"] if "other" in args else args["mat2"]
     values = examples(a, b, node)
     if values is None or not _is_by_a_vector(*values) or _is_of_attention(node):
         return None
     left, right, _ = values
-    column = known_true(right.shape[-1] == 1)
-    graph = node.graph
-    with graph.inserting_before(node):
-        if left.dtype in HALF:
-            a, b = (graph.call_method("to", (each, torch.float32)) for each in (a, b))
-        # Rows of the matrix times the transposed column, or columns of the matrix times the transposed row.
-        vector = graph.call_method("transpose", (b if column else a, -1, -2))
-        products = graph.call_function(torch.mul, (a, vector) if column else (vector, b))
-        new = graph.call_method("sum", (products,), {"dim": -1 if column else -2, "keepdim": True})
-        if left.dtype in HALF:
-            new = graph.call_method("to", (new, left.dtype))
-    replace(node, new)
-    return 2 * bytes_of(left if column else right) + KERNEL_BYTES
+    column, graph = known_true(right.shape[-1] == 1), node.graph
+    if left.dtype in HALF:
+        a, b = (graph.call_method("to", (each, torch.float32)) for each in (a, b))
+    # Rows of the matrix times the transposed column, or columns of the matrix times the transposed row.
+    vector = graph.call_method("transpose", (b if column else a, -1, -2))
+    products = graph.call_function(torch.mul, (a, vector) if column else (vector, b))
+    new = graph.call_method("sum", (products,), {"dim": -1 if column else -2, "keepdim": True})
+    if left.dtype in HALF:
+        new = graph.call_method("to", (new, left.dtype))
+    return new, 2 * bytes_of(left if column else right) + KERNEL_BYTES
 
 
 def _is_by_a_vector(left: torch.Tensor, right: torch.Tensor, made: torch.Tensor) -> bool:
     """Return whether one operand is a batch of vectors; under autocast the result has another dtype."""
-    if min(left.dim(), right.dim()) < 3 or not left.dtype == right.dtype == made.dtype or left.dtype not in DTYPES:
+    if min(left.dim(), right.dim()) < 3 or not have_one_dtype((left, right, made)):
         return False
     few = isinstance(left.shape[-1], int) and 1 < left.shape[-1] <= LARGEST_SUM
     return few and (known_true(right.shape[-1] == 1) or known_true(left.shape[-2] == 1))
@@ -78,4 +75,4 @@ def _leads_to_softmax(node: Node, following: Callable[[Node], Iterable[Node]]) -
     return False
 
 
-multiply_and_sum = replacing(PRODUCTS, _replace)
+multiply_and_sum = replacing(PRODUCTS, _product)

@@ -32,7 +32,7 @@ SIGNATURE = signature(F.multi_head_attention_forward)
 UNSUPPORTED = ("need_weights", "bias_k", "bias_v", "add_zero_attn", "use_separate_proj_weight", "static_k", "static_v")
 
 
-def _replace(node: Node, args: dict[str, Any]) -> float | None:
+def _call_without_copies(node: Node, args: dict[str, Any]) -> tuple[Node, float] | None:
     values = examples(args["query"], args["key"], args["value"])
     if values is None or any(args[name] is not None and args[name] is not False for name in UNSUPPORTED):
         return None
@@ -40,8 +40,7 @@ def _replace(node: Node, args: dict[str, Any]) -> float | None:
         return None
     if any(each.numel() == 0 for each in values):  # kernels of attention refuse their strides
         return None
-    node.target = multi_head_attention
-    return 2 * sum(map(bytes_of, values))
+    return node.graph.call_function(multi_head_attention, node.args, node.kwargs), 2 * sum(map(bytes_of, values))
 
 
 def multi_head_attention(*args: Any, **kwargs: Any) -> tuple[Tensor, None]:
@@ -107,4 +106,4 @@ def _added(mask: Tensor, q: Tensor) -> Any:
     return torch.zeros_like(mask, dtype=q.dtype).masked_fill_(mask, float("-inf"))
 
 
-attend_without_copies = replacing((F.multi_head_attention_forward,), _replace)
+attend_without_copies = replacing((F.multi_head_attention_forward,), _call_without_copies)

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
-from torch._inductor.pattern_matcher import Match, PatternMatcherPass, register_graph_pattern
+from torch._inductor.pattern_matcher import Match, PatternMatcherPass
 from torch.fx import Node
 
 from backend_kwargs.rewrites.convolution import (
@@ -22,8 +22,8 @@ from backend_kwargs.rewrites.convolution import (
     may_fuse,
     operands,
 )
-from backend_kwargs.rewrites.linear_activation import insert_product, product_before, used_by_one_pattern
-from backend_kwargs.rewrites.matching import insert, patterns_of, replace, value_of
+from backend_kwargs.rewrites.linear_activation import insert_product, product_of, used_by_one_pattern
+from backend_kwargs.rewrites.matching import insert, patterns_of, register, value_of
 from backend_kwargs.rewrites.operators import define, dense
 from backend_kwargs.rewrites.table import Rewrite, ran
 
@@ -87,8 +87,13 @@ def add_patterns(passes: PatternMatcherPass) -> None:
     """Add what ends in one of the activations."""
     for name, (activation, *_) in ACTIVATIONS.items():
         for pattern in patterns_of(activation, DTYPES):
-            for may, fuse in ((_may_be_linear, _fuse_linear), (_may_be_convolution, _fuse_convolution)):
-                register_graph_pattern(pattern, extra_check=may, pass_dict=passes)(partial(fuse, name))
+            register(
+                passes,
+                pattern,
+                _linear_before,
+                partial(insert_product, linear_onednn, more=(name,)),
+            )
+            register(passes, pattern, _convolution_before, partial(_fuse_convolution, name))
 
 
 def _is_on_cpu(activation: Node) -> bool:
@@ -96,31 +101,18 @@ def _is_on_cpu(activation: Node) -> bool:
     return value is not None and value.device.type == "cpu" and value.dtype in DTYPES
 
 
-def _may_be_linear(match: Match) -> bool:
-    activation = match.output_node()
-    return _is_on_cpu(activation) and product_before(activation, match.kwargs["x"], bias=False) is not None
+def _linear_before(match: Match) -> tuple[Node, Node] | None:
+    return product_of(match, bias=False) if _is_on_cpu(match.output_node()) else None
 
 
-def _fuse_linear(name: str, match: Match, x: Node) -> None:
-    insert_product(linear_onednn, (name,), match, x)
-
-
-def _may_be_convolution(match: Match) -> bool:
-    return _convolution_of(match) is not None
-
-
-def _convolution_of(match: Match) -> Affine | None:
+def _convolution_before(match: Match) -> Affine | None:
     """Return the convolution, with what is folded into it, that the activation follows, or None."""
     activation, x = match.output_node(), match.kwargs["x"]
     affine = affine_convolution(x, shared=True) if used_by_one_pattern(x, activation) else None
     return affine if _is_on_cpu(activation) and affine is not None and may_fuse(affine, activation) else None
 
 
-def _fuse_convolution(name: str, match: Match, x: Node) -> None:
-    activation, affine = match.output_node(), _convolution_of(match)
-    assert affine is not None
-    with activation.graph.inserting_before(activation):
-        weight, bias = folded(activation.graph, affine)
-        image, _, _, *geometry = operands(affine.convolution)
-        new = insert(activation.graph, conv_onednn, image, weight, bias, *geometry, name)
-    replace(activation, new)
+def _fuse_convolution(name: str, activation: Node, affine: Affine) -> Node:
+    weight, bias = folded(activation.graph, affine)
+    image, _, _, *geometry = operands(affine.convolution)
+    return insert(activation.graph, conv_onednn, image, weight, bias, *geometry, name)

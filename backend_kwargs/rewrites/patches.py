@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch.fx import Node
 
-from backend_kwargs.rewrites.matching import HALF, bytes_of, hint, known_true, replace
+from backend_kwargs.rewrites.matching import HALF, bytes_of, hint, known_true
 from backend_kwargs.rewrites.table import Rewrite
 from backend_kwargs.rewrites.traced import examples, replacing
 
@@ -43,7 +43,7 @@ class _Patches:
     size: tuple[int, ...]
 
 
-def _replace(node: Node, args: dict[str, Any]) -> float | None:
+def _convolution(node: Node, args: dict[str, Any]) -> tuple[Node, float] | None:
     patches, values = _patches(args), examples(args["input"], args["weight"], node)
     if patches is None or values is None or values[2].dtype not in HALF:
         return None
@@ -53,14 +53,13 @@ def _replace(node: Node, args: dict[str, Any]) -> float | None:
     last = dims > 1 and made.is_contiguous(memory_format=channels_last)
     if not last and not made.is_contiguous():
         return None
-    with node.graph.inserting_before(node):
-        new = _product(patches, channels_last=known_true(images.stride(1) == 1), length=weight[0].numel())
-        new = _method("movedim", new, -1, 1)
-        replace(node, new if last else _method("contiguous", new))
+    new = _product(patches, channels_last=known_true(images.stride(1) == 1), length=weight[0].numel())
+    new = _method("movedim", new, -1, 1)
     channels = hint(images.shape[1])
     flops = 2 * hint(made.numel()) * channels * math.prod(patches.size)
     converted = 0.0 if last else bytes_of(images) + bytes_of(made)
-    return flops * BYTES_PER_FLOP[channels >= FEW] + 2 * converted
+    saved = flops * BYTES_PER_FLOP[channels >= FEW] + 2 * converted
+    return new if last else _method("contiguous", new), saved
 
 
 def _product(patches: _Patches, *, channels_last: bool, length: int) -> Node:
@@ -107,4 +106,4 @@ def _of_each(option: Any, size: tuple[int, ...]) -> tuple[Any, ...]:
     return numbers * len(size) if len(numbers) == 1 else numbers
 
 
-multiply_patches = replacing(CONVOLUTIONS, _replace)
+multiply_patches = replacing(CONVOLUTIONS, _convolution)

@@ -12,12 +12,11 @@ from torch.fx import Node
 
 from backend_kwargs.rewrites.matching import (
     ADD,
-    DTYPES,
     MUL,
     arguments_of,
     bytes_of,
+    have_one_dtype,
     known_true,
-    replace,
     same_sizes,
     used_once,
 )
@@ -94,7 +93,7 @@ rotary = define(
 # ---- dynamo's graph
 
 
-def _replace(node: Node, args: dict[str, Any]) -> float | None:
+def _embedding(node: Node, args: dict[str, Any]) -> tuple[Node, float] | None:
     parts = _sum_of_products(node) or _joined_halves(node)
     values = examples(*parts, node) if parts else None
     if parts is None or values is None or not _has_kernel(*values) or changes_meanwhile(node, parts):
@@ -104,9 +103,8 @@ def _replace(node: Node, args: dict[str, Any]) -> float | None:
     layouts = [contiguous for contiguous in (True, False) if same_sizes(_like(x, contiguous).stride(), made.stride())]
     if not layouts:
         return None
-    with node.graph.inserting_before(node):
-        replace(node, node.graph.call_function(rotary, (*parts, layouts[0], False)))
-    return (4 if made.requires_grad else 2) * GAIN * bytes_of(x)
+    new = node.graph.call_function(rotary, (*parts, layouts[0], False))
+    return new, (4 if made.requires_grad else 2) * GAIN * bytes_of(x)
 
 
 def _has_kernel(x: Tensor, cos: Tensor, sin: Tensor, made: Tensor) -> bool:
@@ -114,7 +112,7 @@ def _has_kernel(x: Tensor, cos: Tensor, sin: Tensor, made: Tensor) -> bool:
     width = x.shape[-1]
     if x.dim() != 4 or not isinstance(width, int) or width % 2 or not same_sizes(x.shape, made.shape):
         return False
-    if x.dtype not in DTYPES or not x.dtype == cos.dtype == sin.dtype == made.dtype:
+    if not have_one_dtype((x, cos, sin, made)):
         return False
     trained = made.requires_grad and (cos.requires_grad or sin.requires_grad)
     if trained or not cos.dim() or not sin.dim() or not known_true(x.numel() > 0):
@@ -215,4 +213,4 @@ def _half_of(index: tuple[Any, ...], dims: int, width: int) -> int | None:
     return {(0, width // 2): 0, (width // 2, width): 1}.get(last.indices(width)[:2])
 
 
-fuse_rotary = replacing((*ADD, *CAT), _replace)
+fuse_rotary = replacing((*ADD, *CAT), _embedding)

@@ -77,13 +77,13 @@ def _works(rewrite: Rewrite, example_inputs: Sequence[Any]) -> bool:
 
 
 def replacing(
-    targets: Collection[Any], replace: Callable[[Node, dict[str, Any]], float | None]
+    targets: Collection[Any], new_node: Callable[[Node, dict[str, Any]], tuple[Node, float] | None]
 ) -> Callable[[GraphModule, Sequence[Any]], Change | None]:
     """Return a rewrite of dynamo's graph that replaces calls of `targets`: functions, or names of methods.
 
-    `replace(node, arguments)`, with the arguments by their names in the schema, returns the bytes of memory traffic
-    that it saves, or None if it does not change the node. Operators of ours have no rules for `torch.func`'s
-    transforms, nor for subclasses such as DTensor.
+    `new_node(node, arguments)`, with the arguments by their names in the schema, inserts what replaces `node` before it
+    and returns that with the bytes of memory traffic that it saves, or None where `node` stays. Operators of ours have
+    no rules for `torch.func`'s transforms, nor for subclasses such as DTensor.
     """
 
     def calls(gm: GraphModule) -> list[Node]:
@@ -93,9 +93,14 @@ def replacing(
     def rewrite(gm: GraphModule, example_inputs: Sequence[Any]) -> Change | None:
         if not calls(gm) or has_transforms(gm):
             return None
-        copied = copy_of_graph(gm)
-        results = [replace(node, args) for node in calls(copied) if (args := arguments_of(node)) is not None]
-        saved = [result for result in results if result is not None]
+        copied, saved = copy_of_graph(gm), []
+        for node in calls(copied):
+            args = arguments_of(node)
+            with copied.graph.inserting_before(node):
+                change = new_node(node, args) if args is not None else None
+            if change is not None:
+                replace(node, change[0])
+                saved.append(change[1])
         if not saved:
             return None
         # Not eliminate_dead_code: it takes an in-place method whose result is unused, as a cache's update, for dead.
@@ -134,12 +139,8 @@ def changes_meanwhile(node: Node, read: Sequence[Node | None]) -> bool:
     return written_between(first, node, [each for each in read if each is not None])
 
 
-def replace_by_first(node: Node, call: Node, dtype: torch.dtype) -> None:
-    """Replace `node` by the first result of `call`, which has `dtype`, cast to the node's dtype."""
-    value = example(node)
-    assert value is not None
-    with node.graph.inserting_before(node):
-        first = node.graph.call_function(operator.getitem, (call, 0))
-        if value.dtype != dtype:
-            first = node.graph.call_method("to", (first, value.dtype))
-    replace(node, first)
+def first_result(node: Node, call: Node, dtype: torch.dtype) -> Node:
+    """Insert the first result of `call`, which has `dtype`, cast to the dtype of `node`."""
+    first = node.graph.call_function(operator.getitem, (call, 0))
+    wanted = node.meta["example_value"].dtype
+    return first if wanted == dtype else node.graph.call_method("to", (first, wanted))
