@@ -5,6 +5,8 @@ import operator
 import os
 import subprocess
 import sys
+from importlib import import_module
+from pathlib import Path
 
 import pytest
 import torch
@@ -237,6 +239,21 @@ def test_a_rewrite_takes_lists():
     with pytest.raises(BackendKwargsError) as e:
         Rewrite("nothing", patterns="a:b", needs="gpu")
     assert str(e.value) == "Rewrite's 'needs' must be a tuple of str, got 'gpu' (str)."
+
+
+def test_each_module_has_its_row():
+    """The table has the row of each module of a rewrite, which it reads without importing the module."""
+    names = {path.stem for path in Path(rewrites.__file__).parent.glob("*.py")}
+    rows = {name: vars(import_module(f"backend_kwargs.rewrites.{name}")).get("REWRITE") for name in names}
+    read = {name: dataclasses.replace(row, fitting=len) for name, row in rewrites.BUILT_IN.items()}
+    assert read == {name: dataclasses.replace(row, fitting=len) for name, row in rows.items() if row}
+
+
+def test_the_order_is_that_of_the_rows():
+    """Each built-in rewrite has a place of its own, and they are listed and raced by it."""
+    places = [row.order for row in rewrites.BUILT_IN.values()]
+    assert places == sorted(set(places))
+    assert rewrites.list_rewrites()[: len(places)] == [*rewrites.BUILT_IN]
 
 
 def test_every_built_in_resolves():
