@@ -384,8 +384,8 @@ def _masked_windows(node: Node) -> tuple[Node, Node] | None:
     terms, values = terms_of(added), values_of(added, node)
     if terms is None or values is None or not used_once(added):
         return None
-    made, whole = values
-    if whole.dim() != 4 or made.dim() != 5 or not same_sizes(made.shape[2:], whole.shape[1:]):
+    result, whole = values
+    if whole.dim() != 4 or result.dim() != 5 or not same_sizes(result.shape[2:], whole.shape[1:]):
         return None
     for scores, mask in (terms, terms[::-1]):
         value = value_of(mask)
@@ -393,7 +393,7 @@ def _masked_windows(node: Node) -> tuple[Node, Node] | None:
             continue
         if not value.is_floating_point() or not _has_sizes_of(input_of(scores), node):
             continue
-        if known_true(value.shape[0] == 1) and known_true(value.shape[1] == made.shape[1]):
+        if known_true(value.shape[0] == 1) and known_true(value.shape[1] == result.shape[1]):
             return input_of(scores), mask
     return None
 

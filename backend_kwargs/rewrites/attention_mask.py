@@ -12,9 +12,9 @@ from torch import Tensor
 from torch.fx import GraphModule, Node
 
 from backend_kwargs.graphs.writes import written_between
-from backend_kwargs.rewrites.matching import DTYPES, hint, known_true
+from backend_kwargs.rewrites.matching import DTYPES, Arguments, hint, known_true
 from backend_kwargs.rewrites.table import Rewrite
-from backend_kwargs.rewrites.traced import Change, example, examples, replacing
+from backend_kwargs.rewrites.traced import Change, Replacement, example, examples, replacing
 
 REWRITE = Rewrite(
     "Masks that are expanded over the keys, copied so that scaled_dot_product_attention has a fused kernel",
@@ -35,7 +35,7 @@ def make_dense(gm: GraphModule, example_inputs: Sequence[Any]) -> Change | None:
     """Return the graph in which masks of attention have dense rows, or None if all have."""
     copies: dict[Node, Node] = {}  # dense masks, by the mask
 
-    def with_dense_mask(node: Node, args: dict[str, Any]) -> tuple[Node, float] | None:
+    def with_dense_mask(node: Node, args: Arguments) -> Replacement | None:
         mask = args["attn_mask"]
         values = examples(args["query"], args["key"], mask)
         if values is None or not _needs_copy(values[0], values[2]):

@@ -53,8 +53,8 @@ def convolution(
     x: Tensor, w: Tensor, bias: Tensor | None, stride: Any, padding: Any, dilation: Any, groups: int
 ) -> Tensor:
     """Return a convolution by ATen."""
-    made: Tensor = aten.convolution(x, w, bias, stride, padding, dilation, False, [0] * len(stride), groups)
-    return made
+    result: Tensor = aten.convolution(x, w, bias, stride, padding, dilation, False, [0] * len(stride), groups)
+    return result
 
 
 def _conv_relu_cpu(x: Tensor, w: Tensor, bias: Any, stride: Any, padding: Any, dilation: Any, groups: int) -> Any:
@@ -154,15 +154,15 @@ def may_fuse(affine: Affine, activation: Node) -> bool:
     values = values_of(image, kernel, affine.convolution, activation)
     if values is None or not have_one_dtype(values):
         return False
-    x, _, made, wanted = values
-    if made.dim() != 4 or not same_sizes(made.shape, wanted.shape):
+    x, _, result, wanted = values
+    if result.dim() != 4 or not same_sizes(result.shape, wanted.shape):
         return False
-    if made.device.type == "cpu":
-        return made.dtype != torch.float16
+    if result.device.type == "cpu":
+        return result.dtype != torch.float16
     # With groups cuDNN's fused kernels are slower than its others: 1.2 to 3 times in RegNetY, on an H200.
-    if made.device.type != "cuda" or groups != 1:
+    if result.device.type != "cuda" or groups != 1:
         return False
-    return all(each.is_contiguous(memory_format=torch.channels_last) for each in (x, made, wanted))
+    return all(each.is_contiguous(memory_format=torch.channels_last) for each in (x, result, wanted))
 
 
 def _is_residual(node: Any, relu: Node) -> bool:

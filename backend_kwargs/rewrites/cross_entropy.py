@@ -10,10 +10,10 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 from torch.fx import Node
 
-from backend_kwargs.rewrites.matching import DTYPES, bytes_of, known_true, same_sizes, used_once
+from backend_kwargs.rewrites.matching import DTYPES, Arguments, bytes_of, known_true, same_sizes, used_once
 from backend_kwargs.rewrites.operators import define
 from backend_kwargs.rewrites.table import Rewrite
-from backend_kwargs.rewrites.traced import changes_meanwhile, example, examples, first_result, replacing
+from backend_kwargs.rewrites.traced import Replacement, changes_meanwhile, example, examples, first_result, replacing
 
 REWRITE = Rewrite(
     "Cross-entropy, forward and backward, by kernels that read the logits once each",
@@ -33,14 +33,14 @@ Loss = tuple[Tensor, Tensor, Tensor, Tensor]
 
 
 def _cross_entropy(logits: Tensor, target: Tensor, ignore_index: int) -> Loss:
-    kept = target != ignore_index
+    counts = target != ignore_index
     wide = logits.float()
     tops = wide.amax(1)
     below = wide - tops.unsqueeze(1)
     logs = below.exp().sum(1).log()
-    at = below.gather(1, torch.where(kept, target, 0).unsqueeze(1)).squeeze(1)
-    count = kept.sum().float()
-    return torch.where(kept, logs - at, 0.0).sum() / count, tops, logs, count
+    at = below.gather(1, torch.where(counts, target, 0).unsqueeze(1)).squeeze(1)
+    count = counts.sum().float()
+    return torch.where(counts, logs - at, 0.0).sum() / count, tops, logs, count
 
 
 def _cross_entropy_fake(logits: Tensor, target: Tensor, ignore_index: int) -> Loss:
@@ -60,10 +60,10 @@ def _cross_entropy_cuda(logits: Tensor, target: Tensor, ignore_index: int, **opt
 def _cross_entropy_backward(
     grad: Tensor, logits: Tensor, target: Tensor, tops: Tensor, logs: Tensor, count: Tensor, ignore_index: int
 ) -> Tensor:
-    kept = target != ignore_index
-    share = torch.where(kept, grad.float() / count, 0.0).unsqueeze(1)
+    counts = target != ignore_index
+    share = torch.where(counts, grad.float() / count, 0.0).unsqueeze(1)
     gradient = ((logits.float() - tops.unsqueeze(1)) - logs.unsqueeze(1)).exp() * share
-    gradient.scatter_add_(1, torch.where(kept, target, 0).unsqueeze(1), -share)
+    gradient.scatter_add_(1, torch.where(counts, target, 0).unsqueeze(1), -share)
     return gradient.to(logits.dtype)
 
 
@@ -108,7 +108,7 @@ cross_entropy_backward = define(
 # ---- dynamo's graph
 
 
-def is_mean_over_classes(args: dict[str, Any]) -> bool:
+def is_mean_over_classes(args: Arguments) -> bool:
     """Return whether a loss with these arguments is the mean for logits [rows, classes] and class indices."""
     if args["weight"] is not None or args["label_smoothing"] != 0.0:
         return False
@@ -133,7 +133,7 @@ def before_widening(node: Node) -> Node:
     return node.args[0] if same else node  # type: ignore[return-value]  # it has a value
 
 
-def _loss(node: Node, args: dict[str, Any]) -> tuple[Node, float] | None:
+def _loss(node: Node, args: Arguments) -> Replacement | None:
     if not is_mean_over_classes(args):
         return None
     logits, target = before_widening(args["input"]), args["target"]

@@ -15,6 +15,7 @@ from torch.fx import Node
 from backend_kwargs.rewrites.attention_mask import ATTENTION
 from backend_kwargs.rewrites.matching import (
     DTYPES,
+    Arguments,
     arguments_of,
     bytes_of,
     have_one_dtype,
@@ -24,7 +25,7 @@ from backend_kwargs.rewrites.matching import (
 )
 from backend_kwargs.rewrites.operators import define
 from backend_kwargs.rewrites.table import Rewrite
-from backend_kwargs.rewrites.traced import changes_meanwhile, example, examples, replacing
+from backend_kwargs.rewrites.traced import Replacement, changes_meanwhile, example, examples, replacing
 
 REWRITE = Rewrite(
     "Attention of a few queries over many keys, as in decoding, by kernels that share the keys of a head",
@@ -98,15 +99,15 @@ class _Call:
     repeats: int
 
 
-def _attention_in_splits(node: Node, args: dict[str, Any]) -> tuple[Node, float] | None:
+def _attention_in_splits(node: Node, args: Arguments) -> Replacement | None:
     call, values = _call(args), examples(node)
     tensors = _tensors(call) if call else None
     if call is None or values is None or tensors is None or not _has_kernel(call, *tensors, values[0]):
         return None
     if changes_meanwhile(node, [call.q, call.k, call.v, call.mask]):
         return None
-    (q, k, v, _), made = tensors, values[0]
-    layouts = [last for last in (False, True) if _has_strides_of(made, _empty(q, k, v, last))]
+    (q, k, v, _), result = tensors, values[0]
+    layouts = [last for last in (False, True) if _has_strides_of(result, _empty(q, k, v, last))]
     if not layouts:  # a view that needs eager's strides may follow
         return None
     scale = q.shape[-1] ** -0.5 if call.scale is None else call.scale
@@ -125,7 +126,7 @@ def _detached(node: Node) -> Node:
     return node.graph.call_method("squeeze", (new, 2)) if value is not None and value.dim() == 5 else new
 
 
-def _call(args: dict[str, Any]) -> _Call | None:
+def _call(args: Arguments) -> _Call | None:
     """Return the call with these arguments, or None if it is one that the operator has no form for."""
     scale = args["scale"]
     if args["dropout_p"] or args["is_causal"] or not (scale is None or isinstance(scale, int | float)):
@@ -139,9 +140,9 @@ def _call(args: dict[str, Any]) -> _Call | None:
 
 def _repeated(node: Any) -> tuple[Node, int] | None:
     """Return the tensor each of whose heads `node` repeats some times, and that number, or None."""
-    made = example(node)
+    result = example(node)
     source: Any
-    if made is None or made.dim() != 4:
+    if result is None or result.dim() != 4:
         return None
     if node.target in REPEAT:
         args = arguments_of(node) or {}
@@ -158,7 +159,7 @@ def _repeated(node: Any) -> tuple[Node, int] | None:
     batch, heads, times, *rest = many.shape
     if not isinstance(times, int) or not same_sizes(one.shape, (batch, heads, 1, *rest)):
         return None
-    return (source, times) if same_sizes(made.shape, (batch, heads * times, *rest)) else None
+    return (source, times) if same_sizes(result.shape, (batch, heads * times, *rest)) else None
 
 
 def _tensors(call: _Call) -> tuple[Tensor, Tensor, Tensor, Tensor | None] | None:
@@ -170,18 +171,18 @@ def _tensors(call: _Call) -> tuple[Tensor, Tensor, Tensor, Tensor | None] | None
     return q, k, v, mask[0] if mask else None
 
 
-def _has_kernel(call: _Call, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, made: Tensor) -> bool:
+def _has_kernel(call: _Call, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, result: Tensor) -> bool:
     """Return whether the kernel can compute this result, which has no derivative, and may gain."""
-    if made.requires_grad or (mask is None and call.repeats == 1):  # FlashAttention shares the keys itself
+    if result.requires_grad or (mask is None and call.repeats == 1):  # FlashAttention shares the keys itself
         return False
-    if not have_one_dtype((q, k, v, made)) or any(each.dim() != 4 for each in (q, k, v)):
+    if not have_one_dtype((q, k, v, result)) or any(each.dim() != 4 for each in (q, k, v)):
         return False
-    if not known_true(made.numel() > 0):
+    if not known_true(result.numel() > 0):
         return False
     (batch, heads, queries, width), (_, shared, keys, _) = q.shape, k.shape
     if not all(isinstance(size, int) for size in (heads, queries, width, shared, v.shape[3])) or not width:
         return False
-    if not same_sizes(made.shape, (batch, heads, queries, v.shape[3])):
+    if not same_sizes(result.shape, (batch, heads, queries, v.shape[3])):
         return False
     if not same_sizes(k.shape, (batch, shared, keys, width)) or not same_sizes(v.shape[:2], k.shape[:2]):
         return False

@@ -12,10 +12,19 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 from torch.fx import Graph, Node
 
-from backend_kwargs.rewrites.matching import DTYPES, MUL, arguments_of, hint, known_true, same_sizes, used_once
+from backend_kwargs.rewrites.matching import (
+    DTYPES,
+    MUL,
+    Arguments,
+    arguments_of,
+    hint,
+    known_true,
+    same_sizes,
+    used_once,
+)
 from backend_kwargs.rewrites.operators import define
 from backend_kwargs.rewrites.table import Rewrite, ran
-from backend_kwargs.rewrites.traced import changes_meanwhile, example, examples, replacing
+from backend_kwargs.rewrites.traced import Replacement, changes_meanwhile, example, examples, replacing
 
 REWRITE = Rewrite(
     "Sums and means of gathered rows (bags of embeddings, the outputs of a token's experts) by our own kernel",
@@ -95,17 +104,17 @@ class _Sum:
     mean: bool
 
 
-def _sum_of_rows(node: Node, args: dict[str, Any]) -> tuple[Node, float] | None:
+def _sum_of_rows(node: Node, args: Arguments) -> Replacement | None:
     parts = _bag(args) if node.target is F.embedding_bag else _reduction(node, args)
     values = examples(parts.table, parts.indices, node) if parts else None
     if parts is None or values is None or not _has_kernel(parts, *values):
         return None
     if changes_meanwhile(node, [parts.table, parts.indices, parts.weights]):
         return None
-    table, indices, made = values
+    table, indices, result = values
     new = _call(node.graph, parts)
-    if made.dim() != 2:
-        new = node.graph.call_function(torch.reshape, (new, (-1, *made.shape[1:])))
+    if result.dim() != 2:
+        new = node.graph.call_function(torch.reshape, (new, (-1, *result.shape[1:])))
     # ATen and Inductor take at least twice as long as it takes to read the rows.
     return new, float(hint(indices.numel()) * hint(table.shape[1]) * table.element_size())
 
@@ -121,23 +130,23 @@ def _call(graph: Graph, parts: _Sum) -> Node:
     return graph.call_function(gather_sum, (table, indices, weights, parts.padding, parts.mean))
 
 
-def _has_kernel(parts: _Sum, table: Tensor, indices: Tensor, made: Tensor) -> bool:
+def _has_kernel(parts: _Sum, table: Tensor, indices: Tensor, result: Tensor) -> bool:
     """Return whether the kernel can compute this result, which has no derivative."""
     on_host = table.is_cpu and torch.cuda.is_available()  # where ATen and Inductor are faster
-    if on_host or table.device != indices.device or made.requires_grad:
+    if on_host or table.device != indices.device or result.requires_grad:
         return False
     if table.dim() != 2 or not known_true(table.stride(1) == 1):
         return False
     weights = example(parts.weights)
     floats = {table.dtype, table.dtype if weights is None else weights.dtype}
-    if not floats.issubset(DTYPES) or indices.dtype not in INDICES or made.dtype != _dtype(table, weights):
+    if not floats.issubset(DTYPES) or indices.dtype not in INDICES or result.dtype != _dtype(table, weights):
         return False
-    static = all(isinstance(size, int) for size in (parts.length, table.shape[1], *made.shape[1:]))
+    static = all(isinstance(size, int) for size in (parts.length, table.shape[1], *result.shape[1:]))
     constant = parts.padding is None or isinstance(parts.padding, int)
-    return static and constant and 0 < parts.length <= MOST and known_true(made.numel() > 0)
+    return static and constant and 0 < parts.length <= MOST and known_true(result.numel() > 0)
 
 
-def _bag(args: dict[str, Any]) -> _Sum | None:
+def _bag(args: Arguments) -> _Sum | None:
     """Return the sum of a call of `embedding_bag` whose bags all have one length, or None."""
     if args["mode"] not in ("sum", "mean") or args["max_norm"] is not None or args["include_last_offset"]:
         return None
@@ -145,8 +154,8 @@ def _bag(args: dict[str, Any]) -> _Sum | None:
     if values is None or values[0].dim() != 2:
         return None
     bags, table = values
-    given = example(weights)
-    if weights is not None and (given is None or not same_sizes(given.shape, bags.shape)):
+    factors = example(weights)
+    if weights is not None and (factors is None or not same_sizes(factors.shape, bags.shape)):
         return None
     padding = args["padding_idx"]
     if isinstance(padding, int) and padding < 0:

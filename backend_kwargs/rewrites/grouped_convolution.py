@@ -68,11 +68,11 @@ def _operands(node: Node) -> tuple[Any, ...] | None:
     values, groups = values_of(args["input"], args["weight"], node), args["groups"]
     if values is None or args["transposed"] or not isinstance(groups, int) or groups == 1:
         return None
-    x, w, made = values
-    if made.dim() != 4 or not have_one_dtype(values, HALF):
+    x, w, result = values
+    if result.dim() != 4 or not have_one_dtype(values, HALF):
         return None
     if not all(isinstance(size, int) for size in w.shape) or max(w.shape[1], w.shape[0] // groups) > MOST_CHANNELS:
         return None
     last = torch.channels_last  # and in no other layout, as images of one pixel or none are
-    dense = all(each.is_contiguous(memory_format=last) and not each.is_contiguous() for each in (x, made))
+    dense = all(each.is_contiguous(memory_format=last) and not each.is_contiguous() for each in (x, result))
     return operands(node) if dense else None

@@ -13,10 +13,10 @@ from torch import Tensor
 from torch._inductor import decomposition
 from torch.fx import Node
 
-from backend_kwargs.rewrites.matching import bytes_of, have_one_dtype, same_sizes
+from backend_kwargs.rewrites.matching import Arguments, bytes_of, have_one_dtype, same_sizes
 from backend_kwargs.rewrites.operators import define
 from backend_kwargs.rewrites.table import Rewrite, ran
-from backend_kwargs.rewrites.traced import example, examples, first_result, replacing
+from backend_kwargs.rewrites.traced import Replacement, example, examples, first_result, replacing
 
 REWRITE = Rewrite(
     "Layer norm's gradients by one kernel, which reads its input and the incoming gradient once",
@@ -96,23 +96,23 @@ for _table in (decomposition.decompositions, decomposition.select_decomp_table()
 # ---- dynamo's graph
 
 
-def _norm_or_gradients(node: Node, args: dict[str, Any]) -> tuple[Node, float] | None:
+def _norm_or_gradients(node: Node, args: Arguments) -> Replacement | None:
     return (_gradients_of_norm if node.target in GRADIENTS else _norm)(node, args)
 
 
-def _norm(node: Node, args: dict[str, Any]) -> tuple[Node, float] | None:
+def _norm(node: Node, args: Arguments) -> Replacement | None:
     values, bias = examples(args["input"], args["weight"], node), example(args["bias"])
     # Without a gradient of the weight, the gradient is one kernel anyway.
     if values is None or (bias is None) != (args["bias"] is None) or not all(each.requires_grad for each in values):
         return None
-    x, weight, made = values
-    if not _has_kernel(x, weight, bias, made):
+    x, weight, result = values
+    if not _has_kernel(x, weight, bias, result):
         return None
     call = node.graph.call_function(layer_norm, tuple(args[name] for name in ("input", "weight", "bias", "eps")))
     return first_result(node, call, x.dtype), 2.0 * bytes_of(x)
 
 
-def _gradients_of_norm(node: Node, args: dict[str, Any]) -> tuple[Node, float] | None:
+def _gradients_of_norm(node: Node, args: Arguments) -> Replacement | None:
     operands = tuple(args[name] for name in ("grad_out", "input", "mean", "rstd", "weight"))
     values = examples(*operands)
     if values is None:

@@ -16,11 +16,11 @@ from backend_kwargs.rewrites.cross_entropy import (
     cross_entropy_backward,
     is_mean_over_classes,
 )
-from backend_kwargs.rewrites.matching import arguments_of, have_one_dtype, known_true, same_sizes, used_once
+from backend_kwargs.rewrites.matching import Arguments, arguments_of, have_one_dtype, known_true, same_sizes, used_once
 from backend_kwargs.rewrites.operators import define
 from backend_kwargs.rewrites.packed import LINEAR
 from backend_kwargs.rewrites.table import Rewrite
-from backend_kwargs.rewrites.traced import changes_meanwhile, examples, first_result, replacing
+from backend_kwargs.rewrites.traced import Replacement, changes_meanwhile, examples, first_result, replacing
 
 REWRITE = Rewrite(
     "A linear layer and cross-entropy in chunks of rows, so that few logits are in memory at a time",
@@ -94,7 +94,7 @@ linear_cross_entropy = define(
 # ---- dynamo's graph
 
 
-def _linear_and_loss(node: Node, args: dict[str, Any]) -> tuple[Node, float] | None:
+def _linear_and_loss(node: Node, args: Arguments) -> Replacement | None:
     if not is_mean_over_classes(args):
         return None
     logits = _flattened(before_widening(args["input"]))

@@ -4,7 +4,7 @@ import inspect
 import operator
 from collections.abc import Callable, Collection, Iterable, Sequence
 from types import FunctionType
-from typing import Any, TypeGuard
+from typing import Any, TypeAlias, TypeGuard
 
 import torch
 from torch._guards import tracing
@@ -22,6 +22,8 @@ from torch.fx.experimental.symbolic_shapes import statically_known_true
 from torch.fx.node import map_arg
 from torch.fx.operator_schemas import get_signature_for_torch_op, normalize_function
 from torch.utils._pytree import tree_leaves
+
+Arguments: TypeAlias = dict[str, Any]  # of a call, by their names in its schema
 
 aten, prims = torch.ops.aten, torch.ops.prims
 # Conversions between these only round, as Inductor's own do; one to 8 bits is a quantisation that the user wants.
@@ -81,7 +83,7 @@ TAKEN = {
 }
 
 
-def arguments_of(node: Any) -> dict[str, Any] | None:
+def arguments_of(node: Any) -> Arguments | None:
     """Return the arguments of a call by their names in its schema, with defaults, or None where they are not known.
 
     The names are those of the function, or of the ATen operator with a method's name; a method's own tensor, and what
@@ -108,7 +110,7 @@ def arguments_of(node: Any) -> dict[str, Any] | None:
     return None
 
 
-def read(node: Node) -> dict[str, Any]:
+def read(node: Node) -> Arguments:
     """Return the arguments of a call of ATen's in a lowered graph, whose schema is known, by their names."""
     args = arguments_of(node)
     assert args is not None
@@ -120,7 +122,7 @@ def input_of(node: Node) -> Any:
     return next(iter(read(node).values()))
 
 
-def _by_the_only_schema(target: Any, args: Any, kwargs: Any) -> dict[str, Any] | None:
+def _by_the_only_schema(target: Any, args: Any, kwargs: Any) -> Arguments | None:
     """Return the arguments by their names in the schema of a function that has one."""
     try:
         pair = normalize_function(target, args, kwargs, normalize_to_only_use_kwargs=True)
@@ -137,7 +139,7 @@ def _listed(args: Any, schema: Any) -> Any:
     return (args[0], [*sizes]) if one_by_one and sizes else args
 
 
-def _bound(signature: inspect.Signature, schema: Any, args: Any, kwargs: Any) -> dict[str, Any] | None:
+def _bound(signature: inspect.Signature, schema: Any, args: Any, kwargs: Any) -> Arguments | None:
     """Return the arguments by the names of one overload, or None if it does not take them."""
     if not any("Tensor" in str(each.type) for each in schema.arguments):  # TorchScript's, of numbers
         return None
@@ -215,8 +217,8 @@ def hint(size: Any) -> int:
 
 def have_one_dtype(values: Iterable[torch.Tensor], dtypes: Collection[torch.dtype] = DTYPES) -> bool:
     """Return whether all values have the same dtype, one of `dtypes`."""
-    found = {value.dtype for value in values}
-    return len(found) == 1 and found.issubset(dtypes)
+    present = {value.dtype for value in values}
+    return len(present) == 1 and present.issubset(dtypes)
 
 
 def bytes_of(value: torch.Tensor) -> float:

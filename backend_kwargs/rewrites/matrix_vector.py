@@ -6,14 +6,13 @@ Inductor itself does this only under `coordinate_descent_tuning`, and then tunes
 
 import operator
 from collections.abc import Callable, Iterable
-from typing import Any
 
 import torch
 from torch.fx import Node
 
-from backend_kwargs.rewrites.matching import HALF, bytes_of, have_one_dtype, known_true
+from backend_kwargs.rewrites.matching import HALF, Arguments, bytes_of, have_one_dtype, known_true
 from backend_kwargs.rewrites.table import Rewrite
-from backend_kwargs.rewrites.traced import examples, replacing
+from backend_kwargs.rewrites.traced import Replacement, examples, replacing
 
 REWRITE = Rewrite(
     "Batched products of a matrix and a vector as multiply and sum, fused with what is around them",
@@ -31,7 +30,7 @@ KERNEL_BYTES = 8 << 20  # what an H200 moves in the 2 µs that a library's kerne
 FAR = 8  # calls between a product and a softmax, in attention that is spelt out
 
 
-def _product(node: Node, args: dict[str, Any]) -> tuple[Node, float] | None:
+def _product(node: Node, args: Arguments) -> Replacement | None:
     a, b = args["input"], args["other"] if "other" in args else args["mat2"]
     values = examples(a, b, node)
     if values is None or not _is_by_a_vector(*values) or _is_of_attention(node):
@@ -49,9 +48,9 @@ def _product(node: Node, args: dict[str, Any]) -> tuple[Node, float] | None:
     return new, 2 * bytes_of(left if column else right) + KERNEL_BYTES
 
 
-def _is_by_a_vector(left: torch.Tensor, right: torch.Tensor, made: torch.Tensor) -> bool:
+def _is_by_a_vector(left: torch.Tensor, right: torch.Tensor, result: torch.Tensor) -> bool:
     """Return whether one operand is a batch of vectors; under autocast the result has another dtype."""
-    if min(left.dim(), right.dim()) < 3 or not have_one_dtype((left, right, made)):
+    if min(left.dim(), right.dim()) < 3 or not have_one_dtype((left, right, result)):
         return False
     few = isinstance(left.shape[-1], int) and 1 < left.shape[-1] <= LARGEST_SUM
     return few and (known_true(right.shape[-1] == 1) or known_true(left.shape[-2] == 1))

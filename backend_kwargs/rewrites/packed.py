@@ -183,16 +183,16 @@ def _groups(gm: GraphModule, example_inputs: Sequence[Any]) -> list[list[_Linear
     written = written_memory(gm.graph)
     sharing: dict[Any, list[_Linear]] = defaultdict(list)
     for node in gm.graph.nodes:
-        given = arguments_of(node) if node.target in LINEAR else None
-        if given is None or not isinstance(given["input"], Node):
+        args = arguments_of(node) if node.target in LINEAR else None
+        if args is None or not isinstance(args["input"], Node):
             continue
-        found = _Linear(node, given["input"], given["weight"], given["bias"])
-        if all(_may_pack(each, values, written) for each in found.parameters):
+        layer = _Linear(node, args["input"], args["weight"], args["bias"])
+        if all(_may_pack(each, values, written) for each in layer.parameters):
             # Under autocast layers of one dtype may give results of another, and a bias may have its own.
-            made, held = example(node), [values[each] for each in found.parameters]
-            if made is not None and _is_plain(*held):
-                kinds = [(each.dtype, each.device, each.shape[1:]) for each in held]
-                sharing[found.x, made.dtype, *kinds].append(found)
+            result, parameters = example(node), [values[each] for each in layer.parameters]
+            if result is not None and _is_plain(*parameters):
+                kinds = [(each.dtype, each.device, each.shape[1:]) for each in parameters]
+                sharing[layer.x, result.dtype, *kinds].append(layer)
     return [
         group
         for group in sharing.values()

@@ -12,9 +12,9 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch.fx import Node
 
-from backend_kwargs.rewrites.matching import HALF, bytes_of, hint, known_true
+from backend_kwargs.rewrites.matching import HALF, Arguments, bytes_of, hint, known_true
 from backend_kwargs.rewrites.table import Rewrite
-from backend_kwargs.rewrites.traced import examples, replacing
+from backend_kwargs.rewrites.traced import Replacement, examples, replacing
 
 REWRITE = Rewrite(
     "Convolutions of patches that do not overlap, as by the first layer of a vision transformer, as a product",
@@ -43,21 +43,21 @@ class _Patches:
     size: tuple[int, ...]
 
 
-def _convolution(node: Node, args: dict[str, Any]) -> tuple[Node, float] | None:
+def _convolution(node: Node, args: Arguments) -> Replacement | None:
     patches, values = _patches(args), examples(args["input"], args["weight"], node)
     if patches is None or values is None or values[2].dtype not in HALF:
         return None
-    images, weight, made = values
+    images, weight, result = values
     dims = len(patches.size)
     channels_last = torch.channels_last_3d if dims == 3 else torch.channels_last
-    last = dims > 1 and made.is_contiguous(memory_format=channels_last)
-    if not last and not made.is_contiguous():
+    last = dims > 1 and result.is_contiguous(memory_format=channels_last)
+    if not last and not result.is_contiguous():
         return None
     new = _product(patches, channels_last=known_true(images.stride(1) == 1), length=weight[0].numel())
     new = _method("movedim", new, -1, 1)
     channels = hint(images.shape[1])
-    flops = 2 * hint(made.numel()) * channels * math.prod(patches.size)
-    converted = 0.0 if last else bytes_of(images) + bytes_of(made)
+    flops = 2 * hint(result.numel()) * channels * math.prod(patches.size)
+    converted = 0.0 if last else bytes_of(images) + bytes_of(result)
     saved = flops * BYTES_PER_FLOP[channels >= FEW] + 2 * converted
     return new if last else _method("contiguous", new), saved
 
@@ -83,7 +83,7 @@ def _method(name: str, node: Node, *args: Any) -> Node:
     return node.graph.call_method(name, (node, *args))
 
 
-def _patches(args: dict[str, Any]) -> _Patches | None:
+def _patches(args: Arguments) -> _Patches | None:
     """Return the patches of a convolution, or None if they overlap, leave gaps, or have sizes that vary."""
     values = examples(args["input"], args["weight"])
     if values is None or values[0].dim() != values[1].dim():

@@ -13,6 +13,7 @@ from torch.fx import Node
 from backend_kwargs.rewrites.matching import (
     ADD,
     MUL,
+    Arguments,
     arguments_of,
     bytes_of,
     have_one_dtype,
@@ -22,7 +23,7 @@ from backend_kwargs.rewrites.matching import (
 )
 from backend_kwargs.rewrites.operators import define
 from backend_kwargs.rewrites.table import Rewrite, ran
-from backend_kwargs.rewrites.traced import changes_meanwhile, example, examples, replacing
+from backend_kwargs.rewrites.traced import Replacement, changes_meanwhile, example, examples, replacing
 
 REWRITE = Rewrite(
     "The rotary embedding, forward and backward, by a kernel that reads each half of a head once",
@@ -93,28 +94,28 @@ rotary = define(
 # ---- dynamo's graph
 
 
-def _embedding(node: Node, args: dict[str, Any]) -> tuple[Node, float] | None:
+def _embedding(node: Node, args: Arguments) -> Replacement | None:
     parts = _sum_of_products(node) or _joined_halves(node)
     values = examples(*parts, node) if parts else None
     if parts is None or values is None or not _has_kernel(*values) or changes_meanwhile(node, parts):
         return None
-    x, made = values[0], values[-1]
+    x, result = values[0], values[-1]
     # A view that needs eager's strides may follow.
-    layouts = [contiguous for contiguous in (True, False) if same_sizes(_like(x, contiguous).stride(), made.stride())]
+    layouts = [contiguous for contiguous in (True, False) if same_sizes(_like(x, contiguous).stride(), result.stride())]
     if not layouts:
         return None
     new = node.graph.call_function(rotary, (*parts, layouts[0], False))
-    return new, (4 if made.requires_grad else 2) * GAIN * bytes_of(x)
+    return new, (4 if result.requires_grad else 2) * GAIN * bytes_of(x)
 
 
-def _has_kernel(x: Tensor, cos: Tensor, sin: Tensor, made: Tensor) -> bool:
+def _has_kernel(x: Tensor, cos: Tensor, sin: Tensor, result: Tensor) -> bool:
     """Return whether the kernel can compute this result; the angles must not need gradients."""
     width = x.shape[-1]
-    if x.dim() != 4 or not isinstance(width, int) or width % 2 or not same_sizes(x.shape, made.shape):
+    if x.dim() != 4 or not isinstance(width, int) or width % 2 or not same_sizes(x.shape, result.shape):
         return False
-    if not have_one_dtype((x, cos, sin, made)):
+    if not have_one_dtype((x, cos, sin, result)):
         return False
-    trained = made.requires_grad and (cos.requires_grad or sin.requires_grad)
+    trained = result.requires_grad and (cos.requires_grad or sin.requires_grad)
     if trained or not cos.dim() or not sin.dim() or not known_true(x.numel() > 0):
         return False
     return cos.shape[-1] == sin.shape[-1] and cos.shape[-1] in (width, width // 2)

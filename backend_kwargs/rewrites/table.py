@@ -93,8 +93,8 @@ def _rows() -> dict[str, Rewrite]:
     """
     rows = {}
     for path in Path(__file__).parent.glob("*.py"):
-        _, found, text = path.read_text(encoding="utf-8").partition("\nREWRITE = ")
-        if found:
+        _, start, text = path.read_text(encoding="utf-8").partition("\nREWRITE = ")
+        if start:
             row = compile(text.partition("\n)\n")[0] + ")", path, "eval")
             rows[path.stem] = eval(row, {**globals(), "__name__": f"{OURS}.{path.stem}"})  # noqa: S307 - our own source
     return dict(sorted(rows.items(), key=lambda item: item[1].order))
@@ -152,8 +152,8 @@ def fingerprint(names: Iterable[str]) -> str:
 
 def resolved(function: str | Callable[..., Any]) -> Callable[..., Any]:
     """Return `function`, imported if it is given as "module:function"."""
-    found: Callable[..., Any] = pkgutil.resolve_name(function) if isinstance(function, str) else function
-    return found
+    imported: Callable[..., Any] = pkgutil.resolve_name(function) if isinstance(function, str) else function
+    return imported
 
 
 def _source_hash(rewrite: Rewrite) -> str:
@@ -161,7 +161,7 @@ def _source_hash(rewrite: Rewrite) -> str:
     module = function.partition(":")[0] if isinstance(function, str) else getattr(function, "__module__", "")
     text = _main_text() if module == "__main__" else _module_text(module)
     if not isinstance(function, str):
-        text += _code_text(function) + _held(function)
+        text += _code_text(function) + _values_of(function)
     return hashlib.sha256(text.encode()).hexdigest()
 
 
@@ -173,7 +173,7 @@ def _code_text(function: Callable[..., Any]) -> str:
         return f"{code.co_code.hex()} {code.co_consts} {code.co_names}" if code else repr(function)
 
 
-def _held(function: Any) -> str:
+def _values_of(function: Any) -> str:
     """Return the values that a function holds, as text: those of its closure and defaults.
 
     The text of an object with an address differs in each process, so that nothing is found that may be another's.

@@ -3,7 +3,7 @@
 import operator
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch._dynamo.eval_frame import innermost_fn
@@ -13,9 +13,10 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from backend_kwargs.errors import wrong_value
 from backend_kwargs.graphs.writes import copy_of_graph, has_transforms, storages_of, written_between
 from backend_kwargs.options.requirements import machine, unmet
-from backend_kwargs.rewrites.matching import arguments_of, replace
+from backend_kwargs.rewrites.matching import Arguments, arguments_of, replace
 from backend_kwargs.rewrites.table import Rewrite, find_rewrite, resolved
 
+Replacement: TypeAlias = tuple[Node, float]  # the new node, and the bytes of memory traffic that it saves
 CompileGm = Callable[[GraphModule, Sequence[Any]], Callable[..., Any]]
 
 
@@ -77,7 +78,7 @@ def _works(rewrite: Rewrite, example_inputs: Sequence[Any]) -> bool:
 
 
 def replacing(
-    targets: Collection[Any], new_node: Callable[[Node, dict[str, Any]], tuple[Node, float] | None]
+    targets: Collection[Any], new_node: Callable[[Node, Arguments], Replacement | None]
 ) -> Callable[[GraphModule, Sequence[Any]], Change | None]:
     """Return a rewrite of dynamo's graph that replaces calls of `targets`: functions, or names of methods.
 
