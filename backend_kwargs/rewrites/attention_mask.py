@@ -38,19 +38,17 @@ def make_dense(gm: GraphModule, example_inputs: Sequence[Any]) -> Change | None:
     def with_dense_mask(node: Node, args: Arguments) -> Replacement | None:
         mask = args["attn_mask"]
         values = examples(args["query"], args["key"], mask)
-        if values is None or not _needs_copy(values[0], values[2]):
+        if values is None:
+            return None
+        q, k, value = values
+        apart = value.dim() > 1 and known_true(value.stride(-1) != 1) and known_true(value.shape[-1] != 1)
+        if not apart or value.requires_grad or q.dtype not in DTYPES:
             return None
         if mask not in copies or written_between(copies[mask], node, [mask]):
             copies[mask] = _dense(mask)
-        return node.graph.call_function(ATTENTION, (), {**args, "attn_mask": copies[mask]}), _saved(*values[:2])
+        return node.graph.call_function(ATTENTION, (), {**args, "attn_mask": copies[mask]}), _saved(q, k)
 
     return replacing((ATTENTION,), with_dense_mask)(gm, example_inputs)
-
-
-def _needs_copy(q: Tensor, mask: Tensor) -> bool:
-    if mask.dim() < 2 or mask.requires_grad or q.dtype not in DTYPES:
-        return False
-    return known_true(mask.stride(-1) != 1) and known_true(mask.shape[-1] != 1)
 
 
 def _dense(mask: Node) -> Node:

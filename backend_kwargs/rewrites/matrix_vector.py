@@ -33,7 +33,10 @@ FAR = 8  # calls between a product and a softmax, in attention that is spelt out
 def _product(node: Node, args: Arguments) -> Replacement | None:
     a, b = args["input"], args["other"] if "other" in args else args["mat2"]
     values = examples(a, b, node)
-    if values is None or not _is_by_a_vector(*values) or _is_of_attention(node):
+    if values is None or not _is_by_a_vector(*values):
+        return None
+    # Other rewrites match attention as a whole.
+    if _leads_to_softmax(node, lambda each: each.users) or _leads_to_softmax(node, lambda each: each.all_input_nodes):
         return None
     left, right, _ = values
     column, graph = known_true(right.shape[-1] == 1), node.graph
@@ -54,13 +57,6 @@ def _is_by_a_vector(left: torch.Tensor, right: torch.Tensor, result: torch.Tenso
         return False
     few = isinstance(left.shape[-1], int) and 1 < left.shape[-1] <= LARGEST_SUM
     return few and (known_true(right.shape[-1] == 1) or known_true(left.shape[-2] == 1))
-
-
-def _is_of_attention(node: Node) -> bool:
-    """Return whether a softmax is near, before or after: other rewrites match attention as a whole."""
-    return _leads_to_softmax(node, lambda each: each.users) or _leads_to_softmax(
-        node, lambda each: each.all_input_nodes
-    )
 
 
 def _leads_to_softmax(node: Node, following: Callable[[Node], Iterable[Node]]) -> bool:

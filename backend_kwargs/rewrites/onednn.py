@@ -14,14 +14,7 @@ from torch import Tensor
 from torch._inductor.pattern_matcher import Match, PatternMatcherPass
 from torch.fx import Node
 
-from backend_kwargs.rewrites.convolution import (
-    Affine,
-    affine_convolution,
-    convolution,
-    folded,
-    may_fuse,
-    operands,
-)
+from backend_kwargs.rewrites.convolution import Affine, affine_convolution, convolution, folded, may_fuse, operands
 from backend_kwargs.rewrites.linear_activation import insert_product, product_of, used_by_one_pattern
 from backend_kwargs.rewrites.matching import insert, patterns_of, register, value_of
 from backend_kwargs.rewrites.operators import define, dense
