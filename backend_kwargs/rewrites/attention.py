@@ -356,6 +356,7 @@ def _source(node: Any, dims: int) -> Node | None:
 
 
 def _has_sizes_of(node: Any, other: Any) -> bool:
+    """Return whether two nodes are known to have the same sizes."""
     values = values_of(node, other)
     return values is not None and same_sizes(values[0].shape, values[1].shape)
 

@@ -258,6 +258,7 @@ def _product(graph: Graph, one: Any, other: Any) -> Any:
 
 
 def _converted(graph: Graph, node: Node, dtype: torch.dtype) -> Node:
+    """Return `node` in `dtype`, inserting a conversion if it has another."""
     if node.meta["val"].dtype == dtype:
         return node
     return insert(graph, prims.convert_element_type.default, node, dtype)

@@ -134,6 +134,7 @@ def before_widening(node: Node) -> Node:
 
 
 def _loss(node: Node, args: Arguments) -> Replacement | None:
+    """Insert the operator for a mean cross-entropy."""
     if not is_mean_over_classes(args):
         return None
     logits, target = before_widening(args["input"]), args["target"]

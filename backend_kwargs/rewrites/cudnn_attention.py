@@ -34,6 +34,7 @@ REWRITE = Rewrite(
 
 
 def _attention(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, is_causal: bool, scale: float) -> Tensor:
+    """Return attention by `scaled_dot_product_attention`, with queries before heads."""
     attended = F.scaled_dot_product_attention(q, k, v, attn_mask=bias, is_causal=is_causal, scale=scale)
     return attended.transpose(1, 2).contiguous()
 

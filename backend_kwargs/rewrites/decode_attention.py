@@ -100,6 +100,7 @@ class _Call:
 
 
 def _attention_in_splits(node: Node, args: Arguments) -> Replacement | None:
+    """Insert the operator for attention of a few queries over many keys."""
     call, values = _call(args), examples(node)
     tensors = _tensors(call) if call else None
     if call is None or values is None or tensors is None or not _has_kernel(call, *tensors, values[0]):

@@ -58,6 +58,7 @@ def _sources(node: Node) -> set[Node] | None:
 
 
 def _is_elementwise(node: Node) -> bool:
+    """Return whether each number of a result is of one number of each argument, and never random."""
     if node.op != "call_function" or value_of(node) is None:
         return False
     if node.target in (*VIEWS, aten.full.default, prims.convert_element_type.default):

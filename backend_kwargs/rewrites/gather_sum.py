@@ -65,6 +65,7 @@ def _gather_sum(table: Tensor, indices: Tensor, weights: Tensor | None, padding:
 
 
 def _dtype(table: Tensor, weights: Tensor | None) -> torch.dtype:
+    """Return the dtype of the result."""
     return table.dtype if weights is None else torch.promote_types(table.dtype, weights.dtype)
 
 
@@ -105,6 +106,7 @@ class _Sum:
 
 
 def _sum_of_rows(node: Node, args: Arguments) -> Replacement | None:
+    """Insert the operator, and the reshape to the sizes of this sum of gathered rows."""
     parts = _bag(args) if node.target is F.embedding_bag else _reduction(node, args)
     values = examples(parts.table, parts.indices, node) if parts else None
     if parts is None or values is None or not _has_kernel(parts, *values):

@@ -101,6 +101,7 @@ def _norm_or_gradients(node: Node, args: Arguments) -> Replacement | None:
 
 
 def _norm(node: Node, args: Arguments) -> Replacement | None:
+    """Insert the operator for a layer norm that is trained."""
     values, bias = examples(args["input"], args["weight"], node), example(args["bias"])
     # Without a gradient of the weight, the gradient is one kernel anyway.
     if values is None or (bias is None) != (args["bias"] is None) or not all(each.requires_grad for each in values):
@@ -113,6 +114,7 @@ def _norm(node: Node, args: Arguments) -> Replacement | None:
 
 
 def _gradients_of_norm(node: Node, args: Arguments) -> Replacement | None:
+    """Insert the operator for a call of ATen's gradients."""
     operands = tuple(args[name] for name in ("grad_out", "input", "mean", "rstd", "weight"))
     values = examples(*operands)
     if values is None:

@@ -95,6 +95,7 @@ linear_cross_entropy = define(
 
 
 def _linear_and_loss(node: Node, args: Arguments) -> Replacement | None:
+    """Insert the operator for a mean cross-entropy of the results of a linear layer."""
     if not is_mean_over_classes(args):
         return None
     logits = _flattened(before_widening(args["input"]))

@@ -31,6 +31,7 @@ FAR = 8  # calls between a product and a softmax, in attention that is spelt out
 
 
 def _product(node: Node, args: Arguments) -> Replacement | None:
+    """Insert the multiplication and the sum for a batched product of matrices and vectors."""
     a, b = args["input"], args["other"] if "other" in args else args["mat2"]
     values = examples(a, b, node)
     if values is None or not _is_by_a_vector(*values):

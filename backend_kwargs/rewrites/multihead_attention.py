@@ -33,6 +33,7 @@ UNSUPPORTED = ("need_weights", "bias_k", "bias_v", "add_zero_attn", "use_separat
 
 
 def _call_without_copies(node: Node, args: Arguments) -> Replacement | None:
+    """Insert the same call of our function."""
     values = examples(args["query"], args["key"], args["value"])
     if values is None or any(args[name] is not None and args[name] is not False for name in UNSUPPORTED):
         return None

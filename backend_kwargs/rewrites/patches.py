@@ -44,6 +44,7 @@ class _Patches:
 
 
 def _convolution(node: Node, args: Arguments) -> Replacement | None:
+    """Insert the product for a convolution of patches, in the layout of the convolution's result."""
     patches, values = _patches(args), examples(args["input"], args["weight"], node)
     if patches is None or values is None or values[2].dtype not in HALF:
         return None

@@ -95,6 +95,7 @@ rotary = define(
 
 
 def _embedding(node: Node, args: Arguments) -> Replacement | None:
+    """Insert the operator for a rotary embedding that ends in this call."""
     parts = _sum_of_products(node) or _joined_halves(node)
     values = examples(*parts, node) if parts else None
     if parts is None or values is None or not _has_kernel(*values) or changes_meanwhile(node, parts):
