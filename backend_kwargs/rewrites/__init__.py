@@ -2,8 +2,8 @@
 
 To add one, write `rewrites/NAME.py`. No other file of the package changes:
 
-1. After the imports, the row: `REWRITE = Rewrite("what it does", ...)`. `table` reads it from the text, so it may name
-   only what `table` has. `order` is its place among the others.
+1. After the imports, the row, `REWRITE = Rewrite("what it does", ...)`, and a blank line. `table` reads it from the
+   text, so it may name only what `table` has. `order` is its place among the others.
 2. For dynamo's graph, before autograd: `traced=f"{__name__}:rewrite"`, and `rewrite = traced.replacing(targets,
    new_node)`. For the graph that Inductor lowers: `patterns=f"{__name__}:add_patterns"`, and `matching.register`.
 3. `operators.define` defines an operator where ATen has none; its fake kernel returns the strides of what is replaced.
