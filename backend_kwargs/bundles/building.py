@@ -12,7 +12,7 @@ import torch
 
 from backend_kwargs.bundles.config import CompileConfig
 from backend_kwargs.bundles.frames import keep_frame
-from backend_kwargs.bundles.identity import identity_of, state_of
+from backend_kwargs.bundles.identity.walk import identity_of, state_of
 from backend_kwargs.bundles.running import (
     Built,
     Running,
@@ -67,7 +67,7 @@ def _compiled(built: Built, samples: Sequence[Sample], wanted: "Wanted | None", 
     if identity != identity_of(twin):  # a copy in which something is no longer the same object
         identity = None
     if built.config.kind == "aoti":
-        from backend_kwargs.bundles.ahead import compile_package, export_module
+        from backend_kwargs.bundles.packages.compiling import compile_package, export_module
 
         began = time.perf_counter()
         built.package = compile_package(built, export_module(built, twin, cloned(samples[0])))

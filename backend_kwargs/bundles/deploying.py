@@ -7,13 +7,14 @@ from typing import Any
 
 import torch
 
-from backend_kwargs.bundles.ahead import compile_package, export_module
-from backend_kwargs.bundles.exported import Exported
-from backend_kwargs.bundles.identity import identity_of, state_of
-from backend_kwargs.bundles.loading import checked_size
-from backend_kwargs.bundles.package import misfit
+from backend_kwargs.bundles.disk.weights import checked_size
+from backend_kwargs.bundles.identity.walk import identity_of, state_of
+from backend_kwargs.bundles.input_check import InputCheck
+from backend_kwargs.bundles.packages.compiling import compile_package, export_module
+from backend_kwargs.bundles.packages.exported import Exported
+from backend_kwargs.bundles.packages.package import misfit
 from backend_kwargs.bundles.running import Built, Running, checked, in_eager, input_check, running, seconds_of
-from backend_kwargs.bundles.samples import InputCheck, Sample, leaves_of, made
+from backend_kwargs.bundles.samples import Sample, leaves_of, made
 from backend_kwargs.errors import BackendKwargsError, error_text, warn_once
 
 SHARED_POOL = (

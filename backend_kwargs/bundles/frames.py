@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from backend_kwargs.bundles.graphs import CannotLoadError, GraphBackend, load_graph
-from backend_kwargs.bundles.identity import identity_of
+from backend_kwargs.bundles.identity.walk import identity_of
 from backend_kwargs.errors import error_text, warn_once
 
 GRAPH = "__compiled_fn"  # how dynamo names the global through which its bytecode calls a graph

@@ -27,9 +27,9 @@ from backend_kwargs.auto.request import RESTARTS
 from backend_kwargs.backend import Backend, find_backend
 from backend_kwargs.backends.generated_code import compiled_graphs
 from backend_kwargs.backends.inductor.compile_step import stand_in
-from backend_kwargs.bundles.files import private_folder
+from backend_kwargs.bundles.disk.files import private_folder
+from backend_kwargs.bundles.identity.operators import inlined
 from backend_kwargs.bundles.libraries import library, provided
-from backend_kwargs.bundles.operators import inlined
 from backend_kwargs.errors import BackendKwargsError, error_text, warn_once
 from backend_kwargs.graphs.writes import copy_of_graph
 from backend_kwargs.options.option import check

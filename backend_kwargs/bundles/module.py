@@ -151,7 +151,7 @@ class CompiledModule:
         """
         with self._lock:
             self._after("save")
-            from backend_kwargs.bundles.bundle import path_of, save
+            from backend_kwargs.bundles.disk.bundle import path_of, save
 
             save(self._known(), path_of(path, "save"), signing_key)
 
@@ -173,7 +173,7 @@ class CompiledModule:
         this machine differs from the one that built it, the module is compiled again; `describe()` gives the reason. If
         it raises, `module` is unchanged.
         """
-        from backend_kwargs.bundles.bundle import keys_of, load, path_of
+        from backend_kwargs.bundles.disk.bundle import keys_of, load, path_of
 
         keys = keys_of(trusted_keys)
         built, notes = load(path_of(path, "load"), module, device, trust=trust, trusted_keys=keys)
@@ -214,7 +214,7 @@ class CompiledModule:
             raise BackendKwargsError(
                 f"Its version must be {DICT_VERSION}, got {shown(state_dict.get('version'))}: update backend-kwargs."
             )
-        from backend_kwargs.bundles.loading import loaded_from
+        from backend_kwargs.bundles.disk.weights import loaded_from
 
         given: Any = state_dict.get("config")
         made = cls(config := CompileConfig.from_dict(given, trust=trust))

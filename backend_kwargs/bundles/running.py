@@ -15,11 +15,12 @@ import torch
 from torch.utils import _pytree as pytree
 
 from backend_kwargs.bundles.config import CompileConfig
-from backend_kwargs.bundles.files import Folder, temporary
+from backend_kwargs.bundles.disk.files import Folder, temporary
 from backend_kwargs.bundles.frames import untraced
 from backend_kwargs.bundles.graphs import Graph, GraphBackend
-from backend_kwargs.bundles.package import Package, PackageCall
-from backend_kwargs.bundles.samples import InputCheck, made, sizes_differ
+from backend_kwargs.bundles.input_check import InputCheck
+from backend_kwargs.bundles.packages.package import Package, PackageCall
+from backend_kwargs.bundles.samples import made, sizes_differ
 from backend_kwargs.errors import BackendKwargsError
 
 Dtypes = Sequence[torch.dtype | None]

@@ -39,8 +39,8 @@ def build(
     sign: Annotated[Path | None, typer.Option(metavar="PRIVATE.pem", help="Sign with this Ed25519 key.")] = None,
 ) -> None:
     """Compile a model, check its results, and write a bundle that is served elsewhere without compiling."""
-    from backend_kwargs.bundles.bundle import check_save, check_state, read_manifest, save
-    from backend_kwargs.bundles.files import temporary
+    from backend_kwargs.bundles.disk.bundle import check_save, check_state, read_manifest, save
+    from backend_kwargs.bundles.disk.files import temporary
 
     temporary()
     check_save(out, sign)
@@ -63,7 +63,7 @@ def build(
 
 def inspect(bundle: Bundle, json: AsJson = False, key: Keys = None) -> None:
     """Show what a bundle contains, which machine it was built for, and what differs here; its code is not run."""
-    from backend_kwargs.bundles.bundle import inspected
+    from backend_kwargs.bundles.disk.bundle import inspected
 
     manifest, signed = inspected(bundle, key or ())
     if json:
@@ -87,7 +87,7 @@ def inspect(bundle: Bundle, json: AsJson = False, key: Keys = None) -> None:
         _say_more(lines)
     import torch
 
-    from backend_kwargs.bundles.fingerprint import differences, fingerprint
+    from backend_kwargs.bundles.disk.fingerprint import differences, fingerprint
 
     device = "cuda" if manifest.device == "cuda" and torch.cuda.is_available() else "cpu"
     differ = differences(manifest.environment, fingerprint(torch.device(device)))
@@ -107,7 +107,7 @@ def run(
     key: Keys = None,
 ) -> None:
     """Load a bundle, and show the time of its first call next to that of compiling it."""
-    from backend_kwargs.bundles.bundle import is_trusted, read_manifest
+    from backend_kwargs.bundles.disk.bundle import is_trusted, read_manifest
 
     manifest, content = read_manifest(bundle)
     is_trusted(bundle, content, trust=trust, trusted_keys=key or ())  # before the factory makes the model

@@ -16,7 +16,8 @@ from unlike_modules import COMPARED, Applies
 import backend_kwargs as bk
 from backend_kwargs import BackendKwargsError, BackendKwargsWarning, CompiledModule
 from backend_kwargs.bundles.deploying import require_comparable
-from backend_kwargs.bundles.samples import InputCheck, described
+from backend_kwargs.bundles.input_check import InputCheck
+from backend_kwargs.bundles.samples import described
 
 UNTRACED = "served without tracing the module"
 

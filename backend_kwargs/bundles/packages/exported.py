@@ -11,9 +11,8 @@ from torch._subclasses.fake_tensor import is_fake
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
-from backend_kwargs.bundles.operators import TORCH_NAMESPACES
-from backend_kwargs.bundles.package import content_hash, first_uses
-from backend_kwargs.bundles.package_guards import (
+from backend_kwargs.bundles.identity.operators import TORCH_NAMESPACES
+from backend_kwargs.bundles.packages.guards import (
     OPERATIONS,
     Operation,
     PackageGuards,
@@ -22,6 +21,7 @@ from backend_kwargs.bundles.package_guards import (
     Term,
     Weight,
 )
+from backend_kwargs.bundles.packages.package import content_hash, first_uses
 from backend_kwargs.errors import BackendKwargsError
 from backend_kwargs.measure.served import parts
 

@@ -14,9 +14,9 @@ import operator
 import re
 import sys
 from collections import OrderedDict, defaultdict, deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from enum import EnumMeta
-from functools import cached_property, lru_cache, partial
+from functools import cached_property, partial
 from types import (
     BuiltinFunctionType,
     CellType,
@@ -38,12 +38,20 @@ from typing import Any
 import torch
 
 from backend_kwargs.auto.cache_key import ambient
-from backend_kwargs.bundles.library_code import HEAP_TYPE, has_python_layout, is_library, is_library_name, is_own
-from backend_kwargs.bundles.operators import TORCH_NAMESPACES
+from backend_kwargs.bundles.identity.library_code import (
+    CACHED,
+    HEAP_TYPE,
+    has_python_layout,
+    is_library,
+    is_library_name,
+    is_own,
+    names_in,
+    names_read,
+)
+from backend_kwargs.bundles.identity.operators import TORCH_NAMESPACES
 from backend_kwargs.bundles.samples import memory_of
 from backend_kwargs.errors import shown
 
-CACHED = type(lru_cache(lambda: None))
 METHODS = (FunctionType, property, staticmethod, classmethod, partial)
 PLAIN = frozenset(
     {type(None), bool, int, float, complex, str, bytes, range, slice, type(...), type(NotImplemented), torch.Size}
@@ -160,6 +168,9 @@ class _Walk:
         self.kept: list[Any] = []  # so that no id is used twice
         self.queue: deque[tuple[int, Any, Callable[[Any], str]]] = deque()
         self.namespaces: set[str] = set()  # of libraries
+        self.members: defaultdict[str, list[Any]] = defaultdict(list)  # what is in these namespaces, by name
+        self.others: dict[str, tuple[str, Any]] = {}  # what others have put there, by place: its name and value
+        self.names: set[str] = set()  # that the user's code may read
         self.read: set[tuple[int, str]] = set()
         # The values of registered tensors are inputs of compiled code; those of other tensors may be part of it.
         self.registered = {
@@ -183,21 +194,28 @@ class _Walk:
 
     def digest(self) -> str:
         """Return the hash of all that is reached."""
+        self.follow()
+        self.follow_others()
         hashed = hashlib.sha256()
+        for line in self.lines:
+            hashed.update(f"{line}\n".encode())
+        return hashed.hexdigest()
+
+    def follow(self) -> None:
+        """Describe what is reached, in the order in which it is."""
         while self.queue:
             number, value, describe = self.queue.popleft()
             self.lines.append(f"{number} {describe(value)}")
             if len(self.numbers) > self.most:
                 raise CannotCompareError("too many objects")
-        for line in self.lines:
-            hashed.update(f"{line}\n".encode())
-        return hashed.hexdigest()
 
     # ---- references
 
     def ref(self, value: Any) -> str:
         """Return a plain value as text, and the number of any other."""
         if type(value) in PLAIN:
+            if type(value) is str:
+                self.names.add(value)
             return f"{type(value).__name__} {value!r}"
         return self.numbered(id(value), value, self.describe)
 
@@ -334,39 +352,38 @@ class _Walk:
         return f"{cls.__name__} {cls.__qualname__} {bases} {held}"
 
     def foreign(self, label: str, members: Mapping[str, Any]) -> None:
-        """Describe what a library's class or module holds."""
-        if label not in self.namespaces:
-            self.namespaces.add(label)
-            self.lines += [
-                f"{label}.{name} {self.member(value)}"
-                for name, value in [*members.items()]
-                if not (f"{label}.{name}" in WRAPPED and is_own(value))
-                if (type(value) in METHODS or not name.startswith("__")) and name != "_abc_impl"
+        """Describe what a library's class or module holds, except what others have put there: that may be unread."""
+        if label in self.namespaces:
+            return
+        self.namespaces.add(label)
+        for name, value in [*members.items()]:
+            place = f"{label}.{name}"
+            if (
+                (place in WRAPPED and is_own(value))
+                or (name.startswith("__") and type(value) not in METHODS)
+                or name == "_abc_impl"
                 # Which submodules are there depends on what was imported.
-                if not isinstance(value, ModuleType) or value.__name__ != f"{label}.{name}"
-            ]
+                or (isinstance(value, ModuleType) and value.__name__ == place)
+            ):
+                continue
+            self.members[name].append(value)
+            own = _own_name(value)
+            if own is None:
+                self.others[place] = (name, value)
+            else:
+                self.lines.append(f"{place} {own}")
 
-    def member(self, value: Any) -> str:
-        """Describe what a library holds: what is its own by name, and anything else as what code uses."""
-        kind = type(value)
-        if kind in (staticmethod, classmethod):
-            return f"{kind.__name__} {self.member(value.__func__)}"
-        if kind is property:
-            return f"property {[self.member(each) for each in (value.fget, value.fset, value.fdel)]}"
-        if kind is FunctionType:
-            if is_own(value):
-                return f"{value.__module__}.{value.__qualname__}:{value.__code__.co_firstlineno}"
-            return self.ref(value)
-        if kind in PLAIN:
-            return f"{kind.__name__} {value!r}"
-        if isinstance(value, ModuleType):
-            return value.__name__
-        if isinstance(value, type):
-            named = is_library(value) or kind.__module__ == "pybind11_builtins"
-            return f"{value.__module__}.{value.__qualname__}" if named else self.ref(value)
-        if kind is CACHED:
-            return self.member(value.__wrapped__)
-        return self.ref(value) if _is_foreign(value) else f"{kind} {getattr(value, '__qualname__', '')}"
+    def follow_others(self) -> None:
+        """Follow what others have put into libraries, such as patched functions, if code may read it by its name."""
+        while self.others:
+            read = names_read(self.names, self.members)
+            reached = [place for place, (name, _) in self.others.items() if name in read]
+            if not reached:
+                return
+            for place in reached:
+                _, value = self.others.pop(place)
+                self.lines.append(f"{place} {self.ref(value)}")
+            self.follow()
 
     # ---- functions
 
@@ -393,8 +410,10 @@ class _Walk:
                 self.refuse(f"{code.co_qualname}: {each.opname}")
             elif isinstance(each.argval, frozenset) and steps[at + 1].opname != "CONTAINS_OP":
                 self.refuse(f"{code.co_qualname}: the order of a set")
-        if found := REFLECTIVE & {*code.co_names, *_texts(code.co_consts)}:
-            self.refuse(f"{code.co_qualname}: {sorted(found)}")
+        names = names_in(code)
+        self.names |= names
+        if reflective := REFLECTIVE & names:
+            self.refuse(f"{code.co_qualname}: {sorted(reflective)}")
         constants = [
             self.code(each, scope) if isinstance(each, CodeType) else _constant(each) for each in code.co_consts
         ]
@@ -505,9 +524,7 @@ RULES: dict[type, Callable[[Any, Any], str]] = {
     staticmethod: lambda walk, value: walk.ref(value.__func__),
     cached_property: lambda walk, value: f"{value.attrname} {walk.ref(value.func)}",
     partial: lambda walk, value: walk.refs((value.func, value.args, value.keywords, vars(value))),
-    type(lru_cache(lambda: None)): lambda walk, value: walk.refs(
-        (value.__wrapped__, value.cache_parameters(), vars(value))
-    ),
+    CACHED: lambda walk, value: walk.refs((value.__wrapped__, value.cache_parameters(), vars(value))),
     torch.Tensor: _Walk.tensor,
     torch.nn.Parameter: _Walk.tensor,
     torch._ops.OpOverload: _Walk.operator_,
@@ -548,20 +565,36 @@ def _constant(value: Any) -> str:
     return f"{type(value).__name__} {value!r}"
 
 
+def _own_name(value: Any) -> str | None:
+    """Return the name of what a library has in one of its namespaces, None if that is another's."""
+    kind = type(value)
+    if kind in (staticmethod, classmethod):
+        inner = _own_name(value.__func__)
+        return inner and f"{kind.__name__} {inner}"
+    if kind is property:
+        names = [_own_name(each) for each in (value.fget, value.fset, value.fdel)]
+        return None if None in names else f"property {names}"
+    if kind is FunctionType:
+        place = f"{value.__module__}.{value.__qualname__}:{value.__code__.co_firstlineno}"
+        return place if is_own(value) else None
+    if kind in PLAIN:
+        return f"{kind.__name__} {value!r}"
+    if isinstance(value, ModuleType):
+        return value.__name__
+    if isinstance(value, type):
+        named = is_library(value) or kind.__module__ == "pybind11_builtins"
+        return f"{value.__module__}.{value.__qualname__}" if named else None
+    if kind is CACHED:
+        return _own_name(value.__wrapped__)
+    return None if _is_foreign(value) else f"{kind} {getattr(value, '__qualname__', '')}"
+
+
 def _is_foreign(value: Any) -> bool:
     """Return whether an object in a library's namespace may be another's, or call what is."""
     kind = type(value)
     if isinstance(value, partial | MethodType | torch.nn.Module):
         return True
     return not (is_library_name(kind.__module__) or (kind.__module__ in STDLIB and not callable(value)))
-
-
-def _texts(constants: Iterable[Any]) -> Iterator[str]:
-    for each in constants:
-        if isinstance(each, str):
-            yield each
-        elif isinstance(each, tuple | frozenset):
-            yield from _texts(each)
 
 
 def _called_with_constant(steps: list[dis.Instruction]) -> bool:

@@ -16,12 +16,10 @@ import torch
 
 from backend_kwargs.bundles.building import device_of
 from backend_kwargs.bundles.config import CompileConfig
-from backend_kwargs.bundles.extensions import install, loaded_extensions
-from backend_kwargs.bundles.files import NO_LINK, content_of, opened_file, opened_folder, private_folder
-from backend_kwargs.bundles.fingerprint import differences, fingerprint
-from backend_kwargs.bundles.graphs import Graph, permits_decision
-from backend_kwargs.bundles.loading import checked_weights, dtypes_of, place_of, why_not_plain, why_not_samples
-from backend_kwargs.bundles.manifest import (
+from backend_kwargs.bundles.disk.extensions import install, loaded_extensions
+from backend_kwargs.bundles.disk.files import NO_LINK, content_of, opened_file, opened_folder, private_folder
+from backend_kwargs.bundles.disk.fingerprint import differences, fingerprint
+from backend_kwargs.bundles.disk.manifest import (
     LARGEST,
     SCHEMA,
     GraphPart,
@@ -34,8 +32,7 @@ from backend_kwargs.bundles.manifest import (
     signed,
     signer,
 )
-from backend_kwargs.bundles.package import Package
-from backend_kwargs.bundles.replacing import (
+from backend_kwargs.bundles.disk.place import (
     MANIFEST,
     PARTS,
     SIGNATURES,
@@ -46,6 +43,9 @@ from backend_kwargs.bundles.replacing import (
     opened_bundle,
     write,
 )
+from backend_kwargs.bundles.disk.weights import checked_weights, dtypes_of, place_of, why_not_plain, why_not_samples
+from backend_kwargs.bundles.graphs import Graph, permits_decision
+from backend_kwargs.bundles.packages.package import Package
 from backend_kwargs.bundles.running import Built
 from backend_kwargs.errors import BackendKwargsError, error_text, printable, shown, warn_once, wrong_value
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from backend_kwargs.bundles.library_code import is_library_name, is_own
+from backend_kwargs.bundles.identity.library_code import is_library_name, is_own
 
 # Operators of other namespaces may have changed when the code is loaded.
 TORCH_NAMESPACES = frozenset(

@@ -12,8 +12,9 @@ import torch
 
 from backend_kwargs.bundles.building import device_of
 from backend_kwargs.bundles.config import CompileConfig
+from backend_kwargs.bundles.input_check import InputCheck
 from backend_kwargs.bundles.running import Built
-from backend_kwargs.bundles.samples import InputCheck, leaves_of
+from backend_kwargs.bundles.samples import leaves_of
 from backend_kwargs.errors import BackendKwargsError, error_text, shown, wrong_value
 
 SHOWN = 3  # names in an error

@@ -12,8 +12,9 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from backend_kwargs.bundles.package_guards import PackageGuards, Weight
-from backend_kwargs.bundles.samples import InputCheck, memory_of, spot
+from backend_kwargs.bundles.input_check import InputCheck, spot, tensor_guards
+from backend_kwargs.bundles.packages.guards import PackageGuards, Weight
+from backend_kwargs.bundles.samples import memory_of
 from backend_kwargs.errors import BackendKwargsError
 
 PLAIN = (torch.Tensor, torch.nn.Parameter)
@@ -269,7 +270,7 @@ class _Weights:
             _release(self._aliases)
             self._aliases += aliases.values()
         self.spans = [memory_of(each) for each in found.tensors]
-        self._found, self._baked, self._same = found, baked, _compared_with(found.tensors)
+        self._found, self._baked, self._same = found, baked, tensor_guards(found.tensors)
         self._pointers = pointers
 
     def rebind(self, module: torch.nn.Module) -> None:
@@ -293,16 +294,6 @@ class _Weights:
     def _states(self) -> list[Any]:
         both = zip(self._weights, self._found.tensors, strict=True)
         return [_state(tensor) for weight, tensor in both if weight.sha256]
-
-
-def _compared_with(tensors: Sequence[torch.Tensor]) -> Any:
-    """Return dynamo's check of dtypes, shapes, strides and bits: `weight.data = ...` may keep the memory only.
-
-    It also fails in another mode, such as inference_mode, and costs a fifth of the same in Python.
-    """
-    sizes: Any = [[*each.size()] for each in tensors]
-    strides: Any = [[*each.stride()] for each in tensors]
-    return torch._C._dynamo.guards.TensorGuards(*tensors, dynamic_dims_sizes=sizes, dynamic_dims_strides=strides)
 
 
 def _state(tensor: torch.Tensor) -> Any:

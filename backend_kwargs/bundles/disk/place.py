@@ -20,7 +20,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from backend_kwargs.bundles.files import (
+from backend_kwargs.bundles.disk.files import (
     HEX,
     NO_LINK,
     content_of,
@@ -31,7 +31,7 @@ from backend_kwargs.bundles.files import (
     remove_all,
     sweep,
 )
-from backend_kwargs.bundles.manifest import LARGEST, decoded, digest
+from backend_kwargs.bundles.disk.manifest import LARGEST, decoded, digest
 from backend_kwargs.errors import BackendKwargsError, warn_once
 
 MANIFEST, PARTS, SIGNATURES = "manifest.json", "parts", "signatures"

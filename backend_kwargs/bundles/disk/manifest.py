@@ -7,8 +7,8 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
-from backend_kwargs.bundles.files import content_of, opened_file
-from backend_kwargs.bundles.package_guards import PackageGuards
+from backend_kwargs.bundles.disk.files import content_of, opened_file
+from backend_kwargs.bundles.packages.guards import PackageGuards
 from backend_kwargs.errors import BackendKwargsError, error_text, shown, wrong_value
 
 SCHEMA = 1
