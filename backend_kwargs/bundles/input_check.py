@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 import torch
 from torch.utils import _pytree as pytree
 
-from backend_kwargs.bundles.samples import WRITTEN, is_dense, memory_of, torch_value
+from backend_kwargs.bundles.samples import WRITTEN, is_dense, memory_of, torch_value, tree_of
 from backend_kwargs.errors import BackendKwargsError, shown
 from backend_kwargs.options.layers import same
 
@@ -79,11 +79,6 @@ def oddity(value: torch.Tensor) -> str:
     return f" with the attributes {sorted(vars(value))}" if vars(value) else ""
 
 
-def _like(value: torch.Tensor) -> Like:
-    stride = value.stride() if value.layout == torch.strided else None
-    return Like(value.dtype, value.device, value.layout, tuple(value.shape), stride, is_dense(value))
-
-
 class InputCheck:
     """Whether a call's inputs are like one of the samples: dtype, shape, device and layout of each tensor.
 
@@ -107,7 +102,7 @@ class InputCheck:
     ) -> None:
         self._owned = None if owned is None else _Memory(owned)
         self._any_order, self._named = any_order, frozenset(named)
-        samples = [_likes(sample, device, values=values, plain=owned is not None) for sample in metadata]
+        samples = [_required(sample, device, values=values, plain=owned is not None) for sample in metadata]
         self._structures = dict.fromkeys(_spelled(pytree.tree_structure(sample)) for sample in samples)
         self._known: dict[pytree.TreeSpec, list[list[Requirement]]] = {}
         for sample in samples:
@@ -208,29 +203,19 @@ class _Memory:
         return found > 0 and at < self.ends[found - 1]
 
 
-def _likes(metadata: Any, device: torch.device, *, values: bool, plain: bool) -> Any:
+def _required(metadata: Any, device: torch.device, *, values: bool, plain: bool) -> Any:
     """Return the structure that `metadata` describes, with each argument's requirement, None for any value."""
-    ((kind, value),) = metadata.items()
-    if kind == "tensor":
+
+    def leaf(kind: str, value: Any) -> Requirement:
+        if kind != "tensor":
+            return Same(value) if kind == "value" and values else None
         shape, stride, dtype, where, layout, *rest = value
         on = device if where == device.type else torch.device(where)
         strides = None if stride is None else tuple(stride)
-        return Like(
-            torch_value(dtype),
-            on,
-            torch_value(layout),
-            tuple(shape),
-            strides,
-            values,
-            values and WRITTEN in rest,
-            plain,
-        )
-    if kind == "dict":
-        return {key: _likes(item, device, values=values, plain=plain) for key, item in value.items()}
-    if kind in ("list", "tuple"):
-        items = [_likes(item, device, values=values, plain=plain) for item in value]
-        return items if kind == "list" else tuple(items)
-    return Same(value) if kind == "value" and values else None
+        kinds = torch_value(dtype), on, torch_value(layout)
+        return Like(*kinds, tuple(shape), strides, values, values and WRITTEN in rest, plain)
+
+    return tree_of(metadata, leaf)
 
 
 def _opened(leaves: Sequence[Requirement]) -> Requirement:
@@ -244,18 +229,21 @@ def _opened(leaves: Sequence[Requirement]) -> Requirement:
 
 
 def _problem(paths: Any, likes: list[Requirement]) -> str:
+    """Return what is wrong with inputs of a sample's structure, "" if nothing is."""
     for (path, value), like in zip(paths, likes, strict=True):
         if like and not like.fits(value):
-            got = _described(value) if isinstance(value, torch.Tensor) else shown(value)
-            odd = isinstance(like, Like) and like.plain and isinstance(value, torch.Tensor) and oddity(value)
-            hint = "Pass its detach()." if odd else "Build with a sample of this kind, or with dynamic=True."
+            odd, got = "", shown(value)
+            if isinstance(value, torch.Tensor):
+                strided = value.layout is torch.strided
+                odd = oddity(value)
+                stride = value.stride() if strided else None
+                own = Like(value.dtype, value.device, value.layout, tuple(value.shape), stride)
+                got = f"{own}{' that is not dense' if strided and not is_dense(value) else odd}"
+            hint = "Build with a sample of this kind, or with dynamic=True."
+            if odd and isinstance(like, Like) and like.plain:
+                hint = "Pass its detach()."
             return f"Input {spot(path)} must be {like}, got {got}. {hint}"
     return _shared(paths, likes)
-
-
-def _described(value: torch.Tensor) -> str:
-    other = value.layout is torch.strided and not is_dense(value)
-    return f"{_like(value)}{' that is not dense' * other or oddity(value)}"
 
 
 def _shared(paths: Any, likes: list[Requirement]) -> str:

@@ -1,6 +1,6 @@
 """Samples: the arguments of calls, their metadata as JSON, and the check of later inputs against them."""
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -99,38 +99,44 @@ def described(value: Any, written: Collection[int] = ()) -> Any:
 
 def made(metadata: Any, device: torch.device) -> Any:
     """Return the value that `metadata` describes, with zeros in tensors; raise if it is of an unknown kind."""
-    ((kind, value),) = metadata.items()
-    if kind == "tensor":
+
+    def leaf(kind: str, value: Any) -> Any:
+        if kind == "value":
+            return value
+        if kind != "tensor":
+            raise BackendKwargsError(f"A sample contains a {value}, which cannot be created from the bundle.")
         shape, stride, dtype, where, layout, *_ = value
         like = {"dtype": torch_value(dtype), "device": device if where == device.type else where}
         if stride is None:
             return torch.zeros(shape, layout=torch_value(layout), **like)
         elements = extent(torch.empty_strided(shape, stride, device="meta"))
         return torch.zeros(elements, **like).as_strided(shape, stride)
+
+    return tree_of(metadata, leaf)
+
+
+def tree_of(metadata: Any, leaf: Callable[[str, Any], Any]) -> Any:
+    """Return the dicts, lists and tuples that `metadata` describes, with `leaf(kind, description)` in them."""
+    ((kind, value),) = metadata.items()
     if kind == "dict":
-        return {key: made(item, device) for key, item in value.items()}
+        return {key: tree_of(item, leaf) for key, item in value.items()}
     if kind in ("list", "tuple"):
-        items = [made(item, device) for item in value]
+        items = [tree_of(item, leaf) for item in value]
         return items if kind == "list" else tuple(items)
-    if kind == "value":
-        return value
-    raise BackendKwargsError(f"A sample contains a {value}, which cannot be created from the bundle.")
+    return leaf(kind, value)
 
 
 def sizes_differ(metadata: Sequence[Any]) -> bool:
     """Return whether two samples of one structure differ in the sizes of a tensor, and in nothing else."""
     seen: dict[str, Any] = {}
-    for each in metadata:
-        shapes = shapes_of(each)
-        if seen.setdefault(repr(_kinds(each)), shapes) != shapes:
-            return True
-    return False
+    return any(seen.setdefault(repr(_kinds(sample)), shapes_of(sample)) != shapes_of(sample) for sample in metadata)
 
 
 def one_signature(metadata: Sequence[Any]) -> bool:
     """Return whether the samples differ in nothing but the sizes of tensors."""
-    plain = [[value for kind, value in leaves_of(each) if kind == "value"] for each in metadata]
-    return all(_kinds(each) == _kinds(metadata[0]) for each in metadata) and all(same(each, plain[0]) for each in plain)
+    plain = [[value for kind, value in leaves_of(sample) if kind == "value"] for sample in metadata]
+    kinds = [*map(_kinds, metadata)]
+    return all(kind == kinds[0] for kind in kinds) and all(same(values, plain[0]) for values in plain)
 
 
 def shapes_of(metadata: Any) -> list[list[int]]:
@@ -150,12 +156,7 @@ def leaves_of(metadata: Any) -> Iterator[tuple[str, Any]]:
 
 def _kinds(metadata: Any) -> Any:
     """Return what samples that differ only in sizes and in plain values have in common."""
-    ((kind, value),) = metadata.items()
-    if kind == "tensor":
-        return len(value[0]), value[2:]
-    if kind == "dict":
-        return {key: _kinds(item) for key, item in value.items()}
-    return [kind, *map(_kinds, value)] if kind in ("list", "tuple") else kind
+    return tree_of(metadata, lambda kind, value: (len(value[0]), value[2:]) if kind == "tensor" else kind)
 
 
 def torch_value(name: str) -> Any:

@@ -16,9 +16,9 @@ from small_module import scaled
 import backend_kwargs as bk
 from backend_kwargs import BackendKwargsError, CompiledModule
 from backend_kwargs.bundles.disk import place
-from backend_kwargs.bundles.disk.bundle import inspected
 from backend_kwargs.bundles.disk.files import opened_folder
 from backend_kwargs.bundles.disk.manifest import digest
+from backend_kwargs.bundles.disk.reading import inspected
 
 EAGER = bk.CompileConfig(backend="eager", check_numbers="off")
 

@@ -16,9 +16,7 @@ import stat
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from functools import cache
 from pathlib import Path
-from typing import Any
 
 from backend_kwargs.bundles.disk.files import (
     HEX,
@@ -185,15 +183,10 @@ def _swap(new: Path, target: Path) -> None:
 
 def _exchanged(one: Path, other: Path) -> bool:
     """Exchange the names of two folders at once; return False if this system or file system cannot."""
-    rename = _renameat2()
+    rename = getattr(ctypes.CDLL(None), "renameat2", None)
     return rename is not None and not rename(
         AT_FDCWD, os.fsencode(one), AT_FDCWD, os.fsencode(other), ctypes.c_uint(RENAME_EXCHANGE)
     )
-
-
-@cache
-def _renameat2() -> Any:
-    return getattr(ctypes.CDLL(None), "renameat2", None)
 
 
 def _take_over(old: Path, new: Path) -> None:

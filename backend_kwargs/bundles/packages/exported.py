@@ -174,7 +174,7 @@ class Exported:
 
 def _digest(program: Any) -> str:
     """Return a hash of what the program computes, without the weights' values; "" if a call in it is not known."""
-    graphs = [each for each in program.graph_module.modules() if isinstance(each, torch.fx.GraphModule)]
+    graphs = [part for part in program.graph_module.modules() if isinstance(part, torch.fx.GraphModule)]
     lines = [str(program.graph_signature.input_specs), str(program.graph_signature.output_specs)]
     for graph in graphs:
         lines.append(graph.code)

@@ -253,7 +253,7 @@ class _Weights:
         if self._unchanged():
             return
         found = _Found(self._weights, self._module, self._device)
-        baked = [_state(each) for weight, each in zip(self._weights, found.tensors, strict=True) if weight.sha256]
+        baked = self._states(found.tensors)
         if self._baked not in (None, baked):
             raise BackendKwargsError(
                 "Weights that are part of the package's code have changed: call deactivate() and activate(), or build "
@@ -288,16 +288,16 @@ class _Weights:
             same
             and self._same.check(*found.tensors)
             and [*map(torch.Tensor.data_ptr, found.tensors)] == self._pointers
-            and (not self._baked or self._baked == self._states())
+            and (not self._baked or self._baked == self._states(found.tensors))
         )
 
-    def _states(self) -> list[Any]:
-        both = zip(self._weights, self._found.tensors, strict=True)
-        return [_state(tensor) for weight, tensor in both if weight.sha256]
-
-
-def _state(tensor: torch.Tensor) -> Any:
-    return id(tensor), tensor.data_ptr(), None if tensor.is_inference() else tensor._version
+    def _states(self, tensors: Sequence[torch.Tensor]) -> list[Any]:
+        """Return what changes if a tensor is replaced or written whose values are part of the code."""
+        return [
+            (id(tensor), tensor.data_ptr(), None if tensor.is_inference() else tensor._version)
+            for weight, tensor in zip(self._weights, tensors, strict=True)
+            if weight.sha256
+        ]
 
 
 def _release(aliases: list[torch.Tensor]) -> None:
