@@ -1,5 +1,6 @@
 """Samples: the arguments of calls, their metadata as JSON, and the check of later inputs against them."""
 
+import hashlib
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import cache
 from typing import Any, NamedTuple
@@ -65,6 +66,12 @@ def extent(tensor: torch.Tensor) -> int:
 def memory_of(tensor: torch.Tensor) -> tuple[int, int]:
     """Return the addresses where a strided tensor begins and ends."""
     return tensor.data_ptr(), tensor.data_ptr() + extent(tensor) * tensor.element_size()
+
+
+def content_hash(tensor: torch.Tensor) -> str:
+    """Return the SHA-256 of a tensor's values."""
+    values = tensor.detach().cpu().contiguous().resolve_conj().resolve_neg()
+    return hashlib.sha256(values.reshape(-1).view(torch.uint8).numpy().tobytes()).hexdigest()
 
 
 def is_dense(tensor: torch.Tensor) -> bool:

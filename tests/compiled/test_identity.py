@@ -17,7 +17,7 @@ import torch
 from torch import nn
 from unlike_modules import COMPARED, NOT_COMPARED, STATE, UNLIKE, Applies, Environment, Scale, patched
 
-from backend_kwargs.bundles.identity.walk import identity_of, shared_names, state_of
+from backend_kwargs.bundles.identity.walk import identity_of, state_of
 
 
 @pytest.mark.parametrize("make", [pytest.param(make, id=name) for name, make in COMPARED.items()])
@@ -330,9 +330,3 @@ def test_a_changed_attribute_changes_the_state(change):
     assert state_of(module) == before
     change(module)
     assert state_of(module) != before
-
-
-def test_names_that_share_memory():
-    weight = torch.ones(4, 4)
-    state = {"a": weight, "b": torch.ones(4), "c": weight, "d": weight[1:], "text": "a", "empty": torch.ones(0)}
-    assert shared_names(state) == {"c": "a", "d": "a"}

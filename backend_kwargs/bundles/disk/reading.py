@@ -205,7 +205,9 @@ def _graph(graph: GraphPart, read: "_Parts | None") -> Graph:
 def _read_weights(manifest: Manifest, module: torch.nn.Module, read: "_Parts", file: Path) -> dict[str, torch.Tensor]:
     from safetensors.torch import load_file
 
-    own = sum(each.nbytes for each in module.state_dict().values() if isinstance(each, torch.Tensor) and each.numel())
+    own = sum(
+        tensor.nbytes for tensor in module.state_dict().values() if isinstance(tensor, torch.Tensor) and tensor.numel()
+    )
     if manifest.weights.size > own + LARGEST_HEADER:
         raise BackendKwargsError(
             f"The saved weights take {manifest.weights.size} bytes, the module's {own}: load them into a module of the "

@@ -49,7 +49,7 @@ from backend_kwargs.bundles.identity.library_code import (
     names_read,
 )
 from backend_kwargs.bundles.identity.operators import TORCH_NAMESPACES
-from backend_kwargs.bundles.samples import memory_of
+from backend_kwargs.bundles.samples import content_hash
 from backend_kwargs.errors import shown
 
 METHODS = (FunctionType, property, staticmethod, classmethod, partial)
@@ -142,21 +142,6 @@ def state_of(module: torch.nn.Module) -> str:
     return _State(module).digest()
 
 
-def shared_names(state: Mapping[str, Any]) -> dict[str, str]:
-    """Return the names of tensors that share memory with an earlier one, and the name of that one."""
-    first: dict[int, list[tuple[int, int, str]]] = {}
-    shared: dict[str, str] = {}
-    for name, value in state.items():
-        if not isinstance(value, torch.Tensor) or value.layout != torch.strided or not value.numel():
-            continue
-        begin, end = memory_of(value)
-        spans = first.setdefault(value.untyped_storage().data_ptr(), [])
-        if known := next((at for low, high, at in spans if begin < high and low < end), None):
-            shared[name] = known
-        spans.append((begin, end, name))
-    return shared
-
-
 class _Walk:
     """A walk over what a module reaches: each object once, in an order that is the same in every process."""
 
@@ -175,13 +160,14 @@ class _Walk:
         # The values of registered tensors are inputs of compiled code; those of other tensors may be part of it.
         self.registered = {
             id(tensor)
-            for each in module.modules()
-            for tensor in (*each._parameters.values(), *each._buffers.values())
+            for submodule in module.modules()
+            for tensor in (*submodule._parameters.values(), *submodule._buffers.values())
             if tensor is not None
         }
         self.start(module)
 
     def start(self, module: torch.nn.Module) -> None:
+        """Describe what every module depends on: torch's settings, modes, functions and hooks of all modules."""
         self.ref(module)
         self.lines.append(str({key: value for key, value in ambient().items() if key != "grad"}))
         if torch._C._len_torch_function_stack() or torch._C._len_torch_dispatch_stack():
@@ -220,6 +206,7 @@ class _Walk:
         return self.numbered(id(value), value, self.describe)
 
     def refs(self, values: Iterable[Any]) -> str:
+        """Return values as text, in order."""
         return f"[{', '.join(map(self.ref, values))}]"
 
     def type_ref(self, cls: type) -> str:
@@ -227,6 +214,7 @@ class _Walk:
         return self.numbered(("type", id(cls)), cls, self.class_)
 
     def numbered(self, key: Any, value: Any, describe: Callable[[Any], str]) -> str:
+        """Return the number of an object, which is described later if it is new."""
         if key not in self.numbers:
             self.numbers[key] = len(self.numbers)
             self.kept.append(value)
@@ -247,10 +235,8 @@ class _Walk:
         kind = type(value)
         if issubclass(kind, type):
             return f"class {self.named_class(value)}"
-        if issubclass(kind, ModuleType):
+        if issubclass(kind, ModuleType | torch.Tensor):
             return self.unknown(value)  # code may read anything in it
-        if issubclass(kind, torch.Tensor):
-            return self.unknown(value)
         if kind.__module__ == "typing":
             return self.typing(value)
         if kind.__module__.partition(".")[0] == "numpy":
@@ -260,10 +246,10 @@ class _Walk:
     def instance(self, value: Any) -> str:
         """Describe an object whose state is in attributes, slots and the items of a container."""
         cls = type(value)
-        held: Any = ""
+        items: Any = ""
         for base in cls.__mro__:
             if base in CONTAINERS:
-                held = CONTAINERS[base](self, value)
+                items = CONTAINERS[base](self, value)
                 break
             if not has_python_layout(base):
                 return self.unknown(value)
@@ -280,8 +266,8 @@ class _Walk:
                         continue
         if isinstance(value, torch.nn.Module):
             attributes = _with_numbered_hooks(attributes)
-        described = [f"{self.ref(name)}={self.ref(each)}" for name, each in attributes.items()]
-        return f"{self.type_ref(cls)} {held} {' '.join(described)}"
+        described = [f"{self.ref(name)}={self.ref(attribute)}" for name, attribute in attributes.items()]
+        return f"{self.type_ref(cls)} {items} {' '.join(described)}"
 
     def pairs(self, value: Mapping[Any, Any]) -> str:
         items: Any = dict.items(value)  # type: ignore[arg-type]
@@ -312,11 +298,7 @@ class _Walk:
 
     def values(self, value: torch.Tensor) -> str:
         """Return a hash of a tensor's values, "" for a registered one."""
-        if id(value) in self.registered:
-            return ""
-        with torch.no_grad():
-            plain = value.detach().cpu().contiguous().view(-1).view(torch.uint8)
-        return hashlib.sha256(plain.numpy().tobytes()).hexdigest()
+        return "" if id(value) in self.registered else content_hash(value)
 
     def numpy(self, value: Any) -> str:
         import numpy as np
@@ -348,8 +330,8 @@ class _Walk:
             return f"{cls.__module__}.{cls.__qualname__} {bases}"
         if type(cls) not in METACLASSES:
             return self.unknown(cls)
-        held = [f"{name}={self.ref(value)}" for name, value in vars(cls).items() if name not in ASIDE]
-        return f"{cls.__name__} {cls.__qualname__} {bases} {held}"
+        contents = [f"{name}={self.ref(value)}" for name, value in vars(cls).items() if name not in ASIDE]
+        return f"{cls.__name__} {cls.__qualname__} {bases} {contents}"
 
     def foreign(self, label: str, members: Mapping[str, Any]) -> None:
         """Describe what a library's class or module holds, except what others have put there: that may be unread."""
@@ -401,21 +383,22 @@ class _Walk:
 
     def code(self, code: CodeType, scope: dict[str, Any]) -> str:
         """Describe a function's code, and follow the globals that it reads."""
-        steps = [each for each in dis.get_instructions(code) if each.opname not in PADDING]
-        for at, each in enumerate(steps):
-            if each.opname in LOADS:
-                after = itertools.takewhile(lambda step: step.opname in ATTRIBUTES, steps[at + 1 :])
-                self.global_(each.argval, [step.argval for step in after], scope, steps[at + 1 :])
-            elif each.opname.startswith(HIDES):
-                self.refuse(f"{code.co_qualname}: {each.opname}")
-            elif isinstance(each.argval, frozenset) and steps[at + 1].opname != "CONTAINS_OP":
+        steps = [step for step in dis.get_instructions(code) if step.opname not in PADDING]
+        for at, step in enumerate(steps):
+            if step.opname in LOADS:
+                after = itertools.takewhile(lambda later: later.opname in ATTRIBUTES, steps[at + 1 :])
+                self.global_(step.argval, [later.argval for later in after], scope, steps[at + 1 :])
+            elif step.opname.startswith(HIDES):
+                self.refuse(f"{code.co_qualname}: {step.opname}")
+            elif isinstance(step.argval, frozenset) and steps[at + 1].opname != "CONTAINS_OP":
                 self.refuse(f"{code.co_qualname}: the order of a set")
         names = names_in(code)
         self.names |= names
         if reflective := REFLECTIVE & names:
             self.refuse(f"{code.co_qualname}: {sorted(reflective)}")
         constants = [
-            self.code(each, scope) if isinstance(each, CodeType) else _constant(each) for each in code.co_consts
+            self.code(constant, scope) if isinstance(constant, CodeType) else _constant(constant)
+            for constant in code.co_consts
         ]
         shape = code.co_argcount, code.co_posonlyargcount, code.co_kwonlyargcount, code.co_flags
         variables = code.co_names, code.co_varnames, code.co_freevars, code.co_cellvars
@@ -434,9 +417,9 @@ class _Walk:
             self.lines.append(f"{label} {name} unbound")
             return
         value = found[name]
-        for each in names:
+        for attribute in names:
             if isinstance(value, ModuleType):
-                name, value = f"{name}.{each}", self.attribute(value, each)
+                name, value = f"{name}.{attribute}", self.attribute(value, attribute)
         if isinstance(value, ModuleType):
             self.refuse(f"{name} is a module")
         elif (value is getattr or value is hasattr) and not _called_with_constant(after):
@@ -500,17 +483,21 @@ class _State(_Walk):
         return str(id(value))
 
 
-RULES: dict[type, Callable[[Any, Any], str]] = {
-    list: _Walk.refs,
-    tuple: _Walk.refs,
-    deque: lambda walk, value: f"{value.maxlen} {walk.refs(value)}",
-    dict: _Walk.pairs,
-    OrderedDict: lambda walk, value: f"{walk.pairs(value)} {walk.pairs(vars(value))}",
+# Containers of C from which a class of Python may inherit, and how their items are read.
+CONTAINERS: dict[type, Callable[[Any, Any], str]] = {
+    list: lambda walk, value: walk.refs(list.__iter__(value)),
+    tuple: lambda walk, value: walk.refs(tuple.__iter__(value)),
+    deque: lambda walk, value: f"{value.maxlen} {walk.refs(deque.__iter__(value))}",
+    OrderedDict: _Walk.pairs,
     defaultdict: lambda walk, value: f"{walk.ref(value.default_factory)} {walk.pairs(value)}",
+    dict: _Walk.pairs,
+    set: lambda walk, value: walk.elements(set.__iter__(value)),
+    frozenset: lambda walk, value: walk.elements(frozenset.__iter__(value)),
+}
+RULES: dict[type, Callable[[Any, Any], str]] = CONTAINERS | {
+    OrderedDict: lambda walk, value: f"{walk.pairs(value)} {walk.pairs(vars(value))}",
     MappingProxyType: lambda walk, value: walk.pairs(dict(value)),
     SimpleNamespace: lambda walk, value: walk.pairs(vars(value)),
-    set: _Walk.elements,
-    frozenset: _Walk.elements,
     FunctionType: _Walk.function,
     MethodType: lambda walk, value: f"{walk.ref(value.__func__)} {walk.ref(value.__self__)}",
     BuiltinFunctionType: _Walk.builtin,
@@ -533,17 +520,6 @@ RULES: dict[type, Callable[[Any, Any], str]] = {
     re.Pattern: lambda walk, value: f"{value.pattern!r} {value.flags}",
     GenericAlias: _Walk.typing,
     UnionType: lambda walk, value: walk.refs(value.__args__),
-}
-# Containers of C from which a class of Python may inherit, and how their items are read.
-CONTAINERS: dict[type, Callable[[Any, Any], str]] = {
-    list: lambda walk, value: walk.refs(list.__iter__(value)),
-    tuple: lambda walk, value: walk.refs(tuple.__iter__(value)),
-    deque: lambda walk, value: f"{value.maxlen} {walk.refs(deque.__iter__(value))}",
-    OrderedDict: _Walk.pairs,
-    defaultdict: lambda walk, value: f"{walk.ref(value.default_factory)} {walk.pairs(value)}",
-    dict: _Walk.pairs,
-    set: lambda walk, value: walk.elements(set.__iter__(value)),
-    frozenset: lambda walk, value: walk.elements(frozenset.__iter__(value)),
 }
 STDLIB = sys.stdlib_module_names
 
@@ -600,18 +576,18 @@ def _is_foreign(value: Any) -> bool:
 def _called_with_constant(steps: list[dis.Instruction]) -> bool:
     """Return whether these instructions pass arguments to a function and call it, the second one a constant text."""
     depth, named = 0, False
-    for each in steps:
-        if each.opname == "CALL":
-            if depth == each.arg:
+    for step in steps:
+        if step.opname == "CALL":
+            if depth == step.arg:
                 return named
-            depth -= (each.arg or 0) + 1
-        elif each.opcode in dis.hasjrel or each.opcode in dis.hasjabs:
+            depth -= (step.arg or 0) + 1
+        elif step.opcode in dis.hasjrel or step.opcode in dis.hasjabs:
             return False
-        elif depth == 1 and not named and each.opname == "LOAD_CONST" and type(each.argval) is str:
+        elif depth == 1 and not named and step.opname == "LOAD_CONST" and type(step.argval) is str:
             depth, named = 2, True
             continue
         else:
-            depth += dis.stack_effect(each.opcode, each.arg)
+            depth += dis.stack_effect(step.opcode, step.arg)
         if depth <= 0 or (named and depth <= 2):
             return False
     return False

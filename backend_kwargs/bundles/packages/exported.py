@@ -21,7 +21,8 @@ from backend_kwargs.bundles.packages.guards import (
     Term,
     Weight,
 )
-from backend_kwargs.bundles.packages.package import content_hash, first_uses
+from backend_kwargs.bundles.packages.package import first_uses
+from backend_kwargs.bundles.samples import content_hash
 from backend_kwargs.errors import BackendKwargsError
 from backend_kwargs.measure.served import parts
 
