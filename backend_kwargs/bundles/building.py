@@ -168,6 +168,7 @@ def _said(sample: int, *, compiled: bool) -> Iterator[None]:
 
 
 def _folder(cache_dir: str | Path | None) -> Path | None:
+    """Make and return the folder of `cache_dir`, None for none."""
     if cache_dir is None:
         return None
     try:
@@ -197,6 +198,7 @@ def device_of(module: torch.nn.Module, device: Any) -> torch.device:
 
 
 def _copied(module: torch.nn.Module, *, with_parameters: bool) -> torch.nn.Module:
+    """Return a deep copy of the module, which shares its parameters unless they may change."""
     shared = {} if with_parameters else {id(parameter): parameter for parameter in module.parameters()}
     try:
         return copy.deepcopy(module, dict(shared))
@@ -251,11 +253,13 @@ def _versions(tensors: Iterable[tuple[str, torch.Tensor]]) -> list[Any]:
 
 
 def _input_versions(samples: Iterable[Any]) -> dict[int, int]:
+    """Return the version counters of the tensors among samples, by id."""
     leaves = [leaf for sample in samples for _, leaf in walk("", tuple(sample))]
     return {id(leaf): leaf._version for leaf in leaves if isinstance(leaf, torch.Tensor) and not leaf.is_inference()}
 
 
 def _judge(config: CompileConfig, module: torch.nn.Module, seen: dict[str, Any], wanted: Wanted) -> None:
+    """Raise or warn if compiled results are not right."""
     eager, precise, roundings = wanted
     verdict = accuracy.check_all(seen, eager, precise, tol=config.tolerance, roundings=roundings)
     permitted = config.resolved.options

@@ -167,6 +167,7 @@ def _dtype(name: str, value: Any) -> Any:
 
 
 def _check_ahead_of_time(backend: Backend) -> None:
+    """Raise if an ahead-of-time package cannot be compiled by this backend."""
     if not backend.takes_inductor_options:
         raise BackendKwargsError(f"kind='aoti' must have Inductor as its backend, got {backend.spec!r}.")
     for name in NOT_AHEAD:

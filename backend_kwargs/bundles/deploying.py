@@ -126,6 +126,7 @@ def with_package(built: Built) -> list[str]:
 
 
 def _exported(built: Built) -> Exported:
+    """Export the module on its first sample, with zeros in the tensors."""
     try:
         args, kwargs = made(built.samples[0], built.device)
     except Exception as error:

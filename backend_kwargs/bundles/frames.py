@@ -63,6 +63,7 @@ def keep_frame(backend: GraphBackend, identity: str | None, entry: CodeType | No
 
 
 def _frame(code: CodeType, scope: Mapping[str, Any], identity: str, options: Mapping[str, Any]) -> Frame | None:
+    """Return the bytecode that dynamo generated for `code`, None if it cannot be called without dynamo."""
     from torch._C._dynamo.eval_frame import _debug_get_cache_entry_list
 
     entries = _debug_get_cache_entry_list(code)

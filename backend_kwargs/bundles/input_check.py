@@ -136,6 +136,7 @@ class InputCheck:
         return not any(tensor.requires_grad or tensor.__dict__ or tensor in owned for tensor in tensors)
 
     def _compare(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Compare the inputs with each sample of their structure."""
         paths, structure = pytree.tree_flatten_with_path(self._in_order(args, kwargs))
         problems = [_problem(paths, likes) for likes in self._known.get(structure, ())]
         if self._owned is not None and not all(problems):

@@ -252,6 +252,7 @@ class CompiledModule:
             self._notes += with_package(built)
 
     def _ready(self, state: State) -> None:
+        """Call the compiled code from now on, without gradients."""
         from backend_kwargs.bundles.running import without_gradients
 
         assert self._running

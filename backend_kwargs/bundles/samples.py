@@ -29,6 +29,7 @@ def samples_of(data: Any) -> list[Sample]:
 
 
 def _sample(given: Any) -> Sample:
+    """Return the arguments that one of the four forms stands for."""
     if isinstance(given, torch.Tensor):
         return Sample((given,), {})
     if isinstance(given, Mapping):

@@ -100,6 +100,7 @@ def private_folder(
 
 
 def _made(parent: Path, prefix: str, name: str) -> tuple[Path, int]:
+    """Make a private folder; return its path, and the descriptor that holds its lock."""
     while True:
         path = parent / f"{prefix}{name or secrets.token_hex(8)}"
         name = ""  # if somebody has made one of this name, another is taken

@@ -103,6 +103,7 @@ def no_bundle(path: Path, error: OSError | ValueError) -> BackendKwargsError:
 
 @contextmanager
 def _reported(path: Path) -> Iterator[None]:
+    """Raise errors of files as one line that names the bundle."""
     try:
         yield
     except (OSError, ValueError) as error:
@@ -167,6 +168,7 @@ def _replaced(new: Path, target: Path) -> bool:
 
 
 def _swap(new: Path, target: Path) -> None:
+    """Let two folders swap their names, by one rename where the system can, else by three."""
     if _exchanged(new, target):
         return
     aside = target.with_name(f"{_beside(target)}{secrets.token_hex(8)}{ASIDE}")
@@ -259,6 +261,7 @@ def _names(path: Path) -> list[str]:
 
 
 def _listed(name: str, folder: int) -> list[str]:
+    """Return the names in a folder, which is in another one."""
     with opened_folder(name, NO_LINK, within=folder) as inner:
         return sorted(os.listdir(inner))  # noqa: PTH208 - a descriptor has no iterdir()
 

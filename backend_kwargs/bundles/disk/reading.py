@@ -58,6 +58,7 @@ def _complete(path: Path, read: Callable[[int], T]) -> T:
 
 
 def _manifest(path: Path, folder: int) -> tuple[Manifest, bytes]:
+    """Return the manifest in a bundle's folder, and its file's content."""
     try:
         with opened_file(MANIFEST, NO_LINK, within=folder) as opened:
             content = content_of(opened, LARGEST)
@@ -87,6 +88,7 @@ def inspected(path: Path, trusted_keys: Sequence[Any]) -> tuple[Manifest, str]:
 
 
 def _signature(content: bytes, folder: int) -> bytes:
+    """Return the signature of a manifest's content."""
     with (
         opened_folder(SIGNATURES, NO_LINK, within=folder) as signatures,
         opened_file(digest(content), NO_LINK, within=signatures) as opened,
@@ -138,6 +140,7 @@ def load(
 def _loaded(
     path: Path, folder: int, module: torch.nn.Module, device: torch.device, manifest: Manifest, trusted: bool
 ) -> tuple[Built, list[str]]:
+    """Return the data of a bundle after its weights were copied into the module, and notes for the user."""
     config = CompileConfig.from_dict(manifest.config, trust=trusted)
     if config.kind != manifest.kind:
         raise BackendKwargsError(f"Bundle {str(path)!r} contradicts itself: kind {manifest.kind!r}, {config.kind!r}.")
@@ -203,6 +206,7 @@ def _graph(graph: GraphPart, read: "_Parts | None") -> Graph:
 
 
 def _read_weights(manifest: Manifest, module: torch.nn.Module, read: "_Parts", file: Path) -> dict[str, torch.Tensor]:
+    """Return the tensors of a bundle, read from a copy that is verified."""
     from safetensors.torch import load_file
 
     own = sum(

@@ -65,6 +65,7 @@ def check_state(module: torch.nn.Module) -> None:
 
 
 def _why_no_dtype(dtype: torch.dtype) -> str:
+    """Return why tensors of a dtype cannot be saved, "" if they can."""
     from safetensors.torch import save as as_safetensors
 
     try:
@@ -75,6 +76,7 @@ def _why_no_dtype(dtype: torch.dtype) -> str:
 
 
 def _write_parts(built: Built, parts: Path, factory: str) -> Manifest:
+    """Write each part into a folder, and return the manifest that lists them."""
     from safetensors.torch import save as as_safetensors
 
     def written(content: bytes) -> Part:
@@ -109,6 +111,7 @@ def _write_parts(built: Built, parts: Path, factory: str) -> Manifest:
 
 
 def _graph_part(key: str, graph: Graph, written: Callable[[bytes], Part]) -> GraphPart:
+    """Write the parts of a graph, and return its entry in the manifest."""
     decision = graph.decision or {}
     return GraphPart(
         key=key,

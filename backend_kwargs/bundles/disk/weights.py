@@ -147,6 +147,7 @@ def why_not_plain(tensor: torch.Tensor) -> str:
 
 
 def _check_fits(name: str, saved: torch.Tensor, own: torch.Tensor) -> None:
+    """Raise unless a saved tensor can be copied into the module's."""
     if why := why_not_plain(saved):
         raise BackendKwargsError(f"Saved weight {name!r} cannot be loaded: it {why}.")
     if (saved.shape, saved.dtype) != (own.shape, own.dtype):
@@ -186,6 +187,7 @@ def _check_shared(tensors: Mapping[str, torch.Tensor], weights: Mapping[str, tor
 
 
 def _view(memory: torch.UntypedStorage, like: torch.Tensor) -> torch.Tensor:
+    """Return a tensor in other memory that is laid out like this one."""
     view = torch.empty(0, dtype=like.dtype).set_(memory, like.storage_offset(), like.shape, like.stride())
     view = view.conj() if like.is_conj() else view
     return view._neg_view() if like.is_neg() else view
@@ -204,6 +206,7 @@ def _is_plain(module: torch.nn.Module) -> bool:
 
 
 def _copy(owns: Sequence[torch.Tensor], values: Sequence[torch.Tensor]) -> None:
+    """Copy all values at once."""
     with torch.inference_mode(any(own.is_inference() for own in owns)), torch.no_grad():
         pairs = [_as_in_memory(*pair) for pair in zip(owns, values, strict=True)]
         if pairs:  # one call: Ctrl-C comes before it or after it

@@ -98,6 +98,7 @@ def names_read(names: Iterable[str], members: Mapping[str, Iterable[Any]]) -> se
 
 
 def _needs_no_name(name: str) -> bool:
+    """Return whether Python calls a method of this name without code that names it."""
     return name.startswith("__") and name not in BY_NAME
 
 
@@ -125,6 +126,7 @@ def _functions_in(value: Any) -> tuple[Any, ...]:
 
 
 def _texts(constants: Iterable[Any]) -> Iterator[str]:
+    """Yield the texts among constants."""
     for each in constants:
         if isinstance(each, str):
             yield each

@@ -42,6 +42,7 @@ def _is_opaque(target: Any) -> bool:
 
 
 def _is_traced(op: torch._ops.OpOverload) -> bool:
+    """Return whether an operator's own Python code may become part of a graph."""
     from torch._inductor.decomposition import decompositions
     from torch._inductor.lowering import lowerings
     from torch._library.custom_ops import OPDEFS

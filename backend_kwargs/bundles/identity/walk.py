@@ -270,6 +270,7 @@ class _Walk:
         return f"{self.type_ref(cls)} {items} {' '.join(described)}"
 
     def pairs(self, value: Mapping[Any, Any]) -> str:
+        """Describe the items of a dict in their order."""
         items: Any = dict.items(value)  # type: ignore[arg-type]
         return f"{{{', '.join(f'{self.ref(key)}: {self.ref(item)}' for key, item in items)}}}"
 
@@ -281,10 +282,12 @@ class _Walk:
         return self.refs(items)
 
     def typing(self, value: Any) -> str:
+        """Describe an alias of the module typing."""
         origin, args = getattr(value, "__origin__", None), getattr(value, "__args__", ())
         return f"{value!r} {self.refs((origin, *args))}" if origin else repr(value)
 
     def tensor(self, value: torch.Tensor) -> str:
+        """Describe a dense tensor without gradient: its layout, its memory, and its values unless it is registered."""
         if value.layout != torch.strided or value.is_quantized or value.is_nested or value._backward_hooks:
             return self.unknown(value)
         if value.is_conj() or value.is_neg() or value.grad_fn is not None:
@@ -301,6 +304,7 @@ class _Walk:
         return "" if id(value) in self.registered else content_hash(value)
 
     def numpy(self, value: Any) -> str:
+        """Describe an array, a number, a dtype or a ufunc."""
         import numpy as np
 
         if type(value) is np.ndarray and not value.dtype.hasobject:
@@ -370,6 +374,7 @@ class _Walk:
     # ---- functions
 
     def function(self, value: FunctionType) -> str:
+        """Describe a function by its code, or by its name if it is a library's that depends on its arguments alone."""
         cells = [cell.cell_contents for cell in value.__closure__ or () if cell != CellType()]
         inside = f"{self.refs(cells)} {self.ref(value.__defaults__)} {self.ref(value.__kwdefaults__)}"
         if is_own(value):
@@ -453,9 +458,11 @@ class _Walk:
         return f"{value.__module__}.{name}"
 
     def descriptor(self, value: Any) -> str:
+        """Describe a descriptor of a class of C by name."""
         return f"{value.__objclass__.__qualname__}.{value.__name__} {self.type_ref(value.__objclass__)}"
 
     def operator_(self, value: Any) -> str:
+        """Describe one of torch's own operators by name."""
         packet = getattr(value, "_qualified_op_name", None) or value._name
         return str(value) if packet.partition("::")[0] in TORCH_NAMESPACES else self.unknown(value)
 
@@ -534,6 +541,7 @@ def _with_numbered_hooks(attributes: dict[str, Any]) -> dict[str, Any]:
 
 
 def _constant(value: Any) -> str:
+    """Return a constant of code as text, a set in order."""
     if isinstance(value, frozenset):
         return str(sorted(map(_constant, value)))
     if isinstance(value, tuple):

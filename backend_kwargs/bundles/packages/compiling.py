@@ -82,6 +82,7 @@ def compile_package(built: Built, exported: Exported) -> Package:
 
 @contextmanager
 def _errors() -> Iterator[None]:
+    """Raise errors of torch.export and Inductor as one line."""
     try:
         yield
     except BackendKwargsError:

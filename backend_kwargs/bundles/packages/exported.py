@@ -127,6 +127,7 @@ class Exported:
         return self.sizes.replace(size.node.expr) if isinstance(size, torch.SymInt) else size
 
     def _conditions(self, symbols: dict[str, Symbol]) -> Iterable[Operation]:
+        """Yield the conditions on sizes that torch assumed, and their ranges."""
         if self.sizes is None:
             return
         import sympy
@@ -191,6 +192,7 @@ def _digest(program: Any) -> str:
 
 
 def _kind(value: Any) -> str:
+    """Return a tensor's properties, or another value, as text."""
     if not isinstance(value, torch.Tensor):
         return str(value)
     stride = value.stride() if value.layout is torch.strided else None

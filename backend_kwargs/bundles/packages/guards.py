@@ -139,6 +139,7 @@ class PackageGuards(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return ""
 
     def _spelled(self, wanted: Sequence[Term], sizes: Mapping[str, int], names: Sequence[str]) -> str:
+        """Return sizes as text, with the values of expressions."""
         texts = [
             str(term) if isinstance(term, int) else f"{text_of(term, self._texts(names))} = {value_of(term, sizes)}"
             for term in wanted

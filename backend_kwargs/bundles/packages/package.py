@@ -118,6 +118,7 @@ class PackageCall:
         return tensors
 
     def _compared(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[torch.Tensor]:
+        """Compare the inputs with the samples and with the guards; return their tensors in order."""
         self._check(args, dict(kwargs))
         in_order = (args, {name: kwargs[name] for name in self._keywords})
         tensors = [leaf for leaf in pytree.tree_leaves(in_order) if isinstance(leaf, torch.Tensor)]
