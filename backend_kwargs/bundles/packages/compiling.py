@@ -15,11 +15,7 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from backend_kwargs.backends.inductor.compiler import OWN
-from backend_kwargs.bundles.exported import Exported, HiddenReads, with_buffers
-from backend_kwargs.bundles.identity import identity_of
 from backend_kwargs.bundles.identity.walk import identity_of
-from backend_kwargs.bundles.package import Package
 from backend_kwargs.bundles.packages.exported import Exported, HiddenReads, with_buffers
 from backend_kwargs.bundles.packages.package import Package
 from backend_kwargs.bundles.running import Built, entry
