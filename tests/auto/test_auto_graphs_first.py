@@ -299,7 +299,7 @@ def test_a_rewrite_is_raced_with_cuda_graphs(raced, monkeypatch, given, graphs):
     given = {"stats": replace(GPU, bytes_written=0.0), **given}
     made, _ = raced(rewrites=("mine",), **given)
     made.selection.task = SimpleNamespace(copy=lambda: None)
-    made.selection.request, made.selection.rows = replace(made.request, example_inputs=inputs), rows
+    made.selection.request, made.selection.rows = replace(made.request, graph=CapturedGraph(None, inputs)), rows
     champion = Runner(DEFAULTS, RaceRow("default", seconds=1000.0), None, ())
     (found,) = made.selection.candidates(champion)
     assert found.options == {**(CUDAGRAPHS if graphs else {}), "rewrites": ["mine"]}

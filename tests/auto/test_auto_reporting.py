@@ -126,7 +126,6 @@ def reported():
     reporting.forget_reported()
     yield
     reporting.forget_reported()
-    reporting._last.clear()
 
 
 def test_a_decision_is_logged_whole_once(reported, caplog):
