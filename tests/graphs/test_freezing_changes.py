@@ -134,6 +134,7 @@ def test_mutated_buffer_stays_an_input():
     assert_close(net.cache, eager.cache)
 
 
+@pytest.mark.skipif(torch.__version__ < "2.12", reason="torch 2.11 forgets on a CPU, before it traces, what is static")
 @torch.no_grad()
 def test_mutated_buffer_stays_static():
     """A buffer that the graph writes is static for Inductor, so CUDA graphs do not copy it."""

@@ -324,7 +324,8 @@ def rounding(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
 @pytest.mark.parametrize(
     ("backend", "bitwise"),
     [
-        pytest.param("tmpl-inductor:eager_numerics", True, id="eager_numerics"),
+        # Before torch 2.13 the C++ kernels do not round where `emulate_precision_casts` asks for it.
+        pytest.param("tmpl-inductor:eager_numerics", torch.__version__ >= "2.13", id="eager_numerics"),
         pytest.param("tmpl-inductor", False, id="default"),
     ],
 )

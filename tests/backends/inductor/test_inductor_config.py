@@ -45,7 +45,11 @@ def test_aten_calls_the_library(plain_mlp, tmp_path):
 
 @pytest.mark.parametrize(
     ("spec", "same"),
-    [pytest.param("tmpl-inductor:eager_numerics", True, id="eager_numerics"), pytest.param("inductor", False, id="no")],
+    [
+        # Before torch 2.13 the C++ kernels do not round where `emulate_precision_casts` asks for it.
+        pytest.param("tmpl-inductor:eager_numerics", torch.__version__ >= "2.13", id="eager_numerics"),
+        pytest.param("inductor", False, id="no"),
+    ],
 )
 def test_eager_numerics_rounds_as_eager(tmp_path, spec, same):
     """The dict of `eager_numerics` gives eager's bits in bfloat16, where AOTInductor's default does not."""
@@ -156,6 +160,7 @@ def test_plain_inductor_records_no_cuda_graph_ahead_of_time(plain_mlp, tmp_path)
     assert code_of(net, (x,), {"triton.cudagraphs": True}, tmp_path) == plain
 
 
+@pytest.mark.skipif(torch.__version__ < "2.13", reason="packages of older releases can call them")
 def test_plain_inductor_cannot_call_operators_ahead_of_time(plain_mlp, tmp_path):
     """A fact about torch: a package compiled with `fallback_by_default` fails when it is called."""
     net, x, _ = plain_mlp
