@@ -15,7 +15,7 @@ from torch.nn import functional
 from torch.testing import assert_close
 
 from backend_kwargs.backends.part_compiler import Unsupported
-from backend_kwargs.backends.tvm.lowering import lower
+from backend_kwargs.backends.tvm.lowering import kernels, lower
 
 aten = torch.ops.aten
 STRANGE = [
@@ -339,3 +339,33 @@ def test_a_result_of_another_type_or_shape_is_unsupported(monkeypatch):
     monkeypatch.setitem(CONVERTERS, "relu", lambda node, x: compute((3, 1), lambda i: x(*i)))
     with pytest.raises(Unsupported, match=r"TVM gives shape .*, torch \(3, 4\)"):
         lower(gm)
+
+
+def test_each_distinct_node_is_converted_once(monkeypatch, fresh_dynamo):
+    """A node that is asked about and then lowered is converted once, and so are all nodes that are alike."""
+    converted = []
+
+    def counting(node):
+        converter = find_converter(node)
+
+        def convert(*args, **kwargs):
+            converted.append(str(node.target))
+            return converter(*args, **kwargs)
+
+        return convert
+
+    find_converter = kernels.converter
+    monkeypatch.setattr(kernels, "converter", counting)
+    model = torch.nn.Sequential(*(layer for _ in range(3) for layer in (torch.nn.GELU(), torch.nn.LayerNorm(16))))
+    with torch.no_grad():
+        torch.compile(model, backend="tmpl-tvm")(torch.randn(4, 16))
+    assert sorted(converted) == [
+        "aten.add.Tensor",
+        "aten.add.Tensor",
+        "aten.gelu.default",
+        "aten.mul.Tensor",
+        "aten.mul.Tensor",
+        "aten.rsqrt.default",
+        "aten.sub.Tensor",
+        "aten.var_mean.correction",
+    ]
