@@ -1,4 +1,4 @@
-"""The generated tables of the docs: `python tests/docs_tables.py` checks them, and `--write` rewrites them."""
+"""The generated tables of the docs: `python -m tests.docs_tables` checks them, and `--write` rewrites them."""
 
 import re
 import sys
@@ -8,11 +8,7 @@ from itertools import product
 from pathlib import Path
 
 from backend_kwargs.auto import settings as auto
-from backend_kwargs.backends import tensorrt
-from backend_kwargs.backends.onnxruntime import settings as onnx_settings
-from backend_kwargs.backends.openvino import settings as openvino_settings
-from backend_kwargs.backends.openvino import torchs as openvino
-from backend_kwargs.backends.tvm import settings as tvm
+from backend_kwargs.backends.others import COMPILERS
 from backend_kwargs.bundles.config import FIELDS
 from backend_kwargs.options.option import Option, describe
 from backend_kwargs.options.templates import BUILT_IN, Template
@@ -92,15 +88,14 @@ TABLES: dict[str, dict[str, Callable[[], str]]] = {
     "docs/templates.md": {"templates": templates_table},
     "docs/auto.md": {"auto": partial(options_table, auto.OPTIONS)},
     "docs/public-reports.md": {"public-reports": reports_table},
-    "docs/tvm.md": {"tvm": partial(options_table, tvm.OPTIONS)},
     "docs/bundle.md": {"compile-config": partial(options_table, FIELDS)},
-    "docs/other-backends.md": {
-        "openvino": partial(options_table, openvino.OPTIONS),
-        "openvino-native": partial(options_table, openvino_settings.OPTIONS),
-        "onnxruntime": partial(options_table, onnx_settings.OPTIONS),
-        "tensorrt": partial(options_table, tensorrt.OPTIONS),
-    },
 }
+# A compiler's options are in whichever page has the marks for them.
+for page in sorted((ROOT / "docs").glob("*.md")):
+    for each in COMPILERS:
+        mark = each.registered.removeprefix("tmpl-")
+        if f"<!-- generated: {mark} -->" in page.read_text(encoding="utf-8"):
+            TABLES.setdefault(f"docs/{page.name}", {})[mark] = partial(options_table, each.declared)
 
 
 def filled(file: str) -> str:
@@ -118,7 +113,7 @@ def main() -> None:
         if "--write" in sys.argv:
             (ROOT / file).write_text(filled(file), encoding="utf-8")
         elif filled(file) != (ROOT / file).read_text(encoding="utf-8"):
-            sys.exit(f"{file} is out of date: python tests/docs_tables.py --write")
+            sys.exit(f"{file} is out of date: python -m tests.docs_tables --write")
 
 
 if __name__ == "__main__":

@@ -7,10 +7,11 @@ from importlib.metadata import entry_points
 from importlib.util import find_spec
 
 import pytest
+import torch
 
+from backend_kwargs import BackendKwargsError, make_backend
 from backend_kwargs import entry_points as module
-from backend_kwargs import make_backend
-from backend_kwargs.backend import OURS
+from backend_kwargs.backend import OURS, find_backend
 from backend_kwargs.backends.tvm.versions import unfit
 from backend_kwargs.options.templates import BUILT_IN
 
@@ -19,14 +20,17 @@ PUBLISHED = {
     entry.name: entry for entry in entry_points(group="torch_dynamo_backends") if entry.module == module.__name__
 }
 TVM = "tmpl-tvm"
-OPENVINO, NATIVE, ONNX, TENSORRT = "tmpl-openvino", "tmpl-openvino-native", "tmpl-onnxruntime", "tmpl-tensorrt"
-NAMES = [INDUCTOR, *(f"{INDUCTOR}:{name}" for name in BUILT_IN), TVM, OPENVINO, NATIVE, ONNX, TENSORRT]
+NATIVE, ONNX = "tmpl-openvino-native", "tmpl-onnxruntime"
+NAMES = [INDUCTOR, *(f"{INDUCTOR}:{name}" for name in BUILT_IN), TVM, NATIVE, ONNX]
+REMOVED = {
+    "tmpl-openvino": "write 'openvino-native', or 'openvino' for OpenVINO's own backend.",
+    "tmpl-tensorrt": "write 'torch_tensorrt' for Torch-TensorRT's own backend.",
+}
 NEEDS_TVM = pytest.mark.skipif(bool(unfit()), reason=f"no TVM: {unfit()}")
 NEEDS_OPENVINO = pytest.mark.skipif(not find_spec("openvino"), reason="no OpenVINO")
 NEEDS_ONNX = pytest.mark.skipif(not find_spec("onnxruntime"), reason="no ONNX Runtime")
 OPTIONAL = [
     pytest.param(TVM, marks=NEEDS_TVM),
-    pytest.param(OPENVINO, marks=NEEDS_OPENVINO),
     pytest.param(NATIVE, marks=NEEDS_OPENVINO),
     pytest.param(ONNX, marks=NEEDS_ONNX),
 ]
@@ -45,11 +49,24 @@ print(json.dumps([repr(backend), [name for name in watched if name in sys.module
 
 
 def test_each_template_is_published():
-    """The installed metadata names our backends and each built-in template, and nothing else."""
-    assert set(PUBLISHED) == set(NAMES)
+    """The installed metadata names our backends and each built-in template, and those of release 0.1."""
+    assert set(PUBLISHED) == {*NAMES, *REMOVED}
 
 
-@pytest.mark.parametrize("name", [*NAMES[:-5], *OPTIONAL])
+@pytest.mark.parametrize("name", REMOVED)
+def test_a_removed_backend_says_what_to_write(name):
+    """A name of release 0.1 raises one line, in torch.compile, make_backend and a race's candidates."""
+    with pytest.raises(BackendKwargsError) as of_torch:
+        torch.compile(torch.sin, backend=name)
+    with pytest.raises(BackendKwargsError) as of_ours:
+        make_backend(name)
+    with pytest.raises(BackendKwargsError) as of_a_race:
+        make_backend("tmpl-inductor:auto", candidates=[f"{name}[x=1]"])
+    assert str(of_torch.value) == str(of_ours.value) == f"Backend {name!r} was removed: {REMOVED[name]}"
+    assert str(of_a_race.value) == f"Candidate {name!r} was removed: {REMOVED[name]}"
+
+
+@pytest.mark.parametrize("name", [*NAMES[:-3], *OPTIONAL])
 def test_entry_point_loads(name):
     """Each entry point loads the interned backend of its name."""
     assert PUBLISHED[name].load() is make_backend(name)
@@ -82,14 +99,10 @@ def test_broken_plug_in_breaks_no_other(install, monkeypatch):
     assert done.stdout == "2.0\n"
 
 
-# OpenVINO's warning when it is loaded by its own name.
-@pytest.mark.filterwarnings("ignore:torch._dynamo.config.inline_inbuilt_nn_modules is deprecated:FutureWarning")
 def test_hidden_backends_of_dynamo_stay_in_reach():
     """A dynamo backend that has a name of ours is available as `dynamo:NAME`."""
     wanted = {INDUCTOR: True, "inductor": False, TVM: False, "tvm": False}
     if unfit():  # the entry point of tmpl-tvm loads where TVM is
         del wanted[TVM]
-    if find_spec("openvino"):
-        wanted |= {OPENVINO: False, "openvino": False}
-    assert set(OURS) >= {*wanted, TVM, OPENVINO, "openvino"}
-    assert {name: make_backend(f"dynamo:{name}").takes_inductor_options for name in wanted} == wanted
+    assert set(OURS) >= {*wanted, TVM}
+    assert {name: find_backend(f"dynamo:{name}").takes_inductor_options for name in wanted} == wanted

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from backend_kwargs import Backend, load_templates, make_backend
-from backend_kwargs.auto.decision import Decision, RaceRow
+from backend_kwargs import Backend, BackendKwargsError, load_templates, make_backend
 from backend_kwargs.auto.decisions_toml import read_decisions
 from backend_kwargs.auto.store import Store
 from backend_kwargs.backend import find_backend
 from backend_kwargs.compare import Row, to_json
 from backend_kwargs.compare.rows import Comparison
+from backend_kwargs.facts.decision import Decision, RaceRow
 from benchmarks.execution import records
 
 # All written by commit 3aa9903, on torch 2.13: the pickle by pickle.dumps, the config by Backend.to_json, the store by
@@ -29,6 +29,15 @@ def test_pickled_backends():
     reprs = (WRITTEN / "backends.txt").read_text().splitlines()
     assert [repr(backend) for backend in backends] == reprs
     assert backends == [eval(line, {"make_backend": make_backend}) for line in reprs]
+
+
+def test_a_pickled_backend_that_was_removed():
+    """A pickle with tmpl-openvino, of release 0.1, is refused with what to write instead."""
+    with pytest.raises(BackendKwargsError) as raised:
+        pickle.loads((WRITTEN / "removed.pickle").read_bytes())
+    assert str(raised.value) == (
+        "Backend 'tmpl-openvino' was removed: write 'openvino-native', or 'openvino' for OpenVINO's own backend."
+    )
 
 
 def test_pickles_name_what_restores_them():

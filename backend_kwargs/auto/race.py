@@ -5,7 +5,6 @@ import logging
 import math
 import time
 from collections.abc import Callable, Mapping
-from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -16,22 +15,25 @@ from torch._guards import TracingContext
 
 from backend_kwargs import measure
 from backend_kwargs.auto.budget import LEAST_CALLS, Budget
-from backend_kwargs.auto.candidates import DEFAULT, EAGER, RaceCandidate
-from backend_kwargs.auto.checks import Checks
-from backend_kwargs.auto.deadline import OutOfTime, capped
-from backend_kwargs.auto.decision import RaceRow
+from backend_kwargs.auto.candidates import RaceCandidate
+from backend_kwargs.auto.deadline import OutOfTime, capped, capped_backward
 from backend_kwargs.auto.graph_stats import GraphStats, observed_stats
 from backend_kwargs.auto.head_to_head import Runner, better, interleaved, note_figures
 from backend_kwargs.auto.request import RESTARTS, Request
+from backend_kwargs.auto.result_checks import ResultChecks
+from backend_kwargs.auto.rewritten import noting_lowered
 from backend_kwargs.auto.sandbox import own_libdevice, sandboxed
 from backend_kwargs.auto.selection import OVER_BUDGET, Selection
-from backend_kwargs.backends.fell_back import left_to_eager
-from backend_kwargs.backends.generated_code import comparable, compiled_graphs, rewritten_in
-from backend_kwargs.backends.inductor.compile_step import noting_lowered
+from backend_kwargs.backends.generated_code import comparable, compiled_graphs, rewrites_made
+from backend_kwargs.facts import Compiled
+from backend_kwargs.facts.decision import DEFAULT, EAGER, RaceRow
+from backend_kwargs.facts.parts import left_to_eager
 from backend_kwargs.graphs.eligibility import recomputes
 from backend_kwargs.graphs.freezing import freezable_parameters
 from backend_kwargs.graphs.replay import ChangedInputError, Task, has_drawn
 from backend_kwargs.graphs.writes import copy_of_graph, modes_restored
+from backend_kwargs.measure.trees import tensors_of
+from backend_kwargs.rewrites.table import find_rewrite
 
 logger = logging.getLogger("backend_kwargs.auto")
 
@@ -67,7 +69,7 @@ def _begun(request: Request, tell: Progress, begin: Callable[[], None], dynamo_s
     """Run the graph once in eager; raise UnfitError if that shows that it cannot be raced."""
     started = time.perf_counter()
     # A copy: running a graph changes AOTAutograd's key for it, by which the next process finds the compiled winner.
-    task = Task.of(copy_of_graph(request.gm), request.example_inputs, begin)
+    task = Task.of(copy_of_graph(request.gm), request.example_inputs, begin, capped_backward)
     tensors = [value for value in task.inputs.values if isinstance(value, torch.Tensor)]
     device = next((t.device for t in tensors if t.is_cuda), tensors[0].device if tensors else torch.device("cpu"))
     frozen = len(freezable_parameters(task.gm, request.example_inputs)) if request.frozen else 0
@@ -111,7 +113,7 @@ class _Race:
     device: torch.device
     stats: GraphStats
     budget: Budget
-    checks: Checks
+    checks: ResultChecks
     selection: Selection
     rows: list[RaceRow]
     codes: dict[tuple[Any, ...], str] = field(default_factory=dict)
@@ -130,13 +132,13 @@ class _Race:
     ) -> "_Race":
         """Return a race whose results are compared with those of `eager`."""
         rows: list[RaceRow] = []
-        checks = Checks(task, stats, device, budget, request.settings.tolerance, eager)
+        checks = ResultChecks(task, stats, device, budget, request.settings.tolerance, eager)
         selection = Selection(request, task, stats, device, budget, checks, rows)
         return cls(request, tell, dynamo_s, task, device, stats, budget, checks, selection, rows)
 
     def run(self) -> RaceResult:
         # Before the reference exists: where two eager runs differ, both differ from it as well.
-        eager = self._entered(RaceCandidate(EAGER), self.task.copy(), RaceRow(EAGER))
+        eager = self._entered(RaceCandidate(EAGER), Compiled(self.task.copy()), RaceRow(EAGER))
         if eager.row.status != "pass":
             raise UnfitError(f"two runs in eager differ: {eager.row.reason}")
         if self.budget.call_s > SLOW_S and self.budget.allows(LEAST_CALLS):
@@ -171,7 +173,7 @@ class _Race:
             if champion is not eager and champion.replayed:
                 return champion
             self.codes.clear()  # its code is that of default if torch recorded nothing
-        return self._meet(eager, RaceCandidate(DEFAULT, over=False, rank=0))
+        return self._meet(eager, RaceCandidate(DEFAULT, over=False, complexity=0))
 
     def _climb(self, champion: Runner) -> Runner:
         """Return the fastest after trying all candidates worth their time, by highest expected gain per second."""
@@ -245,23 +247,25 @@ class _Race:
         logger.info("%s is dropped: %s: %s", row.name, row.status, row.reason)
         return None
 
-    def _compiled(self, options: Mapping[str, Any], compiler: str = "") -> Callable[..., Any]:
-        selection = self.selection
-        first = options in ({}, selection.graphs.options) and not selection.lowered
-        noting = noting_lowered() if first else nullcontext(selection.lowered)
+    def _compiled(self, options: Mapping[str, Any], compiler: str = "") -> Compiled:
+        graph = replace(self.request.graph, gm=self.task.copy())
+        if options in ({}, self.selection.graphs.options) and not self.selection.lowered:
+            noting = partial(noting_lowered, graphs=self.selection.lowered)
+            graph = graph.around(noting)
         # The error under a lower precision is measured here, on what the compiled graph returns.
         options = {**options, **({"max_error": None} if "precision" in options else {})}
-        with get_metrics_context(), noting as selection.lowered:
-            return self.request.compiled(self.task.copy(), self.request.example_inputs, options, compiler)
+        with get_metrics_context():
+            return self.request.compile(graph, options, compiler)
 
-    def _entered(self, candidate: RaceCandidate, fn: Callable[..., Any], row: RaceRow) -> Runner:
+    def _entered(self, candidate: RaceCandidate, compiled: Compiled, row: RaceRow) -> Runner:
         """Return the candidate as a runner; its row says whether it passed the accuracy check."""
+        fn, names = compiled.call, row.options.get("rewrites", ())
         call, accuracy = self.task.caller(partial(_after_guards, fn, self.dynamo_s)), self._accuracy(candidate, fn, row)
         if not accuracy.passed:
             row.status, row.reason = accuracy.status, accuracy.reason
-        elif candidate.compiler and (why := left_to_eager(fn)):
+        elif candidate.compiler and (why := left_to_eager(compiled.facts.parts)):
             row.status, row.reason = "fell_back", why
-        row.rewritten = rewritten_in(fn, row.options.get("rewrites", ()))
+        row.rewritten = rewrites_made(fn, compiled.facts, {name: find_rewrite(name).operators for name in names})
         if row.status == "pass" and self.request.settings.objective == "memory":
             row.peak_bytes = measure.peak_memory(call, self.device)
         return Runner(candidate, row, call, () if candidate.name == EAGER else _code(fn))
@@ -274,7 +278,7 @@ class _Race:
         if "precision" in row.options:
             return self.checks.of_error(seen, row)
         if candidate.name == DEFAULT and self.stats.random and not self.request.tools.fixed.get("fallback_random"):
-            return self.checks.of_draws(seen, self._compiled({"fallback_random": True}))
+            return self.checks.of_draws(seen, self._compiled({"fallback_random": True}).call)
         return self.checks.of_results(seen)
 
     # ---- the race of two
@@ -329,6 +333,4 @@ def _code(fn: Callable[..., Any]) -> tuple[tuple[str, bool], ...]:
 
 
 def _bytes(seen: Mapping[str, Any]) -> float:
-    from torch.utils import _pytree as pytree
-
-    return float(sum(leaf.nbytes for leaf in pytree.tree_leaves(seen) if isinstance(leaf, torch.Tensor)))
+    return float(sum(tensor.nbytes for tensor in tensors_of(seen)))

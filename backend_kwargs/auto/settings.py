@@ -1,13 +1,13 @@
 """Options of `auto`."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
+from backend_kwargs.options import precisions
+from backend_kwargs.options.layers import Options
 from backend_kwargs.options.option import Where, declared
 from backend_kwargs.options.requirements import Rule
 from backend_kwargs.options.trust import AUTO_DATA
-from backend_kwargs.precision import table
 
 Seconds = Annotated[float, Where("of at least 0", lambda seconds: seconds >= 0)]
 Count = Annotated[int, Where("of at least 1", lambda count: count >= 1)]
@@ -15,7 +15,7 @@ Tolerance = Annotated[float, Where("above 0", lambda tolerance: tolerance > 0)]
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
+class RaceSettings:
     """The options of a race, with their defaults."""
 
     auto: Annotated[bool, "race candidates for each graph, keep the fastest one that passes the accuracy check"] = False
@@ -40,23 +40,23 @@ class Settings:
     ] = "missing"
     store: Annotated[str | None, "file of decisions; None: BACKEND_KWARGS_STORE, or in the user's data folder"] = None
     precision: Annotated[
-        table.Names,
+        precisions.Names,
         "lower precisions that may be used, such as bf16 or int8-dynamic; needs max_error; int8 and fp8 keep converted "
         "weights, which may miss a change through .data",
     ] = ()
     max_error: Annotated[
-        table.Bound | None, "largest relative RMSE of an output to a float64 reference under a lower precision"
+        precisions.Bound | None, "largest relative RMSE of an output to a float64 reference under a lower precision"
     ] = None
 
     @classmethod
-    def of(cls, options: Mapping[str, Any]) -> "Settings":
+    def of(cls, options: Options) -> "RaceSettings":
         """Return the settings given in `options`."""
         return cls(**{name: options[name] for name in OPTIONS if name in options})
 
 
-OPTIONS = declared(Settings, AUTO_DATA)
+OPTIONS = declared(RaceSettings, AUTO_DATA)
 RULES = tuple(
     Rule(name, unless=lambda value: "" if value("auto") else "it is read only under auto")
     for name in OPTIONS
-    if name not in ("auto", *table.OPTIONS)
+    if name not in ("auto", *precisions.OPTIONS)
 )

@@ -13,8 +13,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from backend_kwargs.auto.decision import COLUMNS, Decision, packed, unpacked
+from backend_kwargs.auto.decision import COLUMNS, packed, unpacked
 from backend_kwargs.errors import BackendKwargsError, error_text, printable, warn_once
+from backend_kwargs.facts.decision import Decision
 
 VARIABLE = "BACKEND_KWARGS_STORE"
 FILE = "decisions.sqlite"
@@ -57,11 +58,6 @@ def forget_trouble() -> None:
     """Forget which stores had problems."""
     _patience.clear()
     _warned.clear()
-
-
-def store_path(given: str | None = None) -> Path:
-    """Return the path of the store: `given`, or BACKEND_KWARGS_STORE, or a file in the user's data directory."""
-    return open_store(given).path
 
 
 def open_store(given: str | None = None, *, strict: bool = False) -> "Store":
@@ -134,7 +130,7 @@ class Store:
 
     # ---- reading
 
-    def _rows(self, where: str, values: Sequence[Any]) -> list[Held]:
+    def _rows(self, where: str, values: Sequence[object]) -> list[Held]:
         try:
             if not self._size():
                 return []
@@ -281,7 +277,7 @@ class _Connection(sqlite3.Connection):
         self.looks += 1
         return self.looks > LOOKS
 
-    def rows(self, statement: str, values: Sequence[Any] = ()) -> list[Any]:
+    def rows(self, statement: str, values: Sequence[object] = ()) -> list[Any]:
         try:
             return self.execute(statement, values).fetchall()
         except sqlite3.OperationalError as error:
@@ -348,7 +344,7 @@ def _prepare(connection: _Connection, schema: int) -> None:
             connection.execute(f"PRAGMA {name} = {value}")
 
 
-def _selected(connection: _Connection, where: str, values: Sequence[Any]) -> list[Held]:
+def _selected(connection: _Connection, where: str, values: Sequence[object]) -> list[Held]:
     held = _columns(connection)
     names = [name for name in COLUMNS if name in held]
     if not names:

@@ -1,31 +1,39 @@
 """Base of the compilers without templates, whose options are the fields of a dataclass."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, ClassVar
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from backend_kwargs.backends import Reading
+from backend_kwargs.backends import CapturedGraph, Reading, Stage, Tell
 from backend_kwargs.errors import BackendKwargsError, shown, wrong_value
+from backend_kwargs.facts import Compiled
 from backend_kwargs.options.layers import Layer, copied
 from backend_kwargs.options.option import Option, lookup
 from backend_kwargs.options.requirements import (
-    CannotWorkError,
     Limit,
+    Need,
     Rule,
     installed_version,
-    limits,
     limits_of_options,
     machine,
+    require,
 )
 from backend_kwargs.options.trust import Check
+
+if TYPE_CHECKING:
+    from backend_kwargs.backends.part_compiler import PartCompiler
 
 
 @dataclass(frozen=True)
 class DeclaredCompiler(ABC):
-    """What such compilers share; each has one of the names by which a spec can refer to it."""
+    """A compiler as a descriptor: what the registry, the docs, `doctor`, `explain` and `auto` know about it.
+
+    An instance has one of the names by which a spec can refer to it.
+    """
 
     name: str
+    stages: tuple[Stage, ...] = field(default=(), compare=False, repr=False)
 
     takes_inductor_options: ClassVar[bool] = False
     library: ClassVar[str]  # in error messages
@@ -34,7 +42,8 @@ class DeclaredCompiler(ABC):
     declared: ClassVar[Mapping[str, Option]]
     rules: ClassVar[tuple[Rule, ...]]
     distributions: ClassVar[tuple[str, ...]]  # as packages are installed
-    needs: ClassVar[tuple[str, ...]] = ()  # properties of the machine without which it cannot work
+    needs: ClassVar[tuple[Need, ...]] = ()  # without which it cannot work
+    variants: ClassVar[tuple[Mapping[str, Any], ...]] = ({},)  # options under which `doctor` judges it
     raced: ClassVar[bool] = False  # whether `effort="full"` races it on a CPU
     # In a race: the option that makes parameters constants, whether they always are, and whether it compiles training.
     freeze_option: ClassVar[str] = ""
@@ -56,9 +65,17 @@ class DeclaredCompiler(ABC):
         """Return the version of each distribution that it needs, or None if one is not installed."""
         return {name: installed_version(name) for name in self.distributions}
 
+    def installed(self) -> str:
+        """Return the versions that are installed, as text for people to read."""
+        versions = [f"{name} {version}" for name, version in self.versions().items() if version]
+        return ", ".join(versions) or "none"
+
     def why_not_in(self, precision: str) -> str:
         """Return why it cannot compute in one of its `precisions` on this machine, "" if it can."""
         return ""
+
+    def computing_in(self, precision: str) -> Mapping[str, Any]:
+        return {}
 
     def options(self) -> Mapping[str, Option]:
         return self.declared
@@ -70,14 +87,17 @@ class DeclaredCompiler(ABC):
         shows = f"`backend-kwargs options --backend {self.registered.removeprefix('tmpl-')}` shows all."
         return lookup(name, self.declared, f"{self.library} option", shows)
 
-    def verify(self, templates: Sequence[str], options: Mapping[str, Any], tell: Callable[[Limit], None]) -> None:
-        if lacking := limits(f"Backend {self.name!r}", self.needs):
-            raise CannotWorkError(*lacking)
+    def verify(self, templates: Sequence[str], options: Mapping[str, Any], tell: Tell) -> None:
+        require(f"Backend {self.name!r}", *self.needs)
 
     @abstractmethod
-    def compile(
-        self, gm: Any, example_inputs: Sequence[Any], options: Mapping[str, Any], name: str | None
-    ) -> Callable[..., Any]: ...
+    def part_compiler(self, options: Mapping[str, Any]) -> "PartCompiler":
+        """Return what compiles the parts of a graph with these options; libraries are imported here."""
+
+    def compile(self, graph: CapturedGraph, options: Mapping[str, Any]) -> Compiled:
+        from backend_kwargs.backends.partitioned import compile_by_parts  # imports torch
+
+        return compile_by_parts(graph, options, self.part_compiler(options))
 
     def checked(self, option: Option, value: Any, coerce: Check) -> Any:
         """Return `value` converted to the option's type, or raise."""

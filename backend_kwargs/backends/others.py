@@ -1,6 +1,6 @@
 """The compilers other than Inductor, by name, and their spelling as candidates of a race: "tmpl-tvm[trials=64]"."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
 from types import MappingProxyType
@@ -9,8 +9,6 @@ from typing import Any
 from backend_kwargs.backends.declared import DeclaredCompiler
 from backend_kwargs.backends.onnxruntime.compiler import ONNXRuntimeCompiler
 from backend_kwargs.backends.openvino.compiler import OpenVINONativeCompiler
-from backend_kwargs.backends.openvino.torchs import OpenVINOCompiler
-from backend_kwargs.backends.tensorrt import TensorRTCompiler
 from backend_kwargs.backends.tvm.compiler import TVMCompiler
 from backend_kwargs.errors import BackendKwargsError
 from backend_kwargs.options.layers import merge, same
@@ -22,12 +20,18 @@ from backend_kwargs.options.trust import is_data
 COMPILERS: tuple[type[DeclaredCompiler], ...] = (
     TVMCompiler,
     ONNXRuntimeCompiler,
-    OpenVINOCompiler,
     OpenVINONativeCompiler,
-    TensorRTCompiler,
 )
-OTHERS: Mapping[str, Callable[[str], DeclaredCompiler]] = MappingProxyType(
+OTHERS: Mapping[str, type[DeclaredCompiler]] = MappingProxyType(
     {name: each for each in COMPILERS for name in (each.registered, each.registered.removeprefix("tmpl-"))}
+)
+# Backends of release 0.1, found with and without "tmpl-", and what to write now. "tmpl-openvino" does not forward to
+# OpenVINO's own backend, which overwrites the results of earlier calls and reports no fallback.
+FORMER: Mapping[str, str] = MappingProxyType(
+    {
+        "openvino": "'openvino-native', or 'openvino' for OpenVINO's own backend",
+        "tensorrt": "'torch_tensorrt' for Torch-TensorRT's own backend",
+    }
 )
 OF_PRECISION = frozenset({"precision", "max_error", "inference_precision"})
 # On a CPU `effort="full"` also races those of these that are installed.
@@ -55,15 +59,27 @@ def in_precision(text: str, precision: str, max_error: float | None) -> str:
     return join_candidate(name, {**given, "precision": precision, "max_error": repr(max_error)})
 
 
+def is_former(name: str) -> bool:
+    """Return whether a name was that of a backend in release 0.1."""
+    return name.removeprefix("tmpl-") in FORMER
+
+
+def removed(name: str, kind: str = "Backend") -> BackendKwargsError:
+    """Return the error that says what to write instead of a former name."""
+    return BackendKwargsError(f"{kind} {name!r} was removed: write {FORMER[name.removeprefix('tmpl-')]}.")
+
+
 def is_other(text: str) -> bool:
     """Return whether a candidate names another compiler, or a name close to one followed by options."""
     head = text.partition("[")[0].strip()
-    return head in OTHERS or ("[" in text and bool(get_close_matches(head, OTHERS, n=1, cutoff=0.8)))
+    return head in OTHERS or is_former(head) or ("[" in text and bool(get_close_matches(head, OTHERS, n=1, cutoff=0.8)))
 
 
 def other_of(text: str) -> Other:
     """Return the compiler and the checked options of a candidate; raise if an option is unknown, wrong, or code."""
     found = split_candidates(text)
+    if is_former(found[0][0]):
+        raise removed(found[0][0], "Candidate")
     if len(found) != 1 or found[0][0] not in OTHERS:
         raise BackendKwargsError(
             f"Candidate {text!r} must be a compiler's name, with its options in brackets: 'tmpl-tvm[trials=64]'."
@@ -113,6 +129,7 @@ def versions_of(texts: Iterable[str]) -> dict[str, Any]:
 
 
 def _works(name: str) -> bool:
+    """Return whether a compiler can work on this machine."""
     try:
         verify_other(name)
     except BackendKwargsError:

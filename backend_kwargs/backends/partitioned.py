@@ -10,14 +10,15 @@ from typing import Any
 import torch
 from functorch.compile import min_cut_rematerialization_partition
 from torch._dynamo.backends.common import aot_autograd
-from torch._dynamo.eval_frame import innermost_fn
 from torch._functorch._aot_autograd.descriptors import BufferAOTInput, InputMutationAOTOutput, ParamAOTInput
 from torch.fx import GraphModule, Node
 from torch.utils._python_dispatch import _disable_current_modes
 
-from backend_kwargs.backends.fell_back import SUMMARY, Partition, PartsSummary
+from backend_kwargs.backends import CapturedGraph
 from backend_kwargs.backends.part_compiler import PartCompiler, Unsupported, is_too_small, why_not
 from backend_kwargs.errors import BackendKwargsError, error_text, warn_once
+from backend_kwargs.facts import Compiled, CompileFacts
+from backend_kwargs.facts.parts import Partition, PartsSummary
 from backend_kwargs.graphs.freezing import compile_frozen
 from backend_kwargs.graphs.layouts import with_eagers_layouts
 from backend_kwargs.graphs.parameter_guards import dropping_guards
@@ -48,12 +49,13 @@ class _InEagerError(Exception):
     """A node runs in eager, and `fallback` allows no partition."""
 
 
-def compile_graph(gm: GraphModule, example_inputs: Sequence[Any], compiler: PartCompiler) -> Callable[..., Any]:
-    """Compile dynamo's `gm` by parts; the callable returned has a `PartsSummary` as the attribute SUMMARY.
+def compile_by_parts(graph: CapturedGraph, options: Mapping[str, Any], compiler: PartCompiler) -> Compiled:
+    """Compile dynamo's graph by parts, with their summary as a fact.
 
     Results are eager's within rounding: operators that the compiler does not take, and parts that it fails at, run in
     eager as its `fallback` allows. Parameters that become constants are guarded as under Inductor's freezing.
     """
+    gm, example_inputs = graph.gm, graph.example_inputs
     summary, drop_guards = PartsSummary(compiler.name), dropping_guards()
     trains = torch.is_grad_enabled() and any(getattr(each, "requires_grad", False) for each in example_inputs)
     if trains and not compiler.trains:
@@ -67,11 +69,9 @@ def compile_graph(gm: GraphModule, example_inputs: Sequence[Any], compiler: Part
     if compiled is None or not (trains or summary.partitions):
         # Dynamo's own graph: AOTAutograd's has more operators, and each call goes through its wrappers. Nothing is a
         # constant there, so another module of the class needs no graph of its own.
-        compiled = partial(gm.forward)
+        compiled = gm.forward
         drop_guards()
-    for each in (compiled, innermost_fn(compiled)):  # type: Any
-        setattr(each, SUMMARY, summary)
-    return compiled
+    return Compiled(compiled, CompileFacts(options, parts=summary))
 
 
 def _captured(
@@ -152,6 +152,7 @@ class _Steps:
         return len(parts)
 
     def _why_not(self, node: Node) -> str:
+        """Return why a node runs in eager, "" if its compiler takes it."""
         try:
             return why_not(node, self.compiler)
         except Exception as error:  # noqa: BLE001 - a library may raise anything; such a node runs in eager

@@ -1,7 +1,8 @@
 """Arguments that several commands share, and the conversion of their text to values."""
 
+import warnings
 from collections.abc import Iterable
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import typer
 
@@ -10,9 +11,18 @@ from backend_kwargs.cli.modules import spec_of
 from backend_kwargs.errors import BackendKwargsError, BrokenPluginError, warn_once
 from backend_kwargs.explain import Verdict, verdict
 from backend_kwargs.options.option import convert
+from backend_kwargs.options.requirements import CannotWorkError
 from backend_kwargs.options.spec import split_assignment
 from backend_kwargs.registry import make_backend
 
+Model = Annotated[
+    str,
+    typer.Argument(
+        metavar="MODEL",
+        help="timm:NAME, transformers:CLASS?option=value, or FILE_OR_MODULE:FACTORY that returns "
+        "(model, example_inputs).",
+    ),
+]
 Assignments = Annotated[
     list[str] | None,
     typer.Option("-o", "--option", metavar="NAME=VALUE", help="An option; may be given several times."),
@@ -34,11 +44,16 @@ def backend_from_text(spec: str, options: dict[str, str]) -> Backend:
     return make_backend(spec_of(spec)).bind("command line", options, convert)
 
 
-def judged(spec: str, **options: Any) -> tuple[Verdict, str]:
+def judged(spec: str, **options: object) -> tuple[Verdict, str]:
     """Return the verdict on `spec` on this machine, and its summary; a broken plug-in must not hide the others."""
     try:
-        backend = find_backend(spec).bind("judged", options)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # a package's own, when its backend is imported
+            backend = find_backend(spec).bind("judged", options)
         return verdict(backend), backend.summary
+    except CannotWorkError as error:
+        (limit,) = error.args
+        return Verdict("cannot", limit.reason, limit.remedy), ""
     except BackendKwargsError as error:
         if isinstance(error, BrokenPluginError):
             warn_once(error)

@@ -8,13 +8,13 @@ from typing import Annotated, TypeVar
 
 import typer
 
-from backend_kwargs.auto.decision import Decision
 from backend_kwargs.auto.decisions_toml import read_decisions, template_name, write_decisions
 from backend_kwargs.auto.store import open_store
 from backend_kwargs.backend import find_backend
 from backend_kwargs.cli.arguments import As, AsJson
 from backend_kwargs.cli.console import print_config, print_json, print_table, say
 from backend_kwargs.errors import BackendKwargsError
+from backend_kwargs.facts.decision import Decision
 from backend_kwargs.registry import decided
 
 app = typer.Typer(help="The decisions of tmpl-inductor:auto, one per graph.")
@@ -102,6 +102,7 @@ def forget(
 
 
 def _found(find: Callable[[str], list[Found]], keys: list[str], *, one: bool = False) -> list[Found]:
+    """Return what `find` finds for each of the keys; raise if it finds nothing, or several for `one`."""
     found: list[Found] = []
     for key in keys:
         matches = find(key)
@@ -114,6 +115,7 @@ def _found(find: Callable[[str], list[Found]], keys: list[str], *, one: bool = F
 
 
 def _day(decision: Decision) -> str:
+    """Return when a decision was made, in local time."""
     with suppress(ValueError, OverflowError, OSError):  # an imported file may contain any number
         return datetime.fromtimestamp(decision.made).astimezone().isoformat(sep=" ", timespec="minutes")
     return ""

@@ -2,22 +2,26 @@
 
 from dataclasses import asdict
 
+from backend_kwargs.backends.others import COMPILERS
 from backend_kwargs.cli.arguments import AsJson, judged
 from backend_kwargs.cli.console import print_json, print_table
-from backend_kwargs.explain import precision_verdict
-from backend_kwargs.options.requirements import machine
-from backend_kwargs.precision.table import PRECISIONS
+from backend_kwargs.explain import Verdict, precision_verdict
+from backend_kwargs.options.precisions import PRECISIONS
+from backend_kwargs.options.requirements import DYNAMO_BACKENDS, limits, machine
+from backend_kwargs.options.spec import join_candidate
 from backend_kwargs.registry import PLAIN, list_templates
-
-TVM = "tmpl-tvm"
-OTHERS = ("tmpl-onnxruntime", "tmpl-openvino-native", "tmpl-openvino", "tmpl-tensorrt")
 
 
 def show(json: AsJson = False) -> None:
     """Show what this machine has, what works on it (templates, backends, precisions), and how to make the rest work."""
-    facts, templates = machine().facts(), {name: judged(f"{PLAIN}:{name}")[0] for name in list_templates()}
-    backends = {TVM: judged(TVM)[0], f"{TVM}[target=cuda]": judged(TVM, target="cuda")[0]}
-    backends |= {name: judged(name)[0] for name in OTHERS}
+    facts = machine().facts() | {each.library: each(each.registered).installed() for each in COMPILERS}
+    templates = {name: judged(f"{PLAIN}:{name}")[0] for name in list_templates()}
+    backends = {
+        join_candidate(each.registered, options): judged(each.registered, **options)[0]
+        for each in COMPILERS
+        for options in each.variants
+    }
+    backends |= {f"dynamo:{name}": _of_dynamo(name) for name in DYNAMO_BACKENDS}
     precisions = {name: precision_verdict(name, machine()) for name in PRECISIONS}
     if json:
         judged_here = {"templates": templates, "backends": backends, "precisions": precisions}
@@ -31,3 +35,9 @@ def show(json: AsJson = False) -> None:
     ):
         rows = [(name, v.word, v.reason, v.remedy) for name, v in verdicts.items()]
         print_table(("name", "verdict", "because", "to change it"), rows, title)
+
+
+def _of_dynamo(name: str) -> Verdict:
+    """Return the verdict on a backend of dynamo's without loading it."""
+    lacking = limits(name, DYNAMO_BACKENDS[name])
+    return Verdict("cannot", lacking[0].reason, lacking[0].remedy) if lacking else Verdict("works")

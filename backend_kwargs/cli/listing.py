@@ -1,13 +1,16 @@
 """`backend-kwargs list`: every backend and template, and whether each can work here."""
 
+from backend_kwargs.backend import OURS
 from backend_kwargs.cli.arguments import AsJson, judged
 from backend_kwargs.cli.console import print_json, print_table
+from backend_kwargs.options.requirements import DYNAMO_BACKENDS
 from backend_kwargs.registry import PLAIN, list_backends, list_templates
 
 
 def show(json: AsJson = False) -> None:
     """List backends and templates, each with one line, and whether each can work here."""
-    backends = [_row(name, name) for name in list_backends() if not name.startswith(f"{PLAIN}:")]
+    hidden = [f"dynamo:{name}" for name in DYNAMO_BACKENDS if name in OURS]
+    backends = [_row(name, name) for name in [*hidden, *list_backends()] if not name.startswith(f"{PLAIN}:")]
     templates = [_row(name, f"{PLAIN}:{name}") for name in list_templates()]
     if json:
         return print_json({"backends": backends, "templates": templates})

@@ -58,7 +58,8 @@ def split_factory(factory: str) -> tuple[str, str]:
     return where, name
 
 
-def _check_takes(factory: str, build: Callable[..., Any], sizes: Mapping[str, int]) -> None:
+def _check_takes(factory: str, build: Callable[..., object], sizes: Mapping[str, int]) -> None:
+    """Raise if the factory does not take these sizes."""
     try:
         inspect.signature(build).bind(**sizes)
     except TypeError:

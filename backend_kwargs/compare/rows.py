@@ -1,12 +1,13 @@
 """Input and output of `compare`: candidates, rows, and the comparison as data."""
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from backend_kwargs import measure
 from backend_kwargs.measure import Accuracy, Interval, Status
+from backend_kwargs.options.layers import Options
 from backend_kwargs.tables import as_html, as_text
 
 Mode = Literal["inference", "training"]
@@ -22,9 +23,9 @@ class Candidate:
     """One way to run the model: a label, and `torch.compile`'s `backend` (None: eager), `mode` and `options`."""
 
     label: str
-    backend: Callable[..., Any] | str | None = None
+    backend: Callable[..., object] | str | None = None
     mode: str | None = None
-    options: Mapping[str, Any] | None = None
+    options: Options | None = None
 
 
 @dataclass

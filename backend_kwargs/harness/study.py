@@ -7,14 +7,13 @@ from functools import partial
 from typing import Any, Literal, NamedTuple
 
 import torch
-from torch.utils import _pytree as pytree
 
 from backend_kwargs import measure
 from backend_kwargs.errors import BackendKwargsError, wrong_value
 from backend_kwargs.harness.read_only import ReadOnly
 from backend_kwargs.measure import Accuracy
 from backend_kwargs.measure.served import parts
-from backend_kwargs.measure.trees import map_tensors
+from backend_kwargs.measure.trees import map_tensors, tensors_of
 
 Inputs = tuple[tuple[Any, ...], dict[str, Any]]
 Mode = Literal["fwd", "fwd_bwd", "train"]
@@ -97,6 +96,7 @@ class Study:
         return measure.worst([measure.same_twice(*pair, training=training, tol=self.tolerance) for pair in again])
 
     def _truth(self, inputs: Inputs) -> Truth:
+        """Return the results of eager and of the reference for these inputs."""
         subject = self.subject()
         eager = self.observe(subject, copy.deepcopy(inputs))
         self._read_only.forget(subject.model)
@@ -113,6 +113,7 @@ class Study:
         return self._of(copy.deepcopy(self.model) if self.mode == "train" else self.model)
 
     def _of(self, model: Callable[..., Any]) -> Subject:
+        """Return a model to be run as it is, with what its calls change."""
         state = self.changes.on((model, ((), {})))
         if self.mode != "train" or self.optimizer is None or not isinstance(model, torch.nn.Module):
             return Subject(model, model, state)
@@ -158,6 +159,7 @@ class Study:
         torch.autograd.backward(outputs, cotangents)
 
     def _paired(self, output: Any) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+        """Return the outputs that require grad, and a cotangent for each; raise if eager has another number."""
         outputs = _differentiable(output)
         if len(outputs) != len(self.cotangents):
             raise RuntimeError(f"{len(outputs)} outputs require grad, in eager {len(self.cotangents)}")
@@ -225,6 +227,7 @@ class Study:
         return self._within_bound(seen, truth, self.max_error)
 
     def _within_bound(self, seen: dict[str, Any], truth: Truth, max_error: float) -> Accuracy:
+        """Compare by the relative error to the reference instead."""
         precise = truth.reference or {}
         judged = [
             measure.check_error(seen[what], truth.eager[what], precise[what], max_error, what=what) for what in seen
@@ -256,17 +259,13 @@ def move(model: Callable[..., Any], device: torch.device, *, training: bool) -> 
     return bool(dropouts)
 
 
-def tensors_of(tree: Any) -> list[torch.Tensor]:
-    """Return the tensors of a pytree."""
-    return [leaf for leaf in pytree.tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
-
-
 def _kept(leaf: Any) -> Any:
     # Copied, since a CUDA graph writes its next result to the same memory.
     return leaf.detach().clone() if isinstance(leaf, torch.Tensor) else leaf
 
 
 def _update(optimizer: Optimizer | None, parameters: Iterable[torch.Tensor]) -> None:
+    """Make the optimizer's step, and drop the gradients."""
     if optimizer is not None:
         optimizer.step()
     for parameter in parameters:

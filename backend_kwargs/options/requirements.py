@@ -6,10 +6,10 @@ import shutil
 import subprocess
 import sys
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
-from functools import cache, partial
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
@@ -19,21 +19,8 @@ from typing import Any
 
 from backend_kwargs.errors import BackendKwargsError, NoCompilerError, unknown
 
-OPTIONAL_PACKAGES = (
-    "onnx",
-    "onnxruntime",
-    "onnxscript",
-    "openvino",
-    "psutil",
-    "torch_tensorrt",
-    "torch_xla",
-    "torchao",
-    "tvm",
-    "xgboost",
-)
 CUTLASS_PACKAGES = ("cutlass_library", "cutlass_cppgen", "pycute")
 CUTLASS_VARIABLE = "TORCHINDUCTOR_CUTLASS_DIR"
-INSTALL_TVM = 'pip install "backend-kwargs[tvm]"'
 CXX_LIMIT_S = 10.0
 LEAST_SMS = 68  # of torch._inductor.utils.is_big_gpu, on NVIDIA
 
@@ -44,7 +31,7 @@ class Machine:
 
     `gpu` is the name of the first CUDA device, `cuda` the version that torch was built for, `driver` the newest CUDA
     version that the driver supports, `cutlass` the CUTLASS directory that Inductor would use, `cpu_dtypes` the half
-    precisions for which the CPU has instructions.
+    precisions for which the CPU has instructions, `packages` contains what can be imported.
     """
 
     gpu: str | None = None
@@ -55,14 +42,12 @@ class Machine:
     triton_tma: bool = False
     cxx: str | None = None
     nvcc: str | None = None
-    packages: frozenset[str] = frozenset()
+    packages: Container[str] = frozenset()
     torch: str = ""
     cuda: str | None = None
     driver: str | None = None
     triton_version: str | None = None
     cutlass: str | None = None
-    tvm: str | None = None
-    tvm_cuda: bool = False
     torchao: str | None = None
     cpu_dtypes: frozenset[str] = frozenset()
 
@@ -83,7 +68,6 @@ class Machine:
             "C++ compiler": self.cxx or "none",
             "nvcc": self.nvcc or "none",
             "CUTLASS": self.cutlass or "none",
-            "TVM": f"{self.tvm}, {'with' if self.tvm_cuda else 'without'} CUDA" if self.tvm else "none",
             "torchao": self.torchao or "none",
         }
 
@@ -97,8 +81,28 @@ class Requirement:
     remedy: str
 
 
-def _has_package(name: str, here: Machine) -> bool:
-    return name in here.packages
+Need = str | Requirement  # a requirement, or the name of one in REQUIREMENTS
+
+
+def install(extra: str) -> str:
+    """Return the command that installs one of this package's extras."""
+    return f'pip install "backend-kwargs[{extra}]"'
+
+
+def importable(package: str, remedy: str = "") -> Requirement:
+    """Return the requirement of a package; `remedy` is "pip install PACKAGE" if it is empty."""
+
+    def met(here: Machine) -> bool:
+        return package in here.packages
+
+    return Requirement(met, f"{package} is not importable", remedy or f"pip install {package}")
+
+
+class _Importable:
+    """The names of all packages that can be imported here."""
+
+    def __contains__(self, name: object) -> bool:
+        return find_spec(str(name)) is not None
 
 
 @cache
@@ -139,42 +143,13 @@ REQUIREMENTS: Mapping[str, Requirement] = MappingProxyType(
         "cutlass": Requirement(
             lambda m: m.cutlass is not None,
             "CUTLASS 4 (cutlass_library, cutlass_cppgen and pycute) is not importable",
-            'pip install "backend-kwargs[cutlass]"',
+            install("cutlass"),
         ),
-        "torch_xla": Requirement(
-            lambda m: "torch_xla" in m.packages, "torch_xla is not importable", "pip install torch_xla"
-        ),
+        "torch_xla": importable("torch_xla"),
         "torchscript": Requirement(
             lambda _: _scripts_graphs(), "torch.jit.script fails on dynamo's graphs in this torch", "take aot_eager"
         ),
-        "torch_tensorrt": Requirement(
-            partial(_has_package, "torch_tensorrt"), "torch_tensorrt is not importable", "pip install torch-tensorrt"
-        ),
-        "openvino": Requirement(
-            lambda m: "openvino" in m.packages,
-            "openvino is not importable",
-            'pip install "backend-kwargs[openvino]"',
-        ),
-        **{
-            name: Requirement(
-                partial(_has_package, name), f"{name} is not importable", 'pip install "backend-kwargs[onnxruntime]"'
-            )
-            for name in ("onnxruntime", "onnx", "onnxscript")
-        },
-        "tvm": Requirement(lambda m: "tvm" in m.packages, "tvm is not importable", INSTALL_TVM),
-        "tvm_cuda": Requirement(
-            lambda m: m.tvm_cuda, "the installed apache-tvm is not a GPU build (it has no CUDA runtime)", INSTALL_TVM
-        ),
-        "xgboost": Requirement(
-            lambda m: {"xgboost", "psutil"} <= m.packages,
-            "xgboost and psutil are not both importable",
-            "pip install xgboost psutil, or take cost_model='random'",
-        ),
-        "torchao": Requirement(
-            lambda m: "torchao" in m.packages,
-            "torchao is not importable",
-            'pip install "backend-kwargs[torchao]"',
-        ),
+        "torchao": importable("torchao", install("torchao")),
         "bf16_unit": Requirement(
             lambda m: m.capability >= (8, 0) or m.hip or "bf16" in m.cpu_dtypes,
             "neither the GPU nor the CPU has instructions for bfloat16 products",
@@ -216,10 +191,23 @@ class CannotWorkError(BackendKwargsError):
     """Something that was requested cannot work here at all; its one argument is the `Limit` with the reason."""
 
 
-DYNAMO_BACKENDS: Mapping[str, tuple[str, ...]] = MappingProxyType(
-    {"cudagraphs": ("gpu",), "openxla": ("torch_xla",), "openxla_eval": ("torch_xla",), "tvm": ("tvm",)}
-    | {"ts": ("torchscript",), "aot_ts": ("torchscript",)}
+# By name in dynamo's registry; where there is no fallback, torch raises.
+RELAY = Requirement(
+    lambda _: any((place / "relay").is_dir() for place in places_of("tvm")),
+    "torch's own tvm backend imports tvm.relay, which the installed TVM does not have",
+    "take 'tmpl-tvm'",
 )
+DYNAMO_BACKENDS: Mapping[str, tuple[Need, ...]] = MappingProxyType(
+    dict.fromkeys(("openxla", "openxla_eval"), ("torch_xla",))
+    | dict.fromkeys(("ts", "aot_ts"), ("torchscript",))
+    | {
+        "cudagraphs": ("gpu",),
+        "openvino": (importable("openvino", install("openvino")),),
+        "torch_tensorrt": ("gpu", importable("torch_tensorrt", "pip install torch-tensorrt")),
+        "tvm": (importable("tvm", install("tvm")), RELAY),
+    }
+)
+DYNAMO_FALLBACKS: Mapping[str, str] = MappingProxyType({"cudagraphs": "kernels are launched one by one"})
 
 Lookup = Callable[[str], Any]  # an option's final value by its name, Inductor's default if it is not set
 
@@ -235,13 +223,13 @@ GENERATORS: Mapping[str, tuple[str, ...]] = MappingProxyType(
 class Rule:
     """An option, or a glob of options, that has an effect only under conditions.
 
-    `needs` names requirements; `either` gives groups of which one must be met; `unless` returns the reason why the
-    option has no effect with the others, or "".
+    `needs` has requirements, or their names; `either` gives groups of which one must be met; `unless` returns the
+    reason why the option has no effect with the others, or "".
     """
 
     options: str
-    needs: tuple[str, ...] = ()
-    either: Callable[[Lookup], Sequence[tuple[str, ...]]] = lambda value: ()
+    needs: tuple[Need, ...] = ()
+    either: Callable[[Lookup], Sequence[tuple[Need, ...]]] = lambda value: ()
     unless: Callable[[Lookup], str] = lambda value: ""
 
 
@@ -295,19 +283,27 @@ RULES: tuple[Rule, ...] = (
 )
 
 
-def limits(subject: str, needs: Iterable[str], otherwise: str = "", here: Machine | None = None) -> list[Limit]:
+def limits(subject: str, needs: Iterable[Need], otherwise: str = "", here: Machine | None = None) -> list[Limit]:
     """Return the limit for the first of `needs` that this machine lacks: the others often follow from it."""
     lacking = unmet(needs, here or machine())[:1]
     return [Limit(subject, each.reason, each.remedy, otherwise) for each in lacking]
 
 
-def unmet(needs: Iterable[str], machine: Machine) -> list[Requirement]:
-    """Return the named requirements that `machine` does not meet; raise if one of them is unknown."""
-    needs = tuple(needs)
-    for need in needs:
-        if need not in REQUIREMENTS:
-            raise unknown("requirement", need, REQUIREMENTS, otherwise=f"Requirements are {', '.join(REQUIREMENTS)}.")
-    return [REQUIREMENTS[need] for need in needs if not REQUIREMENTS[need].met(machine)]
+def require(subject: str, *needs: Need) -> None:
+    """Raise CannotWorkError for the first of `needs` that this machine lacks."""
+    if lacking := limits(subject, needs):
+        raise CannotWorkError(*lacking)
+
+
+def unmet(needs: Iterable[Need], machine: Machine) -> list[Requirement]:
+    """Return those of `needs` that `machine` does not meet; raise if a name is unknown."""
+    return [requirement for requirement in map(_requirement, needs) if not requirement.met(machine)]
+
+
+def _requirement(need: Need) -> Requirement:
+    if isinstance(need, str) and need not in REQUIREMENTS:
+        raise unknown("requirement", need, REQUIREMENTS, otherwise=f"Requirements are {', '.join(REQUIREMENTS)}.")
+    return REQUIREMENTS[need] if isinstance(need, str) else need
 
 
 def limits_of_options(
@@ -366,7 +362,6 @@ def machine() -> Machine:
 
     has_gpu = torch.cuda.is_available()
     properties = torch.cuda.get_device_properties(0) if has_gpu else None
-    tvm = installed_version("apache-tvm")
     return Machine(
         gpu=properties.name if properties else None,
         capability=(properties.major, properties.minor) if properties else (0, 0),
@@ -376,14 +371,12 @@ def machine() -> Machine:
         triton_tma=has_gpu and has_triton_tma_device(),
         cxx=shutil.which(cxx_of({})),
         nvcc=next(filter(None, map(shutil.which, _nvccs())), None),
-        packages=frozenset(name for name in OPTIONAL_PACKAGES if find_spec(name)),
+        packages=_Importable(),
         torch=torch.__version__,
         cuda=torch.version.cuda,
         driver=_driver(),
         triton_version=installed_version("triton", "pytorch-triton"),
         cutlass=_cutlass(),
-        tvm=tvm and f"apache-tvm {tvm}, apache-tvm-ffi {installed_version('apache-tvm-ffi')}",
-        tvm_cuda=_tvm_has_cuda(),
         torchao=installed_version("torchao"),
         cpu_dtypes=_cpu_dtypes(),
     )
@@ -429,11 +422,10 @@ def _cutlass() -> str | None:
     return f"nvidia-cutlass {installed_version('nvidia-cutlass')}" if all(specs) else None
 
 
-def _tvm_has_cuda() -> bool:
-    """Return whether the installed TVM has its CUDA library; importing TVM to find out would take seconds."""
-    spec = find_spec("tvm")
-    places = list(spec.submodule_search_locations or ()) if spec else []
-    return any(library for place in places for library in Path(place).glob("lib/*tvm_runtime_cuda*"))
+def places_of(package: str) -> list[Path]:
+    """Return the folders of an installed package, none if it is not installed; imports nothing."""
+    spec = find_spec(package)
+    return [Path(place) for place in (spec and spec.submodule_search_locations) or ()]
 
 
 def installed_version(*distributions: str) -> str | None:

@@ -3,7 +3,6 @@
 import re
 from collections.abc import Mapping, Sequence
 from string import whitespace
-from typing import Any
 
 from backend_kwargs.errors import BackendKwargsError, shown, wrong_value
 
@@ -27,13 +26,13 @@ def split_templates(text: str) -> tuple[str, ...]:
     return names
 
 
-def check_name(what: str, name: Any) -> None:
+def check_name(what: str, name: object) -> None:
     """Raise if `name` cannot be part of a spec."""
     if not isinstance(name, str) or not NAME.fullmatch(name):
         raise wrong_value(f"{what}'s name", "letters, digits and '_', '-', '.', a letter first", name)
 
 
-def check_length(what: str, text: Any) -> None:
+def check_length(what: str, text: object) -> None:
     """Raise if `text` is longer than any spec, which may take hours to look up."""
     if isinstance(text, str) and len(text) > LONGEST:
         raise wrong_value(what, f"at most {LONGEST} characters long", text)

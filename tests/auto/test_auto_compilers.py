@@ -130,9 +130,12 @@ def test_a_wrong_candidate_raises_at_once(candidate):
         pytest.param("tmpl-tvm", "tmpl-tvm", {"freeze": True}, ("tmpl-tvm",), True, id="listed, frozen"),
         pytest.param("tmpl-tvm", "tmpl-tvm", {}, ("freezing",), False, id="another is listed"),
         pytest.param("tmpl-tvm", "tmpl-tvm", {"target": "llvm"}, ("tmpl-tvm",), False, id="an option that it sets not"),
-        pytest.param("tmpl-tvm", "tmpl-openvino", {}, ("tmpl-tvm",), False, id="another compiler under its name"),
+        pytest.param(
+            "tmpl-tvm", "tmpl-openvino-native", {}, ("tmpl-tvm",), False, id="another compiler under its name"
+        ),
         pytest.param("tmpl-tvm", "", {}, ("tmpl-tvm",), False, id="no compiler under its name"),
         pytest.param("default", "tmpl-tvm", {}, ("default",), False, id="a step's name"),
+        pytest.param("tmpl-openvino", "tmpl-openvino", {}, ("tmpl-openvino",), False, id="a compiler that was removed"),
     ],
 )
 def test_a_stored_decision_may_name_another_compiler_only_where_it_is_listed(winner, compiler, options, listed, wanted):
@@ -152,9 +155,10 @@ def test_toml_names_the_compiler(store, tmp_path, monkeypatch):
     assert "[templates" not in text
     (read,) = read_decisions(tmp_path / "decisions.toml", options_of)
     assert (read.winner, read.compiler, read.options) == (TVM, "tmpl-tvm", {"exec_mode": "compiled"})
-    (tmp_path / "decisions.toml").write_text(text.replace('"tmpl-tvm"', '"tmpl-openvino"'))
-    with pytest.raises(bk.BackendKwargsError, match="by 'tmpl-openvino', which candidate 'tmpl-tvm"):
-        read_decisions(tmp_path / "decisions.toml", options_of)
+    for other in ("tmpl-openvino-native", "tmpl-openvino"):  # the second one was removed
+        (tmp_path / "decisions.toml").write_text(text.replace('"tmpl-tvm"', f'"{other}"'))
+        with pytest.raises(bk.BackendKwargsError, match=f"by '{other}', which candidate 'tmpl-tvm"):
+            read_decisions(tmp_path / "decisions.toml", options_of)
 
 
 def _let_challengers_win(monkeypatch):

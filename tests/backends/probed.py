@@ -127,16 +127,16 @@ def part_compiler(name: str) -> PartCompiler:
     """Return a compiler of parts with its default options."""
     if name == "tvm":
         from backend_kwargs.backends.tvm.part_compiler import TVM
-        from backend_kwargs.backends.tvm.settings import Settings as OfTVM
+        from backend_kwargs.backends.tvm.settings import TVMOptions as OfTVM
 
         return TVM(OfTVM())
     if name == "onnxruntime":
         from backend_kwargs.backends.onnxruntime.session import ONNXRuntime
-        from backend_kwargs.backends.onnxruntime.settings import Settings as OfONNXRuntime
+        from backend_kwargs.backends.onnxruntime.settings import ONNXRuntimeOptions as OfONNXRuntime
 
         return ONNXRuntime(OfONNXRuntime())
     from backend_kwargs.backends.openvino.model import OpenVINO
-    from backend_kwargs.backends.openvino.settings import Settings as OfOpenVINO
+    from backend_kwargs.backends.openvino.settings import OpenVINOOptions as OfOpenVINO
 
     return OpenVINO(OfOpenVINO())
 

@@ -12,9 +12,12 @@ from backend_kwargs import list_templates, make_backend
 from backend_kwargs.backends import declared
 from backend_kwargs.backends.inductor import compiler
 from backend_kwargs.backends.tvm import compiler as tvm
+from backend_kwargs.backends.tvm import versions
+from backend_kwargs.backends.tvm.versions import INSTALL
 from backend_kwargs.cli import app, doctor
 from backend_kwargs.explain import Verdict, verdict
-from backend_kwargs.options.requirements import INSTALL_TVM, Machine
+from backend_kwargs.options import requirements
+from backend_kwargs.options.requirements import Machine
 
 GPU_REMEDY = "run on a machine with an NVIDIA GPU, with a CUDA build of torch"
 BARE = Machine()
@@ -39,10 +42,13 @@ SMALL = replace(H200, gpu="a small GPU", sms=20)
 
 @pytest.fixture
 def on(monkeypatch):
-    def be(machine: Machine) -> None:
-        for module in (compiler, declared, doctor):
+    def be(machine: Machine, *, with_tvm: bool = False, with_cuda: bool = False) -> None:
+        for module in (compiler, declared, doctor, requirements):
             monkeypatch.setattr(module, "machine", lambda: machine)
-        monkeypatch.setattr(tvm, "unfit", lambda: "" if machine.tvm else "apache-tvm 0.27 is not installed")
+        monkeypatch.setattr(requirements, "_scripts_graphs", lambda: False)  # True in some releases of torch
+        monkeypatch.setattr(declared, "installed_version", lambda name: None)
+        monkeypatch.setattr(tvm, "unfit", lambda: "" if with_tvm else "apache-tvm 0.27 is not installed")
+        monkeypatch.setattr(versions, "has_cuda", lambda: with_cuda)
 
     return be
 
@@ -135,34 +141,35 @@ def test_option_gives_what_the_machine_lacks(option, value, on):
 
 
 @pytest.mark.parametrize(
-    ("machine", "plain", "cuda"),
+    ("machine", "tvms", "plain", "cuda"),
     [
         pytest.param(
             LAPTOP,
-            Verdict("cannot", "apache-tvm 0.27 is not installed", INSTALL_TVM),
-            Verdict("cannot", "apache-tvm 0.27 is not installed", INSTALL_TVM),
+            {},
+            Verdict("cannot", "apache-tvm 0.27 is not installed", INSTALL),
+            Verdict("cannot", "apache-tvm 0.27 is not installed", INSTALL),
             id="absent",
         ),
         pytest.param(
-            replace(LAPTOP, tvm="apache-tvm 0.27.0", tvm_cuda=True),
+            LAPTOP,
+            {"with_tvm": True, "with_cuda": True},
             Verdict("works"),
             Verdict("cannot", "no CUDA GPU is visible", GPU_REMEDY),
             id="no GPU",
         ),
         pytest.param(
-            replace(H200, tvm="apache-tvm 0.27.0"),
+            H200,
+            {"with_tvm": True},
             Verdict("works"),
-            Verdict("cannot", "the installed apache-tvm is not a GPU build (it has no CUDA runtime)", INSTALL_TVM),
+            Verdict("cannot", "the installed apache-tvm is not a GPU build (it has no CUDA runtime)", INSTALL),
             id="no GPU build",
         ),
-        pytest.param(
-            replace(H200, tvm="apache-tvm 0.27.0", tvm_cuda=True), Verdict("works"), Verdict("works"), id="GPU"
-        ),
+        pytest.param(H200, {"with_tvm": True, "with_cuda": True}, Verdict("works"), Verdict("works"), id="GPU"),
     ],
 )
-def test_tvm(machine, plain, cuda, on):
+def test_tvm(machine, tvms, plain, cuda, on):
     """TVM has one row, and another one for code on a GPU."""
-    on(machine)
+    on(machine, **tvms)
     printed = json.loads(CliRunner().invoke(app, ["doctor", "--json"]).stdout)["backends"]
     assert (printed["tmpl-tvm"], printed["tmpl-tvm[target=cuda]"]) == (asdict(plain), asdict(cuda))
 
@@ -203,7 +210,7 @@ def test_json(on):
     """`doctor --json` prints the same as data."""
     on(A100)
     printed = json.loads(CliRunner().invoke(app, ["doctor", "--json"]).stdout)
-    assert printed["machine"] == A100.facts()
+    assert printed["machine"] == A100.facts() | dict.fromkeys(("TVM", "ONNX Runtime", "OpenVINO"), "none")
     assert printed["templates"]["default"] == {"word": "works", "reason": "", "remedy": ""}
 
 
@@ -231,5 +238,5 @@ def test_bare_machine_in_words():
     assert Machine(torch="2.13.0").facts() == {
         "torch": "2.13.0, built without CUDA",
         "CPU": "products in neither bf16 nor fp16",
-        **dict.fromkeys(("driver", "GPU", "Triton", "C++ compiler", "nvcc", "CUTLASS", "TVM", "torchao"), "none"),
+        **dict.fromkeys(("driver", "GPU", "Triton", "C++ compiler", "nvcc", "CUTLASS", "torchao"), "none"),
     }

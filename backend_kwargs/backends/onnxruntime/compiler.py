@@ -1,18 +1,22 @@
 """ONNX Runtime under checked options, through torch's ONNX exporter. Imported for the first graph."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from backend_kwargs.backends.declared import DeclaredCompiler
-from backend_kwargs.backends.onnxruntime.settings import OPTIONS, Settings
+from backend_kwargs.backends.onnxruntime.settings import OPTIONS, ONNXRuntimeOptions
 from backend_kwargs.options.option import Option
-from backend_kwargs.options.requirements import Rule
+from backend_kwargs.options.requirements import Need, Rule, importable, install
+
+if TYPE_CHECKING:
+    from backend_kwargs.backends.part_compiler import PartCompiler
 
 PACKAGES = ("onnxruntime", "onnx", "onnxscript")
 
 
 def _sequential(value: Callable[[str], Any]) -> str:
+    """Return why operators do not run at the same time, "" if they do."""
     return "" if value("execution_mode") == "parallel" else "it is read only if execution_mode='parallel'"
 
 
@@ -26,15 +30,12 @@ class ONNXRuntimeCompiler(DeclaredCompiler):
     declared: ClassVar[Mapping[str, Option]] = OPTIONS
     rules: ClassVar[tuple[Rule, ...]] = (Rule("inter_op_num_threads", unless=_sequential),)
     distributions: ClassVar[tuple[str, ...]] = PACKAGES
-    needs: ClassVar[tuple[str, ...]] = PACKAGES
+    needs: ClassVar[tuple[Need, ...]] = tuple(importable(name, install("onnxruntime")) for name in PACKAGES)
     raced: ClassVar[bool] = True
     freezes: ClassVar[bool] = True
     trains: ClassVar[bool] = False
 
-    def compile(
-        self, gm: Any, example_inputs: Sequence[Any], options: Mapping[str, Any], name: str | None
-    ) -> Callable[..., Any]:
+    def part_compiler(self, options: Mapping[str, Any]) -> "PartCompiler":
         from backend_kwargs.backends.onnxruntime.session import ONNXRuntime
-        from backend_kwargs.backends.partitioned import compile_graph
 
-        return compile_graph(gm, example_inputs, ONNXRuntime(Settings(**options)))
+        return ONNXRuntime(ONNXRuntimeOptions(**options))

@@ -33,7 +33,7 @@ from backend_kwargs.backends.engine import (
     fixed_sizes,
     uses_more_than_first,
 )
-from backend_kwargs.backends.onnxruntime.settings import Settings
+from backend_kwargs.backends.onnxruntime.settings import ONNXRuntimeOptions
 from backend_kwargs.backends.part_compiler import CompiledPart
 from backend_kwargs.graphs.parts import op_name, returned_by
 
@@ -120,7 +120,7 @@ class ONNXRuntime(Engine):
     dtypes: ClassVar[Mapping[torch.dtype, str]] = MappingProxyType(TYPES)
     denied: ClassVar[Mapping[str, str]] = DENIED
     denied_floats: ClassVar[Mapping[str, str]] = DENIED_FLOATS
-    settings: Settings
+    settings: ONNXRuntimeOptions
 
     def lacks(self, node: fx.Node) -> str:
         if not _registry().is_registered(node.target):
@@ -161,10 +161,12 @@ def _sigmoid(x: torch.Tensor) -> Any:
 
 
 def _silu(x: torch.Tensor) -> Any:
+    """As `_sigmoid`, times x."""
     return x / (1 + torch.exp(-x))
 
 
 def _glu(x: torch.Tensor, dim: int = -1) -> Any:
+    """Half of x times the sigmoid of the other half."""
     value, gate = x.chunk(2, dim)
     return value * _sigmoid(gate)
 
@@ -229,11 +231,13 @@ def exported(part: fx.GraphModule) -> ExportedProgram:
 
 
 def _argument(node: fx.Node) -> Any:
+    """Return a placeholder as an argument of torch.export's signature."""
     kind = TensorArgument if isinstance(node.meta["val"], torch.Tensor) else SymIntArgument
     return kind(node.name)
 
 
 def _model(program: ExportedProgram) -> bytes:
+    """Return a program as the bytes of an ONNX model."""
     from onnx_ir.passes.common import OutputFixPass
 
     with warnings.catch_warnings(), _without_lines_of_the_exporter():
@@ -247,6 +251,7 @@ def _model(program: ExportedProgram) -> bytes:
 
 @cache
 def _registry() -> Any:
+    """Return the exporter's table of operators."""
     from torch.onnx._internal.exporter._registration import ONNXRegistry
 
     with _without_lines_of_the_exporter():
@@ -271,7 +276,8 @@ def _without_lines_of_the_exporter() -> Iterator[None]:
             logger.removeFilter(keep)
 
 
-def _options(settings: Settings) -> Any:
+def _options(settings: ONNXRuntimeOptions) -> Any:
+    """Return ONNX Runtime's options of a session."""
     import onnxruntime as ort
 
     options = ort.SessionOptions()

@@ -3,22 +3,20 @@
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from backend_kwargs.options.option import Where, declared
-from backend_kwargs.options.trust import ONNX_RUNTIME_DATA
-
-Count = Annotated[int, Where("of at least 1", lambda count: count >= 1)]
-Threads = Annotated[int, Where("of at least 1", lambda count: count >= 1)]
+from backend_kwargs.options.option import AtLeastOne, declared
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
+class ONNXRuntimeOptions:
     """Every option of ONNX Runtime, by its name, with its default."""
 
     graph_optimization_level: Annotated[
         Literal["disabled", "basic", "extended", "all"], "the graph optimizations of ONNX Runtime"
     ] = "all"
-    intra_op_num_threads: Annotated[Threads | None, "threads within an operator; None: torch.get_num_threads()"] = None
-    inter_op_num_threads: Annotated[Threads, "operators run at the same time, if execution_mode='parallel'"] = 1
+    intra_op_num_threads: Annotated[AtLeastOne | None, "threads within an operator; None: torch.get_num_threads()"] = (
+        None
+    )
+    inter_op_num_threads: Annotated[AtLeastOne, "operators run at the same time, if execution_mode='parallel'"] = 1
     execution_mode: Annotated[Literal["sequential", "parallel"], "whether operators may run at the same time"] = (
         "sequential"
     )
@@ -26,7 +24,7 @@ class Settings:
     enable_mem_pattern: Annotated[bool, "plan memory ahead, for inputs of the same sizes"] = True
     enable_cpu_mem_arena: Annotated[bool, "keep memory between calls"] = True
     min_block_size: Annotated[
-        Count, "the least number of operators in a part of little work; smaller ones run in eager"
+        AtLeastOne, "the least number of operators in a part of little work; smaller ones run in eager"
     ] = 4
     aten_ops: Annotated[tuple[str, ...], "operators left to ATen, such as 'mm'"] = ()
     session_config: Annotated[dict[str, str] | None, "further entries of SessionOptions.add_session_config_entry"] = (
@@ -34,4 +32,4 @@ class Settings:
     )
 
 
-OPTIONS = declared(Settings, ONNX_RUNTIME_DATA)
+OPTIONS = declared(ONNXRuntimeOptions, data={"aten_ops"})

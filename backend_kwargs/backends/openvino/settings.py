@@ -3,17 +3,14 @@
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
-from backend_kwargs.options.option import Where, declared
-from backend_kwargs.options.trust import OPENVINO_NATIVE_DATA
-from backend_kwargs.precision import table
+from backend_kwargs.options import precisions
+from backend_kwargs.options.option import AtLeastOne, declared
 
 Hint = Literal["f32", "bf16", "f16"]
-Count = Annotated[int, Where("of at least 1", lambda count: count >= 1)]
-Threads = Annotated[int, Where("of at least 1", lambda count: count >= 1)]
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
+class OpenVINOOptions:
     """Every option of OpenVINO's native compiler, by its name, with its default."""
 
     inference_precision: Annotated[
@@ -23,17 +20,17 @@ class Settings:
         tuple[Literal["bf16", "fp16"], ...], "a lower precision within max_error, as on tmpl-inductor; needs max_error"
     ] = ()
     max_error: Annotated[
-        table.Bound | None, "largest relative RMSE of an output to a float64 reference under precision"
+        precisions.Bound | None, "largest relative RMSE of an output to a float64 reference under precision"
     ] = None
-    inference_num_threads: Annotated[Threads | None, "threads; None: torch.get_num_threads()"] = None
+    inference_num_threads: Annotated[AtLeastOne | None, "threads; None: torch.get_num_threads()"] = None
     performance_hint: Annotated[Literal["LATENCY", "THROUGHPUT"], "the goal of OpenVINO's scheduling of threads"] = (
         "LATENCY"
     )
     min_block_size: Annotated[
-        Count, "the least number of operators in a part of little work; smaller ones run in eager"
+        AtLeastOne, "the least number of operators in a part of little work; smaller ones run in eager"
     ] = 8
     aten_ops: Annotated[tuple[str, ...], "operators left to ATen, such as 'mm'"] = ()
     config: Annotated[dict[str, Any] | None, "OpenVINO's own properties, such as {'ENABLE_CPU_PINNING': True}"] = None
 
 
-OPTIONS = declared(Settings, OPENVINO_NATIVE_DATA)
+OPTIONS = declared(OpenVINOOptions, data={"aten_ops"})

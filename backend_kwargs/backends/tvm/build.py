@@ -11,7 +11,7 @@ from tvm import relax
 from backend_kwargs.backends.tvm.no_fast_math import exact_math
 from backend_kwargs.backends.tvm.opaque import hide
 from backend_kwargs.backends.tvm.schedules import schedule
-from backend_kwargs.backends.tvm.settings import Settings
+from backend_kwargs.backends.tvm.settings import TVMOptions
 from backend_kwargs.backends.tvm.target import target_of
 from backend_kwargs.errors import BackendKwargsError
 
@@ -53,7 +53,7 @@ class Built:
     notes: tuple[str, ...] = ()
 
 
-def build(mod: tvm.IRModule, settings: Settings, device: torch.device) -> Built:
+def build(mod: tvm.IRModule, settings: TVMOptions, device: torch.device) -> Built:
     """Compile `mod` for the device with these settings. Raises BackendKwargsError if an option is the cause."""
     target = target_of(settings.target, device)
     with target, _context(settings, device):
@@ -75,7 +75,8 @@ def build(mod: tvm.IRModule, settings: Settings, device: torch.device) -> Built:
     return Built(executable, str(target.export()), tuned, notes)
 
 
-def _context(settings: Settings, device: torch.device) -> Any:
+def _context(settings: TVMOptions, device: torch.device) -> Any:
+    """Return TVM's context with the options of passes. Raises BackendKwargsError for a wrong entry."""
     # Without a GPU there is nothing to record, and TVM would look up a function of its CUDA runtime.
     config: Mapping[str, Any] = {CUDA_GRAPH: True} if settings.cuda_graph and device.type == "cuda" else {}
     try:
@@ -88,6 +89,7 @@ def _context(settings: Settings, device: torch.device) -> Any:
 
 
 def _pipeline(named: Any) -> Any:
+    """Return the passes over Relax: ours, a registered pipeline, or the user's own."""
     if named is None:
         return tvm.transform.Sequential(LEGALIZE)
     return relax.get_pipeline(named) if isinstance(named, str) else named

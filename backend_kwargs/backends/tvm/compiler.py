@@ -2,16 +2,19 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from backend_kwargs.backends.declared import DeclaredCompiler
-from backend_kwargs.backends.tvm.checks import checked
-from backend_kwargs.backends.tvm.settings import OPTIONS, REMOVED, RULES, Settings, verify
-from backend_kwargs.backends.tvm.versions import WORKING, require_tvm, unfit
+from backend_kwargs.backends.tvm.option_checks import checked
+from backend_kwargs.backends.tvm.settings import OPTIONS, REMOVED, RULES, TVMOptions, verify
+from backend_kwargs.backends.tvm.versions import INSTALL, WORKING, has_cuda, require_tvm, unfit
 from backend_kwargs.errors import BackendKwargsError, warn_once
 from backend_kwargs.options.option import Option
-from backend_kwargs.options.requirements import INSTALL_TVM, CannotWorkError, Limit, Rule
+from backend_kwargs.options.requirements import CannotWorkError, Limit, Rule
 from backend_kwargs.options.trust import Check
+
+if TYPE_CHECKING:
+    from backend_kwargs.backends.part_compiler import PartCompiler
 
 
 @dataclass(frozen=True)
@@ -26,6 +29,11 @@ class TVMCompiler(DeclaredCompiler):
     distributions: ClassVar[tuple[str, ...]] = tuple(WORKING)
     raced: ClassVar[bool] = True
     freeze_option: ClassVar[str] = "freeze"
+    variants: ClassVar[tuple[Mapping[str, Any], ...]] = ({}, {"target": "cuda"})
+
+    def installed(self) -> str:
+        found = super().installed()
+        return found if found == "none" else f"{found}, {'with' if has_cuda() else 'without'} CUDA"
 
     def option(self, name: str) -> Option:
         if name in REMOVED:
@@ -37,19 +45,16 @@ class TVMCompiler(DeclaredCompiler):
 
     def verify(self, templates: Sequence[str], options: Mapping[str, Any], tell: Callable[[Limit], None]) -> None:
         if reason := unfit():
-            raise CannotWorkError(Limit(f"Backend {self.name!r}", reason, INSTALL_TVM))
+            raise CannotWorkError(Limit(f"Backend {self.name!r}", reason, INSTALL))
         verify(options, tell)
 
-    def compile(
-        self, gm: Any, example_inputs: Sequence[Any], options: Mapping[str, Any], name: str | None
-    ) -> Callable[..., Any]:
+    def part_compiler(self, options: Mapping[str, Any]) -> "PartCompiler":
         require_tvm()
         import torch
 
-        from backend_kwargs.backends.partitioned import compile_graph
         from backend_kwargs.backends.tvm.part_compiler import TVM
 
-        settings = Settings.of(options)
+        settings = TVMOptions.of(options)
         if settings.freeze and torch.is_grad_enabled():
             warn_once("Option 'freeze' is inert while gradients are recorded: call the model under torch.no_grad().")
-        return compile_graph(gm, example_inputs, TVM(settings))
+        return TVM(settings)

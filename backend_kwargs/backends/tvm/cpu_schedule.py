@@ -41,6 +41,7 @@ def _teach_extrema() -> None:
 
 
 def _teach(name: str, better: Callable[..., Any], worst: Callable[..., Any]) -> None:
+    """Register a reduction with TVM by its operator and initial value."""
     # Global, since TVM keeps what has a name; other objects are freed after Python has ended, which crashes.
     combine, start = f"backend_kwargs.{name}.combine", f"backend_kwargs.{name}.start"
     get_global_func("s_tir.schedule.RegisterReducer")(
@@ -66,6 +67,7 @@ def schedule_cpu(func: tirx.PrimFunc, target: Target) -> Schedule:
 def _each(
     sch: Schedule, step: Callable[..., object], wanted: Callable[..., bool] = lambda sch, block: True
 ) -> Schedule:
+    """Apply a step to each wanted block; one that TVM rejects is left out."""
     for block in blocks(sch):
         if wanted(sch, block):
             sch = _attempt(sch, partial(step, block=block))
@@ -78,6 +80,7 @@ def blocks(sch: Schedule) -> list[Block]:
 
 
 def _attempt(sch: Schedule, step: Callable[[Schedule], object]) -> Schedule:
+    """Return the schedule after a step, or as it was if TVM rejects the step."""
     # On a copy, since a rule has several steps and TVM may reject the last.
     changed = sch.copy()
     try:
@@ -97,27 +100,33 @@ def _extent(sch: Schedule, loop: Loop) -> int:
 
 
 def _divisor(extent: int, most: int) -> int:
+    """Return the largest divisor of an extent up to `most`."""
     return next((size for size in range(most, 1, -1) if extent % size == 0), 1)
 
 
 def _width(extent: int, lanes: int) -> int:
+    """Return the number of columns of a tile: two vectors if they divide the extent, else a divisor."""
     # LLVM generates poor code for widths above a vector that are not a multiple of it.
     return 2 * lanes if extent % (2 * lanes) == 0 else _divisor(extent, lanes)
 
 
 def _is_sum(sch: Schedule, block: Block) -> bool:
+    """Return whether a block is a reduction."""
     return sch.get(block).init is not None
 
 
 def _work(sch: Schedule, block: Block) -> Any:
+    """Return the number of a block's iterations."""
     return reduce(mul, [sch.get(loop).extent for loop in sch.get_loops(block)], tirx.IntImm("int64", 1))
 
 
 def _same(a: Any, b: Any) -> bool:
+    """Return whether two expressions are equal for all values."""
     return bool(Analyzer().can_prove_equal(a, b))
 
 
 def _walked(node: Any, kind: type) -> list[Any]:
+    """Return the nodes of a kind below `node`, children first."""
     found: list[Any] = []
     # A lambda, since TVM uses the return value of a visitor, and inspects its signature.
     tvm_ffi.structural_walk(node, (kind, lambda each: found.append(each)), order="post")  # noqa: PLW0108
@@ -125,11 +134,12 @@ def _walked(node: Any, kind: type) -> list[Any]:
 
 
 def _costly(block: Any) -> bool:
+    """Return whether a block calls functions, so that computing it twice is worse than storing it."""
     # Calls are exp, tanh, or the if_then_else of padding; loads, arithmetic and casts cost less than memory access.
     return any(not is_opaque(call) for call in _walked(block.body, Call))
 
 
-def _fits(sch: Schedule, block: Block, consumer: Block) -> bool:
+def _stays_small(sch: Schedule, block: Block, consumer: Block) -> bool:
     """Return whether the producer of an operand can be inlined: TVM repeats its expression at each load of it.
 
     TVM's simplifier takes twice as long for each choice that is nested in another.
@@ -170,6 +180,7 @@ class Axes:
 
 
 def _among(node: Any, nodes: Iterable[Any]) -> bool:
+    """Return whether a node is one of these, by identity."""
     return any(node.same_as(each) for each in nodes)
 
 
@@ -177,9 +188,10 @@ def _among(node: Any, nodes: Iterable[Any]) -> bool:
 
 
 def _inline(sch: Schedule, block: Block) -> None:
+    """Inline a block into its consumers if that repeats no costly work."""
     consumers = list(sch.get_consumers(block))
     again = len(consumers) > 1 or any(not _same(_work(sch, block), _work(sch, each)) for each in consumers)
-    if not (again and _costly(sch.get(block))) and all(_fits(sch, block, each) for each in consumers):
+    if not (again and _costly(sch.get(block))) and all(_stays_small(sch, block, each) for each in consumers):
         sch.compute_inline(block)
 
 
@@ -220,6 +232,7 @@ def _rank(sch: Schedule, block: Block) -> int:
 
 
 def _compute_at(sch: Schedule, block: Block, loop: Loop) -> None:
+    """Compute a producer in a loop of its consumer. Raises if that repeats work."""
     before = _work(sch, block)
     sch.compute_at(block, loop, preserve_unit_loops=True)
     if not _same(before, _work(sch, block)):
@@ -286,6 +299,7 @@ def _gather(sch: Schedule, block: Block, operand: int, stride: int) -> None:
 
 
 def _write_back(sch: Schedule, block: Block, loop: Loop) -> None:
+    """Keep a tile of sums in registers until all terms are added."""
     consumers = list(sch.get_consumers(block))
     if not consumers:
         consumers = [sch.cache_write(block, 0, "local")]

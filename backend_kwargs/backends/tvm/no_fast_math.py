@@ -35,6 +35,7 @@ def exact_math(target: Any) -> Iterator[None]:
 
 @contextmanager
 def _nvcc_exact() -> Iterator[None]:
+    """Tell TVM to call nvcc without fast math."""
     known = os.environ.get(NVCC_IS_EXACT)
     os.environ[NVCC_IS_EXACT] = known or "1"
     try:
@@ -48,6 +49,7 @@ def _nvcc_exact() -> Iterator[None]:
 
 @contextmanager
 def _nvrtc_exact() -> Iterator[None]:
+    """Drop fast math from TVM's calls of NVRTC."""
     # No later option cancels this one, so it must not reach NVRTC.
     try:
         nvrtc = import_module("cuda.bindings.nvrtc")
@@ -63,6 +65,8 @@ def _nvrtc_exact() -> Iterator[None]:
 
 
 def _without_fast(compiles: Callable[..., Any], thread: int) -> Callable[..., Any]:
+    """Return NVRTC's function, which drops the first option for fast math on one thread."""
+
     def compile_program(program: Any, count: int, options: Sequence[bytes]) -> Any:
         kept = list(options)
         if threading.get_ident() == thread and FAST in kept:

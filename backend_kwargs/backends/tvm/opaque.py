@@ -73,6 +73,7 @@ def hide(mod: tvm.IRModule, *, totals: bool = False) -> tvm.IRModule:
 
 
 def _store(totals: bool, store: Any, _: Any) -> Any:
+    """Return a store whose value is opaque; an accumulated total stays a plain sum."""
     value = store.value
     if not _is_total(store) or (totals and not _is_float(value)):
         value = opaque(value)
@@ -85,6 +86,7 @@ def _store(totals: bool, store: Any, _: Any) -> Any:
 
 
 def _is_total(store: Any) -> bool:
+    """Return whether a store adds to what it overwrites."""
     load = store.value.a if isinstance(store.value, tirx.Add) else None
     return (
         isinstance(load, TensorLoad)
@@ -113,6 +115,7 @@ def opaque(expr: Any, *variables: Any) -> Any:
 
 
 def _of_data(expr: Any, variables: Any) -> bool:
+    """Return whether an expression reads data: loaded values, floats, or `variables`."""
     found: list[Any] = []
     # A lambda, since TVM uses the return value of a visitor, and inspects its signature.
     kinds = TensorLoad, tirx.FloatImm, tirx.Var
@@ -125,6 +128,7 @@ def _is_float(expr: Any) -> bool:
 
 
 def _call(name: str, ty: Any, *args: Any) -> Any:
+    """Return a call of an intrinsic; tensors become their loads."""
     return Call(Op.get(name), [getattr(x, "asobject", lambda x=x: x)() for x in args], ret_ty=ty)
 
 
@@ -132,15 +136,18 @@ def _call(name: str, ty: Any, *args: Any) -> Any:
 
 
 def _operator(operator: type, call: Any) -> Any:
+    """Return an intrinsic as the operator that it hides."""
     # TVM narrows an index to 32 bits even if it is an operand of data.
     return operator(*_in(max((x.ty.dtype for x in call.args), key=lambda dtype: dtype.bits), call.args))
 
 
 def _in(dtype: Any, args: Any) -> list[Any]:
+    """Return the arguments in one dtype."""
     return [x if x.ty.dtype == dtype else tirx.Cast(str(dtype), x) for x in args]
 
 
 def _wraps(call: Any) -> bool:
+    """Return whether a result is an integer, which wraps."""
     return "int" in str(call.ty.dtype)
 
 
@@ -181,6 +188,7 @@ def _cuda(operator: type, call: Any) -> Any:
 
 
 def _typed(code: str, bits: int, like: Any) -> Any:
+    """Return a dtype with as many lanes as `like`."""
     return tvm_ffi.dtype(f"{code}{bits}").with_lanes(like.lanes)
 
 
@@ -200,6 +208,7 @@ def _rounded(call: Any) -> Any:
 
 
 def _isnan(unequal: Callable[[Any, Any], Any], call: Any) -> Any:
+    """Return whether a value differs from itself."""
     (x,) = call.args
     value = tirx.Var("value", str(x.ty.dtype))
     return tirx.Let(value, x, unequal(value, value))
@@ -223,6 +232,7 @@ RULES: Mapping[str, Mapping[str, Any]] = {
 
 
 def _register() -> None:
+    """Register the intrinsics, and how they become operators, with TVM."""
     for name, rules in RULES.items():
         register_op_attr(name, "TCallEffectKind", CallEffectKind.Pure.value)
         register_op_attr(name, "TVectorizable", True)

@@ -13,7 +13,7 @@ from backend_kwargs.backends.tvm.decompositions import decompositions
 from backend_kwargs.backends.tvm.lowering import Kernels, lower
 from backend_kwargs.backends.tvm.lowering.node import DTYPES
 from backend_kwargs.backends.tvm.runtime import runner
-from backend_kwargs.backends.tvm.settings import Settings
+from backend_kwargs.backends.tvm.settings import TVMOptions
 from backend_kwargs.backends.tvm.supported import ATEN_OPS, DENIED, aten_ops
 from backend_kwargs.graphs.parts import device_of, returned_by
 
@@ -30,7 +30,7 @@ class TVM(PartCompiler):
     unreported: ClassVar[Collection[str]] = (LEFT_TO_ATEN,)
     trains: ClassVar[bool] = True
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: TVMOptions) -> None:
         self.settings, self.freezes, self.kernels = settings, settings.freeze, Kernels()
         self.fallback, self.verify = settings.fallback, settings.verify
 

@@ -95,6 +95,7 @@ def _on_stream(device: torch.device, main: _Main, *, brings_stream: bool) -> Cal
 
 
 def _after_last_stream(device: torch.device) -> None:
+    """Let the current stream wait for that of the last call on a device."""
     # TVM's pool reuses memory at once, which is safe only on one stream: there it follows the last use.
     current = torch.cuda.current_stream(device)
     last = _last_streams.get(device, current)

@@ -15,7 +15,7 @@ from tvm.target import Target
 from backend_kwargs.backends.tvm.cpu_schedule import schedule_cpu
 from backend_kwargs.backends.tvm.lowering.node import is_one
 from backend_kwargs.backends.tvm.opaque import NAMES, is_opaque, opaque
-from backend_kwargs.backends.tvm.settings import Settings
+from backend_kwargs.backends.tvm.settings import TVMOptions
 from backend_kwargs.errors import error_text, warn_once
 
 SCHEDULED = "tirx.is_scheduled"
@@ -31,7 +31,7 @@ class NoRuleFitsError(Exception):
     """None of dlight's rules applies to a function."""
 
 
-def schedule(mod: tvm.IRModule, settings: Settings, target: Target) -> tuple[tvm.IRModule, int, tuple[str, ...]]:
+def schedule(mod: tvm.IRModule, settings: TVMOptions, target: Target) -> tuple[tvm.IRModule, int, tuple[str, ...]]:
     """Return the module with its functions scheduled, the number of tuned ones, and notes for the report."""
     if _is_gpu(target):
         mod = _without_single_reductions(mod)
@@ -68,6 +68,7 @@ def _without_single_reductions(mod: tvm.IRModule) -> tvm.IRModule:
 
 
 def _as_plain(block: Any, mutator: Any) -> Any:
+    """Return a reduction over one element as a plain statement; other blocks as they are."""
     block = mutator.default_mutate(block)
     reduced = [each for each in block.iter_vars if each.iter_type == tirx.IterVar.CommReduce]
     if not isinstance(block.init, tirx.BufferStore) or not all(is_one(each.dom.extent) for each in reduced):
@@ -111,6 +112,7 @@ def _is_scheduled(func: Any) -> bool:
 
 
 def _guarded(func: tirx.PrimFunc, rule: Callable[[tirx.PrimFunc], Schedule]) -> tirx.PrimFunc:
+    """Return a scheduled function, or the function itself where its rule fails."""
     try:
         return rule(func).mod["main"].with_attr(SCHEDULED, True)
     except NoRuleFitsError:
@@ -121,6 +123,7 @@ def _guarded(func: tirx.PrimFunc, rule: Callable[[tirx.PrimFunc], Schedule]) -> 
 
 
 def _dlight(func: tirx.PrimFunc, target: Target) -> Schedule:
+    """Schedule a function by the first rule of dlight that fits. Raises NoRuleFitsError."""
     for rule in DLIGHT["gpu" if _is_gpu(target) else "llvm"]:
         if (found := _tried(rule, func, target)) is not None:
             return found
@@ -128,6 +131,7 @@ def _dlight(func: tirx.PrimFunc, target: Target) -> Schedule:
 
 
 def _tried(rule: dl.ScheduleRule, func: tirx.PrimFunc, target: Target) -> Schedule | None:
+    """Return the schedule by one rule, None if the rule does not fit."""
     try:
         found = rule.apply(func, target, False)
         scheduled = found[0] if isinstance(found, list) else found

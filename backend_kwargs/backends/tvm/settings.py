@@ -1,4 +1,4 @@
-"""TVM's options: their docs and defaults, checks, and `Settings`, which the other modules read."""
+"""TVM's options: their docs and defaults, checks, and `TVMOptions`, which the other modules read."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -6,15 +6,15 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Annotated, Any, Literal
 
-from backend_kwargs.backends.tvm.checks import KIND, TUNING
+from backend_kwargs.backends.tvm.option_checks import KIND, TUNING
+from backend_kwargs.backends.tvm.versions import CUDA
 from backend_kwargs.errors import BackendKwargsError
 from backend_kwargs.options.option import declared
-from backend_kwargs.options.requirements import Limit, Rule
-from backend_kwargs.options.trust import TVM_DATA
+from backend_kwargs.options.requirements import Limit, Need, Requirement, Rule
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
+class TVMOptions:
     """The options of TVM, with their defaults."""
 
     target: Annotated[str | dict[str, Any] | None, "what to generate code for: a kind, or a dict with 'kind'"] = None
@@ -47,13 +47,13 @@ class Settings:
     opt_level: Annotated[int | None, "of TVM's PassContext; ignored by Relax"] = None
 
     @classmethod
-    def of(cls, options: Mapping[str, Any]) -> "Settings":
+    def of(cls, options: Mapping[str, Any]) -> "TVMOptions":
         """Return the settings for checked `options`: a work_dir alone reuses tuning results."""
         reuses = {"scheduler": "meta_schedule", "trials": 0} if _reuses(options) else {}
         return cls(**{**options, **reuses})
 
 
-OPTIONS = declared(Settings, TVM_DATA)
+OPTIONS = declared(TVMOptions, data={"aten_ops"})
 
 GONE = "was removed from TVM"
 # Options known to users of older releases, of other backends or of torch.compile.
@@ -83,30 +83,39 @@ def verify(options: Mapping[str, Any], tell: Callable[[Limit], None]) -> None:
 
 
 def _reuses(options: Mapping[str, Any]) -> bool:
+    """Return whether tuning results are only reused."""
     return bool(options.get("work_dir")) and options.get("scheduler") is None
 
 
 def _without_trials(value: Callable[[str], Any]) -> str:
+    """Return why an option of the search has no effect, "" if it has."""
     if value("scheduler") != "meta_schedule":
         return "it is read only under scheduler='meta_schedule'"
     return "" if value("trials") else "trials=0 measures nothing"
 
 
 def _no_search_to_keep(value: Callable[[str], Any]) -> str:
+    """Return why `work_dir` has no effect, "" if it has."""
     return "dlight's rules measure nothing" if value("scheduler") == "dlight" else ""
 
 
-def _of_cuda(value: Callable[[str], Any]) -> Sequence[tuple[str, ...]]:
+def _of_cuda(value: Callable[[str], Any]) -> Sequence[tuple[Need, ...]]:
+    """Return what a target of kind cuda needs."""
     target = value("target")
     kind = target["kind"] if isinstance(target, Mapping) else target
-    return [CUDA] if kind == "cuda" else []
+    return [ON_CUDA] if kind == "cuda" else []
 
 
-CUDA = ("gpu", "tvm_cuda")
+ON_CUDA: tuple[Need, ...] = ("gpu", CUDA)
+XGBOOST = Requirement(
+    lambda here: all(package in here.packages for package in ("xgboost", "psutil")),
+    "xgboost and psutil are not both importable",
+    "pip install xgboost psutil, or take cost_model='random'",
+)
 RULES: tuple[Rule, ...] = (
     Rule("target", either=_of_cuda),
-    Rule("cuda_graph", needs=CUDA),
-    Rule("cost_model", unless=_without_trials, either=lambda v: [("xgboost",)] if v("cost_model") == "xgb" else []),
+    Rule("cuda_graph", needs=ON_CUDA),
+    Rule("cost_model", unless=_without_trials, either=lambda v: [(XGBOOST,)] if v("cost_model") == "xgb" else []),
     *(
         Rule(name, unless=_without_trials)
         for name in ("strategy", "seed", "max_trials_per_task", "num_trials_per_iter")

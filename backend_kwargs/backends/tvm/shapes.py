@@ -61,6 +61,7 @@ def to_tvm(size: int | torch.SymInt | sympy.Expr, variables: Mapping[sympy.Symbo
 
 
 def _wide(size: Any) -> Any:
+    """Return a size in 64 bits."""
     return tirx.const(size, "int64") if isinstance(size, int) else size
 
 
@@ -71,6 +72,7 @@ def unread(names: Sequence[str], values: Sequence[Any], symbols: Iterable[sympy.
 
 
 def _source(symbol: sympy.Symbol, names: Sequence[str], values: Sequence[Any]) -> ShapeSource:
+    """Return where a symbol's value is read. Raises UnknownSize."""
     for name, value in zip(names, values, strict=True):
         sizes = enumerate(value.shape) if isinstance(value, torch.Tensor) else [(None, value)]
         for dim, size in sizes:

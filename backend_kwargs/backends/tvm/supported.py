@@ -78,5 +78,6 @@ def _flops(node: fx.Node, result: torch.Tensor) -> float:
 
 
 def _size(shape: Iterable[Any]) -> int:
+    """Return the number of elements of a shape."""
     # The hint of a symbol, since a comparison of the symbol would guard, and recompile for other sizes.
     return math.prod(size if isinstance(size, int) else int(size.node.hint or 1) for size in shape)

@@ -47,6 +47,7 @@ def host() -> dict[str, Any]:
 
 
 def _gpu(device: torch.device) -> Target:
+    """Return the target of a GPU of this machine. Raises BackendKwargsError."""
     try:
         found = Target.from_device(tvm.device(device.type, device.index or 0))
     except Exception as error:
@@ -57,6 +58,7 @@ def _gpu(device: torch.device) -> Target:
 
 
 def _checked(named: str | Mapping[str, Any]) -> Target:
+    """Return the target that the user names. Raises BackendKwargsError for what TVM or LLVM does not know."""
     try:
         target = Target(named if isinstance(named, str) else dict(named))
     except Exception as error:

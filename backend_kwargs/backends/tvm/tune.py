@@ -34,9 +34,9 @@ from tvm.s_tir import Schedule
 from tvm.s_tir import meta_schedule as ms
 from tvm.target import Target
 
-from backend_kwargs.backends.tvm.checks import TUNING
 from backend_kwargs.backends.tvm.no_fast_math import exact_math
-from backend_kwargs.backends.tvm.settings import Settings
+from backend_kwargs.backends.tvm.option_checks import TUNING
+from backend_kwargs.backends.tvm.settings import TVMOptions
 from backend_kwargs.errors import BackendKwargsError, error_text, warn_once
 from backend_kwargs.files.atomic_write import write_whole
 
@@ -57,7 +57,7 @@ QUIET = logging.getLogger(__name__)
 Ours = Callable[[tirx.PrimFunc], Schedule]
 
 
-def tuned(mod: tvm.IRModule, settings: Settings, target: Target, ours: Ours) -> tuple[tvm.IRModule, int]:
+def tuned(mod: tvm.IRModule, settings: TVMOptions, target: Target, ours: Ours) -> tuple[tvm.IRModule, int]:
     """Return the module with the best known schedule for each function, and the number of schedules measured now.
 
     Where a function is tuned, `ours` is measured too, so a short search never makes it slower.
@@ -75,7 +75,7 @@ def tuned(mod: tvm.IRModule, settings: Settings, target: Target, ours: Ours) -> 
 # ---- known results
 
 
-def _directory(settings: Settings, target: Target) -> Path | None:
+def _directory(settings: TVMOptions, target: Target) -> Path | None:
     """Return the folder of a target's results: TVM would use results for any target, by the function alone."""
     if settings.work_dir is None:
         return None
@@ -144,18 +144,22 @@ def _timed(parsed: Any) -> tuple[float, int, Any]:
 
 
 def _record(workloads: Sequence[Any], at: int, record: Any) -> Any:
+    """Return a parsed record with its workload, None if it is broken."""
     return _attempted(lambda: ms.database.TuningRecord.from_json(record, workloads[at]))
 
 
 def _lines(file: Path) -> list[str]:
+    """Return the lines of a file, none if there is no file."""
     return file.read_text(errors="replace").splitlines() if file.is_file() else []
 
 
 def _parsed(line: str, read: Callable[[Any], Any]) -> Any:
+    """Return what `read` makes of a line of JSON, None if it is broken."""
     return _attempted(lambda: read(json.loads(line)))
 
 
 def _attempted(read: Callable[[], Any]) -> Any:
+    """Return the result of `read`, None if it fails."""
     try:
         return read()
     except Exception:  # noqa: BLE001 - an incomplete line, or one of another TVM: its schedule is skipped
@@ -165,7 +169,8 @@ def _attempted(read: Callable[[], Any]) -> Any:
 # ---- the search
 
 
-def _search(mod: tvm.IRModule, settings: Settings, target: Target, known: Known, ours: Ours) -> int:
+def _search(mod: tvm.IRModule, settings: TVMOptions, target: Target, known: Known, ours: Ours) -> int:
+    """Search for schedules of those functions that are not searched yet; return the number of measurements."""
     if settings.cost_model == "xgb" and not all(map(find_spec, XGB_NEEDS)):
         raise BackendKwargsError(
             f"TVM option 'cost_model' of 'xgb' needs: pip install {' '.join(XGB_NEEDS)}, or take 'random'."
@@ -212,6 +217,7 @@ def _why_incomplete(directory: Path, database: ms.database.JSONDatabase, trials:
 
 
 def _is_record(parsed: Any) -> bool:
+    """Return whether a parsed line is a record."""
     return isinstance(parsed, list)
 
 
@@ -229,7 +235,8 @@ def _best(database: ms.database.JSONDatabase) -> tuple[list[Any], list[Any]]:
     return [*workloads.values()], [record for _, record in best.values()]
 
 
-def _share(settings: Settings, tasks: Sequence[Any]) -> int:
+def _share(settings: TVMOptions, tasks: Sequence[Any]) -> int:
+    """Return the most trials for one function."""
     return int(settings.max_trials_per_task or -(-settings.trials // max(len(tasks), 1)))
 
 
@@ -251,7 +258,7 @@ def _slow(tasks: Sequence[Any], seconds: Sequence[float | None]) -> list[Any]:
     return [task for task, each in zip(tasks, spent, strict=True) if each is None or each >= least]
 
 
-def _tune(tasks: list[Any], settings: Settings, builder: Any, runner: Any, database: Any) -> bool:
+def _tune(tasks: list[Any], settings: TVMOptions, builder: Any, runner: Any, database: Any) -> bool:
     """Search, and return whether the search was completed: TVM fails at some functions, after some measurements."""
     share = _share(settings, tasks)
     states = ms.utils.fork_seed(settings.seed, n=len(tasks))
@@ -289,6 +296,7 @@ def _tune(tasks: list[Any], settings: Settings, builder: Any, runner: Any, datab
 
 
 def _space(target: Target) -> Any:
+    """Return the space of schedules in which a target's functions are searched."""
     kind = "cuda" if target.kind.name == "cuda" else "llvm"
     rules = ms.ScheduleRule.create(kind)
     if kind == "llvm":
@@ -404,6 +412,7 @@ class InProcessRunner(ms.runner.PyRunner):  # type: ignore[misc] # TVM is not ty
 
 
 def _argument(info: Any, device: Any) -> Any:
+    """Return an input for a measurement."""
     dtype = getattr(torch, str(info.dtype))
     # Zeros are valid indices too; random ones would read out of bounds.
     filled = (
@@ -419,6 +428,7 @@ def _argument(info: Any, device: Any) -> Any:
 
 @contextmanager
 def _tensor_intrinsics() -> Iterator[None]:
+    """Import TVM's tensor intrinsics in seconds instead of half a minute."""
     # They are Python that TVM parses at import, each function with inspect.stack(), which looks up the source of every
     # frame on the stack: half a minute. The parser needs only the frames.
     with patch("inspect.stack", _frames):
@@ -427,6 +437,7 @@ def _tensor_intrinsics() -> Iterator[None]:
 
 
 def _frames(context: int = 1) -> list[inspect.FrameInfo]:
+    """Return the stack as `inspect.stack` does, without sources."""
     walk = traceback.walk_stack(sys._getframe(1))
     return [
         inspect.FrameInfo(frame, frame.f_code.co_filename, line, frame.f_code.co_name, None, None)
@@ -436,6 +447,7 @@ def _frames(context: int = 1) -> list[inspect.FrameInfo]:
 
 @contextmanager
 def _progress(trials: int) -> Iterator[Callable[[], None]]:
+    """Show a bar on a terminal, which the yielded function advances."""
     columns = TextColumn("tuning"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
     console = Console(stderr=True)
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:

@@ -8,11 +8,22 @@ from contextlib import contextmanager
 from types import MappingProxyType, ModuleType
 
 from backend_kwargs.errors import BackendKwargsError
-from backend_kwargs.options.requirements import INSTALL_TVM, installed_version
+from backend_kwargs.options.requirements import Requirement, install, installed_version, places_of
 
 # By distribution, the required prefix of the version. Each TVM renames its API; with a later FFI tuning crashes.
 WORKING: Mapping[str, str] = MappingProxyType({"apache-tvm": "0.27.", "apache-tvm-ffi": "0.1.14.post"})
+INSTALL = install("tvm")
 SIGACTION_BYTES = 1024  # more than the `struct sigaction` of any system
+
+
+def has_cuda() -> bool:
+    """Return whether the installed TVM has its CUDA library; importing TVM to find out would take seconds."""
+    return any(library for place in places_of("tvm") for library in place.glob("lib/*tvm_runtime_cuda*"))
+
+
+CUDA = Requirement(
+    lambda _: has_cuda(), "the installed apache-tvm is not a GPU build (it has no CUDA runtime)", INSTALL
+)
 
 
 def unfit() -> str:
@@ -29,7 +40,7 @@ def unfit() -> str:
 def require_tvm() -> ModuleType:
     """Import tvm, after torch, and restore the process's hooks; raise if it cannot be used."""
     if reason := unfit():
-        raise BackendKwargsError(f"TVM cannot work here: {reason}; {INSTALL_TVM}.")
+        raise BackendKwargsError(f"TVM cannot work here: {reason}; {INSTALL}.")
     import torch  # noqa: F401 - first, since both load libraries of the same names
 
     with _hooks_kept():
@@ -52,4 +63,5 @@ def _hooks_kept() -> Iterator[None]:
 
 
 def _release(working: str) -> str:
+    """Return the prefix of a version as a release."""
     return working.removesuffix(".").removesuffix(".post")

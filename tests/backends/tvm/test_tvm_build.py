@@ -20,7 +20,7 @@ from backend_kwargs.backends.tvm import schedules  # noqa: E402
 from backend_kwargs.backends.tvm.build import LEGALIZE, build  # noqa: E402
 from backend_kwargs.backends.tvm.cpu_schedule import schedule_cpu  # noqa: E402
 from backend_kwargs.backends.tvm.lowering import lower  # noqa: E402
-from backend_kwargs.backends.tvm.settings import Settings  # noqa: E402
+from backend_kwargs.backends.tvm.settings import TVMOptions  # noqa: E402
 from backend_kwargs.backends.tvm.target import host, target_of  # noqa: E402
 from backend_kwargs.errors import BackendKwargsError  # noqa: E402
 
@@ -42,7 +42,7 @@ def module(body, *types):
 
 
 def run(mod, *inputs, **settings):
-    built = build(mod, Settings(**settings), CPU)
+    built = build(mod, TVMOptions(**settings), CPU)
     return torch.from_dlpack(relax.VirtualMachine(built.executable, tvm.cpu())["main"](*inputs)[0])
 
 
@@ -132,7 +132,7 @@ def test_pass_config_reaches_tvm_and_does_not_leak():
         seen.append(dict(context.config))
         return mod
 
-    build(mod, Settings(pipeline=spy, pass_config={"tirx.disable_vectorize": True}), CPU)
+    build(mod, TVMOptions(pipeline=spy, pass_config={"tirx.disable_vectorize": True}), CPU)
     assert seen == [{"tirx.disable_vectorize": True}]
     assert dict(tvm.transform.PassContext.current().config) == {}
 
@@ -170,7 +170,7 @@ def test_right_on_sizes_that_do_not_divide(op, wanted, size):
 def test_a_nan_in_any_lane_is_the_result(reduce, at):
     x = torch.randn(5, 64)
     x[2, at] = torch.nan
-    executable = build(lower(traced(lambda x: (reduce(x, -1),), x)).mod, Settings(), CPU).executable
+    executable = build(lower(traced(lambda x: (reduce(x, -1),), x)).mod, TVMOptions(), CPU).executable
     assert_close(
         torch.from_dlpack(relax.VirtualMachine(executable, tvm.cpu())["main"](x)[0]), reduce(x, -1), equal_nan=True
     )
@@ -207,7 +207,7 @@ def test_right_in_other_dtypes(dtype):
 def test_one_compile_serves_every_size():
     n = tvm.tirx.Var("n", "int64")
     mod = module(lambda x: relax.op.nn.softmax(relax.op.add(x, x)), ((n, 32), "float32"))
-    main = relax.VirtualMachine(build(mod, Settings(), CPU).executable, tvm.cpu())["main"]
+    main = relax.VirtualMachine(build(mod, TVMOptions(), CPU).executable, tvm.cpu())["main"]
     for size in SIZES:
         x = torch.randn(size, 32)
         assert_close(torch.from_dlpack(main(x)[0]), (x + x).softmax(-1))
@@ -240,7 +240,7 @@ def test_fused_graphs_of_several_outputs_are_right(steps, shape, outputs):
         return tuple(value + 1 for value in values[1:][-outputs:])
 
     x = torch.randn(shape)
-    executable = build(lower(traced(graph, x)).mod, Settings(), CPU).executable
+    executable = build(lower(traced(graph, x)).mod, TVMOptions(), CPU).executable
     results = relax.VirtualMachine(executable, tvm.cpu())["main"](x)
     assert_close([torch.from_dlpack(each) for each in results], list(graph(x)), rtol=1e-4, atol=1e-4)
 
@@ -257,7 +257,7 @@ def test_a_loop_of_several_blocks_is_not_in_vectors(monkeypatch):
         return (x + 1) * 2 - x.abs().mean(-1, keepdim=True)
 
     x = torch.randn(4, 9)
-    executable = build(lower(traced(graph, x)).mod, Settings(), CPU).executable
+    executable = build(lower(traced(graph, x)).mod, TVMOptions(), CPU).executable
     assert_close(torch.from_dlpack(relax.VirtualMachine(executable, tvm.cpu())["main"](x)[0]), graph(x))
 
 
@@ -280,7 +280,7 @@ def test_a_short_symbolic_row_is_summed_right():
     n = tvm.tirx.Var("n", "int64")
     mod = module(lambda x: relax.op.sum(x, [-1]), ((3, n), "float32"))
     assert "_rf" not in loops(mod)  # a lane without elements would contain arbitrary memory
-    main = relax.VirtualMachine(build(mod, Settings(), CPU).executable, tvm.cpu())["main"]
+    main = relax.VirtualMachine(build(mod, TVMOptions(), CPU).executable, tvm.cpu())["main"]
     for size in (1, 5, 40):
         x = torch.randn(3, size)
         assert_close(torch.from_dlpack(main(x)[0]), x.sum(-1))
@@ -371,7 +371,9 @@ def test_a_vector_is_loaded_at_once(size):
 
     lowered = lower(traced(graph, torch.randn(1, 16, size, size), *torch.rand(4, 16, 1, 1)))
     code = (
-        build(lowered.mod, Settings(target={**ONE, "mcpu": AVX512}), CPU).executable.mod.imports[0].inspect_source("ll")
+        build(lowered.mod, TVMOptions(target={**ONE, "mcpu": AVX512}), CPU)
+        .executable.mod.imports[0]
+        .inspect_source("ll")
     )
     assert "<16 x float>" in code
     assert not re.findall(r"insertelement <16 x float> %", code)  # one element loaded after the other

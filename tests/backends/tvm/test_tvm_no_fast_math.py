@@ -17,7 +17,7 @@ from tvm.support import nvcc  # noqa: E402
 from backend_kwargs.backends.tvm.build import build  # noqa: E402
 from backend_kwargs.backends.tvm.lowering import lower  # noqa: E402
 from backend_kwargs.backends.tvm.no_fast_math import FAST, MODE, NVCC_IS_EXACT, exact_math  # noqa: E402
-from backend_kwargs.backends.tvm.settings import Settings  # noqa: E402
+from backend_kwargs.backends.tvm.settings import TVMOptions  # noqa: E402
 
 KEPT = b"--device-int128"  # another option of TVM's
 GPU = {"kind": "cuda", "arch": "sm_90", "max_threads_per_block": 1024, "thread_warp_size": 32}
@@ -68,7 +68,7 @@ def test_a_build_for_cuda_is_exact(asked, monkeypatch):
     """TVM's CUDA code is compiled without fast math; without a GPU it would remain text."""
     monkeypatch.setattr(tvm.relax, "build", lambda *args, **kwargs: compiles())
     mod = lower(traced(torch.sin, torch.randn(4, 9))).mod
-    build(mod, Settings(target=GPU), torch.device("cuda"))
+    build(mod, TVMOptions(target=GPU), torch.device("cuda"))
     assert [FAST in options for options in asked] == [False]
 
 

@@ -14,7 +14,7 @@ from tvm import tirx  # noqa: E402
 from backend_kwargs.backends.tvm.build import build  # noqa: E402
 from backend_kwargs.backends.tvm.lowering import lower  # noqa: E402
 from backend_kwargs.backends.tvm.opaque import NUMBER, hide, is_opaque, number, opaque  # noqa: E402
-from backend_kwargs.backends.tvm.settings import Settings  # noqa: E402
+from backend_kwargs.backends.tvm.settings import TVMOptions  # noqa: E402
 
 GPU = {"kind": "cuda", "arch": "sm_90", "max_threads_per_block": 1024, "thread_warp_size": 32}
 GPU |= {"max_shared_memory_per_block": 49152}
@@ -57,7 +57,7 @@ def test_frozen_constants_are_not_folded_as_reals(compiled):
 
 def source(function, *args):
     """Return the CUDA code of a function, for which no GPU is needed."""
-    built = build(lower(traced(function, *args)).mod, Settings(target=GPU), torch.device("cuda"))
+    built = build(lower(traced(function, *args)).mod, TVMOptions(target=GPU), torch.device("cuda"))
     return "".join(each.inspect_source() for host in built.executable.mod.imports for each in host.imports)
 
 

@@ -6,8 +6,8 @@ import pytest
 
 from backend_kwargs import BackendKwargsError, BackendKwargsWarning, explain, make_backend
 from backend_kwargs.backends import declared
-from backend_kwargs.backends.tvm import checks
-from backend_kwargs.backends.tvm.settings import OPTIONS, Settings
+from backend_kwargs.backends.tvm import option_checks, versions
+from backend_kwargs.backends.tvm.settings import OPTIONS, TVMOptions
 from backend_kwargs.backends.tvm.versions import require_tvm, unfit
 from backend_kwargs.options.requirements import Machine
 
@@ -221,7 +221,7 @@ def test_options_that_make_no_sense_together(options, message):
 )
 def test_settings(given, scheduler, trials):
     """With only a work_dir, earlier tuning results are applied and nothing is tuned."""
-    settings = Settings.of(given)
+    settings = TVMOptions.of(given)
     assert (settings.scheduler, settings.trials) == (scheduler, trials)
 
 
@@ -243,7 +243,7 @@ def test_list_of_operators():
     assert make_backend("tvm", aten_ops=["mm"]) == make_backend("tvm", aten_ops=("mm",))
 
 
-ON_A_CPU = Machine(tvm="apache-tvm 0.27.0")
+ON_A_CPU = Machine()
 INERT = [
     pytest.param({"cuda_graph": True}, ON_A_CPU, "no CUDA GPU is visible", id="cuda_graph without a GPU"),
     pytest.param(
@@ -278,13 +278,15 @@ INERT = [
 def test_inert(options, machine, reason, monkeypatch):
     """`explain` says why an option has no effect here."""
     monkeypatch.setattr(declared, "machine", lambda: machine)
+    monkeypatch.setattr(versions, "has_cuda", lambda: False)
     assert explain("tvm", options).effects[-1].status == f"inert because {reason}"
 
 
 def test_every_option_can_act(monkeypatch):
     """For a search on a GPU every option except opt_level has an effect."""
-    whole = Machine(gpu="H200", tvm_cuda=True, packages=frozenset({"psutil", "xgboost"}))
+    whole = Machine(gpu="H200", packages=frozenset({"psutil", "xgboost"}))
     monkeypatch.setattr(declared, "machine", lambda: whole)
+    monkeypatch.setattr(versions, "has_cuda", lambda: True)
     given = {**{name: option.default for name, option in OPTIONS.items()}, "scheduler": "meta_schedule"}
     given |= {"target": "cuda", "cuda_graph": True, "cost_model": "xgb"}
     assert set(make_backend("tvm", given).limits()) == {"opt_level"}
@@ -304,12 +306,12 @@ def tvm():
 
 def test_entries_of_pass_config_are_tvms(tvm):
     """The table of entries equals TVM's own."""
-    assert set(checks.PASS_CONFIG) == set(tvm.transform.PassContext.list_configs())
+    assert set(option_checks.PASS_CONFIG) == set(tvm.transform.PassContext.list_configs())
 
 
 def test_attributes_of_targets_are_tvms(tvm):
     """The table of a target's attributes equals TVM's own, except for two that only TVM sets."""
-    for kind, attributes in checks.TARGETS.items():
+    for kind, attributes in option_checks.TARGETS.items():
         known = tvm.target.Target({"kind": kind, **({"arch": "sm_90"} if kind == "cuda" else {})}).kind.options
         assert set(attributes) == set(known) - {"from_device", "target_device_type"}
 
@@ -319,8 +321,8 @@ def test_pipelines_are_tvms(tvm):
     from tvm.relax import pipeline
     from tvm.tirx.compilation_pipeline import PIPELINE_MAP
 
-    assert {*checks.PIPELINES, checks.TUNING_PIPELINE} == set(pipeline.PIPELINE_MAP)
-    assert set(checks.TIR_PIPELINES) <= set(PIPELINE_MAP)
+    assert {*option_checks.PIPELINES, option_checks.TUNING_PIPELINE} == set(pipeline.PIPELINE_MAP)
+    assert set(option_checks.TIR_PIPELINES) <= set(PIPELINE_MAP)
 
 
 def test_pipeline_of_the_user(tvm):

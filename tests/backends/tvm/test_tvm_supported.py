@@ -14,15 +14,15 @@ from torch.nn import functional
 
 from backend_kwargs.backends.part_compiler import why_not, why_unfit
 from backend_kwargs.backends.tvm import supported
-from backend_kwargs.backends.tvm.checks import BECOMES
 from backend_kwargs.backends.tvm.decompositions import decompositions
 from backend_kwargs.backends.tvm.lowering.table import CONVERTERS, RESHAPED, SAME
+from backend_kwargs.backends.tvm.option_checks import BECOMES
 from backend_kwargs.backends.tvm.part_compiler import TVM
-from backend_kwargs.backends.tvm.settings import Settings
+from backend_kwargs.backends.tvm.settings import TVMOptions
 from backend_kwargs.backends.tvm.supported import DENIED
 from backend_kwargs.graphs.parts import op_name
 
-NO_OPTIONS = Settings(aten_ops=())
+NO_OPTIONS = TVMOptions(aten_ops=())
 x = torch.randn(4, 4)
 
 
@@ -66,7 +66,7 @@ def test_reason(function, name, wanted):
 
 
 def test_operators_left_to_aten():
-    assert reason(torch.mm, "mm.default", x, x, settings=Settings(aten_ops=("mm",))) == "left to ATen by aten_ops"
+    assert reason(torch.mm, "mm.default", x, x, settings=TVMOptions(aten_ops=("mm",))) == "left to ATen by aten_ops"
     assert reason(torch.mm, "mm.default", x, x) == ""
 
 
@@ -82,7 +82,7 @@ def test_operators_left_to_aten():
 )
 def test_what_cudas_libraries_do_best_is_left_to_aten_there(function, shapes, device, wanted):
     """With aten_ops=None, CUDA leaves products to ATen; needs no GPU."""
-    assert reason_on(device, function, *shapes, settings=Settings()) == wanted
+    assert reason_on(device, function, *shapes, settings=TVMOptions()) == wanted
     assert reason_on(device, function, *shapes) == ""
 
 
@@ -114,7 +114,7 @@ def test_what_is_named_in_place_of_an_operator_comes_to_tvm(op, becomes):
 def test_attention_on_cuda_is_left_to_aten(name):
     function = getattr(torch.ops.aten, f"_scaled_dot_product_{name}_attention").default
     more = () if name == "flash" else (None, False)
-    found = reason_on("cuda", lambda *qkv: function(*qkv, *more), *[(1, 4, 8, 8)] * 3, settings=Settings())
+    found = reason_on("cuda", lambda *qkv: function(*qkv, *more), *[(1, 4, 8, 8)] * 3, settings=TVMOptions())
     assert found == "left to ATen by aten_ops"
 
 
@@ -217,7 +217,7 @@ def test_operations_of_a_convolution():
 def test_large_products_on_a_cpu_are_left_to_aten(rows, wanted):
     """Beyond four million operations oneDNN is better; aten_ops=() keeps them."""
     shapes = [(rows, 10), (10, 100)]
-    assert reason_on("cpu", torch.mm, *shapes, settings=Settings()) == wanted
+    assert reason_on("cpu", torch.mm, *shapes, settings=TVMOptions()) == wanted
     assert reason_on("cpu", torch.mm, *shapes) == ""
 
 
@@ -227,7 +227,7 @@ def test_large_products_on_a_cpu_are_left_to_aten(rows, wanted):
 def test_large_convolutions_on_a_cpu_are_left_to_aten(channels, wanted):
     """Beyond a quarter of a million operations."""
     shapes = [(1, channels, 50, 50), (1, channels, 3, 3)]  # 6 channels: 248,832 operations
-    assert reason_on("cpu", torch.conv2d, *shapes, settings=Settings()) == wanted
+    assert reason_on("cpu", torch.conv2d, *shapes, settings=TVMOptions()) == wanted
 
 
 def value_of(shape, dtype=torch.float32, device="cpu"):
@@ -276,4 +276,4 @@ def test_which_names_are_denied():
 )
 def test_the_users_list_decides(aten_ops, wanted):
     """It names operators or overloads, in place of the table."""
-    assert reason(torch.relu, "relu.default", x, settings=Settings(aten_ops=aten_ops)) == wanted
+    assert reason(torch.relu, "relu.default", x, settings=TVMOptions(aten_ops=aten_ops)) == wanted

@@ -26,7 +26,7 @@ from tvm.target import Target  # noqa: E402
 from backend_kwargs import BackendKwargsWarning  # noqa: E402
 from backend_kwargs.backends.tvm import tune  # noqa: E402
 from backend_kwargs.backends.tvm.build import build  # noqa: E402
-from backend_kwargs.backends.tvm.settings import Settings  # noqa: E402
+from backend_kwargs.backends.tvm.settings import TVMOptions  # noqa: E402
 from backend_kwargs.backends.tvm.target import host  # noqa: E402
 from backend_kwargs.backends.tvm.tune import _directory, _slow  # noqa: E402
 from backend_kwargs.errors import BackendKwargsError  # noqa: E402
@@ -49,7 +49,7 @@ def product(rows=16):
 def tuned(work_dir, trials=4, rows=16, **settings):
     settings = {"strategy": "replay-trace", "seed": 0, **settings}
     return build(
-        product(rows), Settings(scheduler="meta_schedule", trials=trials, work_dir=str(work_dir), **settings), CPU
+        product(rows), TVMOptions(scheduler="meta_schedule", trials=trials, work_dir=str(work_dir), **settings), CPU
     )
 
 
@@ -118,7 +118,7 @@ def test_gpus_are_told_apart_and_their_hosts_are_not():
 
     def directory(arch, cores):
         target = Target({"kind": "cuda", "arch": arch}, host=HOST | {"num-cores": cores})
-        return _directory(Settings(work_dir="tuned"), target)
+        return _directory(TVMOptions(work_dir="tuned"), target)
 
     assert directory("sm_80", 1) == directory("sm_80", 2) != directory("sm_90", 2)
 

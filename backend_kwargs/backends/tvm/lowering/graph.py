@@ -83,6 +83,7 @@ class _Lowering:
         return len(results)
 
     def _sources(self, tensors: list[fx.Node]) -> list[ShapeSource]:
+        """Return where the values of symbols that are no input's size come from. Raises Unsupported."""
         inputs = self.gm.graph.find_nodes(op="placeholder")
         known = [node for node in inputs if node in tensors or not isinstance(node.meta["val"], torch.Tensor)]
         try:
@@ -91,20 +92,24 @@ class _Lowering:
             raise Unsupported("sizes", str(error)) from error
 
     def _shape(self, fake: torch.Tensor) -> list[Any]:
+        """Return a fake tensor's shape in TVM's form."""
         return [to_tvm(size, self.variables) for size in fake.shape]
 
     def _results(self) -> list[Any]:
+        """Lower every node, and return the values of the outputs."""
         for node in self.gm.graph.nodes:
             self._step(node)
         (outputs,) = self.gm.graph.output_node().args
         return [self._result(node) for node in (outputs if isinstance(outputs, list | tuple) else [outputs])]
 
     def _result(self, node: Any) -> Any:
+        """Return the value of an output. Raises Unsupported if it is no tensor."""
         if node not in self.values or not isinstance(node.meta["val"], torch.Tensor):
             raise Unsupported("output", f"{node} is not a tensor")
         return self.values[node]
 
     def _step(self, node: fx.Node) -> None:
+        """Lower one node: a constant, an item of several results, or a call."""
         if node.op == "get_attr":
             self.values[node] = constant(operator.attrgetter(str(node.target))(self.gm))
         elif node.target is operator.getitem:
@@ -132,6 +137,7 @@ class _Lowering:
         return every[0] if isinstance(fakes, torch.Tensor) else every
 
     def _cast(self, result: Any, fake: torch.Tensor) -> Any:
+        """Return a result in the dtype of its fake tensor."""
         wanted = dtype(fake)
         return result if str(result.ty.dtype) == wanted else self.bb.emit(relax.op.astype(result, wanted))
 

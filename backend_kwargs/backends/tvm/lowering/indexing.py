@@ -7,7 +7,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from tvm import tirx
+from tvm import te, tirx
+from tvm.tirx import Expr
 
 from backend_kwargs.backends.tvm.lowering.node import Node, axis, cast, compute, int64, load, replaced
 
@@ -19,7 +20,7 @@ def chosen(index: Any, size: Any) -> Any:
     return tirx.max(tirx.min(from_front, size - int64(1)), int64(0))
 
 
-def index(node: Node, x: Any, indices: Sequence[Any]) -> Any:
+def index(node: Node, x: te.Tensor, indices: Sequence[Any]) -> te.Tensor:
     """Lower an index by tensors that torch knows to be within bounds.
 
     Their common shape replaces the indexed dimensions, or comes first if these are not adjacent.
@@ -31,7 +32,7 @@ def index(node: Node, x: Any, indices: Sequence[Any]) -> Any:
     between = places[-1] - places[0] + 1 != len(places)
     front, count = 0 if between else places[0], max(f.dim() for f in fakes)
 
-    def element(i: tuple[Any, ...]) -> Any:
+    def element(i: tuple[Expr, ...]) -> Expr:
         common, rest = i[front : front + count], iter(i[:front] + i[front + count :])
         return x(
             *(chosen(load(indices[d], common), x.shape[d]) if d in places else next(rest) for d in range(len(x.shape)))
@@ -41,8 +42,8 @@ def index(node: Node, x: Any, indices: Sequence[Any]) -> Any:
 
 
 def slice_scatter(
-    node: Node, x: Any, source: Any, dim: int = 0, start: Any = None, end: Any = None, step: int = 1
-) -> Any:
+    node: Node, x: te.Tensor, source: te.Tensor, dim: int = 0, start: Any = None, end: Any = None, step: int = 1
+) -> te.Tensor:
     """Lower slice_scatter: the source inside the slice."""
     at = axis(dim, len(x.shape))
     size, length = node.fakes[0].shape[at], source.shape[at]
@@ -51,7 +52,7 @@ def slice_scatter(
     first = start or 0
     first = min(max(first + size if first < 0 else first, 0), size)
 
-    def element(i: tuple[Any, ...]) -> Any:
+    def element(i: tuple[Expr, ...]) -> Expr:
         apart = i[at] - int64(first)
         place = tirx.floordiv(apart, int64(step))
         within = tirx.all(apart >= int64(0), place < length, tirx.EQ(tirx.floormod(apart, int64(step)), int64(0)))

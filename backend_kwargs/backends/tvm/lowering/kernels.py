@@ -50,12 +50,14 @@ class Kernels:
 
 
 def _described(value: Any) -> Any:
+    """Return dtype and shape in place of a tensor, as a part of a key."""
     if isinstance(value, torch.Tensor):
         return f"{value.dtype} {tuple(value.shape)}"
     return tuple(map(_described, value)) if isinstance(value, list | tuple) else value
 
 
 def _kernel_or_reason(node: fx.Node) -> Kernel | str:
+    """Return the kernel of a node, or why TVM cannot have the node."""
     try:
         return _kernel(node)
     except Unsupported as unsupported:
@@ -65,6 +67,7 @@ def _kernel_or_reason(node: fx.Node) -> Kernel | str:
 
 
 def _kernel(node: fx.Node) -> Kernel:
+    """Convert a node, and check the result against its fake tensor. Raises Unsupported."""
     args, kwargs = fx.node.map_arg((node.args, node.kwargs), lambda each: each.meta["val"])
     leaves, spec = tree_flatten((args, kwargs))
     symbols = sorted(symbols_of([node.meta["val"], *leaves]), key=str)

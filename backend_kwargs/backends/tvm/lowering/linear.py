@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import fx
 from tvm import te
+from tvm.tirx import Expr
 
 from backend_kwargs.backends.tvm.lowering.node import Node, cast, compute, computed_in, load
 from backend_kwargs.backends.tvm.lowering.reductions import cast_to
@@ -15,35 +16,29 @@ aten = torch.ops.aten
 PRODUCTS = (aten.mm.default, aten.addmm.default)
 
 
-def matmul(node: Node, x: Any, y: Any) -> Any:
+def matmul(node: Node, x: te.Tensor, y: te.Tensor, *, transposed: bool = False) -> te.Tensor:
     """Lower mm and bmm."""
-    return cast_to(product(x, y, node.shape, computed_in(node.dtype)), node.dtype)
+    return cast_to(product(x, y, node.shape, computed_in(node.dtype), transposed), node.dtype)
 
 
-def product(x: Any, y: Any, shape: Sequence[Any], within: str) -> Any:
-    """Return the product over the last dimension of x and the second to last of y."""
+def product(x: te.Tensor, y: te.Tensor, shape: Sequence[Expr], within: str, transposed: bool) -> te.Tensor:
+    """Return the product over the last dimension of x and the second to last of y, or its last one if `transposed`."""
     k = te.reduce_axis((0, x.shape[-1]), "k")
     rows = len(x.shape) - 1
 
-    def element(i: tuple[Any, ...]) -> Any:
+    def element(i: tuple[Expr, ...]) -> Expr:
         batch, column = i[: rows - 1], i[rows:]
-        return te.sum(cast(x(*i[:rows], k), within) * cast(y(*batch, k, *column), within), axis=k)
+        factor = y(*column, k) if transposed else y(*batch, k, *column)
+        return te.sum(cast(x(*i[:rows], k), within) * cast(factor, within), axis=k)
 
     return compute(shape, element, "matmul")
 
 
-def linear(node: Node, x: Any, weight: Any, bias: Any = None) -> Any:
+def linear(node: Node, x: te.Tensor, weight: te.Tensor, bias: te.Tensor | None = None) -> te.Tensor:
     """Lower linear: the weight is read in place, since transposing it can take longer than the product."""
-    within = computed_in(node.dtype)
-    k = te.reduce_axis((0, x.shape[-1]), "k")
-
-    def element(i: tuple[Any, ...]) -> Any:
-        return te.sum(cast(x(*i[:-1], k), within) * cast(weight(i[-1], k), within), axis=k)
-
-    xw = compute(node.shape, element, "matmul")
     if bias is None:
-        return cast_to(xw, node.dtype)
-    return compute(node.shape, lambda i: cast(xw(*i) + cast(bias(i[-1]), within), node.dtype))
+        return matmul(node, x, weight, transposed=True)
+    return addmm(node, bias, x, weight, transposed=True)
 
 
 def join_transposed(gm: fx.GraphModule) -> None:
@@ -59,6 +54,7 @@ def join_transposed(gm: fx.GraphModule) -> None:
 
 
 def _join(graph: fx.Graph, node: fx.Node) -> None:
+    """Replace a product by a transposed weight, if it is one, by a linear layer."""
     args: Any = node.args
     *bias, x, transposed = args
     if transposed.target is not aten.permute.default or [dim % 2 for dim in transposed.args[1]] != [1, 0]:
@@ -74,12 +70,21 @@ def _join(graph: fx.Graph, node: fx.Node) -> None:
     graph.erase_node(node)
 
 
-def addmm(node: Node, bias: Any, x: Any, y: Any, *, beta: float = 1, alpha: float = 1) -> Any:
+def addmm(
+    node: Node,
+    bias: te.Tensor,
+    x: te.Tensor,
+    y: te.Tensor,
+    *,
+    beta: float = 1,
+    alpha: float = 1,
+    transposed: bool = False,
+) -> te.Tensor:
     """Lower addmm and addmv: with beta zero the bias may be nan."""
     within = computed_in(node.dtype)
-    xy = product(x, y, node.shape, within)
+    xy = product(x, y, node.shape, within, transposed)
 
-    def element(i: tuple[Any, ...]) -> Any:
+    def element(i: tuple[Expr, ...]) -> Expr:
         scaled = xy(*i) if alpha == 1 else xy(*i) * number(alpha, within)
         if beta == 0:
             return cast(scaled, node.dtype)

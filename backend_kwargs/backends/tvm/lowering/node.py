@@ -132,7 +132,7 @@ def unequal(x: Any, y: Any) -> Any:
     return tirx.any(x < y, x > y, isnan(x), isnan(y)) if is_float(x.ty.dtype) else tirx.NE(x, y)
 
 
-def load(x: Any, index: Sequence[Any], rank: int | None = None) -> Any:
+def load(x: Any, index: Sequence[Any]) -> Any:
     """Return an element of a tensor, broadcast as in torch, or the number itself."""
     if not isinstance(x, te.Tensor):
         return x

@@ -1,13 +1,15 @@
 """Pointwise operators: each as a function of numbers, with torch's type promotion."""
 
 import math
+import operator
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from torch._prims_common import ELEMENTWISE_TYPE_PROMOTION_KIND as KIND
 from torch._prims_common import elementwise_dtypes
-from tvm import tirx
+from tvm import te, tirx
+from tvm.tirx import Expr
 
 from backend_kwargs.backends.part_compiler import Unsupported
 from backend_kwargs.backends.tvm.lowering import vector
@@ -52,12 +54,12 @@ class Pointwise:
         return compute(node.shape, element)
 
 
-def where(condition: Any, x: Any, y: Any) -> Any:
+def where(condition: Expr, x: Expr, y: Expr) -> Expr:
     """Choose without a branch, so that LLVM can vectorize."""
     return tirx.Select(condition, x, y)
 
 
-def zero(x: Any) -> Any:
+def zero(x: Expr) -> Expr:
     """Return zero of an expression's type."""
     return const(0, x)
 
@@ -70,41 +72,41 @@ def libm(name: str) -> Callable[..., Any]:
 modulo = libm("fmod")
 
 
-def maximum(x: Any, y: Any) -> Any:
+def maximum(x: Expr, y: Expr) -> Expr:
     """Return the larger number, nan if one is nan."""
     return where(first_wins(x, x > y), x, y) if is_float(x.ty.dtype) else tirx.max(x, y)
 
 
-def minimum(x: Any, y: Any) -> Any:
+def minimum(x: Expr, y: Expr) -> Expr:
     """Return the smaller number, nan if one is nan."""
     return where(first_wins(x, x < y), x, y) if is_float(x.ty.dtype) else tirx.min(x, y)
 
 
-def first_wins(x: Any, beyond: Any) -> Any:
+def first_wins(x: Expr, beyond: Expr) -> Expr:
     """Return the condition for x to win, such that nan wins: a comparison with nan is false."""
     value = value_of(x)
     return beyond if value is not None and not math.isnan(value) else tirx.any(isnan(x), beyond)
 
 
-def clamp(x: Any, low: Any, high: Any) -> Any:
+def clamp(x: Expr, low: Expr | None, high: Expr | None) -> Expr:
     """Return x clamped to bounds, either of which may be None."""
     x = x if low is None else maximum(low, x)
     return x if high is None else minimum(high, x)
 
 
-def add(x: Any, y: Any, alpha: float = 1) -> Any:
+def add(x: Expr, y: Expr, alpha: float = 1) -> Expr:
     """Return x + alpha y."""
     return x + (y if alpha == 1 else y * const(alpha, y))
 
 
-def nonzero(x: Any) -> Any:
+def nonzero(x: Expr) -> Expr:
     """Return the divisor of an int, which must be a nonzero constant: eager raises for zeros, and TVM cannot."""
     if not value_of(x):
         raise Unsupported("division", "an int divided by what may be zero")
     return x
 
 
-def remainder(x: Any, y: Any) -> Any:
+def remainder(x: Expr, y: Expr) -> Expr:
     """Return the remainder with the divisor's sign."""
     if not is_float(x.ty.dtype):
         return tirx.floormod(x, nonzero(y))
@@ -112,12 +114,12 @@ def remainder(x: Any, y: Any) -> Any:
     return where(tirx.all(unequal(rest, zero(x)), unequal(rest < zero(x), y < zero(x))), rest + y, rest)
 
 
-def fmod(x: Any, y: Any) -> Any:
+def fmod(x: Expr, y: Expr) -> Expr:
     """Return the remainder with the dividend's sign."""
     return modulo(x, y) if is_float(x.ty.dtype) else tirx.truncmod(x, nonzero(y))
 
 
-def floor_divide(x: Any, y: Any) -> Any:
+def floor_divide(x: Expr, y: Expr) -> Expr:
     """Return the quotient rounded down; for floats from the remainder, as in ATen."""
     if not is_float(x.ty.dtype):
         return tirx.floordiv(x, nonzero(y))
@@ -129,37 +131,37 @@ def floor_divide(x: Any, y: Any) -> Any:
     return where(equal(y, zero(y)), x / y, where(equal(quotient, zero(x)), tirx.copysign(zero(x), x / y), down))
 
 
-def truncate_divide(x: Any, y: Any) -> Any:
+def truncate_divide(x: Expr, y: Expr) -> Expr:
     """Return the quotient rounded towards zero."""
     return tirx.trunc(x / y) if is_float(x.ty.dtype) else tirx.truncdiv(x, nonzero(y))
 
 
-def divide(x: Any, y: Any, rounding_mode: str | None = None) -> Any:
+def divide(x: Expr, y: Expr, rounding_mode: str | None = None) -> Expr:
     """Return the quotient in the given rounding mode."""
-    return {None: lambda x, y: x / y, "floor": floor_divide, "trunc": truncate_divide}[rounding_mode](x, y)
+    return {None: operator.truediv, "floor": floor_divide, "trunc": truncate_divide}[rounding_mode](x, y)
 
 
-def isinf(x: Any) -> Any:
+def isinf(x: Expr) -> Expr:
     """Return whether a number is infinite; an int never is."""
     return equal(tirx.abs(x), const(math.inf, x)) if is_float(x.ty.dtype) else tirx.const(False, "bool")
 
 
-def sign(x: Any) -> Any:
+def sign(x: Expr) -> Expr:
     """Return -1, 0 or 1; 0 for nan, as ATen does."""
     return cast(x > zero(x), x.ty.dtype) - cast(x < zero(x), x.ty.dtype)
 
 
-def absolute(x: Any) -> Any:
+def absolute(x: Expr) -> Expr:
     """Return the magnitude."""
     return x if str(x.ty.dtype).startswith("uint") else tirx.abs(x)
 
 
-def rounded(function: Callable[[Any], Any]) -> Callable[[Any], Any]:
+def rounded(function: Callable[[Expr], Expr]) -> Callable[[Expr], Expr]:
     """Return a rounding function that does not change ints."""
     return lambda x: function(x) if is_float(x.ty.dtype) else x
 
 
-def gelu(x: Any, approximate: str = "none") -> Any:
+def gelu(x: Expr, approximate: str = "none") -> Expr:
     """Return x times the normal distribution's cumulative probability at x."""
     if approximate == "tanh":
         inner = const(math.sqrt(2 / math.pi), x) * (x + const(0.044715, x) * x * x * x)
@@ -167,19 +169,19 @@ def gelu(x: Any, approximate: str = "none") -> Any:
     return const(0.5, x) * x * (const(1, x) + vector.erf(x * const(math.sqrt(0.5), x)))
 
 
-def elu(x: Any, alpha: float = 1, scale: float = 1, input_scale: float = 1) -> Any:
+def elu(x: Expr, alpha: float = 1, scale: float = 1, input_scale: float = 1) -> Expr:
     """Return ATen's elu with three parameters, of which selu and celu are special cases."""
     negative = const(alpha * scale, x) * expm1(x * const(input_scale, x))
     return where(x <= zero(x), negative, x * const(scale, x))
 
 
-def expm1(x: Any) -> Any:
+def expm1(x: Expr) -> Expr:
     """Return exp(x) - 1 without cancellation: tanh(x/2) * (exp(x) + 1) near zero."""
     near = vector.tanh(x * const(0.5, x)) * (vector.exp(x) + const(1, x))
     return where(tirx.abs(x) < const(0.5, x), near, vector.exp(x) - const(1, x))
 
 
-def power(x: Any, y: Any) -> Any:
+def power(x: Expr, y: Expr) -> Expr:
     """Return x to the y; small whole powers by multiplication."""
     exponent = value_of(y)
     if exponent in POWERS and is_float(x.ty.dtype):
@@ -203,25 +205,23 @@ POWERS = {
 }
 
 
-def compared(comparison: Callable[[Any, Any], Any]) -> Pointwise:
-    """Return a comparison in the promoted dtype."""
-    return Pointwise(comparison, BOOL)
-
-
-def floating(*functions: Callable[[Any], Any]) -> list[Pointwise]:
-    """Return functions that convert ints to floats."""
-    return [Pointwise(function, FLOAT) for function in functions]
-
-
 def truth(function: Callable[..., Any]) -> Pointwise:
     """Return a function of bools."""
     return Pointwise(lambda *xs: function(*(unequal(x, zero(x)) for x in xs)), BOOL)
 
 
+INTRINSICS = ("log", "log2", "log10", "sqrt", "sin", "cos", "copysign")
+LIBM = ("erfc", "hypot", "log1p", "tan", "asin", "acos", "atan", "atan2", "sinh", "cosh", "asinh", "acosh", "atanh")
 POINTWISE: dict[str, Callable[..., Any]] = {
+    **{name: Pointwise(getattr(tirx, name), FLOAT) for name in INTRINSICS},
+    **{name: Pointwise(getattr(vector, name), FLOAT) for name in ("sigmoid", "tanh", "erf", "exp", "exp2")},
+    **{name: Pointwise(libm(name), FLOAT) for name in LIBM},
+    **{name: Pointwise(rounded(getattr(tirx, name))) for name in ("floor", "ceil", "trunc")},
+    **{name: Pointwise(getattr(operator, name), BOOL) for name in ("lt", "le", "gt", "ge")},
+    **{name: Pointwise(getattr(tirx, name)) for name in ("bitwise_and", "bitwise_or", "bitwise_xor")},
     "add": Pointwise(add, operands=2),
     "sub": Pointwise(lambda x, y, alpha=1: add(x, y, -alpha) if alpha != 1 else x - y, operands=2),
-    "mul": Pointwise(lambda x, y: x * y),
+    "mul": Pointwise(operator.mul),
     "div.Tensor": Pointwise(divide, FLOAT),
     "div.Scalar": Pointwise(divide, FLOAT),
     "remainder": Pointwise(remainder),
@@ -237,76 +237,41 @@ POINTWISE: dict[str, Callable[..., Any]] = {
     "leaky_relu": Pointwise(lambda x, slope=0.01: where(x > zero(x), x, x * const(slope, x)), operands=1),
     "elu": Pointwise(elu, operands=1),
     "gelu": Pointwise(gelu, operands=1),
-    "sigmoid": Pointwise(vector.sigmoid, FLOAT),
-    "tanh": Pointwise(vector.tanh, FLOAT),
-    "erf": Pointwise(vector.erf, FLOAT),
-    "erfc": Pointwise(libm("erfc"), FLOAT),
-    "hypot": Pointwise(libm("hypot"), FLOAT),
-    "exp": Pointwise(vector.exp, FLOAT),
     "expm1": Pointwise(expm1, FLOAT),
-    "exp2": Pointwise(vector.exp2, FLOAT),
-    "log": Pointwise(tirx.log, FLOAT),
-    "log2": Pointwise(tirx.log2, FLOAT),
-    "log10": Pointwise(tirx.log10, FLOAT),
-    "log1p": Pointwise(libm("log1p"), FLOAT),
-    "sqrt": Pointwise(tirx.sqrt, FLOAT),
     "rsqrt": Pointwise(lambda x: const(1, x) / tirx.sqrt(x), FLOAT),
     "reciprocal": Pointwise(lambda x: const(1, x) / x, FLOAT),
-    "sin": Pointwise(tirx.sin, FLOAT),
-    "cos": Pointwise(tirx.cos, FLOAT),
-    "tan": Pointwise(libm("tan"), FLOAT),
-    "asin": Pointwise(libm("asin"), FLOAT),
-    "acos": Pointwise(libm("acos"), FLOAT),
-    "atan": Pointwise(libm("atan"), FLOAT),
-    "atan2": Pointwise(libm("atan2"), FLOAT),
-    "sinh": Pointwise(libm("sinh"), FLOAT),
-    "cosh": Pointwise(libm("cosh"), FLOAT),
-    "asinh": Pointwise(libm("asinh"), FLOAT),
-    "acosh": Pointwise(libm("acosh"), FLOAT),
-    "atanh": Pointwise(libm("atanh"), FLOAT),
     "neg": Pointwise(lambda x: -x if is_float(x.ty.dtype) else zero(x) - x),
     "abs": Pointwise(absolute),
     "sign": Pointwise(sign),
-    "floor": Pointwise(rounded(tirx.floor)),
-    "ceil": Pointwise(rounded(tirx.ceil)),
-    "trunc": Pointwise(rounded(tirx.trunc)),
     "round.default": Pointwise(rounded(tirx.nearbyint)),
-    "copysign": Pointwise(tirx.copysign, FLOAT),
     "isnan": Pointwise(isnan, BOOL),
     "isinf": Pointwise(isinf, BOOL),
-    "eq": compared(equal),
-    "ne": compared(unequal),
-    "lt": compared(lambda x, y: x < y),
-    "le": compared(lambda x, y: x <= y),
-    "gt": compared(lambda x, y: x > y),
-    "ge": compared(lambda x, y: x >= y),
+    "eq": Pointwise(equal, BOOL),
+    "ne": Pointwise(unequal, BOOL),
     "logical_and": truth(tirx.all),
     "logical_or": truth(tirx.any),
     "logical_not": truth(tirx.Not),
     "logical_xor": truth(unequal),
-    "bitwise_and": Pointwise(tirx.bitwise_and),
-    "bitwise_or": Pointwise(tirx.bitwise_or),
-    "bitwise_xor": Pointwise(tirx.bitwise_xor),
 }
 
 
-def invert(node: Node, x: Any) -> Any:
+def invert(node: Node, x: te.Tensor) -> te.Tensor:
     """Lower bitwise_not, which is logical for bools."""
     turned = tirx.Not if node.dtype == "bool" else tirx.bitwise_not
     return compute(node.shape, lambda index: turned(load(x, index)))
 
 
-def divide_in_mode(node: Node, *args: Any, rounding_mode: str | None = None) -> Any:
+def divide_in_mode(node: Node, *args: Any, rounding_mode: str | None = None) -> te.Tensor:
     """Lower div with a rounding mode, without which ints become floats."""
     return Pointwise(divide, SAME if rounding_mode else FLOAT)(node, *args, rounding_mode=rounding_mode)
 
 
-def convert(node: Node, x: Any, *_: Any, **__: Any) -> Any:
+def convert(node: Node, x: te.Tensor, *_: Any, **__: Any) -> te.Tensor:
     """Lower a copy with another dtype or another shape."""
     return compute(node.shape, lambda index: cast(load(x, index), node.dtype))
 
 
-def select(node: Node, condition: Any, x: Any, y: Any) -> Any:
+def select(node: Node, condition: te.Tensor, x: te.Tensor, y: te.Tensor) -> te.Tensor:
     """Lower where."""
     return compute(
         node.shape,
@@ -316,9 +281,9 @@ def select(node: Node, condition: Any, x: Any, y: Any) -> Any:
     )
 
 
-def filled(node: Node, *args: Any, value: Any) -> Any:
-    """Lower a tensor filled with one number."""
-    return compute(node.shape, lambda _: cast(value, node.dtype))
+def filled(node: Node, *size_and_value: Any, **_: Any) -> te.Tensor:
+    """Lower a tensor filled with one number, the last argument."""
+    return compute(node.shape, lambda _: cast(size_and_value[-1], node.dtype))
 
 
 POINTWISE |= {
@@ -329,7 +294,5 @@ POINTWISE |= {
     "expand": convert,
     "copy": lambda node, _, source, *__: convert(node, source),
     "where.self": select,
-    "full": lambda node, _, value, **__: filled(node, value=value),
-    "full_like": lambda node, _, value, **__: filled(node, value=value),
-    "scalar_tensor": lambda node, value, **__: filled(node, value=value),
+    **dict.fromkeys(("full", "full_like", "scalar_tensor"), filled),
 }

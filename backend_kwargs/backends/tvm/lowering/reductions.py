@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from tvm import te, tirx
+from tvm.tirx import Expr
 
 from backend_kwargs.backends.tvm.lowering import vector
 from backend_kwargs.backends.tvm.lowering.node import (
@@ -48,7 +49,7 @@ def dims_of(dims: Any, rank: int) -> list[int]:
     return sorted({d % rank for d in dims} if dims and rank else range(rank))
 
 
-def spans(x: Any, over: Sequence[int], keepdim: bool) -> tuple[list[Any], list[Any], Callable[..., list[Any]]]:
+def spans(x: te.Tensor, over: Sequence[int], keepdim: bool) -> tuple[list[Any], list[Any], Callable[..., list[Any]]]:
     """Return the axes of a reduction, its output's shape, and a function from an output index to the input's."""
     axes = {d: te.reduce_axis((0, x.shape[d]), f"r{d}") for d in over}
     shape = [int64(1) if d in axes else size for d, size in enumerate(x.shape) if keepdim or d not in axes]
@@ -61,12 +62,17 @@ def spans(x: Any, over: Sequence[int], keepdim: bool) -> tuple[list[Any], list[A
 
 
 def reduce(
-    x: Any, over: Sequence[int], keepdim: bool, reducer: Any, within: str, value: Callable[..., Any] = lambda v, i: v
-) -> Any:
+    x: te.Tensor,
+    over: Sequence[int],
+    keepdim: bool,
+    reducer: Any,
+    within: str,
+    value: Callable[..., Any] = lambda v, i: v,
+) -> te.Tensor:
     """Return the reduction over some dimensions of `value(element, index)`, computed in dtype `within`."""
     axes, shape, index = spans(x, over, keepdim)
 
-    def element(outer: tuple[Any, ...]) -> Any:
+    def element(outer: tuple[Expr, ...]) -> Expr:
         at = index(outer)
         one = value(cast(x(*at), within), at)
         return reducer(one, axis=axes) if axes else one
@@ -74,19 +80,19 @@ def reduce(
     return compute(shape, element, "reduced")
 
 
-def accumulated_in(x: Any, over: Sequence[int], dtype: str) -> str:
+def accumulated_in(x: te.Tensor, over: Sequence[int], dtype: str) -> str:
     """Return the dtype of an accumulator: float64 if there are many elements, or an unknown number."""
     within = computed_in(dtype)
     count = math.prod(int(x.shape[d]) if isinstance(x.shape[d], tirx.IntImm) else LONG for d in over)
     return "float64" if within == "float32" and count >= LONG else within
 
 
-def elements(x: Any, over: Sequence[int]) -> Any:
+def elements(x: te.Tensor, over: Sequence[int]) -> Any:
     """Return the number of elements that are reduced to one."""
     return math.prod((x.shape[d] for d in over), start=int64(1))
 
 
-def cast_to(x: Any, dtype: str) -> Any:
+def cast_to(x: te.Tensor, dtype: str) -> te.Tensor:
     """Return a tensor in another dtype, or itself if it has that dtype."""
     return x if x.dtype == dtype else compute(x.shape, lambda i: cast(x(*i), dtype))
 
@@ -94,7 +100,7 @@ def cast_to(x: Any, dtype: str) -> Any:
 def reduction(reducer: Any) -> Callable[..., Any]:
     """Return a converter of sum, prod, amax, amin and similar operators."""
 
-    def convert(node: Node, x: Any, dims: Any = None, keepdim: bool = False, **_: Any) -> Any:
+    def convert(node: Node, x: te.Tensor, dims: Any = None, keepdim: bool = False, **_: Any) -> te.Tensor:
         over = dims_of(dims, len(x.shape))
         within = accumulated_in(x, over, node.dtype) if reducer is SUM else computed_in(node.dtype)
         return cast_to(reduce(x, over, keepdim, reducer, within), node.dtype)
@@ -102,7 +108,7 @@ def reduction(reducer: Any) -> Callable[..., Any]:
     return convert
 
 
-def mean(node: Node, x: Any, dims: Any = None, keepdim: bool = False, **_: Any) -> Any:
+def mean(node: Node, x: te.Tensor, dims: Any = None, keepdim: bool = False, **_: Any) -> te.Tensor:
     """Lower mean."""
     over = dims_of(dims, len(x.shape))
     within = accumulated_in(x, over, node.dtype)
@@ -110,7 +116,9 @@ def mean(node: Node, x: Any, dims: Any = None, keepdim: bool = False, **_: Any) 
     return compute(total.shape, lambda i: cast(total(*i) / count, node.dtype))
 
 
-def vector_norm(node: Node, x: Any, order: float = 2, dims: Any = None, keepdim: bool = False, **_: Any) -> Any:
+def vector_norm(
+    node: Node, x: te.Tensor, order: float = 2, dims: Any = None, keepdim: bool = False, **_: Any
+) -> te.Tensor:
     """Lower linalg_vector_norm: the largest or smallest magnitude, or a root of the sum of their powers."""
     over = dims_of(dims, len(x.shape))
     within = accumulated_in(x, over, node.dtype)
@@ -137,13 +145,15 @@ def general_norm(order: float) -> tuple[Callable[[Any], Any], Callable[[Any], An
     )
 
 
-def any_true(node: Node, x: Any, dims: Any = None, keepdim: bool = False) -> Any:
+def any_true(node: Node, x: te.Tensor, dims: Any = None, keepdim: bool = False) -> te.Tensor:
     """Lower any, reduced as ints."""
     found = reduce(x, dims_of(dims, len(x.shape)), keepdim, MAX, "bool", lambda v, _: cast(v, "int32"))
     return cast_to(found, node.dtype)
 
 
-def moments(node: Node, x: Any, dims: Any, correction: Any, keepdim: bool, dtype: str) -> tuple[Any, Any]:
+def moments(
+    node: Node, x: te.Tensor, dims: Any, correction: Any, keepdim: bool, dtype: str
+) -> tuple[te.Tensor, te.Tensor]:
     """Return variance and mean, in two passes for accuracy."""
     over = dims_of(dims, len(x.shape))
     within = accumulated_in(x, over, dtype)
@@ -172,12 +182,14 @@ def moments(node: Node, x: Any, dims: Any, correction: Any, keepdim: bool, dtype
     return variance, compute(squares.shape, lambda i: unless_infinite(i, average(*spread(i))))
 
 
-def var(node: Node, x: Any, dims: Any = None, *, correction: Any = None, keepdim: bool = False) -> Any:
+def var(node: Node, x: te.Tensor, dims: Any = None, *, correction: Any = None, keepdim: bool = False) -> te.Tensor:
     """Lower var.correction."""
     return moments(node, x, dims, 1 if correction is None else correction, keepdim, node.dtype)[0]
 
 
-def var_mean(node: Node, x: Any, dims: Any = None, *, correction: Any = None, keepdim: bool = False) -> list[Any]:
+def var_mean(
+    node: Node, x: te.Tensor, dims: Any = None, *, correction: Any = None, keepdim: bool = False
+) -> list[te.Tensor]:
     """Lower var_mean.correction."""
     return list(moments(node, x, dims, 1 if correction is None else correction, keepdim, dtype(node.out[0])))
 
@@ -200,7 +212,7 @@ def best(
     within = computed_in(dtype)
     values = compute(shape, lambda i: (MAX if largest else MIN)(cast(element(i)[0], within), axis=axes), "best")
 
-    def first(i: tuple[Any, ...]) -> Any:
+    def first(i: tuple[Expr, ...]) -> Expr:
         value, position = element(i)
         value = cast(value, within)
         found = tirx.any(equal(value, values(*i)), tirx.all(isnan(value), isnan(values(*i))))
@@ -217,7 +229,7 @@ def best(
 def extremum(largest: bool, only_position: bool = False) -> Callable[..., Any]:
     """Return a converter of max.dim or min.dim, or of argmax or argmin."""
 
-    def convert(node: Node, x: Any, dim: int | None = None, keepdim: bool = False) -> Any:
+    def convert(node: Node, x: te.Tensor, dim: int | None = None, keepdim: bool = False) -> te.Tensor | list[te.Tensor]:
         over, kind = dims_of(dim, len(x.shape)), str(x.dtype)
         axes, shape, index = spans(x, over, keepdim)
 
@@ -238,7 +250,7 @@ def extremum(largest: bool, only_position: bool = False) -> Callable[..., Any]:
 def softmax(logarithm: bool) -> Callable[..., Any]:
     """Return a converter of softmax or its logarithm, computed in float32 or wider."""
 
-    def convert(node: Node, x: Any, dim: int, half_to_float: bool) -> Any:
+    def convert(node: Node, x: te.Tensor, dim: int, half_to_float: bool) -> te.Tensor:
         if not len(x.shape):
             return compute((), lambda _: cast(0.0 if logarithm else 1.0, node.dtype))
         at, within = dim % len(x.shape), computed_in(node.dtype)

@@ -3,9 +3,9 @@
 import functools
 import math
 from collections.abc import Sequence
-from typing import Any
 
 from tvm import tirx
+from tvm.tirx import Expr
 
 from backend_kwargs.backends.tvm.opaque import isnan, number, product
 
@@ -24,28 +24,28 @@ ERF = (
 )  # fmt: skip
 
 
-def const(value: Any, like: Any) -> Any:
+def const(value: float, like: Expr) -> Expr:
     """Return a constant of an expression's dtype."""
     return number(value, str(like.ty.dtype))
 
 
-def horner(x: Any, coefficients: Sequence[float]) -> Any:
+def horner(x: Expr, coefficients: Sequence[float]) -> Expr:
     """Return the polynomial with these coefficients, from the highest power down."""
     first, *others = (const(c, x) for c in coefficients)
     return functools.reduce(lambda total, c: product(total, x) + c, others, first)
 
 
-def clamped(x: Any, low: float, high: float) -> Any:
+def clamped(x: Expr, low: float, high: float) -> Expr:
     """Return x within bounds, any value there for nan. Each argument is used once, since TVM's trees share nothing."""
     return tirx.min(tirx.max(x, const(low, x)), const(high, x))
 
 
-def unless_nan(x: Any, value: Any) -> Any:
+def unless_nan(x: Expr, value: Expr) -> Expr:
     """Return a value computed from x, nan if x is nan."""
     return tirx.Select(isnan(x), x, value)
 
 
-def exp(x: Any) -> Any:
+def exp(x: Expr) -> Expr:
     """Return e to the x, within 2 ulp for float32."""
     if x.ty.dtype != "float32":
         return tirx.exp(x)
@@ -54,7 +54,7 @@ def exp(x: Any) -> Any:
     return unless_nan(x, scaled(within - product(n, const(LN2_HIGH, x)) - product(n, const(LN2_LOW, x)), n))
 
 
-def exp2(x: Any) -> Any:
+def exp2(x: Expr) -> Expr:
     """Return 2 to the x."""
     if x.ty.dtype != "float32":
         return tirx.exp2(x)
@@ -63,7 +63,7 @@ def exp2(x: Any) -> Any:
     return unless_nan(x, scaled((within - n) * const(math.log(2), x), n))
 
 
-def scaled(r: Any, n: Any) -> Any:
+def scaled(r: Expr, n: Expr) -> Expr:
     """Return e to the r, times 2 to the n, for small r."""
     small = product(horner(r, EXP) * r, r) + r + const(1.0, r)
     # In two steps, since 2 to the n may be out of float32's range when the product is not.
@@ -71,28 +71,28 @@ def scaled(r: Any, n: Any) -> Any:
     return small * power_of_two(half) * power_of_two(n - half)
 
 
-def power_of_two(n: Any) -> Any:
+def power_of_two(n: Expr) -> Expr:
     """Return 2 to the n, for whole n in the range of float32's exponents."""
     return tirx.reinterpret("float32", (n.astype("int32") + 127) << 23)
 
 
-def sigmoid(x: Any) -> Any:
+def sigmoid(x: Expr) -> Expr:
     """Return 1 / (1 + exp(-x))."""
     return const(1.0, x) / (const(1.0, x) + exp(-x))
 
 
-def rational(x: Any, bound: float, forms: tuple[Sequence[float], Sequence[float]]) -> Any:
+def rational(x: Expr, bound: float, forms: tuple[Sequence[float], Sequence[float]]) -> Expr:
     """Return x times one polynomial of its square over another, with x within bounds, and the result within 1."""
     within = clamped(x, -bound, bound)
     square = within * within
     return unless_nan(x, clamped(within * horner(square, forms[0]) / horner(square, forms[1]), -1.0, 1.0))
 
 
-def tanh(x: Any) -> Any:
+def tanh(x: Expr) -> Expr:
     """Return the hyperbolic tangent."""
     return rational(x, 9.0, TANH) if x.ty.dtype == "float32" else tirx.tanh(x)
 
 
-def erf(x: Any) -> Any:
+def erf(x: Expr) -> Expr:
     """Return the error function."""
     return rational(x, 4.0, ERF) if x.ty.dtype == "float32" else tirx.erf(x)

@@ -6,15 +6,16 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from tvm import te, tirx, topi
+from tvm.tirx import Expr
 
 from backend_kwargs.backends.tvm.lowering.node import Node, cast, compute, computed_in, dtype, int64
 from backend_kwargs.backends.tvm.lowering.reductions import best, cast_to, lowest
 
 
 def convolution(
-    node: Node, x: Any, weight: Any, bias: Any, stride: Any, padding: Any, dilation: Any, transposed: bool, _: Any,
-    groups: int,
-) -> Any:  # fmt: skip
+    node: Node, x: te.Tensor, weight: te.Tensor, bias: te.Tensor | None, stride: Any, padding: Any, dilation: Any,
+    transposed: bool, _: Any, groups: int,
+) -> te.Tensor:  # fmt: skip
     """Lower convolution of any rank."""
     within, rank = computed_in(node.dtype), len(x.shape) - 2
     stride, padding, dilation = (spread(v, rank) for v in (stride, padding, dilation))
@@ -29,15 +30,15 @@ def convolution(
 
 
 def deconvolved(
-    node: Node, x: Any, weight: Any, stride: Any, padding: Any, dilation: Any, groups: int, within: str
-) -> Any:
+    node: Node, x: te.Tensor, weight: te.Tensor, stride: Any, padding: Any, dilation: Any, groups: int, within: str
+) -> te.Tensor:
     """Return a transposed convolution: each output element gathers the inputs that contribute to it."""
     per_group = weight.shape[1]
     inner = tirx.floordiv(x.shape[1], int64(groups))
     channel = te.reduce_axis((0, inner), "c")
     kernel = [te.reduce_axis((0, size), "k") for size in weight.shape[2:]]
 
-    def element(i: tuple[Any, ...]) -> Any:
+    def element(i: tuple[Expr, ...]) -> Expr:
         group, out = tirx.floordiv(i[1], per_group), tirx.floormod(i[1], per_group)
         at, fits = source_of(i[2:], kernel, x.shape[2:], stride, padding, dilation)
         c = group * inner + channel
@@ -59,7 +60,7 @@ def source_of(
     return index, tirx.all(*fits)
 
 
-def spread(values: Any, rank: int, default: Any = None) -> list[Any]:
+def spread(values: int | Sequence[int], rank: int, default: Any = None) -> list[Any]:
     """Return one value for each dimension of a window."""
     each: list[Any] = list(values) if isinstance(values, list | tuple) else [values]
     each = each or list(default)
@@ -67,7 +68,7 @@ def spread(values: Any, rank: int, default: Any = None) -> list[Any]:
 
 
 def windowed(
-    x: Any, kernel: Sequence[int], stride: Sequence[int], padding: Sequence[int], dilation: Sequence[int]
+    x: te.Tensor, kernel: Sequence[int], stride: Sequence[int], padding: Sequence[int], dilation: Sequence[int]
 ) -> tuple[list[Any], Callable[[Sequence[Any]], tuple[list[Any], Any]]]:
     """Return the axes of a window, and a function from an output index to the input's and whether it is not padding."""
     axes = [te.reduce_axis((0, int64(k)), "w") for k in kernel]
@@ -88,7 +89,7 @@ def avg_pool(rank: int) -> Callable[..., Any]:
     """Return a converter of avg_pool2d or 3d."""
 
     def convert(
-        node: Node, x: Any, kernel: Any, stride: Any = (), padding: Any = 0, ceil_mode: bool = False,
+        node: Node, x: te.Tensor, kernel: Any, stride: Any = (), padding: Any = 0, ceil_mode: bool = False,
         count_include_pad: bool = True, divisor_override: int | None = None,
     ) -> Any:  # fmt: skip
         kernel = spread(kernel, rank)
@@ -98,13 +99,13 @@ def avg_pool(rank: int) -> Callable[..., Any]:
         within = computed_in(node.dtype)
         axes, index = windowed(x, kernel, stride, padding, [1] * rank)
 
-        def total(i: tuple[Any, ...]) -> Any:
+        def total(i: tuple[Expr, ...]) -> Expr:
             at, inside = index(i)
             return te.sum(tirx.if_then_else(inside, cast(x(*at), within), tirx.const(0, within)), axis=axes)
 
         totals = compute(node.shape, total)
 
-        def average(i: tuple[Any, ...]) -> Any:
+        def average(i: tuple[Expr, ...]) -> Expr:
             if divisor_override is not None:
                 return cast(totals(*i) / cast(divisor_override, within), node.dtype)
             counts = [
@@ -131,14 +132,14 @@ def max_pool(rank: int) -> Callable[..., Any]:
     """Return a converter of max_pool2d_with_indices or its 3d variant."""
 
     def convert(
-        node: Node, x: Any, kernel: Any, stride: Any = (), padding: Any = 0, dilation: Any = 1, _: bool = False
+        node: Node, x: te.Tensor, kernel: Any, stride: Any = (), padding: Any = 0, dilation: Any = 1, _: bool = False
     ) -> Any:
         kernel = spread(kernel, rank)
         stride, padding, dilation = spread(stride, rank, kernel), spread(padding, rank), spread(dilation, rank)
         values, kind = node.out[0], dtype(node.out[0])
         axes, index = windowed(x, kernel, stride, padding, dilation)
 
-        def element(i: tuple[Any, ...]) -> Any:
+        def element(i: tuple[Expr, ...]) -> Expr:
             at, inside = index(i)
             value = tirx.if_then_else(inside, x(*at), lowest(kind))
             return value, tirx.if_then_else(inside, position_in(at, x.shape, rank), tirx.max_value("int64"))
@@ -157,15 +158,23 @@ def position_in(at: Sequence[Any], shape: Sequence[Any], rank: int) -> Any:
 
 
 def max_pool_backward(
-    node: Node, grad: Any, x: Any, kernel: Any, stride: Any, padding: Any, dilation: Any, _: bool, indices: Any
-) -> Any:
+    node: Node,
+    grad: te.Tensor,
+    x: te.Tensor,
+    kernel: Any,
+    stride: Any,
+    padding: Any,
+    dilation: Any,
+    _: bool,
+    indices: te.Tensor,
+) -> te.Tensor:
     """Lower max_pool2d_with_indices_backward: each input element gathers from the windows that chose it."""
     rank = len(kernel)
     stride, padding, dilation = spread(stride, rank, kernel), spread(padding, rank), spread(dilation, rank)
     within, lead = computed_in(node.dtype), len(x.shape) - rank
     kernel = [te.reduce_axis((0, int64(k)), "w") for k in kernel]
 
-    def element(i: tuple[Any, ...]) -> Any:
+    def element(i: tuple[Expr, ...]) -> Expr:
         at, fits = source_of(i[lead:], kernel, grad.shape[lead:], stride, padding, dilation)
         window = (*i[:lead], *at)
         chose = tirx.EQ(tirx.if_then_else(fits, indices(*window), int64(-1)), position_in(i, x.shape, rank))
@@ -175,16 +184,16 @@ def max_pool_backward(
 
 
 def avg_pool_backward(
-    node: Node, grad: Any, x: Any, kernel: Any, stride: Any, padding: Any, _: bool, count_include_pad: bool,
+    node: Node, grad: te.Tensor, x: te.Tensor, kernel: Any, stride: Any, padding: Any, _: bool, count_include_pad: bool,
     divisor_override: int | None,
-) -> Any:  # fmt: skip
+) -> te.Tensor:  # fmt: skip
     """Lower avg_pool2d_backward: each input element gathers its share of the windows over it."""
     rank = len(kernel)
     stride, padding = spread(stride, rank, kernel), spread(padding, rank)
     within, lead = computed_in(node.dtype), len(x.shape) - rank
     axes = [te.reduce_axis((0, int64(k)), "w") for k in kernel]
 
-    def element(i: tuple[Any, ...]) -> Any:
+    def element(i: tuple[Expr, ...]) -> Expr:
         at, fits = source_of(i[lead:], axes, grad.shape[lead:], stride, padding, [1] * rank)
         counts = [
             covered(j, k, s, p, size, count_include_pad)
@@ -200,7 +209,7 @@ def avg_pool_backward(
 def adaptive_avg_pool(rank: int) -> Callable[..., Any]:
     """Return a converter of _adaptive_avg_pool2d or 3d, whose windows may differ in size by one."""
 
-    def convert(node: Node, x: Any, _: Any) -> Any:
+    def convert(node: Node, x: te.Tensor, _: Any) -> te.Tensor:
         sizes = list(zip(node.fakes[0].shape[-rank:], node.out.shape[-rank:], strict=True))
         if not all(isinstance(n, int) for pair in sizes for n in pair):
             raise node.deny("symbolic sizes")
@@ -217,14 +226,14 @@ def adaptive_avg_pool(rank: int) -> Callable[..., Any]:
                 for j, (n, m) in zip(i[lead:], sizes, strict=True)
             ]
 
-        def total(i: tuple[Any, ...]) -> Any:
+        def total(i: tuple[Expr, ...]) -> Expr:
             at = [start + a for (start, _), a in zip(bounds(i), axes, strict=True)]
             inside = tirx.all(*(j < end for j, (_, end) in zip(at, bounds(i), strict=True)))
             return te.sum(tirx.if_then_else(inside, cast(x(*i[:lead], *at), within), tirx.const(0, within)), axis=axes)
 
         totals = compute(node.shape, total)
 
-        def average(i: tuple[Any, ...]) -> Any:
+        def average(i: tuple[Expr, ...]) -> Expr:
             count = math.prod((end - start for start, end in bounds(i)), start=int64(1))
             return cast(totals(*i) / cast(count, within), node.dtype)
 

@@ -91,10 +91,12 @@ def checked(option: Option, value: Any, read: Callable[[Option, Any, str], Any])
 
 
 def _anything(name: str, value: Any) -> None:
-    pass
+    """Accept any value."""
 
 
 def _at_least(least: int) -> Callable[[str, Any], None]:
+    """Return a check of the least value."""
+
     def check_number(name: str, value: Any) -> None:
         if value is not None and value < least:
             raise wrong_value(f"{KIND} {name!r}", f"a whole number of at least {least}", value)
@@ -103,6 +105,7 @@ def _at_least(least: int) -> Callable[[str, Any], None]:
 
 
 def _check_target(name: str, target: Any) -> None:
+    """Raise for an unknown kind of target or an attribute that the kind lacks."""
     if isinstance(target, str):
         _check_target_text(target)
     elif target is not None:
@@ -114,6 +117,7 @@ def _check_target(name: str, target: Any) -> None:
 
 
 def _check_target_text(target: str) -> None:
+    """Raise for a target of flags, with the dict to write instead, and for an unknown kind."""
     kind, *flags = target.split()[:1] + re.findall(r"(?<!\S)-+([\w-]+)[= ](\S+)", target)
     if flags:
         written = {"kind": kind} | {key: _read_flag(TARGETS.get(kind, {}).get(key, str), text) for key, text in flags}
@@ -123,23 +127,28 @@ def _check_target_text(target: str) -> None:
 
 
 def _read_flag(wanted: Any, text: str) -> Any:
+    """Return the value of a flag in the type of its attribute."""
     if wanted == list[str]:
         return text.split(",")
     return int(text) if wanted in (int, bool) and text.isdigit() else text
 
 
 def _check_pass_config(name: str, config: Mapping[str, Any]) -> None:
+    """Raise for an entry that TVM does not know, or of another type."""
     for key, value in config.items():
         check(_known(key, PASS_CONFIG, "entry of TVM's pass_config"), value, "pass_config entry")
 
 
 def _known(key: str, table: Mapping[str, Any], kind: str) -> Option:
+    """Return a key as an option of the type in `table`. Raises for an unknown key."""
     if key not in table:
         raise unknown(kind, key, table)
     return Option(key, table[key])
 
 
 def _check_pipeline(names: Sequence[str], module: str) -> Callable[[str, Any], None]:
+    """Return a check that a pipeline is a known name or a Pass of TVM's."""
+
     def check_pipeline(name: str, value: Any) -> None:
         if isinstance(value, str):
             if value == TUNING_PIPELINE:
@@ -156,6 +165,7 @@ def _check_pipeline(names: Sequence[str], module: str) -> Callable[[str, Any], N
 
 
 def _check_aten_ops(name: str, names: Sequence[str] | None) -> None:
+    """Raise for operators that ATen lacks, or that no graph has when TVM sees it."""
     for op in names or ():
         if not _is_aten(op):
             import torch
@@ -174,6 +184,7 @@ def _check_aten_ops(name: str, names: Sequence[str] | None) -> None:
 
 
 def _overloads(op: str) -> list[Any]:
+    """Return all overloads of an ATen operator."""
     import torch
 
     packet = getattr(torch.ops.aten, op)
@@ -189,12 +200,14 @@ def _is_taken_apart(op: Any) -> bool:
 
 
 def _is_aten(op: str) -> bool:
+    """Return whether ATen has an operator of this name."""
     import torch
 
     return op.isidentifier() and not op.startswith("__") and hasattr(torch.ops.aten, op)
 
 
 def _one_of(names: Sequence[str] | Mapping[str, Any]) -> str:
+    """Return the sentence that lists the names."""
     return f"It is {' or '.join(map(repr, names))}."
 
 
