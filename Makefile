@@ -25,7 +25,7 @@ define NO_TORCH
 Not installed. If pip found no torch==2.13.0+cpu, set PIP_EXTRA_INDEX_URL to the index of CPU wheels that the "Get Started" page of PyTorch names, or take another build: make TORCH=torch==2.13.0 (on Linux gigabytes of CUDA), or TORCH=installed for the one this Python has.
 endef
 
-.PHONY: help demo quick test test-all test-frameworks bench overhead mutants docs check fix clean
+.PHONY: help demo quick test test-all slow test-frameworks bench overhead mutants docs check fix clean
 help:
 	@echo "make demo | quick | test | test-all | test-frameworks | bench | overhead | mutants | docs | check | fix | clean"
 
@@ -42,6 +42,11 @@ test: $(READY)
 
 test-all: $(READY)
 	$(PYTEST) --ignore tests/frameworks $(PYTEST_ARGS)
+
+# Times every test, and lists in tests/slow.txt those that `make test` leaves out.
+slow: $(READY)
+	-$(PYTEST) --ignore tests/frameworks --junitxml $(VENV)/times.xml $(PYTEST_ARGS)
+	$(BIN)/python tests/slow.py $(VENV)/times.xml
 
 # The snippets of docs/frameworks.md, with the real packages, which have an environment of their own above .venv.
 test-frameworks: $(FRAMEWORKS)/ready

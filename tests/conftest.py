@@ -6,6 +6,7 @@ import sys
 
 import hypothesis
 import pytest
+from tests.slow import LIST
 
 # Threads that wait for work sleep, also in child processes: else they spin, and keep the cores from other tests.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
@@ -15,6 +16,15 @@ hypothesis.settings.register_profile("without-deadline", deadline=None)
 hypothesis.settings.load_profile("without-deadline")
 
 VARIABLES = ("BACKEND_KWARGS_TEMPLATE", "BACKEND_KWARGS_OPTIONS")
+
+
+@pytest.hookimpl(tryfirst=True)  # before tests are chosen by their marks
+def pytest_collection_modifyitems(items):
+    """Mark what tests/slow.txt lists as slow."""
+    listed = {*LIST.read_text().split()}
+    for item in items:
+        if item.nodeid.partition("[")[0] in listed:
+            item.add_marker("slow")
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -8,7 +8,7 @@ import pytest
 
 pytest.importorskip("expecttest", reason="torch's own test tables need it")
 
-from tests.backends import opinfo
+from tests.backends.tvm import opinfo
 
 PACKAGES = {"onnxruntime": "onnxruntime", "openvino-native": "openvino"}
 SLICE = {

@@ -1,4 +1,4 @@
-"""A sample of torch's OpInfo samples; `python tests/backends/opinfo.py` runs all of them."""
+"""A sample of torch's OpInfo samples; `python tests/backends/tvm/opinfo.py` runs all of them."""
 
 import re
 
@@ -7,7 +7,7 @@ import pytest
 pytest.importorskip("tvm")
 pytest.importorskip("expecttest", reason="torch's own test tables need it")
 
-from tests.backends.opinfo import EAGER, LIST, RAN, WORSE, examine, heading
+from tests.backends.tvm.opinfo import EAGER, LIST, RAN, WORSE, examine, heading
 
 SLICE = {
     "float32": [
@@ -53,9 +53,9 @@ def test_what_tvm_has_not_runs_in_eager():
 
 
 def test_the_list_says_of_which_releases_it_is(monkeypatch):
-    monkeypatch.setattr("sys.argv", ["tests/backends/opinfo.py", "--out", "opinfo.md"])
+    monkeypatch.setattr("sys.argv", ["tests/backends/tvm/opinfo.py", "--out", "opinfo.md"])
     assert re.fullmatch(
-        r"What TVM ran of .*, written by `python tests/backends/opinfo.py --out opinfo.md`: "
+        r"What TVM ran of .*, written by `python tests/backends/tvm/opinfo.py --out opinfo.md`: "
         r"torch 2\.\S+, apache-tvm 0\.27\S+, apache-tvm-ffi 0\.1\.14\S+, Python 3\.\S+\.",
         heading(),
     )

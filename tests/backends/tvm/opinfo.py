@@ -1,6 +1,6 @@
 """torch's OpInfo samples through torch.compile by a compiler on the CPU: is any operator worse than eager?
 
-    python tests/backends/opinfo.py [--backend tvm] [--ops add,mul] [--dtypes float32,int64] [--samples 8]
+    python tests/backends/tvm/opinfo.py [--backend tvm] [--ops add,mul] [--dtypes float32,int64] [--samples 8]
         [--processes 2] [--out F]
 
 Each sample runs in eager and compiled; outputs, and gradients with --gradients, must be alike. Operators run in
@@ -35,7 +35,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 import backend_kwargs as bk
 from backend_kwargs.backends import CapturedGraph
 
-LIST = Path(__file__).parent / "tvm" / "opinfo.md"
+LIST = Path(__file__).with_name("opinfo.md")
 # With the samples of each operator: the other types differ from float32 at the first if they do.
 DTYPES = {"float32": 3} | dict.fromkeys(("float64", "float16", "bfloat16", "int64", "int32", "uint8", "bool"), 1)
 LIMIT = 300  # seconds for an operator

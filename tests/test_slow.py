@@ -1,0 +1,39 @@
+"""Which tests `make test` leaves out."""
+
+import re
+from pathlib import Path
+
+from tests.slow import LIST, seconds_of, slow
+
+ROOT = Path(__file__).parent.parent
+
+
+def test_each_listed_function_exists():
+    """`make slow` writes the list anew."""
+    for name in LIST.read_text().split():
+        file, _, function = name.partition("::")
+        assert re.search(rf"^def {function}\(", (ROOT / file).read_text(), re.MULTILINE), name
+
+
+def test_each_folder_keeps_tests():
+    listed = {*LIST.read_text().split()}
+    for folder in {path.parent for path in ROOT.glob("tests/**/test_*.py")}:
+        names = {
+            f"{path.relative_to(ROOT).as_posix()}::{function}"
+            for path in folder.glob("test_*.py")
+            for function in re.findall(r"^def (test_\w+)\(", path.read_text(), re.MULTILINE)
+        }
+        assert not names <= listed, folder
+
+
+def test_the_longest_are_slow():
+    assert slow({"b": 3.0, "a": 3.0, "c": 1.0, "d": 2.0}, limit_s=3.5) == ["a", "b"]
+
+
+def test_cases_count_together(tmp_path):
+    report = tmp_path / "report.xml"
+    report.write_text(
+        '<testsuites><testsuite><testcase classname="tests.auto.test_auto_race" name="test_x[a]" time="1.5" />'
+        '<testcase classname="tests.auto.test_auto_race" name="test_x[b]" time="0.25" /></testsuite></testsuites>'
+    )
+    assert seconds_of(report) == {"tests/auto/test_auto_race.py::test_x": 1.75}
