@@ -57,28 +57,23 @@ def convolution(
     return result
 
 
-def _conv_relu_cpu(x: Tensor, w: Tensor, bias: Any, stride: Any, padding: Any, dilation: Any, groups: int) -> Any:
-    pointwise = torch.ops.mkldnn._convolution_pointwise
-    return pointwise(x, w, dense(bias), padding, stride, dilation, groups, "relu", [], "")
-
-
-def _conv_add_relu_cpu(
-    x: Tensor, w: Tensor, z: Tensor, bias: Any, stride: Any, padding: Any, dilation: Any, groups: int
-) -> Any:
-    pointwise = torch.ops.mkldnn._convolution_pointwise.binary
-    return pointwise(x, z, w, dense(bias), padding, stride, dilation, groups, "add", 1.0, "relu", [], "")
+def by_onednn(overload: str, tensors: tuple[Tensor, ...], geometry: tuple[Any, ...], *attributes: Any) -> Any:
+    """Return a convolution of `tensors`, and what the attributes name, as one call of oneDNN."""
+    bias, stride, padding, dilation, groups = geometry
+    pointwise = getattr(torch.ops.mkldnn._convolution_pointwise, overload)
+    return pointwise(*tensors, dense(bias), padding, stride, dilation, groups, *attributes)
 
 
 conv_relu = define(
     f"conv_relu(Tensor x, Tensor w, {GEOMETRY}",
     lambda x, w, *geometry: convolution(x, w, *geometry).relu(),
-    cpu=_conv_relu_cpu,
+    cpu=lambda x, w, *geometry: by_onednn("default", (x, w), geometry, "relu", [], ""),
     cuda=lambda x, w, bias, *geometry: aten.cudnn_convolution_relu(x, w, dense(bias), *geometry),
 )
 conv_add_relu = define(
     f"conv_add_relu(Tensor x, Tensor w, Tensor z, {GEOMETRY}",
     lambda x, w, z, *geometry: (convolution(x, w, *geometry) + z).relu(),
-    cpu=_conv_add_relu_cpu,
+    cpu=lambda x, w, z, *geometry: by_onednn("binary", (x, z, w), geometry, "add", 1.0, "relu", [], ""),
     cuda=lambda x, w, z, bias, *geometry: aten.cudnn_convolution_add_relu(x, w, z, 1.0, dense(bias), *geometry),
 )
 

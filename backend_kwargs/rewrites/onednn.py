@@ -6,7 +6,6 @@ which have calls of other libraries too.
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 import torch
 import torch.nn.functional as F  # noqa: N812
@@ -14,7 +13,15 @@ from torch import Tensor
 from torch._inductor.pattern_matcher import Match, PatternMatcherPass
 from torch.fx import Node
 
-from backend_kwargs.rewrites.convolution import Affine, affine_convolution, convolution, folded, may_fuse, operands
+from backend_kwargs.rewrites.convolution import (
+    Affine,
+    affine_convolution,
+    by_onednn,
+    convolution,
+    folded,
+    may_fuse,
+    operands,
+)
 from backend_kwargs.rewrites.linear_activation import insert_product, product_of, used_by_one_pattern
 from backend_kwargs.rewrites.matching import insert, patterns_of, register, value_of
 from backend_kwargs.rewrites.operators import define, dense
@@ -50,16 +57,6 @@ ACTIVATIONS: dict[str, tuple[Callable[[Tensor], Tensor], list[float], str]] = {
 # ---- operators
 
 
-def _conv_cpu(
-    x: Tensor, w: Tensor, bias: Any, stride: Any, padding: Any, dilation: Any, groups: int, name: str
-) -> Tensor:
-    attributes = (name, *ACTIVATIONS[name][1:])
-    made: Tensor = torch.ops.mkldnn._convolution_pointwise(
-        x, w, dense(bias), padding, stride, dilation, groups, *attributes
-    )
-    return made
-
-
 linear_onednn = define(
     "linear_onednn(Tensor x, Tensor w, Tensor? bias, str name) -> Tensor",
     lambda x, w, bias, name: ACTIVATIONS[name][0](F.linear(x, w, bias)),
@@ -69,7 +66,7 @@ conv_onednn = define(
     "conv_onednn(Tensor x, Tensor w, Tensor? bias, SymInt[] stride, SymInt[] padding, SymInt[] dilation, SymInt groups,"
     " str name) -> Tensor",
     lambda *args: ACTIVATIONS[args[-1]][0](convolution(*args[:-1])),
-    cpu=_conv_cpu,
+    cpu=lambda x, w, *rest: by_onednn("default", (x, w), rest[:-1], rest[-1], *ACTIVATIONS[rest[-1]][1:]),
 )
 
 
