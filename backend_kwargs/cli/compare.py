@@ -119,17 +119,17 @@ def _in_precisions(precision: str | None, max_error: float | None, backends: str
     if names and max_error is None:
         raise BackendKwargsError("--precision needs --max-error, the largest relative error of an output: 1e-2, say.")
     others = [(spec, join_candidate(spec, own)) for spec, own in split_candidates(backends) if spec in OTHERS]
-    found = []
+    candidates = []
     for name in names:
-        found.append(join_candidate("tmpl-inductor", {"precision": name, "max_error": repr(max_error)}))
+        candidates.append(join_candidate("tmpl-inductor", {"precision": name, "max_error": repr(max_error)}))
         for spec, label in others:
             if text := in_precision(label, name, max_error):
                 if why := OTHERS[spec](spec).why_not_in(name):
                     left_out = f"{spec} is not compared in {name}: {why}."
                     say(left_out, out=console(stderr=True))
                 else:
-                    found.append(text)
-    return found
+                    candidates.append(text)
+    return candidates
 
 
 def _check_outputs(json: Path | None, plot: Path | None) -> None:

@@ -111,8 +111,8 @@ def _study(
         raise BackendKwargsError(f"compare copies the model and its inputs, which failed: {reason}") from error
     inputs = pytree.tree_map(partial(_moved, device=device), inputs)
     notes = [NO_DROPOUT] if move(model, device, training=training) else []
-    held = [*(model.parameters() if isinstance(model, torch.nn.Module) else ()), *tensors_of(inputs)]
-    dtypes = [tensor.dtype for tensor in held if tensor.is_floating_point()]
+    tensors = [*(model.parameters() if isinstance(model, torch.nn.Module) else ()), *tensors_of(inputs)]
+    dtypes = [tensor.dtype for tensor in tensors if tensor.is_floating_point()]
     dtype = min(dtypes, key=lambda dtype: dtype.itemsize, default=None)
     return Study(model, inputs, "fwd_bwd" if training else "fwd", device, dtype), notes
 

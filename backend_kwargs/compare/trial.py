@@ -47,8 +47,8 @@ class CandidateTrial(Trial):
         with _empty_cache() if self.cold and self.counted else contextlib.nullcontext():
             yield
         if self.counted:
-            found, missed = _cache_counts()
-            self.cache = "warm" if found > hits else "cold" if missed > misses else ""
+            now_hits, now_misses = _cache_counts()
+            self.cache = "warm" if now_hits > hits else "cold" if now_misses > misses else ""
 
     def finish(self) -> None:
         """Keep the report, and check the results again after timing."""
@@ -86,10 +86,10 @@ def _cache_counts() -> tuple[int, int]:
     """Return the numbers of hits and misses of Inductor's caches in this process."""
     from torch._dynamo.utils import counters
 
-    found, aot = counters["inductor"], counters["aot_autograd"]
+    inductor, aot = counters["inductor"], counters["aot_autograd"]
     return (
-        found["fxgraph_cache_hit"] + aot["autograd_cache_hit"],
-        found["fxgraph_cache_miss"] + aot["autograd_cache_miss"],
+        inductor["fxgraph_cache_hit"] + aot["autograd_cache_hit"],
+        inductor["fxgraph_cache_miss"] + aot["autograd_cache_miss"],
     )
 
 

@@ -62,13 +62,13 @@ def why_not_plain(value: object) -> str:
 
 def _read(path: str | Path, what: str, parse: Callable[[str], object]) -> Any:
     try:
-        found = parse(_content(Path(path)).decode())
-        why = why_not_plain(found)
+        value = parse(_content(Path(path)).decode())
+        why = why_not_plain(value)
     except (OSError, ValueError, RecursionError) as error:
         why = error_text(error)
     if why:
         raise BackendKwargsError(f"Cannot read {what} from {str(path)!r}: {why}.")
-    return found
+    return value
 
 
 def _parsed_toml(text: str) -> dict[str, Any]:

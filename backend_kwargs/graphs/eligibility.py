@@ -170,10 +170,10 @@ def recomputes(gm: GraphModule) -> bool:
 
 def holds_state(gm: GraphModule) -> bool:
     """Return whether the graph has modules or tensors that are not inputs; graphs within it do not count."""
-    held = [node for node in _nodes(gm) if node.op in ("call_module", "get_attr")]
+    nodes = [node for node in _nodes(gm) if node.op in ("call_module", "get_attr")]
     return any(
         node.op == "call_module" or isinstance(attrgetter(node.target)(node.graph.owning_module), torch.Tensor)
-        for node in held
+        for node in nodes
     )
 
 

@@ -41,10 +41,10 @@ CONTIGUOUS: Mapping[Any, int] = {
 
 def with_eagers_layouts(table: Decompositions) -> dict[Any, Callable[..., object]]:
     """Return decompositions whose results have eager's strides."""
-    found = dict(table)
+    decompositions = dict(table)
     for ops, keeps in ((CHANNELS_LAST, True), (CONTIGUOUS, False)):
-        found |= {op: partial(_laid_out, op, found.get(op), at, keeps) for op, at in ops.items()}
-    return found
+        decompositions |= {op: partial(_laid_out, op, decompositions.get(op), at, keeps) for op, at in ops.items()}
+    return decompositions
 
 
 def _laid_out(op: Any, rule: Callable[..., object] | None, at: int, keeps: bool, *args: Any, **kwargs: Any) -> Any:

@@ -194,5 +194,5 @@ def _root(source: Source) -> Source | None:
 
 
 def _drop(code: "weakref.ref[_Code]") -> None:
-    if (found := code()) is not None:
-        found.drop("a module that has one of its parameters was freed")
+    if (alive := code()) is not None:
+        alive.drop("a module that has one of its parameters was freed")

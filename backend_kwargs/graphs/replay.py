@@ -120,10 +120,10 @@ class Inputs:
         if not isinstance(value, torch.Tensor):
             return value
         if copies is None:
-            made = value.detach()
+            tensor = value.detach()
         else:
-            made = copied(value) if at in self._apart else _copied_with_views(value, copies)
-        return made.requires_grad_() if value.requires_grad and torch.is_grad_enabled() else made
+            tensor = copied(value) if at in self._apart else _copied_with_views(value, copies)
+        return tensor.requires_grad_() if value.requires_grad and torch.is_grad_enabled() else tensor
 
     @cached_property
     def staged(self) -> list[Any]:
@@ -220,9 +220,9 @@ def _same_view(value: torch.Tensor, whole: torch.Tensor) -> torch.Tensor:
     """Return the view of `whole` that corresponds to `value`, also the real part or conjugate of complex numbers."""
     if value.dtype != whole.dtype:
         whole = torch.view_as_real(whole) if whole.is_complex() else whole.view(value.dtype)
-    made = whole.as_strided(value.size(), value.stride(), value.storage_offset())
-    made = made.conj() if value.is_conj() else made
-    return torch._neg_view(made) if value.is_neg() else made
+    view = whole.as_strided(value.size(), value.stride(), value.storage_offset())
+    view = view.conj() if value.is_conj() else view
+    return torch._neg_view(view) if value.is_neg() else view
 
 
 @dataclass(frozen=True)
@@ -265,18 +265,18 @@ class Task:
 
     def caller(self, fn: Callable[..., object]) -> Served:
         """Return a call of `fn` from the state of the user's call: outputs, and gradients if it trains."""
-        given = self.inputs.staged
-        leaves = [value for value in given if isinstance(value, torch.Tensor) and value.requires_grad]
+        args = self.inputs.staged
+        leaves = [value for value in args if isinstance(value, torch.Tensor) and value.requires_grad]
         # Drawn by the first call: drawing them in each call would delay the device between forward and backward.
         cotangents: list[torch.Tensor] = []
-        return Served(lambda: self._call(fn, given, leaves, cotangents), self.inputs.state)
+        return Served(lambda: self._call(fn, args, leaves, cotangents), self.inputs.state)
 
     def _call(
-        self, fn: Callable[..., object], given: list[object], leaves: list[torch.Tensor], cotangents: list[torch.Tensor]
+        self, fn: Callable[..., object], args: list[object], leaves: list[torch.Tensor], cotangents: list[torch.Tensor]
     ) -> dict[str, Any]:
         """Call `fn`, and run its backward pass if it trains; return its results by name."""
         self.begin()
-        outputs = fn(*given)
+        outputs = fn(*args)
         if not self.training:
             return {"output": outputs}
         ends = [out for out in tensors_of(outputs) if out.requires_grad]
@@ -292,18 +292,18 @@ class Task:
         """
         guarded = self.inputs.guarded
         with _disable_current_modes():  # what a mode counts are the graph's operators
-            given = self.inputs.fresh(self.inputs.written | guarded)
-        layouts = {at: layout_of(given[at]) for at in guarded}
-        leaves = [value for value in given if isinstance(value, torch.Tensor) and value.requires_grad]
+            args = self.inputs.fresh(self.inputs.written | guarded)
+        layouts = {at: layout_of(args[at]) for at in guarded}
+        leaves = [value for value in args if isinstance(value, torch.Tensor) and value.requires_grad]
         _seed()
         with modes_restored():
-            seen = self._call(fn, given, leaves, []) | {"written": [given[at] for at in sorted(self.inputs.written)]}
+            results = self._call(fn, args, leaves, []) | {"written": [args[at] for at in sorted(self.inputs.written)]}
         with _disable_current_modes():
             for at in guarded:
-                if layout_of(given[at]) != layouts[at] or not same_bits(given[at], self.inputs.values[at]):
+                if layout_of(args[at]) != layouts[at] or not same_bits(args[at], self.inputs.values[at]):
                     name = self.gm.graph.find_nodes(op="placeholder")[at].name
                     raise ChangedInputError(f"it changes {name}, an input that eager only reads")
-            return pytree.tree_map(_detached_copy, seen)  # type: ignore[no-any-return]
+            return pytree.tree_map(_detached_copy, results)  # type: ignore[no-any-return]
 
 
 def _detached_copy(leaf: object) -> Any:

@@ -77,19 +77,19 @@ def _is_unknown(node: Node) -> bool:
 
 def _written(node: Node) -> list[Any]:
     """Return the arguments into which a call of torch's writes, also lists of nodes."""
-    found = [node.kwargs.get("out")]
+    arguments = [node.kwargs.get("out")]
     if _is_in_place(node):
-        found += [*node.args[:1], node.kwargs.get("input")]
+        arguments += [*node.args[:1], node.kwargs.get("input")]
     for names, mutable in _signatures(node.target):
-        given = dict(zip(names, node.args, strict=False)) | node.kwargs
-        found += [given.get(name) for name in mutable]
-        if not any(given.get(flag) is False for flag in FLAGS):
-            found += [given.get(name) for name in STATISTICS]
-        if given.get("inplace") is True:
-            found.append(given.get(names[0]))
-        if given.get("max_norm") is not None:
-            found.append(given.get("weight"))
-    return found
+        by_name = dict(zip(names, node.args, strict=False)) | node.kwargs
+        arguments += [by_name.get(name) for name in mutable]
+        if not any(by_name.get(flag) is False for flag in FLAGS):
+            arguments += [by_name.get(name) for name in STATISTICS]
+        if by_name.get("inplace") is True:
+            arguments.append(by_name.get(names[0]))
+        if by_name.get("max_norm") is not None:
+            arguments.append(by_name.get("weight"))
+    return arguments
 
 
 def _is_in_place(node: Node) -> bool:

@@ -402,9 +402,9 @@ class _Leaf:
                 f"{self.path}: cosine to eager {figures.cosine:.4g}, at least {LOWEST_COSINE} wanted", figures
             )
         # A cosine alone would pass an output of twice its size.
-        found = root_mean_square(self.got)
-        if abs(found - self.size) > LARGEST_GROWTH * self.size + floor:
-            return _failed(f"{self.path}: RMS {found:.3g}, eager's is {self.size:.3g}", figures)
+        rms = root_mean_square(self.got)
+        if abs(rms - self.size) > LARGEST_GROWTH * self.size + floor:
+            return _failed(f"{self.path}: RMS {rms:.3g}, eager's is {self.size:.3g}", figures)
         off = (self.got - self.want).abs_()
         allowed = LARGEST_CHANGE * (self.want.abs() + self.size) + floor
         at = int((off - allowed).argmax())

@@ -57,9 +57,9 @@ def _fresh(leaf: object, changes: Callable[..., torch.Tensor], generator: torch.
         return copy.deepcopy(leaf)
     # Expanded dimensions stay expanded, since other strides would recompile.
     narrow = leaf.detach()[tuple(slice(0, 1) if stride == 0 else slice(None) for stride in leaf.stride())]
-    made = torch.empty_strided(narrow.shape, narrow.stride(), dtype=leaf.dtype, device=leaf.device)
-    made.copy_(changes(narrow, generator))
-    return made.expand(leaf.shape).requires_grad_(leaf.requires_grad)
+    fresh = torch.empty_strided(narrow.shape, narrow.stride(), dtype=leaf.dtype, device=leaf.device)
+    fresh.copy_(changes(narrow, generator))
+    return fresh.expand(leaf.shape).requires_grad_(leaf.requires_grad)
 
 
 def _bytes_of_float8(values: torch.Tensor) -> torch.Tensor:
@@ -80,8 +80,8 @@ def _shuffled(values: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
 
 def _shuffled_integers(values: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
     """Return integers in another order; other values stay."""
-    kept = values.is_floating_point() or values.is_complex() or values.dtype == torch.bool
-    return values if kept else _permuted(values, generator)
+    stays = values.is_floating_point() or values.is_complex() or values.dtype == torch.bool
+    return values if stays else _permuted(values, generator)
 
 
 def _permuted(values: torch.Tensor, generator: torch.Generator) -> torch.Tensor:

@@ -53,27 +53,27 @@ def _drawn(run: Callable[[], Results], eager: Results, affordable: Callable[[], 
         try:
             with contextlib.ExitStack() as stack, stack:  # entered twice: a Ctrl-C may stop the inner exit
                 stack.enter_context(OtherRounding(seed))
-                seen = run()
+                results = run()
         except Exception:  # noqa: BLE001 - an operator that no mode can run, or no memory left
             return
-        found = errors(seen, eager)
+        moved = errors(results, eager)
         spent += time.perf_counter() - began
         if seed is not None:
-            yield found
-        elif not same_twice(seen, eager).passed:  # torch chooses other operators under a mode
+            yield moved
+        elif not same_twice(results, eager).passed:  # torch chooses other operators under a mode
             return
 
 
 def errors(seen: Results, eager: Results) -> dict[str, Errors]:
     """Return how far the numbers of each leaf are from eager's, by the leaf's path."""
-    found = {}
+    by_path = {}
     for what in seen:
         expected = dict(walk(what, eager[what]))
         for path, leaf in walk(what, seen[what]):
             if is_number(leaf) and not mismatch(leaf, expected.get(path)):
                 apart = wide(leaf) - wide(expected[path])
-                found[path] = Errors.of(apart[apart.isfinite()])
-    return found
+                by_path[path] = Errors.of(apart[apart.isfinite()])
+    return by_path
 
 
 class OtherRounding(TorchDispatchMode):  # type: ignore[no-untyped-call]

@@ -114,9 +114,9 @@ def copied(value: torch.Tensor) -> torch.Tensor:
     lead = raw.data_ptr() % ALIGNMENT // raw.itemsize
     memory = raw.new_empty(lead + end - start)
     memory[lead:].copy_(raw.as_strided((end - start,), (1,), start))
-    made = raw.new_empty(0).set_(memory.untyped_storage(), lead, raw.size(), raw.stride())
-    made = made.conj() if value.is_conj() else made
-    return torch._neg_view(made) if value.is_neg() else made
+    twin = raw.new_empty(0).set_(memory.untyped_storage(), lead, raw.size(), raw.stride())
+    twin = twin.conj() if value.is_conj() else twin
+    return torch._neg_view(twin) if value.is_neg() else twin
 
 
 def _touched(before: torch.Tensor, after: torch.Tensor) -> list[torch.Tensor]:

@@ -195,10 +195,10 @@ def _fit_callable(args: tuple[object, ...], value: object, as_text: bool) -> obj
 
 def _imported(qualified: str) -> object:
     try:
-        found = pkgutil.resolve_name(qualified)
+        value = pkgutil.resolve_name(qualified)
     except (ImportError, AttributeError, ValueError):
         return _MISFIT
-    return found if callable(found) else _MISFIT
+    return value if callable(value) else _MISFIT
 
 
 def _fit_container(make: Any, args: tuple[object, ...], value: Any, as_text: bool) -> object:

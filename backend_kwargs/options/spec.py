@@ -43,11 +43,11 @@ def split_candidates(text: str) -> list[tuple[str, dict[str, str]]]:
     candidates: list[tuple[str, dict[str, str]]] = []
     rest, at = text.rstrip(f"{whitespace},"), 0
     while at < len(rest) or not candidates:
-        found = CANDIDATE.match(rest, at)
-        if not found or not (spec := found[1].strip()):
+        match = CANDIDATE.match(rest, at)
+        if not match or not (spec := match[1].strip()):
             raise BackendKwargsError(f"Cannot read backends {shown(text)}; write them 'a,b:template,c[option=value]'.")
-        candidates.append((spec, dict(map(split_assignment, _assignments(found[2] or "")))))
-        at = found.end()
+        candidates.append((spec, dict(map(split_assignment, _assignments(match[2] or "")))))
+        at = match.end()
     return candidates
 
 

@@ -25,10 +25,10 @@ def read_templates(path: str | Path) -> dict[str, Template]:
     tables = _inner(document, "tool", "backend_kwargs", "templates") or _inner(document, "templates")
     if not isinstance(tables, dict) or not tables:
         raise BackendKwargsError(f"{str(path)!r} has no [templates.NAME] table.")
-    found: dict[str, Template] = {}
+    templates: dict[str, Template] = {}
     for name, table in tables.items():
-        found[name] = _template(name, table, found)
-    return found
+        templates[name] = _template(name, table, templates)
+    return templates
 
 
 def _inner(table: object, *keys: str) -> Any:
