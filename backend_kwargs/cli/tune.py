@@ -63,7 +63,7 @@ def show(
         str | None, typer.Option(help="Candidates to race instead of the built-in ones, separated by commas.")
     ] = None,
     freezing: Annotated[
-        bool, typer.Option("--freezing", help="Make parameters constants: later in-place changes have no effect.")
+        bool, typer.Option("--freezing", help="Make parameters constants: changes of them compile again.")
     ] = False,
     precision: Annotated[
         str | None,

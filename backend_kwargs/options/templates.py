@@ -117,7 +117,7 @@ BUILT_IN: Mapping[str, Template] = MappingProxyType(
         "freezing": Template(
             "Parameters become constants of the graph: batch norm folds, weights are packed",
             {"freezing": True},
-            costs="a copy of each weight it repacks; in-place updates of weights have no effect; inference only",
+            costs="a copy of each weight it repacks; changes of weights compile again; inference only",
         ),
         "cpp_wrapper": Template(
             "Generate the code between kernels in C++ instead of Python",

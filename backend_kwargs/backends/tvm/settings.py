@@ -38,7 +38,7 @@ class TVMOptions:
     fallback: Annotated[
         Literal["partition", "graph", "error"], "what may run in eager if TVM lacks an operator: a part, all, nothing"
     ] = "partition"
-    freeze: Annotated[bool, "parameters become constants; later updates have no effect; inference only"] = False
+    freeze: Annotated[bool, "parameters become constants; changes of them compile again; inference only"] = False
     aten_ops: Annotated[
         tuple[str, ...] | None,
         "operators left to ATen, such as 'mm'; None: attention, products and convolutions (on a CPU the large ones)",
