@@ -382,6 +382,8 @@ class _Walk:
             is_method = place.startswith("torch.nn.") and "." in name
             if not is_method and place not in FUNCTIONS_OF and f"{place}.{name}" not in FUNCTIONS:
                 return self.unknown(value)
+            self.names.add(value.__name__)
+            self.members[value.__name__].append(value)
             return f"{place}.{name} {value.__code__.co_firstlineno} {inside}"
         code = self.code(value.__code__, value.__globals__)
         return f"{value.__name__} {value.__qualname__} {code} {inside} {self.pairs(vars(value))}"
