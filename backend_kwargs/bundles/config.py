@@ -61,8 +61,8 @@ class CompileConfig:
 
     def __post_init__(self) -> None:
         for name, option in FIELDS.items():
-            given = getattr(self, name)
-            value = _dtype(name, given) if name in DTYPES else check(option, given, KIND)
+            field_value = getattr(self, name)
+            value = _dtype(name, field_value) if name in DTYPES else check(option, field_value, KIND)
             object.__setattr__(self, name, copied(value))
         for name in self.options or {}:
             if name in INSTEAD:

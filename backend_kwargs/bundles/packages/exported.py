@@ -163,9 +163,9 @@ class Exported:
             if not used and target not in constants:
                 continue
             value = self.sources[target]
-            found = names.get(id(value), [target.removeprefix(INSIDE)])
+            paths = names.get(id(value), [target.removeprefix(INSIDE)])
             yield Weight(
-                names=tuple(found),
+                names=tuple(paths),
                 constant=target,
                 dtype=str(value.dtype),
                 shape=tuple(value.shape),
