@@ -79,9 +79,9 @@ def _compiled(built: Built, samples: Sequence[Sample], wanted: "Wanted | None", 
 
     if built.config.kind == "aoti":
         built.package = compile_package(built, export_module(built, twin, cloned(samples[0])))
-    made = running(built, twin, keep=True)
+    compiled = running(built, twin, keep=True)
     try:
-        call = without_gradients(made.call)
+        call = without_gradients(compiled.call)
         versions = _input_versions(copies)
         seen = _seen(call, twin, copies, parameters=parameters, compiled=True, called=called)
         written = {key for key, version in _input_versions(copies).items() if version != versions.get(key, version)}
@@ -89,25 +89,25 @@ def _compiled(built: Built, samples: Sequence[Sample], wanted: "Wanted | None", 
         if wanted is not None:
             _judge(built.config, module, seen, wanted)
     except BaseException:
-        made.free()
+        compiled.free()
         raise
-    if made.backend:
-        keep_frame(made.backend, identity, made.code)
-        if not made.backend.compiled:
+    if compiled.backend:
+        keep_frame(compiled.backend, identity, compiled.code)
+        if not compiled.backend.compiled:
             note = "no graph of the module was compiled, so it runs in eager"
             built.notes.append(note)
             warn_once(f"{note[0].upper()}{note[1:]}: TORCH_LOGS=graph_breaks shows why.")
-    return rebound(made, built)
+    return rebound(compiled, built)
 
 
-def rebound(made: Running, built: Built) -> Running:
+def rebound(compiled: Running, built: Built) -> Running:
     """Return the code compiled on a copy, bound to the user's module."""
-    compiled: Any = made.call
+    call: Any = compiled.call
     if built.package:
-        compiled.serve(built.module, in_eager(built, built.module))
+        call.serve(built.module, in_eager(built, built.module))
     else:
-        made.call = type(compiled)(compiled.func, built.module)
-    return made
+        compiled.call = type(call)(call.func, built.module)
+    return compiled
 
 
 class Wanted(NamedTuple):

@@ -4,9 +4,7 @@ import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
 from pathlib import Path
-from types import MappingProxyType
 from typing import Annotated, Any, Literal
 
 from backend_kwargs.backend import OURS, Backend, find_backend
@@ -63,8 +61,8 @@ class CompileConfig:
 
     def __post_init__(self) -> None:
         for name, option in FIELDS.items():
-            given = getattr(self, name)
-            value = _dtype(name, given) if name in DTYPES else check(option, given, KIND)
+            field_value = getattr(self, name)
+            value = _dtype(name, field_value) if name in DTYPES else check(option, field_value, KIND)
             object.__setattr__(self, name, copied(value))
         for name in self.options or {}:
             if name in INSTEAD:
@@ -78,7 +76,8 @@ class CompileConfig:
 
     def describe(self) -> str:
         """Return the fields that are not the default, as `name=value,name=value`."""
-        return ",".join(f"{name}={value!r}" for name, value in self._changed.items())
+        values = {name: getattr(self, name) for name in FIELDS}
+        return ",".join(f"{name}={v!r}" for name, v in values.items() if not same(v, FIELDS[name].default))
 
     def key(self) -> str:
         """Return the class's name and a hash of all fields, which does not depend on the order of options."""
@@ -146,11 +145,6 @@ class CompileConfig:
     def __hash__(self) -> int:
         return hash((self.resolved, self.kind, self.fullgraph, self.dynamic))
 
-    @cached_property
-    def _changed(self) -> Mapping[str, Any]:
-        values = {name: getattr(self, name) for name in FIELDS}
-        return MappingProxyType({n: v for n, v in values.items() if not same(v, FIELDS[n].default)})
-
 
 # Read from the class itself, so that each field is declared once; `resolved` is derived from the others.
 FIELDS = declared(CompileConfig)
@@ -160,10 +154,10 @@ def _dtype(name: str, value: Any) -> Any:
     """Return the dtype for a dtype of torch or its name, None for None; raise for anything else."""
     import torch
 
-    found = getattr(torch, value.removeprefix("torch."), None) if isinstance(value, str) else value
-    if value is not None and not (isinstance(found, torch.dtype) and found.is_floating_point):
+    dtype = getattr(torch, value.removeprefix("torch."), None) if isinstance(value, str) else value
+    if value is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
         raise wrong_value(f"{KIND} {name!r}", "a floating torch.dtype, or the name of one", value)
-    return found
+    return dtype
 
 
 def _check_ahead_of_time(backend: Backend) -> None:

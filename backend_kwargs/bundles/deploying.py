@@ -15,7 +15,7 @@ from backend_kwargs.bundles.packages.compiling import compile_package, export_mo
 from backend_kwargs.bundles.packages.exported import Exported
 from backend_kwargs.bundles.packages.package import misfit
 from backend_kwargs.bundles.running import Built, Running, checked, in_eager, input_check, running
-from backend_kwargs.bundles.samples import Sample, leaves_of, made
+from backend_kwargs.bundles.samples import Sample, leaves_of, zeros_of
 from backend_kwargs.errors import BackendKwargsError, error_text, warn_once
 
 SHARED_POOL = (
@@ -49,7 +49,7 @@ def _cost(built: Built, check: Callable[[Any, Any], object]) -> list[str]:
     if size > MOST_TIMED or any(kind == "other" for kind, _ in leaves):
         return []
     try:
-        arguments = made(built.samples[0], built.device)
+        arguments = zeros_of(built.samples[0], built.device)
         check(*arguments)
         took = timeit(lambda: check(*arguments), number=TIMED_CHECKS) / TIMED_CHECKS
         return [f"input check: {took * 1e6:.1f} µs per call"]
@@ -128,7 +128,7 @@ def with_package(built: Built) -> list[str]:
 def _exported(built: Built) -> Exported:
     """Export the module on its first sample, with zeros in the tensors."""
     try:
-        args, kwargs = made(built.samples[0], built.device)
+        args, kwargs = zeros_of(built.samples[0], built.device)
     except Exception as error:
         raise BackendKwargsError(f"The first sample cannot be made: {error_text(error)}.") from error
     with torch.no_grad():

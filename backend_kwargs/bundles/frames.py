@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from backend_kwargs.bundles.graphs import CannotLoadError, GraphBackend, load_graph
+from backend_kwargs.bundles.graphs import CannotLoadError, Graph, GraphBackend, load_graph
 from backend_kwargs.bundles.identity.walk import identity_of
 from backend_kwargs.errors import error_text, warn_once
 
@@ -56,10 +56,10 @@ def keep_frame(backend: GraphBackend, identity: str | None, entry: CodeType | No
     key = backend.compiled[0]
     try:
         frame = _frame(*backend.frames[0], identity, backend.unwrapped[key])
-        kept = b"" if frame is None else pickle.dumps(frame)
+        content = b"" if frame is None else pickle.dumps(frame)
     except Exception:  # noqa: BLE001 - otherwise the module is traced when it is served
         return
-    backend.graphs[key] = replace(backend.graphs[key], frame=kept)
+    backend.graphs[key] = replace(backend.graphs[key], frame=content)
 
 
 def _frame(code: CodeType, scope: Mapping[str, Any], identity: str, options: Mapping[str, Any]) -> Frame | None:
@@ -84,17 +84,21 @@ def _frame(code: CodeType, scope: Mapping[str, Any], identity: str, options: Map
     return Frame(marshal.dumps(generated), graphs[0], modules, others, identity, options)
 
 
-def untraced(entry: FunctionType, module: torch.nn.Module, graphs: Mapping[str, Any], folder: str) -> Any | None:
+def untraced(
+    entry: FunctionType, module: torch.nn.Module, graphs: Mapping[str, Graph], folder: str
+) -> Callable[..., Any] | None:
     """Return a callable that runs the kept bytecode on `module`, or None if there is none or it does not fit."""
-    kept = [graph for graph in graphs.values() if graph.frame and graph.code]
-    if len(graphs) != 1 or not kept:
+    if len(graphs) != 1:
+        return None
+    (graph,) = graphs.values()
+    if not graph.frame or not graph.code:
         return None
     try:
-        frame: Frame = pickle.loads(kept[0].frame)  # noqa: S301 - trusted, or this process made it
+        frame: Frame = pickle.loads(graph.frame)  # noqa: S301 - trusted, or this process made it
         if frame.identity != identity_of(module):
             return None
-        call: Callable[..., Any] = load_graph(kept[0], (), folder, frame.options)
-        scope: dict[str, Any] = {name: importlib.import_module(found) for name, found in frame.modules.items()}
+        call: Callable[..., Any] = load_graph(graph, (), folder, frame.options)
+        scope: dict[str, Any] = {name: importlib.import_module(place) for name, place in frame.modules.items()}
         scope |= {**frame.others, frame.graph: call, "__builtins__": builtins}
         code = marshal.loads(frame.bytecode)  # noqa: S302 - as above
         return partial(FunctionType(code, scope, entry.__name__, None, entry.__closure__), module)

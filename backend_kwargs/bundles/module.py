@@ -215,11 +215,11 @@ class CompiledModule:
             )
         from backend_kwargs.bundles.disk.weights import loaded_from
 
-        given: Any = state_dict.get("config")
-        made = cls(config := CompileConfig.from_dict(given, trust=trust))
-        made._built = loaded_from(config, module, state_dict)
-        made._state = State.CHECKPOINT_LOADED
-        return made
+        fields: Any = state_dict.get("config")
+        loaded = cls(CompileConfig.from_dict(fields, trust=trust))
+        loaded._built = loaded_from(loaded.config, module, state_dict)
+        loaded._state = State.CHECKPOINT_LOADED
+        return loaded
 
     def describe(self) -> str:
         """Return the config's changed fields, then facts about the code, one per line."""

@@ -28,17 +28,17 @@ def samples_of(data: Any) -> list[Sample]:
     return [_sample(each) for each in data]
 
 
-def _sample(given: Any) -> Sample:
+def _sample(value: Any) -> Sample:
     """Return the arguments that one of the four forms stands for."""
-    if isinstance(given, torch.Tensor):
-        return Sample((given,), {})
-    if isinstance(given, Mapping):
-        return Sample((), dict(given))
-    if not isinstance(given, tuple | list):
-        raise wrong_value("A sample", "a tensor, a tuple of arguments, a dict of keywords, or (args, kwargs)", given)
-    if len(given) == 2 and isinstance(given[0], tuple | list) and isinstance(given[1], Mapping):
-        return Sample(tuple(given[0]), dict(given[1]))
-    return Sample(tuple(given), {})
+    if isinstance(value, torch.Tensor):
+        return Sample((value,), {})
+    if isinstance(value, Mapping):
+        return Sample((), dict(value))
+    if not isinstance(value, tuple | list):
+        raise wrong_value("A sample", "a tensor, a tuple of arguments, a dict of keywords, or (args, kwargs)", value)
+    if len(value) == 2 and isinstance(value[0], tuple | list) and isinstance(value[1], Mapping):
+        return Sample(tuple(value[0]), dict(value[1]))
+    return Sample(tuple(value), {})
 
 
 def cloned(sample: Sample) -> Any:
@@ -105,7 +105,7 @@ def described(value: Any, written: Collection[int] = ()) -> Any:
     return {"other": f"{kind} that is not dense" if type(value) is torch.Tensor else kind}
 
 
-def made(metadata: Any, device: torch.device) -> Any:
+def zeros_of(metadata: Any, device: torch.device) -> Any:
     """Return the value that `metadata` describes, with zeros in tensors; raise if it is of an unknown kind."""
 
     def leaf(kind: str, value: Any) -> Any:

@@ -221,6 +221,13 @@ class Asks(nn.Module):
         return x.from_elsewhere()
 
 
+class Copies(nn.Module):
+    """A module that calls a function which calls a method by name."""
+
+    def forward(self, x):
+        return copy.deepcopy(x)
+
+
 @pytest.mark.parametrize(
     ("make", "owner", "name"),
     [
@@ -230,16 +237,19 @@ class Asks(nn.Module):
         ),
         pytest.param(lambda: nn.TransformerEncoderLayer(8, 2, 16), torch, "relu", id="by a layer of torch"),
         pytest.param(nn.ReLU, nn.Module, "__getattr__", id="by Python itself"),
+        pytest.param(Copies, torch.Tensor, "__deepcopy__", id="by a function of Python's library"),
     ],
 )
 def test_a_patched_function_that_is_read_and_cannot_be_compared_makes_a_module_like_none(
     make, owner, name, monkeypatch
 ):
     module = make()
+    known = identity_of(module)
     monkeypatch.setattr(owner, name, from_environment, raising=False)
     result = identity_of(module)
     monkeypatch.undo()
     assert result is None
+    assert known is not None
 
 
 def test_a_layer_with_a_patched_forward_counts():

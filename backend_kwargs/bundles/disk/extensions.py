@@ -19,8 +19,8 @@ def loaded_extensions() -> dict[str, Path]:
         lines = MAPS.read_text(encoding="utf-8", errors="surrogateescape").splitlines()
     except OSError:
         return {}
-    found = {match[2]: Path(match[1]) for match in map(EXTENSION.search, lines) if match}
-    return {place: path for place, path in found.items() if path.exists()}
+    extensions = {match[2]: Path(match[1]) for match in map(EXTENSION.search, lines) if match}
+    return {place: path for place, path in extensions.items() if path.exists()}
 
 
 def install(extensions: Mapping[str, bytes]) -> None:

@@ -46,10 +46,10 @@ def dtypes_of(names: Any) -> tuple[torch.dtype | None, ...]:
 
 
 def _dtype(name: Any) -> torch.dtype:
-    found = getattr(torch, name.removeprefix("torch."), None) if isinstance(name, str) else None
-    if not isinstance(found, torch.dtype) or not found.is_floating_point:
+    dtype = getattr(torch, name.removeprefix("torch."), None) if isinstance(name, str) else None
+    if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
         raise wrong_value("An output dtype", "the name of a floating torch.dtype", name)
-    return found
+    return dtype
 
 
 def why_not_samples(built: Built) -> str:

@@ -29,10 +29,10 @@ def is_library(value: Any) -> bool:
     """Return whether a class or function is the one that a library has under its name."""
     if not is_library_name(value.__module__ or ""):
         return False
-    found: Any = sys.modules.get(value.__module__)
+    own: Any = sys.modules.get(value.__module__)
     for name in value.__qualname__.split("."):
-        found = getattr(found, name, None)
-    return found is value or (isinstance(value, type) and not value.__flags__ & HEAP_TYPE)
+        own = getattr(own, name, None)
+    return own is value or (isinstance(value, type) and not value.__flags__ & HEAP_TYPE)
 
 
 def is_own(function: FunctionType) -> bool:

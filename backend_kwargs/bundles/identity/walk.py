@@ -382,6 +382,8 @@ class _Walk:
             is_method = place.startswith("torch.nn.") and "." in name
             if not is_method and place not in FUNCTIONS_OF and f"{place}.{name}" not in FUNCTIONS:
                 return self.unknown(value)
+            self.names.add(value.__name__)
+            self.members[value.__name__].append(value)
             return f"{place}.{name} {value.__code__.co_firstlineno} {inside}"
         code = self.code(value.__code__, value.__globals__)
         return f"{value.__name__} {value.__qualname__} {code} {inside} {self.pairs(vars(value))}"
@@ -416,12 +418,12 @@ class _Walk:
     def global_(self, name: str, names: list[str], scope: dict[str, Any], after: list[dis.Instruction]) -> None:
         """Follow a global, and attributes of it as long as they are those of Python modules."""
         place = scope.get("__builtins__", builtins)
-        found = scope if name in scope else place if isinstance(place, dict) else vars(place)
+        variables = scope if name in scope else place if isinstance(place, dict) else vars(place)
         label = self.numbered(("scope", id(scope)), scope, lambda _: "globals")
-        if name not in found:
+        if name not in variables:
             self.lines.append(f"{label} {name} unbound")
             return
-        value = found[name]
+        value = variables[name]
         for attribute in names:
             if isinstance(value, ModuleType):
                 name, value = f"{name}.{attribute}", self.attribute(value, attribute)
@@ -438,11 +440,11 @@ class _Walk:
         """Return an attribute of a Python module, which code reads."""
         if module is torch.ops or (isinstance(module, torch._ops._OpNamespace) and module.name in TORCH_NAMESPACES):
             return getattr(module, name)
-        place, held = module.__name__, vars(module)
-        known = is_library_name(place) or ("__getattr__" not in held and place.partition(".")[0] not in STDLIB)
-        if type(module) is not ModuleType or not known or name not in held:
+        place, members = module.__name__, vars(module)
+        known = is_library_name(place) or ("__getattr__" not in members and place.partition(".")[0] not in STDLIB)
+        if type(module) is not ModuleType or not known or name not in members:
             self.refuse(f"{place}.{name}")
-        return held.get(name)
+        return members.get(name)
 
     def builtin(self, value: Any) -> str:
         """Describe a function of C by name, and what it is bound to."""

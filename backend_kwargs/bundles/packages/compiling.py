@@ -93,7 +93,7 @@ def _errors() -> Iterator[None]:
 
 
 def _compiled(
-    program: Any, folder: Path, *, options: Mapping[str, Any], on: torch.device, embedded: bool
+    program: torch.export.ExportedProgram, folder: Path, *, options: Mapping[str, Any], on: torch.device, embedded: bool
 ) -> tuple[Path, set[str]]:
     """Return a package, and the names of the tensors that it reads; it contains their values if `embedded`."""
     path = str(folder / f"{embedded}.pt2")

@@ -57,7 +57,7 @@ def with_buffers(module: torch.nn.Module) -> torch.nn.Module:
 class Exported:
     """An exported program, and the module that was exported."""
 
-    def __init__(self, program: Any, module: torch.nn.Module, identity: str) -> None:
+    def __init__(self, program: torch.export.ExportedProgram, module: torch.nn.Module, identity: str) -> None:
         self.program, self.signature, self.module, self.identity = program, program.graph_signature, module, identity
         self.digest = _digest(program)
         # Only without writes in the graph itself does torch say what is written.
@@ -163,9 +163,9 @@ class Exported:
             if not used and target not in constants:
                 continue
             value = self.sources[target]
-            found = names.get(id(value), [target.removeprefix(INSIDE)])
+            paths = names.get(id(value), [target.removeprefix(INSIDE)])
             yield Weight(
-                names=tuple(found),
+                names=tuple(paths),
                 constant=target,
                 dtype=str(value.dtype),
                 shape=tuple(value.shape),
@@ -174,7 +174,7 @@ class Exported:
             )
 
 
-def _digest(program: Any) -> str:
+def _digest(program: torch.export.ExportedProgram) -> str:
     """Return a hash of what the program computes, without the weights' values; "" if a call in it is not known."""
     graphs = [part for part in program.graph_module.modules() if isinstance(part, torch.fx.GraphModule)]
     lines = [str(program.graph_signature.input_specs), str(program.graph_signature.output_specs)]

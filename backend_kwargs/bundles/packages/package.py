@@ -166,7 +166,9 @@ class PackageCall:
 def first_uses(tensors: Sequence[torch.Tensor]) -> list[int | None]:
     """Return for each tensor the position of the same object before it, None if there is none."""
     first: dict[int, int] = {}
-    return [None if (found := first.setdefault(id(each), at)) == at else found for at, each in enumerate(tensors)]
+    return [
+        None if (earlier := first.setdefault(id(tensor), at)) == at else earlier for at, tensor in enumerate(tensors)
+    ]
 
 
 # ---- weights
@@ -175,10 +177,10 @@ def first_uses(tensors: Sequence[torch.Tensor]) -> list[int | None]:
 def misfit(package: Package, module: torch.nn.Module, device: torch.device) -> str:
     """Return what the package cannot use of the module's weights, "" if it can use all."""
     try:
-        found = _ModuleTensors(package.guards.weights, module, device)
+        own = _ModuleTensors(package.guards.weights, module, device)
     except BackendKwargsError as error:
         return str(error).removesuffix(".")
-    for weight, tensor in zip(package.guards.weights, found.tensors, strict=True):
+    for weight, tensor in zip(package.guards.weights, own.tensors, strict=True):
         if weight.sha256 and weight.sha256 != content_hash(tensor):
             return f"the values of {weight.names[0]!r}, which are part of the package's code, have changed"
     return ""
@@ -238,7 +240,7 @@ class _Weights:
 
     def __init__(self, weights: Sequence[Weight], module: torch.nn.Module, device: torch.device, loaded: Any) -> None:
         self._weights, self._module, self._device, self._loaded = weights, module, device, loaded
-        self._found = _ModuleTensors((), module, device)
+        self._own = _ModuleTensors((), module, device)
         self._same: Any = None
         self._pointers: list[int] = []
         self._baked: Any = None
@@ -250,8 +252,8 @@ class _Weights:
         """Pass the package the module's tensors if they are others than before; raise if they are of another kind."""
         if self._unchanged():
             return
-        found = _ModuleTensors(self._weights, self._module, self._device)
-        baked = self._states(found.tensors)
+        own = _ModuleTensors(self._weights, self._module, self._device)
+        baked = self._states(own.tensors)
         if self._baked not in (None, baked):
             raise BackendKwargsError(
                 "Weights that are part of the package's code have changed: call deactivate() and activate(), or build "
@@ -259,16 +261,16 @@ class _Weights:
             )
         aliases = {
             weight.constant: tensor.detach()
-            for weight, tensor in zip(self._weights, found.tensors, strict=True)
+            for weight, tensor in zip(self._weights, own.tensors, strict=True)
             if not weight.sha256
         }
-        pointers = [*map(torch.Tensor.data_ptr, found.tensors)]
+        pointers = [*map(torch.Tensor.data_ptr, own.tensors)]
         if aliases and pointers != self._pointers:
             self._loaded.load_constants(aliases, check_full_update=False, user_managed=True)
             _release(self._aliases)
             self._aliases += aliases.values()
-        self.spans = [*map(memory_of, found.tensors)]
-        self._found, self._baked, self._same = found, baked, tensor_guards(found.tensors)
+        self.spans = [*map(memory_of, own.tensors)]
+        self._own, self._baked, self._same = own, baked, tensor_guards(own.tensors)
         self._pointers = pointers
 
     def rebind(self, module: torch.nn.Module) -> None:
@@ -278,16 +280,16 @@ class _Weights:
 
     def _unchanged(self) -> bool:
         """Return whether the module's tensors are those that the package was given."""
-        found = self._found
+        own = self._own
         try:
-            same = self._same and all(map(is_, map(getitem, found.tables, found.names), found.values))
+            same = self._same and all(map(is_, map(getitem, own.tables, own.names), own.values))
         except KeyError:
             return False
         return (
             same
-            and self._same.check(*found.tensors)
-            and [*map(torch.Tensor.data_ptr, found.tensors)] == self._pointers
-            and (not self._baked or self._baked == self._states(found.tensors))
+            and self._same.check(*own.tensors)
+            and [*map(torch.Tensor.data_ptr, own.tensors)] == self._pointers
+            and (not self._baked or self._baked == self._states(own.tensors))
         )
 
     def _states(self, tensors: Sequence[torch.Tensor]) -> list[Any]:
