@@ -7,7 +7,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from tvm import te, tirx
+from tvm import tirx
+from tvm.te import Tensor
 from tvm.tirx import Expr
 
 from backend_kwargs.backends.tvm.lowering.node import Node, axis, cast, compute, int64, load, replaced
@@ -20,7 +21,7 @@ def chosen(index: Any, size: Any) -> Any:
     return tirx.max(tirx.min(from_front, size - int64(1)), int64(0))
 
 
-def index(node: Node, x: te.Tensor, indices: Sequence[Any]) -> te.Tensor:
+def index(node: Node, x: Tensor, indices: Sequence[Any]) -> Tensor:
     """Lower an index by tensors that torch knows to be within bounds.
 
     Their common shape replaces the indexed dimensions, or comes first if these are not adjacent.
@@ -42,8 +43,8 @@ def index(node: Node, x: te.Tensor, indices: Sequence[Any]) -> te.Tensor:
 
 
 def slice_scatter(
-    node: Node, x: te.Tensor, source: te.Tensor, dim: int = 0, start: Any = None, end: Any = None, step: int = 1
-) -> te.Tensor:
+    node: Node, x: Tensor, source: Tensor, dim: int = 0, start: Any = None, end: Any = None, step: int = 1
+) -> Tensor:
     """Lower slice_scatter: the source inside the slice."""
     at = axis(dim, len(x.shape))
     size, length = node.fakes[0].shape[at], source.shape[at]

@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import fx
 from tvm import te
+from tvm.te import Tensor
 from tvm.tirx import Expr
 
 from backend_kwargs.backends.tvm.lowering.node import Node, cast, compute, computed_in, load
@@ -16,12 +17,12 @@ aten = torch.ops.aten
 PRODUCTS = (aten.mm.default, aten.addmm.default)
 
 
-def matmul(node: Node, x: te.Tensor, y: te.Tensor, *, transposed: bool = False) -> te.Tensor:
+def matmul(node: Node, x: Tensor, y: Tensor, *, transposed: bool = False) -> Tensor:
     """Lower mm and bmm."""
     return cast_to(product(x, y, node.shape, computed_in(node.dtype), transposed), node.dtype)
 
 
-def product(x: te.Tensor, y: te.Tensor, shape: Sequence[Expr], within: str, transposed: bool) -> te.Tensor:
+def product(x: Tensor, y: Tensor, shape: Sequence[Expr], within: str, transposed: bool) -> Tensor:
     """Return the product over the last dimension of x and the second to last of y, or its last one if `transposed`."""
     k = te.reduce_axis((0, x.shape[-1]), "k")
     rows = len(x.shape) - 1
@@ -34,7 +35,7 @@ def product(x: te.Tensor, y: te.Tensor, shape: Sequence[Expr], within: str, tran
     return compute(shape, element, "matmul")
 
 
-def linear(node: Node, x: te.Tensor, weight: te.Tensor, bias: te.Tensor | None = None) -> te.Tensor:
+def linear(node: Node, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """Lower linear: the weight is read in place, since transposing it can take longer than the product."""
     if bias is None:
         return matmul(node, x, weight, transposed=True)
@@ -71,15 +72,8 @@ def _join(graph: fx.Graph, node: fx.Node) -> None:
 
 
 def addmm(
-    node: Node,
-    bias: te.Tensor,
-    x: te.Tensor,
-    y: te.Tensor,
-    *,
-    beta: float = 1,
-    alpha: float = 1,
-    transposed: bool = False,
-) -> te.Tensor:
+    node: Node, bias: Tensor, x: Tensor, y: Tensor, *, beta: float = 1, alpha: float = 1, transposed: bool = False
+) -> Tensor:
     """Lower addmm and addmv: with beta zero the bias may be nan."""
     within = computed_in(node.dtype)
     xy = product(x, y, node.shape, within, transposed)

@@ -8,7 +8,8 @@ from typing import Any
 
 from torch._prims_common import ELEMENTWISE_TYPE_PROMOTION_KIND as KIND
 from torch._prims_common import elementwise_dtypes
-from tvm import te, tirx
+from tvm import tirx
+from tvm.te import Tensor
 from tvm.tirx import Expr
 
 from backend_kwargs.backends.part_compiler import Unsupported
@@ -255,23 +256,23 @@ POINTWISE: dict[str, Callable[..., Any]] = {
 }
 
 
-def invert(node: Node, x: te.Tensor) -> te.Tensor:
+def invert(node: Node, x: Tensor) -> Tensor:
     """Lower bitwise_not, which is logical for bools."""
     turned = tirx.Not if node.dtype == "bool" else tirx.bitwise_not
     return compute(node.shape, lambda index: turned(load(x, index)))
 
 
-def divide_in_mode(node: Node, *args: Any, rounding_mode: str | None = None) -> te.Tensor:
+def divide_in_mode(node: Node, *args: Any, rounding_mode: str | None = None) -> Tensor:
     """Lower div with a rounding mode, without which ints become floats."""
     return Pointwise(divide, SAME if rounding_mode else FLOAT)(node, *args, rounding_mode=rounding_mode)
 
 
-def convert(node: Node, x: te.Tensor, *_: Any, **__: Any) -> te.Tensor:
+def convert(node: Node, x: Tensor, *_: Any, **__: Any) -> Tensor:
     """Lower a copy with another dtype or another shape."""
     return compute(node.shape, lambda index: cast(load(x, index), node.dtype))
 
 
-def select(node: Node, condition: te.Tensor, x: te.Tensor, y: te.Tensor) -> te.Tensor:
+def select(node: Node, condition: Tensor, x: Tensor, y: Tensor) -> Tensor:
     """Lower where."""
     return compute(
         node.shape,
@@ -281,7 +282,7 @@ def select(node: Node, condition: te.Tensor, x: te.Tensor, y: te.Tensor) -> te.T
     )
 
 
-def filled(node: Node, *size_and_value: Any, **_: Any) -> te.Tensor:
+def filled(node: Node, *size_and_value: Any, **_: Any) -> Tensor:
     """Lower a tensor filled with one number, the last argument."""
     return compute(node.shape, lambda _: cast(size_and_value[-1], node.dtype))
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from tvm import te, tirx
+from tvm.te import Tensor
 from tvm.tirx import Expr
 
 from backend_kwargs.backends.tvm.lowering import vector
@@ -49,7 +50,7 @@ def dims_of(dims: Any, rank: int) -> list[int]:
     return sorted({d % rank for d in dims} if dims and rank else range(rank))
 
 
-def spans(x: te.Tensor, over: Sequence[int], keepdim: bool) -> tuple[list[Any], list[Any], Callable[..., list[Any]]]:
+def spans(x: Tensor, over: Sequence[int], keepdim: bool) -> tuple[list[Any], list[Any], Callable[..., list[Any]]]:
     """Return the axes of a reduction, its output's shape, and a function from an output index to the input's."""
     axes = {d: te.reduce_axis((0, x.shape[d]), f"r{d}") for d in over}
     shape = [int64(1) if d in axes else size for d, size in enumerate(x.shape) if keepdim or d not in axes]
@@ -62,13 +63,8 @@ def spans(x: te.Tensor, over: Sequence[int], keepdim: bool) -> tuple[list[Any], 
 
 
 def reduce(
-    x: te.Tensor,
-    over: Sequence[int],
-    keepdim: bool,
-    reducer: Any,
-    within: str,
-    value: Callable[..., Any] = lambda v, i: v,
-) -> te.Tensor:
+    x: Tensor, over: Sequence[int], keepdim: bool, reducer: Any, within: str, value: Callable[..., Any] = lambda v, i: v
+) -> Tensor:
     """Return the reduction over some dimensions of `value(element, index)`, computed in dtype `within`."""
     axes, shape, index = spans(x, over, keepdim)
 
@@ -80,19 +76,19 @@ def reduce(
     return compute(shape, element, "reduced")
 
 
-def accumulated_in(x: te.Tensor, over: Sequence[int], dtype: str) -> str:
+def accumulated_in(x: Tensor, over: Sequence[int], dtype: str) -> str:
     """Return the dtype of an accumulator: float64 if there are many elements, or an unknown number."""
     within = computed_in(dtype)
     count = math.prod(int(x.shape[d]) if isinstance(x.shape[d], tirx.IntImm) else LONG for d in over)
     return "float64" if within == "float32" and count >= LONG else within
 
 
-def elements(x: te.Tensor, over: Sequence[int]) -> Any:
+def elements(x: Tensor, over: Sequence[int]) -> Any:
     """Return the number of elements that are reduced to one."""
     return math.prod((x.shape[d] for d in over), start=int64(1))
 
 
-def cast_to(x: te.Tensor, dtype: str) -> te.Tensor:
+def cast_to(x: Tensor, dtype: str) -> Tensor:
     """Return a tensor in another dtype, or itself if it has that dtype."""
     return x if x.dtype == dtype else compute(x.shape, lambda i: cast(x(*i), dtype))
 
@@ -100,7 +96,7 @@ def cast_to(x: te.Tensor, dtype: str) -> te.Tensor:
 def reduction(reducer: Any) -> Callable[..., Any]:
     """Return a converter of sum, prod, amax, amin and similar operators."""
 
-    def convert(node: Node, x: te.Tensor, dims: Any = None, keepdim: bool = False, **_: Any) -> te.Tensor:
+    def convert(node: Node, x: Tensor, dims: Any = None, keepdim: bool = False, **_: Any) -> Tensor:
         over = dims_of(dims, len(x.shape))
         within = accumulated_in(x, over, node.dtype) if reducer is SUM else computed_in(node.dtype)
         return cast_to(reduce(x, over, keepdim, reducer, within), node.dtype)
@@ -108,7 +104,7 @@ def reduction(reducer: Any) -> Callable[..., Any]:
     return convert
 
 
-def mean(node: Node, x: te.Tensor, dims: Any = None, keepdim: bool = False, **_: Any) -> te.Tensor:
+def mean(node: Node, x: Tensor, dims: Any = None, keepdim: bool = False, **_: Any) -> Tensor:
     """Lower mean."""
     over = dims_of(dims, len(x.shape))
     within = accumulated_in(x, over, node.dtype)
@@ -116,9 +112,7 @@ def mean(node: Node, x: te.Tensor, dims: Any = None, keepdim: bool = False, **_:
     return compute(total.shape, lambda i: cast(total(*i) / count, node.dtype))
 
 
-def vector_norm(
-    node: Node, x: te.Tensor, order: float = 2, dims: Any = None, keepdim: bool = False, **_: Any
-) -> te.Tensor:
+def vector_norm(node: Node, x: Tensor, order: float = 2, dims: Any = None, keepdim: bool = False, **_: Any) -> Tensor:
     """Lower linalg_vector_norm: the largest or smallest magnitude, or a root of the sum of their powers."""
     over = dims_of(dims, len(x.shape))
     within = accumulated_in(x, over, node.dtype)
@@ -145,15 +139,13 @@ def general_norm(order: float) -> tuple[Callable[[Any], Any], Callable[[Any], An
     )
 
 
-def any_true(node: Node, x: te.Tensor, dims: Any = None, keepdim: bool = False) -> te.Tensor:
+def any_true(node: Node, x: Tensor, dims: Any = None, keepdim: bool = False) -> Tensor:
     """Lower any, reduced as ints."""
     found = reduce(x, dims_of(dims, len(x.shape)), keepdim, MAX, "bool", lambda v, _: cast(v, "int32"))
     return cast_to(found, node.dtype)
 
 
-def moments(
-    node: Node, x: te.Tensor, dims: Any, correction: Any, keepdim: bool, dtype: str
-) -> tuple[te.Tensor, te.Tensor]:
+def moments(node: Node, x: Tensor, dims: Any, correction: Any, keepdim: bool, dtype: str) -> tuple[Tensor, Tensor]:
     """Return variance and mean, in two passes for accuracy."""
     over = dims_of(dims, len(x.shape))
     within = accumulated_in(x, over, dtype)
@@ -182,14 +174,12 @@ def moments(
     return variance, compute(squares.shape, lambda i: unless_infinite(i, average(*spread(i))))
 
 
-def var(node: Node, x: te.Tensor, dims: Any = None, *, correction: Any = None, keepdim: bool = False) -> te.Tensor:
+def var(node: Node, x: Tensor, dims: Any = None, *, correction: Any = None, keepdim: bool = False) -> Tensor:
     """Lower var.correction."""
     return moments(node, x, dims, 1 if correction is None else correction, keepdim, node.dtype)[0]
 
 
-def var_mean(
-    node: Node, x: te.Tensor, dims: Any = None, *, correction: Any = None, keepdim: bool = False
-) -> list[te.Tensor]:
+def var_mean(node: Node, x: Tensor, dims: Any = None, *, correction: Any = None, keepdim: bool = False) -> list[Tensor]:
     """Lower var_mean.correction."""
     return list(moments(node, x, dims, 1 if correction is None else correction, keepdim, dtype(node.out[0])))
 
@@ -229,7 +219,7 @@ def best(
 def extremum(largest: bool, only_position: bool = False) -> Callable[..., Any]:
     """Return a converter of max.dim or min.dim, or of argmax or argmin."""
 
-    def convert(node: Node, x: te.Tensor, dim: int | None = None, keepdim: bool = False) -> te.Tensor | list[te.Tensor]:
+    def convert(node: Node, x: Tensor, dim: int | None = None, keepdim: bool = False) -> Tensor | list[Tensor]:
         over, kind = dims_of(dim, len(x.shape)), str(x.dtype)
         axes, shape, index = spans(x, over, keepdim)
 
@@ -250,7 +240,7 @@ def extremum(largest: bool, only_position: bool = False) -> Callable[..., Any]:
 def softmax(logarithm: bool) -> Callable[..., Any]:
     """Return a converter of softmax or its logarithm, computed in float32 or wider."""
 
-    def convert(node: Node, x: te.Tensor, dim: int, half_to_float: bool) -> te.Tensor:
+    def convert(node: Node, x: Tensor, dim: int, half_to_float: bool) -> Tensor:
         if not len(x.shape):
             return compute((), lambda _: cast(0.0 if logarithm else 1.0, node.dtype))
         at, within = dim % len(x.shape), computed_in(node.dtype)

@@ -6,7 +6,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from tvm import te, tirx
+from tvm import tirx
+from tvm.te import Tensor
 from tvm.tirx import Expr
 
 from backend_kwargs.backends.tvm.lowering.node import Node, axis, cast, compute, int64, replaced
@@ -30,7 +31,7 @@ def rank(node: Node) -> int:
     return len(node.fakes[0].shape)
 
 
-def permute(node: Node, x: te.Tensor, dims: Sequence[int]) -> te.Tensor:
+def permute(node: Node, x: Tensor, dims: Sequence[int]) -> Tensor:
     """Lower permute."""
     order = [axis(d, len(dims)) for d in dims]
     return compute(node.shape, lambda i: x(*(i[order.index(d)] for d in range(len(order)))))
@@ -49,14 +50,14 @@ def start_of(node: Node, start: Any, size: Any) -> Any:
     raise node.deny("a slice that starts at a symbolic size")
 
 
-def slice_(node: Node, x: te.Tensor, dim: int = 0, start: Any = None, end: Any = None, step: int = 1) -> te.Tensor:
+def slice_(node: Node, x: Tensor, dim: int = 0, start: Any = None, end: Any = None, step: int = 1) -> Tensor:
     """Lower slice."""
     at = axis(dim, rank(node))
     first = start_of(node, node.fakes[2] if len(node.fakes) > 2 else None, node.fakes[0].shape[at])
     return compute(node.shape, lambda i: x(*replaced(i, at, first + i[at] * step)))
 
 
-def select(node: Node, x: te.Tensor, dim: int, index: Any) -> te.Tensor:
+def select(node: Node, x: Tensor, dim: int, index: Any) -> Tensor:
     """Lower select."""
     at = axis(dim, rank(node))
     if not isinstance(index, int):
@@ -65,7 +66,7 @@ def select(node: Node, x: te.Tensor, dim: int, index: Any) -> te.Tensor:
     return compute(node.shape, lambda i: x(*i[:at], index, *i[at:]))
 
 
-def cat(node: Node, tensors: Sequence[te.Tensor], dim: int = 0) -> te.Tensor:
+def cat(node: Node, tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
     """Lower cat: select the tensor that contains the output's index."""
     at = axis(dim, node.out.dim())
     starts = list(itertools.accumulate((x.shape[at] for x in tensors[:-1]), initial=int64(0)))
@@ -80,12 +81,12 @@ def cat(node: Node, tensors: Sequence[te.Tensor], dim: int = 0) -> te.Tensor:
     return compute(node.shape, element)
 
 
-def _from(x: te.Tensor, at: int, begin: Any, index: Sequence[Any]) -> Any:
+def _from(x: Tensor, at: int, begin: Any, index: Sequence[Any]) -> Any:
     """Return the element at an index that is moved along one dimension."""
     return x(*replaced(index, at, index[at] + begin))
 
 
-def split(node: Node, x: te.Tensor, _: Any, dim: int = 0) -> list[Any]:
+def split(node: Node, x: Tensor, _: Any, dim: int = 0) -> list[Any]:
     """Lower split_with_sizes: one slice for each output."""
     at, begin, parts = axis(dim, rank(node)), 0, []
     for out in node.out:
@@ -94,19 +95,19 @@ def split(node: Node, x: te.Tensor, _: Any, dim: int = 0) -> list[Any]:
     return parts
 
 
-def flip(node: Node, x: te.Tensor, dims: Sequence[int]) -> te.Tensor:
+def flip(node: Node, x: Tensor, dims: Sequence[int]) -> Tensor:
     """Lower flip."""
     turned = {axis(d, rank(node)) for d in dims}
     return compute(node.shape, lambda i: x(*(x.shape[d] - 1 - j if d in turned else j for d, j in enumerate(i))))
 
 
-def repeat(node: Node, x: te.Tensor, _: Any) -> te.Tensor:
+def repeat(node: Node, x: Tensor, _: Any) -> Tensor:
     """Lower repeat: the index modulo the repeated tensor's sizes."""
     lead = node.out.dim() - rank(node)
     return compute(node.shape, lambda i: x(*(tirx.floormod(j, s) for j, s in zip(i[lead:], x.shape, strict=True))))
 
 
-def roll(node: Node, x: te.Tensor, shifts: Sequence[Any], dims: Sequence[int] = ()) -> Any:
+def roll(node: Node, x: Tensor, shifts: Sequence[Any], dims: Sequence[int] = ()) -> Any:
     """Lower roll: the element at the index minus the shift, wrapped around."""
     if not dims and rank(node) > 1:
         raise node.deny("a roll of all dimensions as one")
@@ -120,7 +121,7 @@ def roll(node: Node, x: te.Tensor, shifts: Sequence[Any], dims: Sequence[int] = 
     return compute(node.shape, element)
 
 
-def diagonal(node: Node, x: te.Tensor, offset: int = 0, dim1: int = 0, dim2: int = 1) -> te.Tensor:
+def diagonal(node: Node, x: Tensor, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Tensor:
     """Lower diagonal, which becomes the last dimension."""
     first, second = axis(dim1, rank(node)), axis(dim2, rank(node))
 
@@ -132,7 +133,7 @@ def diagonal(node: Node, x: te.Tensor, offset: int = 0, dim1: int = 0, dim2: int
     return compute(node.shape, element)
 
 
-def constant_pad(node: Node, x: te.Tensor, pad: Sequence[Any], value: float = 0) -> te.Tensor:
+def constant_pad(node: Node, x: Tensor, pad: Sequence[Any], value: float = 0) -> Tensor:
     """Lower constant_pad_nd; a negative pad crops."""
     before = [0] * (rank(node) - len(pad) // 2) + node.sizes(node.fakes[1][::2])[::-1]
 
@@ -144,7 +145,7 @@ def constant_pad(node: Node, x: te.Tensor, pad: Sequence[Any], value: float = 0)
     return compute(node.shape, element)
 
 
-def arange(node: Node, *_: Any, **__: Any) -> te.Tensor:
+def arange(node: Node, *_: Any, **__: Any) -> Tensor:
     """Lower arange.start_step."""
     start, _end, step = (*node.fakes, 1)[:3] if len(node.fakes) > 1 else (0, node.fakes[0], 1)
     within = "int64" if all(isinstance(n, int | torch.SymInt) for n in (start, step)) else "float64"

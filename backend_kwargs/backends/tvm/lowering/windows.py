@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from tvm import te, tirx, topi
+from tvm.te import Tensor
 from tvm.tirx import Expr
 
 from backend_kwargs.backends.tvm.lowering.node import Node, cast, compute, computed_in, dtype, int64
@@ -13,9 +14,9 @@ from backend_kwargs.backends.tvm.lowering.reductions import best, cast_to, lowes
 
 
 def convolution(
-    node: Node, x: te.Tensor, weight: te.Tensor, bias: te.Tensor | None, stride: Any, padding: Any, dilation: Any,
+    node: Node, x: Tensor, weight: Tensor, bias: Tensor | None, stride: Any, padding: Any, dilation: Any,
     transposed: bool, _: Any, groups: int,
-) -> te.Tensor:  # fmt: skip
+) -> Tensor:  # fmt: skip
     """Lower convolution of any rank."""
     within, rank = computed_in(node.dtype), len(x.shape) - 2
     stride, padding, dilation = (spread(v, rank) for v in (stride, padding, dilation))
@@ -30,8 +31,8 @@ def convolution(
 
 
 def deconvolved(
-    node: Node, x: te.Tensor, weight: te.Tensor, stride: Any, padding: Any, dilation: Any, groups: int, within: str
-) -> te.Tensor:
+    node: Node, x: Tensor, weight: Tensor, stride: Any, padding: Any, dilation: Any, groups: int, within: str
+) -> Tensor:
     """Return a transposed convolution: each output element gathers the inputs that contribute to it."""
     per_group = weight.shape[1]
     inner = tirx.floordiv(x.shape[1], int64(groups))
@@ -68,7 +69,7 @@ def spread(values: int | Sequence[int], rank: int, default: Any = None) -> list[
 
 
 def windowed(
-    x: te.Tensor, kernel: Sequence[int], stride: Sequence[int], padding: Sequence[int], dilation: Sequence[int]
+    x: Tensor, kernel: Sequence[int], stride: Sequence[int], padding: Sequence[int], dilation: Sequence[int]
 ) -> tuple[list[Any], Callable[[Sequence[Any]], tuple[list[Any], Any]]]:
     """Return the axes of a window, and a function from an output index to the input's and whether it is not padding."""
     axes = [te.reduce_axis((0, int64(k)), "w") for k in kernel]
@@ -89,7 +90,7 @@ def avg_pool(rank: int) -> Callable[..., Any]:
     """Return a converter of avg_pool2d or 3d."""
 
     def convert(
-        node: Node, x: te.Tensor, kernel: Any, stride: Any = (), padding: Any = 0, ceil_mode: bool = False,
+        node: Node, x: Tensor, kernel: Any, stride: Any = (), padding: Any = 0, ceil_mode: bool = False,
         count_include_pad: bool = True, divisor_override: int | None = None,
     ) -> Any:  # fmt: skip
         kernel = spread(kernel, rank)
@@ -132,7 +133,7 @@ def max_pool(rank: int) -> Callable[..., Any]:
     """Return a converter of max_pool2d_with_indices or its 3d variant."""
 
     def convert(
-        node: Node, x: te.Tensor, kernel: Any, stride: Any = (), padding: Any = 0, dilation: Any = 1, _: bool = False
+        node: Node, x: Tensor, kernel: Any, stride: Any = (), padding: Any = 0, dilation: Any = 1, _: bool = False
     ) -> Any:
         kernel = spread(kernel, rank)
         stride, padding, dilation = spread(stride, rank, kernel), spread(padding, rank), spread(dilation, rank)
@@ -158,16 +159,8 @@ def position_in(at: Sequence[Any], shape: Sequence[Any], rank: int) -> Any:
 
 
 def max_pool_backward(
-    node: Node,
-    grad: te.Tensor,
-    x: te.Tensor,
-    kernel: Any,
-    stride: Any,
-    padding: Any,
-    dilation: Any,
-    _: bool,
-    indices: te.Tensor,
-) -> te.Tensor:
+    node: Node, grad: Tensor, x: Tensor, kernel: Any, stride: Any, padding: Any, dilation: Any, _: bool, indices: Tensor
+) -> Tensor:
     """Lower max_pool2d_with_indices_backward: each input element gathers from the windows that chose it."""
     rank = len(kernel)
     stride, padding, dilation = spread(stride, rank, kernel), spread(padding, rank), spread(dilation, rank)
@@ -184,9 +177,9 @@ def max_pool_backward(
 
 
 def avg_pool_backward(
-    node: Node, grad: te.Tensor, x: te.Tensor, kernel: Any, stride: Any, padding: Any, _: bool, count_include_pad: bool,
+    node: Node, grad: Tensor, x: Tensor, kernel: Any, stride: Any, padding: Any, _: bool, count_include_pad: bool,
     divisor_override: int | None,
-) -> te.Tensor:  # fmt: skip
+) -> Tensor:  # fmt: skip
     """Lower avg_pool2d_backward: each input element gathers its share of the windows over it."""
     rank = len(kernel)
     stride, padding = spread(stride, rank, kernel), spread(padding, rank)
@@ -209,7 +202,7 @@ def avg_pool_backward(
 def adaptive_avg_pool(rank: int) -> Callable[..., Any]:
     """Return a converter of _adaptive_avg_pool2d or 3d, whose windows may differ in size by one."""
 
-    def convert(node: Node, x: te.Tensor, _: Any) -> te.Tensor:
+    def convert(node: Node, x: Tensor, _: Any) -> Tensor:
         sizes = list(zip(node.fakes[0].shape[-rank:], node.out.shape[-rank:], strict=True))
         if not all(isinstance(n, int) for pair in sizes for n in pair):
             raise node.deny("symbolic sizes")
