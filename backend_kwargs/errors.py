@@ -47,19 +47,23 @@ def printable(text: str, keep: str = "") -> str:
 def shown(value: Any) -> str:
     """Return `repr(value)`, shortened so that a message stays one readable line."""
     try:
-        return _one_line(repr(value), LONGEST_VALUE)
+        return shortened(_one_line(repr(value)), LONGEST_VALUE)
     except Exception:  # noqa: BLE001 - such as an integer with too many digits, or a list that is nested too deeply
         return f"<{type(value).__name__}>"
 
 
-def _one_line(text: str, longest: int) -> str:
-    text = printable(" ".join(text.split()))
+def shortened(text: str, longest: int) -> str:
+    """Return `text` with dots in place of what exceeds `longest` characters."""
     return text if len(text) <= longest else text[: longest - 3] + "..."
+
+
+def _one_line(text: str) -> str:
+    return printable(" ".join(text.split()))
 
 
 def error_text(error: BaseException) -> str:
     """Return the error of other code as one line, shortened."""
-    return f"{type(error).__name__}: {_one_line(str(error), LONGEST_SAYING)}"
+    return f"{type(error).__name__}: {shortened(_one_line(str(error)), LONGEST_SAYING)}"
 
 
 def unknown(kind: str, name: str, known: Iterable[str], *, otherwise: str = "") -> BackendKwargsError:

@@ -4,10 +4,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from backend_kwargs.auto.candidates import PERMITTING
 from backend_kwargs.backend import Backend
 from backend_kwargs.options.catalogue import documented
-from backend_kwargs.options.layers import same, sources
+from backend_kwargs.options.layers import PERMITTING, Options, same, sources
 from backend_kwargs.options.option import Option
 from backend_kwargs.options.precisions import lacking
 from backend_kwargs.options.requirements import CannotWorkError, Limit, Machine
@@ -76,7 +75,7 @@ class Explanation:
         return asdict(self)
 
 
-def explain(spec: str | Callable[..., Any], options: Mapping[str, Any] | None = None, /, **kwargs: Any) -> Explanation:
+def explain(spec: str | Callable[..., object], options: Options | None = None, /, **kwargs: object) -> Explanation:
     """Explain the backend that `make_backend` would return for the same arguments. Compiles nothing.
 
     Raises:
@@ -135,7 +134,8 @@ def precision_verdict(name: str, here: Machine) -> Verdict:
     return Verdict("works partly" if limit.otherwise else "cannot", limit.reason, limit.remedy)
 
 
-def _status(option: Option, value: Any, inert: Mapping[str, Limit]) -> str:
+def _status(option: Option, value: object, inert: Mapping[str, Limit]) -> str:
+    """Return whether an option's value changes something here, in words."""
     if option.forced and not same(option.forced_value, value):
         return f"forced by environment: {' or '.join(option.env_force)} makes it {option.forced_value!r}"
     if same(option.default, value):

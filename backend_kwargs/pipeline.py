@@ -12,7 +12,7 @@ from types import MappingProxyType
 from typing import Annotated, Any
 
 from backend_kwargs.auto import settings as auto
-from backend_kwargs.auto.candidates import check_candidates, standing
+from backend_kwargs.auto.candidates import check_candidates
 from backend_kwargs.backends import CapturedGraph, Compiler, Stage, Step, Tell
 from backend_kwargs.backends.inductor import compiler as inductor
 from backend_kwargs.backends.inductor.compiler import InductorCompiler, is_set
@@ -20,7 +20,7 @@ from backend_kwargs.backends.others import OTHERS
 from backend_kwargs.errors import BackendKwargsError, warn_once
 from backend_kwargs.facts import Compiled
 from backend_kwargs.options import precisions
-from backend_kwargs.options.layers import merge
+from backend_kwargs.options.layers import merge, with_users
 from backend_kwargs.options.option import Option, Where
 from backend_kwargs.options.requirements import Machine, limits
 from backend_kwargs.options.spec import split_templates
@@ -58,10 +58,10 @@ def _compile_fastest(compiler: Compiler, graph: CapturedGraph, options: Mapping[
     def compile_one(graph: CapturedGraph, candidate: Mapping[str, Any], other: str = "") -> Compiled:
         if other:
             return compile_graph(COMPILERS[other](other), graph, candidate)
-        return following(graph, {**candidate, **standing(fixed, candidate), "clone_outputs": clones})
+        return following(graph, {**with_users(candidate, fixed), "clone_outputs": clones})
 
     tools = Tools(lambda named: merge(map(compiler.template, split_templates(named))), compiler.limits, fixed, raced)
-    return compile_fastest(Request(graph, auto.Settings.of(options), compile_one, tools))
+    return compile_fastest(Request(graph, auto.RaceSettings.of(options), compile_one, tools))
 
 
 def _check_candidates(options: Mapping[str, Any], here: Machine, tell: Tell) -> None:

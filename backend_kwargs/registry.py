@@ -7,12 +7,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from backend_kwargs.auto.candidates import standing
 from backend_kwargs.backend import OURS, Backend, backend_of_function, find_backend, find_in_dynamo
 from backend_kwargs.backends.others import FORMER
 from backend_kwargs.errors import BackendKwargsError, wrong_value
 from backend_kwargs.facts.decision import EAGER
 from backend_kwargs.files.plain_data import check_plain
+from backend_kwargs.options.layers import with_users
 from backend_kwargs.options.option import check, convert
 from backend_kwargs.options.spec import check_name
 from backend_kwargs.options.templates import (
@@ -71,7 +71,7 @@ def decided(winner: str, options: Mapping[str, Any], fixed: Mapping[str, Any], c
         return find_backend(compiler).bind("decision", options)
     if lost := [name for name, value in fixed.items() if value is None and name != "clone_outputs"]:
         raise BackendKwargsError(f"The value of option {lost[0]!r} was not kept with the decision; set it yourself.")
-    return find_backend(PLAIN).bind("decision", {**options, **standing(fixed, options)})
+    return find_backend(PLAIN).bind("decision", with_users(options, fixed))
 
 
 def register_backend(name: str, compiler_fn: Callable[..., Any]) -> Backend:

@@ -101,7 +101,7 @@ TESTS: Mapping[str, str] = {
     " auto/test_auto_compilers.py auto/test_auto_rewrites.py auto/test_auto_graphs_first.py",
     "*/selection.py": "auto/test_auto_race_steps.py auto/test_auto_worth.py auto/test_auto_graphs_first.py"
     " auto/test_auto_rewrites.py auto/test_auto_unfrozen.py",
-    "*/auto/checks.py": "auto/test_auto_race_steps.py auto/test_auto_race.py auto/test_auto_precision.py",
+    "*/auto/result_checks.py": "auto/test_auto_race_steps.py auto/test_auto_race.py auto/test_auto_precision.py",
     "*/auto/budget.py": "auto/test_auto_race_steps.py auto/test_auto_graphs_first.py auto/test_auto_race.py",
     "*/sandbox.py": "auto/test_auto_sandbox.py auto/test_auto_traces.py auto/test_auto_race.py",
     "*/deadline.py": "auto/test_auto_deadline.py",

@@ -5,6 +5,7 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from functools import cache
+from operator import attrgetter
 from typing import Any, cast
 
 import torch
@@ -28,15 +29,14 @@ DECORATED = ("configs", "keys", "reset_to_zero", "restore_value", "values")
 def structure(gm: GraphModule) -> str:
     """Return the computation as text without the user's names, so that it is the same for the same graph anywhere."""
     numbers = {node: f"%{at}" for at, node in enumerate(gm.graph.nodes)}
-    return "\n".join(_line(gm, node, numbers) for node in gm.graph.nodes)
+    lines = []
+    for node, number in numbers.items():
+        args = "" if node.op == "placeholder" else spelled((node.args, _kwargs(node)), numbers)
+        lines.append(f"{number} = {node.op} {_target(gm, node)}{args}")
+    return "\n".join(lines)
 
 
-def _line(gm: GraphModule, node: Node, numbers: Mapping[Node, str]) -> str:
-    args = "" if node.op == "placeholder" else spelled((node.args, _kwargs(node)), numbers)
-    return f"{numbers[node]} = {node.op} {_target(gm, node)}{args}"
-
-
-def _kwargs(node: Node) -> dict[str, Any]:
+def _kwargs(node: Node) -> Mapping[str, object]:
     """Return the node's keywords; for a user's Triton kernel, its source in place of its number."""
     if "kernel_idx" not in node.kwargs:
         return node.kwargs
@@ -53,11 +53,11 @@ def _source(kernel: Any) -> list[str]:
 
     if hasattr(kernel, "src"):
         return [code_of(kernel)]
-    found = [f"{name}: {_said(getattr(kernel, name))}" for name in DECORATED if hasattr(kernel, name)]
-    return [*found, *_source(kernel.fn)]
+    arguments = [f"{name}: {_said(getattr(kernel, name))}" for name in DECORATED if hasattr(kernel, name)]
+    return [*arguments, *_source(kernel.fn)]
 
 
-def _said(value: Any) -> str:
+def _said(value: object) -> str:
     """Return a decorator's argument as text, functions as their code."""
     if isinstance(value, Mapping):
         return str([f"{name}: {_said(value[name])}" for name in sorted(value)])
@@ -68,6 +68,8 @@ def _said(value: Any) -> str:
 
 
 class _Spelled(str):
+    """A text that is its own repr."""
+
     __slots__ = ()
 
     def __repr__(self) -> str:
@@ -79,7 +81,8 @@ def spelled(value: Any, numbers: Mapping[Node, str] = {}) -> str:
     return repr(map_aggregate(value, lambda leaf: _Spelled(_leaf(leaf, numbers))))
 
 
-def _leaf(leaf: Any, numbers: Mapping[Node, str]) -> str:
+def _leaf(leaf: object, numbers: Mapping[Node, str]) -> str:
+    """Return one value as text: a node by its number, a device by its kind, others without addresses."""
     if isinstance(leaf, Node):
         return numbers[leaf]
     if isinstance(leaf, torch.device) or (isinstance(leaf, str) and DEVICE.fullmatch(leaf)):
@@ -90,6 +93,7 @@ def _leaf(leaf: Any, numbers: Mapping[Node, str]) -> str:
 
 
 def _target(gm: GraphModule, node: Node) -> str:
+    """Return what a node calls or reads, as text without the user's names."""
     target = node.target
     if node.op == "placeholder":
         return ""
@@ -103,9 +107,8 @@ def _target(gm: GraphModule, node: Node) -> str:
 
 
 def _attribute(gm: GraphModule, path: str) -> str:
-    value: Any = gm
-    for name in path.split("."):
-        value = getattr(value, name)
+    """Return what is at `path` as text: a graph by its nodes, a tensor by its layout, others by their class."""
+    value = attrgetter(path)(gm)
     if isinstance(value, GraphModule):
         return f"{{{structure(value)}}}"
     if isinstance(value, torch.Tensor):
@@ -113,7 +116,7 @@ def _attribute(gm: GraphModule, path: str) -> str:
     return type(value).__name__
 
 
-def signature(gm: GraphModule, example_inputs: Sequence[Any]) -> list[str]:
+def signature(gm: GraphModule, example_inputs: Sequence[object]) -> list[str]:
     """Return a description of each input, with its shape (symbols for sizes that vary) and strides."""
     placeholders = gm.graph.find_nodes(op="placeholder")
     pairs = zip(placeholders, example_inputs, strict=True)
@@ -123,7 +126,7 @@ def signature(gm: GraphModule, example_inputs: Sequence[Any]) -> list[str]:
     return [SYMBOL.sub(lambda m: names.setdefault(m[0], f"n{len(names)}"), text) for text in described]
 
 
-def _kind(value: Any) -> str:
+def _kind(value: object) -> str:
     """Return the properties of an input besides its sizes: rank, dtype, device, requires_grad, and a static address.
 
     An input with a static address is not copied by CUDA graphs.
@@ -134,7 +137,8 @@ def _kind(value: Any) -> str:
     return f"{value.dim()} {value.dtype} {value.device.type} {value.requires_grad}{stays}"
 
 
-def _layout(node: Node, value: Any) -> str:
+def _layout(node: Node, value: object) -> str:
+    """Return the sizes and strides of an input; symbols for those that vary, which dynamo's fake tensor has."""
     if not isinstance(value, torch.Tensor):
         return ""
     fake = node.meta.get("example_value")
@@ -142,24 +146,24 @@ def _layout(node: Node, value: Any) -> str:
     return f"{tuple(known.shape)} {tuple(known.stride()) if known.layout == torch.strided else known.layout}"
 
 
-def key_of(gm: GraphModule, example_inputs: Sequence[Any], asked: Mapping[str, Any]) -> str:
+def key_of(gm: GraphModule, example_inputs: Sequence[object], asked: Mapping[str, object]) -> str:
     """Return 64 hexadecimal digits for the graph, its inputs, this machine, and the question `asked`."""
     return _hashed([structure(gm), signature(gm, example_inputs), ambient(), machine(), spelled(asked)])
 
 
-def computation_of(gm: GraphModule, example_inputs: Sequence[Any], asked: Mapping[str, Any]) -> str:
+def computation_of(gm: GraphModule, example_inputs: Sequence[object], asked: Mapping[str, object]) -> str:
     """Return a short identifier of the computation whatever its sizes: recompiles have the same."""
     return _hashed([structure(gm), [*map(_kind, example_inputs)], ambient(), spelled(asked)])[:16]
 
 
-def _hashed(parts: list[Any]) -> str:
+def _hashed(parts: Sequence[object]) -> str:
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
 
 
 AUTOCAST = ("cpu", "cuda", "xpu", "mps", "hpu", "mtia", "xla", "maia")
 
 
-def ambient() -> dict[str, Any]:
+def ambient() -> dict[str, object]:
     """Return the parts of torch's state that affect how the graph computes."""
     kinds = [kind for kind in ("cpu", "cuda") if torch.is_autocast_enabled(kind)]
     # Not torch.get_float32_matmul_precision(), which raises if these differ.
@@ -175,8 +179,8 @@ def ambient() -> dict[str, Any]:
         "fast paths": [backends.mha.get_fastpath_enabled(), backends.opt_einsum.enabled, backends.opt_einsum.strategy],
         "deterministic": torch.are_deterministic_algorithms_enabled(),
         "fill": torch.utils.deterministic.fill_uninitialized_memory,  # type: ignore[attr-defined]
-        "libraries": [each.enabled for each in (backends.cudnn, backends.mkldnn)],
-        "float32": [each.fp32_precision for each in float32],
+        "libraries": [library.enabled for library in (backends.cudnn, backends.mkldnn)],
+        "float32": [backend.fp32_precision for backend in float32],
         "attention": allowed_attention(),
     }
 
@@ -192,7 +196,7 @@ def _versions() -> dict[str, str | None]:
     return {name: installed_version(name) for name in ("torch", "triton", "backend-kwargs")}
 
 
-def machine() -> dict[str, Any]:
+def machine() -> dict[str, str | int | None]:
     """Return the properties of the machine that a decision depends on."""
     here, cuda = probed(), torch.cuda.is_available()
     return _versions() | {

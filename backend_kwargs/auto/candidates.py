@@ -2,30 +2,30 @@
 
 import contextlib
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, replace
-from types import MappingProxyType
+from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from backend_kwargs.backends.others import OTHERS, in_precision, installed, is_other, other_of, sets, verify_other
 from backend_kwargs.errors import BackendKwargsError, unknown
 from backend_kwargs.facts.decision import DEFAULT, EAGER
 from backend_kwargs.options import precisions
-from backend_kwargs.options.layers import same
+from backend_kwargs.options.layers import Options, same
 from backend_kwargs.options.spec import split_templates
 from backend_kwargs.options.templates import find_template, template_names
 from backend_kwargs.rewrites.table import list_rewrites, raced_rewrites
 
 if TYPE_CHECKING:
     from backend_kwargs.auto.graph_stats import GraphStats
-    from backend_kwargs.auto.settings import Settings
+    from backend_kwargs.auto.settings import RaceSettings
 
 Effort = Literal["quick", "full"]
+Part = Literal["launches", "library", "generated", "unaligned"]  # of a call's slack
+OptionsOf = Callable[[str], Options]  # of a template, by its name
 NORM_GRADIENTS = "native_layer_norm_backward"
+SEARCH = "`backend-kwargs list` shows templates and compilers, docs/auto.md the steps."
 UNFROZEN = "unfrozen"
 PADDED = "padded"
 TUNED_PRODUCTS = "tuned_products"
-# Options that permit what they name, so that `auto` also races code without it: (the user's value, a candidate's).
-PERMITTING: Mapping[str, tuple[Any, Any]] = MappingProxyType({"freezing": (True, False)})
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,21 +59,26 @@ class RaceCandidate:
     compile and tuning time; both decide which candidate runs next and whether it is worth its time. `saved_s` are the
     further seconds of a call that a rewrite is expected to save; `gain` is the share of a call that a lower precision
     or another compiler is expected to save, in place of both. Among candidates of equal speed the one with the lower
-    `rank` is kept. `compiler` names another compiler than Inductor, whose `options` these are.
+    `complexity` is kept. `compiler` names another compiler than Inductor, whose `options` these are.
     """
 
     name: str
-    options: Mapping[str, Any] = field(default_factory=dict)
+    options: Options = field(default_factory=dict)
     can_gain: Callable[["GraphStats"], bool] = lambda stats: True
     over: bool = True
     without: tuple[str, ...] = ()
-    shares: Mapping[Any, float] = field(default_factory=dict)
+    shares: Mapping[Part, float] = field(default_factory=dict)
     costs: Costs = field(default_factory=Costs)
     effort: Effort = "quick"
-    rank: int = 1
+    complexity: int = 1
     saved_s: float = 0.0
     gain: float | None = None
     compiler: str = ""
+
+    def __repr__(self) -> str:
+        # The steps are part of the keys of stored decisions, in which `complexity` has its first name.
+        names = {each.name: each.name for each in fields(self)} | {"complexity": "rank"}
+        return f"RaceCandidate({', '.join(f'{first}={getattr(self, name)!r}' for name, first in names.items())})"
 
 
 def _gpu(stats: "GraphStats") -> bool:
@@ -96,7 +101,7 @@ def _gpu_matmul(stats: "GraphStats") -> bool:
     return stats.gpu and stats.matmul
 
 
-GRAPHS_RANK = 3
+GRAPHS_COMPLEXITY = 3
 CUDAGRAPHS = {"triton.cudagraphs": True}
 DESCENT = {"coordinate_descent_tuning": True}
 # The effect of torch's max-autotune modes on kernels other than GEMMs.
@@ -133,7 +138,7 @@ STEPS: tuple[RaceCandidate, ...] = (
     RaceCandidate(UNFROZEN, {"freezing": False}, lambda stats: stats.frozen > 0, costs=ONCE, gain=UNFROZEN_GAIN),
     # Each symbolic size records its own graph, so recording pays off only where few sizes recur. torch records a graph
     # that mutates its inputs only where these are a module's buffers; otherwise this candidate's code is default's.
-    RaceCandidate("cudagraphs", CUDAGRAPHS, _gpu, shares={"launches": 0.9}, costs=AGAIN, rank=GRAPHS_RANK),
+    RaceCandidate("cudagraphs", CUDAGRAPHS, _gpu, shares={"launches": 0.9}, costs=AGAIN, complexity=GRAPHS_COMPLEXITY),
     RaceCandidate(
         "persistent_reductions", {"triton.multi_kernel": 3}, _gpu_reductions, shares={"generated": 0.15}, costs=ONCE
     ),
@@ -151,7 +156,7 @@ STEPS: tuple[RaceCandidate, ...] = (
         PADDED, {"force_shape_pad": True}, lambda stats: stats.gpu and bool(stats.unaligned), shares={"unaligned": 0.3}
     ),
     RaceCandidate("eager_numerics", ROUNDED, _gpu_fused, shares={"generated": 0.05}, costs=ONCE),
-    RaceCandidate("coordinate_descent", TUNED, _gpu_fused, shares={"generated": 0.3}, costs=TUNES, rank=2),
+    RaceCandidate("coordinate_descent", TUNED, _gpu_fused, shares={"generated": 0.3}, costs=TUNES, complexity=2),
     # Tuned blocks of a looped reduction can beat a persistent one, and merging alone would not undo the latter.
     RaceCandidate(
         "coordinate_descent_looped",
@@ -160,7 +165,7 @@ STEPS: tuple[RaceCandidate, ...] = (
         without=("triton.multi_kernel", "online_softmax"),
         shares={"generated": 0.2},
         costs=TUNES,
-        rank=2,
+        complexity=2,
     ),
     RaceCandidate(
         "combo_kernels",
@@ -168,7 +173,7 @@ STEPS: tuple[RaceCandidate, ...] = (
         lambda stats: stats.gpu and stats.ops > 8,
         shares={"launches": 0.1, "generated": 0.05},
         costs=Costs(1.5),
-        rank=2,
+        complexity=2,
     ),
     RaceCandidate(
         "max_autotune",
@@ -177,7 +182,7 @@ STEPS: tuple[RaceCandidate, ...] = (
         without=("tuned_products",),
         shares={"library": 0.3, "generated": 0.2},
         costs=Costs(1.0, product_s=PRODUCT_S, norm_s=NORM_S),
-        rank=2,
+        complexity=2,
     ),
     RaceCandidate(
         "max_autotune",
@@ -186,7 +191,7 @@ STEPS: tuple[RaceCandidate, ...] = (
         without=FROZEN_ANEW,
         shares={"library": 0.3, "generated": 0.2},
         costs=Costs(1.0, product_s=PRODUCT_S),
-        rank=2,
+        complexity=2,
     ),
     # To wake other cores takes longer than little work does.
     RaceCandidate(
@@ -210,7 +215,7 @@ STEPS: tuple[RaceCandidate, ...] = (
         lambda stats: not stats.gpu,
         shares={"launches": 0.5},
         costs=Costs(1.2),
-        rank=2,
+        complexity=2,
     ),
     RaceCandidate(
         "multi_kernel",
@@ -219,7 +224,7 @@ STEPS: tuple[RaceCandidate, ...] = (
         shares={"generated": 0.3},
         costs=Costs(1.0, op_s=0.3),
         effort="full",
-        rank=2,
+        complexity=2,
     ),
     # Hundreds of compiles per kernel, one after the other: minutes if one takes long.
     RaceCandidate(
@@ -229,7 +234,7 @@ STEPS: tuple[RaceCandidate, ...] = (
         shares={"generated": 0.35},
         costs=Costs(1.0, op_s=1.0, norm_s=NORM_S),
         effort="full",
-        rank=2,
+        complexity=2,
     ),
     RaceCandidate(
         "simd_256", {"cpp.simdlen": 256}, lambda stats: not stats.gpu, shares={"generated": 0.2}, effort="full"
@@ -242,10 +247,12 @@ STEPS: tuple[RaceCandidate, ...] = (
         shares={"library": 0.3},
         costs=Costs(1.0, product_s=PRODUCT_S),
         effort="full",
-        rank=2,
+        complexity=2,
     ),
     # Shorter kernels leave more gaps. The reverse does not hold: a gain in launches stays when kernels get shorter.
-    RaceCandidate("cudagraphs_of_tuned", CUDAGRAPHS, _gpu, shares={"launches": 0.9}, costs=AGAIN, rank=GRAPHS_RANK),
+    RaceCandidate(
+        "cudagraphs_of_tuned", CUDAGRAPHS, _gpu, shares={"launches": 0.9}, costs=AGAIN, complexity=GRAPHS_COMPLEXITY
+    ),
     RaceCandidate(
         "cpp_wrapper",
         {"cpp_wrapper": True},
@@ -253,7 +260,7 @@ STEPS: tuple[RaceCandidate, ...] = (
         shares={"launches": 0.3},
         costs=Costs(5.0),
         effort="full",
-        rank=3,
+        complexity=3,
     ),
 )
 # Compiled before default where eager waits for launches.
@@ -264,7 +271,7 @@ def candidates_for(
     stats: "GraphStats",
     effort: Effort,
     named: Iterable[str] | None,
-    options_of: Callable[[str], Mapping[str, Any]],
+    options_of: OptionsOf,
     *,
     frozen: bool = False,
 ) -> list[RaceCandidate]:
@@ -289,23 +296,31 @@ def candidates_for(
     return [steps_by_name.get(name) or _named(name, options_of, frozen=frozen) for name in wanted]
 
 
-def _named(name: str, options_of: Callable[[str], Mapping[str, Any]], *, frozen: bool) -> RaceCandidate:
+def _named(name: str, options_of: OptionsOf, *, frozen: bool) -> RaceCandidate:
+    """Return the candidate called `name` that is not a step: a compiler, a rewrite or a template."""
     if is_other(name):
         return _of_compiler(name, frozen=frozen)
     if name in list_rewrites() and name not in template_names():
         return rewriting(name)
-    return RaceCandidate(name, options_of(name), over=False, rank=2)
+    return RaceCandidate(name, options_of(name), over=False, complexity=2)
 
 
 # The slack of Inductor's code does not predict what another compiler gains, so the share of a call is a fixed one.
-COMPILER_GAIN, COMPILER_COSTS, COMPILER_RANK = 0.3, Costs(1.5), 3
+COMPILER_GAIN, COMPILER_COSTS, COMPILER_COMPLEXITY = 0.3, Costs(1.5), 3
 
 
 def _of_compiler(text: str, *, frozen: bool) -> RaceCandidate:
+    """Return another compiler as a candidate."""
     other = other_of(text)
     options, name = other.under(frozen=frozen), other.compiler.name
     return RaceCandidate(
-        text, options, over=False, costs=COMPILER_COSTS, rank=COMPILER_RANK, gain=COMPILER_GAIN, compiler=name
+        text,
+        options,
+        over=False,
+        costs=COMPILER_COSTS,
+        complexity=COMPILER_COMPLEXITY,
+        gain=COMPILER_GAIN,
+        compiler=name,
     )
 
 
@@ -328,7 +343,7 @@ def rewriting(name: str, saved_s: float = 0.0) -> RaceCandidate:
     If these are unknown, as on a CPU, it is expected to save a share of the call's slack, or of the call if it needs
     the user's consent.
     """
-    shares = {"generated": 0.3} if saved_s > 0 else {"library": 0.2, "generated": 0.2}
+    shares: dict[Part, float] = {"generated": 0.3} if saved_s > 0 else {"library": 0.2, "generated": 0.2}
     gain = CONSENTED_GAIN if not saved_s and name not in raced_rewrites(None) else None
     return RaceCandidate(name, {"rewrites": [name]}, shares=shares, costs=ONCE, saved_s=saved_s, gain=gain)
 
@@ -337,24 +352,15 @@ def tuning(names: Iterable[str], count: int, saved_s: float) -> RaceCandidate:
     """Return the tuning of the products `names` alone as a candidate; `count` kernels are tuned."""
     options = {"max_autotune_gemm": True, "tuned_products": [*names]}
     costs = replace(AGAIN, product_s=PRODUCT_S, products=count)
-    return RaceCandidate(TUNED_PRODUCTS, options, costs=costs, saved_s=saved_s, rank=2)
+    return RaceCandidate(TUNED_PRODUCTS, options, costs=costs, saved_s=saved_s, complexity=2)
 
 
-def merged(under: Mapping[str, Any], candidate: RaceCandidate) -> dict[str, Any]:
+def merged(under: Options, candidate: RaceCandidate) -> dict[str, Any]:
     """Return the candidate's options merged onto `under`: its rewrites join those that are there."""
     options = {**{k: v for k, v in under.items() if k not in candidate.without}, **candidate.options}
     if candidate.over and "rewrites" in candidate.options and "rewrites" in under:
         options["rewrites"] = list(dict.fromkeys((*under["rewrites"], *candidate.options["rewrites"])))
     return options
-
-
-def standing(fixed: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the user's options `fixed` that precede a candidate's `options`: all but those that only permit."""
-
-    def permits(name: str, value: Any) -> bool:
-        return name in PERMITTING and (value, options.get(name)) == PERMITTING[name]
-
-    return {name: value for name, value in fixed.items() if not permits(name, value)}
 
 
 def precision_candidates(
@@ -372,7 +378,7 @@ def precision_candidates(
             {"precision": name, "max_error": max_error},
             without=FROZEN_ANEW,
             costs=ONCE,
-            rank=2,
+            complexity=2,
             gain=PRECISION_GAIN,
         )
         for name in precisions
@@ -400,14 +406,14 @@ def check_candidates(named: Iterable[str]) -> None:
             )
     for part in (part for name in templates for part in split_templates(name)):
         if part not in template_names():
-            raise unknown("candidate", part, [*steps, *template_names(), *OTHERS])
+            raise unknown("candidate", part, [*steps, *template_names(), *OTHERS], otherwise=SEARCH)
         if find_template(part).options.get("auto"):
             raise BackendKwargsError(f"Candidate {part!r} enables `auto`; races cannot be nested; leave it out.")
 
 
 def allowed_candidates(
     named: Iterable[str],
-    options_of: Callable[[str], Mapping[str, Any]],
+    options_of: OptionsOf,
     rewrites: Iterable[str],
     precisions: Iterable[str],
     max_error: float | None,
@@ -422,7 +428,7 @@ def allowed_candidates(
     return allowed
 
 
-def others_for(settings: "Settings") -> list[str]:
+def others_for(settings: "RaceSettings") -> list[str]:
     """Return the other compilers that a request with these settings may race."""
     if settings.candidates is not None:
         return [*filter(is_other, settings.candidates)]
@@ -430,10 +436,10 @@ def others_for(settings: "Settings") -> list[str]:
 
 
 def permits(
-    settings: "Settings",
-    options_of: Callable[[str], Mapping[str, Any]],
+    settings: "RaceSettings",
+    options_of: OptionsOf,
     rewrites: Iterable[str],
-    decided: tuple[str, Mapping[str, Any], str],
+    decided: tuple[str, Options, str],
 ) -> bool:
     """Return whether a request may use a winner, its options and its compiler that were decided elsewhere."""
     named = {*(settings.candidates or ()), *others_for(settings)}
@@ -441,7 +447,7 @@ def permits(
     return trusted(*decided, allowed)
 
 
-def trusted(winner: str, options: Mapping[str, Any], compiler: str, allowed: Iterable[RaceCandidate]) -> bool:
+def trusted(winner: str, options: Options, compiler: str, allowed: Iterable[RaceCandidate]) -> bool:
     """Return whether the winner is one of the `allowed` candidates, and these set each option to this value.
 
     A winner of another `compiler` than Inductor must set exactly these options. Any other stored decision is ignored:
@@ -451,7 +457,7 @@ def trusted(winner: str, options: Mapping[str, Any], compiler: str, allowed: Ite
     allowed = list(allowed)
     rewrites = {name for each in allowed for name in each.options.get("rewrites", ())}
 
-    def is_set(name: str, value: Any) -> bool:
+    def is_set(name: str, value: object) -> bool:
         if name == "rewrites":  # those of several candidates may have joined
             return isinstance(value, list | tuple) and all(isinstance(each, str) and each in rewrites for each in value)
         if name == TUNED_PRODUCTS:  # their sizes choose among the graph's own

@@ -22,7 +22,7 @@ Outputs = dict[int, torch.Tensor]  # by the id of the fake tensor
 class Bucket:
     """One part of a graph that DDPOptimizer split at DDP's bucket boundaries. It stores no real tensor."""
 
-    def __init__(self, gm: GraphModule, example_inputs: Sequence[Any]) -> None:
+    def __init__(self, gm: GraphModule, example_inputs: Sequence[object]) -> None:
         self.gm = copy_of_graph(gm, with_inputs=True)
         self.example_inputs = example_inputs
         self.returned = gm.graph.output_node().all_input_nodes
@@ -36,8 +36,10 @@ class Bucket:
         """
         outputs = {} if outputs is None else outputs
         placeholders = self.gm.graph.find_nodes(op="placeholder")
-        pairs = zip(placeholders, self.example_inputs, strict=True)
-        return [self._real(*pair, outputs) if isinstance(pair[1], FakeTensor) else pair[1] for pair in pairs]
+        return [
+            self._real(node, value, outputs) if isinstance(value, FakeTensor) else value
+            for node, value in zip(placeholders, self.example_inputs, strict=True)
+        ]
 
     def _real(self, node: Node, value: FakeTensor, outputs: dict["Bucket", Outputs]) -> torch.Tensor:
         fake = node.meta.get("example_value")
@@ -76,7 +78,7 @@ class Bucket:
         }
 
 
-def bucket_of(gm: GraphModule, example_inputs: Sequence[Any]) -> Bucket | None:
+def bucket_of(gm: GraphModule, example_inputs: Sequence[object]) -> Bucket | None:
     """Return the bucket for `gm`, None if its inputs are real, since then it is not a bucket."""
     return Bucket(gm, example_inputs) if any(isinstance(each, FakeTensor) for each in example_inputs) else None
 

@@ -31,18 +31,18 @@ def capped(ends: float) -> Iterator[None]:
     """Raise OutOfTime when this thread is about to time a kernel after `ends`, a time of `time.perf_counter`."""
     from torch._inductor.runtime.benchmarking import benchmarker
 
-    thread, held = threading.get_ident(), vars(benchmarker)
+    thread, replaced = threading.get_ident(), vars(benchmarker)
 
     # No lock, which a Ctrl-C could leave locked: lift() checks again whether another thread has added a deadline.
     def install() -> None:
         for name in TIMERS:
-            held.setdefault(name, _asking(partial(getattr(type(benchmarker), name), benchmarker)))
+            replaced.setdefault(name, _asking(partial(getattr(type(benchmarker), name), benchmarker)))
 
     def lift() -> None:
         _ends.pop(thread, None)
         if not _ends:
             for name in TIMERS:
-                held.pop(name, None)
+                replaced.pop(name, None)
         if _ends:
             install()
 
@@ -64,13 +64,13 @@ def capped_backward(outputs: Sequence[torch.Tensor]) -> Iterator[None]:
         yield
         return
 
-    def before(*_: Any) -> None:
+    def before(*_: object) -> None:
         thread = threading.get_ident()
         if thread not in _ends:
             entered.add(thread)
             _ends[thread] = ends
 
-    def after(*_: Any) -> None:
+    def after(*_: object) -> None:
         for thread in tuple(entered):
             _ends.pop(thread, None)
         entered.clear()
@@ -95,9 +95,11 @@ def _compiled(nodes: Sequence[Node | None]) -> list[Node]:
     return [node for node in seen if node.name() == COMPILED]
 
 
-def _asking(timer: Callable[..., Any]) -> Callable[..., Any]:
+def _asking(timer: Callable[..., object]) -> Callable[..., object]:
+    """Return `timer` with a check of this thread's deadline before it."""
+
     @wraps(timer)
-    def timed(*args: Any, **kwargs: Any) -> Any:
+    def timed(*args: object, **kwargs: object) -> Any:
         if time.perf_counter() > _ends.get(threading.get_ident(), math.inf):
             raise OutOfTime
         return timer(*args, **kwargs)

@@ -24,7 +24,7 @@ from backend_kwargs.backends.others import is_other, other_of, versions_of
 from backend_kwargs.errors import error_text, printable, warn_once
 from backend_kwargs.facts import Compiled, CompileFacts
 from backend_kwargs.facts.decision import DEFAULT, EAGER, Decision, RaceRow
-from backend_kwargs.graphs.eligibility import communicates, is_tiny, may_communicate, why_never
+from backend_kwargs.graphs.eligibility import communicates, is_tiny, may_communicate, why_not_repeatable
 from backend_kwargs.graphs.writes import copy_of_graph
 from backend_kwargs.rewrites.table import fingerprint, list_rewrites
 
@@ -194,8 +194,10 @@ class _Question:
 
     def ineligible(self) -> Decision | None:
         """Return default if the graph cannot be raced."""
-        real = self.real_request
-        why = why_never(real.gm, real.example_inputs, real.settings)
+        if not self.request.settings.budget_s:
+            return self.default("its budget is 0 s")
+        real, custom_ops = self.real_request, self.request.settings.race_custom_ops
+        why = why_not_repeatable(real.gm, real.example_inputs, custom_ops=custom_ops)
         return self.default(why) if why else None
 
     def inherited(self) -> Decision | None:

@@ -2,17 +2,18 @@
 
 import json
 import re
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from backend_kwargs.auto.candidates import allowed_candidates, standing, trusted
+from backend_kwargs.auto.candidates import OptionsOf, allowed_candidates, trusted
 from backend_kwargs.auto.decision import has_form, parsed
 from backend_kwargs.backends.others import is_other
 from backend_kwargs.errors import BackendKwargsError, shown, warn_once
 from backend_kwargs.facts.decision import DEFAULT, EAGER, Decision
 from backend_kwargs.files.atomic_write import write_whole
 from backend_kwargs.files.plain_data import read_toml
+from backend_kwargs.options.layers import Options, with_users
 from backend_kwargs.options.precisions import PRECISIONS
 from backend_kwargs.options.templates import ENTRY_POINT_GROUP, template_names
 from backend_kwargs.rewrites.table import list_rewrites
@@ -50,26 +51,27 @@ def _lines(decision: Decision) -> Iterator[str]:
     yield from _table(("decisions", decision.key, "machine"), machine)
 
 
-def _template(decision: Decision, fixed: Mapping[str, Any]) -> Iterator[str]:
+def _template(decision: Decision, fixed: Options) -> Iterator[str]:
     """Yield the winner's options, with those of the user on top, as a template."""
     name = template_name(decision)
     if left_out := [option for option in decision.fixed if option not in fixed]:
         warn_once(f"Template {name!r} leaves out {', '.join(map(repr, left_out))}, which cannot be written as TOML.")
     yield from _table(("templates", name), {"summary": f"{decision.winner} for {decision.facts}"})
-    yield from _table(("templates", name, "options"), {**decision.options, **standing(fixed, decision.options)})
+    yield from _table(("templates", name, "options"), with_users(decision.options, fixed))
 
 
-def _table(path: tuple[str, ...], values: Mapping[str, Any]) -> Iterator[str]:
+def _table(path: tuple[str, ...], values: Options) -> Iterator[str]:
+    """Yield the lines of a TOML table."""
     yield f"\n[{'.'.join(map(_written, path))}]"
     yield from (f"{_written(name)} = {_written(value)}" for name, value in values.items())
 
 
-def _written(value: Any) -> str:
+def _written(value: object) -> str:
     # JSON's strings, numbers and booleans are TOML too, except characters above 16 bits, which JSON splits, and DEL.
     return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
-def read_decisions(path: Path, options_of: Callable[[str], Mapping[str, Any]]) -> list[Decision]:
+def read_decisions(path: Path, options_of: OptionsOf) -> list[Decision]:
     """Return the decisions in a TOML file; raise if one has an option that no candidate sets."""
     tables = read_toml(path, "decisions").get("decisions")
     if not isinstance(tables, dict) or not tables:
@@ -77,7 +79,8 @@ def read_decisions(path: Path, options_of: Callable[[str], Mapping[str, Any]]) -
     return [_read(key, table, options_of) for key, table in tables.items()]
 
 
-def _read(key: str, table: Any, options_of: Callable[[str], Mapping[str, Any]]) -> Decision:
+def _read(key: str, table: Any, options_of: OptionsOf) -> Decision:
+    """Return the decision in one table; raise if it is none, or one that no candidate allows."""
     if not KEY.fullmatch(key):
         raise BackendKwargsError(f"[decisions.{shown(key)}] is not a decision: a key has 64 hexadecimal digits.")
     try:
@@ -93,7 +96,8 @@ def _read(key: str, table: Any, options_of: Callable[[str], Mapping[str, Any]]) 
     return decision
 
 
-def _why_not(decision: Decision, known: Container[str], options_of: Callable[[str], Mapping[str, Any]]) -> str:
+def _why_not(decision: Decision, known: Container[str], options_of: OptionsOf) -> str:
+    """Return what is wrong with a decision that no candidate allows."""
     if is_other(decision.winner) or decision.compiler:
         by = f" by {decision.compiler!r}" if decision.compiler else ""
         return f"sets {shown(dict(decision.options))}{by}, which candidate {decision.winner!r} does not set."

@@ -12,6 +12,8 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
+from backend_kwargs.measure.trees import tensors_of
+
 PADDED = frozenset({"mm", "addmm", "bmm", "baddbmm"})  # the operators that force_shape_pad can pad
 WITH_BIAS = frozenset({"addmm", "baddbmm"})  # which is their first argument
 GEMMS = PADDED | {"_int_mm", "_scaled_mm", "_grouped_mm"}
@@ -38,7 +40,7 @@ class Product:
     bytes: float
     activations: float
     itemsize: int
-    call: tuple[Any, tuple[Any, ...], dict[str, Any]] = field(compare=False, repr=False)
+    call: tuple[Callable[..., object], tuple[Any, ...], dict[str, object]] = field(compare=False, repr=False)
     unaligned: bool = False
     written: float = 0.0
 
@@ -96,7 +98,9 @@ class GraphStats:
         return ", ".join([*parts, *marks])
 
 
-class _Seen(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class _Counting(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Counts the operators that run under it, and describes the products among them."""
+
     supports_higher_order_operators = True
 
     def __init__(self, inputs: Collection[int]) -> None:
@@ -141,68 +145,66 @@ class _Seen(TorchDispatchMode):  # type: ignore[no-untyped-call]
             with contextlib.suppress(Exception):  # torch's formulas reject some shapes, such as grouped queries
                 flops = float(flop_registry[func._overloadpacket](*args, **kwargs, out_val=result))
         self.flops += flops
-        on_meta = pytree.tree_map_only(torch.Tensor, _kept if name in GROUPED else _on_meta, (args, kwargs))
-        operands = _tensors(on_meta)
+        on_meta = pytree.tree_map_only(
+            torch.Tensor, _on_meta_except_offsets if name in GROUPED else _on_meta, (args, kwargs)
+        )
+        operands = tensors_of(on_meta)
         layout = f"{name}{[(tuple(t.shape), t.stride(), t.dtype) for t in operands]}"
-        given, made = (_tensors(tree) for tree in ((args, kwargs), result))
+        inputs, outputs = tensors_of((args, kwargs)), tensors_of(result)
         once = Product(
             layout,
             0,
             flops,
-            float(sum(t.nbytes for t in (*given, *made))),
-            float(sum(t.nbytes for t in (*given, *made) if t.untyped_storage()._cdata not in self.inputs)),
+            float(sum(t.nbytes for t in (*inputs, *outputs))),
+            float(sum(t.nbytes for t in (*inputs, *outputs) if t.untyped_storage()._cdata not in self.inputs)),
             min(t.itemsize for t in operands),
             (func, *on_meta),
             unaligned=name in PADDED and any(map(_is_unaligned, (*args, result))),
-            written=float(sum(t.nbytes for t in made)),
+            written=float(sum(t.nbytes for t in outputs)),
         )
         seen = self.products.get(layout, once)
         self.products[layout] = replace(seen, count=seen.count + 1)
-
-
-def _tensors(tree: Any) -> list[torch.Tensor]:
-    return [leaf for leaf in pytree.tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
 
 
 def _on_meta(tensor: torch.Tensor) -> torch.Tensor:
     return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
 
 
-def _kept(operand: torch.Tensor) -> torch.Tensor:
+def _on_meta_except_offsets(operand: torch.Tensor) -> torch.Tensor:
     return _on_meta(operand) if operand.is_floating_point() else operand.clone()
 
 
 def observed_stats(
-    run: Callable[[], Any], bytes_of: Callable[[Any], float], inputs: Collection[int] = (), **known: Any
+    run: Callable[[], object], bytes_of: Callable[[Any], float], inputs: Collection[int] = (), **known: Any
 ) -> tuple[Any, GraphStats]:
     """Run `run` and return its result and the stats; `known` gives the stats that operators do not show.
 
     `inputs` are the storages of the graph's inputs.
     """
-    seen = _Seen(inputs)
+    counting = _Counting(inputs)
     with contextlib.ExitStack() as stack, stack:  # entered twice: the outer exit leaves it if a Ctrl-C stops the inner
-        stack.enter_context(seen)
+        stack.enter_context(counting)
         result = run()
-    named = seen.names
+    names = counting.names
 
     def count(test: Callable[[str], bool]) -> int:
-        return sum(number for name, number in named.items() if test(name))
+        return sum(number for name, number in names.items() if test(name))
 
     stats = GraphStats(
-        ops=sum(named.values()),
+        ops=sum(names.values()),
         gemms=count(lambda name: name in GEMMS),
-        unaligned=sum(product.count for product in seen.products.values() if product.unaligned),
+        unaligned=sum(product.count for product in counting.products.values() if product.unaligned),
         convolutions=count(lambda name: name.startswith(CONVOLUTIONS)),
-        reductions=seen.tags[torch.Tag.reduction] + count(_is_composite_reduction),
+        reductions=counting.tags[torch.Tag.reduction] + count(_is_composite_reduction),
         softmaxes=count(lambda name: "softmax" in name),
         attentions=count(lambda name: any(part in name for part in ATTENTIONS)),
-        flops=seen.flops,
+        flops=counting.flops,
         bytes_written=bytes_of(result),
-        opaque=seen.opaque,
-        custom=seen.custom,
-        products=tuple(seen.products.values()),
-        names=frozenset(named),
-        random=bool(seen.tags[torch.Tag.nondeterministic_seeded]),
+        opaque=counting.opaque,
+        custom=counting.custom,
+        products=tuple(counting.products.values()),
+        names=frozenset(names),
+        random=bool(counting.tags[torch.Tag.nondeterministic_seeded]),
         **known,
     )
     return result, stats
@@ -213,18 +215,16 @@ def padded_in(lowered: Iterable[GraphModule]) -> bool:
     products = [
         n for gm in lowered for n in gm.graph.nodes if getattr(n.target, "__name__", "").split(".")[0] in PADDED
     ]
-    values = [each.meta.get("val") for n in products for each in (n, *n.all_input_nodes)]
-    fixed = all(
-        isinstance(side, int) for v in values if isinstance(v, torch.Tensor) for side in (*v.shape, *v.stride())
-    )
-    return bool(products) and fixed and not any(map(_is_unaligned, values))
+    operands = tensors_of([node.meta.get("val") for n in products for node in (n, *n.all_input_nodes)])
+    fixed = all(isinstance(side, int) for operand in operands for side in (*operand.shape, *operand.stride()))
+    return bool(products) and fixed and not any(map(_is_unaligned, operands))
 
 
 def _is_composite_reduction(name: str) -> bool:
     return any(part in name for part in ("softmax", "layer_norm", "group_norm", "batch_norm", "rms_norm"))
 
 
-def _is_unaligned(operand: Any) -> bool:
+def _is_unaligned(operand: object) -> bool:
     """Return whether rows (or columns, if these are contiguous) do not begin at multiples of 16 bytes."""
     if not isinstance(operand, torch.Tensor) or operand.dtype not in (torch.float16, torch.bfloat16, torch.float32):
         return False

@@ -1,14 +1,13 @@
-"""Compare two candidates: time them interleaved until the result is clear, then judge by time, rank and memory."""
+"""Compare two candidates: time them interleaved until it is clear, then judge by time, complexity and memory."""
 
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
 from backend_kwargs import measure
-from backend_kwargs.auto.candidates import GRAPHS_RANK, RaceCandidate
+from backend_kwargs.auto.candidates import GRAPHS_COMPLEXITY, RaceCandidate
 from backend_kwargs.facts.decision import EAGER, RaceRow
 from backend_kwargs.measure import Interval
 
@@ -28,13 +27,13 @@ class Runner:
 
     candidate: RaceCandidate
     row: RaceRow
-    call: Callable[[], Any]
+    call: Callable[[], object]
     code: tuple[tuple[str, bool], ...]
 
     @property
-    def rank(self) -> int:
-        """The candidate's rank; with CUDA graphs the highest, whichever step set them."""
-        return GRAPHS_RANK if self.row.options.get("triton.cudagraphs") else self.candidate.rank
+    def complexity(self) -> int:
+        """The candidate's complexity; with CUDA graphs the highest, whichever step set them."""
+        return GRAPHS_COMPLEXITY if self.row.options.get("triton.cudagraphs") else self.candidate.complexity
 
     @property
     def replayed(self) -> bool:
@@ -111,27 +110,28 @@ def _certain(samples: Mapping[str, list[float]]) -> bool:
 
 
 def better(challenger: Runner, champion: Runner, objective: str) -> bool:
-    """Return whether the challenger wins: beyond noise if its rank is higher, within it if rank or memory is less."""
+    """Return whether the challenger wins: beyond noise if it is more complex, within it if less so or lighter."""
     if objective == "memory" or alike(challenger, champion):
         return _lighter(challenger, champion)
     ratio = challenger.row.speedup
     assert ratio is not None
-    if not challenger.candidate.over and challenger.rank < champion.rank:  # the lower rank wins within the noise
+    if not challenger.candidate.over and challenger.complexity < champion.complexity:  # less wins within the noise
         return ratio.median >= 1 - (UNSURE if ratio.high >= 1 else MARGIN)
     return ratio.low > 1 + MARGIN
 
 
 def alike(challenger: Runner, champion: Runner) -> bool:
-    """Return whether both are compiled, have the same rank, and take the same time within the noise."""
+    """Return whether both are compiled, have the same complexity, and take the same time within the noise."""
     ratio = challenger.row.speedup
     assert ratio is not None
-    if champion.candidate.name == EAGER or challenger.rank != champion.rank:
+    if champion.candidate.name == EAGER or challenger.complexity != champion.complexity:
         return False
     # A replay's memory is in its pool, which the peak does not include.
     return abs(ratio.median - 1) <= MARGIN and not (challenger.replayed or champion.replayed)
 
 
 def _lighter(challenger: Runner, champion: Runner) -> bool:
+    """Return whether the challenger takes less memory; if both take as much or it is unknown, whether it is faster."""
     new, old = challenger.row.peak_bytes, champion.row.peak_bytes
     assert challenger.row.speedup is not None
     if new is None or old is None or abs(new - old) <= max(0.05 * max(new, old), LITTLE):

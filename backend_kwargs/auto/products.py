@@ -19,15 +19,15 @@ def candidate_of_products(
 
     `excess` are the seconds of a call that each takes beyond what it needs.
     """
-    saves = {product: _share(product) * each for product, each in excess.items() if _sizes(product) is not None}
+    saves = {product: _share(product) * seconds for product, seconds in excess.items() if _sizes(product) is not None}
     grouped = [product for product in saves if product.operator in GROUPED]  # tuned in any case
     largest = sorted(saves, key=lambda product: (product in grouped, saves[product]), reverse=True)
     chosen = [product for product in largest if saves[product] >= least_s or product in grouped]
     while chosen:
         saved_s = sum(saves[product] for product in chosen)
-        made = tuning(sorted({_name(product) for product in chosen}), len(chosen), saved_s)
-        if fits(made):
-            return made if saved_s >= least_s else None
+        candidate = tuning(sorted({_name(product) for product in chosen}), len(chosen), saved_s)
+        if fits(candidate):
+            return candidate if saved_s >= least_s else None
         chosen.pop()
     return None
 
@@ -39,12 +39,13 @@ def _share(product: Product) -> float:
 
 def after_tuning(library: Mapping[Product, float], names: list[str], saved_s: float) -> dict[Product, float]:
     """Return the seconds of library kernels, those of the tuned `names` reduced by `saved_s` of a call."""
-    spent = sum(product.count * each for product, each in library.items() if _name(product) in names)
+    spent = sum(product.count * seconds for product, seconds in library.items() if _name(product) in names)
     left = max(1 - saved_s / spent, 0.0) if spent else 1.0
-    return {product: each * (left if _name(product) in names else 1.0) for product, each in library.items()}
+    return {product: seconds * (left if _name(product) in names else 1.0) for product, seconds in library.items()}
 
 
 def _name(product: Product) -> str:
+    """Return the name by which `tuned_products` chooses the product, "" if max_autotune does not tune it."""
     sizes = _sizes(product)
     return product_name(*sizes) if sizes else ""
 

@@ -16,11 +16,11 @@ from torch._guards import TracingContext
 from backend_kwargs import measure
 from backend_kwargs.auto.budget import LEAST_CALLS, Budget
 from backend_kwargs.auto.candidates import RaceCandidate
-from backend_kwargs.auto.checks import Checks
-from backend_kwargs.auto.deadline import OutOfTime, capped
+from backend_kwargs.auto.deadline import OutOfTime, capped, capped_backward
 from backend_kwargs.auto.graph_stats import GraphStats, observed_stats
 from backend_kwargs.auto.head_to_head import Runner, better, interleaved, note_figures
 from backend_kwargs.auto.request import RESTARTS, Request
+from backend_kwargs.auto.result_checks import ResultChecks
 from backend_kwargs.auto.rewritten import noting_lowered
 from backend_kwargs.auto.sandbox import own_libdevice, sandboxed
 from backend_kwargs.auto.selection import OVER_BUDGET, Selection
@@ -32,6 +32,7 @@ from backend_kwargs.graphs.eligibility import recomputes
 from backend_kwargs.graphs.freezing import freezable_parameters
 from backend_kwargs.graphs.replay import ChangedInputError, Task, has_drawn
 from backend_kwargs.graphs.writes import copy_of_graph, modes_restored
+from backend_kwargs.measure.trees import tensors_of
 from backend_kwargs.rewrites.table import find_rewrite
 
 logger = logging.getLogger("backend_kwargs.auto")
@@ -68,7 +69,7 @@ def _begun(request: Request, tell: Progress, begin: Callable[[], None], dynamo_s
     """Run the graph once in eager; raise UnfitError if that shows that it cannot be raced."""
     started = time.perf_counter()
     # A copy: running a graph changes AOTAutograd's key for it, by which the next process finds the compiled winner.
-    task = Task.of(copy_of_graph(request.gm), request.example_inputs, begin)
+    task = Task.of(copy_of_graph(request.gm), request.example_inputs, begin, capped_backward)
     tensors = [value for value in task.inputs.values if isinstance(value, torch.Tensor)]
     device = next((t.device for t in tensors if t.is_cuda), tensors[0].device if tensors else torch.device("cpu"))
     frozen = len(freezable_parameters(task.gm, request.example_inputs)) if request.frozen else 0
@@ -112,7 +113,7 @@ class _Race:
     device: torch.device
     stats: GraphStats
     budget: Budget
-    checks: Checks
+    checks: ResultChecks
     selection: Selection
     rows: list[RaceRow]
     codes: dict[tuple[Any, ...], str] = field(default_factory=dict)
@@ -131,7 +132,7 @@ class _Race:
     ) -> "_Race":
         """Return a race whose results are compared with those of `eager`."""
         rows: list[RaceRow] = []
-        checks = Checks(task, stats, device, budget, request.settings.tolerance, eager)
+        checks = ResultChecks(task, stats, device, budget, request.settings.tolerance, eager)
         selection = Selection(request, task, stats, device, budget, checks, rows)
         return cls(request, tell, dynamo_s, task, device, stats, budget, checks, selection, rows)
 
@@ -172,7 +173,7 @@ class _Race:
             if champion is not eager and champion.replayed:
                 return champion
             self.codes.clear()  # its code is that of default if torch recorded nothing
-        return self._meet(eager, RaceCandidate(DEFAULT, over=False, rank=0))
+        return self._meet(eager, RaceCandidate(DEFAULT, over=False, complexity=0))
 
     def _climb(self, champion: Runner) -> Runner:
         """Return the fastest after trying all candidates worth their time, by highest expected gain per second."""
@@ -332,6 +333,4 @@ def _code(fn: Callable[..., Any]) -> tuple[tuple[str, bool], ...]:
 
 
 def _bytes(seen: Mapping[str, Any]) -> float:
-    from torch.utils import _pytree as pytree
-
-    return float(sum(leaf.nbytes for leaf in pytree.tree_leaves(seen) if isinstance(leaf, torch.Tensor)))
+    return float(sum(tensor.nbytes for tensor in tensors_of(seen)))

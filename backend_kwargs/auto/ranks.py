@@ -6,11 +6,14 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from typing import Any
+from typing import TYPE_CHECKING
 
 from backend_kwargs.auto.decision import COLUMNS, packed, unpacked
-from backend_kwargs.auto.settings import Settings
+from backend_kwargs.auto.settings import RaceSettings
 from backend_kwargs.facts.decision import Decision
+
+if TYPE_CHECKING:
+    from torch.distributed.distributed_c10d import Store
 
 logger = logging.getLogger("backend_kwargs.auto")
 
@@ -22,7 +25,7 @@ BEAT_S, SILENCE_S = 5.0, 60.0  # the deciding rank counts up so often; without a
 
 
 def agreed(
-    key: str, decide: Callable[[], Decision], default: Callable[[str], Decision], settings: Settings
+    key: str, decide: Callable[[], Decision], default: Callable[[str], Decision], settings: RaceSettings
 ) -> Decision:
     """Return to every rank the `decide()` of the first one to ask for `key`; without torch.distributed, `decide()`.
 
@@ -45,16 +48,16 @@ def agreed(
             with _counting(store, place):
                 decision = decide()
     finally:
-        held = _first_stored(store, place, decision, default)
-    return held
+        stored = _first_stored(store, place, decision, default)
+    return stored
 
 
-def longest_wait_s(settings: Settings) -> float:
+def longest_wait_s(settings: RaceSettings) -> float:
     """Return how long a rank waits for a decision: as long as a race may take, within the process groups' timeouts."""
     return min(2 * settings.budget_s + GRACE_S, SHARE * _group_timeout_s())
 
 
-def _waited(store: Any, place: str, longest_s: float) -> str:
+def _waited(store: "Store", place: str, longest_s: float) -> str:
     """Wait for the decision; return why there is none, "" if there is one."""
     began_s = changed_s = time.monotonic()
     last = None
@@ -70,7 +73,7 @@ def _waited(store: Any, place: str, longest_s: float) -> str:
 
 
 @contextmanager
-def _counting(store: Any, place: str) -> Iterator[None]:
+def _counting(store: "Store", place: str) -> Iterator[None]:
     """Show the ranks that wait that this one is alive."""
     ended = threading.Event()
 
@@ -88,17 +91,17 @@ def _counting(store: Any, place: str) -> Iterator[None]:
         thread.join(BEAT_S)
 
 
-def _first_stored(store: Any, place: str, decision: Decision, default: Callable[[str], Decision]) -> Decision:
+def _first_stored(store: "Store", place: str, decision: Decision, default: Callable[[str], Decision]) -> Decision:
     """Store the decision if none is stored; return the stored one."""
     try:
         written = json.dumps(packed(decision))
     except (TypeError, ValueError):  # then no rank may compile with it
         written = json.dumps(packed(default("its winner has an option that JSON cannot represent")))
     try:
-        held = store.compare_set(f"{place}/decision", "", written)
+        stored = store.compare_set(f"{place}/decision", "", written)
     except Exception:  # noqa: BLE001 - each kind of store raises its own error
         return _unreachable(default)
-    return unpacked(dict(zip(COLUMNS, json.loads(held), strict=True)))
+    return unpacked(dict(zip(COLUMNS, json.loads(stored), strict=True)))
 
 
 def _unreachable(default: Callable[[str], Decision]) -> Decision:
@@ -113,7 +116,7 @@ def ranks() -> int:
     return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
 
 
-def _process_group_store() -> Any | None:
+def _process_group_store() -> "Store | None":
     if ranks() == 1:
         return None
     from torch.distributed.distributed_c10d import _get_default_store
@@ -125,9 +128,9 @@ def _group_timeout_s() -> float:
     """Return the shortest timeout of the process groups, after which a collective fails; torch's if none says."""
     from torch.distributed import constants, distributed_c10d
 
-    found = [constants.default_pg_timeout.total_seconds()]
+    timeouts = [constants.default_pg_timeout.total_seconds()]
     for group in distributed_c10d._world.pg_map:
         for device in group._device_types:
             with suppress(RuntimeError, AttributeError):  # not every backend has options
-                found.append(group._get_backend(device).options._timeout.total_seconds())
-    return min(found)
+                timeouts.append(group._get_backend(device).options._timeout.total_seconds())
+    return min(timeouts)

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch.fx import GraphModule
 
-from backend_kwargs.auto.settings import Settings
+from backend_kwargs.auto.settings import RaceSettings
 from backend_kwargs.backends import CapturedGraph
 from backend_kwargs.facts import Compiled
 from backend_kwargs.options.requirements import Limit
@@ -35,7 +35,7 @@ class Request:
     """
 
     graph: CapturedGraph
-    settings: Settings
+    settings: RaceSettings
     compile: Callable[[CapturedGraph, Mapping[str, Any], str], Compiled]
     tools: Tools
 

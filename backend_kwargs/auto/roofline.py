@@ -5,15 +5,15 @@ import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache, partial
-from typing import Literal
 
 import torch
 from torch.utils import _pytree as pytree
 
 from backend_kwargs import measure
+from backend_kwargs.auto.candidates import Part
 from backend_kwargs.auto.graph_stats import GraphStats, Product
+from backend_kwargs.measure.trees import tensors_of
 
-Part = Literal["launches", "library", "generated", "unaligned"]
 LAUNCHED = 0.25  # of an eager call that waits for launches, the least that default's took on eight models: 0.34 to 0.52
 LAUNCH_S = 2e-6  # per kernel on a CPU, from Python; on a GPU the gaps between kernels are measured
 
@@ -98,13 +98,13 @@ def slack_of(
     """
     if stats.opaque:  # its operators are not known
         return Slack(seconds, seconds, seconds, seconds)
-    spent = sum(product.count * each for product, each in library.items())
+    spent = sum(product.count * seconds for product, seconds in library.items())
     if device.type != "cuda":
         launches = min(stats.ops * LAUNCH_S, seconds)
         return Slack(launches, min(spent, seconds), max(seconds - spent, 0.0))
     busy = min(measure.device_seconds(call, device), seconds)
     ceilings, excess = _ceilings(device), excess_of(library, device)
-    unaligned = sum(each for p, each in excess.items() if p.unaligned)
+    unaligned = sum(seconds for product, seconds in excess.items() if product.unaligned)
     # Except for inputs of the graph, all that products read and write passes through other kernels and memory.
     moved = sum(product.activations * product.count for product in stats.products) / ceilings.copy
     generated = min(busy - spent - moved, busy - limit_of(stats, device))
@@ -139,22 +139,22 @@ def time_library(products: Iterable[Product], device: torch.device) -> dict[Prod
 
     Omits operators that take indices or a state besides their operands, or cannot run alone.
     """
-    found = {}
+    seconds = {}
     for product in products:
-        operator, args, kwargs = product.call
-        given = [each for each in pytree.tree_leaves((args, kwargs)) if isinstance(each, torch.Tensor)]
-        if all(each.is_floating_point() or not each.is_meta for each in given):
+        operator, *arguments = product.call
+        if all(tensor.is_floating_point() or not tensor.is_meta for tensor in tensors_of(arguments)):
             with contextlib.suppress(Exception):
-                made, named = pytree.tree_map_only(torch.Tensor, partial(_random_like, device=device), (args, kwargs))
-                found[product] = measure.device_seconds(partial(operator, *made, **named), device)
-    return found
+                args, kwargs = pytree.tree_map_only(torch.Tensor, partial(_random_like, device=device), arguments)
+                seconds[product] = measure.device_seconds(partial(operator, *args, **kwargs), device)
+    return seconds
 
 
 def _random_like(meta: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """Return random numbers in the layout of a tensor on the meta device, zeros of other types; offsets as they are."""
     if not meta.is_meta:
         return meta
-    made = torch.empty_strided(meta.shape, meta.stride(), dtype=meta.dtype, device=device)
-    return made.normal_() if made.is_floating_point() and made.itemsize > 1 else made.zero_()
+    values = torch.empty_strided(meta.shape, meta.stride(), dtype=meta.dtype, device=device)
+    return values.normal_() if values.is_floating_point() and values.itemsize > 1 else values.zero_()
 
 
 @cache
@@ -167,19 +167,19 @@ def _ceilings(device: torch.device) -> Ceilings:
 
 
 def _measured(device: torch.device) -> Ceilings:
-    held = torch.empty(1 << 26, device=device).normal_()
+    row = torch.empty(1 << 26, device=device).normal_()
     square = torch.empty(8192, 8192, device=device, dtype=torch.bfloat16).normal_()
     single = torch.empty(4096, 4096, device=device).normal_()
     calls: dict[str, Callable[[], object]] = {
-        "copy": partial(torch.clone, held),
-        "fill": held.zero_,
+        "copy": partial(torch.clone, row),
+        "fill": row.zero_,
         "half": partial(torch.mm, square, square),
         "single": partial(torch.mm, single, single),
     }
-    seconds = {name: min(each) for name, each in measure.interleave(calls, rounds=5, device=device).items()}
+    seconds = {name: min(samples) for name, samples in measure.interleave(calls, rounds=5, device=device).items()}
     return Ceilings(
-        2 * held.nbytes / seconds["copy"],
-        held.nbytes / seconds["fill"],
+        2 * row.nbytes / seconds["copy"],
+        row.nbytes / seconds["fill"],
         2 * 8192**3 / seconds["half"],
         2 * 4096**3 / seconds["single"],
     )

@@ -8,7 +8,7 @@ import random
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch._dynamo.metrics_context import MetricsContext
@@ -20,6 +20,9 @@ from torch.fx import GraphModule
 
 from backend_kwargs.auto.deadline import restored_by
 from backend_kwargs.graphs.replay import cuda_devices, unpacked
+
+if TYPE_CHECKING:
+    from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 LIBDEVICE = "TRITON_LIBDEVICE_PATH"
 
@@ -58,6 +61,7 @@ def sandboxed(gm: GraphModule) -> Iterator[Callable[[], None]]:
 
 
 def _keep_garbage(stack: ExitStack) -> None:
+    """Keep the collector from visiting the objects that exist now, until `stack` is left."""
     # Collecting losers would visit every object of the process, a quarter of a second or more: freeze these first.
     if gc.get_freeze_count():  # the user's own freeze, which unfreeze() would undo
         return
@@ -83,6 +87,7 @@ def own_libdevice() -> Iterator[None]:
 
 
 def _forget_libdevice() -> None:
+    """Let Triton choose its math library anew."""
     if os.environ.pop(LIBDEVICE, None) is not None:
         from triton import knobs  # type: ignore[import-untyped]
 
@@ -90,6 +95,7 @@ def _forget_libdevice() -> None:
 
 
 def _twin(context: TracingContext) -> TracingContext:
+    """Return a copy of dynamo's context for candidates."""
     # It maps the same inputs to the same fakes, while AOTAutograd's entries and guards are its own.
     twin = copy.copy(context)
     twin.guards_context = GuardsContext()
@@ -97,15 +103,16 @@ def _twin(context: TracingContext) -> TracingContext:
     return twin
 
 
-def _keep_shape_env(stack: ExitStack, shape_env: Any) -> None:
+def _keep_shape_env(stack: ExitStack, shape_env: "ShapeEnv | None") -> None:
+    """Put back the symbols, their hints and guards when `stack` is left."""
     if shape_env is None:
         return
     plain = {name: value for name, value in vars(shape_env).items() if isinstance(value, dict | list | set | int)}
-    kept = {name: copy.copy(value) for name, value in plain.items()}
+    before = {name: copy.copy(value) for name, value in plain.items()}
 
     def put_back() -> None:
         # Its caches belong to one version: a simplification under a loser's guards must not be found again.
-        vars(shape_env).update({**kept, "_version_counter": shape_env._version_counter + 1})
+        vars(shape_env).update({**before, "_version_counter": shape_env._version_counter + 1})
 
     restored_by(stack, put_back)
 
@@ -131,7 +138,7 @@ def _own_cudagraph_trees(stack: ExitStack, devices: Iterable[int]) -> Callable[[
             return manager
 
     containers = trees_of_thread()
-    held, own = dict(containers), {device: OwnTrees(device) for device in devices}
+    others, own = dict(containers), {device: OwnTrees(device) for device in devices}
 
     def put_back() -> None:
         gc.collect()  # compiled graphs are reference cycles, which keep their pools alive
@@ -140,10 +147,10 @@ def _own_cudagraph_trees(stack: ExitStack, devices: Iterable[int]) -> Callable[[
             if manager := container.tree_manager:
                 container.tree_manager = None
                 manager.shutdown()
-        torch._C._set_cached_tensors_enabled(any(each.tree_manager for each in held.values()))
+        torch._C._set_cached_tensors_enabled(any(container.tree_manager for container in others.values()))
         # Changed in place, since autograd's threads hold this dict.
         containers.clear()
-        containers.update(held)
+        containers.update(others)
         torch.cuda.empty_cache()
 
     def begin() -> None:

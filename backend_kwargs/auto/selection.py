@@ -2,7 +2,7 @@
 
 import logging
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
 from typing import Any
@@ -24,14 +24,13 @@ from backend_kwargs.auto.candidates import (
     candidates_for,
     merged,
     precision_candidates,
-    standing,
     why_not_raced,
 )
-from backend_kwargs.auto.checks import Checks
 from backend_kwargs.auto.graph_stats import GraphStats, Product, padded_in
 from backend_kwargs.auto.head_to_head import Runner
 from backend_kwargs.auto.products import after_tuning, candidate_of_products
 from backend_kwargs.auto.request import Request, Tools
+from backend_kwargs.auto.result_checks import ResultChecks
 from backend_kwargs.auto.rewritten import candidates_of_rewrites, lowered_anew
 from backend_kwargs.auto.roofline import (
     Slack,
@@ -42,9 +41,10 @@ from backend_kwargs.auto.roofline import (
     slack_of,
     time_library,
 )
-from backend_kwargs.auto.settings import Settings
+from backend_kwargs.auto.settings import RaceSettings
 from backend_kwargs.facts.decision import DEFAULT, EAGER, RaceRow
 from backend_kwargs.graphs.replay import Task
+from backend_kwargs.options.layers import Options, standing, with_users
 from backend_kwargs.rewrites.table import find_rewrite
 
 logger = logging.getLogger("backend_kwargs.auto")
@@ -78,17 +78,17 @@ class Selection:
     stats: GraphStats
     device: torch.device
     budget: Budget
-    checks: Checks
+    checks: ResultChecks
     rows: list[RaceRow]
     default_s: float = 0.0
     library: dict[Product, float] | None = None
     lowered: list[GraphModule] = field(default_factory=list)
     base: tuple[float, Slack] | None = None
     best_row: RaceRow | None = None
-    before_graphs: tuple[Mapping[str, Any], float, Slack] | None = None
+    before_graphs: tuple[Options, float, Slack] | None = None
 
     @property
-    def settings(self) -> Settings:
+    def settings(self) -> RaceSettings:
         """The options of the race."""
         return self.request.settings
 
@@ -133,7 +133,7 @@ class Selection:
     def graphs(self) -> RaceCandidate:
         """CUDA graphs as the first candidate, with the rewrites that seldom lose: it may be the only one."""
         early = tuple(name for name in self.tools.rewrites if self.stats.gpu and find_rewrite(name).early)
-        names = [name for each in self._matching(early) for name in each.options["rewrites"]]
+        names = [name for rewrite in self._matching(early) for name in rewrite.options["rewrites"]]
         return replace(GRAPHS_FIRST, options={**CUDAGRAPHS, "rewrites": names}) if names else GRAPHS_FIRST
 
     def _default_later(self, champion: Runner) -> list[RaceCandidate]:
@@ -144,7 +144,7 @@ class Selection:
         gain = 1.0
         if self.base is not None and eager_s is not None:
             gain = gain_without_graphs(*self.base, eager_s, self.stats, self.device)
-        return [RaceCandidate(DEFAULT, over=False, rank=0, costs=AGAIN, gain=gain)]
+        return [RaceCandidate(DEFAULT, over=False, complexity=0, costs=AGAIN, gain=gain)]
 
     def _with_graphs(self, rewrite: RaceCandidate, call_s: float) -> RaceCandidate:
         """Return the rewrite with CUDA graphs, if copies take little of `call_s` and none have been tried yet.
@@ -162,8 +162,8 @@ class Selection:
 
         Of a graph that changes its inputs torch records nothing, in most cases.
         """
-        given = [each for each in self.request.example_inputs if isinstance(each, torch.Tensor)]
-        moving = sum(each.nbytes for each in given if not getattr(each, "_dynamo_static_input_type", None))
+        tensors = [value for value in self.request.example_inputs if isinstance(value, torch.Tensor)]
+        moving = sum(tensor.nbytes for tensor in tensors if not getattr(tensor, "_dynamo_static_input_type", None))
         copies_s = seconds_of_traffic(2 * (self.stats.bytes_written + moving), self.device)
         return not self.stats.writes and copies_s < LEAST_GAIN * call_s
 
@@ -173,12 +173,13 @@ class Selection:
         """Return what may be raced against the first champion: steps, rewrites, precisions and other compilers."""
         settings, frozen = self.settings, self.request.frozen
         steps = candidates_for(self.stats, settings.effort, settings.candidates, self.tools.options_of, frozen=frozen)
-        compilers = [each.name for each in steps if each.compiler]
+        compilers = [step.name for step in steps if step.compiler]
         precise = precision_candidates(settings.precision, settings.max_error, compilers)
         if any(row.name == GRAPHS_FIRST.name for row in self.rows):
-            steps = [each for each in steps if each.name != GRAPHS_FIRST.name]
-        found = [] if self.named or self.budget.over else self._matching(self.tools.rewrites)
-        rewrites = [self._with_graphs(each, champion.row.seconds or self.budget.call_s) for each in found]
+            steps = [step for step in steps if step.name != GRAPHS_FIRST.name]
+        rewrites = [] if self.named or self.budget.over else self._matching(self.tools.rewrites)
+        call_s = champion.row.seconds or self.budget.call_s
+        rewrites = [self._with_graphs(rewrite, call_s) for rewrite in rewrites]
         return [*self._default_later(champion), *self._tunings(), *steps, *rewrites, *precise]
 
     def _tunings(self) -> list[RaceCandidate]:
@@ -186,8 +187,8 @@ class Selection:
         if self.device.type != "cuda" or self.named or self.base is None or self.library is None:
             return []
         excess, least_s = excess_of(self.library, self.device), LEAST_GAIN_PER_S * PRODUCT_S * self.base[0]
-        made = candidate_of_products(excess, least_s, lambda each: self.predicted_s(each) <= self.budget.left_s)
-        return [made] if made else []
+        tuning = candidate_of_products(excess, least_s, lambda tuning: self.predicted_s(tuning) <= self.budget.left_s)
+        return [tuning] if tuning else []
 
     def _matching(self, names: Sequence[str]) -> list[RaceCandidate]:
         """Return those of the rewrites `names` that match."""
@@ -208,7 +209,7 @@ class Selection:
         """Return the candidate with the largest expected gain per second, or the first of those that are named."""
         if self.named:
             return fitting[0]
-        return max(fitting, key=lambda each: self.gain(each, champion) / self.predicted_s(each))
+        return max(fitting, key=lambda candidate: self.gain(candidate, champion) / self.predicted_s(candidate))
 
     def options(self, candidate: RaceCandidate, champion: Runner) -> dict[str, Any]:
         """Return the options with which the candidate is compiled: merged onto those of Inductor's best, if it is."""
@@ -222,9 +223,9 @@ class Selection:
         options = self.options(candidate, champion)
         if why := self._unfit(candidate, options):
             return why
-        met = [row for row in self.rows if row.status != "skipped" and row.name != EAGER]
-        if tried := [row.name for row in met if row.options == options and row.compiler == candidate.compiler]:
-            return f"it would be {tried[0]} again"
+        compiled = [row for row in self.rows if row.status != "skipped" and row.name != EAGER]
+        if equal := [row.name for row in compiled if row.options == options and row.compiler == candidate.compiler]:
+            return f"it would be {equal[0]} again"
         if self.budget.over:
             return self.budget.is_spent
         if (predicted := self.predicted_s(candidate)) > self.budget.left_s:
@@ -244,7 +245,7 @@ class Selection:
             return f"it could save {gain:.1%}, for about {predicted:.0f} s of compiling"
         return ""
 
-    def _unfit(self, candidate: RaceCandidate, options: Mapping[str, Any]) -> str:
+    def _unfit(self, candidate: RaceCandidate, options: Options) -> str:
         """Return why the candidate has no effect here, or ""."""
         if candidate.compiler:
             return why_not_raced(candidate, self.stats, frozen=self.request.frozen)
@@ -252,10 +253,9 @@ class Selection:
             return "no parameter is frozen here"
         if candidate.name == PADDED and padded_in(self.lowered):
             return "Inductor has padded all products by itself"
-        fixed = standing(self.tools.fixed, options)
-        limits = self.tools.limits({**options, **fixed})
+        limits = self.tools.limits(with_users(options, self.tools.fixed))
         inert = {name: limit.reason for name, limit in limits.items()}
-        inert |= dict.fromkeys(fixed, "your options set it otherwise")
+        inert |= dict.fromkeys(standing(self.tools.fixed, options), "your options set it otherwise")
         if candidate.options and all(name in inert for name in candidate.options):
             return f"it can do nothing here: {next(iter(inert[name] for name in candidate.options))}"
         return ""

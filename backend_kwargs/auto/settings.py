@@ -1,10 +1,10 @@
 """Options of `auto`."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from backend_kwargs.options import precisions
+from backend_kwargs.options.layers import Options
 from backend_kwargs.options.option import Where, declared
 from backend_kwargs.options.requirements import Rule
 from backend_kwargs.options.trust import AUTO_DATA
@@ -15,7 +15,7 @@ Tolerance = Annotated[float, Where("above 0", lambda tolerance: tolerance > 0)]
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
+class RaceSettings:
     """The options of a race, with their defaults."""
 
     auto: Annotated[bool, "race candidates for each graph, keep the fastest one that passes the accuracy check"] = False
@@ -49,12 +49,12 @@ class Settings:
     ] = None
 
     @classmethod
-    def of(cls, options: Mapping[str, Any]) -> "Settings":
+    def of(cls, options: Options) -> "RaceSettings":
         """Return the settings given in `options`."""
         return cls(**{name: options[name] for name in OPTIONS if name in options})
 
 
-OPTIONS = declared(Settings, AUTO_DATA)
+OPTIONS = declared(RaceSettings, AUTO_DATA)
 RULES = tuple(
     Rule(name, unless=lambda value: "" if value("auto") else "it is read only under auto")
     for name in OPTIONS

@@ -60,11 +60,6 @@ def forget_trouble() -> None:
     _warned.clear()
 
 
-def store_path(given: str | None = None) -> Path:
-    """Return the path of the store: `given`, or BACKEND_KWARGS_STORE, or a file in the user's data directory."""
-    return open_store(given).path
-
-
 def open_store(given: str | None = None, *, strict: bool = False) -> "Store":
     """Return the store at `given`, or at BACKEND_KWARGS_STORE, or in the user's data directory.
 
@@ -135,7 +130,7 @@ class Store:
 
     # ---- reading
 
-    def _rows(self, where: str, values: Sequence[Any]) -> list[Held]:
+    def _rows(self, where: str, values: Sequence[object]) -> list[Held]:
         try:
             if not self._size():
                 return []
@@ -282,7 +277,7 @@ class _Connection(sqlite3.Connection):
         self.looks += 1
         return self.looks > LOOKS
 
-    def rows(self, statement: str, values: Sequence[Any] = ()) -> list[Any]:
+    def rows(self, statement: str, values: Sequence[object] = ()) -> list[Any]:
         try:
             return self.execute(statement, values).fetchall()
         except sqlite3.OperationalError as error:
@@ -349,7 +344,7 @@ def _prepare(connection: _Connection, schema: int) -> None:
             connection.execute(f"PRAGMA {name} = {value}")
 
 
-def _selected(connection: _Connection, where: str, values: Sequence[Any]) -> list[Held]:
+def _selected(connection: _Connection, where: str, values: Sequence[object]) -> list[Held]:
     held = _columns(connection)
     names = [name for name in COLUMNS if name in held]
     if not names:

@@ -22,7 +22,7 @@ import torch
 from torch.fx import GraphModule
 
 from backend_kwargs.auto.cache_key import ambient, signature, structure
-from backend_kwargs.auto.candidates import permits, standing
+from backend_kwargs.auto.candidates import permits
 from backend_kwargs.auto.request import RESTARTS
 from backend_kwargs.backend import Backend, find_backend
 from backend_kwargs.backends import CapturedGraph
@@ -33,6 +33,7 @@ from backend_kwargs.bundles.operators import inlined
 from backend_kwargs.errors import BackendKwargsError, error_text, warn_once
 from backend_kwargs.facts.decision import EAGER, Decision
 from backend_kwargs.graphs.writes import copy_of_graph
+from backend_kwargs.options.layers import standing
 from backend_kwargs.options.option import check
 from backend_kwargs.options.trust import untrusted
 from backend_kwargs.registry import PLAIN
@@ -249,12 +250,12 @@ def _content(tensor: torch.Tensor) -> str:
 
 def permits_decision(backend: Backend, winner: str, options: Mapping[str, Any]) -> bool:
     """Return whether `backend` could have chosen this winner with these options, as for a decision in a store."""
-    from backend_kwargs.auto.settings import Settings
+    from backend_kwargs.auto.settings import RaceSettings
 
     own = backend.options
     rewrites = raced_rewrites(own.get("rewrites"))
     return bool(own.get("auto")) and permits(
-        Settings.of(own), lambda name: find_backend(f"{PLAIN}:{name}").options, rewrites, (winner, options, "")
+        RaceSettings.of(own), lambda name: find_backend(f"{PLAIN}:{name}").options, rewrites, (winner, options, "")
     )
 
 

@@ -2,7 +2,7 @@
 
 import warnings
 from collections.abc import Iterable
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import typer
 
@@ -15,6 +15,14 @@ from backend_kwargs.options.requirements import CannotWorkError
 from backend_kwargs.options.spec import split_assignment
 from backend_kwargs.registry import make_backend
 
+Model = Annotated[
+    str,
+    typer.Argument(
+        metavar="MODEL",
+        help="timm:NAME, transformers:CLASS?option=value, or FILE_OR_MODULE:FACTORY that returns "
+        "(model, example_inputs).",
+    ),
+]
 Assignments = Annotated[
     list[str] | None,
     typer.Option("-o", "--option", metavar="NAME=VALUE", help="An option; may be given several times."),
@@ -36,7 +44,7 @@ def backend_from_text(spec: str, options: dict[str, str]) -> Backend:
     return make_backend(spec_of(spec)).bind("command line", options, convert)
 
 
-def judged(spec: str, **options: Any) -> tuple[Verdict, str]:
+def judged(spec: str, **options: object) -> tuple[Verdict, str]:
     """Return the verdict on `spec` on this machine, and its summary; a broken plug-in must not hide the others."""
     try:
         with warnings.catch_warnings():

@@ -12,7 +12,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, Ti
 
 from backend_kwargs.backend import Backend
 from backend_kwargs.backends.others import OTHERS, in_precision
-from backend_kwargs.cli.arguments import Assignments, assigned, backend_from_text
+from backend_kwargs.cli.arguments import Assignments, Model, assigned, backend_from_text
 from backend_kwargs.cli.console import console, print_table, quiet, say
 from backend_kwargs.cli.models import folder_of_model, model_of
 from backend_kwargs.cli.modules import importable
@@ -32,14 +32,6 @@ NONE_RAN = 1
 RULE = "Among the candidates whose interval overlaps that of the fastest, this one compiled in the least time:"
 
 
-Factory = Annotated[
-    str,
-    typer.Argument(
-        metavar="MODEL",
-        help="timm:NAME, transformers:CLASS?option=value, or FILE_OR_MODULE:FACTORY that returns "
-        "(model, example_inputs).",
-    ),
-]
 Precisions = Annotated[
     str | None,
     typer.Option(
@@ -60,7 +52,7 @@ class Mode(StrEnum):
 
 
 def show(
-    factory: Factory,
+    factory: Model,
     backends: Annotated[
         str,
         typer.Option(
@@ -127,17 +119,17 @@ def _in_precisions(precision: str | None, max_error: float | None, backends: str
     if names and max_error is None:
         raise BackendKwargsError("--precision needs --max-error, the largest relative error of an output: 1e-2, say.")
     others = [(spec, join_candidate(spec, own)) for spec, own in split_candidates(backends) if spec in OTHERS]
-    found = []
+    candidates = []
     for name in names:
-        found.append(join_candidate("tmpl-inductor", {"precision": name, "max_error": repr(max_error)}))
+        candidates.append(join_candidate("tmpl-inductor", {"precision": name, "max_error": repr(max_error)}))
         for spec, label in others:
             if text := in_precision(label, name, max_error):
                 if why := OTHERS[spec](spec).why_not_in(name):
                     left_out = f"{spec} is not compared in {name}: {why}."
                     say(left_out, out=console(stderr=True))
                 else:
-                    found.append(text)
-    return found
+                    candidates.append(text)
+    return candidates
 
 
 def _check_outputs(json: Path | None, plot: Path | None) -> None:
@@ -170,17 +162,15 @@ def _backends(
     for spec, own in split_candidates(backends):
         yield join_candidate(spec, own), None if spec == "eager" else _backend(spec, common, own)
     if config is not None:
-        backend = Backend.from_config(_text(config), trust=trust)
+        text = read_text(config[1:], "a config").strip() if config.startswith("@") else config
+        backend = Backend.from_config(text, trust=trust)
         yield f"{backend.spec} of --config", backend
 
 
 def _backend(spec: str, common: dict[str, str], own: dict[str, str]) -> Backend:
+    """Return a backend with its own options; `common` ones only for Inductor."""
     inductor = backend_from_text(spec, {}).takes_inductor_options
     return backend_from_text(spec, {**(common if inductor else {}), **own})
-
-
-def _text(config: str) -> str:
-    return read_text(config[1:], "a config").strip() if config.startswith("@") else config
 
 
 @contextmanager
@@ -206,6 +196,7 @@ def _log(err: Any, label: str, stage: str) -> None:
 
 
 def _print(comparison: "Comparison", best: Backend | None, *, reports: bool) -> None:
+    """Print the table, what it says, and the lines to paste."""
     from backend_kwargs.compare.rows import COLUMNS, cells
 
     print_table(COLUMNS, map(cells, comparison.rows))

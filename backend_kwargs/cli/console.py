@@ -3,7 +3,7 @@
 import json
 import os
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from io import StringIO
 from pathlib import Path
@@ -14,7 +14,8 @@ from rich.console import Console
 from rich.table import Column, Table
 from rich.text import Text
 
-from backend_kwargs.errors import BackendKwargsError, printable, shown
+from backend_kwargs.errors import BackendKwargsError, printable, shortened, shown
+from backend_kwargs.options.layers import Options
 
 PIPE_WIDTH = 200
 LONGEST_LINE = 10_000  # characters: a file may contain a text of megabytes
@@ -90,7 +91,7 @@ def complain(message: str) -> None:
     console(stderr=True).print(Text.assemble(("error:", "red"), " ", _safe(message)), soft_wrap=True)
 
 
-def print_table(header: Sequence[str], rows: Iterable[Sequence[Any]], title: str = "") -> None:
+def print_table(header: Sequence[str], rows: Iterable[Sequence[object]], title: str = "") -> None:
     """Print rows under a header, with numbers right-aligned."""
     rows = list(rows)
     if not rows:
@@ -103,13 +104,13 @@ def print_table(header: Sequence[str], rows: Iterable[Sequence[Any]], title: str
     console().print("\n".join(_lines(table)), soft_wrap=True, markup=False)
 
 
-def print_json(data: Any) -> None:
+def print_json(data: object) -> None:
     """Print data as JSON, with the repr of values that JSON cannot represent."""
     written = json.dumps(data, indent=2, default=repr).replace("\x7f", "\\u007f")  # the one that JSON leaves as it is
     console().print(written, soft_wrap=True, markup=False)
 
 
-def print_config(config: Mapping[str, Any]) -> None:
+def print_config(config: Options) -> None:
     """Print options as JSON; raise if JSON cannot represent one."""
     for name, value in config.items():
         try:
@@ -127,5 +128,4 @@ def _lines(table: Table) -> list[str]:
 
 
 def _safe(text: str) -> str:
-    text = printable(text)
-    return text if len(text) <= LONGEST_LINE else text[: LONGEST_LINE - 3] + "..."
+    return shortened(printable(text), LONGEST_LINE)

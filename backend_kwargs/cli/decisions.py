@@ -102,6 +102,7 @@ def forget(
 
 
 def _found(find: Callable[[str], list[Found]], keys: list[str], *, one: bool = False) -> list[Found]:
+    """Return what `find` finds for each of the keys; raise if it finds nothing, or several for `one`."""
     found: list[Found] = []
     for key in keys:
         matches = find(key)
@@ -114,6 +115,7 @@ def _found(find: Callable[[str], list[Found]], keys: list[str], *, one: bool = F
 
 
 def _day(decision: Decision) -> str:
+    """Return when a decision was made, in local time."""
     with suppress(ValueError, OverflowError, OSError):  # an imported file may contain any number
         return datetime.fromtimestamp(decision.made).astimezone().isoformat(sep=" ", timespec="minutes")
     return ""

@@ -37,14 +37,14 @@ def built(factory: str, **sizes: int) -> tuple[Any, Any]:
             raise BackendKwargsError(f"{where!r} has no function {name!r}.")
         _check_takes(factory, build, sizes)
         try:
-            built = build(**sizes)
+            result = build(**sizes)
         except (Exception, SystemExit) as error:  # the user's own code
             raise BackendKwargsError(f"Factory {factory!r} failed: {error_text(error)}.") from error
-    if not isinstance(built, tuple) or len(built) != 2:
-        raise wrong_value(f"The result of factory {factory!r}", "(model, example_inputs)", built)
-    if not callable(built[0]):
-        raise wrong_value(f"The model of factory {factory!r}", "a module or a function", built[0])
-    return built
+    if not isinstance(result, tuple) or len(result) != 2:
+        raise wrong_value(f"The result of factory {factory!r}", "(model, example_inputs)", result)
+    if not callable(result[0]):
+        raise wrong_value(f"The model of factory {factory!r}", "a module or a function", result[0])
+    return result
 
 
 def split_factory(factory: str) -> tuple[str, str]:
@@ -58,7 +58,8 @@ def split_factory(factory: str) -> tuple[str, str]:
     return where, name
 
 
-def _check_takes(factory: str, build: Callable[..., Any], sizes: Mapping[str, int]) -> None:
+def _check_takes(factory: str, build: Callable[..., object], sizes: Mapping[str, int]) -> None:
+    """Raise if the factory does not take these sizes."""
     try:
         inspect.signature(build).bind(**sizes)
     except TypeError:

@@ -69,6 +69,7 @@ def _is_called_so(file: Path) -> bool:
 
 
 def _loaded(file: Path) -> ModuleType:
+    """Return a file as a module of a name that no other has."""
     spec = importlib.util.spec_from_file_location(re.sub(r"\W", "_", f"factory_file_{file.stem}"), file)
     assert spec
     assert spec.loader

@@ -24,16 +24,16 @@ def show(
     known, unchecked = list(which.known_options().values()), which.unchecked_options()
     if which.takes_inductor_options:
         known = [documented(option) for option in known]
-    found = [option for option in known if _matches(pattern, option)]
-    if known and not found and not unchecked:
+    matching = [option for option in known if _matches(pattern, option)]
+    if known and not matching and not unchecked:
         whose = "Inductor" if backend == "inductor" else backend
         raise BackendKwargsError(
             f"No {whose} option matches {pattern!r}; try a shorter word or a glob such as '*tma*'."
         )
     if json:
-        return print_json([_row(option) for option in found])
+        return print_json([_row(option) for option in matching])
     header = ("option", "type", "default", "environment", "doc")
-    print_table(header, [tuple(_row(option).values()) for option in found])
+    print_table(header, [tuple(_row(option).values()) for option in matching])
     if unchecked or not known:
         taken = f"takes {unchecked}, unchecked" if unchecked else "takes no options"
         say(f"Backend {backend!r} {taken}.")

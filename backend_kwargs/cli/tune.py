@@ -13,7 +13,7 @@ import typer
 
 from backend_kwargs.backend import Backend
 from backend_kwargs.backends import CapturedGraph
-from backend_kwargs.cli.arguments import assigned, backend_from_text
+from backend_kwargs.cli.arguments import Model, assigned, backend_from_text
 from backend_kwargs.cli.console import console, print_table, say
 from backend_kwargs.cli.models import model_of
 from backend_kwargs.errors import BackendKwargsError, error_text
@@ -52,14 +52,7 @@ class Tuned:
 
 
 def show(
-    model: Annotated[
-        str,
-        typer.Argument(
-            metavar="MODEL",
-            help="timm:NAME, transformers:CLASS?option=value, or FILE_OR_MODULE:FACTORY that returns "
-            "(model, example_inputs).",
-        ),
-    ],
+    model: Model,
     output: Annotated[Path, typer.Option("-o", "--output", metavar="FILE.toml", help="Where to write the decisions.")],
     shapes: Annotated[
         list[str] | None,

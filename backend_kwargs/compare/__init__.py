@@ -15,9 +15,10 @@ from backend_kwargs.compare.rows import Candidate, Comparison, Mode, Progress, R
 from backend_kwargs.compare.trial import CandidateTrial
 from backend_kwargs.errors import BackendKwargsError, error_text, unknown, wrong_value
 from backend_kwargs.harness.isolation import room_to_compile, start_inductor
-from backend_kwargs.harness.study import Inputs, Study, arguments_of, move, tensors_of
+from backend_kwargs.harness.study import Inputs, Study, arguments_of, move
 from backend_kwargs.harness.trial import learn
 from backend_kwargs.measure import Interval
+from backend_kwargs.measure.trees import tensors_of
 
 __all__ = ["Candidate", "Comparison", "Row", "compare", "fastest", "plot", "to_json"]
 
@@ -30,8 +31,8 @@ NO_DROPOUT = "Dropout is off: Inductor's random masks differ from eager's, so re
 
 
 def compare(
-    model: Callable[..., Any],
-    example_inputs: Any,
+    model: Callable[..., object],
+    example_inputs: object,
     candidates: Sequence[Candidate],
     *,
     mode: Mode = "inference",
@@ -66,7 +67,7 @@ def compare(
     """
     _check_arguments(candidates, mode, rounds, baseline, tolerance, max_error)
     wanted = _usable(device) if device is not None else None
-    say = progress or _silence
+    say = progress or (lambda label, stage, fraction: None)
     inputs = arguments_of(example_inputs)
     place = wanted or _device_of(model, inputs)
     training = mode == "training"
@@ -100,7 +101,7 @@ def _undisturbed(device: torch.device, *, training: bool) -> Iterator[None]:
 
 
 def _study(
-    model: Callable[..., Any], inputs: Inputs, device: torch.device, *, training: bool
+    model: Callable[..., object], inputs: Inputs, device: torch.device, *, training: bool
 ) -> tuple[Study, list[str]]:
     """Return the study of a copy on `device`, with notes; raise BackendKwargsError if it cannot be copied."""
     try:
@@ -110,13 +111,14 @@ def _study(
         raise BackendKwargsError(f"compare copies the model and its inputs, which failed: {reason}") from error
     inputs = pytree.tree_map(partial(_moved, device=device), inputs)
     notes = [NO_DROPOUT] if move(model, device, training=training) else []
-    held = [*(model.parameters() if isinstance(model, torch.nn.Module) else ()), *tensors_of(inputs)]
-    dtypes = [tensor.dtype for tensor in held if tensor.is_floating_point()]
+    tensors = [*(model.parameters() if isinstance(model, torch.nn.Module) else ()), *tensors_of(inputs)]
+    dtypes = [tensor.dtype for tensor in tensors if tensor.is_floating_point()]
     dtype = min(dtypes, key=lambda dtype: dtype.itemsize, default=None)
     return Study(model, inputs, "fwd_bwd" if training else "fwd", device, dtype), notes
 
 
-def _moved(leaf: Any, device: torch.device) -> Any:
+def _moved(leaf: object, device: torch.device) -> Any:
+    """Return a tensor on `device`, other leaves as they are."""
     if not isinstance(leaf, torch.Tensor) or leaf.device == device:
         return leaf
     return leaf.detach().to(device).requires_grad_(leaf.requires_grad)
@@ -132,10 +134,6 @@ def _warm_up(trials: list[CandidateTrial], device: torch.device) -> None:
         start_inductor(device)
 
 
-def _silence(label: str, stage: str, fraction: float) -> None:
-    pass
-
-
 def _check_arguments(
     candidates: Sequence[Candidate],
     mode: str,
@@ -144,6 +142,7 @@ def _check_arguments(
     tolerance: float | None,
     max_error: float | None,
 ) -> None:
+    """Raise if an argument of `compare` is wrong."""
     labels = [candidate.label for candidate in candidates]
     twice = next((label for label in labels if labels.count(label) > 1), None)
     if twice is not None:
@@ -161,6 +160,7 @@ def _check_arguments(
 
 
 def _usable(device: str | torch.device) -> torch.device:
+    """Return the device; raise if it cannot be used here."""
     try:
         place = torch.device(device)
         torch.empty(0, device=place)
@@ -169,7 +169,7 @@ def _usable(device: str | torch.device) -> torch.device:
     return place
 
 
-def _device_of(model: Callable[..., Any], inputs: Inputs) -> torch.device:
+def _device_of(model: Callable[..., object], inputs: Inputs) -> torch.device:
     parameters = list(model.parameters()) if isinstance(model, torch.nn.Module) else []
     return next((tensor.device for tensor in [*parameters, *tensors_of(inputs)]), torch.device("cpu"))
 
@@ -207,6 +207,7 @@ def _time(
 
 
 def _baseline(trials: list[CandidateTrial], wanted: str | None) -> CandidateTrial | None:
+    """Return the trial that others are compared with: the one `wanted`, else eager, else the first that ran."""
     timed = [trial for trial in trials if trial.passed]
     racing = [trial for trial in timed if trial.status != "fail_accuracy"] or timed
     eager = (trial for trial in racing if trial.candidate.backend is None)
@@ -215,6 +216,7 @@ def _baseline(trials: list[CandidateTrial], wanted: str | None) -> CandidateTria
 
 
 def _judge_speed(first: Row, rows: list[Row], again: list[float]) -> Interval:
+    """Note each row's speedup over the first, and return the noise."""
     noise = measure.noise_floor(measure.ratio_interval(first.samples, again))
     for row in (row for row in rows if row.latency):
         row.speedup = measure.ratio_interval(first.samples, row.samples)

@@ -63,6 +63,7 @@ def _draw_rows(axes: Any, rows: list[Row]) -> None:
 
 
 def _note(row: Row) -> str:
+    """Return what stands beside a row: its speedup, compile time and status."""
     if not row.passed and not row.speedup:
         return row.status
     compiled = f"compile {row.compile_s:.1f} s" if row.compile_s is not None else "not compiled"

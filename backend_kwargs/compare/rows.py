@@ -1,12 +1,13 @@
 """Input and output of `compare`: candidates, rows, and the comparison as data."""
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from backend_kwargs import measure
 from backend_kwargs.measure import Accuracy, Interval, Status
+from backend_kwargs.options.layers import Options
 from backend_kwargs.tables import as_html, as_text
 
 Mode = Literal["inference", "training"]
@@ -22,9 +23,9 @@ class Candidate:
     """One way to run the model: a label, and `torch.compile`'s `backend` (None: eager), `mode` and `options`."""
 
     label: str
-    backend: Callable[..., Any] | str | None = None
+    backend: Callable[..., object] | str | None = None
     mode: str | None = None
-    options: Mapping[str, Any] | None = None
+    options: Options | None = None
 
 
 @dataclass
@@ -108,12 +109,12 @@ def cells(row: Row) -> tuple[str, ...]:
 
 def _beyond(row: Row) -> str:
     """Return the error, the limit and the remedy of a result that is only less precise, or ""."""
-    found = row.accuracy
-    if row.status != "fail_accuracy" or found is None or found.error is None or found.bound is None:
+    accuracy = row.accuracy
+    if row.status != "fail_accuracy" or accuracy is None or accuracy.error is None or accuracy.bound is None:
         return ""
-    if found.error > MEANINGLESS:
+    if accuracy.error > MEANINGLESS:
         return ""
-    return f"error {found.error:.1e}, above the limit {found.bound:.1e}: raise --max-error to accept it"
+    return f"error {accuracy.error:.1e}, above the limit {accuracy.bound:.1e}: raise --max-error to accept it"
 
 
 def fastest(comparison: Comparison) -> Row | None:
@@ -146,7 +147,7 @@ def to_json(comparison: Comparison) -> dict[str, Any]:
 
 def _row_json(row: Row) -> dict[str, Any]:
     spread = {f"p{q}": measure.percentile(row.samples, q / 100) for q in (20, 80)} if row.samples else {}
-    written = dataclasses.asdict(row)
+    fields = dataclasses.asdict(row)
     if row.latency:
-        written["latency"] |= spread
-    return written
+        fields["latency"] |= spread
+    return fields

@@ -4,7 +4,7 @@ import contextlib
 import inspect
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from backend_kwargs import measure
 from backend_kwargs.compare.rows import Candidate, Row
@@ -29,7 +29,7 @@ class CandidateTrial(Trial):
         """Return the candidate's label."""
         return self.candidate.label
 
-    def compile(self, model: Callable[..., Any]) -> tuple[Callable[..., Any], Counted | None]:
+    def compile(self, model: Callable[..., object]) -> tuple[Callable[..., object], Counted | None]:
         """Compile as `torch.compile` does; eager is the model itself."""
         if self.candidate.backend is None:
             return model, None
@@ -47,8 +47,8 @@ class CandidateTrial(Trial):
         with _empty_cache() if self.cold and self.counted else contextlib.nullcontext():
             yield
         if self.counted:
-            found, missed = _cache_counts()
-            self.cache = "warm" if found > hits else "cold" if missed > misses else ""
+            now_hits, now_misses = _cache_counts()
+            self.cache = "warm" if now_hits > hits else "cold" if now_misses > misses else ""
 
     def finish(self) -> None:
         """Keep the report, and check the results again after timing."""
@@ -76,7 +76,7 @@ class CandidateTrial(Trial):
         )
 
 
-def _shown(backend: Callable[..., Any] | str | None) -> str:
+def _shown(backend: Callable[..., object] | str | None) -> str:
     if backend is None or isinstance(backend, str):
         return backend or "eager"
     return f"{backend.__module__}:{backend.__qualname__}" if inspect.isfunction(backend) else repr(backend)
@@ -86,10 +86,10 @@ def _cache_counts() -> tuple[int, int]:
     """Return the numbers of hits and misses of Inductor's caches in this process."""
     from torch._dynamo.utils import counters
 
-    found, aot = counters["inductor"], counters["aot_autograd"]
+    inductor, aot = counters["inductor"], counters["aot_autograd"]
     return (
-        found["fxgraph_cache_hit"] + aot["autograd_cache_hit"],
-        found["fxgraph_cache_miss"] + aot["autograd_cache_miss"],
+        inductor["fxgraph_cache_hit"] + aot["autograd_cache_hit"],
+        inductor["fxgraph_cache_miss"] + aot["autograd_cache_miss"],
     )
 
 

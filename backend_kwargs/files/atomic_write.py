@@ -67,15 +67,15 @@ def _resolved(path: Path) -> tuple[Path, bool]:
         raise OSError(0, "it is not a regular file; name another")
     file = Path(os.path.realpath(path))
     try:
-        found = path.stat()
+        status = path.stat()
     except FileNotFoundError:
         if not file.parent.is_dir():
             raise
         return file, False
-    if stat.S_ISDIR(found.st_mode):
+    if stat.S_ISDIR(status.st_mode):
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
     # /dev/stdout may lead to a file that has no name any more.
-    if not stat.S_ISREG(found.st_mode) or not os.path.samestat(found, file.lstat()):
+    if not stat.S_ISREG(status.st_mode) or not os.path.samestat(status, file.lstat()):
         raise OSError(0, "it is not a regular file; name another")
     if not os.access(file, os.W_OK):
         raise OSError(0, "Permission denied")

@@ -40,13 +40,13 @@ def read_text(path: str | Path, what: str) -> str:
     return _read(path, what, str)  # type: ignore[no-any-return]
 
 
-def check_plain(what: str, value: Any) -> None:
+def check_plain(what: str, value: object) -> None:
     """Raise if `value` contains more levels or a larger integer than any option: later steps are recursive."""
     if why := why_not_plain(value):
         raise BackendKwargsError(f"{what} must be plain data: {why}.")
 
 
-def why_not_plain(value: Any) -> str:
+def why_not_plain(value: object) -> str:
     """Return what keeps `value` from being the value of an option, "" if nothing does."""
     level = [value]
     for _ in range(DEEPEST + 1):
@@ -60,15 +60,15 @@ def why_not_plain(value: Any) -> str:
     return f"it is nested more than {DEEPEST} levels deep"
 
 
-def _read(path: str | Path, what: str, parse: Callable[[str], Any]) -> Any:
+def _read(path: str | Path, what: str, parse: Callable[[str], object]) -> Any:
     try:
-        found = parse(_content(Path(path)).decode())
-        why = why_not_plain(found)
+        value = parse(_content(Path(path)).decode())
+        why = why_not_plain(value)
     except (OSError, ValueError, RecursionError) as error:
         why = error_text(error)
     if why:
         raise BackendKwargsError(f"Cannot read {what} from {str(path)!r}: {why}.")
-    return found
+    return value
 
 
 def _parsed_toml(text: str) -> dict[str, Any]:
@@ -88,7 +88,7 @@ def _content(path: Path) -> bytes:
     return content
 
 
-def _items(value: Any) -> list[Any]:
+def _items(value: object) -> list[Any]:
     if isinstance(value, Mapping):
         return [*value.values()]
     return [*value] if isinstance(value, list | tuple | set | frozenset) else []

@@ -1,4 +1,4 @@
-"""Whether a graph can be raced: run many times, by one rank alone, on copies of its inputs."""
+"""Whether a graph's calls can be repeated, by one rank alone, on copies of its inputs, as in a race."""
 
 from collections.abc import Callable, Collection, Iterator, Sequence
 from operator import attrgetter
@@ -6,10 +6,9 @@ from typing import Any
 
 import torch
 from torch.fx import GraphModule, Node
-from torch.utils._pytree import tree_leaves
 
-from backend_kwargs.auto.settings import Settings
 from backend_kwargs.graphs.writes import has_memory
+from backend_kwargs.measure.trees import tensors_of
 
 TINY_OPS, TINY_BYTES = 3, 1 << 20  # a graph below both saves less than its race costs, whichever candidate wins
 
@@ -22,17 +21,8 @@ LOCAL = frozenset({"", "torch", "torch_attn", "higher_order", "_operator", "buil
 # argument has the positions.
 INDEXING = frozenset(
     {
-        *(
-            "getitem",
-            "setitem",
-            "gather",
-            "take",
-            "take_along_dim",
-            "index",
-            "scatter",
-            "scatter_add",
-            "scatter_reduce",
-        ),
+        *("getitem", "setitem", "gather", "take", "take_along_dim", "index"),
+        *("scatter", "scatter_add", "scatter_reduce"),
         *(f"index_{what}" for what in ("select", "copy", "add", "fill", "put", "reduce")),
         *("cross_entropy", "cross_entropy_loss", "nll_loss"),
     }
@@ -47,11 +37,9 @@ ROUNDED = "its positions are rounded from floating-point numbers: another roundi
 ROUNDED += "which no call on this GPU would work"
 
 
-def why_never(gm: GraphModule, example_inputs: Sequence[Any], settings: Settings) -> str:
-    """Return why the graph cannot be raced, "" if it can."""
-    tensors = _tensors(example_inputs)
-    if not settings.budget_s:
-        return "its budget is 0 s"
+def why_not_repeatable(gm: GraphModule, example_inputs: Sequence[object], *, custom_ops: bool = True) -> str:
+    """Return why the graph cannot be called many times, "" if it can; `custom_ops` allows operators not of torch's."""
+    tensors = tensors_of(example_inputs)
     if not tensors:
         return "no input is a tensor"
     if not all(map(has_memory, tensors)):
@@ -60,7 +48,7 @@ def why_never(gm: GraphModule, example_inputs: Sequence[Any], settings: Settings
         return "a size is unknown until it runs"
     if has_side_effects(gm):
         return "it has side effects, which a race would repeat"
-    if not settings.race_custom_ops and may_communicate(gm):
+    if not custom_ops and may_communicate(gm):
         return "it has operators that are not torch's, and race_custom_ops is False"
     if holds_state(gm):
         return "it contains tensors, which a race would change"
@@ -71,17 +59,13 @@ def why_never(gm: GraphModule, example_inputs: Sequence[Any], settings: Settings
     return ""
 
 
-def is_tiny(gm: GraphModule, example_inputs: Sequence[Any]) -> bool:
+def is_tiny(gm: GraphModule, example_inputs: Sequence[object]) -> bool:
     """Return whether the graph saves less than its race costs, whichever candidate wins."""
     computing = [node for node in gm.graph.nodes if node.op.startswith("call")]
-    return len(computing) < TINY_OPS and sum(tensor.nbytes for tensor in _tensors(example_inputs)) < TINY_BYTES
+    return len(computing) < TINY_OPS and sum(tensor.nbytes for tensor in tensors_of(example_inputs)) < TINY_BYTES
 
 
-def _tensors(example_inputs: Sequence[Any]) -> list[torch.Tensor]:
-    return [value for value in example_inputs if isinstance(value, torch.Tensor)]
-
-
-def _changes_what_trains(gm: GraphModule, example_inputs: Sequence[Any]) -> bool:
+def _changes_what_trains(gm: GraphModule, example_inputs: Sequence[object]) -> bool:
     """Return whether an input with gradient history is mutated: a copy has no such history to mutate."""
     placeholders = gm.graph.find_nodes(op="placeholder")
     training = [
@@ -108,11 +92,13 @@ def rounds_positions(gm: GraphModule) -> bool:
 
 
 def _positions(node: Node, name: str) -> list[Node]:
+    """Return the nodes whose values a call takes as positions."""
     first = node.args[0] if node.args else node.kwargs.get("input")
     return [each for each in node.all_input_nodes if (each is first) is (name in BY_FIRST)]
 
 
 def _is_rounded(node: Node, name: str, rounded: Collection[Node]) -> bool:
+    """Return whether a node gives integers that come from floating-point numbers, without a bound."""
     if not _holds(node, _is_integer) or name in IN_RANGE or name.endswith("_like") or _bounds(node, name):
         return False
     inputs = node.all_input_nodes
@@ -132,12 +118,14 @@ def _bounds(node: Node, name: str) -> bool:
 
 
 def _bounded(node: Node) -> bool:
+    """Return whether a node has an upper bound, perhaps under roundings."""
     while _name(node) in ROUNDINGS:
         node = node.all_input_nodes[0]
     return _bounds(node, _name(node))
 
 
 def _name(node: Node) -> str:
+    """Return the name of the function or method that a node calls, without underscores around it."""
     name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
     return name.partition(".")[0].strip("_") if node.op.startswith("call") else ""
 
@@ -147,7 +135,8 @@ def _is_integer(tensor: torch.Tensor) -> bool:
 
 
 def _holds(node: Node, test: Callable[[torch.Tensor], bool]) -> bool:
-    return any(test(each) for each in tree_leaves(node.meta.get("example_value")) if isinstance(each, torch.Tensor))
+    """Return whether `test` holds for a tensor that the node gives."""
+    return any(map(test, tensors_of(node.meta.get("example_value"))))
 
 
 def communicates(gm: GraphModule) -> bool:
@@ -167,7 +156,8 @@ def has_side_effects(gm: GraphModule) -> bool:
     return any(has_effects(operator) for node in _nodes(gm) for operator in _overloads(node.target))
 
 
-def _overloads(target: Any) -> list[Any]:
+def _overloads(target: object) -> list[Any]:
+    """Return the overloads of an operator, and anything else by itself."""
     if isinstance(target, torch._ops.OpOverloadPacket):
         return [getattr(target, name) for name in target.overloads()]  # type: ignore[no-untyped-call]
     return [target]
@@ -180,14 +170,15 @@ def recomputes(gm: GraphModule) -> bool:
 
 def holds_state(gm: GraphModule) -> bool:
     """Return whether the graph has modules or tensors that are not inputs; graphs within it do not count."""
-    held = [node for node in _nodes(gm) if node.op in ("call_module", "get_attr")]
+    nodes = [node for node in _nodes(gm) if node.op in ("call_module", "get_attr")]
     return any(
         node.op == "call_module" or isinstance(attrgetter(node.target)(node.graph.owning_module), torch.Tensor)
-        for node in held
+        for node in nodes
     )
 
 
-def _namespace(target: Any) -> str:
+def _namespace(target: object) -> str:
+    """Return the namespace of an operator, and of other functions the package of their module."""
     packet: Any = getattr(target, "overloadpacket", target)
     if isinstance(packet, torch._ops.OpOverloadPacket):
         return packet._qualified_op_name.partition("::")[0]
@@ -196,6 +187,7 @@ def _namespace(target: Any) -> str:
 
 
 def _nodes(gm: GraphModule) -> Iterator[Any]:
+    """Yield the nodes of a graph and of all graphs within it."""
     for module in gm.modules():
         if isinstance(module, GraphModule):
             yield from module.graph.nodes

@@ -4,7 +4,7 @@ import functools
 from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 from torch._guards import Source, TracingContext
@@ -14,9 +14,16 @@ from torch.nn import Parameter
 
 from backend_kwargs.errors import warn_once
 from backend_kwargs.graphs.parameter_guards import guard_parameters, is_parameter_source, why_not_constants
-from backend_kwargs.graphs.writes import STAYS_INPUT, copy_of_graph, may_be_written, written_memory
+from backend_kwargs.graphs.writes import (
+    STAYS_INPUT,
+    copy_of_graph,
+    is_plain,
+    may_be_written,
+    replace_by_attribute,
+    written_memory,
+)
 
-CompileGm = Callable[[GraphModule, Sequence[Any]], Callable[..., Any]]
+CompileGm = Callable[[GraphModule, Sequence[object]], Callable[..., object]]
 
 # The key of the FX-graph cache has only the shape of most frozen tensors, while Inductor writes 0-dimensional ones into
 # the code as numbers, and its C++ GEMM keeps packed weights in the entry. So a hit gave one module another's weights
@@ -24,7 +31,7 @@ CompileGm = Callable[[GraphModule, Sequence[Any]], Callable[..., Any]]
 UNCACHED: Mapping[str, bool] = MappingProxyType({"fx_graph_cache": False, "fx_graph_remote_cache": False})
 
 
-def compile_frozen(gm: GraphModule, example_inputs: Sequence[Any], compile_gm: CompileGm) -> Callable[..., Any]:
+def compile_frozen(gm: GraphModule, example_inputs: Sequence[object], compile_gm: CompileGm) -> Callable[..., object]:
     """Call `compile_gm` on `gm` with its parameters as attributes; return a callable that takes all of `gm`'s inputs.
 
     For use inside dynamo's call of a backend, with grad disabled; `compile_gm` sets Inductor's `freezing` and UNCACHED.
@@ -37,7 +44,7 @@ def compile_frozen(gm: GraphModule, example_inputs: Sequence[Any], compile_gm: C
     return taking_all_inputs(compile_gm(frozen_gm, [example_inputs[i] for i in kept]), kept)
 
 
-def reattach_parameters(gm: GraphModule, example_inputs: Sequence[Any]) -> tuple[GraphModule, list[int]]:
+def reattach_parameters(gm: GraphModule, example_inputs: Sequence[object]) -> tuple[GraphModule, list[int]]:
     """Return a copy of `gm` with the lifted parameters as attributes, and the positions of the remaining inputs.
 
     Returns `gm` itself if there are none.
@@ -57,12 +64,12 @@ def reattach_parameters(gm: GraphModule, example_inputs: Sequence[Any]) -> tuple
         # swapped by `torch.utils.swap_tensors`.
         aliased = position in only_read and not value.is_inference()
         kept = value.detach().requires_grad_(value.requires_grad) if aliased else value
-        _replace_by_attribute(frozen_gm, placeholders[position], kept, isinstance(value, Parameter))
+        _make_attribute(frozen_gm, placeholders[position], kept, isinstance(value, Parameter))
     frozen_gm.recompile()
     return frozen_gm, [i for i in range(len(placeholders)) if i not in lifted]
 
 
-def freezable_parameters(gm: GraphModule, example_inputs: Sequence[Any]) -> dict[int, torch.Tensor]:
+def freezable_parameters(gm: GraphModule, example_inputs: Sequence[object]) -> dict[int, torch.Tensor]:
     """Return the lifted parameters that can become constants, by position.
 
     There are none outside dynamo, where nothing guards their identity, and if inputs share memory that the graph
@@ -79,11 +86,12 @@ def only_read_parameters(gm: GraphModule, lifted: Mapping[int, torch.Tensor]) ->
 
 
 def _by_source(gm: GraphModule, lifted: Mapping[int, torch.Tensor]) -> dict[Source, torch.Tensor]:
+    """Return parameters by dynamo's source of them."""
     placeholders: list[Any] = gm.graph.find_nodes(op="placeholder")
     return {placeholders[position]._dynamo_source: value for position, value in lifted.items()}
 
 
-def lifted_parameters(gm: GraphModule, example_inputs: Sequence[Any]) -> dict[int, torch.Tensor]:
+def lifted_parameters(gm: GraphModule, example_inputs: Sequence[object]) -> dict[int, torch.Tensor]:
     """Return the parameters and buffers that dynamo made inputs of `gm`, by position."""
     placeholders = gm.graph.find_nodes(op="placeholder")
     return {
@@ -95,16 +103,16 @@ def lifted_parameters(gm: GraphModule, example_inputs: Sequence[Any]) -> dict[in
     }
 
 
-def _can_freeze(value: Any) -> bool:
-    # The exact types exclude fake tensors (DDPOptimizer: nothing to freeze yet) and subclasses (DTensor, quantized).
-    return type(value) in (torch.Tensor, Parameter) and not value.is_meta
+def _can_freeze(value: object) -> TypeGuard[torch.Tensor]:
+    # Not fake tensors (DDPOptimizer: nothing to freeze yet), nor subclasses (DTensor, quantized).
+    return is_plain(value) and not value.is_meta
 
 
-def _writes_shared_memory(gm: GraphModule, example_inputs: Sequence[Any]) -> bool:
+def _writes_shared_memory(gm: GraphModule, example_inputs: Sequence[object]) -> bool:
     # AOTAutograd puts a common base before all inputs, while Inductor's freeze() counts parameters from the front.
     sharing = defaultdict(list)
     for node, value in zip(gm.graph.find_nodes(op="placeholder"), example_inputs, strict=True):
-        if type(value) in (torch.Tensor, Parameter) and value.layout == torch.strided:
+        if is_plain(value) and value.layout == torch.strided:
             sharing[value.untyped_storage()._cdata].append((node, value))
     several = [shared for shared in sharing.values() if len(shared) > 1]
     written = written_memory(gm.graph) if several else ()
@@ -112,12 +120,14 @@ def _writes_shared_memory(gm: GraphModule, example_inputs: Sequence[Any]) -> boo
 
 
 def _any_written(shared: Sequence[tuple[Node, torch.Tensor]], written: Collection[int]) -> bool:
+    """Return whether the graph may write into one of these inputs, which share memory."""
     mode = FakeTensorMode()
     fresh = [(node, mode.from_tensor(value)) for node, value in shared]  # all alive, so that shared memory is detected
     return any(may_be_written(node, written, fake._version) for node, fake in fresh)
 
 
-def _replace_by_attribute(gm: GraphModule, placeholder: Node, value: torch.Tensor, is_parameter: bool) -> None:
+def _make_attribute(gm: GraphModule, placeholder: Node, value: torch.Tensor, is_parameter: bool) -> None:
+    """Make an input an attribute of `gm` with this value, for which dynamo's source of it holds."""
     name = _unused_name(gm, placeholder.name)
     if is_parameter:
         gm.register_parameter(name, value if isinstance(value, Parameter) else Parameter(value, value.requires_grad))
@@ -125,12 +135,7 @@ def _replace_by_attribute(gm: GraphModule, placeholder: Node, value: torch.Tenso
         gm.register_buffer(name, value)
     sources: dict[str, Source] = gm._param_name_to_source  # type: ignore[assignment]
     sources[name] = placeholder._dynamo_source  # type: ignore[attr-defined]
-    first: Node = next(node for node in gm.graph.nodes if node.op != "placeholder")
-    with gm.graph.inserting_before(first):
-        attribute = gm.graph.get_attr(name)
-    attribute.meta = dict(placeholder.meta)
-    placeholder.replace_all_uses_with(attribute)
-    gm.graph.erase_node(placeholder)
+    replace_by_attribute(placeholder, name)
 
 
 def _unused_name(gm: GraphModule, name: str) -> str:
@@ -146,7 +151,7 @@ def taking_all_inputs(compiled: Callable[..., Any], kept: Sequence[int]) -> Call
     # freeze(): CUDA graphs would copy every weight at each replay, and Inductor would process them in Python at each
     # call.
     @functools.wraps(compiled)
-    def call(*inputs: Any) -> Any:
+    def call(*inputs: object) -> Any:
         return compiled(*[inputs[i] for i in kept])
 
     return call

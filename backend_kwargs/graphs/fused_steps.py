@@ -27,7 +27,7 @@ class CopyOfParameters:
 
 
 @torch.compiler.disable  # type: ignore[untyped-decorator,unused-ignore]
-def _note_step(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+def _note_step(optimizer: torch.optim.Optimizer, *_: object) -> None:
     fused = (group["params"] for group in optimizer.param_groups if group.get("fused"))
     changed = {id(parameter) for parameters in fused for parameter in parameters}
     if changed:

@@ -11,7 +11,7 @@ import torch
 from torch._prims_common import suggest_memory_format
 
 aten = torch.ops.aten
-Decompositions = Mapping[Any, Callable[..., Any]]
+Decompositions = Mapping[Any, Callable[..., object]]
 # The position of the argument that they take their strides from. In eager the first ones keep channels last and no
 # other layout; the results of the second ones are contiguous.
 CHANNELS_LAST: Mapping[Any, int] = dict.fromkeys(
@@ -39,15 +39,15 @@ CONTIGUOUS: Mapping[Any, int] = {
 }
 
 
-def with_eagers_layouts(table: Decompositions) -> dict[Any, Callable[..., Any]]:
+def with_eagers_layouts(table: Decompositions) -> dict[Any, Callable[..., object]]:
     """Return decompositions whose results have eager's strides."""
-    found = dict(table)
+    decompositions = dict(table)
     for ops, keeps in ((CHANNELS_LAST, True), (CONTIGUOUS, False)):
-        found |= {op: partial(_laid_out, op, found.get(op), at, keeps) for op, at in ops.items()}
-    return found
+        decompositions |= {op: partial(_laid_out, op, decompositions.get(op), at, keeps) for op, at in ops.items()}
+    return decompositions
 
 
-def _laid_out(op: Any, rule: Callable[..., Any] | None, at: int, keeps: bool, *args: Any, **kwargs: Any) -> Any:
+def _laid_out(op: Any, rule: Callable[..., object] | None, at: int, keeps: bool, *args: Any, **kwargs: Any) -> Any:
     """Compute on a contiguous argument, of which fake tensors are right, and lay the first result out as eager does."""
     x = args[at]
     if x.is_contiguous():

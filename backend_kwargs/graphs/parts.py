@@ -14,10 +14,12 @@ from torch.fx.graph import _BoxedCodeGen
 from torch.fx.passes.infra.partitioner import CapabilityBasedPartitioner, Partition
 from torch.fx.passes.operator_support import create_op_support
 
+from backend_kwargs.graphs.writes import replace_by_attribute
+
 PREFIX = "part_"
 MARK = "backend_kwargs.part"
 Boxed = Callable[[list[Any]], Any]
-Run = Callable[[Sequence[Any]], list[torch.Tensor]]
+Run = Callable[[Sequence[object]], list[torch.Tensor]]
 # Each returns its input in another dtype or on another device: a part of only these gains nothing over eager.
 COPIES = frozenset({"_to_copy", "alias", "clone", "copy", "detach", "lift_fresh_copy"})
 
@@ -63,6 +65,7 @@ def _partitioner(gm: GraphModule, prefix: str) -> CapabilityBasedPartitioner:
 
 
 def _proposed(gm: GraphModule, devices: Mapping[torch.device, str]) -> list[Partition]:
+    """Return the parts into which the marked nodes can be fused."""
     return [part for prefix in devices.values() for part in _partitioner(gm, prefix).propose_partitions()]
 
 
@@ -79,7 +82,8 @@ def _hand_in_sizes(gm: GraphModule, call: Node) -> None:
     part.recompile()
 
 
-def _is_marked(prefix: str, _: Mapping[str, Any], node: Node) -> bool:
+def _is_marked(prefix: str, _: Mapping[str, object], node: Node) -> bool:
+    """Return whether a node may be in a part with this prefix."""
     return node.meta.get(MARK) == prefix
 
 
@@ -136,7 +140,8 @@ def random_nodes(gm: GraphModule) -> list[Node]:
     return [node for node in gm.graph.nodes if _draws(node.target)]
 
 
-def _draws(target: Any) -> bool:
+def _draws(target: object) -> bool:
+    """Return whether an operator draws random numbers."""
     # Checkpointing wraps random operators in higher-order ones, which have no tags.
     seeded = torch.Tag.nondeterministic_seeded in getattr(target, "tags", ())
     return seeded or "rng_state" in getattr(target, "__name__", "")
@@ -151,11 +156,12 @@ def writes_in_place(gm: GraphModule) -> str:
 def tensors_of(node: Node) -> list[torch.Tensor]:
     """Return the fake tensors that a node computes."""
     value = node.meta.get("val")
-    values: Sequence[Any] = value if isinstance(value, list | tuple) else (value,)
+    values: Sequence[object] = value if isinstance(value, list | tuple) else (value,)
     return [value for value in values if isinstance(value, torch.Tensor)]
 
 
 def _is_view(node: Node) -> bool:
+    """Return whether a node gives a view of one of its inputs, or an item of such."""
     if node.target is operator.getitem:
         return _is_view(node.args[0])  # type: ignore[arg-type]
     return isinstance(node.target, torch._ops.OpOverload) and node.target.is_view
@@ -203,7 +209,7 @@ def expression(size: int | torch.SymInt | sympy.Expr) -> sympy.Expr:
     return sympy.sympify(size)
 
 
-def symbols_of(values: Iterable[Any]) -> set[sympy.Symbol]:
+def symbols_of(values: Iterable[object]) -> set[sympy.Symbol]:
     """Return the symbols in sizes, tensors' shapes, and lists of these."""
     found: set[sympy.Symbol] = set()
     for value in values:
@@ -234,16 +240,12 @@ def attach(part: GraphModule, call: Node, constants: Mapping[str, torch.Tensor])
             continue
         name = f"constant_{placeholder.name}"
         part.register_buffer(name, value, persistent=False)
-        with part.graph.inserting_before(next(node for node in part.graph.nodes if node.op != "placeholder")):
-            attribute = part.graph.get_attr(name)
-        attribute.meta = dict(placeholder.meta)
-        placeholder.replace_all_uses_with(attribute)
-        part.graph.erase_node(placeholder)
+        replace_by_attribute(placeholder, name)
     call.args = tuple(argument for argument in call.args if str(argument) not in constants)
     part.recompile()
 
 
-def replace_part(call: Node, run: Callable[..., Any]) -> None:
+def replace_part(call: Node, run: Callable[..., object]) -> None:
     """Replace the call of a part by a call of `run`."""
     graph = call.graph
     run.__name__ = str(call.target)
@@ -254,13 +256,13 @@ def replace_part(call: Node, run: Callable[..., Any]) -> None:
     graph.erase_node(call)
 
 
-def finished(run: Run, part: GraphModule, visible: Collection[int]) -> Callable[..., Any]:
+def finished(run: Run, part: GraphModule, visible: Collection[int]) -> Callable[..., object]:
     """Return a callable of `run` with the results of `part`; the `visible` ones get eager's strides."""
     single = not isinstance(part.graph.output_node().args[0], tuple | list)
     values = [node.meta["val"] for node in returned_by(part)]
     orders = {at: order for at in visible if (order := _order(values[at]))}
 
-    def call(*args: Any) -> Any:
+    def call(*args: object) -> Any:
         outputs = run(args)
         for at, (order, inverse) in orders.items():
             outputs[at] = outputs[at].permute(order).contiguous().permute(inverse)
@@ -277,13 +279,15 @@ def _order(value: torch.Tensor) -> tuple[list[int], list[int]] | None:
     return None if order == [*range(value.dim())] else (order, [order.index(dim) for dim in range(value.dim())])
 
 
-def serving(run: Callable[..., Any], part: GraphModule, failed: Callable[[Exception], None]) -> Callable[..., Any]:
+def serving(
+    run: Callable[..., object], part: GraphModule, failed: Callable[[Exception], None]
+) -> Callable[..., object]:
     """Return a callable of `run`, and of `part` in eager from the first call at which `run` fails and `part` does not.
 
     `failed` gets the exception.
     """
 
-    def call(*args: Any) -> Any:
+    def call(*args: object) -> Any:
         nonlocal run
         try:
             return run(*args)
@@ -304,7 +308,7 @@ def boxed(gm: GraphModule) -> Boxed:
     gm.recompile()
     forward = gm.forward
 
-    def run(args: list[Any]) -> Any:
+    def run(args: list[object]) -> Any:
         return forward(args)
 
     run._boxed_call = True  # type: ignore[attr-defined]

@@ -14,16 +14,18 @@ from torch.fx import GraphModule
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _disable_current_modes
 
-from backend_kwargs.auto.deadline import capped_backward
 from backend_kwargs.graphs.writes import (
-    STAYS_INPUT,
     copy_of_graph,
     has_memory,
+    keep_inputs,
     may_be_written,
     modes_restored,
     written_memory,
 )
 from backend_kwargs.measure.served import Region, Served, State, copied, layout_of, same_bits, span_of
+from backend_kwargs.measure.trees import tensors_of
+
+Around = Callable[[Sequence[torch.Tensor]], AbstractContextManager[object]]
 
 SEED = 0
 LARGEST_COPIES = 2 << 30  # bytes of inputs on a CPU that are copied for a candidate's first call, though only read
@@ -111,16 +113,17 @@ class Inputs:
         positions = self.written if positions is None else positions
         return [self._fresh(at, value, copies if at in positions else None) for at, value in enumerate(self.values)]
 
-    def _fresh(self, at: int, value: Any, copies: dict[int, torch.Tensor] | None) -> Any:
+    def _fresh(self, at: int, value: object, copies: dict[int, torch.Tensor] | None) -> Any:
+        """Return one input to call a candidate with: a copy if there are `copies`, kept by what it is a view of."""
         if isinstance(value, torch.SymInt | torch.SymFloat):
             return value.node.hint  # the size in this call
         if not isinstance(value, torch.Tensor):
             return value
         if copies is None:
-            made = value.detach()
+            tensor = value.detach()
         else:
-            made = copied(value) if at in self._apart else _copied_with_views(value, copies)
-        return made.requires_grad_() if value.requires_grad and torch.is_grad_enabled() else made
+            tensor = copied(value) if at in self._apart else _copied_with_views(value, copies)
+        return tensor.requires_grad_() if value.requires_grad and torch.is_grad_enabled() else tensor
 
     @cached_property
     def staged(self) -> list[Any]:
@@ -193,7 +196,7 @@ class Inputs:
         return {v.untyped_storage()._cdata: v.untyped_storage().nbytes() for v in self.values if has_memory(v)}
 
 
-def _with_memory_shared(values: Sequence[Any], positions: Iterable[int]) -> frozenset[int]:
+def _with_memory_shared(values: Sequence[object], positions: Iterable[int]) -> frozenset[int]:
     """Return `positions` and those of all tensors that share memory with one of them."""
     sharing = defaultdict(set)
     for at, value in enumerate(values):
@@ -217,23 +220,33 @@ def _same_view(value: torch.Tensor, whole: torch.Tensor) -> torch.Tensor:
     """Return the view of `whole` that corresponds to `value`, also the real part or conjugate of complex numbers."""
     if value.dtype != whole.dtype:
         whole = torch.view_as_real(whole) if whole.is_complex() else whole.view(value.dtype)
-    made = whole.as_strided(value.size(), value.stride(), value.storage_offset())
-    made = made.conj() if value.is_conj() else made
-    return torch._neg_view(made) if value.is_neg() else made
+    view = whole.as_strided(value.size(), value.stride(), value.storage_offset())
+    view = view.conj() if value.is_conj() else view
+    return torch._neg_view(view) if value.is_neg() else view
 
 
 @dataclass(frozen=True)
 class Task:
-    """What each candidate does: forward, and backward if the graph is differentiated, on inputs of its own."""
+    """What each candidate does: forward, and backward if the graph is differentiated, on inputs of its own.
+
+    `begin` is called before each call, in place of dynamo's; a backward pass runs in `backward(outputs)`.
+    """
 
     gm: GraphModule
     inputs: Inputs
     training: bool
     begin: Callable[[], None] = lambda: None
+    backward: Around = nullcontext
 
     @classmethod
-    def of(cls, gm: GraphModule, example_inputs: Sequence[Any], begin: Callable[[], None] = lambda: None) -> "Task":
-        """Return the task of the graph's next call; `begin` is called before each call, in place of dynamo's.
+    def of(
+        cls,
+        gm: GraphModule,
+        example_inputs: Sequence[object],
+        begin: Callable[[], None] = lambda: None,
+        backward: Around = nullcontext,
+    ) -> "Task":
+        """Return the task of the graph's next call.
 
         `gm` is the task's own copy. In it, inputs that a call may change are marked.
         """
@@ -243,57 +256,58 @@ class Task:
         inputs = Inputs.of(gm, example_inputs)
         # Frozen code writes to the user's own buffer, whatever it is called on.
         placeholders = gm.graph.find_nodes(op="placeholder")
-        for at in inputs.written:
-            placeholders[at].meta[STAYS_INPUT] = True
-        return cls(gm, inputs, needs, begin)
+        keep_inputs(placeholders[at] for at in inputs.written)
+        return cls(gm, inputs, needs, begin, backward)
 
     def copy(self) -> GraphModule:
         """Return a copy of the graph for a compiler, with everything that dynamo attached to it."""
         return copy_of_graph(self.gm)
 
-    def caller(self, fn: Callable[..., Any]) -> Served:
+    def caller(self, fn: Callable[..., object]) -> Served:
         """Return a call of `fn` from the state of the user's call: outputs, and gradients if it trains."""
-        given = self.inputs.staged
-        leaves = [value for value in given if isinstance(value, torch.Tensor) and value.requires_grad]
+        args = self.inputs.staged
+        leaves = [value for value in args if isinstance(value, torch.Tensor) and value.requires_grad]
         # Drawn by the first call: drawing them in each call would delay the device between forward and backward.
         cotangents: list[torch.Tensor] = []
-        return Served(lambda: self._call(fn, given, leaves, cotangents), self.inputs.state)
+        return Served(lambda: self._call(fn, args, leaves, cotangents), self.inputs.state)
 
     def _call(
-        self, fn: Callable[..., Any], given: list[Any], leaves: list[torch.Tensor], cotangents: list[torch.Tensor]
+        self, fn: Callable[..., object], args: list[object], leaves: list[torch.Tensor], cotangents: list[torch.Tensor]
     ) -> dict[str, Any]:
+        """Call `fn`, and run its backward pass if it trains; return its results by name."""
         self.begin()
-        outputs = fn(*given)
+        outputs = fn(*args)
         if not self.training:
             return {"output": outputs}
-        ends = [out for out in pytree.tree_leaves(outputs) if isinstance(out, torch.Tensor) and out.requires_grad]
+        ends = [out for out in tensors_of(outputs) if out.requires_grad]
         cotangents += map(_cotangent, ends[len(cotangents) :])
-        with capped_backward(ends):
+        with self.backward(ends):
             grads = torch.autograd.grad(ends, leaves, cotangents, allow_unused=True) if ends else ()
         return {"output": outputs, "gradient": list(grads)}
 
-    def observe(self, fn: Callable[..., Any]) -> dict[str, Any]:
+    def observe(self, fn: Callable[..., object]) -> dict[str, Any]:
         """Return copies of everything that one call returns and changes, under one seed.
 
         Raise ChangedInputError if it changes an input that eager only reads; the user's input stays as it is.
         """
         guarded = self.inputs.guarded
         with _disable_current_modes():  # what a mode counts are the graph's operators
-            given = self.inputs.fresh(self.inputs.written | guarded)
-        layouts = {at: layout_of(given[at]) for at in guarded}
-        leaves = [value for value in given if isinstance(value, torch.Tensor) and value.requires_grad]
+            args = self.inputs.fresh(self.inputs.written | guarded)
+        layouts = {at: layout_of(args[at]) for at in guarded}
+        leaves = [value for value in args if isinstance(value, torch.Tensor) and value.requires_grad]
         _seed()
         with modes_restored():
-            seen = self._call(fn, given, leaves, []) | {"written": [given[at] for at in sorted(self.inputs.written)]}
+            results = self._call(fn, args, leaves, []) | {"written": [args[at] for at in sorted(self.inputs.written)]}
         with _disable_current_modes():
             for at in guarded:
-                if layout_of(given[at]) != layouts[at] or not same_bits(given[at], self.inputs.values[at]):
+                if layout_of(args[at]) != layouts[at] or not same_bits(args[at], self.inputs.values[at]):
                     name = self.gm.graph.find_nodes(op="placeholder")[at].name
                     raise ChangedInputError(f"it changes {name}, an input that eager only reads")
-            return pytree.tree_map(_kept, seen)  # type: ignore[no-any-return]
+            return pytree.tree_map(_detached_copy, results)  # type: ignore[no-any-return]
 
 
-def _kept(leaf: Any) -> Any:
+def _detached_copy(leaf: object) -> Any:
+    """Return a copy of what a call has returned; an empty tensor for one whose memory it has freed."""
     if not isinstance(leaf, torch.Tensor):
         return leaf
     freed = has_memory(leaf) and leaf.untyped_storage().nbytes() < span_of(leaf)[1] * leaf.itemsize
@@ -301,6 +315,7 @@ def _kept(leaf: Any) -> Any:
 
 
 def _cotangent(end: torch.Tensor) -> torch.Tensor:
+    """Return the gradient to start the backward pass of an output with: random numbers, 1 of a single one."""
     generator = torch.Generator().manual_seed(SEED)
     if end.numel() <= 1:
         return torch.ones_like(end)

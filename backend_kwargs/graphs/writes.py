@@ -6,7 +6,7 @@ import operator
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from functools import cache
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 from torch.fx import Graph, GraphModule, Node
@@ -68,6 +68,7 @@ def written_storages(node: Node) -> set[int]:
 
 
 def _is_unknown(node: Node) -> bool:
+    """Return whether a call may write into anything that it reads, since its function is not torch's."""
     if node.op != "call_function":
         return node.op == "call_module"
     of_torch = getattr(node.target, "__module__", None) in OF_TORCH
@@ -76,19 +77,19 @@ def _is_unknown(node: Node) -> bool:
 
 def _written(node: Node) -> list[Any]:
     """Return the arguments into which a call of torch's writes, also lists of nodes."""
-    found = [node.kwargs.get("out")]
+    arguments = [node.kwargs.get("out")]
     if _is_in_place(node):
-        found += [*node.args[:1], node.kwargs.get("input")]
+        arguments += [*node.args[:1], node.kwargs.get("input")]
     for names, mutable in _signatures(node.target):
-        given = dict(zip(names, node.args, strict=False)) | node.kwargs
-        found += [given.get(name) for name in mutable]
-        if not any(given.get(flag) is False for flag in FLAGS):
-            found += [given.get(name) for name in STATISTICS]
-        if given.get("inplace") is True:
-            found.append(given.get(names[0]))
-        if given.get("max_norm") is not None:
-            found.append(given.get("weight"))
-    return found
+        by_name = dict(zip(names, node.args, strict=False)) | node.kwargs
+        arguments += [by_name.get(name) for name in mutable]
+        if not any(by_name.get(flag) is False for flag in FLAGS):
+            arguments += [by_name.get(name) for name in STATISTICS]
+        if by_name.get("inplace") is True:
+            arguments.append(by_name.get(names[0]))
+        if by_name.get("max_norm") is not None:
+            arguments.append(by_name.get("weight"))
+    return arguments
 
 
 def _is_in_place(node: Node) -> bool:
@@ -121,12 +122,13 @@ def _signatures(function: Any) -> tuple[tuple[list[str], list[str]], ...]:
 
 
 def _names(overload: Any) -> tuple[list[str], list[str]]:
+    """Return the names of an operator's arguments, and of those into which it writes."""
     arguments = overload._schema.arguments
     mutable = [each.name for each in arguments if each.alias_info is not None and each.alias_info.is_write]
     return [each.name for each in arguments], mutable
 
 
-def storages_of(value: Any) -> set[int]:
+def storages_of(value: object) -> set[int]:
     """Return what identifies the memory of a tensor, or of those in a list."""
     tensors = [value] if isinstance(value, torch.Tensor) else value if isinstance(value, list | tuple) else ()
     plain = [_unwrapped(each) for each in tensors if isinstance(each, torch.Tensor)]
@@ -175,10 +177,26 @@ def copy_of_graph(gm: GraphModule, *, with_inputs: bool = False) -> GraphModule:
     return copied
 
 
-def has_memory(value: Any) -> bool:
+def replace_by_attribute(placeholder: Node, name: str) -> None:
+    """Let a graph read the attribute `name` of its module in place of an input."""
+    graph = placeholder.graph
+    with graph.inserting_before(next(node for node in graph.nodes if node.op != "placeholder")):
+        attribute = graph.get_attr(name)
+    attribute.meta = dict(placeholder.meta)
+    placeholder.replace_all_uses_with(attribute)
+    graph.erase_node(placeholder)
+
+
+def has_memory(value: object) -> TypeGuard[torch.Tensor]:
     """Return whether `value` is a plain tensor with memory: not fake, not a subclass, not sparse, not wrapped."""
-    plain = type(value) in (torch.Tensor, torch.nn.Parameter) and value.layout == torch.strided and not value.is_meta
-    return plain and not torch._C._functorch.is_functorch_wrapped_tensor(value)
+    if not is_plain(value) or value.layout != torch.strided or value.is_meta:
+        return False
+    return not torch._C._functorch.is_functorch_wrapped_tensor(value)
+
+
+def is_plain(value: object) -> TypeGuard[torch.Tensor]:
+    """Return whether `value` is exactly a tensor or parameter: not fake, not a subclass."""
+    return type(value) in (torch.Tensor, torch.nn.Parameter)
 
 
 def is_bare_subclass(value: Any) -> bool:

@@ -7,14 +7,13 @@ from functools import partial
 from typing import Any, Literal, NamedTuple
 
 import torch
-from torch.utils import _pytree as pytree
 
 from backend_kwargs import measure
 from backend_kwargs.errors import BackendKwargsError, wrong_value
 from backend_kwargs.harness.read_only import ReadOnly
 from backend_kwargs.measure import Accuracy
 from backend_kwargs.measure.served import parts
-from backend_kwargs.measure.trees import map_tensors
+from backend_kwargs.measure.trees import map_tensors, tensors_of
 
 Inputs = tuple[tuple[Any, ...], dict[str, Any]]
 Mode = Literal["fwd", "fwd_bwd", "train"]
@@ -254,11 +253,6 @@ def move(model: Callable[..., Any], device: torch.device, *, training: bool) -> 
     for dropout in dropouts:
         dropout.p = 0.0
     return bool(dropouts)
-
-
-def tensors_of(tree: Any) -> list[torch.Tensor]:
-    """Return the tensors of a pytree."""
-    return [leaf for leaf in pytree.tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
 
 
 def _kept(leaf: Any) -> Any:

@@ -45,9 +45,9 @@ class TrainerMixin:
         super().__init__(*args, **kwargs)
 
     def _build_accelerator_args(self, **kwargs: Any) -> dict[str, Any]:
-        given: dict[str, Any] = super()._build_accelerator_args(**kwargs)  # type: ignore[misc]
+        args: dict[str, Any] = super()._build_accelerator_args(**kwargs)  # type: ignore[misc]
         if self._dynamo_plugin is None:
-            return given
+            return args
         if self.args.torch_compile:  # type: ignore[attr-defined]
             raise BackendKwargsError("`dynamo_plugin` and TrainingArguments(torch_compile=True) exclude each other.")
-        return given | {"dynamo_plugin": self._dynamo_plugin}
+        return args | {"dynamo_plugin": self._dynamo_plugin}

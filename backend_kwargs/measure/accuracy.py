@@ -7,12 +7,12 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeGuard
 
 import torch
 
 from backend_kwargs.measure.inputs import in_precision, upcast
-from backend_kwargs.measure.trees import walk
+from backend_kwargs.measure.trees import Results, walk
 
 # "fell_back": right results, but not run by the backend; "unknown": it cannot be determined what ran.
 Status = Literal[
@@ -39,6 +39,8 @@ MANY = 32  # elements; with fewer, eager's error to the reference may be small b
 TF32 = 2.0**-11  # the rounding error of an operand in TF32
 ELEMENT = 10  # the largest error of one element, in eager's largest errors
 DRAWN = 2  # the error of a leaf, in the largest of runs that round otherwise
+DIFFERS = "the values differ from eager's"
+NOT_FINITE = "NaN or infinity where eager has none, or vice versa"
 ENOUGH = 2  # runs that moved a leaf, after which
 BEYOND = 10  # times the allowed error are not explained by rounding
 
@@ -82,13 +84,13 @@ class Accuracy:
         return self.status == "pass"
 
 
-def call(fn: Callable[..., Any], args: tuple[Any, ...]) -> Any:
+def call(fn: Callable[..., object], args: tuple[object, ...]) -> Any:
     """Call `fn` with gradients off."""
     with torch.no_grad():
         return fn(*args)
 
 
-def reference(fn: Callable[..., Any], args: Any, run: Callable[[Any, Any], Any] = call) -> Any | None:
+def reference(fn: Callable[..., object], args: Any, run: Callable[[Any, Any], Any] = call) -> Any | None:
     """Return `run(fn, args)` computed in float64, else float32, else None; `fn` and `args` are copied, not changed.
 
     `fn` is upcast if it is a module; `args` is any pytree. A model that fails in both dtypes (a kernel without float64,
@@ -102,6 +104,7 @@ def reference(fn: Callable[..., Any], args: Any, run: Callable[[Any, Any], Any] 
 
 
 def _upcast_module(module: torch.nn.Module, dtype: torch.dtype) -> torch.nn.Module:
+    """Return a copy of a module in another precision."""
     # Module.to() would make complex parameters real.
     copied: Any = copy.deepcopy(module)
     copied._apply(lambda tensor: in_precision(tensor, dtype))
@@ -109,9 +112,9 @@ def _upcast_module(module: torch.nn.Module, dtype: torch.dtype) -> torch.nn.Modu
 
 
 def check(
-    result: Any,
-    eager: Any,
-    reference: Any | None = None,
+    result: object,
+    eager: object,
+    reference: object | None = None,
     *,
     dtype: torch.dtype | None = None,
     training: bool = False,
@@ -162,17 +165,13 @@ def check(
     return worst(judged())
 
 
-def check_all(
-    seen: Mapping[str, Any], eager: Mapping[str, Any], reference: Mapping[str, Any] | None = None, **how: Any
-) -> Accuracy:
+def check_all(seen: Results, eager: Results, reference: Results | None = None, **how: Any) -> Accuracy:
     """Check all that a call returns and changes, by name: outputs, gradients, state."""
     precise = reference or {}
     return worst(check(seen[what], eager[what], precise.get(what), what=what, **how) for what in seen)
 
 
-def same_twice(
-    seen: Mapping[str, Any], eager: Mapping[str, Any], *, training: bool = False, tol: float | None = None
-) -> Accuracy:
+def same_twice(seen: Results, eager: Results, *, training: bool = False, tol: float | None = None) -> Accuracy:
     """Compare two runs of eager, whose rounding errors may differ, as those of atomic additions do.
 
     Eager's own error says nothing here, since it would be as large as any difference. So errors of up to the tolerance
@@ -199,10 +198,11 @@ def worst(accuracies: Iterable[Accuracy]) -> Accuracy:
 
 
 def _failed(reason: str, figures: Accuracy = Accuracy()) -> Accuracy:
+    """Return the failed comparison, with its figures."""
     return dataclasses.replace(figures, status="fail_accuracy", reason=reason)
 
 
-def is_number(value: Any) -> bool:
+def is_number(value: object) -> TypeGuard[torch.Tensor]:
     """Return whether a leaf is a tensor of floating or complex numbers."""
     return isinstance(value, torch.Tensor) and (value.is_floating_point() or value.is_complex())
 
@@ -222,45 +222,52 @@ def root_mean_square(error: torch.Tensor) -> float:
 def _check_leaf(
     path: str, result: Any, eager: Any, reference: Any, limits: "_Limits", roundings: Iterable[Errors | None]
 ) -> Accuracy:
+    """Compare one leaf with eager's."""
     if isinstance(result, float) and isinstance(eager, float):
         result, eager = (torch.tensor(value, dtype=torch.float64) for value in (result, eager))
         reference = torch.tensor(reference, dtype=torch.float64) if isinstance(reference, float) else None
     if reason := mismatch(result, eager):
         return _failed(f"{path}: {reason}")
-    if not is_number(eager):
-        equal = torch.equal(result, eager) if isinstance(eager, torch.Tensor) else bool(result == eager)
-        return Accuracy() if equal else _failed(f"{path}: the values differ from eager's")
-    return _check_numbers(path, result, eager, reference, limits, roundings)
+    return _check_numbers(path, result, eager, reference, limits, roundings) if is_number(eager) else Accuracy()
 
 
-def mismatch(result: Any, eager: Any) -> str:
-    """Return how a leaf differs from eager's in other things than values, or ""."""
+def mismatch(result: object, eager: object) -> str:
+    """Return how a leaf differs from eager's in other things than floating or complex numbers, or ""."""
     if not isinstance(eager, torch.Tensor) or not isinstance(result, torch.Tensor):
-        same = type(result) is type(eager)
-        return "" if same else f"eager gives {type(eager).__name__}, this one {type(result).__name__}"
+        if type(result) is not type(eager):
+            return f"eager gives {type(eager).__name__}, this one {type(result).__name__}"
+        return "" if bool(result == eager) else DIFFERS
     facts = (
         ("shape", tuple(eager.shape), tuple(result.shape)),
         ("dtype", eager.dtype, result.dtype),
         ("device", eager.device, result.device),
     )
-    return next((f"eager's {what} is {want}, this one's {got}" for what, want, got in facts if want != got), "")
+    if odd := next((f"eager's {what} is {want}, this one's {got}" for what, want, got in facts if want != got), ""):
+        return odd
+    return "" if is_number(eager) or torch.equal(result, eager) else DIFFERS
+
+
+def same_where_not_finite(got: torch.Tensor, want: torch.Tensor) -> bool:
+    """Return whether `got` has NaN and infinity where `want` has them, and nowhere else."""
+    finite = want.isfinite()
+    odd = torch.equal(got[~finite].nan_to_num(nan=0.5), want[~finite].nan_to_num(nan=0.5))
+    return odd and bool((got.isfinite() | ~finite).all())
 
 
 def _check_numbers(
     path: str,
     result: torch.Tensor,
     eager: torch.Tensor,
-    reference: Any,
+    reference: object,
     limits: "_Limits",
     roundings: Iterable[Errors | None],
 ) -> Accuracy:
+    """Compare the numbers of one leaf with eager's and the reference's."""
     got, want = wide(result), wide(eager)
     precise = wide(reference) if isinstance(reference, torch.Tensor) and reference.shape == eager.shape else None
+    if not same_where_not_finite(got, want):
+        return _failed(f"{path}: {NOT_FINITE}")
     finite = want.isfinite()
-    if not torch.equal(got[~finite].nan_to_num(nan=0.5), want[~finite].nan_to_num(nan=0.5)) or not bool(
-        (got.isfinite() | ~finite).all()
-    ):
-        return _failed(f"{path}: NaN or infinity where eager has none, or vice versa")
     if precise is not None:
         finite &= precise.isfinite()
     if not bool(finite.all()):
@@ -271,6 +278,7 @@ def _check_numbers(
 
 
 def _may_use_tf32() -> bool:
+    """Return whether eager may compute float32 in TF32."""
     with contextlib.suppress(RuntimeError):  # of precisions that were set in two ways
         return torch.backends.cudnn.allow_tf32 or torch.get_float32_matmul_precision() != "highest"
     return True
@@ -282,7 +290,7 @@ class _Limits:
 
     tol: float
     dtype: torch.dtype | None
-    leaves: Sequence[Any]
+    leaves: Sequence[object]
     alone: bool = True  # without runs that round otherwise
 
     @cached_property
@@ -295,7 +303,8 @@ class _Limits:
         return ROUNDING * torch.finfo(torch.float32).eps * self.largest
 
 
-def _largest(leaves: Iterable[Any]) -> float:
+def _largest(leaves: Iterable[object]) -> float:
+    """Return the root mean square of the largest leaf, of its finite values."""
     sizes = (wide(leaf) for leaf in leaves if is_number(leaf))
     return max((root_mean_square(values[values.isfinite()]) for values in sizes), default=0.0)
 
@@ -386,15 +395,16 @@ class _Leaf:
         return None
 
     def _far_from_eager(self, figures: Accuracy, floor: float) -> Accuracy | None:
+        """Return the failure if a result differs more from eager's than rounding explains, without a reference."""
         assert figures.cosine is not None
         if figures.cosine < LOWEST_COSINE:
             return _failed(
                 f"{self.path}: cosine to eager {figures.cosine:.4g}, at least {LOWEST_COSINE} wanted", figures
             )
         # A cosine alone would pass an output of twice its size.
-        found = root_mean_square(self.got)
-        if abs(found - self.size) > LARGEST_GROWTH * self.size + floor:
-            return _failed(f"{self.path}: RMS {found:.3g}, eager's is {self.size:.3g}", figures)
+        rms = root_mean_square(self.got)
+        if abs(rms - self.size) > LARGEST_GROWTH * self.size + floor:
+            return _failed(f"{self.path}: RMS {rms:.3g}, eager's is {self.size:.3g}", figures)
         off = (self.got - self.want).abs_()
         allowed = LARGEST_CHANGE * (self.want.abs() + self.size) + floor
         at = int((off - allowed).argmax())

@@ -5,11 +5,21 @@ from typing import Any
 
 import torch
 
-from backend_kwargs.measure.accuracy import Accuracy, is_number, mismatch, root_mean_square, wide
+from backend_kwargs.measure.accuracy import (
+    NOT_FINITE,
+    Accuracy,
+    is_number,
+    mismatch,
+    root_mean_square,
+    same_where_not_finite,
+    wide,
+)
 from backend_kwargs.measure.trees import walk
 
 
-def check_error(result: Any, eager: Any, reference: Any, max_error: float, *, what: str = "output") -> Accuracy:
+def check_error(
+    result: object, eager: object, reference: object, max_error: float, *, what: str = "output"
+) -> Accuracy:
     """Compare a pytree with `reference`: pass if the relative error of every floating leaf is at most `max_error`.
 
     The relative error is the RMSE over the RMS of the reference, or of what is summed if the sum is zero but for
@@ -24,7 +34,10 @@ def check_error(result: Any, eager: Any, reference: Any, max_error: float, *, wh
     largest, where, finite = 0.0, what, list[bool]()
     for path in results:
         leaf, of_eager, wanted = (_as_tensor(leaves[path]) for leaves in (results, expected, precise))
-        if reason := _differs(leaf, of_eager):
+        reason = mismatch(leaf, of_eager)
+        if not reason and is_number(leaf) and not same_where_not_finite(wide(leaf), wide(of_eager)):
+            reason = NOT_FINITE
+        if reason:
             return Accuracy("fail_accuracy", f"{path}: {reason}")
         if is_number(leaf):
             error = relative_error(leaf, of_eager, wanted)
@@ -60,17 +73,5 @@ def relative_error(result: torch.Tensor, eager: torch.Tensor, reference: torch.T
     return error / size if size else math.inf if error else 0.0
 
 
-def _as_tensor(leaf: Any) -> Any:
+def _as_tensor(leaf: object) -> Any:
     return torch.tensor(leaf, dtype=torch.float64) if isinstance(leaf, float) else leaf
-
-
-def _differs(leaf: Any, expected: Any) -> str:
-    if reason := mismatch(leaf, expected):
-        return reason
-    if not is_number(leaf):
-        equal = torch.equal(leaf, expected) if isinstance(leaf, torch.Tensor) else bool(leaf == expected)
-        return "" if equal else "the values differ from eager's"
-    got, want = wide(leaf), wide(expected)
-    odd = ~want.isfinite()
-    same = torch.equal(got[odd].nan_to_num(nan=0.5), want[odd].nan_to_num(nan=0.5)) and bool(got[~odd].isfinite().all())
-    return "" if same else "NaN or infinity where eager has none, or vice versa"

@@ -31,5 +31,5 @@ def _cpu_name() -> str:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
         lines = []
-    named: dict[str, Any] = {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in lines)}
-    return str(named.get("model name") or platform.processor() or platform.machine())
+    fields: dict[str, Any] = {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in lines)}
+    return str(fields.get("model name") or platform.processor() or platform.machine())

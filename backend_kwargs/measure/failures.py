@@ -5,7 +5,7 @@ import traceback
 
 import torch
 
-from backend_kwargs.errors import NoCompilerError
+from backend_kwargs.errors import NoCompilerError, shortened
 from backend_kwargs.measure.accuracy import Status
 
 LONGEST_REASON = 200
@@ -17,8 +17,7 @@ def status_of(error: BaseException) -> tuple[Status, str]:
     chain = _chain(error)
     if lacking := without_compiler(error):
         return "unavailable", str(lacking)
-    reason = _reason(chain[-1])
-    return _status(chain), reason if len(reason) <= LONGEST_REASON else reason[: LONGEST_REASON - 3] + "..."
+    return _status(chain), shortened(_reason(chain[-1]), LONGEST_REASON)
 
 
 def without_compiler(error: BaseException) -> NoCompilerError | None:
@@ -42,6 +41,7 @@ def _of_a_start(error: BaseException) -> bool:
 
 
 def _chain(error: BaseException) -> list[BaseException]:
+    """Return the error and those inside it, the innermost last."""
     chain = [error]
     while (inner := getattr(chain[-1], "inner_exception", None) or chain[-1].__cause__) and inner not in chain:
         chain.append(inner)
@@ -49,6 +49,7 @@ def _chain(error: BaseException) -> list[BaseException]:
 
 
 def _reason(error: BaseException) -> str:
+    """Return an error as one line: its class and first line, or what a failed program printed."""
     if isinstance(error, subprocess.CalledProcessError) and (output := _said(error)):
         return output
     line = next((part.strip() for part in str(error).splitlines() if part.strip()), "")
@@ -64,6 +65,7 @@ def _said(error: subprocess.CalledProcessError) -> str:
 
 
 def _status(chain: list[BaseException]) -> Status:
+    """Return the status word for an error and those inside it."""
     # The CPU's allocator raises a plain RuntimeError.
     full = (isinstance(e, RuntimeError) and "can't allocate memory" in str(e) for e in chain)
     if any(isinstance(e, MemoryError | torch.OutOfMemoryError) for e in chain) or any(full):

@@ -17,7 +17,7 @@ def in_precision(value: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     return value.to(dtype) if value.is_floating_point() else value
 
 
-def upcast(tree: Any, dtype: torch.dtype) -> Any:
+def upcast(tree: object, dtype: torch.dtype) -> Any:
     """Return a copy of `tree` with its floating and complex tensors in the precision of `dtype`."""
 
     def changed(value: torch.Tensor) -> torch.Tensor:
@@ -38,7 +38,7 @@ def cotangents(outputs: Sequence[torch.Tensor], seed: int = 0) -> list[torch.Ten
     ]
 
 
-def fresh_inputs(inputs: Any, seed: int) -> Any:
+def fresh_inputs(inputs: object, seed: int) -> Any:
     """Return other inputs of the same shapes, strides, types and ranges, so that a cached result is detected.
 
     Floating-point values are shuffled (those of a constant tensor are scaled by 0.5 to 1 instead); if no floating-point
@@ -51,14 +51,15 @@ def fresh_inputs(inputs: Any, seed: int) -> Any:
     return pytree.tree_unflatten([_fresh(leaf, changes, generator) for leaf in leaves], spec)
 
 
-def _fresh(leaf: Any, changes: Callable[..., torch.Tensor], generator: torch.Generator) -> Any:
+def _fresh(leaf: object, changes: Callable[..., torch.Tensor], generator: torch.Generator) -> Any:
+    """Return another leaf of the same kind, its values changed by `changes`."""
     if not isinstance(leaf, torch.Tensor) or leaf.layout != torch.strided:
         return copy.deepcopy(leaf)
     # Expanded dimensions stay expanded, since other strides would recompile.
     narrow = leaf.detach()[tuple(slice(0, 1) if stride == 0 else slice(None) for stride in leaf.stride())]
-    made = torch.empty_strided(narrow.shape, narrow.stride(), dtype=leaf.dtype, device=leaf.device)
-    made.copy_(changes(narrow, generator))
-    return made.expand(leaf.shape).requires_grad_(leaf.requires_grad)
+    fresh = torch.empty_strided(narrow.shape, narrow.stride(), dtype=leaf.dtype, device=leaf.device)
+    fresh.copy_(changes(narrow, generator))
+    return fresh.expand(leaf.shape).requires_grad_(leaf.requires_grad)
 
 
 def _bytes_of_float8(values: torch.Tensor) -> torch.Tensor:
@@ -67,6 +68,7 @@ def _bytes_of_float8(values: torch.Tensor) -> torch.Tensor:
 
 
 def _shuffled(values: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+    """Return floating-point values in another order, or scaled if all are equal."""
     if not values.is_floating_point() or not values.numel():
         return values
     if (raw := _bytes_of_float8(values)) is not values:
@@ -77,11 +79,13 @@ def _shuffled(values: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
 
 
 def _shuffled_integers(values: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
-    kept = values.is_floating_point() or values.is_complex() or values.dtype == torch.bool
-    return values if kept else _permuted(values, generator)
+    """Return integers in another order; other values stay."""
+    stays = values.is_floating_point() or values.is_complex() or values.dtype == torch.bool
+    return values if stays else _permuted(values, generator)
 
 
 def _permuted(values: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+    """Return the values in a random order."""
     # Drawn on the device: a CPU needs half a minute for a thousand million numbers.
     own = torch.Generator(values.device).manual_seed(int(torch.randint(1 << 31, (1,), generator=generator)))
     order = torch.randperm(values.numel(), generator=own, device=values.device)

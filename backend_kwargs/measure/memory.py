@@ -28,6 +28,7 @@ def peak_memory(call: Callable[[], object], device: torch.device, held: int | No
 
 
 def _peak_resident(call: Callable[[], object]) -> int | None:
+    """Return the growth of the resident set during a call, None where the system does not tell."""
     try:
         ctypes.CDLL(None).malloc_trim(0)
         # Writing 5 resets VmHWM to the current size: proc_pid_clear_refs(5).
@@ -41,5 +42,6 @@ def _peak_resident(call: Callable[[], object]) -> int | None:
 
 
 def _resident(field: str) -> int:
+    """Return a field of the process's memory in bytes."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return int(dict(line.split(":", 1) for line in lines)[field].split()[0]) * 1024

@@ -2,7 +2,7 @@
 
 import contextlib
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -11,7 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from backend_kwargs.measure.accuracy import Errors, is_number, mismatch, same_twice, wide
 from backend_kwargs.measure.inputs import in_precision
-from backend_kwargs.measure.trees import walk
+from backend_kwargs.measure.trees import Results, walk
 
 SUMS = frozenset({"sum", "mean", "mm", "addmm", "bmm", "baddbmm", "dot", "mv"})  # these may be exact by chance
 MOST = 16  # runs; an honest result seldom needs more than one
@@ -27,8 +27,8 @@ class Roundings:
 
     def __init__(
         self,
-        run: Callable[[], Mapping[str, Any]],
-        eager: Mapping[str, Any],
+        run: Callable[[], Results],
+        eager: Results,
         affordable: Callable[[], bool] = lambda: True,
     ) -> None:
         self._seen: list[dict[str, Errors]] = []
@@ -43,9 +43,8 @@ class Roundings:
             yield self._seen[at]
 
 
-def _drawn(
-    run: Callable[[], Mapping[str, Any]], eager: Mapping[str, Any], affordable: Callable[[], bool]
-) -> Iterator[dict[str, Errors]]:
+def _drawn(run: Callable[[], Results], eager: Results, affordable: Callable[[], bool]) -> Iterator[dict[str, Errors]]:
+    """Yield the errors of eager's leaves in one run after the other, until no more are affordable."""
     spent = 0.0
     for seed in (None, *range(MOST)):
         if not affordable() or (seed and spent >= LONGEST):
@@ -54,27 +53,27 @@ def _drawn(
         try:
             with contextlib.ExitStack() as stack, stack:  # entered twice: a Ctrl-C may stop the inner exit
                 stack.enter_context(OtherRounding(seed))
-                seen = run()
+                results = run()
         except Exception:  # noqa: BLE001 - an operator that no mode can run, or no memory left
             return
-        found = errors(seen, eager)
+        moved = errors(results, eager)
         spent += time.perf_counter() - began
         if seed is not None:
-            yield found
-        elif not same_twice(seen, eager).passed:  # torch chooses other operators under a mode
+            yield moved
+        elif not same_twice(results, eager).passed:  # torch chooses other operators under a mode
             return
 
 
-def errors(seen: Mapping[str, Any], eager: Mapping[str, Any]) -> dict[str, Errors]:
+def errors(seen: Results, eager: Results) -> dict[str, Errors]:
     """Return how far the numbers of each leaf are from eager's, by the leaf's path."""
-    found = {}
+    by_path = {}
     for what in seen:
         expected = dict(walk(what, eager[what]))
         for path, leaf in walk(what, seen[what]):
             if is_number(leaf) and not mismatch(leaf, expected.get(path)):
                 apart = wide(leaf) - wide(expected[path])
-                found[path] = Errors.of(apart[apart.isfinite()])
-    return found
+                by_path[path] = Errors.of(apart[apart.isfinite()])
+    return by_path
 
 
 class OtherRounding(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -112,6 +111,7 @@ class OtherRounding(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return pytree.tree_map(self._redrawn, result, exact, moved)
 
     def _redrawn(self, value: Any, exact: Any, moved: Any) -> Any:
+        """Return a result with another rounding error; `moved` is the operator's result for inputs that were moved."""
         if not is_number(value) or exact.shape != value.shape:
             return value
         wide = _wide(value)
@@ -119,6 +119,7 @@ class OtherRounding(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return torch.empty_like(value).copy_(torch.where(made.isfinite(), made, wide))
 
     def _moved(self, value: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+        """Return numbers with a random error of up to half a unit in the last place of `dtype`; whole ones stay."""
         step = self._random(value) * torch.finfo(dtype).eps / 2 * value
         return torch.where(value == value.round(), value, value + step) if not value.is_complex() else value + step
 
@@ -131,7 +132,9 @@ class OtherRounding(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def _in_float64(func: Any, args: Any, kwargs: Any, change: Callable[..., torch.Tensor] = lambda value, _: value) -> Any:
-    def wide(leaf: Any) -> Any:
+    """Return what an operator gives in float64, for inputs that `change` has changed."""
+
+    def wide(leaf: object) -> Any:
         if isinstance(leaf, torch.dtype) and leaf.is_floating_point:
             return torch.float64
         if not isinstance(leaf, torch.Tensor):
@@ -147,11 +150,11 @@ def _wide(value: torch.Tensor) -> torch.Tensor:
     return in_precision(value, torch.float64)
 
 
-def _numbers(tree: Any) -> list[torch.Tensor]:
+def _numbers(tree: object) -> list[torch.Tensor]:
     return [leaf for leaf in pytree.tree_leaves(tree) if is_number(leaf)]
 
 
-def _sums(arguments: Any, result: Any) -> bool:
+def _sums(arguments: object, result: object) -> bool:
     """Return whether an operator reads more numbers than it returns."""
     read, made = (max((leaf.numel() for leaf in _numbers(tree)), default=0) for tree in (arguments, result))
     return read > made

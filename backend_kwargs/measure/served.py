@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from types import CellType, FunctionType, MethodType
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -28,6 +28,7 @@ UNINDEXED = frozenset(getattr(torch, name) for name in dir(torch) if name.starts
 UNINDEXED |= {torch.uint16, torch.uint32, torch.uint64}
 
 Container = dict[Any, Any] | list[Any]
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -113,9 +114,9 @@ def copied(value: torch.Tensor) -> torch.Tensor:
     lead = raw.data_ptr() % ALIGNMENT // raw.itemsize
     memory = raw.new_empty(lead + end - start)
     memory[lead:].copy_(raw.as_strided((end - start,), (1,), start))
-    made = raw.new_empty(0).set_(memory.untyped_storage(), lead, raw.size(), raw.stride())
-    made = made.conj() if value.is_conj() else made
-    return torch._neg_view(made) if value.is_neg() else made
+    twin = raw.new_empty(0).set_(memory.untyped_storage(), lead, raw.size(), raw.stride())
+    twin = twin.conj() if value.is_conj() else twin
+    return torch._neg_view(twin) if value.is_neg() else twin
 
 
 def _touched(before: torch.Tensor, after: torch.Tensor) -> list[torch.Tensor]:
@@ -178,7 +179,7 @@ class State:
 class Served:
     """A call as its user makes it, from the state that the user's call had."""
 
-    call: Callable[[], Any]
+    call: Callable[[], object]
     state: State = field(default_factory=State)
 
     def __call__(self) -> Any:
@@ -237,7 +238,7 @@ class Changes:
     added: Mapping[str, frozenset[Any]] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, call: Callable[[Any], object], tree: Any) -> "Changes":
+    def of(cls, call: Callable[[T], object], tree: T) -> "Changes":
         """Return what `call` changes in a copy of `tree`; raise CopyError if it cannot be copied.
 
         It is called twice: what the first call adds to a dict or an object is part of the state if the second changes
@@ -263,7 +264,7 @@ class Changes:
         state.restore()  # of what a function holds, which is not copied with it
         return found
 
-    def on(self, tree: Any, *, timed: bool = False) -> State:
+    def on(self, tree: object, *, timed: bool = False) -> State:
         """Return the state of `tree`, a copy of the original in which nothing has changed yet.
 
         If it is `timed`, large regions of floating-point numbers drift, and other rows than a call wrote stay.
@@ -273,6 +274,7 @@ class Changes:
         return self._state_of(there, contents, timed=timed)
 
     def _state_of(self, there: dict[str, Any], contents: dict[str, Container], *, timed: bool) -> State:
+        """Return what puts the tree whose parts are `there` back; lists and dicts to these `contents`."""
         state = State()
         for path, content in contents.items():
             state.add_action(partial(_put_back, there[path], content, self.added.get(path, frozenset())))
@@ -290,7 +292,7 @@ class Changes:
         return state
 
 
-def parts(tree: Any, path: str = "", seen: dict[int, Any] | None = None) -> Iterator[tuple[str, Any]]:
+def parts(tree: object, path: str = "", seen: dict[int, object] | None = None) -> Iterator[tuple[str, Any]]:
     """Yield the tensors, generators, lists and dicts of a tree with their paths, each once.
 
     The attributes of modules and other objects are dicts. What a function or a bound method holds is part of it.
@@ -308,7 +310,7 @@ def parts(tree: Any, path: str = "", seen: dict[int, Any] | None = None) -> Iter
         yield from parts(part, path if key is None else f"{path}[{key!r}]", seen)
 
 
-def _parts_of(value: Any) -> list[tuple[Any, Any]]:
+def _parts_of(value: object) -> list[tuple[Any, Any]]:
     """Return the parts of a value by texts or positions, since other keys differ in each copy; by None its only one."""
     if isinstance(value, dict):
         return [(key if isinstance(key, str) else at, part) for at, (key, part) in enumerate(value.items())]
@@ -341,12 +343,14 @@ def _changed(now: Container, before: Container) -> list[Any]:
     return [key for key, value in before.items() if key not in now or _differ(now[key], value)]
 
 
-def _differ(a: Any, b: Any) -> bool:
+def _differ(a: object, b: object) -> bool:
+    """Return whether two values are others: by identity, plain ones by value."""
     plain = type(a) is type(b) and isinstance(a, int | float | str)
     return a is not b and not (plain and a == b)
 
 
 def _put_back(container: Container, before: Container, added: Collection[Any]) -> None:
+    """Give a container its items from before, without the keys that calls `added`."""
     for key in _changed(container, before):
         container[key] = before[key]
     for key in added:

@@ -43,7 +43,7 @@ def interleave(
     done, `repeated` the number of calls per sample. A call that raises is no longer timed, and its exception goes to
     `failed`; without `failed` it propagates.
     """
-    race = _Race(dict(calls), failed, device, hold)
+    race = _Interleaved(dict(calls), failed, device, hold)
     for name in calls:
         race.guard(name, partial(race.prepare, name, warmup))
     if repeated:
@@ -98,7 +98,7 @@ class Calls:
 
 
 @dataclass
-class _Race(Calls):
+class _Interleaved(Calls):
     device: torch.device
     hold: bool
 
@@ -177,6 +177,7 @@ def _device_seconds(call: Callable[[], object], device: torch.device) -> float:
 
 
 def _host_seconds(call: Callable[[], object]) -> float:
+    """Return the wall time of one call, without waiting for the device."""
     started = time.perf_counter()
     call()
     return time.perf_counter() - started

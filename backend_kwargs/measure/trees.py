@@ -10,11 +10,12 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
+Results = Mapping[str, Any]  # trees by what they are of a call: output, gradient, written
 # Objects of these kinds are compared as a whole.
 WHOLE = (torch.Tensor, torch.nn.Module, type, Enum, ModuleType)
 
 
-def walk(path: str, tree: Any, within: frozenset[int] = frozenset()) -> Iterator[tuple[str, Any]]:
+def walk(path: str, tree: object, within: frozenset[int] = frozenset()) -> Iterator[tuple[str, Any]]:
     """Yield each leaf of a tree with its path; objects that are `within` themselves end there."""
     for keys, leaf in pytree.tree_flatten_with_path(tree)[0]:
         name = path + pytree.keystr(keys)
@@ -27,11 +28,18 @@ def walk(path: str, tree: Any, within: frozenset[int] = frozenset()) -> Iterator
                 yield from walk(below, value, within | {id(leaf)})
 
 
-def map_tensors(change: Callable[[torch.Tensor], torch.Tensor], tree: Any, memo: dict[int, Any] | None = None) -> Any:
+def tensors_of(tree: object) -> list[torch.Tensor]:
+    """Return the tensors of a pytree."""
+    return [leaf for leaf in pytree.tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
+
+
+def map_tensors(
+    change: Callable[[torch.Tensor], torch.Tensor], tree: object, memo: dict[int, object] | None = None
+) -> Any:
     """Return a copy of a tree with `change` applied to each tensor, also to those in attributes of objects."""
     copies = {} if memo is None else memo
 
-    def leaf(value: Any) -> Any:
+    def leaf(value: object) -> Any:
         if isinstance(value, torch.Tensor):
             return change(value)
         if (parts := parts_of(value)) and id(value) not in copies:
@@ -47,7 +55,7 @@ def map_tensors(change: Callable[[torch.Tensor], torch.Tensor], tree: Any, memo:
     return pytree.tree_map(leaf, tree)
 
 
-def parts_of(leaf: Any) -> dict[Any, Any]:
+def parts_of(leaf: object) -> dict[Any, Any]:
     """Return the fields, items or attributes of an object that `==` compares by identity or by tensors, else {}."""
     if isinstance(leaf, WHOLE):
         return {}

@@ -147,8 +147,8 @@ class Note:
 def source_notes() -> Mapping[str, Note]:
     """Return the notes of the installed torch's config source, by option; those of an alias's target come last."""
     own = _notes_of(CONFIG)
-    found = {name: option.alias for name, option in inductor_options().items() if name in own}
-    return MappingProxyType({name: _merged(own[name], _alias_note(alias)) for name, alias in found.items()})
+    aliases = {name: option.alias for name, option in inductor_options().items() if name in own}
+    return MappingProxyType({name: _merged(own[name], _alias_note(alias)) for name, alias in aliases.items()})
 
 
 def _alias_note(alias: str | None) -> Note:

@@ -5,6 +5,10 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
+Options = Mapping[str, Any]  # values by name
+# Options that permit what they name, so that `auto` also races code without it: (the user's value, a candidate's).
+PERMITTING: Mapping[str, tuple[Any, Any]] = MappingProxyType({"freezing": (True, False)})
+
 
 def copied(value: Any) -> Any:
     """Copy the containers in `value` and share their elements, so that neither side sees changes by the other."""
@@ -20,7 +24,7 @@ class Layer:
     """Options from one source, and the source's name, such as "template max_autotune"."""
 
     source: str
-    options: Mapping[str, Any]
+    options: Options
 
     def __post_init__(self) -> None:
         # A copy, since torch.compile removes some options from the caller's dict.
@@ -35,6 +39,20 @@ def merge(layers: Iterable[Layer]) -> dict[str, Any]:
 def sources(layers: Iterable[Layer]) -> dict[str, str]:
     """Return the name of the layer from which each option's value comes."""
     return {name: layer.source for layer in layers for name in layer.options}
+
+
+def with_users(options: Options, users: Options) -> dict[str, Any]:
+    """Return what a graph is compiled with under a candidate of `auto`: its `options`, with the user's own on top.
+
+    The exception are options of the user's that only permit what they name: `freezing=True` lets a candidate win that
+    sets it to False.
+    """
+    return {**options, **standing(users, options)}
+
+
+def standing(users: Options, options: Options) -> dict[str, Any]:
+    """Return the user's own options that precede a candidate's `options`: all but those that only permit."""
+    return {name: value for name, value in users.items() if PERMITTING.get(name) != (value, options.get(name))}
 
 
 def same(a: Any, b: Any) -> bool:

@@ -3,13 +3,13 @@
 import json
 import pkgutil
 from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import MISSING, Field, dataclass, fields
+from dataclasses import MISSING, dataclass, fields
 from functools import partial
 from operator import is_
 from types import GenericAlias, MappingProxyType, NoneType, UnionType
 from typing import Annotated, Any, ForwardRef, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from backend_kwargs.errors import BackendKwargsError, shown, unknown, wrong_value
+from backend_kwargs.errors import BackendKwargsError, shortened, shown, unknown, wrong_value
 from backend_kwargs.files.plain_data import why_not_plain
 
 LONGEST_TYPE = 120
@@ -46,15 +46,14 @@ AtLeastOne = Annotated[int, Where("of at least 1", lambda number: number >= 1)]
 def declared(settings: type, data: Collection[str] = ()) -> Mapping[str, Option]:
     """Return the options declared by a dataclass's fields, each `Annotated[type, doc]` with its default."""
     hints = get_type_hints(settings, include_extras=True)
-    given = [each for each in fields(settings) if each.init]
-    return MappingProxyType({each.name: _declared(each, hints[each.name], data) for each in given})
-
-
-def _declared(each: "Field[Any]", hint: Any, data: Collection[str]) -> Option:
-    default = each.default if each.default_factory is MISSING else each.default_factory()
-    *besides, doc = hint.__metadata__
-    wanted = Annotated[(hint.__origin__, *besides)] if besides else hint.__origin__
-    return Option(each.name, wanted, default, doc, data=each.name in data)
+    options = {}
+    for field in (field for field in fields(settings) if field.init):
+        default = field.default if field.default_factory is MISSING else field.default_factory()
+        *besides, doc = hints[field.name].__metadata__
+        wanted = hints[field.name].__origin__
+        wanted = Annotated[(wanted, *besides)] if besides else wanted
+        options[field.name] = Option(field.name, wanted, default, doc, data=field.name in data)
+    return MappingProxyType(options)
 
 
 def lookup(name: str, catalogue: Mapping[str, Option], kind: str = "option", otherwise: str = "") -> Option:
@@ -69,7 +68,7 @@ def lookup(name: str, catalogue: Mapping[str, Option], kind: str = "option", oth
     raise unknown(kind, name, grouped or catalogue, otherwise=advice)
 
 
-def check(option: Option, value: Any, kind: str = "option") -> Any:
+def check(option: Option, value: object, kind: str = "option") -> Any:
     """Return `value` if it has the option's type (an int becomes a float if that is the type); else raise."""
     fitted = _fit(option.type, value)
     if fitted is _MISFIT:
@@ -77,7 +76,7 @@ def check(option: Option, value: Any, kind: str = "option") -> Any:
     return fitted
 
 
-def convert(option: Option, value: Any, kind: str = "option") -> Any:
+def convert(option: Option, value: object, kind: str = "option") -> Any:
     """Return `value`, from text, JSON or TOML, converted to the option's type; else raise.
 
     Text for a str is not changed; for an untyped option it is parsed as JSON if possible.
@@ -89,13 +88,12 @@ def convert(option: Option, value: Any, kind: str = "option") -> Any:
     raise _wrong(option, value, kind, _spelling(option.type) if isinstance(value, str) else "")
 
 
-def describe(wanted: Any) -> str:
+def describe(wanted: object) -> str:
     """Return a short name for a typing form, as a person would write it: "bool", "int | None", "'none' | 'all'"."""
-    text = _described(wanted)
-    return text if len(text) <= LONGEST_TYPE else text[: LONGEST_TYPE - 3] + "..."
+    return shortened(_described(wanted), LONGEST_TYPE)
 
 
-def _wrong(option: Option, value: Any, kind: str, how: str = "") -> BackendKwargsError:
+def _wrong(option: Option, value: object, kind: str, how: str = "") -> BackendKwargsError:
     return wrong_value(f"{_capital(kind)} {shown(option.name)}", describe(option.type) + how, value)
 
 
@@ -103,7 +101,7 @@ def _capital(kind: str) -> str:
     return kind[:1].upper() + kind[1:]
 
 
-def _spelling(wanted: Any) -> str:
+def _spelling(wanted: object) -> str:
     """Return a note on how to write values of a type as text, "" for plain words and numbers."""
     text = describe(wanted)
     if "callable" in text:
@@ -111,7 +109,7 @@ def _spelling(wanted: Any) -> str:
     return " (as JSON)" if "[" in text or wanted in (list, tuple, set, frozenset, dict) else ""
 
 
-def _described(wanted: Any) -> str:
+def _described(wanted: object) -> str:
     origin, args = get_origin(wanted), get_args(wanted)
     if _unknown(wanted):
         return "anything"
@@ -131,15 +129,15 @@ def _described(wanted: Any) -> str:
 
 # --- whether a value has a type -------------------------------------------------------------------------------------
 
-_MISFIT: Any = object()
+_MISFIT: object = object()
 
 
-def _unknown(wanted: Any) -> bool:
+def _unknown(wanted: object) -> bool:
     # An annotation left as a string refers to an import of type checkers only, so it cannot be resolved here.
     return wanted is Any or isinstance(wanted, str | ForwardRef | TypeVar)
 
 
-def _fit(wanted: Any, value: Any, as_text: bool = False) -> Any:
+def _fit(wanted: object, value: object, as_text: bool = False) -> object:
     """Return `value` converted to the type `wanted`, or _MISFIT.
 
     With `as_text`, also converts what JSON cannot write: a list to a tuple or set, "module:name" to a callable.
@@ -152,7 +150,7 @@ def _fit(wanted: Any, value: Any, as_text: bool = False) -> Any:
     return fitter(get_args(wanted), value, as_text) if fitter else _fit_class(wanted, value)
 
 
-def _fit_class(wanted: Any, value: Any) -> Any:
+def _fit_class(wanted: Any, value: object) -> object:
     if wanted is int and isinstance(value, bool):
         return _MISFIT
     if wanted is float and type(value) is int:
@@ -163,47 +161,47 @@ def _fit_class(wanted: Any, value: Any) -> Any:
         return value
 
 
-def _widened(value: int) -> Any:
+def _widened(value: int) -> object:
     try:
         return float(value)
     except OverflowError:
         return _MISFIT
 
 
-def _fit_union(args: tuple[Any, ...], value: Any, as_text: bool) -> Any:
+def _fit_union(args: tuple[object, ...], value: object, as_text: bool) -> object:
     fits = [fitted for arg in args if (fitted := _fit(arg, value, as_text)) is not _MISFIT]
     return next((fitted for fitted in fits if fitted is value), fits[0] if fits else _MISFIT)
 
 
-def _fit_literal(args: tuple[Any, ...], value: Any, as_text: bool) -> Any:
+def _fit_literal(args: tuple[object, ...], value: object, as_text: bool) -> object:
     # 1 == True == 1.0, but their meanings differ.
     return value if any(type(arg) is type(value) and arg == value for arg in args) else _MISFIT
 
 
-def _fit_annotated(args: tuple[Any, ...], value: Any, as_text: bool) -> Any:
+def _fit_annotated(args: tuple[object, ...], value: object, as_text: bool) -> object:
     fitted = _fit(args[0], value, as_text)
     return fitted if fitted is _MISFIT or all(where.holds(fitted) for where in _wheres(args)) else _MISFIT
 
 
-def _wheres(args: tuple[Any, ...]) -> list[Where]:
+def _wheres(args: tuple[object, ...]) -> list[Where]:
     return [arg for arg in args if isinstance(arg, Where)]
 
 
-def _fit_callable(args: tuple[Any, ...], value: Any, as_text: bool) -> Any:
+def _fit_callable(args: tuple[object, ...], value: object, as_text: bool) -> object:
     if callable(value):
         return value
     return _imported(value) if as_text and isinstance(value, str) and ":" in value else _MISFIT
 
 
-def _imported(qualified: str) -> Any:
+def _imported(qualified: str) -> object:
     try:
-        found = pkgutil.resolve_name(qualified)
+        value = pkgutil.resolve_name(qualified)
     except (ImportError, AttributeError, ValueError):
         return _MISFIT
-    return found if callable(found) else _MISFIT
+    return value if callable(value) else _MISFIT
 
 
-def _fit_container(make: Any, args: tuple[Any, ...], value: Any, as_text: bool) -> Any:
+def _fit_container(make: Any, args: tuple[object, ...], value: Any, as_text: bool) -> object:
     if not isinstance(value, make) and not (as_text and make is not dict and isinstance(value, list)):
         return _MISFIT
     items = list(value.items() if make is dict else value)
@@ -215,7 +213,7 @@ def _fit_container(make: Any, args: tuple[Any, ...], value: Any, as_text: bool) 
     return value if isinstance(value, make) and all(map(is_, fitted, items)) else _made(make, fitted)
 
 
-def _item_types(make: Any, args: tuple[Any, ...], count: int) -> list[Any]:
+def _item_types(make: object, args: tuple[object, ...], count: int) -> list[object]:
     if make is dict:
         return [GenericAlias(tuple, args or (Any, Any))] * count
     if make is tuple and args and args[-1] is not ...:
@@ -223,14 +221,14 @@ def _item_types(make: Any, args: tuple[Any, ...], count: int) -> list[Any]:
     return [args[0] if args else Any] * count
 
 
-def _made(make: Any, items: list[Any]) -> Any:
+def _made(make: Callable[[list[object]], object], items: list[object]) -> object:
     try:
         return make(items)
     except TypeError:  # a set with an unhashable element
         return _MISFIT
 
 
-_FITTERS: dict[Any, Callable[[tuple[Any, ...], Any, bool], Any]] = {
+_FITTERS: Mapping[object, Callable[[tuple[object, ...], object, bool], object]] = {
     Union: _fit_union,
     UnionType: _fit_union,
     Literal: _fit_literal,
@@ -245,7 +243,7 @@ _WORDS = {"true": True, "yes": True, "on": True, "false": False, "no": False, "o
 _FLAGS = {"1": True, "0": False}
 
 
-def _readings(wanted: Any, value: Any) -> Iterator[Any]:
+def _readings(wanted: object, value: object) -> Iterator[object]:
     """Yield the possible meanings of `value`, likeliest first; the first that fits the type is used."""
     if not isinstance(value, str):
         yield value
@@ -259,7 +257,7 @@ def _readings(wanted: Any, value: Any) -> Iterator[Any]:
     yield value
 
 
-def _json(text: str) -> list[Any]:
+def _json(text: str) -> list[object]:
     try:
         read = json.loads(text)
     except (ValueError, RecursionError):

@@ -3,7 +3,6 @@
 import re
 from collections.abc import Mapping, Sequence
 from string import whitespace
-from typing import Any
 
 from backend_kwargs.errors import BackendKwargsError, shown, wrong_value
 
@@ -27,13 +26,13 @@ def split_templates(text: str) -> tuple[str, ...]:
     return names
 
 
-def check_name(what: str, name: Any) -> None:
+def check_name(what: str, name: object) -> None:
     """Raise if `name` cannot be part of a spec."""
     if not isinstance(name, str) or not NAME.fullmatch(name):
         raise wrong_value(f"{what}'s name", "letters, digits and '_', '-', '.', a letter first", name)
 
 
-def check_length(what: str, text: Any) -> None:
+def check_length(what: str, text: object) -> None:
     """Raise if `text` is longer than any spec, which may take hours to look up."""
     if isinstance(text, str) and len(text) > LONGEST:
         raise wrong_value(what, f"at most {LONGEST} characters long", text)
@@ -44,11 +43,11 @@ def split_candidates(text: str) -> list[tuple[str, dict[str, str]]]:
     candidates: list[tuple[str, dict[str, str]]] = []
     rest, at = text.rstrip(f"{whitespace},"), 0
     while at < len(rest) or not candidates:
-        found = CANDIDATE.match(rest, at)
-        if not found or not (spec := found[1].strip()):
+        match = CANDIDATE.match(rest, at)
+        if not match or not (spec := match[1].strip()):
             raise BackendKwargsError(f"Cannot read backends {shown(text)}; write them 'a,b:template,c[option=value]'.")
-        candidates.append((spec, dict(map(split_assignment, _assignments(found[2] or "")))))
-        at = found.end()
+        candidates.append((spec, dict(map(split_assignment, _assignments(match[2] or "")))))
+        at = match.end()
     return candidates
 
 

@@ -10,7 +10,7 @@ from importlib.metadata import EntryPoint
 from types import MappingProxyType
 from typing import Any
 
-from backend_kwargs.options.layers import copied, same
+from backend_kwargs.options.layers import Options, copied, same
 from backend_kwargs.options.named_values import NamedValues
 from backend_kwargs.options.spec import split_templates
 
@@ -26,11 +26,11 @@ class Template:
     """
 
     summary: str
-    options: Mapping[str, Any] = field(default_factory=dict)
+    options: Options = field(default_factory=dict)
     costs: str = ""
     needs: tuple[str, ...] = ()
     otherwise: str = ""
-    where_known: Mapping[str, Any] = field(default_factory=dict)
+    where_known: Options = field(default_factory=dict)
 
 
 ORDINARY_KERNELS = "ordinary kernels are compiled"
@@ -166,7 +166,7 @@ BUILT_IN: Mapping[str, Template] = MappingProxyType(
 )
 
 
-def _read(entry: EntryPoint, loaded: Any) -> Template | None:
+def _read(entry: EntryPoint, loaded: object) -> Template | None:
     if isinstance(loaded, Mapping):
         return Template(f"from {entry.value}", loaded)
     return loaded if isinstance(loaded, Template) else None
@@ -196,7 +196,7 @@ def add_templates(templates: Mapping[str, Template]) -> None:
 
 def derive(
     base: str | None,
-    options: Mapping[str, Any],
+    options: Options,
     summary: str = "",
     find: Callable[[str], Template] = find_template,
 ) -> Template:
@@ -212,5 +212,5 @@ def derive(
     )
 
 
-def _union(mappings: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+def _union(mappings: Iterable[Options]) -> dict[str, Any]:
     return {name: value for mapping in mappings for name, value in mapping.items()}

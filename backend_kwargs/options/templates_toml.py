@@ -7,6 +7,7 @@ from typing import Any
 from backend_kwargs.errors import BackendKwargsError, unknown, wrong_value
 from backend_kwargs.files.plain_data import read_toml
 from backend_kwargs.options.catalogue import inductor_options
+from backend_kwargs.options.layers import Options
 from backend_kwargs.options.templates import Template, derive, find_template
 
 KEYS = {"base": str, "summary": str, "options": dict}
@@ -24,19 +25,19 @@ def read_templates(path: str | Path) -> dict[str, Template]:
     tables = _inner(document, "tool", "backend_kwargs", "templates") or _inner(document, "templates")
     if not isinstance(tables, dict) or not tables:
         raise BackendKwargsError(f"{str(path)!r} has no [templates.NAME] table.")
-    found: dict[str, Template] = {}
+    templates: dict[str, Template] = {}
     for name, table in tables.items():
-        found[name] = _template(name, table, found)
-    return found
+        templates[name] = _template(name, table, templates)
+    return templates
 
 
-def _inner(table: Any, *keys: str) -> Any:
+def _inner(table: object, *keys: str) -> Any:
     for key in keys:
         table = table.get(key, {}) if isinstance(table, dict) else {}
     return table
 
 
-def _template(name: str, table: Any, above: Mapping[str, Template]) -> Template:
+def _template(name: str, table: object, above: Mapping[str, Template]) -> Template:
     if not isinstance(table, dict):
         raise wrong_value(f"[templates.{name}]", "a table", table)
     for key, value in table.items():
@@ -48,7 +49,7 @@ def _template(name: str, table: Any, above: Mapping[str, Template]) -> Template:
     return derive(table.get("base"), options, table.get("summary", ""), lambda n: above.get(n) or find_template(n))
 
 
-def _flat(options: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+def _flat(options: Options, prefix: str = "") -> dict[str, Any]:
     """Flatten nested tables to dotted names, down to those that name an option."""
     flat: dict[str, Any] = {}
     for key, value in options.items():

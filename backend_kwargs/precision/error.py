@@ -9,14 +9,13 @@ import torch
 from torch.fx import GraphModule
 
 from backend_kwargs import measure
-from backend_kwargs.auto.settings import Settings
 from backend_kwargs.errors import error_text
-from backend_kwargs.graphs.eligibility import communicates, why_never
+from backend_kwargs.graphs.eligibility import communicates, why_not_repeatable
 from backend_kwargs.graphs.replay import Task, cuda_devices, has_drawn, unpacked
 from backend_kwargs.graphs.writes import copy_of_graph
 from backend_kwargs.measure import Accuracy
 from backend_kwargs.measure.accuracy import is_number
-from backend_kwargs.measure.trees import walk
+from backend_kwargs.measure.trees import Results, walk
 from backend_kwargs.precision.bounds import UnfitPrecisionError, UnmeasuredError
 from backend_kwargs.precision.reference import InFloat64, check_room
 
@@ -40,7 +39,7 @@ class Truth:
     @classmethod
     def of(cls, gm: GraphModule, inputs: Sequence[Any]) -> "Truth":
         """Run `gm` in eager and in float64; raise UnfitPrecisionError if the error cannot be measured."""
-        if why := "it communicates with other ranks" if communicates(gm) else why_never(gm, inputs, Settings()):
+        if why := "it communicates with other ranks" if communicates(gm) else why_not_repeatable(gm, inputs):
             raise UnfitPrecisionError(f"{UNMEASURED}: {why}")
         with _as_before():
             task = Task.of(copy_of_graph(gm), inputs)
@@ -112,7 +111,7 @@ def _wide(value: torch.Tensor) -> torch.Tensor:
     return value.detach().double().requires_grad_(value.requires_grad)
 
 
-def against(seen: dict[str, Any], eager: dict[str, Any], precise: dict[str, Any], max_error: float) -> Accuracy:
+def against(seen: Results, eager: Results, precise: Results, max_error: float) -> Accuracy:
     """Check outputs, written inputs and gradients, each by itself."""
     judged = [measure.check_error(seen[what], eager[what], precise[what], max_error, what=what) for what in seen]
     numbers = [leaf for what in precise for _, leaf in walk(what, precise[what]) if is_number(leaf) and leaf.numel()]

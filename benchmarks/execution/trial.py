@@ -12,9 +12,9 @@ from torch.utils import _pytree as pytree
 
 from backend_kwargs import CompileConfig, CompiledModule, measure, report
 from backend_kwargs.harness.isolation import Counted, counted, isolated
-from backend_kwargs.harness.study import tensors_of
 from backend_kwargs.harness.trial import WARM_CALLS, Trial, TrialError, UnavailableError
 from backend_kwargs.interval import Interval
+from backend_kwargs.measure.trees import tensors_of
 from benchmarks.execution.records import Compile
 from benchmarks.execution.study import CaseStudy
 from benchmarks.workloads import peers

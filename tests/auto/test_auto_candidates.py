@@ -11,7 +11,7 @@ from torch.nn.functional import linear, pad
 from backend_kwargs.auto.candidates import STEPS, allowed_candidates, candidates_for, trusted
 from backend_kwargs.auto.graph_stats import GraphStats, observed_stats, padded_in
 from backend_kwargs.auto.roofline import Slack
-from backend_kwargs.auto.settings import Settings
+from backend_kwargs.auto.settings import RaceSettings
 from backend_kwargs.errors import BackendKwargsError
 from backend_kwargs.options.catalogue import inductor_options
 
@@ -74,7 +74,7 @@ def test_the_climb_can_reach_each_mode(mode, graph):
 def test_tuning_many_kernels_takes_longer_than_a_race(ops, fits):
     """For a graph with many kernels, compiled in 10 s, tuning each kernel exceeds the default budget."""
     (step,) = [step for step in STEPS if step.name == "coordinate_descent"]
-    assert (step.costs.seconds(10.0, replace(SHORT, ops=ops)) < Settings().budget_s) is fits
+    assert (step.costs.seconds(10.0, replace(SHORT, ops=ops)) < RaceSettings().budget_s) is fits
 
 
 def test_each_step_says_what_it_saves():
@@ -173,17 +173,17 @@ COSTLY = {"triton.cudagraphs": 3, "cpp_wrapper": 3, "max_autotune": 2, "coordina
 
 
 @pytest.mark.parametrize("step", [step for step in STEPS if step.can_gain(SHORT)], ids=lambda step: step.name)
-def test_ranks_on_a_gpu(step):
-    """Among equals, changed kernels rank before tuned ones, and these before CUDA graphs and wrappers."""
+def test_complexity_on_a_gpu(step):
+    """Among equals, changed kernels precede tuned ones, and these before CUDA graphs and wrappers."""
     tunes = {"combo_kernels", "triton.multi_kernel"} & set(step.options) and step.name != "persistent_reductions"
-    assert step.rank == max([COSTLY.get(name, 1) for name in step.options] + [2 if tunes else 1])
+    assert step.complexity == max([COSTLY.get(name, 1) for name in step.options] + [2 if tunes else 1])
 
 
-@pytest.mark.parametrize(("device", "rank"), [("cpu", 2), ("cuda", 3)])
-def test_a_named_step_is_that_of_the_device(device, rank):
-    """The C++ wrapper has a higher rank on a GPU, where a different step has this name."""
+@pytest.mark.parametrize(("device", "complexity"), [("cpu", 2), ("cuda", 3)])
+def test_a_named_step_is_that_of_the_device(device, complexity):
+    """The C++ wrapper has a higher complexity on a GPU, where a different step has this name."""
     (step,) = candidates_for(replace(NORM, device=device), "quick", ["cpp_wrapper"], lambda name: {})
-    assert step.rank == rank
+    assert step.complexity == complexity
 
 
 def absent(name):

@@ -13,7 +13,7 @@ from torch._inductor import config
 import backend_kwargs
 from backend_kwargs.auto import cache_key, decide, race
 from backend_kwargs.auto.request import Request, Tools
-from backend_kwargs.auto.settings import Settings
+from backend_kwargs.auto.settings import RaceSettings
 from backend_kwargs.auto.store import Store
 from backend_kwargs.backends import CapturedGraph
 from backend_kwargs.compare import Candidate, compare
@@ -212,7 +212,10 @@ def test_default_gets_the_graph_as_it_was(races, fails):
     x = torch.randn(8, 64)
     tools = Tools(lambda name: {}, lambda options: {}, {})
     request = Request(
-        CapturedGraph(torch.fx.symbolic_trace(chain), [x]), Settings(candidates=("cpp_wrapper",)), compile_one, tools
+        CapturedGraph(torch.fx.symbolic_trace(chain), [x]),
+        RaceSettings(candidates=("cpp_wrapper",)),
+        compile_one,
+        tools,
     )
     with pytest.warns(BackendKwargsWarning) if fails else contextlib.nullcontext():
         compiled = decide.compile_fastest(request).call
@@ -263,7 +266,7 @@ def test_a_template_that_sets_something_else_is_another_candidate():
 
     def asked(**options):
         tools = Tools(lambda name: options, lambda options: {}, {})
-        settings = Settings(candidates=["mine", "cpp_wrapper"])
+        settings = RaceSettings(candidates=["mine", "cpp_wrapper"])
         return decide._Question(Request(CapturedGraph(None, []), settings, None, tools)).asked["candidates"]
 
     assert asked(epilogue_fusion=True) == [("mine", [("epilogue_fusion", True)]), ("cpp_wrapper", [])]

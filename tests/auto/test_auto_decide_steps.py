@@ -9,7 +9,7 @@ from torch.fx import symbolic_trace
 
 from backend_kwargs.auto import decide
 from backend_kwargs.auto.request import Request, Tools
-from backend_kwargs.auto.settings import Settings
+from backend_kwargs.auto.settings import RaceSettings
 from backend_kwargs.backends import CapturedGraph
 from backend_kwargs.facts.decision import Decision, RaceRow
 from backend_kwargs.options.templates import find_template
@@ -26,7 +26,9 @@ def question(*inputs, fixed=None, fn=chain, **settings):
     """Return the question about one graph."""
     tools = Tools(lambda name: find_template(name).options, lambda options: {}, fixed or {})
     gm = symbolic_trace(fn)
-    return decide._Question(Request(CapturedGraph(gm, inputs or (LARGE,)), Settings(**settings), pytest.fail, tools))
+    return decide._Question(
+        Request(CapturedGraph(gm, inputs or (LARGE,)), RaceSettings(**settings), pytest.fail, tools)
+    )
 
 
 def remember(asked, key="other", winner="cudagraphs", **changed):

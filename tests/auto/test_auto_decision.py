@@ -17,7 +17,7 @@ from tests.auto.graphs import KEY, MADE, spoil
 
 from backend_kwargs.auto import decide
 from backend_kwargs.auto.decision import COLUMNS, has_form, packed, parsed, plain, unpacked
-from backend_kwargs.auto.store import Store, store_path
+from backend_kwargs.auto.store import Store, open_store
 from backend_kwargs.errors import BackendKwargsWarning
 from backend_kwargs.facts.decision import Decision, RaceRow
 
@@ -61,10 +61,10 @@ def test_lists_the_latest_first(store):
 
 def test_the_path_is_given_or_from_the_environment(tmp_path, monkeypatch):
     """`store=` overrides the environment variable, which overrides the user's data folder."""
-    assert store_path(str(tmp_path)) == tmp_path
-    assert store_path() != tmp_path
+    assert open_store(str(tmp_path)).path == tmp_path
+    assert open_store().path != tmp_path
     monkeypatch.delenv("BACKEND_KWARGS_STORE")
-    assert store_path().name == "decisions.sqlite"
+    assert open_store().path.name == "decisions.sqlite"
 
 
 def damaged(path):

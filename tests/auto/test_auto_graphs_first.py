@@ -20,7 +20,7 @@ from backend_kwargs.auto.graph_stats import Product
 from backend_kwargs.auto.head_to_head import Runner
 from backend_kwargs.auto.request import Request, Tools
 from backend_kwargs.auto.roofline import Ceilings, Slack, gain_without_graphs
-from backend_kwargs.auto.settings import Settings
+from backend_kwargs.auto.settings import RaceSettings
 from backend_kwargs.auto.store import Store
 from backend_kwargs.backends import CapturedGraph
 from backend_kwargs.facts.decision import RaceRow
@@ -32,7 +32,7 @@ MANY = replace(GPU, ops=2000)
 COPIES = replace(MANY, bytes_written=1.0)
 OPERANDS = (torch.empty(8, 16, device="meta"), torch.empty(16, 32, device="meta"))
 PRODUCT = Product("mm[]", 1, 1.0, 1.0, 1.0, 2, (torch.mm, OPERANDS, {}))
-DEFAULTS = RaceCandidate("default", over=False, rank=0)
+DEFAULTS = RaceCandidate("default", over=False, complexity=0)
 
 
 @pytest.fixture
@@ -46,7 +46,7 @@ def raced(monkeypatch):
         monkeypatch.setattr(selection, "idle_share", lambda call, device: idle)
         monkeypatch.setattr(selection, "seconds_of_traffic", lambda moved, device: moved)
         tools = Tools(lambda name: {}, lambda options: limits or {}, fixed or {}, rewrites)
-        request = Request(CapturedGraph(None, ()), Settings(**{"budget_s": 30.0} | settings), pytest.fail, tools)
+        request = Request(CapturedGraph(None, ()), RaceSettings(**{"budget_s": 30.0} | settings), pytest.fail, tools)
         left = budget.Budget(request.settings.budget_s, NOW, eager_s)
         made = race._Race.of(request, lambda *_: None, 0.0, None, device, stats, left, {})
         met = []
@@ -118,7 +118,7 @@ def test_default_is_a_candidate_after_cuda_graphs(raced, monkeypatch):
     made.rows = [RaceRow("eager", seconds=1e-3)]
     assert made._default_later(runner("default")) == []
     (unknown,) = made._default_later(graphs(recorded=True))
-    assert (unknown.name, unknown.options, unknown.gain, unknown.rank) == ("default", {}, 1.0, 0)
+    assert (unknown.name, unknown.options, unknown.gain, unknown.complexity) == ("default", {}, 1.0, 0)
     made.base = (1e-3, Slack(launches=1e-4, library=0.0, generated=0.0))
     (known,) = made._default_later(graphs(recorded=True))
     assert known.gain == pytest.approx(0.1)
@@ -299,7 +299,7 @@ def test_a_rewrite_is_raced_with_cuda_graphs(raced, monkeypatch, given, graphs):
     given = {"stats": replace(GPU, bytes_written=0.0), **given}
     made, _ = raced(rewrites=("mine",), **given)
     made.selection.task = SimpleNamespace(copy=lambda: None)
-    made.selection.request, made.selection.rows = replace(made.request, example_inputs=inputs), rows
+    made.selection.request, made.selection.rows = replace(made.request, graph=CapturedGraph(None, inputs)), rows
     champion = Runner(DEFAULTS, RaceRow("default", seconds=1000.0), None, ())
     (found,) = made.selection.candidates(champion)
     assert found.options == {**(CUDAGRAPHS if graphs else {}), "rewrites": ["mine"]}

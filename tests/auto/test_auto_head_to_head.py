@@ -13,9 +13,9 @@ from backend_kwargs.facts.decision import DEFAULT, EAGER
 from backend_kwargs.measure import timing
 
 
-def runner(*, rank=1, speedup=None, peak_mib=None):
+def runner(*, complexity=1, speedup=None, peak_mib=None):
     row = head_to_head.RaceRow("a step", speedup=speedup, peak_bytes=peak_mib and int(peak_mib * 2**20))
-    return head_to_head.Runner(RaceCandidate("a step", rank=rank), row, None, ())
+    return head_to_head.Runner(RaceCandidate("a step", complexity=complexity), row, None, ())
 
 
 @pytest.mark.parametrize(
@@ -93,7 +93,7 @@ def test_eager_returns_where_the_champion_is_slower(monkeypatch, seconds, agains
 
 
 @pytest.mark.parametrize(
-    ("ratio", "rank", "peak_mib", "wins"),
+    ("ratio", "complexity", "peak_mib", "wins"),
     [
         pytest.param((1.05, 1.03, 1.08), 2, 200, True, id="faster"),
         pytest.param((1.0, 0.95, 1.05), 1, 90, True, id="even and lighter"),
@@ -106,9 +106,9 @@ def test_eager_returns_where_the_champion_is_slower(monkeypatch, seconds, agains
         pytest.param((0.9, 0.85, 0.95), 1, 50, False, id="slower"),
     ],
 )
-def test_of_two_as_fast_the_lighter_wins(ratio, rank, peak_mib, wins):
-    """Within noise and at the same rank, 5 % less memory decides; otherwise the earlier candidate stays."""
-    challenger = runner(rank=rank, speedup=measure.Interval(*ratio), peak_mib=peak_mib)
+def test_of_two_as_fast_the_lighter_wins(ratio, complexity, peak_mib, wins):
+    """Within noise and at the same complexity, 5 % less memory decides; otherwise the earlier candidate stays."""
+    challenger = runner(complexity=complexity, speedup=measure.Interval(*ratio), peak_mib=peak_mib)
     assert head_to_head.better(challenger, runner(peak_mib=100), "latency") is wins
 
 
@@ -125,7 +125,7 @@ def test_some_pages_are_no_memory():
 )
 def test_noise_picks_none_of_equal_peaks(objective, ratio, wins):
     """With equal peaks the challenger wins only if the whole interval says that it is faster."""
-    challenger = runner(rank=2, speedup=measure.Interval(*ratio), peak_mib=100)
+    challenger = runner(complexity=2, speedup=measure.Interval(*ratio), peak_mib=100)
     assert head_to_head.better(challenger, runner(peak_mib=100), objective) is wins
 
 
@@ -133,7 +133,7 @@ def test_noise_picks_none_of_equal_peaks(objective, ratio, wins):
 def test_few_rounds_show_little(rounds, wins):
     """The spread of fewer than five rounds does not count as noise: 1.05x over a cheaper candidate is not a win."""
     samples = {"champion": [1.05] * rounds, "challenger": [1.0] * rounds}
-    challenger = runner(rank=2, speedup=head_to_head.speedup(samples))
+    challenger = runner(complexity=2, speedup=head_to_head.speedup(samples))
     assert head_to_head._certain(samples) is wins
     assert head_to_head.better(challenger, runner(), "latency") is wins
 
@@ -165,7 +165,9 @@ def test_cuda_graphs_cost_whichever_step_brought_them():
 )
 def test_default_is_kept_within_noise(ratio, wins):
     """Default is kept over eager unless it is slower beyond noise."""
-    default = head_to_head.Runner(RaceCandidate(DEFAULT, over=False, rank=0), head_to_head.RaceRow(DEFAULT), None, ())
+    default = head_to_head.Runner(
+        RaceCandidate(DEFAULT, over=False, complexity=0), head_to_head.RaceRow(DEFAULT), None, ()
+    )
     default.row.speedup = measure.Interval(*ratio)
     eager = head_to_head.Runner(RaceCandidate(EAGER), head_to_head.RaceRow(EAGER), None, ())
     assert head_to_head.better(default, eager, "latency") is wins
@@ -259,14 +261,16 @@ def test_where_the_margin_ends(ratios, clear):
 )
 def test_how_much_slower_default_may_be(ratio, wins):
     """Two per cent, or ten where the interval is not clear of 1."""
-    default = head_to_head.Runner(RaceCandidate(DEFAULT, over=False, rank=0), head_to_head.RaceRow(DEFAULT), None, ())
+    default = head_to_head.Runner(
+        RaceCandidate(DEFAULT, over=False, complexity=0), head_to_head.RaceRow(DEFAULT), None, ()
+    )
     default.row.speedup = measure.Interval(*ratio)
     eager = head_to_head.Runner(RaceCandidate(EAGER), head_to_head.RaceRow(EAGER), None, ())
     assert head_to_head.better(default, eager, "latency") is wins
-    default.candidate = RaceCandidate("a step", rank=0)
+    default.candidate = RaceCandidate("a step", complexity=0)
     assert head_to_head.better(default, eager, "latency") is False  # only what stands alone
-    default.candidate = RaceCandidate("a template", over=False, rank=2)
-    assert head_to_head.better(default, eager, "latency") is False  # only what has the lower rank
+    default.candidate = RaceCandidate("a template", over=False, complexity=2)
+    assert head_to_head.better(default, eager, "latency") is False  # only what has the lower complexity
 
 
 @pytest.mark.parametrize(
@@ -284,7 +288,7 @@ def test_how_much_slower_default_may_be(ratio, wins):
 )
 def test_how_much_less_memory_wins(new, old, wins):
     """More than a mebibyte and more than a twentieth; where that is not so, speed decides."""
-    challenger = runner(rank=2, speedup=measure.Interval(0.9, 0.8, 1.0), peak_mib=new)
+    challenger = runner(complexity=2, speedup=measure.Interval(0.9, 0.8, 1.0), peak_mib=new)
     assert head_to_head.better(challenger, runner(peak_mib=old), "memory") is wins
     challenger.row.speedup = measure.Interval(1.5, 1.03, 1.6)
     heavier = new is not None and old is not None and new > old
@@ -292,19 +296,19 @@ def test_how_much_less_memory_wins(new, old, wins):
 
 
 @pytest.mark.parametrize(
-    ("ratio", "rank", "same"),
+    ("ratio", "complexity", "same"),
     [
         pytest.param(1.019, 1, True, id="as fast"),
         pytest.param(1.021, 1, False, id="faster"),
         pytest.param(0.981, 1, True, id="as slow"),
         pytest.param(0.979, 1, False, id="slower"),
-        pytest.param(1.0, 2, False, id="another rank"),
-        pytest.param(1.0, 0, False, id="a lower rank"),
+        pytest.param(1.0, 2, False, id="another complexity"),
+        pytest.param(1.0, 0, False, id="a lower complexity"),
     ],
 )
-def test_which_two_are_alike(ratio, rank, same):
-    """They have the same rank and medians within the margin."""
-    challenger = runner(rank=rank, speedup=measure.Interval(ratio, 0.9, 1.1))
+def test_which_two_are_alike(ratio, complexity, same):
+    """They have the same complexity and medians within the margin."""
+    challenger = runner(complexity=complexity, speedup=measure.Interval(ratio, 0.9, 1.1))
     assert head_to_head.alike(challenger, runner()) is same
 
 
@@ -326,9 +330,9 @@ def test_what_a_replay_is(code, replayed):
     assert head_to_head.alike(other, one) is not replayed
 
 
-def test_the_rank_of_cuda_graphs():
+def test_the_complexity_of_cuda_graphs():
     """It is that of the step which enables them, whatever the candidate's own."""
-    graphed = runner(rank=1)
-    assert graphed.rank == 1
+    graphed = runner(complexity=1)
+    assert graphed.complexity == 1
     graphed.row.options["triton.cudagraphs"] = True
-    assert graphed.rank == 3
+    assert graphed.complexity == 3

@@ -14,7 +14,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from backend_kwargs.auto import cache_key, decide
 from backend_kwargs.auto.request import Request, Tools
-from backend_kwargs.auto.settings import Settings
+from backend_kwargs.auto.settings import RaceSettings
 from backend_kwargs.backends import CapturedGraph, declared
 from backend_kwargs.options.requirements import installed_version, machine
 
@@ -26,7 +26,7 @@ def keys(fn=chain, inputs=(X,), fixed=None, rewrites=(), template=None, **settin
     """Return the three keys of a question."""
     tools = Tools(lambda name: template or {}, lambda options: {}, fixed or {}, rewrites)
     asked = decide._Question(
-        Request(CapturedGraph(symbolic_trace(fn), inputs), Settings(**settings), pytest.fail, tools)
+        Request(CapturedGraph(symbolic_trace(fn), inputs), RaceSettings(**settings), pytest.fail, tools)
     )
     return {"key": asked.key, "graph": asked.graph, "scope": asked.scope}
 
@@ -114,7 +114,7 @@ def test_settings(name):
 
 def test_every_setting_is_varied():
     """A new option of `auto` has a row above, which says whether it is part of the keys."""
-    assert {*SETTINGS} == {field.name for field in fields(Settings)} - {"auto"}
+    assert {*SETTINGS} == {field.name for field in fields(RaceSettings)} - {"auto"}
 
 
 def set_to(set_, value, before):
@@ -249,3 +249,13 @@ def test_what_a_race_would_try(monkeypatch, change):
     before = keys(**given)
     change(monkeypatch)
     assert differing(before, keys(**given)) == ALL
+
+
+def test_the_text_of_a_step_stays():
+    """A key has each step as the first release wrote it, so that stored decisions stay valid."""
+    (step,) = [step for step in decide.STEPS if step.name == "padded"]
+    assert cache_key.spelled([step]) == (
+        "[RaceCandidate(name='padded', options={'force_shape_pad': True}, can_gain=<function <lambda> at >, over=True, "
+        "without=(), shares={'unaligned': 0.3}, costs=Costs(compiles=1.0, op_s=0.0, product_s=0.0, products=None, "
+        "norm_s=0.0), effort='quick', rank=1, saved_s=0.0, gain=None, compiler='')]"
+    )

@@ -8,13 +8,13 @@ import pytest
 import torch
 
 from backend_kwargs import measure
-from backend_kwargs.auto import budget, checks, race, selection
+from backend_kwargs.auto import budget, race, result_checks, selection
 from backend_kwargs.auto.candidates import STEPS, Costs, RaceCandidate
 from backend_kwargs.auto.graph_stats import GraphStats
 from backend_kwargs.auto.head_to_head import Runner, note_figures, peak_of
 from backend_kwargs.auto.request import Request, Tools
 from backend_kwargs.auto.roofline import Slack
-from backend_kwargs.auto.settings import Settings
+from backend_kwargs.auto.settings import RaceSettings
 from backend_kwargs.backends import CapturedGraph
 from backend_kwargs.facts.decision import RaceRow
 from backend_kwargs.interval import Interval
@@ -32,7 +32,7 @@ def raced(monkeypatch):
 
     def make(*, spent=0.0, fixed=None, limits=None, stats=STATS, inputs=INPUTS, state=None, call_s=0.01, **settings):
         tools = Tools(lambda name: {}, lambda options: limits or {}, fixed or {})
-        request = Request(CapturedGraph(None, ()), Settings(**{"budget_s": 100.0} | settings), pytest.fail, tools)
+        request = Request(CapturedGraph(None, ()), RaceSettings(**{"budget_s": 100.0} | settings), pytest.fail, tools)
         task = SimpleNamespace(inputs=inputs, training=False, copy=lambda: "copy")
         left = budget.Budget(request.settings.budget_s, NOW - spent, call_s)
         made = race._Race.of(request, lambda *_: None, 0.0, task, CPU, stats, left, {})
@@ -229,7 +229,7 @@ def test_which_graphs_have_a_reference(raced, monkeypatch, given, has):
 )
 def test_the_reference_of_a_lower_precision(raced, monkeypatch, given, precise):
     """What it gives in float64, or why that is not known."""
-    monkeypatch.setattr(checks, "in_float64", lambda task: {"output": 1})
+    monkeypatch.setattr(result_checks, "in_float64", lambda task: {"output": 1})
     assert raced(**given).checks.precise == precise
 
 
@@ -239,7 +239,7 @@ def test_a_reference_that_fails(raced, monkeypatch):
     def fails(task):
         raise RuntimeError("planted")
 
-    monkeypatch.setattr(checks, "in_float64", fails)
+    monkeypatch.setattr(result_checks, "in_float64", fails)
     assert raced().checks.precise == "RuntimeError: planted"
 
 

@@ -12,7 +12,7 @@ from tests.auto.graphs import backend_of, chain, logged
 import backend_kwargs
 from backend_kwargs.auto import decide, ranks
 from backend_kwargs.auto.decision import packed
-from backend_kwargs.auto.settings import Settings
+from backend_kwargs.auto.settings import RaceSettings
 from backend_kwargs.facts.decision import Decision
 
 
@@ -156,7 +156,7 @@ def test_the_first_decision_stored_holds(monkeypatch):
     others = []
 
     def ask(decide):
-        return ranks.agreed("key", decide, lambda why: Decision("key", "", "default", facts=why), Settings())
+        return ranks.agreed("key", decide, lambda why: Decision("key", "", "default", facts=why), RaceSettings())
 
     def decide_late():
         others.append(ask(None))
@@ -175,7 +175,7 @@ def test_a_rank_that_raises_leaves_default_to_the_others(monkeypatch, error):
         raise error
 
     def ask():
-        return ranks.agreed("key", failing, lambda why: Decision("key", "", "default", facts=why), Settings())
+        return ranks.agreed("key", failing, lambda why: Decision("key", "", "default", facts=why), RaceSettings())
 
     with pytest.raises(error):
         ask()
@@ -197,7 +197,7 @@ def test_a_rank_waits_for_half_of_the_groups_timeout_at_most(tmp_path, budget_s,
     file, timeout = f"file://{tmp_path / 'init'}", timedelta(seconds=timeout_s)
     dist.init_process_group("gloo", init_method=file, rank=0, world_size=1, timeout=timeout)
     try:
-        assert ranks.longest_wait_s(Settings(budget_s=budget_s)) == longest_s
+        assert ranks.longest_wait_s(RaceSettings(budget_s=budget_s)) == longest_s
     finally:
         dist.destroy_process_group()
 

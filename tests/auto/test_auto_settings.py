@@ -5,7 +5,7 @@ import math
 import pytest
 
 from backend_kwargs import BackendKwargsError, make_backend
-from backend_kwargs.auto.settings import OPTIONS, Settings
+from backend_kwargs.auto.settings import OPTIONS, RaceSettings
 
 
 @pytest.mark.parametrize(
@@ -55,10 +55,10 @@ def test_refused(options, message):
 )
 def test_taken(options):
     """A value at a limit is accepted and reaches the race."""
-    given = Settings.of(make_backend("tmpl-inductor:auto", options).options)
+    given = RaceSettings.of(make_backend("tmpl-inductor:auto", options).options)
     assert {name: getattr(given, name) for name in options} == options
 
 
 def test_settings_are_the_options():
     """A race without options has each option's default."""
-    assert {name: getattr(Settings(), name) for name in OPTIONS} == {n: o.default for n, o in OPTIONS.items()}
+    assert {name: getattr(RaceSettings(), name) for name in OPTIONS} == {n: o.default for n, o in OPTIONS.items()}

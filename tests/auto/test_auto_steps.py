@@ -16,7 +16,6 @@ from backend_kwargs.auto.candidates import (
     merged,
     precision_candidates,
     rewriting,
-    standing,
     step_names,
     trusted,
     why_not_raced,
@@ -42,7 +41,7 @@ def row(step):
     shares = ", ".join(f"{part} {share:g}" for part, share in shares.items())
     without = "".join(f" -{name}" for name in step.without)
     options = " ".join(f"{name}={value}" for name, value in step.options.items())
-    return f"{step.name}: {shares}; {costs(step)}; {step.effort}, {step.rank}; {options}{without}"
+    return f"{step.name}: {shares}; {costs(step)}; {step.effort}, {step.complexity}; {options}{without}"
 
 
 TABLE = """\
@@ -201,7 +200,7 @@ def test_why_a_compiler_is_not_raced(compiler, stats, frozen, why):
         pytest.param(
             "tmpl-tvm",
             False,
-            RaceCandidate("tmpl-tvm", {}, over=False, costs=Costs(1.5), rank=3, gain=0.3, compiler="tmpl-tvm"),
+            RaceCandidate("tmpl-tvm", {}, over=False, costs=Costs(1.5), complexity=3, gain=0.3, compiler="tmpl-tvm"),
             id="a compiler",
         ),
         pytest.param(
@@ -212,14 +211,14 @@ def test_why_a_compiler_is_not_raced(compiler, stats, frozen, why):
                 {"freeze": True, "trials": 3},
                 over=False,
                 costs=Costs(1.5),
-                rank=3,
+                complexity=3,
                 gain=0.3,
                 compiler="tmpl-tvm",
             ),
             id="a compiler under options, frozen",
         ),
         pytest.param("packed", False, rewriting("packed"), id="a rewrite"),
-        pytest.param("aten", False, RaceCandidate("aten", {"of": "aten"}, over=False, rank=2), id="a template"),
+        pytest.param("aten", False, RaceCandidate("aten", {"of": "aten"}, over=False, complexity=2), id="a template"),
     ],
 )
 def test_what_a_name_stands_for(named, frozen, candidate):
@@ -292,7 +291,7 @@ def test_what_a_precision_is_expected_to_save():
     (found,) = precision_candidates(["bf16"], 0.01)
     options = {"precision": "bf16", "max_error": 0.01}
     assert found == RaceCandidate(
-        "bf16", options, found.can_gain, without=("freezing",), costs=Costs(0.65), rank=2, gain=0.3
+        "bf16", options, found.can_gain, without=("freezing",), costs=Costs(0.65), complexity=2, gain=0.3
     )
 
 
@@ -344,6 +343,11 @@ def test_right_candidates_are_no_error(named):
         pytest.param(["aten", "cudagraph"], "Unknown candidate 'cudagraph'. Did you mean 'cudagraphs'?", id="step"),
         pytest.param(["freezin"], "Unknown candidate 'freezin'. Did you mean 'freezing'?", id="template"),
         pytest.param(["openvin"], "Unknown candidate 'openvin'. Did you mean 'openvino-native'?", id="compiler"),
+        pytest.param(
+            ["xyz"],
+            "Unknown candidate 'xyz'. `backend-kwargs list` shows templates and compilers, docs/auto.md the steps.",
+            id="unlike any",
+        ),
         pytest.param(["pakced"], "Unknown candidate 'pakced'. Did you mean 'packed'?", id="rewrite"),
         pytest.param(
             ["aten", "default", "tmpl-tvm[trials=x]"], "TVM option 'trials' must be int, got 'x' (str).", id="option"
@@ -426,18 +430,3 @@ def test_a_precision_that_a_compiler_lacks(monkeypatch, options, why):
     monkeypatch.setattr(openvino_native, "why_not_in", lambda hint: "not on this CPU")
     candidate = RaceCandidate("openvino-native", options, compiler="openvino-native")
     assert why_not_raced(candidate, CPU, frozen=True) == why
-
-
-@pytest.mark.parametrize(
-    ("fixed", "options", "left"),
-    [
-        pytest.param({"freezing": True, "a": 1}, {"freezing": False}, {"a": 1}, id="permitted"),
-        pytest.param({"freezing": True}, {"max_autotune": True}, {"freezing": True}, id="the candidate leaves it"),
-        pytest.param({"freezing": True}, {"freezing": True}, {"freezing": True}, id="the candidate has it too"),
-        pytest.param({"freezing": False}, {"freezing": False}, {"freezing": False}, id="forbidden"),
-        pytest.param({"a": True}, {"a": False}, {"a": True}, id="another option"),
-    ],
-)
-def test_which_of_the_users_options_stand(fixed, options, left):
-    """All but those that permit what a candidate leaves out."""
-    assert standing(fixed, options) == left

@@ -6,14 +6,13 @@ import pytest
 import torch
 from torch.fx import Graph, GraphModule, symbolic_trace
 
-from backend_kwargs.auto.settings import Settings
 from backend_kwargs.graphs.eligibility import (
     communicates,
     holds_state,
     is_tiny,
     may_communicate,
     recomputes,
-    why_never,
+    why_not_repeatable,
 )
 
 MIB = 1 << 18  # numbers of four bytes
@@ -50,7 +49,6 @@ def test_a_graph_is_tiny(calls, numbers, tiny):
     ("gm", "inputs", "settings", "why"),
     [
         pytest.param(graph_of(torch.sin), [torch.ones(2)], {}, "", id="raced"),
-        pytest.param(graph_of(torch.sin), [torch.ones(2)], {"budget_s": 0.0}, "its budget is 0 s", id="no budget"),
         pytest.param(graph_of(torch.sin), [3], {}, "no input is a tensor", id="a number"),
         pytest.param(
             graph_of(torch.sin),
@@ -73,14 +71,14 @@ def test_a_graph_is_tiny(calls, numbers, tiny):
         pytest.param(
             graph_of(test_a_graph_is_tiny),
             [torch.ones(2)],
-            {"race_custom_ops": False},
+            {"custom_ops": False},
             "it has operators that are not torch's, and race_custom_ops is False",
             id="a function of somebody's, not to be raced",
         ),
         pytest.param(
             graph_of(torch.sin, operator.neg),
             [torch.ones(2)],
-            {"race_custom_ops": False},
+            {"custom_ops": False},
             "",
             id="torch's and Python's",
         ),
@@ -88,7 +86,7 @@ def test_a_graph_is_tiny(calls, numbers, tiny):
 )
 def test_why_a_graph_is_not_raced(gm, inputs, settings, why):
     """The first reason that holds."""
-    assert why_never(gm, inputs, Settings(**settings)) == why
+    assert why_not_repeatable(gm, inputs, **settings) == why
 
 
 @pytest.mark.parametrize(
@@ -161,4 +159,4 @@ def test_inputs_that_train_and_are_changed(versions, requires_grad, grad, refuse
     graph.output(())
     why = "it changes in place an input that requires grad" if refused else ""
     with torch.set_grad_enabled(grad):
-        assert why_never(GraphModule(torch.nn.Module(), graph), inputs, Settings()) == why
+        assert why_not_repeatable(GraphModule(torch.nn.Module(), graph), inputs) == why

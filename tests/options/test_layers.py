@@ -3,7 +3,7 @@ import math
 import pytest
 import torch
 
-from backend_kwargs.options.layers import Layer, copied, merge, same, sources
+from backend_kwargs.options.layers import Layer, copied, merge, same, sources, standing, with_users
 
 LAYERS = (Layer("first", {"a": 1, "b": 1}), Layer("second", {"b": 2, "c": 2}))
 
@@ -106,3 +106,19 @@ def test_a_layer_is_read_only():
     with pytest.raises(AttributeError):
         layer.options = {}
     assert layer.options == {"a": [1]}
+
+
+@pytest.mark.parametrize(
+    ("users", "options", "left"),
+    [
+        pytest.param({"freezing": True, "a": 1}, {"freezing": False}, {"a": 1}, id="permitted"),
+        pytest.param({"freezing": True}, {"max_autotune": True}, {"freezing": True}, id="the candidate leaves it"),
+        pytest.param({"freezing": True}, {"freezing": True}, {"freezing": True}, id="the candidate has it too"),
+        pytest.param({"freezing": False}, {"freezing": False}, {"freezing": False}, id="forbidden"),
+        pytest.param({"a": True}, {"a": False}, {"a": True}, id="another option"),
+    ],
+)
+def test_which_of_the_users_options_stand(users, options, left):
+    """All but those that permit what a candidate leaves out; they are merged onto the candidate's."""
+    assert standing(users, options) == left
+    assert with_users(options, users) == options | left

@@ -8,8 +8,7 @@ from torch._guards import tracing
 from torch.fx import GraphModule
 
 from backend_kwargs import measure
-from backend_kwargs.auto.settings import Settings
-from backend_kwargs.graphs.eligibility import communicates, why_never
+from backend_kwargs.graphs.eligibility import communicates, why_not_repeatable
 from backend_kwargs.graphs.replay import Task, cuda_devices
 from backend_kwargs.graphs.writes import copy_of_graph
 
@@ -22,7 +21,7 @@ def why_eager(gm: GraphModule, example_inputs: Sequence[Any], compiled: Callable
     Both are called as the compiled function is, without gradients, and on copies of inputs that a call changes. What
     `auto` would not race is not timed either, nor are operators that are not torch's: each call would repeat them.
     """
-    if communicates(gm) or why_never(gm, example_inputs, Settings(race_custom_ops=False)):
+    if communicates(gm) or why_not_repeatable(gm, example_inputs, custom_ops=False):
         return ""
     tensors = [value for value in example_inputs if isinstance(value, torch.Tensor)]
     # The calls are not part of dynamo's compile, whose context AOTAutograd would change.

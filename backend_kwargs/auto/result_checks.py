@@ -15,6 +15,7 @@ from backend_kwargs.errors import error_text
 from backend_kwargs.facts.decision import RaceRow
 from backend_kwargs.graphs.replay import Task, generator_states
 from backend_kwargs.measure import Accuracy
+from backend_kwargs.measure.trees import Results
 from backend_kwargs.precision.error import against, in_float64
 
 LARGEST_REFERENCE = 2 << 30  # bytes of inputs on a CPU; the reference takes up to four times as much memory
@@ -25,7 +26,7 @@ RUN = 40  # calls of eager that one such run takes
 
 
 @dataclass
-class Checks:
+class ResultChecks:
     """What results are compared with: those `expected`, None if there are none, and a `reference` if there is one."""
 
     task: Task
@@ -33,7 +34,7 @@ class Checks:
     device: torch.device
     budget: Budget
     tolerance: float | None
-    expected: dict[str, Any] | None
+    expected: Results | None
     reference: Any = None
     roundings: Iterable[Mapping[str, measure.Errors]] = ()
     spent_s: float = 0.0  # on roundings
@@ -47,7 +48,7 @@ class Checks:
             self.reference = measure.reference(self.task.copy(), self.task.inputs.fresh(), run=self._in_precision)
 
     @cached_property
-    def precise(self) -> dict[str, Any] | str:
+    def precise(self) -> Results | str:
         """The float64 results of the graph, the reference of lower precisions, or the reason why there are none."""
         if self.stats.random:
             return "it draws random numbers"
@@ -58,7 +59,7 @@ class Checks:
         except Exception as error:  # noqa: BLE001 - a kernel without float64, or no memory left
             return error_text(error)
 
-    def of_results(self, seen: Mapping[str, Any]) -> Accuracy:
+    def of_results(self, seen: Results) -> Accuracy:
         """Check what a candidate has returned and changed."""
         if self.expected is None:
             return Accuracy("fail_accuracy", "default failed the accuracy check, so there is no result to compare with")
@@ -71,14 +72,14 @@ class Checks:
             roundings=self.roundings,
         )
 
-    def of_eager(self, seen: Mapping[str, Any]) -> Accuracy:
+    def of_eager(self, seen: Results) -> Accuracy:
         """Check a second run of eager against the first, before there is a reference, and prepare further ones."""
         assert self.expected is not None
         drawn = generator_states()
         self.roundings = measure.Roundings(partial(self._rounded_otherwise, drawn), self.expected, self._affordable)
         return measure.same_twice(seen, self.expected, training=self.task.training, tol=self.tolerance)
 
-    def _rounded_otherwise(self, drawn: Sequence[torch.Tensor]) -> dict[str, Any]:
+    def _rounded_otherwise(self, drawn: Sequence[torch.Tensor]) -> Results:
         began = time.perf_counter()
         seen = self.task.observe(self.task.copy())
         self.spent_s += time.perf_counter() - began
@@ -89,7 +90,7 @@ class Checks:
     def _affordable(self) -> bool:
         return self.budget.allows(RUN) and self.spent_s < ROUNDINGS * self.budget.seconds
 
-    def of_draws(self, seen: dict[str, Any], as_eager_draws: Callable[..., Any]) -> Accuracy:
+    def of_draws(self, seen: Results, as_eager_draws: Callable[..., object]) -> Accuracy:
         """Check default on a random graph, by a compile that draws as eager does; then expect what default has `seen`.
 
         Inductor draws other random numbers than eager does. So the other candidates are checked against default's own
@@ -99,7 +100,7 @@ class Checks:
         self.expected = seen if accuracy.passed else None
         return accuracy
 
-    def of_error(self, seen: dict[str, Any], row: RaceRow) -> Accuracy:
+    def of_error(self, seen: Results, row: RaceRow) -> Accuracy:
         """Measure the error of a candidate in a lower precision, and hold it to the bound that the user gave."""
         assert self.expected is not None
         assert not isinstance(self.precise, str)
