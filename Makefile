@@ -35,7 +35,7 @@ demo: $(READY)
 
 # The tests of the folders that differ from main, or from another branch: make quick SINCE=HEAD
 quick: $(READY)
-	$(PYTEST) -m "not slow" $(PYTEST_ARGS) $$($(BIN)/python tests/changed.py $(SINCE))
+	$(PYTEST) -m "not slow" $(PYTEST_ARGS) $$($(BIN)/python -m tests.changed $(SINCE))
 
 test: $(READY)
 	$(PYTEST) -m "not slow" --ignore tests/frameworks $(PYTEST_ARGS)
@@ -59,7 +59,7 @@ overhead: $(READY)
 # Small changes planted at random, which the tests should notice: make mutants MODULES=accuracy,auto/cache_key SAMPLE=20 SEED=1 JOBS=2 LIMIT_S=600
 mutants: $(READY)
 	@$(BIN)/python -c "import cosmic_ray" 2>/dev/null || $(BIN)/python -m pip install -q -e ".[mutants]"
-	$(BIN)/python tests/mutants.py $(if $(MODULES),--modules $(MODULES)) $(if $(SAMPLE),--sample $(SAMPLE)) $(if $(SEED),--seed $(SEED)) $(if $(JOBS),--jobs $(JOBS)) $(if $(LIMIT_S),--limit-s $(LIMIT_S))
+	$(BIN)/python -m tests.mutants $(if $(MODULES),--modules $(MODULES)) $(if $(SAMPLE),--sample $(SAMPLE)) $(if $(SEED),--seed $(SEED)) $(if $(JOBS),--jobs $(JOBS)) $(if $(LIMIT_S),--limit-s $(LIMIT_S))
 
 # The pages of docs/ as a site in site/, with every link checked.
 docs: $(READY)
@@ -70,8 +70,8 @@ check: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/python tests/docs_tables.py
-	$(BIN)/python tests/function_sizes.py
+	$(BIN)/python -m tests.docs_tables
+	$(BIN)/python -m tests.function_sizes
 
 fix: $(READY)
 	$(BIN)/ruff check --fix .

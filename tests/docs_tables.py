@@ -1,4 +1,4 @@
-"""The generated tables of the docs: `python tests/docs_tables.py` checks them, and `--write` rewrites them."""
+"""The generated tables of the docs: `python -m tests.docs_tables` checks them, and `--write` rewrites them."""
 
 import re
 import sys
@@ -113,7 +113,7 @@ def main() -> None:
         if "--write" in sys.argv:
             (ROOT / file).write_text(filled(file), encoding="utf-8")
         elif filled(file) != (ROOT / file).read_text(encoding="utf-8"):
-            sys.exit(f"{file} is out of date: python tests/docs_tables.py --write")
+            sys.exit(f"{file} is out of date: python -m tests.docs_tables --write")
 
 
 if __name__ == "__main__":

@@ -61,6 +61,7 @@ TESTS: Mapping[str, str] = {
     "backend_kwargs/backend.py": "test_backend.py test_backend_written.py test_backend_environment.py test_registry.py"
     " backends/test_dynamo_backends.py backends/inductor/test_inductor.py",
     "*/cudagraph_outputs.py": "backends/inductor/test_inductor.py backends/inductor/test_effects.py graphs/",
+    "*/rewrites/kernels/*.py": "rewrites/test_rewrite_kernels.py",
     "*/rewrites/apply.py": "rewrites/test_rewrites.py rewrites/test_linear.py",
     "*/rewrites/attention.py": "rewrites/test_attention.py rewrites/test_rewrite_cases.py",
     "*/rewrites/convolution.py": "rewrites/test_convolution.py",
@@ -70,16 +71,15 @@ TESTS: Mapping[str, str] = {
     "*/rewrites/multihead_attention.py": "rewrites/test_multihead_attention.py",
     "*/rewrites/patches.py": "rewrites/test_patches.py",
     "*/rewrites/grouped_convolution.py": "rewrites/test_grouped_convolution.py rewrites/test_rewrite_kernels.py",
-    "*/rewrites/kernels/*.py": "rewrites/test_rewrite_kernels.py",
-    "*/rewrites/layer_norm.py": "rewrites/test_layer_norm.py",
-    "*/rewrites/linear.py": "rewrites/test_linear.py rewrites/test_onednn.py",
-    "*/rewrites/losses.py": "rewrites/test_losses.py",
+    "*/rewrites/layer_norm_backward.py": "rewrites/test_layer_norm.py",
+    "*/rewrites/linear_activation.py": "rewrites/test_linear.py rewrites/test_onednn.py",
+    "*/rewrites/*cross_entropy.py": "rewrites/test_losses.py",
     "*/rewrites/onednn.py": "rewrites/test_onednn.py",
     "*/rewrites/operators.py": "rewrites/test_rewrites.py rewrites/test_attention.py rewrites/test_convolution.py"
     " rewrites/test_linear.py rewrites/test_losses.py",
     "*/rewrites/packed.py": "test_keys.py rewrites/test_packed.py",
     "*/rewrites/rotary.py": "rewrites/test_rotary.py",
-    "backend_kwargs/rewrites/*.py": "rewrites/test_linear.py rewrites/test_attention.py rewrites/test_losses.py"
+    "*/rewrites/*.py": "rewrites/test_linear.py rewrites/test_attention.py rewrites/test_losses.py"
     " rewrites/test_rotary.py rewrites/test_packed.py",
     "*/inductor/*.py": "backends/inductor/test_inductor.py backends/inductor/test_inductor_parts.py"
     " backends/inductor/test_effects.py test_registry.py test_explain.py backends/inductor/test_cutlass.py"

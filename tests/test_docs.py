@@ -80,7 +80,7 @@ def test_search_of_the_docs_finds_options_of_auto():
 @pytest.mark.parametrize("file", TABLES)
 def test_tables_are_current(file):
     """Every generated table agrees with the code."""
-    assert filled(file) == (ROOT / file).read_text(encoding="utf-8"), "python tests/docs_tables.py --write"
+    assert filled(file) == (ROOT / file).read_text(encoding="utf-8"), "python -m tests.docs_tables --write"
 
 
 def test_check_tells_an_old_table(tmp_path, monkeypatch):
@@ -92,7 +92,7 @@ def test_check_tells_an_old_table(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "argv", ["docs_tables.py"])
     with pytest.raises(SystemExit) as exited:
         docs_tables.main()
-    assert str(exited.value) == "docs/templates.md is out of date: python tests/docs_tables.py --write"
+    assert str(exited.value) == "docs/templates.md is out of date: python -m tests.docs_tables --write"
 
 
 @pytest.mark.skipif(not find_spec("mkdocs"), reason="no mkdocs: pip install -e .[docs]")

@@ -14,7 +14,7 @@ import backend_kwargs as bk
 from backend_kwargs import CompileConfig, Rewrite, make_backend
 from backend_kwargs.backends.inductor import cutlass, tuned_products
 from backend_kwargs.bundles import config as compile_config
-from backend_kwargs.bundles import fingerprint as environment
+from backend_kwargs.bundles.disk import fingerprint as environment
 from backend_kwargs.options.requirements import machine
 from backend_kwargs.precision.weights import weight_of
 from backend_kwargs.rewrites import table as rewrites

@@ -12,7 +12,8 @@ import torch
 
 from backend_kwargs.bundles.config import CompileConfig
 from backend_kwargs.bundles.frames import keep_frame
-from backend_kwargs.bundles.identity import identity_of, state_of
+from backend_kwargs.bundles.identity.walk import identity_of, state_of
+from backend_kwargs.bundles.packages.compiling import compile_package, export_module
 from backend_kwargs.bundles.running import (
     Built,
     Running,
@@ -53,8 +54,11 @@ def build(
     with torch.random.fork_rng(devices=[where] if where.type == "cuda" else []), torch.no_grad():
         wanted, dtypes, changed = _eager(config, module, samples, where)
         built = Built(config, module, where, metadata, dtypes, cache_dir=folder)
-        with _removed_on_failure(built):
+        try:
             bound = _compiled(built, samples, wanted, parameters=changed)
+        except BaseException:
+            built.temporary.remove()  # at once, also while the error's traceback is kept
+            raise
     built.notes += [f"a graph's code is not in the bundle: {graph.why}" for graph in built.graphs.values() if graph.why]
     return built, bound
 
@@ -66,20 +70,20 @@ def _compiled(built: Built, samples: Sequence[Sample], wanted: "Wanted | None", 
     identity = identity_of(module)
     if identity != identity_of(twin):  # a copy in which something is no longer the same object
         identity = None
-    if built.config.kind == "aoti":
-        from backend_kwargs.bundles.ahead import compile_package, export_module
+    copies = [*_copies(samples)]
+    began = time.perf_counter()
 
-        began = time.perf_counter()
+    def called() -> None:
+        if built.cold_s is None:
+            built.cold_s = time.perf_counter() - began
+
+    if built.config.kind == "aoti":
         built.package = compile_package(built, export_module(built, twin, cloned(samples[0])))
-    else:
-        began = time.perf_counter()
     made = running(built, twin, keep=True)
     try:
         call = without_gradients(made.call)
-        copies = list(map(cloned, samples))
         versions = _input_versions(copies)
-        timed = partial(_time_first, built, began)
-        seen = _seen(call, twin, copies, parameters=parameters, compiled=True, called=timed)
+        seen = _seen(call, twin, copies, parameters=parameters, compiled=True, called=called)
         written = {key for key, version in _input_versions(copies).items() if version != versions.get(key, version)}
         built.samples = [described(tuple(copy), written) for copy in copies]
         if wanted is not None:
@@ -114,9 +118,15 @@ class Wanted(NamedTuple):
     roundings: Roundings
 
 
-def _time_first(built: Built, began: float) -> None:
-    if built.cold_s is None:
-        built.cold_s = time.perf_counter() - began
+def _copies(samples: Iterable[Sample]) -> Iterator[Any]:
+    """Yield a copy of each sample, since a call may change its inputs; raise if one cannot be copied."""
+    for at, sample in enumerate(samples):
+        try:
+            yield cloned(sample)
+        except RuntimeError as error:  # such as torch's, that there is no memory
+            raise BackendKwargsError(
+                f"Sample {at} cannot be copied: {error_text(error)}. Pass a smaller one, or free memory."
+            ) from error
 
 
 def _seen(
@@ -135,22 +145,11 @@ def _seen(
         # The next call may overwrite these results: a buffer, or the memory of a CUDA graph.
         args, kwargs = sample
         with _said(len(outputs), compiled=compiled):
-            result = call(*args, **kwargs)
-        outputs.append(map_tensors(torch.Tensor.clone, result))
+            outputs.append(map_tensors(torch.Tensor.clone, call(*args, **kwargs)))
         called()
         inputs.append([leaf for _, leaf in walk("", (args, kwargs)) if isinstance(leaf, torch.Tensor)])
     state = dict(module.named_buffers()) | (dict(module.named_parameters()) if parameters else {})
     return {"output": outputs, "input": inputs, "state": state}
-
-
-@contextmanager
-def _removed_on_failure(built: Built) -> Iterator[None]:
-    """Remove the temporary folder at once, also while the error's traceback is kept."""
-    try:
-        yield
-    except BaseException:
-        built.temporary.remove()
-        raise
 
 
 @contextmanager
@@ -169,6 +168,7 @@ def _said(sample: int, *, compiled: bool) -> Iterator[None]:
 
 
 def _folder(cache_dir: str | Path | None) -> Path | None:
+    """Make and return the folder of `cache_dir`, None for none."""
     if cache_dir is None:
         return None
     try:
@@ -198,6 +198,7 @@ def device_of(module: torch.nn.Module, device: Any) -> torch.device:
 
 
 def _copied(module: torch.nn.Module, *, with_parameters: bool) -> torch.nn.Module:
+    """Return a deep copy of the module, which shares its parameters unless they may change."""
     shared = {} if with_parameters else {id(parameter): parameter for parameter in module.parameters()}
     try:
         return copy.deepcopy(module, dict(shared))
@@ -219,7 +220,7 @@ def _eager(
         return None, (), False
     twin = _copied(module, with_parameters=True)
     versions, state = _versions(twin.named_parameters()), (_versions(twin.named_buffers()), state_of(twin))
-    seen = _seen(twin, twin, map(cloned, samples), parameters=False)
+    seen = _seen(twin, twin, _copies(samples), parameters=False)
     if changed := versions != _versions(twin.named_parameters()):
         seen["state"] |= dict(twin.named_parameters())
     if config.kind == "aoti" and state != (_versions(twin.named_buffers()), state_of(twin)):
@@ -235,12 +236,14 @@ def _eager(
     def again() -> dict[str, Any]:
         twin = _copied(module, with_parameters=True)
         function = partial(entry(config, device, dtypes, "eager"), twin) if cast else twin
-        return _seen(function, twin, map(cloned, samples), parameters=changed)
+        return _seen(function, twin, _copies(samples), parameters=changed)
 
     del twin
     if cast:
         seen = again()
-    precise = accuracy.reference(module, list(map(tuple, samples)), partial(_in_precision, changed))
+    precise = accuracy.reference(
+        module, list(map(tuple, samples)), lambda wide, inputs: _seen(wide, wide, inputs, parameters=changed)
+    )
     return Wanted(seen, precise, Roundings(again, seen)), dtypes, changed
 
 
@@ -250,15 +253,13 @@ def _versions(tensors: Iterable[tuple[str, torch.Tensor]]) -> list[Any]:
 
 
 def _input_versions(samples: Iterable[Any]) -> dict[int, int]:
+    """Return the version counters of the tensors among samples, by id."""
     leaves = [leaf for sample in samples for _, leaf in walk("", tuple(sample))]
     return {id(leaf): leaf._version for leaf in leaves if isinstance(leaf, torch.Tensor) and not leaf.is_inference()}
 
 
-def _in_precision(changed: bool, module: Any, samples: Any) -> dict[str, Any]:
-    return _seen(module, module, samples, parameters=changed)
-
-
 def _judge(config: CompileConfig, module: torch.nn.Module, seen: dict[str, Any], wanted: Wanted) -> None:
+    """Raise or warn if compiled results are not right."""
     eager, precise, roundings = wanted
     verdict = accuracy.check_all(seen, eager, precise, tol=config.tolerance, roundings=roundings)
     permitted = config.resolved.options

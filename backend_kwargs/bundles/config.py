@@ -63,20 +63,16 @@ class CompileConfig:
 
     def __post_init__(self) -> None:
         for name, option in FIELDS.items():
-            value = getattr(self, name)
-            object.__setattr__(
-                self, name, copied(_dtype(name, value) if name in DTYPES else check(option, value, KIND))
-            )
+            given = getattr(self, name)
+            value = _dtype(name, given) if name in DTYPES else check(option, given, KIND)
+            object.__setattr__(self, name, copied(value))
         for name in self.options or {}:
             if name in INSTEAD:
                 raise BackendKwargsError(f"CompileConfig's options must not hold {name!r}: {INSTEAD[name]}.")
-        if isinstance(self.backend, str | Backend) or not callable(self.backend):
-            backend = self.backend
-        else:
-            backend = make_backend(self.backend)
-        object.__setattr__(self, "backend", backend)
+        if callable(self.backend) and not isinstance(self.backend, Backend):
+            object.__setattr__(self, "backend", make_backend(self.backend))
         mode = {} if self.mode is None else {"mode": self.mode}
-        object.__setattr__(self, "resolved", make_backend(backend, {**(self.options or {}), **mode}))
+        object.__setattr__(self, "resolved", make_backend(self.backend, {**(self.options or {}), **mode}))
         if self.kind == "aoti":
             _check_ahead_of_time(self.resolved)
 
@@ -91,7 +87,8 @@ class CompileConfig:
 
     def to_dict(self) -> dict[str, Any]:
         """Return all fields as JSON values, dtypes by name; raise if JSON cannot represent an option."""
-        written = {name: getattr(self, name) for name in FIELDS} | {n: _dtype_name(getattr(self, n)) for n in DTYPES}
+        written = {name: getattr(self, name) for name in FIELDS}
+        written |= {name: written[name] and str(written[name]).removeprefix("torch.") for name in DTYPES}
         written["backend"] = self.backend if isinstance(self.backend, str) else self.backend.to_config()
         written["options"] = (
             None if self.options is None else self._bare().bind("config", self.options).to_config()["options"]
@@ -113,13 +110,13 @@ class CompileConfig:
         if not isinstance(data, Mapping):
             raise wrong_value("A compile config", "a mapping", data)
         check_plain("A compile config", data)
-        given = dict(data)
-        version = given.pop("version", CONFIG_VERSION)
+        fields = dict(data)
+        version = fields.pop("version", CONFIG_VERSION)
         if type(version) is not int or version not in range(1, CONFIG_VERSION + 1):
             raise BackendKwargsError(
                 f"Compile config version {shown(version)} is not 1 to {CONFIG_VERSION}; update backend-kwargs."
             )
-        known = {lookup(name, FIELDS, KIND).name: value for name, value in given.items()}
+        known = {lookup(name, FIELDS, KIND).name: value for name, value in fields.items()}
         backend, options = known.get("backend", PLAIN), known.get("options")
         if isinstance(backend, Mapping):
             known["backend"] = Backend.from_config(backend, trust=trust)
@@ -169,11 +166,8 @@ def _dtype(name: str, value: Any) -> Any:
     return found
 
 
-def _dtype_name(dtype: Any) -> str | None:
-    return None if dtype is None else str(dtype).removeprefix("torch.")
-
-
 def _check_ahead_of_time(backend: Backend) -> None:
+    """Raise if an ahead-of-time package cannot be compiled by this backend."""
     if not backend.takes_inductor_options:
         raise BackendKwargsError(f"kind='aoti' must have Inductor as its backend, got {backend.spec!r}.")
     for name in NOT_AHEAD:

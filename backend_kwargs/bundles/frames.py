@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from backend_kwargs.bundles.graphs import CannotLoadError, GraphBackend, load_graph
-from backend_kwargs.bundles.identity import identity_of
+from backend_kwargs.bundles.identity.walk import identity_of
 from backend_kwargs.errors import error_text, warn_once
 
 GRAPH = "__compiled_fn"  # how dynamo names the global through which its bytecode calls a graph
@@ -63,6 +63,7 @@ def keep_frame(backend: GraphBackend, identity: str | None, entry: CodeType | No
 
 
 def _frame(code: CodeType, scope: Mapping[str, Any], identity: str, options: Mapping[str, Any]) -> Frame | None:
+    """Return the bytecode that dynamo generated for `code`, None if it cannot be called without dynamo."""
     from torch._C._dynamo.eval_frame import _debug_get_cache_entry_list
 
     entries = _debug_get_cache_entry_list(code)

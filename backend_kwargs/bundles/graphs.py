@@ -27,9 +27,10 @@ from backend_kwargs.auto.request import RESTARTS
 from backend_kwargs.backend import Backend, find_backend
 from backend_kwargs.backends import CapturedGraph
 from backend_kwargs.backends.generated_code import compiled_graphs
-from backend_kwargs.bundles.files import private_folder
+from backend_kwargs.bundles.disk.files import private_folder
+from backend_kwargs.bundles.identity.operators import inlined
 from backend_kwargs.bundles.libraries import library, provided
-from backend_kwargs.bundles.operators import inlined
+from backend_kwargs.bundles.samples import content_hash
 from backend_kwargs.errors import BackendKwargsError, error_text, warn_once
 from backend_kwargs.facts.decision import EAGER, Decision
 from backend_kwargs.graphs.writes import copy_of_graph
@@ -229,7 +230,7 @@ class CannotLoadError(Exception):
 
 def key_of(gm: Any, example_inputs: Sequence[Any]) -> str:
     """Return 64 hexadecimal digits for a graph's computation and its inputs, the same in each process."""
-    held = [(name, _content(tensor)) for name, tensor in _held(gm)]
+    held = [(name, content_hash(tensor)) for name, tensor in _held(gm)]
     parts = [structure(gm), signature(gm, example_inputs), ambient(), held]
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
 
@@ -240,12 +241,6 @@ def _held(gm: Any) -> list[tuple[str, torch.Tensor]]:
     reads = [(path, each, node.target) for path, each in graphs for node in each.graph.find_nodes(op="get_attr")]
     found = [(f"{path}.{name}", attrgetter(name)(each)) for path, each, name in reads]
     return [(name, value) for name, value in found if isinstance(value, torch.Tensor)]
-
-
-def _content(tensor: torch.Tensor) -> str:
-    with torch.no_grad():
-        plain = tensor.detach().cpu().contiguous().view(-1).view(torch.uint8)
-    return hashlib.sha256(plain.numpy().tobytes()).hexdigest()
 
 
 def permits_decision(backend: Backend, winner: str, options: Mapping[str, Any]) -> bool:

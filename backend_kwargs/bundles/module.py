@@ -151,9 +151,9 @@ class CompiledModule:
         """
         with self._lock:
             self._after("save")
-            from backend_kwargs.bundles.bundle import path_of, save
+            from backend_kwargs.bundles.disk.saving import save
 
-            save(self._known(), path_of(path, "save"), signing_key)
+            save(self._known(), _path(path, "save"), signing_key)
 
     @classmethod
     def load(
@@ -173,10 +173,9 @@ class CompiledModule:
         this machine differs from the one that built it, the module is compiled again; `describe()` gives the reason. If
         it raises, `module` is unchanged.
         """
-        from backend_kwargs.bundles.bundle import keys_of, load, path_of
+        from backend_kwargs.bundles.disk.reading import load
 
-        keys = keys_of(trusted_keys)
-        built, notes = load(path_of(path, "load"), module, device, trust=trust, trusted_keys=keys)
+        built, notes = load(_path(path, "load"), module, device, trust=trust, trusted_keys=trusted_keys)
         loaded = cls(built.config)
         loaded._built, loaded._state, loaded._notes = built, State.CHECKPOINT_LOADED, notes
         return loaded
@@ -214,7 +213,7 @@ class CompiledModule:
             raise BackendKwargsError(
                 f"Its version must be {DICT_VERSION}, got {shown(state_dict.get('version'))}: update backend-kwargs."
             )
-        from backend_kwargs.bundles.loading import loaded_from
+        from backend_kwargs.bundles.disk.weights import loaded_from
 
         given: Any = state_dict.get("config")
         made = cls(config := CompileConfig.from_dict(given, trust=trust))
@@ -253,6 +252,7 @@ class CompiledModule:
             self._notes += with_package(built)
 
     def _ready(self, state: State) -> None:
+        """Call the compiled code from now on, without gradients."""
         from backend_kwargs.bundles.running import without_gradients
 
         assert self._running
@@ -265,3 +265,10 @@ class CompiledModule:
     def _not_ready(self, *args: Any, **kwargs: Any) -> NoReturn:
         self._after("infer")
         raise AssertionError("a state that is ready has its own call")
+
+
+def _path(path: Any, call: str) -> Path:
+    """Return the path of a bundle; raise if it is none."""
+    if not isinstance(path, str | Path):
+        raise wrong_value(f"{call}'s `path`", "the path of a folder", path)
+    return Path(path)

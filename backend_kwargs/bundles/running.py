@@ -3,7 +3,6 @@
 import inspect
 import itertools
 import secrets
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
@@ -15,17 +14,17 @@ import torch
 from torch.utils import _pytree as pytree
 
 from backend_kwargs.bundles.config import CompileConfig
-from backend_kwargs.bundles.files import Folder, temporary
+from backend_kwargs.bundles.disk.files import Folder, temporary
 from backend_kwargs.bundles.frames import untraced
 from backend_kwargs.bundles.graphs import Graph, GraphBackend
-from backend_kwargs.bundles.package import Package, PackageCall
-from backend_kwargs.bundles.samples import InputCheck, made, sizes_differ
+from backend_kwargs.bundles.input_check import InputCheck
+from backend_kwargs.bundles.packages.package import Package, PackageCall
+from backend_kwargs.bundles.samples import sizes_differ
 from backend_kwargs.errors import BackendKwargsError
 
 Dtypes = Sequence[torch.dtype | None]
 # Guards on global state, which dynamo checks at each call: gradient mode, autocast, threads, and the like.
 GLOBAL_GUARDS = ("GLOBAL_STATE", "GRAD_MODE")
-TIMED_CHECKS = 200
 _numbers = itertools.count()
 
 
@@ -128,7 +127,10 @@ def running(built: Built, module: torch.nn.Module, *, keep: bool, guards: str = 
     if guards == "none" and (call := untraced(function, module, built.graphs, built.unpacked)):
         return Running(call, notes=["served without tracing the module"])
     backend = GraphBackend(config.resolved, built.graphs, keep=keep, folder=built.unpacked)
-    filters = {"local": _local, "none": torch.compiler.skip_all_guards_unsafe}
+    filters: dict[str, Any] = {
+        "local": lambda entries: [entry.guard_type not in GLOBAL_GUARDS for entry in entries],
+        "none": torch.compiler.skip_all_guards_unsafe,
+    }
     compiled = torch.compile(
         function,
         backend=backend,
@@ -137,10 +139,6 @@ def running(built: Built, module: torch.nn.Module, *, keep: bool, guards: str = 
         options={"guard_filter_fn": filters[guards]} if guards != "all" else None,
     )
     return Running(partial(compiled, module), backend, code=function.__code__)
-
-
-def _local(guards: Sequence[Any]) -> list[bool]:
-    return [guard.guard_type not in GLOBAL_GUARDS for guard in guards]
 
 
 def without_gradients(call: Callable[..., Any]) -> Callable[..., Any]:
@@ -196,16 +194,6 @@ def checked(call: Callable[..., Any], check: InputCheck, otherwise: Callable[...
         return call(*args, **kwargs)
 
     return without_gradients(serve)
-
-
-def seconds_of(check: Callable[[Any, Any], object], built: Built) -> float:
-    """Return the seconds of an input check, for inputs like the first sample."""
-    args, kwargs = made(built.samples[0], built.device)
-    check(args, kwargs)
-    began = time.perf_counter()
-    for _ in range(TIMED_CHECKS):
-        check(args, kwargs)
-    return (time.perf_counter() - began) / TIMED_CHECKS
 
 
 def first_output_dtypes(config: CompileConfig, plain: Any) -> Dtypes:

@@ -2,7 +2,7 @@
 
 import shlex
 import time
-from collections.abc import Mapping, Sized
+from collections.abc import Sized
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
@@ -39,8 +39,9 @@ def build(
     sign: Annotated[Path | None, typer.Option(metavar="PRIVATE.pem", help="Sign with this Ed25519 key.")] = None,
 ) -> None:
     """Compile a model, check its results, and write a bundle that is served elsewhere without compiling."""
-    from backend_kwargs.bundles.bundle import check_save, check_state, read_manifest, save
-    from backend_kwargs.bundles.files import temporary
+    from backend_kwargs.bundles.disk.files import temporary
+    from backend_kwargs.bundles.disk.reading import read_manifest
+    from backend_kwargs.bundles.disk.saving import check_save, check_state, save
 
     temporary()
     check_save(out, sign)
@@ -55,7 +56,7 @@ def build(
     with quiet():
         compiled.build(model, [example_inputs])
     save(compiled._known(), out, sign, factory=factory)
-    manifest, _ = read_manifest(out)
+    manifest = read_manifest(out)
     say(*compiled.describe().splitlines())
     print_table(("first call", "seconds"), [("compiling", f"{manifest.cold_s or 0.0:.2f}")])
     say(f"Serve it: {shlex.join(['backend-kwargs', 'run', str(out), factory, '--trust'])}")
@@ -63,14 +64,20 @@ def build(
 
 def inspect(bundle: Bundle, json: AsJson = False, key: Keys = None) -> None:
     """Show what a bundle contains, which machine it was built for, and what differs here; its code is not run."""
-    from backend_kwargs.bundles.bundle import inspected
+    from backend_kwargs.bundles.disk.reading import inspected
 
     manifest, signed = inspected(bundle, key or ())
     if json:
         import msgspec
 
         return print_json(msgspec.to_builtins(manifest))
-    say(f"CompiledModule({_changed(manifest.config)}) of {manifest.module}, {signed}, made {manifest.made}")
+    # The config is not read as one, only shown.
+    changed = (
+        f"{name}={shown(value)}"
+        for name, value in manifest.config.items()
+        if name in FIELDS and value != FIELDS[name].default
+    )
+    say(f"CompiledModule({','.join(changed)}) of {manifest.module}, {signed}, made {manifest.made}")
     rows = [("weights", manifest.weights), ("package", manifest.package)]
     rows += [(f"graph {graph.key[:12]}", graph.code) for graph in manifest.graphs]
     rows += [(f"bytecode {graph.key[:12]}", graph.frame) for graph in manifest.graphs]
@@ -87,7 +94,7 @@ def inspect(bundle: Bundle, json: AsJson = False, key: Keys = None) -> None:
         _say_more(lines)
     import torch
 
-    from backend_kwargs.bundles.fingerprint import differences, fingerprint
+    from backend_kwargs.bundles.disk.fingerprint import differences, fingerprint
 
     device = "cuda" if manifest.device == "cuda" and torch.cuda.is_available() else "cpu"
     differ = differences(manifest.environment, fingerprint(torch.device(device)))
@@ -107,10 +114,9 @@ def run(
     key: Keys = None,
 ) -> None:
     """Load a bundle, and show the time of its first call next to that of compiling it."""
-    from backend_kwargs.bundles.bundle import is_trusted, read_manifest
+    from backend_kwargs.bundles.disk.reading import read_manifest
 
-    manifest, content = read_manifest(bundle)
-    is_trusted(bundle, content, trust=trust, trusted_keys=key or ())  # before the factory makes the model
+    manifest = read_manifest(bundle, key or ())  # and its signature, before the factory makes the model
     if not factory:
         # Not the one that the manifest names: its source is no part of the bundle, whoever signed that.
         built_with = f" It was built with {shown(manifest.factory)}." if manifest.factory else ""
@@ -148,15 +154,10 @@ def run(
     say(*loaded.describe().splitlines())
 
 
-def _say_more(found: Sized) -> None:
-    if len(found) > MOST_SHOWN:
-        say(f"… and {len(found) - MOST_SHOWN} more")
-
-
-def _changed(config: Mapping[str, Any]) -> str:
-    """Return a manifest's fields of the config that are not the default; it is not read as a config, only shown."""
-    fields = ((name, value) for name, value in config.items() if name in FIELDS and value != FIELDS[name].default)
-    return ",".join(f"{name}={shown(value)}" for name, value in fields)
+def _say_more(rows: Sized) -> None:
+    """Say how many rows are not shown."""
+    if len(rows) > MOST_SHOWN:
+        say(f"… and {len(rows) - MOST_SHOWN} more")
 
 
 def _state_of(model: Any, args: Any, kwargs: Any) -> Any:

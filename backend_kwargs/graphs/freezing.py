@@ -144,7 +144,7 @@ def _unused_name(gm: GraphModule, name: str) -> str:
     return name
 
 
-def taking_all_inputs(compiled: Callable[..., Any], kept: Sequence[int]) -> Callable[..., Any]:
+def taking_all_inputs(compiled: Callable[..., object], kept: Sequence[int]) -> Callable[..., object]:
     """Return `compiled`, which takes the inputs at the positions `kept`, as a callable that takes all of them."""
 
     # This wrapper is in the hot path. Unused placeholders instead would lose their static status in Inductor's

@@ -83,6 +83,7 @@ def options_of(query: str) -> dict[str, Any]:
 
 
 def _value(text: str) -> Any:
+    """Parse a value of Python or JSON; anything else is text."""
     try:
         return ast.literal_eval(text)
     except (ValueError, SyntaxError):
@@ -90,6 +91,7 @@ def _value(text: str) -> Any:
 
 
 def _of_transformers(name: str, options: dict[str, Any]) -> tuple[nn.Module, Inputs]:
+    """Return a model of transformers with random weights, and its inputs."""
     transformers = imported("transformers")
     kind: Any = getattr(transformers, name, None)
     config_class = getattr(kind, "config_class", None)
@@ -109,6 +111,7 @@ def _of_transformers(name: str, options: dict[str, Any]) -> tuple[nn.Module, Inp
 
 
 def _inputs(main: str, config: Any, batch: int, tokens: int) -> dict[str, Tensor]:
+    """Return a model's inputs by name."""
     given = {main: INPUTS[main](config, batch, tokens)}
     if config.is_encoder_decoder:
         given["decoder_input_ids"] = _tokens(config, batch, tokens)
@@ -136,6 +139,7 @@ INPUTS: Mapping[str, Callable[[Any, int, int], Tensor]] = {
 
 
 def _of_timm(name: str, options: dict[str, Any]) -> tuple[nn.Module, Inputs]:
+    """Return a model of timm with random weights, and an image batch."""
     timm = imported("timm")
     if not timm.is_model(name):
         raise unknown("model of timm", name, timm.list_models())
@@ -147,6 +151,7 @@ def _of_timm(name: str, options: dict[str, Any]) -> tuple[nn.Module, Inputs]:
 
 
 def _tried(what: str, make: Callable[[], Any]) -> Any:
+    """Return what `make` makes; raise its error as one line."""
     try:
         return make()
     except Exception as error:  # another library may raise anything

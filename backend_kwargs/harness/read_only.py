@@ -41,7 +41,8 @@ class ReadOnly:
         Otherwise each later candidate would be blamed.
         """
         there = _plain(model)
-        changed = [name for name in there if name in self.before and self._differs(there[name], self.before[name])]
+        same = same_bits if self.copied else lambda now, before: torch.equal(checksum(now), before)
+        changed = [name for name in there if name in self.before and not same(there[name], self.before[name])]
         for name in changed:
             now, before = there[name], self.before[name]
             if not self.copied:
@@ -51,9 +52,6 @@ class ReadOnly:
             else:
                 now.data = before.clone()
         return changed
-
-    def _differs(self, now: torch.Tensor, before: torch.Tensor) -> bool:
-        return not (same_bits(now, before) if self.copied else torch.equal(checksum(now), before))
 
 
 def checksum(tensor: torch.Tensor) -> torch.Tensor:
@@ -65,8 +63,9 @@ def checksum(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _plain(model: Callable[..., Any]) -> dict[str, torch.Tensor]:
-    held = ((path, part) for path, part in parts(model) if isinstance(part, torch.Tensor))
-    tensors = {path: tensor for path, tensor in held if layout_of(tensor) and not tensor.is_quantized}
+    """Return the dense tensors of a model by name, those that are no parameter or buffer by path."""
+    of_model = ((path, part) for path, part in parts(model) if isinstance(part, torch.Tensor))
+    tensors = {path: tensor for path, tensor in of_model if layout_of(tensor) and not tensor.is_quantized}
     named = [*model.named_parameters(), *model.named_buffers()] if isinstance(model, torch.nn.Module) else []
     names = {id(tensor): name for name, tensor in named}
     return {names.get(id(tensor), path): tensor for path, tensor in tensors.items()}

@@ -96,6 +96,7 @@ class Study:
         return measure.worst([measure.same_twice(*pair, training=training, tol=self.tolerance) for pair in again])
 
     def _truth(self, inputs: Inputs) -> Truth:
+        """Return the results of eager and of the reference for these inputs."""
         subject = self.subject()
         eager = self.observe(subject, copy.deepcopy(inputs))
         self._read_only.forget(subject.model)
@@ -112,6 +113,7 @@ class Study:
         return self._of(copy.deepcopy(self.model) if self.mode == "train" else self.model)
 
     def _of(self, model: Callable[..., Any]) -> Subject:
+        """Return a model to be run as it is, with what its calls change."""
         state = self.changes.on((model, ((), {})))
         if self.mode != "train" or self.optimizer is None or not isinstance(model, torch.nn.Module):
             return Subject(model, model, state)
@@ -157,6 +159,7 @@ class Study:
         torch.autograd.backward(outputs, cotangents)
 
     def _paired(self, output: Any) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+        """Return the outputs that require grad, and a cotangent for each; raise if eager has another number."""
         outputs = _differentiable(output)
         if len(outputs) != len(self.cotangents):
             raise RuntimeError(f"{len(outputs)} outputs require grad, in eager {len(self.cotangents)}")
@@ -224,6 +227,7 @@ class Study:
         return self._within_bound(seen, truth, self.max_error)
 
     def _within_bound(self, seen: dict[str, Any], truth: Truth, max_error: float) -> Accuracy:
+        """Compare by the relative error to the reference instead."""
         precise = truth.reference or {}
         judged = [
             measure.check_error(seen[what], truth.eager[what], precise[what], max_error, what=what) for what in seen
@@ -261,6 +265,7 @@ def _kept(leaf: Any) -> Any:
 
 
 def _update(optimizer: Optimizer | None, parameters: Iterable[torch.Tensor]) -> None:
+    """Make the optimizer's step, and drop the gradients."""
     if optimizer is not None:
         optimizer.step()
     for parameter in parameters:

@@ -93,6 +93,7 @@ def _matches(graph: Graph, name: str) -> bool:
 
 @cache
 def _pass_of(rewrite: Rewrite) -> PatternMatcherPass:
+    """Return the pass with the patterns of a rewrite."""
     passes = PatternMatcherPass("backend_kwargs")
     resolved(rewrite.patterns)(passes)
     return passes

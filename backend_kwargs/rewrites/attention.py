@@ -5,241 +5,272 @@ instance for a backward pass, another node uses them and nothing matches. A bias
 shifted windows for each image, is passed on without the repetition.
 """
 
-import itertools
 import math
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
-from torch._inductor.pattern_matcher import (
-    CallFunctionVarArgs,
-    Match,
-    PatternMatcherPass,
-    register_graph_pattern,
-)
+import torch.nn.functional as F  # noqa: N812
+from torch import Tensor
+from torch._inductor.pattern_matcher import CallFunctionVarArgs, Match, PatternMatcherPass
 from torch.fx import Graph, Node
 
 from backend_kwargs.rewrites.library_attention import (
     CUDNN,
     EFFICIENT,
     HEADS_LAST,
-    attention,
-    has_few_keys,
+    heads_last,
     only_result,
     replace_results,
     scale_of,
 )
 from backend_kwargs.rewrites.matching import (
     DTYPES,
-    FLOATS,
-    AnyNode,
-    arguments_of,
     aten,
     calls,
+    converts_floats,
+    hint,
+    input_of,
     insert,
     known_true,
-    pattern_of,
+    patterns_of,
     prims,
+    read,
+    register,
     replace,
     same_sizes,
+    terms_of,
     used_once,
     value_of,
+    values_of,
+)
+from backend_kwargs.rewrites.operators import define
+from backend_kwargs.rewrites.table import Rewrite
+
+REWRITE = Rewrite(
+    "Attention that is spelt out, or has a bias over few keys, as one call",
+    patterns=f"{__name__}:add_patterns",
+    operators=("backend_kwargs::attention",),
+    applies="inference in float32 or half precision; a bias has no more digits than the heads",
+    fitting=lambda stats: (stats.softmaxes > 0 and stats.gemms > 1) or (stats.gpu and stats.attentions > 0),
+    order=60,
 )
 
 VIEWS = (aten.reshape.default, aten.view.default, aten._unsafe_view.default)
 
+# ---- the operator
 
-@dataclass(slots=True)
+MOST_KEYS, MOST_WIDTH = 256, 128  # the limits of one tile of our kernel
+
+
+def _attention(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, scale: float) -> Tensor:
+    if bias is not None:
+        if bias.dim() == 4 and bias.shape[0] not in (1, q.shape[0]):  # such as masks for the windows of one image
+            bias = bias.repeat(q.shape[0] // bias.shape[0], 1, 1, 1)
+        bias = bias.expand(*q.shape[:-1], k.shape[-2])
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=bias, scale=scale).transpose(1, 2).contiguous()
+
+
+def _attention_cuda(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, scale: float) -> Tensor:
+    from backend_kwargs.rewrites.kernels.attention import attention_over_few_keys
+
+    has_kernel = _has_few_keys(q, k, v) and q.numel() > 0 and k.numel() > 0
+    return (attention_over_few_keys if has_kernel else _attention)(q, k, v, bias, scale)
+
+
+def _has_few_keys(q: Tensor, k: Tensor, v: Tensor) -> bool:
+    """Return whether our kernel has tiles for these sizes, for all values of their symbols."""
+    return known_true(k.shape[2] <= MOST_KEYS) and known_true(max(q.shape[3], v.shape[3]) <= MOST_WIDTH)
+
+
+def _saved(node: Node) -> float:
+    """Return the traffic of the scores and the weights, each written once and read once."""
+    q, k = (read(node)[name].meta["val"] for name in ("q", "k"))
+    batch, heads, queries, _ = map(hint, q.shape)
+    return float(4 * batch * heads * queries * hint(k.shape[-2]) * q.element_size())
+
+
+# The bias may have fewer batches, which repeat.
+attention = define(
+    "attention(Tensor q, Tensor k, Tensor v, Tensor? bias, float scale) -> Tensor",
+    _attention,
+    fake=heads_last,
+    cuda=_attention_cuda,
+    saved=_saved,
+)
+
+
+# ---- patterns
+
+
+@dataclass(frozen=True, slots=True)
 class Attention:
     """The nodes of one attention; `sizes` are [batch, heads, queries, keys].
 
     Biases with five dimensions, [1, period, heads, queries, keys], repeat. `factors` multiply all scores of a head.
     """
 
-    q: AnyNode
-    k: AnyNode
-    v: AnyNode
-    product: AnyNode
+    q: Node
+    k: Node
+    v: Node
+    product: Node
     sizes: tuple[Any, ...]
-    biases: list[AnyNode] = field(default_factory=list)
-    scale: float = 1.0
+    biases: list[Node]
+    scale: float
     keys_before_width: bool = False
-    factors: list[AnyNode] = field(default_factory=list)
+    factors: list[Node] = field(default_factory=list)
+
+
+class Scores(NamedTuple):
+    """What a softmax is of: a product of q and k, multiplied by a scale and factors of heads, then biases added."""
+
+    product: Node
+    biases: list[Node]
+    scale: float
+    factors: list[Node]
 
 
 def add_patterns(passes: PatternMatcherPass) -> None:
     """Register the patterns of a softmax over the last dimension of scores, and of libraries' attention."""
     for target in (EFFICIENT, CUDNN):
-        register_graph_pattern(
-            CallFunctionVarArgs(target), extra_check=lambda match: _over_few_keys(match) is not None, pass_dict=passes
-        )(_fuse_library)
-    seen = set()
-    for dtype, sizes in itertools.product(DTYPES, ((2, 4, 4), (2, 2, 4, 4))):
-        for dim in (-1, len(sizes) - 1):
-            pattern = pattern_of(partial(_softmax, dim), torch.empty(sizes, dtype=dtype))
-            if repr(pattern) not in seen:
-                seen.add(repr(pattern))
-                register_graph_pattern(pattern, extra_check=partial(_is_attention, dim), pass_dict=passes)(
-                    partial(_fuse, dim)
-                )
+        register(passes, CallFunctionVarArgs(target), lambda match: _over_few_keys(match.output_node()), _fuse_library)
+    for dim, sizes in ((-1, (2, 4, 4)), (2, (2, 4, 4)), (3, (2, 2, 4, 4))):
+        for pattern in patterns_of(partial(torch.softmax, dim=dim), DTYPES, sizes):
+            register(passes, pattern, partial(_around, dim), _fuse)
 
 
-def _softmax(dim: int, x: torch.Tensor) -> torch.Tensor:
-    return torch.softmax(x, dim)
-
-
-def _is_attention(dim: int, match: Match) -> bool:
-    return _parse(match, dim) is not None
-
-
-def _fuse(dim: int, match: Match, x: AnyNode) -> None:
-    found = _parse(match, dim)
-    assert found is not None
-    graph = found.product.graph
-    with graph.inserting_before(found.product):
-        q, k, v = (_of_four(graph, each) for each in (found.q, found.k, found.v))
-        if not found.keys_before_width:
+def _fuse(weights: Node, parts: Attention) -> None:
+    """Replace the product of the weights and the values, or the copy that the model makes of it."""
+    product, graph = parts.product, parts.product.graph
+    with graph.inserting_before(product):
+        q, k, v = (_of_four(graph, each) for each in (parts.q, parts.k, parts.v))
+        if not parts.keys_before_width:
             k = insert(graph, aten.permute.default, k, [0, 1, 3, 2])
-        for factor in found.factors:
+        for factor in parts.factors:
             q = insert(graph, aten.mul.Tensor, q, factor)
-        bias = _bias(graph, found, q.meta["val"].dtype)
-        attended = insert(graph, attention, q, k, v, bias, found.scale)
-    target = _heads_last(found)
-    if target is not None:
-        replace(target, attended)
-        return
-    with graph.inserting_before(found.product):
+        attended = insert(graph, attention, q, k, v, _bias(graph, parts), parts.scale)
+        if (copied := _copy_with_heads_last(parts)) is not None:
+            replace(copied, attended)
+            return
         attended = insert(graph, aten.permute.default, attended, HEADS_LAST)
         attended = insert(graph, aten.clone.default, attended, memory_format=torch.contiguous_format)
-        sizes = [_size(graph, attended, dim) for dim in (2, 3)]
-        attended = insert(graph, aten.reshape.default, attended, [-1, *sizes])
-    replace(found.product, attended)
+        sizes = [
+            size if isinstance(size, int) else insert(graph, aten.sym_size.int, attended, at)
+            for at, size in [*enumerate(attended.meta["val"].shape)][2:]
+        ]
+        replace(product, insert(graph, aten.reshape.default, attended, [-1, *sizes]))
 
 
-def _size(graph: Graph, node: AnyNode, dim: int) -> Any:
-    size = node.meta["val"].shape[dim]
-    return size if isinstance(size, int) else insert(graph, aten.sym_size.int, node, dim)
-
-
-def _heads_last(found: Attention) -> AnyNode | None:
+def _copy_with_heads_last(parts: Attention) -> Node | None:
     """Return the [batch, queries, heads, width] copy that the model makes of the result, or None.
 
     The library returns this layout anyway, so the copy is dropped.
     """
-    node = found.product
-    for targets, args in ((VIEWS, None), ((aten.permute.default,), HEADS_LAST), ((aten.clone.default,), None)):
+    node = parts.product
+    for targets in (VIEWS, (aten.permute.default,), (aten.clone.default,)):
         if not used_once(node):
             return None
         node = next(iter(node.users))
-        if not calls(node, *targets) or (args is not None and list(node.args[1]) != args):
+        if not calls(node, *targets) or (calls(node, aten.permute.default) and read(node)["dims"] != HEADS_LAST):
             return None
-    value, (batch, heads, queries, _) = value_of(node), found.sizes
+    value, (batch, heads, queries, _) = value_of(node), parts.sizes
     if value is None or value.dim() != 4 or not same_sizes(value.shape[:3], (batch, queries, heads)):
         return None
     return node if value.is_contiguous() else None
 
 
-def _of_four(graph: Graph, node: AnyNode) -> AnyNode:
+def _of_four(graph: Graph, node: Node) -> Node:
+    """Return `node` with four dimensions, of which the first may be new."""
     return node if node.meta["val"].dim() == 4 else insert(graph, aten.unsqueeze.default, node, 0)
 
 
-def _bias(graph: Graph, found: Attention, dtype: torch.dtype) -> Any:
-    bias: Any = None
-    for each in found.biases:
-        if each.meta["val"].dim() == 5:
-            each = insert(graph, aten.select.int, each, 0, 0)  # noqa: PLW2901
-        bias = each if bias is None else insert(graph, aten.add.Tensor, bias, each)
+def _bias(graph: Graph, parts: Attention) -> Node | None:
+    """Insert the sum of the biases, in the dtype of q."""
+    bias: Node | None = None
+    for each in parts.biases:
+        term = insert(graph, aten.select.int, each, 0, 0) if each.meta["val"].dim() == 5 else each
+        bias = term if bias is None else insert(graph, aten.add.Tensor, bias, term)
+    dtype = parts.q.meta["val"].dtype
     if bias is not None and bias.meta["val"].dtype != dtype:
         bias = insert(graph, prims.convert_element_type.default, bias, dtype)
     return bias
 
 
-def _parse(match: Match, dim: int) -> Attention | None:
+def _around(dim: int, match: Match) -> Attention | None:
     """Return the attention around the matched softmax over `dim`, or None."""
     weights, scores = match.output_node(), match.kwargs["x"]
     product = _product_of(weights)
-    whole, value = value_of(scores), value_of(product) if product else None
-    if product is None or whole is None or value is None or value.dtype not in DTYPES:
+    values = values_of(scores, product)
+    if product is None or values is None or not set(match.nodes).issuperset(scores.users):
         return None
-    if whole.dim() not in (3, 4) or dim % whole.dim() != whole.dim() - 1:
+    whole, result = values
+    if result.dtype not in DTYPES or whole.dim() not in (3, 4) or dim % whole.dim() != whole.dim() - 1:
         return None
-    if not isinstance(scores, Node) or not set(match.nodes).issuperset(scores.users):
+    parts = _parts_of(scores, whole)
+    if parts is None or not 0 < parts.scale < math.inf:  # of negative ones, flash attention takes no maximum
         return None
-    found = _sum_of_scores(scores, whole)
-    if found is None or not 0 < found[2] < math.inf:  # of negative ones, flash attention takes no maximum
-        return None
-    node, biases, scale, factors = found
-    periods = [period for period in map(_period, biases) if not known_true(period == 1)]
+    periods = [period for period in map(_period, parts.biases) if not known_true(period == 1)]
     if not all(known_true(period == periods[0]) for period in periods):
         return None
-    attention = _of_product(node, product, whole, biases, scale)
-    if attention is None or any(value_of(each).dtype != value.dtype for each in factors):  # type: ignore[union-attr]
+    if any(each.meta["val"].dtype != result.dtype for each in parts.factors):
         return None
-    if not _exact_in(value.dtype, biases):
-        return None
-    attention.factors = factors
-    return attention
+    return _of_product(parts, product, whole) if _is_exact_in(result.dtype, parts.biases) else None
 
 
-def _exact_in(dtype: torch.dtype, biases: list[AnyNode]) -> bool:
+def _is_exact_in(dtype: torch.dtype, biases: list[Node]) -> bool:
     """Return whether the sum of `biases` has no more digits than `dtype`, so that a call can take it in `dtype`."""
-    given = [each.meta["val"].dtype for each in biases]
-    if all(each == dtype for each in given):
+    dtypes = [each.meta["val"].dtype for each in biases]
+    if all(each == dtype for each in dtypes):
         return True
-    return len(biases) == 1 and (torch.promote_types(given[0], dtype) == dtype or _was_widened(biases[0], dtype))
+    return len(biases) == 1 and (torch.promote_types(dtypes[0], dtype) == dtype or _was_widened(biases[0], dtype))
 
 
 def _was_widened(node: Any, dtype: torch.dtype) -> bool:
     """Return whether `node` has the values of a tensor of `dtype`."""
     same = (*VIEWS, aten.expand.default, aten.unsqueeze.default, aten.permute.default, aten.slice.Tensor)
     while calls(node, *same, aten.clone.default, prims.convert_element_type.default):
-        node = node.args[0]
+        node = input_of(node)
         value = value_of(node)
         if value is not None and value.dtype == dtype:
             return True
     return False
 
 
-def _converts_floats(node: Any) -> bool:
-    """Return whether `node` converts floating-point numbers to others; those to integers or to 8 bits are wanted."""
-    values = (value_of(node), value_of(node.args[0])) if calls(node, prims.convert_element_type.default) else ()
-    return bool(values) and all(each is not None and each.dtype in FLOATS for each in values)
-
-
-def _sum_of_scores(scores: AnyNode, whole: torch.Tensor) -> tuple[AnyNode, list[AnyNode], float, list[AnyNode]] | None:
-    """Return the product in `scores`, the biases added to it, its scale and the factors of its heads, or None."""
-    biases: list[AnyNode] = []
-    factors: list[AnyNode] = []
+def _parts_of(scores: Node, whole: Tensor) -> Scores | None:
+    """Return the parts of the scores, which have the shape of `whole`, or None."""
+    biases: list[Node] = []
+    factors: list[Node] = []
     scale = 1.0
     node: Any = scores
     while isinstance(node, Node) and (node is scores or used_once(node)):
-        if _converts_floats(node):
-            node = node.args[0]
-        elif calls(node, aten.mul.Tensor, aten.div.Tensor) and isinstance(node.args[1], int | float):
-            factor = float(node.args[1])
-            if factor == 0:
+        multiplies = calls(node, aten.mul.Tensor, aten.div.Tensor)
+        by: Any = read(node)["other"] if multiplies else None
+        if converts_floats(node):
+            node = input_of(node)
+        elif multiplies and isinstance(by, int | float):
+            if by == 0:
                 return None
-            scale = scale * factor if calls(node, aten.mul.Tensor) else scale / factor
-            node = node.args[0]
-        elif calls(node, aten.mul.Tensor) and _is_factor_of_heads(node.args[1], whole):
-            factors.append(node.args[1])
-            node = node.args[0]
-        elif calls(node, aten.add.Tensor) and not node.kwargs and scale == 1.0 and not factors:
-            split = _scores_and_bias(node, whole)
+            scale = scale * by if node.target is aten.mul.Tensor else scale / by
+            node = input_of(node)
+        elif calls(node, aten.mul.Tensor) and _is_factor_of_heads(by, whole):
+            factors.append(by)
+            node = input_of(node)
+        elif scale == 1.0 and not factors and (terms := terms_of(node)):
+            split = _scores_and_bias(terms, whole)
             if split is None:
                 return None
             node, bias = split
             biases += _parts_of_bias(bias)
-        elif scale == 1.0 and not factors and (masked := _masked_windows(node)) is not None:
-            node, bias = masked
+        elif scale == 1.0 and not factors and (split := _masked_windows(node)):
+            node, bias = split
             biases.append(bias)
         else:
-            return node, biases, scale, factors
+            return Scores(node, biases, float(scale), factors)
     return None
 
 
-def _is_factor_of_heads(node: Any, whole: torch.Tensor) -> bool:
+def _is_factor_of_heads(node: Any, whole: Tensor) -> bool:
     """Return whether a tensor has one value for each head, or one for all, by which q can be multiplied as well."""
     value = value_of(node)
     if value is None or value.dim() not in (3, 4) or value.dim() > whole.dim() or not value.is_floating_point():
@@ -247,46 +278,39 @@ def _is_factor_of_heads(node: Any, whole: torch.Tensor) -> bool:
     return all(known_true(size == 1) for size in (*value.shape[:-3], *value.shape[-2:]))
 
 
-def _of_product(
-    node: AnyNode, product: AnyNode, whole: torch.Tensor, biases: list[AnyNode], scale: float
-) -> Attention | None:
-    """Return the attention whose scores are `node`, a product of q and k, or None."""
+def _of_product(parts: Scores, product: Node, whole: Tensor) -> Attention | None:
+    """Return the attention of these parts, whose weights are multiplied with the values in `product`, or None."""
+    node = parts.product
     if calls(node, *VIEWS):
         value = value_of(node)
         if value is None or value.dim() != 4 or not same_sizes(value.shape, whole.shape):
             return None
-        node = node.args[0]
+        node = input_of(node)
         if not used_once(node):
             return None
     if not calls(node, aten.bmm.default):
         return None
-    q, k, v = (_source(each, whole.dim()) for each in (*node.args, product.args[1]))
+    q, k, v = (_source(each, whole.dim()) for each in (*read(node).values(), read(product)["mat2"]))
     if q is None or k is None or v is None:
         return None
-    keys_before_width = calls(k, aten.permute.default) and _swaps_last(k.args[1], whole.dim())
+    count = whole.dim()
+    last_swapped = [*range(count - 2), count - 1, count - 2]
+    keys_before_width = calls(k, aten.permute.default) and [dim % count for dim in read(k)["dims"]] == last_swapped
     if keys_before_width:
-        k = k.args[0]
-    values = value_of(q), value_of(k), value_of(v), value_of(product)
-    if not _are_of_one_attention(*values, whole, keys_before_width):
+        k = input_of(k)
+    values = values_of(q, k, v, product)
+    if values is None or not _are_of_one_attention(values, whole, keys_before_width):
         return None
-    sizes = tuple(whole.shape) if whole.dim() == 4 else (1, *whole.shape)
-    return Attention(q, k, v, product, sizes, biases, scale, keys_before_width)
+    sizes = (*whole.shape,) if count == 4 else (1, *whole.shape)
+    return Attention(q, k, v, product, sizes, parts.biases, parts.scale, keys_before_width, parts.factors)
 
 
-def _are_of_one_attention(
-    q: torch.Tensor | None,
-    k: torch.Tensor | None,
-    v: torch.Tensor | None,
-    product: torch.Tensor | None,
-    scores: torch.Tensor,
-    keys_before_width: bool,
-) -> bool:
+def _are_of_one_attention(operands: list[Tensor], scores: Tensor, keys_before_width: bool) -> bool:
     """Return whether q, k, v and the product have the sizes that the scores ask for, and one dtype.
 
     A view may have split the same heads and batches otherwise.
     """
-    if q is None or k is None or v is None or product is None:
-        return False
+    q, k, v, product = operands
     *heads, queries, keys = scores.shape
     width, width_of_v = q.shape[-1], v.shape[-1]
     wanted = (
@@ -301,93 +325,84 @@ def _are_of_one_attention(
     )
 
 
-def _swaps_last(dims: Any, count: int) -> bool:
-    return [dim % count for dim in dims] == [*range(count - 2), count - 1, count - 2]
-
-
-def _product_of(weights: AnyNode) -> AnyNode | None:
+def _product_of(weights: Node) -> Node | None:
     """Return the product of the weights and the values, or None if anything else uses the weights."""
     node = weights
     while used_once(node):
         user = next(iter(node.users))
         if calls(user, aten.bmm.default):
-            return user if user.args[0] is node and user.args[1] is not node else None
-        if not (calls(user, *VIEWS, aten.expand.default, aten.clone.default) or _converts_floats(user)):
+            left, right = read(user).values()
+            return user if left is node and right is not node else None
+        if not (calls(user, *VIEWS, aten.expand.default, aten.clone.default) or converts_floats(user)):
             return None
         node = user
     return None
 
 
-def _source(node: Any, dims: int) -> AnyNode | None:
+def _source(node: Any, dims: int) -> Node | None:
     """Return the tensor, with as many dimensions as the scores, of which an operand of a bmm is a view, or None."""
-    if not isinstance(node, Node):
-        return None
-    if dims == 3:
+    if dims == 3 and isinstance(node, Node):
         return node
     merged = value_of(node)
     if not calls(node, *VIEWS):
         return None
-    node = node.args[0]
-    while calls(node, aten.expand.default, aten.clone.default):
-        given, made = value_of(node.args[0]), value_of(node)
-        if given is None or made is None or not same_sizes(given.shape, made.shape):
-            break
-        node = node.args[0]
+    node = input_of(node)
+    while calls(node, aten.expand.default, aten.clone.default) and _has_sizes_of(input_of(node), node):
+        node = input_of(node)
     value = value_of(node)
     if value is None or merged is None or value.dim() != 4 or merged.dim() != 3:
         return None
-    if not same_sizes((value.shape[0] * value.shape[1], *value.shape[2:]), merged.shape):
-        return None
-    return node
+    return node if same_sizes((value.shape[0] * value.shape[1], *value.shape[2:]), merged.shape) else None
 
 
-def _scores_and_bias(node: AnyNode, whole: torch.Tensor) -> tuple[Any, AnyNode] | None:
+def _has_sizes_of(node: Any, other: Any) -> bool:
+    """Return whether two nodes are known to have the same sizes."""
+    values = values_of(node, other)
+    return values is not None and same_sizes(values[0].shape, values[1].shape)
+
+
+def _scores_and_bias(terms: tuple[Any, Any], whole: Tensor) -> tuple[Node, Node] | None:
     """Return the scores and their bias, or None: only the scores come from a bmm and have the full shape."""
-    for scores, bias in (node.args, node.args[::-1]):
-        value, added = value_of(scores), value_of(bias)
-        if value is None or added is None or not same_sizes(value.shape, whole.shape):
+    for scores, bias in (terms, terms[::-1]):
+        values = values_of(scores, bias)
+        if values is None or not same_sizes(values[0].shape, whole.shape):
             continue
-        broadcast = added.is_floating_point() and added.dim() <= whole.dim() and added.dim() >= 2
-        if broadcast and _comes_from_product(scores):
+        added = values[1]
+        if added.is_floating_point() and 2 <= added.dim() <= whole.dim() and _comes_from_product(scores):
             return scores, bias
     return None
 
 
-def _period(bias: AnyNode) -> Any:
+def _period(bias: Node) -> Any:
+    """Return after how many batches a bias repeats."""
     sizes = bias.meta["val"].shape
     return sizes[-4] if len(sizes) >= 4 else 1
 
 
-def _masked_windows(node: Any) -> tuple[Any, AnyNode] | None:
+def _masked_windows(node: Node) -> tuple[Node, Node] | None:
     """Return the scores and the masks of each image's windows that were added to them as [images, windows, ..]."""
-    if not calls(node, *VIEWS) or not calls(node.args[0], aten.add.Tensor) or node.args[0].kwargs:
+    added: Any = input_of(node) if calls(node, *VIEWS) else None
+    terms, values = terms_of(added), values_of(added, node)
+    if terms is None or values is None or not used_once(added):
         return None
-    added, whole = node.args[0], value_of(node)
-    made = value_of(added)
-    if whole is None or made is None or whole.dim() != 4 or made.dim() != 5 or not used_once(added):
+    result, whole = values
+    if whole.dim() != 4 or result.dim() != 5 or not same_sizes(result.shape[2:], whole.shape[1:]):
         return None
-    for scores, mask in (added.args, added.args[::-1]):
+    for scores, mask in (terms, terms[::-1]):
         value = value_of(mask)
         if not calls(scores, *VIEWS) or not used_once(scores) or value is None or value.dim() != 5:
             continue
-        if not value.is_floating_point():
+        if not value.is_floating_point() or not _has_sizes_of(input_of(scores), node):
             continue
-        before = value_of(scores.args[0])
-        if before is None or not same_sizes(before.shape, whole.shape):
-            continue
-        if not same_sizes(made.shape[2:], whole.shape[1:]):
-            continue
-        if known_true(value.shape[0] == 1) and known_true(value.shape[1] == made.shape[1]):
-            return scores.args[0], mask
+        if known_true(value.shape[0] == 1) and known_true(value.shape[1] == result.shape[1]):
+            return input_of(scores), mask
     return None
 
 
-def _parts_of_bias(bias: AnyNode) -> list[AnyNode]:
+def _parts_of_bias(bias: Node) -> list[Node]:
     """Return the terms of a bias, if one term is masks that were repeated for each image."""
-    node = _unpadded(bias)
-    if not calls(node, aten.add.Tensor) or node.kwargs:
-        return [bias]
-    for other, repeated in (node.args, node.args[::-1]):
+    terms = terms_of(_unpadded(bias))
+    for other, repeated in (terms, terms[::-1]) if terms else ():
         value, source = value_of(other), _repeated(repeated)
         if source is not None and value is not None and value.dim() <= 4 and value.is_floating_point():
             whole = value.dim() < 4 or known_true(value.shape[0] == 1)
@@ -398,69 +413,58 @@ def _parts_of_bias(bias: AnyNode) -> list[AnyNode]:
 def _unpadded(node: Any) -> Any:
     """Return the node before copies to another layout, or padding and slicing, for the library's kernel."""
     while True:
-        value = value_of(node)
+        source = None
         if calls(node, aten.expand.default, aten.clone.default):
-            source = node.args[0]
-        elif calls(node, aten.slice.Tensor) and calls(node.args[0], aten.constant_pad_nd.default):
-            cut, (padded, pads, *_) = arguments_of(node) or {}, node.args[0].args
-            from_start = cut.get("start") in (0, None) and cut.get("step") == 1 and not any(pads[::2])
-            source = padded if from_start else None
-        else:
-            return node
-        given = value_of(source)
-        if value is None or given is None or not same_sizes(value.shape, given.shape):
+            source = input_of(node)
+        elif calls(node, aten.slice.Tensor) and calls(input_of(node), aten.constant_pad_nd.default):
+            cut, padded = read(node), read(input_of(node))
+            from_start = cut["start"] in (0, None) and cut["step"] == 1 and not any(padded["pad"][::2])
+            source = padded["input"] if from_start else None
+        if not _has_sizes_of(source, node):
             return node
         node = source
 
 
-def _repeated(node: Any) -> AnyNode | None:
+def _repeated(node: Any) -> Node | None:
     """Return the [1, period, heads, queries, keys] that was repeated into the batches of `node`, or None."""
-    if not calls(node, *VIEWS):
+    expanded = input_of(node) if calls(node, *VIEWS) else None
+    while calls(expanded, aten.clone.default):
+        expanded = input_of(expanded)
+    source = input_of(expanded) if calls(expanded, aten.expand.default) else None
+    values = values_of(node, expanded, source)
+    if values is None or [each.dim() for each in values] != [4, 5, 5] or not values[2].is_floating_point():
         return None
-    value, node = value_of(node), node.args[0]
-    while calls(node, aten.clone.default):
-        node = node.args[0]
-    whole = value_of(node)
-    if not calls(node, aten.expand.default) or value is None or whole is None or (whole.dim(), value.dim()) != (5, 4):
+    value, whole, one = (each.shape for each in values)
+    if not same_sizes(whole[2:], value[1:]) or not same_sizes(one[:2], (1, whole[1])):
         return None
-    source = value_of(node.args[0])
-    same = source is not None and source.dim() == 5 and same_sizes(whole.shape[2:], value.shape[1:])
-    if not same or source is None or not source.is_floating_point():
-        return None
-    return node.args[0] if known_true(source.shape[0] == 1) and known_true(source.shape[1] == whole.shape[1]) else None
+    return source
 
 
 def _comes_from_product(node: Any) -> bool:
-    while calls(node, aten.mul.Tensor, aten.div.Tensor, aten.add.Tensor, *VIEWS) or _converts_floats(node):
-        node = node.args[0]
+    """Return whether scaling, adding and views lead from a bmm to `node`."""
+    while calls(node, aten.mul.Tensor, aten.div.Tensor, aten.add.Tensor, *VIEWS) or converts_floats(node):
+        node = input_of(node)
     return calls(node, aten.bmm.default)
 
 
 # ---- a library's call
 
 
-def _over_few_keys(match: Match) -> Attention | None:
+def _over_few_keys(node: Node) -> Attention | None:
     """Return the attention of a library's kernel if it has a bias and so few keys that ours is faster, or None."""
-    node = match.output_node()
-    given = arguments_of(node) or {}
-    q, k, v, bias = (value_of(given.get(name)) for name in ("query", "key", "value", "attn_bias"))
-    if q is None or k is None or v is None or bias is None or given.get("is_causal") or not only_result(node):
+    args = read(node)
+    values = values_of(*(args[name] for name in ("query", "key", "value", "attn_bias")))
+    if values is None or args["is_causal"] or not only_result(node):
         return None
-    biases, scale = _parts_of_bias(given["attn_bias"]), scale_of(given)
-    if not has_few_keys(q, k, v) or not bias.is_floating_point() or bias.dim() > 4 or scale is None:
+    q, k, v, bias = values
+    biases, scale = _parts_of_bias(args["attn_bias"]), scale_of(node)
+    if not _has_few_keys(q, k, v) or not bias.is_floating_point() or bias.dim() > 4 or scale is None:
         return None
-    if not _exact_in(q.dtype, biases):
+    if not _is_exact_in(q.dtype, biases):
         return None
-    sizes = (*q.shape[:3], k.shape[2])
-    return Attention(given["query"], given["key"], given["value"], node, sizes, biases, scale)
+    return Attention(args["query"], args["key"], args["value"], node, (*q.shape[:3], k.shape[2]), biases, scale)
 
 
-def _fuse_library(match: Match, *args: Any, **kwargs: Any) -> None:
-    found = _over_few_keys(match)
-    assert found is not None
-    node, graph = found.product, found.product.graph
-    with graph.inserting_before(node):
-        bias = _bias(graph, found, found.q.meta["val"].dtype)
-        attended = insert(graph, attention, found.q, found.k, found.v, bias, found.scale)
-        attended = insert(graph, aten.permute.default, attended, HEADS_LAST)
-    replace_results(node, attended)
+def _fuse_library(node: Node, parts: Attention) -> None:
+    attended = insert(node.graph, attention, parts.q, parts.k, parts.v, _bias(node.graph, parts), parts.scale)
+    replace_results(node, insert(node.graph, aten.permute.default, attended, HEADS_LAST))

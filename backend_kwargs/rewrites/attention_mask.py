@@ -8,11 +8,24 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.fx import GraphModule, Node
 
 from backend_kwargs.graphs.writes import written_between
-from backend_kwargs.rewrites.matching import DTYPES, AnyNode, arguments_of, hint, known_true
-from backend_kwargs.rewrites.traced import Change, changed, example
+from backend_kwargs.rewrites.matching import DTYPES, Arguments, hint, known_true
+from backend_kwargs.rewrites.table import Rewrite
+from backend_kwargs.rewrites.traced import Change, Replacement, example, examples, replacing
+
+REWRITE = Rewrite(
+    "Masks that are expanded over the keys, copied so that scaled_dot_product_attention has a fused kernel",
+    traced=f"{__name__}:make_dense",
+    needs=("gpu",),
+    applies="float32 or half precision; masks without gradients, of last stride 0",
+    costs="memory for the mask of one head",
+    fitting=lambda stats: stats.gpu and stats.softmaxes + stats.attentions > 0,
+    early=True,
+    order=80,
+)
 
 ATTENTION = torch.nn.functional.scaled_dot_product_attention
 PASSES, PASSES_BACK = 4, 8  # over the scores in float32, forward and backward, that a fused kernel saves
@@ -20,32 +33,25 @@ PASSES, PASSES_BACK = 4, 8  # over the scores in float32, forward and backward, 
 
 def make_dense(gm: GraphModule, example_inputs: Sequence[Any]) -> Change | None:
     """Return the graph in which masks of attention have dense rows, or None if all have."""
-    made: dict[AnyNode, AnyNode] = {}  # dense masks, by the mask
+    copies: dict[Node, Node] = {}  # dense masks, by the mask
 
-    def replace(node: AnyNode) -> float | None:
-        given = arguments_of(node) or {}
-        q, mask = example(given.get("query")), given.get("attn_mask")
-        if mask is None or not _needs_copy(q, example(mask)):
+    def with_dense_mask(node: Node, args: Arguments) -> Replacement | None:
+        mask = args["attn_mask"]
+        values = examples(args["query"], args["key"], mask)
+        if values is None:
             return None
-        if mask not in made or written_between(made[mask], node, [mask]):
-            with node.graph.inserting_before(node):
-                made[mask] = _dense(mask)
-        if "attn_mask" in node.kwargs:
-            node.update_kwarg("attn_mask", made[mask])
-        else:
-            node.update_arg(3, made[mask])
-        return _saved(q, example(given["key"]))
+        q, k, value = values
+        apart = value.dim() > 1 and known_true(value.stride(-1) != 1) and known_true(value.shape[-1] != 1)
+        if not apart or value.requires_grad or q.dtype not in DTYPES:
+            return None
+        if mask not in copies or written_between(copies[mask], node, [mask]):
+            copies[mask] = _dense(mask)
+        return node.graph.call_function(ATTENTION, (), {**args, "attn_mask": copies[mask]}), _saved(q, k)
 
-    return changed(gm, example_inputs, lambda node: node.target is ATTENTION, replace)
-
-
-def _needs_copy(q: torch.Tensor | None, mask: torch.Tensor | None) -> bool:
-    if mask is None or q is None or mask.dim() < 2 or mask.requires_grad or q.dtype not in DTYPES:
-        return False
-    return known_true(mask.stride(-1) != 1) and known_true(mask.shape[-1] != 1)
+    return replacing((ATTENTION,), with_dense_mask)(gm, example_inputs)
 
 
-def _dense(mask: AnyNode) -> AnyNode:
+def _dense(mask: Node) -> Node:
     """Insert a copy of the mask that has no stride 0 in the last two dimensions, and keeps it in the others."""
     value = example(mask)
     assert value is not None
@@ -56,15 +62,15 @@ def _dense(mask: AnyNode) -> AnyNode:
     return _called("expand_as", _called("contiguous", _called("__getitem__", mask, index)), mask)
 
 
-def _called(method: str, *args: Any) -> AnyNode:
-    node = args[0].graph.call_method(method, args)
-    values = [example(each) if isinstance(each, Node) else each for each in args]
-    node.meta["example_value"] = getattr(values[0], method)(*values[1:])
+def _called(method: str, *args: Any) -> Node:
+    """Insert a call of a method, with its fake result."""
+    node: Node = args[0].graph.call_method(method, args)
+    tensor, *others = [example(each) if isinstance(each, Node) else each for each in args]
+    node.meta["example_value"] = getattr(tensor, method)(*others)
     return node
 
 
-def _saved(q: torch.Tensor | None, k: torch.Tensor | None) -> float:
-    if q is None or k is None:
-        return 0.0
+def _saved(q: Tensor, k: Tensor) -> float:
+    """Return the traffic of the scores, in bytes."""
     passes = PASSES + PASSES_BACK * (torch.is_grad_enabled() and q.requires_grad)
     return passes * 4.0 * hint(q.numel()) / hint(q.shape[-1]) * hint(k.shape[-2])

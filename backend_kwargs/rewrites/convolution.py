@@ -9,79 +9,77 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._inductor.pattern_matcher import CallFunction, KeywordArg, Match, PatternMatcherPass, register_graph_pattern
+from torch._inductor.pattern_matcher import CallFunction, KeywordArg, PatternMatcherPass
 from torch.fx import Graph, Node
 
 from backend_kwargs.rewrites.folding import mark_folded
 from backend_kwargs.rewrites.matching import (
-    DTYPES,
-    FLOATS,
-    AnyNode,
-    arguments_of,
     aten,
     calls,
+    converts_floats,
+    have_one_dtype,
+    input_of,
     insert,
     known_true,
     prims,
-    replace,
+    read,
+    register,
     same_sizes,
+    terms_of,
     used_once,
     value_of,
+    values_of,
 )
 from backend_kwargs.rewrites.operators import define, dense
+from backend_kwargs.rewrites.table import NAN, Rewrite, ran
+
+REWRITE = Rewrite(
+    "Convolution, bias or a norm in eval mode (or any scale and shift of channels), a residual and ReLU as one "
+    "library call",
+    patterns=f"{__name__}:add_patterns",
+    operators=("backend_kwargs::conv_relu", "backend_kwargs::conv_add_relu"),
+    applies="float32 or half precision (on a CPU not float16); on a GPU channels last, without groups",
+    costs=f"a norm is folded into weights at each call, rounded to their dtype; {NAN}",
+    fitting=lambda stats: stats.convolutions > 0 and not stats.training and ran(stats, "relu"),
+    order=10,
+)
 
 # ---- the operators
+
+GEOMETRY = "Tensor? bias, SymInt[] stride, SymInt[] padding, SymInt[] dilation, SymInt groups) -> Tensor"
 
 
 def convolution(
     x: Tensor, w: Tensor, bias: Tensor | None, stride: Any, padding: Any, dilation: Any, groups: int
 ) -> Tensor:
     """Return a convolution by ATen."""
-    made: Tensor = torch.ops.aten.convolution(x, w, bias, stride, padding, dilation, False, [0] * len(stride), groups)
-    return made
+    result: Tensor = aten.convolution(x, w, bias, stride, padding, dilation, False, [0] * len(stride), groups)
+    return result
 
 
-def _conv_relu(x: Tensor, w: Tensor, bias: Any, stride: Any, padding: Any, dilation: Any, groups: int) -> Tensor:
-    return convolution(x, w, bias, stride, padding, dilation, groups).relu()
-
-
-def _conv_relu_cpu(x: Tensor, w: Tensor, bias: Any, stride: Any, padding: Any, dilation: Any, groups: int) -> Tensor:
+def _conv_relu_cpu(x: Tensor, w: Tensor, bias: Any, stride: Any, padding: Any, dilation: Any, groups: int) -> Any:
     pointwise = torch.ops.mkldnn._convolution_pointwise
-    return pointwise(x, w, dense(bias), padding, stride, dilation, groups, "relu", [], "")  # type: ignore[no-any-return]
-
-
-def _conv_relu_cuda(x: Tensor, w: Tensor, bias: Any, stride: Any, padding: Any, dilation: Any, groups: int) -> Tensor:
-    return torch.ops.aten.cudnn_convolution_relu(x, w, dense(bias), stride, padding, dilation, groups)  # type: ignore[no-any-return]
-
-
-def _conv_add_relu(
-    x: Tensor, w: Tensor, z: Tensor, bias: Any, stride: Any, padding: Any, dilation: Any, groups: int
-) -> Tensor:
-    return (convolution(x, w, bias, stride, padding, dilation, groups) + z).relu()
+    return pointwise(x, w, dense(bias), padding, stride, dilation, groups, "relu", [], "")
 
 
 def _conv_add_relu_cpu(
     x: Tensor, w: Tensor, z: Tensor, bias: Any, stride: Any, padding: Any, dilation: Any, groups: int
-) -> Tensor:
+) -> Any:
     pointwise = torch.ops.mkldnn._convolution_pointwise.binary
-    return pointwise(x, z, w, dense(bias), padding, stride, dilation, groups, "add", 1.0, "relu", [], "")  # type: ignore[no-any-return]
+    return pointwise(x, z, w, dense(bias), padding, stride, dilation, groups, "add", 1.0, "relu", [], "")
 
 
-def _conv_add_relu_cuda(
-    x: Tensor, w: Tensor, z: Tensor, bias: Any, stride: Any, padding: Any, dilation: Any, groups: int
-) -> Tensor:
-    fused = torch.ops.aten.cudnn_convolution_add_relu
-    return fused(x, w, z, 1.0, dense(bias), stride, padding, dilation, groups)  # type: ignore[no-any-return]
-
-
-GEOMETRY = "Tensor? bias, SymInt[] stride, SymInt[] padding, SymInt[] dilation, SymInt groups) -> Tensor"
-
-conv_relu = define(f"conv_relu(Tensor x, Tensor w, {GEOMETRY}", _conv_relu, cpu=_conv_relu_cpu, cuda=_conv_relu_cuda)
+conv_relu = define(
+    f"conv_relu(Tensor x, Tensor w, {GEOMETRY}",
+    lambda x, w, *geometry: convolution(x, w, *geometry).relu(),
+    cpu=_conv_relu_cpu,
+    cuda=lambda x, w, bias, *geometry: aten.cudnn_convolution_relu(x, w, dense(bias), *geometry),
+)
 conv_add_relu = define(
     f"conv_add_relu(Tensor x, Tensor w, Tensor z, {GEOMETRY}",
-    _conv_add_relu,
+    lambda x, w, z, *geometry: (convolution(x, w, *geometry) + z).relu(),
     cpu=_conv_add_relu_cpu,
-    cuda=_conv_add_relu_cuda,
+    cuda=lambda x, w, z, bias, *geometry: aten.cudnn_convolution_add_relu(x, w, z, 1.0, dense(bias), *geometry),
 )
 
 
@@ -92,123 +90,95 @@ conv_add_relu = define(
 class Affine:
     """A convolution and the (operator, operand) steps applied to each channel of its result, in order."""
 
-    convolution: AnyNode
+    convolution: Node
     steps: list[tuple[Any, Any]] = field(default_factory=list)
 
 
-def read(node: AnyNode) -> dict[str, Any]:
-    """Return the arguments of a call of ATen's."""
-    given = arguments_of(node)
-    assert given is not None
-    return given
-
-
-def operands(node: AnyNode) -> tuple[Any, ...]:
+def operands(node: Node) -> tuple[Any, ...]:
     """Return input, weight, bias, stride, padding, dilation and groups of a convolution."""
-    given = read(node)
-    return tuple(given[name] for name in ("input", "weight", "bias", "stride", "padding", "dilation", "groups"))
+    args = read(node)
+    return tuple(args[name] for name in ("input", "weight", "bias", "stride", "padding", "dilation", "groups"))
 
 
 def add_patterns(passes: PatternMatcherPass) -> None:
     """Register the pattern that ends in a ReLU."""
-
-    @register_graph_pattern(
-        CallFunction(aten.relu.default, KeywordArg("x")),
-        extra_check=lambda match: _pays(match.output_node()),
-        pass_dict=passes,
-    )
-    def fuse(match: Match, x: AnyNode) -> None:
-        relu = match.output_node()
-        parsed = _parse(relu)
-        assert parsed is not None
-        affine, residual = parsed
-        graph = relu.graph
-        with graph.inserting_before(relu):
-            weight, bias = folded(graph, affine)
-            if residual is not None and (other := affine_convolution(residual)) is not None and may_fuse(other, relu):
-                other_weight, other_bias = folded(graph, other)  # its bias joins that of the fused call
-                bias = mark_folded(_sum(graph, bias, other_bias))
-                given = {**read(other.convolution), "weight": other_weight, "bias": None}
-                residual = insert(graph, aten.convolution.default, *given.values())
-            x, _, _, *geometry = operands(affine.convolution)
-            new = (
-                insert(graph, conv_relu, x, weight, bias, *geometry)
-                if residual is None
-                else insert(graph, conv_add_relu, x, weight, residual, bias, *geometry)
-            )
-        replace(relu, new)
+    register(passes, CallFunction(aten.relu.default, KeywordArg("x")), lambda match: _pays(match.output_node()), _fuse)
 
 
-def _pays(relu: AnyNode) -> bool:
-    """Return whether `relu` ends the pattern, and its call saves more traffic than folding weights takes."""
-    if (parsed := _parse(relu)) is None:
-        return False
-    affine, _ = parsed
+def _fuse(relu: Node, parts: tuple[Affine, Node | None]) -> Node:
+    """Insert the library's call, and the convolution of a residual that is one."""
+    (affine, residual), graph = parts, relu.graph
+    weight, bias = folded(graph, affine)
+    if residual is not None and (other := affine_convolution(residual)) is not None and may_fuse(other, relu):
+        other_weight, other_bias = folded(graph, other)  # its bias joins that of the fused call
+        biases = [each for each in (bias, other_bias) if each is not None]
+        bias = mark_folded(insert(graph, aten.add.Tensor, *biases) if len(biases) > 1 else next(iter(biases), None))
+        args = {**read(other.convolution), "weight": other_weight, "bias": None}
+        residual = insert(graph, aten.convolution.default, *args.values())
+    image, _, _, *geometry = operands(affine.convolution)
+    operator, added = (conv_relu, []) if residual is None else (conv_add_relu, [residual])
+    return insert(graph, operator, image, weight, *added, bias, *geometry)
+
+
+def _pays(relu: Node) -> tuple[Affine, Node | None] | None:
+    """Return the parts of what ends in `relu`, unless folding weights takes more traffic than its call saves."""
+    if (parts := _parts(relu)) is None:
+        return None
+    affine, _ = parts
     folds = any(operator is aten.mul.Tensor for operator, _ in affine.steps)
-    weight, made = map(value_of, (operands(affine.convolution)[1], relu))
-    return not (folds and known_true(weight.numel() >= made.numel()))  # type: ignore[union-attr] # _parse saw both
+    values = values_of(operands(affine.convolution)[1], relu)
+    assert values is not None
+    weight, result = values
+    return None if folds and known_true(weight.numel() >= result.numel()) else parts
 
 
-def _parse(relu: AnyNode) -> tuple[Affine, AnyNode | None] | None:
+def _parts(relu: Node) -> tuple[Affine, Node | None] | None:
     """Return the convolution that ends in `relu`, with its residual if it has one, or None."""
-    inner = _unconverted(relu.args[0])
-    if inner is None:
+    inner = _unconverted(input_of(relu))
+    affine = affine_convolution(inner)
+    if affine is not None and may_fuse(affine, relu):
+        return affine, None
+    terms = terms_of(inner)
+    if terms is None or not used_once(inner) or terms[0] is terms[1]:  # its own residual would be computed twice
         return None
-    found = affine_convolution(inner)
-    if found is not None and may_fuse(found, relu):
-        return found, None
-    if not calls(inner, aten.add.Tensor) or not used_once(inner):
-        return None
-    one, other, alpha = read(inner).values()
-    if alpha != 1:
-        return None
-    if one is other:  # a convolution that is its own residual would be computed twice
-        return None
-    for left, right in ((one, other), (other, one)):
-        found = affine_convolution(_unconverted(left))
-        if found is not None and may_fuse(found, relu) and _is_residual(right, relu):
-            return found, right
+    for left, right in (terms, terms[::-1]):
+        affine = affine_convolution(left)
+        if affine is not None and may_fuse(affine, relu) and _is_residual(right, relu):
+            return affine, right
     return None
 
 
-def may_fuse(affine: Affine, relu: AnyNode) -> bool:
-    """Return whether the library's fused call gives the size, dtype and layout of `relu`."""
-    *given, groups = operands(affine.convolution)
-    x, weight, made, wanted = map(value_of, (*given[:2], affine.convolution, relu))
-    if x is None or weight is None or made is None or wanted is None:
+def may_fuse(affine: Affine, activation: Node) -> bool:
+    """Return whether the library's fused call gives the size, dtype and layout of `activation`."""
+    image, kernel, *_, groups = operands(affine.convolution)
+    values = values_of(image, kernel, affine.convolution, activation)
+    if values is None or not have_one_dtype(values):
         return False
-    if made.dim() != 4 or not same_sizes(made.shape, wanted.shape):
+    x, _, result, wanted = values
+    if result.dim() != 4 or not same_sizes(result.shape, wanted.shape):
         return False
-    if not x.dtype == weight.dtype == made.dtype == wanted.dtype or made.dtype not in DTYPES:
-        return False
-    if made.device.type == "cpu":
-        return made.dtype != torch.float16
+    if result.device.type == "cpu":
+        return result.dtype != torch.float16
     # With groups cuDNN's fused kernels are slower than its others: 1.2 to 3 times in RegNetY, on an H200.
-    if made.device.type != "cuda" or groups != 1:
+    if result.device.type != "cuda" or groups != 1:
         return False
-    last = torch.channels_last
-    return all(t.is_contiguous(memory_format=last) for t in (x, made, wanted))
+    return all(each.is_contiguous(memory_format=torch.channels_last) for each in (x, result, wanted))
 
 
-def _is_residual(node: Any, relu: AnyNode) -> bool:
+def _is_residual(node: Any, relu: Node) -> bool:
     """Return whether the library can add `node`: it must have the result's size, dtype and layout."""
     value, wanted = value_of(node), value_of(relu)
-    if value is None or wanted is None:
+    if value is None or wanted is None or value.dtype != wanted.dtype:
         return False
-    return (
-        value.dtype == wanted.dtype
-        and same_sizes(value.shape, wanted.shape)
-        and same_sizes(value.stride(), wanted.stride())
-    )
+    return same_sizes((*value.shape, *value.stride()), (*wanted.shape, *wanted.stride()))
 
 
 def _unconverted(node: Any) -> Any:
     """Return the node before conversions of dtype that have no other user; None if one is more than a rounding."""
     while calls(node, prims.convert_element_type.default) and used_once(node):
-        source, made = value_of(node.args[0]), value_of(node)
-        if source is None or made is None or not {source.dtype, made.dtype}.issubset(FLOATS):
+        if not converts_floats(node):
             return None
-        node = node.args[0]
+        node = input_of(node)
     return node
 
 
@@ -230,25 +200,24 @@ def affine_convolution(node: Any, *, shared: bool = False) -> Affine | None:
         left, right, *alpha = read(node).values()
         if alpha not in ([], [1]):
             return None
-        if _per_channel(right, node):
+        if _is_per_channel(right, node):
             steps.append((node.target, right))
             node = left
-        elif node.target is not aten.sub.Tensor and _per_channel(left, node):
+        elif node.target is not aten.sub.Tensor and _is_per_channel(left, node):
             steps.append((node.target, left))
             node = right
         else:
             return None
 
 
-def _per_channel(operand: Any, node: AnyNode) -> bool:
+def _is_per_channel(operand: Any, node: Node) -> bool:
     """Return whether `operand` is a number, or has one value for each channel of `node`."""
     if isinstance(operand, int | float):
         return True
     value, whole = value_of(operand), value_of(node)
     if value is None or whole is None or whole.dim() != 4 or not value.is_floating_point():
         return False
-    sizes = (1,) * (4 - value.dim()) + tuple(value.shape)
-    return value.dim() >= 3 and same_sizes(sizes, (1, whole.shape[1], 1, 1))
+    return value.dim() >= 3 and same_sizes((1,) * (4 - value.dim()) + (*value.shape,), (1, whole.shape[1], 1, 1))
 
 
 def folded(graph: Graph, affine: Affine) -> tuple[Any, Any]:
@@ -256,56 +225,40 @@ def folded(graph: Graph, affine: Affine) -> tuple[Any, Any]:
     _, weight, bias, *_ = operands(affine.convolution)
     if not affine.steps:
         return weight, bias
-    dtype = weight.meta["val"].dtype
-    channels = weight.meta["val"].shape[0]
+    value = weight.meta["val"]
+    channels = value.shape[0]
     scale: Any = None
-    shift = None if bias is None else _wide(graph, bias)
+    shift = None if bias is None else _converted(graph, bias, torch.float32)
     for operator, operand in affine.steps:
-        flat = operand if isinstance(operand, int | float) else _flat(graph, operand, channels)
+        flat = operand
+        if isinstance(operand, Node):
+            flat = _converted(graph, insert(graph, aten.reshape.default, operand, [channels]), torch.float32)
         if operator is aten.mul.Tensor:
-            scale = _product(graph, scale, flat)
-            shift = None if shift is None else insert(graph, aten.mul.Tensor, shift, flat)
+            scale = flat if scale is None else _product(graph, scale, flat)
+            shift = None if shift is None else insert(graph, operator, shift, flat)
         elif shift is not None:
             shift = insert(graph, operator, shift, flat)
         else:
-            shift = flat if operator is aten.add.Tensor else _negated(graph, flat)
-            if not isinstance(shift, Node):
-                like = {"dtype": torch.float32, "device": weight.meta["val"].device}
-                shift = insert(graph, aten.full.default, [channels], shift, **like)
+            if not isinstance(flat, Node):
+                flat = insert(graph, aten.full.default, [channels], flat, dtype=torch.float32, device=value.device)
+            shift = flat if operator is aten.add.Tensor else insert(graph, aten.neg.default, flat)
     if scale is not None:
         if isinstance(scale, Node):
             scale = insert(graph, aten.reshape.default, scale, [channels, 1, 1, 1])
-        weight = mark_folded(_narrow(graph, insert(graph, aten.mul.Tensor, _wide(graph, weight), scale), dtype))
-    return weight, None if shift is None else mark_folded(_narrow(graph, shift, dtype))
+        wide = insert(graph, aten.mul.Tensor, _converted(graph, weight, torch.float32), scale)
+        weight = mark_folded(_converted(graph, wide, value.dtype))
+    return weight, None if shift is None else mark_folded(_converted(graph, shift, value.dtype))
 
 
 def _product(graph: Graph, one: Any, other: Any) -> Any:
-    if one is None:
-        return other
-    if not isinstance(one, Node) and not isinstance(other, Node):
-        return one * other
-    return insert(graph, aten.mul.Tensor, *((one, other) if isinstance(one, Node) else (other, one)))
+    """Return the product of two nodes or numbers, as a node unless both are numbers."""
+    if isinstance(one, Node) or isinstance(other, Node):
+        return insert(graph, aten.mul.Tensor, *((one, other) if isinstance(one, Node) else (other, one)))
+    return one * other
 
 
-def _negated(graph: Graph, value: Any) -> Any:
-    return insert(graph, aten.neg.default, value) if isinstance(value, Node) else -value
-
-
-def _flat(graph: Graph, operand: AnyNode, channels: int) -> AnyNode:
-    return _wide(graph, insert(graph, aten.reshape.default, operand, [channels]))
-
-
-def _wide(graph: Graph, node: AnyNode) -> AnyNode:
-    return _narrow(graph, node, torch.float32)
-
-
-def _narrow(graph: Graph, node: AnyNode, dtype: torch.dtype) -> AnyNode:
+def _converted(graph: Graph, node: Node, dtype: torch.dtype) -> Node:
+    """Return `node` in `dtype`, inserting a conversion if it has another."""
     if node.meta["val"].dtype == dtype:
         return node
     return insert(graph, prims.convert_element_type.default, node, dtype)
-
-
-def _sum(graph: Graph, one: Any, other: Any) -> Any:
-    if one is None or other is None:
-        return other if one is None else one
-    return insert(graph, aten.add.Tensor, one, other)

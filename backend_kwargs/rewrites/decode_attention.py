@@ -4,28 +4,39 @@ With a mask torch has cuDNN's or its own kernel, in which one program reads all 
 hides. Models that repeat keys and values for the heads that share them write and read the whole cache once for each.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
-from torch.fx import GraphModule, Node
+from torch.fx import Node
 
 from backend_kwargs.rewrites.attention_mask import ATTENTION
 from backend_kwargs.rewrites.matching import (
     DTYPES,
-    AnyNode,
+    Arguments,
     arguments_of,
     bytes_of,
+    have_one_dtype,
     hint,
     known_true,
-    replace,
     same_sizes,
 )
 from backend_kwargs.rewrites.operators import define
-from backend_kwargs.rewrites.traced import Change, changed, changes_meanwhile, example
+from backend_kwargs.rewrites.table import Rewrite
+from backend_kwargs.rewrites.traced import Replacement, changes_meanwhile, example, examples, replacing
+
+REWRITE = Rewrite(
+    "Attention of a few queries over many keys, as in decoding, by kernels that share the keys of a head",
+    traced=f"{__name__}:split_keys",
+    needs=("gpu",),
+    applies="float32 or half precision, without gradients; with a mask or repeated keys; at most 64 queries, "
+    "counted for each head that shares keys",
+    fitting=lambda stats: stats.gpu and stats.attentions + stats.softmaxes > 0 and not stats.training,
+    early=True,
+    order=100,
+)
 
 MOST_ROWS = 64  # queries, times the heads that share keys
 WIDEST = 256
@@ -38,6 +49,7 @@ KERNEL_BYTES = 8 << 20  # that it moves in the 2 µs that a kernel takes at leas
 
 
 def _empty(q: Tensor, k: Tensor, v: Tensor, heads_last: bool) -> Tensor:
+    """Return an empty [batch, heads, queries, width], with heads or queries first in memory."""
     message = lambda: f"Got {k.shape[2]} keys, but {v.shape[2]} values."  # noqa: E731
     torch._check(k.shape[2] == v.shape[2], message)  # type: ignore[no-untyped-call,unused-ignore]
     (batch, heads, queries, _), width = q.shape, v.shape[-1]
@@ -47,8 +59,8 @@ def _empty(q: Tensor, k: Tensor, v: Tensor, heads_last: bool) -> Tensor:
 
 
 def _decode(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float, heads_last: bool) -> Tensor:
-    made = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale, enable_gqa=True)
-    return _empty(q, k, v, heads_last).copy_(made)
+    attended = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale, enable_gqa=True)
+    return _empty(q, k, v, heads_last).copy_(attended)
 
 
 def _decode_cuda(
@@ -79,115 +91,103 @@ class _Call:
     These may then have a dimension of size 1 after that of the heads.
     """
 
-    q: AnyNode
-    k: AnyNode
-    v: AnyNode
-    mask: AnyNode | None
+    q: Node
+    k: Node
+    v: Node
+    mask: Node | None
     scale: float | None
     repeats: int
 
 
-def split_keys(gm: GraphModule, example_inputs: Sequence[Any]) -> Change | None:
-    """Return the graph with each attention of a few queries over many keys as one operator, or None if it has none."""
-    return changed(gm, example_inputs, lambda node: node.target is ATTENTION, _replace)
-
-
-def _replace(node: AnyNode) -> float | None:
-    call = _call(node)
-    made = example(node)
-    if call is None or made is None or not _fits(call, made):
+def _attention_in_splits(node: Node, args: Arguments) -> Replacement | None:
+    """Insert the operator for attention of a few queries over many keys."""
+    call, values = _call(args), examples(node)
+    tensors = _tensors(call) if call else None
+    if call is None or values is None or tensors is None or not _has_kernel(call, *tensors, values[0]):
         return None
-    read = [each for each in (call.q, call.k, call.v, call.mask) if each is not None]
-    if changes_meanwhile(node, read):
+    if changes_meanwhile(node, [call.q, call.k, call.v, call.mask]):
         return None
-    q, k, v = map(_value, (call.q, call.k, call.v))
-    assert q is not None and k is not None and v is not None  # noqa: PT018
-    layouts = [last for last in (False, True) if _same_strides(_empty(q, k, v, last), made)]
+    (q, k, v, _), result = tensors, values[0]
+    layouts = [last for last in (False, True) if _has_strides_of(result, _empty(q, k, v, last))]
     if not layouts:  # a view that needs eager's strides may follow
         return None
     scale = q.shape[-1] ** -0.5 if call.scale is None else call.scale
-    with node.graph.inserting_before(node):
-        heads = [_detached(each) for each in (call.q, call.k, call.v)]
-        mask = call.mask and _detached(call.mask)
-        new = node.graph.call_function(decode_attention, (*heads, mask, float(scale), layouts[0]))
-    replace(node, new)
+    operands = [each and _detached(each) for each in (call.q, call.k, call.v, call.mask)]
+    new = node.graph.call_function(decode_attention, (*operands, float(scale), layouts[0]))
     traffic = bytes_of(k) + bytes_of(v)
     by_one_program = 0 if call.mask is None else hint(k.shape[2]) * BYTES_OF_A_KEY
     # Repeated keys and values are written, read by attention, and read before.
-    return 3 * (call.repeats - 1) * traffic + max(by_one_program - traffic, KERNEL_BYTES)
+    return new, 3 * (call.repeats - 1) * traffic + max(by_one_program - traffic, KERNEL_BYTES)
 
 
-def _detached(node: AnyNode) -> AnyNode:
+def _detached(node: Node) -> Node:
     """Insert `node` without gradients, which it may have if it was computed under `no_grad`."""
     new = node.graph.call_method("detach", (node,))
     value = example(node)
     return node.graph.call_method("squeeze", (new, 2)) if value is not None and value.dim() == 5 else new
 
 
-def _call(node: AnyNode) -> _Call | None:
-    """Return the call, or None if it is one that the operator has no form for."""
-    given = arguments_of(node)
-    if given is None or given["dropout_p"] or given["is_causal"]:
+def _call(args: Arguments) -> _Call | None:
+    """Return the call with these arguments, or None if it is one that the operator has no form for."""
+    scale = args["scale"]
+    if args["dropout_p"] or args["is_causal"] or not (scale is None or isinstance(scale, int | float)):
         return None
-    q, k, v, mask, scale = (given[name] for name in ("query", "key", "value", "attn_mask", "scale"))
+    k, v, repeats = args["key"], args["value"], 1
     of_k, of_v = _repeated(k), _repeated(v)
-    repeats = 1
     if of_k and of_v and of_k[1] == of_v[1]:
         (k, repeats), (v, _) = of_k, of_v
-    if scale is not None and not isinstance(scale, int | float):
-        return None
-    return _Call(q, k, v, mask, scale, repeats)
+    return _Call(args["query"], k, v, args["attn_mask"], scale, repeats)
 
 
-def _repeated(node: Any) -> tuple[AnyNode, int] | None:
+def _repeated(node: Any) -> tuple[Node, int] | None:
     """Return the tensor each of whose heads `node` repeats some times, and that number, or None."""
-    made = example(node)
-    if made is None or made.dim() != 4:
+    result = example(node)
+    source: Any
+    if result is None or result.dim() != 4:
         return None
     if node.target in REPEAT:
-        given = arguments_of(node) or {}
-        source, times = given.get("input"), given.get("repeats")
-        return (source, times) if isinstance(times, int) and given.get("dim") in (1, -3) else None
+        args = arguments_of(node) or {}
+        source, times = args.get("input"), args.get("repeats")
+        return (source, times) if isinstance(times, int) and args.get("dim") in (1, -3) else None
     expanded = node.args[0] if node.target in RESHAPE and node.args else None
     if not isinstance(expanded, Node) or expanded.target not in EXPAND:
         return None
     source = expanded.args[0]
-    one, many = example(source), example(expanded)
-    if one is None or many is None or many.dim() != 5:
+    values = examples(source, expanded)
+    if values is None or values[1].dim() != 5:
         return None
+    one, many = values
     batch, heads, times, *rest = many.shape
     if not isinstance(times, int) or not same_sizes(one.shape, (batch, heads, 1, *rest)):
         return None
-    if not same_sizes(made.shape, (batch, heads * times, *rest)):
+    return (source, times) if same_sizes(result.shape, (batch, heads * times, *rest)) else None
+
+
+def _tensors(call: _Call) -> tuple[Tensor, Tensor, Tensor, Tensor | None] | None:
+    """Return q, k, v and mask without the dimension along which the model repeats them, or None if one is unknown."""
+    nodes = [call.q, call.k, call.v, *([] if call.mask is None else [call.mask])]
+    if (values := examples(*nodes)) is None:
         return None
-    return source, times
+    q, k, v, *mask = (value.squeeze(2) if value.dim() == 5 else value for value in values)
+    return q, k, v, mask[0] if mask else None
 
 
-def _value(node: Any) -> Tensor | None:
-    """Return a fake tensor of [batch, heads, ...], without the dimension along which the model repeats it."""
-    value = example(node)
-    return value.squeeze(2) if value is not None and value.dim() == 5 else value
-
-
-def _fits(call: _Call, made: Tensor) -> bool:
+def _has_kernel(call: _Call, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, result: Tensor) -> bool:
     """Return whether the kernel can compute this result, which has no derivative, and may gain."""
-    q, k, v, mask = map(_value, (call.q, call.k, call.v, call.mask))
-    if q is None or k is None or v is None or made.requires_grad or (call.mask is not None and mask is None):
+    if result.requires_grad or (mask is None and call.repeats == 1):  # FlashAttention shares the keys itself
         return False
-    if mask is None and call.repeats == 1:  # FlashAttention shares the keys itself
+    if not have_one_dtype((q, k, v, result)) or any(each.dim() != 4 for each in (q, k, v)):
         return False
-    if q.dtype not in DTYPES or not q.dtype == k.dtype == v.dtype == made.dtype:
-        return False
-    if any(each.dim() != 4 for each in (q, k, v)) or not known_true(made.numel() > 0):
+    if not known_true(result.numel() > 0):
         return False
     (batch, heads, queries, width), (_, shared, keys, _) = q.shape, k.shape
     if not all(isinstance(size, int) for size in (heads, queries, width, shared, v.shape[3])) or not width:
         return False
-    if not same_sizes(made.shape, (batch, heads, queries, v.shape[3])):
+    if not same_sizes(result.shape, (batch, heads, queries, v.shape[3])):
         return False
     if not same_sizes(k.shape, (batch, shared, keys, width)) or not same_sizes(v.shape[:2], k.shape[:2]):
         return False
-    if not _same_here(v.shape[2], keys):  # those of two caches that grow are two symbols
+    if not _are_equal_here(v.shape[2], keys):  # those of two caches that grow are two symbols
         return False
     if heads % shared or heads // shared * queries > MOST_ROWS or max(width, v.shape[3]) > WIDEST:
         return False
@@ -196,23 +196,27 @@ def _fits(call: _Call, made: Tensor) -> bool:
 
 
 def _may_mask(mask: Tensor, sizes: tuple[Any, ...]) -> bool:
+    """Return whether a mask has a dtype that the kernel takes, and can be expanded to `sizes`."""
     if mask.dtype not in (torch.bool, *DTYPES) or mask.dim() > len(sizes):
         return False
     return all(
-        _same_here(one, size) or known_true(one == 1)
+        _are_equal_here(one, size) or known_true(one == 1)
         for one, size in zip(mask.shape, sizes[len(sizes) - mask.dim() :], strict=True)
     )
 
 
-def _same_here(one: Any, other: Any) -> bool:
+def _are_equal_here(one: Any, other: Any) -> bool:
     """Return whether two sizes are equal in this call: attention itself takes no others of sizes above 1."""
     unknown = any(isinstance(size, torch.SymInt) and not size.node.has_hint() for size in (one, other))
     return known_true(one == other) or (not unknown and hint(one) == hint(other))
 
 
-def _same_strides(one: Tensor, other: Tensor) -> bool:
+def _has_strides_of(one: Tensor, other: Tensor) -> bool:
     """Return whether all dimensions of more than one number have the same strides."""
     return all(
         known_true(size == 1) or known_true(a == b)
         for size, a, b in zip(one.shape, one.stride(), other.stride(), strict=True)
     )
+
+
+split_keys = replacing((ATTENTION,), _attention_in_splits)

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch.fx import Graph, Node
 
-from backend_kwargs.rewrites.matching import AnyNode, aten, insert, prims, value_of
+from backend_kwargs.rewrites.matching import aten, insert, prims, value_of
 
 FOLDED = "backend_kwargs_folded"  # in the meta of a node that `fold_together` may join with others
 DEVICES = ("cuda",)  # a CPU has no launches, and weights that are folded just before their use are in its cache
@@ -31,7 +31,7 @@ def fold_together(graph: Graph) -> None:
     """
     marked = [node for node in graph.nodes if node.meta.pop(FOLDED, False)]
     here = [node for node in marked if node.meta["val"].device.type in DEVICES]
-    sources = {node: found for node in here if (found := _sources(node)) is not None}
+    sources = {node: leading for node in here if (leading := _sources(node)) is not None}
     inner = set().union(*sources.values())  # such as two biases whose sum is marked too
     folds = [node for node in sources if node not in inner]
     for start in range(0, len(folds), AT_ONCE):
@@ -40,9 +40,9 @@ def fold_together(graph: Graph) -> None:
             _in_one_list(graph, part, {each for node in part for each in (node, *sources[node])})
 
 
-def _sources(node: AnyNode) -> set[AnyNode] | None:
+def _sources(node: Node) -> set[Node] | None:
     """Return the nodes that lead from the graph's inputs to `node`, or None if one is not elementwise."""
-    found: set[AnyNode] = set()
+    found: set[Node] = set()
     waiting = [node]
     while waiting:
         each = waiting.pop()
@@ -57,7 +57,8 @@ def _sources(node: AnyNode) -> set[AnyNode] | None:
     return found
 
 
-def _is_elementwise(node: AnyNode) -> bool:
+def _is_elementwise(node: Node) -> bool:
+    """Return whether each number of a result is of one number of each argument, and never random."""
     if node.op != "call_function" or value_of(node) is None:
         return False
     if node.target in (*VIEWS, aten.full.default, prims.convert_element_type.default):
@@ -66,7 +67,7 @@ def _is_elementwise(node: AnyNode) -> bool:
     return torch.Tag.pointwise in tags and torch.Tag.nondeterministic_seeded not in tags
 
 
-def _in_one_list(graph: Graph, part: list[AnyNode], needed: set[AnyNode]) -> None:
+def _in_one_list(graph: Graph, part: list[Node], needed: set[Node]) -> None:
     """Compute `part` by one operator before its first user, where all `needed` nodes come first."""
     first = min(user for node in part for user in node.users)
     for node in [each for each in graph.nodes if each in needed and each > first]:

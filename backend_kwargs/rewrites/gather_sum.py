@@ -4,28 +4,43 @@ ATen reads the rows of a bag one after another, and Inductor each column of the 
 """
 
 import operator
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
-from torch.fx import Graph, GraphModule, Node
+from torch.fx import Graph, Node
 
 from backend_kwargs.rewrites.matching import (
     DTYPES,
     MUL,
-    AnyNode,
+    Arguments,
     arguments_of,
     hint,
     known_true,
-    replace,
     same_sizes,
     used_once,
 )
 from backend_kwargs.rewrites.operators import define
-from backend_kwargs.rewrites.traced import Change, changed, changes_meanwhile, example
+from backend_kwargs.rewrites.table import Rewrite, ran
+from backend_kwargs.rewrites.traced import Replacement, changes_meanwhile, example, examples, replacing
+
+REWRITE = Rewrite(
+    "Sums and means of gathered rows (bags of embeddings, the outputs of a token's experts) by our own kernel",
+    traced=f"{__name__}:fuse_gather_sum",
+    needs=("gpu",),
+    applies="float32 or half precision, without gradients; at most 256 rows in each sum",
+    fitting=lambda stats: (
+        stats.gpu
+        and (
+            (ran(stats, "sum", "mean") and ran(stats, "index", "index_select", "embedding"))
+            or ran(stats, "_embedding_bag", "_embedding_bag_forward_only")
+        )
+    ),
+    early=True,
+    order=160,
+)
 
 INDICES = (torch.int32, torch.int64)
 MOST = 256  # rows of one sum, which one program adds up; Inductor divides longer sums among several
@@ -41,15 +56,16 @@ def _gather_sum(table: Tensor, indices: Tensor, weights: Tensor | None, padding:
     if weights is not None:
         rows = rows * weights.unsqueeze(-1).to(torch.float32)
     if padding is None:
-        made = rows.mean(1) if mean else rows.sum(1)
+        total = rows.mean(1) if mean else rows.sum(1)
     else:
-        kept = (indices != padding).unsqueeze(-1)
-        made = torch.where(kept, rows, 0.0).sum(1)
-        made = made / kept.sum(1).clamp(min=1) if mean else made
-    return made.to(_dtype(table, weights))
+        counts = (indices != padding).unsqueeze(-1)
+        total = torch.where(counts, rows, 0.0).sum(1)
+        total = total / counts.sum(1).clamp(min=1) if mean else total
+    return total.to(_dtype(table, weights))
 
 
 def _dtype(table: Tensor, weights: Tensor | None) -> torch.dtype:
+    """Return the dtype of the result."""
     return table.dtype if weights is None else torch.promote_types(table.dtype, weights.dtype)
 
 
@@ -81,99 +97,90 @@ gather_sum = define(
 class _Sum:
     """A sum, or a mean, of `length` gathered rows; `indices` and `weights` have a number for each row, in any shape."""
 
-    table: AnyNode
-    indices: AnyNode
-    weights: AnyNode | None
+    table: Node
+    indices: Node
+    weights: Node | None
     padding: Any
     length: Any
     mean: bool
 
 
-def fuse_gather_sum(gm: GraphModule, example_inputs: Sequence[Any]) -> Change | None:
-    """Return the graph with each sum of gathered rows as one operator, or None if it has none."""
-    return changed(gm, example_inputs, lambda node: node.target in (F.embedding_bag, *REDUCTIONS), _replace)
-
-
-def _replace(node: AnyNode) -> float | None:
-    found = _bag(node) if node.target is F.embedding_bag else _reduction(node)
-    if found is None or not _fits(found, example(node)):
+def _sum_of_rows(node: Node, args: Arguments) -> Replacement | None:
+    """Insert the operator, and the reshape to the sizes of this sum of gathered rows."""
+    parts = _bag(args) if node.target is F.embedding_bag else _reduction(node, args)
+    values = examples(parts.table, parts.indices, node) if parts else None
+    if parts is None or values is None or not _has_kernel(parts, *values):
         return None
-    read = [each for each in (found.table, found.indices, found.weights) if each is not None]
-    if changes_meanwhile(node, read):
+    if changes_meanwhile(node, [parts.table, parts.indices, parts.weights]):
         return None
-    table, indices, made = (each.meta["example_value"] for each in (found.table, found.indices, node))
-    with node.graph.inserting_before(node):
-        new = _call(node.graph, found)
-        if made.dim() != 2:
-            new = node.graph.call_function(torch.reshape, (new, (-1, *made.shape[1:])))
-    replace(node, new)
+    table, indices, result = values
+    new = _call(node.graph, parts)
+    if result.dim() != 2:
+        new = node.graph.call_function(torch.reshape, (new, (-1, *result.shape[1:])))
     # ATen and Inductor take at least twice as long as it takes to read the rows.
-    return float(hint(indices.numel()) * hint(table.shape[1]) * table.element_size())
+    return new, float(hint(indices.numel()) * hint(table.shape[1]) * table.element_size())
 
 
-def _call(graph: Graph, found: _Sum) -> AnyNode:
+def _call(graph: Graph, parts: _Sum) -> Node:
+    """Insert the operator."""
     indices, weights = (
-        each and graph.call_function(torch.reshape, (each, (-1, found.length)))
-        for each in (found.indices, found.weights)
+        each and graph.call_function(torch.reshape, (each, (-1, parts.length)))
+        for each in (parts.indices, parts.weights)
     )
     # A sum without gradients may be of rows that were gathered under `no_grad`, from a table that has them.
-    table, weights = (each and graph.call_method("detach", (each,)) for each in (found.table, weights))
-    return graph.call_function(gather_sum, (table, indices, weights, found.padding, found.mean))
+    table, weights = (each and graph.call_method("detach", (each,)) for each in (parts.table, weights))
+    return graph.call_function(gather_sum, (table, indices, weights, parts.padding, parts.mean))
 
 
-def _fits(found: _Sum, made: Tensor | None) -> bool:
+def _has_kernel(parts: _Sum, table: Tensor, indices: Tensor, result: Tensor) -> bool:
     """Return whether the kernel can compute this result, which has no derivative."""
-    table, indices, weights = map(example, (found.table, found.indices, found.weights))
-    if table is None or indices is None or made is None or made.requires_grad:
-        return False
     on_host = table.is_cpu and torch.cuda.is_available()  # where ATen and Inductor are faster
-    if on_host or table.device != indices.device:
+    if on_host or table.device != indices.device or result.requires_grad:
         return False
     if table.dim() != 2 or not known_true(table.stride(1) == 1):
         return False
+    weights = example(parts.weights)
     floats = {table.dtype, table.dtype if weights is None else weights.dtype}
-    if not floats.issubset(DTYPES) or indices.dtype not in INDICES or made.dtype != _dtype(table, weights):
+    if not floats.issubset(DTYPES) or indices.dtype not in INDICES or result.dtype != _dtype(table, weights):
         return False
-    static = all(isinstance(size, int) for size in (found.length, table.shape[1], *made.shape[1:]))
-    constant = found.padding is None or isinstance(found.padding, int)
-    return static and constant and 0 < found.length <= MOST and known_true(made.numel() > 0)
+    static = all(isinstance(size, int) for size in (parts.length, table.shape[1], *result.shape[1:]))
+    constant = parts.padding is None or isinstance(parts.padding, int)
+    return static and constant and 0 < parts.length <= MOST and known_true(result.numel() > 0)
 
 
-def _bag(node: AnyNode) -> _Sum | None:
+def _bag(args: Arguments) -> _Sum | None:
     """Return the sum of a call of `embedding_bag` whose bags all have one length, or None."""
-    given = arguments_of(node)
-    if given is None or given["mode"] not in ("sum", "mean") or given["max_norm"] is not None:
+    if args["mode"] not in ("sum", "mean") or args["max_norm"] is not None or args["include_last_offset"]:
         return None
-    bags, table, weights = map(example, (given["input"], given["weight"], given["per_sample_weights"]))
-    if bags is None or table is None or bags.dim() != 2 or given["include_last_offset"]:
+    values, weights = examples(args["input"], args["weight"]), args["per_sample_weights"]
+    if values is None or values[0].dim() != 2:
         return None
-    if given["per_sample_weights"] is not None and (weights is None or not same_sizes(weights.shape, bags.shape)):
+    bags, table = values
+    factors = example(weights)
+    if weights is not None and (factors is None or not same_sizes(factors.shape, bags.shape)):
         return None
-    padding, weights = given["padding_idx"], given["per_sample_weights"]
+    padding = args["padding_idx"]
     if isinstance(padding, int) and padding < 0:
         padding += table.shape[0]
-    return _Sum(given["weight"], given["input"], weights, padding, bags.shape[1], given["mode"] == "mean")
+    return _Sum(args["weight"], args["input"], weights, padding, bags.shape[1], args["mode"] == "mean")
 
 
-def _reduction(node: AnyNode) -> _Sum | None:
+def _reduction(node: Node, args: dict[str, Any]) -> _Sum | None:
     """Return the sum of a reduction over the last dimension but one of gathered rows, or None."""
-    given = arguments_of(node)
-    rows = example(given["input"]) if given else None
-    if given is None or rows is None or given["dtype"] is not None:
+    rows = example(args["input"])
+    if rows is None or args["dtype"] is not None or [*(args.get("dim") or ())] not in ([-2], [rows.dim() - 2]):
         return None
-    if [*(given.get("dim") or ())] not in ([-2], [rows.dim() - 2]):
-        return None
-    table, indices, weights = _gathered(given["input"]) or (None, None, None)
-    return table and _Sum(table, indices, weights, None, rows.shape[-2], REDUCTIONS[node.target])
+    parts = _gathered(args["input"])
+    return parts and _Sum(*parts, None, rows.shape[-2], REDUCTIONS[node.target])
 
 
-def _gathered(node: Any) -> tuple[AnyNode, AnyNode, AnyNode | None] | None:
+def _gathered(node: Any) -> tuple[Node, Node, Node | None] | None:
     """Return the table, indices and weights of rows that are gathered, then at most reshaped and weighted, or None."""
     weights = None
     while isinstance(node, Node) and used_once(node) and example(node) is not None:
         if (selected := _selected(node)) is not None:
             return *selected, weights
-        if node.target in RESHAPE and node.args and _are_rows_of(node, node.args[0]):
+        if node.target in RESHAPE and node.args and _has_rows_of(node, node.args[0]):
             node = node.args[0]
         elif node.target in MUL and weights is None and (factors := _weighted(node)):
             node, weights = factors
@@ -182,43 +189,44 @@ def _gathered(node: Any) -> tuple[AnyNode, AnyNode, AnyNode | None] | None:
     return None
 
 
-def _selected(node: AnyNode) -> tuple[AnyNode, AnyNode] | None:
+def _selected(node: Node) -> tuple[Node, Node] | None:
     """Return the table and the indices of the rows that `node` gathers, or None."""
-    table, index = None, None
+    table: Any = None
+    index: Any = None
+    args = arguments_of(node) or {}
     if node.target is operator.getitem:
-        table, given = node.args
-        index, *others = given if isinstance(given, tuple) and given else (given,)
+        table, key = node.args
+        index, *others = key if isinstance(key, tuple) and key else (key,)
         index = index if all(each in (slice(None), Ellipsis) for each in others) else None
-    elif node.target is F.embedding:
-        given = arguments_of(node)
-        if given is not None and given["max_norm"] is None:
-            table, index = given["weight"], given["input"]
-    elif node.target in SELECT:
-        given = arguments_of(node)
-        if given is not None and given["dim"] in (0, -2):
-            table, index = given["input"], given["index"]
+    elif node.target is F.embedding and args and args["max_norm"] is None:
+        table, index = args["weight"], args["input"]
+    elif node.target in SELECT and args and args["dim"] in (0, -2):
+        table, index = args["input"], args["index"]
     numbers = example(index)
     return (table, index) if numbers is not None and numbers.dim() else None
 
 
-def _weighted(node: AnyNode) -> tuple[AnyNode, AnyNode] | None:
+def _weighted(node: Node) -> tuple[Node, Node] | None:
     """Return the rows and the weights, one for each row, that `node` multiplies, or None."""
-    given = arguments_of(node)
-    if given is None:
-        return None
-    one, other = given["input"], given["other"]
+    args = arguments_of(node) or {}
+    one, other = args.get("input"), args.get("other")
+    rows: Any
+    weights: Any
     for rows, weights in ((one, other), (other, one)):
-        many, each = example(rows), example(weights)
-        if rows is weights or many is None or each is None:
+        values = examples(rows, weights)
+        if rows is weights or values is None:
             return None
-        if same_sizes(each.shape, (*many.shape[:-1], 1)):
+        if same_sizes(values[1].shape, (*values[0].shape[:-1], 1)):
             return rows, weights
     return None
 
 
-def _are_rows_of(node: AnyNode, other: Any) -> bool:
+def _has_rows_of(node: Node, other: Any) -> bool:
     """Return whether `node` has the rows of `other` in another arrangement."""
-    made, given = example(node), example(other)
-    if made is None or given is None or made.dtype != given.dtype:  # `view` also takes a dtype
+    values = examples(node, other)
+    if values is None or values[0].dtype != values[1].dtype:  # `view` also takes a dtype
         return False
-    return known_true(made.shape[-1] == given.shape[-1])
+    return known_true(values[0].shape[-1] == values[1].shape[-1])
+
+
+fuse_gather_sum = replacing((F.embedding_bag, *REDUCTIONS), _sum_of_rows)

@@ -7,12 +7,24 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._inductor.pattern_matcher import CallFunctionVarArgs, Match, PatternMatcherPass, register_graph_pattern
+from torch._inductor.pattern_matcher import CallFunctionVarArgs, PatternMatcherPass
 from torch.fx import Node
 
-from backend_kwargs.rewrites.convolution import GEOMETRY, convolution, operands, read
-from backend_kwargs.rewrites.matching import HALF, AnyNode, aten, insert, replace, value_of
+from backend_kwargs.rewrites.convolution import GEOMETRY, convolution, operands
+from backend_kwargs.rewrites.matching import HALF, aten, have_one_dtype, insert, read, register, values_of
 from backend_kwargs.rewrites.operators import define, nbytes
+from backend_kwargs.rewrites.table import Rewrite
+
+REWRITE = Rewrite(
+    "Convolutions in groups, depthwise ones among them, by our own kernels: cuDNN's are slow in channels last",
+    patterns=f"{__name__}:add_patterns",
+    operators=("backend_kwargs::grouped_convolution",),
+    needs=("gpu",),
+    applies="half precision in channels last, at most 64 channels in a group",
+    costs="depthwise ones have not been timed",
+    fitting=lambda stats: stats.gpu and stats.convolutions > 0 and not stats.training,
+    order=20,
+)
 
 MOST_CHANNELS = 64  # of a group: more of them fill cuDNN's tiles too
 PASSES = 7  # over images and results: cuDNN took longer than our kernel by the time of 7 to 20 on an H200
@@ -32,7 +44,7 @@ def _grouped_cuda(x: Tensor, w: Tensor, bias: Any, stride: Any, padding: Any, di
 
 def _saved(node: Node) -> float:
     """Return the bytes that the memory could move in the additional time of cuDNN's kernels."""
-    return PASSES * (nbytes(node.args[0]) + nbytes(node))
+    return PASSES * (nbytes(read(node)["x"]) + nbytes(node))
 
 
 grouped_convolution = define(
@@ -42,28 +54,25 @@ grouped_convolution = define(
 
 def add_patterns(passes: PatternMatcherPass) -> None:
     """Register the pattern: a convolution in groups."""
-
-    @register_graph_pattern(
+    register(
+        passes,
         CallFunctionVarArgs(aten.convolution.default),
-        extra_check=lambda match: _fits(match.output_node()),
-        pass_dict=passes,
+        lambda match: _operands(match.output_node()),
+        lambda node, args: insert(node.graph, grouped_convolution, *args),
     )
-    def fuse(match: Match, *args: Any, **kwargs: Any) -> None:
-        node = match.output_node()
-        with node.graph.inserting_before(node):
-            new = insert(node.graph, grouped_convolution, *operands(node))
-        replace(node, new)
 
 
-def _fits(node: AnyNode) -> bool:
-    """Return whether the kernel computes this convolution: its dtype, its layout, and the size of its groups."""
-    given = read(node)
-    x, w, made, groups = *map(value_of, (given["input"], given["weight"], node)), given["groups"]
-    if x is None or w is None or made is None or made.dim() != 4 or given["transposed"] or not isinstance(groups, int):
-        return False
-    if groups == 1 or not x.dtype == w.dtype == made.dtype or made.dtype not in HALF:
-        return False
+def _operands(node: Node) -> tuple[Any, ...] | None:
+    """Return the operands of a convolution that the kernel computes, by its dtype, layout and groups, or None."""
+    args = read(node)
+    values, groups = values_of(args["input"], args["weight"], node), args["groups"]
+    if values is None or args["transposed"] or not isinstance(groups, int) or groups == 1:
+        return None
+    x, w, result = values
+    if result.dim() != 4 or not have_one_dtype(values, HALF):
+        return None
     if not all(isinstance(size, int) for size in w.shape) or max(w.shape[1], w.shape[0] // groups) > MOST_CHANNELS:
-        return False
+        return None
     last = torch.channels_last  # and in no other layout, as images of one pixel or none are
-    return all(each.is_contiguous(memory_format=last) and not each.is_contiguous() for each in (x, made))
+    dense = all(each.is_contiguous(memory_format=last) and not each.is_contiguous() for each in (x, result))
+    return operands(node) if dense else None

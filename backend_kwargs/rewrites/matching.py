@@ -2,18 +2,28 @@
 
 import inspect
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from types import FunctionType
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeGuard
 
 import torch
 from torch._guards import tracing
-from torch._inductor.pattern_matcher import PatternExpr, fwd_only, fx_to_pattern
+from torch._inductor.pattern_matcher import (
+    Match,
+    PatternExpr,
+    PatternMatcherPass,
+    fwd_only,
+    fx_to_pattern,
+    register_graph_pattern,
+)
 from torch._subclasses.fake_tensor import FakeTensorMode, unset_fake_temporarily
 from torch.fx import Graph, Node
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 from torch.fx.node import map_arg
 from torch.fx.operator_schemas import get_signature_for_torch_op, normalize_function
+from torch.utils._pytree import tree_leaves
+
+Arguments: TypeAlias = dict[str, Any]  # of a call, by their names in its schema
 
 aten, prims = torch.ops.aten, torch.ops.prims
 # Conversions between these only round, as Inductor's own do; one to 8 bits is a quantisation that the user wants.
@@ -24,9 +34,6 @@ HALF = (torch.bfloat16, torch.float16)
 ADD = (operator.add, torch.add, "add")
 MUL = (operator.mul, torch.mul, "mul")
 
-# torch types a node's arguments as a union of everything that a graph can contain. The patterns narrow that down.
-AnyNode: TypeAlias = Any
-
 
 def value_of(node: Any) -> torch.Tensor | None:
     """Return the fake tensor of a node, or None if it has none."""
@@ -34,27 +41,30 @@ def value_of(node: Any) -> torch.Tensor | None:
     return value if isinstance(value, torch.Tensor) else None
 
 
-def calls(node: Any, *targets: Any) -> bool:
+def values_of(*nodes: Any) -> list[torch.Tensor] | None:
+    """Return the fake tensors of the nodes, or None if one of them has none."""
+    values = [value for node in nodes if (value := value_of(node)) is not None]
+    return values if len(values) == len(nodes) else None
+
+
+def calls(node: Any, *targets: Any) -> TypeGuard[Node]:
     """Return whether `node` calls one of `targets`."""
     return isinstance(node, Node) and node.op == "call_function" and node.target in targets
 
 
 # Python's operators, and methods named after them, as functions that have a schema.
 FUNCTIONS = {
-    operator.add: torch.add,
-    operator.sub: torch.sub,
-    operator.mul: torch.mul,
-    operator.truediv: torch.div,
-    operator.matmul: torch.matmul,
-    operator.neg: torch.neg,
-    operator.pow: torch.pow,
-    "__add__": torch.add,
-    "__sub__": torch.sub,
-    "__mul__": torch.mul,
-    "__truediv__": torch.div,
-    "__matmul__": torch.matmul,
-    "__neg__": torch.neg,
-    "__pow__": torch.pow,
+    key: function
+    for name, function in {
+        "add": torch.add,
+        "sub": torch.sub,
+        "mul": torch.mul,
+        "truediv": torch.div,
+        "matmul": torch.matmul,
+        "neg": torch.neg,
+        "pow": torch.pow,
+    }.items()
+    for key in (getattr(operator, name), f"__{name}__")
 }
 # What torch takes for each type of a schema.
 _NUMBERS = (int, torch.SymInt), (int, float, torch.SymInt, torch.SymFloat)
@@ -73,7 +83,7 @@ TAKEN = {
 }
 
 
-def arguments_of(node: Any) -> dict[str, Any] | None:
+def arguments_of(node: Any) -> Arguments | None:
     """Return the arguments of a call by their names in its schema, with defaults, or None where they are not known.
 
     The names are those of the function, or of the ATen operator with a method's name; a method's own tensor, and what
@@ -87,36 +97,49 @@ def arguments_of(node: Any) -> dict[str, Any] | None:
     if isinstance(target, str):
         method = getattr(torch.Tensor, target, None)
         target = method if isinstance(method, FunctionType) else getattr(torch.ops.aten, target, None)
-    given = {name: value for name, value in node.kwargs.items() if name != "out" or value is not None}
+    kwargs = {name: value for name, value in node.kwargs.items() if name != "out" or value is not None}
     if isinstance(target, FunctionType | torch._ops.OpOverload):
-        return _by_the_only_schema(target, node.args, given)
+        return _by_the_only_schema(target, node.args, kwargs)
     if target is None or not callable(target):
         return None
     signatures, schemas = get_signature_for_torch_op(target, return_schemas=True)
     for signature, schema in zip(signatures or (), schemas or (), strict=True):
         args = _listed(node.args, schema) if node.op == "call_method" else node.args
-        if (found := _bound(signature, schema, args, given)) is not None:
-            return found if "out" not in found else None
+        if (bound := _bound(signature, schema, args, kwargs)) is not None:
+            return bound if "out" not in bound else None
     return None
 
 
-def _by_the_only_schema(target: Any, args: Any, kwargs: Any) -> dict[str, Any] | None:
+def read(node: Node) -> Arguments:
+    """Return the arguments of a call of ATen's in a lowered graph, whose schema is known, by their names."""
+    args = arguments_of(node)
+    assert args is not None
+    return args
+
+
+def input_of(node: Node) -> Any:
+    """Return the first argument of a call in a lowered graph: what it converts, reshapes or copies, say."""
+    return next(iter(read(node).values()))
+
+
+def _by_the_only_schema(target: Any, args: Any, kwargs: Any) -> Arguments | None:
+    """Return the arguments by their names in the schema of a function that has one."""
     try:
-        found = normalize_function(target, args, kwargs, normalize_to_only_use_kwargs=True)
+        pair = normalize_function(target, args, kwargs, normalize_to_only_use_kwargs=True)
     except (TypeError, ValueError):  # arguments that the function itself unpacks
         return None
-    return {"input" if name == "self" else name: value for name, value in found.kwargs.items()} if found else None
+    return {"input" if name == "self" else name: value for name, value in pair.kwargs.items()} if pair else None
 
 
 def _listed(args: Any, schema: Any) -> Any:
     """Return a method's arguments, with sizes that it was given one by one, as in `x.view(2, 3)`, as a list."""
     own = [each for each in schema.arguments if not each.kwarg_only]
     sizes = args[1:]
-    one_by_one = len(own) == 2 and own[1].type.kind() == "ListType" and all(_taken(TAKEN["IntType"], e) for e in sizes)
+    one_by_one = len(own) == 2 and own[1].type.kind() == "ListType" and all(_is_a(TAKEN["IntType"], e) for e in sizes)
     return (args[0], [*sizes]) if one_by_one and sizes else args
 
 
-def _bound(signature: inspect.Signature, schema: Any, args: Any, kwargs: Any) -> dict[str, Any] | None:
+def _bound(signature: inspect.Signature, schema: Any, args: Any, kwargs: Any) -> Arguments | None:
     """Return the arguments by the names of one overload, or None if it does not take them."""
     if not any("Tensor" in str(each.type) for each in schema.arguments):  # TorchScript's, of numbers
         return None
@@ -124,33 +147,47 @@ def _bound(signature: inspect.Signature, schema: Any, args: Any, kwargs: Any) ->
         bound = signature.bind(*args, **kwargs)
     except TypeError:
         return None
-    given = bound.arguments
+    values = bound.arguments
     for name, argument in zip(signature.parameters, schema.arguments, strict=True):
-        if name not in given:
+        if name not in values:
             continue
-        if argument.N and _taken(TAKEN["IntType"], given[name]):
-            given[name] = [given[name]] * argument.N
-        if not _fits(argument.real_type, given[name]):
+        if argument.N and _is_a(TAKEN["IntType"], values[name]):
+            values[name] = [values[name]] * argument.N
+        if not _may_be(argument.real_type, values[name]):
             return None
     bound.apply_defaults()
     return bound.arguments
 
 
-def _fits(kind: Any, value: Any) -> bool:
+def _may_be(kind: Any, value: Any) -> bool:
     """Return whether an argument may be of a schema's type."""
     name = kind.kind()
     if name == "OptionalType":
-        return value is None or _fits(kind.getElementType(), value)
+        return value is None or _may_be(kind.getElementType(), value)
     if name == "ListType":
-        return isinstance(value, list | tuple) and all(_fits(kind.getElementType(), each) for each in value)
-    return name in TAKEN and _taken(TAKEN[name], value)
+        return isinstance(value, list | tuple) and all(_may_be(kind.getElementType(), each) for each in value)
+    return name in TAKEN and _is_a(TAKEN[name], value)
 
 
-def _taken(types: Any, value: Any) -> bool:
+def _is_a(types: Any, value: Any) -> bool:
     """Return whether an argument, or the value of a node that is one, has one of `types`."""
     if isinstance(value, Node):
         value = value.meta.get("example_value", value.meta.get("val"))
     return isinstance(value, types)
+
+
+def terms_of(node: Any) -> tuple[Any, Any] | None:
+    """Return the two terms of a sum in a lowered graph, neither of which is multiplied, or None."""
+    if not calls(node, aten.add.Tensor):
+        return None
+    one, other, alpha = read(node).values()
+    return (one, other) if alpha == 1 else None
+
+
+def converts_floats(node: Any) -> bool:
+    """Return whether `node` converts floating-point numbers to others; those to integers or to 8 bits are wanted."""
+    values = values_of(node, input_of(node)) if calls(node, prims.convert_element_type.default) else None
+    return values is not None and all(each.dtype in FLOATS for each in values)
 
 
 def used_once(node: Node) -> bool:
@@ -178,6 +215,12 @@ def hint(size: Any) -> int:
     return int(size.node.hint) if size.node.has_hint() else UNKNOWN
 
 
+def have_one_dtype(values: Iterable[torch.Tensor], dtypes: Collection[torch.dtype] = DTYPES) -> bool:
+    """Return whether all values have the same dtype, one of `dtypes`."""
+    present = {value.dtype for value in values}
+    return len(present) == 1 and present.issubset(dtypes)
+
+
 def bytes_of(value: torch.Tensor) -> float:
     """Return the bytes of a fake tensor in this call."""
     return float(hint(value.numel()) * value.element_size())
@@ -187,16 +230,10 @@ def insert(graph: Graph, target: Any, *args: Any, **kwargs: Any) -> Node:
     """Insert a call of `target` at the graph's insertion point, with its fake result as `meta["val"]`."""
     node = graph.call_function(target, args, kwargs)
     values = map_arg((args, kwargs), lambda each: each.meta["val"])
-    mode = next((v.fake_mode for v in _fakes(values)), None)
-    with mode or FakeTensorMode():
+    modes = (leaf.fake_mode for leaf in tree_leaves(values) if hasattr(leaf, "fake_mode"))
+    with next(modes, None) or FakeTensorMode():
         node.meta["val"] = target(*values[0], **values[1])
     return node
-
-
-def _fakes(values: Any) -> list[Any]:
-    from torch.utils import _pytree as pytree
-
-    return [leaf for leaf in pytree.tree_leaves(values) if hasattr(leaf, "fake_mode")]
 
 
 def replace(old: Node, new: Node) -> None:
@@ -217,15 +254,39 @@ def erase_dead(node: Node) -> None:
             erase_dead(each)
 
 
-def pattern_of(function: Callable[..., Any], *example_inputs: torch.Tensor) -> PatternExpr:
-    """Trace `function` with Inductor's decompositions and return its graph as a pattern.
+def patterns_of(
+    function: Callable[[torch.Tensor], torch.Tensor],
+    dtypes: Sequence[torch.dtype],
+    sizes: Sequence[int] = (4, 4),
+) -> list[PatternExpr]:
+    """Return the graphs of `function(x)` with Inductor's decompositions as patterns; they may differ by the dtype.
 
-    Each argument matches any node, as a keyword of the argument's name. Constants match only themselves.
+    The keyword "x" matches any node. Constants match only themselves.
     """
-    import inspect
-
-    names = [*inspect.signature(function).parameters]
     with tracing(None), unset_fake_temporarily(), FakeTensorMode(), torch.no_grad():
-        fakes = [torch.empty_strided(each.shape, each.stride(), dtype=each.dtype) for each in example_inputs]
-        gm = fwd_only(function, fakes)
-    return fx_to_pattern(gm, argnames=names)
+        # A lambda, since the arguments of some functions cannot be inspected.
+        gms = [fwd_only(lambda x: function(x), [torch.empty(sizes, dtype=dtype)]) for dtype in dtypes]  # noqa: PLW0108
+    patterns = [fx_to_pattern(gm, argnames=["x"]) for gm in gms]
+    return [*{repr(each): each for each in patterns}.values()]
+
+
+def register(
+    passes: PatternMatcherPass,
+    pattern: PatternExpr,
+    parse: Callable[[Match], Any],
+    fuse: Callable[[Node, Any], Node | None],
+) -> None:
+    """Register a pattern: what ends in a node that matches is fused, unless `parse(match)` returns None.
+
+    `fuse(node, parsed)` inserts nodes before the last one of the match, and returns the one that replaces it, or None
+    if it has replaced another.
+    """
+
+    def replace_last(match: Match, *args: Any, **kwargs: Any) -> None:
+        node = match.output_node()
+        with node.graph.inserting_before(node):
+            new = fuse(node, parse(match))
+        if new is not None:
+            replace(node, new)
+
+    register_graph_pattern(pattern, extra_check=lambda match: parse(match) is not None, pass_dict=passes)(replace_last)

@@ -5,22 +5,24 @@ Inductor itself does this only under `coordinate_descent_tuning`, and then tunes
 """
 
 import operator
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Iterable
 
 import torch
-from torch.fx import GraphModule, Node
+from torch.fx import Node
 
-from backend_kwargs.rewrites.matching import (
-    DTYPES,
-    HALF,
-    AnyNode,
-    arguments_of,
-    bytes_of,
-    known_true,
-    replace,
+from backend_kwargs.rewrites.matching import HALF, Arguments, bytes_of, have_one_dtype, known_true
+from backend_kwargs.rewrites.table import Rewrite
+from backend_kwargs.rewrites.traced import Replacement, examples, replacing
+
+REWRITE = Rewrite(
+    "Batched products of a matrix and a vector as multiply and sum, fused with what is around them",
+    traced=f"{__name__}:multiply_and_sum",
+    needs=("gpu",),
+    applies="float32 or half precision, at most 256 summands",
+    fitting=lambda stats: stats.gpu and stats.gemms > 0,
+    early=True,
+    order=150,
 )
-from backend_kwargs.rewrites.traced import Change, changed, example
 
 PRODUCTS = (torch.matmul, torch.bmm, operator.matmul, "matmul", "bmm", "__matmul__")
 LARGEST_SUM = 256  # summands that one warp reads at once
@@ -28,54 +30,38 @@ KERNEL_BYTES = 8 << 20  # what an H200 moves in the 2 µs that a library's kerne
 FAR = 8  # calls between a product and a softmax, in attention that is spelt out
 
 
-def multiply_and_sum(gm: GraphModule, example_inputs: Sequence[Any]) -> Change | None:
-    """Return the graph with batched products of matrices and vectors as multiply and sum, or None if it has none."""
-    return changed(gm, example_inputs, lambda node: node.target in PRODUCTS, _replace)
-
-
-def _replace(node: AnyNode) -> float | None:
-    given = arguments_of(node)
-    if given is None:
+def _product(node: Node, args: Arguments) -> Replacement | None:
+    """Insert the multiplication and the sum for a batched product of matrices and vectors."""
+    a, b = args["input"], args["other"] if "other" in args else args["mat2"]
+    values = examples(a, b, node)
+    if values is None or not _is_by_a_vector(*values):
         return None
-    a, b = given["input"], given["other"] if "other" in given else given["mat2"]
-    left, right, made = map(example, (a, b, node))
-    if left is None or right is None or made is None or not _fits(left, right, made) or _is_of_attention(node):
+    # Other rewrites match attention as a whole.
+    if _leads_to_softmax(node, lambda each: each.users) or _leads_to_softmax(node, lambda each: each.all_input_nodes):
         return None
-    column = known_true(right.shape[-1] == 1)
-    graph = node.graph
-    with graph.inserting_before(node):
-        if left.dtype in HALF:
-            a, b = (graph.call_method("to", (each, torch.float32)) for each in (a, b))
-        # Rows of the matrix times the transposed column, or columns of the matrix times the transposed row.
-        a, b = (a, graph.call_method("transpose", (b, -1, -2))) if column else (_transposed(a), b)
-        products = graph.call_function(torch.mul, (a, b))
-        new = graph.call_method("sum", (products,), {"dim": -1 if column else -2, "keepdim": True})
-        if left.dtype in HALF:
-            new = graph.call_method("to", (new, left.dtype))
-    replace(node, new)
-    return 2 * bytes_of(left if column else right) + KERNEL_BYTES
+    left, right, _ = values
+    column, graph = known_true(right.shape[-1] == 1), node.graph
+    if left.dtype in HALF:
+        a, b = (graph.call_method("to", (each, torch.float32)) for each in (a, b))
+    # Rows of the matrix times the transposed column, or columns of the matrix times the transposed row.
+    vector = graph.call_method("transpose", (b if column else a, -1, -2))
+    products = graph.call_function(torch.mul, (a, vector) if column else (vector, b))
+    new = graph.call_method("sum", (products,), {"dim": -1 if column else -2, "keepdim": True})
+    if left.dtype in HALF:
+        new = graph.call_method("to", (new, left.dtype))
+    return new, 2 * bytes_of(left if column else right) + KERNEL_BYTES
 
 
-def _transposed(node: AnyNode) -> AnyNode:
-    return node.graph.call_method("transpose", (node, -1, -2))
-
-
-def _fits(left: torch.Tensor, right: torch.Tensor, made: torch.Tensor) -> bool:
+def _is_by_a_vector(left: torch.Tensor, right: torch.Tensor, result: torch.Tensor) -> bool:
     """Return whether one operand is a batch of vectors; under autocast the result has another dtype."""
-    if min(left.dim(), right.dim()) < 3 or not left.dtype == right.dtype == made.dtype or left.dtype not in DTYPES:
+    if min(left.dim(), right.dim()) < 3 or not have_one_dtype((left, right, result)):
         return False
     few = isinstance(left.shape[-1], int) and 1 < left.shape[-1] <= LARGEST_SUM
     return few and (known_true(right.shape[-1] == 1) or known_true(left.shape[-2] == 1))
 
 
-def _is_of_attention(node: AnyNode) -> bool:
-    """Return whether a softmax is near, before or after: other rewrites match attention as a whole."""
-    return _leads_to_softmax(node, lambda each: each.users) or _leads_to_softmax(
-        node, lambda each: each.all_input_nodes
-    )
-
-
-def _leads_to_softmax(node: AnyNode, following: Any) -> bool:
+def _leads_to_softmax(node: Node, following: Callable[[Node], Iterable[Node]]) -> bool:
+    """Return whether a softmax is within `FAR` calls in one direction, and no product before it."""
     near: set[Node] = {node}
     for _ in range(FAR):
         near = {each for one in near for each in following(one) if each.op != "placeholder"}
@@ -83,3 +69,6 @@ def _leads_to_softmax(node: AnyNode, following: Any) -> bool:
             return True
         near = {each for each in near if each.target not in PRODUCTS}
     return False
+
+
+multiply_and_sum = replacing(PRODUCTS, _product)

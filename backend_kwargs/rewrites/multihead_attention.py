@@ -11,58 +11,59 @@ from typing import Any
 import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
-from torch.fx import GraphModule
+from torch.fx import Node
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-from backend_kwargs.rewrites.matching import AnyNode, bytes_of, known_true
-from backend_kwargs.rewrites.traced import Change, changed, example
+from backend_kwargs.rewrites.matching import Arguments, bytes_of, known_true
+from backend_kwargs.rewrites.table import Rewrite
+from backend_kwargs.rewrites.traced import Replacement, examples, replacing
+
+REWRITE = Rewrite(
+    "nn.MultiheadAttention with queries, keys and values as views of its products, which torch copies",
+    traced=f"{__name__}:attend_without_copies",
+    needs=("gpu",),
+    applies="calls with need_weights=False, as nn.TransformerEncoderLayer makes them in training",
+    fitting=lambda stats: stats.gpu and stats.attentions > 0,
+    early=True,
+    order=90,
+)
 
 SIGNATURE = signature(F.multi_head_attention_forward)
 UNSUPPORTED = ("need_weights", "bias_k", "bias_v", "add_zero_attn", "use_separate_proj_weight", "static_k", "static_v")
 
 
-def attend_without_copies(gm: GraphModule, example_inputs: Sequence[Any]) -> Change | None:
-    """Return the graph in which `nn.MultiheadAttention` copies nothing, or None if there is none."""
-    return changed(gm, example_inputs, lambda node: node.target is F.multi_head_attention_forward, _replace)
-
-
-def _replace(node: AnyNode) -> float | None:
-    given = _arguments(*node.args, **node.kwargs)
-    inputs = [example(given[name]) for name in ("query", "key", "value")]
-    if any(given[name] is not None and given[name] is not False for name in UNSUPPORTED):
+def _call_without_copies(node: Node, args: Arguments) -> Replacement | None:
+    """Insert the same call of our function."""
+    values = examples(args["query"], args["key"], args["value"])
+    if values is None or any(args[name] is not None and args[name] is not False for name in UNSUPPORTED):
         return None
-    if any(each is None or each.dim() != 3 or is_traceable_wrapper_subclass(each) for each in inputs):
+    if any(each.dim() != 3 or is_traceable_wrapper_subclass(each) for each in values):
         return None
-    if any(each.numel() == 0 for each in inputs if each is not None):  # kernels of attention refuse their strides
+    if any(each.numel() == 0 for each in values):  # kernels of attention refuse their strides
         return None
-    node.target = multi_head_attention
-    return 2 * sum(bytes_of(each) for each in inputs if each is not None)
+    return node.graph.call_function(multi_head_attention, node.args, node.kwargs), 2 * sum(map(bytes_of, values))
 
 
-def multi_head_attention(*args: Any, **kwargs: Any) -> tuple[Tensor, None]:
+def multi_head_attention(*positional: Any, **named: Any) -> tuple[Tensor, None]:
     """Return what `torch.nn.functional.multi_head_attention_forward` does, for these arguments without weights."""
-    given = _arguments(*args, **kwargs)
-    q, k, v = (each.unflatten(-1, (given["num_heads"], -1)).permute(1, 2, 0, 3) for each in _projected(given))
-    causal = given["is_causal"] and given["key_padding_mask"] is None
-    mask = None if causal else _mask(given["attn_mask"], given["key_padding_mask"], q)
-    dropout = given["dropout_p"] if given["training"] else 0.0
-    attended = F.scaled_dot_product_attention(q, k, v, mask, dropout, causal)
-    sequences_first = _has_sequences_first(given["query"])
-    rows = attended.permute(2, 0, 1, 3) if sequences_first else attended.transpose(1, 2)
-    made = F.linear(rows.flatten(2), given["out_proj_weight"], given["out_proj_bias"])
-    return (made if sequences_first else made.transpose(0, 1)).contiguous(), None
-
-
-def _arguments(*args: Any, **kwargs: Any) -> dict[str, Any]:
-    bound = SIGNATURE.bind(*args, **kwargs)
+    bound = SIGNATURE.bind(*positional, **named)
     bound.apply_defaults()
-    return bound.arguments
+    args = bound.arguments
+    q, k, v = (each.unflatten(-1, (args["num_heads"], -1)).permute(1, 2, 0, 3) for each in _projected(args))
+    causal = args["is_causal"] and args["key_padding_mask"] is None
+    mask = None if causal else _mask(args["attn_mask"], args["key_padding_mask"], q)
+    dropout = args["dropout_p"] if args["training"] else 0.0
+    attended = F.scaled_dot_product_attention(q, k, v, mask, dropout, causal)
+    sequences_first = _has_sequences_first(args["query"])
+    rows = attended.permute(2, 0, 1, 3) if sequences_first else attended.transpose(1, 2)
+    result = F.linear(rows.flatten(2), args["out_proj_weight"], args["out_proj_bias"])
+    return (result if sequences_first else result.transpose(0, 1)).contiguous(), None
 
 
-def _projected(given: dict[str, Any]) -> Sequence[Any]:
+def _projected(args: Arguments) -> Sequence[Any]:
     """Return q, k and v, each [length, batch, width]; inputs that are the same tensor share a product."""
-    inputs = [given[name] for name in ("query", "key", "value")]
-    weight, bias = given["in_proj_weight"], given["in_proj_bias"]
+    inputs = [args[name] for name in ("query", "key", "value")]
+    weight, bias = args["in_proj_weight"], args["in_proj_bias"]
     sizes: tuple[int, ...] = (1, 1, 1)
     if inputs[1] is inputs[2]:
         sizes = (3,) if inputs[0] is inputs[1] else (1, 2)
@@ -100,6 +101,10 @@ def _mask(mask: Any, padding: Any, q: Tensor) -> Tensor | None:
 
 
 def _added(mask: Tensor, q: Tensor) -> Any:
+    """Return a mask as what is added to the scores."""
     if mask.dtype != torch.bool:
         return mask
     return torch.zeros_like(mask, dtype=q.dtype).masked_fill_(mask, float("-inf"))
+
+
+attend_without_copies = replacing((F.multi_head_attention_forward,), _call_without_copies)

@@ -11,12 +11,29 @@ from typing import Any
 import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
-from torch._inductor.pattern_matcher import Match, PatternMatcherPass, register_graph_pattern
+from torch._inductor.pattern_matcher import Match, PatternMatcherPass
+from torch.fx import Node
 
-from backend_kwargs.rewrites.convolution import affine_convolution, folded, may_fuse, operands
-from backend_kwargs.rewrites.linear import insert_product, product_before, used_by_one_pattern
-from backend_kwargs.rewrites.matching import AnyNode, insert, pattern_of, replace
+from backend_kwargs.rewrites.convolution import Affine, affine_convolution, convolution, folded, may_fuse, operands
+from backend_kwargs.rewrites.linear_activation import insert_product, product_of, used_by_one_pattern
+from backend_kwargs.rewrites.matching import insert, patterns_of, register, value_of
 from backend_kwargs.rewrites.operators import define, dense
+from backend_kwargs.rewrites.table import Rewrite, ran
+
+REWRITE = Rewrite(
+    "Linear or convolution and another activation (GELU, SiLU, ...) as one call of oneDNN, on a CPU",
+    patterns=f"{__name__}:add_patterns",
+    operators=("backend_kwargs::linear_onednn", "backend_kwargs::conv_onednn"),
+    applies="a CPU, float32 or bfloat16",
+    costs="a norm is folded into weights at each call, rounded to their dtype; nan may be lost",
+    fitting=lambda stats: (
+        not stats.gpu
+        and not stats.training
+        and stats.gemms + stats.convolutions > 0
+        and ran(stats, "gelu", "silu", "sigmoid", "tanh", "hardswish", "hardsigmoid", "hardtanh")
+    ),
+    order=50,
+)
 
 DTYPES = (torch.float32, torch.bfloat16)
 # By oneDNN's names: the activation, its numbers and its algorithm.
@@ -33,32 +50,25 @@ ACTIVATIONS: dict[str, tuple[Callable[[Tensor], Tensor], list[float], str]] = {
 # ---- operators
 
 
-def _linear(x: Tensor, w: Tensor, bias: Tensor | None, name: str) -> Tensor:
-    return ACTIVATIONS[name][0](F.linear(x, w, bias))
-
-
-def _linear_cpu(x: Tensor, w: Tensor, bias: Tensor | None, name: str) -> Tensor:
-    return torch.ops.mkldnn._linear_pointwise(x, w, dense(bias), name, *ACTIVATIONS[name][1:])  # type: ignore[no-any-return]
-
-
-def _conv(x: Tensor, w: Tensor, bias: Any, stride: Any, padding: Any, dilation: Any, groups: int, name: str) -> Tensor:
-    made = torch.ops.aten.convolution(x, w, bias, stride, padding, dilation, False, [0] * len(stride), groups)
-    return ACTIVATIONS[name][0](made)
-
-
 def _conv_cpu(
     x: Tensor, w: Tensor, bias: Any, stride: Any, padding: Any, dilation: Any, groups: int, name: str
 ) -> Tensor:
-    pointwise = torch.ops.mkldnn._convolution_pointwise
-    _, numbers, algorithm = ACTIVATIONS[name]
-    return pointwise(x, w, dense(bias), padding, stride, dilation, groups, name, numbers, algorithm)  # type: ignore[no-any-return]
+    attributes = (name, *ACTIVATIONS[name][1:])
+    made: Tensor = torch.ops.mkldnn._convolution_pointwise(
+        x, w, dense(bias), padding, stride, dilation, groups, *attributes
+    )
+    return made
 
 
-linear_onednn = define("linear_onednn(Tensor x, Tensor w, Tensor? bias, str name) -> Tensor", _linear, cpu=_linear_cpu)
+linear_onednn = define(
+    "linear_onednn(Tensor x, Tensor w, Tensor? bias, str name) -> Tensor",
+    lambda x, w, bias, name: ACTIVATIONS[name][0](F.linear(x, w, bias)),
+    cpu=lambda x, w, bias, name: torch.ops.mkldnn._linear_pointwise(x, w, dense(bias), name, *ACTIVATIONS[name][1:]),
+)
 conv_onednn = define(
     "conv_onednn(Tensor x, Tensor w, Tensor? bias, SymInt[] stride, SymInt[] padding, SymInt[] dilation, SymInt groups,"
     " str name) -> Tensor",
-    _conv,
+    lambda *args: ACTIVATIONS[args[-1]][0](convolution(*args[:-1])),
     cpu=_conv_cpu,
 )
 
@@ -68,47 +78,34 @@ conv_onednn = define(
 
 def add_patterns(passes: PatternMatcherPass) -> None:
     """Add what ends in one of the activations."""
-    seen = set()
     for name, (activation, *_) in ACTIVATIONS.items():
-        for dtype in DTYPES:
-            pattern = pattern_of(partial(_call, activation), torch.empty(4, 4, dtype=dtype))
-            if repr(pattern) in seen:
-                continue
-            seen.add(repr(pattern))
-            for may, fuse in ((_may_be_linear, _fuse_linear), (_may_be_convolution, _fuse_convolution)):
-                register_graph_pattern(pattern, extra_check=may, pass_dict=passes)(partial(fuse, name))
+        for pattern in patterns_of(activation, DTYPES):
+            register(
+                passes,
+                pattern,
+                _linear_before,
+                partial(insert_product, linear_onednn, more=(name,)),
+            )
+            register(passes, pattern, _convolution_before, partial(_fuse_convolution, name))
 
 
-def _call(activation: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
-    return activation(x)
+def _is_on_cpu(activation: Node) -> bool:
+    value = value_of(activation)
+    return value is not None and value.device.type == "cpu" and value.dtype in DTYPES
 
 
-def _on_cpu(node: AnyNode) -> bool:
-    value = node.meta.get("val")
-    return isinstance(value, Tensor) and value.device.type == "cpu" and value.dtype in DTYPES
+def _linear_before(match: Match) -> tuple[Node, Node] | None:
+    return product_of(match, bias=False) if _is_on_cpu(match.output_node()) else None
 
 
-def _may_be_linear(match: Match) -> bool:
-    activation = match.output_node()
-    return _on_cpu(activation) and product_before(activation, match.kwargs["x"], bias=False) is not None
-
-
-def _fuse_linear(name: str, match: Match, x: AnyNode) -> None:
-    insert_product(linear_onednn, (name,), match, x)
-
-
-def _may_be_convolution(match: Match) -> bool:
+def _convolution_before(match: Match) -> Affine | None:
+    """Return the convolution, with what is folded into it, that the activation follows, or None."""
     activation, x = match.output_node(), match.kwargs["x"]
-    found = affine_convolution(x, shared=True) if used_by_one_pattern(x, activation) else None
-    return _on_cpu(activation) and found is not None and may_fuse(found, activation)
+    affine = affine_convolution(x, shared=True) if used_by_one_pattern(x, activation) else None
+    return affine if _is_on_cpu(activation) and affine is not None and may_fuse(affine, activation) else None
 
 
-def _fuse_convolution(name: str, match: Match, x: AnyNode) -> None:
-    activation = match.output_node()
-    found = affine_convolution(x, shared=True)
-    assert found is not None
-    with activation.graph.inserting_before(activation):
-        weight, bias = folded(activation.graph, found)
-        image, _, _, *geometry = operands(found.convolution)
-        new = insert(activation.graph, conv_onednn, image, weight, bias, *geometry, name)
-    replace(activation, new)
+def _fuse_convolution(name: str, activation: Node, affine: Affine) -> Node:
+    weight, bias = folded(activation.graph, affine)
+    image, _, _, *geometry = operands(affine.convolution)
+    return insert(activation.graph, conv_onednn, image, weight, bias, *geometry, name)

@@ -35,9 +35,12 @@ def define(
     cuda: Callable[..., Any] | None = None,
     inlined: bool = False,
     saved: Callable[[Node], float] | None = None,
+    keep: Callable[..., None] | None = None,
+    backward: Callable[..., Any] | None = None,
 ) -> Any:
     """Define an operator; `saved` returns the bytes of memory traffic that a node saves over the matched ones.
 
+    `keep(ctx, inputs, output)` and `backward(ctx, *gradients)` are those of `torch.library.register_autograd`.
     `inlined`: on a GPU, AOTAutograd traces into `cuda`, which takes `wrap` for its kernels; so Inductor launches them,
     and fuses what is around them. A launch from Python took about 85 µs. Patterns insert operators too late for that.
     """
@@ -48,12 +51,16 @@ def define(
     if inlined and cuda:
         rule = _inlining(cuda)
         torch.library.register_torch_dispatch(f"backend_kwargs::{name}", FunctionalTensorMode, rule, lib=LIBRARY)
+    if backward:
+        torch.library.register_autograd(f"backend_kwargs::{name}", backward, setup_context=keep, lib=LIBRARY)
     operator = getattr(torch.ops.backend_kwargs, name).default
     _saved[operator] = saved or _written_and_read
     return operator
 
 
 def _inlining(cuda: Callable[..., Any]) -> Callable[..., Any]:
+    """Return AOTAutograd's rule for an operator: trace into `cuda` on a GPU."""
+
     def rule(mode: Any, op: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         # A subclass, such as DTensor, first passes the operator on to the tensors inside.
         if not args[0].is_cuda or not PLAIN.issuperset(types):
@@ -88,7 +95,8 @@ def with_fallback(kernel: Callable[..., Any], composite: Callable[..., Any]) -> 
     return call
 
 
-def _layout(kernel: Any, args: tuple[Any, ...]) -> tuple[Any, ...]:
+def _layout(kernel: Callable[..., Any], args: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Return what decides whether a library has a kernel for a call: sizes, strides, dtypes, and other arguments."""
     return (kernel, *((t.shape, t.stride(), t.dtype) if isinstance(t, Tensor) else str(t) for t in args))
 
 
@@ -97,7 +105,7 @@ def _written_and_read(node: Node) -> float:
     return 2.0 * nbytes(node)
 
 
-def nbytes(node: Any) -> float:
+def nbytes(node: Node) -> float:
     """Return the bytes of a node's value in this call."""
     return bytes_of(node.meta["val"])
 

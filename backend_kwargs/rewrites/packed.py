@@ -31,8 +31,19 @@ from backend_kwargs.graphs.writes import (
     written_between,
     written_memory,
 )
-from backend_kwargs.rewrites.matching import AnyNode, arguments_of, same_sizes
+from backend_kwargs.rewrites.matching import arguments_of, same_sizes
+from backend_kwargs.rewrites.table import Rewrite
 from backend_kwargs.rewrites.traced import Change, example
+
+REWRITE = Rewrite(
+    "Linear layers that share an input as one product of packed weights (q, k and v, or gate and up)",
+    traced=f"{__name__}:pack",
+    applies="while no gradients are recorded; weights of one dtype",
+    same_function=False,
+    costs="a copy of each packed weight, checked at each call; writes through `.data` go unnoticed",
+    fitting=lambda stats: stats.gemms > 1 and not stats.training,
+    order=170,
+)
 
 logger = logging.getLogger("backend_kwargs.rewrites")
 
@@ -82,13 +93,13 @@ class Pack(CopyOfParameters):
 class _Linear:
     """A linear layer of dynamo's graph."""
 
-    node: AnyNode
-    x: AnyNode
-    weight: AnyNode
-    bias: AnyNode | None
+    node: Node
+    x: Node
+    weight: Node
+    bias: Node | None
 
     @property
-    def parameters(self) -> tuple[AnyNode, ...]:
+    def parameters(self) -> tuple[Node, ...]:
         return (self.weight,) if self.bias is None else (self.weight, self.bias)
 
 
@@ -169,16 +180,16 @@ def _groups(gm: GraphModule, example_inputs: Sequence[Any]) -> list[list[_Linear
     written = written_memory(gm.graph)
     sharing: dict[Any, list[_Linear]] = defaultdict(list)
     for node in gm.graph.nodes:
-        given = arguments_of(node) if node.target in LINEAR else None
-        if given is None or not isinstance(given["input"], Node):
+        args = arguments_of(node) if node.target in LINEAR else None
+        if args is None or not isinstance(args["input"], Node):
             continue
-        found = _Linear(node, given["input"], given["weight"], given["bias"])
-        if all(_may_pack(each, values, written) for each in found.parameters):
+        layer = _Linear(node, args["input"], args["weight"], args["bias"])
+        if all(_may_pack(each, values, written) for each in layer.parameters):
             # Under autocast layers of one dtype may give results of another, and a bias may have its own.
-            made, held = example(node), [values[each] for each in found.parameters]
-            if made is not None and _is_plain(*held):
-                kinds = [(each.dtype, each.device, each.shape[1:]) for each in held]
-                sharing[found.x, made.dtype, *kinds].append(found)
+            result, parameters = example(node), [values[each] for each in layer.parameters]
+            if result is not None and _is_plain(*parameters):
+                kinds = [(each.dtype, each.device, each.shape[1:]) for each in parameters]
+                sharing[layer.x, result.dtype, *kinds].append(layer)
     return [
         group
         for group in sharing.values()
@@ -191,7 +202,7 @@ def _is_plain(weight: torch.Tensor, bias: torch.Tensor | None = None) -> bool:
     return weight.dim() == 2 and (bias is None or same_sizes(bias.shape, weight.shape[:1]))
 
 
-def _may_pack(node: Any, values: dict[AnyNode, Any], written: set[int]) -> bool:
+def _may_pack(node: Any, values: dict[Node, Any], written: set[int]) -> bool:
     """Return whether `node` is a parameter whose version counts its changes, and that the graph does not change."""
     value = values.get(node) if isinstance(node, Node) else None
     if not isinstance(value, torch.nn.Parameter) or not has_memory(value) or value.is_inference():
@@ -200,7 +211,7 @@ def _may_pack(node: Any, values: dict[AnyNode, Any], written: set[int]) -> bool:
 
 
 def _pack_group(
-    gm: GraphModule, group: list[_Linear], positions: dict[AnyNode, int], example_inputs: Sequence[Any]
+    gm: GraphModule, group: list[_Linear], positions: dict[Node, int], example_inputs: Sequence[Any]
 ) -> list[Pack]:
     packs, attributes = [], []
     with gm.graph.inserting_before(group[0].node):
@@ -225,7 +236,7 @@ def _pack_group(
     return packs
 
 
-def _attribute(gm: GraphModule, buffer: torch.Tensor) -> AnyNode:
+def _attribute(gm: GraphModule, buffer: torch.Tensor) -> Node:
     """Register `buffer` on the graph and return its node; CUDA graphs then treat its address as static."""
     count = 0
     while hasattr(gm, f"packed_{count}"):

@@ -4,27 +4,35 @@ It acts on dynamo's graph; the derivative is the same kernel with negative angle
 """
 
 import operator
-from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.fx import GraphModule, Node
+from torch.fx import Node
 
 from backend_kwargs.rewrites.matching import (
     ADD,
-    DTYPES,
     MUL,
-    AnyNode,
+    Arguments,
     arguments_of,
     bytes_of,
+    have_one_dtype,
     known_true,
-    replace,
     same_sizes,
     used_once,
 )
-from backend_kwargs.rewrites.operators import LIBRARY, define
-from backend_kwargs.rewrites.traced import Change, changed, changes_meanwhile, example
+from backend_kwargs.rewrites.operators import define
+from backend_kwargs.rewrites.table import Rewrite, ran
+from backend_kwargs.rewrites.traced import Replacement, changes_meanwhile, example, examples, replacing
+
+REWRITE = Rewrite(
+    "The rotary embedding, forward and backward, by a kernel that reads each half of a head once",
+    traced=f"{__name__}:fuse_rotary",
+    applies="float32 or half precision",
+    costs="what comes before and after is no longer part of its kernel",
+    fitting=lambda stats: stats.gpu and ran(stats, "cat"),
+    order=140,
+)
 
 GAIN = 0.15  # of the kernel's traffic: Inductor reads one half of a head again, mostly from the caches
 SUB = (operator.sub, torch.sub, "sub")
@@ -36,10 +44,12 @@ CHUNK = (torch.chunk, "chunk")
 
 
 def _halves(angles: Tensor, half: int) -> tuple[Tensor, Tensor]:
+    """Return the angles of both halves of a head, which may be the same."""
     return (angles, angles) if angles.shape[-1] == half else (angles[..., :half], angles[..., half:])
 
 
 def _like(x: Tensor, contiguous: bool) -> Tensor:
+    """Return an empty tensor like `x`, contiguous or in the layout of `x`."""
     contiguous = contiguous or not known_true(x.stride(-1) == 1)  # the kernel writes rows
     return torch.empty_like(x, memory_format=torch.contiguous_format if contiguous else torch.preserve_format)
 
@@ -49,25 +59,16 @@ def _rotary(x: Tensor, cos: Tensor, sin: Tensor, contiguous: bool, back: bool) -
     wide = torch.promote_types(x.dtype, torch.float32)
     (first, second), (cos_1, cos_2), (sin_1, sin_2) = (_halves(each.to(wide), half) for each in (x, cos, sin))
     if back:
-        made = torch.cat((first * cos_1 + second * sin_2, second * cos_2 - first * sin_1), -1)
+        turned = torch.cat((first * cos_1 + second * sin_2, second * cos_2 - first * sin_1), -1)
     else:
-        made = torch.cat((first * cos_1 - second * sin_1, second * cos_2 + first * sin_2), -1)
-    return _like(x, contiguous).copy_(made)
+        turned = torch.cat((first * cos_1 - second * sin_1, second * cos_2 + first * sin_2), -1)
+    return _like(x, contiguous).copy_(turned)
 
 
 def _rotary_cuda(x: Tensor, cos: Tensor, sin: Tensor, contiguous: bool, back: bool, **options: Any) -> Tensor:
     from backend_kwargs.rewrites.kernels.rotary import turn
 
     return turn(x, cos, sin, _like(x, contiguous), back=back, **options)
-
-
-rotary = define(
-    "rotary(Tensor x, Tensor cos, Tensor sin, bool contiguous, bool back) -> Tensor",
-    _rotary,
-    fake=lambda x, cos, sin, contiguous, back: _like(x, contiguous),
-    cuda=_rotary_cuda,
-    inlined=True,
-)
 
 
 def _keep_angles(ctx: Any, inputs: Any, output: Any) -> None:
@@ -79,53 +80,49 @@ def _turn_back(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
     return rotary(grad, *ctx.saved_tensors, ctx.contiguous, not ctx.back), None, None, None, None
 
 
-torch.library.register_autograd("backend_kwargs::rotary", _turn_back, setup_context=_keep_angles, lib=LIBRARY)
+rotary = define(
+    "rotary(Tensor x, Tensor cos, Tensor sin, bool contiguous, bool back) -> Tensor",
+    _rotary,
+    fake=lambda x, cos, sin, contiguous, back: _like(x, contiguous),
+    cuda=_rotary_cuda,
+    inlined=True,
+    keep=_keep_angles,
+    backward=_turn_back,
+)
 
 
 # ---- dynamo's graph
 
 
-def fuse_rotary(gm: GraphModule, example_inputs: Sequence[Any]) -> Change | None:
-    """Return the graph with each rotary embedding as one operator, or None if it has none."""
-    return changed(gm, example_inputs, lambda node: node.target in (*ADD, *CAT), _replace)
-
-
-def _replace(node: AnyNode) -> float | None:
-    found = _sum_of_products(node) or _joined_halves(node)
-    if found is None:
+def _embedding(node: Node, args: Arguments) -> Replacement | None:
+    """Insert the operator for a rotary embedding that ends in this call."""
+    parts = _sum_of_products(node) or _joined_halves(node)
+    values = examples(*parts, node) if parts else None
+    if parts is None or values is None or not _has_kernel(*values) or changes_meanwhile(node, parts):
         return None
-    x, cos, sin = map(example, found)
-    made = example(node)
-    if x is None or cos is None or sin is None or made is None or not _fits(x, cos, sin, made):
-        return None
-    if changes_meanwhile(node, found):
-        return None
+    x, result = values[0], values[-1]
     # A view that needs eager's strides may follow.
-    layouts = [contiguous for contiguous in (True, False) if same_sizes(_like(x, contiguous).stride(), made.stride())]
+    layouts = [contiguous for contiguous in (True, False) if same_sizes(_like(x, contiguous).stride(), result.stride())]
     if not layouts:
         return None
-    with node.graph.inserting_before(node):
-        call = node.graph.call_function(rotary, (*found, layouts[0], False))
-    replace(node, call)
-    return (4 if made.requires_grad else 2) * GAIN * bytes_of(x)
+    new = node.graph.call_function(rotary, (*parts, layouts[0], False))
+    return new, (4 if result.requires_grad else 2) * GAIN * bytes_of(x)
 
 
-def _fits(x: Tensor, cos: Tensor, sin: Tensor, made: Tensor) -> bool:
+def _has_kernel(x: Tensor, cos: Tensor, sin: Tensor, result: Tensor) -> bool:
     """Return whether the kernel can compute this result; the angles must not need gradients."""
     width = x.shape[-1]
-    if x.dim() != 4 or not isinstance(width, int) or width % 2 or not same_sizes(x.shape, made.shape):
+    if x.dim() != 4 or not isinstance(width, int) or width % 2 or not same_sizes(x.shape, result.shape):
         return False
-    if not known_true(x.numel() > 0):
+    if not have_one_dtype((x, cos, sin, result)):
         return False
-    if x.dtype not in DTYPES or not x.dtype == cos.dtype == sin.dtype == made.dtype:
-        return False
-    trained = made.requires_grad and (cos.requires_grad or sin.requires_grad)
-    if trained or not cos.dim() or not sin.dim():
+    trained = result.requires_grad and (cos.requires_grad or sin.requires_grad)
+    if trained or not cos.dim() or not sin.dim() or not known_true(x.numel() > 0):
         return False
     return cos.shape[-1] == sin.shape[-1] and cos.shape[-1] in (width, width // 2)
 
 
-def _sum_of_products(node: AnyNode) -> tuple[Any, Any, Any] | None:
+def _sum_of_products(node: Node) -> tuple[Any, Any, Any] | None:
     """Return x, cos and sin of x * cos + cat((-second, first)) * sin, or None."""
     for plain, swapped in _both_orders(_operands(node, ADD)):
         for x, cos in _both_orders(_operands(plain, MUL, once=True)):
@@ -137,7 +134,7 @@ def _sum_of_products(node: AnyNode) -> tuple[Any, Any, Any] | None:
     return None
 
 
-def _joined_halves(node: AnyNode) -> tuple[Any, Any, Any] | None:
+def _joined_halves(node: Node) -> tuple[Any, Any, Any] | None:
     """Return x, cos and sin of cat((first * cos - second * sin, second * cos + first * sin)), or None."""
     less, more = _parts(node) or (None, None)
     left, right = _operands(less, SUB, once=True) or (None, None)
@@ -147,15 +144,14 @@ def _joined_halves(node: AnyNode) -> tuple[Any, Any, Any] | None:
             if one is None or other is None or one[0] is not other[0] or (one[1], other[1]) != (0, 1):
                 continue
             for a, b in _both_orders(_operands(more, ADD, once=True)):
-                if _are(a, second, cos) and _are(b, first, sin) and _of_half(one[0], cos, sin):
+                if _are(a, second, cos) and _are(b, first, sin) and _has_angles_of_a_half(one[0], cos, sin):
                     return one[0], cos, sin
     return None
 
 
-def _of_half(x: Any, cos: Any, sin: Any) -> bool:
-    """Return whether the angles have half the width of `x`."""
-    width, *angles = (value.shape[-1] if value is not None else None for value in map(example, (x, cos, sin)))
-    return width is not None and angles == [width // 2] * 2
+def _has_angles_of_a_half(x: Any, *angles: Any) -> bool:
+    values = examples(x, *angles)
+    return values is not None and all(each.shape[-1] == values[0].shape[-1] // 2 for each in values[1:])
 
 
 def _are(product: Any, half: Any, angles: Any) -> bool:
@@ -169,11 +165,12 @@ def _operands(node: Any, targets: tuple[Any, ...], *, once: bool = False) -> tup
     """Return the operands of a `node` that calls one of `targets` without a factor; `once`: and has one user."""
     if not isinstance(node, Node) or node.target not in targets or (once and not used_once(node)):
         return None
-    given = arguments_of(node) or {}
-    return tuple(given[name] for name in ("input", "other") if name in given) if given.get("alpha", 1) == 1 else None
+    args = arguments_of(node) or {}
+    return tuple(args[name] for name in ("input", "other") if name in args) if args.get("alpha", 1) == 1 else None
 
 
-def _both_orders(operands: tuple[Any, ...] | None) -> tuple[tuple[Any, Any], ...]:
+def _both_orders(operands: tuple[Any, ...] | None) -> tuple[tuple[Any, ...], ...]:
+    """Return the two operands of a call in both orders, or none where there are not two."""
     return (operands, operands[::-1]) if operands and len(operands) == 2 else ()
 
 
@@ -181,24 +178,25 @@ def _parts(node: Any, *, once: bool = False) -> tuple[Any, Any] | None:
     """Return the two tensors that `node` joins along its last dimension, or None."""
     if not isinstance(node, Node) or node.target not in CAT or (once and not used_once(node)):
         return None
-    given, value = arguments_of(node), example(node)
-    if given is None or value is None or given["dim"] not in (-1, value.dim() - 1) or len(given["tensors"]) != 2:
+    args, value = arguments_of(node), example(node)
+    if args is None or value is None or args["dim"] not in (-1, value.dim() - 1) or len(args["tensors"]) != 2:
         return None
-    parts = given["tensors"]
-    return parts[0], parts[1]
+    first, second = args["tensors"]
+    return first, second
 
 
-def _half(node: Any) -> tuple[AnyNode, int] | None:
+def _half(node: Any) -> tuple[Node, int] | None:
     """Return the tensor and the half of its last dimension, first (0) or second (1), that `node` is, or None."""
     if not isinstance(node, Node) or node.target is not operator.getitem:
         return None
-    source: AnyNode = node.args[0]
-    index: Any = node.args[1]
+    source: Any
+    index: Any
+    source, index = node.args
     if source.target in CHUNK:
-        given = arguments_of(source) or {}
-        value = example(given.get("input"))
-        last = value is not None and given["dim"] in (-1, value.dim() - 1)
-        return (given["input"], index) if last and given["chunks"] == 2 else None
+        args = arguments_of(source) or {}
+        value = example(args.get("input"))
+        last = value is not None and args["dim"] in (-1, value.dim() - 1)
+        return (args["input"], index) if last and args["chunks"] == 2 else None
     value = example(source)
     if value is None or not isinstance(index, tuple) or not isinstance(value.shape[-1], int):
         return None
@@ -215,3 +213,6 @@ def _half_of(index: tuple[Any, ...], dims: int, width: int) -> int | None:
     if last.step not in (None, 1) or not all(each is None or isinstance(each, int) for each in numbers):
         return None
     return {(0, width // 2): 0, (width // 2, width): 1}.get(last.indices(width)[:2])
+
+
+fuse_rotary = replacing((*ADD, *CAT), _embedding)

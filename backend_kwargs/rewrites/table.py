@@ -1,5 +1,7 @@
 """Rewrites: named replacements of parts of a graph, and the lookup of a name. Imports no torch.
 
+The built-in ones have a module of their name in this folder, which has the row of this table.
+
 A name is looked up in the built-in table, then among the rewrites registered in this process, then among the entry
 points of installed packages. Only the entry point of that name is loaded.
 """
@@ -42,7 +44,8 @@ class Rewrite:
     with `costs`. `same_function` is False if the result can differ from the graph's by more than rounding; such a
     rewrite applies only where it is named. `fitting(stats)` returns whether a graph with these statistics can match,
     and `objective` names the races that try the rewrite. `early`: it seldom loses, so that a race has it in its first
-    candidate, where that may be the only one.
+    candidate, where that may be the only one. `order` sorts the built-in rewrites, lower ones first: races try them,
+    and Inductor's pass applies them, in this order, unless names are given in another; registered ones follow.
     """
 
     summary: str
@@ -57,6 +60,7 @@ class Rewrite:
     fitting: Callable[[Any], bool] = lambda stats: True
     objective: str = "latency"
     early: bool = False
+    order: int = 1000
 
     def __post_init__(self) -> None:
         for name in ("operators", "needs"):
@@ -75,174 +79,29 @@ class Rewrite:
             raise wrong_value("Rewrite's 'objective'", " or ".join(map(repr, OBJECTIVES)), self.objective)
 
 
-ONEDNN = ("gelu", "silu", "sigmoid", "tanh", "hardswish", "hardsigmoid", "hardtanh")  # by ATen's names
-
-
-def _has(stats: Any, *names: str) -> bool:
+def ran(stats: Any, *names: str) -> bool:
     """Return whether one of these operators ran, in place or not."""
     return any(name in stats.names or f"{name}_" in stats.names for name in names)
 
 
-def _may_gather_and_sum(stats: Any) -> bool:
-    sums = _has(stats, "sum", "mean") and _has(stats, "index", "index_select", "embedding")
-    return stats.gpu and (sums or _has(stats, "_embedding_bag", "_embedding_bag_forward_only"))
+def _rows() -> dict[str, Rewrite]:
+    """Return the rows of the modules in this folder by the modules' names.
+
+    A row is evaluated from the module's text, with the names of this module: to import the other would import torch.
+    It ends at a blank line, since parsing all modules takes 70 ms and this 3. A generated copy of the rows would be
+    read as fast, but has to be kept up to date.
+    """
+    rows = {}
+    for path in Path(__file__).parent.glob("*.py"):
+        head, start, text = path.read_text(encoding="utf-8").partition("\nREWRITE = ")
+        if start:
+            text = "\n" * (head.count("\n") + 1) + text.partition("\n\n")[0]  # so that errors name the right line
+            names = {**globals(), "__name__": f"{OURS}.{path.stem}"}
+            rows[path.stem] = eval(compile(text, path, "eval"), names)  # noqa: S307 - our own source
+    return dict(sorted(rows.items(), key=lambda item: item[1].order))
 
 
-def _may_use_onednn(stats: Any) -> bool:
-    return not stats.gpu and not stats.training and stats.gemms + stats.convolutions > 0
-
-
-BUILT_IN: Mapping[str, Rewrite] = MappingProxyType(
-    {
-        "convolution": Rewrite(
-            "Convolution, bias or a norm in eval mode (or any scale and shift of channels), a residual and ReLU as one "
-            "library call",
-            patterns=f"{OURS}.convolution:add_patterns",
-            operators=("backend_kwargs::conv_relu", "backend_kwargs::conv_add_relu"),
-            applies="float32 or half precision (on a CPU not float16); on a GPU channels last, without groups",
-            costs=f"a norm is folded into weights at each call, rounded to their dtype; {NAN}",
-            fitting=lambda stats: stats.convolutions > 0 and not stats.training and _has(stats, "relu"),
-        ),
-        "grouped_convolution": Rewrite(
-            "Convolutions in groups, depthwise ones among them, by our own kernels: cuDNN's are slow in channels last",
-            patterns=f"{OURS}.grouped_convolution:add_patterns",
-            operators=("backend_kwargs::grouped_convolution",),
-            needs=("gpu",),
-            applies="half precision in channels last, at most 64 channels in a group",
-            costs="depthwise ones have not been timed",
-            fitting=lambda stats: stats.gpu and stats.convolutions > 0 and not stats.training,
-        ),
-        "patches": Rewrite(
-            "Convolutions of patches that do not overlap, as by the first layer of a vision transformer, as a product",
-            traced=f"{OURS}.patches:multiply_patches",
-            needs=("gpu",),
-            applies="half precision; a stride of the kernel's size, no padding, and sizes that do not vary",
-            fitting=lambda stats: stats.gpu and stats.convolutions > 0,
-            early=True,
-        ),
-        "linear_activation": Rewrite(
-            "Linear with bias and ReLU or tanh-GELU, also one that is written out, as one library call",
-            patterns=f"{OURS}.linear:add_patterns",
-            operators=("backend_kwargs::linear_relu", "backend_kwargs::linear_gelu"),
-            applies="float32 or half precision (on a CPU not float16)",
-            costs=NAN,
-            fitting=lambda stats: stats.gemms > 0 and not stats.training and _has(stats, "relu", "gelu", "tanh"),
-        ),
-        "onednn": Rewrite(
-            "Linear or convolution and another activation (GELU, SiLU, ...) as one call of oneDNN, on a CPU",
-            patterns=f"{OURS}.onednn:add_patterns",
-            operators=("backend_kwargs::linear_onednn", "backend_kwargs::conv_onednn"),
-            applies="a CPU, float32 or bfloat16",
-            costs="a norm is folded into weights at each call, rounded to their dtype; nan may be lost",
-            fitting=lambda stats: _may_use_onednn(stats) and _has(stats, *ONEDNN),
-        ),
-        "attention": Rewrite(
-            "Attention that is spelt out, or has a bias over few keys, as one call",
-            patterns=f"{OURS}.attention:add_patterns",
-            operators=("backend_kwargs::attention",),
-            applies="inference in float32 or half precision; a bias has no more digits than the heads",
-            fitting=lambda stats: (stats.softmaxes > 0 and stats.gemms > 1) or (stats.gpu and stats.attentions > 0),
-        ),
-        "cudnn_attention": Rewrite(
-            "cuDNN's kernel instead of the one that scaled_dot_product_attention chose",
-            patterns=f"{OURS}.library_attention:add_cudnn_patterns",
-            operators=("backend_kwargs::cudnn_attention",),
-            needs=("gpu",),
-            applies="inference in half precision",
-            fitting=lambda stats: stats.attentions > 0,
-        ),
-        "attention_mask": Rewrite(
-            "Masks that are expanded over the keys, copied so that scaled_dot_product_attention has a fused kernel",
-            traced=f"{OURS}.attention_mask:make_dense",
-            needs=("gpu",),
-            applies="float32 or half precision; masks without gradients, of last stride 0",
-            costs="memory for the mask of one head",
-            fitting=lambda stats: stats.gpu and stats.softmaxes + stats.attentions > 0,
-            early=True,
-        ),
-        "multihead_attention": Rewrite(
-            "nn.MultiheadAttention with queries, keys and values as views of its products, which torch copies",
-            traced=f"{OURS}.multihead_attention:attend_without_copies",
-            needs=("gpu",),
-            applies="calls with need_weights=False, as nn.TransformerEncoderLayer makes them in training",
-            fitting=lambda stats: stats.gpu and stats.attentions > 0,
-            early=True,
-        ),
-        "decode_attention": Rewrite(
-            "Attention of a few queries over many keys, as in decoding, by kernels that share the keys of a head",
-            traced=f"{OURS}.decode_attention:split_keys",
-            needs=("gpu",),
-            applies="float32 or half precision, without gradients; with a mask or repeated keys; at most 64 queries, "
-            "counted for each head that shares keys",
-            fitting=lambda stats: stats.gpu and stats.attentions + stats.softmaxes > 0 and not stats.training,
-            early=True,
-        ),
-        "cross_entropy": Rewrite(
-            "Cross-entropy, forward and backward, by kernels that read the logits once each",
-            traced=f"{OURS}.losses:fuse_cross_entropy",
-            applies="float32 or half precision; the mean over class indices (int64)",
-            fitting=lambda stats: stats.gpu and stats.softmaxes > 0,
-        ),
-        "linear_cross_entropy": Rewrite(
-            "A linear layer and cross-entropy in chunks of rows, so that few logits are in memory at a time",
-            traced=f"{OURS}.losses:fuse_linear_cross_entropy",
-            operators=("backend_kwargs::linear_cross_entropy",),
-            applies="float32 or bfloat16; the mean over class indices (int64), without a bias",
-            costs="about a tenth slower; gradients are computed in the forward pass and rounded once for each chunk",
-            fitting=lambda stats: stats.softmaxes > 0 and stats.gemms > 0,
-            objective="memory",
-        ),
-        "layer_norm_backward": Rewrite(
-            "Layer norm's gradients by one kernel, which reads its input and the incoming gradient once",
-            traced=f"{OURS}.layer_norm:fuse_gradients",
-            operators=("backend_kwargs::layer_norm_backward",),
-            applies="layer norms in training, or calls of ATen's gradients of them, in float32 or half precision; "
-            "contiguous rows of at most 8192",
-            costs="what follows the gradient of the input is no longer part of its kernel",
-            fitting=lambda stats: stats.gpu and _has(stats, "native_layer_norm_backward"),
-        ),
-        "rotary": Rewrite(
-            "The rotary embedding, forward and backward, by a kernel that reads each half of a head once",
-            traced=f"{OURS}.rotary:fuse_rotary",
-            applies="float32 or half precision",
-            costs="what comes before and after is no longer part of its kernel",
-            fitting=lambda stats: stats.gpu and _has(stats, "cat"),
-        ),
-        "matrix_vector": Rewrite(
-            "Batched products of a matrix and a vector as multiply and sum, fused with what is around them",
-            traced=f"{OURS}.matrix_vector:multiply_and_sum",
-            needs=("gpu",),
-            applies="float32 or half precision, at most 256 summands",
-            fitting=lambda stats: stats.gpu and stats.gemms > 0,
-            early=True,
-        ),
-        "gather_sum": Rewrite(
-            "Sums and means of gathered rows (bags of embeddings, the outputs of a token's experts) by our own kernel",
-            traced=f"{OURS}.gather_sum:fuse_gather_sum",
-            needs=("gpu",),
-            applies="float32 or half precision, without gradients; at most 256 rows in each sum",
-            fitting=_may_gather_and_sum,
-            early=True,
-        ),
-        "packed": Rewrite(
-            "Linear layers that share an input as one product of packed weights (q, k and v, or gate and up)",
-            traced=f"{OURS}.packed:pack",
-            applies="while no gradients are recorded; weights of one dtype",
-            same_function=False,
-            costs="a copy of each packed weight, checked at each call; writes through `.data` go unnoticed",
-            fitting=lambda stats: stats.gemms > 1 and not stats.training,
-        ),
-        "approximate_gelu": Rewrite(
-            "Linear with bias and exact GELU as one library call with tanh-GELU",
-            patterns=f"{OURS}.linear:add_approximate_patterns",
-            operators=("backend_kwargs::linear_approximated_gelu",),
-            applies="float32 or half precision (on a CPU not float16)",
-            same_function=False,
-            costs="tanh-GELU differs from exact GELU by up to 5e-4",
-            fitting=lambda stats: stats.gemms > 0 and _has(stats, "gelu", "erf"),
-        ),
-    }
-)
+BUILT_IN: Mapping[str, Rewrite] = MappingProxyType(_rows())
 
 _REWRITES = NamedValues(
     "rewrite",
@@ -294,8 +153,8 @@ def fingerprint(names: Iterable[str]) -> str:
 
 def resolved(function: str | Callable[..., Any]) -> Callable[..., Any]:
     """Return `function`, imported if it is given as "module:function"."""
-    found: Callable[..., Any] = pkgutil.resolve_name(function) if isinstance(function, str) else function
-    return found
+    imported: Callable[..., Any] = pkgutil.resolve_name(function) if isinstance(function, str) else function
+    return imported
 
 
 def _source_hash(rewrite: Rewrite) -> str:
@@ -303,7 +162,7 @@ def _source_hash(rewrite: Rewrite) -> str:
     module = function.partition(":")[0] if isinstance(function, str) else getattr(function, "__module__", "")
     text = _main_text() if module == "__main__" else _module_text(module)
     if not isinstance(function, str):
-        text += _code_text(function) + _held(function)
+        text += _code_text(function) + _values_of(function)
     return hashlib.sha256(text.encode()).hexdigest()
 
 
@@ -315,7 +174,7 @@ def _code_text(function: Callable[..., Any]) -> str:
         return f"{code.co_code.hex()} {code.co_consts} {code.co_names}" if code else repr(function)
 
 
-def _held(function: Any) -> str:
+def _values_of(function: Any) -> str:
     """Return the values that a function holds, as text: those of its closure and defaults.
 
     The text of an object with an address differs in each process, so that nothing is found that may be another's.

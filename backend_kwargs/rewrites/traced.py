@@ -1,9 +1,10 @@
 """Rewrites of dynamo's graph, before autograd: what one returns, and compiling with them."""
 
+import dataclasses
 import operator
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
 
 import torch
 from torch.fx import GraphModule, Node
@@ -14,9 +15,10 @@ from backend_kwargs.errors import wrong_value
 from backend_kwargs.facts import Compiled, Replacements
 from backend_kwargs.graphs.writes import copy_of_graph, has_transforms, storages_of, written_between
 from backend_kwargs.options.requirements import machine, unmet
-from backend_kwargs.rewrites import matching
-from backend_kwargs.rewrites.matching import AnyNode
+from backend_kwargs.rewrites.matching import Arguments, arguments_of, replace
 from backend_kwargs.rewrites.table import Rewrite, find_rewrite, resolved
+
+Replacement: TypeAlias = tuple[Node, float]  # the new node, and the bytes of memory traffic that it saves
 
 
 def _as_it_is(compiled: Callable[..., Any]) -> Callable[..., Any]:
@@ -50,7 +52,7 @@ def compile_rewritten(
         if not _works(rewrite, graph.example_inputs):
             continue
         if change := change_by(name, graph.gm, graph.example_inputs):
-            graph = replace(graph, gm=change.gm, example_inputs=change.example_inputs)
+            graph = dataclasses.replace(graph, gm=change.gm, example_inputs=change.example_inputs)
             changes.append(change)
             if not rewrite.operators:  # nothing in the generated code shows them
                 counted[name] = Replacements(change.count, change.costs)
@@ -77,35 +79,39 @@ def _works(rewrite: Rewrite, example_inputs: Sequence[Any]) -> bool:
 # ---- shared by these rewrites
 
 
-def changed(
-    gm: GraphModule,
-    example_inputs: Sequence[Any],
-    may_start: Callable[[AnyNode], bool],
-    replace: Callable[[AnyNode], float | None],
-) -> Change | None:
-    """Return the graph after `replace` of each call that `may_start` a pattern, or None if none was replaced.
+def replacing(
+    targets: Collection[Any], new_node: Callable[[Node, Arguments], Replacement | None]
+) -> Callable[[GraphModule, Sequence[Any]], Change | None]:
+    """Return a rewrite of dynamo's graph that replaces calls of `targets`: functions, or names of methods.
 
-    `replace` returns the bytes of memory traffic that it saves, or None if it does not change the node. Operators of
-    ours have no rules for `torch.func`'s transforms, nor for subclasses such as DTensor.
+    `new_node(node, arguments)`, with the arguments by their names in the schema, inserts what replaces `node` before it
+    and returns that with the bytes of memory traffic that it saves, or None where `node` stays. Operators of ours have
+    no rules for `torch.func`'s transforms, nor for subclasses such as DTensor.
     """
 
-    def starts(node: AnyNode) -> bool:
-        return may_start(node) and not is_traceable_wrapper_subclass(example(node))
+    def calls(gm: GraphModule) -> list[Node]:
+        named = [node for node in gm.graph.nodes if node.op in ("call_function", "call_method")]
+        return [each for each in named if each.target in targets and not is_traceable_wrapper_subclass(example(each))]
 
-    if not any(map(starts, _calls(gm))) or has_transforms(gm):
-        return None
-    copied = copy_of_graph(gm)
-    saved = [found for node in _calls(copied) if starts(node) and (found := replace(node)) is not None]
-    if not saved:
-        return None
-    # Not eliminate_dead_code: it takes an in-place method whose result is unused, such as a cache's update, for dead.
-    copied.graph.lint()
-    copied.recompile()
-    return Change(copied, example_inputs, len(saved), sum(saved))
+    def rewrite(gm: GraphModule, example_inputs: Sequence[Any]) -> Change | None:
+        if not calls(gm) or has_transforms(gm):
+            return None
+        copied, saved = copy_of_graph(gm), []
+        for node in calls(copied):
+            args = arguments_of(node)
+            with copied.graph.inserting_before(node):
+                change = new_node(node, args) if args is not None else None
+            if change is not None:
+                replace(node, change[0])
+                saved.append(change[1])
+        if not saved:
+            return None
+        # Not eliminate_dead_code: it takes an in-place method whose result is unused, as a cache's update, for dead.
+        copied.graph.lint()
+        copied.recompile()
+        return Change(copied, example_inputs, len(saved), sum(saved))
 
-
-def _calls(gm: GraphModule) -> list[AnyNode]:
-    return [node for node in gm.graph.nodes if node.op in ("call_function", "call_method")]
+    return rewrite
 
 
 def example(node: Any) -> torch.Tensor | None:
@@ -114,9 +120,15 @@ def example(node: Any) -> torch.Tensor | None:
     return value if isinstance(value, torch.Tensor) else None
 
 
-def changes_meanwhile(node: AnyNode, read: Sequence[AnyNode]) -> bool:
+def examples(*nodes: Any) -> list[torch.Tensor] | None:
+    """Return the fake tensors with which dynamo traced the nodes, or None if one of them has none."""
+    values = [value for node in nodes if (value := example(node)) is not None]
+    return values if len(values) == len(nodes) else None
+
+
+def changes_meanwhile(node: Node, read: Sequence[Node | None]) -> bool:
     """Return whether the pattern that ends with `node` may have read other values in `read` than `node` would."""
-    pattern: set[AnyNode] = set()
+    pattern: set[Node] = set()
     left = [node]
     while left:
         each = left.pop()
@@ -127,15 +139,11 @@ def changes_meanwhile(node: AnyNode, read: Sequence[AnyNode]) -> bool:
     while pattern:
         pattern.discard(first)
         first = first.prev
-    return written_between(first, node, read)
+    return written_between(first, node, [each for each in read if each is not None])
 
 
-def replace_by_first(node: AnyNode, call: AnyNode, dtype: torch.dtype) -> None:
-    """Replace `node` by the first result of `call`, which has `dtype`, cast to the node's dtype."""
-    value = example(node)
-    assert value is not None
-    with node.graph.inserting_before(node):
-        first = node.graph.call_function(operator.getitem, (call, 0))
-        if value.dtype != dtype:
-            first = node.graph.call_method("to", (first, value.dtype))
-    matching.replace(node, first)
+def first_result(node: Node, call: Node, dtype: torch.dtype) -> Node:
+    """Insert the first result of `call`, which has `dtype`, cast to the dtype of `node`."""
+    first = node.graph.call_function(operator.getitem, (call, 0))
+    wanted = node.meta["example_value"].dtype
+    return first if wanted == dtype else node.graph.call_method("to", (first, wanted))

@@ -15,7 +15,7 @@ from tests.bundles.small_module import scaled
 
 import backend_kwargs as bk
 from backend_kwargs.auto import race
-from backend_kwargs.bundles.ahead import load_elsewhere
+from backend_kwargs.bundles.packages.compiling import load_elsewhere
 
 
 class Counting:

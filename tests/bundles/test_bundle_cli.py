@@ -8,8 +8,8 @@ import shutil
 import pytest
 from tests import forks
 
-from backend_kwargs.bundles.manifest import digest
-from backend_kwargs.bundles.manifest import signed as sign
+from backend_kwargs.bundles.disk.manifest import digest
+from backend_kwargs.bundles.disk.manifest import signed as sign
 
 MODEL = """
 import torch

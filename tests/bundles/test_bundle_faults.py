@@ -274,7 +274,7 @@ def put(value, at, new):
 @pytest.mark.filterwarnings("ignore:Bundle")
 def test_a_hostile_value_anywhere_in_a_manifest(bundle_of_eager, tmp_path, monkeypatch, state_of):
     """It is loaded, or the error is one line and ours, and then the module is unchanged."""
-    from backend_kwargs.bundles import bundle as reading
+    from backend_kwargs.bundles.disk import reading
 
     monkeypatch.setattr(reading, "RETRY_S", 0.0)
     bundle = Path(shutil.copytree(bundle_of_eager, tmp_path / "bundle"))
@@ -426,9 +426,9 @@ def test_threads_may_save_and_infer_at_once(tmp_path):
 
 def test_a_package_that_cannot_be_copied_is_an_error_of_one_line(tmp_path):
     """A full folder for temporary files is named."""
-    from backend_kwargs.bundles.bundle import _Parts
-    from backend_kwargs.bundles.files import opened_folder
-    from backend_kwargs.bundles.manifest import Part
+    from backend_kwargs.bundles.disk.files import opened_folder
+    from backend_kwargs.bundles.disk.manifest import Part
+    from backend_kwargs.bundles.disk.reading import _Parts
 
     content = b"x" * 5000
     part = Part(hashlib.sha256(content).hexdigest(), len(content))

@@ -15,10 +15,10 @@ from tests.bundles.small_module import scaled
 
 import backend_kwargs as bk
 from backend_kwargs import BackendKwargsError, CompiledModule
-from backend_kwargs.bundles import replacing
-from backend_kwargs.bundles.bundle import inspected
-from backend_kwargs.bundles.files import opened_folder
-from backend_kwargs.bundles.manifest import digest
+from backend_kwargs.bundles.disk import place
+from backend_kwargs.bundles.disk.files import opened_folder
+from backend_kwargs.bundles.disk.manifest import digest
+from backend_kwargs.bundles.disk.reading import inspected
 
 EAGER = bk.CompileConfig(backend="eager", check_numbers="off")
 
@@ -316,7 +316,7 @@ class Killed(BaseException):
 def aside(compiled, tmp_path):
     """A bundle of which a save, killed between its two renames, has left only the old folder, renamed."""
     compiled.save(tmp_path / "bundle")
-    name = f"{replacing._beside(tmp_path / 'bundle')}{'0' * 16}{replacing.ASIDE}"
+    name = f"{place._beside(tmp_path / 'bundle')}{'0' * 16}{place.ASIDE}"
     return (tmp_path / "bundle").rename(tmp_path / name)
 
 
@@ -347,7 +347,7 @@ def test_a_bundle_aside_of_another_name_is_not_taken(aside, tmp_path):
 def way(request, monkeypatch):
     """How the folders swap their names: at once, or, as not every file system can do that, by three renames."""
     if request.param == "renames":
-        monkeypatch.setattr(replacing, "_exchanged", lambda one, other: False)
+        monkeypatch.setattr(place, "_exchanged", lambda one, other: False)
     return request.param
 
 
@@ -357,10 +357,10 @@ def test_this_system_exchanges_names_at_once(tmp_path):
     for name in ("a", "b"):
         (tmp_path / name).mkdir()
         (tmp_path / name / name).touch()
-    if not replacing._exchanged(tmp_path / "a", tmp_path / "b"):
+    if not place._exchanged(tmp_path / "a", tmp_path / "b"):
         pytest.skip("this file system cannot")
     assert (names(tmp_path / "a"), names(tmp_path / "b")) == (["b"], ["a"])
-    assert not replacing._exchanged(tmp_path / "a", tmp_path / "none")
+    assert not place._exchanged(tmp_path / "a", tmp_path / "none")
 
 
 def test_an_error_after_the_first_rename_puts_the_old_bundle_back(compiled, other, tmp_path, monkeypatch):
@@ -368,11 +368,11 @@ def test_an_error_after_the_first_rename_puts_the_old_bundle_back(compiled, othe
     rename = Path.rename
 
     def failing(self, target):
-        if Path(target).name == "bundle" and not self.name.endswith(replacing.ASIDE):
+        if Path(target).name == "bundle" and not self.name.endswith(place.ASIDE):
             raise Killed
         return rename(self, target)
 
-    monkeypatch.setattr(replacing, "_exchanged", lambda one, other: False)
+    monkeypatch.setattr(place, "_exchanged", lambda one, other: False)
     monkeypatch.setattr(Path, "rename", failing)
     with pytest.raises(Killed):
         other.save(tmp_path / "bundle")
@@ -383,13 +383,13 @@ def test_an_error_after_the_first_rename_puts_the_old_bundle_back(compiled, othe
 def test_a_file_that_comes_during_the_save_is_not_deleted(way, compiled, other, tmp_path, monkeypatch):
     """The old folder is looked at again after it was renamed, since nobody finds it under its name then."""
     compiled.save(tmp_path / "bundle")
-    take_over = replacing._take_over
+    take_over = place._take_over
 
     def late(old, new):
         (old / "thesis").write_text("years of work")
         take_over(old, new)
 
-    monkeypatch.setattr(replacing, "_take_over", late)
+    monkeypatch.setattr(place, "_take_over", late)
     assert "the folder contains 'thesis'" in refused(other.save, tmp_path / "bundle")
     assert (tmp_path / "bundle" / "thesis").read_text() == "years of work"
     assert names(tmp_path) == ["bundle"]
@@ -399,8 +399,8 @@ def killed_in_place(each, bundle):
     """Save in a process that ends when the new bundle is in place, before the old one is deleted."""
     child = os.fork()
     if not child:
-        sync = replacing._sync
-        replacing._sync = lambda *folders: os._exit(9) if folders == (bundle.parent,) else sync(*folders)
+        sync = place._sync
+        place._sync = lambda *folders: os._exit(9) if folders == (bundle.parent,) else sync(*folders)
         each.save(bundle)
         os._exit(0)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 9
@@ -431,7 +431,7 @@ def test_a_bundle_aside_of_a_process_that_lives_is_not_deleted(aside, other, tmp
 
 def test_an_old_bundle_that_stays_is_named(compiled, other, tmp_path, monkeypatch):
     compiled.save(tmp_path / "bundle")
-    monkeypatch.setattr(replacing, "_delete", lambda old: None)
+    monkeypatch.setattr(place, "_delete", lambda old: None)
     with pytest.warns(bk.BackendKwargsWarning) as warned:
         other.save(tmp_path / "bundle")
     (left,) = set(names(tmp_path)) - {"bundle"}

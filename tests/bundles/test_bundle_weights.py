@@ -10,7 +10,7 @@ from torch.utils._pytree import tree_map
 
 import backend_kwargs as bk
 from backend_kwargs import BackendKwargsError, CompiledModule
-from backend_kwargs.bundles.loading import checked_weights
+from backend_kwargs.bundles.disk.weights import checked_weights
 
 EAGER = bk.CompileConfig(backend="eager", check_numbers="off")
 
@@ -331,7 +331,7 @@ def with_buffer(value):
 )
 @pytest.mark.filterwarnings("ignore:Sparse CSR", "ignore:torch.quantize_per_tensor", "ignore:.*is deprecated")
 def test_a_state_that_a_file_cannot_contain_is_an_error(value, words, tmp_path):
-    from backend_kwargs.bundles.bundle import check_state
+    from backend_kwargs.bundles.disk.saving import check_state
 
     with pytest.raises(BackendKwargsError) as raised:
         check_state(with_buffer(value()))

@@ -6,8 +6,8 @@ from tests.bundles.unlike_modules import Applies
 
 import backend_kwargs as bk
 from backend_kwargs.bundles.graphs import key_of
-from backend_kwargs.bundles.identity import identity_of
-from backend_kwargs.bundles.operators import inlined
+from backend_kwargs.bundles.identity.operators import inlined
+from backend_kwargs.bundles.identity.walk import identity_of
 
 
 @pytest.fixture(scope="module")

@@ -17,7 +17,7 @@ import torch
 from tests.bundles.unlike_modules import COMPARED, NOT_COMPARED, STATE, UNLIKE, Applies, Environment, Scale, patched
 from torch import nn
 
-from backend_kwargs.bundles.identity import identity_of, shared_names, state_of
+from backend_kwargs.bundles.identity.walk import identity_of, state_of
 
 
 @pytest.mark.parametrize("make", [pytest.param(make, id=name) for name, make in COMPARED.items()])
@@ -188,6 +188,60 @@ def test_a_patched_function_of_python_counts(owner, name, function):
         assert identity_of(Calls()) != before
 
 
+def from_environment(*args, **kwargs):
+    """A function that cannot be compared, since it reads what is not in the module."""
+    return os.environ["BACKEND_KWARGS_TEST_FACTOR"]
+
+
+@pytest.mark.parametrize(
+    ("owner", "name"),
+    [
+        pytest.param(nn.Module, "smart_apply", id="a method that transformers adds to all modules"),
+        pytest.param(torch.Tensor, "from_elsewhere", id="a method of tensors"),
+    ],
+)
+def test_what_others_add_to_torch_does_not_count_where_no_code_reads_it(owner, name, monkeypatch):
+    """As after a model of transformers was made: modules are as in a process without it."""
+    before = [identity_of(make()) for make in (Configured, lambda: nn.MultiheadAttention(8, 2))]
+    monkeypatch.setattr(owner, name, from_environment, raising=False)
+    assert [identity_of(make()) for make in (Configured, lambda: nn.MultiheadAttention(8, 2))] == before
+    assert None not in before
+
+
+def test_a_patched_function_that_no_code_reads_makes_no_module_like_none(monkeypatch):
+    """As lightning patches torch.compile: modules can still be compared with each other."""
+    monkeypatch.setattr(torch, "compile", from_environment)
+    assert identity_of(Configured()) == identity_of(Configured()) is not None
+
+
+class Asks(nn.Module):
+    """A module that calls a method which others add to tensors."""
+
+    def forward(self, x):
+        return x.from_elsewhere()
+
+
+@pytest.mark.parametrize(
+    ("make", "owner", "name"),
+    [
+        pytest.param(Asks, torch.Tensor, "from_elsewhere", id="by the user's code"),
+        pytest.param(
+            lambda: nn.MultiheadAttention(8, 2), nn.functional, "_in_projection_packed", id="by a function of torch"
+        ),
+        pytest.param(lambda: nn.TransformerEncoderLayer(8, 2, 16), torch, "relu", id="by a layer of torch"),
+        pytest.param(nn.ReLU, nn.Module, "__getattr__", id="by Python itself"),
+    ],
+)
+def test_a_patched_function_that_is_read_and_cannot_be_compared_makes_a_module_like_none(
+    make, owner, name, monkeypatch
+):
+    module = make()
+    monkeypatch.setattr(owner, name, from_environment, raising=False)
+    result = identity_of(module)
+    monkeypatch.undo()
+    assert result is None
+
+
 def test_a_layer_with_a_patched_forward_counts():
     before = identity_of(nn.Sequential(nn.ReLU()))
     with patched(nn.ReLU, "forward", lambda self, x: x):
@@ -248,6 +302,8 @@ def test_an_identity_is_the_same_in_every_process():
         sys.path.insert(0, sys.argv[1])
         from tests.bundles.unlike_modules import COMPARED
         from backend_kwargs.bundles.identity import identity_of
+        from unlike_modules import COMPARED
+        from backend_kwargs.bundles.identity.walk import identity_of
         print(json.dumps({name: identity_of(make(2.0)) for name, make in COMPARED.items()}))
     """
     command = [sys.executable, "-c", textwrap.dedent(program), Path(__file__).parents[2]]
@@ -276,9 +332,3 @@ def test_a_changed_attribute_changes_the_state(change):
     assert state_of(module) == before
     change(module)
     assert state_of(module) != before
-
-
-def test_names_that_share_memory():
-    weight = torch.ones(4, 4)
-    state = {"a": weight, "b": torch.ones(4), "c": weight, "d": weight[1:], "text": "a", "empty": torch.ones(0)}
-    assert shared_names(state) == {"c": "a", "d": "a"}

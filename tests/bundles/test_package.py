@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import backend_kwargs as bk
-from backend_kwargs.bundles.ahead import export_module
+from backend_kwargs.bundles.packages.compiling import export_module
 from backend_kwargs.bundles.running import Built, running
 from backend_kwargs.bundles.samples import Sample, cloned, described
 

@@ -4,7 +4,7 @@ import msgspec
 import pytest
 import torch
 
-from backend_kwargs.bundles.package_guards import (
+from backend_kwargs.bundles.packages.guards import (
     OPERATIONS,
     Operation,
     PackageGuards,

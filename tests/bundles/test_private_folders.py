@@ -11,14 +11,14 @@ from pathlib import Path
 import pytest
 
 from backend_kwargs import BackendKwargsError
-from backend_kwargs.bundles.files import Folder, opened_file, private_folder
+from backend_kwargs.bundles.disk.files import Folder, opened_file, private_folder
 
 ROOT = str(Path(__file__).parents[2])
 
 # A process that has a folder of its own, says so, and goes on until it is told to end.
 HOLDER = """
     import sys
-    from backend_kwargs.bundles.files import Folder
+    from backend_kwargs.bundles.disk.files import Folder
 
     folder = Folder()
     print(folder.path, flush=True)
@@ -79,7 +79,7 @@ def test_a_forked_child_leaves_the_folder_of_its_parent(temporary):
     """The child ends as Python does, with its exit handlers; the parent's folder stays, and is locked."""
     program = """
         import os, sys
-        from backend_kwargs.bundles.files import Folder
+        from backend_kwargs.bundles.disk.files import Folder
 
         folder = Folder()
         folder.path

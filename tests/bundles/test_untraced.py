@@ -16,7 +16,8 @@ from torch._dynamo.utils import counters
 import backend_kwargs as bk
 from backend_kwargs import BackendKwargsError, BackendKwargsWarning, CompiledModule
 from backend_kwargs.bundles.deploying import require_comparable
-from backend_kwargs.bundles.samples import InputCheck, described
+from backend_kwargs.bundles.input_check import InputCheck
+from backend_kwargs.bundles.samples import described
 
 UNTRACED = "served without tracing the module"
 
@@ -288,21 +289,58 @@ def unguarded(module, *args):
         pytest.param(with_attribute, "with the attributes ['factor']", id="attribute"),
     ],
 )
-def test_without_guards_inputs_are_plain_tensors(change, got):
-    """Samples are copied without these, and a module may read them."""
+@pytest.mark.parametrize("gradients", [True, False])
+def test_without_guards_inputs_are_plain_tensors(change, got, gradients):
+    """Samples are copied without these, and a module may read them, also after plain tensors have passed."""
     check = unguarded(scaled(), torch.ones(4))
-    check((torch.ones(4),), {})
-    with pytest.raises(BackendKwargsError) as caught:
-        check((change(torch.ones(4)),), {})
+    odd = change(torch.ones(4))
+    with torch.set_grad_enabled(gradients):
+        check((torch.ones(4),), {})
+        with pytest.raises(BackendKwargsError) as caught:
+            check((odd,), {})
     wanted = "float32[4] on cpu with strides (1,)"
     assert str(caught.value) == f"Input args[0] must be {wanted}, got {wanted} {got}. Pass its detach()."
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        pytest.param(torch.ones(5), id="size"),
+        pytest.param(torch.ones(8)[::2], id="stride"),
+        pytest.param(torch.ones(4, dtype=torch.float64), id="dtype"),
+        pytest.param(torch.ones(4, 1), id="dimension"),
+        pytest.param(torch.ones(4, device="meta"), id="device"),
+        pytest.param(torch.ones(4).to_sparse(), id="layout"),
+        pytest.param(torch.full((4,), 1 + 2j).conj().imag, id="bit"),
+        pytest.param([1.0] * 4, id="no tensor"),
+    ],
+)
+@pytest.mark.parametrize(
+    "mode", [torch.no_grad, torch.inference_mode, torch.enable_grad], ids=lambda mode: mode.__name__
+)
+@pytest.mark.parametrize("by_name", [False, True], ids=["by position", "by name"])
+def test_each_input_is_compared_after_others_have_passed(other, mode, by_name):
+    """Inputs like those of an earlier call are compared by guards, others with the samples again."""
+
+    def called(x):
+        return check((), {"x": x, "y": torch.ones(2)}) if by_name else check((x, torch.ones(2)), {})
+
+    sample = ((), {"x": torch.ones(4), "y": torch.ones(2)}) if by_name else ((torch.ones(4), torch.ones(2)), {})
+    check = InputCheck([described(sample)], torch.device("cpu"), dynamic=False, values=True)
+    with mode():
+        for _ in range(3):
+            called(torch.ones(4))
+        with pytest.raises(BackendKwargsError):
+            called(other)
+        called(torch.ones(4))
 
 
 def test_without_guards_no_tensor_is_given_twice():
     """A module may compare its inputs with `is`."""
     x = torch.ones(4)
     check = unguarded(scaled(), x, x)
-    check((x, x.clone()), {})
+    for _ in range(2):
+        check((x, x.clone()), {})
     with pytest.raises(BackendKwargsError) as caught:
         check((x, x), {})
     assert str(caught.value) == "Inputs args[0] and args[1] must not be one tensor: pass a clone()."
@@ -313,7 +351,8 @@ def test_without_guards_no_input_shares_memory_with_the_module(at):
     """A module may write to a buffer and then read its input."""
     module = scaled()
     check = unguarded(module, module.scale[at])
-    check((module.scale[at].clone(),), {})
+    for _ in range(2):
+        check((module.scale[at].clone(),), {})
     with pytest.raises(BackendKwargsError) as caught:
         check((module.scale[at],), {})
     assert str(caught.value) == (

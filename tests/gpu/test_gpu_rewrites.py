@@ -15,7 +15,7 @@ from torch import nn
 from torch._inductor.utils import run_and_get_code
 
 from backend_kwargs import make_backend, report
-from backend_kwargs.rewrites import convolution, library_attention, linear
+from backend_kwargs.rewrites import attention, convolution, cudnn_attention, linear_activation
 from backend_kwargs.rewrites.grouped_convolution import grouped_convolution
 from backend_kwargs.rewrites.operators import _without_kernel
 
@@ -71,13 +71,13 @@ CALLS = {
     "conv groups": lambda dtype: (convolution.conv_relu, conv_args(dtype, groups=4)),
     "conv odd channels": lambda dtype: (convolution.conv_relu, conv_args(dtype, channels=3, out=5)),
     "conv residual": lambda dtype: (convolution.conv_add_relu, conv_args(dtype, residual=True)),
-    "linear relu": lambda dtype: (linear.linear_relu, linear_args(dtype)),
-    "linear gelu": lambda dtype: (linear.linear_gelu, linear_args(dtype)),
-    "linear odd": lambda dtype: (linear.linear_gelu, linear_args(dtype, 3, 7, 5)),
-    "attention bias": lambda dtype: (library_attention.attention, attention_args(dtype, 49, bias=True)),
-    "attention bias repeats": lambda dtype: (library_attention.attention, window_args(dtype)),
-    "attention": lambda dtype: (library_attention.attention, attention_args(dtype, 64, bias=False)),
-    "attention many keys": lambda dtype: (library_attention.attention, attention_args(dtype, 300, bias=True)),
+    "linear relu": lambda dtype: (linear_activation.linear_relu, linear_args(dtype)),
+    "linear gelu": lambda dtype: (linear_activation.linear_gelu, linear_args(dtype)),
+    "linear odd": lambda dtype: (linear_activation.linear_gelu, linear_args(dtype, 3, 7, 5)),
+    "attention bias": lambda dtype: (attention.attention, attention_args(dtype, 49, bias=True)),
+    "attention bias repeats": lambda dtype: (attention.attention, window_args(dtype)),
+    "attention": lambda dtype: (attention.attention, attention_args(dtype, 64, bias=False)),
+    "attention many keys": lambda dtype: (attention.attention, attention_args(dtype, 300, bias=True)),
 }
 
 
@@ -96,11 +96,12 @@ def test_operator(name, dtype):
 
 def composite(operator):
     """Return the operator in terms of ATen's operators, which accept float64."""
+    by_aten = convolution.convolution
     return {
-        convolution.conv_relu: convolution._conv_relu,
-        convolution.conv_add_relu: convolution._conv_add_relu,
-        linear.linear_relu: linear._linear_relu,
-        linear.linear_gelu: linear._linear_gelu,
+        convolution.conv_relu: lambda x, w, *geometry: by_aten(x, w, *geometry).relu(),
+        convolution.conv_add_relu: lambda x, w, z, *geometry: (by_aten(x, w, *geometry) + z).relu(),
+        linear_activation.linear_relu: lambda x, w, bias: F.linear(x, w, bias).relu(),
+        linear_activation.linear_gelu: lambda x, w, bias: F.gelu(F.linear(x, w, bias), approximate="tanh"),
     }[operator]
 
 
@@ -143,7 +144,7 @@ def test_grouped_convolution_of_many_pixels(groups):
 def test_cudnn_attention(causal):
     """cuDNN's attention agrees with float64, and its result is [batch, queries, heads, width] in memory."""
     q, k, v = (normal(2, 128, 4, 64).transpose(1, 2) for _ in range(3))
-    got = library_attention.cudnn_attention(q, k, v, None, causal, 0.125)
+    got = cudnn_attention.cudnn_attention(q, k, v, None, causal, 0.125)
     want = F.scaled_dot_product_attention(*exact([q, k, v]), is_causal=causal, scale=0.125).transpose(1, 2)
     close(got.cpu(), want, torch.bfloat16)
     assert got.is_contiguous()
@@ -174,7 +175,7 @@ def test_a_query_that_sees_no_key(keys):
     q, k, v = normal(2, 4, 49, 32), normal(2, 4, keys, 32), normal(2, 4, keys, 32)
     bias = normal(49, keys)
     bias[3] = -float("inf")
-    got = library_attention.attention(q, k, v, bias, 0.2)
+    got = attention.attention(q, k, v, bias, 0.2)
     assert not got[:, 3].any()
     close(got, F.scaled_dot_product_attention(q, k, v, bias, scale=0.2).transpose(1, 2), torch.bfloat16)
 

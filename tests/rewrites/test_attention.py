@@ -12,6 +12,7 @@ from torch._subclasses import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from backend_kwargs.rewrites.apply import RewritePass, rewrite_graph
+from backend_kwargs.rewrites.operators import saved_bytes
 
 SETTINGS = settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck))
 
@@ -195,6 +196,8 @@ NEAR = {
     ),
     "queries that are heads": lambda q, k, v, b: regrouped(q, k, v, b.flatten(0, 1), (2, 15, 7)),
     "factors of more heads": lambda q, k, v, b: torch.bmm((torch.bmm(q[0, :1], k[0, :1].mT) * HEADS).softmax(-1), v[0]),
+    "a bias with a factor": lambda q, k, v, b: torch.add(q @ k.mT, b, alpha=2).softmax(-1) @ v,
+    "a bias and scores with a factor": lambda q, k, v, b: torch.add(b, q @ k.mT, alpha=2).softmax(-1) @ v,
     "scores that are no product": lambda q, k, v, b: (b.expand(2, 3, 5, 7) * 2).softmax(-1) @ v,
 }
 
@@ -262,6 +265,16 @@ def test_near_miss(fn):
         got, want = rewriting(*args), fn(*args)
     assert rewriting.counts["attention"] == 0
     torch.testing.assert_close(got, want)
+
+
+def test_queries_that_are_keys():
+    """A tensor that attends to itself matches, and the traffic of its scores is saved."""
+    fn = lambda x, b: (x @ x.mT * 0.3 + b).softmax(-1) @ x  # noqa: E731
+    rewriting, args = Rewriting(fn, "attention"), (torch.randn(2, 3, 5, 16), torch.randn(3, 1, 5))
+    with torch.no_grad():
+        agrees(rewriting(*args), fn, args)
+    (gm,) = rewriting.graphs
+    assert sum(map(saved_bytes, gm.graph.nodes)) == 4 * 4 * 2 * 3 * 5 * 5
 
 
 def test_training_keeps_weights():
@@ -379,6 +392,28 @@ def test_fewer_heads_of_keys_stay():
     """Grouped queries have no kernel of ours: it would read keys beyond the last head."""
     gm = with_bias("cudnn", 49, lambda table, mask: table.expand(8, 4, 49, 49), heads=2)
     assert rewrite_graph(gm.graph, "attention") == 0
+
+
+ATEN = torch.ops.aten
+OTHERWISE = {
+    "causal": lambda q, k, v, b: ATEN._scaled_dot_product_efficient_attention(q, k, v, b, False, 0.0, True),
+    "dropout": lambda q, k, v, b: ATEN._scaled_dot_product_efficient_attention(q, k, v, b, False, 0.5),
+    "a negative scale": lambda q, k, v, b: ATEN._scaled_dot_product_cudnn_attention(q, k, v, b, False, scale=-0.2),
+    "in float32": lambda *args: ATEN._scaled_dot_product_efficient_attention(*(each.float() for each in args), False),
+    "a mask": lambda q, k, v, b: ATEN._scaled_dot_product_cudnn_attention(q, k, v, b > 0, False),
+}
+
+
+@pytest.mark.parametrize("rewrite", ["attention", "cudnn_attention"])
+@pytest.mark.parametrize("call", OTHERWISE.values(), ids=OTHERWISE)
+def test_a_library_computes_something_else(call, rewrite):
+    """A library's kernel stays if ours, or cuDNN's, has no such form."""
+    like = {"dtype": torch.bfloat16, "device": "cuda"}
+    with FakeTensorMode():
+        qkv = [torch.empty(8, 49, 4, 32, **like).transpose(1, 2) for _ in range(3)]
+        gm = make_fx(lambda *args: call(*args)[0])(*qkv, torch.empty(8, 4, 49, 49, **like))
+    gm.graph.eliminate_dead_code()
+    assert rewrite_graph(gm.graph, rewrite) == 0
 
 
 @pytest.mark.parametrize(

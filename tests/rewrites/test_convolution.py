@@ -148,6 +148,8 @@ NEAR = {
     "scaled residual": lambda x: F.relu(torch.add(CONV(x), x, alpha=2)),
     "transposed convolution": lambda x: F.relu(F.conv_transpose2d(x, CONV.weight)),
     "one dimension": lambda x: F.relu(F.conv1d(x[:, :, 0], CONV.weight[:, :, 0])),
+    "residual of another dtype": lambda x: F.relu(CONV(x) + x.bfloat16()),
+    "integers for each channel": lambda x: F.relu(CONV(x) + torch.arange(4).view(4, 1, 1)),
     "a mask for each position": lambda x: F.relu(CONV(x) * x[:1, :1]),
     "a subtrahend": lambda x: F.relu(1 - CONV(x)),
     "norm in training mode": lambda x: F.relu(F.batch_norm(CONV(x), None, None, training=True)),

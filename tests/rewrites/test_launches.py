@@ -7,9 +7,9 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.testing._internal.two_tensor import TwoTensor
 
+from backend_kwargs.rewrites.cross_entropy import cross_entropy, cross_entropy_backward
 from backend_kwargs.rewrites.decode_attention import decode_attention
 from backend_kwargs.rewrites.gather_sum import gather_sum
-from backend_kwargs.rewrites.losses import cross_entropy, cross_entropy_backward
 from backend_kwargs.rewrites.rotary import rotary
 
 pytest.importorskip("triton")

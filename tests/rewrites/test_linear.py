@@ -117,6 +117,7 @@ NEAR = {
     "a bias of one value": lambda x: F.relu(torch.addmm(LINEAR.bias[:1], x, LINEAR.weight)),
     "scaled bias": lambda x: F.relu(torch.addmm(LINEAR.bias, x, LINEAR.weight, beta=2)),
     "scaled product": lambda x: F.relu(torch.addmm(LINEAR.bias, x, LINEAR.weight, alpha=2)),
+    "a sum of nothing": lambda x: F.relu(torch.addmm(LINEAR.bias, x[:, :0], LINEAR.weight[:0])),
     "another user": lambda x: (y := LINEAR(x)) * F.relu(y),
     "another user before": lambda x: ((y := LINEAR(x)).sum(-1), tanh_gelu(y)),
     "the product is returned": lambda x: (y := LINEAR(x), tanh_gelu(y)),

@@ -113,6 +113,7 @@ NEAR = {
     "bias of keys": ({"add_bias_kv": True}, FORMS["self"]),
     "a key of zeros": ({"add_zero_attn": True}, FORMS["self"]),
     "sizes of their own": ({"kdim": WIDTH, "vdim": 16}, lambda m, x, y, z: m(x, y, z[..., :16], need_weights=False)),
+    "no sequences": ({}, lambda m, x, y, z: m(x[:0], x[:0], x[:0], need_weights=False)),
     "one sequence": ({}, lambda m, x, y, z: m(x[0], x[0], x[0], need_weights=False)),
 }
 

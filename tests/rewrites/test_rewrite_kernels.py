@@ -71,7 +71,7 @@ for batch, heads, rows, keys, width, of_v in ((2, 3, 49, 49, 32, 32), (1, 2, 5, 
 """
 LAYER_NORM = """
 import torch
-from backend_kwargs.rewrites.layer_norm import _gradients, _layer_norm
+from backend_kwargs.rewrites.layer_norm_backward import _gradients, _layer_norm
 from backend_kwargs.rewrites.kernels.layer_norm import gradients_of_layer_norm
 
 for shape in ((5, 33), (2, 3, 64), (9, 700), (3, 5000)):

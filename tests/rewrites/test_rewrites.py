@@ -5,6 +5,8 @@ import operator
 import os
 import subprocess
 import sys
+from importlib import import_module
+from pathlib import Path
 
 import pytest
 import torch
@@ -22,7 +24,7 @@ from torch.testing._internal.two_tensor import TwoTensor
 
 import backend_kwargs
 from backend_kwargs import BackendKwargsError, Rewrite, make_backend, register_rewrite
-from backend_kwargs.rewrites import convolution, library_attention, linear, operators, traced
+from backend_kwargs.rewrites import attention, convolution, cudnn_attention, linear_activation, operators, traced
 from backend_kwargs.rewrites import table as rewrites
 from backend_kwargs.rewrites.apply import RewritePass, with_rewrites
 from backend_kwargs.rewrites.operators import with_fallback
@@ -239,6 +241,21 @@ def test_a_rewrite_takes_lists():
     assert str(e.value) == "Rewrite's 'needs' must be a tuple of str, got 'gpu' (str)."
 
 
+def test_each_module_has_its_row():
+    """The table has the row of each module of a rewrite, which it reads without importing the module."""
+    names = {path.stem for path in Path(rewrites.__file__).parent.glob("*.py")}
+    rows = {name: vars(import_module(f"backend_kwargs.rewrites.{name}")).get("REWRITE") for name in names}
+    read = {name: dataclasses.replace(row, fitting=len) for name, row in rewrites.BUILT_IN.items()}
+    assert read == {name: dataclasses.replace(row, fitting=len) for name, row in rows.items() if row}
+
+
+def test_the_order_is_that_of_the_rows():
+    """Each built-in rewrite has a place of its own, and they are listed and raced by it."""
+    places = [row.order for row in rewrites.BUILT_IN.values()]
+    assert places == sorted(set(places))
+    assert rewrites.list_rewrites()[: len(places)] == [*rewrites.BUILT_IN]
+
+
 def test_every_built_in_resolves():
     """Each built-in rewrite names an existing function and defined operators."""
     for rewrite in rewrites.BUILT_IN.values():
@@ -256,16 +273,16 @@ QUERIES, KEYS = torch.zeros(2, 3, 5, 4), torch.zeros(2, 3, 7, 4)
     ("operator", "args", "saved"),
     [
         pytest.param(convolution.conv_relu, CONVOLVED, 2 * 4 * 2 * 4 * 4 * 4, id="the convolution"),
-        pytest.param(linear.linear_relu, (ROWS, torch.zeros(5, 8), torch.zeros(5)), 2 * 4 * 3 * 5, id="the product"),
         pytest.param(
-            library_attention.attention,
+            linear_activation.linear_relu, (ROWS, torch.zeros(5, 8), torch.zeros(5)), 2 * 4 * 3 * 5, id="the product"
+        ),
+        pytest.param(
+            attention.attention,
             (QUERIES, KEYS, KEYS, None, 1.0),
             4 * 4 * 2 * 3 * 5 * 7,
             id="scores and weights",
         ),
-        pytest.param(
-            library_attention.cudnn_attention, (QUERIES, KEYS, KEYS, None, False, 1.0), 0, id="a faster kernel"
-        ),
+        pytest.param(cudnn_attention.cudnn_attention, (QUERIES, KEYS, KEYS, None, False, 1.0), 0, id="a faster kernel"),
     ],
 )
 def test_what_an_operator_saves(operator, args, saved):

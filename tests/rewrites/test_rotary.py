@@ -97,6 +97,7 @@ NEAR = {
     "other sines": other_sines,
     "no sign": lambda x: x * COS + plus(x) * SIN,
     "less": lambda x: x * COS - rotate_half(x) * SIN,
+    "a factor": lambda x: torch.add(x * COS, rotate_half(x) * SIN, alpha=2),
     "of another": lambda x: x * COS + rotate_half(x + 1) * SIN,
     "not halves": lambda x: x * COS + torch.cat((-x[..., 3:], x[..., :3]), -1) * SIN,
     "pairs": lambda x: x * COS + torch.stack((-x[..., 1::2], x[..., ::2]), -1).flatten(-2) * SIN,

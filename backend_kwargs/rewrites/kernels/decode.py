@@ -5,14 +5,7 @@ import torch
 import triton  # type: ignore[import-untyped,unused-ignore]
 import triton.language as tl  # type: ignore[import-untyped,unused-ignore]
 
-from backend_kwargs.rewrites.kernels.launch import (
-    LEAST,
-    LOG2_E,
-    Wrap,
-    as_it_is,
-    on_device_of,
-    processors,
-)
+from backend_kwargs.rewrites.kernels.launch import LEAST, LOG2_E, Wrap, as_it_is, on_device_of, processors
 from backend_kwargs.rewrites.matching import hint
 
 # The fastest of 54 configurations, or within a tenth of it, on nine shapes on an H200. Two splits took longer than one.

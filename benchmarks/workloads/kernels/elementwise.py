@@ -5,7 +5,7 @@ import torch
 import triton
 import triton.language as tl
 
-from backend_kwargs.rewrites.table.kernels import rotary
+from backend_kwargs.rewrites.kernels import rotary
 from benchmarks.workloads.kernels.launch import config, tuned
 
 

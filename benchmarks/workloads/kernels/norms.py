@@ -7,7 +7,7 @@ import torch
 import triton
 import triton.language as tl
 
-from backend_kwargs.rewrites.table.kernels import layer_norm as layer_norm_kernel
+from backend_kwargs.rewrites.kernels import layer_norm as layer_norm_kernel
 from benchmarks.workloads.kernels.launch import config, persistent, tuned
 
 SMALL = config(4, ROWS=2, PER_SM=1)

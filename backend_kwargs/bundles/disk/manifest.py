@@ -7,8 +7,8 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
-from backend_kwargs.bundles.files import content_of, opened_file
-from backend_kwargs.bundles.package_guards import PackageGuards
+from backend_kwargs.bundles.disk.files import content_of, opened_file
+from backend_kwargs.bundles.packages.guards import PackageGuards
 from backend_kwargs.errors import BackendKwargsError, error_text, shown, wrong_value
 
 SCHEMA = 1
@@ -134,6 +134,7 @@ def signer(content: bytes, signature: bytes, keys: Sequence[Any]) -> Any | None:
 
 
 def _cryptography() -> tuple[Any, type[Exception]]:
+    """Return the module of Ed25519 keys and the error of a wrong signature; raise if the package is missing."""
     try:
         from cryptography.exceptions import InvalidSignature
         from cryptography.hazmat.primitives.asymmetric import ed25519
@@ -143,6 +144,7 @@ def _cryptography() -> tuple[Any, type[Exception]]:
 
 
 def _key(key: Any, which: Literal["private", "public"]) -> Any:
+    """Return a key as it is, or read from the PEM file that it names."""
     if not isinstance(key, str | Path):
         return key
     from cryptography.hazmat.primitives import serialization

@@ -15,9 +15,9 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from backend_kwargs.bundles.exported import Exported, HiddenReads, with_buffers
-from backend_kwargs.bundles.identity import identity_of
-from backend_kwargs.bundles.package import Package
+from backend_kwargs.bundles.identity.walk import identity_of
+from backend_kwargs.bundles.packages.exported import Exported, HiddenReads, with_buffers
+from backend_kwargs.bundles.packages.package import Package
 from backend_kwargs.bundles.running import Built, entry
 from backend_kwargs.bundles.samples import Sample, shapes_of
 from backend_kwargs.errors import BackendKwargsError, error_text
@@ -82,6 +82,7 @@ def compile_package(built: Built, exported: Exported) -> Package:
 
 @contextmanager
 def _errors() -> Iterator[None]:
+    """Raise errors of torch.export and Inductor as one line."""
     try:
         yield
     except BackendKwargsError:

@@ -11,9 +11,8 @@ from torch._subclasses.fake_tensor import is_fake
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
-from backend_kwargs.bundles.operators import TORCH_NAMESPACES
-from backend_kwargs.bundles.package import content_hash, first_uses
-from backend_kwargs.bundles.package_guards import (
+from backend_kwargs.bundles.identity.operators import TORCH_NAMESPACES
+from backend_kwargs.bundles.packages.guards import (
     OPERATIONS,
     Operation,
     PackageGuards,
@@ -22,6 +21,8 @@ from backend_kwargs.bundles.package_guards import (
     Term,
     Weight,
 )
+from backend_kwargs.bundles.packages.package import first_uses
+from backend_kwargs.bundles.samples import content_hash
 from backend_kwargs.errors import BackendKwargsError
 from backend_kwargs.measure.served import parts
 
@@ -126,6 +127,7 @@ class Exported:
         return self.sizes.replace(size.node.expr) if isinstance(size, torch.SymInt) else size
 
     def _conditions(self, symbols: dict[str, Symbol]) -> Iterable[Operation]:
+        """Yield the conditions on sizes that torch assumed, and their ranges."""
         if self.sizes is None:
             return
         import sympy
@@ -174,7 +176,7 @@ class Exported:
 
 def _digest(program: Any) -> str:
     """Return a hash of what the program computes, without the weights' values; "" if a call in it is not known."""
-    graphs = [each for each in program.graph_module.modules() if isinstance(each, torch.fx.GraphModule)]
+    graphs = [part for part in program.graph_module.modules() if isinstance(part, torch.fx.GraphModule)]
     lines = [str(program.graph_signature.input_specs), str(program.graph_signature.output_specs)]
     for graph in graphs:
         lines.append(graph.code)
@@ -190,6 +192,7 @@ def _digest(program: Any) -> str:
 
 
 def _kind(value: Any) -> str:
+    """Return a tensor's properties, or another value, as text."""
     if not isinstance(value, torch.Tensor):
         return str(value)
     stride = value.stride() if value.layout is torch.strided else None

@@ -12,8 +12,9 @@ import torch
 
 from backend_kwargs.bundles.building import device_of
 from backend_kwargs.bundles.config import CompileConfig
+from backend_kwargs.bundles.input_check import InputCheck
 from backend_kwargs.bundles.running import Built
-from backend_kwargs.bundles.samples import InputCheck, leaves_of
+from backend_kwargs.bundles.samples import content_hash, leaves_of
 from backend_kwargs.errors import BackendKwargsError, error_text, shown, wrong_value
 
 SHOWN = 3  # names in an error
@@ -116,14 +117,14 @@ def checked_weights(module: torch.nn.Module, weights: Mapping[str, Any]) -> Call
     with torch.no_grad():
         _check_shared(tensors, weights)
     own = [*module.parameters(), *module.buffers()]
-    own_places = {place_of(each) for each in own}
+    own_places = {place_of(tensor) for tensor in own}
     if len(tensors) == len(state) and own_places.issuperset(map(place_of, tensors.values())) and _is_plain(module):
-        memories = {each.untyped_storage().data_ptr() for each in own}
+        memories = {tensor.untyped_storage().data_ptr() for tensor in own}
         values = [weights[name] for name in tensors]
         return partial(
             _copy,
             [*tensors.values()],
-            [each.clone() if each.untyped_storage().data_ptr() in memories else each for each in values],
+            [tensor.clone() if tensor.untyped_storage().data_ptr() in memories else tensor for tensor in values],
         )
     return partial(_load_as_it_says, module, weights)
 
@@ -146,6 +147,7 @@ def why_not_plain(tensor: torch.Tensor) -> str:
 
 
 def _check_fits(name: str, saved: torch.Tensor, own: torch.Tensor) -> None:
+    """Raise unless a saved tensor can be copied into the module's."""
     if why := why_not_plain(saved):
         raise BackendKwargsError(f"Saved weight {name!r} cannot be loaded: it {why}.")
     if (saved.shape, saved.dtype) != (own.shape, own.dtype):
@@ -176,8 +178,8 @@ def _check_shared(tensors: Mapping[str, torch.Tensor], weights: Mapping[str, tor
                 "module a contiguous copy."
             ) from None
         for name, view in zip(names, views, strict=True):
-            if _bytes(view) != _bytes(weights[name]):
-                others = ", ".join(repr(each) for each in names if each != name) or "itself"
+            if content_hash(view) != content_hash(weights[name]):
+                others = ", ".join(repr(other) for other in names if other != name) or "itself"
                 raise BackendKwargsError(
                     f"The module's {name!r} shares memory with {others}, and their saved weights differ: load them "
                     "into a module of the same kind."
@@ -185,29 +187,26 @@ def _check_shared(tensors: Mapping[str, torch.Tensor], weights: Mapping[str, tor
 
 
 def _view(memory: torch.UntypedStorage, like: torch.Tensor) -> torch.Tensor:
+    """Return a tensor in other memory that is laid out like this one."""
     view = torch.empty(0, dtype=like.dtype).set_(memory, like.storage_offset(), like.shape, like.stride())
     view = view.conj() if like.is_conj() else view
     return view._neg_view() if like.is_neg() else view
 
 
-def _bytes(tensor: torch.Tensor) -> bytes:
-    plain = tensor.detach().cpu().contiguous().resolve_conj().resolve_neg()
-    return plain.view(-1).view(torch.uint8).numpy().tobytes()
-
-
 def _is_plain(module: torch.nn.Module) -> bool:
     """Return whether only torch's own code reads the state of a module."""
     return not any(
-        any(getattr(each, hooks, None) for hooks in HOOKS)
+        any(getattr(submodule, hooks, None) for hooks in HOOKS)
         or any(
-            getattr(getattr(type(each), method, None), "__module__", "torch.").partition(".")[0] != "torch"
+            getattr(getattr(type(submodule), method, None), "__module__", "torch.").partition(".")[0] != "torch"
             for method in STATE_METHODS
         )
-        for each in module.modules()
+        for submodule in module.modules()
     )
 
 
 def _copy(owns: Sequence[torch.Tensor], values: Sequence[torch.Tensor]) -> None:
+    """Copy all values at once."""
     with torch.inference_mode(any(own.is_inference() for own in owns)), torch.no_grad():
         pairs = [_as_in_memory(*pair) for pair in zip(owns, values, strict=True)]
         if pairs:  # one call: Ctrl-C comes before it or after it
@@ -237,16 +236,16 @@ def _put_back(module: torch.nn.Module) -> Iterator[None]:
     """Put back all values and attributes of the module's submodules if an error is raised."""
     tensors = [*module.parameters(), *module.buffers()]
     values = [tensor.detach().clone() for tensor in tensors]
-    attributes = [(each, dict(vars(each))) for each in module.modules()]
-    tables = [each[name] for _, each in attributes for name in ("_parameters", "_buffers", "_modules")]
-    held = [dict(table) for table in tables]
+    attributes = [(submodule, dict(vars(submodule))) for submodule in module.modules()]
+    tables = [submodule[name] for _, submodule in attributes for name in ("_parameters", "_buffers", "_modules")]
+    contents = [dict(table) for table in tables]
     try:
         yield
     except BaseException:
-        for each, known in attributes:
-            vars(each).clear()
-            vars(each).update(known)
-        for table, known in zip(tables, held, strict=True):
+        for submodule, known in attributes:
+            vars(submodule).clear()
+            vars(submodule).update(known)
+        for table, known in zip(tables, contents, strict=True):
             table.clear()
             table.update(known)
         for tensor, value in zip(tensors, values, strict=True):

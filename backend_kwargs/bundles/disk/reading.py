@@ -1,13 +1,10 @@
-"""A bundle: a folder of parts named by their hashes, and a manifest, put in place by one rename when it is complete."""
+"""Reading a bundle: its manifest, its signature, and its parts, each of which is used from what was verified."""
 
 import hashlib
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import replace
-from datetime import UTC, datetime
-from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -16,38 +13,16 @@ import torch
 
 from backend_kwargs.bundles.building import device_of
 from backend_kwargs.bundles.config import CompileConfig
-from backend_kwargs.bundles.extensions import install, loaded_extensions
-from backend_kwargs.bundles.files import NO_LINK, content_of, opened_file, opened_folder, private_folder
-from backend_kwargs.bundles.fingerprint import differences, fingerprint
+from backend_kwargs.bundles.disk.extensions import install
+from backend_kwargs.bundles.disk.files import NO_LINK, content_of, opened_file, opened_folder, private_folder
+from backend_kwargs.bundles.disk.fingerprint import differences, fingerprint
+from backend_kwargs.bundles.disk.manifest import LARGEST, GraphPart, Manifest, Part, decoded, digest, signer
+from backend_kwargs.bundles.disk.place import MANIFEST, PARTS, SIGNATURES, no_bundle, opened_bundle
+from backend_kwargs.bundles.disk.weights import checked_weights, dtypes_of, why_not_samples
 from backend_kwargs.bundles.graphs import Graph, permits_decision
-from backend_kwargs.bundles.loading import checked_weights, dtypes_of, place_of, why_not_plain, why_not_samples
-from backend_kwargs.bundles.manifest import (
-    LARGEST,
-    SCHEMA,
-    GraphPart,
-    Manifest,
-    Part,
-    decoded,
-    digest,
-    encoded,
-    private_key,
-    signed,
-    signer,
-)
-from backend_kwargs.bundles.package import Package
-from backend_kwargs.bundles.replacing import (
-    MANIFEST,
-    PARTS,
-    SIGNATURES,
-    check_place,
-    make_folder,
-    new_folder,
-    no_bundle,
-    opened_bundle,
-    write,
-)
+from backend_kwargs.bundles.packages.package import Package
 from backend_kwargs.bundles.running import Built
-from backend_kwargs.errors import BackendKwargsError, error_text, printable, shown, warn_once, wrong_value
+from backend_kwargs.errors import BackendKwargsError, error_text, printable, warn_once, wrong_value
 
 T = TypeVar("T")
 BLOCK = 1 << 20
@@ -64,122 +39,9 @@ class MissingPartError(BackendKwargsError):
     """A file that the bundle's manifest names is missing."""
 
 
-# ---- saving
-
-
-def save(built: Built, path: Path, signing_key: Any = None, *, factory: str = "") -> None:
-    """Write a bundle to a folder beside `path`, and put that in place when it is complete."""
-    check_save(path, signing_key)
-    check_state(built.module)
-    if why := why_not_samples(built):
-        raise BackendKwargsError(f"Cannot write bundle {str(path)!r}: it would have no valid samples: {why}.")
-    with new_folder(path) as new:
-        for folder in (PARTS, SIGNATURES):
-            make_folder(new / folder)
-        content = encoded(_write_parts(built, new / PARTS, factory))
-        if len(content) > LARGEST:
-            raise BackendKwargsError(f"Cannot write bundle {str(path)!r}: its manifest is longer than {LARGEST} bytes.")
-        if signing_key is not None:
-            write(new / SIGNATURES / digest(content), signed(content, signing_key))
-        write(unnamed := new / f"{MANIFEST}.new", content)
-        unnamed.rename(new / MANIFEST)  # a folder with a manifest is complete, or being deleted
-
-
-def check_save(path: Path, signing_key: Any = None) -> None:
-    """Raise if no bundle can be saved to `path` with this key: now, not after minutes of compiling."""
-    if signing_key is not None:
-        private_key(signing_key)
-    check_place(path)
-
-
-def check_state(module: torch.nn.Module) -> None:
-    """Raise if the state of `module` cannot be saved."""
-    if not isinstance(module, torch.nn.Module):
-        raise wrong_value("build's `module`", "a torch.nn.Module", module)
-    for name, value in module.state_dict().items():
-        if not isinstance(value, torch.Tensor):
-            raise BackendKwargsError(f"A module's state must contain only tensors, got {shown(value)} as {name!r}.")
-        if why := why_not_plain(value) or _why_no_dtype(value.dtype):
-            raise BackendKwargsError(f"The module's {name!r} cannot be saved: it {why}.")
-
-
-def _why_no_dtype(dtype: torch.dtype) -> str:
-    from safetensors.torch import save as as_safetensors
-
-    try:
-        as_safetensors({"": torch.empty(0, dtype=dtype)})
-    except Exception:  # noqa: BLE001 - it has no list of the dtypes that it can write
-        return f"is {dtype}, which safetensors files cannot contain"
-    return ""
-
-
-def _write_parts(built: Built, parts: Path, factory: str) -> Manifest:
-    from safetensors.torch import save as as_safetensors
-
-    def written(content: bytes) -> Part:
-        part = Part(digest(content), len(content))
-        with suppress(FileExistsError):
-            write(parts / part.sha256, content)
-        return part
-
-    weights, shared = _weights(built.module)
-    graphs = tuple(_graph_part(key, graph, written) for key, graph in [*built.graphs.items()])
-    extensions = loaded_extensions() if built.device.type == "cuda" and any(graph.code for graph in graphs) else {}
-    return Manifest(
-        schema=SCHEMA,
-        kind=built.config.kind,
-        config=built.config.to_dict(),
-        environment=fingerprint(built.device),
-        device=built.device.type,
-        module=f"{type(built.module).__module__}.{type(built.module).__qualname__}",
-        samples=built.samples,
-        output_dtypes=[None if dtype is None else str(dtype) for dtype in built.output_dtypes],
-        weights=written(as_safetensors(weights)),
-        shared_weights=shared,
-        graphs=graphs,
-        package=written(built.package.content()) if built.package else None,
-        guards=built.package.guards if built.package else None,
-        extensions={place: written(file.read_bytes()) for place, file in extensions.items()},
-        notes=built.notes,
-        cold_s=built.cold_s,
-        factory=factory,
-        made=datetime.now(UTC).isoformat(timespec="seconds"),
-    )
-
-
-def _graph_part(key: str, graph: Graph, written: Callable[[bytes], Part]) -> GraphPart:
-    decision = graph.decision or {}
-    return GraphPart(
-        key=key,
-        code=written(graph.code) if graph.code else None,
-        frame=written(graph.frame) if graph.frame else None,
-        libraries=tuple(written(content) for content in graph.libraries.values()),
-        winner=decision.get("winner"),
-        options=dict(decision.get("options", {})),
-        why=graph.why,
-    )
-
-
-def _weights(module: torch.nn.Module) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
-    """Return the module's state with each tensor once, and the names of those that share another's memory."""
-    first: dict[Any, str] = {}
-    weights: dict[str, torch.Tensor] = {}
-    shared: dict[str, str] = {}
-    for name, value in module.state_dict().items():
-        place = place_of(value) if value.numel() else name
-        if (known := first.setdefault(place, name)) != name:
-            shared[name] = known
-        else:
-            weights[name] = value.detach().resolve_conj().resolve_neg().contiguous().cpu().clone()
-    return weights, shared
-
-
-# ---- reading
-
-
-def read_manifest(path: Path) -> tuple[Manifest, bytes]:
-    """Return a bundle's manifest and the file's content; raise if it is missing or not valid."""
-    return _complete(path, partial(_manifest, path))
+def read_manifest(path: Path, trusted_keys: Sequence[Any] = ()) -> Manifest:
+    """Return a bundle's manifest; raise if it is not valid, or if keys are given and none of them signed it."""
+    return _complete(path, lambda folder: _trusted_manifest(path, folder, trust=False, trusted_keys=trusted_keys)[0])
 
 
 def _complete(path: Path, read: Callable[[int], T]) -> T:
@@ -196,6 +58,7 @@ def _complete(path: Path, read: Callable[[int], T]) -> T:
 
 
 def _manifest(path: Path, folder: int) -> tuple[Manifest, bytes]:
+    """Return the manifest in a bundle's folder, and its file's content."""
     try:
         with opened_file(MANIFEST, NO_LINK, within=folder) as opened:
             content = content_of(opened, LARGEST)
@@ -206,33 +69,12 @@ def _manifest(path: Path, folder: int) -> tuple[Manifest, bytes]:
     return decoded(content, path), content
 
 
-def path_of(path: Any, call: str) -> Path:
-    """Return the path of a bundle; raise if it is none."""
-    if not isinstance(path, str | Path):
-        raise wrong_value(f"{call}'s `path`", "the path of a folder", path)
-    return Path(path)
-
-
-def keys_of(trusted_keys: Any) -> list[Any]:
-    """Return the keys that the user trusts, [] for None; raise if they are no list."""
-    if trusted_keys is None:
-        return []
-    if isinstance(trusted_keys, str | bytes) or not isinstance(trusted_keys, Iterable):
-        raise wrong_value("load's `trusted_keys`", "a list of public keys or of paths of their PEM files", trusted_keys)
-    return [*trusted_keys]
-
-
-def is_trusted(path: Path, content: bytes, *, trust: bool, trusted_keys: Sequence[Any]) -> bool:
-    """Return whether a bundle's code may be run; raise if keys are given and none of them signed it."""
-    return _complete(path, partial(_is_trusted, path, content, trust, trusted_keys))
-
-
 def inspected(path: Path, trusted_keys: Sequence[Any]) -> tuple[Manifest, str]:
     """Return a bundle's manifest, and what is known of its signature; raise if keys are given and none signed it."""
 
     def read(folder: int) -> tuple[Manifest, str]:
         manifest, content = _manifest(path, folder)
-        if _is_trusted(path, content, False, trusted_keys, folder):
+        if _is_trusted(path, content, folder, trust=False, trusted_keys=trusted_keys):
             return manifest, "signed by a key that was passed"
         try:
             _signature(content, folder)
@@ -246,6 +88,7 @@ def inspected(path: Path, trusted_keys: Sequence[Any]) -> tuple[Manifest, str]:
 
 
 def _signature(content: bytes, folder: int) -> bytes:
+    """Return the signature of a manifest's content."""
     with (
         opened_folder(SIGNATURES, NO_LINK, within=folder) as signatures,
         opened_file(digest(content), NO_LINK, within=signatures) as opened,
@@ -253,7 +96,14 @@ def _signature(content: bytes, folder: int) -> bytes:
         return content_of(opened, LONGEST_SIGNATURE)
 
 
-def _is_trusted(path: Path, content: bytes, trust: bool, trusted_keys: Sequence[Any], folder: int) -> bool:
+def _trusted_manifest(path: Path, folder: int, *, trust: bool, trusted_keys: Sequence[Any]) -> tuple[Manifest, bool]:
+    """Return the manifest, and whether the bundle's code may be run."""
+    manifest, content = _manifest(path, folder)
+    return manifest, _is_trusted(path, content, folder, trust=trust, trusted_keys=trusted_keys)
+
+
+def _is_trusted(path: Path, content: bytes, folder: int, *, trust: bool, trusted_keys: Sequence[Any]) -> bool:
+    """Return whether a bundle's code may be run; raise if keys are given and none of them signed it."""
     if not trusted_keys:
         return trust
     try:
@@ -270,20 +120,27 @@ def _is_trusted(path: Path, content: bytes, trust: bool, trusted_keys: Sequence[
 
 
 def load(
-    path: Path, module: torch.nn.Module, device: Any, *, trust: bool, trusted_keys: Sequence[Any]
+    path: Path, module: torch.nn.Module, device: Any, *, trust: bool, trusted_keys: Any
 ) -> tuple[Built, list[str]]:
     """Read a bundle and copy its weights into `module`; return the built module's data, and notes for the user."""
+    trusted_keys = [] if trusted_keys is None else trusted_keys
+    if isinstance(trusted_keys, str | bytes) or not isinstance(trusted_keys, Iterable):
+        raise wrong_value("load's `trusted_keys`", "a list of public keys or of paths of their PEM files", trusted_keys)
+    keys = [*trusted_keys]
     if not isinstance(module, torch.nn.Module):
         raise wrong_value("load's `module`", "a torch.nn.Module", module)
     where = device_of(module, device)
-    return _complete(path, partial(_loaded, path, module, where, trust, trusted_keys))
+
+    def read(folder: int) -> tuple[Built, list[str]]:
+        return _loaded(path, folder, module, where, *_trusted_manifest(path, folder, trust=trust, trusted_keys=keys))
+
+    return _complete(path, read)
 
 
 def _loaded(
-    path: Path, module: torch.nn.Module, device: torch.device, trust: bool, trusted_keys: Sequence[Any], folder: int
+    path: Path, folder: int, module: torch.nn.Module, device: torch.device, manifest: Manifest, trusted: bool
 ) -> tuple[Built, list[str]]:
-    manifest, content = _manifest(path, folder)
-    trusted = _is_trusted(path, content, trust, trusted_keys, folder)
+    """Return the data of a bundle after its weights were copied into the module, and notes for the user."""
     config = CompileConfig.from_dict(manifest.config, trust=trusted)
     if config.kind != manifest.kind:
         raise BackendKwargsError(f"Bundle {str(path)!r} contradicts itself: kind {manifest.kind!r}, {config.kind!r}.")
@@ -302,15 +159,14 @@ def _loaded(
     notes = [*map(printable, _why_anew(manifest, device, trusted=trusted))]
     extensions = {}
     with opened_parts(folder) as read, private_folder() as private:
-        if not notes:
-            built.graphs = {graph.key: _graph(graph, read) for graph in graphs}
+        code = None if notes else read
+        built.graphs = {graph.key: _graph(graph, code) for graph in graphs if code or graph.winner}
+        if code:
             if manifest.package and manifest.guards:
                 sha256 = manifest.package.sha256
                 built.package = Package(built.folder / f"{sha256}.pt2", sha256, manifest.guards)
                 read.copy(manifest.package, built.package.path)
             extensions = {place: read.content(part) for place, part in manifest.extensions.items()}
-        else:
-            built.graphs = {graph.key: _decided_only(graph) for graph in graphs if graph.winner}
         copy_weights = checked_weights(module, _read_weights(manifest, module, read, private / "weights"))
     for note in notes:
         warn_once(f"Bundle {str(path)!r}: {note}.")
@@ -339,21 +195,23 @@ def _why_anew(manifest: Manifest, device: torch.device, *, trusted: bool) -> lis
     return [f"the module is compiled again, as its code is for another machine: {'; '.join(differ)}"] if differ else []
 
 
-def _graph(graph: GraphPart, read: "_Parts") -> Graph:
+def _graph(graph: GraphPart, read: "_Parts | None") -> Graph:
+    """Return a graph with its code, or with auto's decision alone if there is nothing to read."""
+    decision = None if graph.winner is None else {"winner": graph.winner, "options": graph.options}
+    if read is None:
+        return Graph(decision=decision, why=graph.why)
     code, frame = (read.content(part) if part else b"" for part in (graph.code, graph.frame))
     libraries = {part.sha256: read.content(part) for part in graph.libraries}
-    return replace(_decided_only(graph), code=code, frame=frame, libraries=libraries)
-
-
-def _decided_only(graph: GraphPart) -> Graph:
-    decision = None if graph.winner is None else {"winner": graph.winner, "options": graph.options}
-    return Graph(decision=decision, why=graph.why)
+    return Graph(code, frame, libraries, decision, graph.why)
 
 
 def _read_weights(manifest: Manifest, module: torch.nn.Module, read: "_Parts", file: Path) -> dict[str, torch.Tensor]:
+    """Return the tensors of a bundle, read from a copy that is verified."""
     from safetensors.torch import load_file
 
-    own = sum(each.nbytes for each in module.state_dict().values() if isinstance(each, torch.Tensor) and each.numel())
+    own = sum(
+        tensor.nbytes for tensor in module.state_dict().values() if isinstance(tensor, torch.Tensor) and tensor.numel()
+    )
     if manifest.weights.size > own + LARGEST_HEADER:
         raise BackendKwargsError(
             f"The saved weights take {manifest.weights.size} bytes, the module's {own}: load them into a module of the "

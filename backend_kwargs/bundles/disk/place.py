@@ -16,11 +16,9 @@ import stat
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from functools import cache
 from pathlib import Path
-from typing import Any
 
-from backend_kwargs.bundles.files import (
+from backend_kwargs.bundles.disk.files import (
     HEX,
     NO_LINK,
     content_of,
@@ -31,7 +29,7 @@ from backend_kwargs.bundles.files import (
     remove_all,
     sweep,
 )
-from backend_kwargs.bundles.manifest import LARGEST, decoded, digest
+from backend_kwargs.bundles.disk.manifest import LARGEST, decoded, digest
 from backend_kwargs.errors import BackendKwargsError, warn_once
 
 MANIFEST, PARTS, SIGNATURES = "manifest.json", "parts", "signatures"
@@ -68,12 +66,12 @@ def check_place(path: Path) -> None:
                 raise OSError(0, "it is a mounted or the current folder, which cannot be replaced; name a folder in it")
         with suppress(FileNotFoundError):
             _names(target)
-        above = next(each for each in target.parents if each.exists())
-        for each in (above, target):
+        above = next(where for where in target.parents if where.exists())
+        for where in (above, target):
             # Opened, since another process may put its bundle there between two looks.
-            with suppress(FileNotFoundError), opened_folder(each) as folder:
+            with suppress(FileNotFoundError), opened_folder(where) as folder:
                 if not os.access(".", os.W_OK | os.X_OK, dir_fd=folder):
-                    raise OSError(0, f"{str(each)!r} is not a folder that can be written to")
+                    raise OSError(0, f"{str(where)!r} is not a folder that can be written to")
         # Root may write everywhere, but not on every file system.
         with private_folder(above, _beside(target), remove=_remove):
             pass
@@ -86,9 +84,9 @@ def opened_bundle(path: Path) -> Iterator[int]:
         try:
             folder = stack.enter_context(opened_folder(target := _resolved(path)))
         except FileNotFoundError as error:
-            for each in (*named(target.parent, _asides(target)), target):  # the new one may have got its name since
+            for where in (*named(target.parent, _asides(target)), target):  # the new one may have got its name since
                 with suppress(OSError):
-                    folder = stack.enter_context(opened_folder(each))
+                    folder = stack.enter_context(opened_folder(where))
                     break
             else:
                 raise no_bundle(path, error) from None
@@ -105,6 +103,7 @@ def no_bundle(path: Path, error: OSError | ValueError) -> BackendKwargsError:
 
 @contextmanager
 def _reported(path: Path) -> Iterator[None]:
+    """Raise errors of files as one line that names the bundle."""
     try:
         yield
     except (OSError, ValueError) as error:
@@ -169,6 +168,7 @@ def _replaced(new: Path, target: Path) -> bool:
 
 
 def _swap(new: Path, target: Path) -> None:
+    """Let two folders swap their names, by one rename where the system can, else by three."""
     if _exchanged(new, target):
         return
     aside = target.with_name(f"{_beside(target)}{secrets.token_hex(8)}{ASIDE}")
@@ -185,23 +185,18 @@ def _swap(new: Path, target: Path) -> None:
 
 def _exchanged(one: Path, other: Path) -> bool:
     """Exchange the names of two folders at once; return False if this system or file system cannot."""
-    rename = _renameat2()
+    rename = getattr(ctypes.CDLL(None), "renameat2", None)
     return rename is not None and not rename(
         AT_FDCWD, os.fsencode(one), AT_FDCWD, os.fsencode(other), ctypes.c_uint(RENAME_EXCHANGE)
     )
-
-
-@cache
-def _renameat2() -> Any:
-    return getattr(ctypes.CDLL(None), "renameat2", None)
 
 
 def _take_over(old: Path, new: Path) -> None:
     """Give the bundle `new` the owner and the mode of the bundle `old`."""
     owner = old.stat()
     if owner.st_uid != os.geteuid():
-        for each in (new, *new.rglob("*")):
-            os.chown(each, owner.st_uid, owner.st_gid)
+        for path in (new, *new.rglob("*")):
+            os.chown(path, owner.st_uid, owner.st_gid)
     new.chmod(stat.S_IMODE(owner.st_mode))
 
 
@@ -253,19 +248,20 @@ def _names(path: Path) -> list[str]:
             raise _not_ours((foreign or names)[0]) from None
         files = {MANIFEST, LOCK, f"{SIGNATURES}/{digest(content)}"}
         files |= {f"{PARTS}/{part.sha256}" for part in manifest.parts}
-        found = []
+        files_here = []
         for name in names:
             kind = os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode
             inner = name in (PARTS, SIGNATURES) and stat.S_ISDIR(kind)
-            found += [f"{name}/{each}" for each in _listed(name, folder)] if inner else [name]
-        for name in found:
+            files_here += [f"{name}/{file}" for file in _listed(name, folder)] if inner else [name]
+        for name in files_here:
             info = os.stat(name, dir_fd=folder, follow_symlinks=False)
             if name not in files or not stat.S_ISREG(info.st_mode) or (name == LOCK and info.st_size):
                 raise _not_ours(name)
-        return found
+        return files_here
 
 
 def _listed(name: str, folder: int) -> list[str]:
+    """Return the names in a folder, which is in another one."""
     with opened_folder(name, NO_LINK, within=folder) as inner:
         return sorted(os.listdir(inner))  # noqa: PTH208 - a descriptor has no iterdir()
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from backend_kwargs.bundles.library_code import is_library_name, is_own
+from backend_kwargs.bundles.identity.library_code import is_library_name, is_own
 
 # Operators of other namespaces may have changed when the code is loaded.
 TORCH_NAMESPACES = frozenset(
@@ -42,6 +42,7 @@ def _is_opaque(target: Any) -> bool:
 
 
 def _is_traced(op: torch._ops.OpOverload) -> bool:
+    """Return whether an operator's own Python code may become part of a graph."""
     from torch._inductor.decomposition import decompositions
     from torch._inductor.lowering import lowerings
     from torch._library.custom_ops import OPDEFS

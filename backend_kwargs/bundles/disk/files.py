@@ -100,6 +100,7 @@ def private_folder(
 
 
 def _made(parent: Path, prefix: str, name: str) -> tuple[Path, int]:
+    """Make a private folder; return its path, and the descriptor that holds its lock."""
     while True:
         path = parent / f"{prefix}{name or secrets.token_hex(8)}"
         name = ""  # if somebody has made one of this name, another is taken
@@ -131,7 +132,7 @@ def sweep(parent: Path, pattern: str, remove: Callable[[Path], None]) -> None:
 def named(parent: Path, pattern: str) -> list[Path]:
     """Return what a folder contains under names that match, [] if it cannot be listed."""
     with suppress(OSError):
-        return sorted(each for each in parent.iterdir() if re.fullmatch(pattern, each.name))
+        return sorted(path for path in parent.iterdir() if re.fullmatch(pattern, path.name))
     return []
 
 
@@ -146,9 +147,9 @@ def temporary() -> Path:
 def _safe() -> Path:
     """Return the folder for temporary files; raise if others can replace what is in it."""
     parent = temporary()
-    for each in (parent, *parent.parents):
+    for folder in (parent, *parent.parents):
         try:
-            mode = each.stat().st_mode
+            mode = folder.stat().st_mode
         except OSError as error:
             raise BackendKwargsError(
                 f"The temporary folder {str(parent)!r} cannot be used: {error.strerror}; set TMPDIR to another."
@@ -156,6 +157,6 @@ def _safe() -> Path:
         if mode & stat.S_IWOTH and not mode & stat.S_ISVTX:
             raise BackendKwargsError(
                 f"The temporary folder {str(parent)!r} is not safe, since everybody can rename what is in "
-                f"{str(each)!r}: set TMPDIR to a folder of your own."
+                f"{str(folder)!r}: set TMPDIR to a folder of your own."
             )
     return parent

@@ -68,6 +68,12 @@ class Symbol(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     of: Literal["shape", "stride"]
     dim: Annotated[int, msgspec.Meta(ge=0)]
 
+    def value(self, tensors: Sequence[Any]) -> Any:
+        """Return it, None if no tensor has such a dimension."""
+        tensor = tensors[self.tensor] if self.tensor < len(tensors) else None
+        values = () if tensor is None else tensor.shape if self.of == "shape" else tensor.stride()
+        return values[self.dim] if self.dim < len(values) else None
+
 
 class TensorGuard(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What the code assumes of one input: sizes, strides, the offset in its storage if it is read (else None).
@@ -115,7 +121,7 @@ class PackageGuards(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """Return which assumption on sizes, strides and memory the inputs do not meet, "" if they meet all."""
         if len(tensors) != len(self.tensors):
             return f"The call must have {len(self.tensors)} tensors, got {len(tensors)}."
-        sizes = {name: _found(symbol, tensors) for name, symbol in self.symbols.items()}
+        sizes = {name: symbol.value(tensors) for name, symbol in self.symbols.items()}
         for at, (guard, tensor) in enumerate(zip(self.tensors, tensors, strict=True)):
             for kind, wanted, got in (
                 ("shape", guard.shape, tuple(tensor.shape)),
@@ -133,6 +139,7 @@ class PackageGuards(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return ""
 
     def _spelled(self, wanted: Sequence[Term], sizes: Mapping[str, int], names: Sequence[str]) -> str:
+        """Return sizes as text, with the values of expressions."""
         texts = [
             str(term) if isinstance(term, int) else f"{text_of(term, self._texts(names))} = {value_of(term, sizes)}"
             for term in wanted
@@ -140,17 +147,11 @@ class PackageGuards(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return f"({', '.join(texts)}{',' * (len(texts) == 1)})"
 
     def _texts(self, names: Sequence[str]) -> Mapping[str, str]:
-        return {each: self._name(each, names) for each in self.symbols}
+        return {symbol: self._name(symbol, names) for symbol in self.symbols}
 
     def _name(self, symbol: str, names: Sequence[str]) -> str:
         place = self.symbols[symbol]
         return f"{names[place.tensor]}.{'shape' if place.of == 'shape' else 'stride()'}[{place.dim}]"
-
-
-def _found(symbol: Symbol, tensors: Sequence[Any]) -> Any:
-    tensor = tensors[symbol.tensor] if symbol.tensor < len(tensors) else None
-    values = () if tensor is None else tensor.shape if symbol.of == "shape" else tensor.stride()
-    return values[symbol.dim] if symbol.dim < len(values) else None
 
 
 def value_of(term: Term, sizes: Mapping[str, Any]) -> Any:

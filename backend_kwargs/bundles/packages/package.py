@@ -12,8 +12,9 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from backend_kwargs.bundles.package_guards import PackageGuards, Weight
-from backend_kwargs.bundles.samples import InputCheck, memory_of, spot
+from backend_kwargs.bundles.input_check import InputCheck, spot, tensor_guards
+from backend_kwargs.bundles.packages.guards import PackageGuards, Weight
+from backend_kwargs.bundles.samples import content_hash, memory_of
 from backend_kwargs.errors import BackendKwargsError
 
 PLAIN = (torch.Tensor, torch.nn.Parameter)
@@ -117,6 +118,7 @@ class PackageCall:
         return tensors
 
     def _compared(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[torch.Tensor]:
+        """Compare the inputs with the samples and with the guards; return their tensors in order."""
         self._check(args, dict(kwargs))
         in_order = (args, {name: kwargs[name] for name in self._keywords})
         tensors = [leaf for leaf in pytree.tree_leaves(in_order) if isinstance(leaf, torch.Tensor)]
@@ -173,7 +175,7 @@ def first_uses(tensors: Sequence[torch.Tensor]) -> list[int | None]:
 def misfit(package: Package, module: torch.nn.Module, device: torch.device) -> str:
     """Return what the package cannot use of the module's weights, "" if it can use all."""
     try:
-        found = _Found(package.guards.weights, module, device)
+        found = _ModuleTensors(package.guards.weights, module, device)
     except BackendKwargsError as error:
         return str(error).removesuffix(".")
     for weight, tensor in zip(package.guards.weights, found.tensors, strict=True):
@@ -182,31 +184,26 @@ def misfit(package: Package, module: torch.nn.Module, device: torch.device) -> s
     return ""
 
 
-def content_hash(tensor: torch.Tensor) -> str:
-    """Return the SHA-256 of a tensor's values."""
-    values = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
-    return hashlib.sha256(values.numpy().tobytes()).hexdigest()
-
-
-class _Found:
+class _ModuleTensors:
     """The module's tensors that a package reads; raise if one is missing, or not as the code assumes."""
 
     def __init__(self, weights: Sequence[Weight], module: torch.nn.Module, device: torch.device) -> None:
         self.tensors: list[torch.Tensor] = []
         self.tables: list[Mapping[str, Any]] = []
         self.names: list[str] = []
-        self.held: list[Any] = []
+        self.values: list[Any] = []
         self._noted: set[tuple[int, str]] = set()
         for weight in weights:
-            found = [self._find(module, name) for name in weight.names]
-            if any(each is not found[0] for each in found):
+            tensors = [self._find(module, name) for name in weight.names]
+            if any(tensor is not tensors[0] for tensor in tensors):
                 raise BackendKwargsError(f"Weights {' and '.join(map(repr, weight.names))} must be the same tensor.")
             wanted = f"{weight.dtype}{list(weight.shape)} with strides {weight.stride} on {device}"
-            if (got := _kind(found[0])) != wanted:
+            if (got := _kind(tensors[0])) != wanted:
                 raise BackendKwargsError(f"Weight {weight.names[0]!r} must be {wanted}, got {got}.")
-            self.tensors.append(found[0])
+            self.tensors.append(tensors[0])
 
     def _find(self, module: Any, name: str) -> Any:
+        """Return a tensor by its dotted name, and note each place on the way to it."""
         *owners, last = name.split(".")
         for owner in owners:
             module = self._note(module._modules, owner)
@@ -214,17 +211,19 @@ class _Found:
         return self._note(next((table for table in tables if last in table), tables[0]), last)
 
     def _note(self, table: Mapping[str, Any], name: str) -> Any:
+        """Return what a module has under a name, and note it, to be compared at each call."""
         if table.get(name) is None:
             raise BackendKwargsError(f"The module lacks {name!r}, which was compiled.")
         if (id(table), name) not in self._noted:  # weights of one module have its place in common
             self._noted.add((id(table), name))
             self.tables.append(table)
             self.names.append(name)
-            self.held.append(table[name])
+            self.values.append(table[name])
         return table[name]
 
 
 def _kind(tensor: Any) -> str:
+    """Return a tensor's properties as text."""
     if type(tensor) not in PLAIN or tensor.layout is not torch.strided or tensor.is_conj() or tensor.is_neg():
         return f"a {type(tensor).__name__} of another kind"
     return f"{tensor.dtype}{list(tensor.shape)} with strides {tensor.stride()} on {tensor.device}"
@@ -239,7 +238,7 @@ class _Weights:
 
     def __init__(self, weights: Sequence[Weight], module: torch.nn.Module, device: torch.device, loaded: Any) -> None:
         self._weights, self._module, self._device, self._loaded = weights, module, device, loaded
-        self._found = _Found((), module, device)
+        self._found = _ModuleTensors((), module, device)
         self._same: Any = None
         self._pointers: list[int] = []
         self._baked: Any = None
@@ -251,25 +250,25 @@ class _Weights:
         """Pass the package the module's tensors if they are others than before; raise if they are of another kind."""
         if self._unchanged():
             return
-        found = _Found(self._weights, self._module, self._device)
-        baked = [_state(each) for weight, each in zip(self._weights, found.tensors, strict=True) if weight.sha256]
+        found = _ModuleTensors(self._weights, self._module, self._device)
+        baked = self._states(found.tensors)
         if self._baked not in (None, baked):
             raise BackendKwargsError(
                 "Weights that are part of the package's code have changed: call deactivate() and activate(), or build "
                 "without the option 'freezing'."
             )
         aliases = {
-            weight.constant: each.detach()
-            for weight, each in zip(self._weights, found.tensors, strict=True)
+            weight.constant: tensor.detach()
+            for weight, tensor in zip(self._weights, found.tensors, strict=True)
             if not weight.sha256
         }
-        pointers = [each.data_ptr() for each in found.tensors]
+        pointers = [*map(torch.Tensor.data_ptr, found.tensors)]
         if aliases and pointers != self._pointers:
             self._loaded.load_constants(aliases, check_full_update=False, user_managed=True)
             _release(self._aliases)
             self._aliases += aliases.values()
-        self.spans = [memory_of(each) for each in found.tensors]
-        self._found, self._baked, self._same = found, baked, _compared_with(found.tensors)
+        self.spans = [*map(memory_of, found.tensors)]
+        self._found, self._baked, self._same = found, baked, tensor_guards(found.tensors)
         self._pointers = pointers
 
     def rebind(self, module: torch.nn.Module) -> None:
@@ -278,35 +277,26 @@ class _Weights:
         self.follow()
 
     def _unchanged(self) -> bool:
+        """Return whether the module's tensors are those that the package was given."""
         found = self._found
         try:
-            same = self._same and all(map(is_, map(getitem, found.tables, found.names), found.held))
+            same = self._same and all(map(is_, map(getitem, found.tables, found.names), found.values))
         except KeyError:
             return False
         return (
             same
             and self._same.check(*found.tensors)
             and [*map(torch.Tensor.data_ptr, found.tensors)] == self._pointers
-            and (not self._baked or self._baked == self._states())
+            and (not self._baked or self._baked == self._states(found.tensors))
         )
 
-    def _states(self) -> list[Any]:
-        both = zip(self._weights, self._found.tensors, strict=True)
-        return [_state(tensor) for weight, tensor in both if weight.sha256]
-
-
-def _compared_with(tensors: Sequence[torch.Tensor]) -> Any:
-    """Return dynamo's check of dtypes, shapes, strides and bits: `weight.data = ...` may keep the memory only.
-
-    It also fails in another mode, such as inference_mode, and costs a fifth of the same in Python.
-    """
-    sizes: Any = [[*each.size()] for each in tensors]
-    strides: Any = [[*each.stride()] for each in tensors]
-    return torch._C._dynamo.guards.TensorGuards(*tensors, dynamic_dims_sizes=sizes, dynamic_dims_strides=strides)
-
-
-def _state(tensor: torch.Tensor) -> Any:
-    return id(tensor), tensor.data_ptr(), None if tensor.is_inference() else tensor._version
+    def _states(self, tensors: Sequence[torch.Tensor]) -> list[Any]:
+        """Return what changes if a tensor is replaced or written whose values are part of the code."""
+        return [
+            (id(tensor), tensor.data_ptr(), None if tensor.is_inference() else tensor._version)
+            for weight, tensor in zip(self._weights, tensors, strict=True)
+            if weight.sha256
+        ]
 
 
 def _release(aliases: list[torch.Tensor]) -> None:

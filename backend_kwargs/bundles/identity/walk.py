@@ -14,9 +14,9 @@ import operator
 import re
 import sys
 from collections import OrderedDict, defaultdict, deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from enum import EnumMeta
-from functools import cached_property, lru_cache, partial
+from functools import cached_property, partial
 from types import (
     BuiltinFunctionType,
     CellType,
@@ -38,12 +38,20 @@ from typing import Any
 import torch
 
 from backend_kwargs.auto.cache_key import ambient
-from backend_kwargs.bundles.library_code import HEAP_TYPE, has_python_layout, is_library, is_library_name, is_own
-from backend_kwargs.bundles.operators import TORCH_NAMESPACES
-from backend_kwargs.bundles.samples import memory_of
+from backend_kwargs.bundles.identity.library_code import (
+    CACHED,
+    HEAP_TYPE,
+    has_python_layout,
+    is_library,
+    is_library_name,
+    is_own,
+    names_in,
+    names_read,
+)
+from backend_kwargs.bundles.identity.operators import TORCH_NAMESPACES
+from backend_kwargs.bundles.samples import content_hash
 from backend_kwargs.errors import shown
 
-CACHED = type(lru_cache(lambda: None))
 METHODS = (FunctionType, property, staticmethod, classmethod, partial)
 PLAIN = frozenset(
     {type(None), bool, int, float, complex, str, bytes, range, slice, type(...), type(NotImplemented), torch.Size}
@@ -134,21 +142,6 @@ def state_of(module: torch.nn.Module) -> str:
     return _State(module).digest()
 
 
-def shared_names(state: Mapping[str, Any]) -> dict[str, str]:
-    """Return the names of tensors that share memory with an earlier one, and the name of that one."""
-    first: dict[int, list[tuple[int, int, str]]] = {}
-    shared: dict[str, str] = {}
-    for name, value in state.items():
-        if not isinstance(value, torch.Tensor) or value.layout != torch.strided or not value.numel():
-            continue
-        begin, end = memory_of(value)
-        spans = first.setdefault(value.untyped_storage().data_ptr(), [])
-        if known := next((at for low, high, at in spans if begin < high and low < end), None):
-            shared[name] = known
-        spans.append((begin, end, name))
-    return shared
-
-
 class _Walk:
     """A walk over what a module reaches: each object once, in an order that is the same in every process."""
 
@@ -160,17 +153,21 @@ class _Walk:
         self.kept: list[Any] = []  # so that no id is used twice
         self.queue: deque[tuple[int, Any, Callable[[Any], str]]] = deque()
         self.namespaces: set[str] = set()  # of libraries
+        self.members: defaultdict[str, list[Any]] = defaultdict(list)  # what is in these namespaces, by name
+        self.others: dict[str, tuple[str, Any]] = {}  # what others have put there, by place: its name and value
+        self.names: set[str] = set()  # that the user's code may read
         self.read: set[tuple[int, str]] = set()
         # The values of registered tensors are inputs of compiled code; those of other tensors may be part of it.
         self.registered = {
             id(tensor)
-            for each in module.modules()
-            for tensor in (*each._parameters.values(), *each._buffers.values())
+            for submodule in module.modules()
+            for tensor in (*submodule._parameters.values(), *submodule._buffers.values())
             if tensor is not None
         }
         self.start(module)
 
     def start(self, module: torch.nn.Module) -> None:
+        """Describe what every module depends on: torch's settings, modes, functions and hooks of all modules."""
         self.ref(module)
         self.lines.append(str({key: value for key, value in ambient().items() if key != "grad"}))
         if torch._C._len_torch_function_stack() or torch._C._len_torch_dispatch_stack():
@@ -183,25 +180,33 @@ class _Walk:
 
     def digest(self) -> str:
         """Return the hash of all that is reached."""
+        self.follow()
+        self.follow_others()
         hashed = hashlib.sha256()
+        for line in self.lines:
+            hashed.update(f"{line}\n".encode())
+        return hashed.hexdigest()
+
+    def follow(self) -> None:
+        """Describe what is reached, in the order in which it is."""
         while self.queue:
             number, value, describe = self.queue.popleft()
             self.lines.append(f"{number} {describe(value)}")
             if len(self.numbers) > self.most:
                 raise CannotCompareError("too many objects")
-        for line in self.lines:
-            hashed.update(f"{line}\n".encode())
-        return hashed.hexdigest()
 
     # ---- references
 
     def ref(self, value: Any) -> str:
         """Return a plain value as text, and the number of any other."""
         if type(value) in PLAIN:
+            if type(value) is str:
+                self.names.add(value)
             return f"{type(value).__name__} {value!r}"
         return self.numbered(id(value), value, self.describe)
 
     def refs(self, values: Iterable[Any]) -> str:
+        """Return values as text, in order."""
         return f"[{', '.join(map(self.ref, values))}]"
 
     def type_ref(self, cls: type) -> str:
@@ -209,6 +214,7 @@ class _Walk:
         return self.numbered(("type", id(cls)), cls, self.class_)
 
     def numbered(self, key: Any, value: Any, describe: Callable[[Any], str]) -> str:
+        """Return the number of an object, which is described later if it is new."""
         if key not in self.numbers:
             self.numbers[key] = len(self.numbers)
             self.kept.append(value)
@@ -229,10 +235,8 @@ class _Walk:
         kind = type(value)
         if issubclass(kind, type):
             return f"class {self.named_class(value)}"
-        if issubclass(kind, ModuleType):
+        if issubclass(kind, ModuleType | torch.Tensor):
             return self.unknown(value)  # code may read anything in it
-        if issubclass(kind, torch.Tensor):
-            return self.unknown(value)
         if kind.__module__ == "typing":
             return self.typing(value)
         if kind.__module__.partition(".")[0] == "numpy":
@@ -242,10 +246,10 @@ class _Walk:
     def instance(self, value: Any) -> str:
         """Describe an object whose state is in attributes, slots and the items of a container."""
         cls = type(value)
-        held: Any = ""
+        items: Any = ""
         for base in cls.__mro__:
             if base in CONTAINERS:
-                held = CONTAINERS[base](self, value)
+                items = CONTAINERS[base](self, value)
                 break
             if not has_python_layout(base):
                 return self.unknown(value)
@@ -262,10 +266,11 @@ class _Walk:
                         continue
         if isinstance(value, torch.nn.Module):
             attributes = _with_numbered_hooks(attributes)
-        described = [f"{self.ref(name)}={self.ref(each)}" for name, each in attributes.items()]
-        return f"{self.type_ref(cls)} {held} {' '.join(described)}"
+        described = [f"{self.ref(name)}={self.ref(attribute)}" for name, attribute in attributes.items()]
+        return f"{self.type_ref(cls)} {items} {' '.join(described)}"
 
     def pairs(self, value: Mapping[Any, Any]) -> str:
+        """Describe the items of a dict in their order."""
         items: Any = dict.items(value)  # type: ignore[arg-type]
         return f"{{{', '.join(f'{self.ref(key)}: {self.ref(item)}' for key, item in items)}}}"
 
@@ -277,10 +282,12 @@ class _Walk:
         return self.refs(items)
 
     def typing(self, value: Any) -> str:
+        """Describe an alias of the module typing."""
         origin, args = getattr(value, "__origin__", None), getattr(value, "__args__", ())
         return f"{value!r} {self.refs((origin, *args))}" if origin else repr(value)
 
     def tensor(self, value: torch.Tensor) -> str:
+        """Describe a dense tensor without gradient: its layout, its memory, and its values unless it is registered."""
         if value.layout != torch.strided or value.is_quantized or value.is_nested or value._backward_hooks:
             return self.unknown(value)
         if value.is_conj() or value.is_neg() or value.grad_fn is not None:
@@ -294,13 +301,10 @@ class _Walk:
 
     def values(self, value: torch.Tensor) -> str:
         """Return a hash of a tensor's values, "" for a registered one."""
-        if id(value) in self.registered:
-            return ""
-        with torch.no_grad():
-            plain = value.detach().cpu().contiguous().view(-1).view(torch.uint8)
-        return hashlib.sha256(plain.numpy().tobytes()).hexdigest()
+        return "" if id(value) in self.registered else content_hash(value)
 
     def numpy(self, value: Any) -> str:
+        """Describe an array, a number, a dtype or a ufunc."""
         import numpy as np
 
         if type(value) is np.ndarray and not value.dtype.hasobject:
@@ -330,47 +334,47 @@ class _Walk:
             return f"{cls.__module__}.{cls.__qualname__} {bases}"
         if type(cls) not in METACLASSES:
             return self.unknown(cls)
-        held = [f"{name}={self.ref(value)}" for name, value in vars(cls).items() if name not in ASIDE]
-        return f"{cls.__name__} {cls.__qualname__} {bases} {held}"
+        contents = [f"{name}={self.ref(value)}" for name, value in vars(cls).items() if name not in ASIDE]
+        return f"{cls.__name__} {cls.__qualname__} {bases} {contents}"
 
     def foreign(self, label: str, members: Mapping[str, Any]) -> None:
-        """Describe what a library's class or module holds."""
-        if label not in self.namespaces:
-            self.namespaces.add(label)
-            self.lines += [
-                f"{label}.{name} {self.member(value)}"
-                for name, value in [*members.items()]
-                if not (f"{label}.{name}" in WRAPPED and is_own(value))
-                if (type(value) in METHODS or not name.startswith("__")) and name != "_abc_impl"
+        """Describe what a library's class or module holds, except what others have put there: that may be unread."""
+        if label in self.namespaces:
+            return
+        self.namespaces.add(label)
+        for name, value in [*members.items()]:
+            place = f"{label}.{name}"
+            if (
+                (place in WRAPPED and is_own(value))
+                or (name.startswith("__") and type(value) not in METHODS)
+                or name == "_abc_impl"
                 # Which submodules are there depends on what was imported.
-                if not isinstance(value, ModuleType) or value.__name__ != f"{label}.{name}"
-            ]
+                or (isinstance(value, ModuleType) and value.__name__ == place)
+            ):
+                continue
+            self.members[name].append(value)
+            own = _own_name(value)
+            if own is None:
+                self.others[place] = (name, value)
+            else:
+                self.lines.append(f"{place} {own}")
 
-    def member(self, value: Any) -> str:
-        """Describe what a library holds: what is its own by name, and anything else as what code uses."""
-        kind = type(value)
-        if kind in (staticmethod, classmethod):
-            return f"{kind.__name__} {self.member(value.__func__)}"
-        if kind is property:
-            return f"property {[self.member(each) for each in (value.fget, value.fset, value.fdel)]}"
-        if kind is FunctionType:
-            if is_own(value):
-                return f"{value.__module__}.{value.__qualname__}:{value.__code__.co_firstlineno}"
-            return self.ref(value)
-        if kind in PLAIN:
-            return f"{kind.__name__} {value!r}"
-        if isinstance(value, ModuleType):
-            return value.__name__
-        if isinstance(value, type):
-            named = is_library(value) or kind.__module__ == "pybind11_builtins"
-            return f"{value.__module__}.{value.__qualname__}" if named else self.ref(value)
-        if kind is CACHED:
-            return self.member(value.__wrapped__)
-        return self.ref(value) if _is_foreign(value) else f"{kind} {getattr(value, '__qualname__', '')}"
+    def follow_others(self) -> None:
+        """Follow what others have put into libraries, such as patched functions, if code may read it by its name."""
+        while self.others:
+            read = names_read(self.names, self.members)
+            reached = [place for place, (name, _) in self.others.items() if name in read]
+            if not reached:
+                return
+            for place in reached:
+                _, value = self.others.pop(place)
+                self.lines.append(f"{place} {self.ref(value)}")
+            self.follow()
 
     # ---- functions
 
     def function(self, value: FunctionType) -> str:
+        """Describe a function by its code, or by its name if it is a library's that depends on its arguments alone."""
         cells = [cell.cell_contents for cell in value.__closure__ or () if cell != CellType()]
         inside = f"{self.refs(cells)} {self.ref(value.__defaults__)} {self.ref(value.__kwdefaults__)}"
         if is_own(value):
@@ -384,19 +388,22 @@ class _Walk:
 
     def code(self, code: CodeType, scope: dict[str, Any]) -> str:
         """Describe a function's code, and follow the globals that it reads."""
-        steps = [each for each in dis.get_instructions(code) if each.opname not in PADDING]
-        for at, each in enumerate(steps):
-            if each.opname in LOADS:
-                after = itertools.takewhile(lambda step: step.opname in ATTRIBUTES, steps[at + 1 :])
-                self.global_(each.argval, [step.argval for step in after], scope, steps[at + 1 :])
-            elif each.opname.startswith(HIDES):
-                self.refuse(f"{code.co_qualname}: {each.opname}")
-            elif isinstance(each.argval, frozenset) and steps[at + 1].opname != "CONTAINS_OP":
+        steps = [step for step in dis.get_instructions(code) if step.opname not in PADDING]
+        for at, step in enumerate(steps):
+            if step.opname in LOADS:
+                after = itertools.takewhile(lambda later: later.opname in ATTRIBUTES, steps[at + 1 :])
+                self.global_(step.argval, [later.argval for later in after], scope, steps[at + 1 :])
+            elif step.opname.startswith(HIDES):
+                self.refuse(f"{code.co_qualname}: {step.opname}")
+            elif isinstance(step.argval, frozenset) and steps[at + 1].opname != "CONTAINS_OP":
                 self.refuse(f"{code.co_qualname}: the order of a set")
-        if found := REFLECTIVE & {*code.co_names, *_texts(code.co_consts)}:
-            self.refuse(f"{code.co_qualname}: {sorted(found)}")
+        names = names_in(code)
+        self.names |= names
+        if reflective := REFLECTIVE & names:
+            self.refuse(f"{code.co_qualname}: {sorted(reflective)}")
         constants = [
-            self.code(each, scope) if isinstance(each, CodeType) else _constant(each) for each in code.co_consts
+            self.code(constant, scope) if isinstance(constant, CodeType) else _constant(constant)
+            for constant in code.co_consts
         ]
         shape = code.co_argcount, code.co_posonlyargcount, code.co_kwonlyargcount, code.co_flags
         variables = code.co_names, code.co_varnames, code.co_freevars, code.co_cellvars
@@ -415,9 +422,9 @@ class _Walk:
             self.lines.append(f"{label} {name} unbound")
             return
         value = found[name]
-        for each in names:
+        for attribute in names:
             if isinstance(value, ModuleType):
-                name, value = f"{name}.{each}", self.attribute(value, each)
+                name, value = f"{name}.{attribute}", self.attribute(value, attribute)
         if isinstance(value, ModuleType):
             self.refuse(f"{name} is a module")
         elif (value is getattr or value is hasattr) and not _called_with_constant(after):
@@ -451,9 +458,11 @@ class _Walk:
         return f"{value.__module__}.{name}"
 
     def descriptor(self, value: Any) -> str:
+        """Describe a descriptor of a class of C by name."""
         return f"{value.__objclass__.__qualname__}.{value.__name__} {self.type_ref(value.__objclass__)}"
 
     def operator_(self, value: Any) -> str:
+        """Describe one of torch's own operators by name."""
         packet = getattr(value, "_qualified_op_name", None) or value._name
         return str(value) if packet.partition("::")[0] in TORCH_NAMESPACES else self.unknown(value)
 
@@ -481,17 +490,21 @@ class _State(_Walk):
         return str(id(value))
 
 
-RULES: dict[type, Callable[[Any, Any], str]] = {
-    list: _Walk.refs,
-    tuple: _Walk.refs,
-    deque: lambda walk, value: f"{value.maxlen} {walk.refs(value)}",
-    dict: _Walk.pairs,
-    OrderedDict: lambda walk, value: f"{walk.pairs(value)} {walk.pairs(vars(value))}",
+# Containers of C from which a class of Python may inherit, and how their items are read.
+CONTAINERS: dict[type, Callable[[Any, Any], str]] = {
+    list: lambda walk, value: walk.refs(list.__iter__(value)),
+    tuple: lambda walk, value: walk.refs(tuple.__iter__(value)),
+    deque: lambda walk, value: f"{value.maxlen} {walk.refs(deque.__iter__(value))}",
+    OrderedDict: _Walk.pairs,
     defaultdict: lambda walk, value: f"{walk.ref(value.default_factory)} {walk.pairs(value)}",
+    dict: _Walk.pairs,
+    set: lambda walk, value: walk.elements(set.__iter__(value)),
+    frozenset: lambda walk, value: walk.elements(frozenset.__iter__(value)),
+}
+RULES: dict[type, Callable[[Any, Any], str]] = CONTAINERS | {
+    OrderedDict: lambda walk, value: f"{walk.pairs(value)} {walk.pairs(vars(value))}",
     MappingProxyType: lambda walk, value: walk.pairs(dict(value)),
     SimpleNamespace: lambda walk, value: walk.pairs(vars(value)),
-    set: _Walk.elements,
-    frozenset: _Walk.elements,
     FunctionType: _Walk.function,
     MethodType: lambda walk, value: f"{walk.ref(value.__func__)} {walk.ref(value.__self__)}",
     BuiltinFunctionType: _Walk.builtin,
@@ -505,9 +518,7 @@ RULES: dict[type, Callable[[Any, Any], str]] = {
     staticmethod: lambda walk, value: walk.ref(value.__func__),
     cached_property: lambda walk, value: f"{value.attrname} {walk.ref(value.func)}",
     partial: lambda walk, value: walk.refs((value.func, value.args, value.keywords, vars(value))),
-    type(lru_cache(lambda: None)): lambda walk, value: walk.refs(
-        (value.__wrapped__, value.cache_parameters(), vars(value))
-    ),
+    CACHED: lambda walk, value: walk.refs((value.__wrapped__, value.cache_parameters(), vars(value))),
     torch.Tensor: _Walk.tensor,
     torch.nn.Parameter: _Walk.tensor,
     torch._ops.OpOverload: _Walk.operator_,
@@ -516,17 +527,6 @@ RULES: dict[type, Callable[[Any, Any], str]] = {
     re.Pattern: lambda walk, value: f"{value.pattern!r} {value.flags}",
     GenericAlias: _Walk.typing,
     UnionType: lambda walk, value: walk.refs(value.__args__),
-}
-# Containers of C from which a class of Python may inherit, and how their items are read.
-CONTAINERS: dict[type, Callable[[Any, Any], str]] = {
-    list: lambda walk, value: walk.refs(list.__iter__(value)),
-    tuple: lambda walk, value: walk.refs(tuple.__iter__(value)),
-    deque: lambda walk, value: f"{value.maxlen} {walk.refs(deque.__iter__(value))}",
-    OrderedDict: _Walk.pairs,
-    defaultdict: lambda walk, value: f"{walk.ref(value.default_factory)} {walk.pairs(value)}",
-    dict: _Walk.pairs,
-    set: lambda walk, value: walk.elements(set.__iter__(value)),
-    frozenset: lambda walk, value: walk.elements(frozenset.__iter__(value)),
 }
 STDLIB = sys.stdlib_module_names
 
@@ -541,11 +541,36 @@ def _with_numbered_hooks(attributes: dict[str, Any]) -> dict[str, Any]:
 
 
 def _constant(value: Any) -> str:
+    """Return a constant of code as text, a set in order."""
     if isinstance(value, frozenset):
         return str(sorted(map(_constant, value)))
     if isinstance(value, tuple):
         return f"({', '.join(map(_constant, value))})"
     return f"{type(value).__name__} {value!r}"
+
+
+def _own_name(value: Any) -> str | None:
+    """Return the name of what a library has in one of its namespaces, None if that is another's."""
+    kind = type(value)
+    if kind in (staticmethod, classmethod):
+        inner = _own_name(value.__func__)
+        return inner and f"{kind.__name__} {inner}"
+    if kind is property:
+        names = [_own_name(each) for each in (value.fget, value.fset, value.fdel)]
+        return None if None in names else f"property {names}"
+    if kind is FunctionType:
+        place = f"{value.__module__}.{value.__qualname__}:{value.__code__.co_firstlineno}"
+        return place if is_own(value) else None
+    if kind in PLAIN:
+        return f"{kind.__name__} {value!r}"
+    if isinstance(value, ModuleType):
+        return value.__name__
+    if isinstance(value, type):
+        named = is_library(value) or kind.__module__ == "pybind11_builtins"
+        return f"{value.__module__}.{value.__qualname__}" if named else None
+    if kind is CACHED:
+        return _own_name(value.__wrapped__)
+    return None if _is_foreign(value) else f"{kind} {getattr(value, '__qualname__', '')}"
 
 
 def _is_foreign(value: Any) -> bool:
@@ -556,29 +581,21 @@ def _is_foreign(value: Any) -> bool:
     return not (is_library_name(kind.__module__) or (kind.__module__ in STDLIB and not callable(value)))
 
 
-def _texts(constants: Iterable[Any]) -> Iterator[str]:
-    for each in constants:
-        if isinstance(each, str):
-            yield each
-        elif isinstance(each, tuple | frozenset):
-            yield from _texts(each)
-
-
 def _called_with_constant(steps: list[dis.Instruction]) -> bool:
     """Return whether these instructions pass arguments to a function and call it, the second one a constant text."""
     depth, named = 0, False
-    for each in steps:
-        if each.opname == "CALL":
-            if depth == each.arg:
+    for step in steps:
+        if step.opname == "CALL":
+            if depth == step.arg:
                 return named
-            depth -= (each.arg or 0) + 1
-        elif each.opcode in dis.hasjrel or each.opcode in dis.hasjabs:
+            depth -= (step.arg or 0) + 1
+        elif step.opcode in dis.hasjrel or step.opcode in dis.hasjabs:
             return False
-        elif depth == 1 and not named and each.opname == "LOAD_CONST" and type(each.argval) is str:
+        elif depth == 1 and not named and step.opname == "LOAD_CONST" and type(step.argval) is str:
             depth, named = 2, True
             continue
         else:
-            depth += dis.stack_effect(each.opcode, each.arg)
+            depth += dis.stack_effect(step.opcode, step.arg)
         if depth <= 0 or (named and depth <= 2):
             return False
     return False

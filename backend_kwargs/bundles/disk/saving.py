@@ -1,0 +1,138 @@
+"""Writing a bundle: parts named by their hashes and a manifest, put in place by one rename when it is complete."""
+
+from collections.abc import Callable
+from contextlib import suppress
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from backend_kwargs.bundles.disk.extensions import loaded_extensions
+from backend_kwargs.bundles.disk.fingerprint import fingerprint
+from backend_kwargs.bundles.disk.manifest import (
+    LARGEST,
+    SCHEMA,
+    GraphPart,
+    Manifest,
+    Part,
+    digest,
+    encoded,
+    private_key,
+    signed,
+)
+from backend_kwargs.bundles.disk.place import MANIFEST, PARTS, SIGNATURES, check_place, make_folder, new_folder, write
+from backend_kwargs.bundles.disk.weights import place_of, why_not_plain, why_not_samples
+from backend_kwargs.bundles.graphs import Graph
+from backend_kwargs.bundles.running import Built
+from backend_kwargs.errors import BackendKwargsError, shown, wrong_value
+
+
+def save(built: Built, path: Path, signing_key: Any = None, *, factory: str = "") -> None:
+    """Write a bundle to a folder beside `path`, and put that in place when it is complete."""
+    check_save(path, signing_key)
+    check_state(built.module)
+    if why := why_not_samples(built):
+        raise BackendKwargsError(f"Cannot write bundle {str(path)!r}: it would have no valid samples: {why}.")
+    with new_folder(path) as new:
+        for folder in (PARTS, SIGNATURES):
+            make_folder(new / folder)
+        content = encoded(_write_parts(built, new / PARTS, factory))
+        if len(content) > LARGEST:
+            raise BackendKwargsError(f"Cannot write bundle {str(path)!r}: its manifest is longer than {LARGEST} bytes.")
+        if signing_key is not None:
+            write(new / SIGNATURES / digest(content), signed(content, signing_key))
+        write(unnamed := new / f"{MANIFEST}.new", content)
+        unnamed.rename(new / MANIFEST)  # a folder with a manifest is complete, or being deleted
+
+
+def check_save(path: Path, signing_key: Any = None) -> None:
+    """Raise if no bundle can be saved to `path` with this key: now, not after minutes of compiling."""
+    if signing_key is not None:
+        private_key(signing_key)
+    check_place(path)
+
+
+def check_state(module: torch.nn.Module) -> None:
+    """Raise if the state of `module` cannot be saved."""
+    if not isinstance(module, torch.nn.Module):
+        raise wrong_value("build's `module`", "a torch.nn.Module", module)
+    for name, value in module.state_dict().items():
+        if not isinstance(value, torch.Tensor):
+            raise BackendKwargsError(f"A module's state must contain only tensors, got {shown(value)} as {name!r}.")
+        if why := why_not_plain(value) or _why_no_dtype(value.dtype):
+            raise BackendKwargsError(f"The module's {name!r} cannot be saved: it {why}.")
+
+
+def _why_no_dtype(dtype: torch.dtype) -> str:
+    """Return why tensors of a dtype cannot be saved, "" if they can."""
+    from safetensors.torch import save as as_safetensors
+
+    try:
+        as_safetensors({"": torch.empty(0, dtype=dtype)})
+    except Exception:  # noqa: BLE001 - it has no list of the dtypes that it can write
+        return f"is {dtype}, which safetensors files cannot contain"
+    return ""
+
+
+def _write_parts(built: Built, parts: Path, factory: str) -> Manifest:
+    """Write each part into a folder, and return the manifest that lists them."""
+    from safetensors.torch import save as as_safetensors
+
+    def written(content: bytes) -> Part:
+        part = Part(digest(content), len(content))
+        with suppress(FileExistsError):
+            write(parts / part.sha256, content)
+        return part
+
+    weights, shared = _weights(built.module)
+    graphs = tuple(_graph_part(key, graph, written) for key, graph in [*built.graphs.items()])
+    extensions = loaded_extensions() if built.device.type == "cuda" and any(graph.code for graph in graphs) else {}
+    return Manifest(
+        schema=SCHEMA,
+        kind=built.config.kind,
+        config=built.config.to_dict(),
+        environment=fingerprint(built.device),
+        device=built.device.type,
+        module=f"{type(built.module).__module__}.{type(built.module).__qualname__}",
+        samples=built.samples,
+        output_dtypes=[None if dtype is None else str(dtype) for dtype in built.output_dtypes],
+        weights=written(as_safetensors(weights)),
+        shared_weights=shared,
+        graphs=graphs,
+        package=written(built.package.content()) if built.package else None,
+        guards=built.package.guards if built.package else None,
+        extensions={place: written(file.read_bytes()) for place, file in extensions.items()},
+        notes=built.notes,
+        cold_s=built.cold_s,
+        factory=factory,
+        made=datetime.now(UTC).isoformat(timespec="seconds"),
+    )
+
+
+def _graph_part(key: str, graph: Graph, written: Callable[[bytes], Part]) -> GraphPart:
+    """Write the parts of a graph, and return its entry in the manifest."""
+    decision = graph.decision or {}
+    return GraphPart(
+        key=key,
+        code=written(graph.code) if graph.code else None,
+        frame=written(graph.frame) if graph.frame else None,
+        libraries=tuple(written(content) for content in graph.libraries.values()),
+        winner=decision.get("winner"),
+        options=dict(decision.get("options", {})),
+        why=graph.why,
+    )
+
+
+def _weights(module: torch.nn.Module) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
+    """Return the module's state with each tensor once, and the names of those that share another's memory."""
+    first: dict[Any, str] = {}
+    weights: dict[str, torch.Tensor] = {}
+    shared: dict[str, str] = {}
+    for name, value in module.state_dict().items():
+        place = place_of(value) if value.numel() else name
+        if (known := first.setdefault(place, name)) != name:
+            shared[name] = known
+        else:
+            weights[name] = value.detach().resolve_conj().resolve_neg().contiguous().cpu().clone()
+    return weights, shared

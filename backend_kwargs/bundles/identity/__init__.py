@@ -1,0 +1,1 @@
+"""Whether a module, or a graph, is the one that was compiled, in everything that its code depends on."""

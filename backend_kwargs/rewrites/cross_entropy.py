@@ -1,0 +1,150 @@
+"""Cross-entropy as one operator, forward and backward.
+
+It acts on dynamo's graph, in which a loss is one call; autograd then differentiates the operator.
+"""
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F  # noqa: N812
+from torch import Tensor
+from torch.fx import Node
+
+from backend_kwargs.rewrites.matching import DTYPES, Arguments, bytes_of, known_true, same_sizes, used_once
+from backend_kwargs.rewrites.operators import define
+from backend_kwargs.rewrites.table import Rewrite
+from backend_kwargs.rewrites.traced import Replacement, changes_meanwhile, example, examples, first_result, replacing
+
+REWRITE = Rewrite(
+    "Cross-entropy, forward and backward, by kernels that read the logits once each",
+    traced=f"{__name__}:fuse_cross_entropy",
+    applies="float32 or half precision; the mean over class indices (int64)",
+    fitting=lambda stats: stats.gpu and stats.softmaxes > 0,
+    order=110,
+)
+
+LOSS = (F.cross_entropy, torch._C._nn.cross_entropy_loss)
+MEAN = (1, "mean")
+
+# ---- the operators
+
+# A row's logsumexp is kept as two parts, its largest logit and the rest: their sum would lose digits of the rest.
+Loss = tuple[Tensor, Tensor, Tensor, Tensor]
+
+
+def _cross_entropy(logits: Tensor, target: Tensor, ignore_index: int) -> Loss:
+    counts = target != ignore_index
+    wide = logits.float()
+    tops = wide.amax(1)
+    below = wide - tops.unsqueeze(1)
+    logs = below.exp().sum(1).log()
+    at = below.gather(1, torch.where(counts, target, 0).unsqueeze(1)).squeeze(1)
+    count = counts.sum().float()
+    return torch.where(counts, logs - at, 0.0).sum() / count, tops, logs, count
+
+
+def _cross_entropy_fake(logits: Tensor, target: Tensor, ignore_index: int) -> Loss:
+    rows = logits.shape[:1]
+    one, tops, logs, count = (logits.new_empty(size, dtype=torch.float32) for size in ((), rows, rows, ()))
+    return one, tops, logs, count
+
+
+def _cross_entropy_cuda(logits: Tensor, target: Tensor, ignore_index: int, **options: Any) -> Loss:
+    from backend_kwargs.rewrites.kernels.cross_entropy import loss_of_rows
+
+    losses, tops, logs = loss_of_rows(logits, target, ignore_index, **options)
+    count = (target != ignore_index).sum().float()
+    return losses.sum() / count, tops, logs, count
+
+
+def _cross_entropy_backward(
+    grad: Tensor, logits: Tensor, target: Tensor, tops: Tensor, logs: Tensor, count: Tensor, ignore_index: int
+) -> Tensor:
+    counts = target != ignore_index
+    share = torch.where(counts, grad.float() / count, 0.0).unsqueeze(1)
+    gradient = ((logits.float() - tops.unsqueeze(1)) - logs.unsqueeze(1)).exp() * share
+    gradient.scatter_add_(1, torch.where(counts, target, 0).unsqueeze(1), -share)
+    return gradient.to(logits.dtype)
+
+
+def _cross_entropy_backward_cuda(
+    grad: Tensor, logits: Tensor, target: Tensor, tops: Tensor, logs: Tensor, count: Tensor, ignore_index: int,
+    **options: Any,
+) -> Tensor:  # fmt: skip
+    from backend_kwargs.rewrites.kernels.cross_entropy import gradient_of_rows
+
+    return gradient_of_rows(grad.float() / count, logits, target, tops, logs, ignore_index, **options)
+
+
+def _keep_for_loss(ctx: Any, inputs: Any, output: Any) -> None:
+    logits, target, ctx.ignore_index = inputs
+    ctx.save_for_backward(logits, target, *output[1:])
+    ctx.mark_non_differentiable(*output[1:])
+
+
+def _loss_backward(ctx: Any, grad: Tensor, *_: Any) -> tuple[Any, ...]:
+    return cross_entropy_backward(grad, *ctx.saved_tensors, ctx.ignore_index), None, None
+
+
+cross_entropy = define(
+    "cross_entropy(Tensor logits, Tensor target, int ignore_index) -> (Tensor, Tensor, Tensor, Tensor)",
+    _cross_entropy,
+    fake=_cross_entropy_fake,
+    cuda=_cross_entropy_cuda,
+    inlined=True,
+    keep=_keep_for_loss,
+    backward=_loss_backward,
+)
+cross_entropy_backward = define(
+    "cross_entropy_backward(Tensor grad, Tensor logits, Tensor target, Tensor tops, Tensor logs, Tensor count,"
+    " int ignore_index) -> Tensor",
+    _cross_entropy_backward,
+    fake=lambda grad, logits, *_: torch.empty_like(logits, memory_format=torch.contiguous_format),
+    cuda=_cross_entropy_backward_cuda,
+    inlined=True,
+)
+
+
+# ---- dynamo's graph
+
+
+def is_mean_over_classes(args: Arguments) -> bool:
+    """Return whether a loss with these arguments is the mean for logits [rows, classes] and class indices."""
+    if args["weight"] is not None or args["label_smoothing"] != 0.0:
+        return False
+    old = args.get("size_average") is None and args.get("reduce") is None
+    if not old or args["reduction"] not in MEAN or not isinstance(args["ignore_index"], int):
+        return False
+    values = examples(args["input"], args["target"])
+    if values is None or values[0].dim() != 2 or not same_sizes(values[1].shape, values[0].shape[:1]):
+        return False
+    logits, target = values
+    return target.dtype == torch.int64 and logits.dtype in DTYPES and known_true(logits.shape[1] > 0)
+
+
+def before_widening(node: Node) -> Node:
+    """Return the logits before their conversion to float32, since the operators convert them."""
+    widens = node.op == "call_method" and node.target in ("float", "to") and used_once(node)
+    values = examples(node, node.args[0]) if widens else None
+    if values is None or values[0].dtype != torch.float32 or values[1].dtype not in DTYPES:
+        return node
+    value, source = values
+    same = source.device == value.device and source.requires_grad == value.requires_grad
+    return node.args[0] if same else node  # type: ignore[return-value]  # it has a value
+
+
+def _loss(node: Node, args: Arguments) -> Replacement | None:
+    """Insert the operator for a mean cross-entropy."""
+    if not is_mean_over_classes(args):
+        return None
+    logits, target = before_widening(args["input"]), args["target"]
+    value = example(logits)
+    if value is None or not known_true(value.stride(1) == 1) or not known_true(value.shape[0] > 0):
+        return None
+    if changes_meanwhile(node, [logits, target]):
+        return None
+    call = node.graph.call_function(cross_entropy, (logits, target, args["ignore_index"]))
+    return first_result(node, call, torch.float32), (2.0 if value.requires_grad else 1.0) * bytes_of(value)
+
+
+fuse_cross_entropy = replacing(LOSS, _loss)

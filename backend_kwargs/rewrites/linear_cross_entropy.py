@@ -1,0 +1,143 @@
+"""A linear layer and its cross-entropy in chunks of rows, which saves the memory of the logits.
+
+It acts on dynamo's graph, and computes the gradients in the forward pass, where the logits of a chunk are at hand.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.fx import Graph, Node
+
+from backend_kwargs.rewrites.cross_entropy import (
+    LOSS,
+    before_widening,
+    cross_entropy,
+    cross_entropy_backward,
+    is_mean_over_classes,
+)
+from backend_kwargs.rewrites.matching import Arguments, arguments_of, have_one_dtype, known_true, same_sizes, used_once
+from backend_kwargs.rewrites.operators import define
+from backend_kwargs.rewrites.packed import LINEAR
+from backend_kwargs.rewrites.table import Rewrite
+from backend_kwargs.rewrites.traced import Replacement, changes_meanwhile, examples, first_result, replacing
+
+REWRITE = Rewrite(
+    "A linear layer and cross-entropy in chunks of rows, so that few logits are in memory at a time",
+    traced=f"{__name__}:fuse_linear_cross_entropy",
+    operators=("backend_kwargs::linear_cross_entropy",),
+    applies="float32 or bfloat16; the mean over class indices (int64), without a bias",
+    costs="about a tenth slower; gradients are computed in the forward pass and rounded once for each chunk",
+    fitting=lambda stats: stats.softmaxes > 0 and stats.gemms > 0,
+    objective="memory",
+    order=120,
+)
+
+CHUNKS = 8  # of rows: more make the products small, fewer save little memory
+
+# ---- the operator
+
+
+def _linear_cross_entropy(
+    x: Tensor, weight: Tensor, target: Tensor, ignore_index: int, with_gradients: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the loss and the gradients of `x` and `weight`, with the logits of one chunk of rows at a time."""
+    count = (target != ignore_index).sum().float()
+    loss = torch.zeros((), dtype=torch.float32, device=x.device)
+    of_x = torch.empty_like(x, memory_format=torch.contiguous_format) if with_gradients else x.new_empty(0)
+    of_weight = torch.zeros_like(weight, memory_format=torch.contiguous_format) if with_gradients else x.new_empty(0)
+    one = torch.ones((), dtype=torch.float32, device=x.device)
+    rows = max(-(-x.shape[0] // CHUNKS), 1)
+    for start in range(0, x.shape[0], rows):
+        part, wanted = x[start : start + rows], target[start : start + rows]
+        logits = part @ weight.t()
+        mean, tops, logs, number = cross_entropy(logits, wanted, ignore_index)
+        loss += torch.where(number > 0, mean * number, 0.0)  # all rows of a chunk may be ignored
+        if with_gradients:
+            gradient = cross_entropy_backward(one, logits, wanted, tops, logs, count, ignore_index)
+            torch.mm(gradient, weight, out=of_x[start : start + rows])
+            of_weight.addmm_(gradient.t(), part)
+    return loss / count, of_x, of_weight
+
+
+def _linear_cross_entropy_fake(
+    x: Tensor, weight: Tensor, target: Tensor, ignore_index: int, with_gradients: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    loss = torch.empty((), dtype=torch.float32, device=x.device)
+    if not with_gradients:
+        return loss, x.new_empty(0), x.new_empty(0)
+    of_x, of_weight = (torch.empty_like(each, memory_format=torch.contiguous_format) for each in (x, weight))
+    return loss, of_x, of_weight
+
+
+def _keep_gradients(ctx: Any, inputs: Any, output: Any) -> None:
+    _, of_x, of_weight = output
+    ctx.save_for_backward(of_x, of_weight)
+    ctx.mark_non_differentiable(of_x, of_weight)
+
+
+def _scaled_gradients(ctx: Any, grad: Tensor, *_: Any) -> tuple[Any, ...]:
+    of_x, of_weight = ctx.saved_tensors
+    return of_x * grad.to(of_x.dtype), of_weight * grad.to(of_weight.dtype), None, None, None
+
+
+linear_cross_entropy = define(
+    "linear_cross_entropy(Tensor x, Tensor weight, Tensor target, int ignore_index, bool with_gradients)"
+    " -> (Tensor, Tensor, Tensor)",
+    _linear_cross_entropy,
+    fake=_linear_cross_entropy_fake,
+    keep=_keep_gradients,
+    backward=_scaled_gradients,
+)
+
+
+# ---- dynamo's graph
+
+
+def _linear_and_loss(node: Node, args: Arguments) -> Replacement | None:
+    """Insert the operator for a mean cross-entropy of the results of a linear layer."""
+    if not is_mean_over_classes(args):
+        return None
+    logits = _flattened(before_widening(args["input"]))
+    layer = arguments_of(logits) if isinstance(logits, Node) and logits.target in LINEAR else None
+    if layer is None or logits is None or layer["bias"] is not None or not used_once(logits):
+        return None
+    x, weight, target = layer["input"], layer["weight"], args["target"]
+    values = examples(x, weight, logits)
+    if values is None or values[1].dim() != 2 or not known_true(values[1].shape[1] > 0):
+        return None
+    # Autocast computes the product in another dtype. In float16 gradients are stored before a scaler's factor reaches
+    # them, and underflow.
+    if not have_one_dtype(values, (torch.float32, torch.bfloat16)):
+        return None
+    trains = args["input"].meta["example_value"].requires_grad  # the graph may enter or leave `no_grad`
+    recorded = any(each.requires_grad for each in values[:2])
+    if trains != recorded and (trains or _may_record(node.graph)):
+        return None
+    if changes_meanwhile(node, [x, weight, target]):
+        return None
+    columns = node.graph.call_method("size", (weight, 1))
+    rows = node.graph.call_method("reshape", (x, -1, columns))
+    call = node.graph.call_function(linear_cross_entropy, (rows, weight, target, args["ignore_index"], trains))
+    return first_result(node, call, torch.float32), 0.0
+
+
+def _may_record(graph: Graph) -> bool:
+    """Return whether a graph records gradients anywhere."""
+    return torch.is_grad_enabled() or bool(graph.find_nodes(op="call_function", target=torch._C._set_grad_enabled))
+
+
+def _flattened(node: Node) -> Node | None:
+    """Return the node before reshapes that keep the last dimension, or None if one changes it."""
+    while node.op == "call_method" and node.target in ("view", "reshape") and used_once(node):
+        values = examples(node.args[0], node)
+        # `view` also takes a dtype
+        if values is None or values[0].dtype != values[1].dtype:
+            return None
+        if not same_sizes(values[0].shape[-1:], values[1].shape[-1:]):
+            return None
+        node = before_widening(node.args[0])  # type: ignore[arg-type]  # it has a value
+    return node
+
+
+fuse_linear_cross_entropy = replacing(LOSS, _linear_and_loss)
