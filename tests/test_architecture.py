@@ -30,8 +30,6 @@ LAYERS = (
     "bundles harness",
     "compare cli",
 )
-# Import from above, until a compile returns what it knows.
-ABOVE = {}
 SUITE_ORDER = """
 workloads workloads.case workloads.nets
 workloads.nets.counting workloads.nets.convs workloads.nets.encoders workloads.nets.libraries workloads.nets.llama
@@ -173,7 +171,7 @@ def test_imports_only_from_above(tree, name):
     order, _ = TREES[tree]
     place = _place(tree, name)
     wanted = {_place(tree, each) for each in imports_of(tree, name)} - {place if tree == "backend_kwargs" else ""}
-    assert not wanted - set(order[: order.index(place)]) - ABOVE.get(place, set())
+    assert not wanted - set(order[: order.index(place)])
 
 
 @pytest.mark.parametrize("tree", TREES)

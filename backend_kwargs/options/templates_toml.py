@@ -14,7 +14,7 @@ KEYS = {"base": str, "summary": str, "options": dict}
 
 
 def read_templates(path: str | Path) -> dict[str, Template]:
-    """Read `[templates.NAME]` tables, or `[tool.backend_kwargs.options.templates.NAME]` of a pyproject.toml.
+    """Read `[templates.NAME]` tables, or `[tool.backend_kwargs.templates.NAME]` of a pyproject.toml.
 
     A table may have `base`, `summary` and `options`; an option's dotted name is quoted, or written as nested tables. A
     `base` may name a template that precedes it in the file.

@@ -232,8 +232,8 @@ def test_load_templates(toml):
 
 
 def test_load_templates_of_a_pyproject(toml):
-    """A pyproject.toml has its templates in [tool.backend_kwargs.options.templates]."""
-    path = toml("[tool.backend_kwargs.options.templates.serve]\nbase = 'aten'\n[project]\nname = 'x'", "pyproject.toml")
+    """A pyproject.toml has its templates in [tool.backend_kwargs.templates]."""
+    path = toml("[tool.backend_kwargs.templates.serve]\nbase = 'aten'\n[project]\nname = 'x'", "pyproject.toml")
     assert bk.load_templates(str(path)) == ["serve"]
     assert bk.get_template("serve").options == BUILT_IN["aten"].options
 
