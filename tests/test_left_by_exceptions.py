@@ -17,8 +17,8 @@ from backend_kwargs.backends.inductor import compile_step, cutlass
 from backend_kwargs.backends.onnxruntime import session as onnx_session
 from backend_kwargs.backends.openvino import torchs as openvino
 from backend_kwargs.backends.tvm import no_fast_math, versions
-from backend_kwargs.graphs.writes import modes_restored
 from backend_kwargs.precision import bounds, quantised
+from backend_kwargs.torch_internals.modes import modes_restored
 
 THEIRS = SimpleNamespace(openvino_options={"device": "GPU"})
 STORE = torch.distributed.HashStore()

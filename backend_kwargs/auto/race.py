@@ -31,7 +31,8 @@ from backend_kwargs.backends.inductor.compile_step import noting_lowered
 from backend_kwargs.graphs.eligibility import recomputes
 from backend_kwargs.graphs.freezing import freezable_parameters
 from backend_kwargs.graphs.replay import ChangedInputError, Task, has_drawn
-from backend_kwargs.graphs.writes import copy_of_graph, modes_restored
+from backend_kwargs.graphs.writes import copy_of_graph
+from backend_kwargs.torch_internals.modes import modes_restored
 
 logger = logging.getLogger("backend_kwargs.auto")
 

@@ -8,10 +8,10 @@ from functools import cache, partial
 from typing import Literal
 
 import torch
-from torch.utils import _pytree as pytree
 
 from backend_kwargs import measure
 from backend_kwargs.auto.graph_stats import GraphStats, Product
+from backend_kwargs.torch_internals import pytree
 
 Part = Literal["launches", "library", "generated", "unaligned"]
 LAUNCHED = 0.25  # of an eager call that waits for launches, the least that default's took on eight models: 0.34 to 0.52

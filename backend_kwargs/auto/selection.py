@@ -48,6 +48,7 @@ from backend_kwargs.auto.roofline import (
 from backend_kwargs.auto.settings import Settings
 from backend_kwargs.graphs.replay import Task
 from backend_kwargs.rewrites.table import find_rewrite
+from backend_kwargs.torch_internals.tensors import has_static_address
 
 logger = logging.getLogger("backend_kwargs.auto")
 
@@ -165,7 +166,7 @@ class Selection:
         Of a graph that changes its inputs torch records nothing, in most cases.
         """
         given = [each for each in self.request.example_inputs if isinstance(each, torch.Tensor)]
-        moving = sum(each.nbytes for each in given if not getattr(each, "_dynamo_static_input_type", None))
+        moving = sum(each.nbytes for each in given if not has_static_address(each))
         copies_s = seconds_of_traffic(2 * (self.stats.bytes_written + moving), self.device)
         return not self.stats.writes and copies_s < LEAST_GAIN * call_s
 

@@ -66,7 +66,7 @@ class TensorRTCompiler(DeclaredCompiler):
     def compile(
         self, gm: Any, example_inputs: Sequence[Any], options: Mapping[str, Any], name: str | None
     ) -> Callable[..., Any]:
-        from torch._dynamo.backends.registry import lookup_backend
+        from backend_kwargs.torch_internals.registry import lookup_backend
 
         compiler_fn: Callable[..., Any] = lookup_backend("torch_tensorrt")
         compiled: Callable[..., Any] = compiler_fn(gm, list(example_inputs), options=dict(options))

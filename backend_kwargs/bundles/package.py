@@ -10,11 +10,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch.utils import _pytree as pytree
 
 from backend_kwargs.bundles.package_guards import PackageGuards, Weight
 from backend_kwargs.bundles.samples import InputCheck, memory_of, spot
 from backend_kwargs.errors import BackendKwargsError
+from backend_kwargs.torch_internals import pytree
+from backend_kwargs.torch_internals.inductor_code import load_package
+from backend_kwargs.torch_internals.modules import buffers_of, children_of, parameters_of
+from backend_kwargs.torch_internals.tensors import same_layouts, version_of
 
 PLAIN = (torch.Tensor, torch.nn.Parameter)
 MOST_SIZES = 4096  # combinations of sizes that are remembered
@@ -60,9 +63,7 @@ class PackageCall:
         package.content()
         self._guards, self._check, self._otherwise = package.guards, check, otherwise
         self._reads_offset = any(tensor.offset is not None for tensor in package.guards.tensors)
-        loaded = torch._inductor.aoti_load_package(
-            str(package.path), device_index=-1 if device.index is None else device.index
-        )
+        loaded = load_package(package.path, device_index=-1 if device.index is None else device.index)
         self._run = loaded.loader.boxed_run
         inputs, self._outputs = map(pytree.treespec_loads, loaded.loader.get_call_spec())
         self._keywords = [*pytree.tree_unflatten(range(inputs.num_leaves), inputs)[1]]
@@ -209,8 +210,8 @@ class _Found:
     def _find(self, module: Any, name: str) -> Any:
         *owners, last = name.split(".")
         for owner in owners:
-            module = self._note(module._modules, owner)
-        tables = (module._parameters, module._buffers, vars(module))
+            module = self._note(children_of(module), owner)
+        tables = (parameters_of(module), buffers_of(module), vars(module))
         return self._note(next((table for table in tables if last in table), tables[0]), last)
 
     def _note(self, table: Mapping[str, Any], name: str) -> Any:
@@ -269,7 +270,7 @@ class _Weights:
             _release(self._aliases)
             self._aliases += aliases.values()
         self.spans = [memory_of(each) for each in found.tensors]
-        self._found, self._baked, self._same = found, baked, _compared_with(found.tensors)
+        self._found, self._baked, self._same = found, baked, same_layouts(found.tensors)
         self._pointers = pointers
 
     def rebind(self, module: torch.nn.Module) -> None:
@@ -295,18 +296,8 @@ class _Weights:
         return [_state(tensor) for weight, tensor in both if weight.sha256]
 
 
-def _compared_with(tensors: Sequence[torch.Tensor]) -> Any:
-    """Return dynamo's check of dtypes, shapes, strides and bits: `weight.data = ...` may keep the memory only.
-
-    It also fails in another mode, such as inference_mode, and costs a fifth of the same in Python.
-    """
-    sizes: Any = [[*each.size()] for each in tensors]
-    strides: Any = [[*each.stride()] for each in tensors]
-    return torch._C._dynamo.guards.TensorGuards(*tensors, dynamic_dims_sizes=sizes, dynamic_dims_strides=strides)
-
-
 def _state(tensor: torch.Tensor) -> Any:
-    return id(tensor), tensor.data_ptr(), None if tensor.is_inference() else tensor._version
+    return id(tensor), tensor.data_ptr(), None if tensor.is_inference() else version_of(tensor)
 
 
 def _release(aliases: list[torch.Tensor]) -> None:

@@ -7,11 +7,11 @@ from functools import cache
 from typing import Any, NamedTuple
 
 import torch
-from torch.utils import _pytree as pytree
 
 from backend_kwargs.errors import BackendKwargsError, shown, wrong_value
 from backend_kwargs.measure.trees import map_tensors
 from backend_kwargs.options.layers import same
+from backend_kwargs.torch_internals import pytree
 
 WRITTEN = "written"  # the last property of a tensor to which the module writes
 

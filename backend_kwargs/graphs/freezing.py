@@ -7,14 +7,16 @@ from types import MappingProxyType
 from typing import Any
 
 import torch
-from torch._guards import Source, TracingContext
-from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import GraphModule, Node
 from torch.nn import Parameter
 
 from backend_kwargs.errors import warn_once
-from backend_kwargs.graphs.parameter_guards import guard_parameters, is_parameter_source, why_not_constants
+from backend_kwargs.graphs.parameter_guards import guard_parameters, why_not_constants
 from backend_kwargs.graphs.writes import STAYS_INPUT, copy_of_graph, may_be_written, written_memory
+from backend_kwargs.torch_internals.fake_tensors import FakeTensorMode
+from backend_kwargs.torch_internals.fx import source_of, sources_of_attributes
+from backend_kwargs.torch_internals.guards import Source, is_parameter_source, is_tracing
+from backend_kwargs.torch_internals.tensors import memory_id, version_of
 
 CompileGm = Callable[[GraphModule, Sequence[Any]], Callable[..., Any]]
 
@@ -68,7 +70,7 @@ def freezable_parameters(gm: GraphModule, example_inputs: Sequence[Any]) -> dict
     There are none outside dynamo, where nothing guards their identity, and if inputs share memory that the graph
     writes, which Inductor's own freezing handles wrongly.
     """
-    lifted = lifted_parameters(gm, example_inputs) if TracingContext.try_get() else {}
+    lifted = lifted_parameters(gm, example_inputs) if is_tracing() else {}
     return {} if lifted and _writes_shared_memory(gm, example_inputs) else lifted
 
 
@@ -79,8 +81,9 @@ def only_read_parameters(gm: GraphModule, lifted: Mapping[int, torch.Tensor]) ->
 
 
 def _by_source(gm: GraphModule, lifted: Mapping[int, torch.Tensor]) -> dict[Source, torch.Tensor]:
-    placeholders: list[Any] = gm.graph.find_nodes(op="placeholder")
-    return {placeholders[position]._dynamo_source: value for position, value in lifted.items()}
+    placeholders = gm.graph.find_nodes(op="placeholder")
+    sources = ((source_of(placeholders[position]), value) for position, value in lifted.items())
+    return {source: value for source, value in sources if source is not None}
 
 
 def lifted_parameters(gm: GraphModule, example_inputs: Sequence[Any]) -> dict[int, torch.Tensor]:
@@ -89,9 +92,7 @@ def lifted_parameters(gm: GraphModule, example_inputs: Sequence[Any]) -> dict[in
     return {
         position: value
         for position, (node, value) in enumerate(zip(placeholders, example_inputs, strict=True))
-        if is_parameter_source(getattr(node, "_dynamo_source", None))
-        and _can_freeze(value)
-        and STAYS_INPUT not in node.meta
+        if is_parameter_source(source_of(node)) and _can_freeze(value) and STAYS_INPUT not in node.meta
     }
 
 
@@ -105,7 +106,7 @@ def _writes_shared_memory(gm: GraphModule, example_inputs: Sequence[Any]) -> boo
     sharing = defaultdict(list)
     for node, value in zip(gm.graph.find_nodes(op="placeholder"), example_inputs, strict=True):
         if type(value) in (torch.Tensor, Parameter) and value.layout == torch.strided:
-            sharing[value.untyped_storage()._cdata].append((node, value))
+            sharing[memory_id(value)].append((node, value))
     several = [shared for shared in sharing.values() if len(shared) > 1]
     written = written_memory(gm.graph) if several else ()
     return any(_any_written(shared, written) for shared in several)
@@ -114,7 +115,7 @@ def _writes_shared_memory(gm: GraphModule, example_inputs: Sequence[Any]) -> boo
 def _any_written(shared: Sequence[tuple[Node, torch.Tensor]], written: Collection[int]) -> bool:
     mode = FakeTensorMode()
     fresh = [(node, mode.from_tensor(value)) for node, value in shared]  # all alive, so that shared memory is detected
-    return any(may_be_written(node, written, fake._version) for node, fake in fresh)
+    return any(may_be_written(node, written, version_of(fake)) for node, fake in fresh)
 
 
 def _replace_by_attribute(gm: GraphModule, placeholder: Node, value: torch.Tensor, is_parameter: bool) -> None:
@@ -123,8 +124,9 @@ def _replace_by_attribute(gm: GraphModule, placeholder: Node, value: torch.Tenso
         gm.register_parameter(name, value if isinstance(value, Parameter) else Parameter(value, value.requires_grad))
     else:
         gm.register_buffer(name, value)
-    sources: dict[str, Source] = gm._param_name_to_source  # type: ignore[assignment]
-    sources[name] = placeholder._dynamo_source  # type: ignore[attr-defined]
+    source = source_of(placeholder)
+    assert source is not None  # it is a parameter's
+    sources_of_attributes(gm)[name] = source
     first: Node = next(node for node in gm.graph.nodes if node.op != "placeholder")
     with gm.graph.inserting_before(first):
         attribute = gm.graph.get_attr(name)

@@ -7,7 +7,6 @@ from functools import partial
 from typing import Any, Literal, NamedTuple
 
 import torch
-from torch.utils import _pytree as pytree
 
 from backend_kwargs import measure
 from backend_kwargs.errors import BackendKwargsError, wrong_value
@@ -15,6 +14,8 @@ from backend_kwargs.harness.read_only import ReadOnly
 from backend_kwargs.measure import Accuracy
 from backend_kwargs.measure.served import parts
 from backend_kwargs.measure.trees import map_tensors
+from backend_kwargs.torch_internals import pytree
+from backend_kwargs.torch_internals.modules import Dropout
 
 Inputs = tuple[tuple[Any, ...], dict[str, Any]]
 Mode = Literal["fwd", "fwd_bwd", "train"]
@@ -250,7 +251,7 @@ def move(model: Callable[..., Any], device: torch.device, *, training: bool) -> 
         return False
     model.to(device).train(training)
     # Inductor's random masks differ from eager's and cannot be compared.
-    dropouts = [m for m in model.modules() if isinstance(m, torch.nn.modules.dropout._DropoutNd) and m.training and m.p]
+    dropouts = [m for m in model.modules() if isinstance(m, Dropout) and m.training and m.p]
     for dropout in dropouts:
         dropout.p = 0.0
     return bool(dropouts)

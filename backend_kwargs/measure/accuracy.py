@@ -13,6 +13,7 @@ import torch
 
 from backend_kwargs.measure.inputs import in_precision, upcast
 from backend_kwargs.measure.trees import walk
+from backend_kwargs.torch_internals.modules import replace_tensors
 
 # "fell_back": right results, but not run by the backend; "unknown": it cannot be determined what ran.
 Status = Literal[
@@ -103,9 +104,9 @@ def reference(fn: Callable[..., Any], args: Any, run: Callable[[Any, Any], Any] 
 
 def _upcast_module(module: torch.nn.Module, dtype: torch.dtype) -> torch.nn.Module:
     # Module.to() would make complex parameters real.
-    copied: Any = copy.deepcopy(module)
-    copied._apply(lambda tensor: in_precision(tensor, dtype))
-    return copied  # type: ignore[no-any-return]
+    copied = copy.deepcopy(module)
+    replace_tensors(copied, lambda tensor: in_precision(tensor, dtype))
+    return copied
 
 
 def check(

@@ -13,7 +13,7 @@ from torch.fx import GraphModule
 from backend_kwargs.backends.fell_back import left_to_eager
 from backend_kwargs.errors import warn_once
 from backend_kwargs.graphs.freezing import lifted_parameters, only_read_parameters
-from backend_kwargs.graphs.parameter_guards import dropping_guards, guard_parameters
+from backend_kwargs.graphs.parameter_guards import guard_parameters
 from backend_kwargs.graphs.writes import copy_of_graph, has_transforms, keep_inputs
 from backend_kwargs.options.requirements import machine
 from backend_kwargs.precision.bounds import UnfitPrecisionError, Used, is_measured_elsewhere, note_used
@@ -21,6 +21,7 @@ from backend_kwargs.precision.casts import cast_products
 from backend_kwargs.precision.serving import serving
 from backend_kwargs.precision.table import PRECISIONS, why_slow
 from backend_kwargs.precision.weights import Held, unused_placeholders
+from backend_kwargs.torch_internals.guards import dropping_guards
 
 CompileGm = Callable[[GraphModule, Sequence[Any]], Callable[..., Any]]
 

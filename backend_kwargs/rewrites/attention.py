@@ -12,12 +12,6 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch._inductor.pattern_matcher import (
-    CallFunctionVarArgs,
-    Match,
-    PatternMatcherPass,
-    register_graph_pattern,
-)
 from torch.fx import Graph, Node
 
 from backend_kwargs.rewrites.library_attention import (
@@ -45,6 +39,12 @@ from backend_kwargs.rewrites.matching import (
     same_sizes,
     used_once,
     value_of,
+)
+from backend_kwargs.torch_internals.pattern_matcher import (
+    CallFunctionVarArgs,
+    Match,
+    PatternMatcherPass,
+    register_graph_pattern,
 )
 
 VIEWS = (aten.reshape.default, aten.view.default, aten._unsafe_view.default)

@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._inductor.pattern_matcher import CallFunction, KeywordArg, Match, PatternMatcherPass, register_graph_pattern
 from torch.fx import Graph, Node
 
 from backend_kwargs.rewrites.folding import mark_folded
@@ -29,6 +28,13 @@ from backend_kwargs.rewrites.matching import (
     value_of,
 )
 from backend_kwargs.rewrites.operators import define, dense
+from backend_kwargs.torch_internals.pattern_matcher import (
+    CallFunction,
+    KeywordArg,
+    Match,
+    PatternMatcherPass,
+    register_graph_pattern,
+)
 
 # ---- the operators
 

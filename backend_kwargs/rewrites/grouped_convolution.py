@@ -7,12 +7,17 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._inductor.pattern_matcher import CallFunctionVarArgs, Match, PatternMatcherPass, register_graph_pattern
 from torch.fx import Node
 
 from backend_kwargs.rewrites.convolution import GEOMETRY, convolution, operands, read
 from backend_kwargs.rewrites.matching import HALF, AnyNode, aten, insert, replace, value_of
 from backend_kwargs.rewrites.operators import define, nbytes
+from backend_kwargs.torch_internals.pattern_matcher import (
+    CallFunctionVarArgs,
+    Match,
+    PatternMatcherPass,
+    register_graph_pattern,
+)
 
 MOST_CHANNELS = 64  # of a group: more of them fill cuDNN's tiles too
 PASSES = 7  # over images and results: cuDNN took longer than our kernel by the time of 7 to 20 on an H200

@@ -11,7 +11,6 @@ from typing import Any
 import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
-from torch._inductor import decomposition
 from torch.fx import GraphModule
 
 from backend_kwargs.rewrites.matching import (
@@ -24,6 +23,7 @@ from backend_kwargs.rewrites.matching import (
 )
 from backend_kwargs.rewrites.operators import LIBRARY, define
 from backend_kwargs.rewrites.traced import Change, changed, example, replace_by_first
+from backend_kwargs.torch_internals.decompositions import decompose_in_inductor
 
 NORMS = (F.layer_norm, torch.layer_norm)
 OF_GRADIENTS = ("grad_out", "input", "mean", "rstd", "weight", "bias", "output_mask")
@@ -92,9 +92,7 @@ def _backward(ctx: Any, grad: Tensor, *_: Any) -> tuple[Any, ...]:
 
 
 torch.library.register_autograd("backend_kwargs::layer_norm", _backward, setup_context=_keep_for_gradients, lib=LIBRARY)
-# Both tables: the second is a copy of the first, which Inductor made once and keeps.
-for _table in (decomposition.decompositions, decomposition.select_decomp_table()):
-    _table[layer_norm] = _layer_norm
+decompose_in_inductor(layer_norm, _layer_norm)
 
 
 # ---- dynamo's graph

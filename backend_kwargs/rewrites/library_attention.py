@@ -6,7 +6,6 @@ from typing import Any
 import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
-from torch._inductor.pattern_matcher import CallFunctionVarArgs, Match, PatternMatcherPass, register_graph_pattern
 from torch.fx import Node
 
 from backend_kwargs.rewrites.matching import (
@@ -22,6 +21,12 @@ from backend_kwargs.rewrites.matching import (
     value_of,
 )
 from backend_kwargs.rewrites.operators import define
+from backend_kwargs.torch_internals.pattern_matcher import (
+    CallFunctionVarArgs,
+    Match,
+    PatternMatcherPass,
+    register_graph_pattern,
+)
 
 HEADS_LAST = [0, 2, 1, 3]
 

@@ -8,7 +8,6 @@ from typing import Any
 import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
-from torch._inductor.pattern_matcher import Match, PatternMatcherPass, register_graph_pattern
 
 from backend_kwargs.rewrites.matching import (
     DTYPES,
@@ -25,6 +24,7 @@ from backend_kwargs.rewrites.matching import (
     value_of,
 )
 from backend_kwargs.rewrites.operators import define, dense
+from backend_kwargs.torch_internals.pattern_matcher import Match, PatternMatcherPass, register_graph_pattern
 
 # ---- the operators
 

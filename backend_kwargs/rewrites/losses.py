@@ -29,8 +29,10 @@ from backend_kwargs.rewrites.traced import (
     example,
     replace_by_first,
 )
+from backend_kwargs.torch_internals.modes import set_grad_enabled
+from backend_kwargs.torch_internals.modules import cross_entropy_loss
 
-LOSS = (F.cross_entropy, torch._C._nn.cross_entropy_loss)
+LOSS = (F.cross_entropy, cross_entropy_loss)
 MEAN = (1, "mean")
 
 
@@ -258,7 +260,7 @@ def _replace_linear_and_loss(node: AnyNode) -> float | None:
 
 def _may_record(graph: Graph) -> bool:
     """Return whether a graph records gradients anywhere."""
-    return torch.is_grad_enabled() or bool(graph.find_nodes(op="call_function", target=torch._C._set_grad_enabled))
+    return torch.is_grad_enabled() or bool(graph.find_nodes(op="call_function", target=set_grad_enabled))
 
 
 def _narrow(node: AnyNode) -> AnyNode:

@@ -7,13 +7,16 @@ from types import FunctionType
 from typing import Any, TypeAlias
 
 import torch
-from torch._guards import tracing
-from torch._inductor.pattern_matcher import PatternExpr, fwd_only, fx_to_pattern
-from torch._subclasses.fake_tensor import FakeTensorMode, unset_fake_temporarily
 from torch.fx import Graph, Node
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 from torch.fx.node import map_arg
 from torch.fx.operator_schemas import get_signature_for_torch_op, normalize_function
+
+from backend_kwargs.torch_internals.fake_tensors import FakeTensorMode, unset_fake_temporarily
+from backend_kwargs.torch_internals.fx import is_erased
+from backend_kwargs.torch_internals.guards import tracing
+from backend_kwargs.torch_internals.operators import OpOverload
+from backend_kwargs.torch_internals.pattern_matcher import PatternExpr, fwd_only, fx_to_pattern
 
 aten, prims = torch.ops.aten, torch.ops.prims
 # Conversions between these only round, as Inductor's own do; one to 8 bits is a quantisation that the user wants.
@@ -88,7 +91,7 @@ def arguments_of(node: Any) -> dict[str, Any] | None:
         method = getattr(torch.Tensor, target, None)
         target = method if isinstance(method, FunctionType) else getattr(torch.ops.aten, target, None)
     given = {name: value for name, value in node.kwargs.items() if name != "out" or value is not None}
-    if isinstance(target, FunctionType | torch._ops.OpOverload):
+    if isinstance(target, FunctionType | OpOverload):
         return _by_the_only_schema(target, node.args, given)
     if target is None or not callable(target):
         return None
@@ -194,7 +197,7 @@ def insert(graph: Graph, target: Any, *args: Any, **kwargs: Any) -> Node:
 
 
 def _fakes(values: Any) -> list[Any]:
-    from torch.utils import _pytree as pytree
+    from backend_kwargs.torch_internals import pytree
 
     return [leaf for leaf in pytree.tree_leaves(values) if hasattr(leaf, "fake_mode")]
 
@@ -213,7 +216,7 @@ def erase_dead(node: Node) -> None:
     inputs = node.all_input_nodes
     node.graph.erase_node(node)
     for each in inputs:
-        if not each._erased:
+        if not is_erased(each):
             erase_dead(each)
 
 

@@ -12,10 +12,10 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 from torch.fx import GraphModule
-from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from backend_kwargs.rewrites.matching import AnyNode, bytes_of, known_true
 from backend_kwargs.rewrites.traced import Change, changed, example
+from backend_kwargs.torch_internals.modes import is_traceable_wrapper_subclass
 
 SIGNATURE = signature(F.multi_head_attention_forward)
 UNSUPPORTED = ("need_weights", "bias_k", "bias_v", "add_zero_attn", "use_separate_proj_weight", "static_k", "static_v")

@@ -11,12 +11,12 @@ from typing import Any
 import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
-from torch._inductor.pattern_matcher import Match, PatternMatcherPass, register_graph_pattern
 
 from backend_kwargs.rewrites.convolution import affine_convolution, folded, may_fuse, operands
 from backend_kwargs.rewrites.linear import insert_product, product_before, used_by_one_pattern
 from backend_kwargs.rewrites.matching import AnyNode, insert, pattern_of, replace
 from backend_kwargs.rewrites.operators import define, dense
+from backend_kwargs.torch_internals.pattern_matcher import Match, PatternMatcherPass, register_graph_pattern
 
 DTYPES = (torch.float32, torch.bfloat16)
 # By oneDNN's names: the activation, its numbers and its algorithm.

@@ -40,6 +40,7 @@ from torch._inductor.runtime.benchmarking import benchmarker
 
 import backend_kwargs
 from backend_kwargs.auto import deadline, decide, head_to_head, race
+from backend_kwargs.torch_internals.autotuning import TIMERS
 
 ROOT = str(Path(backend_kwargs.__file__).parent)
 MUST = ("auto/sandbox.py", "auto/deadline.py")
@@ -95,7 +96,7 @@ def census() -> dict[str, Any]:
         "metrics context": repr(type(getattr(_metrics_context_tls, "metrics_context", None)._on_exit))
         if hasattr(_metrics_context_tls, "metrics_context")
         else "",
-        "benchmarker": sorted(vars(benchmarker).keys() & {*deadline.TIMERS}),
+        "benchmarker": sorted(vars(benchmarker).keys() & {*TIMERS}),
         "ends": len(deadline._ends),
     }
 

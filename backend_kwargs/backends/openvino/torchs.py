@@ -6,7 +6,6 @@ below its loggers' level. The next call overwrites the memory of its partitions'
 
 import inspect
 import operator
-import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
@@ -19,6 +18,7 @@ from backend_kwargs.errors import warn_once
 from backend_kwargs.options.option import Option, declared
 from backend_kwargs.options.requirements import CannotWorkError, Limit, Rule
 from backend_kwargs.options.trust import OPENVINO_DATA
+from backend_kwargs.torch_internals.replacing import replaced
 
 BACKEND = "openvino.frontend.pytorch.torchdynamo.backend"
 PARTITION = "fused_"  # the prefix of the names of OpenVINO's partitions
@@ -72,8 +72,7 @@ class OpenVINOCompiler(DeclaredCompiler):
     def compile(
         self, gm: Any, example_inputs: Sequence[Any], options: Mapping[str, Any], name: str | None
     ) -> Callable[..., Any]:
-        from torch._dynamo.backends.common import fake_tensor_unsupported
-        from torch._dynamo.eval_frame import innermost_fn
+        from backend_kwargs.torch_internals.dynamo import fake_tensor_unsupported, innermost_fn
 
         attempts: list[Attempt] = []
         steps = _aot if options.get("aot_autograd") else _attempt
@@ -104,8 +103,10 @@ class Attempt:
     @property
     def in_eager(self) -> tuple[str, ...]:
         """The operators that are in no partition."""
+        from backend_kwargs.torch_internals.operators import schema_of
+
         nodes = self._gm.graph.nodes if self._gm is not None else ()
-        return tuple(dict.fromkeys(str(node.target) for node in nodes if hasattr(node.target, "_schema")))
+        return tuple(dict.fromkeys(str(node.target) for node in nodes if schema_of(node.target) is not None))
 
     def copy_results(self) -> None:
         """Copy what partitions return to eager operators and to the caller, since their next call overwrites it."""
@@ -135,6 +136,8 @@ def _is_partition(node: Any) -> bool:
 def _attempt(
     attempts: list[Attempt], options: Mapping[str, Any], gm: Any, example_inputs: Sequence[Any]
 ) -> Callable[..., Any]:
+    from backend_kwargs.torch_internals.fx import is_boxed, mark_boxed
+
     theirs = _backend()
     with _no_options_of_others(theirs):
         # OpenVINO documents operators as values of `disabled_ops` and compares them as text. It also writes into
@@ -156,8 +159,8 @@ def _attempt(
             warn_once(f"OpenVINO failed to run a partition of a graph, which runs in eager from now on; {LOG}.")
         return result
 
-    if hasattr(call, "_boxed_call"):
-        run._boxed_call = True  # type: ignore[attr-defined]
+    if is_boxed(call):
+        mark_boxed(run)
     return run
 
 
@@ -168,7 +171,7 @@ def _own_sizes(gm: Any, options: Mapping[str, Any]) -> AbstractContextManager[An
     guards on symbols without a source, and fails: "sources must not be empty for symbol s24" (torch 2.13). Without
     dynamo's context the sizes are numbers. AOTAutograd's graphs are not traced again.
     """
-    from torch._guards import tracing
+    from backend_kwargs.torch_internals.guards import tracing
 
     if options.get("aot_autograd") or any(map(_is_symbolic, gm.graph.find_nodes(op="placeholder"))):
         return nullcontext()
@@ -184,8 +187,8 @@ def _aot(
     attempts: list[Attempt], options: Mapping[str, Any], gm: Any, example_inputs: Sequence[Any]
 ) -> Callable[..., Any]:
     """Do what OpenVINO does under aot_autograd, except that it keeps `options` for all later graphs of the process."""
-    from torch._decomp import get_decompositions
-    from torch._dynamo.backends.common import aot_autograd
+    from backend_kwargs.torch_internals.decompositions import get_decompositions
+    from backend_kwargs.torch_internals.functorch import aot_autograd
 
     theirs, step = _backend(), partial(_attempt, attempts, options)
     ops = [*options.get("decompositions", ()), *theirs.get_inf_decomposition_list()]
@@ -196,26 +199,17 @@ def _aot(
 @contextmanager
 def _no_options_of_others(theirs: Any) -> Iterator[None]:
     """Hide the options that an earlier graph of OpenVINO's own backend left behind: they would override ours."""
-    left, theirs.openvino_options = theirs.openvino_options, {}
-    try:
+    with replaced(theirs, "openvino_options", {}):
         yield
-    finally:
-        theirs.openvino_options = left
 
 
 @cache
 def _backend() -> Any:
     """Import OpenVINO's backend, and restore the option of dynamo that the import changes."""
-    from torch._dynamo import config
+    from backend_kwargs.torch_internals.dynamo import inlining_kept
 
-    with warnings.catch_warnings():
-        # Since torch 2.13, setting that option only warns.
-        warnings.simplefilter("ignore", FutureWarning)
-        inlines = config.inline_inbuilt_nn_modules
-        try:
-            return import_module(BACKEND)
-        finally:
-            config.inline_inbuilt_nn_modules = inlines
+    with inlining_kept():
+        return import_module(BACKEND)
 
 
 @cache

@@ -4,7 +4,6 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch._guards import tracing
 from torch.fx import GraphModule
 
 from backend_kwargs import measure
@@ -12,6 +11,7 @@ from backend_kwargs.auto.settings import Settings
 from backend_kwargs.graphs.eligibility import communicates, why_never
 from backend_kwargs.graphs.replay import Task, cuda_devices
 from backend_kwargs.graphs.writes import copy_of_graph
+from backend_kwargs.torch_internals.guards import tracing
 
 ROUNDS, BUDGET_S = 30, 1.0
 
