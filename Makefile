@@ -64,6 +64,7 @@ check: $(READY)
 	$(BIN)/mypy
 	$(BIN)/python tests/docs_tables.py
 	$(BIN)/python tests/function_sizes.py
+	$(BIN)/python tests/private_names.py
 
 fix: $(READY)
 	$(BIN)/ruff check --fix .

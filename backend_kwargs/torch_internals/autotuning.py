@@ -8,8 +8,6 @@ from torch._inductor.runtime.benchmarking import benchmarker
 from torch._inductor.select_algorithm import ExternKernelChoice
 from torch._inductor.virtualized import V
 
-__all__ = ["ExternKernelChoice", "InductorChoices", "benchmarker"]
-
 TIMERS = ("benchmark_gpu", "benchmark_cpu")  # the methods with which `benchmarker` times a kernel
 
 

@@ -4,8 +4,6 @@ from contextlib import AbstractContextManager
 
 from torch.compiler._cache import CacheArtifactManager, CacheInfo
 
-__all__ = ["CacheInfo"]
-
 
 def artifacts_apart() -> AbstractContextManager[None]:
     """Record the artifacts of compiles elsewhere: torch.compiler.save_cache_artifacts() saves none of these."""

@@ -8,8 +8,6 @@ import torch
 from torch._inductor import list_mode_options
 from torch._inductor.compile_fx import compile_fx, compile_fx_inner, get_cpp_wrapper_config
 
-__all__ = ["compile_fx", "compile_fx_inner", "list_mode_options"]
-
 
 def lost_cpp_wrapper_options() -> Mapping[str, Any]:
     """Return the options that a C++ wrapper needs, which torch 2.11 forgets for the backward graph; {} since 2.12."""

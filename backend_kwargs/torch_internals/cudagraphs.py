@@ -13,8 +13,6 @@ from torch._inductor.cudagraph_trees import CUDAGraphNode
 
 from backend_kwargs.torch_internals.replacing import restored_by, undone
 
-__all__ = ["CUDAGraphNode"]
-
 CONTAINERS = "tree_manager_containers"
 
 

@@ -6,14 +6,6 @@ from typing import Any
 from torch._decomp import core_aten_decompositions, get_decompositions
 from torch._prims_common import ELEMENTWISE_TYPE_PROMOTION_KIND, elementwise_dtypes, suggest_memory_format
 
-__all__ = [
-    "ELEMENTWISE_TYPE_PROMOTION_KIND",
-    "core_aten_decompositions",
-    "elementwise_dtypes",
-    "get_decompositions",
-    "suggest_memory_format",
-]
-
 
 def decompose_in_inductor(op: Any, rule: Callable[..., Any]) -> None:
     """Let Inductor decompose an operator of this package, for good."""

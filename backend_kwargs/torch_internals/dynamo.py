@@ -17,8 +17,6 @@ from torch._dynamo.utils import _metrics_context_tls, counters, get_metrics_cont
 
 from backend_kwargs.torch_internals.replacing import replaced, restored_by, undone
 
-__all__ = ["TorchDynamoException", "counters", "fake_tensor_unsupported", "innermost_fn"]
-
 RESTARTS = (TensorifyScalarRestartAnalysis, RestartAnalysis)  # dynamo traces again; raised through a backend
 GRAPH = "__compiled_fn"  # how dynamo names the global through which its bytecode calls a graph
 RESUMES = "__resume"  # and that for what follows a graph break

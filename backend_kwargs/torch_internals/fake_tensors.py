@@ -2,12 +2,3 @@
 
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, is_fake, unset_fake_temporarily
 from torch._subclasses.functional_tensor import FunctionalTensor, FunctionalTensorMode
-
-__all__ = [
-    "FakeTensor",
-    "FakeTensorMode",
-    "FunctionalTensor",
-    "FunctionalTensorMode",
-    "is_fake",
-    "unset_fake_temporarily",
-]

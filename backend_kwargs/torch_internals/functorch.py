@@ -7,8 +7,6 @@ from torch._dynamo.backends.common import aot_autograd
 from torch._functorch import config
 from torch._functorch._aot_autograd.descriptors import BufferAOTInput, InputMutationAOTOutput, ParamAOTInput
 
-__all__ = ["BufferAOTInput", "InputMutationAOTOutput", "ParamAOTInput", "aot_autograd"]
-
 
 def patched(**options: Any) -> AbstractContextManager[None]:
     """Set options of AOTAutograd in this thread, until the context is left."""

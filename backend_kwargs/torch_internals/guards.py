@@ -19,8 +19,6 @@ from torch._guards import CompileContext, CompileId, Guard, GuardsContext, Sourc
 
 from backend_kwargs.torch_internals.replacing import restored_by, undone
 
-__all__ = ["AttrSource", "ConstantSource", "Guard", "GuardBuilder", "Source", "TracingContext", "tracing"]
-
 
 def compile_id() -> CompileId | None:
     """Return the number of dynamo's compile: of the function (`frame_id`), and for it (`frame_compile_id`)."""

@@ -11,8 +11,6 @@ from torch._inductor.codecache import PyCodeCache
 from torch._inductor.output_code import CompiledFxGraph
 from torch._inductor.runtime.cache_dir_utils import cache_dir, triton_cache_dir
 
-__all__ = ["CompiledFxGraph", "cache_dir", "triton_cache_dir"]
-
 # A program that loads a package, whose path is its argument.
 LOAD_PACKAGE = "import sys, torch; torch._inductor.aoti_load_package(sys.argv[1])"
 # The variable by which Inductor passes its libraries torch's function for a tensor's memory, at each load.

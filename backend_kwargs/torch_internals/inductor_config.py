@@ -11,8 +11,6 @@ from torch.utils._config_module import _UNSET_SENTINEL as UNSET
 
 from backend_kwargs.torch_internals.replacing import replaced, undone
 
-__all__ = ["UNSET"]  # in place of a value of the environment that is not set; None is a value
-
 INDUCTOR = "torch._inductor.config"
 
 

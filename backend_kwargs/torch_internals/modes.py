@@ -11,16 +11,6 @@ from torch.amp.autocast_mode import _exit_autocast as exit_autocast
 from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass
 from torch.utils._python_dispatch import _disable_current_modes as without_modes
 
-__all__ = [
-    "TorchDispatchMode",
-    "WithoutDispatch",
-    "enter_autocast",
-    "exit_autocast",
-    "is_traceable_wrapper_subclass",
-    "set_grad_enabled",  # a tenth of the cost of torch.no_grad()
-    "without_modes",
-]
-
 
 def any_mode() -> bool:
     """Return whether a mode is active that changes torch's functions or operators."""

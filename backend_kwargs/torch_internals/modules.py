@@ -6,8 +6,6 @@ from typing import Any
 import torch
 from torch.nn.modules.dropout import _DropoutNd as Dropout
 
-__all__ = ["Dropout"]
-
 # The functions of C behind torch.nn.functional's, which dynamo puts into graphs.
 cross_entropy_loss, linear = torch._C._nn.cross_entropy_loss, torch._C._nn.linear
 

@@ -5,8 +5,6 @@ from typing import Any
 import torch
 from torch._ops import HigherOrderOperator, OperatorBase, OpOverload, OpOverloadPacket
 
-__all__ = ["HigherOrderOperator", "OpOverload", "OpOverloadPacket", "OperatorBase"]
-
 
 def overloads_of(target: Any) -> list[Any]:
     """Return the overloads of an operator's packet, and anything else as it is."""

@@ -16,19 +16,6 @@ from torch._inductor.pattern_matcher import (
     register_graph_pattern,
 )
 
-__all__ = [
-    "CallFunction",
-    "CallFunctionVarArgs",
-    "KeywordArg",
-    "Match",
-    "PatternExpr",
-    "PatternMatcherPass",
-    "fwd_only",
-    "fx_to_pattern",
-    "is_match",
-    "register_graph_pattern",
-]
-
 # torch calls such a pass with `is_inference`, which a user's pass may use; torch 2.11 has no such class.
 InferenceAwarePass: Any = getattr(custom_graph_pass, "CustomInferenceAwareGraphPass", custom_graph_pass.CustomGraphPass)
 

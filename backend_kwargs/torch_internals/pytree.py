@@ -11,15 +11,3 @@ from torch.utils._pytree import (
     tree_unflatten,
     treespec_loads,
 )
-
-__all__ = [
-    "TreeSpec",
-    "keystr",
-    "tree_flatten",
-    "tree_flatten_with_path",
-    "tree_leaves",
-    "tree_map",
-    "tree_map_only",
-    "tree_unflatten",
-    "treespec_loads",
-]

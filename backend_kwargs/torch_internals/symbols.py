@@ -5,8 +5,6 @@ from collections.abc import Callable
 import torch
 from torch.utils._sympy.functions import CleanDiv, FloorDiv, Max, Min, Mod, PythonMod
 
-__all__ = ["CleanDiv", "FloorDiv", "Max", "Min", "Mod", "PythonMod"]
-
 
 def check(condition: bool | torch.SymBool, message: Callable[[], str]) -> None:
     """Raise RuntimeError if a condition on sizes does not hold; where they are unknown, torch takes it for true."""

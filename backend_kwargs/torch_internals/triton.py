@@ -7,8 +7,6 @@ from typing import Any
 
 from torch.utils._triton import has_triton, has_triton_tma_device
 
-__all__ = ["has_triton", "has_triton_tma_device"]
-
 
 def kernel_of(kwargs: Mapping[str, Any]) -> Any:
     """Return the user's kernel that a node calls, which the node's keywords name by number."""
