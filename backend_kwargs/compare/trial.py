@@ -85,13 +85,9 @@ def _shown(backend: Callable[..., Any] | str | None) -> str:
 
 def _cache_counts() -> tuple[int, int]:
     """Return the numbers of hits and misses of Inductor's caches in this process."""
-    from backend_kwargs.torch_internals.dynamo import counters
+    from backend_kwargs.torch_internals.dynamo import cache_counts
 
-    found, aot = counters["inductor"], counters["aot_autograd"]
-    return (
-        found["fxgraph_cache_hit"] + aot["autograd_cache_hit"],
-        found["fxgraph_cache_miss"] + aot["autograd_cache_miss"],
-    )
+    return cache_counts("hit"), cache_counts("miss")
 
 
 @contextlib.contextmanager

@@ -2,10 +2,12 @@
 
 import datetime as dt
 from collections import Counter
+from contextlib import nullcontext
 
 import pytest
 import torch
 from torch import nn
+from torch._functorch import config
 
 from backend_kwargs.graphs.freezing import reattach_parameters
 from backend_kwargs.torch_internals import distributed, functorch, onnx, pytree
@@ -44,12 +46,26 @@ def test_inputs_are_described(fresh_dynamo):
 
 def test_aot_autograds_options_hold_in_their_context():
     """An option has its value from before afterwards."""
-    from torch._functorch import config
-
     before = config.force_non_lazy_backward_lowering
     with functorch.patched(force_non_lazy_backward_lowering=not before):
         assert config.force_non_lazy_backward_lowering is not before
     assert config.force_non_lazy_backward_lowering is before
+
+
+@pytest.mark.parametrize(("shared", "count"), [pytest.param(True, 1, id="shared"), pytest.param(False, 2, id="plain")])
+def test_options_can_be_left_out_of_keys(shared, count):
+    """What AOTAutograd's cache hashes of the options has each, but for one that is shared."""
+    name, saved = "force_non_lazy_backward_lowering", set()
+    with functorch.shared_in_cache(name) if shared else nullcontext():
+        for value in (False, True):
+            with functorch.patched(**{name: value}):
+                saved.add(config.save_config())
+    assert len(saved) == count
+
+
+def test_only_aot_compile_must_save():
+    """The option that aot_compile() sets is off."""
+    assert functorch.saves_strictly() is False
 
 
 def test_structures_are_taken_apart_and_put_together():

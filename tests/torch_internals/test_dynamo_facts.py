@@ -241,6 +241,38 @@ def test_versions_of_a_trace_are_apart():
     assert seen == [True, (True, True), (False, True)]
 
 
+def test_the_callable_of_a_compile_is_known():
+    """It is what torch.compile was given, also for code after a graph break; there is none outside a compile."""
+    found = []
+
+    def function(x):
+        x = x + 1
+        torch._dynamo.graph_break()
+        return x * 2
+
+    compiled(function, lambda gm: found.append(dynamo.compiling_callable()))
+    assert (found, dynamo.compiling_callable()) == ([function, function], None)
+
+
+def test_the_reason_of_a_recompile_is_known():
+    """A first compile has none, and a second names the guard that failed; the records keep both."""
+    reasons, before = [], len(dynamo.recent_compiles())
+    call, _ = compiled(lambda x: x + 1, lambda gm: reasons.append(dynamo.recompile_reason()))
+    call(X.double())
+    assert reasons[0] == ""
+    assert "dtype" in reasons[1]
+    assert len(dynamo.recent_compiles()) > before or before == 64
+
+
+def test_outcomes_of_caches_are_counted():
+    """AOTAutograd's and Inductor's counts are added; nothing bypasses outside a compile."""
+    before = dynamo.cache_counts("hit")
+    dynamo.counters["inductor"]["fxgraph_cache_hit"] += 1
+    dynamo.counters["aot_autograd"]["autograd_cache_hit"] += 2
+    assert dynamo.cache_counts("hit") == before + 3
+    assert dynamo.bypass_reason() == ""
+
+
 # --- the process ----------------------------------------------------------------------------------------------------
 
 
@@ -248,6 +280,19 @@ def test_limits():
     """Eight graphs of a function, and many more for all modules together."""
     assert dynamo.recompile_limit() == 8
     assert dynamo.accumulated_recompile_limit() >= 64
+
+
+def test_limits_can_be_lifted():
+    """They are higher within."""
+    with dynamo.limits_lifted():
+        assert min(dynamo.recompile_limit(), dynamo.accumulated_recompile_limit()) == 10_000
+    assert dynamo.recompile_limit() == 8
+
+
+def test_modules_of_torch_are_skipped():
+    """dynamo compiles no frame of torch's own modules, and those of a user's."""
+    assert dynamo.skips(nn.Linear.forward)
+    assert not dynamo.skips(calls_a_global)
 
 
 def test_restarts_come_through_a_backend():
