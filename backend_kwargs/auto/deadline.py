@@ -26,10 +26,8 @@ def capped(ends: float) -> Iterator[None]:
     """Raise OutOfTime when this thread is about to time a kernel after `ends`, a time of `time.perf_counter`."""
     from backend_kwargs.torch_internals.autotuning import TIMERS, benchmarker
 
-    thread = threading.get_ident()
     with undone() as stack:
-        stack.callback(_ends.pop, thread, None)
-        _ends[thread] = ends
+        stack.enter_context(replaced(_ends, threading.get_ident(), ends))
         for name in TIMERS:
             timer = partial(getattr(type(benchmarker), name), benchmarker)
             stack.enter_context(replaced(benchmarker, name, _asking(timer)))
