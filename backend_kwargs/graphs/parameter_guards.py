@@ -17,22 +17,9 @@ from typing import Any
 
 import torch
 
+from backend_kwargs.torch_internals import guards
 from backend_kwargs.torch_internals.dynamo import accumulated_recompile_limit, recompile_limit
-from backend_kwargs.torch_internals.guards import (
-    Guard,
-    GuardBuilder,
-    Source,
-    add_guard,
-    compile_id,
-    count_for_one_module,
-    guard_identity,
-    guard_last,
-    invalidate,
-    is_parameter_source,
-    module_of,
-    root_of,
-    table_and_name,
-)
+from backend_kwargs.torch_internals.guards import Guard, GuardBuilder, Source
 from backend_kwargs.torch_internals.tensors import version_of
 
 # dynamo compiles a function `recompile_limit` times. So many graphs remain for code with parameters as inputs, which
@@ -63,14 +50,14 @@ class _Code:
 
     def guard(self, builder: GuardBuilder, guard: Guard) -> None:
         """Add all guards to those that `builder` makes, and drop the code of the parameters' former values."""
-        owned = [source for source in self.sources if is_parameter_source(source)]
-        modules = {source: builder.get(source) for source in map(module_of, owned)}
+        owned = [source for source in self.sources if guards.is_parameter_source(source)]
+        modules = {source: builder.get(source) for source in map(guards.module_of, owned)}
         by_id = {source: id(module) for source, module in modules.items()}
         for source, identity in (by_id | dict(zip(self.sources, self.ids, strict=True))).items():
-            guard_identity(builder, guard, source, identity)
-        for root in filter(None, map(root_of, modules)):
-            count_for_one_module(builder, root)
-        places = [*map(table_and_name, owned)]
+            guards.guard_identity(builder, guard, source, identity)
+        for root in filter(None, map(guards.root_of, modules)):
+            guards.count_for_one_module(builder, root)
+        places = [*map(guards.table_and_name, owned)]
         self.slots = [builder.get(table) for table, _ in places], [name for _, name in places]
         counted = [
             owner for owner, name in [*zip(*self.slots, strict=True)][: len(self.versions)] if name in STATISTICS
@@ -78,7 +65,7 @@ class _Code:
         self.norms = [owner for owner in counted if torch.is_tensor(owner.get(BATCHES))]
         self.batches = [version_of(owner[BATCHES]) for owner in self.norms]
         if self.constants:
-            guard_last(builder, guard, self.is_unchanged, f"{len(self.ids)} parameters are unchanged")
+            guards.guard_last(builder, guard, self.is_unchanged, f"{len(self.ids)} parameters are unchanged")
         for module in modules.values():
             weakref.finalize(module, _drop, weakref.ref(self)).atexit = False
         for each in _outdated(self.current()):
@@ -118,7 +105,7 @@ class _Code:
         entry, manager, check = self.entry(), self.manager(), self.check()
         _codes.pop(id(self), None)
         self.slots, self.norms, self.storages = ([], []), [], []
-        dropped = invalidate(entry, manager, reason)
+        dropped = guards.invalidate(entry, manager, reason)
         if check is not None:  # dynamo keeps it for each function whose identity it guards, after a reset too
             check.guard_manager = dropped
 
@@ -133,12 +120,12 @@ def guard_parameters(parameters: Mapping[Source, torch.Tensor], constants: Colle
     parameters.
     """
     code = _Code(parameters, constants)
-    add_guard(code.sources[0], code.guard)
+    guards.add_guard(code.sources[0], code.guard)
 
 
 def why_not_constants(parameters: Mapping[Source, torch.Tensor]) -> str:
     """Return why parameters should stay inputs, so that one graph serves all later calls; "" if they need not."""
-    current, values = compile_id(), [*parameters.values()]
+    current, values = guards.compile_id(), [*parameters.values()]
     if current is None:
         return ""
     outdated, limit = _outdated(values), recompile_limit() - RESERVED
@@ -149,14 +136,16 @@ def why_not_constants(parameters: Mapping[Source, torch.Tensor]) -> str:
     if (current.frame_compile_id or 0) >= accumulated_recompile_limit() // 2:
         return f"dynamo has compiled {current.frame_compile_id} graphs of this function"
     sharing = sum(each.function == _function() and each.entry() is not None for each in _all_codes())
-    if sharing >= limit and not all(is_parameter_source(each) and root_of(module_of(each)) for each in parameters):
+    if sharing >= limit and not all(
+        guards.is_parameter_source(each) and guards.root_of(guards.module_of(each)) for each in parameters
+    ):
         return f"{sharing} other graphs of this function have constants"
     return ""
 
 
 def _function() -> int | None:
     """Return the number of the function that dynamo compiles."""
-    current = compile_id()
+    current = guards.compile_id()
     return current.frame_id if current else None
 
 

@@ -10,16 +10,10 @@ from typing import Any
 import torch
 from torch.fx import Graph, GraphModule, Node
 
+from backend_kwargs.torch_internals import operators
 from backend_kwargs.torch_internals.fx import hand_on
 from backend_kwargs.torch_internals.modules import WRITES_AS_DECLARED
-from backend_kwargs.torch_internals.operators import (
-    OpOverload,
-    OpOverloadPacket,
-    arguments_of,
-    has_kernel,
-    overloads_of,
-    schema_of,
-)
+from backend_kwargs.torch_internals.operators import OpOverload, OpOverloadPacket
 from backend_kwargs.torch_internals.pytree import tree_leaves
 from backend_kwargs.torch_internals.tensors import has_plain_dispatch, is_wrapped, memory_id, unwrapped, version_of
 
@@ -125,15 +119,14 @@ def _signatures(function: Any) -> tuple[tuple[list[str], list[str]], ...]:
         return ()
     return tuple(
         _names(overload)
-        for overload in overloads_of(function)
-        if "out" not in schema_of(overload).overload_name and has_kernel(overload)
+        for overload in operators.overloads_of(function)
+        if "out" not in operators.schema_of(overload).overload_name and operators.has_kernel(overload)
     )
 
 
 def _names(overload: OpOverload) -> tuple[list[str], list[str]]:
-    arguments = arguments_of(overload)
-    mutable = [each.name for each in arguments if each.alias_info is not None and each.alias_info.is_write]
-    return [each.name for each in arguments], mutable
+    arguments = operators.arguments_of(overload)
+    return [each.name for each in arguments], [each.name for each in arguments if each.is_write]
 
 
 def storages_of(value: Any) -> set[int]:
