@@ -61,7 +61,7 @@ def test_aten_joins_what_this_machine_lacks(config, added):
 @pytest.mark.parametrize("strict", [False, True])
 def test_an_error_of_another_kind_is_raised(monkeypatch, strict):
     """Only what the options cause is compiled again without them."""
-    from torch._inductor import compile_fx
+    from backend_kwargs.torch_internals import compile_fx
 
     def fails(*args, **kwargs):
         raise RuntimeError("planted")
@@ -86,7 +86,7 @@ def test_an_error_of_another_kind_is_raised(monkeypatch, strict):
 )
 def test_a_graph_is_compiled_again_without_what_fails(monkeypatch, error, patch, wanted):
     """With a copy of the graph, since the first try may have changed it, and one warning."""
-    from torch._inductor import compile_fx
+    from backend_kwargs.torch_internals import compile_fx
 
     tried = []
 

@@ -81,3 +81,24 @@ def own_trees(devices: Iterable[int]) -> Iterator[Callable[[], None]]:
         containers.clear()
         containers.update(own)
         yield begin
+
+
+def recordings(compile_id: str, device: int, *, backward: bool) -> tuple[int, bool] | None:
+    """Return how often a compiled graph was recorded as a CUDA graph, and whether torch refused since inputs change.
+
+    None if nothing was called on the device. Raise AttributeError where this torch keeps its trees otherwise.
+    """
+    manager: Any = cudagraph_trees.get_manager(device, create_if_none_exists=False)
+    if manager is None:
+        return None
+    functions = {
+        key
+        for key, value in manager.id_to_compile_id.items()
+        if str(value) == compile_id and (manager.id_to_mode[key].name == "BACKWARD") == backward
+    }
+    count, waiting = 0, list(manager.get_roots())
+    while waiting:
+        node = waiting.pop()
+        count += node.wrapped_function.id in functions
+        waiting.extend(child for children in node.children.values() for child in children)
+    return count, bool(functions & set(manager.warned_mutation))

@@ -15,6 +15,7 @@ from backend_kwargs.torch_internals import (
     inductor_code,
     inductor_config,
     pattern_matcher,
+    regions,
     triton,
 )
 
@@ -182,3 +183,19 @@ def test_kernels_of_the_user_have_numbers():
     }
     assert triton.kernel_of(kwargs) is kernel
     assert triton.constants_of(kwargs) == constants
+
+
+# --- regions --------------------------------------------------------------------------------------------------------
+
+
+def test_regions_have_names_since_2_13():
+    """torch reads a region's name from its annotation, and nothing that it does not know."""
+    known = regions.regional_inductor("inductor_region")
+    assert (known is not None) is (torch.__version__ >= "2.13")
+    assert regions.regional_inductor("no_such_argument") is None
+
+
+def test_nothing_was_recorded_on_a_device_that_was_not_used():
+    """There is no manager of trees for it."""
+    assert cudagraphs.recordings("0/0", 7, backward=False) is None
+    del cudagraphs.trees_of_thread()[7]  # torch makes an empty container
