@@ -295,6 +295,15 @@ def test_modules_of_torch_are_skipped():
     assert not dynamo.skips(calls_a_global)
 
 
+@pytest.mark.filterwarnings("ignore:.*inline_inbuilt_nn_modules:FutureWarning")
+def test_inlining_comes_back():
+    """What an import sets meanwhile is undone."""
+    before = dynamo.config.inline_inbuilt_nn_modules
+    with dynamo.inlining_kept():
+        dynamo.config.inline_inbuilt_nn_modules = not before
+    assert dynamo.config.inline_inbuilt_nn_modules is before
+
+
 def test_restarts_come_through_a_backend():
     """dynamo's restarts are exceptions of dynamo's."""
     assert all(issubclass(each, dynamo.TorchDynamoException) for each in dynamo.RESTARTS)
