@@ -14,10 +14,9 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, get_args
 
-from backend_kwargs.backends import Compiler
+from backend_kwargs.backends import CapturedGraph, Compiler
 from backend_kwargs.backends.dynamo import DynamoCompiler, count_as_registered
 from backend_kwargs.backends.inductor.compiler import InductorCompiler
-from backend_kwargs.backends.others import OTHERS
 from backend_kwargs.compile_records import recorded
 from backend_kwargs.errors import (
     BackendKwargsError,
@@ -28,6 +27,7 @@ from backend_kwargs.errors import (
     warn_once,
     wrong_value,
 )
+from backend_kwargs.facts import Compiled
 from backend_kwargs.files.atomic_write import write_whole
 from backend_kwargs.files.plain_data import check_plain
 from backend_kwargs.options.layers import Layer, copied, merge, same
@@ -35,16 +35,10 @@ from backend_kwargs.options.option import Option, check, convert
 from backend_kwargs.options.requirements import Limit
 from backend_kwargs.options.spec import check_length, join_spec
 from backend_kwargs.options.trust import Check, untrusted
+from backend_kwargs.pipeline import COMPILERS, compile_graph
 
 CONFIG_VERSION = 1
-# Looked up before dynamo's registry; "dynamo:NAME" finds a backend of dynamo's with one of these names.
-OURS: Mapping[str, Callable[[str], Compiler]] = MappingProxyType(
-    {
-        "tmpl-inductor": InductorCompiler,
-        "inductor": InductorCompiler,
-        **OTHERS,
-    }
-)
+OURS = COMPILERS  # looked up before dynamo's registry; "dynamo:NAME" finds a backend of dynamo's of one of these names
 
 
 class Backend:
@@ -128,13 +122,27 @@ class Backend:
         **kwargs: Any,
     ) -> Callable[..., Any]:
         """Compile the graph `gm`, as dynamo asks; return what the compiler returned, unwrapped."""
-        # torch.compile passes only what the caller gave. `config_patches` come only from dynamo's environment
-        # variables, and `name` is that of a region.
+        bound = self.called_with(mode=mode, options=options, config_patches=config_patches, **kwargs)
+        return bound.compile(CapturedGraph(gm, example_inputs, name)).call
+
+    def called_with(
+        self,
+        *,
+        mode: str | None = None,
+        options: Mapping[str, Any] | None = None,
+        config_patches: Mapping[str, Any] | None = None,
+        **kwargs: Any,
+    ) -> "Backend":
+        """Return this backend with the options of a call by dynamo: those that torch.compile was given."""
+        # `config_patches` come only from dynamo's environment variables.
         given = {**(options or {}), **kwargs, **({} if mode is None else {"mode": mode})}
-        bound = self.bind("torch.compile", given).bind("dynamo's config_patches", config_patches or {})
-        bound.verify()
+        return self.bind("torch.compile", given).bind("dynamo's config_patches", config_patches or {})
+
+    def compile(self, graph: CapturedGraph) -> Compiled:
+        """Compile a graph, and return its callable with what is known about it, which `report` reads too."""
+        self.verify()
         count_as_registered()
-        return recorded(bound, gm, lambda: bound._compiler.compile(gm, example_inputs, bound._options, name))
+        return recorded(self, graph.gm, lambda: compile_graph(self._compiler, graph, self._options))
 
     def get_compiler_config(self) -> dict[str, Any]:
         """Return the compiler's whole configuration with these options."""

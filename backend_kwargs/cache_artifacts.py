@@ -5,7 +5,7 @@ from io import BytesIO
 from typing import TYPE_CHECKING
 from zipfile import BadZipFile, ZipFile
 
-from backend_kwargs.auto.candidates import UNFROZEN, standing
+from backend_kwargs.auto.candidates import UNFROZEN
 from backend_kwargs.compile_records import Record, records
 from backend_kwargs.errors import warn_once, wrong_value
 
@@ -46,13 +46,13 @@ def save_cache_artifacts() -> "tuple[bytes, CacheInfo] | None":
 
 def _frozen(record: Record) -> bool:
     """Return whether the graph's code has parameters as constants."""
-    decided = record.decision.options if record.decision else {}
-    if not {**decided, **standing(record.options, decided)}.get("freezing"):
+    facts = record.facts
+    if not facts.options.get("freezing"):
         return False
     # Unfrozen code, raced only against frozen code, uses the cache: then the record does not tell about the winner.
-    rows = record.decision.rows if record.decision else ()
+    rows = facts.decision.rows if facts.decision else ()
     raced = any(row.name == UNFROZEN and row.status != "skipped" for row in rows)
-    return raced or record.cache not in ("hit", "miss")
+    return raced or facts.cache not in ("hit", "miss")
 
 
 def load_cache_artifacts(data: bytes) -> "CacheInfo | None":

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from backend_kwargs.precision.bounds import last_used, note_used
+from backend_kwargs.facts import Compiled, CompileFacts
 
 ARTIFACT = "backend_kwargs_options"
 CACHES = (("inductor", "fxgraph_cache"), ("aot_autograd", "autograd_cache"))
@@ -28,26 +28,29 @@ class Record:
     """One compiled graph. A text is "" if there is nothing to report, and None if this torch release does not say.
 
     `owner` is the callable that torch.compile was given, `compiled` what the compiler returned; both are weak
-    references. `at` is when the compile began, in microseconds since the epoch. `came_back` is whether the compiler
-    returned the graph unchanged; `decision` is that of `auto`; `precision` is the use of the requested precision.
+    references. `at` is when the compile began, in microseconds since the epoch.
     """
 
     backend: Any
-    spec: str
-    options: Mapping[str, Any]
+    facts: CompileFacts
     compile_id: str
     function: str
     place: str
     break_reason: str
     recompiled: str | None
-    cache: str
-    seconds: float
     at: int
     owner: Callable[[], Any]
     compiled: Callable[[], Any]
-    came_back: bool
-    decision: Any
-    precision: Any
+
+    @property
+    def spec(self) -> str:
+        """The name and the templates of the backend."""
+        return self.backend.spec  # type: ignore[no-any-return]
+
+    @property
+    def options(self) -> Mapping[str, Any]:
+        """The options of the backend; those that its compiler got in the end are in `facts`."""
+        return self.backend.options  # type: ignore[no-any-return]
 
 
 _records: dict[int, Record] = {}
@@ -63,17 +66,19 @@ def record_of(compiled: Callable[..., Any]) -> Record | None:
     return _records.get(id(_kept(compiled)))
 
 
-def recorded(backend: Any, gm: Any, compile_graph: Callable[[], Callable[..., Any]]) -> Callable[..., Any]:
-    """Return the result of `compile_graph` unchanged, and keep a record of it."""
+def recorded(backend: Any, gm: Any, compile_graph: Callable[[], Compiled]) -> Compiled:
+    """Return the result of `compile_graph` with more facts, and keep a record of it."""
     reason = getattr(gm, "compile_subgraph_reason", None)  # read first: the compiler may change `gm`
-    note_used(None)
     _attempt(lambda: trace_options(backend))
     before, at, started = _attempt(_cache_counts), time.time_ns() // 1000, time.perf_counter()
     code = _attempt(lambda: gm.code)
     compiled = compile_graph()
-    seconds = time.perf_counter() - started
-    came_back = bool(_attempt(lambda: returned_as_it_was(compiled, gm, code)))
-    _attempt(lambda: _keep(compiled, backend, reason, _cache(before), at, seconds, came_back))
+    compiled = compiled.knowing(
+        seconds=time.perf_counter() - started,
+        cache=_attempt(lambda: _cache(before)) or "",
+        unchanged=bool(_attempt(lambda: returned_as_it_was(compiled.call, gm, code))),
+    )
+    _attempt(lambda: _keep(compiled, backend, reason, at))
     return compiled
 
 
@@ -113,40 +118,26 @@ def _told(value: Any) -> Any:
     return value
 
 
-def _keep(
-    compiled: Callable[..., Any], backend: Any, reason: Any, cache: str, at: int, seconds: float, came_back: bool
-) -> None:
+def _keep(compiled: Compiled, backend: Any, reason: Any, at: int) -> None:
     from torch._guards import CompileContext
 
     stack = getattr(reason, "user_stack", None) or []
-    kept, owner = _kept(compiled), _owner()
+    kept, owner = _kept(compiled.call), _owner()
     key = id(kept)
     record = Record(
         backend=backend,
-        spec=backend.spec,
-        options=dict(backend.options),
+        facts=compiled.facts,
         compile_id=str(CompileContext.current_compile_id()),
         function=stack[0].name if stack else "",
         place=f"{stack[-1].filename}:{stack[-1].lineno}" if stack else "",
         break_reason=reason.reason if getattr(reason, "graph_break", False) else "",
         recompiled=_recompiled(),
-        cache=cache,
-        seconds=seconds,
         at=at,
         owner=(lambda: None) if owner is None else weakref.ref(owner),
         compiled=weakref.ref(kept, lambda _: _records.pop(key, None)),
-        came_back=came_back,
-        decision=_decision() if backend.options.get("auto") else None,
-        precision=last_used(),
     )
     _records.pop(key, None)  # the graph of an earlier compile that returned the same object
     _records[key] = record
-
-
-def _decision() -> Any:
-    from backend_kwargs.auto.reporting import last_decision
-
-    return last_decision()
 
 
 def _kept(compiled: Callable[..., Any]) -> Any:

@@ -9,8 +9,8 @@ from backend_kwargs.backend import Backend
 from backend_kwargs.options.catalogue import documented
 from backend_kwargs.options.layers import same, sources
 from backend_kwargs.options.option import Option
+from backend_kwargs.options.precisions import lacking
 from backend_kwargs.options.requirements import CannotWorkError, Limit, Machine
-from backend_kwargs.precision.table import lacking
 from backend_kwargs.registry import make_backend
 from backend_kwargs.rewrites.table import find_rewrite
 from backend_kwargs.tables import as_html

@@ -7,8 +7,8 @@ from itertools import count
 from typing import Any, TypeVar
 
 from backend_kwargs.backend import Backend
-from backend_kwargs.backends.inductor.compiler import OWN
 from backend_kwargs.errors import BackendKwargsError, shown
+from backend_kwargs.pipeline import OWN
 from backend_kwargs.registry import make_backend
 
 KEY = "compile_with_inductor"

@@ -7,9 +7,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from backend_kwargs.auto.candidates import EAGER, standing
+from backend_kwargs.auto.candidates import standing
 from backend_kwargs.backend import OURS, Backend, backend_of_function, find_backend, find_in_dynamo
 from backend_kwargs.errors import BackendKwargsError, wrong_value
+from backend_kwargs.facts.decision import EAGER
 from backend_kwargs.files.plain_data import check_plain
 from backend_kwargs.options.option import check, convert
 from backend_kwargs.options.spec import check_name

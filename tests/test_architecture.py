@@ -18,12 +18,14 @@ LAYERS = (
     "errors interval tables files",
     "torch_internals",
     "options",
+    "facts",
     "measure",
     "graphs",
     "backends",
     "rewrites",
     "precision",
     "auto",
+    "pipeline",
     "compile_records cache_artifacts backend registry regions entry_points integrations",
     "explain report",
     "bundles harness",
@@ -32,7 +34,6 @@ LAYERS = (
 # Import from above, until a compile returns what it knows.
 ABOVE = {
     "graphs": {"auto"},
-    "backends": {"rewrites", "precision", "auto"},
     "precision": {"auto"},
 }
 SUITE_ORDER = """
@@ -86,7 +87,6 @@ BEFORE_A_GRAPH = (
     "backends/declared.py",
     "backends/dynamo.py",
     "backends/others.py",
-    "backends/tensorrt.py",
     "backends/inductor/__init__.py",
     "backends/inductor/compiler.py",
     "backends/inductor/cutlass.py",
@@ -98,7 +98,6 @@ BEFORE_A_GRAPH = (
     "backends/openvino/__init__.py",
     "backends/openvino/compiler.py",
     "backends/openvino/settings.py",
-    "backends/openvino/torchs.py",
     "backends/tvm/__init__.py",
     "backends/tvm/checks.py",
     "backends/tvm/compiler.py",
@@ -111,7 +110,6 @@ BEFORE_A_GRAPH = (
     "graphs/__init__.py",
     "precision/__init__.py",
     "precision/bounds.py",
-    "precision/table.py",
     "rewrites/__init__.py",
     "rewrites/table.py",
 )

@@ -8,9 +8,11 @@ import torch
 from torch._inductor import config as inductor_config
 
 import backend_kwargs as bk
+from backend_kwargs import pipeline
 from backend_kwargs.backends.inductor import compiler, fallbacks
 from backend_kwargs.backends.inductor.torch_fixes import mode_options, region_name
 from backend_kwargs.options.requirements import machine
+from backend_kwargs.pipeline import OWN
 
 GEMM, CONV = fallbacks.AUTOTUNED_BACKENDS
 NO_KERNEL, LEFT_ALONE = fallbacks.FALLBACKS
@@ -136,7 +138,7 @@ def test_the_region_is_named_where_torch_has_a_name():
 )
 def test_whose_outputs_are_copied(options, clones):
     """Those of `auto`, unless the user says otherwise."""
-    assert compiler._clones(options) is clones
+    assert pipeline._clones(options) is clones
 
 
 @pytest.mark.parametrize(
@@ -151,15 +153,15 @@ def test_whose_outputs_are_copied(options, clones):
 def test_what_records_cuda_graphs(options, everywhere, records):
     """The option wins over Inductor's global configuration."""
     with inductor_config.patch({"triton.cudagraphs": everywhere}):
-        assert compiler._records(options) is records
+        assert pipeline._records(options) is records
 
 
 def test_paths_in_options_are_the_machines():
     """A path that is given replaces the one that was found."""
     options = {"cutlass.cutlass_dir": "/c", "cuda.cuda_cxx": "/n"}
-    found = compiler._machine(options)
+    found = compiler.machine_of(options)
     assert (found.cutlass, found.nvcc) == ("/c", "/n")
-    assert compiler._machine({}) == machine()
+    assert compiler.machine_of({}) == machine()
 
 
 @pytest.mark.parametrize(
@@ -258,9 +260,9 @@ def test_what_dynamo_calls_a_backend():
 def test_the_configuration_that_compile_fx_gets():
     """The options without those of this package; CUDA graphs only where they were asked for."""
     options = {"strict": True, "clone_outputs": False, "epilogue_fusion": False}
-    assert {**compiler._torch_wrapper(options).config} == {"epilogue_fusion": False}
+    assert {**compiler._torch_wrapper(options, OWN).config} == {"epilogue_fusion": False}
     for value in (True, False):
-        assert compiler._torch_wrapper({"triton.cudagraphs": value}).config["triton.cudagraphs"] is value
+        assert compiler._torch_wrapper({"triton.cudagraphs": value}, OWN).config["triton.cudagraphs"] is value
 
 
 @pytest.mark.parametrize("strict", [False, True])
@@ -268,7 +270,6 @@ def test_what_compiles_a_lowered_graph(monkeypatch, strict):
     """Inductor itself, unless options may fail; strictness goes along."""
     from torch._inductor.compile_fx import compile_fx_inner
 
-    monkeypatch.setattr(compiler, "noted", lambda inner_compile: inner_compile)
     here = SimpleNamespace(nvcc="")
     monkeypatch.setattr(compiler, "asks_for_cutlass", lambda config, here: False)
     assert compiler._inner_compile({}, here, strict=strict) is compile_fx_inner

@@ -7,20 +7,18 @@ import tempfile
 import threading
 from contextlib import suppress
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
 
 from backend_kwargs.auto import decide, ranks
-from backend_kwargs.backends.inductor import compile_step, cutlass
+from backend_kwargs.backends import CapturedGraph
+from backend_kwargs.backends.inductor import cutlass
 from backend_kwargs.backends.onnxruntime import session as onnx_session
-from backend_kwargs.backends.openvino import torchs as openvino
 from backend_kwargs.backends.tvm import no_fast_math, versions
-from backend_kwargs.precision import bounds, quantised
+from backend_kwargs.precision import quantised
 from backend_kwargs.torch_internals.modes import modes_restored
 
-THEIRS = SimpleNamespace(openvino_options={"device": "GPU"})
 STORE = torch.distributed.HashStore()
 
 
@@ -38,16 +36,9 @@ def nothing():
 
 # The context, what may be changed within it, and the state that is compared.
 CONTEXTS = {
-    "who measures a precision": (bounds.measured_elsewhere, nothing, bounds.is_measured_elsewhere),
-    "who notes lowered graphs": (compile_step.noting_lowered, nothing, compile_step._lowered.get),
     "decisions": (decide.nothing_decided, nothing, decide.memory),
     "ranks that wait": (lambda: ranks._counting(STORE, "key"), nothing, counting),
     "lines of the exporter": (onnx_session._without_lines_of_the_exporter, nothing, filters),
-    "options of OpenVINO": (
-        lambda: openvino._no_options_of_others(THEIRS),
-        nothing,
-        lambda: dict(THEIRS.openvino_options),
-    ),
     "grad mode": (modes_restored, lambda: torch._C._set_grad_enabled(False), torch.is_grad_enabled),
     "forward mode": (modes_restored, lambda: torch._C._set_fwd_grad_enabled(False), torch._C._is_fwd_grad_enabled),
     "hooks of saved tensors": (
@@ -126,7 +117,7 @@ def test_the_seconds_of_a_race_that_fails_count(monkeypatch, error):
     tools = Tools(lambda name: {}, lambda options: {}, {})
     gm, x = torch.fx.symbolic_trace(torch.nn.ReLU()), torch.zeros(2)
     with decide.nothing_decided():
-        asked = decide._Question(Request(gm, [x], Settings(), pytest.fail, tools))
+        asked = decide._Question(Request(CapturedGraph(gm, [x]), Settings(), pytest.fail, tools))
         with pytest.raises(KeyboardInterrupt) if error is KeyboardInterrupt else pytest.warns(match="its race failed"):
             asked.raced()
         assert len(decide.memory().race_seconds) == 1

@@ -10,10 +10,11 @@ from torch import fx, nn
 from torch._dynamo.exc import BackendCompilerFailed
 from torch.testing import assert_close
 
-from backend_kwargs.backends.fell_back import PartsSummary, summary_of
+from backend_kwargs.backends import CapturedGraph
 from backend_kwargs.backends.part_compiler import CompiledPart, PartCompiler
-from backend_kwargs.backends.partitioned import compile_graph
+from backend_kwargs.backends.partitioned import compile_by_parts
 from backend_kwargs.errors import BackendKwargsWarning
+from backend_kwargs.facts.parts import PartsSummary
 
 pytestmark = pytest.mark.usefixtures("fresh_dynamo")
 
@@ -53,9 +54,9 @@ def compiled_by(compiler: PartCompiler, fn: Any) -> tuple[Any, list[PartsSummary
     summaries: list[Any] = []
 
     def backend(gm: Any, inputs: Any) -> Any:
-        compiled = compile_graph(gm, inputs, compiler)
-        summaries.append(summary_of(compiled))
-        return compiled
+        compiled = compile_by_parts(CapturedGraph(gm, inputs), {}, compiler)
+        summaries.append(compiled.facts.parts)
+        return compiled.call
 
     return torch.compile(fn, backend=backend), summaries
 
@@ -147,7 +148,7 @@ def test_a_compiled_graph_keeps_nothing_of_its_compiler(verify):
     """What a compiler keeps for one compile, such as kernels, is freed after it."""
     compiler = Interpreter(verify=verify)
     kept = weakref.ref(compiler)
-    compiled = compile_graph(fx.symbolic_trace(lambda x: (split(x),)), [X], compiler)
+    compiled = compile_by_parts(CapturedGraph(fx.symbolic_trace(lambda x: (split(x),)), [X]), {}, compiler).call
     del compiler
     gc.collect()
     assert kept() is None

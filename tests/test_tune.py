@@ -6,9 +6,9 @@ from typer.testing import CliRunner
 
 import backend_kwargs as bk
 from backend_kwargs.auto import race
-from backend_kwargs.auto.decision import RaceRow
 from backend_kwargs.auto.store import Store
 from backend_kwargs.cli import app
+from backend_kwargs.facts.decision import RaceRow
 
 FACTORY = """
 import torch

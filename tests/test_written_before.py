@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 
 from backend_kwargs import Backend, load_templates, make_backend
-from backend_kwargs.auto.decision import Decision, RaceRow
 from backend_kwargs.auto.decisions_toml import read_decisions
 from backend_kwargs.auto.store import Store
 from backend_kwargs.backend import find_backend
 from backend_kwargs.compare import Row, to_json
 from backend_kwargs.compare.rows import Comparison
+from backend_kwargs.facts.decision import Decision, RaceRow
 from benchmarks.execution import records
 
 # All written by commit 3aa9903, on torch 2.13: the pickle by pickle.dumps, the config by Backend.to_json, the store by

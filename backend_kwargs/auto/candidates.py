@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from backend_kwargs.backends.others import OTHERS, in_precision, installed, is_other, other_of, sets, verify_other
 from backend_kwargs.errors import BackendKwargsError, unknown
+from backend_kwargs.facts.decision import DEFAULT, EAGER
+from backend_kwargs.options import precisions
 from backend_kwargs.options.layers import same
 from backend_kwargs.options.spec import split_templates
 from backend_kwargs.options.templates import find_template, template_names
-from backend_kwargs.precision import table
 from backend_kwargs.rewrites.table import list_rewrites, raced_rewrites
 
 if TYPE_CHECKING:
@@ -20,8 +21,6 @@ if TYPE_CHECKING:
 
 Effort = Literal["quick", "full"]
 NORM_GRADIENTS = "native_layer_norm_backward"
-EAGER = "eager"
-DEFAULT = "default"
 UNFROZEN = "unfrozen"
 PADDED = "padded"
 TUNED_PRODUCTS = "tuned_products"
@@ -315,7 +314,7 @@ def why_not_raced(candidate: RaceCandidate, stats: "GraphStats", *, frozen: bool
     compiler = OTHERS[candidate.compiler](candidate.compiler)
     if compiler.freezes and not frozen:
         return "it makes parameters constants: set freezing=True to race it, and call the model under torch.no_grad()"
-    for precision in table.named(candidate.options.get("precision")):
+    for precision in precisions.named(candidate.options.get("precision")):
         if why := compiler.why_not_in(precision):
             return why
     if stats.training and not compiler.trains:

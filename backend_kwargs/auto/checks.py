@@ -10,9 +10,9 @@ import torch
 
 from backend_kwargs import measure
 from backend_kwargs.auto.budget import Budget
-from backend_kwargs.auto.decision import RaceRow
 from backend_kwargs.auto.graph_stats import GraphStats
 from backend_kwargs.errors import error_text
+from backend_kwargs.facts.decision import RaceRow
 from backend_kwargs.graphs.replay import Task, generator_states
 from backend_kwargs.measure import Accuracy
 from backend_kwargs.precision.error import against, in_float64

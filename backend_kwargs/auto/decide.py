@@ -2,7 +2,7 @@
 
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -13,25 +13,19 @@ import torch
 from torch._functorch import config as functorch_config
 
 from backend_kwargs.auto.cache_key import ambient, computation_of, key_of, machine, spelled
-from backend_kwargs.auto.candidates import (
-    DEFAULT,
-    EAGER,
-    STEPS,
-    others_for,
-    permits,
-    step_names,
-)
+from backend_kwargs.auto.candidates import STEPS, others_for, permits, step_names
 from backend_kwargs.auto.ddp_buckets import Bucket, bucket_of
-from backend_kwargs.auto.decision import Decision, RaceRow, plain
+from backend_kwargs.auto.decision import plain
 from backend_kwargs.auto.ranks import agreed, ranks
 from backend_kwargs.auto.reporting import forget_reported, progress, tell
 from backend_kwargs.auto.request import RESTARTS, Request
 from backend_kwargs.auto.store import FILE, Store, forget_trouble, open_store
 from backend_kwargs.backends.others import is_other, other_of, versions_of
 from backend_kwargs.errors import error_text, printable, warn_once
+from backend_kwargs.facts import Compiled, CompileFacts
+from backend_kwargs.facts.decision import DEFAULT, EAGER, Decision, RaceRow
 from backend_kwargs.graphs.eligibility import communicates, is_tiny, may_communicate, why_never
 from backend_kwargs.graphs.writes import copy_of_graph
-from backend_kwargs.precision.bounds import note_used
 from backend_kwargs.rewrites.table import fingerprint, list_rewrites
 
 
@@ -102,7 +96,7 @@ def _one_key() -> Iterator[None]:
 
 
 @_one_key()
-def compile_fastest(request: Request) -> Callable[..., Any]:
+def compile_fastest(request: Request) -> Compiled:
     """Return the graph compiled with the winner's options, or the graph itself if eager won.
 
     A race leaves nothing but its decision. The winner is compiled again, mostly from AOTAutograd's cache, so that the
@@ -111,24 +105,24 @@ def compile_fastest(request: Request) -> Callable[..., Any]:
     question = _Question(request, bucket_of(request.gm, request.example_inputs))
     decision = question.decision()
     tell(decision)
-    note_used(None)  # of a loser
     _warn_where_default_fails(decision)
     if decision.winner == EAGER:
-        return request.gm.forward
+        return Compiled(request.gm.forward, CompileFacts(decision=decision))
     if not decision.options and not decision.compiler:
-        return request.compile_one(request.gm, request.example_inputs, {})
+        return request.compile(request.graph, {}, "").knowing(decision=decision)
     spare = copy_of_graph(request.gm)
     try:
         # In a lower precision the compiler measures the error again, of what it returns.
-        return request.compiled(request.gm, request.example_inputs, decision.options, decision.compiler)
+        return request.compile(request.graph, decision.options, decision.compiler).knowing(decision=decision)
     except RESTARTS:
         raise
     except Exception as error:  # noqa: BLE001 - a winner from elsewhere or of another graph may fail in any way
         why = f"the chosen {decision.winner} failed: {error_text(error)}"
     warn_once(f"A graph is compiled under default: {why}")
     memory().decisions.pop(question.slot, None)
-    tell(question.default(why))
-    return request.compile_one(spare, request.example_inputs, {})
+    decision = question.default(why)
+    tell(decision)
+    return request.compile(replace(request.graph, gm=spare), {}, "").knowing(decision=decision)
 
 
 def _warn_where_default_fails(decision: Decision) -> None:
@@ -324,7 +318,9 @@ class _Question:
     @cached_property
     def real_request(self) -> Request:
         """The request with real inputs for the race, where dynamo passes fake ones."""
-        return replace(self.request, example_inputs=self.bucket.inputs()) if self.bucket else self.request
+        if not self.bucket:
+            return self.request
+        return replace(self.request, graph=replace(self.request.graph, example_inputs=self.bucket.inputs()))
 
     @cached_property
     def asked(self) -> dict[str, Any]:

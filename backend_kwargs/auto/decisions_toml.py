@@ -6,14 +6,15 @@ from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from backend_kwargs.auto.candidates import DEFAULT, EAGER, allowed_candidates, standing, trusted
-from backend_kwargs.auto.decision import Decision, has_form, parsed
+from backend_kwargs.auto.candidates import allowed_candidates, standing, trusted
+from backend_kwargs.auto.decision import has_form, parsed
 from backend_kwargs.backends.others import is_other
 from backend_kwargs.errors import BackendKwargsError, shown, warn_once
+from backend_kwargs.facts.decision import DEFAULT, EAGER, Decision
 from backend_kwargs.files.atomic_write import write_whole
 from backend_kwargs.files.plain_data import read_toml
+from backend_kwargs.options.precisions import PRECISIONS
 from backend_kwargs.options.templates import ENTRY_POINT_GROUP, template_names
-from backend_kwargs.precision.table import PRECISIONS
 from backend_kwargs.rewrites.table import list_rewrites
 
 HEAD = """\

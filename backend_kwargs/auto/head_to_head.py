@@ -8,8 +8,8 @@ from typing import Any
 import torch
 
 from backend_kwargs import measure
-from backend_kwargs.auto.candidates import EAGER, GRAPHS_RANK, RaceCandidate
-from backend_kwargs.auto.decision import RaceRow
+from backend_kwargs.auto.candidates import GRAPHS_RANK, RaceCandidate
+from backend_kwargs.facts.decision import EAGER, RaceRow
 from backend_kwargs.measure import Interval
 
 MARGIN = 0.02  # the difference between two runs of one callable on a quiet machine

@@ -5,7 +5,6 @@ import logging
 import math
 import time
 from collections.abc import Callable, Mapping
-from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -16,22 +15,24 @@ from torch._guards import TracingContext
 
 from backend_kwargs import measure
 from backend_kwargs.auto.budget import LEAST_CALLS, Budget
-from backend_kwargs.auto.candidates import DEFAULT, EAGER, RaceCandidate
+from backend_kwargs.auto.candidates import RaceCandidate
 from backend_kwargs.auto.checks import Checks
 from backend_kwargs.auto.deadline import OutOfTime, capped
-from backend_kwargs.auto.decision import RaceRow
 from backend_kwargs.auto.graph_stats import GraphStats, observed_stats
 from backend_kwargs.auto.head_to_head import Runner, better, interleaved, note_figures
 from backend_kwargs.auto.request import RESTARTS, Request
+from backend_kwargs.auto.rewritten import noting_lowered
 from backend_kwargs.auto.sandbox import own_libdevice, sandboxed
 from backend_kwargs.auto.selection import OVER_BUDGET, Selection
-from backend_kwargs.backends.fell_back import left_to_eager
-from backend_kwargs.backends.generated_code import comparable, compiled_graphs, rewritten_in
-from backend_kwargs.backends.inductor.compile_step import noting_lowered
+from backend_kwargs.backends.generated_code import comparable, compiled_graphs, rewrites_made
+from backend_kwargs.facts import Compiled
+from backend_kwargs.facts.decision import DEFAULT, EAGER, RaceRow
+from backend_kwargs.facts.parts import left_to_eager
 from backend_kwargs.graphs.eligibility import recomputes
 from backend_kwargs.graphs.freezing import freezable_parameters
 from backend_kwargs.graphs.replay import ChangedInputError, Task, has_drawn
 from backend_kwargs.graphs.writes import copy_of_graph
+from backend_kwargs.rewrites.table import find_rewrite
 from backend_kwargs.torch_internals.modes import modes_restored
 
 logger = logging.getLogger("backend_kwargs.auto")
@@ -137,7 +138,7 @@ class _Race:
 
     def run(self) -> RaceResult:
         # Before the reference exists: where two eager runs differ, both differ from it as well.
-        eager = self._entered(RaceCandidate(EAGER), self.task.copy(), RaceRow(EAGER))
+        eager = self._entered(RaceCandidate(EAGER), Compiled(self.task.copy()), RaceRow(EAGER))
         if eager.row.status != "pass":
             raise UnfitError(f"two runs in eager differ: {eager.row.reason}")
         if self.budget.call_s > SLOW_S and self.budget.allows(LEAST_CALLS):
@@ -246,23 +247,25 @@ class _Race:
         logger.info("%s is dropped: %s: %s", row.name, row.status, row.reason)
         return None
 
-    def _compiled(self, options: Mapping[str, Any], compiler: str = "") -> Callable[..., Any]:
-        selection = self.selection
-        first = options in ({}, selection.graphs.options) and not selection.lowered
-        noting = noting_lowered() if first else nullcontext(selection.lowered)
+    def _compiled(self, options: Mapping[str, Any], compiler: str = "") -> Compiled:
+        graph = replace(self.request.graph, gm=self.task.copy())
+        if options in ({}, self.selection.graphs.options) and not self.selection.lowered:
+            noting = partial(noting_lowered, graphs=self.selection.lowered)
+            graph = graph.around(noting)
         # The error under a lower precision is measured here, on what the compiled graph returns.
         options = {**options, **({"max_error": None} if "precision" in options else {})}
-        with get_metrics_context(), noting as selection.lowered:
-            return self.request.compiled(self.task.copy(), self.request.example_inputs, options, compiler)
+        with get_metrics_context():
+            return self.request.compile(graph, options, compiler)
 
-    def _entered(self, candidate: RaceCandidate, fn: Callable[..., Any], row: RaceRow) -> Runner:
+    def _entered(self, candidate: RaceCandidate, compiled: Compiled, row: RaceRow) -> Runner:
         """Return the candidate as a runner; its row says whether it passed the accuracy check."""
+        fn, names = compiled.call, row.options.get("rewrites", ())
         call, accuracy = self.task.caller(partial(_after_guards, fn, self.dynamo_s)), self._accuracy(candidate, fn, row)
         if not accuracy.passed:
             row.status, row.reason = accuracy.status, accuracy.reason
-        elif candidate.compiler and (why := left_to_eager(fn)):
+        elif candidate.compiler and (why := left_to_eager(compiled.facts.parts)):
             row.status, row.reason = "fell_back", why
-        row.rewritten = rewritten_in(fn, row.options.get("rewrites", ()))
+        row.rewritten = rewrites_made(fn, compiled.facts, {name: find_rewrite(name).operators for name in names})
         if row.status == "pass" and self.request.settings.objective == "memory":
             row.peak_bytes = measure.peak_memory(call, self.device)
         return Runner(candidate, row, call, () if candidate.name == EAGER else _code(fn))
@@ -275,7 +278,7 @@ class _Race:
         if "precision" in row.options:
             return self.checks.of_error(seen, row)
         if candidate.name == DEFAULT and self.stats.random and not self.request.tools.fixed.get("fallback_random"):
-            return self.checks.of_draws(seen, self._compiled({"fallback_random": True}))
+            return self.checks.of_draws(seen, self._compiled({"fallback_random": True}).call)
         return self.checks.of_results(seen)
 
     # ---- the race of two

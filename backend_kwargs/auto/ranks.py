@@ -8,8 +8,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
 
-from backend_kwargs.auto.decision import COLUMNS, Decision, packed, unpacked
+from backend_kwargs.auto.decision import COLUMNS, packed, unpacked
 from backend_kwargs.auto.settings import Settings
+from backend_kwargs.facts.decision import Decision
 
 logger = logging.getLogger("backend_kwargs.auto")
 

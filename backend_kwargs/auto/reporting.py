@@ -7,15 +7,13 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict
 
-from backend_kwargs.auto.candidates import EAGER
-from backend_kwargs.auto.decision import Decision, RaceRow
 from backend_kwargs.errors import printable
+from backend_kwargs.facts.decision import EAGER, Decision, RaceRow
 
 logger = logging.getLogger("backend_kwargs.auto")
 
 WIDEST = 60  # a longer name, such as one from a file, does not widen the table
 ARTIFACT = "backend_kwargs_race"
-_last: list[Decision] = []  # of the graph that is being compiled: dynamo compiles one at a time
 _reported: set[tuple[str, str]] = set()  # keys and tables
 
 
@@ -37,7 +35,7 @@ def progress() -> Iterator[Callable[[str, float], None]]:
 
 
 def tell(decision: Decision) -> None:
-    """Log the decision, with its table the first time; add it to torch's trace, and keep it for the graph's record."""
+    """Log the decision, with its table the first time; and add it to torch's trace."""
     if decision.winner == EAGER and decision.rows:
         logger.info("No candidate beats eager on this graph, which runs uncompiled.")
     shown = table(decision)
@@ -47,17 +45,11 @@ def tell(decision: Decision) -> None:
     logger.info("%s", f"{_head(decision)}, as decided before" if again else shown)
     from torch._logging._internal import trace_structured
 
-    _last[:] = [decision]
     trace_structured(
         "artifact",
         metadata_fn=lambda: {"name": ARTIFACT, "encoding": "json"},
         payload_fn=lambda: json.dumps(asdict(decision), default=repr),
     )
-
-
-def last_decision() -> Decision | None:
-    """Return the decision reported last, None if there is none."""
-    return _last[0] if _last else None
 
 
 def table(decision: Decision) -> str:

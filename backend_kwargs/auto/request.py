@@ -8,7 +8,8 @@ import torch
 from torch.fx import GraphModule
 
 from backend_kwargs.auto.settings import Settings
-from backend_kwargs.backends.others import OTHERS
+from backend_kwargs.backends import CapturedGraph
+from backend_kwargs.facts import Compiled
 from backend_kwargs.options.requirements import Limit
 
 # dynamo restarts its analysis by raising these; they are not a candidate's failure.
@@ -27,23 +28,28 @@ class Tools:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """A graph to compile with its fastest candidate; `compile_one(gm, example_inputs, options)` compiles one."""
+    """A graph to compile with its fastest candidate.
 
-    gm: GraphModule
-    example_inputs: Sequence[Any]
+    `compile(graph, options, compiler)` compiles one: by Inductor together with the user's options if `compiler` is "",
+    otherwise by the compiler of that name.
+    """
+
+    graph: CapturedGraph
     settings: Settings
-    compile_one: Callable[[GraphModule, Sequence[Any], Mapping[str, Any]], Callable[..., Any]]
+    compile: Callable[[CapturedGraph, Mapping[str, Any], str], Compiled]
     tools: Tools
+
+    @property
+    def gm(self) -> GraphModule:
+        """Dynamo's graph."""
+        return self.graph.gm
+
+    @property
+    def example_inputs(self) -> Sequence[Any]:
+        """The inputs of the call for which dynamo compiles it."""
+        return self.graph.example_inputs
 
     @property
     def frozen(self) -> bool:
         """Whether the caller has parameters frozen, and the mode lets them be."""
         return bool(self.tools.fixed.get("freezing")) and not torch.is_grad_enabled()
-
-    def compiled(
-        self, gm: GraphModule, inputs: Sequence[Any], options: Mapping[str, Any], compiler: str = ""
-    ) -> Callable[..., Any]:
-        """Return `gm` compiled with `options`: by Inductor together with the user's options, or by `compiler`."""
-        if compiler:
-            return OTHERS[compiler](compiler).compile(gm, inputs, options, None)
-        return self.compile_one(gm, inputs, options)

@@ -1,8 +1,10 @@
 """Rewrites as candidates: matched on the graphs that default lowers, and tried if they can save time."""
 
 import contextlib
+import copy
 import logging
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -11,8 +13,8 @@ from torch.fx import GraphModule
 
 from backend_kwargs.auto.candidates import RaceCandidate, rewriting
 from backend_kwargs.auto.graph_stats import GraphStats
+from backend_kwargs.auto.request import Request
 from backend_kwargs.auto.roofline import seconds_of_traffic
-from backend_kwargs.backends.inductor.compile_step import noting_lowered
 from backend_kwargs.errors import error_text
 from backend_kwargs.options.requirements import machine, unmet
 from backend_kwargs.rewrites.table import find_rewrite
@@ -20,8 +22,25 @@ from backend_kwargs.rewrites.table import find_rewrite
 logger = logging.getLogger("backend_kwargs.auto")
 
 
-class _Lowered(Exception):  # noqa: N818 - not an error: it ends the compile
-    """The forward graph has been recorded."""
+Inner = Callable[..., Any]
+
+
+class _LoweredError(Exception):
+    """The forward graph has been recorded, which ends the compile."""
+
+
+def noting_lowered(inner_compile: Inner, graphs: list[GraphModule], *, stop: bool = False) -> Inner:
+    """Return `inner_compile`, which adds a copy of each graph that Inductor lowers to `graphs`; `stop` ends it then."""
+
+    def compile_one(gm: GraphModule, example_inputs: Sequence[Any], **kwargs: Any) -> Any:
+        spare = GraphModule(gm, copy.deepcopy(gm.graph))
+        spare.meta = dict(gm.meta)
+        graphs.append(spare)
+        if stop:
+            raise _LoweredError
+        return inner_compile(gm, example_inputs, **kwargs)
+
+    return compile_one
 
 
 def candidates_of_rewrites(
@@ -56,16 +75,10 @@ def candidates_of_rewrites(
     return found
 
 
-def lowered_anew(compile_default: Callable[[], object]) -> list[GraphModule]:
+def lowered_anew(request: Request) -> list[GraphModule]:
     """Return the forward graph that Inductor would lower, without compiling it: for a default from a cache."""
-
-    def stop() -> None:
-        raise _Lowered
-
-    with (
-        noting_lowered(stop) as found,
-        functorch_config.patch(enable_autograd_cache=False),
-        contextlib.suppress(Exception),
-    ):
-        compile_default()
-    return found
+    graphs: list[GraphModule] = []
+    noting = partial(noting_lowered, graphs=graphs, stop=True)
+    with functorch_config.patch(enable_autograd_cache=False), contextlib.suppress(Exception):
+        request.compile(request.graph.around(noting), {}, "")
+    return graphs

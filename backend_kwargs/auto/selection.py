@@ -4,7 +4,7 @@ import logging
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache, cached_property, partial
+from functools import cache, cached_property
 from typing import Any
 
 import torch
@@ -15,8 +15,6 @@ from backend_kwargs.auto.budget import Budget
 from backend_kwargs.auto.candidates import (
     AGAIN,
     CUDAGRAPHS,
-    DEFAULT,
-    EAGER,
     GRAPHS_FIRST,
     PADDED,
     PRODUCT_S,
@@ -30,7 +28,6 @@ from backend_kwargs.auto.candidates import (
     why_not_raced,
 )
 from backend_kwargs.auto.checks import Checks
-from backend_kwargs.auto.decision import RaceRow
 from backend_kwargs.auto.graph_stats import GraphStats, Product, padded_in
 from backend_kwargs.auto.head_to_head import Runner
 from backend_kwargs.auto.products import after_tuning, candidate_of_products
@@ -46,6 +43,7 @@ from backend_kwargs.auto.roofline import (
     time_library,
 )
 from backend_kwargs.auto.settings import Settings
+from backend_kwargs.facts.decision import DEFAULT, EAGER, RaceRow
 from backend_kwargs.graphs.replay import Task
 from backend_kwargs.rewrites.table import find_rewrite
 from backend_kwargs.torch_internals.tensors import has_static_address
@@ -199,7 +197,7 @@ class Selection:
 
         @cache
         def lowered() -> list[GraphModule]:
-            again = partial(self.request.compile_one, self.task.copy(), self.request.example_inputs, {})
+            again = replace(self.request, graph=replace(self.request.graph, gm=self.task.copy()))
             return self.lowered or lowered_anew(again)
 
         traced = self.task.copy(), self.request.example_inputs

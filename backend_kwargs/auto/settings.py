@@ -4,10 +4,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
+from backend_kwargs.options import precisions
 from backend_kwargs.options.option import Where, declared
 from backend_kwargs.options.requirements import Rule
 from backend_kwargs.options.trust import AUTO_DATA
-from backend_kwargs.precision import table
 
 Seconds = Annotated[float, Where("of at least 0", lambda seconds: seconds >= 0)]
 Count = Annotated[int, Where("of at least 1", lambda count: count >= 1)]
@@ -40,12 +40,12 @@ class Settings:
     ] = "missing"
     store: Annotated[str | None, "file of decisions; None: BACKEND_KWARGS_STORE, or in the user's data folder"] = None
     precision: Annotated[
-        table.Names,
+        precisions.Names,
         "lower precisions that may be used, such as bf16 or int8-dynamic; needs max_error; int8 and fp8 keep converted "
         "weights, which may miss a change through .data",
     ] = ()
     max_error: Annotated[
-        table.Bound | None, "largest relative RMSE of an output to a float64 reference under a lower precision"
+        precisions.Bound | None, "largest relative RMSE of an output to a float64 reference under a lower precision"
     ] = None
 
     @classmethod
@@ -58,5 +58,5 @@ OPTIONS = declared(Settings, AUTO_DATA)
 RULES = tuple(
     Rule(name, unless=lambda value: "" if value("auto") else "it is read only under auto")
     for name in OPTIONS
-    if name not in ("auto", *table.OPTIONS)
+    if name not in ("auto", *precisions.OPTIONS)
 )

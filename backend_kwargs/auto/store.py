@@ -13,8 +13,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from backend_kwargs.auto.decision import COLUMNS, Decision, packed, unpacked
+from backend_kwargs.auto.decision import COLUMNS, packed, unpacked
 from backend_kwargs.errors import BackendKwargsError, error_text, printable, warn_once
+from backend_kwargs.facts.decision import Decision
 from backend_kwargs.torch_internals.replacing import undone
 
 VARIABLE = "BACKEND_KWARGS_STORE"

@@ -1,13 +1,66 @@
-"""Compilers, which run once the options are final: one module or folder for each kind."""
+"""Compilers: what one is, and a module or folder for each kind."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Protocol
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Protocol
 
+from backend_kwargs.facts import Compiled
 from backend_kwargs.options.layers import Layer
 from backend_kwargs.options.option import Option
-from backend_kwargs.options.requirements import Limit
+from backend_kwargs.options.requirements import Limit, Machine, Rule
 from backend_kwargs.options.trust import Check
+
+if TYPE_CHECKING:
+    from torch.fx import GraphModule
+
+Tell = Callable[[Limit], None]
+
+
+@dataclass(frozen=True, slots=True)
+class CapturedGraph:
+    """A graph that dynamo captured, with its example inputs and what its caller asks besides options.
+
+    `region` is the name of a region, if torch gave one. `compile_fx(compile_fx, gm, example_inputs, ...)` is called in
+    place of Inductor's function, which it gets: a bundle keeps code there, or loads it. `around_inner` are functions
+    that wrap the function that compiles each lowered graph, the innermost first. `error_is_measured`: the caller
+    measures the error of a lower precision.
+    """
+
+    gm: "GraphModule"
+    example_inputs: Sequence[Any]
+    region: str | None = None
+    compile_fx: Callable[..., Callable[..., Any]] | None = None
+    around_inner: tuple[Callable[[Callable[..., Any]], Callable[..., Any]], ...] = ()
+    error_is_measured: bool = False
+
+    def around(self, wrap: Callable[[Callable[..., Any]], Callable[..., Any]]) -> "CapturedGraph":
+        """Return the same, with another function around the one that compiles each lowered graph."""
+        return replace(self, around_inner=(*self.around_inner, wrap))
+
+
+Step = Callable[[CapturedGraph, Mapping[str, Any]], Compiled]
+
+
+def _accept(options: Mapping[str, Any], here: Machine, tell: Tell) -> None:
+    """Accept all options."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """A stage of a compile, and the options that it owns.
+
+    `apply(compiler, graph, options, following)` compiles by `following(graph, options)`, once, several times or not at
+    all; it is called where the option `name` asks for something. `verify(options, machine, tell)` raises if the options
+    cannot work, and calls `tell` for each limit of the machine. `rules` say where an option has no effect. `reads`
+    turns short spellings of an option's value into a value of its type.
+    """
+
+    name: str
+    options: Mapping[str, Option]
+    apply: Callable[["Compiler", CapturedGraph, Mapping[str, Any], Step], Compiled]
+    verify: Callable[[Mapping[str, Any], Machine, Tell], None] = _accept
+    rules: tuple[Rule, ...] = ()
+    reads: Mapping[str, Callable[[Any], Any]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,8 +79,19 @@ class Compiler(Protocol):
         """Its name in a spec."""
 
     @property
+    def stages(self) -> tuple[Stage, ...]:
+        """The stages that a compile goes through before `compile`, the outermost first."""
+
+    @property
     def takes_inductor_options(self) -> bool:
         """Whether its options are Inductor's."""
+
+    @property
+    def precisions(self) -> tuple[str, ...]:
+        """The lower precisions that it computes in by itself, under the options that `computing_in` returns."""
+
+    def computing_in(self, precision: str) -> Mapping[str, Any]:
+        """Return the options under which it computes in one of its `precisions`; none for any other precision."""
 
     def found_by_name(self) -> bool:
         """Return whether a spec with this name finds this compiler, also in another process."""
@@ -50,7 +114,7 @@ class Compiler(Protocol):
     def template(self, name: str) -> Layer:
         """Return the layer of the template called `name`, or raise with the closest name."""
 
-    def verify(self, templates: Sequence[str], options: Mapping[str, Any], tell: Callable[[Limit], None]) -> None:
+    def verify(self, templates: Sequence[str], options: Mapping[str, Any], tell: Tell) -> None:
         """Raise if these cannot compile; call `tell` for each limit that has a documented fallback."""
 
     def read(self, source: str, given: Mapping[str, Any], coerce: Check) -> Reading:
@@ -59,10 +123,8 @@ class Compiler(Protocol):
     def limits(self, options: Mapping[str, Any]) -> Mapping[str, Limit]:
         """Return the reason for each of `options` that has no effect on this machine or with the other options."""
 
-    def compile(
-        self, gm: Any, example_inputs: Sequence[Any], options: Mapping[str, Any], name: str | None
-    ) -> Callable[..., Any]:
-        """Compile `gm` with `options`; `name` is the region's, if torch gave one."""
+    def compile(self, graph: CapturedGraph, options: Mapping[str, Any]) -> Compiled:
+        """Compile a graph with `options`, without the stages."""
 
     def config(self, options: Mapping[str, Any]) -> dict[str, Any]:
         """Return the whole configuration that results from `options`."""

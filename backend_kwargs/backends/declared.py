@@ -1,12 +1,13 @@
 """Base of the compilers without templates, whose options are the fields of a dataclass."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from backend_kwargs.backends import Reading
+from backend_kwargs.backends import CapturedGraph, Reading, Stage, Tell
 from backend_kwargs.errors import BackendKwargsError, shown, wrong_value
+from backend_kwargs.facts import Compiled
 from backend_kwargs.options.layers import Layer, copied
 from backend_kwargs.options.option import Option, lookup
 from backend_kwargs.options.requirements import (
@@ -26,6 +27,7 @@ class DeclaredCompiler(ABC):
     """What such compilers share; each has one of the names by which a spec can refer to it."""
 
     name: str
+    stages: tuple[Stage, ...] = field(default=(), compare=False, repr=False)
 
     takes_inductor_options: ClassVar[bool] = False
     library: ClassVar[str]  # in error messages
@@ -60,6 +62,9 @@ class DeclaredCompiler(ABC):
         """Return why it cannot compute in one of its `precisions` on this machine, "" if it can."""
         return ""
 
+    def computing_in(self, precision: str) -> Mapping[str, Any]:
+        return {}
+
     def options(self) -> Mapping[str, Option]:
         return self.declared
 
@@ -70,14 +75,12 @@ class DeclaredCompiler(ABC):
         shows = f"`backend-kwargs options --backend {self.registered.removeprefix('tmpl-')}` shows all."
         return lookup(name, self.declared, f"{self.library} option", shows)
 
-    def verify(self, templates: Sequence[str], options: Mapping[str, Any], tell: Callable[[Limit], None]) -> None:
+    def verify(self, templates: Sequence[str], options: Mapping[str, Any], tell: Tell) -> None:
         if lacking := limits(f"Backend {self.name!r}", self.needs):
             raise CannotWorkError(*lacking)
 
     @abstractmethod
-    def compile(
-        self, gm: Any, example_inputs: Sequence[Any], options: Mapping[str, Any], name: str | None
-    ) -> Callable[..., Any]: ...
+    def compile(self, graph: CapturedGraph, options: Mapping[str, Any]) -> Compiled: ...
 
     def checked(self, option: Option, value: Any, coerce: Check) -> Any:
         """Return `value` converted to the option's type, or raise."""

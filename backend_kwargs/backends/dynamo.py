@@ -8,8 +8,9 @@ from functools import cached_property
 from inspect import Parameter, Signature, getdoc, signature
 from typing import Any, ClassVar, Union
 
-from backend_kwargs.backends import Reading
+from backend_kwargs.backends import CapturedGraph, Reading, Stage, Tell
 from backend_kwargs.errors import BackendKwargsError, shown, wrong_value
+from backend_kwargs.facts import Compiled, CompileFacts
 from backend_kwargs.options.layers import Layer, copied
 from backend_kwargs.options.option import Option
 from backend_kwargs.options.requirements import DYNAMO_BACKENDS, Limit, limits
@@ -75,7 +76,9 @@ class DynamoCompiler:
     compiler_fn: Callable[..., Any]
     registered: bool = False
 
+    stages: ClassVar[tuple[Stage, ...]] = ()
     takes_inductor_options: ClassVar[bool] = False
+    precisions: ClassVar[tuple[str, ...]] = ()
 
     def __eq__(self, other: object) -> bool:
         # One function found by two spellings is one compiler.
@@ -83,6 +86,9 @@ class DynamoCompiler:
 
     def __hash__(self) -> int:
         return hash(getattr(self.compiler_fn, "__qualname__", type(self.compiler_fn).__qualname__))
+
+    def computing_in(self, precision: str) -> Mapping[str, Any]:
+        return {}
 
     def found_by_name(self) -> bool:
         if self.registered:
@@ -132,7 +138,7 @@ class DynamoCompiler:
         checked = {option.name: copied(coerce(option, value, kind)) for option, value in known}
         return Reading((), (Layer(source, checked),))
 
-    def verify(self, templates: Sequence[str], options: Mapping[str, Any], tell: Callable[[Limit], None]) -> None:
+    def verify(self, templates: Sequence[str], options: Mapping[str, Any], tell: Tell) -> None:
         if missing := [name for name in self.takes.required if name not in options and name != "options"]:
             raise BackendKwargsError(f"Backend {self.name!r} needs a value for {', '.join(map(repr, missing))}.")
         for limit in limits(f"Backend {self.name!r}", DYNAMO_BACKENDS.get(self.name.removeprefix("dynamo:"), ())):
@@ -141,10 +147,10 @@ class DynamoCompiler:
     def limits(self, options: Mapping[str, Any]) -> Mapping[str, Limit]:
         return {}
 
-    def compile(
-        self, gm: Any, example_inputs: Sequence[Any], options: Mapping[str, Any], name: str | None
-    ) -> Callable[..., Any]:
-        return self.compiler_fn(gm, example_inputs, **self._kwargs(options))  # type: ignore[no-any-return]
+    def compile(self, graph: CapturedGraph, options: Mapping[str, Any]) -> Compiled:
+        return Compiled(
+            self.compiler_fn(graph.gm, graph.example_inputs, **self._kwargs(options)), CompileFacts(options)
+        )
 
     def config(self, options: Mapping[str, Any]) -> dict[str, Any]:
         own: dict[str, Any] = getattr(self.compiler_fn, "get_compiler_config", dict)()

@@ -1,12 +1,18 @@
-"""Inductor's results for a graph, found in the closures of the callable that it returned."""
+"""Inductor's results for a graph, found in the closures of the callable that it returned.
+
+They are not facts that a compile returns: a graph that AOTAutograd's cache has passes no function of ours, and a
+backward graph may be compiled long after the forward one.
+"""
 
 import functools
 import re
 import types
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any
 
-from backend_kwargs.rewrites.table import find_rewrite
+from backend_kwargs.facts import CompileFacts
+
+Operators = Mapping[str, Collection[str]]
 
 # Comments have line numbers of the model and a running graph number, which differ between equal codes.
 COMMENT = re.compile(r"^\s*(?:#(?!include|define|pragma|if|endif|else)|//).*\n", re.MULTILINE)
@@ -26,31 +32,22 @@ def autograd_functions(compiled: Callable[..., Any]) -> list[type[Any]]:
     return [each for each in _held(compiled) if isinstance(each, type) and issubclass(each, torch.autograd.Function)]
 
 
-def rewritten_in(compiled: Callable[..., Any] | None, names: Iterable[str]) -> dict[str, int]:
-    """Return how often each of the rewrites `names` replaced something, less those that did nothing.
+def rewrites_made(compiled: Callable[..., Any] | None, facts: CompileFacts, operators: Operators) -> dict[str, int]:
+    """Return how often each rewrite replaced something, less those that did nothing.
 
-    They are found as calls of its operators in the code, or as attributes of wrappers of Inductor's result.
+    Those of dynamo's graph are facts of the compile; those of lowered graphs are found as calls of their `operators`,
+    the names of each rewrite's as "namespace::name".
     """
-    if not (names := tuple(names)):
-        return {}
-    text = "\n".join(comparable(graph.source_code) for graph in compiled_graphs(compiled))
-    found = {}
-    for name in names:
-        # Python code calls an operator, C++ code names it to the dispatcher.
-        calls = [each.split("::") for each in find_rewrite(name).operators]
-        spelled = [rf'torch\.ops\.{space}\.{name}(?:\.\w+)?\(|"{space}::{name}"' for space, name in calls]
-        found[name] = len(re.findall("|".join(spelled), text)) if spelled else 0
-    for each in _held(compiled):
-        found |= getattr(each, "rewritten", {})
-    return {name: count for name, count in found.items() if count}
+    text = "\n".join(comparable(graph.source_code) for graph in compiled_graphs(compiled)) if operators else ""
+    counts = {name: len(re.findall("|".join(map(_call, names)), text)) for name, names in operators.items() if names}
+    counts |= {name: each.count for name, each in facts.rewrites.items()}
+    return {name: count for name, count in counts.items() if count}
 
 
-def rewrite_costs_in(compiled: Callable[..., Any] | None) -> dict[str, str]:
-    """Return the memory and time that rewrites take in addition, for those that tell."""
-    found: dict[str, str] = {}
-    for each in _held(compiled):
-        found |= getattr(each, "rewrite_costs", {})
-    return found
+def _call(operator: str) -> str:
+    """Return a pattern of a call of an operator: Python code calls it, C++ code names it to the dispatcher."""
+    space, name = operator.split("::")
+    return rf'torch\.ops\.{space}\.{name}(?:\.\w+)?\(|"{space}::{name}"'
 
 
 def comparable(source: str) -> str:

@@ -1,6 +1,6 @@
 """The compilers other than Inductor, by name, and their spelling as candidates of a race: "tmpl-tvm[trials=64]"."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
 from types import MappingProxyType
@@ -9,8 +9,6 @@ from typing import Any
 from backend_kwargs.backends.declared import DeclaredCompiler
 from backend_kwargs.backends.onnxruntime.compiler import ONNXRuntimeCompiler
 from backend_kwargs.backends.openvino.compiler import OpenVINONativeCompiler
-from backend_kwargs.backends.openvino.torchs import OpenVINOCompiler
-from backend_kwargs.backends.tensorrt import TensorRTCompiler
 from backend_kwargs.backends.tvm.compiler import TVMCompiler
 from backend_kwargs.errors import BackendKwargsError
 from backend_kwargs.options.layers import merge, same
@@ -22,11 +20,9 @@ from backend_kwargs.options.trust import is_data
 COMPILERS: tuple[type[DeclaredCompiler], ...] = (
     TVMCompiler,
     ONNXRuntimeCompiler,
-    OpenVINOCompiler,
     OpenVINONativeCompiler,
-    TensorRTCompiler,
 )
-OTHERS: Mapping[str, Callable[[str], DeclaredCompiler]] = MappingProxyType(
+OTHERS: Mapping[str, type[DeclaredCompiler]] = MappingProxyType(
     {name: each for each in COMPILERS for name in (each.registered, each.registered.removeprefix("tmpl-"))}
 )
 OF_PRECISION = frozenset({"precision", "max_error", "inference_precision"})

@@ -11,9 +11,11 @@ import torch
 from functorch.compile import min_cut_rematerialization_partition
 from torch.fx import GraphModule, Node
 
-from backend_kwargs.backends.fell_back import SUMMARY, Partition, PartsSummary
+from backend_kwargs.backends import CapturedGraph
 from backend_kwargs.backends.part_compiler import PartCompiler, Unsupported, is_too_small, why_not
 from backend_kwargs.errors import BackendKwargsError, error_text, warn_once
+from backend_kwargs.facts import Compiled, CompileFacts
+from backend_kwargs.facts.parts import Partition, PartsSummary
 from backend_kwargs.graphs.freezing import compile_frozen
 from backend_kwargs.graphs.layouts import with_eagers_layouts
 from backend_kwargs.graphs.parts import (
@@ -34,7 +36,7 @@ from backend_kwargs.graphs.parts import (
     writes_in_place,
 )
 from backend_kwargs.measure import Roundings, accuracy
-from backend_kwargs.torch_internals.dynamo import TorchDynamoException, innermost_fn
+from backend_kwargs.torch_internals.dynamo import TorchDynamoException
 from backend_kwargs.torch_internals.functorch import BufferAOTInput, InputMutationAOTOutput, ParamAOTInput, aot_autograd
 from backend_kwargs.torch_internals.fx import mark_boxed
 from backend_kwargs.torch_internals.guards import dropping_guards
@@ -48,12 +50,13 @@ class _InEagerError(Exception):
     """A node runs in eager, and `fallback` allows no partition."""
 
 
-def compile_graph(gm: GraphModule, example_inputs: Sequence[Any], compiler: PartCompiler) -> Callable[..., Any]:
-    """Compile dynamo's `gm` by parts; the callable returned has a `PartsSummary` as the attribute SUMMARY.
+def compile_by_parts(graph: CapturedGraph, options: Mapping[str, Any], compiler: PartCompiler) -> Compiled:
+    """Compile dynamo's graph by parts, with their summary as a fact.
 
     Results are eager's within rounding: operators that the compiler does not take, and parts that it fails at, run in
     eager as its `fallback` allows. Parameters that become constants are guarded as under Inductor's freezing.
     """
+    gm, example_inputs = graph.gm, graph.example_inputs
     summary, drop_guards = PartsSummary(compiler.name), dropping_guards()
     trains = torch.is_grad_enabled() and any(getattr(each, "requires_grad", False) for each in example_inputs)
     if trains and not compiler.trains:
@@ -67,11 +70,9 @@ def compile_graph(gm: GraphModule, example_inputs: Sequence[Any], compiler: Part
     if compiled is None or not (trains or summary.partitions):
         # Dynamo's own graph: AOTAutograd's has more operators, and each call goes through its wrappers. Nothing is a
         # constant there, so another module of the class needs no graph of its own.
-        compiled = partial(gm.forward)
+        compiled = gm.forward
         drop_guards()
-    for each in (compiled, innermost_fn(compiled)):  # type: Any
-        setattr(each, SUMMARY, summary)
-    return compiled
+    return Compiled(compiled, CompileFacts(options, parts=summary))
 
 
 def _captured(

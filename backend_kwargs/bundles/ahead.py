@@ -14,7 +14,6 @@ from typing import Any
 
 import torch
 
-from backend_kwargs.backends.inductor.compiler import OWN
 from backend_kwargs.bundles.exported import Exported, HiddenReads, with_buffers
 from backend_kwargs.bundles.identity import identity_of
 from backend_kwargs.bundles.package import Package
@@ -23,6 +22,7 @@ from backend_kwargs.bundles.samples import Sample, shapes_of
 from backend_kwargs.errors import BackendKwargsError, error_text
 from backend_kwargs.measure.failures import without_compiler
 from backend_kwargs.options.requirements import check_answers, cxx_of
+from backend_kwargs.pipeline import OWN
 from backend_kwargs.torch_internals import pytree
 from backend_kwargs.torch_internals.inductor_code import LOAD_PACKAGE, compile_ahead, load_package
 

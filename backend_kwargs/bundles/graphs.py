@@ -11,7 +11,7 @@ import linecache
 import pickle
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from operator import attrgetter
 from pathlib import Path
@@ -19,22 +19,22 @@ from types import ModuleType
 from typing import Any
 
 import torch
+from torch.fx import GraphModule
 
 from backend_kwargs.auto.cache_key import ambient, signature, structure
-from backend_kwargs.auto.candidates import EAGER, permits, standing
-from backend_kwargs.auto.reporting import last_decision
+from backend_kwargs.auto.candidates import permits, standing
 from backend_kwargs.auto.request import RESTARTS
 from backend_kwargs.backend import Backend, find_backend
+from backend_kwargs.backends import CapturedGraph
 from backend_kwargs.backends.generated_code import compiled_graphs
-from backend_kwargs.backends.inductor.compile_step import stand_in
 from backend_kwargs.bundles.files import private_folder
 from backend_kwargs.bundles.libraries import library, provided
 from backend_kwargs.bundles.operators import inlined
 from backend_kwargs.errors import BackendKwargsError, error_text, warn_once
+from backend_kwargs.facts.decision import EAGER, Decision
 from backend_kwargs.graphs.writes import copy_of_graph
 from backend_kwargs.options.option import check
 from backend_kwargs.options.trust import untrusted
-from backend_kwargs.precision.bounds import last_used
 from backend_kwargs.registry import PLAIN
 from backend_kwargs.rewrites.table import raced_rewrites
 
@@ -85,10 +85,14 @@ class GraphBackend:
         # The options of the graphs whose compiled code the backend returned as it was, with nothing around it.
         self.unwrapped: dict[str, Mapping[str, Any]] = {}
 
-    def __call__(self, gm: Any, example_inputs: Sequence[Any], **kwargs: Any) -> Callable[..., Any]:
+    def __call__(
+        self, gm: GraphModule, example_inputs: Sequence[Any], *, name: str | None = None, **kwargs: Any
+    ) -> Callable[..., Any]:
         """Compile the graph `gm` for dynamo, or load it."""
         self._note_frame()
-        self.made.append(self._loaded_or_compiled(key_of(gm, example_inputs), gm, example_inputs, kwargs))
+        backend = self.backend.called_with(**kwargs)
+        graph = CapturedGraph(gm, example_inputs, name)
+        self.made.append(self._loaded_or_compiled(key_of(gm, example_inputs), backend, graph))
         return self.made[-1]
 
     def reset(self) -> None:
@@ -129,37 +133,34 @@ class GraphBackend:
             if not any(frame.f_code is code for code, _ in self.frames):
                 self.frames.append((frame.f_code, frame.f_globals))
 
-    def _loaded_or_compiled(self, key: str, gm: Any, example_inputs: Sequence[Any], kwargs: Any) -> Callable[..., Any]:
+    def _loaded_or_compiled(self, key: str, backend: Backend, graph: CapturedGraph) -> Callable[..., Any]:
         kept = self.graphs.get(key)
         if kept is not None and kept.decision and kept.decision["winner"] == EAGER:
             self.loaded.append(key)
-            return gm.forward  # type: ignore[no-any-return]
+            return graph.gm.forward
         if kept is not None and kept.code:
             with suppress(CannotLoadError):
-                return self._load(key, kept, gm, example_inputs, kwargs)
+                return self._load(key, kept, backend, graph)
         elif kept is not None and kept.decision:
-            return self._compile_as_decided(key, kept.decision, gm, example_inputs, kwargs)
-        return self._compile(key, gm, example_inputs, kwargs)
+            return self._compile_as_decided(key, kept.decision, backend, graph)
+        return self._compile(key, backend, graph)
 
     def _compile_as_decided(
-        self, key: str, decision: Mapping[str, Any], gm: Any, example_inputs: Sequence[Any], kwargs: Any
+        self, key: str, decision: Mapping[str, Any], backend: Backend, graph: CapturedGraph
     ) -> Callable[..., Any]:
         """Compile with auto's decision; if that fails, as the config says."""
-        spare = copy_of_graph(gm)
-        token = stand_in.set(None)
+        spare = copy_of_graph(graph.gm)
         try:
-            compiled = under_decision(self.backend, decision)(gm, example_inputs, **kwargs)
+            compiled = under_decision(backend, decision).compile(graph)
         except RESTARTS:
             raise
         except Exception as error:  # noqa: BLE001 - it may be of another release, or of anybody's making
             warn_once(f"A saved decision of auto fails, and its graph is compiled again: {error_text(error)}.")
-            return self._compile(key, spare, example_inputs, kwargs)
-        finally:
-            stand_in.reset(token)
+            return self._compile(key, backend, replace(graph, gm=spare))
         self.compiled.append(key)
-        return compiled
+        return compiled.call
 
-    def _compile(self, key: str, gm: Any, example_inputs: Sequence[Any], kwargs: Any) -> Callable[..., Any]:
+    def _compile(self, key: str, backend: Backend, graph: CapturedGraph) -> Callable[..., Any]:
         made: list[Callable[..., Any]] = []
         used: dict[str, Any] = {}
 
@@ -172,36 +173,29 @@ class GraphBackend:
 
         self.compiled.append(key)
         if not self.keep:
-            return self.backend(gm, example_inputs, **kwargs)
-        token = stand_in.set(compile_one)
-        try:
-            compiled = self.backend(gm, example_inputs, **kwargs)
-        finally:
-            stand_in.reset(token)
-        decision = _decided(self.backend)
-        if decision is None and self.backend.options.get("auto"):
-            self.graphs[key] = Graph(why="what auto decided is not known")
-        elif decision and decision["winner"] == EAGER:
+            return backend.compile(graph).call
+        compiled = backend.compile(replace(graph, compile_fx=compile_one))
+        decision, precision = _decided(compiled.facts.decision), compiled.facts.precision
+        if decision and decision["winner"] == EAGER:
             self.graphs[key] = Graph(decision=decision)  # what was compiled last is a loser
         elif compiler := (decision or {}).get("compiler"):
             self.graphs[key] = Graph(why=f"auto chose {compiler} for it, whose code is not kept")
         else:
             # In a race, the winner is compiled last.
             why = OWN_WEIGHTS if used.get("weights") else ""  # AOTAutograd's saved code would miss them as arguments
-            if called := inlined(gm):
+            if called := inlined(graph.gm):
                 why = f"its code may contain that of {called}, which may change; it is compiled again elsewhere"
-            lowered = last_used()
-            if lowered and lowered.reason and lowered.products:
+            if precision and precision.reason and precision.products:
                 why = "its error exceeds max_error here; it is measured again where the bundle is loaded"
             self.graphs[key] = _kept(made[-1] if made else None, decision, why)
             # Bytecode alone would call what is loaded without a measurement of its error.
-            if made and compiled is made[-1] and not lowered:
+            if made and compiled.call is made[-1] and not precision:
                 self.unwrapped[key] = used["options"]
-        return compiled
+        return compiled.call
 
-    def _load(self, key: str, kept: Graph, gm: Any, example_inputs: Sequence[Any], kwargs: Any) -> Callable[..., Any]:
+    def _load(self, key: str, kept: Graph, backend: Backend, graph: CapturedGraph) -> Callable[..., Any]:
         try:
-            backend = under_decision(self.backend, kept.decision) if kept.decision else self.backend
+            backend = under_decision(backend, kept.decision) if kept.decision else backend
         except BackendKwargsError as error:
             warn_once(f"A saved decision of auto is not used, and its graph is compiled again: {error}")
             raise CannotLoadError from error
@@ -213,7 +207,7 @@ class GraphBackend:
                 self.compiled.append(key)
                 return compile_fx(*args, **kwargs)  # type: ignore[no-any-return]
             try:
-                loaded = load_graph(kept, example_inputs, self.folder, kwargs["config_patches"])
+                loaded = load_graph(kept, graph.example_inputs, self.folder, kwargs["config_patches"])
             except CannotLoadError:
                 raise
             except Exception as error:
@@ -222,11 +216,9 @@ class GraphBackend:
             loads.append(key)
             return loaded
 
-        token = stand_in.set(load_one)
         try:
-            return backend(gm, example_inputs, **kwargs)
+            return backend.compile(replace(graph, compile_fx=load_one)).call
         finally:
-            stand_in.reset(token)
             self.loaded += loads
 
 
@@ -284,10 +276,8 @@ def under_decision(backend: Backend, decision: Mapping[str, Any]) -> Backend:
     return chosen.bind("fixed", {**standing(fixed, options), "clone_outputs": clones, "auto": False})
 
 
-def _decided(backend: Backend) -> dict[str, Any] | None:
-    if not backend.options.get("auto"):
-        return None
-    decision = last_decision()  # reported while the graph was compiled, under dynamo's lock
+def _decided(decision: Decision | None) -> dict[str, Any] | None:
+    """Return what a bundle keeps of a decision of auto."""
     if decision is None:
         return None
     return {"winner": decision.winner, "options": dict(decision.options), "compiler": decision.compiler}

@@ -20,8 +20,8 @@ from backend_kwargs.cli.pasting import lines_to_paste
 from backend_kwargs.errors import BackendKwargsError, printable
 from backend_kwargs.files.atomic_write import check_writable, write_whole
 from backend_kwargs.files.plain_data import read_text
+from backend_kwargs.options import precisions
 from backend_kwargs.options.spec import join_candidate, split_candidates
-from backend_kwargs.precision import table
 from backend_kwargs.registry import PLAIN
 
 if TYPE_CHECKING:
@@ -123,7 +123,7 @@ def _in_precisions(precision: str | None, max_error: float | None, backends: str
 
     They are `tmpl-inductor`, and those of `backends` whose compiler has the precision here, such as `openvino-native`.
     """
-    names = table.named(precision)
+    names = precisions.named(precision)
     if names and max_error is None:
         raise BackendKwargsError("--precision needs --max-error, the largest relative error of an output: 1e-2, say.")
     others = [(spec, join_candidate(spec, own)) for spec, own in split_candidates(backends) if spec in OTHERS]

@@ -8,13 +8,13 @@ from typing import Annotated, TypeVar
 
 import typer
 
-from backend_kwargs.auto.decision import Decision
 from backend_kwargs.auto.decisions_toml import read_decisions, template_name, write_decisions
 from backend_kwargs.auto.store import open_store
 from backend_kwargs.backend import find_backend
 from backend_kwargs.cli.arguments import As, AsJson
 from backend_kwargs.cli.console import print_config, print_json, print_table, say
 from backend_kwargs.errors import BackendKwargsError
+from backend_kwargs.facts.decision import Decision
 from backend_kwargs.registry import decided
 
 app = typer.Typer(help="The decisions of tmpl-inductor:auto, one per graph.")

@@ -5,8 +5,8 @@ from dataclasses import asdict
 from backend_kwargs.cli.arguments import AsJson, judged
 from backend_kwargs.cli.console import print_json, print_table
 from backend_kwargs.explain import precision_verdict
+from backend_kwargs.options.precisions import PRECISIONS
 from backend_kwargs.options.requirements import machine
-from backend_kwargs.precision.table import PRECISIONS
 from backend_kwargs.registry import PLAIN, list_templates
 
 TVM = "tmpl-tvm"

@@ -12,17 +12,18 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from backend_kwargs.backend import Backend
+from backend_kwargs.backends import CapturedGraph
 from backend_kwargs.cli.arguments import assigned, backend_from_text
 from backend_kwargs.cli.console import console, print_table, say
 from backend_kwargs.cli.models import model_of
 from backend_kwargs.errors import BackendKwargsError, error_text
 from backend_kwargs.files.atomic_write import check_writable
+from backend_kwargs.options import precisions
 from backend_kwargs.options.option import convert
 from backend_kwargs.options.spec import split_outside
-from backend_kwargs.precision import table
 
 if TYPE_CHECKING:
-    from backend_kwargs.auto.decision import Decision
+    from backend_kwargs.facts.decision import Decision
 
 AUTO = "tmpl-inductor:auto"
 COLUMNS = ("sizes", "graph", "winner", "race", "eager call", "compiled call", "speedup")
@@ -98,7 +99,7 @@ def show(
     backend = backend_from_text(AUTO, given)
     asked = {
         "candidates": None if candidates is None else split_outside(candidates),
-        "precision": table.named(precision) or None,
+        "precision": precisions.named(precision) or None,
         "max_error": max_error,
     }
     backend = backend.bind("command line", {name: value for name, value in asked.items() if value is not None}, convert)
@@ -185,15 +186,15 @@ def _tuned(label: str, model: Any, inputs: Any, backend: Backend) -> Tuned:
     import torch
 
     from backend_kwargs import measure
-    from backend_kwargs.auto.reporting import last_decision
     from backend_kwargs.harness.study import arguments_of
 
-    decided: list[Any] = []
+    decisions: list[Decision] = []
 
     def noting(gm: Any, example_inputs: Any) -> Any:
-        compiled = backend(gm, example_inputs)
-        decided.append(last_decision())
-        return compiled
+        compiled = backend.compile(CapturedGraph(gm, example_inputs))
+        if compiled.facts.decision:
+            decisions.append(compiled.facts.decision)
+        return compiled.call
 
     compiled: Any = torch.compile(model, backend=noting, dynamic=False)
     positional, keywords = arguments_of(inputs)
@@ -206,7 +207,6 @@ def _tuned(label: str, model: Any, inputs: Any, backend: Backend) -> Tuned:
             for name, call in (("eager", model), ("compiled", compiled))
         }
         calls["compiled"]()
-        decisions = [decision for decision in decided if decision is not None]
         if not any(decision.rows for decision in decisions):
             return Tuned(label, decisions)
         tensors = [*positional, *keywords.values(), *getattr(model, "parameters", tuple)()]

@@ -11,7 +11,6 @@ from backend_kwargs.compare.rows import Candidate, Row
 from backend_kwargs.harness.isolation import Counted, counted, isolated
 from backend_kwargs.harness.trial import Trial
 from backend_kwargs.measure import Status
-from backend_kwargs.precision.bounds import measured_elsewhere
 
 
 @dataclass(eq=False)
@@ -34,18 +33,18 @@ class CandidateTrial(Trial):
         """Compile as `torch.compile` does; eager is the model itself."""
         if self.candidate.backend is None:
             return model, None
-        backend, left = counted(self.candidate.backend, self.candidate.mode, self.candidate.options)
+        # A precision's error is measured by the study: what exceeds it is timed as well.
+        measured = self.study.max_error is not None
+        backend, left = counted(
+            self.candidate.backend, self.candidate.mode, self.candidate.options, error_is_measured=measured
+        )
         return isolated(model, backend=backend, **left), backend
 
     @contextlib.contextmanager
     def first_call(self) -> Iterator[None]:
         """Set up its cache, and record whether its graphs came from there."""
         hits, misses = _cache_counts()
-        # A precision's error is measured here, by the study: what exceeds it is timed as well.
-        with (
-            _empty_cache() if self.cold and self.counted else contextlib.nullcontext(),
-            measured_elsewhere() if self.study.max_error is not None else contextlib.nullcontext(),
-        ):
+        with _empty_cache() if self.cold and self.counted else contextlib.nullcontext():
             yield
         if self.counted:
             found, missed = _cache_counts()

@@ -36,7 +36,7 @@ def compile_frozen(gm: GraphModule, example_inputs: Sequence[Any], compile_gm: C
     frozen_gm, kept = reattach_parameters(gm, example_inputs)
     if frozen_gm is gm:
         return compile_gm(gm, example_inputs)
-    return _taking_all_inputs(compile_gm(frozen_gm, [example_inputs[i] for i in kept]), kept)
+    return taking_all_inputs(compile_gm(frozen_gm, [example_inputs[i] for i in kept]), kept)
 
 
 def reattach_parameters(gm: GraphModule, example_inputs: Sequence[Any]) -> tuple[GraphModule, list[int]]:
@@ -141,7 +141,9 @@ def _unused_name(gm: GraphModule, name: str) -> str:
     return name
 
 
-def _taking_all_inputs(compiled: Callable[..., Any], kept: Sequence[int]) -> Callable[..., Any]:
+def taking_all_inputs(compiled: Callable[..., Any], kept: Sequence[int]) -> Callable[..., Any]:
+    """Return `compiled`, which takes the inputs at the positions `kept`, as a callable that takes all of them."""
+
     # This wrapper is in the hot path. Unused placeholders instead would lose their static status in Inductor's
     # freeze(): CUDA graphs would copy every weight at each replay, and Inductor would process them in Python at each
     # call.

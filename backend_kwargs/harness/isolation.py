@@ -9,6 +9,8 @@ from typing import Any, cast
 
 import torch
 
+from backend_kwargs.backend import Backend
+from backend_kwargs.backends import CapturedGraph
 from backend_kwargs.compile_records import Record, record_of, returned_as_it_was
 from backend_kwargs.report import Ran, Report, report_of
 from backend_kwargs.report.ran import RETURNED, UNKNOWN
@@ -49,23 +51,32 @@ class Counted:
     """A backend that counts the graphs it compiles and returns them unchanged: the hot path has no wrapper.
 
     `returned` counts the graphs that the backend returned uncompiled, `own` has the records of those that a backend of
-    this package compiled: a report on a function has the graphs of all that compiled it.
+    this package compiled: a report on a function has the graphs of all that compiled it. If `error_is_measured`, the
+    caller measures the error of a lower precision, and a graph that exceeds its bound is compiled too.
     """
 
-    def __init__(self, backend: Callable[..., Any]) -> None:
-        self._backend = backend
+    def __init__(self, backend: Callable[..., Any], *, error_is_measured: bool = False) -> None:
+        self._backend, self._error_is_measured = backend, error_is_measured
         self.graphs = self.returned = 0
         self.own: list[Record] = []
 
     def __call__(self, gm: torch.fx.GraphModule, example_inputs: Any, **kwargs: Any) -> Any:
         """Compile with the backend, and count."""
         code = gm.code
-        compiled = self._backend(gm, example_inputs, **kwargs)
+        compiled = self._compiled(gm, example_inputs, **kwargs)
         self.graphs += 1
         self.returned += returned_as_it_was(compiled, gm, code)
         if record := record_of(compiled):
             self.own.append(record)
         return compiled
+
+    def _compiled(
+        self, gm: torch.fx.GraphModule, example_inputs: Any, *, name: str | None = None, **kwargs: Any
+    ) -> Any:
+        if not isinstance(self._backend, Backend):
+            return self._backend(gm, example_inputs, **kwargs, **({"name": name} if name else {}))
+        graph = CapturedGraph(gm, example_inputs, name, error_is_measured=self._error_is_measured)
+        return self._backend.called_with(**kwargs).compile(graph).call
 
     def report(self) -> Report:
         """Return the report on the graphs that it compiled: without any for a backend of another package."""
@@ -91,6 +102,8 @@ def counted(
     mode: str | None = None,
     options: Mapping[str, Any] | None = None,
     dynamic: bool | None = None,
+    *,
+    error_is_measured: bool = False,
 ) -> tuple[Counted, dict[str, Any]]:
     """Return the counted backend and the arguments for `torch.compile`, which itself binds those of "inductor"."""
     from torch._dynamo.backends.registry import lookup_backend
@@ -101,7 +114,8 @@ def counted(
         wrapper: Any = torch._TorchCompileInductorWrapper
         return Counted(wrapper(mode, options, dynamic)), {"dynamic": dynamic}
     found: Any = backend
-    return Counted(lookup_backend(found)), {"mode": mode, "options": options, "dynamic": dynamic}
+    own = Counted(lookup_backend(found), error_is_measured=error_is_measured)
+    return own, {"mode": mode, "options": options, "dynamic": dynamic}
 
 
 def start_inductor(device: torch.device) -> None:

@@ -1,29 +1,30 @@
 """A graph in a lower precision: converted, compiled, and measured against an error bound if there is one."""
 
 import functools
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch._guards import TracingContext
 from torch.fx import GraphModule
 
-from backend_kwargs.backends.fell_back import left_to_eager
+from backend_kwargs.backends import CapturedGraph, Step
 from backend_kwargs.errors import warn_once
+from backend_kwargs.facts import Compiled
+from backend_kwargs.facts.parts import left_to_eager
+from backend_kwargs.facts.precision import PrecisionUse
 from backend_kwargs.graphs.freezing import lifted_parameters, only_read_parameters
 from backend_kwargs.graphs.parameter_guards import guard_parameters
 from backend_kwargs.graphs.writes import copy_of_graph, has_transforms, keep_inputs
+from backend_kwargs.options.precisions import PRECISIONS, why_slow
 from backend_kwargs.options.requirements import machine
-from backend_kwargs.precision.bounds import UnfitPrecisionError, Used, is_measured_elsewhere, note_used
+from backend_kwargs.precision.bounds import UnfitPrecisionError
 from backend_kwargs.precision.casts import cast_products
 from backend_kwargs.precision.serving import serving
-from backend_kwargs.precision.table import PRECISIONS, why_slow
 from backend_kwargs.precision.weights import Held, unused_placeholders
 from backend_kwargs.torch_internals.guards import dropping_guards
-
-CompileGm = Callable[[GraphModule, Sequence[Any]], Callable[..., Any]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,48 +52,55 @@ class Lowered:
 
 
 def compile_lowered(
-    gm: GraphModule,
-    example_inputs: Sequence[Any],
+    graph: CapturedGraph,
     asked: Asked,
-    compile_gm: CompileGm,
-    compile_captured: CompileGm | None = None,
-) -> Callable[..., Any]:
-    """Compile `gm` in the requested precision, or as captured if that is impossible or its error exceeds the bound.
+    following: Step,
+    options: Mapping[str, Any],
+    captured_options: Mapping[str, Any],
+) -> Compiled:
+    """Compile a graph in the requested precision, or as captured if that is impossible or its error exceeds the bound.
 
-    Without a bound, or if `asked.strict`, raise instead. `compile_gm` is called with a copy of `gm`, and
-    `compile_captured`, by default the same function, with `gm`.
+    Without a bound, or if `asked.strict`, raise instead. `following` compiles a copy of the graph in the precision with
+    `options`, and the graph as it was captured with `captured_options`.
     """
-    used = Used(asked.precision, None, None if is_measured_elsewhere() else asked.max_error)
-    note_used(used)
+    used = PrecisionUse(asked.precision, None, None if graph.error_is_measured else asked.max_error)
     drop_guards = dropping_guards()
     try:
-        return _compiled(gm, example_inputs, asked, used, compile_gm)
+        compiled = _compiled(graph, asked, used, lambda lowered: following(lowered, options))
     except UnfitPrecisionError as unfit:
         if used.max_error is None or asked.strict:
             raise UnfitPrecisionError(f"Precision {asked.precision!r} is refused: {unfit}.") from None
         warn_once(f"A graph is compiled without precision {asked.precision!r}: {unfit}.")
         used.reason = str(unfit)
         drop_guards()
-        return (compile_captured or compile_gm)(gm, example_inputs)
+        compiled = following(graph, captured_options)
+    return compiled.knowing(precision=used)
 
 
 def _compiled(
-    gm: GraphModule, example_inputs: Sequence[Any], asked: Asked, used: Used, compile_gm: CompileGm
-) -> Callable[..., Any]:
-    """Return `gm` compiled in the precision; note what was used."""
+    graph: CapturedGraph, asked: Asked, used: PrecisionUse, following: Callable[[CapturedGraph], Compiled]
+) -> Compiled:
+    """Return the graph compiled in the precision; note what was used."""
+    gm, example_inputs = graph.gm, graph.example_inputs
     lowered = lower(gm, example_inputs, asked)
     used.nbytes, used.products = lowered.held.nbytes, lowered.products
 
-    def compile_copy(written: Collection[int]) -> Callable[..., Any]:
+    def compile_copy(written: Collection[int]) -> Compiled:
         placeholders = lowered.gm.graph.find_nodes(op="placeholder")
         keep_inputs(node for at, node in zip(lowered.kept, placeholders, strict=True) if at in written)
         _guard(gm, example_inputs, lowered, asked)
         with _silenced(asked.precision):
-            compiled = compile_gm(lowered.gm, [example_inputs[at] for at in lowered.kept])
-        return _following(compiled, lowered, watched=not asked.freezing) if lowered.held.positions else compiled
+            kept = [example_inputs[at] for at in lowered.kept]
+            compiled = following(replace(graph, gm=lowered.gm, example_inputs=kept))
+        # A compiler may compute in another precision than it was asked for, without an error.
+        if asked.by_compiler and compiled.facts.parts and (notes := compiled.facts.parts.notes):
+            raise UnfitPrecisionError("; ".join(notes))
+        if not lowered.held.positions:
+            return compiled
+        return compiled.called_by(_following(compiled.call, lowered, watched=not asked.freezing))
 
     served = serving(gm, example_inputs, used, compile_copy)
-    used.reason = left_to_eager(served)  # a part may have failed at the calls that measure
+    used.reason = left_to_eager(served.facts.parts)  # a part may have failed at the calls that measure
     return served
 
 
@@ -152,7 +160,7 @@ def _guard(gm: GraphModule, example_inputs: Sequence[Any], lowered: Lowered, ask
 def _following(compiled: Callable[..., Any], lowered: Lowered, *, watched: bool) -> Callable[..., Any]:
     kept, held = lowered.kept, lowered.held
 
-    # A wrapper in the hot path: only a look at each parameter shows whether it changed.
+    # A wrapper in the hot path: only a look at each parameter shows whether it changed. It keeps the weights alive.
     @functools.wraps(compiled)
     def call(*inputs: Any) -> Any:
         if watched:
@@ -160,5 +168,4 @@ def _following(compiled: Callable[..., Any], lowered: Lowered, *, watched: bool)
         return compiled(*[inputs[at] for at in kept])
 
     call.__dict__.pop("serialize", None)  # aot_compile() would save it without these weights
-    call.precision_held = held  # type: ignore[attr-defined]  # keeps the weights alive as long as the compiled graph
     return call

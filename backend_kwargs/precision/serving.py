@@ -12,15 +12,17 @@ from torch._guards import tracing
 from torch.fx import GraphModule
 
 from backend_kwargs.errors import warn_once
+from backend_kwargs.facts import Compiled
+from backend_kwargs.facts.precision import PrecisionUse
 from backend_kwargs.graphs.writes import copy_of_graph
-from backend_kwargs.precision.bounds import UnfitPrecisionError, UnmeasuredError, Used
+from backend_kwargs.precision.bounds import UnfitPrecisionError, UnmeasuredError
 from backend_kwargs.precision.error import Truth
 
-Compile = Callable[[Collection[int]], Callable[..., Any]]
+Compile = Callable[[Collection[int]], Compiled]
 _lock = Lock()  # a measurement seeds the random generators, and restores them
 
 
-def serving(gm: GraphModule, example_inputs: Sequence[Any], used: Used, compile_copy: Compile) -> Callable[..., Any]:
+def serving(gm: GraphModule, example_inputs: Sequence[Any], used: PrecisionUse, compile_copy: Compile) -> Compiled:
     """Return what `compile_copy` makes of a copy of `gm`, measured on these inputs; note its error in `used`.
 
     It is called with the positions of the inputs that must stay inputs, also where others become constants: a
@@ -38,13 +40,13 @@ def serving(gm: GraphModule, example_inputs: Sequence[Any], used: Used, compile_
     with functorch_config.patch(force_non_lazy_backward_lowering=True) if truth.task.training else nullcontext():
         compiled = compile_copy(truth.task.inputs.written)
     with tracing(None):
-        used.error = truth.error_of(compiled, used.max_error)
+        used.error = truth.error_of(compiled.call, used.max_error)
     sizes = [at for at, value in enumerate(example_inputs) if isinstance(value, torch.SymInt)]
     if not sizes:  # a new size compiles again
         return compiled
     kept = copy_of_graph(gm)
     given = [example_inputs[at].node.hint for at in sizes]
-    return _in_buckets(kept, compiled, sizes, {_bucket(given): compiled}, used)
+    return compiled.called_by(_in_buckets(kept, compiled.call, sizes, {_bucket(given): compiled.call}, used))
 
 
 def _in_buckets(
@@ -52,7 +54,7 @@ def _in_buckets(
     compiled: Callable[..., Any],
     sizes: Sequence[int],
     known: dict[tuple[int, ...], Callable[..., Any]],
-    used: Used,
+    used: PrecisionUse,
 ) -> Callable[..., Any]:
     def decided(given: list[int], inputs: Sequence[Any]) -> Callable[..., Any]:
         with _lock:

@@ -8,10 +8,10 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from backend_kwargs.backends.fell_back import Partition
-from backend_kwargs.backends.generated_code import comparable, rewrite_costs_in, rewritten_in
+from backend_kwargs.backends.generated_code import comparable, rewrites_made
 from backend_kwargs.compile_records import WRAPPER, Record, records
 from backend_kwargs.errors import BackendKwargsError, wrong_value
+from backend_kwargs.facts.parts import Partition
 from backend_kwargs.report.advice import advice_on, reason_and_hint
 from backend_kwargs.report.generated import codes_of, unknown_here
 from backend_kwargs.report.graphs import (
@@ -19,7 +19,6 @@ from backend_kwargs.report.graphs import (
     Code,
     EngineShare,
     Graph,
-    OpenVINO,
     Race,
     Ran,
     Relax,
@@ -27,11 +26,12 @@ from backend_kwargs.report.graphs import (
     number,
     seconds_of,
 )
-from backend_kwargs.report.ran import engine_of, openvino_of, ran_of, relax_of, worst
+from backend_kwargs.report.ran import engine_of, ran_of, relax_of, worst
 from backend_kwargs.report.uncaptured import why_no_graph
+from backend_kwargs.rewrites.table import find_rewrite
 from backend_kwargs.tables import as_html
 
-__all__ = ["Break", "Code", "EngineShare", "Graph", "OpenVINO", "Partition", "Race", "Ran", "Relax", "Report", "report"]
+__all__ = ["Break", "Code", "EngineShare", "Graph", "Partition", "Race", "Ran", "Relax", "Report", "report"]
 
 SHARED = (
     "Compiled for another torch.compile of the same code: these graphs serve this one too where their guards "
@@ -183,36 +183,37 @@ def _graph(record: Record, other: Sequence[Code] | None) -> Graph:
     codes = codes_of(record)
     if other is not None:
         codes = [replace(code, differs=_differs(code, other[at : at + 1])) for at, code in enumerate(codes)]
-    relax, openvino, engine = relax_of(record), openvino_of(record), engine_of(record)
+    relax, engine = relax_of(record), engine_of(record)
+    operators = {name: find_rewrite(name).operators for name in _rewrites(record)}
     return Graph(
         record.compile_id,
         record.function,
         record.spec,
         record.options,
-        record.seconds,
-        record.cache,
+        record.facts.seconds,
+        record.facts.cache,
         unknown_here() if record.recompiled is None else record.recompiled,
         Break(record.place, *reason_and_hint(record.break_reason)) if record.break_reason else None,
         tuple(codes),
         relax,
         _race(record),
-        openvino,
-        ran_of(record, codes, relax, openvino, engine),
-        rewritten_in(record.compiled(), _rewrites(record)),
-        record.precision,
+        ran_of(record, codes, relax, engine),
+        rewrites_made(record.compiled(), record.facts, operators),
+        record.facts.precision,
         engine,
-        rewrite_costs_in(record.compiled()),
+        {name: each.costs for name, each in record.facts.rewrites.items() if each.costs},
     )
 
 
 def _rewrites(record: Record) -> Sequence[str]:
     """Return the rewrites that a graph was compiled with: requested or decided."""
-    options = record.options if record.decision is None else record.decision.options
+    decision = record.facts.decision
+    options = record.options if decision is None else decision.options
     return options.get("rewrites") or ()
 
 
 def _race(record: Record) -> Race | None:
-    if (found := record.decision) is None:
+    if (found := record.facts.decision) is None:
         return None
     from backend_kwargs.auto.reporting import table
 

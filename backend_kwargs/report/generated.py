@@ -48,7 +48,7 @@ def unknown_here() -> str:
 
 def _direction(record: Record, graph: Any) -> Code:
     backward = bool(graph.fx_kwargs.get("is_backward"))
-    seconds, cache = _backward_metrics(record) if backward else (record.seconds, record.cache)
+    seconds, cache = _backward_metrics(record) if backward else (record.facts.seconds, record.facts.cache)
     return Code(
         "backward" if backward else "forward",
         _kernels(graph.source_code),
@@ -76,9 +76,9 @@ def _backward_metrics(record: Record) -> tuple[float | None, str]:
     later = [m for m in kept if (m.start_time_us or 0) > record.at]
     found = next((m for m in later if m.compile_id == record.compile_id and not m.is_forward), None)
     if found is None:  # compiled or loaded with its forward graph, or dropped from torch's list of recent compiles
-        return None, record.cache if len(later) < len(kept) else "unknown: torch keeps its last compiles only"
+        return None, record.facts.cache if len(later) < len(kept) else "unknown: torch keeps its last compiles only"
     counts = (("hit", found.inductor_fx_local_cache_hit_count), ("miss", found.inductor_fx_local_cache_miss_count))
-    return (found.duration_us or 0) / 1e6, next((word for word, count in counts if count), record.cache)
+    return (found.duration_us or 0) / 1e6, next((word for word, count in counts if count), record.facts.cache)
 
 
 def _cudagraphs(record: Record, graph: Any, mode: str) -> str:

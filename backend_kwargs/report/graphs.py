@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from backend_kwargs.auto import settings as auto
 from backend_kwargs.backend import find_backend
-from backend_kwargs.backends.fell_back import Partition
-from backend_kwargs.precision.bounds import Used
+from backend_kwargs.facts.parts import Partition
+from backend_kwargs.facts.precision import PrecisionUse
 from backend_kwargs.registry import decided
 
 if TYPE_CHECKING:
-    from backend_kwargs.auto.decision import RaceRow
+    from backend_kwargs.facts.decision import RaceRow
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,20 +44,6 @@ class Relax:
     def tuned(self) -> int:
         """The number of kernels with a schedule from a search."""
         return sum(each.tuned for each in self.partitions)
-
-
-@dataclass(frozen=True, slots=True)
-class OpenVINO:
-    """OpenVINO's part of a graph, up to now.
-
-    Those of its `partitions` that `failed` run in eager, like the operators `in_eager`; `by_inductor` counts the
-    forward and backward graphs that Inductor compiled because OpenVINO failed to.
-    """
-
-    partitions: int
-    failed: int
-    by_inductor: int
-    in_eager: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,11 +104,10 @@ class Break:
 class Graph:
     """One compiled graph; `recompiled` is the guard that failed, "" for a first compile.
 
-    `codes` are Inductor's, `relax` is TVM's, `openvino` is OpenVINO's, and `engine` is ONNX Runtime's or
-    that of OpenVINO's own compiler; other backends report none. `race` has the reasons of auto's choice; `ran` is None
-    if the graph runs on its own backend. `rewritten` counts the replacements of each rewrite, and `rewrite_costs`
-    has the memory and time that some take; `precision` is what was used of the lower precision that was requested, or
-    that won.
+    `codes` are Inductor's, `relax` is TVM's, and `engine` is ONNX Runtime's or OpenVINO's; other backends report none.
+    `race` has the reasons of auto's choice; `ran` is None if the graph runs on its own backend. `rewritten` counts the
+    replacements of each rewrite, and `rewrite_costs` has the memory and time that some take; `precision` is what was
+    used of the lower precision that was requested, or that won.
     """
 
     compile_id: str
@@ -136,10 +121,9 @@ class Graph:
     codes: tuple[Code, ...]
     relax: Relax | None = None
     race: Race | None = None
-    openvino: OpenVINO | None = None
     ran: Ran | None = None
     rewritten: Mapping[str, int] = field(default_factory=dict)
-    precision: Used | None = None
+    precision: PrecisionUse | None = None
     engine: EngineShare | None = None
     rewrite_costs: Mapping[str, str] = field(default_factory=dict)
 
@@ -172,9 +156,6 @@ def lines_of(graph: Graph) -> Iterator[str]:
         yield f"  rewritten: {', '.join(_rewritten(graph))}"
     if graph.relax:
         yield from (f"  {line}" for line in _relax_lines(graph.relax))
-    if graph.openvino:
-        in_eager = f"; in eager: {', '.join(graph.openvino.in_eager)}" if graph.openvino.in_eager else ""
-        yield f"  {number(graph.openvino.partitions, 'partition')} of OpenVINO{in_eager}"
     if graph.engine:
         yield from (f"  {line}" for line in _engine_lines(graph.engine))
     if graph.ran:

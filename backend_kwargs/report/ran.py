@@ -2,31 +2,18 @@
 
 from collections.abc import Iterable, Sequence
 
-from backend_kwargs.backends.fell_back import ATTEMPTS, summary_of, why_fell_back
 from backend_kwargs.compile_records import Record
-from backend_kwargs.report.graphs import Code, EnginePart, EngineShare, OpenVINO, Ran, Relax, number
+from backend_kwargs.facts.parts import why_fell_back
+from backend_kwargs.report.graphs import Code, EnginePart, EngineShare, Ran, Relax
 
 TVM = "TVM"
 RETURNED = Ran("fell_back", "ran in eager: the backend returned the graph unchanged")
 UNKNOWN = Ran("unknown", "unknown what runs it: this backend does not report whether it fell back")
 
 
-def openvino_of(record: Record) -> OpenVINO | None:
-    """Return OpenVINO's part of a graph up to now, None if another compiler made it."""
-    attempts = getattr(record.compiled(), ATTEMPTS, None)
-    if attempts is None:
-        return None
-    return OpenVINO(
-        sum(each.partitions for each in attempts),
-        sum(each.failed for each in attempts),
-        sum(each.by_inductor for each in attempts),
-        tuple(dict.fromkeys(op for each in attempts for op in each.in_eager)),
-    )
-
-
 def relax_of(record: Record) -> Relax | None:
     """Return TVM's part of a graph, None if another compiler made it; its backward graph is added once compiled."""
-    summary = summary_of(record.compiled())
+    summary = record.facts.parts
     if summary is None or summary.compiler != TVM:
         return None
     return Relax(tuple(summary.partitions), dict(summary.fallbacks), summary.failed)
@@ -34,7 +21,7 @@ def relax_of(record: Record) -> Relax | None:
 
 def engine_of(record: Record) -> EngineShare | None:
     """Return ONNX Runtime's or OpenVINO's own compiler's part of a graph, None if another compiler made it."""
-    summary = summary_of(record.compiled())
+    summary = record.facts.parts
     if summary is None or summary.compiler == TVM:
         return None
     partitions = tuple(EnginePart(each.operators, each.seconds) for each in summary.partitions)
@@ -45,35 +32,23 @@ def ran_of(
     record: Record,
     codes: Sequence[Code],
     relax: Relax | None,
-    openvino: OpenVINO | None,
     engine: EngineShare | None = None,
 ) -> Ran | None:
     """Return what ran a graph, None if it was its own backend."""
     if engine:
         return _in_eager(engine.engine, engine)
-    if openvino:
-        return _of_openvino(openvino)
     if relax:
         return _in_eager(TVM, relax)
     if record.backend.takes_inductor_options or record.spec == "dynamo:inductor":
         return None
     if codes:
         return Ran("unknown", "ran by Inductor, which this backend is built on or falls back to")
-    return RETURNED if record.came_back else UNKNOWN
+    return RETURNED if record.facts.unchanged else UNKNOWN
 
 
 def _in_eager(compiler: str, share: EngineShare | Relax) -> Ran | None:
     why = why_fell_back(compiler, len(share.partitions), share.failed)
     return Ran("fell_back", f"ran in eager: {why}") if why else None
-
-
-def _of_openvino(share: OpenVINO) -> Ran | None:
-    if share.by_inductor:
-        return Ran("fell_back", "ran by Inductor: OpenVINO failed to compile it")
-    if share.failed:
-        failed = f"{share.failed} of {number(share.partitions, 'partition')}"
-        return Ran("fell_back", f"ran in eager: OpenVINO failed to run {failed}")
-    return None if share.partitions else Ran("fell_back", "ran in eager: no partition of OpenVINO")
 
 
 def worst(all_ran: Iterable[Ran | None]) -> Ran | None:

@@ -1,7 +1,7 @@
 """Apply rewrites as one of Inductor's passes, after the user's own, and count what they find in a graph."""
 
 import copy
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -61,7 +61,7 @@ class RewritePass(InferenceAwarePass):  # type: ignore[misc]
         return None if None in users else ("backend_kwargs.rewrites", *known, tuple(users))
 
 
-def with_rewrites(patches: dict[str, Any], names: Sequence[str]) -> dict[str, Any]:
+def with_rewrites(patches: Mapping[str, Any], names: Sequence[str]) -> Mapping[str, Any]:
     """Return Inductor's options with a pass for those of the rewrites `names` that work here."""
     working = [name for name in names if not unmet(find_rewrite(name).needs, machine())]
     if not working:

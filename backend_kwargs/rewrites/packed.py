@@ -121,8 +121,7 @@ def pack(gm: GraphModule, example_inputs: Sequence[Any]) -> Change | None:
     packed.recompile()
     costs = _costs(packs, example_inputs)
     logger.info("Packed %d groups of linear layers: %s", len(groups), costs)
-    wrap = _wrapped(packs, kept, len(groups), costs)
-    return Change(packed, [example_inputs[at] for at in kept], len(groups), 0.0, wrap)
+    return Change(packed, [example_inputs[at] for at in kept], len(groups), wrap=_checking(packs, kept), costs=costs)
 
 
 def _compiled_before() -> int:
@@ -150,17 +149,15 @@ def _costs(packs: Sequence[Pack], inputs: Sequence[Any]) -> str:
     return f"{memory / 2**20:.2f} MiB of packed weights, {seconds * 1e6:.1f} µs of checks per call"
 
 
-def _wrapped(
-    packs: list[Pack], kept: list[int], count: int, costs: str
-) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+def _checking(packs: Sequence[Pack], kept: Sequence[int]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Return what wraps a compiled graph: a call that packs weights again that have changed."""
+
     def wrap(compiled: Callable[..., Any]) -> Callable[..., Any]:
         def call(*inputs: Any) -> Any:
             for each in packs:
                 each.refresh(inputs)
             return compiled(*[inputs[at] for at in kept])
 
-        call.rewritten = {"packed": count}  # type: ignore[attr-defined]
-        call.rewrite_costs = {"packed": costs}  # type: ignore[attr-defined]
         return call
 
     return wrap

@@ -2,21 +2,21 @@
 
 import operator
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
-from torch._dynamo.eval_frame import innermost_fn
 from torch.fx import GraphModule, Node
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
+from backend_kwargs.backends import CapturedGraph
 from backend_kwargs.errors import wrong_value
+from backend_kwargs.facts import Compiled, Replacements
 from backend_kwargs.graphs.writes import copy_of_graph, has_transforms, storages_of, written_between
 from backend_kwargs.options.requirements import machine, unmet
-from backend_kwargs.rewrites.matching import AnyNode, replace
+from backend_kwargs.rewrites import matching
+from backend_kwargs.rewrites.matching import AnyNode
 from backend_kwargs.rewrites.table import Rewrite, find_rewrite, resolved
-
-CompileGm = Callable[[GraphModule, Sequence[Any]], Callable[..., Any]]
 
 
 def _as_it_is(compiled: Callable[..., Any]) -> Callable[..., Any]:
@@ -28,7 +28,7 @@ class Change:
     """A graph that replaces dynamo's, with its inputs.
 
     `count` is the number of replacements and `bytes` the memory traffic that they save. `wrap` turns the compiled graph
-    into a callable that takes the inputs of dynamo's graph.
+    into a callable that takes the inputs of dynamo's graph; `costs` says in words what it adds to each call.
     """
 
     gm: GraphModule
@@ -36,28 +36,29 @@ class Change:
     count: int
     bytes: float = 0.0
     wrap: Callable[[Callable[..., Any]], Callable[..., Any]] = field(default=_as_it_is)
+    costs: str = ""
 
 
 def compile_rewritten(
-    gm: GraphModule, example_inputs: Sequence[Any], names: Sequence[str], compile_gm: CompileGm
-) -> Callable[..., Any]:
-    """Compile `gm` after the rewrites `names` of dynamo's graphs."""
-    wraps, counts = [], {}
+    graph: CapturedGraph, names: Sequence[str], following: Callable[[CapturedGraph], Compiled]
+) -> Compiled:
+    """Compile a graph by `following`, after the rewrites `names` of dynamo's graphs."""
+    changes: list[Change] = []
+    counted: dict[str, Replacements] = {}
     for name in names:
         rewrite = find_rewrite(name)
-        change = change_by(name, gm, example_inputs) if _works(rewrite, example_inputs) else None
-        if change is not None:
-            gm, example_inputs = change.gm, change.example_inputs
-            wraps.append(change.wrap)
-            if not rewrite.operators:
-                counts[name] = change.count
-    compiled = compile_gm(gm, example_inputs)
-    if counts:  # for `report`: nothing in the generated code shows them
-        kept: Any = innermost_fn(compiled)
-        kept.rewritten = counts
-    for wrap in reversed(wraps):
-        compiled = wrap(compiled)
-    return compiled
+        if not _works(rewrite, graph.example_inputs):
+            continue
+        if change := change_by(name, graph.gm, graph.example_inputs):
+            graph = replace(graph, gm=change.gm, example_inputs=change.example_inputs)
+            changes.append(change)
+            if not rewrite.operators:  # nothing in the generated code shows them
+                counted[name] = Replacements(change.count, change.costs)
+    compiled = following(graph)
+    call = compiled.call
+    for change in reversed(changes):
+        call = change.wrap(call)
+    return compiled.called_by(call).knowing(rewrites=counted)
 
 
 def change_by(name: str, gm: GraphModule, example_inputs: Sequence[Any]) -> Change | None:
@@ -137,4 +138,4 @@ def replace_by_first(node: AnyNode, call: AnyNode, dtype: torch.dtype) -> None:
         first = node.graph.call_function(operator.getitem, (call, 0))
         if value.dtype != dtype:
             first = node.graph.call_method("to", (first, value.dtype))
-    replace(node, first)
+    matching.replace(node, first)

@@ -19,10 +19,9 @@ from typing import Any
 import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own name for it
 from torch import nn
-from torch._dynamo.eval_frame import innermost_fn
 
 import backend_kwargs as bk
-from backend_kwargs.backends.fell_back import summary_of
+from backend_kwargs.backends import CapturedGraph
 from backend_kwargs.files.atomic_write import write_whole
 from backend_kwargs.measure import environment, interleave, median_interval, ratio_interval, status_of
 
@@ -117,9 +116,9 @@ class Watched:
         backend = bk.make_backend("tvm", **self.options)
 
         def compile_graph(gm: torch.fx.GraphModule, example_inputs: list[Any]) -> Any:
-            run = backend(gm, example_inputs)
-            self.summaries.append(summary_of(innermost_fn(run)))
-            return run
+            compiled = backend.compile(CapturedGraph(gm, example_inputs))
+            self.summaries.append(compiled.facts.parts)
+            return compiled.call
 
         return torch.compile(model, backend=compile_graph)
 

@@ -7,7 +7,8 @@ import pytest
 import torch
 
 import backend_kwargs
-from backend_kwargs.auto import decide, decision, race
+from backend_kwargs.auto import decide, race
+from backend_kwargs.facts.decision import RaceRow
 
 PASS = "post_grad_custom_post_pass"  # Inductor calls it with the lowered graph
 
@@ -88,8 +89,8 @@ class Races:
 
     def __call__(self, request, tick):
         self.count += 1
-        row = decision.RaceRow(self.winner, self.options, seconds=1e-4, won=True)
-        others = [decision.RaceRow(name, seconds=1.0) for name in ("eager", "default") if name != self.winner]
+        row = RaceRow(self.winner, self.options, seconds=1e-4, won=True)
+        others = [RaceRow(name, seconds=1.0) for name in ("eager", "default") if name != self.winner]
         return race.RaceResult(row, (*others, row), "3 ops", 0.1, self.cut)
 
 

@@ -5,8 +5,8 @@ import sqlite3
 import torch
 
 import backend_kwargs
-from backend_kwargs.auto.decision import Decision, RaceRow
 from backend_kwargs.auto.store import Store
+from backend_kwargs.facts.decision import Decision, RaceRow
 
 ROW = RaceRow("cudagraphs", seconds=1e-4, won=True)
 KEY = "ab" * 32

@@ -12,12 +12,14 @@ from torch._inductor import config
 
 import backend_kwargs
 from backend_kwargs.auto import cache_key, decide, race
-from backend_kwargs.auto.decision import RaceRow
 from backend_kwargs.auto.request import Request, Tools
 from backend_kwargs.auto.settings import Settings
 from backend_kwargs.auto.store import Store
+from backend_kwargs.backends import CapturedGraph
 from backend_kwargs.compare import Candidate, compare
 from backend_kwargs.errors import BackendKwargsWarning
+from backend_kwargs.facts import Compiled
+from backend_kwargs.facts.decision import RaceRow
 
 
 def stored(store, **changes):
@@ -198,19 +200,22 @@ def test_default_gets_the_graph_as_it_was(races, fails):
     """If the winner changes the graph and fails, default compiles the original graph."""
     races.winner, races.options = "cpp_wrapper", {"cpp_wrapper": True}
 
-    def compile_one(gm, inputs, options):
+    def compile_one(graph, options, compiler):
+        gm = graph.gm
         if options:
             gm.graph.find_nodes(op="output")[0].args = ((gm.graph.find_nodes(op="placeholder")[0],),)
             gm.recompile()
             if fails:
                 raise RuntimeError("planted")
-        return gm.forward
+        return Compiled(gm.forward)
 
     x = torch.randn(8, 64)
     tools = Tools(lambda name: {}, lambda options: {}, {})
-    request = Request(torch.fx.symbolic_trace(chain), [x], Settings(candidates=("cpp_wrapper",)), compile_one, tools)
+    request = Request(
+        CapturedGraph(torch.fx.symbolic_trace(chain), [x]), Settings(candidates=("cpp_wrapper",)), compile_one, tools
+    )
     with pytest.warns(BackendKwargsWarning) if fails else contextlib.nullcontext():
-        compiled = decide.compile_fastest(request)
+        compiled = decide.compile_fastest(request).call
     assert torch.equal(compiled(x), chain(x)) if fails else compiled(x)[0] is x
 
 
@@ -259,7 +264,7 @@ def test_a_template_that_sets_something_else_is_another_candidate():
     def asked(**options):
         tools = Tools(lambda name: options, lambda options: {}, {})
         settings = Settings(candidates=["mine", "cpp_wrapper"])
-        return decide._Question(Request(None, [], settings, None, tools)).asked["candidates"]
+        return decide._Question(Request(CapturedGraph(None, []), settings, None, tools)).asked["candidates"]
 
     assert asked(epilogue_fusion=True) == [("mine", [("epilogue_fusion", True)]), ("cpp_wrapper", [])]
     assert asked(epilogue_fusion=True) != asked(epilogue_fusion=False)

@@ -8,9 +8,10 @@ from graphs import chain
 from torch.fx import symbolic_trace
 
 from backend_kwargs.auto import decide
-from backend_kwargs.auto.decision import Decision, RaceRow
 from backend_kwargs.auto.request import Request, Tools
 from backend_kwargs.auto.settings import Settings
+from backend_kwargs.backends import CapturedGraph
+from backend_kwargs.facts.decision import Decision, RaceRow
 from backend_kwargs.options.templates import find_template
 
 LARGE = torch.zeros(1 << 19)  # two mebibytes: not tiny
@@ -25,7 +26,7 @@ def question(*inputs, fixed=None, fn=chain, **settings):
     """Return the question about one graph."""
     tools = Tools(lambda name: find_template(name).options, lambda options: {}, fixed or {})
     gm = symbolic_trace(fn)
-    return decide._Question(Request(gm, inputs or (LARGE,), Settings(**settings), pytest.fail, tools))
+    return decide._Question(Request(CapturedGraph(gm, inputs or (LARGE,)), Settings(**settings), pytest.fail, tools))
 
 
 def remember(asked, key="other", winner="cudagraphs", **changed):

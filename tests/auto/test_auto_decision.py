@@ -15,10 +15,11 @@ import pytest
 import torch
 from graphs import KEY, MADE, spoil
 
-from backend_kwargs.auto import decide, decision
-from backend_kwargs.auto.decision import COLUMNS, RaceRow, has_form, packed, parsed, plain, unpacked
+from backend_kwargs.auto import decide
+from backend_kwargs.auto.decision import COLUMNS, has_form, packed, parsed, plain, unpacked
 from backend_kwargs.auto.store import Store, store_path
 from backend_kwargs.errors import BackendKwargsWarning
+from backend_kwargs.facts.decision import Decision, RaceRow
 
 WRITER = """
 import sys
@@ -372,7 +373,7 @@ def test_columns_as_a_decision():
 def test_a_decision_is_of_now():
     """Its time is when it was made, and it was not cut unless that is said."""
     before = time.time()
-    made = decision.Decision("key", "graph", "step")
+    made = Decision("key", "graph", "step")
     assert before <= made.made <= time.time()
     assert (made.seconds, made.cut_s, made.compiler) == (0.0, 0.0, "")
 

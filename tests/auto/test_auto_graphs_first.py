@@ -16,13 +16,14 @@ from backend_kwargs.auto.candidates import (
     rewriting,
 )
 from backend_kwargs.auto.deadline import OutOfTime
-from backend_kwargs.auto.decision import RaceRow
 from backend_kwargs.auto.graph_stats import Product
 from backend_kwargs.auto.head_to_head import Runner
 from backend_kwargs.auto.request import Request, Tools
 from backend_kwargs.auto.roofline import Ceilings, Slack, gain_without_graphs
 from backend_kwargs.auto.settings import Settings
 from backend_kwargs.auto.store import Store
+from backend_kwargs.backends import CapturedGraph
+from backend_kwargs.facts.decision import RaceRow
 from backend_kwargs.rewrites.table import Rewrite
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
@@ -45,7 +46,7 @@ def raced(monkeypatch):
         monkeypatch.setattr(selection, "idle_share", lambda call, device: idle)
         monkeypatch.setattr(selection, "seconds_of_traffic", lambda moved, device: moved)
         tools = Tools(lambda name: {}, lambda options: limits or {}, fixed or {}, rewrites)
-        request = Request(None, (), Settings(**{"budget_s": 30.0} | settings), pytest.fail, tools)
+        request = Request(CapturedGraph(None, ()), Settings(**{"budget_s": 30.0} | settings), pytest.fail, tools)
         left = budget.Budget(request.settings.budget_s, NOW, eager_s)
         made = race._Race.of(request, lambda *_: None, 0.0, None, device, stats, left, {})
         met = []

@@ -8,7 +8,8 @@ import torch
 
 from backend_kwargs import measure
 from backend_kwargs.auto import head_to_head, race
-from backend_kwargs.auto.candidates import DEFAULT, EAGER, RaceCandidate
+from backend_kwargs.auto.candidates import RaceCandidate
+from backend_kwargs.facts.decision import DEFAULT, EAGER
 from backend_kwargs.measure import timing
 
 

@@ -15,7 +15,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from backend_kwargs.auto import cache_key, decide
 from backend_kwargs.auto.request import Request, Tools
 from backend_kwargs.auto.settings import Settings
-from backend_kwargs.backends import declared
+from backend_kwargs.backends import CapturedGraph, declared
 from backend_kwargs.options.requirements import installed_version, machine
 
 X = torch.randn(8, 64)
@@ -25,7 +25,9 @@ KERNELS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBacken
 def keys(fn=chain, inputs=(X,), fixed=None, rewrites=(), template=None, **settings):
     """Return the three keys of a question."""
     tools = Tools(lambda name: template or {}, lambda options: {}, fixed or {}, rewrites)
-    asked = decide._Question(Request(symbolic_trace(fn), inputs, Settings(**settings), pytest.fail, tools))
+    asked = decide._Question(
+        Request(CapturedGraph(symbolic_trace(fn), inputs), Settings(**settings), pytest.fail, tools)
+    )
     return {"key": asked.key, "graph": asked.graph, "scope": asked.scope}
 
 

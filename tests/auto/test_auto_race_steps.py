@@ -10,12 +10,13 @@ import torch
 from backend_kwargs import measure
 from backend_kwargs.auto import budget, checks, race, selection
 from backend_kwargs.auto.candidates import STEPS, Costs, RaceCandidate
-from backend_kwargs.auto.decision import RaceRow
 from backend_kwargs.auto.graph_stats import GraphStats
 from backend_kwargs.auto.head_to_head import Runner, note_figures, peak_of
 from backend_kwargs.auto.request import Request, Tools
 from backend_kwargs.auto.roofline import Slack
 from backend_kwargs.auto.settings import Settings
+from backend_kwargs.backends import CapturedGraph
+from backend_kwargs.facts.decision import RaceRow
 from backend_kwargs.interval import Interval
 
 CPU = torch.device("cpu")
@@ -31,7 +32,7 @@ def raced(monkeypatch):
 
     def make(*, spent=0.0, fixed=None, limits=None, stats=STATS, inputs=INPUTS, state=None, call_s=0.01, **settings):
         tools = Tools(lambda name: {}, lambda options: limits or {}, fixed or {})
-        request = Request(None, (), Settings(**{"budget_s": 100.0} | settings), pytest.fail, tools)
+        request = Request(CapturedGraph(None, ()), Settings(**{"budget_s": 100.0} | settings), pytest.fail, tools)
         task = SimpleNamespace(inputs=inputs, training=False, copy=lambda: "copy")
         left = budget.Budget(request.settings.budget_s, NOW - spent, call_s)
         made = race._Race.of(request, lambda *_: None, 0.0, task, CPU, stats, left, {})

@@ -11,8 +11,9 @@ from graphs import backend_of, chain, logged
 
 import backend_kwargs
 from backend_kwargs.auto import decide, ranks
-from backend_kwargs.auto.decision import Decision, packed
+from backend_kwargs.auto.decision import packed
 from backend_kwargs.auto.settings import Settings
+from backend_kwargs.facts.decision import Decision
 
 
 def test_collectives_are_not_raced(races, log, tmp_path):

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from backend_kwargs.auto import reporting
-from backend_kwargs.auto.decision import Decision, RaceRow
 from backend_kwargs.auto.reporting import ARTIFACT, progress, table
+from backend_kwargs.facts.decision import Decision, RaceRow
 from backend_kwargs.interval import Interval
 
 
@@ -140,7 +140,6 @@ def test_a_decision_is_logged_whole_once(reported, caplog):
     lines = [message.splitlines() for message in caplog.messages]
     assert [line[0] for line in lines] == [head, f"{head}, as decided before", head, head]
     assert [len(line) for line in lines] == [2, 1, 2, 2]
-    assert reporting.last_decision() == replace(made, key="other")
 
 
 def test_what_was_not_raced_is_no_repetition(reported, caplog):
@@ -158,9 +157,3 @@ def test_eager_that_won_is_said(reported, caplog):
         reporting.tell(Decision("key", "graph", winner, rows=(RaceRow("eager"),), made=1.0))
     said = "No candidate beats eager on this graph, which runs uncompiled."
     assert [message for message in caplog.messages if not message.startswith("auto: ")] == [said]
-
-
-def test_nothing_is_reported_before_the_first(reported):
-    """Without a decision there is none to report."""
-    reporting._last.clear()
-    assert reporting.last_decision() is None

@@ -12,8 +12,8 @@ import backend_kwargs
 from backend_kwargs import make_backend
 from backend_kwargs.auto import candidates, decide, race, selection
 from backend_kwargs.auto.candidates import RaceCandidate, merged, rewriting
-from backend_kwargs.auto.decision import Decision
 from backend_kwargs.auto.store import Store
+from backend_kwargs.facts.decision import Decision
 
 
 @pytest.fixture(autouse=True)

@@ -17,8 +17,8 @@ from backend_kwargs.auto.store import Store
 from backend_kwargs.backends.openvino import compiler as openvino_native
 from backend_kwargs.cli import app
 from backend_kwargs.errors import BackendKwargsError, BackendKwargsWarning
+from backend_kwargs.harness.isolation import Counted
 from backend_kwargs.options.templates import find_template
-from backend_kwargs.precision.bounds import measured_elsewhere
 
 pytest.importorskip("openvino")
 pytestmark = [
@@ -227,9 +227,10 @@ def test_where_the_caller_measures_an_ignored_hint_is_refused(monkeypatch):
     if not openvino_native.why_not_in("f16"):
         pytest.skip("OpenVINO has float16 kernels for this CPU")
     monkeypatch.setattr(openvino_native, "_capabilities", lambda: frozenset({"FP32", "BF16", "FP16"}))
-    compiled = torch.compile(net(), backend=bk.make_backend("openvino-native", precision="fp16", max_error=0.1))
+    backend = bk.make_backend("openvino-native", precision="fp16", max_error=0.1)
+    compiled = torch.compile(net(), backend=Counted(backend, error_is_measured=True))
     refused = r"Precision 'fp16' is refused: OpenVINO computes in .*, not in f16\."
-    with measured_elsewhere(), pytest.raises(BackendCompilerFailed, match=refused):
+    with pytest.raises(BackendCompilerFailed, match=refused):
         compiled(X)
 
 

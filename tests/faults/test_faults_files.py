@@ -17,9 +17,9 @@ from backend_kwargs.auto import race
 from backend_kwargs.auto.decide import Decision, Store
 from backend_kwargs.auto.decisions_toml import write_decisions
 from backend_kwargs.auto.reporting import table
-from backend_kwargs.backends.inductor.compiler import OWN
 from backend_kwargs.options.catalogue import inductor_options
 from backend_kwargs.options.option import Option
+from backend_kwargs.pipeline import OWN
 
 CODE = "which a file may set only if it is trusted: pass trust=True if you trust its author."
 KEY = "ab" * 32

@@ -14,9 +14,9 @@ import typer
 import backend_kwargs as bk
 from backend_kwargs import cli
 from backend_kwargs.auto.decide import Decision, Store
-from backend_kwargs.auto.decision import RaceRow
 from backend_kwargs.cli.console import LONGEST_LINE, complain, print_json, print_table, say
 from backend_kwargs.errors import BackendKwargsError, printable, shown, warn_once
+from backend_kwargs.facts.decision import RaceRow
 
 KEY = "ab" * 32
 # Escape sequences, line ends, a change of direction, markup of rich, and controls of eight bits.

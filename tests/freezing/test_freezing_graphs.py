@@ -82,7 +82,7 @@ def test_inputs_that_became_constants_are_dropped():
     def compiled_gm(*inputs: Any) -> Any:
         return inputs
 
-    call = freezing._taking_all_inputs(compiled_gm, [2, 0])
+    call = freezing.taking_all_inputs(compiled_gm, [2, 0])
     assert call("a", "b", "c") == ("c", "a")
     assert call.__wrapped__ is compiled_gm
 

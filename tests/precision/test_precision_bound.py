@@ -9,9 +9,10 @@ from torch.nn import functional
 
 import backend_kwargs as bk
 from backend_kwargs import BackendKwargsWarning
+from backend_kwargs.facts.precision import PrecisionUse
 from backend_kwargs.options.requirements import installed_version
 from backend_kwargs.precision import reference
-from backend_kwargs.precision.bounds import UnfitPrecisionError, Used
+from backend_kwargs.precision.bounds import UnfitPrecisionError
 from backend_kwargs.precision.error import Truth
 from backend_kwargs.precision.serving import serving
 
@@ -76,7 +77,7 @@ def test_results_that_are_all_zero_measure_nothing():
 
 def serve(compiled, *inputs, max_error=BOUND):
     """Return what `serving` makes of a graph of one product, compiled as `compiled`, and what it notes."""
-    used = Used("bf16", None, max_error)
+    used = PrecisionUse("bf16", None, max_error)
     graph = torch.fx.symbolic_trace(lambda x, w: (x @ w,))
     return serving(graph, inputs, used, lambda written: compiled), used
 

@@ -5,8 +5,8 @@ from precision_nets import MARKS
 
 import backend_kwargs as bk
 from backend_kwargs import BackendKwargsError
+from backend_kwargs.options import precisions
 from backend_kwargs.options.requirements import CannotWorkError, Machine
-from backend_kwargs.precision import table
 
 pytestmark = MARKS
 
@@ -98,7 +98,7 @@ def test_requirements(name, here, expected):
     """A missing requirement raises if the precision cannot work, and warns if it is slow."""
     limits = []
     try:
-        table.verify({"precision": (name,), "max_error": 0.01}, here, limits.append)
+        precisions.verify({"precision": (name,), "max_error": 0.01}, here, limits.append)
     except CannotWorkError as lacking:
         limits = [str(lacking)]
     assert "".join(map(str, limits)) == expected
@@ -108,7 +108,7 @@ def test_a_race_leaves_out_what_cannot_work():
     """In a race a precision that this machine lacks is only a warning, since others may win."""
     limits = []
     asked = {"precision": ("bf16", "int8-dynamic"), "max_error": 0.01, "auto": True}
-    table.verify(asked, Machine(cpu_dtypes=frozenset({"bf16"})), limits.append)
+    precisions.verify(asked, Machine(cpu_dtypes=frozenset({"bf16"})), limits.append)
     assert [str(limit) for limit in limits] == [
         "Precision 'int8-dynamic' cannot act fully here: torchao is not importable; `auto` does not try it."
     ]

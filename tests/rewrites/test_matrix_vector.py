@@ -8,7 +8,8 @@ from on_a_cpu import compiled_by
 from torch.testing import assert_close
 
 import backend_kwargs as bk
-from backend_kwargs.backends.generated_code import rewritten_in
+from backend_kwargs.backends.generated_code import rewrites_made
+from backend_kwargs.facts import CompileFacts
 from backend_kwargs.rewrites import traced
 from backend_kwargs.rewrites.matrix_vector import multiply_and_sum
 
@@ -146,4 +147,4 @@ def test_a_report_counts_them(monkeypatch, fresh_dynamo):
     assert_close(compiled(a, b), (a @ b) * (b.mT @ a.mT))
     (graph,) = bk.report(compiled).graphs
     assert graph.rewritten == {"matrix_vector": 2}
-    assert rewritten_in(None, ()) == {}
+    assert rewrites_made(None, CompileFacts(), {}) == {}

@@ -16,8 +16,9 @@ from torch._inductor.compile_fx import compile_fx, compile_fx_inner
 from torch._inductor.runtime import compile_tasks
 from torch._inductor.utils import fresh_cache, run_and_get_code
 
-from backend_kwargs.backends.inductor.compiler import OWN, TORCH_COMPILE_ONLY
+from backend_kwargs.backends.inductor.compiler import TORCH_COMPILE_ONLY
 from backend_kwargs.options.requirements import LEAST_SMS
+from backend_kwargs.pipeline import OWN
 
 pytestmark = pytest.mark.usefixtures("fresh_dynamo")
 

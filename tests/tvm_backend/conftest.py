@@ -10,10 +10,9 @@ from typing import Any
 
 import pytest
 import torch
-from torch._dynamo.eval_frame import innermost_fn
 
 from backend_kwargs import make_backend
-from backend_kwargs.backends.fell_back import summary_of
+from backend_kwargs.backends import CapturedGraph
 from backend_kwargs.backends.tvm.versions import unfit
 
 HERE = Path(__file__).parent
@@ -66,9 +65,9 @@ def compiled() -> Callable[..., Compiled]:
         summaries: list[Any] = []
 
         def compiler_fn(gm: Any, example_inputs: Any) -> Any:
-            made = backend(gm, example_inputs)
-            summaries.append(summary_of(innermost_fn(made)))
-            return made
+            made = backend.compile(CapturedGraph(gm, example_inputs))
+            summaries.append(made.facts.parts)
+            return made.call
 
         return Compiled(torch.compile(fn, backend=compiler_fn, dynamic=dynamic), summaries)
 

@@ -33,7 +33,7 @@ from torch.testing._internal.opinfo.core import OpInfo
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 import backend_kwargs as bk
-from backend_kwargs.backends.fell_back import summary_of
+from backend_kwargs.backends import CapturedGraph
 
 LIST = Path(__file__).with_name("opinfo.md")
 # With the samples of each operator: the other types differ from float32 at the first if they do.
@@ -100,9 +100,9 @@ def _sample(op: OpInfo, sample: Any, verdict: Verdict, gradients: bool) -> str:
     backend = bk.make_backend(backend_name[0], options)
 
     def recorded(gm: Any, inputs: Any, **kwargs: Any) -> Any:
-        compiled = backend(gm, inputs, **kwargs)
-        summaries.append(summary_of(compiled))
-        return compiled
+        compiled = backend.called_with(**kwargs).compile(CapturedGraph(gm, inputs))
+        summaries.append(compiled.facts.parts)
+        return compiled.call
 
     torch._dynamo.reset()
     try:

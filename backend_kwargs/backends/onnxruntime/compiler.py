@@ -1,11 +1,13 @@
 """ONNX Runtime under checked options, through torch's ONNX exporter. Imported for the first graph."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from backend_kwargs.backends import CapturedGraph
 from backend_kwargs.backends.declared import DeclaredCompiler
 from backend_kwargs.backends.onnxruntime.settings import OPTIONS, Settings
+from backend_kwargs.facts import Compiled
 from backend_kwargs.options.option import Option
 from backend_kwargs.options.requirements import Rule
 
@@ -31,10 +33,8 @@ class ONNXRuntimeCompiler(DeclaredCompiler):
     freezes: ClassVar[bool] = True
     trains: ClassVar[bool] = False
 
-    def compile(
-        self, gm: Any, example_inputs: Sequence[Any], options: Mapping[str, Any], name: str | None
-    ) -> Callable[..., Any]:
+    def compile(self, graph: CapturedGraph, options: Mapping[str, Any]) -> Compiled:
         from backend_kwargs.backends.onnxruntime.session import ONNXRuntime
-        from backend_kwargs.backends.partitioned import compile_graph
+        from backend_kwargs.backends.partitioned import compile_by_parts
 
-        return compile_graph(gm, example_inputs, ONNXRuntime(Settings(**options)))
+        return compile_by_parts(graph, options, ONNXRuntime(Settings(**options)))

@@ -1,20 +1,20 @@
 """OpenVINO under checked options, through its frontend for torch graphs instead of its dynamo backend."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import cache, partial
+from dataclasses import dataclass
+from functools import cache
 from types import MappingProxyType
 from typing import Any, ClassVar
 
+from backend_kwargs.backends import CapturedGraph
 from backend_kwargs.backends.declared import DeclaredCompiler
-from backend_kwargs.backends.fell_back import summary_of
 from backend_kwargs.backends.openvino.settings import OPTIONS, Hint, Settings
 from backend_kwargs.errors import BackendKwargsError, unknown
+from backend_kwargs.facts import Compiled
+from backend_kwargs.options import precisions
 from backend_kwargs.options.option import Option
 from backend_kwargs.options.requirements import CannotWorkError, Limit, Rule
 from backend_kwargs.options.trust import Check
-from backend_kwargs.precision import table
-from backend_kwargs.precision.bounds import UnfitPrecisionError
 
 # The values of OpenVINO's INFERENCE_PRECISION_HINT, which it ignores where it lacks the capability.
 HINTS: Mapping[str, Hint] = MappingProxyType({"bf16": "bf16", "fp16": "f16"})
@@ -30,7 +30,7 @@ class OpenVINONativeCompiler(DeclaredCompiler):
     registered: ClassVar[str] = "tmpl-openvino-native"
     line: ClassVar[str] = "OpenVINO's own compiler under options: inference, parameters as constants, the rest in eager"
     declared: ClassVar[Mapping[str, Option]] = OPTIONS
-    rules: ClassVar[tuple[Rule, ...]] = tuple(rule for rule in table.RULES if rule.options == "max_error")
+    rules: ClassVar[tuple[Rule, ...]] = tuple(rule for rule in precisions.RULES if rule.options == "max_error")
     precisions: ClassVar[tuple[str, ...]] = tuple(HINTS)
     distributions: ClassVar[tuple[str, ...]] = ("openvino",)
     needs: ClassVar[tuple[str, ...]] = ("openvino",)
@@ -39,7 +39,7 @@ class OpenVINONativeCompiler(DeclaredCompiler):
     trains: ClassVar[bool] = False
 
     def checked(self, option: Option, value: Any, coerce: Check) -> Any:
-        return super().checked(option, table.named(value) if option.name == "precision" else value, coerce)
+        return super().checked(option, precisions.named(value) if option.name == "precision" else value, coerce)
 
     def why_not_in(self, precision: str) -> str:
         return why_not_in(HINTS[precision])
@@ -59,7 +59,7 @@ class OpenVINONativeCompiler(DeclaredCompiler):
         if not names:
             return
         if options.get("max_error") is None:
-            raise BackendKwargsError(table.NEEDS_BOUND)
+            raise BackendKwargsError(precisions.NEEDS_BOUND)
         if len(names) > 1:
             raise BackendKwargsError(
                 f"Option 'precision' names {len(names)} ({', '.join(names)}), but {self.name!r} computes in one: name "
@@ -73,29 +73,14 @@ class OpenVINONativeCompiler(DeclaredCompiler):
         if why := self.why_not_in(names[0]):
             raise CannotWorkError(Limit(f"Precision {names[0]!r} of {self.name!r}", why, REMEDY))
 
-    def compile(
-        self, gm: Any, example_inputs: Sequence[Any], options: Mapping[str, Any], name: str | None
-    ) -> Callable[..., Any]:
+    def computing_in(self, precision: str) -> Mapping[str, Any]:
+        return {"inference_precision": HINTS[precision]}
+
+    def compile(self, graph: CapturedGraph, options: Mapping[str, Any]) -> Compiled:
         from backend_kwargs.backends.openvino.model import OpenVINO
-        from backend_kwargs.backends.partitioned import compile_graph
+        from backend_kwargs.backends.partitioned import compile_by_parts
 
-        def compile_in(hint: Hint, gm: Any, inputs: Sequence[Any]) -> Callable[..., Any]:
-            compiled = compile_graph(gm, inputs, OpenVINO(replace(settings, inference_precision=hint)))
-            # OpenVINO may compute in another precision than its hint names, without an error.
-            if settings.precision and hint != "f32" and (summary := summary_of(compiled)) and summary.notes:
-                raise UnfitPrecisionError("; ".join(summary.notes))
-            return compiled
-
-        settings = Settings(**options)
-        if not settings.precision:
-            return compile_in(settings.inference_precision, gm, example_inputs)
-        from backend_kwargs.precision.lowered import Asked, compile_lowered
-
-        (precision,) = table.named(settings.precision)
-        asked = Asked(precision, settings.max_error, by_compiler=True)
-        return compile_lowered(
-            gm, example_inputs, asked, partial(compile_in, HINTS[precision]), partial(compile_in, "f32")
-        )
+        return compile_by_parts(graph, options, OpenVINO(Settings(**options)))
 
 
 def why_not_in(hint: str) -> str:

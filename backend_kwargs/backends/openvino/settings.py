@@ -3,9 +3,9 @@
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
+from backend_kwargs.options import precisions
 from backend_kwargs.options.option import Where, declared
 from backend_kwargs.options.trust import OPENVINO_NATIVE_DATA
-from backend_kwargs.precision import table
 
 Hint = Literal["f32", "bf16", "f16"]
 Count = Annotated[int, Where("of at least 1", lambda count: count >= 1)]
@@ -23,7 +23,7 @@ class Settings:
         tuple[Literal["bf16", "fp16"], ...], "a lower precision within max_error, as on tmpl-inductor; needs max_error"
     ] = ()
     max_error: Annotated[
-        table.Bound | None, "largest relative RMSE of an output to a float64 reference under precision"
+        precisions.Bound | None, "largest relative RMSE of an output to a float64 reference under precision"
     ] = None
     inference_num_threads: Annotated[Threads | None, "threads; None: torch.get_num_threads()"] = None
     performance_hint: Annotated[Literal["LATENCY", "THROUGHPUT"], "the goal of OpenVINO's scheduling of threads"] = (

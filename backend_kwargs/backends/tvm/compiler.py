@@ -4,11 +4,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from backend_kwargs.backends import CapturedGraph
 from backend_kwargs.backends.declared import DeclaredCompiler
 from backend_kwargs.backends.tvm.checks import checked
 from backend_kwargs.backends.tvm.settings import OPTIONS, REMOVED, RULES, Settings, verify
 from backend_kwargs.backends.tvm.versions import WORKING, require_tvm, unfit
 from backend_kwargs.errors import BackendKwargsError, warn_once
+from backend_kwargs.facts import Compiled
 from backend_kwargs.options.option import Option
 from backend_kwargs.options.requirements import INSTALL_TVM, CannotWorkError, Limit, Rule
 from backend_kwargs.options.trust import Check
@@ -40,16 +42,14 @@ class TVMCompiler(DeclaredCompiler):
             raise CannotWorkError(Limit(f"Backend {self.name!r}", reason, INSTALL_TVM))
         verify(options, tell)
 
-    def compile(
-        self, gm: Any, example_inputs: Sequence[Any], options: Mapping[str, Any], name: str | None
-    ) -> Callable[..., Any]:
+    def compile(self, graph: CapturedGraph, options: Mapping[str, Any]) -> Compiled:
         require_tvm()
         import torch
 
-        from backend_kwargs.backends.partitioned import compile_graph
+        from backend_kwargs.backends.partitioned import compile_by_parts
         from backend_kwargs.backends.tvm.part_compiler import TVM
 
         settings = Settings.of(options)
         if settings.freeze and torch.is_grad_enabled():
             warn_once("Option 'freeze' is inert while gradients are recorded: call the model under torch.no_grad().")
-        return compile_graph(gm, example_inputs, TVM(settings))
+        return compile_by_parts(graph, options, TVM(settings))

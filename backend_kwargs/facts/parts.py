@@ -1,11 +1,6 @@
-"""What another compiler runs of a graph, and what fell back: read from attributes of the callable that it returned."""
+"""The parts of a graph that a compiler of parts runs, and what runs in eager."""
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
-
-SUMMARY = "parts_summary"  # an attribute; its value is a `PartsSummary`
-ATTEMPTS = "openvino_attempts"
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,11 +49,6 @@ class PartsSummary:
         self.leave(op, f"{self.compiler} failed to run it: {reason}")
 
 
-def summary_of(compiled: Any) -> PartsSummary | None:
-    """Return the summary of the parts of a compiled graph, None if its compiler has none."""
-    return getattr(compiled, SUMMARY, None)
-
-
 def why_fell_back(compiler: str, partitions: int, failed: int) -> str:
     """Return which parts of a graph its compiler does not run, "" if it runs all that it has compiled."""
     if failed:
@@ -66,17 +56,11 @@ def why_fell_back(compiler: str, partitions: int, failed: int) -> str:
     return "" if partitions else f"no partition of {compiler}"
 
 
-def left_to_eager(compiled: Callable[..., Any]) -> str:
+def left_to_eager(parts: PartsSummary | None) -> str:
     """Return why no part of a graph runs on its compiler, or which failed to; "" if all parts do or it is unknown."""
-    if summary := summary_of(compiled):
-        reasons = "; ".join(f"{op}: {reason}" for op, reason in summary.fallbacks.items())
-        if summary.failed:
-            return f"{why_fell_back(summary.compiler, len(summary.partitions), summary.failed)}: {reasons}"
-        if not summary.partitions:
-            return f"all of it runs in eager: {reasons or 'there is nothing to compile'}"
-    for attempt in getattr(compiled, ATTEMPTS, ()):
-        if attempt.by_inductor:
-            return "OpenVINO failed to compile it, so Inductor did"
-        if attempt.failed or not attempt.partitions:
-            return "all of it runs in eager" if not attempt.partitions else "a partition of OpenVINO's failed to run"
-    return ""
+    if parts is None or (parts.partitions and not parts.failed):
+        return ""
+    reasons = "; ".join(f"{op}: {reason}" for op, reason in parts.fallbacks.items())
+    if parts.failed:
+        return f"{why_fell_back(parts.compiler, len(parts.partitions), parts.failed)}: {reasons}"
+    return f"all of it runs in eager: {reasons or 'there is nothing to compile'}"

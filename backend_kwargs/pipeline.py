@@ -1,0 +1,253 @@
+"""The stages of a compile, in order. Each takes the options that it owns, and hands the rest on; adding one is a row.
+
+`auto` and the precisions come first, since what they measure is what all later stages make. The copies of results are
+the last thing done to a call, then come changes of dynamo's graph, and what Inductor does with the graphs it lowers.
+"""
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import partial
+from types import MappingProxyType
+from typing import Annotated, Any
+
+from backend_kwargs.auto import settings as auto
+from backend_kwargs.auto.candidates import check_candidates, standing
+from backend_kwargs.backends import CapturedGraph, Compiler, Stage, Step, Tell
+from backend_kwargs.backends.inductor import compiler as inductor
+from backend_kwargs.backends.inductor.compiler import InductorCompiler, is_set
+from backend_kwargs.backends.others import OTHERS
+from backend_kwargs.errors import BackendKwargsError, warn_once
+from backend_kwargs.facts import Compiled
+from backend_kwargs.options import precisions
+from backend_kwargs.options.layers import merge
+from backend_kwargs.options.option import Option, Where
+from backend_kwargs.options.requirements import Machine, limits
+from backend_kwargs.options.spec import split_templates
+from backend_kwargs.options.trust import OWN_DATA
+from backend_kwargs.rewrites.table import check_rewrites, find_rewrite, raced_rewrites
+
+
+def compile_graph(compiler: Compiler, graph: CapturedGraph, options: Mapping[str, Any]) -> Compiled:
+    """Compile a graph with `compiler`, through those of its stages that `options` ask for."""
+    step: Step = compiler.compile
+    for stage in reversed(compiler.stages):
+        step = partial(_through, stage, compiler, step)
+    return step(graph, options)
+
+
+def _through(
+    stage: Stage, compiler: Compiler, following: Step, graph: CapturedGraph, options: Mapping[str, Any]
+) -> Compiled:
+    asked = is_set(stage.name, options.get(stage.name))
+    return stage.apply(compiler, graph, options, following) if asked else following(graph, options)
+
+
+# ---- auto: races candidates, each of which goes through the stages after this one
+
+
+def _compile_fastest(compiler: Compiler, graph: CapturedGraph, options: Mapping[str, Any], following: Step) -> Compiled:
+    from backend_kwargs.auto.decide import compile_fastest
+    from backend_kwargs.auto.request import Request, Tools
+
+    # Rewrites that are named join those that are raced.
+    raced = raced_rewrites(options.get("rewrites"))
+    fixed = {name: value for name, value in options.items() if name not in auto.OPTIONS and name != "rewrites"}
+    clones = _clones(options)
+
+    def compile_one(graph: CapturedGraph, candidate: Mapping[str, Any], other: str = "") -> Compiled:
+        if other:
+            return compile_graph(COMPILERS[other](other), graph, candidate)
+        return following(graph, {**candidate, **standing(fixed, candidate), "clone_outputs": clones})
+
+    tools = Tools(lambda named: merge(map(compiler.template, split_templates(named))), compiler.limits, fixed, raced)
+    return compile_fastest(Request(graph, auto.Settings.of(options), compile_one, tools))
+
+
+def _check_candidates(options: Mapping[str, Any], here: Machine, tell: Tell) -> None:
+    check_candidates(options.get("candidates") or ())
+
+
+# ---- precision: the graph in a lower precision, measured
+
+
+def _compile_lowered(compiler: Compiler, graph: CapturedGraph, options: Mapping[str, Any], following: Step) -> Compiled:
+    from backend_kwargs.precision.lowered import Asked, compile_lowered
+
+    (precision,) = precisions.named(options["precision"])
+    rest = {name: value for name, value in options.items() if name not in precisions.OPTIONS}
+    asked = Asked(
+        precision,
+        options.get("max_error"),
+        freezing=bool(options.get("freezing")),
+        strict=bool(options.get("strict")),
+        by_compiler=precision in compiler.precisions,
+    )
+    return compile_lowered(graph, asked, following, {**rest, **compiler.computing_in(precision)}, rest)
+
+
+# ---- clone_outputs: results that no later call changes
+
+
+def _clone_outputs(compiler: Compiler, graph: CapturedGraph, options: Mapping[str, Any], following: Step) -> Compiled:
+    compiled = following(graph, options)
+    if not _records(options):
+        return compiled
+    from backend_kwargs.backends.inductor.cudagraph_outputs import with_independent_outputs
+
+    return compiled.called_by(with_independent_outputs(compiled.call))
+
+
+def _clones(options: Mapping[str, Any]) -> bool:
+    """Return whether results are copied: those of `auto`, unless the user says otherwise."""
+    asked = options.get("clone_outputs")
+    return bool(options.get("auto") if asked is None else asked)
+
+
+def _records(options: Mapping[str, Any]) -> bool:
+    """Return whether CUDA graphs may be recorded, by an option or by Inductor's global configuration."""
+    from torch._inductor import config
+
+    return bool(options.get("triton.cudagraphs", config.triton.cudagraphs))
+
+
+def _needs_trees(options: Mapping[str, Any], here: Machine, tell: Tell) -> None:
+    if _clones(options) and not options.get("triton.cudagraph_trees", True):
+        raise BackendKwargsError("Option 'clone_outputs' needs 'triton.cudagraph_trees': leave that True.")
+
+
+# ---- rewrites: of dynamo's graph here, and by a pass on the graphs that Inductor lowers
+
+
+def _rewrite(compiler: Compiler, graph: CapturedGraph, options: Mapping[str, Any], following: Step) -> Compiled:
+    from backend_kwargs.graphs.writes import is_bare_subclass
+    from backend_kwargs.rewrites.apply import with_rewrites
+    from backend_kwargs.rewrites.traced import compile_rewritten
+
+    if any(map(is_bare_subclass, graph.example_inputs)):
+        return following(graph, {**options, "rewrites": ()})
+    names = options["rewrites"]
+    return compile_rewritten(graph, names, lambda changed: following(changed, with_rewrites(options, names)))
+
+
+def _check_rewrites(options: Mapping[str, Any], here: Machine, tell: Tell) -> None:
+    names = options.get("rewrites") or ()
+    check_rewrites(names)
+    for name in names:
+        for limit in limits(f"Rewrite {name!r}", find_rewrite(name).needs, "graphs stay as they are", here):
+            tell(limit)
+
+
+# ---- tuned_products: which products max_autotune tunes
+
+
+def _tune_products(compiler: Compiler, graph: CapturedGraph, options: Mapping[str, Any], following: Step) -> Compiled:
+    from backend_kwargs.backends.inductor.tuned_products import tuning_only, with_tuned
+
+    names = options["tuned_products"]
+    return following(graph.around(partial(tuning_only, names=names)), with_tuned(options, names))
+
+
+# ---- freezing: parameters as constants
+
+
+def _freeze(compiler: Compiler, graph: CapturedGraph, options: Mapping[str, Any], following: Step) -> Compiled:
+    import torch
+
+    from backend_kwargs.backends.inductor.cudagraph_outputs import with_copies_of
+    from backend_kwargs.backends.inductor.frozen_code import freeing_constants, noting_constants
+    from backend_kwargs.graphs.freezing import UNCACHED, reattach_parameters, taking_all_inputs
+
+    if torch.is_grad_enabled():
+        warn_once("Option 'freezing' is inert while gradients are recorded: call the model under torch.no_grad().")
+        return following(graph, {**options, "freezing": False})
+    constants: list[torch.Tensor] = []
+    gm, kept = reattach_parameters(graph.gm, graph.example_inputs)
+    frozen = replace(graph, gm=gm, example_inputs=[graph.example_inputs[at] for at in kept])
+    noting = partial(noting_constants, constants=constants)
+    compiled = following(frozen.around(freeing_constants).around(noting), {**options, **UNCACHED})
+    if constants:
+        compiled = compiled.called_by(with_copies_of(compiled.call, constants))
+    return compiled if gm is graph.gm else compiled.called_by(taking_all_inputs(compiled.call, kept))
+
+
+# ---- the table
+
+
+def _names(value: Any) -> Any:
+    """Return a list of names, or a text such as "packed,patches", as a tuple without repetitions.
+
+    Equal backends compile once, whether names come from Python, from a text or from a file.
+    """
+    if isinstance(value, str) and not value.lstrip().startswith("[") and value.strip().lower() not in ("none", "null"):
+        value = [name.strip() for name in value.split(",") if name.strip()]
+    hashable = isinstance(value, list | tuple) and all(isinstance(name, str) for name in value)
+    return tuple(dict.fromkeys(value)) if hashable else value
+
+
+def _option(name: str, kind: Any, doc: str) -> Mapping[str, Option]:
+    return MappingProxyType({name: Option(name, kind, None, doc, data=name in OWN_DATA)})
+
+
+Product = Annotated[str, Where("of the form 'MxNxK'", lambda name: bool(re.fullmatch(r"\d+x\d+x\d+", name)))]
+PRECISION = Stage(
+    "precision",
+    {name: auto.OPTIONS[name] for name in precisions.OPTIONS},
+    _compile_lowered,
+    precisions.verify,
+    precisions.RULES,
+    {"precision": precisions.named},
+)
+STAGES: tuple[Stage, ...] = (
+    Stage(
+        "auto",
+        {name: option for name, option in auto.OPTIONS.items() if name not in precisions.OPTIONS},
+        _compile_fastest,
+        _check_candidates,
+        auto.RULES,
+    ),
+    PRECISION,
+    Stage(
+        "clone_outputs",
+        _option(
+            "clone_outputs",
+            bool | None,
+            "copy results that the next replay of a CUDA graph would overwrite; None: only under auto",
+        ),
+        _clone_outputs,
+        _needs_trees,
+    ),
+    Stage(
+        "rewrites",
+        _option(
+            "rewrites",
+            tuple[str, ...] | None,
+            "rewrites of the graph to apply; under auto those to race, None: all that compute the same function",
+        ),
+        _rewrite,
+        _check_rewrites,
+        reads={"rewrites": _names},
+    ),
+    Stage(
+        "tuned_products",
+        _option(
+            "tuned_products",
+            tuple[Product, ...] | None,
+            "the products that max_autotune tunes, by their sizes; None: all",
+        ),
+        _tune_products,
+        reads={"tuned_products": _names},
+    ),
+    Stage("freezing", {}, _freeze),  # an option of Inductor's
+)
+# The options of this package under Inductor, which Inductor itself does not get.
+OWN: Mapping[str, Option] = MappingProxyType(
+    {**inductor.OWN, **{name: option for stage in STAGES for name, option in stage.options.items()}}
+)
+# The compilers of this package by name; a compiler that computes in lower precisions by itself has that stage too.
+COMPILERS: Mapping[str, Callable[[str], Compiler]] = MappingProxyType(
+    {
+        **dict.fromkeys(("tmpl-inductor", "inductor"), partial(InductorCompiler, stages=STAGES)),
+        **{name: partial(other, stages=(PRECISION,) if other.precisions else ()) for name, other in OTHERS.items()},
+    }
+)
