@@ -23,17 +23,6 @@ OF_OTHERS = frozenset(
     | {"_known"}  # of a CompiledModule
 )
 FOR_USERS = {"report/advice.py"}  # texts that a user types, who has no other name
-NOT_YET = frozenset(
-    {
-        *("backends/generated_code.py", "backends/dynamo.py", "compile_records.py", "backend.py", "regions.py"),
-        *(f"backends/inductor/{name}.py" for name in ("compiler", "compile_step", "cudagraph_outputs")),
-        *(f"precision/{name}.py" for name in ("bounds", "lowered", "serving")),
-        *(f"rewrites/{name}.py" for name in ("traced", "packed")),
-        *(f"auto/{name}.py" for name in ("decide", "request", "reporting", "rewritten", "race", "decision")),
-        *(f"report/{name}.py" for name in ("__init__", "advice", "generated", "graphs", "ran", "uncaptured")),
-        *("bundles/graphs.py", "cli/tune.py", "harness/isolation.py"),
-    }
-)
 
 
 def is_private(name: str) -> bool:
@@ -80,12 +69,12 @@ def private_names(tree: ast.Module) -> Iterator[tuple[int, str]]:
         yield from ((node.lineno, name) for name in names if is_private(name))
 
 
-def faults(root: Path = ROOT, left_out: frozenset[str] = NOT_YET) -> Iterator[str]:
+def faults(root: Path = ROOT) -> Iterator[str]:
     """Yield a line for each private name outside its room."""
     package = root / PACKAGE
     for path in sorted(package.rglob("*.py")):
         place = path.relative_to(package).as_posix()
-        if place.startswith(f"{ROOM}/") or place in left_out | FOR_USERS:
+        if place.startswith(f"{ROOM}/") or place in FOR_USERS:
             continue
         for line, name in sorted(set(private_names(ast.parse(path.read_text(encoding="utf-8"))))):
             yield f"{PACKAGE}/{place}:{line} names {name!r}: put it behind a function in {PACKAGE}/{ROOM}/"

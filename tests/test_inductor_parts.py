@@ -10,7 +10,7 @@ from torch._inductor import config as inductor_config
 import backend_kwargs as bk
 from backend_kwargs import pipeline
 from backend_kwargs.backends.inductor import compiler, fallbacks
-from backend_kwargs.backends.inductor.torch_fixes import mode_options, region_name
+from backend_kwargs.backends.inductor.torch_fixes import mode_options
 from backend_kwargs.options.requirements import machine
 from backend_kwargs.pipeline import OWN
 
@@ -117,12 +117,6 @@ def test_modes_are_torchs_and_do_what_they_say():
     off = {"triton.cudagraphs": False}
     for mode, options in list_mode_options().items():
         assert mode_options(mode) == options | (off if mode == "max-autotune-no-cudagraphs" else {})
-
-
-def test_the_region_is_named_where_torch_has_a_name():
-    """torch 2.11 takes no name."""
-    assert region_name(lambda gm, compile_region_name=None: gm, "part") == {"compile_region_name": "part"}
-    assert region_name(lambda gm: gm, "part") == {}
 
 
 @pytest.mark.parametrize(

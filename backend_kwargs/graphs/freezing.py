@@ -45,13 +45,13 @@ def reattach_parameters(gm: GraphModule, example_inputs: Sequence[Any]) -> tuple
     Returns `gm` itself if there are none.
     """
     lifted = freezable_parameters(gm, example_inputs)
-    if lifted and (why := why_not_constants(_by_source(gm, lifted))):
+    if lifted and (why := why_not_constants(by_source(gm, lifted))):
         warn_once(f"Parameters stay inputs of a graph, so nothing in it is frozen: {why}.")
         lifted = {}
     if not lifted:
         return gm, list(range(len(example_inputs)))
     only_read = only_read_parameters(gm, lifted)
-    guard_parameters(_by_source(gm, lifted), constants=_by_source(gm, only_read))
+    guard_parameters(by_source(gm, lifted), constants=by_source(gm, only_read))
     frozen_gm = copy_of_graph(gm)
     placeholders = frozen_gm.graph.find_nodes(op="placeholder")
     for position, value in lifted.items():
@@ -80,7 +80,8 @@ def only_read_parameters(gm: GraphModule, lifted: Mapping[int, torch.Tensor]) ->
     return {at: value for at, value in lifted.items() if not may_be_written(placeholders[at], written)}
 
 
-def _by_source(gm: GraphModule, lifted: Mapping[int, torch.Tensor]) -> dict[Source, torch.Tensor]:
+def by_source(gm: GraphModule, lifted: Mapping[int, torch.Tensor]) -> dict[Source, torch.Tensor]:
+    """Return inputs by dynamo's sources in place of positions, without those that have none."""
     placeholders = gm.graph.find_nodes(op="placeholder")
     sources = ((source_of(placeholders[position]), value) for position, value in lifted.items())
     return {source: value for source, value in sources if source is not None}

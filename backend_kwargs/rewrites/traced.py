@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 from torch.fx import GraphModule, Node
-from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from backend_kwargs.backends import CapturedGraph
 from backend_kwargs.errors import wrong_value
@@ -17,6 +16,7 @@ from backend_kwargs.options.requirements import machine, unmet
 from backend_kwargs.rewrites import matching
 from backend_kwargs.rewrites.matching import AnyNode
 from backend_kwargs.rewrites.table import Rewrite, find_rewrite, resolved
+from backend_kwargs.torch_internals.modes import is_traceable_wrapper_subclass
 
 
 def _as_it_is(compiled: Callable[..., Any]) -> Callable[..., Any]:

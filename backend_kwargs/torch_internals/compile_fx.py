@@ -21,3 +21,8 @@ def inductor_wrapper(*, ahead: bool = False) -> Any:
     It is called with mode, options and dynamic, and has `config` and `reset`.
     """
     return torch._TorchCompileAOTInductorWrapper if ahead else torch._TorchCompileInductorWrapper
+
+
+def region_name(name: str | None) -> dict[str, Any]:
+    """Return the argument of `compile_fx` that names the region, none for torch 2.11, which has no such argument."""
+    return {"compile_region_name": name} if "compile_region_name" in signature(compile_fx).parameters else {}

@@ -11,6 +11,9 @@ from torch.amp.autocast_mode import _exit_autocast as exit_autocast
 from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass
 from torch.utils._python_dispatch import _disable_current_modes as without_modes
 
+# Functions of dynamo's graphs whose results depend on their arguments alone.
+AUTOCAST_FUNCTIONS = ("torch.amp.autocast_mode._enter_autocast", "torch.amp.autocast_mode._exit_autocast")
+
 
 def any_mode() -> bool:
     """Return whether a mode is active that changes torch's functions or operators."""

@@ -41,3 +41,8 @@ _BY_NAME = _NamedAsRegistered()
 def count_as_registered() -> None:
     """Make dynamo treat this package's backends like the registered ones that their `compiler_name` names."""
     registry._COMPILER_FNS.setdefault("backend_kwargs, by compiler_name", _BY_NAME)  # type: ignore[arg-type]
+
+
+def is_torchs(compiler_fn: object) -> bool:
+    """Return whether a backend is one of dynamo's own."""
+    return str(getattr(compiler_fn, "__module__", "")).startswith("torch._dynamo")

@@ -84,6 +84,12 @@ def test_the_backward_graphs_options():
     assert bool(compile_fx.lost_cpp_wrapper_options()) is not kept
 
 
+def test_a_region_has_a_name_since_2_12():
+    """compile_fx takes the name as an argument, in torch 2.11 not."""
+    expected = {} if torch.__version__ < "2.12" else {"compile_region_name": "part"}
+    assert compile_fx.region_name("part") == expected
+
+
 @pytest.mark.parametrize("ahead", [False, True])
 def test_torch_compiles_wrapper(ahead):
     """It has the options of its mode."""

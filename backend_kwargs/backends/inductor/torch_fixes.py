@@ -1,7 +1,6 @@
 """Workarounds for faults of some torch releases, applied while Inductor compiles."""
 
 from collections.abc import Callable, Sequence
-from inspect import signature
 from typing import Any
 
 from backend_kwargs.errors import unknown
@@ -33,15 +32,3 @@ def keeping_cubins(inner_compile: Callable[..., Any]) -> Callable[..., Any]:
             return inner_compile(gm, example_inputs, **kwargs)
 
     return compile_one
-
-
-def name_torchs_ptxas() -> None:
-    """Set Triton's path of ptxas to torch's before a kernel is compiled, once in a process."""
-    from backend_kwargs.torch_internals import triton
-
-    triton.name_torchs_ptxas()
-
-
-def region_name(compile_fx: Callable[..., Any], name: str | None) -> dict[str, Any]:
-    """Return the argument of `compile_fx` that names the region, none for torch 2.11, which has no such argument."""
-    return {"compile_region_name": name} if "compile_region_name" in signature(compile_fx).parameters else {}
