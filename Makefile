@@ -77,6 +77,7 @@ check: $(READY)
 	$(BIN)/mypy
 	$(BIN)/python -m tests.docs_tables
 	$(BIN)/python -m tests.function_sizes
+	$(BIN)/python -m tests.private_names
 
 fix: $(READY)
 	$(BIN)/ruff check --fix .

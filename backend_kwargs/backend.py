@@ -15,7 +15,7 @@ from types import MappingProxyType
 from typing import Any, get_args
 
 from backend_kwargs.backends import CapturedGraph, Compiler
-from backend_kwargs.backends.dynamo import DynamoCompiler, count_as_registered
+from backend_kwargs.backends.dynamo import DynamoCompiler
 from backend_kwargs.backends.inductor.compiler import InductorCompiler
 from backend_kwargs.backends.others import is_former, removed
 from backend_kwargs.compile_records import recorded
@@ -141,6 +141,8 @@ class Backend:
 
     def compile(self, graph: CapturedGraph) -> Compiled:
         """Compile a graph, and return its callable with what is known about it, which `report` reads too."""
+        from backend_kwargs.torch_internals.registry import count_as_registered
+
         self.verify()
         count_as_registered()
         return recorded(self, graph.gm, lambda: compile_graph(self._compiler, graph, self._options))
@@ -317,7 +319,7 @@ def find_in_dynamo(name: str) -> Backend | None:
     """Return the backend that dynamo knows as `name`, None if there is none."""
     if name not in _dynamo_names():
         return None
-    from torch._dynamo.backends.registry import lookup_backend
+    from backend_kwargs.torch_internals.registry import lookup_backend
 
     try:
         compiler_fn = lookup_backend(name)  # this imports the target of an entry point
@@ -331,9 +333,9 @@ def find_in_dynamo(name: str) -> Backend | None:
 
 
 def _dynamo_names() -> list[str]:
-    import torch._dynamo
+    from backend_kwargs.torch_internals.registry import list_backends
 
-    return torch._dynamo.list_backends(None)
+    return list_backends()
 
 
 def _misspelled(spec: str, head: str, rest: str) -> bool:

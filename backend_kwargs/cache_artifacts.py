@@ -10,7 +10,7 @@ from backend_kwargs.compile_records import Record, records
 from backend_kwargs.errors import warn_once, wrong_value
 
 if TYPE_CHECKING:
-    from torch.compiler._cache import CacheInfo
+    from backend_kwargs.torch_internals.caches import CacheInfo
 
 # The members of a zip file. torch's member can be passed to torch.compiler.load_cache_artifacts() without this package.
 OF_TORCH, DECISIONS = "torch_cache_artifacts.bin", "decisions.json"
@@ -23,10 +23,10 @@ def save_cache_artifacts() -> "tuple[bytes, CacheInfo] | None":
     not included; a warning says so.
     """
     import torch
-    from torch.compiler._cache import CacheInfo
 
     from backend_kwargs.auto.decide import lasting_decisions
     from backend_kwargs.auto.decision import COLUMNS, packed
+    from backend_kwargs.torch_internals.caches import CacheInfo
 
     if frozen := sum(map(_frozen, records())):
         graphs = "1 graph is" if frozen == 1 else f"{frozen} graphs are"

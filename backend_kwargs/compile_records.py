@@ -5,7 +5,6 @@ Everything is read where torch keeps it briefly, in the thread that compiles; no
 
 import json
 import logging
-import sys
 import time
 import types
 import weakref
@@ -16,7 +15,6 @@ from typing import Any
 from backend_kwargs.facts import Compiled, CompileFacts
 
 ARTIFACT = "backend_kwargs_options"
-CACHES = (("inductor", "fxgraph_cache"), ("aot_autograd", "autograd_cache"))
 WRAPPER = "compile_wrapper"  # the name of torch.compile's result; its `fn` is the callable that it was given
 OUTCOMES = ("hit", "miss", "bypass")
 
@@ -98,7 +96,7 @@ def _attempt(step: Callable[[], Any]) -> Any:
 
 def trace_options(backend: Any) -> None:
     """Write the effective options to torch's structured trace, if it is on; tlparse shows them with the graph."""
-    from torch._logging._internal import trace_structured
+    from backend_kwargs.torch_internals.logging import trace_structured
 
     trace_structured(
         "artifact",
@@ -119,15 +117,16 @@ def _told(value: Any) -> Any:
 
 
 def _keep(compiled: Compiled, backend: Any, reason: Any, at: int) -> None:
-    from torch._guards import CompileContext
+    from backend_kwargs.torch_internals.dynamo import compiling_callable
+    from backend_kwargs.torch_internals.guards import compile_id
 
     stack = getattr(reason, "user_stack", None) or []
-    kept, owner = _kept(compiled.call), _owner()
+    kept, owner = _kept(compiled.call), compiling_callable()
     key = id(kept)
     record = Record(
         backend=backend,
         facts=compiled.facts,
-        compile_id=str(CompileContext.current_compile_id()),
+        compile_id=str(compile_id()),
         function=stack[0].name if stack else "",
         place=f"{stack[-1].filename}:{stack[-1].lineno}" if stack else "",
         break_reason=reason.reason if getattr(reason, "graph_break", False) else "",
@@ -142,41 +141,25 @@ def _keep(compiled: Compiled, backend: Any, reason: Any, at: int) -> None:
 
 def _kept(compiled: Callable[..., Any]) -> Any:
     """Return the object that dynamo keeps alive with the graph: it unwraps `compiled` first."""
-    from torch._dynamo.eval_frame import innermost_fn
+    from backend_kwargs.torch_internals.dynamo import innermost_fn
 
     innermost = innermost_fn(compiled)
     return innermost.__self__ if isinstance(innermost, types.MethodType) else innermost
 
 
-def _owner() -> Callable[..., Any] | None:
-    """Return the callable given to the torch.compile that this compile serves, None if there is none.
-
-    Frames that dynamo could not inline, and code after a graph break, have no other link to it.
-    """
-    frame = sys._getframe()
-    while frame.f_back is not None:
-        frame = frame.f_back
-        if frame.f_code.co_name == WRAPPER and frame.f_globals["__name__"] == "torch._dynamo.eval_frame":
-            return frame.f_locals.get("fn")
-    return None
-
-
 def _recompiled() -> str | None:
     """Return the guard that failed, "" for a first compile."""
-    from torch._dynamo.utils import get_metrics_context
+    from backend_kwargs.torch_internals.dynamo import recompile_reason
 
-    metrics = getattr(get_metrics_context(), "_metrics", {})
-    if "recompile_reason" not in metrics:
-        return None
-    reason = metrics["recompile_reason"] or ""
-    return "" if "BACKEND_MATCH" in reason else reason  # compiled by another backend before, not by this one
+    reason = recompile_reason()
+    return "" if reason and "BACKEND_MATCH" in reason else reason  # compiled by another backend before, not by this one
 
 
 def _cache_counts() -> dict[str, int]:
     """Return the counts of both caches; dynamo compiles one graph at a time, so a difference belongs to one graph."""
-    from torch._dynamo.utils import counters
+    from backend_kwargs.torch_internals.dynamo import cache_counts
 
-    return {outcome: sum(counters[kind][f"{name}_{outcome}"] for kind, name in CACHES) for outcome in OUTCOMES}
+    return {outcome: cache_counts(outcome) for outcome in OUTCOMES}
 
 
 def _cache(before: Mapping[str, int]) -> str:
@@ -187,8 +170,6 @@ def _cache(before: Mapping[str, int]) -> str:
 
 
 def _bypass_reason() -> str:
-    from torch._dynamo.utils import get_chromium_event_logger
+    from backend_kwargs.torch_internals.dynamo import bypass_reason
 
-    # During a compile it contains this thread's events that have not ended.
-    event = get_chromium_event_logger().get_event_data().get("backend_compile", {})
-    return event.get("cache_bypass_reason") or "reason unknown"
+    return bypass_reason() or "reason unknown"

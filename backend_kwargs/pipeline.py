@@ -106,9 +106,9 @@ def _clones(options: Mapping[str, Any]) -> bool:
 
 def _records(options: Mapping[str, Any]) -> bool:
     """Return whether CUDA graphs may be recorded, by an option or by Inductor's global configuration."""
-    from torch._inductor import config
+    from backend_kwargs.torch_internals import inductor_config
 
-    return bool(options.get("triton.cudagraphs", config.triton.cudagraphs))
+    return bool(options.get("triton.cudagraphs", inductor_config.value("triton.cudagraphs")))
 
 
 def _needs_trees(options: Mapping[str, Any], here: Machine, tell: Tell) -> None:

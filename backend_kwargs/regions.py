@@ -1,7 +1,6 @@
 """Options for a part of a graph: the operations of a decorated function are compiled with options of their own."""
 
-import inspect
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from itertools import count
 from typing import Any, TypeVar
@@ -46,36 +45,27 @@ def region_options(
 
 def compile_regions(gm: Any, example_inputs: Sequence[Any]) -> Callable[..., Any]:
     """Compile each region of `gm` with its `region_options`, and run the rest as in eager; a dynamo backend."""
-    from torch._dynamo.backends.common import aot_autograd
+    from backend_kwargs.torch_internals.functorch import aot_autograd
 
     return aot_autograd(fw_compiler=_compile_lowered, bw_compiler=_compile_lowered)(gm, example_inputs)
 
 
 def _compile_lowered(gm: Any, example_inputs: Sequence[Any]) -> Any:
-    regional = _torch_regions()
-    gm = regional._create_inductor_marked_regions(gm)
-    # torch compiles a region with the first annotation that it finds in it; an input has its own region's annotation.
-    for node in (node for module in gm.modules() for node in _inputs(module)):
-        node.meta = {key: value for key, value in node.meta.items() if key != "custom"}
-    return regional._compile_inductor_marked_regions(gm)
+    from backend_kwargs.torch_internals.regions import compile_marked
 
-
-def _inputs(module: Any) -> Iterable[Any]:
-    graph = getattr(module, "graph", None)
-    return graph.find_nodes(op="placeholder") if graph is not None else ()
+    return compile_marked(_torch_regions(), gm)
 
 
 def _torch_regions() -> Any:
     """Return torch's module for regions, or raise."""
     import torch
 
-    try:
-        regional = import_module("torch.fx.passes.regional_inductor")
-        # Without the argument for the region's name, adjacent regions are compiled as one, with the options of one.
-        if OWN_REGION in inspect.getsource(regional) and hasattr(import_module("torch.fx.traceback"), "annotate_fn"):
-            return regional
-    except ImportError:
-        pass
-    raise BackendKwargsError(
-        f"torch {torch.__version__} has no options for each region; compile the parts by torch.compile of their own."
-    )
+    from backend_kwargs.torch_internals.regions import regional_inductor
+
+    # Without the argument for the region's name, adjacent regions are compiled as one, with the options of one.
+    if (regional := regional_inductor(OWN_REGION)) is None:
+        raise BackendKwargsError(
+            f"torch {torch.__version__} has no options for each region; compile the parts by torch.compile of their "
+            "own."
+        )
+    return regional

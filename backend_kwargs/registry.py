@@ -107,9 +107,9 @@ def load_templates(path: str | Path, *, trust: bool = False) -> list[str]:
 
 def list_backends() -> list[str]:
     """Return every name that `make_backend` takes: this package's, registered, and dynamo's with entry points."""
-    import torch._dynamo
+    from backend_kwargs.torch_internals import registry
 
-    return sorted({*OURS, *torch._dynamo.list_backends(None)} - {f"tmpl-{name}" for name in FORMER})
+    return sorted({*OURS, *registry.list_backends()} - {f"tmpl-{name}" for name in FORMER})
 
 
 def list_templates() -> list[str]:
@@ -159,7 +159,7 @@ def _publish(name: str, backend: Backend) -> bool:
     """Register `backend` with dynamo; return whether `name` now refers to it."""
     known = find_in_dynamo(name)
     if known is None:  # register_backend() asserts that no backend has the name
-        import torch._dynamo
+        from backend_kwargs.torch_internals.registry import register_backend
 
-        torch._dynamo.register_backend(backend, name=name)
+        register_backend(name, backend)
     return known is None or known == backend

@@ -16,6 +16,7 @@ ROOT = Path(backend_kwargs.__file__).parent
 # Each layer imports only from those before it, at its head and inside its functions.
 LAYERS = (
     "errors interval tables files",
+    "torch_internals",
     "options",
     "facts",
     "measure",
@@ -55,9 +56,22 @@ cli
 """
 DOORS = ("__init__.py", "__main__.py")  # of a tree itself; they import what they show
 # torch is imported at the head of these alone: they are loaded when a graph is there, or a model to measure.
-TORCH_AT_THE_HEAD = ("measure", "graphs", "backends", "rewrites", "precision", "auto", "harness", "compare", "bundles")
+TORCH_AT_THE_HEAD = (
+    "torch_internals",
+    "measure",
+    "graphs",
+    "backends",
+    "rewrites",
+    "precision",
+    "auto",
+    "harness",
+    "compare",
+    "bundles",
+)
 # Modules of these folders that are loaded before there is a graph.
 BEFORE_A_GRAPH = (
+    "torch_internals/__init__.py",
+    "torch_internals/replacing.py",
     "auto/__init__.py",
     "auto/candidates.py",
     "auto/decision.py",

@@ -16,8 +16,8 @@ from backend_kwargs.backends import CapturedGraph
 from backend_kwargs.backends.inductor import cutlass
 from backend_kwargs.backends.onnxruntime import session as onnx_session
 from backend_kwargs.backends.tvm import no_fast_math, versions
-from backend_kwargs.graphs.writes import modes_restored
 from backend_kwargs.precision import quantised
+from backend_kwargs.torch_internals.modes import modes_restored
 
 STORE = torch.distributed.HashStore()
 

@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from functools import cache
 from operator import attrgetter
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch.fx import GraphModule, Node
@@ -16,6 +16,8 @@ from backend_kwargs.auto.ranks import ranks
 from backend_kwargs.backends.inductor.allowed_attention import allowed_attention
 from backend_kwargs.options.requirements import installed_version
 from backend_kwargs.options.requirements import machine as probed
+from backend_kwargs.torch_internals.operators import OperatorBase
+from backend_kwargs.torch_internals.tensors import has_static_address
 
 ADDRESS = re.compile(r"0x[0-9a-f]+")
 SYMBOL = re.compile(r"\b[suz]\d+\b")
@@ -40,16 +42,15 @@ def _kwargs(node: Node) -> Mapping[str, object]:
     """Return the node's keywords; for a user's Triton kernel, its source in place of its number."""
     if "kernel_idx" not in node.kwargs:
         return node.kwargs
-    from torch._higher_order_ops.triton_kernel_wrap import kernel_side_table
+    from backend_kwargs.torch_internals.triton import constants_of, kernel_of
 
-    kernel: Any = kernel_side_table.get_kernel(cast(int, node.kwargs["kernel_idx"]))
-    constants = kernel_side_table.get_constant_args(cast(int, node.kwargs["constant_args_idx"]))
-    return {**node.kwargs, "kernel_idx": _source(kernel), "constant_args_idx": constants}
+    source, constants = _source(kernel_of(node.kwargs)), constants_of(node.kwargs)
+    return {**node.kwargs, "kernel_idx": source, "constant_args_idx": constants}
 
 
 def _source(kernel: Any) -> list[str]:
     """Return the code of a Triton kernel and of all functions that it calls, and its decorators' arguments."""
-    from torch._inductor.codegen.wrapper import user_defined_triton_kernel_transitive_closure_source_code as code_of
+    from backend_kwargs.torch_internals.triton import code_of
 
     if hasattr(kernel, "src"):
         return [code_of(kernel)]
@@ -101,7 +102,7 @@ def _target(gm: GraphModule, node: Node) -> str:
         return _attribute(gm, str(target))
     if isinstance(target, str):
         return target
-    if isinstance(target, torch._ops.OperatorBase):
+    if isinstance(target, OperatorBase):
         return str(target)
     return f"{getattr(target, '__module__', '')}.{getattr(target, '__qualname__', type(target).__name__)}"
 
@@ -133,7 +134,7 @@ def _kind(value: object) -> str:
     """
     if not isinstance(value, torch.Tensor):
         return type(value).__name__
-    stays = " static" if getattr(value, "_dynamo_static_input_type", None) else ""
+    stays = " static" if has_static_address(value) else ""
     return f"{value.dim()} {value.dtype} {value.device.type} {value.requires_grad}{stays}"
 
 

@@ -4,14 +4,14 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch._guards import TracingContext
-from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx import GraphModule, Node
-from torch.utils._python_dispatch import _disable_current_modes
 
 from backend_kwargs.graphs.eligibility import has_side_effects, holds_state, may_communicate
 from backend_kwargs.graphs.replay import cuda_devices
 from backend_kwargs.graphs.writes import copy_of_graph, has_memory
+from backend_kwargs.torch_internals.fake_tensors import FakeTensor
+from backend_kwargs.torch_internals.guards import TracingContext
+from backend_kwargs.torch_internals.modes import without_modes
 
 # An attribute on dynamo's context of one compile: the bucket that returns a fake tensor, by the tensor's id.
 PRODUCERS = "_backend_kwargs_producers"
@@ -67,7 +67,7 @@ class Bucket:
             return {}
         # Copies of all inputs: the fakes of a bucket do not show which ones it mutates, such as running means.
         copies = [each.detach().clone() if isinstance(each, torch.Tensor) else each for each in inputs]
-        with torch.no_grad(), torch.random.fork_rng(devices=cuda_devices()), _disable_current_modes():
+        with torch.no_grad(), torch.random.fork_rng(devices=cuda_devices()), without_modes():
             results = self.gm(*copies)
         results = results if isinstance(results, list | tuple) else [results]
         fakes = [node.meta.get("example_value") for node in self.returned]

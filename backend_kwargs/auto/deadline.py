@@ -4,22 +4,17 @@ import math
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from functools import partial, wraps
 from typing import Any
 
 import torch
 from torch.autograd.graph import Node
 
-TIMERS = ("benchmark_gpu", "benchmark_cpu")
+from backend_kwargs.torch_internals.replacing import replaced, restored_by, undone
+
 COMPILED = "CompiledFunctionBackward"  # AOTAutograd's name for its autograd functions
 _ends: dict[int, float] = {}  # by thread
-
-
-def restored_by(stack: ExitStack, undo: Callable[[], object]) -> None:
-    """Register `undo` with `stack`; it may run more than once, also when a Ctrl-C interrupts its first run."""
-    stack.callback(undo)
-    stack.callback(undo)
 
 
 class OutOfTime(BaseException):
@@ -29,27 +24,13 @@ class OutOfTime(BaseException):
 @contextmanager
 def capped(ends: float) -> Iterator[None]:
     """Raise OutOfTime when this thread is about to time a kernel after `ends`, a time of `time.perf_counter`."""
-    from torch._inductor.runtime.benchmarking import benchmarker
+    from backend_kwargs.torch_internals.autotuning import TIMERS, benchmarker
 
-    thread, replaced = threading.get_ident(), vars(benchmarker)
-
-    # No lock, which a Ctrl-C could leave locked: lift() checks again whether another thread has added a deadline.
-    def install() -> None:
+    with undone() as stack:
+        stack.enter_context(replaced(_ends, threading.get_ident(), ends))
         for name in TIMERS:
-            replaced.setdefault(name, _asking(partial(getattr(type(benchmarker), name), benchmarker)))
-
-    def lift() -> None:
-        _ends.pop(thread, None)
-        if not _ends:
-            for name in TIMERS:
-                replaced.pop(name, None)
-        if _ends:
-            install()
-
-    with ExitStack() as stack, stack:  # entered twice: the outer exit completes the undoing if a Ctrl-C stops the inner
-        restored_by(stack, lift)
-        _ends[thread] = ends
-        install()
+            timer = partial(getattr(type(benchmarker), name), benchmarker)
+            stack.enter_context(replaced(benchmarker, name, _asking(timer)))
         yield
 
 
@@ -75,7 +56,7 @@ def capped_backward(outputs: Sequence[torch.Tensor]) -> Iterator[None]:
             _ends.pop(thread, None)
         entered.clear()
 
-    with ExitStack() as stack, stack:
+    with undone() as stack:
         restored_by(stack, after)  # if it failed, no hook was called
         for node in _compiled([out.grad_fn for out in outputs]):
             for handle in (node.register_prehook(before), node.register_hook(after)):

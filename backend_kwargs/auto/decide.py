@@ -3,14 +3,13 @@
 import tempfile
 import time
 from collections.abc import Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch._functorch import config as functorch_config
 
 from backend_kwargs.auto.cache_key import ambient, computation_of, key_of, machine, spelled
 from backend_kwargs.auto.candidates import STEPS, others_for, permits, step_names
@@ -18,7 +17,7 @@ from backend_kwargs.auto.ddp_buckets import Bucket, bucket_of
 from backend_kwargs.auto.decision import plain
 from backend_kwargs.auto.ranks import agreed, ranks
 from backend_kwargs.auto.reporting import forget_reported, progress, tell
-from backend_kwargs.auto.request import RESTARTS, Request
+from backend_kwargs.auto.request import Request
 from backend_kwargs.auto.store import FILE, Store, forget_trouble, open_store
 from backend_kwargs.backends.others import is_other, other_of, versions_of
 from backend_kwargs.errors import error_text, printable, warn_once
@@ -27,6 +26,9 @@ from backend_kwargs.facts.decision import DEFAULT, EAGER, Decision, RaceRow
 from backend_kwargs.graphs.eligibility import communicates, is_tiny, may_communicate, why_not_repeatable
 from backend_kwargs.graphs.writes import copy_of_graph
 from backend_kwargs.rewrites.table import fingerprint, list_rewrites
+from backend_kwargs.torch_internals.dynamo import RESTARTS
+from backend_kwargs.torch_internals.functorch import saves_strictly, shared_in_cache
+from backend_kwargs.torch_internals.replacing import undone
 
 
 @dataclass
@@ -89,9 +91,8 @@ def nothing_decided() -> Iterator[None]:
 @contextmanager
 def _one_key() -> Iterator[None]:
     """Let AOTAutograd's cache find the winner among what was raced; only a race lowers backward graphs at once."""
-    ignored = [*functorch_config._save_config_ignore, "force_non_lazy_backward_lowering", "_save_config_ignore"]
-    with ExitStack() as stack, stack:  # entered twice: the outer exit completes the undoing if a Ctrl-C stops the inner
-        stack.enter_context(functorch_config.patch(_save_config_ignore=ignored))
+    with undone() as stack:
+        stack.enter_context(shared_in_cache("force_non_lazy_backward_lowering"))
         yield
 
 
@@ -163,7 +164,7 @@ class _Question:
         """Return the decision that all ranks compile this graph with; under `aot_compile`, one that it can save."""
         decision = self._of_all_ranks()
         # aot_compile() sets strict_autograd_cache; it can save neither an eager graph nor outputs that are copied.
-        if functorch_config.strict_autograd_cache and not self._can_be_saved(decision):
+        if saves_strictly() and not self._can_be_saved(decision):
             return self._savable(decision)
         return decision
 

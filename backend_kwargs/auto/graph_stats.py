@@ -8,11 +8,14 @@ from typing import Any
 
 import torch
 from torch.fx import GraphModule
-from torch.utils import _pytree as pytree
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
 from backend_kwargs.measure.trees import tensors_of
+from backend_kwargs.torch_internals import pytree
+from backend_kwargs.torch_internals.modes import TorchDispatchMode
+from backend_kwargs.torch_internals.operators import HigherOrderOperator
+from backend_kwargs.torch_internals.replacing import undone
+from backend_kwargs.torch_internals.tensors import memory_id
 
 PADDED = frozenset({"mm", "addmm", "bmm", "baddbmm"})  # the operators that force_shape_pad can pad
 WITH_BIAS = frozenset({"addmm", "baddbmm"})  # which is their first argument
@@ -115,7 +118,7 @@ class _Counting(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if isinstance(func, torch._ops.HigherOrderOperator):  # the operators inside it are not counted
+        if isinstance(func, HigherOrderOperator):  # the operators inside it are not counted
             self.names[func.__name__] += 1
             self.opaque |= any(map(callable, args))
             return func(*args, **kwargs)
@@ -124,7 +127,7 @@ class _Counting(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if result is not NotImplemented:
             return result
         result = func(*args, **kwargs)
-        packet = func._overloadpacket
+        packet = func.overloadpacket
         self.custom |= func.namespace not in OF_TORCH
         if not getattr(func, "is_view", False):
             self.names[packet.__name__] += 1
@@ -140,10 +143,10 @@ class _Counting(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return result
 
     def _count_product(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
-        name, flops = func._overloadpacket.__name__, 0.0
+        name, flops = func.overloadpacket.__name__, 0.0
         if name not in NARROW:
             with contextlib.suppress(Exception):  # torch's formulas reject some shapes, such as grouped queries
-                flops = float(flop_registry[func._overloadpacket](*args, **kwargs, out_val=result))
+                flops = float(flop_registry[func.overloadpacket](*args, **kwargs, out_val=result))
         self.flops += flops
         on_meta = pytree.tree_map_only(
             torch.Tensor, _on_meta_except_offsets if name in GROUPED else _on_meta, (args, kwargs)
@@ -156,7 +159,7 @@ class _Counting(TorchDispatchMode):  # type: ignore[no-untyped-call]
             0,
             flops,
             float(sum(t.nbytes for t in (*inputs, *outputs))),
-            float(sum(t.nbytes for t in (*inputs, *outputs) if t.untyped_storage()._cdata not in self.inputs)),
+            float(sum(t.nbytes for t in (*inputs, *outputs) if memory_id(t) not in self.inputs)),
             min(t.itemsize for t in operands),
             (func, *on_meta),
             unaligned=name in PADDED and any(map(_is_unaligned, (*args, result))),
@@ -182,7 +185,7 @@ def observed_stats(
     `inputs` are the storages of the graph's inputs.
     """
     counting = _Counting(inputs)
-    with contextlib.ExitStack() as stack, stack:  # entered twice: the outer exit leaves it if a Ctrl-C stops the inner
+    with undone() as stack:
         stack.enter_context(counting)
         result = run()
     names = counting.names

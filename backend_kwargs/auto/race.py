@@ -10,8 +10,6 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch._dynamo.utils import get_metrics_context
-from torch._guards import TracingContext
 
 from backend_kwargs import measure
 from backend_kwargs.auto.budget import LEAST_CALLS, Budget
@@ -19,7 +17,7 @@ from backend_kwargs.auto.candidates import RaceCandidate
 from backend_kwargs.auto.deadline import OutOfTime, capped, capped_backward
 from backend_kwargs.auto.graph_stats import GraphStats, observed_stats
 from backend_kwargs.auto.head_to_head import Runner, better, interleaved, note_figures
-from backend_kwargs.auto.request import RESTARTS, Request
+from backend_kwargs.auto.request import Request
 from backend_kwargs.auto.result_checks import ResultChecks
 from backend_kwargs.auto.rewritten import noting_lowered
 from backend_kwargs.auto.sandbox import own_libdevice, sandboxed
@@ -31,9 +29,12 @@ from backend_kwargs.facts.parts import left_to_eager
 from backend_kwargs.graphs.eligibility import recomputes
 from backend_kwargs.graphs.freezing import freezable_parameters
 from backend_kwargs.graphs.replay import ChangedInputError, Task, has_drawn
-from backend_kwargs.graphs.writes import copy_of_graph, modes_restored
+from backend_kwargs.graphs.writes import copy_of_graph
 from backend_kwargs.measure.trees import tensors_of
 from backend_kwargs.rewrites.table import find_rewrite
+from backend_kwargs.torch_internals.dynamo import RESTARTS, get_metrics_context
+from backend_kwargs.torch_internals.guards import guard_count, is_tracing
+from backend_kwargs.torch_internals.modes import modes_restored
 
 logger = logging.getLogger("backend_kwargs.auto")
 
@@ -318,8 +319,7 @@ def _after_guards(fn: Callable[..., Any], dynamo_s: float, *inputs: Any) -> Any:
 
 def dynamo_seconds() -> float:
     """Return what dynamo adds to each call of the function being compiled: its prologue and its guards."""
-    context = TracingContext.try_get()
-    return PROLOGUE_S + GUARD_S * len(context.guards_context.dynamo_guards) if context else 0.0
+    return PROLOGUE_S + GUARD_S * guard_count() if is_tracing() else 0.0
 
 
 def _code(fn: Callable[..., Any]) -> tuple[tuple[str, bool], ...]:

@@ -54,7 +54,9 @@ def agreed(
 
 def longest_wait_s(settings: RaceSettings) -> float:
     """Return how long a rank waits for a decision: as long as a race may take, within the process groups' timeouts."""
-    return min(2 * settings.budget_s + GRACE_S, SHARE * _group_timeout_s())
+    from backend_kwargs.torch_internals import distributed
+
+    return min(2 * settings.budget_s + GRACE_S, SHARE * distributed.shortest_timeout_s())
 
 
 def _waited(store: "Store", place: str, longest_s: float) -> str:
@@ -119,18 +121,7 @@ def ranks() -> int:
 def _process_group_store() -> "Store | None":
     if ranks() == 1:
         return None
-    from torch.distributed.distributed_c10d import _get_default_store
+    from backend_kwargs.torch_internals import distributed
 
-    return _get_default_store()
-
-
-def _group_timeout_s() -> float:
-    """Return the shortest timeout of the process groups, after which a collective fails; torch's if none says."""
-    from torch.distributed import constants, distributed_c10d
-
-    timeouts = [constants.default_pg_timeout.total_seconds()]
-    for group in distributed_c10d._world.pg_map:
-        for device in group._device_types:
-            with suppress(RuntimeError, AttributeError):  # not every backend has options
-                timeouts.append(group._get_backend(device).options._timeout.total_seconds())
-    return min(timeouts)
+    store: Store = distributed.store()
+    return store

@@ -13,7 +13,6 @@ from backend_kwargs.facts import Compiled
 from backend_kwargs.options.requirements import Limit
 
 # dynamo restarts its analysis by raising these; they are not a candidate's failure.
-RESTARTS = (torch._dynamo.exc.TensorifyScalarRestartAnalysis, torch._dynamo.exc.RestartAnalysis)
 
 
 @dataclass(frozen=True, slots=True)

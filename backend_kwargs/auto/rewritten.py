@@ -8,7 +8,6 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch._functorch import config as functorch_config
 from torch.fx import GraphModule
 
 from backend_kwargs.auto.candidates import RaceCandidate, rewriting
@@ -18,6 +17,7 @@ from backend_kwargs.auto.roofline import seconds_of_traffic
 from backend_kwargs.errors import error_text
 from backend_kwargs.options.requirements import machine, unmet
 from backend_kwargs.rewrites.table import find_rewrite
+from backend_kwargs.torch_internals import functorch
 
 logger = logging.getLogger("backend_kwargs.auto")
 
@@ -79,6 +79,6 @@ def lowered_anew(request: Request) -> list[GraphModule]:
     """Return the forward graph that Inductor would lower, without compiling it: for a default from a cache."""
     graphs: list[GraphModule] = []
     noting = partial(noting_lowered, graphs=graphs, stop=True)
-    with functorch_config.patch(enable_autograd_cache=False), contextlib.suppress(Exception):
+    with functorch.patched(enable_autograd_cache=False), contextlib.suppress(Exception):
         request.compile(request.graph.around(noting), {}, "")
     return graphs

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from functools import cache, partial
 
 import torch
-from torch.utils import _pytree as pytree
 
 from backend_kwargs import measure
 from backend_kwargs.auto.candidates import Part
 from backend_kwargs.auto.graph_stats import GraphStats, Product
 from backend_kwargs.measure.trees import tensors_of
+from backend_kwargs.torch_internals import pytree
 
 LAUNCHED = 0.25  # of an eager call that waits for launches, the least that default's took on eight models: 0.34 to 0.52
 LAUNCH_S = 2e-6  # per kernel on a CPU, from Python; on a GPU the gaps between kernels are measured

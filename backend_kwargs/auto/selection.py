@@ -46,6 +46,7 @@ from backend_kwargs.facts.decision import DEFAULT, EAGER, RaceRow
 from backend_kwargs.graphs.replay import Task
 from backend_kwargs.options.layers import Options, standing, with_users
 from backend_kwargs.rewrites.table import find_rewrite
+from backend_kwargs.torch_internals.tensors import has_static_address
 
 logger = logging.getLogger("backend_kwargs.auto")
 
@@ -163,7 +164,7 @@ class Selection:
         Of a graph that changes its inputs torch records nothing, in most cases.
         """
         tensors = [value for value in self.request.example_inputs if isinstance(value, torch.Tensor)]
-        moving = sum(tensor.nbytes for tensor in tensors if not getattr(tensor, "_dynamo_static_input_type", None))
+        moving = sum(tensor.nbytes for tensor in tensors if not has_static_address(tensor))
         copies_s = seconds_of_traffic(2 * (self.stats.bytes_written + moving), self.device)
         return not self.stats.writes and copies_s < LEAST_GAIN * call_s
 

@@ -16,6 +16,7 @@ from typing import Any
 from backend_kwargs.auto.decision import COLUMNS, packed, unpacked
 from backend_kwargs.errors import BackendKwargsError, error_text, printable, warn_once
 from backend_kwargs.facts.decision import Decision
+from backend_kwargs.torch_internals.replacing import undone
 
 VARIABLE = "BACKEND_KWARGS_STORE"
 FILE = "decisions.sqlite"
@@ -167,7 +168,7 @@ class Store:
     @contextlib.contextmanager
     def _writing(self) -> Iterator[sqlite3.Connection]:
         try:
-            with ExitStack() as stack, stack, self._writable(stack) as connection:  # entered twice, as in _connection
+            with undone() as stack, self._writable(stack) as connection:
                 yield connection
         except TROUBLE as error:  # TypeError: JSON cannot represent an option's value
             raise BackendKwargsError(f"Cannot write {str(self.path)!r}: {_why(error)}.") from error
@@ -288,7 +289,7 @@ class _Connection(sqlite3.Connection):
 
 @contextlib.contextmanager
 def _connection(name: str, wait_s: float) -> Iterator[_Connection]:
-    with ExitStack() as stack, stack:  # entered twice: the outer exit closes it if a Ctrl-C stops the inner
+    with undone() as stack:
         connection = stack.enter_context(closing(sqlite3.connect(name, uri=True, timeout=wait_s, factory=_Connection)))
         connection.isolation_level = None  # transactions begin only with BEGIN
         connection.text_factory = bytes  # so that a text that is not UTF-8 affects only its own row

@@ -39,32 +39,6 @@ class Takes:
         return f"it takes {', '.join(names) or 'none'}"
 
 
-class _NamedAsRegistered:
-    """An entry in dynamo's registry that is equal to every backend whose `compiler_name` is registered.
-
-    After a compile dynamo drops its references to the caller's tensors, which would otherwise break
-    `torch.utils.swap_tensors`, but only for compilers in its registry: up to torch 2.14 those with a registered
-    `compiler_name`, since then those that equal a value of the registry. Its key cannot be looked up as a backend.
-    """
-
-    __hash__ = object.__hash__
-
-    def __eq__(self, other: object) -> bool:
-        from torch._dynamo.backends import registry
-
-        return getattr(other, "compiler_name", None) in registry._BACKENDS
-
-
-_BY_NAME = _NamedAsRegistered()
-
-
-def count_as_registered() -> None:
-    """Make dynamo treat this package's backends like the registered ones that their `compiler_name` names."""
-    from torch._dynamo.backends import registry
-
-    registry._COMPILER_FNS.setdefault("backend_kwargs, by compiler_name", _BY_NAME)  # type: ignore[arg-type]
-
-
 @dataclass(frozen=True, eq=False)
 class DynamoCompiler:
     """A dynamo backend `compiler_fn(gm, example_inputs, **kwargs)`, known as `name`.
@@ -202,4 +176,6 @@ def _signature(compiler_fn: Callable[..., Any]) -> Signature:
 
 def _drops_kwargs(compiler_fn: Callable[..., Any]) -> bool:
     # torch's own debug backends and AotAutograd accept **kwargs, and only log that they ignore them.
-    return str(getattr(compiler_fn, "__module__", "")).startswith("torch._dynamo")
+    from backend_kwargs.torch_internals.registry import is_torchs
+
+    return is_torchs(compiler_fn)

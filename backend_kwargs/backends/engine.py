@@ -9,6 +9,7 @@ import torch
 from torch import fx
 
 from backend_kwargs.backends.part_compiler import TAGS, PartCompiler, has_floats
+from backend_kwargs.torch_internals.operators import OpOverload, schema_of
 
 LAYOUT = "depends on the memory layout"
 MEMORY: Mapping[str, str] = MappingProxyType(
@@ -38,8 +39,8 @@ class Engine(PartCompiler):
 
 def argument(node: fx.Node, name: str) -> Any:
     """Return an argument of an operator by its name in the schema, whether given or not; None where it has no such."""
-    assert isinstance(node.target, torch._ops.OpOverload)
-    for at, each in enumerate(node.target._schema.arguments):
+    assert isinstance(node.target, OpOverload)
+    for at, each in enumerate(schema_of(node.target).arguments):
         if each.name == name:
             return node.args[at] if at < len(node.args) else node.kwargs.get(name, each.default_value)
     return None

@@ -20,7 +20,7 @@ COMMENT = re.compile(r"^\s*(?:#(?!include|define|pragma|if|endif|else)|//).*\n",
 
 def compiled_graphs(compiled: Callable[..., Any] | None) -> list[Any]:
     """Return the CompiledFxGraphs in the result of `compile_fx`, none if another compiler made it."""
-    from torch._inductor.output_code import CompiledFxGraph
+    from backend_kwargs.torch_internals.inductor_code import CompiledFxGraph
 
     return [each for each in _held(compiled) if isinstance(each, CompiledFxGraph)]
 

@@ -10,10 +10,11 @@ from typing import Any, ClassVar
 
 import torch
 from torch import fx
-from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.flop_counter import flop_registry
 
 from backend_kwargs.graphs.parts import Run, names_of
+from backend_kwargs.torch_internals.operators import OpOverload, schema_of
+from backend_kwargs.torch_internals.pytree import tree_leaves, tree_map
 
 LEFT_TO_ATEN = "left to ATen by aten_ops"
 TAGS: Mapping[torch.Tag, str] = MappingProxyType(
@@ -98,12 +99,12 @@ def why_not(node: fx.Node, compiler: PartCompiler) -> str:
     if node.target is operator.getitem:
         return why_not(node.args[0], compiler)  # type: ignore[arg-type]
     op = node.target
-    if not isinstance(op, torch._ops.OpOverload) or op.namespace not in compiler.namespaces:
+    if not isinstance(op, OpOverload) or op.namespace not in compiler.namespaces:
         return "not an ATen operator"
     names = names_of(node)
     if set(names) & set(compiler.aten_ops(node)):
         return LEFT_TO_ATEN
-    if op._schema.is_mutable:
+    if schema_of(op).is_mutable:
         return "writes in place"
     tables = (compiler.denied, compiler.denied_floats if has_floats([*node.all_input_nodes, node]) else {})
     denied = (table[name] for table in tables for name in names if name in table)

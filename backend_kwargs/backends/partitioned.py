@@ -9,10 +9,7 @@ from typing import Any
 
 import torch
 from functorch.compile import min_cut_rematerialization_partition
-from torch._dynamo.backends.common import aot_autograd
-from torch._functorch._aot_autograd.descriptors import BufferAOTInput, InputMutationAOTOutput, ParamAOTInput
 from torch.fx import GraphModule, Node
-from torch.utils._python_dispatch import _disable_current_modes
 
 from backend_kwargs.backends import CapturedGraph
 from backend_kwargs.backends.part_compiler import PartCompiler, Unsupported, is_too_small, why_not
@@ -21,7 +18,6 @@ from backend_kwargs.facts import Compiled, CompileFacts
 from backend_kwargs.facts.parts import Partition, PartsSummary
 from backend_kwargs.graphs.freezing import compile_frozen
 from backend_kwargs.graphs.layouts import with_eagers_layouts
-from backend_kwargs.graphs.parameter_guards import dropping_guards
 from backend_kwargs.graphs.parts import (
     Boxed,
     attach,
@@ -40,6 +36,11 @@ from backend_kwargs.graphs.parts import (
     writes_in_place,
 )
 from backend_kwargs.measure import Roundings, accuracy
+from backend_kwargs.torch_internals.dynamo import TorchDynamoException
+from backend_kwargs.torch_internals.functorch import BufferAOTInput, InputMutationAOTOutput, ParamAOTInput, aot_autograd
+from backend_kwargs.torch_internals.fx import mark_boxed
+from backend_kwargs.torch_internals.guards import dropping_guards
+from backend_kwargs.torch_internals.modes import without_modes
 
 WHOLE = "the graph"
 TRAINS = "it records gradients: call the model under torch.no_grad()"
@@ -93,7 +94,7 @@ def _captured(
 
     try:
         compiled = compile_frozen(gm, example_inputs, capture) if freezes else capture(gm, example_inputs)
-    except (BackendKwargsError, torch._dynamo.exc.TorchDynamoException):  # dynamo may trace again
+    except (BackendKwargsError, TorchDynamoException):  # dynamo may trace again
         raise
     except Exception as error:  # such as a view of what a decomposition lays out otherwise
         if compiler.fallback == "error":
@@ -122,7 +123,7 @@ class _Steps:
         eager, before = GraphModule(gm, copy.deepcopy(gm.graph)) if keeps else gm, len(self.summary.partitions)
         try:
             # AOTAutograd's fake tensor mode is active, but constants are real tensors.
-            with _disable_current_modes():
+            with without_modes():
                 compiles = self._compile_parts(graph, gm, _constants_of(gm, attributes))
         except _InEagerError:
             del self.summary.partitions[before:]
@@ -220,7 +221,7 @@ def _verified(run: Boxed, eager: GraphModule, graph: str, name: str) -> Boxed:
         chosen.append(boxed(eager))
         return wanted
 
-    call._boxed_call = True  # type: ignore[attr-defined]
+    mark_boxed(call)
     return call
 
 

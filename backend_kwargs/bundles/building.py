@@ -28,6 +28,7 @@ from backend_kwargs.bundles.samples import Sample, cloned, described, one_signat
 from backend_kwargs.errors import BackendKwargsError, error_text, warn_once, wrong_value
 from backend_kwargs.measure import Roundings, accuracy, check_error, status_of
 from backend_kwargs.measure.trees import map_tensors, walk
+from backend_kwargs.torch_internals.tensors import version_of
 
 
 class FailedModuleError(BackendKwargsError, RuntimeError):
@@ -249,13 +250,13 @@ def _eager(
 
 def _versions(tensors: Iterable[tuple[str, torch.Tensor]]) -> list[Any]:
     """Return what changes if one of the tensors is replaced or written to; inference tensors have no version."""
-    return [(name, id(tensor), None if tensor.is_inference() else tensor._version) for name, tensor in tensors]
+    return [(name, id(tensor), None if tensor.is_inference() else version_of(tensor)) for name, tensor in tensors]
 
 
 def _input_versions(samples: Iterable[Any]) -> dict[int, int]:
     """Return the version counters of the tensors among samples, by id."""
     leaves = [leaf for sample in samples for _, leaf in walk("", tuple(sample))]
-    return {id(leaf): leaf._version for leaf in leaves if isinstance(leaf, torch.Tensor) and not leaf.is_inference()}
+    return {id(leaf): version_of(leaf) for leaf in leaves if isinstance(leaf, torch.Tensor) and not leaf.is_inference()}
 
 
 def _judge(config: CompileConfig, module: torch.nn.Module, seen: dict[str, Any], wanted: Wanted) -> None:

@@ -19,9 +19,7 @@ import torch
 from backend_kwargs.bundles.graphs import CannotLoadError, Graph, GraphBackend, load_graph
 from backend_kwargs.bundles.identity.walk import identity_of
 from backend_kwargs.errors import error_text, warn_once
-
-GRAPH = "__compiled_fn"  # how dynamo names the global through which its bytecode calls a graph
-RESUMES = "__resume"  # and that for what follows a graph break
+from backend_kwargs.torch_internals.dynamo import GRAPH, RESUMES, cache_entries
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,9 +62,7 @@ def keep_frame(backend: GraphBackend, identity: str | None, entry: CodeType | No
 
 def _frame(code: CodeType, scope: Mapping[str, Any], identity: str, options: Mapping[str, Any]) -> Frame | None:
     """Return the bytecode that dynamo generated for `code`, None if it cannot be called without dynamo."""
-    from torch._C._dynamo.eval_frame import _debug_get_cache_entry_list
-
-    entries = _debug_get_cache_entry_list(code)
+    entries = cache_entries(code)
     if len(entries) != 1:
         return None
     generated = entries[0].code

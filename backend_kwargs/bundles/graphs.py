@@ -23,7 +23,6 @@ from torch.fx import GraphModule
 
 from backend_kwargs.auto.cache_key import ambient, signature, structure
 from backend_kwargs.auto.candidates import permits
-from backend_kwargs.auto.request import RESTARTS
 from backend_kwargs.backend import Backend, find_backend
 from backend_kwargs.backends import CapturedGraph
 from backend_kwargs.backends.generated_code import compiled_graphs
@@ -39,15 +38,18 @@ from backend_kwargs.options.option import check
 from backend_kwargs.options.trust import untrusted
 from backend_kwargs.registry import PLAIN
 from backend_kwargs.rewrites.table import raced_rewrites
+from backend_kwargs.torch_internals import functorch, inductor_config
+from backend_kwargs.torch_internals.dynamo import GRAPH, RESTARTS, cache_entries, traced_frame, without_disabling
+from backend_kwargs.torch_internals.guards import invalidate
+from backend_kwargs.torch_internals.modes import AUTOCAST_FUNCTIONS
 
 BUNDLED = {"bundled_autograd_cache": True, "enable_autograd_cache": True}
 # AOTAutograd caches no graph with a private function unless it is known to depend on its arguments only; these do.
-AUTOCAST = ("torch.amp.autocast_mode._enter_autocast", "torch.amp.autocast_mode._exit_autocast")
 OWN_WEIGHTS = (
     "it has tensors of its own, such as weights that are frozen, packed or quantised; it is compiled again where the "
     "bundle is loaded"
 )
-CACHEABLE = {"unsafe_marked_cacheable_functions": dict.fromkeys(AUTOCAST, "1")}
+CACHEABLE = {"unsafe_marked_cacheable_functions": dict.fromkeys(AUTOCAST_FUNCTIONS, "1")}
 
 
 class CannotKeepError(Exception):
@@ -107,33 +109,27 @@ class GraphBackend:
 
     def forget(self) -> None:
         """Free this module's code in dynamo's caches, and no other code."""
-        from torch._C._dynamo.eval_frame import _debug_get_cache_entry_list
-        from torch._dynamo.guards import DeletedGuardManagerWrapper
-
         for code, scope in self.frames:
-            for entry in _debug_get_cache_entry_list(code):
-                state = getattr(entry.guard_manager, "extra_state", None)
+            for entry in cache_entries(code):
                 # torch.compile wraps the backend that it is given.
-                if getattr(entry.backend, "compiler_fn", entry.backend) is self and state is not None:
-                    state.invalidate(entry, DeletedGuardManagerWrapper("the CompiledModule was deactivated"))
+                own = getattr(entry.backend, "compiler_fn", entry.backend) is self
+                if own and hasattr(entry.guard_manager, "extra_state"):  # else it is invalid already
+                    invalidate(entry, entry.guard_manager, "the CompiledModule was deactivated")
             # If another frame's cache still has the bytecode, that must not keep the graph alive.
             for name, value in [*scope.items()]:
-                if name.startswith("__compiled_fn") and self._is_own(value):
+                if name.startswith(GRAPH) and self._is_own(value):
                     scope[name] = None
         self.frames.clear()
         self.made.clear()
 
     def _is_own(self, value: Any) -> bool:
-        inner = getattr(value, "_torchdynamo_orig_callable", value)
+        inner = without_disabling(value)
         return any(inner is each for each in self.made)
 
     def _note_frame(self) -> None:
-        from torch._dynamo.symbolic_convert import InstructionTranslator
-
-        with suppress(AttributeError, RuntimeError, AssertionError):
-            frame = InstructionTranslator.current_tx()
-            if not any(frame.f_code is code for code, _ in self.frames):
-                self.frames.append((frame.f_code, frame.f_globals))
+        frame = traced_frame()
+        if frame is not None and not any(frame.f_code is code for code, _ in self.frames):
+            self.frames.append((frame.f_code, frame.f_globals))
 
     def _loaded_or_compiled(self, key: str, backend: Backend, graph: CapturedGraph) -> Callable[..., Any]:
         kept = self.graphs.get(key)
@@ -169,7 +165,7 @@ class GraphBackend:
         def compile_one(compile_fx: Callable[..., Any], *args: Any, **kwargs: Any) -> Callable[..., Any]:
             used.update(options=kwargs["config_patches"], weights=[*args[0].parameters(), *args[0].buffers()])
             kwargs["config_patches"] = {**kwargs["config_patches"], **CACHEABLE}
-            with torch._functorch.config.patch(BUNDLED):
+            with functorch.patched(**BUNDLED):
                 made.append(compile_fx(*args, **kwargs))
             return made[-1]
 
@@ -297,7 +293,7 @@ def _graph(compiled: Callable[..., Any], decision: Mapping[str, Any] | None) -> 
     serialize = getattr(compiled, "serialize", None)
     if serialize is None:
         raise CannotKeepError("torch cannot serialize it; it is compiled again where the bundle is loaded")
-    with torch._functorch.config.patch(BUNDLED):
+    with functorch.patched(**BUNDLED):
         result = pickle.loads(pickle.dumps(serialize()))  # noqa: S301 - pickled in this line
     if result.compiled_bw is not None:
         raise CannotKeepError("it has a backward graph")
@@ -313,9 +309,9 @@ def _graph(compiled: Callable[..., Any], decision: Mapping[str, Any] | None) -> 
 
 def _module(graph: Any) -> ModuleType:
     """Return the module of generated code that `graph` runs."""
-    from torch._inductor.codecache import PyCodeCache
+    from backend_kwargs.torch_internals.inductor_code import generated_modules
 
-    for module in [*PyCodeCache.modules][::-1]:
+    for module in reversed(generated_modules()):
         if Path(str(module.__file__)).stem == graph.cache_key:
             return module
     raise CannotKeepError("its generated code was dropped")
@@ -343,7 +339,7 @@ def _with_named_libraries(source: str, module: ModuleType) -> tuple[str, dict[st
 
 def _library_of(value: Any) -> Path | None:
     """Return the shared library of one of Inductor's C++ functions, None for anything else."""
-    from torch._inductor.runtime.cache_dir_utils import cache_dir
+    from backend_kwargs.torch_internals.inductor_code import cache_dir
 
     owner = getattr(value, "__self__", None)
     file = getattr(owner, "__file__", None) if isinstance(owner, ModuleType) else None
@@ -360,19 +356,13 @@ def load_graph(
 
     It is loaded from files in a private folder, whose name ends with `folder`, and which is removed at once.
     """
-    from torch._functorch._aot_autograd.autograd_cache import AOTAutogradCache
-    from torch._inductor import config
-    from torch._inductor.cudagraph_utils import BoxedDeviceIndex
-    from torch._inductor.utils import BoxedBool
-
     result = pickle.loads(kept.code)  # noqa: S301 - trusted, or this process made it
-    symints = AOTAutogradCache._filter_backed_symints(list(example_inputs))
-    if result.guards_expr and not AOTAutogradCache.evaluate_guards(result.guards_expr, symints):
+    if not functorch.fits(result, example_inputs):
         raise CannotLoadError  # compiled with guards that exclude these sizes
     inductor = result.compiled_fw.result
     # One thread: nothing is compiled, and Inductor would start its compile workers.
     with (
-        config.patch({**options, "compile_threads": 1}),
+        inductor_config.patched({**options, "compile_threads": 1}),
         private_folder(name=folder) as private,
         provided(kept.libraries, private),
     ):
@@ -383,11 +373,8 @@ def load_graph(
         linecache.cache[str(path)] = len(inductor.source_code), None, lines, str(path)
         # Not in Inductor's cache folder, which may be read-only.
         inductor.write_to_disk = partial(str, path)
-        fx_config = {
-            "cudagraphs": BoxedBool(bool(config.triton.cudagraphs)),
-            "boxed_forward_device_index": BoxedDeviceIndex(None),
-        }
-        compiled = result.wrap_post_compile(list(example_inputs), result.sanitized_aot_config, fx_config)
+        cudagraphs = bool(inductor_config.value("triton.cudagraphs"))
+        compiled = functorch.callable_of(result, example_inputs, cudagraphs=cudagraphs)
 
     def forward(*inputs: Any) -> Any:
         return compiled(list(inputs))

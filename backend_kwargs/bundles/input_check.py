@@ -6,11 +6,12 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 import torch
-from torch.utils import _pytree as pytree
 
 from backend_kwargs.bundles.samples import WRITTEN, is_dense, memory_of, torch_value, tree_of
 from backend_kwargs.errors import BackendKwargsError, shown
 from backend_kwargs.options.layers import same
+from backend_kwargs.torch_internals import pytree
+from backend_kwargs.torch_internals.tensors import same_layouts
 
 MOST_PASSED = 4  # guards of inputs for one set of arguments
 
@@ -128,7 +129,7 @@ class InputCheck:
         self._compare(args, kwargs)
         # Where the module writes, the addresses of the inputs count too.
         if tensors and not self._writes and all(map(is_dense, tensors)) and len({*map(id, tensors)}) == len(tensors):
-            self._passed[place] = (tensor_guards(tensors), *passed[: MOST_PASSED - 1])
+            self._passed[place] = (same_layouts(tensors), *passed[: MOST_PASSED - 1])
 
     def _are_separate(self, tensors: Sequence[torch.Tensor], owned: "_Memory") -> bool:
         """Return whether tensors have no gradient, no attributes, and none of the module's memory."""
@@ -165,17 +166,6 @@ class InputCheck:
             return {key: self._plain(value[key]) for key in (sorted(value) if self._any_order else value)}
         leaves = pytree.tree_leaves(value)
         return value if len(leaves) == 1 and leaves[0] is value else _Blank()
-
-
-def tensor_guards(tensors: Sequence[torch.Tensor]) -> Any:
-    """Return dynamo's guards on class, dtype, device, shape, strides and bits of tensors, each of which is given once.
-
-    They also fail in another mode, such as inference_mode, and cost a fifth of the same in Python. Without gradient
-    mode they ignore `requires_grad`.
-    """
-    sizes: Any = [[*tensor.size()] for tensor in tensors]
-    strides: Any = [[*tensor.stride()] for tensor in tensors]
-    return torch._C._dynamo.guards.TensorGuards(*tensors, dynamic_dims_sizes=sizes, dynamic_dims_strides=strides)
 
 
 def _spelled(structure: pytree.TreeSpec) -> str:

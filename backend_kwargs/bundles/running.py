@@ -11,7 +11,6 @@ from types import CodeType, FunctionType
 from typing import Any
 
 import torch
-from torch.utils import _pytree as pytree
 
 from backend_kwargs.bundles.config import CompileConfig
 from backend_kwargs.bundles.disk.files import Folder, temporary
@@ -21,6 +20,8 @@ from backend_kwargs.bundles.input_check import InputCheck
 from backend_kwargs.bundles.packages.package import Package, PackageCall
 from backend_kwargs.bundles.samples import sizes_differ
 from backend_kwargs.errors import BackendKwargsError
+from backend_kwargs.torch_internals import pytree
+from backend_kwargs.torch_internals.modes import set_grad_enabled
 
 Dtypes = Sequence[torch.dtype | None]
 # Guards on global state, which dynamo checks at each call: gradient mode, autocast, threads, and the like.
@@ -84,8 +85,7 @@ def _freed(*args: Any, **kwargs: Any) -> Any:
 def import_compiler() -> None:
     """Import torch's compilers, which takes seconds that are not part of a compile."""
     temporary()
-    import torch._dynamo
-    import torch._inductor.compile_fx  # noqa: F401 - for its own sake
+    from backend_kwargs.torch_internals import compile_fx, dynamo  # noqa: F401 - for what they import
 
 
 def entry(config: CompileConfig, device: torch.device, output_dtypes: Dtypes, name: str) -> FunctionType:
@@ -143,7 +143,7 @@ def running(built: Built, module: torch.nn.Module, *, keep: bool, guards: str = 
 
 def without_gradients(call: Callable[..., Any]) -> Callable[..., Any]:
     """Return `call` under torch.no_grad(), at a tenth of that context manager's cost."""
-    enabled, switch = torch.is_grad_enabled, torch._C._set_grad_enabled
+    enabled, switch = torch.is_grad_enabled, set_grad_enabled
 
     def infer(*args: Any, **kwargs: Any) -> Any:
         if not enabled():

@@ -21,6 +21,7 @@ from backend_kwargs.files.atomic_write import check_writable
 from backend_kwargs.options import precisions
 from backend_kwargs.options.option import convert
 from backend_kwargs.options.spec import split_outside
+from backend_kwargs.torch_internals.dynamo import reset
 
 if TYPE_CHECKING:
     from backend_kwargs.facts.decision import Decision
@@ -148,8 +149,6 @@ def _raced(
 
     What was raced before a Ctrl-C, or before a size that fails, is kept.
     """
-    import torch
-
     from backend_kwargs.auto.decide import nothing_decided
 
     found, err, began = [], console(stderr=True), time.perf_counter()
@@ -163,7 +162,7 @@ def _raced(
             say(f"racing {label} ({at + 1} of {len(sizes)}){left}", out=err)
             try:
                 model, inputs = make(size)
-                torch._dynamo.reset()
+                reset()
                 found.append(_tuned(label, model, inputs, racing))
             except (BackendKwargsError, KeyboardInterrupt) as error:
                 if not found:

@@ -7,7 +7,6 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch.utils import _pytree as pytree
 
 from backend_kwargs import measure
 from backend_kwargs.compare.drawing import plot
@@ -19,6 +18,7 @@ from backend_kwargs.harness.study import Inputs, Study, arguments_of, move
 from backend_kwargs.harness.trial import learn
 from backend_kwargs.measure import Interval
 from backend_kwargs.measure.trees import tensors_of
+from backend_kwargs.torch_internals import pytree
 
 __all__ = ["Candidate", "Comparison", "Row", "compare", "fastest", "plot", "to_json"]
 
@@ -126,8 +126,7 @@ def _moved(leaf: object, device: torch.device) -> Any:
 
 def _warm_up(trials: list[CandidateTrial], device: torch.device) -> None:
     """Import and start Inductor now, so that no candidate's compile time includes it."""
-    import torch._dynamo
-    import torch._inductor.compile_fx  # noqa: F401
+    from backend_kwargs.torch_internals import compile_fx, dynamo  # noqa: F401 - for what they import
 
     backends = [trial.candidate.backend for trial in trials if trial.passed]
     if any("inductor" in f"{backend!r} {getattr(backend, 'compiler_name', '')}" for backend in backends):

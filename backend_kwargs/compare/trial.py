@@ -84,21 +84,16 @@ def _shown(backend: Callable[..., object] | str | None) -> str:
 
 def _cache_counts() -> tuple[int, int]:
     """Return the numbers of hits and misses of Inductor's caches in this process."""
-    from torch._dynamo.utils import counters
+    from backend_kwargs.torch_internals.dynamo import cache_counts
 
-    inductor, aot = counters["inductor"], counters["aot_autograd"]
-    return (
-        inductor["fxgraph_cache_hit"] + aot["autograd_cache_hit"],
-        inductor["fxgraph_cache_miss"] + aot["autograd_cache_miss"],
-    )
+    return cache_counts("hit"), cache_counts("miss")
 
 
 @contextlib.contextmanager
 def _empty_cache() -> Iterator[None]:
     """Give Inductor an empty cache, and races an empty store."""
-    from torch._inductor.utils import fresh_cache
-
     from backend_kwargs.auto.decide import nothing_decided
+    from backend_kwargs.torch_internals.caches import fresh_cache
 
     error = None
     with fresh_cache(), nothing_decided():

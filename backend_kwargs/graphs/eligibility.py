@@ -9,6 +9,8 @@ from torch.fx import GraphModule, Node
 
 from backend_kwargs.graphs.writes import has_memory
 from backend_kwargs.measure.trees import tensors_of
+from backend_kwargs.torch_internals.operators import OpOverloadPacket, has_effects, name_of
+from backend_kwargs.torch_internals.tensors import version_of
 
 TINY_OPS, TINY_BYTES = 3, 1 << 20  # a graph below both saves less than its race costs, whichever candidate wins
 
@@ -73,7 +75,7 @@ def _changes_what_trains(gm: GraphModule, example_inputs: Sequence[object]) -> b
         for node, value in zip(placeholders, example_inputs, strict=True)
         if isinstance(value, torch.Tensor) and value.requires_grad
     ]
-    return any(isinstance(f, torch.Tensor) and not f.is_inference() and f._version > 0 for f in training)
+    return any(isinstance(f, torch.Tensor) and not f.is_inference() and version_of(f) > 0 for f in training)
 
 
 def rounds_positions(gm: GraphModule) -> bool:
@@ -151,16 +153,7 @@ def may_communicate(gm: GraphModule) -> bool:
 
 def has_side_effects(gm: GraphModule) -> bool:
     """Return whether the graph has operators with a registered effect, such as printing, which must run once."""
-    from torch._higher_order_ops.effects import has_effects
-
-    return any(has_effects(operator) for node in _nodes(gm) for operator in _overloads(node.target))
-
-
-def _overloads(target: object) -> list[Any]:
-    """Return the overloads of an operator, and anything else by itself."""
-    if isinstance(target, torch._ops.OpOverloadPacket):
-        return [getattr(target, name) for name in target.overloads()]  # type: ignore[no-untyped-call]
-    return [target]
+    return any(has_effects(node.target) for node in _nodes(gm))
 
 
 def recomputes(gm: GraphModule) -> bool:
@@ -180,8 +173,8 @@ def holds_state(gm: GraphModule) -> bool:
 def _namespace(target: object) -> str:
     """Return the namespace of an operator, and of other functions the package of their module."""
     packet: Any = getattr(target, "overloadpacket", target)
-    if isinstance(packet, torch._ops.OpOverloadPacket):
-        return packet._qualified_op_name.partition("::")[0]
+    if isinstance(packet, OpOverloadPacket):
+        return name_of(packet).partition("::")[0]
     module = str(getattr(target, "__module__", None) or "")
     return "c10d" if module.startswith("torch.distributed") else module.partition(".")[0]
 

@@ -7,13 +7,11 @@ from types import MappingProxyType
 from typing import Any, TypeGuard
 
 import torch
-from torch._guards import Source, TracingContext
-from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import GraphModule, Node
 from torch.nn import Parameter
 
 from backend_kwargs.errors import warn_once
-from backend_kwargs.graphs.parameter_guards import guard_parameters, is_parameter_source, why_not_constants
+from backend_kwargs.graphs.parameter_guards import guard_parameters, why_not_constants
 from backend_kwargs.graphs.writes import (
     STAYS_INPUT,
     copy_of_graph,
@@ -22,6 +20,10 @@ from backend_kwargs.graphs.writes import (
     replace_by_attribute,
     written_memory,
 )
+from backend_kwargs.torch_internals.fake_tensors import FakeTensorMode
+from backend_kwargs.torch_internals.fx import source_of, sources_of_attributes
+from backend_kwargs.torch_internals.guards import Source, is_parameter_source, is_tracing
+from backend_kwargs.torch_internals.tensors import memory_id, version_of
 
 CompileGm = Callable[[GraphModule, Sequence[object]], Callable[..., object]]
 
@@ -50,13 +52,13 @@ def reattach_parameters(gm: GraphModule, example_inputs: Sequence[object]) -> tu
     Returns `gm` itself if there are none.
     """
     lifted = freezable_parameters(gm, example_inputs)
-    if lifted and (why := why_not_constants(_by_source(gm, lifted))):
+    if lifted and (why := why_not_constants(by_source(gm, lifted))):
         warn_once(f"Parameters stay inputs of a graph, so nothing in it is frozen: {why}.")
         lifted = {}
     if not lifted:
         return gm, list(range(len(example_inputs)))
     only_read = only_read_parameters(gm, lifted)
-    guard_parameters(_by_source(gm, lifted), constants=_by_source(gm, only_read))
+    guard_parameters(by_source(gm, lifted), constants=by_source(gm, only_read))
     frozen_gm = copy_of_graph(gm)
     placeholders = frozen_gm.graph.find_nodes(op="placeholder")
     for position, value in lifted.items():
@@ -75,7 +77,7 @@ def freezable_parameters(gm: GraphModule, example_inputs: Sequence[object]) -> d
     There are none outside dynamo, where nothing guards their identity, and if inputs share memory that the graph
     writes, which Inductor's own freezing handles wrongly.
     """
-    lifted = lifted_parameters(gm, example_inputs) if TracingContext.try_get() else {}
+    lifted = lifted_parameters(gm, example_inputs) if is_tracing() else {}
     return {} if lifted and _writes_shared_memory(gm, example_inputs) else lifted
 
 
@@ -85,10 +87,11 @@ def only_read_parameters(gm: GraphModule, lifted: Mapping[int, torch.Tensor]) ->
     return {at: value for at, value in lifted.items() if not may_be_written(placeholders[at], written)}
 
 
-def _by_source(gm: GraphModule, lifted: Mapping[int, torch.Tensor]) -> dict[Source, torch.Tensor]:
-    """Return parameters by dynamo's source of them."""
-    placeholders: list[Any] = gm.graph.find_nodes(op="placeholder")
-    return {placeholders[position]._dynamo_source: value for position, value in lifted.items()}
+def by_source(gm: GraphModule, lifted: Mapping[int, torch.Tensor]) -> dict[Source, torch.Tensor]:
+    """Return inputs by dynamo's sources in place of positions, without those that have none."""
+    placeholders = gm.graph.find_nodes(op="placeholder")
+    sources = ((source_of(placeholders[position]), value) for position, value in lifted.items())
+    return {source: value for source, value in sources if source is not None}
 
 
 def lifted_parameters(gm: GraphModule, example_inputs: Sequence[object]) -> dict[int, torch.Tensor]:
@@ -97,9 +100,7 @@ def lifted_parameters(gm: GraphModule, example_inputs: Sequence[object]) -> dict
     return {
         position: value
         for position, (node, value) in enumerate(zip(placeholders, example_inputs, strict=True))
-        if is_parameter_source(getattr(node, "_dynamo_source", None))
-        and _can_freeze(value)
-        and STAYS_INPUT not in node.meta
+        if is_parameter_source(source_of(node)) and _can_freeze(value) and STAYS_INPUT not in node.meta
     }
 
 
@@ -113,7 +114,7 @@ def _writes_shared_memory(gm: GraphModule, example_inputs: Sequence[object]) -> 
     sharing = defaultdict(list)
     for node, value in zip(gm.graph.find_nodes(op="placeholder"), example_inputs, strict=True):
         if is_plain(value) and value.layout == torch.strided:
-            sharing[value.untyped_storage()._cdata].append((node, value))
+            sharing[memory_id(value)].append((node, value))
     several = [shared for shared in sharing.values() if len(shared) > 1]
     written = written_memory(gm.graph) if several else ()
     return any(_any_written(shared, written) for shared in several)
@@ -123,7 +124,7 @@ def _any_written(shared: Sequence[tuple[Node, torch.Tensor]], written: Collectio
     """Return whether the graph may write into one of these inputs, which share memory."""
     mode = FakeTensorMode()
     fresh = [(node, mode.from_tensor(value)) for node, value in shared]  # all alive, so that shared memory is detected
-    return any(may_be_written(node, written, fake._version) for node, fake in fresh)
+    return any(may_be_written(node, written, version_of(fake)) for node, fake in fresh)
 
 
 def _make_attribute(gm: GraphModule, placeholder: Node, value: torch.Tensor, is_parameter: bool) -> None:
@@ -133,8 +134,9 @@ def _make_attribute(gm: GraphModule, placeholder: Node, value: torch.Tensor, is_
         gm.register_parameter(name, value if isinstance(value, Parameter) else Parameter(value, value.requires_grad))
     else:
         gm.register_buffer(name, value)
-    sources: dict[str, Source] = gm._param_name_to_source  # type: ignore[assignment]
-    sources[name] = placeholder._dynamo_source  # type: ignore[attr-defined]
+    source = source_of(placeholder)
+    assert source is not None  # it is a parameter's
+    sources_of_attributes(gm)[name] = source
     replace_by_attribute(placeholder, name)
 
 

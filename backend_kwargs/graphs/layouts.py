@@ -8,7 +8,8 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch._prims_common import suggest_memory_format
+
+from backend_kwargs.torch_internals.decompositions import suggest_memory_format
 
 aten = torch.ops.aten
 Decompositions = Mapping[Any, Callable[..., object]]

@@ -10,11 +10,12 @@ from typing import Any
 import sympy
 import torch
 from torch.fx import GraphModule, Node
-from torch.fx.graph import _BoxedCodeGen
 from torch.fx.passes.infra.partitioner import CapabilityBasedPartitioner, Partition
 from torch.fx.passes.operator_support import create_op_support
 
 from backend_kwargs.graphs.writes import replace_by_attribute
+from backend_kwargs.torch_internals.fx import boxed_forward, mark_boxed
+from backend_kwargs.torch_internals.operators import OpOverload, name_of, schema_of
 
 PREFIX = "part_"
 MARK = "backend_kwargs.part"
@@ -116,14 +117,14 @@ def returned_by(part: GraphModule) -> list[Node]:
 
 def op_name(node: Node) -> str:
     """Return an ATen operator's name without namespace and overload, and other operators' names in full."""
-    if isinstance(node.target, torch._ops.OpOverload):
-        return node.target._schema.name.removeprefix("aten::")
+    if isinstance(node.target, OpOverload):
+        return name_of(node.target).removeprefix("aten::")
     return str(node.target)
 
 
 def names_of(node: Node) -> tuple[str, str]:
     """Return an operator's name with its overload, and without: ("add.Tensor", "add")."""
-    schema = getattr(node.target, "_schema", None)
+    schema = schema_of(node.target)
     if schema is None:
         return str(node.target), str(node.target)
     name = schema.name.split("::")[1]
@@ -149,8 +150,8 @@ def _draws(target: object) -> bool:
 
 def writes_in_place(gm: GraphModule) -> str:
     """Return the name of an operator that writes into one of its arguments, or "" if AOTAutograd left none."""
-    calls = [n for n in gm.graph.nodes if isinstance(n.target, torch._ops.OpOverload)]
-    return next((op_name(node) for node in calls if node.target._schema.is_mutable), "")
+    calls = [n for n in gm.graph.nodes if isinstance(n.target, OpOverload)]
+    return next((op_name(node) for node in calls if schema_of(node.target).is_mutable), "")
 
 
 def tensors_of(node: Node) -> list[torch.Tensor]:
@@ -164,7 +165,7 @@ def _is_view(node: Node) -> bool:
     """Return whether a node gives a view of one of its inputs, or an item of such."""
     if node.target is operator.getitem:
         return _is_view(node.args[0])  # type: ignore[arg-type]
-    return isinstance(node.target, torch._ops.OpOverload) and node.target.is_view
+    return isinstance(node.target, OpOverload) and node.target.is_view
 
 
 def _without_inputs_of_eager(gm: GraphModule, taken: set[Node]) -> set[Node]:
@@ -304,12 +305,10 @@ def serving(
 
 def boxed(gm: GraphModule) -> Boxed:
     """Return a callable that runs `gm` on a list of arguments, and empties it so that each can be freed early."""
-    gm.graph.set_codegen(_BoxedCodeGen())
-    gm.recompile()
-    forward = gm.forward
+    forward = boxed_forward(gm)
 
     def run(args: list[object]) -> Any:
         return forward(args)
 
-    run._boxed_call = True  # type: ignore[attr-defined]
+    mark_boxed(run)
     return run

@@ -11,19 +11,19 @@ from typing import Any
 import torch
 from torch.autograd.graph import saved_tensors_hooks
 from torch.fx import GraphModule
-from torch.utils import _pytree as pytree
-from torch.utils._python_dispatch import _disable_current_modes
 
 from backend_kwargs.graphs.writes import (
     copy_of_graph,
     has_memory,
     keep_inputs,
     may_be_written,
-    modes_restored,
     written_memory,
 )
 from backend_kwargs.measure.served import Region, Served, State, copied, layout_of, same_bits, span_of
 from backend_kwargs.measure.trees import tensors_of
+from backend_kwargs.torch_internals import pytree
+from backend_kwargs.torch_internals.modes import modes_restored, saves_by_hooks, without_modes
+from backend_kwargs.torch_internals.tensors import base_of, memory_id, negative_view
 
 Around = Callable[[Sequence[torch.Tensor]], AbstractContextManager[object]]
 
@@ -64,9 +64,7 @@ class ChangedInputError(RuntimeError):
 
 def unpacked() -> AbstractContextManager[None]:
     """Disable a user's saved-tensor hooks, which may offload, for what candidates save for the backward pass."""
-    if torch._C._autograd._top_saved_tensors_default_hooks(True) is None:
-        return nullcontext()
-    return saved_tensors_hooks(lambda saved: saved, lambda saved: saved)
+    return saved_tensors_hooks(lambda saved: saved, lambda saved: saved) if saves_by_hooks() else nullcontext()
 
 
 @dataclass(frozen=True)
@@ -172,7 +170,7 @@ class Inputs:
         for at, value in enumerate(self.values):
             if has_memory(value):
                 start, end = (each * value.itemsize for each in span_of(value))
-                by_storage[value.untyped_storage()._cdata].append((start, end, at))
+                by_storage[memory_id(value)].append((start, end, at))
         alone = set[int]()
         for spans in by_storage.values():
             spans.sort()
@@ -183,7 +181,7 @@ class Inputs:
     @property
     def aliased(self) -> bool:
         """Whether written inputs share memory."""
-        return len({self.values[at].untyped_storage()._cdata for at in self.written}) < len(self.written)
+        return len({memory_id(self.values[at]) for at in self.written}) < len(self.written)
 
     @property
     def bytes(self) -> float:
@@ -193,7 +191,7 @@ class Inputs:
     @property
     def storages(self) -> dict[int, int]:
         """The bytes of each storage of the inputs, by its address."""
-        return {v.untyped_storage()._cdata: v.untyped_storage().nbytes() for v in self.values if has_memory(v)}
+        return {memory_id(v): v.untyped_storage().nbytes() for v in self.values if has_memory(v)}
 
 
 def _with_memory_shared(values: Sequence[object], positions: Iterable[int]) -> frozenset[int]:
@@ -201,16 +199,16 @@ def _with_memory_shared(values: Sequence[object], positions: Iterable[int]) -> f
     sharing = defaultdict(set)
     for at, value in enumerate(values):
         if has_memory(value):
-            sharing[value.untyped_storage()._cdata].add(at)
+            sharing[memory_id(value)].add(at)
     wanted = set(positions)
     return frozenset(at for group in sharing.values() if group & wanted for at in group)
 
 
 def _copied_with_views(value: torch.Tensor, copies: dict[int, torch.Tensor]) -> torch.Tensor:
     """Return a copy of `value`; views of one tensor become views of one copy, as AOTAutograd expects."""
-    root = value if value._base is None else value._base
+    root = value if base_of(value) is None else base_of(value)
     if id(root) not in copies:
-        storage = root.untyped_storage().clone()  # type: ignore[no-untyped-call]
+        storage = root.untyped_storage().clone()
         empty = root.detach().new_empty(0)
         copies[id(root)] = empty.set_(storage, root.storage_offset(), root.size(), root.stride())
     return copies[id(root)] if root is value else _same_view(value, copies[id(root)])
@@ -222,7 +220,7 @@ def _same_view(value: torch.Tensor, whole: torch.Tensor) -> torch.Tensor:
         whole = torch.view_as_real(whole) if whole.is_complex() else whole.view(value.dtype)
     view = whole.as_strided(value.size(), value.stride(), value.storage_offset())
     view = view.conj() if value.is_conj() else view
-    return torch._neg_view(view) if value.is_neg() else view
+    return negative_view(view) if value.is_neg() else view
 
 
 @dataclass(frozen=True)
@@ -291,14 +289,14 @@ class Task:
         Raise ChangedInputError if it changes an input that eager only reads; the user's input stays as it is.
         """
         guarded = self.inputs.guarded
-        with _disable_current_modes():  # what a mode counts are the graph's operators
+        with without_modes():  # what a mode counts are the graph's operators
             args = self.inputs.fresh(self.inputs.written | guarded)
         layouts = {at: layout_of(args[at]) for at in guarded}
         leaves = [value for value in args if isinstance(value, torch.Tensor) and value.requires_grad]
         _seed()
         with modes_restored():
             results = self._call(fn, args, leaves, []) | {"written": [args[at] for at in sorted(self.inputs.written)]}
-        with _disable_current_modes():
+        with without_modes():
             for at in guarded:
                 if layout_of(args[at]) != layouts[at] or not same_bits(args[at], self.inputs.values[at]):
                     name = self.gm.graph.find_nodes(op="placeholder")[at].name
@@ -321,7 +319,7 @@ def _cotangent(end: torch.Tensor) -> torch.Tensor:
         return torch.ones_like(end)
     # An outer product of random vectors: no large draw on the host, and rows differ, since equal rows would cancel in
     # a batch norm. It has the output's strides; otherwise each backward pass would first make a copy.
-    with _disable_current_modes():  # not an operator of the graph, so not counted
+    with without_modes():  # not an operator of the graph, so not counted
         row = torch.randn(end.shape[-1], generator=generator).to(end.device)
         column = torch.randn(*end.shape[:-1], 1, generator=generator).to(end.device)
         return torch.mul(row, column, out=torch.empty_like(end))

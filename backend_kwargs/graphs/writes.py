@@ -3,13 +3,19 @@
 import copy
 import inspect
 import operator
-from collections.abc import Callable, Collection, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Collection, Iterable
 from functools import cache
 from typing import Any, TypeGuard
 
 import torch
 from torch.fx import Graph, GraphModule, Node
+
+from backend_kwargs.torch_internals import operators
+from backend_kwargs.torch_internals.fx import hand_on
+from backend_kwargs.torch_internals.modules import WRITES_AS_DECLARED
+from backend_kwargs.torch_internals.operators import OpOverload, OpOverloadPacket
+from backend_kwargs.torch_internals.pytree import tree_leaves
+from backend_kwargs.torch_internals.tensors import has_plain_dispatch, is_wrapped, memory_id, unwrapped, version_of
 
 # The key in the `meta` of a placeholder that stays an input of the graph, also where parameters become constants.
 STAYS_INPUT = "backend_kwargs_stays_input"
@@ -17,8 +23,7 @@ STAYS_INPUT = "backend_kwargs_stays_input"
 OF_TORCH = frozenset(
     {
         *("torch", "torch.functional", "torch.nn.functional", "_operator", "builtins", "math"),
-        *("torch._functorch.predispatch", "torch._functorch.eager_transforms"),
-        *(f"torch._C._{name}" for name in ("nn", "autograd", "fft", "functorch", "linalg", "special")),
+        *WRITES_AS_DECLARED,
     }
 )
 # Schemas do not say that norms write into these, unless one of the flags is False.
@@ -33,7 +38,7 @@ def may_be_written(placeholder: Node, written: Collection[int], version: int = 0
     # Dynamo has run the graph on this fake tensor, and in-place operators increment its version. Inference tensors have
     # no version; `torch._foreach_mul_`, the statistics of a norm, and writes into `.data` increment none.
     fake = placeholder.meta.get("example_value")
-    if not isinstance(fake, torch.Tensor) or fake.is_inference() or fake._version > version:
+    if not isinstance(fake, torch.Tensor) or fake.is_inference() or version_of(fake) > version:
         return True
     return not storages_of(fake).isdisjoint(written)
 
@@ -63,7 +68,7 @@ def written_storages(node: Node) -> set[int]:
     """Return the storages into which a call may write: any that it reads, unless its function is one of torch's."""
     if not node.op.startswith("call"):
         return set()
-    leaves = node.all_input_nodes if _is_unknown(node) else torch.utils._pytree.tree_leaves(_written(node))
+    leaves = node.all_input_nodes if _is_unknown(node) else tree_leaves(_written(node))
     return {each for leaf in leaves if isinstance(leaf, Node) for each in storages_of(leaf.meta.get("example_value"))}
 
 
@@ -72,7 +77,7 @@ def _is_unknown(node: Node) -> bool:
     if node.op != "call_function":
         return node.op == "call_module"
     of_torch = getattr(node.target, "__module__", None) in OF_TORCH
-    return not of_torch and not isinstance(node.target, torch._ops.OpOverload | torch._ops.OpOverloadPacket)
+    return not of_torch and not isinstance(node.target, OpOverload | OpOverloadPacket)
 
 
 def _written(node: Node) -> list[Any]:
@@ -107,39 +112,30 @@ def _signatures(function: Any) -> tuple[tuple[list[str], list[str]], ...]:
     """Return, for each overload of a function, the names of its arguments, and of those into which it writes."""
     if inspect.isfunction(function):
         return (([*inspect.signature(function).parameters], []),)
-    if isinstance(function, torch._ops.OpOverload):
+    if isinstance(function, OpOverload):
         return (_names(function),)
     if getattr(function, "__module__", None) == "torch":
         function = getattr(torch.ops.aten, function.__name__, None)
-    if not isinstance(function, torch._ops.OpOverloadPacket):
+    if not isinstance(function, OpOverloadPacket):
         return ()
-    overloads = [getattr(function, name) for name in function.overloads()]  # type: ignore[no-untyped-call]
     return tuple(
-        _names(each)
-        for each in overloads
-        if "out" not in each._overloadname and torch._C._dispatch_has_kernel(each.name())  # not TorchScript's alone
+        _names(overload)
+        for overload in operators.overloads_of(function)
+        if "out" not in operators.schema_of(overload).overload_name and operators.has_kernel(overload)
     )
 
 
-def _names(overload: Any) -> tuple[list[str], list[str]]:
+def _names(overload: OpOverload) -> tuple[list[str], list[str]]:
     """Return the names of an operator's arguments, and of those into which it writes."""
-    arguments = overload._schema.arguments
-    mutable = [each.name for each in arguments if each.alias_info is not None and each.alias_info.is_write]
-    return [each.name for each in arguments], mutable
+    arguments = operators.arguments_of(overload)
+    return [each.name for each in arguments], [each.name for each in arguments if each.is_write]
 
 
 def storages_of(value: object) -> set[int]:
     """Return what identifies the memory of a tensor, or of those in a list."""
     tensors = [value] if isinstance(value, torch.Tensor) else value if isinstance(value, list | tuple) else ()
-    plain = [_unwrapped(each) for each in tensors if isinstance(each, torch.Tensor)]
-    return {each.untyped_storage()._cdata for each in plain if each.layout == torch.strided}
-
-
-def _unwrapped(tensor: torch.Tensor) -> torch.Tensor:
-    """Return the tensor that `torch.func`'s transforms have wrapped, which has the memory."""
-    while torch._C._functorch.is_functorch_wrapped_tensor(tensor):
-        tensor = torch._C._functorch.get_unwrapped(tensor)
-    return tensor
+    plain = [unwrapped(each) for each in tensors if isinstance(each, torch.Tensor)]
+    return {memory_id(each) for each in plain if each.layout == torch.strided}
 
 
 def origin(node: Node, passes: Callable[[Node], bool] = lambda node: True) -> Node:
@@ -156,19 +152,13 @@ def copy_of_graph(gm: GraphModule, *, with_inputs: bool = False) -> GraphModule:
     """
     # A copy, since dynamo reads the placeholders of its graph again after the backend, to generate the call.
     graph: Graph = copy.deepcopy(gm.graph)
-    for old, new in zip(gm.graph.nodes, graph.nodes, strict=True):
-        if hasattr(old, "_dynamo_source"):
-            new._dynamo_source = old._dynamo_source
-        if not with_inputs:
+    if not with_inputs:
+        for node in graph.nodes:
             # A weak reference to the input, with which `torch.utils.swap_tensors` refuses it. Dynamo drops its own.
-            new.meta.pop("grapharg", None)
+            node.meta.pop("grapharg", None)
     copied = GraphModule(gm, graph)
     copied.meta = dict(gm.meta)
-    # AOTAutograd recognizes a graph of dynamo's by the first two and `meta`; without them it fails or forgets static
-    # inputs.
-    for name in ("_param_name_to_source", "_source_to_user_stacks", "compile_subgraph_reason"):
-        if hasattr(gm, name):
-            setattr(copied, name, copy.copy(getattr(gm, name)))
+    hand_on(gm, copied)
     # AOTAutograd's cache has its key from the pickled attributes, in their order.
     held = vars(copied)
     ordered = {name: held[name] for name in (*vars(gm), *held) if name in held}
@@ -191,7 +181,7 @@ def has_memory(value: object) -> TypeGuard[torch.Tensor]:
     """Return whether `value` is a plain tensor with memory: not fake, not a subclass, not sparse, not wrapped."""
     if not is_plain(value) or value.layout != torch.strided or value.is_meta:
         return False
-    return not torch._C._functorch.is_functorch_wrapped_tensor(value)
+    return not is_wrapped(value)
 
 
 def is_plain(value: object) -> TypeGuard[torch.Tensor]:
@@ -204,8 +194,7 @@ def is_bare_subclass(value: Any) -> bool:
 
     At the first call of compiled code, torch refuses such tensors as arguments of operators that are not its own.
     """
-    plain: Any = torch._C._disabled_torch_dispatch_impl
-    return torch.overrides.has_torch_function((value,)) and type(value).__torch_dispatch__ is plain
+    return torch.overrides.has_torch_function((value,)) and has_plain_dispatch(value)
 
 
 def has_transforms(gm: GraphModule) -> bool:
@@ -214,29 +203,3 @@ def has_transforms(gm: GraphModule) -> bool:
     The example values between such calls are wrappers of levels that no longer exist.
     """
     return any(getattr(node.target, "__name__", "").endswith("_increment_nesting") for node in gm.graph.nodes)
-
-
-@contextmanager
-def modes_restored() -> Iterator[None]:
-    """Restore the modes that a graph sets and, where a call raises in between, does not reset.
-
-    They are those of `torch.func`'s transforms, which a graph enters and leaves by separate calls, and the grad mode.
-    """
-    functorch = torch._C._functorch
-    depth, in_place = functorch.get_dynamic_layer_stack_depth(), functorch.get_inplace_requires_grad_allowed()
-    grad, forward_grad = torch.is_grad_enabled(), torch._C._is_fwd_grad_enabled()
-    no_hooks = torch._C._autograd._saved_tensors_hooks_get_disabled_error_message()
-    try:
-        yield
-    finally:
-        functorch.pop_dynamic_layer_stack_and_undo_to_depth(depth)
-        functorch.set_inplace_requires_grad_allowed(in_place)
-        if torch.autograd.forward_ad._current_level < 0:  # the user has entered none, and levels do not nest
-            with suppress(RuntimeError):
-                torch._C._exit_dual_level(level=0)
-        torch._C._set_grad_enabled(grad)
-        torch._C._set_fwd_grad_enabled(forward_grad)
-        if no_hooks is None:
-            torch._C._autograd._saved_tensors_hooks_enable()
-        else:
-            torch._C._autograd._saved_tensors_hooks_disable(no_hooks)

@@ -14,6 +14,9 @@ from backend_kwargs.backends import CapturedGraph
 from backend_kwargs.compile_records import Record, record_of, returned_as_it_was
 from backend_kwargs.report import Ran, Report, report_of
 from backend_kwargs.report.ran import RETURNED, UNKNOWN
+from backend_kwargs.torch_internals.compile_fx import inductor_wrapper
+from backend_kwargs.torch_internals.dynamo import limits_lifted
+from backend_kwargs.torch_internals.registry import lookup_backend
 
 _LINES = itertools.count(1_000_000)
 
@@ -24,12 +27,9 @@ def _can_isolate() -> bool:
 
 def room_to_compile() -> contextlib.AbstractContextManager[Any]:
     """Lift the limit on recompiles of one code object, since torch before 2.13 counts all variants together."""
-    import torch._dynamo.config as dynamo_config
-
     if _can_isolate():
         return contextlib.nullcontext()
-    patch: Callable[..., contextlib.AbstractContextManager[Any]] = dynamo_config.patch
-    return patch(recompile_limit=10_000, accumulated_recompile_limit=10_000)
+    return limits_lifted()
 
 
 def isolated(model: Callable[..., Any], **kwargs: Any) -> Callable[..., Any]:
@@ -86,7 +86,7 @@ class Counted:
         """Return what ran the graphs in place of the backend; None if the backend ran them."""
         if (reported := self.report()).graphs:
             return reported.ran
-        if isinstance(self._backend, torch._TorchCompileInductorWrapper):
+        if isinstance(self._backend, inductor_wrapper()):
             return None
         return RETURNED if self.returned else UNKNOWN
 
@@ -106,13 +106,10 @@ def counted(
     error_is_measured: bool = False,
 ) -> tuple[Counted, dict[str, Any]]:
     """Return the counted backend and the arguments for `torch.compile`, which itself binds those of "inductor"."""
-    from torch._dynamo.backends.registry import lookup_backend
-
     options = dict(options) if options else None
     if backend == "inductor":
         mode = mode or (None if options else "default")
-        wrapper: Any = torch._TorchCompileInductorWrapper
-        return Counted(wrapper(mode, options, dynamic)), {"dynamic": dynamic}
+        return Counted(inductor_wrapper()(mode, options, dynamic)), {"dynamic": dynamic}
     found: Any = backend
     own = Counted(lookup_backend(found), error_is_measured=error_is_measured)
     return own, {"mode": mode, "options": options, "dynamic": dynamic}
@@ -120,8 +117,6 @@ def counted(
 
 def start_inductor(device: torch.device) -> None:
     """Start Inductor's compile processes and build its headers, so that no candidate's compile time includes them."""
-    import torch._inductor.compile_fx
-
     # If Inductor cannot work, each candidate reports it.
     with contextlib.suppress(Exception):
         isolated(lambda x: x + 1, backend="inductor")(torch.ones(8, device=device))

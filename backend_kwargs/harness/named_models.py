@@ -10,9 +10,9 @@ from urllib.parse import parse_qsl
 
 import torch
 from torch import Tensor, nn
-from torch.utils import _pytree as pytree
 
 from backend_kwargs.errors import BackendKwargsError, error_text, unknown
+from backend_kwargs.torch_internals import pytree
 
 FORMS = "'transformers:CLASS?option=value', 'timm:NAME?option=value' or 'FILE:FACTORY'"
 BATCH, TOKENS, SAMPLES, IMAGE = 8, 128, 16_000, 224

@@ -14,6 +14,7 @@ from backend_kwargs.harness.read_only import ReadOnly
 from backend_kwargs.measure import Accuracy
 from backend_kwargs.measure.served import parts
 from backend_kwargs.measure.trees import map_tensors, tensors_of
+from backend_kwargs.torch_internals.modules import Dropout
 
 Inputs = tuple[tuple[Any, ...], dict[str, Any]]
 Mode = Literal["fwd", "fwd_bwd", "train"]
@@ -253,7 +254,7 @@ def move(model: Callable[..., Any], device: torch.device, *, training: bool) -> 
         return False
     model.to(device).train(training)
     # Inductor's random masks differ from eager's and cannot be compared.
-    dropouts = [m for m in model.modules() if isinstance(m, torch.nn.modules.dropout._DropoutNd) and m.training and m.p]
+    dropouts = [m for m in model.modules() if isinstance(m, Dropout) and m.training and m.p]
     for dropout in dropouts:
         dropout.p = 0.0
     return bool(dropouts)

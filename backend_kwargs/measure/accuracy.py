@@ -13,6 +13,7 @@ import torch
 
 from backend_kwargs.measure.inputs import in_precision, upcast
 from backend_kwargs.measure.trees import Results, walk
+from backend_kwargs.torch_internals.modules import replace_tensors
 
 # "fell_back": right results, but not run by the backend; "unknown": it cannot be determined what ran.
 Status = Literal[
@@ -106,9 +107,9 @@ def reference(fn: Callable[..., object], args: Any, run: Callable[[Any, Any], An
 def _upcast_module(module: torch.nn.Module, dtype: torch.dtype) -> torch.nn.Module:
     """Return a copy of a module in another precision."""
     # Module.to() would make complex parameters real.
-    copied: Any = copy.deepcopy(module)
-    copied._apply(lambda tensor: in_precision(tensor, dtype))
-    return copied  # type: ignore[no-any-return]
+    copied = copy.deepcopy(module)
+    replace_tensors(copied, lambda tensor: in_precision(tensor, dtype))
+    return copied
 
 
 def check(

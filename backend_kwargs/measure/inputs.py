@@ -5,9 +5,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch.utils import _pytree as pytree
 
 from backend_kwargs.measure.trees import map_tensors
+from backend_kwargs.torch_internals import pytree
 
 
 def in_precision(value: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:

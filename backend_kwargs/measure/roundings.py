@@ -1,17 +1,18 @@
 """Eager's results at other roundings: how far they move shows which errors of a result are rounding errors."""
 
-import contextlib
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-from torch.utils import _pytree as pytree
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from backend_kwargs.measure.accuracy import Errors, is_number, mismatch, same_twice, wide
 from backend_kwargs.measure.inputs import in_precision
 from backend_kwargs.measure.trees import Results, walk
+from backend_kwargs.torch_internals import pytree
+from backend_kwargs.torch_internals.modes import TorchDispatchMode
+from backend_kwargs.torch_internals.operators import OpOverload, schema_of
+from backend_kwargs.torch_internals.replacing import undone
 
 SUMS = frozenset({"sum", "mean", "mm", "addmm", "bmm", "baddbmm", "dot", "mv"})  # these may be exact by chance
 MOST = 16  # runs; an honest result seldom needs more than one
@@ -51,7 +52,7 @@ def _drawn(run: Callable[[], Results], eager: Results, affordable: Callable[[], 
             return
         began = time.perf_counter()
         try:
-            with contextlib.ExitStack() as stack, stack:  # entered twice: a Ctrl-C may stop the inner exit
+            with undone() as stack:
                 stack.enter_context(OtherRounding(seed))
                 results = run()
         except Exception:  # noqa: BLE001 - an operator that no mode can run, or no memory left
@@ -94,15 +95,15 @@ class OtherRounding(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         result = func(*args, **kwargs)
-        if self.seed is None or not isinstance(func, torch._ops.OpOverload) or func.namespace not in ("aten", "prims"):
+        if self.seed is None or not isinstance(func, OpOverload) or func.namespace not in ("aten", "prims"):
             return result
-        if func.is_view or func._schema.is_mutable or torch.Tag.nondeterministic_seeded in func.tags:
+        if func.is_view or schema_of(func).is_mutable or torch.Tag.nondeterministic_seeded in func.tags:
             return result
         if func is torch.ops.aten._to_copy.default:  # a cast rounds in one way
             return result
         try:
             exact = _in_float64(func, args, kwargs)
-            by_chance = func._overloadpacket.__name__ in SUMS
+            by_chance = func.overloadpacket.__name__ in SUMS
             if not by_chance and all(map(torch.equal, _numbers(exact), map(_wide, _numbers(result)))):
                 return result
             moved = _in_float64(func, args, kwargs, self._moved) if _sums((args, kwargs), result) else exact

@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 import torch
 
 from backend_kwargs.errors import error_text
+from backend_kwargs.torch_internals.tensors import copy_each, memory_id, negative_view
 
 # Bytes of floating-point numbers that are put back before each call; more of them drift, as in a user's loop.
 # Integers always are, since they may be positions.
@@ -96,7 +97,7 @@ def memory_of(value: torch.Tensor) -> torch.Tensor:
     value = value.detach()
     value = value.view(BITS[value.itemsize]) if value.dtype in UNINDEXED else value
     value = value.conj() if value.is_conj() else value
-    value = torch._neg_view(value) if value.is_neg() else value
+    value = negative_view(value) if value.is_neg() else value
     reach = 1
     for stride, size in sorted(zip(value.stride(), value.shape, strict=True)):
         if size > 1 and stride < reach:
@@ -108,7 +109,7 @@ def memory_of(value: torch.Tensor) -> torch.Tensor:
 
 def copied(value: torch.Tensor) -> torch.Tensor:
     """Return a copy of the memory that `value` covers, which may be a view of a much larger cache, in its layout."""
-    raw = torch._neg_view(value.detach()) if value.is_neg() else value.detach()
+    raw = negative_view(value.detach()) if value.is_neg() else value.detach()
     raw = raw.conj() if raw.is_conj() else raw
     start, end = span_of(raw)
     lead = raw.data_ptr() % ALIGNMENT // raw.itemsize
@@ -116,7 +117,7 @@ def copied(value: torch.Tensor) -> torch.Tensor:
     memory[lead:].copy_(raw.as_strided((end - start,), (1,), start))
     twin = raw.new_empty(0).set_(memory.untyped_storage(), lead, raw.size(), raw.stride())
     twin = twin.conj() if value.is_conj() else twin
-    return torch._neg_view(twin) if value.is_neg() else twin
+    return negative_view(twin) if value.is_neg() else twin
 
 
 def _touched(before: torch.Tensor, after: torch.Tensor) -> list[torch.Tensor]:
@@ -169,7 +170,7 @@ class State:
             action()
         with torch.no_grad():
             if self._whole[0]:
-                torch._foreach_copy_(*self._whole)
+                copy_each(*self._whole)
             for part, region, values in self._indexed:
                 assert region.at is not None
                 part.index_copy_(region.dim, region.at, values)
@@ -331,8 +332,7 @@ def layout_of(tensor: torch.Tensor) -> tuple[Any, ...]:
     """Return a tensor's memory and how it lies there; () for one that is not plain."""
     if type(tensor) not in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer) or tensor.layout != torch.strided:
         return ()
-    storage = tensor.untyped_storage()
-    return storage._cdata, storage.nbytes(), tensor.size(), tensor.stride(), tensor.storage_offset()
+    return memory_id(tensor), tensor.untyped_storage().nbytes(), tensor.size(), tensor.stride(), tensor.storage_offset()
 
 
 def _changed(now: Container, before: Container) -> list[Any]:

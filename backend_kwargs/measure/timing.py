@@ -8,6 +8,7 @@ from functools import partial
 import torch
 
 from backend_kwargs.measure.served import State
+from backend_kwargs.torch_internals.tensors import keep_device_busy
 
 SHORTEST_SAMPLE_S = 1e-3
 MOST_REPEATS = 1_000_000
@@ -164,7 +165,7 @@ def _device_seconds(call: Callable[[], object], device: torch.device) -> float:
     cycles_per_s = 2e9  # no GPU has a faster clock; a slower one is kept busy longer
     for covered_s in (1.5 * calls * host_s, 6 * calls * host_s):
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
-        torch.cuda._sleep(int(covered_s * cycles_per_s))  # type: ignore[no-untyped-call]
+        keep_device_busy(int(covered_s * cycles_per_s))
         start.record()
         for _ in range(calls):
             call()

@@ -8,7 +8,8 @@ from types import ModuleType
 from typing import Any
 
 import torch
-from torch.utils import _pytree as pytree
+
+from backend_kwargs.torch_internals import pytree
 
 Results = Mapping[str, Any]  # trees by what they are of a call: output, gradient, written
 # Objects of these kinds are compared as a whole.

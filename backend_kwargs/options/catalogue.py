@@ -1,7 +1,7 @@
 """Inductor's options on the installed torch: names, types, defaults; docs and environment variables on demand.
 
-Relies on torch's internals: the entries of `torch._inductor.config._config`, and the layout of that module's source. An
-alias refers to an entry with another name, often in another module, which has the value and the variables.
+Relies on the layout of the config module's source. An alias refers to an entry with another name, often in another
+module, which has the value and the variables.
 """
 
 import ast
@@ -13,8 +13,6 @@ from copy import deepcopy
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from functools import cache
-from importlib import import_module
-from pathlib import Path
 from types import MappingProxyType, NoneType
 from typing import Annotated, Any, Literal
 
@@ -23,7 +21,6 @@ from backend_kwargs.options.option import Option, Where, lookup
 from backend_kwargs.options.trust import INDUCTOR_DATA
 
 KIND = "Inductor option"
-CONFIG = "torch._inductor.config"
 
 # Options that torch renamed between releases: old -> new. Besides these, each `cuda.X` that has a `cutlass.X` is a copy
 # that torch inherits and never reads.
@@ -76,11 +73,11 @@ def inductor_option(name: str, besides: Mapping[str, Option] = MappingProxyType(
 def inductor_options() -> Mapping[str, Option]:
     """Return every option of Inductor by name, without docs and environment variables: see `documented`."""
     # Imported late: torch is imported by then, and this module must not be the one that imports it.
-    from torch.utils import _config_module
+    from backend_kwargs.torch_internals.inductor_config import entries
 
-    entries, unset = import_module(CONFIG)._config, _config_module._UNSET_SENTINEL
+    options = entries()
     # torch's own collector of options includes typing's TYPE_CHECKING.
-    return MappingProxyType({name: _option(name, entries, unset) for name in entries if name != "TYPE_CHECKING"})
+    return MappingProxyType({name: _option(name, options) for name in options if name != "TYPE_CHECKING"})
 
 
 def documented(option: Option) -> Option:
@@ -89,13 +86,15 @@ def documented(option: Option) -> Option:
     return replace(option, doc=note.doc, env=note.env, env_force=note.env_force) if note else option
 
 
-def _option(name: str, entries: Mapping[str, Any], unset: object) -> Option:
-    entry, target = entries[name], _target(entries[name])
-    forced = target.env_value_force is not unset
+def _option(name: str, entries: Mapping[str, Any]) -> Option:
+    from backend_kwargs.torch_internals.inductor_config import UNSET, target_of
+
+    entry, target = entries[name], target_of(entries[name])
+    forced = target.env_value_force is not UNSET
     return Option(
         name,
         _type(name, entries),
-        _default(target, unset),
+        _default(target, UNSET),
         forced=forced,
         forced_value=target.env_value_force if forced else None,
         alias=entry.alias,
@@ -103,14 +102,6 @@ def _option(name: str, entries: Mapping[str, Any], unset: object) -> Option:
         deprecated=(entry.deprecation_message or "deprecated") if getattr(entry, "deprecated", False) else None,
         data=name in INDUCTOR_DATA,
     )
-
-
-def _target(entry: Any) -> Any:
-    """Return the entry that torch reads in place of this one."""
-    if entry.alias is None:
-        return entry
-    module, _, name = entry.alias.rpartition(".")
-    return _target(import_module(module)._config[name])
 
 
 def _type(name: str, entries: Mapping[str, Any]) -> Any:
@@ -146,21 +137,27 @@ class Note:
 @cache
 def source_notes() -> Mapping[str, Note]:
     """Return the notes of the installed torch's config source, by option; those of an alias's target come last."""
-    own = _notes_of(CONFIG)
+    from backend_kwargs.torch_internals.inductor_config import INDUCTOR
+
+    own = _notes_of(INDUCTOR)
     aliases = {name: option.alias for name, option in inductor_options().items() if name in own}
     return MappingProxyType({name: _merged(own[name], _alias_note(alias)) for name, alias in aliases.items()})
 
 
 def _alias_note(alias: str | None) -> Note:
+    from backend_kwargs.torch_internals.inductor_config import entries
+
     if alias is None:
         return Note()
     module, _, name = alias.rpartition(".")
-    return _merged(_notes_of(module).get(name, Note()), _alias_note(import_module(module)._config[name].alias))
+    return _merged(_notes_of(module).get(name, Note()), _alias_note(entries(module)[name].alias))
 
 
 @cache
 def _notes_of(module: str) -> Mapping[str, Note]:
-    return read_notes(Path(str(import_module(module).__file__)).read_text(encoding="utf-8"))
+    from backend_kwargs.torch_internals.inductor_config import source
+
+    return read_notes(source(module))
 
 
 def read_notes(source: str) -> dict[str, Note]:

@@ -109,9 +109,10 @@ class _Importable:
 def _scripts_graphs() -> bool:
     """Return whether TorchScript compiles a graph of the class that dynamo makes, which it does not in torch 2.13."""
     import torch
-    from torch.fx import _lazy_graph_module
 
-    with _lazy_graph_module._use_lazy_graph_module(True), warnings.catch_warnings():
+    from backend_kwargs.torch_internals.fx import dynamos_graph_class
+
+    with dynamos_graph_class(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
             torch.jit.script(torch.fx.symbolic_trace(torch.nn.ReLU()))
@@ -358,7 +359,8 @@ def _answers(cxx: str) -> bool:
 def machine() -> Machine:
     """Return this machine's properties, detected once."""
     import torch
-    from torch.utils._triton import has_triton, has_triton_tma_device
+
+    from backend_kwargs.torch_internals.triton import has_triton, has_triton_tma_device
 
     has_gpu = torch.cuda.is_available()
     properties = torch.cuda.get_device_properties(0) if has_gpu else None

@@ -7,7 +7,6 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
-from torch._guards import TracingContext
 from torch.fx import GraphModule
 
 from backend_kwargs.backends import CapturedGraph, Step
@@ -15,8 +14,8 @@ from backend_kwargs.errors import warn_once
 from backend_kwargs.facts import Compiled
 from backend_kwargs.facts.parts import left_to_eager
 from backend_kwargs.facts.precision import PrecisionUse
-from backend_kwargs.graphs.freezing import lifted_parameters, only_read_parameters
-from backend_kwargs.graphs.parameter_guards import dropping_guards, guard_parameters
+from backend_kwargs.graphs.freezing import by_source, lifted_parameters, only_read_parameters
+from backend_kwargs.graphs.parameter_guards import guard_parameters
 from backend_kwargs.graphs.writes import copy_of_graph, has_transforms, keep_inputs
 from backend_kwargs.options.precisions import PRECISIONS, why_slow
 from backend_kwargs.options.requirements import machine
@@ -24,6 +23,7 @@ from backend_kwargs.precision.bounds import UnfitPrecisionError
 from backend_kwargs.precision.casts import cast_products
 from backend_kwargs.precision.serving import serving
 from backend_kwargs.precision.weights import Held, unused_placeholders
+from backend_kwargs.torch_internals.guards import dropping_guards, is_tracing
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +112,7 @@ def lower(gm: GraphModule, example_inputs: Sequence[Any], asked: Asked) -> Lower
         raise UnfitPrecisionError(why)
     lowered = Lowered(copy_of_graph(gm), list(range(len(example_inputs))), 0)
     # Outside dynamo no guard checks the identity of a parameter.
-    lifted = lifted_parameters(gm, example_inputs) if TracingContext.try_get() else {}
+    lifted = lifted_parameters(gm, example_inputs) if is_tracing() else {}
     if precision.kind == "quantised":
         from backend_kwargs.precision.quantised import quantise_linears, why_none_quantised
 
@@ -151,8 +151,7 @@ def _silenced(precision: str) -> AbstractContextManager[None]:
 
 def _guard(gm: GraphModule, example_inputs: Sequence[Any], lowered: Lowered, asked: Asked) -> None:
     """Guard the identity of the converted parameters, and their versions if freezing makes them constants."""
-    placeholders = gm.graph.find_nodes(op="placeholder")
-    if held := {placeholders[at]._dynamo_source: example_inputs[at] for at in lowered.held.positions}:
+    if held := by_source(gm, {at: example_inputs[at] for at in lowered.held.positions}):
         guard_parameters(held, constants=held if asked.freezing else ())
 
 

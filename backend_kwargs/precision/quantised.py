@@ -16,6 +16,8 @@ from torch.fx.experimental.symbolic_shapes import statically_known_true
 from torch.nn import functional
 
 from backend_kwargs.precision.weights import Held, Weight, source_of, weight_of
+from backend_kwargs.torch_internals.fx import sources_of_attributes
+from backend_kwargs.torch_internals.replacing import restored_by, undone
 
 FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 # On a CPU with VNNI, torch's `_int_mm` gives oneDNN the strides as they are. Inductor gives a dimension of size 1, in a
@@ -135,7 +137,7 @@ def _add_module(gm: GraphModule, weight: Weight, placeholder: Node, precision: s
     while hasattr(gm, name):
         name += "_"
     gm.add_submodule(name, _linear(weight.tensor))
-    gm._param_name_to_source[f"{name}.weight"] = source_of(placeholder, precision)  # type: ignore[index, operator, assignment]
+    sources_of_attributes(gm)[f"{name}.weight"] = source_of(placeholder, precision)
     return name
 
 
@@ -157,14 +159,11 @@ def _replace(gm: GraphModule, node: Node, module: str, x: Node, bias: Any, preci
 @cache
 def _torchao() -> Any:
     """Import torchao without its log lines and warnings, which are about other machines and its own enums."""
-    disabled = logging.root.manager.disable
-    logging.disable(logging.WARNING)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            return import_module("torchao.quantization")
-    finally:
-        logging.disable(disabled)
+    with undone() as stack, warnings.catch_warnings():
+        restored_by(stack, partial(logging.disable, logging.root.manager.disable))
+        logging.disable(logging.WARNING)
+        warnings.simplefilter("ignore")
+        return import_module("torchao.quantization")
 
 
 @contextmanager

@@ -6,11 +6,13 @@ from typing import Any
 import torch
 from torch.fx import GraphModule, Interpreter, Node
 from torch.fx.node import map_aggregate
-from torch.utils import _pytree as pytree
+
+from backend_kwargs.torch_internals import pytree
+from backend_kwargs.torch_internals.modes import enter_autocast
+from backend_kwargs.torch_internals.tensors import is_view
 
 WIDENED = frozenset({"float", "half", "bfloat16"})
 LOWER = frozenset({torch.float32, torch.bfloat16, torch.float16, torch.float8_e4m3fn, torch.float8_e5m2})
-AUTOCAST = torch.amp.autocast_mode._enter_autocast
 BITS = "view"  # with a dtype, it reinterprets the bits
 LARGEST = 8 << 30  # bytes of values in float64 at the same time
 
@@ -41,7 +43,7 @@ class InFloat64(Interpreter):
         if n.op == "output":
             return args, kwargs
         args, kwargs = map_aggregate(args, _wide), map_aggregate(kwargs, _wide)
-        return (_without_autocast(args) if n.target is AUTOCAST else args), kwargs
+        return (_without_autocast(args) if n.target is enter_autocast else args), kwargs
 
     def run_node(self, n: Node) -> Any:
         """Run a node; a tensor that it creates in the default dtype is widened, since the graph may write into it."""
@@ -53,7 +55,7 @@ class InFloat64(Interpreter):
         return result
 
     def _count(self, n: Node, result: Any) -> None:
-        own = [leaf for leaf in pytree.tree_leaves(result) if isinstance(leaf, torch.Tensor) and not leaf._is_view()]
+        own = [leaf for leaf in pytree.tree_leaves(result) if isinstance(leaf, torch.Tensor) and not is_view(leaf)]
         self.bytes[n] = sum(leaf.nbytes for leaf in own)
         self.live += self.bytes[n]
         check_room(self.live)
@@ -79,7 +81,7 @@ def widened(gm: GraphModule) -> GraphModule:
         if node.op == "call_method" and node.target in WIDENED:
             node.target = "double"
         node.args, node.kwargs = map_aggregate(node.args, _wide_dtype), map_aggregate(node.kwargs, _wide_dtype)
-        if node.target is AUTOCAST:
+        if node.target is enter_autocast:
             node.args = _without_autocast(node.args)
     made = GraphModule(gm, graph)
     for node in graph.find_nodes(op="get_attr"):

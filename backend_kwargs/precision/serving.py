@@ -7,8 +7,6 @@ from threading import Lock
 from typing import Any
 
 import torch
-from torch._functorch import config as functorch_config
-from torch._guards import tracing
 from torch.fx import GraphModule
 
 from backend_kwargs.errors import warn_once
@@ -17,6 +15,8 @@ from backend_kwargs.facts.precision import PrecisionUse
 from backend_kwargs.graphs.writes import copy_of_graph
 from backend_kwargs.precision.bounds import UnfitPrecisionError, UnmeasuredError
 from backend_kwargs.precision.error import Truth
+from backend_kwargs.torch_internals import functorch
+from backend_kwargs.torch_internals.guards import tracing
 
 Compile = Callable[[Collection[int]], Compiled]
 _lock = Lock()  # a measurement seeds the random generators, and restores them
@@ -37,7 +37,7 @@ def serving(gm: GraphModule, example_inputs: Sequence[Any], used: PrecisionUse, 
     with tracing(None):  # as in the user's calls: dynamo's context is that of a compile
         truth = Truth.of(gm, example_inputs)
     # Compiled by the first backward pass, a backward graph would wait in autograd's thread for this thread's lock.
-    with functorch_config.patch(force_non_lazy_backward_lowering=True) if truth.task.training else nullcontext():
+    with functorch.patched(force_non_lazy_backward_lowering=True) if truth.task.training else nullcontext():
         compiled = compile_copy(truth.task.inputs.written)
     with tracing(None):
         used.error = truth.error_of(compiled.call, used.max_error)

@@ -8,11 +8,12 @@ from typing import Any, NamedTuple
 from weakref import WeakValueDictionary
 
 import torch
-from torch._dynamo.source import AttrSource
-from torch._guards import Source
 from torch.fx import GraphModule, Node
 
 from backend_kwargs.graphs.fused_steps import CopyOfParameters
+from backend_kwargs.torch_internals import fx
+from backend_kwargs.torch_internals.guards import AttrSource, Source
+from backend_kwargs.torch_internals.tensors import version_of
 
 SAMPLES = 64
 _NONE = ctypes.c_uint64()
@@ -57,7 +58,7 @@ class Weight(CopyOfParameters):
                 self.seen = seen
 
     def _is_current(self, parameter: torch.Tensor) -> bool:
-        state, seen = (parameter.data_ptr(), parameter._version), self.seen
+        state, seen = (parameter.data_ptr(), version_of(parameter)), self.seen
         return state == seen.state and not self.stale and seen.words.tobytes() == seen.sample
 
     @property
@@ -82,7 +83,7 @@ def weight_of(parameter: torch.Tensor, precision: str, make: Make) -> Weight:
 def _seen(parameter: torch.Tensor) -> Seen:
     """Return what shows whether a parameter has changed. Call it before a conversion: a write meanwhile is noticed."""
     words = _words(parameter)
-    return Seen((parameter.data_ptr(), parameter._version), parameter.untyped_storage(), words, words.tobytes())
+    return Seen((parameter.data_ptr(), version_of(parameter)), parameter.untyped_storage(), words, words.tobytes())
 
 
 def _words(parameter: torch.Tensor) -> memoryview:
@@ -141,7 +142,9 @@ class Held:
 
 def source_of(placeholder: Node, precision: str) -> Source:
     """Return a source for a converted parameter: AOTAutograd needs a different one for each attribute."""
-    return AttrSource(placeholder._dynamo_source, f"in_{precision.replace('-', '_')}")  # type: ignore[attr-defined]
+    source = fx.source_of(placeholder)
+    assert source is not None  # it is a parameter's
+    return AttrSource(source, f"in_{precision.replace('-', '_')}")
 
 
 def unused_placeholders(gm: GraphModule, positions: Sequence[int]) -> list[int]:

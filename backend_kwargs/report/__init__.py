@@ -154,9 +154,11 @@ def _owner(compiled: Any) -> Any:
     """Return the argument of torch.compile, which its wrapper keeps."""
     import torch
 
+    from backend_kwargs.torch_internals.modules import compiled_call
+
     call = compiled
     if isinstance(compiled, torch.nn.Module):
-        call = compiled._compiled_call_impl or compiled.forward  # by Module.compile(), or torch.compile(module)
+        call = compiled_call(compiled) or compiled.forward  # by Module.compile(), or torch.compile(module)
     if not isinstance(call, types.FunctionType) or call.__code__.co_name != WRAPPER:
         raise wrong_value("report's argument", "what torch.compile returned", compiled)
     return inspect.getclosurevars(call).nonlocals["fn"]

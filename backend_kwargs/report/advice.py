@@ -95,10 +95,10 @@ def _recompiles_advice(graphs: Sequence[Graph]) -> Iterator[str]:
         causes[_cause(guard)] += count
     for (seen, change, words), count in causes.items():
         yield f"{seen.format_map({**dict(words), 'times': times(count)})} -> {change.format_map(dict(words))}"
-    from torch._dynamo import config
+    from backend_kwargs.torch_internals.dynamo import recompile_limit
 
     for frame, count in Counter(map(_frame, graphs)).items():
-        if count >= config.recompile_limit:
+        if count >= recompile_limit():
             yield (
                 f"{count} variants of frame {frame}: the limit; further ones run in eager -> make it vary less, "
                 "or raise torch._dynamo.config.recompile_limit"

@@ -1,7 +1,7 @@
 """The code that Inductor generated for a graph, read on demand."""
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from backend_kwargs.backends.generated_code import comparable, compiled_graphs
@@ -70,9 +70,9 @@ def _kernels(source: str) -> dict[str, tuple[str, ...]]:
 
 def _backward_metrics(record: Record) -> tuple[float | None, str]:
     """Return the seconds and the cache status of a backward graph, which is compiled after its forward graph."""
-    from torch._dynamo.utils import get_compilation_metrics
+    from backend_kwargs.torch_internals.dynamo import recent_compiles
 
-    kept = get_compilation_metrics()
+    kept = recent_compiles()
     later = [m for m in kept if (m.start_time_us or 0) > record.at]
     found = next((m for m in later if m.compile_id == record.compile_id and not m.is_forward), None)
     if found is None:  # compiled or loaded with its forward graph, or dropped from torch's list of recent compiles
@@ -96,28 +96,15 @@ def _cudagraphs(record: Record, graph: Any, mode: str) -> str:
 
 
 def _recordings(compile_id: str, mode: str, device: int) -> str:
-    from torch._inductor import cudagraph_trees
+    from backend_kwargs.torch_internals.cudagraphs import recordings
 
     try:
-        manager: Any = cudagraph_trees.get_manager(device, create_if_none_exists=False)
-        if manager is None:
-            return "not recorded: not called yet"
-        functions = {
-            key
-            for key, value in manager.id_to_compile_id.items()
-            if str(value) == compile_id and (manager.id_to_mode[key].name == "BACKWARD") == bool(mode)
-        }
-        count = sum(node.wrapped_function.id in functions for node in _nodes(manager.get_roots()))
-        if functions & set(manager.warned_mutation):
-            return "skipped: mutated inputs"
+        found = recordings(compile_id, device, backward=bool(mode))
     except AttributeError:
         return unknown_here()
+    if found is None:
+        return "not recorded: not called yet"
+    count, mutates = found
+    if mutates:
+        return "skipped: mutated inputs"
     return f"recorded {times(count)}" if count else "not recorded yet: the first call warms up, the next records"
-
-
-def _nodes(roots: Iterable[Any]) -> Iterator[Any]:
-    waiting = list(roots)
-    while waiting:
-        node = waiting.pop()
-        yield node
-        waiting.extend(child for children in node.children.values() for child in children)

@@ -37,11 +37,11 @@ def why_no_graph(owner: Callable[..., Any], module: Any, code: Any) -> str | Non
 
 def _attempts(owner: Callable[..., Any], code: Any) -> list[Any]:
     """Return dynamo's metrics of the frames of `owner` and `code`, as long as it keeps them."""
-    from torch._dynamo.utils import get_compilation_metrics
+    from backend_kwargs.torch_internals.dynamo import recent_compiles
 
     codes = filter(None, (getattr(owner, "__code__", None), code))
     places = {(each.co_name, each.co_filename, each.co_firstlineno) for each in codes}
-    return [m for m in get_compilation_metrics() if (m.co_name, m.co_filename, m.co_firstlineno) in places]
+    return [m for m in recent_compiles() if (m.co_name, m.co_filename, m.co_firstlineno) in places]
 
 
 def _one(reasons: Iterable[str | None]) -> str:
@@ -52,7 +52,7 @@ def _one(reasons: Iterable[str | None]) -> str:
 
 def _skipped(module: Any) -> bool:
     """Return whether dynamo compiles no frame of the module's forward."""
-    from torch._dynamo import trace_rules
+    from backend_kwargs.torch_internals.dynamo import skips
 
     forward = getattr(module.forward, "__func__", module.forward)
-    return hasattr(forward, "__code__") and trace_rules.check(forward)
+    return hasattr(forward, "__code__") and skips(forward)

@@ -6,8 +6,6 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from torch._inductor import config, custom_graph_pass
-from torch._inductor.pattern_matcher import PatternMatcherPass, is_match
 from torch.fx import Graph, GraphModule
 
 from backend_kwargs.backends.inductor.allowed_attention import allowed_attention
@@ -16,11 +14,15 @@ from backend_kwargs.rewrites import operators
 from backend_kwargs.rewrites.folding import fold_together
 from backend_kwargs.rewrites.table import Rewrite, find_rewrite, fingerprint, resolved
 from backend_kwargs.rewrites.traced import change_by
+from backend_kwargs.torch_internals import inductor_config
+from backend_kwargs.torch_internals.pattern_matcher import (
+    InferenceAwarePass,
+    PatternMatcherPass,
+    is_match,
+    takes_is_inference,
+)
 
 PLACE = "post_grad_custom_pre_pass"  # here a linear layer is one addmm, and nothing is fused yet
-
-# torch calls such a pass with `is_inference`, which a user's pass may use; torch 2.11 has no such class.
-_Base: Any = getattr(custom_graph_pass, "CustomInferenceAwareGraphPass", custom_graph_pass.CustomGraphPass)
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +33,7 @@ class Found:
     bytes: float
 
 
-class RewritePass(_Base):  # type: ignore[misc]
+class RewritePass(InferenceAwarePass):  # type: ignore[misc]
     """Inductor's pass `PLACE`: the user's passes, then those of the rewrites `names` that have patterns.
 
     The others have changed dynamo's graph already; their sources are part of the key too.
@@ -44,7 +46,7 @@ class RewritePass(_Base):  # type: ignore[misc]
     def __call__(self, graph: Graph, is_inference: bool = True) -> None:
         """Rewrite `graph` in place."""
         for each in self.users:
-            if _Base is not custom_graph_pass.CustomGraphPass and isinstance(each, _Base):
+            if takes_is_inference(each):
                 each(graph, is_inference)
             else:
                 each(graph)
@@ -66,7 +68,7 @@ def with_rewrites(patches: Mapping[str, Any], names: Sequence[str]) -> Mapping[s
         return patches
     for each in map(find_rewrite, working):
         resolved(each.patterns or each.traced)  # defines operators, which code out of a cache calls without the pass
-    users = patches.get(PLACE, getattr(config, PLACE))
+    users = patches.get(PLACE, inductor_config.value(PLACE))
     users = list(users) if isinstance(users, list | tuple) else [users] if users is not None else []
     return {**patches, PLACE: RewritePass(working, users)}
 

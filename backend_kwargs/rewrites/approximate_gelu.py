@@ -1,10 +1,10 @@
 """Linear with bias and exact GELU as one call with tanh-GELU, which differs from it by up to 5e-4."""
 
 import torch.nn.functional as F  # noqa: N812
-from torch._inductor.pattern_matcher import PatternMatcherPass
 
 from backend_kwargs.rewrites.linear_activation import add_linear, define_linear, tanh_gelu
 from backend_kwargs.rewrites.table import Rewrite, ran
+from backend_kwargs.torch_internals.pattern_matcher import PatternMatcherPass
 
 REWRITE = Rewrite(
     "Linear with bias and exact GELU as one library call with tanh-GELU",

@@ -13,7 +13,6 @@ from typing import Any, NamedTuple
 import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
-from torch._inductor.pattern_matcher import CallFunctionVarArgs, Match, PatternMatcherPass
 from torch.fx import Graph, Node
 
 from backend_kwargs.rewrites.library_attention import (
@@ -47,6 +46,7 @@ from backend_kwargs.rewrites.matching import (
 )
 from backend_kwargs.rewrites.operators import define
 from backend_kwargs.rewrites.table import Rewrite
+from backend_kwargs.torch_internals.pattern_matcher import CallFunctionVarArgs, Match, PatternMatcherPass
 
 REWRITE = Rewrite(
     "Attention that is spelt out, or has a bias over few keys, as one call",

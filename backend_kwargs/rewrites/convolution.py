@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._inductor.pattern_matcher import CallFunction, KeywordArg, PatternMatcherPass
 from torch.fx import Graph, Node
 
 from backend_kwargs.rewrites.folding import mark_folded
@@ -32,6 +31,7 @@ from backend_kwargs.rewrites.matching import (
 )
 from backend_kwargs.rewrites.operators import define, dense
 from backend_kwargs.rewrites.table import NAN, Rewrite, ran
+from backend_kwargs.torch_internals.pattern_matcher import CallFunction, KeywordArg, PatternMatcherPass
 
 REWRITE = Rewrite(
     "Convolution, bias or a norm in eval mode (or any scale and shift of channels), a residual and ReLU as one "

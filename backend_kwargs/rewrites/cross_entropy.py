@@ -14,6 +14,7 @@ from backend_kwargs.rewrites.matching import DTYPES, Arguments, bytes_of, known_
 from backend_kwargs.rewrites.operators import define
 from backend_kwargs.rewrites.table import Rewrite
 from backend_kwargs.rewrites.traced import Replacement, changes_meanwhile, example, examples, first_result, replacing
+from backend_kwargs.torch_internals.modules import cross_entropy_loss
 
 REWRITE = Rewrite(
     "Cross-entropy, forward and backward, by kernels that read the logits once each",
@@ -23,7 +24,7 @@ REWRITE = Rewrite(
     order=110,
 )
 
-LOSS = (F.cross_entropy, torch._C._nn.cross_entropy_loss)
+LOSS = (F.cross_entropy, cross_entropy_loss)
 MEAN = (1, "mean")
 
 # ---- the operators

@@ -4,7 +4,6 @@ from typing import Any
 
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
-from torch._inductor.pattern_matcher import CallFunctionVarArgs, PatternMatcherPass
 from torch.fx import Node
 
 from backend_kwargs.rewrites.library_attention import (
@@ -19,6 +18,7 @@ from backend_kwargs.rewrites.library_attention import (
 from backend_kwargs.rewrites.matching import aten, insert, known_true, read, register
 from backend_kwargs.rewrites.operators import define
 from backend_kwargs.rewrites.table import Rewrite
+from backend_kwargs.torch_internals.pattern_matcher import CallFunctionVarArgs, PatternMatcherPass
 
 REWRITE = Rewrite(
     "cuDNN's kernel instead of the one that scaled_dot_product_attention chose",

@@ -26,6 +26,7 @@ from backend_kwargs.rewrites.matching import (
 from backend_kwargs.rewrites.operators import define
 from backend_kwargs.rewrites.table import Rewrite
 from backend_kwargs.rewrites.traced import Replacement, changes_meanwhile, example, examples, replacing
+from backend_kwargs.torch_internals.symbols import check
 
 REWRITE = Rewrite(
     "Attention of a few queries over many keys, as in decoding, by kernels that share the keys of a head",
@@ -51,7 +52,7 @@ KERNEL_BYTES = 8 << 20  # that it moves in the 2 µs that a kernel takes at leas
 def _empty(q: Tensor, k: Tensor, v: Tensor, heads_last: bool) -> Tensor:
     """Return an empty [batch, heads, queries, width], with heads or queries first in memory."""
     message = lambda: f"Got {k.shape[2]} keys, but {v.shape[2]} values."  # noqa: E731
-    torch._check(k.shape[2] == v.shape[2], message)  # type: ignore[no-untyped-call,unused-ignore]
+    check(k.shape[2] == v.shape[2], message)
     (batch, heads, queries, _), width = q.shape, v.shape[-1]
     if heads_last:
         return q.new_empty((batch, queries, heads, width)).transpose(1, 2)

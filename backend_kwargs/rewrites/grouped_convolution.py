@@ -7,13 +7,13 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._inductor.pattern_matcher import CallFunctionVarArgs, PatternMatcherPass
 from torch.fx import Node
 
 from backend_kwargs.rewrites.convolution import GEOMETRY, convolution, operands
 from backend_kwargs.rewrites.matching import HALF, aten, have_one_dtype, insert, read, register, values_of
 from backend_kwargs.rewrites.operators import define, nbytes
 from backend_kwargs.rewrites.table import Rewrite
+from backend_kwargs.torch_internals.pattern_matcher import CallFunctionVarArgs, PatternMatcherPass
 
 REWRITE = Rewrite(
     "Convolutions in groups, depthwise ones among them, by our own kernels: cuDNN's are slow in channels last",

@@ -10,13 +10,13 @@ from typing import Any
 import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
-from torch._inductor import decomposition
 from torch.fx import Node
 
 from backend_kwargs.rewrites.matching import Arguments, bytes_of, have_one_dtype, same_sizes
 from backend_kwargs.rewrites.operators import define
 from backend_kwargs.rewrites.table import Rewrite, ran
 from backend_kwargs.rewrites.traced import Replacement, example, examples, first_result, replacing
+from backend_kwargs.torch_internals.decompositions import decompose_in_inductor
 
 REWRITE = Rewrite(
     "Layer norm's gradients by one kernel, which reads its input and the incoming gradient once",
@@ -88,9 +88,7 @@ layer_norm_backward = define(
     fake=_gradients_fake,
     cuda=_gradients_cuda,
 )
-# Both tables: the second is a copy of the first, which Inductor made once and keeps.
-for _table in (decomposition.decompositions, decomposition.select_decomp_table()):
-    _table[layer_norm] = _layer_norm
+decompose_in_inductor(layer_norm, _layer_norm)
 
 
 # ---- dynamo's graph

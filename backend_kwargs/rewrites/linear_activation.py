@@ -8,7 +8,6 @@ from typing import Any
 import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
-from torch._inductor.pattern_matcher import Match, PatternMatcherPass
 from torch.fx import Node
 
 from backend_kwargs.rewrites.matching import (
@@ -28,6 +27,7 @@ from backend_kwargs.rewrites.matching import (
 )
 from backend_kwargs.rewrites.operators import define, dense
 from backend_kwargs.rewrites.table import NAN, Rewrite, ran
+from backend_kwargs.torch_internals.pattern_matcher import Match, PatternMatcherPass
 
 REWRITE = Rewrite(
     "Linear with bias and ReLU or tanh-GELU, also one that is written out, as one library call",

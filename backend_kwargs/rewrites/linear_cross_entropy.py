@@ -21,6 +21,7 @@ from backend_kwargs.rewrites.operators import define
 from backend_kwargs.rewrites.packed import LINEAR
 from backend_kwargs.rewrites.table import Rewrite
 from backend_kwargs.rewrites.traced import Replacement, changes_meanwhile, examples, first_result, replacing
+from backend_kwargs.torch_internals.modes import set_grad_enabled
 
 REWRITE = Rewrite(
     "A linear layer and cross-entropy in chunks of rows, so that few logits are in memory at a time",
@@ -124,7 +125,7 @@ def _linear_and_loss(node: Node, args: Arguments) -> Replacement | None:
 
 def _may_record(graph: Graph) -> bool:
     """Return whether a graph records gradients anywhere."""
-    return torch.is_grad_enabled() or bool(graph.find_nodes(op="call_function", target=torch._C._set_grad_enabled))
+    return torch.is_grad_enabled() or bool(graph.find_nodes(op="call_function", target=set_grad_enabled))
 
 
 def _flattened(node: Node) -> Node | None:

@@ -7,8 +7,16 @@ from types import FunctionType
 from typing import Any, TypeAlias, TypeGuard
 
 import torch
-from torch._guards import tracing
-from torch._inductor.pattern_matcher import (
+from torch.fx import Graph, Node
+from torch.fx.experimental.symbolic_shapes import statically_known_true
+from torch.fx.node import map_arg
+from torch.fx.operator_schemas import get_signature_for_torch_op, normalize_function
+
+from backend_kwargs.torch_internals.fake_tensors import FakeTensorMode, unset_fake_temporarily
+from backend_kwargs.torch_internals.fx import is_erased
+from backend_kwargs.torch_internals.guards import tracing
+from backend_kwargs.torch_internals.operators import OpOverload
+from backend_kwargs.torch_internals.pattern_matcher import (
     Match,
     PatternExpr,
     PatternMatcherPass,
@@ -16,12 +24,7 @@ from torch._inductor.pattern_matcher import (
     fx_to_pattern,
     register_graph_pattern,
 )
-from torch._subclasses.fake_tensor import FakeTensorMode, unset_fake_temporarily
-from torch.fx import Graph, Node
-from torch.fx.experimental.symbolic_shapes import statically_known_true
-from torch.fx.node import map_arg
-from torch.fx.operator_schemas import get_signature_for_torch_op, normalize_function
-from torch.utils._pytree import tree_leaves
+from backend_kwargs.torch_internals.pytree import tree_leaves
 
 Arguments: TypeAlias = dict[str, Any]  # of a call, by their names in its schema
 
@@ -98,7 +101,7 @@ def arguments_of(node: Any) -> Arguments | None:
         method = getattr(torch.Tensor, target, None)
         target = method if isinstance(method, FunctionType) else getattr(torch.ops.aten, target, None)
     kwargs = {name: value for name, value in node.kwargs.items() if name != "out" or value is not None}
-    if isinstance(target, FunctionType | torch._ops.OpOverload):
+    if isinstance(target, FunctionType | OpOverload):
         return _by_the_only_schema(target, node.args, kwargs)
     if target is None or not callable(target):
         return None
@@ -250,7 +253,7 @@ def erase_dead(node: Node) -> None:
     inputs = node.all_input_nodes
     node.graph.erase_node(node)
     for each in inputs:
-        if not each._erased:
+        if not is_erased(each):
             erase_dead(each)
 
 

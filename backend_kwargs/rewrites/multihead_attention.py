@@ -12,11 +12,11 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 from torch.fx import Node
-from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from backend_kwargs.rewrites.matching import Arguments, bytes_of, known_true
 from backend_kwargs.rewrites.table import Rewrite
 from backend_kwargs.rewrites.traced import Replacement, examples, replacing
+from backend_kwargs.torch_internals.modes import is_traceable_wrapper_subclass
 
 REWRITE = Rewrite(
     "nn.MultiheadAttention with queries, keys and values as views of its products, which torch copies",

@@ -10,7 +10,6 @@ from functools import partial
 import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
-from torch._inductor.pattern_matcher import Match, PatternMatcherPass
 from torch.fx import Node
 
 from backend_kwargs.rewrites.convolution import (
@@ -26,6 +25,7 @@ from backend_kwargs.rewrites.linear_activation import insert_product, product_of
 from backend_kwargs.rewrites.matching import insert, patterns_of, register, value_of
 from backend_kwargs.rewrites.operators import define, dense
 from backend_kwargs.rewrites.table import Rewrite, ran
+from backend_kwargs.torch_internals.pattern_matcher import Match, PatternMatcherPass
 
 REWRITE = Rewrite(
     "Linear or convolution and another activation (GELU, SiLU, ...) as one call of oneDNN, on a CPU",

@@ -11,11 +11,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._subclasses import FakeTensor
-from torch._subclasses.functional_tensor import FunctionalTensor, FunctionalTensorMode
 from torch.fx import Node
 
 from backend_kwargs.rewrites.matching import bytes_of
+from backend_kwargs.torch_internals.fake_tensors import FakeTensor, FunctionalTensor, FunctionalTensorMode
 
 LIBRARY: Any = torch.library.Library("backend_kwargs", "DEF")  # type: ignore[no-untyped-call]  # alive for as long as its operators
 # Inductor must pass the strides of the matched graph: another layout would cost a copy or another kernel.

@@ -16,11 +16,10 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F  # noqa: N812
-from torch._dynamo.source import ConstantSource
-from torch._guards import CompileContext, TracingContext
 from torch.fx import GraphModule, Node
 
 from backend_kwargs.errors import warn_once
+from backend_kwargs.graphs.freezing import by_source
 from backend_kwargs.graphs.fused_steps import CopyOfParameters
 from backend_kwargs.graphs.parameter_guards import guard_parameters
 from backend_kwargs.graphs.writes import (
@@ -34,6 +33,11 @@ from backend_kwargs.graphs.writes import (
 from backend_kwargs.rewrites.matching import arguments_of, same_sizes
 from backend_kwargs.rewrites.table import Rewrite
 from backend_kwargs.rewrites.traced import Change, example
+from backend_kwargs.torch_internals.fx import sources_of_attributes
+from backend_kwargs.torch_internals.guards import ConstantSource, compile_id, is_tracing
+from backend_kwargs.torch_internals.modes import WithoutDispatch, set_grad_enabled
+from backend_kwargs.torch_internals.modules import linear
+from backend_kwargs.torch_internals.tensors import version_of
 
 REWRITE = Rewrite(
     "Linear layers that share an input as one product of packed weights (q, k and v, or gate and up)",
@@ -48,7 +52,7 @@ REWRITE = Rewrite(
 logger = logging.getLogger("backend_kwargs.rewrites")
 
 MODULES = 4  # dynamo compiles eight graphs of a function, then none: one graph without packed weights serves all others
-LINEAR = (F.linear, torch._C._nn.linear)
+LINEAR = (F.linear, linear)
 _lock = threading.Lock()
 
 
@@ -57,7 +61,7 @@ class Pack(CopyOfParameters):
 
     def __init__(self, positions: Sequence[int], tensors: Sequence[torch.Tensor]) -> None:
         self.positions = tuple(positions)
-        with torch.no_grad(), torch._C._DisableTorchDispatch():
+        with torch.no_grad(), WithoutDispatch():
             known = self._state(tensors)
             self.buffer = torch.cat([tensor.detach() for tensor in tensors])
         self.known = known
@@ -69,7 +73,7 @@ class Pack(CopyOfParameters):
         # reference, and others would keep replaced parameters alive.
         self.storages = [tensor.untyped_storage() for tensor in tensors]
         return [
-            (position, id(tensor), tensor.data_ptr(), tensor._version)
+            (position, id(tensor), tensor.data_ptr(), version_of(tensor))
             for position, tensor in zip(self.positions, tensors, strict=True)
         ]
 
@@ -77,7 +81,7 @@ class Pack(CopyOfParameters):
         """Pack again if a tensor was replaced or written to."""
         for position, identity, address, version in self.known:
             tensor = inputs[position]
-            if id(tensor) != identity or tensor.data_ptr() != address or tensor._version != version:
+            if id(tensor) != identity or tensor.data_ptr() != address or version_of(tensor) != version:
                 break
         else:
             if not self.stale:
@@ -120,10 +124,9 @@ def pack(gm: GraphModule, example_inputs: Sequence[Any]) -> Change | None:
     packs = []
     for group in groups:
         packs += _pack_group(packed, group, positions, example_inputs)
-    if TracingContext.try_get():  # else the graph was not captured by dynamo, which checks no guards for it
-        sources = {at: getattr(placeholders[at], "_dynamo_source", None) for each in packs for at in each.positions}
-        if guarded := {source: example_inputs[at] for at, source in sources.items() if source}:
-            guard_parameters(guarded)
+    guarded = by_source(gm, {at: example_inputs[at] for each in packs for at in each.positions})
+    if guarded and is_tracing():  # else the graph was not captured by dynamo, which checks no guards for it
+        guard_parameters(guarded)
     kept = [at for at, node in enumerate(placeholders) if node.users]
     for node in placeholders:
         if not node.users:
@@ -137,13 +140,13 @@ def pack(gm: GraphModule, example_inputs: Sequence[Any]) -> Change | None:
 
 def _compiled_before() -> int:
     """Return how many graphs dynamo has compiled of this code: each other module needs one of its own."""
-    current = CompileContext.current_compile_id()
+    current = compile_id()
     return current.frame_compile_id or 0 if current else 0
 
 
 def _records_gradients(gm: GraphModule) -> bool:
     """Return whether gradients are recorded, or a part of the graph begins to."""
-    modes = gm.graph.find_nodes(op="call_function", target=torch._C._set_grad_enabled)
+    modes = gm.graph.find_nodes(op="call_function", target=set_grad_enabled)
     return torch.is_grad_enabled() or any(mode.args[0] for mode in modes)
 
 
@@ -244,6 +247,5 @@ def _attribute(gm: GraphModule, buffer: torch.Tensor) -> Node:
     name = f"packed_{count}"
     gm.register_buffer(name, buffer)
     # AOTAutograd needs a different source for each attribute.
-    sources: dict[str, Any] = gm._param_name_to_source  # type: ignore[assignment]
-    sources[name] = ConstantSource(f"backend_kwargs_{name}")
+    sources_of_attributes(gm)[name] = ConstantSource(f"backend_kwargs_{name}")
     return gm.graph.get_attr(name)

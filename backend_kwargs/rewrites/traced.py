@@ -8,7 +8,6 @@ from typing import Any, TypeAlias
 
 import torch
 from torch.fx import GraphModule, Node
-from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from backend_kwargs.backends import CapturedGraph
 from backend_kwargs.errors import wrong_value
@@ -17,6 +16,7 @@ from backend_kwargs.graphs.writes import copy_of_graph, has_transforms, storages
 from backend_kwargs.options.requirements import machine, unmet
 from backend_kwargs.rewrites.matching import Arguments, arguments_of, replace
 from backend_kwargs.rewrites.table import Rewrite, find_rewrite, resolved
+from backend_kwargs.torch_internals.modes import is_traceable_wrapper_subclass
 
 Replacement: TypeAlias = tuple[Node, float]  # the new node, and the bytes of memory traffic that it saves
 

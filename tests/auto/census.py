@@ -40,9 +40,13 @@ from torch._inductor.runtime.benchmarking import benchmarker
 
 import backend_kwargs
 from backend_kwargs.auto import deadline, decide, head_to_head, race
+from backend_kwargs.torch_internals.autotuning import TIMERS
 
 ROOT = str(Path(backend_kwargs.__file__).parent)
-MUST = ("auto/sandbox.py", "auto/deadline.py")
+MUST = (
+    *("auto/sandbox.py", "auto/deadline.py", "torch_internals/replacing.py"),
+    *("torch_internals/guards.py", "torch_internals/dynamo.py"),
+)
 CALLED_AGAIN = 20  # after one in so many interrupted calls, the call is made again
 PASS = "post_grad_custom_post_pass"  # Inductor calls it with the lowered graph
 SECONDS_A_CHILD = 30
@@ -95,7 +99,7 @@ def census() -> dict[str, Any]:
         "metrics context": repr(type(getattr(_metrics_context_tls, "metrics_context", None)._on_exit))
         if hasattr(_metrics_context_tls, "metrics_context")
         else "",
-        "benchmarker": sorted(vars(benchmarker).keys() & {*deadline.TIMERS}),
+        "benchmarker": sorted(vars(benchmarker).keys() & {*TIMERS}),
         "ends": len(deadline._ends),
     }
 

@@ -11,8 +11,9 @@ from torch._inductor.runtime.benchmarking import benchmarker
 from torch._inductor.utils import fresh_cache
 
 from backend_kwargs.auto import deadline, race
-from backend_kwargs.auto.deadline import TIMERS, OutOfTime, capped, capped_backward
+from backend_kwargs.auto.deadline import OutOfTime, capped, capped_backward
 from backend_kwargs.auto.store import Store
+from backend_kwargs.torch_internals.autotuning import TIMERS
 
 
 def time_a_kernel():

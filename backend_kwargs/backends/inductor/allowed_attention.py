@@ -4,10 +4,11 @@ from typing import Any
 
 import torch
 
+from backend_kwargs.torch_internals.tensors import attention_order
+
 
 def allowed_attention() -> str:
     """Return the kernels that scaled_dot_product_attention may choose, which AOTAutograd's cache key does not have."""
     backends: Any = torch.backends.cuda
     kinds = (backends.flash_sdp_enabled, backends.mem_efficient_sdp_enabled, backends.math_sdp_enabled)
-    order = torch._C._get_sdp_priority_order()
-    return f"{[allowed() for allowed in (*kinds, backends.cudnn_sdp_enabled)]} {order}"
+    return f"{[allowed() for allowed in (*kinds, backends.cudnn_sdp_enabled)]} {attention_order()}"

@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 from backend_kwargs.backends import CapturedGraph, Reading, Stage, Tell
 from backend_kwargs.backends.inductor.cutlass import asks_for_cutlass, finding_cutlass, found_by_inductor
 from backend_kwargs.backends.inductor.fallbacks import aten_where_alone, can_fall_back, compile_with_fallback
-from backend_kwargs.backends.inductor.torch_fixes import keeping_cubins, mode_options, name_torchs_ptxas, region_name
+from backend_kwargs.backends.inductor.torch_fixes import keeping_cubins, mode_options
 from backend_kwargs.errors import BackendKwargsError, warn_once, wrong_value
 from backend_kwargs.facts import Compiled, CompileFacts
 from backend_kwargs.options.catalogue import KIND, inductor_option, inductor_options
@@ -210,7 +210,8 @@ def _tell_contradictions(templates: Sequence[Layer]) -> None:
 
 
 def _compile(graph: CapturedGraph, options: Mapping[str, Any], own: Collection[str]) -> Callable[..., Any]:
-    from torch._inductor.compile_fx import compile_fx
+    from backend_kwargs.torch_internals.compile_fx import region_name
+    from backend_kwargs.torch_internals.triton import name_torchs_ptxas
 
     wrapper, here = _torch_wrapper(options, own), machine_of(options)
     if here.triton and not here.hip and any(getattr(value, "is_cuda", False) for value in graph.example_inputs):
@@ -228,7 +229,7 @@ def _compile(graph: CapturedGraph, options: Mapping[str, Any], own: Collection[s
     compile_step: Callable[..., Any] = partial(_compile_fx, options)
     if graph.compile_fx:
         compile_step = partial(graph.compile_fx, compile_step)
-    region = region_name(compile_fx, graph.region)
+    region = region_name(graph.region)
     return compile_step(  # type: ignore[no-any-return]
         graph.gm, graph.example_inputs, inner_compile, config_patches=wrapper.config, **region
     )
@@ -238,7 +239,7 @@ def _compile_fx(
     options: Mapping[str, Any], gm: Any, example_inputs: Sequence[Any], *args: Any, **kwargs: Any
 ) -> Callable[..., Any]:
     """Call Inductor's compile_fx; raise NoCompilerError where it would wait for a C++ compiler, or none works."""
-    from torch._inductor.compile_fx import compile_fx
+    from backend_kwargs.torch_internals.compile_fx import compile_fx
 
     compiling: Callable[..., Any] = compile_fx
     if any(getattr(value, "is_cpu", False) for value in example_inputs):
@@ -255,7 +256,7 @@ def _compile_fx(
 
 def _inner_compile(config: Mapping[str, Any], here: Machine, *, strict: bool) -> Callable[..., Any]:
     """Return the function that compiles each lowered graph, forward and backward."""
-    from torch._inductor.compile_fx import compile_fx_inner
+    from backend_kwargs.torch_internals.compile_fx import compile_fx_inner
 
     inner_compile = partial(compile_with_fallback, strict=strict) if can_fall_back(config) else compile_fx_inner
     if config.get("cpp_wrapper"):
@@ -265,10 +266,9 @@ def _inner_compile(config: Mapping[str, Any], here: Machine, *, strict: bool) ->
 
 def _torch_wrapper(options: Mapping[str, Any], own: Collection[str]) -> Any:
     """Return torch's own wrapper for "inductor", which sets the CUPTI variables and holds what the bisector changes."""
-    import torch
+    from backend_kwargs.torch_internals.compile_fx import inductor_wrapper
 
-    ahead = options.get("use_aoti")
-    kind: Any = torch._TorchCompileAOTInductorWrapper if ahead else torch._TorchCompileInductorWrapper
+    kind = inductor_wrapper(ahead=bool(options.get("use_aoti")))
     wrapper = kind(None, {"triton.cudagraphs": options.get("triton.cudagraphs", False)}, None)
     # Not by its apply_options(), which rejects every value of an option whose declared type is NoneType.
     patches = {name: copied(value) for name, value in options.items() if name not in own}

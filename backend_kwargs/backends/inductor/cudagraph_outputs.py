@@ -3,19 +3,18 @@
 import contextlib
 import threading
 import weakref
-from collections import defaultdict
 from collections.abc import Callable, Container, Sequence
 from functools import wraps
 from typing import Any, NoReturn
 
 import torch
-from torch._inductor import cudagraph_trees
-from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from backend_kwargs.backends.generated_code import autograd_functions
 from backend_kwargs.errors import BackendKwargsError
+from backend_kwargs.torch_internals.cudagraphs import CUDAGraphNode, current_raw_stream, trees_of_thread
+from backend_kwargs.torch_internals.modes import is_traceable_wrapper_subclass
+from backend_kwargs.torch_internals.tensors import copy_each
 
-CONTAINERS = "tree_manager_containers"
 # Bytes of an output that is copied by itself. With two outputs on an H200, one launch took 17, 21 and 55 µs where
 # the larger had 4, 16 and 64 MiB; a clone of each took 23, 23 and 40 µs.
 LARGE = 20 << 20
@@ -79,7 +78,7 @@ def _one_at_a_time(fn: Callable[..., Any]) -> Callable[..., Any]:
             _make_ready()
         with _replaying:
             device = torch.cuda.current_device()
-            stream = torch._C._cuda_getCurrentRawStream(device)
+            stream = current_raw_stream(device)
             last = _last_stream.get(device)
             if last is None or last[0] != stream:
                 current = torch.cuda.current_stream(device)
@@ -151,23 +150,9 @@ class _PooledCopies:
 
 def _recorded(node: Any) -> set[int]:
     """Return the addresses of the results of a replay of this graph; a warm-up run has none."""
-    if not isinstance(node, cudagraph_trees.CUDAGraphNode):
+    if not isinstance(node, CUDAGraphNode):
         return set()
     return {ref.data_ptr() for ref in node.outputs_weakrefs if ref is not None}
-
-
-def trees_of_thread() -> dict[int, Any]:
-    """Return the containers of this thread's CUDA-graph trees, by device.
-
-    torch 2.11 creates them only for the thread that imports it and for autograd's; CUDA graphs fail in other threads.
-    """
-    local = cudagraph_trees.local
-    if not hasattr(local, CONTAINERS) and not torch._C._is_key_in_tls(CONTAINERS):
-        local.tree_manager_containers, local.tree_manager_locks = {}, defaultdict(threading.Lock)
-        torch._C._stash_obj_in_tls(CONTAINERS, local.tree_manager_containers)
-        torch._C._stash_obj_in_tls("tree_manager_locks", local.tree_manager_locks)
-    containers: dict[int, Any] = cudagraph_trees.get_obj(local, CONTAINERS)
-    return containers
 
 
 def _gone() -> None:
@@ -198,7 +183,7 @@ def _copies(outputs: list[torch.Tensor]) -> list[torch.Tensor]:
     made = [out.clone() if out.nbytes >= LARGE else torch.empty_like(out) for out in outputs]
     small = [at for at, out in enumerate(outputs) if out.nbytes < LARGE]
     if small:  # one launch for all of one layout
-        torch._foreach_copy_([made[at] for at in small], [outputs[at] for at in small])
+        copy_each([made[at] for at in small], [outputs[at] for at in small])
     return made
 
 

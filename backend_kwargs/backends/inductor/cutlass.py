@@ -28,10 +28,6 @@ from backend_kwargs.options.requirements import (
 
 INSTALL = 'pip install "backend-kwargs[cutlass]"'
 SOURCES = ("include", "tools", "examples")  # below cutlass_library/source
-# torch._inductor.codegen.cutlass.utils.try_import_cutlass puts links to the packages, and to mocks of their own
-# imports, into SHARED below Inductor's cache, and that folder at the end of sys.path. It does so once per process.
-SHARED = "torch_cutlass"
-MOCKS = "_inductor/codegen/cutlass/lib_extensions/cutlass_mock_imports"
 
 _one_at_a_time = RLock()
 
@@ -73,15 +69,15 @@ def found_by_inductor(nvcc: str | None) -> Iterator[None]:
     missing directory and record the failure on disk. An option or variable that the user has set takes precedence over
     what is installed, and reaches those threads as well.
     """
-    from torch._inductor import config
+    from backend_kwargs.torch_internals.inductor_config import defaults_replaced, patched, value
 
     with _one_at_a_time:
-        theirs = os.environ.get(CUTLASS_VARIABLE) or (Path(config.cutlass.cutlass_dir) / "python").is_dir()
-        directory = config.cutlass.cutlass_dir if theirs else str(cutlass_dir())
+        theirs = os.environ.get(CUTLASS_VARIABLE) or (Path(value("cutlass.cutlass_dir")) / "python").is_dir()
+        directory = value("cutlass.cutlass_dir") if theirs else str(cutlass_dir())
         _relink(Path(directory) / "python")
-        places = {"cutlass.cutlass_dir": directory, "cuda.cuda_cxx": config.cuda.cuda_cxx or nvcc}
+        places = {"cutlass.cutlass_dir": directory, "cuda.cuda_cxx": value("cuda.cuda_cxx") or nvcc}
         # And as options: a config patch that ends leaves the default at its time behind as an option.
-        with config.patch(places), _defaults(places):
+        with patched(places), defaults_replaced(places):
             yield
 
 
@@ -95,29 +91,12 @@ def finding_cutlass(inner_compile: Callable[..., Any], nvcc: str | None) -> Call
     return compile_inner
 
 
-@contextmanager
-def _defaults(defaults: Mapping[str, Any]) -> Iterator[None]:
-    from torch._inductor import config
-
-    known: dict[str, Any] = config._config  # type: ignore[attr-defined]
-    entries = {name: known[name] for name in defaults}
-    before = {name: entry.default for name, entry in entries.items()}
-    try:
-        for name, entry in entries.items():
-            entry.default = defaults[name]
-        yield
-    finally:
-        for name, entry in entries.items():
-            entry.default = before[name]
-
-
 def _relink(python: Path) -> None:
     """Replace links of another environment in Inductor's cache, at which Inductor would raise."""
-    import torch
-    from torch._inductor.runtime.cache_dir_utils import cache_dir
+    from backend_kwargs.torch_internals.inductor_code import CUTLASS_MOCKS, cutlass_links
 
-    shared, mocks = Path(cache_dir()) / SHARED, Path(torch.__file__).parent / MOCKS
-    for path in (*(python / name for name in CUTLASS_PACKAGES), *mocks.glob("*")):
+    shared = cutlass_links()
+    for path in (*(python / name for name in CUTLASS_PACKAGES), *CUTLASS_MOCKS.glob("*")):
         link = shared / path.name
         if link.is_symlink() and link.resolve() != path.resolve():
             beside = shared / f".{path.name}.{os.getpid()}"

@@ -71,14 +71,15 @@ def can_fall_back(config: Mapping[str, Any]) -> bool:
 
 def compile_with_fallback(gm: Any, example_inputs: Sequence[Any], *, strict: bool, **kwargs: Any) -> Any:
     """Compile a lowered graph; if the requested options make it fail, compile it without them, or raise if `strict`."""
-    from torch._inductor import config
-    from torch._inductor.compile_fx import compile_fx_inner
     from torch.fx import GraphModule
+
+    from backend_kwargs.torch_internals import inductor_config
+    from backend_kwargs.torch_internals.compile_fx import compile_fx_inner
 
     # Its attributes are shared: mkldnn weights, which freezing packs, cannot be copied.
     spare = GraphModule(gm, copy.deepcopy(gm.graph))
     spare.meta = dict(gm.meta)
-    asked = {name: getattr(config, name) for name in (*AUTOTUNED_BACKENDS, "fallback_by_default")}
+    asked = {name: inductor_config.value(name) for name in (*AUTOTUNED_BACKENDS, "fallback_by_default")}
     try:
         return compile_fx_inner(gm, example_inputs, **kwargs)
     except Exception as error:
@@ -89,5 +90,5 @@ def compile_with_fallback(gm: Any, example_inputs: Sequence[Any], *, strict: boo
         if strict:
             raise BackendKwargsError(f"{why}; without strict=True {fallback.remedy}.") from None
     warn_once(f"{why}; {fallback.remedy}.")
-    with config.patch(fallback.instead(asked)):
+    with inductor_config.patched(fallback.instead(asked)):
         return compile_fx_inner(spare, example_inputs, **kwargs)

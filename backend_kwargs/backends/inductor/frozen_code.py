@@ -1,16 +1,15 @@
 """Inductor's code of frozen graphs: which constants its results may be, and when its constants are freed."""
 
-import sys
 import weakref
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from operator import attrgetter
 from types import ModuleType
 from typing import Any
 
 import torch
-from torch._inductor.codecache import PyCodeCache
 from torch.fx import GraphModule, Node
+
+from backend_kwargs.torch_internals.inductor_code import forget_module, generated_modules
 
 NUMBERS = (int, float, bool, torch.SymInt, torch.SymFloat, torch.SymBool)
 
@@ -19,9 +18,9 @@ def freeing_constants(inner_compile: Callable[..., Any]) -> Callable[..., Any]:
     """Free a graph's constants with its code, which Inductor keeps in a list of all modules that it generated."""
 
     def compile_one(gm: GraphModule, example_inputs: Sequence[Any], **kwargs: Any) -> Any:
-        known = {*map(id, [*PyCodeCache.modules])}  # copies, since a collection in a loop may forget modules
+        known = {*map(id, generated_modules())}
         compiled = inner_compile(gm, example_inputs, **kwargs)
-        for module in [*PyCodeCache.modules]:
+        for module in generated_modules():
             if id(module) not in known and any(map(torch.is_tensor, vars(module).values())):
                 weakref.finalize(compiled, _forget, weakref.ref(module)).atexit = False
         return compiled
@@ -30,13 +29,8 @@ def freeing_constants(inner_compile: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _forget(module: "weakref.ref[ModuleType]") -> None:
-    found = module()
-    if found is None:
-        return
-    with suppress(ValueError):  # torch has cleared the list
-        PyCodeCache.modules.remove(found)  # in one step: other threads append
-    if sys.modules.get(found.__name__) is found:
-        del sys.modules[found.__name__]
+    if (code := module()) is not None:
+        forget_module(code)
 
 
 def noting_constants(inner_compile: Callable[..., Any], constants: list[torch.Tensor]) -> Callable[..., Any]:

@@ -4,10 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from torch._inductor import config
-from torch._inductor.choices import InductorChoices
-from torch._inductor.select_algorithm import ExternKernelChoice
-from torch._inductor.virtualized import V
+from backend_kwargs.torch_internals.autotuning import ExternKernelChoice, InductorChoices, choices_replaced
 
 
 def product_name(m: Any, n: Any, k: Any) -> str:
@@ -66,10 +63,7 @@ def tuning_only(inner_compile: Callable[..., Any], names: Sequence[str]) -> Call
     """Return `inner_compile`, which tunes only the products `names`."""
 
     def compile_one(*args: Any, **kwargs: Any) -> Any:
-        # Inductor makes the choices of a thread once, by the option's value at that moment, and keeps them.
-        with config.patch(inductor_choices_class=None):
-            V.choices  # noqa: B018
-        with V.set_choices_handler(TunedProducts(names)):
+        with choices_replaced(TunedProducts(names)):
             return inner_compile(*args, **kwargs)
 
     return compile_one

@@ -22,7 +22,6 @@ from torch.export.graph_signature import (
     SymIntArgument,
     TensorArgument,
 )
-from torch.utils import _pytree as pytree
 from torch.utils.dlpack import from_dlpack
 
 from backend_kwargs.backends.engine import (
@@ -36,6 +35,11 @@ from backend_kwargs.backends.engine import (
 from backend_kwargs.backends.onnxruntime.settings import ONNXRuntimeOptions
 from backend_kwargs.backends.part_compiler import CompiledPart
 from backend_kwargs.graphs.parts import op_name, returned_by
+from backend_kwargs.torch_internals import pytree
+from backend_kwargs.torch_internals.decompositions import core_aten_decompositions
+from backend_kwargs.torch_internals.onnx import REGISTRATION_LOGGER, translated_operators
+from backend_kwargs.torch_internals.operators import schema_of
+from backend_kwargs.torch_internals.replacing import undone
 
 LEVELS = {
     "disabled": "ORT_DISABLE_ALL",
@@ -107,7 +111,7 @@ UNTRANSLATED: tuple[tuple[str, str, Callable[[Any], bool], str], ...] = (
 # without elements, such as one of `index_put`'s.
 LINES: Mapping[str, str] = MappingProxyType(
     {
-        "torch.onnx._internal.exporter._registration": "torchvision is not installed",
+        REGISTRATION_LOGGER: "torchvision is not installed",
         "onnx_ir._convenience": "Attribute type is ambiguous because it is an empty sequence",
     }
 )
@@ -135,8 +139,6 @@ class ONNXRuntime(Engine):
         return next((why for op, name, holds, why in UNTRANSLATED if _has(node, op, name, holds)), "")
 
     def decompositions(self, trains: bool = False) -> dict[Any, Callable[..., Any]]:
-        from torch._decomp import core_aten_decompositions
-
         core = dict(core_aten_decompositions())
         return {op: rule for op, rule in core.items() if not _registry().is_registered(op)} | {**FORMULAS}
 
@@ -151,7 +153,7 @@ class ONNXRuntime(Engine):
 
 def _has(node: fx.Node, op: str, name: str, holds: Callable[[Any], bool]) -> bool:
     """Return whether a node, of the operator `op` if that is given, has an argument of a value."""
-    declared = any(each.name == name for each in node.target._schema.arguments)  # type: ignore[union-attr]
+    declared = any(each.name == name for each in schema_of(node.target).arguments)
     return declared and op in ("", op_name(node)) and holds(argument(node, name))
 
 
@@ -252,10 +254,8 @@ def _model(program: ExportedProgram) -> bytes:
 @cache
 def _registry() -> Any:
     """Return the exporter's table of operators."""
-    from torch.onnx._internal.exporter._registration import ONNXRegistry
-
     with _without_lines_of_the_exporter():
-        return ONNXRegistry.from_torchlib()
+        return translated_operators()
 
 
 @contextmanager
@@ -266,14 +266,11 @@ def _without_lines_of_the_exporter() -> Iterator[None]:
     def keep(record: logging.LogRecord) -> bool:
         return record.thread != thread or not str(record.msg).startswith(LINES[record.name])
 
-    loggers = [logging.getLogger(name) for name in LINES]
-    for logger in loggers:
-        logger.addFilter(keep)
-    try:
+    with undone() as stack:
+        for logger in map(logging.getLogger, LINES):
+            stack.callback(logger.removeFilter, keep)
+            logger.addFilter(keep)
         yield
-    finally:
-        for logger in loggers:
-            logger.removeFilter(keep)
 
 
 def _options(settings: ONNXRuntimeOptions) -> Any:

@@ -22,6 +22,7 @@ from backend_kwargs.backends.engine import (
 from backend_kwargs.backends.openvino.settings import OpenVINOOptions
 from backend_kwargs.backends.part_compiler import CompiledPart
 from backend_kwargs.graphs.parts import calls_of, op_name, returned_by
+from backend_kwargs.torch_internals.decompositions import core_aten_decompositions
 
 # No integers: on a CPU OpenVINO computes int64 in 32 bits, and saturates or rounds int32, without an error.
 TYPES = {torch.float32: "f32", torch.bool: "boolean"}
@@ -96,7 +97,6 @@ class OpenVINO(Engine):
 
     def decompositions(self, trains: bool = False) -> dict[Any, Callable[..., Any]]:
         from openvino.frontend.pytorch.torchdynamo.export_decompositions import ops_to_not_decompose
-        from torch._decomp import core_aten_decompositions
 
         kept = {*ops_to_not_decompose(), *([ATTENTION] if self.settings.inference_precision == "f32" else [])}
         return {op: rule for op, rule in dict(core_aten_decompositions()).items() if op not in kept}

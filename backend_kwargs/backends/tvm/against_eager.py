@@ -4,13 +4,13 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch._guards import tracing
 from torch.fx import GraphModule
 
 from backend_kwargs import measure
 from backend_kwargs.graphs.eligibility import communicates, why_not_repeatable
 from backend_kwargs.graphs.replay import Task, cuda_devices
 from backend_kwargs.graphs.writes import copy_of_graph
+from backend_kwargs.torch_internals.guards import tracing
 
 ROUNDS, BUDGET_S = 30, 1.0
 

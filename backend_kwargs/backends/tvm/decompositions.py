@@ -5,7 +5,9 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch._decomp import core_aten_decompositions, get_decompositions
+
+from backend_kwargs.torch_internals.decompositions import core_aten_decompositions, get_decompositions
+from backend_kwargs.torch_internals.operators import name_of
 
 aten = torch.ops.aten
 # Core ATen keeps these whole; they are decomposed, since TVM fuses the parts.
@@ -32,7 +34,7 @@ def decompositions(kept: Collection[str] = (), trains: bool = False) -> dict[Any
     kept = {*kept, *WITHIN_BOUNDS, *ADDS_UP, *RANDOM, *(WRONG_IN_TRAINING if trains else ())}
     table = {**core_aten_decompositions(), **get_decompositions(DECOMPOSED)}
     table[ATTENTION] = partial(_attention, table[ATTENTION])
-    return {op: rule for op, rule in table.items() if op._schema.name.removeprefix("aten::") not in kept}
+    return {op: rule for op, rule in table.items() if name_of(op).removeprefix("aten::") not in kept}
 
 
 def _attention(rule: Callable[..., Any], query: torch.Tensor, *args: Any, **kwargs: Any) -> tuple[torch.Tensor, ...]:

@@ -10,6 +10,8 @@ from contextlib import contextmanager
 from importlib import import_module
 from typing import Any
 
+from backend_kwargs.torch_internals.replacing import replaced
+
 FAST = b"--use_fast_math"
 MODE = "TVM_CUDA_COMPILE_MODE"
 NVCC_IS_EXACT = "TVM_CUDA_NVCC_NO_FAST_MATH"
@@ -36,15 +38,8 @@ def exact_math(target: Any) -> Iterator[None]:
 @contextmanager
 def _nvcc_exact() -> Iterator[None]:
     """Tell TVM to call nvcc without fast math."""
-    known = os.environ.get(NVCC_IS_EXACT)
-    os.environ[NVCC_IS_EXACT] = known or "1"
-    try:
+    with replaced(os.environ, NVCC_IS_EXACT, os.environ.get(NVCC_IS_EXACT) or "1"):
         yield
-    finally:
-        if known is None:
-            del os.environ[NVCC_IS_EXACT]
-        else:
-            os.environ[NVCC_IS_EXACT] = known
 
 
 @contextmanager
@@ -56,12 +51,9 @@ def _nvrtc_exact() -> Iterator[None]:
     except ImportError:  # TVM's own error says what to install
         yield
         return
-    compiles = nvrtc.nvrtcCompileProgram
-    nvrtc.nvrtcCompileProgram = _without_fast(compiles, threading.get_ident())  # type: ignore[attr-defined]
-    try:
+    exact = _without_fast(nvrtc.nvrtcCompileProgram, threading.get_ident())
+    with replaced(nvrtc, "nvrtcCompileProgram", exact):
         yield
-    finally:
-        nvrtc.nvrtcCompileProgram = compiles  # type: ignore[attr-defined]
 
 
 def _without_fast(compiles: Callable[..., Any], thread: int) -> Callable[..., Any]:

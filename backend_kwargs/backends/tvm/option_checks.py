@@ -166,15 +166,14 @@ def _check_pipeline(names: Sequence[str], module: str) -> Callable[[str, Any], N
 
 def _check_aten_ops(name: str, names: Sequence[str] | None) -> None:
     """Raise for operators that ATen lacks, or that no graph has when TVM sees it."""
+    from backend_kwargs.torch_internals.operators import aten_names, is_composite, schema_of
+
     for op in names or ():
         if not _is_aten(op):
-            import torch
-
-            known = {full.removeprefix("aten::") for full in torch._C._dispatch_get_all_op_names()}
-            raise unknown("ATen operator", op, {full.partition(".")[0] for full in known if "::" not in full})
-        if not (functional := [each for each in _overloads(op) if not each._schema.is_mutable]):
+            raise unknown("ATen operator", op, aten_names())
+        if not (functional := [each for each in _overloads(op) if not schema_of(each).is_mutable]):
             raise BackendKwargsError(f"ATen operator {op!r} writes in place, which no graph does that TVM sees.")
-        if all(map(_is_taken_apart, functional)):
+        if all(map(is_composite, functional)):
             step = (
                 f"name {' and '.join(map(repr, BECOMES[op]))} instead"
                 if op in BECOMES
@@ -187,16 +186,9 @@ def _overloads(op: str) -> list[Any]:
     """Return all overloads of an ATen operator."""
     import torch
 
-    packet = getattr(torch.ops.aten, op)
-    return [getattr(packet, overload) for overload in packet.overloads()]
+    from backend_kwargs.torch_internals.operators import overloads_of
 
-
-def _is_taken_apart(op: Any) -> bool:
-    """Return whether torch itself decomposes an operator, for every backend and every device of TVM's."""
-    from torch._C import DispatchKey
-
-    whole = any(map(op.has_kernel_for_dispatch_key, (DispatchKey.CPU, DispatchKey.CUDA)))
-    return not whole and bool(op.has_kernel_for_dispatch_key(DispatchKey.CompositeImplicitAutograd))
+    return overloads_of(getattr(torch.ops.aten, op))
 
 
 def _is_aten(op: str) -> bool:

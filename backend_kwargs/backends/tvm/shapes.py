@@ -8,10 +8,10 @@ from typing import Any
 
 import sympy
 import torch
-from torch.utils._sympy.functions import CleanDiv, FloorDiv, Max, Min, Mod, PythonMod
 from tvm import tirx
 
 from backend_kwargs.graphs.parts import expression
+from backend_kwargs.torch_internals.symbols import CleanDiv, FloorDiv, Max, Min, Mod, PythonMod
 
 # torch's sizes are never negative, so floor and truncation agree.
 OPERATORS: dict[Any, Callable[[list[Any]], Any]] = {

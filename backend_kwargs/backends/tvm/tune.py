@@ -21,7 +21,6 @@ from importlib.util import find_spec
 from operator import itemgetter
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
 
 import torch
 import tvm
@@ -39,6 +38,7 @@ from backend_kwargs.backends.tvm.option_checks import TUNING
 from backend_kwargs.backends.tvm.settings import TVMOptions
 from backend_kwargs.errors import BackendKwargsError, error_text, warn_once
 from backend_kwargs.files.atomic_write import write_whole
+from backend_kwargs.torch_internals.replacing import replaced
 
 WORKLOADS, RECORDS = "database_workload.json", "database_tuning_record.json"
 FINISHED = "finished"  # a file with each function's number of trials, written when a search has ended
@@ -431,7 +431,7 @@ def _tensor_intrinsics() -> Iterator[None]:
     """Import TVM's tensor intrinsics in seconds instead of half a minute."""
     # They are Python that TVM parses at import, each function with inspect.stack(), which looks up the source of every
     # frame on the stack: half a minute. The parser needs only the frames.
-    with patch("inspect.stack", _frames):
+    with replaced(inspect, "stack", _frames):
         import tvm.s_tir.tensor_intrin  # noqa: F401 - imported for what it registers
     yield
 

@@ -9,6 +9,7 @@ from types import MappingProxyType, ModuleType
 
 from backend_kwargs.errors import BackendKwargsError
 from backend_kwargs.options.requirements import Requirement, install, installed_version, places_of
+from backend_kwargs.torch_internals.replacing import replaced, undone
 
 # By distribution, the required prefix of the version. Each TVM renames its API; with a later FFI tuning crashes.
 WORKING: Mapping[str, str] = MappingProxyType({"apache-tvm": "0.27.", "apache-tvm-ffi": "0.1.14.post"})
@@ -52,14 +53,11 @@ def require_tvm() -> ModuleType:
 def _hooks_kept() -> Iterator[None]:
     """Restore what `import tvm` replaces: sys.excepthook, and the process's action on SIGSEGV."""
     libc = None if sys.platform == "win32" else ctypes.CDLL(None)
-    hook, action = sys.excepthook, ctypes.create_string_buffer(SIGACTION_BYTES)
-    known = libc is not None and libc.sigaction(signal.SIGSEGV, None, action) == 0
-    try:
+    action = ctypes.create_string_buffer(SIGACTION_BYTES)
+    with replaced(sys, "excepthook", sys.excepthook), undone() as stack:
+        if libc is not None and libc.sigaction(signal.SIGSEGV, None, action) == 0:
+            stack.callback(libc.sigaction, signal.SIGSEGV, action, None)
         yield
-    finally:
-        sys.excepthook = hook
-        if libc is not None and known:
-            libc.sigaction(signal.SIGSEGV, action, None)
 
 
 def _release(working: str) -> str:

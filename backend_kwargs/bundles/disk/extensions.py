@@ -39,8 +39,9 @@ def install(extensions: Mapping[str, bytes]) -> None:
 def _caches() -> list[Path]:
     """Return the folders that Triton's cache may use: the current one, and Inductor's."""
     import torch
-    from torch._inductor.runtime.cache_dir_utils import triton_cache_dir
     from triton import knobs  # type: ignore[import-untyped]
+
+    from backend_kwargs.torch_internals.inductor_code import triton_cache_dir
 
     devices = range(torch.cuda.device_count())
     return [Path(knobs.cache.dir), *(Path(triton_cache_dir(device)) for device in devices)]

@@ -16,6 +16,7 @@ from backend_kwargs.bundles.input_check import InputCheck
 from backend_kwargs.bundles.running import Built
 from backend_kwargs.bundles.samples import content_hash, leaves_of
 from backend_kwargs.errors import BackendKwargsError, error_text, shown, wrong_value
+from backend_kwargs.torch_internals.tensors import copy_each, has_plain_dispatch, negative_view
 
 SHOWN = 3  # names in an error
 MOST_LEAVES = 10_000  # arguments of all samples
@@ -139,7 +140,7 @@ def why_not_plain(tensor: torch.Tensor) -> str:
     """Return why a tensor cannot be saved and loaded, "" if it is one with its own dense values in memory."""
     if torch.nn.parameter.is_lazy(tensor):
         return "has no size before the module is called"
-    if type(tensor).__torch_dispatch__ is not torch._C._disabled_torch_dispatch_impl:
+    if not has_plain_dispatch(tensor):
         return f"is a {type(tensor).__name__}, no plain tensor"
     if tensor.layout != torch.strided or tensor.is_quantized or tensor.is_nested:
         return f"is {'quantized' if tensor.is_quantized else tensor.layout}, not dense"
@@ -190,7 +191,7 @@ def _view(memory: torch.UntypedStorage, like: torch.Tensor) -> torch.Tensor:
     """Return a tensor in other memory that is laid out like this one."""
     view = torch.empty(0, dtype=like.dtype).set_(memory, like.storage_offset(), like.shape, like.stride())
     view = view.conj() if like.is_conj() else view
-    return view._neg_view() if like.is_neg() else view
+    return negative_view(view) if like.is_neg() else view
 
 
 def _is_plain(module: torch.nn.Module) -> bool:
@@ -210,7 +211,7 @@ def _copy(owns: Sequence[torch.Tensor], values: Sequence[torch.Tensor]) -> None:
     with torch.inference_mode(any(own.is_inference() for own in owns)), torch.no_grad():
         pairs = [_as_in_memory(*pair) for pair in zip(owns, values, strict=True)]
         if pairs:  # one call: Ctrl-C comes before it or after it
-            torch._foreach_copy_([own for own, _ in pairs], [value for _, value in pairs])
+            copy_each([own for own, _ in pairs], [value for _, value in pairs])
 
 
 def _as_in_memory(own: torch.Tensor, value: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -218,7 +219,7 @@ def _as_in_memory(own: torch.Tensor, value: torch.Tensor) -> tuple[torch.Tensor,
     if own.is_conj():
         own, value = own.detach().conj(), value.conj()
     if own.is_neg():
-        own, value = own.detach()._neg_view(), value._neg_view()
+        own, value = negative_view(own.detach()), negative_view(value)
     return own, value.resolve_conj().resolve_neg()
 
 

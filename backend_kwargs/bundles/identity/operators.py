@@ -6,6 +6,15 @@ from typing import Any
 import torch
 
 from backend_kwargs.bundles.identity.library_code import is_library_name, is_own
+from backend_kwargs.torch_internals.operators import (
+    OpOverload,
+    OpOverloadPacket,
+    has_dispatch_rules,
+    has_kernel,
+    is_custom,
+    is_lowered_by_inductor,
+    overloads_of,
+)
 
 # Operators of other namespaces may have changed when the code is loaded.
 TORCH_NAMESPACES = frozenset(
@@ -32,29 +41,22 @@ def inlined(gm: torch.fx.GraphModule) -> str | None:
 
 def _is_opaque(target: Any) -> bool:
     """Return whether compiled code calls `target` itself, or has of it what torch's release determines."""
-    if isinstance(target, torch._ops.OpOverloadPacket):
-        return all(_is_opaque(getattr(target, overload)) for overload in target.overloads())  # type: ignore[no-untyped-call]
-    if isinstance(target, torch._ops.OpOverload):
+    if isinstance(target, OpOverloadPacket):
+        return all(map(_is_opaque, overloads_of(target)))
+    if isinstance(target, OpOverload):
         return target.namespace in TORCH_NAMESPACES or not _is_traced(target)
     if isinstance(target, FunctionType):
         return is_own(target)
     return is_library_name(getattr(target, "__module__", None) or type(target).__module__)
 
 
-def _is_traced(op: torch._ops.OpOverload) -> bool:
+def _is_traced(op: OpOverload) -> bool:
     """Return whether an operator's own Python code may become part of a graph."""
-    from torch._inductor.decomposition import decompositions
-    from torch._inductor.lowering import lowerings
-    from torch._library.custom_ops import OPDEFS
-    from torch._library.simple_registry import singleton
-
-    name = op._schema.name
     # A custom_op's own kernel for autograd calls the operator again.
-    keys = [key for key in TRACED_KEYS if key != "Autograd" or name not in OPDEFS]
+    keys = [key for key in TRACED_KEYS if key != "Autograd" or not is_custom(op)]
     return (
-        any(torch._C._dispatch_has_kernel_for_dispatch_key(op._name, key) for key in keys)
+        any(has_kernel(op, key) for key in keys)
         or bool(op.py_kernels)
-        or bool(singleton.find(name).torch_dispatch_rules._data)
-        or op in decompositions
-        or op in lowerings
+        or has_dispatch_rules(op)
+        or is_lowered_by_inductor(op)
     )

@@ -51,6 +51,10 @@ from backend_kwargs.bundles.identity.library_code import (
 from backend_kwargs.bundles.identity.operators import TORCH_NAMESPACES
 from backend_kwargs.bundles.samples import content_hash
 from backend_kwargs.errors import shown
+from backend_kwargs.torch_internals.modes import any_mode
+from backend_kwargs.torch_internals.modules import FUNCTIONS_OF_C, FUNCTIONS_OF_PYTHON, buffers_of, parameters_of
+from backend_kwargs.torch_internals.operators import OpOverload, OpOverloadPacket, is_namespace, name_of
+from backend_kwargs.torch_internals.tensors import has_hooks, memory_id
 
 METHODS = (FunctionType, property, staticmethod, classmethod, partial)
 PLAIN = frozenset(
@@ -71,9 +75,9 @@ WITH_ATTRIBUTES = (
 METACLASSES = (type, EnumMeta)
 # Functions of Python in these modules depend on their arguments alone, and those of C on them and torch's own state.
 FUNCTIONS_OF = frozenset(
-    {"torch.nn.functional", "torch.functional", "torch._tensor", "torch._jit_internal", "torch.nn.init", "dataclasses"}
+    {"torch.nn.functional", "torch.functional", *FUNCTIONS_OF_PYTHON, "torch.nn.init", "dataclasses"}
     | {"torch.nn.utils.parametrize", "torch.nn.utils.parametrizations", "torch.utils.checkpoint", "collections", "enum"}
-    | {"torch._C._nn", "torch._C._fft", "torch._C._linalg", "torch._C._special", "math", "cmath", "operator"}
+    | {*FUNCTIONS_OF_C, "math", "cmath", "operator"}
     | {"_operator", "functools", "_functools", "itertools", "_collections", "contextlib", "copy"}
 )
 FUNCTIONS = ("torch.is_tensor", "typing.cast")
@@ -161,7 +165,7 @@ class _Walk:
         self.registered = {
             id(tensor)
             for submodule in module.modules()
-            for tensor in (*submodule._parameters.values(), *submodule._buffers.values())
+            for tensor in (*parameters_of(submodule).values(), *buffers_of(submodule).values())
             if tensor is not None
         }
         self.start(module)
@@ -170,7 +174,7 @@ class _Walk:
         """Describe what every module depends on: torch's settings, modes, functions and hooks of all modules."""
         self.ref(module)
         self.lines.append(str({key: value for key, value in ambient().items() if key != "grad"}))
-        if torch._C._len_torch_function_stack() or torch._C._len_torch_dispatch_stack():
+        if any_mode():
             raise CannotCompareError("a mode that changes torch's functions")
         for space in (torch, torch.nn.functional, torch.Tensor):
             self.foreign(space.__name__, vars(space))
@@ -288,13 +292,13 @@ class _Walk:
 
     def tensor(self, value: torch.Tensor) -> str:
         """Describe a dense tensor without gradient: its layout, its memory, and its values unless it is registered."""
-        if value.layout != torch.strided or value.is_quantized or value.is_nested or value._backward_hooks:
+        if value.layout != torch.strided or value.is_quantized or value.is_nested or has_hooks(value):
             return self.unknown(value)
         if value.is_conj() or value.is_neg() or value.grad_fn is not None:
             return self.unknown(value)
         kind = list(value.shape), value.stride(), str(value.dtype), value.device.type, value.requires_grad
         storage = value.untyped_storage()
-        place = self.numbered(("storage", storage._cdata), storage, lambda each: f"storage {each.nbytes()}")
+        place = self.numbered(("storage", memory_id(value)), storage, lambda each: f"storage {each.nbytes()}")
         attributes = self.pairs({key: each for key, each in vars(value).items() if not key.startswith("_dynamo")})
         inference = value.is_inference()
         return f"{kind} {place} {value.storage_offset()} {inference} {attributes} {self.values(value)}"
@@ -438,7 +442,7 @@ class _Walk:
 
     def attribute(self, module: ModuleType, name: str) -> Any:
         """Return an attribute of a Python module, which code reads."""
-        if module is torch.ops or (isinstance(module, torch._ops._OpNamespace) and module.name in TORCH_NAMESPACES):
+        if module is torch.ops or (is_namespace(module) and module.name in TORCH_NAMESPACES):
             return getattr(module, name)
         place, members = module.__name__, vars(module)
         known = is_library_name(place) or ("__getattr__" not in members and place.partition(".")[0] not in STDLIB)
@@ -465,8 +469,7 @@ class _Walk:
 
     def operator_(self, value: Any) -> str:
         """Describe one of torch's own operators by name."""
-        packet = getattr(value, "_qualified_op_name", None) or value._name
-        return str(value) if packet.partition("::")[0] in TORCH_NAMESPACES else self.unknown(value)
+        return str(value) if name_of(value).partition("::")[0] in TORCH_NAMESPACES else self.unknown(value)
 
 
 class _State(_Walk):
@@ -523,8 +526,8 @@ RULES: dict[type, Callable[[Any, Any], str]] = CONTAINERS | {
     CACHED: lambda walk, value: walk.refs((value.__wrapped__, value.cache_parameters(), vars(value))),
     torch.Tensor: _Walk.tensor,
     torch.nn.Parameter: _Walk.tensor,
-    torch._ops.OpOverload: _Walk.operator_,
-    torch._ops.OpOverloadPacket: _Walk.operator_,
+    OpOverload: _Walk.operator_,
+    OpOverloadPacket: _Walk.operator_,
     operator.itemgetter: lambda walk, value: walk.refs(value.__reduce__()),
     re.Pattern: lambda walk, value: f"{value.pattern!r} {value.flags}",
     GenericAlias: _Walk.typing,

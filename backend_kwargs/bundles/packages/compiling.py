@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch.utils import _pytree as pytree
 
 from backend_kwargs.bundles.identity.walk import identity_of
 from backend_kwargs.bundles.packages.exported import Exported, HiddenReads, with_buffers
@@ -24,8 +23,9 @@ from backend_kwargs.errors import BackendKwargsError, error_text
 from backend_kwargs.measure.failures import without_compiler
 from backend_kwargs.options.requirements import check_answers, cxx_of
 from backend_kwargs.pipeline import OWN
+from backend_kwargs.torch_internals import pytree
+from backend_kwargs.torch_internals.inductor_code import LOAD_PACKAGE, compile_ahead, load_package
 
-LOAD = "import sys, torch; torch._inductor.aoti_load_package(sys.argv[1])"
 # Weights stay inputs of the code, also small ones, which Inductor would write into it.
 ALWAYS = {"always_keep_tensor_constants": True}
 
@@ -96,13 +96,12 @@ def _compiled(
     program: torch.export.ExportedProgram, folder: Path, *, options: Mapping[str, Any], on: torch.device, embedded: bool
 ) -> tuple[Path, set[str]]:
     """Return a package, and the names of the tensors that it reads; it contains their values if `embedded`."""
-    path = str(folder / f"{embedded}.pt2")
     configs = {**options, "aot_inductor.package_constants_in_so": embedded}
     with torch.no_grad():
-        file = torch._inductor.aoti_compile_and_package(program, package_path=path, inductor_configs=configs)
+        file = compile_ahead(program, folder / f"{embedded}.pt2", configs)
     if on.type == "cuda":
-        load_elsewhere(Path(file))
-    return Path(file), set(torch._inductor.aoti_load_package(file).get_constant_fqns())
+        load_elsewhere(file)
+    return file, set(load_package(file).get_constant_fqns())
 
 
 def load_elsewhere(package: Path) -> None:
@@ -111,7 +110,7 @@ def load_elsewhere(package: Path) -> None:
     torch's code for CUDA devices uses std::regex. A linker that finds only the static libstdc++ puts a second copy of
     it into the package, and that copy does not know the locale of the first.
     """
-    loading = subprocess.run([sys.executable, "-c", LOAD, str(package)], capture_output=True, check=False)
+    loading = subprocess.run([sys.executable, "-c", LOAD_PACKAGE, str(package)], capture_output=True, check=False)
     if loading.returncode < 0:
         raise BackendKwargsError(
             f"The ahead-of-time package crashes when torch loads it ({signal.Signals(-loading.returncode).name}): a "

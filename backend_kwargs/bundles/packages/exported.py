@@ -7,9 +7,7 @@ from collections.abc import Iterable
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import is_fake
 from torch.overrides import TorchFunctionMode
-from torch.utils import _pytree as pytree
 
 from backend_kwargs.bundles.identity.operators import TORCH_NAMESPACES
 from backend_kwargs.bundles.packages.guards import (
@@ -25,6 +23,11 @@ from backend_kwargs.bundles.packages.package import first_uses
 from backend_kwargs.bundles.samples import content_hash
 from backend_kwargs.errors import BackendKwargsError
 from backend_kwargs.measure.served import parts
+from backend_kwargs.torch_internals import pytree
+from backend_kwargs.torch_internals.fake_tensors import is_fake
+from backend_kwargs.torch_internals.modules import buffers_of, parameters_of
+from backend_kwargs.torch_internals.operators import OpOverload
+from backend_kwargs.torch_internals.tensors import memory_id
 
 INSIDE = "module."  # the exported module contains the user's
 # Calls besides those of operators: their graphs are compared too.
@@ -155,7 +158,7 @@ class Exported:
         """Yield the tensors of the module that the code reads; of those that it contains, also the hash."""
         names: dict[int, list[str]] = {}
         for owner_name, owner in self.module.named_modules(remove_duplicate=False):
-            for tables in (owner._parameters, owner._buffers, vars(owner)):
+            for tables in (parameters_of(owner), buffers_of(owner), vars(owner)):
                 for name, value in tables.items():
                     if isinstance(value, torch.Tensor):
                         names.setdefault(id(value), []).append(f"{owner_name}.{name}".lstrip("."))
@@ -181,7 +184,7 @@ def _digest(program: torch.export.ExportedProgram) -> str:
     for graph in graphs:
         lines.append(graph.code)
         for node in graph.graph.nodes:
-            known = isinstance(node.target, torch._ops.OpOverload) and node.target.namespace in TORCH_NAMESPACES
+            known = isinstance(node.target, OpOverload) and node.target.namespace in TORCH_NAMESPACES
             if node.op == "call_function" and not known and str(node.target) not in KNOWN:
                 return ""
             lines.append(f"{node.name} {node.op} {node.target} {pytree.tree_map(_kind, node.meta.get('val'))}")
@@ -235,7 +238,7 @@ class HiddenReads(TorchFunctionMode):
 def _one_memory(a: torch.Tensor, b: torch.Tensor) -> bool:
     if a is b:
         return True
-    return a.layout is b.layout is torch.strided and a.untyped_storage()._cdata == b.untyped_storage()._cdata
+    return a.layout is b.layout is torch.strided and memory_id(a) == memory_id(b)
 
 
 def _term(expression: Any) -> Term:

@@ -10,12 +10,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch.utils import _pytree as pytree
 
-from backend_kwargs.bundles.input_check import InputCheck, spot, tensor_guards
+from backend_kwargs.bundles.input_check import InputCheck, spot
 from backend_kwargs.bundles.packages.guards import PackageGuards, Weight
 from backend_kwargs.bundles.samples import content_hash, memory_of
 from backend_kwargs.errors import BackendKwargsError
+from backend_kwargs.torch_internals import pytree
+from backend_kwargs.torch_internals.inductor_code import load_package
+from backend_kwargs.torch_internals.modules import buffers_of, children_of, parameters_of
+from backend_kwargs.torch_internals.tensors import same_layouts, version_of
 
 PLAIN = (torch.Tensor, torch.nn.Parameter)
 MOST_SIZES = 4096  # combinations of sizes that are remembered
@@ -61,9 +64,7 @@ class PackageCall:
         package.content()
         self._guards, self._check, self._otherwise = package.guards, check, otherwise
         self._reads_offset = any(tensor.offset is not None for tensor in package.guards.tensors)
-        loaded = torch._inductor.aoti_load_package(
-            str(package.path), device_index=-1 if device.index is None else device.index
-        )
+        loaded = load_package(package.path, device_index=-1 if device.index is None else device.index)
         self._run = loaded.loader.boxed_run
         inputs, self._outputs = map(pytree.treespec_loads, loaded.loader.get_call_spec())
         self._keywords = [*pytree.tree_unflatten(range(inputs.num_leaves), inputs)[1]]
@@ -208,8 +209,8 @@ class _ModuleTensors:
         """Return a tensor by its dotted name, and note each place on the way to it."""
         *owners, last = name.split(".")
         for owner in owners:
-            module = self._note(module._modules, owner)
-        tables = (module._parameters, module._buffers, vars(module))
+            module = self._note(children_of(module), owner)
+        tables = (parameters_of(module), buffers_of(module), vars(module))
         return self._note(next((table for table in tables if last in table), tables[0]), last)
 
     def _note(self, table: Mapping[str, Any], name: str) -> Any:
@@ -270,7 +271,7 @@ class _Weights:
             _release(self._aliases)
             self._aliases += aliases.values()
         self.spans = [*map(memory_of, own.tensors)]
-        self._own, self._baked, self._same = own, baked, tensor_guards(own.tensors)
+        self._own, self._baked, self._same = own, baked, same_layouts(own.tensors)
         self._pointers = pointers
 
     def rebind(self, module: torch.nn.Module) -> None:
@@ -295,7 +296,7 @@ class _Weights:
     def _states(self, tensors: Sequence[torch.Tensor]) -> list[Any]:
         """Return what changes if a tensor is replaced or written whose values are part of the code."""
         return [
-            (id(tensor), tensor.data_ptr(), None if tensor.is_inference() else tensor._version)
+            (id(tensor), tensor.data_ptr(), None if tensor.is_inference() else version_of(tensor))
             for weight, tensor in zip(self._weights, tensors, strict=True)
             if weight.sha256
         ]

@@ -6,7 +6,8 @@ from typing import Any
 
 import torch
 import triton.language as tl  # type: ignore[import-untyped,unused-ignore]
-from torch._subclasses.functional_tensor import FunctionalTensor
+
+from backend_kwargs.torch_internals.fake_tensors import FunctionalTensor
 
 LOG2_E = tl.constexpr(1.4426950408889634)
 LEAST = 16  # the smallest size of a tile for tensor cores

@@ -10,7 +10,7 @@ from torch._inductor import config as inductor_config
 import backend_kwargs as bk
 from backend_kwargs import pipeline
 from backend_kwargs.backends.inductor import compiler, fallbacks
-from backend_kwargs.backends.inductor.torch_fixes import mode_options, region_name
+from backend_kwargs.backends.inductor.torch_fixes import mode_options
 from backend_kwargs.options.requirements import machine
 from backend_kwargs.pipeline import OWN
 
@@ -63,7 +63,7 @@ def test_aten_joins_what_this_machine_lacks(config, added):
 @pytest.mark.parametrize("strict", [False, True])
 def test_an_error_of_another_kind_is_raised(monkeypatch, strict):
     """Only what the options cause is compiled again without them."""
-    from torch._inductor import compile_fx
+    from backend_kwargs.torch_internals import compile_fx
 
     def fails(*args, **kwargs):
         raise RuntimeError("planted")
@@ -88,7 +88,7 @@ def test_an_error_of_another_kind_is_raised(monkeypatch, strict):
 )
 def test_a_graph_is_compiled_again_without_what_fails(monkeypatch, error, patch, wanted):
     """With a copy of the graph, since the first try may have changed it, and one warning."""
-    from torch._inductor import compile_fx
+    from backend_kwargs.torch_internals import compile_fx
 
     tried = []
 
@@ -117,12 +117,6 @@ def test_modes_are_torchs_and_do_what_they_say():
     off = {"triton.cudagraphs": False}
     for mode, options in list_mode_options().items():
         assert mode_options(mode) == options | (off if mode == "max-autotune-no-cudagraphs" else {})
-
-
-def test_the_region_is_named_where_torch_has_a_name():
-    """torch 2.11 takes no name."""
-    assert region_name(lambda gm, compile_region_name=None: gm, "part") == {"compile_region_name": "part"}
-    assert region_name(lambda gm: gm, "part") == {}
 
 
 @pytest.mark.parametrize(

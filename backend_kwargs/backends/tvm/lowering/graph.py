@@ -11,7 +11,6 @@ from typing import Any
 import torch
 import tvm
 from torch import fx
-from torch.utils._pytree import tree_flatten
 from tvm import relax, tirx
 
 from backend_kwargs.backends.part_compiler import Unsupported
@@ -22,6 +21,7 @@ from backend_kwargs.backends.tvm.lowering.table import RESHAPED, SAME
 from backend_kwargs.backends.tvm.opaque import hide
 from backend_kwargs.backends.tvm.shapes import ShapeSource, UnknownSize, to_tvm, unread
 from backend_kwargs.graphs.parts import names_of, symbols_of
+from backend_kwargs.torch_internals.pytree import tree_flatten
 
 
 @dataclass(frozen=True)

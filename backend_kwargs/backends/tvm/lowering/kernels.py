@@ -7,7 +7,6 @@ from typing import Any
 import sympy
 import torch
 from torch import fx
-from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 from tvm import relax, tirx
 from tvm.relax.utils import gen_call_tir_inputs
 
@@ -17,6 +16,7 @@ from backend_kwargs.backends.tvm.lowering.table import RESHAPED, SAME, converter
 from backend_kwargs.backends.tvm.shapes import to_tvm
 from backend_kwargs.errors import error_text
 from backend_kwargs.graphs.parts import expression, names_of, symbols_of
+from backend_kwargs.torch_internals.pytree import tree_flatten, tree_leaves, tree_unflatten
 
 
 @dataclass(frozen=True)

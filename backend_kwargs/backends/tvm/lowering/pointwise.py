@@ -6,8 +6,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from torch._prims_common import ELEMENTWISE_TYPE_PROMOTION_KIND as KIND
-from torch._prims_common import elementwise_dtypes
 from tvm import tirx
 from tvm.te import Tensor
 from tvm.tirx import Expr
@@ -28,6 +26,8 @@ from backend_kwargs.backends.tvm.lowering.node import (
 )
 from backend_kwargs.backends.tvm.lowering.vector import const
 from backend_kwargs.backends.tvm.opaque import value_of
+from backend_kwargs.torch_internals.decompositions import ELEMENTWISE_TYPE_PROMOTION_KIND as KIND
+from backend_kwargs.torch_internals.decompositions import elementwise_dtypes
 
 SAME, FLOAT, BOOL, LONG = KIND.DEFAULT, KIND.INT_TO_FLOAT, KIND.ALWAYS_BOOL, KIND.BOOL_TO_LONG
 

@@ -1,0 +1,104 @@
+"""CUDA-graph trees: the managers of a thread, and trees of one's own for a while."""
+
+import gc
+import threading
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch._inductor import cudagraph_trees
+from torch._inductor.cudagraph_trees import CUDAGraphNode
+
+from backend_kwargs.torch_internals.replacing import restored_by, undone
+
+CONTAINERS = "tree_manager_containers"
+
+
+def trees_of_thread() -> dict[int, Any]:
+    """Return the containers of this thread's CUDA-graph trees, by device.
+
+    torch 2.11 creates them only for the thread that imports it and for autograd's; CUDA graphs fail in other threads.
+    """
+    local = cudagraph_trees.local
+    if not hasattr(local, CONTAINERS) and not torch._C._is_key_in_tls(CONTAINERS):
+        local.tree_manager_containers, local.tree_manager_locks = {}, defaultdict(threading.Lock)
+        torch._C._stash_obj_in_tls(CONTAINERS, local.tree_manager_containers)
+        torch._C._stash_obj_in_tls("tree_manager_locks", local.tree_manager_locks)
+    containers: dict[int, Any] = cudagraph_trees.get_obj(local, CONTAINERS)
+    return containers
+
+
+def current_raw_stream(device: int) -> int:
+    """Return the handle of the device's current stream."""
+    return torch._C._cuda_getCurrentRawStream(device)
+
+
+@contextmanager
+def own_trees(devices: Iterable[int]) -> Iterator[Callable[[], None]]:
+    """Record CUDA graphs in trees of their own, which are freed with the context; other trees stay unchanged.
+
+    Yields the function that begins a generation. torch's own counters would keep these increments: after one
+    `cudagraph_mark_step_begin()` anywhere, each call of a compiled function records again while an earlier result is
+    alive.
+    """
+    generation = 0
+
+    class OwnTrees(cudagraph_trees.TreeManagerContainer):
+        def get_tree_manager(self) -> Any:
+            manager: Any = super().get_tree_manager()
+            manager.get_curr_generation = lambda: generation
+            manager.user_invoked_mark_step = lambda: False
+            return manager
+
+    containers = trees_of_thread()
+    theirs, own = dict(containers), {device: OwnTrees(device) for device in devices}
+
+    def put_back() -> None:
+        gc.collect()  # compiled graphs are reference cycles, which keep their pools alive
+        # Not reset_cudagraph_trees(), which would also end the allocator's caching that other models' trees rely on.
+        for container in own.values():
+            if manager := container.tree_manager:
+                container.tree_manager = None
+                manager.shutdown()
+        torch._C._set_cached_tensors_enabled(any(container.tree_manager for container in theirs.values()))
+        # Changed in place, since autograd's threads hold this dict.
+        containers.clear()
+        containers.update(theirs)
+        torch.cuda.empty_cache()
+
+    def begin() -> None:
+        nonlocal generation
+        generation += 1
+        for container in own.values():
+            if container.tree_manager:
+                # The state after a candidate that failed before its backward pass.
+                container.tree_manager.running_forwards_with_pending_backwards = False
+
+    with undone() as stack:
+        restored_by(stack, put_back)
+        containers.clear()
+        containers.update(own)
+        yield begin
+
+
+def recordings(compile_id: str, device: int, *, backward: bool) -> tuple[int, bool] | None:
+    """Return how often a compiled graph was recorded as a CUDA graph, and whether torch refused since inputs change.
+
+    None if nothing was called on the device. Raise AttributeError where this torch keeps its trees otherwise.
+    """
+    manager: Any = cudagraph_trees.get_manager(device, create_if_none_exists=False)
+    if manager is None:
+        return None
+    functions = {
+        key
+        for key, value in manager.id_to_compile_id.items()
+        if str(value) == compile_id and (manager.id_to_mode[key].name == "BACKWARD") == backward
+    }
+    count, waiting = 0, list(manager.get_roots())
+    while waiting:
+        node = waiting.pop()
+        count += node.wrapped_function.id in functions
+        waiting.extend(child for children in node.children.values() for child in children)
+    return count, bool(functions & set(manager.warned_mutation))

@@ -1,0 +1,16 @@
+"""Decompositions of operators, and the dtypes and memory formats of their results."""
+
+from collections.abc import Callable
+from typing import Any
+
+from torch._decomp import core_aten_decompositions, get_decompositions
+from torch._prims_common import ELEMENTWISE_TYPE_PROMOTION_KIND, elementwise_dtypes, suggest_memory_format
+
+
+def decompose_in_inductor(op: Any, rule: Callable[..., Any]) -> None:
+    """Let Inductor decompose an operator of this package, for good."""
+    from torch._inductor import decomposition
+
+    # Both tables: the second is a copy of the first, which Inductor made once and keeps.
+    for table in (decomposition.decompositions, decomposition.select_decomp_table()):
+        table[op] = rule

@@ -1,0 +1,147 @@
+"""dynamo: its exceptions, limits, caches of code, counts, and what it records of a compile."""
+
+import inspect
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from functools import partial
+from types import CodeType
+from typing import Any
+
+import torch._dynamo
+from torch._dynamo import config, eval_frame
+from torch._dynamo.backends.common import fake_tensor_unsupported
+from torch._dynamo.eval_frame import innermost_fn
+from torch._dynamo.exc import RestartAnalysis, TensorifyScalarRestartAnalysis, TorchDynamoException
+from torch._dynamo.metrics_context import MetricsContext
+from torch._dynamo.utils import (
+    _metrics_context_tls,
+    counters,
+    get_chromium_event_logger,
+    get_compilation_metrics,
+    get_metrics_context,
+)
+
+from backend_kwargs.torch_internals.replacing import replaced, restored_by, undone
+
+RESTARTS = (TensorifyScalarRestartAnalysis, RestartAnalysis)  # dynamo traces again; raised through a backend
+GRAPH = "__compiled_fn"  # how dynamo names the global through which its bytecode calls a graph
+RESUMES = "__resume"  # and that for what follows a graph break
+WRAPPER = "compile_wrapper"  # the name of torch.compile's result; its `fn` is the callable that it was given
+
+reset: Callable[[], None] = torch._dynamo.reset
+
+
+# ---- limits
+
+
+def recompile_limit() -> int:
+    """Return how many graphs dynamo compiles of one function for one module."""
+    return config.recompile_limit
+
+
+def accumulated_recompile_limit() -> int:
+    """Return how many graphs dynamo compiles of one function, for all modules together."""
+    return config.accumulated_recompile_limit
+
+
+def limits_lifted() -> AbstractContextManager[None]:
+    """Let dynamo compile any number of graphs of one function, until the context is left."""
+    return config.patch(recompile_limit=10_000, accumulated_recompile_limit=10_000)  # type: ignore[no-any-return]
+
+
+def skips(function: Any) -> bool:
+    """Return whether dynamo compiles no frame of a function, such as of one of torch's own."""
+    from torch._dynamo import trace_rules
+
+    return trace_rules.check(function)
+
+
+@contextmanager
+def inlining_kept() -> Iterator[None]:
+    """Restore whether dynamo inlines torch's modules, which an import of OpenVINO changes.
+
+    Since torch 2.13 setting that option only warns; the warnings are dropped.
+    """
+    with warnings.catch_warnings(), undone() as stack:
+        warnings.simplefilter("ignore", FutureWarning)
+        restored_by(stack, partial(setattr, config, "inline_inbuilt_nn_modules", config.inline_inbuilt_nn_modules))
+        yield
+
+
+# ---- cached code
+
+
+def cache_entries(code: CodeType) -> list[Any]:
+    """Return dynamo's cached code of a code object, each entry with its `code`, `guard_manager` and `backend`."""
+    from torch._C._dynamo.eval_frame import _debug_get_cache_entry_list
+
+    return _debug_get_cache_entry_list(code)
+
+
+def traced_frame() -> Any | None:
+    """Return the frame that dynamo compiles now, with its `f_code` and `f_globals`, None if there is none."""
+    from torch._dynamo.symbolic_convert import InstructionTranslator
+
+    try:
+        return InstructionTranslator.current_tx()
+    except (AttributeError, RuntimeError, AssertionError):
+        return None
+
+
+def without_disabling(call: Any) -> Any:
+    """Return the function that dynamo's `disable` wraps."""
+    return getattr(call, "_torchdynamo_orig_callable", call)
+
+
+# ---- records
+
+
+def compiling_callable() -> Callable[..., Any] | None:
+    """Return the callable given to the torch.compile that this thread's compile serves, None if there is none.
+
+    It is read from the frame of torch.compile's result: frames that dynamo could not inline, and code after a graph
+    break, have no other link to it.
+    """
+    frame = inspect.currentframe()
+    while frame is not None:
+        if frame.f_code.co_name == WRAPPER and frame.f_globals["__name__"] == eval_frame.__name__:
+            return frame.f_locals.get("fn")
+        frame = frame.f_back
+    return None
+
+
+def recompile_reason() -> str | None:
+    """Return the guard for which dynamo compiles a function again, "" for a first compile; None if it does not say."""
+    metrics = getattr(get_metrics_context(), "_metrics", {})
+    return metrics["recompile_reason"] or "" if "recompile_reason" in metrics else None
+
+
+def recent_compiles() -> list[Any]:
+    """Return dynamo's metrics of the last compiles of this process, as many as it keeps."""
+    return get_compilation_metrics()
+
+
+def cache_counts(outcome: str) -> int:
+    """Return how often Inductor's and AOTAutograd's caches had an `outcome` so far: "hit", "miss" or "bypass"."""
+    fx_graphs, autograd = counters["inductor"], counters["aot_autograd"]
+    return fx_graphs[f"fxgraph_cache_{outcome}"] + autograd[f"autograd_cache_{outcome}"]
+
+
+def bypass_reason() -> str:
+    """Return why the compile that runs bypasses a cache, "" if it does not say."""
+    # During a compile it contains this thread's events that have not ended.
+    event = get_chromium_event_logger().get_event_data().get("backend_compile", {})
+    return event.get("cache_bypass_reason") or ""
+
+
+def metrics_apart() -> AbstractContextManager[None]:
+    """Record the metrics of compiles in this thread nowhere: dynamo records one compile at a time, and raises else."""
+    get_metrics_context()  # makes it where there is none
+    return replaced(_metrics_context_tls, "metrics_context", MetricsContext(on_exit=lambda *_: None))
+
+
+def bucket_count_kept() -> AbstractContextManager[None]:
+    """Restore the counter in which DDPOptimizer sees whether AOTAutograd compiled a bucket."""
+    counts: Mapping[str, int] = counters["aot_autograd"]
+    return replaced(counts, "total", counts["total"])

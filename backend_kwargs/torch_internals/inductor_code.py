@@ -1,0 +1,55 @@
+"""The code that Inductor generates: where it lies, its modules, its libraries and its packages."""
+
+import sys
+from contextlib import suppress
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch._inductor.codecache import PyCodeCache
+from torch._inductor.output_code import CompiledFxGraph
+from torch._inductor.runtime.cache_dir_utils import cache_dir, triton_cache_dir
+
+# A program that loads a package, whose path is its argument.
+LOAD_PACKAGE = "import sys, torch; torch._inductor.aoti_load_package(sys.argv[1])"
+# The variable by which Inductor passes its libraries torch's function for a tensor's memory, at each load.
+DATA_POINTER_VARIABLE = "_TORCHINDUCTOR_PYOBJECT_TENSOR_DATA_PTR"
+# torch's stand-ins for what CUTLASS imports.
+CUTLASS_MOCKS = Path(torch.__file__).parent / "_inductor/codegen/cutlass/lib_extensions/cutlass_mock_imports"
+
+
+def cutlass_links() -> Path:
+    """Return the folder in which Inductor puts links to CUTLASS's packages and CUTLASS_MOCKS, once per process.
+
+    It puts that folder at the end of sys.path.
+    """
+    return Path(cache_dir()) / "torch_cutlass"
+
+
+def generated_modules() -> list[ModuleType]:
+    """Return the modules that Inductor has generated; a copy, since a collection in a loop may forget some."""
+    return [*PyCodeCache.modules]
+
+
+def forget_module(module: ModuleType) -> None:
+    """Free a generated module, with the constants in it."""
+    with suppress(ValueError):  # torch has cleared the list
+        PyCodeCache.modules.remove(module)  # in one step: other threads append
+    if sys.modules.get(module.__name__) is module:
+        del sys.modules[module.__name__]
+
+
+def data_pointer_function() -> str:
+    """Return the address of torch's function for a tensor's memory."""
+    return str(torch._C._dynamo.guards._torchinductor_pyobject_tensor_data_ptr)  # type: ignore[attr-defined]
+
+
+def compile_ahead(program: Any, path: Path, options: Any) -> Path:
+    """Compile an exported program ahead of time into the file `path`, which ends with ".pt2"."""
+    return Path(torch._inductor.aoti_compile_and_package(program, package_path=str(path), inductor_configs=options))
+
+
+def load_package(path: Path, **kwargs: Any) -> Any:
+    """Load a package that AOTInductor has made."""
+    return torch._inductor.aoti_load_package(str(path), **kwargs)

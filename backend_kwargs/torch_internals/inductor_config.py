@@ -1,0 +1,59 @@
+"""The table of Inductor's options: types, defaults, environment variables, aliases; and their values for a while."""
+
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from functools import cache
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from torch.utils._config_module import _UNSET_SENTINEL as UNSET
+
+from backend_kwargs.torch_internals.replacing import replaced, undone
+
+INDUCTOR = "torch._inductor.config"
+
+
+def entries(module: str = INDUCTOR) -> Mapping[str, Any]:
+    """Return the options of a config module by name.
+
+    An entry has `default`, `value_type`, `alias` (None, or the module and name of the entry that torch reads in place
+    of this one), `env_value_force`, `env_value_default`, and from torch 2.12 `deprecated`, `deprecation_message`.
+    """
+    return import_module(module)._config  # type: ignore[no-any-return]
+
+
+def target_of(entry: Any) -> Any:
+    """Return the entry that torch reads in place of this one."""
+    if entry.alias is None:
+        return entry
+    module, _, name = entry.alias.rpartition(".")
+    return target_of(entries(module)[name])
+
+
+@cache
+def source(module: str = INDUCTOR) -> str:
+    """Return the source of a config module."""
+    return Path(str(import_module(module).__file__)).read_text(encoding="utf-8")
+
+
+def value(name: str) -> Any:
+    """Return the present value of an option of Inductor."""
+    found: Any = import_module(INDUCTOR)
+    for part in name.split("."):
+        found = getattr(found, part)
+    return found
+
+
+def patched(options: Mapping[str, Any]) -> AbstractContextManager[None]:
+    """Set options of Inductor in this thread, until the context is left."""
+    return import_module(INDUCTOR).patch(dict(options))  # type: ignore[no-any-return]
+
+
+@contextmanager
+def defaults_replaced(defaults: Mapping[str, Any]) -> Iterator[None]:
+    """Replace the defaults of options of Inductor, which hold in every thread, until the context is left."""
+    with undone() as stack:
+        for name, default in defaults.items():
+            stack.enter_context(replaced(entries()[name], "default", default))
+        yield

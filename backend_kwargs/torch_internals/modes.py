@@ -1,0 +1,51 @@
+"""Modes of torch in a thread: dispatch, gradients, saved tensors, autocast, `torch.func`'s transforms."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+
+import torch
+from torch._C import _DisableTorchDispatch as WithoutDispatch
+from torch._C import _set_grad_enabled as set_grad_enabled
+from torch.amp.autocast_mode import _enter_autocast as enter_autocast
+from torch.amp.autocast_mode import _exit_autocast as exit_autocast
+from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass
+from torch.utils._python_dispatch import _disable_current_modes as without_modes
+
+# Functions of dynamo's graphs whose results depend on their arguments alone.
+AUTOCAST_FUNCTIONS = ("torch.amp.autocast_mode._enter_autocast", "torch.amp.autocast_mode._exit_autocast")
+
+
+def any_mode() -> bool:
+    """Return whether a mode is active that changes torch's functions or operators."""
+    return bool(torch._C._len_torch_function_stack() or torch._C._len_torch_dispatch_stack())
+
+
+def saves_by_hooks() -> bool:
+    """Return whether hooks change what autograd saves for the backward pass."""
+    return torch._C._autograd._top_saved_tensors_default_hooks(True) is not None
+
+
+@contextmanager
+def modes_restored() -> Iterator[None]:
+    """Restore the modes that a graph sets and, where a call raises in between, does not reset.
+
+    They are those of `torch.func`'s transforms, which a graph enters and leaves by separate calls, and the grad mode.
+    """
+    functorch = torch._C._functorch
+    depth, in_place = functorch.get_dynamic_layer_stack_depth(), functorch.get_inplace_requires_grad_allowed()
+    grad, forward_grad = torch.is_grad_enabled(), torch._C._is_fwd_grad_enabled()
+    no_hooks = torch._C._autograd._saved_tensors_hooks_get_disabled_error_message()
+    try:
+        yield
+    finally:
+        functorch.pop_dynamic_layer_stack_and_undo_to_depth(depth)
+        functorch.set_inplace_requires_grad_allowed(in_place)
+        if torch.autograd.forward_ad._current_level < 0:  # the user has entered none, and levels do not nest
+            with suppress(RuntimeError):
+                torch._C._exit_dual_level(level=0)
+        set_grad_enabled(grad)
+        torch._C._set_fwd_grad_enabled(forward_grad)
+        if no_hooks is None:
+            torch._C._autograd._saved_tensors_hooks_enable()
+        else:
+            torch._C._autograd._saved_tensors_hooks_disable(no_hooks)

@@ -1,0 +1,73 @@
+"""What torch keeps of a tensor: its version and memory, the views and bits that it has."""
+
+from collections.abc import Sequence
+from operator import attrgetter
+from typing import Any
+
+import torch
+
+# Functions of C, since they are called for each parameter at each call of a frozen graph.
+version_of = attrgetter("_version")  # counts changes in place; inference tensors have none, and raise
+copy_each = torch._foreach_copy_  # one call for all, so a Ctrl-C comes before it or after it
+negative_view = torch._neg_view  # a view with the negative bit flipped
+base_of = attrgetter("_base")  # the tensor of which autograd knows this one to be a view, or None
+
+
+def memory_id(tensor: torch.Tensor) -> int:
+    """Return a number that tensors have in common that share memory; once they are freed, it may be used again."""
+    identity: int = tensor.untyped_storage()._cdata
+    return identity
+
+
+def is_view(tensor: torch.Tensor) -> bool:
+    """Return whether autograd knows a tensor to be a view of another."""
+    return tensor._is_view()
+
+
+def has_hooks(tensor: torch.Tensor) -> bool:
+    """Return whether hooks for the backward pass are registered for a tensor."""
+    return bool(tensor._backward_hooks)
+
+
+def has_static_address(value: object) -> bool:
+    """Return whether dynamo marks a tensor to stay where it is, so that CUDA graphs need not copy it."""
+    return bool(getattr(value, "_dynamo_static_input_type", None))
+
+
+def has_plain_dispatch(value: torch.Tensor) -> bool:
+    """Return whether a tensor's class leaves dispatch as it is, so that AOTAutograd does not unwrap it."""
+    plain: Any = torch._C._disabled_torch_dispatch_impl
+    return type(value).__torch_dispatch__ is plain
+
+
+def is_wrapped(tensor: torch.Tensor) -> bool:
+    """Return whether one of `torch.func`'s transforms has wrapped a tensor."""
+    return torch._C._functorch.is_functorch_wrapped_tensor(tensor)
+
+
+def unwrapped(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the tensor that `torch.func`'s transforms have wrapped, which has the memory."""
+    while is_wrapped(tensor):
+        tensor = torch._C._functorch.get_unwrapped(tensor)
+    return tensor
+
+
+def same_layouts(tensors: Sequence[torch.Tensor]) -> Any:
+    """Return dynamo's guards, called by `check(*tensors)`: class, dtype, device, sizes, strides and bits of tensors.
+
+    They also fail if one tensor is given twice and in another mode, such as inference_mode, and cost a fifth of the
+    same in Python. Without gradient mode they ignore `requires_grad`.
+    """
+    sizes: Any = [[*tensor.size()] for tensor in tensors]
+    strides: Any = [[*tensor.stride()] for tensor in tensors]
+    return torch._C._dynamo.guards.TensorGuards(*tensors, dynamic_dims_sizes=sizes, dynamic_dims_strides=strides)
+
+
+def keep_device_busy(cycles: int) -> None:
+    """Queue a kernel on the current CUDA stream that does nothing for so many cycles."""
+    torch.cuda._sleep(cycles)  # type: ignore[no-untyped-call]
+
+
+def attention_order() -> list[int]:
+    """Return the order in which scaled_dot_product_attention tries its kernels."""
+    return torch._C._get_sdp_priority_order()
