@@ -6,6 +6,7 @@ import sys
 
 import hypothesis
 import pytest
+
 from tests.slow import LIST
 
 # Threads that wait for work sleep, also in child processes: else they spin, and keep the cores from other tests.

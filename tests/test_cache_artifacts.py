@@ -8,10 +8,10 @@ from io import BytesIO
 
 import pytest
 import torch
-from tests import forks
 
 import backend_kwargs as bk
 from backend_kwargs.cache_artifacts import OF_TORCH
+from tests import forks
 
 PROCESS = """
 import json, logging, os, sys, torch

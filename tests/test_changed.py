@@ -1,6 +1,7 @@
 """Which tests `make quick` runs."""
 
 import pytest
+
 from tests.changed import ALWAYS, covering
 
 

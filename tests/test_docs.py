@@ -6,14 +6,14 @@ import sys
 from importlib.util import find_spec
 
 import pytest
-from tests import docs_tables, forks
-from tests.docs_tables import ROOT, TABLES, filled
 from typer.testing import CliRunner
 
 import backend_kwargs as bk
 from backend_kwargs.auto.settings import OPTIONS
 from backend_kwargs.backends.tvm.versions import unfit
 from backend_kwargs.cli import app
+from tests import docs_tables, forks
+from tests.docs_tables import ROOT, TABLES, filled
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 PAGES = sorted((ROOT / "docs").glob("*.md"))

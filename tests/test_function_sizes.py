@@ -1,6 +1,7 @@
 """The output of `make check` about function sizes."""
 
 import pytest
+
 from tests import function_sizes
 from tests.function_sizes import faults, functions
 

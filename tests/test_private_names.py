@@ -3,7 +3,8 @@
 import ast
 
 import pytest
-from private_names import faults, private_names
+
+from tests.private_names import faults, private_names
 
 
 @pytest.mark.parametrize(

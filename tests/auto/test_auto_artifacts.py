@@ -2,10 +2,10 @@
 
 import pytest
 import torch
-from tests.auto.graphs import backend_of, chain
 
 import backend_kwargs as bk
 from backend_kwargs.auto import decide
+from tests.auto.graphs import backend_of, chain
 
 
 @pytest.fixture

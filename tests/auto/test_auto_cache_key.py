@@ -7,10 +7,10 @@ import sys
 
 import pytest
 import torch
-from tests.auto.graphs import chain
 
 from backend_kwargs.auto import cache_key, decide
 from backend_kwargs.auto.cache_key import ambient, computation_of, signature, spelled, structure
+from tests.auto.graphs import chain
 
 
 @pytest.mark.parametrize(

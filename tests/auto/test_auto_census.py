@@ -4,6 +4,7 @@ import json
 import os
 
 import pytest
+
 from tests import forks
 from tests.auto import census
 

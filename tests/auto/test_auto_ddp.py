@@ -8,12 +8,12 @@ from dataclasses import replace
 
 import pytest
 import torch
-from tests.auto.graphs import backend_of
 from torch import nn
 
 import backend_kwargs as bk
 from backend_kwargs.auto import ddp_buckets, race
 from backend_kwargs.auto.store import Store
+from tests.auto.graphs import backend_of
 
 
 class Masked(nn.Module):

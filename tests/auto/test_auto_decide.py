@@ -6,8 +6,6 @@ from dataclasses import replace
 
 import pytest
 import torch
-from tests import forks
-from tests.auto.graphs import backend_of, chain, logged
 from torch._inductor import config
 
 import backend_kwargs
@@ -20,6 +18,8 @@ from backend_kwargs.compare import Candidate, compare
 from backend_kwargs.errors import BackendKwargsWarning
 from backend_kwargs.facts import Compiled
 from backend_kwargs.facts.decision import RaceRow
+from tests import forks
+from tests.auto.graphs import backend_of, chain, logged
 
 AHEAD_OF_TIME = pytest.mark.skipif(
     torch.__version__ < "2.12", reason="aot_compile() of torch 2.11 takes no backend but torch's own"

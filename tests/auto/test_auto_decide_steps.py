@@ -4,7 +4,6 @@ from dataclasses import replace
 
 import pytest
 import torch
-from tests.auto.graphs import chain
 from torch.fx import symbolic_trace
 
 from backend_kwargs.auto import decide
@@ -13,6 +12,7 @@ from backend_kwargs.auto.settings import RaceSettings
 from backend_kwargs.backends import CapturedGraph
 from backend_kwargs.facts.decision import Decision, RaceRow
 from backend_kwargs.options.templates import find_template
+from tests.auto.graphs import chain
 
 LARGE = torch.zeros(1 << 19)  # two mebibytes: not tiny
 ROWS = (RaceRow("cudagraphs", won=True),)

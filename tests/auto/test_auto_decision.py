@@ -12,14 +12,14 @@ from dataclasses import asdict, replace
 
 import pytest
 import torch
-from tests import forks
-from tests.auto.graphs import KEY, MADE, spoil
 
 from backend_kwargs.auto import decide
 from backend_kwargs.auto.decision import COLUMNS, has_form, packed, parsed, plain, unpacked
 from backend_kwargs.auto.store import Store, open_store
 from backend_kwargs.errors import BackendKwargsWarning
 from backend_kwargs.facts.decision import Decision, RaceRow
+from tests import forks
+from tests.auto.graphs import KEY, MADE, spoil
 
 WRITER = """
 import sys

@@ -4,8 +4,6 @@ import json
 from dataclasses import replace
 
 import pytest
-from tests import forks
-from tests.auto.graphs import KEY, MADE, spoil
 
 import backend_kwargs
 from backend_kwargs.auto.decision import plain
@@ -13,6 +11,8 @@ from backend_kwargs.auto.decisions_toml import read_decisions, template_name, wr
 from backend_kwargs.auto.store import Store
 from backend_kwargs.errors import BackendKwargsError, BackendKwargsWarning
 from backend_kwargs.options.templates import find_template
+from tests import forks
+from tests.auto.graphs import KEY, MADE, spoil
 
 
 def options_of(name):

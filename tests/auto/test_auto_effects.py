@@ -4,12 +4,12 @@ import random
 
 import pytest
 import torch
-from tests.auto.graphs import backend_of, chain, logged, rows_of
 from torch._library.effects import EffectType
 from torch.nn import functional
 
 from backend_kwargs import measure
 from backend_kwargs.graphs.eligibility import has_side_effects
+from tests.auto.graphs import backend_of, chain, logged, rows_of
 
 ran = []
 

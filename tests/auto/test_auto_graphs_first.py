@@ -5,7 +5,6 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from tests.auto.test_auto_race_steps import NOW, STATS, runner
 
 import backend_kwargs
 from backend_kwargs.auto import budget, race, roofline, selection
@@ -25,6 +24,7 @@ from backend_kwargs.auto.store import Store
 from backend_kwargs.backends import CapturedGraph
 from backend_kwargs.facts.decision import RaceRow
 from backend_kwargs.rewrites.table import Rewrite
+from tests.auto.test_auto_race_steps import NOW, STATS, runner
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 GPU = replace(STATS, device="cuda")

@@ -4,11 +4,11 @@ import json
 
 import pytest
 import torch
-from tests.auto.graphs import backend_of, chain
-from tests.backends.inductor.ahead_of_time import Calls, code_of, rounding
 
 import backend_kwargs as bk
 from backend_kwargs.cli import main
+from tests.auto.graphs import backend_of, chain
+from tests.backends.inductor.ahead_of_time import Calls, code_of, rounding
 
 
 @pytest.fixture

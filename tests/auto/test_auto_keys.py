@@ -8,7 +8,6 @@ from dataclasses import fields, replace
 
 import pytest
 import torch
-from tests.auto.graphs import chain
 from torch.fx import symbolic_trace
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
@@ -17,6 +16,7 @@ from backend_kwargs.auto.request import Request, Tools
 from backend_kwargs.auto.settings import RaceSettings
 from backend_kwargs.backends import CapturedGraph, declared
 from backend_kwargs.options.requirements import installed_version, machine
+from tests.auto.graphs import chain
 
 X = torch.randn(8, 64)
 KERNELS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH, SDPBackend.CUDNN_ATTENTION]

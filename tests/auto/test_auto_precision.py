@@ -6,7 +6,6 @@ import sqlite3
 
 import pytest
 import torch
-from tests.auto.graphs import rows_of
 from torch import nn
 
 import backend_kwargs as bk
@@ -16,6 +15,7 @@ from backend_kwargs.auto.store import Store
 from backend_kwargs.errors import BackendKwargsWarning
 from backend_kwargs.options.requirements import installed_version
 from backend_kwargs.options.templates import find_template
+from tests.auto.graphs import rows_of
 
 torchao = pytest.mark.skipif(installed_version("torchao") is None, reason="torchao is not installed")
 slow_here = pytest.mark.filterwarnings("ignore:.*cannot act fully here")

@@ -4,13 +4,13 @@ from dataclasses import replace
 
 import pytest
 import torch
-from tests.auto.graphs import TOLD
 
 from backend_kwargs.auto import products, roofline
 from backend_kwargs.auto.candidates import Costs, trusted, tuning
 from backend_kwargs.auto.graph_stats import Product, observed_stats
 from backend_kwargs.auto.products import READING, SHARE, after_tuning, candidate_of_products
 from backend_kwargs.auto.roofline import Ceilings, excess_of, time_library
+from tests.auto.graphs import TOLD
 
 CPU = torch.device("cpu")
 

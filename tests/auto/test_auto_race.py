@@ -7,7 +7,6 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from tests.auto.graphs import backend_of, chain, logged, rows_of
 from torch import nn
 from torch._dynamo.utils import counters
 from torch._inductor.utils import fresh_cache
@@ -19,6 +18,7 @@ from backend_kwargs.auto.candidates import RaceCandidate
 from backend_kwargs.auto.store import Store
 from backend_kwargs.errors import BackendKwargsWarning
 from backend_kwargs.graphs.replay import Inputs
+from tests.auto.graphs import backend_of, chain, logged, rows_of
 
 
 def test_a_wrong_candidate_never_wins(auto, planted, store, log):

@@ -6,14 +6,14 @@ from datetime import timedelta
 
 import pytest
 import torch
-from tests import forks
-from tests.auto.graphs import backend_of, chain, logged
 
 import backend_kwargs
 from backend_kwargs.auto import decide, ranks
 from backend_kwargs.auto.decision import packed
 from backend_kwargs.auto.settings import RaceSettings
 from backend_kwargs.facts.decision import Decision
+from tests import forks
+from tests.auto.graphs import backend_of, chain, logged
 
 
 def test_collectives_are_not_raced(races, log, tmp_path):

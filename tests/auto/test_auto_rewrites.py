@@ -5,7 +5,6 @@ import logging
 
 import pytest
 import torch
-from tests.auto.graphs import rows_of
 from torch import nn
 
 import backend_kwargs
@@ -14,6 +13,7 @@ from backend_kwargs.auto import candidates, decide, race, selection
 from backend_kwargs.auto.candidates import RaceCandidate, merged, rewriting
 from backend_kwargs.auto.store import Store
 from backend_kwargs.facts.decision import Decision
+from tests.auto.graphs import rows_of
 
 
 @pytest.fixture(autouse=True)

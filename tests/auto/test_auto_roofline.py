@@ -5,12 +5,12 @@ from dataclasses import replace
 
 import pytest
 import torch
-from tests.auto.graphs import TOLD
 
 from backend_kwargs import measure
 from backend_kwargs.auto import roofline
 from backend_kwargs.auto.graph_stats import Product, observed_stats
 from backend_kwargs.auto.roofline import Ceilings, Slack, slack_of, time_library
+from tests.auto.graphs import TOLD
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 CEILINGS = Ceilings(copy=4.0, fill=5.0, half=100.0, single=10.0)  # bytes and flops per second

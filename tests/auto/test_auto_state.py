@@ -5,13 +5,13 @@ import operator
 
 import pytest
 import torch
-from tests.auto.graphs import rows_of
 
 import backend_kwargs
 from backend_kwargs.graphs.eligibility import rounds_positions
 from backend_kwargs.graphs.replay import Inputs, Task
 from backend_kwargs.rewrites import table as rewrites
 from backend_kwargs.rewrites.traced import Change
+from tests.auto.graphs import rows_of
 
 ROWS = 4
 

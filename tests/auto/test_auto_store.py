@@ -10,12 +10,12 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from tests.auto.graphs import KEY, MADE, spoil
 
 from backend_kwargs.auto import store as module
 from backend_kwargs.auto.decision import COLUMNS, packed
 from backend_kwargs.auto.store import APPLICATION_ID, TABLE, Store
 from backend_kwargs.errors import BackendKwargsError, BackendKwargsWarning
+from tests.auto.graphs import KEY, MADE, spoil
 
 
 def test_how_long_it_waits_for_a_lock(store, monkeypatch):

@@ -6,7 +6,6 @@ import os
 
 import pytest
 import torch
-from tests.auto.graphs import backend_of, chain, rows_of
 from torch import nn
 from torch._functorch import config as functorch_config
 from torch._guards import TracingContext
@@ -15,6 +14,7 @@ from torch.nn import functional
 import backend_kwargs
 from backend_kwargs.auto import race
 from backend_kwargs.auto.sandbox import LIBDEVICE
+from tests.auto.graphs import backend_of, chain, rows_of
 
 
 class Averaged(nn.Module):

@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-from tests.auto.graphs import rows_of
 from torch import nn
 
 import backend_kwargs as bk
@@ -11,6 +10,7 @@ from backend_kwargs.auto.decisions_toml import read_decisions, write_decisions
 from backend_kwargs.auto.store import Store
 from backend_kwargs.bundles.graphs import under_decision
 from backend_kwargs.options.templates import find_template
+from tests.auto.graphs import rows_of
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*cannot act fully here")
 

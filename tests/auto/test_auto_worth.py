@@ -5,13 +5,13 @@ import re
 
 import pytest
 import torch
-from tests.auto.graphs import chain, rows_of
 
 import backend_kwargs
 from backend_kwargs.auto import decide, race, selection
 from backend_kwargs.auto.candidates import Costs, RaceCandidate
 from backend_kwargs.auto.roofline import Slack
 from backend_kwargs.auto.store import Store
+from tests.auto.graphs import chain, rows_of
 
 OPS = 4  # of chain
 OPTIONS = ({"epilogue_fusion": False}, {"max_fusion_size": 2}, {"realize_reads_threshold": 1})

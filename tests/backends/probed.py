@@ -16,13 +16,13 @@ from typing import Any, ClassVar
 from unittest.mock import patch
 
 import torch
-from tests.backends.probes import EPS, NEVER_ON_A_CPU, Call, calls, difference, names_of
 from torch import fx
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from backend_kwargs.backends.part_compiler import PartCompiler, why_not
 from backend_kwargs.graphs.parts import finished
+from tests.backends.probes import EPS, NEVER_ON_A_CPU, Call, calls, difference, names_of
 
 aten = torch.ops.aten
 # What docs/other-backends.md and docs/tvm.md name as different, as a mask of the elements that are not compared.

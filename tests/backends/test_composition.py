@@ -14,12 +14,12 @@ import pytest
 import torch
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
-from tests.backends import composition
-from tests.backends.composition import SHAPES, Expression, graph_of, wrong
 
 from backend_kwargs import BackendKwargsWarning, make_backend
 from backend_kwargs.backends.tvm.versions import unfit
 from backend_kwargs.options.templates import template_names
+from tests.backends import composition
+from tests.backends.composition import SHAPES, Expression, graph_of, wrong
 
 VARIABLE = "BACKEND_KWARGS_COMPOSITION_SECONDS"
 SECONDS = float(os.environ.get(VARIABLE, "100"))

@@ -6,13 +6,13 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
-from tests.backends.probed import Compiler, differences, groups, overloads
-from tests.backends.probes import INF, NAN, Call, Values, calls, difference, names_of, probes_of
 from torch._prims_common import check_significant_strides
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 import backend_kwargs as bk
+from tests.backends.probed import Compiler, differences, groups, overloads
+from tests.backends.probes import INF, NAN, Call, Values, calls, difference, names_of, probes_of
 
 pytestmark = [pytest.mark.usefixtures("fresh_dynamo"), pytest.mark.filterwarnings("ignore")]
 PACKAGES = {"onnxruntime": "onnxruntime", "openvino-native": "openvino", "tvm": "tvm"}

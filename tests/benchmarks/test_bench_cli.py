@@ -5,11 +5,11 @@ import sys
 from pathlib import Path
 
 import pytest
-from tests import forks
-from tests.benchmarks.test_bench_records import ENVIRONMENT, FAILED, PASSED
 
 from benchmarks.cli import main
 from benchmarks.execution import records
+from tests import forks
+from tests.benchmarks.test_bench_records import ENVIRONMENT, FAILED, PASSED
 
 ROOT = Path(__file__).parents[2]
 

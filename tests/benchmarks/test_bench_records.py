@@ -4,11 +4,11 @@ import json
 from dataclasses import replace
 
 import pytest
-from tests.full_disk import full_disk
 
 from backend_kwargs.errors import BackendKwargsError
 from benchmarks.execution import records
 from benchmarks.execution.records import Cell, Compile
+from tests.full_disk import full_disk
 
 ENVIRONMENT = {"record": "environment", "version": records.VERSION, "torch": "2.13.0", "device": "cpu", "cpu": "a CPU"}
 PASSED = Cell(

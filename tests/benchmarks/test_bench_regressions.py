@@ -5,10 +5,10 @@ from dataclasses import replace
 
 import pytest
 from rich.console import Console
-from tests.benchmarks.bench_cells import cell, write
 
 from benchmarks.analysis.regressions import compare_files
 from benchmarks.execution.records import AGAIN
+from tests.benchmarks.bench_cells import cell, write
 
 PEERS = ("eager", AGAIN, "default", "t")
 

@@ -4,13 +4,13 @@ import dataclasses
 import re
 
 import pytest
-from tests.benchmarks.bench_cells import cell, write
-from tests.full_disk import full_disk
 
 from backend_kwargs.errors import BackendKwargsError
 from benchmarks.analysis.report import cases_of, write_report
 from benchmarks.execution.controls import SLOWED
 from benchmarks.execution.records import AGAIN, Compile
+from tests.benchmarks.bench_cells import cell, write
+from tests.full_disk import full_disk
 
 
 @pytest.fixture

@@ -12,12 +12,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.benchmarks.tiny_cases import DOUBLE, FAULTY, MUTATING, SEVERAL
 
 from backend_kwargs.errors import BackendKwargsError, BackendKwargsWarning
 from benchmarks.execution import process, records, session
 from benchmarks.execution.session import SHARED, Plan, groups, key_of, run, select
 from benchmarks.workloads.peers import Peer
+from tests.benchmarks.tiny_cases import DOUBLE, FAULTY, MUTATING, SEVERAL
 
 ROOT = Path(__file__).parents[2]
 

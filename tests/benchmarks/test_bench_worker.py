@@ -7,8 +7,6 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from tests.benchmarks import tiny_cases
-from tests.benchmarks.tiny_cases import DOUBLE, HELD, MUTATING, NOISY, SEVERAL, SWEEP, TRAINED
 
 from backend_kwargs import make_backend, measure
 from backend_kwargs.harness.isolation import isolated
@@ -19,6 +17,8 @@ from benchmarks.execution.study import CaseStudy
 from benchmarks.execution.trial import cache_at, decided, restart_workers
 from benchmarks.execution.worker import compile_peer
 from benchmarks.workloads.peers import Peer
+from tests.benchmarks import tiny_cases
+from tests.benchmarks.tiny_cases import DOUBLE, HELD, MUTATING, NOISY, SEVERAL, SWEEP, TRAINED
 
 QUICK = Peer("auto", "auto", "tmpl-inductor:auto", options={"candidates": []})
 

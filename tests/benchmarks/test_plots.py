@@ -1,13 +1,13 @@
 """The plots: their points, positions and names."""
 
 import pytest
-from tests.benchmarks.bench_cells import cell, write
 
 from backend_kwargs.measure import Interval
 from benchmarks.analysis import plots
 from benchmarks.analysis.report import tables_of
 from benchmarks.execution import records
 from benchmarks.execution.records import AGAIN, Compile
+from tests.benchmarks.bench_cells import cell, write
 
 
 def test_names_do_not_cover_each_other():

@@ -1,12 +1,12 @@
 """The table of real models: auto compared with the modes whose results stay valid, and its first call."""
 
 import pytest
-from tests.benchmarks.bench_cells import cell, write
 
 from benchmarks.analysis.real_models import AUTO, KEPT, MODES, mean_over, raced_twice, real_models
 from benchmarks.analysis.report import write_report
 from benchmarks.execution.records import AGAIN, Compile
 from benchmarks.workloads.peers import TEMPLATES, WITHOUT_REWRITES
+from tests.benchmarks.bench_cells import cell, write
 
 
 def timed(peer, seconds, kind, cold_s=None, **compile_s):

@@ -4,7 +4,6 @@ import dataclasses
 import math
 
 import pytest
-from tests.benchmarks.bench_cells import CEILINGS, cell, noisy
 
 from backend_kwargs import measure
 from backend_kwargs.measure import Interval
@@ -13,6 +12,7 @@ from benchmarks.analysis.auto_choices import choices
 from benchmarks.analysis.verdicts import UNKNOWN, entries, judge, summaries
 from benchmarks.execution.ceilings import Ceilings
 from benchmarks.execution.records import AGAIN, Compile
+from tests.benchmarks.bench_cells import CEILINGS, cell, noisy
 
 H200 = Ceilings.from_json(CEILINGS)
 TWO_PER_CENT = Interval(1.0, 1 / 1.02, 1.02)

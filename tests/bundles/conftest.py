@@ -4,9 +4,9 @@ import copy
 
 import pytest
 import torch
-from tests.bundles.small_module import scaled
 
 import backend_kwargs as bk
+from tests.bundles.small_module import scaled
 
 
 @pytest.fixture

@@ -5,9 +5,9 @@ import tempfile
 
 import pytest
 import torch
-from tests.bundles.small_module import Scaled
 
 import backend_kwargs as bk
+from tests.bundles.small_module import Scaled
 
 
 class Raising(Scaled):

@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.bundles.small_module import scaled
 
 import backend_kwargs as bk
 from backend_kwargs.auto import race
 from backend_kwargs.bundles.packages.compiling import load_elsewhere
+from tests.bundles.small_module import scaled
 
 
 class Counting:

@@ -14,11 +14,11 @@ from typing import NamedTuple
 
 import pytest
 import torch
-from tests.bundles.small_module import scaled
 
 import backend_kwargs as bk
 from backend_kwargs import BackendKwargsError, BackendKwargsWarning, CompiledModule
 from backend_kwargs.auto import race
+from tests.bundles.small_module import scaled
 
 ROOT = str(Path(__file__).parents[2])
 needs_torchao = pytest.mark.skipif(find_spec("torchao") is None, reason="torchao is not installed")

@@ -6,10 +6,10 @@ import re
 import shutil
 
 import pytest
-from tests import forks
 
 from backend_kwargs.bundles.disk.manifest import digest
 from backend_kwargs.bundles.disk.manifest import signed as sign
+from tests import forks
 
 MODEL = """
 import torch

@@ -13,12 +13,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests import forks
-from tests.bundles.small_module import scaled
-from tests.full_disk import full_disk
 
 import backend_kwargs as bk
 from backend_kwargs import BackendKwargsError, CompiledModule
+from tests import forks
+from tests.bundles.small_module import scaled
+from tests.full_disk import full_disk
 
 ROOT = str(Path(__file__).parents[2])
 TIMES = int(os.environ.get("BACKEND_KWARGS_FAULTS", "1"))

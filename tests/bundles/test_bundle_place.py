@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.bundles.small_module import scaled
 
 import backend_kwargs as bk
 from backend_kwargs import BackendKwargsError, CompiledModule
@@ -19,6 +18,7 @@ from backend_kwargs.bundles.disk import place
 from backend_kwargs.bundles.disk.files import opened_folder
 from backend_kwargs.bundles.disk.manifest import digest
 from backend_kwargs.bundles.disk.reading import inspected
+from tests.bundles.small_module import scaled
 
 EAGER = bk.CompileConfig(backend="eager", check_numbers="off")
 

@@ -5,12 +5,12 @@ import warnings
 
 import pytest
 import torch
-from tests.bundles.small_module import Scaled, scaled
 from torch.utils._pytree import tree_map
 
 import backend_kwargs as bk
 from backend_kwargs import BackendKwargsError, CompiledModule
 from backend_kwargs.bundles.disk.weights import checked_weights
+from tests.bundles.small_module import Scaled, scaled
 
 EAGER = bk.CompileConfig(backend="eager", check_numbers="off")
 

@@ -4,9 +4,9 @@ import threading
 
 import pytest
 import torch
-from tests.bundles.small_module import scaled
 
 import backend_kwargs as bk
+from tests.bundles.small_module import scaled
 
 
 def with_dropout():

@@ -2,12 +2,12 @@
 
 import pytest
 import torch
-from tests.bundles.unlike_modules import Applies
 
 import backend_kwargs as bk
 from backend_kwargs.bundles.graphs import key_of
 from backend_kwargs.bundles.identity.operators import inlined
 from backend_kwargs.bundles.identity.walk import identity_of
+from tests.bundles.unlike_modules import Applies
 
 
 @pytest.fixture(scope="module")

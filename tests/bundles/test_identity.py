@@ -14,10 +14,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.bundles.unlike_modules import COMPARED, NOT_COMPARED, STATE, UNLIKE, Applies, Environment, Scale, patched
 from torch import nn
 
 from backend_kwargs.bundles.identity.walk import identity_of, state_of
+from tests.bundles.unlike_modules import COMPARED, NOT_COMPARED, STATE, UNLIKE, Applies, Environment, Scale, patched
 
 
 @pytest.mark.parametrize("make", [pytest.param(make, id=name) for name, make in COMPARED.items()])

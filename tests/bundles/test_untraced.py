@@ -8,9 +8,6 @@ from functools import partial
 
 import pytest
 import torch
-from tests import forks
-from tests.bundles.small_module import scaled
-from tests.bundles.unlike_modules import COMPARED, Applies
 from torch._dynamo.utils import counters
 
 import backend_kwargs as bk
@@ -18,6 +15,9 @@ from backend_kwargs import BackendKwargsError, BackendKwargsWarning, CompiledMod
 from backend_kwargs.bundles.deploying import require_comparable
 from backend_kwargs.bundles.input_check import InputCheck
 from backend_kwargs.bundles.samples import described
+from tests import forks
+from tests.bundles.small_module import scaled
+from tests.bundles.unlike_modules import COMPARED, Applies
 
 UNTRACED = "served without tracing the module"
 

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests import forks
 
 import backend_kwargs as bk
 from backend_kwargs.cli import compare as compare_command
@@ -17,6 +16,7 @@ from backend_kwargs.cli.modules import importable
 from backend_kwargs.compare import Comparison, Row, fastest
 from backend_kwargs.measure import Interval
 from backend_kwargs.pipeline import OWN
+from tests import forks
 
 GOLDEN = Path(__file__).parent / "golden"
 

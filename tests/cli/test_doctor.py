@@ -4,7 +4,6 @@ import json
 from dataclasses import asdict, replace
 
 import pytest
-from tests.cli.test_cli import check_golden, run
 from typer.testing import CliRunner
 
 from backend_kwargs import explain as explain_
@@ -18,6 +17,7 @@ from backend_kwargs.cli import app, doctor
 from backend_kwargs.explain import Verdict, verdict
 from backend_kwargs.options import requirements
 from backend_kwargs.options.requirements import Machine
+from tests.cli.test_cli import check_golden, run
 
 GPU_REMEDY = "run on a machine with an NVIDIA GPU, with a CUDA build of torch"
 BARE = Machine()

@@ -4,11 +4,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests import forks
 
 import backend_kwargs as bk
 from backend_kwargs.backends.tvm.versions import unfit
 from backend_kwargs.cli.pasting import lines_to_paste
+from tests import forks
 
 
 def ort(gm, example_inputs, *, level: int = 1, tune=None):

@@ -6,7 +6,6 @@ import sys
 
 import pytest
 import torch
-from tests.full_disk import full_disk
 from torch import nn
 
 from backend_kwargs import measure
@@ -14,6 +13,7 @@ from backend_kwargs.cli.compare import _print
 from backend_kwargs.compare import Candidate, Comparison, Row, compare, drawing, fastest, plot, rows, to_json
 from backend_kwargs.errors import BackendKwargsError
 from backend_kwargs.measure import Interval
+from tests.full_disk import full_disk
 
 EAGER = Candidate("eager")
 

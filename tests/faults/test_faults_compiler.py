@@ -6,11 +6,11 @@ import sys
 
 import pytest
 import torch
-from tests.faults.attempts import TIMES
 from torch._inductor.utils import fresh_cache
 
 import backend_kwargs as bk
 from backend_kwargs.options import requirements
+from tests.faults.attempts import TIMES
 
 ADVICE = "Inductor needs a C++ compiler: install g++, or set CXX to one ("
 PROGRAMS = {

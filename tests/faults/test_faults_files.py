@@ -8,8 +8,6 @@ from dataclasses import replace
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from tests import forks
-from tests.faults.attempts import TIMES
 
 import backend_kwargs
 from backend_kwargs import Backend, BackendKwargsError
@@ -20,6 +18,8 @@ from backend_kwargs.auto.reporting import table
 from backend_kwargs.options.catalogue import inductor_options
 from backend_kwargs.options.option import Option
 from backend_kwargs.pipeline import OWN
+from tests import forks
+from tests.faults.attempts import TIMES
 
 CODE = "which a file may set only if it is trusted: pass trust=True if you trust its author."
 KEY = "ab" * 32

@@ -8,12 +8,12 @@ import sys
 
 import pytest
 import torch
-from tests.faults.attempts import TIMES
 from torch._inductor.utils import fresh_cache
 
 from backend_kwargs import make_backend
 from backend_kwargs.auto import decide
 from backend_kwargs.auto.decide import Store
+from tests.faults.attempts import TIMES
 
 
 @pytest.fixture

@@ -7,6 +7,7 @@ import sys
 import time
 
 import pytest
+
 from tests.faults.attempts import TIMES
 
 LIMIT_S = 300  # only against hanging

@@ -13,11 +13,11 @@ from dataclasses import replace
 
 import pytest
 import torch
-from tests.faults.attempts import TIMES
 
 from backend_kwargs.auto import decide
 from backend_kwargs.auto.decide import Decision, Store
 from backend_kwargs.auto.store import SCHEMA
+from tests.faults.attempts import TIMES
 
 KEY = "ab" * 32
 MADE = Decision(KEY, "graph", "cudagraphs", {"triton.cudagraphs": True}, (), {"gpu": "H200"}, "3 ops", 2.5, 0.0, 1e9)

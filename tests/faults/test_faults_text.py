@@ -10,8 +10,6 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from tests import forks
-from tests.faults.attempts import TIMES
 
 from backend_kwargs import BackendKwargsError, CompileConfig, CompiledModule, load_templates, make_backend
 from backend_kwargs.auto.decisions_toml import read_decisions
@@ -22,6 +20,8 @@ from backend_kwargs.options.option import convert
 from backend_kwargs.options.spec import split_candidates
 from backend_kwargs.options.templates import find_template
 from backend_kwargs.registry import list_templates
+from tests import forks
+from tests.faults.attempts import TIMES
 
 AT_ONCE_S = 30.0  # a thousand times what each takes, on a busy machine
 KEY = "ab" * 32

@@ -6,10 +6,10 @@ import pickle
 
 import pytest
 import torch
-from tests.frameworks.page import SECTIONS, compiled, run
 from torch import nn
 
 import backend_kwargs as bk
+from tests.frameworks.page import SECTIONS, compiled, run
 
 pytestmark = [
     # torch's warning on a machine without an accelerator.

@@ -7,6 +7,7 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+
 from tests.frameworks.page import SECTIONS
 
 HERE = Path(__file__).parent

@@ -4,8 +4,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.frameworks.page import SECTIONS, compiled, run, snippets
 from torch import nn
+
+from tests.frameworks.page import SECTIONS, compiled, run, snippets
 
 FAST = "tmpl-inductor:fast_compile"
 

@@ -5,8 +5,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.frameworks.page import SECTIONS, TEXT, run, snippets
 from torch import nn
+
+from tests.frameworks.page import SECTIONS, TEXT, run, snippets
 
 HERE = Path(__file__).parent
 

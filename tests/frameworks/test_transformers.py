@@ -4,9 +4,9 @@ import json
 
 import pytest
 import torch
-from tests.frameworks.page import SECTIONS, run
 
 import backend_kwargs as bk
+from tests.frameworks.page import SECTIONS, run
 
 
 @pytest.fixture

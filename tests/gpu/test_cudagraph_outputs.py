@@ -5,7 +5,6 @@ from typing import Any
 
 import pytest
 import torch
-from tests.gpu.effects import mlp, on_gpu, traced
 from torch import nn
 from torch.testing import assert_close
 from torch.testing._internal.two_tensor import TwoTensor
@@ -13,6 +12,7 @@ from torch.utils import _pytree as pytree
 
 from backend_kwargs import make_backend
 from backend_kwargs.measure import interleave, median_interval, ratio_interval
+from tests.gpu.effects import mlp, on_gpu, traced
 
 CALLS = 5
 

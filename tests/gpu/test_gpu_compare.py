@@ -1,9 +1,9 @@
 """`compare` on a GPU: every peer passes with plausible figures."""
 
 import pytest
-from tests.gpu.effects import mlp, on_gpu
 
 from backend_kwargs.compare import Candidate, compare
+from tests.gpu.effects import mlp, on_gpu
 
 TEMPLATES = ("default", "cudagraphs", "max_autotune")
 

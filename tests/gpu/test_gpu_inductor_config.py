@@ -4,9 +4,9 @@ from zipfile import ZipFile
 
 import pytest
 import torch
-from tests.backends.inductor.ahead_of_time import Calls, result_of
 
 import backend_kwargs as bk
+from tests.backends.inductor.ahead_of_time import Calls, result_of
 
 ACTS = {
     "triton": "triton_tem_fused",

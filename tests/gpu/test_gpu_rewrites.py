@@ -7,10 +7,6 @@ from itertools import pairwise
 import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
-from tests.rewrites.calls import COMPILED, check
-from tests.rewrites.test_drawn_attention import INFERENCE, attention_mask
-from tests.rewrites.test_drawn_attention import PROGRAMS as ATTENTION
-from tests.rewrites.test_drawn_calls import PROGRAMS, options
 from torch import nn
 from torch._inductor.utils import run_and_get_code
 
@@ -18,6 +14,10 @@ from backend_kwargs import make_backend, report
 from backend_kwargs.rewrites import attention, convolution, cudnn_attention, linear_activation
 from backend_kwargs.rewrites.grouped_convolution import grouped_convolution
 from backend_kwargs.rewrites.operators import _without_kernel
+from tests.rewrites.calls import COMPILED, check
+from tests.rewrites.test_drawn_attention import INFERENCE, attention_mask
+from tests.rewrites.test_drawn_attention import PROGRAMS as ATTENTION
+from tests.rewrites.test_drawn_calls import PROGRAMS, options
 
 LAST = torch.channels_last
 TOLERANCE = {torch.float32: 2e-3, torch.bfloat16: 2e-2, torch.float16: 4e-3}

@@ -4,13 +4,13 @@ import pytest
 import torch
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
-from tests.backends import composition
-from tests.backends.composition import same, wrong
-from tests.backends.tvm.exact_examples import EXAMPLES
 from torch import nn
 
 import backend_kwargs
 from backend_kwargs.backends.tvm.versions import unfit
+from tests.backends import composition
+from tests.backends.composition import same, wrong
+from tests.backends.tvm.exact_examples import EXAMPLES
 
 pytestmark = pytest.mark.skipif(bool(unfit()), reason=f"no TVM: {unfit()}")
 

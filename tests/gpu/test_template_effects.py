@@ -11,13 +11,13 @@ from typing import Any
 
 import pytest
 import torch
-from tests.gpu.effects import CASES, Seen, compile_ratio, compile_seconds, gelu_and_scale, look
 from torch.testing import assert_close
 
 from backend_kwargs import make_backend
 from backend_kwargs.explain import verdict
 from backend_kwargs.options.requirements import machine, unmet
 from backend_kwargs.options.templates import BUILT_IN
+from tests.gpu.effects import CASES, Seen, compile_ratio, compile_seconds, gelu_and_scale, look
 
 LARGE_GEMM, TMA = "relu(mm) 4096³ bf16", "triton_mm_persistent_tma"
 GEMM, POINTWISE, DOUBLE = "relu(mm) 2048³ bf16", "gelu 1024²", "mm 512³ float64"

@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 import torch
-from tests.graphs.frozen import compiled, conv_net, graphs_compiled, mlp
 from torch import nn
 from torch._inductor.compile_fx import compile_fx
 from torch.testing import assert_close
@@ -14,6 +13,7 @@ from torch.testing import assert_close
 from backend_kwargs import make_backend
 from backend_kwargs.backends.inductor.cudagraph_outputs import with_copies_of
 from backend_kwargs.graphs.freezing import UNCACHED, compile_frozen
+from tests.graphs.frozen import compiled, conv_net, graphs_compiled, mlp
 
 
 @torch.no_grad()

@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 import torch
-from tests.graphs.frozen import code_and_result, compiled, conv_net, freezing_backend, graphs_compiled, inputs_of, mlp
 from torch import nn
 from torch._inductor.utils import fresh_cache
 from torch.testing import assert_close
@@ -15,6 +14,7 @@ from torch.testing._internal.two_tensor import TwoTensor
 from backend_kwargs import BackendKwargsWarning
 from backend_kwargs.errors import warn_once
 from backend_kwargs.graphs.freezing import reattach_parameters
+from tests.graphs.frozen import code_and_result, compiled, conv_net, freezing_backend, graphs_compiled, inputs_of, mlp
 
 
 @torch.no_grad()

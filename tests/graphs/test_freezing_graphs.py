@@ -5,7 +5,6 @@ from typing import Any
 
 import pytest
 import torch
-from tests.graphs.frozen import compiled, freezing_backend, mlp
 from torch import nn
 from torch._inductor import config
 from torch.testing import assert_close
@@ -13,6 +12,7 @@ from torch.testing._internal.two_tensor import TwoTensor
 
 from backend_kwargs.graphs import freezing
 from backend_kwargs.graphs.freezing import compile_frozen, reattach_parameters
+from tests.graphs.frozen import compiled, freezing_backend, mlp
 
 
 @torch.no_grad()

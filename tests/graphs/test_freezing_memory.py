@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-from tests.graphs.frozen import graphs_compiled
 from torch import nn
 from torch._guards import CompileContext, CompileId, compile_context
 from torch._inductor.codecache import PyCodeCache
@@ -21,6 +20,7 @@ from backend_kwargs.backends.inductor.frozen_code import _forget
 from backend_kwargs.errors import warn_once
 from backend_kwargs.graphs import parameter_guards
 from backend_kwargs.graphs.freezing import compile_frozen
+from tests.graphs.frozen import graphs_compiled
 
 
 def in_eager(gm: torch.fx.GraphModule, example_inputs: Any) -> Callable[..., Any]:

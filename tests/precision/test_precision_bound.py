@@ -4,7 +4,6 @@ import copy
 
 import pytest
 import torch
-from tests.precision.precision_nets import BOUND, MARKS, error, in_precision, net, refusals, rows, used
 from torch.nn import functional
 
 import backend_kwargs as bk
@@ -15,6 +14,7 @@ from backend_kwargs.precision import reference
 from backend_kwargs.precision.bounds import UnfitPrecisionError
 from backend_kwargs.precision.error import Truth
 from backend_kwargs.precision.serving import serving
+from tests.precision.precision_nets import BOUND, MARKS, error, in_precision, net, refusals, rows, used
 
 pytestmark = MARKS
 

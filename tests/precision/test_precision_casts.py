@@ -4,13 +4,13 @@ import re
 
 import pytest
 import torch
-from tests.precision.precision_nets import BOUND, CASTS, MARKS, error, in_precision, net, rows, used
 from torch import nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 import backend_kwargs as bk
 from backend_kwargs import BackendKwargsWarning
+from tests.precision.precision_nets import BOUND, CASTS, MARKS, error, in_precision, net, rows, used
 
 pytestmark = MARKS
 

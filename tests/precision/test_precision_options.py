@@ -1,12 +1,12 @@
 """Options of lower precision: spellings, errors, and what the machine lacks."""
 
 import pytest
-from tests.precision.precision_nets import MARKS
 
 import backend_kwargs as bk
 from backend_kwargs import BackendKwargsError
 from backend_kwargs.options import precisions
 from backend_kwargs.options.requirements import CannotWorkError, Machine
+from tests.precision.precision_nets import MARKS
 
 pytestmark = MARKS
 

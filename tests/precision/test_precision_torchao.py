@@ -4,6 +4,8 @@ import threading
 
 import pytest
 import torch
+
+from backend_kwargs import BackendKwargsWarning
 from tests.precision.precision_nets import (
     BOUND,
     INT8,
@@ -17,8 +19,6 @@ from tests.precision.precision_nets import (
     torchao,
     used,
 )
-
-from backend_kwargs import BackendKwargsWarning
 
 pytestmark = MARKS
 

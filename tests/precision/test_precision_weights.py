@@ -6,10 +6,10 @@ import operator
 
 import pytest
 import torch
-from tests.precision.precision_nets import BOUND, INT8, MARKS, code, error, in_precision, net, rows, torchao, used
 from torch import nn
 
 import backend_kwargs as bk
+from tests.precision.precision_nets import BOUND, INT8, MARKS, code, error, in_precision, net, rows, torchao, used
 
 pytestmark = MARKS
 

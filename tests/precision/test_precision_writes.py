@@ -4,13 +4,13 @@ import copy
 
 import pytest
 import torch
-from tests.precision.precision_nets import BOUND, MARKS, in_precision, torchao, used
 from torch import nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 import backend_kwargs as bk
 from backend_kwargs import BackendKwargsWarning
+from tests.precision.precision_nets import BOUND, MARKS, in_precision, torchao, used
 
 pytestmark = MARKS
 FIRST, SECOND = torch.randn(2, 16, 16, generator=torch.Generator().manual_seed(0)) / 4

@@ -13,12 +13,12 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
-from tests.rewrites.lowering import Rewriting
-from tests.rewrites.on_a_cpu import compiled_by
 from torch._inductor.compile_fx import compile_fx
 
 from backend_kwargs.rewrites.apply import PLACE, RewritePass
 from backend_kwargs.rewrites.table import find_rewrite, resolved
+from tests.rewrites.lowering import Rewriting
+from tests.rewrites.on_a_cpu import compiled_by
 
 EXAMPLES = os.environ.get("BACKEND_KWARGS_EXAMPLES")  # how many to draw at random; without it the same few each time
 # A failure is shown as it was drawn: the search for a smaller one traces hundreds of programs.

@@ -3,11 +3,11 @@
 import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
-from tests.rewrites.lowering import Changed, Rewriting
 from torch import nn
 
 import backend_kwargs
 from backend_kwargs.rewrites.table import find_rewrite
+from tests.rewrites.lowering import Changed, Rewriting
 
 LAST = torch.channels_last
 torch.manual_seed(0)

@@ -4,7 +4,6 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from tests.rewrites.lowering import Rewriting, agrees, matched
 from torch._dynamo.utils import counters
 from torch._inductor import config
 from torch._inductor.codecache import compiled_fx_graph_hash
@@ -13,6 +12,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from backend_kwargs.rewrites.apply import RewritePass, rewrite_graph
 from backend_kwargs.rewrites.operators import saved_bytes
+from tests.rewrites.lowering import Rewriting, agrees, matched
 
 SETTINGS = settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck))
 

@@ -4,13 +4,13 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from tests.rewrites.lowering import agrees
-from tests.rewrites.on_a_cpu import compiled_by
 from torch.nn.functional import scaled_dot_product_attention as attention
 from torch.testing import assert_close
 
 import backend_kwargs as bk
 from backend_kwargs.rewrites.attention_mask import make_dense
+from tests.rewrites.lowering import agrees
+from tests.rewrites.on_a_cpu import compiled_by
 
 SETTINGS = settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
 B, H, Q, K, D = 2, 3, 5, 7, 8

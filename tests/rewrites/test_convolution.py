@@ -5,8 +5,9 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from tests.rewrites.lowering import Rewriting, agrees, matched
 from torch import nn
+
+from tests.rewrites.lowering import Rewriting, agrees, matched
 
 SETTINGS = settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck))
 

@@ -7,11 +7,11 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.rewrites.on_a_cpu import compiled_by
 from torch.testing import assert_close
 
 from backend_kwargs.rewrites.decode_attention import KERNEL_BYTES, split_keys
 from backend_kwargs.rewrites.kernels.decode import splits_of
+from tests.rewrites.on_a_cpu import compiled_by
 
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 3e-3}
 sdpa = F.scaled_dot_product_attention

@@ -5,6 +5,7 @@ import math
 import pytest
 import torch
 from hypothesis import strategies as st
+
 from tests.rewrites.calls import COMPILED, DTYPES, check
 
 NUMBERS = (0.3, 2, 1.0, -0.5, 0.0)

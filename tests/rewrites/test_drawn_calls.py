@@ -5,6 +5,7 @@ import math
 import pytest
 import torch
 from hypothesis import strategies as st
+
 from tests.rewrites.calls import COMPILED, DTYPES, check, tensor_of
 
 

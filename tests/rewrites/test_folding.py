@@ -3,12 +3,12 @@
 import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
-from tests.rewrites.lowering import Rewriting, agrees
-from tests.rewrites.test_convolution import block, image
 from torch import nn
 
 from backend_kwargs import make_backend
 from backend_kwargs.rewrites import folding
+from tests.rewrites.lowering import Rewriting, agrees
+from tests.rewrites.test_convolution import block, image
 
 LIST = torch.ops.aten._foreach_mul.Scalar
 

@@ -5,7 +5,6 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.rewrites.on_a_cpu import compiled_by
 from torch import nn
 from torch.testing import assert_close
 
@@ -13,6 +12,7 @@ from backend_kwargs.auto.graph_stats import observed_stats
 from backend_kwargs.harness.named_models import imported
 from backend_kwargs.rewrites.gather_sum import fuse_gather_sum
 from backend_kwargs.rewrites.table import BUILT_IN
+from tests.rewrites.on_a_cpu import compiled_by
 
 TABLE = torch.randn(50, 16)
 INDICES = torch.randint(50, (6, 5))

@@ -4,11 +4,11 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from tests.rewrites.lowering import Rewriting, matched
 from torch import nn
 
 from backend_kwargs.rewrites.convolution import convolution
 from backend_kwargs.rewrites.grouped_convolution import _grouped_cuda
+from tests.rewrites.lowering import Rewriting, matched
 
 SETTINGS = settings(max_examples=12, deadline=None, suppress_health_check=list(HealthCheck))
 LAST = torch.channels_last

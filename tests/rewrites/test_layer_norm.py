@@ -5,10 +5,10 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from tests.rewrites.lowering import Changed, gradients
 from torch import nn
 
 import backend_kwargs
+from tests.rewrites.lowering import Changed, gradients
 
 SETTINGS = settings(max_examples=12, deadline=None, suppress_health_check=list(HealthCheck))
 NAME = "layer_norm_backward"

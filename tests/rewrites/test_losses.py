@@ -5,10 +5,10 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
-from tests.rewrites.lowering import Changed, gradients
 
 import backend_kwargs
 from backend_kwargs.rewrites.linear_cross_entropy import linear_cross_entropy
+from tests.rewrites.lowering import Changed, gradients
 
 SETTINGS = settings(max_examples=20, deadline=None, suppress_health_check=list(HealthCheck))
 CHANGES = ("cross_entropy", "linear_cross_entropy")

@@ -4,7 +4,6 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.rewrites.on_a_cpu import compiled_by
 from torch.testing import assert_close
 
 import backend_kwargs as bk
@@ -12,6 +11,7 @@ from backend_kwargs.backends.generated_code import rewrites_made
 from backend_kwargs.facts import CompileFacts
 from backend_kwargs.rewrites import traced
 from backend_kwargs.rewrites.matrix_vector import multiply_and_sum
+from tests.rewrites.on_a_cpu import compiled_by
 
 FORMS = {
     "matmul": torch.matmul,

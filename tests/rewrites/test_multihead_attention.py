@@ -2,11 +2,11 @@
 
 import pytest
 import torch
-from tests.rewrites.on_a_cpu import compiled_by
 from torch import nn
 from torch.testing import assert_close
 
 from backend_kwargs.rewrites.multihead_attention import attend_without_copies
+from tests.rewrites.on_a_cpu import compiled_by
 
 LENGTH, KEYS, BATCH, WIDTH, HEADS = 7, 9, 2, 32, 4
 CAUSAL = nn.Transformer.generate_square_subsequent_mask(LENGTH)

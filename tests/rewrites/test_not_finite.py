@@ -5,11 +5,11 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
-from tests.rewrites.lowering import Changed, Rewriting
-from tests.rewrites.test_rotary import SPELLINGS
 
 from backend_kwargs.rewrites.onednn import ACTIVATIONS
 from backend_kwargs.rewrites.table import find_rewrite
+from tests.rewrites.lowering import Changed, Rewriting
+from tests.rewrites.test_rotary import SPELLINGS
 
 NAN, INF = float("nan"), float("inf")
 TARGET = torch.tensor([1, 2, -100, 4])

@@ -5,11 +5,11 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from tests.rewrites.lowering import Rewriting, matched
 from torch import nn
 
 from backend_kwargs.rewrites.onednn import ACTIVATIONS
 from backend_kwargs.rewrites.table import BUILT_IN
+from tests.rewrites.lowering import Rewriting, matched
 
 SETTINGS = settings(max_examples=20, deadline=None, suppress_health_check=list(HealthCheck))
 

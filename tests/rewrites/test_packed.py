@@ -8,14 +8,14 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from tests.rewrites.lowering import agrees
-from tests.rewrites.on_a_cpu import compiled_by
 from torch import nn
 from torch._dynamo.utils import counters
 from torch.overrides import TorchFunctionMode
 
 import backend_kwargs
 from backend_kwargs.rewrites.packed import Pack, pack
+from tests.rewrites.lowering import agrees
+from tests.rewrites.on_a_cpu import compiled_by
 
 SETTINGS = settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
 

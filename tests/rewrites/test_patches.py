@@ -5,11 +5,11 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.rewrites.on_a_cpu import compiled_by
 from torch import nn
 from torch.testing import assert_close
 
 from backend_kwargs.rewrites.patches import multiply_patches
+from tests.rewrites.on_a_cpu import compiled_by
 
 CONVOLUTIONS = {1: nn.Conv1d, 2: nn.Conv2d, 3: nn.Conv3d}
 LAST = {2: torch.channels_last, 3: torch.channels_last_3d}

@@ -6,12 +6,12 @@ from importlib.util import find_spec
 
 import pytest
 import torch
-from tests.rewrites.lowering import Changed, Rewriting
 
 import backend_kwargs
 from backend_kwargs.rewrites.table import find_rewrite
 from benchmarks.studies.rewrite_cases import CASES
 from benchmarks.studies.rewrites import names_of, place_of, race_one, race_shard, report
+from tests.rewrites.lowering import Changed, Rewriting
 
 LIBRARIES = {"ResNet-50": "timm", "RegNetY": "timm", "Swin": "timm", "GPT-2": "transformers"}
 

@@ -11,8 +11,6 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
-from tests.rewrites.on_a_cpu import compiled_by
-from tests.rewrites.test_rotary import SPELLINGS
 from torch import nn
 from torch._dynamo.utils import counters
 from torch._inductor import config, custom_graph_pass
@@ -28,6 +26,8 @@ from backend_kwargs.rewrites import attention, convolution, cudnn_attention, lin
 from backend_kwargs.rewrites import table as rewrites
 from backend_kwargs.rewrites.apply import RewritePass, with_rewrites
 from backend_kwargs.rewrites.operators import with_fallback
+from tests.rewrites.on_a_cpu import compiled_by
+from tests.rewrites.test_rotary import SPELLINGS
 
 PLACES = ("post_grad_custom_pre_pass", "post_grad_custom_post_pass")
 

@@ -4,11 +4,11 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from tests.rewrites.lowering import Changed, gradients
 
 import backend_kwargs
 from backend_kwargs.harness.named_models import imported
 from backend_kwargs.rewrites import rotary
+from tests.rewrites.lowering import Changed, gradients
 
 SETTINGS = settings(max_examples=12, deadline=None, suppress_health_check=list(HealthCheck))
 

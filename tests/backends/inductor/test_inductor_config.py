@@ -4,10 +4,10 @@ import json
 
 import pytest
 import torch
-from tests.backends.inductor.ahead_of_time import Calls, code_of, result_of, rounding
 from torch import nn
 
 import backend_kwargs as bk
+from tests.backends.inductor.ahead_of_time import Calls, code_of, result_of, rounding
 
 pytestmark = pytest.mark.usefixtures("fresh_dynamo")
 on_cpu = pytest.mark.skipif(torch.cuda.is_available(), reason="says what a machine without a GPU cannot do")

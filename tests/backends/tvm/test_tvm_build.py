@@ -9,7 +9,6 @@ tvm = pytest.importorskip("tvm")
 import torch  # noqa: E402 - TVM's tests are skipped whole where it is missing
 from hypothesis import given, settings  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
-from tests.backends.tvm.lowered import traced  # noqa: E402
 from torch.testing import assert_close  # noqa: E402
 from tvm import relax  # noqa: E402
 from tvm.target import Target  # noqa: E402
@@ -23,6 +22,7 @@ from backend_kwargs.backends.tvm.lowering import lower  # noqa: E402
 from backend_kwargs.backends.tvm.settings import TVMOptions  # noqa: E402
 from backend_kwargs.backends.tvm.target import host, target_of  # noqa: E402
 from backend_kwargs.errors import BackendKwargsError  # noqa: E402
+from tests.backends.tvm.lowered import traced  # noqa: E402
 
 CPU = torch.device("cpu")
 ONE = {"kind": "llvm", "num-cores": 1}

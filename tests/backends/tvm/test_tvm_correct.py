@@ -5,13 +5,13 @@ import copy
 
 import pytest
 import torch
-from tests.backends.tvm.tvm_models import MODELS, Block, mlp
 from torch import nn
 from torch._dynamo.exc import BackendCompilerFailed
 from torch.testing import assert_close
 
 from backend_kwargs import BackendKwargsWarning
 from backend_kwargs.backends.tvm.versions import require_tvm
+from tests.backends.tvm.tvm_models import MODELS, Block, mlp
 
 TOLERANCE = {torch.float32: 1e-4, torch.float64: 1e-7, torch.float16: 2e-3, torch.bfloat16: 2e-2}
 

@@ -7,9 +7,8 @@ from torch.testing import assert_close
 
 tvm = pytest.importorskip("tvm")
 
-from tests.backends.tvm.lowered import with_constants  # noqa: E402 - TVM's tests are skipped whole where it is missing
-
 from backend_kwargs.backends.tvm.lowering import lower  # noqa: E402
+from tests.backends.tvm.lowered import with_constants  # noqa: E402 - TVM's tests are skipped whole where it is missing
 
 
 def bias_of_rows(x, weight):

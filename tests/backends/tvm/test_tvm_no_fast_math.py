@@ -11,13 +11,13 @@ import pytest
 tvm = pytest.importorskip("tvm")
 
 import torch  # noqa: E402 - TVM's tests are skipped whole where it is missing
-from tests.backends.tvm.lowered import traced  # noqa: E402
 from tvm.support import nvcc  # noqa: E402
 
 from backend_kwargs.backends.tvm.build import build  # noqa: E402
 from backend_kwargs.backends.tvm.lowering import lower  # noqa: E402
 from backend_kwargs.backends.tvm.no_fast_math import FAST, MODE, NVCC_IS_EXACT, exact_math  # noqa: E402
 from backend_kwargs.backends.tvm.settings import TVMOptions  # noqa: E402
+from tests.backends.tvm.lowered import traced  # noqa: E402
 
 KEPT = b"--device-int128"  # another option of TVM's
 GPU = {"kind": "cuda", "arch": "sm_90", "max_threads_per_block": 1024, "thread_warp_size": 32}

@@ -6,15 +6,15 @@ tvm = pytest.importorskip("tvm")
 
 import torch  # noqa: E402 - TVM's tests are skipped whole where it is missing
 import tvm_ffi  # noqa: E402
-from tests.backends.composition import same  # noqa: E402
-from tests.backends.tvm.exact_examples import EXAMPLES, X, Y, two_sum  # noqa: E402
-from tests.backends.tvm.lowered import traced  # noqa: E402
 from tvm import tirx  # noqa: E402
 
 from backend_kwargs.backends.tvm.build import build  # noqa: E402
 from backend_kwargs.backends.tvm.lowering import lower  # noqa: E402
 from backend_kwargs.backends.tvm.opaque import NUMBER, hide, is_opaque, number, opaque  # noqa: E402
 from backend_kwargs.backends.tvm.settings import TVMOptions  # noqa: E402
+from tests.backends.composition import same  # noqa: E402
+from tests.backends.tvm.exact_examples import EXAMPLES, X, Y, two_sum  # noqa: E402
+from tests.backends.tvm.lowered import traced  # noqa: E402
 
 GPU = {"kind": "cuda", "arch": "sm_90", "max_threads_per_block": 1024, "thread_warp_size": 32}
 GPU |= {"max_shared_memory_per_block": 49152}

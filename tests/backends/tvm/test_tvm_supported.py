@@ -9,7 +9,6 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 pytest.importorskip("tvm")
 
-from tests.backends.tvm.lowered import node_of
 from torch.nn import functional
 
 from backend_kwargs.backends.part_compiler import why_not, why_unfit
@@ -21,6 +20,7 @@ from backend_kwargs.backends.tvm.part_compiler import TVM
 from backend_kwargs.backends.tvm.settings import TVMOptions
 from backend_kwargs.backends.tvm.supported import DENIED
 from backend_kwargs.graphs.parts import op_name
+from tests.backends.tvm.lowered import node_of
 
 NO_OPTIONS = TVMOptions(aten_ops=())
 x = torch.randn(4, 4)

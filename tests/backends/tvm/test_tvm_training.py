@@ -4,10 +4,11 @@ import copy
 
 import pytest
 import torch
-from tests.backends.tvm.tvm_models import MODELS
 from torch import nn
 from torch.nn import functional
 from torch.testing import assert_close
+
+from tests.backends.tvm.tvm_models import MODELS
 
 CLOSE = {"rtol": 1e-3, "atol": 1e-4}
 
