@@ -1,4 +1,7 @@
-"""Compilers: what one is, and a module or folder for each kind."""
+"""Compilers: what one is, and a module or folder for each kind.
+
+`Backend` has no code for Inductor: a compiler reads its own options, says what limits them here, and compiles.
+"""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
