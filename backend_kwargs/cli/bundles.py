@@ -5,7 +5,7 @@ import time
 from collections.abc import Sized
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -18,6 +18,12 @@ from backend_kwargs.cli.modules import spec_of
 from backend_kwargs.errors import BackendKwargsError, shown
 from backend_kwargs.options.option import convert
 from backend_kwargs.registry import PLAIN, make_backend
+
+if TYPE_CHECKING:
+    import torch
+
+    from backend_kwargs.bundles.samples import Args, Kwargs
+    from backend_kwargs.measure import State
 
 MOST_SHOWN = 100  # rows of a table, since a manifest may be anybody's
 Bundle = Annotated[Path, typer.Argument(metavar="BUNDLE", help="A bundle's folder.")]
@@ -160,7 +166,7 @@ def _say_more(rows: Sized) -> None:
         say(f"… and {len(rows) - MOST_SHOWN} more")
 
 
-def _state_of(model: Any, args: Any, kwargs: Any) -> Any:
+def _state_of(model: "torch.nn.Module", args: "Args", kwargs: "Kwargs") -> "State":
     """Return what calls change, to be put back before each; nothing if the module cannot be copied or run in eager."""
     import torch
 

@@ -12,11 +12,12 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from backend_kwargs.backend import Backend
-from backend_kwargs.backends import CapturedGraph
+from backend_kwargs.backends import CapturedGraph, Inputs
 from backend_kwargs.cli.arguments import Model, assigned, backend_from_text
 from backend_kwargs.cli.console import console, print_table, say
 from backend_kwargs.cli.models import model_of
 from backend_kwargs.errors import BackendKwargsError, error_text
+from backend_kwargs.facts import Call
 from backend_kwargs.files.atomic_write import check_writable
 from backend_kwargs.options import precisions
 from backend_kwargs.options.option import convert
@@ -24,6 +25,9 @@ from backend_kwargs.options.spec import split_outside
 from backend_kwargs.torch_internals.dynamo import reset
 
 if TYPE_CHECKING:
+    from torch.fx import GraphModule
+
+    from backend_kwargs import measure
     from backend_kwargs.facts.decision import Decision
 
 AUTO = "tmpl-inductor:auto"
@@ -140,7 +144,7 @@ def _sizes(shapes: list[str]) -> list[dict[str, int]]:
 
 
 def _raced(
-    make: Callable[[Mapping[str, int]], tuple[Any, Any]],
+    make: Callable[[Mapping[str, int]], tuple[Callable[..., object], object]],
     sizes: list[dict[str, int]],
     backend: Backend,
     budget_s: float,
@@ -173,7 +177,7 @@ def _raced(
     return found, 0
 
 
-def _tuned(label: str, model: Any, inputs: Any, backend: Backend) -> Tuned:
+def _tuned(label: str, model: Callable[..., object], inputs: object, backend: Backend) -> Tuned:
     """Return the decisions for the graphs of one call, and its times beside eager's."""
     import torch
 
@@ -182,13 +186,13 @@ def _tuned(label: str, model: Any, inputs: Any, backend: Backend) -> Tuned:
 
     decisions: list[Decision] = []
 
-    def noting(gm: Any, example_inputs: Any) -> Any:
+    def noting(gm: "GraphModule", example_inputs: Inputs) -> Call:
         compiled = backend.compile(CapturedGraph(gm, example_inputs))
         if compiled.facts.decision:
             decisions.append(compiled.facts.decision)
         return compiled.call
 
-    compiled: Any = torch.compile(model, backend=noting, dynamic=False)
+    compiled = torch.compile(model, backend=noting, dynamic=False)
     positional, keywords = arguments_of(inputs)
     if isinstance(model, torch.nn.Module):
         model.eval()
@@ -210,7 +214,9 @@ def _tuned(label: str, model: Any, inputs: Any, backend: Backend) -> Tuned:
     return Tuned(label, decisions, samples["eager"], samples["compiled"])
 
 
-def _state_of_calls(model: Any, positional: Any, keywords: Any) -> Any:
+def _state_of_calls(
+    model: Callable[..., object], positional: tuple[object, ...], keywords: Mapping[str, object]
+) -> "measure.State":
     """Return what a call of the model changes, and puts back before the next one; raise if it fails in eager."""
     from backend_kwargs import measure
 

@@ -6,13 +6,14 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from time import perf_counter
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 
 from backend_kwargs import measure
 from backend_kwargs.errors import BackendKwargsError
 from backend_kwargs.harness.isolation import Counted
+from backend_kwargs.harness.read_only import Model
 from backend_kwargs.harness.study import Study, Subject
 from backend_kwargs.measure import Accuracy, Status
 
@@ -52,7 +53,7 @@ class Trial:
     subject: Subject = field(init=False)
     step: measure.Served = field(init=False)
 
-    def compile(self, model: Callable[..., Any]) -> tuple[Callable[..., Any], Counted | None]:
+    def compile(self, model: Model) -> tuple[Model, Counted | None]:
         """Return the callable for `model`, and the counter of its graphs: None if nothing is compiled."""
         return model, None
 
