@@ -45,6 +45,7 @@ from backend_kwargs.torch_internals.guards import invalidate
 from backend_kwargs.torch_internals.modes import AUTOCAST_FUNCTIONS
 
 CompileFx: TypeAlias = Callable[..., Call]
+DecisionData: TypeAlias = Mapping[str, Any]  # what a bundle keeps of a decision of auto
 BUNDLED = {"bundled_autograd_cache": True, "enable_autograd_cache": True}
 # AOTAutograd caches no graph with a private function unless it is known to depend on its arguments only; these do.
 OWN_WEIGHTS = (
@@ -69,7 +70,7 @@ class Graph:
     code: bytes = b""
     frame: bytes = b""
     libraries: Mapping[str, bytes] = field(default_factory=dict)
-    decision: Options | None = None
+    decision: DecisionData | None = None
     why: str = ""
 
 
@@ -143,7 +144,7 @@ class GraphBackend:
             return self._compile_as_decided(key, kept.decision, backend, graph)
         return self._compile(key, backend, graph)
 
-    def _compile_as_decided(self, key: str, decision: Options, backend: Backend, graph: CapturedGraph) -> Call:
+    def _compile_as_decided(self, key: str, decision: DecisionData, backend: Backend, graph: CapturedGraph) -> Call:
         """Compile with auto's decision; if that fails, as the config says."""
         spare = copy_of_graph(graph.gm)
         try:
@@ -157,15 +158,15 @@ class GraphBackend:
         return compiled.call
 
     def _compile(self, key: str, backend: Backend, graph: CapturedGraph) -> Call:
-        made: list[Call] = []
+        calls: list[Call] = []
         used: dict[str, Any] = {}
 
         def compile_one(compile_fx: CompileFx, gm: GraphModule, *args: object, **kwargs: Any) -> Call:
             used.update(options=kwargs["config_patches"], weights=[*gm.parameters(), *gm.buffers()])
             kwargs["config_patches"] = {**kwargs["config_patches"], **CACHEABLE}
             with functorch.patched(**BUNDLED):
-                made.append(compile_fx(gm, *args, **kwargs))
-            return made[-1]
+                calls.append(compile_fx(gm, *args, **kwargs))
+            return calls[-1]
 
         self.compiled.append(key)
         if not self.keep:
@@ -183,9 +184,9 @@ class GraphBackend:
                 why = f"its code may contain that of {called}, which may change; it is compiled again elsewhere"
             if precision and precision.reason and precision.products:
                 why = "its error exceeds max_error here; it is measured again where the bundle is loaded"
-            self.graphs[key] = _kept(made[-1] if made else None, decision, why)
+            self.graphs[key] = _kept(calls[-1] if calls else None, decision, why)
             # Bytecode alone would call what is loaded without a measurement of its error.
-            if made and compiled.call is made[-1] and not precision:
+            if calls and compiled.call is calls[-1] and not precision:
                 self.unwrapped[key] = used["options"]
         return compiled.call
 
@@ -233,8 +234,8 @@ def _held(gm: GraphModule) -> list[tuple[str, torch.Tensor]]:
     """Return the tensors that the graph and its subgraphs contain: their values become part of its code."""
     graphs = [(path, each) for path, each in gm.named_modules() if isinstance(each, GraphModule)]
     reads = [(path, each, node.target) for path, each in graphs for node in each.graph.find_nodes(op="get_attr")]
-    found = [(f"{path}.{name}", attrgetter(name)(each)) for path, each, name in reads]
-    return [(name, value) for name, value in found if isinstance(value, torch.Tensor)]
+    values = [(f"{path}.{name}", attrgetter(name)(each)) for path, each, name in reads]
+    return [(name, value) for name, value in values if isinstance(value, torch.Tensor)]
 
 
 def permits_decision(backend: Backend, winner: str, options: Options) -> bool:
@@ -248,7 +249,7 @@ def permits_decision(backend: Backend, winner: str, options: Options) -> bool:
     )
 
 
-def under_decision(backend: Backend, decision: Options) -> Backend:
+def under_decision(backend: Backend, decision: DecisionData) -> Backend:
     """Return the backend that compiles with auto's decision, without a race."""
     from backend_kwargs.auto.settings import OPTIONS
 
@@ -266,7 +267,7 @@ def under_decision(backend: Backend, decision: Options) -> Backend:
     return chosen.bind("fixed", {**standing(fixed, options), "clone_outputs": clones, "auto": False})
 
 
-def _decided(decision: Decision | None) -> dict[str, Any] | None:
+def _decided(decision: Decision | None) -> DecisionData | None:
     """Return what a bundle keeps of a decision of auto."""
     if decision is None:
         return None
@@ -276,7 +277,7 @@ def _decided(decision: Decision | None) -> dict[str, Any] | None:
 # ---- keeping
 
 
-def _kept(compiled: Call | None, decision: Options | None, why: str) -> Graph:
+def _kept(compiled: Call | None, decision: DecisionData | None, why: str) -> Graph:
     if compiled is None:
         return Graph(decision=decision, why="its backend is not Inductor, or ran it in eager")
     if why:
@@ -287,7 +288,7 @@ def _kept(compiled: Call | None, decision: Options | None, why: str) -> Graph:
         return Graph(decision=decision, why=error_text(error) if not isinstance(error, CannotKeepError) else str(error))
 
 
-def _graph(compiled: Call, decision: Options | None) -> Graph:
+def _graph(compiled: Call, decision: DecisionData | None) -> Graph:
     serialize = getattr(compiled, "serialize", None)
     if serialize is None:
         raise CannotKeepError("torch cannot serialize it; it is compiled again where the bundle is loaded")
@@ -296,8 +297,8 @@ def _graph(compiled: Call, decision: Options | None) -> Graph:
     if result.compiled_bw is not None:
         raise CannotKeepError("it has a backward graph")
     inductor = result.compiled_fw.result
-    (made,) = [graph for graph in compiled_graphs(compiled) if graph.cache_key == inductor.cache_key]
-    source, libraries = _with_named_libraries(inductor.source_code, _module(made))
+    (compiled_graph,) = [graph for graph in compiled_graphs(compiled) if graph.cache_key == inductor.cache_key]
+    source, libraries = _with_named_libraries(inductor.source_code, _module(compiled_graph))
     if libraries and "cuda" in inductor.device_types:
         raise CannotKeepError("its C++ wrapper names files of this machine")
     inductor.source_code = source

@@ -64,7 +64,7 @@ class CompiledModule:
     def build(
         self,
         module: "torch.nn.Module",
-        data: list[object],
+        data: list[Any],
         device: "Device" = None,
         cache_dir: str | Path | None = None,
     ) -> "CompiledModule":

@@ -53,8 +53,8 @@ def build(
     check_save(out, sign)
     spec = spec_of(backend)
     read = make_backend(spec).bind("command line", assigned(options), convert).options
-    given = {name.replace("-", "_"): read[name.replace("-", "_")] for name in assigned(options)}
-    fields: dict[str, Any] = {"backend": spec, "options": given or None, "mode": mode, "kind": kind}
+    own = {name.replace("-", "_"): read[name.replace("-", "_")] for name in assigned(options)}
+    fields: dict[str, Any] = {"backend": spec, "options": own or None, "mode": mode, "kind": kind}
     config = CompileConfig(**fields, fullgraph=fullgraph, dynamic=dynamic)
     model, example_inputs = made_by(factory)
     check_state(model)
@@ -140,7 +140,8 @@ def run(
     loaded.deploy(None, guards=guards)
     ready = time.perf_counter()
     loaded(*args, **kwargs)
-    device: Any = loaded.device
+    device = loaded.device
+    assert device  # a deployed one has it
     synchronize(device)
     first_s, ready_s = time.perf_counter() - ready, ready - began
     call = partial(loaded, *args, **kwargs)

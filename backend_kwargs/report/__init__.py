@@ -4,7 +4,7 @@ import gc
 import inspect
 import re
 import types
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from types import CodeType
 from typing import Any
@@ -12,7 +12,6 @@ from typing import Any
 from backend_kwargs.backends.generated_code import comparable, rewrites_made
 from backend_kwargs.compile_records import WRAPPER, Record, records
 from backend_kwargs.errors import BackendKwargsError, wrong_value
-from backend_kwargs.facts import Call
 from backend_kwargs.facts.parts import Partition
 from backend_kwargs.report.advice import advice_on, reason_and_hint
 from backend_kwargs.report.generated import codes_of, unknown_here
@@ -99,7 +98,7 @@ class Report:
         return data
 
 
-def report(compiled: Call, *, against: Call | None = None) -> Report:
+def report(compiled: Callable[..., object], *, against: Callable[..., object] | None = None) -> Report:
     """Return a report on `compiled`, the result of torch.compile, after it has been called.
 
     `against` is another such callable, such as the same model under default: each code then shows whether it differs.
@@ -124,7 +123,7 @@ def report_of(own: Iterable[Record]) -> Report:
     return Report(graphs, tuple(advice_on(graphs)), tuple(_unseen_breaks(graphs)))
 
 
-def _others(against: Call | None, count: int) -> Sequence[Sequence[Code] | None]:
+def _others(against: Callable[..., object] | None, count: int) -> Sequence[Sequence[Code] | None]:
     if against is None:
         return [None] * count
     codes = [codes_of(record) for record in _records_of(_owner(against))[0]]

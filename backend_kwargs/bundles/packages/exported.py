@@ -3,7 +3,7 @@
 import copy
 import hashlib
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Any, TypeAlias
 
 import torch
@@ -20,7 +20,7 @@ from backend_kwargs.bundles.packages.guards import (
     Weight,
 )
 from backend_kwargs.bundles.packages.package import first_uses
-from backend_kwargs.bundles.samples import content_hash
+from backend_kwargs.bundles.samples import Args, Kwargs, content_hash
 from backend_kwargs.errors import BackendKwargsError
 from backend_kwargs.measure.served import parts
 from backend_kwargs.torch_internals import pytree
@@ -210,9 +210,7 @@ class HiddenReads(TorchFunctionMode):
         super().__init__()
         self._found: list[torch.Tensor] = []
 
-    def __torch_function__(
-        self, func: Any, types: object, args: tuple[object, ...] = (), kwargs: Mapping[str, object] | None = None
-    ) -> object:
+    def __torch_function__(self, func: Any, types: object, args: Args = (), kwargs: Kwargs | None = None) -> object:
         """Note real tensors among the arguments: while tracing, those of the module and those made then are fake."""
         result = func(*args, **(kwargs or {}))
         if torch.compiler.is_dynamo_compiling():  # of the branches of torch.cond, which get tensors as arguments
