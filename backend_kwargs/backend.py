@@ -140,8 +140,8 @@ class Backend:
     ) -> "Backend":
         """Return this backend with the options of a call by dynamo: those that torch.compile was given."""
         # `config_patches` come only from dynamo's environment variables.
-        given = {**(options or {}), **kwargs, **({} if mode is None else {"mode": mode})}
-        return self.bind("torch.compile", given).bind("dynamo's config_patches", config_patches or {})
+        call_options = {**(options or {}), **kwargs, **({} if mode is None else {"mode": mode})}
+        return self.bind("torch.compile", call_options).bind("dynamo's config_patches", config_patches or {})
 
     def compile(self, graph: CapturedGraph) -> Compiled:
         """Compile a graph, and return its callable with what is known about it, which `report` reads too."""
@@ -215,15 +215,15 @@ class Backend:
         backend or an option that is code, such as a function to import or a compiler's path, raises unless you pass
         `trust=True`.
         """
-        given = _config_mapping(config)
-        version = given.pop("version", CONFIG_VERSION)
+        fields = _config_mapping(config)
+        version = fields.pop("version", CONFIG_VERSION)
         if type(version) is not int or version not in range(1, CONFIG_VERSION + 1):
             raise BackendKwargsError(
                 f"Config version {shown(version)} is not 1 to {CONFIG_VERSION}; update backend-kwargs."
             )
-        check_plain("A config", given)
-        found = find_backend(given.pop("backend", "tmpl-inductor"), trust=trust)
-        return found.bind("config", given, _from_json if trust else untrusted(_from_json))
+        check_plain("A config", fields)
+        backend = find_backend(fields.pop("backend", "tmpl-inductor"), trust=trust)
+        return backend.bind("config", fields, _from_json if trust else untrusted(_from_json))
 
     def to_config(self) -> dict[str, Any]:
         """Return plain data that `from_config` reads: sorted, with a version; raise if a value cannot be written."""

@@ -47,10 +47,10 @@ def make_backend(spec: str | CompilerFn, options: Options | None = None, /, **kw
     """
     if options is not None and not isinstance(options, Mapping):
         raise wrong_value("make_backend's `options`", "a mapping", options)
-    found = find_backend(spec) if isinstance(spec, str) else backend_of_function(spec)
+    base = find_backend(spec) if isinstance(spec, str) else backend_of_function(spec)
     if spec == PLAIN:
-        found = _with_environment(found)
-    backend = found.bind("make_backend", {**(options or {}), **kwargs})
+        base = _with_environment(base)
+    backend = base.bind("make_backend", {**(options or {}), **kwargs})
     backend.verify(tell=lambda message: None)
     return backend if options or kwargs or not isinstance(spec, str) else _intern(spec, backend)
 
@@ -97,9 +97,9 @@ def load_templates(path: str | Path, *, trust: bool = False) -> list[str]:
 
     An option that is code, such as a compiler's path or a function to import, raises unless you pass `trust=True`.
     """
-    found = read_templates(path)
-    _register(found, convert if trust else untrusted(convert))
-    return list(found)
+    templates = read_templates(path)
+    _register(templates, convert if trust else untrusted(convert))
+    return list(templates)
 
 
 def list_backends() -> list[str]:
@@ -129,8 +129,8 @@ def _with_environment(backend: Backend) -> Backend:
     if not isinstance(options, dict):
         raise wrong_value(f"The environment variable {OPTIONS_VARIABLE}", "a JSON object", options)
     check_plain(f"The environment variable {OPTIONS_VARIABLE}", options)
-    given = {**options, **({"template": template} if template else {})}
-    return backend.bind("environment", given, convert)
+    values = {**options, **({"template": template} if template else {})}
+    return backend.bind("environment", values, convert)
 
 
 def _intern(spec: str, backend: Backend) -> Backend:

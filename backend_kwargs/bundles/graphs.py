@@ -225,8 +225,8 @@ class CannotLoadError(Exception):
 
 def key_of(gm: GraphModule, example_inputs: Inputs) -> str:
     """Return 64 hexadecimal digits for a graph's computation and its inputs, the same in each process."""
-    held = [(name, content_hash(tensor)) for name, tensor in _held(gm)]
-    parts = [structure(gm), signature(gm, example_inputs), ambient(), held]
+    tensors = [(name, content_hash(tensor)) for name, tensor in _held(gm)]
+    parts = [structure(gm), signature(gm, example_inputs), ambient(), tensors]
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
 
 

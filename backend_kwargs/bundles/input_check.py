@@ -192,8 +192,8 @@ class _Memory:
 
     def __contains__(self, tensor: torch.Tensor) -> bool:
         at = tensor.data_ptr()
-        found = bisect_right(self.begins, at)
-        return found > 0 and at < self.ends[found - 1]
+        count = bisect_right(self.begins, at)
+        return count > 0 and at < self.ends[count - 1]
 
 
 def _required(metadata: Metadata, device: torch.device, *, values: bool, plain: bool) -> Any:

@@ -102,19 +102,19 @@ def show(
     }
     backend = backend.bind("command line", {name: value for name, value in asked.items() if value is not None}, convert)
     backend.verify()
-    found, stopped = _raced(partial(model_of, model), sizes, backend, budget_s)
-    kept = _write(model, found, output)
+    raced, stopped = _raced(partial(model_of, model), sizes, backend, budget_s)
+    kept = _write(model, raced, output)
     _print_lines(backend, output, kept, fixed_sizes=bool(shapes))
     if stopped:
         raise typer.Exit(stopped)
 
 
-def _write(model: str, found: Sequence[Tuned], output: Path) -> int:
+def _write(model: str, raced: Sequence[Tuned], output: Path) -> int:
     """Print what was raced, write the decisions that may be used again, and return their number; raise if it is 0."""
-    decisions = [decision for tuned in found for decision in tuned.decisions]
+    decisions = [decision for tuned in raced for decision in tuned.decisions]
     if not any(decision.rows for decision in decisions):
         raise BackendKwargsError(f"No graph of {model!r} was raced: {_why_none(decisions)}.")
-    print_table(COLUMNS, [row for tuned in found for row in _rows(tuned)])
+    print_table(COLUMNS, [row for tuned in raced for row in _rows(tuned)])
     kept = {decision.key: decision for decision in decisions if decision.rows and decision.lasting}
     if not kept:
         raise BackendKwargsError("Nothing is written: default could not run here, so the winner is not one to ship.")
@@ -155,7 +155,7 @@ def _raced(
     """
     from backend_kwargs.auto.decide import nothing_decided
 
-    found, err, began = [], console(stderr=True), time.perf_counter()
+    raced, err, began = [], console(stderr=True), time.perf_counter()
     with tempfile.TemporaryDirectory() as folder, nothing_decided():
         limits = {"budget_s": budget_s, "process_budget_s": 100 * HOUR, "most_races": 1000}
         racing = backend.bind("tune", {**limits, "race": "always", "store": str(Path(folder) / "tune.sqlite")})
@@ -167,14 +167,14 @@ def _raced(
             try:
                 model, inputs = make(size)
                 reset()
-                found.append(_tuned(label, model, inputs, racing))
+                raced.append(_tuned(label, model, inputs, racing))
             except (BackendKwargsError, KeyboardInterrupt) as error:
-                if not found:
+                if not raced:
                     raise
                 why = "interrupted" if isinstance(error, KeyboardInterrupt) else f"error: {error}"
                 say(why, f"{at} of {len(sizes)} sizes are kept.", out=err)
-                return found, INTERRUPTED if isinstance(error, KeyboardInterrupt) else STOPPED
-    return found, 0
+                return raced, INTERRUPTED if isinstance(error, KeyboardInterrupt) else STOPPED
+    return raced, 0
 
 
 def _tuned(label: str, model: Callable[..., object], inputs: object, backend: Backend) -> Tuned:

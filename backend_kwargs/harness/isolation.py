@@ -111,8 +111,8 @@ def counted(
     if backend == "inductor":
         mode = mode or (None if options else "default")
         return Counted(inductor_wrapper()(mode, options, dynamic)), {"dynamic": dynamic}
-    found: Any = backend
-    own = Counted(lookup_backend(found), error_is_measured=error_is_measured)
+    either: Any = backend  # torch declares a name, and takes a callable too
+    own = Counted(lookup_backend(either), error_is_measured=error_is_measured)
     return own, {"mode": mode, "options": options, "dynamic": dynamic}
 
 

@@ -115,10 +115,10 @@ def _of_transformers(name: str, options: dict[str, Any]) -> tuple[nn.Module, Inp
 
 def _inputs(main: str, config: Config, batch: int, tokens: int) -> dict[str, Tensor]:
     """Return a model's inputs by name."""
-    given = {main: INPUTS[main](config, batch, tokens)}
+    inputs = {main: INPUTS[main](config, batch, tokens)}
     if config.is_encoder_decoder:
-        given["decoder_input_ids"] = _tokens(config, batch, tokens)
-    return given
+        inputs["decoder_input_ids"] = _tokens(config, batch, tokens)
+    return inputs
 
 
 def _tokens(config: Config, batch: int, tokens: int) -> Tensor:

@@ -81,8 +81,8 @@ class Study:
         self.changes = measure.Changes.of(run, (self.model, self.inputs))
         self.changed = frozenset(changed)
         self._pristine = self.changes.on((self.model, self.inputs))
-        held = dict(parts((self.model, self.inputs))) | _state(self.model)
-        written = {id(held[name]) for name in self.changes.tensors.keys() | changed if name in held}
+        tensors = dict(parts((self.model, self.inputs))) | _state(self.model)
+        written = {id(tensors[name]) for name in self.changes.tensors.keys() | changed if name in tensors}
         self._read_only = ReadOnly(self.model, written, self.device)
         if self.mode != "fwd" and not outputs:
             raise BackendKwargsError("A backward pass needs an output that requires grad, and the model has none.")
@@ -102,8 +102,8 @@ class Study:
         eager = self.observe(subject, copy.deepcopy(inputs))
         self._read_only.forget(subject.model)
         # The upcast copy of the model needs its own optimizer, and the state from before this call.
-        model, given = self.subject().model, copy.deepcopy(inputs)
-        precise = measure.reference(model, given, run=lambda fn, wide: self.observe(self._of(fn), wide))
+        model, own_inputs = self.subject().model, copy.deepcopy(inputs)
+        precise = measure.reference(model, own_inputs, run=lambda fn, wide: self.observe(self._of(fn), wide))
         otherwise = measure.Roundings(lambda: self.observe(self.subject(), copy.deepcopy(inputs)), eager)
         return Truth(inputs, eager, precise, otherwise)
 
@@ -204,13 +204,13 @@ class Study:
         """Check all that a call returns and changes, on fresh inputs, against eager's and the reference's results."""
         truth = self.truths[at]
         inputs = copy.deepcopy(truth.inputs)
-        given = tensors_of(inputs)  # before a call adds some
+        tensors = tensors_of(inputs)  # before a call adds some
         if at:
             self._read_only.put_back(subject.model)  # other candidates have run since
         seen = self.observe(subject, inputs)
         if names := self._read_only.put_back(subject.model):
             return Accuracy("fail_accuracy", f"it changes {names[0]}, which eager only reads{self._read_only.lost}")
-        pairs = enumerate(zip(given, tensors_of(truth.inputs), strict=True))
+        pairs = enumerate(zip(tensors, tensors_of(truth.inputs), strict=True))
         written = [f"input {i}" for i, pair in pairs if not measure.same_bits(*pair)]
         if odd := next((name for name in written if name not in self.changed), ""):
             return Accuracy("fail_accuracy", f"{odd}: it is written, and eager only reads it")
@@ -279,14 +279,14 @@ def _differentiable(output: object) -> list[torch.Tensor]:
 
 def _state(model: Model, inputs: Inputs | None = None) -> dict[str, torch.Tensor]:
     """Return the tensors that a call may change in place: parameters, buffers, and inputs."""
-    held: dict[str, torch.Tensor] = {}
+    tensors: dict[str, torch.Tensor] = {}
     if isinstance(model, torch.nn.Module):
-        held = {**dict(model.named_parameters()), **dict(model.named_buffers())}
-    return held | {f"input {at}": tensor for at, tensor in enumerate(tensors_of(inputs))}
+        tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    return tensors | {f"input {at}": tensor for at, tensor in enumerate(tensors_of(inputs))}
 
 
 def _leaves(model: Model, inputs: Inputs | None = None) -> dict[str, torch.Tensor]:
     """Return the tensors whose gradients a backward pass computes, by name."""
-    held: dict[str, torch.Tensor] = dict(model.named_parameters()) if isinstance(model, torch.nn.Module) else {}
-    held |= {f"input {at}": tensor for at, tensor in enumerate(tensors_of(inputs))}
-    return {name: tensor for name, tensor in held.items() if tensor.requires_grad}
+    tensors: dict[str, torch.Tensor] = dict(model.named_parameters()) if isinstance(model, torch.nn.Module) else {}
+    tensors |= {f"input {at}": tensor for at, tensor in enumerate(tensors_of(inputs))}
+    return {name: tensor for name, tensor in tensors.items() if tensor.requires_grad}

@@ -108,7 +108,7 @@ class Trial:
         """Compile, warm up and count memory."""
         study = self.study
         gc.collect()  # leftovers of an earlier trial would count as memory in use, and be freed meanwhile
-        held = torch.cuda.memory_allocated(study.device) if study.device.type == "cuda" else None
+        in_use = torch.cuda.memory_allocated(study.device) if study.device.type == "cuda" else None
         subject = study.subject()
         call, self.counted = self.compile(subject.model)
         self.subject = subject._replace(call=call)
@@ -120,7 +120,7 @@ class Trial:
             self.compile_s = perf_counter() - started if self.counted else None
         if self.counted and not self.graphs:
             raise TrialError("no graph reached the backend: this would run in eager")
-        self.peak_bytes = measure.peak_memory(self._warm, study.device, held) or None
+        self.peak_bytes = measure.peak_memory(self._warm, study.device, in_use) or None
 
     def _warm(self) -> None:
         for _ in range(WARM_CALLS):

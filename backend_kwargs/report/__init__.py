@@ -110,10 +110,10 @@ def report(compiled: Callable[..., object], *, against: Callable[..., object] | 
     """
     owner = _owner(compiled)
     gc.collect()  # a graph in eager is part of a reference cycle, so it would outlive torch.compiler.reset()
-    found, notes = _records_of(owner)
-    if not found:
+    own, notes = _records_of(owner)
+    if not own:
         return Report((), (f"no graph reached a backend: {_why_no_graph(owner)}",))
-    graphs = tuple(_graph(record, other) for record, other in zip(found, _others(against, len(found)), strict=True))
+    graphs = tuple(_graph(record, other) for record, other in zip(own, _others(against, len(own)), strict=True))
     return Report(graphs, tuple(advice_on(graphs)), (*notes, *_unseen_breaks(graphs)))
 
 

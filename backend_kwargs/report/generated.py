@@ -77,11 +77,11 @@ def _backward_metrics(record: Record) -> tuple[float | None, str]:
 
     kept = recent_compiles()
     later = [m for m in kept if (m.start_time_us or 0) > record.at]
-    found = next((m for m in later if m.compile_id == record.compile_id and not m.is_forward), None)
-    if found is None:  # compiled or loaded with its forward graph, or dropped from torch's list of recent compiles
+    metrics = next((m for m in later if m.compile_id == record.compile_id and not m.is_forward), None)
+    if metrics is None:  # compiled or loaded with its forward graph, or dropped from torch's list of recent compiles
         return None, record.facts.cache if len(later) < len(kept) else "unknown: torch keeps its last compiles only"
-    counts = (("hit", found.inductor_fx_local_cache_hit_count), ("miss", found.inductor_fx_local_cache_miss_count))
-    return (found.duration_us or 0) / 1e6, next((word for word, count in counts if count), record.facts.cache)
+    counts = (("hit", metrics.inductor_fx_local_cache_hit_count), ("miss", metrics.inductor_fx_local_cache_miss_count))
+    return (metrics.duration_us or 0) / 1e6, next((word for word, count in counts if count), record.facts.cache)
 
 
 def _cudagraphs(record: Record, graph: "CompiledFxGraph", mode: str) -> str:

@@ -50,8 +50,8 @@ def _attempts(owner: object, code: CodeType | None) -> list[Any]:
 
 def _one(reasons: Iterable[str | None]) -> str:
     """Return the reason if there is only one, "" if there are several, since some may belong to other callables."""
-    found = set(filter(None, reasons))
-    return found.pop() if len(found) == 1 else ""
+    distinct = set(filter(None, reasons))
+    return distinct.pop() if len(distinct) == 1 else ""
 
 
 def _skipped(module: "torch.nn.Module") -> bool:
