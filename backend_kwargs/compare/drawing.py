@@ -2,14 +2,11 @@
 
 from io import BytesIO, StringIO
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from backend_kwargs.compare.rows import Comparison, Row
 from backend_kwargs.errors import BackendKwargsError, error_text, wrong_value
 from backend_kwargs.files.atomic_write import write_whole
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
 
 
 def plot(comparison: Comparison, path: str | Path) -> None:
@@ -53,14 +50,9 @@ def check_drawable(path: str | Path) -> None:
         raise wrong_value("plot", "a file with the suffix of an image, such as .png, .svg or .pdf", str(path))
 
 
-def _draw_rows(axes: "Axes", rows: list[Row]) -> None:
+def _draw_rows(axes: Any, rows: list[Row]) -> None:
     # Notes are in a column next to the plot, where they cannot overlap a point.
-    beside: dict[str, Any] = {
-        "xycoords": ("axes fraction", "data"),
-        "va": "center",
-        "fontsize": 8,
-        "annotation_clip": False,
-    }
+    beside = {"xycoords": ("axes fraction", "data"), "va": "center", "fontsize": 8, "annotation_clip": False}
     for at, row in enumerate(rows):
         axes.annotate(_note(row), (1.02, at), color="0.25" if row.passed else "tab:red", **beside)
         if row.speedup:
