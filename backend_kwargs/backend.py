@@ -6,15 +6,15 @@ import hashlib
 import json
 import pickle
 import pkgutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from difflib import get_close_matches
 from functools import partial
 from inspect import signature
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, get_args
+from typing import TYPE_CHECKING, Any, TypeAlias, get_args
 
-from backend_kwargs.backends import CapturedGraph, Compiler
+from backend_kwargs.backends import CapturedGraph, Compiler, Inputs
 from backend_kwargs.backends.dynamo import DynamoCompiler
 from backend_kwargs.backends.inductor.compiler import InductorCompiler
 from backend_kwargs.backends.others import is_former, removed
@@ -28,16 +28,20 @@ from backend_kwargs.errors import (
     warn_once,
     wrong_value,
 )
-from backend_kwargs.facts import Compiled
+from backend_kwargs.facts import Call, Compiled
 from backend_kwargs.files.atomic_write import write_whole
 from backend_kwargs.files.plain_data import check_plain
-from backend_kwargs.options.layers import Layer, copied, merge, same
+from backend_kwargs.options.layers import Layer, Options, copied, merge, same
 from backend_kwargs.options.option import Option, check, convert
 from backend_kwargs.options.requirements import DYNAMO_BACKENDS, Limit, require
 from backend_kwargs.options.spec import check_length, join_spec
 from backend_kwargs.options.trust import Check, untrusted
 from backend_kwargs.pipeline import COMPILERS, compile_graph
 
+if TYPE_CHECKING:
+    from torch.fx import GraphModule
+
+CompilerFn: TypeAlias = Callable[..., Any]  # a backend of dynamo's: takes (gm, example_inputs, **kwargs)
 CONFIG_VERSION = 1
 OURS = COMPILERS  # looked up before dynamo's registry; "dynamo:NAME" finds a backend of dynamo's of one of these names
 
@@ -75,7 +79,7 @@ class Backend:
         return self._compiler.summary(self._templates)
 
     @property
-    def options(self) -> Mapping[str, Any]:
+    def options(self) -> Options:
         """Every option that any layer sets; read-only."""
         return MappingProxyType(copied(self._options))
 
@@ -84,7 +88,7 @@ class Backend:
         """Where the options come from, lowest first."""
         return self._layers
 
-    def bind(self, source: str, given: Mapping[str, Any], coerce: Check = check) -> "Backend":
+    def bind(self, source: str, given: Options, coerce: Check = check) -> "Backend":
         """Return this backend with `given` merged on top, as a layer named `source`; raise if an option is wrong."""
         if not given:
             return self
@@ -113,15 +117,15 @@ class Backend:
 
     def __call__(
         self,
-        gm: Any,
-        example_inputs: Sequence[Any],
+        gm: "GraphModule",
+        example_inputs: Inputs,
         *,
         mode: str | None = None,
-        options: Mapping[str, Any] | None = None,
-        config_patches: Mapping[str, Any] | None = None,
+        options: Options | None = None,
+        config_patches: Options | None = None,
         name: str | None = None,
         **kwargs: Any,
-    ) -> Callable[..., Any]:
+    ) -> Call:
         """Compile the graph `gm`, as dynamo asks; return what the compiler returned, unwrapped."""
         bound = self.called_with(mode=mode, options=options, config_patches=config_patches, **kwargs)
         return bound.compile(CapturedGraph(gm, example_inputs, name)).call
@@ -130,14 +134,14 @@ class Backend:
         self,
         *,
         mode: str | None = None,
-        options: Mapping[str, Any] | None = None,
-        config_patches: Mapping[str, Any] | None = None,
+        options: Options | None = None,
+        config_patches: Options | None = None,
         **kwargs: Any,
     ) -> "Backend":
         """Return this backend with the options of a call by dynamo: those that torch.compile was given."""
         # `config_patches` come only from dynamo's environment variables.
-        given = {**(options or {}), **kwargs, **({} if mode is None else {"mode": mode})}
-        return self.bind("torch.compile", given).bind("dynamo's config_patches", config_patches or {})
+        call_options = {**(options or {}), **kwargs, **({} if mode is None else {"mode": mode})}
+        return self.bind("torch.compile", call_options).bind("dynamo's config_patches", config_patches or {})
 
     def compile(self, graph: CapturedGraph) -> Compiled:
         """Compile a graph, and return its callable with what is known about it, which `report` reads too."""
@@ -184,7 +188,7 @@ class Backend:
     def __copy__(self) -> "Backend":
         return self
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> "Backend":
+    def __deepcopy__(self, memo: dict[int, object]) -> "Backend":
         return self
 
     def __repr__(self) -> str:
@@ -196,7 +200,7 @@ class Backend:
         )
         return f"make_backend({target}{f', {options!r}' if options else ''})"
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[object, ...]:
         own = self._own_options()
         for name, value in own.items():
             if not _pickles(value):
@@ -204,22 +208,22 @@ class Backend:
         return _restored, (self._writable_spec(), own)
 
     @classmethod
-    def from_config(cls, config: Mapping[str, Any] | str, *, trust: bool = False) -> "Backend":
+    def from_config(cls, config: Options | str, *, trust: bool = False) -> "Backend":
         """Make a backend from a mapping, its JSON text, or base64 of that; `backend` defaults to tmpl-inductor.
 
         Besides options it takes `template`, `mode`, `freezing`, `inductor_config`, and the keys of `to_config`. A
         backend or an option that is code, such as a function to import or a compiler's path, raises unless you pass
         `trust=True`.
         """
-        given = _config_mapping(config)
-        version = given.pop("version", CONFIG_VERSION)
+        fields = _config_mapping(config)
+        version = fields.pop("version", CONFIG_VERSION)
         if type(version) is not int or version not in range(1, CONFIG_VERSION + 1):
             raise BackendKwargsError(
                 f"Config version {shown(version)} is not 1 to {CONFIG_VERSION}; update backend-kwargs."
             )
-        check_plain("A config", given)
-        found = find_backend(given.pop("backend", "tmpl-inductor"), trust=trust)
-        return found.bind("config", given, _from_json if trust else untrusted(_from_json))
+        check_plain("A config", fields)
+        backend = find_backend(fields.pop("backend", "tmpl-inductor"), trust=trust)
+        return backend.bind("config", fields, _from_json if trust else untrusted(_from_json))
 
     def to_config(self) -> dict[str, Any]:
         """Return plain data that `from_config` reads: sorted, with a version; raise if a value cannot be written."""
@@ -248,7 +252,7 @@ class Backend:
             )
         return self.spec
 
-    def _written(self, name: str, value: Any) -> Any:
+    def _written(self, name: str, value: object) -> object:
         try:
             written = json.loads(json.dumps(_as_json(value), allow_nan=False))
             if same(_from_json(self.option(name), written, "option"), value):
@@ -288,7 +292,7 @@ def find_backend(spec: str, *, trust: bool = True) -> Backend:
     raise unknown(kind, name, [*ours, *_dynamo_names()], otherwise="`backend-kwargs list` shows all.")
 
 
-def backend_of_function(compiler_fn: Callable[..., Any], name: str = "") -> Backend:
+def backend_of_function(compiler_fn: CompilerFn, name: str = "") -> Backend:
     """Return the backend that calls `compiler_fn(gm, example_inputs, **kwargs)`, called `name` or as it is imported."""
     if isinstance(compiler_fn, Backend):
         return compiler_fn
@@ -304,7 +308,7 @@ def backend_of_function(compiler_fn: Callable[..., Any], name: str = "") -> Back
     return Backend(DynamoCompiler(f"{named.__module__}:{named.__qualname__}", compiler_fn))
 
 
-def _check_takes_graph(compiler_fn: Callable[..., Any]) -> None:
+def _check_takes_graph(compiler_fn: CompilerFn) -> None:
     try:
         taken = signature(compiler_fn)
     except (TypeError, ValueError):  # some callables written in C have no signature
@@ -354,24 +358,24 @@ def _imported(qualified: str) -> Any:
         ) from error
 
 
-def _restored(spec: str, options: dict[str, Any]) -> Backend:
+def _restored(spec: str, options: Options) -> Backend:
     return find_backend(spec).bind("unpickled", options)
 
 
-def _pickles(value: Any) -> bool:
+def _pickles(value: object) -> bool:
     try:
         return same(pickle.loads(pickle.dumps(value)), value)  # noqa: S301 - pickled in this line
     except Exception:  # noqa: BLE001 - whatever a value's own __reduce__ raises
         return False
 
 
-def _not_writable(name: str, value: Any) -> BackendKwargsError:
+def _not_writable(name: str, value: object) -> BackendKwargsError:
     return BackendKwargsError(
         f"Option {name!r} cannot be written: {shown(value)} ({type(value).__name__}) would not read back equal."
     )
 
 
-def _config_mapping(config: Any) -> dict[str, Any]:
+def _config_mapping(config: object) -> dict[str, Any]:
     if isinstance(config, str):
         config = _parsed(config)
     if not isinstance(config, Mapping):
@@ -379,7 +383,7 @@ def _config_mapping(config: Any) -> dict[str, Any]:
     return dict(config)
 
 
-def _parsed(text: str) -> Any:
+def _parsed(text: str) -> object:
     try:
         # The command base64(1) breaks lines.
         return json.loads(
@@ -389,13 +393,13 @@ def _parsed(text: str) -> Any:
         raise wrong_value("A config", "a mapping, its JSON text, or base64 of that", text) from None
 
 
-def _from_json(option: Option, value: Any, kind: str) -> Any:
+def _from_json(option: Option, value: object, kind: str) -> object:
     # JSON has its own null, numbers and lists, so a string stays text if the option may be text.
     as_it_is = option.type is Any or (isinstance(value, str) and str in get_args(option.type))
     return value if as_it_is else convert(option, value, kind)
 
 
-def _as_json(value: Any) -> Any:
+def _as_json(value: object) -> Any:
     if value is None or isinstance(value, bool | int | float | str):
         return value
     if isinstance(value, Mapping):

@@ -10,9 +10,13 @@ import types
 import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from backend_kwargs.facts import Compiled, CompileFacts
+from backend_kwargs.facts import Call, Compiled, CompileFacts
+from backend_kwargs.options.layers import Options
+
+if TYPE_CHECKING:
+    from torch.fx import GraphModule
 
 ARTIFACT = "backend_kwargs_options"
 WRAPPER = "compile_wrapper"  # the name of torch.compile's result; its `fn` is the callable that it was given
@@ -37,7 +41,7 @@ class Record:
     break_reason: str
     recompiled: str | None
     at: int
-    owner: Callable[[], Any]
+    owner: Callable[[], object]
     compiled: Callable[[], Any]
 
     @property
@@ -46,7 +50,7 @@ class Record:
         return self.backend.spec  # type: ignore[no-any-return]
 
     @property
-    def options(self) -> Mapping[str, Any]:
+    def options(self) -> Options:
         """The options of the backend; those that its compiler got in the end are in `facts`."""
         return self.backend.options  # type: ignore[no-any-return]
 
@@ -59,12 +63,12 @@ def records() -> list[Record]:
     return list(_records.copy().values())
 
 
-def record_of(compiled: Callable[..., Any]) -> Record | None:
+def record_of(compiled: Call) -> Record | None:
     """Return the record of what a backend of this package returned, None if there is none."""
     return _records.get(id(_kept(compiled)))
 
 
-def recorded(backend: Any, gm: Any, compile_graph: Callable[[], Compiled]) -> Compiled:
+def recorded(backend: Any, gm: "GraphModule", compile_graph: Callable[[], Compiled]) -> Compiled:
     """Return the result of `compile_graph` with more facts, and keep a record of it."""
     reason = getattr(gm, "compile_subgraph_reason", None)  # read first: the compiler may change `gm`
     _attempt(lambda: trace_options(backend))
@@ -80,12 +84,12 @@ def recorded(backend: Any, gm: Any, compile_graph: Callable[[], Compiled]) -> Co
     return compiled
 
 
-def returned_as_it_was(compiled: Callable[..., Any], gm: Any, code: str) -> bool:
+def returned_as_it_was(compiled: Call, gm: "GraphModule", code: str) -> bool:
     """Return whether the compiler returned the graph it was given, whose code was `code`, so that it runs in eager."""
     return _kept(compiled) is gm and gm.code == code
 
 
-def _attempt(step: Callable[[], Any]) -> Any:
+def _attempt(step: Callable[[], object]) -> Any:
     """Return the result of `step`, None if it fails: reading torch's internals must not fail a compile."""
     try:
         return step()
@@ -107,7 +111,7 @@ def trace_options(backend: Any) -> None:
     )
 
 
-def _told(value: Any) -> Any:
+def _told(value: object) -> object:
     """Return `value`, or its repr if JSON cannot represent it."""
     try:
         json.dumps(value)
@@ -139,7 +143,7 @@ def _keep(compiled: Compiled, backend: Any, reason: Any, at: int) -> None:
     _records[key] = record
 
 
-def _kept(compiled: Callable[..., Any]) -> Any:
+def _kept(compiled: Call) -> Any:
     """Return the object that dynamo keeps alive with the graph: it unwraps `compiled` first."""
     from backend_kwargs.torch_internals.dynamo import innermost_fn
 

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 from difflib import get_close_matches
 from functools import cache
 from pathlib import Path
-from typing import Any
+from types import FrameType
 from warnings import warn
 
 LONGEST_VALUE = 80
@@ -48,7 +48,7 @@ def printable(text: str, keep: str = "") -> str:
     return "".join(each if each.isprintable() or each in keep else repr(each)[1:-1] for each in text)
 
 
-def shown(value: Any) -> str:
+def shown(value: object) -> str:
     """Return `repr(value)`, shortened so that a message stays one readable line."""
     try:
         return shortened(_one_line(repr(value)), LONGEST_VALUE)
@@ -77,7 +77,7 @@ def unknown(kind: str, name: str, known: Iterable[str], *, otherwise: str = "") 
     return BackendKwargsError(f"Unknown {kind} {shown(name)}. {advice}".rstrip())
 
 
-def wrong_value(what: str, wanted: str, got: Any) -> BackendKwargsError:
+def wrong_value(what: str, wanted: str, got: object) -> BackendKwargsError:
     """Return the error that `what` must be `wanted`, with the value given instead."""
     return BackendKwargsError(f"{what} must be {wanted}, got {shown(got)} ({type(got).__name__}).")
 
@@ -93,8 +93,8 @@ def _levels_outside() -> int:
     return len(list(inside)) + 1
 
 
-def _callers() -> Iterator[Any]:
-    frame: Any = sys._getframe(2)
+def _callers() -> Iterator[FrameType]:
+    frame: FrameType | None = sys._getframe(2)
     while frame is not None:
         yield frame
         frame = frame.f_back

@@ -29,11 +29,11 @@ class Effect:
     """
 
     option: str
-    value: Any
+    value: object
     layer: str
-    default: Any
+    default: object
     status: str
-    overrides: tuple[tuple[str, Any], ...] = ()
+    overrides: tuple[tuple[str, object], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

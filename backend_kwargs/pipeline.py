@@ -22,7 +22,7 @@ from backend_kwargs.backends.others import OTHERS
 from backend_kwargs.errors import BackendKwargsError, warn_once
 from backend_kwargs.facts import Compiled
 from backend_kwargs.options import precisions
-from backend_kwargs.options.layers import merge, with_users
+from backend_kwargs.options.layers import Options, merge, with_users
 from backend_kwargs.options.option import Option, Where
 from backend_kwargs.options.requirements import Machine, limits
 from backend_kwargs.options.spec import split_templates
@@ -30,7 +30,7 @@ from backend_kwargs.options.trust import OWN_DATA
 from backend_kwargs.rewrites.table import check_rewrites, find_rewrite, raced_rewrites
 
 
-def compile_graph(compiler: Compiler, graph: CapturedGraph, options: Mapping[str, Any]) -> Compiled:
+def compile_graph(compiler: Compiler, graph: CapturedGraph, options: Options) -> Compiled:
     """Compile a graph with `compiler`, through those of its stages that `options` ask for."""
     step: Step = compiler.compile
     for stage in reversed(compiler.stages):
@@ -38,9 +38,7 @@ def compile_graph(compiler: Compiler, graph: CapturedGraph, options: Mapping[str
     return step(graph, options)
 
 
-def _through(
-    stage: Stage, compiler: Compiler, following: Step, graph: CapturedGraph, options: Mapping[str, Any]
-) -> Compiled:
+def _through(stage: Stage, compiler: Compiler, following: Step, graph: CapturedGraph, options: Options) -> Compiled:
     asked = is_set(stage.name, options.get(stage.name))
     return stage.apply(compiler, graph, options, following) if asked else following(graph, options)
 
@@ -48,7 +46,7 @@ def _through(
 # ---- auto: races candidates, each of which goes through the stages after this one
 
 
-def _compile_fastest(compiler: Compiler, graph: CapturedGraph, options: Mapping[str, Any], following: Step) -> Compiled:
+def _compile_fastest(compiler: Compiler, graph: CapturedGraph, options: Options, following: Step) -> Compiled:
     from backend_kwargs.auto.decide import compile_fastest
     from backend_kwargs.auto.request import Request, Tools
 
@@ -57,7 +55,7 @@ def _compile_fastest(compiler: Compiler, graph: CapturedGraph, options: Mapping[
     fixed = {name: value for name, value in options.items() if name not in auto.OPTIONS and name != "rewrites"}
     clones = _clones(options)
 
-    def compile_one(graph: CapturedGraph, candidate: Mapping[str, Any], other: str = "") -> Compiled:
+    def compile_one(graph: CapturedGraph, candidate: Options, other: str = "") -> Compiled:
         if other:
             return compile_graph(COMPILERS[other](other), graph, candidate)
         return following(graph, {**with_users(candidate, fixed), "clone_outputs": clones})
@@ -66,14 +64,14 @@ def _compile_fastest(compiler: Compiler, graph: CapturedGraph, options: Mapping[
     return compile_fastest(Request(graph, auto.RaceSettings.of(options), compile_one, tools))
 
 
-def _check_candidates(options: Mapping[str, Any], here: Machine, tell: Tell) -> None:
+def _check_candidates(options: Options, here: Machine, tell: Tell) -> None:
     check_candidates(options.get("candidates") or ())
 
 
 # ---- precision: the graph in a lower precision, measured
 
 
-def _compile_lowered(compiler: Compiler, graph: CapturedGraph, options: Mapping[str, Any], following: Step) -> Compiled:
+def _compile_lowered(compiler: Compiler, graph: CapturedGraph, options: Options, following: Step) -> Compiled:
     from backend_kwargs.precision.lowered import Asked, compile_lowered
 
     (precision,) = precisions.named(options["precision"])
@@ -91,7 +89,7 @@ def _compile_lowered(compiler: Compiler, graph: CapturedGraph, options: Mapping[
 # ---- clone_outputs: results that no later call changes
 
 
-def _clone_outputs(compiler: Compiler, graph: CapturedGraph, options: Mapping[str, Any], following: Step) -> Compiled:
+def _clone_outputs(compiler: Compiler, graph: CapturedGraph, options: Options, following: Step) -> Compiled:
     compiled = following(graph, options)
     if not _records(options):
         return compiled
@@ -100,20 +98,20 @@ def _clone_outputs(compiler: Compiler, graph: CapturedGraph, options: Mapping[st
     return compiled.called_by(with_independent_outputs(compiled.call))
 
 
-def _clones(options: Mapping[str, Any]) -> bool:
+def _clones(options: Options) -> bool:
     """Return whether results are copied: those of `auto`, unless the user says otherwise."""
     asked = options.get("clone_outputs")
     return bool(options.get("auto") if asked is None else asked)
 
 
-def _records(options: Mapping[str, Any]) -> bool:
+def _records(options: Options) -> bool:
     """Return whether CUDA graphs may be recorded, by an option or by Inductor's global configuration."""
     from backend_kwargs.torch_internals import inductor_config
 
     return bool(options.get("triton.cudagraphs", inductor_config.value("triton.cudagraphs")))
 
 
-def _needs_trees(options: Mapping[str, Any], here: Machine, tell: Tell) -> None:
+def _needs_trees(options: Options, here: Machine, tell: Tell) -> None:
     if _clones(options) and not options.get("triton.cudagraph_trees", True):
         raise BackendKwargsError("Option 'clone_outputs' needs 'triton.cudagraph_trees': leave that True.")
 
@@ -121,7 +119,7 @@ def _needs_trees(options: Mapping[str, Any], here: Machine, tell: Tell) -> None:
 # ---- rewrites: of dynamo's graph here, and by a pass on the graphs that Inductor lowers
 
 
-def _rewrite(compiler: Compiler, graph: CapturedGraph, options: Mapping[str, Any], following: Step) -> Compiled:
+def _rewrite(compiler: Compiler, graph: CapturedGraph, options: Options, following: Step) -> Compiled:
     from backend_kwargs.graphs.writes import is_bare_subclass
     from backend_kwargs.rewrites.apply import with_rewrites
     from backend_kwargs.rewrites.traced import compile_rewritten
@@ -132,7 +130,7 @@ def _rewrite(compiler: Compiler, graph: CapturedGraph, options: Mapping[str, Any
     return compile_rewritten(graph, names, lambda changed: following(changed, with_rewrites(options, names)))
 
 
-def _check_rewrites(options: Mapping[str, Any], here: Machine, tell: Tell) -> None:
+def _check_rewrites(options: Options, here: Machine, tell: Tell) -> None:
     names = options.get("rewrites") or ()
     check_rewrites(names)
     for name in names:
@@ -143,7 +141,7 @@ def _check_rewrites(options: Mapping[str, Any], here: Machine, tell: Tell) -> No
 # ---- tuned_products: which products max_autotune tunes
 
 
-def _tune_products(compiler: Compiler, graph: CapturedGraph, options: Mapping[str, Any], following: Step) -> Compiled:
+def _tune_products(compiler: Compiler, graph: CapturedGraph, options: Options, following: Step) -> Compiled:
     from backend_kwargs.backends.inductor.tuned_products import tuning_only, with_tuned
 
     names = options["tuned_products"]
@@ -153,7 +151,7 @@ def _tune_products(compiler: Compiler, graph: CapturedGraph, options: Mapping[st
 # ---- freezing: parameters as constants
 
 
-def _freeze(compiler: Compiler, graph: CapturedGraph, options: Mapping[str, Any], following: Step) -> Compiled:
+def _freeze(compiler: Compiler, graph: CapturedGraph, options: Options, following: Step) -> Compiled:
     import torch
 
     from backend_kwargs.backends.inductor.cudagraph_outputs import with_copies_of
@@ -176,7 +174,7 @@ def _freeze(compiler: Compiler, graph: CapturedGraph, options: Mapping[str, Any]
 # ---- the table
 
 
-def _names(value: Any) -> Any:
+def _names(value: Any) -> object:
     """Return a list of names, or a text such as "packed,patches", as a tuple without repetitions.
 
     Equal backends compile once, whether names come from Python, from a text or from a file.
@@ -187,7 +185,7 @@ def _names(value: Any) -> Any:
     return tuple(dict.fromkeys(value)) if hashable else value
 
 
-def _option(name: str, kind: Any, doc: str) -> Mapping[str, Option]:
+def _option(name: str, kind: object, doc: str) -> Mapping[str, Option]:
     return MappingProxyType({name: Option(name, kind, None, doc, data=name in OWN_DATA)})
 
 

@@ -1,14 +1,21 @@
 """Options for a part of a graph: the operations of a decorated function are compiled with options of their own."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from importlib import import_module
 from itertools import count
-from typing import Any, TypeVar
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from backend_kwargs.backend import Backend
+from backend_kwargs.backends import Inputs
 from backend_kwargs.errors import BackendKwargsError, shown
+from backend_kwargs.facts import Call
+from backend_kwargs.options.layers import Options
 from backend_kwargs.pipeline import OWN
 from backend_kwargs.registry import make_backend
+
+if TYPE_CHECKING:
+    from torch.fx import GraphModule
 
 KEY = "compile_with_inductor"
 OWN_REGION = "inductor_region"
@@ -21,7 +28,7 @@ _regions = count()
 
 
 def region_options(
-    spec: str | Backend, options: Mapping[str, Any] | None = None, /, **kwargs: Any
+    spec: str | Backend, options: Options | None = None, /, **kwargs: object
 ) -> Callable[[Decorated], Decorated]:
     """Return a decorator for a function or a `forward` whose operations are compiled with these options.
 
@@ -43,20 +50,20 @@ def region_options(
     return annotate_fn({KEY: region})  # type: ignore[no-any-return]
 
 
-def compile_regions(gm: Any, example_inputs: Sequence[Any]) -> Callable[..., Any]:
+def compile_regions(gm: "GraphModule", example_inputs: Inputs) -> Call:
     """Compile each region of `gm` with its `region_options`, and run the rest as in eager; a dynamo backend."""
     from backend_kwargs.torch_internals.functorch import aot_autograd
 
     return aot_autograd(fw_compiler=_compile_lowered, bw_compiler=_compile_lowered)(gm, example_inputs)
 
 
-def _compile_lowered(gm: Any, example_inputs: Sequence[Any]) -> Any:
+def _compile_lowered(gm: "GraphModule", example_inputs: Inputs) -> Any:
     from backend_kwargs.torch_internals.regions import compile_marked
 
     return compile_marked(_torch_regions(), gm)
 
 
-def _torch_regions() -> Any:
+def _torch_regions() -> ModuleType:
     """Return torch's module for regions, or raise."""
     import torch
 

@@ -2,17 +2,16 @@
 
 import json
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
-from backend_kwargs.backend import OURS, Backend, backend_of_function, find_backend, find_in_dynamo
+from backend_kwargs.backend import OURS, Backend, CompilerFn, backend_of_function, find_backend, find_in_dynamo
 from backend_kwargs.backends.others import FORMER
 from backend_kwargs.errors import BackendKwargsError, wrong_value
 from backend_kwargs.facts.decision import EAGER
 from backend_kwargs.files.plain_data import check_plain
-from backend_kwargs.options.layers import with_users
+from backend_kwargs.options.layers import Options, with_users
 from backend_kwargs.options.option import check, convert
 from backend_kwargs.options.spec import check_name
 from backend_kwargs.options.templates import (
@@ -33,7 +32,7 @@ OPTIONS_VARIABLE = "BACKEND_KWARGS_OPTIONS"
 _interned: dict[str, Backend] = {}
 
 
-def make_backend(spec: str | Callable[..., Any], options: Mapping[str, Any] | None = None, /, **kwargs: Any) -> Backend:
+def make_backend(spec: str | CompilerFn, options: Options | None = None, /, **kwargs: object) -> Backend:
     """Return the backend that `spec` names, with `options` and `kwargs` bound to it and checked at once.
 
     Args:
@@ -48,15 +47,15 @@ def make_backend(spec: str | Callable[..., Any], options: Mapping[str, Any] | No
     """
     if options is not None and not isinstance(options, Mapping):
         raise wrong_value("make_backend's `options`", "a mapping", options)
-    found = find_backend(spec) if isinstance(spec, str) else backend_of_function(spec)
+    base = find_backend(spec) if isinstance(spec, str) else backend_of_function(spec)
     if spec == PLAIN:
-        found = _with_environment(found)
-    backend = found.bind("make_backend", {**(options or {}), **kwargs})
+        base = _with_environment(base)
+    backend = base.bind("make_backend", {**(options or {}), **kwargs})
     backend.verify(tell=lambda message: None)
     return backend if options or kwargs or not isinstance(spec, str) else _intern(spec, backend)
 
 
-def decided(winner: str, options: Mapping[str, Any], fixed: Mapping[str, Any], compiler: str = "") -> Backend:
+def decided(winner: str, options: Options, fixed: Options, compiler: str = "") -> Backend:
     """Return the backend that compiles as `auto` decided: the winner's options, with the user's own on top.
 
     A `compiler` other than Inductor gets only its own options.
@@ -74,7 +73,7 @@ def decided(winner: str, options: Mapping[str, Any], fixed: Mapping[str, Any], c
     return find_backend(PLAIN).bind("decision", with_users(options, fixed))
 
 
-def register_backend(name: str, compiler_fn: Callable[..., Any]) -> Backend:
+def register_backend(name: str, compiler_fn: CompilerFn) -> Backend:
     """Make `torch.compile(..., backend=name)` call `compiler_fn` with options bound by its signature, and checked.
 
     `compiler_fn` takes `(gm, example_inputs, **kwargs)`, or is a Backend. Registering the same one again is allowed.
@@ -86,9 +85,7 @@ def register_backend(name: str, compiler_fn: Callable[..., Any]) -> Backend:
     return find_backend(name)
 
 
-def register_template(
-    name: str, options: Mapping[str, Any] | None = None, *, base: str | None = None, summary: str = ""
-) -> None:
+def register_template(name: str, options: Options | None = None, *, base: str | None = None, summary: str = "") -> None:
     """Define the template "tmpl-inductor:NAME" as the template `base` ("a" or "a+b") with `options` merged on top."""
     if options is not None and not isinstance(options, Mapping):
         raise wrong_value("A template's `options`", "a mapping", options)
@@ -100,9 +97,9 @@ def load_templates(path: str | Path, *, trust: bool = False) -> list[str]:
 
     An option that is code, such as a compiler's path or a function to import, raises unless you pass `trust=True`.
     """
-    found = read_templates(path)
-    _register(found, convert if trust else untrusted(convert))
-    return list(found)
+    templates = read_templates(path)
+    _register(templates, convert if trust else untrusted(convert))
+    return list(templates)
 
 
 def list_backends() -> list[str]:
@@ -132,8 +129,8 @@ def _with_environment(backend: Backend) -> Backend:
     if not isinstance(options, dict):
         raise wrong_value(f"The environment variable {OPTIONS_VARIABLE}", "a JSON object", options)
     check_plain(f"The environment variable {OPTIONS_VARIABLE}", options)
-    given = {**options, **({"template": template} if template else {})}
-    return backend.bind("environment", given, convert)
+    values = {**options, **({"template": template} if template else {})}
+    return backend.bind("environment", values, convert)
 
 
 def _intern(spec: str, backend: Backend) -> Backend:

@@ -10,10 +10,10 @@ is what the last two share. `generated_code` finds Inductor's code behind a call
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
-from backend_kwargs.facts import Compiled
-from backend_kwargs.options.layers import Layer
+from backend_kwargs.facts import Call, Compiled
+from backend_kwargs.options.layers import Layer, Options
 from backend_kwargs.options.option import Option
 from backend_kwargs.options.requirements import Limit, Machine, Rule
 from backend_kwargs.options.trust import Check
@@ -22,6 +22,9 @@ if TYPE_CHECKING:
     from torch.fx import GraphModule
 
 Tell = Callable[[Limit], None]
+Inputs: TypeAlias = Sequence[Any]  # tensors, and integers or torch.SymInt for dynamic sizes
+CompileInner: TypeAlias = Callable[..., Any]  # compiles one lowered graph: Inductor's `compile_fx_inner`
+Wrap: TypeAlias = Callable[[CompileInner], CompileInner]
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,21 +38,21 @@ class CapturedGraph:
     """
 
     gm: "GraphModule"
-    example_inputs: Sequence[Any]
+    example_inputs: Inputs
     region: str | None = None
-    compile_fx: Callable[..., Callable[..., Any]] | None = None
-    around_inner: tuple[Callable[[Callable[..., Any]], Callable[..., Any]], ...] = ()
+    compile_fx: Callable[..., Call] | None = None
+    around_inner: tuple[Wrap, ...] = ()
     error_is_measured: bool = False
 
-    def around(self, wrap: Callable[[Callable[..., Any]], Callable[..., Any]]) -> "CapturedGraph":
+    def around(self, wrap: Wrap) -> "CapturedGraph":
         """Return the same, with another function around the one that compiles each lowered graph."""
         return replace(self, around_inner=(*self.around_inner, wrap))
 
 
-Step = Callable[[CapturedGraph, Mapping[str, Any]], Compiled]
+Step = Callable[[CapturedGraph, Options], Compiled]
 
 
-def _accept(options: Mapping[str, Any], here: Machine, tell: Tell) -> None:
+def _accept(options: Options, here: Machine, tell: Tell) -> None:
     """Accept all options."""
 
 
@@ -65,8 +68,8 @@ class Stage:
 
     name: str
     options: Mapping[str, Option]
-    apply: Callable[["Compiler", CapturedGraph, Mapping[str, Any], Step], Compiled]
-    verify: Callable[[Mapping[str, Any], Machine, Tell], None] = _accept
+    apply: Callable[["Compiler", CapturedGraph, Options, Step], Compiled]
+    verify: Callable[[Options, Machine, Tell], None] = _accept
     rules: tuple[Rule, ...] = ()
     reads: Mapping[str, Callable[[Any], Any]] = field(default_factory=dict)
 
@@ -98,7 +101,7 @@ class Compiler(Protocol):
     def precisions(self) -> tuple[str, ...]:
         """The lower precisions that it computes in by itself, under the options that `computing_in` returns."""
 
-    def computing_in(self, precision: str) -> Mapping[str, Any]:
+    def computing_in(self, precision: str) -> Options:
         """Return the options under which it computes in one of its `precisions`; none for any other precision."""
 
     def found_by_name(self) -> bool:
@@ -122,20 +125,20 @@ class Compiler(Protocol):
     def template(self, name: str) -> Layer:
         """Return the layer of the template called `name`, or raise with the closest name."""
 
-    def verify(self, templates: Sequence[str], options: Mapping[str, Any], tell: Tell) -> None:
+    def verify(self, templates: Sequence[str], options: Options, tell: Tell) -> None:
         """Raise if these cannot compile; call `tell` for each limit that has a documented fallback."""
 
-    def read(self, source: str, given: Mapping[str, Any], coerce: Check) -> Reading:
+    def read(self, source: str, given: Options, coerce: Check) -> Reading:
         """Check the options of `source` and order them: templates, then the mode, then options."""
 
-    def limits(self, options: Mapping[str, Any]) -> Mapping[str, Limit]:
+    def limits(self, options: Options) -> Mapping[str, Limit]:
         """Return the reason for each of `options` that has no effect on this machine or with the other options."""
 
-    def compile(self, graph: CapturedGraph, options: Mapping[str, Any]) -> Compiled:
+    def compile(self, graph: CapturedGraph, options: Options) -> Compiled:
         """Compile a graph with `options`, without the stages."""
 
-    def config(self, options: Mapping[str, Any]) -> dict[str, Any]:
+    def config(self, options: Options) -> dict[str, Any]:
         """Return the whole configuration that results from `options`."""
 
-    def reset(self, options: Mapping[str, Any]) -> None:
+    def reset(self, options: Options) -> None:
         """Free what compiling with `options` keeps in this process."""

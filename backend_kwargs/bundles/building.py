@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+from torch.types import Device
 
 from backend_kwargs.bundles.config import CompileConfig
 from backend_kwargs.bundles.frames import keep_frame
@@ -16,6 +17,7 @@ from backend_kwargs.bundles.identity.walk import identity_of, state_of
 from backend_kwargs.bundles.packages.compiling import compile_package, export_module
 from backend_kwargs.bundles.running import (
     Built,
+    Dtypes,
     Running,
     entry,
     first_output_dtypes,
@@ -26,8 +28,9 @@ from backend_kwargs.bundles.running import (
 )
 from backend_kwargs.bundles.samples import Sample, cloned, described, one_signature, samples_of
 from backend_kwargs.errors import BackendKwargsError, error_text, warn_once, wrong_value
+from backend_kwargs.facts import Call
 from backend_kwargs.measure import Roundings, accuracy, check_error, status_of
-from backend_kwargs.measure.trees import map_tensors, walk
+from backend_kwargs.measure.trees import Results, map_tensors, walk
 from backend_kwargs.torch_internals.tensors import version_of
 
 
@@ -36,7 +39,7 @@ class FailedModuleError(BackendKwargsError, RuntimeError):
 
 
 def build(
-    config: CompileConfig, module: torch.nn.Module, data: Any, device: Any, cache_dir: str | Path | None
+    config: CompileConfig, module: torch.nn.Module, data: object, device: Device, cache_dir: str | Path | None
 ) -> tuple[Built, Running]:
     """Compile `module` for the samples `data`, without changes to it, its inputs and the random generators.
 
@@ -118,12 +121,12 @@ def rebound(compiled: Running, built: Built) -> Running:
 class Wanted(NamedTuple):
     """Eager's results, those in higher precision, and eager's errors at other roundings."""
 
-    eager: dict[str, Any]
-    reference: dict[str, Any] | None
+    eager: Results
+    reference: Results | None
     roundings: Roundings
 
 
-def _copies(samples: Iterable[Sample]) -> Iterator[Any]:
+def _copies(samples: Iterable[Sample]) -> Iterator[Sample]:
     """Yield a copy of each sample, since a call may change its inputs; raise if one cannot be copied."""
     for at, sample in enumerate(samples):
         try:
@@ -135,17 +138,17 @@ def _copies(samples: Iterable[Sample]) -> Iterator[Any]:
 
 
 def _seen(
-    call: Callable[..., Any],
+    call: Call,
     module: torch.nn.Module,
-    samples: Iterable[Any],
+    samples: Iterable[Sample],
     *,
     parameters: bool,
     compiled: bool = False,
     called: Callable[[], object] = lambda: None,
 ) -> dict[str, Any]:
     """Call `call`, which runs `module`, with each sample; return the results, and the tensors that calls may change."""
-    outputs: list[Any] = []
-    inputs: list[Any] = []
+    outputs: list[object] = []
+    inputs: list[list[torch.Tensor]] = []
     for sample in samples:
         # The next call may overwrite these results: a buffer, or the memory of a CUDA graph.
         args, kwargs = sample
@@ -184,7 +187,7 @@ def _folder(cache_dir: str | Path | None) -> Path | None:
     return Path(cache_dir)
 
 
-def device_of(module: torch.nn.Module, device: Any) -> torch.device:
+def device_of(module: torch.nn.Module, device: Device) -> torch.device:
     """Return the device to run on: the module's, with which `device` must agree if it is given."""
     tensors = [*module.parameters(), *module.buffers()]
     here = {tensor.device for tensor in tensors}
@@ -215,7 +218,7 @@ def _copied(module: torch.nn.Module, *, with_parameters: bool) -> torch.nn.Modul
 
 def _eager(
     config: CompileConfig, module: torch.nn.Module, samples: Sequence[Sample], device: torch.device
-) -> tuple[Wanted | None, Any, bool]:
+) -> tuple[Wanted | None, Dtypes, bool]:
     """Return what eager gives and changes, the outputs' dtypes, and whether parameters change.
 
     Each run has its own copy of the module, since each must be a first call.
@@ -252,18 +255,18 @@ def _eager(
     return Wanted(seen, precise, Roundings(again, seen)), dtypes, changed
 
 
-def _versions(tensors: Iterable[tuple[str, torch.Tensor]]) -> list[Any]:
+def _versions(tensors: Iterable[tuple[str, torch.Tensor]]) -> list[tuple[str, int, int | None]]:
     """Return what changes if one of the tensors is replaced or written to; inference tensors have no version."""
     return [(name, id(tensor), None if tensor.is_inference() else version_of(tensor)) for name, tensor in tensors]
 
 
-def _input_versions(samples: Iterable[Any]) -> dict[int, int]:
+def _input_versions(samples: Iterable[Sample]) -> dict[int, int]:
     """Return the version counters of the tensors among samples, by id."""
     leaves = [leaf for sample in samples for _, leaf in walk("", tuple(sample))]
     return {id(leaf): version_of(leaf) for leaf in leaves if isinstance(leaf, torch.Tensor) and not leaf.is_inference()}
 
 
-def _judge(config: CompileConfig, module: torch.nn.Module, seen: dict[str, Any], wanted: Wanted) -> None:
+def _judge(config: CompileConfig, module: torch.nn.Module, seen: Results, wanted: Wanted) -> None:
     """Raise or warn if compiled results are not right."""
     eager, precise, roundings = wanted
     verdict = accuracy.check_all(seen, eager, precise, tol=config.tolerance, roundings=roundings)

@@ -11,7 +11,7 @@ from backend_kwargs.backend import OURS, Backend, find_backend
 from backend_kwargs.errors import BackendKwargsError, shown, wrong_value
 from backend_kwargs.files.atomic_write import write_whole
 from backend_kwargs.files.plain_data import check_plain, read_json
-from backend_kwargs.options.layers import copied, same
+from backend_kwargs.options.layers import Options, copied, same
 from backend_kwargs.options.option import check, declared, lookup
 from backend_kwargs.registry import PLAIN, make_backend
 
@@ -101,7 +101,7 @@ class CompileConfig:
         return find_backend(head if head in OURS else spec)
 
     @classmethod
-    def from_dict(cls, data: Mapping[str, Any], *, trust: bool = False) -> "CompileConfig":
+    def from_dict(cls, data: Options, *, trust: bool = False) -> "CompileConfig":
         """Make a config from the data of `to_dict`, or from the fields of AITune's TorchInductorBackendConfig.
 
         A backend or an option that is code raises unless you pass `trust=True`.
@@ -150,7 +150,7 @@ class CompileConfig:
 FIELDS = declared(CompileConfig)
 
 
-def _dtype(name: str, value: Any) -> Any:
+def _dtype(name: str, value: object) -> object:
     """Return the dtype for a dtype of torch or its name, None for None; raise for anything else."""
     import torch
 

@@ -4,7 +4,6 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from timeit import timeit
-from typing import Any
 
 import torch
 
@@ -15,8 +14,9 @@ from backend_kwargs.bundles.packages.compiling import compile_package, export_mo
 from backend_kwargs.bundles.packages.exported import Exported
 from backend_kwargs.bundles.packages.package import misfit
 from backend_kwargs.bundles.running import Built, Running, checked, in_eager, input_check, running
-from backend_kwargs.bundles.samples import Sample, leaves_of, zeros_of
+from backend_kwargs.bundles.samples import Metadata, Sample, leaves_of, zeros_of
 from backend_kwargs.errors import BackendKwargsError, error_text, warn_once
+from backend_kwargs.facts import Call
 
 SHARED_POOL = (
     "CUDA graphs: modules on one device share torch's memory pool, which is freed when the last of them is deactivated"
@@ -26,9 +26,7 @@ TIMED_CHECKS = 200
 CHANGES = "the module changes what it reads when it is called, so it is served with dynamo's guards"
 
 
-def deployed(
-    built: Built, swap: Callable[[Callable[..., Any]], None], *, guards: bool
-) -> tuple[Running, Callable[..., Any], list[str]]:
+def deployed(built: Built, swap: Callable[[Call], None], *, guards: bool) -> tuple[Running, Call, list[str]]:
     """Return what runs, what to call, and notes; `swap` is called with the replacement of the first callable."""
     if not guards:
         require_comparable(built.samples)
@@ -42,7 +40,7 @@ def deployed(
     return ready, call, [*ready.notes, *_cost(built, check)]
 
 
-def _cost(built: Built, check: Callable[[Any, Any], object]) -> list[str]:
+def _cost(built: Built, check: Call) -> list[str]:
     """Return a note with the time of the input check, unless inputs cannot be made, or only of much memory."""
     leaves = [leaf for sample in built.samples for leaf in leaves_of(sample)]
     size = sum(checked_size(*value[:5]) for kind, value in leaves if kind == "tensor")
@@ -57,7 +55,7 @@ def _cost(built: Built, check: Callable[[Any, Any], object]) -> list[str]:
         return []
 
 
-def require_comparable(samples: Sequence[Any]) -> None:
+def require_comparable(samples: Sequence[Metadata]) -> None:
     """Raise unless the check of inputs alone can tell whether inputs are like the samples."""
     if any(str(sample) != str(samples[0]) for sample in samples):
         raise BackendKwargsError("deploy(guards=False) must have samples that are all alike: build with one sample.")
@@ -72,18 +70,18 @@ def require_comparable(samples: Sequence[Any]) -> None:
 def _watched(
     built: Built,
     ready: Running,
-    first: Callable[..., Any],
+    first: Call,
     check: InputCheck,
-    swap: Callable[[Callable[..., Any]], None],
-) -> Callable[..., Any]:
+    swap: Callable[[Call], None],
+) -> Call:
     """Return `first` for the first call; if that call changes what later ones may read, guards are used from then on.
 
     Without guards each later call would compute what the first one did. Calls of other threads wait for the first one.
     """
     lock = threading.RLock()
-    later: list[Callable[..., Any]] = []
+    later: list[Call] = []
 
-    def call(*args: Any, **kwargs: Any) -> Any:
+    def call(*args: object, **kwargs: object) -> object:
         with lock:
             if not later:
                 before = state_of(built.module)

@@ -8,17 +8,18 @@ import dis
 import importlib
 import marshal
 import pickle
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from types import CodeType, FunctionType, ModuleType
-from typing import Any
 
 import torch
 
 from backend_kwargs.bundles.graphs import CannotLoadError, Graph, GraphBackend, load_graph
 from backend_kwargs.bundles.identity.walk import identity_of
 from backend_kwargs.errors import error_text, warn_once
+from backend_kwargs.facts import Call
+from backend_kwargs.options.layers import Options
 from backend_kwargs.torch_internals.dynamo import GRAPH, RESUMES, cache_entries
 
 
@@ -32,9 +33,9 @@ class Frame:
     bytecode: bytes
     graph: str
     modules: Mapping[str, str]
-    others: Mapping[str, Any]
+    others: Mapping[str, object]
     identity: str
-    options: Mapping[str, Any]
+    options: Options
 
 
 def keep_frame(backend: GraphBackend, identity: str | None, entry: CodeType | None) -> None:
@@ -60,7 +61,7 @@ def keep_frame(backend: GraphBackend, identity: str | None, entry: CodeType | No
     backend.graphs[key] = replace(backend.graphs[key], frame=content)
 
 
-def _frame(code: CodeType, scope: Mapping[str, Any], identity: str, options: Mapping[str, Any]) -> Frame | None:
+def _frame(code: CodeType, scope: Mapping[str, object], identity: str, options: Options) -> Frame | None:
     """Return the bytecode that dynamo generated for `code`, None if it cannot be called without dynamo."""
     entries = cache_entries(code)
     if len(entries) != 1:
@@ -80,9 +81,7 @@ def _frame(code: CodeType, scope: Mapping[str, Any], identity: str, options: Map
     return Frame(marshal.dumps(generated), graphs[0], modules, others, identity, options)
 
 
-def untraced(
-    entry: FunctionType, module: torch.nn.Module, graphs: Mapping[str, Graph], folder: str
-) -> Callable[..., Any] | None:
+def untraced(entry: FunctionType, module: torch.nn.Module, graphs: Mapping[str, Graph], folder: str) -> Call | None:
     """Return a callable that runs the kept bytecode on `module`, or None if there is none or it does not fit."""
     if len(graphs) != 1:
         return None
@@ -93,8 +92,8 @@ def untraced(
         frame: Frame = pickle.loads(graph.frame)  # noqa: S301 - trusted, or this process made it
         if frame.identity != identity_of(module):
             return None
-        call: Callable[..., Any] = load_graph(graph, (), folder, frame.options)
-        scope: dict[str, Any] = {name: importlib.import_module(place) for name, place in frame.modules.items()}
+        call: Call = load_graph(graph, (), folder, frame.options)
+        scope: dict[str, object] = {name: importlib.import_module(place) for name, place in frame.modules.items()}
         scope |= {**frame.others, frame.graph: call, "__builtins__": builtins}
         code = marshal.loads(frame.bytecode)  # noqa: S302 - as above
         return partial(FunctionType(code, scope, entry.__name__, None, entry.__closure__), module)

@@ -12,14 +12,14 @@ import hashlib
 import json
 import linecache
 import pickle
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from operator import attrgetter
 from pathlib import Path
-from types import ModuleType
-from typing import Any
+from types import CodeType, ModuleType
+from typing import Any, TypeAlias
 
 import torch
 from torch.fx import GraphModule
@@ -27,16 +27,17 @@ from torch.fx import GraphModule
 from backend_kwargs.auto.cache_key import ambient, signature, structure
 from backend_kwargs.auto.candidates import permits
 from backend_kwargs.backend import Backend, find_backend
-from backend_kwargs.backends import CapturedGraph
+from backend_kwargs.backends import CapturedGraph, Inputs
 from backend_kwargs.backends.generated_code import compiled_graphs
 from backend_kwargs.bundles.disk.files import private_folder
 from backend_kwargs.bundles.identity.operators import inlined
 from backend_kwargs.bundles.libraries import library, provided
 from backend_kwargs.bundles.samples import content_hash
 from backend_kwargs.errors import BackendKwargsError, error_text, warn_once
+from backend_kwargs.facts import Call
 from backend_kwargs.facts.decision import EAGER, Decision
 from backend_kwargs.graphs.writes import copy_of_graph
-from backend_kwargs.options.layers import standing
+from backend_kwargs.options.layers import Options, standing
 from backend_kwargs.options.option import check
 from backend_kwargs.options.trust import untrusted
 from backend_kwargs.registry import PLAIN
@@ -46,6 +47,8 @@ from backend_kwargs.torch_internals.dynamo import GRAPH, RESTARTS, cache_entries
 from backend_kwargs.torch_internals.guards import invalidate
 from backend_kwargs.torch_internals.modes import AUTOCAST_FUNCTIONS
 
+CompileFx: TypeAlias = Callable[..., Call]
+DecisionData: TypeAlias = Mapping[str, Any]  # what a bundle keeps of a decision of auto
 BUNDLED = {"bundled_autograd_cache": True, "enable_autograd_cache": True}
 # AOTAutograd caches no graph with a private function unless it is known to depend on its arguments only; these do.
 OWN_WEIGHTS = (
@@ -70,7 +73,7 @@ class Graph:
     code: bytes = b""
     frame: bytes = b""
     libraries: Mapping[str, bytes] = field(default_factory=dict)
-    decision: Mapping[str, Any] | None = None
+    decision: DecisionData | None = None
     why: str = ""
 
 
@@ -85,16 +88,14 @@ class GraphBackend:
         self.compiler_name = self.__name__ = backend.compiler_name
         # Code objects with this module's code in dynamo's cache, and the globals through which its bytecode calls
         # graphs.
-        self.frames: list[tuple[Any, dict[str, Any]]] = []
-        self.made: list[Callable[..., Any]] = []
+        self.frames: list[tuple[CodeType, dict[str, Any]]] = []
+        self.made: list[Call] = []
         self.loaded: list[str] = []  # keys of graphs that were loaded
         self.compiled: list[str] = []  # keys of graphs that were compiled
         # The options of the graphs whose compiled code the backend returned as it was, with nothing around it.
-        self.unwrapped: dict[str, Mapping[str, Any]] = {}
+        self.unwrapped: dict[str, Options] = {}
 
-    def __call__(
-        self, gm: GraphModule, example_inputs: Sequence[Any], *, name: str | None = None, **kwargs: Any
-    ) -> Callable[..., Any]:
+    def __call__(self, gm: GraphModule, example_inputs: Inputs, *, name: str | None = None, **kwargs: Any) -> Call:
         """Compile the graph `gm` for dynamo, or load it."""
         self._note_frame()
         backend = self.backend.called_with(**kwargs)
@@ -125,7 +126,7 @@ class GraphBackend:
         self.frames.clear()
         self.made.clear()
 
-    def _is_own(self, value: Any) -> bool:
+    def _is_own(self, value: object) -> bool:
         inner = without_disabling(value)
         return any(inner is each for each in self.made)
 
@@ -134,7 +135,7 @@ class GraphBackend:
         if frame is not None and not any(frame.f_code is code for code, _ in self.frames):
             self.frames.append((frame.f_code, frame.f_globals))
 
-    def _loaded_or_compiled(self, key: str, backend: Backend, graph: CapturedGraph) -> Callable[..., Any]:
+    def _loaded_or_compiled(self, key: str, backend: Backend, graph: CapturedGraph) -> Call:
         kept = self.graphs.get(key)
         if kept is not None and kept.decision and kept.decision["winner"] == EAGER:
             self.loaded.append(key)
@@ -146,9 +147,7 @@ class GraphBackend:
             return self._compile_as_decided(key, kept.decision, backend, graph)
         return self._compile(key, backend, graph)
 
-    def _compile_as_decided(
-        self, key: str, decision: Mapping[str, Any], backend: Backend, graph: CapturedGraph
-    ) -> Callable[..., Any]:
+    def _compile_as_decided(self, key: str, decision: DecisionData, backend: Backend, graph: CapturedGraph) -> Call:
         """Compile with auto's decision; if that fails, as the config says."""
         spare = copy_of_graph(graph.gm)
         try:
@@ -161,16 +160,16 @@ class GraphBackend:
         self.compiled.append(key)
         return compiled.call
 
-    def _compile(self, key: str, backend: Backend, graph: CapturedGraph) -> Callable[..., Any]:
-        made: list[Callable[..., Any]] = []
+    def _compile(self, key: str, backend: Backend, graph: CapturedGraph) -> Call:
+        calls: list[Call] = []
         used: dict[str, Any] = {}
 
-        def compile_one(compile_fx: Callable[..., Any], *args: Any, **kwargs: Any) -> Callable[..., Any]:
-            used.update(options=kwargs["config_patches"], weights=[*args[0].parameters(), *args[0].buffers()])
+        def compile_one(compile_fx: CompileFx, gm: GraphModule, *args: object, **kwargs: Any) -> Call:
+            used.update(options=kwargs["config_patches"], weights=[*gm.parameters(), *gm.buffers()])
             kwargs["config_patches"] = {**kwargs["config_patches"], **CACHEABLE}
             with functorch.patched(**BUNDLED):
-                made.append(compile_fx(*args, **kwargs))
-            return made[-1]
+                calls.append(compile_fx(gm, *args, **kwargs))
+            return calls[-1]
 
         self.compiled.append(key)
         if not self.keep:
@@ -188,13 +187,13 @@ class GraphBackend:
                 why = f"its code may contain that of {called}, which may change; it is compiled again elsewhere"
             if precision and precision.reason and precision.products:
                 why = "its error exceeds max_error here; it is measured again where the bundle is loaded"
-            self.graphs[key] = _kept(made[-1] if made else None, decision, why)
+            self.graphs[key] = _kept(calls[-1] if calls else None, decision, why)
             # Bytecode alone would call what is loaded without a measurement of its error.
-            if made and compiled.call is made[-1] and not precision:
+            if calls and compiled.call is calls[-1] and not precision:
                 self.unwrapped[key] = used["options"]
         return compiled.call
 
-    def _load(self, key: str, kept: Graph, backend: Backend, graph: CapturedGraph) -> Callable[..., Any]:
+    def _load(self, key: str, kept: Graph, backend: Backend, graph: CapturedGraph) -> Call:
         try:
             backend = under_decision(backend, kept.decision) if kept.decision else backend
         except BackendKwargsError as error:
@@ -202,11 +201,11 @@ class GraphBackend:
             raise CannotLoadError from error
         loads: list[str] = []
 
-        def load_one(compile_fx: Callable[..., Any], *args: Any, **kwargs: Any) -> Callable[..., Any]:
+        def load_one(compile_fx: CompileFx, *args: object, **kwargs: Any) -> Call:
             if loads:  # its error exceeds the bound here
                 loads.clear()
                 self.compiled.append(key)
-                return compile_fx(*args, **kwargs)  # type: ignore[no-any-return]
+                return compile_fx(*args, **kwargs)
             try:
                 loaded = load_graph(kept, graph.example_inputs, self.folder, kwargs["config_patches"])
             except CannotLoadError:
@@ -227,22 +226,22 @@ class CannotLoadError(Exception):
     """A kept graph does not work for these inputs."""
 
 
-def key_of(gm: Any, example_inputs: Sequence[Any]) -> str:
+def key_of(gm: GraphModule, example_inputs: Inputs) -> str:
     """Return 64 hexadecimal digits for a graph's computation and its inputs, the same in each process."""
-    held = [(name, content_hash(tensor)) for name, tensor in _held(gm)]
-    parts = [structure(gm), signature(gm, example_inputs), ambient(), held]
+    tensors = [(name, content_hash(tensor)) for name, tensor in _held(gm)]
+    parts = [structure(gm), signature(gm, example_inputs), ambient(), tensors]
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
 
 
-def _held(gm: Any) -> list[tuple[str, torch.Tensor]]:
+def _held(gm: GraphModule) -> list[tuple[str, torch.Tensor]]:
     """Return the tensors that the graph and its subgraphs contain: their values become part of its code."""
-    graphs = [(path, each) for path, each in gm.named_modules() if isinstance(each, torch.fx.GraphModule)]
+    graphs = [(path, each) for path, each in gm.named_modules() if isinstance(each, GraphModule)]
     reads = [(path, each, node.target) for path, each in graphs for node in each.graph.find_nodes(op="get_attr")]
-    found = [(f"{path}.{name}", attrgetter(name)(each)) for path, each, name in reads]
-    return [(name, value) for name, value in found if isinstance(value, torch.Tensor)]
+    values = [(f"{path}.{name}", attrgetter(name)(each)) for path, each, name in reads]
+    return [(name, value) for name, value in values if isinstance(value, torch.Tensor)]
 
 
-def permits_decision(backend: Backend, winner: str, options: Mapping[str, Any]) -> bool:
+def permits_decision(backend: Backend, winner: str, options: Options) -> bool:
     """Return whether `backend` could have chosen this winner with these options, as for a decision in a store."""
     from backend_kwargs.auto.settings import RaceSettings
 
@@ -253,7 +252,7 @@ def permits_decision(backend: Backend, winner: str, options: Mapping[str, Any]) 
     )
 
 
-def under_decision(backend: Backend, decision: Mapping[str, Any]) -> Backend:
+def under_decision(backend: Backend, decision: DecisionData) -> Backend:
     """Return the backend that compiles with auto's decision, without a race."""
     from backend_kwargs.auto.settings import OPTIONS
 
@@ -271,7 +270,7 @@ def under_decision(backend: Backend, decision: Mapping[str, Any]) -> Backend:
     return chosen.bind("fixed", {**standing(fixed, options), "clone_outputs": clones, "auto": False})
 
 
-def _decided(decision: Decision | None) -> dict[str, Any] | None:
+def _decided(decision: Decision | None) -> DecisionData | None:
     """Return what a bundle keeps of a decision of auto."""
     if decision is None:
         return None
@@ -281,7 +280,7 @@ def _decided(decision: Decision | None) -> dict[str, Any] | None:
 # ---- keeping
 
 
-def _kept(compiled: Callable[..., Any] | None, decision: Mapping[str, Any] | None, why: str) -> Graph:
+def _kept(compiled: Call | None, decision: DecisionData | None, why: str) -> Graph:
     if compiled is None:
         return Graph(decision=decision, why="its backend is not Inductor, or ran it in eager")
     if why:
@@ -292,7 +291,7 @@ def _kept(compiled: Callable[..., Any] | None, decision: Mapping[str, Any] | Non
         return Graph(decision=decision, why=error_text(error) if not isinstance(error, CannotKeepError) else str(error))
 
 
-def _graph(compiled: Callable[..., Any], decision: Mapping[str, Any] | None) -> Graph:
+def _graph(compiled: Call, decision: DecisionData | None) -> Graph:
     serialize = getattr(compiled, "serialize", None)
     if serialize is None:
         raise CannotKeepError("torch cannot serialize it; it is compiled again where the bundle is loaded")
@@ -301,8 +300,8 @@ def _graph(compiled: Callable[..., Any], decision: Mapping[str, Any] | None) -> 
     if result.compiled_bw is not None:
         raise CannotKeepError("it has a backward graph")
     inductor = result.compiled_fw.result
-    (made,) = [graph for graph in compiled_graphs(compiled) if graph.cache_key == inductor.cache_key]
-    source, libraries = _with_named_libraries(inductor.source_code, _module(made))
+    (compiled_graph,) = [graph for graph in compiled_graphs(compiled) if graph.cache_key == inductor.cache_key]
+    source, libraries = _with_named_libraries(inductor.source_code, _module(compiled_graph))
     if libraries and "cuda" in inductor.device_types:
         raise CannotKeepError("its C++ wrapper names files of this machine")
     inductor.source_code = source
@@ -340,7 +339,7 @@ def _with_named_libraries(source: str, module: ModuleType) -> tuple[str, dict[st
     return imports + "".join(lines), libraries
 
 
-def _library_of(value: Any) -> Path | None:
+def _library_of(value: object) -> Path | None:
     """Return the shared library of one of Inductor's C++ functions, None for anything else."""
     from backend_kwargs.torch_internals.inductor_code import cache_dir
 
@@ -352,9 +351,7 @@ def _library_of(value: Any) -> Path | None:
 # ---- loading
 
 
-def load_graph(
-    kept: Graph, example_inputs: Sequence[Any], folder: str, options: Mapping[str, Any]
-) -> Callable[..., Any]:
+def load_graph(kept: Graph, example_inputs: Inputs, folder: str, options: Options) -> Call:
     """Return the compiled code of `kept`; raise CannotLoadError if it does not work for these inputs.
 
     It is loaded from files in a private folder, whose name ends with `folder`, and which is removed at once.
@@ -379,7 +376,7 @@ def load_graph(
         cudagraphs = bool(inductor_config.value("triton.cudagraphs"))
         compiled = functorch.callable_of(result, example_inputs, cudagraphs=cudagraphs)
 
-    def forward(*inputs: Any) -> Any:
+    def forward(*inputs: object) -> object:
         return compiled(list(inputs))
 
     return forward

@@ -7,12 +7,14 @@ from typing import Any, TypeAlias
 
 import torch
 
-from backend_kwargs.bundles.samples import WRITTEN, is_dense, memory_of, torch_value, tree_of
+from backend_kwargs.bundles.samples import WRITTEN, Args, Kwargs, Metadata, is_dense, memory_of, torch_value, tree_of
 from backend_kwargs.errors import BackendKwargsError, shown
 from backend_kwargs.options.layers import same
 from backend_kwargs.torch_internals import pytree
 from backend_kwargs.torch_internals.tensors import same_layouts
 
+KeyPath: TypeAlias = tuple[Any, ...]  # where an argument is in (args, kwargs), as in torch's pytrees
+Paths: TypeAlias = Sequence[tuple[KeyPath, Any]]
 MOST_PASSED = 4  # guards of inputs for one set of arguments
 
 
@@ -33,7 +35,7 @@ class Like:
     written: bool = False
     plain: bool = False
 
-    def fits(self, value: Any) -> bool:
+    def fits(self, value: object) -> bool:
         """Return whether `value` is such a tensor."""
         return (
             isinstance(value, torch.Tensor)
@@ -58,9 +60,9 @@ class Like:
 class Same:
     """The required value of an argument that is not a tensor: the sample's, which is part of the compiled code."""
 
-    value: Any
+    value: object
 
-    def fits(self, value: Any) -> bool:
+    def fits(self, value: object) -> bool:
         """Return whether `value` is equal."""
         return same(value, self.value)
 
@@ -92,7 +94,7 @@ class InputCheck:
 
     def __init__(
         self,
-        metadata: Sequence[Any],
+        metadata: Sequence[Metadata],
         device: torch.device,
         *,
         dynamic: bool,
@@ -118,7 +120,7 @@ class InputCheck:
         likes = [like for alike in self._known.values() for leaves in alike for like in leaves]
         self._writes = any(isinstance(like, Like) and like.written for like in likes)
 
-    def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def __call__(self, args: Args, kwargs: Kwargs) -> None:
         """Raise BackendKwargsError if the inputs match no sample."""
         tensors = (*args, *kwargs.values()) if kwargs else args
         place = (len(args), *kwargs)
@@ -136,7 +138,7 @@ class InputCheck:
         # Without gradient mode dynamo's guards do not tell the first.
         return not any(tensor.requires_grad or tensor.__dict__ or tensor in owned for tensor in tensors)
 
-    def _compare(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def _compare(self, args: Args, kwargs: Kwargs) -> None:
         """Compare the inputs with each sample of their structure."""
         paths, structure = pytree.tree_flatten_with_path(self._in_order(args, kwargs))
         problems = [_problem(paths, likes) for likes in self._known.get(structure, ())]
@@ -152,13 +154,13 @@ class InputCheck:
         if all(problems):
             raise BackendKwargsError(problems[0])
 
-    def _in_order(self, args: Any, kwargs: Any) -> tuple[Any, Any]:
+    def _in_order(self, args: Args, kwargs: Kwargs) -> tuple[object, dict[str, object]]:
         """Return the arguments with dicts in place of other mappings, sorted where their order does not matter."""
         free = self._any_order or kwargs.keys() <= self._named
         names = sorted(kwargs) if free else kwargs
         return self._plain(args), {name: self._plain(kwargs[name]) for name in names}
 
-    def _plain(self, value: Any) -> Any:
+    def _plain(self, value: Any) -> object:
         """Return an argument with its mappings in order, and with a blank for what is no dict, list or tuple."""
         if type(value) in (list, tuple):
             return type(value)(map(self._plain, value))
@@ -190,11 +192,11 @@ class _Memory:
 
     def __contains__(self, tensor: torch.Tensor) -> bool:
         at = tensor.data_ptr()
-        found = bisect_right(self.begins, at)
-        return found > 0 and at < self.ends[found - 1]
+        count = bisect_right(self.begins, at)
+        return count > 0 and at < self.ends[count - 1]
 
 
-def _required(metadata: Any, device: torch.device, *, values: bool, plain: bool) -> Any:
+def _required(metadata: Metadata, device: torch.device, *, values: bool, plain: bool) -> Any:
     """Return the structure that `metadata` describes, with each argument's requirement, None for any value."""
 
     def leaf(kind: str, value: Any) -> Requirement:
@@ -219,7 +221,7 @@ def _opened(leaves: Sequence[Requirement]) -> Requirement:
     return replace(likes[0], shape=shape, stride=None, written=any(like.written for like in likes))
 
 
-def _problem(paths: Any, likes: list[Requirement]) -> str:
+def _problem(paths: Paths, likes: list[Requirement]) -> str:
     """Return what is wrong with inputs of a sample's structure, "" if nothing is."""
     for (path, value), like in zip(paths, likes, strict=True):
         if like and not like.fits(value):
@@ -237,7 +239,7 @@ def _problem(paths: Any, likes: list[Requirement]) -> str:
     return _shared(paths, likes)
 
 
-def _shared(paths: Any, likes: list[Requirement]) -> str:
+def _shared(paths: Paths, likes: list[Requirement]) -> str:
     """Return what is wrong if a tensor that the module writes to shares memory with another, as no sample's does."""
     tensors = [(path, value, like) for (path, value), like in zip(paths, likes, strict=True) if isinstance(like, Like)]
     for at, (path, value, like) in enumerate(tensors):
@@ -249,10 +251,10 @@ def _shared(paths: Any, likes: list[Requirement]) -> str:
     return ""
 
 
-def _not_separate(paths: Any, owned: "_Memory") -> str:
+def _not_separate(paths: Paths, owned: "_Memory") -> str:
     """Return what is wrong if a tensor is given twice, or is in memory of the module, "" if nothing is."""
     tensors = [(path, value) for path, value in paths if isinstance(value, torch.Tensor)]
-    seen: dict[int, Any] = {}
+    seen: dict[int, KeyPath] = {}
     for path, value in tensors:
         if seen.setdefault(id(value), path) is not path:
             return f"Inputs {spot(seen[id(value)])} and {spot(path)} must not be one tensor: pass a clone()."
@@ -262,6 +264,6 @@ def _not_separate(paths: Any, owned: "_Memory") -> str:
     return ""
 
 
-def spot(path: Any) -> str:
+def spot(path: KeyPath) -> str:
     """Return the name of an argument by its path in (args, kwargs)."""
     return ("args" if path[0].idx == 0 else "kwargs") + str(pytree.keystr(path[1:]))

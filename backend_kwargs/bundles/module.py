@@ -2,7 +2,7 @@
 
 import gc
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -12,6 +12,7 @@ from backend_kwargs.errors import BackendKwargsError, printable, shown, wrong_va
 
 if TYPE_CHECKING:
     import torch
+    from torch.types import Device
 
     from backend_kwargs.bundles.running import Built, Running
 
@@ -38,7 +39,7 @@ class CompiledModule:
         self._running: Running | None = None
         self._notes: list[str] = []
         self._lock = threading.RLock()
-        self._call: Any = self._not_ready
+        self._call: Callable[..., Any] = self._not_ready
 
     @property
     def name(self) -> str:
@@ -61,7 +62,11 @@ class CompiledModule:
         return self._built.device if self._built else None
 
     def build(
-        self, module: "torch.nn.Module", data: list[Any], device: Any = None, cache_dir: str | Path | None = None
+        self,
+        module: "torch.nn.Module",
+        data: list[Any],
+        device: "Device" = None,
+        cache_dir: str | Path | None = None,
     ) -> "CompiledModule":
         """Compile `module` for the samples in `data` and return this object, active.
 
@@ -109,7 +114,7 @@ class CompiledModule:
             del running
         gc.collect()  # compiled code consists of reference cycles
 
-    def deploy(self, device: Any = None, *, guards: bool = True) -> None:
+    def deploy(self, device: "Device" = None, *, guards: bool = True) -> None:
         """Make a loaded module ready to serve, for good, at the lowest cost per call.
 
         Inputs must be like the samples (dtype, shape, device and layout of each tensor), or BackendKwargsError is
@@ -137,13 +142,13 @@ class CompiledModule:
             self._notes += notes
             self._state = state
 
-    def infer(self, *args: Any, **kwargs: Any) -> Any:
+    def infer(self, *args: object, **kwargs: object) -> Any:
         """Return the module's output, without gradients."""
         return self._call(*args, **kwargs)
 
     __call__ = infer
 
-    def save(self, path: str | Path, *, signing_key: Any = None) -> None:
+    def save(self, path: str | Path, *, signing_key: object = None) -> None:
         """Write a bundle: config, weights, samples' metadata, compiled code, and a manifest with each part's SHA-256.
 
         An old bundle at `path` stays intact until the new one is complete; a folder with anything else is not replaced.
@@ -162,8 +167,8 @@ class CompiledModule:
         module: "torch.nn.Module",
         *,
         trust: bool = False,
-        trusted_keys: Iterable[Any] | None = (),
-        device: Any = None,
+        trusted_keys: Iterable[object] | None = (),
+        device: "Device" = None,
     ) -> "CompiledModule":
         """Load a bundle's weights into `module`, and return a CompiledModule to activate() or deploy().
 
@@ -196,7 +201,7 @@ class CompiledModule:
 
     @classmethod
     def from_dict(
-        cls, module: "torch.nn.Module", state_dict: Mapping[str, Any], *, trust: bool = False
+        cls, module: "torch.nn.Module", state_dict: Mapping[str, object], *, trust: bool = False
     ) -> "CompiledModule":
         """Make a loaded module from the data of `to_dict`: it compiles when it is activated or deployed.
 
@@ -259,15 +264,15 @@ class CompiledModule:
         self._call = without_gradients(self._running.call)
         self._state = state
 
-    def _serve(self, call: Any) -> None:
+    def _serve(self, call: Callable[..., Any]) -> None:
         self._call = call
 
-    def _not_ready(self, *args: Any, **kwargs: Any) -> NoReturn:
+    def _not_ready(self, *args: object, **kwargs: object) -> NoReturn:
         self._after("infer")
         raise AssertionError("a state that is ready has its own call")
 
 
-def _path(path: Any, call: str) -> Path:
+def _path(path: object, call: str) -> Path:
     """Return the path of a bundle; raise if it is none."""
     if not isinstance(path, str | Path):
         raise wrong_value(f"{call}'s `path`", "the path of a folder", path)

@@ -3,7 +3,7 @@
 import inspect
 import itertools
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from pathlib import Path
@@ -18,8 +18,9 @@ from backend_kwargs.bundles.frames import untraced
 from backend_kwargs.bundles.graphs import Graph, GraphBackend
 from backend_kwargs.bundles.input_check import InputCheck
 from backend_kwargs.bundles.packages.package import Package, PackageCall
-from backend_kwargs.bundles.samples import sizes_differ
+from backend_kwargs.bundles.samples import Metadata, sizes_differ
 from backend_kwargs.errors import BackendKwargsError
+from backend_kwargs.facts import Call
 from backend_kwargs.torch_internals import pytree
 from backend_kwargs.torch_internals.modes import set_grad_enabled
 
@@ -36,7 +37,7 @@ class Built:
     config: CompileConfig
     module: torch.nn.Module
     device: torch.device
-    samples: list[Any]  # as metadata
+    samples: list[Metadata]
     output_dtypes: Dtypes
     graphs: dict[str, Graph] = field(default_factory=dict)
     package: Package | None = None
@@ -66,7 +67,7 @@ class Built:
 class Running:
     """A callable, and what to free with it."""
 
-    call: Callable[..., Any]
+    call: Call
     backend: GraphBackend | None = None
     notes: list[str] = field(default_factory=list)
     code: CodeType | None = None  # of the function that dynamo compiles
@@ -78,7 +79,7 @@ class Running:
             self.backend.forget()
 
 
-def _freed(*args: Any, **kwargs: Any) -> Any:
+def _freed(*args: object, **kwargs: object) -> object:
     raise AssertionError("This code was freed.")
 
 
@@ -96,11 +97,11 @@ def entry(config: CompileConfig, device: torch.device, output_dtypes: Dtypes, na
     """
     enabled, dtype, where = config.autocast_enabled, config.autocast_dtype, device.type
 
-    def plain(module: Any, /, *args: Any, **kwargs: Any) -> Any:
+    def plain(module: torch.nn.Module, /, *args: object, **kwargs: object) -> object:
         return module(*args, **kwargs)
 
     # Traced with the module, so that autocast and casts cost nothing per call.
-    def cast(module: Any, /, *args: Any, **kwargs: Any) -> Any:
+    def cast(module: torch.nn.Module, /, *args: object, **kwargs: object) -> object:
         with torch.autocast(where, dtype=dtype, enabled=enabled):
             result = module(*args, **kwargs)
         leaves, structure = pytree.tree_flatten(result)
@@ -141,11 +142,11 @@ def running(built: Built, module: torch.nn.Module, *, keep: bool, guards: str = 
     return Running(partial(compiled, module), backend, code=function.__code__)
 
 
-def without_gradients(call: Callable[..., Any]) -> Callable[..., Any]:
+def without_gradients(call: Call) -> Call:
     """Return `call` under torch.no_grad(), at a tenth of that context manager's cost."""
     enabled, switch = torch.is_grad_enabled, set_grad_enabled
 
-    def infer(*args: Any, **kwargs: Any) -> Any:
+    def infer(*args: object, **kwargs: object) -> object:
         if not enabled():
             return call(*args, **kwargs)
         switch(False)
@@ -171,20 +172,20 @@ def input_check(built: Built, *, guards: bool) -> InputCheck:
     )
 
 
-def in_eager(built: Built, module: torch.nn.Module) -> Callable[..., Any] | None:
+def in_eager(built: Built, module: torch.nn.Module) -> Call | None:
     """Return what runs inputs that the code was not built for: the module in eager, or None if they are an error."""
     if built.config.unmatched == "raise":
         return None
     return without_gradients(partial(entry(built.config, built.device, built.output_dtypes, "eager"), module))
 
 
-def checked(call: Callable[..., Any], check: InputCheck, otherwise: Callable[..., Any] | None) -> Callable[..., Any]:
+def checked(call: Call, check: InputCheck, otherwise: Call | None) -> Call:
     """Return `call` with its inputs checked first, and without gradients, whenever it compiles or runs in eager.
 
     `otherwise` runs inputs that do not match, None to raise.
     """
 
-    def serve(*args: Any, **kwargs: Any) -> Any:
+    def serve(*args: object, **kwargs: object) -> object:
         try:
             check(args, kwargs)
         except BackendKwargsError:
@@ -196,7 +197,7 @@ def checked(call: Callable[..., Any], check: InputCheck, otherwise: Callable[...
     return without_gradients(serve)
 
 
-def first_output_dtypes(config: CompileConfig, plain: Any) -> Dtypes:
+def first_output_dtypes(config: CompileConfig, plain: object) -> Dtypes:
     """Return the dtype to which each output of the first sample is cast, None for no cast; () if there are no casts."""
     if config.output_dtype is None and not config.autocast_enabled:
         return ()

@@ -3,7 +3,7 @@
 import hashlib
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import cache
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 
@@ -11,24 +11,27 @@ from backend_kwargs.errors import BackendKwargsError, wrong_value
 from backend_kwargs.measure.trees import map_tensors
 from backend_kwargs.options.layers import same
 
+Args: TypeAlias = tuple[Any, ...]
+Kwargs: TypeAlias = Mapping[str, Any]
+Metadata: TypeAlias = dict[str, Any]  # a kind of value, and its description: `described` makes it
 WRITTEN = "written"  # the last property of a tensor to which the module writes
 
 
 class Sample(NamedTuple):
     """The arguments of one call."""
 
-    args: tuple[Any, ...]
+    args: Args
     kwargs: dict[str, Any]
 
 
-def samples_of(data: Any) -> list[Sample]:
+def samples_of(data: object) -> list[Sample]:
     """Convert a list of samples: each a tensor, a tuple of arguments, a dict of keywords, or a pair of the two."""
     if not isinstance(data, list) or not data:
         raise wrong_value("build's `data`", "a list of at least one sample", data)
     return [_sample(each) for each in data]
 
 
-def _sample(value: Any) -> Sample:
+def _sample(value: object) -> Sample:
     """Return the arguments that one of the four forms stands for."""
     if isinstance(value, torch.Tensor):
         return Sample((value,), {})
@@ -41,9 +44,10 @@ def _sample(value: Any) -> Sample:
     return Sample(tuple(value), {})
 
 
-def cloned(sample: Sample) -> Any:
+def cloned(sample: Sample) -> Sample:
     """Return `sample` with copies of its tensors, so that a module that changes its inputs changes the copies."""
-    return map_tensors(cache(_clone), sample)  # an argument given twice stays one object
+    copy: Sample = map_tensors(cache(_clone), sample)  # an argument given twice stays one object
+    return copy
 
 
 def _clone(tensor: torch.Tensor) -> torch.Tensor:
@@ -87,7 +91,7 @@ def is_dense(tensor: torch.Tensor) -> bool:
 # ---- metadata
 
 
-def described(value: Any, written: Collection[int] = ()) -> Any:
+def described(value: Any, written: Collection[int] = ()) -> Metadata:
     """Return a sample's description as JSON values: properties of dense tensors, and plain values themselves.
 
     `written` are the ids of tensors that the module writes to.
@@ -105,10 +109,10 @@ def described(value: Any, written: Collection[int] = ()) -> Any:
     return {"other": f"{kind} that is not dense" if type(value) is torch.Tensor else kind}
 
 
-def zeros_of(metadata: Any, device: torch.device) -> Any:
+def zeros_of(metadata: Metadata, device: torch.device) -> Any:
     """Return the value that `metadata` describes, with zeros in tensors; raise if it is of an unknown kind."""
 
-    def leaf(kind: str, value: Any) -> Any:
+    def leaf(kind: str, value: Any) -> object:
         if kind == "value":
             return value
         if kind != "tensor":
@@ -123,7 +127,7 @@ def zeros_of(metadata: Any, device: torch.device) -> Any:
     return tree_of(metadata, leaf)
 
 
-def tree_of(metadata: Any, leaf: Callable[[str, Any], Any]) -> Any:
+def tree_of(metadata: Metadata, leaf: Callable[[str, Any], object]) -> Any:
     """Return the dicts, lists and tuples that `metadata` describes, with `leaf(kind, description)` in them."""
     ((kind, value),) = metadata.items()
     if kind == "dict":
@@ -134,25 +138,25 @@ def tree_of(metadata: Any, leaf: Callable[[str, Any], Any]) -> Any:
     return leaf(kind, value)
 
 
-def sizes_differ(metadata: Sequence[Any]) -> bool:
+def sizes_differ(metadata: Sequence[Metadata]) -> bool:
     """Return whether two samples of one structure differ in the sizes of a tensor, and in nothing else."""
-    seen: dict[str, Any] = {}
+    seen: dict[str, list[list[int]]] = {}
     return any(seen.setdefault(repr(_kinds(sample)), shapes_of(sample)) != shapes_of(sample) for sample in metadata)
 
 
-def one_signature(metadata: Sequence[Any]) -> bool:
+def one_signature(metadata: Sequence[Metadata]) -> bool:
     """Return whether the samples differ in nothing but the sizes of tensors."""
     plain = [[value for kind, value in leaves_of(sample) if kind == "value"] for sample in metadata]
     kinds = [*map(_kinds, metadata)]
     return all(kind == kinds[0] for kind in kinds) and all(same(values, plain[0]) for values in plain)
 
 
-def shapes_of(metadata: Any) -> list[list[int]]:
+def shapes_of(metadata: Metadata) -> list[list[int]]:
     """Return the shapes of the tensors that `metadata` describes, in order."""
     return [value[0] for kind, value in leaves_of(metadata) if kind == "tensor"]
 
 
-def leaves_of(metadata: Any) -> Iterator[tuple[str, Any]]:
+def leaves_of(metadata: Metadata) -> Iterator[tuple[str, Any]]:
     """Yield the kind and the description of each argument that is not a dict, list or tuple."""
     ((kind, value),) = metadata.items()
     if kind in ("dict", "list", "tuple"):
@@ -162,7 +166,7 @@ def leaves_of(metadata: Any) -> Iterator[tuple[str, Any]]:
         yield kind, value
 
 
-def _kinds(metadata: Any) -> Any:
+def _kinds(metadata: Metadata) -> object:
     """Return what samples that differ only in sizes and in plain values have in common."""
     return tree_of(metadata, lambda kind, value: (len(value[0]), value[2:]) if kind == "tensor" else kind)
 

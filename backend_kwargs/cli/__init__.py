@@ -6,7 +6,7 @@ import sys
 import warnings
 from importlib.metadata import version
 from pathlib import Path
-from typing import Annotated, Any, cast
+from typing import Annotated, cast
 
 import typer
 from rich.console import Console
@@ -90,7 +90,7 @@ def main() -> None:
     sys.exit(USER_MISTAKE)
 
 
-def _note(message: Warning | str, category: type[Warning], *_: Any, **__: Any) -> None:
+def _note(message: Warning | str, category: type[Warning], *_: object, **__: object) -> None:
     """Print a warning as one line; while compilers are silenced, only our own."""
     out = console(stderr=True) if issubclass(category, BackendKwargsWarning) else Console(stderr=True, highlight=False)
     say(f"note: {message}", out=out)

@@ -5,7 +5,7 @@ import time
 from collections.abc import Sized
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -18,6 +18,12 @@ from backend_kwargs.cli.modules import spec_of
 from backend_kwargs.errors import BackendKwargsError, shown
 from backend_kwargs.options.option import convert
 from backend_kwargs.registry import PLAIN, make_backend
+
+if TYPE_CHECKING:
+    import torch
+
+    from backend_kwargs.bundles.samples import Args, Kwargs
+    from backend_kwargs.measure import State
 
 MOST_SHOWN = 100  # rows of a table, since a manifest may be anybody's
 Bundle = Annotated[Path, typer.Argument(metavar="BUNDLE", help="A bundle's folder.")]
@@ -47,8 +53,8 @@ def build(
     check_save(out, sign)
     spec = spec_of(backend)
     read = make_backend(spec).bind("command line", assigned(options), convert).options
-    given = {name.replace("-", "_"): read[name.replace("-", "_")] for name in assigned(options)}
-    fields: dict[str, Any] = {"backend": spec, "options": given or None, "mode": mode, "kind": kind}
+    own = {name.replace("-", "_"): read[name.replace("-", "_")] for name in assigned(options)}
+    fields: dict[str, Any] = {"backend": spec, "options": own or None, "mode": mode, "kind": kind}
     config = CompileConfig(**fields, fullgraph=fullgraph, dynamic=dynamic)
     model, example_inputs = made_by(factory)
     check_state(model)
@@ -134,7 +140,8 @@ def run(
     loaded.deploy(None, guards=guards)
     ready = time.perf_counter()
     loaded(*args, **kwargs)
-    device: Any = loaded.device
+    device = loaded.device
+    assert device  # a deployed one has it
     synchronize(device)
     first_s, ready_s = time.perf_counter() - ready, ready - began
     call = partial(loaded, *args, **kwargs)
@@ -160,7 +167,7 @@ def _say_more(rows: Sized) -> None:
         say(f"… and {len(rows) - MOST_SHOWN} more")
 
 
-def _state_of(model: Any, args: Any, kwargs: Any) -> Any:
+def _state_of(model: "torch.nn.Module", args: "Args", kwargs: "Kwargs") -> "State":
     """Return what calls change, to be put back before each; nothing if the module cannot be copied or run in eager."""
     import torch
 

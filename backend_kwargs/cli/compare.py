@@ -4,9 +4,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
@@ -190,7 +191,7 @@ def _progress() -> Iterator[Callable[[str, str, float], None]]:
         yield show
 
 
-def _log(err: Any, label: str, stage: str) -> None:
+def _log(err: Console, label: str, stage: str) -> None:
     if stage == "compile":
         say(f"compiling {label}", out=err)
 

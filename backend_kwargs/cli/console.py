@@ -25,7 +25,7 @@ NOTEBOOK = "JPY_PARENT_PID"  # set by Jupyter's kernels
 class _Stream(Console):
     """A console whose output may be closed early, as by `head`, or whose disk may be full."""
 
-    def print(self, *objects: Any, **style: Any) -> None:
+    def print(self, *objects: object, **style: Any) -> None:
         """Print; exit with 0 if the reader has closed standard output."""
         try:
             super().print(*objects, **style)

@@ -29,13 +29,15 @@ Found = TypeVar("Found")
 @app.command("list")
 def show_all(store: Where = None, json: AsJson = False) -> None:
     """List the decisions, latest first."""
-    held = open_store(store, strict=True)
-    found = held.all()
-    rows = [{"key": each.key[:12], "winner": each.winner, "graph": each.facts, "made": _day(each)} for each in found]
+    database = open_store(store, strict=True)
+    rows = [
+        {"key": each.key[:12], "winner": each.winner, "graph": each.facts, "made": _day(each)}
+        for each in database.all()
+    ]
     if json:
         return print_json(rows)
     if not rows:
-        return say(f"No decisions in {str(held.path)!r}.")
+        return say(f"No decisions in {str(database.path)!r}.")
     print_table(("key", "winner", "graph", "made"), [tuple(row.values()) for row in rows])
 
 
@@ -64,12 +66,12 @@ def export(
     file: Annotated[Path, typer.Argument(help="The TOML file to write.")], keys: Keys = None, store: Where = None
 ) -> None:
     """Write decisions to a TOML file, where each winner can also be used as a template."""
-    held = open_store(store, strict=True)
-    if file.exists() and held.path.exists() and file.samefile(held.path):
+    database = open_store(store, strict=True)
+    if file.exists() and database.path.exists() and file.samefile(database.path):
         raise BackendKwargsError(f"Cannot export to {str(file)!r}: it is the store itself; name another file.")
-    decisions = _found(held.all, keys) if keys else held.all()
+    decisions = _found(database.all, keys) if keys else database.all()
     if not decisions:
-        raise BackendKwargsError(f"No decisions in {str(held.path)!r}; compile with tmpl-inductor:auto first.")
+        raise BackendKwargsError(f"No decisions in {str(database.path)!r}; compile with tmpl-inductor:auto first.")
     write_decisions(decisions, file)
     names = list(dict.fromkeys(filter(None, map(template_name, decisions))))
     kept = f"{len(names)} as templates: {', '.join(names)}" if names else "none as a template"
@@ -82,9 +84,9 @@ def export(
 def import_(file: Annotated[Path, typer.Argument(help="The TOML file to read.")], store: Where = None) -> None:
     """Add the decisions in a TOML file to the store."""
     decisions = read_decisions(file, lambda name: find_backend(f"tmpl-inductor:{name}").options)
-    held = open_store(store, strict=True)
-    held.add(*decisions)
-    say(f"{len(decisions)} added to {str(held.path)!r}.")
+    database = open_store(store, strict=True)
+    database.add(*decisions)
+    say(f"{len(decisions)} added to {str(database.path)!r}.")
 
 
 @app.command("forget")
@@ -94,10 +96,10 @@ def forget(
     store: Where = None,
 ) -> None:
     """Delete decisions, so that their graphs are raced again."""
-    held = open_store(store, strict=True)
+    database = open_store(store, strict=True)
     if not keys and not all_:
         raise BackendKwargsError("Name the decisions to forget, or give --all.")
-    count = held.forget(_found(held.keys, keys)) if keys else held.clear()
+    count = database.forget(_found(database.keys, keys)) if keys else database.clear()
     say(f"{count} forgotten.")
 
 

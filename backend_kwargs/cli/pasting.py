@@ -31,7 +31,7 @@ def _name_for_dynamo(backend: Backend) -> str:
 def _written(backend: Backend) -> str:
     """Return the expression that makes `backend`, "" if the repr of one of its values is not an expression."""
     try:
-        made = eval(repr(backend), {"make_backend": make_backend})  # noqa: S307 - the repr is our own
+        read_back = eval(repr(backend), {"make_backend": make_backend})  # noqa: S307 - the repr is our own
     except (BackendKwargsError, SyntaxError, NameError):
         return ""
-    return f"bk.{backend!r}" if made == backend else ""
+    return f"bk.{backend!r}" if read_back == backend else ""

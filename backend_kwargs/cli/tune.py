@@ -12,11 +12,12 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from backend_kwargs.backend import Backend
-from backend_kwargs.backends import CapturedGraph
+from backend_kwargs.backends import CapturedGraph, Inputs
 from backend_kwargs.cli.arguments import Model, assigned, backend_from_text
 from backend_kwargs.cli.console import console, print_table, say
 from backend_kwargs.cli.models import model_of
 from backend_kwargs.errors import BackendKwargsError, error_text
+from backend_kwargs.facts import Call
 from backend_kwargs.files.atomic_write import check_writable
 from backend_kwargs.options import precisions
 from backend_kwargs.options.option import convert
@@ -24,6 +25,9 @@ from backend_kwargs.options.spec import split_outside
 from backend_kwargs.torch_internals.dynamo import reset
 
 if TYPE_CHECKING:
+    from torch.fx import GraphModule
+
+    from backend_kwargs import measure
     from backend_kwargs.facts.decision import Decision
 
 AUTO = "tmpl-inductor:auto"
@@ -98,19 +102,19 @@ def show(
     }
     backend = backend.bind("command line", {name: value for name, value in asked.items() if value is not None}, convert)
     backend.verify()
-    found, stopped = _raced(partial(model_of, model), sizes, backend, budget_s)
-    kept = _write(model, found, output)
+    raced, stopped = _raced(partial(model_of, model), sizes, backend, budget_s)
+    kept = _write(model, raced, output)
     _print_lines(backend, output, kept, fixed_sizes=bool(shapes))
     if stopped:
         raise typer.Exit(stopped)
 
 
-def _write(model: str, found: Sequence[Tuned], output: Path) -> int:
+def _write(model: str, raced: Sequence[Tuned], output: Path) -> int:
     """Print what was raced, write the decisions that may be used again, and return their number; raise if it is 0."""
-    decisions = [decision for tuned in found for decision in tuned.decisions]
+    decisions = [decision for tuned in raced for decision in tuned.decisions]
     if not any(decision.rows for decision in decisions):
         raise BackendKwargsError(f"No graph of {model!r} was raced: {_why_none(decisions)}.")
-    print_table(COLUMNS, [row for tuned in found for row in _rows(tuned)])
+    print_table(COLUMNS, [row for tuned in raced for row in _rows(tuned)])
     kept = {decision.key: decision for decision in decisions if decision.rows and decision.lasting}
     if not kept:
         raise BackendKwargsError("Nothing is written: default could not run here, so the winner is not one to ship.")
@@ -140,7 +144,7 @@ def _sizes(shapes: list[str]) -> list[dict[str, int]]:
 
 
 def _raced(
-    make: Callable[[Mapping[str, int]], tuple[Any, Any]],
+    make: Callable[[Mapping[str, int]], tuple[Callable[..., object], object]],
     sizes: list[dict[str, int]],
     backend: Backend,
     budget_s: float,
@@ -151,7 +155,7 @@ def _raced(
     """
     from backend_kwargs.auto.decide import nothing_decided
 
-    found, err, began = [], console(stderr=True), time.perf_counter()
+    raced, err, began = [], console(stderr=True), time.perf_counter()
     with tempfile.TemporaryDirectory() as folder, nothing_decided():
         limits = {"budget_s": budget_s, "process_budget_s": 100 * HOUR, "most_races": 1000}
         racing = backend.bind("tune", {**limits, "race": "always", "store": str(Path(folder) / "tune.sqlite")})
@@ -163,17 +167,17 @@ def _raced(
             try:
                 model, inputs = make(size)
                 reset()
-                found.append(_tuned(label, model, inputs, racing))
+                raced.append(_tuned(label, model, inputs, racing))
             except (BackendKwargsError, KeyboardInterrupt) as error:
-                if not found:
+                if not raced:
                     raise
                 why = "interrupted" if isinstance(error, KeyboardInterrupt) else f"error: {error}"
                 say(why, f"{at} of {len(sizes)} sizes are kept.", out=err)
-                return found, INTERRUPTED if isinstance(error, KeyboardInterrupt) else STOPPED
-    return found, 0
+                return raced, INTERRUPTED if isinstance(error, KeyboardInterrupt) else STOPPED
+    return raced, 0
 
 
-def _tuned(label: str, model: Any, inputs: Any, backend: Backend) -> Tuned:
+def _tuned(label: str, model: Callable[..., object], inputs: object, backend: Backend) -> Tuned:
     """Return the decisions for the graphs of one call, and its times beside eager's."""
     import torch
 
@@ -182,13 +186,13 @@ def _tuned(label: str, model: Any, inputs: Any, backend: Backend) -> Tuned:
 
     decisions: list[Decision] = []
 
-    def noting(gm: Any, example_inputs: Any) -> Any:
+    def noting(gm: "GraphModule", example_inputs: Inputs) -> Call:
         compiled = backend.compile(CapturedGraph(gm, example_inputs))
         if compiled.facts.decision:
             decisions.append(compiled.facts.decision)
         return compiled.call
 
-    compiled: Any = torch.compile(model, backend=noting, dynamic=False)
+    compiled = torch.compile(model, backend=noting, dynamic=False)
     positional, keywords = arguments_of(inputs)
     if isinstance(model, torch.nn.Module):
         model.eval()
@@ -210,7 +214,9 @@ def _tuned(label: str, model: Any, inputs: Any, backend: Backend) -> Tuned:
     return Tuned(label, decisions, samples["eager"], samples["compiled"])
 
 
-def _state_of_calls(model: Any, positional: Any, keywords: Any) -> Any:
+def _state_of_calls(
+    model: Callable[..., object], positional: tuple[object, ...], keywords: Mapping[str, object]
+) -> "measure.State":
     """Return what a call of the model changes, and puts back before the next one; raise if it fails in eager."""
     from backend_kwargs import measure
 

@@ -2,11 +2,14 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, TypeAlias
 
 from backend_kwargs.facts.decision import Decision
 from backend_kwargs.facts.parts import PartsSummary
 from backend_kwargs.facts.precision import PrecisionUse
+from backend_kwargs.options.layers import Options
+
+Call: TypeAlias = Callable[..., Any]  # takes the inputs of dynamo's graph, and returns its outputs
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +32,7 @@ class CompileFacts:
     Backward graphs may be compiled later: then they are added to `parts`, and to what `generated_code` finds.
     """
 
-    options: Mapping[str, Any] = field(default_factory=dict)
+    options: Options = field(default_factory=dict)
     decision: Decision | None = None
     precision: PrecisionUse | None = None
     rewrites: Mapping[str, Replacements] = field(default_factory=dict)
@@ -43,10 +46,10 @@ class CompileFacts:
 class Compiled:
     """A compiled graph: `call` takes the inputs of dynamo's graph and returns its outputs."""
 
-    call: Callable[..., Any]
+    call: Call
     facts: CompileFacts = field(default_factory=CompileFacts)
 
-    def called_by(self, call: Callable[..., Any]) -> "Compiled":
+    def called_by(self, call: Call) -> "Compiled":
         """Return the same with another `call`, which wraps this one."""
         return replace(self, call=call)
 

@@ -4,14 +4,15 @@ import contextlib
 import inspect
 import itertools
 import types
-from collections.abc import Callable, Mapping
 from typing import Any, cast
 
 import torch
 
-from backend_kwargs.backend import Backend
-from backend_kwargs.backends import CapturedGraph
+from backend_kwargs.backend import Backend, CompilerFn
+from backend_kwargs.backends import CapturedGraph, Inputs
 from backend_kwargs.compile_records import Record, record_of, returned_as_it_was
+from backend_kwargs.harness.read_only import Model
+from backend_kwargs.options.layers import Options
 from backend_kwargs.report import Ran, Report, report_of
 from backend_kwargs.report.ran import RETURNED, UNKNOWN
 from backend_kwargs.torch_internals.compile_fx import inductor_wrapper
@@ -25,26 +26,26 @@ def _can_isolate() -> bool:
     return "isolate_recompiles" in inspect.signature(torch.compile).parameters
 
 
-def room_to_compile() -> contextlib.AbstractContextManager[Any]:
+def room_to_compile() -> contextlib.AbstractContextManager[object]:
     """Lift the limit on recompiles of one code object, since torch before 2.13 counts all variants together."""
     if _can_isolate():
         return contextlib.nullcontext()
     return limits_lifted()
 
 
-def isolated(model: Callable[..., Any], **kwargs: Any) -> Callable[..., Any]:
+def isolated(model: Model, **kwargs: object) -> Model:
     """Return `torch.compile(model, ...)` that shares no compiled code and no limit with another one."""
     compiler: Any = torch.compile
     if _can_isolate():
-        return cast("Callable[..., Any]", compiler(model, isolate_recompiles=True, **kwargs))
+        return cast("Model", compiler(model, isolate_recompiles=True, **kwargs))
 
-    def forward(*args: Any, **kwargs: Any) -> Any:
+    def forward(*args: object, **kwargs: object) -> object:
         return model(*args, **kwargs)
 
     # By file, line and name dynamo knows sizes of before, and takes other ones for dynamic.
     code = forward.__code__.replace(co_name="forward", co_firstlineno=next(_LINES))
     own = types.FunctionType(code, globals(), "forward", None, forward.__closure__)
-    return cast("Callable[..., Any]", compiler(own, **kwargs))
+    return cast("Model", compiler(own, **kwargs))
 
 
 class Counted:
@@ -55,12 +56,12 @@ class Counted:
     caller measures the error of a lower precision, and a graph that exceeds its bound is compiled too.
     """
 
-    def __init__(self, backend: Callable[..., Any], *, error_is_measured: bool = False) -> None:
+    def __init__(self, backend: CompilerFn, *, error_is_measured: bool = False) -> None:
         self._backend, self._error_is_measured = backend, error_is_measured
         self.graphs = self.returned = 0
         self.own: list[Record] = []
 
-    def __call__(self, gm: torch.fx.GraphModule, example_inputs: Any, **kwargs: Any) -> Any:
+    def __call__(self, gm: torch.fx.GraphModule, example_inputs: Inputs, **kwargs: Any) -> Any:
         """Compile with the backend, and count."""
         code = gm.code
         compiled = self._compiled(gm, example_inputs, **kwargs)
@@ -71,7 +72,7 @@ class Counted:
         return compiled
 
     def _compiled(
-        self, gm: torch.fx.GraphModule, example_inputs: Any, *, name: str | None = None, **kwargs: Any
+        self, gm: torch.fx.GraphModule, example_inputs: Inputs, *, name: str | None = None, **kwargs: Any
     ) -> Any:
         if not isinstance(self._backend, Backend):
             return self._backend(gm, example_inputs, **kwargs, **({"name": name} if name else {}))
@@ -98,9 +99,9 @@ class Counted:
 
 
 def counted(
-    backend: Callable[..., Any] | str,
+    backend: CompilerFn | str,
     mode: str | None = None,
-    options: Mapping[str, Any] | None = None,
+    options: Options | None = None,
     dynamic: bool | None = None,
     *,
     error_is_measured: bool = False,
@@ -110,8 +111,8 @@ def counted(
     if backend == "inductor":
         mode = mode or (None if options else "default")
         return Counted(inductor_wrapper()(mode, options, dynamic)), {"dynamic": dynamic}
-    found: Any = backend
-    own = Counted(lookup_backend(found), error_is_measured=error_is_measured)
+    either: Any = backend  # torch declares a name, and takes a callable too
+    own = Counted(lookup_backend(either), error_is_measured=error_is_measured)
     return own, {"mode": mode, "options": options, "dynamic": dynamic}
 
 

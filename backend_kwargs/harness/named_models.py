@@ -5,7 +5,8 @@ import importlib
 from collections.abc import Callable, Mapping
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from types import ModuleType
+from typing import Any, TypeAlias, TypeVar
 from urllib.parse import parse_qsl
 
 import torch
@@ -14,6 +15,8 @@ from torch import Tensor, nn
 from backend_kwargs.errors import BackendKwargsError, error_text, unknown
 from backend_kwargs.torch_internals import pytree
 
+T = TypeVar("T")
+Config: TypeAlias = Any  # of transformers: each class of models has its own
 FORMS = "'transformers:CLASS?option=value', 'timm:NAME?option=value' or 'FILE:FACTORY'"
 BATCH, TOKENS, SAMPLES, IMAGE = 8, 128, 16_000, 224
 Inputs = tuple[Any, ...] | Mapping[str, Any]
@@ -43,12 +46,12 @@ class Tensors(nn.Module):
         super().__init__()
         self.model = model
 
-    def forward(self, **inputs: Any) -> tuple[Tensor, ...]:
+    def forward(self, **inputs: object) -> tuple[Tensor, ...]:
         """Call the model."""
         return tuple(leaf for leaf in pytree.tree_leaves(self.model(**inputs)) if isinstance(leaf, Tensor))
 
 
-def imported(package: str) -> Any:
+def imported(package: str) -> ModuleType:
     """Import an optional package; raise BackendKwargsError if that fails."""
     _declare_torchvision()
     try:
@@ -82,7 +85,7 @@ def options_of(query: str) -> dict[str, Any]:
     return {name: _value(text) for name, text in parse_qsl(query, keep_blank_values=True)}
 
 
-def _value(text: str) -> Any:
+def _value(text: str) -> object:
     """Parse a value of Python or JSON; anything else is text."""
     try:
         return ast.literal_eval(text)
@@ -110,25 +113,25 @@ def _of_transformers(name: str, options: dict[str, Any]) -> tuple[nn.Module, Inp
     return model, _tried(f"Inputs for {name}", lambda: _inputs(kind.main_input_name, config, batch, tokens))
 
 
-def _inputs(main: str, config: Any, batch: int, tokens: int) -> dict[str, Tensor]:
+def _inputs(main: str, config: Config, batch: int, tokens: int) -> dict[str, Tensor]:
     """Return a model's inputs by name."""
-    given = {main: INPUTS[main](config, batch, tokens)}
+    inputs = {main: INPUTS[main](config, batch, tokens)}
     if config.is_encoder_decoder:
-        given["decoder_input_ids"] = _tokens(config, batch, tokens)
-    return given
+        inputs["decoder_input_ids"] = _tokens(config, batch, tokens)
+    return inputs
 
 
-def _tokens(config: Any, batch: int, tokens: int) -> Tensor:
+def _tokens(config: Config, batch: int, tokens: int) -> Tensor:
     return torch.randint(config.vocab_size, (batch, tokens))
 
 
-def _pixels(config: Any, batch: int, tokens: int) -> Tensor:
+def _pixels(config: Config, batch: int, tokens: int) -> Tensor:
     size = getattr(config, "image_size", IMAGE)
     high, wide = (size, size) if isinstance(size, int) else size
     return torch.randn(batch, config.num_channels, high, wide)
 
 
-INPUTS: Mapping[str, Callable[[Any, int, int], Tensor]] = {
+INPUTS: Mapping[str, Callable[[Config, int, int], Tensor]] = {
     "input_ids": _tokens,
     "pixel_values": _pixels,
     "input_values": lambda config, batch, tokens: torch.randn(batch, SAMPLES),
@@ -150,7 +153,7 @@ def _of_timm(name: str, options: dict[str, Any]) -> tuple[nn.Module, Inputs]:
     return model, (torch.randn(batch, options.get("in_chans", channels), *size),)
 
 
-def _tried(what: str, make: Callable[[], Any]) -> Any:
+def _tried(what: str, make: Callable[[], T]) -> T:
     """Return what `make` makes; raise its error as one line."""
     try:
         return make()

@@ -1,12 +1,13 @@
 """The tensors of a model that eager only reads: which of them a candidate has changed, and their values before."""
 
 from collections.abc import Callable, Collection
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 
 from backend_kwargs.measure.served import bits_of, copied, layout_of, memory_of, parts, same_bits
 
+Model: TypeAlias = Callable[..., Any]  # a module, or another callable that computes on tensors
 LARGEST_COPY = 2 << 30  # bytes on a CPU; on a GPU a quarter of the free memory
 PIECE = 1 << 18  # elements of a checksum at a time, which stay in a cache
 
@@ -18,7 +19,7 @@ class ReadOnly:
     compared.
     """
 
-    def __init__(self, model: Callable[..., Any], written: Collection[int], device: torch.device) -> None:
+    def __init__(self, model: Model, written: Collection[int], device: torch.device) -> None:
         tensors = {name: tensor for name, tensor in _plain(model).items() if id(tensor) not in written}
         spare = torch.cuda.mem_get_info(device)[0] / 4 if device.type == "cuda" else LARGEST_COPY
         self.copied = sum(tensor.nbytes for tensor in tensors.values()) <= spare
@@ -30,12 +31,12 @@ class ReadOnly:
         """Return what to add where a value cannot be put back."""
         return "" if self.copied else "; the model is too large to put it back, so later rows may be wrong"
 
-    def forget(self, model: Callable[..., Any]) -> None:
+    def forget(self, model: Model) -> None:
         """Put back what eager has changed in `model` with other inputs, and compare it no more."""
         for name in self.put_back(model):
             del self.before[name]
 
-    def put_back(self, model: Callable[..., Any]) -> list[str]:
+    def put_back(self, model: Model) -> list[str]:
         """Return the names of what has changed in `model`; put the values back, or without copies accept the new ones.
 
         Otherwise each later candidate would be blamed.
@@ -62,7 +63,7 @@ def checksum(tensor: torch.Tensor) -> torch.Tensor:
     return torch.stack([(piece * weights[: piece.numel()]).sum() for piece in pieces])
 
 
-def _plain(model: Callable[..., Any]) -> dict[str, torch.Tensor]:
+def _plain(model: Model) -> dict[str, torch.Tensor]:
     """Return the dense tensors of a model by name, those that are no parameter or buffer by path."""
     of_model = ((path, part) for path, part in parts(model) if isinstance(part, torch.Tensor))
     tensors = {path: tensor for path, tensor in of_model if layout_of(tensor) and not tensor.is_quantized}

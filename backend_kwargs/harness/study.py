@@ -1,7 +1,7 @@
 """One model and its inputs: eager's and the reference's results, the check of a result, and the step to time."""
 
 import copy
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Literal, NamedTuple
@@ -10,10 +10,10 @@ import torch
 
 from backend_kwargs import measure
 from backend_kwargs.errors import BackendKwargsError, wrong_value
-from backend_kwargs.harness.read_only import ReadOnly
+from backend_kwargs.harness.read_only import Model, ReadOnly
 from backend_kwargs.measure import Accuracy
 from backend_kwargs.measure.served import parts
-from backend_kwargs.measure.trees import map_tensors, tensors_of
+from backend_kwargs.measure.trees import Results, map_tensors, tensors_of
 from backend_kwargs.torch_internals.modules import Dropout
 
 Inputs = tuple[tuple[Any, ...], dict[str, Any]]
@@ -27,8 +27,8 @@ FRESH = (1, 2)  # seeds of the inputs before and after timing
 class Subject(NamedTuple):
     """The callable, the model whose state a call changes, that state, and the optimizer of its parameters."""
 
-    call: Callable[..., Any]
-    model: Callable[..., Any]
+    call: Model
+    model: Model
     state: measure.State = measure.State()
     optimizer: Optimizer | None = None
 
@@ -38,8 +38,8 @@ class Truth:
     """Inputs of one check, with the results of eager and of the reference, and eager's errors at other roundings."""
 
     inputs: Inputs
-    eager: dict[str, Any]
-    reference: dict[str, Any] | None
+    eager: Results
+    reference: Results | None
     roundings: measure.Roundings
 
 
@@ -52,12 +52,12 @@ class Study:
     `max_error` accepts results beyond it, by the relative error to the reference.
     """
 
-    model: Callable[..., Any]
+    model: Model
     inputs: Inputs
     mode: Mode
     device: torch.device
     dtype: torch.dtype | None = None
-    optimizer: Callable[[Any], Optimizer] | None = None
+    optimizer: Callable[[Iterator[torch.nn.Parameter]], Optimizer] | None = None
     tolerance: float | None = None
     max_error: float | None = None
     cotangents: list[torch.Tensor] = field(default_factory=list)
@@ -72,7 +72,7 @@ class Study:
         pristine, outputs = _state(self.model, self.inputs), list[torch.Tensor]()
         changed = set(dict(self._parameters)) if self.mode == "train" else set[str]()
 
-        def run(tree: tuple[Callable[..., Any], Inputs]) -> None:
+        def run(tree: tuple[Model, Inputs]) -> None:
             outputs.extend(_differentiable(self.bound(*tree)()))
             for name, tensor in _state(*tree).items():
                 if name not in pristine or not measure.same_bits(tensor, pristine[name]):
@@ -81,8 +81,8 @@ class Study:
         self.changes = measure.Changes.of(run, (self.model, self.inputs))
         self.changed = frozenset(changed)
         self._pristine = self.changes.on((self.model, self.inputs))
-        held = dict(parts((self.model, self.inputs))) | _state(self.model)
-        written = {id(held[name]) for name in self.changes.tensors.keys() | changed if name in held}
+        tensors = dict(parts((self.model, self.inputs))) | _state(self.model)
+        written = {id(tensors[name]) for name in self.changes.tensors.keys() | changed if name in tensors}
         self._read_only = ReadOnly(self.model, written, self.device)
         if self.mode != "fwd" and not outputs:
             raise BackendKwargsError("A backward pass needs an output that requires grad, and the model has none.")
@@ -102,8 +102,8 @@ class Study:
         eager = self.observe(subject, copy.deepcopy(inputs))
         self._read_only.forget(subject.model)
         # The upcast copy of the model needs its own optimizer, and the state from before this call.
-        model, given = self.subject().model, copy.deepcopy(inputs)
-        precise = measure.reference(model, given, run=lambda fn, wide: self.observe(self._of(fn), wide))
+        model, own_inputs = self.subject().model, copy.deepcopy(inputs)
+        precise = measure.reference(model, own_inputs, run=lambda fn, wide: self.observe(self._of(fn), wide))
         otherwise = measure.Roundings(lambda: self.observe(self.subject(), copy.deepcopy(inputs)), eager)
         return Truth(inputs, eager, precise, otherwise)
 
@@ -113,7 +113,7 @@ class Study:
         self._pristine.restore()
         return self._of(copy.deepcopy(self.model) if self.mode == "train" else self.model)
 
-    def _of(self, model: Callable[..., Any]) -> Subject:
+    def _of(self, model: Model) -> Subject:
         """Return a model to be run as it is, with what its calls change."""
         state = self.changes.on((model, ((), {})))
         if self.mode != "train" or self.optimizer is None or not isinstance(model, torch.nn.Module):
@@ -126,11 +126,11 @@ class Study:
     def _parameters(self) -> list[tuple[str, torch.nn.Parameter]]:
         return list(self.model.named_parameters()) if isinstance(self.model, torch.nn.Module) else []
 
-    def bound(self, call: Callable[..., Any], inputs: Inputs) -> Callable[[], Any]:
+    def bound(self, call: Model, inputs: Inputs) -> Callable[[], object]:
         """Return `call` bound to `inputs`."""
         return partial(call, *inputs[0], **inputs[1])
 
-    def observe(self, subject: Subject, inputs: Inputs) -> dict[str, Any]:
+    def observe(self, subject: Subject, inputs: Inputs) -> Results:
         """Run once from the same seed and state; return copies of outputs, gradients and changed state."""
         call, model, state, optimizer = subject
         state.restore()
@@ -149,17 +149,17 @@ class Study:
         seen["state"] = {name: tensor for name, tensor in _state(model, inputs).items() if name in self.changed}
         return {what: map_tensors(_kept, tree) for what, tree in seen.items()}
 
-    def gradients(self, output: Any, leaves: list[torch.Tensor]) -> tuple[torch.Tensor | None, ...]:
+    def gradients(self, output: object, leaves: list[torch.Tensor]) -> tuple[torch.Tensor | None, ...]:
         """Return the gradients of `leaves` without changing their `.grad`."""
         outputs, cotangents = self._paired(output)
         return torch.autograd.grad(outputs, leaves, cotangents, allow_unused=True)
 
-    def backward(self, output: Any) -> None:
+    def backward(self, output: object) -> None:
         """Add the gradients to each parameter's `.grad`."""
         outputs, cotangents = self._paired(output)
         torch.autograd.backward(outputs, cotangents)
 
-    def _paired(self, output: Any) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+    def _paired(self, output: object) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
         """Return the outputs that require grad, and a cotangent for each; raise if eager has another number."""
         outputs = _differentiable(output)
         if len(outputs) != len(self.cotangents):
@@ -204,13 +204,13 @@ class Study:
         """Check all that a call returns and changes, on fresh inputs, against eager's and the reference's results."""
         truth = self.truths[at]
         inputs = copy.deepcopy(truth.inputs)
-        given = tensors_of(inputs)  # before a call adds some
+        tensors = tensors_of(inputs)  # before a call adds some
         if at:
             self._read_only.put_back(subject.model)  # other candidates have run since
         seen = self.observe(subject, inputs)
         if names := self._read_only.put_back(subject.model):
             return Accuracy("fail_accuracy", f"it changes {names[0]}, which eager only reads{self._read_only.lost}")
-        pairs = enumerate(zip(given, tensors_of(truth.inputs), strict=True))
+        pairs = enumerate(zip(tensors, tensors_of(truth.inputs), strict=True))
         written = [f"input {i}" for i, pair in pairs if not measure.same_bits(*pair)]
         if odd := next((name for name in written if name not in self.changed), ""):
             return Accuracy("fail_accuracy", f"{odd}: it is written, and eager only reads it")
@@ -227,7 +227,7 @@ class Study:
             return accuracy
         return self._within_bound(seen, truth, self.max_error)
 
-    def _within_bound(self, seen: dict[str, Any], truth: Truth, max_error: float) -> Accuracy:
+    def _within_bound(self, seen: Results, truth: Truth, max_error: float) -> Accuracy:
         """Compare by the relative error to the reference instead."""
         precise = truth.reference or {}
         judged = [
@@ -237,7 +237,7 @@ class Study:
         return failed[0] if failed else max(judged, key=lambda accuracy: accuracy.error or 0.0)
 
 
-def arguments_of(example_inputs: Any) -> Inputs:
+def arguments_of(example_inputs: object) -> Inputs:
     """Return the arguments and keywords that `example_inputs` stand for; raise if they are of another kind."""
     if isinstance(example_inputs, torch.Tensor):
         return (example_inputs,), {}
@@ -248,7 +248,7 @@ def arguments_of(example_inputs: Any) -> Inputs:
     raise wrong_value("example_inputs", "a tensor, a sequence of arguments or a mapping of keywords", example_inputs)
 
 
-def move(model: Callable[..., Any], device: torch.device, *, training: bool) -> bool:
+def move(model: Model, device: torch.device, *, training: bool) -> bool:
     """Move a module to `device` and set its mode, in training without dropout; return whether it had dropout."""
     if not isinstance(model, torch.nn.Module):
         return False
@@ -273,20 +273,20 @@ def _update(optimizer: Optimizer | None, parameters: Iterable[torch.Tensor]) -> 
         parameter.grad = None
 
 
-def _differentiable(output: Any) -> list[torch.Tensor]:
+def _differentiable(output: object) -> list[torch.Tensor]:
     return [tensor for tensor in tensors_of(output) if tensor.requires_grad]
 
 
-def _state(model: Callable[..., Any], inputs: Inputs | None = None) -> dict[str, torch.Tensor]:
+def _state(model: Model, inputs: Inputs | None = None) -> dict[str, torch.Tensor]:
     """Return the tensors that a call may change in place: parameters, buffers, and inputs."""
-    held: dict[str, torch.Tensor] = {}
+    tensors: dict[str, torch.Tensor] = {}
     if isinstance(model, torch.nn.Module):
-        held = {**dict(model.named_parameters()), **dict(model.named_buffers())}
-    return held | {f"input {at}": tensor for at, tensor in enumerate(tensors_of(inputs))}
+        tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    return tensors | {f"input {at}": tensor for at, tensor in enumerate(tensors_of(inputs))}
 
 
-def _leaves(model: Callable[..., Any], inputs: Inputs | None = None) -> dict[str, torch.Tensor]:
+def _leaves(model: Model, inputs: Inputs | None = None) -> dict[str, torch.Tensor]:
     """Return the tensors whose gradients a backward pass computes, by name."""
-    held: dict[str, torch.Tensor] = dict(model.named_parameters()) if isinstance(model, torch.nn.Module) else {}
-    held |= {f"input {at}": tensor for at, tensor in enumerate(tensors_of(inputs))}
-    return {name: tensor for name, tensor in held.items() if tensor.requires_grad}
+    tensors: dict[str, torch.Tensor] = dict(model.named_parameters()) if isinstance(model, torch.nn.Module) else {}
+    tensors |= {f"input {at}": tensor for at, tensor in enumerate(tensors_of(inputs))}
+    return {name: tensor for name, tensor in tensors.items() if tensor.requires_grad}

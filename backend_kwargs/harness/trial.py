@@ -6,13 +6,14 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from time import perf_counter
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 
 from backend_kwargs import measure
 from backend_kwargs.errors import BackendKwargsError
 from backend_kwargs.harness.isolation import Counted
+from backend_kwargs.harness.read_only import Model
 from backend_kwargs.harness.study import Study, Subject
 from backend_kwargs.measure import Accuracy, Status
 
@@ -52,7 +53,7 @@ class Trial:
     subject: Subject = field(init=False)
     step: measure.Served = field(init=False)
 
-    def compile(self, model: Callable[..., Any]) -> tuple[Callable[..., Any], Counted | None]:
+    def compile(self, model: Model) -> tuple[Model, Counted | None]:
         """Return the callable for `model`, and the counter of its graphs: None if nothing is compiled."""
         return model, None
 
@@ -107,7 +108,7 @@ class Trial:
         """Compile, warm up and count memory."""
         study = self.study
         gc.collect()  # leftovers of an earlier trial would count as memory in use, and be freed meanwhile
-        held = torch.cuda.memory_allocated(study.device) if study.device.type == "cuda" else None
+        in_use = torch.cuda.memory_allocated(study.device) if study.device.type == "cuda" else None
         subject = study.subject()
         call, self.counted = self.compile(subject.model)
         self.subject = subject._replace(call=call)
@@ -119,7 +120,7 @@ class Trial:
             self.compile_s = perf_counter() - started if self.counted else None
         if self.counted and not self.graphs:
             raise TrialError("no graph reached the backend: this would run in eager")
-        self.peak_bytes = measure.peak_memory(self._warm, study.device, held) or None
+        self.peak_bytes = measure.peak_memory(self._warm, study.device, in_use) or None
 
     def _warm(self) -> None:
         for _ in range(WARM_CALLS):

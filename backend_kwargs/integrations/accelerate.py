@@ -40,11 +40,11 @@ class TrainerMixin:
     Overrides a private method of Trainer, which accepts no plugin.
     """
 
-    def __init__(self, *args: Any, dynamo_plugin: TorchDynamoPlugin | None = None, **kwargs: Any) -> None:
+    def __init__(self, *args: object, dynamo_plugin: TorchDynamoPlugin | None = None, **kwargs: object) -> None:
         self._dynamo_plugin = dynamo_plugin
         super().__init__(*args, **kwargs)
 
-    def _build_accelerator_args(self, **kwargs: Any) -> dict[str, Any]:
+    def _build_accelerator_args(self, **kwargs: object) -> dict[str, Any]:
         args: dict[str, Any] = super()._build_accelerator_args(**kwargs)  # type: ignore[misc]
         if self._dynamo_plugin is None:
             return args

@@ -6,6 +6,7 @@ import re
 import types
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
+from types import CodeType
 from typing import Any
 
 from backend_kwargs.backends.generated_code import comparable, rewrites_made
@@ -97,7 +98,7 @@ class Report:
         return data
 
 
-def report(compiled: Callable[..., Any], *, against: Callable[..., Any] | None = None) -> Report:
+def report(compiled: Callable[..., object], *, against: Callable[..., object] | None = None) -> Report:
     """Return a report on `compiled`, the result of torch.compile, after it has been called.
 
     `against` is another such callable, such as the same model under default: each code then shows whether it differs.
@@ -109,10 +110,10 @@ def report(compiled: Callable[..., Any], *, against: Callable[..., Any] | None =
     """
     owner = _owner(compiled)
     gc.collect()  # a graph in eager is part of a reference cycle, so it would outlive torch.compiler.reset()
-    found, notes = _records_of(owner)
-    if not found:
+    own, notes = _records_of(owner)
+    if not own:
         return Report((), (f"no graph reached a backend: {_why_no_graph(owner)}",))
-    graphs = tuple(_graph(record, other) for record, other in zip(found, _others(against, len(found)), strict=True))
+    graphs = tuple(_graph(record, other) for record, other in zip(own, _others(against, len(own)), strict=True))
     return Report(graphs, tuple(advice_on(graphs)), (*notes, *_unseen_breaks(graphs)))
 
 
@@ -122,14 +123,14 @@ def report_of(own: Iterable[Record]) -> Report:
     return Report(graphs, tuple(advice_on(graphs)), tuple(_unseen_breaks(graphs)))
 
 
-def _others(against: Callable[..., Any] | None, count: int) -> Sequence[Sequence[Code] | None]:
+def _others(against: Callable[..., object] | None, count: int) -> Sequence[Sequence[Code] | None]:
     if against is None:
         return [None] * count
     codes = [codes_of(record) for record in _records_of(_owner(against))[0]]
     return (codes + [[]] * count)[:count]
 
 
-def _records_of(owner: Any) -> tuple[list[Record], tuple[str, ...]]:
+def _records_of(owner: object) -> tuple[list[Record], tuple[str, ...]]:
     everything = records()
     own = [record for record in everything if record.owner() is owner]
     if own:
@@ -141,7 +142,7 @@ def _records_of(owner: Any) -> tuple[list[Record], tuple[str, ...]]:
     return [], ()
 
 
-def _why_no_graph(owner: Any) -> str:
+def _why_no_graph(owner: object) -> str:
     if why := why_no_graph(owner, _called(owner), _code(owner)):
         return why
     raise BackendKwargsError(
@@ -150,7 +151,7 @@ def _why_no_graph(owner: Any) -> str:
     )
 
 
-def _owner(compiled: Any) -> Any:
+def _owner(compiled: object) -> Any:
     """Return the argument of torch.compile, which its wrapper keeps."""
     import torch
 
@@ -164,7 +165,7 @@ def _owner(compiled: Any) -> Any:
     return inspect.getclosurevars(call).nonlocals["fn"]
 
 
-def _code(owner: Any) -> Any:
+def _code(owner: object) -> CodeType | None:
     """Return the code object that dynamo compiles for `owner`."""
     import torch
 
@@ -172,12 +173,12 @@ def _code(owner: Any) -> Any:
     return getattr(module.forward if isinstance(module, torch.nn.Module) else _given(owner), "__code__", None)
 
 
-def _called(owner: Any) -> Any:
+def _called(owner: object) -> object:
     """Return the module that `owner` calls, or `owner` itself."""
     return getattr(_given(owner), "__self__", _given(owner))
 
 
-def _given(owner: Any) -> Any:
+def _given(owner: object) -> Any:
     return getattr(owner, "__wrapped__", owner)  # torch calls all of its own modules through one function
 
 

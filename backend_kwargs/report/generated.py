@@ -2,11 +2,14 @@
 
 import re
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING
 
 from backend_kwargs.backends.generated_code import comparable, compiled_graphs
 from backend_kwargs.compile_records import Record
 from backend_kwargs.report.graphs import Code, times
+
+if TYPE_CHECKING:
+    from backend_kwargs.torch_internals.inductor_code import CompiledFxGraph
 
 # How generated code makes or calls a kernel: the name after `async_compile.`, and our word for its kind.
 MADE: Mapping[str, str] = {
@@ -46,7 +49,7 @@ def unknown_here() -> str:
     return f"unknown on torch {torch.__version__}"
 
 
-def _direction(record: Record, graph: Any) -> Code:
+def _direction(record: Record, graph: "CompiledFxGraph") -> Code:
     backward = bool(graph.fx_kwargs.get("is_backward"))
     seconds, cache = _backward_metrics(record) if backward else (record.facts.seconds, record.facts.cache)
     return Code(
@@ -74,14 +77,14 @@ def _backward_metrics(record: Record) -> tuple[float | None, str]:
 
     kept = recent_compiles()
     later = [m for m in kept if (m.start_time_us or 0) > record.at]
-    found = next((m for m in later if m.compile_id == record.compile_id and not m.is_forward), None)
-    if found is None:  # compiled or loaded with its forward graph, or dropped from torch's list of recent compiles
+    metrics = next((m for m in later if m.compile_id == record.compile_id and not m.is_forward), None)
+    if metrics is None:  # compiled or loaded with its forward graph, or dropped from torch's list of recent compiles
         return None, record.facts.cache if len(later) < len(kept) else "unknown: torch keeps its last compiles only"
-    counts = (("hit", found.inductor_fx_local_cache_hit_count), ("miss", found.inductor_fx_local_cache_miss_count))
-    return (found.duration_us or 0) / 1e6, next((word for word, count in counts if count), record.facts.cache)
+    counts = (("hit", metrics.inductor_fx_local_cache_hit_count), ("miss", metrics.inductor_fx_local_cache_miss_count))
+    return (metrics.duration_us or 0) / 1e6, next((word for word, count in counts if count), record.facts.cache)
 
 
-def _cudagraphs(record: Record, graph: Any, mode: str) -> str:
+def _cudagraphs(record: Record, graph: "CompiledFxGraph", mode: str) -> str:
     """Return the status of CUDA graphs: torch decides at compile time, and again at the first calls."""
     why = graph.disabled_cudagraphs_reason or "; ".join(
         getattr(graph.cudagraph_info, "cudagraph_fail_reasons", ()) or ()

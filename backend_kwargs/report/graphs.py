@@ -8,6 +8,7 @@ from backend_kwargs.auto import settings as auto
 from backend_kwargs.backend import find_backend
 from backend_kwargs.facts.parts import Partition
 from backend_kwargs.facts.precision import PrecisionUse
+from backend_kwargs.options.layers import Options
 from backend_kwargs.registry import decided
 
 if TYPE_CHECKING:
@@ -84,7 +85,7 @@ class Race:
     """
 
     winner: str
-    options: Mapping[str, Any]
+    options: Options
     seconds: float
     rows: tuple["RaceRow", ...]
     table: str = field(repr=False)
@@ -113,7 +114,7 @@ class Graph:
     compile_id: str
     function: str
     backend: str
-    options: Mapping[str, Any]
+    options: Options
     seconds: float
     cache: str
     recompiled: str

@@ -53,5 +53,5 @@ def _in_eager(compiler: str, share: EngineShare | Relax) -> Ran | None:
 
 def worst(all_ran: Iterable[Ran | None]) -> Ran | None:
     """Return the first that fell back, else the first that is unknown, else None."""
-    found = sorted(filter(None, all_ran), key=lambda ran: ran.status != "fell_back")
-    return found[0] if found else None
+    ranked = sorted(filter(None, all_ran), key=lambda ran: ran.status != "fell_back")
+    return ranked[0] if ranked else None

@@ -1,15 +1,19 @@
 """Why no graph of a callable reached a backend, if dynamo still knows the reason."""
 
-from collections.abc import Callable, Iterable
-from typing import Any
+from collections.abc import Iterable
+from types import CodeType
+from typing import TYPE_CHECKING, Any
 
 from backend_kwargs.report.advice import reason_and_hint
+
+if TYPE_CHECKING:
+    import torch
 
 COMPILE_IT = "torch.compile(module), or call it in a function or a module of your own"
 LOG = "TORCH_LOGS=graph_breaks shows more"
 
 
-def why_no_graph(owner: Callable[..., Any], module: Any, code: Any) -> str | None:
+def why_no_graph(owner: object, module: object, code: CodeType | None) -> str | None:
     """Return the cause and the remedy for `owner`, which torch.compile was given; None if the cause is unknown.
 
     `module` is what it calls, and `code` is the code object that dynamo compiles for that.
@@ -35,7 +39,7 @@ def why_no_graph(owner: Callable[..., Any], module: Any, code: Any) -> str | Non
     return "dynamo found no operation on tensors in it -> nothing, as there is nothing to compile" if attempts else None
 
 
-def _attempts(owner: Callable[..., Any], code: Any) -> list[Any]:
+def _attempts(owner: object, code: CodeType | None) -> list[Any]:
     """Return dynamo's metrics of the frames of `owner` and `code`, as long as it keeps them."""
     from backend_kwargs.torch_internals.dynamo import recent_compiles
 
@@ -46,11 +50,11 @@ def _attempts(owner: Callable[..., Any], code: Any) -> list[Any]:
 
 def _one(reasons: Iterable[str | None]) -> str:
     """Return the reason if there is only one, "" if there are several, since some may belong to other callables."""
-    found = set(filter(None, reasons))
-    return found.pop() if len(found) == 1 else ""
+    distinct = set(filter(None, reasons))
+    return distinct.pop() if len(distinct) == 1 else ""
 
 
-def _skipped(module: Any) -> bool:
+def _skipped(module: "torch.nn.Module") -> bool:
     """Return whether dynamo compiles no frame of the module's forward."""
     from backend_kwargs.torch_internals.dynamo import skips
 

@@ -3,6 +3,7 @@
 import hashlib
 from collections.abc import Sequence
 from pathlib import Path
+from types import ModuleType
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -104,12 +105,12 @@ def digest(content: bytes) -> str:
 # ---- signatures
 
 
-def signed(content: bytes, key: Any) -> bytes:
+def signed(content: bytes, key: object) -> bytes:
     """Return the Ed25519 signature of a manifest's content."""
     return bytes(private_key(key).sign(content))
 
 
-def private_key(key: Any) -> Any:
+def private_key(key: object) -> Any:
     """Return the Ed25519 private key that is given, or named by the path of its PEM file; raise if it is none."""
     ed25519, _ = _cryptography()
     private = _key(key, "private")
@@ -118,7 +119,7 @@ def private_key(key: Any) -> Any:
     return private
 
 
-def signer(content: bytes, signature: bytes, keys: Sequence[Any]) -> Any | None:
+def signer(content: bytes, signature: bytes, keys: Sequence[object]) -> object:
     """Return the one of the public `keys` that signed a manifest's content, None if none did."""
     ed25519, invalid_signature = _cryptography()
     for key in keys:
@@ -133,7 +134,7 @@ def signer(content: bytes, signature: bytes, keys: Sequence[Any]) -> Any | None:
     return None
 
 
-def _cryptography() -> tuple[Any, type[Exception]]:
+def _cryptography() -> tuple[ModuleType, type[Exception]]:
     """Return the module of Ed25519 keys and the error of a wrong signature; raise if the package is missing."""
     try:
         from cryptography.exceptions import InvalidSignature
@@ -143,7 +144,7 @@ def _cryptography() -> tuple[Any, type[Exception]]:
     return ed25519, InvalidSignature
 
 
-def _key(key: Any, which: Literal["private", "public"]) -> Any:
+def _key(key: object, which: Literal["private", "public"]) -> object:
     """Return a key as it is, or read from the PEM file that it names."""
     if not isinstance(key, str | Path):
         return key

@@ -6,10 +6,11 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import msgspec
 import torch
+from torch.types import Device
 
 from backend_kwargs.bundles.building import device_of
 from backend_kwargs.bundles.config import CompileConfig
@@ -39,7 +40,7 @@ class MissingPartError(BackendKwargsError):
     """A file that the bundle's manifest names is missing."""
 
 
-def read_manifest(path: Path, trusted_keys: Sequence[Any] = ()) -> Manifest:
+def read_manifest(path: Path, trusted_keys: Sequence[object] = ()) -> Manifest:
     """Return a bundle's manifest; raise if it is not valid, or if keys are given and none of them signed it."""
     return _complete(path, lambda folder: _trusted_manifest(path, folder, trust=False, trusted_keys=trusted_keys)[0])
 
@@ -69,7 +70,7 @@ def _manifest(path: Path, folder: int) -> tuple[Manifest, bytes]:
     return decoded(content, path), content
 
 
-def inspected(path: Path, trusted_keys: Sequence[Any]) -> tuple[Manifest, str]:
+def inspected(path: Path, trusted_keys: Sequence[object]) -> tuple[Manifest, str]:
     """Return a bundle's manifest, and what is known of its signature; raise if keys are given and none signed it."""
 
     def read(folder: int) -> tuple[Manifest, str]:
@@ -96,13 +97,13 @@ def _signature(content: bytes, folder: int) -> bytes:
         return content_of(opened, LONGEST_SIGNATURE)
 
 
-def _trusted_manifest(path: Path, folder: int, *, trust: bool, trusted_keys: Sequence[Any]) -> tuple[Manifest, bool]:
+def _trusted_manifest(path: Path, folder: int, *, trust: bool, trusted_keys: Sequence[object]) -> tuple[Manifest, bool]:
     """Return the manifest, and whether the bundle's code may be run."""
     manifest, content = _manifest(path, folder)
     return manifest, _is_trusted(path, content, folder, trust=trust, trusted_keys=trusted_keys)
 
 
-def _is_trusted(path: Path, content: bytes, folder: int, *, trust: bool, trusted_keys: Sequence[Any]) -> bool:
+def _is_trusted(path: Path, content: bytes, folder: int, *, trust: bool, trusted_keys: Sequence[object]) -> bool:
     """Return whether a bundle's code may be run; raise if keys are given and none of them signed it."""
     if not trusted_keys:
         return trust
@@ -120,7 +121,7 @@ def _is_trusted(path: Path, content: bytes, folder: int, *, trust: bool, trusted
 
 
 def load(
-    path: Path, module: torch.nn.Module, device: Any, *, trust: bool, trusted_keys: Any
+    path: Path, module: torch.nn.Module, device: Device, *, trust: bool, trusted_keys: object
 ) -> tuple[Built, list[str]]:
     """Read a bundle and copy its weights into `module`; return the built module's data, and notes for the user."""
     trusted_keys = [] if trusted_keys is None else trusted_keys

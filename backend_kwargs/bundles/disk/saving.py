@@ -4,7 +4,6 @@ from collections.abc import Callable
 from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -28,7 +27,7 @@ from backend_kwargs.bundles.running import Built
 from backend_kwargs.errors import BackendKwargsError, shown, wrong_value
 
 
-def save(built: Built, path: Path, signing_key: Any = None, *, factory: str = "") -> None:
+def save(built: Built, path: Path, signing_key: object = None, *, factory: str = "") -> None:
     """Write a bundle to a folder beside `path`, and put that in place when it is complete."""
     check_save(path, signing_key)
     check_state(built.module)
@@ -46,7 +45,7 @@ def save(built: Built, path: Path, signing_key: Any = None, *, factory: str = ""
         unnamed.rename(new / MANIFEST)  # a folder with a manifest is complete, or being deleted
 
 
-def check_save(path: Path, signing_key: Any = None) -> None:
+def check_save(path: Path, signing_key: object = None) -> None:
     """Raise if no bundle can be saved to `path` with this key: now, not after minutes of compiling."""
     if signing_key is not None:
         private_key(signing_key)
@@ -126,7 +125,7 @@ def _graph_part(key: str, graph: Graph, written: Callable[[bytes], Part]) -> Gra
 
 def _weights(module: torch.nn.Module) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
     """Return the module's state with each tensor once, and the names of those that share another's memory."""
-    first: dict[Any, str] = {}
+    first: dict[object, str] = {}
     weights: dict[str, torch.Tensor] = {}
     shared: dict[str, str] = {}
     for name, value in module.state_dict().items():

@@ -39,14 +39,14 @@ def loaded_from(config: CompileConfig, module: torch.nn.Module, state: Mapping[s
     return built
 
 
-def dtypes_of(names: Any) -> tuple[torch.dtype | None, ...]:
+def dtypes_of(names: object) -> tuple[torch.dtype | None, ...]:
     """Return dtypes by their names, None for None; raise if one is not the name of a floating dtype."""
     if not isinstance(names, list | tuple):
         raise wrong_value("The output dtypes", "a list of names of dtypes", names)
     return tuple(None if name is None else _dtype(name) for name in names)
 
 
-def _dtype(name: Any) -> torch.dtype:
+def _dtype(name: object) -> torch.dtype:
     dtype = getattr(torch, name.removeprefix("torch."), None) if isinstance(name, str) else None
     if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
         raise wrong_value("An output dtype", "the name of a floating torch.dtype", name)
@@ -130,7 +130,7 @@ def checked_weights(module: torch.nn.Module, weights: Mapping[str, Any]) -> Call
     return partial(_load_as_it_says, module, weights)
 
 
-def place_of(tensor: torch.Tensor) -> tuple[Any, ...]:
+def place_of(tensor: torch.Tensor) -> tuple[object, ...]:
     """Return what two tensors have in common that are the same values in the same memory."""
     bits = (tensor.is_conj(), tensor.is_neg())
     return tensor.device, tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride(), bits
@@ -223,7 +223,7 @@ def _as_in_memory(own: torch.Tensor, value: torch.Tensor) -> tuple[torch.Tensor,
     return own, value.resolve_conj().resolve_neg()
 
 
-def _load_as_it_says(module: torch.nn.Module, weights: Mapping[str, Any]) -> None:
+def _load_as_it_says(module: torch.nn.Module, weights: Mapping[str, object]) -> None:
     """Load by the module's own code, which may fail at any place; what it has changed is then put back."""
     with _put_back(module):
         try:

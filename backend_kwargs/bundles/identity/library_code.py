@@ -5,7 +5,6 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from functools import lru_cache, partial
 from types import CellType, CodeType, FunctionType, MethodType, ModuleType
-from typing import Any
 
 CACHED = type(lru_cache(lambda: None))
 # The releases of torch and Python are compared when a bundle is loaded; numpy's is part of the hash.
@@ -25,11 +24,11 @@ def is_library_name(name: str) -> bool:
     return name.partition(".")[0] in LIBRARIES
 
 
-def is_library(value: Any) -> bool:
+def is_library(value: type | FunctionType) -> bool:
     """Return whether a class or function is the one that a library has under its name."""
     if not is_library_name(value.__module__ or ""):
         return False
-    own: Any = sys.modules.get(value.__module__)
+    own: object = sys.modules.get(value.__module__)
     for name in value.__qualname__.split("."):
         own = getattr(own, name, None)
     return own is value or (isinstance(value, type) and not value.__flags__ & HEAP_TYPE)
@@ -68,7 +67,7 @@ def names_in(code: CodeType) -> set[str]:
     return {*code.co_names, *_texts(code.co_consts)}.union(*inner)
 
 
-def names_read(names: Iterable[str], members: Mapping[str, Iterable[Any]]) -> set[str]:
+def names_read(names: Iterable[str], members: Mapping[str, Iterable[object]]) -> set[str]:
     """Return the names that code which reads `names` may read, also through functions of libraries.
 
     `members` are what is in the namespaces of libraries, by name: code that reads a name may call each of these.
@@ -76,7 +75,7 @@ def names_read(names: Iterable[str], members: Mapping[str, Iterable[Any]]) -> se
     known = defaultdict(list, {name: [*values] for name, values in members.items()})
     read: set[str] = set()
     seen: set[int] = set()
-    queue: list[Any] = ["forward", *names, *filter(_needs_no_name, known)]
+    queue: list[object] = ["forward", *names, *filter(_needs_no_name, known)]
     while queue:
         item = queue.pop()
         if isinstance(item, str):
@@ -102,7 +101,7 @@ def _needs_no_name(name: str) -> bool:
     return name.startswith("__") and name not in BY_NAME
 
 
-def _read_by(function: FunctionType) -> Iterator[Any]:
+def _read_by(function: FunctionType) -> Iterator[object]:
     """Yield the names that a function may read, and the values of those that are globals or attributes of modules."""
     names = names_in(function.__code__)
     yield from names
@@ -114,7 +113,7 @@ def _read_by(function: FunctionType) -> Iterator[Any]:
     yield from (cell.cell_contents for cell in function.__closure__ or () if cell != CellType())
 
 
-def _functions_in(value: Any) -> tuple[Any, ...]:
+def _functions_in(value: object) -> tuple[object, ...]:
     """Return what is called in place of a descriptor, or of an object that wraps a function."""
     if isinstance(value, property):
         return value.fget, value.fset, value.fdel
@@ -125,7 +124,7 @@ def _functions_in(value: Any) -> tuple[Any, ...]:
     return (value.__wrapped__,) if isinstance(value, CACHED) else ()
 
 
-def _texts(constants: Iterable[Any]) -> Iterator[str]:
+def _texts(constants: Iterable[object]) -> Iterator[str]:
     """Yield the texts among constants."""
     for each in constants:
         if isinstance(each, str):

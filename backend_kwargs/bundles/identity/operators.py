@@ -1,7 +1,6 @@
 """Which of a graph's operators may be inlined below dynamo, so that compiled code contains their body."""
 
 from types import FunctionType
-from typing import Any
 
 import torch
 
@@ -39,7 +38,7 @@ def inlined(gm: torch.fx.GraphModule) -> str | None:
     return None
 
 
-def _is_opaque(target: Any) -> bool:
+def _is_opaque(target: object) -> bool:
     """Return whether compiled code calls `target` itself, or has of it what torch's release determines."""
     if isinstance(target, OpOverloadPacket):
         return all(map(_is_opaque, overloads_of(target)))

@@ -14,7 +14,7 @@ import operator
 import re
 import sys
 from collections import OrderedDict, defaultdict, deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from enum import EnumMeta
 from functools import cached_property, partial
 from types import (
@@ -33,7 +33,7 @@ from types import (
     UnionType,
     WrapperDescriptorType,
 )
-from typing import Any
+from typing import Any, TypeAlias, TypeVar
 
 import torch
 
@@ -56,6 +56,10 @@ from backend_kwargs.torch_internals.modules import FUNCTIONS_OF_C, FUNCTIONS_OF_
 from backend_kwargs.torch_internals.operators import OpOverload, OpOverloadPacket, is_namespace, name_of
 from backend_kwargs.torch_internals.tensors import has_hooks, memory_id
 
+T = TypeVar("T")
+Rule: TypeAlias = Callable[[Any, Any], str]  # describes an object of one class
+Scope: TypeAlias = dict[str, Any]  # the globals of a function
+Descriptor: TypeAlias = MethodDescriptorType | WrapperDescriptorType | GetSetDescriptorType
 METHODS = (FunctionType, property, staticmethod, classmethod, partial)
 PLAIN = frozenset(
     {type(None), bool, int, float, complex, str, bytes, range, slice, type(...), type(NotImplemented), torch.Size}
@@ -153,12 +157,12 @@ class _Walk:
 
     def __init__(self, module: torch.nn.Module) -> None:
         self.lines: list[str] = []
-        self.numbers: dict[Any, int] = {}
-        self.kept: list[Any] = []  # so that no id is used twice
+        self.numbers: dict[Hashable, int] = {}
+        self.kept: list[object] = []  # so that no id is used twice
         self.queue: deque[tuple[int, Any, Callable[[Any], str]]] = deque()
         self.namespaces: set[str] = set()  # of libraries
-        self.members: defaultdict[str, list[Any]] = defaultdict(list)  # what is in these namespaces, by name
-        self.others: dict[str, tuple[str, Any]] = {}  # what others have put there, by place: its name and value
+        self.members: defaultdict[str, list[object]] = defaultdict(list)  # what is in these namespaces, by name
+        self.others: dict[str, tuple[str, object]] = {}  # what others have put there, by place: its name and value
         self.names: set[str] = set()  # that the user's code may read
         self.read: set[tuple[int, str]] = set()
         # The values of registered tensors are inputs of compiled code; those of other tensors may be part of it.
@@ -201,7 +205,7 @@ class _Walk:
 
     # ---- references
 
-    def ref(self, value: Any) -> str:
+    def ref(self, value: object) -> str:
         """Return a plain value as text, and the number of any other."""
         if type(value) in PLAIN:
             if type(value) is str:
@@ -209,7 +213,7 @@ class _Walk:
             return f"{type(value).__name__} {value!r}"
         return self.numbered(id(value), value, self.describe)
 
-    def refs(self, values: Iterable[Any]) -> str:
+    def refs(self, values: Iterable[object]) -> str:
         """Return values as text, in order."""
         return f"[{', '.join(map(self.ref, values))}]"
 
@@ -217,7 +221,7 @@ class _Walk:
         """Return the number of an object's class, which no code needs to call."""
         return self.numbered(("type", id(cls)), cls, self.class_)
 
-    def numbered(self, key: Any, value: Any, describe: Callable[[Any], str]) -> str:
+    def numbered(self, key: Hashable, value: T, describe: Callable[[T], str]) -> str:
         """Return the number of an object, which is described later if it is new."""
         if key not in self.numbers:
             self.numbers[key] = len(self.numbers)
@@ -225,7 +229,7 @@ class _Walk:
             self.queue.append((self.numbers[key], value, describe))
         return f"#{self.numbers[key]}"
 
-    def unknown(self, value: Any) -> str:
+    def unknown(self, value: object) -> str:
         """Raise, as this value cannot be compared."""
         raise CannotCompareError(shown(value))
 
@@ -247,10 +251,10 @@ class _Walk:
             return self.numpy(value)
         return self.instance(value)
 
-    def instance(self, value: Any) -> str:
+    def instance(self, value: object) -> str:
         """Describe an object whose state is in attributes, slots and the items of a container."""
         cls = type(value)
-        items: Any = ""
+        items = ""
         for base in cls.__mro__:
             if base in CONTAINERS:
                 items = CONTAINERS[base](self, value)
@@ -273,19 +277,18 @@ class _Walk:
         described = [f"{self.ref(name)}={self.ref(attribute)}" for name, attribute in attributes.items()]
         return f"{self.type_ref(cls)} {items} {' '.join(described)}"
 
-    def pairs(self, value: Mapping[Any, Any]) -> str:
+    def pairs(self, value: dict[Any, Any]) -> str:
         """Describe the items of a dict in their order."""
-        items: Any = dict.items(value)  # type: ignore[arg-type]
-        return f"{{{', '.join(f'{self.ref(key)}: {self.ref(item)}' for key, item in items)}}}"
+        return f"{{{', '.join(f'{self.ref(key)}: {self.ref(item)}' for key, item in dict.items(value))}}}"
 
-    def elements(self, value: Iterable[Any]) -> str:
+    def elements(self, value: Iterable[object]) -> str:
         """Describe a set in its order, which is the same in each process for numbers alone."""
         items = [*value]
         if len(items) > 1 and any(type(each) not in (bool, int, float) for each in items):
             return self.unknown(value)
         return self.refs(items)
 
-    def typing(self, value: Any) -> str:
+    def typing(self, value: object) -> str:
         """Describe an alias of the module typing."""
         origin, args = getattr(value, "__origin__", None), getattr(value, "__args__", ())
         return f"{value!r} {self.refs((origin, *args))}" if origin else repr(value)
@@ -307,7 +310,7 @@ class _Walk:
         """Return a hash of a tensor's values, "" for a registered one."""
         return "" if id(value) in self.registered else content_hash(value)
 
-    def numpy(self, value: Any) -> str:
+    def numpy(self, value: object) -> str:
         """Describe an array, a number, a dtype or a ufunc."""
         import numpy as np
 
@@ -392,7 +395,7 @@ class _Walk:
         code = self.code(value.__code__, value.__globals__)
         return f"{value.__name__} {value.__qualname__} {code} {inside} {self.pairs(vars(value))}"
 
-    def code(self, code: CodeType, scope: dict[str, Any]) -> str:
+    def code(self, code: CodeType, scope: Scope) -> str:
         """Describe a function's code, and follow the globals that it reads."""
         steps = [step for step in dis.get_instructions(code) if step.opname not in PADDING]
         for at, step in enumerate(steps):
@@ -419,7 +422,7 @@ class _Walk:
         """Raise, as code does what cannot be compared."""
         raise CannotCompareError(why)
 
-    def global_(self, name: str, names: list[str], scope: dict[str, Any], after: list[dis.Instruction]) -> None:
+    def global_(self, name: str, names: list[str], scope: Scope, after: list[dis.Instruction]) -> None:
         """Follow a global, and attributes of it as long as they are those of Python modules."""
         place = scope.get("__builtins__", builtins)
         variables = scope if name in scope else place if isinstance(place, dict) else vars(place)
@@ -450,7 +453,7 @@ class _Walk:
             self.refuse(f"{place}.{name}")
         return members.get(name)
 
-    def builtin(self, value: Any) -> str:
+    def builtin(self, value: BuiltinFunctionType) -> str:
         """Describe a function of C by name, and what it is bound to."""
         owner = getattr(value, "__self__", None)
         if owner is not None and not isinstance(owner, ModuleType | type):
@@ -463,11 +466,11 @@ class _Walk:
             return self.unknown(value)
         return f"{value.__module__}.{name}"
 
-    def descriptor(self, value: Any) -> str:
+    def descriptor(self, value: Descriptor) -> str:
         """Describe a descriptor of a class of C by name."""
         return f"{value.__objclass__.__qualname__}.{value.__name__} {self.type_ref(value.__objclass__)}"
 
-    def operator_(self, value: Any) -> str:
+    def operator_(self, value: OpOverload | OpOverloadPacket) -> str:
         """Describe one of torch's own operators by name."""
         return str(value) if name_of(value).partition("::")[0] in TORCH_NAMESPACES else self.unknown(value)
 
@@ -480,7 +483,7 @@ class _State(_Walk):
     def start(self, module: torch.nn.Module) -> None:
         self.ref(module)
 
-    def unknown(self, value: Any) -> str:
+    def unknown(self, value: object) -> str:
         attributes = getattr(value, "__dict__", {})
         mine = not isinstance(value, ModuleType) and type(attributes) is dict
         return f"{id(value)} {self.pairs(attributes) if mine else ''}"
@@ -496,7 +499,7 @@ class _State(_Walk):
 
 
 # Containers of C from which a class of Python may inherit, and how their items are read.
-CONTAINERS: dict[type, Callable[[Any, Any], str]] = {
+CONTAINERS: dict[type, Rule] = {
     list: lambda walk, value: walk.refs(list.__iter__(value)),
     tuple: lambda walk, value: walk.refs(tuple.__iter__(value)),
     deque: lambda walk, value: f"{value.maxlen} {walk.refs(deque.__iter__(value))}",
@@ -506,7 +509,7 @@ CONTAINERS: dict[type, Callable[[Any, Any], str]] = {
     set: lambda walk, value: walk.elements(set.__iter__(value)),
     frozenset: lambda walk, value: walk.elements(frozenset.__iter__(value)),
 }
-RULES: dict[type, Callable[[Any, Any], str]] = CONTAINERS | {
+RULES: dict[type, Rule] = CONTAINERS | {
     OrderedDict: lambda walk, value: f"{walk.pairs(value)} {walk.pairs(vars(value))}",
     MappingProxyType: lambda walk, value: walk.pairs(dict(value)),
     SimpleNamespace: lambda walk, value: walk.pairs(vars(value)),
@@ -545,7 +548,7 @@ def _with_numbered_hooks(attributes: dict[str, Any]) -> dict[str, Any]:
     return attributes | {name: {numbers[key]: hook for key, hook in value.items()} for name, value in hooks.items()}
 
 
-def _constant(value: Any) -> str:
+def _constant(value: object) -> str:
     """Return a constant of code as text, a set in order."""
     if isinstance(value, frozenset):
         return str(sorted(map(_constant, value)))
@@ -578,7 +581,7 @@ def _own_name(value: Any) -> str | None:
     return None if _is_foreign(value) else f"{kind} {getattr(value, '__qualname__', '')}"
 
 
-def _is_foreign(value: Any) -> bool:
+def _is_foreign(value: object) -> bool:
     """Return whether an object in a library's namespace may be another's, or call what is."""
     kind = type(value)
     if isinstance(value, partial | MethodType | torch.nn.Module):

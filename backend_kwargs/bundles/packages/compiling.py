@@ -6,11 +6,10 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -20,7 +19,9 @@ from backend_kwargs.bundles.packages.package import Package
 from backend_kwargs.bundles.running import Built, entry
 from backend_kwargs.bundles.samples import Sample, shapes_of
 from backend_kwargs.errors import BackendKwargsError, error_text
+from backend_kwargs.facts import Call
 from backend_kwargs.measure.failures import without_compiler
+from backend_kwargs.options.layers import Options
 from backend_kwargs.options.requirements import check_answers, cxx_of
 from backend_kwargs.pipeline import OWN
 from backend_kwargs.torch_internals import pytree
@@ -33,12 +34,12 @@ ALWAYS = {"always_keep_tensor_constants": True}
 class _Entry(torch.nn.Module):
     """The module with autocast and the casts of its outputs, as under torch.compile."""
 
-    def __init__(self, module: torch.nn.Module, call: Callable[..., Any]) -> None:
+    def __init__(self, module: torch.nn.Module, call: Call) -> None:
         super().__init__()
         self.module = module
         self.hidden = HiddenReads()
 
-        def forward(*args: Any, **kwargs: Any) -> Any:
+        def forward(*args: object, **kwargs: object) -> object:
             with self.hidden:
                 return call(module, *args, **kwargs)
 
@@ -93,7 +94,7 @@ def _errors() -> Iterator[None]:
 
 
 def _compiled(
-    program: torch.export.ExportedProgram, folder: Path, *, options: Mapping[str, Any], on: torch.device, embedded: bool
+    program: torch.export.ExportedProgram, folder: Path, *, options: Options, on: torch.device, embedded: bool
 ) -> tuple[Path, set[str]]:
     """Return a package, and the names of the tensors that it reads; it contains their values if `embedded`."""
     configs = {**options, "aot_inductor.package_constants_in_so": embedded}
@@ -119,14 +120,14 @@ def load_elsewhere(package: Path) -> None:
         )
 
 
-def _dynamic_shapes(built: Built, module: torch.nn.Module, sample: Sample) -> Any:
+def _dynamic_shapes(built: Built, module: torch.nn.Module, sample: Sample) -> dict[str, object] | None:
     """Return the sizes of each argument that may vary: those that differ between samples, or all of a single sample."""
     if not built.dynamic:
         return None
     tensors = iter(zip(*map(shapes_of, built.samples), strict=True))
     auto = torch.export.Dim.AUTO
 
-    def varied(leaf: Any) -> Any:
+    def varied(leaf: object) -> dict[int, object] | None:
         if not isinstance(leaf, torch.Tensor):
             return None
         shapes = next(tensors)

@@ -4,7 +4,7 @@ import copy
 import hashlib
 import re
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch.overrides import TorchFunctionMode
@@ -20,7 +20,7 @@ from backend_kwargs.bundles.packages.guards import (
     Weight,
 )
 from backend_kwargs.bundles.packages.package import first_uses
-from backend_kwargs.bundles.samples import content_hash
+from backend_kwargs.bundles.samples import Args, Kwargs, content_hash
 from backend_kwargs.errors import BackendKwargsError
 from backend_kwargs.measure.served import parts
 from backend_kwargs.torch_internals import pytree
@@ -29,6 +29,7 @@ from backend_kwargs.torch_internals.modules import buffers_of, parameters_of
 from backend_kwargs.torch_internals.operators import OpOverload
 from backend_kwargs.torch_internals.tensors import memory_id
 
+Expr: TypeAlias = Any  # sympy has no annotations
 INSIDE = "module."  # the exported module contains the user's
 # Calls besides those of operators: their graphs are compared too.
 KNOWN = ("wrap_with_set_grad_enabled", "wrap_with_autocast", "<built-in function getitem>")
@@ -126,7 +127,7 @@ class Exported:
             weights=tuple(self._weights(constants)),
         )
 
-    def _expression(self, size: Any) -> Any:
+    def _expression(self, size: int | torch.SymInt) -> Expr:
         return self.sizes.replace(size.node.expr) if isinstance(size, torch.SymInt) else size
 
     def _conditions(self, symbols: dict[str, Symbol]) -> Iterable[Operation]:
@@ -194,7 +195,7 @@ def _digest(program: torch.export.ExportedProgram) -> str:
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()
 
 
-def _kind(value: Any) -> str:
+def _kind(value: object) -> str:
     """Return a tensor's properties, or another value, as text."""
     if not isinstance(value, torch.Tensor):
         return str(value)
@@ -209,7 +210,7 @@ class HiddenReads(TorchFunctionMode):
         super().__init__()
         self._found: list[torch.Tensor] = []
 
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_function__(self, func: Any, types: object, args: Args = (), kwargs: Kwargs | None = None) -> object:
         """Note real tensors among the arguments: while tracing, those of the module and those made then are fake."""
         result = func(*args, **(kwargs or {}))
         if torch.compiler.is_dynamo_compiling():  # of the branches of torch.cond, which get tensors as arguments
@@ -241,7 +242,7 @@ def _one_memory(a: torch.Tensor, b: torch.Tensor) -> bool:
     return a.layout is b.layout is torch.strided and memory_id(a) == memory_id(b)
 
 
-def _term(expression: Any) -> Term:
+def _term(expression: Expr) -> Term:
     """Return sympy's expression as data."""
     if isinstance(expression, int) or getattr(expression, "is_Integer", False):
         return int(expression)

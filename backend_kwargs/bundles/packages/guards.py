@@ -7,9 +7,12 @@ import math
 import operator
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
-from typing import Annotated, Any, Literal, TypeAlias, Union
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias, Union
 
 import msgspec
+
+if TYPE_CHECKING:
+    import torch
 
 LARGEST = 2**63  # integers of the compiled code have 64 bits
 # sympy's class, what it computes, and how it is written: between its arguments, or before them.
@@ -68,7 +71,7 @@ class Symbol(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     of: Literal["shape", "stride"]
     dim: Annotated[int, msgspec.Meta(ge=0)]
 
-    def value(self, tensors: Sequence[Any]) -> Any:
+    def value(self, tensors: "Sequence[torch.Tensor]") -> int | None:
         """Return it, None if no tensor has such a dimension."""
         tensor = tensors[self.tensor] if self.tensor < len(tensors) else None
         values = () if tensor is None else tensor.shape if self.of == "shape" else tensor.stride()
@@ -117,7 +120,7 @@ class PackageGuards(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """Whether the code writes to an input."""
         return any(tensor.written for tensor in self.tensors)
 
-    def problem(self, tensors: Sequence[Any], names: Callable[[], Sequence[str]]) -> str:
+    def problem(self, tensors: "Sequence[torch.Tensor]", names: Callable[[], Sequence[str]]) -> str:
         """Return which assumption on sizes, strides and memory the inputs do not meet, "" if they meet all."""
         if len(tensors) != len(self.tensors):
             return f"The call must have {len(self.tensors)} tensors, got {len(tensors)}."
@@ -138,7 +141,7 @@ class PackageGuards(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
                 return f"Sizes of inputs must meet {text_of(condition, self._texts(names()))}, got {used}."
         return ""
 
-    def _spelled(self, wanted: Sequence[Term], sizes: Mapping[str, int], names: Sequence[str]) -> str:
+    def _spelled(self, wanted: Sequence[Term], sizes: Mapping[str, int | None], names: Sequence[str]) -> str:
         """Return sizes as text, with the values of expressions."""
         texts = [
             str(term) if isinstance(term, int) else f"{text_of(term, self._texts(names))} = {value_of(term, sizes)}"
@@ -154,7 +157,7 @@ class PackageGuards(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return f"{names[place.tensor]}.{'shape' if place.of == 'shape' else 'stride()'}[{place.dim}]"
 
 
-def value_of(term: Term, sizes: Mapping[str, Any]) -> Any:
+def value_of(term: Term, sizes: Mapping[str, int | None]) -> int | float | None:
     """Return the value of an expression, None if it has none, as after a division by zero or beyond 64 bits."""
     if isinstance(term, str):
         return sizes.get(term)

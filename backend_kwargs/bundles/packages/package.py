@@ -3,7 +3,7 @@
 import hashlib
 import threading
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from operator import getitem, is_
 from pathlib import Path
@@ -13,8 +13,9 @@ import torch
 
 from backend_kwargs.bundles.input_check import InputCheck, spot
 from backend_kwargs.bundles.packages.guards import PackageGuards, Weight
-from backend_kwargs.bundles.samples import content_hash, memory_of
+from backend_kwargs.bundles.samples import Args, Kwargs, content_hash, memory_of
 from backend_kwargs.errors import BackendKwargsError
+from backend_kwargs.facts import Call
 from backend_kwargs.torch_internals import pytree
 from backend_kwargs.torch_internals.inductor_code import load_package
 from backend_kwargs.torch_internals.modules import buffers_of, children_of, parameters_of
@@ -59,7 +60,7 @@ class PackageCall:
         device: torch.device,
         *,
         check: InputCheck,
-        otherwise: Callable[..., Any] | None,
+        otherwise: Call | None,
     ) -> None:
         package.content()
         self._guards, self._check, self._otherwise = package.guards, check, otherwise
@@ -69,12 +70,12 @@ class PackageCall:
         inputs, self._outputs = map(pytree.treespec_loads, loaded.loader.get_call_spec())
         self._keywords = [*pytree.tree_unflatten(range(inputs.num_leaves), inputs)[1]]
         self._weights = _Weights(package.guards.weights, module, device, loaded)
-        self._matched: set[Any] = set()
+        self._matched: set[tuple[object, ...]] = set()
         self._repeats = any(tensor.same_as is not None for tensor in package.guards.tensors)
         # torch runs a package's calls one after the other, so this costs nothing; weights change only between them.
         self._lock = threading.RLock()
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, *args: object, **kwargs: object) -> Any:
         """Run the package, or `otherwise`."""
         with self._lock:
             try:
@@ -89,13 +90,13 @@ class PackageCall:
                 return pytree.tree_unflatten(self._run(tensors), self._outputs)
         return self._otherwise(*args, **kwargs)
 
-    def serve(self, module: torch.nn.Module, otherwise: Callable[..., Any] | None) -> None:
+    def serve(self, module: torch.nn.Module, otherwise: Call | None) -> None:
         """Read the weights of `module` from now on, whose values are those of the module before."""
         with self._lock:
             self._otherwise = otherwise
             self._weights.rebind(module)
 
-    def tensors(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[torch.Tensor]:
+    def tensors(self, args: Args, kwargs: Kwargs) -> list[torch.Tensor]:
         """Return the tensors among the arguments in the package's order; raise if it was not compiled for them."""
         key: Any = [*kwargs]
         for value in (*args, *kwargs.values()) if kwargs else args:
@@ -118,7 +119,7 @@ class PackageCall:
             self._compare_memory(tensors, args, kwargs)
         return tensors
 
-    def _compared(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[torch.Tensor]:
+    def _compared(self, args: Args, kwargs: Kwargs) -> list[torch.Tensor]:
         """Compare the inputs with the samples and with the guards; return their tensors in order."""
         self._check(args, dict(kwargs))
         in_order = (args, {name: kwargs[name] for name in self._keywords})
@@ -127,7 +128,7 @@ class PackageCall:
             raise BackendKwargsError(f"{problem} {AGAIN}")
         return tensors
 
-    def _compare_identity(self, tensors: Sequence[torch.Tensor], args: Any, kwargs: Any) -> None:
+    def _compare_identity(self, tensors: Sequence[torch.Tensor], args: Args, kwargs: Kwargs) -> None:
         """Raise unless the same inputs as in the sample are one object, which the module may compare."""
         for at, (guard, first) in enumerate(zip(self._guards.tensors, first_uses(tensors), strict=True)):
             if first != guard.same_as:
@@ -136,7 +137,7 @@ class PackageCall:
                 wanted = "must not be" if guard.same_as is None else "must be"
                 raise BackendKwargsError(f"Input {names[at]} {wanted} the same tensor as {names[other or 0]}. {AGAIN}")
 
-    def _compare_memory(self, tensors: Sequence[torch.Tensor], args: Any, kwargs: Any) -> None:
+    def _compare_memory(self, tensors: Sequence[torch.Tensor], args: Args, kwargs: Kwargs) -> None:
         """Raise if memory that the package writes to is also that of another input or of a weight."""
         spans = [memory_of(tensor) for tensor in tensors]
         for at, guard in enumerate(self._guards.tensors):
@@ -157,7 +158,7 @@ class PackageCall:
                         f"Input {names[at]}, which is written to, must not share memory with {shared}. {AGAIN}"
                     )
 
-    def _names(self, args: Any, kwargs: Mapping[str, Any]) -> list[str]:
+    def _names(self, args: Args, kwargs: Kwargs) -> list[str]:
         """Return the names of the tensors among the arguments, in the package's order."""
         paths, _ = pytree.tree_flatten_with_path((args, {name: kwargs[name] for name in self._keywords}))
         named = [(spot(path), value) for path, value in paths]
@@ -192,9 +193,9 @@ class _ModuleTensors:
 
     def __init__(self, weights: Sequence[Weight], module: torch.nn.Module, device: torch.device) -> None:
         self.tensors: list[torch.Tensor] = []
-        self.tables: list[Mapping[str, Any]] = []
+        self.tables: list[Mapping[str, object]] = []
         self.names: list[str] = []
-        self.values: list[Any] = []
+        self.values: list[object] = []
         self._noted: set[tuple[int, str]] = set()
         for weight in weights:
             tensors = [self._find(module, name) for name in weight.names]
@@ -225,7 +226,7 @@ class _ModuleTensors:
         return table[name]
 
 
-def _kind(tensor: Any) -> str:
+def _kind(tensor: torch.Tensor) -> str:
     """Return a tensor's properties as text."""
     if type(tensor) not in PLAIN or tensor.layout is not torch.strided or tensor.is_conj() or tensor.is_neg():
         return f"a {type(tensor).__name__} of another kind"
@@ -244,7 +245,7 @@ class _Weights:
         self._own = _ModuleTensors((), module, device)
         self._same: Any = None
         self._pointers: list[int] = []
-        self._baked: Any = None
+        self._baked: list[tuple[int, int, int | None]] | None = None
         self._aliases: list[torch.Tensor] = []
         self.spans: list[tuple[int, int]] = []
         weakref.finalize(self, _release, self._aliases)
@@ -293,7 +294,7 @@ class _Weights:
             and (not self._baked or self._baked == self._states(own.tensors))
         )
 
-    def _states(self, tensors: Sequence[torch.Tensor]) -> list[Any]:
+    def _states(self, tensors: Sequence[torch.Tensor]) -> list[tuple[int, int, int | None]]:
         """Return what changes if a tensor is replaced or written whose values are part of the code."""
         return [
             (id(tensor), tensor.data_ptr(), None if tensor.is_inference() else version_of(tensor))
