@@ -8,7 +8,7 @@ from typing import Any
 
 from backend_kwargs.auto.candidates import OptionsOf, allowed_candidates, trusted
 from backend_kwargs.auto.decision import has_form, parsed
-from backend_kwargs.backends.others import is_other
+from backend_kwargs.backends.others import is_former, is_other
 from backend_kwargs.errors import BackendKwargsError, shown, warn_once
 from backend_kwargs.facts.decision import DEFAULT, EAGER, Decision
 from backend_kwargs.files.atomic_write import write_whole
@@ -98,6 +98,8 @@ def _read(key: str, table: Any, options_of: OptionsOf) -> Decision:
 
 def _why_not(decision: Decision, known: Container[str], options_of: OptionsOf) -> str:
     """Return what is wrong with a decision that no candidate allows."""
+    if is_former(decision.winner) or is_former(decision.compiler):
+        return f"names {decision.winner!r}, which was removed."
     if is_other(decision.winner) or decision.compiler:
         by = f" by {decision.compiler!r}" if decision.compiler else ""
         return f"sets {shown(dict(decision.options))}{by}, which candidate {decision.winner!r} does not set."

@@ -7,7 +7,6 @@ import random
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from typing import TYPE_CHECKING
 
 import torch
 from torch.fx import GraphModule
@@ -18,9 +17,6 @@ from backend_kwargs.torch_internals.caches import artifacts_apart
 from backend_kwargs.torch_internals.dynamo import bucket_count_kept, metrics_apart
 from backend_kwargs.torch_internals.guards import tracing_apart
 from backend_kwargs.torch_internals.replacing import restored_by, undone
-
-if TYPE_CHECKING:
-    pass
 
 LIBDEVICE = "TRITON_LIBDEVICE_PATH"
 

@@ -130,8 +130,15 @@ class InputCheck:
                 return
         self._compare(args, kwargs)
         # Where the module writes, the addresses of the inputs count too.
-        if tensors and not self._writes and all(map(is_dense, tensors)) and len({*map(id, tensors)}) == len(tensors):
-            self._passed[place] = (same_layouts(tensors), *passed[: MOST_PASSED - 1])
+        known = len(passed) == MOST_PASSED
+        if (
+            tensors
+            and not known
+            and not self._writes
+            and all(map(is_dense, tensors))
+            and len({*map(id, tensors)}) == len(tensors)
+        ):
+            self._passed[place] = (same_layouts(tensors), *passed)
 
     def _are_separate(self, tensors: Sequence[torch.Tensor], owned: "_Memory") -> bool:
         """Return whether tensors have no gradient, no attributes, and none of the module's memory."""

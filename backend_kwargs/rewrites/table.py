@@ -92,12 +92,17 @@ def _rows() -> dict[str, Rewrite]:
     read as fast, but has to be kept up to date.
     """
     rows = {}
-    for path in Path(__file__).parent.glob("*.py"):
-        head, start, text = path.read_text(encoding="utf-8").partition("\nREWRITE = ")
+    for module in pkgutil.iter_modules(sys.modules[OURS].__path__):
+        name = f"{OURS}.{module.name}"
+        loader: Any = module.module_finder.find_spec(name, None).loader  # type: ignore[union-attr]
+        source = "" if module.ispkg else loader.get_source(name)
+        if source is None:
+            raise ImportError(f"{name} has no source, which its rewrite is read from: install the package's .py files.")
+        head, start, text = source.partition("\nREWRITE = ")
         if start:
             text = "\n" * (head.count("\n") + 1) + text.partition("\n\n")[0]  # so that errors name the right line
-            names = {**globals(), "__name__": f"{OURS}.{path.stem}"}
-            rows[path.stem] = eval(compile(text, path, "eval"), names)  # noqa: S307 - our own source
+            code = compile(text, loader.get_filename(name), "eval")
+            rows[module.name] = eval(code, {**globals(), "__name__": name})  # noqa: S307 - our own source
     return dict(sorted(rows.items(), key=lambda item: item[1].order))
 
 

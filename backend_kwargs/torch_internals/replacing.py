@@ -29,7 +29,7 @@ def restored_by(stack: ExitStack, undo: Callable[[], object]) -> None:
 
 @contextmanager
 def replaced(owner: Any, name: Hashable, value: object) -> Iterator[None]:
-    """Replace an attribute of `owner`, or an item if it is a mapping, until the context is left.
+    """Replace an attribute of `owner`, or an item if it is a mapping, until the context is left. Not one of a class.
 
     One that was not there is removed. Threads may leave in any order: what was there before comes back with the last. A
     value replaced by itself comes back after others have changed it.

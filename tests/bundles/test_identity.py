@@ -6,6 +6,7 @@ import dataclasses
 import functools
 import json
 import math
+import operator
 import os
 import subprocess
 import sys
@@ -340,3 +341,24 @@ def test_a_changed_attribute_changes_the_state(change):
     assert state_of(module) == before
     change(module)
     assert state_of(module) != before
+
+
+@pytest.mark.parametrize(
+    "read",
+    [
+        pytest.param(lambda name: operator.attrgetter(f"mT.{name}"), id="attrgetter"),
+        pytest.param(operator.methodcaller, id="methodcaller"),
+    ],
+)
+def test_a_name_that_is_computed_is_not_compared(read):
+    """`operator` reads attributes whose names no code has, so anything may have been put there."""
+    assert identity_of(Reads(read("relu"))) is None
+
+
+class Reads(nn.Module):
+    def __init__(self, read):
+        super().__init__()
+        self.read = read
+
+    def forward(self, x):
+        return self.read(x)

@@ -91,10 +91,14 @@ BUILTINS = frozenset(
 )
 CLASSES_OF = (
     *("torch.nn.", "torch.autograd.grad_mode", "torch.amp.autocast_mode", "torch.cuda.amp.autocast_mode"),
-    *("builtins", "collections", "functools", "itertools", "enum", "types", "numpy", "operator", "dataclasses", "re"),
+    *("builtins", "collections", "functools", "itertools", "enum", "types", "numpy", "dataclasses", "re"),
     *("contextlib", "typing"),
 )
-CLASSES = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer, torch.Size, torch.dtype, torch.device)
+# Not operator.attrgetter and methodcaller, which read what code does not name.
+CLASSES = (
+    *(torch.Tensor, torch.nn.Parameter, torch.nn.Buffer, torch.Size, torch.dtype, torch.device),
+    *(operator.itemgetter,),
+)
 LOADS = ("LOAD_GLOBAL", "LOAD_NAME")
 ATTRIBUTES = ("LOAD_ATTR", "LOAD_METHOD")
 HIDES = ("IMPORT_", "STORE_GLOBAL", "DELETE_GLOBAL", "LOAD_BUILD_CLASS", "LOAD_FROM_DICT_OR_GLOBALS", "BUILD_SET")
