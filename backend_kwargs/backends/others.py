@@ -11,7 +11,7 @@ from backend_kwargs.backends.onnxruntime.compiler import ONNXRuntimeCompiler
 from backend_kwargs.backends.openvino.compiler import OpenVINONativeCompiler
 from backend_kwargs.backends.tvm.compiler import TVMCompiler
 from backend_kwargs.errors import BackendKwargsError
-from backend_kwargs.options.layers import merge, same
+from backend_kwargs.options.layers import Options, merge, same
 from backend_kwargs.options.option import convert
 from backend_kwargs.options.spec import join_candidate, split_candidates
 from backend_kwargs.options.trust import is_data
@@ -43,7 +43,7 @@ class Other:
     """A compiler other than Inductor and its options, parsed from a candidate."""
 
     compiler: DeclaredCompiler
-    options: Mapping[str, Any]
+    options: Options
 
     def under(self, *, frozen: bool) -> dict[str, Any]:
         """Return its options, plus its option for frozen parameters if the caller froze them."""
@@ -106,7 +106,7 @@ def installed() -> tuple[str, ...]:
     return tuple(name for name in RACED if _works(name))
 
 
-def sets(text: str, compiler: str, options: Mapping[str, Any]) -> bool:
+def sets(text: str, compiler: str, options: Options) -> bool:
     """Return whether the candidate `text` names `compiler` and sets exactly `options`."""
     try:
         other = other_of(text)
@@ -116,7 +116,7 @@ def sets(text: str, compiler: str, options: Mapping[str, Any]) -> bool:
     return other.compiler.name == compiler and any(same(_listed(other.under(frozen=f)), stored) for f in (False, True))
 
 
-def _listed(value: Any) -> Any:
+def _listed(value: object) -> object:
     """Return `value` with lists in place of tuples, as a file has them."""
     if isinstance(value, Mapping):
         return {name: _listed(each) for name, each in value.items()}

@@ -7,16 +7,19 @@ It consists of links to the installed packages, below the user's cache directory
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from hashlib import sha256
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
 from threading import RLock
-from typing import Any
+from typing import TYPE_CHECKING
 
+from backend_kwargs.backends import CompileInner, Inputs
 from backend_kwargs.errors import BackendKwargsError
+from backend_kwargs.facts import Call
+from backend_kwargs.options.layers import Options
 from backend_kwargs.options.requirements import (
     CUTLASS_GEMM,
     CUTLASS_PACKAGES,
@@ -25,6 +28,9 @@ from backend_kwargs.options.requirements import (
     generators,
     unmet,
 )
+
+if TYPE_CHECKING:
+    from torch.fx import GraphModule
 
 INSTALL = 'pip install "backend-kwargs[cutlass]"'
 SOURCES = ("include", "tools", "examples")  # below cutlass_library/source
@@ -54,7 +60,7 @@ def cutlass_dir() -> Path:
     return target
 
 
-def asks_for_cutlass(options: Mapping[str, Any], machine: Machine) -> bool:
+def asks_for_cutlass(options: Options, machine: Machine) -> bool:
     """Return whether Inductor under `options` would try CUTLASS kernels on `machine`."""
     autotunes = options.get("max_autotune") or options.get("max_autotune_gemm")
     asked = "CUTLASS" in generators(options.get("max_autotune_gemm_backends", ""))
@@ -81,10 +87,10 @@ def found_by_inductor(nvcc: str | None) -> Iterator[None]:
             yield
 
 
-def finding_cutlass(inner_compile: Callable[..., Any], nvcc: str | None) -> Callable[..., Any]:
+def finding_cutlass(inner_compile: CompileInner, nvcc: str | None) -> CompileInner:
     """Return `inner_compile` wrapped so that Inductor finds CUTLASS, forward and backward."""
 
-    def compile_inner(gm: Any, example_inputs: Sequence[Any], **kwargs: Any) -> Any:
+    def compile_inner(gm: "GraphModule", example_inputs: Inputs, **kwargs: object) -> Call:
         with found_by_inductor(nvcc):
             return inner_compile(gm, example_inputs, **kwargs)
 

@@ -3,11 +3,11 @@
 import logging
 import threading
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache
 from types import MappingProxyType
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import fx
@@ -24,6 +24,7 @@ from torch.export.graph_signature import (
 )
 from torch.utils.dlpack import from_dlpack
 
+from backend_kwargs.backends import Inputs
 from backend_kwargs.backends.engine import (
     MEMORY,
     Engine,
@@ -34,12 +35,16 @@ from backend_kwargs.backends.engine import (
 )
 from backend_kwargs.backends.onnxruntime.settings import ONNXRuntimeOptions
 from backend_kwargs.backends.part_compiler import CompiledPart
+from backend_kwargs.graphs.layouts import Decompositions
 from backend_kwargs.graphs.parts import op_name, returned_by
 from backend_kwargs.torch_internals import pytree
 from backend_kwargs.torch_internals.decompositions import core_aten_decompositions
 from backend_kwargs.torch_internals.onnx import REGISTRATION_LOGGER, translated_operators
 from backend_kwargs.torch_internals.operators import schema_of
 from backend_kwargs.torch_internals.replacing import undone
+
+if TYPE_CHECKING:
+    import onnxruntime
 
 LEVELS = {
     "disabled": "ORT_DISABLE_ALL",
@@ -138,7 +143,7 @@ class ONNXRuntime(Engine):
             return "ONNX Runtime squeezes only a size of one"
         return next((why for op, name, holds, why in UNTRANSLATED if _has(node, op, name, holds)), "")
 
-    def decompositions(self, trains: bool = False) -> dict[Any, Callable[..., Any]]:
+    def decompositions(self, trains: bool = False) -> Decompositions:
         core = dict(core_aten_decompositions())
         return {op: rule for op, rule in core.items() if not _registry().is_registered(op)} | {**FORMULAS}
 
@@ -157,17 +162,17 @@ def _has(node: fx.Node, op: str, name: str, holds: Callable[[Any], bool]) -> boo
     return declared and op in ("", op_name(node)) and holds(argument(node, name))
 
 
-def _sigmoid(x: torch.Tensor) -> Any:
+def _sigmoid(x: torch.Tensor) -> torch.Tensor:
     """ONNX Runtime's own is exactly 0 from -18 on."""
     return (1 + torch.exp(-x)).reciprocal()
 
 
-def _silu(x: torch.Tensor) -> Any:
+def _silu(x: torch.Tensor) -> torch.Tensor:
     """As `_sigmoid`, times x."""
     return x / (1 + torch.exp(-x))
 
 
-def _glu(x: torch.Tensor, dim: int = -1) -> Any:
+def _glu(x: torch.Tensor, dim: int = -1) -> torch.Tensor:
     """Half of x times the sigmoid of the other half."""
     value, gate = x.chunk(2, dim)
     return value * _sigmoid(gate)
@@ -182,7 +187,7 @@ def _clamp(x: torch.Tensor, low: Any = None, high: Any = None) -> Any:
     return torch.maximum(x, bound) if high is None else torch.minimum(x, bound)
 
 
-def _power(x: torch.Tensor, exponent: Any) -> Any:
+def _power(x: torch.Tensor, exponent: float) -> Any:
     """Eager has the square root, of which infinities and zeros have other signs than of the power."""
     if not x.is_floating_point() or exponent not in (0.5, -0.5):
         return NotImplemented
@@ -191,7 +196,7 @@ def _power(x: torch.Tensor, exponent: Any) -> Any:
 
 aten = torch.ops.aten
 # Right where the exporter's or ONNX Runtime's own are not.
-FORMULAS: Mapping[Any, Callable[..., Any]] = MappingProxyType(
+FORMULAS: Decompositions = MappingProxyType(
     {
         aten.sigmoid.default: _sigmoid,
         aten.silu.default: _silu,
@@ -232,7 +237,7 @@ def exported(part: fx.GraphModule) -> ExportedProgram:
     return ExportedProgram(torch.nn.Module(), graph, signature, state, {}, [call])
 
 
-def _argument(node: fx.Node) -> Any:
+def _argument(node: fx.Node) -> TensorArgument | SymIntArgument:
     """Return a placeholder as an argument of torch.export's signature."""
     kind = TensorArgument if isinstance(node.meta["val"], torch.Tensor) else SymIntArgument
     return kind(node.name)
@@ -246,9 +251,9 @@ def _model(program: ExportedProgram) -> bytes:
         warnings.simplefilter("ignore")  # about the exporter's own code
         # The exporter's optimizer would drop the addition of 1e-8 and less, and factors within 1e-5 of one. This one of
         # its steps is needed: ONNX Runtime does not write a result that is an input, such as `repeat` of a scalar.
-        found: Any = torch.onnx.export(program, dynamo=True, verbose=False, external_data=False, optimize=False)
-        OutputFixPass()(found.model)
-    return found.model_proto.SerializeToString()  # type: ignore[no-any-return]
+        onnx_program: Any = torch.onnx.export(program, dynamo=True, verbose=False, external_data=False, optimize=False)
+        OutputFixPass()(onnx_program.model)
+    return onnx_program.model_proto.SerializeToString()  # type: ignore[no-any-return]
 
 
 @cache
@@ -273,7 +278,7 @@ def _without_lines_of_the_exporter() -> Iterator[None]:
         yield
 
 
-def _options(settings: ONNXRuntimeOptions) -> Any:
+def _options(settings: ONNXRuntimeOptions) -> "onnxruntime.SessionOptions":
     """Return ONNX Runtime's options of a session."""
     import onnxruntime as ort
 
@@ -297,7 +302,7 @@ def _options(settings: ONNXRuntimeOptions) -> Any:
 class _Session:
     """Runs a session on torch's memory: inputs in place, outputs allocated by torch if their sizes are fixed."""
 
-    def __init__(self, session: Any, part: fx.GraphModule) -> None:
+    def __init__(self, session: "onnxruntime.InferenceSession", part: fx.GraphModule) -> None:
         import numpy as np
 
         self.session = session
@@ -310,7 +315,7 @@ class _Session:
         ]
         self.bindings = threading.local()
 
-    def __call__(self, args: Sequence[Any]) -> list[torch.Tensor]:
+    def __call__(self, args: Inputs) -> list[torch.Tensor]:
         if (binding := getattr(self.bindings, "own", None)) is None:
             binding = self.bindings.own = self.session.io_binding()._iobinding
         alive = [*map(dense, args)]
@@ -343,5 +348,5 @@ def _CPU() -> Any:  # noqa: N802
 
 def _taken(value: Any, dtype: torch.dtype) -> torch.Tensor:
     """Return an output that ONNX Runtime allocated, as a tensor that owns it; DLPack passes booleans as bytes."""
-    found: torch.Tensor = from_dlpack(value.to_dlpack())
-    return found.view(dtype) if found.dtype != dtype else found
+    output: torch.Tensor = from_dlpack(value.to_dlpack())
+    return output.view(dtype) if output.dtype != dtype else output

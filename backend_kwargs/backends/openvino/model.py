@@ -2,14 +2,15 @@
 
 import threading
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from functools import cache
 from types import MappingProxyType
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 from torch import fx
 
+from backend_kwargs.backends import Inputs
 from backend_kwargs.backends.engine import (
     MEMORY,
     Engine,
@@ -21,8 +22,12 @@ from backend_kwargs.backends.engine import (
 )
 from backend_kwargs.backends.openvino.settings import OpenVINOOptions
 from backend_kwargs.backends.part_compiler import CompiledPart
+from backend_kwargs.graphs.layouts import Decompositions
 from backend_kwargs.graphs.parts import calls_of, op_name, returned_by
 from backend_kwargs.torch_internals.decompositions import core_aten_decompositions
+
+if TYPE_CHECKING:
+    import openvino
 
 # No integers: on a CPU OpenVINO computes int64 in 32 bits, and saturates or rounds int32, without an error.
 TYPES = {torch.float32: "f32", torch.bool: "boolean"}
@@ -95,7 +100,7 @@ class OpenVINO(Engine):
         empty = any(isinstance(each, list | tuple) and not each for each in node.args)
         return "OpenVINO has no type for an empty list" if empty else ""
 
-    def decompositions(self, trains: bool = False) -> dict[Any, Callable[..., Any]]:
+    def decompositions(self, trains: bool = False) -> Decompositions:
         from openvino.frontend.pytorch.torchdynamo.export_decompositions import ops_to_not_decompose
 
         kept = {*ops_to_not_decompose(), *([ATTENTION] if self.settings.inference_precision == "f32" else [])}
@@ -122,7 +127,7 @@ class OpenVINO(Engine):
 
 
 @cache
-def _core() -> Any:
+def _core() -> "openvino.Core":
     """Return the one OpenVINO runtime of this process."""
     import openvino
 
@@ -180,7 +185,7 @@ def _products_of(value: fx.Node, moves: tuple[fx.Node, ...]) -> Iterator[tuple[f
             yield from _products_of(user, (*moves, user))
 
 
-def _converted(part: fx.GraphModule) -> Any:
+def _converted(part: fx.GraphModule) -> "openvino.Model":
     """Return a part as a model of OpenVINO, with torch's types and sizes."""
     import openvino
     from openvino.frontend import FrontEndManager
@@ -205,7 +210,7 @@ def _converted(part: fx.GraphModule) -> Any:
     return model
 
 
-def _without_copies(model: Any) -> dict[int, int]:
+def _without_copies(model: "openvino.Model") -> dict[int, int]:
     """Remove the results of `model` that are copies of inputs; return the position of the input by that of the result.
 
     OpenVINO uses the memory of such a result for the input as well, and so would overwrite torch's tensor.
@@ -222,7 +227,7 @@ def _without_copies(model: Any) -> dict[int, int]:
     return copies
 
 
-def _check(result: Any, node: fx.Node) -> None:
+def _check(result: "openvino.Output", node: fx.Node) -> None:
     """Raise if OpenVINO's result has another type, rank or shape than torch's: its translation then differs."""
     value, kind = node.meta["val"], result.get_element_type().get_type_name()
     if kind != TYPES[value.dtype]:
@@ -236,7 +241,7 @@ def _check(result: Any, node: fx.Node) -> None:
 class _Model:
     """Runs a compiled model on torch's memory: inputs in place, outputs allocated by torch if their sizes are fixed."""
 
-    def __init__(self, compiled: Any, part: fx.GraphModule, copies: Mapping[int, int]) -> None:
+    def __init__(self, compiled: "openvino.CompiledModel", part: fx.GraphModule, copies: Mapping[int, int]) -> None:
         self.compiled, self.part, self.copies = compiled, part, copies
         computed = [node for i, node in enumerate(returned_by(part)) if i not in copies]
         # OpenVINO replaces an output buffer of another size by its own memory.
@@ -247,7 +252,7 @@ class _Model:
         ]
         self.requests = threading.local()
 
-    def __call__(self, args: Sequence[Any]) -> list[torch.Tensor]:
+    def __call__(self, args: Inputs) -> list[torch.Tensor]:
         from openvino import Tensor
 
         if (request := getattr(self.requests, "own", None)) is None:

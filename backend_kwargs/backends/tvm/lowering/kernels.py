@@ -1,6 +1,7 @@
 """Nodes as functions of TVM's: each distinct one of a compile is converted once, whether or not TVM then gets it."""
 
 import operator
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,6 +10,8 @@ import torch
 from torch import fx
 from tvm import relax, tirx
 from tvm.relax.utils import gen_call_tir_inputs
+from tvm.te import Tensor
+from tvm.tirx import Expr, Var
 
 from backend_kwargs.backends.part_compiler import Unsupported
 from backend_kwargs.backends.tvm.lowering.node import Node, dtype, is_float
@@ -26,7 +29,7 @@ class Kernel:
     There is no function for a node that only reshapes, or that returns its argument.
     """
 
-    func: Any = None
+    func: tirx.PrimFunc | None = None
     symbols: tuple[sympy.Symbol, ...] = ()
     dtypes: tuple[str | None, ...] = ()
 
@@ -49,7 +52,7 @@ class Kernels:
         return made
 
 
-def _described(value: Any) -> Any:
+def _described(value: object) -> Any:
     """Return dtype and shape in place of a tensor, as a part of a key."""
     if isinstance(value, torch.Tensor):
         return f"{value.dtype} {tuple(value.shape)}"
@@ -77,9 +80,9 @@ def _kernel(node: fx.Node) -> Kernel:
         typed(node.meta["val"], variables)
         return Kernel()
     convert = converter(node)
-    made: list[Any] = []
+    made: list[Tensor | None] = []
 
-    def body(tensors: list[Any], sizes: list[Any]) -> Any:
+    def body(tensors: list[Tensor], sizes: list[Expr]) -> list[Tensor]:
         # TVM passes variables of the function's own in place of these.
         here, given = Node(node, dict(zip(symbols, sizes, strict=True))), iter(tensors)
         args, kwargs = tree_unflatten(
@@ -98,12 +101,12 @@ def _kernel(node: fx.Node) -> Kernel:
     return Kernel(func, tuple(known), tuple(None if each is None else str(each.dtype) for each in results))
 
 
-def typed(fake: torch.Tensor, variables: Any) -> Any:
+def typed(fake: torch.Tensor, variables: Mapping[sympy.Symbol, Var]) -> relax.TensorType:
     """Return a tensor's type. Raises UnknownSize or Unsupported."""
     return relax.TensorType([to_tvm(size, variables) for size in fake.shape], dtype(fake))
 
 
-def _check(node: fx.Node, result: Any, fake: torch.Tensor) -> None:
+def _check(node: fx.Node, result: relax.TensorType | None, fake: torch.Tensor) -> None:
     """Raise Unsupported if a result is not what torch would return, but for a cast."""
     if result is None:
         return
@@ -114,7 +117,7 @@ def _check(node: fx.Node, result: Any, fake: torch.Tensor) -> None:
         raise Unsupported(node, f"TVM gives {given}, torch {wanted}")
 
 
-def may_equal(size: Any, fake: Any) -> bool:
+def may_equal(size: Expr, fake: int | torch.SymInt) -> bool:
     """Return whether a size of TVM's may equal torch's: numbers are compared, expressions are trusted."""
     known = isinstance(size, tirx.IntImm) and expression(fake).is_Integer
     return not known or int(size) == int(fake)
