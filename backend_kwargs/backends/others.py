@@ -53,10 +53,10 @@ class Other:
 
 def in_precision(text: str, precision: str, max_error: float | None) -> str:
     """Return the candidate `text` with a precision and its bound, "" if its compiler has none or it sets its own."""
-    ((name, given),) = split_candidates(text)
-    if name not in OTHERS or precision not in OTHERS[name](name).precisions or OF_PRECISION & given.keys():
+    ((name, options),) = split_candidates(text)
+    if name not in OTHERS or precision not in OTHERS[name](name).precisions or OF_PRECISION & options.keys():
         return ""
-    return join_candidate(name, {**given, "precision": precision, "max_error": repr(max_error)})
+    return join_candidate(name, {**options, "precision": precision, "max_error": repr(max_error)})
 
 
 def is_former(name: str) -> bool:
@@ -77,22 +77,22 @@ def is_other(text: str) -> bool:
 
 def other_of(text: str) -> Other:
     """Return the compiler and the checked options of a candidate; raise if an option is unknown, wrong, or code."""
-    found = split_candidates(text)
-    if is_former(found[0][0]):
-        raise removed(found[0][0], "Candidate")
-    if len(found) != 1 or found[0][0] not in OTHERS:
+    candidates = split_candidates(text)
+    if is_former(candidates[0][0]):
+        raise removed(candidates[0][0], "Candidate")
+    if len(candidates) != 1 or candidates[0][0] not in OTHERS:
         raise BackendKwargsError(
             f"Candidate {text!r} must be a compiler's name, with its options in brackets: 'tmpl-tvm[trials=64]'."
         )
-    ((name, given),) = found
+    ((name, options),) = candidates
     compiler = OTHERS[name](name)
     # A candidate may come from a file; whether the file is trusted is no longer known here.
-    for option in map(compiler.option, given):
+    for option in map(compiler.option, options):
         if not is_data(option):
             raise BackendKwargsError(
                 f"Candidate {text!r} sets {option.name!r}, which is code; a candidate may set only data: leave it out."
             )
-    return Other(compiler, merge(compiler.read(f"candidate {name}", given, convert).layers))
+    return Other(compiler, merge(compiler.read(f"candidate {name}", options, convert).layers))
 
 
 def verify_other(text: str) -> None:

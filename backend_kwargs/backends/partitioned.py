@@ -186,13 +186,13 @@ class _Steps:
                 warn_once(f"{name} failed to compile a part of a graph, which runs in eager: {error_text(error)}.")
             return self._leave(operators_of(part), error_text(error))
         seconds, operators = time.perf_counter() - started, operators_of(part)
-        made = Partition(graph, len(calls_of(part)), seconds, compiled.target, compiled.tuned, compiled.notes)
-        summary.partitions.append(made)
+        partition = Partition(graph, len(calls_of(part)), seconds, compiled.target, compiled.tuned, compiled.notes)
+        summary.partitions.append(partition)
 
         def failed(error: Exception) -> None:  # without `self`, which keeps what the compiler keeps for one compile
             reason = error_text(error)
             warn_once(f"{name} failed to run a part of a graph, which runs in eager from now on: {reason}.")
-            summary.fail(made, operators, reason)
+            summary.fail(partition, operators, reason)
 
         run = finished(compiled.run, part, visible_results(call))
         return replace_part(call, serving(run, part, failed) if may_fail else run)
@@ -205,12 +205,12 @@ def _verified(run: Boxed, eager: GraphModule, graph: str, name: str) -> Boxed:
     def call(args: list[Any]) -> object:
         if chosen:
             return chosen[0](args)
-        given, what = list(args), f"{graph} output"  # a boxed call empties its list
-        wanted = _in_eager(eager, given)
+        inputs, what = list(args), f"{graph} output"  # a boxed call empties its list
+        wanted = _in_eager(eager, inputs)
         # Another dtype draws other random numbers.
-        precise = None if random_nodes(eager) else accuracy.reference(eager, tuple(given))
+        precise = None if random_nodes(eager) else accuracy.reference(eager, tuple(inputs))
         result = run(args)
-        otherwise = Roundings(lambda: {what: _in_eager(eager, given)}, {what: wanted})
+        otherwise = Roundings(lambda: {what: _in_eager(eager, inputs)}, {what: wanted})
         training = graph != "inference"
         verdict = accuracy.check(result, wanted, precise, training=training, what=what, roundings=otherwise)
         if verdict.passed:

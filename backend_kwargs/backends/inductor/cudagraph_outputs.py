@@ -42,8 +42,8 @@ def with_independent_outputs(compiled: Call) -> Call:
 
 def with_copies_of(compiled: Call, constants: Sequence[torch.Tensor]) -> Call:
     """Return `compiled` with copies of the outputs that share memory with one of `constants`."""
-    held = list(constants)  # kept alive, so that nothing else gets their addresses
-    addresses = frozenset(address for each in held if (address := _address(each)) is not None)
+    alive = list(constants)  # kept alive, so that nothing else gets their addresses
+    addresses = frozenset(address for each in alive if (address := _address(each)) is not None)
 
     @wraps(compiled)
     def call(*inputs: object) -> object:
@@ -144,10 +144,10 @@ class _PooledCopies:
         if not pooled:
             return tuple(results)
         positions = tuple(at for at, address in enumerate(addresses) if address in pooled)
-        found = {addresses[at] for at in positions}
-        if found and len(found) == len(positions) and not any(map(_is_opaque, results)):
+        copied = {addresses[at] for at in positions}
+        if copied and len(copied) == len(positions) and not any(map(_is_opaque, results)):
             for node, manager in nodes.items():
-                if found <= _recorded(node):
+                if copied <= _recorded(node):
                     self._last, self._positions[node] = weakref.ref(manager), positions
         return tuple(_copied(results, addresses, pooled))
 
@@ -184,11 +184,11 @@ def _copied(results: Outputs, addresses: Sequence[int | None], wanted: Container
 def _copies(outputs: list[torch.Tensor]) -> list[torch.Tensor]:
     if len(outputs) == 1 or any(out.requires_grad for out in outputs):
         return [_copy(out) for out in outputs]
-    made = [out.clone() if out.nbytes >= LARGE else torch.empty_like(out) for out in outputs]
+    copies = [out.clone() if out.nbytes >= LARGE else torch.empty_like(out) for out in outputs]
     small = [at for at, out in enumerate(outputs) if out.nbytes < LARGE]
     if small:  # one launch for all of one layout
-        copy_each([made[at] for at in small], [outputs[at] for at in small])
-    return made
+        copy_each([copies[at] for at in small], [outputs[at] for at in small])
+    return copies
 
 
 def _copy(out: torch.Tensor) -> torch.Tensor:

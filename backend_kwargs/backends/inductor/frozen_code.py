@@ -51,9 +51,9 @@ def noting_constants(inner_compile: CompileInner, constants: list[torch.Tensor])
 
 def _before(result: Node) -> set[Node]:
     """Return `result` and the nodes on which it depends, but for those that are only sizes."""
-    found, todo = {result}, [result]
+    nodes, todo = {result}, [result]
     while todo:
-        new = {each for each in todo.pop().all_input_nodes if not isinstance(each.meta.get("val"), NUMBERS)} - found
-        found |= new
+        new = {each for each in todo.pop().all_input_nodes if not isinstance(each.meta.get("val"), NUMBERS)} - nodes
+        nodes |= new
         todo += new
-    return found
+    return nodes

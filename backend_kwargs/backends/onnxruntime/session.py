@@ -211,21 +211,24 @@ FORMULAS: Decompositions = MappingProxyType(
 
 def exported(part: fx.GraphModule) -> ExportedProgram:
     """Return a part as an exported program: its attributes become buffers, and symbolic sizes stay symbolic."""
-    graph, made = fx.Graph(), {}
+    graph, copies = fx.Graph(), {}
     attributes = part.graph.find_nodes(op="get_attr")
     users = part.graph.find_nodes(op="placeholder")
     for node in (*attributes, *users):
-        made[node] = graph.placeholder(node.name)
-        made[node].meta = dict(node.meta)
+        copies[node] = graph.placeholder(node.name)
+        copies[node].meta = dict(node.meta)
     for node in part.graph.nodes:
         if node.op == "call_function":
-            made[node] = graph.node_copy(node, made.__getitem__)
-    outputs = [made[node] for node in returned_by(part)]
+            copies[node] = graph.node_copy(node, copies.__getitem__)
+    outputs = [copies[node] for node in returned_by(part)]
     graph.output(tuple(outputs))
-    held = {node: str(node.target) for node in attributes}
+    buffers = {node: str(node.target) for node in attributes}
     inputs = [
-        *(InputSpec(InputKind.BUFFER, TensorArgument(made[n].name), name, persistent=True) for n, name in held.items()),
-        *(InputSpec(InputKind.USER_INPUT, _argument(made[node]), None) for node in users),
+        *(
+            InputSpec(InputKind.BUFFER, TensorArgument(copies[n].name), name, persistent=True)
+            for n, name in buffers.items()
+        ),
+        *(InputSpec(InputKind.USER_INPUT, _argument(copies[node]), None) for node in users),
     ]
     signature = ExportGraphSignature(
         inputs, [OutputSpec(OutputKind.USER_OUTPUT, TensorArgument(node.name), None) for node in outputs]
@@ -233,7 +236,7 @@ def exported(part: fx.GraphModule) -> ExportedProgram:
     _, takes = pytree.tree_flatten((tuple(range(len(users))), {}))
     _, gives = pytree.tree_flatten(tuple(range(len(outputs))))
     call = ModuleCallEntry("", ModuleCallSignature([], [], takes, gives))
-    state = {name: part.get_buffer(name) for name in held.values()}
+    state = {name: part.get_buffer(name) for name in buffers.values()}
     return ExportedProgram(torch.nn.Module(), graph, signature, state, {}, [call])
 
 
@@ -321,21 +324,21 @@ class _Session:
         alive = [*map(dense, args)]
         for value, name in zip(alive, self.inputs, strict=True):
             binding.bind_input(name, _CPU(), self.kinds[value.dtype], value.shape, value.data_ptr())
-        given: list[torch.Tensor | None] = []
+        outputs: list[torch.Tensor | None] = []
         for name, sizes, dtype in self.outputs:
-            given.append(None if sizes is None else torch.empty(sizes, dtype=dtype))
-            made = given[-1]
-            if made is None:
+            outputs.append(None if sizes is None else torch.empty(sizes, dtype=dtype))
+            output = outputs[-1]
+            if output is None:
                 binding.bind_output(name, _CPU())
             else:
-                binding.bind_output(name, _CPU(), self.kinds[dtype], made.shape, made.data_ptr())
+                binding.bind_output(name, _CPU(), self.kinds[dtype], output.shape, output.data_ptr())
         self.session._sess.run_with_iobinding(binding, None)
-        if all(each is not None for each in given):
-            return given  # type: ignore[return-value]
+        if all(each is not None for each in outputs):
+            return outputs  # type: ignore[return-value]
         values = binding.get_outputs()
         return [
-            _taken(value, dtype) if made is None else made
-            for made, value, (_, _, dtype) in zip(given, values, self.outputs, strict=True)
+            _taken(value, dtype) if output is None else output
+            for output, value, (_, _, dtype) in zip(outputs, values, self.outputs, strict=True)
         ]
 
 

@@ -103,8 +103,8 @@ class OpenVINO(Engine):
     def decompositions(self, trains: bool = False) -> Decompositions:
         from openvino.frontend.pytorch.torchdynamo.export_decompositions import ops_to_not_decompose
 
-        kept = {*ops_to_not_decompose(), *([ATTENTION] if self.settings.inference_precision == "f32" else [])}
-        return {op: rule for op, rule in dict(core_aten_decompositions()).items() if op not in kept}
+        whole = {*ops_to_not_decompose(), *([ATTENTION] if self.settings.inference_precision == "f32" else [])}
+        return {op: rule for op, rule in dict(core_aten_decompositions()).items() if op not in whole}
 
     def compile(self, part: fx.GraphModule) -> CompiledPart:
         _separate_constants(part)
@@ -163,8 +163,8 @@ def _separate_constants(part: fx.GraphModule) -> None:
                 name = f"{constant.target}_{len(ways)}"
                 part.register_buffer(name, value.clone(), persistent=False)
                 with part.graph.inserting_after(constant):
-                    made = ways[way] = part.graph.get_attr(name)
-                made.meta = dict(constant.meta)
+                    other = ways[way] = part.graph.get_attr(name)
+                other.meta = dict(constant.meta)
             if (source := ways.setdefault(way, None)) is None:
                 continue
             copied = {node: node for node in part.graph.nodes} | {constant: source}
@@ -197,13 +197,13 @@ def _converted(part: fx.GraphModule) -> "openvino.Model":
         frontend = FrontEndManager().load_by_framework("pytorch")
         decoder = TorchFXPythonDecoder(part)  # must be alive during the conversion
         model = frontend.convert(frontend.load(decoder))
-    for given, node in zip(model.inputs, users, strict=True):
+    for parameter, node in zip(model.inputs, users, strict=True):
         value = node.meta["val"]
         tensor = isinstance(value, torch.Tensor)
         sizes = [size if isinstance(size, int) else -1 for size in value.shape] if tensor else []
         kind = TYPES[value.dtype] if tensor else "i64"
-        given.get_node().set_element_type(getattr(openvino.Type, kind))
-        given.get_node().set_partial_shape(openvino.PartialShape(sizes))
+        parameter.get_node().set_element_type(getattr(openvino.Type, kind))
+        parameter.get_node().set_partial_shape(openvino.PartialShape(sizes))
     model.validate_nodes_and_infer_types()
     for result, node in zip(model.outputs, returned_by(part), strict=True):
         _check(result, node)
@@ -260,14 +260,14 @@ class _Model:
         alive = [*map(dense, args)]
         for i, value in enumerate(alive):
             request.set_input_tensor(i, Tensor(value.numpy(), shared_memory=True))
-        given = [None if sizes is None else torch.empty(sizes, dtype=dtype) for sizes, dtype in self.outputs]
-        for i, made in enumerate(given):
-            if made is not None:
-                request.set_output_tensor(i, Tensor(made.numpy(), shared_memory=True))
+        outputs = [None if sizes is None else torch.empty(sizes, dtype=dtype) for sizes, dtype in self.outputs]
+        for i, output in enumerate(outputs):
+            if output is not None:
+                request.set_output_tensor(i, Tensor(output.numpy(), shared_memory=True))
         request.infer(share_outputs=True)  # by default it also copies each result into a new array
         computed = [
-            torch.from_numpy(request.get_output_tensor(i).data.copy()) if made is None else made
-            for i, made in enumerate(given)
+            torch.from_numpy(request.get_output_tensor(i).data.copy()) if output is None else output
+            for i, output in enumerate(outputs)
         ]
         for i, at in self.copies.items():  # in ascending order
             computed.insert(i, alive[at].clone())

@@ -33,8 +33,8 @@ class TVMCompiler(DeclaredCompiler):
     variants: ClassVar[tuple[Options, ...]] = ({}, {"target": "cuda"})
 
     def installed(self) -> str:
-        found = super().installed()
-        return found if found == "none" else f"{found}, {'with' if has_cuda() else 'without'} CUDA"
+        versions = super().installed()
+        return versions if versions == "none" else f"{versions}, {'with' if has_cuda() else 'without'} CUDA"
 
     def option(self, name: str) -> Option:
         if name in REMOVED:

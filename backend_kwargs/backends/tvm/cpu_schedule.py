@@ -287,8 +287,8 @@ def _stride(axes: Axes, read: TensorRegion, loop: Loop) -> int:
     """Return the distance in memory between the operand's elements for adjacent results, 0 if it varies."""
     variable = next(each.var for each, value in axes.bound if value.same_as(axes.sch.get(loop).loop_var))
     at = read.region[-1].min
-    found = detect_linear_equation(at, [variable])
-    return int(found[0]) if found and isinstance(found[0], tirx.IntImm) else 0
+    coefficients = detect_linear_equation(at, [variable])
+    return int(coefficients[0]) if coefficients and isinstance(coefficients[0], tirx.IntImm) else 0
 
 
 def _gather(sch: Schedule, block: Block, operand: int, stride: int) -> None:

@@ -63,9 +63,9 @@ def _without_fast(compiles: Callable[..., object], thread: int) -> Callable[...,
     """Return NVRTC's function, which drops the first option for fast math on one thread."""
 
     def compile_program(program: object, count: int, options: Sequence[bytes]) -> object:
-        kept = list(options)
-        if threading.get_ident() == thread and FAST in kept:
-            kept.remove(FAST)  # only the first one is TVM's
-        return compiles(program, len(kept), kept)
+        flags = list(options)
+        if threading.get_ident() == thread and FAST in flags:
+            flags.remove(FAST)  # only the first one is TVM's
+        return compiles(program, len(flags), flags)
 
     return compile_program

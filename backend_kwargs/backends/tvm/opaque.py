@@ -203,9 +203,9 @@ def _rounded(call: Call) -> Expr:
         return tirx.const(number, uint)
 
     up = tirx.Add(const(0x7FFF), tirx.bitwise_and(tirx.shift_right(bits, const(16)), const(1)))
-    found = tirx.reinterpret(str(dtype), tirx.bitwise_and(tirx.Add(bits, up), const(0xFFFF0000)))
-    found = tirx.Select(tirx.EQ(value, value), found, tirx.const(math.nan, str(dtype)))
-    return tirx.Let(value, x, tirx.Let(bits, tirx.reinterpret(uint, value), found))
+    rounded = tirx.reinterpret(str(dtype), tirx.bitwise_and(tirx.Add(bits, up), const(0xFFFF0000)))
+    rounded = tirx.Select(tirx.EQ(value, value), rounded, tirx.const(math.nan, str(dtype)))
+    return tirx.Let(value, x, tirx.Let(bits, tirx.reinterpret(uint, value), rounded))
 
 
 def _isnan(unequal: Callable[[Expr, Expr], Expr], call: Call) -> Expr:

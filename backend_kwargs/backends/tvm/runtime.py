@@ -38,7 +38,7 @@ def runner(part: GraphModule, lowered: Lowered, executable: relax.VMExecutable, 
     """Return a function that computes the results of `part` by the VM, none of them in the memory of another value."""
     placeholders = {node.name: node.meta["val"] for node in part.graph.find_nodes(op="placeholder")}
     names = list(placeholders)
-    taken = [names.index(name) for name in lowered.inputs]
+    positions = [names.index(name) for name in lowered.inputs]
     sizes = [_reader(source, names) for source in lowered.shape_sources]
     # A pool would keep memory for each size that ever occurred.
     main = _Main(executable.jit(), tvm.device(device.type, device.index or 0), "naive" if sizes else "pooled")
@@ -52,7 +52,7 @@ def runner(part: GraphModule, lowered: Lowered, executable: relax.VMExecutable, 
             # TVM's pool would reuse memory that the user's own CUDA graph writes at each replay.
             result = part(*args)
             return [result] if isinstance(result, torch.Tensor) else list(result)
-        inputs = [_ready(args[i]) for i in taken]
+        inputs = [_ready(args[i]) for i in positions]
         if sizes:
             inputs.append(tvm_ffi.Shape(tuple(read(args) for read in sizes)))
         outputs = _tensors(run(inputs))
@@ -122,11 +122,11 @@ def _shared(outputs: Sequence[torch.Tensor], inputs: Inputs, again: Sequence[tor
 
     The VM does the same at each call, so checking one call suffices.
     """
-    taken = {value.data_ptr() for value in inputs if isinstance(value, torch.Tensor)}
-    found = []
+    addresses = {value.data_ptr() for value in inputs if isinstance(value, torch.Tensor)}
+    shared = []
     for i, (output, later) in enumerate(zip(outputs, again, strict=True)):
         address = output.data_ptr()
-        if output.numel() and (address in taken or address == later.data_ptr()):
-            found.append(i)
-        taken.add(address)
-    return found
+        if output.numel() and (address in addresses or address == later.data_ptr()):
+            shared.append(i)
+        addresses.add(address)
+    return shared

@@ -134,8 +134,8 @@ def _dlight(func: tirx.PrimFunc, target: Target) -> Schedule:
 def _tried(rule: dl.ScheduleRule, func: tirx.PrimFunc, target: Target) -> Schedule | None:
     """Return the schedule by one rule, None if the rule does not fit."""
     try:
-        found = rule.apply(func, target, False)
-        scheduled = found[0] if isinstance(found, list) else found
+        schedules = rule.apply(func, target, False)
+        scheduled = schedules[0] if isinstance(schedules, list) else schedules
         if scheduled is not None and _is_gpu(target):
             # Fails here, so that the next rule is tried, instead of when the module is built.
             tvm.s_tir.transform.LowerCrossThreadReduction()(scheduled.mod)

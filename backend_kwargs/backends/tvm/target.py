@@ -49,12 +49,12 @@ def host() -> dict[str, Any]:
 def _gpu(device: torch.device) -> Target:
     """Return the target of a GPU of this machine. Raises BackendKwargsError."""
     try:
-        found = Target.from_device(tvm.device(device.type, device.index or 0))
+        target = Target.from_device(tvm.device(device.type, device.index or 0))
     except Exception as error:
         raise BackendKwargsError(
             f"TVM finds no {device.type!r} device {device.index or 0}: {error_text(error)}"
         ) from error
-    return Target(found, host=host())
+    return Target(target, host=host())
 
 
 def _checked(named: str | Options) -> Target:

@@ -129,13 +129,13 @@ class _Lowering:
         if SAME.intersection(names_of(node)):
             return tensors[0]
         leaves = [fakes] if isinstance(fakes, torch.Tensor) else fakes
-        made = [(fake, kind) for fake, kind in zip(leaves, kernel.dtypes, strict=True) if kind]
-        types = [relax.TensorType(self._shape(fake), kind) for fake, kind in made]
+        used = [(fake, kind) for fake, kind in zip(leaves, kernel.dtypes, strict=True) if kind]
+        types = [relax.TensorType(self._shape(fake), kind) for fake, kind in used]
         sizes = [self.variables[symbol] for symbol in kernel.symbols]
         function = self.bb.add_func(kernel.func, names_of(node)[1])
         call = self.bb.emit(relax.call_tir(function, [*tensors, *sizes], types))
-        items = [call] if len(made) == 1 else [self.bb.emit(relax.TupleGetItem(call, i)) for i in range(len(made))]
-        results = iter([self._cast(item, fake) for item, (fake, _) in zip(items, made, strict=True)])
+        items = [call] if len(used) == 1 else [self.bb.emit(relax.TupleGetItem(call, i)) for i in range(len(used))]
+        results = iter([self._cast(item, fake) for item, (fake, _) in zip(items, used, strict=True)])
         every = [next(results) if kind else None for kind in kernel.dtypes]
         return every[0] if isinstance(fakes, torch.Tensor) else every
 

@@ -47,9 +47,9 @@ class Kernels:
         key = (str(node.target), repr(args), repr(_described(node.meta["val"])), *sorted(used))
         if key not in self._made:
             self._made[key] = _kernel_or_reason(node)
-        if isinstance(made := self._made[key], str):
-            raise Unsupported(node, made)
-        return made
+        if isinstance(kernel := self._made[key], str):
+            raise Unsupported(node, kernel)
+        return kernel
 
 
 def _described(value: object) -> Any:
@@ -80,21 +80,21 @@ def _kernel(node: fx.Node) -> Kernel:
         typed(node.meta["val"], variables)
         return Kernel()
     convert = converter(node)
-    made: list[Tensor | None] = []
+    outputs: list[Tensor | None] = []
 
     def body(tensors: list[Tensor], sizes: list[Expr]) -> list[Tensor]:
         # TVM passes variables of the function's own in place of these.
-        here, given = Node(node, dict(zip(symbols, sizes, strict=True))), iter(tensors)
+        here, operands = Node(node, dict(zip(symbols, sizes, strict=True))), iter(tensors)
         args, kwargs = tree_unflatten(
-            [next(given) if isinstance(x, torch.Tensor) else here.size(x) for x in leaves], spec
+            [next(operands) if isinstance(x, torch.Tensor) else here.size(x) for x in leaves], spec
         )
         result = convert(here, *args, **kwargs)
-        made[:] = result if isinstance(result, list) else [result]
-        return [each for each in made if each is not None]
+        outputs[:] = result if isinstance(result, list) else [result]
+        return [each for each in outputs if each is not None]
 
     func, passed, types = gen_call_tir_inputs(body, inputs, [*variables.values()])
-    given = iter(types)
-    results = [None if each is None else next(given) for each in made]
+    types_left = iter(types)
+    results = [None if each is None else next(types_left) for each in outputs]
     for result, fake in zip(results, tree_leaves(node.meta["val"]), strict=True):
         _check(node, result, fake)
     known = [symbol for value in passed[len(inputs) :] for symbol in symbols if value.same_as(variables[symbol])]
@@ -110,11 +110,11 @@ def _check(node: fx.Node, result: relax.TensorType | None, fake: torch.Tensor) -
     """Raise Unsupported if a result is not what torch would return, but for a cast."""
     if result is None:
         return
-    wanted, given, sizes = dtype(fake), str(result.dtype), list(result.shape.values)
+    wanted, kind, sizes = dtype(fake), str(result.dtype), list(result.shape.values)
     if len(sizes) != fake.dim() or not all(map(may_equal, sizes, fake.shape)):
         raise Unsupported(node, f"TVM gives shape {sizes}, torch {tuple(fake.shape)}")
-    if wanted != given and ("bool" in (wanted, given) or is_float(wanted) != is_float(given)):
-        raise Unsupported(node, f"TVM gives {given}, torch {wanted}")
+    if wanted != kind and ("bool" in (wanted, kind) or is_float(wanted) != is_float(kind)):
+        raise Unsupported(node, f"TVM gives {kind}, torch {wanted}")
 
 
 def may_equal(size: Expr, fake: int | torch.SymInt) -> bool:

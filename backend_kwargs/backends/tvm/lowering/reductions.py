@@ -63,8 +63,8 @@ def spans(
     shape = [int64(1) if d in axes else size for d, size in enumerate(x.shape) if keepdim or d not in axes]
 
     def index(outer: Index) -> list[Expr]:
-        kept = iter([i for d, i in enumerate(outer) if d not in axes] if keepdim else outer)
-        return [axes[d].var if d in axes else next(kept) for d in range(len(x.shape))]
+        rest = iter([i for d, i in enumerate(outer) if d not in axes] if keepdim else outer)
+        return [axes[d].var if d in axes else next(rest) for d in range(len(x.shape))]
 
     return list(axes.values()), shape, index
 
@@ -155,8 +155,8 @@ def general_norm(order: float) -> tuple[Callable[[Expr], Expr], Callable[[Expr],
 
 def any_true(node: Node, x: Tensor, dims: Dims = None, keepdim: bool = False) -> Tensor:
     """Lower any, reduced as ints."""
-    found = reduce(x, dims_of(dims, len(x.shape)), keepdim, MAX, "bool", lambda v, _: cast(v, "int32"))
-    return cast_to(found, node.dtype)
+    largest = reduce(x, dims_of(dims, len(x.shape)), keepdim, MAX, "bool", lambda v, _: cast(v, "int32"))
+    return cast_to(largest, node.dtype)
 
 
 def moments(node: Node, x: Tensor, dims: Dims, correction: float, keepdim: bool, dtype: str) -> tuple[Tensor, Tensor]:
@@ -182,8 +182,8 @@ def moments(node: Node, x: Tensor, dims: Dims, correction: float, keepdim: bool,
         return variance, compute(squares.shape, lambda i: unless_infinite(i, average(*i)))
 
     def spread(i: Index) -> list[Expr]:
-        kept = iter(i)
-        return [0 if d in over else next(kept) for d in range(len(x.shape))]
+        rest = iter(i)
+        return [0 if d in over else next(rest) for d in range(len(x.shape))]
 
     return variance, compute(squares.shape, lambda i: unless_infinite(i, average(*spread(i))))
 
@@ -221,10 +221,10 @@ def best(
     def first(i: tuple[Expr, ...]) -> Expr:
         value, position = element(i)
         value = cast(value, within)
-        found = tirx.any(equal(value, values(*i)), tirx.all(isnan(value), isnan(values(*i))))
+        is_best = tirx.any(equal(value, values(*i)), tirx.all(isnan(value), isnan(values(*i))))
         if last_nan:
             position = tirx.Select(isnan(value), -position, position)
-        return MIN(tirx.Select(found, position, tirx.max_value("int64")), axis=axes)
+        return MIN(tirx.Select(is_best, position, tirx.max_value("int64")), axis=axes)
 
     if not positions:
         return [values, None]
@@ -244,11 +244,11 @@ def extremum(largest: bool, only_position: bool = False) -> Converter:
             return x(*at), functools.reduce(lambda total, d: total * x.shape[d] + at[d], over, int64(0))
 
         if not axes:
-            found = [compute(shape, lambda _: x()), compute(shape, lambda _: int64(0))]
+            results = [compute(shape, lambda _: x()), compute(shape, lambda _: int64(0))]
         else:
             positions = only_position or node.used(1)
-            found = best(shape, element, axes, kind, largest=largest, positions=positions)
-        return found[1] if only_position else [cast_to(found[0], kind), found[1]]
+            results = best(shape, element, axes, kind, largest=largest, positions=positions)
+        return results[1] if only_position else [cast_to(results[0], kind), results[1]]
 
     return convert
 

@@ -19,7 +19,7 @@ CONVERTERS: dict[str, Converter] = {**POINTWISE, **REDUCTIONS, **VIEWS, **INDEXI
 
 def converter(node: fx.Node) -> Converter:
     """Return the converter of a node: its overload's entry, else the operator's. Raises Unsupported."""
-    found = next((CONVERTERS[name] for name in names_of(node) if name in CONVERTERS), None)
-    if found is None:
+    function = next((CONVERTERS[name] for name in names_of(node) if name in CONVERTERS), None)
+    if function is None:
         raise Unsupported(node, "no converter")
-    return found
+    return function
