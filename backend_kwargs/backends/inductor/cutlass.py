@@ -14,9 +14,8 @@ from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
 from threading import RLock
-from typing import TYPE_CHECKING
 
-from backend_kwargs.backends import CompileInner, Inputs
+from backend_kwargs.backends import CompileInner
 from backend_kwargs.errors import BackendKwargsError
 from backend_kwargs.facts import Call
 from backend_kwargs.options.layers import Options
@@ -28,9 +27,6 @@ from backend_kwargs.options.requirements import (
     generators,
     unmet,
 )
-
-if TYPE_CHECKING:
-    from torch.fx import GraphModule
 
 INSTALL = 'pip install "backend-kwargs[cutlass]"'
 SOURCES = ("include", "tools", "examples")  # below cutlass_library/source
@@ -90,9 +86,9 @@ def found_by_inductor(nvcc: str | None) -> Iterator[None]:
 def finding_cutlass(inner_compile: CompileInner, nvcc: str | None) -> CompileInner:
     """Return `inner_compile` wrapped so that Inductor finds CUTLASS, forward and backward."""
 
-    def compile_inner(gm: "GraphModule", example_inputs: Inputs, **kwargs: object) -> Call:
+    def compile_inner(*args: object, **kwargs: object) -> Call:
         with found_by_inductor(nvcc):
-            return inner_compile(gm, example_inputs, **kwargs)
+            return inner_compile(*args, **kwargs)
 
     return compile_inner
 

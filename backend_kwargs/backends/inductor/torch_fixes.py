@@ -1,13 +1,10 @@
 """Workarounds for faults of some torch releases, applied while Inductor compiles."""
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from backend_kwargs.backends import CompileInner, Inputs
+from backend_kwargs.backends import CompileInner
 from backend_kwargs.errors import unknown
 from backend_kwargs.facts import Call
-
-if TYPE_CHECKING:
-    from torch.fx import GraphModule
 
 # torch's "max-autotune-no-cudagraphs" does not turn CUDA graphs off.
 MODE_ADDITIONS = {"max-autotune-no-cudagraphs": {"triton.cudagraphs": False}}
@@ -31,8 +28,8 @@ def keeping_cubins(inner_compile: CompileInner) -> CompileInner:
     if not (lost := lost_cpp_wrapper_options()):
         return inner_compile
 
-    def compile_one(gm: "GraphModule", example_inputs: Inputs, **kwargs: object) -> Call:
+    def compile_one(*args: object, **kwargs: object) -> Call:
         with inductor_config.patched(lost):
-            return inner_compile(gm, example_inputs, **kwargs)
+            return inner_compile(*args, **kwargs)
 
     return compile_one

@@ -17,7 +17,6 @@ from tvm.s_tir.schedule import LoopRV as Loop
 from tvm.s_tir.schedule import SBlockRV as Block
 from tvm.sym import Analyzer, detect_linear_equation
 from tvm.target import Target, codegen
-from tvm.tirx import Expr
 from tvm_ffi import Object, get_global_func, register_global_func
 
 from backend_kwargs.backends.tvm.lowering.pointwise import maximum, minimum
@@ -42,7 +41,7 @@ def _teach_extrema() -> None:
     _teach("prod", mul, lambda dtype: tirx.const(1, dtype))
 
 
-def _teach(name: str, better: Callable[[Expr, Expr], Expr], worst: Callable[[str], Expr]) -> None:
+def _teach(name: str, better: Callable[[tirx.Expr, tirx.Expr], tirx.Expr], worst: Callable[[str], tirx.Expr]) -> None:
     """Register a reduction with TVM by its operator and initial value."""
     # Global, since TVM keeps what has a name; other objects are freed after Python has ended, which crashes.
     combine, start = f"backend_kwargs.{name}.combine", f"backend_kwargs.{name}.start"
@@ -117,12 +116,12 @@ def _is_sum(sch: Schedule, block: Block) -> bool:
     return sch.get(block).init is not None
 
 
-def _work(sch: Schedule, block: Block) -> Expr:
+def _work(sch: Schedule, block: Block) -> tirx.Expr:
     """Return the number of a block's iterations."""
     return reduce(mul, [sch.get(loop).extent for loop in sch.get_loops(block)], tirx.IntImm("int64", 1))
 
 
-def _same(a: Expr, b: Expr) -> bool:
+def _same(a: tirx.Expr, b: tirx.Expr) -> bool:
     """Return whether two expressions are equal for all values."""
     return bool(Analyzer().can_prove_equal(a, b))
 
@@ -348,7 +347,7 @@ def _first_filled(sizes: list[int], lanes: int) -> int:
     return next((at for at in range(len(sizes) - 1, 0, -1) if math.prod(sizes[at:]) % lanes == 0), 0)
 
 
-def _walks(region: TensorRegion, variables: list[tirx.Var], shape: list[Expr]) -> bool:
+def _walks(region: TensorRegion, variables: list[tirx.Var], shape: list[tirx.Expr]) -> bool:
     """Return whether a region's last axes are these variables in their order, over axes of these sizes."""
     last, sizes = list(region.region)[-len(variables) :], list(region.source.shape)[-len(variables) :]
     if len(last) != len(variables) or not all(map(_same, sizes[1:], shape[1:])):

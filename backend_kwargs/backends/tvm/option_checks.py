@@ -4,15 +4,12 @@ import re
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
+from typing import Any, Literal, TypeAlias, get_args
 
 from backend_kwargs.errors import BackendKwargsError, unknown, wrong_value
 from backend_kwargs.options.layers import Options
 from backend_kwargs.options.option import Option, check
 from backend_kwargs.options.trust import Check
-
-if TYPE_CHECKING:
-    from backend_kwargs.torch_internals.operators import OpOverload
 
 KIND = "TVM option"
 Type: TypeAlias = Any  # a class, or a type with arguments such as list[str]
@@ -172,12 +169,15 @@ def _check_pipeline(names: Sequence[str], module: str) -> Callable[[str, object]
 
 def _check_aten_ops(name: str, names: Sequence[str] | None) -> None:
     """Raise for operators that ATen lacks, or that no graph has when TVM sees it."""
-    from backend_kwargs.torch_internals.operators import aten_names, is_composite, schema_of
+    import torch
+
+    from backend_kwargs.torch_internals.operators import aten_names, is_composite, overloads_of, schema_of
 
     for op in names or ():
         if not _is_aten(op):
             raise unknown("ATen operator", op, aten_names())
-        if not (functional := [each for each in _overloads(op) if not schema_of(each).is_mutable]):
+        overloads = overloads_of(getattr(torch.ops.aten, op))
+        if not (functional := [each for each in overloads if not schema_of(each).is_mutable]):
             raise BackendKwargsError(f"ATen operator {op!r} writes in place, which no graph does that TVM sees.")
         if all(map(is_composite, functional)):
             step = (
@@ -186,15 +186,6 @@ def _check_aten_ops(name: str, names: Sequence[str] | None) -> None:
                 else 'TORCH_LOGS="aot_graphs" shows how'
             )
             raise BackendKwargsError(f"ATen operator {op!r} is taken apart before TVM sees a graph: {step}.")
-
-
-def _overloads(op: str) -> "list[OpOverload]":
-    """Return all overloads of an ATen operator."""
-    import torch
-
-    from backend_kwargs.torch_internals.operators import overloads_of
-
-    return overloads_of(getattr(torch.ops.aten, op))
 
 
 def _is_aten(op: str) -> bool:

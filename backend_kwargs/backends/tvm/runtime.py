@@ -20,8 +20,7 @@ from backend_kwargs.graphs.parts import Run
 ALIGNMENT = 64
 
 # The VM returns one tensor or several: torch's if an input was one, else TVM's.
-Result: TypeAlias = torch.Tensor | tvm.runtime.Tensor
-Results: TypeAlias = Result | Sequence[Result]
+Results: TypeAlias = torch.Tensor | tvm.runtime.Tensor | Sequence[torch.Tensor | tvm.runtime.Tensor]
 
 _last_streams: dict[torch.device, torch.cuda.Stream] = {}
 _launching = threading.Lock()

@@ -10,7 +10,6 @@ from tvm.ir import Call, TensorLoad
 from tvm.s_tir import SBlock, Schedule
 from tvm.s_tir import dlight as dl
 from tvm.target import Target
-from tvm.tirx import Expr
 from tvm_ffi.structural import StructuralMutator
 
 from backend_kwargs.backends.tvm.cpu_schedule import schedule_cpu
@@ -76,13 +75,13 @@ def _as_plain(block: SBlock, mutator: StructuralMutator) -> SBlock | tirx.Buffer
         return block
     initial, store = block.init, block.body
 
-    def is_initial(node: Expr) -> bool:
+    def is_initial(node: tirx.Expr) -> bool:
         return isinstance(node, TensorLoad) and bool(node.source.same_as(initial.buffer))
 
-    def load(node: TensorLoad, _: object) -> Expr:
+    def load(node: TensorLoad, _: object) -> tirx.Expr:
         return initial.value if is_initial(node) else node
 
-    def call(node: Call, mutator: StructuralMutator) -> Expr:
+    def call(node: Call, mutator: StructuralMutator) -> tirx.Expr:
         # The larger or smaller one of an integer and the initial value, whose literal CUDA reads as a wider type.
         if is_opaque(node) and node.op.name in EXTREMES and is_initial(node.args[0]):
             return mutator.mutate(node.args[1])

@@ -9,14 +9,13 @@ from typing import Any
 import sympy
 import torch
 from tvm import tirx
-from tvm.tirx import Expr, Var
 
 from backend_kwargs.backends import Inputs
 from backend_kwargs.graphs.parts import expression
 from backend_kwargs.torch_internals.symbols import CleanDiv, FloorDiv, Max, Min, Mod, PythonMod
 
 # torch's sizes are never negative, so floor and truncation agree.
-OPERATORS: dict[type[sympy.Expr], Callable[[list[Expr]], Expr]] = {
+OPERATORS: dict[type[sympy.Expr], Callable[[list[tirx.Expr]], tirx.Expr]] = {
     sympy.Add: functools.partial(functools.reduce, operator.add),
     sympy.Mul: functools.partial(functools.reduce, operator.mul),
     Max: functools.partial(functools.reduce, tirx.max),
@@ -48,7 +47,7 @@ class ShapeSource:
         return int(self.solution.subs(self.symbol, size))
 
 
-def to_tvm(size: int | torch.SymInt | sympy.Expr, variables: Mapping[sympy.Symbol, Var]) -> Expr:
+def to_tvm(size: int | torch.SymInt | sympy.Expr, variables: Mapping[sympy.Symbol, tirx.Var]) -> tirx.Expr:
     """Return a size as a TVM expression over `variables`, an int if it is constant. Raises UnknownSize."""
     expr = expression(size)
     if expr.is_Integer:
@@ -62,7 +61,7 @@ def to_tvm(size: int | torch.SymInt | sympy.Expr, variables: Mapping[sympy.Symbo
     return OPERATORS[expr.func]([_wide(to_tvm(arg, variables)) for arg in expr.args])
 
 
-def _wide(size: Expr | int) -> Expr:
+def _wide(size: tirx.Expr | int) -> tirx.Expr:
     """Return a size in 64 bits."""
     return tirx.const(size, "int64") if isinstance(size, int) else size
 

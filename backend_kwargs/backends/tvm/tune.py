@@ -31,10 +31,7 @@ from tvm import tirx
 from tvm.ir.utils import derived_object
 from tvm.s_tir import Schedule
 from tvm.s_tir import meta_schedule as ms
-from tvm.s_tir.meta_schedule import ExtractedTask
-from tvm.s_tir.meta_schedule.builder import BuilderInput, BuilderResult
 from tvm.s_tir.meta_schedule.database import JSONDatabase, TuningRecord, Workload
-from tvm.s_tir.meta_schedule.runner import RunnerInput, RunnerResult
 from tvm.target import Target
 
 from backend_kwargs.backends.tvm.no_fast_math import exact_math
@@ -213,7 +210,8 @@ def _why_incomplete(directory: Path, database: JSONDatabase, trials: int | None)
 
     TVM's database does not notice a full disk.
     """
-    if sum(_parsed(line, _is_record) or False for line in _lines(directory / RECORDS)) < len(database):
+    records = [_parsed(line, lambda parsed: isinstance(parsed, list)) for line in _lines(directory / RECORDS)]
+    if records.count(True) < len(database):
         return "TVM wrote only a part of them, as on a full disk"
     try:
         if trials is not None:
@@ -221,11 +219,6 @@ def _why_incomplete(directory: Path, database: JSONDatabase, trials: int | None)
     except BackendKwargsError as error:
         return str(error).removesuffix(".")
     return ""
-
-
-def _is_record(parsed: Parsed) -> bool:
-    """Return whether a parsed line is a record."""
-    return isinstance(parsed, list)
 
 
 def _best(database: JSONDatabase) -> tuple[list[Workload], list[TuningRecord]]:
@@ -242,12 +235,12 @@ def _best(database: JSONDatabase) -> tuple[list[Workload], list[TuningRecord]]:
     return [*workloads.values()], [record for _, record in best.values()]
 
 
-def _share(settings: TVMOptions, tasks: Sequence[ExtractedTask]) -> int:
+def _share(settings: TVMOptions, tasks: Sequence[ms.ExtractedTask]) -> int:
     """Return the most trials for one function."""
     return int(settings.max_trials_per_task or -(-settings.trials // max(len(tasks), 1)))
 
 
-def _is_searched(task: ExtractedTask) -> bool:
+def _is_searched(task: ms.ExtractedTask) -> bool:
     """Return whether a search can gain: without sums a function is memory-bound, and ours is as good as any.
 
     A function of symbolic sizes cannot be measured.
@@ -258,7 +251,7 @@ def _is_searched(task: ExtractedTask) -> bool:
     return all(isinstance(size, tirx.IntImm) for size in sizes) and any(block.init is not None for block in blocks)
 
 
-def _slow(tasks: Sequence[ExtractedTask], seconds: Sequence[float | None]) -> list[ExtractedTask]:
+def _slow(tasks: Sequence[ms.ExtractedTask], seconds: Sequence[float | None]) -> list[ms.ExtractedTask]:
     """Return the functions whose time with our own schedule matters, or is unknown."""
     spent = [None if each is None else task.weight * each for task, each in zip(tasks, seconds, strict=True)]
     least = WORTH_TUNING * max((each for each in spent if each is not None), default=0)
@@ -266,12 +259,9 @@ def _slow(tasks: Sequence[ExtractedTask], seconds: Sequence[float | None]) -> li
 
 
 def _tune(
-    tasks: list[ExtractedTask],
-    settings: TVMOptions,
-    builder: "InProcessBuilder",
-    runner: "InProcessRunner",
+    tasks: list[ms.ExtractedTask], settings: TVMOptions, builder: "InProcessBuilder", runner: "InProcessRunner",
     database: JSONDatabase,
-) -> bool:
+) -> bool:  # fmt: skip
     """Search, and return whether the search was completed: TVM fails at some functions, after some measurements."""
     share = _share(settings, tasks)
     states = ms.utils.fork_seed(settings.seed, n=len(tasks))
@@ -323,7 +313,7 @@ def _space(target: Target) -> ms.SpaceGenerator:
 
 
 def _measure_ours(
-    task: ExtractedTask, ours: Ours, builder: "InProcessBuilder", runner: "InProcessRunner", database: JSONDatabase
+    task: ms.ExtractedTask, ours: Ours, builder: "InProcessBuilder", runner: "InProcessRunner", database: JSONDatabase
 ) -> float | None:
     """Record our own schedule, and return its seconds, None if it does not apply."""
     mod = task.dispatched[0]
@@ -331,11 +321,11 @@ def _measure_ours(
         sch = ours(mod["main"])
     except Exception:  # noqa: BLE001 - a rule that does not apply has nothing to measure
         return None
-    (built,) = builder.build([BuilderInput(sch.mod, task.target)])
+    (built,) = builder.build([ms.builder.BuilderInput(sch.mod, task.target)])
     args = ms.arg_info.ArgInfo.from_prim_func(mod["main"])
     if built.artifact_path is None:
         return None
-    (future,) = runner.run([RunnerInput(built.artifact_path, task.target.kind.name, args)])
+    (future,) = runner.run([ms.runner.RunnerInput(built.artifact_path, task.target.kind.name, args)])
     if not (seconds := future.result().run_secs):
         return None
     workload = database.commit_workload(mod)
@@ -354,11 +344,11 @@ class InProcessBuilder(ms.builder.PyBuilder):  # type: ignore[misc] # TVM is not
         super().__init__()
         self.kept: dict[str, tvm.runtime.Executable] = {}
 
-    def build(self, build_inputs: list[BuilderInput]) -> list[BuilderResult]:
+    def build(self, build_inputs: list[ms.builder.BuilderInput]) -> list[ms.builder.BuilderResult]:
         """Return the name of each, or the reason why it could not be built."""
         return [self.built(each) for each in build_inputs]
 
-    def built(self, each: BuilderInput) -> BuilderResult:
+    def built(self, each: ms.builder.BuilderInput) -> ms.builder.BuilderResult:
         """Build one candidate."""
         try:
             mod = tvm.s_tir.transform.RemoveWeightLayoutRewriteBlock(skip_tensor_rewrite=True)(each.mod)
@@ -366,8 +356,8 @@ class InProcessBuilder(ms.builder.PyBuilder):  # type: ignore[misc] # TVM is not
             with exact_math(each.target):
                 self.kept[name] = tvm.compile(mod, target=each.target)
         except Exception as error:  # noqa: BLE001 - the search may propose what cannot be built, and learns from it
-            return BuilderResult(None, str(error))
-        return BuilderResult(name, None)
+            return ms.builder.BuilderResult(None, str(error))
+        return ms.builder.BuilderResult(name, None)
 
 
 @derived_object
@@ -382,9 +372,9 @@ class InProcessFuture(ms.runner.PyRunnerFuture):  # type: ignore[misc] # TVM is 
         """Return that it is complete."""
         return True
 
-    def result(self) -> RunnerResult:
+    def result(self) -> ms.runner.RunnerResult:
         """Return it."""
-        return RunnerResult(self.seconds, self.error)
+        return ms.runner.RunnerResult(self.seconds, self.error)
 
 
 @derived_object
@@ -396,11 +386,11 @@ class InProcessRunner(ms.runner.PyRunner):  # type: ignore[misc] # TVM is not ty
         self.built, self.advance, self.measured = built, advance, 0
         self.fastest: dict[str, float] = {}
 
-    def run(self, runner_inputs: list[RunnerInput]) -> list["InProcessFuture"]:
+    def run(self, runner_inputs: list[ms.runner.RunnerInput]) -> list["InProcessFuture"]:
         """Return the seconds of each, or the reason why it could not run."""
         return [self.timed(each) for each in runner_inputs]
 
-    def timed(self, each: RunnerInput) -> "InProcessFuture":
+    def timed(self, each: ms.runner.RunnerInput) -> "InProcessFuture":
         """Time one candidate."""
         self.measured += 1
         self.advance()
@@ -410,7 +400,7 @@ class InProcessRunner(ms.runner.PyRunner):  # type: ignore[misc] # TVM is not ty
             return InProcessFuture(None, str(error))
         return InProcessFuture([seconds], None)
 
-    def seconds(self, built: tvm.runtime.Executable, each: RunnerInput) -> float:
+    def seconds(self, built: tvm.runtime.Executable, each: ms.runner.RunnerInput) -> float:
         """Return the shortest time of several runs, since other work on the machine only adds to it.
 
         A schedule far from the fastest runs only once: most are, some by a factor of a hundred.

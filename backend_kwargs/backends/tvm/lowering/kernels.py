@@ -11,7 +11,6 @@ from torch import fx
 from tvm import relax, tirx
 from tvm.relax.utils import gen_call_tir_inputs
 from tvm.te import Tensor
-from tvm.tirx import Expr, Var
 
 from backend_kwargs.backends.part_compiler import Unsupported
 from backend_kwargs.backends.tvm.lowering.node import Node, dtype, is_float
@@ -82,7 +81,7 @@ def _kernel(node: fx.Node) -> Kernel:
     convert = converter(node)
     outputs: list[Tensor | None] = []
 
-    def body(tensors: list[Tensor], sizes: list[Expr]) -> list[Tensor]:
+    def body(tensors: list[Tensor], sizes: list[tirx.Expr]) -> list[Tensor]:
         # TVM passes variables of the function's own in place of these.
         here, operands = Node(node, dict(zip(symbols, sizes, strict=True))), iter(tensors)
         args, kwargs = tree_unflatten(
@@ -101,7 +100,7 @@ def _kernel(node: fx.Node) -> Kernel:
     return Kernel(func, tuple(known), tuple(None if each is None else str(each.dtype) for each in results))
 
 
-def typed(fake: torch.Tensor, variables: Mapping[sympy.Symbol, Var]) -> relax.TensorType:
+def typed(fake: torch.Tensor, variables: Mapping[sympy.Symbol, tirx.Var]) -> relax.TensorType:
     """Return a tensor's type. Raises UnknownSize or Unsupported."""
     return relax.TensorType([to_tvm(size, variables) for size in fake.shape], dtype(fake))
 
@@ -117,7 +116,7 @@ def _check(node: fx.Node, result: relax.TensorType | None, fake: torch.Tensor) -
         raise Unsupported(node, f"TVM gives {kind}, torch {wanted}")
 
 
-def may_equal(size: Expr, fake: int | torch.SymInt) -> bool:
+def may_equal(size: tirx.Expr, fake: int | torch.SymInt) -> bool:
     """Return whether a size of TVM's may equal torch's: numbers are compared, expressions are trusted."""
     known = isinstance(size, tirx.IntImm) and expression(fake).is_Integer
     return not known or int(size) == int(fake)

@@ -70,13 +70,9 @@ def spans(
 
 
 def reduce(
-    x: Tensor,
-    over: Sequence[int],
-    keepdim: bool,
-    reducer: Reducer,
-    within: str,
+    x: Tensor, over: Sequence[int], keepdim: bool, reducer: Reducer, within: str,
     value: Callable[[Expr, Index], Expr] = lambda v, i: v,
-) -> Tensor:
+) -> Tensor:  # fmt: skip
     """Return the reduction over some dimensions of `value(element, index)`, computed in dtype `within`."""
     axes, shape, index = spans(x, over, keepdim)
 
