@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 Tell = Callable[[Limit], None]
 Inputs: TypeAlias = Sequence[Any]  # tensors, and integers or torch.SymInt for dynamic sizes
-CompileInner: TypeAlias = Callable[..., Any]  # compiles one lowered graph: Inductor's `compile_fx_inner`
+CompileInner: TypeAlias = Callable[..., Call]  # compiles one lowered graph: Inductor's `compile_fx_inner`
 Wrap: TypeAlias = Callable[[CompileInner], CompileInner]
 
 

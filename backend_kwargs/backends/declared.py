@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from backend_kwargs.backends import CapturedGraph, Reading, Stage, Tell
 from backend_kwargs.errors import BackendKwargsError, shown, wrong_value
 from backend_kwargs.facts import Compiled
-from backend_kwargs.options.layers import Layer, copied
+from backend_kwargs.options.layers import Layer, Options, copied
 from backend_kwargs.options.option import Option, lookup
 from backend_kwargs.options.requirements import (
     Limit,
@@ -43,7 +43,7 @@ class DeclaredCompiler(ABC):
     rules: ClassVar[tuple[Rule, ...]]
     distributions: ClassVar[tuple[str, ...]]  # as packages are installed
     needs: ClassVar[tuple[Need, ...]] = ()  # without which it cannot work
-    variants: ClassVar[tuple[Mapping[str, Any], ...]] = ({},)  # options under which `doctor` judges it
+    variants: ClassVar[tuple[Options, ...]] = ({},)  # options under which `doctor` judges it
     raced: ClassVar[bool] = False  # whether `effort="full"` races it on a CPU
     # In a race: the option that makes parameters constants, whether they always are, and whether it compiles training.
     freeze_option: ClassVar[str] = ""
@@ -74,7 +74,7 @@ class DeclaredCompiler(ABC):
         """Return why it cannot compute in one of its `precisions` on this machine, "" if it can."""
         return ""
 
-    def computing_in(self, precision: str) -> Mapping[str, Any]:
+    def computing_in(self, precision: str) -> Options:
         return {}
 
     def options(self) -> Mapping[str, Option]:
@@ -87,26 +87,26 @@ class DeclaredCompiler(ABC):
         shows = f"`backend-kwargs options --backend {self.registered.removeprefix('tmpl-')}` shows all."
         return lookup(name, self.declared, f"{self.library} option", shows)
 
-    def verify(self, templates: Sequence[str], options: Mapping[str, Any], tell: Tell) -> None:
+    def verify(self, templates: Sequence[str], options: Options, tell: Tell) -> None:
         require(f"Backend {self.name!r}", *self.needs)
 
     @abstractmethod
-    def part_compiler(self, options: Mapping[str, Any]) -> "PartCompiler":
+    def part_compiler(self, options: Options) -> "PartCompiler":
         """Return what compiles the parts of a graph with these options; libraries are imported here."""
 
-    def compile(self, graph: CapturedGraph, options: Mapping[str, Any]) -> Compiled:
+    def compile(self, graph: CapturedGraph, options: Options) -> Compiled:
         from backend_kwargs.backends.partitioned import compile_by_parts  # imports torch
 
         return compile_by_parts(graph, options, self.part_compiler(options))
 
-    def checked(self, option: Option, value: Any, coerce: Check) -> Any:
+    def checked(self, option: Option, value: object, coerce: Check) -> object:
         """Return `value` converted to the option's type, or raise."""
         return coerce(option, value, f"{self.library} option")
 
     def template(self, name: str) -> Layer:
         raise BackendKwargsError(f"Backend {self.name!r} has no templates, got {shown(name)}.")
 
-    def read(self, source: str, given: Mapping[str, Any], coerce: Check) -> Reading:
+    def read(self, source: str, given: Options, coerce: Check) -> Reading:
         given = dict(given)
         if "template" in given:
             self.template(given["template"])
@@ -116,11 +116,11 @@ class DeclaredCompiler(ABC):
         known = [(self.option(name), value) for name, value in {**mapping, **given}.items()]
         return Reading((), (Layer(source, {o.name: copied(self.checked(o, value, coerce)) for o, value in known}),))
 
-    def limits(self, options: Mapping[str, Any]) -> Mapping[str, Limit]:
+    def limits(self, options: Options) -> Mapping[str, Limit]:
         return limits_of_options(options, lambda name: self.declared[name].default, machine(), self.rules)
 
-    def config(self, options: Mapping[str, Any]) -> dict[str, Any]:
+    def config(self, options: Options) -> dict[str, Any]:
         return {name: options.get(name, option.default) for name, option in self.declared.items()}
 
-    def reset(self, options: Mapping[str, Any]) -> None:
+    def reset(self, options: Options) -> None:
         return None

@@ -6,16 +6,17 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import cached_property
 from inspect import Parameter, Signature, getdoc, signature
-from typing import Any, ClassVar, Union
+from typing import Any, ClassVar, TypeAlias, Union
 
 from backend_kwargs.backends import CapturedGraph, Reading, Stage, Tell
 from backend_kwargs.errors import BackendKwargsError, shown, wrong_value
-from backend_kwargs.facts import Compiled, CompileFacts
-from backend_kwargs.options.layers import Layer, copied
+from backend_kwargs.facts import Call, Compiled, CompileFacts
+from backend_kwargs.options.layers import Layer, Options, copied
 from backend_kwargs.options.option import Option
 from backend_kwargs.options.requirements import DYNAMO_BACKENDS, DYNAMO_FALLBACKS, CannotWorkError, Limit, limits
 from backend_kwargs.options.trust import Check
 
+CompilerFn: TypeAlias = Callable[..., Call]  # takes a graph module, its example inputs, and keyword arguments
 POSITIONAL = (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD)
 BY_NAME = (Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY)
 
@@ -47,7 +48,7 @@ class DynamoCompiler:
     """
 
     name: str
-    compiler_fn: Callable[..., Any]
+    compiler_fn: CompilerFn
     registered: bool = False
 
     stages: ClassVar[tuple[Stage, ...]] = ()
@@ -61,7 +62,7 @@ class DynamoCompiler:
     def __hash__(self) -> int:
         return hash(getattr(self.compiler_fn, "__qualname__", type(self.compiler_fn).__qualname__))
 
-    def computing_in(self, precision: str) -> Mapping[str, Any]:
+    def computing_in(self, precision: str) -> Options:
         return {}
 
     def found_by_name(self) -> bool:
@@ -102,7 +103,7 @@ class DynamoCompiler:
     def template(self, name: str) -> Layer:
         raise BackendKwargsError(f"Backend {self.name!r} has no templates, got {shown(name)}.")
 
-    def read(self, source: str, given: Mapping[str, Any], coerce: Check) -> Reading:
+    def read(self, source: str, given: Options, coerce: Check) -> Reading:
         mapping = given.get("options") or {}
         if not isinstance(mapping, Mapping):
             raise wrong_value("'options'", "a mapping", mapping)
@@ -112,7 +113,7 @@ class DynamoCompiler:
         checked = {option.name: copied(coerce(option, value, kind)) for option, value in known}
         return Reading((), (Layer(source, checked),))
 
-    def verify(self, templates: Sequence[str], options: Mapping[str, Any], tell: Tell) -> None:
+    def verify(self, templates: Sequence[str], options: Options, tell: Tell) -> None:
         if missing := [name for name in self.takes.required if name not in options and name != "options"]:
             raise BackendKwargsError(f"Backend {self.name!r} needs a value for {', '.join(map(repr, missing))}.")
         known = self.name.removeprefix("dynamo:")
@@ -122,22 +123,22 @@ class DynamoCompiler:
                 raise CannotWorkError(limit)
             tell(limit)
 
-    def limits(self, options: Mapping[str, Any]) -> Mapping[str, Limit]:
+    def limits(self, options: Options) -> Mapping[str, Limit]:
         return {}
 
-    def compile(self, graph: CapturedGraph, options: Mapping[str, Any]) -> Compiled:
+    def compile(self, graph: CapturedGraph, options: Options) -> Compiled:
         return Compiled(
             self.compiler_fn(graph.gm, graph.example_inputs, **self._kwargs(options)), CompileFacts(options)
         )
 
-    def config(self, options: Mapping[str, Any]) -> dict[str, Any]:
+    def config(self, options: Options) -> dict[str, Any]:
         own: dict[str, Any] = getattr(self.compiler_fn, "get_compiler_config", dict)()
         return {**own, **options}
 
-    def reset(self, options: Mapping[str, Any]) -> None:
+    def reset(self, options: Options) -> None:
         getattr(self.compiler_fn, "reset", lambda: None)()
 
-    def _kwargs(self, options: Mapping[str, Any]) -> dict[str, Any]:
+    def _kwargs(self, options: Options) -> dict[str, Any]:
         if not self.takes.mapping:
             return dict(options)
         mapped = {name: value for name, value in options.items() if name not in self.takes.named}
@@ -145,7 +146,7 @@ class DynamoCompiler:
         return named | ({"options": mapped} if mapped or "options" in self.takes.required else {})
 
 
-def _takes(compiler_fn: Callable[..., Any]) -> Takes:
+def _takes(compiler_fn: CompilerFn) -> Takes:
     try:
         parameters = list(_signature(compiler_fn).parameters.values())
     except (TypeError, ValueError):  # some callables written in C have no signature
@@ -167,14 +168,14 @@ def _option(parameter: Parameter) -> Option:
     return Option(parameter.name, hint, None if parameter.default is Parameter.empty else parameter.default)
 
 
-def _signature(compiler_fn: Callable[..., Any]) -> Signature:
+def _signature(compiler_fn: CompilerFn) -> Signature:
     try:
         return signature(compiler_fn, eval_str=True)
     except Exception:  # noqa: BLE001 - annotations may name imports that only type checkers make
         return signature(compiler_fn)
 
 
-def _drops_kwargs(compiler_fn: Callable[..., Any]) -> bool:
+def _drops_kwargs(compiler_fn: CompilerFn) -> bool:
     # torch's own debug backends and AotAutograd accept **kwargs, and only log that they ignore them.
     from backend_kwargs.torch_internals.registry import is_torchs
 

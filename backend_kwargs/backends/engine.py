@@ -33,8 +33,8 @@ class Engine(PartCompiler):
         self.settings, self.min_block_size = settings, settings.min_block_size
 
     def aten_ops(self, node: fx.Node) -> tuple[str, ...]:
-        found: tuple[str, ...] = self.settings.aten_ops
-        return found
+        names: tuple[str, ...] = self.settings.aten_ops
+        return names
 
 
 def argument(node: fx.Node, name: str) -> Any:
@@ -62,7 +62,7 @@ def fixed_sizes(node: fx.Node) -> tuple[int, ...] | None:
     return tuple(shape) if all(isinstance(size, int) for size in shape) else None
 
 
-def dense(value: Any) -> Any:
+def dense(value: torch.Tensor | torch.SymInt | int) -> torch.Tensor:
     """Return an argument in the form that engines read: contiguous, detached, without a pending negation."""
     if not isinstance(value, torch.Tensor):
         return torch.tensor(int(value))

@@ -7,10 +7,13 @@ backward graph may be compiled long after the forward one.
 import functools
 import re
 import types
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from typing import Any
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
 
-from backend_kwargs.facts import CompileFacts
+from backend_kwargs.facts import Call, CompileFacts
+
+if TYPE_CHECKING:
+    from backend_kwargs.torch_internals.inductor_code import CompiledFxGraph
 
 Operators = Mapping[str, Collection[str]]
 
@@ -18,21 +21,21 @@ Operators = Mapping[str, Collection[str]]
 COMMENT = re.compile(r"^\s*(?:#(?!include|define|pragma|if|endif|else)|//).*\n", re.MULTILINE)
 
 
-def compiled_graphs(compiled: Callable[..., Any] | None) -> list[Any]:
+def compiled_graphs(compiled: Call | None) -> "list[CompiledFxGraph]":
     """Return the CompiledFxGraphs in the result of `compile_fx`, none if another compiler made it."""
     from backend_kwargs.torch_internals.inductor_code import CompiledFxGraph
 
     return [each for each in _held(compiled) if isinstance(each, CompiledFxGraph)]
 
 
-def autograd_functions(compiled: Callable[..., Any]) -> list[type[Any]]:
+def autograd_functions(compiled: Call) -> list[type[Any]]:
     """Return the autograd functions that AOTAutograd made for a result of `compile_fx`; no other result uses them."""
     import torch
 
     return [each for each in _held(compiled) if isinstance(each, type) and issubclass(each, torch.autograd.Function)]
 
 
-def rewrites_made(compiled: Callable[..., Any] | None, facts: CompileFacts, operators: Operators) -> dict[str, int]:
+def rewrites_made(compiled: Call | None, facts: CompileFacts, operators: Operators) -> dict[str, int]:
     """Return how often each rewrite replaced something, less those that did nothing.
 
     Those of dynamo's graph are facts of the compile; those of lowered graphs are found as calls of their `operators`,
@@ -55,12 +58,12 @@ def comparable(source: str) -> str:
     return COMMENT.sub("", source)
 
 
-def _held(root: Any) -> Iterator[Any]:
+def _held(root: object) -> Iterator[object]:
     """Yield the callables that make up a compiled one: closures, attributes, bound and partial arguments.
 
     A backward graph that was compiled lazily is found in its autograd function.
     """
-    seen: dict[int, Any] = {}
+    seen: dict[int, object] = {}
     waiting = [root]
     while waiting:
         each = waiting.pop()
@@ -71,7 +74,7 @@ def _held(root: Any) -> Iterator[Any]:
         waiting.extend(reversed([*_parts(each)]))
 
 
-def _parts(each: Any) -> Iterable[Any]:
+def _parts(each: object) -> Iterable[object]:
     import torch
 
     if isinstance(each, functools.partial):
@@ -88,7 +91,7 @@ def _parts(each: Any) -> Iterable[Any]:
     return list(vars(each).values()) if of_torch else []
 
 
-def _content(cell: Any) -> Any:
+def _content(cell: types.CellType) -> object:
     try:
         return cell.cell_contents
     except ValueError:  # an empty cell

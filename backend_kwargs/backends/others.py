@@ -11,7 +11,7 @@ from backend_kwargs.backends.onnxruntime.compiler import ONNXRuntimeCompiler
 from backend_kwargs.backends.openvino.compiler import OpenVINONativeCompiler
 from backend_kwargs.backends.tvm.compiler import TVMCompiler
 from backend_kwargs.errors import BackendKwargsError
-from backend_kwargs.options.layers import merge, same
+from backend_kwargs.options.layers import Options, merge, same
 from backend_kwargs.options.option import convert
 from backend_kwargs.options.spec import join_candidate, split_candidates
 from backend_kwargs.options.trust import is_data
@@ -43,7 +43,7 @@ class Other:
     """A compiler other than Inductor and its options, parsed from a candidate."""
 
     compiler: DeclaredCompiler
-    options: Mapping[str, Any]
+    options: Options
 
     def under(self, *, frozen: bool) -> dict[str, Any]:
         """Return its options, plus its option for frozen parameters if the caller froze them."""
@@ -53,10 +53,10 @@ class Other:
 
 def in_precision(text: str, precision: str, max_error: float | None) -> str:
     """Return the candidate `text` with a precision and its bound, "" if its compiler has none or it sets its own."""
-    ((name, given),) = split_candidates(text)
-    if name not in OTHERS or precision not in OTHERS[name](name).precisions or OF_PRECISION & given.keys():
+    ((name, options),) = split_candidates(text)
+    if name not in OTHERS or precision not in OTHERS[name](name).precisions or OF_PRECISION & options.keys():
         return ""
-    return join_candidate(name, {**given, "precision": precision, "max_error": repr(max_error)})
+    return join_candidate(name, {**options, "precision": precision, "max_error": repr(max_error)})
 
 
 def is_former(name: str) -> bool:
@@ -77,22 +77,22 @@ def is_other(text: str) -> bool:
 
 def other_of(text: str) -> Other:
     """Return the compiler and the checked options of a candidate; raise if an option is unknown, wrong, or code."""
-    found = split_candidates(text)
-    if is_former(found[0][0]):
-        raise removed(found[0][0], "Candidate")
-    if len(found) != 1 or found[0][0] not in OTHERS:
+    candidates = split_candidates(text)
+    if is_former(candidates[0][0]):
+        raise removed(candidates[0][0], "Candidate")
+    if len(candidates) != 1 or candidates[0][0] not in OTHERS:
         raise BackendKwargsError(
             f"Candidate {text!r} must be a compiler's name, with its options in brackets: 'tmpl-tvm[trials=64]'."
         )
-    ((name, given),) = found
+    ((name, options),) = candidates
     compiler = OTHERS[name](name)
     # A candidate may come from a file; whether the file is trusted is no longer known here.
-    for option in map(compiler.option, given):
+    for option in map(compiler.option, options):
         if not is_data(option):
             raise BackendKwargsError(
                 f"Candidate {text!r} sets {option.name!r}, which is code; a candidate may set only data: leave it out."
             )
-    return Other(compiler, merge(compiler.read(f"candidate {name}", given, convert).layers))
+    return Other(compiler, merge(compiler.read(f"candidate {name}", options, convert).layers))
 
 
 def verify_other(text: str) -> None:
@@ -106,7 +106,7 @@ def installed() -> tuple[str, ...]:
     return tuple(name for name in RACED if _works(name))
 
 
-def sets(text: str, compiler: str, options: Mapping[str, Any]) -> bool:
+def sets(text: str, compiler: str, options: Options) -> bool:
     """Return whether the candidate `text` names `compiler` and sets exactly `options`."""
     try:
         other = other_of(text)
@@ -116,7 +116,7 @@ def sets(text: str, compiler: str, options: Mapping[str, Any]) -> bool:
     return other.compiler.name == compiler and any(same(_listed(other.under(frozen=f)), stored) for f in (False, True))
 
 
-def _listed(value: Any) -> Any:
+def _listed(value: object) -> object:
     """Return `value` with lists in place of tuples, as a file has them."""
     if isinstance(value, Mapping):
         return {name: _listed(each) for name, each in value.items()}

@@ -3,7 +3,7 @@
 import math
 import operator
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, ClassVar
@@ -12,6 +12,9 @@ import torch
 from torch import fx
 from torch.utils.flop_counter import flop_registry
 
+from backend_kwargs.backends import Inputs
+from backend_kwargs.facts import Call
+from backend_kwargs.graphs.layouts import Decompositions
 from backend_kwargs.graphs.parts import Run, names_of
 from backend_kwargs.torch_internals.operators import OpOverload, schema_of
 from backend_kwargs.torch_internals.pytree import tree_leaves, tree_map
@@ -70,7 +73,7 @@ class PartCompiler(ABC):
     verify: bool = False  # whether results of the first call are compared with eager's
 
     @abstractmethod
-    def decompositions(self, trains: bool) -> dict[Any, Callable[..., Any]]:
+    def decompositions(self, trains: bool) -> Decompositions:
         """Return the decompositions applied before a graph is split; `trains` if it records gradients."""
 
     @abstractmethod
@@ -89,7 +92,7 @@ class PartCompiler(ABC):
         """Return why a node on these devices runs in eager, "" if it need not."""
         return "" if all(device.type == "cpu" for device in devices) else f"{self.name} runs on a CPU here"
 
-    def why_eager(self, gm: fx.GraphModule, example_inputs: Sequence[Any], compiled: Callable[..., Any]) -> str:
+    def why_eager(self, gm: fx.GraphModule, example_inputs: Inputs, compiled: Call) -> str:
         """Return why the whole of dynamo's graph should run in eager although `compiled` works, "" if it should not."""
         return ""
 
@@ -112,7 +115,7 @@ def why_not(node: fx.Node, compiler: PartCompiler) -> str:
     return next(denied, "") or next(tagged, "") or why_unfit(_values(node), compiler) or compiler.lacks(node)
 
 
-def why_unfit(values: Collection[Any], compiler: PartCompiler) -> str:
+def why_unfit(values: Collection[object], compiler: PartCompiler) -> str:
     """Return why a node with these inputs and results runs in eager, "" if the compiler takes them."""
     tensors = [value for value in values if isinstance(value, torch.Tensor)]
     sizes = [size for tensor in tensors for size in tensor.shape] + [v for v in values if isinstance(v, torch.SymInt)]
@@ -131,7 +134,7 @@ def why_unfit(values: Collection[Any], compiler: PartCompiler) -> str:
     return "an empty tensor" if any(isinstance(size, int) and size == 0 for size in sizes) else ""
 
 
-def _values(node: fx.Node) -> list[Any]:
+def _values(node: fx.Node) -> list[object]:
     """Return a node's arguments and used results: a norm's statistics for the backward pass are empty in inference."""
     args, value = fx.node.map_arg((node.args, node.kwargs), lambda each: each.meta["val"]), node.meta["val"]
     if isinstance(value, list | tuple):
@@ -160,7 +163,7 @@ def _work(node: fx.Node) -> int:
     return max(elements, counts(*args, **kwargs, out_val=result)) if counts else elements
 
 
-def _of_known_size(value: Any) -> Any:
+def _of_known_size(value: object) -> Any:
     """Return a value of a node with its tensors on the meta device, and the sizes of the call that compiles."""
 
     def known(each: Any) -> Any:

@@ -3,7 +3,7 @@
 import copy
 import operator
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
@@ -11,10 +11,10 @@ import torch
 from functorch.compile import min_cut_rematerialization_partition
 from torch.fx import GraphModule, Node
 
-from backend_kwargs.backends import CapturedGraph
+from backend_kwargs.backends import CapturedGraph, Inputs
 from backend_kwargs.backends.part_compiler import PartCompiler, Unsupported, is_too_small, why_not
 from backend_kwargs.errors import BackendKwargsError, error_text, warn_once
-from backend_kwargs.facts import Compiled, CompileFacts
+from backend_kwargs.facts import Call, Compiled, CompileFacts
 from backend_kwargs.facts.parts import Partition, PartsSummary
 from backend_kwargs.graphs.freezing import compile_frozen
 from backend_kwargs.graphs.layouts import with_eagers_layouts
@@ -36,6 +36,7 @@ from backend_kwargs.graphs.parts import (
     writes_in_place,
 )
 from backend_kwargs.measure import Roundings, accuracy
+from backend_kwargs.options.layers import Options
 from backend_kwargs.torch_internals.dynamo import TorchDynamoException
 from backend_kwargs.torch_internals.functorch import BufferAOTInput, InputMutationAOTOutput, ParamAOTInput, aot_autograd
 from backend_kwargs.torch_internals.fx import mark_boxed
@@ -50,7 +51,7 @@ class _InEagerError(Exception):
     """A node runs in eager, and `fallback` allows no partition."""
 
 
-def compile_by_parts(graph: CapturedGraph, options: Mapping[str, Any], compiler: PartCompiler) -> Compiled:
+def compile_by_parts(graph: CapturedGraph, options: Options, compiler: PartCompiler) -> Compiled:
     """Compile dynamo's graph by parts, with their summary as a fact.
 
     Results are eager's within rounding: operators that the compiler does not take, and parts that it fails at, run in
@@ -75,14 +76,12 @@ def compile_by_parts(graph: CapturedGraph, options: Mapping[str, Any], compiler:
     return Compiled(compiled, CompileFacts(options, parts=summary))
 
 
-def _captured(
-    gm: GraphModule, example_inputs: Sequence[Any], steps: "_Steps", trains: bool
-) -> tuple[Callable[..., Any] | None, str]:
+def _captured(gm: GraphModule, example_inputs: Inputs, steps: "_Steps", trains: bool) -> tuple[Call | None, str]:
     """Return the compiled graph, or None and the reason why the whole of it runs in eager."""
     compiler = steps.compiler
     freezes = compiler.freezes and not torch.is_grad_enabled()
 
-    def capture(gm: GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+    def capture(gm: GraphModule, inputs: Inputs) -> Call:
         capturing = aot_autograd(
             fw_compiler=partial(steps.compile, "forward"),
             bw_compiler=partial(steps.compile, "backward"),
@@ -113,7 +112,7 @@ class _Steps:
         self.compiler, self.summary = compiler, summary
 
     def compile(
-        self, graph: str, gm: GraphModule, example_inputs: Sequence[Any], attributes: GraphModule | None = None
+        self, graph: str, gm: GraphModule, example_inputs: Inputs, attributes: GraphModule | None = None
     ) -> Boxed:
         """Return a callable for `gm`, the forward, backward or inference `graph`.
 
@@ -187,13 +186,13 @@ class _Steps:
                 warn_once(f"{name} failed to compile a part of a graph, which runs in eager: {error_text(error)}.")
             return self._leave(operators_of(part), error_text(error))
         seconds, operators = time.perf_counter() - started, operators_of(part)
-        made = Partition(graph, len(calls_of(part)), seconds, compiled.target, compiled.tuned, compiled.notes)
-        summary.partitions.append(made)
+        partition = Partition(graph, len(calls_of(part)), seconds, compiled.target, compiled.tuned, compiled.notes)
+        summary.partitions.append(partition)
 
         def failed(error: Exception) -> None:  # without `self`, which keeps what the compiler keeps for one compile
             reason = error_text(error)
             warn_once(f"{name} failed to run a part of a graph, which runs in eager from now on: {reason}.")
-            summary.fail(made, operators, reason)
+            summary.fail(partition, operators, reason)
 
         run = finished(compiled.run, part, visible_results(call))
         return replace_part(call, serving(run, part, failed) if may_fail else run)
@@ -203,15 +202,15 @@ def _verified(run: Boxed, eager: GraphModule, graph: str, name: str) -> Boxed:
     """Return `run` with its first results compared with eager's; if they differ, the graph runs in eager then."""
     chosen: list[Boxed] = []
 
-    def call(args: list[Any]) -> Any:
+    def call(args: list[Any]) -> object:
         if chosen:
             return chosen[0](args)
-        given, what = list(args), f"{graph} output"  # a boxed call empties its list
-        wanted = _in_eager(eager, given)
+        inputs, what = list(args), f"{graph} output"  # a boxed call empties its list
+        wanted = _in_eager(eager, inputs)
         # Another dtype draws other random numbers.
-        precise = None if random_nodes(eager) else accuracy.reference(eager, tuple(given))
+        precise = None if random_nodes(eager) else accuracy.reference(eager, tuple(inputs))
         result = run(args)
-        otherwise = Roundings(lambda: {what: _in_eager(eager, given)}, {what: wanted})
+        otherwise = Roundings(lambda: {what: _in_eager(eager, inputs)}, {what: wanted})
         training = graph != "inference"
         verdict = accuracy.check(result, wanted, precise, training=training, what=what, roundings=otherwise)
         if verdict.passed:
@@ -225,7 +224,7 @@ def _verified(run: Boxed, eager: GraphModule, graph: str, name: str) -> Boxed:
     return call
 
 
-def _in_eager(eager: GraphModule, args: Sequence[Any]) -> Any:
+def _in_eager(eager: GraphModule, args: Inputs) -> object:
     """Return the graph's results in eager, without changes to random states and inputs."""
     devices = {arg.device for arg in args if isinstance(arg, torch.Tensor) and arg.is_cuda}
     with torch.random.fork_rng(devices):

@@ -6,16 +6,16 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import combinations
 from types import MappingProxyType
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from backend_kwargs.backends import CapturedGraph, Reading, Stage, Tell
+from backend_kwargs.backends import CapturedGraph, CompileInner, Inputs, Reading, Stage, Tell
 from backend_kwargs.backends.inductor.cutlass import asks_for_cutlass, finding_cutlass, found_by_inductor
 from backend_kwargs.backends.inductor.fallbacks import aten_where_alone, can_fall_back, compile_with_fallback
 from backend_kwargs.backends.inductor.torch_fixes import keeping_cubins, mode_options
 from backend_kwargs.errors import BackendKwargsError, warn_once, wrong_value
-from backend_kwargs.facts import Compiled, CompileFacts
+from backend_kwargs.facts import Call, Compiled, CompileFacts
 from backend_kwargs.options.catalogue import KIND, inductor_option, inductor_options
-from backend_kwargs.options.layers import Layer, copied, same
+from backend_kwargs.options.layers import Layer, Options, copied, same
 from backend_kwargs.options.option import Option, check
 from backend_kwargs.options.requirements import (
     RULES,
@@ -31,6 +31,9 @@ from backend_kwargs.options.requirements import (
 from backend_kwargs.options.spec import split_templates
 from backend_kwargs.options.templates import find_template, is_published
 from backend_kwargs.options.trust import Check
+
+if TYPE_CHECKING:
+    from torch.fx import GraphModule
 
 OWN: Mapping[str, Option] = MappingProxyType(
     {
@@ -80,7 +83,7 @@ class InductorCompiler:
         """The options of this package, which Inductor does not get."""
         return {**OWN, **{name: option for stage in self.stages for name, option in stage.options.items()}}
 
-    def computing_in(self, precision: str) -> Mapping[str, Any]:
+    def computing_in(self, precision: str) -> Options:
         return {}
 
     def found_by_name(self) -> bool:
@@ -107,7 +110,7 @@ class InductorCompiler:
         known = {key: value for key, value in template.where_known.items() if key in inductor_options()}
         return Layer(f"template {name}", self._checked({**template.options, **known}, check))
 
-    def read(self, source: str, given: Mapping[str, Any], coerce: Check) -> Reading:
+    def read(self, source: str, given: Options, coerce: Check) -> Reading:
         given = dict(given)
         named, mode = given.pop("template", None), given.pop("mode", None)
         explicit = [_mapping(name, given.pop(name, None)) for name in ("options", "inductor_config")]
@@ -120,7 +123,7 @@ class InductorCompiler:
         options = [Layer(source, self._checked(mapping, coerce)) for mapping in (*explicit, given) if mapping]
         return Reading(names, (*implied, *options))
 
-    def verify(self, templates: Sequence[str], options: Mapping[str, Any], tell: Tell) -> None:
+    def verify(self, templates: Sequence[str], options: Options, tell: Tell) -> None:
         for one, others in EXCLUSIVE.items():
             for other in others:
                 if is_set(one, options.get(one)) and is_set(other, options.get(other)):
@@ -139,7 +142,7 @@ class InductorCompiler:
             for limit in limits(f"Template {name!r}", template.needs, template.otherwise, here):
                 limited(limit)
 
-    def limits(self, options: Mapping[str, Any]) -> Mapping[str, Limit]:
+    def limits(self, options: Options) -> Mapping[str, Limit]:
         return limits_of_options(
             options,
             lambda name: self.option(name).default,
@@ -147,16 +150,16 @@ class InductorCompiler:
             (*RULES, *(rule for stage in self.stages for rule in stage.rules)),
         )
 
-    def compile(self, graph: CapturedGraph, options: Mapping[str, Any]) -> Compiled:
+    def compile(self, graph: CapturedGraph, options: Options) -> Compiled:
         return Compiled(_compile(graph, options, self.own), CompileFacts(options))
 
-    def config(self, options: Mapping[str, Any]) -> dict[str, Any]:
+    def config(self, options: Options) -> dict[str, Any]:
         return _torch_wrapper(options, self.own).get_compiler_config()  # type: ignore[no-any-return]
 
-    def reset(self, options: Mapping[str, Any]) -> None:
+    def reset(self, options: Options) -> None:
         _torch_wrapper(options, self.own).reset()
 
-    def plain(self, options: Mapping[str, Any]) -> dict[str, Any]:
+    def plain(self, options: Options) -> dict[str, Any]:
         """Return the options as a plain dict for Inductor without this package; raise if one needs the package."""
         reasons = {**dict.fromkeys(self.own, "it is an option of backend_kwargs, not of Inductor"), **NOT_PLAIN}
         for name, value in options.items():
@@ -169,7 +172,7 @@ class InductorCompiler:
             )
         return plain | aten_where_alone(plain, machine_of(options))
 
-    def _checked(self, options: Mapping[str, Any], coerce: Check) -> dict[str, Any]:
+    def _checked(self, options: Options, coerce: Check) -> dict[str, Any]:
         for name in TORCH_COMPILE_ONLY:
             if name in options:
                 raise BackendKwargsError(
@@ -181,12 +184,12 @@ class InductorCompiler:
         return {o.name: copied(coerce(o, value, "option" if o.name in self.own else KIND)) for o, value in known}
 
 
-def is_set(name: str, value: Any) -> bool:
+def is_set(name: str, value: object) -> bool:
     """Return whether an option asks for something: of the lists of names only `tuned_products` does when empty."""
     return value is not None and value is not False and (value != () or name == "tuned_products")
 
 
-def machine_of(options: Mapping[str, Any]) -> Machine:
+def machine_of(options: Options) -> Machine:
     """Return this machine, with the paths that `options` give."""
     here = machine()
     return replace(
@@ -196,7 +199,7 @@ def machine_of(options: Mapping[str, Any]) -> Machine:
     )
 
 
-def _mapping(name: str, value: Any) -> Mapping[str, Any]:
+def _mapping(name: str, value: object) -> Options:
     if value is not None and not isinstance(value, Mapping):
         raise wrong_value(repr(name), "a mapping of options", value)
     return value or {}
@@ -209,7 +212,7 @@ def _tell_contradictions(templates: Sequence[Layer]) -> None:
                 warn_once(f"{earlier.source} and {later.source} disagree on {name!r}; the later wins: {value!r}.")
 
 
-def _compile(graph: CapturedGraph, options: Mapping[str, Any], own: Collection[str]) -> Callable[..., Any]:
+def _compile(graph: CapturedGraph, options: Options, own: Collection[str]) -> Call:
     from backend_kwargs.torch_internals.compile_fx import region_name
     from backend_kwargs.torch_internals.triton import name_torchs_ptxas
 
@@ -226,18 +229,14 @@ def _compile(graph: CapturedGraph, options: Mapping[str, Any], own: Collection[s
     for around in graph.around_inner:
         inner_compile = around(inner_compile)
     # Passed on as config_patches, not patched around the call: Inductor compiles the backward graph later, under them.
-    compile_step: Callable[..., Any] = partial(_compile_fx, options)
+    compile_step: Callable[..., Call] = partial(_compile_fx, options)
     if graph.compile_fx:
         compile_step = partial(graph.compile_fx, compile_step)
     region = region_name(graph.region)
-    return compile_step(  # type: ignore[no-any-return]
-        graph.gm, graph.example_inputs, inner_compile, config_patches=wrapper.config, **region
-    )
+    return compile_step(graph.gm, graph.example_inputs, inner_compile, config_patches=wrapper.config, **region)
 
 
-def _compile_fx(
-    options: Mapping[str, Any], gm: Any, example_inputs: Sequence[Any], *args: Any, **kwargs: Any
-) -> Callable[..., Any]:
+def _compile_fx(options: Options, gm: "GraphModule", example_inputs: Inputs, *args: Any, **kwargs: Any) -> Call:
     """Call Inductor's compile_fx; raise NoCompilerError where it would wait for a C++ compiler, or none works."""
     from backend_kwargs.torch_internals.compile_fx import compile_fx
 
@@ -254,17 +253,18 @@ def _compile_fx(
         raise
 
 
-def _inner_compile(config: Mapping[str, Any], here: Machine, *, strict: bool) -> Callable[..., Any]:
+def _inner_compile(config: Options, here: Machine, *, strict: bool) -> CompileInner:
     """Return the function that compiles each lowered graph, forward and backward."""
     from backend_kwargs.torch_internals.compile_fx import compile_fx_inner
 
-    inner_compile = partial(compile_with_fallback, strict=strict) if can_fall_back(config) else compile_fx_inner
+    falls_back = can_fall_back(config)
+    inner_compile: CompileInner = partial(compile_with_fallback, strict=strict) if falls_back else compile_fx_inner
     if config.get("cpp_wrapper"):
         inner_compile = keeping_cubins(inner_compile)
     return finding_cutlass(inner_compile, here.nvcc) if asks_for_cutlass(config, here) else inner_compile
 
 
-def _torch_wrapper(options: Mapping[str, Any], own: Collection[str]) -> Any:
+def _torch_wrapper(options: Options, own: Collection[str]) -> Any:
     """Return torch's own wrapper for "inductor", which sets the CUPTI variables and holds what the bisector changes.
 
     torch gives these, `get_compiler_config`, `reset` and ahead-of-time compiling to the name "inductor" alone, so its

@@ -5,12 +5,14 @@ import threading
 import weakref
 from collections.abc import Callable, Container, Sequence
 from functools import wraps
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeAlias
 
 import torch
+from torch.autograd.function import FunctionCtx
 
 from backend_kwargs.backends.generated_code import autograd_functions
 from backend_kwargs.errors import BackendKwargsError
+from backend_kwargs.facts import Call
 from backend_kwargs.torch_internals.cudagraphs import CUDAGraphNode, current_raw_stream, trees_of_thread
 from backend_kwargs.torch_internals.modes import is_traceable_wrapper_subclass
 from backend_kwargs.torch_internals.tensors import copy_each
@@ -19,8 +21,10 @@ from backend_kwargs.torch_internals.tensors import copy_each
 # the larger had 4, 16 and 64 MiB; a clone of each took 23, 23 and 40 µs.
 LARGE = 20 << 20
 
+Outputs: TypeAlias = Sequence[Any]  # of a graph: tensors, numbers and None
 
-def with_independent_outputs(compiled: Callable[..., Any]) -> Callable[..., Any]:
+
+def with_independent_outputs(compiled: Call) -> Call:
     """Return `compiled` with copies of the outputs and gradients that are in a CUDA graph's memory pool, and no others.
 
     Outputs are a flat sequence, since dynamo rebuilds the user's structure from it, so any pytree works. Outputs that
@@ -36,24 +40,24 @@ def with_independent_outputs(compiled: Callable[..., Any]) -> Callable[..., Any]
     return call
 
 
-def with_copies_of(compiled: Callable[..., Any], constants: Sequence[torch.Tensor]) -> Callable[..., Any]:
+def with_copies_of(compiled: Call, constants: Sequence[torch.Tensor]) -> Call:
     """Return `compiled` with copies of the outputs that share memory with one of `constants`."""
-    held = list(constants)  # kept alive, so that nothing else gets their addresses
-    addresses = frozenset(address for each in held if (address := _address(each)) is not None)
+    alive = list(constants)  # kept alive, so that nothing else gets their addresses
+    addresses = frozenset(address for each in alive if (address := _address(each)) is not None)
 
     @wraps(compiled)
-    def call(*inputs: Any) -> Any:
+    def call(*inputs: object) -> object:
         outputs = compiled(*inputs)
         return _copied(outputs, [_address(out) for out in outputs], addresses)
 
     return call
 
 
-def _with_copied_results(fn: Callable[..., Any]) -> Callable[..., Any]:
+def _with_copied_results(fn: Call) -> Call:
     copies = _PooledCopies()
 
     @wraps(fn)
-    def call(*inputs: Any) -> Any:
+    def call(*inputs: object) -> object:
         return copies(fn(*inputs))
 
     return call
@@ -64,14 +68,14 @@ _ready = threading.local()
 _last_stream: dict[int, tuple[int, torch.cuda.Stream]] = {}
 
 
-def _one_at_a_time(fn: Callable[..., Any]) -> Callable[..., Any]:
+def _one_at_a_time(fn: Call) -> Call:
     """Return `fn` made safe for any thread and stream: a replay and its copies end before the next replay begins.
 
     Each graph has one set of inputs and one pool for all threads and streams.
     """
 
     @wraps(fn)
-    def call(*inputs: Any) -> Any:
+    def call(*inputs: object) -> object:
         if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
             return fn(*inputs)  # a CPU records no graphs, and may be the only device
         if not hasattr(_ready, "done"):
@@ -100,7 +104,7 @@ def _make_ready() -> None:
         torch.conv2d(x, x)
 
 
-def _refuse_to_serialize(*_: Any, **__: Any) -> NoReturn:
+def _refuse_to_serialize(*_: object, **__: object) -> NoReturn:
     raise BackendKwargsError("Option 'clone_outputs' does not survive aot_compile(); clone the outputs in the model.")
 
 
@@ -115,20 +119,20 @@ class _PooledCopies:
         # Trees belong to a thread; for each size, a function records in those of the thread that calls it first.
         self._trees: list[dict[int, Any]] = []
         self._last: Callable[[], Any] = _gone  # the trees of the graph that was replayed last
-        self._positions: weakref.WeakKeyDictionary[Any, tuple[int, ...]] = weakref.WeakKeyDictionary()
+        self._positions: weakref.WeakKeyDictionary[CUDAGraphNode, tuple[int, ...]] = weakref.WeakKeyDictionary()
 
-    def __call__(self, results: Sequence[Any]) -> tuple[Any, ...]:
+    def __call__(self, results: Outputs) -> tuple[object, ...]:
         trees = self._last()
         node = None if trees is None else trees.current_node
         positions = None if node is None else self._positions.get(node)
         if positions is None:
             return self._looked_up(results)
         copies = list(results)
-        for at, made in zip(positions, _copies([results[at] for at in positions]), strict=True):
-            copies[at] = made
+        for at, copy in zip(positions, _copies([results[at] for at in positions]), strict=True):
+            copies[at] = copy
         return tuple(copies)
 
-    def _looked_up(self, results: Sequence[Any]) -> tuple[Any, ...]:
+    def _looked_up(self, results: Outputs) -> tuple[object, ...]:
         mine = trees_of_thread()
         if not any(trees is mine for trees in self._trees):
             self._trees.append(mine)
@@ -140,15 +144,15 @@ class _PooledCopies:
         if not pooled:
             return tuple(results)
         positions = tuple(at for at, address in enumerate(addresses) if address in pooled)
-        found = {addresses[at] for at in positions}
-        if found and len(found) == len(positions) and not any(map(_is_opaque, results)):
+        copied = {addresses[at] for at in positions}
+        if copied and len(copied) == len(positions) and not any(map(_is_opaque, results)):
             for node, manager in nodes.items():
-                if found <= _recorded(node):
+                if copied <= _recorded(node):
                     self._last, self._positions[node] = weakref.ref(manager), positions
         return tuple(_copied(results, addresses, pooled))
 
 
-def _recorded(node: Any) -> set[int]:
+def _recorded(node: object) -> set[int]:
     """Return the addresses of the results of a replay of this graph; a warm-up run has none."""
     if not isinstance(node, CUDAGraphNode):
         return set()
@@ -159,7 +163,7 @@ def _gone() -> None:
     return None
 
 
-def _copied(results: Sequence[Any], addresses: Sequence[int | None], wanted: Container[int]) -> list[Any]:
+def _copied(results: Outputs, addresses: Sequence[int | None], wanted: Container[int]) -> list[object]:
     """Return `results` with copies of those whose address is in `wanted` or cannot be read."""
     copies: dict[int, torch.UntypedStorage] = {}
 
@@ -180,11 +184,11 @@ def _copied(results: Sequence[Any], addresses: Sequence[int | None], wanted: Con
 def _copies(outputs: list[torch.Tensor]) -> list[torch.Tensor]:
     if len(outputs) == 1 or any(out.requires_grad for out in outputs):
         return [_copy(out) for out in outputs]
-    made = [out.clone() if out.nbytes >= LARGE else torch.empty_like(out) for out in outputs]
+    copies = [out.clone() if out.nbytes >= LARGE else torch.empty_like(out) for out in outputs]
     small = [at for at, out in enumerate(outputs) if out.nbytes < LARGE]
     if small:  # one launch for all of one layout
-        copy_each([made[at] for at in small], [outputs[at] for at in small])
-    return made
+        copy_each([copies[at] for at in small], [outputs[at] for at in small])
+    return copies
 
 
 def _copy(out: torch.Tensor) -> torch.Tensor:
@@ -199,22 +203,23 @@ class _Copy(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, out: torch.Tensor) -> torch.Tensor:
+    def forward(ctx: FunctionCtx, out: torch.Tensor) -> torch.Tensor:
         """Copy."""
         ctx.save_for_backward(out)
         return out.clone()
 
     @staticmethod
-    def backward(_ctx: Any, *grads: torch.Tensor) -> torch.Tensor:
+    def backward(_ctx: object, *grads: torch.Tensor) -> torch.Tensor:
         """Return the gradient."""
         return grads[0]
 
 
-def _is_opaque(out: Any) -> bool:
+def _is_opaque(out: object) -> bool:
     # A wrapper subclass (DTensor, quantized) has no memory of its own.
     return isinstance(out, torch.Tensor) and is_traceable_wrapper_subclass(out)
 
 
-def _address(out: Any) -> int | None:
-    plain = isinstance(out, torch.Tensor) and out.layout == torch.strided and not _is_opaque(out)
-    return out.untyped_storage().data_ptr() if plain else None
+def _address(out: object) -> int | None:
+    if not isinstance(out, torch.Tensor) or out.layout != torch.strided or _is_opaque(out):
+        return None
+    return out.untyped_storage().data_ptr()

@@ -7,16 +7,18 @@ It consists of links to the installed packages, below the user's cache directory
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from hashlib import sha256
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
 from threading import RLock
-from typing import Any
 
+from backend_kwargs.backends import CompileInner
 from backend_kwargs.errors import BackendKwargsError
+from backend_kwargs.facts import Call
+from backend_kwargs.options.layers import Options
 from backend_kwargs.options.requirements import (
     CUTLASS_GEMM,
     CUTLASS_PACKAGES,
@@ -54,7 +56,7 @@ def cutlass_dir() -> Path:
     return target
 
 
-def asks_for_cutlass(options: Mapping[str, Any], machine: Machine) -> bool:
+def asks_for_cutlass(options: Options, machine: Machine) -> bool:
     """Return whether Inductor under `options` would try CUTLASS kernels on `machine`."""
     autotunes = options.get("max_autotune") or options.get("max_autotune_gemm")
     asked = "CUTLASS" in generators(options.get("max_autotune_gemm_backends", ""))
@@ -81,12 +83,12 @@ def found_by_inductor(nvcc: str | None) -> Iterator[None]:
             yield
 
 
-def finding_cutlass(inner_compile: Callable[..., Any], nvcc: str | None) -> Callable[..., Any]:
+def finding_cutlass(inner_compile: CompileInner, nvcc: str | None) -> CompileInner:
     """Return `inner_compile` wrapped so that Inductor finds CUTLASS, forward and backward."""
 
-    def compile_inner(gm: Any, example_inputs: Sequence[Any], **kwargs: Any) -> Any:
+    def compile_inner(*args: object, **kwargs: object) -> Call:
         with found_by_inductor(nvcc):
-            return inner_compile(gm, example_inputs, **kwargs)
+            return inner_compile(*args, **kwargs)
 
     return compile_inner
 

@@ -5,25 +5,31 @@ forward and its backward graph fall back separately.
 """
 
 import copy
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from backend_kwargs.backends import Inputs
 from backend_kwargs.errors import BackendKwargsError, warn_once
+from backend_kwargs.facts import Call
 from backend_kwargs.options.catalogue import inductor_option
+from backend_kwargs.options.layers import Options
 from backend_kwargs.options.requirements import Machine, generators, limits_of_options
+
+if TYPE_CHECKING:
+    from torch.fx import GraphModule
 
 AUTOTUNED_BACKENDS = ("max_autotune_gemm_backends", "max_autotune_conv_backends")
 
 
-def aten_where_alone(config: Mapping[str, Any], here: Machine) -> dict[str, str]:
+def aten_where_alone(config: Options, here: Machine) -> dict[str, str]:
     """Return the lists of GEMM backends with ATen added, if none of the requested kernel generators works here."""
     limits = limits_of_options(config, lambda name: inductor_option(name).default, here)
     alone = (limit := limits.get("max_autotune_gemm_backends")) and limit.remedy  # if the machine has no generator
     return _with_aten(_without_aten(config)) if alone else {}
 
 
-def _without_aten(config: Mapping[str, Any]) -> dict[str, str]:
+def _without_aten(config: Options) -> dict[str, str]:
     asked = {name: config.get(name, "ATEN") for name in AUTOTUNED_BACKENDS}
     return {name: backends for name, backends in asked.items() if "ATEN" not in generators(backends)}
 
@@ -32,7 +38,7 @@ def _with_aten(without_aten: Mapping[str, str]) -> dict[str, str]:
     return {name: f"{backends},ATEN" for name, backends in without_aten.items()}
 
 
-def _no_kernel(config: Mapping[str, Any]) -> str:
+def _no_kernel(config: Options) -> str:
     names = " or ".join(dict.fromkeys(_without_aten(config).values()))
     return f"A GEMM or convolution of this graph has no {names} kernel"
 
@@ -46,8 +52,8 @@ class Fallback:
     """
 
     error: str
-    instead: Callable[[Mapping[str, Any]], dict[str, Any]]
-    reason: Callable[[Mapping[str, Any]], str]
+    instead: Callable[[Options], dict[str, Any]]
+    reason: Callable[[Options], str]
     remedy: str
 
 
@@ -68,12 +74,12 @@ FALLBACKS = (
 )
 
 
-def can_fall_back(config: Mapping[str, Any]) -> bool:
+def can_fall_back(config: Options) -> bool:
     """Return whether `config` has options with which some graphs fail to compile."""
     return any(fallback.instead(config) for fallback in FALLBACKS)
 
 
-def compile_with_fallback(gm: Any, example_inputs: Sequence[Any], *, strict: bool, **kwargs: Any) -> Any:
+def compile_with_fallback(gm: "GraphModule", example_inputs: Inputs, *, strict: bool, **kwargs: Any) -> Call:
     """Compile a lowered graph; if the requested options make it fail, compile it without them, or raise if `strict`."""
     from torch.fx import GraphModule
 

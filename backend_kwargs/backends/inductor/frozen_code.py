@@ -1,23 +1,23 @@
 """Inductor's code of frozen graphs: which constants its results may be, and when its constants are freed."""
 
 import weakref
-from collections.abc import Callable, Sequence
 from operator import attrgetter
 from types import ModuleType
-from typing import Any
 
 import torch
 from torch.fx import GraphModule, Node
 
+from backend_kwargs.backends import CompileInner, Inputs
+from backend_kwargs.facts import Call
 from backend_kwargs.torch_internals.inductor_code import forget_module, generated_modules
 
 NUMBERS = (int, float, bool, torch.SymInt, torch.SymFloat, torch.SymBool)
 
 
-def freeing_constants(inner_compile: Callable[..., Any]) -> Callable[..., Any]:
+def freeing_constants(inner_compile: CompileInner) -> CompileInner:
     """Free a graph's constants with its code, which Inductor keeps in a list of all modules that it generated."""
 
-    def compile_one(gm: GraphModule, example_inputs: Sequence[Any], **kwargs: Any) -> Any:
+    def compile_one(gm: GraphModule, example_inputs: Inputs, **kwargs: object) -> Call:
         known = {*map(id, generated_modules())}
         compiled = inner_compile(gm, example_inputs, **kwargs)
         for module in generated_modules():
@@ -33,10 +33,10 @@ def _forget(module: "weakref.ref[ModuleType]") -> None:
         forget_module(code)
 
 
-def noting_constants(inner_compile: Callable[..., Any], constants: list[torch.Tensor]) -> Callable[..., Any]:
+def noting_constants(inner_compile: CompileInner, constants: list[torch.Tensor]) -> CompileInner:
     """Append to `constants` those of a frozen graph that may be its results: each call returns the same memory."""
 
-    def compile_one(gm: GraphModule, example_inputs: Sequence[Any], **kwargs: Any) -> Any:
+    def compile_one(gm: GraphModule, example_inputs: Inputs, **kwargs: object) -> Call:
         compiled = inner_compile(gm, example_inputs, **kwargs)
         before = [_before(result) for result in gm.graph.output_node().all_input_nodes]
         if found := [nodes for nodes in before if not any(node.op == "placeholder" for node in nodes)]:
@@ -51,9 +51,9 @@ def noting_constants(inner_compile: Callable[..., Any], constants: list[torch.Te
 
 def _before(result: Node) -> set[Node]:
     """Return `result` and the nodes on which it depends, but for those that are only sizes."""
-    found, todo = {result}, [result]
+    nodes, todo = {result}, [result]
     while todo:
-        new = {each for each in todo.pop().all_input_nodes if not isinstance(each.meta.get("val"), NUMBERS)} - found
-        found |= new
+        new = {each for each in todo.pop().all_input_nodes if not isinstance(each.meta.get("val"), NUMBERS)} - nodes
+        nodes |= new
         todo += new
-    return found
+    return nodes

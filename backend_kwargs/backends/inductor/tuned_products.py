@@ -1,13 +1,16 @@
 """Which products max_autotune tunes: Inductor's choices of kernels, with the library's alone for all other products."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from backend_kwargs.backends import CompileInner
+from backend_kwargs.facts import Call
+from backend_kwargs.options.layers import Options
 from backend_kwargs.torch_internals.autotuning import ExternKernelChoice, InductorChoices, choices_replaced
 
 
-def product_name(m: Any, n: Any, k: Any) -> str:
+def product_name(m: object, n: object, k: object) -> str:
     """Return the name of a product of m rows, n columns and k summands: of one matrix, if there is a batch."""
     return f"{m}x{n}x{k}"
 
@@ -38,7 +41,7 @@ class TunedProducts(InductorChoices):
         """Return the function that returns the configurations of a convolution's kernel."""
         configs = super().get_conv_configs(*args, **kwargs)
 
-        def of_tuned(m: Any, n: Any, k: Any, **given: Any) -> Any:
+        def of_tuned(m: object, n: object, k: object, **given: object) -> Any:
             return configs(m, n, k, **given) if product_name(m, n, k) in self.names else iter(())
 
         return of_tuned
@@ -54,15 +57,15 @@ class _Made:
         return TunedProducts(self.names)
 
 
-def with_tuned(patches: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
+def with_tuned(patches: Options, names: Sequence[str]) -> dict[str, Any]:
     """Return Inductor's options under which only the products `names` are tuned, with `tuning_only`."""
     return {**patches, "inductor_choices_class": _Made(tuple(sorted(names)))}
 
 
-def tuning_only(inner_compile: Callable[..., Any], names: Sequence[str]) -> Callable[..., Any]:
+def tuning_only(inner_compile: CompileInner, names: Sequence[str]) -> CompileInner:
     """Return `inner_compile`, which tunes only the products `names`."""
 
-    def compile_one(*args: Any, **kwargs: Any) -> Any:
+    def compile_one(*args: object, **kwargs: object) -> Call:
         with choices_replaced(TunedProducts(names)):
             return inner_compile(*args, **kwargs)
 

@@ -1,13 +1,14 @@
 """ONNX Runtime under checked options, through torch's ONNX exporter. Imported for the first graph."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from backend_kwargs.backends.declared import DeclaredCompiler
 from backend_kwargs.backends.onnxruntime.settings import OPTIONS, ONNXRuntimeOptions
+from backend_kwargs.options.layers import Options
 from backend_kwargs.options.option import Option
-from backend_kwargs.options.requirements import Need, Rule, importable, install
+from backend_kwargs.options.requirements import Lookup, Need, Rule, importable, install
 
 if TYPE_CHECKING:
     from backend_kwargs.backends.part_compiler import PartCompiler
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
 PACKAGES = ("onnxruntime", "onnx", "onnxscript")
 
 
-def _sequential(value: Callable[[str], Any]) -> str:
+def _sequential(value: Lookup) -> str:
     """Return why operators do not run at the same time, "" if they do."""
     return "" if value("execution_mode") == "parallel" else "it is read only if execution_mode='parallel'"
 
@@ -35,7 +36,7 @@ class ONNXRuntimeCompiler(DeclaredCompiler):
     freezes: ClassVar[bool] = True
     trains: ClassVar[bool] = False
 
-    def part_compiler(self, options: Mapping[str, Any]) -> "PartCompiler":
+    def part_compiler(self, options: Options) -> "PartCompiler":
         from backend_kwargs.backends.onnxruntime.session import ONNXRuntime
 
         return ONNXRuntime(ONNXRuntimeOptions(**options))

@@ -3,11 +3,11 @@
 import logging
 import threading
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache
 from types import MappingProxyType
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import fx
@@ -24,6 +24,7 @@ from torch.export.graph_signature import (
 )
 from torch.utils.dlpack import from_dlpack
 
+from backend_kwargs.backends import Inputs
 from backend_kwargs.backends.engine import (
     MEMORY,
     Engine,
@@ -34,12 +35,16 @@ from backend_kwargs.backends.engine import (
 )
 from backend_kwargs.backends.onnxruntime.settings import ONNXRuntimeOptions
 from backend_kwargs.backends.part_compiler import CompiledPart
+from backend_kwargs.graphs.layouts import Decompositions
 from backend_kwargs.graphs.parts import op_name, returned_by
 from backend_kwargs.torch_internals import pytree
 from backend_kwargs.torch_internals.decompositions import core_aten_decompositions
 from backend_kwargs.torch_internals.onnx import REGISTRATION_LOGGER, translated_operators
 from backend_kwargs.torch_internals.operators import schema_of
 from backend_kwargs.torch_internals.replacing import undone
+
+if TYPE_CHECKING:
+    import onnxruntime
 
 LEVELS = {
     "disabled": "ORT_DISABLE_ALL",
@@ -138,7 +143,7 @@ class ONNXRuntime(Engine):
             return "ONNX Runtime squeezes only a size of one"
         return next((why for op, name, holds, why in UNTRANSLATED if _has(node, op, name, holds)), "")
 
-    def decompositions(self, trains: bool = False) -> dict[Any, Callable[..., Any]]:
+    def decompositions(self, trains: bool = False) -> Decompositions:
         core = dict(core_aten_decompositions())
         return {op: rule for op, rule in core.items() if not _registry().is_registered(op)} | {**FORMULAS}
 
@@ -157,17 +162,17 @@ def _has(node: fx.Node, op: str, name: str, holds: Callable[[Any], bool]) -> boo
     return declared and op in ("", op_name(node)) and holds(argument(node, name))
 
 
-def _sigmoid(x: torch.Tensor) -> Any:
+def _sigmoid(x: torch.Tensor) -> torch.Tensor:
     """ONNX Runtime's own is exactly 0 from -18 on."""
     return (1 + torch.exp(-x)).reciprocal()
 
 
-def _silu(x: torch.Tensor) -> Any:
+def _silu(x: torch.Tensor) -> torch.Tensor:
     """As `_sigmoid`, times x."""
     return x / (1 + torch.exp(-x))
 
 
-def _glu(x: torch.Tensor, dim: int = -1) -> Any:
+def _glu(x: torch.Tensor, dim: int = -1) -> torch.Tensor:
     """Half of x times the sigmoid of the other half."""
     value, gate = x.chunk(2, dim)
     return value * _sigmoid(gate)
@@ -182,7 +187,7 @@ def _clamp(x: torch.Tensor, low: Any = None, high: Any = None) -> Any:
     return torch.maximum(x, bound) if high is None else torch.minimum(x, bound)
 
 
-def _power(x: torch.Tensor, exponent: Any) -> Any:
+def _power(x: torch.Tensor, exponent: float) -> Any:
     """Eager has the square root, of which infinities and zeros have other signs than of the power."""
     if not x.is_floating_point() or exponent not in (0.5, -0.5):
         return NotImplemented
@@ -191,7 +196,7 @@ def _power(x: torch.Tensor, exponent: Any) -> Any:
 
 aten = torch.ops.aten
 # Right where the exporter's or ONNX Runtime's own are not.
-FORMULAS: Mapping[Any, Callable[..., Any]] = MappingProxyType(
+FORMULAS: Decompositions = MappingProxyType(
     {
         aten.sigmoid.default: _sigmoid,
         aten.silu.default: _silu,
@@ -206,21 +211,24 @@ FORMULAS: Mapping[Any, Callable[..., Any]] = MappingProxyType(
 
 def exported(part: fx.GraphModule) -> ExportedProgram:
     """Return a part as an exported program: its attributes become buffers, and symbolic sizes stay symbolic."""
-    graph, made = fx.Graph(), {}
+    graph, copies = fx.Graph(), {}
     attributes = part.graph.find_nodes(op="get_attr")
     users = part.graph.find_nodes(op="placeholder")
     for node in (*attributes, *users):
-        made[node] = graph.placeholder(node.name)
-        made[node].meta = dict(node.meta)
+        copies[node] = graph.placeholder(node.name)
+        copies[node].meta = dict(node.meta)
     for node in part.graph.nodes:
         if node.op == "call_function":
-            made[node] = graph.node_copy(node, made.__getitem__)
-    outputs = [made[node] for node in returned_by(part)]
+            copies[node] = graph.node_copy(node, copies.__getitem__)
+    outputs = [copies[node] for node in returned_by(part)]
     graph.output(tuple(outputs))
-    held = {node: str(node.target) for node in attributes}
+    buffers = {node: str(node.target) for node in attributes}
     inputs = [
-        *(InputSpec(InputKind.BUFFER, TensorArgument(made[n].name), name, persistent=True) for n, name in held.items()),
-        *(InputSpec(InputKind.USER_INPUT, _argument(made[node]), None) for node in users),
+        *(
+            InputSpec(InputKind.BUFFER, TensorArgument(copies[n].name), name, persistent=True)
+            for n, name in buffers.items()
+        ),
+        *(InputSpec(InputKind.USER_INPUT, _argument(copies[node]), None) for node in users),
     ]
     signature = ExportGraphSignature(
         inputs, [OutputSpec(OutputKind.USER_OUTPUT, TensorArgument(node.name), None) for node in outputs]
@@ -228,11 +236,11 @@ def exported(part: fx.GraphModule) -> ExportedProgram:
     _, takes = pytree.tree_flatten((tuple(range(len(users))), {}))
     _, gives = pytree.tree_flatten(tuple(range(len(outputs))))
     call = ModuleCallEntry("", ModuleCallSignature([], [], takes, gives))
-    state = {name: part.get_buffer(name) for name in held.values()}
+    state = {name: part.get_buffer(name) for name in buffers.values()}
     return ExportedProgram(torch.nn.Module(), graph, signature, state, {}, [call])
 
 
-def _argument(node: fx.Node) -> Any:
+def _argument(node: fx.Node) -> TensorArgument | SymIntArgument:
     """Return a placeholder as an argument of torch.export's signature."""
     kind = TensorArgument if isinstance(node.meta["val"], torch.Tensor) else SymIntArgument
     return kind(node.name)
@@ -246,9 +254,9 @@ def _model(program: ExportedProgram) -> bytes:
         warnings.simplefilter("ignore")  # about the exporter's own code
         # The exporter's optimizer would drop the addition of 1e-8 and less, and factors within 1e-5 of one. This one of
         # its steps is needed: ONNX Runtime does not write a result that is an input, such as `repeat` of a scalar.
-        found: Any = torch.onnx.export(program, dynamo=True, verbose=False, external_data=False, optimize=False)
-        OutputFixPass()(found.model)
-    return found.model_proto.SerializeToString()  # type: ignore[no-any-return]
+        onnx_program: Any = torch.onnx.export(program, dynamo=True, verbose=False, external_data=False, optimize=False)
+        OutputFixPass()(onnx_program.model)
+    return onnx_program.model_proto.SerializeToString()  # type: ignore[no-any-return]
 
 
 @cache
@@ -273,7 +281,7 @@ def _without_lines_of_the_exporter() -> Iterator[None]:
         yield
 
 
-def _options(settings: ONNXRuntimeOptions) -> Any:
+def _options(settings: ONNXRuntimeOptions) -> "onnxruntime.SessionOptions":
     """Return ONNX Runtime's options of a session."""
     import onnxruntime as ort
 
@@ -297,7 +305,7 @@ def _options(settings: ONNXRuntimeOptions) -> Any:
 class _Session:
     """Runs a session on torch's memory: inputs in place, outputs allocated by torch if their sizes are fixed."""
 
-    def __init__(self, session: Any, part: fx.GraphModule) -> None:
+    def __init__(self, session: "onnxruntime.InferenceSession", part: fx.GraphModule) -> None:
         import numpy as np
 
         self.session = session
@@ -310,27 +318,27 @@ class _Session:
         ]
         self.bindings = threading.local()
 
-    def __call__(self, args: Sequence[Any]) -> list[torch.Tensor]:
+    def __call__(self, args: Inputs) -> list[torch.Tensor]:
         if (binding := getattr(self.bindings, "own", None)) is None:
             binding = self.bindings.own = self.session.io_binding()._iobinding
         alive = [*map(dense, args)]
         for value, name in zip(alive, self.inputs, strict=True):
             binding.bind_input(name, _CPU(), self.kinds[value.dtype], value.shape, value.data_ptr())
-        given: list[torch.Tensor | None] = []
+        outputs: list[torch.Tensor | None] = []
         for name, sizes, dtype in self.outputs:
-            given.append(None if sizes is None else torch.empty(sizes, dtype=dtype))
-            made = given[-1]
-            if made is None:
+            outputs.append(None if sizes is None else torch.empty(sizes, dtype=dtype))
+            output = outputs[-1]
+            if output is None:
                 binding.bind_output(name, _CPU())
             else:
-                binding.bind_output(name, _CPU(), self.kinds[dtype], made.shape, made.data_ptr())
+                binding.bind_output(name, _CPU(), self.kinds[dtype], output.shape, output.data_ptr())
         self.session._sess.run_with_iobinding(binding, None)
-        if all(each is not None for each in given):
-            return given  # type: ignore[return-value]
+        if all(each is not None for each in outputs):
+            return outputs  # type: ignore[return-value]
         values = binding.get_outputs()
         return [
-            _taken(value, dtype) if made is None else made
-            for made, value, (_, _, dtype) in zip(given, values, self.outputs, strict=True)
+            _taken(value, dtype) if output is None else output
+            for output, value, (_, _, dtype) in zip(outputs, values, self.outputs, strict=True)
         ]
 
 
@@ -343,5 +351,5 @@ def _CPU() -> Any:  # noqa: N802
 
 def _taken(value: Any, dtype: torch.dtype) -> torch.Tensor:
     """Return an output that ONNX Runtime allocated, as a tensor that owns it; DLPack passes booleans as bytes."""
-    found: torch.Tensor = from_dlpack(value.to_dlpack())
-    return found.view(dtype) if found.dtype != dtype else found
+    output: torch.Tensor = from_dlpack(value.to_dlpack())
+    return output.view(dtype) if output.dtype != dtype else output

@@ -4,12 +4,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from backend_kwargs.backends.declared import DeclaredCompiler
 from backend_kwargs.backends.openvino.settings import OPTIONS, Hint, OpenVINOOptions
 from backend_kwargs.errors import BackendKwargsError, unknown
 from backend_kwargs.options import precisions
+from backend_kwargs.options.layers import Options
 from backend_kwargs.options.option import Option
 from backend_kwargs.options.requirements import CannotWorkError, Limit, Need, Rule, importable, install
 from backend_kwargs.options.trust import Check
@@ -39,13 +40,13 @@ class OpenVINONativeCompiler(DeclaredCompiler):
     freezes: ClassVar[bool] = True
     trains: ClassVar[bool] = False
 
-    def checked(self, option: Option, value: Any, coerce: Check) -> Any:
+    def checked(self, option: Option, value: object, coerce: Check) -> object:
         return super().checked(option, precisions.named(value) if option.name == "precision" else value, coerce)
 
     def why_not_in(self, precision: str) -> str:
         return why_not_in(HINTS[precision])
 
-    def verify(self, templates: Sequence[str], options: Mapping[str, Any], tell: Callable[[Limit], None]) -> None:
+    def verify(self, templates: Sequence[str], options: Options, tell: Callable[[Limit], None]) -> None:
         super().verify(templates, options, tell)
         for name in options.get("config") or {}:
             if name not in _properties():
@@ -55,7 +56,7 @@ class OpenVINONativeCompiler(DeclaredCompiler):
         if why := why_not_in(hint):
             tell(Limit(f"Option inference_precision={hint!r}", why, REMEDY, "OpenVINO computes in another precision"))
 
-    def _verify_precision(self, options: Mapping[str, Any]) -> None:
+    def _verify_precision(self, options: Options) -> None:
         """Raise if `precision` has no bound, names several, or cannot be computed in here."""
         names: tuple[str, ...] = options.get("precision") or ()
         if not names:
@@ -75,10 +76,10 @@ class OpenVINONativeCompiler(DeclaredCompiler):
         if why := self.why_not_in(names[0]):
             raise CannotWorkError(Limit(f"Precision {names[0]!r} of {self.name!r}", why, REMEDY))
 
-    def computing_in(self, precision: str) -> Mapping[str, Any]:
+    def computing_in(self, precision: str) -> Options:
         return {"inference_precision": HINTS[precision]}
 
-    def part_compiler(self, options: Mapping[str, Any]) -> "PartCompiler":
+    def part_compiler(self, options: Options) -> "PartCompiler":
         from backend_kwargs.backends.openvino.model import OpenVINO
 
         return OpenVINO(OpenVINOOptions(**options))

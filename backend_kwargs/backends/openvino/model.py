@@ -2,14 +2,15 @@
 
 import threading
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from functools import cache
 from types import MappingProxyType
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 from torch import fx
 
+from backend_kwargs.backends import Inputs
 from backend_kwargs.backends.engine import (
     MEMORY,
     Engine,
@@ -21,8 +22,12 @@ from backend_kwargs.backends.engine import (
 )
 from backend_kwargs.backends.openvino.settings import OpenVINOOptions
 from backend_kwargs.backends.part_compiler import CompiledPart
+from backend_kwargs.graphs.layouts import Decompositions
 from backend_kwargs.graphs.parts import calls_of, op_name, returned_by
 from backend_kwargs.torch_internals.decompositions import core_aten_decompositions
+
+if TYPE_CHECKING:
+    import openvino
 
 # No integers: on a CPU OpenVINO computes int64 in 32 bits, and saturates or rounds int32, without an error.
 TYPES = {torch.float32: "f32", torch.bool: "boolean"}
@@ -95,11 +100,11 @@ class OpenVINO(Engine):
         empty = any(isinstance(each, list | tuple) and not each for each in node.args)
         return "OpenVINO has no type for an empty list" if empty else ""
 
-    def decompositions(self, trains: bool = False) -> dict[Any, Callable[..., Any]]:
+    def decompositions(self, trains: bool = False) -> Decompositions:
         from openvino.frontend.pytorch.torchdynamo.export_decompositions import ops_to_not_decompose
 
-        kept = {*ops_to_not_decompose(), *([ATTENTION] if self.settings.inference_precision == "f32" else [])}
-        return {op: rule for op, rule in dict(core_aten_decompositions()).items() if op not in kept}
+        whole = {*ops_to_not_decompose(), *([ATTENTION] if self.settings.inference_precision == "f32" else [])}
+        return {op: rule for op, rule in dict(core_aten_decompositions()).items() if op not in whole}
 
     def compile(self, part: fx.GraphModule) -> CompiledPart:
         _separate_constants(part)
@@ -122,7 +127,7 @@ class OpenVINO(Engine):
 
 
 @cache
-def _core() -> Any:
+def _core() -> "openvino.Core":
     """Return the one OpenVINO runtime of this process."""
     import openvino
 
@@ -158,8 +163,8 @@ def _separate_constants(part: fx.GraphModule) -> None:
                 name = f"{constant.target}_{len(ways)}"
                 part.register_buffer(name, value.clone(), persistent=False)
                 with part.graph.inserting_after(constant):
-                    made = ways[way] = part.graph.get_attr(name)
-                made.meta = dict(constant.meta)
+                    other = ways[way] = part.graph.get_attr(name)
+                other.meta = dict(constant.meta)
             if (source := ways.setdefault(way, None)) is None:
                 continue
             copied = {node: node for node in part.graph.nodes} | {constant: source}
@@ -180,7 +185,7 @@ def _products_of(value: fx.Node, moves: tuple[fx.Node, ...]) -> Iterator[tuple[f
             yield from _products_of(user, (*moves, user))
 
 
-def _converted(part: fx.GraphModule) -> Any:
+def _converted(part: fx.GraphModule) -> "openvino.Model":
     """Return a part as a model of OpenVINO, with torch's types and sizes."""
     import openvino
     from openvino.frontend import FrontEndManager
@@ -192,20 +197,20 @@ def _converted(part: fx.GraphModule) -> Any:
         frontend = FrontEndManager().load_by_framework("pytorch")
         decoder = TorchFXPythonDecoder(part)  # must be alive during the conversion
         model = frontend.convert(frontend.load(decoder))
-    for given, node in zip(model.inputs, users, strict=True):
+    for parameter, node in zip(model.inputs, users, strict=True):
         value = node.meta["val"]
         tensor = isinstance(value, torch.Tensor)
         sizes = [size if isinstance(size, int) else -1 for size in value.shape] if tensor else []
         kind = TYPES[value.dtype] if tensor else "i64"
-        given.get_node().set_element_type(getattr(openvino.Type, kind))
-        given.get_node().set_partial_shape(openvino.PartialShape(sizes))
+        parameter.get_node().set_element_type(getattr(openvino.Type, kind))
+        parameter.get_node().set_partial_shape(openvino.PartialShape(sizes))
     model.validate_nodes_and_infer_types()
     for result, node in zip(model.outputs, returned_by(part), strict=True):
         _check(result, node)
     return model
 
 
-def _without_copies(model: Any) -> dict[int, int]:
+def _without_copies(model: "openvino.Model") -> dict[int, int]:
     """Remove the results of `model` that are copies of inputs; return the position of the input by that of the result.
 
     OpenVINO uses the memory of such a result for the input as well, and so would overwrite torch's tensor.
@@ -222,7 +227,7 @@ def _without_copies(model: Any) -> dict[int, int]:
     return copies
 
 
-def _check(result: Any, node: fx.Node) -> None:
+def _check(result: "openvino.Output", node: fx.Node) -> None:
     """Raise if OpenVINO's result has another type, rank or shape than torch's: its translation then differs."""
     value, kind = node.meta["val"], result.get_element_type().get_type_name()
     if kind != TYPES[value.dtype]:
@@ -236,7 +241,7 @@ def _check(result: Any, node: fx.Node) -> None:
 class _Model:
     """Runs a compiled model on torch's memory: inputs in place, outputs allocated by torch if their sizes are fixed."""
 
-    def __init__(self, compiled: Any, part: fx.GraphModule, copies: Mapping[int, int]) -> None:
+    def __init__(self, compiled: "openvino.CompiledModel", part: fx.GraphModule, copies: Mapping[int, int]) -> None:
         self.compiled, self.part, self.copies = compiled, part, copies
         computed = [node for i, node in enumerate(returned_by(part)) if i not in copies]
         # OpenVINO replaces an output buffer of another size by its own memory.
@@ -247,7 +252,7 @@ class _Model:
         ]
         self.requests = threading.local()
 
-    def __call__(self, args: Sequence[Any]) -> list[torch.Tensor]:
+    def __call__(self, args: Inputs) -> list[torch.Tensor]:
         from openvino import Tensor
 
         if (request := getattr(self.requests, "own", None)) is None:
@@ -255,14 +260,14 @@ class _Model:
         alive = [*map(dense, args)]
         for i, value in enumerate(alive):
             request.set_input_tensor(i, Tensor(value.numpy(), shared_memory=True))
-        given = [None if sizes is None else torch.empty(sizes, dtype=dtype) for sizes, dtype in self.outputs]
-        for i, made in enumerate(given):
-            if made is not None:
-                request.set_output_tensor(i, Tensor(made.numpy(), shared_memory=True))
+        outputs = [None if sizes is None else torch.empty(sizes, dtype=dtype) for sizes, dtype in self.outputs]
+        for i, output in enumerate(outputs):
+            if output is not None:
+                request.set_output_tensor(i, Tensor(output.numpy(), shared_memory=True))
         request.infer(share_outputs=True)  # by default it also copies each result into a new array
         computed = [
-            torch.from_numpy(request.get_output_tensor(i).data.copy()) if made is None else made
-            for i, made in enumerate(given)
+            torch.from_numpy(request.get_output_tensor(i).data.copy()) if output is None else output
+            for i, output in enumerate(outputs)
         ]
         for i, at in self.copies.items():  # in ascending order
             computed.insert(i, alive[at].clone())

@@ -1,12 +1,11 @@
 """Time a tuned graph against eager on its example inputs: tuning measures kernels alone, which may not be enough."""
 
-from collections.abc import Callable, Sequence
-from typing import Any
-
 import torch
 from torch.fx import GraphModule
 
 from backend_kwargs import measure
+from backend_kwargs.backends import Inputs
+from backend_kwargs.facts import Call
 from backend_kwargs.graphs.eligibility import communicates, why_not_repeatable
 from backend_kwargs.graphs.replay import Task, cuda_devices
 from backend_kwargs.graphs.writes import copy_of_graph
@@ -15,7 +14,7 @@ from backend_kwargs.torch_internals.guards import tracing
 ROUNDS, BUDGET_S = 30, 1.0
 
 
-def why_eager(gm: GraphModule, example_inputs: Sequence[Any], compiled: Callable[..., Any]) -> str:
+def why_eager(gm: GraphModule, example_inputs: Inputs, compiled: Call) -> str:
     """Return why dynamo's graph runs faster in eager than `compiled`, with both times; "" if it does not.
 
     Both are called as the compiled function is, without gradients, and on copies of inputs that a call changes. What

@@ -1,8 +1,6 @@
 """Build an executable from a Relax module: target, pipeline, schedules, code."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 import tvm
@@ -14,6 +12,7 @@ from backend_kwargs.backends.tvm.schedules import schedule
 from backend_kwargs.backends.tvm.settings import TVMOptions
 from backend_kwargs.backends.tvm.target import target_of
 from backend_kwargs.errors import BackendKwargsError
+from backend_kwargs.options.layers import Options
 
 CUDA_GRAPH = "relax.backend.use_cuda_graph"
 LEGALIZE = (
@@ -47,7 +46,7 @@ FINISH = (
 class Built:
     """The arguments of `relax.VirtualMachine`, and facts about the build."""
 
-    executable: Any
+    executable: relax.VMExecutable
     target: str
     tuned: int = 0
     notes: tuple[str, ...] = ()
@@ -75,10 +74,10 @@ def build(mod: tvm.IRModule, settings: TVMOptions, device: torch.device) -> Buil
     return Built(executable, str(target.export()), tuned, notes)
 
 
-def _context(settings: TVMOptions, device: torch.device) -> Any:
+def _context(settings: TVMOptions, device: torch.device) -> tvm.transform.PassContext:
     """Return TVM's context with the options of passes. Raises BackendKwargsError for a wrong entry."""
     # Without a GPU there is nothing to record, and TVM would look up a function of its CUDA runtime.
-    config: Mapping[str, Any] = {CUDA_GRAPH: True} if settings.cuda_graph and device.type == "cuda" else {}
+    config: Options = {CUDA_GRAPH: True} if settings.cuda_graph and device.type == "cuda" else {}
     try:
         return tvm.transform.PassContext(
             opt_level=2 if settings.opt_level is None else settings.opt_level,
@@ -88,7 +87,7 @@ def _context(settings: TVMOptions, device: torch.device) -> Any:
         raise BackendKwargsError(f"Option 'pass_config': {error}") from error
 
 
-def _pipeline(named: Any) -> Any:
+def _pipeline(named: str | tvm.transform.Pass | None) -> tvm.transform.Pass:
     """Return the passes over Relax: ours, a registered pipeline, or the user's own."""
     if named is None:
         return tvm.transform.Sequential(LEGALIZE)

@@ -2,13 +2,14 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from backend_kwargs.backends.declared import DeclaredCompiler
 from backend_kwargs.backends.tvm.option_checks import checked
 from backend_kwargs.backends.tvm.settings import OPTIONS, REMOVED, RULES, TVMOptions, verify
 from backend_kwargs.backends.tvm.versions import INSTALL, WORKING, has_cuda, require_tvm, unfit
 from backend_kwargs.errors import BackendKwargsError, warn_once
+from backend_kwargs.options.layers import Options
 from backend_kwargs.options.option import Option
 from backend_kwargs.options.requirements import CannotWorkError, Limit, Rule
 from backend_kwargs.options.trust import Check
@@ -29,26 +30,26 @@ class TVMCompiler(DeclaredCompiler):
     distributions: ClassVar[tuple[str, ...]] = tuple(WORKING)
     raced: ClassVar[bool] = True
     freeze_option: ClassVar[str] = "freeze"
-    variants: ClassVar[tuple[Mapping[str, Any], ...]] = ({}, {"target": "cuda"})
+    variants: ClassVar[tuple[Options, ...]] = ({}, {"target": "cuda"})
 
     def installed(self) -> str:
-        found = super().installed()
-        return found if found == "none" else f"{found}, {'with' if has_cuda() else 'without'} CUDA"
+        versions = super().installed()
+        return versions if versions == "none" else f"{versions}, {'with' if has_cuda() else 'without'} CUDA"
 
     def option(self, name: str) -> Option:
         if name in REMOVED:
             raise BackendKwargsError(f"TVM option {name!r} {REMOVED[name]}.")
         return super().option(name)
 
-    def checked(self, option: Option, value: Any, coerce: Check) -> Any:
+    def checked(self, option: Option, value: object, coerce: Check) -> object:
         return checked(option, value, coerce)
 
-    def verify(self, templates: Sequence[str], options: Mapping[str, Any], tell: Callable[[Limit], None]) -> None:
+    def verify(self, templates: Sequence[str], options: Options, tell: Callable[[Limit], None]) -> None:
         if reason := unfit():
             raise CannotWorkError(Limit(f"Backend {self.name!r}", reason, INSTALL))
         verify(options, tell)
 
-    def part_compiler(self, options: Mapping[str, Any]) -> "PartCompiler":
+    def part_compiler(self, options: Options) -> "PartCompiler":
         require_tvm()
         import torch
 

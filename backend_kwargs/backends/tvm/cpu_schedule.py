@@ -7,15 +7,17 @@ import math
 from collections.abc import Callable, Iterable
 from functools import cache, partial, reduce
 from operator import mul
-from typing import Any
+from typing import TypeVar
 
 import tvm_ffi
 from tvm import tirx
-from tvm.ir import Call, Op, TensorLoad
-from tvm.s_tir import Schedule
+from tvm.ir import Call, Op, TensorLoad, TensorRegion
+from tvm.s_tir import SBlock, Schedule
+from tvm.s_tir.schedule import LoopRV as Loop
+from tvm.s_tir.schedule import SBlockRV as Block
 from tvm.sym import Analyzer, detect_linear_equation
 from tvm.target import Target, codegen
-from tvm_ffi import get_global_func, register_global_func
+from tvm_ffi import Object, get_global_func, register_global_func
 
 from backend_kwargs.backends.tvm.lowering.pointwise import maximum, minimum
 from backend_kwargs.backends.tvm.lowering.reductions import highest, lowest
@@ -26,10 +28,9 @@ WORTH_PACKING = 4  # rows that read a packed panel
 LARGEST = 1000  # nodes of an expression that is inlined into another
 WORTH_THREADS = 1 << 15  # elements; with fewer, waking the threads costs more than it saves
 
-sblock_realize = get_global_func("s_tir.schedule.GetSBlockRealize")
+T = TypeVar("T", bound=Object)
 
-Block = Any
-Loop = Any
+sblock_realize = get_global_func("s_tir.schedule.GetSBlockRealize")
 
 
 @cache
@@ -40,7 +41,7 @@ def _teach_extrema() -> None:
     _teach("prod", mul, lambda dtype: tirx.const(1, dtype))
 
 
-def _teach(name: str, better: Callable[..., Any], worst: Callable[..., Any]) -> None:
+def _teach(name: str, better: Callable[[tirx.Expr, tirx.Expr], tirx.Expr], worst: Callable[[str], tirx.Expr]) -> None:
     """Register a reduction with TVM by its operator and initial value."""
     # Global, since TVM keeps what has a name; other objects are freed after Python has ended, which crashes.
     combine, start = f"backend_kwargs.{name}.combine", f"backend_kwargs.{name}.start"
@@ -115,25 +116,25 @@ def _is_sum(sch: Schedule, block: Block) -> bool:
     return sch.get(block).init is not None
 
 
-def _work(sch: Schedule, block: Block) -> Any:
+def _work(sch: Schedule, block: Block) -> tirx.Expr:
     """Return the number of a block's iterations."""
     return reduce(mul, [sch.get(loop).extent for loop in sch.get_loops(block)], tirx.IntImm("int64", 1))
 
 
-def _same(a: Any, b: Any) -> bool:
+def _same(a: tirx.Expr, b: tirx.Expr) -> bool:
     """Return whether two expressions are equal for all values."""
     return bool(Analyzer().can_prove_equal(a, b))
 
 
-def _walked(node: Any, kind: type) -> list[Any]:
+def _walked(node: Object, kind: type[T]) -> list[T]:
     """Return the nodes of a kind below `node`, children first."""
-    found: list[Any] = []
+    nodes: list[T] = []
     # A lambda, since TVM uses the return value of a visitor, and inspects its signature.
-    tvm_ffi.structural_walk(node, (kind, lambda each: found.append(each)), order="post")  # noqa: PLW0108
-    return found
+    tvm_ffi.structural_walk(node, (kind, lambda each: nodes.append(each)), order="post")  # noqa: PLW0108
+    return nodes
 
 
-def _costly(block: Any) -> bool:
+def _costly(block: SBlock) -> bool:
     """Return whether a block calls functions, so that computing it twice is worse than storing it."""
     # Calls are exp, tanh, or the if_then_else of padding; loads, arithmetic and casts cost less than memory access.
     return any(not is_opaque(call) for call in _walked(block.body, Call))
@@ -159,7 +160,7 @@ class Axes:
         self.bound = list(zip(self.block.iter_vars, realized, strict=True))
         self.loops = list(sch.get_loops(block))
 
-    def along(self, variables: Iterable[Any]) -> list[Loop]:
+    def along(self, variables: Iterable[tirx.Var]) -> list[Loop]:
         """Return the loops that drive any of these block variables."""
         wanted = list(variables)
         driving = [v for each, value in self.bound if _among(each.var, wanted) for v in _walked(value, tirx.Var)]
@@ -170,16 +171,16 @@ class Axes:
         """Return the loops over the terms of a sum."""
         return self.along(each.var for each, _ in self.bound if each.iter_type == tirx.IterVar.CommReduce)
 
-    def contiguous(self, region: Any) -> list[Loop]:
+    def contiguous(self, region: TensorRegion) -> list[Loop]:
         """Return the loops along the last axis of a buffer's region."""
         return self.along(_walked(region.region[-1].min, tirx.Var)) if len(region.region) else []
 
-    def touching(self, region: Any) -> list[Loop]:
+    def touching(self, region: TensorRegion) -> list[Loop]:
         """Return the loops that move within a buffer's region."""
         return self.along(v for each in region.region for v in _walked(each.min, tirx.Var))
 
 
-def _among(node: Any, nodes: Iterable[Any]) -> bool:
+def _among(node: Object, nodes: Iterable[Object]) -> bool:
     """Return whether a node is one of these, by identity."""
     return any(node.same_as(each) for each in nodes)
 
@@ -281,12 +282,12 @@ def _pack(sch: Schedule, block: Block, operand: int, loop: Loop, lanes: int) -> 
     sch.vectorize(column)
 
 
-def _stride(axes: Axes, read: Any, loop: Loop) -> int:
+def _stride(axes: Axes, read: TensorRegion, loop: Loop) -> int:
     """Return the distance in memory between the operand's elements for adjacent results, 0 if it varies."""
     variable = next(each.var for each, value in axes.bound if value.same_as(axes.sch.get(loop).loop_var))
     at = read.region[-1].min
-    found = detect_linear_equation(at, [variable])
-    return int(found[0]) if found and isinstance(found[0], tirx.IntImm) else 0
+    coefficients = detect_linear_equation(at, [variable])
+    return int(coefficients[0]) if coefficients and isinstance(coefficients[0], tirx.IntImm) else 0
 
 
 def _gather(sch: Schedule, block: Block, operand: int, stride: int) -> None:
@@ -346,7 +347,7 @@ def _first_filled(sizes: list[int], lanes: int) -> int:
     return next((at for at in range(len(sizes) - 1, 0, -1) if math.prod(sizes[at:]) % lanes == 0), 0)
 
 
-def _walks(region: Any, variables: list[Any], shape: list[Any]) -> bool:
+def _walks(region: TensorRegion, variables: list[tirx.Var], shape: list[tirx.Expr]) -> bool:
     """Return whether a region's last axes are these variables in their order, over axes of these sizes."""
     last, sizes = list(region.region)[-len(variables) :], list(region.source.shape)[-len(variables) :]
     if len(last) != len(variables) or not all(map(_same, sizes[1:], shape[1:])):
@@ -354,7 +355,7 @@ def _walks(region: Any, variables: list[Any], shape: list[Any]) -> bool:
     return all(each.min.same_as(variable) for each, variable in zip(last, variables, strict=True))
 
 
-def _reads(region: Any, variables: list[Any]) -> bool:
+def _reads(region: TensorRegion, variables: list[tirx.Var]) -> bool:
     """Return whether a region moves with any of these variables."""
     return any(_among(each, variables) for part in region.region for each in _walked(part.min, tirx.Var))
 

@@ -2,10 +2,10 @@
 
 from collections.abc import Callable, Collection
 from functools import partial
-from typing import Any
 
 import torch
 
+from backend_kwargs.graphs.layouts import Decompositions
 from backend_kwargs.torch_internals.decompositions import core_aten_decompositions, get_decompositions
 from backend_kwargs.torch_internals.operators import name_of
 
@@ -29,7 +29,7 @@ ATTENTION = aten._scaled_dot_product_flash_attention_for_cpu.default
 WRONG_IN_TRAINING = frozenset({"_scaled_dot_product_flash_attention_for_cpu"})
 
 
-def decompositions(kept: Collection[str] = (), trains: bool = False) -> dict[Any, Callable[..., Any]]:
+def decompositions(kept: Collection[str] = (), trains: bool = False) -> Decompositions:
     """Return the decompositions, except for operators in `kept`, by name, and those that TVM gets whole."""
     kept = {*kept, *WITHIN_BOUNDS, *ADDS_UP, *RANDOM, *(WRONG_IN_TRAINING if trains else ())}
     table = {**core_aten_decompositions(), **get_decompositions(DECOMPOSED)}
@@ -37,7 +37,9 @@ def decompositions(kept: Collection[str] = (), trains: bool = False) -> dict[Any
     return {op: rule for op, rule in table.items() if name_of(op).removeprefix("aten::") not in kept}
 
 
-def _attention(rule: Callable[..., Any], query: torch.Tensor, *args: Any, **kwargs: Any) -> tuple[torch.Tensor, ...]:
+def _attention(
+    rule: Callable[..., tuple[torch.Tensor, ...]], query: torch.Tensor, *args: object, **kwargs: object
+) -> tuple[torch.Tensor, ...]:
     """Decompose attention, with the strides of the query for the result, as in eager: users view it."""
     result, *rest = rule(query, *args, **kwargs)
     if query.stride(1) < query.stride(2):

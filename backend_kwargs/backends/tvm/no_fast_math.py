@@ -8,9 +8,12 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib import import_module
-from typing import Any
+from typing import TYPE_CHECKING
 
 from backend_kwargs.torch_internals.replacing import replaced
+
+if TYPE_CHECKING:
+    from tvm.target import Target
 
 FAST = b"--use_fast_math"
 MODE = "TVM_CUDA_COMPILE_MODE"
@@ -20,7 +23,7 @@ _compiling = threading.RLock()
 
 
 @contextmanager
-def exact_math(target: Any) -> Iterator[None]:
+def exact_math(target: "Target") -> Iterator[None]:
     """Generate CUDA code without fast math in this context; TVM_CUDA_NVRTC_EXTRA_OPTS can still request it.
 
     Other callers of NVRTC are not affected. If TVM is set to use nvcc, it reads an environment variable instead.
@@ -56,13 +59,13 @@ def _nvrtc_exact() -> Iterator[None]:
         yield
 
 
-def _without_fast(compiles: Callable[..., Any], thread: int) -> Callable[..., Any]:
+def _without_fast(compiles: Callable[..., object], thread: int) -> Callable[..., object]:
     """Return NVRTC's function, which drops the first option for fast math on one thread."""
 
-    def compile_program(program: Any, count: int, options: Sequence[bytes]) -> Any:
-        kept = list(options)
-        if threading.get_ident() == thread and FAST in kept:
-            kept.remove(FAST)  # only the first one is TVM's
-        return compiles(program, len(kept), kept)
+    def compile_program(program: object, count: int, options: Sequence[bytes]) -> object:
+        flags = list(options)
+        if threading.get_ident() == thread and FAST in flags:
+            flags.remove(FAST)  # only the first one is TVM's
+        return compiles(program, len(flags), flags)
 
     return compile_program

@@ -5,16 +5,17 @@ for data. TVM's last pass, `LowerIntrin`, turns each intrinsic back into an oper
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
 import tvm
 import tvm_ffi
 from tvm import tirx
-from tvm.ir import Call, Op, TensorLoad, register_op_attr
-from tvm.tirx import CallEffectKind
+from tvm.ir import Call, Op, TensorLoad, Type, register_op_attr
+from tvm.tirx import BufferStore, CallEffectKind, Expr
 from tvm_ffi import register_global_func
+from tvm_ffi.structural import StructuralMutator
 
 PREFIX = "backend_kwargs."
 COMPUTES = (tirx.Add, tirx.Sub, tirx.Mul, tirx.Div, tirx.Mod, tirx.FloorDiv, tirx.FloorMod, tirx.Min, tirx.Max)
@@ -24,35 +25,35 @@ NUMBER, PRODUCT, ROUNDED, ISNAN = (f"{PREFIX}{name}" for name in ("number", "pro
 WRAPPING = (tirx.Add, tirx.Sub, tirx.Mul)
 
 
-def is_opaque(expr: Any) -> bool:
+def is_opaque(expr: Expr) -> bool:
     """Return whether an expression is arithmetic on data, which costs as much as an operator and less than a call."""
     return isinstance(expr, Call) and isinstance(expr.op, Op) and expr.op.name.startswith(PREFIX)
 
 
-def number(value: Any, dtype: str) -> Any:
+def number(value: float, dtype: str) -> Expr:
     """Return a constant; floats are opaque, since TVM folds them at construction: 0 * x becomes 0, also for nan."""
-    found = tirx.const(value, dtype)
-    return _call(NUMBER, dtype, found) if isinstance(found, tirx.FloatImm) else found
+    constant = tirx.const(value, dtype)
+    return _call(NUMBER, dtype, constant) if isinstance(constant, tirx.FloatImm) else constant
 
 
-def value_of(expr: Any) -> Any:
+def value_of(expr: Expr) -> Any:
     """Return the number of a constant expression, None for any other."""
     while is_opaque(expr) and expr.op.name == NUMBER:
         (expr,) = expr.args
     return expr.value if isinstance(expr, tirx.FloatImm | tirx.IntImm) else None
 
 
-def product(x: Any, y: Any) -> Any:
+def product(x: Expr, y: Expr) -> Expr:
     """Return x * y, which may be fused with the sum that it is a term of: one rounding instead of two."""
     return _call(PRODUCT, x.ty, x, y)
 
 
-def isnan(x: Any) -> Any:
+def isnan(x: Expr) -> Expr:
     """Return whether a float is nan: TVM does not vectorize a loop that calls its own isnan."""
     return _call(ISNAN, "bool", x)
 
 
-def as_bfloat16(x: Any) -> Any:
+def as_bfloat16(x: Expr) -> Expr:
     """Return a float32 as bfloat16, rounded: TVM computes bfloat16 in float32 and rounds only when it stores."""
     return _call(ROUNDED, x.ty, x).astype("bfloat16")
 
@@ -72,7 +73,7 @@ def hide(mod: tvm.IRModule, *, totals: bool = False) -> tvm.IRModule:
     return mod
 
 
-def _store(totals: bool, store: Any, _: Any) -> Any:
+def _store(totals: bool, store: BufferStore, _: object) -> BufferStore:
     """Return a store whose value is opaque; an accumulated total stays a plain sum."""
     value = store.value
     if not _is_total(store) or (totals and not _is_float(value)):
@@ -85,7 +86,7 @@ def _store(totals: bool, store: Any, _: Any) -> Any:
     return tirx.BufferStore(store.buffer, value, store.indices)
 
 
-def _is_total(store: Any) -> bool:
+def _is_total(store: BufferStore) -> bool:
     """Return whether a store adds to what it overwrites."""
     load = store.value.a if isinstance(store.value, tirx.Add) else None
     return (
@@ -95,16 +96,16 @@ def _is_total(store: Any) -> bool:
     )
 
 
-def opaque(expr: Any, *variables: Any) -> Any:
+def opaque(expr: Expr, *variables: Expr) -> Expr:
     """Return an expression with all arithmetic on data opaque: on floats, on loaded values, on data's `variables`."""
 
-    def operator(node: Any, mutator: Any) -> Any:
+    def operator(node: Expr, mutator: StructuralMutator) -> Expr:
         node = mutator.default_mutate(node)
         if not (_is_float(node.a) or _of_data(node, variables)):
             return node
         return _call(NAMES[type(node)], node.ty, node.a, node.b)
 
-    def call(node: Any, mutator: Any) -> Any:
+    def call(node: Expr, mutator: StructuralMutator) -> Expr:
         if isinstance(node.op, Op) and node.op.name == NUMBER:
             return node.args[0]
         return mutator.default_mutate(node)
@@ -114,20 +115,20 @@ def opaque(expr: Any, *variables: Any) -> Any:
     return tvm_ffi.structural_mutate(expr, callbacks)
 
 
-def _of_data(expr: Any, variables: Any) -> bool:
+def _of_data(expr: Expr, variables: Sequence[Expr]) -> bool:
     """Return whether an expression reads data: loaded values, floats, or `variables`."""
-    found: list[Any] = []
+    nodes: list[Expr] = []
     # A lambda, since TVM uses the return value of a visitor, and inspects its signature.
     kinds = TensorLoad, tirx.FloatImm, tirx.Var
-    tvm_ffi.structural_walk(expr, (kinds, lambda node: found.append(node)))  # noqa: PLW0108
-    return any(not isinstance(node, tirx.Var) or any(node.same_as(each) for each in variables) for node in found)
+    tvm_ffi.structural_walk(expr, (kinds, lambda node: nodes.append(node)))  # noqa: PLW0108
+    return any(not isinstance(node, tirx.Var) or any(node.same_as(each) for each in variables) for node in nodes)
 
 
-def _is_float(expr: Any) -> bool:
+def _is_float(expr: Expr) -> bool:
     return "float" in str(expr.ty.dtype)
 
 
-def _call(name: str, ty: Any, *args: Any) -> Any:
+def _call(name: str, ty: Type | str, *args: Expr) -> Expr:
     """Return a call of an intrinsic; tensors become their loads."""
     return Call(Op.get(name), [getattr(x, "asobject", lambda x=x: x)() for x in args], ret_ty=ty)
 
@@ -135,23 +136,23 @@ def _call(name: str, ty: Any, *args: Any) -> Any:
 # ---- turning them back into operators
 
 
-def _operator(operator: type, call: Any) -> Any:
+def _operator(operator: type, call: Call) -> Expr:
     """Return an intrinsic as the operator that it hides."""
     # TVM narrows an index to 32 bits even if it is an operand of data.
     return operator(*_in(max((x.ty.dtype for x in call.args), key=lambda dtype: dtype.bits), call.args))
 
 
-def _in(dtype: Any, args: Any) -> list[Any]:
+def _in(dtype: tvm_ffi.dtype, args: Sequence[Expr]) -> list[Expr]:
     """Return the arguments in one dtype."""
     return [x if x.ty.dtype == dtype else tirx.Cast(str(dtype), x) for x in args]
 
 
-def _wraps(call: Any) -> bool:
+def _wraps(call: Call) -> bool:
     """Return whether a result is an integer, which wraps."""
     return "int" in str(call.ty.dtype)
 
 
-def _llvm(operator: type, call: Any) -> Any:
+def _llvm(operator: type, call: Call) -> Expr:
     """Wrap integers, and round each product: LLVM assumes no overflow, and fuses products with sums."""
     dtype = call.ty.dtype
     if operator in WRAPPING and _wraps(call):
@@ -163,7 +164,7 @@ def _llvm(operator: type, call: Any) -> Any:
     return _with_own_sign(*call.args)
 
 
-def _with_own_sign(x: Any, y: Any) -> Any:
+def _with_own_sign(x: Expr, y: Expr) -> Expr:
     """Return x * y with its own sign: unlike the fence, this lets LLVM vectorize the surrounding loop."""
     dtype, bits = str(x.ty.dtype), f"int{x.ty.dtype.bits}"
     a, b = tirx.Var("a", dtype), tirx.Var("b", dtype)
@@ -172,7 +173,7 @@ def _with_own_sign(x: Any, y: Any) -> Any:
     return tirx.Let(a, x, tirx.Let(b, y, signed))  # trees share nothing, so each operand occurs once
 
 
-def _cuda(operator: type, call: Any) -> Any:
+def _cuda(operator: type, call: Call) -> Expr:
     """Wrap integers, and round each product: signed overflow is undefined, and nvcc fuses products with sums."""
     dtype = call.ty.dtype
     if operator in WRAPPING and _wraps(call):
@@ -187,34 +188,34 @@ def _cuda(operator: type, call: Any) -> Any:
     return tirx.call_pure_extern(str(dtype), {32: "__fmul_rn", 64: "__dmul_rn"}[dtype.bits], *call.args)
 
 
-def _typed(code: str, bits: int, like: Any) -> Any:
+def _typed(code: str, bits: int, like: tvm_ffi.dtype) -> tvm_ffi.dtype:
     """Return a dtype with as many lanes as `like`."""
     return tvm_ffi.dtype(f"{code}{bits}").with_lanes(like.lanes)
 
 
-def _rounded(call: Any) -> Any:
+def _rounded(call: Call) -> Expr:
     """Round to the nearest number whose low 16 bits are zero, ties to even."""
     dtype = call.ty.dtype
     uint, (x,) = str(_typed("uint", 32, dtype)), call.args
     value, bits = tirx.Var("value", str(dtype)), tirx.Var("bits", uint)
 
-    def const(number: int) -> Any:
+    def const(number: int) -> Expr:
         return tirx.const(number, uint)
 
     up = tirx.Add(const(0x7FFF), tirx.bitwise_and(tirx.shift_right(bits, const(16)), const(1)))
-    found = tirx.reinterpret(str(dtype), tirx.bitwise_and(tirx.Add(bits, up), const(0xFFFF0000)))
-    found = tirx.Select(tirx.EQ(value, value), found, tirx.const(math.nan, str(dtype)))
-    return tirx.Let(value, x, tirx.Let(bits, tirx.reinterpret(uint, value), found))
+    rounded = tirx.reinterpret(str(dtype), tirx.bitwise_and(tirx.Add(bits, up), const(0xFFFF0000)))
+    rounded = tirx.Select(tirx.EQ(value, value), rounded, tirx.const(math.nan, str(dtype)))
+    return tirx.Let(value, x, tirx.Let(bits, tirx.reinterpret(uint, value), rounded))
 
 
-def _isnan(unequal: Callable[[Any, Any], Any], call: Any) -> Any:
+def _isnan(unequal: Callable[[Expr, Expr], Expr], call: Call) -> Expr:
     """Return whether a value differs from itself."""
     (x,) = call.args
     value = tirx.Var("value", str(x.ty.dtype))
     return tirx.Let(value, x, unequal(value, value))
 
 
-RULES: Mapping[str, Mapping[str, Any]] = {
+RULES: Mapping[str, Mapping[str, Callable[[Call], Expr]]] = {
     **{
         name: {
             "default": partial(_operator, operator),

@@ -5,18 +5,21 @@ To import TVM takes seconds; tests compare these tables with its own.
 
 import re
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, Literal, get_args
+from typing import Any, Literal, TypeAlias, get_args
 
 from backend_kwargs.errors import BackendKwargsError, unknown, wrong_value
+from backend_kwargs.options.layers import Options
 from backend_kwargs.options.option import Option, check
+from backend_kwargs.options.trust import Check
 
 KIND = "TVM option"
+Type: TypeAlias = Any  # a class, or a type with arguments such as list[str]
 TUNING = "scheduler='meta_schedule', trials=64"
 REMOVED_SCHEDULERS = ("auto_scheduler", "autotvm", "ansor")
 # Kinds of target whose devices torch supports, and their attributes.
-COMMON: dict[str, Any] = {
+COMMON: dict[str, Type] = {
     "kind": str,
     "keys": list[str],
     "tag": str,
@@ -26,7 +29,7 @@ COMMON: dict[str, Any] = {
     "mcpu": str,
 }
 COMMON |= {"host": str | dict[str, Any]}
-TARGETS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
+TARGETS: Mapping[str, Mapping[str, Type]] = MappingProxyType(
     {
         "llvm": COMMON
         | dict.fromkeys(("mtriple", "mfloat-abi", "mabi", "jit"), str)
@@ -39,7 +42,7 @@ TARGETS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
         | dict.fromkeys(("thread_warp_size", "registers_per_block", "l2_cache_size_bytes"), int),
     }
 )
-_PASS_CONFIG: Mapping[Any, str] = {
+_PASS_CONFIG: Mapping[Type, str] = {
     bool: """
         relax.backend.use_cuda_graph relax.lift_transform_params.consume_params relax.transform.apply_legalize_ops
         s_tir.instr_siblings s_tir.lwp_disable_func_prof s_tir.reset_start_id testing.immutable_module
@@ -57,7 +60,7 @@ _PASS_CONFIG: Mapping[Any, str] = {
     """,
     list: "tirx.add_lower_pass",
 }
-PASS_CONFIG: Mapping[str, Any] = MappingProxyType(
+PASS_CONFIG: Mapping[str, Type] = MappingProxyType(
     {name: kind for kind, names in _PASS_CONFIG.items() for name in names.split()}
 )
 PIPELINES = ("default", "default_build", "zero")
@@ -77,7 +80,7 @@ BECOMES: Mapping[str, tuple[str, ...]] = MappingProxyType(
 )
 
 
-def checked(option: Option, value: Any, read: Callable[[Option, Any, str], Any]) -> Any:
+def checked(option: Option, value: object, read: Check) -> object:
     """Return `value` as the option's type by `read`, which knows whether it was text; else raise."""
     if option.name == "scheduler" and value in REMOVED_SCHEDULERS:
         raise BackendKwargsError(f"TVM's scheduler {value!r} was removed; write {TUNING}.")
@@ -93,14 +96,14 @@ def checked(option: Option, value: Any, read: Callable[[Option, Any, str], Any])
     return fitted
 
 
-def _anything(name: str, value: Any) -> None:
+def _anything(name: str, value: object) -> None:
     """Accept any value."""
 
 
-def _at_least(least: int) -> Callable[[str, Any], None]:
+def _at_least(least: int) -> Callable[[str, int | None], None]:
     """Return a check of the least value."""
 
-    def check_number(name: str, value: Any) -> None:
+    def check_number(name: str, value: int | None) -> None:
         if value is not None and value < least:
             raise wrong_value(f"{KIND} {name!r}", f"a whole number of at least {least}", value)
 
@@ -129,30 +132,30 @@ def _check_target_text(target: str) -> None:
         raise unknown("TVM target", target, TARGETS, otherwise=f"{_one_of(TARGETS)[:-1]}, or a dict with 'kind'.")
 
 
-def _read_flag(wanted: Any, text: str) -> Any:
+def _read_flag(wanted: Type, text: str) -> str | int | list[str]:
     """Return the value of a flag in the type of its attribute."""
     if wanted == list[str]:
         return text.split(",")
     return int(text) if wanted in (int, bool) and text.isdigit() else text
 
 
-def _check_pass_config(name: str, config: Mapping[str, Any]) -> None:
+def _check_pass_config(name: str, config: Options) -> None:
     """Raise for an entry that TVM does not know, or of another type."""
     for key, value in config.items():
         check(_known(key, PASS_CONFIG, "entry of TVM's pass_config"), value, "pass_config entry")
 
 
-def _known(key: str, table: Mapping[str, Any], kind: str) -> Option:
+def _known(key: str, table: Mapping[str, Type], kind: str) -> Option:
     """Return a key as an option of the type in `table`. Raises for an unknown key."""
     if key not in table:
         raise unknown(kind, key, table)
     return Option(key, table[key])
 
 
-def _check_pipeline(names: Sequence[str], module: str) -> Callable[[str, Any], None]:
+def _check_pipeline(names: Sequence[str], module: str) -> Callable[[str, object], None]:
     """Return a check that a pipeline is a known name or a Pass of TVM's."""
 
-    def check_pipeline(name: str, value: Any) -> None:
+    def check_pipeline(name: str, value: object) -> None:
         if isinstance(value, str):
             if value == TUNING_PIPELINE:
                 raise BackendKwargsError(f"{KIND} {name!r}: {value!r} tunes with its own arguments; write {TUNING}.")
@@ -169,12 +172,15 @@ def _check_pipeline(names: Sequence[str], module: str) -> Callable[[str, Any], N
 
 def _check_aten_ops(name: str, names: Sequence[str] | None) -> None:
     """Raise for operators that ATen lacks, or that no graph has when TVM sees it."""
-    from backend_kwargs.torch_internals.operators import aten_names, is_composite, schema_of
+    import torch
+
+    from backend_kwargs.torch_internals.operators import aten_names, is_composite, overloads_of, schema_of
 
     for op in names or ():
         if not _is_aten(op):
             raise unknown("ATen operator", op, aten_names())
-        if not (functional := [each for each in _overloads(op) if not schema_of(each).is_mutable]):
+        overloads = overloads_of(getattr(torch.ops.aten, op))
+        if not (functional := [each for each in overloads if not schema_of(each).is_mutable]):
             raise BackendKwargsError(f"ATen operator {op!r} writes in place, which no graph does that TVM sees.")
         if all(map(is_composite, functional)):
             step = (
@@ -185,15 +191,6 @@ def _check_aten_ops(name: str, names: Sequence[str] | None) -> None:
             raise BackendKwargsError(f"ATen operator {op!r} is taken apart before TVM sees a graph: {step}.")
 
 
-def _overloads(op: str) -> list[Any]:
-    """Return all overloads of an ATen operator."""
-    import torch
-
-    from backend_kwargs.torch_internals.operators import overloads_of
-
-    return overloads_of(getattr(torch.ops.aten, op))
-
-
 def _is_aten(op: str) -> bool:
     """Return whether ATen has an operator of this name."""
     import torch
@@ -201,7 +198,7 @@ def _is_aten(op: str) -> bool:
     return op.isidentifier() and not op.startswith("__") and hasattr(torch.ops.aten, op)
 
 
-def _one_of(names: Sequence[str] | Mapping[str, Any]) -> str:
+def _one_of(names: Iterable[str]) -> str:
     """Return the sentence that lists the names."""
     return f"It is {' or '.join(map(repr, names))}."
 

@@ -1,11 +1,12 @@
 """TVM as a compiler of parts of graphs."""
 
-from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any, ClassVar
+from collections.abc import Collection, Mapping
+from typing import ClassVar
 
 import torch
 from torch import fx
 
+from backend_kwargs.backends import Inputs
 from backend_kwargs.backends.part_compiler import LEFT_TO_ATEN, CompiledPart, PartCompiler, Unsupported
 from backend_kwargs.backends.tvm.against_eager import why_eager
 from backend_kwargs.backends.tvm.build import build
@@ -15,6 +16,8 @@ from backend_kwargs.backends.tvm.lowering.node import DTYPES
 from backend_kwargs.backends.tvm.runtime import runner
 from backend_kwargs.backends.tvm.settings import TVMOptions
 from backend_kwargs.backends.tvm.supported import ATEN_OPS, DENIED, aten_ops
+from backend_kwargs.facts import Call
+from backend_kwargs.graphs.layouts import Decompositions
 from backend_kwargs.graphs.parts import device_of, returned_by
 
 DEVICES = ("cpu", "cuda")
@@ -34,7 +37,7 @@ class TVM(PartCompiler):
         self.settings, self.freezes, self.kernels = settings, settings.freeze, Kernels()
         self.fallback, self.verify = settings.fallback, settings.verify
 
-    def decompositions(self, trains: bool) -> dict[Any, Callable[..., Any]]:
+    def decompositions(self, trains: bool) -> Decompositions:
         whole = self.settings.aten_ops
         return decompositions(ATEN_OPS["cpu"] if whole is None else whole, trains)
 
@@ -58,6 +61,6 @@ class TVM(PartCompiler):
         built = build(lowered.mod, self.settings, device)
         return CompiledPart(runner(part, lowered, built.executable, device), built.target, built.tuned, built.notes)
 
-    def why_eager(self, gm: fx.GraphModule, example_inputs: Sequence[Any], compiled: Callable[..., Any]) -> str:
+    def why_eager(self, gm: fx.GraphModule, example_inputs: Inputs, compiled: Call) -> str:
         raced = self.settings.scheduler == "meta_schedule" and self.fallback != "error"
         return why_eager(gm, example_inputs, compiled) if raced else ""

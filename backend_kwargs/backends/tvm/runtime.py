@@ -2,7 +2,7 @@
 
 import threading
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TypeAlias
 
 import torch
 import tvm
@@ -11,10 +11,16 @@ from torch.fx import GraphModule
 from torch.utils.dlpack import from_dlpack
 from tvm import relax
 
+from backend_kwargs.backends import Inputs
+from backend_kwargs.backends.tvm.lowering.graph import Lowered
+from backend_kwargs.backends.tvm.shapes import ShapeSource
 from backend_kwargs.graphs.parts import Run
 
 # TVM's code loads whole vectors from addresses aligned as in its own tensors; other addresses crash the process.
 ALIGNMENT = 64
+
+# The VM returns one tensor or several: torch's if an input was one, else TVM's.
+Results: TypeAlias = torch.Tensor | tvm.runtime.Tensor | Sequence[torch.Tensor | tvm.runtime.Tensor]
 
 _last_streams: dict[torch.device, torch.cuda.Stream] = {}
 _launching = threading.Lock()
@@ -23,15 +29,15 @@ _launching = threading.Lock()
 class _Main(threading.local):
     """The function "main" in a VM for each thread: a VM is not re-entrant, and TVM releases the GIL."""
 
-    def __init__(self, library: Any, device: Any, allocator: str) -> None:
+    def __init__(self, library: tvm.runtime.Module, device: tvm.runtime.Device, allocator: str) -> None:
         self.call = relax.VirtualMachine(library, device, allocator)["main"]
 
 
-def runner(part: GraphModule, lowered: Any, executable: Any, device: torch.device) -> Run:
+def runner(part: GraphModule, lowered: Lowered, executable: relax.VMExecutable, device: torch.device) -> Run:
     """Return a function that computes the results of `part` by the VM, none of them in the memory of another value."""
     placeholders = {node.name: node.meta["val"] for node in part.graph.find_nodes(op="placeholder")}
     names = list(placeholders)
-    taken = [names.index(name) for name in lowered.inputs]
+    positions = [names.index(name) for name in lowered.inputs]
     sizes = [_reader(source, names) for source in lowered.shape_sources]
     # A pool would keep memory for each size that ever occurred.
     main = _Main(executable.jit(), tvm.device(device.type, device.index or 0), "naive" if sizes else "pooled")
@@ -39,13 +45,13 @@ def runner(part: GraphModule, lowered: Any, executable: Any, device: torch.devic
     run = _on_stream(device, main, brings_stream=brings_stream)
     shared: list[int] | None = None
 
-    def call(args: Sequence[Any]) -> list[torch.Tensor]:
+    def call(args: Inputs) -> list[torch.Tensor]:
         nonlocal shared
         if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
             # TVM's pool would reuse memory that the user's own CUDA graph writes at each replay.
             result = part(*args)
             return [result] if isinstance(result, torch.Tensor) else list(result)
-        inputs = [_ready(args[i]) for i in taken]
+        inputs = [_ready(args[i]) for i in positions]
         if sizes:
             inputs.append(tvm_ffi.Shape(tuple(read(args) for read in sizes)))
         outputs = _tensors(run(inputs))
@@ -58,7 +64,7 @@ def runner(part: GraphModule, lowered: Any, executable: Any, device: torch.devic
     return call
 
 
-def _ready(value: Any) -> Any:
+def _ready(value: object) -> object:
     """Return an input in the VM's form: dense, aligned, with no operation pending; unchanged if it has that form."""
     if not isinstance(value, torch.Tensor):
         return value
@@ -69,7 +75,7 @@ def _ready(value: Any) -> Any:
     return value.clone() if value.data_ptr() % ALIGNMENT else value
 
 
-def _reader(source: Any, names: Sequence[str]) -> Callable[[Sequence[Any]], int]:
+def _reader(source: ShapeSource, names: Sequence[str]) -> Callable[[Inputs], int]:
     """Return a function that reads the value of one symbol from the arguments."""
     place, dim = names.index(source.placeholder), source.dim
     if source.solution != source.symbol:
@@ -77,12 +83,12 @@ def _reader(source: Any, names: Sequence[str]) -> Callable[[Sequence[Any]], int]
     return lambda args: int(args[place]) if dim is None else args[place].shape[dim]
 
 
-def _on_stream(device: torch.device, main: _Main, *, brings_stream: bool) -> Callable[[Sequence[Any]], Any]:
+def _on_stream(device: torch.device, main: _Main, *, brings_stream: bool) -> Callable[[Inputs], Results]:
     """Return a function that calls the VM on torch's current stream; any tensor among the inputs sets the stream."""
     if device.type == "cpu":
         return lambda inputs: main.call(*inputs)
 
-    def run(inputs: Sequence[Any]) -> Any:
+    def run(inputs: Inputs) -> Results:
         # One at a time: between the wait and the launch, another thread's call could reuse the pool's memory.
         with _launching:
             _after_last_stream(device)
@@ -104,22 +110,22 @@ def _after_last_stream(device: torch.device) -> None:
     _last_streams[device] = current
 
 
-def _tensors(returned: Any) -> list[torch.Tensor]:
+def _tensors(returned: Results) -> list[torch.Tensor]:
     """Return the VM's results as torch tensors, which they are already if an input was one."""
     outputs = [returned] if isinstance(returned, torch.Tensor | tvm.runtime.Tensor) else list(returned)
     return [each if isinstance(each, torch.Tensor) else from_dlpack(each) for each in outputs]
 
 
-def _shared(outputs: Sequence[torch.Tensor], inputs: Sequence[Any], again: Sequence[torch.Tensor]) -> list[int]:
+def _shared(outputs: Sequence[torch.Tensor], inputs: Inputs, again: Sequence[torch.Tensor]) -> list[int]:
     """Return which outputs are an input, an earlier output, or constants, which a second run returned `again`.
 
     The VM does the same at each call, so checking one call suffices.
     """
-    taken = {value.data_ptr() for value in inputs if isinstance(value, torch.Tensor)}
-    found = []
+    addresses = {value.data_ptr() for value in inputs if isinstance(value, torch.Tensor)}
+    shared = []
     for i, (output, later) in enumerate(zip(outputs, again, strict=True)):
         address = output.data_ptr()
-        if output.numel() and (address in taken or address == later.data_ptr()):
-            found.append(i)
-        taken.add(address)
-    return found
+        if output.numel() and (address in addresses or address == later.data_ptr()):
+            shared.append(i)
+        addresses.add(address)
+    return shared

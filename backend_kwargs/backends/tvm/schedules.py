@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any
 
 import tvm
 import tvm_ffi
@@ -11,6 +10,7 @@ from tvm.ir import Call, TensorLoad
 from tvm.s_tir import SBlock, Schedule
 from tvm.s_tir import dlight as dl
 from tvm.target import Target
+from tvm_ffi.structural import StructuralMutator
 
 from backend_kwargs.backends.tvm.cpu_schedule import schedule_cpu
 from backend_kwargs.backends.tvm.lowering.node import is_one
@@ -67,7 +67,7 @@ def _without_single_reductions(mod: tvm.IRModule) -> tvm.IRModule:
     return mod
 
 
-def _as_plain(block: Any, mutator: Any) -> Any:
+def _as_plain(block: SBlock, mutator: StructuralMutator) -> SBlock | tirx.BufferStore:
     """Return a reduction over one element as a plain statement; other blocks as they are."""
     block = mutator.default_mutate(block)
     reduced = [each for each in block.iter_vars if each.iter_type == tirx.IterVar.CommReduce]
@@ -75,13 +75,13 @@ def _as_plain(block: Any, mutator: Any) -> Any:
         return block
     initial, store = block.init, block.body
 
-    def is_initial(node: Any) -> bool:
+    def is_initial(node: tirx.Expr) -> bool:
         return isinstance(node, TensorLoad) and bool(node.source.same_as(initial.buffer))
 
-    def load(node: Any, _: Any) -> Any:
+    def load(node: TensorLoad, _: object) -> tirx.Expr:
         return initial.value if is_initial(node) else node
 
-    def call(node: Any, mutator: Any) -> Any:
+    def call(node: Call, mutator: StructuralMutator) -> tirx.Expr:
         # The larger or smaller one of an integer and the initial value, whose literal CUDA reads as a wider type.
         if is_opaque(node) and node.op.name in EXTREMES and is_initial(node.args[0]):
             return mutator.mutate(node.args[1])
@@ -107,7 +107,7 @@ def _is_gpu(target: Target) -> bool:
     return str(target.kind.name) != "llvm"
 
 
-def _is_scheduled(func: Any) -> bool:
+def _is_scheduled(func: object) -> bool:
     return isinstance(func, tirx.PrimFunc) and bool(func.attrs and func.attrs.get(SCHEDULED))
 
 
@@ -133,8 +133,8 @@ def _dlight(func: tirx.PrimFunc, target: Target) -> Schedule:
 def _tried(rule: dl.ScheduleRule, func: tirx.PrimFunc, target: Target) -> Schedule | None:
     """Return the schedule by one rule, None if the rule does not fit."""
     try:
-        found = rule.apply(func, target, False)
-        scheduled = found[0] if isinstance(found, list) else found
+        schedules = rule.apply(func, target, False)
+        scheduled = schedules[0] if isinstance(schedules, list) else schedules
         if scheduled is not None and _is_gpu(target):
             # Fails here, so that the next rule is tried, instead of when the module is built.
             tvm.s_tir.transform.LowerCrossThreadReduction()(scheduled.mod)

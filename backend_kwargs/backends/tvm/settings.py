@@ -9,8 +9,9 @@ from typing import Annotated, Any, Literal
 from backend_kwargs.backends.tvm.option_checks import KIND, TUNING
 from backend_kwargs.backends.tvm.versions import CUDA
 from backend_kwargs.errors import BackendKwargsError
+from backend_kwargs.options.layers import Options
 from backend_kwargs.options.option import declared
-from backend_kwargs.options.requirements import Limit, Need, Requirement, Rule
+from backend_kwargs.options.requirements import Limit, Lookup, Need, Requirement, Rule
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +48,7 @@ class TVMOptions:
     opt_level: Annotated[int | None, "of TVM's PassContext; ignored by Relax"] = None
 
     @classmethod
-    def of(cls, options: Mapping[str, Any]) -> "TVMOptions":
+    def of(cls, options: Options) -> "TVMOptions":
         """Return the settings for checked `options`: a work_dir alone reuses tuning results."""
         reuses = {"scheduler": "meta_schedule", "trials": 0} if _reuses(options) else {}
         return cls(**{**options, **reuses})
@@ -70,7 +71,7 @@ REMOVED: Mapping[str, str] = MappingProxyType(
 )
 
 
-def verify(options: Mapping[str, Any], tell: Callable[[Limit], None]) -> None:
+def verify(options: Options, tell: Callable[[Limit], None]) -> None:
     """Raise if options that are valid alone contradict each other; call `tell` if there are no results to reuse."""
     tunes, work_dir = options.get("scheduler") == "meta_schedule", options.get("work_dir")
     if options.get("trials") and not tunes:
@@ -82,24 +83,24 @@ def verify(options: Mapping[str, Any], tell: Callable[[Limit], None]) -> None:
         tell(Limit("TVM option 'work_dir'", why, remedy, "nothing is tuned"))
 
 
-def _reuses(options: Mapping[str, Any]) -> bool:
+def _reuses(options: Options) -> bool:
     """Return whether tuning results are only reused."""
     return bool(options.get("work_dir")) and options.get("scheduler") is None
 
 
-def _without_trials(value: Callable[[str], Any]) -> str:
+def _without_trials(value: Lookup) -> str:
     """Return why an option of the search has no effect, "" if it has."""
     if value("scheduler") != "meta_schedule":
         return "it is read only under scheduler='meta_schedule'"
     return "" if value("trials") else "trials=0 measures nothing"
 
 
-def _no_search_to_keep(value: Callable[[str], Any]) -> str:
+def _no_search_to_keep(value: Lookup) -> str:
     """Return why `work_dir` has no effect, "" if it has."""
     return "dlight's rules measure nothing" if value("scheduler") == "dlight" else ""
 
 
-def _of_cuda(value: Callable[[str], Any]) -> Sequence[tuple[Need, ...]]:
+def _of_cuda(value: Lookup) -> Sequence[tuple[Need, ...]]:
     """Return what a target of kind cuda needs."""
     target = value("target")
     kind = target["kind"] if isinstance(target, Mapping) else target

@@ -10,11 +10,12 @@ import sympy
 import torch
 from tvm import tirx
 
+from backend_kwargs.backends import Inputs
 from backend_kwargs.graphs.parts import expression
 from backend_kwargs.torch_internals.symbols import CleanDiv, FloorDiv, Max, Min, Mod, PythonMod
 
 # torch's sizes are never negative, so floor and truncation agree.
-OPERATORS: dict[Any, Callable[[list[Any]], Any]] = {
+OPERATORS: dict[type[sympy.Expr], Callable[[list[tirx.Expr]], tirx.Expr]] = {
     sympy.Add: functools.partial(functools.reduce, operator.add),
     sympy.Mul: functools.partial(functools.reduce, operator.mul),
     Max: functools.partial(functools.reduce, tirx.max),
@@ -46,7 +47,7 @@ class ShapeSource:
         return int(self.solution.subs(self.symbol, size))
 
 
-def to_tvm(size: int | torch.SymInt | sympy.Expr, variables: Mapping[sympy.Symbol, Any]) -> Any:
+def to_tvm(size: int | torch.SymInt | sympy.Expr, variables: Mapping[sympy.Symbol, tirx.Var]) -> tirx.Expr:
     """Return a size as a TVM expression over `variables`, an int if it is constant. Raises UnknownSize."""
     expr = expression(size)
     if expr.is_Integer:
@@ -60,18 +61,18 @@ def to_tvm(size: int | torch.SymInt | sympy.Expr, variables: Mapping[sympy.Symbo
     return OPERATORS[expr.func]([_wide(to_tvm(arg, variables)) for arg in expr.args])
 
 
-def _wide(size: Any) -> Any:
+def _wide(size: tirx.Expr | int) -> tirx.Expr:
     """Return a size in 64 bits."""
     return tirx.const(size, "int64") if isinstance(size, int) else size
 
 
-def unread(names: Sequence[str], values: Sequence[Any], symbols: Iterable[sympy.Symbol]) -> list[ShapeSource]:
+def unread(names: Sequence[str], values: Inputs, symbols: Iterable[sympy.Symbol]) -> list[ShapeSource]:
     """Return a source for each symbol that is not itself a size of a tensor. Raises UnknownSize."""
     read = {expression(size) for value in values if isinstance(value, torch.Tensor) for size in value.shape}
     return [_source(symbol, names, values) for symbol in sorted(symbols, key=str) if symbol not in read]
 
 
-def _source(symbol: sympy.Symbol, names: Sequence[str], values: Sequence[Any]) -> ShapeSource:
+def _source(symbol: sympy.Symbol, names: Sequence[str], values: Inputs) -> ShapeSource:
     """Return where a symbol's value is read. Raises UnknownSize."""
     for name, value in zip(names, values, strict=True):
         sizes = enumerate(value.shape) if isinstance(value, torch.Tensor) else [(None, value)]
@@ -82,7 +83,7 @@ def _source(symbol: sympy.Symbol, names: Sequence[str], values: Sequence[Any]) -
     raise UnknownSize(f"no input determines the value of {symbol}")
 
 
-def _solved(size: Any, symbol: sympy.Symbol) -> sympy.Expr | None:
+def _solved(size: object, symbol: sympy.Symbol) -> sympy.Expr | None:
     """Return the symbol as a function of a size's value (written as the symbol), None if it is not determined."""
     if not isinstance(size, torch.SymInt) or expression(size).free_symbols != {symbol}:
         return None

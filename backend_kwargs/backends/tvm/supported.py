@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Iterable, Mapping
-from typing import Any
 
 import torch
 from torch import fx
@@ -77,7 +76,7 @@ def _flops(node: fx.Node, result: torch.Tensor) -> float:
     return 2.0 * _size(result.shape) * _size(shapes[-2 if len(shapes) > 1 else -1][-1:])
 
 
-def _size(shape: Iterable[Any]) -> int:
+def _size(shape: Iterable[int | torch.SymInt]) -> int:
     """Return the number of elements of a shape."""
     # The hint of a symbol, since a comparison of the symbol would guard, and recompile for other sizes.
     return math.prod(size if isinstance(size, int) else int(size.node.hint or 1) for size in shape)

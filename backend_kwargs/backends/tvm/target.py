@@ -1,6 +1,5 @@
 """The target for which TVM generates code: the device's machine, or the target that the user names."""
 
-from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -8,11 +7,12 @@ import tvm
 from tvm.target import Target, codegen
 
 from backend_kwargs.errors import BackendKwargsError, error_text, shown
+from backend_kwargs.options.layers import Options
 
 HOW = 'a kind such as "llvm" or a dict such as {"kind": "llvm", "mcpu": "znver4", "num-cores": 4}'
 
 
-def target_of(named: str | Mapping[str, Any] | None, device: torch.device) -> Target:
+def target_of(named: str | Options | None, device: torch.device) -> Target:
     """Return the target for a kind or a dict, or for the machine of `device` if none is named.
 
     A kind alone gets this machine's limits; a dict is used unchanged. Raises BackendKwargsError.
@@ -40,7 +40,7 @@ def host() -> dict[str, Any]:
         "num-cores": torch.get_num_threads(),
     }
     # LLVM goes by the CPU's name, but a hypervisor may mask features, whose instructions would crash the process.
-    capabilities: dict[str, Any] = getattr(torch.cpu, "get_capabilities", dict)()
+    capabilities: dict[str, bool] = getattr(torch.cpu, "get_capabilities", dict)()
     lacking = {name.replace("_", "") for name, has in capabilities.items() if has is False}
     masked = sorted(lacking.intersection(codegen.llvm_get_cpu_features(Target(cpu))))
     return cpu | ({"mattr": [f"-{feature}" for feature in masked]} if masked else {})
@@ -49,15 +49,15 @@ def host() -> dict[str, Any]:
 def _gpu(device: torch.device) -> Target:
     """Return the target of a GPU of this machine. Raises BackendKwargsError."""
     try:
-        found = Target.from_device(tvm.device(device.type, device.index or 0))
+        target = Target.from_device(tvm.device(device.type, device.index or 0))
     except Exception as error:
         raise BackendKwargsError(
             f"TVM finds no {device.type!r} device {device.index or 0}: {error_text(error)}"
         ) from error
-    return Target(found, host=host())
+    return Target(target, host=host())
 
 
-def _checked(named: str | Mapping[str, Any]) -> Target:
+def _checked(named: str | Options) -> Target:
     """Return the target that the user names. Raises BackendKwargsError for what TVM or LLVM does not know."""
     try:
         target = Target(named if isinstance(named, str) else dict(named))

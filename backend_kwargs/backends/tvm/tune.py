@@ -20,7 +20,7 @@ from functools import lru_cache
 from importlib.util import find_spec
 from operator import itemgetter
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias, TypeVar
 
 import torch
 import tvm
@@ -31,6 +31,7 @@ from tvm import tirx
 from tvm.ir.utils import derived_object
 from tvm.s_tir import Schedule
 from tvm.s_tir import meta_schedule as ms
+from tvm.s_tir.meta_schedule.database import JSONDatabase, TuningRecord, Workload
 from tvm.target import Target
 
 from backend_kwargs.backends.tvm.no_fast_math import exact_math
@@ -38,6 +39,7 @@ from backend_kwargs.backends.tvm.option_checks import TUNING
 from backend_kwargs.backends.tvm.settings import TVMOptions
 from backend_kwargs.errors import BackendKwargsError, error_text, warn_once
 from backend_kwargs.files.atomic_write import write_whole
+from backend_kwargs.options.layers import Options
 from backend_kwargs.torch_internals.replacing import replaced
 
 WORKLOADS, RECORDS = "database_workload.json", "database_tuning_record.json"
@@ -46,7 +48,7 @@ FAILED_S = 1e9  # a time of MetaSchedule's above this means a failed run
 FAR = 2  # times the fastest
 REPEATS, SHORTEST_RUN_MS = 10, 2
 # With TVM's own 512 candidates and four generations, preparing a batch takes longer than measuring it.
-STRATEGIES: Mapping[str, Mapping[str, Any]] = {
+STRATEGIES: Mapping[str, Options] = {
     "evolutionary": {"population_size": 128, "init_min_unmeasured": 32, "genetic_num_iters": 2}
 }
 XGB_NEEDS = ("xgboost", "psutil")
@@ -55,6 +57,8 @@ UNROLLED = (0, 16, 64)  # TVM's own 512 takes seconds to build
 QUIET = logging.getLogger(__name__)
 
 Ours = Callable[[tirx.PrimFunc], Schedule]
+Parsed: TypeAlias = Any  # of a line of JSON
+T = TypeVar("T")
 
 
 def tuned(mod: tvm.IRModule, settings: TVMOptions, target: Target, ours: Ours) -> tuple[tvm.IRModule, int]:
@@ -101,7 +105,7 @@ class Known:
                 known.add(*_records(search), int(text) if text.isdigit() else 0)
         return known
 
-    def add(self, workloads: Iterable[Any], records: Iterable[Any], trials: int) -> None:
+    def add(self, workloads: Iterable[Workload], records: Iterable[TuningRecord], trials: int) -> None:
         """Add the best records; `trials` is each workload's number of trials, 0 if the search was interrupted."""
         for workload in workloads:
             key = tvm_ffi.structural_hash(workload.mod)
@@ -109,11 +113,11 @@ class Known:
         for each in records:
             workload = self.database.commit_workload(each.workload.mod)
             self.database.commit_tuning_record(
-                ms.database.TuningRecord(each.trace, workload, each.run_secs, each.target, each.args_info)
+                TuningRecord(each.trace, workload, each.run_secs, each.target, each.args_info)
             )
 
 
-def _records(search: Path) -> tuple[list[Any], list[Any]]:
+def _records(search: Path) -> tuple[list[Workload], list[TuningRecord]]:
     """Return a search's workloads, and the record of the fastest schedule for each."""
     files = [search / WORKLOADS, search / RECORDS]
     stats = [file.stat() if file.is_file() else None for file in files]
@@ -121,12 +125,12 @@ def _records(search: Path) -> tuple[list[Any], list[Any]]:
 
 
 @lru_cache(maxsize=1024)
-def _parsed_records(search: Path, stamp: object) -> tuple[list[Any], list[Any]]:
+def _parsed_records(search: Path, stamp: object) -> tuple[list[Workload], list[TuningRecord]]:
     """Return `_records` of files whose sizes and times are `stamp`: each part of each graph asks for them."""
-    workloads = [_parsed(line, ms.database.Workload.from_json) for line in _lines(search / WORKLOADS)]
-    found = [_parsed(line, _timed) for line in _lines(search / RECORDS)]
-    timed = sorted((each for each in found if each is not None), key=itemgetter(0))
-    best: dict[int, Any] = {}
+    workloads = [_parsed(line, Workload.from_json) for line in _lines(search / WORKLOADS)]
+    records = [_parsed(line, _timed) for line in _lines(search / RECORDS)]
+    timed = sorted((each for each in records if each is not None), key=itemgetter(0))
+    best: dict[int, TuningRecord] = {}
     for _, at, record in timed:
         # TVM takes 2 ms to read the schedule of a record, so those of slower ones are not read.
         if at not in best and (fastest := _record(workloads, at, record)) is not None:
@@ -134,7 +138,7 @@ def _parsed_records(search: Path, stamp: object) -> tuple[list[Any], list[Any]]:
     return [w for w in workloads if w is not None], list(best.values())
 
 
-def _timed(parsed: Any) -> tuple[float, int, Any]:
+def _timed(parsed: Parsed) -> tuple[float, int, Parsed]:
     """Return a record's seconds, the place of its workload, and the record; raise if it did not run."""
     at, record = parsed
     seconds = [float(each) for each in record[1]]
@@ -143,9 +147,9 @@ def _timed(parsed: Any) -> tuple[float, int, Any]:
     return sum(seconds) / len(seconds), int(at), record
 
 
-def _record(workloads: Sequence[Any], at: int, record: Any) -> Any:
+def _record(workloads: Sequence[Workload | None], at: int, record: Parsed) -> TuningRecord | None:
     """Return a parsed record with its workload, None if it is broken."""
-    return _attempted(lambda: ms.database.TuningRecord.from_json(record, workloads[at]))
+    return _attempted(lambda: TuningRecord.from_json(record, workloads[at]))
 
 
 def _lines(file: Path) -> list[str]:
@@ -153,12 +157,12 @@ def _lines(file: Path) -> list[str]:
     return file.read_text(errors="replace").splitlines() if file.is_file() else []
 
 
-def _parsed(line: str, read: Callable[[Any], Any]) -> Any:
+def _parsed(line: str, read: Callable[[Parsed], T]) -> T | None:
     """Return what `read` makes of a line of JSON, None if it is broken."""
     return _attempted(lambda: read(json.loads(line)))
 
 
-def _attempted(read: Callable[[], Any]) -> Any:
+def _attempted(read: Callable[[], T]) -> T | None:
     """Return the result of `read`, None if it fails."""
     try:
         return read()
@@ -183,7 +187,7 @@ def _search(mod: tvm.IRModule, settings: TVMOptions, target: Target, known: Know
     parent = _directory(settings, target) or Path(tempfile.mkdtemp())
     directory = parent / f"search-{uuid.uuid4().hex[:12]}"
     directory.mkdir(parents=True)
-    database = ms.database.JSONDatabase(work_dir=str(directory))
+    database = JSONDatabase(work_dir=str(directory))
     try:
         with _progress(min(settings.trials, share * len(tasks))) as advance, _tensor_intrinsics():
             builder = InProcessBuilder()
@@ -201,12 +205,13 @@ def _search(mod: tvm.IRModule, settings: TVMOptions, target: Target, known: Know
     return runner.measured
 
 
-def _why_incomplete(directory: Path, database: ms.database.JSONDatabase, trials: int | None) -> str:
+def _why_incomplete(directory: Path, database: JSONDatabase, trials: int | None) -> str:
     """Write that a search of `trials` has ended, and return why its files are incomplete, "" if they are whole.
 
     TVM's database does not notice a full disk.
     """
-    if sum(_parsed(line, _is_record) or False for line in _lines(directory / RECORDS)) < len(database):
+    records = [_parsed(line, lambda parsed: isinstance(parsed, list)) for line in _lines(directory / RECORDS)]
+    if records.count(True) < len(database):
         return "TVM wrote only a part of them, as on a full disk"
     try:
         if trials is not None:
@@ -216,15 +221,10 @@ def _why_incomplete(directory: Path, database: ms.database.JSONDatabase, trials:
     return ""
 
 
-def _is_record(parsed: Any) -> bool:
-    """Return whether a parsed line is a record."""
-    return isinstance(parsed, list)
-
-
-def _best(database: ms.database.JSONDatabase) -> tuple[list[Any], list[Any]]:
+def _best(database: JSONDatabase) -> tuple[list[Workload], list[TuningRecord]]:
     """Return `_records` of a database in memory."""
-    best: dict[int, tuple[float, Any]] = {}
-    workloads: dict[int, Any] = {}
+    best: dict[int, tuple[float, TuningRecord]] = {}
+    workloads: dict[int, Workload] = {}
     for record in database.get_all_tuning_records():
         key = tvm_ffi.structural_hash(record.workload.mod)
         workloads[key] = record.workload
@@ -235,12 +235,12 @@ def _best(database: ms.database.JSONDatabase) -> tuple[list[Any], list[Any]]:
     return [*workloads.values()], [record for _, record in best.values()]
 
 
-def _share(settings: TVMOptions, tasks: Sequence[Any]) -> int:
+def _share(settings: TVMOptions, tasks: Sequence[ms.ExtractedTask]) -> int:
     """Return the most trials for one function."""
     return int(settings.max_trials_per_task or -(-settings.trials // max(len(tasks), 1)))
 
 
-def _is_searched(task: Any) -> bool:
+def _is_searched(task: ms.ExtractedTask) -> bool:
     """Return whether a search can gain: without sums a function is memory-bound, and ours is as good as any.
 
     A function of symbolic sizes cannot be measured.
@@ -251,14 +251,17 @@ def _is_searched(task: Any) -> bool:
     return all(isinstance(size, tirx.IntImm) for size in sizes) and any(block.init is not None for block in blocks)
 
 
-def _slow(tasks: Sequence[Any], seconds: Sequence[float | None]) -> list[Any]:
+def _slow(tasks: Sequence[ms.ExtractedTask], seconds: Sequence[float | None]) -> list[ms.ExtractedTask]:
     """Return the functions whose time with our own schedule matters, or is unknown."""
     spent = [None if each is None else task.weight * each for task, each in zip(tasks, seconds, strict=True)]
     least = WORTH_TUNING * max((each for each in spent if each is not None), default=0)
     return [task for task, each in zip(tasks, spent, strict=True) if each is None or each >= least]
 
 
-def _tune(tasks: list[Any], settings: TVMOptions, builder: Any, runner: Any, database: Any) -> bool:
+def _tune(
+    tasks: list[ms.ExtractedTask], settings: TVMOptions, builder: "InProcessBuilder", runner: "InProcessRunner",
+    database: JSONDatabase,
+) -> bool:  # fmt: skip
     """Search, and return whether the search was completed: TVM fails at some functions, after some measurements."""
     share = _share(settings, tasks)
     states = ms.utils.fork_seed(settings.seed, n=len(tasks))
@@ -295,7 +298,7 @@ def _tune(tasks: list[Any], settings: TVMOptions, builder: Any, runner: Any, dat
     return True
 
 
-def _space(target: Target) -> Any:
+def _space(target: Target) -> ms.SpaceGenerator:
     """Return the space of schedules in which a target's functions are searched."""
     kind = "cuda" if target.kind.name == "cuda" else "llvm"
     rules = ms.ScheduleRule.create(kind)
@@ -309,7 +312,9 @@ def _space(target: Target) -> Any:
     )
 
 
-def _measure_ours(task: Any, ours: Ours, builder: Any, runner: Any, database: Any) -> float | None:
+def _measure_ours(
+    task: ms.ExtractedTask, ours: Ours, builder: "InProcessBuilder", runner: "InProcessRunner", database: JSONDatabase
+) -> float | None:
     """Record our own schedule, and return its seconds, None if it does not apply."""
     mod = task.dispatched[0]
     try:
@@ -324,7 +329,7 @@ def _measure_ours(task: Any, ours: Ours, builder: Any, runner: Any, database: An
     if not (seconds := future.result().run_secs):
         return None
     workload = database.commit_workload(mod)
-    database.commit_tuning_record(ms.database.TuningRecord(sch.trace, workload, seconds, task.target, args))
+    database.commit_tuning_record(TuningRecord(sch.trace, workload, seconds, task.target, args))
     return float(seconds[0])
 
 
@@ -337,13 +342,13 @@ class InProcessBuilder(ms.builder.PyBuilder):  # type: ignore[misc] # TVM is not
 
     def __init__(self) -> None:
         super().__init__()
-        self.kept: dict[str, Any] = {}
+        self.kept: dict[str, tvm.runtime.Executable] = {}
 
-    def build(self, build_inputs: list[Any]) -> list[Any]:
+    def build(self, build_inputs: list[ms.builder.BuilderInput]) -> list[ms.builder.BuilderResult]:
         """Return the name of each, or the reason why it could not be built."""
         return [self.built(each) for each in build_inputs]
 
-    def built(self, each: Any) -> Any:
+    def built(self, each: ms.builder.BuilderInput) -> ms.builder.BuilderResult:
         """Build one candidate."""
         try:
             mod = tvm.s_tir.transform.RemoveWeightLayoutRewriteBlock(skip_tensor_rewrite=True)(each.mod)
@@ -367,7 +372,7 @@ class InProcessFuture(ms.runner.PyRunnerFuture):  # type: ignore[misc] # TVM is 
         """Return that it is complete."""
         return True
 
-    def result(self) -> Any:
+    def result(self) -> ms.runner.RunnerResult:
         """Return it."""
         return ms.runner.RunnerResult(self.seconds, self.error)
 
@@ -376,16 +381,16 @@ class InProcessFuture(ms.runner.PyRunnerFuture):  # type: ignore[misc] # TVM is 
 class InProcessRunner(ms.runner.PyRunner):  # type: ignore[misc] # TVM is not typed
     """Times candidates in this process."""
 
-    def __init__(self, built: dict[str, Any], advance: Callable[[], None]) -> None:
+    def __init__(self, built: dict[str, tvm.runtime.Executable], advance: Callable[[], None]) -> None:
         super().__init__()
         self.built, self.advance, self.measured = built, advance, 0
         self.fastest: dict[str, float] = {}
 
-    def run(self, runner_inputs: list[Any]) -> list[Any]:
+    def run(self, runner_inputs: list[ms.runner.RunnerInput]) -> list["InProcessFuture"]:
         """Return the seconds of each, or the reason why it could not run."""
         return [self.timed(each) for each in runner_inputs]
 
-    def timed(self, each: Any) -> Any:
+    def timed(self, each: ms.runner.RunnerInput) -> "InProcessFuture":
         """Time one candidate."""
         self.measured += 1
         self.advance()
@@ -395,7 +400,7 @@ class InProcessRunner(ms.runner.PyRunner):  # type: ignore[misc] # TVM is not ty
             return InProcessFuture(None, str(error))
         return InProcessFuture([seconds], None)
 
-    def seconds(self, built: Any, each: Any) -> float:
+    def seconds(self, built: tvm.runtime.Executable, each: ms.runner.RunnerInput) -> float:
         """Return the shortest time of several runs, since other work on the machine only adds to it.
 
         A schedule far from the fastest runs only once: most are, some by a factor of a hundred.
@@ -406,12 +411,12 @@ class InProcessRunner(ms.runner.PyRunner):  # type: ignore[misc] # TVM is not ty
         if once > FAR * self.fastest.get(function, once):
             return once
         timer = built.mod.time_evaluator("main", device, number=1, repeat=REPEATS, min_repeat_ms=SHORTEST_RUN_MS)
-        found = float(timer(*args).min)
-        self.fastest[function] = min(found, self.fastest.get(function, found))
-        return found
+        fastest = float(timer(*args).min)
+        self.fastest[function] = min(fastest, self.fastest.get(function, fastest))
+        return fastest
 
 
-def _argument(info: Any, device: Any) -> Any:
+def _argument(info: ms.arg_info.TensorInfo, device: tvm.runtime.Device) -> tvm.runtime.Tensor:
     """Return an input for a measurement."""
     dtype = getattr(torch, str(info.dtype))
     # Zeros are valid indices too; random ones would read out of bounds.

@@ -6,7 +6,7 @@ tensor expressions over the output's fake tensor, whose shape and dtype are know
 
 import operator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 import tvm
@@ -22,6 +22,9 @@ from backend_kwargs.backends.tvm.opaque import hide
 from backend_kwargs.backends.tvm.shapes import ShapeSource, UnknownSize, to_tvm, unread
 from backend_kwargs.graphs.parts import names_of, symbols_of
 from backend_kwargs.torch_internals.pytree import tree_flatten
+
+# Of a node: an expression, or a list of several results with None for unused ones.
+Value: TypeAlias = Any
 
 
 @dataclass(frozen=True)
@@ -50,7 +53,7 @@ class _Lowering:
         self.gm, self.kernels, self.bb = gm, kernels, relax.BlockBuilder()
         values = [node.meta.get("val") for node in gm.graph.nodes]
         self.variables = {symbol: tirx.Var(str(symbol), "int64") for symbol in sorted(symbols_of(values), key=str)}
-        self.values: dict[Any, Any] = {}
+        self.values: dict[fx.Node, Value] = {}
 
     def lowered(self) -> Lowered:
         tensors = [
@@ -66,9 +69,9 @@ class _Lowering:
         count = self._main([*(self.values[node] for node in tensors), *([sizes] if sources else [])])
         return Lowered(hide(self.bb.get()), tuple(node.name for node in tensors), tuple(sources), count)
 
-    def _main(self, parameters: list[Any]) -> int:
+    def _main(self, parameters: list[relax.Var]) -> int:
         """Build the function "main", and return its number of outputs."""
-        results: list[Any] = []
+        results: list[relax.Expr] = []
         failure: Exception | None = None
         with self.bb.function("main", parameters):
             with self.bb.dataflow():
@@ -91,20 +94,20 @@ class _Lowering:
         except UnknownSize as error:
             raise Unsupported("sizes", str(error)) from error
 
-    def _shape(self, fake: torch.Tensor) -> list[Any]:
+    def _shape(self, fake: torch.Tensor) -> list[tirx.Expr]:
         """Return a fake tensor's shape in TVM's form."""
         return [to_tvm(size, self.variables) for size in fake.shape]
 
-    def _results(self) -> list[Any]:
+    def _results(self) -> list[relax.Expr]:
         """Lower every node, and return the values of the outputs."""
         for node in self.gm.graph.nodes:
             self._step(node)
         (outputs,) = self.gm.graph.output_node().args
         return [self._result(node) for node in (outputs if isinstance(outputs, list | tuple) else [outputs])]
 
-    def _result(self, node: Any) -> Any:
+    def _result(self, node: object) -> relax.Expr:
         """Return the value of an output. Raises Unsupported if it is no tensor."""
-        if node not in self.values or not isinstance(node.meta["val"], torch.Tensor):
+        if not isinstance(node, fx.Node) or node not in self.values or not isinstance(node.meta["val"], torch.Tensor):
             raise Unsupported("output", f"{node} is not a tensor")
         return self.values[node]
 
@@ -113,11 +116,11 @@ class _Lowering:
         if node.op == "get_attr":
             self.values[node] = constant(operator.attrgetter(str(node.target))(self.gm))
         elif node.target is operator.getitem:
-            self.values[node] = self.values[node.args[0]][node.args[1]]
+            self.values[node] = self.values[node.all_input_nodes[0]][node.args[1]]
         elif node.op == "call_function" and isinstance(node.meta["val"], torch.Tensor | list | tuple):
             self.values[node] = self._converted(node)
 
-    def _converted(self, node: fx.Node) -> Any:
+    def _converted(self, node: fx.Node) -> Value:
         """Emit a call of the node's kernel: a list for several results, with None for unused ones."""
         kernel, fakes = self.kernels.of(node), node.meta["val"]
         tensors = [self.values[each] for each in _tensors_read(node)]
@@ -126,17 +129,17 @@ class _Lowering:
         if SAME.intersection(names_of(node)):
             return tensors[0]
         leaves = [fakes] if isinstance(fakes, torch.Tensor) else fakes
-        made = [(fake, kind) for fake, kind in zip(leaves, kernel.dtypes, strict=True) if kind]
-        types = [relax.TensorType(self._shape(fake), kind) for fake, kind in made]
+        used = [(fake, kind) for fake, kind in zip(leaves, kernel.dtypes, strict=True) if kind]
+        types = [relax.TensorType(self._shape(fake), kind) for fake, kind in used]
         sizes = [self.variables[symbol] for symbol in kernel.symbols]
         function = self.bb.add_func(kernel.func, names_of(node)[1])
         call = self.bb.emit(relax.call_tir(function, [*tensors, *sizes], types))
-        items = [call] if len(made) == 1 else [self.bb.emit(relax.TupleGetItem(call, i)) for i in range(len(made))]
-        results = iter([self._cast(item, fake) for item, (fake, _) in zip(items, made, strict=True)])
+        items = [call] if len(used) == 1 else [self.bb.emit(relax.TupleGetItem(call, i)) for i in range(len(used))]
+        results = iter([self._cast(item, fake) for item, (fake, _) in zip(items, used, strict=True)])
         every = [next(results) if kind else None for kind in kernel.dtypes]
         return every[0] if isinstance(fakes, torch.Tensor) else every
 
-    def _cast(self, result: Any, fake: torch.Tensor) -> Any:
+    def _cast(self, result: relax.Expr, fake: torch.Tensor) -> relax.Expr:
         """Return a result in the dtype of its fake tensor."""
         wanted = dtype(fake)
         return result if str(result.ty.dtype) == wanted else self.bb.emit(relax.op.astype(result, wanted))
@@ -148,7 +151,7 @@ def _tensors_read(node: fx.Node) -> list[fx.Node]:
     return [each for each in leaves if isinstance(each, fx.Node) and isinstance(each.meta["val"], torch.Tensor)]
 
 
-def constant(tensor: Any) -> Any:
+def constant(tensor: object) -> relax.Expr:
     """Return a tensor as a constant of the module."""
     if not isinstance(tensor, torch.Tensor):
         raise Unsupported("constant", f"{tensor!r} is not a tensor")

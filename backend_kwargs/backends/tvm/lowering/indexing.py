@@ -3,7 +3,7 @@
 Indices that may be out of bounds run in eager, which raises: TVM's code would read any memory there.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -11,17 +11,17 @@ from tvm import tirx
 from tvm.te import Tensor
 from tvm.tirx import Expr
 
-from backend_kwargs.backends.tvm.lowering.node import Node, axis, cast, compute, int64, load, replaced
+from backend_kwargs.backends.tvm.lowering.node import Converter, Node, axis, cast, compute, int64, load, replaced
 
 
-def chosen(index: Any, size: Any) -> Any:
+def chosen(index: Expr, size: Expr) -> Expr:
     """Return a valid position for an index, which counts from the end if it is negative."""
     index = cast(index, "int64")
     from_front = tirx.Select(index < int64(0), index + size, index)
     return tirx.max(tirx.min(from_front, size - int64(1)), int64(0))
 
 
-def index(node: Node, x: Tensor, indices: Sequence[Any]) -> Tensor:
+def index(node: Node, x: Tensor, indices: Sequence[Tensor | None]) -> Tensor:
     """Lower an index by tensors that torch knows to be within bounds.
 
     Their common shape replaces the indexed dimensions, or comes first if these are not adjacent.
@@ -43,7 +43,7 @@ def index(node: Node, x: Tensor, indices: Sequence[Any]) -> Tensor:
 
 
 def slice_scatter(
-    node: Node, x: Tensor, source: Tensor, dim: int = 0, start: Any = None, end: Any = None, step: int = 1
+    node: Node, x: Tensor, source: Tensor, dim: int = 0, start: Any = None, end: object = None, step: int = 1
 ) -> Tensor:
     """Lower slice_scatter: the source inside the slice."""
     at = axis(dim, len(x.shape))
@@ -63,7 +63,7 @@ def slice_scatter(
     return compute(node.shape, element)
 
 
-INDEXING: dict[str, Callable[..., Any]] = {
+INDEXING: dict[str, Converter] = {
     "_unsafe_index": index,
     "slice_scatter": slice_scatter,
 }

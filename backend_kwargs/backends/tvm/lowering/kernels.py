@@ -1,6 +1,7 @@
 """Nodes as functions of TVM's: each distinct one of a compile is converted once, whether or not TVM then gets it."""
 
 import operator
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,6 +10,7 @@ import torch
 from torch import fx
 from tvm import relax, tirx
 from tvm.relax.utils import gen_call_tir_inputs
+from tvm.te import Tensor
 
 from backend_kwargs.backends.part_compiler import Unsupported
 from backend_kwargs.backends.tvm.lowering.node import Node, dtype, is_float
@@ -26,7 +28,7 @@ class Kernel:
     There is no function for a node that only reshapes, or that returns its argument.
     """
 
-    func: Any = None
+    func: tirx.PrimFunc | None = None
     symbols: tuple[sympy.Symbol, ...] = ()
     dtypes: tuple[str | None, ...] = ()
 
@@ -44,12 +46,12 @@ class Kernels:
         key = (str(node.target), repr(args), repr(_described(node.meta["val"])), *sorted(used))
         if key not in self._made:
             self._made[key] = _kernel_or_reason(node)
-        if isinstance(made := self._made[key], str):
-            raise Unsupported(node, made)
-        return made
+        if isinstance(kernel := self._made[key], str):
+            raise Unsupported(node, kernel)
+        return kernel
 
 
-def _described(value: Any) -> Any:
+def _described(value: object) -> Any:
     """Return dtype and shape in place of a tensor, as a part of a key."""
     if isinstance(value, torch.Tensor):
         return f"{value.dtype} {tuple(value.shape)}"
@@ -77,44 +79,44 @@ def _kernel(node: fx.Node) -> Kernel:
         typed(node.meta["val"], variables)
         return Kernel()
     convert = converter(node)
-    made: list[Any] = []
+    outputs: list[Tensor | None] = []
 
-    def body(tensors: list[Any], sizes: list[Any]) -> Any:
+    def body(tensors: list[Tensor], sizes: list[tirx.Expr]) -> list[Tensor]:
         # TVM passes variables of the function's own in place of these.
-        here, given = Node(node, dict(zip(symbols, sizes, strict=True))), iter(tensors)
+        here, operands = Node(node, dict(zip(symbols, sizes, strict=True))), iter(tensors)
         args, kwargs = tree_unflatten(
-            [next(given) if isinstance(x, torch.Tensor) else here.size(x) for x in leaves], spec
+            [next(operands) if isinstance(x, torch.Tensor) else here.size(x) for x in leaves], spec
         )
         result = convert(here, *args, **kwargs)
-        made[:] = result if isinstance(result, list) else [result]
-        return [each for each in made if each is not None]
+        outputs[:] = result if isinstance(result, list) else [result]
+        return [each for each in outputs if each is not None]
 
     func, passed, types = gen_call_tir_inputs(body, inputs, [*variables.values()])
-    given = iter(types)
-    results = [None if each is None else next(given) for each in made]
+    types_left = iter(types)
+    results = [None if each is None else next(types_left) for each in outputs]
     for result, fake in zip(results, tree_leaves(node.meta["val"]), strict=True):
         _check(node, result, fake)
     known = [symbol for value in passed[len(inputs) :] for symbol in symbols if value.same_as(variables[symbol])]
     return Kernel(func, tuple(known), tuple(None if each is None else str(each.dtype) for each in results))
 
 
-def typed(fake: torch.Tensor, variables: Any) -> Any:
+def typed(fake: torch.Tensor, variables: Mapping[sympy.Symbol, tirx.Var]) -> relax.TensorType:
     """Return a tensor's type. Raises UnknownSize or Unsupported."""
     return relax.TensorType([to_tvm(size, variables) for size in fake.shape], dtype(fake))
 
 
-def _check(node: fx.Node, result: Any, fake: torch.Tensor) -> None:
+def _check(node: fx.Node, result: relax.TensorType | None, fake: torch.Tensor) -> None:
     """Raise Unsupported if a result is not what torch would return, but for a cast."""
     if result is None:
         return
-    wanted, given, sizes = dtype(fake), str(result.dtype), list(result.shape.values)
+    wanted, kind, sizes = dtype(fake), str(result.dtype), list(result.shape.values)
     if len(sizes) != fake.dim() or not all(map(may_equal, sizes, fake.shape)):
         raise Unsupported(node, f"TVM gives shape {sizes}, torch {tuple(fake.shape)}")
-    if wanted != given and ("bool" in (wanted, given) or is_float(wanted) != is_float(given)):
-        raise Unsupported(node, f"TVM gives {given}, torch {wanted}")
+    if wanted != kind and ("bool" in (wanted, kind) or is_float(wanted) != is_float(kind)):
+        raise Unsupported(node, f"TVM gives {kind}, torch {wanted}")
 
 
-def may_equal(size: Any, fake: Any) -> bool:
+def may_equal(size: tirx.Expr, fake: int | torch.SymInt) -> bool:
     """Return whether a size of TVM's may equal torch's: numbers are compared, expressions are trusted."""
     known = isinstance(size, tirx.IntImm) and expression(fake).is_Integer
     return not known or int(size) == int(fake)

@@ -1,6 +1,6 @@
 """Products and convolutions, accumulated in float32 for half precision, as in ATen."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -9,7 +9,7 @@ from tvm import te
 from tvm.te import Tensor
 from tvm.tirx import Expr
 
-from backend_kwargs.backends.tvm.lowering.node import Node, cast, compute, computed_in, load
+from backend_kwargs.backends.tvm.lowering.node import Converter, Node, cast, compute, computed_in, load
 from backend_kwargs.backends.tvm.lowering.reductions import cast_to
 from backend_kwargs.backends.tvm.opaque import number
 
@@ -88,7 +88,7 @@ def addmm(
     return compute(node.shape, element)
 
 
-LINEAR: dict[str, Callable[..., Any]] = {
+LINEAR: dict[str, Converter] = {
     "mm": matmul,
     "bmm": matmul,
     "linear": linear,

@@ -3,11 +3,14 @@
 import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
+import sympy
 import torch
 from torch import fx
 from tvm import te, tirx
+from tvm.te import Tensor
+from tvm.tirx import Expr, Var
 
 from backend_kwargs.backends.part_compiler import Unsupported
 from backend_kwargs.backends.tvm import opaque
@@ -28,13 +31,16 @@ DTYPES = {
 # The dtypes in which half precision is computed, as in ATen; and bool, for which + and * have another meaning.
 COMPUTED_IN = {"float16": "float32", "bfloat16": "float32", "bool": "int32"}
 
+Index: TypeAlias = Sequence[Expr]  # of an element of a tensor
+Converter: TypeAlias = Callable[..., Tensor | list[Tensor | None]]  # of a Node, and of its arguments in TVM's form
+
 
 @dataclass(frozen=True)
 class Node:
     """The properties of a node that its converter uses."""
 
     fx: fx.Node
-    variables: Mapping[Any, Any]
+    variables: Mapping[sympy.Symbol, Var]
 
     @property
     def out(self) -> Any:
@@ -53,15 +59,15 @@ class Node:
         return dtype(self.out)
 
     @property
-    def shape(self) -> list[Any]:
+    def shape(self) -> list[Expr]:
         """The output's shape."""
         return self.sizes(self.out.shape)
 
-    def size(self, size: Any) -> Any:
+    def size(self, size: object) -> Expr:
         """Return one size for TVM."""
         return to_tvm(size, self.variables) if isinstance(size, torch.SymInt) else size
 
-    def sizes(self, sizes: Sequence[Any]) -> list[Any]:
+    def sizes(self, sizes: Sequence[int | torch.SymInt]) -> list[Expr]:
         """Return sizes for TVM."""
         return [int64(s) if isinstance(s, int) else self.size(s) for s in sizes]
 
@@ -96,12 +102,12 @@ def computed_in(name: str) -> str:
     return COMPUTED_IN.get(name, name)
 
 
-def is_float(name: Any) -> bool:
+def is_float(name: object) -> bool:
     """Return whether a type is a floating one."""
     return "float" in str(name)
 
 
-def cast(x: Any, to: str) -> Any:
+def cast(x: Expr | float, to: str) -> Expr:
     """Return a value in another dtype; as bool, anything but zero is true."""
     if isinstance(x, bool | int | float):
         return opaque.number(x, to)
@@ -115,42 +121,42 @@ def cast(x: Any, to: str) -> Any:
     return opaque.as_bfloat16(cast(x, "float32")) if to == "bfloat16" else x.astype(to)
 
 
-def isnan(x: Any) -> Any:
+def isnan(x: Expr) -> Expr:
     """Return whether a number is nan; an int never is."""
     return opaque.isnan(x) if is_float(x.ty.dtype) else tirx.const(False, "bool")
 
 
-def equal(x: Any, y: Any) -> Any:
+def equal(x: Expr, y: Expr) -> Expr:
     """Return whether two numbers are equal."""
     return tirx.EQ(x, y)
 
 
-def unequal(x: Any, y: Any) -> Any:
+def unequal(x: Expr, y: Expr) -> Expr:
     """Return whether two numbers differ: TVM's own operator is wrong for nan, and fails for bool."""
     if str(x.ty.dtype) == "bool":
         return tirx.any(tirx.all(x, tirx.Not(y)), tirx.all(y, tirx.Not(x)))
     return tirx.any(x < y, x > y, isnan(x), isnan(y)) if is_float(x.ty.dtype) else tirx.NE(x, y)
 
 
-def load(x: Any, index: Sequence[Any]) -> Any:
+def load(x: Expr | float, index: Index) -> Expr:
     """Return an element of a tensor, broadcast as in torch, or the number itself."""
-    if not isinstance(x, te.Tensor):
+    if not isinstance(x, Tensor):
         return x
     index = index[len(index) - len(x.shape) :]
     return x(*(0 if is_one(size) else i for i, size in zip(index, x.shape, strict=True)))
 
 
-def is_one(size: Any) -> bool:
+def is_one(size: object) -> bool:
     """Return whether a size is known to be 1."""
     return isinstance(size, int | tirx.IntImm) and int(size) == 1
 
 
-def compute(shape: Sequence[Any], value: Callable[[tuple[Any, ...]], Any], name: str = "T") -> Any:
+def compute(shape: Sequence[Expr], value: Callable[[tuple[Expr, ...]], Expr], name: str = "T") -> Tensor:
     """Return the tensor whose element at an index is `value(index)`."""
     return te.compute(tuple(shape), lambda *index: value(index), name=name)
 
 
-def int64(number: int) -> Any:
+def int64(number: int) -> Expr:
     """Return a number in the dtype of TVM's sizes and indices."""
     return tirx.const(number, "int64")
 
@@ -160,6 +166,6 @@ def axis(dim: int, rank: int) -> int:
     return dim + rank if dim < 0 else dim
 
 
-def replaced(index: Sequence[Any], at: int, value: Any) -> list[Any]:
+def replaced(index: Index, at: int, value: Expr) -> list[Expr]:
     """Return an index with one element replaced."""
     return [*index[:at], value, *index[at + 1 :]]

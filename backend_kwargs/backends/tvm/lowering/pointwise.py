@@ -13,6 +13,7 @@ from tvm.tirx import Expr
 from backend_kwargs.backends.part_compiler import Unsupported
 from backend_kwargs.backends.tvm.lowering import vector
 from backend_kwargs.backends.tvm.lowering.node import (
+    Converter,
     Node,
     cast,
     compute,
@@ -36,19 +37,19 @@ SAME, FLOAT, BOOL, LONG = KIND.DEFAULT, KIND.INT_TO_FLOAT, KIND.ALWAYS_BOOL, KIN
 class Pointwise:
     """A function of numbers, its type promotion, and the arguments that are tensors or take part in promotion."""
 
-    value: Callable[..., Any]
+    value: Callable[..., Expr]
     kind: KIND = SAME
     operands: int | None = None
-    defaults: tuple[Any, ...] = ()
+    defaults: tuple[float | None, ...] = ()
 
-    def __call__(self, node: Node, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, node: Node, *args: Any, **kwargs: Any) -> Tensor:
         """Lower a node: load, cast to the dtype of the computation, compute, cast to the output's dtype."""
         args = (*args, *self.defaults[len(args) :]) if self.defaults else args
         count = len(args) if self.operands is None else self.operands
         promoted = [fake for fake in node.fakes[:count] if fake is not None]
         within = computed_in(dtype_of(elementwise_dtypes(*promoted, type_promotion_kind=self.kind)[0]))
 
-        def element(index: tuple[Any, ...]) -> Any:
+        def element(index: tuple[Expr, ...]) -> Expr:
             numbers = [x if x is None else cast(load(x, index), within) for x in args[:count]]
             return cast(self.value(*numbers, *args[count:], **kwargs), node.dtype)
 
@@ -65,7 +66,7 @@ def zero(x: Expr) -> Expr:
     return const(0, x)
 
 
-def libm(name: str) -> Callable[..., Any]:
+def libm(name: str) -> Callable[..., Expr]:
     """Return a function of C's math library, where TVM has no intrinsic or an inaccurate one."""
     return lambda *xs: tirx.call_pure_extern(xs[0].ty.dtype, name + "f" * (xs[0].ty.dtype == "float32"), *xs)
 
@@ -206,14 +207,14 @@ POWERS = {
 }
 
 
-def truth(function: Callable[..., Any]) -> Pointwise:
+def truth(function: Callable[..., Expr]) -> Pointwise:
     """Return a function of bools."""
     return Pointwise(lambda *xs: function(*(unequal(x, zero(x)) for x in xs)), BOOL)
 
 
 INTRINSICS = ("log", "log2", "log10", "sqrt", "sin", "cos", "copysign")
 LIBM = ("erfc", "hypot", "log1p", "tan", "asin", "acos", "atan", "atan2", "sinh", "cosh", "asinh", "acosh", "atanh")
-POINTWISE: dict[str, Callable[..., Any]] = {
+POINTWISE: dict[str, Converter] = {
     **{name: Pointwise(getattr(tirx, name), FLOAT) for name in INTRINSICS},
     **{name: Pointwise(getattr(vector, name), FLOAT) for name in ("sigmoid", "tanh", "erf", "exp", "exp2")},
     **{name: Pointwise(libm(name), FLOAT) for name in LIBM},
@@ -267,7 +268,7 @@ def divide_in_mode(node: Node, *args: Any, rounding_mode: str | None = None) -> 
     return Pointwise(divide, SAME if rounding_mode else FLOAT)(node, *args, rounding_mode=rounding_mode)
 
 
-def convert(node: Node, x: Tensor, *_: Any, **__: Any) -> Tensor:
+def convert(node: Node, x: Tensor, *_: object, **__: object) -> Tensor:
     """Lower a copy with another dtype or another shape."""
     return compute(node.shape, lambda index: cast(load(x, index), node.dtype))
 
@@ -282,7 +283,7 @@ def select(node: Node, condition: Tensor, x: Tensor, y: Tensor) -> Tensor:
     )
 
 
-def filled(node: Node, *size_and_value: Any, **_: Any) -> Tensor:
+def filled(node: Node, *size_and_value: Any, **_: object) -> Tensor:
     """Lower a tensor filled with one number, the last argument."""
     return compute(node.shape, lambda _: cast(size_and_value[-1], node.dtype))
 

@@ -3,7 +3,7 @@
 import functools
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TypeAlias
 
 from tvm import te, tirx
 from tvm.te import Tensor
@@ -11,6 +11,8 @@ from tvm.tirx import Expr
 
 from backend_kwargs.backends.tvm.lowering import vector
 from backend_kwargs.backends.tvm.lowering.node import (
+    Converter,
+    Index,
     Node,
     cast,
     compute,
@@ -27,13 +29,16 @@ from backend_kwargs.backends.tvm.opaque import number
 # With more elements, one float32 total loses digits that ATen's pairwise sums keep.
 LONG = 4096
 
+Dims: TypeAlias = int | Sequence[int] | None  # None: all
+Reducer: TypeAlias = Callable[..., Expr]  # of te.comm_reducer
 
-def lowest(dtype: Any) -> Any:
+
+def lowest(dtype: str) -> Expr:
     """Return a lower bound of a dtype's numbers."""
     return tirx.const(-math.inf, dtype) if is_float(dtype) else tirx.min_value(dtype)
 
 
-def highest(dtype: Any) -> Any:
+def highest(dtype: str) -> Expr:
     """Return an upper bound of a dtype's numbers."""
     return tirx.const(math.inf, dtype) if is_float(dtype) else tirx.max_value(dtype)
 
@@ -44,27 +49,30 @@ MAX = te.comm_reducer(maximum, lowest, "max")
 MIN = te.comm_reducer(minimum, highest, "min")
 
 
-def dims_of(dims: Any, rank: int) -> list[int]:
+def dims_of(dims: Dims, rank: int) -> list[int]:
     """Return the reduced dimensions, all if none is named."""
     dims = [dims] if isinstance(dims, int) else dims
     return sorted({d % rank for d in dims} if dims and rank else range(rank))
 
 
-def spans(x: Tensor, over: Sequence[int], keepdim: bool) -> tuple[list[Any], list[Any], Callable[..., list[Any]]]:
+def spans(
+    x: Tensor, over: Sequence[int], keepdim: bool
+) -> tuple[list[Expr], list[Expr], Callable[[Index], list[Expr]]]:
     """Return the axes of a reduction, its output's shape, and a function from an output index to the input's."""
     axes = {d: te.reduce_axis((0, x.shape[d]), f"r{d}") for d in over}
     shape = [int64(1) if d in axes else size for d, size in enumerate(x.shape) if keepdim or d not in axes]
 
-    def index(outer: Sequence[Any]) -> list[Any]:
-        kept = iter([i for d, i in enumerate(outer) if d not in axes] if keepdim else outer)
-        return [axes[d].var if d in axes else next(kept) for d in range(len(x.shape))]
+    def index(outer: Index) -> list[Expr]:
+        rest = iter([i for d, i in enumerate(outer) if d not in axes] if keepdim else outer)
+        return [axes[d].var if d in axes else next(rest) for d in range(len(x.shape))]
 
     return list(axes.values()), shape, index
 
 
 def reduce(
-    x: Tensor, over: Sequence[int], keepdim: bool, reducer: Any, within: str, value: Callable[..., Any] = lambda v, i: v
-) -> Tensor:
+    x: Tensor, over: Sequence[int], keepdim: bool, reducer: Reducer, within: str,
+    value: Callable[[Expr, Index], Expr] = lambda v, i: v,
+) -> Tensor:  # fmt: skip
     """Return the reduction over some dimensions of `value(element, index)`, computed in dtype `within`."""
     axes, shape, index = spans(x, over, keepdim)
 
@@ -83,7 +91,7 @@ def accumulated_in(x: Tensor, over: Sequence[int], dtype: str) -> str:
     return "float64" if within == "float32" and count >= LONG else within
 
 
-def elements(x: Tensor, over: Sequence[int]) -> Any:
+def elements(x: Tensor, over: Sequence[int]) -> Expr:
     """Return the number of elements that are reduced to one."""
     return math.prod((x.shape[d] for d in over), start=int64(1))
 
@@ -93,10 +101,10 @@ def cast_to(x: Tensor, dtype: str) -> Tensor:
     return x if x.dtype == dtype else compute(x.shape, lambda i: cast(x(*i), dtype))
 
 
-def reduction(reducer: Any) -> Callable[..., Any]:
+def reduction(reducer: Reducer) -> Converter:
     """Return a converter of sum, prod, amax, amin and similar operators."""
 
-    def convert(node: Node, x: Tensor, dims: Any = None, keepdim: bool = False, **_: Any) -> Tensor:
+    def convert(node: Node, x: Tensor, dims: Dims = None, keepdim: bool = False, **_: object) -> Tensor:
         over = dims_of(dims, len(x.shape))
         within = accumulated_in(x, over, node.dtype) if reducer is SUM else computed_in(node.dtype)
         return cast_to(reduce(x, over, keepdim, reducer, within), node.dtype)
@@ -104,7 +112,7 @@ def reduction(reducer: Any) -> Callable[..., Any]:
     return convert
 
 
-def mean(node: Node, x: Tensor, dims: Any = None, keepdim: bool = False, **_: Any) -> Tensor:
+def mean(node: Node, x: Tensor, dims: Dims = None, keepdim: bool = False, **_: object) -> Tensor:
     """Lower mean."""
     over = dims_of(dims, len(x.shape))
     within = accumulated_in(x, over, node.dtype)
@@ -112,7 +120,9 @@ def mean(node: Node, x: Tensor, dims: Any = None, keepdim: bool = False, **_: An
     return compute(total.shape, lambda i: cast(total(*i) / count, node.dtype))
 
 
-def vector_norm(node: Node, x: Tensor, order: float = 2, dims: Any = None, keepdim: bool = False, **_: Any) -> Tensor:
+def vector_norm(
+    node: Node, x: Tensor, order: float = 2, dims: Dims = None, keepdim: bool = False, **_: object
+) -> Tensor:
     """Lower linalg_vector_norm: the largest or smallest magnitude, or a root of the sum of their powers."""
     over = dims_of(dims, len(x.shape))
     within = accumulated_in(x, over, node.dtype)
@@ -124,14 +134,14 @@ def vector_norm(node: Node, x: Tensor, order: float = 2, dims: Any = None, keepd
     return compute(total.shape, lambda i: cast(root(total(*i)), node.dtype))
 
 
-NORMS: dict[float, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {
+NORMS: dict[float, tuple[Callable[[Expr], Expr], Callable[[Expr], Expr]]] = {
     0: (lambda v: cast(cast(v, "bool"), str(v.ty.dtype)), lambda v: v),
     1: (tirx.abs, lambda v: v),
     2: (lambda v: v * v, tirx.sqrt),
 }
 
 
-def general_norm(order: float) -> tuple[Callable[[Any], Any], Callable[[Any], Any]]:
+def general_norm(order: float) -> tuple[Callable[[Expr], Expr], Callable[[Expr], Expr]]:
     """Return the power and the root of a norm."""
     return (
         lambda v: tirx.pow(tirx.abs(v), vector.const(order, v)),
@@ -139,20 +149,20 @@ def general_norm(order: float) -> tuple[Callable[[Any], Any], Callable[[Any], An
     )
 
 
-def any_true(node: Node, x: Tensor, dims: Any = None, keepdim: bool = False) -> Tensor:
+def any_true(node: Node, x: Tensor, dims: Dims = None, keepdim: bool = False) -> Tensor:
     """Lower any, reduced as ints."""
-    found = reduce(x, dims_of(dims, len(x.shape)), keepdim, MAX, "bool", lambda v, _: cast(v, "int32"))
-    return cast_to(found, node.dtype)
+    largest = reduce(x, dims_of(dims, len(x.shape)), keepdim, MAX, "bool", lambda v, _: cast(v, "int32"))
+    return cast_to(largest, node.dtype)
 
 
-def moments(node: Node, x: Tensor, dims: Any, correction: Any, keepdim: bool, dtype: str) -> tuple[Tensor, Tensor]:
+def moments(node: Node, x: Tensor, dims: Dims, correction: float, keepdim: bool, dtype: str) -> tuple[Tensor, Tensor]:
     """Return variance and mean, in two passes for accuracy."""
     over = dims_of(dims, len(x.shape))
     within = accumulated_in(x, over, dtype)
     total, count = reduce(x, over, True, SUM, within), cast(elements(x, over), within)
     average = compute(total.shape, lambda i: total(*i) / count, "mean")
 
-    def square(v: Any, index: Sequence[Any]) -> Any:
+    def square(v: Expr, index: Index) -> Expr:
         apart = v - average(*(0 if d in over else i for d, i in enumerate(index)))
         return apart * apart
 
@@ -160,40 +170,42 @@ def moments(node: Node, x: Tensor, dims: Any, correction: Any, keepdim: bool, dt
     free = tirx.max(count - cast(1.0 * correction, within), number(0.0, within))
     variance = compute(squares.shape, lambda i: cast(squares(*i) / free, dtype), "variance")
 
-    def unless_infinite(i: Sequence[Any], value: Any) -> Any:
+    def unless_infinite(i: Index, value: Expr) -> Expr:
         # As ATen's running mean, which is nan after an infinity.
         return cast(tirx.Select(isnan(squares(*i)), squares(*i), value), dtype)
 
     if keepdim:
         return variance, compute(squares.shape, lambda i: unless_infinite(i, average(*i)))
 
-    def spread(i: Sequence[Any]) -> list[Any]:
-        kept = iter(i)
-        return [0 if d in over else next(kept) for d in range(len(x.shape))]
+    def spread(i: Index) -> list[Expr]:
+        rest = iter(i)
+        return [0 if d in over else next(rest) for d in range(len(x.shape))]
 
     return variance, compute(squares.shape, lambda i: unless_infinite(i, average(*spread(i))))
 
 
-def var(node: Node, x: Tensor, dims: Any = None, *, correction: Any = None, keepdim: bool = False) -> Tensor:
+def var(node: Node, x: Tensor, dims: Dims = None, *, correction: float | None = None, keepdim: bool = False) -> Tensor:
     """Lower var.correction."""
     return moments(node, x, dims, 1 if correction is None else correction, keepdim, node.dtype)[0]
 
 
-def var_mean(node: Node, x: Tensor, dims: Any = None, *, correction: Any = None, keepdim: bool = False) -> list[Tensor]:
+def var_mean(
+    node: Node, x: Tensor, dims: Dims = None, *, correction: float | None = None, keepdim: bool = False
+) -> list[Tensor]:
     """Lower var_mean.correction."""
     return list(moments(node, x, dims, 1 if correction is None else correction, keepdim, dtype(node.out[0])))
 
 
 def best(
-    shape: Sequence[Any],
-    element: Callable[..., Any],
-    axes: Sequence[Any],
+    shape: Sequence[Expr],
+    element: Callable[[tuple[Expr, ...]], tuple[Expr, Expr]],
+    axes: Sequence[Expr],
     dtype: str,
     *,
     largest: bool,
     positions: bool,
     last_nan: bool = False,
-) -> list[Any]:
+) -> list[Tensor | None]:
     """Return the best values of `element(index) -> (value, position)` over axes, and on request their first positions.
 
     Of nan with `last_nan` the last position, as ATen's pooling has it.
@@ -205,10 +217,10 @@ def best(
     def first(i: tuple[Expr, ...]) -> Expr:
         value, position = element(i)
         value = cast(value, within)
-        found = tirx.any(equal(value, values(*i)), tirx.all(isnan(value), isnan(values(*i))))
+        is_best = tirx.any(equal(value, values(*i)), tirx.all(isnan(value), isnan(values(*i))))
         if last_nan:
             position = tirx.Select(isnan(value), -position, position)
-        return MIN(tirx.Select(found, position, tirx.max_value("int64")), axis=axes)
+        return MIN(tirx.Select(is_best, position, tirx.max_value("int64")), axis=axes)
 
     if not positions:
         return [values, None]
@@ -216,28 +228,28 @@ def best(
     return [values, compute(shape, lambda i: tirx.abs(at(*i))) if last_nan else at]
 
 
-def extremum(largest: bool, only_position: bool = False) -> Callable[..., Any]:
+def extremum(largest: bool, only_position: bool = False) -> Converter:
     """Return a converter of max.dim or min.dim, or of argmax or argmin."""
 
     def convert(node: Node, x: Tensor, dim: int | None = None, keepdim: bool = False) -> Tensor | list[Tensor]:
         over, kind = dims_of(dim, len(x.shape)), str(x.dtype)
         axes, shape, index = spans(x, over, keepdim)
 
-        def element(outer: Sequence[Any]) -> tuple[Any, Any]:
+        def element(outer: Index) -> tuple[Expr, Expr]:
             at = index(outer)
             return x(*at), functools.reduce(lambda total, d: total * x.shape[d] + at[d], over, int64(0))
 
         if not axes:
-            found = [compute(shape, lambda _: x()), compute(shape, lambda _: int64(0))]
+            results = [compute(shape, lambda _: x()), compute(shape, lambda _: int64(0))]
         else:
             positions = only_position or node.used(1)
-            found = best(shape, element, axes, kind, largest=largest, positions=positions)
-        return found[1] if only_position else [cast_to(found[0], kind), found[1]]
+            results = best(shape, element, axes, kind, largest=largest, positions=positions)
+        return results[1] if only_position else [cast_to(results[0], kind), results[1]]
 
     return convert
 
 
-def softmax(logarithm: bool) -> Callable[..., Any]:
+def softmax(logarithm: bool) -> Converter:
     """Return a converter of softmax or its logarithm, computed in float32 or wider."""
 
     def convert(node: Node, x: Tensor, dim: int, half_to_float: bool) -> Tensor:
@@ -246,7 +258,7 @@ def softmax(logarithm: bool) -> Callable[..., Any]:
         at, within = dim % len(x.shape), computed_in(node.dtype)
         top = reduce(x, [at], True, MAX, within)
 
-        def along(i: Sequence[Any]) -> list[Any]:
+        def along(i: Index) -> list[Expr]:
             return [0 if d == at else j for d, j in enumerate(i)]
 
         if logarithm:
@@ -261,7 +273,7 @@ def softmax(logarithm: bool) -> Callable[..., Any]:
     return convert
 
 
-REDUCTIONS: dict[str, Callable[..., Any]] = {
+REDUCTIONS: dict[str, Converter] = {
     "sum": reduction(SUM),
     "prod": reduction(PROD),
     "amax": reduction(MAX),

@@ -2,15 +2,14 @@
 
 import functools
 import itertools
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import torch
 from tvm import tirx
 from tvm.te import Tensor
 from tvm.tirx import Expr
 
-from backend_kwargs.backends.tvm.lowering.node import Node, axis, cast, compute, int64, replaced
+from backend_kwargs.backends.tvm.lowering.node import Converter, Index, Node, axis, cast, compute, int64, replaced
 
 # The same memory with another shape: TVM's own operator, which copies nothing.
 RESHAPED = frozenset(
@@ -37,7 +36,7 @@ def permute(node: Node, x: Tensor, dims: Sequence[int]) -> Tensor:
     return compute(node.shape, lambda i: x(*(i[order.index(d)] for d in range(len(order)))))
 
 
-def start_of(node: Node, start: Any, size: Any) -> Any:
+def start_of(node: Node, start: object, size: int | torch.SymInt) -> Expr:
     """Return where a slice starts: sizes come from the fake tensors, so only bounds need care."""
     if start is None:
         return 0
@@ -50,14 +49,14 @@ def start_of(node: Node, start: Any, size: Any) -> Any:
     raise node.deny("a slice that starts at a symbolic size")
 
 
-def slice_(node: Node, x: Tensor, dim: int = 0, start: Any = None, end: Any = None, step: int = 1) -> Tensor:
+def slice_(node: Node, x: Tensor, dim: int = 0, start: object = None, end: object = None, step: int = 1) -> Tensor:
     """Lower slice."""
     at = axis(dim, rank(node))
     first = start_of(node, node.fakes[2] if len(node.fakes) > 2 else None, node.fakes[0].shape[at])
     return compute(node.shape, lambda i: x(*replaced(i, at, first + i[at] * step)))
 
 
-def select(node: Node, x: Tensor, dim: int, index: Any) -> Tensor:
+def select(node: Node, x: Tensor, dim: int, index: object) -> Tensor:
     """Lower select."""
     at = axis(dim, rank(node))
     if not isinstance(index, int):
@@ -81,12 +80,12 @@ def cat(node: Node, tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
     return compute(node.shape, element)
 
 
-def _from(x: Tensor, at: int, begin: Any, index: Sequence[Any]) -> Any:
+def _from(x: Tensor, at: int, begin: Expr, index: Index) -> Expr:
     """Return the element at an index that is moved along one dimension."""
     return x(*replaced(index, at, index[at] + begin))
 
 
-def split(node: Node, x: Tensor, _: Any, dim: int = 0) -> list[Any]:
+def split(node: Node, x: Tensor, _: object, dim: int = 0) -> list[Tensor | None]:
     """Lower split_with_sizes: one slice for each output."""
     at, begin, parts = axis(dim, rank(node)), 0, []
     for out in node.out:
@@ -101,13 +100,13 @@ def flip(node: Node, x: Tensor, dims: Sequence[int]) -> Tensor:
     return compute(node.shape, lambda i: x(*(x.shape[d] - 1 - j if d in turned else j for d, j in enumerate(i))))
 
 
-def repeat(node: Node, x: Tensor, _: Any) -> Tensor:
+def repeat(node: Node, x: Tensor, _: object) -> Tensor:
     """Lower repeat: the index modulo the repeated tensor's sizes."""
     lead = node.out.dim() - rank(node)
     return compute(node.shape, lambda i: x(*(tirx.floormod(j, s) for j, s in zip(i[lead:], x.shape, strict=True))))
 
 
-def roll(node: Node, x: Tensor, shifts: Sequence[Any], dims: Sequence[int] = ()) -> Any:
+def roll(node: Node, x: Tensor, shifts: Sequence[Expr], dims: Sequence[int] = ()) -> Tensor:
     """Lower roll: the element at the index minus the shift, wrapped around."""
     if not dims and rank(node) > 1:
         raise node.deny("a roll of all dimensions as one")
@@ -133,7 +132,7 @@ def diagonal(node: Node, x: Tensor, offset: int = 0, dim1: int = 0, dim2: int = 
     return compute(node.shape, element)
 
 
-def constant_pad(node: Node, x: Tensor, pad: Sequence[Any], value: float = 0) -> Tensor:
+def constant_pad(node: Node, x: Tensor, pad: Sequence[Expr], value: float = 0) -> Tensor:
     """Lower constant_pad_nd; a negative pad crops."""
     before = [0] * (rank(node) - len(pad) // 2) + node.sizes(node.fakes[1][::2])[::-1]
 
@@ -145,7 +144,7 @@ def constant_pad(node: Node, x: Tensor, pad: Sequence[Any], value: float = 0) ->
     return compute(node.shape, element)
 
 
-def arange(node: Node, *_: Any, **__: Any) -> Tensor:
+def arange(node: Node, *_: object, **__: object) -> Tensor:
     """Lower arange.start_step."""
     start, _end, step = (*node.fakes, 1)[:3] if len(node.fakes) > 1 else (0, node.fakes[0], 1)
     within = "int64" if all(isinstance(n, int | torch.SymInt) for n in (start, step)) else "float64"
@@ -153,7 +152,7 @@ def arange(node: Node, *_: Any, **__: Any) -> Tensor:
     return compute(node.shape, lambda i: cast(first + cast(i[0], within) * by, node.dtype))
 
 
-VIEWS: dict[str, Callable[..., Any]] = {
+VIEWS: dict[str, Converter] = {
     "permute": permute,
     "slice": slice_,
     "select": select,

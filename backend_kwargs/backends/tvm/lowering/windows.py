@@ -3,36 +3,39 @@
 import functools
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TypeAlias
 
 from tvm import te, tirx, topi
 from tvm.te import Tensor
 from tvm.tirx import Expr
 
-from backend_kwargs.backends.tvm.lowering.node import Node, cast, compute, computed_in, dtype, int64
+from backend_kwargs.backends.tvm.lowering.node import Converter, Index, Node, cast, compute, computed_in, dtype, int64
 from backend_kwargs.backends.tvm.lowering.reductions import best, cast_to, lowest
+
+Widths: TypeAlias = int | Sequence[int]  # one for all dimensions of a window, or one for each
 
 
 def convolution(
-    node: Node, x: Tensor, weight: Tensor, bias: Tensor | None, stride: Any, padding: Any, dilation: Any,
-    transposed: bool, _: Any, groups: int,
+    node: Node, x: Tensor, weight: Tensor, bias: Tensor | None, stride: Widths, padding: Widths,
+    dilation: Widths, transposed: bool, _: object, groups: int,
 ) -> Tensor:  # fmt: skip
     """Lower convolution of any rank."""
     within, rank = computed_in(node.dtype), len(x.shape) - 2
-    stride, padding, dilation = (spread(v, rank) for v in (stride, padding, dilation))
+    strides, paddings, dilations = (spread(v, rank) for v in (stride, padding, dilation))
     if transposed:
-        result = deconvolved(node, x, weight, stride, padding, dilation, groups, within)
+        result = deconvolved(node, x, weight, strides, paddings, dilations, groups, within)
     else:
         layout = "NC" + "DHW"[3 - rank :]
-        result = topi.nn.conv(x, weight, stride, padding, dilation, groups, layout, "", within)
+        result = topi.nn.conv(x, weight, strides, paddings, dilations, groups, layout, "", within)
     if bias is None:
         return cast_to(result, node.dtype)
     return compute(node.shape, lambda i: cast(result(*i) + cast(bias(i[1]), within), node.dtype))
 
 
 def deconvolved(
-    node: Node, x: Tensor, weight: Tensor, stride: Any, padding: Any, dilation: Any, groups: int, within: str
-) -> Tensor:
+    node: Node, x: Tensor, weight: Tensor, stride: Sequence[int], padding: Sequence[int], dilation: Sequence[int],
+    groups: int, within: str,
+) -> Tensor:  # fmt: skip
     """Return a transposed convolution: each output element gathers the inputs that contribute to it."""
     per_group = weight.shape[1]
     inner = tirx.floordiv(x.shape[1], int64(groups))
@@ -50,8 +53,9 @@ def deconvolved(
 
 
 def source_of(
-    at: Sequence[Any], kernel: Sequence[Any], sizes: Sequence[Any], stride: Any, padding: Any, dilation: Any
-) -> tuple[list[Any], Any]:
+    at: Index, kernel: Sequence[Expr], sizes: Sequence[Expr], stride: Sequence[int], padding: Sequence[int],
+    dilation: Sequence[int],
+) -> tuple[list[Expr], Expr]:  # fmt: skip
     """Return the window with a given position at a given place of its kernel, and whether there is one."""
     index, fits = [], []
     for i, k, size, s, p, d in zip(at, kernel, sizes, stride, padding, dilation, strict=True):
@@ -61,21 +65,21 @@ def source_of(
     return index, tirx.all(*fits)
 
 
-def spread(values: int | Sequence[int], rank: int, default: Any = None) -> list[Any]:
+def spread(values: Widths, rank: int, default: Sequence[int] = ()) -> list[int]:
     """Return one value for each dimension of a window."""
-    each: list[Any] = list(values) if isinstance(values, list | tuple) else [values]
-    each = each or list(default)
-    return each * rank if len(each) == 1 else each
+    widths = [values] if isinstance(values, int) else list(values)
+    widths = widths or list(default)
+    return widths * rank if len(widths) == 1 else widths
 
 
 def windowed(
     x: Tensor, kernel: Sequence[int], stride: Sequence[int], padding: Sequence[int], dilation: Sequence[int]
-) -> tuple[list[Any], Callable[[Sequence[Any]], tuple[list[Any], Any]]]:
+) -> tuple[list[Expr], Callable[[Index], tuple[list[Expr], Expr]]]:
     """Return the axes of a window, and a function from an output index to the input's and whether it is not padding."""
     axes = [te.reduce_axis((0, int64(k)), "w") for k in kernel]
     lead = len(x.shape) - len(kernel)
 
-    def index(i: Sequence[Any]) -> tuple[list[Any], Any]:
+    def index(i: Index) -> tuple[list[Expr], Expr]:
         at = [
             j * int64(s) + a * int64(d) - int64(p)
             for j, a, s, p, d in zip(i[lead:], axes, stride, padding, dilation, strict=True)
@@ -86,19 +90,19 @@ def windowed(
     return axes, index
 
 
-def avg_pool(rank: int) -> Callable[..., Any]:
+def avg_pool(rank: int) -> Converter:
     """Return a converter of avg_pool2d or 3d."""
 
     def convert(
-        node: Node, x: Tensor, kernel: Any, stride: Any = (), padding: Any = 0, ceil_mode: bool = False,
+        node: Node, x: Tensor, kernel: Widths, stride: Widths = (), padding: Widths = 0, ceil_mode: bool = False,
         count_include_pad: bool = True, divisor_override: int | None = None,
-    ) -> Any:  # fmt: skip
-        kernel = spread(kernel, rank)
-        stride, padding = spread(stride, rank, kernel), spread(padding, rank)
+    ) -> Tensor:  # fmt: skip
+        kernels = spread(kernel, rank)
+        strides, paddings = spread(stride, rank, kernels), spread(padding, rank)
         if not node.out.is_floating_point():
             raise node.deny("an average of ints")
         within = computed_in(node.dtype)
-        axes, index = windowed(x, kernel, stride, padding, [1] * rank)
+        axes, index = windowed(x, kernels, strides, paddings, [1] * rank)
 
         def total(i: tuple[Expr, ...]) -> Expr:
             at, inside = index(i)
@@ -111,7 +115,7 @@ def avg_pool(rank: int) -> Callable[..., Any]:
                 return cast(totals(*i) / cast(divisor_override, within), node.dtype)
             counts = [
                 covered(j, k, s, p, size, count_include_pad)
-                for j, k, s, p, size in zip(i[-rank:], kernel, stride, padding, x.shape[-rank:], strict=True)
+                for j, k, s, p, size in zip(i[-rank:], kernels, strides, paddings, x.shape[-rank:], strict=True)
             ]
             return cast(totals(*i) / cast(math.prod(counts, start=int64(1)), within), node.dtype)
 
@@ -120,7 +124,7 @@ def avg_pool(rank: int) -> Callable[..., Any]:
     return convert
 
 
-def covered(at: Any, kernel: int, stride: int, padding: int, size: Any, with_padding: bool) -> Any:
+def covered(at: Expr, kernel: int, stride: int, padding: int, size: Expr, with_padding: bool) -> Expr:
     """Return the number of a window's elements that count along one dimension."""
     start = at * int64(stride) - int64(padding)
     end = tirx.min(start + int64(kernel), size + int64(padding))
@@ -129,68 +133,70 @@ def covered(at: Any, kernel: int, stride: int, padding: int, size: Any, with_pad
     return tirx.min(end, size) - tirx.max(start, int64(0))
 
 
-def max_pool(rank: int) -> Callable[..., Any]:
+def max_pool(rank: int) -> Converter:
     """Return a converter of max_pool2d_with_indices or its 3d variant."""
 
     def convert(
-        node: Node, x: Tensor, kernel: Any, stride: Any = (), padding: Any = 0, dilation: Any = 1, _: bool = False
-    ) -> Any:
-        kernel = spread(kernel, rank)
-        stride, padding, dilation = spread(stride, rank, kernel), spread(padding, rank), spread(dilation, rank)
+        node: Node, x: Tensor, kernel: Widths, stride: Widths = (), padding: Widths = 0, dilation: Widths = 1,
+        _: bool = False,
+    ) -> list[Tensor | None]:  # fmt: skip
+        kernels = spread(kernel, rank)
+        strides, paddings, dilations = spread(stride, rank, kernels), spread(padding, rank), spread(dilation, rank)
         values, kind = node.out[0], dtype(node.out[0])
-        axes, index = windowed(x, kernel, stride, padding, dilation)
+        axes, index = windowed(x, kernels, strides, paddings, dilations)
 
-        def element(i: tuple[Expr, ...]) -> Expr:
+        def element(i: tuple[Expr, ...]) -> tuple[Expr, Expr]:
             at, inside = index(i)
             value = tirx.if_then_else(inside, x(*at), lowest(kind))
             return value, tirx.if_then_else(inside, position_in(at, x.shape, rank), tirx.max_value("int64"))
 
         shape, positions = node.sizes(values.shape), node.used(1)
-        found = best(shape, element, axes, kind, largest=True, positions=positions, last_nan=True)
-        return [cast_to(found[0], kind), found[1]]
+        largest, at = best(shape, element, axes, kind, largest=True, positions=positions, last_nan=True)
+        return [cast_to(largest, kind), at]
 
     return convert
 
 
-def position_in(at: Sequence[Any], shape: Sequence[Any], rank: int) -> Any:
+def position_in(at: Index, shape: Sequence[Expr], rank: int) -> Expr:
     """Return a position in the last dimensions as one flat index."""
     pairs = zip(at[-rank:], shape[-rank:], strict=True)
     return functools.reduce(lambda total, pair: total * pair[1] + pair[0], pairs, int64(0))
 
 
 def max_pool_backward(
-    node: Node, grad: Tensor, x: Tensor, kernel: Any, stride: Any, padding: Any, dilation: Any, _: bool, indices: Tensor
-) -> Tensor:
+    node: Node, grad: Tensor, x: Tensor, kernel: Sequence[int], stride: Widths, padding: Widths, dilation: Widths,
+    _: bool, indices: Tensor,
+) -> Tensor:  # fmt: skip
     """Lower max_pool2d_with_indices_backward: each input element gathers from the windows that chose it."""
     rank = len(kernel)
-    stride, padding, dilation = spread(stride, rank, kernel), spread(padding, rank), spread(dilation, rank)
+    strides, paddings, dilations = spread(stride, rank, kernel), spread(padding, rank), spread(dilation, rank)
     within, lead = computed_in(node.dtype), len(x.shape) - rank
-    kernel = [te.reduce_axis((0, int64(k)), "w") for k in kernel]
+    axes = [te.reduce_axis((0, int64(k)), "w") for k in kernel]
 
     def element(i: tuple[Expr, ...]) -> Expr:
-        at, fits = source_of(i[lead:], kernel, grad.shape[lead:], stride, padding, dilation)
+        at, fits = source_of(i[lead:], axes, grad.shape[lead:], strides, paddings, dilations)
         window = (*i[:lead], *at)
         chose = tirx.EQ(tirx.if_then_else(fits, indices(*window), int64(-1)), position_in(i, x.shape, rank))
-        return te.sum(tirx.if_then_else(chose, cast(grad(*window), within), tirx.const(0, within)), axis=kernel)
+        return te.sum(tirx.if_then_else(chose, cast(grad(*window), within), tirx.const(0, within)), axis=axes)
 
     return cast_to(compute(node.shape, element), node.dtype)
 
 
 def avg_pool_backward(
-    node: Node, grad: Tensor, x: Tensor, kernel: Any, stride: Any, padding: Any, _: bool, count_include_pad: bool,
-    divisor_override: int | None,
+    node: Node, grad: Tensor, x: Tensor, kernel: Sequence[int], stride: Widths, padding: Widths, _: bool,
+    count_include_pad: bool, divisor_override: int | None,
 ) -> Tensor:  # fmt: skip
     """Lower avg_pool2d_backward: each input element gathers its share of the windows over it."""
     rank = len(kernel)
-    stride, padding = spread(stride, rank, kernel), spread(padding, rank)
+    strides, paddings = spread(stride, rank, kernel), spread(padding, rank)
     within, lead = computed_in(node.dtype), len(x.shape) - rank
     axes = [te.reduce_axis((0, int64(k)), "w") for k in kernel]
 
     def element(i: tuple[Expr, ...]) -> Expr:
-        at, fits = source_of(i[lead:], axes, grad.shape[lead:], stride, padding, [1] * rank)
+        at, fits = source_of(i[lead:], axes, grad.shape[lead:], strides, paddings, [1] * rank)
         counts = [
             covered(j, k, s, p, size, count_include_pad)
-            for j, k, s, p, size in zip(at, kernel, stride, padding, x.shape[lead:], strict=True)
+            for j, k, s, p, size in zip(at, kernel, strides, paddings, x.shape[lead:], strict=True)
         ]
         count = int64(divisor_override) if divisor_override else math.prod(counts, start=int64(1))
         share = cast(grad(*i[:lead], *at), within) / cast(count, within)
@@ -199,10 +205,10 @@ def avg_pool_backward(
     return cast_to(compute(node.shape, element), node.dtype)
 
 
-def adaptive_avg_pool(rank: int) -> Callable[..., Any]:
+def adaptive_avg_pool(rank: int) -> Converter:
     """Return a converter of _adaptive_avg_pool2d or 3d, whose windows may differ in size by one."""
 
-    def convert(node: Node, x: Tensor, _: Any) -> Tensor:
+    def convert(node: Node, x: Tensor, _: object) -> Tensor:
         sizes = list(zip(node.fakes[0].shape[-rank:], node.out.shape[-rank:], strict=True))
         if not all(isinstance(n, int) for pair in sizes for n in pair):
             raise node.deny("symbolic sizes")
@@ -210,7 +216,7 @@ def adaptive_avg_pool(rank: int) -> Callable[..., Any]:
         # The largest number of elements in a window.
         axes = [te.reduce_axis((0, int64(-(-n // m) + (n % m != 0))), "w") for n, m in sizes]
 
-        def bounds(i: Sequence[Any]) -> list[tuple[Any, Any]]:
+        def bounds(i: Index) -> list[tuple[Expr, Expr]]:
             return [
                 (
                     tirx.floordiv(j * int64(n), int64(m)),
@@ -235,7 +241,7 @@ def adaptive_avg_pool(rank: int) -> Callable[..., Any]:
     return convert
 
 
-WINDOWS: dict[str, Callable[..., Any]] = {
+WINDOWS: dict[str, Converter] = {
     "convolution": convolution,
     "avg_pool2d": avg_pool(2),
     "avg_pool3d": avg_pool(3),
