@@ -76,6 +76,6 @@ def test_generate_races_with_a_static_cache(causal_lm, tokens, tmp_path):
         assert torch.equal(made, expected)
     from backend_kwargs.compile_records import records
 
-    decisions = [record.decision for record in records()]
+    decisions = [record.facts.decision for record in records()]
     assert decisions
     assert not [decision.facts for decision in decisions if "race failed" in decision.facts]

@@ -142,7 +142,9 @@ def case(kind: str, which: str, device: str, sizes: dict[str, int], options: dic
         "gradients": largest(zip(got[1], expected[1], strict=True)),
         "checkpoint": loads_uncompiled(compiled, plain, xs[0]),
         "graphs": len(found),
-        "decided": [f"{each.decision.winner} for {each.decision.facts}" for each in found if each.decision],
+        "decided": [
+            f"{each.facts.decision.winner} for {each.facts.decision.facts}" for each in found if each.facts.decision
+        ],
         "seconds": round(seconds, 1),
     }
 
