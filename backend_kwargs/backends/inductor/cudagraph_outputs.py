@@ -42,8 +42,8 @@ def with_independent_outputs(compiled: Call) -> Call:
 
 def with_copies_of(compiled: Call, constants: Sequence[torch.Tensor]) -> Call:
     """Return `compiled` with copies of the outputs that share memory with one of `constants`."""
-    alive = list(constants)  # kept alive, so that nothing else gets their addresses
-    addresses = frozenset(address for each in alive if (address := _address(each)) is not None)
+    # The code keeps those that it returns. Where another was freed, an output at its address is only copied needlessly.
+    addresses = frozenset(address for each in constants if (address := _address(each)) is not None)
 
     @wraps(compiled)
     def call(*inputs: object) -> object:
