@@ -11,6 +11,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F  # noqa: N812
 from torch.fx import Node
+from torch.fx.node import Argument
 
 from backend_kwargs.rewrites.matching import HALF, Arguments, bytes_of, hint, known_true
 from backend_kwargs.rewrites.table import Rewrite
@@ -80,7 +81,7 @@ def _product(patches: _Patches, *, channels_last: bool, length: int) -> Node:
     return rows.graph.call_function(F.linear, (rows, weight, patches.bias))
 
 
-def _method(name: str, node: Node, *args: Any) -> Node:
+def _method(name: str, node: Node, *args: Argument) -> Node:
     return node.graph.call_method(name, (node, *args))
 
 
