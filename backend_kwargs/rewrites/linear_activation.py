@@ -51,7 +51,7 @@ def tanh_gelu(x: Tensor) -> Tensor:
 
 def define_linear(
     name: str, activation: Callable[[Tensor], Tensor], by_onednn: tuple[str, str]
-) -> OpOverload[..., Any]:
+) -> "OpOverload[..., Any]":
     """Define an operator of x [rows, in], w [out, in] and bias [out]; `by_onednn`: the activation and its algorithm."""
     kind, algorithm = by_onednn
     return define(

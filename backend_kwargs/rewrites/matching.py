@@ -135,7 +135,7 @@ def _by_the_only_schema(target: Callable[..., Any], args: tuple[Argument, ...], 
     return {"input" if name == "self" else name: value for name, value in pair.kwargs.items()} if pair else None
 
 
-def _listed(args: tuple[Argument, ...], schema: torch.FunctionSchema) -> tuple[Argument, ...]:
+def _listed(args: tuple[Argument, ...], schema: "torch.FunctionSchema") -> tuple[Argument, ...]:
     """Return a method's arguments, with sizes that it was given one by one, as in `x.view(2, 3)`, as a list."""
     own = [each for each in schema.arguments if not each.kwarg_only]
     sizes = args[1:]
@@ -165,7 +165,7 @@ def _bound(
     return bound.arguments
 
 
-def _may_be(kind: torch.JitType, value: object) -> bool:
+def _may_be(kind: "torch.JitType", value: object) -> bool:
     """Return whether an argument may be of a schema's type."""
     name = kind.kind()
     if name == "OptionalType":

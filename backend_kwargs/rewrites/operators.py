@@ -43,7 +43,7 @@ def define(
     saved: Callable[[Node], float] | None = None,
     keep: Callable[..., None] | None = None,
     backward: Kernel | None = None,
-) -> OpOverload[..., Any]:
+) -> "OpOverload[..., Any]":
     """Define an operator; `saved` returns the bytes of memory traffic that a node saves over the matched ones.
 
     `keep(ctx, inputs, output)` and `backward(ctx, *gradients)` are those of `torch.library.register_autograd`.
@@ -69,7 +69,7 @@ def _inlining(cuda: Kernel) -> Kernel:
 
     def rule(
         mode: FunctionalTensorMode,
-        op: OpOverload[..., Any],
+        op: "OpOverload[..., Any]",
         types: Sequence[type],
         args: tuple[Any, ...],
         kwargs: Arguments,

@@ -1,12 +1,15 @@
 """The process groups of torch.distributed: their store and their timeouts."""
 
 from contextlib import suppress
-from typing import Any
+from typing import TYPE_CHECKING
 
 from torch.distributed import constants, distributed_c10d
 
+if TYPE_CHECKING:
+    from torch._C._distributed_c10d import Store
 
-def store() -> Any:
+
+def store() -> "Store":
     """Return the store that all ranks share."""
     return distributed_c10d._get_default_store()
 

@@ -38,6 +38,6 @@ def replace_tensors(module: torch.nn.Module, made_of: Callable[[torch.Tensor], t
     module._apply(made_of)  # type: ignore[no-untyped-call]
 
 
-def compiled_call(module: Any) -> Any:
+def compiled_call(module: object) -> Callable[..., Any] | None:
     """Return what `Module.compile()` has put in place of the module's call, or None."""
     return getattr(module, "_compiled_call_impl", None)
