@@ -7,7 +7,7 @@ from typing import Any
 
 Options = Mapping[str, Any]  # values by name
 # Options that permit what they name, so that `auto` also races code without it: (the user's value, a candidate's).
-PERMITTING: Mapping[str, tuple[Any, Any]] = MappingProxyType({"freezing": (True, False)})
+PERMITTING: Mapping[str, tuple[object, object]] = MappingProxyType({"freezing": (True, False)})
 
 
 def copied(value: Any) -> Any:

@@ -26,7 +26,7 @@ class Option:
     env: tuple[str, ...] = ()  # environment variables that set the default
     env_force: tuple[str, ...] = ()  # environment variables that override any patch
     forced: bool = False  # one of env_force is set in this process
-    forced_value: Any = None
+    forced_value: object = None
     alias: str | None = None
     deprecated: str | None = None
     data: bool = False  # a file may set it, whatever its type: see `trust`

@@ -18,6 +18,7 @@ from types import MappingProxyType
 from typing import Any
 
 from backend_kwargs.errors import BackendKwargsError, NoCompilerError, unknown
+from backend_kwargs.options.layers import Options
 
 CUTLASS_PACKAGES = ("cutlass_library", "cutlass_cppgen", "pycute")
 CUTLASS_VARIABLE = "TORCHINDUCTOR_CUTLASS_DIR"
@@ -308,14 +309,14 @@ def _requirement(need: Need) -> Requirement:
 
 
 def limits_of_options(
-    options: Mapping[str, Any], default: Lookup, machine: Machine, rules: Sequence[Rule] = RULES
+    options: Options, default: Lookup, machine: Machine, rules: Sequence[Rule] = RULES
 ) -> dict[str, Limit]:
     """Return the reason for each of `options` that has no effect: what `machine` lacks, else the other options.
 
     Only missing properties of the machine have a remedy. `default` returns the value of an option that is not set.
     """
 
-    def value(name: str) -> Any:
+    def value(name: str) -> object:
         return options[name] if name in options else default(name)
 
     found = {}
@@ -384,7 +385,7 @@ def machine() -> Machine:
     )
 
 
-def cxx_of(options: Mapping[str, Any]) -> str:
+def cxx_of(options: Options) -> str:
     """Return the C++ compiler that Inductor tries first; as in its option cpp.cxx, CXX precedes the usual one."""
     given = options.get("cpp.cxx")
     usual = os.environ.get("CXX", "clang++" if sys.platform == "darwin" else "g++")

@@ -141,7 +141,7 @@ def _add_module(gm: GraphModule, weight: Weight, placeholder: Node, precision: s
     return name
 
 
-def _replace(gm: GraphModule, node: Node, module: str, x: Node, bias: Any, precision: str) -> None:
+def _replace(gm: GraphModule, node: Node, module: str, x: Node, bias: Node | None, precision: str) -> None:
     captured = node.meta["example_value"].dtype
     with gm.graph.inserting_before(node):
         if precision == "fp8-dynamic" and captured != torch.bfloat16:

@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 from torch.fx import GraphModule, Interpreter, Node
-from torch.fx.node import map_aggregate
+from torch.fx.node import Argument, map_aggregate
 
 from backend_kwargs.torch_internals import pytree
 from backend_kwargs.torch_internals.modes import enter_autocast
@@ -45,7 +45,7 @@ class InFloat64(Interpreter):
         args, kwargs = map_aggregate(args, _wide), map_aggregate(kwargs, _wide)
         return (_without_autocast(args) if n.target is enter_autocast else args), kwargs
 
-    def run_node(self, n: Node) -> Any:
+    def run_node(self, n: Node) -> object:
         """Run a node; a tensor that it creates in the default dtype is widened, since the graph may write into it."""
         result = super().run_node(n)
         if not n.op.startswith("call"):
@@ -54,7 +54,7 @@ class InFloat64(Interpreter):
         self._count(n, result)
         return result
 
-    def _count(self, n: Node, result: Any) -> None:
+    def _count(self, n: Node, result: object) -> None:
         own = [leaf for leaf in pytree.tree_leaves(result) if isinstance(leaf, torch.Tensor) and not is_view(leaf)]
         self.bytes[n] = sum(leaf.nbytes for leaf in own)
         self.live += self.bytes[n]
@@ -99,15 +99,15 @@ def check_bits(node: Node) -> None:
         raise TypeError("it reads the bits of numbers, which differ in float64")
 
 
-def _wide(leaf: Any) -> Any:
+def _wide(leaf: Argument) -> Argument:
     return _wide_dtype(_wide_tensor(leaf))
 
 
-def _wide_tensor(leaf: Any) -> Any:
+def _wide_tensor(leaf: Argument) -> Argument:
     return leaf.double() if isinstance(leaf, torch.Tensor) and leaf.dtype in LOWER else leaf
 
 
-def _wide_dtype(leaf: Any) -> Any:
+def _wide_dtype(leaf: Argument) -> Argument:
     return torch.float64 if isinstance(leaf, torch.dtype) and leaf in LOWER else leaf
 
 
