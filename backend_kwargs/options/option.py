@@ -20,7 +20,7 @@ class Option:
     """One option; `type` is any typing form, Any if it is unknown."""
 
     name: str
-    type: Any = Any
+    type: object = Any
     default: Any = None
     doc: str = ""
     env: tuple[str, ...] = ()  # environment variables that set the default

@@ -319,14 +319,14 @@ def limits_of_options(
     def value(name: str) -> object:
         return options[name] if name in options else default(name)
 
-    found = {}
+    reasons = {}
     for name in options:
         own = [rule for rule in rules if fnmatchcase(name, rule.options)]
         if lacking := _lacking(own, value, machine):
-            found[name] = Limit(f"Option {name!r}", lacking[0].reason, lacking[0].remedy)
+            reasons[name] = Limit(f"Option {name!r}", lacking[0].reason, lacking[0].remedy)
         elif reason := next(filter(None, (rule.unless(value) for rule in own)), ""):
-            found[name] = Limit(f"Option {name!r}", reason, "")
-    return found
+            reasons[name] = Limit(f"Option {name!r}", reason, "")
+    return reasons
 
 
 def _lacking(rules: Sequence[Rule], value: Lookup, machine: Machine) -> list[Requirement]:

@@ -8,7 +8,7 @@ names them, and code otherwise. So a new option of a new torch is code until som
 
 from collections.abc import Callable, Mapping
 from types import NoneType, UnionType
-from typing import Annotated, Any, Literal, Union, get_args, get_origin
+from typing import Annotated, Literal, Union, get_args, get_origin
 
 from backend_kwargs.errors import BackendKwargsError
 from backend_kwargs.options.option import Option
@@ -39,7 +39,7 @@ INDUCTOR_DATA = _names(
 OWN_DATA = frozenset({"rewrites", "tuned_products"})
 AUTO_DATA = frozenset({"candidates"})
 # Takes an option, a value, and the option's name in an error; returns the value converted to the option's type.
-Check = Callable[[Option, object, str], Any]
+Check = Callable[[Option, object, str], object]
 INERT = (bool, int, float, None, NoneType)
 
 
@@ -62,7 +62,7 @@ def chooses(wanted: object) -> bool:
 def untrusted(coerce: Check) -> Check:
     """Return `coerce` for values from a file: it rejects options that are code before it looks at their values."""
 
-    def refusing(option: Option, value: object, kind: str) -> Any:
+    def refusing(option: Option, value: object, kind: str) -> object:
         if not is_data(option) and names_something(value):
             raise BackendKwargsError(
                 f"{kind[:1].upper()}{kind[1:]} {option.name!r} is code, which a file may set only if it is trusted: "

@@ -124,14 +124,14 @@ class _Cast:
     def _replace(self, node: Node, args: tuple[Argument, ...], kwargs: dict[str, Argument]) -> None:
         """Replace `node` by the same operation on narrow values, with its result widened."""
         with self.graph.inserting_before(node):
-            made = self.graph.create_node(node.op, node.target, args, kwargs)
-            wide = self.graph.call_function(CAST, (made, torch.float32))
-        made.meta = {name: value for name, value in node.meta.items() if name != "example_value"}
+            product = self.graph.create_node(node.op, node.target, args, kwargs)
+            wide = self.graph.call_function(CAST, (product, torch.float32))
+        product.meta = {name: value for name, value in node.meta.items() if name != "example_value"}
         wide.meta = dict(node.meta)
         node.replace_all_uses_with(wide)
         self.graph.erase_node(node)
         if not self._may_change(wide):
-            self.narrow[wide] = made
+            self.narrow[wide] = product
 
     def _narrowed(self, leaf: Argument) -> Argument:
         if not isinstance(leaf, Node) or _dtype(self.gm, leaf) != torch.float32:

@@ -169,7 +169,7 @@ def _checking(packs: Sequence[Pack], kept: Sequence[int]) -> Callable[[Call], Ca
     """Return what wraps a compiled graph: a call that packs weights again that have changed."""
 
     def wrap(compiled: Call) -> Call:
-        def call(*inputs: Any) -> Any:
+        def call(*inputs: Any) -> object:
             for each in packs:
                 each.refresh(inputs)
             return compiled(*[inputs[at] for at in kept])

@@ -6,7 +6,6 @@ cuDNN first converts layouts, pads channels, or has only slow kernels for so few
 import math
 import operator
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 import torch.nn.functional as F  # noqa: N812
@@ -102,7 +101,7 @@ def _patches(args: Arguments) -> _Patches | None:
     return _Patches(args["input"], args["weight"], args["bias"], counts, size)
 
 
-def _of_each(option: Any, size: tuple[int, ...]) -> tuple[Any, ...]:
+def _of_each(option: object, size: tuple[int, ...]) -> tuple[object, ...]:
     """Return an option for each dimension."""
     numbers = tuple(option) if isinstance(option, tuple | list) else (option,)
     return numbers * len(size) if len(numbers) == 1 else numbers

@@ -16,9 +16,9 @@ def store() -> "Store":
 
 def shortest_timeout_s() -> float:
     """Return the shortest timeout of the process groups, after which a collective fails; torch's if none says."""
-    found = [constants.default_pg_timeout.total_seconds()]
+    timeouts = [constants.default_pg_timeout.total_seconds()]
     for group in distributed_c10d._world.pg_map:
         for device in group._device_types:
             with suppress(RuntimeError, AttributeError):  # not every backend has options
-                found.append(group._get_backend(device).options._timeout.total_seconds())
-    return min(found)
+                timeouts.append(group._get_backend(device).options._timeout.total_seconds())
+    return min(timeouts)
