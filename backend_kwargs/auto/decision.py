@@ -3,7 +3,6 @@
 import json
 import math
 from dataclasses import asdict, fields
-from typing import Any
 
 import msgspec
 
@@ -23,7 +22,7 @@ def has_form(value: object) -> bool:
     return all(isinstance(each, str | int | float) for each in (value if isinstance(value, list | tuple) else [value]))
 
 
-def plain(options: Options) -> dict[str, Any]:
+def plain(options: Options) -> Options:
     """Return `options` with None in place of each value that a file cannot represent."""
     return {name: value if has_form(value) else None for name, value in options.items()}
 

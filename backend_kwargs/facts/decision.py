@@ -3,7 +3,6 @@
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 from backend_kwargs.interval import Interval
 from backend_kwargs.options.layers import Options
@@ -23,7 +22,7 @@ class RaceRow:
     """
 
     name: str
-    options: dict[str, Any] = field(default_factory=dict)
+    options: Options = field(default_factory=dict)
     status: str = "pass"
     reason: str = ""
     seconds: float | None = None
