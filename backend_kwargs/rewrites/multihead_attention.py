@@ -92,12 +92,12 @@ def _mask(mask: Any, padding: Tensor | None, q: Tensor) -> Tensor | None:
     """Return what is added to the scores, [batch, heads, queries, keys] or less, or None."""
     if mask is not None:
         mask = _added(mask, q)
-        mask = mask.unflatten(0, q.shape[:2]) if mask.dim() == 3 else mask  # type: ignore[no-any-return]
+        mask = mask.unflatten(0, q.shape[:2]) if mask.dim() == 3 else mask
     if padding is not None:
         padding = _added(padding, q)[:, None, None, :]
     if mask is None or padding is None:
-        return padding if mask is None else mask  # type: ignore[no-any-return]
-    return mask + padding  # type: ignore[no-any-return]
+        return padding if mask is None else mask
+    return mask + padding
 
 
 def _added(mask: Tensor, q: Tensor) -> Tensor:
