@@ -1,4 +1,8 @@
-"""Every error of this package, and its wording: the expected value, the given value, the next step, in one line."""
+"""Every error of this package, and its wording: the expected value, the given value, the next step, in one line.
+
+Text is made printable where it leaves: in `str()` of these errors and in warnings, and in what the command line prints.
+So no other call needs to remember it.
+"""
 
 import itertools
 import sys

@@ -2,6 +2,8 @@
 
 `auto` and the precisions come first, since what they measure is what all later stages make. The copies of results are
 the last thing done to a call, then come changes of dynamo's graph, and what Inductor does with the graphs it lowers.
+
+A stage wraps the call only if an option asks for that; otherwise the callable is the compiler's own.
 """
 
 import re

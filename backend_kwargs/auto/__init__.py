@@ -1,1 +1,11 @@
-"""Races: measure which candidate compiles a graph best, check its results, and store the decision."""
+"""Races: measure which candidate compiles a graph best, check its results, and store the decision.
+
+`decide` finds the decision for a graph, by its `cache_key`: one that is stored (`store`, `decisions_toml`), that of
+another rank (`ranks`), or that of a race. `race` compiles candidates, checks their results (`result_checks`) and times
+them (`head_to_head`) within a `budget`. `selection` says which is next: a step of `candidates`, a rewrite (`rewritten`)
+or the tuning of `products`, by what `graph_stats` and `roofline` say it can save. `sandbox` restores what candidates
+change in torch, and `deadline` ends their tuning.
+
+A race runs inside the backend's call, where `example_inputs` are the real tensors. The winner is compiled again, from
+AOTAutograd's cache, so its guards, memory and CUDA graphs are those of a compile without a race.
+"""

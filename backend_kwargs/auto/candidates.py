@@ -441,7 +441,11 @@ def permits(
     rewrites: Iterable[str],
     decided: tuple[str, Options, str],
 ) -> bool:
-    """Return whether a request may use a winner, its options and its compiler that were decided elsewhere."""
+    """Return whether a request may use a winner, its options and its compiler that were decided elsewhere.
+
+    Neither their date nor their measurements count. This is the one rule for stores, imports, artifacts and untrusted
+    bundles.
+    """
     named = {*(settings.candidates or ()), *others_for(settings)}
     allowed = allowed_candidates(named, options_of, rewrites, settings.precision, settings.max_error)
     return trusted(*decided, allowed)

@@ -17,7 +17,11 @@ _ends: dict[int, float] = {}  # by thread
 
 
 class OutOfTime(BaseException):
-    """The deadline for tuning has passed."""
+    """The deadline for tuning has passed.
+
+    A BaseException, since Inductor drops kernels that fail with an Exception. It comes between two kernels, so nothing
+    is left incomplete, and a running compilation is not interrupted.
+    """
 
 
 @contextmanager

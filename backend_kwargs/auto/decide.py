@@ -1,4 +1,8 @@
-"""Decide for each graph which candidate is fastest, by a race or a stored decision, and compile the graph with it."""
+"""Decide for each graph which candidate is fastest, by a race or a stored decision, and compile the graph with it.
+
+It takes no lock: dynamo compiles under one lock for the process, so two races never run at once in it. Two processes
+may both race a graph, and the store keeps the later decision.
+"""
 
 import tempfile
 import time
@@ -353,7 +357,10 @@ class _Question:
 
     @cached_property
     def scope(self) -> str:
-        """What two graphs must share for one's decision to serve the other: store, question, devices, torch's modes."""
+        """What two graphs must share for one's decision to serve the other: store, question, devices, torch's modes.
+
+        Otherwise weights that one caller has frozen would be frozen for all.
+        """
         tensors = [value for value in self.request.example_inputs if isinstance(value, torch.Tensor)]
         devices = sorted({tensor.device.type for tensor in tensors})
         return spelled((str(self.store.path), self.asked, devices, ambient()))

@@ -1,4 +1,8 @@
-"""The time that a graph's kernels could save: the device's minimum, and where a compiled graph exceeds it."""
+"""The time that a graph's kernels could save: the device's minimum, and where a compiled graph exceeds it.
+
+All is predicted from one timing of default, or of CUDA graphs where an eager call waits for launches, and without a
+profiler: the user may be running one.
+"""
 
 import contextlib
 import math

@@ -1,4 +1,8 @@
-"""The store of decisions, in SQLite: safe with many processes and `kill -9`; its errors never fail a compile."""
+"""The store of decisions, in SQLite: safe with many processes and `kill -9`; its errors never fail a compile.
+
+It has a rollback journal: a write-ahead log needs shared memory, which network disks lack, and cannot be read from a
+read-only folder. A writer does everything in one transaction, the check of all pages too.
+"""
 
 import contextlib
 import os

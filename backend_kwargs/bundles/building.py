@@ -102,7 +102,11 @@ def _compiled(built: Built, samples: Sequence[Sample], wanted: "Wanted | None", 
 
 
 def rebound(compiled: Running, built: Built) -> Running:
-    """Return the code compiled on a copy, bound to the user's module."""
+    """Return the code compiled on a copy, bound to the user's module.
+
+    dynamo guards on the properties of a module, so code compiled for a copy with the module's parameters serves the
+    module too, whose state no call of the copy has changed.
+    """
     call: Any = compiled.call
     if built.package:
         call.serve(built.module, in_eager(built, built.module))

@@ -2,6 +2,9 @@
 
 A graph is kept as AOTAutograd's result, which torch's precompilation pickles too. The C++ libraries of its generated
 code are kept with it, and the code refers to them by hash: loading needs neither a cache folder nor a compiler.
+
+torch's cache artifacts lack these libraries, whose keys depend on the compiler's output and on folders. dynamo traces
+again in each process, so the guards are those of the process that serves.
 """
 
 import ast

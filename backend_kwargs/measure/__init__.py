@@ -1,4 +1,10 @@
-"""Timing, comparison of results and memory, for this package and for the benchmark suite."""
+"""Timing, comparison of results and memory, for this package and for the benchmark suite.
+
+`accuracy` judges results by eager's error to a `reference`, `roundings` shows how far eager's move when it rounds
+otherwise, and `bound` compares an error with the user's bound. `served` is a call from the state that the user's call
+had. `timing` interleaves calls, and `statistics` says what exceeds the noise. `inputs` and `trees` are arguments and
+results; `failures` gives an exception its status.
+"""
 
 from backend_kwargs.interval import Interval
 from backend_kwargs.measure.accuracy import Accuracy, Errors, Status, check, check_all, reference, same_twice, worst

@@ -2,6 +2,9 @@
 
 A call may advance a counter, write a row of a cache, or append to a list. Called again on what it left, it would go
 past the end of its cache: an error on a CPU, and on a GPU an assert after which every call of the process fails.
+
+A race, `compare`, `tune`, `run`, the benchmark suite and TVM's comparison with eager time nothing else. One eager call
+on copies shows what a call changes.
 """
 
 import copy

@@ -1,4 +1,8 @@
-"""The precisions that a caller may consent to, as data, and the checks of a request. Imports no torch."""
+"""The precisions that a caller may consent to, as data, and the checks of a request. Imports no torch.
+
+A candidate of a race sets both `precision` and `max_error`. So a stored decision contains the bound, an export is a
+template that works, and the error is measured wherever a decision is used.
+"""
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace

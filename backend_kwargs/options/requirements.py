@@ -1,4 +1,8 @@
-"""What options and templates require of the machine and of each other, and why they have no effect."""
+"""What options and templates require of the machine and of each other, and why they have no effect.
+
+One table has the properties of a machine, another the rules about options. Warnings, `strict`, `list`, `doctor` and
+`explain` read both.
+"""
 
 import ctypes
 import os

@@ -2,6 +2,9 @@
 
 So every value keeps the dtype that dynamo captured. Code around the graph may branch on it, and constants of the graph
 such as `finfo(dtype).min` were made from it; autocast would change both.
+
+Weights are cast at each call, unless they are frozen: nothing tells of a write through `.data`. The casts are in
+dynamo's graph, so AOTAutograd derives the backward pass with them.
 """
 
 import copy

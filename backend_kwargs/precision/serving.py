@@ -74,7 +74,8 @@ def _in_buckets(
                 known[_bucket(given)] = found
             return found
 
-    # A wrapper in the hot path: dynamo does not compile again for a new size of a dynamic dimension.
+    # A wrapper in the hot path: dynamo does not compile again for a new size of a dynamic dimension. A guard on buckets
+    # would, and dynamo stops after eight.
     @functools.wraps(compiled)
     def call(*inputs: Any) -> object:
         found = known.get(tuple([inputs[at].bit_length() for at in sizes]))

@@ -1,4 +1,8 @@
-"""Quantised weights: converted once from each parameter, and again after the parameter has changed."""
+"""Quantised weights: converted once from each parameter, and again after the parameter has changed.
+
+Each call looks at the parameters, and converts those that changed into the same memory: a guard would compile again
+after each step of an optimizer, and dynamo stops after eight. Frozen weights are constants, so they have guards.
+"""
 
 import ctypes
 import threading

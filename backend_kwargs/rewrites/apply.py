@@ -1,4 +1,9 @@
-"""Apply rewrites as one of Inductor's passes, after the user's own, and count what they find in a graph."""
+"""Apply rewrites as one of Inductor's passes, after the user's own, and count what they find in a graph.
+
+Patterns match after AOTAutograd's partition. A value that the backward pass needs is an output there, and so has
+another user, and a pattern that would remove it does not match. What must be differentiated is replaced in dynamo's
+graph. Reports count a rewrite by its operators in the code: this pass does not run on a graph from a cache.
+"""
 
 import copy
 from collections.abc import Callable, Iterable, Sequence

@@ -2,6 +2,9 @@
 
 cuDNN and oneDNN have one kernel for it. The graph folds a norm into weights and bias at each call, in float32, so that
 updates of the weights take effect.
+
+Not by Inductor's `efficient_conv_bn_eval_fx_passes`, which computes in the weights' dtype, and mixes dtypes if a norm
+is in float32.
 """
 
 from dataclasses import dataclass, field

@@ -97,7 +97,7 @@ def _mask(mask: Any, padding: Tensor | None, q: Tensor) -> Tensor | None:
         padding = _added(padding, q)[:, None, None, :]
     if mask is None or padding is None:
         return padding if mask is None else mask
-    return mask + padding
+    return mask + padding  # type: ignore[no-any-return]
 
 
 def _added(mask: Tensor, q: Tensor) -> Tensor:

@@ -10,7 +10,7 @@ from torch._inductor.compile_fx import compile_fx, compile_fx_inner, get_cpp_wra
 
 
 def lost_cpp_wrapper_options() -> Mapping[str, object]:
-    """Return the options that a C++ wrapper needs, which torch 2.11 forgets for the backward graph; {} since 2.12."""
+    """Return the options that a C++ wrapper needs, which torch forgets for the backward graph; {} since 2.13."""
     kept = "log_cudagraph_skip" in signature(get_cpp_wrapper_config).parameters
     return {} if kept else get_cpp_wrapper_config()
 

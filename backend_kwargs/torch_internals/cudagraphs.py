@@ -46,11 +46,11 @@ def own_trees(devices: Iterable[int]) -> Iterator[Callable[[], None]]:
     generation = 0
 
     class OwnTrees(cudagraph_trees.TreeManagerContainer):
-        def get_tree_manager(self) -> cudagraph_trees.CUDAGraphTreeManager:
-            manager: Any = super().get_tree_manager()
+        def get_tree_manager(self, *args: Any, **kwargs: Any) -> Any:  # torch 2.15 asks with the size of the pool
+            manager: Any = super().get_tree_manager(*args, **kwargs)
             manager.get_curr_generation = lambda: generation
             manager.user_invoked_mark_step = lambda: False
-            return manager  # type: ignore[no-any-return]
+            return manager
 
     containers = trees_of_thread()
     theirs, own = dict(containers), {device: OwnTrees(device) for device in devices}

@@ -1,4 +1,4 @@
-"""Regions of a graph that Inductor compiles, each with its own options; torch 2.11 and 2.12 have no names for them."""
+"""Regions of a graph that Inductor compiles, each with its own options; torch 2.11 has no names for them."""
 
 import inspect
 from importlib import import_module

@@ -311,8 +311,6 @@ def test_an_identity_is_the_same_in_every_process():
         import json, sys
         sys.path.insert(0, sys.argv[1])
         from tests.bundles.unlike_modules import COMPARED
-        from backend_kwargs.bundles.identity import identity_of
-        from tests.bundles.unlike_modules import COMPARED
         from backend_kwargs.bundles.identity.walk import identity_of
         print(json.dumps({name: identity_of(make(2.0)) for name, make in COMPARED.items()}))
     """

@@ -22,6 +22,8 @@ from torch.testing._internal.two_tensor import TwoTensor
 
 import backend_kwargs
 from backend_kwargs import BackendKwargsError, Rewrite, make_backend, register_rewrite
+from backend_kwargs.backends import CapturedGraph
+from backend_kwargs.facts import Compiled
 from backend_kwargs.rewrites import attention, convolution, cudnn_attention, linear_activation, operators, traced
 from backend_kwargs.rewrites import table as rewrites
 from backend_kwargs.rewrites.apply import RewritePass, with_rewrites
@@ -641,12 +643,12 @@ def test_a_rewrite_for_a_gpu_leaves_a_graph_on_a_cpu(monkeypatch):
     monkeypatch.setattr(traced, "unmet", lambda needs, here: ())
     graphs = []
 
-    def compile_gm(gm, inputs):
-        graphs.append(gm)
-        return gm.forward
+    def following(graph):
+        graphs.append(graph.gm)
+        return Compiled(graph.gm.forward)
 
     def backend(gm, inputs):
-        return traced.compile_rewritten(gm, inputs, ("patches", "rotary"), compile_gm)
+        return traced.compile_rewritten(CapturedGraph(gm, inputs), ("patches", "rotary"), following).call
 
     x, w = torch.randn(2, 3, 8, 8).bfloat16(), torch.randn(4, 3, 4, 4).bfloat16()
     torch._dynamo.reset()

@@ -79,8 +79,8 @@ def test_choices_hold_in_their_context():
 
 
 def test_the_backward_graphs_options():
-    """They are none where torch keeps them itself, which it does since 2.12."""
-    kept = torch.__version__ >= "2.12"
+    """They are none where torch keeps them itself, which it does since 2.13."""
+    kept = torch.__version__ >= "2.13"
     assert bool(compile_fx.lost_cpp_wrapper_options()) is not kept
 
 
@@ -194,14 +194,14 @@ def test_kernels_of_the_user_have_numbers():
 # --- regions --------------------------------------------------------------------------------------------------------
 
 
-def test_regions_have_names_since_2_13():
+def test_regions_have_names_since_2_12():
     """torch reads a region's name from its annotation, and nothing that it does not know."""
     known = regions.regional_inductor("inductor_region")
-    assert (known is not None) is (torch.__version__ >= "2.13")
+    assert (known is not None) is (torch.__version__ >= "2.12")
     assert regions.regional_inductor("no_such_argument") is None
 
 
 def test_nothing_was_recorded_on_a_device_that_was_not_used():
     """There is no manager of trees for it."""
     assert cudagraphs.recordings("0/0", 7, backward=False) is None
-    del cudagraphs.trees_of_thread()[7]  # torch makes an empty container
+    cudagraphs.trees_of_thread().pop(7, None)  # before 2.14 torch makes an empty container

@@ -265,7 +265,11 @@ def _inner_compile(config: Mapping[str, Any], here: Machine, *, strict: bool) ->
 
 
 def _torch_wrapper(options: Mapping[str, Any], own: Collection[str]) -> Any:
-    """Return torch's own wrapper for "inductor", which sets the CUPTI variables and holds what the bisector changes."""
+    """Return torch's own wrapper for "inductor", which sets the CUPTI variables and holds what the bisector changes.
+
+    torch gives these, `get_compiler_config`, `reset` and ahead-of-time compiling to the name "inductor" alone, so its
+    wrapper is used, not copied.
+    """
     from backend_kwargs.torch_internals.compile_fx import inductor_wrapper
 
     kind = inductor_wrapper(ahead=bool(options.get("use_aoti")))

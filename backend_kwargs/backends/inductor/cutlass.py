@@ -65,9 +65,9 @@ def asks_for_cutlass(options: Mapping[str, Any], machine: Machine) -> bool:
 def found_by_inductor(nvcc: str | None) -> Iterator[None]:
     """Let Inductor find CUTLASS and `nvcc` while it compiles, in each of its threads.
 
-    They are set as defaults: from torch 2.12 the threads that run nvcc do not see options, and would compile against a
-    missing directory and record the failure on disk. An option or variable that the user has set takes precedence over
-    what is installed, and reaches those threads as well.
+    They are set as defaults, since a path is no part of a portable backend, and from torch 2.12 the threads that run
+    nvcc do not see options, and would compile against a missing directory and record the failure on disk. An option or
+    variable that the user has set takes precedence over what is installed, and reaches those threads as well.
     """
     from backend_kwargs.torch_internals.inductor_config import defaults_replaced, patched, value
 

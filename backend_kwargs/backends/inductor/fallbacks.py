@@ -1,4 +1,8 @@
-"""Graphs that Inductor cannot compile with some options, and the options used instead."""
+"""Graphs that Inductor cannot compile with some options, and the options used instead.
+
+Triton's kernels alone fail if one GEMM has none, and ATen's operators alone if a list of tensors is changed in place. A
+forward and its backward graph fall back separately.
+"""
 
 import copy
 from collections.abc import Callable, Mapping, Sequence

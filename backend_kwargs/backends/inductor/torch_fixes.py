@@ -20,7 +20,7 @@ def mode_options(mode: str) -> dict[str, Any]:
 
 
 def keeping_cubins(inner_compile: Callable[..., Any]) -> Callable[..., Any]:
-    """Keep the cubins that a C++ wrapper calls: torch 2.11 drops them when it compiles the backward graph."""
+    """Keep the cubins that a C++ wrapper calls: before torch 2.13 they are dropped for the backward graph."""
     from backend_kwargs.torch_internals import inductor_config
     from backend_kwargs.torch_internals.compile_fx import lost_cpp_wrapper_options
 

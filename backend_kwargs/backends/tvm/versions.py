@@ -1,4 +1,7 @@
-"""Which TVM releases work, and an import of TVM without side effects."""
+"""Which TVM releases work, and an import of TVM without side effects.
+
+`make_backend` refuses other releases at once: nothing else would compile the graph.
+"""
 
 import ctypes
 import signal
