@@ -3,7 +3,7 @@
 import contextlib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 from backend_kwargs.backends.others import OTHERS, in_precision, installed, is_other, other_of, sets, verify_other
 from backend_kwargs.errors import BackendKwargsError, unknown
@@ -355,7 +355,7 @@ def tuning(names: Iterable[str], count: int, saved_s: float) -> RaceCandidate:
     return RaceCandidate(TUNED_PRODUCTS, options, costs=costs, saved_s=saved_s, complexity=2)
 
 
-def merged(under: Options, candidate: RaceCandidate) -> dict[str, Any]:
+def merged(under: Options, candidate: RaceCandidate) -> Options:
     """Return the candidate's options merged onto `under`: its rewrites join those that are there."""
     options = {**{k: v for k, v in under.items() if k not in candidate.without}, **candidate.options}
     if candidate.over and "rewrites" in candidate.options and "rewrites" in under:

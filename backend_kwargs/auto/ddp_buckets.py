@@ -1,7 +1,6 @@
 """Buckets of DistributedDataParallel: dynamo compiles each with fake inputs, but a race needs the real ones."""
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch.fx import GraphModule, Node
@@ -29,7 +28,7 @@ class Bucket:
         for node in self.returned:
             _producers().setdefault(id(node.meta.get("example_value")), self)
 
-    def inputs(self, outputs: dict["Bucket", Outputs] | None = None) -> list[Any]:
+    def inputs(self, outputs: dict["Bucket", Outputs] | None = None) -> list[object]:
         """Return the inputs of this call with the strides of the fake ones; where one is unknown, the fake itself.
 
         `outputs` are those of the buckets that have already run for it.

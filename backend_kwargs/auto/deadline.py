@@ -6,7 +6,6 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial, wraps
-from typing import Any
 
 import torch
 from torch.autograd.graph import Node
@@ -84,7 +83,7 @@ def _asking(timer: Callable[..., object]) -> Callable[..., object]:
     """Return `timer` with a check of this thread's deadline before it."""
 
     @wraps(timer)
-    def timed(*args: object, **kwargs: object) -> Any:
+    def timed(*args: object, **kwargs: object) -> object:
         if time.perf_counter() > _ends.get(threading.get_ident(), math.inf):
             raise OutOfTime
         return timer(*args, **kwargs)

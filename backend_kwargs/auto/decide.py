@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -33,6 +33,9 @@ from backend_kwargs.rewrites.table import fingerprint, list_rewrites
 from backend_kwargs.torch_internals.dynamo import RESTARTS
 from backend_kwargs.torch_internals.functorch import saves_strictly, shared_in_cache
 from backend_kwargs.torch_internals.replacing import undone
+
+if TYPE_CHECKING:
+    from backend_kwargs.auto.race import RaceResult
 
 
 @dataclass
@@ -141,7 +144,7 @@ def _warn_where_default_fails(decision: Decision) -> None:
         warn_once(f"A graph runs in eager, because no candidate compiled and passed the accuracy check: {reasons}.")
 
 
-def _facts(result: Any) -> str:
+def _facts(result: "RaceResult") -> str:
     """Return the description of the graph, with the winner's error if it uses a lower precision."""
     row = result.winner
     error = "" if row.error is None else f", error {row.error:.2g} (max_error={row.max_error:g})"
@@ -330,7 +333,7 @@ class _Question:
         return replace(self.request, graph=replace(self.request.graph, example_inputs=self.bucket.inputs()))
 
     @cached_property
-    def asked(self) -> dict[str, Any]:
+    def asked(self) -> dict[str, object]:
         """What a decision depends on besides the graph; part of its key."""
         settings = self.request.settings
         return {
@@ -346,7 +349,7 @@ class _Question:
             **({"precision": settings.precision, "max_error": settings.max_error} if settings.precision else {}),
         }
 
-    def _template(self, name: str) -> list[tuple[str, Any]]:
+    def _template(self, name: str) -> list[tuple[str, object]]:
         """Return the options of a template; empty for a step or a rewrite, whose tables are part of the key."""
         if is_other(name):
             return sorted(other_of(name).options.items())

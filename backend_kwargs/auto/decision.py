@@ -2,14 +2,13 @@
 
 import json
 import math
-from collections.abc import Mapping
 from dataclasses import asdict, fields
-from typing import Any
 
 import msgspec
 
 from backend_kwargs.errors import error_text, shown
 from backend_kwargs.facts.decision import Decision
+from backend_kwargs.options.layers import Options
 
 DEEPEST = 8  # levels of nesting in an option's value; deeper ones end in a RecursionError later
 
@@ -18,17 +17,17 @@ COLUMNS = tuple(each.name for each in fields(Decision))
 AS_JSON = ("options", "rows", "machine", "fixed")
 
 
-def has_form(value: Any) -> bool:
+def has_form(value: object) -> bool:
     """Return whether a file can represent an option's value: a text, a number, or a list of these."""
     return all(isinstance(each, str | int | float) for each in (value if isinstance(value, list | tuple) else [value]))
 
 
-def plain(options: Mapping[str, Any]) -> dict[str, Any]:
+def plain(options: Options) -> Options:
     """Return `options` with None in place of each value that a file cannot represent."""
     return {name: value if has_form(value) else None for name, value in options.items()}
 
 
-def parsed(values: Any) -> Decision:
+def parsed(values: object) -> Decision:
     """Return the decision in plain data, or raise ValueError. Unknown keys are ignored."""
     decision: Decision = msgspec.convert(values, Decision)
     for name in ("seconds", "cut_s", "made"):
@@ -42,27 +41,27 @@ def parsed(values: Any) -> Decision:
     return decision
 
 
-def _deeper(value: Any, levels: int) -> bool:
+def _deeper(value: object, levels: int) -> bool:
     if not isinstance(value, dict | list):
         return False
     items = value.values() if isinstance(value, dict) else value
     return not levels or any(_deeper(item, levels - 1) for item in items)
 
 
-def packed(decision: Decision) -> list[Any]:
+def packed(decision: Decision) -> list[str | float]:
     """Return the decision as SQLite and JSON values; raise ValueError or TypeError if they cannot represent it."""
     values = asdict(decision)
     values["rows"] = msgspec.json.encode(values["rows"], enc_hook=repr).decode()  # only for people to read
     return [_packed(values[name]) for name in COLUMNS]
 
 
-def _packed(value: Any) -> str | float:
+def _packed(value: object) -> str | float:
     if isinstance(value, int | float):
         return float(value)
     return value if isinstance(value, str) else json.dumps(value, allow_nan=False)
 
 
-def unpacked(held: Mapping[str, Any]) -> Decision:
+def unpacked(held: Options) -> Decision:
     """Return the decision that `packed` gave, from its columns; raise ValueError for any other content."""
     try:
         values = {name: _text(value) if isinstance(value, bytes) else value for name, value in held.items()}

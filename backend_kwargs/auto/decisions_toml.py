@@ -2,9 +2,8 @@
 
 import json
 import re
-from collections.abc import Container, Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
 from backend_kwargs.auto.candidates import OptionsOf, allowed_candidates, trusted
 from backend_kwargs.auto.decision import has_form, parsed
@@ -79,7 +78,7 @@ def read_decisions(path: Path, options_of: OptionsOf) -> list[Decision]:
     return [_read(key, table, options_of) for key, table in tables.items()]
 
 
-def _read(key: str, table: Any, options_of: OptionsOf) -> Decision:
+def _read(key: str, table: Mapping[str, object], options_of: OptionsOf) -> Decision:
     """Return the decision in one table; raise if it is none, or one that no candidate allows."""
     if not KEY.fullmatch(key):
         raise BackendKwargsError(f"[decisions.{shown(key)}] is not a decision: a key has 64 hexadecimal digits.")

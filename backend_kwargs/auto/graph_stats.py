@@ -4,13 +4,14 @@ import contextlib
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch.fx import GraphModule
 from torch.utils.flop_counter import flop_registry
 
 from backend_kwargs.measure.trees import tensors_of
+from backend_kwargs.options.layers import Options
 from backend_kwargs.torch_internals import pytree
 from backend_kwargs.torch_internals.modes import TorchDispatchMode
 from backend_kwargs.torch_internals.operators import HigherOrderOperator
@@ -101,6 +102,9 @@ class GraphStats:
         return ", ".join([*parts, *marks])
 
 
+T = TypeVar("T")
+
+
 class _Counting(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Counts the operators that run under it, and describes the products among them."""
 
@@ -116,7 +120,9 @@ class _Counting(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.custom = False
         self.products: dict[str, Product] = {}
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(
+        self, func: Any, types: object, args: tuple[Any, ...] = (), kwargs: Options | None = None
+    ) -> object:
         kwargs = kwargs or {}
         if isinstance(func, HigherOrderOperator):  # the operators inside it are not counted
             self.names[func.__name__] += 1
@@ -142,7 +148,7 @@ class _Counting(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._count_product(func, args, kwargs, result)
         return result
 
-    def _count_product(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
+    def _count_product(self, func: Any, args: tuple[Any, ...], kwargs: Options, result: object) -> None:
         name, flops = func.overloadpacket.__name__, 0.0
         if name not in NARROW:
             with contextlib.suppress(Exception):  # torch's formulas reject some shapes, such as grouped queries
@@ -178,8 +184,8 @@ def _on_meta_except_offsets(operand: torch.Tensor) -> torch.Tensor:
 
 
 def observed_stats(
-    run: Callable[[], object], bytes_of: Callable[[Any], float], inputs: Collection[int] = (), **known: Any
-) -> tuple[Any, GraphStats]:
+    run: Callable[[], T], bytes_of: Callable[[T], float], inputs: Collection[int] = (), **known: Any
+) -> tuple[T, GraphStats]:
     """Run `run` and return its result and the stats; `known` gives the stats that operators do not show.
 
     `inputs` are the storages of the graph's inputs.

@@ -4,10 +4,9 @@ import gc
 import logging
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
 
 import torch
 
@@ -23,14 +22,15 @@ from backend_kwargs.auto.rewritten import noting_lowered
 from backend_kwargs.auto.sandbox import own_libdevice, sandboxed
 from backend_kwargs.auto.selection import OVER_BUDGET, Selection
 from backend_kwargs.backends.generated_code import comparable, compiled_graphs, rewrites_made
-from backend_kwargs.facts import Compiled
+from backend_kwargs.facts import Call, Compiled
 from backend_kwargs.facts.decision import DEFAULT, EAGER, RaceRow
 from backend_kwargs.facts.parts import left_to_eager
 from backend_kwargs.graphs.eligibility import recomputes
 from backend_kwargs.graphs.freezing import freezable_parameters
 from backend_kwargs.graphs.replay import ChangedInputError, Task, has_drawn
 from backend_kwargs.graphs.writes import copy_of_graph
-from backend_kwargs.measure.trees import tensors_of
+from backend_kwargs.measure.trees import Results, tensors_of
+from backend_kwargs.options.layers import Options
 from backend_kwargs.rewrites.table import find_rewrite
 from backend_kwargs.torch_internals.dynamo import RESTARTS, get_metrics_context
 from backend_kwargs.torch_internals.guards import guard_count, is_tracing
@@ -117,7 +117,7 @@ class _Race:
     checks: ResultChecks
     selection: Selection
     rows: list[RaceRow]
-    codes: dict[tuple[Any, ...], str] = field(default_factory=dict)
+    codes: dict[tuple[object, ...], str] = field(default_factory=dict)
 
     @classmethod
     def of(
@@ -129,7 +129,7 @@ class _Race:
         device: torch.device,
         stats: GraphStats,
         budget: Budget,
-        eager: dict[str, Any],
+        eager: Results,
     ) -> "_Race":
         """Return a race whose results are compared with those of `eager`."""
         rows: list[RaceRow] = []
@@ -248,7 +248,7 @@ class _Race:
         logger.info("%s is dropped: %s: %s", row.name, row.status, row.reason)
         return None
 
-    def _compiled(self, options: Mapping[str, Any], compiler: str = "") -> Compiled:
+    def _compiled(self, options: Options, compiler: str = "") -> Compiled:
         graph = replace(self.request.graph, gm=self.task.copy())
         if options in ({}, self.selection.graphs.options) and not self.selection.lowered:
             noting = partial(noting_lowered, graphs=self.selection.lowered)
@@ -271,7 +271,7 @@ class _Race:
             row.peak_bytes = measure.peak_memory(call, self.device)
         return Runner(candidate, row, call, () if candidate.name == EAGER else _code(fn))
 
-    def _accuracy(self, candidate: RaceCandidate, fn: Callable[..., Any], row: RaceRow) -> measure.Accuracy:
+    def _accuracy(self, candidate: RaceCandidate, fn: Call, row: RaceRow) -> measure.Accuracy:
         """Check the results of `fn` and the inputs it changes; note the error of a lower precision in its row."""
         seen = self.task.observe(fn)
         if candidate.name == EAGER:
@@ -309,7 +309,7 @@ class _Race:
         return failed
 
 
-def _after_guards(fn: Callable[..., Any], dynamo_s: float, *inputs: Any) -> Any:
+def _after_guards(fn: Call, dynamo_s: float, *inputs: object) -> object:
     """Call `fn` after the time of dynamo's guards."""
     called = time.perf_counter() + dynamo_s
     while time.perf_counter() < called:
@@ -322,7 +322,7 @@ def dynamo_seconds() -> float:
     return PROLOGUE_S + GUARD_S * guard_count() if is_tracing() else 0.0
 
 
-def _code(fn: Callable[..., Any]) -> tuple[tuple[str, bool], ...]:
+def _code(fn: Call) -> tuple[tuple[str, bool], ...]:
     """Return what identifies a compiled candidate: its generated code, and whether CUDA graphs replay it."""
     return tuple(
         sorted(
@@ -332,5 +332,5 @@ def _code(fn: Callable[..., Any]) -> tuple[tuple[str, bool], ...]:
     )
 
 
-def _bytes(seen: Mapping[str, Any]) -> float:
+def _bytes(seen: Results) -> float:
     return float(sum(tensor.nbytes for tensor in tensors_of(seen)))

@@ -1,15 +1,15 @@
 """A request to `auto` for one graph. It is apart from the race, which is not imported if a decision is stored."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch.fx import GraphModule
 
 from backend_kwargs.auto.settings import RaceSettings
-from backend_kwargs.backends import CapturedGraph
+from backend_kwargs.backends import CapturedGraph, Inputs
 from backend_kwargs.facts import Compiled
+from backend_kwargs.options.layers import Options
 from backend_kwargs.options.requirements import Limit
 
 # dynamo restarts its analysis by raising these; they are not a candidate's failure.
@@ -19,9 +19,9 @@ from backend_kwargs.options.requirements import Limit
 class Tools:
     """What a race needs from the compiler: a template's options, their limits, the user's options, the rewrites."""
 
-    options_of: Callable[[str], Mapping[str, Any]]
-    limits: Callable[[Mapping[str, Any]], Mapping[str, Limit]]
-    fixed: Mapping[str, Any]
+    options_of: Callable[[str], Options]
+    limits: Callable[[Options], Mapping[str, Limit]]
+    fixed: Options
     rewrites: tuple[str, ...] = ()
 
 
@@ -35,7 +35,7 @@ class Request:
 
     graph: CapturedGraph
     settings: RaceSettings
-    compile: Callable[[CapturedGraph, Mapping[str, Any], str], Compiled]
+    compile: Callable[[CapturedGraph, Options, str], Compiled]
     tools: Tools
 
     @property
@@ -44,7 +44,7 @@ class Request:
         return self.graph.gm
 
     @property
-    def example_inputs(self) -> Sequence[Any]:
+    def example_inputs(self) -> Inputs:
         """The inputs of the call for which dynamo compiles it."""
         return self.graph.example_inputs
 

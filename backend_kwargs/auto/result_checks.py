@@ -4,13 +4,14 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from typing import Any
 
 import torch
+from torch.fx import GraphModule
 
 from backend_kwargs import measure
 from backend_kwargs.auto.budget import Budget
 from backend_kwargs.auto.graph_stats import GraphStats
+from backend_kwargs.backends import Inputs
 from backend_kwargs.errors import error_text
 from backend_kwargs.facts.decision import RaceRow
 from backend_kwargs.graphs.replay import Task, generator_states
@@ -35,7 +36,7 @@ class ResultChecks:
     budget: Budget
     tolerance: float | None
     expected: Results | None
-    reference: Any = None
+    reference: Results | None = None
     roundings: Iterable[Mapping[str, measure.Errors]] = ()
     spent_s: float = 0.0  # on roundings
 
@@ -115,7 +116,7 @@ class ResultChecks:
         free, _ = torch.cuda.mem_get_info(self.device)
         return free / REFERENCES
 
-    def _in_precision(self, gm: Any, args: Any) -> Any:
+    def _in_precision(self, gm: GraphModule, args: Inputs) -> Results:
         # gm.forward, since GraphModule.__call__ prints the traceback when the graph cannot run in float64.
         inputs = replace(self.task.inputs, values=args, guard=False)  # they are copies
         return replace(self.task, inputs=inputs).observe(gm.forward)

@@ -5,7 +5,6 @@ import copy
 import logging
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
 
 import torch
 from torch.fx import GraphModule
@@ -14,6 +13,7 @@ from backend_kwargs.auto.candidates import RaceCandidate, rewriting
 from backend_kwargs.auto.graph_stats import GraphStats
 from backend_kwargs.auto.request import Request
 from backend_kwargs.auto.roofline import seconds_of_traffic
+from backend_kwargs.backends import CompileInner, Inputs
 from backend_kwargs.errors import error_text
 from backend_kwargs.options.requirements import machine, unmet
 from backend_kwargs.rewrites.table import find_rewrite
@@ -22,17 +22,14 @@ from backend_kwargs.torch_internals import functorch
 logger = logging.getLogger("backend_kwargs.auto")
 
 
-Inner = Callable[..., Any]
-
-
 class _LoweredError(Exception):
     """The forward graph has been recorded, which ends the compile."""
 
 
-def noting_lowered(inner_compile: Inner, graphs: list[GraphModule], *, stop: bool = False) -> Inner:
+def noting_lowered(inner_compile: CompileInner, graphs: list[GraphModule], *, stop: bool = False) -> CompileInner:
     """Return `inner_compile`, which adds a copy of each graph that Inductor lowers to `graphs`; `stop` ends it then."""
 
-    def compile_one(gm: GraphModule, example_inputs: Sequence[Any], **kwargs: Any) -> Any:
+    def compile_one(gm: GraphModule, example_inputs: Inputs, **kwargs: object) -> object:
         spare = GraphModule(gm, copy.deepcopy(gm.graph))
         spare.meta = dict(gm.meta)
         graphs.append(spare)
@@ -48,7 +45,7 @@ def candidates_of_rewrites(
     stats: GraphStats,
     objective: str,
     lowered: Callable[[], Sequence[GraphModule]],
-    traced: tuple[GraphModule, Sequence[Any]],
+    traced: tuple[GraphModule, Inputs],
     device: torch.device,
 ) -> list[RaceCandidate]:
     """Return those of the rewrites `names` that match, each with the seconds that it is expected to save.

@@ -5,7 +5,6 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
-from typing import Any
 
 import torch
 from torch.fx import GraphModule
@@ -212,7 +211,7 @@ class Selection:
             return fitting[0]
         return max(fitting, key=lambda candidate: self.gain(candidate, champion) / self.predicted_s(candidate))
 
-    def options(self, candidate: RaceCandidate, champion: Runner) -> dict[str, Any]:
+    def options(self, candidate: RaceCandidate, champion: Runner) -> Options:
         """Return the options with which the candidate is compiled: merged onto those of Inductor's best, if it is."""
         if self.before_graphs and candidate.options == CUDAGRAPHS:
             return merged(self.before_graphs[0], candidate)

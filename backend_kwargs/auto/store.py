@@ -282,7 +282,7 @@ class _Connection(sqlite3.Connection):
         self.looks += 1
         return self.looks > LOOKS
 
-    def rows(self, statement: str, values: Sequence[object] = ()) -> list[Any]:
+    def rows(self, statement: str, values: Sequence[object] = ()) -> list[tuple[Any, ...]]:
         try:
             return self.execute(statement, values).fetchall()
         except sqlite3.OperationalError as error:
@@ -391,7 +391,7 @@ def _is_sound(row: Held) -> bool:
     return True
 
 
-def _values(row: Held) -> list[Any]:
+def _values(row: Held) -> list[object]:
     """Return a row as it was read, with texts as str, for INSERT."""
     values = [row.get(name, b"{}") for name in COLUMNS]
     return [value.decode() if isinstance(value, bytes) else value for value in values]

@@ -3,9 +3,9 @@
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 from backend_kwargs.interval import Interval
+from backend_kwargs.options.layers import Options
 
 EAGER, DEFAULT = "eager", "default"  # the candidates of every race
 # Statuses that depend on the process more than on the candidate.
@@ -22,7 +22,7 @@ class RaceRow:
     """
 
     name: str
-    options: dict[str, Any] = field(default_factory=dict)
+    options: Options = field(default_factory=dict)
     status: str = "pass"
     reason: str = ""
     seconds: float | None = None
@@ -51,14 +51,14 @@ class Decision:
     key: str
     graph: str
     winner: str
-    options: Mapping[str, Any] = field(default_factory=dict)
+    options: Options = field(default_factory=dict)
     rows: tuple[RaceRow, ...] = ()
     machine: Mapping[str, str | int | float | bool | None] = field(default_factory=dict)
     facts: str = ""
     seconds: float = 0.0
     cut_s: float = 0.0
     made: float = field(default_factory=time.time)
-    fixed: Mapping[str, Any] = field(default_factory=dict)
+    fixed: Options = field(default_factory=dict)
     compiler: str = ""
 
     @property

@@ -8,9 +8,11 @@ import tomllib
 from collections.abc import Callable, Mapping
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from backend_kwargs.errors import BackendKwargsError, error_text
+
+T = TypeVar("T")
 
 LONGEST = 8 << 20  # bytes of a file
 DEEPEST, MOST = 32, 1 << 17  # levels of nesting, and values at one level
@@ -27,7 +29,7 @@ TOKEN = re.compile(
 
 def read_toml(path: str | Path, what: str) -> dict[str, Any]:
     """Return the tables of a TOML file; raise with the reason, naming `what` was to be read."""
-    return _read(path, what, _parsed_toml)  # type: ignore[no-any-return]
+    return _read(path, what, _parsed_toml)
 
 
 def read_json(path: str | Path, what: str) -> Any:
@@ -37,7 +39,7 @@ def read_json(path: str | Path, what: str) -> Any:
 
 def read_text(path: str | Path, what: str) -> str:
     """Return a file's text; raise like `read_toml`."""
-    return _read(path, what, str)  # type: ignore[no-any-return]
+    return _read(path, what, str)
 
 
 def check_plain(what: str, value: object) -> None:
@@ -60,7 +62,7 @@ def why_not_plain(value: object) -> str:
     return f"it is nested more than {DEEPEST} levels deep"
 
 
-def _read(path: str | Path, what: str, parse: Callable[[str], object]) -> Any:
+def _read(path: str | Path, what: str, parse: Callable[[str], T]) -> T:
     try:
         value = parse(_content(Path(path)).decode())
         why = why_not_plain(value)
@@ -88,7 +90,7 @@ def _content(path: Path) -> bytes:
     return content
 
 
-def _items(value: object) -> list[Any]:
+def _items(value: object) -> list[object]:
     if isinstance(value, Mapping):
         return [*value.values()]
     return [*value] if isinstance(value, list | tuple | set | frozenset) else []

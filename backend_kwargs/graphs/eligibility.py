@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Collection, Iterator, Sequence
 from operator import attrgetter
-from typing import Any
 
 import torch
 from torch.fx import GraphModule, Node
@@ -165,21 +164,21 @@ def holds_state(gm: GraphModule) -> bool:
     """Return whether the graph has modules or tensors that are not inputs; graphs within it do not count."""
     nodes = [node for node in _nodes(gm) if node.op in ("call_module", "get_attr")]
     return any(
-        node.op == "call_module" or isinstance(attrgetter(node.target)(node.graph.owning_module), torch.Tensor)
+        node.op == "call_module" or isinstance(attrgetter(str(node.target))(node.graph.owning_module), torch.Tensor)
         for node in nodes
     )
 
 
 def _namespace(target: object) -> str:
     """Return the namespace of an operator, and of other functions the package of their module."""
-    packet: Any = getattr(target, "overloadpacket", target)
+    packet: object = getattr(target, "overloadpacket", target)
     if isinstance(packet, OpOverloadPacket):
         return name_of(packet).partition("::")[0]
     module = str(getattr(target, "__module__", None) or "")
     return "c10d" if module.startswith("torch.distributed") else module.partition(".")[0]
 
 
-def _nodes(gm: GraphModule) -> Iterator[Any]:
+def _nodes(gm: GraphModule) -> Iterator[Node]:
     """Yield the nodes of a graph and of all graphs within it."""
     for module in gm.modules():
         if isinstance(module, GraphModule):

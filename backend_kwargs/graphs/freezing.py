@@ -4,7 +4,7 @@ import functools
 from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, TypeGuard
+from typing import TypeGuard
 
 import torch
 from torch.fx import GraphModule, Node
@@ -153,7 +153,7 @@ def taking_all_inputs(compiled: Callable[..., object], kept: Sequence[int]) -> C
     # freeze(): CUDA graphs would copy every weight at each replay, and Inductor would process them in Python at each
     # call.
     @functools.wraps(compiled)
-    def call(*inputs: object) -> Any:
+    def call(*inputs: object) -> object:
         return compiled(*[inputs[i] for i in kept])
 
     return call

@@ -3,14 +3,13 @@
 import threading
 import weakref
 from collections.abc import Iterable
-from typing import Any
 
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 _lock = threading.Lock()
 _copies: "weakref.WeakSet[CopyOfParameters]" = weakref.WeakSet()
-_hooks: list[Any] = []
+_hooks: list[object] = []
 
 
 class CopyOfParameters:

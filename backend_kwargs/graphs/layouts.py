@@ -10,12 +10,14 @@ from typing import Any
 import torch
 
 from backend_kwargs.torch_internals.decompositions import suggest_memory_format
+from backend_kwargs.torch_internals.operators import OpOverload
 
 aten = torch.ops.aten
-Decompositions = Mapping[Any, Callable[..., object]]
+Rule = Callable[..., object]
+Decompositions = Mapping[OpOverload, Rule]
 # The position of the argument that they take their strides from. In eager the first ones keep channels last and no
 # other layout; the results of the second ones are contiguous.
-CHANNELS_LAST: Mapping[Any, int] = dict.fromkeys(
+CHANNELS_LAST: Mapping[OpOverload, int] = dict.fromkeys(
     (
         aten.roll.default,
         aten.reflection_pad3d.default,
@@ -26,7 +28,7 @@ CHANNELS_LAST: Mapping[Any, int] = dict.fromkeys(
     ),
     0,
 )
-CONTIGUOUS: Mapping[Any, int] = {
+CONTIGUOUS: Mapping[OpOverload, int] = {
     **dict.fromkeys(
         (
             aten._weight_norm_interface.default,
@@ -40,7 +42,7 @@ CONTIGUOUS: Mapping[Any, int] = {
 }
 
 
-def with_eagers_layouts(table: Decompositions) -> dict[Any, Callable[..., object]]:
+def with_eagers_layouts(table: Decompositions) -> dict[OpOverload, Rule]:
     """Return decompositions whose results have eager's strides."""
     decompositions = dict(table)
     for ops, keeps in ((CHANNELS_LAST, True), (CONTIGUOUS, False)):
@@ -48,7 +50,7 @@ def with_eagers_layouts(table: Decompositions) -> dict[Any, Callable[..., object
     return decompositions
 
 
-def _laid_out(op: Any, rule: Callable[..., object] | None, at: int, keeps: bool, *args: Any, **kwargs: Any) -> Any:
+def _laid_out(op: OpOverload, rule: Rule | None, at: int, keeps: bool, *args: Any, **kwargs: Any) -> Any:
     """Compute on a contiguous argument, of which fake tensors are right, and lay the first result out as eager does."""
     x = args[at]
     if x.is_contiguous():

@@ -74,7 +74,7 @@ class _Code:
         vars(builder.guard_manager).setdefault("codes_on_parameters", []).append(self)
         _codes[id(self)] = self
 
-    def current(self) -> list[Any]:
+    def current(self) -> list[object]:
         """Return what the modules have in the places of the parameters."""
         return [*map(dict.get, *self.slots)]
 

@@ -19,7 +19,7 @@ from backend_kwargs.torch_internals.operators import OpOverload, name_of, schema
 
 PREFIX = "part_"
 MARK = "backend_kwargs.part"
-Boxed = Callable[[list[Any]], Any]
+Boxed = Callable[[list[object]], object]
 Run = Callable[[Sequence[object]], list[torch.Tensor]]
 # Each returns its input in another dtype or on another device: a part of only these gains nothing over eager.
 COPIES = frozenset({"_to_copy", "alias", "clone", "copy", "detach", "lift_fresh_copy"})
@@ -263,7 +263,7 @@ def finished(run: Run, part: GraphModule, visible: Collection[int]) -> Callable[
     values = [node.meta["val"] for node in returned_by(part)]
     orders = {at: order for at in visible if (order := _order(values[at]))}
 
-    def call(*args: object) -> Any:
+    def call(*args: object) -> object:
         outputs = run(args)
         for at, (order, inverse) in orders.items():
             outputs[at] = outputs[at].permute(order).contiguous().permute(inverse)
@@ -288,7 +288,7 @@ def serving(
     `failed` gets the exception.
     """
 
-    def call(*args: object) -> Any:
+    def call(*args: object) -> object:
         nonlocal run
         try:
             return run(*args)
@@ -307,7 +307,7 @@ def boxed(gm: GraphModule) -> Boxed:
     """Return a callable that runs `gm` on a list of arguments, and empties it so that each can be freed early."""
     forward = boxed_forward(gm)
 
-    def run(args: list[object]) -> Any:
+    def run(args: list[object]) -> object:
         return forward(args)
 
     mark_boxed(run)

@@ -271,7 +271,7 @@ class Task:
 
     def _call(
         self, fn: Callable[..., object], args: list[object], leaves: list[torch.Tensor], cotangents: list[torch.Tensor]
-    ) -> dict[str, Any]:
+    ) -> dict[str, object]:
         """Call `fn`, and run its backward pass if it trains; return its results by name."""
         self.begin()
         outputs = fn(*args)
@@ -283,7 +283,7 @@ class Task:
             grads = torch.autograd.grad(ends, leaves, cotangents, allow_unused=True) if ends else ()
         return {"output": outputs, "gradient": list(grads)}
 
-    def observe(self, fn: Callable[..., object]) -> dict[str, Any]:
+    def observe(self, fn: Callable[..., object]) -> dict[str, object]:
         """Return copies of everything that one call returns and changes, under one seed.
 
         Raise ChangedInputError if it changes an input that eager only reads; the user's input stays as it is.
@@ -304,7 +304,7 @@ class Task:
             return pytree.tree_map(_detached_copy, results)  # type: ignore[no-any-return]
 
 
-def _detached_copy(leaf: object) -> Any:
+def _detached_copy(leaf: object) -> object:
     """Return a copy of what a call has returned; an empty tensor for one whose memory it has freed."""
     if not isinstance(leaf, torch.Tensor):
         return leaf

@@ -80,9 +80,9 @@ def _is_unknown(node: Node) -> bool:
     return not of_torch and not isinstance(node.target, OpOverload | OpOverloadPacket)
 
 
-def _written(node: Node) -> list[Any]:
+def _written(node: Node) -> list[object]:
     """Return the arguments into which a call of torch's writes, also lists of nodes."""
-    arguments = [node.kwargs.get("out")]
+    arguments: list[object] = [node.kwargs.get("out")]
     if _is_in_place(node):
         arguments += [*node.args[:1], node.kwargs.get("input")]
     for names, mutable in _signatures(node.target):

@@ -221,7 +221,7 @@ def root_mean_square(error: torch.Tensor) -> float:
 
 
 def _check_leaf(
-    path: str, result: Any, eager: Any, reference: Any, limits: "_Limits", roundings: Iterable[Errors | None]
+    path: str, result: Any, eager: object, reference: object, limits: "_Limits", roundings: Iterable[Errors | None]
 ) -> Accuracy:
     """Compare one leaf with eager's."""
     if isinstance(result, float) and isinstance(eager, float):

@@ -3,7 +3,6 @@
 import os
 import platform
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -31,5 +30,5 @@ def _cpu_name() -> str:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
         lines = []
-    fields: dict[str, Any] = {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in lines)}
+    fields: dict[str, str] = {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in lines)}
     return str(fields.get("model name") or platform.processor() or platform.machine())

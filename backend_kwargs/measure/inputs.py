@@ -2,12 +2,14 @@
 
 import copy
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
 from backend_kwargs.measure.trees import map_tensors
 from backend_kwargs.torch_internals import pytree
+
+T = TypeVar("T")
 
 
 def in_precision(value: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
@@ -17,7 +19,7 @@ def in_precision(value: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     return value.to(dtype) if value.is_floating_point() else value
 
 
-def upcast(tree: object, dtype: torch.dtype) -> Any:
+def upcast(tree: T, dtype: torch.dtype) -> T:
     """Return a copy of `tree` with its floating and complex tensors in the precision of `dtype`."""
 
     def changed(value: torch.Tensor) -> torch.Tensor:
@@ -51,7 +53,7 @@ def fresh_inputs(inputs: object, seed: int) -> Any:
     return pytree.tree_unflatten([_fresh(leaf, changes, generator) for leaf in leaves], spec)
 
 
-def _fresh(leaf: object, changes: Callable[..., torch.Tensor], generator: torch.Generator) -> Any:
+def _fresh(leaf: object, changes: Callable[..., torch.Tensor], generator: torch.Generator) -> object:
     """Return another leaf of the same kind, its values changed by `changes`."""
     if not isinstance(leaf, torch.Tensor) or leaf.layout != torch.strided:
         return copy.deepcopy(leaf)

@@ -9,6 +9,7 @@ import torch
 from backend_kwargs.measure.accuracy import Errors, is_number, mismatch, same_twice, wide
 from backend_kwargs.measure.inputs import in_precision
 from backend_kwargs.measure.trees import Results, walk
+from backend_kwargs.options.layers import Options
 from backend_kwargs.torch_internals import pytree
 from backend_kwargs.torch_internals.modes import TorchDispatchMode
 from backend_kwargs.torch_internals.operators import OpOverload, schema_of
@@ -92,7 +93,9 @@ class OtherRounding(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.seed = seed  # None changes nothing
         self.generators: dict[torch.device, torch.Generator] = {}
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(
+        self, func: Any, types: object, args: tuple[Any, ...] = (), kwargs: Options | None = None
+    ) -> object:
         kwargs = kwargs or {}
         result = func(*args, **kwargs)
         if self.seed is None or not isinstance(func, OpOverload) or func.namespace not in ("aten", "prims"):
@@ -111,7 +114,7 @@ class OtherRounding(TorchDispatchMode):  # type: ignore[no-untyped-call]
             exact = moved = result
         return pytree.tree_map(self._redrawn, result, exact, moved)
 
-    def _redrawn(self, value: Any, exact: Any, moved: Any) -> Any:
+    def _redrawn(self, value: Any, exact: Any, moved: Any) -> object:
         """Return a result with another rounding error; `moved` is the operator's result for inputs that were moved."""
         if not is_number(value) or exact.shape != value.shape:
             return value
@@ -132,10 +135,15 @@ class OtherRounding(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return drawn.uniform_(-1, 1, generator=self.generators[like.device])
 
 
-def _in_float64(func: Any, args: Any, kwargs: Any, change: Callable[..., torch.Tensor] = lambda value, _: value) -> Any:
+def _in_float64(
+    func: Callable[..., object],
+    args: tuple[Any, ...],
+    kwargs: Options,
+    change: Callable[..., torch.Tensor] = lambda value, _: value,
+) -> object:
     """Return what an operator gives in float64, for inputs that `change` has changed."""
 
-    def wide(leaf: object) -> Any:
+    def wide(leaf: object) -> object:
         if isinstance(leaf, torch.dtype) and leaf.is_floating_point:
             return torch.float64
         if not isinstance(leaf, torch.Tensor):

@@ -10,7 +10,7 @@ on copies shows what a call changes.
 import copy
 import sys
 from collections import deque
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Hashable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from types import CellType, FunctionType, MethodType
@@ -31,6 +31,7 @@ BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 UNINDEXED = frozenset(getattr(torch, name) for name in dir(torch) if name.startswith("float8_"))
 UNINDEXED |= {torch.uint16, torch.uint32, torch.uint64}
 
+Parts = Mapping[str, Any]  # tensors, generators, lists and dicts of a tree, by their paths
 Container = dict[Any, Any] | list[Any]
 T = TypeVar("T")
 
@@ -186,7 +187,7 @@ class Served:
     call: Callable[[], object]
     state: State = field(default_factory=State)
 
-    def __call__(self) -> Any:
+    def __call__(self) -> object:
         """Put the state back, and call."""
         self.state.restore()
         return self.call()
@@ -195,7 +196,7 @@ class Served:
 class _Before:
     """The parts of a tree before calls of a copy of it change that copy's."""
 
-    def __init__(self, tree: Mapping[str, Any], there: Mapping[str, Any]) -> None:
+    def __init__(self, tree: Parts, there: Parts) -> None:
         tensors = {path: part for path, part in there.items() if isinstance(part, torch.Tensor) and path in tree}
         # What a function holds is not copied with it, and parameters are not written there.
         shared = {path for path, part in tensors.items() if part is tree[path] and type(part) is torch.Tensor}
@@ -204,7 +205,7 @@ class _Before:
         self.contents = {path: copy.copy(part) for path, part in there.items() if isinstance(part, dict | list)}
         self.drawn = {path: part.get_state() for path, part in there.items() if isinstance(part, torch.Generator)}
 
-    def changes(self, there: Mapping[str, Any]) -> "Changes":
+    def changes(self, there: Parts) -> "Changes":
         """Return what a call has changed."""
         tensors: dict[str, tuple[Region | None, torch.Tensor]] = {}
         for path, layout in self.layouts.items():
@@ -217,7 +218,7 @@ class _Before:
             tensors, drawn, frozenset(path for path, old in self.contents.items() if _changed(there[path], old))
         )
 
-    def added(self, there: Mapping[str, Any]) -> dict[str, dict[Any, Any]]:
+    def added(self, there: Parts) -> dict[str, dict[Hashable, object]]:
         """Return what a call has added to dicts."""
         dicts = ((path, old) for path, old in self.contents.items() if isinstance(old, dict))
         added = ((path, {key: value for key, value in there[path].items() if key not in old}) for path, old in dicts)
@@ -239,7 +240,7 @@ class Changes:
     tensors: dict[str, tuple[Region | None, torch.Tensor]] = field(default_factory=dict)
     generators: dict[str, torch.Tensor] = field(default_factory=dict)
     containers: frozenset[str] = frozenset()
-    added: Mapping[str, frozenset[Any]] = field(default_factory=dict)
+    added: Mapping[str, frozenset[Hashable]] = field(default_factory=dict)
 
     @classmethod
     def of(cls, call: Callable[[T], object], tree: T) -> "Changes":
@@ -277,7 +278,7 @@ class Changes:
         contents = {path: copy.copy(there[path]) for path in self.containers | self.added.keys() if path in there}
         return self._state_of(there, contents, timed=timed)
 
-    def _state_of(self, there: dict[str, Any], contents: dict[str, Container], *, timed: bool) -> State:
+    def _state_of(self, there: Parts, contents: dict[str, Container], *, timed: bool) -> State:
         """Return what puts the tree whose parts are `there` back; lists and dicts to these `contents`."""
         state = State()
         for path, content in contents.items():
@@ -314,7 +315,7 @@ def parts(tree: object, path: str = "", seen: dict[int, object] | None = None) -
         yield from parts(part, path if key is None else f"{path}[{key!r}]", seen)
 
 
-def _parts_of(value: object) -> list[tuple[Any, Any]]:
+def _parts_of(value: object) -> list[tuple[object, object]]:
     """Return the parts of a value by texts or positions, since other keys differ in each copy; by None its only one."""
     if isinstance(value, dict):
         return [(key if isinstance(key, str) else at, part) for at, (key, part) in enumerate(value.items())]
@@ -331,7 +332,7 @@ def _parts_of(value: object) -> list[tuple[Any, Any]]:
     return [(None, vars(value))] if own and hasattr(value, "__dict__") else []
 
 
-def layout_of(tensor: torch.Tensor) -> tuple[Any, ...]:
+def layout_of(tensor: torch.Tensor) -> tuple[object, ...]:
     """Return a tensor's memory and how it lies there; () for one that is not plain."""
     if type(tensor) not in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer) or tensor.layout != torch.strided:
         return ()

@@ -5,12 +5,13 @@ import dataclasses
 from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from enum import Enum
 from types import ModuleType
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
 from backend_kwargs.torch_internals import pytree
 
+T = TypeVar("T")
 Results = Mapping[str, Any]  # trees by what they are of a call: output, gradient, written
 # Objects of these kinds are compared as a whole.
 WHOLE = (torch.Tensor, torch.nn.Module, type, Enum, ModuleType)
@@ -34,13 +35,11 @@ def tensors_of(tree: object) -> list[torch.Tensor]:
     return [leaf for leaf in pytree.tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
 
 
-def map_tensors(
-    change: Callable[[torch.Tensor], torch.Tensor], tree: object, memo: dict[int, object] | None = None
-) -> Any:
+def map_tensors(change: Callable[[torch.Tensor], torch.Tensor], tree: T, memo: dict[int, object] | None = None) -> T:
     """Return a copy of a tree with `change` applied to each tensor, also to those in attributes of objects."""
     copies = {} if memo is None else memo
 
-    def leaf(value: object) -> Any:
+    def leaf(value: object) -> object:
         if isinstance(value, torch.Tensor):
             return change(value)
         if (parts := parts_of(value)) and id(value) not in copies:
@@ -53,7 +52,8 @@ def map_tensors(
                     object.__setattr__(twin, part, mapped)  # dataclasses may be frozen
         return copies.get(id(value), value)
 
-    return pytree.tree_map(leaf, tree)
+    changed: T = pytree.tree_map(leaf, tree)
+    return changed
 
 
 def parts_of(leaf: object) -> dict[Any, Any]:

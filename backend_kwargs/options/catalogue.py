@@ -17,6 +17,7 @@ from types import MappingProxyType, NoneType
 from typing import Annotated, Any, Literal
 
 from backend_kwargs.errors import BackendKwargsError
+from backend_kwargs.options.layers import Options
 from backend_kwargs.options.option import Option, Where, lookup
 from backend_kwargs.options.trust import INDUCTOR_DATA
 
@@ -36,7 +37,7 @@ MOST_THREADS = 1024  # a file with 100,000 would exhaust the machine
 Threads = Annotated[int, Where(f"of 1 to {MOST_THREADS}", lambda count: 1 <= count <= MOST_THREADS)]
 
 # Types that torch does not declare, or declares wrongly; taken from its sources of 2.11 to 2.15.
-CORRECTED_TYPES: Mapping[str, Any] = MappingProxyType(
+CORRECTED_TYPES: Mapping[str, object] = MappingProxyType(
     {
         "compile_threads": Threads | None,
         "cpp.threads": Threads | Literal[-1],
@@ -53,6 +54,7 @@ CORRECTED_TYPES: Mapping[str, Any] = MappingProxyType(
     }
 )
 
+Entries = Options  # of torch's config module
 Release = tuple[int, int]
 
 
@@ -86,7 +88,7 @@ def documented(option: Option) -> Option:
     return replace(option, doc=note.doc, env=note.env, env_force=note.env_force) if note else option
 
 
-def _option(name: str, entries: Mapping[str, Any]) -> Option:
+def _option(name: str, entries: Entries) -> Option:
     from backend_kwargs.torch_internals.inductor_config import UNSET, target_of
 
     entry, target = entries[name], target_of(entries[name])
@@ -104,7 +106,7 @@ def _option(name: str, entries: Mapping[str, Any]) -> Option:
     )
 
 
-def _type(name: str, entries: Mapping[str, Any]) -> Any:
+def _type(name: str, entries: Entries) -> object:
     # `cuda` and `xpu` inherit the values of `cutlass`, but not its annotations.
     original = entries.get(_cutlass_name(name), entries[name])
     declared = CORRECTED_TYPES.get(name, original.value_type)

@@ -7,7 +7,7 @@ from typing import Any
 
 Options = Mapping[str, Any]  # values by name
 # Options that permit what they name, so that `auto` also races code without it: (the user's value, a candidate's).
-PERMITTING: Mapping[str, tuple[Any, Any]] = MappingProxyType({"freezing": (True, False)})
+PERMITTING: Mapping[str, tuple[object, object]] = MappingProxyType({"freezing": (True, False)})
 
 
 def copied(value: Any) -> Any:
@@ -31,7 +31,7 @@ class Layer:
         object.__setattr__(self, "options", MappingProxyType(copied(self.options)))
 
 
-def merge(layers: Iterable[Layer]) -> dict[str, Any]:
+def merge(layers: Iterable[Layer]) -> Options:
     """Return each option's value in the last layer that sets it."""
     return {name: value for layer in layers for name, value in layer.options.items()}
 
@@ -41,7 +41,7 @@ def sources(layers: Iterable[Layer]) -> dict[str, str]:
     return {name: layer.source for layer in layers for name in layer.options}
 
 
-def with_users(options: Options, users: Options) -> dict[str, Any]:
+def with_users(options: Options, users: Options) -> Options:
     """Return what a graph is compiled with under a candidate of `auto`: its `options`, with the user's own on top.
 
     The exception are options of the user's that only permit what they name: `freezing=True` lets a candidate win that
@@ -50,7 +50,7 @@ def with_users(options: Options, users: Options) -> dict[str, Any]:
     return {**options, **standing(users, options)}
 
 
-def standing(users: Options, options: Options) -> dict[str, Any]:
+def standing(users: Options, options: Options) -> Options:
     """Return the user's own options that precede a candidate's `options`: all but those that only permit."""
     return {name: value for name, value in users.items() if PERMITTING.get(name) != (value, options.get(name))}
 

@@ -6,7 +6,7 @@ Only the entry point with the requested name is loaded.
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from importlib.metadata import EntryPoint, entry_points
-from typing import Any, Generic, TypeVar
+from typing import Generic, TypeVar
 
 from backend_kwargs.errors import BackendKwargsError, BrokenPluginError, error_text, unknown, wrong_value
 from backend_kwargs.options.spec import check_name
@@ -25,7 +25,7 @@ class NamedValues(Generic[T]):
     kind: str
     group: str
     built_in: Mapping[str, T]
-    read: Callable[[EntryPoint, Any], T | None]
+    read: Callable[[EntryPoint, object], T | None]
     wanted: str
     advice: Callable[[list[str]], str]
     registered: dict[str, T] = field(default_factory=dict)

@@ -20,13 +20,13 @@ class Option:
     """One option; `type` is any typing form, Any if it is unknown."""
 
     name: str
-    type: Any = Any
+    type: object = Any
     default: Any = None
     doc: str = ""
     env: tuple[str, ...] = ()  # environment variables that set the default
     env_force: tuple[str, ...] = ()  # environment variables that override any patch
     forced: bool = False  # one of env_force is set in this process
-    forced_value: Any = None
+    forced_value: object = None
     alias: str | None = None
     deprecated: str | None = None
     data: bool = False  # a file may set it, whatever its type: see `trust`

@@ -10,6 +10,7 @@ from types import MappingProxyType
 from typing import Annotated, Any, Literal
 
 from backend_kwargs.errors import BackendKwargsError, unknown
+from backend_kwargs.options.layers import Options
 from backend_kwargs.options.option import Where
 from backend_kwargs.options.requirements import CannotWorkError, Limit, Machine, Rule, limits, unmet
 
@@ -84,7 +85,7 @@ def named(value: Any) -> Any:
     return found
 
 
-def verify(options: Mapping[str, Any], here: Machine, tell: Callable[[Limit], None]) -> None:
+def verify(options: Options, here: Machine, tell: Callable[[Limit], None]) -> None:
     """Raise if the precisions in `options` cannot be used as requested; `tell` the limits of this machine."""
     names: tuple[str, ...] = named(options.get("precision"))
     if not names:

@@ -22,6 +22,7 @@ from types import MappingProxyType
 from typing import Any
 
 from backend_kwargs.errors import BackendKwargsError, NoCompilerError, unknown
+from backend_kwargs.options.layers import Options
 
 CUTLASS_PACKAGES = ("cutlass_library", "cutlass_cppgen", "pycute")
 CUTLASS_VARIABLE = "TORCHINDUCTOR_CUTLASS_DIR"
@@ -312,24 +313,24 @@ def _requirement(need: Need) -> Requirement:
 
 
 def limits_of_options(
-    options: Mapping[str, Any], default: Lookup, machine: Machine, rules: Sequence[Rule] = RULES
+    options: Options, default: Lookup, machine: Machine, rules: Sequence[Rule] = RULES
 ) -> dict[str, Limit]:
     """Return the reason for each of `options` that has no effect: what `machine` lacks, else the other options.
 
     Only missing properties of the machine have a remedy. `default` returns the value of an option that is not set.
     """
 
-    def value(name: str) -> Any:
+    def value(name: str) -> object:
         return options[name] if name in options else default(name)
 
-    found = {}
+    reasons = {}
     for name in options:
         own = [rule for rule in rules if fnmatchcase(name, rule.options)]
         if lacking := _lacking(own, value, machine):
-            found[name] = Limit(f"Option {name!r}", lacking[0].reason, lacking[0].remedy)
+            reasons[name] = Limit(f"Option {name!r}", lacking[0].reason, lacking[0].remedy)
         elif reason := next(filter(None, (rule.unless(value) for rule in own)), ""):
-            found[name] = Limit(f"Option {name!r}", reason, "")
-    return found
+            reasons[name] = Limit(f"Option {name!r}", reason, "")
+    return reasons
 
 
 def _lacking(rules: Sequence[Rule], value: Lookup, machine: Machine) -> list[Requirement]:
@@ -388,7 +389,7 @@ def machine() -> Machine:
     )
 
 
-def cxx_of(options: Mapping[str, Any]) -> str:
+def cxx_of(options: Options) -> str:
     """Return the C++ compiler that Inductor tries first; as in its option cpp.cxx, CXX precedes the usual one."""
     given = options.get("cpp.cxx")
     usual = os.environ.get("CXX", "clang++" if sys.platform == "darwin" else "g++")

@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from importlib.metadata import EntryPoint
 from types import MappingProxyType
-from typing import Any
 
 from backend_kwargs.options.layers import Options, copied, same
 from backend_kwargs.options.named_values import NamedValues
@@ -212,5 +211,5 @@ def derive(
     )
 
 
-def _union(mappings: Iterable[Options]) -> dict[str, Any]:
+def _union(mappings: Iterable[Options]) -> Options:
     return {name: value for mapping in mappings for name, value in mapping.items()}

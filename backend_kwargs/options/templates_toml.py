@@ -49,9 +49,9 @@ def _template(name: str, table: object, above: Mapping[str, Template]) -> Templa
     return derive(table.get("base"), options, table.get("summary", ""), lambda n: above.get(n) or find_template(n))
 
 
-def _flat(options: Options, prefix: str = "") -> dict[str, Any]:
+def _flat(options: Options, prefix: str = "") -> dict[str, object]:
     """Flatten nested tables to dotted names, down to those that name an option."""
-    flat: dict[str, Any] = {}
+    flat: dict[str, object] = {}
     for key, value in options.items():
         name = f"{prefix}{key}"
         nested = isinstance(value, dict) and name.replace("-", "_") not in inductor_options()

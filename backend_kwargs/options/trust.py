@@ -8,7 +8,7 @@ names them, and code otherwise. So a new option of a new torch is code until som
 
 from collections.abc import Callable, Mapping
 from types import NoneType, UnionType
-from typing import Annotated, Any, Literal, Union, get_args, get_origin
+from typing import Annotated, Literal, Union, get_args, get_origin
 
 from backend_kwargs.errors import BackendKwargsError
 from backend_kwargs.options.option import Option
@@ -39,7 +39,7 @@ INDUCTOR_DATA = _names(
 OWN_DATA = frozenset({"rewrites", "tuned_products"})
 AUTO_DATA = frozenset({"candidates"})
 # Takes an option, a value, and the option's name in an error; returns the value converted to the option's type.
-Check = Callable[[Option, Any, str], Any]
+Check = Callable[[Option, object, str], object]
 INERT = (bool, int, float, None, NoneType)
 
 
@@ -48,7 +48,7 @@ def is_data(option: Option) -> bool:
     return option.data or chooses(option.type)
 
 
-def chooses(wanted: Any) -> bool:
+def chooses(wanted: object) -> bool:
     """Return whether a type contains only numbers and words from a fixed list."""
     origin, args = get_origin(wanted), get_args(wanted)
     if wanted in INERT or origin is Literal:
@@ -62,7 +62,7 @@ def chooses(wanted: Any) -> bool:
 def untrusted(coerce: Check) -> Check:
     """Return `coerce` for values from a file: it rejects options that are code before it looks at their values."""
 
-    def refusing(option: Option, value: Any, kind: str) -> Any:
+    def refusing(option: Option, value: object, kind: str) -> object:
         if not is_data(option) and names_something(value):
             raise BackendKwargsError(
                 f"{kind[:1].upper()}{kind[1:]} {option.name!r} is code, which a file may set only if it is trusted: "
@@ -73,7 +73,7 @@ def untrusted(coerce: Check) -> Check:
     return refusing
 
 
-def names_something(value: Any) -> bool:
+def names_something(value: object) -> bool:
     """Return whether `value` contains a text or an object; without either it cannot name anything."""
     if isinstance(value, Mapping):
         return any(map(names_something, value.values())) or any(map(names_something, value))

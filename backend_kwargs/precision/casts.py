@@ -11,18 +11,17 @@ import copy
 import operator
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
-from typing import Any
 
 import torch
 from torch.fx import GraphModule, Node
-from torch.fx.node import map_aggregate
+from torch.fx.node import Argument, Target, map_aggregate
 from torch.nn import functional
 
 from backend_kwargs.graphs.writes import storages_of, written_storages
 
 # The position and keyword of the argument that is added to the product: a mask may contain finfo(float32).min.
 SDPA, ADDED = (3, "attn_mask"), (0, "input")
-PRODUCTS: Mapping[Any, tuple[int, str] | None] = {
+PRODUCTS: Mapping[Target, tuple[int, str] | None] = {
     **dict.fromkeys(
         (
             functional.linear,
@@ -57,10 +56,10 @@ SELECTING = frozenset(
 # Operations that autocast also computes in half precision for half inputs: one more rounding, half the bytes.
 FOLLOWING = frozenset({functional.batch_norm, torch.batch_norm, operator.add, torch.add})
 # In-place operators and their out-of-place versions, which are used if nothing else reads the overwritten value.
-OUT_OF_PLACE: Mapping[Any, Any] = {operator.iadd: operator.add, "relu_": "relu", torch.relu_: torch.relu}
+OUT_OF_PLACE: Mapping[Target, Target] = {operator.iadd: operator.add, "relu_": "relu", torch.relu_: torch.relu}
 # Not the method: AOTAutograd caches no graph with a method of a value that dynamo has not seen.
 CAST = torch.ops.aten.to.dtype
-Narrow = dict[Node, Any]
+Narrow = dict[Node, Node]
 
 
 def cast_products(gm: GraphModule, dtype: torch.dtype) -> int:
@@ -125,26 +124,26 @@ class _Cast:
             }
         self._replace(node, args, kwargs)
 
-    def _replace(self, node: Node, args: Any, kwargs: Any) -> None:
+    def _replace(self, node: Node, args: tuple[Argument, ...], kwargs: dict[str, Argument]) -> None:
         """Replace `node` by the same operation on narrow values, with its result widened."""
         with self.graph.inserting_before(node):
-            made = self.graph.create_node(node.op, node.target, args, kwargs)
-            wide = self.graph.call_function(CAST, (made, torch.float32))
-        made.meta = {name: value for name, value in node.meta.items() if name != "example_value"}
+            product = self.graph.create_node(node.op, node.target, args, kwargs)
+            wide = self.graph.call_function(CAST, (product, torch.float32))
+        product.meta = {name: value for name, value in node.meta.items() if name != "example_value"}
         wide.meta = dict(node.meta)
         node.replace_all_uses_with(wide)
         self.graph.erase_node(node)
         if not self._may_change(wide):
-            self.narrow[wide] = made
+            self.narrow[wide] = product
 
-    def _narrowed(self, leaf: Any) -> Any:
+    def _narrowed(self, leaf: Argument) -> Argument:
         if not isinstance(leaf, Node) or _dtype(self.gm, leaf) != torch.float32:
             return leaf
         if leaf in self.narrow:
             return self.narrow[leaf]
         return self.graph.call_function(CAST, (leaf, self.dtype))
 
-    def _clamped(self, leaf: Any) -> Any:
+    def _clamped(self, leaf: Argument) -> Argument:
         """Cast an added value without making finite numbers infinite: a row of -inf is nan after softmax."""
         if not isinstance(leaf, Node) or _dtype(self.gm, leaf) != torch.float32:
             return leaf
@@ -169,7 +168,7 @@ class _Cast:
         if node.target in (operator.add, torch.add):
             if len(node.args) != 2 or node.kwargs or not all(arg in self.narrow for arg in node.args):
                 return
-            args = tuple(self.narrow[arg] for arg in node.args)  # type: ignore[index]
+            args: tuple[Argument, ...] = tuple(self.narrow[arg] for arg in node.args)  # type: ignore[index]
         elif any(isinstance(arg, Node) and arg in self.narrow for arg in node.args[1:]):
             return
         else:

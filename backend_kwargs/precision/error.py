@@ -1,15 +1,16 @@
 """The error of a compiled graph in a lower precision, measured against float64 on the inputs of a call."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 from torch.fx import GraphModule
 
 from backend_kwargs import measure
+from backend_kwargs.backends import Inputs
 from backend_kwargs.errors import error_text
+from backend_kwargs.facts import Call
 from backend_kwargs.graphs.eligibility import communicates, why_not_repeatable
 from backend_kwargs.graphs.replay import Task, cuda_devices, has_drawn, unpacked
 from backend_kwargs.graphs.writes import copy_of_graph
@@ -33,11 +34,11 @@ class Truth:
     """
 
     task: Task
-    eager: dict[str, Any]
-    precise: dict[str, Any]
+    eager: dict[str, object]
+    precise: dict[str, object]
 
     @classmethod
-    def of(cls, gm: GraphModule, inputs: Sequence[Any]) -> "Truth":
+    def of(cls, gm: GraphModule, inputs: Inputs) -> "Truth":
         """Run `gm` in eager and in float64; raise UnfitPrecisionError if the error cannot be measured."""
         if why := "it communicates with other ranks" if communicates(gm) else why_not_repeatable(gm, inputs):
             raise UnfitPrecisionError(f"{UNMEASURED}: {why}")
@@ -48,7 +49,7 @@ class Truth:
                 raise UnfitPrecisionError(f"{UNMEASURED}: it draws random numbers")
             return cls(task, eager, in_float64(task))
 
-    def error_of(self, compiled: Callable[..., Any], max_error: float) -> float:
+    def error_of(self, compiled: Call, max_error: float) -> float:
         """Return the error of two calls of `compiled`; raise UnfitPrecisionError if it exceeds `max_error`.
 
         Results that vary from call to call are refused too: they contain memory that nobody wrote.
@@ -82,7 +83,7 @@ def _passed(accuracy: Accuracy) -> float:
     return accuracy.error or 0.0
 
 
-def _observed_on_stale_memory(task: Task, compiled: Callable[..., Any]) -> dict[str, Any]:
+def _observed_on_stale_memory(task: Task, compiled: Call) -> dict[str, object]:
     """Observe a call after free memory was filled with nan: otherwise it may still have the right results."""
     device = next(value.device for value in task.inputs.values if isinstance(value, torch.Tensor))
     blocks = [torch.full((size,), 0xFF, dtype=torch.uint8, device=device) for size in STALE for _ in range(4)]
@@ -90,7 +91,7 @@ def _observed_on_stale_memory(task: Task, compiled: Callable[..., Any]) -> dict[
     return task.observe(compiled)
 
 
-def in_float64(task: Task) -> dict[str, Any]:
+def in_float64(task: Task) -> dict[str, object]:
     """Return the results of the task in float64; raise if they cannot be computed."""
     if task.inputs.aliased:
         raise ValueError("inputs that it writes to share memory")
@@ -101,7 +102,7 @@ def in_float64(task: Task) -> dict[str, Any]:
     return wide.observe(lambda *given: InFloat64(task.copy(), keeps=task.training).run(*given))
 
 
-def _trains(task: Task, value: Any) -> bool:
+def _trains(task: Task, value: object) -> bool:
     return task.training and isinstance(value, torch.Tensor) and value.requires_grad
 
 

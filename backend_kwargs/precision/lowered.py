@@ -1,22 +1,22 @@
 """A graph in a lower precision: converted, compiled, and measured against an error bound if there is one."""
 
 import functools
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import torch
 from torch.fx import GraphModule
 
-from backend_kwargs.backends import CapturedGraph, Step
+from backend_kwargs.backends import CapturedGraph, Inputs, Step
 from backend_kwargs.errors import warn_once
-from backend_kwargs.facts import Compiled
+from backend_kwargs.facts import Call, Compiled
 from backend_kwargs.facts.parts import left_to_eager
 from backend_kwargs.facts.precision import PrecisionUse
 from backend_kwargs.graphs.freezing import by_source, lifted_parameters, only_read_parameters
 from backend_kwargs.graphs.parameter_guards import guard_parameters
 from backend_kwargs.graphs.writes import copy_of_graph, has_transforms, keep_inputs
+from backend_kwargs.options.layers import Options
 from backend_kwargs.options.precisions import PRECISIONS, why_slow
 from backend_kwargs.options.requirements import machine
 from backend_kwargs.precision.bounds import UnfitPrecisionError
@@ -54,8 +54,8 @@ def compile_lowered(
     graph: CapturedGraph,
     asked: Asked,
     following: Step,
-    options: Mapping[str, Any],
-    captured_options: Mapping[str, Any],
+    options: Options,
+    captured_options: Options,
 ) -> Compiled:
     """Compile a graph in the requested precision, or as captured if that is impossible or its error exceeds the bound.
 
@@ -103,7 +103,7 @@ def _compiled(
     return served
 
 
-def lower(gm: GraphModule, example_inputs: Sequence[Any], asked: Asked) -> Lowered:
+def lower(gm: GraphModule, example_inputs: Inputs, asked: Asked) -> Lowered:
     """Return a copy of `gm` in the precision; raise UnfitPrecisionError if no operation can be computed in it."""
     precision = PRECISIONS[asked.precision]
     if asked.by_compiler:
@@ -133,7 +133,7 @@ def lower(gm: GraphModule, example_inputs: Sequence[Any], asked: Asked) -> Lower
     return lowered
 
 
-def _why_unfit(example_inputs: Sequence[Any], name: str) -> str:
+def _why_unfit(example_inputs: Inputs, name: str) -> str:
     tensors = [value for value in example_inputs if isinstance(value, torch.Tensor)]
     device = next((tensor.device.type for tensor in tensors if tensor.is_cuda), "cpu")
     if torch.is_grad_enabled() and not PRECISIONS[name].trains and any(tensor.requires_grad for tensor in tensors):
@@ -149,18 +149,18 @@ def _silenced(precision: str) -> AbstractContextManager[None]:
     return unhashed()
 
 
-def _guard(gm: GraphModule, example_inputs: Sequence[Any], lowered: Lowered, asked: Asked) -> None:
+def _guard(gm: GraphModule, example_inputs: Inputs, lowered: Lowered, asked: Asked) -> None:
     """Guard the identity of the converted parameters, and their versions if freezing makes them constants."""
     if held := by_source(gm, {at: example_inputs[at] for at in lowered.held.positions}):
         guard_parameters(held, constants=held if asked.freezing else ())
 
 
-def _following(compiled: Callable[..., Any], lowered: Lowered, *, watched: bool) -> Callable[..., Any]:
+def _following(compiled: Call, lowered: Lowered, *, watched: bool) -> Call:
     kept, held = lowered.kept, lowered.held
 
     # A wrapper in the hot path: only a look at each parameter shows whether it changed. It keeps the weights alive.
     @functools.wraps(compiled)
-    def call(*inputs: Any) -> Any:
+    def call(*inputs: object) -> object:
         if watched:
             held.follow(inputs)
         return compiled(*[inputs[at] for at in kept])

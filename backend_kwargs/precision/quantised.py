@@ -93,8 +93,8 @@ def why_none_quantised(gm: GraphModule, lifted: Mapping[int, torch.Tensor], prec
 
 
 def _arguments(node: Node) -> tuple[Any, Any, Any]:
-    given = dict(zip(("input", "weight", "bias"), node.args, strict=False)) | node.kwargs
-    return given["input"], given["weight"], given.get("bias")
+    by_name = dict(zip(("input", "weight", "bias"), node.args, strict=False)) | node.kwargs
+    return by_name["input"], by_name["weight"], by_name.get("bias")
 
 
 def _can_quantise(value: torch.Tensor, precision: str) -> bool:
@@ -141,18 +141,18 @@ def _add_module(gm: GraphModule, weight: Weight, placeholder: Node, precision: s
     return name
 
 
-def _replace(gm: GraphModule, node: Node, module: str, x: Node, bias: Any, precision: str) -> None:
+def _replace(gm: GraphModule, node: Node, module: str, x: Node, bias: Node | None, precision: str) -> None:
     captured = node.meta["example_value"].dtype
     with gm.graph.inserting_before(node):
         if precision == "fp8-dynamic" and captured != torch.bfloat16:
             x = gm.graph.call_method("to", (x, torch.bfloat16))
-        made = gm.graph.call_module(module, (x,))
+        product = gm.graph.call_module(module, (x,))
         if precision == "fp8-dynamic" and captured != torch.bfloat16:
-            made = gm.graph.call_method("to", (made, captured))
+            product = gm.graph.call_method("to", (product, captured))
         if bias is not None:
-            made = gm.graph.call_function(torch.add, (made, bias))
-    made.meta = dict(node.meta)
-    node.replace_all_uses_with(made)
+            product = gm.graph.call_function(torch.add, (product, bias))
+    product.meta = dict(node.meta)
+    node.replace_all_uses_with(product)
     gm.graph.erase_node(node)
 
 

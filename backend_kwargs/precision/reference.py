@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 from torch.fx import GraphModule, Interpreter, Node
-from torch.fx.node import map_aggregate
+from torch.fx.node import Argument, Target, map_aggregate
 
 from backend_kwargs.torch_internals import pytree
 from backend_kwargs.torch_internals.modes import enter_autocast
@@ -31,13 +31,13 @@ class InFloat64(Interpreter):
         for node in gm.graph.nodes:
             check_bits(node)
         for node in gm.graph.find_nodes(op="get_attr"):
-            held = getattr(gm, str(node.target), None)
-            if isinstance(held, GraphModule):
-                setattr(within, str(node.target), widened(held))
+            nested = getattr(gm, str(node.target), None)
+            if isinstance(nested, GraphModule):
+                setattr(within, str(node.target), widened(nested))
         super().__init__(within)
         self.extra_traceback = False  # an error is the reason why there is no reference, in one line
 
-    def fetch_args_kwargs_from_env(self, n: Node) -> tuple[Any, Any]:
+    def fetch_args_kwargs_from_env(self, n: Node) -> tuple[tuple[Argument, ...], dict[str, Argument]]:
         """Return a node's arguments with tensors and dtypes widened."""
         args, kwargs = super().fetch_args_kwargs_from_env(n)
         if n.op == "output":
@@ -45,7 +45,7 @@ class InFloat64(Interpreter):
         args, kwargs = map_aggregate(args, _wide), map_aggregate(kwargs, _wide)
         return (_without_autocast(args) if n.target is enter_autocast else args), kwargs
 
-    def run_node(self, n: Node) -> Any:
+    def run_node(self, n: Node) -> object:
         """Run a node; a tensor that it creates in the default dtype is widened, since the graph may write into it."""
         result = super().run_node(n)
         if not n.op.startswith("call"):
@@ -54,7 +54,7 @@ class InFloat64(Interpreter):
         self._count(n, result)
         return result
 
-    def _count(self, n: Node, result: Any) -> None:
+    def _count(self, n: Node, result: object) -> None:
         own = [leaf for leaf in pytree.tree_leaves(result) if isinstance(leaf, torch.Tensor) and not is_view(leaf)]
         self.bytes[n] = sum(leaf.nbytes for leaf in own)
         self.live += self.bytes[n]
@@ -62,7 +62,7 @@ class InFloat64(Interpreter):
         if not self.keeps:
             self.live -= sum(self.bytes.get(each, 0) for each in self.user_to_last_uses.get(n, ()))
 
-    def call_method(self, target: Any, args: Any, kwargs: Any) -> Any:
+    def call_method(self, target: Target, args: tuple[Argument, ...], kwargs: dict[str, Any]) -> object:
         """Call a method; `.half()`, `.float()` and `.bfloat16()` become `.double()`."""
         return super().call_method("double" if target in WIDENED else target, args, kwargs)
 
@@ -83,14 +83,14 @@ def widened(gm: GraphModule) -> GraphModule:
         node.args, node.kwargs = map_aggregate(node.args, _wide_dtype), map_aggregate(node.kwargs, _wide_dtype)
         if node.target is enter_autocast:
             node.args = _without_autocast(node.args)
-    made = GraphModule(gm, graph)
+    twin = GraphModule(gm, graph)
     for node in graph.find_nodes(op="get_attr"):
-        held = getattr(made, str(node.target), None)
-        if isinstance(held, GraphModule):
-            setattr(made, str(node.target), widened(held))
-        elif isinstance(held, torch.Tensor):
-            setattr(made, str(node.target), _wide(held))
-    return made
+        attribute = getattr(twin, str(node.target), None)
+        if isinstance(attribute, GraphModule):
+            setattr(twin, str(node.target), widened(attribute))
+        elif isinstance(attribute, torch.Tensor):
+            setattr(twin, str(node.target), _wide(attribute))
+    return twin
 
 
 def check_bits(node: Node) -> None:
@@ -99,18 +99,18 @@ def check_bits(node: Node) -> None:
         raise TypeError("it reads the bits of numbers, which differ in float64")
 
 
-def _wide(leaf: Any) -> Any:
+def _wide(leaf: Argument) -> Argument:
     return _wide_dtype(_wide_tensor(leaf))
 
 
-def _wide_tensor(leaf: Any) -> Any:
+def _wide_tensor(leaf: Argument) -> Argument:
     return leaf.double() if isinstance(leaf, torch.Tensor) and leaf.dtype in LOWER else leaf
 
 
-def _wide_dtype(leaf: Any) -> Any:
+def _wide_dtype(leaf: Argument) -> Argument:
     return torch.float64 if isinstance(leaf, torch.dtype) and leaf in LOWER else leaf
 
 
-def _without_autocast(args: tuple[Any, ...]) -> tuple[Any, ...]:
+def _without_autocast(args: tuple[Argument, ...]) -> tuple[Argument, ...]:
     device, dtype, _, *rest = args
     return (device, torch.bfloat16 if dtype == torch.float64 else dtype, False, *rest)

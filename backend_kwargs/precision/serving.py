@@ -9,8 +9,9 @@ from typing import Any
 import torch
 from torch.fx import GraphModule
 
+from backend_kwargs.backends import Inputs
 from backend_kwargs.errors import warn_once
-from backend_kwargs.facts import Compiled
+from backend_kwargs.facts import Call, Compiled
 from backend_kwargs.facts.precision import PrecisionUse
 from backend_kwargs.graphs.writes import copy_of_graph
 from backend_kwargs.precision.bounds import UnfitPrecisionError, UnmeasuredError
@@ -22,7 +23,7 @@ Compile = Callable[[Collection[int]], Compiled]
 _lock = Lock()  # a measurement seeds the random generators, and restores them
 
 
-def serving(gm: GraphModule, example_inputs: Sequence[Any], used: PrecisionUse, compile_copy: Compile) -> Compiled:
+def serving(gm: GraphModule, example_inputs: Inputs, used: PrecisionUse, compile_copy: Compile) -> Compiled:
     """Return what `compile_copy` makes of a copy of `gm`, measured on these inputs; note its error in `used`.
 
     It is called with the positions of the inputs that must stay inputs, also where others become constants: a
@@ -51,12 +52,12 @@ def serving(gm: GraphModule, example_inputs: Sequence[Any], used: PrecisionUse, 
 
 def _in_buckets(
     gm: GraphModule,
-    compiled: Callable[..., Any],
+    compiled: Call,
     sizes: Sequence[int],
-    known: dict[tuple[int, ...], Callable[..., Any]],
+    known: dict[tuple[int, ...], Call],
     used: PrecisionUse,
-) -> Callable[..., Any]:
-    def decided(given: list[int], inputs: Sequence[Any]) -> Callable[..., Any]:
+) -> Call:
+    def decided(given: list[int], inputs: Inputs) -> Call:
         with _lock:
             if (found := known.get(_bucket(given))) is None:
                 what = f"sizes {_ranges(given)}"
@@ -76,7 +77,7 @@ def _in_buckets(
     # A wrapper in the hot path: dynamo does not compile again for a new size of a dynamic dimension. A guard on buckets
     # would, and dynamo stops after eight.
     @functools.wraps(compiled)
-    def call(*inputs: Any) -> Any:
+    def call(*inputs: Any) -> object:
         found = known.get(tuple([inputs[at].bit_length() for at in sizes]))
         return (found or decided([inputs[at] for at in sizes], inputs))(*inputs)
 

@@ -8,12 +8,13 @@ import ctypes
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import NamedTuple
 from weakref import WeakValueDictionary
 
 import torch
 from torch.fx import GraphModule, Node
 
+from backend_kwargs.backends import Inputs
 from backend_kwargs.graphs.fused_steps import CopyOfParameters
 from backend_kwargs.torch_internals import fx
 from backend_kwargs.torch_internals.guards import AttrSource, Source
@@ -37,7 +38,7 @@ class Seen(NamedTuple):
     """
 
     state: tuple[int, int]
-    storage: Any  # kept alive: `words` are in it, and new memory could get the old address
+    storage: object  # kept alive: `words` are in it, and new memory could get the old address
     words: memoryview
     sample: bytes
 
@@ -131,7 +132,7 @@ class Held:
         if weight not in known:
             known.append(weight)
 
-    def follow(self, inputs: Sequence[Any]) -> None:
+    def follow(self, inputs: Inputs) -> None:
         """Convert the parameters that have changed."""
         for position, weights in self.positions.items():
             parameter = inputs[position]

@@ -6,14 +6,15 @@ graph. Reports count a rewrite by its operators in the code: this pass does not 
 """
 
 import copy
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
 
 from torch.fx import Graph, GraphModule
 
+from backend_kwargs.backends import Inputs
 from backend_kwargs.backends.inductor.allowed_attention import allowed_attention
+from backend_kwargs.options.layers import Options
 from backend_kwargs.options.requirements import machine, unmet
 from backend_kwargs.rewrites import operators
 from backend_kwargs.rewrites.folding import fold_together
@@ -44,7 +45,7 @@ class RewritePass(InferenceAwarePass):  # type: ignore[misc]
     The others have changed dynamo's graph already; their sources are part of the key too.
     """
 
-    def __init__(self, names: Iterable[str], users: Sequence[Any]) -> None:
+    def __init__(self, names: Iterable[str], users: Sequence[Callable[..., object]]) -> None:
         self.names = tuple(names)
         self.users = tuple(users)
 
@@ -59,14 +60,14 @@ class RewritePass(InferenceAwarePass):  # type: ignore[misc]
             if find_rewrite(name).patterns:
                 rewrite_graph(graph, name)
 
-    def uuid(self) -> Any:
+    def uuid(self) -> object:
         """Return the pass's part of Inductor's cache key, or None if a pass of the user has none."""
         users = [each.uuid() if hasattr(each, "uuid") else None for each in self.users]
         known = fingerprint(self.names), allowed_attention()
         return None if None in users else ("backend_kwargs.rewrites", *known, tuple(users))
 
 
-def with_rewrites(patches: Mapping[str, Any], names: Sequence[str]) -> Mapping[str, Any]:
+def with_rewrites(patches: Options, names: Sequence[str]) -> Options:
     """Return Inductor's options with a pass for those of the rewrites `names` that work here."""
     working = [name for name in names if not unmet(find_rewrite(name).needs, machine())]
     if not working:
@@ -122,7 +123,7 @@ def find_in(gms: Sequence[GraphModule], name: str) -> Found:
     return Found(count, saved)
 
 
-def find_in_traced(gm: GraphModule, example_inputs: Sequence[Any], name: str) -> Found:
+def find_in_traced(gm: GraphModule, example_inputs: Inputs, name: str) -> Found:
     """Return the matches of the rewrite `name` in dynamo's graph, which stays unchanged."""
     change = change_by(name, gm, example_inputs)
     return Found(change.count, change.bytes) if change else Found(0, 0.0)

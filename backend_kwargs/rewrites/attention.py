@@ -8,12 +8,13 @@ shifted windows for each image, is passed on without the repetition.
 import math
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeGuard
 
 import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 from torch.fx import Graph, Node
+from torch.fx.node import Argument
 
 from backend_kwargs.rewrites.library_attention import (
     CUDNN,
@@ -115,7 +116,7 @@ class Attention:
     k: Node
     v: Node
     product: Node
-    sizes: tuple[Any, ...]
+    sizes: tuple[int, ...]
     biases: list[Node]
     scale: float
     keys_before_width: bool = False
@@ -226,7 +227,7 @@ def _is_exact_in(dtype: torch.dtype, biases: list[Node]) -> bool:
     return len(biases) == 1 and (torch.promote_types(dtypes[0], dtype) == dtype or _was_widened(biases[0], dtype))
 
 
-def _was_widened(node: Any, dtype: torch.dtype) -> bool:
+def _was_widened(node: object, dtype: torch.dtype) -> bool:
     """Return whether `node` has the values of a tensor of `dtype`."""
     same = (*VIEWS, aten.expand.default, aten.unsqueeze.default, aten.permute.default, aten.slice.Tensor)
     while calls(node, *same, aten.clone.default, prims.convert_element_type.default):
@@ -242,10 +243,10 @@ def _parts_of(scores: Node, whole: Tensor) -> Scores | None:
     biases: list[Node] = []
     factors: list[Node] = []
     scale = 1.0
-    node: Any = scores
+    node: Argument = scores
     while isinstance(node, Node) and (node is scores or used_once(node)):
         multiplies = calls(node, aten.mul.Tensor, aten.div.Tensor)
-        by: Any = read(node)["other"] if multiplies else None
+        by = read(node)["other"] if multiplies else None
         if converts_floats(node):
             node = input_of(node)
         elif multiplies and isinstance(by, int | float):
@@ -270,7 +271,7 @@ def _parts_of(scores: Node, whole: Tensor) -> Scores | None:
     return None
 
 
-def _is_factor_of_heads(node: Any, whole: Tensor) -> bool:
+def _is_factor_of_heads(node: object, whole: Tensor) -> TypeGuard[Node]:
     """Return whether a tensor has one value for each head, or one for all, by which q can be multiplied as well."""
     value = value_of(node)
     if value is None or value.dim() not in (3, 4) or value.dim() > whole.dim() or not value.is_floating_point():
@@ -339,9 +340,9 @@ def _product_of(weights: Node) -> Node | None:
     return None
 
 
-def _source(node: Any, dims: int) -> Node | None:
+def _source(node: Node, dims: int) -> Node | None:
     """Return the tensor, with as many dimensions as the scores, of which an operand of a bmm is a view, or None."""
-    if dims == 3 and isinstance(node, Node):
+    if dims == 3:
         return node
     merged = value_of(node)
     if not calls(node, *VIEWS):
@@ -355,13 +356,13 @@ def _source(node: Any, dims: int) -> Node | None:
     return node if same_sizes((value.shape[0] * value.shape[1], *value.shape[2:]), merged.shape) else None
 
 
-def _has_sizes_of(node: Any, other: Any) -> bool:
+def _has_sizes_of(node: object, other: object) -> bool:
     """Return whether two nodes are known to have the same sizes."""
     values = values_of(node, other)
     return values is not None and same_sizes(values[0].shape, values[1].shape)
 
 
-def _scores_and_bias(terms: tuple[Any, Any], whole: Tensor) -> tuple[Node, Node] | None:
+def _scores_and_bias(terms: tuple[Node, Node], whole: Tensor) -> tuple[Node, Node] | None:
     """Return the scores and their bias, or None: only the scores come from a bmm and have the full shape."""
     for scores, bias in (terms, terms[::-1]):
         values = values_of(scores, bias)
@@ -373,7 +374,7 @@ def _scores_and_bias(terms: tuple[Any, Any], whole: Tensor) -> tuple[Node, Node]
     return None
 
 
-def _period(bias: Node) -> Any:
+def _period(bias: Node) -> int:
     """Return after how many batches a bias repeats."""
     sizes = bias.meta["val"].shape
     return sizes[-4] if len(sizes) >= 4 else 1
@@ -410,10 +411,10 @@ def _parts_of_bias(bias: Node) -> list[Node]:
     return [bias]
 
 
-def _unpadded(node: Any) -> Any:
+def _unpadded(node: Node) -> Node:
     """Return the node before copies to another layout, or padding and slicing, for the library's kernel."""
     while True:
-        source = None
+        source: Any = None
         if calls(node, aten.expand.default, aten.clone.default):
             source = input_of(node)
         elif calls(node, aten.slice.Tensor) and calls(input_of(node), aten.constant_pad_nd.default):
@@ -425,7 +426,7 @@ def _unpadded(node: Any) -> Any:
         node = source
 
 
-def _repeated(node: Any) -> Node | None:
+def _repeated(node: object) -> Node | None:
     """Return the [1, period, heads, queries, keys] that was repeated into the batches of `node`, or None."""
     expanded = input_of(node) if calls(node, *VIEWS) else None
     while calls(expanded, aten.clone.default):
@@ -440,7 +441,7 @@ def _repeated(node: Any) -> Node | None:
     return source
 
 
-def _comes_from_product(node: Any) -> bool:
+def _comes_from_product(node: object) -> bool:
     """Return whether scaling, adding and views lead from a bmm to `node`."""
     while calls(node, aten.mul.Tensor, aten.div.Tensor, aten.add.Tensor, *VIEWS) or converts_floats(node):
         node = input_of(node)

@@ -4,13 +4,12 @@ A mask that depends on the queries alone and is expanded over the keys has strid
 transformers make it for encoders. Attention is then computed by products in float32 and a softmax.
 """
 
-from collections.abc import Sequence
-from typing import Any
-
 import torch
 from torch import Tensor
 from torch.fx import GraphModule, Node
+from torch.fx.node import Argument
 
+from backend_kwargs.backends import Inputs
 from backend_kwargs.graphs.writes import written_between
 from backend_kwargs.rewrites.matching import DTYPES, Arguments, hint, known_true
 from backend_kwargs.rewrites.table import Rewrite
@@ -31,7 +30,7 @@ ATTENTION = torch.nn.functional.scaled_dot_product_attention
 PASSES, PASSES_BACK = 4, 8  # over the scores in float32, forward and backward, that a fused kernel saves
 
 
-def make_dense(gm: GraphModule, example_inputs: Sequence[Any]) -> Change | None:
+def make_dense(gm: GraphModule, example_inputs: Inputs) -> Change | None:
     """Return the graph in which masks of attention have dense rows, or None if all have."""
     copies: dict[Node, Node] = {}  # dense masks, by the mask
 
@@ -62,11 +61,11 @@ def _dense(mask: Node) -> Node:
     return _called("expand_as", _called("contiguous", _called("__getitem__", mask, index)), mask)
 
 
-def _called(method: str, *args: Any) -> Node:
+def _called(method: str, mask: Node, *args: Argument) -> Node:
     """Insert a call of a method, with its fake result."""
-    node: Node = args[0].graph.call_method(method, args)
-    tensor, *others = [example(each) if isinstance(each, Node) else each for each in args]
-    node.meta["example_value"] = getattr(tensor, method)(*others)
+    node = mask.graph.call_method(method, (mask, *args))
+    others = [example(each) if isinstance(each, Node) else each for each in args]
+    node.meta["example_value"] = getattr(example(mask), method)(*others)
     return node
 
 

@@ -8,7 +8,7 @@ is in float32.
 """
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -49,18 +49,20 @@ REWRITE = Rewrite(
 
 # ---- the operators
 
+Ints: TypeAlias = list[int]
+
 GEOMETRY = "Tensor? bias, SymInt[] stride, SymInt[] padding, SymInt[] dilation, SymInt groups) -> Tensor"
 
 
 def convolution(
-    x: Tensor, w: Tensor, bias: Tensor | None, stride: Any, padding: Any, dilation: Any, groups: int
+    x: Tensor, w: Tensor, bias: Tensor | None, stride: Ints, padding: Ints, dilation: Ints, groups: int
 ) -> Tensor:
     """Return a convolution by ATen."""
     result: Tensor = aten.convolution(x, w, bias, stride, padding, dilation, False, [0] * len(stride), groups)
     return result
 
 
-def by_onednn(overload: str, tensors: tuple[Tensor, ...], geometry: tuple[Any, ...], *attributes: Any) -> Any:
+def by_onednn(overload: str, tensors: tuple[Tensor, ...], geometry: tuple[Any, ...], *attributes: object) -> Any:
     """Return a convolution of `tensors`, and what the attributes name, as one call of oneDNN."""
     bias, stride, padding, dilation, groups = geometry
     pointwise = getattr(torch.ops.mkldnn._convolution_pointwise, overload)
@@ -84,12 +86,15 @@ conv_add_relu = define(
 # ---- patterns
 
 
+Step: TypeAlias = tuple[Any, Node | float]  # an operator and its operand
+
+
 @dataclass(frozen=True, slots=True)
 class Affine:
     """A convolution and the (operator, operand) steps applied to each channel of its result, in order."""
 
     convolution: Node
-    steps: list[tuple[Any, Any]] = field(default_factory=list)
+    steps: list[Step] = field(default_factory=list)
 
 
 def operands(node: Node) -> tuple[Any, ...]:
@@ -137,7 +142,8 @@ def _parts(relu: Node) -> tuple[Affine, Node | None] | None:
     if affine is not None and may_fuse(affine, relu):
         return affine, None
     terms = terms_of(inner)
-    if terms is None or not used_once(inner) or terms[0] is terms[1]:  # its own residual would be computed twice
+    # Its own residual would be computed twice.
+    if inner is None or terms is None or not used_once(inner) or terms[0] is terms[1]:
         return None
     for left, right in (terms, terms[::-1]):
         affine = affine_convolution(left)
@@ -163,7 +169,7 @@ def may_fuse(affine: Affine, activation: Node) -> bool:
     return all(each.is_contiguous(memory_format=torch.channels_last) for each in (x, result, wanted))
 
 
-def _is_residual(node: Any, relu: Node) -> bool:
+def _is_residual(node: object, relu: Node) -> bool:
     """Return whether the library can add `node`: it must have the result's size, dtype and layout."""
     value, wanted = value_of(node), value_of(relu)
     if value is None or wanted is None or value.dtype != wanted.dtype:
@@ -171,25 +177,25 @@ def _is_residual(node: Any, relu: Node) -> bool:
     return same_sizes((*value.shape, *value.stride()), (*wanted.shape, *wanted.stride()))
 
 
-def _unconverted(node: Any) -> Any:
+def _unconverted(node: object) -> Node | None:
     """Return the node before conversions of dtype that have no other user; None if one is more than a rounding."""
     while calls(node, prims.convert_element_type.default) and used_once(node):
         if not converts_floats(node):
             return None
         node = input_of(node)
-    return node
+    return node if isinstance(node, Node) else None
 
 
-def affine_convolution(node: Any, *, shared: bool = False) -> Affine | None:
+def affine_convolution(node: object, *, shared: bool = False) -> Affine | None:
     """Return `node` as a convolution followed by an affine function of each channel, or None.
 
     Each step must have one user; only `node` itself may be `shared`.
     """
     last = node
-    steps: list[tuple[Any, Any]] = []
+    steps: list[Step] = []
     while True:
         node = _unconverted(node)
-        if not isinstance(node, Node) or not (used_once(node) or (shared and node is last)):
+        if node is None or not (used_once(node) or (shared and node is last)):
             return None
         if calls(node, aten.convolution.default):
             return None if read(node)["transposed"] else Affine(node, steps[::-1])
@@ -208,7 +214,7 @@ def affine_convolution(node: Any, *, shared: bool = False) -> Affine | None:
             return None
 
 
-def _is_per_channel(operand: Any, node: Node) -> bool:
+def _is_per_channel(operand: object, node: Node) -> bool:
     """Return whether `operand` is a number, or has one value for each channel of `node`."""
     if isinstance(operand, int | float):
         return True
@@ -218,14 +224,14 @@ def _is_per_channel(operand: Any, node: Node) -> bool:
     return value.dim() >= 3 and same_sizes((1,) * (4 - value.dim()) + (*value.shape,), (1, whole.shape[1], 1, 1))
 
 
-def folded(graph: Graph, affine: Affine) -> tuple[Any, Any]:
+def folded(graph: Graph, affine: Affine) -> tuple[Node, Node | None]:
     """Return weights and bias with the affine function folded in, computed in float32."""
     _, weight, bias, *_ = operands(affine.convolution)
     if not affine.steps:
         return weight, bias
     value = weight.meta["val"]
     channels = value.shape[0]
-    scale: Any = None
+    scale: Node | float | None = None
     shift = None if bias is None else _converted(graph, bias, torch.float32)
     for operator, operand in affine.steps:
         flat = operand
@@ -248,7 +254,7 @@ def folded(graph: Graph, affine: Affine) -> tuple[Any, Any]:
     return weight, None if shift is None else mark_folded(_converted(graph, shift, value.dtype))
 
 
-def _product(graph: Graph, one: Any, other: Any) -> Any:
+def _product(graph: Graph, one: Node | float, other: Node | float) -> Node | float:
     """Return the product of two nodes or numbers, as a node unless both are numbers."""
     if isinstance(one, Node) or isinstance(other, Node):
         return insert(graph, aten.mul.Tensor, *((one, other) if isinstance(one, Node) else (other, one)))

@@ -10,8 +10,9 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 from torch.fx import Node
 
+from backend_kwargs.backends import Inputs
 from backend_kwargs.rewrites.matching import DTYPES, Arguments, bytes_of, known_true, same_sizes, used_once
-from backend_kwargs.rewrites.operators import define
+from backend_kwargs.rewrites.operators import Context, Gradients, define
 from backend_kwargs.rewrites.table import Rewrite
 from backend_kwargs.rewrites.traced import Replacement, changes_meanwhile, example, examples, first_result, replacing
 from backend_kwargs.torch_internals.modules import cross_entropy_loss
@@ -77,13 +78,13 @@ def _cross_entropy_backward_cuda(
     return gradient_of_rows(grad.float() / count, logits, target, tops, logs, ignore_index, **options)
 
 
-def _keep_for_loss(ctx: Any, inputs: Any, output: Any) -> None:
+def _keep_for_loss(ctx: Context, inputs: Inputs, output: Loss) -> None:
     logits, target, ctx.ignore_index = inputs
     ctx.save_for_backward(logits, target, *output[1:])
     ctx.mark_non_differentiable(*output[1:])
 
 
-def _loss_backward(ctx: Any, grad: Tensor, *_: Any) -> tuple[Any, ...]:
+def _loss_backward(ctx: Context, grad: Tensor, *_: object) -> Gradients:
     return cross_entropy_backward(grad, *ctx.saved_tensors, ctx.ignore_index), None, None
 
 

@@ -1,10 +1,9 @@
 """cuDNN's kernel of attention in place of the one that `scaled_dot_product_attention` chose."""
 
-from typing import Any
-
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 from torch.fx import Node
+from torch.fx.node import Argument
 
 from backend_kwargs.rewrites.library_attention import (
     EFFICIENT,
@@ -64,7 +63,7 @@ def add_patterns(passes: PatternMatcherPass) -> None:
         register(passes, CallFunctionVarArgs(target), lambda match: _operands(match.output_node()), _fuse)
 
 
-def _operands(node: Node) -> tuple[Any, ...] | None:
+def _operands(node: Node) -> tuple[Argument, ...] | None:
     """Return the operator's arguments if cuDNN's kernel computes the same of them, or None."""
     args, scale = read(node), scale_of(node)
     if not only_result(node) or scale is None:
@@ -76,6 +75,6 @@ def _operands(node: Node) -> tuple[Any, ...] | None:
     return (q, k, v, bias, causal, scale) if not causal or (bias is None and square) else None
 
 
-def _fuse(node: Node, operands: tuple[Any, ...]) -> None:
+def _fuse(node: Node, operands: tuple[Argument, ...]) -> None:
     attended = insert(node.graph, cudnn_attention, *operands)
     replace_results(node, insert(node.graph, aten.permute.default, attended, HEADS_LAST))

@@ -4,6 +4,7 @@ With a mask torch has cuDNN's or its own kernel, in which one program reads all 
 hides. Models that repeat keys and values for the heads that share them write and read the whole cache once for each.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -140,7 +141,7 @@ def _call(args: Arguments) -> _Call | None:
     return _Call(args["query"], k, v, args["attn_mask"], scale, repeats)
 
 
-def _repeated(node: Any) -> tuple[Node, int] | None:
+def _repeated(node: Node) -> tuple[Node, int] | None:
     """Return the tensor each of whose heads `node` repeats some times, and that number, or None."""
     result = example(node)
     source: Any
@@ -196,7 +197,7 @@ def _has_kernel(call: _Call, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | Non
     return dense and known_true(keys > queries) and (mask is None or _may_mask(mask, (batch, heads, queries, keys)))
 
 
-def _may_mask(mask: Tensor, sizes: tuple[Any, ...]) -> bool:
+def _may_mask(mask: Tensor, sizes: Sequence[int]) -> bool:
     """Return whether a mask has a dtype that the kernel takes, and can be expanded to `sizes`."""
     if mask.dtype not in (torch.bool, *DTYPES) or mask.dim() > len(sizes):
         return False
@@ -206,7 +207,7 @@ def _may_mask(mask: Tensor, sizes: tuple[Any, ...]) -> bool:
     )
 
 
-def _are_equal_here(one: Any, other: Any) -> bool:
+def _are_equal_here(one: int | torch.SymInt, other: int | torch.SymInt) -> bool:
     """Return whether two sizes are equal in this call: attention itself takes no others of sizes above 1."""
     unknown = any(isinstance(size, torch.SymInt) and not size.node.has_hint() for size in (one, other))
     return known_true(one == other) or (not unknown and hint(one) == hint(other))

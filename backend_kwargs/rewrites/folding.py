@@ -4,20 +4,21 @@ Inductor compiles each of them to a kernel of its own, which on a GPU takes long
 """
 
 from operator import getitem
-from typing import Any
+from typing import TypeVar
 
 import torch
 from torch.fx import Graph, Node
 
 from backend_kwargs.rewrites.matching import aten, insert, prims, value_of
 
+T = TypeVar("T")
 FOLDED = "backend_kwargs_folded"  # in the meta of a node that `fold_together` may join with others
 DEVICES = ("cuda",)  # a CPU has no launches, and weights that are folded just before their use are in its cache
 AT_ONCE = 32  # tensors of one list: a kernel of Inductor has up to 250 arguments, and long ones compile slowly
 VIEWS = (aten.reshape.default, aten.view.default, aten.unsqueeze.default, aten.squeeze.dims, aten.permute.default)
 
 
-def mark_folded(value: Any) -> Any:
+def mark_folded(value: T) -> T:
     """Let `fold_together` compute this node together with others, and return it; an input is there already."""
     if isinstance(value, Node) and value.op == "call_function":
         value.meta[FOLDED] = True

@@ -69,7 +69,7 @@ def _dtype(table: Tensor, weights: Tensor | None) -> torch.dtype:
     return table.dtype if weights is None else torch.promote_types(table.dtype, weights.dtype)
 
 
-def _empty(table: Tensor, indices: Tensor, weights: Tensor | None, *_: Any) -> Tensor:
+def _empty(table: Tensor, indices: Tensor, weights: Tensor | None, *_: object) -> Tensor:
     return table.new_empty((indices.shape[0], table.shape[1]), dtype=_dtype(table, weights))
 
 
@@ -100,8 +100,8 @@ class _Sum:
     table: Node
     indices: Node
     weights: Node | None
-    padding: Any
-    length: Any
+    padding: int | None
+    length: int
     mean: bool
 
 
@@ -165,7 +165,7 @@ def _bag(args: Arguments) -> _Sum | None:
     return _Sum(args["weight"], args["input"], weights, padding, bags.shape[1], args["mode"] == "mean")
 
 
-def _reduction(node: Node, args: dict[str, Any]) -> _Sum | None:
+def _reduction(node: Node, args: Arguments) -> _Sum | None:
     """Return the sum of a reduction over the last dimension but one of gathered rows, or None."""
     rows = example(args["input"])
     if rows is None or args["dtype"] is not None or [*(args.get("dim") or ())] not in ([-2], [rows.dim() - 2]):
@@ -174,7 +174,7 @@ def _reduction(node: Node, args: dict[str, Any]) -> _Sum | None:
     return parts and _Sum(*parts, None, rows.shape[-2], REDUCTIONS[node.target])
 
 
-def _gathered(node: Any) -> tuple[Node, Node, Node | None] | None:
+def _gathered(node: object) -> tuple[Node, Node, Node | None] | None:
     """Return the table, indices and weights of rows that are gathered, then at most reshaped and weighted, or None."""
     weights = None
     while isinstance(node, Node) and used_once(node) and example(node) is not None:
@@ -221,7 +221,7 @@ def _weighted(node: Node) -> tuple[Node, Node] | None:
     return None
 
 
-def _has_rows_of(node: Node, other: Any) -> bool:
+def _has_rows_of(node: Node, other: object) -> bool:
     """Return whether `node` has the rows of `other` in another arrangement."""
     values = examples(node, other)
     if values is None or values[0].dtype != values[1].dtype:  # `view` also takes a dtype

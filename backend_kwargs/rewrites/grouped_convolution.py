@@ -3,13 +3,12 @@
 The kernel computes the convolution and its bias; what follows stays Inductor's.
 """
 
-from typing import Any
-
 import torch
 from torch import Tensor
 from torch.fx import Node
+from torch.fx.node import Argument
 
-from backend_kwargs.rewrites.convolution import GEOMETRY, convolution, operands
+from backend_kwargs.rewrites.convolution import GEOMETRY, Ints, convolution, operands
 from backend_kwargs.rewrites.matching import HALF, aten, have_one_dtype, insert, read, register, values_of
 from backend_kwargs.rewrites.operators import define, nbytes
 from backend_kwargs.rewrites.table import Rewrite
@@ -30,7 +29,9 @@ MOST_CHANNELS = 64  # of a group: more of them fill cuDNN's tiles too
 PASSES = 7  # over images and results: cuDNN took longer than our kernel by the time of 7 to 20 on an H200
 
 
-def _grouped_cuda(x: Tensor, w: Tensor, bias: Any, stride: Any, padding: Any, dilation: Any, groups: int) -> Tensor:
+def _grouped_cuda(
+    x: Tensor, w: Tensor, bias: Tensor | None, stride: Ints, padding: Ints, dilation: Ints, groups: int
+) -> Tensor:
     from backend_kwargs.rewrites.kernels.convolution import convolution_in_groups
 
     sizes = [
@@ -62,7 +63,7 @@ def add_patterns(passes: PatternMatcherPass) -> None:
     )
 
 
-def _operands(node: Node) -> tuple[Any, ...] | None:
+def _operands(node: Node) -> tuple[Argument, ...] | None:
     """Return the operands of a convolution that the kernel computes, by its dtype, layout and groups, or None."""
     args = read(node)
     values, groups = values_of(args["input"], args["weight"], node), args["groups"]

@@ -5,15 +5,15 @@ neighbours. Calls of ATen's own gradients, as compiled autograd has them, are re
 """
 
 import operator
-from typing import Any
 
 import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 from torch.fx import Node
 
+from backend_kwargs.backends import Inputs
 from backend_kwargs.rewrites.matching import Arguments, bytes_of, have_one_dtype, same_sizes
-from backend_kwargs.rewrites.operators import define
+from backend_kwargs.rewrites.operators import Context, Gradients, define
 from backend_kwargs.rewrites.table import Rewrite, ran
 from backend_kwargs.rewrites.traced import Replacement, example, examples, first_result, replacing
 from backend_kwargs.torch_internals.decompositions import decompose_in_inductor
@@ -64,14 +64,14 @@ def _gradients_cuda(*args: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return gradients_of_layer_norm(*args)
 
 
-def _keep_for_gradients(ctx: Any, inputs: Any, output: Any) -> None:
+def _keep_for_gradients(ctx: Context, inputs: Inputs, output: tuple[Tensor, ...]) -> None:
     x, weight, bias, _ = inputs
     ctx.has_bias = bias is not None
     ctx.save_for_backward(x, *output[1:], weight)
     ctx.mark_non_differentiable(*output[1:])
 
 
-def _backward(ctx: Any, grad: Tensor, *_: Any) -> tuple[Any, ...]:
+def _backward(ctx: Context, grad: Tensor, *_: object) -> Gradients:
     of_x, of_weight, of_bias = layer_norm_backward(grad, *ctx.saved_tensors)
     return of_x, of_weight, of_bias if ctx.has_bias else None, None
 

@@ -1,7 +1,6 @@
 """Calls of a library's attention in a lowered graph, as `scaled_dot_product_attention` chose it."""
 
 import operator
-from typing import Any
 
 from torch import Tensor
 from torch.fx import Node
@@ -24,7 +23,7 @@ EFFICIENT = aten._scaled_dot_product_efficient_attention.default
 CUDNN = aten._scaled_dot_product_cudnn_attention.default
 
 
-def heads_last(q: Tensor, k: Tensor, v: Tensor, *_: Any) -> Tensor:
+def heads_last(q: Tensor, k: Tensor, v: Tensor, *_: object) -> Tensor:
     """Return an empty [batch, queries, heads, width]: kernels write this layout, and the next layer reads it."""
     batch, heads, queries, _width = q.shape
     return q.new_empty(batch, queries, heads, v.shape[-1])

@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 from torch.fx import Node
+from torch.fx.node import Argument
 
 from backend_kwargs.rewrites.matching import (
     DTYPES,
@@ -27,6 +28,7 @@ from backend_kwargs.rewrites.matching import (
 )
 from backend_kwargs.rewrites.operators import define, dense
 from backend_kwargs.rewrites.table import NAN, Rewrite, ran
+from backend_kwargs.torch_internals.operators import OpOverload
 from backend_kwargs.torch_internals.pattern_matcher import Match, PatternMatcherPass
 
 REWRITE = Rewrite(
@@ -47,7 +49,9 @@ def tanh_gelu(x: Tensor) -> Tensor:
     return F.gelu(x, approximate="tanh")
 
 
-def define_linear(name: str, activation: Callable[[Tensor], Tensor], by_onednn: tuple[str, str]) -> Any:
+def define_linear(
+    name: str, activation: Callable[[Tensor], Tensor], by_onednn: tuple[str, str]
+) -> "OpOverload[..., Any]":
     """Define an operator of x [rows, in], w [out, in] and bias [out]; `by_onednn`: the activation and its algorithm."""
     kind, algorithm = by_onednn
     return define(
@@ -80,7 +84,9 @@ def add_patterns(passes: PatternMatcherPass) -> None:
         add_linear(passes, spelling, linear_gelu)
 
 
-def add_linear(passes: PatternMatcherPass, activation: Callable[[Tensor], Tensor], operator: Any) -> None:
+def add_linear(
+    passes: PatternMatcherPass, activation: Callable[[Tensor], Tensor], operator: Callable[..., Any]
+) -> None:
     """Register patterns of linear with bias and `activation`, which `operator` replaces."""
     for pattern in patterns_of(activation, DTYPES):  # in half precision the decomposed activation contains conversions
         register(passes, pattern, partial(product_of, bias=True), partial(insert_product, operator))
@@ -93,7 +99,9 @@ def product_of(match: Match, *, bias: bool) -> tuple[Node, Node] | None:
     return None if product is None else (x, product)
 
 
-def insert_product(operator: Any, activation: Node, parts: tuple[Node, Node], more: tuple[Any, ...] = ()) -> Node:
+def insert_product(
+    operator: Callable[..., Any], activation: Node, parts: tuple[Node, Node], more: tuple[Argument, ...] = ()
+) -> Node:
     """Insert `operator` of rows, weight, bias and `more` arguments, for the product and its activation."""
     (x, product), graph = parts, activation.graph
     bias, rows, columns = _operands(product)
@@ -112,7 +120,7 @@ def _operands(product: Node) -> tuple[Node | None, Node, Node]:
     return (args["input"], args["mat1"], args["mat2"]) if "mat1" in args else (None, args["input"], args["mat2"])
 
 
-def _product_before(activation: Node, x: Any, *, bias: bool) -> Node | None:
+def _product_before(activation: Node, x: Node, *, bias: bool) -> Node | None:
     """Return the product of which `x` is the result, possibly reshaped, or None.
 
     It has a bias per column; where `bias` is False, it may have none.

@@ -3,12 +3,11 @@
 It acts on dynamo's graph, and computes the gradients in the forward pass, where the logits of a chunk are at hand.
 """
 
-from typing import Any
-
 import torch
 from torch import Tensor
 from torch.fx import Graph, Node
 
+from backend_kwargs.backends import Inputs
 from backend_kwargs.rewrites.cross_entropy import (
     LOSS,
     before_widening,
@@ -17,7 +16,7 @@ from backend_kwargs.rewrites.cross_entropy import (
     is_mean_over_classes,
 )
 from backend_kwargs.rewrites.matching import Arguments, arguments_of, have_one_dtype, known_true, same_sizes, used_once
-from backend_kwargs.rewrites.operators import define
+from backend_kwargs.rewrites.operators import Context, Gradients, define
 from backend_kwargs.rewrites.packed import LINEAR
 from backend_kwargs.rewrites.table import Rewrite
 from backend_kwargs.rewrites.traced import Replacement, changes_meanwhile, examples, first_result, replacing
@@ -71,13 +70,13 @@ def _linear_cross_entropy_fake(
     return loss, of_x, of_weight
 
 
-def _keep_gradients(ctx: Any, inputs: Any, output: Any) -> None:
+def _keep_gradients(ctx: Context, inputs: Inputs, output: tuple[Tensor, ...]) -> None:
     _, of_x, of_weight = output
     ctx.save_for_backward(of_x, of_weight)
     ctx.mark_non_differentiable(of_x, of_weight)
 
 
-def _scaled_gradients(ctx: Any, grad: Tensor, *_: Any) -> tuple[Any, ...]:
+def _scaled_gradients(ctx: Context, grad: Tensor, *_: object) -> Gradients:
     of_x, of_weight = ctx.saved_tensors
     return of_x * grad.to(of_x.dtype), of_weight * grad.to(of_weight.dtype), None, None, None
 

@@ -9,7 +9,7 @@ from typing import Any, TypeAlias, TypeGuard
 import torch
 from torch.fx import Graph, Node
 from torch.fx.experimental.symbolic_shapes import statically_known_true
-from torch.fx.node import map_arg
+from torch.fx.node import Argument, map_arg
 from torch.fx.operator_schemas import get_signature_for_torch_op, normalize_function
 
 from backend_kwargs.torch_internals.fake_tensors import FakeTensorMode, unset_fake_temporarily
@@ -38,19 +38,19 @@ ADD = (operator.add, torch.add, "add")
 MUL = (operator.mul, torch.mul, "mul")
 
 
-def value_of(node: Any) -> torch.Tensor | None:
+def value_of(node: object) -> torch.Tensor | None:
     """Return the fake tensor of a node, or None if it has none."""
     value = node.meta.get("val") if isinstance(node, Node) else None
     return value if isinstance(value, torch.Tensor) else None
 
 
-def values_of(*nodes: Any) -> list[torch.Tensor] | None:
+def values_of(*nodes: object) -> list[torch.Tensor] | None:
     """Return the fake tensors of the nodes, or None if one of them has none."""
     values = [value for node in nodes if (value := value_of(node)) is not None]
     return values if len(values) == len(nodes) else None
 
 
-def calls(node: Any, *targets: Any) -> TypeGuard[Node]:
+def calls(node: object, *targets: object) -> TypeGuard[Node]:
     """Return whether `node` calls one of `targets`."""
     return isinstance(node, Node) and node.op == "call_function" and node.target in targets
 
@@ -69,9 +69,10 @@ FUNCTIONS = {
     }.items()
     for key in (getattr(operator, name), f"__{name}__")
 }
+Types: TypeAlias = type | tuple[type, ...]
 # What torch takes for each type of a schema.
 _NUMBERS = (int, torch.SymInt), (int, float, torch.SymInt, torch.SymFloat)
-TAKEN = {
+TAKEN: dict[str, Types] = {
     "TensorType": torch.Tensor,
     "IntType": _NUMBERS[0],
     "SymIntType": _NUMBERS[0],
@@ -86,7 +87,7 @@ TAKEN = {
 }
 
 
-def arguments_of(node: Any) -> Arguments | None:
+def arguments_of(node: object) -> Arguments | None:
     """Return the arguments of a call by their names in its schema, with defaults, or None where they are not known.
 
     The names are those of the function, or of the ATen operator with a method's name; a method's own tensor, and what
@@ -125,7 +126,7 @@ def input_of(node: Node) -> Any:
     return next(iter(read(node).values()))
 
 
-def _by_the_only_schema(target: Any, args: Any, kwargs: Any) -> Arguments | None:
+def _by_the_only_schema(target: Callable[..., Any], args: tuple[Argument, ...], kwargs: Arguments) -> Arguments | None:
     """Return the arguments by their names in the schema of a function that has one."""
     try:
         pair = normalize_function(target, args, kwargs, normalize_to_only_use_kwargs=True)
@@ -134,7 +135,7 @@ def _by_the_only_schema(target: Any, args: Any, kwargs: Any) -> Arguments | None
     return {"input" if name == "self" else name: value for name, value in pair.kwargs.items()} if pair else None
 
 
-def _listed(args: Any, schema: Any) -> Any:
+def _listed(args: tuple[Argument, ...], schema: "torch.FunctionSchema") -> tuple[Argument, ...]:
     """Return a method's arguments, with sizes that it was given one by one, as in `x.view(2, 3)`, as a list."""
     own = [each for each in schema.arguments if not each.kwarg_only]
     sizes = args[1:]
@@ -142,7 +143,9 @@ def _listed(args: Any, schema: Any) -> Any:
     return (args[0], [*sizes]) if one_by_one and sizes else args
 
 
-def _bound(signature: inspect.Signature, schema: Any, args: Any, kwargs: Any) -> Arguments | None:
+def _bound(
+    signature: inspect.Signature, schema: Any, args: tuple[Argument, ...], kwargs: Arguments
+) -> Arguments | None:
     """Return the arguments by the names of one overload, or None if it does not take them."""
     if not any("Tensor" in str(each.type) for each in schema.arguments):  # TorchScript's, of numbers
         return None
@@ -162,7 +165,7 @@ def _bound(signature: inspect.Signature, schema: Any, args: Any, kwargs: Any) ->
     return bound.arguments
 
 
-def _may_be(kind: Any, value: Any) -> bool:
+def _may_be(kind: "torch.JitType", value: object) -> bool:
     """Return whether an argument may be of a schema's type."""
     name = kind.kind()
     if name == "OptionalType":
@@ -172,22 +175,22 @@ def _may_be(kind: Any, value: Any) -> bool:
     return name in TAKEN and _is_a(TAKEN[name], value)
 
 
-def _is_a(types: Any, value: Any) -> bool:
+def _is_a(types: Types, value: object) -> bool:
     """Return whether an argument, or the value of a node that is one, has one of `types`."""
     if isinstance(value, Node):
         value = value.meta.get("example_value", value.meta.get("val"))
     return isinstance(value, types)
 
 
-def terms_of(node: Any) -> tuple[Any, Any] | None:
-    """Return the two terms of a sum in a lowered graph, neither of which is multiplied, or None."""
+def terms_of(node: object) -> tuple[Node, Node] | None:
+    """Return the two tensors that a sum in a lowered graph adds without a factor, or None."""
     if not calls(node, aten.add.Tensor):
         return None
     one, other, alpha = read(node).values()
-    return (one, other) if alpha == 1 else None
+    return (one, other) if isinstance(one, Node) and isinstance(other, Node) and alpha == 1 else None
 
 
-def converts_floats(node: Any) -> bool:
+def converts_floats(node: object) -> TypeGuard[Node]:
     """Return whether `node` converts floating-point numbers to others; those to integers or to 8 bits are wanted."""
     values = values_of(node, input_of(node)) if calls(node, prims.convert_element_type.default) else None
     return values is not None and all(each.dtype in FLOATS for each in values)
@@ -201,17 +204,17 @@ def used_once(node: Node) -> bool:
 UNKNOWN = 8192  # in place of a size that only the run will tell, as Inductor assumes it
 
 
-def known_true(condition: Any) -> bool:
+def known_true(condition: bool | torch.SymBool) -> bool:
     """Return whether a condition on sizes is true for all values of its symbols."""
     return bool(statically_known_true(condition))
 
 
-def same_sizes(one: Sequence[Any], other: Sequence[Any]) -> bool:
+def same_sizes(one: Sequence[int], other: Sequence[int]) -> bool:
     """Return whether two shapes are known to be equal."""
     return len(one) == len(other) and all(known_true(a == b) for a, b in zip(one, other, strict=True))
 
 
-def hint(size: Any) -> int:
+def hint(size: int | torch.SymInt) -> int:
     """Return a size in this call: where it varies, `int` would make it constant for all others."""
     if not isinstance(size, torch.SymInt):
         return int(size)
@@ -229,7 +232,7 @@ def bytes_of(value: torch.Tensor) -> float:
     return float(hint(value.numel()) * value.element_size())
 
 
-def insert(graph: Graph, target: Any, *args: Any, **kwargs: Any) -> Node:
+def insert(graph: Graph, target: Callable[..., Any], *args: Argument, **kwargs: Argument) -> Node:
     """Insert a call of `target` at the graph's insertion point, with its fake result as `meta["val"]`."""
     node = graph.call_function(target, args, kwargs)
     values = map_arg((args, kwargs), lambda each: each.meta["val"])
@@ -276,7 +279,7 @@ def patterns_of(
 def register(
     passes: PatternMatcherPass,
     pattern: PatternExpr,
-    parse: Callable[[Match], Any],
+    parse: Callable[[Match], object],
     fuse: Callable[[Node, Any], Node | None],
 ) -> None:
     """Register a pattern: what ends in a node that matches is fused, unless `parse(match)` returns None.
@@ -285,7 +288,7 @@ def register(
     if it has replaced another.
     """
 
-    def replace_last(match: Match, *args: Any, **kwargs: Any) -> None:
+    def replace_last(match: Match, *args: object, **kwargs: object) -> None:
         node = match.output_node()
         with node.graph.inserting_before(node):
             new = fuse(node, parse(match))

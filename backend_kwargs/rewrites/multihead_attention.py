@@ -44,7 +44,7 @@ def _call_without_copies(node: Node, args: Arguments) -> Replacement | None:
     return node.graph.call_function(multi_head_attention, node.args, node.kwargs), 2 * sum(map(bytes_of, values))
 
 
-def multi_head_attention(*positional: Any, **named: Any) -> tuple[Tensor, None]:
+def multi_head_attention(*positional: object, **named: object) -> tuple[Tensor, None]:
     """Return what `torch.nn.functional.multi_head_attention_forward` does, for these arguments without weights."""
     bound = SIGNATURE.bind(*positional, **named)
     bound.apply_defaults()
@@ -88,7 +88,7 @@ def _has_sequences_first(x: Tensor) -> bool:
     return not known_true(x.stride(0) < x.stride(1))
 
 
-def _mask(mask: Any, padding: Any, q: Tensor) -> Tensor | None:
+def _mask(mask: Any, padding: Tensor | None, q: Tensor) -> Tensor | None:
     """Return what is added to the scores, [batch, heads, queries, keys] or less, or None."""
     if mask is not None:
         mask = _added(mask, q)
@@ -96,11 +96,11 @@ def _mask(mask: Any, padding: Any, q: Tensor) -> Tensor | None:
     if padding is not None:
         padding = _added(padding, q)[:, None, None, :]
     if mask is None or padding is None:
-        return padding if mask is None else mask  # type: ignore[no-any-return]
+        return padding if mask is None else mask
     return mask + padding  # type: ignore[no-any-return]
 
 
-def _added(mask: Tensor, q: Tensor) -> Any:
+def _added(mask: Tensor, q: Tensor) -> Tensor:
     """Return a mask as what is added to the scores."""
     if mask.dtype != torch.bool:
         return mask

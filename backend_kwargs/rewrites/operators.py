@@ -5,38 +5,45 @@ runs instead, and from then on without another attempt. Operators that are `inli
 Inductor compiles their kernels with its own.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable, Sequence
 from functools import wraps
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
 from torch.fx import Node
+from torch.fx.node import Target
 
-from backend_kwargs.rewrites.matching import bytes_of
+from backend_kwargs.backends import Inputs
+from backend_kwargs.rewrites.matching import Arguments, bytes_of
 from backend_kwargs.torch_internals.fake_tensors import FakeTensor, FunctionalTensor, FunctionalTensorMode
+from backend_kwargs.torch_internals.operators import OpOverload
+
+Kernel: TypeAlias = Callable[..., Any]  # takes what the operator's schema says, and returns its results
+Context: TypeAlias = Any  # autograd's `ctx`, which holds what the functions of an operator set on it
+Gradients: TypeAlias = tuple[Tensor | None, ...]
 
 LIBRARY: Any = torch.library.Library("backend_kwargs", "DEF")  # type: ignore[no-untyped-call]  # alive for as long as its operators
 # Inductor must pass the strides of the matched graph: another layout would cost a copy or another kernel.
 TAGS = tuple(filter(None, (getattr(torch.Tag, name, None) for name in ("needs_exact_strides", "pt2_compliant_tag"))))
 PLAIN = frozenset((Tensor, FakeTensor, FunctionalTensor))  # without a subclass of the user's
 
-_saved: dict[Any, Callable[[Node], float]] = {}
-_without_kernel: set[tuple[Any, ...]] = set()  # layouts for which the library raised
+_saved: dict[Target, Callable[[Node], float]] = {}
+_without_kernel: set[Hashable] = set()  # layouts for which the library raised
 
 
 def define(
     signature: str,
-    composite: Callable[..., Any],
+    composite: Kernel,
     *,
-    fake: Callable[..., Any] | None = None,
-    cpu: Callable[..., Any] | None = None,
-    cuda: Callable[..., Any] | None = None,
+    fake: Kernel | None = None,
+    cpu: Kernel | None = None,
+    cuda: Kernel | None = None,
     inlined: bool = False,
     saved: Callable[[Node], float] | None = None,
     keep: Callable[..., None] | None = None,
-    backward: Callable[..., Any] | None = None,
-) -> Any:
+    backward: Kernel | None = None,
+) -> "OpOverload[..., Any]":
     """Define an operator; `saved` returns the bytes of memory traffic that a node saves over the matched ones.
 
     `keep(ctx, inputs, output)` and `backward(ctx, *gradients)` are those of `torch.library.register_autograd`.
@@ -52,15 +59,21 @@ def define(
         torch.library.register_torch_dispatch(f"backend_kwargs::{name}", FunctionalTensorMode, rule, lib=LIBRARY)
     if backward:
         torch.library.register_autograd(f"backend_kwargs::{name}", backward, setup_context=keep, lib=LIBRARY)
-    operator = getattr(torch.ops.backend_kwargs, name).default
+    operator: OpOverload[..., Any] = getattr(torch.ops.backend_kwargs, name).default
     _saved[operator] = saved or _written_and_read
     return operator
 
 
-def _inlining(cuda: Callable[..., Any]) -> Callable[..., Any]:
+def _inlining(cuda: Kernel) -> Kernel:
     """Return AOTAutograd's rule for an operator: trace into `cuda` on a GPU."""
 
-    def rule(mode: Any, op: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def rule(
+        mode: FunctionalTensorMode,
+        op: "OpOverload[..., Any]",
+        types: Sequence[type],
+        args: tuple[Any, ...],
+        kwargs: Arguments,
+    ) -> object:
         # A subclass, such as DTensor, first passes the operator on to the tensors inside.
         if not args[0].is_cuda or not PLAIN.issuperset(types):
             return mode.__torch_dispatch__(op, types, args, kwargs)
@@ -75,11 +88,11 @@ def saved_bytes(node: Node) -> float:
     return _saved[node.target](node) if node.target in _saved else 0.0
 
 
-def with_fallback(kernel: Callable[..., Any], composite: Callable[..., Any]) -> Callable[..., Any]:
+def with_fallback(kernel: Kernel, composite: Kernel) -> Kernel:
     """Return a function that calls `kernel`, or `composite` for layouts for which `kernel` raises."""
 
     @wraps(kernel)
-    def call(*args: Any) -> Any:
+    def call(*args: object) -> object:
         if _without_kernel and _layout(kernel, args) in _without_kernel:
             return composite(*args)
         try:
@@ -94,7 +107,7 @@ def with_fallback(kernel: Callable[..., Any], composite: Callable[..., Any]) -> 
     return call
 
 
-def _layout(kernel: Callable[..., Any], args: tuple[Any, ...]) -> tuple[Any, ...]:
+def _layout(kernel: Kernel, args: Inputs) -> Hashable:
     """Return what decides whether a library has a kernel for a call: sizes, strides, dtypes, and other arguments."""
     return (kernel, *((t.shape, t.stride(), t.dtype) if isinstance(t, Tensor) else str(t) for t in args))
 

@@ -10,7 +10,7 @@ import logging
 import threading
 import timeit
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,7 +18,9 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch.fx import GraphModule, Node
 
+from backend_kwargs.backends import Inputs
 from backend_kwargs.errors import warn_once
+from backend_kwargs.facts import Call
 from backend_kwargs.graphs.freezing import by_source
 from backend_kwargs.graphs.fused_steps import CopyOfParameters
 from backend_kwargs.graphs.parameter_guards import guard_parameters
@@ -107,7 +109,7 @@ class _Linear:
         return (self.weight,) if self.bias is None else (self.weight, self.bias)
 
 
-def pack(gm: GraphModule, example_inputs: Sequence[Any]) -> Change | None:
+def pack(gm: GraphModule, example_inputs: Inputs) -> Change | None:
     """Return the graph with each group of linear layers as one, or None if no layers share an input.
 
     Applies only without gradients, and to parameters that the graph does not change.
@@ -150,7 +152,7 @@ def _records_gradients(gm: GraphModule) -> bool:
     return torch.is_grad_enabled() or any(mode.args[0] for mode in modes)
 
 
-def _costs(packs: Sequence[Pack], inputs: Sequence[Any]) -> str:
+def _costs(packs: Sequence[Pack], inputs: Inputs) -> str:
     """Return the memory of `packs`, and how long a call takes to check their weights."""
     memory = sum(each.buffer.nbytes for each in packs)
     runs = 20
@@ -163,11 +165,11 @@ def _costs(packs: Sequence[Pack], inputs: Sequence[Any]) -> str:
     return f"{memory / 2**20:.2f} MiB of packed weights, {seconds * 1e6:.1f} µs of checks per call"
 
 
-def _checking(packs: Sequence[Pack], kept: Sequence[int]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+def _checking(packs: Sequence[Pack], kept: Sequence[int]) -> Callable[[Call], Call]:
     """Return what wraps a compiled graph: a call that packs weights again that have changed."""
 
-    def wrap(compiled: Callable[..., Any]) -> Callable[..., Any]:
-        def call(*inputs: Any) -> Any:
+    def wrap(compiled: Call) -> Call:
+        def call(*inputs: Any) -> object:
             for each in packs:
                 each.refresh(inputs)
             return compiled(*[inputs[at] for at in kept])
@@ -177,11 +179,11 @@ def _checking(packs: Sequence[Pack], kept: Sequence[int]) -> Callable[[Callable[
     return wrap
 
 
-def _groups(gm: GraphModule, example_inputs: Sequence[Any]) -> list[list[_Linear]]:
+def _groups(gm: GraphModule, example_inputs: Inputs) -> list[list[_Linear]]:
     """Return the groups of two or more linear layers that share an input that stays the same, in the graph's order."""
     values = dict(zip(gm.graph.find_nodes(op="placeholder"), example_inputs, strict=True))
     written = written_memory(gm.graph)
-    sharing: dict[Any, list[_Linear]] = defaultdict(list)
+    sharing: dict[Hashable, list[_Linear]] = defaultdict(list)
     for node in gm.graph.nodes:
         args = arguments_of(node) if node.target in LINEAR else None
         if args is None or not isinstance(args["input"], Node):
@@ -205,16 +207,16 @@ def _is_plain(weight: torch.Tensor, bias: torch.Tensor | None = None) -> bool:
     return weight.dim() == 2 and (bias is None or same_sizes(bias.shape, weight.shape[:1]))
 
 
-def _may_pack(node: Any, values: dict[Node, Any], written: set[int]) -> bool:
+def _may_pack(node: Node, values: dict[Node, object], written: set[int]) -> bool:
     """Return whether `node` is a parameter whose version counts its changes, and that the graph does not change."""
-    value = values.get(node) if isinstance(node, Node) else None
+    value = values.get(node)
     if not isinstance(value, torch.nn.Parameter) or not has_memory(value) or value.is_inference():
         return False
     return not may_be_written(node, written)
 
 
 def _pack_group(
-    gm: GraphModule, group: list[_Linear], positions: dict[Node, int], example_inputs: Sequence[Any]
+    gm: GraphModule, group: list[_Linear], positions: dict[Node, int], example_inputs: Inputs
 ) -> list[Pack]:
     packs, attributes = [], []
     with gm.graph.inserting_before(group[0].node):

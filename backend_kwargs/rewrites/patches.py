@@ -6,11 +6,11 @@ cuDNN first converts layouts, pads channels, or has only slow kernels for so few
 import math
 import operator
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 import torch.nn.functional as F  # noqa: N812
 from torch.fx import Node
+from torch.fx.node import Argument
 
 from backend_kwargs.rewrites.matching import HALF, Arguments, bytes_of, hint, known_true
 from backend_kwargs.rewrites.table import Rewrite
@@ -80,7 +80,7 @@ def _product(patches: _Patches, *, channels_last: bool, length: int) -> Node:
     return rows.graph.call_function(F.linear, (rows, weight, patches.bias))
 
 
-def _method(name: str, node: Node, *args: Any) -> Node:
+def _method(name: str, node: Node, *args: Argument) -> Node:
     return node.graph.call_method(name, (node, *args))
 
 
@@ -101,7 +101,7 @@ def _patches(args: Arguments) -> _Patches | None:
     return _Patches(args["input"], args["weight"], args["bias"], counts, size)
 
 
-def _of_each(option: Any, size: tuple[int, ...]) -> tuple[Any, ...]:
+def _of_each(option: object, size: tuple[int, ...]) -> tuple[object, ...]:
     """Return an option for each dimension."""
     numbers = tuple(option) if isinstance(option, tuple | list) else (option,)
     return numbers * len(size) if len(numbers) == 1 else numbers

@@ -4,12 +4,14 @@ It acts on dynamo's graph; the derivative is the same kernel with negative angle
 """
 
 import operator
-from typing import Any
+from collections.abc import Collection
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
 from torch.fx import Node
 
+from backend_kwargs.backends import Inputs
 from backend_kwargs.rewrites.matching import (
     ADD,
     MUL,
@@ -21,7 +23,7 @@ from backend_kwargs.rewrites.matching import (
     same_sizes,
     used_once,
 )
-from backend_kwargs.rewrites.operators import define
+from backend_kwargs.rewrites.operators import Context, Gradients, define
 from backend_kwargs.rewrites.table import Rewrite, ran
 from backend_kwargs.rewrites.traced import Replacement, changes_meanwhile, example, examples, replacing
 
@@ -71,12 +73,12 @@ def _rotary_cuda(x: Tensor, cos: Tensor, sin: Tensor, contiguous: bool, back: bo
     return turn(x, cos, sin, _like(x, contiguous), back=back, **options)
 
 
-def _keep_angles(ctx: Any, inputs: Any, output: Any) -> None:
+def _keep_angles(ctx: Context, inputs: Inputs, output: Tensor) -> None:
     _, cos, sin, ctx.contiguous, ctx.back = inputs
     ctx.save_for_backward(cos, sin)
 
 
-def _turn_back(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
+def _turn_back(ctx: Context, grad: Tensor) -> Gradients:
     return rotary(grad, *ctx.saved_tensors, ctx.contiguous, not ctx.back), None, None, None, None
 
 
@@ -92,6 +94,8 @@ rotary = define(
 
 
 # ---- dynamo's graph
+
+Operands: TypeAlias = tuple[Any, ...]  # of a call: nodes and numbers
 
 
 def _embedding(node: Node, args: Arguments) -> Replacement | None:
@@ -122,7 +126,7 @@ def _has_kernel(x: Tensor, cos: Tensor, sin: Tensor, result: Tensor) -> bool:
     return cos.shape[-1] == sin.shape[-1] and cos.shape[-1] in (width, width // 2)
 
 
-def _sum_of_products(node: Node) -> tuple[Any, Any, Any] | None:
+def _sum_of_products(node: Node) -> tuple[Node, Node, Node] | None:
     """Return x, cos and sin of x * cos + cat((-second, first)) * sin, or None."""
     for plain, swapped in _both_orders(_operands(node, ADD)):
         for x, cos in _both_orders(_operands(plain, MUL, once=True)):
@@ -134,7 +138,7 @@ def _sum_of_products(node: Node) -> tuple[Any, Any, Any] | None:
     return None
 
 
-def _joined_halves(node: Node) -> tuple[Any, Any, Any] | None:
+def _joined_halves(node: Node) -> tuple[Node, Node, Node] | None:
     """Return x, cos and sin of cat((first * cos - second * sin, second * cos + first * sin)), or None."""
     less, more = _parts(node) or (None, None)
     left, right = _operands(less, SUB, once=True) or (None, None)
@@ -149,19 +153,19 @@ def _joined_halves(node: Node) -> tuple[Any, Any, Any] | None:
     return None
 
 
-def _has_angles_of_a_half(x: Any, *angles: Any) -> bool:
+def _has_angles_of_a_half(x: Node, *angles: Node) -> bool:
     values = examples(x, *angles)
     return values is not None and all(each.shape[-1] == values[0].shape[-1] // 2 for each in values[1:])
 
 
-def _are(product: Any, half: Any, angles: Any) -> bool:
+def _are(product: object, half: object, angles: object) -> bool:
     """Return whether `product` multiplies `half`, in any form, by `angles`."""
     return any(
         _half(one) == _half(half) and other is angles for one, other in _both_orders(_operands(product, MUL, once=True))
     )
 
 
-def _operands(node: Any, targets: tuple[Any, ...], *, once: bool = False) -> tuple[Any, ...] | None:
+def _operands(node: object, targets: Collection[object], *, once: bool = False) -> Operands | None:
     """Return the operands of a `node` that calls one of `targets` without a factor; `once`: and has one user."""
     if not isinstance(node, Node) or node.target not in targets or (once and not used_once(node)):
         return None
@@ -169,12 +173,12 @@ def _operands(node: Any, targets: tuple[Any, ...], *, once: bool = False) -> tup
     return tuple(args[name] for name in ("input", "other") if name in args) if args.get("alpha", 1) == 1 else None
 
 
-def _both_orders(operands: tuple[Any, ...] | None) -> tuple[tuple[Any, ...], ...]:
+def _both_orders(operands: Operands | None) -> tuple[Operands, ...]:
     """Return the two operands of a call in both orders, or none where there are not two."""
     return (operands, operands[::-1]) if operands and len(operands) == 2 else ()
 
 
-def _parts(node: Any, *, once: bool = False) -> tuple[Any, Any] | None:
+def _parts(node: object, *, once: bool = False) -> tuple[Node, Node] | None:
     """Return the two tensors that `node` joins along its last dimension, or None."""
     if not isinstance(node, Node) or node.target not in CAT or (once and not used_once(node)):
         return None
@@ -185,7 +189,7 @@ def _parts(node: Any, *, once: bool = False) -> tuple[Any, Any] | None:
     return first, second
 
 
-def _half(node: Any) -> tuple[Node, int] | None:
+def _half(node: object) -> tuple[Node, int] | None:
     """Return the tensor and the half of its last dimension, first (0) or second (1), that `node` is, or None."""
     if not isinstance(node, Node) or node.target is not operator.getitem:
         return None
@@ -203,7 +207,7 @@ def _half(node: Any) -> tuple[Node, int] | None:
     return (source, which) if (which := _half_of(index, value.dim(), value.shape[-1])) is not None else None
 
 
-def _half_of(index: tuple[Any, ...], dims: int, width: int) -> int | None:
+def _half_of(index: Operands, dims: int, width: int) -> int | None:
     """Return the half of the last dimension that an index selects, with all other dimensions whole, or None."""
     *others, last = index
     whole = len(index) == dims or others == [Ellipsis]

@@ -17,7 +17,7 @@ from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, TypeAlias
 
 from backend_kwargs.errors import BackendKwargsError, wrong_value
 from backend_kwargs.options.named_values import NamedValues
@@ -27,6 +27,7 @@ ENTRY_POINT_GROUP = "backend_kwargs.rewrites"
 NAN = "the library's ReLU may turn nan into 0"
 OBJECTIVES = ("latency", "memory")  # of the races that may try a rewrite
 OURS = "backend_kwargs.rewrites"
+Stats: TypeAlias = Any  # `auto`'s statistics of a graph, a layer above
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,14 +51,14 @@ class Rewrite:
 
     summary: str
     patterns: str | Callable[[Any], None] = ""
-    traced: str | Callable[[Any, Any], Any] = ""
+    traced: str | Callable[[Any, Any], object] = ""
     operators: tuple[str, ...] = ()
     needs: tuple[str, ...] = ()
     applies: str = ""
     same_function: bool = True
     costs: str = ""
     version: int = 1
-    fitting: Callable[[Any], bool] = lambda stats: True
+    fitting: Callable[[Stats], bool] = lambda stats: True
     objective: str = "latency"
     early: bool = False
     order: int = 1000
@@ -79,7 +80,7 @@ class Rewrite:
             raise wrong_value("Rewrite's 'objective'", " or ".join(map(repr, OBJECTIVES)), self.objective)
 
 
-def ran(stats: Any, *names: str) -> bool:
+def ran(stats: Stats, *names: str) -> bool:
     """Return whether one of these operators ran, in place or not."""
     return any(name in stats.names or f"{name}_" in stats.names for name in names)
 
@@ -171,7 +172,7 @@ def _source_hash(rewrite: Rewrite) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def _code_text(function: Callable[..., Any]) -> str:
+def _code_text(function: Callable[..., object]) -> str:
     try:
         return inspect.getsource(function)
     except (OSError, TypeError):  # typed at a prompt, or not a plain function
@@ -179,7 +180,7 @@ def _code_text(function: Callable[..., Any]) -> str:
         return f"{code.co_code.hex()} {code.co_consts} {code.co_names}" if code else repr(function)
 
 
-def _values_of(function: Any) -> str:
+def _values_of(function: object) -> str:
     """Return the values that a function holds, as text: those of its closure and defaults.
 
     The text of an object with an address differs in each process, so that nothing is found that may be another's.

@@ -4,14 +4,14 @@ import dataclasses
 import operator
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import torch
 from torch.fx import GraphModule, Node
 
-from backend_kwargs.backends import CapturedGraph
+from backend_kwargs.backends import CapturedGraph, Inputs
 from backend_kwargs.errors import wrong_value
-from backend_kwargs.facts import Compiled, Replacements
+from backend_kwargs.facts import Call, Compiled, Replacements
 from backend_kwargs.graphs.writes import copy_of_graph, has_transforms, storages_of, written_between
 from backend_kwargs.options.requirements import machine, unmet
 from backend_kwargs.rewrites.matching import Arguments, arguments_of, replace
@@ -21,7 +21,7 @@ from backend_kwargs.torch_internals.modes import is_traceable_wrapper_subclass
 Replacement: TypeAlias = tuple[Node, float]  # the new node, and the bytes of memory traffic that it saves
 
 
-def _as_it_is(compiled: Callable[..., Any]) -> Callable[..., Any]:
+def _as_it_is(compiled: Call) -> Call:
     return compiled
 
 
@@ -34,10 +34,10 @@ class Change:
     """
 
     gm: GraphModule
-    example_inputs: Sequence[Any]
+    example_inputs: Inputs
     count: int
     bytes: float = 0.0
-    wrap: Callable[[Callable[..., Any]], Callable[..., Any]] = field(default=_as_it_is)
+    wrap: Callable[[Call], Call] = field(default=_as_it_is)
     costs: str = ""
 
 
@@ -63,7 +63,7 @@ def compile_rewritten(
     return compiled.called_by(call).knowing(rewrites=counted)
 
 
-def change_by(name: str, gm: GraphModule, example_inputs: Sequence[Any]) -> Change | None:
+def change_by(name: str, gm: GraphModule, example_inputs: Inputs) -> Change | None:
     """Return what the rewrite `name` makes of dynamo's graph, or None if it changes nothing."""
     change = resolved(find_rewrite(name).traced)(gm, example_inputs)
     if change is not None and not isinstance(change, Change):
@@ -71,7 +71,7 @@ def change_by(name: str, gm: GraphModule, example_inputs: Sequence[Any]) -> Chan
     return change
 
 
-def _works(rewrite: Rewrite, example_inputs: Sequence[Any]) -> bool:
+def _works(rewrite: Rewrite, example_inputs: Inputs) -> bool:
     on_gpu = any(getattr(value, "is_cuda", False) for value in example_inputs)
     return bool(rewrite.traced) and not unmet(rewrite.needs, machine()) and (on_gpu or "gpu" not in rewrite.needs)
 
@@ -80,8 +80,8 @@ def _works(rewrite: Rewrite, example_inputs: Sequence[Any]) -> bool:
 
 
 def replacing(
-    targets: Collection[Any], new_node: Callable[[Node, Arguments], Replacement | None]
-) -> Callable[[GraphModule, Sequence[Any]], Change | None]:
+    targets: Collection[object], new_node: Callable[[Node, Arguments], Replacement | None]
+) -> Callable[[GraphModule, Inputs], Change | None]:
     """Return a rewrite of dynamo's graph that replaces calls of `targets`: functions, or names of methods.
 
     `new_node(node, arguments)`, with the arguments by their names in the schema, inserts what replaces `node` before it
@@ -93,7 +93,7 @@ def replacing(
         named = [node for node in gm.graph.nodes if node.op in ("call_function", "call_method")]
         return [each for each in named if each.target in targets and not is_traceable_wrapper_subclass(example(each))]
 
-    def rewrite(gm: GraphModule, example_inputs: Sequence[Any]) -> Change | None:
+    def rewrite(gm: GraphModule, example_inputs: Inputs) -> Change | None:
         if not calls(gm) or has_transforms(gm):
             return None
         copied, saved = copy_of_graph(gm), []
@@ -114,13 +114,13 @@ def replacing(
     return rewrite
 
 
-def example(node: Any) -> torch.Tensor | None:
+def example(node: object) -> torch.Tensor | None:
     """Return the fake tensor with which dynamo traced a node, or None."""
     value = node.meta.get("example_value") if isinstance(node, Node) else None
     return value if isinstance(value, torch.Tensor) else None
 
 
-def examples(*nodes: Any) -> list[torch.Tensor] | None:
+def examples(*nodes: object) -> list[torch.Tensor] | None:
     """Return the fake tensors with which dynamo traced the nodes, or None if one of them has none."""
     values = [value for node in nodes if (value := example(node)) is not None]
     return values if len(values) == len(nodes) else None

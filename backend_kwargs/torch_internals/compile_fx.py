@@ -9,7 +9,7 @@ from torch._inductor import list_mode_options
 from torch._inductor.compile_fx import compile_fx, compile_fx_inner, get_cpp_wrapper_config
 
 
-def lost_cpp_wrapper_options() -> Mapping[str, Any]:
+def lost_cpp_wrapper_options() -> Mapping[str, object]:
     """Return the options that a C++ wrapper needs, which torch forgets for the backward graph; {} since 2.13."""
     kept = "log_cudagraph_skip" in signature(get_cpp_wrapper_config).parameters
     return {} if kept else get_cpp_wrapper_config()
@@ -23,6 +23,6 @@ def inductor_wrapper(*, ahead: bool = False) -> Any:
     return torch._TorchCompileAOTInductorWrapper if ahead else torch._TorchCompileInductorWrapper
 
 
-def region_name(name: str | None) -> dict[str, Any]:
+def region_name(name: str | None) -> dict[str, str | None]:
     """Return the argument of `compile_fx` that names the region, none for torch 2.11, which has no such argument."""
     return {"compile_region_name": name} if "compile_region_name" in signature(compile_fx).parameters else {}

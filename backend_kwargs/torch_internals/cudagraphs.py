@@ -16,7 +16,7 @@ from backend_kwargs.torch_internals.replacing import restored_by, undone
 CONTAINERS = "tree_manager_containers"
 
 
-def trees_of_thread() -> dict[int, Any]:
+def trees_of_thread() -> dict[int, cudagraph_trees.TreeManagerContainer]:
     """Return the containers of this thread's CUDA-graph trees, by device.
 
     torch 2.11 creates them only for the thread that imports it and for autograd's; CUDA graphs fail in other threads.
@@ -26,7 +26,7 @@ def trees_of_thread() -> dict[int, Any]:
         local.tree_manager_containers, local.tree_manager_locks = {}, defaultdict(threading.Lock)
         torch._C._stash_obj_in_tls(CONTAINERS, local.tree_manager_containers)
         torch._C._stash_obj_in_tls("tree_manager_locks", local.tree_manager_locks)
-    containers: dict[int, Any] = cudagraph_trees.get_obj(local, CONTAINERS)
+    containers: dict[int, cudagraph_trees.TreeManagerContainer] = cudagraph_trees.get_obj(local, CONTAINERS)
     return containers
 
 
@@ -88,7 +88,7 @@ def recordings(compile_id: str, device: int, *, backward: bool) -> tuple[int, bo
 
     None if nothing was called on the device. Raise AttributeError where this torch keeps its trees otherwise.
     """
-    manager: Any = cudagraph_trees.get_manager(device, create_if_none_exists=False)
+    manager = cudagraph_trees.get_manager(device, create_if_none_exists=False)
     if manager is None:
         return None
     functions = {

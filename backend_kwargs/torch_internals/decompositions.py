@@ -1,13 +1,13 @@
 """Decompositions of operators, and the dtypes and memory formats of their results."""
 
 from collections.abc import Callable
-from typing import Any
 
 from torch._decomp import core_aten_decompositions, get_decompositions
+from torch._ops import OpOverload
 from torch._prims_common import ELEMENTWISE_TYPE_PROMOTION_KIND, elementwise_dtypes, suggest_memory_format
 
 
-def decompose_in_inductor(op: Any, rule: Callable[..., Any]) -> None:
+def decompose_in_inductor(op: OpOverload, rule: Callable[..., object]) -> None:
     """Let Inductor decompose an operator of this package, for good."""
     from torch._inductor import decomposition
 

@@ -1,21 +1,24 @@
 """The process groups of torch.distributed: their store and their timeouts."""
 
 from contextlib import suppress
-from typing import Any
+from typing import TYPE_CHECKING
 
 from torch.distributed import constants, distributed_c10d
 
+if TYPE_CHECKING:
+    from torch._C._distributed_c10d import Store
 
-def store() -> Any:
+
+def store() -> "Store":
     """Return the store that all ranks share."""
     return distributed_c10d._get_default_store()
 
 
 def shortest_timeout_s() -> float:
     """Return the shortest timeout of the process groups, after which a collective fails; torch's if none says."""
-    found = [constants.default_pg_timeout.total_seconds()]
+    timeouts = [constants.default_pg_timeout.total_seconds()]
     for group in distributed_c10d._world.pg_map:
         for device in group._device_types:
             with suppress(RuntimeError, AttributeError):  # not every backend has options
-                found.append(group._get_backend(device).options._timeout.total_seconds())
-    return min(found)
+                timeouts.append(group._get_backend(device).options._timeout.total_seconds())
+    return min(timeouts)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from types import CodeType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch._dynamo
 from torch._dynamo import config, eval_frame
@@ -23,6 +23,11 @@ from torch._dynamo.utils import (
 )
 
 from backend_kwargs.torch_internals.replacing import replaced, restored_by, undone
+
+if TYPE_CHECKING:
+    from torch._C._dynamo.eval_frame import _CacheEntry
+    from torch._dynamo.symbolic_convert import InstructionTranslator
+    from torch._dynamo.utils import CompilationMetrics
 
 RESTARTS = (TensorifyScalarRestartAnalysis, RestartAnalysis)  # dynamo traces again; raised through a backend
 GRAPH = "__compiled_fn"  # how dynamo names the global through which its bytecode calls a graph
@@ -50,7 +55,7 @@ def limits_lifted() -> AbstractContextManager[None]:
     return config.patch(recompile_limit=10_000, accumulated_recompile_limit=10_000)  # type: ignore[no-any-return]
 
 
-def skips(function: Any) -> bool:
+def skips(function: object) -> bool:
     """Return whether dynamo compiles no frame of a function, such as of one of torch's own."""
     from torch._dynamo import trace_rules
 
@@ -72,14 +77,14 @@ def inlining_kept() -> Iterator[None]:
 # ---- cached code
 
 
-def cache_entries(code: CodeType) -> list[Any]:
+def cache_entries(code: CodeType) -> "list[_CacheEntry]":
     """Return dynamo's cached code of a code object, each entry with its `code`, `guard_manager` and `backend`."""
     from torch._C._dynamo.eval_frame import _debug_get_cache_entry_list
 
     return _debug_get_cache_entry_list(code)
 
 
-def traced_frame() -> Any | None:
+def traced_frame() -> "InstructionTranslator | None":
     """Return the frame that dynamo compiles now, with its `f_code` and `f_globals`, None if there is none."""
     from torch._dynamo.symbolic_convert import InstructionTranslator
 
@@ -117,7 +122,7 @@ def recompile_reason() -> str | None:
     return metrics["recompile_reason"] or "" if "recompile_reason" in metrics else None
 
 
-def recent_compiles() -> list[Any]:
+def recent_compiles() -> "list[CompilationMetrics]":
     """Return dynamo's metrics of the last compiles of this process, as many as it keeps."""
     return get_compilation_metrics()
 

@@ -20,7 +20,7 @@ def shared_in_cache(name: str) -> AbstractContextManager[None]:
     return patched(_save_config_ignore=ignored)
 
 
-def patched(**options: Any) -> AbstractContextManager[None]:
+def patched(**options: object) -> AbstractContextManager[None]:
     """Set options of AOTAutograd in this thread, until the context is left."""
     return config.patch(options)  # type: ignore[no-any-return]
 
@@ -36,7 +36,7 @@ def fits(result: Any, example_inputs: Sequence[Any]) -> bool:
     return not result.guards_expr or AOTAutogradCache.evaluate_guards(result.guards_expr, sizes)
 
 
-def callable_of(result: Any, example_inputs: Sequence[Any], *, cudagraphs: bool) -> Callable[[list[Any]], Any]:
+def callable_of(result: Any, example_inputs: Sequence[object], *, cudagraphs: bool) -> Callable[[list[Any]], Any]:
     """Return the callable of a saved result, which takes its inputs as a list; its code is loaded from its files."""
     from torch._inductor.cudagraph_utils import BoxedDeviceIndex
     from torch._inductor.utils import BoxedBool

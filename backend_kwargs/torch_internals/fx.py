@@ -3,7 +3,7 @@
 import copy
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from torch.fx import GraphModule, Node, _lazy_graph_module
 from torch.fx.graph import _BoxedCodeGen
@@ -41,19 +41,19 @@ def is_erased(node: Node) -> bool:
     return node._erased
 
 
-def boxed_forward(gm: GraphModule) -> Callable[[list[Any]], Any]:
+def boxed_forward(gm: GraphModule) -> Callable[[list[object]], object]:
     """Return a graph's call on one list of its arguments, which it empties; the graph itself is changed to it."""
     gm.graph.set_codegen(_BoxedCodeGen())
     gm.recompile()
     return gm.forward
 
 
-def mark_boxed(call: Callable[..., Any]) -> None:
+def mark_boxed(call: Callable[..., object]) -> None:
     """Tell AOTAutograd that a callable takes its arguments as one list, and empties it."""
     call._boxed_call = True  # type: ignore[attr-defined]
 
 
-def is_boxed(call: Callable[..., Any]) -> bool:
+def is_boxed(call: Callable[..., object]) -> bool:
     """Return whether a callable takes its arguments as one list."""
     return hasattr(call, "_boxed_call")
 

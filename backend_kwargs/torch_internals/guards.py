@@ -16,6 +16,7 @@ from torch._dynamo.source import (
     UnspecializedParamBufferSource,
 )
 from torch._guards import CompileContext, CompileId, Guard, GuardsContext, Source, TracingContext, tracing
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from backend_kwargs.torch_internals.replacing import restored_by, undone
 
@@ -73,7 +74,7 @@ def guard_identity(builder: GuardBuilder, guard: Guard, source: Source, identity
     builder.get_guard_manager_from_source(source).add_id_match_guard(identity, words, guard.user_stack)
 
 
-def guard_last(builder: GuardBuilder, guard: Guard, holds: Callable[[Any], bool], words: str) -> None:
+def guard_last(builder: GuardBuilder, guard: Guard, holds: Callable[[object], bool], words: str) -> None:
     """Add a guard that is checked after all others, when the modules are the guarded ones."""
     root: Any = builder.guard_manager.root  # its annotation for a function is wrong
     root.add_epilogue_lambda_guard(holds, get_verbose_code_parts(words, guard), guard.user_stack)
@@ -84,7 +85,7 @@ def count_for_one_module(builder: GuardBuilder, root: UnspecializedNNModuleSourc
     builder.id_matched_objs[root.base.local_name] = weakref.ref(builder.get(root))  # type: ignore[attr-defined]
 
 
-def invalidate(entry: Any, manager: Any, reason: str) -> Any:
+def invalidate(entry: object, manager: Any, reason: str) -> DeletedGuardManagerWrapper:
     """Free the code of an entry of dynamo's cache, if there is one; return what stands in place of its guards.
 
     The entry stays in dynamo's list. It counts towards the limit, unless it is for another object.
@@ -137,7 +138,7 @@ def tracing_apart() -> Iterator[None]:
         yield
 
 
-def _keep_shape_env(stack: ExitStack, shape_env: Any) -> None:
+def _keep_shape_env(stack: ExitStack, shape_env: ShapeEnv | None) -> None:
     if shape_env is None:
         return
     plain = {name: value for name, value in vars(shape_env).items() if isinstance(value, dict | list | set | int)}

@@ -45,7 +45,7 @@ def data_pointer_function() -> str:
     return str(torch._C._dynamo.guards._torchinductor_pyobject_tensor_data_ptr)  # type: ignore[attr-defined]
 
 
-def compile_ahead(program: Any, path: Path, options: Any) -> Path:
+def compile_ahead(program: torch.export.ExportedProgram, path: Path, options: dict[str, Any]) -> Path:
     """Compile an exported program ahead of time into the file `path`, which ends with ".pt2"."""
     return Path(torch._inductor.aoti_compile_and_package(program, package_path=str(path), inductor_configs=options))
 

@@ -5,16 +5,19 @@ from contextlib import AbstractContextManager, contextmanager
 from functools import cache
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch.utils._config_module import _UNSET_SENTINEL as UNSET
 
 from backend_kwargs.torch_internals.replacing import replaced, undone
 
+if TYPE_CHECKING:
+    from torch.utils._config_module import _ConfigEntry
+
 INDUCTOR = "torch._inductor.config"
 
 
-def entries(module: str = INDUCTOR) -> Mapping[str, Any]:
+def entries(module: str = INDUCTOR) -> "Mapping[str, _ConfigEntry]":
     """Return the options of a config module by name.
 
     An entry has `default`, `value_type`, `alias` (None, or the module and name of the entry that torch reads in place
@@ -23,7 +26,7 @@ def entries(module: str = INDUCTOR) -> Mapping[str, Any]:
     return import_module(module)._config  # type: ignore[no-any-return]
 
 
-def target_of(entry: Any) -> Any:
+def target_of(entry: "_ConfigEntry") -> "_ConfigEntry":
     """Return the entry that torch reads in place of this one."""
     if entry.alias is None:
         return entry
@@ -39,19 +42,19 @@ def source(module: str = INDUCTOR) -> str:
 
 def value(name: str) -> Any:
     """Return the present value of an option of Inductor."""
-    found: Any = import_module(INDUCTOR)
+    found: object = import_module(INDUCTOR)
     for part in name.split("."):
         found = getattr(found, part)
     return found
 
 
-def patched(options: Mapping[str, Any]) -> AbstractContextManager[None]:
+def patched(options: Mapping[str, object]) -> AbstractContextManager[None]:
     """Set options of Inductor in this thread, until the context is left."""
     return import_module(INDUCTOR).patch(dict(options))  # type: ignore[no-any-return]
 
 
 @contextmanager
-def defaults_replaced(defaults: Mapping[str, Any]) -> Iterator[None]:
+def defaults_replaced(defaults: Mapping[str, object]) -> Iterator[None]:
     """Replace the defaults of options of Inductor, which hold in every thread, until the context is left."""
     with undone() as stack:
         for name, default in defaults.items():

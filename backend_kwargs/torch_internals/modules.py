@@ -1,7 +1,6 @@
 """What `torch.nn.Module` keeps of itself: the tables that registering fills, and what is called in its place."""
 
 from collections.abc import Callable, Mapping
-from typing import Any
 
 import torch
 from torch.nn.modules.dropout import _DropoutNd as Dropout
@@ -38,6 +37,6 @@ def replace_tensors(module: torch.nn.Module, made_of: Callable[[torch.Tensor], t
     module._apply(made_of)  # type: ignore[no-untyped-call]
 
 
-def compiled_call(module: Any) -> Any:
+def compiled_call(module: object) -> object:
     """Return what `Module.compile()` has put in place of the module's call, or None."""
     return getattr(module, "_compiled_call_impl", None)

@@ -6,14 +6,14 @@ import torch
 from torch._ops import HigherOrderOperator, OperatorBase, OpOverload, OpOverloadPacket
 
 
-def overloads_of(target: Any) -> list[Any]:
+def overloads_of(target: object) -> list[Any]:
     """Return the overloads of an operator's packet, and anything else as it is."""
     if isinstance(target, OpOverloadPacket):
         return [getattr(target, name) for name in target.overloads()]  # type: ignore[no-untyped-call]
     return [target]
 
 
-def schema_of(target: Any) -> Any:
+def schema_of(target: object) -> Any:
     """Return the schema of an overload, None for anything that has no schema."""
     return getattr(target, "_schema", None)
 
@@ -47,7 +47,7 @@ def is_composite(op: OpOverload) -> bool:
     return not whole and bool(op.has_kernel_for_dispatch_key(keys.CompositeImplicitAutograd))
 
 
-def has_effects(target: Any) -> bool:
+def has_effects(target: object) -> bool:
     """Return whether an operator has a registered effect, such as printing."""
     from torch._higher_order_ops import effects
 

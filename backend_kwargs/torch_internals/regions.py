@@ -3,7 +3,10 @@
 import inspect
 from importlib import import_module
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from torch.fx import GraphModule
 
 
 def regional_inductor(argument: str) -> ModuleType | None:
@@ -16,7 +19,7 @@ def regional_inductor(argument: str) -> ModuleType | None:
         return None
 
 
-def compile_marked(regional: Any, gm: Any) -> Any:
+def compile_marked(regional: Any, gm: "GraphModule") -> "GraphModule":
     """Return a lowered graph with its annotated regions compiled, and the rest as in eager."""
     gm = regional._create_inductor_marked_regions(gm)
     # torch compiles a region with the first annotation that it finds in it; an input has its own region's annotation.
@@ -24,4 +27,4 @@ def compile_marked(regional: Any, gm: Any) -> Any:
         graph = getattr(module, "graph", None)
         for node in graph.find_nodes(op="placeholder") if graph is not None else ():
             node.meta = {key: value for key, value in node.meta.items() if key != "custom"}
-    return regional._compile_inductor_marked_regions(gm)
+    return regional._compile_inductor_marked_regions(gm)  # type: ignore[no-any-return]

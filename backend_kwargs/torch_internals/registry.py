@@ -1,9 +1,12 @@
 """dynamo's registry of backends."""
 
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch._dynamo
 from torch._dynamo.backends import registry
+
+if TYPE_CHECKING:
+    from torch._dynamo.backends.registry import CompilerFn
 
 lookup_backend = registry.lookup_backend  # raises InvalidBackend
 
@@ -13,7 +16,7 @@ def list_backends() -> list[str]:
     return torch._dynamo.list_backends(None)
 
 
-def register_backend(name: str, backend: Any) -> None:
+def register_backend(name: str, backend: "CompilerFn") -> None:
     """Register a backend, for good; raise AssertionError if the name is taken.
 
     Up to torch 2.14 it sets the attribute `_tags` of the object.

@@ -6,7 +6,7 @@ from threading import RLock
 from typing import Any
 
 # By mapping and key: the value from before, then one for each context that is entered, each in a list of its own.
-_replaced: dict[tuple[int, Hashable], list[list[Any]]] = {}
+_replaced: dict[tuple[int, Hashable], list[list[object]]] = {}
 _lock = RLock()  # a context that the garbage collector ends may be in a thread that holds it already
 _ABSENT = object()
 
@@ -28,13 +28,13 @@ def restored_by(stack: ExitStack, undo: Callable[[], object]) -> None:
 
 
 @contextmanager
-def replaced(owner: Any, name: Hashable, value: object) -> Iterator[None]:
+def replaced(owner: object, name: Hashable, value: object) -> Iterator[None]:
     """Replace an attribute of `owner`, or an item if it is a mapping, until the context is left. Not one of a class.
 
     One that was not there is removed. Threads may leave in any order: what was there before comes back with the last. A
     value replaced by itself comes back after others have changed it.
     """
-    items: MutableMapping[Any, Any] = owner if isinstance(owner, MutableMapping) else vars(owner)
+    items: MutableMapping[Any, object] = owner if isinstance(owner, MutableMapping) else vars(owner)
     key, own = (id(items), name), [value]
 
     def put_back() -> None:

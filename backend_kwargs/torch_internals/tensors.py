@@ -36,7 +36,7 @@ def has_static_address(value: object) -> bool:
 
 def has_plain_dispatch(value: torch.Tensor) -> bool:
     """Return whether a tensor's class leaves dispatch as it is, so that AOTAutograd does not unwrap it."""
-    plain: Any = torch._C._disabled_torch_dispatch_impl
+    plain: object = torch._C._disabled_torch_dispatch_impl
     return type(value).__torch_dispatch__ is plain
 
 
@@ -52,7 +52,7 @@ def unwrapped(tensor: torch.Tensor) -> torch.Tensor:
     return tensor
 
 
-def same_layouts(tensors: Sequence[torch.Tensor]) -> Any:
+def same_layouts(tensors: Sequence[torch.Tensor]) -> torch._C._dynamo.guards.TensorGuards:
     """Return dynamo's guards, called by `check(*tensors)`: class, dtype, device, sizes, strides and bits of tensors.
 
     They also fail if one tensor is given twice and in another mode, such as inference_mode, and cost a fifth of the

@@ -15,14 +15,14 @@ def kernel_of(kwargs: Mapping[str, Any]) -> Any:
     return kernel_side_table.get_kernel(kwargs["kernel_idx"])
 
 
-def constants_of(kwargs: Mapping[str, Any]) -> Mapping[str, Any]:
+def constants_of(kwargs: Mapping[str, Any]) -> Mapping[str, object]:
     """Return the constant arguments of such a node."""
     from torch._higher_order_ops.triton_kernel_wrap import kernel_side_table
 
     return kernel_side_table.get_constant_args(kwargs["constant_args_idx"])
 
 
-def code_of(kernel: Any) -> str:
+def code_of(kernel: object) -> str:
     """Return the code of a Triton kernel and of all functions that it calls."""
     from torch._inductor.codegen.wrapper import user_defined_triton_kernel_transitive_closure_source_code
 
