@@ -15,6 +15,7 @@ from backend_kwargs.auto.request import Request
 from backend_kwargs.auto.roofline import seconds_of_traffic
 from backend_kwargs.backends import CompileInner, Inputs
 from backend_kwargs.errors import error_text
+from backend_kwargs.facts import Call
 from backend_kwargs.options.requirements import machine, unmet
 from backend_kwargs.rewrites.table import find_rewrite
 from backend_kwargs.torch_internals import functorch
@@ -29,7 +30,7 @@ class _LoweredError(Exception):
 def noting_lowered(inner_compile: CompileInner, graphs: list[GraphModule], *, stop: bool = False) -> CompileInner:
     """Return `inner_compile`, which adds a copy of each graph that Inductor lowers to `graphs`; `stop` ends it then."""
 
-    def compile_one(gm: GraphModule, example_inputs: Inputs, **kwargs: object) -> object:
+    def compile_one(gm: GraphModule, example_inputs: Inputs, **kwargs: object) -> Call:
         spare = GraphModule(gm, copy.deepcopy(gm.graph))
         spare.meta = dict(gm.meta)
         graphs.append(spare)
