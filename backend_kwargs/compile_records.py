@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from torch.fx import GraphModule
 
 ARTIFACT = "backend_kwargs_options"
-WRAPPER = "compile_wrapper"  # the name of torch.compile's result; its `fn` is the callable that it was given
 OUTCOMES = ("hit", "miss", "bypass")
 
 logger = logging.getLogger(__name__)
@@ -52,7 +51,7 @@ class Record:
     @property
     def options(self) -> Options:
         """The options of the backend; those that its compiler got in the end are in `facts`."""
-        return self.backend.options  # type: ignore[no-any-return]
+        return dict(self.backend.options)
 
 
 _records: dict[int, Record] = {}

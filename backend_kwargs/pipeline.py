@@ -17,7 +17,7 @@ from backend_kwargs.auto import settings as auto
 from backend_kwargs.auto.candidates import check_candidates
 from backend_kwargs.backends import CapturedGraph, Compiler, Stage, Step, Tell
 from backend_kwargs.backends.inductor import compiler as inductor
-from backend_kwargs.backends.inductor.compiler import InductorCompiler, is_set
+from backend_kwargs.backends.inductor.compiler import InductorCompiler, is_set, tell_or_raise
 from backend_kwargs.backends.others import OTHERS
 from backend_kwargs.errors import BackendKwargsError, warn_once
 from backend_kwargs.facts import Compiled
@@ -39,7 +39,7 @@ def compile_graph(compiler: Compiler, graph: CapturedGraph, options: Options) ->
 
 
 def _through(stage: Stage, compiler: Compiler, following: Step, graph: CapturedGraph, options: Options) -> Compiled:
-    asked = is_set(stage.name, options.get(stage.name))
+    asked = is_set(stage.option, options.get(stage.option))
     return stage.apply(compiler, graph, options, following) if asked else following(graph, options)
 
 
@@ -135,7 +135,7 @@ def _check_rewrites(options: Options, here: Machine, tell: Tell) -> None:
     check_rewrites(names)
     for name in names:
         for limit in limits(f"Rewrite {name!r}", find_rewrite(name).needs, "graphs stay as they are", here):
-            tell(limit)
+            tell_or_raise(limit, options, tell)
 
 
 # ---- tuned_products: which products max_autotune tunes

@@ -104,7 +104,7 @@ BEFORE_A_GRAPH = (
     "bundles/states.py",
     "graphs/__init__.py",
     "precision/__init__.py",
-    "precision/bounds.py",
+    "precision/errors.py",
     "rewrites/__init__.py",
     "rewrites/table.py",
 )

@@ -12,8 +12,6 @@ from backend_kwargs.facts import Compiled
 from backend_kwargs.options.layers import Options
 from backend_kwargs.options.requirements import Limit
 
-# dynamo restarts its analysis by raising these; they are not a candidate's failure.
-
 
 @dataclass(frozen=True, slots=True)
 class Tools:

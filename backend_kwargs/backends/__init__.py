@@ -61,12 +61,12 @@ class Stage:
     """A stage of a compile, and the options that it owns.
 
     `apply(compiler, graph, options, following)` compiles by `following(graph, options)`, once, several times or not at
-    all; it is called where the option `name` asks for something. `verify(options, machine, tell)` raises if the options
-    cannot work, and calls `tell` for each limit of the machine. `rules` say where an option has no effect. `reads`
-    turns short spellings of an option's value into a value of its type.
+    all; it is called where `option` asks for something. The rest is for a compiler that shows a stage's options as its
+    own, as Inductor does: `verify(options, machine, tell)` raises if they cannot work and calls `tell` for each limit
+    of the machine, `rules` say where one has no effect, and `reads` turns short spellings of a value into its type.
     """
 
-    name: str
+    option: str
     options: Mapping[str, Option]
     apply: Callable[["Compiler", CapturedGraph, Options, Step], Compiled]
     verify: Callable[[Options, Machine, Tell], None] = _accept

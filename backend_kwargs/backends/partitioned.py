@@ -70,8 +70,9 @@ def compile_by_parts(graph: CapturedGraph, options: Options, compiler: PartCompi
         summary.fallbacks = {WHOLE: reason}
     if compiled is None or not (trains or summary.partitions):
         # Dynamo's own graph: AOTAutograd's has more operators, and each call goes through its wrappers. Nothing is a
-        # constant there, so another module of the class needs no graph of its own.
-        compiled = gm.forward
+        # constant there, so another module of the class needs no graph of its own. A bound method would make the graph,
+        # which is in a reference cycle, what the record of this compile lives with.
+        compiled = partial(gm.forward)
         drop_guards()
     return Compiled(compiled, CompileFacts(options, parts=summary))
 

@@ -1,6 +1,7 @@
 """Isolation: each `torch.compile` compiles separately, and the graphs that reach its backend are counted."""
 
 import contextlib
+import functools
 import inspect
 import itertools
 import types
@@ -8,7 +9,7 @@ from typing import Any, cast
 
 import torch
 
-from backend_kwargs.backend import Backend, CompilerFn
+from backend_kwargs.backend import Backend, CompilerFn, backend_of_function
 from backend_kwargs.backends import CapturedGraph, Inputs
 from backend_kwargs.compile_records import Record, record_of, returned_as_it_was
 from backend_kwargs.harness.read_only import Model
@@ -57,7 +58,10 @@ class Counted:
     """
 
     def __init__(self, backend: CompilerFn, *, error_is_measured: bool = False) -> None:
-        self._backend, self._error_is_measured = backend, error_is_measured
+        # A partial of one of our backends is that backend with more options.
+        own = isinstance(backend, functools.partial) and isinstance(backend.func, Backend)
+        self._backend = backend_of_function(backend) if own else backend
+        self._error_is_measured = error_is_measured
         self.graphs = self.returned = 0
         self.own: list[Record] = []
 

@@ -17,7 +17,7 @@ from backend_kwargs.graphs.writes import copy_of_graph
 from backend_kwargs.measure import Accuracy
 from backend_kwargs.measure.accuracy import is_number
 from backend_kwargs.measure.trees import Results, walk
-from backend_kwargs.precision.bounds import UnfitPrecisionError, UnmeasuredError
+from backend_kwargs.precision.errors import UnfitPrecisionError, UnmeasuredError
 from backend_kwargs.precision.reference import InFloat64, check_room
 
 # What sums in another order may change from call to call: this part of the error, or float32's rounding.

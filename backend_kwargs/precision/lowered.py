@@ -19,8 +19,8 @@ from backend_kwargs.graphs.writes import copy_of_graph, has_transforms, keep_inp
 from backend_kwargs.options.layers import Options
 from backend_kwargs.options.precisions import PRECISIONS, why_slow
 from backend_kwargs.options.requirements import machine
-from backend_kwargs.precision.bounds import UnfitPrecisionError
 from backend_kwargs.precision.casts import cast_products
+from backend_kwargs.precision.errors import UnfitPrecisionError
 from backend_kwargs.precision.serving import serving
 from backend_kwargs.precision.weights import Held, unused_placeholders
 from backend_kwargs.torch_internals.guards import dropping_guards, is_tracing

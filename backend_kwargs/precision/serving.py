@@ -14,8 +14,8 @@ from backend_kwargs.errors import warn_once
 from backend_kwargs.facts import Call, Compiled
 from backend_kwargs.facts.precision import PrecisionUse
 from backend_kwargs.graphs.writes import copy_of_graph
-from backend_kwargs.precision.bounds import UnfitPrecisionError, UnmeasuredError
 from backend_kwargs.precision.error import Truth
+from backend_kwargs.precision.errors import UnfitPrecisionError, UnmeasuredError
 from backend_kwargs.torch_internals import functorch
 from backend_kwargs.torch_internals.guards import tracing
 

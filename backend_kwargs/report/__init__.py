@@ -10,7 +10,7 @@ from types import CodeType
 from typing import Any
 
 from backend_kwargs.backends.generated_code import comparable, rewrites_made
-from backend_kwargs.compile_records import WRAPPER, Record, records
+from backend_kwargs.compile_records import Record, records
 from backend_kwargs.errors import BackendKwargsError, wrong_value
 from backend_kwargs.facts.parts import Partition
 from backend_kwargs.report.advice import advice_on, reason_and_hint
@@ -31,6 +31,7 @@ from backend_kwargs.report.ran import engine_of, ran_of, relax_of, worst
 from backend_kwargs.report.uncaptured import why_no_graph
 from backend_kwargs.rewrites.table import find_rewrite
 from backend_kwargs.tables import as_html
+from backend_kwargs.torch_internals.dynamo import WRAPPER
 
 __all__ = ["Break", "Code", "EngineShare", "Graph", "Partition", "Race", "Ran", "Relax", "Report", "report"]
 

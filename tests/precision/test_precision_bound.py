@@ -11,8 +11,8 @@ from backend_kwargs import BackendKwargsWarning
 from backend_kwargs.facts.precision import PrecisionUse
 from backend_kwargs.options.requirements import installed_version
 from backend_kwargs.precision import reference
-from backend_kwargs.precision.bounds import UnfitPrecisionError
 from backend_kwargs.precision.error import Truth
+from backend_kwargs.precision.errors import UnfitPrecisionError
 from backend_kwargs.precision.serving import serving
 from tests.precision.precision_nets import BOUND, MARKS, error, in_precision, net, refusals, rows, used
 

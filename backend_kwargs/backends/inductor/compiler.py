@@ -128,19 +128,13 @@ class InductorCompiler:
             for other in others:
                 if is_set(one, options.get(one)) and is_set(other, options.get(other)):
                     raise BackendKwargsError(f"Options {one!r} and {other!r} cannot be combined; leave one out.")
-        here, strict = machine_of(options), options.get("strict")
-
-        def limited(limit: Limit) -> None:
-            if strict:
-                raise BackendKwargsError(f"{replace(limit, otherwise='')}")
-            tell(limit)
-
+        here = machine_of(options)
         for stage in self.stages:
-            stage.verify(options, here, limited)
+            stage.verify(options, here, tell)
         for name in templates:
             template = find_template(name)
             for limit in limits(f"Template {name!r}", template.needs, template.otherwise, here):
-                limited(limit)
+                tell_or_raise(limit, options, tell)
 
     def limits(self, options: Options) -> Mapping[str, Limit]:
         return limits_of_options(
@@ -182,6 +176,13 @@ class InductorCompiler:
         reads = {name: read for stage in self.stages for name, read in stage.reads.items()}
         known = [(o, reads[o.name](value) if o.name in reads else value) for o, value in known]
         return {o.name: copied(coerce(o, value, "option" if o.name in self.own else KIND)) for o, value in known}
+
+
+def tell_or_raise(limit: Limit, options: Options, tell: Tell) -> None:
+    """Tell a limit that has a fallback, or raise it under `strict`."""
+    if options.get("strict"):
+        raise BackendKwargsError(f"{replace(limit, otherwise='')}")
+    tell(limit)
 
 
 def is_set(name: str, value: object) -> bool:
