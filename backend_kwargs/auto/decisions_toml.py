@@ -97,8 +97,8 @@ def _read(key: str, table: Mapping[str, object], options_of: OptionsOf) -> Decis
 
 def _why_not(decision: Decision, known: Container[str], options_of: OptionsOf) -> str:
     """Return what is wrong with a decision that no candidate allows."""
-    if is_former(decision.winner) or is_former(decision.compiler):
-        return f"names {decision.winner!r}, which was removed."
+    if former := [name for name in (decision.winner, decision.compiler) if is_former(name)]:
+        return f"names {former[0]!r}, which was removed."
     if is_other(decision.winner) or decision.compiler:
         by = f" by {decision.compiler!r}" if decision.compiler else ""
         return f"sets {shown(dict(decision.options))}{by}, which candidate {decision.winner!r} does not set."

@@ -236,7 +236,7 @@ def test_random_state_is_untouched(auto):
 
 def test_weights_stay_static_inputs(auto, monkeypatch):
     """Candidates and the winner get default's static inputs; otherwise CUDA graphs would copy weights."""
-    import torch._inductor.compile_fx as module
+    from backend_kwargs.torch_internals import compile_fx as module
 
     seen, inner = [], module.compile_fx_inner
 

@@ -8,6 +8,7 @@ from torch.nn import functional
 
 import backend_kwargs as bk
 from backend_kwargs import BackendKwargsWarning
+from backend_kwargs.facts import Compiled
 from backend_kwargs.facts.precision import PrecisionUse
 from backend_kwargs.options.requirements import installed_version
 from backend_kwargs.precision import reference
@@ -79,7 +80,7 @@ def serve(compiled, *inputs, max_error=BOUND):
     """Return what `serving` makes of a graph of one product, compiled as `compiled`, and what it notes."""
     used = PrecisionUse("bf16", None, max_error)
     graph = torch.fx.symbolic_trace(lambda x, w: (x @ w,))
-    return serving(graph, inputs, used, lambda written: compiled), used
+    return serving(graph, inputs, used, lambda written: Compiled(compiled)).call, used
 
 
 def test_what_is_measured_is_what_serves():
