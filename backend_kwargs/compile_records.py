@@ -76,7 +76,7 @@ def recorded(backend: Any, gm: "GraphModule", compile_graph: Callable[[], Compil
     compiled = compile_graph()
     compiled = compiled.knowing(
         seconds=time.perf_counter() - started,
-        cache=_attempt(lambda: _cache(before)) or "",
+        cache=_attempt(lambda: _cache(before)) or "unknown",
         unchanged=bool(_attempt(lambda: returned_as_it_was(compiled.call, gm, code))),
     )
     _attempt(lambda: _keep(compiled, backend, reason, at))
