@@ -633,7 +633,7 @@ def test_trace_tells_what_json_cannot(tmp_path):
     ],
 )
 def test_recording_never_fails_a_compile(monkeypatch, step, graphs):
-    """If recording fails, the graph still compiles; without the trace or the caches' counts its record is still kept."""
+    """A graph compiles whatever recording fails; without trace or counts of the caches its record is still kept."""
 
     def breaks(*_):
         raise TypeError("moved elsewhere")
