@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 import backend_kwargs as bk
+from backend_kwargs.backends import CapturedGraph
 from backend_kwargs.compare import Candidate, compare
 from backend_kwargs.errors import BackendKwargsWarning
 
@@ -232,13 +233,13 @@ def test_the_fallback_check_tells_of_a_failed_part(engine, refused):
     compiled = []
 
     def compile_fn(gm, inputs):
-        compiled.append(backend(engine)(gm, inputs))
-        return compiled[0]
+        compiled.append(backend(engine).compile(CapturedGraph(gm, inputs)))
+        return compiled[0].call
 
     with pytest.warns(BackendKwargsWarning, match="failed to run a part"):
         torch.compile(lambda x: x.sin() + 1, backend=compile_fn)(X)
     why = f"{NAMES[engine]} failed to run 1 of 1 partition: sin, add: {NAMES[engine]} failed to run it"
-    assert left_to_eager(compiled[0]) == f"{why}: RuntimeError: no luck at all"
+    assert left_to_eager(compiled[0].facts.parts) == f"{why}: RuntimeError: no luck at all"
 
 
 def test_a_call_that_eager_refuses_too_is_no_failure():
