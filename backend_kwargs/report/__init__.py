@@ -31,7 +31,6 @@ from backend_kwargs.report.ran import engine_of, ran_of, relax_of, worst
 from backend_kwargs.report.uncaptured import why_no_graph
 from backend_kwargs.rewrites.table import find_rewrite
 from backend_kwargs.tables import as_html
-from backend_kwargs.torch_internals.dynamo import WRAPPER
 
 __all__ = ["Break", "Code", "EngineShare", "Graph", "Partition", "Race", "Ran", "Relax", "Report", "report"]
 
@@ -156,6 +155,7 @@ def _owner(compiled: object) -> Any:
     """Return the argument of torch.compile, which its wrapper keeps."""
     import torch
 
+    from backend_kwargs.torch_internals.dynamo import WRAPPER
     from backend_kwargs.torch_internals.modules import compiled_call
 
     call = compiled

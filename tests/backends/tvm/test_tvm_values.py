@@ -13,6 +13,7 @@ from backend_kwargs import Backend, BackendKwargsError, make_backend
 from backend_kwargs.backend import find_backend
 from backend_kwargs.backends.tvm.versions import require_tvm, unfit
 from backend_kwargs.options.option import convert
+from backend_kwargs.options.requirements import CannotWorkError
 
 if unfit():  # the tables below hold backends
     pytest.skip(f"no TVM: {unfit()}", allow_module_level=True)
@@ -121,8 +122,14 @@ def test_name_that_dynamo_knows():
 
 
 def test_the_one_of_dynamo_stays_in_reach():
-    """`dynamo:tvm` is torch's own backend, with torch's options."""
-    assert make_backend("dynamo:tvm", opt_level=2) != make_backend("tvm", opt_level=2)
+    """`dynamo:tvm` is torch's own backend, which says why it cannot work with this TVM."""
+    assert find_backend("dynamo:tvm") != find_backend("tvm")
+    with pytest.raises(CannotWorkError) as raised:
+        make_backend("dynamo:tvm", opt_level=2)
+    assert str(raised.value) == (
+        "Backend 'dynamo:tvm' cannot work here: torch's own tvm backend imports tvm.relay, which the installed TVM does "
+        "not have; take 'tmpl-tvm'."
+    )
 
 
 def test_config_is_every_option():
