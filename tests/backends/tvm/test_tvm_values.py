@@ -127,8 +127,8 @@ def test_the_one_of_dynamo_stays_in_reach():
     with pytest.raises(CannotWorkError) as raised:
         make_backend("dynamo:tvm", opt_level=2)
     assert str(raised.value) == (
-        "Backend 'dynamo:tvm' cannot work here: torch's own tvm backend imports tvm.relay, which the installed TVM does "
-        "not have; take 'tmpl-tvm'."
+        "Backend 'dynamo:tvm' cannot work here: torch's own tvm backend imports tvm.relay, which the installed TVM "
+        "does not have; take 'tmpl-tvm'."
     )
 
 
