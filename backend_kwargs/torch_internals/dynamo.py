@@ -62,18 +62,6 @@ def skips(function: object) -> bool:
     return trace_rules.check(function)
 
 
-@contextmanager
-def inlining_kept() -> Iterator[None]:
-    """Restore whether dynamo inlines torch's modules, which an import of OpenVINO changes.
-
-    Since torch 2.13 setting that option only warns; the warnings are dropped.
-    """
-    with warnings.catch_warnings(), undone() as stack:
-        warnings.simplefilter("ignore", FutureWarning)
-        restored_by(stack, partial(setattr, config, "inline_inbuilt_nn_modules", config.inline_inbuilt_nn_modules))
-        yield
-
-
 # ---- cached code
 
 

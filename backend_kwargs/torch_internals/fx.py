@@ -53,11 +53,6 @@ def mark_boxed(call: Callable[..., object]) -> None:
     call._boxed_call = True  # type: ignore[attr-defined]
 
 
-def is_boxed(call: Callable[..., object]) -> bool:
-    """Return whether a callable takes its arguments as one list."""
-    return hasattr(call, "_boxed_call")
-
-
 def dynamos_graph_class() -> AbstractContextManager[None]:
     """Make graphs of the class that dynamo makes, whose code is generated when they are called."""
     return _lazy_graph_module._use_lazy_graph_module(True)
