@@ -75,11 +75,8 @@ def sent_graph(
     _check_inputs(example_inputs)
     spare = spare_graph(gm)
     for node in spare.graph.nodes:
-        node.meta = {
-            name: _by_name(value) if name in STACKS else value
-            for name, value in node.meta.items()
-            if name not in NOT_SENT
-        }
+        sent = {name: value for name, value in node.meta.items() if name not in NOT_SENT}
+        node.meta = sent | {name: _by_name(sent[name]) for name in STACKS if name in sent}
     donated = context.fw_metadata.bw_donated_idxs if context.fw_metadata else None
     kept = context.fake_mode.shape_env, context.aot_graph_name, donated
     return pickled((spare, list(example_inputs), dict(kwargs), kept))
@@ -114,21 +111,21 @@ def unpickled(data: bytes, fake_mode: FakeTensorMode | None = None) -> Any:
     return GraphPickler.loads(data, fake_mode or FakeTensorMode(shape_env=ShapeEnv(), allow_non_fake_inputs=True))
 
 
-def again() -> AbstractContextManager[None]:
+def again() -> AbstractContextManager[TracingContext | None]:
     """Enter a tracing context in which a graph of the present one can be lowered once more, with the same key."""
     present = TracingContext.get()
     context = TracingContext(present.fake_mode)
     context.aot_graph_name, context.fw_metadata = present.aot_graph_name, present.fw_metadata
-    return tracing(context)  # type: ignore[no-any-return]
+    return tracing(context)
 
 
 def with_changed(kwargs: Mapping[str, Any], changed: Mapping[str, Any]) -> dict[str, Any]:
-    """Return keyword arguments of `compile_fx_inner`, changed; `cudagraphs` is a box of its own, which Inductor empties."""
+    """Return keyword arguments of `compile_fx_inner`, changed; `cudagraphs` is a new box, since Inductor empties it."""
     kwargs = {**kwargs, **changed}
     return {**kwargs, "cudagraphs": BoxedBool(bool(kwargs.get("cudagraphs")))}
 
 
-class _Pickler(GraphPickler):  # type: ignore[misc]
+class _Pickler(GraphPickler):
     """Refuses what is defined in the running program: another process does not run it."""
 
     def reducer_override(self, obj: object) -> Any:
@@ -146,7 +143,7 @@ def _check_graph(gm: GraphModule, known: Callable[[str], bool]) -> None:
         raise UnportableError("it holds frozen weights")
     nodes = [node for each in gm.modules() if isinstance(each, GraphModule) for node in each.graph.nodes]
     for target in {node.target for node in nodes if node.op == "call_function"}:
-        if isinstance(target, HigherOrderOperator) and target.name() in OF_THE_PROCESS:
+        if isinstance(target, HigherOrderOperator) and target.__name__ in OF_THE_PROCESS:
             raise UnportableError("it calls a Triton kernel of the program")
         if isinstance(target, OpOverload) and target.namespace not in NAMESPACES and not known(target._schema.name):
             raise UnportableError(f"it calls {target._schema.name}, which a worker does not have")
@@ -161,11 +158,10 @@ def _check_graph(gm: GraphModule, known: Callable[[str], bool]) -> None:
 
 def _constants(gm: GraphModule) -> list[object]:
     """Return what nodes of the graph and of graphs inside read as attributes."""
-    return [
-        value
-        for each in gm.modules()
-        for value in (*vars(each).values(), *each.parameters(False), *each.buffers(False))
+    modules = [
+        (vars(each).values(), each.parameters(recurse=False), each.buffers(recurse=False)) for each in gm.modules()
     ]
+    return [value for values in modules for kind in values for value in kind]
 
 
 def _check_inputs(example_inputs: Sequence[Any]) -> None:
