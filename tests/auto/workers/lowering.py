@@ -46,16 +46,9 @@ def lowered(function, *inputs, backward=False, dynamic=None):
 
     def inner(gm, example_inputs, **kwargs):
         graph = packed(gm, example_inputs, kwargs)
-        found.append(
-            Lowered(
-                graph,
-                spare_graph(gm),
-                list(example_inputs),
-                kwargs,
-                TracingContext.get(),
-                TracingContext.get().aot_graph_name,
-            )
-        )
+        context = TracingContext.get()
+        spare = spare_graph(gm)
+        found.append(Lowered(graph, spare, list(example_inputs), kwargs, context, context.aot_graph_name))
         return compile_fx_inner(gm, example_inputs, **kwargs)
 
     def backend(gm, example_inputs):
