@@ -3,10 +3,15 @@
 import pytest
 import torch
 from torch import nn
+from torch._guards import tracing
 from torch._inductor import config
+from torch._inductor.compile_fx import compile_fx_inner
 
+from backend_kwargs.auto.workers.graphs import packed
 from backend_kwargs.auto.workers.pool import Workers
 from backend_kwargs.rewrites.apply import with_rewrites
+from backend_kwargs.torch_internals.lowered_graphs import again
+from backend_kwargs.torch_internals.relowering import around_lowering, fresh_boxes, spare_of
 from tests.auto.workers.lowering import LONG_S, lowered
 
 OPTIONS = {"max_fusion_size": 7}
@@ -152,3 +157,18 @@ def test_a_job_that_has_not_begun_can_be_taken_back():
         assert first.result(LONG_S).reason == ""
     finally:
         pool.stop()
+
+
+@pytest.mark.parametrize("cudagraphs", [False, True])
+def test_found_as_a_race_lowers_again(workers, cudagraphs):
+    """A copy that a race keeps, and lowers as races do, is found."""
+    options = {**OPTIONS, "triton.cudagraphs": cudagraphs}
+    graphs = lowered(layer(), torch.randn(4, 16), backward=True)
+    boxes = fresh_boxes(graphs[0].kwargs, cudagraphs=cudagraphs)
+    for each in graphs[: 1 if cudagraphs else 2]:  # on a CPU, the first turns CUDA graphs off for the second
+        with tracing(each.context), again():
+            kept = spare_of(each.gm)
+            reply = workers.submit(packed(kept, each.inputs, each.kwargs), options).result(LONG_S)
+            with around_lowering(each.inputs, options):
+                code = compile_fx_inner(spare_of(kept), each.inputs, **{**each.kwargs, **boxes})
+        assert (reply.reason, reply.key) == ("", code._fx_graph_cache_key)
