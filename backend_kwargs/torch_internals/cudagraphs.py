@@ -14,6 +14,8 @@ from torch._inductor.cudagraph_trees import CUDAGraphNode
 from backend_kwargs.torch_internals.replacing import restored_by, undone
 
 CONTAINERS = "tree_manager_containers"
+_guards: Any = torch._C._dynamo.guards
+empty_on_gpu = _guards._empty_strided_cuda  # of size, strides and dtype, on the current device; Inductor's code uses it
 
 
 def trees_of_thread() -> dict[int, cudagraph_trees.TreeManagerContainer]:
@@ -33,6 +35,16 @@ def trees_of_thread() -> dict[int, cudagraph_trees.TreeManagerContainer]:
 def current_raw_stream(device: int) -> int:
     """Return the handle of the device's current stream."""
     return torch._C._cuda_getCurrentRawStream(device)
+
+
+def recorded_addresses(node: object) -> set[int]:
+    """Return the addresses of all results of a recorded graph and of those before it in its tree.
+
+    A warm-up run has none.
+    """
+    if not isinstance(node, CUDAGraphNode):
+        return set()
+    return {ref.data_ptr() for results in node.path_weakrefs for ref in results if ref is not None}
 
 
 @contextmanager
