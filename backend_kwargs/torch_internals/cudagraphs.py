@@ -5,6 +5,7 @@ import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from itertools import starmap
 from typing import Any
 
 import torch
@@ -15,7 +16,6 @@ from backend_kwargs.torch_internals.replacing import restored_by, undone
 
 CONTAINERS = "tree_manager_containers"
 _guards: Any = torch._C._dynamo.guards
-empty_on_gpu = _guards._empty_strided_cuda  # of size, strides and dtype, on the current device; Inductor's code uses it
 
 
 def trees_of_thread() -> dict[int, cudagraph_trees.TreeManagerContainer]:
@@ -35,6 +35,14 @@ def trees_of_thread() -> dict[int, cudagraph_trees.TreeManagerContainer]:
 def current_raw_stream(device: int) -> int:
     """Return the handle of the device's current stream."""
     return torch._C._cuda_getCurrentRawStream(device)
+
+
+def empty_each(device: torch.device, layouts: Iterable[tuple[object, ...]]) -> list[torch.Tensor]:
+    """Return uninitialized tensors of these sizes, strides and dtypes, by the functions that Inductor's code calls."""
+    if device.type == "cpu":
+        return [*starmap(_guards._empty_strided_cpu, layouts)]
+    with torch.cuda.device(device):  # they allocate on the current device
+        return [*starmap(_guards._empty_strided_cuda, layouts)]
 
 
 def recorded_addresses(node: object) -> set[int]:

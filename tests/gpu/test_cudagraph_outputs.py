@@ -354,11 +354,12 @@ def test_a_replay_looks_nothing_up(fn, monkeypatch):
 
 
 def test_memory_for_a_copy():
-    """It has the sizes, strides and dtype that are asked for, on the current device."""
-    from backend_kwargs.torch_internals.cudagraphs import empty_on_gpu  # which needs CUDA
+    """It has the sizes, strides and dtype that are asked for, on any device."""
+    from backend_kwargs.torch_internals.cudagraphs import empty_each  # which needs CUDA
 
-    made = empty_on_gpu((2, 3), (1, 2), torch.bfloat16)
-    assert (made.shape, made.stride(), made.dtype, made.device) == ((2, 3), (1, 2), torch.bfloat16, on_gpu(1).device)
+    device = torch.device("cuda", torch.cuda.device_count() - 1)
+    (made,) = empty_each(device, [((2, 3), (1, 2), torch.bfloat16)])
+    assert (made.shape, made.stride(), made.dtype, made.device) == ((2, 3), (1, 2), torch.bfloat16, device)
 
 
 @torch.no_grad()

@@ -6,7 +6,6 @@ import weakref
 from collections import defaultdict
 from collections.abc import Callable, Container, Sequence
 from functools import wraps
-from itertools import starmap
 from operator import attrgetter
 from typing import Any, NoReturn, TypeAlias
 
@@ -19,7 +18,7 @@ from backend_kwargs.facts import Call
 from backend_kwargs.torch_internals.cudagraphs import (
     CUDAGraphNode,
     current_raw_stream,
-    empty_on_gpu,
+    empty_each,
     recorded_addresses,
     trees_of_thread,
 )
@@ -202,8 +201,7 @@ class _Plan:
             for at in group:
                 results[at] = _in_storage(results[at], storage)
         for device, group, layouts in self._together:
-            with torch.cuda.device(device):
-                copies = [*starmap(empty_on_gpu, layouts)]
+            copies = empty_each(device, layouts)
             copy_each(copies, [results[at] for at in group])
             for at, copy in zip(group, copies, strict=True):
                 results[at] = copy
