@@ -2,12 +2,18 @@
 
 from backend_kwargs.interval import Interval
 
-NONE = "–"
+TIMES = "\N{MULTIPLICATION SIGN}"
+NONE = ""  # the style sheet draws a dash
 
 
 def ratio(value: float | None) -> str:
-    """Return "1.42×"."""
-    return NONE if value is None else f"{_digits(value)}×"
+    """Return a ratio as a speedup is written."""
+    return NONE if value is None else f"{_digits(value)}{TIMES}"
+
+
+def multiple(value: float) -> str:
+    """Return the label of an axis of ratios."""
+    return f"{value:g}{TIMES}"
 
 
 def between(interval: Interval | None) -> str:
@@ -21,13 +27,13 @@ def _digits(value: float) -> str:
 
 def duration(seconds: float | None) -> str:
     """Return "4.02 ms"."""
-    if seconds is None:
-        return NONE
+    if not seconds:
+        return NONE if seconds is None else "0 s"
     for unit, factor in (("s", 1.0), ("ms", 1e3), ("µs", 1e6)):
         if seconds * factor >= 1 or unit == "µs":
             break
     value = seconds * factor
-    return f"{value:,.0f} {unit}" if value >= 100 else f"{value:.3g} {unit}"
+    return f"{value:,.0f} {unit}" if value >= 99.5 else f"{value:.3g} {unit}"
 
 
 def size(count: float | None) -> str:

@@ -22,12 +22,12 @@ ESCAPES = str.maketrans({"<": "\\u003c", ">": "\\u003e", "&": "\\u0026", "\u2028
 TITLES = (
     ("verdict", "Verdict"),
     ("warnings", "Warnings"),
-    ("changes", "Changes"),
     ("speedups", "Speedups"),
     ("races", "Race"),
     ("tradeoffs", "Trade-offs"),
     ("graphs", "Graphs"),
     ("accuracy", "Accuracy"),
+    ("changes", "Changes"),
 )
 
 
