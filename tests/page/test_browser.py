@@ -93,6 +93,16 @@ def test_rows_are_searched(opened):
     assert page.locator("#speedups output").inner_text() == "1 of 9 rows"
 
 
+def test_a_search_opens_what_is_folded(opened):
+    """Of many groups all but the first are folded; a search opens those that contain it, and hides the others."""
+    cases = tuple(examples.speedups(f"case {n}") for n in range(5))
+    page = opened(to_html(Document("x", speedups=cases))).page
+    assert len(names(page)) == 9
+    page.get_by_role("searchbox").fill("case 3")
+    assert page.locator("details:visible h3").all_inner_texts() == ["case 3"]
+    assert len(names(page)) == 9
+
+
 def test_absolute_times_on_demand(opened):
     """A box shows the column of times, also without a script."""
     page = opened(java_script_enabled=False).page
