@@ -28,7 +28,7 @@ from backend_kwargs.auto.candidates import (
     why_not_raced,
     with_recording,
 )
-from backend_kwargs.auto.compiling import Compiles
+from backend_kwargs.auto.compiling import Compiles, differ_in_lowering
 from backend_kwargs.auto.graph_stats import GraphStats, Product, padded_in
 from backend_kwargs.auto.head_to_head import Runner
 from backend_kwargs.auto.products import after_tuning, candidate_of_products
@@ -42,7 +42,7 @@ from backend_kwargs.auto.roofline import (
     time_library,
 )
 from backend_kwargs.auto.settings import RaceSettings
-from backend_kwargs.backends.inductor.lowered import LoweredGraph, differ_in_lowering
+from backend_kwargs.backends.inductor.lowered import LoweredGraph
 from backend_kwargs.facts.decision import DEFAULT, EAGER, RaceRow
 from backend_kwargs.graphs.replay import Task
 from backend_kwargs.options.layers import Options, standing, with_users
