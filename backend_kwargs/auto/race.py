@@ -222,6 +222,7 @@ class _Race:
         row = RaceRow(candidate.name, options, compiler=candidate.compiler)
         row.predicted_s = None if first else self.selection.predicted_s(candidate)
         runner, began = None, time.perf_counter()
+        row.began_s = self.budget.spent_s
         try:
             with own_libdevice(), modes_restored(), capped(math.inf if first else self.budget.ends):
                 runner = self._entered(candidate, self._compiled(row.options, row.compiler), row)
@@ -299,8 +300,10 @@ class _Race:
         """Time both in turn and note it in their rows; return what either raised."""
         failed: dict[str, Exception] = {}
         warm, left_s = self.budget.call_s <= SLOW_S, self.budget.left_s
+        began = time.perf_counter()
         with modes_restored():
             samples = interleaved(challenger, champion, self.device, left_s, failed.__setitem__, warm=warm)
+        challenger.row.timed_s = challenger.row.timed_s or time.perf_counter() - began
         for runner, name in ((champion, "champion"), (challenger, "challenger")):
             if name in failed:
                 runner.row.status, runner.row.reason = measure.status_of(failed[name])
