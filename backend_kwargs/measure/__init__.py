@@ -7,7 +7,17 @@ results; `failures` gives an exception its status.
 """
 
 from backend_kwargs.interval import Interval
-from backend_kwargs.measure.accuracy import Accuracy, Errors, LeafError, Status, check, check_all, reference, same_twice, worst
+from backend_kwargs.measure.accuracy import (
+    Accuracy,
+    Errors,
+    LeafError,
+    Status,
+    check,
+    check_all,
+    reference,
+    same_twice,
+    worst,
+)
 from backend_kwargs.measure.bound import check_error
 from backend_kwargs.measure.environment import environment
 from backend_kwargs.measure.failures import status_of
