@@ -27,6 +27,7 @@ LAYERS = (
     "auto",
     "pipeline",
     "compile_records cache_artifacts backend registry regions entry_points integrations",
+    "page",
     "explain report",
     "bundles harness",
     "compare cli",
