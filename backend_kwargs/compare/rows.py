@@ -8,6 +8,7 @@ from typing import Any, Literal
 from backend_kwargs import measure
 from backend_kwargs.measure import Accuracy, Interval, Status
 from backend_kwargs.options.layers import Options
+from backend_kwargs.report import Graph
 from backend_kwargs.tables import as_html, as_text
 
 Mode = Literal["inference", "training"]
@@ -36,7 +37,8 @@ class Row:
     of the first call in seconds, `cache` whether Inductor's cache was hit ("warm", "cold", "" if unknown). `latency`
     and `samples` are seconds per call, `speedup` is over the baseline, `peak_bytes` is the memory of one call beyond
     what was allocated before (on CUDA: before the compile). `verdict` is "baseline", "within noise" or ""; `tuning` is
-    "tuned" or "untuned" if TVM has kernels, else ""; `report` is the text of `bk.report` for a backend of this package.
+    "tuned" or "untuned" if TVM has kernels, else ""; `report` is the text of `bk.report` for a backend of this package,
+    and `made` the graphs of that report, which only a page shows.
     """
 
     label: str
@@ -54,6 +56,7 @@ class Row:
     tuning: str = ""
     samples: list[float] = field(default_factory=list)
     report: str = ""
+    made: tuple[Graph, ...] = field(default=(), repr=False)
 
     @property
     def passed(self) -> bool:
@@ -147,7 +150,8 @@ def to_json(comparison: Comparison) -> dict[str, Any]:
 
 def _row_json(row: Row) -> dict[str, Any]:
     spread = {f"p{q}": measure.percentile(row.samples, q / 100) for q in (20, 80)} if row.samples else {}
-    fields = dataclasses.asdict(row)
+    fields = dataclasses.asdict(dataclasses.replace(row, made=()))
+    del fields["made"]
     if row.latency:
         fields["latency"] |= spread
     return fields

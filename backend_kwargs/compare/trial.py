@@ -11,6 +11,7 @@ from backend_kwargs.compare.rows import Candidate, Row
 from backend_kwargs.harness.isolation import Counted, counted, isolated
 from backend_kwargs.harness.trial import Trial
 from backend_kwargs.measure import Status
+from backend_kwargs.report import Graph
 
 
 @dataclass(eq=False)
@@ -23,6 +24,7 @@ class CandidateTrial(Trial):
     cache: str = ""
     report: str = ""
     tuning: str = ""
+    made: tuple[Graph, ...] = ()
 
     @property
     def label(self) -> str:
@@ -53,7 +55,7 @@ class CandidateTrial(Trial):
     def finish(self) -> None:
         """Keep the report, and check the results again after timing."""
         if self.counted and (reported := self.counted.report()).graphs:
-            self.report, self.tuning = str(reported), reported.tuning
+            self.report, self.tuning, self.made = str(reported), reported.tuning, reported.graphs
         super().finish()
 
     def row(self, samples: list[float] | None) -> Row:
@@ -73,6 +75,7 @@ class CandidateTrial(Trial):
             tuning=self.tuning,
             samples=timed,
             report=self.report,
+            made=self.made,
         )
 
 

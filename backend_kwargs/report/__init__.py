@@ -6,6 +6,7 @@ import re
 import types
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from types import CodeType
 from typing import Any
 
@@ -13,6 +14,7 @@ from backend_kwargs.backends.generated_code import comparable, rewrites_made
 from backend_kwargs.compile_records import Record, records
 from backend_kwargs.errors import BackendKwargsError, wrong_value
 from backend_kwargs.facts.parts import Partition
+from backend_kwargs.files.atomic_write import write_whole
 from backend_kwargs.report.advice import advice_on, reason_and_hint
 from backend_kwargs.report.generated import codes_of, unknown_here
 from backend_kwargs.report.graphs import (
@@ -82,6 +84,17 @@ class Report:
         graphs = [[part.strip() for part in "\n".join(lines_of(graph)).split("\n", 1)] for graph in self.graphs]
         rows = [(first, "\n".join(rest)) for first, *rest in graphs]
         return as_html(("graph", "what was generated"), rows, self._summary(), self._remarks())
+
+    def to_html(self, path: str | Path, *, with_code: bool = False) -> None:
+        """Write the report as one HTML file that opens anywhere; `with_code` adds the generated code.
+
+        Raises BackendKwargsError if the file cannot be written.
+        """
+        from backend_kwargs.page import to_html
+        from backend_kwargs.report.document import document_of
+
+        document = document_of(self.graphs, self._summary(), self.notes)
+        write_whole(Path(path), to_html(document, with_code=with_code))
 
     def _summary(self) -> str:
         counts = ((len(self.graphs), "graph"), (len(self.breaks), "break"), (len(self.recompiles), "recompile"))
@@ -221,7 +234,7 @@ def _race(record: Record) -> Race | None:
         return None
     from backend_kwargs.auto.reporting import table
 
-    return Race(found.winner, found.options, found.seconds, found.rows, table(found), found.compiler)
+    return Race(found.winner, found.options, found.seconds, found.rows, table(found), found.compiler, found.cut_s)
 
 
 def _differs(code: Code, other: Sequence[Code]) -> bool:

@@ -1,0 +1,58 @@
+"""Values of any origin within the limits of a document: texts are cut, figures that are none are left out."""
+
+import math
+from collections.abc import Mapping
+from datetime import UTC, datetime
+
+from backend_kwargs.errors import shortened
+from backend_kwargs.interval import Interval
+
+LONGEST_NAME, LONGEST_TEXT = 500, 8000  # characters, as in the schema
+MOST = 10**15  # of a count
+MOST_FIGURES = 200  # of an environment
+
+
+def name_of(value: object) -> str:
+    """Return a name, cut to its longest."""
+    return shortened(str(value), LONGEST_NAME)
+
+
+def text_of(value: object) -> str:
+    """Return a text, cut to its longest."""
+    return shortened(str(value), LONGEST_TEXT)
+
+
+def seconds_of(value: float | None) -> float | None:
+    """Return seconds, or None for what is not a time."""
+    return float(value) if value is not None and 0 <= value < math.inf else None
+
+
+def error_of(value: float | None) -> float | None:
+    """Return an error, or None if it is not finite."""
+    return float(value) if value is not None and math.isfinite(value) else None
+
+
+def count_of(value: float | None) -> int | None:
+    """Return a count, or None for what is none."""
+    return int(value) if value is not None and 0 <= value <= MOST else None
+
+
+def interval_of(interval: Interval | None) -> Interval | None:
+    """Return an interval of positive numbers, or None."""
+    if interval is None or not all(0 < each < math.inf for each in (interval.low, interval.median, interval.high)):
+        return None
+    return Interval(float(interval.median), float(interval.low), float(interval.high))
+
+
+def day_of(seconds: float) -> str:
+    """Return a time in seconds since the epoch in ISO 8601, "" if there is no such day."""
+    try:
+        return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="seconds")
+    except (ValueError, OverflowError, OSError):
+        return ""
+
+
+def environment_of(found: Mapping[str, object]) -> dict[str, str | int | float | bool | None]:
+    """Return what is known of an environment, as names and plain values."""
+    known = [(name, value) for name, value in found.items() if value is not None][:MOST_FIGURES]
+    return {name_of(name): value if isinstance(value, bool | int | float) else text_of(value) for name, value in known}
