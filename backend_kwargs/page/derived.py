@@ -49,9 +49,9 @@ def _of_groups(before: dict[str, Speedups], after: dict[str, Speedups]) -> Itera
 
 def _of_rows(title: str, before: Speedups, after: Speedups) -> Iterator[Change]:
     old, new = ({row.name: row for row in each.rows} for each in (before, after))
-    winners = [next((row.name for row in each.rows if row.won), "") for each in (before, after)]
-    if before.rows and winners[0] != winners[1]:
-        yield Change("winner", title or "the winner", title, *winners)
+    was, now = (next((row.name for row in each.rows if row.won), "") for each in (before, after))
+    if before.rows and was != now:
+        yield Change("winner", title or "the winner", title, was, now)
     for name, row in new.items():
         if name not in old:
             yield Change("new", name, title, after=row.speedup)

@@ -1,4 +1,4 @@
-"""The data of a page, as JSON with a version and a schema: what `--json` writes, a page contains, and `--against` reads.
+"""The data of a page: what `--json` writes, a page contains, and `--against` reads; versioned, with a schema.
 
 Every part is optional, and an absent one leaves no trace on the page. All text is plain text, times are in seconds,
 sizes in bytes, ratios above 1 are faster. Files may come from anyone: each list and text has a limit.
@@ -34,14 +34,14 @@ class Part(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
     """What every part of a document is: immutable, named fields, no unknown ones."""
 
 
-class Speedup(Part):
+class Speedup(Part, frozen=True):
     """A speedup `over` something that has a name, such as "eager"."""
 
     over: Name
     ratio: Interval
 
 
-class Verdict(Part):
+class Verdict(Part, frozen=True):
     """Which candidate to use, how sure that is, and what it costs.
 
     `speedups` has the most important first: over the best mode of torch, then over eager. `clear` is whether the winner
@@ -66,7 +66,7 @@ class Verdict(Part):
     paste: Text = ""
 
 
-class Warned(Part):
+class Warned(Part, frozen=True):
     """What a reader must know before trusting a figure; `where` is the graph, candidate or rank."""
 
     text: Text
@@ -74,7 +74,7 @@ class Warned(Part):
     where: Name = ""
 
 
-class Row(Part):
+class Row(Part, frozen=True):
     """A candidate of a comparison; without a `speedup` it was not timed, and `reason` says why.
 
     `note` is "baseline", "within noise" or another short remark; `error` is that of its worst result, in the unit of
@@ -96,7 +96,7 @@ class Row(Part):
     graphs: Count | None = None
 
 
-class Speedups(Part):
+class Speedups(Part, frozen=True):
     """Candidates timed against each other; `noise` is the baseline (`over`) against itself."""
 
     title: Name = ""
@@ -105,7 +105,7 @@ class Speedups(Part):
     rows: Annotated[tuple[Row, ...], _at_most(2000)] = ()
 
 
-class Span(Part):
+class Span(Part, frozen=True):
     """A part of a race, in seconds since it began."""
 
     kind: Literal["compile", "check", "time"]
@@ -113,7 +113,7 @@ class Span(Part):
     end: Seconds
 
 
-class Lane(Part):
+class Lane(Part, frozen=True):
     """A candidate of a race: what it spent time on, and how it ended.
 
     `seconds` is the time of a call; `speedup` is over `against`, the leader of that time.
@@ -133,14 +133,14 @@ class Lane(Part):
     peak_bytes: Count | None = None
 
 
-class Lead(Part):
+class Lead(Part, frozen=True):
     """From when a candidate led a race, in seconds since it began."""
 
     name: Name
     since: Seconds
 
 
-class Race(Part):
+class Race(Part, frozen=True):
     """The race of one graph; `cut_s` is the budget that ended it early, 0 if none did.
 
     `estimated` is whether the spans were reconstructed from durations, since the record has no times of day.
@@ -155,7 +155,7 @@ class Race(Part):
     leads: Annotated[tuple[Lead, ...], _at_most(500)] = ()
 
 
-class Point(Part):
+class Point(Part, frozen=True):
     """What a candidate costs: `time` in the unit of its `Tradeoffs`."""
 
     name: Name
@@ -166,7 +166,7 @@ class Point(Part):
     won: bool = False
 
 
-class Tradeoffs(Part):
+class Tradeoffs(Part, frozen=True):
     """Points to choose among; `relative` times are multiples of that of `over`, others are seconds per call."""
 
     relative: bool = False
@@ -174,7 +174,7 @@ class Tradeoffs(Part):
     points: Annotated[tuple[Point, ...], _at_most(2000)] = ()
 
 
-class Option(Part):
+class Option(Part, frozen=True):
     """An option that differs from its default, and where it comes from: "auto", "template max_autotune", "user"."""
 
     name: Name
@@ -183,7 +183,7 @@ class Option(Part):
     source: Name = ""
 
 
-class Rewrite(Part):
+class Rewrite(Part, frozen=True):
     """How often a rewrite replaced something, and what it costs."""
 
     name: Name
@@ -191,7 +191,7 @@ class Rewrite(Part):
     costs: Text = ""
 
 
-class Kernel(Part):
+class Kernel(Part, frozen=True):
     """A generated or library kernel; `seconds` is of all its calls in one call of the graph."""
 
     name: Name
@@ -200,7 +200,7 @@ class Kernel(Part):
     calls: Count = 1
 
 
-class Roofline(Part):
+class Roofline(Part, frozen=True):
     """The time of a call beside the least that the device needs: for its bytes, for its flops, and for launches."""
 
     seconds: Seconds
@@ -209,7 +209,7 @@ class Roofline(Part):
     launches_s: Seconds | None = None
 
 
-class Source(Part):
+class Source(Part, frozen=True):
     """Lines of a source file; `line` is the one that is meant, `first` the number of the first one here."""
 
     place: Name
@@ -218,7 +218,7 @@ class Source(Part):
     lines: Annotated[tuple[Annotated[str, Meta(max_length=1000)], ...], _at_most(50)] = ()
 
 
-class Cause(Part):
+class Cause(Part, frozen=True):
     """Why a graph ended early, or was compiled again, and what to change."""
 
     kind: Literal["break", "recompile"]
@@ -227,7 +227,7 @@ class Cause(Part):
     source: Source | None = None
 
 
-class Code(Part):
+class Code(Part, frozen=True):
     """Generated code, compressed by gzip; `Code.of` makes one, `text` returns the code."""
 
     name: Name
@@ -244,15 +244,15 @@ class Code(Part):
         """Return the code; raise BackendKwargsError if it is not what `of` made, or too long."""
         unpacking = zlib.decompressobj(wbits=31)
         try:
-            found = unpacking.decompress(self.packed, LONGEST_CODE)
-            if not unpacking.eof:
-                raise ValueError(f"it is cut off, or longer than {LONGEST_CODE} bytes")
-            return found.decode()
-        except (zlib.error, ValueError) as error:
+            found = unpacking.decompress(self.packed, LONGEST_CODE).decode()
+        except (zlib.error, UnicodeDecodeError) as error:
             raise BackendKwargsError(f"Cannot unpack the code of {self.name!r}: {error_text(error)}.") from None
+        if not unpacking.eof:
+            raise BackendKwargsError(f"The code of {self.name!r} is cut off, or longer than {LONGEST_CODE} bytes.")
+        return found
 
 
-class Graph(Part):
+class Graph(Part, frozen=True):
     """One compiled graph. `ran` says what ran it in place of its backend; `codes` are of candidates to compare."""
 
     name: Name
@@ -271,7 +271,7 @@ class Graph(Part):
     codes: Annotated[tuple[Code, ...], _at_most(20)] = ()
 
 
-class Result(Part):
+class Result(Part, frozen=True):
     """An output, gradient or changed tensor of a candidate against its bound; `error` is in the unit of `bound`."""
 
     name: Name
@@ -283,7 +283,7 @@ class Result(Part):
     reason: Text = ""
 
 
-class Change(Part):
+class Change(Part, frozen=True):
     """What differs from an older report. `speedup` is a change beyond noise of the candidate's speedup over `over`.
 
     A "winner" that flipped has its names in `old` and `new`; others have figures in `before` and `after`.
@@ -298,7 +298,7 @@ class Change(Part):
     after: Interval | None = None
 
 
-class Changes(Part):
+class Changes(Part, frozen=True):
     """What differs from an older report, and how many rows do not; `differs` has what makes them hard to compare."""
 
     title: Name = ""
@@ -308,11 +308,14 @@ class Changes(Part):
     changes: Annotated[tuple[Change, ...], _at_most(5000)] = ()
 
 
-class Document(Part):
-    """All that a page shows, in its order; `made` is a time in ISO 8601, `by` what made it."""
+class Document(Part, frozen=True):
+    """All that a page shows, in its order; `made` is a time in ISO 8601, `by` what made it.
+
+    `version` has a factory, since `omit_defaults` leaves out plain defaults.
+    """
 
     title: Name
-    version: Literal[1] = msgspec.field(default_factory=lambda: VERSION)  # of a factory: `omit_defaults` keeps it
+    version: Annotated[int, Meta(ge=VERSION, le=VERSION)] = msgspec.field(default_factory=lambda: VERSION)
     subtitle: Text = ""
     made: Name = ""
     by: Name = ""
@@ -336,7 +339,7 @@ def parse(content: bytes, what: str = "the report") -> Document:
         version = msgspec.json.decode(content, type=_Versioned).version
         if version != VERSION:
             raise BackendKwargsError(
-                f"Cannot read {what}: its layout has version {version}, and this release reads {VERSION}. Make it again."
+                f"Cannot read {what}: its layout has version {version}, this release reads {VERSION}: make it again."
             )
         return msgspec.json.decode(content, type=Document)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
