@@ -1,5 +1,6 @@
 """A comparison as a page: the verdict, what to know before trusting it, and every candidate's figures."""
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Literal
@@ -9,32 +10,35 @@ from backend_kwargs.compare.rows import Comparison, Row, fastest
 from backend_kwargs.interval import Interval
 from backend_kwargs.page import document as page
 from backend_kwargs.page import pays_back, tradeoffs_of
-from backend_kwargs.page.values import count_of, environment_of, error_of, interval_of, name_of, seconds_of, text_of
+from backend_kwargs.page.values import count_of, environment_of, error_of, interval_of, seconds_of
 from backend_kwargs.report import Graph
 from backend_kwargs.report.decisions import race_of, warnings_of
 from backend_kwargs.report.document import decision_of, graph_of, warnings_on
 
-# Candidates that are modes of torch.compile, besides all whose backend is "inductor".
+# Labels of candidates that are modes of torch.compile, besides all whose backend is "inductor".
 TEMPLATES = ("", ":default", ":cudagraphs", ":max_autotune", ":max_autotune_no_cudagraphs")
-MODES = tuple(f"tmpl-inductor{template}" for template in TEMPLATES)
+MODES = ("default", "inductor", *(f"tmpl-inductor{template}" for template in TEMPLATES))
+WITH_MODE = re.compile(r"(tmpl-)?inductor\[mode=[\w-]+\]")
 LOUD = 1.05  # a machine on which the baseline differs from itself by more is noisy
 KINDS: Mapping[str, Literal["output", "gradient"]] = {"output": "output", "gradients": "gradient"}  # by a path's begin
 MOST_RESULTS = 5000  # tensors on a page
 
 
-def document_of(comparison: Comparison, title: str, paste: Sequence[str] = ()) -> page.Document:
+def document_of(
+    comparison: Comparison, title: str, paste: Sequence[str] = (), notes: Sequence[str] = ()
+) -> page.Document:
     """Return the page of a comparison; `paste` are the lines that compile with the winner."""
     best = fastest(comparison)
     shown = _shown(comparison, best)
     speedups = page.Speedups(
-        over=name_of(comparison.baseline or ""),
+        over=comparison.baseline or "",
         noise=interval_of(comparison.noise),
         rows=tuple(_row(row, won=row is best) for row in comparison.rows),
     )
     where, raced = comparison.environment, [*_raced(comparison)]
     return page.Document(
-        title=name_of(title),
-        subtitle=text_of(f"{comparison.mode} on {where['device_name']}, torch {where['torch']}"),
+        title=title,
+        subtitle=f"{comparison.mode} on {where['device_name']}, torch {where['torch']}",
         made=datetime.now(UTC).isoformat(timespec="seconds"),
         by="backend-kwargs compare",
         environment=environment_of(where),
@@ -45,7 +49,7 @@ def document_of(comparison: Comparison, title: str, paste: Sequence[str] = ()) -
         tradeoffs=tradeoffs_of(speedups),
         graphs=tuple(_graphs(shown)),
         accuracy=tuple(each for row in comparison.rows for each in _results(row))[:MOST_RESULTS],
-        notes=tuple(map(text_of, comparison.reading()[1:])),
+        notes=(*notes, *comparison.reading()[1:]),
     )
 
 
@@ -58,7 +62,7 @@ def speedup_over(row: Row, other: Row) -> Interval | None:
 
 def is_mode(row: Row) -> bool:
     """Return whether a candidate is a mode of torch.compile, which a user has without this package."""
-    return row.backend == "inductor" or row.label in MODES
+    return row.backend == "inductor" or row.label in MODES or bool(WITH_MODE.fullmatch(row.label))
 
 
 def best_mode(comparison: Comparison, but: Row | None = None) -> Row | None:
@@ -71,7 +75,7 @@ def _verdict(comparison: Comparison, best: Row | None, paste: str) -> page.Verdi
     if comparison.baseline is None:
         return page.Verdict(text="No candidate ran.", clear=False)
     if best is None or best.latency is None:
-        return page.Verdict(text=f"Nothing beats {name_of(comparison.baseline)} beyond the noise.", clear=False)
+        return page.Verdict(text=f"Nothing beats {comparison.baseline} beyond the noise.", clear=False)
     baseline = next(row for row in comparison.rows if row.label == comparison.baseline)
     mode = best_mode(comparison, best)
     others = [other for other in (mode, baseline) if other and other is not best]
@@ -81,18 +85,18 @@ def _verdict(comparison: Comparison, best: Row | None, paste: str) -> page.Verdi
         medians = best.latency.median, baseline.latency.median
         calls = pays_back(best.compile_s, medians[0], baseline.compile_s or 0.0, medians[1])
     return page.Verdict(
-        winner=name_of(best.label),
-        speedups=tuple({label: page.Speedup(over=name_of(label), ratio=of) for label, of in found if of}.values()),
+        winner=best.label,
+        speedups=tuple({label: page.Speedup(over=label, ratio=of) for label, of in found if of}.values()),
         latency=interval_of(best.latency),
         error=error_of(accuracy.error) if accuracy else None,
         error_bound=error_of(accuracy.bound or accuracy.allowed) if accuracy else None,
         compile_s=seconds_of(best.compile_s),
         pays_back_calls=calls,
-        pays_back_over=name_of(baseline.label) if calls is not None else "",
+        pays_back_over=baseline.label if calls is not None else "",
         peak_bytes=count_of(best.peak_bytes),
         other_peak_bytes=count_of(baseline.peak_bytes),
-        other_peak_of=name_of(baseline.label) if baseline.peak_bytes is not None else "",
-        paste=text_of(paste),
+        other_peak_of=baseline.label if baseline.peak_bytes is not None else "",
+        paste=paste,
     )
 
 
@@ -101,15 +105,15 @@ def _warnings(comparison: Comparison) -> Iterator[page.Warned]:
         text = (
             f"A noisy machine: timed against itself, {comparison.baseline} is at {noise.low:.2f}x to {noise.high:.2f}x."
         )
-        yield page.Warned(text=text_of(text), kind="noise")
+        yield page.Warned(text=text, kind="noise")
     for row in comparison.rows:
         if row.status == "fell_back":
-            yield page.Warned(text=text_of(row.reason), kind="fell back", where=name_of(row.label))
+            yield page.Warned(text=row.reason, kind="fell back", where=row.label)
         elif row.status == "fail_accuracy":
-            yield page.Warned(text=text_of(f"wrong results: {row.reason}"), kind="failed", where=name_of(row.label))
+            yield page.Warned(text=f"wrong results: {row.reason}", kind="failed", where=row.label)
         if row.graphs > 1 and not row.made:
             text = f"It compiled {row.graphs} graphs: the model is broken into parts, or was compiled again."
-            yield page.Warned(text=text, kind="break", where=name_of(row.label))
+            yield page.Warned(text=text, kind="break", where=row.label)
         yield from warnings_on(row.made, row.label)
     for name, graph in _raced(comparison):
         if graph.race:
@@ -119,9 +123,9 @@ def _warnings(comparison: Comparison) -> Iterator[page.Warned]:
 def _row(row: Row, *, won: bool) -> page.Row:
     accuracy = row.accuracy
     return page.Row(
-        name=name_of(row.label),
+        name=row.label,
         status=row.status,
-        reason=text_of(row.reason),
+        reason=row.reason,
         note=", ".join(filter(None, (row.verdict, row.tuning))),
         won=won,
         speedup=interval_of(row.speedup),
@@ -156,7 +160,7 @@ def _raced(comparison: Comparison) -> Iterator[tuple[str, Graph]]:
     for row in comparison.rows:
         for graph in row.made:
             if graph.race:
-                yield name_of(f"{row.label}, graph {graph.compile_id}"), graph
+                yield f"{row.label}, graph {graph.compile_id}", graph
 
 
 def _results(row: Row) -> Iterator[page.Result]:
@@ -165,11 +169,11 @@ def _results(row: Row) -> Iterator[page.Result]:
     for leaf in sorted(leaves, key=lambda leaf: (leaf.passed, -(leaf.error or 0.0) / (leaf.bound or 1.0))):
         begins = leaf.name.partition("[")[0].partition(".")[0]
         yield page.Result(
-            name=name_of(leaf.name),
+            name=leaf.name,
             kind=KINDS.get(begins, "buffer"),
-            candidate=name_of(row.label),
+            candidate=row.label,
             error=error_of(leaf.error),
             bound=error_of(leaf.bound),
             passed=leaf.passed,
-            reason="" if leaf.passed else text_of(row.reason),
+            reason="" if leaf.passed else row.reason,
         )

@@ -1,25 +1,12 @@
-"""Values of any origin within the limits of a document: texts are cut, figures that are none are left out."""
+"""Figures of any origin as a document may have them; what is no figure is left out. Texts are cut on writing."""
 
 import math
 from collections.abc import Mapping
 from datetime import UTC, datetime
 
-from backend_kwargs.errors import shortened
 from backend_kwargs.interval import Interval
 
-LONGEST_NAME, LONGEST_TEXT = 500, 8000  # characters, as in the schema
 MOST = 10**15  # of a count
-MOST_FIGURES = 200  # of an environment
-
-
-def name_of(value: object) -> str:
-    """Return a name, cut to its longest."""
-    return shortened(str(value), LONGEST_NAME)
-
-
-def text_of(value: object) -> str:
-    """Return a text, cut to its longest."""
-    return shortened(str(value), LONGEST_TEXT)
 
 
 def seconds_of(value: float | None) -> float | None:
@@ -54,5 +41,5 @@ def day_of(seconds: float) -> str:
 
 def environment_of(found: Mapping[str, object]) -> dict[str, str | int | float | bool | None]:
     """Return what is known of an environment, as names and plain values."""
-    known = [(name, value) for name, value in found.items() if value is not None][:MOST_FIGURES]
-    return {name_of(name): value if isinstance(value, bool | int | float) else text_of(value) for name, value in known}
+    known = ((name, value) for name, value in found.items() if value is not None)
+    return {name: value if isinstance(value, bool | int | float) else str(value) for name, value in known}

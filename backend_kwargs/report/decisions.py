@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from math import exp, hypot, log
 
 from backend_kwargs.facts.decision import DEFAULT, EAGER, Decision, RaceRow
 from backend_kwargs.interval import Interval
@@ -27,34 +28,32 @@ from backend_kwargs.page.values import (
     environment_of,
     error_of,
     interval_of,
-    name_of,
     seconds_of,
-    text_of,
 )
 
 MODES = (DEFAULT, "cudagraphs", "max_autotune", "max_autotune_no_cudagraphs")  # candidates that are modes of torch
 CHAINED = (
     "A race times each candidate against the leader of that time; its speedup over {over} is the product of such "
-    "ratios, with the interval of its own."
+    "ratios, and its interval combines theirs."
 )
 SKIPPED = "skipped"
 MOST = 1000  # decisions on a page
 
 
-def document_of(decisions: Sequence[Decision], title: str = "Decisions of auto") -> Document:
-    """Return the page of some decisions, latest first; of one, with its verdict."""
+def document_of(decisions: Sequence[Decision], title: str = "Decisions of auto", paste: str = "") -> Document:
+    """Return the page of some decisions, latest first; of one, with its verdict and the code to `paste`."""
     shown = decisions[:MOST]
     names = {decision.key: _graph_name(decision, shown) for decision in shown}
     one = shown[0] if len(shown) == 1 else None
     speedups = tuple(speedups_of(each, names[each.key]) for each in shown)
     left_out = (f"{len(decisions) - MOST} more decisions are not shown.",) if len(decisions) > MOST else ()
     return Document(
-        title=name_of(title),
-        subtitle=text_of(one.facts) if one else f"{len(decisions)} graphs",
+        title=title,
+        subtitle=one.facts if one else f"{len(decisions)} graphs",
         made=day_of(max((each.made for each in shown), default=0.0)),
         by="auto",
         environment=_environment(shown),
-        verdict=verdict_of(one) if one else Verdict(text=_winners(decisions)),
+        verdict=verdict_of(one, paste) if one else Verdict(text=_winners(decisions)),
         warnings=tuple(each for decision in shown for each in warnings_of(decision, names[decision.key])),
         speedups=tuple(group for group in speedups if group.rows),
         races=tuple(race_of(each, names[each.key]) for each in shown if each.rows),
@@ -66,9 +65,9 @@ def document_of(decisions: Sequence[Decision], title: str = "Decisions of auto")
 
 def _graph_name(decision: Decision, among: Sequence[Decision]) -> str:
     """Return what a reader calls a graph: its description, with the key's first digits where that is not its own."""
-    what = name_of(decision.facts or "graph")
+    what = decision.facts or "graph"
     alone = sum(each.facts == decision.facts for each in among) == 1
-    return what if alone else name_of(f"{what} ({decision.key[:12]})")
+    return what if alone else f"{what} ({decision.key[:12]})"
 
 
 def _environment(decisions: Sequence[Decision]) -> dict[str, str | int | float | bool | None]:
@@ -83,32 +82,33 @@ def _environment(decisions: Sequence[Decision]) -> dict[str, str | int | float |
 def _winners(decisions: Sequence[Decision]) -> str:
     counts = Counter(decision.winner for decision in decisions)
     won = ", ".join(f"{name} for {count}" for name, count in counts.most_common(20))
-    return text_of(f"{len(decisions)} graphs decided: {won}." if decisions else "No decisions.")
+    return f"{len(decisions)} graphs decided: {won}." if decisions else "No decisions."
 
 
 # ---- one decision
 
 
-def verdict_of(decision: Decision) -> Verdict:
+def verdict_of(decision: Decision, paste: str = "") -> Verdict:
     """Return the winner of a race with its speedups and costs; without a race, what is known."""
     winner = next((row for row in decision.rows if row.won), None)
     if winner is None:
-        return Verdict(
-            text=text_of(f"{decision.winner} was chosen for {decision.facts or 'this graph'} without a race.")
-        )
+        text = f"{decision.winner} was chosen for {decision.facts or 'this graph'}; its race is not known."
+        return Verdict(text=text, paste=paste)
     eager, mode = _row(decision, EAGER), best_mode(decision)
-    speedups = tuple(_over(winner, row) for row in (mode, eager) if row and row is not winner)
+    others = [row for row in (mode, eager) if row and row is not winner]
+    found = [(row.name, ratio_over(decision.rows, winner, row)) for row in others]
     calls = _pays_back(winner, eager)
     return Verdict(
-        winner=name_of(winner.name),
+        winner=winner.name,
         clear=winner.speedup is None or winner.speedup.low > 1 or winner.name == EAGER,
-        speedups=tuple(each for each in speedups if each),
+        speedups=tuple(Speedup(over=name, ratio=ratio) for name, ratio in found if ratio),
         error=error_of(winner.error),
         error_bound=error_of(winner.max_error),
         compile_s=seconds_of(winner.compile_s) if winner.name != EAGER else None,
         peak_bytes=count_of(winner.peak_bytes),
         other_peak_bytes=count_of(mode.peak_bytes) if mode else None,
-        other_peak_of=name_of(mode.name) if mode and count_of(mode.peak_bytes) is not None else "",
+        other_peak_of=mode.name if mode and count_of(mode.peak_bytes) is not None else "",
+        paste=paste,
         pays_back_calls=calls,
         pays_back_over=EAGER if calls is not None else "",
     )
@@ -133,46 +133,55 @@ def _row(decision: Decision, name: str) -> RaceRow | None:
     return next((row for row in decision.rows if row.name == name and seconds_of(row.seconds)), None)
 
 
-def _over(row: RaceRow, other: RaceRow) -> Speedup | None:
-    ratio = ratio_over(row, other)
-    return Speedup(over=name_of(other.name), ratio=ratio) if ratio else None
+def ratio_over(rows: Sequence[RaceRow], row: RaceRow, other: RaceRow) -> Interval | None:
+    """Return a candidate's speedup over another of the race: the product of the comparisons that lie between them.
 
-
-def ratio_over(row: RaceRow, other: RaceRow) -> Interval | None:
-    """Return a candidate's speedup over another of the race, with the interval of its own comparison.
-
-    Seconds in a race are chained by such comparisons, so that their ratio is the product of the speedups between them.
+    Their intervals are combined as those of independent measurements.
     """
     own, others = seconds_of(row.seconds), seconds_of(other.seconds)
     if row is other:
         return Interval(1.0, 1.0, 1.0)
     if not own or not others:
         return None
-    ratio, link = others / own, interval_of(row.speedup)
-    if link is None:
-        return interval_of(Interval(ratio, ratio, ratio))
-    return interval_of(Interval(ratio, ratio * link.low / link.median, ratio * link.high / link.median))
+    mine, theirs = _links(rows, row), _links(rows, other)
+    shared = {*map(id, mine)} & {*map(id, theirs)}
+    up = [each.speedup for each in mine if id(each) not in shared and each.speedup]
+    down = [each.speedup for each in theirs if id(each) not in shared and each.speedup]
+    low = [log(of.median / of.low) for of in up] + [log(of.high / of.median) for of in down]
+    high = [log(of.high / of.median) for of in up] + [log(of.median / of.low) for of in down]
+    ratio = others / own
+    return interval_of(Interval(ratio, ratio * exp(-hypot(*low)), ratio * exp(hypot(*high))))
+
+
+def _links(rows: Sequence[RaceRow], row: RaceRow) -> list[RaceRow]:
+    """Return the rows whose comparisons lead from a candidate to the first one of a race."""
+    named, links = {each.name: each for each in rows}, list[RaceRow]()
+    at: RaceRow | None = row
+    while at and interval_of(at.speedup) and not any(at is each for each in links):
+        links.append(at)
+        at = named.get(at.against)
+    return links
 
 
 def speedups_of(decision: Decision, name: str) -> Speedups:
     """Return the candidates of a race with their speedups over eager, or over default where eager was not timed."""
     base = _row(decision, EAGER) or _row(decision, DEFAULT)
     return Speedups(
-        title=name_of(name),
-        over=name_of(base.name) if base else "",
-        rows=tuple(_speedup_row(row, base) for row in decision.rows),
+        title=name,
+        over=base.name if base else "",
+        rows=tuple(_speedup_row(decision.rows, row, base) for row in decision.rows),
     )
 
 
-def _speedup_row(row: RaceRow, base: RaceRow | None) -> Row:
+def _speedup_row(rows: Sequence[RaceRow], row: RaceRow, base: RaceRow | None) -> Row:
     own = seconds_of(row.seconds)
     return Row(
-        name=name_of(row.name),
-        status=name_of(row.status),
-        reason=text_of(row.reason),
+        name=row.name,
+        status=row.status,
+        reason=row.reason,
         note="baseline" if row is base else "",
         won=row.won,
-        speedup=ratio_over(row, base) if base else None,
+        speedup=ratio_over(rows, row, base) if base else None,
         latency=interval_of(Interval(own, own, own)) if own else None,
         compile_s=seconds_of(row.compile_s) if row.compile_s else None,
         peak_bytes=count_of(row.peak_bytes),
@@ -187,13 +196,13 @@ def graph_of(decision: Decision, name: str) -> Graph:
     options = [(name, value, source) for source, given in sources for name, value in given.items()]
     rewritten = next((row.rewritten for row in decision.rows if row.won), {})
     return Graph(
-        name=name_of(name),
-        backend=name_of(decision.compiler or "inductor"),
-        winner=name_of(decision.winner),
+        name=name,
+        backend=decision.compiler or "inductor",
+        winner=decision.winner,
         seconds=seconds_of(decision.seconds),
-        options=tuple(Option(name=name_of(n), value=text_of(repr(v)), source=s) for n, v, s in options[:500]),
-        rewrites=tuple(Rewrite(name=name_of(n), count=count_of(c) or 0) for n, c in [*rewritten.items()][:500]),
-        notes=(text_of(f"key {decision.key[:12]}"),),
+        options=tuple(Option(name=n, value=repr(v), source=s) for n, v, s in options),
+        rewrites=tuple(Rewrite(name=n, count=count_of(c) or 0) for n, c in rewritten.items()),
+        notes=(f"key {decision.key[:12]}",),
     )
 
 
@@ -202,10 +211,10 @@ def warnings_of(decision: Decision, name: str) -> Iterator[Warned]:
     if decision.cut_s:
         left = sum(row.status == SKIPPED or row.seconds is None for row in decision.rows)
         text = f"The race was cut by its budget of {decision.cut_s:g} s: {left} candidates were not timed."
-        yield Warned(text=text, kind="cut", where=name_of(name))
+        yield Warned(text=text, kind="cut", where=name)
     if not decision.lasting:
         text = "Default could not run here, so that other processes do not use this decision."
-        yield Warned(text=text, kind="failed", where=name_of(name))
+        yield Warned(text=text, kind="failed", where=name)
 
 
 # ---- the race in time
@@ -216,13 +225,13 @@ def race_of(decision: Decision, name: str) -> Race:
     began = _beginnings(decision.rows)
     known = any(row.began_s is not None for row in decision.rows)
     return Race(
-        graph=name_of(name),
-        winner=name_of(decision.winner),
+        graph=name,
+        winner=decision.winner,
         seconds=seconds_of(decision.seconds) or 0.0,
         cut_s=seconds_of(decision.cut_s) or 0.0,
         estimated=not known,
-        lanes=tuple(_lane(row, start) for row, start in zip(decision.rows, began, strict=True))[:500],
-        leads=tuple(_leads(decision, began))[:500],
+        lanes=tuple(_lane(row, start) for row, start in zip(decision.rows, began, strict=True)),
+        leads=tuple(_leads(decision, began)),
     )
 
 
@@ -247,14 +256,14 @@ def _lane(row: RaceRow, began: float | None) -> Lane:
         if timed := seconds_of(row.timed_s):
             spans.append(Span(kind="time", start=began + compiled, end=began + compiled + timed))
     return Lane(
-        name=name_of(row.name),
-        status=name_of(row.status),
-        reason=text_of(row.reason),
+        name=row.name,
+        status=row.status,
+        reason=row.reason,
         won=row.won,
         spans=tuple(spans),
         seconds=seconds_of(row.seconds),
         speedup=interval_of(row.speedup),
-        against=name_of(row.against),
+        against=row.against,
         compile_s=compiled or None,
         predicted_s=seconds_of(row.predicted_s),
         error=error_of(row.error),
@@ -267,11 +276,11 @@ def _leads(decision: Decision, began: Sequence[float | None]) -> Iterator[Lead]:
     tried = [(start, row) for start, row in zip(began, decision.rows, strict=True) if start is not None and row.against]
     tried.sort(key=lambda each: each[0])
     leader = tried[0][1].against if tried else decision.winner
-    yield Lead(name=name_of(leader), since=0.0)
+    yield Lead(name=leader, since=0.0)
     for at, (start, row) in enumerate(tried):
         following = tried[at + 1][1].against if at + 1 < len(tried) else decision.winner
         # At the end of a race the winner is timed against eager once more, which then stands in its row.
         if following != leader and (following != EAGER or at + 1 == len(tried)):
             leader = following
             end = start + (seconds_of(row.compile_s) or 0.0) + (seconds_of(row.timed_s) or 0.0)
-            yield Lead(name=name_of(leader), since=end)
+            yield Lead(name=leader, since=end)

@@ -10,7 +10,7 @@ from backend_kwargs.facts.decision import Decision
 from backend_kwargs.options.layers import same, sources
 from backend_kwargs.page import document as page
 from backend_kwargs.page import tradeoffs_of
-from backend_kwargs.page.values import count_of, name_of, seconds_of, text_of
+from backend_kwargs.page.values import count_of, seconds_of
 from backend_kwargs.report.advice import advice_on
 from backend_kwargs.report.decisions import race_of, speedups_of, verdict_of, warnings_of
 from backend_kwargs.report.graphs import Break, Graph, Race, engine_lines, relax_lines
@@ -30,16 +30,16 @@ def document_of(
     raced = len(graphs) == 1 and speedups
     return page.Document(
         title="Report",
-        subtitle=text_of(summary),
+        subtitle=summary,
         made=datetime.now(UTC).isoformat(timespec="seconds"),
         by="bk.report",
-        verdict=verdict_of(decisions[0][0]) if raced else page.Verdict(text=text_of(summary)),
+        verdict=verdict_of(decisions[0][0]) if raced else page.Verdict(text=summary),
         warnings=(*warnings_on(graphs), *(each for of in decisions for each in warnings_of(*of))),
         speedups=speedups,
         races=tuple(race_of(*of) for of in decisions),
         tradeoffs=tradeoffs_of(speedups[0]) if raced else None,
         graphs=tuple(parts),
-        notes=tuple(map(text_of, remarks)),
+        notes=tuple(remarks),
     )
 
 
@@ -62,14 +62,12 @@ def warnings_on(graphs: Iterable[Graph], where: str = "") -> Iterator[page.Warne
     graphs = list(graphs)
     for graph in graphs:
         if graph.ran:
-            yield page.Warned(text=text_of(graph.ran.what), kind="fell back", where=name_of(where or _name(graph)))
+            yield page.Warned(text=graph.ran.what, kind="fell back", where=where or _name(graph))
     for each in dict.fromkeys(graph.ended_by for graph in graphs if graph.ended_by):
-        yield page.Warned(
-            text=text_of(f"graph break at {each.place}: {each.reason}"), kind="break", where=name_of(where)
-        )
+        yield page.Warned(text=f"graph break at {each.place}: {each.reason}", kind="break", where=where)
     for advice in advice_on(graphs):
         if not advice.startswith("graph break at"):
-            yield page.Warned(text=text_of(advice), kind="advice", where=name_of(where))
+            yield page.Warned(text=advice, kind="advice", where=where)
 
 
 def _name(graph: Graph) -> str:
@@ -82,22 +80,22 @@ def graph_of(graph: Graph, candidate: str = "") -> page.Graph:
     kernels = [(name, kind) for code in graph.codes for kind, names in code.kernels.items() for name in names]
     costs = graph.rewrite_costs
     return page.Graph(
-        name=name_of(_name(graph)),
-        function=name_of(graph.function),
-        backend=name_of(graph.backend),
-        winner=name_of(graph.race.winner) if graph.race else "",
+        name=_name(graph),
+        function=graph.function,
+        backend=graph.backend,
+        winner=graph.race.winner if graph.race else "",
         seconds=seconds_of(graph.seconds),
-        cache=name_of(graph.cache),
-        ran=text_of(graph.ran.what) if graph.ran else "",
-        options=tuple(_options(graph))[:500],
+        cache=graph.cache,
+        ran=graph.ran.what if graph.ran else "",
+        options=tuple(_options(graph)),
         rewrites=tuple(
-            page.Rewrite(name=name_of(name), count=count_of(count) or 0, costs=text_of(costs.get(name, "")))
+            page.Rewrite(name=name, count=count_of(count) or 0, costs=costs.get(name, ""))
             for name, count in graph.rewritten.items()
         ),
-        kernels=tuple(page.Kernel(name=name_of(name), kind=name_of(kind)) for name, kind in kernels)[:5000],
+        kernels=tuple(page.Kernel(name=name, kind=kind) for name, kind in kernels),
         causes=tuple(_causes(graph)),
-        notes=tuple(map(text_of, _notes(graph)))[:200],
-        codes=tuple(page.Code.of(name_of(winner), code.source, code.direction) for code in graph.codes),
+        notes=tuple(_notes(graph)),
+        codes=tuple(page.Code.of(winner, code.source, code.direction) for code in graph.codes),
     )
 
 
@@ -113,15 +111,15 @@ def _options(graph: Graph) -> Iterator[page.Option]:
     for name, (value, source) in {**given, **chosen}.items():
         default = backend.option(name).default
         if not same(default, value):
-            values = {"value": text_of(repr(value)), "default": text_of(repr(default))}
-            yield page.Option(name=name_of(name), source=name_of(source), **values)
+            values = {"value": repr(value), "default": repr(default)}
+            yield page.Option(name=name, source=source, **values)
 
 
 def _causes(graph: Graph) -> Iterator[page.Cause]:
     if graph.recompiled:
         found = PLACE.search(graph.recompiled)
         source = _source(found["file"], int(found["line"])) if found else None
-        yield page.Cause(kind="recompile", reason=text_of(graph.recompiled.splitlines()[0]), source=source)
+        yield page.Cause(kind="recompile", reason=graph.recompiled.splitlines()[0], source=source)
     if graph.ended_by:
         yield _cause(graph.ended_by)
 
@@ -129,7 +127,7 @@ def _causes(graph: Graph) -> Iterator[page.Cause]:
 def _cause(ended_by: Break) -> page.Cause:
     file, _, line = ended_by.place.rpartition(":")
     source = _source(file, int(line)) if line.isdecimal() else None
-    return page.Cause(kind="break", reason=text_of(ended_by.reason), hint=text_of(ended_by.hint), source=source)
+    return page.Cause(kind="break", reason=ended_by.reason, hint=ended_by.hint, source=source)
 
 
 def _source(file: str, line: int) -> page.Source:
@@ -137,7 +135,7 @@ def _source(file: str, line: int) -> page.Source:
     first = max(1, line - BESIDE)
     lines = [linecache.getline(file, at) for at in range(first, line + BESIDE + 1)]
     shown = tuple(text.rstrip()[:1000] for text in lines if text)
-    return page.Source(place=name_of(file), line=line, first=first if shown else 0, lines=shown)
+    return page.Source(place=file, line=line, first=first if shown else 0, lines=shown)
 
 
 def _notes(graph: Graph) -> Iterator[str]:
