@@ -7,16 +7,17 @@ from datetime import UTC, datetime
 from backend_kwargs.interval import Interval
 
 MOST = 10**15  # of a count
+DIGITS = 6  # that mean something; more make a page longer
 
 
 def seconds_of(value: float | None) -> float | None:
     """Return seconds, or None for what is not a time."""
-    return float(value) if value is not None and 0 <= value < math.inf else None
+    return _rounded(value) if value is not None and 0 <= value < math.inf else None
 
 
 def error_of(value: float | None) -> float | None:
     """Return an error, or None if it is not finite."""
-    return float(value) if value is not None and math.isfinite(value) else None
+    return _rounded(value) if value is not None and math.isfinite(value) else None
 
 
 def count_of(value: float | None) -> int | None:
@@ -28,7 +29,11 @@ def interval_of(interval: Interval | None) -> Interval | None:
     """Return an interval of positive numbers, or None."""
     if interval is None or not all(0 < each < math.inf for each in (interval.low, interval.median, interval.high)):
         return None
-    return Interval(float(interval.median), float(interval.low), float(interval.high))
+    return Interval(_rounded(interval.median), _rounded(interval.low), _rounded(interval.high))
+
+
+def _rounded(value: float) -> float:
+    return float(f"{value:.{DIGITS}g}")
 
 
 def day_of(seconds: float) -> str:
