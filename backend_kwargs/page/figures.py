@@ -1,13 +1,21 @@
 """Figures as a page writes them: few digits, the unit beside the number."""
 
+from datetime import UTC, datetime
+
 from backend_kwargs.interval import Interval
 
-NONE = "–"
+TIMES = "\N{MULTIPLICATION SIGN}"
+NONE = ""  # the style sheet draws a dash
 
 
 def ratio(value: float | None) -> str:
-    """Return "1.42×"."""
-    return NONE if value is None else f"{_digits(value)}×"
+    """Return a ratio as a speedup is written."""
+    return NONE if value is None else f"{_digits(value)}{TIMES}"
+
+
+def multiple(value: float) -> str:
+    """Return the label of an axis of ratios."""
+    return f"{value:g}{TIMES}"
 
 
 def between(interval: Interval | None) -> str:
@@ -21,13 +29,13 @@ def _digits(value: float) -> str:
 
 def duration(seconds: float | None) -> str:
     """Return "4.02 ms"."""
-    if seconds is None:
-        return NONE
+    if not seconds:
+        return NONE if seconds is None else "0 s"
     for unit, factor in (("s", 1.0), ("ms", 1e3), ("µs", 1e6)):
         if seconds * factor >= 1 or unit == "µs":
             break
     value = seconds * factor
-    return f"{value:,.0f} {unit}" if value >= 100 else f"{value:.3g} {unit}"
+    return f"{value:,.0f} {unit}" if value >= 99.5 else f"{value:.3g} {unit}"
 
 
 def size(count: float | None) -> str:
@@ -60,4 +68,12 @@ def share(value: float) -> str:
     return f"{value:.0%}".replace("%", " %") if value >= 0.01 or value == 0 else "below 1 %"
 
 
-FILTERS = {each.__name__: each for each in (ratio, between, duration, size, error, count, share)}
+def day(seconds: float) -> str:
+    """Return a time in seconds since the epoch as a day."""
+    try:
+        return datetime.fromtimestamp(seconds, UTC).date().isoformat()
+    except (ValueError, OverflowError, OSError):
+        return NONE
+
+
+FILTERS = {each.__name__: each for each in (ratio, between, duration, size, error, count, share, day)}

@@ -26,7 +26,7 @@ class Dot(NamedTuple):
 
     at: float
     low: float
-    width: float
+    high: float
 
 
 class Axis(NamedTuple):
@@ -38,14 +38,15 @@ class Axis(NamedTuple):
 
     def at(self, value: float) -> float:
         """Return the position of a value in percent, at an end for what is beyond it."""
-        low, high, value = map(math.log, (self.low, self.high, max(value, 1e-300))) if self.log else (*self[:2], value)
+        low, high = self.low, self.high
+        if self.log:
+            low, high, value = (math.log(max(each, 1e-300)) for each in (low, high, value))
         share = min(max((value - low) / (high - low), 0.0), 1.0)
-        return round(MARGIN + share * (100 - 2 * MARGIN), 2)
+        return round(MARGIN + share * (100 - 2 * MARGIN), 1)
 
     def dot(self, interval: Interval) -> Dot:
         """Return where a value and its interval are."""
-        low, high = self.at(interval.low), self.at(interval.high)
-        return Dot(self.at(interval.median), low, round(max(high - low, 0.2), 2))
+        return Dot(self.at(interval.median), self.at(interval.low), self.at(interval.high))
 
     def ticks(self) -> list[tuple[float, float]]:
         """Return values that are easy to read, with their positions."""
@@ -124,7 +125,7 @@ def led(race: Race, axis: Axis) -> dict[str, list[Led]]:
     leads = sorted(race.leads, key=lambda lead: lead.since)
     for lead, following in zip(leads, [*(each.since for each in leads[1:]), axis.high], strict=False):
         at, end = axis.at(lead.since), axis.at(following)
-        found.setdefault(lead.name, []).append(Led(at, round(end - at, 2), lead.since, following))
+        found.setdefault(lead.name, []).append(Led(at, round(end - at, 1), lead.since, following))
     return found
 
 
@@ -166,10 +167,16 @@ def on_front(points: Iterable[tuple[float, float]]) -> list[tuple[float, float]]
 
 def scatters(tradeoffs: Tradeoffs) -> Iterator[Scatter]:
     """Yield a plot for each cost that at least two candidates have."""
+    largest = max((point.peak_bytes or 0 for point in tradeoffs.points), default=0)
+    unit = 2**30 if largest >= 2**31 else 2**20  # for round values along the axis
     costs: tuple[tuple[str, Callable[[Point], float | None], Callable[[float], str]], ...] = (
         ("time to compile", lambda point: point.compile_s, figures.duration),
         ("error", lambda point: point.error, figures.error),
-        ("memory", lambda point: point.peak_bytes, figures.size),
+        (
+            "memory",
+            lambda point: point.peak_bytes and point.peak_bytes / unit,
+            lambda value: figures.size(value * unit),
+        ),
     )
     for title, cost, words in costs:
         numbered = [(n, point, cost(point)) for n, point in enumerate(fastest_first(tradeoffs), 1)]

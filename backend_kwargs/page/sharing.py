@@ -27,13 +27,15 @@ PUBLIC = re.compile(
 )
 URL = re.compile(r"\b[A-Za-z][A-Za-z0-9+.-]*:/{2,}[^\s\"'<>()\[\]{}]+")
 # Names of accounts and machines that anybody may have.
-ANYONE = frozenset("root user admin ubuntu debian runner nobody docker jenkins ci localhost".split())
+ANYONE = frozenset(
+    ["root", "user", "admin", "ubuntu", "debian", "runner", "nobody", "docker", "jenkins", "ci", "localhost"]
+)
 END = r"[^\\/\s\"'<>:,;()]"  # a character of one part of a path
 HOMES = (
     re.compile(rf"(?:/[\w.-]+)*/(?:home|Users)/{END}+"),
     re.compile(r"(?<![\w/])/root(?![\w-])"),
     re.compile(rf"(?i)[a-z]:(?:\\+|/)(?:Users|Documents and Settings)(?:\\+|/){END}+"),
-    re.compile(rf"(?i)%2F(?:home|Users)%2F[^%\s\"']+"),
+    re.compile(r"(?i)%2F(?:home|Users)%2F[^%\s\"']+"),
     re.compile(r"(?<![\w~])~[\w.-]+(?=/)"),
 )
 SHARE = re.compile(rf"(?<![\\\w])\\\\(?:\\\\)?{END}+(?:\\+{END}+)+")

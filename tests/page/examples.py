@@ -150,7 +150,7 @@ def graph(name="graph 0/0", kernels=20):
 def document(graphs=1):
     compared = speedups()
     return Document(
-        "Decoder block, 8 × 512 tokens",
+        "Decoder block, 8 sequences of 512 tokens",
         subtitle="inference on NVIDIA H200, torch 2.13.0+cu130",
         made="2026-11-26T08:00:00Z",
         by="backend-kwargs 0.1.0",
