@@ -38,6 +38,7 @@ app.command("build")(bundles.build)
 app.command("inspect")(bundles.inspect)
 app.command("run")(bundles.run)
 app.command("page")(pages.page)
+app.command("serve")(decisions.serve)
 app.command("doctor")(doctor.show)
 app.add_typer(decisions.app, name="decisions")
 

@@ -49,6 +49,9 @@ MaxError = Annotated[
 ]
 
 
+Tolerance = Annotated[
+    float | None, typer.Option(help="Absolute and relative tolerance; default 1e-3, in training 1e-2.")
+]
 Samples = Annotated[Path | None, typer.Option(metavar="FILE", help="Write every row and its raw samples as JSON.")]
 FailBelow = Annotated[
     float | None,
@@ -92,9 +95,7 @@ def show(
     rounds: Annotated[int, typer.Option(min=1, help="Timing rounds; each round times every candidate.")] = 30,
     precision: Precisions = None,
     max_error: MaxError = None,
-    tolerance: Annotated[
-        float | None, typer.Option(help="Absolute and relative tolerance; default 1e-3, in training 1e-2.")
-    ] = None,
+    tolerance: Tolerance = None,
     html: Html = None,
     json: Json = None,
     markdown: Markdown = None,

@@ -1,6 +1,6 @@
 """`backend-kwargs decisions`: list, show, export, import and delete the decisions of races."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
@@ -17,6 +17,7 @@ from backend_kwargs.cli.pages import Against, Html, Outputs
 from backend_kwargs.cli.pasting import lines_to_paste
 from backend_kwargs.errors import BackendKwargsError
 from backend_kwargs.facts.decision import Decision
+from backend_kwargs.page import Document
 from backend_kwargs.registry import decided
 from backend_kwargs.report.decisions import document_of
 
@@ -36,7 +37,7 @@ def show_all(store: Where = None, json: AsJson = False, html: Html = None, again
     database = open_store(store, strict=True)
     decisions = database.all()
     if outputs:
-        outputs.write(document_of(decisions))
+        outputs.write(page_of(decisions))
     rows = [
         {"key": each.key[:12], "winner": each.winner, "graph": each.facts, "made": _day(each)} for each in decisions
     ]
@@ -64,7 +65,7 @@ def show_one(
     outputs = Outputs.checked(html, against=against)
     (decision,) = _found(open_store(store, strict=True).all, [key], one=True)
     if outputs:
-        outputs.write(document_of([decision], _title(decision), _paste(decision)))
+        outputs.write(page_of([decision]))
     if as_:
         return print_config(
             decided(decision.winner, decision.options, decision.fixed, decision.compiler).inductor_config()
@@ -119,6 +120,23 @@ def forget(
     say(f"{count} forgotten.")
 
 
+def serve(
+    store: Annotated[
+        str | None, typer.Argument(metavar="STORE", help="The file of decisions, if not the default one.")
+    ] = None,
+    host: Annotated[
+        str, typer.Option(help="Where to listen: other than loopback, others on the network reach it.")
+    ] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes a free one.")] = 0,
+) -> None:
+    """Show a store of decisions in a browser, read-only, until Ctrl-C; the address contains a secret token."""
+    from backend_kwargs.page.serve import serve as listen
+
+    database = open_store(store, strict=True)
+    database.all()  # a file that is no store is an error now
+    listen(database, page_of, host=host, port=port, say=say)
+
+
 def _found(find: Callable[[str], list[Found]], keys: list[str], *, one: bool = False) -> list[Found]:
     """Return what `find` finds for each of the keys; raise if it finds nothing, or several for `one`."""
     found: list[Found] = []
@@ -132,8 +150,9 @@ def _found(find: Callable[[str], list[Found]], keys: list[str], *, one: bool = F
     return found
 
 
-def _title(decision: Decision) -> str:
-    return f"{decision.winner} for {decision.facts or 'a graph'}"
+def page_of(decisions: Sequence[Decision]) -> Document:
+    """Return the page of some decisions; of one, with the lines that compile with its winner."""
+    return document_of(decisions, _paste(decisions[0]) if len(decisions) == 1 else "")
 
 
 def _paste(decision: Decision) -> str:

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from backend_kwargs.cli.console import console, say
+from backend_kwargs.cli.console import console, print_json, say
 from backend_kwargs.errors import BackendKwargsError
 from backend_kwargs.files.atomic_write import check_writable, write_whole
 from backend_kwargs.page import Document, changes, read_document, to_html, to_json
@@ -73,6 +73,13 @@ class Outputs:
             write_whole(self.json, to_json(document, with_code=self.with_code))
         if self.markdown:
             write_whole(self.markdown, to_markdown(document))
+
+
+def print_document(document: Document) -> None:
+    """Print a document as JSON, as a file that `page` reads."""
+    import json
+
+    print_json(json.loads(to_json(document)))
 
 
 def page(

@@ -40,7 +40,7 @@ SKIPPED = "skipped"
 MOST = 1000  # decisions on a page
 
 
-def document_of(decisions: Sequence[Decision], title: str = "Decisions of auto", paste: str = "") -> Document:
+def document_of(decisions: Sequence[Decision], paste: str = "") -> Document:
     """Return the page of some decisions, latest first; of one, with its verdict and the code to `paste`."""
     shown = decisions[:MOST]
     names = {decision.key: _graph_name(decision, shown) for decision in shown}
@@ -48,8 +48,8 @@ def document_of(decisions: Sequence[Decision], title: str = "Decisions of auto",
     speedups = tuple(speedups_of(each, names[each.key]) for each in shown)
     left_out = (f"{len(decisions) - MOST} more decisions are not shown.",) if len(decisions) > MOST else ()
     return Document(
-        title=title,
-        subtitle=one.facts if one else f"{len(decisions)} graphs",
+        title=f"{one.winner} for {one.facts or 'a graph'}" if one else "Decisions of auto",
+        subtitle=f"key {one.key[:12]}" if one else f"{len(decisions)} graphs",
         made=day_of(max((each.made for each in shown), default=0.0)),
         by="auto",
         environment=_environment(shown),

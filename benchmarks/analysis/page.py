@@ -216,7 +216,7 @@ def _case(what: Key, table: Sequence[Entry]) -> page.Speedups:
         title=verdicts.name(table[0].cell) if table else what[0],
         over=BASELINE,
         noise=interval_of(noise),
-        rows=tuple(_row(entry, won=entry is fastest) for entry in table),
+        rows=tuple(_row(entry, won=entry is fastest) for entry in table if entry.cell.status != "unavailable"),
     )
 
 
