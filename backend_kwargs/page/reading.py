@@ -1,7 +1,7 @@
 """Pages and documents read back from files that may come from anyone.
 
-The standard library's parser of HTML takes time quadratic in the length of a hostile page (80 kB of "<a " are a minute),
-so that pages are read by a grammar of what `writing` writes; whatever else a file contains makes it no page.
+The standard library's parser of HTML takes time quadratic in the length of a hostile page: a minute for 80 kB of "<a ".
+So pages are read by a grammar of what `writing` writes, and a file with anything else is no page.
 """
 
 import re

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple, TypeVar
 from msgspec import Struct, inspect
 
 from backend_kwargs.errors import printable
+from backend_kwargs.options.templates import BUILT_IN
 from backend_kwargs.page.document import Code, Document
 
 T = TypeVar("T")
@@ -41,6 +42,7 @@ HOMES = (
 SHARE = re.compile(rf"(?<![\\\w])\\\\(?:\\\\)?{END}+(?:\\+{END}+)+")
 CACHE = re.compile(r"torchinductor_[\w.-]+")
 LONG_PATH = re.compile(rf"(?<![\w.…/])(?<!http:)(?<!https:)(?:~|[A-Za-z]:)?(?:[\\/]+{END}+){{3,}}")
+OPTION = re.compile(r"[a-z][a-z0-9_.]*")
 SEPARATOR = re.compile(r"[\\/]+")
 
 
@@ -74,15 +76,10 @@ def shareable(document: Document, private: Private | None = None) -> Document:
     """Return the document without what names a user, a machine or a store, and within the schema's limits."""
     private = private or here()
     # A user may be called "max": then "max_autotune" stays, and a path through "max" still goes.
-    said = {piece for row in _candidates(document) for piece in re.split(r"[\W_]+", row)}
+    options = (option.name for graph in document.graphs for option in graph.options if OPTION.fullmatch(option.name))
+    said = {piece for name in (*BUILT_IN, *options) for piece in re.split(r"[._]", name)}
     names = tuple((name, instead) for name, instead in private.names if name not in said)
     return _Walk(Private(private.homes, names)).of(document, inspect.type_info(Document))
-
-
-def _candidates(document: Document) -> Iterable[str]:
-    yield from (row.name for group in document.speedups for row in group.rows)
-    yield from (lane.name for race in document.races for lane in race.lanes)
-    yield from (option.name for graph in document.graphs for option in graph.options)
 
 
 def anonymous(text: str, private: Private) -> str:

@@ -1,7 +1,9 @@
-"""Documents for the tests: all parts, with figures like those of an H200; and the same with hostile names."""
+"""Documents for the tests: one with all parts, and figures like those of an H200; one of a real `compare` on a CPU."""
+
+from pathlib import Path
 
 from backend_kwargs.interval import Interval
-from backend_kwargs.page import tradeoffs_of
+from backend_kwargs.page import parse, tradeoffs_of
 from backend_kwargs.page.document import (
     Cause,
     Change,
@@ -206,3 +208,8 @@ def document(graphs=1):
         ),
         notes=("Compile seconds are the first call, with an empty Inductor cache for each candidate.",),
     )
+
+
+def compared():
+    """A `compare` of two linear layers on a busy CPU: eager, Inductor, two templates, and a backend that fails."""
+    return parse((Path(__file__).parent / "compared.json").read_bytes())
