@@ -194,12 +194,13 @@ def graph_of(decision: Decision, name: str) -> Graph:
     """Return the options that were chosen for a graph, and the user's own."""
     sources = [("auto", decision.options), ("user", decision.fixed)]
     options = [(name, value, source) for source, given in sources for name, value in given.items()]
-    rewritten = next((row.rewritten for row in decision.rows if row.won), {})
+    winner = next((row for row in decision.rows if row.won), None)
+    rewritten = winner.rewritten if winner else {}
     return Graph(
         name=name,
         backend=decision.compiler or "inductor",
         winner=decision.winner,
-        seconds=seconds_of(decision.seconds),
+        seconds=seconds_of(winner.compile_s) if winner and winner.compile_s else None,
         options=tuple(Option(name=n, value=repr(v), source=s) for n, v, s in options),
         rewrites=tuple(Rewrite(name=n, count=count_of(c) or 0) for n, c in rewritten.items()),
         notes=(f"key {decision.key[:12]}",),

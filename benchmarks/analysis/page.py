@@ -28,7 +28,8 @@ RULE = (
     "The verdict is on peers whose results the next call does not overwrite (without CUDA graphs, or with outputs "
     "cloned), and which pass in every case. Means are geometric, over the cases that a peer passes, as many as its "
     "note says; their intervals cover the measurement, not the choice of cases. Peers of one case may be of several "
-    "processes: they are compared by their speedups over eager, each in its own."
+    "processes: they are compared by their speedups over eager, each in its own. The winner of a case is, among those "
+    "whose intervals overlap the fastest one's, the one that compiles in the least time."
 )
 CLOCK = "{clock}, medians with 95 % intervals; of several compiles, their median. The band is eager timed twice."
 
@@ -206,11 +207,7 @@ def _tradeoffs(means: Sequence[Mean], best: Mean | None) -> page.Tradeoffs | Non
 
 
 def _case(what: Key, table: Sequence[Entry]) -> page.Speedups:
-    fastest = max(
-        (entry for entry in table if entry.cell.kind in USABLE and stays(entry.cell) and "eager" in entry.speedups),
-        key=lambda entry: entry.speedups["eager"].median,
-        default=None,
-    )
+    fastest = _winner(table)
     noise = table[0].noise if table and math.isfinite(table[0].noise.high) else None
     return page.Speedups(
         title=verdicts.name(table[0].cell) if table else what[0],
@@ -218,6 +215,16 @@ def _case(what: Key, table: Sequence[Entry]) -> page.Speedups:
         noise=interval_of(noise),
         rows=tuple(_row(entry, won=entry is fastest) for entry in table if entry.cell.status != "unavailable"),
     )
+
+
+def _winner(table: Sequence[Entry]) -> Entry | None:
+    """Return the fastest peer whose results stay; of those whose intervals overlap its own, the cheapest to compile."""
+    usable = [e for e in table if e.cell.kind in USABLE and stays(e.cell) and "eager" in e.speedups]
+    if not usable:
+        return None
+    least = max((entry.speedups["eager"] for entry in usable), key=lambda ratio: ratio.median).low
+    tied = (entry for entry in usable if entry.speedups["eager"].high >= least)
+    return min(tied, key=lambda entry: math.inf if entry.cold_s is None else entry.cold_s)
 
 
 def _row(entry: Entry, *, won: bool) -> page.Row:
