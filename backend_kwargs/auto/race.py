@@ -207,6 +207,8 @@ class _Race:
         """Compile and check the candidate; return the better of it and the champion."""
         challenger = self._prepared(candidate, champion)
         best = challenger if challenger is not None and self._beats(challenger, champion) else champion
+        if best is challenger:
+            best.row.led_s = self.budget.spent_s
         # The next candidates extend Inductor's options; they cannot save what another compiler leaves.
         first = candidate.name == DEFAULT and champion.candidate.name == EAGER
         improves = challenger is not None and (first or best is challenger)

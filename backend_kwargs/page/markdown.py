@@ -78,11 +78,9 @@ def _ticks(text: str) -> Iterator[str]:
 
 
 def _table(group: Speedups) -> Iterator[str]:
-    title = f"{code(group.title)}, " if group.title else ""
-    if group.over:
-        yield f"{title}speedup over {code(group.over)}" + (
-            f", which is at {figures.between(group.noise)} against itself" if group.noise else ""
-        )
+    against_itself = f", which is at {figures.between(group.noise)} against itself" if group.noise else ""
+    over = f"speedup over {code(group.over)}{against_itself}" if group.over else ""
+    yield ", ".join(filter(None, (code(group.title), over if group.title else over.capitalize())))
     yield from ["", f"| {' | '.join(HEAD)} |", f"|---|{'---:|' * (len(HEAD) - 2)}---|"]
     yield from (f"| {' | '.join(_cells(row))} |" for row in group.rows[:MOST_ROWS])
     yield from _more("candidates", group.rows, MOST_ROWS)
@@ -95,7 +93,7 @@ def _cells(row: Row) -> Iterator[str]:
     yield figures.duration(row.latency.median) if row.latency else ""
     yield figures.duration(row.compile_s) if row.compile_s is not None else ""
     yield figures.size(row.peak_bytes) if row.peak_bytes is not None else ""
-    yield ": ".join(filter(None, (row.status, code(row.reason or row.note))))
+    yield ": ".join(filter(None, (code(row.status), code(row.reason or row.note))))
 
 
 def _change(change: Change) -> str:

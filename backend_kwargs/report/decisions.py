@@ -273,15 +273,22 @@ def _lane(row: RaceRow, began: float | None) -> Lane:
 
 
 def _leads(decision: Decision, began: Sequence[float | None]) -> Iterator[Lead]:
-    """Yield who led from when: a candidate that the next one was timed against has taken the lead before."""
+    """Yield who led from when; where rows do not say, who the next one was timed against has taken the lead before."""
+    known = [(row.led_s, row.name) for row in decision.rows if seconds_of(row.led_s) is not None]
+    found = sorted(known) if known else [*_leads_by_opponents(decision, began)]
+    if known:
+        yield Lead(name=EAGER, since=0.0)
+    yield from (Lead(name=name, since=since) for since, name in found)
+
+
+def _leads_by_opponents(decision: Decision, began: Sequence[float | None]) -> Iterator[tuple[float, str]]:
     tried = [(start, row) for start, row in zip(began, decision.rows, strict=True) if start is not None and row.against]
     tried.sort(key=lambda each: each[0])
     leader = tried[0][1].against if tried else decision.winner
-    yield Lead(name=leader, since=0.0)
+    yield 0.0, leader
     for at, (start, row) in enumerate(tried):
         following = tried[at + 1][1].against if at + 1 < len(tried) else decision.winner
         # At the end of a race the winner is timed against eager once more, which then stands in its row.
         if following != leader and (following != EAGER or at + 1 == len(tried)):
             leader = following
-            end = start + (seconds_of(row.compile_s) or 0.0) + (seconds_of(row.timed_s) or 0.0)
-            yield Lead(name=leader, since=end)
+            yield start + (seconds_of(row.compile_s) or 0.0) + (seconds_of(row.timed_s) or 0.0), leader

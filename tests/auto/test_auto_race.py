@@ -41,7 +41,7 @@ def test_the_next_process_finds_the_winner(auto, store, default_wins):
 
 
 def test_rows_say_when_each_candidate_began(auto, planted, store, default_wins):
-    """Each compiled candidate has the time of its compile and of its timing, one after the other; eager has none."""
+    """Each compiled candidate has the time of its compile, its timing and its lead, one after the other; eager none."""
     backend_kwargs.register_template("narrow", {"cpp.simdlen": 1})
     auto(chain, ["narrow", "crash"])(torch.randn(8, 64))
     rows = rows_of(store)
@@ -51,6 +51,8 @@ def test_rows_say_when_each_candidate_began(auto, planted, store, default_wins):
     ends = [row.began_s + row.compile_s + (row.timed_s or 0.0) for row in tried]
     assert all(end <= later.began_s for end, later in zip(ends, tried[1:], strict=False))
     assert rows["narrow"].timed_s > 0
+    assert 0 < rows["default"].led_s < rows["narrow"].led_s
+    assert rows["crash"].led_s is rows["eager"].led_s is None
 
 
 def test_a_broken_candidate_hurts_no_other(auto, planted, store, log):
