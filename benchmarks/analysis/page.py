@@ -63,9 +63,9 @@ def document_of(results: Results) -> page.Document:
         verdict=_verdict(best, shown),
         warnings=tuple(_warnings(means, shown)),
         speedups=(_overview(means, best), *(_case(what, table) for what, table in shown.items())),
-        races=tuple(race_of(decision, decision.facts) for decision in decided),
+        races=tuple(race_of(decision, decision.facts) for _, decision in decided),
         tradeoffs=_tradeoffs(means, best),
-        graphs=tuple(_graph(decision, shown) for decision in decided),
+        graphs=tuple(_graph(entry, decision) for entry, decision in decided),
         notes=(RULE, CLOCK.format(clock=clock_name(clock, shown))),
     )
 
@@ -246,13 +246,13 @@ def _row(entry: Entry, *, won: bool) -> page.Row:
     )
 
 
-def _decided(tables: Mapping[Key, Sequence[Entry]]) -> Iterator[Decision]:
+def _decided(tables: Mapping[Key, Sequence[Entry]]) -> Iterator[tuple[Entry, Decision]]:
     """Yield what `auto` chose in each case, described by the case's name."""
     for entry in (entry for table in tables.values() for entry in table):
         cell = entry.cell
         if cell.kind == "auto" and cell.decided:
             name = verdicts.name(cell) + ("" if cell.peer.endswith(":auto") else f", {cell.peer}")
-            yield decision_of(cell.decided, name)
+            yield entry, decision_of(cell.decided, name)
 
 
 def decision_of(decided: Mapping[str, object], name: str) -> Decision:
@@ -277,19 +277,12 @@ def _race_row(
     return RaceRow(name, {}, status, reason, seconds, ratio, against, compile_s or 0.0)
 
 
-def _graph(decision: Decision, tables: Mapping[Key, Sequence[Entry]]) -> page.Graph:
+def _graph(entry: Entry, decision: Decision) -> page.Graph:
     """Return the options that `auto` chose for a case, with the time of a call beside the device's limit."""
     import msgspec
 
-    graph = graph_of(decision, decision.facts)
-    entry = next((e for table in tables.values() for e in table if _is_of(e, decision.facts)), None)
-    roofline = _roofline(entry) if entry else None
-    kernels = (f"{entry.kernels} kernels in a call",) if entry and entry.kernels is not None else ()
-    return msgspec.structs.replace(graph, roofline=roofline, notes=kernels)
-
-
-def _is_of(entry: Entry, name: str) -> bool:
-    return entry.cell.kind == "auto" and name == verdicts.name(entry.cell)
+    kernels = (f"{entry.kernels} kernels in a call",) if entry.kernels is not None else ()
+    return msgspec.structs.replace(graph_of(decision, decision.facts), roofline=_roofline(entry), notes=kernels)
 
 
 def _roofline(entry: Entry) -> page.Roofline | None:
