@@ -274,7 +274,7 @@ def _lane(row: RaceRow, began: float | None) -> Lane:
 
 def _leads(decision: Decision, began: Sequence[float | None]) -> Iterator[Lead]:
     """Yield who led from when; where rows do not say, who the next one was timed against has taken the lead before."""
-    known = [(row.led_s, row.name) for row in decision.rows if seconds_of(row.led_s) is not None]
+    known = [(since, row.name) for row in decision.rows if (since := seconds_of(row.led_s)) is not None]
     found = sorted(known) if known else [*_leads_by_opponents(decision, began)]
     if known:
         yield Lead(name=EAGER, since=0.0)
