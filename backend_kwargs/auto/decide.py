@@ -6,7 +6,7 @@ may both race a graph, and the store keeps the later decision.
 
 import tempfile
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -107,15 +107,18 @@ def _one_key() -> Iterator[None]:
 def compile_fastest(request: Request) -> Compiled:
     """Return the graph compiled with the winner's options, or the graph itself if eager won.
 
-    A race leaves nothing but its decision. The winner is compiled again, mostly from AOTAutograd's cache, so that the
-    result is the same as without a race.
+    Of a race its decision is left, and what was raced as the winner. Where that depends on the race, as with sizes that
+    a candidate may have guarded, the winner is compiled again.
     """
-    question = _Question(request, bucket_of(request.gm, request.example_inputs))
+    raced: list[Compiled] = []
+    question = _Question(request, bucket_of(request.gm, request.example_inputs), raced.append)
     decision = question.decision()
     tell(decision)
     _warn_where_default_fails(decision)
     if decision.winner == EAGER:
         return Compiled(request.gm.forward, CompileFacts(decision=decision))
+    if raced and raced[-1].facts.decision is decision:
+        return raced[-1]
     if not decision.options and not decision.compiler:
         return request.compile(request.graph, {}, "").knowing(decision=decision)
     spare = copy_of_graph(request.gm)
@@ -166,6 +169,7 @@ class _Question:
 
     request: Request
     bucket: Bucket | None = None
+    keep: Callable[[Compiled], None] = lambda compiled: None  # called with what was raced as the winner
 
     def decision(self) -> Decision:
         """Return the decision that all ranks compile this graph with; under `aot_compile`, one that it can save."""
@@ -231,7 +235,8 @@ class _Question:
         try:
             with progress() as tick:
                 settings = replace(self.request.settings, budget_s=budget_s)
-                result = race(replace(self.real_request, settings=settings), tick)
+                request = replace(self.real_request, settings=settings, keeps=self._keeps)
+                result = race(request, tick)
         except RESTARTS:
             raise
         except UnfitError as error:
@@ -261,7 +266,14 @@ class _Question:
         memory().decisions[self.slot] = decision
         if decision.lasting:
             self.store.put(decision)
+        if result.compiled:
+            self.keep(result.compiled.knowing(decision=decision))
         return decision
+
+    @property
+    def _keeps(self) -> bool:
+        """Whether what was raced may be the result: the inputs were dynamo's, for this rank alone, not to be saved."""
+        return self.bucket is None and ranks() == 1 and not saves_strictly()
 
     def remembered(self) -> Decision | None:
         """Return the decision of this process or the store, unless no candidate of this request sets its options."""

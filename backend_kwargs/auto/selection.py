@@ -3,8 +3,8 @@
 import logging
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
-from functools import cache, cached_property
+from dataclasses import dataclass, replace
+from functools import cache
 
 import torch
 from torch.fx import GraphModule
@@ -12,19 +12,20 @@ from torch.fx import GraphModule
 from backend_kwargs import measure
 from backend_kwargs.auto.budget import Budget
 from backend_kwargs.auto.candidates import (
-    AGAIN,
     CUDAGRAPHS,
-    GRAPHS_FIRST,
+    DEFAULT_AND_GRAPHS,
     PADDED,
     PRODUCT_S,
     TUNED_PRODUCTS,
     UNFROZEN,
+    WITH_GRAPHS,
     RaceCandidate,
     candidates_for,
     merged,
     precision_candidates,
     why_not_raced,
 )
+from backend_kwargs.auto.compiling import Compiles
 from backend_kwargs.auto.graph_stats import GraphStats, Product, padded_in
 from backend_kwargs.auto.head_to_head import Runner
 from backend_kwargs.auto.products import after_tuning, candidate_of_products
@@ -34,9 +35,6 @@ from backend_kwargs.auto.rewritten import candidates_of_rewrites, lowered_anew
 from backend_kwargs.auto.roofline import (
     Slack,
     excess_of,
-    gain_without_graphs,
-    idle_share,
-    seconds_of_traffic,
     slack_of,
     time_library,
 )
@@ -44,8 +42,6 @@ from backend_kwargs.auto.settings import RaceSettings
 from backend_kwargs.facts.decision import DEFAULT, EAGER, RaceRow
 from backend_kwargs.graphs.replay import Task
 from backend_kwargs.options.layers import Options, standing, with_users
-from backend_kwargs.rewrites.table import find_rewrite
-from backend_kwargs.torch_internals.tensors import has_static_address
 
 logger = logging.getLogger("backend_kwargs.auto")
 
@@ -54,23 +50,15 @@ LEAST_GAIN_PER_S = 0.003  # so is one that gains less per second of compiling, u
 WORTH_A_LARGER_BUDGET = 0.1
 LEAST_COMPILE_S = 0.5  # assumed for default, whose own compile is faster when it hits Inductor's cache
 OVER_BUDGET = "it is predicted to exceed the budget"
-MANY_CALLS = 100  # that must fit into what is left to measure how long a call leaves the device idle
-# Of an eager call: where the device is idle for longer, CUDA graphs are compiled first. Where default is predicted to
-# take more than half of the budget to compile, nothing is compiled after it: then they are if their copies cost little,
-# and otherwise if the device is idle for less. (Such graphs also have more launches than the driver queues ahead, about
-# 1000, so that the device is idle for longer than it seems.)
-IDLE, LITTLE_IDLE = 0.2, 0.1
-OP_S = 0.03  # predicted for the first compile, per operator: the median of ten models, 0.018 to 0.075 (16 cores)
 
 
 @dataclass
 class Selection:
     """What is known of a race's candidates: its subject, then what has been measured up to now.
 
-    `rows` are those of the race and `lowered` the graphs that default was lowered to; its compile took `default_s`.
-    `library` has the seconds of each library kernel. `base` belongs to the candidate whose options the next ones
-    extend: its seconds and its slack. `best_row` is the fastest of Inductor's. `before_graphs` are the options and
-    `base` of a candidate that has lost to a rewrite with CUDA graphs, for which graphs alone may be the reason.
+    `rows` are those of the race, and `compiles` its compiles; default's took `default_s`. `library` has the seconds of
+    each library kernel. `base` belongs to the candidate whose options the next ones extend: its seconds and its slack.
+    `best_row` is the fastest of Inductor's.
     """
 
     request: Request
@@ -80,12 +68,11 @@ class Selection:
     budget: Budget
     checks: ResultChecks
     rows: list[RaceRow]
+    compiles: Compiles
     default_s: float = 0.0
     library: dict[Product, float] | None = None
-    lowered: list[GraphModule] = field(default_factory=list)
     base: tuple[float, Slack] | None = None
     best_row: RaceRow | None = None
-    before_graphs: tuple[Options, float, Slack] | None = None
 
     @property
     def settings(self) -> RaceSettings:
@@ -110,62 +97,23 @@ class Selection:
         if self.device.type != "cuda" or self.named or self.settings.objective == "memory":
             return False
         # Each symbolic size would record a graph of its own.
-        return not self.stats.dynamic and not self._unfit(GRAPHS_FIRST, CUDAGRAPHS)
+        return not self.stats.dynamic and not self._unfit(WITH_GRAPHS, CUDAGRAPHS)
 
-    def graphs_first(self, eager: Runner) -> bool:
-        """Return whether CUDA graphs are compiled before default: eager waits for launches, or only one compile fits.
+    @property
+    def default(self) -> RaceCandidate:
+        """Default, compiled for CUDA graphs if these may be raced: the same code then serves with them and without."""
+        shared = self.may_have_graphs and self.compiles.may_share(CUDAGRAPHS)
+        return DEFAULT_AND_GRAPHS if shared else RaceCandidate(DEFAULT, over=False, complexity=0)
 
-        CUDA graphs run default's kernels, and compiling both takes nearly twice as long as one of them.
-        """
-        # Random graphs are checked against default.
-        if self.stats.random or not self.may_have_graphs:
-            return False
-        alone = OP_S * self.stats.ops > self.budget.seconds / 2
-        if alone and self._copies_take_little(self.budget.call_s):
-            return True
-        if not self.budget.allows(MANY_CALLS):
-            return False
-        idle = idle_share(eager.call, self.device)
-        logger.info("Eager leaves the device idle for %.0f%% of a call.", 100 * idle)
-        return idle >= (LITTLE_IDLE if alone else IDLE)
+    def other_may_win(self, champion: Runner) -> bool:
+        """Return whether a candidate's code is raced with CUDA graphs and without: once they won, it is with them."""
+        return self.may_have_graphs and not champion.replayed and self.budget.may_time
 
-    @cached_property
-    def graphs(self) -> RaceCandidate:
-        """CUDA graphs as the first candidate, with the rewrites that seldom lose: it may be the only one."""
-        early = tuple(name for name in self.tools.rewrites if self.stats.gpu and find_rewrite(name).early)
-        names = [name for rewrite in self._matching(early) for name in rewrite.options["rewrites"]]
-        return replace(GRAPHS_FIRST, options={**CUDAGRAPHS, "rewrites": names}) if names else GRAPHS_FIRST
-
-    def _default_later(self, champion: Runner) -> list[RaceCandidate]:
-        """Return default as a candidate if CUDA graphs came first."""
-        if champion.candidate is not self.graphs:
-            return []
-        eager_s = next(row.seconds for row in self.rows if row.name == EAGER)
-        gain = 1.0
-        if self.base is not None and eager_s is not None:
-            gain = gain_without_graphs(*self.base, eager_s, self.stats, self.device)
-        return [RaceCandidate(DEFAULT, over=False, complexity=0, costs=AGAIN, gain=gain)]
-
-    def _with_graphs(self, rewrite: RaceCandidate, call_s: float) -> RaceCandidate:
-        """Return the rewrite with CUDA graphs, if copies take little of `call_s` and none have been tried yet.
-
-        Its operators are called from Python, so that it may lose for its launches alone.
-        """
-        tried = any(row.options.get("triton.cudagraphs") for row in self.rows)
-        calls = find_rewrite(rewrite.name).operators
-        if tried or not calls or not self.may_have_graphs or not self._copies_take_little(call_s):
-            return rewrite
-        return replace(rewrite, options={**CUDAGRAPHS, **rewrite.options})
-
-    def _copies_take_little(self, call_s: float) -> bool:
-        """Return whether CUDA graphs copy inputs that may move, and results, in a small part of `call_s`.
-
-        Of a graph that changes its inputs torch records nothing, in most cases.
-        """
-        tensors = [value for value in self.request.example_inputs if isinstance(value, torch.Tensor)]
-        moving = sum(tensor.nbytes for tensor in tensors if not has_static_address(tensor))
-        copies_s = seconds_of_traffic(2 * (self.stats.bytes_written + moving), self.device)
-        return not self.stats.writes and copies_s < LEAST_GAIN * call_s
+    def other(self, candidate: RaceCandidate, options: Options) -> RaceCandidate:
+        """Return the step for a candidate's code under `options`, which differ in whether CUDA graphs are recorded."""
+        if candidate.name == DEFAULT:
+            return WITH_GRAPHS
+        return replace(candidate, options=options, over=False)
 
     # ---- all candidates
 
@@ -175,12 +123,10 @@ class Selection:
         steps = candidates_for(self.stats, settings.effort, settings.candidates, self.tools.options_of, frozen=frozen)
         compilers = [step.name for step in steps if step.compiler]
         precise = precision_candidates(settings.precision, settings.max_error, compilers)
-        if any(row.name == GRAPHS_FIRST.name for row in self.rows):
-            steps = [step for step in steps if step.name != GRAPHS_FIRST.name]
+        if any(row.name == WITH_GRAPHS.name for row in self.rows):
+            steps = [step for step in steps if step is not WITH_GRAPHS]
         rewrites = [] if self.named or self.budget.over else self._matching(self.tools.rewrites)
-        call_s = champion.row.seconds or self.budget.call_s
-        rewrites = [self._with_graphs(rewrite, call_s) for rewrite in rewrites]
-        return [*self._default_later(champion), *self._tunings(), *steps, *rewrites, *precise]
+        return [*self._tunings(), *steps, *rewrites, *precise]
 
     def _tunings(self) -> list[RaceCandidate]:
         """Return the tuning of the products that are far from what they need, on a GPU."""
@@ -198,7 +144,7 @@ class Selection:
         @cache
         def lowered() -> list[GraphModule]:
             again = replace(self.request, graph=replace(self.request.graph, gm=self.task.copy()))
-            return self.lowered or lowered_anew(again)
+            return [each.gm for each in self.compiles.lowered] or lowered_anew(again)
 
         traced = self.task.copy(), self.request.example_inputs
         return candidates_of_rewrites(names, self.stats, self.settings.objective, lowered, traced, self.device)
@@ -213,8 +159,6 @@ class Selection:
 
     def options(self, candidate: RaceCandidate, champion: Runner) -> Options:
         """Return the options with which the candidate is compiled: merged onto those of Inductor's best, if it is."""
-        if self.before_graphs and candidate.options == CUDAGRAPHS:
-            return merged(self.before_graphs[0], candidate)
         row = self.best_row if champion.row.compiler else champion.row
         return merged(row.options if candidate.over and row else {}, candidate)
 
@@ -251,7 +195,7 @@ class Selection:
             return why_not_raced(candidate, self.stats, frozen=self.request.frozen)
         if candidate.name == UNFROZEN and not self.stats.frozen:
             return "no parameter is frozen here"
-        if candidate.name == PADDED and padded_in(self.lowered):
+        if candidate.name == PADDED and padded_in([each.gm for each in self.compiles.lowered]):
             return "Inductor has padded all products by itself"
         limits = self.tools.limits(with_users(options, self.tools.fixed))
         inert = {name: limit.reason for name, limit in limits.items()}
@@ -268,9 +212,6 @@ class Selection:
         """Return the share of the champion's time that the candidate may save, from what such options saved before."""
         if candidate.gain is not None:
             return candidate.gain
-        if self.before_graphs and candidate.options == CUDAGRAPHS and champion.row.seconds:
-            _, seconds, slack = self.before_graphs
-            return 1 - (seconds - slack.saves(candidate.shares)) / champion.row.seconds
         if self.base is None:  # default fails or is wrong, so there is no slack to compute from
             return 1.0
         seconds, slack = self.base
@@ -279,10 +220,6 @@ class Selection:
 
     def extend(self, runner: Runner) -> None:
         """Let the next candidates extend the options of this one, and measure its slack."""
-        under, options = self.best_row, runner.row.options
-        joined = "rewrites" in options and "triton.cudagraphs" in options
-        if joined and self.base and under and "triton.cudagraphs" not in under.options:
-            self.before_graphs = under.options, *self.base
         self.best_row = runner.row
         self.learn_slack(runner)
 
