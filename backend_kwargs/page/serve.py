@@ -51,8 +51,8 @@ def serve(
 ) -> None:
     """Serve the decisions of `store` until Ctrl-C; `say` gets the address, which is secret."""
     with Server(store, document_of, host, port) as server:
-        say(f"Serving {store.path.name} at {server.url} until Ctrl-C.")
         try:
+            say(f"Serving {store.path.name} at {server.url} until Ctrl-C.")
             server.serve_forever(poll_interval=0.2)
         except KeyboardInterrupt:
             say("Stopped.")
