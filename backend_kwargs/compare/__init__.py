@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from backend_kwargs import measure
+from backend_kwargs.compare.document import ShownComparison
 from backend_kwargs.compare.drawing import plot
 from backend_kwargs.compare.rows import Candidate, Comparison, Mode, Progress, Row, fastest, to_json
 from backend_kwargs.compare.trial import CandidateTrial
@@ -70,6 +71,7 @@ def compare(
     say = progress or (lambda label, stage, fraction: None)
     inputs = arguments_of(example_inputs)
     place = wanted or _device_of(model, inputs)
+    others = measure.others_on(place)  # before this process does anything
     training = mode == "training"
     with _undisturbed(place, training=training):
         study, notes = _study(model, inputs, place, training=training)
@@ -86,9 +88,11 @@ def compare(
                 say(trial.label, "compiled", fraction)
         samples, first = _time(study, trials, rounds, baseline, budget_s, say)
     environment = measure.environment(place) | {"mode": mode, "rounds": rounds, "dtype": str(study.dtype)}
+    environment |= {"others": others} if others else {}
     rows = [trial.row(samples.get(trial.label)) for trial in trials]
     noise = _judge_speed(rows[trials.index(first)], rows, samples[AGAIN]) if first else None
-    return Comparison(rows, environment, noise, first.label if first else None, mode, [COMPILE_NOTES[cold], *notes])
+    notes = [COMPILE_NOTES[cold], *notes]
+    return ShownComparison(rows, environment, noise, first.label if first else None, mode, notes)
 
 
 @contextlib.contextmanager

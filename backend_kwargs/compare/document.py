@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Literal
 
@@ -9,7 +10,7 @@ from backend_kwargs import measure
 from backend_kwargs.compare.rows import Comparison, Row, fastest
 from backend_kwargs.interval import Interval
 from backend_kwargs.page import document as page
-from backend_kwargs.page import pays_back, tradeoffs_of
+from backend_kwargs.page import fragment, pays_back, tradeoffs_of
 from backend_kwargs.page.values import count_of, environment_of, error_of, interval_of, seconds_of
 from backend_kwargs.report import Graph
 from backend_kwargs.report.decisions import race_of, warnings_of
@@ -22,6 +23,14 @@ WITH_MODE = re.compile(r"(tmpl-)?inductor\[mode=[\w-]+\]")
 LOUD = 1.05  # a machine on which the baseline differs from itself by more is noisy
 KINDS: Mapping[str, Literal["output", "gradient"]] = {"output": "output", "gradients": "gradient"}  # by a path's begin
 MOST_RESULTS = 5000  # tensors on a page
+
+
+@dataclass
+class ShownComparison(Comparison):
+    """A comparison, which a notebook shows with the parts of its page."""
+
+    def _repr_html_(self) -> str:
+        return fragment(document_of(self, "Comparison"))
 
 
 def document_of(
@@ -101,6 +110,8 @@ def _verdict(comparison: Comparison, best: Row | None, paste: str) -> page.Verdi
 
 
 def _warnings(comparison: Comparison) -> Iterator[page.Warned]:
+    if others := comparison.environment.get("others"):
+        yield page.Warned(text=f"The device is shared: {others}.", kind="shared device")
     if (noise := comparison.noise) and noise.high > LOUD:
         text = (
             f"A noisy machine: timed against itself, {comparison.baseline} is at {noise.low:.2f}x to {noise.high:.2f}x."

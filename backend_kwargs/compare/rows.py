@@ -9,7 +9,7 @@ from backend_kwargs import measure
 from backend_kwargs.measure import Accuracy, Interval, Status
 from backend_kwargs.options.layers import Options
 from backend_kwargs.report import Graph
-from backend_kwargs.tables import as_html, as_text
+from backend_kwargs.tables import as_text
 
 Mode = Literal["inference", "training"]
 Progress = Callable[[str, str, float], None]
@@ -85,9 +85,6 @@ class Comparison:
 
     def __str__(self) -> str:
         return "\n".join([as_text(COLUMNS, map(cells, self.rows)), "", *self.reading()])
-
-    def _repr_html_(self) -> str:
-        return as_html(COLUMNS, map(cells, self.rows), after=self.reading())
 
     def reading(self) -> list[str]:
         """Return the lines that explain the table: where it was measured, and against what."""

@@ -23,6 +23,7 @@ from backend_kwargs.measure.environment import environment
 from backend_kwargs.measure.failures import status_of
 from backend_kwargs.measure.inputs import cotangents, fresh_inputs, upcast
 from backend_kwargs.measure.memory import peak_memory
+from backend_kwargs.measure.others import others_on
 from backend_kwargs.measure.roundings import Roundings
 from backend_kwargs.measure.served import Changes, CopyError, Served, State, same_bits
 from backend_kwargs.measure.statistics import median_interval, noise_floor, percentile, ratio_interval, within_noise
@@ -52,6 +53,7 @@ __all__ = [
     "median_interval",
     "noise_floor",
     "order",
+    "others_on",
     "peak_memory",
     "percentile",
     "ratio_interval",

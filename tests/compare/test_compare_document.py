@@ -100,6 +100,15 @@ def test_what_to_know_before_trusting_it():
     ]
 
 
+def test_a_shared_device_is_a_warning():
+    """What other processes did when the comparison began is said before any figure."""
+    comparison = compared(row("a", 0.5))
+    comparison.environment = WHERE | {"others": "other processes used 80% of the CPUs when it began"}
+    (warned,) = document_of(comparison, "model").warnings
+    assert warned.text == "The device is shared: other processes used 80% of the CPUs when it began."
+    assert warned.kind == "shared device"
+
+
 def test_each_tensor_stands_beside_its_bound():
     """Outputs, gradients and buffers, the one that failed first, then by how near their bounds they are."""
     leaves = (
