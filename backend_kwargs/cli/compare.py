@@ -132,6 +132,7 @@ def show(
             rounds=rounds,
             tolerance=tolerance,
             max_error=max_error,
+            kernels=bool(outputs),
             progress=progress,
         )
     _finish(comparison, factory, dict(wanted), outputs, gate, reports=report, samples=samples, plot=plot)

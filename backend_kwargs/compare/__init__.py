@@ -44,6 +44,7 @@ def compare(
     cold: bool = True,
     tolerance: float | None = None,
     max_error: float | None = None,
+    kernels: bool = False,
     progress: Progress | None = None,
 ) -> Comparison:
     """Compile `model` under each candidate, check its results before and after timing, and time all interleaved.
@@ -56,7 +57,8 @@ def compare(
     None is 1e-3, in training 1e-2. `max_error` also accepts results beyond it whose relative RMSE to the float64
     reference is at most that, in each output, gradient and changed tensor. Candidates with wrong results are timed
     too. `budget_s` limits only the timing. `cold` gives each candidate an empty Inductor cache: otherwise one that
-    shares kernels with an earlier candidate, or an earlier run, seems to compile for free.
+    shares kernels with an earlier candidate, or an earlier run, seems to compile for free. `kernels` profiles a call of
+    each after the timing, for the page.
     `progress(label, stage, fraction)` is called with the stages "reference", "compile", "compiled", "timing".
 
     Everything runs in this process, since interleaved timing needs that, and a child process for each of twelve
@@ -76,7 +78,7 @@ def compare(
     with _undisturbed(place, training=training):
         study, notes = _study(model, inputs, place, training=training)
         study.tolerance, study.max_error = tolerance, max_error
-        trials = [CandidateTrial(study, candidate, cold) for candidate in candidates]
+        trials = [CandidateTrial(study, candidate, cold, profiled=kernels) for candidate in candidates]
         say("eager", "reference", 0.0)
         learn(study, trials)
         _warm_up(trials, place)

@@ -163,7 +163,20 @@ def _graphs(rows: Sequence[Row]) -> Iterator[page.Graph]:
     for at, graph in enumerate(rows[0].made if rows else ()):
         own = graph_of(graph, rows[0].label)
         others = [graph_of(row.made[at], row.label) for row in rows[1:] if at < len(row.made)]
-        yield msgspec.structs.replace(own, codes=(*own.codes, *(code for other in others for code in other.codes)))
+        codes = (*own.codes, *(code for other in others for code in other.codes))
+        yield msgspec.structs.replace(own, codes=codes, kernels=_kernels(rows[0], own) or own.kernels)
+
+
+def _kernels(row: Row, graph: page.Graph) -> tuple[page.Kernel, ...]:
+    """Return the kernels of a call by time, which are those of its graph if it has only one."""
+    kinds = {kernel.name: kernel.kind for kernel in graph.kernels} | {measure.GENERATED: "with its wrapper"}
+    return tuple(
+        page.Kernel(
+            name=each.name, kind=kinds.get(each.name, "library"), seconds=seconds_of(each.seconds), calls=each.calls
+        )
+        for each in row.kernels
+        if len(row.made) == 1
+    )
 
 
 def _raced(comparison: Comparison) -> Iterator[tuple[str, Graph]]:

@@ -38,7 +38,7 @@ class Row:
     and `samples` are seconds per call, `speedup` is over the baseline, `peak_bytes` is the memory of one call beyond
     what was allocated before (on CUDA: before the compile). `verdict` is "baseline", "within noise" or ""; `tuning` is
     "tuned" or "untuned" if TVM has kernels, else ""; `report` is the text of `bk.report` for a backend of this package,
-    and `made` the graphs of that report, which only a page shows.
+    and `made` the graphs of that report, which only a page shows, as it does `kernels`: those of one call by time.
     """
 
     label: str
@@ -57,6 +57,7 @@ class Row:
     samples: list[float] = field(default_factory=list)
     report: str = ""
     made: tuple[Graph, ...] = field(default=(), repr=False)
+    kernels: tuple[measure.KernelTime, ...] = field(default=(), repr=False)
 
     @property
     def passed(self) -> bool:
@@ -148,7 +149,7 @@ def to_json(comparison: Comparison) -> dict[str, Any]:
 def _row_json(row: Row) -> dict[str, Any]:
     spread = {f"p{q}": measure.percentile(row.samples, q / 100) for q in (20, 80)} if row.samples else {}
     fields = dataclasses.asdict(dataclasses.replace(row, made=()))
-    del fields["made"]
+    del fields["made"], fields["kernels"]
     if row.latency:
         fields["latency"] |= spread
     return fields

@@ -16,7 +16,10 @@ from backend_kwargs.report import Graph
 
 @dataclass(eq=False)
 class CandidateTrial(Trial):
-    """A candidate; if `cold`, compiled with an empty Inductor cache. `cache` is whether that cache was hit."""
+    """A candidate; if `cold`, compiled with an empty Inductor cache. `cache` is whether that cache was hit.
+
+    If `profiled`, `kernels` are those of one call after the timing.
+    """
 
     timed: ClassVar[frozenset[Status]] = frozenset({"pass", "unknown", "fell_back", "fail_accuracy"})
     candidate: Candidate
@@ -25,6 +28,8 @@ class CandidateTrial(Trial):
     report: str = ""
     tuning: str = ""
     made: tuple[Graph, ...] = ()
+    profiled: bool = False
+    kernels: tuple[measure.KernelTime, ...] = ()
 
     @property
     def label(self) -> str:
@@ -57,6 +62,9 @@ class CandidateTrial(Trial):
         if self.counted and (reported := self.counted.report()).graphs:
             self.report, self.tuning, self.made = str(reported), reported.tuning, reported.graphs
         super().finish()
+        if self.profiled and self.counted and self.passed:
+            with contextlib.suppress(RuntimeError):  # as where another profiler is running
+                self.kernels = measure.kernel_times(self.step, self.study.device)
 
     def row(self, samples: list[float] | None) -> Row:
         """Return its row; `samples` are kept only if it ran."""
@@ -76,6 +84,7 @@ class CandidateTrial(Trial):
             samples=timed,
             report=self.report,
             made=self.made,
+            kernels=self.kernels,
         )
 
 

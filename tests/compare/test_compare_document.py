@@ -5,7 +5,7 @@ import pytest
 from backend_kwargs.compare import Comparison, Row
 from backend_kwargs.compare.document import best_mode, document_of, is_mode
 from backend_kwargs.interval import Interval
-from backend_kwargs.measure import Accuracy, LeafError
+from backend_kwargs.measure import GENERATED, Accuracy, KernelTime, LeafError
 from backend_kwargs.page import parse, to_json
 from backend_kwargs.report import Break, Graph
 
@@ -98,6 +98,19 @@ def test_what_to_know_before_trusting_it():
         ("break", "c", "graph break at m.py:3: print"),
         ("break", "e", "It compiled 2 graphs: the model is broken into parts, or was compiled again."),
     ]
+
+
+def test_kernels_stand_by_time():
+    """A call's kernels are those of its graph, if it has one; with two they cannot be told apart."""
+    made = Graph("0/0", "forward", "tmpl-inductor", {}, 1.0, "hit", "", None, ())
+    kernels = (KernelTime("aten::addmm", 2, 3e-3), KernelTime(GENERATED, 1, 1e-3))
+    (graph,) = document_of(compared(row("a", 0.5, made=(made,), kernels=kernels)), "model").graphs
+    assert [(each.name, each.kind, each.seconds, each.calls) for each in graph.kernels] == [
+        ("aten::addmm", "library", 3e-3, 2),
+        (GENERATED, "with its wrapper", 1e-3, 1),
+    ]
+    both = document_of(compared(row("a", 0.5, made=(made, made), kernels=kernels)), "model").graphs
+    assert [graph.kernels for graph in both] == [(), ()]
 
 
 def test_a_shared_device_is_a_warning():
