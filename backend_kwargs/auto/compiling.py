@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from backend_kwargs.auto.ahead import Ahead
 from backend_kwargs.auto.candidates import toggled, with_recording
 from backend_kwargs.auto.request import Request
 from backend_kwargs.backends import CapturedGraph
@@ -55,11 +56,11 @@ class Candidate:
 
 @dataclass
 class Compiles:
-    """The compiles of one race. `noted` is called with each graph of the first trace, before it is lowered."""
+    """The compiles of one race; `ahead` is what workers lower for it meanwhile."""
 
     request: Request
     task: Task
-    noted: Callable[[LoweredGraph], None] = lambda graph: None
+    ahead: Ahead = field(default_factory=Ahead)
     traces: list[Traced] = field(default_factory=list)
 
     def compile(self, options: Options, compiler: str = "") -> Candidate:
@@ -80,7 +81,18 @@ class Compiles:
     @property
     def lowered(self) -> list[LoweredGraph]:
         """The graphs that the first candidate was lowered from."""
-        return self.traces[0].lowered.graphs if self.traces else []
+        return self.ahead.graphs
+
+    def patches(self, options: Options) -> Options:
+        """Return the options that Inductor gets for a candidate's, rewrites as passes."""
+        found: list[Options] = []
+
+        def compile_fx(*_: object, config_patches: Options, **__: object) -> Call:
+            found.append(config_patches)
+            return lambda *_: None
+
+        self.request.compile(self._graph(compile_fx), options, "")
+        return found[0]
 
     def other(self, candidate: Candidate) -> Candidate:
         """Return the same code with CUDA graphs if the candidate has none, otherwise without."""
@@ -115,7 +127,8 @@ class Compiles:
         return self._version(traced, version, options)
 
     def _first(self, whole: Options) -> tuple[Traced, Version, Compiled]:
-        traced, version = Traced(Lowered(whole, self.noted), TracingApart()), Version()
+        noted = (lambda graph: None) if self.traces else self.ahead.noted
+        traced, version = Traced(Lowered(whole, noted), TracingApart()), Version()
         with traced.context.entered():
             compiled = self.request.compile(self._graph(traced.lowered.first(version)), whole, "")
         return traced, version, compiled

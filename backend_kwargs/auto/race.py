@@ -11,6 +11,7 @@ from functools import partial
 import torch
 
 from backend_kwargs import measure
+from backend_kwargs.auto.ahead import workers
 from backend_kwargs.auto.budget import LEAST_CALLS, Budget
 from backend_kwargs.auto.candidates import RaceCandidate, toggled
 from backend_kwargs.auto.compiling import Candidate, Compiles
@@ -69,7 +70,10 @@ def race(request: Request, tell: Progress) -> RaceResult:
     dynamo_s = dynamo_seconds()
     with sandboxed(request.gm) as begin:
         running = _begun(request, tell, begin, dynamo_s)
-        result, winner = running.run()
+        try:
+            result, winner = running.run()
+        finally:
+            running.compiles.ahead.end()
     # The trees of the race are gone with the losers: the winner records its CUDA graphs in those of the process.
     return replace(result, compiled=running.compiles.kept(winner) if request.keeps and winner else None)
 
@@ -77,6 +81,7 @@ def race(request: Request, tell: Progress) -> RaceResult:
 def _begun(request: Request, tell: Progress, begin: Callable[[], None], dynamo_s: float) -> "_Race":
     """Run the graph once in eager; raise UnfitError if that shows that it cannot be raced."""
     started = time.perf_counter()
+    workers().start()  # they import torch while the graph runs in eager
     # A copy: running a graph changes AOTAutograd's key for it, by which the next process finds the compiled winner.
     task = Task.of(copy_of_graph(request.gm), request.example_inputs, begin, capped_backward)
     tensors = [value for value in task.inputs.values if isinstance(value, torch.Tensor)]
@@ -145,6 +150,7 @@ class _Race:
         checks = ResultChecks(task, stats, device, budget, request.settings.tolerance, eager)
         compiles = Compiles(request, task)
         selection = Selection(request, task, stats, device, budget, checks, rows, compiles)
+        compiles.ahead.choose = selection.ahead
         return cls(request, tell, dynamo_s, task, device, stats, budget, checks, selection, compiles, rows)
 
     def run(self) -> tuple[RaceResult, Candidate | None]:
@@ -192,6 +198,7 @@ class _Race:
             following = self.selection.first_of(fitting, champion)
             left.remove(following)
             self.tell(following.name, 1 - (len(left) + 1) / (count + 1))
+            self.selection.awaited(following)
             champion = self._meet(champion, following)
         return champion
 
@@ -318,7 +325,7 @@ class _Race:
         failed: dict[str, Exception] = {}
         warm, left_s = self.budget.call_s <= SLOW_S, self.budget.left_s
         began = time.perf_counter()
-        with modes_restored():
+        with modes_restored(), self.compiles.ahead.quiet():
             samples = interleaved(challenger, champion, self.device, left_s, failed.__setitem__, warm=warm)
         challenger.row.timed_s = challenger.row.timed_s or time.perf_counter() - began
         for runner, name in ((champion, "champion"), (challenger, "challenger")):

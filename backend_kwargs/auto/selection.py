@@ -2,6 +2,7 @@
 
 import logging
 import math
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache
@@ -10,6 +11,7 @@ import torch
 from torch.fx import GraphModule
 
 from backend_kwargs import measure
+from backend_kwargs.auto.ahead import LOAD_S, Job
 from backend_kwargs.auto.budget import Budget
 from backend_kwargs.auto.candidates import (
     CUDAGRAPHS,
@@ -24,6 +26,7 @@ from backend_kwargs.auto.candidates import (
     merged,
     precision_candidates,
     why_not_raced,
+    with_recording,
 )
 from backend_kwargs.auto.compiling import Compiles
 from backend_kwargs.auto.graph_stats import GraphStats, Product, padded_in
@@ -39,9 +42,11 @@ from backend_kwargs.auto.roofline import (
     time_library,
 )
 from backend_kwargs.auto.settings import RaceSettings
+from backend_kwargs.backends.inductor.lowered import LoweredGraph, differ_in_lowering
 from backend_kwargs.facts.decision import DEFAULT, EAGER, RaceRow
 from backend_kwargs.graphs.replay import Task
 from backend_kwargs.options.layers import Options, standing, with_users
+from backend_kwargs.rewrites.table import find_rewrite
 
 logger = logging.getLogger("backend_kwargs.auto")
 
@@ -49,6 +54,8 @@ LEAST_GAIN = 0.03  # a candidate that cannot gain this much is skipped
 LEAST_GAIN_PER_S = 0.003  # so is one that gains less per second of compiling, unless effort is "full"
 WORTH_A_LARGER_BUDGET = 0.1
 LEAST_COMPILE_S = 0.5  # assumed for default, whose own compile is faster when it hits Inductor's cache
+# Options under which kernels are timed while they are compiled, which needs the device.
+TIMED = frozenset({"benchmark_combo_kernel", "max_autotune_gemm", "max_autotune_pointwise", "max_autotune", "freezing"})
 OVER_BUDGET = "it is predicted to exceed the budget"
 
 
@@ -117,10 +124,24 @@ class Selection:
 
     # ---- all candidates
 
+    def ahead(self, graph: LoweredGraph) -> list[tuple[Options, Options]]:
+        """Return the options of candidates that workers lower while default compiles, and those for Inductor.
+
+        They are those whose graphs are default's and whose kernels are not chosen by time.
+        """
+        whole = with_recording(self.default.options)
+        rewrites = [] if self.named else self._matching([n for n in self.tools.rewrites if find_rewrite(n).patterns])
+        chosen = [merged(whole if each.over else {}, each) for each in (*rewrites, *self._steps()) if not each.compiler]
+        chosen = [options for options in chosen if options != whole and differ_in_lowering(whole, options)]
+        return [(options, self.compiles.patches(options)) for options in chosen if TIMED.isdisjoint(options)]
+
+    def _steps(self) -> list[RaceCandidate]:
+        settings, frozen = self.settings, self.request.frozen
+        return candidates_for(self.stats, settings.effort, settings.candidates, self.tools.options_of, frozen=frozen)
+
     def candidates(self, champion: Runner) -> list[RaceCandidate]:
         """Return what may be raced against the first champion: steps, rewrites, precisions and other compilers."""
-        settings, frozen = self.settings, self.request.frozen
-        steps = candidates_for(self.stats, settings.effort, settings.candidates, self.tools.options_of, frozen=frozen)
+        settings, steps = self.settings, self._steps()
         compilers = [step.name for step in steps if step.compiler]
         precise = precision_candidates(settings.precision, settings.max_error, compilers)
         if any(row.name == WITH_GRAPHS.name for row in self.rows):
@@ -156,6 +177,15 @@ class Selection:
         if self.named:
             return fitting[0]
         return max(fitting, key=lambda candidate: self.gain(candidate, champion) / self.predicted_s(candidate))
+
+    def awaited(self, candidate: RaceCandidate) -> None:
+        """Wait for the worker that lowers a candidate's graphs, as long as lowering them here would take."""
+        if job := self._job(candidate):
+            self.compiles.ahead.wait(job, min(self.predicted_s(candidate), self.budget.left_s))
+
+    def _job(self, candidate: RaceCandidate) -> Job | None:
+        under = self.best_row.options if candidate.over and self.best_row else {}
+        return self.compiles.ahead.job_of(with_recording(merged(under, candidate)))
 
     def options(self, candidate: RaceCandidate, champion: Runner) -> Options:
         """Return the options with which the candidate is compiled: merged onto those of Inductor's best, if it is."""
@@ -205,8 +235,11 @@ class Selection:
         return ""
 
     def predicted_s(self, candidate: RaceCandidate) -> float:
-        """Return the predicted seconds to compile and tune, from the time that default took."""
-        return candidate.costs.seconds(max(self.default_s, LEAST_COMPILE_S), self.stats)
+        """Return the predicted seconds to compile and tune, from the time that default took; less by a worker."""
+        seconds = candidate.costs.seconds(max(self.default_s, LEAST_COMPILE_S), self.stats)
+        if (job := self._job(candidate)) is None:
+            return seconds
+        return min(seconds, LOAD_S) if job.done else max(seconds - (time.perf_counter() - job.began), LOAD_S)
 
     def gain(self, candidate: RaceCandidate, champion: Runner) -> float:
         """Return the share of the champion's time that the candidate may save, from what such options saved before."""
