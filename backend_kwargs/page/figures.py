@@ -63,6 +63,11 @@ def count(value: float | None) -> str:
     return NONE if value is None else f"{value:,}"
 
 
+def plain(value: float) -> str:
+    """Return a number that a script can sort by."""
+    return f"{value:.6g}"
+
+
 def share(value: float) -> str:
     """Return "72 %"."""
     return f"{value:.0%}".replace("%", " %") if value >= 0.01 or value == 0 else "below 1 %"
@@ -76,4 +81,4 @@ def day(seconds: float) -> str:
         return NONE
 
 
-FILTERS = {each.__name__: each for each in (ratio, between, duration, size, error, count, share, day)}
+FILTERS = {each.__name__: each for each in (ratio, between, duration, size, error, count, plain, share, day)}

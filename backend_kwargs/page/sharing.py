@@ -26,14 +26,15 @@ T = TypeVar("T")
 PUBLIC = re.compile(
     r"https?://(?:[\w-]+\.)*(?:pytorch\.org|python\.org|nvidia\.com)(?:[/?#]|$)|https://github\.com/pytorch/"
 )
-URL = re.compile(r"\b[A-Za-z][A-Za-z0-9+.-]*:/{2,}[^\s\"'<>()\[\]{}]+")
+# Texts may be anyone's: no pattern may start in the middle of what it has tried before, so that the time is linear.
+URL = re.compile(r"(?<![A-Za-z0-9+.-])[A-Za-z][A-Za-z0-9+.-]*:/{2,}[^\s\"'<>()\[\]{}]+")
 # Names of accounts and machines that anybody may have.
 ANYONE = frozenset(
     ["root", "user", "admin", "ubuntu", "debian", "runner", "nobody", "docker", "jenkins", "ci", "localhost"]
 )
 END = r"[^\\/\s\"'<>:,;()]"  # a character of one part of a path
 HOMES = (
-    re.compile(rf"(?:/[\w.-]+)*/(?:home|Users)/{END}+"),
+    re.compile(rf"(?<![\w./-])[\w.-]*(?:/[\w.-]+)*/(?:home|Users)/{END}+"),
     re.compile(r"(?<![\w/])/root(?![\w-])"),
     re.compile(rf"(?i)[a-z]:(?:\\+|/)(?:Users|Documents and Settings)(?:\\+|/){END}+"),
     re.compile(r"(?i)%2F(?:home|Users)%2F[^%\s\"']+"),
@@ -41,7 +42,7 @@ HOMES = (
 )
 SHARE = re.compile(rf"(?<![\\\w])\\\\(?:\\\\)?{END}+(?:\\+{END}+)+")
 CACHE = re.compile(r"torchinductor_[\w.-]+")
-LONG_PATH = re.compile(rf"(?<![\w.…/])(?<!http:)(?<!https:)(?:~|[A-Za-z]:)?(?:[\\/]+{END}+){{3,}}")
+LONG_PATH = re.compile(rf"(?<![\w.…/\\])(?<!http:)(?<!https:)(?:~|[A-Za-z]:)?(?:[\\/]+{END}+){{3,}}")
 OPTION = re.compile(r"[a-z][a-z0-9_.]*")
 SEPARATOR = re.compile(r"[\\/]+")
 

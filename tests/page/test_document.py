@@ -9,7 +9,7 @@ import pytest
 
 from backend_kwargs.errors import BackendKwargsError
 from backend_kwargs.page import Document, from_html, parse, read_document, to_html, to_json
-from backend_kwargs.page.document import LONGEST, Code, Graph, Verdict, Warned, schema_text
+from backend_kwargs.page.document import LONGEST, Code, Graph, Result, Verdict, Warned, schema_text
 from tests.page import examples
 
 SCHEMA = Path(__file__).parents[2] / "docs" / "report-schema.json"
@@ -176,9 +176,11 @@ def test_code_of_others(packed, why):
 
 def test_a_long_text_costs_no_page():
     """What exceeds the schema's limits is cut on writing, and what JSON cannot say is left out."""
-    document = Document("x" * 600, warnings=(Warned("w" * 9000),) * 1001, verdict=Verdict(error=float("nan")))
+    document = Document(
+        "x" * 600, warnings=(Warned("w" * 9000),), accuracy=(Result("r"),) * 5001, verdict=Verdict(error=float("nan"))
+    )
     read = parse(to_json(document))
     assert read.title == "x" * 499 + "…"
-    assert len(read.warnings) == 1000
+    assert len(read.accuracy) == 5000
     assert read.warnings[0].text == "w" * 7999 + "…"
     assert read.verdict.error is None

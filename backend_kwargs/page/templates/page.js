@@ -61,7 +61,10 @@
         const group = row.closest(".group")?.querySelector("h3")?.textContent ?? "";
         row.hidden = !`${group} ${row.textContent}`.toLowerCase().includes(wanted);
       }
-      for (const group of all(".group", section)) group.hidden = !group.querySelector("tbody tr:not([hidden])");
+      for (const group of all(".group", section)) {
+        group.hidden = !group.querySelector("tbody tr:not([hidden])");
+        if (wanted) group.open = true;
+      }
       const left = rows.filter((row) => !row.hidden).length;
       count.textContent = wanted ? `${left} of ${rows.length} rows` : "";
     });
