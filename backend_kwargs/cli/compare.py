@@ -37,6 +37,15 @@ NONE_RAN, BELOW = 1, 3  # exit codes
 RULE = "Among the candidates whose interval overlaps that of the fastest, this one compiled in the least time:"
 
 
+Backends = Annotated[
+    str,
+    typer.Option(
+        help="Separated by commas; options of one in brackets: a,b\\[x=1,y=2]. "
+        f"Default: {BACKENDS.replace(',', ', ')}.",
+        show_default=False,
+    ),
+]
+Trust = Annotated[bool, typer.Option("--trust", help="Let --config contain code, such as a function to import.")]
 Precisions = Annotated[
     str | None,
     typer.Option(
@@ -77,19 +86,10 @@ class Mode(StrEnum):
 
 def show(
     factory: Model,
-    backends: Annotated[
-        str,
-        typer.Option(
-            help="Separated by commas; options of one in brackets: a,b\\[x=1,y=2]. "
-            f"Default: {BACKENDS.replace(',', ', ')}.",
-            show_default=False,
-        ),
-    ] = BACKENDS,
+    backends: Backends = BACKENDS,
     options: Assignments = None,
     config: Annotated[str | None, typer.Option(metavar="BASE64|@FILE", help="Another candidate, as a config.")] = None,
-    trust: Annotated[
-        bool, typer.Option("--trust", help="Let --config contain code, such as a function to import.")
-    ] = False,
+    trust: Trust = False,
     mode: Annotated[Mode, typer.Option(help="Forward alone, or forward and backward.")] = Mode.inference,
     device: Annotated[str | None, typer.Option(help="Where to run; default: where the factory put the model.")] = None,
     rounds: Annotated[int, typer.Option(min=1, help="Timing rounds; each round times every candidate.")] = 30,

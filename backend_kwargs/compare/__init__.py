@@ -58,8 +58,8 @@ def compare(
     reference is at most that, in each output, gradient and changed tensor. Candidates with wrong results are timed
     too. `budget_s` limits only the timing. `cold` gives each candidate an empty Inductor cache: otherwise one that
     shares kernels with an earlier candidate, or an earlier run, seems to compile for free. `kernels` profiles a call of
-    each after the timing, for the page.
-    `progress(label, stage, fraction)` is called with the stages "reference", "compile", "compiled", "timing".
+    each, for the page. `progress(label, stage, fraction)` is called with the stages "reference", "compile", "compiled",
+    "timing".
 
     Everything runs in this process, since interleaved timing needs that, and a child process for each of twelve
     candidates would import torch twelve times. What a process pays once (imports, the start of Inductor) is paid before
@@ -82,19 +82,24 @@ def compare(
         say("eager", "reference", 0.0)
         learn(study, trials)
         _warm_up(trials, place)
-        for done, trial in enumerate(trials, 1):
-            if trial.passed:
-                fraction = done / (len(trials) + 2)
-                say(trial.label, "compile", fraction)
-                trial.attempt(trial.start)
-                say(trial.label, "compiled", fraction)
+        _start(trials, say)
         samples, first = _time(study, trials, rounds, baseline, budget_s, say)
-    environment = measure.environment(place) | {"mode": mode, "rounds": rounds, "dtype": str(study.dtype)}
-    environment |= {"others": others} if others else {}
+    about = {"mode": mode, "rounds": rounds, "dtype": str(study.dtype)} | ({"others": others} if others else {})
+    environment = measure.environment(place) | about
     rows = [trial.row(samples.get(trial.label)) for trial in trials]
     noise = _judge_speed(rows[trials.index(first)], rows, samples[AGAIN]) if first else None
     notes = [COMPILE_NOTES[cold], *notes]
     return ShownComparison(rows, environment, noise, first.label if first else None, mode, notes)
+
+
+def _start(trials: list[CandidateTrial], say: Progress) -> None:
+    """Compile and check each candidate that may still run."""
+    for done, trial in enumerate(trials, 1):
+        if trial.passed:
+            fraction = done / (len(trials) + 2)
+            say(trial.label, "compile", fraction)
+            trial.attempt(trial.start)
+            say(trial.label, "compiled", fraction)
 
 
 @contextlib.contextmanager

@@ -22,6 +22,7 @@ MODES = ("default", "inductor", *(f"tmpl-inductor{template}" for template in TEM
 WITH_MODE = re.compile(r"(tmpl-)?inductor\[mode=[\w-]+\]")
 LOUD = 1.05  # a machine on which the baseline differs from itself by more is noisy
 KINDS: Mapping[str, Literal["output", "gradient"]] = {"output": "output", "gradients": "gradient"}  # by a path's begin
+KINDS_OF_ROWS = {measure.GENERATED: "with its wrapper", measure.AROUND: "torch"}
 MOST_RESULTS = 5000  # tensors on a page
 
 
@@ -169,7 +170,7 @@ def _graphs(rows: Sequence[Row]) -> Iterator[page.Graph]:
 
 def _kernels(row: Row, graph: page.Graph) -> tuple[page.Kernel, ...]:
     """Return the kernels of a call by time, which are those of its graph if it has only one."""
-    kinds = {kernel.name: kernel.kind for kernel in graph.kernels} | {measure.GENERATED: "with its wrapper"}
+    kinds = {kernel.name: kernel.kind for kernel in graph.kernels} | KINDS_OF_ROWS
     return tuple(
         page.Kernel(
             name=each.name, kind=kinds.get(each.name, "library"), seconds=seconds_of(each.seconds), calls=each.calls

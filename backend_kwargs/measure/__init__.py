@@ -22,7 +22,7 @@ from backend_kwargs.measure.bound import check_error
 from backend_kwargs.measure.environment import environment
 from backend_kwargs.measure.failures import status_of
 from backend_kwargs.measure.inputs import cotangents, fresh_inputs, upcast
-from backend_kwargs.measure.kernels import GENERATED, KernelTime, kernel_times
+from backend_kwargs.measure.kernels import AROUND, GENERATED, KernelTime, kernel_times
 from backend_kwargs.measure.memory import peak_memory
 from backend_kwargs.measure.others import others_on
 from backend_kwargs.measure.roundings import Roundings
@@ -31,6 +31,7 @@ from backend_kwargs.measure.statistics import median_interval, noise_floor, perc
 from backend_kwargs.measure.timing import LEAST_SHARE, Calls, device_seconds, interleave, order, restoring, synchronize
 
 __all__ = [
+    "AROUND",
     "GENERATED",
     "LEAST_SHARE",
     "Accuracy",

@@ -12,6 +12,8 @@ CALLS = 3  # profiled; the fastest counts
 LEAST = 0.002  # of the call's time, below which a kernel is left out
 GENERATED = "generated code"  # on a CPU, where Inductor's kernels are not told apart
 CALL_OF_A_GRAPH = "## Call CompiledFxGraph"  # as Inductor calls it
+AROUND = "around the graph"  # guards, and what torch does before and after a compiled graph
+CALLED_AROUND = ("TorchDynamo ", "Torch-Compiled Region", "Pregraph bytecode", "AOTDispatcher ")
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +43,8 @@ def _profiled(call: Callable[[], object], device: torch.device) -> dict[str, tup
     found: dict[str, tuple[int, float]] = {}
     for event in seen.events() or ():
         if (event.device_type.name == "CUDA") == on_gpu:
-            name = GENERATED if event.name.startswith(CALL_OF_A_GRAPH) else event.name
+            around = AROUND if event.name.startswith(CALLED_AROUND) else event.name
+            name = GENERATED if event.name.startswith(CALL_OF_A_GRAPH) else around
             count, seconds = found.get(name, (0, 0.0))
             micros = event.device_time if on_gpu else event.self_cpu_time_total
             found[name] = count + 1, seconds + micros / 1e6
