@@ -6,8 +6,9 @@ are sent too (`lowering_state`), or the graph is refused with a reason.
 
 import copy
 import io
+import sys
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from types import FunctionType, SimpleNamespace
 from typing import Any, Self
@@ -15,12 +16,14 @@ from typing import Any, Self
 import torch
 from torch._guards import TracingContext, tracing
 from torch._inductor.codecache import BypassFxGraphCache, FxGraphCache
+from torch._inductor.cudagraph_utils import BoxedDeviceIndex
 from torch._inductor.freezing_utils import has_frozen_params
-from torch._inductor.utils import BoxedBool
+from torch._inductor.utils import BoxedBool, is_gpu
 from torch._ops import HigherOrderOperator, OpOverload
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx import GraphModule
-from torch.fx._graph_pickler import GraphPickler, Options, patch_pytree_map_over_slice
+from torch.fx import _graph_pickler as graph_pickler
+from torch.fx._graph_pickler import GraphPickler, Options
 from torch.fx.experimental.symbolic_shapes import ShapeEnv, free_unbacked_symbols
 
 LARGEST_CONSTANTS = 1 << 20  # bytes; a graph with more holds weights, which no pipe should carry
@@ -47,7 +50,7 @@ class LoweredGraph:
 
     def with_changed(self, changed: Mapping[str, Any]) -> Self:
         """Return the same with other keyword arguments, of which `cudagraphs` may be a bool."""
-        return replace(self, kwargs=with_changed(self.kwargs, changed))
+        return replace(self, kwargs=with_changed(self.kwargs, changed, self.gm))
 
 
 def spare_graph(gm: GraphModule) -> GraphModule:
@@ -95,7 +98,9 @@ def received_graph(data: bytes) -> LoweredGraph:
 
 def pickled(value: object) -> bytes:
     """Return `value` as bytes, or raise UnportableError where another process could not read them."""
-    with patch_pytree_map_over_slice(), io.BytesIO() as stream:
+    # Nodes in a slice are a part of its argument; torch 2.11 refuses them.
+    over_slices = getattr(graph_pickler, "patch_pytree_map_over_slice", nullcontext)
+    with over_slices(), io.BytesIO() as stream:
         try:
             # Operators were checked before, with a plainer reason.
             _Pickler(stream, Options(ops_filter=None, node_metadata_key_filter=None)).dump(value)
@@ -119,19 +124,36 @@ def again() -> AbstractContextManager[TracingContext | None]:
     return tracing(context)
 
 
-def with_changed(kwargs: Mapping[str, Any], changed: Mapping[str, Any]) -> dict[str, Any]:
-    """Return keyword arguments of `compile_fx_inner`, changed; `cudagraphs` is a new box, since Inductor empties it."""
+def with_changed(kwargs: Mapping[str, Any], changed: Mapping[str, Any], gm: GraphModule) -> dict[str, Any]:
+    """Return keyword arguments of `compile_fx_inner` for `gm`, changed; `cudagraphs` may be a bool.
+
+    The boxes in which the compile of a forward graph tells that of its backward graph something are new: with CUDA
+    graphs, the backward graph is told the device of the forward graph, which is part of its key.
+    """
     kwargs = {**kwargs, **changed}
-    return {**kwargs, "cudagraphs": BoxedBool(bool(kwargs.get("cudagraphs")))}
+    cudagraphs = bool(kwargs.get("cudagraphs"))
+    boxes: dict[str, Any] = {"cudagraphs": BoxedBool(cudagraphs)}
+    if "boxed_forward_device_index" in kwargs and "boxed_forward_device_index" not in changed:
+        gpus = {value.device.index for value in values_of(gm) if is_gpu(value.device.type)}
+        told = cudagraphs and bool(kwargs.get("is_backward")) and len(gpus) == 1
+        boxes["boxed_forward_device_index"] = BoxedDeviceIndex(gpus.pop() if told else None)
+    return {**kwargs, **boxes}
+
+
+def values_of(gm: GraphModule) -> list[torch.Tensor]:
+    """Return the fake tensors that nodes of a graph compute."""
+    values = [node.meta.get("val") for node in gm.graph.nodes]
+    return [value for value in values if isinstance(value, torch.Tensor)]
 
 
 class _Pickler(GraphPickler):
     """Refuses what is defined in the running program: another process does not run it."""
 
     def reducer_override(self, obj: object) -> Any:
-        if isinstance(obj, type | FunctionType) and obj.__module__ == "__main__":
-            raise UnportableError(f"it holds {obj.__qualname__}, which the running program defines")
-        return super().reducer_override(obj)
+        reduced: Any = super().reducer_override(obj)
+        if reduced is NotImplemented and isinstance(obj, type | FunctionType) and not _is_importable(obj):
+            raise UnportableError(f"it holds {obj.__qualname__}, which only the running program has")
+        return reduced
 
 
 def _check_graph(gm: GraphModule, known: Callable[[str], bool]) -> None:
@@ -168,6 +190,14 @@ def _check_inputs(example_inputs: Sequence[Any]) -> None:
     for value in example_inputs:
         if not isinstance(value, FakeTensor | int | torch.SymInt):
             raise UnportableError(f"one of its inputs is a {type(value).__name__}")
+
+
+def _is_importable(obj: Any) -> bool:
+    """Return whether a class or function is where its name says, in a module that is not the program itself."""
+    found: object = sys.modules.get(obj.__module__)
+    for part in obj.__qualname__.split("."):
+        found = getattr(found, part, None)
+    return obj.__module__ != "__main__" and found is obj
 
 
 def _by_name(stack: Any) -> Any:

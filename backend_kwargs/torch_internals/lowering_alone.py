@@ -17,7 +17,7 @@ from torch._inductor.runtime import benchmarking
 from torch._inductor.utils import is_gpu
 from torch._subclasses import fake_tensor
 
-from backend_kwargs.torch_internals.lowered_graphs import LoweredGraph
+from backend_kwargs.torch_internals.lowered_graphs import LoweredGraph, values_of
 
 
 class NeedsDeviceError(BaseException):
@@ -49,7 +49,7 @@ def lower_alone() -> None:
 
 def lower(graph: LoweredGraph, device: int | None) -> str | None:
     """Lower a graph into Inductor's cache and return its key, None if the cache did not take it."""
-    gpu = _has_gpu(graph)
+    gpu = any(is_gpu(value.device.type) for value in values_of(graph.gm))
     if gpu and graph.kwargs.get("cpp_wrapper"):
         raise NeedsDeviceError  # the wrapper is made of kernels that are compiled and tuned before
     if device is not None:
@@ -73,11 +73,6 @@ def _loading(gpu: bool) -> Iterator[None]:
 
 def _unloaded(key: str, path: str, *_: object, **__: object) -> SimpleNamespace:
     return SimpleNamespace(__file__=path, call=None)
-
-
-def _has_gpu(graph: LoweredGraph) -> bool:
-    values = [node.meta.get("val") for node in graph.gm.graph.nodes]
-    return any(isinstance(value, torch.Tensor) and is_gpu(value.device.type) for value in values)
 
 
 def _refuse(*_: object, **__: object) -> None:

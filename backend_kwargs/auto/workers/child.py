@@ -52,7 +52,7 @@ def lowered(request: Request) -> tuple[str, str]:
             graph = received_graph(request.graph)
             key = lower(graph.with_changed(changed), state["device"])
     except NeedsDeviceError:
-        return "", "it is tuned on the device while it is lowered"
+        return "", "it is tuned while it is lowered, which the racing process does"
     except Exception as error:  # noqa: BLE001 - Inductor may raise anything: the racing process will see it too
         return "", error_text(error)
     return key or "", "" if key else "Inductor's cache did not take it"

@@ -20,6 +20,7 @@ from backend_kwargs.options.layers import Options
 Ticket = Future[Reply]  # done(), result(timeout), cancel(), which a job that runs already does not obey
 IDLE_S = 120.0
 LIMIT_S = 180.0  # of one graph
+STOPPED = "the workers were stopped"
 
 
 class Workers:
@@ -62,16 +63,18 @@ class Workers:
         `cudagraphs` may be a bool, and is that of `options` if they have one.
         """
         ticket: Ticket = Future()
-        if reason := self._refusal() or graph.refused:
-            ticket.set_result(Reply(reason=reason))
-            return ticket
+        reason = self._refusal() or graph.refused
         try:
-            request = _request(graph, options, changed)
+            request = None if reason else _request(graph, options, changed)
         except Exception as error:  # noqa: BLE001 - an option may be anything
-            ticket.set_result(Reply(reason=_why(error)))
+            request, reason = None, _why(error)
+        if request is None:
+            ticket.set_result(Reply(reason=reason))
             return ticket
         self._jobs.put((request, ticket))
         self.start()
+        if self._stopped:
+            self._drop(STOPPED)  # by another thread, since the first line
         return ticket
 
     @contextmanager
@@ -87,6 +90,11 @@ class Workers:
             for each in processes:
                 each.signal(signal.SIGCONT)
 
+    def processes(self) -> list[int]:
+        """Return the process ids of the workers that run."""
+        with self._lock:
+            return [each.process.pid for each in self._processes]
+
     def stop(self) -> None:
         """End all workers. What they have not done says so."""
         if os.getpid() != self._pid:
@@ -100,14 +108,14 @@ class Workers:
             self._jobs.put(None)
         for thread in threads:
             thread.join(5)
-        self._drop("the workers were stopped")
+        self._drop(STOPPED)
         atexit.unregister(self.stop)
 
     def _refusal(self) -> str:
         if os.getpid() != self._pid:
             return "this process was forked from the one that has the workers"
         if self._stopped:
-            return "the workers were stopped"
+            return STOPPED
         return self.refused or ("" if self.number else "no worker is wanted")
 
     def _serve(self) -> None:
@@ -121,22 +129,22 @@ class Workers:
             with self._lock:
                 self._processes.append(process)
             process.ready(self.limit_s)
-            while not self._stopped and (job := self._next()):
-                self._do(process, *job)
-        except (WorkerEndedError, OSError) as error:
-            why = _why(error)
+        except Exception as error:  # noqa: BLE001 - what waits must be answered
+            self.refused = _why(error)  # the next would not start either
         else:
-            why = ""
+            while not self._stopped and (job := self._next()) and self._do(process, *job):
+                pass
         finally:
             with self._lock:
                 self._threads.remove(threading.current_thread())
-                if process:
+                if process in self._processes:
                     self._processes.remove(process)
-                last = not self._threads
             if process:
                 process.end()
-        if why and last:
-            self._drop(why)
+            if reason := self._refusal():
+                self._drop(reason)
+            elif not self._jobs.empty():
+                self.start()  # for a job that came when this thread had stopped waiting, or that a dead process left
 
     def _next(self) -> tuple[Request, Ticket] | None:
         try:
@@ -144,16 +152,18 @@ class Workers:
         except queue.Empty:
             return None
 
-    def _do(self, process: WorkerProcess, request: Request, ticket: Ticket) -> None:
+    def _do(self, process: WorkerProcess, request: Request, ticket: Ticket) -> bool:
+        """Answer a ticket, and return whether the process can go on."""
         if not ticket.set_running_or_notify_cancel():
-            return
+            return True
         start = time.perf_counter()
         try:
             ticket.set_result(process.ask(request, self.limit_s))
-        except BaseException as error:
-            reason = "the workers were stopped" if self._stopped else _why(error)
+        except Exception as error:  # noqa: BLE001 - whatever it is, the process is not used again
+            reason = STOPPED if self._stopped else _why(error)
             ticket.set_result(Reply(reason=reason, seconds=time.perf_counter() - start))
-            raise
+            return False
+        return True
 
     def _drop(self, reason: str) -> None:
         """Answer what waits with a reason."""
