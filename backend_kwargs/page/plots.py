@@ -253,6 +253,14 @@ def of_bound(result: Result) -> float | None:
     return result.error / result.bound if result.error is not None and result.bound else None
 
 
+def code_pairs(codes: Sequence[Code]) -> Iterator[tuple[str, list[int]]]:
+    """Yield each direction with the places of two codes to show side by side: the first, and another candidate's."""
+    for direction in dict.fromkeys(code.direction for code in codes):
+        own = [at for at, code in enumerate(codes) if code.direction == direction]
+        others = [at for at in own if codes[at].name != codes[own[0]].name]
+        yield direction, [own[0], *others[:1]]
+
+
 def line_changes(one: Code, other: Code) -> str:
     """Return the blocks of lines that are equal ("e") or differ ("d") in two codes, as "e,0,12,0,12;d,12,14,12,13"."""
     left, right = one.text.split("\n"), other.text.split("\n")

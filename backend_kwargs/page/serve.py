@@ -8,9 +8,11 @@ checked. Nothing is changed, nothing is read but the store.
 import hmac
 import json
 import secrets
+import socket
 from collections.abc import Callable, Sequence
 from http import HTTPStatus
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
+from socketserver import TCPServer, ThreadingMixIn
 from typing import TYPE_CHECKING, NamedTuple
 from urllib.parse import unquote, urlsplit
 
@@ -58,14 +60,19 @@ def serve(
             say("Stopped.")
 
 
-class Server(ThreadingHTTPServer):
-    """The server of one store, with a `url` that contains its token; raises BackendKwargsError if it cannot listen."""
+class Server(ThreadingMixIn, TCPServer):
+    """The server of one store, with a `url` that contains its token; raises BackendKwargsError if it cannot listen.
+
+    Not an HTTPServer, which looks the name of its address up, perhaps for seconds.
+    """
 
     daemon_threads = True  # Ctrl-C waits for no request
+    allow_reuse_address = True
 
     def __init__(self, store: "Store", document_of: DocumentOf, host: str = LOOPBACK, port: int = 0) -> None:
         self.store, self.document_of, self.host = store, document_of, host
         self.token = secrets.token_urlsafe(24)
+        self.address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
         try:
             super().__init__((host, port), Handler)
         except (OSError, OverflowError) as error:
@@ -74,16 +81,18 @@ class Server(ThreadingHTTPServer):
     @property
     def url(self) -> str:
         """The address of the list of decisions."""
-        return f"http://{self.host}:{self.server_port}/{self.token}/"
+        return f"http://{self._named(self.host)}/{self.token}/"
+
+    def _named(self, host: str) -> str:
+        port = self.server_address[1]
+        return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
     def permits(self, host: str | None) -> bool:
         """Return whether a request may name the server so."""
         if self.host in ANY:  # by whatever name others reach this machine
             return host is not None
         names = NAMES_OF_LOOPBACK if self.host in NAMES_OF_LOOPBACK else (self.host,)
-        return host in {
-            f"[{name}]:{self.server_port}" if ":" in name else f"{name}:{self.server_port}" for name in names
-        }
+        return host in {*map(self._named, names)}
 
     def answer(self, path: str) -> Answer | None:
         """Return the answer to a request for a path, None if there is nothing."""

@@ -110,8 +110,8 @@ class _Walk:
 
     def _of(self, value: Any, kind: Any) -> Any:
         if isinstance(value, Code):
-            name, text = (anonymous(printable(each, keep="\n\t"), self.private) for each in (value.name, value.text))
-            return Code.of(name, text, value.direction)
+            text = anonymous(printable(value.text, keep="\n\t"), self.private)
+            return Code.of(self._text(value.name, None), text, self._text(value.direction, None))
         if isinstance(value, Struct):
             known = _fields(type(value))
             return type(value)(**{name: self._of(getattr(value, name), each) for name, each in known.items()})

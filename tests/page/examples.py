@@ -145,7 +145,12 @@ def graph(name="graph 0/0", kernels=20):
             ),
         ),
         notes=("CUDA graphs recorded twice.",),
-        codes=(Code.of("default", CODE), Code.of("max_autotune+freezing", CODE.replace("tmp7 ", "tmp7_ "))),
+        codes=(
+            Code.of("default", CODE),
+            Code.of("default", "the same\nas before", "backward"),
+            Code.of("max_autotune+freezing", CODE.replace("tmp7 ", "tmp7_ ")),
+            Code.of("max_autotune+freezing", "the same\nas ever", "backward"),
+        ),
     )
 
 

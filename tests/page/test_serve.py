@@ -8,7 +8,9 @@ import socket
 import subprocess
 import sys
 import threading
+import urllib.request
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 
@@ -53,7 +55,7 @@ def server(tmp_path_factory):
 
 def ask(server, path, *, method="GET", **headers):
     """Return the status, the headers and the content of an answer."""
-    connection = http.client.HTTPConnection("127.0.0.1", server.server_port, timeout=20)
+    connection = http.client.HTTPConnection("127.0.0.1", server.server_address[1], timeout=20)
     connection.request(method, path, headers=headers)
     answer = connection.getresponse()
     content = answer.read().decode()
@@ -128,13 +130,22 @@ def test_every_answer_has_the_policy(server):
 )
 def test_another_host_is_refused(server, host):
     """A site whose name resolves to loopback reads nothing."""
-    status, _, content = ask(server, f"/{server.token}/", Host=host.format(port=server.server_port))
+    status, _, content = ask(server, f"/{server.token}/", Host=host.format(port=server.server_address[1]))
     assert (status, content) == (403, "This server has another name.\n")
 
 
 def test_localhost_is_this_host(server):
     """The server may be named localhost."""
-    assert ask(server, f"/{server.token}/", Host=f"localhost:{server.server_port}")[0] == 200
+    assert ask(server, f"/{server.token}/", Host=f"localhost:{server.server_address[1]}")[0] == 200
+
+
+@pytest.mark.skipif(not socket.has_ipv6 or not Path("/proc/net/if_inet6").exists(), reason="no IPv6 here")
+def test_loopback_of_ipv6(tmp_path):
+    """The server listens on ::1 too, and is named so in its address."""
+    with serving(Store(tmp_path / "x.sqlite"), host="::1") as server:
+        assert server.url == f"http://[::1]:{server.server_address[1]}/{server.token}/"
+        with urllib.request.urlopen(server.url, timeout=20) as answer:
+            assert answer.status == 200
 
 
 @pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "OPTIONS"])

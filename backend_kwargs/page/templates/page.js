@@ -76,14 +76,15 @@
   };
   const side = (lines, from, to, name) => {
     const cell = make("td");
-    for (let at = from; at < to; at++) cell.append(make(name, "", lines[at]), "\n");
+    for (let at = from; at < to; at++) cell.append(make(name, "", lines[at]));
     return cell;
   };
   const show = async (place, codes) => {
-    const [left, right] = (await Promise.all(codes.slice(0, 2).map((code) => unpacked(code.packed)))).map((text) => text.split("\n"));
+    const texts = await Promise.all(codes.map((code) => unpacked(code.packed)));
+    const [left, right] = texts.map((text) => text.split("\n"));
     const table = make("table");
     const head = table.createTHead().insertRow();
-    for (const code of codes.slice(0, 2)) {
+    for (const code of codes) {
       const title = make("th", "", `${code.name}, ${code.direction ?? "forward"}`);
       title.scope = "col";
       head.append(title);
@@ -110,7 +111,9 @@
       place.querySelector("p").hidden = true;
       const button = place.querySelector("button");
       button.hidden = false;
-      button.addEventListener("click", () => show(place, data.graphs[Number(place.dataset.graph)].codes));
+      const { codes } = data.graphs[Number(place.dataset.graph)];
+      const shown = place.dataset.codes.split(",").map((at) => codes[Number(at)]);
+      button.addEventListener("click", () => show(place, shown));
     }
   }
 })();
