@@ -40,7 +40,7 @@ workloads.kernels.launch workloads.kernels.attention workloads.kernels.bandwidth
 workloads.kernels.matmul workloads.kernels.norms workloads.kernels.softmax workloads.kernels.cross_entropy
 workloads.cases.gemm workloads.cases.attention workloads.cases.norms workloads.cases.elementwise
 workloads.cases.optimizer workloads.cases.models workloads.cases.libraries workloads.cases.segments
-workloads.cases workloads.user_models workloads.peers
+workloads.cases workloads.user_models workloads.held_out workloads.peers
 execution execution.preload execution.preload_models execution.records execution.device_timer execution.ceilings
 execution.roofline execution.controls execution.process execution.study execution.trial execution.worker
 execution.session
