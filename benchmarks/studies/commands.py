@@ -186,6 +186,48 @@ def compilers(
         console().print(f"{out / 'compilers.md'} is the page.", soft_wrap=True)
 
 
+def held_out(
+    out: Annotated[Path, typer.Option(metavar="FOLDER", help="held_out.jsonl, which is continued, and held_out.md.")],
+    models: Annotated[str, typer.Option(metavar="NAME,...", help="Only these, in this order; default: all.")] = "",
+    configs: Annotated[str, typer.Option(metavar="NAME,...", help="Only these ways, as default,auto.")] = "",
+    max_minutes: Annotated[float, typer.Option(min=0, help="Begin nothing that would not fit; exit with 3.")] = 600.0,
+    rounds: Annotated[int, typer.Option(min=1)] = 40,
+    work: Annotated[Path | None, typer.Option(metavar="FOLDER", help="Caches; default: OUT/work.")] = None,
+    device: Device = None,
+    tiny: Annotated[bool, typer.Option("--tiny", help="Small sizes, which only try the study.")] = False,
+    names: Annotated[bool, typer.Option("--list", help="Only print the models.")] = False,
+    page: Annotated[bool, typer.Option("--page", help="Only write the page of the records in FOLDER.")] = False,
+) -> None:
+    """Time auto and torch's modes on real models that nothing was tuned on, and judge the bars."""
+    from backend_kwargs.cli.console import console
+    from benchmarks.analysis.held_out import write_page
+    from benchmarks.studies import held_out as study
+
+    if names:
+        console().print(study.listed(), markup=False, soft_wrap=True)
+        return
+    if page:
+        write_page(out / "held_out.jsonl", out / "held_out.md")
+        return
+    stream, where = console(stderr=True), device_of(device)
+    asked = study.Asked(
+        models=study.models_named(models),
+        ways=study.ways_named(configs),
+        out=out,
+        work=work or out / "work",
+        device=where,
+        scale="tiny" if tiny else "full",
+        rounds=rounds,
+        max_s=60 * max_minutes,
+    )
+
+    def say(step: str) -> None:
+        stream.print(f"{asked.max_s - asked.left_s:6.1f} s {step}", markup=False, soft_wrap=True)
+
+    if not study.measure(asked, say):
+        raise typer.Exit(3)
+
+
 def public_reports(
     report: Annotated[list[int] | None, typer.Argument(help="Numbers of reports; default: all.")] = None,
 ) -> None:
@@ -209,5 +251,6 @@ COMMANDS: tuple[Callable[..., None], ...] = (
     rewrites,
     precision,
     compilers,
+    held_out,
     public_reports,
 )
