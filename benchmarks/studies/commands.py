@@ -228,6 +228,16 @@ def held_out(
         raise typer.Exit(3)
 
 
+def recorded_races(
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Files of JSON lines of `run` and `held-out`.")],
+    write: Annotated[bool, typer.Option("--write", help="Write the table that ships with the package.")] = False,
+) -> None:
+    """Collect the races of results by kind of graph, and tell how well they predict those of other kinds."""
+    from benchmarks.studies.recorded_races import run
+
+    print(run(folder, write=write))
+
+
 def public_reports(
     report: Annotated[list[int] | None, typer.Argument(help="Numbers of reports; default: all.")] = None,
 ) -> None:
@@ -252,5 +262,6 @@ COMMANDS: tuple[Callable[..., None], ...] = (
     precision,
     compilers,
     held_out,
+    recorded_races,
     public_reports,
 )

@@ -106,7 +106,8 @@ def _environment(asked: Asked, found: Sequence[Place]) -> dict[str, Any]:
     return {
         "torch": torch.__version__,
         "device": asked.device,
-        "device_name": torch.cuda.get_device_name(0) if gpu else platform.processor(),
+        "scale": asked.scale,
+        "device_name": torch.cuda.get_device_name(0) if gpu else platform.machine(),
         "gpus": len(found) if gpu else 0,
         "cores": len(found[0].cores),
         "python": platform.python_version(),
