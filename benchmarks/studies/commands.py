@@ -4,7 +4,7 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 from time import perf_counter
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -217,6 +217,7 @@ def held_out(
         work=work or out / "work",
         device=where,
         scale="tiny" if tiny else "full",
+        dtype="bfloat16" if where != "cpu" else "float32",
         rounds=rounds,
         max_s=60 * max_minutes,
     )
@@ -226,6 +227,38 @@ def held_out(
 
     if not study.measure(asked, say):
         raise typer.Exit(3)
+
+
+def regret(
+    out: Annotated[Path, typer.Option(metavar="FOLDER", help="regret.jsonl, which is continued, and regret.md.")],
+    models: Annotated[str, typer.Option(metavar="NAME,...", help="As `held-out --list` prints; on a CPU five.")] = "",
+    races: Annotated[int, typer.Option(min=1, help="Fresh races of each model.")] = 5,
+    rounds: Annotated[int, typer.Option(min=1)] = 60,
+    max_minutes: Annotated[float, typer.Option(min=0, help="Begin no model after this; exit with 3.")] = 600.0,
+    device: Device = None,
+) -> None:
+    """Race each model anew several times, time all candidates at length, and report regret and flips."""
+    from backend_kwargs.cli.console import console
+    from benchmarks.studies import regret as study
+    from benchmarks.studies.held_out import models_named
+    from benchmarks.workloads.held_out import ON_A_CPU
+
+    where, stream = device_of(device), console(stderr=True)
+    chosen = models_named(models) if models or where != "cpu" else ON_A_CPU
+    scale: Literal["full", "tiny"] = "tiny" if where == "cpu" else "full"
+    asked = study.Asked(chosen, races, out, where, scale, rounds, 60 * max_minutes)
+    if not study.measure(asked, lambda step: stream.print(step, markup=False, soft_wrap=True)):
+        raise typer.Exit(3)
+
+
+def before_after(
+    old: Annotated[Path, typer.Argument(help="Folder of held_out.jsonl files of the older version.")],
+    new: Annotated[Path, typer.Argument(help="Folder of those of the newer version.")],
+) -> None:
+    """Compare the first calls and loops of auto in two versions' runs of `held-out`."""
+    from benchmarks.analysis.held_out import before_and_after
+
+    print(before_and_after(sorted(old.rglob("held_out.jsonl")), sorted(new.rglob("held_out.jsonl"))))
 
 
 def recorded_races(
@@ -262,6 +295,8 @@ COMMANDS: tuple[Callable[..., None], ...] = (
     precision,
     compilers,
     held_out,
+    regret,
+    before_after,
     recorded_races,
     public_reports,
 )

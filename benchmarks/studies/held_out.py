@@ -95,7 +95,7 @@ def measure(asked: Asked, say: Say) -> bool:
 
 
 def _environment(asked: Asked, found: Sequence[Place]) -> dict[str, Any]:
-    """Return what the figures depend on, seen from a process of its own, since this one starts no CUDA context."""
+    """Return what the figures depend on."""
     import platform
     from importlib.metadata import version
 
