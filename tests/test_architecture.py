@@ -47,7 +47,8 @@ execution.session execution.ways execution.turns
 analysis analysis.verdicts analysis.markdown analysis.regressions analysis.auto_choices analysis.plots
 analysis.real_models analysis.auto_tables analysis.report analysis.compilers analysis.held_out
 arguments
-studies studies.bundles studies.compilers studies.held_out studies.kernel_times studies.overhead studies.precision studies.public_reports
+studies studies.bundles studies.compilers studies.held_out studies.kernel_times
+studies.overhead studies.precision studies.public_reports
 studies.recorded_races studies.regret
 studies.rewrite_cases studies.rewrites
 studies.templates studies.tune_kernels

@@ -20,6 +20,7 @@ from typing import Any
 
 from backend_kwargs.facts.decision import EAGER
 from backend_kwargs.files.atomic_write import write_whole
+from backend_kwargs.measure import Interval, ratio_interval
 from benchmarks.analysis.markdown import number, table
 from benchmarks.execution import process
 from benchmarks.execution.process import Tell
@@ -34,7 +35,8 @@ UNTRIED = ("it is predicted to exceed the budget", "the budget of", "its tuning 
 TIMING_S = 20.0
 HEAD = f"""\
 Regret is the time of a race's winner over that of the best candidate, less 1, all timed at length in one process; the
-median of fresh races. Flips are those whose winner differs by more than {NOISE:.0%} from the most frequent winner."""
+median of fresh races. Flips are those whose winner differs from the most frequent one by more than {NOISE:.0%}, beyond
+the noise of the timing."""
 LONGEST_S = 600.0  # to compile and time all candidates of a model
 
 
@@ -81,17 +83,25 @@ def candidates_of(races: Sequence[Mapping[str, Any]]) -> dict[str, str]:
     return found
 
 
-def judged(winners: Sequence[str], seconds: Mapping[str, float]) -> tuple[float | None, float | None]:
-    """Return the median regret of the winners, and the share that is not the most frequent one, beyond noise.
+def judged(winners: Sequence[str], samples: Mapping[str, Sequence[float]]) -> tuple[Interval | None, float | None]:
+    """Return the regret of the median winner, and the share that differs from the most frequent one beyond noise.
 
-    `seconds` are those of each candidate; None if a winner has none.
+    `samples` are those of each candidate, paired by round; None if a winner has none.
     """
-    if not winners or any(winner not in seconds for winner in winners):
+    if not winners or any(winner not in samples for winner in winners):
         return None, None
-    best = min(seconds.values())
-    usual = seconds[Counter(winners).most_common(1)[0][0]]
-    flips = sum(abs(seconds[winner] / usual - 1) > NOISE for winner in winners)
-    return median(seconds[winner] / best - 1 for winner in winners), flips / len(winners)
+    best = best_of(samples)
+    usual = Counter(winners).most_common(1)[0][0]
+    regrets = sorted((ratio_interval(samples[winner], samples[best]) for winner in winners), key=lambda r: r.median)
+    middle = regrets[(len(regrets) - 1) // 2]
+    apart = [ratio_interval(samples[winner], samples[usual]) for winner in winners if winner != usual]
+    flips = sum(each.low > 1 + NOISE or each.high < 1 - NOISE for each in apart)
+    return Interval(middle.median - 1, middle.low - 1, middle.high - 1), flips / len(winners)
+
+
+def best_of(samples: Mapping[str, Sequence[float]]) -> str:
+    """Return the candidate with the least median."""
+    return min(samples, key=lambda key: median(samples[key]))
 
 
 # ---- measuring
@@ -158,7 +168,7 @@ def timed(tell: Tell, job: Job, keys: Sequence[str], rounds: int) -> dict[str, l
     os.environ |= {name: value for name, value in job.environment.items() if name.startswith(("TOR", "TRI", "HF"))}
     import torch
 
-    from backend_kwargs import measure as measuring
+    from backend_kwargs.measure import interleave
 
     row = BY_NAME[job.model]
     model, args = row.build(torch.device(job.device), getattr(torch, job.dtype), job.scale)
@@ -176,7 +186,7 @@ def timed(tell: Tell, job: Job, keys: Sequence[str], rounds: int) -> dict[str, l
         except Exception as error:  # noqa: BLE001 - a candidate that fails alone has no time
             tell(f"{job.model}: {key} fails: {error!r}"[:300])
     device = torch.device(job.device)
-    return measuring.interleave(calls, rounds=rounds, device=device, budget_s=TIMING_S * max(len(calls), 1) / 4)
+    return interleave(calls, rounds=rounds, device=device, budget_s=TIMING_S * max(len(calls), 1) / 4)
 
 
 def _compiled(model: Any, key: str) -> Any:
@@ -195,21 +205,20 @@ def _compiled(model: Any, key: str) -> Any:
 
 def page(records: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     """Yield the lines of the page: regret and flips of each model, and whether the bars are met."""
-    rows, regrets, flips, count = [], [], [], 0
+    rows, regrets, flips, count = [], [], 0.0, 0
     for record in records:
-        seconds = {key: median(samples) for key, samples in record.get("samples", {}).items()}
         winners = record.get("winners", [])
-        regret, flipped = judged(winners, seconds)
+        regret, flipped = judged(winners, record.get("samples", {}))
         if regret is not None and flipped is not None:
-            regrets.append(regret)
-            flips.append(flipped * len(winners))
+            regrets.append(regret.median)
+            flips += flipped * len(winners)
             count += len(winners)
-        rows.append(_row(record, seconds, regret, flipped))
+        rows.append(_row(record, regret, flipped))
     yield from ["# How well auto chooses", "", HEAD, ""]
     yield from table(["model", "winners", "best candidate", "regret", "flips", "first call, s"], rows)
     yield ""
     if count:
-        share, middle = sum(flips) / count, median(regrets)
+        share, middle = flips / count, median(regrets)
         yield f"- flip rate at most {MOST_FLIPS:.0%}: **{_met(share <= MOST_FLIPS)}**, {share:.0%} of {count} races."
         yield f"- median regret at most {MOST_REGRET:.0%}: **{_met(middle <= MOST_REGRET)}**, {middle:.1%}."
 
@@ -218,14 +227,12 @@ def _met(met: bool) -> str:
     return "met" if met else "missed"
 
 
-def _row(
-    record: Mapping[str, Any], seconds: Mapping[str, float], regret: float | None, flipped: float | None
-) -> list[str]:
+def _row(record: Mapping[str, Any], regret: Interval | None, flipped: float | None) -> list[str]:
     if regret is None:
         return [record["model"], f"{record['status']}: {record['reason']}", "", "", "", ""]
     names = record["names"]
     chosen = Counter(names[winner] for winner in record["winners"])
-    best = min(seconds, key=lambda key: seconds[key])
     winners = ", ".join(f"{name} {times}" for name, times in chosen.most_common())
+    figure = f"{regret.median:.1%} [{regret.low:.1%}, {regret.high:.1%}]"
     firsts = number(median(record["first_calls"]), "{:.1f}")
-    return [record["model"], winners, names[best], f"{regret:.1%}", number(flipped, "{:.0%}"), firsts]
+    return [record["model"], winners, names[best_of(record["samples"])], figure, number(flipped, "{:.0%}"), firsts]
