@@ -51,7 +51,7 @@ studies studies.bundles studies.compilers studies.held_out studies.kernel_times
 studies.overhead studies.precision studies.public_reports
 studies.recorded_races studies.regret
 studies.rewrite_cases studies.rewrites
-studies.templates studies.tune_kernels
+studies.templates studies.training_copies studies.tune_kernels
 studies.tvm_speed
 studies.commands
 cli
