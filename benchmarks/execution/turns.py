@@ -301,12 +301,14 @@ class Process:
                 text=True,
             )
         self.answers: queue.SimpleQueue[str] = queue.SimpleQueue()
-        threading.Thread(target=self._read, daemon=True).start()
+        self.reader = threading.Thread(target=self._read, daemon=True)
+        self.reader.start()
 
     def _read(self) -> None:
         assert self.child.stdout is not None
-        for line in self.child.stdout:
-            self.answers.put(line)
+        with self.child.stdout as lines:
+            for line in lines:
+                self.answers.put(line)
         self.answers.put("")
 
     def answer(self, timeout_s: float) -> dict[str, Any]:
@@ -346,6 +348,10 @@ class Process:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.child.pid, signal.SIGKILL)
         self.child.wait()
+        assert self.child.stdin is not None
+        with contextlib.suppress(OSError):  # what was not read any more
+            self.child.stdin.close()
+        self.reader.join(1.0)
 
 
 if __name__ == "__main__":

@@ -47,6 +47,12 @@ def test_cuda_graphs_that_came_first_gain_over_default():
     assert outcomes(race(EAGER, first, later)) == {"cudagraphs": (0.5, None), "default": (-1.0, 0.75)}
 
 
+def test_a_gain_over_eager_is_not_one_over_compiled_code():
+    """Where eager was faster than default, a candidate's speedup over eager says nothing of its options."""
+    against_eager = [*TUNED[:5], "eager", [1.2, 1.25, 1.3]]
+    assert outcomes(race(EAGER, DEFAULT, against_eager)) == {"max_autotune": (None, 3.0)}
+
+
 def test_a_warm_first_compile_gives_no_costs():
     """A race that found its kernels in a cache says nothing of compile times."""
     assert outcomes(race(EAGER, [*DEFAULT[:3], 0.04, *DEFAULT[4:]], GRAPHS)) == {"cudagraphs": (0.5, None)}
