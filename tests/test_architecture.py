@@ -41,14 +41,16 @@ workloads.kernels.launch workloads.kernels.attention workloads.kernels.bandwidth
 workloads.kernels.matmul workloads.kernels.norms workloads.kernels.softmax workloads.kernels.cross_entropy
 workloads.cases.gemm workloads.cases.attention workloads.cases.norms workloads.cases.elementwise
 workloads.cases.optimizer workloads.cases.models workloads.cases.libraries workloads.cases.segments
-workloads.cases workloads.user_models workloads.peers
+workloads.cases workloads.user_models workloads.held_out workloads.peers
 execution execution.preload execution.preload_models execution.records execution.device_timer execution.ceilings
 execution.roofline execution.controls execution.process execution.study execution.trial execution.worker
-execution.session
+execution.session execution.ways execution.turns
 analysis analysis.verdicts analysis.markdown analysis.regressions analysis.auto_choices analysis.plots
-analysis.real_models analysis.auto_tables analysis.report analysis.page analysis.compilers
+analysis.real_models analysis.auto_tables analysis.report analysis.page analysis.compilers analysis.held_out
 arguments
-studies studies.bundles studies.compilers studies.kernel_times studies.overhead studies.precision studies.public_reports
+studies studies.bundles studies.compilers studies.held_out studies.kernel_times
+studies.overhead studies.precision studies.public_reports
+studies.recorded_races studies.regret
 studies.rewrite_cases studies.rewrites
 studies.templates studies.training_copies studies.tune_kernels
 studies.tvm_speed

@@ -4,7 +4,7 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 from time import perf_counter
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -186,6 +186,91 @@ def compilers(
         console().print(f"{out / 'compilers.md'} is the page.", soft_wrap=True)
 
 
+def held_out(
+    out: Annotated[Path, typer.Option(metavar="FOLDER", help="held_out.jsonl, which is continued, and held_out.md.")],
+    models: Annotated[str, typer.Option(metavar="NAME,...", help="Only these, in this order; default: all.")] = "",
+    configs: Annotated[str, typer.Option(metavar="NAME,...", help="Only these ways, as default,auto.")] = "",
+    max_minutes: Annotated[float, typer.Option(min=0, help="Begin nothing that would not fit; exit with 3.")] = 600.0,
+    rounds: Annotated[int, typer.Option(min=1)] = 40,
+    work: Annotated[Path | None, typer.Option(metavar="FOLDER", help="Caches; default: OUT/work.")] = None,
+    device: Device = None,
+    tiny: Annotated[bool, typer.Option("--tiny", help="Small sizes, which only try the study.")] = False,
+    names: Annotated[bool, typer.Option("--list", help="Only print the models.")] = False,
+    page: Annotated[bool, typer.Option("--page", help="Only write the page of the records in FOLDER.")] = False,
+) -> None:
+    """Time auto and torch's modes on real models that nothing was tuned on, and judge the bars."""
+    from backend_kwargs.cli.console import console
+    from benchmarks.analysis.held_out import write_page
+    from benchmarks.studies import held_out as study
+
+    if names:
+        console().print(study.listed(), markup=False, soft_wrap=True)
+        return
+    if page:
+        write_page(out / "held_out.jsonl", out / "held_out.md")
+        return
+    stream, where = console(stderr=True), device_of(device)
+    asked = study.Asked(
+        models=study.models_named(models),
+        ways=study.ways_named(configs),
+        out=out,
+        work=work or out / "work",
+        device=where,
+        scale="tiny" if tiny else "full",
+        dtype="bfloat16" if where != "cpu" else "float32",
+        rounds=rounds,
+        max_s=60 * max_minutes,
+    )
+
+    def say(step: str) -> None:
+        stream.print(f"{asked.max_s - asked.left_s:6.1f} s {step}", markup=False, soft_wrap=True)
+
+    if not study.measure(asked, say):
+        raise typer.Exit(3)
+
+
+def regret(
+    out: Annotated[Path, typer.Option(metavar="FOLDER", help="regret.jsonl, which is continued, and regret.md.")],
+    models: Annotated[str, typer.Option(metavar="NAME,...", help="As `held-out --list` prints; on a CPU five.")] = "",
+    races: Annotated[int, typer.Option(min=1, help="Fresh races of each model.")] = 5,
+    rounds: Annotated[int, typer.Option(min=1)] = 60,
+    max_minutes: Annotated[float, typer.Option(min=0, help="Begin no model after this; exit with 3.")] = 600.0,
+    device: Device = None,
+) -> None:
+    """Race each model anew several times, time all candidates at length, and report regret and flips."""
+    from backend_kwargs.cli.console import console
+    from benchmarks.studies import regret as study
+    from benchmarks.studies.held_out import models_named
+    from benchmarks.workloads.held_out import ON_A_CPU
+
+    where, stream = device_of(device), console(stderr=True)
+    chosen = models_named(models) if models or where != "cpu" else ON_A_CPU
+    scale: Literal["full", "tiny"] = "tiny" if where == "cpu" else "full"
+    asked = study.Asked(chosen, races, out, where, scale, rounds, 60 * max_minutes)
+    if not study.measure(asked, lambda step: stream.print(step, markup=False, soft_wrap=True)):
+        raise typer.Exit(3)
+
+
+def before_after(
+    old: Annotated[Path, typer.Argument(help="Folder of held_out.jsonl files of the older version.")],
+    new: Annotated[Path, typer.Argument(help="Folder of those of the newer version.")],
+) -> None:
+    """Compare the first calls and loops of auto in two versions' runs of `held-out`."""
+    from benchmarks.analysis.held_out import before_and_after
+
+    print(before_and_after(sorted(old.rglob("held_out.jsonl")), sorted(new.rglob("held_out.jsonl"))))
+
+
+def recorded_races(
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Files of JSON lines of `run` and `held-out`.")],
+    write: Annotated[bool, typer.Option("--write", help="Write the table that ships with the package.")] = False,
+) -> None:
+    """Collect the races of results by kind of graph, and tell how well they predict those of other kinds."""
+    from benchmarks.studies.recorded_races import run
+
+    print(run(folder, write=write))
+
+
 def public_reports(
     report: Annotated[list[int] | None, typer.Argument(help="Numbers of reports; default: all.")] = None,
 ) -> None:
@@ -209,5 +294,9 @@ COMMANDS: tuple[Callable[..., None], ...] = (
     rewrites,
     precision,
     compilers,
+    held_out,
+    regret,
+    before_after,
+    recorded_races,
     public_reports,
 )
