@@ -41,8 +41,8 @@ class Squared(torch.nn.Module):
 torch.compile(Squared(), backend=backend)(torch.randn(4, 4))
 """
 WAITING = """
-print("waiting", flush=True)
 try:
+    print("waiting", flush=True)
     time.sleep(600)
 except KeyboardInterrupt:
     print("interrupted", *pool.processes(), flush=True)
