@@ -14,13 +14,43 @@ from backend_kwargs.auto.ahead import Ahead
 from backend_kwargs.auto.candidates import toggled, with_recording
 from backend_kwargs.auto.request import Request
 from backend_kwargs.backends import CapturedGraph
-from backend_kwargs.backends.inductor.lowered import Lowered, LoweredGraph, UnlikeError, Version, differ_in_lowering
+from backend_kwargs.backends.inductor.lowered import Lowered, LoweredGraph, UnlikeError, Version
 from backend_kwargs.facts import Call, Compiled
 from backend_kwargs.graphs.replay import Task
 from backend_kwargs.options.layers import Options
+from backend_kwargs.rewrites.table import find_rewrite
 from backend_kwargs.torch_internals import functorch
 from backend_kwargs.torch_internals.caches import record_artifacts
 from backend_kwargs.torch_internals.guards import TracingApart
+
+# Options that Inductor reads only when it lowers a graph, and later; test_auto_compiling compares the graphs before.
+OF_LOWERING = frozenset(
+    {
+        "triton.cudagraphs",
+        "record_cudagraphs",
+        "clone_outputs",
+        "max_autotune_pointwise",
+        "max_autotune_gemm",
+        "tuned_products",
+        "triton.mix_order_reduction_autotune_split_size",
+        "triton.mix_order_reduction_allow_multi_stages",
+        "triton.multi_kernel",
+        "online_softmax",
+        "combo_kernels",
+        "benchmark_combo_kernel",
+        "cpp.threads",
+        "cpp.simdlen",
+        "size_asserts",
+    }
+)
+
+
+def differ_in_lowering(these: Options, those: Options) -> bool:
+    """Return whether a model traced under `these` options can be lowered under `those`."""
+    names = {name for name in {*these, *those} if these.get(name) != those.get(name)}
+    rewrites = {*these.get("rewrites", ()), *those.get("rewrites", ())}
+    return names <= OF_LOWERING | {"rewrites"} and all(find_rewrite(name).patterns for name in rewrites)
+
 
 # Options under which each candidate is compiled by itself: they change what is lowered, or need the inputs' values.
 ALONE = ("freezing", "precision", "cpp_wrapper", "use_aoti")

@@ -6,12 +6,14 @@ may both race a graph, and the store keeps the later decision.
 
 import tempfile
 import time
+import weakref
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 import torch
 
@@ -30,25 +32,31 @@ from backend_kwargs.facts.decision import DEFAULT, EAGER, Decision, RaceRow
 from backend_kwargs.graphs.eligibility import communicates, is_tiny, may_communicate, why_not_repeatable
 from backend_kwargs.graphs.writes import copy_of_graph
 from backend_kwargs.rewrites.table import fingerprint, list_rewrites
-from backend_kwargs.torch_internals.dynamo import RESTARTS
+from backend_kwargs.torch_internals.dynamo import RESTARTS, compiling_callable
 from backend_kwargs.torch_internals.functorch import saves_strictly, shared_in_cache
+from backend_kwargs.torch_internals.guards import compile_id
 from backend_kwargs.torch_internals.replacing import undone
 
 if TYPE_CHECKING:
     from backend_kwargs.auto.race import RaceResult
 
 
+CallOfGraphs: TypeAlias = tuple[Callable[[], object], int]  # a weak reference to the callable; which compile of it
+
+
 @dataclass
 class Memory:
     """The decisions and race times of this process, also if the store cannot be written.
 
-    `decisions` are keyed by scope and key; `race_seconds` has one entry per race. `store` replaces the user's store.
-    `loaded` holds decisions by key that precede those of the store: they came with another process's cache artifacts.
+    `decisions` are keyed by scope and key; `race_seconds` has an entry per race, and `call_seconds` one per call, whose
+    graphs share a budget. `store` replaces the user's store. `loaded` holds decisions by key that precede those of the
+    store: they came with another process's cache artifacts.
     """
 
     decisions: dict[tuple[str, str], Decision] = field(default_factory=dict)
     loaded: dict[str, Decision] = field(default_factory=dict)
     race_seconds: list[float] = field(default_factory=list)
+    call_seconds: defaultdict[CallOfGraphs, float] = field(default_factory=lambda: defaultdict(float))
     store: Path | None = None
 
 
@@ -223,6 +231,8 @@ class _Question:
         if sum(memory().race_seconds) >= settings.process_budget_s:
             spent = f"the process has spent its {settings.process_budget_s:g} s on races"
             return self.remembered() or self.winner_of(other_sizes, spent)
+        if self.share_s <= 0:
+            return self.remembered() or self.winner_of(other_sizes, "the graphs before it have spent its call's budget")
         if not always and sum(each.key != self.key for each in other_sizes) >= settings.most_races:
             return self.winner_of(other_sizes, f"it was raced for {settings.most_races} other sizes")
         return None
@@ -231,11 +241,13 @@ class _Question:
         """Race the graph; return default if the race fails."""
         from backend_kwargs.auto.race import UnfitError, race
 
-        began, budget_s = time.perf_counter(), self.budget_s
+        began, budget_s, share_s = time.perf_counter(), self.budget_s, self.share_s
         try:
             with progress() as tick:
-                settings = replace(self.request.settings, budget_s=budget_s)
-                request = replace(self.real_request, settings=settings, keeps=self._keeps)
+                settings = replace(self.request.settings, budget_s=share_s)
+                request = replace(
+                    self.real_request, settings=settings, keeps=self._keeps, winners=frozenset(self._won_elsewhere())
+                )
                 result = race(request, tick)
         except RESTARTS:
             raise
@@ -247,6 +259,8 @@ class _Question:
             return self.default(why)
         finally:
             memory().race_seconds.append(time.perf_counter() - began)
+            if self._call:
+                memory().call_seconds[self._call] += time.perf_counter() - began
         # Only under race="always": a race that was cut short knows less than one that had more time.
         if result.cut and (found := self.remembered()) and (not found.cut_s or found.cut_s > budget_s):
             return found
@@ -269,6 +283,13 @@ class _Question:
         if result.compiled:
             self.keep(result.compiled.knowing(decision=decision))
         return decision
+
+    def _won_elsewhere(self) -> Iterator[str]:
+        """Yield the winners of the same computation at other sizes, on a device of this type."""
+        here = machine()
+        for each in self.store.of_computation(self.graph):
+            if all(each.machine.get(name) == here[name] for name in ("gpu", "cpu")):
+                yield each.winner
 
     @property
     def _keeps(self) -> bool:
@@ -336,6 +357,23 @@ class _Question:
         """The seconds for this graph's race: its budget, or what is left of the process's."""
         settings = self.request.settings
         return min(settings.budget_s, settings.process_budget_s - sum(memory().race_seconds))
+
+    @property
+    def share_s(self) -> float:
+        """The seconds for this graph, of what its call has left: half of it if a graph break follows it.
+
+        How many graphs there will be is not known. Each has inputs in ordinary memory, as the graph before it leaves
+        them whatever its candidate is, since results in CUDA graphs' memory are copied: so each is raced alone.
+        """
+        left_s = self.budget_s - (memory().call_seconds[self._call] if self._call else 0.0)
+        reason = getattr(self.request.gm, "compile_subgraph_reason", None)
+        return left_s / 2 if getattr(reason, "graph_break", False) else left_s
+
+    @cached_property
+    def _call(self) -> CallOfGraphs | None:
+        """The call that this graph is compiled for: dynamo counts the compiles of each function between its breaks."""
+        owner, number = compiling_callable(), compile_id()
+        return (weakref.ref(owner), number.frame_compile_id or 0) if owner is not None and number else None
 
     @cached_property
     def real_request(self) -> Request:

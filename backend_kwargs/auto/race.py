@@ -199,7 +199,9 @@ class _Race:
             left.remove(following)
             self.tell(following.name, 1 - (len(left) + 1) / (count + 1))
             self.selection.awaited(following)
-            champion = self._meet(champion, following)
+            champion, before = self._meet(champion, following), champion
+            if champion is not before:
+                self.compiles.ahead.more()
         return champion
 
     def _not_slower(self, champion: Runner, eager: Runner) -> Runner:

@@ -5,7 +5,6 @@ import torch
 
 import backend_kwargs
 from backend_kwargs.auto import compiling
-from backend_kwargs.backends.inductor import lowered
 from backend_kwargs.torch_internals import functorch
 from backend_kwargs.torch_internals.dynamo import counters
 from tests.auto.graphs import chain, rows_of
@@ -142,7 +141,7 @@ def test_options_of_lowering_change_no_graph_before(training):
     """What AOTAutograd hands to Inductor is the same under all of these options."""
     values = {"cpp.threads": 1, "cpp.simdlen": 256, "triton.multi_kernel": 3, "tuned_products": ["8x8x32"]}
     false = ("online_softmax", "size_asserts", "record_cudagraphs")
-    changed = {name: values.get(name, name not in false) for name in lowered.OF_LOWERING}
+    changed = {name: values.get(name, name not in false) for name in compiling.OF_LOWERING}
 
     def graphs(options):
         seen = []

@@ -13,41 +13,12 @@ from backend_kwargs.backends import CompileInner, Inputs
 from backend_kwargs.backends.generated_code import autograd_functions
 from backend_kwargs.facts import Call
 from backend_kwargs.options.layers import Options
-from backend_kwargs.rewrites.table import find_rewrite
 
 if TYPE_CHECKING:
     from torch.fx import GraphModule
 
     from backend_kwargs.torch_internals.cudagraph_recording import Recording
     from backend_kwargs.torch_internals.inductor_code import CompiledFxGraph
-
-# Options that Inductor reads only when it lowers a graph, and later; tests/backends compare the graphs before.
-OF_LOWERING = frozenset(
-    {
-        "triton.cudagraphs",
-        "record_cudagraphs",
-        "clone_outputs",
-        "max_autotune_pointwise",
-        "max_autotune_gemm",
-        "tuned_products",
-        "triton.mix_order_reduction_autotune_split_size",
-        "triton.mix_order_reduction_allow_multi_stages",
-        "triton.multi_kernel",
-        "online_softmax",
-        "combo_kernels",
-        "benchmark_combo_kernel",
-        "cpp.threads",
-        "cpp.simdlen",
-        "size_asserts",
-    }
-)
-
-
-def differ_in_lowering(these: Options, those: Options) -> bool:
-    """Return whether a model traced under `these` options can be lowered under `those`."""
-    names = {name for name in {*these, *those} if these.get(name) != those.get(name)}
-    rewrites = {*these.get("rewrites", ()), *those.get("rewrites", ())}
-    return names <= OF_LOWERING | {"rewrites"} and all(find_rewrite(name).patterns for name in rewrites)
 
 
 class UnlikeError(Exception):
