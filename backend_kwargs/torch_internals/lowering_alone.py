@@ -12,7 +12,15 @@ from typing import Any
 import torch
 from torch._dynamo import utils as dynamo_utils
 from torch._guards import tracing
-from torch._inductor import async_compile, codecache, compile_fx, config, output_code
+from torch._inductor import (
+    async_compile,
+    autotune_process,
+    codecache,
+    compile_fx,
+    config,
+    output_code,
+    select_algorithm,
+)
 from torch._inductor.runtime import benchmarking
 from torch._inductor.utils import is_gpu
 from torch._subclasses import fake_tensor
@@ -33,7 +41,7 @@ def lower_alone() -> None:
         (async_compile.AsyncCompile, "triton", lambda *_, **__: None),
         # What follows a compile, such as CUDA graphs, is not in the cache.
         (output_code.CompiledFxGraph, "post_compile", lambda *_, **__: None),
-        # Each of these makes a context, or may: cuCtxCreate takes 0.3 s and hundreds of MiB of the device.
+        # Each of these makes a context, or may, which takes hundreds of MiB of the device.
         (fake_tensor, "init_gpu_context", lambda *_: None),
         (compile_fx, "get_cuda_device_context", lambda *_: nullcontext()),
         (dynamo_utils, "preserve_rng_state", nullcontext),
@@ -41,6 +49,13 @@ def lower_alone() -> None:
     ):
         getattr(owner, name)  # so that a torch without it is noticed
         setattr(owner, name, value)
+    # Before the choices of a GEMM are compiled, and where a process of its own would measure them.
+    for owner, name in (
+        (select_algorithm.AlgorithmSelectorCache, "make_precompile_fn"),
+        (autotune_process, "benchmark_in_sub_process"),
+    ):
+        if hasattr(owner, name):
+            setattr(owner, name, _refuse)
     for kind in vars(benchmarking).values():
         if isinstance(kind, type):
             for name in [name for name in vars(kind) if name.startswith("benchmark")]:

@@ -14,8 +14,9 @@ import torch
 from backend_kwargs.torch_internals import inductor_config
 from backend_kwargs.torch_internals.lowered_graphs import UnportableError
 
+INDUCTOR = inductor_config.INDUCTOR
 CONFIGS = (
-    inductor_config.INDUCTOR,
+    INDUCTOR,
     "torch._inductor.config_comms",  # since torch 2.13
     "torch._functorch.config",
     "torch.fx.experimental._config",

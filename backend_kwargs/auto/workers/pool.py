@@ -60,7 +60,7 @@ class Workers:
         """Have a graph lowered under `options` on top of this thread's own, and return at once.
 
         `changed` are keyword arguments of `compile_fx_inner` that this process will give in place of the graph's own;
-        `cudagraphs` may be a bool, and is that of `options` if they have one.
+        `cudagraphs` may be a bool, and is what the options say if it is not given.
         """
         ticket: Ticket = Future()
         reason = self._refusal() or graph.refused
@@ -178,11 +178,11 @@ class Workers:
 
 def _request(graph: PackedGraph, options: Options, changed: Mapping[str, object]) -> Request:
     from backend_kwargs.torch_internals.lowered_graphs import pickled
-    from backend_kwargs.torch_internals.lowering_state import state
+    from backend_kwargs.torch_internals.lowering_state import INDUCTOR, state
 
-    if "triton.cudagraphs" in options:
-        changed = {"cudagraphs": options["triton.cudagraphs"], **changed}
-    return Request(graph.data, pickled((state(options), dict(changed))), graph.rewrites)
+    sent = state(options)
+    changed = {"cudagraphs": sent["configs"][INDUCTOR]["triton.cudagraphs"], **changed}
+    return Request(graph.data, pickled((sent, changed)), graph.rewrites)
 
 
 def _why(error: BaseException) -> str:

@@ -34,15 +34,15 @@ def inner(gm, example_inputs, **kwargs):
 def backend(gm, example_inputs):
     return compile_fx(gm, example_inputs, inner_compile=inner)
 
-class Doubling(torch.nn.Module):
+class Squared(torch.nn.Module):
     def forward(self, x):
-        return x * 2
+        return x @ x
 
-torch.compile(Doubling(), backend=backend)(torch.randn(4))
+torch.compile(Squared(), backend=backend)(torch.randn(4, 4))
 """
 WAITING = """
-print("waiting", flush=True)
 try:
+    print("waiting", flush=True)
     time.sleep(600)
 except KeyboardInterrupt:
     print("interrupted", *pool.processes(), flush=True)
@@ -99,8 +99,8 @@ def pool():
 
 @cache
 def plain():
-    """Return a small graph as bytes."""
-    (graph,) = lowered(lambda x: x + 1, torch.randn(4))
+    """Return a small graph as bytes, of which no C++ is made."""
+    (graph,) = lowered(lambda x: x @ x, torch.randn(4, 4))
     return graph.graph
 
 

@@ -14,7 +14,7 @@ from backend_kwargs.auto.workers.graphs import PackedGraph
 from backend_kwargs.auto.workers.pool import Workers
 from backend_kwargs.rewrites.apply import with_rewrites
 from backend_kwargs.rewrites.table import Rewrite, register_rewrite
-from tests.auto.workers.lowering import LONG_S, lowered
+from tests.auto.workers.lowering import LONG_S, Measuring, lowered
 
 
 @torch.library.custom_op("backend_kwargs_tests::twice_elsewhere", mutates_args=())
@@ -95,11 +95,9 @@ def no_patterns(found):
 
 def test_tuning(workers):
     """Nothing is measured in a worker, where it would compete for cores: the process that races does it."""
-    (graph,) = lowered(nn.Linear(64, 64).eval(), torch.randn(64, 64))
-    options = {"max_autotune": True, "max_autotune_gemm_backends": "CPP,ATEN"}
-    reply = workers.submit(graph.graph, options).result(LONG_S)
+    (graph,) = lowered(lambda x: x @ x, torch.randn(4, 4))
+    reply = workers.submit(graph.graph, {"post_grad_custom_post_pass": Measuring()}).result(LONG_S)
     assert reply.reason == "it is tuned while it is lowered, which the racing process does"
-    assert not graph.key({**options, "max_autotune_gemm_backends": "ATEN"})[1]
 
 
 @pytest.mark.parametrize(
