@@ -16,7 +16,7 @@ from backend_kwargs.options.layers import Options
 
 logger = logging.getLogger("backend_kwargs.auto")
 
-LOAD_S = 0.5  # to load code that a worker has lowered, and its kernels
+LOAD_S = 1.0  # to load code that a worker has lowered, and its kernels: 0.5 to 1.1 s for BERT (H100)
 LOOK_S = 0.2  # a race that waits looks so often whether it was interrupted
 
 
@@ -83,6 +83,11 @@ class Ahead:
             if not any(job.options == options for job in self.jobs):
                 tickets = [workers().submit(graph, patches) for graph in self.sent]
                 self.jobs.append(Job(options, patches, tickets=tickets))
+
+    @property
+    def refused(self) -> str:
+        """Why the model's graphs stay in this process, "" if they do not, or if it has no workers."""
+        return next((graph.refused for graph in self.sent if graph.refused), "")
 
     def job_of(self, options: Options) -> Job | None:
         """Return the lowering under these options of a candidate, None if there is none that can succeed."""

@@ -156,10 +156,11 @@ def _warn_where_default_fails(decision: Decision) -> None:
 
 
 def _facts(result: "RaceResult") -> str:
-    """Return the description of the graph, with the winner's error if it uses a lower precision."""
+    """Return the description of the graph, the winner's error in a lower precision, and why workers had no part."""
     row = result.winner
     error = "" if row.error is None else f", error {row.error:.2g} (max_error={row.max_error:g})"
-    return f"{result.stats}{error}"
+    alone = f", lowered without workers: {printable(result.alone)}" if result.alone else ""
+    return f"{result.stats}{error}{alone}"
 
 
 @dataclass(frozen=True)

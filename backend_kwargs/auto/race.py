@@ -54,7 +54,8 @@ class UnfitError(Exception):
 class RaceResult:
     """The result of a race: the winner's row, all rows in the order tried, the graph's stats; `cut` if time ran out.
 
-    `compiled` is what was raced as the winner, None if that cannot outlast the race.
+    `compiled` is what was raced as the winner, None if that cannot outlast the race. `alone` says why no worker has
+    lowered the graphs, where there are workers.
     """
 
     winner: RaceRow
@@ -63,6 +64,7 @@ class RaceResult:
     seconds: float
     cut: bool
     compiled: Compiled | None = None
+    alone: str = ""
 
 
 def race(request: Request, tell: Progress) -> RaceResult:
@@ -75,7 +77,8 @@ def race(request: Request, tell: Progress) -> RaceResult:
         finally:
             running.compiles.ahead.end()
     # The trees of the race are gone with the losers: the winner records its CUDA graphs in those of the process.
-    return replace(result, compiled=running.compiles.kept(winner) if request.keeps and winner else None)
+    compiled = running.compiles.kept(winner) if request.keeps and winner else None
+    return replace(result, compiled=compiled, alone=running.compiles.ahead.refused)
 
 
 def _begun(request: Request, tell: Progress, begin: Callable[[], None], dynamo_s: float) -> "_Race":

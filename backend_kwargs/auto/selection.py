@@ -31,6 +31,7 @@ from backend_kwargs.auto.candidates import (
 from backend_kwargs.auto.compiling import Compiles, differ_in_lowering
 from backend_kwargs.auto.graph_stats import GraphStats, Product, padded_in
 from backend_kwargs.auto.head_to_head import Runner
+from backend_kwargs.auto.predictions import predicted
 from backend_kwargs.auto.products import after_tuning, candidate_of_products
 from backend_kwargs.auto.request import Request, Tools
 from backend_kwargs.auto.result_checks import ResultChecks
@@ -55,6 +56,8 @@ WORTH_A_LARGER_BUDGET = 0.1
 LEAST_COMPILE_S = 0.5  # assumed for default, whose own compile is faster when it hits Inductor's cache
 # Options under which kernels are timed while they are compiled, which needs the device.
 TIMED = frozenset({"benchmark_combo_kernel", "max_autotune_gemm", "max_autotune_pointwise", "max_autotune", "freezing"})
+# Of fewer recorded kinds of graph, costs measured by hand predict better; those of products depend on their number.
+ENOUGH_KINDS = 8
 OVER_BUDGET = "it is predicted to exceed the budget"
 
 
@@ -239,8 +242,14 @@ class Selection:
         return ""
 
     def predicted_s(self, candidate: RaceCandidate) -> float:
-        """Return the predicted seconds to compile and tune, from the time that default took; less by a worker."""
-        seconds = candidate.costs.seconds(max(self.default_s, LEAST_COMPILE_S), self.stats)
+        """Return the predicted seconds to compile and tune, as multiples of the time that default took.
+
+        They are those of the nearest kinds of graph in recorded races; less where a worker lowers the graphs.
+        """
+        compile_s = max(self.default_s, LEAST_COMPILE_S)
+        recorded = predicted(candidate.name, self.stats)
+        known = recorded.cost if recorded.kinds >= ENOUGH_KINDS and candidate.name != TUNED_PRODUCTS else None
+        seconds = known * compile_s if known else candidate.costs.seconds(compile_s, self.stats)
         if (job := self._job(candidate)) is None:
             return seconds
         return min(seconds, LOAD_S) if job.done else max(seconds - (time.perf_counter() - job.began), LOAD_S)

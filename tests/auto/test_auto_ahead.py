@@ -5,6 +5,7 @@ import torch
 
 import backend_kwargs
 from backend_kwargs.auto import ahead, race
+from backend_kwargs.auto.store import Store
 from backend_kwargs.auto.workers.pool import Workers
 from backend_kwargs.torch_internals.caches import fresh_cache
 from backend_kwargs.torch_internals.dynamo import counters
@@ -53,6 +54,8 @@ def test_what_cannot_be_sent_is_lowered_here(auto, store, workers):
     x = torch.randn(8, 64)
     fn = auto(lambda x: here(x) * 2, candidates=["no_size_asserts", "one_thread"], race="always")
     torch.testing.assert_close(fn(x), (x + 1) * 2)
+    (decision,) = Store(store).all()
+    assert "lowered without workers: " in decision.facts
     assert {row.status for row in rows_of(store).values()} <= {"pass", "same code"}
 
 
