@@ -11,6 +11,7 @@ from backend_kwargs.compare.rows import Comparison, Row, fastest
 from backend_kwargs.interval import Interval
 from backend_kwargs.page import document as page
 from backend_kwargs.page import fragment, pays_back, tradeoffs_of
+from backend_kwargs.page.figures import between, ratio
 from backend_kwargs.page.values import count_of, environment_of, error_of, interval_of, seconds_of
 from backend_kwargs.report import Graph
 from backend_kwargs.report.decisions import race_of, warnings_of
@@ -82,10 +83,8 @@ def best_mode(comparison: Comparison, but: Row | None = None) -> Row | None:
 
 
 def _verdict(comparison: Comparison, best: Row | None, paste: str) -> page.Verdict:
-    if comparison.baseline is None:
-        return page.Verdict(text="No candidate ran.", clear=False)
     if best is None or best.latency is None:
-        return page.Verdict(text=f"Nothing beats {comparison.baseline} beyond the noise.", clear=False)
+        return page.Verdict(text=_without_winner(comparison), clear=False)
     baseline = next(row for row in comparison.rows if row.label == comparison.baseline)
     mode = best_mode(comparison, best)
     others = [other for other in (mode, baseline) if other and other is not best]
@@ -96,6 +95,7 @@ def _verdict(comparison: Comparison, best: Row | None, paste: str) -> page.Verdi
         calls = pays_back(best.compile_s, medians[0], baseline.compile_s or 0.0, medians[1])
     return page.Verdict(
         winner=best.label,
+        clear=all(of.low > 1 for _, of in found if of),
         speedups=tuple({label: page.Speedup(over=label, ratio=of) for label, of in found if of}.values()),
         latency=interval_of(best.latency),
         error=error_of(accuracy.error) if accuracy else None,
@@ -108,6 +108,25 @@ def _verdict(comparison: Comparison, best: Row | None, paste: str) -> page.Verdi
         other_peak_of=baseline.label if baseline.peak_bytes is not None else "",
         paste=paste,
     )
+
+
+def _without_winner(comparison: Comparison) -> str:
+    """Return what to do where no candidate is surely faster than the baseline."""
+    keep, noise = comparison.baseline, comparison.noise
+    if keep is None:
+        return "Nothing to use yet: no candidate ran, for the reasons below."
+    if len(comparison.rows) == 1:
+        return f"Keep {keep}: no other candidate was given."
+    timed = [(row, row.speedup) for row in comparison.rows if row.passed and row.label != keep and row.speedup]
+    if not timed:
+        return f"Keep {keep}: no other candidate passed, for the reasons below."
+    row, of = max(timed, key=lambda each: each[1].median)
+    nearest = f"the next, {row.label}, is {ratio(of.median)} as fast ({between(of)})"
+    if of.high < 1 and not row.verdict:
+        return f"Keep {keep}, which is the fastest: {nearest}."
+    loud = f"; {keep} differs from itself by {between(noise)}" if noise and noise.high > LOUD else ""
+    again = ", so that it is not clear on this machine: time it again when it is idle" if loud else ""
+    return f"Keep {keep}: nothing is faster beyond the noise; {nearest}{loud}{again}."
 
 
 def _warnings(comparison: Comparison) -> Iterator[page.Warned]:

@@ -108,7 +108,9 @@ def test_without_a_peer_that_passes_everywhere_there_is_no_winner(results):
     found = records.read(results)
     found.cells = [each for each in found.cells if each.peer in ("eager", AGAIN, "max-autotune")]
     document = document_of(found)
-    assert document.verdict.text == "No peer whose results stay passes in every case: see each case."
+    assert document.verdict.text == (
+        "No backend passes in every case with results that stay: use the winner of each case, below."
+    )
     assert (document.races, document.graphs) == ((), ())
 
 
