@@ -203,7 +203,7 @@ def _raced(comparison: Comparison) -> Iterator[tuple[str, Graph]]:
     """Yield the graphs that `auto` raced, with a name."""
     for row in comparison.rows:
         for graph in row.made:
-            if graph.race:
+            if graph.race and graph.race.rows:
                 yield f"{row.label}, graph {graph.compile_id}", graph
 
 
