@@ -124,9 +124,10 @@ def _without_winner(comparison: Comparison) -> str:
     nearest = f"the next, {row.label}, is {ratio(of.median)} as fast ({between(of)})"
     if of.high < 1 and not row.verdict:
         return f"Keep {keep}, which is the fastest: {nearest}."
-    loud = f"; {keep} differs from itself by {between(noise)}" if noise and noise.high > LOUD else ""
-    again = ", so that it is not clear on this machine: time it again when it is idle" if loud else ""
-    return f"Keep {keep}: nothing is faster beyond the noise; {nearest}{loud}{again}."
+    first = f"Keep {keep}: nothing is faster beyond the noise; {nearest}."
+    if noise is None or noise.high <= LOUD:
+        return first
+    return f"{first}\nNot clear: {keep} differs from itself by {between(noise)}. Time it again on an idle machine."
 
 
 def _warnings(comparison: Comparison) -> Iterator[page.Warned]:

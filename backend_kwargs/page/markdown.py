@@ -6,7 +6,7 @@ from backend_kwargs.errors import printable, shortened
 from backend_kwargs.interval import Interval
 from backend_kwargs.page import figures
 from backend_kwargs.page.document import Change, Document, Row, Speedups, Verdict
-from backend_kwargs.page.sentence import Piece, kept, sentence
+from backend_kwargs.page.sentence import Piece, kept, remark, sentence
 from backend_kwargs.page.sharing import shareable
 
 LONGEST = 200  # characters of a name or a reason
@@ -52,13 +52,11 @@ def _lines(document: Document) -> Iterator[str]:
 
 
 def _verdict(verdict: Verdict) -> Iterator[str]:
-    if not verdict.winner:
-        yield f"**{code(verdict.text or 'No verdict.')}**"
-        return
-    yield f"**{''.join(map(_piece, sentence(verdict)))}**"
+    said = sentence(verdict)
+    yield f"**{''.join(map(_piece, said)) if verdict.winner else code(said[0].text)}**"
     yield from ("; ".join(each) + "." for each in (_intervals(verdict), _costs(verdict)) if each)
-    if verdict.text:
-        yield code(verdict.text)
+    if remark(verdict):
+        yield code(remark(verdict))
     if verdict.paste and not kept(verdict):
         longest = max((len(run) for run in _ticks(verdict.paste)), default=0)
         fence = "`" * max(3, longest + 1)

@@ -23,6 +23,11 @@ def sentence(verdict: Verdict) -> list[Piece]:
     return [*_sentence(verdict)]
 
 
+def remark(verdict: Verdict) -> str:
+    """Return what follows the sentence: the text beside a winner, without one the lines after its first."""
+    return verdict.text if verdict.winner else verdict.text.partition("\n")[2]
+
+
 def kept(verdict: Verdict) -> Speedup | None:
     """Return what to keep in place of the winner: what is surely faster, or eager or default if that is not clear."""
     faster = [each for each in verdict.speedups if each.ratio.high < 1]
@@ -66,7 +71,7 @@ def _listed(names: Sequence[str]) -> str:
 def _sentence(verdict: Verdict) -> Iterator[Piece]:
     keep = kept(verdict)
     if not verdict.winner:
-        yield Piece(verdict.text or "No verdict.")
+        yield Piece(verdict.text.partition("\n")[0] or "No verdict.")
     elif keep:
         yield from (Piece("Keep "), Piece(keep.over, "name"), Piece(": "))
         if _tied(keep.ratio):

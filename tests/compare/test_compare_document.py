@@ -58,9 +58,8 @@ TIED = row("inductor", 0.99, verdict="within noise")
         ),
         pytest.param(
             compared(TIED, noise=LOUD),
-            "Keep eager: nothing is faster beyond the noise; the next, inductor, is 1.01x as fast (1.01 to 1.01); "
-            "eager differs from itself by 0.80 to 1.20, so that it is not clear on this machine: time it again when it "
-            "is idle.",
+            "Keep eager: nothing is faster beyond the noise; the next, inductor, is 1.01x as fast (1.01 to 1.01).\n"
+            "Not clear: eager differs from itself by 0.80 to 1.20. Time it again on an idle machine.",
             id="noisy machine",
         ),
         pytest.param(

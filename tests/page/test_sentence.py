@@ -4,7 +4,7 @@ import pytest
 
 from backend_kwargs.interval import Interval
 from backend_kwargs.page.document import Speedup, Verdict
-from backend_kwargs.page.sentence import how_sure, sentence
+from backend_kwargs.page.sentence import how_sure, remark, sentence
 
 NOISE = Interval(1.0, 0.99, 1.01)
 TIMES = "\N{MULTIPLICATION SIGN}"
@@ -48,6 +48,13 @@ def verdict(winner="w", *, clear=True, **over):
 def test_the_sentence(given, said):
     """A winner is used where it is surely faster than what costs nothing; else that is kept."""
     assert "".join(piece.text for piece in sentence(given)) == said.replace("x ", f"{TIMES} ")
+
+
+def test_a_text_of_several_lines_is_a_sentence_and_a_remark():
+    """Without a winner the first line is the sentence; beside one, all of it is a remark."""
+    alone, beside = Verdict(text="Keep eager.\nNot clear."), Verdict("w", text="Timed once.")
+    assert ([piece.text for piece in sentence(alone)], remark(alone)) == (["Keep eager."], "Not clear.")
+    assert remark(beside) == "Timed once."
 
 
 @pytest.mark.parametrize(
