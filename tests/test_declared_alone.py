@@ -68,8 +68,14 @@ def run(tmp_path_factory):
 
 def test_environment_has_nothing_undeclared(run, tmp_path):
     """The environment lacks numpy and pytest, on which the tests below rely, and has this checkout."""
-    code = "import importlib.util as u, backend_kwargs as bk; print(*map(u.find_spec, ('numpy', 'pytest')), bk.__file__)"
-    assert run("-W", "ignore", "-c", code, cwd=tmp_path).split() == ["None", "None", f"{ROOT}/backend_kwargs/__init__.py"]
+    code = (
+        "import importlib.util as u, backend_kwargs as bk; print(*map(u.find_spec, ('numpy', 'pytest')), bk.__file__)"
+    )
+    assert run("-W", "ignore", "-c", code, cwd=tmp_path).split() == [
+        "None",
+        "None",
+        f"{ROOT}/backend_kwargs/__init__.py",
+    ]
 
 
 def test_readme_runs(run, tmp_path):
