@@ -155,8 +155,10 @@ class Backend:
         """Return the compiler's whole configuration with these options."""
         return self._compiler.config(self._options)
 
-    def inductor_config(self) -> dict[str, Any]:
+    def inductor_config(self, *, ahead_of_time: bool = False) -> dict[str, Any]:
         """Return the options as a plain dict: AOTInductor's `inductor_configs`, vLLM's `inductor_compile_config`.
+
+        `ahead_of_time` is for AOTInductor alone: the dict may then contain `freezing`, which has no effect elsewhere.
 
         Raises:
             BackendKwargsError: if an option works only in this package, or the compiler is not Inductor.
@@ -164,7 +166,7 @@ class Backend:
         """
         if not isinstance(self._compiler, InductorCompiler):
             raise BackendKwargsError(f"Backend {self.spec!r} has no options of Inductor.")
-        return self._compiler.plain(self._options)
+        return self._compiler.plain(self._options, ahead_of_time=ahead_of_time)
 
     def reset(self) -> None:
         """Free what compiling keeps in this process, such as CUDA-graph trees; torch._dynamo.reset() calls this."""

@@ -51,7 +51,9 @@ def show_one(key: Key, store: Where = None, json: AsJson = False, as_: As = None
     (decision,) = _found(open_store(store, strict=True).all, [key], one=True)
     if as_:
         return print_config(
-            decided(decision.winner, decision.options, decision.fixed, decision.compiler).inductor_config()
+            decided(decision.winner, decision.options, decision.fixed, decision.compiler).inductor_config(
+                ahead_of_time=as_ == "aoti-config"
+            )
         )
     if json:
         return print_json(asdict(decision))

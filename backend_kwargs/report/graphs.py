@@ -128,12 +128,14 @@ class Graph:
     engine: EngineShare | None = None
     rewrite_costs: Mapping[str, str] = field(default_factory=dict)
 
-    def inductor_config(self) -> dict[str, Any]:
+    def inductor_config(self, *, ahead_of_time: bool = False) -> dict[str, Any]:
         """Return `Backend.inductor_config()` of this graph's backend; under auto, with the winner's options."""
         if self.race is None:
-            return find_backend(self.backend).bind("report", self.options).inductor_config()
-        fixed = {name: value for name, value in self.options.items() if name not in auto.OPTIONS}
-        return decided(self.race.winner, self.race.options, fixed, self.race.compiler).inductor_config()
+            backend = find_backend(self.backend).bind("report", self.options)
+        else:
+            fixed = {name: value for name, value in self.options.items() if name not in auto.OPTIONS}
+            backend = decided(self.race.winner, self.race.options, fixed, self.race.compiler)
+        return backend.inductor_config(ahead_of_time=ahead_of_time)
 
 
 def seconds_of(graphs: Iterable[Graph]) -> float:
