@@ -17,7 +17,7 @@ from backend_kwargs.cli.arguments import Assignments, Model, assigned, backend_f
 from backend_kwargs.cli.console import console, print_table, quiet, say
 from backend_kwargs.cli.models import folder_of_model, model_of
 from backend_kwargs.cli.modules import importable
-from backend_kwargs.cli.pasting import lines_to_paste
+from backend_kwargs.cli.pasting import Timed, lines_to_paste
 from backend_kwargs.errors import BackendKwargsError, printable
 from backend_kwargs.files.atomic_write import check_writable, write_whole
 from backend_kwargs.files.plain_data import read_text
@@ -105,7 +105,8 @@ def show(
             progress=progress,
         )
     best = fastest(comparison)
-    _print(comparison, dict(wanted)[best.label] if best else None, reports=report)
+    timed = Timed.of(model, example_inputs, training=mode is Mode.training, device=device)
+    _print(comparison, dict(wanted)[best.label] if best else None, timed=timed, reports=report)
     _write(comparison, json, plot)
     if not any(row.right for row in comparison.rows):
         raise typer.Exit(NONE_RAN)
@@ -196,7 +197,7 @@ def _log(err: Console, label: str, stage: str) -> None:
         say(f"compiling {label}", out=err)
 
 
-def _print(comparison: "Comparison", best: Backend | None, *, reports: bool) -> None:
+def _print(comparison: "Comparison", best: Backend | None, *, reports: bool, timed: Timed | None = None) -> None:
     """Print the table, what it says, and the lines to paste."""
     from backend_kwargs.compare.rows import COLUMNS, cells
 
@@ -212,6 +213,6 @@ def _print(comparison: "Comparison", best: Backend | None, *, reports: bool) -> 
         say(f"Nothing beats {comparison.baseline} beyond the noise{against_itself}.")
     else:
         say(RULE)
-        say(*(lines_to_paste(best) or [f"{best!r}, which cannot be written as text."]))
+        say(*(lines_to_paste(best, timed) or [f"{best!r}, which cannot be written as text."]))
     for row in (row for row in comparison.rows if reports and row.report):
         say("", row.label, *str(row.report).splitlines())
