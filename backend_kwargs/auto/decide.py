@@ -229,7 +229,7 @@ class _Question:
 
         began, budget_s = time.perf_counter(), self.budget_s
         try:
-            with progress() as tick:
+            with progress(self.request.settings.on_progress) as tick:
                 settings = replace(self.request.settings, budget_s=budget_s)
                 result = race(replace(self.real_request, settings=settings), tick)
         except RESTARTS:

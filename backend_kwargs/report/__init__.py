@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from backend_kwargs.backends.generated_code import comparable, rewrites_made
-from backend_kwargs.compile_records import Record, records
+from backend_kwargs.compile_records import RACED, Record, records
 from backend_kwargs.errors import BackendKwargsError
 from backend_kwargs.facts.parts import Partition
 from backend_kwargs.report.advice import advice_on, reason_and_hint
@@ -78,7 +78,9 @@ class Report:
 
     def _summary(self) -> str:
         counts = ((len(self.graphs), "graph"), (len(self.breaks), "break"), (len(self.recompiles), "recompile"))
-        return f"{', '.join(number(count, what) for count, what in counts)}, {self.seconds:.1f} s in the backend"
+        numbers = "; graph F/N is variant N of dynamo's function F" if self.graphs else ""
+        counted = ", ".join(number(count, what) for count, what in counts)
+        return f"{counted}, {self.seconds:.1f} s in the backend{numbers}"
 
     def _remarks(self) -> list[str]:
         return [*self.notes, *(f"advice: {advice}" for advice in self.advice)]
@@ -160,6 +162,7 @@ def _graph(record: Record, other: Sequence[Code] | None) -> Graph:
         record.facts.precision,
         engine,
         {name: each.costs for name, each in record.facts.rewrites.items() if each.costs},
+        _decided(record),
     )
 
 
@@ -176,6 +179,16 @@ def _race(record: Record) -> Race | None:
     from backend_kwargs.auto.reporting import table
 
     return Race(found.winner, found.options, found.seconds, found.rows, table(found), found.compiler)
+
+
+def _decided(record: Record) -> str:
+    """Return when and where the graph was raced, "" if it was in this compile, or never."""
+    found = record.facts.decision
+    if found is None or not found.rows or record.facts.cache == RACED:
+        return ""
+    from backend_kwargs.auto.reporting import origin
+
+    return origin(found)
 
 
 def _differs(code: Code, other: Sequence[Code]) -> bool:
