@@ -1,5 +1,7 @@
 """Named, configured torch.compile backends that are values. Imports no torch until a backend is made."""
 
+from importlib.metadata import version as _version
+
 from backend_kwargs.backend import Backend
 from backend_kwargs.bundles.config import CompileConfig
 from backend_kwargs.bundles.module import CompiledModule
@@ -20,6 +22,8 @@ from backend_kwargs.registry import (
 from backend_kwargs.report import Report, report
 from backend_kwargs.rewrites.table import Rewrite, list_rewrites, register_rewrite
 
+__version__ = _version("backend-kwargs")
+
 __all__ = [
     "Backend",
     "BackendKwargsError",
@@ -30,6 +34,7 @@ __all__ = [
     "Report",
     "Rewrite",
     "Template",
+    "__version__",
     "compile_regions",
     "explain",
     "get_template",

@@ -171,7 +171,7 @@ def test_plain_inductor_cannot_call_operators_ahead_of_time(plain_mlp, tmp_path)
 
 @on_cpu
 def test_freezing_acts_ahead_of_time(tmp_path):
-    """The dict for AOTInductor has `freezing`, which folds a batch norm into oneDNN's convolution, with eager's numbers."""
+    """The dict for AOTInductor has `freezing`, which folds a batch norm, with eager's numbers."""
     torch.manual_seed(0)
     net, x = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU()).eval(), torch.randn(2, 3, 8, 8)
     config = bk.make_backend("tmpl-inductor:freezing").inductor_config(ahead_of_time=True)
