@@ -19,7 +19,7 @@ package = bk.CompiledModule(bk.CompileConfig(kind="aoti", dynamic=False)).build(
 package.save("ahead/")
 loaded = bk.CompiledModule.load("ahead/", model, trust=True)
 loaded.deploy()
-print(loaded(x).shape)
+print(loaded(x).shape == model(x).shape)
 """
 
 
@@ -81,7 +81,7 @@ def test_environment_has_nothing_undeclared(run, tmp_path):
 def test_readme_runs(run, tmp_path):
     """README's Python blocks run in order; a package of AOTInductor is built, saved and loaded too."""
     code = "\n".join([*blocks("python", README), AHEAD])
-    assert run("-W", "ignore", "-c", code, cwd=tmp_path).splitlines()[-1] == "torch.Size([4, 16])"
+    assert run("-W", "ignore", "-c", code, cwd=tmp_path).splitlines()[-1] == "True"
 
 
 @pytest.mark.parametrize("command", ["list", "doctor"])

@@ -102,7 +102,7 @@ def report(compiled: object = None, *, against: object = None) -> Report:
 
     Raises:
         BackendKwargsError: if `compiled` is no such value, or no backend of this package compiled for it. If
-        dynamo captured no graph for one, the report has none either, and `advice` has the reason.
+            dynamo captured no graph for one, the report has none either, and `advice` has the reason.
 
     """
     owners = [] if compiled is None else owners_of(compiled)
