@@ -77,6 +77,7 @@ check: $(READY)
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/python -m tests.docs_tables
+	$(BIN)/python -m tests.option_names
 	$(BIN)/python -m tests.function_sizes
 	$(BIN)/python -m tests.private_names
 

@@ -8,6 +8,7 @@ from backend_kwargs.bundles.module import CompiledModule
 from backend_kwargs.cache_artifacts import load_cache_artifacts, save_cache_artifacts
 from backend_kwargs.errors import BackendKwargsError, BackendKwargsWarning
 from backend_kwargs.explain import Explanation, explain
+from backend_kwargs.options.inductor_names import InductorOptions
 from backend_kwargs.options.templates import Template
 from backend_kwargs.regions import compile_regions, region_options
 from backend_kwargs.registry import (
@@ -31,6 +32,7 @@ __all__ = [
     "CompileConfig",
     "CompiledModule",
     "Explanation",
+    "InductorOptions",
     "Report",
     "Rewrite",
     "Template",
