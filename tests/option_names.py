@@ -24,7 +24,7 @@ HEAD = '''"""The names of Inductor's options on torch 2.11 to 2.14, and of this 
 
 from typing import Literal, TypedDict
 '''
-DOC = "InductorOptions.__doc__ = \"Inductor's options by name, and this package's: a mapping for make_backend and torch.compile.\"\n"
+DOC = "InductorOptions.__doc__ = \"Inductor's options and this package's, by name, with their types.\"\n"
 KEYWORDS = '''
 
 class InductorKeywords(TypedDict, total=False):

@@ -670,7 +670,7 @@ InductorOptions = TypedDict(
     },
     total=False,
 )
-InductorOptions.__doc__ = "Inductor's options by name, and this package's: a mapping for make_backend and torch.compile."
+InductorOptions.__doc__ = "Inductor's options and this package's, by name, with their types."
 
 
 class InductorKeywords(TypedDict, total=False):
