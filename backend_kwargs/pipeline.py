@@ -17,7 +17,7 @@ from backend_kwargs.auto import settings as auto
 from backend_kwargs.auto.candidates import check_candidates
 from backend_kwargs.backends import CapturedGraph, Compiler, Stage, Step, Tell
 from backend_kwargs.backends.inductor import compiler as inductor
-from backend_kwargs.backends.inductor.compiler import InductorCompiler, is_set, tell_or_raise
+from backend_kwargs.backends.inductor.compiler import InductorCompiler, is_set, records, tell_or_raise
 from backend_kwargs.backends.others import OTHERS
 from backend_kwargs.errors import BackendKwargsError, warn_once
 from backend_kwargs.facts import Compiled
@@ -108,7 +108,8 @@ def _records(options: Options) -> bool:
     """Return whether CUDA graphs may be recorded, by an option or by Inductor's global configuration."""
     from backend_kwargs.torch_internals import inductor_config
 
-    return bool(options.get("triton.cudagraphs", inductor_config.value("triton.cudagraphs")))
+    asked = bool(options.get("triton.cudagraphs", inductor_config.value("triton.cudagraphs")))
+    return asked and records(options)
 
 
 def _needs_trees(options: Options, here: Machine, tell: Tell) -> None:

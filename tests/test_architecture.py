@@ -49,7 +49,7 @@ analysis.readme analysis.real_models analysis.auto_tables analysis.report analys
 arguments
 studies studies.bundles studies.compilers studies.kernel_times studies.overhead studies.precision studies.public_reports
 studies.rewrite_cases studies.rewrites
-studies.templates studies.tune_kernels
+studies.templates studies.training_copies studies.tune_kernels
 studies.tvm_speed
 studies.commands
 cli

@@ -103,6 +103,7 @@ def _gpu_matmul(stats: "GraphStats") -> bool:
 
 GRAPHS_COMPLEXITY = 3
 CUDAGRAPHS = {"triton.cudagraphs": True}
+UNRECORDED = {**CUDAGRAPHS, "record_cudagraphs": False}  # the code that is compiled for them, without
 DESCENT = {"coordinate_descent_tuning": True}
 # The effect of torch's max-autotune modes on kernels other than GEMMs.
 TUNED = {"max_autotune_pointwise": True, **DESCENT}
@@ -138,7 +139,15 @@ STEPS: tuple[RaceCandidate, ...] = (
     RaceCandidate(UNFROZEN, {"freezing": False}, lambda stats: stats.frozen > 0, costs=ONCE, gain=UNFROZEN_GAIN),
     # Each symbolic size records its own graph, so recording pays off only where few sizes recur. torch records a graph
     # that mutates its inputs only where these are a module's buffers; otherwise this candidate's code is default's.
-    RaceCandidate("cudagraphs", CUDAGRAPHS, _gpu, shares={"launches": 0.9}, costs=AGAIN, complexity=GRAPHS_COMPLEXITY),
+    RaceCandidate(
+        "cudagraphs",
+        CUDAGRAPHS,
+        _gpu,
+        without=("record_cudagraphs",),
+        shares={"launches": 0.9},
+        costs=AGAIN,
+        complexity=GRAPHS_COMPLEXITY,
+    ),
     RaceCandidate(
         "persistent_reductions", {"triton.multi_kernel": 3}, _gpu_reductions, shares={"generated": 0.15}, costs=ONCE
     ),
@@ -251,7 +260,13 @@ STEPS: tuple[RaceCandidate, ...] = (
     ),
     # Shorter kernels leave more gaps. The reverse does not hold: a gain in launches stays when kernels get shorter.
     RaceCandidate(
-        "cudagraphs_of_tuned", CUDAGRAPHS, _gpu, shares={"launches": 0.9}, costs=AGAIN, complexity=GRAPHS_COMPLEXITY
+        "cudagraphs_of_tuned",
+        CUDAGRAPHS,
+        _gpu,
+        without=("record_cudagraphs",),
+        shares={"launches": 0.9},
+        costs=AGAIN,
+        complexity=GRAPHS_COMPLEXITY,
     ),
     RaceCandidate(
         "cpp_wrapper",
@@ -263,8 +278,9 @@ STEPS: tuple[RaceCandidate, ...] = (
         complexity=3,
     ),
 )
-# Compiled before default where eager waits for launches.
-GRAPHS_FIRST = replace(next(step for step in STEPS if step.options == CUDAGRAPHS), over=False)
+# Default where CUDA graphs may be raced: one compile serves for both.
+DEFAULT_AND_GRAPHS = RaceCandidate(DEFAULT, UNRECORDED, over=False, complexity=0)
+WITH_GRAPHS = next(step for step in STEPS if step.options == CUDAGRAPHS)
 
 
 def candidates_for(
@@ -363,6 +379,22 @@ def merged(under: Options, candidate: RaceCandidate) -> Options:
     return options
 
 
+def records(options: Options) -> bool:
+    """Return whether CUDA graphs are recorded under these options of a candidate."""
+    return bool(options.get("triton.cudagraphs")) and options.get("record_cudagraphs") is not False
+
+
+def with_recording(options: Options, *, recorded: bool = True) -> Options:
+    """Return `options` with CUDA graphs recorded, or not, of what is compiled for them; the same if nothing is."""
+    rest = {name: value for name, value in options.items() if name != "record_cudagraphs"}
+    return rest if recorded or not rest.get("triton.cudagraphs") else {**rest, "record_cudagraphs": False}
+
+
+def toggled(options: Options) -> Options:
+    """Return `options` for the same code with CUDA graphs, where they ask for it without, or the reverse."""
+    return with_recording(options, recorded=not records(options))
+
+
 def precision_candidates(
     precisions: Iterable[str], max_error: float | None, compilers: Iterable[str] = ()
 ) -> list[RaceCandidate]:
@@ -421,7 +453,7 @@ def allowed_candidates(
     """Return every candidate that a request may choose: the steps, those it names, and what else it allows."""
     named = list(named)
     in_precisions = precision_candidates(precisions, max_error, filter(is_other, named))
-    allowed = [*STEPS, tuning((), 0, 0.0), *map(rewriting, rewrites), *in_precisions]
+    allowed = [*STEPS, DEFAULT_AND_GRAPHS, tuning((), 0, 0.0), *map(rewriting, rewrites), *in_precisions]
     for name in set(named).difference(step_names()):
         with contextlib.suppress(BackendKwargsError):  # a template or a compiler that this process lacks
             allowed.append(_named(name, options_of, frozen=False))

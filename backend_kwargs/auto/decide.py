@@ -6,12 +6,14 @@ may both race a graph, and the store keeps the later decision.
 
 import tempfile
 import time
-from collections.abc import Iterable, Iterator
+import weakref
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 import torch
 
@@ -30,25 +32,31 @@ from backend_kwargs.facts.decision import DEFAULT, EAGER, Decision, RaceRow
 from backend_kwargs.graphs.eligibility import communicates, is_tiny, may_communicate, why_not_repeatable
 from backend_kwargs.graphs.writes import copy_of_graph
 from backend_kwargs.rewrites.table import fingerprint, list_rewrites
-from backend_kwargs.torch_internals.dynamo import RESTARTS
+from backend_kwargs.torch_internals.dynamo import RESTARTS, compiling_callable
 from backend_kwargs.torch_internals.functorch import saves_strictly, shared_in_cache
+from backend_kwargs.torch_internals.guards import compile_id
 from backend_kwargs.torch_internals.replacing import undone
 
 if TYPE_CHECKING:
     from backend_kwargs.auto.race import RaceResult
 
 
+CallOfGraphs: TypeAlias = tuple[Callable[[], object], int]  # a weak reference to the callable; which compile of it
+
+
 @dataclass
 class Memory:
     """The decisions and race times of this process, also if the store cannot be written.
 
-    `decisions` are keyed by scope and key; `race_seconds` has one entry per race. `store` replaces the user's store.
-    `loaded` holds decisions by key that precede those of the store: they came with another process's cache artifacts.
+    `decisions` are keyed by scope and key; `race_seconds` has an entry per race, and `call_seconds` one per call, whose
+    graphs share a budget. `store` replaces the user's store. `loaded` holds decisions by key that precede those of the
+    store: they came with another process's cache artifacts.
     """
 
     decisions: dict[tuple[str, str], Decision] = field(default_factory=dict)
     loaded: dict[str, Decision] = field(default_factory=dict)
     race_seconds: list[float] = field(default_factory=list)
+    call_seconds: defaultdict[CallOfGraphs, float] = field(default_factory=lambda: defaultdict(float))
     store: Path | None = None
 
 
@@ -107,15 +115,18 @@ def _one_key() -> Iterator[None]:
 def compile_fastest(request: Request) -> Compiled:
     """Return the graph compiled with the winner's options, or the graph itself if eager won.
 
-    A race leaves nothing but its decision. The winner is compiled again, mostly from AOTAutograd's cache, so that the
-    result is the same as without a race.
+    Of a race its decision is left, and what was raced as the winner. Where that depends on the race, as with sizes that
+    a candidate may have guarded, the winner is compiled again.
     """
-    question = _Question(request, bucket_of(request.gm, request.example_inputs))
+    raced: list[Compiled] = []
+    question = _Question(request, bucket_of(request.gm, request.example_inputs), raced.append)
     decision = question.decision()
     tell(decision)
     _warn_where_default_fails(decision)
     if decision.winner == EAGER:
         return Compiled(request.gm.forward, CompileFacts(decision=decision))
+    if raced and raced[-1].facts.decision is decision:
+        return raced[-1]
     if not decision.options and not decision.compiler:
         return request.compile(request.graph, {}, "").knowing(decision=decision)
     spare = copy_of_graph(request.gm)
@@ -166,6 +177,7 @@ class _Question:
 
     request: Request
     bucket: Bucket | None = None
+    keep: Callable[[Compiled], None] = lambda compiled: None  # called with what was raced as the winner
 
     def decision(self) -> Decision:
         """Return the decision that all ranks compile this graph with; under `aot_compile`, one that it can save."""
@@ -219,6 +231,8 @@ class _Question:
         if sum(memory().race_seconds) >= settings.process_budget_s:
             spent = f"the process has spent its {settings.process_budget_s:g} s on races"
             return self.remembered() or self.winner_of(other_sizes, spent)
+        if self.share_s <= 0:
+            return self.remembered() or self.winner_of(other_sizes, "the graphs before it have spent its call's budget")
         if not always and sum(each.key != self.key for each in other_sizes) >= settings.most_races:
             return self.winner_of(other_sizes, f"it was raced for {settings.most_races} other sizes")
         return None
@@ -227,11 +241,12 @@ class _Question:
         """Race the graph; return default if the race fails."""
         from backend_kwargs.auto.race import UnfitError, race
 
-        began, budget_s = time.perf_counter(), self.budget_s
+        began, budget_s, share_s = time.perf_counter(), self.budget_s, self.share_s
         try:
             with progress(self.request.settings.on_progress) as tick:
-                settings = replace(self.request.settings, budget_s=budget_s)
-                result = race(replace(self.real_request, settings=settings), tick)
+                settings = replace(self.request.settings, budget_s=share_s)
+                request = replace(self.real_request, settings=settings, keeps=self._keeps)
+                result = race(request, tick)
         except RESTARTS:
             raise
         except UnfitError as error:
@@ -242,6 +257,8 @@ class _Question:
             return self.default(why)
         finally:
             memory().race_seconds.append(time.perf_counter() - began)
+            if self._call:
+                memory().call_seconds[self._call] += time.perf_counter() - began
         # Only under race="always": a race that was cut short knows less than one that had more time.
         if result.cut and (found := self.remembered()) and (not found.cut_s or found.cut_s > budget_s):
             return found
@@ -261,7 +278,14 @@ class _Question:
         memory().decisions[self.slot] = decision
         if decision.lasting:
             self.store.put(decision)
+        if result.compiled:
+            self.keep(result.compiled.knowing(decision=decision))
         return decision
+
+    @property
+    def _keeps(self) -> bool:
+        """Whether what was raced may be the result: the inputs were dynamo's, for this rank alone, not to be saved."""
+        return self.bucket is None and ranks() == 1 and not saves_strictly()
 
     def remembered(self) -> Decision | None:
         """Return the decision of this process or the store, unless no candidate of this request sets its options."""
@@ -324,6 +348,23 @@ class _Question:
         """The seconds for this graph's race: its budget, or what is left of the process's."""
         settings = self.request.settings
         return min(settings.budget_s, settings.process_budget_s - sum(memory().race_seconds))
+
+    @property
+    def share_s(self) -> float:
+        """The seconds for this graph, of what its call has left: half of it if a graph break follows it.
+
+        How many graphs there will be is not known. Each has inputs in ordinary memory, as the graph before it leaves
+        them whatever its candidate is, since results in CUDA graphs' memory are copied: so each is raced alone.
+        """
+        left_s = self.budget_s - (memory().call_seconds[self._call] if self._call else 0.0)
+        reason = getattr(self.request.gm, "compile_subgraph_reason", None)
+        return left_s / 2 if getattr(reason, "graph_break", False) else left_s
+
+    @cached_property
+    def _call(self) -> CallOfGraphs | None:
+        """The call that this graph is compiled for: dynamo counts the compiles of each function between its breaks."""
+        owner, number = compiling_callable(), compile_id()
+        return (weakref.ref(owner), number.frame_compile_id or 0) if owner is not None and number else None
 
     @cached_property
     def real_request(self) -> Request:

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 import torch
 
 from backend_kwargs import measure
-from backend_kwargs.auto.candidates import GRAPHS_COMPLEXITY, RaceCandidate
+from backend_kwargs.auto.candidates import GRAPHS_COMPLEXITY, RaceCandidate, records
+from backend_kwargs.auto.compiling import Candidate
 from backend_kwargs.facts.decision import EAGER, RaceRow
 from backend_kwargs.measure import Interval
 
@@ -23,17 +24,18 @@ LITTLE = 1 << 20  # bytes by which peaks of one callable differ between runs
 
 @dataclass(slots=True)
 class Runner:
-    """A candidate that passed the check: its row, its call, and its code to compare with others."""
+    """A candidate that passed the check: its row, its call, its code to compare, and what was made of it."""
 
     candidate: RaceCandidate
     row: RaceRow
     call: Callable[[], object]
     code: tuple[tuple[str, bool], ...]
+    made: Candidate | None = None
 
     @property
     def complexity(self) -> int:
         """The candidate's complexity; with CUDA graphs the highest, whichever step set them."""
-        return GRAPHS_COMPLEXITY if self.row.options.get("triton.cudagraphs") else self.candidate.complexity
+        return GRAPHS_COMPLEXITY if records(self.row.options) else self.candidate.complexity
 
     @property
     def replayed(self) -> bool:

@@ -11,14 +11,15 @@ from functools import partial
 import torch
 
 from backend_kwargs import measure
+from backend_kwargs.auto.ahead import workers
 from backend_kwargs.auto.budget import LEAST_CALLS, Budget
-from backend_kwargs.auto.candidates import RaceCandidate
+from backend_kwargs.auto.candidates import RaceCandidate, toggled
+from backend_kwargs.auto.compiling import Candidate, Compiles
 from backend_kwargs.auto.deadline import OutOfTime, capped, capped_backward
 from backend_kwargs.auto.graph_stats import GraphStats, observed_stats
 from backend_kwargs.auto.head_to_head import Runner, better, interleaved, note_figures
 from backend_kwargs.auto.request import Request
 from backend_kwargs.auto.result_checks import ResultChecks
-from backend_kwargs.auto.rewritten import noting_lowered
 from backend_kwargs.auto.sandbox import own_libdevice, sandboxed
 from backend_kwargs.auto.selection import OVER_BUDGET, Selection
 from backend_kwargs.backends.generated_code import comparable, compiled_graphs, rewrites_made
@@ -32,6 +33,7 @@ from backend_kwargs.graphs.writes import copy_of_graph
 from backend_kwargs.measure.trees import Results, tensors_of
 from backend_kwargs.options.layers import Options
 from backend_kwargs.rewrites.table import find_rewrite
+from backend_kwargs.torch_internals.caches import artifacts_noted
 from backend_kwargs.torch_internals.dynamo import RESTARTS, get_metrics_context
 from backend_kwargs.torch_internals.guards import guard_count, is_tracing
 from backend_kwargs.torch_internals.modes import modes_restored
@@ -50,25 +52,36 @@ class UnfitError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class RaceResult:
-    """The result of a race: the winner's row, all rows in the order tried, the graph's stats; `cut` if time ran out."""
+    """The result of a race: the winner's row, all rows in the order tried, the graph's stats; `cut` if time ran out.
+
+    `compiled` is what was raced as the winner, None if that cannot outlast the race.
+    """
 
     winner: RaceRow
     rows: tuple[RaceRow, ...]
     stats: GraphStats
     seconds: float
     cut: bool
+    compiled: Compiled | None = None
 
 
 def race(request: Request, tell: Progress) -> RaceResult:
     """Return the fastest candidate that passes the accuracy check; restore torch's state, inputs and generators."""
     dynamo_s = dynamo_seconds()
     with sandboxed(request.gm) as begin:
-        return _begun(request, tell, begin, dynamo_s).run()
+        running = _begun(request, tell, begin, dynamo_s)
+        try:
+            result, winner = running.run()
+        finally:
+            running.compiles.ahead.end()
+    # The trees of the race are gone with the losers: the winner records its CUDA graphs in those of the process.
+    return replace(result, compiled=running.compiles.kept(winner) if request.keeps and winner else None)
 
 
 def _begun(request: Request, tell: Progress, begin: Callable[[], None], dynamo_s: float) -> "_Race":
     """Run the graph once in eager; raise UnfitError if that shows that it cannot be raced."""
     started = time.perf_counter()
+    workers().start()  # they import torch while the graph runs in eager
     # A copy: running a graph changes AOTAutograd's key for it, by which the next process finds the compiled winner.
     task = Task.of(copy_of_graph(request.gm), request.example_inputs, begin, capped_backward)
     tensors = [value for value in task.inputs.values if isinstance(value, torch.Tensor)]
@@ -116,6 +129,7 @@ class _Race:
     budget: Budget
     checks: ResultChecks
     selection: Selection
+    compiles: Compiles
     rows: list[RaceRow]
     codes: dict[tuple[object, ...], str] = field(default_factory=dict)
 
@@ -134,12 +148,14 @@ class _Race:
         """Return a race whose results are compared with those of `eager`."""
         rows: list[RaceRow] = []
         checks = ResultChecks(task, stats, device, budget, request.settings.tolerance, eager)
-        selection = Selection(request, task, stats, device, budget, checks, rows)
-        return cls(request, tell, dynamo_s, task, device, stats, budget, checks, selection, rows)
+        compiles = Compiles(request, task)
+        selection = Selection(request, task, stats, device, budget, checks, rows, compiles)
+        compiles.ahead.choose = selection.ahead
+        return cls(request, tell, dynamo_s, task, device, stats, budget, checks, selection, compiles, rows)
 
-    def run(self) -> RaceResult:
+    def run(self) -> tuple[RaceResult, Candidate | None]:
         # Before the reference exists: where two eager runs differ, both differ from it as well.
-        eager = self._entered(RaceCandidate(EAGER), Compiled(self.task.copy()), RaceRow(EAGER))
+        eager = self._entered(RaceCandidate(EAGER), Candidate(Compiled(self.task.copy()), {}), RaceRow(EAGER))
         if eager.row.status != "pass":
             raise UnfitError(f"two runs in eager differ: {eager.row.reason}")
         if self.budget.call_s > SLOW_S and self.budget.allows(LEAST_CALLS):
@@ -149,7 +165,7 @@ class _Race:
             # The first call also loads kernels.
             self.budget.call_s = min(self.budget.call_s, time.perf_counter() - began)
         self.checks.compute_reference()
-        champion = self._first(eager)
+        champion = self._meet(eager, self.selection.default)
         champion = self._climb(champion)
         champion = self._not_slower(champion, eager)
         if champion.row.status != "pass":
@@ -161,20 +177,11 @@ class _Race:
                 row.reason = "the budget ended before it was timed"
         ended = (self.budget.interrupted, self.budget.is_spent, OVER_BUDGET)
         cut = any(row.reason.startswith(ended) for row in self.rows) or not self.budget.may_time
-        return RaceResult(champion.row, tuple(self.rows), self.stats, self.budget.spent_s, cut)
+        return RaceResult(champion.row, tuple(self.rows), self.stats, self.budget.spent_s, cut), champion.made
 
     def _list(self, row: RaceRow) -> None:
         if not any(row is each for each in self.rows):
             self.rows.append(row)
-
-    def _first(self, eager: Runner) -> Runner:
-        """Return the better of eager and default, or CUDA graphs where these come first."""
-        if self.selection.graphs_first(eager):
-            champion = self._meet(eager, self.selection.graphs)
-            if champion is not eager and champion.replayed:
-                return champion
-            self.codes.clear()  # its code is that of default if torch recorded nothing
-        return self._meet(eager, RaceCandidate(DEFAULT, over=False, complexity=0))
 
     def _climb(self, champion: Runner) -> Runner:
         """Return the fastest after trying all candidates worth their time, by highest expected gain per second."""
@@ -191,6 +198,7 @@ class _Race:
             following = self.selection.first_of(fitting, champion)
             left.remove(following)
             self.tell(following.name, 1 - (len(left) + 1) / (count + 1))
+            self.selection.awaited(following)
             champion = self._meet(champion, following)
         return champion
 
@@ -204,27 +212,49 @@ class _Race:
     # ---- one candidate
 
     def _meet(self, champion: Runner, candidate: RaceCandidate) -> Runner:
-        """Compile and check the candidate; return the better of it and the champion."""
-        challenger = self._prepared(candidate, champion)
-        best = challenger if challenger is not None and self._beats(challenger, champion) else champion
-        # The next candidates extend Inductor's options; they cannot save what another compiler leaves.
-        first = candidate.name == DEFAULT and champion.candidate.name == EAGER
-        improves = challenger is not None and (first or best is challenger)
-        if improves and challenger is not None and not candidate.compiler:
-            self.selection.extend(challenger)
-        del challenger, champion
+        """Compile and check the candidate; return the better of it and the champion.
+
+        Where it was compiled for CUDA graphs, it is raced with them and without, unless they are known to help.
+        """
+        options = self.selection.options(candidate, champion)
+        challenger = self._prepared(
+            candidate, options, champion, partial(self.compiles.compile, options, candidate.compiler)
+        )
+        best = self._better(challenger, champion)
+        made = challenger.made if challenger is not None else None
+        if made is not None and made.has_other and self.selection.other_may_win(best):
+            options = toggled(options)
+            step = self.selection.other(candidate, options)
+            best = self._better(self._prepared(step, options, best, partial(self.compiles.other, made)), best)
+        del challenger, champion, made
         gc.collect()  # compiled graphs are reference cycles; this frees a loser's memory now
         return best
 
-    def _prepared(self, candidate: RaceCandidate, champion: Runner) -> Runner | None:
-        options = self.selection.options(candidate, champion)
-        first = not self.selection.default_s or (candidate.name == DEFAULT and candidate.gain is None)
+    def _better(self, challenger: Runner | None, champion: Runner) -> Runner:
+        if challenger is None:
+            return champion
+        best = challenger if self._beats(challenger, champion) else champion
+        # The next candidates extend Inductor's options; they cannot save what another compiler leaves.
+        first = challenger.candidate.name == DEFAULT and champion.candidate.name == EAGER
+        if (first or best is challenger) and not challenger.candidate.compiler:
+            self.selection.extend(challenger)
+        return best
+
+    def _prepared(
+        self, candidate: RaceCandidate, options: Options, champion: Runner, make: Callable[[], Candidate]
+    ) -> Runner | None:
+        """Return the candidate that `make` compiles, as a runner; None if it fails, or if it has another one's code."""
+        first = not self.selection.default_s
         row = RaceRow(candidate.name, options, compiler=candidate.compiler)
         row.predicted_s = None if first else self.selection.predicted_s(candidate)
         runner, began = None, time.perf_counter()
         try:
             with own_libdevice(), modes_restored(), capped(math.inf if first else self.budget.ends):
-                runner = self._entered(candidate, self._compiled(row.options, row.compiler), row)
+                with artifacts_noted() as artifacts:
+                    with get_metrics_context():
+                        made = make()
+                    runner = self._entered(candidate, made, row)
+                made.artifacts += artifacts
         except RESTARTS:
             raise
         except OutOfTime:
@@ -248,18 +278,9 @@ class _Race:
         logger.info("%s is dropped: %s: %s", row.name, row.status, row.reason)
         return None
 
-    def _compiled(self, options: Options, compiler: str = "") -> Compiled:
-        graph = replace(self.request.graph, gm=self.task.copy())
-        if options in ({}, self.selection.graphs.options) and not self.selection.lowered:
-            noting = partial(noting_lowered, graphs=self.selection.lowered)
-            graph = graph.around(noting)
-        # The error under a lower precision is measured here, on what the compiled graph returns.
-        options = {**options, **({"max_error": None} if "precision" in options else {})}
-        with get_metrics_context():
-            return self.request.compile(graph, options, compiler)
-
-    def _entered(self, candidate: RaceCandidate, compiled: Compiled, row: RaceRow) -> Runner:
+    def _entered(self, candidate: RaceCandidate, made: Candidate, row: RaceRow) -> Runner:
         """Return the candidate as a runner; its row says whether it passed the accuracy check."""
+        compiled = made.compiled
         fn, names = compiled.call, row.options.get("rewrites", ())
         call, accuracy = self.task.caller(partial(_after_guards, fn, self.dynamo_s)), self._accuracy(candidate, fn, row)
         if not accuracy.passed:
@@ -269,7 +290,7 @@ class _Race:
         row.rewritten = rewrites_made(fn, compiled.facts, {name: find_rewrite(name).operators for name in names})
         if row.status == "pass" and self.request.settings.objective == "memory":
             row.peak_bytes = measure.peak_memory(call, self.device)
-        return Runner(candidate, row, call, () if candidate.name == EAGER else _code(fn))
+        return Runner(candidate, row, call, () if candidate.name == EAGER else _code(fn), made)
 
     def _accuracy(self, candidate: RaceCandidate, fn: Call, row: RaceRow) -> measure.Accuracy:
         """Check the results of `fn` and the inputs it changes; note the error of a lower precision in its row."""
@@ -279,7 +300,8 @@ class _Race:
         if "precision" in row.options:
             return self.checks.of_error(seen, row)
         if candidate.name == DEFAULT and self.stats.random and not self.request.tools.fixed.get("fallback_random"):
-            return self.checks.of_draws(seen, self._compiled({"fallback_random": True}).call)
+            drawing = self.compiles.compile({"fallback_random": True})
+            return self.checks.of_draws(seen, drawing.compiled.call)
         return self.checks.of_results(seen)
 
     # ---- the race of two
@@ -287,7 +309,7 @@ class _Race:
     def _beats(self, challenger: Runner, champion: Runner) -> bool:
         self._list(champion.row)
         self._list(challenger.row)
-        if not self.budget.may_time and challenger.candidate is not self.selection.graphs:
+        if not self.budget.may_time:
             # To compile default can take all of the budget; a few calls then show whether eager is faster.
             first = challenger.candidate.name == DEFAULT and champion.candidate.name == EAGER
             if not (first and self.budget.may_time_late):
@@ -299,7 +321,7 @@ class _Race:
         """Time both in turn and note it in their rows; return what either raised."""
         failed: dict[str, Exception] = {}
         warm, left_s = self.budget.call_s <= SLOW_S, self.budget.left_s
-        with modes_restored():
+        with modes_restored(), self.compiles.ahead.quiet():
             samples = interleaved(challenger, champion, self.device, left_s, failed.__setitem__, warm=warm)
         for runner, name in ((champion, "champion"), (challenger, "challenger")):
             if name in failed:

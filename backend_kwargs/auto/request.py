@@ -28,13 +28,14 @@ class Request:
     """A graph to compile with its fastest candidate.
 
     `compile(graph, options, compiler)` compiles one: by Inductor together with the user's options if `compiler` is "",
-    otherwise by the compiler of that name.
+    otherwise by the compiler of that name. `keeps`: what a race has compiled may be what this compile returns.
     """
 
     graph: CapturedGraph
     settings: RaceSettings
     compile: Callable[[CapturedGraph, Options, str], Compiled]
     tools: Tools
+    keeps: bool = False
 
     @property
     def gm(self) -> GraphModule:

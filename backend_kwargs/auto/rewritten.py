@@ -1,10 +1,8 @@
 """Rewrites as candidates: matched on the graphs that default lowers, and tried if they can save time."""
 
 import contextlib
-import copy
 import logging
 from collections.abc import Callable, Sequence
-from functools import partial
 
 import torch
 from torch.fx import GraphModule
@@ -19,26 +17,9 @@ from backend_kwargs.facts import Call
 from backend_kwargs.options.requirements import machine, unmet
 from backend_kwargs.rewrites.table import find_rewrite
 from backend_kwargs.torch_internals import functorch
+from backend_kwargs.torch_internals.relowering import spare_of
 
 logger = logging.getLogger("backend_kwargs.auto")
-
-
-class _LoweredError(Exception):
-    """The forward graph has been recorded, which ends the compile."""
-
-
-def noting_lowered(inner_compile: CompileInner, graphs: list[GraphModule], *, stop: bool = False) -> CompileInner:
-    """Return `inner_compile`, which adds a copy of each graph that Inductor lowers to `graphs`; `stop` ends it then."""
-
-    def compile_one(gm: GraphModule, example_inputs: Inputs, **kwargs: object) -> Call:
-        spare = GraphModule(gm, copy.deepcopy(gm.graph))
-        spare.meta = dict(gm.meta)
-        graphs.append(spare)
-        if stop:
-            raise _LoweredError
-        return inner_compile(gm, example_inputs, **kwargs)
-
-    return compile_one
 
 
 def candidates_of_rewrites(
@@ -73,10 +54,21 @@ def candidates_of_rewrites(
     return found
 
 
+class _LoweredError(Exception):
+    """The forward graph has been kept, which ends the compile."""
+
+
 def lowered_anew(request: Request) -> list[GraphModule]:
     """Return the forward graph that Inductor would lower, without compiling it: for a default from a cache."""
     graphs: list[GraphModule] = []
-    noting = partial(noting_lowered, graphs=graphs, stop=True)
+
+    def keeping(inner_compile: CompileInner) -> CompileInner:
+        def compile_one(gm: GraphModule, *_: object, **__: object) -> Call:
+            graphs.append(spare_of(gm))
+            raise _LoweredError
+
+        return compile_one
+
     with functorch.patched(enable_autograd_cache=False), contextlib.suppress(Exception):
-        request.compile(request.graph.around(noting), {}, "")
+        request.compile(request.graph.around(keeping), {}, "")
     return graphs

@@ -121,23 +121,6 @@ def excess_of(library: Mapping[Product, float], device: torch.device) -> dict[Pr
     return {p: max(each - ceilings.product_s(p), 0.0) * p.count for p, each in library.items()}
 
 
-def idle_share(call: Callable[[], object], device: torch.device) -> float:
-    """Return the share of `call` in which the device waits for kernels to be launched."""
-    busy = measure.device_seconds(call, device)
-    (seconds,) = measure.interleave({"call": call}, rounds=3, device=device).values()
-    return 1 - busy / min(seconds)
-
-
-def gain_without_graphs(seconds: float, slack: Slack, eager_s: float, stats: GraphStats, device: torch.device) -> float:
-    """Return the share of `seconds`, a call of CUDA graphs, that the same kernels may save if they are launched singly.
-
-    That needs no copies of results, and no replay, which also takes time; but launches take a share of `eager_s`, a
-    call in eager.
-    """
-    copies_s = seconds_of_traffic(2 * stats.bytes_written, device)
-    return 1 - max(seconds - slack.launches - copies_s, LAUNCHED * eager_s) / seconds
-
-
 def time_library(products: Iterable[Product], device: torch.device) -> dict[Product, float]:
     """Return the seconds of each library kernel alone, on random inputs of the same layout.
 

@@ -2,29 +2,33 @@
 
 import logging
 import math
+import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
-from functools import cache, cached_property
+from dataclasses import dataclass, replace
+from functools import cache
 
 import torch
 from torch.fx import GraphModule
 
 from backend_kwargs import measure
+from backend_kwargs.auto.ahead import LOAD_S, Job
 from backend_kwargs.auto.budget import Budget
 from backend_kwargs.auto.candidates import (
-    AGAIN,
     CUDAGRAPHS,
-    GRAPHS_FIRST,
+    DEFAULT_AND_GRAPHS,
     PADDED,
     PRODUCT_S,
     TUNED_PRODUCTS,
     UNFROZEN,
+    WITH_GRAPHS,
     RaceCandidate,
     candidates_for,
     merged,
     precision_candidates,
     why_not_raced,
+    with_recording,
 )
+from backend_kwargs.auto.compiling import Compiles, differ_in_lowering
 from backend_kwargs.auto.graph_stats import GraphStats, Product, padded_in
 from backend_kwargs.auto.head_to_head import Runner
 from backend_kwargs.auto.products import after_tuning, candidate_of_products
@@ -34,18 +38,15 @@ from backend_kwargs.auto.rewritten import candidates_of_rewrites, lowered_anew
 from backend_kwargs.auto.roofline import (
     Slack,
     excess_of,
-    gain_without_graphs,
-    idle_share,
-    seconds_of_traffic,
     slack_of,
     time_library,
 )
 from backend_kwargs.auto.settings import RaceSettings
+from backend_kwargs.backends.inductor.lowered import LoweredGraph
 from backend_kwargs.facts.decision import DEFAULT, EAGER, RaceRow
 from backend_kwargs.graphs.replay import Task
 from backend_kwargs.options.layers import Options, standing, with_users
 from backend_kwargs.rewrites.table import find_rewrite
-from backend_kwargs.torch_internals.tensors import has_static_address
 
 logger = logging.getLogger("backend_kwargs.auto")
 
@@ -53,24 +54,18 @@ LEAST_GAIN = 0.03  # a candidate that cannot gain this much is skipped
 LEAST_GAIN_PER_S = 0.003  # so is one that gains less per second of compiling, unless effort is "full"
 WORTH_A_LARGER_BUDGET = 0.1
 LEAST_COMPILE_S = 0.5  # assumed for default, whose own compile is faster when it hits Inductor's cache
+# Options under which kernels are timed while they are compiled, which needs the device.
+TIMED = frozenset({"benchmark_combo_kernel", "max_autotune_gemm", "max_autotune_pointwise", "max_autotune", "freezing"})
 OVER_BUDGET = "it is predicted to exceed the budget"
-MANY_CALLS = 100  # that must fit into what is left to measure how long a call leaves the device idle
-# Of an eager call: where the device is idle for longer, CUDA graphs are compiled first. Where default is predicted to
-# take more than half of the budget to compile, nothing is compiled after it: then they are if their copies cost little,
-# and otherwise if the device is idle for less. (Such graphs also have more launches than the driver queues ahead, about
-# 1000, so that the device is idle for longer than it seems.)
-IDLE, LITTLE_IDLE = 0.2, 0.1
-OP_S = 0.03  # predicted for the first compile, per operator: the median of ten models, 0.018 to 0.075 (16 cores)
 
 
 @dataclass
 class Selection:
     """What is known of a race's candidates: its subject, then what has been measured up to now.
 
-    `rows` are those of the race and `lowered` the graphs that default was lowered to; its compile took `default_s`.
-    `library` has the seconds of each library kernel. `base` belongs to the candidate whose options the next ones
-    extend: its seconds and its slack. `best_row` is the fastest of Inductor's. `before_graphs` are the options and
-    `base` of a candidate that has lost to a rewrite with CUDA graphs, for which graphs alone may be the reason.
+    `rows` are those of the race, and `compiles` its compiles; default's took `default_s`. `library` has the seconds of
+    each library kernel. `base` belongs to the candidate whose options the next ones extend: its seconds and its slack.
+    `best_row` is the fastest of Inductor's.
     """
 
     request: Request
@@ -80,12 +75,11 @@ class Selection:
     budget: Budget
     checks: ResultChecks
     rows: list[RaceRow]
+    compiles: Compiles
     default_s: float = 0.0
     library: dict[Product, float] | None = None
-    lowered: list[GraphModule] = field(default_factory=list)
     base: tuple[float, Slack] | None = None
     best_row: RaceRow | None = None
-    before_graphs: tuple[Options, float, Slack] | None = None
 
     @property
     def settings(self) -> RaceSettings:
@@ -110,77 +104,50 @@ class Selection:
         if self.device.type != "cuda" or self.named or self.settings.objective == "memory":
             return False
         # Each symbolic size would record a graph of its own.
-        return not self.stats.dynamic and not self._unfit(GRAPHS_FIRST, CUDAGRAPHS)
+        return not self.stats.dynamic and not self._unfit(WITH_GRAPHS, CUDAGRAPHS)
 
-    def graphs_first(self, eager: Runner) -> bool:
-        """Return whether CUDA graphs are compiled before default: eager waits for launches, or only one compile fits.
+    @property
+    def default(self) -> RaceCandidate:
+        """Default, compiled for CUDA graphs if these may be raced: the same code then serves with them and without."""
+        shared = self.may_have_graphs and self.compiles.may_share(CUDAGRAPHS)
+        return DEFAULT_AND_GRAPHS if shared else RaceCandidate(DEFAULT, over=False, complexity=0)
 
-        CUDA graphs run default's kernels, and compiling both takes nearly twice as long as one of them.
-        """
-        # Random graphs are checked against default.
-        if self.stats.random or not self.may_have_graphs:
-            return False
-        alone = OP_S * self.stats.ops > self.budget.seconds / 2
-        if alone and self._copies_take_little(self.budget.call_s):
-            return True
-        if not self.budget.allows(MANY_CALLS):
-            return False
-        idle = idle_share(eager.call, self.device)
-        logger.info("Eager leaves the device idle for %.0f%% of a call.", 100 * idle)
-        return idle >= (LITTLE_IDLE if alone else IDLE)
+    def other_may_win(self, champion: Runner) -> bool:
+        """Return whether a candidate's code is raced with CUDA graphs and without: once they won, it is with them."""
+        return self.may_have_graphs and not champion.replayed and self.budget.may_time
 
-    @cached_property
-    def graphs(self) -> RaceCandidate:
-        """CUDA graphs as the first candidate, with the rewrites that seldom lose: it may be the only one."""
-        early = tuple(name for name in self.tools.rewrites if self.stats.gpu and find_rewrite(name).early)
-        names = [name for rewrite in self._matching(early) for name in rewrite.options["rewrites"]]
-        return replace(GRAPHS_FIRST, options={**CUDAGRAPHS, "rewrites": names}) if names else GRAPHS_FIRST
-
-    def _default_later(self, champion: Runner) -> list[RaceCandidate]:
-        """Return default as a candidate if CUDA graphs came first."""
-        if champion.candidate is not self.graphs:
-            return []
-        eager_s = next(row.seconds for row in self.rows if row.name == EAGER)
-        gain = 1.0
-        if self.base is not None and eager_s is not None:
-            gain = gain_without_graphs(*self.base, eager_s, self.stats, self.device)
-        return [RaceCandidate(DEFAULT, over=False, complexity=0, costs=AGAIN, gain=gain)]
-
-    def _with_graphs(self, rewrite: RaceCandidate, call_s: float) -> RaceCandidate:
-        """Return the rewrite with CUDA graphs, if copies take little of `call_s` and none have been tried yet.
-
-        Its operators are called from Python, so that it may lose for its launches alone.
-        """
-        tried = any(row.options.get("triton.cudagraphs") for row in self.rows)
-        calls = find_rewrite(rewrite.name).operators
-        if tried or not calls or not self.may_have_graphs or not self._copies_take_little(call_s):
-            return rewrite
-        return replace(rewrite, options={**CUDAGRAPHS, **rewrite.options})
-
-    def _copies_take_little(self, call_s: float) -> bool:
-        """Return whether CUDA graphs copy inputs that may move, and results, in a small part of `call_s`.
-
-        Of a graph that changes its inputs torch records nothing, in most cases.
-        """
-        tensors = [value for value in self.request.example_inputs if isinstance(value, torch.Tensor)]
-        moving = sum(tensor.nbytes for tensor in tensors if not has_static_address(tensor))
-        copies_s = seconds_of_traffic(2 * (self.stats.bytes_written + moving), self.device)
-        return not self.stats.writes and copies_s < LEAST_GAIN * call_s
+    def other(self, candidate: RaceCandidate, options: Options) -> RaceCandidate:
+        """Return the step for a candidate's code under `options`, which differ in whether CUDA graphs are recorded."""
+        if candidate.name == DEFAULT:
+            return WITH_GRAPHS
+        return replace(candidate, options=options, over=False)
 
     # ---- all candidates
 
+    def ahead(self, graph: LoweredGraph) -> list[tuple[Options, Options]]:
+        """Return the options of candidates that workers lower while default compiles, and those for Inductor.
+
+        They are those whose graphs are default's and whose kernels are not chosen by time.
+        """
+        whole = with_recording(self.default.options)
+        rewrites = [] if self.named else self._matching([n for n in self.tools.rewrites if find_rewrite(n).patterns])
+        chosen = [merged(whole if each.over else {}, each) for each in (*rewrites, *self._steps()) if not each.compiler]
+        chosen = [options for options in chosen if options != whole and differ_in_lowering(whole, options)]
+        return [(options, self.compiles.patches(options)) for options in chosen if TIMED.isdisjoint(options)]
+
+    def _steps(self) -> list[RaceCandidate]:
+        settings, frozen = self.settings, self.request.frozen
+        return candidates_for(self.stats, settings.effort, settings.candidates, self.tools.options_of, frozen=frozen)
+
     def candidates(self, champion: Runner) -> list[RaceCandidate]:
         """Return what may be raced against the first champion: steps, rewrites, precisions and other compilers."""
-        settings, frozen = self.settings, self.request.frozen
-        steps = candidates_for(self.stats, settings.effort, settings.candidates, self.tools.options_of, frozen=frozen)
+        settings, steps = self.settings, self._steps()
         compilers = [step.name for step in steps if step.compiler]
         precise = precision_candidates(settings.precision, settings.max_error, compilers)
-        if any(row.name == GRAPHS_FIRST.name for row in self.rows):
-            steps = [step for step in steps if step.name != GRAPHS_FIRST.name]
+        if any(row.name == WITH_GRAPHS.name for row in self.rows):
+            steps = [step for step in steps if step is not WITH_GRAPHS]
         rewrites = [] if self.named or self.budget.over else self._matching(self.tools.rewrites)
-        call_s = champion.row.seconds or self.budget.call_s
-        rewrites = [self._with_graphs(rewrite, call_s) for rewrite in rewrites]
-        return [*self._default_later(champion), *self._tunings(), *steps, *rewrites, *precise]
+        return [*self._tunings(), *steps, *rewrites, *precise]
 
     def _tunings(self) -> list[RaceCandidate]:
         """Return the tuning of the products that are far from what they need, on a GPU."""
@@ -198,7 +165,7 @@ class Selection:
         @cache
         def lowered() -> list[GraphModule]:
             again = replace(self.request, graph=replace(self.request.graph, gm=self.task.copy()))
-            return self.lowered or lowered_anew(again)
+            return [each.gm for each in self.compiles.lowered] or lowered_anew(again)
 
         traced = self.task.copy(), self.request.example_inputs
         return candidates_of_rewrites(names, self.stats, self.settings.objective, lowered, traced, self.device)
@@ -211,10 +178,17 @@ class Selection:
             return fitting[0]
         return max(fitting, key=lambda candidate: self.gain(candidate, champion) / self.predicted_s(candidate))
 
+    def awaited(self, candidate: RaceCandidate) -> None:
+        """Wait for the worker that lowers a candidate's graphs, as long as lowering them here would take."""
+        if job := self._job(candidate):
+            self.compiles.ahead.wait(job, min(self.predicted_s(candidate), self.budget.left_s))
+
+    def _job(self, candidate: RaceCandidate) -> Job | None:
+        under = self.best_row.options if candidate.over and self.best_row else {}
+        return self.compiles.ahead.job_of(with_recording(merged(under, candidate)))
+
     def options(self, candidate: RaceCandidate, champion: Runner) -> Options:
         """Return the options with which the candidate is compiled: merged onto those of Inductor's best, if it is."""
-        if self.before_graphs and candidate.options == CUDAGRAPHS:
-            return merged(self.before_graphs[0], candidate)
         row = self.best_row if champion.row.compiler else champion.row
         return merged(row.options if candidate.over and row else {}, candidate)
 
@@ -251,7 +225,7 @@ class Selection:
             return why_not_raced(candidate, self.stats, frozen=self.request.frozen)
         if candidate.name == UNFROZEN and not self.stats.frozen:
             return "no parameter is frozen here"
-        if candidate.name == PADDED and padded_in(self.lowered):
+        if candidate.name == PADDED and padded_in([each.gm for each in self.compiles.lowered]):
             return "Inductor has padded all products by itself"
         limits = self.tools.limits(with_users(options, self.tools.fixed))
         inert = {name: limit.reason for name, limit in limits.items()}
@@ -261,16 +235,16 @@ class Selection:
         return ""
 
     def predicted_s(self, candidate: RaceCandidate) -> float:
-        """Return the predicted seconds to compile and tune, from the time that default took."""
-        return candidate.costs.seconds(max(self.default_s, LEAST_COMPILE_S), self.stats)
+        """Return the predicted seconds to compile and tune, from the time that default took; less by a worker."""
+        seconds = candidate.costs.seconds(max(self.default_s, LEAST_COMPILE_S), self.stats)
+        if (job := self._job(candidate)) is None:
+            return seconds
+        return min(seconds, LOAD_S) if job.done else max(seconds - (time.perf_counter() - job.began), LOAD_S)
 
     def gain(self, candidate: RaceCandidate, champion: Runner) -> float:
         """Return the share of the champion's time that the candidate may save, from what such options saved before."""
         if candidate.gain is not None:
             return candidate.gain
-        if self.before_graphs and candidate.options == CUDAGRAPHS and champion.row.seconds:
-            _, seconds, slack = self.before_graphs
-            return 1 - (seconds - slack.saves(candidate.shares)) / champion.row.seconds
         if self.base is None:  # default fails or is wrong, so there is no slack to compute from
             return 1.0
         seconds, slack = self.base
@@ -279,10 +253,6 @@ class Selection:
 
     def extend(self, runner: Runner) -> None:
         """Let the next candidates extend the options of this one, and measure its slack."""
-        under, options = self.best_row, runner.row.options
-        joined = "rewrites" in options and "triton.cudagraphs" in options
-        if joined and self.base and under and "triton.cudagraphs" not in under.options:
-            self.before_graphs = under.options, *self.base
         self.best_row = runner.row
         self.learn_slack(runner)
 

@@ -5,6 +5,7 @@ import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from itertools import starmap
 from typing import Any
 
 import torch
@@ -14,6 +15,7 @@ from torch._inductor.cudagraph_trees import CUDAGraphNode
 from backend_kwargs.torch_internals.replacing import restored_by, undone
 
 CONTAINERS = "tree_manager_containers"
+_guards: Any = torch._C._dynamo.guards
 
 
 def trees_of_thread() -> dict[int, cudagraph_trees.TreeManagerContainer]:
@@ -33,6 +35,24 @@ def trees_of_thread() -> dict[int, cudagraph_trees.TreeManagerContainer]:
 def current_raw_stream(device: int) -> int:
     """Return the handle of the device's current stream."""
     return torch._C._cuda_getCurrentRawStream(device)
+
+
+def empty_each(device: torch.device, layouts: Iterable[tuple[object, ...]]) -> list[torch.Tensor]:
+    """Return uninitialized tensors of these sizes, strides and dtypes, by the functions that Inductor's code calls."""
+    if device.type == "cpu":
+        return [*starmap(_guards._empty_strided_cpu, layouts)]
+    with torch.cuda.device(device):  # they allocate on the current device
+        return [*starmap(_guards._empty_strided_cuda, layouts)]
+
+
+def recorded_addresses(node: object) -> set[int]:
+    """Return the addresses of all results of a recorded graph and of those before it in its tree.
+
+    A warm-up run has none.
+    """
+    if not isinstance(node, CUDAGraphNode):
+        return set()
+    return {ref.data_ptr() for results in node.path_weakrefs for ref in results if ref is not None}
 
 
 @contextmanager

@@ -3,7 +3,7 @@
 import copy
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any
 
 from torch._dynamo.guards import DeletedGuardManagerWrapper, GuardBuilder, get_verbose_code_parts
@@ -119,33 +119,64 @@ def guard_count() -> int:
 # ---- the context of a trace
 
 
-@contextmanager
-def tracing_apart() -> Iterator[None]:
-    """Compile other versions of the graph that dynamo traces, with guards and AOTAutograd's entries of their own.
+class TracingApart:
+    """A context in which another version of the graph that dynamo traces is compiled.
 
-    The same inputs have the same fake tensors. What this changes in the shape environment is restored.
+    Guards and AOTAutograd's entries are its own; the same inputs have the same fake tensors. What is changed in the
+    shape environment is restored. `adopt` makes it the context of dynamo's trace in the end.
     """
-    context = TracingContext.try_get()
-    if context is None:
-        yield
-        return
-    with undone() as stack:
-        _keep_shape_env(stack, getattr(context.fake_mode, "shape_env", None))
-        twin = copy.copy(context)
-        twin.guards_context = GuardsContext()
-        twin.fakify_first_call = False  # as DDPOptimizer sets for a graph it compiles again
-        stack.enter_context(tracing(twin))
-        yield
+
+    def __init__(self) -> None:
+        self.changed = False  # whether something in the shape environment was
+        self._twin = copy.copy(TracingContext.try_get())
+        if self._twin is not None:
+            self._twin.guards_context = GuardsContext()
+            self._twin.fakify_first_call = False  # as DDPOptimizer sets for a graph it compiles again
+
+    @contextmanager
+    def entered(self) -> Iterator[None]:
+        """Compile in this context; it may be entered again, after it was left."""
+        if self._twin is None:
+            yield
+            return
+        with undone() as stack:
+            stack.callback(self._keep_shape_env(stack, getattr(self._twin.fake_mode, "shape_env", None)))
+            stack.enter_context(tracing(self._twin))
+            yield
+
+    def adopt(self) -> None:
+        """Add to dynamo's context what was compiled in this one, once it is left."""
+        context = TracingContext.try_get()
+        if context is None or self._twin is None:
+            return
+        guards, found = context.guards_context, self._twin.guards_context
+        guards.dynamo_guards.update(set(found.dynamo_guards))
+        guards.aotautograd_guards += found.aotautograd_guards
+        vars(context).update({name: vars(self._twin)[name] for name in vars(context) if name not in OF_THE_TRACE})
+
+    def _keep_shape_env(self, stack: ExitStack, shape_env: ShapeEnv | None) -> Callable[[], None]:
+        """Restore the shape environment at the end; return the function that then says whether it was changed."""
+        if shape_env is None:
+            return lambda: None
+        plain = {name: value for name, value in vars(shape_env).items() if isinstance(value, dict | list | set | int)}
+        kept = {name: copy.copy(value) for name, value in plain.items()}
+
+        def put_back() -> None:
+            # Its caches belong to one version: a simplification under a loser's guards must not be found again.
+            vars(shape_env).update({**kept, "_version_counter": shape_env._version_counter + 1})
+
+        def compare() -> None:
+            self.changed |= any(vars(shape_env)[name] != kept[name] for name in OF_SIZES if name in kept)
+
+        restored_by(stack, put_back)
+        return compare
 
 
-def _keep_shape_env(stack: ExitStack, shape_env: ShapeEnv | None) -> None:
-    if shape_env is None:
-        return
-    plain = {name: value for name, value in vars(shape_env).items() if isinstance(value, dict | list | set | int)}
-    kept = {name: copy.copy(value) for name, value in plain.items()}
+OF_THE_TRACE = ("guards_context", "fakify_first_call")  # what a context of another version has for itself
+# What a shape environment knows of sizes: guards, and symbols with their values, ranges and replacements.
+OF_SIZES = ("guards", "var_to_val", "backed_var_to_val", "unbacked_var_to_val", "var_to_range", "replacements")
 
-    def put_back() -> None:
-        # Its caches belong to one version: a simplification under a loser's guards must not be found again.
-        vars(shape_env).update({**kept, "_version_counter": shape_env._version_counter + 1})
 
-    restored_by(stack, put_back)
+def tracing_apart() -> AbstractContextManager[None]:
+    """Compile other versions of the graph that dynamo traces, in a context of their own."""
+    return TracingApart().entered()

@@ -168,7 +168,8 @@ def test_what_inductor_has_padded_is_not_padded_again(raced, monkeypatch):
     """Default's lowered graphs show it, so that the candidate is not compiled."""
     monkeypatch.setattr(selection, "padded_in", lambda lowered: lowered == ["all"])
     (step,) = (each for each in STEPS if each.name == "padded")
-    reasons = [raced(state={"lowered": [kind]}).selection.why_not(step, runner()) for kind in ("all", "some")]
+    lowered = {kind: SimpleNamespace(lowered=[SimpleNamespace(gm=kind)]) for kind in ("all", "some")}
+    reasons = [raced(state={"compiles": lowered[kind]}).selection.why_not(step, runner()) for kind in lowered]
     assert reasons == ["Inductor has padded all products by itself", ""]
 
 

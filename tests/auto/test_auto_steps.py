@@ -46,7 +46,7 @@ def row(step):
 
 TABLE = """\
 unfrozen: a call 0.1; 0.65 0 0; quick, 1; freezing=False
-cudagraphs: launches 0.9; 0.65 0 0; quick, 3; triton.cudagraphs=True
+cudagraphs: launches 0.9; 0.65 0 0; quick, 3; triton.cudagraphs=True -record_cudagraphs
 persistent_reductions: generated 0.15; 0.65 0 0; quick, 1; triton.multi_kernel=3
 mix_order_reductions: generated 0.15; 0.65 0 0; quick, 1; \
 triton.mix_order_reduction_autotune_split_size=True triton.mix_order_reduction_allow_multi_stages=True
@@ -71,7 +71,7 @@ max_autotune_pointwise=True coordinate_descent_tuning=True coordinate_descent_ch
 simd_256: generated 0.2; 1 0 0; full, 1; cpp.simdlen=256
 tma: library 0.3; 1 0 4; full, 2; \
 max_autotune=True triton.enable_persistent_tma_matmul=True -tuned_products
-cudagraphs_of_tuned: launches 0.9; 0.65 0 0; quick, 3; triton.cudagraphs=True
+cudagraphs_of_tuned: launches 0.9; 0.65 0 0; quick, 3; triton.cudagraphs=True -record_cudagraphs
 cpp_wrapper: launches 0.3; 5 0 0; full, 3; cpp_wrapper=True"""
 
 
@@ -378,6 +378,7 @@ def test_what_a_request_may_choose():
     allowed = allowed_candidates(["aten", "absent", "cudagraphs", "default"], options_of, ["packed"], ["bf16"], 0.5)
     assert [each.name for each in allowed] == [
         *(step.name for step in STEPS),
+        "default",
         "tuned_products",
         "packed",
         "bf16",

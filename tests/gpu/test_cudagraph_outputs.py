@@ -11,10 +11,13 @@ from torch.testing._internal.two_tensor import TwoTensor
 from torch.utils import _pytree as pytree
 
 from backend_kwargs import make_backend
+from backend_kwargs.backends.inductor import cudagraph_outputs
 from backend_kwargs.measure import interleave, median_interval, ratio_interval
+from backend_kwargs.torch_internals.tensors import keep_device_busy
 from tests.gpu.effects import mlp, on_gpu, traced
 
 CALLS = 5
+DTYPES = (torch.float32, torch.bfloat16, torch.float64, torch.int64, torch.bool)
 
 
 def graphed(fn: Any, **options: Any) -> Any:
@@ -47,6 +50,9 @@ FUNCTIONS = {
     "slice-of-what-is-not-returned": lambda x: (x + 1)[1:, 2:],
     "empty": lambda x: (x[:0] + 1, x + 1),
     "transposed": lambda x: (x + 1).t(),
+    "dtypes": lambda x: [part.to(dtype) for dtype in DTYPES for part in (x + 1, x * 2)],
+    "strides": lambda x: [x.t() + 1, (x * 2).t(), (x + 3).expand(3, *x.shape), (x + 4)[1:], (x + 5)[:, ::2]],
+    "two-hundred": lambda x: [x + at for at in range(200)],
     "number": lambda x: (x + 1, x.shape[0]),
 }
 
@@ -206,6 +212,96 @@ def test_two_forwards_before_one_backward(depth):
         assert_close([p.grad for p in model.parameters()], [p.grad for p in eager.parameters()])
 
 
+def shared_gradients(call: Any, x: torch.Tensor, weights: list[torch.Tensor]) -> Any:
+    return torch.autograd.grad(call(x, *weights).square().sum(), weights)
+
+
+def packed(x, *weights):
+    return x @ torch.cat(weights, 1)
+
+
+def test_gradients_that_share_memory():
+    """Gradients that are parts of one product keep their values, and share the memory of the copy."""
+    weights = [torch.randn(16, 16, device="cuda", requires_grad=True) for _ in range(3)]
+    call, xs = independent(packed), inputs()
+    kept = [shared_gradients(call, x, weights) for x in xs]
+    assert_close(kept, [shared_gradients(packed, x, weights) for x in xs], atol=1e-3, rtol=1e-3)
+    assert all(len({grad.untyped_storage().data_ptr() for grad in each}) == 1 for each in kept)
+
+
+@torch.no_grad()
+def test_a_call_in_another_mode():
+    """Results are right, and inference tensors only where eager's are, when calls alternate between two modes."""
+    call, kept, expected = independent(FUNCTIONS["tuple"]), [], []
+    for at, x in enumerate(inputs() + inputs()):
+        with torch.inference_mode(at % 2 == 1):
+            for results, fn in ((kept, call), (expected, FUNCTIONS["tuple"])):
+                results.append(fn(x))
+    assert_close(kept, expected)
+    assert [[y.is_inference() for y in ys] for ys in kept] == [[y.is_inference() for y in ys] for ys in expected]
+
+
+@torch.no_grad()
+def test_dynamic_sizes():
+    """Each size has its graph; results whose sizes differ keep their values and sizes."""
+
+    def fn(x, n: int):
+        return x + 1, x * 2, (x + 3)[:n]
+
+    call = torch.compile(fn, dynamic=True, backend=make_backend("tmpl-inductor:cudagraphs", clone_outputs=True))
+    given = [(on_gpu(rows, 16, dtype=torch.float32), n) for _ in range(CALLS) for rows in (8, 12) for n in (3, 5)]
+    assert_close([call(*each) for each in given], [fn(*each) for each in given])
+
+
+@torch.no_grad()
+def test_a_part_on_the_cpu(evidence):
+    """Results of both graphs of a function with a part on the CPU keep their values."""
+    call, xs = independent(a_part_on_the_cpu), inputs() + inputs()
+    assert_close([call(x) for x in xs], [a_part_on_the_cpu(x) for x in xs], atol=1e-4, rtol=1e-4)
+    evidence("clone_outputs=True", "a part on the CPU", launches=launches(lambda: call(xs[0])))
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("clone", [True, False], ids=["copied", "own-memory"])
+def test_a_dropped_result_that_another_stream_reads(clone):
+    """`record_stream` keeps a copy until it is read, and has no effect on a graph's own memory."""
+    fn = FUNCTIONS["tensor"]
+    call, (x, *others) = graphed(fn, clone_outputs=clone), inputs()
+    for other in others:
+        call(other)
+    result, side = call(x), torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        keep_device_busy(200_000_000)
+        read = result * 1
+    result.record_stream(side)
+    del result
+    call(others[0])
+    torch.cuda.synchronize()
+    assert torch.equal(read, fn(x)) is clone
+
+
+@pytest.mark.parametrize("clone", [True, False], ids=["copied", "own-memory"])
+def test_a_dropped_result_that_a_backward_pass_reads(clone):
+    """A copy stays while autograd has saved it; the trees take their own tensor for dead then."""
+    fn, weight = FUNCTIONS["tensor"], torch.ones(8, 16, device="cuda", requires_grad=True)
+    call, (x, *others) = graphed(fn, clone_outputs=clone), inputs()
+    with torch.no_grad():
+        for other in others:
+            call(other)
+        result = call(x)
+    from backend_kwargs.torch_internals.cudagraphs import trees_of_thread  # which needs CUDA
+
+    loss = (weight * result).sum()
+    del result
+    manager = trees_of_thread()[0].tree_manager
+    assert manager.current_node.all_outputs_are_dead()
+    with torch.no_grad():
+        call(others[0])
+    loss.backward()
+    assert torch.equal(weight.grad, fn(x)) is clone
+
+
 @torch.inference_mode()
 def test_inference_mode():
     """Inference tensors and views of them are copied too."""
@@ -228,6 +324,55 @@ def test_frozen():
     call = torch.compile(net, backend=make_backend("tmpl-inductor:cudagraphs+freezing", clone_outputs=True))
     xs = [on_gpu(64, 256) for _ in range(CALLS)]
     assert_close([call(x) for x in xs], [net(x) for x in xs], atol=2e-2, rtol=2e-2)
+
+
+def a_part_on_the_cpu(x):
+    y = x + 1
+    return y, x * 2, (y.sum().cpu() * 2).cuda() + x
+
+
+@torch.no_grad()
+@pytest.mark.parametrize(
+    "fn",
+    [FUNCTIONS["tensor"], FUNCTIONS["two-hundred"], one_and_its_views, a_part_on_the_cpu],
+    ids=["one", "two-hundred", "shared-memory", "two-graphs"],
+)
+def test_a_replay_looks_nothing_up(fn, monkeypatch):
+    """Which results are copied, and how, is known for each graph after its first replay."""
+    call, (x, *others), seen = independent(fn), inputs(), []
+    for other in others:
+        call(other)
+    looked_up = cudagraph_outputs._PooledCopies._looked_up
+
+    def noted(self, results):
+        seen.append(results)
+        return looked_up(self, results)
+
+    monkeypatch.setattr(cudagraph_outputs._PooledCopies, "_looked_up", noted)
+    assert_close(call(x), fn(x), atol=1e-4, rtol=1e-4)
+    assert seen == []
+
+
+def test_memory_for_a_copy():
+    """It has the sizes, strides and dtype that are asked for, on any device."""
+    from backend_kwargs.torch_internals.cudagraphs import empty_each  # which needs CUDA
+
+    device = torch.device("cuda", torch.cuda.device_count() - 1)
+    (made,) = empty_each(device, [((2, 3), (1, 2), torch.bfloat16)])
+    assert (made.shape, made.stride(), made.dtype, made.device) == ((2, 3), (1, 2), torch.bfloat16, device)
+
+
+@torch.no_grad()
+def test_many_results_are_copied_by_one_launch():
+    """Two hundred results are copied by one call, and none of them is allocated by one of its own."""
+    call, (x, *others) = independent(FUNCTIONS["two-hundred"]), inputs()
+    for other in others:
+        call(other)
+    with traced() as events:
+        kept = call(x)
+    names = [event.name for event in events]
+    assert [names.count(f"aten::{name}") for name in ("_foreach_copy_", "clone", "empty_like")] == [1 + 1, 0, 0]
+    assert_close(kept, FUNCTIONS["two-hundred"](x))
 
 
 @torch.no_grad()

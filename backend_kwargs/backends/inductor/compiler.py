@@ -1,7 +1,7 @@
 """Inductor: reads templates, modes and options, and compiles with `compile_fx`. Its stages are in `pipeline`."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import combinations
@@ -40,6 +40,7 @@ OWN: Mapping[str, Option] = MappingProxyType(
         option.name: option
         for option in (
             Option("strict", bool, False, "raise if a template has no effect here, instead of falling back"),
+            Option("record_cudagraphs", bool, True, "False: compile as for CUDA graphs, and record none"),
             Option("use_aoti", bool, False, "compile ahead of time: for torch.compile(...).aot_compile()"),
         )
     }
@@ -159,6 +160,8 @@ class InductorCompiler:
 
     def plain(self, options: Options, *, ahead_of_time: bool = False) -> dict[str, Any]:
         """Return the options as a plain dict for Inductor without this package; raise if one needs the package."""
+        unrecorded = {} if records(options) else {"triton.cudagraphs": False}
+        options = {name: value for name, value in {**options, **unrecorded}.items() if name != "record_cudagraphs"}
         reasons = {**dict.fromkeys(self.own, "it is an option of backend_kwargs, not of Inductor"), **NOT_PLAIN}
         for name, value in options.items():
             if name in reasons and is_set(name, value) and not (ahead_of_time and name == WORKS_AHEAD):
@@ -187,6 +190,11 @@ def tell_or_raise(limit: Limit, options: Options, tell: Tell) -> None:
     if options.get("strict"):
         raise BackendKwargsError(f"{replace(limit, otherwise='')}")
     tell(limit)
+
+
+def records(options: Options) -> bool:
+    """Return whether CUDA graphs are recorded of what is compiled for them."""
+    return options.get("record_cudagraphs") is not False
 
 
 def is_set(name: str, value: object) -> bool:
@@ -233,12 +241,37 @@ def _compile(graph: CapturedGraph, options: Options, own: Collection[str]) -> Ca
     inner_compile = _inner_compile(wrapper.config, here, strict=bool(options.get("strict")))
     for around in graph.around_inner:
         inner_compile = around(inner_compile)
+    recording = _recording(options)
     # Passed on as config_patches, not patched around the call: Inductor compiles the backward graph later, under them.
     compile_step: Callable[..., Call] = partial(_compile_fx, options)
     if graph.compile_fx:
         compile_step = partial(graph.compile_fx, compile_step)
     region = region_name(graph.region)
-    return compile_step(graph.gm, graph.example_inputs, inner_compile, config_patches=wrapper.config, **region)
+    with recording():
+        return compile_step(
+            graph.gm, graph.example_inputs, _within(recording, inner_compile), config_patches=wrapper.config, **region
+        )
+
+
+def _recording(options: Options) -> Callable[[], AbstractContextManager[None]]:
+    """Return what makes the context in which CUDA graphs are recorded, or not if the options say so."""
+    if records(options):
+        return nullcontext
+    from backend_kwargs.torch_internals.cudagraph_recording import recording_nothing
+
+    return recording_nothing
+
+
+def _within(context: Callable[[], AbstractContextManager[None]], inner_compile: CompileInner) -> CompileInner:
+    """Return `inner_compile` called in a context, since Inductor may compile the backward graph later."""
+    if context is nullcontext:
+        return inner_compile
+
+    def compile_inner(*args: object, **kwargs: object) -> Call:
+        with context():
+            return inner_compile(*args, **kwargs)
+
+    return compile_inner
 
 
 def _compile_fx(options: Options, gm: "GraphModule", example_inputs: Inputs, *args: Any, **kwargs: Any) -> Call:

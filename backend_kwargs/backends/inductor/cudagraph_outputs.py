@@ -3,8 +3,10 @@
 import contextlib
 import threading
 import weakref
+from collections import defaultdict
 from collections.abc import Callable, Container, Sequence
 from functools import wraps
+from operator import attrgetter
 from typing import Any, NoReturn, TypeAlias
 
 import torch
@@ -13,14 +15,21 @@ from torch.autograd.function import FunctionCtx
 from backend_kwargs.backends.generated_code import autograd_functions
 from backend_kwargs.errors import BackendKwargsError
 from backend_kwargs.facts import Call
-from backend_kwargs.torch_internals.cudagraphs import CUDAGraphNode, current_raw_stream, trees_of_thread
+from backend_kwargs.torch_internals.cudagraphs import (
+    CUDAGraphNode,
+    current_raw_stream,
+    empty_each,
+    recorded_addresses,
+    trees_of_thread,
+)
 from backend_kwargs.torch_internals.modes import is_traceable_wrapper_subclass
-from backend_kwargs.torch_internals.tensors import copy_each
+from backend_kwargs.torch_internals.tensors import copy_each, same_layouts
 
 # Bytes of an output that is copied by itself. With two outputs on an H200, one launch took 17, 21 and 55 µs where
 # the larger had 4, 16 and 64 MiB; a clone of each took 23, 23 and 40 µs.
 LARGE = 20 << 20
 
+_requires_grad = attrgetter("requires_grad")
 Outputs: TypeAlias = Sequence[Any]  # of a graph: tensors, numbers and None
 
 
@@ -109,28 +118,23 @@ def _refuse_to_serialize(*_: object, **__: object) -> NoReturn:
 
 
 class _PooledCopies:
-    """Copies a function's results; caches which ones are in the pool for each CUDA graph, of which each size has one.
+    """Copies a function's results; keeps a plan of the copies for each CUDA graph, of which each size has one.
 
-    Warm-up runs, results of several graphs (`graph_partition`) and results that share memory are looked up at each
-    call.
+    Results of warm-up runs are looked up at each call.
     """
 
     def __init__(self) -> None:
         # Trees belong to a thread; for each size, a function records in those of the thread that calls it first.
         self._trees: list[dict[int, Any]] = []
         self._last: Callable[[], Any] = _gone  # the trees of the graph that was replayed last
-        self._positions: weakref.WeakKeyDictionary[CUDAGraphNode, tuple[int, ...]] = weakref.WeakKeyDictionary()
+        self._plans: weakref.WeakKeyDictionary[CUDAGraphNode, _Plan] = weakref.WeakKeyDictionary()
 
     def __call__(self, results: Outputs) -> tuple[object, ...]:
         trees = self._last()
         node = None if trees is None else trees.current_node
-        positions = None if node is None else self._positions.get(node)
-        if positions is None:
-            return self._looked_up(results)
-        copies = list(results)
-        for at, copy in zip(positions, _copies([results[at] for at in positions]), strict=True):
-            copies[at] = copy
-        return tuple(copies)
+        plan = None if node is None else self._plans.get(node)
+        copies = None if plan is None else plan.copies(results)
+        return self._looked_up(results) if copies is None else tuple(copies)
 
     def _looked_up(self, results: Outputs) -> tuple[object, ...]:
         mine = trees_of_thread()
@@ -143,20 +147,78 @@ class _PooledCopies:
         pooled = {ref.data_ptr() for node in nodes for ref in node.path_live_weakrefs()}
         if not pooled:
             return tuple(results)
-        positions = tuple(at for at, address in enumerate(addresses) if address in pooled)
-        copied = {addresses[at] for at in positions}
-        if copied and len(copied) == len(positions) and not any(map(_is_opaque, results)):
+        copied = {address for address in addresses if address in pooled}
+        if copied and not any(map(_is_opaque, results)):
             for node, manager in nodes.items():
-                if copied <= _recorded(node):
-                    self._last, self._positions[node] = weakref.ref(manager), positions
+                if copied <= recorded_addresses(node):
+                    plan = _Plan(results, [address if address in pooled else None for address in addresses])
+                    self._last, self._plans[node] = weakref.ref(manager), plan
         return tuple(_copied(results, addresses, pooled))
 
 
-def _recorded(node: object) -> set[int]:
-    """Return the addresses of the results of a replay of this graph; a warm-up run has none."""
-    if not isinstance(node, CUDAGraphNode):
-        return set()
-    return {ref.data_ptr() for ref in node.outputs_weakrefs if ref is not None}
+class _Plan:
+    """How results of one graph are copied: small ones of one dtype by one launch, without Python code for each.
+
+    It holds no tensor, since the trees would count that as a use.
+    """
+
+    def __init__(self, results: Outputs, addresses: Sequence[int | None]) -> None:
+        sharing: defaultdict[int, list[int]] = defaultdict(list)
+        for at, address in enumerate(addresses):
+            if address is not None:
+                sharing[address].append(at)
+        self._positions = sorted(at for group in sharing.values() for at in group)
+        self._same = same_layouts([results[at] for at in self._positions])
+        self._shared = [group for group in sharing.values() if len(group) > 1]
+        together: defaultdict[object, list[int]] = defaultdict(list)
+        for at in (group[0] for group in sharing.values() if len(group) == 1):
+            out = results[at]
+            together[(out.device, out.dtype) if _is_simple(out) else at].append(at)
+        self._alone = [group[0] for group in together.values() if len(group) == 1]
+        groups = [group for group in together.values() if len(group) > 1]
+        self._together = [(results[group[0]].device, group, [_layout(results[at]) for at in group]) for group in groups]
+
+    def copies(self, results: Outputs) -> list[Any] | None:
+        """Return `results` with copies, or None if they are not those that the plan was made for."""
+        originals = [results[at] for at in self._positions]
+        if not self._same.check(*originals):
+            return None
+        copies = list(results)
+        if not any(map(_requires_grad, originals)):
+            self._copy_in(copies)
+        elif self._shared:
+            return None
+        else:
+            for at, out in zip(self._positions, originals, strict=True):
+                copies[at] = _copy(out)
+        return copies
+
+    def _copy_in(self, results: list[Any]) -> None:
+        for at in self._alone:
+            results[at] = results[at].clone()
+        for group in self._shared:
+            storage = results[group[0]].untyped_storage().clone()
+            for at in group:
+                results[at] = _in_storage(results[at], storage)
+        for device, group, layouts in self._together:
+            copies = empty_each(device, layouts)
+            copy_each(copies, [results[at] for at in group])
+            for at, copy in zip(group, copies, strict=True):
+                results[at] = copy
+
+
+def _is_simple(out: torch.Tensor) -> bool:
+    """Return whether a copy has the strides of `out`, and is small enough to be copied together with others."""
+    plain = not out.is_conj() and not out.is_neg() and not out.requires_grad
+    return plain and out.nbytes < LARGE and torch.empty_like(out).stride() == out.stride()
+
+
+def _layout(out: torch.Tensor) -> tuple[tuple[int, ...], tuple[int, ...], torch.dtype]:
+    return tuple(out.size()), out.stride(), out.dtype
+
+
+def _in_storage(out: torch.Tensor, storage: torch.UntypedStorage) -> torch.Tensor:
+    return out.new_empty(0).set_(storage, out.storage_offset(), out.size(), out.stride())
 
 
 def _gone() -> None:
@@ -176,19 +238,9 @@ def _copied(results: Outputs, addresses: Sequence[int | None], wanted: Container
             return _copy(out)
         if address not in copies:
             copies[address] = out.untyped_storage().clone()
-        return out.new_empty(0).set_(copies[address], out.storage_offset(), out.size(), out.stride())
+        return _in_storage(out, copies[address])
 
     return [copied(out, address) for out, address in zip(results, addresses, strict=True)]
-
-
-def _copies(outputs: list[torch.Tensor]) -> list[torch.Tensor]:
-    if len(outputs) == 1 or any(out.requires_grad for out in outputs):
-        return [_copy(out) for out in outputs]
-    copies = [out.clone() if out.nbytes >= LARGE else torch.empty_like(out) for out in outputs]
-    small = [at for at, out in enumerate(outputs) if out.nbytes < LARGE]
-    if small:  # one launch for all of one layout
-        copy_each([copies[at] for at in small], [outputs[at] for at in small])
-    return copies
 
 
 def _copy(out: torch.Tensor) -> torch.Tensor:

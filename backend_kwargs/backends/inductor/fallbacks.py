@@ -4,7 +4,6 @@ Triton's kernels alone fail if one GEMM has none, and ATen's operators alone if 
 forward and its backward graph fall back separately.
 """
 
-import copy
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -81,14 +80,11 @@ def can_fall_back(config: Options) -> bool:
 
 def compile_with_fallback(gm: "GraphModule", example_inputs: Inputs, *, strict: bool, **kwargs: Any) -> Call:
     """Compile a lowered graph; if the requested options make it fail, compile it without them, or raise if `strict`."""
-    from torch.fx import GraphModule
-
     from backend_kwargs.torch_internals import inductor_config
     from backend_kwargs.torch_internals.compile_fx import compile_fx_inner
+    from backend_kwargs.torch_internals.relowering import spare_of
 
-    # Its attributes are shared: mkldnn weights, which freezing packs, cannot be copied.
-    spare = GraphModule(gm, copy.deepcopy(gm.graph))
-    spare.meta = dict(gm.meta)
+    spare = spare_of(gm)
     asked = {name: inductor_config.value(name) for name in (*AUTOTUNED_BACKENDS, "fallback_by_default")}
     try:
         return compile_fx_inner(gm, example_inputs, **kwargs)

@@ -562,11 +562,36 @@ def test_without_cuda_graphs_clone_outputs_is_saved(tmp_path):
 )
 def test_copies_of_outputs(sizes):
     """Each copy has the values, dtype and strides of its output, in memory of its own, in the same order."""
-    from backend_kwargs.backends.inductor.cudagraph_outputs import _copies
+    from backend_kwargs.backends.inductor.cudagraph_outputs import _Plan
 
     outputs = [
         torch.randn(2, size // 2).t().to(torch.float16 if at % 2 else torch.float32) for at, size in enumerate(sizes)
     ]
-    made = _copies(outputs)
+    made = _Plan(outputs, [out.data_ptr() for out in outputs]).copies(outputs)
     torch.testing.assert_close(made, outputs, rtol=0, atol=0, check_stride=True)
     assert not {out.data_ptr() for out in outputs} & {copy.data_ptr() for copy in made}
+
+
+def test_copies_of_some_outputs():
+    """Outputs without an address are returned; those with one address share the memory of one copy."""
+    from backend_kwargs.backends.inductor.cudagraph_outputs import _Plan
+
+    base, other, bits = torch.randn(8, 8), torch.randn(4), torch.randn(4, dtype=torch.complex64).conj()
+    outputs = [base[1:], None, other, base.t(), 7, torch.ones(3).expand(2, 3), other + 1, bits]
+    made = _Plan(outputs, [1, None, None, 1, None, 2, 3, 4]).copies(outputs)
+    assert [made[at] is outputs[at] for at in range(8)] == [at in (1, 2, 4) for at in range(8)]
+    torch.testing.assert_close(made, outputs, rtol=0, atol=0)
+    base.zero_()
+    made[3].fill_(5)
+    assert (made[0] == 5).all()
+
+
+@pytest.mark.parametrize(
+    "other", [torch.zeros(3), torch.zeros(2, dtype=torch.int64), None], ids=["size", "dtype", "None"]
+)
+def test_copies_of_other_outputs(other):
+    """A plan copies nothing of another layout than it was made for."""
+    from backend_kwargs.backends.inductor.cudagraph_outputs import _Plan
+
+    outputs = [torch.zeros(2), torch.ones(2)]
+    assert _Plan(outputs, [1, 2]).copies([outputs[0], other]) is None

@@ -1,0 +1,198 @@
+"""Compiles the candidates of a race: the model is traced once, and its lowered graphs are compiled for each candidate.
+
+Where an option acts before lowering, the model is traced again. Code that is compiled for CUDA graphs is a candidate
+with them and without. The winner of a race is what was raced, if nothing of it depends on the race.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+
+from backend_kwargs.auto.ahead import Ahead
+from backend_kwargs.auto.candidates import toggled, with_recording
+from backend_kwargs.auto.request import Request
+from backend_kwargs.backends import CapturedGraph
+from backend_kwargs.backends.inductor.lowered import Lowered, LoweredGraph, UnlikeError, Version
+from backend_kwargs.facts import Call, Compiled
+from backend_kwargs.graphs.replay import Task
+from backend_kwargs.options.layers import Options
+from backend_kwargs.rewrites.table import find_rewrite
+from backend_kwargs.torch_internals import functorch
+from backend_kwargs.torch_internals.caches import record_artifacts
+from backend_kwargs.torch_internals.guards import TracingApart
+
+# Options that Inductor reads only when it lowers a graph, and later; test_auto_compiling compares the graphs before.
+OF_LOWERING = frozenset(
+    {
+        "triton.cudagraphs",
+        "record_cudagraphs",
+        "clone_outputs",
+        "max_autotune_pointwise",
+        "max_autotune_gemm",
+        "tuned_products",
+        "triton.mix_order_reduction_autotune_split_size",
+        "triton.mix_order_reduction_allow_multi_stages",
+        "triton.multi_kernel",
+        "online_softmax",
+        "combo_kernels",
+        "benchmark_combo_kernel",
+        "cpp.threads",
+        "cpp.simdlen",
+        "size_asserts",
+    }
+)
+
+
+def differ_in_lowering(these: Options, those: Options) -> bool:
+    """Return whether a model traced under `these` options can be lowered under `those`."""
+    names = {name for name in {*these, *those} if these.get(name) != those.get(name)}
+    rewrites = {*these.get("rewrites", ()), *those.get("rewrites", ())}
+    return names <= OF_LOWERING | {"rewrites"} and all(find_rewrite(name).patterns for name in rewrites)
+
+
+# Options under which each candidate is compiled by itself: they change what is lowered, or need the inputs' values.
+ALONE = ("freezing", "precision", "cpp_wrapper", "use_aoti")
+
+
+@dataclass(slots=True)
+class Traced:
+    """One trace of the model: its lowered graphs, and the context in which it was traced."""
+
+    lowered: Lowered
+    context: TracingApart
+
+
+@dataclass(slots=True)
+class Candidate:
+    """What a candidate was compiled to; with a trace it is one of the versions of its lowered graphs.
+
+    `whole` is the version with all CUDA-graph wrappers. `artifacts` are those of torch's caches.
+    """
+
+    compiled: Compiled
+    options: Options
+    traced: Traced | None = None
+    version: Version | None = None
+    whole: Version | None = None
+    artifacts: list[Any] = field(default_factory=list)
+
+    @property
+    def has_other(self) -> bool:
+        """Whether the same code is a candidate with CUDA graphs and without."""
+        return self.whole is not None and bool(self.whole.recordings)
+
+
+@dataclass
+class Compiles:
+    """The compiles of one race; `ahead` is what workers lower for it meanwhile."""
+
+    request: Request
+    task: Task
+    ahead: Ahead = field(default_factory=Ahead)
+    traces: list[Traced] = field(default_factory=list)
+
+    def compile(self, options: Options, compiler: str = "") -> Candidate:
+        """Return a candidate that is compiled under these options, without tracing the model if that is possible."""
+        if compiler or not self.may_share(options):
+            # The error under a lower precision is measured by the race, on what the compiled graph returns.
+            unbounded = {"max_error": None} if "precision" in options else {}
+            return Candidate(self.request.compile(self._graph(), {**options, **unbounded}, compiler), options)
+        whole = with_recording(options)
+        for traced in self.traces:
+            if differ_in_lowering(traced.lowered.options, whole):
+                try:
+                    return self._lowered_again(traced, whole, options)
+                except UnlikeError:
+                    break
+        return self._traced(whole, options)
+
+    @property
+    def lowered(self) -> list[LoweredGraph]:
+        """The graphs that the first candidate was lowered from."""
+        return self.ahead.graphs
+
+    def patches(self, options: Options) -> Options:
+        """Return the options that Inductor gets for a candidate's, rewrites as passes."""
+        found: list[Options] = []
+
+        def compile_fx(*_: object, config_patches: Options, **__: object) -> Call:
+            found.append(config_patches)
+            return lambda *_: None
+
+        self.request.compile(self._graph(compile_fx), options, "")
+        return found[0]
+
+    def other(self, candidate: Candidate) -> Candidate:
+        """Return the same code with CUDA graphs if the candidate has none, otherwise without."""
+        assert candidate.traced is not None
+        assert candidate.whole is not None
+        return self._version(candidate.traced, candidate.whole, toggled(candidate.options))
+
+    def kept(self, candidate: Candidate) -> Compiled | None:
+        """Return the candidate as the result of the compile, after the race; None if it must be compiled again."""
+        traced, version = candidate.traced, candidate.version
+        if traced is None or version is None or traced.context.changed or self._dynamic:
+            return None
+        traced.context.adopt()
+        record_artifacts(candidate.artifacts)
+        compiled = self.request.compile(self._graph(traced.lowered.unchanged), candidate.options, "")
+        traced.lowered.assembled(version)
+        traced.lowered.keep(version)
+        return compiled
+
+    # ---- the ways to a candidate
+
+    def _traced(self, whole: Options, options: Options) -> Candidate:
+        traced, version, compiled = self._first(whole)
+        if not traced.lowered.graphs:  # out of AOTAutograd's cache, which has no lowered graphs
+            with functorch.patched(enable_autograd_cache=False):
+                traced, version, compiled = self._first(whole)
+        if not traced.lowered.shareable:
+            if whole != options:
+                compiled = self.request.compile(self._graph(), options, "")
+            return Candidate(compiled, options)
+        self.traces.append(traced)
+        return self._version(traced, version, options)
+
+    def _first(self, whole: Options) -> tuple[Traced, Version, Compiled]:
+        noted = (lambda graph: None) if self.traces else self.ahead.noted
+        traced, version = Traced(Lowered(whole, noted), TracingApart()), Version()
+        with traced.context.entered():
+            compiled = self.request.compile(self._graph(traced.lowered.first(version)), whole, "")
+        return traced, version, compiled
+
+    def _lowered_again(self, traced: Traced, whole: Options, options: Options) -> Candidate:
+        version = Version()
+        with traced.context.entered():
+            self.request.compile(self._graph(traced.lowered.again(version)), whole, "")
+        return self._version(traced, version, options)
+
+    def _version(self, traced: Traced, whole: Version, options: Options) -> Candidate:
+        """Return a version as a candidate, with what the stages put round it under `options`."""
+        lowered, version = traced.lowered, whole if options == with_recording(options) else whole.unrecorded()
+        compiled = self.request.compile(self._graph(lowered.unchanged), options, "")
+        lowered.assembled(version)
+
+        shared = compiled.call
+
+        def call(*inputs: object) -> object:
+            lowered.place(version)
+            return shared(*inputs)
+
+        return Candidate(compiled.called_by(call), options, traced, version, whole)
+
+    def _graph(self, compile_fx: Callable[..., Call] | None = None) -> CapturedGraph:
+        graph = replace(self.request.graph, gm=self.task.copy())
+        return replace(graph, compile_fx=compile_fx) if compile_fx else graph
+
+    @property
+    def _dynamic(self) -> bool:
+        """Whether sizes are symbols, which any candidate may have guarded."""
+        return any(isinstance(value, torch.SymInt) for value in self.request.example_inputs)
+
+    def may_share(self, options: Options) -> bool:
+        """Return whether the lowered graphs may be kept: nothing else stands in place of Inductor's `compile_fx`."""
+        fixed = self.request.tools.fixed
+        return self.request.graph.compile_fx is None and not any(options.get(name, fixed.get(name)) for name in ALONE)

@@ -1,0 +1,174 @@
+"""A compile whose lowered graphs are kept, to be lowered again under other options without tracing the model again.
+
+AOTAutograd traces a graph and splits it, which options of lowering do not change. Its result calls each lowered graph
+by an object, the place, and every version of the graph can take that place.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from backend_kwargs.backends import CompileInner, Inputs
+from backend_kwargs.backends.generated_code import autograd_functions
+from backend_kwargs.facts import Call
+from backend_kwargs.options.layers import Options
+
+if TYPE_CHECKING:
+    from torch.fx import GraphModule
+
+    from backend_kwargs.torch_internals.cudagraph_recording import Recording
+    from backend_kwargs.torch_internals.inductor_code import CompiledFxGraph
+
+
+class UnlikeError(Exception):
+    """A version cannot take the place of the others; the message says why."""
+
+
+@dataclass(slots=True)
+class LoweredGraph:
+    """A graph as AOTAutograd handed it to Inductor, forward or backward, and the place of its compiled versions."""
+
+    gm: "GraphModule"
+    example_inputs: Inputs
+    kwargs: Mapping[str, Any]
+    place: Any
+
+
+@dataclass(slots=True)
+class Version:
+    """Compiled graphs, one for each place, their CUDA-graph wrappers, and what the stages put round backward passes."""
+
+    graphs: list["CompiledFxGraph"] = field(default_factory=list)
+    recordings: list["Recording"] = field(default_factory=list)
+    backwards: list[object] = field(default_factory=list)
+
+    def unrecorded(self) -> "Version":
+        """Return the version of the same code without CUDA graphs."""
+        plain = {id(each.graph): each.unrecorded() for each in self.recordings}
+        return Version([plain.get(id(graph), graph) for graph in self.graphs])
+
+
+@dataclass
+class Lowered:
+    """The lowered graphs of one compile, and which of their versions is in place."""
+
+    options: Options
+    noted: Callable[[LoweredGraph], None] = lambda graph: None
+    graphs: list[LoweredGraph] = field(default_factory=list)
+    call: Call | None = None
+    in_place: Version | None = None
+    backwards: list[object] = field(default_factory=list)  # as AOTAutograd made them
+
+    # ---- in place of Inductor's compile_fx, whose arguments these take
+
+    def first(self, version: Version) -> Callable[..., Call]:
+        """Return the function that compiles the model, and keeps the graphs that it lowers; they are `version`."""
+        from backend_kwargs.torch_internals.cudagraph_recording import noting_recordings, stand_in
+
+        def compile_fx(step: Callable[..., Call], gm: object, inputs: Inputs, inner: CompileInner, **kw: Any) -> Call:
+            with noting_recordings() as recordings:
+                self.call = step(gm, inputs, self._keeping(inner), **kw)
+            self.backwards = [vars(each)["backward"] for each in self._functions]
+            if self.shareable:
+                stands = {id(each.place): stand_in(each.place) for each in self.graphs}
+                version.graphs = list(stands.values())
+                for each in self.graphs:
+                    each.place.compiled_fn_runner = None
+                for recording in recordings:
+                    recording.graph = stands[id(recording.graph)]
+                version.recordings = recordings
+            return self.call
+
+        return compile_fx
+
+    def again(self, version: Version) -> Callable[..., Call]:
+        """Return the function that lowers the kept graphs again, as `version`."""
+        from backend_kwargs.torch_internals.cudagraph_recording import noting_recordings
+        from backend_kwargs.torch_internals.relowering import around_lowering, fresh_boxes, spare_of
+
+        def compile_fx(
+            step: object, gm: object, inputs: Inputs, inner: CompileInner, *, config_patches: Options, **kw: Any
+        ) -> Call:
+            boxes = fresh_boxes(self.graphs[0].kwargs, cudagraphs=bool(config_patches.get("triton.cudagraphs")))
+            with noting_recordings() as version.recordings:
+                for each in self.graphs:
+                    with around_lowering(each.example_inputs, config_patches):
+                        graph: Any = inner(spare_of(each.gm), each.example_inputs, **{**each.kwargs, **boxes})
+                        version.graphs.append(graph)
+            self._check(version)
+            return self._shared()
+
+        return compile_fx
+
+    def unchanged(self, step: object, gm: object, inputs: Inputs, inner: object, **kw: Any) -> Call:
+        """Compile nothing: return the shared callable."""
+        return self._shared()
+
+    # ---- versions
+
+    @cached_property
+    def shareable(self) -> bool:
+        """Whether other versions can take the places: all graphs are there, and all are Inductor's."""
+        from backend_kwargs.torch_internals.inductor_code import CompiledFxGraph
+
+        backward = sum(bool(each.kwargs.get("is_backward")) for each in self.graphs)
+        whole = len(self.graphs) == 1 + backward and backward == bool(self._functions)
+        return whole and all(isinstance(each.place, CompiledFxGraph) for each in self.graphs)
+
+    def place(self, version: Version) -> None:
+        """Put a version in place, if another one is."""
+        if version is not self.in_place:
+            self._put(version, for_good=False)
+
+    def keep(self, version: Version) -> None:
+        """Put a version in place for good; its CUDA graphs are recorded anew, in the trees that are there now."""
+        for recording in version.recordings:
+            recording.record_again()
+        self._put(version, for_good=True)
+
+    def assembled(self, version: Version) -> None:
+        """Note what the stages have put round the backward passes of a version."""
+        version.backwards = [vars(each)["backward"] for each in self._functions]
+        self.in_place = None
+
+    def _put(self, version: Version, *, for_good: bool) -> None:
+        from backend_kwargs.torch_internals.cudagraph_recording import take_place
+
+        for each, graph in zip(self.graphs, version.graphs, strict=True):
+            take_place(each.place, graph, for_good=for_good)
+        for function, backward in zip(self._functions, version.backwards, strict=True):
+            function.backward = backward
+        self.in_place = version
+
+    def _check(self, version: Version) -> None:
+        from backend_kwargs.torch_internals.inductor_code import CompiledFxGraph
+        from backend_kwargs.torch_internals.relowering import output_strides
+
+        for each, graph in zip(self.graphs, version.graphs, strict=True):
+            if not isinstance(graph, CompiledFxGraph) or output_strides(graph) != output_strides(each.place):
+                raise UnlikeError("its results have other strides")
+
+    def _keeping(self, inner: CompileInner) -> CompileInner:
+        from backend_kwargs.torch_internals.relowering import spare_of
+
+        def compile_one(gm: "GraphModule", example_inputs: Inputs, **kwargs: Any) -> Call:
+            kept = LoweredGraph(spare_of(gm), example_inputs, kwargs, None)
+            self.graphs.append(kept)
+            self.noted(kept)
+            kept.place = inner(gm, example_inputs, **kwargs)
+            return kept.place  # type: ignore[no-any-return]
+
+        return compile_one
+
+    def _shared(self) -> Call:
+        """Return the callable that all versions share, as AOTAutograd made it."""
+        assert self.call is not None
+        for function, backward in zip(self._functions, self.backwards, strict=True):
+            function.backward = backward
+        return self.call
+
+    @cached_property
+    def _functions(self) -> Sequence[type[Any]]:
+        found = autograd_functions(self.call) if self.call is not None else ()
+        return [each for each in found if "backward" in vars(each)]

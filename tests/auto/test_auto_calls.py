@@ -1,0 +1,53 @@
+"""One budget for all graphs of a call."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from backend_kwargs.auto import decide, race
+
+
+def broken(x):
+    x = x.relu() * 2
+    torch._dynamo.graph_break()
+    x = x.sigmoid() + 1
+    torch._dynamo.graph_break()
+    return x.tanh() - 3
+
+
+@pytest.fixture
+def budgets(monkeypatch, races):
+    """Return the budgets that races are given; each takes eight seconds, by a clock that only races move."""
+    given, now = [], [0.0]
+
+    def raced(request, tick):
+        given.append(request.settings.budget_s)
+        now[0] += 8.0
+        return races(request, tick)
+
+    monkeypatch.setattr(decide, "time", SimpleNamespace(perf_counter=lambda: now[0]))
+    monkeypatch.setattr(race, "race", raced)
+    return given
+
+
+def test_a_break_leaves_half_of_the_budget(auto, budgets):
+    """The graphs of one call share its budget; the last one gets what is left."""
+    fn = auto(broken, budget_s=40.0, race="always")
+    fn(torch.randn(64, 64))
+    assert budgets == [20.0, 16.0, 24.0]
+
+
+def test_a_later_call_has_a_budget_of_its_own(auto, budgets):
+    """Graphs that are compiled for other sizes do not lack what the first call has spent."""
+    fn = auto(broken, budget_s=40.0, race="always")
+    fn(torch.randn(64, 64))
+    fn(torch.randn(32, 64, 2))
+    assert budgets == [20.0, 16.0, 24.0] * 2
+
+
+def test_a_spent_budget_leaves_default(auto, budgets, monkeypatch):
+    """A graph whose call has nothing left is not raced."""
+    x = torch.randn(64, 64)
+    torch.testing.assert_close(auto(broken, budget_s=10.0, race="always")(x), broken(x))
+    assert budgets == [5.0, 1.0]

@@ -1,0 +1,177 @@
+"""What does not go to a worker: the ticket has a reason, in one line, and nothing raises."""
+
+import os
+import subprocess
+import sys
+import textwrap
+
+import pytest
+import torch
+from torch import nn
+
+from backend_kwargs.auto.workers.cores import spare_workers
+from backend_kwargs.auto.workers.graphs import PackedGraph
+from backend_kwargs.auto.workers.pool import Workers
+from backend_kwargs.rewrites.apply import with_rewrites
+from backend_kwargs.rewrites.table import Rewrite, register_rewrite
+from tests.auto.workers.lowering import LONG_S, lowered
+
+
+@torch.library.custom_op("backend_kwargs_tests::twice_elsewhere", mutates_args=())
+def twice(x: torch.Tensor) -> torch.Tensor:
+    return x * 2
+
+
+@twice.register_fake
+def _(x):
+    return torch.empty_like(x)
+
+
+def test_an_operator_of_the_program():
+    """A custom operator is in no other process."""
+    (graph,) = lowered(lambda x: twice(x) + 1, torch.randn(4))
+    assert graph.graph == PackedGraph(
+        refused="it calls backend_kwargs_tests::twice_elsewhere, which a worker does not have"
+    )
+
+
+def test_sizes_of_data():
+    """Sizes that depend on data are known to this process alone."""
+    with torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True):
+        (graph,) = lowered(lambda x: torch.nonzero(x) + 1, torch.ones(4))
+    assert graph.graph.refused == "some of its sizes depend on data"
+
+
+def test_a_large_constant():
+    """A graph that holds a large tensor is not sent through a pipe."""
+    (graph,) = lowered(lambda x: x + 1, torch.randn(4))
+    graph.gm.register_buffer("held", torch.zeros(1 << 20))
+    with torch._guards.tracing(graph.context):
+        from backend_kwargs.auto.workers.graphs import packed
+
+        again = packed(graph.gm, graph.inputs, graph.kwargs)
+    assert again.refused == "it holds 4194304 bytes of constants"
+
+
+def test_outside_torch_compile():
+    """Without dynamo's context there is no key."""
+    from backend_kwargs.auto.workers.graphs import packed
+
+    gm = torch.fx.symbolic_trace(nn.Linear(4, 4))
+    assert packed(gm, [torch.randn(2, 4)], {}).refused == "it is compiled outside torch.compile"
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        pytest.param({"fx_graph_cache": False}, "Inductor's cache of graphs is off", id="no cache"),
+        pytest.param(
+            {"post_grad_custom_post_pass": lambda graph: None},
+            "it holds <lambda>, which only the running program has",
+            id="a pass that is a lambda",
+        ),
+    ],
+)
+def test_options(workers, options, reason):
+    """Options that another process cannot have, or that leave nothing to find, are refused at once."""
+    (graph,) = lowered(lambda x: x + 1, torch.randn(4))
+    ticket = workers.submit(graph.graph, options)
+    assert ticket.done()
+    assert ticket.result().reason == reason
+
+
+def test_a_rewrite_of_the_program(workers):
+    """A rewrite that this program has registered is unknown to a worker."""
+    register_rewrite("only_here", Rewrite("of this test", patterns=f"{__name__}:no_patterns"))
+    (graph,) = lowered(lambda x: x + 1, torch.randn(4))
+    reply = workers.submit(graph.graph, with_rewrites({}, ["only_here"])).result(LONG_S)
+    assert reply.reason.startswith("BackendKwargsError: Unknown rewrite 'only_here'.")
+    assert "\n" not in reply.reason
+
+
+def no_patterns(found):
+    """Add no patterns."""
+
+
+def test_tuning(workers):
+    """Nothing is measured in a worker, where it would compete for cores: the process that races does it."""
+    (graph,) = lowered(nn.Linear(64, 64).eval(), torch.randn(64, 64))
+    options = {"max_autotune": True, "max_autotune_gemm_backends": "CPP,ATEN"}
+    reply = workers.submit(graph.graph, options).result(LONG_S)
+    assert reply.reason == "it is tuned while it is lowered, which the racing process does"
+    assert not graph.key({**options, "max_autotune_gemm_backends": "ATEN"})[1]
+
+
+@pytest.mark.parametrize(
+    ("cores", "ranks", "number"),
+    [(1, None, 0), (2, None, 0), (4, None, 1), (16, None, 6), (16, "4", 1), (16, "8", 0), (128, "8", 6), (16, "x", 6)],
+)
+def test_number_of_workers(cores, ranks, number):
+    """Half the cores are the racing process's; ranks on a host share the rest; two cores leave no worker."""
+    assert spare_workers(cores, {} if ranks is None else {"LOCAL_WORLD_SIZE": ranks}) == number
+
+
+def test_no_spare_core(monkeypatch):
+    """On two cores nothing is started, and the ticket says why."""
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1})
+    ticket = Workers().submit(PackedGraph(b"graph"), {})
+    assert ticket.result().reason == "2 cores leave none for a worker"
+
+
+def test_a_refused_graph_starts_nothing():
+    """A graph that stays here starts no worker."""
+    pool = Workers(1)
+    assert pool.submit(PackedGraph(refused="why"), {}).result().reason == "why"
+    assert not pool.processes()
+
+
+def asked(code):
+    """Run a program that asks a worker, and return what it prints."""
+    program = textwrap.dedent(code)
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=LONG_S, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+def test_a_loader_worker():
+    """A DataLoader's worker is daemonic, and may have no children."""
+    answer = asked(
+        """
+        import torch
+        from backend_kwargs.auto.workers.graphs import PackedGraph
+        from backend_kwargs.auto.workers.pool import Workers
+
+        class Reasons(torch.utils.data.Dataset):
+            def __len__(self):
+                return 1
+
+            def __getitem__(self, index):
+                return Workers(1).submit(PackedGraph(b"graph"), {}).result().reason
+
+        print(next(iter(torch.utils.data.DataLoader(Reasons(), batch_size=None, num_workers=1))))
+        """
+    )
+    assert answer == "this process is daemonic, as a DataLoader's worker is, and may have no children"
+
+
+def test_a_fork():
+    """A forked process has the workers of its parent in memory, neither asks nor ends them."""
+    answer = asked(
+        """
+        import os, time
+        from backend_kwargs.auto.workers.graphs import PackedGraph
+        from backend_kwargs.auto.workers.pool import Workers
+
+        pool = Workers(1)
+        pool.start()
+        while not pool.processes():
+            time.sleep(0.01)
+        if os.fork() == 0:
+            print(pool.submit(PackedGraph(b"graph"), {}).result().reason, flush=True)
+            pool.stop()
+            os._exit(0)
+        os.wait()
+        print(len(pool.processes()))
+        """
+    )
+    assert answer == "this process was forked from the one that has the workers\n1"
