@@ -435,6 +435,7 @@ InductorOptions = TypedDict(
         "realize_opcount_threshold": int | None,
         "realize_opusers_threshold": object,
         "realize_reads_threshold": int,
+        "record_cudagraphs": bool,
         "remote_gemm_autotune_cache": bool,
         "remove_pre_grad_passes": str | None,
         "reorder_for_compute_comm_overlap": bool,
@@ -928,6 +929,7 @@ class InductorKeywords(TypedDict, total=False):
     realize_opcount_threshold: int | None
     realize_opusers_threshold: object
     realize_reads_threshold: int
+    record_cudagraphs: bool
     remote_gemm_autotune_cache: bool
     remove_pre_grad_passes: str | None
     reorder_for_compute_comm_overlap: bool
