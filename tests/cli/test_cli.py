@@ -532,5 +532,6 @@ def test_failed_import_shows_its_cause(tmp_path):
 
 
 def test_shells_complete_the_commands():
-    """The completion script of a shell is printed."""
-    assert "_BACKEND_KWARGS_COMPLETE" in run("--show-completion", "bash").stdout + run("--show-completion").stdout
+    """A shell that asks how a word can end gets the commands."""
+    asked = {"_BACKEND_KWARGS_COMPLETE": "complete_bash", "COMP_WORDS": "backend-kwargs ex", "COMP_CWORD": "1"}
+    assert run(**asked).stdout.split() == ["explain"]
