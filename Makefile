@@ -31,8 +31,10 @@ help:
 	@echo "make demo | quick | test | test-all | test-frameworks | bench | overhead | mutants | docs | check | fix | clean"
 
 demo: $(READY)
-	$(BIN)/backend-kwargs compare examples/sentence_encoder.py:build --backends $(BACKENDS) --rounds 15
-	$(BIN)/backend-kwargs compare examples/digits.py:build --backends $(BACKENDS) --rounds 15
+	@mkdir -p .demo
+	$(BIN)/backend-kwargs compare examples/sentence_encoder.py:build --backends $(BACKENDS) --rounds 15 --html $(VENV)/demo-sentences.html --html .demo/sentence_encoder.html
+	$(BIN)/backend-kwargs compare examples/digits.py:build --backends $(BACKENDS) --rounds 15 --html $(VENV)/demo-digits.html --html .demo/digits.html
+	@echo "Open .demo/sentence_encoder.html and .demo/digits.html in a browser."
 
 # The tests of the folders that differ from main, or from another branch: make quick SINCE=HEAD
 quick: $(READY)

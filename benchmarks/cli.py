@@ -263,14 +263,20 @@ def report(
     out: Annotated[Path | None, typer.Option(metavar="FILE.md", help="Markdown; plots are written next to it.")] = None,
     plots: Annotated[bool, typer.Option(help="Draw, with matplotlib.")] = True,
     hud: Annotated[Path | None, typer.Option(metavar="FILE.json", help="Write records for PyTorch's HUD.")] = None,
+    html: Annotated[Path | None, typer.Option(metavar="OUT.html", help="Write a page to look at.")] = None,
+    against: Annotated[Path | None, typer.Option(metavar="OLD.html", help="With --html: show what differs.")] = None,
 ) -> None:
-    """Write results as Markdown and plots, or as records for PyTorch's HUD."""
+    """Write results as a page, as Markdown and plots, or as records for PyTorch's HUD."""
     import json
 
     from benchmarks.execution import records
 
-    if not out and not hud:
-        raise BackendKwargsError("report requires --out FILE.md or --hud FILE.json.")
+    if not out and not hud and not html:
+        raise BackendKwargsError("report requires --out FILE.md, --html OUT.html or --hud FILE.json.")
+    if html:
+        from benchmarks.analysis.page import write_page
+
+        write_page(files, html, against=against)
     if hud:
         write_whole(hud, json.dumps(records.to_hud(records.read(*files)), indent=1) + "\n")
     if out:

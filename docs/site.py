@@ -1,17 +1,23 @@
-"""mkdocs hook: files of the repository that a page links to become part of the site, at the same path."""
+"""mkdocs hook: files of the repository that a page links to become part of the site, at the same path.
+
+The page of the results on an H200 is made from their records.
+"""
 
 import re
+import sys
 from pathlib import Path
 from typing import Any
 
 from mkdocs.structure.files import File, Files
 
 ROOT = Path(__file__).parent.parent
+H200, RECORDS = "h200.html", ROOT / "benchmarks" / "results" / "h200" / "models.jsonl"
 LINK = re.compile(r"\]\(([^)#:\s]+)")  # of Markdown, within the repository
 
 
 def on_files(files: Files, config: Any) -> Files:
-    """Add the files outside docs/ that the pages reach by links."""
+    """Add the page of the results, and the files outside docs/ that the pages reach by links."""
+    files.append(File.generated(config, H200, content=page_of_results()))
     left = [ROOT / "docs" / file.src_uri for file in files.documentation_pages()]
     added: set[Path] = set()
     while left:
@@ -38,6 +44,18 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
         return f"]({depth}{inside}"
 
     return LINK.sub(moved, markdown)
+
+
+def page_of_results() -> str:
+    """Return the page of the real models on an H200."""
+    sys.path.insert(0, str(ROOT))  # the suite is not installed
+    try:
+        from backend_kwargs.page import to_html
+        from benchmarks.analysis.page import document_of
+        from benchmarks.execution import records
+    finally:
+        sys.path.remove(str(ROOT))
+    return to_html(document_of(records.read(RECORDS)))
 
 
 def place(target: Path) -> str:

@@ -95,14 +95,17 @@ TESTS: Mapping[str, str] = {
     "*/auto/rewritten.py": "auto/test_auto_rewrites.py",
     "*/head_to_head.py": "auto/test_auto_head_to_head.py auto/test_auto_race.py",
     "*/auto/roofline.py": "auto/test_auto_roofline.py auto/test_auto_worth.py auto/test_auto_head_to_head.py"
-    " auto/test_auto_graphs_first.py",
+    " auto/test_auto_compiling.py",
     "*/race.py": "auto/test_auto_race.py auto/test_auto_race_steps.py auto/test_auto_worth.py"
     " auto/test_auto_head_to_head.py auto/test_auto_deadline.py auto/test_auto_traces.py auto/test_auto_precision.py"
-    " auto/test_auto_compilers.py auto/test_auto_rewrites.py auto/test_auto_graphs_first.py",
-    "*/selection.py": "auto/test_auto_race_steps.py auto/test_auto_worth.py auto/test_auto_graphs_first.py"
+    " auto/test_auto_compilers.py auto/test_auto_rewrites.py auto/test_auto_compiling.py",
+    "*/auto/compiling.py": "auto/test_auto_compiling.py auto/test_auto_ahead.py",
+    "*/auto/ahead.py": "auto/test_auto_ahead.py",
+    "*/inductor/lowered.py": "auto/test_auto_compiling.py",
+    "*/selection.py": "auto/test_auto_race_steps.py auto/test_auto_worth.py auto/test_auto_compiling.py"
     " auto/test_auto_rewrites.py auto/test_auto_unfrozen.py",
     "*/auto/result_checks.py": "auto/test_auto_race_steps.py auto/test_auto_race.py auto/test_auto_precision.py",
-    "*/auto/budget.py": "auto/test_auto_race_steps.py auto/test_auto_graphs_first.py auto/test_auto_race.py",
+    "*/auto/budget.py": "auto/test_auto_race_steps.py auto/test_auto_compiling.py auto/test_auto_race.py",
     "*/sandbox.py": "auto/test_auto_sandbox.py auto/test_auto_traces.py auto/test_auto_race.py",
     "*/deadline.py": "auto/test_auto_deadline.py",
     "*/decide.py": "auto/test_auto_decide_steps.py auto/test_auto_keys.py auto/test_auto_decide.py"

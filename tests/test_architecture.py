@@ -27,6 +27,7 @@ LAYERS = (
     "auto",
     "pipeline",
     "compile_records cache_artifacts backend registry regions entry_points integrations",
+    "page",
     "explain report",
     "bundles harness",
     "compare cli",
@@ -45,7 +46,7 @@ execution execution.preload execution.preload_models execution.records execution
 execution.roofline execution.controls execution.process execution.study execution.trial execution.worker
 execution.session
 analysis analysis.verdicts analysis.markdown analysis.regressions analysis.auto_choices analysis.plots
-analysis.readme analysis.real_models analysis.auto_tables analysis.report analysis.compilers
+analysis.readme analysis.real_models analysis.auto_tables analysis.report analysis.page analysis.compilers
 arguments
 studies studies.bundles studies.compilers studies.kernel_times studies.overhead studies.precision studies.public_reports
 studies.rewrite_cases studies.rewrites

@@ -75,6 +75,12 @@ def test_the_wheel_is_typed(installed):
     assert "backend_kwargs/py.typed" in ZipFile(installed.wheel).namelist()
 
 
+def test_the_wheel_makes_pages(installed):
+    """The templates of pages are in the wheel."""
+    code = "from backend_kwargs.page import *; print(from_html(to_html(Document('A title')).encode()).title)"
+    assert installed.run("python", "-c", code) == "A title"
+
+
 def test_python_imports_the_wheel(installed):
     """Python imports the installed wheel, on which the tests below rely."""
     path = installed.run("python", "-c", "import backend_kwargs; print(backend_kwargs.__file__)")

@@ -123,7 +123,7 @@ def test_cells_are_written_as_then():
 
 
 def test_compare_writes_the_keys_of_then():
-    """`compare --json` still has the same keys, also per candidate."""
+    """`compare --samples` still has the same keys, also per candidate."""
     then = json.loads((WRITTEN / "compare.json").read_text())
     now = to_json(Comparison([Row("eager", "eager")], {}, None, None, "inference", []))
     assert list(now) == list(then)

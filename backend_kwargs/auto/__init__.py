@@ -6,6 +6,7 @@ them (`head_to_head`) within a `budget`. `selection` says which is next: a step 
 or the tuning of `products`, by what `graph_stats` and `roofline` say it can save. `sandbox` restores what candidates
 change in torch, and `deadline` ends their tuning.
 
-A race runs inside the backend's call, where `example_inputs` are the real tensors. The winner is compiled again, from
-AOTAutograd's cache, so its guards, memory and CUDA graphs are those of a compile without a race.
+A race runs inside the backend's call, where `example_inputs` are the real tensors. `compiling` traces the model once
+and lowers its graphs for each candidate; `ahead` has `workers` do so in advance. The winner is what was raced; where
+sizes are symbols, for several ranks and to be saved, it is compiled again, mostly out of Inductor's cache.
 """

@@ -8,7 +8,7 @@ from concurrent.futures import TimeoutError as NotYetError
 from dataclasses import dataclass, field
 from functools import cache
 
-from backend_kwargs.auto.workers.graphs import packed
+from backend_kwargs.auto.workers.graphs import PackedGraph, packed
 from backend_kwargs.auto.workers.pool import Ticket, Workers
 from backend_kwargs.backends.inductor.lowered import LoweredGraph
 from backend_kwargs.errors import error_text
@@ -48,30 +48,41 @@ class Job:
 
 @dataclass
 class Ahead:
-    """What the workers do for one race. `choose(graph)` returns the candidates' options, and those of Inductor's.
+    """What the workers do for one race. `choose()` returns the options of candidates, each with those for Inductor.
 
-    The first graph of a model decides what is lowered in advance; its backward graph follows when there is one.
+    It is asked when the model's first graph is there; a backward graph follows it.
     """
 
-    choose: Callable[[LoweredGraph], Sequence[tuple[Options, Options]]] = lambda graph: ()
+    choose: Callable[[], Sequence[tuple[Options, Options]]] = lambda: ()
     jobs: list[Job] = field(default_factory=list)
     graphs: list[LoweredGraph] = field(default_factory=list)
+    sent: list[PackedGraph] = field(default_factory=list)
 
     def noted(self, graph: LoweredGraph) -> None:
         """Have a graph lowered that AOTAutograd has just made."""
         self.graphs.append(graph)
         if not workers().number:
             return
+        self.sent.append(packed(graph.gm, graph.example_inputs, graph.kwargs))
+        for job in self.jobs:
+            job.tickets.append(workers().submit(self.sent[-1], job.patches))
+        if len(self.graphs) == 1:
+            self.more()
+
+    def more(self) -> None:
+        """Have the graphs lowered for candidates that are worth it now."""
+        if not self.sent:
+            return
         try:
-            if len(self.graphs) == 1:
-                self.jobs = [Job(*each) for each in self.choose(graph)[: workers().number]]
-            if self.jobs:
-                data = packed(graph.gm, graph.example_inputs, graph.kwargs)
-                for job in self.jobs:
-                    job.tickets.append(workers().submit(data, job.patches))
+            chosen = self.choose()
         except Exception as error:  # noqa: BLE001 - a user's rewrite may raise anything; the race compiles by itself
             logger.info("Nothing is lowered ahead: %s", error_text(error))
-            self.jobs = []
+            return
+        waiting = sum(not job.done for job in self.jobs)
+        for options, patches in chosen[: workers().number - waiting]:
+            if not any(job.options == options for job in self.jobs):
+                tickets = [workers().submit(graph, patches) for graph in self.sent]
+                self.jobs.append(Job(options, patches, tickets=tickets))
 
     def job_of(self, options: Options) -> Job | None:
         """Return the lowering under these options of a candidate, None if there is none that can succeed."""

@@ -245,7 +245,9 @@ class _Question:
         try:
             with progress(self.request.settings.on_progress) as tick:
                 settings = replace(self.request.settings, budget_s=share_s)
-                request = replace(self.real_request, settings=settings, keeps=self._keeps)
+                request = replace(
+                    self.real_request, settings=settings, keeps=self._keeps, winners=frozenset(self._won_elsewhere())
+                )
                 result = race(request, tick)
         except RESTARTS:
             raise
@@ -281,6 +283,13 @@ class _Question:
         if result.compiled:
             self.keep(result.compiled.knowing(decision=decision))
         return decision
+
+    def _won_elsewhere(self) -> Iterator[str]:
+        """Yield the winners of the same computation at other sizes, on a device of this type."""
+        here = machine()
+        for each in self.store.of_computation(self.graph):
+            if all(each.machine.get(name) == here[name] for name in ("gpu", "cpu")):
+                yield each.winner
 
     @property
     def _keeps(self) -> bool:

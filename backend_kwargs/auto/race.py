@@ -199,7 +199,9 @@ class _Race:
             left.remove(following)
             self.tell(following.name, 1 - (len(left) + 1) / (count + 1))
             self.selection.awaited(following)
-            champion = self._meet(champion, following)
+            champion, before = self._meet(champion, following), champion
+            if champion is not before:
+                self.compiles.ahead.more()
         return champion
 
     def _not_slower(self, champion: Runner, eager: Runner) -> Runner:
@@ -234,6 +236,8 @@ class _Race:
         if challenger is None:
             return champion
         best = challenger if self._beats(challenger, champion) else champion
+        if best is challenger:
+            best.row.led_s = self.budget.spent_s
         # The next candidates extend Inductor's options; they cannot save what another compiler leaves.
         first = challenger.candidate.name == DEFAULT and champion.candidate.name == EAGER
         if (first or best is challenger) and not challenger.candidate.compiler:
@@ -248,6 +252,7 @@ class _Race:
         row = RaceRow(candidate.name, options, compiler=candidate.compiler)
         row.predicted_s = None if first else self.selection.predicted_s(candidate)
         runner, began = None, time.perf_counter()
+        row.began_s = self.budget.spent_s
         try:
             with own_libdevice(), modes_restored(), capped(math.inf if first else self.budget.ends):
                 with artifacts_noted() as artifacts:
@@ -321,8 +326,10 @@ class _Race:
         """Time both in turn and note it in their rows; return what either raised."""
         failed: dict[str, Exception] = {}
         warm, left_s = self.budget.call_s <= SLOW_S, self.budget.left_s
+        began = time.perf_counter()
         with modes_restored(), self.compiles.ahead.quiet():
             samples = interleaved(challenger, champion, self.device, left_s, failed.__setitem__, warm=warm)
+        challenger.row.timed_s = challenger.row.timed_s or time.perf_counter() - began
         for runner, name in ((champion, "champion"), (challenger, "challenger")):
             if name in failed:
                 runner.row.status, runner.row.reason = measure.status_of(failed[name])

@@ -29,6 +29,7 @@ class Request:
 
     `compile(graph, options, compiler)` compiles one: by Inductor together with the user's options if `compiler` is "",
     otherwise by the compiler of that name. `keeps`: what a race has compiled may be what this compile returns.
+    `winners` are the names of those that won at other sizes on such a device.
     """
 
     graph: CapturedGraph
@@ -36,6 +37,7 @@ class Request:
     compile: Callable[[CapturedGraph, Options, str], Compiled]
     tools: Tools
     keeps: bool = False
+    winners: frozenset[str] = frozenset()
 
     @property
     def gm(self) -> GraphModule:

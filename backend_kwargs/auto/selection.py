@@ -42,7 +42,6 @@ from backend_kwargs.auto.roofline import (
     time_library,
 )
 from backend_kwargs.auto.settings import RaceSettings
-from backend_kwargs.backends.inductor.lowered import LoweredGraph
 from backend_kwargs.facts.decision import DEFAULT, EAGER, RaceRow
 from backend_kwargs.graphs.replay import Task
 from backend_kwargs.options.layers import Options, standing, with_users
@@ -124,12 +123,13 @@ class Selection:
 
     # ---- all candidates
 
-    def ahead(self, graph: LoweredGraph) -> list[tuple[Options, Options]]:
-        """Return the options of candidates that workers lower while default compiles, and those for Inductor.
+    def ahead(self) -> list[tuple[Options, Options]]:
+        """Return the options of candidates that workers lower meanwhile, each with those for Inductor.
 
-        They are those whose graphs are default's and whose kernels are not chosen by time.
+        They extend the best one's, or default's as long as that compiles; their graphs are default's, and their kernels
+        are not chosen by time.
         """
-        whole = with_recording(self.default.options)
+        whole = with_recording(self.best_row.options if self.best_row else self.default.options)
         rewrites = [] if self.named else self._matching([n for n in self.tools.rewrites if find_rewrite(n).patterns])
         chosen = [merged(whole if each.over else {}, each) for each in (*rewrites, *self._steps()) if not each.compiler]
         chosen = [options for options in chosen if options != whole and differ_in_lowering(whole, options)]
@@ -173,10 +173,14 @@ class Selection:
     # ---- one candidate
 
     def first_of(self, fitting: Sequence[RaceCandidate], champion: Runner) -> RaceCandidate:
-        """Return the candidate with the largest expected gain per second, or the first of those that are named."""
+        """Return the candidate with the largest expected gain per second, or the first of those that are named.
+
+        What won at other sizes comes before all others.
+        """
         if self.named:
             return fitting[0]
-        return max(fitting, key=lambda candidate: self.gain(candidate, champion) / self.predicted_s(candidate))
+        known = [candidate for candidate in fitting if candidate.name in self.request.winners]
+        return max(known or fitting, key=lambda each: self.gain(each, champion) / self.predicted_s(each))
 
     def awaited(self, candidate: RaceCandidate) -> None:
         """Wait for the worker that lowers a candidate's graphs, as long as lowering them here would take."""

@@ -12,7 +12,7 @@ from typing import Annotated, cast
 import typer
 from rich.console import Console
 
-from backend_kwargs.cli import bundles, compare, decisions, doctor, explain, listing, options, tune
+from backend_kwargs.cli import bundles, compare, decisions, doctor, explain, listing, options, pages, tune
 from backend_kwargs.cli.console import complain, console, say
 from backend_kwargs.errors import BackendKwargsError, BackendKwargsWarning
 
@@ -38,6 +38,8 @@ app.command("tune")(tune.show)
 app.command("build")(bundles.build)
 app.command("inspect")(bundles.inspect)
 app.command("run")(bundles.run)
+app.command("page")(pages.page)
+app.command("serve")(decisions.serve)
 app.command("doctor")(doctor.show)
 app.add_typer(decisions.app, name="decisions")
 

@@ -15,6 +15,7 @@ from backend_kwargs.cli.arguments import AsJson, assigned
 from backend_kwargs.cli.console import print_json, print_table, quiet, say
 from backend_kwargs.cli.models import built as made_by
 from backend_kwargs.cli.modules import spec_of
+from backend_kwargs.cli.pages import print_document
 from backend_kwargs.errors import BackendKwargsError, shown
 from backend_kwargs.options.option import convert
 from backend_kwargs.registry import PLAIN, make_backend
@@ -22,6 +23,7 @@ from backend_kwargs.registry import PLAIN, make_backend
 if TYPE_CHECKING:
     import torch
 
+    from backend_kwargs.bundles.document import FirstCall
     from backend_kwargs.bundles.samples import Args, Kwargs
     from backend_kwargs.measure import State
 
@@ -43,6 +45,7 @@ def build(
     fullgraph: Annotated[bool, typer.Option("--fullgraph", help="Fail on a graph break.")] = False,
     dynamic: Annotated[bool | None, typer.Option("--dynamic/--static", help="Dynamic or static shapes.")] = None,
     sign: Annotated[Path | None, typer.Option(metavar="PRIVATE.pem", help="Sign with this Ed25519 key.")] = None,
+    json: AsJson = False,
 ) -> None:
     """Compile a model, check its results, and write a bundle that is served elsewhere without compiling."""
     from backend_kwargs.bundles.disk.files import temporary
@@ -63,6 +66,10 @@ def build(
         compiled.build(model, [example_inputs])
     save(compiled._known(), out, sign, factory=factory)
     manifest = read_manifest(out)
+    if json:
+        from backend_kwargs.bundles.document import built
+
+        return print_document(built(manifest, factory, compiled.describe().splitlines()))
     say(*compiled.describe().splitlines())
     print_table(("first call", "seconds"), [("compiling", f"{manifest.cold_s or 0.0:.2f}")])
     say(f"Serve it: {shlex.join(['backend-kwargs', 'run', str(out), factory, '--trust'])}")
@@ -118,6 +125,7 @@ def run(
     ] = True,
     trust: Trust = False,
     key: Keys = None,
+    json: AsJson = False,
 ) -> None:
     """Load a bundle, and show the time of its first call next to that of compiling it."""
     from backend_kwargs.bundles.disk.reading import read_manifest
@@ -128,6 +136,7 @@ def run(
         built_with = f" It was built with {shown(manifest.factory)}." if manifest.factory else ""
         raise BackendKwargsError(f"Pass FACTORY, the function that makes the model: MODULE_OR_FILE:NAME.{built_with}")
     model, example_inputs = made_by(factory)
+    from backend_kwargs.bundles.document import FirstCall, served
     from backend_kwargs.bundles.running import import_compiler
     from backend_kwargs.bundles.samples import samples_of
     from backend_kwargs.measure import Served, interleave, median_interval, synchronize
@@ -146,19 +155,24 @@ def run(
     first_s, ready_s = time.perf_counter() - ready, ready - began
     call = partial(loaded, *args, **kwargs)
     samples = interleave({"call": Served(call, _state_of(model, args, kwargs))}, rounds=rounds, device=device)["call"]
-    cold = manifest.cold_s
-    ratio = f"{(ready_s + first_s) / cold:.3f}" if cold else ""
+    first = FirstCall(began - importing, ready_s, first_s, median_interval(samples))
+    if json:
+        return print_document(served(manifest, factory, first, loaded.describe().splitlines()))
+    _print_first(first, manifest.cold_s)
+    say(*loaded.describe().splitlines())
+
+
+def _print_first(first: "FirstCall", cold_s: float | None) -> None:
     rows = [
-        ("compiling, when it was built", f"{cold:.2f}" if cold else "", ""),
-        ("importing torch's compiler, also part of building", f"{began - importing:.2f}", ""),
-        ("load and deploy", f"{ready_s:.2f}", ""),
-        ("first call", f"{first_s:.2f}", ""),
-        ("load, deploy and first call", f"{ready_s + first_s:.2f}", ratio),
+        ("compiling, when it was built", f"{cold_s:.2f}" if cold_s else "", ""),
+        ("importing torch's compiler, also part of building", f"{first.importing_s:.2f}", ""),
+        ("load and deploy", f"{first.ready_s:.2f}", ""),
+        ("first call", f"{first.first_s:.2f}", ""),
+        ("load, deploy and first call", f"{first.total_s:.2f}", f"{first.total_s / cold_s:.3f}" if cold_s else ""),
     ]
     print_table(("first call", "seconds", "of compiling"), rows)
-    median = median_interval(samples)
-    say(f"a call: {median.median * 1e3:.3g} ms, 95 % {median.low * 1e3:.3g} to {median.high * 1e3:.3g}")
-    say(*loaded.describe().splitlines())
+    call = first.call
+    say(f"a call: {call.median * 1e3:.3g} ms, 95 % {call.low * 1e3:.3g} to {call.high * 1e3:.3g}")
 
 
 def _say_more(rows: Sized) -> None:

@@ -1,7 +1,9 @@
 """`backend-kwargs compare`: one model under several backends, checked and timed."""
 
-from collections.abc import Callable, Iterator
+import math
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -17,8 +19,9 @@ from backend_kwargs.cli.arguments import Assignments, Model, assigned, backend_f
 from backend_kwargs.cli.console import console, print_table, quiet, say
 from backend_kwargs.cli.models import folder_of_model, model_of
 from backend_kwargs.cli.modules import importable
+from backend_kwargs.cli.pages import Against, Html, Json, Markdown, Outputs, WithCode
 from backend_kwargs.cli.pasting import Timed, lines_to_paste
-from backend_kwargs.errors import BackendKwargsError, printable
+from backend_kwargs.errors import BackendKwargsError, printable, wrong_value
 from backend_kwargs.files.atomic_write import check_writable, write_whole
 from backend_kwargs.files.plain_data import read_text
 from backend_kwargs.options import precisions
@@ -27,12 +30,22 @@ from backend_kwargs.registry import PLAIN
 
 if TYPE_CHECKING:
     from backend_kwargs.compare import Comparison
+    from backend_kwargs.compare.gate import Judged
 
 BACKENDS = "eager,inductor,tmpl-inductor:freezing,tmpl-inductor:cpp_wrapper,tmpl-inductor:max_autotune"
-NONE_RAN = 1
+NONE_RAN, BELOW = 1, 3  # exit codes
 RULE = "Among the candidates whose interval overlaps that of the fastest, this one compiled in the least time:"
 
 
+Backends = Annotated[
+    str,
+    typer.Option(
+        help="Separated by commas; options of one in brackets: a,b\\[x=1,y=2]. "
+        f"Default: {BACKENDS.replace(',', ', ')}.",
+        show_default=False,
+    ),
+]
+Trust = Annotated[bool, typer.Option("--trust", help="Let --config contain code, such as a function to import.")]
 Precisions = Annotated[
     str | None,
     typer.Option(
@@ -45,6 +58,25 @@ MaxError = Annotated[
 ]
 
 
+Tolerance = Annotated[
+    float | None, typer.Option(help="Absolute and relative tolerance; default 1e-3, in training 1e-2.")
+]
+Samples = Annotated[Path | None, typer.Option(metavar="FILE", help="Write every row and its raw samples as JSON.")]
+FailBelow = Annotated[
+    float | None,
+    typer.Option(
+        "--fail-below",
+        metavar="RATIO",
+        help="Exit with 3 if the speedup of the fastest candidate over --over is not surely so high: "
+        "the lower end of its interval counts.",
+    ),
+]
+Over = Annotated[
+    str | None,
+    typer.Option(metavar="NAME", help="What --fail-below relates to; default: torch.compile without a mode."),
+]
+
+
 class Mode(StrEnum):
     """What one call runs: forward alone, or forward and backward."""
 
@@ -54,62 +86,85 @@ class Mode(StrEnum):
 
 def show(
     factory: Model,
-    backends: Annotated[
-        str,
-        typer.Option(
-            help="Separated by commas; options of one in brackets: a,b\\[x=1,y=2]. "
-            f"Default: {BACKENDS.replace(',', ', ')}.",
-            show_default=False,
-        ),
-    ] = BACKENDS,
+    backends: Backends = BACKENDS,
     options: Assignments = None,
     config: Annotated[str | None, typer.Option(metavar="BASE64|@FILE", help="Another candidate, as a config.")] = None,
-    trust: Annotated[
-        bool, typer.Option("--trust", help="Let --config contain code, such as a function to import.")
-    ] = False,
+    trust: Trust = False,
     mode: Annotated[Mode, typer.Option(help="Forward alone, or forward and backward.")] = Mode.inference,
     device: Annotated[str | None, typer.Option(help="Where to run; default: where the factory put the model.")] = None,
     rounds: Annotated[int, typer.Option(min=1, help="Timing rounds; each round times every candidate.")] = 30,
     precision: Precisions = None,
     max_error: MaxError = None,
-    tolerance: Annotated[
-        float | None, typer.Option(help="Absolute and relative tolerance; default 1e-3, in training 1e-2.")
-    ] = None,
-    json: Annotated[Path | None, typer.Option(metavar="FILE", help="Write all results as JSON.")] = None,
+    tolerance: Tolerance = None,
+    html: Html = None,
+    json: Json = None,
+    markdown: Markdown = None,
+    with_code: WithCode = False,
+    against: Against = None,
+    fail_below: FailBelow = None,
+    over: Over = None,
+    samples: Samples = None,
     plot: Annotated[Path | None, typer.Option(metavar="FILE.png", help="Plot the speedups.")] = None,
     report: Annotated[bool, typer.Option("--report", help="Show what each backend generated.")] = False,
 ) -> None:
-    """Compile one model under several backends, check the results, time them interleaved, and print a table.
+    """Compare one model under several backends, check the results, time them interleaved, and print a table.
 
     A FILE.py and its factory can import the files next to it, as with `python FILE.py`.
     """
-    _check_outputs(json, plot)  # now, not after minutes of compiling
+    outputs = Outputs.checked(html, json, markdown, against=against, with_code=with_code)
+    _check_outputs(samples, plot)  # now, not after minutes of compiling
+    gate = _gate(fail_below, over)
     backends = ",".join([backends, *_in_precisions(precision, max_error, backends)])
     with importable(folder_of_model(factory)):  # a backend may be a module next to the model
         wanted = list(_backends(backends, assigned(options), config, trust=trust))
+    if gate:
+        gate = gate.among(wanted, optioned=bool(options))
     model, example_inputs = model_of(factory)
-    from backend_kwargs.compare import Candidate, compare, fastest
-
-    candidates = [Candidate(label, backend) for label, backend in wanted]
+    from backend_kwargs.compare import Candidate, compare
 
     with quiet(), _progress() as progress:
         comparison = compare(
             model,
             example_inputs,
-            candidates,
+            [Candidate(label, backend) for label, backend in wanted],
             mode=mode.value,
             device=device,
             rounds=rounds,
             tolerance=tolerance,
             max_error=max_error,
+            kernels=bool(outputs),
             progress=progress,
         )
-    best = fastest(comparison)
     timed = Timed.of(model, example_inputs, training=mode is Mode.training, device=device)
-    _print(comparison, dict(wanted)[best.label] if best else None, timed=timed, reports=report)
-    _write(comparison, json, plot)
-    if not any(row.right for row in comparison.rows):
-        raise typer.Exit(NONE_RAN)
+    _finish(comparison, factory, dict(wanted), outputs, gate, timed=timed, reports=report, samples=samples, plot=plot)
+
+
+@dataclass(frozen=True, slots=True)
+class Gate:
+    """What `--fail-below` asks for."""
+
+    least: float
+    over: str
+
+    def among(self, wanted: list[tuple[str, Backend | None]], *, optioned: bool) -> "Gate":
+        """Return the gate with the label of one of the candidates, to which default is added if it is not there."""
+        from backend_kwargs.compare.gate import DEFAULT, label_of
+
+        labels = [label for label, _ in wanted]
+        over = label_of(self.over, labels, optioned=optioned)
+        if over not in labels:
+            wanted.append((DEFAULT, backend_from_text("inductor", {})))
+        return replace(self, over=over)
+
+
+def _gate(fail_below: float | None, over: str | None) -> Gate | None:
+    if fail_below is None:
+        if over is not None:
+            raise BackendKwargsError("--over needs --fail-below, the speedup over it that is asked for: 1.05, say.")
+        return None
+    if not 0 < fail_below < math.inf:
+        raise wrong_value("--fail-below", "a ratio above 0, such as 1.05", fail_below)
+    return Gate(fail_below, over or "default")
 
 
 def _in_precisions(precision: str | None, max_error: float | None, backends: str) -> list[str]:
@@ -134,8 +189,8 @@ def _in_precisions(precision: str | None, max_error: float | None, backends: str
     return candidates
 
 
-def _check_outputs(json: Path | None, plot: Path | None) -> None:
-    for path in filter(None, (json, plot)):
+def _check_outputs(samples: Path | None, plot: Path | None) -> None:
+    for path in filter(None, (samples, plot)):
         check_writable(path)
     if plot:
         from backend_kwargs.compare.drawing import check_drawable
@@ -143,16 +198,51 @@ def _check_outputs(json: Path | None, plot: Path | None) -> None:
         check_drawable(plot)
 
 
-def _write(comparison: "Comparison", json: Path | None, plot: Path | None) -> None:
+def _finish(
+    comparison: "Comparison",
+    title: str,
+    backends: Mapping[str, Backend | None],
+    outputs: Outputs,
+    gate: Gate | None,
+    *,
+    timed: Timed,
+    reports: bool,
+    samples: Path | None,
+    plot: Path | None,
+) -> None:
+    """Print and write a comparison; exit with what it shows."""
+    from backend_kwargs.compare import fastest, to_json
     from backend_kwargs.compare import plot as draw
-    from backend_kwargs.compare import to_json
 
-    if json:
-        import json as writer
+    best = fastest(comparison)
+    backend = backends[best.label] if best else None
+    _print(comparison, backend, timed=timed, reports=reports)
+    judged = _judged(comparison, gate)
+    if outputs:
+        from backend_kwargs.compare.document import document_of
 
-        write_whole(json, writer.dumps(to_json(comparison), indent=2) + "\n")
+        paste = lines_to_paste(backend, timed) if backend else []
+        outputs.write(document_of(comparison, title, paste, [judged.text] if judged else []))
+    if samples:
+        import json
+
+        write_whole(samples, json.dumps(to_json(comparison), indent=2) + "\n")
     if plot:
         draw(comparison, plot)
+    if not any(row.right for row in comparison.rows):
+        raise typer.Exit(NONE_RAN)
+    if judged and not judged.passed:
+        raise typer.Exit(BELOW)
+
+
+def _judged(comparison: "Comparison", gate: Gate | None) -> "Judged | None":
+    if gate is None:
+        return None
+    from backend_kwargs.compare.gate import judge
+
+    judged = judge(comparison, gate.over, gate.least)
+    say("", judged.text)
+    return judged
 
 
 def _backends(

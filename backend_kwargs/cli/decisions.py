@@ -1,6 +1,6 @@
 """`backend-kwargs decisions`: list, show, export, import and delete the decisions of races."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
@@ -13,9 +13,13 @@ from backend_kwargs.auto.store import open_store
 from backend_kwargs.backend import find_backend
 from backend_kwargs.cli.arguments import As, AsJson
 from backend_kwargs.cli.console import print_config, print_json, print_table, say
+from backend_kwargs.cli.pages import Against, Html, Outputs
+from backend_kwargs.cli.pasting import lines_to_paste
 from backend_kwargs.errors import BackendKwargsError
 from backend_kwargs.facts.decision import Decision
+from backend_kwargs.page import Document
 from backend_kwargs.registry import decided
+from backend_kwargs.report.decisions import document_of
 
 app = typer.Typer(help="The decisions of tmpl-inductor:auto, one per graph.")
 
@@ -27,12 +31,15 @@ Found = TypeVar("Found")
 
 
 @app.command("list")
-def show_all(store: Where = None, json: AsJson = False) -> None:
+def show_all(store: Where = None, json: AsJson = False, html: Html = None, against: Against = None) -> None:
     """List the decisions, latest first."""
+    outputs = Outputs.checked(html, against=against)
     database = open_store(store, strict=True)
+    decisions = database.all()
+    if outputs:
+        outputs.write(page_of(decisions))
     rows = [
-        {"key": each.key[:12], "winner": each.winner, "graph": each.facts, "made": _day(each)}
-        for each in database.all()
+        {"key": each.key[:12], "winner": each.winner, "graph": each.facts, "made": _day(each)} for each in decisions
     ]
     if json:
         return print_json(rows)
@@ -42,13 +49,23 @@ def show_all(store: Where = None, json: AsJson = False) -> None:
 
 
 @app.command("show")
-def show_one(key: Key, store: Where = None, json: AsJson = False, as_: As = None) -> None:
+def show_one(
+    key: Key,
+    store: Where = None,
+    json: AsJson = False,
+    as_: As = None,
+    html: Html = None,
+    against: Against = None,
+) -> None:
     """Show one decision: the candidates, the winner and why, and the machine; or the winner's options with --as."""
     from dataclasses import asdict
 
     from backend_kwargs.auto.reporting import table
 
+    outputs = Outputs.checked(html, against=against)
     (decision,) = _found(open_store(store, strict=True).all, [key], one=True)
+    if outputs:
+        outputs.write(page_of([decision]))
     if as_:
         return print_config(
             decided(decision.winner, decision.options, decision.fixed, decision.compiler).inductor_config(
@@ -105,6 +122,23 @@ def forget(
     say(f"{count} forgotten.")
 
 
+def serve(
+    store: Annotated[
+        str | None, typer.Argument(metavar="STORE", help="The file of decisions, if not the default one.")
+    ] = None,
+    host: Annotated[
+        str, typer.Option(help="Where to listen: other than loopback, others on the network reach it.")
+    ] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes a free one.")] = 0,
+) -> None:
+    """Show a store of decisions in a browser, read-only, until Ctrl-C; the address contains a secret token."""
+    from backend_kwargs.page.serve import serve as listen
+
+    database = open_store(store, strict=True)
+    database.all()  # a file that is no store is an error now
+    listen(database, page_of, host=host, port=port, say=say)
+
+
 def _found(find: Callable[[str], list[Found]], keys: list[str], *, one: bool = False) -> list[Found]:
     """Return what `find` finds for each of the keys; raise if it finds nothing, or several for `one`."""
     found: list[Found] = []
@@ -116,6 +150,19 @@ def _found(find: Callable[[str], list[Found]], keys: list[str], *, one: bool = F
             raise BackendKwargsError(f"{len(matches)} decisions' keys begin with {key!r}; give more digits.")
         found += matches
     return found
+
+
+def page_of(decisions: Sequence[Decision]) -> Document:
+    """Return the page of some decisions; of one, with the lines that compile with its winner."""
+    return document_of(decisions, _paste(decisions[0]) if len(decisions) == 1 else "")
+
+
+def _paste(decision: Decision) -> str:
+    """Return the lines that compile with the winner, "" if no text makes it."""
+    with suppress(BackendKwargsError):
+        backend = decided(decision.winner, decision.options, decision.fixed, decision.compiler)
+        return "\n".join(lines_to_paste(backend))
+    return ""
 
 
 def _day(decision: Decision) -> str:

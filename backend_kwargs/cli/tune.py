@@ -4,7 +4,6 @@ import shlex
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -16,6 +15,8 @@ from backend_kwargs.backends import CapturedGraph, Inputs
 from backend_kwargs.cli.arguments import Model, assigned, backend_from_text
 from backend_kwargs.cli.console import console, print_table, say
 from backend_kwargs.cli.models import model_of
+from backend_kwargs.cli.pages import Against, Html, Json, Outputs
+from backend_kwargs.cli.tuned import Tuned, document_of
 from backend_kwargs.errors import BackendKwargsError, error_text
 from backend_kwargs.facts import Call
 from backend_kwargs.files.atomic_write import check_writable
@@ -46,16 +47,6 @@ SET_HERE: Mapping[str, str] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Tuned:
-    """The decisions for one size, with the seconds of eager's calls and of the compiled ones, in turn."""
-
-    label: str
-    decisions: list["Decision"]
-    eager_s: list[float] = field(default_factory=list)
-    compiled_s: list[float] = field(default_factory=list)
-
-
 def show(
     model: Model,
     output: Annotated[Path, typer.Option("-o", "--output", metavar="FILE.toml", help="Where to write the decisions.")],
@@ -82,6 +73,9 @@ def show(
         list[str] | None,
         typer.Option("--option", metavar="NAME=VALUE", help="A further option; may be given several times."),
     ] = None,
+    html: Html = None,
+    json: Json = None,
+    against: Against = None,
 ) -> None:
     """Race a model for inference at each of the sizes, print what won, and write a file of decisions to ship.
 
@@ -90,6 +84,7 @@ def show(
     `backend-kwargs decisions import FILE` puts it into the store of the machine that serves.
     """
     check_writable(output)
+    outputs = Outputs.checked(html, json, against=against)
     sizes = _sizes(shapes or [])
     if max_error is not None and not precision:
         raise BackendKwargsError("--max-error needs --precision, the lower precisions that may win: bf16, say.")
@@ -104,7 +99,11 @@ def show(
     backend.verify()
     raced, stopped = _raced(partial(model_of, model), sizes, backend, budget_s)
     kept = _write(model, raced, output)
-    _print_lines(backend, output, kept, fixed_sizes=bool(shapes))
+    lines = _lines(backend, output, fixed_sizes=bool(shapes))
+    say(f"{kept} decision{'' if kept == 1 else 's'} written to {output}. On the machine that serves the model:")
+    say("", *lines)
+    if outputs:
+        outputs.write(document_of(model, raced, "\n".join(lines)))
     if stopped:
         raise typer.Exit(stopped)
 
@@ -236,15 +235,20 @@ def _why_none(decisions: list["Decision"]) -> str:
     return decisions[0].facts.removeprefix("a graph not raced: ") if decisions else "torch.compile found no graph"
 
 
-def _print_lines(backend: Backend, output: Path, count: int, *, fixed_sizes: bool) -> None:
-    say(f"{count} decision{'' if count == 1 else 's'} written to {output}. On the machine that serves the model:")
+def _lines(backend: Backend, output: Path, *, fixed_sizes: bool) -> list[str]:
+    """Return the lines that serve with the decisions: a command, and code."""
     store = backend.options.get("store")
     command = ["backend-kwargs", "decisions", "import", str(output), *(["--store", store] if store else [])]
-    say("", shlex.join(command), "")
     own = {name: value for name, value in backend.options.items() if name != "auto"}
-    say("import backend_kwargs as bk", "", f"backend = bk.make_backend({AUTO!r}, { ({**own, 'race': 'never'})!r})")
     dynamic = ", dynamic=False" if fixed_sizes else ""
-    say(f"torch.compile(model, backend=backend{dynamic})  # called in eval mode, under torch.no_grad()")
+    return [
+        shlex.join(command),
+        "",
+        "import backend_kwargs as bk",
+        "",
+        f"backend = bk.make_backend({AUTO!r}, { ({**own, 'race': 'never'})!r})",
+        f"torch.compile(model, backend=backend{dynamic})  # called in eval mode, under torch.no_grad()",
+    ]
 
 
 def _rows(tuned: Tuned) -> Iterator[tuple[str, ...]]:
@@ -256,10 +260,9 @@ def _rows(tuned: Tuned) -> Iterator[tuple[str, ...]]:
 
 
 def _times(tuned: Tuned) -> tuple[str, ...]:
-    if not tuned.compiled_s:
+    if (ratio := tuned.speedup) is None:
         return "", "", ""
     from backend_kwargs import measure
 
-    ratio = measure.ratio_interval(tuned.eager_s, tuned.compiled_s)
     medians = (measure.percentile(samples, 0.5) for samples in (tuned.eager_s, tuned.compiled_s))
     return *(f"{each * 1e3:.3g} ms" for each in medians), f"{ratio.median:.2f}x [{ratio.low:.2f}, {ratio.high:.2f}]"

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from backend_kwargs import measure
+from backend_kwargs.compare.document import ShownComparison
 from backend_kwargs.compare.drawing import plot
 from backend_kwargs.compare.rows import Candidate, Comparison, Mode, Progress, Row, fastest, to_json
 from backend_kwargs.compare.trial import CandidateTrial
@@ -43,6 +44,7 @@ def compare(
     cold: bool = True,
     tolerance: float | None = None,
     max_error: float | None = None,
+    kernels: bool = False,
     progress: Progress | None = None,
 ) -> Comparison:
     """Compile `model` under each candidate, check its results before and after timing, and time all interleaved.
@@ -55,8 +57,9 @@ def compare(
     None is 1e-3, in training 1e-2. `max_error` also accepts results beyond it whose relative RMSE to the float64
     reference is at most that, in each output, gradient and changed tensor. Candidates with wrong results are timed
     too. `budget_s` limits only the timing. `cold` gives each candidate an empty Inductor cache: otherwise one that
-    shares kernels with an earlier candidate, or an earlier run, seems to compile for free.
-    `progress(label, stage, fraction)` is called with the stages "reference", "compile", "compiled", "timing".
+    shares kernels with an earlier candidate, or an earlier run, seems to compile for free. `kernels` profiles a call of
+    each, for the page. `progress(label, stage, fraction)` is called with the stages "reference", "compile", "compiled",
+    "timing".
 
     Everything runs in this process, since interleaved timing needs that, and a child process for each of twelve
     candidates would import torch twelve times. What a process pays once (imports, the start of Inductor) is paid before
@@ -70,25 +73,33 @@ def compare(
     say = progress or (lambda label, stage, fraction: None)
     inputs = arguments_of(example_inputs)
     place = wanted or _device_of(model, inputs)
+    others = measure.others_on(place)  # before this process does anything
     training = mode == "training"
     with _undisturbed(place, training=training):
         study, notes = _study(model, inputs, place, training=training)
         study.tolerance, study.max_error = tolerance, max_error
-        trials = [CandidateTrial(study, candidate, cold) for candidate in candidates]
+        trials = [CandidateTrial(study, candidate, cold, profiled=kernels) for candidate in candidates]
         say("eager", "reference", 0.0)
         learn(study, trials)
         _warm_up(trials, place)
-        for done, trial in enumerate(trials, 1):
-            if trial.passed:
-                fraction = done / (len(trials) + 2)
-                say(trial.label, "compile", fraction)
-                trial.attempt(trial.start)
-                say(trial.label, "compiled", fraction)
+        _start(trials, say)
         samples, first = _time(study, trials, rounds, baseline, budget_s, say)
-    environment = measure.environment(place) | {"mode": mode, "rounds": rounds, "dtype": str(study.dtype)}
+    about = {"mode": mode, "rounds": rounds, "dtype": str(study.dtype)} | ({"others": others} if others else {})
+    environment = measure.environment(place) | about
     rows = [trial.row(samples.get(trial.label)) for trial in trials]
     noise = _judge_speed(rows[trials.index(first)], rows, samples[AGAIN]) if first else None
-    return Comparison(rows, environment, noise, first.label if first else None, mode, [COMPILE_NOTES[cold], *notes])
+    notes = [COMPILE_NOTES[cold], *notes]
+    return ShownComparison(rows, environment, noise, first.label if first else None, mode, notes)
+
+
+def _start(trials: list[CandidateTrial], say: Progress) -> None:
+    """Compile and check each candidate that may still run."""
+    for done, trial in enumerate(trials, 1):
+        if trial.passed:
+            fraction = done / (len(trials) + 2)
+            say(trial.label, "compile", fraction)
+            trial.attempt(trial.start)
+            say(trial.label, "compiled", fraction)
 
 
 @contextlib.contextmanager

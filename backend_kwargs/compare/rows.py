@@ -8,7 +8,8 @@ from typing import Any, Literal
 from backend_kwargs import measure
 from backend_kwargs.measure import Accuracy, Interval, Status
 from backend_kwargs.options.layers import Options
-from backend_kwargs.tables import as_html, as_text
+from backend_kwargs.report import Graph
+from backend_kwargs.tables import as_text
 
 Mode = Literal["inference", "training"]
 Progress = Callable[[str, str, float], None]
@@ -36,7 +37,8 @@ class Row:
     of the first call in seconds, `cache` whether Inductor's cache was hit ("warm", "cold", "" if unknown). `latency`
     and `samples` are seconds per call, `speedup` is over the baseline, `peak_bytes` is the memory of one call beyond
     what was allocated before (on CUDA: before the compile). `verdict` is "baseline", "within noise" or ""; `tuning` is
-    "tuned" or "untuned" if TVM has kernels, else ""; `report` is the text of `bk.report` for a backend of this package.
+    "tuned" or "untuned" if TVM has kernels, else ""; `report` is the text of `bk.report` for a backend of this package,
+    and `made` the graphs of that report, which only a page shows, as it does `kernels`: those of one call by time.
     """
 
     label: str
@@ -54,6 +56,8 @@ class Row:
     tuning: str = ""
     samples: list[float] = field(default_factory=list)
     report: str = ""
+    made: tuple[Graph, ...] = field(default=(), repr=False)
+    kernels: tuple[measure.KernelTime, ...] = field(default=(), repr=False)
 
     @property
     def passed(self) -> bool:
@@ -82,9 +86,6 @@ class Comparison:
 
     def __str__(self) -> str:
         return "\n".join([as_text(COLUMNS, map(cells, self.rows)), "", *self.reading()])
-
-    def _repr_html_(self) -> str:
-        return as_html(COLUMNS, map(cells, self.rows), after=self.reading())
 
     def reading(self) -> list[str]:
         """Return the lines that explain the table: where it was measured, and against what."""
@@ -150,7 +151,8 @@ def to_json(comparison: Comparison) -> dict[str, Any]:
 
 def _row_json(row: Row) -> dict[str, Any]:
     spread = {f"p{q}": measure.percentile(row.samples, q / 100) for q in (20, 80)} if row.samples else {}
-    fields = dataclasses.asdict(row)
+    fields = dataclasses.asdict(dataclasses.replace(row, made=()))
+    del fields["made"], fields["kernels"]
     if row.latency:
         fields["latency"] |= spread
     return fields

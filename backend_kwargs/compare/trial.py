@@ -12,11 +12,15 @@ from backend_kwargs.compile_records import RACED
 from backend_kwargs.harness.isolation import Counted, counted, isolated
 from backend_kwargs.harness.trial import Trial
 from backend_kwargs.measure import Status
+from backend_kwargs.report import Graph
 
 
 @dataclass(eq=False)
 class CandidateTrial(Trial):
-    """A candidate; if `cold`, compiled with an empty Inductor cache. `cache` is whether that cache was hit."""
+    """A candidate; if `cold`, compiled with an empty Inductor cache. `cache` is whether that cache was hit.
+
+    If `profiled`, `kernels` are those of one call after the timing.
+    """
 
     timed: ClassVar[frozenset[Status]] = frozenset({"pass", "unknown", "fell_back", "fail_accuracy"})
     candidate: Candidate
@@ -24,6 +28,9 @@ class CandidateTrial(Trial):
     cache: str = ""
     report: str = ""
     tuning: str = ""
+    made: tuple[Graph, ...] = ()
+    profiled: bool = False
+    kernels: tuple[measure.KernelTime, ...] = ()
 
     @property
     def label(self) -> str:
@@ -56,8 +63,11 @@ class CandidateTrial(Trial):
     def finish(self) -> None:
         """Keep the report, and check the results again after timing."""
         if self.counted and (reported := self.counted.report()).graphs:
-            self.report, self.tuning = str(reported), reported.tuning
+            self.report, self.tuning, self.made = str(reported), reported.tuning, reported.graphs
         super().finish()
+        if self.profiled and self.counted and self.passed:
+            with contextlib.suppress(RuntimeError):  # as where another profiler is running
+                self.kernels = measure.kernel_times(self.step, self.study.device)
 
     def row(self, samples: list[float] | None) -> Row:
         """Return its row; `samples` are kept only if it ran."""
@@ -76,6 +86,8 @@ class CandidateTrial(Trial):
             tuning=self.tuning,
             samples=timed,
             report=self.report,
+            made=self.made,
+            kernels=self.kernels,
         )
 
 

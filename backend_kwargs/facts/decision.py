@@ -18,7 +18,9 @@ class RaceRow:
 
     `predicted_s` is the predicted compile time, None if there was nothing to predict it from. `rewritten` counts the
     replacements of each rewrite. `error` is the measured relative RMSE to float64 under a lower precision, `max_error`
-    the bound that the user gave. `compiler` names another compiler than Inductor, whose `options` these are.
+    the bound that the user gave. `compiler` names another compiler than Inductor, whose `options` these are. `began_s`
+    is when its compile began, in seconds since the race did, `timed_s` how long it was timed after that, and `led_s`
+    when it took the lead; they are None in the rows of earlier releases, and where that did not happen.
     """
 
     name: str
@@ -36,6 +38,9 @@ class RaceRow:
     error: float | None = None
     max_error: float | None = None
     compiler: str = ""
+    began_s: float | None = None
+    timed_s: float | None = None
+    led_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -42,6 +42,14 @@ def read_text(path: str | Path, what: str) -> str:
     return _read(path, what, str)
 
 
+def read_bytes(path: str | Path, what: str, longest: int) -> bytes:
+    """Return a file's content, of at most `longest` bytes; raise like `read_toml`."""
+    try:
+        return _content(Path(path), longest)
+    except (OSError, ValueError) as error:
+        raise BackendKwargsError(f"Cannot read {what} from {str(path)!r}: {error_text(error)}.") from None
+
+
 def check_plain(what: str, value: object) -> None:
     """Raise if `value` contains more levels or a larger integer than any option: later steps are recursive."""
     if why := why_not_plain(value):
@@ -79,14 +87,14 @@ def _parsed_toml(text: str) -> dict[str, Any]:
     return tomllib.loads(text)
 
 
-def _content(path: Path) -> bytes:
+def _content(path: Path, longest: int = LONGEST) -> bytes:
     at_once = getattr(os, "O_NONBLOCK", 0)  # a pipe would wait for a writer
     with open(path, "rb", opener=lambda name, flags: os.open(name, flags | at_once)) as file:
         if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
             raise OSError("it is not a regular file")
-        content = file.read(LONGEST + 1)
-    if len(content) > LONGEST:
-        raise OSError(f"it is longer than {LONGEST} bytes")
+        content = file.read(longest + 1)
+    if len(content) > longest:
+        raise OSError(f"it is longer than {longest} bytes")
     return content
 
 

@@ -234,7 +234,8 @@ class Study:
             measure.check_error(seen[what], truth.eager[what], precise[what], max_error, what=what) for what in seen
         ]
         failed = [accuracy for accuracy in judged if not accuracy.passed]
-        return failed[0] if failed else max(judged, key=lambda accuracy: accuracy.error or 0.0)
+        one = failed[0] if failed else max(judged, key=lambda accuracy: accuracy.error or 0.0)
+        return replace(one, leaves=tuple(leaf for accuracy in judged for leaf in accuracy.leaves))
 
 
 def arguments_of(example_inputs: object) -> Inputs:

@@ -7,18 +7,32 @@ results; `failures` gives an exception its status.
 """
 
 from backend_kwargs.interval import Interval
-from backend_kwargs.measure.accuracy import Accuracy, Errors, Status, check, check_all, reference, same_twice, worst
+from backend_kwargs.measure.accuracy import (
+    Accuracy,
+    Errors,
+    LeafError,
+    Status,
+    check,
+    check_all,
+    reference,
+    same_twice,
+    worst,
+)
 from backend_kwargs.measure.bound import check_error
 from backend_kwargs.measure.environment import environment
 from backend_kwargs.measure.failures import status_of
 from backend_kwargs.measure.inputs import cotangents, fresh_inputs, upcast
+from backend_kwargs.measure.kernels import AROUND, GENERATED, KernelTime, kernel_times
 from backend_kwargs.measure.memory import peak_memory
+from backend_kwargs.measure.others import others_on
 from backend_kwargs.measure.roundings import Roundings
 from backend_kwargs.measure.served import Changes, CopyError, Served, State, same_bits
 from backend_kwargs.measure.statistics import median_interval, noise_floor, percentile, ratio_interval, within_noise
 from backend_kwargs.measure.timing import LEAST_SHARE, Calls, device_seconds, interleave, order, restoring, synchronize
 
 __all__ = [
+    "AROUND",
+    "GENERATED",
     "LEAST_SHARE",
     "Accuracy",
     "Calls",
@@ -26,6 +40,8 @@ __all__ = [
     "CopyError",
     "Errors",
     "Interval",
+    "KernelTime",
+    "LeafError",
     "Roundings",
     "Served",
     "State",
@@ -38,9 +54,11 @@ __all__ = [
     "environment",
     "fresh_inputs",
     "interleave",
+    "kernel_times",
     "median_interval",
     "noise_floor",
     "order",
+    "others_on",
     "peak_memory",
     "percentile",
     "ratio_interval",

@@ -62,12 +62,27 @@ NONE = Errors(0.0, 0.0)
 
 
 @dataclass(frozen=True)
+class LeafError:
+    """One output, gradient or changed tensor: its relative RMSE to the reference, and the largest that passes.
+
+    Either is None where there is no reference, or no size to relate it to.
+    """
+
+    name: str
+    error: float | None
+    bound: float | None
+    passed: bool
+
+
+@dataclass(frozen=True)
 class Accuracy:
     """One comparison: its verdict, the reason, and the figures of the worst tensor.
 
     `rmse` and `reference_rmse` are the root mean square errors of the result and of eager to the reference; without a
     reference `rmse` is the distance to eager and `reference_rmse` is None. `max_error` is absolute, to eager. `error`
-    is the relative RMSE to a reference, and `bound` the largest error allowed, if there was a bound.
+    is the relative RMSE to a reference, and `bound` the largest error allowed, if there was a bound. `allowed` is the
+    largest relative RMSE with which this tensor can pass. `leaves` are all tensors that were compared, up to the first
+    that failed.
     """
 
     status: Status = "pass"
@@ -78,6 +93,8 @@ class Accuracy:
     cosine: float | None = None
     error: float | None = None
     bound: float | None = None
+    allowed: float | None = dataclasses.field(default=None, compare=False)
+    leaves: tuple[LeafError, ...] = dataclasses.field(default=(), compare=False)
 
     @property
     def passed(self) -> bool:
@@ -158,18 +175,29 @@ def check(
         precise = {}
     limits = _Limits(tol or (LOOSE if training else TIGHT), dtype, list(expected.values()), not roundings)
 
+    leaves: list[LeafError] = []
+
     def judged() -> Iterator[Accuracy]:
         for path, leaf in results.items():
             otherwise = (errors.get(path) for errors in roundings)
-            yield _check_leaf(path, leaf, expected[path], precise.get(path), limits, otherwise)
+            accuracy = _check_leaf(path, leaf, expected[path], precise.get(path), limits, otherwise)
+            leaves.append(LeafError(path, accuracy.error, accuracy.bound or accuracy.allowed, accuracy.passed))
+            yield accuracy
 
-    return worst(judged())
+    return dataclasses.replace(worst(judged()), leaves=tuple(leaves))
 
 
 def check_all(seen: Results, eager: Results, reference: Results | None = None, **how: Any) -> Accuracy:
     """Check all that a call returns and changes, by name: outputs, gradients, state."""
-    precise = reference or {}
-    return worst(check(seen[what], eager[what], precise.get(what), what=what, **how) for what in seen)
+    precise, leaves = reference or {}, list[LeafError]()
+
+    def judged() -> Iterator[Accuracy]:
+        for what in seen:
+            accuracy = check(seen[what], eager[what], precise.get(what), what=what, **how)
+            leaves.extend(accuracy.leaves)
+            yield accuracy
+
+    return dataclasses.replace(worst(judged()), leaves=tuple(leaves))
 
 
 def same_twice(seen: Results, eager: Results, *, training: bool = False, tol: float | None = None) -> Accuracy:
@@ -336,6 +364,8 @@ class _Leaf:
             share = error / self.size if self.size else None
             figures = dataclasses.replace(figures, rmse=error, reference_rmse=own.rms, error=share)
         own = Errors(*(max(each, self.rounding * self.size) for each in own))
+        if self.precise is not None and self.size:
+            figures = dataclasses.replace(figures, allowed=self._most(own) / self.size)
         floor = self.floor + (self.limits.rounding if self.precise is None else 0.0)
         if not apart.numel() or float(apart.sub_(self.want.abs(), alpha=self.limits.tol).max()) <= floor:
             return figures
@@ -348,6 +378,8 @@ class _Leaf:
             moved += errors.largest > 0
             if moved >= ENOUGH and self._far(own, figures, drawn, BEYOND):
                 break
+        if not failed and self.precise is not None and self.size:
+            return dataclasses.replace(figures, allowed=self._most(own, drawn) / self.size)
         return failed or figures
 
     @cached_property
@@ -376,13 +408,23 @@ class _Leaf:
             return min(eps * self.size, tol * min(1.0, self.limits.largest))
         return tol * min(1.0, self.size)
 
+    def _most(self, own: Errors, drawn: Errors = NONE) -> float:
+        """Return the largest RMSE with which it passes by either rule: near the reference, or near eager."""
+        of_eager = self.limits.tol * root_mean_square(self.want) + self.floor + self.limits.rounding + own.rms
+        return max(self._near_reference(own, drawn), of_eager)
+
+    def _near_reference(self, own: Errors, drawn: Errors) -> float:
+        """Return the largest RMSE to the reference that eager's `own` errors, or those `drawn`, allow."""
+        times = (2 if self.dtype in WELL_CONDITIONED else 3) + (8 / self.truth.numel() if self.few else 0)
+        rounding = self.limits.rounding if max(own.rms, drawn.rms) >= PRECISE * self.size else 0.0
+        return max(times * own.rms, DRAWN * drawn.rms) + self.floor / 10 + rounding
+
     def _far(self, own: Errors, figures: Accuracy, drawn: Errors = NONE, beyond: int = 1) -> Accuracy | None:
         """Return the failure if the errors exceed `beyond` times what eager's `own`, or those `drawn`, allow."""
         assert figures.rmse is not None
         floor = self.floor
         rounding = self.limits.rounding if max(own.rms, drawn.rms) >= PRECISE * self.size else 0.0
-        times = (2 if self.dtype in WELL_CONDITIONED else 3) + (8 / self.truth.numel() if self.few else 0)
-        allowed = max(times * own.rms, DRAWN * drawn.rms) + floor / 10 + rounding
+        allowed = self._near_reference(own, drawn)
         to = "eager" if self.precise is None else "the reference"
         if figures.rmse > beyond * allowed:
             reason = f"{self.path}: RMSE to {to} {figures.rmse:.3g}, at most {allowed:.3g} allowed"

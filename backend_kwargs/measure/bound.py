@@ -1,6 +1,7 @@
 """Compare the error of a result with a bound: the relative RMSE of each output to a reference in higher precision."""
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -8,6 +9,7 @@ import torch
 from backend_kwargs.measure.accuracy import (
     NOT_FINITE,
     Accuracy,
+    LeafError,
     is_number,
     mismatch,
     root_mean_square,
@@ -31,7 +33,7 @@ def check_error(
     if results.keys() != expected.keys() or precise.keys() != expected.keys():
         odd = min(results.keys() ^ expected.keys() or precise.keys() ^ expected.keys())
         return Accuracy("fail_accuracy", f"the structure of the result differs from eager's at {odd}")
-    largest, where, finite = 0.0, what, list[bool]()
+    largest, where, finite, leaves = 0.0, what, list[bool](), list[LeafError]()
     for path in results:
         leaf, of_eager, wanted = (_as_tensor(leaves[path]) for leaves in (results, expected, precise))
         reason = mismatch(leaf, of_eager)
@@ -41,11 +43,12 @@ def check_error(
             return Accuracy("fail_accuracy", f"{path}: {reason}")
         if is_number(leaf):
             error = relative_error(leaf, of_eager, wanted)
+            leaves.append(LeafError(path, error, max_error, error <= max_error))
             largest, where = (error, path) if error > largest else (largest, where)
             finite += [bool(wanted.isfinite().any())] if wanted.numel() else []
     if finite and not any(finite):  # as at a first call with inputs that are nan: the bound would hold of nothing
         return Accuracy("fail_accuracy", "its error cannot be measured: no result is finite")
-    return judged(largest, max_error, where)
+    return replace(judged(largest, max_error, where), leaves=tuple(leaves))
 
 
 def judged(error: float, max_error: float, where: str) -> Accuracy:

@@ -4,12 +4,14 @@ import gc
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from backend_kwargs.backends.generated_code import comparable, rewrites_made
 from backend_kwargs.compile_records import RACED, Record, records
 from backend_kwargs.errors import BackendKwargsError
 from backend_kwargs.facts.parts import Partition
+from backend_kwargs.files.atomic_write import write_whole
 from backend_kwargs.report.advice import advice_on, reason_and_hint
 from backend_kwargs.report.found import called_by, code_of, owners_of, records_of
 from backend_kwargs.report.generated import codes_of, unknown_here
@@ -28,7 +30,9 @@ from backend_kwargs.report.graphs import (
 from backend_kwargs.report.ran import engine_of, ran_of, relax_of, worst
 from backend_kwargs.report.uncaptured import methods_in_eager, why_no_graph
 from backend_kwargs.rewrites.table import find_rewrite
-from backend_kwargs.tables import as_html
+
+if TYPE_CHECKING:
+    from backend_kwargs.page import Document
 
 __all__ = ["Break", "Code", "EngineShare", "Graph", "Partition", "Race", "Ran", "Relax", "Report", "report"]
 
@@ -72,9 +76,23 @@ class Report:
         return "\n".join([self._summary(), *graphs, *self._remarks()])
 
     def _repr_html_(self) -> str:
-        graphs = [[part.strip() for part in "\n".join(lines_of(graph)).split("\n", 1)] for graph in self.graphs]
-        rows = [(first, "\n".join(rest)) for first, *rest in graphs]
-        return as_html(("graph", "what was generated"), rows, self._summary(), self._remarks())
+        from backend_kwargs.page import fragment
+
+        return fragment(self._document())
+
+    def to_html(self, path: str | Path, *, with_code: bool = False) -> None:
+        """Write the report as one HTML file that opens anywhere; `with_code` adds the generated code.
+
+        Raises BackendKwargsError if the file cannot be written.
+        """
+        from backend_kwargs.page import to_html
+
+        write_whole(Path(path), to_html(self._document(), with_code=with_code))
+
+    def _document(self) -> "Document":
+        from backend_kwargs.report.document import document_of
+
+        return document_of(self.graphs, self._summary(), self.notes)
 
     def _summary(self) -> str:
         counts = ((len(self.graphs), "graph"), (len(self.breaks), "break"), (len(self.recompiles), "recompile"))
@@ -178,7 +196,7 @@ def _race(record: Record) -> Race | None:
         return None
     from backend_kwargs.auto.reporting import table
 
-    return Race(found.winner, found.options, found.seconds, found.rows, table(found), found.compiler)
+    return Race(found.winner, found.options, found.seconds, found.rows, table(found), found.compiler, found.cut_s)
 
 
 def _decided(record: Record) -> str:

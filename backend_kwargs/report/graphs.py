@@ -82,7 +82,7 @@ class Ran:
 class Race:
     """The choice of auto for a graph: the winner, its options besides the user's, and the race's seconds and table.
 
-    `compiler` is the winner's, "" for Inductor.
+    `compiler` is the winner's, "" for Inductor. `cut_s` is the budget that ended the race early, 0 if none did.
     """
 
     winner: str
@@ -91,6 +91,7 @@ class Race:
     rows: tuple["RaceRow", ...]
     table: str = field(repr=False)
     compiler: str = ""
+    cut_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,9 +165,9 @@ def lines_of(graph: Graph) -> Iterator[str]:
     if graph.rewritten:
         yield f"  rewritten: {', '.join(_rewritten(graph))}"
     if graph.relax:
-        yield from (f"  {line}" for line in _relax_lines(graph.relax))
+        yield from (f"  {line}" for line in relax_lines(graph.relax))
     if graph.engine:
-        yield from (f"  {line}" for line in _engine_lines(graph.engine))
+        yield from (f"  {line}" for line in engine_lines(graph.engine))
     if graph.ran:
         yield f"  {graph.ran.what}"
     if graph.ended_by:
@@ -179,7 +180,8 @@ def _rewritten(graph: Graph) -> Iterator[str]:
         yield f"{name} {times(count)}" + (f" ({costs})" if costs else "")
 
 
-def _relax_lines(relax: Relax) -> Iterator[str]:
+def relax_lines(relax: Relax) -> Iterator[str]:
+    """Yield the lines on TVM's part of a graph."""
     for graph in dict.fromkeys(each.graph for each in relax.partitions):
         own = [each for each in relax.partitions if each.graph == graph]
         tuned, seconds = sum(each.tuned for each in own), sum(each.seconds for each in own)
@@ -192,7 +194,8 @@ def _relax_lines(relax: Relax) -> Iterator[str]:
     yield from (f"in eager: {op}, because {reason}" for op, reason in relax.fallbacks.items())
 
 
-def _engine_lines(share: EngineShare) -> Iterator[str]:
+def engine_lines(share: EngineShare) -> Iterator[str]:
+    """Yield the lines on an engine's part of a graph."""
     operators, seconds = (
         sum(each.operators for each in share.partitions),
         sum(each.seconds for each in share.partitions),

@@ -22,7 +22,6 @@ REWRITE = Rewrite(
     applies="float32 or half precision; masks without gradients, of last stride 0",
     costs="memory for the mask of one head",
     fitting=lambda stats: stats.gpu and stats.softmaxes + stats.attentions > 0,
-    early=True,
     order=80,
 )
 

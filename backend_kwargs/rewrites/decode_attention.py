@@ -36,7 +36,6 @@ REWRITE = Rewrite(
     applies="float32 or half precision, without gradients; with a mask or repeated keys; at most 64 queries, "
     "counted for each head that shares keys",
     fitting=lambda stats: stats.gpu and stats.attentions + stats.softmaxes > 0 and not stats.training,
-    early=True,
     order=100,
 )
 

@@ -38,7 +38,6 @@ REWRITE = Rewrite(
             or ran(stats, "_embedding_bag", "_embedding_bag_forward_only")
         )
     ),
-    early=True,
     order=160,
 )
 

@@ -20,7 +20,6 @@ REWRITE = Rewrite(
     needs=("gpu",),
     applies="float32 or half precision, at most 256 summands",
     fitting=lambda stats: stats.gpu and stats.gemms > 0,
-    early=True,
     order=150,
 )
 

@@ -24,7 +24,6 @@ REWRITE = Rewrite(
     needs=("gpu",),
     applies="calls with need_weights=False, as nn.TransformerEncoderLayer makes them in training",
     fitting=lambda stats: stats.gpu and stats.attentions > 0,
-    early=True,
     order=90,
 )
 

@@ -22,7 +22,6 @@ REWRITE = Rewrite(
     needs=("gpu",),
     applies="half precision; a stride of the kernel's size, no padding, and sizes that do not vary",
     fitting=lambda stats: stats.gpu and stats.convolutions > 0,
-    early=True,
     order=30,
 )
 

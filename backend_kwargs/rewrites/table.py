@@ -44,9 +44,9 @@ class Rewrite:
     `requirements.REQUIREMENTS`; `applies` describes the dtypes, layouts and modes that it matches; `explain` shows it,
     with `costs`. `same_function` is False if the result can differ from the graph's by more than rounding; such a
     rewrite applies only where it is named. `fitting(stats)` returns whether a graph with these statistics can match,
-    and `objective` names the races that try the rewrite. `early`: it seldom loses, so that a race has it in its first
-    candidate, where that may be the only one. `order` sorts the built-in rewrites, lower ones first: races try them,
-    and Inductor's pass applies them, in this order, unless names are given in another; registered ones follow.
+    and `objective` names the races that try the rewrite. `order` sorts the built-in rewrites, lower ones first: races
+    try them, and Inductor's pass applies them, in this order, unless names are given in another; registered ones
+    follow.
     """
 
     summary: str
@@ -60,7 +60,6 @@ class Rewrite:
     version: int = 1
     fitting: Callable[[Stats], bool] = lambda stats: True
     objective: str = "latency"
-    early: bool = False
     order: int = 1000
 
     def __post_init__(self) -> None:

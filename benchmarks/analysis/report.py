@@ -65,7 +65,7 @@ def write_report(files: Sequence[Path], out: Path, *, plots: bool = True) -> Pat
     the files are of different machines or otherwise must not be pooled.
     """
     results = records.read(*files)
-    _check_alike(results)
+    check_alike(results)
     results.cells.sort(key=_place)
     tables = tables_of(results)
     out.parent.mkdir(parents=True, exist_ok=True)
@@ -92,7 +92,8 @@ def cases_of(out: Path) -> Path:
     return out.with_name(f"{out.stem}_cases.md")
 
 
-def _check_alike(results: Results) -> None:
+def check_alike(results: Results) -> None:
+    """Raise if results must not be pooled: of several devices, releases of torch, sizes or dtypes."""
     if not results.environments:
         raise BackendKwargsError("report requires JSON lines of `run --out`, got files without any.")
     fields = [(field, str(each.get(field))) for field in ("device_name", "torch") for each in results.environments]

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import backend_kwargs
-from backend_kwargs.auto import ahead
+from backend_kwargs.auto import ahead, race
 from backend_kwargs.auto.workers.pool import Workers
 from backend_kwargs.torch_internals.caches import fresh_cache
 from backend_kwargs.torch_internals.dynamo import counters
@@ -23,8 +23,14 @@ def workers(monkeypatch):
     made.stop()
 
 
+@pytest.fixture
+def default_is_kept(monkeypatch):
+    """Let no candidate win, so that each extends default's options."""
+    monkeypatch.setattr(race, "better", lambda challenger, champion, objective: champion.candidate.name == "eager")
+
+
 @pytest.mark.parametrize("training", [pytest.param(False, id="inference"), pytest.param(True, id="training")])
-def test_the_race_finds_what_workers_lowered(auto, store, workers, training):
+def test_the_race_finds_what_workers_lowered(auto, store, workers, default_is_kept, training):
     """Each candidate but default comes out of Inductor's cache, forward and backward."""
     model, x = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.GELU(), torch.nn.LayerNorm(64)), torch.randn(8, 64)
     counters.clear()

@@ -40,6 +40,21 @@ def test_the_next_process_finds_the_winner(auto, store, default_wins):
     assert (counters["aot_autograd"]["autograd_cache_hit"], counters["aot_autograd"]["autograd_cache_miss"]) == (1, 0)
 
 
+def test_rows_say_when_each_candidate_began(auto, planted, store, default_wins):
+    """Each compiled candidate has the time of its compile, its timing and its lead, one after the other; eager none."""
+    backend_kwargs.register_template("narrow", {"cpp.simdlen": 1})
+    auto(chain, ["narrow", "crash"])(torch.randn(8, 64))
+    rows = rows_of(store)
+    assert (rows["eager"].began_s, rows["eager"].timed_s, rows["crash"].timed_s) == (None, None, None)
+    tried = sorted((rows[name] for name in ("default", "narrow", "crash")), key=lambda row: row.began_s)
+    assert tried[0] is rows["default"]
+    ends = [row.began_s + row.compile_s + (row.timed_s or 0.0) for row in tried]
+    assert all(end <= later.began_s for end, later in zip(ends, tried[1:], strict=False))
+    assert rows["narrow"].timed_s > 0
+    assert 0 < rows["default"].led_s < rows["narrow"].led_s
+    assert rows["crash"].led_s is rows["eager"].led_s is None
+
+
 def test_a_broken_candidate_hurts_no_other(auto, planted, store, log):
     """A candidate that fails to compile is dropped with the reason."""
     x = torch.randn(8, 64)

@@ -9,6 +9,7 @@ import torch
 
 from backend_kwargs import measure
 from backend_kwargs.auto import budget, race, result_checks, selection
+from backend_kwargs.auto.ahead import Ahead
 from backend_kwargs.auto.candidates import STEPS, Costs, RaceCandidate
 from backend_kwargs.auto.graph_stats import GraphStats
 from backend_kwargs.auto.head_to_head import Runner, note_figures, peak_of
@@ -168,7 +169,7 @@ def test_what_inductor_has_padded_is_not_padded_again(raced, monkeypatch):
     """Default's lowered graphs show it, so that the candidate is not compiled."""
     monkeypatch.setattr(selection, "padded_in", lambda lowered: lowered == ["all"])
     (step,) = (each for each in STEPS if each.name == "padded")
-    lowered = {kind: SimpleNamespace(lowered=[SimpleNamespace(gm=kind)]) for kind in ("all", "some")}
+    lowered = {kind: SimpleNamespace(lowered=[SimpleNamespace(gm=kind)], ahead=Ahead()) for kind in ("all", "some")}
     reasons = [raced(state={"compiles": lowered[kind]}).selection.why_not(step, runner()) for kind in lowered]
     assert reasons == ["Inductor has padded all products by itself", ""]
 
@@ -395,3 +396,12 @@ def test_a_call_waits_for_dynamo(monkeypatch):
 def test_bytes_of_results():
     """All tensors in what was observed count."""
     assert race._bytes({"output": [torch.ones(2), 3], "grads": (torch.ones(4, dtype=torch.int8),)}) == 12.0
+
+
+def test_what_won_at_other_sizes_is_raced_first(raced):
+    """A winner for the same computation comes before candidates that promise more per second."""
+    made = raced(state={"base": (1.0, SLACK)})
+    known, other = (RaceCandidate(name, gain=gain) for name, gain in (("known", 0.1), ("other", 0.5)))
+    assert made.selection.first_of([other, known], runner()) is other
+    made.selection.request = replace(made.selection.request, winners=frozenset({"known"}))
+    assert made.selection.first_of([other, known], runner()) is known

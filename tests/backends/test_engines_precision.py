@@ -350,7 +350,7 @@ def test_compare(tmp_path):
     (tmp_path / "model.py").write_text(MODEL)
     arguments = ["--backends", "eager,openvino-native", "--precision", "bf16", "--max-error", "0.01", "--rounds", "1"]
     found = tmp_path / "found.json"
-    ran = CliRunner().invoke(app, ["compare", f"{tmp_path / 'model.py'}:build", *arguments, "--json", str(found)])
+    ran = CliRunner().invoke(app, ["compare", f"{tmp_path / 'model.py'}:build", *arguments, "--samples", str(found)])
     assert ran.exception is None
     rows = {row["label"]: row for row in json.loads(found.read_text())["candidates"]}
     assert [*rows] == ["eager", "openvino-native", "tmpl-inductor[precision=bf16,max_error=0.01]", NAME]

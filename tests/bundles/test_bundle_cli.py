@@ -9,6 +9,7 @@ import pytest
 
 from backend_kwargs.bundles.disk.manifest import digest
 from backend_kwargs.bundles.disk.manifest import signed as sign
+from backend_kwargs.page import parse, read_document
 from tests import forks
 
 MODEL = """
@@ -130,6 +131,33 @@ def test_inspect_tells_a_signature_from_a_verified_one(signed):
 def test_inspect_prints_json(folder):
     manifest = json.loads(call(folder, "inspect", "bundle", "--json").stdout)
     assert (manifest["kind"], manifest["config"]["fullgraph"]) == ("inductor", True)
+
+
+def test_run_prints_the_data_of_a_page(folder, tmp_path):
+    """`run --json` prints a document, of which `page` makes a page: the first call beside the compile."""
+    ran = call(folder, "run", "bundle", "model.py:build", "--rounds", 3, "--trust", "--json")
+    assert ran.returncode == 0, ran.stderr
+    (tmp_path / "run.json").write_text(ran.stdout)
+    first, _ = read_document(tmp_path / "run.json").speedups
+    assert (first.over, [row.name for row in first.rows][:2]) == (
+        "compiling",
+        ["compiling", "load, deploy and first call"],
+    )
+    assert call(tmp_path, "page", "run.json", "--html", "run.html").returncode == 0
+    assert read_document(tmp_path / "run.html") == read_document(tmp_path / "run.json")
+
+
+def test_build_prints_the_data_of_a_page(tmp_path):
+    """`build --json` prints a document with the graphs, instead of lines."""
+    (tmp_path / "model.py").write_text(MODEL)
+    built = call(tmp_path, "build", "model.py:build", "-o", "bundle", "--option", "epilogue_fusion=false", "--json")
+    assert built.returncode == 0, built.stderr
+    document = parse(built.stdout.encode())
+    assert document.verdict.text.startswith("1 graph of ")
+    (graph,) = document.graphs
+    assert [(option.name, option.value, option.source) for option in graph.options] == [
+        ("epilogue_fusion", "False", "user")
+    ]
 
 
 def test_no_bundle_is_one_line(folder):

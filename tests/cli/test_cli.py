@@ -320,7 +320,7 @@ def factory(tmp_path):
 
 def test_compare_compiles_nine(factory):
     """Nine backends give nine compiled rows, although dynamo stops at eight variants of one function."""
-    ran = run("compare", "factory.py:build", "--backends", NINE, "--rounds", "2", "--json", "out.json", cwd=factory)
+    ran = run("compare", "factory.py:build", "--backends", NINE, "--rounds", "2", "--samples", "out.json", cwd=factory)
     assert ran.returncode == 0, ran.stderr
     rows = json.loads((factory / "out.json").read_text(encoding="utf-8"))["candidates"]
     assert [(row["status"], row["graphs"]) for row in rows] == [*[("pass", 1)] * 8, ("unknown", 1)]
@@ -408,7 +408,7 @@ def test_compare_loads_the_file_itself(tmp_path):
     for name, text in (("json", JSON_PY), ("neighbour", "TWO = 2.0"), ("late", "ONE = 1.0")):
         (models / f"{name}.py").write_text(text, encoding="utf-8")
     ran = run(
-        *("compare", "models/json.py:build", "--backends", "eager,inductor", "--rounds", "2", "--json", "out.json"),
+        *("compare", "models/json.py:build", "--backends", "eager,inductor", "--rounds", "2", "--samples", "out.json"),
         cwd=tmp_path,
     )
     assert ran.returncode == 0, ran.stderr
@@ -438,7 +438,8 @@ def test_compare_finds_a_backend_beside_the_model(tmp_path):
     (folder / "mybackends.py").write_text(BACKENDS_PY, encoding="utf-8")
     specs = "models/mybackends.py:mine,mybackends:mine[level=2],mybackends:broken"
     ran = run(
-        *("compare", "models/factory.py:relu", "--backends", specs, "--rounds", "1", "--json", "out.json"), cwd=tmp_path
+        *("compare", "models/factory.py:relu", "--backends", specs, "--rounds", "1", "--samples", "out.json"),
+        cwd=tmp_path,
     )
     assert ran.returncode == 0, ran.stderr
     rows = json.loads((tmp_path / "out.json").read_text(encoding="utf-8"))["candidates"]

@@ -9,6 +9,7 @@ from backend_kwargs.auto import race
 from backend_kwargs.auto.store import Store
 from backend_kwargs.cli import app
 from backend_kwargs.facts.decision import RaceRow
+from backend_kwargs.page import read_document
 
 FACTORY = """
 import torch
@@ -79,10 +80,16 @@ def build():
 
 @pytest.mark.usefixtures("fresh_dynamo")
 def test_a_step_is_tuned_from_its_state(tune, tmp_path):
-    """A step whose second call would go past its cache is raced, and timed beside eager."""
+    """A step whose second call would go past its cache is raced, timed beside eager, and shown on a page."""
     (tmp_path / "step.py").write_text(STEP, encoding="utf-8")
-    ran = tune("--budget-s", "10", model="step.py:build")
+    ran = tune("--budget-s", "10", "--html", "tune.html", "--json", "tune.json", model="step.py:build")
     assert ran.exit_code == 0, ran.output
+    document = read_document("tune.html")
+    assert document == read_document("tune.json")
+    assert (document.title, [group.over for group in document.speedups]) == ("step.py:build", ["eager", "eager"])
+    assert [lane.name for lane in document.races[0].lanes][:2] == ["eager", "default"]
+    assert not document.races[0].estimated
+    assert "backend-kwargs decisions import decisions.toml" in document.verdict.paste
     assert "1 decision written to decisions.toml" in ran.output
     assert "x [" in ran.output
 

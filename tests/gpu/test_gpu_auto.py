@@ -11,7 +11,8 @@ import torch
 from torch import nn
 
 import backend_kwargs
-from backend_kwargs.auto import decide
+from backend_kwargs.auto import decide, race
+from backend_kwargs.auto.candidates import CUDAGRAPHS, UNRECORDED
 from backend_kwargs.auto.store import Store
 from backend_kwargs.rewrites import operators
 
@@ -73,34 +74,42 @@ def test_cudagraphs_win_where_launches_bind(store):
 
 
 @torch.no_grad()
-def test_cudagraphs_come_first_where_eager_waits_for_launches(store):
-    """Of forty small layers CUDA graphs are compiled first, and default only if it may gain what a replay takes."""
+def test_one_compile_serves_default_and_cuda_graphs(store):
+    """Code that is compiled for CUDA graphs is raced without them, as default, and with them."""
     model, x = mlp(layers=40, width=64), normal(8, 64)
     assert torch.allclose(auto(model)(x), model(x), atol=1e-2)
     (decision,), rows = Store(store).all(), rows_of(store)
-    assert [*rows][:2] == ["eager", "cudagraphs"]
-    assert rows["cudagraphs"].against == "eager"
+    assert [*rows][:3] == ["eager", "default", "cudagraphs"]
+    assert rows["default"].options == UNRECORDED
+    assert rows["cudagraphs"].options == CUDAGRAPHS
     assert decision.options["triton.cudagraphs"] is True
-    assert rows["default"].status == "skipped" or rows["default"].against == "cudagraphs"
+
+
+@pytest.fixture
+def default_is_kept(monkeypatch):
+    """Let default win, whose code was compiled for CUDA graphs."""
+    monkeypatch.setattr(race, "better", lambda challenger, *_: challenger.candidate.name == "default")
 
 
 @torch.no_grad()
-def test_early_rewrites_are_part_of_the_first_candidate(store):
-    """Rewrites that seldom lose are compiled with CUDA graphs at once, where eager waits for launches."""
+@pytest.mark.parametrize("again", [pytest.param(False, id="raced"), pytest.param(True, id="from the store")])
+def test_code_for_cuda_graphs_reads_unaligned_inputs_without_them(store, default_is_kept, again):
+    """Inputs that begin at any element, and a number on the CPU, are read as in eager, also by the next process."""
+    base, scale = normal(65 * 64 + 1), torch.tensor(3.0)
 
-    def scan(state, steps):
-        outputs = []
-        for at in range(steps.shape[1]):
-            state = state.sin() + steps[:, at, None, :]
-            outputs.append(torch.matmul(state, steps[:, at].unsqueeze(-1)))
-        return torch.stack(outputs, 1)
+    def scaled(x, scale):
+        return (x.view(-1, 64) * scale).relu().sum(1)
 
-    args = normal(2, 512, 16), normal(2, 12, 16)
-    expected = scan(*(each.double() for each in args))
-    torch.testing.assert_close(auto(scan)(*args).double(), expected, atol=0.3, rtol=3e-2)
-    row = rows_of(store)["cudagraphs"]
-    assert row.options == {"triton.cudagraphs": True, "rewrites": ["matrix_vector"]}
-    assert (row.status, row.rewritten) == ("pass", {"matrix_vector": 12})
+    fn = auto(scaled)
+    fn(base[: 64 * 64].clone(), scale)
+    if again:
+        torch._dynamo.reset()
+        decide.forget_process()
+        fn = auto(scaled)
+    for start in (0, 1, 0, 1):
+        x = base[start : start + 64 * 64]
+        torch.testing.assert_close(fn(x, scale), scaled(x, scale), atol=1e-2, rtol=1e-2)
+    assert rows_of(store)["default"].won
 
 
 @torch.no_grad()

@@ -572,3 +572,17 @@ def test_two_runs_of_eager_may_round_otherwise(second, passes):
     """Errors of up to the tolerance of the largest leaf, as atomic additions make them."""
     first = [LOGITS, torch.full((64,), 1e-6)]
     assert same_twice({"output": second}, {"output": first}).passed is passes
+
+
+def test_each_leaf_has_its_error_and_bound():
+    """Every tensor compared is listed with its relative error and the largest that passes, the failed one last."""
+    wide = torch.randn(64, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    eager = {"output": [wide.float(), wide.float()], "gradients": {"w": wide.float(), "b": wide.float()}}
+    precise = {"output": [wide, wide], "gradients": {"w": wide, "b": wide}}
+    seen = {"output": [wide.float(), 1.0001 * wide.float()], "gradients": {"w": 2 * wide.float(), "b": wide.float()}}
+    first, second, failed = measure.check_all(seen, eager, precise).leaves
+    assert [leaf.name for leaf in (first, second, failed)] == ["output[0]", "output[1]", "gradients['w']"]
+    assert [leaf.passed for leaf in (first, second, failed)] == [True, True, False]
+    assert all(leaf.error < leaf.bound for leaf in (first, second))
+    assert second.error == pytest.approx(1e-4, rel=1e-2)
+    assert failed.error > failed.bound

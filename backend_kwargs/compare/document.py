@@ -1,0 +1,204 @@
+"""A comparison as a page: the verdict, what to know before trusting it, and every candidate's figures."""
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Literal
+
+from backend_kwargs import measure
+from backend_kwargs.compare.rows import Comparison, Row, fastest
+from backend_kwargs.interval import Interval
+from backend_kwargs.page import document as page
+from backend_kwargs.page import fragment, pays_back, tradeoffs_of
+from backend_kwargs.page.values import count_of, environment_of, error_of, interval_of, seconds_of
+from backend_kwargs.report import Graph
+from backend_kwargs.report.decisions import race_of, warnings_of
+from backend_kwargs.report.document import decision_of, graph_of, warnings_on
+
+# Labels of candidates that are modes of torch.compile, besides all whose backend is "inductor".
+TEMPLATES = ("", ":default", ":cudagraphs", ":max_autotune", ":max_autotune_no_cudagraphs")
+MODES = ("default", "inductor", *(f"tmpl-inductor{template}" for template in TEMPLATES))
+WITH_MODE = re.compile(r"(tmpl-)?inductor\[mode=[\w-]+\]")
+LOUD = 1.05  # a machine on which the baseline differs from itself by more is noisy
+KINDS: Mapping[str, Literal["output", "gradient"]] = {"output": "output", "gradients": "gradient"}  # by a path's begin
+KINDS_OF_ROWS = {measure.GENERATED: "with its wrapper", measure.AROUND: "torch"}
+MOST_RESULTS = 5000  # tensors on a page
+
+
+@dataclass
+class ShownComparison(Comparison):
+    """A comparison, which a notebook shows with the parts of its page."""
+
+    def _repr_html_(self) -> str:
+        return fragment(document_of(self, "Comparison"))
+
+
+def document_of(
+    comparison: Comparison, title: str, paste: Sequence[str] = (), notes: Sequence[str] = ()
+) -> page.Document:
+    """Return the page of a comparison; `paste` are the lines that compile with the winner."""
+    best = fastest(comparison)
+    shown = _shown(comparison, best)
+    speedups = page.Speedups(
+        over=comparison.baseline or "",
+        noise=interval_of(comparison.noise),
+        rows=tuple(_row(row, won=row is best) for row in comparison.rows),
+    )
+    where, raced = comparison.environment, [*_raced(comparison)]
+    return page.Document(
+        title=title,
+        subtitle=f"{comparison.mode} on {where['device_name']}, torch {where['torch']}",
+        made=datetime.now(UTC).isoformat(timespec="seconds"),
+        by="backend-kwargs compare",
+        environment=environment_of(where),
+        verdict=_verdict(comparison, best, "\n".join(paste)),
+        warnings=tuple({each.text: each for each in reversed([*_warnings(comparison)])}.values())[::-1],
+        speedups=(speedups,),
+        races=tuple(race_of(decision_of(graph.race), name) for name, graph in raced if graph.race),
+        tradeoffs=tradeoffs_of(speedups),
+        graphs=tuple(_graphs(shown)),
+        accuracy=tuple(each for row in comparison.rows for each in _results(row))[:MOST_RESULTS],
+        notes=(*notes, *comparison.reading()[1:]),
+    )
+
+
+def speedup_over(row: Row, other: Row) -> Interval | None:
+    """Return a row's speedup over another one's, round by round; None unless both were timed."""
+    if not row.samples or len(row.samples) != len(other.samples):
+        return None
+    return measure.ratio_interval(other.samples, row.samples)
+
+
+def is_mode(row: Row) -> bool:
+    """Return whether a candidate is a mode of torch.compile, which a user has without this package."""
+    return row.backend == "inductor" or row.label in MODES or bool(WITH_MODE.fullmatch(row.label))
+
+
+def best_mode(comparison: Comparison, but: Row | None = None) -> Row | None:
+    """Return the fastest mode of torch with right results, other than `but`."""
+    modes = (row for row in comparison.rows if row is not but and row.right and is_mode(row) and row.latency)
+    return min(modes, key=lambda row: row.latency.median if row.latency else 0.0, default=None)
+
+
+def _verdict(comparison: Comparison, best: Row | None, paste: str) -> page.Verdict:
+    if comparison.baseline is None:
+        return page.Verdict(text="No candidate ran.", clear=False)
+    if best is None or best.latency is None:
+        return page.Verdict(text=f"Nothing beats {comparison.baseline} beyond the noise.", clear=False)
+    baseline = next(row for row in comparison.rows if row.label == comparison.baseline)
+    mode = best_mode(comparison, best)
+    others = [other for other in (mode, baseline) if other and other is not best]
+    found = [(other.label, interval_of(speedup_over(best, other))) for other in others]
+    accuracy, calls = best.accuracy, None
+    if baseline.latency and best.compile_s is not None:
+        medians = best.latency.median, baseline.latency.median
+        calls = pays_back(best.compile_s, medians[0], baseline.compile_s or 0.0, medians[1])
+    return page.Verdict(
+        winner=best.label,
+        speedups=tuple({label: page.Speedup(over=label, ratio=of) for label, of in found if of}.values()),
+        latency=interval_of(best.latency),
+        error=error_of(accuracy.error) if accuracy else None,
+        error_bound=error_of(accuracy.bound or accuracy.allowed) if accuracy else None,
+        compile_s=seconds_of(best.compile_s),
+        pays_back_calls=calls,
+        pays_back_over=baseline.label if calls is not None else "",
+        peak_bytes=count_of(best.peak_bytes),
+        other_peak_bytes=count_of(baseline.peak_bytes),
+        other_peak_of=baseline.label if baseline.peak_bytes is not None else "",
+        paste=paste,
+    )
+
+
+def _warnings(comparison: Comparison) -> Iterator[page.Warned]:
+    if others := comparison.environment.get("others"):
+        yield page.Warned(text=f"The device is shared: {others}.", kind="shared device")
+    if (noise := comparison.noise) and noise.high > LOUD:
+        text = (
+            f"A noisy machine: timed against itself, {comparison.baseline} is at {noise.low:.2f}x to {noise.high:.2f}x."
+        )
+        yield page.Warned(text=text, kind="noise")
+    for row in comparison.rows:
+        if row.status == "fell_back":
+            yield page.Warned(text=row.reason, kind="fell back", where=row.label)
+        elif row.status == "fail_accuracy":
+            yield page.Warned(text=f"wrong results: {row.reason}", kind="failed", where=row.label)
+        if row.graphs > 1 and not row.made:
+            text = f"It compiled {row.graphs} graphs: the model is broken into parts, or was compiled again."
+            yield page.Warned(text=text, kind="break", where=row.label)
+        yield from warnings_on(row.made, row.label)
+    for name, graph in _raced(comparison):
+        if graph.race:
+            yield from warnings_of(decision_of(graph.race), name)
+
+
+def _row(row: Row, *, won: bool) -> page.Row:
+    accuracy = row.accuracy
+    return page.Row(
+        name=row.label,
+        status=row.status,
+        reason=row.reason,
+        note=", ".join(filter(None, (row.verdict, row.tuning))),
+        won=won,
+        speedup=interval_of(row.speedup),
+        latency=interval_of(row.latency),
+        compile_s=seconds_of(row.compile_s),
+        cache=row.cache,
+        peak_bytes=count_of(row.peak_bytes),
+        error=error_of(accuracy.error) if accuracy else None,
+        bound=error_of(accuracy.bound or accuracy.allowed) if accuracy else None,
+        graphs=row.graphs or None,
+    )
+
+
+def _shown(comparison: Comparison, best: Row | None) -> list[Row]:
+    """Return the row whose graphs the page shows, the winner's if they are known, and one to compare its code with."""
+    known = [row for row in comparison.rows if row.made and row.right and row.latency]
+    known.sort(key=lambda row: (row is not best, not is_mode(row), row.latency.median if row.latency else 0.0))
+    return known[:2]
+
+
+def _graphs(rows: Sequence[Row]) -> Iterator[page.Graph]:
+    import msgspec
+
+    for at, graph in enumerate(rows[0].made if rows else ()):
+        own = graph_of(graph, rows[0].label)
+        others = [graph_of(row.made[at], row.label) for row in rows[1:] if at < len(row.made)]
+        codes = (*own.codes, *(code for other in others for code in other.codes))
+        yield msgspec.structs.replace(own, codes=codes, kernels=_kernels(rows[0], own) or own.kernels)
+
+
+def _kernels(row: Row, graph: page.Graph) -> tuple[page.Kernel, ...]:
+    """Return the kernels of a call by time, which are those of its graph if it has only one."""
+    kinds = {kernel.name: kernel.kind for kernel in graph.kernels} | KINDS_OF_ROWS
+    return tuple(
+        page.Kernel(
+            name=each.name, kind=kinds.get(each.name, "library"), seconds=seconds_of(each.seconds), calls=each.calls
+        )
+        for each in row.kernels
+        if len(row.made) == 1
+    )
+
+
+def _raced(comparison: Comparison) -> Iterator[tuple[str, Graph]]:
+    """Yield the graphs that `auto` raced, with a name."""
+    for row in comparison.rows:
+        for graph in row.made:
+            if graph.race:
+                yield f"{row.label}, graph {graph.compile_id}", graph
+
+
+def _results(row: Row) -> Iterator[page.Result]:
+    """Yield each tensor that was checked, the nearest to its bound first."""
+    leaves = row.accuracy.leaves if row.accuracy else ()
+    for leaf in sorted(leaves, key=lambda leaf: (leaf.passed, -(leaf.error or 0.0) / (leaf.bound or 1.0))):
+        begins = leaf.name.partition("[")[0].partition(".")[0]
+        yield page.Result(
+            name=leaf.name,
+            kind=KINDS.get(begins, "buffer"),
+            candidate=row.label,
+            error=error_of(leaf.error),
+            bound=error_of(leaf.bound),
+            passed=leaf.passed,
+            reason="" if leaf.passed else row.reason,
+        )

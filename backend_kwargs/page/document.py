@@ -1,0 +1,368 @@
+"""The data of a page: what `--json` writes, a page contains, and `--against` reads; versioned, with a schema.
+
+Every part is optional, and an absent one leaves no trace on the page. All text is plain text, times are in seconds,
+sizes in bytes, ratios above 1 are faster. Files may come from anyone: each list and text has a limit.
+"""
+
+import gzip
+import json
+import zlib
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta, Struct
+
+from backend_kwargs.errors import BackendKwargsError, error_text
+from backend_kwargs.interval import Interval
+
+VERSION = 1
+LONGEST = 32 << 20  # bytes of a document
+LONGEST_CODE = 4 << 20  # bytes of one graph's generated code
+
+Name = Annotated[str, Meta(max_length=500)]
+Text = Annotated[str, Meta(max_length=8000)]
+Seconds = Annotated[float, Meta(ge=0)]
+Ratio = Annotated[float, Meta(gt=0)]
+Count = Annotated[int, Meta(ge=0, le=10**15)]
+
+
+def _at_most(count: int) -> Meta:
+    return Meta(max_length=count)
+
+
+class Part(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
+    """What every part of a document is: immutable, named fields, no unknown ones."""
+
+
+class Speedup(Part, frozen=True):
+    """A speedup `over` something that has a name, such as "eager"."""
+
+    over: Name
+    ratio: Interval
+
+
+class Verdict(Part, frozen=True):
+    """Which candidate to use, how sure that is, and what it costs.
+
+    `speedups` has the most important first: over the best mode of torch, then over eager. `clear` is whether the winner
+    is better beyond the noise. `text` replaces the sentence where there is no winner. `pays_back_calls` is the number
+    of calls after which the time to compile is saved, against `pays_back_over`. `error_bound` is the largest `error`
+    that was allowed. `paste` is the code that uses the winner.
+    """
+
+    winner: Name = ""
+    text: Text = ""
+    clear: bool = True
+    speedups: Annotated[tuple[Speedup, ...], _at_most(20)] = ()
+    latency: Interval | None = None
+    error: float | None = None
+    error_bound: float | None = None
+    compile_s: Seconds | None = None
+    pays_back_calls: Count | None = None
+    pays_back_over: Name = ""
+    peak_bytes: Count | None = None
+    other_peak_bytes: Count | None = None
+    other_peak_of: Name = ""
+    paste: Text = ""
+
+
+class Warned(Part, frozen=True):
+    """What a reader must know before trusting a figure; `where` is the graph, candidate or rank."""
+
+    text: Text
+    kind: Literal["noise", "cut", "fell back", "break", "shared device", "ranks", "failed", "advice", "other"] = "other"
+    where: Name = ""
+
+
+class Row(Part, frozen=True):
+    """A candidate of a comparison; without a `speedup` it was not timed, and `reason` says why.
+
+    `note` is "baseline", "within noise" or another short remark; `error` is that of its worst result, in the unit of
+    `bound`; `cache` is "warm" or "cold"; `graphs` counts what its backend compiled.
+    """
+
+    name: Name
+    status: Name = "pass"
+    reason: Text = ""
+    note: Name = ""
+    won: bool = False
+    speedup: Interval | None = None
+    latency: Interval | None = None
+    compile_s: Seconds | None = None
+    cache: Name = ""
+    peak_bytes: Count | None = None
+    error: float | None = None
+    bound: float | None = None
+    graphs: Count | None = None
+
+
+class Speedups(Part, frozen=True):
+    """Candidates timed against each other; `noise` is the baseline (`over`) against itself."""
+
+    title: Name = ""
+    over: Name = ""
+    noise: Interval | None = None
+    rows: Annotated[tuple[Row, ...], _at_most(2000)] = ()
+
+
+class Span(Part, frozen=True):
+    """A part of a race, in seconds since it began."""
+
+    kind: Literal["compile", "check", "time"]
+    start: Seconds
+    end: Seconds
+
+
+class Lane(Part, frozen=True):
+    """A candidate of a race: what it spent time on, and how it ended.
+
+    `seconds` is the time of a call; `speedup` is over `against`, the leader of that time.
+    """
+
+    name: Name
+    status: Name = "pass"
+    reason: Text = ""
+    won: bool = False
+    spans: Annotated[tuple[Span, ...], _at_most(500)] = ()
+    seconds: Seconds | None = None
+    speedup: Interval | None = None
+    against: Name = ""
+    compile_s: Seconds | None = None
+    predicted_s: Seconds | None = None
+    error: float | None = None
+    peak_bytes: Count | None = None
+
+
+class Lead(Part, frozen=True):
+    """From when a candidate led a race, in seconds since it began."""
+
+    name: Name
+    since: Seconds
+
+
+class Race(Part, frozen=True):
+    """The race of one graph; `cut_s` is the budget that ended it early, 0 if none did.
+
+    `estimated` is whether the spans were reconstructed from durations, since the record has no times of day.
+    """
+
+    graph: Name = ""
+    winner: Name = ""
+    seconds: Seconds = 0.0
+    cut_s: Seconds = 0.0
+    estimated: bool = False
+    lanes: Annotated[tuple[Lane, ...], _at_most(500)] = ()
+    leads: Annotated[tuple[Lead, ...], _at_most(500)] = ()
+
+
+class Point(Part, frozen=True):
+    """What a candidate costs: `time` in the unit of its `Tradeoffs`."""
+
+    name: Name
+    time: Ratio
+    compile_s: Seconds | None = None
+    error: float | None = None
+    peak_bytes: Count | None = None
+    won: bool = False
+
+
+class Tradeoffs(Part, frozen=True):
+    """Points to choose among; `relative` times are multiples of that of `over`, others are seconds per call."""
+
+    relative: bool = False
+    over: Name = ""
+    points: Annotated[tuple[Point, ...], _at_most(2000)] = ()
+
+
+class Option(Part, frozen=True):
+    """An option that differs from its default, and where it comes from: "auto", "template max_autotune", "user"."""
+
+    name: Name
+    value: Text
+    default: Text = ""
+    source: Name = ""
+
+
+class Rewrite(Part, frozen=True):
+    """How often a rewrite replaced something, and what it costs."""
+
+    name: Name
+    count: Count
+    costs: Text = ""
+
+
+class Kernel(Part, frozen=True):
+    """A generated or library kernel; `seconds` is of all its calls in one call of the graph."""
+
+    name: Name
+    kind: Name = ""
+    seconds: Seconds | None = None
+    calls: Count = 1
+
+
+class Roofline(Part, frozen=True):
+    """The time of a call beside the least that the device needs: for its bytes, for its flops, and for launches."""
+
+    seconds: Seconds
+    memory_s: Seconds | None = None
+    compute_s: Seconds | None = None
+    launches_s: Seconds | None = None
+
+
+class Source(Part, frozen=True):
+    """Lines of a source file; `line` is the one that is meant, `first` the number of the first one here."""
+
+    place: Name
+    line: Count = 0
+    first: Count = 0
+    lines: Annotated[tuple[Annotated[str, Meta(max_length=1000)], ...], _at_most(50)] = ()
+
+
+class Cause(Part, frozen=True):
+    """Why a graph ended early, or was compiled again, and what to change."""
+
+    kind: Literal["break", "recompile"]
+    reason: Text
+    hint: Text = ""
+    source: Source | None = None
+
+
+class Code(Part, frozen=True):
+    """Generated code, compressed by gzip; `Code.of` makes one, `text` returns the code."""
+
+    name: Name
+    packed: Annotated[bytes, Meta(max_length=LONGEST_CODE)]
+    direction: Name = "forward"
+
+    @classmethod
+    def of(cls, name: str, text: str, direction: str = "forward") -> "Code":
+        """Return the code of candidate `name`."""
+        return cls(name=name, direction=direction, packed=gzip.compress(text.encode(errors="replace"), mtime=0))
+
+    @property
+    def text(self) -> str:
+        """Return the code; raise BackendKwargsError if it is not what `of` made, or too long."""
+        unpacking = zlib.decompressobj(wbits=31)
+        try:
+            found = unpacking.decompress(self.packed, LONGEST_CODE).decode()
+        except (zlib.error, UnicodeDecodeError) as error:
+            raise BackendKwargsError(f"Cannot unpack the code of {self.name!r}: {error_text(error)}.") from None
+        if not unpacking.eof:
+            raise BackendKwargsError(f"The code of {self.name!r} is cut off, or longer than {LONGEST_CODE} bytes.")
+        return found
+
+
+class Graph(Part, frozen=True):
+    """One compiled graph. `ran` says what ran it in place of its backend; `codes` are of candidates to compare."""
+
+    name: Name
+    function: Name = ""
+    backend: Name = ""
+    winner: Name = ""
+    seconds: Seconds | None = None
+    cache: Name = ""
+    ran: Text = ""
+    options: Annotated[tuple[Option, ...], _at_most(500)] = ()
+    rewrites: Annotated[tuple[Rewrite, ...], _at_most(500)] = ()
+    kernels: Annotated[tuple[Kernel, ...], _at_most(5000)] = ()
+    roofline: Roofline | None = None
+    causes: Annotated[tuple[Cause, ...], _at_most(500)] = ()
+    notes: Annotated[tuple[Text, ...], _at_most(200)] = ()
+    codes: Annotated[tuple[Code, ...], _at_most(20)] = ()
+
+
+class Result(Part, frozen=True):
+    """An output, gradient or changed tensor of a candidate against its bound; `error` is in the unit of `bound`."""
+
+    name: Name
+    kind: Literal["output", "gradient", "buffer"] = "output"
+    candidate: Name = ""
+    error: float | None = None
+    bound: float | None = None
+    passed: bool = True
+    reason: Text = ""
+
+
+class Change(Part, frozen=True):
+    """What differs from an older report. `speedup` is a change beyond noise of the candidate's speedup over `over`.
+
+    A "winner" that flipped has its names in `old` and `new`; others have figures in `before` and `after`.
+    """
+
+    kind: Literal["new", "lost", "winner", "faster", "slower", "status"]
+    name: Name
+    group: Name = ""
+    old: Name = ""
+    new: Name = ""
+    before: Interval | None = None
+    after: Interval | None = None
+
+
+class Changes(Part, frozen=True):
+    """What differs from an older report, and how many rows do not; `differs` has what makes them hard to compare."""
+
+    title: Name = ""
+    made: Name = ""
+    same: Count = 0
+    differs: Annotated[tuple[Text, ...], _at_most(100)] = ()
+    changes: Annotated[tuple[Change, ...], _at_most(5000)] = ()
+
+
+class Document(Part, frozen=True):
+    """All that a page shows, in its order; `made` is a time in ISO 8601, `by` what made it.
+
+    `version` has a factory, since `omit_defaults` leaves out plain defaults.
+    """
+
+    title: Name
+    version: Annotated[int, Meta(ge=VERSION, le=VERSION)] = msgspec.field(default_factory=lambda: VERSION)
+    subtitle: Text = ""
+    made: Name = ""
+    by: Name = ""
+    environment: Annotated[dict[Name, Text | int | float | bool | None], _at_most(200)] = {}
+    verdict: Verdict | None = None
+    warnings: Annotated[tuple[Warned, ...], _at_most(1000)] = ()
+    speedups: Annotated[tuple[Speedups, ...], _at_most(1000)] = ()
+    races: Annotated[tuple[Race, ...], _at_most(1000)] = ()
+    tradeoffs: Tradeoffs | None = None
+    graphs: Annotated[tuple[Graph, ...], _at_most(1000)] = ()
+    accuracy: Annotated[tuple[Result, ...], _at_most(5000)] = ()
+    changes: Changes | None = None
+    notes: Annotated[tuple[Text, ...], _at_most(500)] = ()
+
+
+def parse(content: bytes, what: str = "the report") -> Document:
+    """Return the document in JSON, or raise BackendKwargsError: the content may come from anyone."""
+    if len(content) > LONGEST:
+        raise BackendKwargsError(f"Cannot read {what}: it is longer than {LONGEST} bytes.")
+    try:
+        version = msgspec.json.decode(content, type=_Versioned).version
+        if version != VERSION:
+            raise BackendKwargsError(
+                f"Cannot read {what}: its layout has version {version}, this release reads {VERSION}: make it again."
+            )
+        return msgspec.json.decode(content, type=Document)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise BackendKwargsError(f"Cannot read {what}: {error_text(error)}.") from None
+
+
+class _Versioned(Struct):
+    version: int = 0
+
+
+def packed(document: Document) -> bytes:
+    """Return the document as JSON that `parse` reads; raise BackendKwargsError if a value breaks the schema."""
+    content = msgspec.json.encode(document)
+    parse(content, "a document that was just made")
+    return content
+
+
+def schema() -> dict[str, Any]:
+    """Return the JSON schema of a document."""
+    found = msgspec.json.schema(Document)
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": "backend-kwargs report"} | found
+
+
+def schema_text() -> str:
+    """Return the schema as `docs/report-schema.json` contains it."""
+    return json.dumps(schema(), indent=1, sort_keys=True) + "\n"

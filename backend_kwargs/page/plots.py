@@ -1,0 +1,270 @@
+"""Where things are in the plots: positions for the templates, which write the SVG.
+
+Plots in tables have the width of their column, so that positions along it are percentages. The plots of trade-offs
+have a coordinate system of their own.
+"""
+
+import difflib
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import NamedTuple
+
+from backend_kwargs.interval import Interval
+from backend_kwargs.page import figures
+from backend_kwargs.page.document import Change, Code, Kernel, Point, Race, Result, Roofline, Row, Speedups, Tradeoffs
+
+MARGIN = 3.0  # percent at both ends, in which a dot has room
+WIDTH, HEIGHT = 340, 230  # of a plot of trade-offs
+LEFT, RIGHT, TOP, BOTTOM = 52, 328, 12, 192
+MOST_TICKS = 6
+MOST_KERNELS = 12
+MOST_LINES = 20_000  # that are compared: the time is quadratic
+
+
+class Dot(NamedTuple):
+    """A value and its interval, in percent."""
+
+    at: float
+    low: float
+    high: float
+
+
+class Axis(NamedTuple):
+    """An axis from `low` to `high`, of logarithms if `log`."""
+
+    low: float
+    high: float
+    log: bool = True
+
+    def at(self, value: float) -> float:
+        """Return the position of a value in percent, at an end for what is beyond it."""
+        low, high = self.low, self.high
+        if self.log:
+            low, high, value = (math.log(max(each, 1e-300)) for each in (low, high, value))
+        share = min(max((value - low) / (high - low), 0.0), 1.0)
+        return round(MARGIN + share * (100 - 2 * MARGIN), 1)
+
+    def dot(self, interval: Interval) -> Dot:
+        """Return where a value and its interval are."""
+        return Dot(self.at(interval.median), self.at(interval.low), self.at(interval.high))
+
+    def ticks(self) -> list[tuple[float, float]]:
+        """Return values that are easy to read, with their positions."""
+        found = log_ticks(self.low, self.high) if self.log else even_ticks(self.low, self.high)
+        return [(value, self.at(value)) for value in found]
+
+
+def log_ticks(low: float, high: float) -> list[float]:
+    """Return round values of an axis of logarithms, of a narrow one too."""
+    if high / low < 2.5:
+        return even_ticks(low, high)
+    decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+    for steps in ((1, 1.5, 2, 3, 5, 7), (1, 2, 5), (1, 3), (1,)):
+        found = [step * 10.0**decade for decade in decades for step in steps]
+        found = [value for value in found if low <= value <= high]
+        if len(found) <= MOST_TICKS:
+            return found
+    return found[:: math.ceil(len(found) / MOST_TICKS)]
+
+
+def even_ticks(low: float, high: float) -> list[float]:
+    """Return round values at equal distances."""
+    raw = (high - low) / (MOST_TICKS - 1)
+    power = 10.0 ** math.floor(math.log10(raw))
+    step = next(each * power for each in (1, 2, 2.5, 5, 10) if each * power >= raw * 0.999)
+    first = math.ceil(low / step - 1e-9)
+    return [float(f"{n * step:.6g}") for n in range(first, math.floor(high / step + 1e-9) + 1)]
+
+
+def speedup_axis(groups: Iterable[Speedups]) -> Axis | None:
+    """Return the axis of all speedups, with 1 on it; None if nothing was timed."""
+    groups = list(groups)
+    shown = [row.speedup for group in groups for row in group.rows if row.speedup]
+    shown += [group.noise for group in groups if group.noise]
+    values = [value for each in shown for value in (each.low, each.high) if 0 < value < math.inf]
+    return log_axis([*values, 1.0]) if values else None
+
+
+def change_axis(found: Iterable[Change]) -> Axis | None:
+    """Return the axis of the speedups before and now; None if there are none."""
+    shown = [each for change in found for each in (change.before, change.after) if each]
+    values = [value for each in shown for value in (each.low, each.high) if 0 < value < math.inf]
+    return log_axis([*values, 1.0]) if values else None
+
+
+def log_axis(values: Sequence[float]) -> Axis:
+    """Return an axis of logarithms with room around the values."""
+    low, high = min(values), max(values)
+    room = max((high / low) ** 0.05, 1.02)
+    return Axis(low / room, high * room)
+
+
+def ranked(rows: Iterable[Row]) -> list[Row]:
+    """Return the fastest first, and what was not timed last."""
+    return sorted(rows, key=lambda row: -row.speedup.median if row.speedup else math.inf)
+
+
+class Led(NamedTuple):
+    """A time in which a candidate led, in percent of the axis, and in seconds."""
+
+    at: float
+    width: float
+    since: float
+    until: float
+
+
+def race_axis(race: Race) -> Axis:
+    """Return the axis of a race: seconds since it began."""
+    ends = [span.end for lane in race.lanes for span in lane.spans]
+    return Axis(0.0, max([race.seconds, *ends]) or 1.0, log=False)
+
+
+def led(race: Race, axis: Axis) -> dict[str, list[Led]]:
+    """Return when each candidate led."""
+    found: dict[str, list[Led]] = {}
+    leads = sorted(race.leads, key=lambda lead: lead.since)
+    for lead, following in zip(leads, [*(each.since for each in leads[1:]), axis.high], strict=False):
+        at, end = axis.at(lead.since), axis.at(following)
+        found.setdefault(lead.name, []).append(Led(at, round(end - at, 1), lead.since, following))
+    return found
+
+
+class Mark(NamedTuple):
+    """A point of a plot of trade-offs; `number` is its row in the table below."""
+
+    x: float
+    y: float
+    point: Point
+    number: int
+    best: bool
+
+
+class Scatter(NamedTuple):
+    """A plot of time against something else: ticks are positions with their labels; `front` is a path."""
+
+    title: str
+    marks: list[Mark]
+    front: str
+    x_ticks: list[tuple[float, str]]
+    y_ticks: list[tuple[float, str]]
+
+
+def fastest_first(tradeoffs: Tradeoffs) -> list[Point]:
+    """Return the points in the order of their numbers."""
+    return sorted(tradeoffs.points, key=lambda point: point.time)
+
+
+def on_front(points: Iterable[tuple[float, float]]) -> list[tuple[float, float]]:
+    """Return the points that no other is at least as good as in both values, and better in one: less is better."""
+    best = math.inf
+    found = []
+    for first, second in sorted(set(points)):
+        if second < best:
+            found.append((first, second))
+            best = second
+    return found
+
+
+def scatters(tradeoffs: Tradeoffs) -> Iterator[Scatter]:
+    """Yield a plot for each cost that at least two candidates have."""
+    largest = max((point.peak_bytes or 0 for point in tradeoffs.points), default=0)
+    unit = 2**30 if largest >= 2**31 else 2**20  # for round values along the axis
+    costs: tuple[tuple[str, Callable[[Point], float | None], Callable[[float], str]], ...] = (
+        ("time to compile", lambda point: point.compile_s, figures.duration),
+        ("error", lambda point: point.error, figures.error),
+        (
+            "memory",
+            lambda point: point.peak_bytes and point.peak_bytes / unit,
+            lambda value: figures.size(value * unit),
+        ),
+    )
+    for title, cost, words in costs:
+        numbered = [(n, point, cost(point)) for n, point in enumerate(fastest_first(tradeoffs), 1)]
+        known = [(n, point, value) for n, point, value in numbered if value is not None and value >= 0]
+        if len({value for *_, value in known}) > 1:
+            yield _scatter(title, known, words, figures.ratio if tradeoffs.relative else figures.duration)
+
+
+def _scatter(
+    title: str, known: list[tuple[int, Point, float]], words: Callable[[float], str], times: Callable[[float], str]
+) -> Scatter:
+    values = [value for *_, value in known]
+    # What costs nothing (eager's compile time) has no logarithm: it stands at the start of the axis.
+    least = min(value for value in values if value > 0)
+    across, up = (
+        log_axis([*(value for value in values if value > 0), least / 2]),
+        log_axis([p.time for _, p, _ in known]),
+    )
+
+    def place(value: float, time: float) -> tuple[float, float]:
+        x, y = across.at(max(value, across.low)), up.at(time)
+        return round(LEFT + (RIGHT - LEFT) * x / 100, 1), round(BOTTOM - (BOTTOM - TOP) * y / 100, 1)
+
+    front = on_front((value, point.time) for _, point, value in known)
+    marks = [Mark(*place(value, point.time), point, n, (value, point.time) in front) for n, point, value in known]
+    x_ticks = [
+        (place(value, 1.0)[0], words(value)) for value, _ in across.ticks()[:: 2 if len(across.ticks()) > 4 else 1]
+    ]
+    y_ticks = [(place(1.0, value)[1], times(value)) for value, _ in up.ticks()]
+    corners = [place(*each) for each in front]
+    path = f"M{corners[0][0]} {TOP}V{corners[0][1]}" + "".join(f"H{x}V{y}" for x, y in corners[1:]) + f"H{RIGHT}"
+    return Scatter(title, sorted(marks, key=lambda mark: mark.best), path, x_ticks, y_ticks)
+
+
+class Limit(NamedTuple):
+    """The least that a device needs for one thing, in percent of the time measured."""
+
+    name: str
+    seconds: float
+    at: float
+
+
+def limits(roofline: Roofline) -> list[Limit]:
+    """Return the limits of a graph, the highest first."""
+    known = (("memory", roofline.memory_s), ("compute", roofline.compute_s), ("launches", roofline.launches_s))
+    whole = max([roofline.seconds, *(value for _, value in known if value)]) or 1.0
+    found = [Limit(name, value, round(100 * value / whole, 2)) for name, value in known if value is not None]
+    return sorted(found, key=lambda limit: -limit.seconds)
+
+
+class KernelBar(NamedTuple):
+    """A kernel and its share of the longest one's time, in percent."""
+
+    kernel: Kernel
+    width: float
+
+
+def kernels_by_time(kernels: Iterable[Kernel]) -> list[KernelBar]:
+    """Return the kernels that take the most time, the longest first."""
+    found = sorted(kernels, key=lambda kernel: -(kernel.seconds or 0.0))
+    longest = max((kernel.seconds or 0.0 for kernel in found), default=0.0)
+    bars = [KernelBar(each, round(100 * (each.seconds or 0.0) / longest, 2) if longest else 0.0) for each in found]
+    return bars[:MOST_KERNELS]
+
+
+def bound_axis(results: Iterable[Result]) -> Axis | None:
+    """Return the axis of errors as multiples of their bounds, with 1 on it."""
+    shares = [share for share in map(of_bound, results) if share]
+    return log_axis([*(max(share, 1e-9) for share in shares), 1.0, 0.1]) if shares else None
+
+
+def of_bound(result: Result) -> float | None:
+    """Return the error as a multiple of its bound, None if either is unknown."""
+    return result.error / result.bound if result.error is not None and result.bound else None
+
+
+def code_pairs(codes: Sequence[Code]) -> Iterator[tuple[str, list[int]]]:
+    """Yield each direction with the places of two codes to show side by side: the first, and another candidate's."""
+    for direction in dict.fromkeys(code.direction for code in codes):
+        own = [at for at, code in enumerate(codes) if code.direction == direction]
+        others = [at for at in own if codes[at].name != codes[own[0]].name]
+        yield direction, [own[0], *others[:1]]
+
+
+def line_changes(one: Code, other: Code) -> str:
+    """Return the blocks of lines that are equal ("e") or differ ("d") in two codes, as "e,0,12,0,12;d,12,14,12,13"."""
+    left, right = one.text.split("\n"), other.text.split("\n")
+    if max(len(left), len(right)) > MOST_LINES:
+        return f"d,0,{len(left)},0,{len(right)}"
+    blocks = difflib.SequenceMatcher(None, left, right).get_opcodes()
+    return ";".join(f"{'e' if kind == 'equal' else 'd'},{a},{b},{c},{d}" for kind, a, b, c, d in blocks)

@@ -1,0 +1,119 @@
+"use strict";
+(() => {
+  const all = (selector, within = document) => [...within.querySelectorAll(selector)];
+  const make = (tag, className, text) => {
+    const element = document.createElement(tag);
+    if (className) element.className = className;
+    if (text !== undefined) element.textContent = text;
+    return element;
+  };
+
+  for (const button of all("button.copy")) {
+    button.hidden = false;
+    button.addEventListener("click", async () => {
+      const code = button.previousElementSibling;
+      try {
+        await navigator.clipboard.writeText(code.textContent);
+        button.textContent = "Copied";
+      } catch {
+        getSelection().selectAllChildren(code);
+        button.textContent = "Selected";
+      }
+      setTimeout(() => (button.textContent = "Copy"), 2000);
+    });
+  }
+
+  const key = (row, at) => {
+    const cell = row.cells[at];
+    const figure = cell.dataset.v;
+    return figure === undefined ? cell.textContent.trim() : Number(figure);
+  };
+  // What has no figure comes last, whichever the direction.
+  const order = (a, b, sign) => {
+    if (typeof a === "number" && typeof b === "number") return sign * (a - b);
+    if (typeof a === "number") return -1;
+    if (typeof b === "number") return 1;
+    return sign * a.localeCompare(b);
+  };
+  for (const head of all("table.sortable th.sort")) {
+    const button = make("button", "", head.textContent);
+    button.type = "button";
+    head.replaceChildren(button);
+    button.addEventListener("click", () => {
+      const ascending = head.getAttribute("aria-sort") !== "ascending";
+      for (const other of all("th[aria-sort]", head.parentNode)) other.removeAttribute("aria-sort");
+      head.setAttribute("aria-sort", ascending ? "ascending" : "descending");
+      const body = head.closest("table").tBodies[0];
+      const rows = [...body.rows].map((row) => [key(row, head.cellIndex), row]);
+      rows.sort(([a], [b]) => order(a, b, ascending ? 1 : -1));
+      body.append(...rows.map(([, row]) => row));
+    });
+  }
+
+  for (const input of all("input.filter")) {
+    input.closest("label").hidden = false;
+    const section = input.closest("section");
+    const count = section.querySelector("output");
+    input.addEventListener("input", () => {
+      const wanted = input.value.trim().toLowerCase();
+      const rows = all("tbody tr", section);
+      for (const row of rows) {
+        const group = row.closest(".group")?.querySelector("h3")?.textContent ?? "";
+        row.hidden = !`${group} ${row.textContent}`.toLowerCase().includes(wanted);
+      }
+      for (const group of all(".group", section)) {
+        group.hidden = !group.querySelector("tbody tr:not([hidden])");
+        if (wanted) group.open = true;
+      }
+      const left = rows.filter((row) => !row.hidden).length;
+      count.textContent = wanted ? `${left} of ${rows.length} rows` : "";
+    });
+  }
+
+  const unpacked = async (base64) => {
+    const bytes = Uint8Array.from(atob(base64), (character) => character.charCodeAt(0));
+    return new Response(new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"))).text();
+  };
+  const side = (lines, from, to, name) => {
+    const cell = make("td");
+    for (let at = from; at < to; at++) cell.append(make(name, "", lines[at]));
+    return cell;
+  };
+  const show = async (place, codes) => {
+    const texts = await Promise.all(codes.map((code) => unpacked(code.packed)));
+    const [left, right] = texts.map((text) => text.split("\n"));
+    const table = make("table");
+    const head = table.createTHead().insertRow();
+    for (const code of codes) {
+      const title = make("th", "", `${code.name}, ${code.direction ?? "forward"}`);
+      title.scope = "col";
+      head.append(title);
+    }
+    const body = table.createTBody();
+    const blocks = place.dataset.changes ? place.dataset.changes.split(";") : [`e,0,${left.length},0,${right ? right.length : 0}`];
+    for (const block of blocks) {
+      const [kind, a, b, c, d] = block.split(",");
+      const row = body.insertRow();
+      row.append(side(left, +a, +b, kind === "e" ? "span" : "del"));
+      if (right) row.append(side(right, +c, +d, kind === "e" ? "span" : "ins"));
+    }
+    const scroll = make("div", "scroll");
+    scroll.tabIndex = 0;
+    scroll.setAttribute("role", "group");
+    scroll.setAttribute("aria-label", "Generated code");
+    scroll.append(table);
+    place.replaceChildren(scroll);
+  };
+  const places = all("div.code");
+  if (places.length && typeof DecompressionStream === "function") {
+    const data = JSON.parse(document.getElementById("report-data").textContent);
+    for (const place of places) {
+      place.querySelector("p").hidden = true;
+      const button = place.querySelector("button");
+      button.hidden = false;
+      const { codes } = data.graphs[Number(place.dataset.graph)];
+      const shown = place.dataset.codes.split(",").map((at) => codes[Number(at)]);
+      button.addEventListener("click", () => show(place, shown));
+    }
+  }
+})();

@@ -1,0 +1,121 @@
+"""A document written as a page, as a part of a notebook, and as JSON."""
+
+import base64
+import hashlib
+from collections.abc import Iterator, Sequence
+from functools import cache
+from importlib.resources import files
+from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
+
+from backend_kwargs.facts.decision import Decision
+from backend_kwargs.page import figures, plots
+from backend_kwargs.page.document import Document, packed, parse
+from backend_kwargs.page.sharing import shareable
+
+if TYPE_CHECKING:
+    from jinja2 import Environment
+    from markupsafe import Markup
+
+# In JSON inside HTML: what would end the element, and line separators, which end a line of a script.
+ESCAPES = str.maketrans({"<": "\\u003c", ">": "\\u003e", "&": "\\u0026", "\u2028": "\\u2028", "\u2029": "\\u2029"})
+TITLES = (
+    ("verdict", "Verdict"),
+    ("warnings", "Warnings"),
+    ("speedups", "Speedups"),
+    ("races", "Race"),
+    ("tradeoffs", "Trade-offs"),
+    ("graphs", "Graphs"),
+    ("accuracy", "Accuracy"),
+    ("changes", "Changes"),
+)
+
+
+def to_html(document: Document, *, with_code: bool = False) -> str:
+    """Return the page as one HTML file that opens without a network; `with_code` adds the generated code, compressed.
+
+    Raises BackendKwargsError if a value breaks the schema.
+    """
+    shared = _checked(document, with_code=with_code)
+    had_code = any(graph.codes for graph in document.graphs)
+    return _render(
+        "page.html.j2",
+        document=shared,
+        code="shown" if with_code else "left out" if had_code else "none",
+        data=_markup(packed(shared).decode().translate(ESCAPES)),
+        sections=list(_sections(shared)),
+    )
+
+
+def fragment(document: Document) -> str:
+    """Return the same parts for a notebook: HTML with styles that act only inside it, without a script."""
+    return _render("fragment.html.j2", document=_checked(document, with_code=False))
+
+
+def to_json(document: Document, *, with_code: bool = False) -> bytes:
+    """Return the data that the page contains, as `parse` reads it."""
+    return packed(_checked(document, with_code=with_code))
+
+
+def list_page(decisions: Sequence[Decision]) -> str:
+    """Return the page that lists the decisions of a store, with links to a page of each."""
+    return _render("list.html.j2", decisions=decisions)
+
+
+def policy() -> str:
+    """Return the Content-Security-Policy of every page: its own style and script, and nothing else."""
+    hashes = (
+        base64.b64encode(hashlib.sha256(each.encode()).digest()).decode()
+        for each in (_asset("page.js"), _asset("page.css"))
+    )
+    script, style = hashes
+    return (
+        f"default-src 'none'; script-src 'sha256-{script}'; style-src 'sha256-{style}'; "
+        "base-uri 'none'; form-action 'none'"
+    )
+
+
+def _checked(document: Document, *, with_code: bool) -> Document:
+    """Return what is shown: without what must not be told, and as a reader of the JSON gets it."""
+    if not with_code:
+        document = replace(document, graphs=tuple(replace(graph, codes=()) for graph in document.graphs))
+    return parse(packed(shareable(document)))
+
+
+def _sections(document: Document) -> Iterator[tuple[str, str]]:
+    yield from ((name, title) for name, title in TITLES if getattr(document, name))
+    if document.environment or document.notes:
+        yield "measured", "How it was measured"
+
+
+def _render(name: str, **context: object) -> str:
+    style, script = _markup(_asset("page.css")), _markup(_asset("page.js"))
+    template = _environment().get_template(name)
+    return template.render(plots=plots, policy=policy(), style=style, script=script, **context)
+
+
+@cache
+def _asset(name: str) -> str:
+    return (files("backend_kwargs.page") / "templates" / name).read_text(encoding="utf-8")
+
+
+def _markup(text: str) -> "Markup":
+    from markupsafe import Markup
+
+    return Markup(text)  # noqa: S704 - files of this package, and JSON with ESCAPES
+
+
+@cache
+def _environment() -> "Environment":
+    from jinja2 import Environment, PackageLoader, StrictUndefined
+
+    made = Environment(
+        loader=PackageLoader("backend_kwargs.page"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    made.filters |= figures.FILTERS
+    return made

@@ -1,0 +1,294 @@
+"""Decisions of `auto` as parts of a page: the race of each graph, its candidates' speedups, and the options chosen."""
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from math import exp, hypot, log
+
+from backend_kwargs.facts.decision import DEFAULT, EAGER, Decision, RaceRow
+from backend_kwargs.interval import Interval
+from backend_kwargs.page import pays_back, tradeoffs_of
+from backend_kwargs.page.document import (
+    Document,
+    Graph,
+    Lane,
+    Lead,
+    Option,
+    Race,
+    Rewrite,
+    Row,
+    Span,
+    Speedup,
+    Speedups,
+    Verdict,
+    Warned,
+)
+from backend_kwargs.page.values import (
+    count_of,
+    day_of,
+    environment_of,
+    error_of,
+    interval_of,
+    seconds_of,
+)
+
+MODES = (DEFAULT, "cudagraphs", "max_autotune", "max_autotune_no_cudagraphs")  # candidates that are modes of torch
+CHAINED = (
+    "A race times each candidate against the leader of that time; its speedup over {over} is the product of such "
+    "ratios, and its interval combines theirs."
+)
+SKIPPED = "skipped"
+MOST = 1000  # decisions on a page
+
+
+def document_of(decisions: Sequence[Decision], paste: str = "") -> Document:
+    """Return the page of some decisions, latest first; of one, with its verdict and the code to `paste`."""
+    shown = decisions[:MOST]
+    names = {decision.key: _graph_name(decision, shown) for decision in shown}
+    one = shown[0] if len(shown) == 1 else None
+    speedups = tuple(speedups_of(each, names[each.key]) for each in shown)
+    left_out = (f"{len(decisions) - MOST} more decisions are not shown.",) if len(decisions) > MOST else ()
+    return Document(
+        title=f"{one.winner} for {one.facts or 'a graph'}" if one else "Decisions of auto",
+        subtitle=f"key {one.key[:12]}" if one else f"{len(decisions)} graphs",
+        made=day_of(max((each.made for each in shown), default=0.0)),
+        by="auto",
+        environment=_environment(shown),
+        verdict=verdict_of(one, paste) if one else Verdict(text=_winners(decisions)),
+        warnings=tuple(each for decision in shown for each in warnings_of(decision, names[decision.key])),
+        speedups=tuple(group for group in speedups if group.rows),
+        races=tuple(race_of(each, names[each.key]) for each in shown if each.rows),
+        tradeoffs=tradeoffs_of(speedups[0]) if one else None,
+        graphs=tuple(graph_of(each, names[each.key]) for each in shown),
+        notes=(*left_out, *(CHAINED.format(over=over) for over in dict.fromkeys(g.over for g in speedups if g.over))),
+    )
+
+
+def _graph_name(decision: Decision, among: Sequence[Decision]) -> str:
+    """Return what a reader calls a graph: its description, with the key's first digits where that is not its own."""
+    what = decision.facts or "graph"
+    alone = sum(each.facts == decision.facts for each in among) == 1
+    return what if alone else f"{what} ({decision.key[:12]})"
+
+
+def _environment(decisions: Sequence[Decision]) -> dict[str, str | int | float | bool | None]:
+    """Return what all machines of the decisions have in common."""
+    if not decisions:
+        return {}
+    first, *others = (decision.machine for decision in decisions)
+    same = {name: value for name, value in first.items() if all(other.get(name) == value for other in others)}
+    return environment_of(same)
+
+
+def _winners(decisions: Sequence[Decision]) -> str:
+    counts = Counter(decision.winner for decision in decisions)
+    won = ", ".join(f"{name} for {count}" for name, count in counts.most_common(20))
+    return f"{len(decisions)} graphs decided: {won}." if decisions else "No decisions."
+
+
+# ---- one decision
+
+
+def verdict_of(decision: Decision, paste: str = "") -> Verdict:
+    """Return the winner of a race with its speedups and costs; without a race, what is known."""
+    winner = next((row for row in decision.rows if row.won), None)
+    if winner is None:
+        text = f"{decision.winner} was chosen for {decision.facts or 'this graph'}; its race is not known."
+        return Verdict(text=text, paste=paste)
+    eager, mode = _row(decision, EAGER), best_mode(decision)
+    others = [row for row in (mode, eager) if row and row is not winner]
+    found = [(row.name, ratio_over(decision.rows, winner, row)) for row in others]
+    calls = _pays_back(winner, eager)
+    return Verdict(
+        winner=winner.name,
+        clear=winner.speedup is None or winner.speedup.low > 1 or winner.name == EAGER,
+        speedups=tuple(Speedup(over=name, ratio=ratio) for name, ratio in found if ratio),
+        error=error_of(winner.error),
+        error_bound=error_of(winner.max_error),
+        compile_s=seconds_of(winner.compile_s) if winner.name != EAGER else None,
+        peak_bytes=count_of(winner.peak_bytes),
+        other_peak_bytes=count_of(mode.peak_bytes) if mode else None,
+        other_peak_of=mode.name if mode and count_of(mode.peak_bytes) is not None else "",
+        paste=paste,
+        pays_back_calls=calls,
+        pays_back_over=EAGER if calls is not None else "",
+    )
+
+
+def _pays_back(winner: RaceRow, eager: RaceRow | None) -> int | None:
+    """Return after how many calls the winner's compile is paid back over eager, None if it is not."""
+    compile_s, call_s = seconds_of(winner.compile_s), seconds_of(winner.seconds)
+    eager_s = seconds_of(eager.seconds) if eager else None
+    if winner is eager or compile_s is None or not call_s or not eager_s:
+        return None
+    return pays_back(compile_s, call_s, 0.0, eager_s)
+
+
+def best_mode(decision: Decision) -> RaceRow | None:
+    """Return the fastest candidate other than the winner that is a mode of torch."""
+    rows = (row for row in decision.rows if row.name in MODES and row.status == "pass" and not row.won and row.seconds)
+    return min(rows, key=lambda row: row.seconds or 0.0, default=None)
+
+
+def _row(decision: Decision, name: str) -> RaceRow | None:
+    return next((row for row in decision.rows if row.name == name and seconds_of(row.seconds)), None)
+
+
+def ratio_over(rows: Sequence[RaceRow], row: RaceRow, other: RaceRow) -> Interval | None:
+    """Return a candidate's speedup over another of the race: the product of the comparisons that lie between them.
+
+    Their intervals are combined as those of independent measurements.
+    """
+    own, others = seconds_of(row.seconds), seconds_of(other.seconds)
+    if row is other:
+        return Interval(1.0, 1.0, 1.0)
+    if not own or not others:
+        return None
+    mine, theirs = _links(rows, row), _links(rows, other)
+    shared = {*map(id, mine)} & {*map(id, theirs)}
+    up = [each.speedup for each in mine if id(each) not in shared and each.speedup]
+    down = [each.speedup for each in theirs if id(each) not in shared and each.speedup]
+    low = [log(of.median / of.low) for of in up] + [log(of.high / of.median) for of in down]
+    high = [log(of.high / of.median) for of in up] + [log(of.median / of.low) for of in down]
+    ratio = others / own
+    return interval_of(Interval(ratio, ratio * exp(-hypot(*low)), ratio * exp(hypot(*high))))
+
+
+def _links(rows: Sequence[RaceRow], row: RaceRow) -> list[RaceRow]:
+    """Return the rows whose comparisons lead from a candidate to the first one of a race."""
+    named, links = {each.name: each for each in rows}, list[RaceRow]()
+    at: RaceRow | None = row
+    while at and interval_of(at.speedup) and not any(at is each for each in links):
+        links.append(at)
+        at = named.get(at.against)
+    return links
+
+
+def speedups_of(decision: Decision, name: str) -> Speedups:
+    """Return the candidates of a race with their speedups over eager, or over default where eager was not timed."""
+    base = _row(decision, EAGER) or _row(decision, DEFAULT)
+    return Speedups(
+        title=name,
+        over=base.name if base else "",
+        rows=tuple(_speedup_row(decision.rows, row, base) for row in decision.rows),
+    )
+
+
+def _speedup_row(rows: Sequence[RaceRow], row: RaceRow, base: RaceRow | None) -> Row:
+    own = seconds_of(row.seconds)
+    return Row(
+        name=row.name,
+        status=row.status,
+        reason=row.reason,
+        note="baseline" if row is base else "",
+        won=row.won,
+        speedup=ratio_over(rows, row, base) if base else None,
+        latency=interval_of(Interval(own, own, own)) if own else None,
+        compile_s=seconds_of(row.compile_s) if row.compile_s else None,
+        peak_bytes=count_of(row.peak_bytes),
+        error=error_of(row.error),
+        bound=error_of(row.max_error),
+    )
+
+
+def graph_of(decision: Decision, name: str) -> Graph:
+    """Return the options that were chosen for a graph, and the user's own."""
+    sources = [("auto", decision.options), ("user", decision.fixed)]
+    options = [(name, value, source) for source, given in sources for name, value in given.items()]
+    winner = next((row for row in decision.rows if row.won), None)
+    rewritten = winner.rewritten if winner else {}
+    return Graph(
+        name=name,
+        backend=decision.compiler or "inductor",
+        winner=decision.winner,
+        seconds=seconds_of(winner.compile_s) if winner and winner.compile_s else None,
+        options=tuple(Option(name=n, value=repr(v), source=s) for n, v, s in options),
+        rewrites=tuple(Rewrite(name=n, count=count_of(c) or 0) for n, c in rewritten.items()),
+        notes=(f"key {decision.key[:12]}",),
+    )
+
+
+def warnings_of(decision: Decision, name: str) -> Iterator[Warned]:
+    """Yield what limits the trust in a decision: a race that was cut, and candidates that failed."""
+    if decision.cut_s:
+        left = sum(row.status == SKIPPED or row.seconds is None for row in decision.rows)
+        text = f"The race was cut by its budget of {decision.cut_s:g} s: {left} candidates were not timed."
+        yield Warned(text=text, kind="cut", where=name)
+    if not decision.lasting:
+        text = "Default could not run here, so that other processes do not use this decision."
+        yield Warned(text=text, kind="failed", where=name)
+
+
+# ---- the race in time
+
+
+def race_of(decision: Decision, name: str) -> Race:
+    """Return a race as a timeline; where rows do not say when they began, one after the other in their order."""
+    began = _beginnings(decision.rows)
+    known = any(row.began_s is not None for row in decision.rows)
+    return Race(
+        graph=name,
+        winner=decision.winner,
+        seconds=seconds_of(decision.seconds) or 0.0,
+        cut_s=seconds_of(decision.cut_s) or 0.0,
+        estimated=not known,
+        lanes=tuple(_lane(row, start) for row, start in zip(decision.rows, began, strict=True)),
+        leads=tuple(_leads(decision, began)),
+    )
+
+
+def _beginnings(rows: Iterable[RaceRow]) -> list[float | None]:
+    """Return when each candidate's compile began; estimated from the compiles before it if no row says."""
+    rows = list(rows)
+    if any(row.began_s is not None for row in rows):
+        return [seconds_of(row.began_s) for row in rows]
+    began, at = [], 0.0
+    for row in rows:
+        compile_s = seconds_of(row.compile_s) or 0.0
+        began.append(at if compile_s else None)
+        at += compile_s
+    return began
+
+
+def _lane(row: RaceRow, began: float | None) -> Lane:
+    compiled = seconds_of(row.compile_s) or 0.0
+    spans = []
+    if began is not None:
+        spans.append(Span(kind="compile", start=began, end=began + compiled))
+        if timed := seconds_of(row.timed_s):
+            spans.append(Span(kind="time", start=began + compiled, end=began + compiled + timed))
+    return Lane(
+        name=row.name,
+        status=row.status,
+        reason=row.reason,
+        won=row.won,
+        spans=tuple(spans),
+        seconds=seconds_of(row.seconds),
+        speedup=interval_of(row.speedup),
+        against=row.against,
+        compile_s=compiled or None,
+        predicted_s=seconds_of(row.predicted_s),
+        error=error_of(row.error),
+        peak_bytes=count_of(row.peak_bytes),
+    )
+
+
+def _leads(decision: Decision, began: Sequence[float | None]) -> Iterator[Lead]:
+    """Yield who led from when; where rows do not say, who the next one was timed against has taken the lead before."""
+    known = [(since, row.name) for row in decision.rows if (since := seconds_of(row.led_s)) is not None]
+    found = sorted(known) if known else [*_leads_by_opponents(decision, began)]
+    if known:
+        yield Lead(name=EAGER, since=0.0)
+    yield from (Lead(name=name, since=since) for since, name in found)
+
+
+def _leads_by_opponents(decision: Decision, began: Sequence[float | None]) -> Iterator[tuple[float, str]]:
+    tried = [(start, row) for start, row in zip(began, decision.rows, strict=True) if start is not None and row.against]
+    tried.sort(key=lambda each: each[0])
+    leader = tried[0][1].against if tried else decision.winner
+    yield 0.0, leader
+    for at, (start, row) in enumerate(tried):
+        following = tried[at + 1][1].against if at + 1 < len(tried) else decision.winner
+        # At the end of a race the winner is timed against eager once more, which then stands in its row.
+        if following != leader and (following != EAGER or at + 1 == len(tried)):
+            leader = following
+            yield start + (seconds_of(row.compile_s) or 0.0) + (seconds_of(row.timed_s) or 0.0), leader

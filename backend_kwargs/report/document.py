@@ -1,0 +1,147 @@
+"""A report as a page: its graphs with options, kernels and code, what broke them, and the races behind them."""
+
+import linecache
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from datetime import UTC, datetime
+
+from backend_kwargs.backend import find_backend
+from backend_kwargs.facts.decision import Decision
+from backend_kwargs.options.layers import same, sources
+from backend_kwargs.page import document as page
+from backend_kwargs.page import tradeoffs_of
+from backend_kwargs.page.values import count_of, seconds_of
+from backend_kwargs.report.advice import advice_on
+from backend_kwargs.report.decisions import race_of, speedups_of, verdict_of, warnings_of
+from backend_kwargs.report.graphs import Break, Graph, Race, engine_lines, relax_lines
+
+PLACE = re.compile(r"# (?P<file>[^\s:]+):(?P<line>\d+) in ")  # of a guard in dynamo's reason to compile again
+BESIDE = 3  # lines of a source before and after the one that is meant
+MOST = 1000  # graphs on a page
+
+
+def document_of(
+    graphs: Sequence[Graph], summary: str, remarks: Iterable[str] = (), title: str = "Report"
+) -> page.Document:
+    """Return the page of a report; with the verdict of the race if it has one graph, which was raced."""
+    parts = [graph_of(graph) for graph in graphs[:MOST]]
+    decisions = [(decision_of(graph.race), part.name) for graph, part in zip(graphs, parts, strict=False) if graph.race]
+    speedups = tuple(speedups_of(decision, name) for decision, name in decisions)
+    raced = len(graphs) == 1 and speedups
+    return page.Document(
+        title="Report",
+        subtitle=summary,
+        made=datetime.now(UTC).isoformat(timespec="seconds"),
+        by="bk.report",
+        verdict=verdict_of(decisions[0][0]) if raced else page.Verdict(text=summary),
+        warnings=(*warnings_on(graphs), *(each for of in decisions for each in warnings_of(*of))),
+        speedups=speedups,
+        races=tuple(race_of(*of) for of in decisions),
+        tradeoffs=tradeoffs_of(speedups[0]) if raced else None,
+        graphs=tuple(parts),
+        notes=tuple(remarks),
+    )
+
+
+def decision_of(race: Race) -> Decision:
+    """Return the decision whose race a report shows."""
+    return Decision(
+        "",
+        "",
+        race.winner,
+        race.options,
+        race.rows,
+        seconds=race.seconds,
+        cut_s=race.cut_s,
+        compiler=race.compiler,
+    )
+
+
+def warnings_on(graphs: Iterable[Graph], where: str = "") -> Iterator[page.Warned]:
+    """Yield what a reader must know of compiled graphs: breaks, fallbacks, and what to change."""
+    graphs = list(graphs)
+    for graph in graphs:
+        if graph.ran:
+            yield page.Warned(text=graph.ran.what, kind="fell back", where=where or _name(graph))
+    for each in dict.fromkeys(graph.ended_by for graph in graphs if graph.ended_by):
+        yield page.Warned(text=f"graph break at {each.place}: {each.reason}", kind="break", where=where)
+    for advice in advice_on(graphs):
+        if not advice.startswith("graph break at"):
+            yield page.Warned(text=advice, kind="advice", where=where)
+
+
+def _name(graph: Graph) -> str:
+    return f"graph {graph.compile_id}"
+
+
+def graph_of(graph: Graph, candidate: str = "") -> page.Graph:
+    """Return a graph as part of a page; its code is that of `candidate`, or of what won its race."""
+    winner = candidate or (graph.race.winner if graph.race else graph.backend)
+    kernels = [(name, kind) for code in graph.codes for kind, names in code.kernels.items() for name in names]
+    costs = graph.rewrite_costs
+    return page.Graph(
+        name=_name(graph),
+        function=graph.function,
+        backend=graph.backend,
+        winner=graph.race.winner if graph.race else "",
+        seconds=seconds_of(graph.seconds),
+        cache=graph.cache,
+        ran=graph.ran.what if graph.ran else "",
+        options=tuple(_options(graph)),
+        rewrites=tuple(
+            page.Rewrite(name=name, count=count_of(count) or 0, costs=costs.get(name, ""))
+            for name, count in graph.rewritten.items()
+        ),
+        kernels=tuple(page.Kernel(name=name, kind=kind) for name, kind in kernels),
+        causes=tuple(_causes(graph)),
+        notes=tuple(_notes(graph)),
+        codes=tuple(page.Code.of(winner, code.source, code.direction) for code in graph.codes),
+    )
+
+
+def _options(graph: Graph) -> Iterator[page.Option]:
+    """Yield the options that differ from their defaults, with what set them."""
+    backend = find_backend(graph.backend)
+    of_templates, layers = backend.options, sources(backend.layers)
+    given = {
+        name: (value, layers[name] if name in layers and same(of_templates[name], value) else "user")
+        for name, value in graph.options.items()
+    }
+    chosen = {name: (value, "auto") for name, value in (graph.race.options if graph.race else {}).items()}
+    for name, (value, source) in {**given, **chosen}.items():
+        default = backend.option(name).default
+        if not same(default, value):
+            values = {"value": repr(value), "default": repr(default)}
+            yield page.Option(name=name, source=source, **values)
+
+
+def _causes(graph: Graph) -> Iterator[page.Cause]:
+    if graph.recompiled:
+        found = PLACE.search(graph.recompiled)
+        source = _source(found["file"], int(found["line"])) if found else None
+        yield page.Cause(kind="recompile", reason=graph.recompiled.splitlines()[0], source=source)
+    if graph.ended_by:
+        yield _cause(graph.ended_by)
+
+
+def _cause(ended_by: Break) -> page.Cause:
+    file, _, line = ended_by.place.rpartition(":")
+    source = _source(file, int(line)) if line.isdecimal() else None
+    return page.Cause(kind="break", reason=ended_by.reason, hint=ended_by.hint, source=source)
+
+
+def _source(file: str, line: int) -> page.Source:
+    """Return a line of a file with those beside it, without lines if the file cannot be read."""
+    first = max(1, line - BESIDE)
+    lines = [linecache.getline(file, at) for at in range(first, line + BESIDE + 1)]
+    shown = tuple(text.rstrip()[:1000] for text in lines if text)
+    return page.Source(place=file, line=line, first=first if shown else 0, lines=shown)
+
+
+def _notes(graph: Graph) -> Iterator[str]:
+    """Yield the lines of the report's text that no other part of a page has."""
+    if graph.precision:
+        yield str(graph.precision)
+    yield from (f"{code.direction}: CUDA graphs {code.cudagraphs}" for code in graph.codes if code.cudagraphs != "off")
+    yield from relax_lines(graph.relax) if graph.relax else ()
+    yield from engine_lines(graph.engine) if graph.engine else ()

@@ -1,0 +1,140 @@
+"""Decisions as parts of a page: who led a race when, how its comparisons chain, and what a page of them says."""
+
+from dataclasses import replace
+
+import pytest
+
+from backend_kwargs.facts.decision import Decision, RaceRow
+from backend_kwargs.interval import Interval
+from backend_kwargs.page import parse, to_json
+from backend_kwargs.page.document import Span
+from backend_kwargs.report.decisions import best_mode, document_of, race_of, ratio_over, speedups_of, verdict_of
+
+TWICE = Interval(2.0, 1.0, 4.0)
+ROWS = (
+    RaceRow("eager", seconds=8.0),
+    RaceRow("default", seconds=4.0, speedup=TWICE, against="eager", compile_s=3.0, began_s=1.0, timed_s=1.0),
+    RaceRow("crash", status="fail_to_run", reason="planted", compile_s=2.0, began_s=5.0),
+    RaceRow(
+        "cudagraphs", seconds=2.0, speedup=TWICE, against="default", compile_s=1.0, began_s=7.0, timed_s=2.0, won=True
+    ),
+    RaceRow("slow", seconds=4.0, speedup=Interval(0.5, 0.4, 0.6), against="cudagraphs", compile_s=1.0, began_s=10.0),
+    RaceRow("later", status="skipped", reason="it could save 1 % at most"),
+)
+DECISION = Decision("ab" * 32, "graph", "cudagraphs", {"triton.cudagraphs": True}, ROWS, {"gpu": "H200"}, "3 ops", 12.0)
+
+
+def test_lanes_have_compiling_and_timing_apart():
+    """A lane begins when its compile did; what was skipped has no bar, and its reason."""
+    race = race_of(DECISION, "3 ops")
+    spans = {lane.name: lane.spans for lane in race.lanes}
+    assert spans["default"] == (Span(kind="compile", start=1.0, end=4.0), Span(kind="time", start=4.0, end=5.0))
+    assert spans["crash"] == (Span(kind="compile", start=5.0, end=7.0),)
+    assert (spans["eager"], spans["later"], race.lanes[-1].reason) == ((), (), "it could save 1 % at most")
+    assert not race.estimated
+
+
+def test_rows_say_when_they_took_the_lead():
+    """Eager leads first; whoever a row was timed against at the end, it says itself when it took the lead."""
+    rows = (replace(ROWS[1], led_s=5.5), replace(ROWS[3], led_s=9.5, against="eager"))
+    leads = race_of(Decision("k", "g", "cudagraphs", {}, (ROWS[0], *rows)), "").leads
+    assert [(lead.name, lead.since) for lead in leads] == [("eager", 0.0), ("default", 5.5), ("cudagraphs", 9.5)]
+
+
+def test_without_that_the_lead_passes_when_the_timing_ends():
+    """Who the next candidate was timed against has led since its own timing ended."""
+    leads = race_of(DECISION, "").leads
+    assert [(lead.name, lead.since) for lead in leads] == [("eager", 0.0), ("default", 5.0), ("cudagraphs", 10.0)]
+
+
+def test_without_that_a_last_comparison_with_eager_changes_no_lead():
+    """At the end a winner is timed against eager once more, which then stands in its row: eager did not lead again."""
+    rows = (*ROWS[:3], replace(ROWS[3], against="eager"))
+    leads = race_of(Decision("k", "g", "cudagraphs", {}, rows), "").leads
+    assert [lead.name for lead in leads] == ["eager", "cudagraphs"]
+
+
+def test_rows_of_earlier_releases_are_placed_one_after_the_other():
+    """Where no row says when it began, the timeline is marked as estimated."""
+    rows = (RaceRow("eager"), RaceRow("a", compile_s=2.0), RaceRow("b", status="skipped"), RaceRow("c", compile_s=3.0))
+    race = race_of(Decision("k", "g", "a", {}, rows), "")
+    assert race.estimated
+    assert [[(span.start, span.end) for span in lane.spans] for lane in race.lanes] == [[], [(0, 2)], [], [(2, 5)]]
+
+
+@pytest.mark.parametrize(
+    ("row", "other", "expected"),
+    [
+        pytest.param(1, 0, (2.0, 1.0, 4.0), id="timed together"),
+        pytest.param(3, 0, (4.0, 1.5009, 10.66), id="two comparisons"),
+        pytest.param(0, 1, (0.5, 0.25, 1.0), id="the other way round"),
+        pytest.param(4, 3, (0.5, 0.4, 0.6), id="slower"),
+        pytest.param(0, 0, (1.0, 1.0, 1.0), id="itself"),
+    ],
+)
+def test_speedups_are_products_of_the_comparisons_between(row, other, expected):
+    """Intervals combine as those of independent measurements: the one over eager is wider than each of its own."""
+    ratio = ratio_over(ROWS, ROWS[row], ROWS[other])
+    assert (ratio.median, ratio.low, ratio.high) == pytest.approx(expected, rel=1e-3)
+
+
+def test_comparisons_in_a_circle_end():
+    """Rows of a foreign store that were each timed against the other give a ratio."""
+    rows = (
+        RaceRow("a", seconds=1.0, speedup=TWICE, against="b"),
+        RaceRow("b", seconds=2.0, speedup=TWICE, against="a"),
+    )
+    assert ratio_over(rows, rows[0], rows[1]).median == 2.0
+
+
+def test_what_was_not_timed_has_no_speedup():
+    assert ratio_over(ROWS, ROWS[5], ROWS[0]) is None
+
+
+def test_the_verdict_has_the_best_mode_first():
+    """Speedups are over the fastest other mode of torch, then over eager; the compile is paid back over eager."""
+    verdict = verdict_of(DECISION, "paste")
+    assert best_mode(DECISION).name == "default"
+    assert [(each.over, each.ratio.median) for each in verdict.speedups] == [("default", 2.0), ("eager", 4.0)]
+    assert (verdict.winner, verdict.clear, verdict.paste) == ("cudagraphs", False, "paste")
+    assert (verdict.pays_back_calls, verdict.pays_back_over) == (1, "eager")
+
+
+def test_a_decision_without_its_race_says_so():
+    """An imported decision has no rows: the page has its winner and options, and no race."""
+    document = document_of([Decision("k", "g", "default", {}, (), {}, "3 ops")])
+    assert document.verdict.text == "default was chosen for 3 ops; its race is not known."
+    assert (document.races, document.speedups) == ((), ())
+
+
+def test_a_page_of_several_counts_the_winners():
+    """Graphs with one description are told apart by their keys; what differs between machines is left out."""
+    other = Decision("cd" * 32, "graph", "default", {}, ROWS[:2], {"gpu": "H100"}, "3 ops", cut_s=5.0)
+    document = document_of([DECISION, other])
+    assert document.verdict.text == "2 graphs decided: cudagraphs for 1, default for 1."
+    assert [group.title for group in document.speedups] == ["3 ops (abababababab)", "3 ops (cdcdcdcdcdcd)"]
+    assert document.environment == {}
+    assert [(warned.kind, warned.where) for warned in document.warnings] == [("cut", "3 ops (cdcdcdcdcdcd)")]
+
+
+def test_figures_of_a_foreign_store_that_are_none_are_left_out():
+    """Infinite, negative and absurd numbers make no page impossible."""
+    rows = (
+        RaceRow("eager", seconds=1.0),
+        RaceRow("a", seconds=float("inf"), speedup=Interval(1.0, -1.0, 2.0), compile_s=-3.0, peak_bytes=10**30),
+        RaceRow("b", seconds=float("nan"), error=float("nan"), predicted_s=float("-inf"), began_s=float("nan")),
+    )
+    document = document_of([Decision("k", "g", "x" * 10**4, {"a" * 10**4: "b" * 10**5}, rows, {}, "\x1b[31m")])
+    read = parse(to_json(document))
+    assert [(row.name, row.speedup is None) for row in read.speedups[0].rows] == [
+        ("eager", False),
+        ("a", True),
+        ("b", True),
+    ]
+
+
+def test_speedups_are_over_default_where_eager_was_not_timed():
+    """The baseline's own row is at 1, without an interval."""
+    group = speedups_of(Decision("k", "g", "default", {}, ROWS[1:]), "")
+    baseline = group.rows[0]
+    assert (group.over, baseline.note, baseline.speedup) == ("default", "baseline", Interval(1.0, 1.0, 1.0))

@@ -1,0 +1,99 @@
+"""A report as a page: graphs with their options, kernels and code, and what broke them."""
+
+import pytest
+import torch
+
+import backend_kwargs as bk
+from backend_kwargs.errors import BackendKwargsError
+from backend_kwargs.facts.decision import RaceRow
+from backend_kwargs.page import read_document
+from backend_kwargs.report import Break, Code, Graph, Race, Ran
+from backend_kwargs.report.document import document_of, graph_of, warnings_on
+
+
+def graph(**changed):
+    about = {"options": {}, "seconds": 1.5, "cache": "miss", "recompiled": "", "ended_by": None, "codes": ()}
+    return Graph("0/0", "forward", "tmpl-inductor:aten", **(about | changed))
+
+
+@pytest.mark.usefixtures("fresh_dynamo")
+def test_a_report_is_written_as_a_page(tmp_path):
+    """`to_html` writes a graph with its kernels, and its code only if it is asked for."""
+    model = torch.compile(torch.nn.GELU(), backend=bk.make_backend("tmpl-inductor", epilogue_fusion=False))
+    model(torch.ones(64))
+    report = bk.report(model)
+    report.to_html(tmp_path / "page.html")
+    report.to_html(tmp_path / "code.html", with_code=True)
+    (made,) = read_document(tmp_path / "page.html").graphs
+    assert [(option.name, option.value, option.default, option.source) for option in made.options] == [
+        ("epilogue_fusion", "False", "True", "user")
+    ]
+    assert [kernel.kind for kernel in made.kernels] == ["C++"]
+    (with_code,) = read_document(tmp_path / "code.html").graphs
+    assert (made.codes, [code.direction for code in with_code.codes]) == ((), ["forward"])
+    assert made.kernels[0].name.encode() in with_code.codes[0].text.encode()
+
+
+def test_a_page_that_cannot_be_written_is_one_line(tmp_path):
+    """The error names the file and the reason."""
+    empty = bk.report.__globals__["Report"]((), ())
+    with pytest.raises(BackendKwargsError) as raised:
+        empty.to_html(tmp_path)
+    assert str(raised.value) == f"Cannot write {str(tmp_path)!r}: Is a directory."
+
+
+def test_options_say_what_set_them():
+    """A template's own value, the user's, and what auto chose; an option at its default is left out."""
+    race = Race("cudagraphs", {"triton.cudagraphs": True}, 1.0, (), "")
+    given = {"max_autotune_gemm_backends": "ATEN", "epilogue_fusion": False, "max_autotune": False}
+    options = graph_of(graph(options=given, race=race)).options
+    assert {option.name: option.source for option in options} == {
+        "max_autotune_gemm_backends": "template aten",
+        "epilogue_fusion": "user",
+        "triton.cudagraphs": "auto",
+    }
+
+
+def test_a_break_has_its_lines(tmp_path):
+    """The line that ended a graph is shown with those beside it; a file that is gone has no lines."""
+    file = tmp_path / "model.py"
+    file.write_text("".join(f"line {at}\n" for at in range(1, 6)))
+    (cause,) = graph_of(graph(ended_by=Break(f"{file}:2", "a call of print", "remove it"))).causes
+    assert (cause.kind, cause.reason, cause.hint) == ("break", "a call of print", "remove it")
+    assert (cause.source.line, cause.source.first) == (2, 1)
+    assert cause.source.lines == tuple(f"line {at}" for at in range(1, 6))
+    (gone,) = graph_of(graph(ended_by=Break("/nowhere.py:7", "why", ""))).causes
+    assert (gone.source.line, gone.source.first, gone.source.lines) == (7, 0, ())
+
+
+def test_a_recompile_has_the_line_of_its_guard(tmp_path):
+    """Dynamo names the file and the line of a guard that failed."""
+    file = tmp_path / "model.py"
+    file.write_text("y = x + 1\n")
+    guard = f"tensor 'x' size mismatch at index 0. expected 4, actual 5  # y = x + 1  # {file}:1 in forward"
+    (cause,) = graph_of(graph(recompiled=guard)).causes
+    assert (cause.kind, cause.source.lines, cause.source.line) == ("recompile", ("y = x + 1",), 1)
+
+
+def test_what_a_reader_must_know_comes_first():
+    """Fallbacks, breaks and advice are warnings, each with its graph."""
+    fell_back = graph(ran=Ran("fell_back", "ran in eager: no partition"), ended_by=Break("m.py:3", "print", ""))
+    assert [(warned.kind, warned.text, warned.where) for warned in warnings_on([fell_back])] == [
+        ("fell back", "ran in eager: no partition", "graph 0/0"),
+        ("break", "graph break at m.py:3: print", ""),
+    ]
+
+
+def test_a_raced_graph_has_its_race_and_verdict():
+    """A report of one raced graph answers which candidate won, and by how much."""
+    rows = (RaceRow("eager", seconds=2.0), RaceRow("default", seconds=1.0, won=True))
+    document = document_of([graph(race=Race("default", {}, 3.0, rows, "", cut_s=2.5))], "1 graph")
+    assert [(each.over, each.ratio.median) for each in document.verdict.speedups] == [("eager", 2.0)]
+    assert (document.races[0].winner, document.races[0].cut_s) == ("default", 2.5)
+    assert [warned.kind for warned in document.warnings] == ["cut"]
+
+
+def test_notes_have_what_no_other_part_shows():
+    """The fate of CUDA graphs is a note, unless they are off."""
+    codes = (Code("forward", {}, "recorded twice", 1.0, "hit", ""), Code("backward", {}, "off", 1.0, "hit", ""))
+    assert graph_of(graph(codes=codes)).notes == ("forward: CUDA graphs recorded twice",)
