@@ -32,8 +32,8 @@ help:
 
 demo: $(READY)
 	@mkdir -p .demo
-	$(BIN)/backend-kwargs compare examples/sentence_encoder.py:build --backends $(BACKENDS) --rounds 15 --html $(VENV)/demo-sentences.html --html .demo/sentence_encoder.html
-	$(BIN)/backend-kwargs compare examples/digits.py:build --backends $(BACKENDS) --rounds 15 --html $(VENV)/demo-digits.html --html .demo/digits.html
+	$(BIN)/backend-kwargs compare examples/sentence_encoder.py:build --backends $(BACKENDS) --rounds 15 --html .demo/sentence_encoder.html
+	$(BIN)/backend-kwargs compare examples/digits.py:build --backends $(BACKENDS) --rounds 15 --html .demo/digits.html
 	@echo "Open .demo/sentence_encoder.html and .demo/digits.html in a browser."
 
 # The tests of the folders that differ from main, or from another branch: make quick SINCE=HEAD
