@@ -244,7 +244,7 @@ class _Question:
 
         began, budget_s, share_s = time.perf_counter(), self.budget_s, self.share_s
         try:
-            with progress() as tick:
+            with progress(self.request.settings.on_progress) as tick:
                 settings = replace(self.request.settings, budget_s=share_s)
                 request = replace(
                     self.real_request, settings=settings, keeps=self._keeps, winners=frozenset(self._won_elsewhere())

@@ -1,5 +1,6 @@
 """Options of `auto`."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
@@ -39,6 +40,10 @@ class RaceSettings:
         "when to race; missing: unless a decision is stored; always: tiny graphs and all sizes too",
     ] = "missing"
     store: Annotated[str | None, "file of decisions; None: BACKEND_KWARGS_STORE, or in the user's data folder"] = None
+    on_progress: Annotated[
+        Callable[[str, float], None] | None,
+        "called during a race with the candidate's name and the fraction done; None: a line on a terminal",
+    ] = None
     precision: Annotated[
         precisions.Names,
         "lower precisions that may be used, such as bf16 or int8-dynamic; needs max_error; int8 and fp8 keep converted "
