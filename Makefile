@@ -13,7 +13,8 @@ READY := $(VENV)/ready-$(TORCH)
 FRAMEWORKS := $(VENV)/frameworks
 PYTEST := $(BIN)/python -m pytest -n auto --dist worksteal --benchmark-disable
 
-BACKENDS := eager,inductor,tmpl-inductor:auto,tmpl-inductor:freezing,tmpl-inductor:cpp_wrapper,tmpl-inductor:max_autotune+freezing
+# auto is permitted what the other rows do: freezing.
+BACKENDS := 'eager,inductor,tmpl-inductor:auto[freezing=true],tmpl-inductor:freezing,tmpl-inductor:cpp_wrapper,tmpl-inductor:max_autotune+freezing'
 
 ifeq ($(TORCH),constraints.txt)
   WANTED := -c constraints.txt
@@ -78,6 +79,7 @@ check: $(READY)
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/python -m tests.docs_tables
+	$(BIN)/python -m tests.option_names
 	$(BIN)/python -m tests.function_sizes
 	$(BIN)/python -m tests.private_names
 

@@ -6,6 +6,7 @@ import hashlib
 import json
 import pickle
 import pkgutil
+import sys
 from collections.abc import Callable, Mapping
 from difflib import get_close_matches
 from functools import partial
@@ -35,6 +36,7 @@ from backend_kwargs.options.layers import Layer, Options, copied, merge, same
 from backend_kwargs.options.option import Option, check, convert
 from backend_kwargs.options.requirements import DYNAMO_BACKENDS, Limit, require
 from backend_kwargs.options.spec import check_length, join_spec
+from backend_kwargs.options.templates import template_names
 from backend_kwargs.options.trust import Check, untrusted
 from backend_kwargs.pipeline import COMPILERS, compile_graph
 
@@ -155,8 +157,10 @@ class Backend:
         """Return the compiler's whole configuration with these options."""
         return self._compiler.config(self._options)
 
-    def inductor_config(self) -> dict[str, Any]:
+    def inductor_config(self, *, ahead_of_time: bool = False) -> dict[str, Any]:
         """Return the options as a plain dict: AOTInductor's `inductor_configs`, vLLM's `inductor_compile_config`.
+
+        `ahead_of_time` is for AOTInductor alone: the dict may then contain `freezing`, which has no effect elsewhere.
 
         Raises:
             BackendKwargsError: if an option works only in this package, or the compiler is not Inductor.
@@ -164,7 +168,7 @@ class Backend:
         """
         if not isinstance(self._compiler, InductorCompiler):
             raise BackendKwargsError(f"Backend {self.spec!r} has no options of Inductor.")
-        return self._compiler.plain(self._options)
+        return self._compiler.plain(self._options, ahead_of_time=ahead_of_time)
 
     def reset(self) -> None:
         """Free what compiling keeps in this process, such as CUDA-graph trees; torch._dynamo.reset() calls this."""
@@ -288,6 +292,8 @@ def find_backend(spec: str, *, trust: bool = True) -> Backend:
     require(f"Backend {spec!r}", *DYNAMO_BACKENDS.get(rest if forced else spec, ()))
     if is_former(spec):
         raise removed(spec)
+    if set(spec.split("+")) <= set(template_names()):
+        raise BackendKwargsError(f"Unknown backend {spec!r}; it is a template. Did you mean 'tmpl-inductor:{spec}'?")
     kind, name, ours = ("dynamo backend", rest, ()) if forced else ("backend", spec, OURS)
     raise unknown(kind, name, [*ours, *_dynamo_names()], otherwise="`backend-kwargs list` shows all.")
 
@@ -309,6 +315,8 @@ def backend_of_function(compiler_fn: CompilerFn, name: str = "") -> Backend:
 
 
 def _check_takes_graph(compiler_fn: CompilerFn) -> None:
+    if _is_module(compiler_fn) or (isinstance(compiler_fn, type) and "__call__" not in dir(compiler_fn)):
+        raise wrong_value("A backend", "a callable that takes (gm, example_inputs)", compiler_fn)
     try:
         taken = signature(compiler_fn)
     except (TypeError, ValueError):  # some callables written in C have no signature
@@ -317,6 +325,13 @@ def _check_takes_graph(compiler_fn: CompilerFn) -> None:
         taken.bind_partial(None, None)
     except TypeError:
         raise wrong_value("A backend", "a callable that takes (gm, example_inputs)", compiler_fn) from None
+
+
+def _is_module(value: object) -> bool:
+    """Return whether `value` is a torch.nn.Module or such a class, whose signature takes anything."""
+    if not (torch := sys.modules.get("torch")):
+        return False
+    return issubclass(value if isinstance(value, type) else type(value), torch.nn.Module)
 
 
 def find_in_dynamo(name: str) -> Backend | None:

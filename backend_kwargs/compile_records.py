@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 ARTIFACT = "backend_kwargs_options"
 OUTCOMES = ("hit", "miss", "bypass")
+RACED = "raced"  # in place of an outcome: the race compiled the winner, and the cache then had it
 
 logger = logging.getLogger(__name__)
 
@@ -76,11 +77,16 @@ def recorded(backend: Any, gm: "GraphModule", compile_graph: Callable[[], Compil
     compiled = compile_graph()
     compiled = compiled.knowing(
         seconds=time.perf_counter() - started,
-        cache=_attempt(lambda: _cache(before)) or "unknown",
+        cache=RACED if _raced(compiled.facts, at) else _attempt(lambda: _cache(before)) or "unknown",
         unchanged=bool(_attempt(lambda: returned_as_it_was(compiled.call, gm, code))),
     )
     _attempt(lambda: _keep(compiled, backend, reason, at))
     return compiled
+
+
+def _raced(facts: CompileFacts, at: int) -> bool:
+    """Return whether this compile, which began `at`, raced the graph, rather than finding a decision."""
+    return facts.decision is not None and bool(facts.decision.rows) and facts.decision.made * 1e6 >= at
 
 
 def returned_as_it_was(compiled: Call, gm: "GraphModule", code: str) -> bool:

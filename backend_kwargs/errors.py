@@ -4,6 +4,7 @@ Text is made printable where it leaves: in `str()` of these errors and in warnin
 So no other call needs to remember it.
 """
 
+import contextlib
 import itertools
 import sys
 from collections.abc import Iterable, Iterator
@@ -16,6 +17,7 @@ from warnings import warn
 LONGEST_VALUE = 80
 LONGEST_SAYING = 200
 PACKAGE = str(Path(__file__).parent)
+CONTEXTS = str(contextlib.__file__)
 
 
 class BackendKwargsError(ValueError):
@@ -84,13 +86,16 @@ def wrong_value(what: str, wanted: str, got: object) -> BackendKwargsError:
 
 @cache
 def warn_once(message: object) -> None:
-    """Warn once per process with `message`, at the calling line outside this package."""
+    """Warn once per process with `message`, at the user's line: the nearest outside this package and torch."""
     warn(printable(str(message)), BackendKwargsWarning, stacklevel=_levels_outside())
 
 
 def _levels_outside() -> int:
-    inside = itertools.takewhile(lambda frame: frame.f_code.co_filename.startswith(PACKAGE), _callers())
-    return len(list(inside)) + 1
+    # During a compile, torch and context managers are between the user's line and this package.
+    torch = sys.modules.get("torch")
+    folders = (PACKAGE, *([str(Path(str(torch.__file__)).parent)] if torch else ()), CONTEXTS)
+    inside = list(itertools.takewhile(lambda frame: frame.f_code.co_filename.startswith(folders), _callers()))
+    return len(inside) + 1
 
 
 def _callers() -> Iterator[FrameType]:

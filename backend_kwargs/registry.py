@@ -5,12 +5,14 @@ import os
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Unpack, overload
 
 from backend_kwargs.backend import OURS, Backend, CompilerFn, backend_of_function, find_backend, find_in_dynamo
 from backend_kwargs.backends.others import FORMER
 from backend_kwargs.errors import BackendKwargsError, wrong_value
 from backend_kwargs.facts.decision import EAGER
 from backend_kwargs.files.plain_data import check_plain
+from backend_kwargs.options.inductor_names import InductorKeywords, InductorOptions
 from backend_kwargs.options.layers import Options, with_users
 from backend_kwargs.options.option import check, convert
 from backend_kwargs.options.spec import check_name
@@ -32,7 +34,19 @@ OPTIONS_VARIABLE = "BACKEND_KWARGS_OPTIONS"
 _interned: dict[str, Backend] = {}
 
 
-def make_backend(spec: str | CompilerFn, options: Options | None = None, /, **kwargs: object) -> Backend:
+@overload  # for editors, which complete Inductor's names; any other backend's keywords fit the second
+def make_backend(
+    spec: str, options: InductorOptions | None = None, /, **kwargs: Unpack[InductorKeywords]
+) -> Backend: ...
+
+
+@overload
+def make_backend(spec: str | CompilerFn, options: Options | None = None, /, **kwargs: object) -> Backend: ...
+
+
+def make_backend(
+    spec: str | CompilerFn, options: InductorOptions | Options | None = None, /, **kwargs: object
+) -> Backend:
     """Return the backend that `spec` names, with `options` and `kwargs` bound to it and checked at once.
 
     Args:

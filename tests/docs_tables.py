@@ -83,7 +83,16 @@ def reports_table() -> str:
     return as_markdown()
 
 
+def speed_table() -> str:
+    """Return README's table of one run's speeds."""
+    sys.path.insert(0, str(ROOT))  # as above
+    from benchmarks.analysis.readme import table
+
+    return table()
+
+
 TABLES: dict[str, dict[str, Callable[[], str]]] = {
+    "README.md": {"speed": speed_table},
     "docs/rewrites.md": {"rewrites": rewrites_table},
     "docs/templates.md": {"templates": templates_table},
     "docs/auto.md": {"auto": partial(options_table, auto.OPTIONS)},

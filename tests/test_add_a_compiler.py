@@ -83,7 +83,7 @@ with torch.no_grad():
 found = printed("doctor")
 print(json.dumps({
     "doctor": [found["machine"]["Toy"].partition(" ")[0], found["backends"]["tmpl-toy"]["word"]],
-    "list": [row["works here"] for row in printed("list")["backends"] if row["name"] in ("toy", "tmpl-toy")],
+    "list": [row["works"] for row in printed("list")["backends"] if row["name"] in ("toy", "tmpl-toy")],
     "options": [row["option"] for row in printed("options", "--backend", "toy")],
     "explain": [effect.status for effect in bk.explain("toy", aten_ops=("sin",)).effects],
     "entry point": SPECS["tmpl_toy"],

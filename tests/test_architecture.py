@@ -46,7 +46,8 @@ execution execution.preload execution.preload_models execution.records execution
 execution.roofline execution.controls execution.process execution.study execution.trial execution.worker
 execution.session execution.ways execution.turns
 analysis analysis.verdicts analysis.markdown analysis.regressions analysis.auto_choices analysis.plots
-analysis.real_models analysis.auto_tables analysis.report analysis.page analysis.compilers analysis.held_out
+analysis.readme analysis.real_models analysis.auto_tables analysis.report analysis.page analysis.compilers
+analysis.held_out
 arguments
 studies studies.bundles studies.compilers studies.held_out studies.kernel_times
 studies.overhead studies.precision studies.public_reports

@@ -1,7 +1,9 @@
 import pickle
+import sys
 import warnings
 
 import pytest
+import torch
 
 from backend_kwargs.errors import BackendKwargsError, BackendKwargsWarning, shown, unknown, warn_once, wrong_value
 
@@ -63,3 +65,13 @@ def test_warn_once():
         for message in ("a", "a", "b"):
             warn_once(message)
     assert [(w.category, str(w.message)) for w in warned] == [(BackendKwargsWarning, "a"), (BackendKwargsWarning, "b")]
+
+
+def test_warning_points_at_the_users_line(recwarn):
+    """A warning while torch compiles points at the line that calls the compiled function, not into torch."""
+    torch.compiler.reset()
+    compiled = torch.compile(lambda x: x + 1, backend="tmpl-inductor:freezing")
+    warnings.simplefilter("always")
+    compiled(torch.ones(3)), (line := sys._getframe().f_lineno)
+    (warned,) = [each for each in recwarn if issubclass(each.category, BackendKwargsWarning)]
+    assert (warned.filename, warned.lineno) == (__file__, line)

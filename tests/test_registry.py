@@ -92,6 +92,18 @@ def test_make_backend_compiles(fresh_dynamo):
     ("spec", "options", "message"),
     [
         pytest.param("eage", {}, "Unknown backend 'eage'. Did you mean 'eager'?", id="near"),
+        pytest.param(
+            "auto",
+            {},
+            "Unknown backend 'auto'; it is a template. Did you mean 'tmpl-inductor:auto'?",
+            id="a template",
+        ),
+        pytest.param(
+            "aten+auto",
+            {},
+            "Unknown backend 'aten+auto'; it is a template. Did you mean 'tmpl-inductor:aten+auto'?",
+            id="templates",
+        ),
         pytest.param("qqq", {}, "Unknown backend 'qqq'. `backend-kwargs list` shows all.", id="unknown"),
         pytest.param("", {}, "Unknown backend ''. `backend-kwargs list` shows all.", id="empty"),
         pytest.param("dynamo:eage", {}, "Unknown dynamo backend 'eage'. Did you mean 'eager'?", id="dynamo-near"),
@@ -548,3 +560,36 @@ def test_templates_together_by_the_ways_of_readme(fresh_dynamo):
         compiled(torch.ones(2))
         found.append(dict(bk.report(compiled).graphs[0].options))
     assert found[0] == found[1] == found[2] != {}
+
+
+class Given:
+    """A class whose instances are compiled graphs, as some backends are written."""
+
+    def __init__(self, gm, example_inputs):
+        self.gm = gm
+
+    def __call__(self, *inputs):
+        return self.gm.forward(*inputs)
+
+
+@pytest.mark.parametrize(
+    "given", [torch.nn.Linear, torch.nn.Linear(2, 2), dict, int], ids=["module class", "module", "dict", "int"]
+)
+def test_what_is_no_backend_is_refused(given):
+    """A module, or a class whose instances cannot be called, is no backend, whatever arguments it takes."""
+    with pytest.raises(
+        BackendKwargsError, match=r"^A backend must be a callable that takes \(gm, example_inputs\), got"
+    ):
+        make_backend(given)
+
+
+def test_class_whose_instances_are_compiled_graphs_is_a_backend():
+    """A class is a backend if it takes a graph and its instances can be called."""
+    assert torch.compile(lambda x: x + 1, backend=make_backend(Given))(torch.ones(2)).tolist() == [2, 2]
+
+
+def test_version():
+    """The package has its version."""
+    from importlib.metadata import version
+
+    assert bk.__version__ == version("backend-kwargs")

@@ -108,7 +108,8 @@ class Ahead:
             yield
 
     def end(self) -> None:
-        """Have no more graphs lowered for this race."""
+        """Have no more graphs lowered for this race, and keep none of them."""
         for job in self.jobs:
             for ticket in job.tickets:
                 ticket.cancel()
+        self.choose, self.jobs, self.graphs, self.sent = lambda: (), [], [], []

@@ -128,7 +128,9 @@ class Compiles:
         """Return the same code with CUDA graphs if the candidate has none, otherwise without."""
         assert candidate.traced is not None
         assert candidate.whole is not None
-        return self._version(candidate.traced, candidate.whole, toggled(candidate.options))
+        other = self._version(candidate.traced, candidate.whole, toggled(candidate.options))
+        other.artifacts += candidate.artifacts
+        return other
 
     def kept(self, candidate: Candidate) -> Compiled | None:
         """Return the candidate as the result of the compile, after the race; None if it must be compiled again."""
@@ -157,8 +159,8 @@ class Compiles:
         return self._version(traced, version, options)
 
     def _first(self, whole: Options) -> tuple[Traced, Version, Compiled]:
-        noted = (lambda graph: None) if self.traces else self.ahead.noted
-        traced, version = Traced(Lowered(whole, noted), TracingApart()), Version()
+        lowered = Lowered(whole) if self.ahead.graphs else Lowered(whole, self.ahead.noted)
+        traced, version = Traced(lowered, TracingApart()), Version()
         with traced.context.entered():
             compiled = self.request.compile(self._graph(traced.lowered.first(version)), whole, "")
         return traced, version, compiled

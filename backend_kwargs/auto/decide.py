@@ -56,7 +56,7 @@ class Memory:
     decisions: dict[tuple[str, str], Decision] = field(default_factory=dict)
     loaded: dict[str, Decision] = field(default_factory=dict)
     race_seconds: list[float] = field(default_factory=list)
-    call_seconds: defaultdict[CallOfGraphs, float] = field(default_factory=lambda: defaultdict(float))
+    call_seconds: defaultdict[CallOfGraphs, dict[int, float]] = field(default_factory=lambda: defaultdict(dict))
     store: Path | None = None
 
 
@@ -244,7 +244,7 @@ class _Question:
 
         began, budget_s, share_s = time.perf_counter(), self.budget_s, self.share_s
         try:
-            with progress() as tick:
+            with progress(self.request.settings.on_progress) as tick:
                 settings = replace(self.request.settings, budget_s=share_s)
                 request = replace(
                     self.real_request, settings=settings, keeps=self._keeps, winners=frozenset(self._won_elsewhere())
@@ -260,8 +260,7 @@ class _Question:
             return self.default(why)
         finally:
             memory().race_seconds.append(time.perf_counter() - began)
-            if self._call:
-                memory().call_seconds[self._call] += time.perf_counter() - began
+            self._spent_s[self._frame] = time.perf_counter() - began
         # Only under race="always": a race that was cut short knows less than one that had more time.
         if result.cut and (found := self.remembered()) and (not found.cut_s or found.cut_s > budget_s):
             return found
@@ -366,15 +365,29 @@ class _Question:
         How many graphs there will be is not known. Each has inputs in ordinary memory, as the graph before it leaves
         them whatever its candidate is, since results in CUDA graphs' memory are copied: so each is raced alone.
         """
-        left_s = self.budget_s - (memory().call_seconds[self._call] if self._call else 0.0)
+        left_s = self.budget_s - sum(self._spent_s.values())
         reason = getattr(self.request.gm, "compile_subgraph_reason", None)
         return left_s / 2 if getattr(reason, "graph_break", False) else left_s
 
     @cached_property
-    def _call(self) -> CallOfGraphs | None:
-        """The call that this graph is compiled for: dynamo counts the compiles of each function between its breaks."""
+    def _spent_s(self) -> dict[int, float]:
+        """The seconds of races for each graph of the call that this one is compiled for, by the number of its frame.
+
+        dynamo counts the compiles of each function between its breaks. A frame that is there already is of a later
+        call, since `torch.compiler.reset()` begins to count anew.
+        """
         owner, number = compiling_callable(), compile_id()
-        return (weakref.ref(owner), number.frame_compile_id or 0) if owner is not None and number else None
+        if owner is None or number is None:
+            return {}
+        spent = memory().call_seconds[weakref.ref(owner), number.frame_compile_id or 0]
+        if self._frame in spent:
+            spent.clear()
+        return spent
+
+    @property
+    def _frame(self) -> int:
+        number = compile_id()
+        return number.frame_id or 0 if number else 0
 
     @cached_property
     def real_request(self) -> Request:

@@ -78,7 +78,7 @@ def race(request: Request, tell: Progress) -> RaceResult:
             running.compiles.ahead.end()
     # The trees of the race are gone with the losers: the winner records its CUDA graphs in those of the process.
     compiled = running.compiles.kept(winner) if request.keeps and winner else None
-    return replace(result, compiled=compiled, alone=running.compiles.ahead.refused)
+    return replace(result, compiled=compiled)
 
 
 def _begun(request: Request, tell: Progress, begin: Callable[[], None], dynamo_s: float) -> "_Race":
@@ -180,7 +180,10 @@ class _Race:
                 row.reason = "the budget ended before it was timed"
         ended = (self.budget.interrupted, self.budget.is_spent, OVER_BUDGET)
         cut = any(row.reason.startswith(ended) for row in self.rows) or not self.budget.may_time
-        return RaceResult(champion.row, tuple(self.rows), self.stats, self.budget.spent_s, cut), champion.made
+        alone = self.compiles.ahead.refused
+        return RaceResult(
+            champion.row, tuple(self.rows), self.stats, self.budget.spent_s, cut, alone=alone
+        ), champion.made
 
     def _list(self, row: RaceRow) -> None:
         if not any(row is each for each in self.rows):

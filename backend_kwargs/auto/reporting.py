@@ -6,9 +6,14 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict
+from datetime import datetime
+from typing import TypeAlias
 
 from backend_kwargs.errors import printable
-from backend_kwargs.facts.decision import EAGER, Decision, RaceRow
+from backend_kwargs.facts.decision import DEFAULT, EAGER, Decision, RaceRow
+from backend_kwargs.interval import Interval
+
+OnProgress: TypeAlias = Callable[[str, float], None]
 
 logger = logging.getLogger("backend_kwargs.auto")
 
@@ -18,8 +23,14 @@ _reported: set[tuple[str, str]] = set()  # keys and tables
 
 
 @contextmanager
-def progress() -> Iterator[Callable[[str, float], None]]:
-    """Show a progress line on a terminal while a race runs; elsewhere do nothing."""
+def progress(told: OnProgress | None = None) -> Iterator[OnProgress]:
+    """Yield what to call with a candidate's name and the fraction of the race that is done.
+
+    It calls `told`, the option `on_progress`; without it, it shows a progress line if standard error is a terminal.
+    """
+    if told is not None:
+        yield told
+        return
     if not sys.stderr.isatty():
         yield lambda name, fraction: None
         return
@@ -56,7 +67,17 @@ def table(decision: Decision) -> str:
     """Return the decision as lines: each candidate with its time, and why it won or lost."""
     # Stores and exports may contain text from anyone.
     width = max([24, *(len(row.name) for row in decision.rows if len(row.name) <= WIDEST)])
-    return "\n".join([_head(decision), *(f"  {printable(_line(row, width))}" for row in decision.rows)])
+    rows = {row.name: row for row in decision.rows}
+    return "\n".join([_head(decision), *(f"  {printable(_line(row, rows, width))}" for row in decision.rows)])
+
+
+def origin(decision: Decision) -> str:
+    """Return when, where and by which versions a decision was made, for a graph that was not raced now."""
+    made = datetime.fromtimestamp(decision.made).astimezone().strftime("%Y-%m-%d %H:%M")
+    here = decision.machine
+    place = here.get("gpu") or f"a CPU with {here.get('cpu')}, {here.get('threads')} threads"
+    versions = ", ".join(f"{name} {here.get(name)}" for name in ("torch", "backend-kwargs"))
+    return printable(f"decided {made} for these sizes, on {place}, by {versions}; not raced again")
 
 
 def forget_reported() -> None:
@@ -65,19 +86,51 @@ def forget_reported() -> None:
 
 
 def _head(decision: Decision) -> str:
-    return printable(f"auto: {decision.winner} for {decision.facts or 'this graph'} ({decision.seconds:.1f} s)")
+    head = f"auto: {decision.winner} for {decision.facts or 'this graph'} ({decision.seconds:.1f} s)"
+    return printable(f"{head}{_gain(decision)}")
 
 
-def _line(row: RaceRow, width: int) -> str:
+def _gain(decision: Decision) -> str:
+    """Return how much faster the winner is than eager and than default, as far as both were timed."""
+    rows = {row.name: row for row in decision.rows}
+    if decision.winner == EAGER or (winner := rows.get(decision.winner)) is None:
+        return ""
+    gain, default = over_eager(winner, rows), over_eager(rows[DEFAULT], rows) if DEFAULT in rows else None
+    if gain is None:
+        return ""
+    than_default = f", {gain.median / default.median:.2f}x over default" if default and winner.name != DEFAULT else ""
+    return f": {gain.median:.2f}x over eager{than_default}"
+
+
+def over_eager(row: RaceRow, rows: Mapping[str, RaceRow]) -> Interval | None:
+    """Return a candidate's speedup over eager, None if it was not timed against it, even by way of others.
+
+    A race times each candidate against the fastest so far, so the speedups on the way to eager are multiplied.
+    """
+    ratio, passed = Interval(1.0, 1.0, 1.0), set[str]()
+    while row.name != EAGER:
+        if row.speedup is None or row.name in passed or row.against not in rows:
+            return None
+        passed.add(row.name)
+        own = row.speedup
+        ratio = Interval(ratio.median * own.median, ratio.low * own.low, ratio.high * own.high)
+        row = rows[row.against]
+    return ratio
+
+
+def _line(row: RaceRow, rows: Mapping[str, RaceRow], width: int) -> str:
     error = "" if row.error is None else f", error {row.error:.2g}"
     if row.status != "pass":
         timed = "" if row.seconds is None or row.error is None else f" ({row.seconds * 1e6:.1f} µs)"
         return f"{row.name:<{width}} {row.status}: {row.reason}{timed}"
     took = "not timed" if row.seconds is None else f"{row.seconds * 1e6:.1f} µs"
-    ratio = row.speedup
-    why = f"{ratio.median:.2f}x [{ratio.low:.2f}, {ratio.high:.2f}] over {row.against}" if ratio else row.reason
+    total = over_eager(row, rows) if row.speedup else None
+    ratio, baseline = (total, EAGER) if total else (row.speedup, row.against)
+    why = f"{ratio.median:.2f}x [{ratio.low:.2f}, {ratio.high:.2f}] over {baseline}" if ratio else row.reason
     peak = f", peak {row.peak_bytes / 2**20:.3f} MiB" if row.peak_bytes is not None else ""
     kept = "  <- kept" if row.won else ""
+    if row.speedup and row.speedup.low <= 1 < row.speedup.median and not row.won:
+        kept = f"  within noise of {row.against}"
     rewrote = f", rewrote {words_of(row.rewritten)}" if row.rewritten else ""
     return f"{row.name:<{width}} {took:>12}  {why:<44} compiled in {row.compile_s:.1f} s{peak}{rewrote}{error}{kept}"
 

@@ -1,5 +1,6 @@
 """Options of `auto`."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
@@ -26,7 +27,7 @@ class RaceSettings:
     ] = None
     budget_s: Annotated[
         Seconds,
-        "seconds for a graph's race; a candidate whose predicted time exceeds what is left is skipped",
+        "seconds for the races of a call's graphs; a candidate whose predicted time exceeds what is left is skipped",
     ] = 30.0
     process_budget_s: Annotated[Seconds, "seconds for all races of this process; then no new race starts"] = 600.0
     most_races: Annotated[Count, "races of one computation; later shapes reuse the latest winner"] = 3
@@ -39,6 +40,10 @@ class RaceSettings:
         "when to race; missing: unless a decision is stored; always: tiny graphs and all sizes too",
     ] = "missing"
     store: Annotated[str | None, "file of decisions; None: BACKEND_KWARGS_STORE, or in the user's data folder"] = None
+    on_progress: Annotated[
+        Callable[[str, float], None] | None,
+        "called during a race with the candidate's name and the fraction done; None: a line on a terminal",
+    ] = None
     precision: Annotated[
         precisions.Names,
         "lower precisions that may be used, such as bf16 or int8-dynamic; needs max_error; int8 and fp8 keep converted "

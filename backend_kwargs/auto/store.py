@@ -197,7 +197,9 @@ class Store:
     def _create(self) -> None:
         folder = self._located().parent
         if not folder.is_dir():
-            folder.parent.mkdir(parents=True, exist_ok=True)
+            # One folder at most is made for a name that the user gives, which may be misspelled.
+            if self.private:
+                folder.parent.mkdir(parents=True, exist_ok=True)
             with contextlib.suppress(FileExistsError):
                 folder.mkdir(mode=0o700 if self.private else 0o777)
         with contextlib.suppress(FileExistsError):

@@ -59,6 +59,12 @@ class CompileConfig:
     tolerance: Annotated[float | None, "absolute and relative tolerance; None: 1e-3"] = None
     resolved: Backend = field(init=False, repr=False)
 
+    def __new__(cls, *_: object, **fields: object) -> "CompileConfig":
+        """Raise if a field is unknown, with the nearest name: a dataclass alone raises a TypeError."""
+        for name in fields:
+            lookup(name, FIELDS, KIND)
+        return super().__new__(cls)
+
     def __post_init__(self) -> None:
         for name, option in FIELDS.items():
             field_value = getattr(self, name)

@@ -123,9 +123,9 @@ class CompiledModule:
         Args:
             device: where it runs; None: the device that it was built for.
             guards: whether dynamo checks at each call that the module is still as it was compiled. Without them changes
-            to the module go unnoticed, except changes of its parameters' values; all samples must be alike. The code of
-            a module that is one graph then runs without tracing the module, which is most of the first call's time, if
-            the module is known to be the one that was built.
+                to the module go unnoticed, except changes of its parameters' values; all samples must be alike. The
+                code of a module that is one graph then runs without tracing the module, which is most of the first
+                call's time, if the module is known to be the one that was built.
 
         """
         with self._lock:

@@ -1,5 +1,6 @@
 """Samples: the arguments of calls, their metadata as JSON, and the check of later inputs against them."""
 
+import ctypes
 import hashlib
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import cache
@@ -76,7 +77,12 @@ def memory_of(tensor: torch.Tensor) -> tuple[int, int]:
 def content_hash(tensor: torch.Tensor) -> str:
     """Return the SHA-256 of a tensor's values."""
     values = tensor.detach().cpu().contiguous().resolve_conj().resolve_neg()
-    return hashlib.sha256(values.reshape(-1).view(torch.uint8).numpy().tobytes()).hexdigest()
+    return hashlib.sha256(memory_view(values)).hexdigest()
+
+
+def memory_view(tensor: torch.Tensor) -> memoryview:
+    """Return the bytes of a contiguous tensor on the CPU, without a copy; valid as long as the tensor."""
+    return memoryview((ctypes.c_ubyte * tensor.nbytes).from_address(tensor.data_ptr()))  # numpy() needs numpy
 
 
 def is_dense(tensor: torch.Tensor) -> bool:

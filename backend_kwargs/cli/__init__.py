@@ -3,6 +3,7 @@
 import io
 import signal
 import sys
+import traceback as tracebacks
 import warnings
 from importlib.metadata import version
 from pathlib import Path
@@ -15,6 +16,7 @@ from backend_kwargs.cli import bundles, compare, decisions, doctor, explain, lis
 from backend_kwargs.cli.console import complain, console, say
 from backend_kwargs.errors import BackendKwargsError, BackendKwargsWarning
 
+TRACEBACK = "--traceback"
 USER_MISTAKE = 2  # as for an unknown command-line flag
 KILLED = 128  # what shells add to a signal's number
 ENDING = ("SIGTERM", "SIGHUP")  # Windows lacks the second
@@ -26,7 +28,6 @@ ClickException = cast(
 app = typer.Typer(
     name="backend-kwargs",
     help="Named, configured torch.compile backends.",
-    add_completion=False,
     pretty_exceptions_enable=False,
 )
 app.command("list")(listing.show)
@@ -54,6 +55,7 @@ def callback(
     version: Annotated[
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
     ] = False,
+    traceback: Annotated[bool, typer.Option(TRACEBACK, help="Show the whole traceback of an error.")] = False,
 ) -> None:
     """Named, configured torch.compile backends."""
     try:
@@ -81,9 +83,12 @@ def main() -> None:
         sys.stdout.reconfigure(errors="replace")  # cp1252, a pipe's encoding on Windows, lacks the lines of tables
     try:
         # Not standalone: typer would draw a box around the message.
-        code = app(sys.argv[1:] or ["--help"], prog_name=app.info.name, standalone_mode=False)
+        given = [word for word in sys.argv[1:] if word != TRACEBACK]  # it may stand after the command too
+        code = app(given or ["--help"], prog_name=app.info.name, standalone_mode=False)
         sys.exit(KILLED + received[-1] if received[1:] else code)
     except BackendKwargsError as error:
+        if TRACEBACK in sys.argv[1:]:
+            say(*"".join(tracebacks.format_exception(error)).splitlines(), out=console(stderr=True))
         complain(str(error))
     except ClickException as error:
         complain(_usage(error))

@@ -28,8 +28,10 @@ Assignments = Annotated[
     typer.Option("-o", "--option", metavar="NAME=VALUE", help="An option; may be given several times."),
 ]
 As = Annotated[
-    Literal["inductor-config"] | None,
-    typer.Option("--as", help="Print the options as JSON for AOTInductor's inductor_configs and the like."),
+    Literal["inductor-config", "aoti-config"] | None,
+    typer.Option(
+        "--as", help="Print the options as JSON for code that calls Inductor, such as vLLM, or for AOTInductor alone."
+    ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 

@@ -20,7 +20,7 @@ from backend_kwargs.cli.console import console, print_table, quiet, say
 from backend_kwargs.cli.models import folder_of_model, model_of
 from backend_kwargs.cli.modules import importable
 from backend_kwargs.cli.pages import Against, Html, Json, Markdown, Outputs, WithCode
-from backend_kwargs.cli.pasting import lines_to_paste
+from backend_kwargs.cli.pasting import Timed, lines_to_paste
 from backend_kwargs.errors import BackendKwargsError, printable, wrong_value
 from backend_kwargs.files.atomic_write import check_writable, write_whole
 from backend_kwargs.files.plain_data import read_text
@@ -135,7 +135,8 @@ def show(
             kernels=bool(outputs),
             progress=progress,
         )
-    _finish(comparison, factory, dict(wanted), outputs, gate, reports=report, samples=samples, plot=plot)
+    timed = Timed.of(model, example_inputs, training=mode is Mode.training, device=device)
+    _finish(comparison, factory, dict(wanted), outputs, gate, timed=timed, reports=report, samples=samples, plot=plot)
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,6 +205,7 @@ def _finish(
     outputs: Outputs,
     gate: Gate | None,
     *,
+    timed: Timed,
     reports: bool,
     samples: Path | None,
     plot: Path | None,
@@ -214,12 +216,12 @@ def _finish(
 
     best = fastest(comparison)
     backend = backends[best.label] if best else None
-    _print(comparison, backend, reports=reports)
+    _print(comparison, backend, timed=timed, reports=reports)
     judged = _judged(comparison, gate)
     if outputs:
         from backend_kwargs.compare.document import document_of
 
-        paste = lines_to_paste(backend) if backend else []
+        paste = lines_to_paste(backend, timed) if backend else []
         outputs.write(document_of(comparison, title, paste, [judged.text] if judged else []))
     if samples:
         import json
@@ -285,7 +287,7 @@ def _log(err: Console, label: str, stage: str) -> None:
         say(f"compiling {label}", out=err)
 
 
-def _print(comparison: "Comparison", best: Backend | None, *, reports: bool) -> None:
+def _print(comparison: "Comparison", best: Backend | None, *, reports: bool, timed: Timed | None = None) -> None:
     """Print the table, what it says, and the lines to paste."""
     from backend_kwargs.compare.rows import COLUMNS, cells
 
@@ -301,6 +303,6 @@ def _print(comparison: "Comparison", best: Backend | None, *, reports: bool) -> 
         say(f"Nothing beats {comparison.baseline} beyond the noise{against_itself}.")
     else:
         say(RULE)
-        say(*(lines_to_paste(best) or [f"{best!r}, which cannot be written as text."]))
+        say(*(lines_to_paste(best, timed) or [f"{best!r}, which cannot be written as text."]))
     for row in (row for row in comparison.rows if reports and row.report):
         say("", row.label, *str(row.report).splitlines())

@@ -68,7 +68,9 @@ def show_one(
         outputs.write(page_of([decision]))
     if as_:
         return print_config(
-            decided(decision.winner, decision.options, decision.fixed, decision.compiler).inductor_config()
+            decided(decision.winner, decision.options, decision.fixed, decision.compiler).inductor_config(
+                ahead_of_time=as_ == "aoti-config"
+            )
         )
     if json:
         return print_json(asdict(decision))

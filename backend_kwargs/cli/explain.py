@@ -18,7 +18,7 @@ def show(
     """Show each option of a backend: its value, the layer that set it, its default, whether it has an effect here."""
     backend = backend_from_text(spec, assigned(options))
     if as_:
-        return print_config(backend.inductor_config())
+        return print_config(backend.inductor_config(ahead_of_time=as_ == "aoti-config"))
     explanation = explain(backend)
     if json:
         return print_json(explanation.to_dict())

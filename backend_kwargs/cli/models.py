@@ -4,8 +4,8 @@ import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from backend_kwargs.cli.modules import folder_of, importable, imported
-from backend_kwargs.errors import BackendKwargsError, error_text, wrong_value
+from backend_kwargs.cli.modules import folder_of, importable, imported, with_cause
+from backend_kwargs.errors import BackendKwargsError, wrong_value
 
 LIBRARIES = ("transformers", "timm")
 
@@ -39,7 +39,7 @@ def built(factory: str, **sizes: int) -> tuple[Any, Any]:
         try:
             result = build(**sizes)
         except (Exception, SystemExit) as error:  # the user's own code
-            raise BackendKwargsError(f"Factory {factory!r} failed: {error_text(error)}.") from error
+            raise BackendKwargsError(f"Factory {factory!r} failed: {with_cause(error)}.") from error
     if not isinstance(result, tuple) or len(result) != 2:
         raise wrong_value(f"The result of factory {factory!r}", "(model, example_inputs)", result)
     if not callable(result[0]):

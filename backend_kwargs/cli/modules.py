@@ -47,7 +47,16 @@ def imported(where: str) -> ModuleType:
             return importlib.import_module(file.stem if file else where)
         return _loaded(file)
     except (Exception, SystemExit) as error:  # the user's own code
-        raise BackendKwargsError(f"Cannot import {where!r}: {error_text(error)}.") from error
+        raise BackendKwargsError(f"Cannot import {where!r}: {with_cause(error)}.") from error
+
+
+def with_cause(error: BaseException) -> str:
+    """Return an error of the user's code and its first cause; the option --traceback shows all."""
+    first = error
+    while (cause := first.__cause__ or (None if first.__suppress_context__ else first.__context__)) is not None:
+        first = cause
+    because = f", because of {error_text(first)}" if first is not error else ""
+    return f"{error_text(error)}{because}"
 
 
 def spec_of(text: str) -> str:

@@ -1,4 +1,8 @@
-"""The lines of code that compile with a backend."""
+"""The lines of code that compile with a backend, and that call the model as it was timed."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
 
 from backend_kwargs.backend import Backend, find_in_dynamo
 from backend_kwargs.errors import BackendKwargsError, BrokenPluginError
@@ -7,12 +11,64 @@ from backend_kwargs.registry import make_backend
 IMPORT = "import backend_kwargs as bk"
 
 
-def lines_to_paste(backend: Backend) -> list[str]:
-    """Return the lines that compile `model` with `backend`; none if it cannot be written as text."""
+@dataclass(frozen=True, slots=True)
+class Timed:
+    """How a model was called: `state` is what was done to it, `call` the expression that calls `compiled`.
+
+    `grad` is whether gradients were recorded.
+    """
+
+    state: str
+    call: str
+    grad: bool
+
+    @classmethod
+    def of(cls, model: Any, example_inputs: object, *, training: bool, device: str | None) -> "Timed":
+        """Return how `compare` calls a factory's model: in eval mode without gradients, or in training."""
+        import torch
+
+        stars = "**" if isinstance(example_inputs, Mapping) else "*"
+        call = f"compiled({'' if isinstance(example_inputs, torch.Tensor) else stars}example_inputs)"
+        if not isinstance(model, torch.nn.Module):
+            return cls("", call, training)
+        tensors = [*model.parameters(), *model.buffers()]
+        place = {device} if device else {str(tensor.device) for tensor in tensors}
+        dtypes = {str(tensor.dtype) for tensor in tensors if tensor.is_floating_point()}
+        # Several devices or dtypes are the factory's own choice: to() would change them.
+        moved = [*map(repr, place if len(place) == 1 else ()), *(dtypes if len(dtypes) == 1 else ())]
+        to = f".to({', '.join(moved).replace(chr(39), chr(34))})" if moved else ""
+        return cls(f"model.{'train' if training else 'eval'}(){to}", call, training)
+
+
+def lines_to_paste(backend: Backend, timed: Timed | None = None) -> list[str]:
+    """Return the lines that compile `model` with `backend`, and call it as it was timed.
+
+    There are none if the backend cannot be written as text.
+    """
+    if not (compiles := _compiles(backend)):
+        return []
+    ours = [IMPORT, ""] if "bk." in compiles else []
+    if timed is None:
+        return [*ours, compiles]
+    return [*ours, *_as_timed(timed, compiles)]
+
+
+def _as_timed(timed: Timed, compiles: str) -> Iterator[str]:
+    if timed.state:
+        yield f"model = {timed.state}"
+    yield f"compiled = {compiles}"
+    if timed.grad:
+        yield timed.call
+    else:
+        yield from ("with torch.no_grad():", f"    {timed.call}")
+
+
+def _compiles(backend: Backend) -> str:
+    """Return the expression that compiles `model` with `backend`, "" if it cannot be written."""
     if name := _name_for_dynamo(backend):
-        return [f'torch.compile(model, backend="{name}")']
+        return f'torch.compile(model, backend="{name}")'
     written = _written(backend)
-    return [IMPORT, "", f"torch.compile(model, backend={written})"] if written else []
+    return f"torch.compile(model, backend={written})" if written else ""
 
 
 def _name_for_dynamo(backend: Backend) -> str:

@@ -91,7 +91,10 @@ class Comparison:
         """Return the lines that explain the table: where it was measured, and against what."""
         where = f"{self.mode} on {self.environment['device_name']}, torch {self.environment['torch']}"
         over = f"Speedup is over {self.baseline}, with the 95 % interval of its median."
-        return [where, *([over] if self.baseline is not None else []), *self.notes]
+        warm = "warm: Inductor's cache already had the code." if any(row.cache == "warm" for row in self.rows) else ""
+        held = any(row.peak_bytes is not None for row in self.rows)
+        memory = "Memory is the peak during one call, beyond what was allocated before it." if held else ""
+        return [where, *([over] if self.baseline is not None else []), *filter(None, (warm, memory)), *self.notes]
 
 
 def cells(row: Row) -> tuple[str, ...]:

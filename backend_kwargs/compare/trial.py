@@ -8,6 +8,7 @@ from typing import ClassVar
 
 from backend_kwargs import measure
 from backend_kwargs.compare.rows import Candidate, Row
+from backend_kwargs.compile_records import RACED
 from backend_kwargs.harness.isolation import Counted, counted, isolated
 from backend_kwargs.harness.trial import Trial
 from backend_kwargs.measure import Status
@@ -55,7 +56,9 @@ class CandidateTrial(Trial):
             yield
         if self.counted:
             now_hits, now_misses = _cache_counts()
-            self.cache = "warm" if now_hits > hits else "cold" if now_misses > misses else ""
+            # A race finds what it has compiled itself in the cache.
+            raced = any(graph.cache == RACED for graph in self.counted.report().graphs)
+            self.cache = "warm" if now_hits > hits and not raced else "cold" if now_misses > misses else ""
 
     def finish(self) -> None:
         """Keep the report, and check the results again after timing."""

@@ -1,21 +1,19 @@
 """Report after compiling: what was generated, why, and what to change."""
 
 import gc
-import inspect
 import re
-import types
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from types import CodeType
 from typing import TYPE_CHECKING, Any
 
 from backend_kwargs.backends.generated_code import comparable, rewrites_made
-from backend_kwargs.compile_records import Record, records
-from backend_kwargs.errors import BackendKwargsError, wrong_value
+from backend_kwargs.compile_records import RACED, Record, records
+from backend_kwargs.errors import BackendKwargsError
 from backend_kwargs.facts.parts import Partition
 from backend_kwargs.files.atomic_write import write_whole
 from backend_kwargs.report.advice import advice_on, reason_and_hint
+from backend_kwargs.report.found import called_by, code_of, owners_of, records_of
 from backend_kwargs.report.generated import codes_of, unknown_here
 from backend_kwargs.report.graphs import (
     Break,
@@ -30,18 +28,13 @@ from backend_kwargs.report.graphs import (
     seconds_of,
 )
 from backend_kwargs.report.ran import engine_of, ran_of, relax_of, worst
-from backend_kwargs.report.uncaptured import why_no_graph
+from backend_kwargs.report.uncaptured import methods_in_eager, why_no_graph
 from backend_kwargs.rewrites.table import find_rewrite
 
 if TYPE_CHECKING:
     from backend_kwargs.page import Document
 
 __all__ = ["Break", "Code", "EngineShare", "Graph", "Partition", "Race", "Ran", "Relax", "Report", "report"]
-
-SHARED = (
-    "Compiled for another torch.compile of the same code: these graphs serve this one too where their guards "
-    "hold. Elsewhere it runs in eager, if the recompile limit is reached."
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +96,9 @@ class Report:
 
     def _summary(self) -> str:
         counts = ((len(self.graphs), "graph"), (len(self.breaks), "break"), (len(self.recompiles), "recompile"))
-        return f"{', '.join(number(count, what) for count, what in counts)}, {self.seconds:.1f} s in the backend"
+        numbers = "; graph F/N is variant N of dynamo's function F" if self.graphs else ""
+        counted = ", ".join(number(count, what) for count, what in counts)
+        return f"{counted}, {self.seconds:.1f} s in the backend{numbers}"
 
     def _remarks(self) -> list[str]:
         return [*self.notes, *(f"advice: {advice}" for advice in self.advice)]
@@ -116,21 +111,23 @@ class Report:
         return data
 
 
-def report(compiled: Callable[..., object], *, against: Callable[..., object] | None = None) -> Report:
-    """Return a report on `compiled`, the result of torch.compile, after it has been called.
+def report(compiled: object = None, *, against: object = None) -> Report:
+    """Return a report on the graphs of `compiled`, after it has been called; without it, on all of this process.
 
-    `against` is another such callable, such as the same model under default: each code then shows whether it differs.
+    `compiled` is the result of torch.compile, or what holds it: a module whose parts were compiled, a wrapper of DDP,
+    FSDP, Fabric or accelerate, a Trainer, a model that `generate` compiled. `against` is another such value, such as
+    the same model under default: each code then shows whether it differs.
 
     Raises:
-        BackendKwargsError: if `compiled` is not such a callable, or no backend of this package compiled for it. If
-        dynamo captured no graph for one, the report has none either, and `advice` has the reason.
+        BackendKwargsError: if `compiled` is no such value, or no backend of this package compiled for it. If
+            dynamo captured no graph for one, the report has none either, and `advice` has the reason.
 
     """
-    owner = _owner(compiled)
+    owners = [] if compiled is None else owners_of(compiled)
     gc.collect()  # a graph in eager is part of a reference cycle, so it would outlive torch.compiler.reset()
-    own, notes = _records_of(owner)
+    own, notes = (records(), ()) if compiled is None else records_of(compiled, owners)
     if not own:
-        return Report((), (f"no graph reached a backend: {_why_no_graph(owner)}",))
+        return Report((), tuple(f"no graph reached a backend: {why}" for why in _why_no_graphs(owners)))
     graphs = tuple(_graph(record, other) for record, other in zip(own, _others(against, len(own)), strict=True))
     return Report(graphs, tuple(advice_on(graphs)), (*notes, *_unseen_breaks(graphs)))
 
@@ -141,64 +138,23 @@ def report_of(own: Iterable[Record]) -> Report:
     return Report(graphs, tuple(advice_on(graphs)), tuple(_unseen_breaks(graphs)))
 
 
-def _others(against: Callable[..., object] | None, count: int) -> Sequence[Sequence[Code] | None]:
+def _others(against: object, count: int) -> Sequence[Sequence[Code] | None]:
     if against is None:
         return [None] * count
-    codes = [codes_of(record) for record in _records_of(_owner(against))[0]]
+    codes = [codes_of(record) for record in records_of(against, owners_of(against))[0]]
     return (codes + [[]] * count)[:count]
 
 
-def _records_of(owner: object) -> tuple[list[Record], tuple[str, ...]]:
-    everything = records()
-    own = [record for record in everything if record.owner() is owner]
-    if own:
-        return own, ()
-    code = _code(owner)
-    shared = [record for record in everything if code is not None and _code(record.owner()) is code]
-    if shared:
-        return shared, (SHARED,)
-    return [], ()
-
-
-def _why_no_graph(owner: object) -> str:
-    if why := why_no_graph(owner, _called(owner), _code(owner)):
-        return why
+def _why_no_graphs(owners: Sequence[object]) -> list[str]:
+    """Return why no graph of these callables reached a backend; raise if dynamo does not know it of any."""
+    reasons = (why_no_graph(owner, called_by(owner), code_of(owner)) for owner in owners)
+    if whys := list(dict.fromkeys(filter(None, reasons))):
+        return whys
+    methods = next(filter(None, map(methods_in_eager, map(called_by, owners))), "")
     raise BackendKwargsError(
         "Nothing to report: call it first, and compile it by a backend of this package, "
-        'such as torch.compile(model, backend=backend_kwargs.make_backend("inductor")).'
+        f'such as torch.compile(model, backend=backend_kwargs.make_backend("inductor")).{methods}'
     )
-
-
-def _owner(compiled: object) -> Any:
-    """Return the argument of torch.compile, which its wrapper keeps."""
-    import torch
-
-    from backend_kwargs.torch_internals.dynamo import WRAPPER
-    from backend_kwargs.torch_internals.modules import compiled_call
-
-    call = compiled
-    if isinstance(compiled, torch.nn.Module):
-        call = compiled_call(compiled) or compiled.forward  # by Module.compile(), or torch.compile(module)
-    if not isinstance(call, types.FunctionType) or call.__code__.co_name != WRAPPER:
-        raise wrong_value("report's argument", "what torch.compile returned", compiled)
-    return inspect.getclosurevars(call).nonlocals["fn"]
-
-
-def _code(owner: object) -> CodeType | None:
-    """Return the code object that dynamo compiles for `owner`."""
-    import torch
-
-    module = _called(owner)
-    return getattr(module.forward if isinstance(module, torch.nn.Module) else _given(owner), "__code__", None)
-
-
-def _called(owner: object) -> object:
-    """Return the module that `owner` calls, or `owner` itself."""
-    return getattr(_given(owner), "__self__", _given(owner))
-
-
-def _given(owner: object) -> Any:
-    return getattr(owner, "__wrapped__", owner)  # torch calls all of its own modules through one function
 
 
 def _graph(record: Record, other: Sequence[Code] | None) -> Graph:
@@ -224,6 +180,7 @@ def _graph(record: Record, other: Sequence[Code] | None) -> Graph:
         record.facts.precision,
         engine,
         {name: each.costs for name, each in record.facts.rewrites.items() if each.costs},
+        _decided(record),
     )
 
 
@@ -241,6 +198,16 @@ def _race(record: Record) -> Race | None:
 
     raced = found.seconds, found.rows, table(found)
     return Race(found.winner, found.options, *raced, found.compiler, found.cut_s, found.facts)
+
+
+def _decided(record: Record) -> str:
+    """Return when and where the graph was raced, "" if it was in this compile, or never."""
+    found = record.facts.decision
+    if found is None or not found.rows or record.facts.cache == RACED:
+        return ""
+    from backend_kwargs.auto.reporting import origin
+
+    return origin(found)
 
 
 def _differs(code: Code, other: Sequence[Code]) -> bool:

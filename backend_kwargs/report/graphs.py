@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from backend_kwargs.auto import settings as auto
 from backend_kwargs.backend import find_backend
+from backend_kwargs.compile_records import RACED
 from backend_kwargs.facts.parts import Partition
 from backend_kwargs.facts.precision import PrecisionUse
 from backend_kwargs.options.layers import Options
@@ -111,7 +112,8 @@ class Graph:
     `codes` are Inductor's, `relax` is TVM's, and `engine` is ONNX Runtime's or OpenVINO's; other backends report none.
     `race` has the reasons of auto's choice; `ran` is None if the graph runs on its own backend. `rewritten` counts the
     replacements of each rewrite, and `rewrite_costs` has the memory and time that some take; `precision` is what was
-    used of the lower precision that was requested, or that won.
+    used of the lower precision that was requested, or that won. `cache` is "raced" if `auto` raced the graph in this
+    compile; `decided` says when and where it was raced before.
     """
 
     compile_id: str
@@ -130,13 +132,16 @@ class Graph:
     precision: PrecisionUse | None = None
     engine: EngineShare | None = None
     rewrite_costs: Mapping[str, str] = field(default_factory=dict)
+    decided: str = ""
 
-    def inductor_config(self) -> dict[str, Any]:
+    def inductor_config(self, *, ahead_of_time: bool = False) -> dict[str, Any]:
         """Return `Backend.inductor_config()` of this graph's backend; under auto, with the winner's options."""
         if self.race is None:
-            return find_backend(self.backend).bind("report", self.options).inductor_config()
-        fixed = {name: value for name, value in self.options.items() if name not in auto.OPTIONS}
-        return decided(self.race.winner, self.race.options, fixed, self.race.compiler).inductor_config()
+            backend = find_backend(self.backend).bind("report", self.options)
+        else:
+            fixed = {name: value for name, value in self.options.items() if name not in auto.OPTIONS}
+            backend = decided(self.race.winner, self.race.options, fixed, self.race.compiler)
+        return backend.inductor_config(ahead_of_time=ahead_of_time)
 
 
 def seconds_of(graphs: Iterable[Graph]) -> float:
@@ -147,7 +152,8 @@ def seconds_of(graphs: Iterable[Graph]) -> float:
 
 def lines_of(graph: Graph) -> Iterator[str]:
     """Yield the lines that describe a graph."""
-    yield f"graph {graph.compile_id} {graph.function}: {graph.backend}, {graph.seconds:.1f} s, cache {graph.cache}"
+    cache = RACED if graph.cache == RACED else f"cache {graph.cache}"
+    yield f"graph {graph.compile_id} {graph.function}: {graph.backend}, {graph.seconds:.1f} s, {cache}"
     if graph.options:
         yield f"  options: {', '.join(f'{name}={value!r}' for name, value in graph.options.items())}"
     if graph.recompiled:
@@ -155,7 +161,9 @@ def lines_of(graph: Graph) -> Iterator[str]:
     if graph.precision:
         yield f"  {graph.precision}"
     race = graph.race.table.splitlines() if graph.race else []
-    yield from (f"  {line}" for line in (*race, *map(_code_line, graph.codes)))
+    decided = [graph.decided] if graph.decided else []
+    codes = (_code_line(code, raced=graph.cache == RACED) for code in graph.codes)
+    yield from (f"  {line}" for line in (*race, *decided, *codes))
     if graph.rewritten:
         yield f"  rewritten: {', '.join(_rewritten(graph))}"
     if graph.relax:
@@ -200,10 +208,10 @@ def engine_lines(share: EngineShare) -> Iterator[str]:
     yield from (f"in eager: {op}, because {reason}" for op, reason in share.fallbacks.items())
 
 
-def _code_line(code: Code) -> str:
+def _code_line(code: Code, *, raced: bool) -> str:
     kernels = "; ".join(f"{len(names)} {kind} ({', '.join(names)})" for kind, names in code.kernels.items())
     seconds = "" if code.seconds is None else f"{code.seconds:.1f} s, "
-    cost = "" if code.direction == "forward" else f"; {seconds}cache {code.cache}"
+    cost = "" if code.direction == "forward" else f"; {seconds}{RACED if raced else f'cache {code.cache}'}"
     differs = {True: "; differs from the other", False: "; same as the other", None: ""}[code.differs]
     return f"{code.direction}: {kernels or 'no kernels'}; CUDA graphs {code.cudagraphs}{cost}{differs}"
 

@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     import torch
 
 COMPILE_IT = "torch.compile(module), or call it in a function or a module of your own"
+CALLING = ("encode", "generate", "predict", "transform")  # methods that libraries give people to call instead
 LOG = "TORCH_LOGS=graph_breaks shows more"
 
 
@@ -37,6 +38,26 @@ def why_no_graph(owner: object, module: object, code: CodeType | None) -> str | 
     if broke := _one(reason for attempt in attempts for reason in attempt.restart_reasons or ()):
         return "a graph break comes before any operation: {} -> {}".format(*reason_and_hint(broke, LOG))
     return "dynamo found no operation on tensors in it -> nothing, as there is nothing to compile" if attempts else None
+
+
+def methods_in_eager(module: object) -> str:
+    """Return that the methods of a module's class run in eager, such as `encode`; "" if it has none of its own.
+
+    torch.compile(module) compiles calls of the module alone; dynamo never sees the others, so they leave no trace.
+    """
+    import torch
+
+    if not isinstance(module, torch.nn.Module) or type(module).__module__.partition(".")[0] == "torch":
+        return ""
+    kinds = [kind for kind in type(module).__mro__ if kind.__module__.partition(".")[0] not in ("torch", "builtins")]
+    given = next((name for name in CALLING for kind in kinds if name in vars(kind)), "")
+    if not given:
+        return ""
+    kind = type(module).__name__
+    return (
+        f" {kind}.{given} runs in eager even then, since torch.compile(model) compiles calls of the model alone: "
+        "compile in place what it calls, such as model[0].compile(...)."
+    )
 
 
 def _attempts(owner: object, code: CodeType | None) -> list[Any]:

@@ -26,6 +26,8 @@ from torch.fx import _graph_pickler as graph_pickler
 from torch.fx._graph_pickler import GraphPickler, Options
 from torch.fx.experimental.symbolic_shapes import ShapeEnv, free_unbacked_symbols
 
+from backend_kwargs.torch_internals.relowering import spare_of
+
 LARGEST_CONSTANTS = 1 << 20  # bytes; a graph with more holds weights, which no pipe should carry
 # Operators that a process has once it has imported torch; communication is not among them: it needs process groups.
 NAMESPACES = frozenset({"aten", "prims", "prim", "inductor", "quantized", "quantized_decomposed", "mkldnn", "onednn"})
@@ -53,18 +55,6 @@ class LoweredGraph:
         return replace(self, kwargs=with_changed(self.kwargs, changed, self.gm))
 
 
-def spare_graph(gm: GraphModule) -> GraphModule:
-    """Return a copy whose graph may be changed, and which has the same key in Inductor's cache; values are shared."""
-    spare = GraphModule.__new__(GraphModule)
-    spare.__dict__ = {name: value for name, value in vars(gm).items() if name != "_graph"}
-    spare.meta = dict(gm.meta)
-    graph = copy.deepcopy(gm.graph)
-    graph.owning_module = spare
-    spare.__dict__["_graph"] = graph
-    spare.recompile()  # Inductor's key holds the code as it was made before, stale or none
-    return spare
-
-
 def sent_graph(
     gm: GraphModule, example_inputs: Sequence[Any], kwargs: Mapping[str, Any], known: Callable[[str], bool]
 ) -> bytes:
@@ -76,7 +66,7 @@ def sent_graph(
         raise UnportableError("it is compiled outside torch.compile")
     _check_graph(gm, known)
     _check_inputs(example_inputs)
-    spare = spare_graph(gm)
+    spare = spare_of(gm)
     for node in spare.graph.nodes:
         sent = {name: value for name, value in node.meta.items() if name not in NOT_SENT}
         node.meta = sent | {name: _by_name(sent[name]) for name in STACKS if name in sent}

@@ -20,9 +20,26 @@ from backend_kwargs.torch_internals import inductor_config
 
 
 def spare_of(gm: GraphModule) -> GraphModule:
-    """Return a copy of a lowered graph, which shares its attributes: packed weights cannot be copied."""
-    spare = GraphModule(gm, copy.deepcopy(gm.graph))
+    """Return a copy of a lowered graph and of those in it, which have the same key in Inductor's cache.
+
+    They may be changed. Tensors are shared, since packed weights cannot be copied.
+    """
+    return _spare_of(gm, {})
+
+
+def _spare_of(gm: GraphModule, copies: dict[int, GraphModule]) -> GraphModule:
+    if id(gm) in copies:
+        return copies[id(gm)]
+    # In the order of the original's attributes, in which the key has them.
+    spare = copies[id(gm)] = GraphModule.__new__(GraphModule)
+    spare.__dict__ = {name: value for name, value in vars(gm).items() if name != "_graph"}
+    modules = vars(gm)["_modules"].items()
+    spare.__dict__["_modules"] = {n: _spare_of(m, copies) if isinstance(m, GraphModule) else m for n, m in modules}
     spare.meta = dict(gm.meta)
+    graph = copy.deepcopy(gm.graph)
+    graph.owning_module = spare
+    spare.__dict__["_graph"] = graph
+    spare.recompile()  # the key holds the code as it was made before, stale or none
     return spare
 
 

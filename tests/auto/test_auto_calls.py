@@ -51,3 +51,12 @@ def test_a_spent_budget_leaves_default(auto, budgets, monkeypatch):
     x = torch.randn(64, 64)
     torch.testing.assert_close(auto(broken, budget_s=10.0, race="always")(x), broken(x))
     assert budgets == [5.0, 1.0]
+
+
+def test_after_a_reset_calls_begin_anew(auto, budgets):
+    """What was spent before `torch.compiler.reset()` is not counted for the calls after it."""
+    fn = auto(broken, budget_s=40.0, race="always")
+    fn(torch.randn(64, 64))
+    torch.compiler.reset()
+    fn(torch.randn(32, 64))
+    assert budgets == [20.0, 16.0, 24.0] * 2

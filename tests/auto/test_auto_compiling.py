@@ -1,11 +1,16 @@
 """Candidates are versions of graphs that are traced once, and the winner is what was raced."""
 
+import gc
+
 import pytest
 import torch
 
 import backend_kwargs
-from backend_kwargs.auto import compiling
+from backend_kwargs.auto import compiling, decide, race
+from backend_kwargs.backends.inductor import lowered
+from backend_kwargs.graphs.replay import Task
 from backend_kwargs.torch_internals import functorch
+from backend_kwargs.torch_internals.caches import fresh_cache
 from backend_kwargs.torch_internals.dynamo import counters
 from tests.auto.graphs import chain, rows_of
 
@@ -91,8 +96,6 @@ def test_the_winner_is_what_was_raced(auto, lowerings, monkeypatch, training):
 @pytest.mark.parametrize("winner", [pytest.param(name, id=name) for name in ("default", *STEPS)])
 def test_each_version_that_is_kept_trains(auto, store, monkeypatch, winner):
     """Gradients of what serves are eager's, whichever version won, also in later steps."""
-    from backend_kwargs.auto import race
-
     monkeypatch.setattr(race._Race, "_beats", lambda self, new, old: self._list(new.row) or new.row.name == winner)
     monkeypatch.setattr(race._Race, "_not_slower", lambda self, champion, eager: champion)
     model, x = Layers(), torch.randn(8, 32)
@@ -168,3 +171,80 @@ def test_options_of_lowering_change_no_graph_before(training):
 
     assert len(found := graphs(changed)) == 1 + training
     assert found == graphs({})
+
+
+@pytest.fixture
+def last_wins(monkeypatch):
+    """Let the last candidate win."""
+    monkeypatch.setattr(race._Race, "_beats", lambda self, challenger, champion: self._list(challenger.row) or True)
+    monkeypatch.setattr(race._Race, "_not_slower", lambda self, champion, eager: champion)
+
+
+@pytest.mark.parametrize("training", [pytest.param(False, id="inference"), pytest.param(True, id="training")])
+def test_a_winner_that_was_lowered_again_is_found_by_the_next_process(auto, last_wins, lowerings, training):
+    """Inductor's cache has its code, under the key of a graph that is traced anew."""
+    x = torch.randn(8, 32)
+    with torch.set_grad_enabled(training):
+        for _ in range(2):
+            torch._dynamo.reset()
+            decide.forget_process()
+            fn = auto(Layers(), candidates=["no_size_asserts"])
+            del lowerings[:]
+            counters.clear()
+            sum(out.sum() for out in fn(x))
+    assert lowerings == []
+    assert counters["inductor"]["fxgraph_cache_miss"] == 0
+
+
+def test_nothing_of_a_race_is_left(auto, last_wins):
+    """The compiled function of a training step keeps no inputs, references or graphs of its race."""
+    fn = auto(Layers(), candidates=STEPS, race="always")
+    sum(out.sum() for out in fn(torch.randn(8, 32))).backward()
+    gc.collect()
+    kinds = (Task, compiling.Compiles, compiling.Traced, lowered.LoweredGraph)
+    assert [type(each).__name__ for each in gc.get_objects() if isinstance(each, kinds)] == []
+
+
+def test_the_same_code_has_the_same_artifacts(auto, monkeypatch):
+    """What torch saves of a candidate belongs to its code with CUDA graphs and without."""
+    seen = []
+    original = compiling.Compiles.kept
+
+    def kept(self, candidate):
+        seen.append((candidate.artifacts, self.other(candidate).artifacts))
+        return original(self, candidate)
+
+    monkeypatch.setattr(compiling.Compiles, "kept", kept)
+    with fresh_cache():
+        auto(Layers(), candidates=["default"], race="always")(torch.randn(8, 32))
+    ((its, others),) = seen
+    assert its
+    assert others == its
+
+
+def test_graphs_in_a_graph_are_copied(auto, traces, last_wins):
+    """A branch that the first lowering changes is as it was for the next one, and results stay right."""
+
+    def branched(x):
+        def changed(x):
+            y = x.clone()
+            y[0] = x.sum()
+            return y
+
+        return torch.cond(x.sum() > 0, changed, lambda x: x.clone() * 2, (x,))
+
+    again = []
+    original = lowered.Lowered.again
+
+    def watched(self, version):
+        again.append([each.gm.true_graph_0.code for each in self.graphs])
+        return original(self, version)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(lowered.Lowered, "again", watched)
+        x = torch.randn(8, 4)
+        with torch.no_grad():
+            found = auto(branched, candidates=["no_size_asserts", "default"], race="always")(x)
+    torch.testing.assert_close(found, branched(x))
+    assert len({code for (code,) in again}) == 1
+    assert "index_put" in again[0][0] or "select_scatter" in again[0][0]

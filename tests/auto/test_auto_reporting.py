@@ -9,8 +9,9 @@ from dataclasses import replace
 import pytest
 import torch
 
+import backend_kwargs as bk
 from backend_kwargs.auto import reporting
-from backend_kwargs.auto.reporting import ARTIFACT, progress, table
+from backend_kwargs.auto.reporting import ARTIFACT, origin, progress, table
 from backend_kwargs.facts.decision import Decision, RaceRow
 from backend_kwargs.interval import Interval
 
@@ -112,6 +113,84 @@ def test_the_time_of_what_was_not_chosen(seconds, error, timed):
     row = RaceRow("bf16", status="fail_accuracy", reason="too far", seconds=seconds, error=error)
     line = table(Decision("key", "graph", "default", rows=(row,))).splitlines()[1]
     assert line == f"  bf16{' ' * 20} fail_accuracy: too far{timed}"
+
+
+def raced(*rows, winner, **more):
+    return Decision("key", "graph", winner, rows=rows, facts="3 ops", seconds=1.5, **more)
+
+
+FAST = RaceRow("fast", seconds=2.5e-5, speedup=Interval(2.0, 1.5, 2.5), against="default", won=True)
+EAGERS = RaceRow("eager", seconds=1e-4)
+DEFAULTS = RaceRow("default", seconds=5e-5, speedup=Interval(2.0, 1.0, 3.0), against="eager")
+
+
+def test_speedups_have_one_baseline():
+    """Each row's speedup is over eager, also if it was timed against another; the first line has the total gain."""
+    noisy = RaceRow("noisy", seconds=4.9e-5, speedup=Interval(1.01, 0.9, 1.1), against="default")
+    lines = table(raced(EAGERS, DEFAULTS, FAST, noisy, winner="fast")).splitlines()
+    assert lines[0] == "auto: fast for 3 ops (1.5 s): 4.00x over eager, 2.00x over default"
+    assert [" ".join(line.split()[3:8]) for line in lines[2:]] == [
+        "2.00x [1.00, 3.00] over eager",
+        "4.00x [1.50, 7.50] over eager",
+        "2.02x [0.90, 3.30] over eager",
+    ]
+    assert lines[4].endswith("compiled in 0.0 s  within noise of default")
+
+
+@pytest.mark.parametrize(
+    ("rows", "winner", "head"),
+    [
+        pytest.param([EAGERS, DEFAULTS], "default", ": 2.00x over eager", id="default"),
+        pytest.param([EAGERS, DEFAULTS], "eager", "", id="eager"),
+        pytest.param([FAST], "fast", "", id="rows that do not lead to eager"),
+        pytest.param([replace(FAST, against="fast")], "fast", "", id="rows in a circle, from a file"),
+        pytest.param([], "fast", "", id="no row"),
+    ],
+)
+def test_gain_is_told_if_it_is_known(rows, winner, head):
+    """The first line has the gain over what was timed, and nothing else."""
+    assert table(raced(*rows, winner=winner)).splitlines()[0] == f"auto: {winner} for 3 ops (1.5 s){head}"
+
+
+def test_origin_of_a_decision():
+    """A decision from a store says when, where and by what it was made."""
+    machine = {"torch": "2.13", "backend-kwargs": "0.1", "gpu": None, "cpu": "AVX2", "threads": 2}
+    told = origin(raced(EAGERS, winner="eager", made=0.0, machine=machine))
+    assert told.startswith(("decided 1970-01-01 ", "decided 1969-12-31 "))
+    assert told.endswith(
+        "for these sizes, on a CPU with AVX2, 2 threads, by torch 2.13, backend-kwargs 0.1; not raced again"
+    )
+    assert ", on NVIDIA H100, by" in origin(raced(EAGERS, winner="eager", machine=machine | {"gpu": "NVIDIA H100"}))
+
+
+def test_progress_goes_to_the_callers_function(monkeypatch):
+    """With `on_progress` nothing is shown, and the function gets the name and the fraction."""
+    monkeypatch.setattr(sys, "stderr", shown := Terminal())
+    told = []
+    with progress(lambda *args: told.append(args)) as tick:
+        tick("aten", 0.5)
+    assert (told, shown.getvalue()) == ([("aten", 0.5)], "")
+
+
+@torch.no_grad()
+def test_race_and_stored_decision_are_told_apart(tmp_path):
+    """A report says "raced" after a race, which calls on_progress, and of a later compile when the race was."""
+    net, x, told = torch.nn.Linear(8, 8), torch.randn(4, 8), []
+    options = {"store": str(tmp_path / "store"), "candidates": ["cpp_wrapper"], "race": "always", "budget_s": 30.0}
+    first = torch.compile(
+        net, backend=bk.make_backend("tmpl-inductor:auto", options, on_progress=lambda *args: told.append(args[0]))
+    )
+    first(x)
+    head, *rest = str(bk.report(first)).splitlines()[1:]
+    assert head.endswith(" s, raced")
+    assert not [line for line in rest if "cache" in line or "decided" in line]
+    assert told == ["cpp_wrapper"]
+    torch.compiler.reset()
+    later = torch.compile(net, backend=bk.make_backend("tmpl-inductor:auto", options, race="missing"))
+    later(x)
+    head, *rest = str(bk.report(later)).splitlines()[1:]
+    assert ", cache " in head
+    assert len([line for line in rest if line.startswith("  decided 20")]) == 1
 
 
 def test_text_from_elsewhere_is_printable():

@@ -129,12 +129,21 @@ def test_by_what_a_damaged_store_is_known(tmp_path, content, ours):
 def test_whose_files_are(tmp_path, private):
     """In the user's data folder both are the user's alone; elsewhere the process's mask decides."""
     mask = os.umask(0o022)
-    path = tmp_path / "above" / "folder" / "file"
+    path = tmp_path / "folder" / "file"
     Store(path, private=private).add(MADE)
     os.umask(mask)
     modes = [stat.S_IMODE(each.stat().st_mode) for each in (path.parent, path)]
     others = [mode & 0o077 for mode in modes]
     assert others == ([0, 0] if private else [0o055, 0o044])
+
+
+def test_a_misspelled_path_makes_no_folders(tmp_path):
+    """Only the last folder of a store that the user names is made; those of the user's data folder all are."""
+    with pytest.raises(BackendKwargsError) as raised:
+        Store(tmp_path / "misspelled" / "folder" / "file").add(MADE)
+    assert str(raised.value).startswith(f"Cannot write '{tmp_path}/misspelled/folder/file': ")
+    assert not (tmp_path / "misspelled").exists()
+    Store(tmp_path / "data" / "folder" / "file", private=True).add(MADE)
 
 
 def test_a_new_store_is_marked(store):

@@ -55,6 +55,7 @@ def test_aitune_field_names_are_taken():
             "CompileConfig's options must not hold 'mode': set the field `mode`.",
             id="mode among options",
         ),
+        pytest.param({"mod": "default"}, "Unknown CompileConfig field 'mod'. Did you mean 'mode'?", id="field"),
         pytest.param(
             {"backend": "tmpl-inductr"}, "Unknown backend 'tmpl-inductr'. Did you mean 'tmpl-inductor'?", id="backend"
         ),

@@ -63,8 +63,9 @@ def test_list_names_every_template():
     """`list --json` has a row for each template, with its summary and whether it works here."""
     listed = json.loads(run("list", "--json").stdout)
     rows = {row["name"]: row for row in listed["templates"]}
-    assert rows["cpp_wrapper"]["works here"] == "works"
-    assert rows["tma"]["works here"] == "cannot: no CUDA GPU is visible"
+    assert rows["cpp_wrapper"]["works"] == "works"
+    assert (rows["tma"]["works"], rows["tma"]["why"]) == ("cannot", "no CUDA GPU is visible")
+    assert not [row["name"] for row in listed["backends"] if "TESTING" in row["name"]]
     assert all(row["summary"] for row in rows.values())
 
 
@@ -511,3 +512,27 @@ def test_list_output():
     # The backends above depend on what is installed.
     _, title, templates = ran.stdout.partition("templates, as ")
     check_golden("list_templates", title + templates)
+
+
+def test_failed_import_shows_its_cause(tmp_path):
+    """The error of a factory has the cause of an import that failed; --traceback shows all of it."""
+    (tmp_path / "factory.py").write_text(
+        "def build():\n    try:\n        import nothing_here\n    except ImportError as error:\n"
+        "        raise RuntimeError('no model') from error\n"
+    )
+    cause = (
+        "Factory 'factory.py:build' failed: RuntimeError: no model, because of ModuleNotFoundError: "
+        "No module named 'nothing_here'."
+    )
+    ran = run("compare", "factory.py:build", cwd=tmp_path)
+    assert (ran.returncode, ran.stderr) == (2, f"error: {cause}\n")
+    ran = run("compare", "factory.py:build", "--traceback", cwd=tmp_path)
+    assert "Traceback (most recent call last):" in ran.stderr
+    assert "import nothing_here" in ran.stderr
+    assert ran.stderr.endswith(f"error: {cause}\n")
+
+
+def test_shells_complete_the_commands():
+    """A shell that asks how a word can end gets the commands."""
+    asked = {"_BACKEND_KWARGS_COMPLETE": "complete_bash", "COMP_WORDS": "backend-kwargs ex", "COMP_CWORD": "1"}
+    assert run(**asked).stdout.split() == ["explain"]

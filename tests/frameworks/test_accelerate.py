@@ -114,6 +114,25 @@ def test_page_quotes_accelerates_errors(backend):
     assert f"{type(raised.value).__name__}: {raised.value}" in SECTIONS["accelerate"]
 
 
+@pytest.mark.xfail(raises=ValueError, reason="accelerate checks names against its enum: docs/upstream.md")
+def test_accelerate_accepts_the_names():
+    """A release of accelerate that accepts any name of torch's makes this pass: then simplify the page."""
+    from accelerate import Accelerator
+
+    Accelerator(dynamo_backend="tmpl-inductor:auto")
+
+
+@pytest.mark.xfail(raises=ValueError, reason="Trainer hands the name to accelerate: docs/upstream.md")
+def test_trainer_accepts_the_names(causal_lm, dataset, monkeypatch):
+    """As above, for the argument of transformers' Trainer."""
+    from transformers import Trainer, TrainingArguments
+
+    for name in ("ACCELERATE_DYNAMO_BACKEND", "ACCELERATE_DYNAMO_MODE"):
+        monkeypatch.setenv(name, "")  # restored afterwards
+    args = TrainingArguments("out", report_to="none", torch_compile_backend="tmpl-inductor:auto")
+    Trainer(model=causal_lm, args=args, train_dataset=dataset)
+
+
 def saved_loads_uncompiled(folder):
     from transformers import LlamaForCausalLM
 

@@ -528,7 +528,7 @@ def test_what_is_not_compiled_is_an_error():
     with pytest.raises(bk.BackendKwargsError) as error:
         bk.report(len)
     assert str(error.value) == (
-        "report's argument must be what torch.compile returned, "
+        "report's argument must be what torch.compile returned, or hold it, as a module or a Trainer does, "
         "got <built-in function len> (builtin_function_or_method)."
     )
 

@@ -55,14 +55,18 @@ EXCLUSIVE: Mapping[str, tuple[str, ...]] = MappingProxyType(
     }
 )
 # What works only where this package compiles, and why a plain dict of options for Inductor cannot contain it; its own
-# options cannot be in one either.
+# options cannot be in one either. Ahead of time parameters are constants, so `freezing` works there.
+WORKS_AHEAD = "freezing"
 NOT_PLAIN: Mapping[str, str] = MappingProxyType(
     {
         "auto": (
             "it decides for each graph; report(compiled).graphs[0].inductor_config() and `backend-kwargs decisions "
             "show KEY --as inductor-config` give what it decided"
         ),
-        "freezing": "Inductor alone freezes nothing, since parameters are inputs of the graph",
+        "freezing": (
+            "under torch.compile, Inductor alone freezes nothing, since parameters are inputs of the graph; "
+            "inductor_config(ahead_of_time=True) gives it to AOTInductor, which freezes them"
+        ),
         "fallback_by_default": "the package that AOTInductor makes fails where it calls ATen's operators",
         "triton.cudagraphs": "AOTInductor records no CUDA graphs, and vLLM records its own",
     }
@@ -154,13 +158,13 @@ class InductorCompiler:
     def reset(self, options: Options) -> None:
         _torch_wrapper(options, self.own).reset()
 
-    def plain(self, options: Options) -> dict[str, Any]:
+    def plain(self, options: Options, *, ahead_of_time: bool = False) -> dict[str, Any]:
         """Return the options as a plain dict for Inductor without this package; raise if one needs the package."""
         unrecorded = {} if records(options) else {"triton.cudagraphs": False}
         options = {name: value for name, value in {**options, **unrecorded}.items() if name != "record_cudagraphs"}
         reasons = {**dict.fromkeys(self.own, "it is an option of backend_kwargs, not of Inductor"), **NOT_PLAIN}
         for name, value in options.items():
-            if name in reasons and is_set(name, value):
+            if name in reasons and is_set(name, value) and not (ahead_of_time and name == WORKS_AHEAD):
                 raise BackendKwargsError(f"Option {name!r} does not work in a plain dict: {reasons[name]}.")
         plain = {name: copied(value) for name, value in options.items() if name not in self.own}
         if "CUTLASS" in generators(plain.get("max_autotune_gemm_backends", "")):

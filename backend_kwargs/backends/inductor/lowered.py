@@ -49,12 +49,16 @@ class Version:
         return Version([plain.get(id(graph), graph) for graph in self.graphs])
 
 
+def _ignore(graph: LoweredGraph) -> None:
+    """Do nothing with a graph."""
+
+
 @dataclass
 class Lowered:
     """The lowered graphs of one compile, and which of their versions is in place."""
 
     options: Options
-    noted: Callable[[LoweredGraph], None] = lambda graph: None
+    noted: Callable[[LoweredGraph], None] = _ignore
     graphs: list[LoweredGraph] = field(default_factory=list)
     call: Call | None = None
     in_place: Version | None = None
@@ -126,6 +130,8 @@ class Lowered:
         for recording in version.recordings:
             recording.record_again()
         self._put(version, for_good=True)
+        # AOTAutograd's function may hold the function that compiled its backward graph, and that this object.
+        self.graphs, self.in_place, self.noted = [], None, _ignore
 
     def assembled(self, version: Version) -> None:
         """Note what the stages have put round the backward passes of a version."""

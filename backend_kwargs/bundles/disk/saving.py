@@ -21,6 +21,7 @@ from backend_kwargs.bundles.disk.manifest import (
     signed,
 )
 from backend_kwargs.bundles.disk.place import MANIFEST, PARTS, SIGNATURES, check_place, make_folder, new_folder, write
+from backend_kwargs.bundles.disk.safetensors_file import DTYPES, as_safetensors
 from backend_kwargs.bundles.disk.weights import place_of, why_not_plain, why_not_samples
 from backend_kwargs.bundles.graphs import Graph
 from backend_kwargs.bundles.running import Built
@@ -59,24 +60,13 @@ def check_state(module: torch.nn.Module) -> None:
     for name, value in module.state_dict().items():
         if not isinstance(value, torch.Tensor):
             raise BackendKwargsError(f"A module's state must contain only tensors, got {shown(value)} as {name!r}.")
-        if why := why_not_plain(value) or _why_no_dtype(value.dtype):
+        unknown = "" if value.dtype in DTYPES else f"is {value.dtype}, which safetensors files cannot contain"
+        if why := why_not_plain(value) or unknown:
             raise BackendKwargsError(f"The module's {name!r} cannot be saved: it {why}.")
-
-
-def _why_no_dtype(dtype: torch.dtype) -> str:
-    """Return why tensors of a dtype cannot be saved, "" if they can."""
-    from safetensors.torch import save as as_safetensors
-
-    try:
-        as_safetensors({"": torch.empty(0, dtype=dtype)})
-    except Exception:  # noqa: BLE001 - it has no list of the dtypes that it can write
-        return f"is {dtype}, which safetensors files cannot contain"
-    return ""
 
 
 def _write_parts(built: Built, parts: Path, factory: str) -> Manifest:
     """Write each part into a folder, and return the manifest that lists them."""
-    from safetensors.torch import save as as_safetensors
 
     def written(content: bytes) -> Part:
         part = Part(digest(content), len(content))

@@ -13,7 +13,8 @@ from torch._inductor.custom_graph_pass import CustomGraphPass
 from torch._inductor.runtime.benchmarking import benchmarker
 
 from backend_kwargs.auto.workers.graphs import PackedGraph, packed
-from backend_kwargs.torch_internals.lowered_graphs import again, spare_graph, with_changed
+from backend_kwargs.torch_internals.lowered_graphs import again, with_changed
+from backend_kwargs.torch_internals.relowering import spare_of
 
 LONG_S = 300  # no test waits so long, unless something hangs
 
@@ -48,7 +49,7 @@ class Lowered:
         counters["inductor"].clear()
         self.context.aot_graph_name = self.name  # a comment in the code
         with tracing(self.context), config.patch(dict(options)), again():
-            code = compile_fx_inner(spare_graph(self.gm), self.inputs, **with_changed(self.kwargs, changed, self.gm))
+            code = compile_fx_inner(spare_of(self.gm), self.inputs, **with_changed(self.kwargs, changed, self.gm))
         return code, counters["inductor"]["fxgraph_cache_hit"] == 1
 
 
@@ -59,7 +60,7 @@ def lowered(function, *inputs, backward=False, dynamic=None):
     def inner(gm, example_inputs, **kwargs):
         graph = packed(gm, example_inputs, kwargs)
         context = TracingContext.get()
-        spare = spare_graph(gm)
+        spare = spare_of(gm)
         found.append(Lowered(graph, spare, list(example_inputs), kwargs, context, context.aot_graph_name))
         return compile_fx_inner(gm, example_inputs, **kwargs)
 

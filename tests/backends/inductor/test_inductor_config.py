@@ -113,8 +113,9 @@ def test_clone_outputs_that_is_off_is_left_out():
         pytest.param(
             "tmpl-inductor:freezing",
             {},
-            "Option 'freezing' does not work in a plain dict: Inductor alone freezes nothing, since parameters are "
-            "inputs of the graph.",
+            "Option 'freezing' does not work in a plain dict: under torch.compile, Inductor alone freezes nothing, "
+            "since parameters are inputs of the graph; inductor_config(ahead_of_time=True) gives it to AOTInductor, "
+            "which freezes them.",
             id="freezing",
         ),
         pytest.param(
@@ -166,6 +167,37 @@ def test_plain_inductor_cannot_call_operators_ahead_of_time(plain_mlp, tmp_path)
     net, x, _ = plain_mlp
     with pytest.raises(RuntimeError, match="Mismatch between ints consumed and num_ints"):
         result_of(net, (x,), dict(bk.get_template("fast_compile").options), tmp_path)
+
+
+@on_cpu
+def test_freezing_acts_ahead_of_time(tmp_path):
+    """The dict for AOTInductor has `freezing`, which folds a batch norm, with eager's numbers."""
+    torch.manual_seed(0)
+    net, x = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU()).eval(), torch.randn(2, 3, 8, 8)
+    config = bk.make_backend("tmpl-inductor:freezing").inductor_config(ahead_of_time=True)
+    code = code_of(net, (x,), config, tmp_path)
+    assert ("batch_norm" in code_of(net, (x,), {}, tmp_path), "batch_norm" in code) == (True, False)
+    assert "mkldnn__convolution_pointwise" in code
+    with torch.no_grad():
+        torch.testing.assert_close(result_of(net, (x,), config, tmp_path), net(x), atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("spec", ["tmpl-inductor:auto", "tmpl-inductor:max_autotune", "tmpl-inductor:fast_compile"])
+@pytest.mark.filterwarnings("ignore::backend_kwargs.BackendKwargsWarning")
+def test_what_fails_ahead_of_time_too_raises(spec):
+    """For AOTInductor nothing else is allowed than for other callers of Inductor."""
+    with pytest.raises(bk.BackendKwargsError, match="does not work in a plain dict"):
+        bk.make_backend(spec).inductor_config(ahead_of_time=True)
+
+
+def test_explain_prints_it_for_aotinductor(capsys, monkeypatch):
+    """`explain SPEC --as aoti-config` prints the dict for AOTInductor."""
+    from backend_kwargs.cli import main
+
+    monkeypatch.setattr("sys.argv", ["backend-kwargs", "explain", "tmpl-inductor:freezing", "--as", "aoti-config"])
+    with pytest.raises(SystemExit):
+        main()
+    assert json.loads(capsys.readouterr().out) == {"freezing": True}
 
 
 def test_explain_prints_it(capsys, monkeypatch):

@@ -88,10 +88,11 @@ def test_list_and_doctor_go_on(tmp_path):
         from backend_kwargs.cli import app
         listed, found = (json.loads(CliRunner().invoke(app, [c, "--json"]).stdout) for c in ("list", "doctor"))
         row = next(row for row in listed["backends"] if row["name"] == "tmpl-tvm")
-        print(json.dumps([row["works here"], found["backends"]["tmpl-tvm"], found["machine"]["TVM"]]))
+        print(json.dumps([row["works"], row["why"], found["backends"]["tmpl-tvm"], found["machine"]["TVM"]]))
     """
     assert json.loads(run(code, "old", tmp_path)) == [
-        f"cannot: {REASONS['old']}",
+        "cannot",
+        REASONS["old"],
         {"word": "cannot", "reason": REASONS["old"], "remedy": INSTALL},
         "apache-tvm 0.25.0, apache-tvm-ffi 0.1.15, without CUDA",
     ]

@@ -1,0 +1,124 @@
+"""What torch.compile compiled in a value: its own result, a module with compiled parts, a wrapper, a method."""
+
+import functools
+import inspect
+import types
+from collections.abc import Iterator
+from types import CodeType
+from typing import TYPE_CHECKING, Any
+
+from backend_kwargs.compile_records import Record, records
+from backend_kwargs.errors import wrong_value
+
+if TYPE_CHECKING:
+    import torch
+
+SHARED = (
+    "Compiled for another torch.compile of the same code: these graphs serve this one too where their guards "
+    "hold. Elsewhere it runs in eager, if the recompile limit is reached."
+)
+
+
+def owners_of(value: object) -> list[Any]:
+    """Return the callables that torch.compile was given, wherever `value` keeps its results.
+
+    `value` is such a result, a module with any in it or below it, a method of one, a `functools.partial`, or an object
+    that holds one of these, such as a Trainer or a pipeline.
+
+    Raises:
+        BackendKwargsError: if there is none, and no graph was compiled of a module in `value` either.
+
+    """
+    own = list(_given(value))
+    if not own and not _records_of_modules(value):
+        wanted = "what torch.compile returned, or hold it, as a module or a Trainer does"
+        raise wrong_value("report's argument", wanted, value)
+    return own
+
+
+def records_of(value: object, owners: list[Any]) -> tuple[list[Record], tuple[str, ...]]:
+    """Return the records of the graphs of `value`, whose owners these are, and notes on them."""
+    everything = records()
+    of_owners = [record for record in everything if any(record.owner() is owner for owner in owners)]
+    if own := of_owners or _records_of_modules(value):
+        return own, ()
+    codes = [code for code in map(code_of, owners) if code is not None]
+    shared = [record for record in everything if any(code_of(record.owner()) is code for code in codes)]
+    return (shared, (SHARED,)) if shared else ([], ())
+
+
+def _records_of_modules(value: object) -> list[Record]:
+    """Return the records of graphs of the modules of `value`, which another value's torch.compile compiled."""
+    modules = {id(module) for holder in _holders(value) if _is_module(holder) for module in holder.modules()}
+    return [record for record in records() if id(called_by(record.owner())) in modules]
+
+
+def _given(value: object) -> Iterator[Any]:
+    """Yield what torch.compile was given, for each of its results in `value`."""
+    if result := _result_of(value):
+        yield inspect.getclosurevars(result).nonlocals["fn"]
+        return
+    holders = [part for holder in _holders(value) for part in (holder.modules() if _is_module(holder) else [holder])]
+    results = (_result_of(kept) for holder in _distinct(holders) for kept in _attributes(holder))
+    yield from (inspect.getclosurevars(result).nonlocals["fn"] for result in _distinct(filter(None, results)))
+
+
+def _holders(value: object) -> list[Any]:
+    """Return the modules that `value` is, belongs to or has as attributes; else `value` itself."""
+    value = getattr(_unwrapped(value), "__self__", _unwrapped(value))
+    if _is_module(value):
+        return [value]
+    modules = [kept for kept in _attributes(value) if _is_module(kept)]
+    return [value, *modules]
+
+
+def _attributes(holder: object) -> list[Any]:
+    kept = {} if isinstance(holder, type | types.ModuleType) else getattr(holder, "__dict__", {})
+    return list(kept.values())
+
+
+def _distinct(values: Any) -> list[Any]:
+    return list({id(value): value for value in values}.values())
+
+
+def _is_module(value: object) -> bool:
+    import torch
+
+    return isinstance(value, torch.nn.Module)
+
+
+def _unwrapped(value: Any) -> Any:
+    """Return the function in partials and in decorators that say what they wrap, up to torch.compile's own."""
+    while isinstance(value, functools.partial):
+        value = value.func
+    return inspect.unwrap(value, stop=_is_result) if isinstance(value, types.FunctionType) else value
+
+
+def _result_of(value: object) -> types.FunctionType | None:
+    """Return the result of torch.compile that `value` is, None if it is none."""
+    value = _unwrapped(value)
+    return value if isinstance(value, types.FunctionType) and _is_result(value) else None
+
+
+def _is_result(value: object) -> bool:
+    from backend_kwargs.torch_internals.dynamo import WRAPPER
+
+    return isinstance(value, types.FunctionType) and value.__code__.co_name == WRAPPER
+
+
+# ---- what an owner calls
+
+
+def code_of(owner: object) -> CodeType | None:
+    """Return the code object that dynamo compiles for `owner`."""
+    module = called_by(owner)
+    return getattr(module.forward if _is_module(module) else _original(owner), "__code__", None)
+
+
+def called_by(owner: object) -> "torch.nn.Module | Any":
+    """Return the module that `owner` calls, or `owner` itself."""
+    return getattr(_original(owner), "__self__", _original(owner))
+
+
+def _original(owner: object) -> Any:
+    return getattr(owner, "__wrapped__", owner)  # torch calls all of its own modules through one function
