@@ -22,6 +22,7 @@ TEMPLATES = ("", ":default", ":cudagraphs", ":max_autotune", ":max_autotune_no_c
 MODES = ("default", "inductor", *(f"tmpl-inductor{template}" for template in TEMPLATES))
 WITH_MODE = re.compile(r"(tmpl-)?inductor\[mode=[\w-]+\]")
 LOUD = 1.05  # a machine on which the baseline differs from itself by more is noisy
+CHEAPEST = "Of the candidates whose intervals overlap the fastest one's, it compiled in the least time."
 KINDS: Mapping[str, Literal["output", "gradient"]] = {"output": "output", "gradients": "gradient"}  # by a path's begin
 KINDS_OF_ROWS = {measure.GENERATED: "with its wrapper", measure.AROUND: "torch"}
 MOST_RESULTS = 5000  # tensors on a page
@@ -89,13 +90,15 @@ def _verdict(comparison: Comparison, best: Row | None, paste: str) -> page.Verdi
     mode = best_mode(comparison, best)
     others = [other for other in (mode, baseline) if other and other is not best]
     found = [(other.label, interval_of(speedup_over(best, other))) for other in others]
+    clear = all(of.low > 1 for _, of in found if of)
     accuracy, calls = best.accuracy, None
     if baseline.latency and best.compile_s is not None:
         medians = best.latency.median, baseline.latency.median
         calls = pays_back(best.compile_s, medians[0], baseline.compile_s or 0.0, medians[1])
     return page.Verdict(
         winner=best.label,
-        clear=all(of.low > 1 for _, of in found if of),
+        text="" if clear else CHEAPEST,
+        clear=clear,
         speedups=tuple({label: page.Speedup(over=label, ratio=of) for label, of in found if of}.values()),
         latency=interval_of(best.latency),
         error=error_of(accuracy.error) if accuracy else None,

@@ -86,6 +86,7 @@ def test_a_winner_that_is_no_faster_than_a_mode_is_not_clear():
     best = row("tmpl-inductor:freezing", 0.5)
     verdict = document_of(compared(default, best), "model").verdict
     assert (verdict.winner, verdict.clear) == ("tmpl-inductor:freezing", False)
+    assert verdict.text == "Of the candidates whose intervals overlap the fastest one's, it compiled in the least time."
 
 
 def test_nothing_ran():
