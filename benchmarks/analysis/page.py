@@ -8,7 +8,7 @@ from statistics import median
 from backend_kwargs.facts.decision import Decision, RaceRow
 from backend_kwargs.files.atomic_write import write_whole
 from backend_kwargs.measure import Interval
-from backend_kwargs.page import changes, read_document, to_html
+from backend_kwargs.page import changes, pays_back, read_document, to_html
 from backend_kwargs.page import document as page
 from backend_kwargs.page.figures import ratio as ratio_text
 from backend_kwargs.page.values import count_of, environment_of, error_of, interval_of, seconds_of
@@ -157,15 +157,30 @@ def _verdict(best: Mean | None, means: Sequence[Mean], tables: Mapping[Key, Sequ
             f"{peer} is {ratio_text(over_mode.median)} as fast as {BEST_MODE}, which takes timing all of them."
         )
     remarks += [*_faster_elsewhere(best, means), "Costs are medians over the cases."]
+    calls = _calls_to_pay_back(best)
     return page.Verdict(
         winner=peer,
         text=" ".join(remarks),
         clear=all(ratio.low > 1 for _, ratio in found if ratio),
         speedups=tuple(page.Speedup(over=over, ratio=ratio) for over, ratio in found if ratio and over != peer),
         compile_s=seconds_of(best.compile_s),
+        pays_back_calls=calls,
+        pays_back_over=BASELINE if calls is not None else "",
         peak_bytes=count_of(best.peak_bytes),
         paste=_paste(best.cell),
     )
+
+
+def _calls_to_pay_back(best: Mean) -> int | None:
+    """Return the median of the calls that pay back a compile against eager; None if in most cases none do."""
+    found = []
+    for entry in best.passed:
+        if entry.time and entry.cold_s is not None:
+            own, eager = entry.time.median, entry.time.median * entry.speedups["eager"].median
+            calls = pays_back(entry.cold_s, own, 0.0, eager)
+            found.append(math.inf if calls is None else calls)
+    middle = median(found) if found else math.inf
+    return math.ceil(middle) if math.isfinite(middle) else None
 
 
 def _faster_elsewhere(best: Mean, means: Sequence[Mean]) -> Iterator[str]:

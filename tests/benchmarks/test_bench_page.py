@@ -57,6 +57,8 @@ def test_the_verdict_is_on_what_passes_everywhere(results):
     assert (verdict.winner, verdict.clear) == (AUTO, True)
     assert [each.over for each in verdict.speedups] == ["the fastest mode of torch for each case", "default", "eager"]
     assert [each.ratio.median for each in verdict.speedups] == pytest.approx([2.0, 2.0, 4.0], rel=0.05)
+    assert verdict.pays_back_over == "eager"
+    assert verdict.pays_back_calls == pytest.approx(verdict.compile_s / 3e-3, rel=0.05)
 
 
 def test_a_mode_wins_with_what_is_faster_in_most_cases(results):
