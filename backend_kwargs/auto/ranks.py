@@ -19,6 +19,11 @@ logger = logging.getLogger("backend_kwargs.auto")
 
 PREFIX = "backend_kwargs/auto"
 GRACE_S = 120.0  # a compile that is running when the budget ends may finish
+# Why ranks have no decision of a race: default is then compiled, after UNREACHABLE perhaps by this rank alone.
+FAILED = "the racing rank failed or was interrupted"
+SILENT = "the racing rank no longer answers"
+LATE = "timed out waiting for the racing rank"
+UNREACHABLE = "the process group's store cannot be reached"
 SHARE = 0.5  # of the process group's timeout: the rest is for compiling, and for collectives that wait for this rank
 LOOK_S = 0.2  # a rank that waits looks so often, since a store's own wait() stops other threads' calls and Ctrl-C
 BEAT_S, SILENCE_S = 5.0, 60.0  # the deciding rank counts up so often; without a count for so long, it is dead
@@ -42,7 +47,7 @@ def agreed(
         why = "" if first else _waited(store, place, longest_wait_s(settings))
     except Exception:  # noqa: BLE001 - each kind of store raises its own error
         return _unreachable(default)
-    decision = default(why or "the racing rank failed or was interrupted")
+    decision = default(why or FAILED)
     try:
         if first:
             with _counting(store, place):
@@ -69,9 +74,9 @@ def _waited(store: "Store", place: str, longest_s: float) -> str:
         if (count := store.add(f"{place}/count", 0)) != last:
             last, changed_s = count, now_s
         if now_s - changed_s > SILENCE_S:
-            return "the racing rank no longer answers"
+            return SILENT
         time.sleep(LOOK_S)
-    return "timed out waiting for the racing rank"
+    return LATE
 
 
 @contextmanager
@@ -108,7 +113,7 @@ def _first_stored(store: "Store", place: str, decision: Decision, default: Calla
 
 def _unreachable(default: Callable[[str], Decision]) -> Decision:
     logger.warning("The process group's store cannot be reached; default is compiled.")
-    return default("the process group's store cannot be reached")
+    return default(UNREACHABLE)
 
 
 def ranks() -> int:

@@ -11,6 +11,7 @@ from backend_kwargs.compare.rows import Comparison, Row, fastest
 from backend_kwargs.interval import Interval
 from backend_kwargs.page import document as page
 from backend_kwargs.page import fragment, pays_back, tradeoffs_of
+from backend_kwargs.page.figures import between, ratio
 from backend_kwargs.page.values import count_of, environment_of, error_of, interval_of, seconds_of
 from backend_kwargs.report import Graph
 from backend_kwargs.report.decisions import race_of, warnings_of
@@ -21,6 +22,7 @@ TEMPLATES = ("", ":default", ":cudagraphs", ":max_autotune", ":max_autotune_no_c
 MODES = ("default", "inductor", *(f"tmpl-inductor{template}" for template in TEMPLATES))
 WITH_MODE = re.compile(r"(tmpl-)?inductor\[mode=[\w-]+\]")
 LOUD = 1.05  # a machine on which the baseline differs from itself by more is noisy
+CHEAPEST = "Of the candidates whose intervals overlap the fastest one's, it compiled in the least time."
 KINDS: Mapping[str, Literal["output", "gradient"]] = {"output": "output", "gradients": "gradient"}  # by a path's begin
 KINDS_OF_ROWS = {measure.GENERATED: "with its wrapper", measure.AROUND: "torch"}
 MOST_RESULTS = 5000  # tensors on a page
@@ -82,20 +84,21 @@ def best_mode(comparison: Comparison, but: Row | None = None) -> Row | None:
 
 
 def _verdict(comparison: Comparison, best: Row | None, paste: str) -> page.Verdict:
-    if comparison.baseline is None:
-        return page.Verdict(text="No candidate ran.", clear=False)
     if best is None or best.latency is None:
-        return page.Verdict(text=f"Nothing beats {comparison.baseline} beyond the noise.", clear=False)
+        return page.Verdict(text=_without_winner(comparison), clear=False)
     baseline = next(row for row in comparison.rows if row.label == comparison.baseline)
     mode = best_mode(comparison, best)
     others = [other for other in (mode, baseline) if other and other is not best]
     found = [(other.label, interval_of(speedup_over(best, other))) for other in others]
+    clear = all(of.low > 1 for _, of in found if of)
     accuracy, calls = best.accuracy, None
     if baseline.latency and best.compile_s is not None:
         medians = best.latency.median, baseline.latency.median
         calls = pays_back(best.compile_s, medians[0], baseline.compile_s or 0.0, medians[1])
     return page.Verdict(
         winner=best.label,
+        text="" if clear else CHEAPEST,
+        clear=clear,
         speedups=tuple({label: page.Speedup(over=label, ratio=of) for label, of in found if of}.values()),
         latency=interval_of(best.latency),
         error=error_of(accuracy.error) if accuracy else None,
@@ -108,6 +111,26 @@ def _verdict(comparison: Comparison, best: Row | None, paste: str) -> page.Verdi
         other_peak_of=baseline.label if baseline.peak_bytes is not None else "",
         paste=paste,
     )
+
+
+def _without_winner(comparison: Comparison) -> str:
+    """Return what to do where no candidate is surely faster than the baseline."""
+    keep, noise = comparison.baseline, comparison.noise
+    if keep is None:
+        return "Nothing to use yet: no candidate ran, for the reasons below."
+    if len(comparison.rows) == 1:
+        return f"Keep {keep}: no other candidate was given."
+    timed = [(row, row.speedup) for row in comparison.rows if row.passed and row.label != keep and row.speedup]
+    if not timed:
+        return f"Keep {keep}: no other candidate passed, for the reasons below."
+    row, of = max(timed, key=lambda each: each[1].median)
+    nearest = f"the next, {row.label}, is {ratio(of.median)} as fast ({between(of)})"
+    if of.high < 1 and not row.verdict:
+        return f"Keep {keep}, which is the fastest: {nearest}."
+    first = f"Keep {keep}: nothing is faster beyond the noise; {nearest}."
+    if noise is None or noise.high <= LOUD:
+        return first
+    return f"{first}\nNot clear: {keep} differs from itself by {between(noise)}. Time it again on an idle machine."
 
 
 def _warnings(comparison: Comparison) -> Iterator[page.Warned]:
@@ -184,7 +207,7 @@ def _raced(comparison: Comparison) -> Iterator[tuple[str, Graph]]:
     """Yield the graphs that `auto` raced, with a name."""
     for row in comparison.rows:
         for graph in row.made:
-            if graph.race:
+            if graph.race and graph.race.rows:
                 yield f"{row.label}, graph {graph.compile_id}", graph
 
 

@@ -45,9 +45,9 @@ class Verdict(Part, frozen=True):
     """Which candidate to use, how sure that is, and what it costs.
 
     `speedups` has the most important first: over the best mode of torch, then over eager. `clear` is whether the winner
-    is better beyond the noise. `text` replaces the sentence where there is no winner. `pays_back_calls` is the number
-    of calls after which the time to compile is saved, against `pays_back_over`. `error_bound` is the largest `error`
-    that was allowed. `paste` is the code that uses the winner.
+    is better beyond the noise. Where there is no winner, the first line of `text` replaces the sentence; other text is
+    a remark. `pays_back_calls` is the number of calls after which the time to compile is saved, against
+    `pays_back_over`. `error_bound` is the largest `error` that was allowed. `paste` is the code that uses the winner.
     """
 
     winner: Name = ""

@@ -6,6 +6,7 @@ from backend_kwargs.errors import printable, shortened
 from backend_kwargs.interval import Interval
 from backend_kwargs.page import figures
 from backend_kwargs.page.document import Change, Document, Row, Speedups, Verdict
+from backend_kwargs.page.sentence import Piece, kept, remark, sentence
 from backend_kwargs.page.sharing import shareable
 
 LONGEST = 200  # characters of a name or a reason
@@ -51,25 +52,40 @@ def _lines(document: Document) -> Iterator[str]:
 
 
 def _verdict(verdict: Verdict) -> Iterator[str]:
-    if verdict.text or not verdict.winner:
-        yield f"**{code(verdict.text or 'No verdict.')}**"
-        return
-    over = [
-        f"{figures.ratio(s.ratio.median)} ({figures.between(s.ratio)}) over {code(s.over)}" for s in verdict.speedups
-    ]
-    costs = [] if verdict.compile_s is None else [f"compiles in {figures.duration(verdict.compile_s)}"]
-    if verdict.pays_back_calls is not None:
-        costs.append(
-            f"paid back after {figures.count(verdict.pays_back_calls)} calls over {code(verdict.pays_back_over)}"
-        )
-    if verdict.error is not None:
-        costs.append(f"error {figures.error(verdict.error)}")
-    unsure = "" if verdict.clear else " Within the noise."
-    yield f"**Use {code(verdict.winner)}**: {'; '.join([', '.join(over), *costs]).removeprefix('; ')}.{unsure}"
-    if verdict.paste:
+    said = sentence(verdict)
+    yield f"**{''.join(map(_piece, said)) if verdict.winner else code(said[0].text)}**"
+    yield from ("; ".join(each) + "." for each in (_intervals(verdict), _costs(verdict)) if each)
+    if remark(verdict):
+        yield code(remark(verdict))
+    if verdict.paste and not kept(verdict):
         longest = max((len(run) for run in _ticks(verdict.paste)), default=0)
         fence = "`" * max(3, longest + 1)
         yield from ["", f"{fence}python", *(printable(line) for line in verdict.paste.splitlines()), fence]
+
+
+def _intervals(verdict: Verdict) -> list[str]:
+    ends = (f"{figures.between(each.ratio)} over {code(each.over)}" for each in verdict.speedups)
+    return [f"95 % intervals: {', '.join(ends)}"] if verdict.speedups else []
+
+
+def _costs(verdict: Verdict) -> list[str]:
+    """Return what the winner costs, if it is to be used."""
+    costs = list[str]()
+    if kept(verdict):
+        return costs
+    if verdict.compile_s is not None:
+        costs.append(f"It compiles in {figures.duration(verdict.compile_s)}")
+    if verdict.pays_back_calls is not None:
+        calls = "call" if verdict.pays_back_calls == 1 else "calls"
+        over = code(verdict.pays_back_over)
+        costs.append(f"paid back after {figures.count(verdict.pays_back_calls)} {calls} against {over}")
+    if verdict.error is not None:
+        costs.append(f"error {figures.error(verdict.error)}")
+    return costs
+
+
+def _piece(piece: Piece) -> str:
+    return code(piece.text) if piece.kind == "name" else piece.text
 
 
 def _ticks(text: str) -> Iterator[str]:

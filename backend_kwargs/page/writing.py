@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from backend_kwargs.facts.decision import Decision
-from backend_kwargs.page import figures, plots
+from backend_kwargs.page import figures, plots, sentence
 from backend_kwargs.page.document import Document, packed, parse
 from backend_kwargs.page.sharing import shareable
 
@@ -92,7 +92,7 @@ def _sections(document: Document) -> Iterator[tuple[str, str]]:
 def _render(name: str, **context: object) -> str:
     style, script = _markup(_asset("page.css")), _markup(_asset("page.js"))
     template = _environment().get_template(name)
-    return template.render(plots=plots, policy=policy(), style=style, script=script, **context)
+    return template.render(plots=plots, said=sentence, policy=policy(), style=style, script=script, **context)
 
 
 @cache

@@ -196,7 +196,8 @@ def _race(record: Record) -> Race | None:
         return None
     from backend_kwargs.auto.reporting import table
 
-    return Race(found.winner, found.options, found.seconds, found.rows, table(found), found.compiler, found.cut_s)
+    raced = found.seconds, found.rows, table(found)
+    return Race(found.winner, found.options, *raced, found.compiler, found.cut_s, found.facts)
 
 
 def _decided(record: Record) -> str:

@@ -5,6 +5,7 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import UTC, datetime
 
+from backend_kwargs.auto import ranks
 from backend_kwargs.backend import find_backend
 from backend_kwargs.facts.decision import Decision
 from backend_kwargs.options.layers import same, sources
@@ -25,7 +26,8 @@ def document_of(
 ) -> page.Document:
     """Return the page of a report; with the verdict of the race if it has one graph, which was raced."""
     parts = [graph_of(graph) for graph in graphs[:MOST]]
-    decisions = [(decision_of(graph.race), part.name) for graph, part in zip(graphs, parts, strict=False) if graph.race]
+    raced_parts = [(graph.race, part) for graph, part in zip(graphs, parts, strict=False) if graph.race]
+    decisions = [(decision_of(race), part.name) for race, part in raced_parts if race.rows]
     speedups = tuple(speedups_of(decision, name) for decision, name in decisions)
     raced = len(graphs) == 1 and speedups
     return page.Document(
@@ -63,11 +65,22 @@ def warnings_on(graphs: Iterable[Graph], where: str = "") -> Iterator[page.Warne
     for graph in graphs:
         if graph.ran:
             yield page.Warned(text=graph.ran.what, kind="fell back", where=where or _name(graph))
+        if graph.race and (why := _disagreement(graph.race)):
+            yield page.Warned(text=why, kind="ranks", where=where or _name(graph))
     for each in dict.fromkeys(graph.ended_by for graph in graphs if graph.ended_by):
         yield page.Warned(text=f"graph break at {each.place}: {each.reason}", kind="break", where=where)
     for advice in advice_on(graphs):
         if not advice.startswith("graph break at"):
             yield page.Warned(text=advice, kind="advice", where=where)
+
+
+def _disagreement(race: Race) -> str:
+    """Return what keeps the ranks from one decision of a race, "" if they have it, or are not several."""
+    why = race.facts.rpartition(": ")[2]
+    if race.rows or why not in (ranks.FAILED, ranks.SILENT, ranks.LATE, ranks.UNREACHABLE):
+        return ""
+    others = "; other ranks may have compiled something else" if why == ranks.UNREACHABLE else " by all ranks"
+    return f"{why}, so that {race.winner} was compiled{others}"
 
 
 def _name(graph: Graph) -> str:
@@ -140,6 +153,8 @@ def _source(file: str, line: int) -> page.Source:
 
 def _notes(graph: Graph) -> Iterator[str]:
     """Yield the lines of the report's text that no other part of a page has."""
+    if graph.race and not graph.race.rows and graph.race.facts:
+        yield f"auto: {graph.race.winner} for {graph.race.facts}"
     if graph.precision:
         yield str(graph.precision)
     yield from (f"{code.direction}: CUDA graphs {code.cudagraphs}" for code in graph.codes if code.cudagraphs != "off")

@@ -82,7 +82,8 @@ class Ran:
 class Race:
     """The choice of auto for a graph: the winner, its options besides the user's, and the race's seconds and table.
 
-    `compiler` is the winner's, "" for Inductor. `cut_s` is the budget that ended the race early, 0 if none did.
+    `compiler` is the winner's, "" for Inductor. `cut_s` is the budget that ended the race early, 0 if none did. `facts`
+    describes the graph, or says why it was not raced, which leaves no rows.
     """
 
     winner: str
@@ -92,6 +93,7 @@ class Race:
     table: str = field(repr=False)
     compiler: str = ""
     cut_s: float = 0.0
+    facts: str = ""
 
 
 @dataclass(frozen=True, slots=True)

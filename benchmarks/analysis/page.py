@@ -8,8 +8,9 @@ from statistics import median
 from backend_kwargs.facts.decision import Decision, RaceRow
 from backend_kwargs.files.atomic_write import write_whole
 from backend_kwargs.measure import Interval
-from backend_kwargs.page import changes, read_document, to_html
+from backend_kwargs.page import changes, pays_back, read_document, to_html
 from backend_kwargs.page import document as page
+from backend_kwargs.page.figures import ratio as ratio_text
 from backend_kwargs.page.values import count_of, environment_of, error_of, interval_of, seconds_of
 from backend_kwargs.report.decisions import graph_of, race_of
 from benchmarks.analysis import verdicts
@@ -22,6 +23,7 @@ from benchmarks.execution.records import Results
 ALL = "All cases"
 USABLE = ("mode", "clone", "template", "auto")  # kinds of peers among which a user chooses
 MODE_KINDS = ("mode", "clone")
+MOST_CASES = 0.8  # what passes in fewer is not named beside the winner
 BEST_MODE = "the fastest mode of torch for each case"
 SHOWN = ("torch", "device_name", "cuda", "triton", "driver", "cpu", "cpus", "python", "backend_kwargs", "revision")
 RULE = (
@@ -31,6 +33,7 @@ RULE = (
     "processes: they are compared by their speedups over eager, each in its own. The winner of a case is, among those "
     "whose intervals overlap the fastest one's, the one that compiles in the least time."
 )
+NONE_FITS = "No backend passes in every case with results that stay: use the winner of each case, below."
 CLOCK = "{clock}, medians with 95 % intervals; of several compiles, their median. The band is eager timed twice."
 
 
@@ -60,7 +63,7 @@ def document_of(results: Results) -> page.Document:
         made=str(max((each.get("time", "") for each in results.environments), default="")),
         by="python -m benchmarks",
         environment=environment_of({name: where.get(name) for name in SHOWN}),
-        verdict=_verdict(best, shown),
+        verdict=_verdict(best, means, shown),
         warnings=tuple(_warnings(means, shown)),
         speedups=(_overview(means, best), *(_case(what, table) for what, table in shown.items())),
         races=tuple(race_of(decision, decision.facts) for _, decision in decided),
@@ -138,22 +141,65 @@ def _overview(means: Sequence[Mean], best: Mean | None) -> page.Speedups:
     return page.Speedups(title=ALL, over=BASELINE, rows=tuple(rows))
 
 
-def _verdict(best: Mean | None, tables: Mapping[Key, Sequence[Entry]]) -> page.Verdict:
+def _verdict(best: Mean | None, means: Sequence[Mean], tables: Mapping[Key, Sequence[Entry]]) -> page.Verdict:
     """Return the verdict: the peer with the highest mean over eager, beside the best mode of each case."""
     if best is None:
-        return page.Verdict(text="No peer whose results stay passes in every case: see each case.", clear=False)
+        return page.Verdict(text=NONE_FITS, clear=False)
     mine = {verdicts.key(entry.cell): entry for entry in best.passed}
     over_mode = mean_of([ratio for what, entry in mine.items() if (ratio := _over_best_mode(entry, tables[what]))])
     over_default = mean_of([entry.speedups["default"] for entry in best.passed if "default" in entry.speedups])
-    found = ((BEST_MODE, over_mode), (verdicts.DEFAULT, over_default), (BASELINE, best.speedup))
-    peer = best.cell.peer
+    found = [(verdicts.DEFAULT, over_default), (BASELINE, best.speedup)]
+    peer, remarks = best.cell.peer, []
+    if best.cell.kind not in MODE_KINDS:
+        found.insert(0, (BEST_MODE, over_mode))
+    elif over_mode and over_mode.high < 1:
+        remarks.append(
+            f"{peer} is {ratio_text(over_mode.median)} as fast as {BEST_MODE}, which takes timing all of them."
+        )
+    remarks += [*_faster_elsewhere(best, means), "Costs are medians over the cases."]
+    calls = _calls_to_pay_back(best)
     return page.Verdict(
         winner=peer,
-        clear=bool(over_mode and over_mode.low > 1),
+        text=" ".join(remarks),
+        clear=all(ratio.low > 1 for _, ratio in found if ratio),
         speedups=tuple(page.Speedup(over=over, ratio=ratio) for over, ratio in found if ratio and over != peer),
         compile_s=seconds_of(best.compile_s),
-        paste=f'torch.compile(model, backend="{peer}")' if peer.startswith("tmpl-") else "",
+        pays_back_calls=calls,
+        pays_back_over=BASELINE if calls is not None else "",
+        peak_bytes=count_of(best.peak_bytes),
+        paste=_paste(best.cell),
     )
+
+
+def _calls_to_pay_back(best: Mean) -> int | None:
+    """Return the median of the calls that pay back a compile against eager; None if in most cases none do."""
+    found = []
+    for entry in best.passed:
+        if entry.time and entry.cold_s is not None:
+            own, eager = entry.time.median, entry.time.median * entry.speedups["eager"].median
+            calls = pays_back(entry.cold_s, own, 0.0, eager)
+            found.append(math.inf if calls is None else calls)
+    middle = median(found) if found else math.inf
+    return math.ceil(middle) if math.isfinite(middle) else None
+
+
+def _faster_elsewhere(best: Mean, means: Sequence[Mean]) -> Iterator[str]:
+    """Yield what is surely faster than the winner in the cases that it passes, which are most but not all."""
+    own = {verdicts.key(entry.cell): entry.speedups["eager"] for entry in best.passed}
+    for mean in means:
+        could = mean.cell.kind in USABLE and stays(mean.cell) and MOST_CASES <= len(mean.passed) / mean.cases < 1
+        there = mean_of([own[verdicts.key(entry.cell)] for entry in mean.passed]) if could else None
+        if there and mean.speedup and mean.speedup.low > there.high:
+            yield (
+                f"{mean.cell.peer} is faster in the {len(mean.passed)} of {mean.cases} cases that it passes: "
+                f"{ratio_text(mean.speedup.median)} as fast as {BASELINE}, there {ratio_text(there.median)}."
+            )
+
+
+def _paste(cell: records.Cell) -> str:
+    if cell.kind == "mode" and cell.peer != verdicts.DEFAULT:
+        return f'torch.compile(model, mode="{cell.peer}")'
+    return f'torch.compile(model, backend="{cell.peer}")' if cell.peer.startswith("tmpl-") else ""
 
 
 def _over_best_mode(entry: Entry, table: Sequence[Entry]) -> Interval | None:
@@ -181,7 +227,7 @@ def _warnings(means: Sequence[Mean], tables: Mapping[Key, Sequence[Entry]]) -> I
         failed = [entry.cell for entry in mean.entries if entry.cell.status not in ("pass", "unavailable")]
         if failed:
             cases = ", ".join(f"{verdicts.name(cell)} ({cell.status})" for cell in failed)
-            yield page.Warned(text=f"It does not pass on {cases}.", kind="failed", where=mean.cell.peer)
+            yield page.Warned(text=f"does not pass on {cases}", kind="failed", where=mean.cell.peer)
     loud = [verdicts.name(table[0].cell) for table in tables.values() if 1.1 < table[0].noise.high < math.inf]
     if loud:
         text = f"Eager differs from itself by more than 10 % on {', '.join(loud)}."

@@ -57,6 +57,22 @@ def test_the_verdict_is_on_what_passes_everywhere(results):
     assert (verdict.winner, verdict.clear) == (AUTO, True)
     assert [each.over for each in verdict.speedups] == ["the fastest mode of torch for each case", "default", "eager"]
     assert [each.ratio.median for each in verdict.speedups] == pytest.approx([2.0, 2.0, 4.0], rel=0.05)
+    assert verdict.pays_back_over == "eager"
+    assert verdict.pays_back_calls == pytest.approx(verdict.compile_s / 3e-3, rel=0.05)
+
+
+def test_a_mode_wins_with_what_is_faster_in_most_cases(results):
+    """A mode is not compared with the fastest of the modes; a peer that fails in one case of six is named."""
+    found = records.read(results)
+    found.cells = [each for name in "abcdef" for each in case(name)]
+    found.cells[-1] = cell(AUTO, case="f", kind="auto", status="timeout", reason="longer than 260 s")
+    verdict = document_of(found).verdict
+    assert [each.over for each in verdict.speedups] == ["eager"]
+    assert (verdict.winner, verdict.clear, verdict.paste) == ("default", True, "")
+    assert verdict.text == (
+        "tmpl-inductor:auto is faster in the 5 of 6 cases that it passes: 4.01x as fast as eager, there 2.00x. "
+        "Costs are medians over the cases."
+    ).replace("x", "\N{MULTIPLICATION SIGN}")
 
 
 def test_each_case_has_its_peers(results):
@@ -73,7 +89,7 @@ def test_each_case_has_its_peers(results):
     assert [row.name for row in gemm.rows if row.won] == [AUTO]
     assert [(row.status, row.reason) for row in softmax.rows][2] == ("timeout", "longer than 260 s")
     assert [(warned.where, warned.text) for warned in document.warnings] == [
-        ("max-autotune", "It does not pass on softmax (timeout).")
+        ("max-autotune", "does not pass on softmax (timeout)")
     ]
 
 
@@ -108,7 +124,9 @@ def test_without_a_peer_that_passes_everywhere_there_is_no_winner(results):
     found = records.read(results)
     found.cells = [each for each in found.cells if each.peer in ("eager", AGAIN, "max-autotune")]
     document = document_of(found)
-    assert document.verdict.text == "No peer whose results stay passes in every case: see each case."
+    assert document.verdict.text == (
+        "No backend passes in every case with results that stay: use the winner of each case, below."
+    )
     assert (document.races, document.graphs) == ((), ())
 
 

@@ -43,17 +43,56 @@ def test_a_mode_that_wins_is_not_compared_with_itself():
     assert [each.over for each in verdict.speedups] == ["eager"]
 
 
-def test_nothing_beats_the_baseline():
-    """Within the noise there is no winner, and the sentence says so."""
-    document = document_of(compared(row("inductor", 0.99, verdict="within noise")), "model")
-    assert (document.verdict.text, document.verdict.winner) == ("Nothing beats eager beyond the noise.", "")
+LOUD = Interval(1.0, 0.8, 1.2)
+FAILED = Row("a", "a", "fail_to_run", "why")
+TIED = row("inductor", 0.99, verdict="within noise")
+
+
+@pytest.mark.parametrize(
+    ("comparison", "text"),
+    [
+        pytest.param(
+            compared(row("slow", 4.0), TIED),
+            "Keep eager: nothing is faster beyond the noise; the next, inductor, is 1.01x as fast (1.01 to 1.01).",
+            id="within noise",
+        ),
+        pytest.param(
+            compared(TIED, noise=LOUD),
+            "Keep eager: nothing is faster beyond the noise; the next, inductor, is 1.01x as fast (1.01 to 1.01).\n"
+            "Not clear: eager differs from itself by 0.80 to 1.20. Time it again on an idle machine.",
+            id="noisy machine",
+        ),
+        pytest.param(
+            compared(row("slow", 4.0), row("slower", 5.0)),
+            "Keep eager, which is the fastest: the next, slow, is 0.25x as fast (0.25 to 0.25).",
+            id="loses",
+        ),
+        pytest.param(
+            compared(FAILED), "Keep eager: no other candidate passed, for the reasons below.", id="failures only"
+        ),
+        pytest.param(compared(), "Keep eager: no other candidate was given.", id="one candidate"),
+    ],
+)
+def test_without_a_winner_the_baseline_is_kept(comparison, text):
+    """The sentence says what to keep, and how far the next candidate is."""
+    document = document_of(comparison, "model")
+    assert (document.verdict.text, document.verdict.winner) == (text.replace("x ", "\N{MULTIPLICATION SIGN} "), "")
     assert not any(each.won for each in document.speedups[0].rows)
+
+
+def test_a_winner_that_is_no_faster_than_a_mode_is_not_clear():
+    """The fastest candidate wins over eager; what is not clear is whether it is faster than default."""
+    default = row("inductor", 0.5, compile_s=9.0)
+    best = row("tmpl-inductor:freezing", 0.5)
+    verdict = document_of(compared(default, best), "model").verdict
+    assert (verdict.winner, verdict.clear) == ("tmpl-inductor:freezing", False)
+    assert verdict.text == "Of the candidates whose intervals overlap the fastest one's, it compiled in the least time."
 
 
 def test_nothing_ran():
     failed = Comparison([Row("a", "a", "fail_to_run", "why")], WHERE, None, None, "training", [])
     document = document_of(failed, "model")
-    assert document.verdict.text == "No candidate ran."
+    assert document.verdict.text == "Nothing to use yet: no candidate ran, for the reasons below."
     assert document.speedups[0].rows[0].reason == "why"
     assert document.subtitle == "training on a CPU, torch 2.13.0"
 
