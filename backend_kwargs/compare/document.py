@@ -90,15 +90,16 @@ def _verdict(comparison: Comparison, best: Row | None, paste: str) -> page.Verdi
     mode = best_mode(comparison, best)
     others = [other for other in (mode, baseline) if other and other is not best]
     found = [(other.label, interval_of(speedup_over(best, other))) for other in others]
-    clear = all(of.low > 1 for _, of in found if of)
+    ratios, noise = [of for _, of in found if of], comparison.noise
+    noisy = any(noise and measure.within_noise(of, noise) for of in ratios)
     accuracy, calls = best.accuracy, None
     if baseline.latency and best.compile_s is not None:
         medians = best.latency.median, baseline.latency.median
         calls = pays_back(best.compile_s, medians[0], baseline.compile_s or 0.0, medians[1])
     return page.Verdict(
         winner=best.label,
-        text="" if clear else CHEAPEST,
-        clear=clear,
+        text=CHEAPEST if any(of.low <= 1 for of in ratios) else "",
+        clear=not noisy and all(of.low > 1 for of in ratios),
         speedups=tuple({label: page.Speedup(over=label, ratio=of) for label, of in found if of}.values()),
         latency=interval_of(best.latency),
         error=error_of(accuracy.error) if accuracy else None,

@@ -89,6 +89,13 @@ def test_a_winner_that_is_no_faster_than_a_mode_is_not_clear():
     assert verdict.text == "Of the candidates whose intervals overlap the fastest one's, it compiled in the least time."
 
 
+def test_a_speedup_over_a_mode_within_the_noise_is_not_clear():
+    """The machine's noise counts for the speedup over the best mode too, as it does for that over the baseline."""
+    comparison = compared(row("inductor", 0.3), row("tmpl-inductor:freezing", 0.2), noise=Interval(1.0, 0.5, 2.0))
+    verdict = document_of(comparison, "model").verdict
+    assert (verdict.winner, verdict.clear, verdict.text) == ("tmpl-inductor:freezing", False, "")
+
+
 def test_nothing_ran():
     failed = Comparison([Row("a", "a", "fail_to_run", "why")], WHERE, None, None, "training", [])
     document = document_of(failed, "model")
