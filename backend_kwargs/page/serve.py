@@ -16,7 +16,7 @@ from socketserver import TCPServer, ThreadingMixIn
 from typing import TYPE_CHECKING, NamedTuple
 from urllib.parse import unquote, urlsplit
 
-from backend_kwargs.errors import BackendKwargsError, error_text
+from backend_kwargs.errors import BackendKwargsError, error_text, printable
 from backend_kwargs.facts.decision import Decision
 from backend_kwargs.page.document import Document, schema_text
 from backend_kwargs.page.writing import list_page, policy, to_html, to_json
@@ -75,8 +75,10 @@ class Server(ThreadingMixIn, TCPServer):
         self.address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
         try:
             super().__init__((host, port), Handler)
-        except (OSError, OverflowError) as error:
-            raise BackendKwargsError(f"Cannot listen on {host}:{port}: {error_text(error)}. Name another.") from None
+        except (OSError, OverflowError, TypeError, ValueError) as error:  # the last two for text that is no name
+            raise BackendKwargsError(
+                f"Cannot listen on {printable(host)}:{port}: {error_text(error)}. Name another."
+            ) from None
 
     @property
     def url(self) -> str:
