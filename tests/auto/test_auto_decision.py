@@ -34,8 +34,8 @@ for at in range(int(sys.argv[3])):
 
 
 def test_a_store_makes_its_folder(tmp_path):
-    """A decision is stored even if no folder of the path exists yet."""
-    store = Store(tmp_path / "data" / "backend_kwargs" / "decisions.sqlite")
+    """A decision is stored even if the folder does not exist yet."""
+    store = Store(tmp_path / "backend_kwargs" / "decisions.sqlite")
     store.add(MADE)
     assert store.find(KEY) == MADE
 
