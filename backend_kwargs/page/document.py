@@ -97,12 +97,16 @@ class Row(Part, frozen=True):
 
 
 class Speedups(Part, frozen=True):
-    """Candidates timed against each other; `noise` is the baseline (`over`) against itself."""
+    """Candidates timed against each other; `noise` is the baseline (`over`) against itself.
+
+    `note` says what is to be known to read the table.
+    """
 
     title: Name = ""
     over: Name = ""
     noise: Interval | None = None
     rows: Annotated[tuple[Row, ...], _at_most(2000)] = ()
+    note: Text = ""
 
 
 class Span(Part, frozen=True):

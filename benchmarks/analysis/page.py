@@ -27,8 +27,8 @@ MOST_CASES = 0.8  # what passes in fewer is not named beside the winner
 BEST_MODE = "the fastest mode of torch for each case"
 SHOWN = ("torch", "device_name", "cuda", "triton", "driver", "cpu", "cpus", "python", "backend_kwargs", "revision")
 RULE = (
-    "The verdict is on peers whose results the next call does not overwrite (without CUDA graphs, or with outputs "
-    "cloned), and which pass in every case. Means are geometric, over the cases that a peer passes, as many as its "
+    "The winner is the fastest of those that pass in every case and whose results stay: without CUDA graphs, or copied, "
+    "by the caller where a name ends in +clone. Of the others, the next call overwrites the results. Means are geometric, over the cases that a peer passes, as many as its "
     "note says; their intervals cover the measurement, not the choice of cases. Peers of one case may be of several "
     "processes: they are compared by their speedups over eager, each in its own. The winner of a case is, among those "
     "whose intervals overlap the fastest one's, the one that compiles in the least time."
@@ -69,7 +69,7 @@ def document_of(results: Results) -> page.Document:
         races=tuple(race_of(decision, decision.facts) for _, decision in decided),
         tradeoffs=_tradeoffs(means, best),
         graphs=tuple(_graph(entry, decision) for entry, decision in decided),
-        notes=(RULE, CLOCK.format(clock=clock_name(clock, shown))),
+        notes=(CLOCK.format(clock=clock_name(clock, shown)),),
     )
 
 
@@ -138,7 +138,7 @@ def _overview(means: Sequence[Mean], best: Mean | None) -> page.Speedups:
         for mean in means
         if mean.speedup
     )
-    return page.Speedups(title=ALL, over=BASELINE, rows=tuple(rows))
+    return page.Speedups(title=ALL, over=BASELINE, rows=tuple(rows), note=RULE)
 
 
 def _verdict(best: Mean | None, means: Sequence[Mean], tables: Mapping[Key, Sequence[Entry]]) -> page.Verdict:

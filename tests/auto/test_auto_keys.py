@@ -96,6 +96,7 @@ SETTINGS = {
     "most_races": (9, set(), {}),
     "race": ("always", set(), {}),
     "race_custom_ops": (False, set(), {}),
+    "on_progress": (print, set(), {}),
 }
 
 
