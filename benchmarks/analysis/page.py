@@ -27,12 +27,12 @@ MOST_CASES = 0.8  # what passes in fewer is not named beside the winner
 BEST_MODE = "the fastest mode of torch for each case"
 SHOWN = ("torch", "device_name", "cuda", "triton", "driver", "cpu", "cpus", "python", "backend_kwargs", "revision")
 RULE = (
-    "The winner is the fastest of those that pass in every case and whose results stay: without CUDA graphs, or with "
-    "results copied, by the caller where a name ends in +clone. The next call overwrites those of the others. Means are "
-    "geometric, over the cases that a peer passes, as many as its note says; their intervals cover the measurement, not "
-    "the choice of cases. Peers of one case may be of several processes: they are compared by their speedups over "
-    "eager, each in its own. The winner of a case is, among those whose intervals overlap the fastest one's, the one "
-    "that compiles in the least time."
+    "The winner is the fastest of those that pass in every case and whose results stay: without CUDA graphs, or "
+    "with results copied, by the caller where a name ends in +clone. The next call overwrites those of the "
+    "others. Means are geometric, over the cases that a peer passes, as many as its note says; their intervals "
+    "cover the measurement, not the choice of cases. Peers of one case may be of several processes: they are "
+    "compared by their speedups over eager, each in its own. The winner of a case is, among those whose intervals "
+    "overlap the fastest one's, the one that compiles in the least time."
 )
 NONE_FITS = "No backend passes in every case with results that stay: use the winner of each case, below."
 CLOCK = "{clock}, medians with 95 % intervals; of several compiles, their median. The band is eager timed twice."
