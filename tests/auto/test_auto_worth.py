@@ -57,7 +57,7 @@ def test_progress_rises_to_the_last_candidate(raced, monkeypatch):
     ticks = []
 
     @contextlib.contextmanager
-    def progress():
+    def progress(_on_progress):
         yield lambda name, fraction: ticks.append((name, fraction))
 
     monkeypatch.setattr(decide, "progress", progress)
