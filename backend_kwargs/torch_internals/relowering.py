@@ -30,9 +30,10 @@ def spare_of(gm: GraphModule) -> GraphModule:
 def _spare_of(gm: GraphModule, copies: dict[int, GraphModule]) -> GraphModule:
     if id(gm) in copies:
         return copies[id(gm)]
-    # In the order of the original's attributes, in which the key has them.
+    # In the order of the original's attributes, in which the key has them. Inductor removes weights that it packs.
     spare = copies[id(gm)] = GraphModule.__new__(GraphModule)
-    spare.__dict__ = {name: value for name, value in vars(gm).items() if name != "_graph"}
+    kept = {name: value for name, value in vars(gm).items() if name != "_graph"}
+    spare.__dict__ = {name: copy.copy(value) if isinstance(value, dict) else value for name, value in kept.items()}
     modules = vars(gm)["_modules"].items()
     spare.__dict__["_modules"] = {n: _spare_of(m, copies) if isinstance(m, GraphModule) else m for n, m in modules}
     spare.meta = dict(gm.meta)
