@@ -10,6 +10,7 @@ from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 import backend_kwargs as bk
+from backend_kwargs import compile_records
 
 pytestmark = [
     pytest.mark.usefixtures("fresh_dynamo"),
@@ -17,6 +18,12 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:.*FSDP", "ignore:The .grad attribute"),
 ]
 SPEC = bk.make_backend("eager")
+
+
+@pytest.fixture(autouse=True)
+def _own_records(monkeypatch):
+    """Let a report of the process have the graphs of one test, since those of others may be alive."""
+    monkeypatch.setattr(compile_records, "_records", {})
 
 
 class Block(nn.Module):
