@@ -52,6 +52,21 @@ def _own_folder(tmp_path, monkeypatch, fresh_dynamo):
 
 
 @pytest.fixture
+def own_accelerator():
+    """Forget what accelerate keeps for the process: a second Accelerator would take the plugin of the first."""
+    from accelerate.state import AcceleratorState, GradientState, PartialState
+
+    def forget():
+        AcceleratorState._reset_state(reset_partial_state=True)
+        GradientState._reset_state()
+        PartialState._reset_state()
+
+    forget()
+    yield
+    forget()
+
+
+@pytest.fixture
 def tokens():
     return torch.randint(1, 64, (8, 16), generator=torch.Generator().manual_seed(0))
 

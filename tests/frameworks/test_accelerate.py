@@ -12,6 +12,7 @@ import backend_kwargs as bk
 from tests.frameworks.page import SECTIONS, compiled, run
 
 pytestmark = [
+    pytest.mark.usefixtures("own_accelerator"),
     # torch's warning on a machine without an accelerator.
     pytest.mark.filterwarnings("ignore:'pin_memory' argument is set as true:UserWarning"),
     # dynamo's warning when it reads `.grad` of a tensor between two regions.
@@ -19,16 +20,6 @@ pytestmark = [
 ]
 BACKENDS = ["tmpl-inductor:auto", bk.make_backend("tmpl-inductor:auto")]
 BUDGET = {"auto": True, "budget_s": 10.0}
-
-
-@pytest.fixture(autouse=True)
-def _no_accelerator_left_behind():
-    from accelerate.state import AcceleratorState, GradientState, PartialState
-
-    yield
-    AcceleratorState._reset_state(reset_partial_state=True)
-    GradientState._reset_state()
-    PartialState._reset_state()
 
 
 @pytest.fixture

@@ -32,6 +32,7 @@ def test_fabrics_wrapper(original):
     assert specs(wrapped if original else wrapped.module) == {FAST}
 
 
+@pytest.mark.usefixtures("own_accelerator")
 @pytest.mark.parametrize("regional", [True, False], ids=["regional", "whole"])
 def test_what_accelerate_prepares(regional):
     """A model that accelerate compiled, whole or by regions, is reported."""
