@@ -1,5 +1,8 @@
 """`report` of what frameworks return: their wrappers of a compiled model, and a model that they compiled."""
 
+import subprocess
+import sys
+
 import pytest
 import torch
 from torch import nn
@@ -32,18 +35,28 @@ def test_fabrics_wrapper(original):
     assert specs(wrapped if original else wrapped.module) == {FAST}
 
 
-@pytest.mark.usefixtures("own_accelerator")
+PREPARED = """
+import sys
+import torch
+from accelerate import Accelerator
+from torch import nn
+import backend_kwargs as bk
+from backend_kwargs.integrations.accelerate import TorchDynamoPlugin
+
+plugin = TorchDynamoPlugin(backend=sys.argv[1], use_regional_compilation=sys.argv[2] == "True")
+blocks = nn.Sequential(*(nn.Sequential(nn.Linear(8, 8), nn.GELU()) for _ in range(2)))
+model = Accelerator(cpu=True, dynamo_plugin=plugin).prepare(blocks)
+model(torch.ones(2, 8))
+print({graph.backend for graph in bk.report(model).graphs})
+"""
+
+
 @pytest.mark.parametrize("regional", [True, False], ids=["regional", "whole"])
 def test_what_accelerate_prepares(regional):
-    """A model that accelerate compiled, whole or by regions, is reported."""
-    from accelerate import Accelerator
-
-    from backend_kwargs.integrations.accelerate import TorchDynamoPlugin
-
-    plugin = TorchDynamoPlugin(backend=FAST, use_regional_compilation=regional)
-    model = Accelerator(cpu=True, dynamo_plugin=plugin).prepare(blocks())
-    model(torch.ones(2, 8))
-    assert specs(model) == {FAST}
+    """A model that accelerate compiled, whole or by regions, is reported; in a process of its own, as a script is."""
+    command = [sys.executable, "-W", "ignore", "-c", PREPARED, FAST, str(regional)]
+    ended = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert ended.stdout.strip() == str({FAST}), ended.stderr
 
 
 @pytest.mark.usefixtures("on_a_cpu")
