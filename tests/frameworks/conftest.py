@@ -1,5 +1,6 @@
 """Small models for each framework, and a torchvision that can be imported with a CPU build of torch."""
 
+import os
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
@@ -49,6 +50,16 @@ torchvision_operators = None if MISSING else _declare_torchvision()  # kept aliv
 def _own_folder(tmp_path, monkeypatch, fresh_dynamo):
     """Compile each test with an empty cache in its own folder."""
     monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture(autouse=True)
+def _own_environment():
+    """Put the environment back: frameworks set variables by which others take the process for a rank."""
+    before = dict(os.environ)
+    yield
+    for name in os.environ.keys() - before.keys():
+        del os.environ[name]
+    os.environ.update(before)
 
 
 @pytest.fixture
