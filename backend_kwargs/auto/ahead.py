@@ -79,10 +79,10 @@ class Ahead:
             logger.info("Nothing is lowered ahead: %s", error_text(error))
             return
         waiting = sum(not job.done for job in self.jobs)
-        for options, patches in chosen[: workers().number - waiting]:
-            if not any(job.options == options for job in self.jobs):
-                tickets = [workers().submit(graph, patches) for graph in self.sent]
-                self.jobs.append(Job(options, patches, tickets=tickets))
+        new = [each for each in chosen if not any(job.options == each[0] for job in self.jobs)]
+        for options, patches in new[: workers().number - waiting]:
+            tickets = [workers().submit(graph, patches) for graph in self.sent]
+            self.jobs.append(Job(options, patches, tickets=tickets))
 
     @property
     def refused(self) -> str:

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Literal
 
+from backend_kwargs.backends.inductor.compiler import records as permits_recording
 from backend_kwargs.backends.others import OTHERS, in_precision, installed, is_other, other_of, sets, verify_other
 from backend_kwargs.errors import BackendKwargsError, unknown
 from backend_kwargs.facts.decision import DEFAULT, EAGER
@@ -281,6 +282,7 @@ STEPS: tuple[RaceCandidate, ...] = (
 # Default where CUDA graphs may be raced: one compile serves for both.
 DEFAULT_AND_GRAPHS = RaceCandidate(DEFAULT, UNRECORDED, over=False, complexity=0)
 WITH_GRAPHS = next(step for step in STEPS if step.options == CUDAGRAPHS)
+WITH, WITHOUT = "+cudagraphs", "-cudagraphs"  # what ends the name of a candidate's code that is raced both ways
 
 
 def candidates_for(
@@ -381,7 +383,7 @@ def merged(under: Options, candidate: RaceCandidate) -> Options:
 
 def records(options: Options) -> bool:
     """Return whether CUDA graphs are recorded under these options of a candidate."""
-    return bool(options.get("triton.cudagraphs")) and options.get("record_cudagraphs") is not False
+    return bool(options.get("triton.cudagraphs")) and permits_recording(options)
 
 
 def with_recording(options: Options, *, recorded: bool = True) -> Options:
@@ -393,6 +395,18 @@ def with_recording(options: Options, *, recorded: bool = True) -> Options:
 def toggled(options: Options) -> Options:
     """Return `options` for the same code with CUDA graphs, where they ask for it without, or the reverse."""
     return with_recording(options, recorded=not records(options))
+
+
+def name_of_other(name: str, options: Options) -> str:
+    """Return the name of a candidate's code under toggled `options`: of default's with CUDA graphs it is the step's."""
+    if name == DEFAULT and records(options):
+        return WITH_GRAPHS.name
+    return f"{name}{WITH if records(options) else WITHOUT}"
+
+
+def step_of(name: str) -> str:
+    """Return the name of the candidate that `name_of_other` was given."""
+    return name.removesuffix(WITH).removesuffix(WITHOUT)
 
 
 def precision_candidates(
@@ -500,7 +514,7 @@ def trusted(winner: str, options: Options, compiler: str, allowed: Iterable[Race
             return isinstance(value, list | tuple)
         return any(name in each.options and same(each.options[name], value) for each in allowed)
 
-    names = {EAGER, DEFAULT, *(each.name for each in allowed)}
+    winner, names = step_of(winner), {EAGER, DEFAULT, *(each.name for each in allowed)}
     if compiler or is_other(winner):
         return winner in names and sets(winner, compiler, options)
     bounded = ("precision" in options) == ("max_error" in options)

@@ -5,7 +5,7 @@ import re
 from collections.abc import Container, Iterable, Iterator, Mapping
 from pathlib import Path
 
-from backend_kwargs.auto.candidates import OptionsOf, allowed_candidates, trusted
+from backend_kwargs.auto.candidates import OptionsOf, allowed_candidates, step_of, trusted
 from backend_kwargs.auto.decision import has_form, parsed
 from backend_kwargs.backends.others import is_former, is_other
 from backend_kwargs.errors import BackendKwargsError, shown, warn_once
@@ -87,7 +87,7 @@ def _read(key: str, table: Mapping[str, object], options_of: OptionsOf) -> Decis
     except (ValueError, TypeError, RecursionError) as error:
         raise BackendKwargsError(f"[decisions.{key}] is not a decision: {error}.") from None
     # A rewrite or a precision is used only if the request that reads the decision allows it, within the same bound.
-    named, max_error = (decision.winner, *template_names()), decision.options.get("max_error")
+    named, max_error = (step_of(decision.winner), *template_names()), decision.options.get("max_error")
     allowed = allowed_candidates(named, options_of, list_rewrites(), PRECISIONS, max_error)
     if not trusted(decision.winner, decision.options, decision.compiler, allowed):
         known = {EAGER, DEFAULT, *(each.name for each in allowed)}
@@ -102,7 +102,7 @@ def _why_not(decision: Decision, known: Container[str], options_of: OptionsOf) -
     if is_other(decision.winner) or decision.compiler:
         by = f" by {decision.compiler!r}" if decision.compiler else ""
         return f"sets {shown(dict(decision.options))}{by}, which candidate {decision.winner!r} does not set."
-    if decision.winner not in known:
+    if step_of(decision.winner) not in known:
         try:
             options_of(decision.winner)
         except BackendKwargsError as error:

@@ -230,9 +230,8 @@ class _Race:
         )
         best = self._better(challenger, champion)
         made = challenger.made if challenger is not None else None
-        if made is not None and made.has_other and self.selection.other_may_win(best):
-            options = toggled(options)
-            step = self.selection.other(candidate, options)
+        options = toggled(options)
+        if made is not None and made.has_other and (step := self.selection.other(candidate, options, best)):
             best = self._better(self._prepared(step, options, best, partial(self.compiles.other, made)), best)
         del challenger, champion, made
         gc.collect()  # compiled graphs are reference cycles; this frees a loser's memory now

@@ -24,7 +24,9 @@ from backend_kwargs.auto.candidates import (
     RaceCandidate,
     candidates_for,
     merged,
+    name_of_other,
     precision_candidates,
+    step_of,
     why_not_raced,
     with_recording,
 )
@@ -114,15 +116,20 @@ class Selection:
         shared = self.may_have_graphs and self.compiles.may_share(CUDAGRAPHS)
         return DEFAULT_AND_GRAPHS if shared else RaceCandidate(DEFAULT, over=False, complexity=0)
 
-    def other_may_win(self, champion: Runner) -> bool:
-        """Return whether a candidate's code is raced with CUDA graphs and without: once they won, it is with them."""
-        return self.may_have_graphs and not champion.replayed and self.budget.may_time
+    def other(self, candidate: RaceCandidate, options: Options, champion: Runner) -> RaceCandidate | None:
+        """Return the step for a candidate's code under toggled `options`, with CUDA graphs or without.
 
-    def other(self, candidate: RaceCandidate, options: Options) -> RaceCandidate:
-        """Return the step for a candidate's code under `options`, which differ in whether CUDA graphs are recorded."""
-        if candidate.name == DEFAULT:
-            return WITH_GRAPHS
-        return replace(candidate, options=options, over=False)
+        None if it is not worth its time: once CUDA graphs won, code is raced with them.
+        """
+        raced = any(row.options == options for row in self.rows if row.status != "skipped")
+        if champion.replayed or raced or not self.may_have_graphs or not self.budget.may_time:
+            return None
+        return replace(
+            WITH_GRAPHS if candidate.name == DEFAULT else candidate,
+            name=name_of_other(candidate.name, options),
+            options=options,
+            over=False,
+        )
 
     # ---- all candidates
 
@@ -182,7 +189,8 @@ class Selection:
         """
         if self.named:
             return fitting[0]
-        known = [candidate for candidate in fitting if candidate.name in self.request.winners]
+        won = {*map(step_of, self.request.winners)}
+        known = [candidate for candidate in fitting if candidate.name in won]
         return max(known or fitting, key=lambda each: self.gain(each, champion) / self.predicted_s(each))
 
     def awaited(self, candidate: RaceCandidate) -> None:

@@ -89,6 +89,8 @@ def _cudagraphs(record: Record, graph: "CompiledFxGraph", mode: str) -> str:
     why = graph.disabled_cudagraphs_reason or "; ".join(
         getattr(graph.cudagraph_info, "cudagraph_fail_reasons", ()) or ()
     )
+    if record.facts.options.get("record_cudagraphs") is False:
+        return "off"
     if graph.cudagraph_info is None and not why:
         return FORWARD_SKIPPED if mode and record.options.get("triton.cudagraphs") else "off"
     if "cuda" not in graph.device_types:

@@ -405,3 +405,26 @@ def test_what_won_at_other_sizes_is_raced_first(raced):
     assert made.selection.first_of([other, known], runner()) is other
     made.selection.request = replace(made.selection.request, winners=frozenset({"known"}))
     assert made.selection.first_of([other, known], runner()) is known
+
+
+GRAPHS = {"triton.cudagraphs": True}
+
+
+@pytest.mark.parametrize(
+    ("name", "replayed", "raced_before", "other"),
+    [
+        pytest.param("default", False, False, "cudagraphs", id="default"),
+        pytest.param("step", False, False, "step+cudagraphs", id="a step"),
+        pytest.param("step", True, False, None, id="CUDA graphs have won"),
+        pytest.param("step", False, True, None, id="raced before"),
+    ],
+)
+def test_when_code_is_raced_with_cuda_graphs_too(raced, monkeypatch, name, replayed, raced_before, other):
+    """It is raced both ways until CUDA graphs have won, and never twice."""
+    monkeypatch.setattr(selection.Selection, "may_have_graphs", True)
+    made = raced()
+    if raced_before:
+        made.rows.append(RaceRow("cudagraphs", GRAPHS))
+    champion = replace(runner(), code=(("code", replayed),))
+    step = made.selection.other(RaceCandidate(name), GRAPHS, champion)
+    assert (step and step.name) == other

@@ -8,6 +8,7 @@ from backend_kwargs.auto import candidates
 from backend_kwargs.auto.candidates import (
     CUDAGRAPHS,
     STEPS,
+    UNRECORDED,
     Costs,
     RaceCandidate,
     allowed_candidates,
@@ -431,3 +432,17 @@ def test_a_precision_that_a_compiler_lacks(monkeypatch, options, why):
     monkeypatch.setattr(openvino_native, "why_not_in", lambda hint: "not on this CPU")
     candidate = RaceCandidate("openvino-native", options, compiler="openvino-native")
     assert why_not_raced(candidate, CPU, frozen=True) == why
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "named"),
+    [
+        pytest.param("default", CUDAGRAPHS, "cudagraphs", id="default with them"),
+        pytest.param("packed", {**CUDAGRAPHS, "rewrites": ["packed"]}, "packed+cudagraphs", id="with them"),
+        pytest.param("packed", {**UNRECORDED, "rewrites": ["packed"]}, "packed-cudagraphs", id="without them"),
+    ],
+)
+def test_code_that_is_raced_both_ways_has_two_names(name, options, named):
+    """A row for each, so that speedups are those of the row that they name; a stored decision of either is used."""
+    assert candidates.name_of_other(name, options) == named
+    assert trusted(named, options, "", allowed_candidates([], {}.get, ["packed"], [], None))
