@@ -135,20 +135,22 @@ TUNES = Costs(1.0, op_s=0.3, norm_s=NORM_S)
 # unfrozen BERT took twice as long in bf16.
 FROZEN_ANEW = ("freezing",)
 
+# Each symbolic size records its own graph, so recording pays off only where few sizes recur. torch records a graph that
+# mutates its inputs only where these are a module's buffers; otherwise this candidate's code is default's.
+WITH_GRAPHS = RaceCandidate(
+    "cudagraphs",
+    CUDAGRAPHS,
+    _gpu,
+    without=("record_cudagraphs",),
+    shares={"launches": 0.9},
+    costs=AGAIN,
+    complexity=GRAPHS_COMPLEXITY,
+)
+
 STEPS: tuple[RaceCandidate, ...] = (
     # Raced where the caller set `freezing`: frozen code is not always the faster one.
     RaceCandidate(UNFROZEN, {"freezing": False}, lambda stats: stats.frozen > 0, costs=ONCE, gain=UNFROZEN_GAIN),
-    # Each symbolic size records its own graph, so recording pays off only where few sizes recur. torch records a graph
-    # that mutates its inputs only where these are a module's buffers; otherwise this candidate's code is default's.
-    RaceCandidate(
-        "cudagraphs",
-        CUDAGRAPHS,
-        _gpu,
-        without=("record_cudagraphs",),
-        shares={"launches": 0.9},
-        costs=AGAIN,
-        complexity=GRAPHS_COMPLEXITY,
-    ),
+    WITH_GRAPHS,
     RaceCandidate(
         "persistent_reductions", {"triton.multi_kernel": 3}, _gpu_reductions, shares={"generated": 0.15}, costs=ONCE
     ),
@@ -260,15 +262,7 @@ STEPS: tuple[RaceCandidate, ...] = (
         complexity=2,
     ),
     # Shorter kernels leave more gaps. The reverse does not hold: a gain in launches stays when kernels get shorter.
-    RaceCandidate(
-        "cudagraphs_of_tuned",
-        CUDAGRAPHS,
-        _gpu,
-        without=("record_cudagraphs",),
-        shares={"launches": 0.9},
-        costs=AGAIN,
-        complexity=GRAPHS_COMPLEXITY,
-    ),
+    replace(WITH_GRAPHS, name="cudagraphs_of_tuned"),
     RaceCandidate(
         "cpp_wrapper",
         {"cpp_wrapper": True},
@@ -281,7 +275,6 @@ STEPS: tuple[RaceCandidate, ...] = (
 )
 # Default where CUDA graphs may be raced: one compile serves for both.
 DEFAULT_AND_GRAPHS = RaceCandidate(DEFAULT, UNRECORDED, over=False, complexity=0)
-WITH_GRAPHS = next(step for step in STEPS if step.options == CUDAGRAPHS)
 WITH, WITHOUT = "+cudagraphs", "-cudagraphs"  # what ends the name of a candidate's code that is raced both ways
 
 
