@@ -5,7 +5,7 @@
 # A .venv remembers its choice until TORCH says otherwise; "make clean" forgets it.
 PYTHON ?= python3
 PYTEST_ARGS ?=
-EXTRAS ?= dev,demo,tvm,openvino,onnxruntime,torchao
+EXTRAS ?= dev,demo,tvm,openvino,onnxruntime,torchao,ray
 VENV := .venv
 BIN := $(VENV)/bin
 TORCH ?= $(or $(patsubst $(VENV)/ready-%,%,$(firstword $(wildcard $(VENV)/ready-*))),constraints.txt)
@@ -26,9 +26,9 @@ define NO_TORCH
 Not installed. If pip found no torch==2.13.0+cpu, set PIP_EXTRA_INDEX_URL to the index of CPU wheels that the "Get Started" page of PyTorch names, or take another build: make TORCH=torch==2.13.0 (on Linux gigabytes of CUDA), or TORCH=installed for the one this Python has.
 endef
 
-.PHONY: help demo quick test test-all slow test-frameworks bench overhead mutants docs check fix clean
+.PHONY: help demo quick test test-all slow test-frameworks test-kills bench overhead mutants docs check fix clean
 help:
-	@echo "make demo | quick | test | test-all | test-frameworks | bench | overhead | mutants | docs | check | fix | clean"
+	@echo "make demo | quick | test | test-all | test-frameworks | test-kills | bench | overhead | mutants | docs | check | fix | clean"
 
 demo: $(READY)
 	@mkdir -p .demo
@@ -55,6 +55,10 @@ slow: $(READY)
 test-frameworks: $(FRAMEWORKS)/ready
 	$(FRAMEWORKS)/bin/python -m pytest -n 2 --dist loadfile --benchmark-disable tests/frameworks $(PYTEST_ARGS)
 
+# The stores' servers killed 200 times each while processes write: half an hour.
+test-kills: $(READY)
+	BACKEND_KWARGS_KILLS=200 $(BIN)/python -m pytest --benchmark-disable -s tests/stores/servers/test_kill.py $(PYTEST_ARGS)
+
 # Every peer of the smoke suite, checked; its timings are nobody's verdict.
 bench: $(READY)
 	rm -rf .bench
@@ -65,9 +69,10 @@ overhead: $(READY)
 	$(BIN)/python -m pytest tests/test_overhead.py tests/auto/test_auto_overhead.py --benchmark-only
 
 # Small changes planted at random, which the tests should notice: make mutants MODULES=accuracy,auto/cache_key SAMPLE=20 SEED=1 JOBS=2 LIMIT_S=600
+# Quickly, and resumed by the same call: make mutants SAMPLE=200 SEED=54 JOBS=16 LIMIT_S=400 ARGS="--reaching --fast --each-s 40 --out .mutants.jsonl"
 mutants: $(READY)
 	@$(BIN)/python -c "import cosmic_ray" 2>/dev/null || $(BIN)/python -m pip install -q -e ".[mutants]"
-	$(BIN)/python -m tests.mutants $(if $(MODULES),--modules $(MODULES)) $(if $(SAMPLE),--sample $(SAMPLE)) $(if $(SEED),--seed $(SEED)) $(if $(JOBS),--jobs $(JOBS)) $(if $(LIMIT_S),--limit-s $(LIMIT_S))
+	$(BIN)/python -m tests.mutants $(if $(MODULES),--modules $(MODULES)) $(if $(SAMPLE),--sample $(SAMPLE)) $(if $(SEED),--seed $(SEED)) $(if $(JOBS),--jobs $(JOBS)) $(if $(LIMIT_S),--limit-s $(LIMIT_S)) $(ARGS)
 
 # The pages of docs/ as a site in site/, with every link checked.
 docs: $(READY)

@@ -10,6 +10,7 @@ from backend_kwargs.errors import BackendKwargsError, BackendKwargsWarning
 from backend_kwargs.explain import Explanation, explain
 from backend_kwargs.options.inductor_names import InductorOptions
 from backend_kwargs.options.templates import Template
+from backend_kwargs.pinning import pin
 from backend_kwargs.regions import compile_regions, region_options
 from backend_kwargs.registry import (
     get_template,
@@ -22,6 +23,7 @@ from backend_kwargs.registry import (
 )
 from backend_kwargs.report import Report, report
 from backend_kwargs.rewrites.table import Rewrite, list_rewrites, register_rewrite
+from backend_kwargs.sealing.seal import seal
 
 __version__ = _version("backend-kwargs")
 
@@ -46,10 +48,12 @@ __all__ = [
     "load_cache_artifacts",
     "load_templates",
     "make_backend",
+    "pin",
     "region_options",
     "register_backend",
     "register_rewrite",
     "register_template",
     "report",
     "save_cache_artifacts",
+    "seal",
 ]

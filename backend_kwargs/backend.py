@@ -38,10 +38,12 @@ from backend_kwargs.options.requirements import DYNAMO_BACKENDS, Limit, require
 from backend_kwargs.options.spec import check_length, join_spec
 from backend_kwargs.options.templates import template_names
 from backend_kwargs.options.trust import Check, untrusted
-from backend_kwargs.pipeline import COMPILERS, compile_graph
+from backend_kwargs.pipeline import COMPILERS, compile_graph, request_of
 
 if TYPE_CHECKING:
     from torch.fx import GraphModule
+
+    from backend_kwargs.auto.request import Request
 
 CompilerFn: TypeAlias = Callable[..., Any]  # a backend of dynamo's: takes (gm, example_inputs, **kwargs)
 CONFIG_VERSION = 1
@@ -152,6 +154,10 @@ class Backend:
         self.verify()
         count_as_registered()
         return recorded(self, graph.gm, lambda: compile_graph(self._compiler, graph, self._options))
+
+    def request(self, graph: CapturedGraph) -> "Request":
+        """Return what `auto` would be asked for a graph, for those who ask it otherwise."""
+        return request_of(self._compiler, graph, self._options)
 
     def get_compiler_config(self) -> dict[str, Any]:
         """Return the compiler's whole configuration with these options."""

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Iterable, Iterator
 from difflib import get_close_matches
 from functools import cache
+from importlib.metadata import requires
 from pathlib import Path
 from types import FrameType
 from warnings import warn
@@ -82,6 +83,16 @@ def unknown(kind: str, name: str, known: Iterable[str], *, otherwise: str = "") 
 def wrong_value(what: str, wanted: str, got: object) -> BackendKwargsError:
     """Return the error that `what` must be `wanted`, with the value given instead."""
     return BackendKwargsError(f"{what} must be {wanted}, got {shown(got)} ({type(got).__name__}).")
+
+
+def pip_install(extra: str) -> str:
+    """Return the command that installs the packages of one of this package's extras.
+
+    It names them and not the extra: this package is on no index yet, where anyone could claim its name.
+    """
+    asked = f'; extra == "{extra}"'
+    packages = [each.removesuffix(asked) for each in requires("backend-kwargs") or () if each.endswith(asked)]
+    return " ".join(["pip install", *(f'"{each}"' for each in packages)])
 
 
 @cache

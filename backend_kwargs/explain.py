@@ -52,7 +52,8 @@ class Verdict:
 class Explanation:
     """The options of a backend and their effects.
 
-    `notes` describe its rewrites, and name the fallback if a template has no effect here.
+    `notes` describe its rewrites, name the fallback if a template has no effect here, and under `auto` say what is
+    decided for this machine's devices, and how the machines where that was decided differ.
     """
 
     backend: str
@@ -78,6 +79,9 @@ class Explanation:
 def explain(spec: str | Callable[..., object], options: Options | None = None, /, **kwargs: object) -> Explanation:
     """Explain the backend that `make_backend` would return for the same arguments. Compiles nothing.
 
+    Under `auto` its stores are read, to say which decisions they have for this machine's devices; where results are
+    pinned, the lock is.
+
     Raises:
         BackendKwargsError: as `make_backend` does.
 
@@ -95,7 +99,17 @@ def explain(spec: str | Callable[..., object], options: Options | None = None, /
             status = "permitted: auto also races code without it"
         effects.append(Effect(name, value, layers[name], option.default, status, tuple(beaten)))
     rewrites = backend.options.get("rewrites") if backend.takes_inductor_options else None
-    return Explanation(repr(backend), tuple(effects), (*map(_about, rewrites or ()), *map(str, limits)))
+    notes = [*map(_about, rewrites or ()), *map(str, limits)]
+    if backend.options.get("reproducible"):
+        from backend_kwargs.auto.lock import described
+
+        notes.append(described(str(backend.options["lock"])))
+    elif backend.takes_inductor_options and backend.options.get("auto"):
+        from backend_kwargs.auto.settings import RaceSettings
+        from backend_kwargs.auto.stored import stored_here
+
+        notes += stored_here(RaceSettings.of(backend.options))
+    return Explanation(repr(backend), tuple(effects), tuple(notes))
 
 
 def _about(name: str) -> str:

@@ -7,11 +7,11 @@ A stage wraps the call only if an option asks for that; otherwise the callable i
 """
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from types import MappingProxyType
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from backend_kwargs.auto import settings as auto
 from backend_kwargs.auto.candidates import check_candidates
@@ -24,18 +24,31 @@ from backend_kwargs.facts import Compiled
 from backend_kwargs.options import precisions
 from backend_kwargs.options.layers import Options, merge, with_users
 from backend_kwargs.options.option import Option, Where
-from backend_kwargs.options.requirements import Machine, limits
+from backend_kwargs.options.requirements import Machine, Rule, generators, limits
 from backend_kwargs.options.spec import split_templates
 from backend_kwargs.options.trust import OWN_DATA
 from backend_kwargs.rewrites.table import check_rewrites, find_rewrite, raced_rewrites
 
+if TYPE_CHECKING:
+    from backend_kwargs.auto.request import Request
+
 
 def compile_graph(compiler: Compiler, graph: CapturedGraph, options: Options) -> Compiled:
     """Compile a graph with `compiler`, through those of its stages that `options` ask for."""
+    return _steps(compiler, compiler.stages)(graph, options)
+
+
+def request_of(compiler: Compiler, graph: CapturedGraph, options: Options) -> "Request":
+    """Return what `auto` is asked for a graph under these options, without answering it."""
+    following = [stage for stage in compiler.stages if stage.option != "auto"]
+    return _request(compiler, graph, options, _steps(compiler, following))
+
+
+def _steps(compiler: Compiler, stages: Sequence[Stage]) -> Step:
     step: Step = compiler.compile
-    for stage in reversed(compiler.stages):
+    for stage in reversed(stages):
         step = partial(_through, stage, compiler, step)
-    return step(graph, options)
+    return step
 
 
 def _through(stage: Stage, compiler: Compiler, following: Step, graph: CapturedGraph, options: Options) -> Compiled:
@@ -43,11 +56,34 @@ def _through(stage: Stage, compiler: Compiler, following: Step, graph: CapturedG
     return stage.apply(compiler, graph, options, following) if asked else following(graph, options)
 
 
+# ---- reproducible: what timing chose before, from a lock
+
+
+def _pin(compiler: Compiler, graph: CapturedGraph, options: Options, following: Step) -> Compiled:
+    from backend_kwargs.auto.pinned import compile_pinned
+
+    return compile_pinned(graph, options, following)
+
+
+def _check_lock(options: Options, here: Machine, tell: Tell) -> None:
+    if options.get("reproducible") and not options.get("lock"):
+        raise BackendKwargsError(
+            "Option 'reproducible' needs 'lock', the file that `backend-kwargs pin` or bk.pin(...) wrote."
+        )
+    if options.get("reproducible") and "CUTLASS" in generators(options.get("max_autotune_gemm_backends", "")):
+        raise BackendKwargsError("CUTLASS cannot be pinned: leave it out of 'max_autotune_gemm_backends'.")
+
+
 # ---- auto: races candidates, each of which goes through the stages after this one
 
 
 def _compile_fastest(compiler: Compiler, graph: CapturedGraph, options: Options, following: Step) -> Compiled:
     from backend_kwargs.auto.decide import compile_fastest
+
+    return compile_fastest(_request(compiler, graph, options, following))
+
+
+def _request(compiler: Compiler, graph: CapturedGraph, options: Options, following: Step) -> "Request":
     from backend_kwargs.auto.request import Request, Tools
 
     # Rewrites that are named join those that are raced.
@@ -61,11 +97,13 @@ def _compile_fastest(compiler: Compiler, graph: CapturedGraph, options: Options,
         return following(graph, {**with_users(candidate, fixed), "clone_outputs": clones})
 
     tools = Tools(lambda named: merge(map(compiler.template, split_templates(named))), compiler.limits, fixed, raced)
-    return compile_fastest(Request(graph, auto.RaceSettings.of(options), compile_one, tools))
+    return Request(graph, auto.RaceSettings.of(options), compile_one, tools)
 
 
-def _check_candidates(options: Options, here: Machine, tell: Tell) -> None:
+def _check_race(options: Options, here: Machine, tell: Tell) -> None:
     check_candidates(options.get("candidates") or ())
+    for limit in auto.unreadable_keys(options):
+        tell_or_raise(limit, options, tell)
 
 
 # ---- precision: the graph in a lower precision, measured
@@ -201,11 +239,22 @@ PRECISION = Stage(
 )
 STAGES: tuple[Stage, ...] = (
     Stage(
+        "reproducible",
+        {
+            **_option("reproducible", Literal["pinned"] | None, "pinned: time nothing, and choose by `lock`"),
+            **_option("lock", str | None, "the file with what timing chose for `reproducible`"),
+        },
+        _pin,
+        _check_lock,
+        (Rule("lock", unless=lambda value: "" if value("reproducible") else "it is read only under reproducible"),),
+    ),
+    Stage(
         "auto",
         {name: option for name, option in auto.OPTIONS.items() if name not in precisions.OPTIONS},
         _compile_fastest,
-        _check_candidates,
+        _check_race,
         auto.RULES,
+        {"store": auto.read_store},
     ),
     PRECISION,
     Stage(

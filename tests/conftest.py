@@ -51,7 +51,7 @@ def _no_names_left_behind(monkeypatch, tmp_path_factory):
 
     for variable in VARIABLES:
         monkeypatch.delenv(variable, raising=False)
-    monkeypatch.setenv("BACKEND_KWARGS_STORE", str(tmp_path_factory.getbasetemp() / "decisions.sqlite"))
+    monkeypatch.setenv("BACKEND_KWARGS_STORE", str(tmp_path_factory.getbasetemp() / "decisions"))
     dynamo.list_backends()  # reads the entry points, so that no test is the first to
     tables = (templates._registered, registry._interned, dynamo._BACKENDS, dynamo._COMPILER_FNS)
     before = [dict(table) for table in tables]

@@ -20,7 +20,7 @@ from typing import Annotated, Any, ClassVar
 
 from backend_kwargs.backends.declared import DeclaredCompiler
 from backend_kwargs.options.option import declared
-from backend_kwargs.options.requirements import importable, install
+from backend_kwargs.options.requirements import importable
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,7 @@ class ToyCompiler(DeclaredCompiler):
     declared: ClassVar[Any] = declared(ToyOptions, data={"aten_ops"})
     rules: ClassVar[tuple[Any, ...]] = ()
     distributions: ClassVar[tuple[str, ...]] = ("torch",)
-    needs: ClassVar[tuple[Any, ...]] = (importable("torch", install("toy")),)
+    needs: ClassVar[tuple[Any, ...]] = (importable("torch"),)
     trains: ClassVar[bool] = False
 
     def part_compiler(self, options):

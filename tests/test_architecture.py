@@ -15,7 +15,7 @@ import backend_kwargs
 ROOT = Path(backend_kwargs.__file__).parent
 # Each layer imports only from those before it, at its head and inside its functions.
 LAYERS = (
-    "errors interval tables files",
+    "errors interval tables files stores",
     "torch_internals",
     "options",
     "facts",
@@ -30,6 +30,8 @@ LAYERS = (
     "page",
     "explain report",
     "bundles harness",
+    "sealing pinning",
+    "fleet",
     "compare cli",
 )
 SUITE_ORDER = """
@@ -49,10 +51,11 @@ analysis analysis.verdicts analysis.markdown analysis.regressions analysis.auto_
 analysis.readme analysis.real_models analysis.auto_tables analysis.report analysis.page analysis.compilers
 analysis.held_out
 arguments
-studies studies.bundles studies.compilers studies.held_out studies.kernel_times
-studies.overhead studies.precision studies.public_reports
-studies.recorded_races studies.regret
-studies.rewrite_cases studies.rewrites
+studies studies.audit studies.background studies.bundles studies.compilers studies.fleet
+studies.fleet_first_call studies.held_out studies.kernel_times
+studies.overhead studies.pinned studies.precision studies.public_reports
+studies.recorded_races studies.race_orders studies.regret
+studies.rewrite_cases studies.rewrites studies.sealed
 studies.templates studies.training_copies studies.tune_kernels
 studies.tvm_speed
 studies.commands
@@ -71,6 +74,7 @@ TORCH_AT_THE_HEAD = (
     "harness",
     "compare",
     "bundles",
+    "sealing",
 )
 # Modules of these folders that are loaded before there is a graph.
 BEFORE_A_GRAPH = (
@@ -80,8 +84,11 @@ BEFORE_A_GRAPH = (
     "auto/candidates.py",
     "auto/decision.py",
     "auto/decisions_toml.py",
+    "auto/former.py",
+    "auto/machine.py",
     "auto/settings.py",
     "auto/store.py",
+    "auto/stored.py",
     "backends/__init__.py",
     "backends/declared.py",
     "backends/dynamo.py",
@@ -111,6 +118,10 @@ BEFORE_A_GRAPH = (
     "precision/errors.py",
     "rewrites/__init__.py",
     "rewrites/table.py",
+    "sealing/__init__.py",
+    "sealing/declared.py",
+    "sealing/seal.py",
+    "sealing/size_log.py",
 )
 FILES = {str(path.relative_to(ROOT)): path for path in sorted(ROOT.rglob("*.py"))}
 WATCHED = (

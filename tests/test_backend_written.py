@@ -214,6 +214,25 @@ def test_from_config(config, same_as):
     assert Backend.from_config(config, trust=True) == make_backend(*same_as)
 
 
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        *((word, True) for word in ("true", "yes", "on", "1", " On\n")),
+        *((w, False) for w in ("false", "no", "off", "0")),
+    ],
+)
+def test_words_for_true_and_false(text, value):
+    """Each word that people write for a bool is read as that, with blanks and in other case."""
+    assert Backend.from_config({"freezing": text}, trust=True) == make_backend(INDUCTOR, freezing=value)
+
+
+@pytest.mark.parametrize("text", ["none", "NULL"])
+def test_words_for_none(text):
+    """Both words for None are read as that."""
+    option = "cpp.simdlen"
+    assert Backend.from_config({option: text}, trust=True) == make_backend(INDUCTOR, {option: None})
+
+
 def wanted(got):
     return f"A config must be a mapping, its JSON text, or base64 of that, got {got}."
 
@@ -264,7 +283,7 @@ CODE = "which a file may set only if it is trusted: pass trust=True if you trust
             f"Inductor option 'post_grad_custom_pre_pass' is code, {CODE}",
             id="callable",
         ),
-        pytest.param({"store": "decisions.sqlite", "auto": True}, f"Option 'store' is code, {CODE}", id="file"),
+        pytest.param({"store": "decisions", "auto": True}, f"Option 'store' is code, {CODE}", id="file"),
         pytest.param(
             {"backend": "tvm", "target": "llvm"}, f"TVM option 'target' is code, {CODE}", id="another compiler's"
         ),

@@ -18,6 +18,8 @@ from tests.docs_tables import ROOT, TABLES, filled
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 PAGES = sorted((ROOT / "docs").glob("*.md"))
 COMMANDS = "\n".join(page.read_text(encoding="utf-8") for page in [ROOT / "README.md", *PAGES])
+FOLDERS = ("backend_kwargs", "benchmarks", "docs", "examples")
+FROM_INDEX = re.compile(r"pip install[^\n#]*[ \"']backend[-_]kwargs\b")
 REQUIRED = {
     "tvm.md": pytest.mark.skipif(bool(unfit()), reason=f"no TVM: {unfit()}"),
     "other-backends.md": pytest.mark.skipif(not find_spec("openvino"), reason="no OpenVINO"),
@@ -61,7 +63,13 @@ def test_toml_of_the_docs_loads(tmp_path):
 
 @pytest.mark.parametrize(
     "command",
-    dict.fromkeys(re.findall(r"^(backend-kwargs (?!compare|tune|decisions import).*?) +#", COMMANDS, re.MULTILINE)),
+    dict.fromkeys(
+        re.findall(
+            r"^(backend-kwargs (?!compare|tune|audit|decisions (?:import|sync|forget)|.*--trusted-key).*?) +#",
+            COMMANDS,
+            re.MULTILINE,
+        )
+    ),
 )
 def test_commands_of_the_docs_run(command):
     """The quick command lines of README and the docs exit with 0."""
@@ -106,3 +114,10 @@ def test_site_builds_and_its_links_lead_somewhere(tmp_path):
 def test_readme_is_short():
     """README has at most 150 lines."""
     assert len(README.splitlines()) <= 150
+
+
+def test_nothing_is_installed_by_this_packages_name():
+    """No page, message or example installs `backend-kwargs` from the index, where anyone could claim the name."""
+    places = [*ROOT.glob("*.md"), *(path for folder in FOLDERS for path in (ROOT / folder).rglob("*"))]
+    texts = {path: path.read_text(encoding="utf-8") for path in places if path.suffix in {".md", ".py", ".toml"}}
+    assert [str(path) for path, text in texts.items() if FROM_INDEX.search(text)] == []

@@ -5,7 +5,15 @@ import warnings
 import pytest
 import torch
 
-from backend_kwargs.errors import BackendKwargsError, BackendKwargsWarning, shown, unknown, warn_once, wrong_value
+from backend_kwargs.errors import (
+    BackendKwargsError,
+    BackendKwargsWarning,
+    pip_install,
+    shown,
+    unknown,
+    warn_once,
+    wrong_value,
+)
 
 
 def test_error_is_a_value_error():
@@ -75,3 +83,9 @@ def test_warning_points_at_the_users_line(recwarn):
     compiled(torch.ones(3)), (line := sys._getframe().f_lineno)
     (warned,) = [each for each in recwarn if issubclass(each.category, BackendKwargsWarning)]
     assert (warned.filename, warned.lineno) == (__file__, line)
+
+
+def test_an_extra_is_installed_by_the_names_of_its_packages():
+    """Not by this package's name, which is on no index: anyone could put another package there."""
+    assert pip_install("ray") == 'pip install "ray[client,default]>=2.40"'
+    assert pip_install("fsspec") == 'pip install "fsspec>=2024.2" "s3fs>=2024.2"'

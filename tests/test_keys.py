@@ -3,6 +3,7 @@
 import dataclasses
 import platform
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,9 @@ from backend_kwargs import CompileConfig, Rewrite, make_backend
 from backend_kwargs.backends.inductor import cutlass, tuned_products
 from backend_kwargs.bundles import config as compile_config
 from backend_kwargs.bundles.disk import fingerprint as environment
+from backend_kwargs.bundles.disk.weights import place_of
+from backend_kwargs.bundles.graphs import key_of
+from backend_kwargs.bundles.packages import exported
 from backend_kwargs.options.requirements import machine
 from backend_kwargs.precision.weights import weight_of
 from backend_kwargs.rewrites import table as rewrites
@@ -338,3 +342,126 @@ def test_which_weights_are_shared():
     parameter.data = torch.ones(8, 8)
     others.append(weight_of(parameter, "bf16", torch.Tensor.bfloat16))
     assert len({id(each) for each in (made, *others)}) == 4
+
+
+# ---- graphs and programs of bundles, and places of weights
+
+
+class Held(torch.nn.Module):
+    """A graph with a constant: an operator, and a number."""
+
+    def __init__(self, constant=(1.0, 2.0), function=torch.sin, number=2):
+        super().__init__()
+        self.held, self.function, self.number = torch.tensor(constant), function, number
+
+    def forward(self, x):
+        return self.function(x) * self.number + self.held
+
+
+ONES = torch.ones(4, 2)
+GRAPHS = {
+    "operator": {"function": torch.cos},
+    "number": {"number": 3},
+    "type of a number": {"number": 2.0},
+    "a value of a constant": {"constant": (1.0, 3.0)},
+    "sign of zero of a constant": {"constant": (-0.0, 2.0)},
+    "dtype of a constant": {"constant": (1, 2)},
+    "size of a constant": {"constant": (1.0,)},
+    "dtype": {"x": ONES.double()},
+    "rows": {"x": ONES[:3]},
+    "strides": {"x": torch.ones(2, 4).T},
+    "gradient": {"x": ONES.clone().requires_grad_()},
+    "no tensor": {"x": 3},
+    "grad mode": {"under": torch.no_grad},
+    "autocast": {"under": lambda: torch.autocast("cpu", torch.bfloat16)},
+    "attention": {"under": lambda: sdpa_kernel(SDPBackend.MATH)},
+}
+
+
+def key_of_graph(x=ONES, under=nullcontext, **given):
+    with under():
+        return key_of(torch.fx.symbolic_trace(Held(**{"constant": (0.0, 2.0), **given})), [x])
+
+
+@pytest.mark.parametrize("change", GRAPHS.values(), ids=GRAPHS)
+def test_graphs_of_bundles(change):
+    """The computation, its constants, its inputs and torch's state are in the key of a kept graph."""
+    assert key_of_graph() == key_of_graph() != key_of_graph(**change)
+
+
+class Weighted(torch.nn.Module):
+    """A module with a weight, and what an export makes a constant."""
+
+    def __init__(self, weight=1.0, constant=1.0, function=torch.sin):
+        super().__init__()
+        self.weight, self.function = torch.nn.Parameter(torch.full((2,), weight)), function
+        self.constant = torch.full((2,), constant)
+
+    def forward(self, x, scale=None):
+        made = self.function(x) * self.weight + self.constant
+        return made if scale is None else {"made": made * scale}
+
+
+class Twice(Weighted):
+    """Two results in place of one."""
+
+    def forward(self, x, scale=None):
+        return super().forward(x, scale), x * 2
+
+
+PROGRAMS = {
+    "operator": {"module": Weighted(function=torch.cos)},
+    "value of a constant": {"module": Weighted(constant=2.0)},
+    "results": {"module": Twice()},
+    "rows": {"x": ONES[:3]},
+    "dtype": {"x": ONES.double()},
+    "strides": {"x": torch.ones(2, 4).T},
+    "keyword": {"kwargs": {"scale": 2.0}},
+    "size that varies": {"dynamic_shapes": {"x": {0: torch.export.Dim("n", max=8)}}},
+    "range of a size": {
+        "dynamic_shapes": {"x": {0: torch.export.Dim("n", max=9)}},
+        "base": {"dynamic_shapes": {"x": {0: torch.export.Dim("n", max=8)}}},
+    },
+}
+
+
+def digest_of(module=None, x=ONES, **given):
+    return exported._digest(torch.export.export(module or Weighted(), (x,), **given))
+
+
+@pytest.mark.parametrize("change", PROGRAMS.values(), ids=PROGRAMS)
+def test_programs_of_packages(change):
+    """What a package computes, for which inputs, and its constants are in its digest."""
+    base = change.get("base", {})
+    changed = {name: value for name, value in change.items() if name != "base"}
+    assert digest_of(**base) == digest_of(**base) != digest_of(**changed)
+
+
+def test_weights_of_packages():
+    """Weights are no part of the digest of a package, since it is given them; the default dtype is."""
+    program = torch.export.export(Weighted(), (ONES,))
+    assert digest_of(Weighted(weight=2.0)) == (before := exported._digest(program))
+    torch.set_default_dtype(torch.float64)
+    try:
+        assert exported._digest(program) != before
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+SQUARE, COMPLEX = torch.zeros(4, 4), torch.zeros(4, dtype=torch.complex64)
+PLACES = {
+    "memory": (SQUARE, SQUARE.clone()),
+    "begin": (SQUARE[:1], SQUARE[1:2]),
+    "dtype": (SQUARE, SQUARE.view(torch.int32)),
+    "shape": (SQUARE, SQUARE[:2]),
+    "strides": (SQUARE, SQUARE.T),
+    "conjugate": (COMPLEX, COMPLEX.conj()),
+    "minus": (COMPLEX.imag, COMPLEX.conj().imag),
+    "device": (torch.empty(0), torch.empty(0, device="meta")),
+}
+
+
+@pytest.mark.parametrize(("one", "another"), PLACES.values(), ids=PLACES)
+def test_places_of_weights(one, another):
+    """Weights at one place are saved once, so all by which two tensors differ is in their place."""
+    assert place_of(one) == place_of(one.detach()) != place_of(another)

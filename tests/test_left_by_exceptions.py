@@ -5,19 +5,30 @@ import os
 import sys
 import tempfile
 import threading
+import warnings
 from contextlib import suppress
 from pathlib import Path
 
 import pytest
 import torch
 
-from backend_kwargs.auto import decide, ranks
+from backend_kwargs.auto import deadline, decide, ranks
+from backend_kwargs.auto.graph_stats import observed_stats
 from backend_kwargs.backends import CapturedGraph
 from backend_kwargs.backends.inductor import cutlass
 from backend_kwargs.backends.onnxruntime import session as onnx_session
 from backend_kwargs.backends.tvm import no_fast_math, versions
+from backend_kwargs.bundles import libraries
+from backend_kwargs.bundles.disk.files import opened_folder, private_folder
+from backend_kwargs.bundles.running import without_gradients
+from backend_kwargs.cli.console import quiet
+from backend_kwargs.harness.modules import importable
+from backend_kwargs.measure import roundings
 from backend_kwargs.precision import quantised
+from backend_kwargs.torch_internals import caches, cudagraph_recording, inductor_config, lowering_alone
+from backend_kwargs.torch_internals.autotuning import TIMERS, benchmarker
 from backend_kwargs.torch_internals.modes import modes_restored
+from backend_kwargs.torch_internals.relowering import around_lowering
 
 STORE = torch.distributed.HashStore()
 
@@ -30,6 +41,30 @@ def counting():
     return [thread.name for thread in threading.enumerate() if "count" in thread.name]
 
 
+def wrappers():
+    return [getattr(torch._inductor.output_code, name) for name in cudagraph_recording.WRAPPERS]
+
+
+def default_of_fusion():
+    return inductor_config.entries()["max_fusion_size"].default
+
+
+def loader():
+    return torch._inductor.codecache.PyCodeCache.__dict__["load_by_key_path"]
+
+
+def standard_error():
+    return os.fstat(2).st_dev, os.fstat(2).st_ino, quiet.__wrapped__.__globals__["_ours"]
+
+
+def descriptors():
+    return len(os.listdir("/proc/self/fd"))  # noqa: PTH208 - without a descriptor of an iterator
+
+
+def private_folders():
+    return sorted(Path(tempfile.gettempdir()).glob("planted-*"))
+
+
 def nothing():
     """Change nothing more than the context itself does."""
 
@@ -37,7 +72,7 @@ def nothing():
 # The context, what may be changed within it, and the state that is compared.
 CONTEXTS = {
     "decisions": (decide.nothing_decided, nothing, decide.memory),
-    "ranks that wait": (lambda: ranks._counting(STORE, "key"), nothing, counting),
+    "ranks that wait": (lambda: ranks.counting(STORE, "key"), nothing, counting),
     "lines of the exporter": (onnx_session._without_lines_of_the_exporter, nothing, filters),
     "grad mode": (modes_restored, lambda: torch._C._set_grad_enabled(False), torch.is_grad_enabled),
     "forward mode": (modes_restored, lambda: torch._C._set_fwd_grad_enabled(False), torch._C._is_fwd_grad_enabled),
@@ -47,6 +82,36 @@ CONTEXTS = {
         torch._C._autograd._saved_tensors_hooks_get_disabled_error_message,
     ),
     "variable of nvcc": (no_fast_math._nvcc_exact, nothing, lambda: os.environ.get(no_fast_math.NVCC_IS_EXACT)),
+    "libraries of a bundle": (
+        lambda: libraries.provided({}, Path()),
+        nothing,
+        lambda: libraries._folder.get(None),
+    ),
+    "options of a lowering": (
+        lambda: around_lowering([], {"max_fusion_size": 3}),
+        nothing,
+        lambda: inductor_config.value("max_fusion_size"),
+    ),
+    "context of a lowering": (lambda: around_lowering([], {}), nothing, torch._guards.TracingContext.try_get),
+    "default of an option": (
+        lambda: inductor_config.defaults_replaced({"max_fusion_size": 3}),
+        nothing,
+        default_of_fusion,
+    ),
+    "recording of CUDA graphs": (cudagraph_recording.recording_nothing, nothing, wrappers),
+    "notes of CUDA graphs": (cudagraph_recording.noting_recordings, nothing, wrappers),
+    "loading of code": (lambda: lowering_alone._loading(True), nothing, loader),
+    "deadline": (lambda: deadline.capped(0.0), nothing, deadline._ends.copy),
+    "timers of kernels": (
+        lambda: deadline.capped(0.0),
+        nothing,
+        lambda: [vars(benchmarker).get(name) for name in TIMERS],
+    ),
+    "standard error": (quiet, nothing, standard_error),
+    "warnings of torchao": (quantised.unhashed, nothing, lambda: [*warnings.filters]),
+    "descriptor of a folder": (lambda: opened_folder("/"), nothing, descriptors),
+    "private folder": (lambda: private_folder(Path(tempfile.gettempdir()), "planted-"), nothing, private_folders),
+    "lock of a private folder": (lambda: private_folder(Path(tempfile.gettempdir()), "locked-"), nothing, descriptors),
     "hook for exceptions": (
         versions._hooks_kept,
         lambda: setattr(sys, "excepthook", print),
@@ -67,6 +132,71 @@ def test_a_context_that_is_left_by_an_exception(context, change, state, error):
     assert state() == before
 
 
+@pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])
+def test_gradients_are_on_again_after_a_call_that_fails(error):
+    """A served call without gradients that raises leaves the caller's grad mode as it was."""
+
+    def fails():
+        assert not torch.is_grad_enabled()
+        raise error("planted")
+
+    with pytest.raises(error, match=r"^planted$"):
+        without_gradients(fails)()
+    assert torch.is_grad_enabled()
+
+
+@pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])
+def test_operators_are_not_counted_after_a_run_that_fails(error):
+    """Where the graph raises in eager, no dispatch mode stays: it would count each operator of the user's."""
+    before = torch._C._len_torch_dispatch_stack()
+
+    def fails():
+        assert torch._C._len_torch_dispatch_stack() == before + 1
+        raise error("planted")
+
+    with pytest.raises(error, match=r"^planted$"):
+        observed_stats(fails, lambda result: 0)
+    assert torch._C._len_torch_dispatch_stack() == before
+
+
+@pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])
+def test_operators_round_as_before_after_a_run_that_fails(error):
+    """Where eager fails under another rounding, no mode that rounds otherwise stays."""
+    before, seen = torch._C._len_torch_dispatch_stack(), []
+
+    def fails():
+        seen.append(torch._C._len_torch_dispatch_stack() + torch._C._len_torch_function_stack())
+        raise error("planted")
+
+    with suppress(KeyboardInterrupt):
+        assert [*roundings._drawn(fails, {}, lambda: True)] == []
+    assert seen == [before + 1]
+    assert torch._C._len_torch_dispatch_stack() + torch._C._len_torch_function_stack() == before
+
+
+@pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])
+def test_the_folder_of_a_users_file_is_searched_last_after_an_import_that_fails(tmp_path, error, monkeypatch):
+    """A json.py beside a file that raises on import does not replace Python's afterwards."""
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    before = [*sys.path]
+    with suppress(error), importable(str(tmp_path)):
+        assert sys.path == [str(tmp_path), *before]
+        raise error
+    assert sys.path == [*before, str(tmp_path)]
+
+
+@pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])
+def test_artifacts_of_a_compile_that_fails_are_noted(error):
+    """What a candidate has compiled before it fails is among the artifacts, and is none of the process's."""
+    from torch.compiler._cache import CacheArtifactManager
+
+    with suppress(error), caches.artifacts_noted() as noted:
+        CacheArtifactManager.record_artifact("inductor", "planted", b"")
+        raise error
+    assert [each.key for each in noted] == ["planted"]
+    assert "planted" not in [each.key for each in CacheArtifactManager._seen_artifacts]
+
+
 def test_an_import_that_fails(monkeypatch):
     """Log lines are on again where torchao cannot be imported."""
     before = logging.root.manager.disable
@@ -85,7 +215,7 @@ def test_the_folder_of_races_is_removed():
     """`nothing_decided` leaves no folder behind when a race in it is interrupted."""
     folders = []
     with suppress(KeyboardInterrupt), decide.nothing_decided():
-        folders.append(decide.memory().store.parent)
+        folders.append(decide.memory().store)
         assert folders[0].is_dir()
         raise KeyboardInterrupt
     assert not folders[0].exists()

@@ -1,17 +1,25 @@
 """The wheel built from the source distribution, installed without the sources."""
 
+import os
+import re
 import shutil
 import subprocess
 import sys
+import tarfile
+import tomllib
 import venv
 from importlib.metadata import version
 from pathlib import Path
 from typing import NamedTuple
+from urllib.parse import urlparse
 from zipfile import ZipFile
 
 import pytest
 
 ROOT = Path(__file__).parents[1]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+METADATA = f"backend_kwargs-{version('backend-kwargs')}.dist-info"
+SOURCES = ("backend_kwargs", "benchmarks", "docs", "examples", "tests")
 TWO_LINES = """
 import torch
 print(torch.compile(torch.nn.Linear(4, 4), backend="tmpl-inductor:cpp_wrapper")(torch.ones(1, 4)).shape)
@@ -19,11 +27,16 @@ print(torch.compile(torch.nn.Linear(4, 4), backend="tmpl-inductor:cpp_wrapper")(
 
 
 class Installed(NamedTuple):
+    sdist: Path
     wheel: Path
     bin: Path
     site_packages: Path
 
-    def run(self, program: str, *args: str) -> str:
+    def metadata(self, name: str) -> str:
+        """Return a file of the wheel's metadata."""
+        return ZipFile(self.wheel).read(f"{METADATA}/{name}").decode()
+
+    def run(self, program: str, *args: str | Path) -> str:
         """Return the program's output, run outside the checkout and without PYTHONPATH."""
         done = subprocess.run([self.bin / program, *args], cwd=self.bin, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr
@@ -31,7 +44,9 @@ class Installed(NamedTuple):
 
 
 def pip(*args: str | Path) -> None:
-    subprocess.run([sys.executable, "-m", "pip", "-q", *args], check=True)
+    # With PYTHONPATH, pip would take the checkout for an installed package.
+    own = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    subprocess.run([sys.executable, "-m", "pip", "-q", *args], env=own, check=True)
 
 
 @pytest.fixture(scope="module")
@@ -54,7 +69,7 @@ def installed(tmp_path_factory):
     # and a .pth file is read only in its own environment.
     lent = [path for path in sys.path if path.endswith("-packages")]
     (site_packages / "lent.pth").write_text("\n".join(lent))
-    yield Installed(wheel, env / "bin", site_packages)
+    yield Installed(sdist, wheel, env / "bin", site_packages)
     shutil.rmtree(home)
 
 
@@ -63,16 +78,61 @@ def _no_help_from_outside(monkeypatch):
     monkeypatch.delenv("PYTHONPATH", raising=False)
 
 
-def test_the_wheel_holds_each_module_and_nothing_beside_the_package(installed):
-    sources = {str(path.relative_to(ROOT)) for path in ROOT.glob("backend_kwargs/**/*.py")}
+def files(*folders: str) -> set[str]:
+    """Return the paths of all files that belong to these folders of the checkout."""
+    found = (path.relative_to(ROOT) for folder in folders for path in (ROOT / folder).rglob("*") if path.is_file())
+    return {str(path) for path in found if "__pycache__" not in path.parts and not path.name.startswith(".")}
+
+
+def test_the_wheel_holds_each_file_of_the_package_and_nothing_beside_it(installed):
+    """Its modules, `py.typed`, the templates of pages, and recorded races."""
     names = ZipFile(installed.wheel).namelist()
-    metadata = f"backend_kwargs-{version('backend-kwargs')}.dist-info"
-    assert {name for name in names if name.endswith(".py")} == sources
-    assert {name.split("/")[0] for name in names} == {"backend_kwargs", metadata}
+    assert {name for name in names if name.startswith("backend_kwargs/")} == files("backend_kwargs")
+    assert {name.split("/")[0] for name in names} == {"backend_kwargs", METADATA}
 
 
-def test_the_wheel_is_typed(installed):
-    assert "backend_kwargs/py.typed" in ZipFile(installed.wheel).namelist()
+def test_the_wheel_has_the_license_and_every_name(installed):
+    """Its metadata holds the license's text, and the command and backends that pyproject.toml names."""
+    entries = PROJECT["entry-points"]["torch_dynamo_backends"] | PROJECT["scripts"]
+    lines = installed.metadata("entry_points.txt").splitlines()
+    assert installed.metadata("licenses/LICENSE") == (ROOT / "LICENSE").read_text(encoding="utf-8")
+    assert {line for line in lines if " = " in line} == {f"{name} = {value}" for name, value in entries.items()}
+
+
+def test_links_on_the_page_of_an_index_are_absolute_and_lead_to_files(installed):
+    """README's relative links lead to the repository, at the tag of this release."""
+    links = re.findall(r"\]\(([^()\s]+)\)", installed.metadata("METADATA"))
+    repository = re.compile(
+        rf"{re.escape(PROJECT['urls']['Source'])}/(?:blob|raw)/v{re.escape(PROJECT['version'])}/(.+)"
+    )
+    paths = [found[1].partition("#")[0] for link in links if (found := repository.fullmatch(link))]
+    assert len(paths) > 20
+    assert [link for link in links if urlparse(link).scheme != "https"] == []
+    assert [path for path in paths if not (ROOT / path).is_file()] == []
+
+
+def test_the_citation_names_the_repository_of_the_package():
+    """Where the public repository is stands in two files, which agree."""
+    source = re.search(r"^repository-code: (.*)$", (ROOT / "CITATION.cff").read_text(encoding="utf-8"), re.MULTILINE)
+    assert source is not None
+    assert source[1] == PROJECT["urls"]["Source"]
+
+
+def test_the_source_distribution_holds_its_tests_and_what_they_read(installed):
+    """Whoever packages it again can test it."""
+    with tarfile.open(installed.sdist) as archive:
+        names = {name.partition("/")[2] for name in archive.getnames()}
+    top = {path.name for path in ROOT.iterdir() if path.suffix in {".md", ".cff", ".toml", ".txt", ".yml", ".in"}}
+    assert (files(*SOURCES) | top | {"LICENSE", "Makefile"}) - names == set()
+
+
+def test_the_tests_of_the_source_distribution_run(installed, tmp_path):
+    """Beside the installed wheel, without the checkout."""
+    with tarfile.open(installed.sdist) as archive:
+        archive.extractall(tmp_path, filter="data")
+    (unpacked,) = tmp_path.iterdir()
+    options = ("-p", "no:cacheprovider", "-c", unpacked / "pyproject.toml")
+    assert "passed" in installed.run("python", "-m", "pytest", "-q", *options, unpacked / "tests" / "test_errors.py")
 
 
 def test_the_wheel_makes_pages(installed):

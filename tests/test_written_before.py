@@ -2,14 +2,14 @@
 
 import json
 import pickle
-import shutil
 from pathlib import Path
 
 import pytest
 
 from backend_kwargs import Backend, BackendKwargsError, load_templates, make_backend
 from backend_kwargs.auto.decisions_toml import read_decisions
-from backend_kwargs.auto.store import Store
+from backend_kwargs.auto.former import read_former
+from backend_kwargs.auto.store import Catalogue, of_this_release
 from backend_kwargs.backend import find_backend
 from backend_kwargs.compare import Row, to_json
 from backend_kwargs.compare.rows import Comparison
@@ -21,6 +21,7 @@ from benchmarks.execution import records
 WRITTEN = Path(__file__).parent / "written_before"
 RACED = "0d6576c4ebc0d87f42c13963c4bb3637f05c2880266f87b496f715f7ea387090"
 PUT = "ab" * 32
+RACED_NOW = f"12fc968d19df8a44{RACED}"[:64]
 
 
 def test_pickled_backends():
@@ -57,8 +58,10 @@ def test_config():
 
 @pytest.fixture
 def store(tmp_path):
-    """Return a copy, since a reader may leave SQLite's files next to a store."""
-    return Store(Path(shutil.copy(WRITTEN / "decisions.sqlite", tmp_path)))
+    """Return a store with what was in the SQLite file of that release."""
+    made = Catalogue(tmp_path / "store")
+    made.add(*read_former(WRITTEN / "decisions.sqlite"))
+    return made
 
 
 def test_store(store):
@@ -68,7 +71,7 @@ def test_store(store):
     fixed = {"epilogue_fusion": True}
     options = {"triton.cudagraphs": True}
     assert put == Decision(PUT, "graph", "cudagraphs", options, rows, {"gpu": "H200"}, "3 ops", 2.5, 0.0, 1e9, fixed)
-    assert (raced.key, raced.winner, raced.facts) == (RACED, "default", "4 ops, 1 reduction")
+    assert (raced.key, raced.winner, raced.facts) == (RACED_NOW, "default", "4 ops, 1 reduction")
     assert [(row.name, row.status, row.against, row.won) for row in raced.rows] == [
         ("eager", "pass", "", False),
         ("default", "pass", "eager", True),
@@ -78,14 +81,14 @@ def test_store(store):
 
 def test_store_is_written_on(store):
     """An old store accepts a new decision and keeps its own."""
-    store.put(Decision("cd" * 32, "graph", "eager"))
-    assert {decision.key for decision in store.all()} == {RACED, PUT, "cd" * 32}
+    store.add(Decision("cd" * 32, "graph", "eager"))
+    assert {decision.key for decision in store.all()} == {RACED_NOW, PUT, "cd" * 32}
 
 
 def test_exported_decisions(store):
     """An old TOML export contains the decisions of its store, without their tables."""
     read = read_decisions(WRITTEN / "decisions.toml", lambda name: find_backend(f"tmpl-inductor:{name}").options)
-    assert [(d.key, d.graph, d.winner, d.options, d.seconds, d.made, d.fixed) for d in read] == [
+    assert [(d.key, d.graph, d.winner, d.options, d.seconds, d.made, d.fixed) for d in map(of_this_release, read)] == [
         (d.key, d.graph, d.winner, d.options, d.seconds, d.made, d.fixed) for d in store.all()
     ]
 

@@ -1,10 +1,9 @@
-"""The key of a decision: the computation, its inputs, the machine and the candidates."""
+"""The key of a decision: the computation, its inputs, the device's type and the candidates."""
 
 import hashlib
 import json
 import re
 from collections.abc import Mapping, Sequence
-from functools import cache
 from operator import attrgetter
 from typing import Any
 
@@ -12,10 +11,7 @@ import torch
 from torch.fx import GraphModule, Node
 from torch.fx.node import map_aggregate
 
-from backend_kwargs.auto.ranks import ranks
 from backend_kwargs.backends.inductor.allowed_attention import allowed_attention
-from backend_kwargs.options.requirements import installed_version
-from backend_kwargs.options.requirements import machine as probed
 from backend_kwargs.torch_internals.operators import OperatorBase
 from backend_kwargs.torch_internals.tensors import has_static_address
 
@@ -147,9 +143,13 @@ def _layout(node: Node, value: object) -> str:
     return f"{tuple(known.shape)} {tuple(known.stride()) if known.layout == torch.strided else known.layout}"
 
 
-def key_of(gm: GraphModule, example_inputs: Sequence[object], asked: Mapping[str, object]) -> str:
-    """Return 64 hexadecimal digits for the graph, its inputs, this machine, and the question `asked`."""
-    return _hashed([structure(gm), signature(gm, example_inputs), ambient(), machine(), spelled(asked)])
+def key_of(gm: GraphModule, example_inputs: Sequence[object], asked: Mapping[str, object], device: str) -> str:
+    """Return 64 hexadecimal digits for the graph, its inputs, the device's type and the question `asked`.
+
+    The first 16 are those of the computation, so that a store lists what it has for other sizes too.
+    """
+    exact = _hashed([structure(gm), signature(gm, example_inputs), ambient(), device, spelled(asked)])
+    return f"{computation_of(gm, example_inputs, asked)}{exact}"[:64]
 
 
 def computation_of(gm: GraphModule, example_inputs: Sequence[object], asked: Mapping[str, object]) -> str:
@@ -161,6 +161,30 @@ def _hashed(parts: Sequence[object]) -> str:
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
 
 
+def described(example_inputs: Sequence[object]) -> tuple[str, ...]:
+    """Return the dtypes and sizes of the inputs that are not parameters, for people to read."""
+    given = [each for each in example_inputs if not isinstance(each, torch.nn.Parameter)]
+    words = [
+        f"{str(each.dtype).removeprefix('torch.')} {'x'.join(map(str, each.shape)) or 'scalar'}"
+        if isinstance(each, torch.Tensor)
+        else type(each).__name__
+        for each in given
+    ]
+    return tuple(words[:MOST_INPUTS])
+
+
+def devices_of(example_inputs: Sequence[object]) -> list[str]:
+    """Return the kinds of devices that the inputs are on."""
+    return sorted({value.device.type for value in example_inputs if isinstance(value, torch.Tensor)})
+
+
+def card_of(example_inputs: Sequence[object]) -> int | None:
+    """Return the index of the first GPU that an input is on, None if none is: it need not be the current one."""
+    devices = [value.device for value in example_inputs if isinstance(value, torch.Tensor)]
+    return next((device.index for device in devices if device.type == "cuda"), None)
+
+
+MOST_INPUTS = 32  # that are described
 AUTOCAST = ("cpu", "cuda", "xpu", "mps", "hpu", "mtia", "xla", "maia")
 
 
@@ -190,21 +214,3 @@ def _grad_mode() -> str:
     if torch.is_inference_mode_enabled():
         return "inference"
     return "grad" if torch.is_grad_enabled() else "no_grad"
-
-
-@cache
-def _versions() -> dict[str, str | None]:
-    return {name: installed_version(name) for name in ("torch", "triton", "backend-kwargs")}
-
-
-def machine() -> dict[str, str | int | None]:
-    """Return the properties of the machine that a decision depends on."""
-    here, cuda = probed(), torch.cuda.is_available()
-    return _versions() | {
-        "gpu": torch.cuda.get_device_name() if cuda else None,
-        "cuda": here.cuda,
-        "driver": here.driver,
-        "threads": torch.get_num_threads(),
-        "cpu": torch.backends.cpu.get_cpu_capability(),
-        "world": ranks(),
-    }

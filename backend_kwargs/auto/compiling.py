@@ -6,6 +6,7 @@ with them and without. The winner of a race is what was raced, if nothing of it 
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -48,8 +49,12 @@ OF_LOWERING = frozenset(
 def differ_in_lowering(these: Options, those: Options) -> bool:
     """Return whether a model traced under `these` options can be lowered under `those`."""
     names = {name for name in {*these, *those} if these.get(name) != those.get(name)}
-    rewrites = {*these.get("rewrites", ()), *those.get("rewrites", ())}
-    return names <= OF_LOWERING | {"rewrites"} and all(find_rewrite(name).patterns for name in rewrites)
+    return names <= OF_LOWERING | {"rewrites"} and before_autograd(these) == before_autograd(those)
+
+
+def before_autograd(options: Options) -> list[str]:
+    """Return the rewrites of dynamo's graph, which another trace follows."""
+    return [name for name in options.get("rewrites") or () if find_rewrite(name).traced]
 
 
 # Options under which each candidate is compiled by itself: they change what is lowered, or need the inputs' values.
@@ -77,6 +82,7 @@ class Candidate:
     version: Version | None = None
     whole: Version | None = None
     artifacts: list[Any] = field(default_factory=list)
+    context: TracingApart | None = None  # of one that is compiled by itself, if it may be kept
 
     @property
     def has_other(self) -> bool:
@@ -108,6 +114,42 @@ class Compiles:
                     break
         return self._traced(whole, options)
 
+    def compile_to_keep(self, options: Options, compiler: str = "") -> Candidate:
+        """Return a candidate as `compile` does, in a context of its own, so that it may be kept however it is compiled.
+
+        Not with CUDA graphs, which it would record in the trees of a race, or in a lower precision, whose error is
+        measured again without a race.
+        """
+        on_gpu = any(isinstance(value, torch.Tensor) and value.is_cuda for value in self.request.example_inputs)
+        alone = "precision" in options or self.request.graph.compile_fx is not None
+        if compiler or alone or on_gpu or self.may_share(options):
+            return self.compile(options, compiler)
+        context = TracingApart()
+        with context.entered():
+            made = self.compile(options)
+        made.context = context
+        return made
+
+    def trace(self, options: Options) -> None:
+        """Trace a candidate, and have its graphs lowered by workers until its turn comes."""
+        whole = with_recording(options)
+        lowered = Lowered(whole, self._noting(whole))
+        traced = Traced(lowered, TracingApart())
+        with functorch.patched(enable_autograd_cache=False), traced.context.entered():
+            self.request.compile(self._graph(lowered.unlowered()), whole, "")
+        if lowered.graphs and lowered.shareable:
+            self.traces.append(traced)
+            self.ahead.lower(whole, lowered.patches)
+
+    def _noting(self, whole: Options) -> Callable[[LoweredGraph], None]:
+        fits = partial(differ_in_lowering, whole)
+        names = before_autograd(whole)
+        return self.ahead.noting(names, fits) if names or self.ahead.graphs else self.ahead.noting_default(fits)
+
+    def has_traced(self, options: Options) -> bool:
+        """Return whether a candidate's graphs have been traced already, or could not be."""
+        return any(each.fits(with_recording(options)) for each in self.ahead.sent)
+
     @property
     def lowered(self) -> list[LoweredGraph]:
         """The graphs that the first candidate was lowered from."""
@@ -135,14 +177,49 @@ class Compiles:
     def kept(self, candidate: Candidate) -> Compiled | None:
         """Return the candidate as the result of the compile, after the race; None if it must be compiled again."""
         traced, version = candidate.traced, candidate.version
-        if traced is None or version is None or traced.context.changed or self._dynamic:
+        context = candidate.context if traced is None else traced.context
+        if context is None or context.changed or self._dynamic:
             return None
+        if traced is None or version is None:
+            context.adopt()
+            record_artifacts(candidate.artifacts)
+            return candidate.compiled
         traced.context.adopt()
         record_artifacts(candidate.artifacts)
         compiled = self.request.compile(self._graph(traced.lowered.unchanged), candidate.options, "")
         traced.lowered.assembled(version)
         traced.lowered.keep(version)
         return compiled
+
+    def deferred(self, options: Options) -> Traced | None:
+        """Trace the model for versions that come later; None if they could not take its places."""
+        whole = with_recording(options)
+        traced = Traced(Lowered(whole, self._noting(whole)), TracingApart())
+        with functorch.patched(enable_autograd_cache=False), traced.context.entered():
+            self.request.compile(self._graph(traced.lowered.unlowered()), whole, "")
+        if not traced.lowered.shareable or traced.lowered.functions:
+            return None
+        self.traces.append(traced)
+        return traced
+
+    def served(self, candidate: Candidate) -> tuple[Compiled, Version]:
+        """Return the candidate to be served while the race goes on, and its version, which has recorded nothing."""
+        traced, version = candidate.traced, candidate.version
+        assert traced is not None
+        assert version is not None
+        record_artifacts(candidate.artifacts)
+        served = version.again()
+        compiled = self.request.compile(self._graph(traced.lowered.unchanged), candidate.options, "")
+        traced.lowered.assembled(served)
+        return compiled, served
+
+    def again(self, candidate: Candidate) -> Candidate:
+        """Return a candidate of the same code that has recorded nothing."""
+        assert candidate.traced is not None
+        assert candidate.whole is not None
+        again = self._version(candidate.traced, candidate.whole.again(), candidate.options)
+        again.artifacts += candidate.artifacts
+        return again
 
     # ---- the ways to a candidate
 
@@ -159,8 +236,7 @@ class Compiles:
         return self._version(traced, version, options)
 
     def _first(self, whole: Options) -> tuple[Traced, Version, Compiled]:
-        lowered = Lowered(whole) if self.ahead.graphs else Lowered(whole, self.ahead.noted)
-        traced, version = Traced(lowered, TracingApart()), Version()
+        traced, version = Traced(Lowered(whole, self._noting(whole)), TracingApart()), Version()
         with traced.context.entered():
             compiled = self.request.compile(self._graph(traced.lowered.first(version)), whole, "")
         return traced, version, compiled

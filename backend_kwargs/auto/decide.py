@@ -4,34 +4,40 @@ It takes no lock: dynamo compiles under one lock for the process, so two races n
 may both race a graph, and the store keeps the later decision.
 """
 
+import inspect
+import logging
 import tempfile
 import time
 import weakref
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
-import torch
-
-from backend_kwargs.auto.cache_key import ambient, computation_of, key_of, machine, spelled
+from backend_kwargs.auto.cache_key import ambient, card_of, computation_of, described, devices_of, key_of, spelled
 from backend_kwargs.auto.candidates import STEPS, others_for, permits, step_names
 from backend_kwargs.auto.ddp_buckets import Bucket, bucket_of
 from backend_kwargs.auto.decision import plain
+from backend_kwargs.auto.machine import device_of, machine
 from backend_kwargs.auto.ranks import agreed, ranks
 from backend_kwargs.auto.reporting import forget_reported, progress, tell
 from backend_kwargs.auto.request import Request
-from backend_kwargs.auto.store import FILE, Store, forget_trouble, open_store
+from backend_kwargs.auto.shared_race import Exchange, exchange_for, opened
+from backend_kwargs.auto.store import KIND, DecisionStore, name_of, name_on, tell_of_former
 from backend_kwargs.backends.others import is_other, other_of, versions_of
-from backend_kwargs.errors import error_text, printable, warn_once
+from backend_kwargs.errors import BackendKwargsError, error_text, printable, warn_once
 from backend_kwargs.facts import Compiled, CompileFacts
 from backend_kwargs.facts.decision import DEFAULT, EAGER, Decision, RaceRow
+from backend_kwargs.facts.pins import Pins
 from backend_kwargs.graphs.eligibility import communicates, is_tiny, may_communicate, why_not_repeatable
 from backend_kwargs.graphs.writes import copy_of_graph
 from backend_kwargs.rewrites.table import fingerprint, list_rewrites
+from backend_kwargs.stores import Store
+from backend_kwargs.stores.deadlines import Limits, Reached
+from backend_kwargs.stores.layered import Layered, Trust, reached
 from backend_kwargs.torch_internals.dynamo import RESTARTS, compiling_callable
 from backend_kwargs.torch_internals.functorch import saves_strictly, shared_in_cache
 from backend_kwargs.torch_internals.guards import compile_id
@@ -40,7 +46,12 @@ from backend_kwargs.torch_internals.replacing import undone
 if TYPE_CHECKING:
     from backend_kwargs.auto.race import RaceResult
 
+logger = logging.getLogger("backend_kwargs.auto")
 
+GRADIENTS = {"grad": "with gradients", "no_grad": "without gradients", "inference": "in inference mode"}
+OF_FIRST_CALL = ("key", "graph", "scope", "store", "here", "inputs", "model", "_stored_before")
+ENDLESS_S = 1e9  # stands for an infinite budget in a decision, since JSON has no infinity
+LEAST_CUT_S = 0.001  # of a decision that a race in the background may still improve
 CallOfGraphs: TypeAlias = tuple[Callable[[], object], int]  # a weak reference to the callable; which compile of it
 
 
@@ -48,9 +59,9 @@ CallOfGraphs: TypeAlias = tuple[Callable[[], object], int]  # a weak reference t
 class Memory:
     """The decisions and race times of this process, also if the store cannot be written.
 
-    `decisions` are keyed by scope and key; `race_seconds` has an entry per race, and `call_seconds` one per call, whose
-    graphs share a budget. `store` replaces the user's store. `loaded` holds decisions by key that precede those of the
-    store: they came with another process's cache artifacts.
+    `decisions` are keyed by scope and name; `race_seconds` has an entry per race, and `call_seconds` one per call,
+    whose graphs share a budget. `store` replaces the user's store, and `stores` are those in use. `loaded` holds
+    decisions by name that precede those of the store: they came with another process's cache artifacts.
     """
 
     decisions: dict[tuple[str, str], Decision] = field(default_factory=dict)
@@ -58,6 +69,7 @@ class Memory:
     race_seconds: list[float] = field(default_factory=list)
     call_seconds: defaultdict[CallOfGraphs, dict[int, float]] = field(default_factory=lambda: defaultdict(dict))
     store: Path | None = None
+    stores: dict[object, Reached] = field(default_factory=dict)
 
 
 _memories = [Memory()]  # the last one is in use
@@ -70,22 +82,17 @@ def memory() -> Memory:
 
 def lasting_decisions() -> list[Decision]:
     """Return the decisions that this process made or found, as far as other processes may use them."""
-    return list({each.key: each for each in memory().decisions.values() if each.lasting}.values())
+    return list({name_of(each): each for each in memory().decisions.values() if each.lasting}.values())
 
 
 def load_decisions(decisions: Iterable[Decision]) -> None:
     """Let this process use `decisions` as if they were in its store."""
-    memory().loaded.update({each.key: each for each in decisions})
+    memory().loaded.update({name_of(each): each for each in decisions})
 
 
 def forget_process() -> None:
     """Forget this process's decisions, so that the store is read again."""
     _memories[-1] = Memory(store=memory().store)
-    _forget_reports()
-
-
-def _forget_reports() -> None:
-    forget_trouble()
     forget_reported()
 
 
@@ -95,12 +102,12 @@ def nothing_decided() -> Iterator[None]:
     depth = len(_memories)
     with tempfile.TemporaryDirectory() as folder:
         try:
-            _memories.append(Memory(store=Path(folder) / FILE))
-            _forget_reports()
+            _memories.append(Memory(store=Path(folder)))
+            forget_reported()
             yield
         finally:
             del _memories[depth:]
-            _forget_reports()
+            forget_reported()
 
 
 @contextmanager
@@ -118,15 +125,47 @@ def compile_fastest(request: Request) -> Compiled:
     Of a race its decision is left, and what was raced as the winner. Where that depends on the race, as with sizes that
     a candidate may have guarded, the winner is compiled again.
     """
+    if (pins := request.graph.pins) and (not pins.deciding or _Question(request).key in pins.decisions):
+        return _compiled_as_pinned(request, pins)
     raced: list[Compiled] = []
     question = _Question(request, bucket_of(request.gm, request.example_inputs), raced.append)
-    decision = question.decision()
-    tell(decision)
-    _warn_where_default_fails(decision)
+    # Not where the backend is made: a value that is copied, pickled or never called has no threads and connections.
+    question.store.begin()
+    compiled = _compiled(question, raced)
+    if pins and compiled.facts.decision:
+        pins.note(compiled.facts.decision, deterministic=bool(ambient()["deterministic"]))
+    time_outs = "; ".join(f"store {label!r}: {count}" for label, count in question.store.time_outs().items())
+    return compiled.knowing(store=f"answers that did not come in time: {time_outs}") if time_outs else compiled
+
+
+def _compiled_as_pinned(request: Request, pins: Pins) -> Compiled:
+    """Return the graph compiled by the decision that a lock has for it, or under default if it has none."""
+    from backend_kwargs.auto.pinned import uncached  # which imports what Inductor tunes with
+
+    question, strict = _Question(request), pins.strict or request.tools.fixed.get("strict")
+    decision = pins.decisions.get(question.key)
+    if decision is None and strict:
+        raise BackendKwargsError(
+            f"Lock {pins.label!r} has no decision for a graph of {', '.join(question.inputs) or 'no inputs'} "
+            f"{GRADIENTS[str(ambient()['grad'])]}: pin it too (add=True), or leave out 'strict'."
+        )
+    decision = decision or question.default(f"lock {pins.label!r} has no decision for it")
+    if decision.compiler or not question.trusts(decision.winner, decision):
+        chosen = printable(decision.compiler or decision.winner)
+        raise BackendKwargsError(f"Lock {pins.label!r} names {chosen!r}, which this backend cannot compile: pin again.")
     if decision.winner == EAGER:
         return Compiled(request.gm.forward, CompileFacts(decision=decision))
+    return request.compile(request.graph, {**decision.options, **uncached(pins)}, "").knowing(decision=decision)
+
+
+def _compiled(question: "_Question", raced: list[Compiled]) -> Compiled:
+    request, decision = question.request, question.decision()
+    tell(decision)
+    _warn_where_default_fails(decision)
     if raced and raced[-1].facts.decision is decision:
         return raced[-1]
+    if decision.winner == EAGER:
+        return Compiled(request.gm.forward, CompileFacts(decision=decision))
     if not decision.options and not decision.compiler:
         return request.compile(request.graph, {}, "").knowing(decision=decision)
     spare = copy_of_graph(request.gm)
@@ -144,6 +183,22 @@ def compile_fastest(request: Request) -> Compiled:
     return request.compile(replace(request.graph, gm=spare), {}, "").knowing(decision=decision)
 
 
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What identifies a request: its key, its computation at any sizes, this machine; `trusts` what it may choose."""
+
+    key: str
+    graph: str
+    here: dict[str, str | int | None]
+    trusts: Callable[[str, Decision | RaceRow], bool]
+
+
+def asked_by(request: Request) -> Asked:
+    """Return what identifies a request, without deciding it, or a look into a store."""
+    question = _Question(request)
+    return Asked(question.key, question.graph, question.here, question.trusts)
+
+
 def _warn_where_default_fails(decision: Decision) -> None:
     """Warn where no candidate is right, or where this machine lacks what default needs."""
     compiled = [row for row in decision.rows if row.name != EAGER]
@@ -153,6 +208,35 @@ def _warn_where_default_fails(decision: Decision) -> None:
     elif compiled and not any(row.status == "pass" for row in compiled):
         reasons = "; ".join(f"{row.name}: {printable(row.reason)}" for row in compiled if row.status != "skipped")
         warn_once(f"A graph runs in eager, because no candidate compiled and passed the accuracy check: {reasons}.")
+
+
+def _timed(decision: Decision) -> int:
+    return sum(row.seconds is not None for row in decision.rows)
+
+
+def _layers(given: "str | Sequence[str | Store] | Store | None", limits: Limits) -> list[Reached]:
+    """Return the stores that a user names, as this process has reached them before; one that is none is left out."""
+    layers = []
+    several: Sequence[str | Store | None] = given if isinstance(given, list | tuple) else [given]  # type: ignore[list-item]
+    for each in several:
+        try:
+            found = reached(each)
+        except BackendKwargsError as error:
+            warn_once(f"{error} It is left out.")
+        else:
+            layers.append(memory().stores.setdefault(found.identity, found))
+            if each is None and layers[-1] is found:  # it is reached for the first time
+                tell_of_former(found, limits)
+    return layers
+
+
+def _name_of_compiled() -> str:
+    """Return the name of the class or function that was given to torch.compile, "" if it is not known."""
+    if (given := compiling_callable()) is None:
+        return ""
+    inner = inspect.unwrap(given)
+    owner = getattr(inner, "__self__", inner)  # a module's forward
+    return str(getattr(owner, "__qualname__", type(owner).__qualname__))
 
 
 def _facts(result: "RaceResult") -> str:
@@ -168,9 +252,10 @@ class _Question:
     """The choice of a candidate for one graph. `decision` uses the first of these that has an answer.
 
     1. `settled`: this process or the store has a decision, and a larger budget could not improve it.
-    2. `ineligible`: the graph cannot be raced, so default is used.
-    3. `inherited`: a race is not worth its time, so the winner of earlier races is used.
-    4. `raced`: the graph is raced.
+    2. `near`: under `match="device"` a machine with such a device has one, and its numbers are right here.
+    3. `ineligible`: the graph cannot be raced, so default is used.
+    4. `inherited`: a race is not worth its time, so the winner of earlier races is used.
+    5. `raced`: the graph is raced.
 
     Under `race="never"` it uses the stored decision, or default. With several ranks, one rank decides for all, and
     graphs with collectives use default.
@@ -195,23 +280,54 @@ class _Question:
         if ranks() > 1 and may_communicate(gm):
             return self.default("it has an operator that is not torch's, which may communicate with other ranks")
         # Agree before using anything that only this rank knows: a rank without it would wait for the others.
-        decision = agreed(self.key, self._of_this_rank, self.default, settings)
+        decision = agreed(self.key, self._of_this_rank, self.default, settings, self._meanwhile())
         if decision.rows:
             memory().decisions[self.slot] = decision
         return decision
 
     def _of_this_rank(self) -> Decision:
         if self.request.settings.race == "never":
-            return self.remembered() or self.default(f"race='never', and {self._what_is_stored()}")
-        return self.settled() or self.ineligible() or self.inherited() or self.raced()
+            return self.remembered() or self.near() or self.default(f"race='never', and {self._what_is_stored()}")
+        raced = self.raced_later if self.in_background else self.raced
+        return self.settled() or self.near() or self.ineligible() or self.inherited() or raced()
 
-    # ---- the four ways to a decision
+    # ---- the five ways to a decision
 
     def settled(self) -> Decision | None:
         """Return the remembered decision, unless `race="always"` or a larger budget may improve it."""
         if self.request.settings.race == "always" or (found := self.remembered()) is None:
             return None
         return None if 0 < found.cut_s < self.budget_s else found
+
+    def near(self) -> Decision | None:
+        """Return what a machine with such a device decided, under `match="device"`, if its numbers are right here."""
+        settings = self.request.settings
+        if settings.match != "device" or settings.race == "always" or self.ineligible():
+            return None
+        found = next((each for each in self.store.near(self.key) if self.trusts(each.winner, each)), None)
+        if found is None or (found.winner != EAGER and not self._is_right(found)):
+            return None
+        memory().decisions[self.slot] = found
+        return found
+
+    def _is_right(self, decision: Decision) -> bool:
+        """Return whether the winner's numbers are right on this machine; keep what was compiled to see it."""
+        from backend_kwargs.auto.race import UnfitError, checked
+
+        try:
+            why, compiled = checked(replace(self._raced_request, keeps=self._keeps), decision)
+        except RESTARTS:
+            raise
+        except UnfitError:
+            return False
+        except Exception as error:  # noqa: BLE001 - a winner from elsewhere may fail in any way
+            why, compiled = error_text(error), None
+        if why:
+            warn_once(f"{printable(decision.winner)}, stored by another machine, is not used: {printable(why)}.")
+            return False
+        if compiled:
+            self.keep(compiled.knowing(decision=decision))
+        return True
 
     def ineligible(self) -> Decision | None:
         """Return default if the graph cannot be raced."""
@@ -242,14 +358,12 @@ class _Question:
         """Race the graph; return default if the race fails."""
         from backend_kwargs.auto.race import UnfitError, race
 
-        began, budget_s, share_s = time.perf_counter(), self.budget_s, self.share_s
+        began, budget_s = time.perf_counter(), self.budget_s
         try:
+            exchange = self._exchange(opens=True)
             with progress(self.request.settings.on_progress) as tick:
-                settings = replace(self.request.settings, budget_s=share_s)
-                request = replace(
-                    self.real_request, settings=settings, keeps=self._keeps, winners=frozenset(self._won_elsewhere())
-                )
-                result = race(request, tick)
+                request = replace(self._told(self._raced_request), keeps=self._keeps)
+                result = race(replace(request, exchange=exchange), tick)
         except RESTARTS:
             raise
         except UnfitError as error:
@@ -259,24 +373,11 @@ class _Question:
             warn_once(f"A graph is compiled under default: {why}")
             return self.default(why)
         finally:
-            memory().race_seconds.append(time.perf_counter() - began)
-            self._spent_s[self._frame] = time.perf_counter() - began
+            self._spend(time.perf_counter() - began)
         # Only under race="always": a race that was cut short knows less than one that had more time.
         if result.cut and (found := self.remembered()) and (not found.cut_s or found.cut_s > budget_s):
             return found
-        decision = Decision(
-            key=self.key,
-            graph=self.graph,
-            winner=result.winner.name,
-            options=result.winner.options,
-            compiler=result.winner.compiler,
-            rows=result.rows,
-            machine=machine(),
-            facts=_facts(result),
-            seconds=result.seconds,
-            cut_s=budget_s if result.cut else 0.0,
-            fixed=plain(self.request.tools.fixed),
-        )
+        decision = self._of_result(result, budget_s if result.cut else 0.0, budget_s)
         memory().decisions[self.slot] = decision
         if decision.lasting:
             self.store.put(decision)
@@ -284,12 +385,136 @@ class _Question:
             self.keep(result.compiled.knowing(decision=decision))
         return decision
 
-    def _won_elsewhere(self) -> Iterator[str]:
-        """Yield the winners of the same computation at other sizes, on a device of this type."""
-        here = machine()
-        for each in self.store.of_computation(self.graph):
-            if all(each.machine.get(name) == here[name] for name in ("gpu", "cpu")):
-                yield each.winner
+    @property
+    def _raced_request(self) -> Request:
+        """The request with real inputs and what its call has left of the budget."""
+        return replace(self.real_request, settings=replace(self.request.settings, budget_s=self.share_s))
+
+    def _spend(self, seconds: float) -> None:
+        memory().race_seconds.append(seconds)
+        self._spent_s[self._frame] = seconds
+
+    # ---- the race of several ranks
+
+    def _exchange(self, *, opens: bool = False) -> Exchange | None:
+        card = card_of(self.real_request.example_inputs)
+        return exchange_for(self.key, self.request.settings, card, opens=opens)
+
+    def _meanwhile(self) -> Generator[None, None, None]:
+        """Race what the racing rank offers, while this one waits for its decision."""
+        while not opened(self.key):
+            yield
+        began = time.perf_counter()
+        try:
+            if self.ineligible() or self.share_s <= 0 or (exchange := self._exchange()) is None:
+                return
+            from backend_kwargs.auto.helping import helping
+
+            yield from helping(self._raced_request, exchange)
+        except RESTARTS:
+            raise
+        except Exception as error:  # noqa: BLE001 - the racing rank races what this one cannot
+            logger.info("This rank races no candidate: %s", error_text(error))
+        finally:
+            self._spend(time.perf_counter() - began)
+
+    def _of_result(self, result: "RaceResult", cut_s: float, budget_s: float) -> Decision:
+        return Decision(
+            key=self.key,
+            graph=self.graph,
+            winner=result.winner.name,
+            options=result.winner.options,
+            compiler=result.winner.compiler,
+            rows=result.rows,
+            machine=self.here,
+            facts=_facts(result),
+            seconds=result.seconds,
+            cut_s=cut_s,
+            fixed=plain(self.request.tools.fixed),
+            inputs=self.inputs,
+            model=self.model,
+            budget_s=min(budget_s, ENDLESS_S),
+        )
+
+    # ---- the race in the background
+
+    @property
+    def in_background(self) -> bool:
+        """Whether the race is in the background: what is saved, in a bundle or by aot_compile(), is raced at once."""
+        asked = self.request.settings.race == "background"
+        return asked and not saves_strictly() and self.request.graph.compile_fx is None
+
+    def raced_later(self) -> Decision:
+        """Begin a race between later calls; return what is known now, and keep what serves."""
+        from backend_kwargs.auto.background.serving import RefusedError, begin
+        from backend_kwargs.auto.race import UnfitError
+
+        if ranks() > 1 or self.bucket:
+            return self.default("race='background', and several ranks would switch at different times")
+        try:
+            compiled, timeline = begin(
+                self._told(self.request), self._without_inputs()._known_later, lambda name, fraction: None
+            )
+        except RESTARTS:
+            raise
+        except (RefusedError, UnfitError) as error:
+            return self.default(f"race='background', and {error}")
+        except Exception as error:  # noqa: BLE001 - whatever a race meets, the model must compile
+            why = f"its race failed: {error_text(error)}"
+            warn_once(f"A graph is compiled under default: {why}")
+            return self.default(why)
+        decision = replace(
+            self.default("raced in the background"),
+            winner=DEFAULT if timeline.decision is None else timeline.decision.winner,
+        )
+        self.keep(compiled.knowing(decision=decision, background=timeline))
+        return decision
+
+    def _cut_s(self, result: "RaceResult", ended: bool) -> float:
+        """Return what a larger budget must exceed to improve a decision, 0 if nothing could."""
+        if not result.cut:
+            return 0.0
+        return self.request.settings.budget_s if ended else max(result.seconds, LEAST_CUT_S)
+
+    def _without_inputs(self) -> "_Question":
+        """Return the question as it is asked later: it keeps no inputs alive."""
+        known = {name: getattr(self, name) for name in OF_FIRST_CALL}
+        later = replace(self, request=replace(self.request, graph=replace(self.request.graph, example_inputs=())))
+        vars(later).update(known)
+        return later
+
+    def _known_later(self, result: "RaceResult", ended: bool) -> Decision:
+        """Store what a race in the background knows, as cut while it goes on; return it."""
+        decision = self._of_result(result, self._cut_s(result, ended), self.request.settings.budget_s)
+        timed = _timed(decision)
+        if decision.lasting and timed > 1 and (ended or timed >= self._stored_before):
+            memory().decisions[self.slot] = decision
+            self.store.put(decision)
+        elif not decision.lasting and self.slot in memory().decisions:  # what was stored has failed in a call
+            del memory().decisions[self.slot]
+            self.store.put(decision)
+        if ended:
+            memory().race_seconds.append(result.seconds)
+        return decision
+
+    @cached_property
+    def _stored_before(self) -> int:
+        """The number of candidates that an earlier race timed, all if it was not cut."""
+        found = self.store.find(self.key)
+        return 0 if found is None else _timed(found)
+
+    def _told(self, request: Request) -> Request:
+        """Return the request with what was decided for the same computation on a device of this type.
+
+        That is at other sizes, and for this graph by other machines and under other releases of torch.
+        """
+        winners = frozenset(each.winner for each in self.store.of_computation(self.graph))
+        offered = tuple(
+            each
+            for each in self.store.near(self.key)
+            if each.winner not in (EAGER, DEFAULT) and self.trusts(each.winner, each)
+        )
+        return replace(request, winners=winners, offered=offered)
 
     @property
     def _keeps(self) -> bool:
@@ -300,25 +525,22 @@ class _Question:
         """Return the decision of this process or the store, unless no candidate of this request sets its options."""
         found = memory().decisions.get(self.slot)
         if found is None:
-            found = memory().loaded.get(self.key) or self.store.find(self.key)
+            found = memory().loaded.get(name_on(self.here, self.key)) or self.store.find(self.key)
             if found and not found.lasting:
                 return None
-        if found is None or not self._trusts(found.winner, found):
+        if found is None or not self.trusts(found.winner, found):
             return None
         return memory().decisions.setdefault(self.slot, found)
 
     def _what_is_stored(self) -> str:
         """Return that no decision is stored, or how those for the same computation differ."""
-        here = machine()
-        others = [each for each in self.store.of_computation(self.graph) if each.key != self.key]
-        if not others:
-            return "no decision is stored"
-        differing = [[name for name in here if each.machine.get(name) != here[name]] for each in others]
-        nearest, names = min(zip(others, differing, strict=True), key=lambda pair: len(pair[1]))
-        if not names:
-            return "a decision is stored only for other sizes"
-        there = ", ".join(f"{name} {nearest.machine.get(name)!r} (here {here[name]!r})" for name in names)
-        return f"a decision is stored only for another machine: {printable(there)}"
+        near = self.store.near(self.key)
+        if near and self.request.settings.match == "exact":
+            return f"a decision is stored only for another machine: {near[0].differs}; match='device' uses it"
+        if near:
+            return f"the decision of another machine could not be used: {near[0].differs}"
+        sizes = self.store.of_computation(self.graph)
+        return "a decision is stored only for other sizes" if sizes else "no decision is stored"
 
     def winner_of(self, others: list[Decision], why: str) -> Decision:
         """Return the winner of the latest of `others`, or default."""
@@ -346,7 +568,7 @@ class _Question:
         if rows and not passed:
             return decision
         savable = [row for row in passed if self._can_be_saved(row)]
-        known = [row for row in savable if self._trusts(row.name, row)]
+        known = [row for row in savable if self.trusts(row.name, row)]
         best = min(known, key=lambda row: row.seconds or 0.0, default=RaceRow(DEFAULT))
         return replace(decision, winner=best.name, options=best.options, compiler="")
 
@@ -399,7 +621,9 @@ class _Question:
     @cached_property
     def asked(self) -> dict[str, object]:
         """What a decision depends on besides the graph; part of its key."""
-        settings = self.request.settings
+        settings, pinned = self.request.settings, self.request.graph.pins is not None
+        # Not `strict` where it only says what is done about a choice that a lock lacks.
+        fixed = sorted(each for each in self.request.tools.fixed.items() if not (pinned and each[0] == "strict"))
         return {
             "steps": STEPS,
             "candidates": settings.candidates and [(name, self._template(name)) for name in settings.candidates],
@@ -407,7 +631,7 @@ class _Question:
             "effort": settings.effort,
             "objective": settings.objective,
             "tolerance": settings.tolerance,
-            "options": sorted(self.request.tools.fixed.items()),
+            "options": fixed,
             "rewrites": [(name, fingerprint([name])) for name in self.request.tools.rewrites],
             # Only if a precision is allowed, so that decisions stored without one keep their key.
             **({"precision": settings.precision, "max_error": settings.max_error} if settings.precision else {}),
@@ -425,19 +649,18 @@ class _Question:
 
         Otherwise weights that one caller has frozen would be frozen for all.
         """
-        tensors = [value for value in self.request.example_inputs if isinstance(value, torch.Tensor)]
-        devices = sorted({tensor.device.type for tensor in tensors})
-        return spelled((str(self.store.path), self.asked, devices, ambient()))
+        stores = [layer.identity for layer in self.store.layered.layers]
+        return spelled((stores, self.asked, devices_of(self.request.example_inputs), ambient()))
 
     @cached_property
     def key(self) -> str:
         """The key under which the decision for exactly this graph is stored."""
-        return key_of(self.request.gm, self.request.example_inputs, self.asked)
+        return key_of(self.request.gm, self.request.example_inputs, self.asked, device_of(self.here))
 
     @property
     def slot(self) -> tuple[str, str]:
-        """The key under which this process remembers the decision."""
-        return self.scope, self.key
+        """The key under which this process remembers the decision: its threads may be set anew."""
+        return self.scope, name_on(self.here, self.key)
 
     @cached_property
     def graph(self) -> str:
@@ -445,12 +668,32 @@ class _Question:
         return computation_of(self.request.gm, self.request.example_inputs, self.asked)
 
     @cached_property
-    def store(self) -> Store:
+    def inputs(self) -> Any:
+        """What is recorded of the inputs."""
+        return described(self.real_request.example_inputs)
+
+    @cached_property
+    def model(self) -> str:
+        """The name of what torch.compile was given."""
+        return _name_of_compiled()
+
+    @cached_property
+    def here(self) -> dict[str, str | int | None]:
+        """What is recorded of this machine."""
+        inputs = self.request.example_inputs
+        return machine(devices_of(inputs), card_of(inputs))
+
+    @cached_property
+    def store(self) -> DecisionStore:
         """The store of decisions."""
         settings = self.request.settings
         instead = memory().store if settings.race != "never" else None
-        return Store(instead) if instead else open_store(settings.store)
+        trust = Trust(tuple(settings.trusted_keys), settings.signing_key, settings.min_generation)
+        limits = Limits(settings.store_connect_s, settings.store_lookup_s)
+        layers = _layers(str(instead) if instead else settings.store, limits)
+        return DecisionStore(Layered(KIND, layers, trust, limits), self.here, settings.store_label)
 
-    def _trusts(self, winner: str, of: Decision | RaceRow) -> bool:
+    def trusts(self, winner: str, of: Decision | RaceRow) -> bool:
+        """Return whether a candidate of the request sets these options."""
         tools = self.request.tools
         return permits(self.request.settings, tools.options_of, tools.rewrites, (winner, of.options, of.compiler))

@@ -1,4 +1,4 @@
-"""Decisions as plain data: written to files and stores, and parsed once wherever they are read."""
+"""Decisions as plain data: written to files and between ranks, and parsed once wherever they are read."""
 
 import json
 import math
@@ -14,7 +14,7 @@ DEEPEST = 8  # levels of nesting in an option's value; deeper ones end in a Recu
 
 
 COLUMNS = tuple(each.name for each in fields(Decision))
-AS_JSON = ("options", "rows", "machine", "fixed")
+AS_JSON = {"options": "{}", "rows": "[]", "machine": "{}", "fixed": "{}", "inputs": "[]"}  # with what is empty
 
 
 def has_form(value: object) -> bool:
@@ -30,7 +30,13 @@ def plain(options: Options) -> Options:
 def parsed(values: object) -> Decision:
     """Return the decision in plain data, or raise ValueError. Unknown keys are ignored."""
     decision: Decision = msgspec.convert(values, Decision)
-    for name in ("seconds", "cut_s", "made"):
+    check(decision)
+    return decision
+
+
+def check(decision: Decision) -> None:
+    """Raise ValueError if a decision has a number or a depth that later steps do not expect."""
+    for name in ("seconds", "cut_s", "made", "budget_s"):
         if not math.isfinite(number := getattr(decision, name)):
             raise ValueError(f"Expected `float`, got {number} - at `$.{name}`")
     for name in ("options", "fixed"):
@@ -38,7 +44,6 @@ def parsed(values: object) -> Decision:
             raise ValueError(f"{name} must be at most {DEEPEST} levels deep.")
     if any(_deeper(row.options, DEEPEST) for row in decision.rows):
         raise ValueError(f"options of a row must be at most {DEEPEST} levels deep.")
-    return decision
 
 
 def _deeper(value: object, levels: int) -> bool:
@@ -49,7 +54,7 @@ def _deeper(value: object, levels: int) -> bool:
 
 
 def packed(decision: Decision) -> list[str | float]:
-    """Return the decision as SQLite and JSON values; raise ValueError or TypeError if they cannot represent it."""
+    """Return the decision as numbers, texts and JSON; raise ValueError or TypeError if they cannot represent it."""
     values = asdict(decision)
     values["rows"] = msgspec.json.encode(values["rows"], enc_hook=repr).decode()  # only for people to read
     return [_packed(values[name]) for name in COLUMNS]
@@ -65,7 +70,7 @@ def unpacked(held: Options) -> Decision:
     """Return the decision that `packed` gave, from its columns; raise ValueError for any other content."""
     try:
         values = {name: _text(value) if isinstance(value, bytes) else value for name, value in held.items()}
-        return parsed(values | {name: msgspec.json.decode(values.get(name, "{}")) for name in AS_JSON})
+        return parsed(values | {name: msgspec.json.decode(values.get(name, empty)) for name, empty in AS_JSON.items()})
     except (ValueError, TypeError, RecursionError) as error:
         raise ValueError(error_text(error)) from None
 

@@ -21,17 +21,24 @@ HEAD = """\
 # Decisions of tmpl-inductor:auto. `backend-kwargs decisions import` adds them to a store;
 # `load_templates` reads each winner as a template."""
 PLAIN = ("graph", "winner", "compiler", "facts", "seconds", "cut_s", "made")
+FURTHER = ("inputs", "model", "budget_s")  # where they are known
 KEY = re.compile("[0-9a-f]{64}")
 
 
 def template_name(decision: Decision) -> str:
-    """Return the name of the template with the winner's options, "" for eager and other compilers, which are none."""
-    return "" if decision.winner == EAGER or decision.compiler else f"auto-{decision.key[:12]}"
+    """Return the name of the template with the winner's options, "" for eager and other compilers, which are none.
+
+    It has the last digits of the key: the first are the computation's, at any sizes.
+    """
+    return "" if decision.winner == EAGER or decision.compiler else f"auto-{decision.key[-12:]}"
 
 
 def write_decisions(decisions: Iterable[Decision], path: Path) -> None:
-    """Write `decisions` to a TOML file atomically."""
-    write_whole(path, "\n".join([HEAD, *(line for each in decisions for line in _lines(each))]) + "\n")
+    """Write `decisions` to a TOML file atomically; of several with one key, made on unlike machines, the first."""
+    by_key: dict[str, Decision] = {}
+    for each in decisions:
+        by_key.setdefault(each.key, each)
+    write_whole(path, "\n".join([HEAD, *(line for each in by_key.values() for line in _lines(each))]) + "\n")
 
 
 def _lines(decision: Decision) -> Iterator[str]:
@@ -43,11 +50,12 @@ def _lines(decision: Decision) -> Iterator[str]:
     fixed = {name: value for name, value in decision.fixed.items() if has_form(value)}
     if template_name(decision):
         yield from _template(decision, fixed)
-    yield from _table(("decisions", decision.key), {name: getattr(decision, name) for name in PLAIN})
-    yield from _table(("decisions", decision.key, "options"), decision.options)
-    yield from _table(("decisions", decision.key, "fixed"), fixed)
+    further = {name: value for name in FURTHER if (value := getattr(decision, name))}
+    yield from toml_table(("decisions", decision.key), {name: getattr(decision, name) for name in PLAIN} | further)
+    yield from toml_table(("decisions", decision.key, "options"), decision.options)
+    yield from toml_table(("decisions", decision.key, "fixed"), fixed)
     machine = {name: value for name, value in decision.machine.items() if value is not None}
-    yield from _table(("decisions", decision.key, "machine"), machine)
+    yield from toml_table(("decisions", decision.key, "machine"), machine)
 
 
 def _template(decision: Decision, fixed: Options) -> Iterator[str]:
@@ -55,11 +63,11 @@ def _template(decision: Decision, fixed: Options) -> Iterator[str]:
     name = template_name(decision)
     if left_out := [option for option in decision.fixed if option not in fixed]:
         warn_once(f"Template {name!r} leaves out {', '.join(map(repr, left_out))}, which cannot be written as TOML.")
-    yield from _table(("templates", name), {"summary": f"{decision.winner} for {decision.facts}"})
-    yield from _table(("templates", name, "options"), with_users(decision.options, fixed))
+    yield from toml_table(("templates", name), {"summary": f"{decision.winner} for {decision.facts}"})
+    yield from toml_table(("templates", name, "options"), with_users(decision.options, fixed))
 
 
-def _table(path: tuple[str, ...], values: Options) -> Iterator[str]:
+def toml_table(path: tuple[str, ...], values: Options) -> Iterator[str]:
     """Yield the lines of a TOML table."""
     yield f"\n[{'.'.join(map(_written, path))}]"
     yield from (f"{_written(name)} = {_written(value)}" for name, value in values.items())

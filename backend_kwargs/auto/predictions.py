@@ -3,6 +3,11 @@
 `recorded_races.json` ships with the package; `python -m benchmarks recorded-races FOLDER --write` regenerates it. It is
 one object: `columns` names the numbers that describe a kind of graph, in their order, and `races` has one entry for
 each case and machine, as `RecordedRace` says.
+
+Races use the costs alone; their order is that of the slack, which they measure. By gains predicted from other cases it
+would be, on 10 races of a GPU, worse: a call is 28 % slower than at the end, on average over the seconds of compiling,
+in place of 16 %, and 12 % at best. On 41 of a CPU both are alike: 5.9 %, 6.5 %, and 5.5 % at best. The command above
+prints these figures.
 """
 
 import math

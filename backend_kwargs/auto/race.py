@@ -4,9 +4,9 @@ import gc
 import logging
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cache, partial
 
 import torch
 
@@ -18,13 +18,16 @@ from backend_kwargs.auto.compiling import Candidate, Compiles
 from backend_kwargs.auto.deadline import OutOfTime, capped, capped_backward
 from backend_kwargs.auto.graph_stats import GraphStats, observed_stats
 from backend_kwargs.auto.head_to_head import Runner, better, interleaved, note_figures
+from backend_kwargs.auto.ranks import LOOK_S
 from backend_kwargs.auto.request import Request
 from backend_kwargs.auto.result_checks import ResultChecks
 from backend_kwargs.auto.sandbox import own_libdevice, sandboxed
 from backend_kwargs.auto.selection import OVER_BUDGET, Selection
+from backend_kwargs.auto.shared_race import Round
+from backend_kwargs.auto.workers.pool import Workers
 from backend_kwargs.backends.generated_code import comparable, compiled_graphs, rewrites_made
 from backend_kwargs.facts import Call, Compiled
-from backend_kwargs.facts.decision import DEFAULT, EAGER, RaceRow
+from backend_kwargs.facts.decision import DEFAULT, EAGER, Decision, RaceRow
 from backend_kwargs.facts.parts import left_to_eager
 from backend_kwargs.graphs.eligibility import recomputes
 from backend_kwargs.graphs.freezing import freezable_parameters
@@ -71,7 +74,8 @@ def race(request: Request, tell: Progress) -> RaceResult:
     """Return the fastest candidate that passes the accuracy check; restore torch's state, inputs and generators."""
     dynamo_s = dynamo_seconds()
     with sandboxed(request.gm) as begin:
-        running = _begun(request, tell, begin, dynamo_s)
+        workers().start()  # they import torch while the graph runs in eager
+        running = begun(request, tell, begin, dynamo_s)
         try:
             result, winner = running.run()
         finally:
@@ -81,26 +85,84 @@ def race(request: Request, tell: Progress) -> RaceResult:
     return replace(result, compiled=compiled)
 
 
-def _begun(request: Request, tell: Progress, begin: Callable[[], None], dynamo_s: float) -> "_Race":
-    """Run the graph once in eager; raise UnfitError if that shows that it cannot be raced."""
-    started = time.perf_counter()
-    workers().start()  # they import torch while the graph runs in eager
-    # A copy: running a graph changes AOTAutograd's key for it, by which the next process finds the compiled winner.
-    task = Task.of(copy_of_graph(request.gm), request.example_inputs, begin, capped_backward)
-    tensors = [value for value in task.inputs.values if isinstance(value, torch.Tensor)]
-    device = next((t.device for t in tensors if t.is_cuda), tensors[0].device if tensors else torch.device("cpu"))
-    frozen = len(freezable_parameters(task.gm, request.example_inputs)) if request.frozen else 0
-    # A plain call: under a mode that counts its operators, torch may choose other ones.
-    began = time.perf_counter()
-    eager = task.observe(task.copy())
-    ended = time.perf_counter()
-    spent, budget_s = ended - started, request.settings.budget_s
-    if spent >= budget_s:
-        raise UnfitError(f"one call in eager took {spent:.2g} s, over budget_s={budget_s:g}; raise budget_s")
-    stats = _stats(task, device, frozen, drawn=has_drawn())
-    if stats.random and recomputes(request.gm):
-        raise UnfitError("activation checkpointing with random operators is not reproducible in eager")
-    return _Race.of(request, tell, dynamo_s, task, device, stats, Budget(budget_s, started, ended - began), eager)
+def checked(request: Request, decision: Decision) -> tuple[str, Compiled | None]:
+    """Compile the graph with a winner from elsewhere; return what is wrong with its results here, "" if nothing is.
+
+    What was compiled is returned too, if it can outlast this. Only where the winner's results are not near those of one
+    run of eager is more found out: whether eager's own differ, and which errors are rounding errors.
+    """
+    dynamo_s = dynamo_seconds()
+    with sandboxed(request.gm, collects=False) as begin:
+        first = FirstRun.of(request, begin)
+        first.compiles.ahead.pool = Workers(0)  # no other candidates follow
+        make = cache(partial(first.compiles.compile_to_keep, decision.options, decision.compiler))
+        why, made = "", first.near(decision, make)
+        if made is None:
+            why, made = first.race(lambda name, fraction: None, dynamo_s).check(decision, make)
+    return why, first.compiles.kept(made) if request.keeps and made else None
+
+
+def begun(request: Request, tell: Progress, begin: Callable[[], None], dynamo_s: float) -> "Race":
+    """Run the graph in eager; raise UnfitError if that shows that it cannot be raced."""
+    return FirstRun.of(request, begin).race(tell, dynamo_s)
+
+
+@dataclass(frozen=True, slots=True)
+class FirstRun:
+    """The first run of a graph in eager, and the checks against its results."""
+
+    request: Request
+    task: Task
+    device: torch.device
+    budget: Budget
+    checks: ResultChecks
+    compiles: Compiles
+
+    @classmethod
+    def of(cls, request: Request, begin: Callable[[], None]) -> "FirstRun":
+        """Run the graph; raise UnfitError if that takes the whole budget."""
+        started = time.perf_counter()
+        # A copy: running a graph changes AOTAutograd's key for it, by which the next process finds the winner.
+        task = Task.of(copy_of_graph(request.gm), request.example_inputs, begin, capped_backward)
+        tensors = [value for value in task.inputs.values if isinstance(value, torch.Tensor)]
+        device = next((t.device for t in tensors if t.is_cuda), tensors[0].device if tensors else torch.device("cpu"))
+        # A plain call: under a mode that counts its operators, torch may choose other ones.
+        began = time.perf_counter()
+        eager = task.observe(task.copy())
+        ended = time.perf_counter()
+        spent, budget_s = ended - started, request.settings.budget_s
+        if spent >= budget_s:
+            raise UnfitError(f"one call in eager took {spent:.2g} s, over budget_s={budget_s:g}; raise budget_s")
+        budget = Budget(budget_s, started, ended - began)
+        checks = ResultChecks(task, has_drawn(), device, budget, request.settings.tolerance, eager)
+        return cls(request, task, device, budget, checks, Compiles(request, task))
+
+    def race(self, tell: Progress, dynamo_s: float) -> "Race":
+        """Run the graph once more, to count its operators; raise UnfitError if it cannot be raced."""
+        frozen = len(freezable_parameters(self.task.gm, self.request.example_inputs)) if self.request.frozen else 0
+        stats = _stats(self.task, self.device, frozen, drawn=self.checks.random)
+        self.checks.random = stats.random
+        if stats.random and recomputes(self.request.gm):
+            raise UnfitError("activation checkpointing with random operators is not reproducible in eager")
+        parts = self.budget, self.checks, self.compiles
+        return Race.of(self.request, tell, dynamo_s, self.task, self.device, stats, *parts)
+
+    def near(self, decision: Decision, make: Callable[[], Candidate]) -> Candidate | None:
+        """Return the winner if its results are right without a doubt, else None."""
+        if self.checks.random:  # the reference is what default draws
+            return None
+        row = RaceRow(decision.winner, decision.options)
+        try:
+            with own_libdevice(), modes_restored(), artifacts_noted() as artifacts, get_metrics_context():
+                made = make()
+                seen = self.task.observe(made.compiled.call)
+            made.artifacts += artifacts
+            fell_back = decision.compiler and left_to_eager(made.compiled.facts.parts)
+            return made if self.checks.are_near(seen, row) and not fell_back else None
+        except RESTARTS:
+            raise
+        except Exception:  # noqa: BLE001 - the longer way says what is wrong
+            return None
 
 
 def _stats(task: Task, device: torch.device, frozen: int, *, drawn: bool) -> GraphStats:
@@ -120,7 +182,7 @@ def _stats(task: Task, device: torch.device, frozen: int, *, drawn: bool) -> Gra
 
 
 @dataclass
-class _Race:
+class Race:
     """One race: its subject, its parts, the rows up to now, and the first candidate with each code."""
 
     request: Request
@@ -135,6 +197,7 @@ class _Race:
     compiles: Compiles
     rows: list[RaceRow]
     codes: dict[tuple[object, ...], str] = field(default_factory=dict)
+    comparison_s: float = math.inf  # the longest comparison of two candidates
 
     @classmethod
     def of(
@@ -146,17 +209,39 @@ class _Race:
         device: torch.device,
         stats: GraphStats,
         budget: Budget,
-        eager: Results,
-    ) -> "_Race":
-        """Return a race whose results are compared with those of `eager`."""
+        checks: ResultChecks,
+        compiles: Compiles,
+    ) -> "Race":
+        """Return a race whose results are checked by `checks`."""
         rows: list[RaceRow] = []
-        checks = ResultChecks(task, stats, device, budget, request.settings.tolerance, eager)
-        compiles = Compiles(request, task)
         selection = Selection(request, task, stats, device, budget, checks, rows, compiles)
         compiles.ahead.choose = selection.ahead
         return cls(request, tell, dynamo_s, task, device, stats, budget, checks, selection, compiles, rows)
 
     def run(self) -> tuple[RaceResult, Candidate | None]:
+        """Race all candidates worth their time; return the result, and what was raced as the winner."""
+        eager = self.entered_eager()
+        self.checks.compute_reference()
+        self._trace_ahead(eager)
+        champion = self._climb(self.meet(eager, self.selection.default))
+        champion = self.not_slower(champion, eager)
+        if champion.row.status != "pass":
+            raise RuntimeError(f"no candidate runs: {champion.row.name}: {champion.row.reason}")
+        champion.row.won = True
+        self._list(champion.row)  # not listed yet if no other candidate compiled
+        for row in self.rows:
+            if row.status == "pass" and row.seconds is None:
+                row.reason = "the budget ended before it was timed"
+        ended = (self.budget.is_spent, OVER_BUDGET)
+        cut = any(row.status == "timeout" or row.reason.startswith(ended) for row in self.rows)
+        cut = cut or not self.budget.may_time
+        alone = self.compiles.ahead.refused
+        return RaceResult(
+            champion.row, tuple(self.rows), self.stats, self.budget.spent_s, cut, alone=alone
+        ), champion.made
+
+    def entered_eager(self) -> Runner:
+        """Return eager as a runner, or raise UnfitError if two runs of it differ."""
         # Before the reference exists: where two eager runs differ, both differ from it as well.
         eager = self._entered(RaceCandidate(EAGER), Candidate(Compiled(self.task.copy()), {}), RaceRow(EAGER))
         if eager.row.status != "pass":
@@ -167,23 +252,26 @@ class _Race:
             measure.synchronize(self.device)
             # The first call also loads kernels.
             self.budget.call_s = min(self.budget.call_s, time.perf_counter() - began)
+        return eager
+
+    def caller(self, made: Candidate) -> Callable[[], object]:
+        """Return the call of a candidate on the race's inputs."""
+        return self.task.caller(partial(_after_guards, made.compiled.call, self.dynamo_s))
+
+    def check(self, decision: Decision, make: Callable[[], Candidate]) -> tuple[str, Candidate | None]:
+        """Check the results of another race's winner, which `make` compiles, without timing it."""
+        eager = self._entered(RaceCandidate(EAGER), Candidate(Compiled(self.task.copy()), {}), RaceRow(EAGER))
+        if eager.row.status != "pass":
+            raise UnfitError(f"two runs in eager differ: {eager.row.reason}")
         self.checks.compute_reference()
-        champion = self._meet(eager, self.selection.default)
-        champion = self._climb(champion)
-        champion = self._not_slower(champion, eager)
-        if champion.row.status != "pass":
-            raise RuntimeError(f"no candidate runs: {champion.row.name}: {champion.row.reason}")
-        champion.row.won = True
-        self._list(champion.row)  # not listed yet if no other candidate compiled
-        for row in self.rows:
-            if row.status == "pass" and row.seconds is None:
-                row.reason = "the budget ended before it was timed"
-        ended = (self.budget.interrupted, self.budget.is_spent, OVER_BUDGET)
-        cut = any(row.reason.startswith(ended) for row in self.rows) or not self.budget.may_time
-        alone = self.compiles.ahead.refused
-        return RaceResult(
-            champion.row, tuple(self.rows), self.stats, self.budget.spent_s, cut, alone=alone
-        ), champion.made
+        if self.stats.random:  # what default draws is the reference
+            self.meet(eager, self.selection.default)
+        winner = RaceCandidate(decision.winner, decision.options, compiler=decision.compiler)
+        self.codes.clear()
+        runner = self.prepared(winner, decision.options, eager, make)
+        if runner is None:
+            return f"{self.rows[-1].status}: {self.rows[-1].reason}", None
+        return "", runner.made
 
     def _list(self, row: RaceRow) -> None:
         if not any(row is each for each in self.rows):
@@ -192,25 +280,56 @@ class _Race:
     def _climb(self, champion: Runner) -> Runner:
         """Return the fastest after trying all candidates worth their time, by highest expected gain per second."""
         left = self.selection.candidates(champion)
-        count = len(left)
+        shared, count = self._shared(left, champion), len(left)
+        self._trace_ahead(champion)
         while left:
+            self.rows += shared.settle(left)
             reasons = {id(each): self.selection.why_not(each, champion) for each in left}
             fitting = [each for each in left if not reasons[id(each)]]
             if not fitting:
                 for each in left:
-                    row = RaceRow(each.name, dict(each.options), "skipped", reasons[id(each)], compiler=each.compiler)
+                    if reasons[id(each)] == f"it would be {each.name} again":  # it was offered, and raced as such
+                        continue
+                    reason = shared.why(each, reasons[id(each)])
+                    row = RaceRow(each.name, dict(each.options), "skipped", reason, compiler=each.compiler)
                     self.rows.append(replace(row, predicted_s=self.selection.predicted_s(each)))
                 break
-            following = self.selection.first_of(fitting, champion)
+            following = shared.next_of(fitting, partial(self.selection.first_of, champion=champion))
+            if following is None:
+                time.sleep(LOOK_S)
+                continue
             left.remove(following)
             self.tell(following.name, 1 - (len(left) + 1) / (count + 1))
             self.selection.awaited(following)
-            champion, before = self._meet(champion, following), champion
+            champion, before = self.meet(champion, following), champion
             if champion is not before:
-                self.compiles.ahead.more()
+                self._trace_ahead(champion)
         return champion
 
-    def _not_slower(self, champion: Runner, eager: Runner) -> Runner:
+    def _shared(self, left: Sequence[RaceCandidate], champion: Runner) -> Round:
+        """Offer what may be raced against this champion to the ranks that wait, the most promising first."""
+        if (exchange := self.request.exchange) is None:
+            return Round()
+        fitting, ordered = [each for each in left if not self.selection.why_not(each, champion)], []
+        while fitting:
+            ordered.append(self.selection.first_of(fitting, champion))
+            fitting.remove(ordered[-1])
+        given = [(each, self.selection.options(each, champion), self.selection.predicted_s(each)) for each in ordered]
+        return Round.of(exchange, champion.row, given, self.budget.left_s)
+
+    def _trace_ahead(self, champion: Runner) -> None:
+        """Have workers lower what may be raced next against this champion, traced here if it has graphs of its own."""
+        self.compiles.ahead.more()
+        for options in self.selection.to_trace(champion):
+            try:
+                with own_libdevice(), modes_restored(), capped(self.budget.ends), get_metrics_context():
+                    self.compiles.trace(options)
+            except RESTARTS:
+                raise
+            except (Exception, OutOfTime) as error:  # noqa: BLE001 - it is raced, and fails, when its turn comes
+                logger.info("%s are not lowered ahead: %s", options, error)
+
+    def not_slower(self, champion: Runner, eager: Runner) -> Runner:
         """Return eager if the champion, which was timed only against other candidates, is slower than eager."""
         if champion.row.against in ("", EAGER) or eager.row.status != "pass" or self.budget.over:
             return champion
@@ -219,25 +338,26 @@ class _Race:
 
     # ---- one candidate
 
-    def _meet(self, champion: Runner, candidate: RaceCandidate) -> Runner:
+    def meet(self, champion: Runner, candidate: RaceCandidate) -> Runner:
         """Compile and check the candidate; return the better of it and the champion.
 
         Where it was compiled for CUDA graphs, it is raced with them and without, unless they are known to help.
         """
         options = self.selection.options(candidate, champion)
-        challenger = self._prepared(
+        challenger = self.prepared(
             candidate, options, champion, partial(self.compiles.compile, options, candidate.compiler)
         )
-        best = self._better(challenger, champion)
+        best = self.better(challenger, champion)
         made = challenger.made if challenger is not None else None
         options = toggled(options)
         if made is not None and made.has_other and (step := self.selection.other(candidate, options, best)):
-            best = self._better(self._prepared(step, options, best, partial(self.compiles.other, made)), best)
+            best = self.better(self.prepared(step, options, best, partial(self.compiles.other, made)), best)
         del challenger, champion, made
         gc.collect()  # compiled graphs are reference cycles; this frees a loser's memory now
         return best
 
-    def _better(self, challenger: Runner | None, champion: Runner) -> Runner:
+    def better(self, challenger: Runner | None, champion: Runner) -> Runner:
+        """Return the better of two candidates, by time or memory; the next ones extend the challenger if it wins."""
         if challenger is None:
             return champion
         best = challenger if self._beats(challenger, champion) else champion
@@ -249,7 +369,7 @@ class _Race:
             self.selection.extend(challenger)
         return best
 
-    def _prepared(
+    def prepared(
         self, candidate: RaceCandidate, options: Options, champion: Runner, make: Callable[[], Candidate]
     ) -> Runner | None:
         """Return the candidate that `make` compiles, as a runner; None if it fails, or if it has another one's code."""
@@ -292,7 +412,7 @@ class _Race:
         """Return the candidate as a runner; its row says whether it passed the accuracy check."""
         compiled = made.compiled
         fn, names = compiled.call, row.options.get("rewrites", ())
-        call, accuracy = self.task.caller(partial(_after_guards, fn, self.dynamo_s)), self._accuracy(candidate, fn, row)
+        call, accuracy = self.caller(made), self._accuracy(candidate, fn, row)
         if not accuracy.passed:
             row.status, row.reason = accuracy.status, accuracy.reason
         elif candidate.compiler and (why := left_to_eager(compiled.facts.parts)):
@@ -330,7 +450,7 @@ class _Race:
     def _timed(self, challenger: Runner, champion: Runner) -> dict[str, Exception]:
         """Time both in turn and note it in their rows; return what either raised."""
         failed: dict[str, Exception] = {}
-        warm, left_s = self.budget.call_s <= SLOW_S, self.budget.left_s
+        warm, left_s = self.budget.call_s <= SLOW_S, min(self.budget.left_s, self.comparison_s)
         began = time.perf_counter()
         with modes_restored(), self.compiles.ahead.quiet():
             samples = interleaved(challenger, champion, self.device, left_s, failed.__setitem__, warm=warm)

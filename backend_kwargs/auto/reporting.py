@@ -77,7 +77,8 @@ def origin(decision: Decision) -> str:
     here = decision.machine
     place = here.get("gpu") or f"a CPU with {here.get('cpu')}, {here.get('threads')} threads"
     versions = ", ".join(f"{name} {here.get(name)}" for name in ("torch", "backend-kwargs"))
-    return printable(f"decided {made} for these sizes, on {place}, by {versions}; not raced again")
+    differs = f"; {decision.differs}" if decision.differs else ""
+    return printable(f"decided {made} for these sizes, on {place}, by {versions}; not raced again{differs}")
 
 
 def forget_reported() -> None:
@@ -120,9 +121,10 @@ def over_eager(row: RaceRow, rows: Mapping[str, RaceRow]) -> Interval | None:
 
 def _line(row: RaceRow, rows: Mapping[str, RaceRow], width: int) -> str:
     error = "" if row.error is None else f", error {row.error:.2g}"
+    by = "" if row.rank is None else f", by rank {row.rank}"
     if row.status != "pass":
         timed = "" if row.seconds is None or row.error is None else f" ({row.seconds * 1e6:.1f} µs)"
-        return f"{row.name:<{width}} {row.status}: {row.reason}{timed}"
+        return f"{row.name:<{width}} {row.status}: {row.reason}{timed}{by}"
     took = "not timed" if row.seconds is None else f"{row.seconds * 1e6:.1f} µs"
     total = over_eager(row, rows) if row.speedup else None
     ratio, baseline = (total, EAGER) if total else (row.speedup, row.against)
@@ -132,7 +134,8 @@ def _line(row: RaceRow, rows: Mapping[str, RaceRow], width: int) -> str:
     if row.speedup and row.speedup.low <= 1 < row.speedup.median and not row.won:
         kept = f"  within noise of {row.against}"
     rewrote = f", rewrote {words_of(row.rewritten)}" if row.rewritten else ""
-    return f"{row.name:<{width}} {took:>12}  {why:<44} compiled in {row.compile_s:.1f} s{peak}{rewrote}{error}{kept}"
+    compiled = f"compiled in {row.compile_s:.1f} s{peak}{rewrote}{error}{by}"
+    return f"{row.name:<{width}} {took:>12}  {why:<44} {compiled}{kept}"
 
 
 def words_of(rewritten: Mapping[str, int]) -> str:

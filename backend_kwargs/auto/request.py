@@ -7,8 +7,10 @@ import torch
 from torch.fx import GraphModule
 
 from backend_kwargs.auto.settings import RaceSettings
+from backend_kwargs.auto.shared_race import Exchange
 from backend_kwargs.backends import CapturedGraph, Inputs
 from backend_kwargs.facts import Compiled
+from backend_kwargs.facts.decision import Decision
 from backend_kwargs.options.layers import Options
 from backend_kwargs.options.requirements import Limit
 
@@ -29,7 +31,8 @@ class Request:
 
     `compile(graph, options, compiler)` compiles one: by Inductor together with the user's options if `compiler` is "",
     otherwise by the compiler of that name. `keeps`: what a race has compiled may be what this compile returns.
-    `winners` are the names of those that won at other sizes on such a device.
+    `winners` are the names of those that won at other sizes on such a device, `offered` what other machines and
+    releases decided for this very graph: that is raced first. `exchange`: other ranks may race some.
     """
 
     graph: CapturedGraph
@@ -38,6 +41,8 @@ class Request:
     tools: Tools
     keeps: bool = False
     winners: frozenset[str] = frozenset()
+    offered: tuple[Decision, ...] = ()
+    exchange: Exchange | None = None
 
     @property
     def gm(self) -> GraphModule:

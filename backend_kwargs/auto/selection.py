@@ -5,7 +5,7 @@ import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, cached_property
 
 import torch
 from torch.fx import GraphModule
@@ -30,7 +30,7 @@ from backend_kwargs.auto.candidates import (
     why_not_raced,
     with_recording,
 )
-from backend_kwargs.auto.compiling import Compiles, differ_in_lowering
+from backend_kwargs.auto.compiling import Compiles, before_autograd
 from backend_kwargs.auto.graph_stats import GraphStats, Product, padded_in
 from backend_kwargs.auto.head_to_head import Runner
 from backend_kwargs.auto.predictions import predicted
@@ -61,6 +61,8 @@ TIMED = frozenset({"benchmark_combo_kernel", "max_autotune_gemm", "max_autotune_
 # Of fewer recorded kinds of graph, costs measured by hand predict better; those of products depend on their number.
 ENOUGH_KINDS = 8
 OVER_BUDGET = "it is predicted to exceed the budget"
+TRACES = 2  # at a time, of candidates whose graphs workers lower meanwhile
+OP_S = 0.1  # of default's compile for each operator: 18 s for 246, 15 s for 140 (H100, 16 cores)
 
 
 @dataclass
@@ -136,14 +138,46 @@ class Selection:
     def ahead(self) -> list[tuple[Options, Options]]:
         """Return the options of candidates that workers lower meanwhile, each with those for Inductor.
 
-        They extend the best one's, or default's as long as that compiles; their graphs are default's, and their kernels
-        are not chosen by time.
+        They extend the best one's, or default's as long as that compiles; their graphs have been traced, and their
+        kernels are not chosen by time.
         """
-        whole = with_recording(self.best_row.options if self.best_row else self.default.options)
-        rewrites = [] if self.named else self._matching([n for n in self.tools.rewrites if find_rewrite(n).patterns])
-        chosen = [merged(whole if each.over else {}, each) for each in (*rewrites, *self._steps()) if not each.compiler]
-        chosen = [options for options in chosen if options != whole and differ_in_lowering(whole, options)]
+        lowered = self.lowered_rewrites if self.best_row else self._matching(self._rewrites(traced=False))
+        found = [*lowered, *vars(self).get("traced_rewrites", ())]
+        chosen = [self._whole(each) for each in (*found, *self._steps()) if not each.compiler]
+        chosen = [each for each in chosen if each != self._whole() and self.compiles.ahead.fits(each)]
         return [(options, self.compiles.patches(options)) for options in chosen if TIMED.isdisjoint(options)]
+
+    def to_trace(self, champion: Runner) -> list[Options]:
+        """Return the options of the candidates that are worth a trace now, so that workers lower their graphs.
+
+        A trace takes seconds of this process, in any case if the candidate is raced. So only the first are traced: in
+        advance of default those rewrites whose traffic alone is enough of an eager call, if default will leave time to
+        race them; later what is raced next.
+        """
+        spare = min(self.compiles.ahead.spare, TRACES)
+        if spare <= 0 or self.budget.over:
+            return []
+        if self.best_row is None:
+            if OP_S * self.stats.ops > self.budget.left_s:
+                return []
+            least_s = LEAST_GAIN * self.budget.call_s
+            named = [each for each in self._steps() if before_autograd(each.options)]
+            fitting = named or [each for each in self.traced_rewrites if each.saved_s >= least_s]
+            fitting.sort(key=lambda each: -each.saved_s)
+        else:
+            fitting = [each for each in self.candidates(champion) if not self.why_not(each, champion)]
+            if not self.named:
+                fitting.sort(key=lambda each: -self.gain(each, champion) / self.predicted_s(each))
+        new = [self._whole(each) for each in fitting if not each.compiler]
+        return [each for each in new if self._traceable(each)][:spare]
+
+    def _traceable(self, options: Options) -> bool:
+        return TIMED.isdisjoint(options) and self.compiles.may_share(options) and not self.compiles.has_traced(options)
+
+    def _whole(self, candidate: RaceCandidate | None = None) -> Options:
+        """Return the options of a candidate over those of the best one, or of the best one itself."""
+        best = with_recording(self.best_row.options if self.best_row else self.default.options)
+        return best if candidate is None else with_recording(merged(best if candidate.over else {}, candidate))
 
     def _steps(self) -> list[RaceCandidate]:
         settings, frozen = self.settings, self.request.frozen
@@ -156,8 +190,19 @@ class Selection:
         precise = precision_candidates(settings.precision, settings.max_error, compilers)
         if any(row.name == WITH_GRAPHS.name for row in self.rows):
             steps = [step for step in steps if step is not WITH_GRAPHS]
-        rewrites = [] if self.named or self.budget.over else self._matching(self.tools.rewrites)
-        return [*self._tunings(), *steps, *rewrites, *precise]
+        rewrites = [] if self.budget.over else [*self.lowered_rewrites, *self.traced_rewrites]
+        names = list(self.tools.rewrites)
+        rewrites.sort(key=lambda each: names.index(each.name))
+        return [*self.offered, *self._tunings(), *steps, *rewrites, *precise]
+
+    @cached_property
+    def offered(self) -> list[RaceCandidate]:
+        """What other machines, or other releases of torch, have decided for this graph, as it was chosen there."""
+        found: dict[str, RaceCandidate] = {}
+        for each in self.request.offered:
+            candidate = RaceCandidate(each.winner, each.options, over=False, complexity=2, compiler=each.compiler)
+            found.setdefault(repr((each.compiler, sorted(each.options.items()))), candidate)
+        return [*found.values()]
 
     def _tunings(self) -> list[RaceCandidate]:
         """Return the tuning of the products that are far from what they need, on a GPU."""
@@ -166,6 +211,20 @@ class Selection:
         excess, least_s = excess_of(self.library, self.device), LEAST_GAIN_PER_S * PRODUCT_S * self.base[0]
         tuning = candidate_of_products(excess, least_s, lambda tuning: self.predicted_s(tuning) <= self.budget.left_s)
         return [tuning] if tuning else []
+
+    @cached_property
+    def lowered_rewrites(self) -> list[RaceCandidate]:
+        """The rewrites that match graphs which default has lowered."""
+        return self._matching(self._rewrites(traced=False))
+
+    @cached_property
+    def traced_rewrites(self) -> list[RaceCandidate]:
+        """The rewrites of dynamo's graph that match."""
+        return self._matching(self._rewrites(traced=True))
+
+    def _rewrites(self, *, traced: bool) -> list[str]:
+        """Return the rewrites that the race may try, of dynamo's graph or of those that Inductor lowers."""
+        return [] if self.named else [name for name in self.tools.rewrites if bool(find_rewrite(name).traced) == traced]
 
     def _matching(self, names: Sequence[str]) -> list[RaceCandidate]:
         """Return those of the rewrites `names` that match."""
@@ -185,9 +244,9 @@ class Selection:
     def first_of(self, fitting: Sequence[RaceCandidate], champion: Runner) -> RaceCandidate:
         """Return the candidate with the largest expected gain per second, or the first of those that are named.
 
-        What won at other sizes comes before all others.
+        What was decided for this graph elsewhere comes first, then what won at other sizes.
         """
-        if self.named:
+        if self.named or fitting[0] in self.offered:
             return fitting[0]
         won = {*map(step_of, self.request.winners)}
         known = [candidate for candidate in fitting if candidate.name in won]
@@ -199,8 +258,7 @@ class Selection:
             self.compiles.ahead.wait(job, min(self.predicted_s(candidate), self.budget.left_s))
 
     def _job(self, candidate: RaceCandidate) -> Job | None:
-        under = self.best_row.options if candidate.over and self.best_row else {}
-        return self.compiles.ahead.job_of(with_recording(merged(under, candidate)))
+        return self.compiles.ahead.job_of(self._whole(candidate))
 
     def options(self, candidate: RaceCandidate, champion: Runner) -> Options:
         """Return the options with which the candidate is compiled: merged onto those of Inductor's best, if it is."""
@@ -225,7 +283,7 @@ class Selection:
             return f"{OVER_BUDGET}: about {needed:g} s of compiling, {left:g} s are left{worth}"
         if "precision" in options and isinstance(self.checks.precise, str):
             return f"its error cannot be measured in float64: {self.checks.precise}"
-        if self.named or self.settings.objective == "memory":
+        if self.named or self.settings.objective == "memory" or candidate in self.offered:
             return ""
         gain = self.gain(candidate, champion)
         if gain < LEAST_GAIN:

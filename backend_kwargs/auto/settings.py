@@ -1,18 +1,24 @@
 """Options of `auto`."""
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
+from backend_kwargs.errors import BackendKwargsError
 from backend_kwargs.options import precisions
 from backend_kwargs.options.layers import Options
-from backend_kwargs.options.option import Where, declared
-from backend_kwargs.options.requirements import Rule
+from backend_kwargs.options.option import Tolerance, Where, declared
+from backend_kwargs.options.requirements import Limit, Rule
 from backend_kwargs.options.trust import AUTO_DATA
+from backend_kwargs.stores import Store
 
 Seconds = Annotated[float, Where("of at least 0", lambda seconds: seconds >= 0)]
+Wait = Annotated[float, Where("of at least 0, but finite", lambda seconds: 0 <= seconds < math.inf)]
 Count = Annotated[int, Where("of at least 1", lambda count: count >= 1)]
-Tolerance = Annotated[float, Where("above 0", lambda tolerance: tolerance > 0)]
+Share = Annotated[float, Where("above 0 and at most 1", lambda share: 0 < share <= 1)]
+Generation = Annotated[int, Where("of at least 0", lambda generation: generation >= 0)]
+Text = Annotated[str, Where("of at most 200 characters", lambda text: len(text) <= 200)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,10 +42,42 @@ class RaceSettings:
         bool, "race graphs with operators that are not torch's, which then run many times; False: default is used"
     ] = True
     race: Annotated[
-        Literal["missing", "never", "always"],
-        "when to race; missing: unless a decision is stored; always: tiny graphs and all sizes too",
+        Literal["missing", "never", "always", "background"],
+        "when to race; missing: unless a decision is stored; always: tiny graphs and all sizes too; background: as "
+        "missing, between later calls",
     ] = "missing"
-    store: Annotated[str | None, "file of decisions; None: BACKEND_KWARGS_STORE, or in the user's data folder"] = None
+    background_share: Annotated[
+        Share, "share of the process's time that races in the background may load, check and time candidates in"
+    ] = 0.05
+    share_race: Annotated[
+        bool | None,
+        "divide a race's first round among the ranks of a process group that wait for it; None: where each has a GPU "
+        "of its own",
+    ] = None
+    match: Annotated[
+        Literal["exact", "device"],
+        "use a decision for this computation, these sizes and this type of device: exact: of a machine with as many "
+        "threads and the same series of torch; device: also of others, if its numbers are right here",
+    ] = "exact"
+    store: Annotated[
+        str | list[str | Store] | Store | None,
+        "where decisions are kept: a folder, a URL, env:NAME, or a list of these, read in order; None: "
+        "BACKEND_KWARGS_STORE, or the user's data folder",
+    ] = None
+    store_connect_s: Annotated[Wait, "seconds to wait for the first answer of a store"] = 2.0
+    store_lookup_s: Annotated[Wait, "seconds to wait for a later one"] = 0.5
+    store_label: Annotated[
+        Text, "who may be asked about the decisions that are made here, such as a team; written into them"
+    ] = ""
+    signing_key: Annotated[
+        object, "Ed25519 private key, or the path of its PEM file, that signs the decisions that are made here"
+    ] = None
+    trusted_keys: Annotated[
+        list[Any] | tuple[Any, ...],
+        "Ed25519 public keys, or paths of their PEM files: of stores that others can write, only decisions that one of "
+        "these signed are used",
+    ] = ()
+    min_generation: Annotated[Generation, "generation of the oldest decision that is used"] = 0
     on_progress: Annotated[
         Callable[[str, float], None] | None,
         "called during a race with the candidate's name and the fraction done; None: a line on a terminal",
@@ -57,6 +95,32 @@ class RaceSettings:
     def of(cls, options: Options) -> "RaceSettings":
         """Return the settings given in `options`."""
         return cls(**{name: options[name] for name in OPTIONS if name in options})
+
+
+def read_store(given: Any) -> Any:
+    """Return what was given as `store`; raise at once if a URL has a password, or its client library is missing."""
+    from backend_kwargs.stores.opening import check_store
+
+    for each in given if isinstance(given, list | tuple) else [given]:
+        check_store(each)
+    return [*given] if isinstance(given, tuple) else given
+
+
+def unreadable_keys(options: Options) -> Iterator[Limit]:
+    """Yield why keys cannot be read here, and what is left out without them: no key makes a compile fail."""
+    from backend_kwargs.stores.signing import private_key, public_key
+
+    trusted, signing = options.get("trusted_keys") or (), options.get("signing_key")
+    kinds: tuple[tuple[str, Callable[[object], object], Sequence[object], str], ...] = (
+        ("trusted_keys", public_key, trusted, "no decision of a store that others can write is used"),
+        ("signing_key", private_key, [] if signing is None else [signing], "no decision that is made here is stored"),
+    )
+    for name, read, keys, otherwise in kinds:
+        for key in keys:
+            try:
+                read(key)
+            except BackendKwargsError as error:
+                yield Limit(f"Option {name!r}", str(error).rstrip("."), "name a file that can be read", otherwise)
 
 
 OPTIONS = declared(RaceSettings, AUTO_DATA)

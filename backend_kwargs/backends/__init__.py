@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from backend_kwargs.facts import Call, Compiled
+from backend_kwargs.facts.pins import Pins
 from backend_kwargs.options.layers import Layer, Options
 from backend_kwargs.options.option import Option
 from backend_kwargs.options.requirements import Limit, Machine, Rule
@@ -34,7 +35,7 @@ class CapturedGraph:
     `region` is the name of a region, if torch gave one. `compile_fx(compile_fx, gm, example_inputs, ...)` is called in
     place of Inductor's function, which it gets: a bundle keeps code there, or loads it. `around_inner` are functions
     that wrap the function that compiles each lowered graph, the innermost first. `error_is_measured`: the caller
-    measures the error of a lower precision.
+    measures the error of a lower precision. `pins` is what a lock says about it, or is noted for one.
     """
 
     gm: "GraphModule"
@@ -43,6 +44,7 @@ class CapturedGraph:
     compile_fx: Callable[..., Call] | None = None
     around_inner: tuple[Wrap, ...] = ()
     error_is_measured: bool = False
+    pins: Pins | None = None
 
     def around(self, wrap: Wrap) -> "CapturedGraph":
         """Return the same, with another function around the one that compiles each lowered graph."""

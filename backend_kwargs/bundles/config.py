@@ -12,7 +12,7 @@ from backend_kwargs.errors import BackendKwargsError, shown, wrong_value
 from backend_kwargs.files.atomic_write import write_whole
 from backend_kwargs.files.plain_data import check_plain, read_json
 from backend_kwargs.options.layers import Options, copied, same
-from backend_kwargs.options.option import check, declared, lookup
+from backend_kwargs.options.option import Tolerance, check, declared, lookup
 from backend_kwargs.registry import PLAIN, make_backend
 
 CONFIG_VERSION = 1
@@ -56,7 +56,7 @@ class CompileConfig:
     unmatched: Annotated[
         Literal["raise", "eager"], "the action for inputs that compiled code was not built for: an error, or eager"
     ] = "raise"
-    tolerance: Annotated[float | None, "absolute and relative tolerance; None: 1e-3"] = None
+    tolerance: Annotated[Tolerance | None, "absolute and relative tolerance; None: 1e-3"] = None
     resolved: Backend = field(init=False, repr=False)
 
     def __new__(cls, *_: object, **fields: object) -> "CompileConfig":

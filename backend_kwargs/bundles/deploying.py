@@ -35,6 +35,7 @@ def deployed(built: Built, swap: Callable[[Call], None], *, guards: bool) -> tup
     if built.package is not None:
         lean, check = ready.call, ready.call.tensors  # type: ignore[attr-defined]
     else:
+        ready.check = check
         lean = checked(ready.call, check, in_eager(built, built.module))
     call = lean if guards else _watched(built, ready, lean, check, swap)
     return ready, call, [*ready.notes, *_cost(built, check)]
@@ -91,7 +92,7 @@ def _watched(
                     warn_once(f"{CHANGES[0].upper()}{CHANGES[1:]}.")
                     built.notes.append(CHANGES)
                     guarded = running(built, built.module, keep=False, guards="local")
-                    ready.backend = guarded.backend
+                    ready.backend, ready.call = guarded.backend, guarded.call
                     chosen = checked(guarded.call, check, in_eager(built, built.module))
                 later.append(chosen)
                 swap(chosen)

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     import torch
     from torch.types import Device
 
-    from backend_kwargs.bundles.running import Built, Running
+    from backend_kwargs.bundles.running import Built, Running, Serving
 
 DICT_VERSION = 1
 
@@ -147,6 +147,14 @@ class CompiledModule:
         return self._call(*args, **kwargs)
 
     __call__ = infer
+
+    def serving(self) -> "Serving":
+        """Return the parts of a call, for `seal`."""
+        self._after("infer")
+        from backend_kwargs.bundles.running import serving
+
+        assert self._running
+        return serving(self._known(), self._running)
 
     def save(self, path: str | Path, *, signing_key: object = None) -> None:
         """Write a bundle: config, weights, samples' metadata, compiled code, and a manifest with each part's SHA-256.

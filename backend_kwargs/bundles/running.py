@@ -71,6 +71,7 @@ class Running:
     backend: GraphBackend | None = None
     notes: list[str] = field(default_factory=list)
     code: CodeType | None = None  # of the function that dynamo compiles
+    check: InputCheck | None = None  # of each call, once it is deployed
 
     def free(self) -> None:
         """Free this compiled code, and no other."""
@@ -170,6 +171,28 @@ def input_check(built: Built, *, guards: bool) -> InputCheck:
         owned=None if guards else [*built.module.parameters(), *built.module.buffers()],
         named=inspect.signature(built.module.forward).parameters,
     )
+
+
+@dataclass(frozen=True)
+class Serving:
+    """The parts of a module's call: the compiled code, the check before it, and the same in eager."""
+
+    call: Call
+    check: InputCheck | None
+    eager: Call
+    module: torch.nn.Module
+    samples: Sequence[Metadata]
+
+
+def serving(built: Built, running: Running) -> Serving:
+    """Return the parts of a call, for what serves them in another way; all run without gradients."""
+    function = entry(built.config, built.device, built.output_dtypes, "eager")
+    eager = without_gradients(partial(function, built.module))
+    call = running.call
+    if built.package is not None:  # one that raises where the module's own would run in eager
+        check = input_check(built, guards=True)
+        call = PackageCall(built.package, built.module, built.device, check=check, otherwise=None)
+    return Serving(call, running.check, eager, built.module, built.samples)
 
 
 def in_eager(built: Built, module: torch.nn.Module) -> Call | None:

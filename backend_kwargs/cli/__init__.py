@@ -12,7 +12,20 @@ from typing import Annotated, cast
 import typer
 from rich.console import Console
 
-from backend_kwargs.cli import bundles, compare, decisions, doctor, explain, listing, options, pages, tune
+from backend_kwargs.cli import (
+    audit,
+    bundles,
+    compare,
+    decisions,
+    doctor,
+    explain,
+    listing,
+    options,
+    pages,
+    pin,
+    seal,
+    tune,
+)
 from backend_kwargs.cli.console import complain, console, say
 from backend_kwargs.errors import BackendKwargsError, BackendKwargsWarning
 
@@ -35,9 +48,12 @@ app.command("explain")(explain.show)
 app.command("options")(options.show)
 app.command("compare")(compare.show)
 app.command("tune")(tune.show)
+app.command("audit")(audit.show)
 app.command("build")(bundles.build)
 app.command("inspect")(bundles.inspect)
 app.command("run")(bundles.run)
+app.command("pin")(pin.show)
+app.command("seal")(seal.show)
 app.command("page")(pages.page)
 app.command("serve")(decisions.serve)
 app.command("doctor")(doctor.show)

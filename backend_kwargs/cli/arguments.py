@@ -7,22 +7,20 @@ from typing import Annotated, Literal
 import typer
 
 from backend_kwargs.backend import Backend, find_backend
-from backend_kwargs.cli.modules import spec_of
 from backend_kwargs.errors import BackendKwargsError, BrokenPluginError, warn_once
 from backend_kwargs.explain import Verdict, verdict
+from backend_kwargs.harness.modules import spec_of
 from backend_kwargs.options.option import convert
 from backend_kwargs.options.requirements import CannotWorkError
 from backend_kwargs.options.spec import split_assignment
 from backend_kwargs.registry import make_backend
 
-Model = Annotated[
-    str,
-    typer.Argument(
-        metavar="MODEL",
-        help="timm:NAME, transformers:CLASS?option=value, or FILE_OR_MODULE:FACTORY that returns "
-        "(model, example_inputs).",
-    ),
-]
+_MODEL = typer.Argument(
+    metavar="MODEL",
+    help="timm:NAME, transformers:CLASS?option=value, or FILE_OR_MODULE:FACTORY that returns (model, example_inputs).",
+)
+Model = Annotated[str, _MODEL]
+MaybeModel = Annotated[str | None, _MODEL]
 Assignments = Annotated[
     list[str] | None,
     typer.Option("-o", "--option", metavar="NAME=VALUE", help="An option; may be given several times."),

@@ -13,10 +13,10 @@ from backend_kwargs.bundles.config import FIELDS, CompileConfig
 from backend_kwargs.bundles.module import CompiledModule
 from backend_kwargs.cli.arguments import AsJson, assigned
 from backend_kwargs.cli.console import print_json, print_table, quiet, say
-from backend_kwargs.cli.models import built as made_by
-from backend_kwargs.cli.modules import spec_of
 from backend_kwargs.cli.pages import print_document
 from backend_kwargs.errors import BackendKwargsError, shown
+from backend_kwargs.harness.models import built as made_by
+from backend_kwargs.harness.modules import spec_of
 from backend_kwargs.options.option import convert
 from backend_kwargs.registry import PLAIN, make_backend
 

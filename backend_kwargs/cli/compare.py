@@ -17,13 +17,13 @@ from backend_kwargs.backend import Backend
 from backend_kwargs.backends.others import OTHERS, in_precision
 from backend_kwargs.cli.arguments import Assignments, Model, assigned, backend_from_text
 from backend_kwargs.cli.console import console, print_table, quiet, say
-from backend_kwargs.cli.models import folder_of_model, model_of
-from backend_kwargs.cli.modules import importable
 from backend_kwargs.cli.pages import Against, Html, Json, Markdown, Outputs, WithCode
 from backend_kwargs.cli.pasting import Timed, lines_to_paste
 from backend_kwargs.errors import BackendKwargsError, printable, wrong_value
 from backend_kwargs.files.atomic_write import check_writable, write_whole
 from backend_kwargs.files.plain_data import read_text
+from backend_kwargs.harness.models import folder_of_model, model_of
+from backend_kwargs.harness.modules import importable
 from backend_kwargs.options import precisions
 from backend_kwargs.options.spec import join_candidate, split_candidates
 from backend_kwargs.registry import PLAIN

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from io import StringIO
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, TextIO, TypeVar
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
@@ -19,6 +19,7 @@ from backend_kwargs.options.layers import Options
 
 PIPE_WIDTH = 200
 LONGEST_LINE = 10_000  # characters: a file may contain a text of megabytes
+Item = TypeVar("Item")
 NOTEBOOK = "JPY_PARENT_PID"  # set by Jupyter's kernels
 
 
@@ -89,6 +90,28 @@ def say(*lines: str, out: Console | None = None) -> None:
 def complain(message: str) -> None:
     """Print one line on standard error."""
     console(stderr=True).print(Text.assemble(("error:", "red"), " ", _safe(message)), soft_wrap=True)
+
+
+@contextmanager
+def waiting(what: str) -> Iterator[None]:
+    """Show on a terminal that something takes its time."""
+    out = console(stderr=True)
+    if not out.is_terminal:
+        yield
+        return
+    with out.status(_safe(what)):
+        yield
+
+
+def watched(items: Iterable[Item], what: str, total: int | None = None) -> Iterator[Item]:
+    """Yield `items`, with their number so far on a terminal."""
+    out = console(stderr=True)
+    if not out.is_terminal:
+        yield from items
+        return
+    from rich.progress import track
+
+    yield from track(items, _safe(what), total, console=out, transient=True)
 
 
 def print_table(header: Sequence[str], rows: Iterable[Sequence[object]], title: str = "") -> None:

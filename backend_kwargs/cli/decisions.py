@@ -1,51 +1,77 @@
-"""`backend-kwargs decisions`: list, show, export, import and delete the decisions of races."""
+"""`backend-kwargs decisions`: list, show, export, import, forget and copy the decisions of races."""
 
-from collections.abc import Callable, Sequence
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from datetime import datetime
+from itertools import chain
 from pathlib import Path
-from typing import Annotated, TypeVar
+from typing import Annotated
 
 import typer
 
 from backend_kwargs.auto.decisions_toml import read_decisions, template_name, write_decisions
-from backend_kwargs.auto.store import open_store
+from backend_kwargs.auto.former import read_former
+from backend_kwargs.auto.machine import device_of, difference
+from backend_kwargs.auto.store import FOLDER, KIND, Catalogue
 from backend_kwargs.backend import find_backend
 from backend_kwargs.cli.arguments import As, AsJson
-from backend_kwargs.cli.console import print_config, print_json, print_table, say
+from backend_kwargs.cli.console import print_config, print_json, print_table, say, waiting, watched
 from backend_kwargs.cli.pages import Against, Html, Outputs
 from backend_kwargs.cli.pasting import lines_to_paste
 from backend_kwargs.errors import BackendKwargsError
 from backend_kwargs.facts.decision import Decision
+from backend_kwargs.fleet import units
+from backend_kwargs.options.layers import Options
 from backend_kwargs.page import Document
 from backend_kwargs.registry import decided
 from backend_kwargs.report.decisions import document_of
+from backend_kwargs.stores.layered import is_own, synced
+from backend_kwargs.stores.opening import FORMER, Opened, opened
+from backend_kwargs.stores.signing import public_key
 
 app = typer.Typer(help="The decisions of tmpl-inductor:auto, one per graph.")
 
-Where = Annotated[str | None, typer.Option("--store", help="The file of decisions, if not the default one.")]
+Where = Annotated[str | None, typer.Option("--store", help="A folder, a URL or env:NAME, if not the default store.")]
 Key = Annotated[str, typer.Argument(help="A decision's key, or its first digits.")]
+Signing = Annotated[
+    Path | None,
+    typer.Option("--signing-key", metavar="PEM", help="The Ed25519 private key that signs what is written."),
+]
+Trusted = Annotated[
+    list[Path] | None,
+    typer.Option("--trusted-key", metavar="PUBLIC.pem", help="Only what this Ed25519 key, or another given, signed."),
+]
 Keys = Annotated[list[str] | None, typer.Argument(help="Keys, or their first digits; all decisions if none is given.")]
-
-Found = TypeVar("Found")
 
 
 @app.command("list")
 def show_all(store: Where = None, json: AsJson = False, html: Html = None, against: Against = None) -> None:
     """List the decisions, latest first."""
     outputs = Outputs.checked(html, against=against)
-    database = open_store(store, strict=True)
-    decisions = database.all()
+    catalogue = Catalogue(store)
+    decisions = _all(catalogue)
     if outputs:
         outputs.write(page_of(decisions))
     rows = [
-        {"key": each.key[:12], "winner": each.winner, "graph": each.facts, "made": _day(each)} for each in decisions
+        {
+            "key": each.key[:20],  # the first 16 digits are the computation's, at any sizes
+            "winner": each.winner,
+            "model": each.model,
+            "sizes": _sizes(each),
+            "graph": each.facts,
+            "device": str(each.machine.get("device") or each.machine.get("gpu") or ""),
+            "machine": _machine(each),
+            "made": _day(each),
+        }
+        for each in decisions
     ]
     if json:
         return print_json(rows)
     if not rows:
-        return say(f"No decisions in {str(database.path)!r}.")
-    print_table(("key", "winner", "graph", "made"), [tuple(row.values()) for row in rows])
+        return say(f"No decisions in {catalogue.label!r}.")
+    shown = ("key", "winner", "model", "sizes", "graph", "machine", "made")
+    print_table(shown, [tuple(row[name] for name in shown) for row in rows])
 
 
 @app.command("show")
@@ -63,7 +89,8 @@ def show_one(
     from backend_kwargs.auto.reporting import table
 
     outputs = Outputs.checked(html, against=against)
-    (decision,) = _found(open_store(store, strict=True).all, [key], one=True)
+    everything = _all(Catalogue(store))
+    (decision,) = _found(everything, [key], one=True)
     if outputs:
         outputs.write(page_of([decision]))
     if as_:
@@ -77,35 +104,58 @@ def show_one(
     say(*table(decision).splitlines())
     compiler = {"compiler": decision.compiler} if decision.compiler else {}
     options = {**compiler, "options": decision.options, "fixed": decision.fixed}
-    say(*(f"{name}: {value}" for name, value in {**options, **decision.machine, "made": _day(decision)}.items()))
+    inputs = {"model": decision.model, "inputs": ", ".join(decision.inputs)}
+    known = {name: value for name, value in inputs.items() if value}
+    rest = {**options, **known, **decision.machine, "budget_s": f"{decision.budget_s:g}", "made": _day(decision)}
+    say(*(f"{name}: {value}" for name, value in rest.items()))
+    for other in everything:
+        if other.key == decision.key and other is not decision:
+            differs = difference(other.machine, decision.machine).replace("(here ", "(above ")
+            say(f"also decided on another machine: {other.winner}; {differs}")
 
 
 @app.command("export")
 def export(
-    file: Annotated[Path, typer.Argument(help="The TOML file to write.")], keys: Keys = None, store: Where = None
+    file: Annotated[Path, typer.Argument(help="The TOML file to write.")],
+    keys: Keys = None,
+    store: Where = None,
+    trusted_key: Trusted = None,
 ) -> None:
-    """Write decisions to a TOML file, where each winner can also be used as a template."""
-    database = open_store(store, strict=True)
-    if file.exists() and database.path.exists() and file.samefile(database.path):
-        raise BackendKwargsError(f"Cannot export to {str(file)!r}: it is the store itself; name another file.")
-    decisions = _found(database.all, keys) if keys else database.all()
+    """Write decisions to a TOML file, where each winner can also be used as a template.
+
+    The file has no signatures: who imports it trusts its maker.
+    """
+    catalogue = Catalogue(store, trusted_keys=[*map(public_key, trusted_key or ())])
+    everything = _all(catalogue)
+    decisions = _found(everything, keys) if keys else everything
     if not decisions:
-        raise BackendKwargsError(f"No decisions in {str(database.path)!r}; compile with tmpl-inductor:auto first.")
+        raise BackendKwargsError(f"No decisions in {catalogue.label!r}; compile with tmpl-inductor:auto first.")
+    of_others = len(decisions) - len({each.key for each in decisions})
+    decisions = [*{each.key: each for each in reversed(decisions)}.values()][::-1]  # of each key the latest
     write_decisions(decisions, file)
     names = list(dict.fromkeys(filter(None, map(template_name, decisions))))
     kept = f"{len(names)} as templates: {', '.join(names)}" if names else "none as a template"
     rest = sum(not template_name(decision) for decision in decisions)
     eager = f" ({rest} chose eager or another compiler, which has no template)" if rest else ""
     say(f"{len(decisions)} written to {file}, {kept}{eager}.")
+    if of_others:
+        say(f"{of_others} of other machines left out: of each key a file has the latest; sync copies all.")
 
 
 @app.command("import")
-def import_(file: Annotated[Path, typer.Argument(help="The TOML file to read.")], store: Where = None) -> None:
-    """Add the decisions in a TOML file to the store."""
-    decisions = read_decisions(file, lambda name: find_backend(f"tmpl-inductor:{name}").options)
-    database = open_store(store, strict=True)
-    database.add(*decisions)
-    say(f"{len(decisions)} added to {str(database.path)!r}.")
+def import_(
+    file: Annotated[Path, typer.Argument(help="The TOML file to read, or the SQLite file of an earlier release.")],
+    store: Where = None,
+    signing_key: Signing = None,
+) -> None:
+    """Add the decisions in a file, which has no signatures, to the store: import what you trust."""
+    former = file.suffix == FORMER
+    decisions = read_former(file) if former else read_decisions(file, _options_of)
+    catalogue = Catalogue(store, signing_key=signing_key)
+    catalogue.add(*watched(decisions, "importing", len(decisions)))
+    say(f"{len(decisions)} added to {catalogue.label!r}.")
+    if former:
+        say("Keys have changed since: their graphs are raced once more, with these winners first.")
 
 
 @app.command("forget")
@@ -113,18 +163,62 @@ def forget(
     keys: Keys = None,
     all_: Annotated[bool, typer.Option("--all", help="Forget every decision.")] = False,
     store: Where = None,
+    signing_key: Signing = None,
 ) -> None:
-    """Delete decisions, so that their graphs are raced again."""
-    database = open_store(store, strict=True)
+    """Put a note in place of decisions, so that their graphs are raced again, also where copies of them are."""
     if not keys and not all_:
         raise BackendKwargsError("Name the decisions to forget, or give --all.")
-    count = database.forget(_found(database.keys, keys)) if keys else database.clear()
+    catalogue = Catalogue(store, signing_key=signing_key)
+    count = 0
+    for key in keys or [""]:
+        count += (found := catalogue.forget(key))
+        if key and not found:
+            raise _unknown(key)
     say(f"{count} forgotten.")
+
+
+@app.command("sync")
+def sync(
+    source: Annotated[str, typer.Argument(metavar="FROM", help="The store to read.")],
+    target: Annotated[str, typer.Argument(metavar="TO", help="The store to write.")],
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would be copied.")] = False,
+    trusted_key: Trusted = None,
+) -> None:
+    """Copy the decisions that are newer in one store to another, with their signatures; the forgotten ones too.
+
+    And what was tuned by a plan, by which `tune --plan` knows what is done, and `audit` the models.
+    """
+    keys = [*map(public_key, trusted_key or ())]
+    here, there = opened(source), opened(target)
+    names: defaultdict[str, list[str]] = defaultdict(list)
+    with there.doing("write") as written:
+        copying = (
+            synced(kind, _listed(here, folder), written, folder, dry_run=dry_run, trusted_keys=keys)
+            for kind, folder in ((KIND, FOLDER), (units.KIND, units.UNITS))
+        )
+        for name, what in watched(chain.from_iterable(copying), "copying"):
+            names[what].append(name)
+            if what in ("new", "newer") and dry_run:
+                say(f"{what}: {name}")
+    if not names:
+        return say(f"No decisions in {here.store.label!r}.")
+    for what, those in names.items():
+        if what.startswith("refused: "):
+            say(f"{len(those)} {what}: {', '.join(those[:3])}{', ...' if those[3:] else ''}")
+    done = {what: len(those) for what, those in names.items()}
+    copied = done.get("new", 0) + done.get("newer", 0)
+    kept = f"{done.get('same', 0)} the same, {done.get('older', 0)} older than there"
+    say(f"{copied} {'would be ' if dry_run else ''}copied to {there.store.label!r}; {kept}.")
+    if copied and not keys and is_own(there.store) and not is_own(here.store):
+        say(
+            f"Nobody's signature was checked: what others wrote to {here.store.label!r} is trusted in your own folder; "
+            "--trusted-key copies only what a key signed."
+        )
 
 
 def serve(
     store: Annotated[
-        str | None, typer.Argument(metavar="STORE", help="The file of decisions, if not the default one.")
+        str | None, typer.Argument(metavar="STORE", help="A folder, a URL or env:NAME, if not the default store.")
     ] = None,
     host: Annotated[
         str, typer.Option(help="Where to listen: other than loopback, others on the network reach it.")
@@ -134,22 +228,45 @@ def serve(
     """Show a store of decisions in a browser, read-only, until Ctrl-C; the address contains a secret token."""
     from backend_kwargs.page.serve import serve as listen
 
-    database = open_store(store, strict=True)
-    database.all()  # a file that is no store is an error now
-    listen(database, page_of, host=host, port=port, say=say)
+    catalogue = Catalogue(store)
+    catalogue.all()  # what cannot be read is an error now
+    listen(catalogue, page_of, host=host, port=port, say=say)
 
 
-def _found(find: Callable[[str], list[Found]], keys: list[str], *, one: bool = False) -> list[Found]:
-    """Return what `find` finds for each of the keys; raise if it finds nothing, or several for `one`."""
-    found: list[Found] = []
+def _all(catalogue: Catalogue) -> list[Decision]:
+    with waiting(f"reading {catalogue.label}"):
+        return catalogue.all()
+
+
+def _listed(store: Opened, folder: str) -> Iterator[tuple[str, bytes]]:
+    with store.doing("read") as read:  # its errors are its own, whichever store is written meanwhile
+        yield from read.list(folder)
+
+
+def _found(decisions: Sequence[Decision], keys: list[str], *, one: bool = False) -> list[Decision]:
+    """Return the decisions with each of the keys; raise if there is none, or several keys for `one`."""
+    found: list[Decision] = []
     for key in keys:
-        matches = find(key)
+        matches = [each for each in decisions if each.key.startswith(key)]
         if not matches:
-            raise BackendKwargsError(f"No decision's key begins with {key!r}; `decisions list` shows all.")
-        if one and len(matches) > 1:
-            raise BackendKwargsError(f"{len(matches)} decisions' keys begin with {key!r}; give more digits.")
-        found += matches
+            raise _unknown(key)
+        several = {each.key for each in matches}
+        if one and len(several) > 1:
+            raise BackendKwargsError(f"{len(several)} decisions' keys begin with {key!r}; give more digits.")
+        found += matches[:1] if one else matches  # the latest of several machines'
     return found
+
+
+def _unknown(key: str) -> BackendKwargsError:
+    return BackendKwargsError(f"No decision's key begins with {key!r}; `decisions list` shows all.")
+
+
+def _options_of(name: str) -> Options:
+    return find_backend(f"tmpl-inductor:{name}").options
+
+
+def _sizes(decision: Decision) -> str:
+    return ", ".join(decision.inputs[:3]) + (", ..." if len(decision.inputs) > 3 else "")
 
 
 def page_of(decisions: Sequence[Decision]) -> Document:
@@ -163,6 +280,12 @@ def _paste(decision: Decision) -> str:
         backend = decided(decision.winner, decision.options, decision.fixed, decision.compiler)
         return "\n".join(lines_to_paste(backend))
     return ""
+
+
+def _machine(decision: Decision) -> str:
+    """Return the device on which a decision was made, and of a CPU the threads."""
+    device, threads = device_of(decision.machine), decision.machine.get("threads")
+    return f"{device}, {threads} threads" if device.startswith("cpu") and threads else device
 
 
 def _day(decision: Decision) -> str:

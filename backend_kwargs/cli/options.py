@@ -8,8 +8,8 @@ import typer
 from backend_kwargs.backend import find_backend
 from backend_kwargs.cli.arguments import AsJson
 from backend_kwargs.cli.console import print_json, print_table, say
-from backend_kwargs.cli.modules import spec_of
 from backend_kwargs.errors import BackendKwargsError
+from backend_kwargs.harness.modules import spec_of
 from backend_kwargs.options.catalogue import documented
 from backend_kwargs.options.option import Option, describe
 

@@ -1,40 +1,31 @@
 """`backend-kwargs tune`: race one model at the sizes that it will serve, and write the decisions to a file."""
 
 import shlex
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
+from itertools import product
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import typer
 
 from backend_kwargs.backend import Backend
-from backend_kwargs.backends import CapturedGraph, Inputs
-from backend_kwargs.cli.arguments import Model, assigned, backend_from_text
+from backend_kwargs.cli import tune_plan
+from backend_kwargs.cli.arguments import MaybeModel, assigned, backend_from_text
 from backend_kwargs.cli.console import console, print_table, say
-from backend_kwargs.cli.models import model_of
 from backend_kwargs.cli.pages import Against, Html, Json, Outputs
-from backend_kwargs.cli.tuned import Tuned, document_of
-from backend_kwargs.errors import BackendKwargsError, error_text
-from backend_kwargs.facts import Call
+from backend_kwargs.cli.tuned import document_of
+from backend_kwargs.errors import BackendKwargsError
 from backend_kwargs.files.atomic_write import check_writable
+from backend_kwargs.fleet.racing import AUTO, Tuned, racing, tuned, why_not_raced
+from backend_kwargs.harness.models import model_of
 from backend_kwargs.options import precisions
 from backend_kwargs.options.option import convert
 from backend_kwargs.options.spec import split_outside
 from backend_kwargs.torch_internals.dynamo import reset
 
-if TYPE_CHECKING:
-    from torch.fx import GraphModule
-
-    from backend_kwargs import measure
-    from backend_kwargs.facts.decision import Decision
-
-AUTO = "tmpl-inductor:auto"
 COLUMNS = ("sizes", "graph", "winner", "race", "eager call", "compiled call", "speedup")
-ROUNDS, MOST_TIMING_S = 30, 20.0
-HOUR = 3600.0
 STOPPED, INTERRUPTED = 2, 130  # exit codes, as for a wrong argument and for Ctrl-C, if some sizes were raced before
 # Options that the command sets itself, and how.
 SET_HERE: Mapping[str, str] = {
@@ -47,14 +38,41 @@ SET_HERE: Mapping[str, str] = {
 }
 
 
+Effort = Annotated[Literal["quick", "full"], typer.Option(help="A few candidates, or all that can gain.")]
+PlanFile = Annotated[
+    Path | None, typer.Option(metavar="PLAN.toml", help="Tune the models of a plan, and keep what won in a store.")
+]
+PrintPlan = Annotated[
+    bool, typer.Option("--print-plan", help="Print a plan of MODEL with these options; race nothing.")
+]
+On = Annotated[
+    str,
+    typer.Option(metavar="local|ray:ADDRESS", help="Where a plan runs: on this machine's devices, or a Ray cluster."),
+]
+Workers = Annotated[
+    int | None, typer.Option(min=1, help="CPU workers of a plan on this machine, each on cores of its own.")
+]
+Share = Annotated[
+    str, typer.Option("--shard", metavar="K/N", help="Begin with the K-th of N parts of a plan; --store is shared.")
+]
+Where = Annotated[
+    str | None, typer.Option("--store", help="A plan's store: a folder, a URL, or env:NAME; if not the default one.")
+]
+OF_A_PLAN = ("plan", "on", "workers", "shard", "store")
+OF_PAGES = ("html", "json", "against")
+
+
 def show(
-    model: Model,
-    output: Annotated[Path, typer.Option("-o", "--output", metavar="FILE.toml", help="Where to write the decisions.")],
+    context: typer.Context,
+    model: MaybeModel = None,
+    output: Annotated[
+        Path | None, typer.Option("-o", "--output", metavar="FILE.toml", help="Where to write the decisions.")
+    ] = None,
     shapes: Annotated[
         list[str] | None,
         typer.Option(help="Sizes to race one after the other, such as batch=1,8,32; may be given several times."),
     ] = None,
-    effort: Annotated[Literal["quick", "full"], typer.Option(help="A few candidates, or all that can gain.")] = "quick",
+    effort: Effort = "quick",
     candidates: Annotated[
         str | None, typer.Option(help="Candidates to race instead of the built-in ones, separated by commas.")
     ] = None,
@@ -76,19 +94,61 @@ def show(
     html: Html = None,
     json: Json = None,
     against: Against = None,
+    plan: PlanFile = None,
+    print_plan: PrintPlan = False,
+    on: On = tune_plan.LOCAL,
+    workers: Workers = None,
+    shard: Share = "1/1",
+    store: Where = None,
 ) -> None:
     """Race a model for inference at each of the sizes, print what won, and write a file of decisions to ship.
 
     Ctrl-C keeps the sizes that were raced before it.
 
     `backend-kwargs decisions import FILE` puts it into the store of the machine that serves.
+
+    With --plan it tunes many models, on many devices; a unit that is done is skipped.
     """
-    check_writable(output)
+    _check_given(context, plan)
     outputs = Outputs.checked(html, json, against=against)
-    sizes = _sizes(shapes or [])
+    if plan:
+        return tune_plan.run(plan, on, workers, shard, store, outputs)
+    if model is None:
+        raise BackendKwargsError("Name what to tune: MODEL -o FILE.toml, or --plan PLAN.toml.")
+    backend = _backend(effort, candidates, freezing, precision, max_error, assigned(option))
+    if print_plan:
+        print(tune_plan.plan_of(model, _sizes_by_name(shapes or []), backend, budget_s), end="")
+        return None
+    if output is None:
+        raise BackendKwargsError("Name the file for the decisions: -o FILE.toml.")
+    _tune(model, shapes or [], backend, budget_s, output, outputs)
+
+
+def _check_given(context: typer.Context, plan: Path | None) -> None:
+    """Raise if an option was given that has no effect with a plan, or without one."""
+    for name in context.params:
+        source = context.get_parameter_source(name)
+        if source is None or source.name != "COMMANDLINE":
+            continue
+        shown = "MODEL" if name == "model" else f"--{name.replace('_', '-')}"
+        if plan and name not in (*OF_A_PLAN, *OF_PAGES):
+            raise BackendKwargsError(f"{shown} has no effect with --plan: write it into the plan.")
+        if not plan and name in OF_A_PLAN:
+            raise BackendKwargsError(f"{shown} has no effect without --plan.")
+
+
+def _backend(
+    effort: str,
+    candidates: str | None,
+    freezing: bool,
+    precision: str | None,
+    max_error: float | None,
+    option: dict[str, str],
+) -> Backend:
+    """Return the backend that the options of the command line describe; raise if it cannot work."""
     if max_error is not None and not precision:
         raise BackendKwargsError("--max-error needs --precision, the lower precisions that may win: bf16, say.")
-    given = {**_further(assigned(option)), "effort": effort, **({"freezing": "true"} if freezing else {})}
+    given = {**_further(option), "effort": effort, **({"freezing": "true"} if freezing else {})}
     backend = backend_from_text(AUTO, given)
     asked = {
         "candidates": None if candidates is None else split_outside(candidates),
@@ -97,6 +157,13 @@ def show(
     }
     backend = backend.bind("command line", {name: value for name, value in asked.items() if value is not None}, convert)
     backend.verify()
+    return backend
+
+
+def _tune(model: str, shapes: list[str], backend: Backend, budget_s: float, output: Path, outputs: Outputs) -> None:
+    """Race the model at each size, and write the decisions and the page."""
+    check_writable(output)
+    sizes = sizes_of(shapes)
     raced, stopped = _raced(partial(model_of, model), sizes, backend, budget_s)
     kept = _write(model, raced, output)
     lines = _lines(backend, output, fixed_sizes=bool(shapes))
@@ -110,11 +177,11 @@ def show(
 
 def _write(model: str, raced: Sequence[Tuned], output: Path) -> int:
     """Print what was raced, write the decisions that may be used again, and return their number; raise if it is 0."""
-    decisions = [decision for tuned in raced for decision in tuned.decisions]
+    decisions = [decision for of_size in raced for decision in of_size.decisions]
     if not any(decision.rows for decision in decisions):
-        raise BackendKwargsError(f"No graph of {model!r} was raced: {_why_none(decisions)}.")
-    print_table(COLUMNS, [row for tuned in raced for row in _rows(tuned)])
-    kept = {decision.key: decision for decision in decisions if decision.rows and decision.lasting}
+        raise BackendKwargsError(f"No graph of {model!r} was raced: {why_not_raced(decisions)}.")
+    print_table(COLUMNS, [row for of_size in raced for row in _rows(of_size)])
+    kept = {decision.key: decision for of_size in raced for decision in of_size.kept}
     if not kept:
         raise BackendKwargsError("Nothing is written: default could not run here, so the winner is not one to ship.")
     from backend_kwargs.auto.decisions_toml import write_decisions
@@ -130,16 +197,22 @@ def _further(options: dict[str, str]) -> dict[str, str]:
     return options
 
 
-def _sizes(shapes: list[str]) -> list[dict[str, int]]:
+def sizes_of(shapes: list[str]) -> list[dict[str, int]]:
     """Return every combination of sizes such as "name=1,8,32", and one empty combination without any."""
-    combined: list[dict[str, int]] = [{}]
+    named = _sizes_by_name(shapes)
+    return [dict(zip(named, each, strict=True)) for each in product(*named.values())]
+
+
+def _sizes_by_name(shapes: list[str]) -> dict[str, list[int]]:
+    """Return the sizes of each name in texts such as "name=1,8,32"."""
+    named: dict[str, list[int]] = {}
     for text in shapes:
         name, equals, values = text.partition("=")
         numbers = [value.strip() for value in values.split(",")]
         if not equals or not name.strip().isidentifier() or not all(n.isdecimal() and int(n) > 0 for n in numbers):
             raise BackendKwargsError(f"Option '--shapes' must be name=1,2,3 with whole numbers above 0, got {text!r}.")
-        combined = [{**held, name.strip(): int(number)} for held in combined for number in dict.fromkeys(numbers)]
-    return combined
+        named.setdefault(name.strip(), []).extend(map(int, numbers))
+    return {name: list(dict.fromkeys(sizes)) for name, sizes in named.items()}
 
 
 def _raced(
@@ -152,12 +225,8 @@ def _raced(
 
     What was raced before a Ctrl-C, or before a size that fails, is kept.
     """
-    from backend_kwargs.auto.decide import nothing_decided
-
     raced, err, began = [], console(stderr=True), time.perf_counter()
-    with tempfile.TemporaryDirectory() as folder, nothing_decided():
-        limits = {"budget_s": budget_s, "process_budget_s": 100 * HOUR, "most_races": 1000}
-        racing = backend.bind("tune", {**limits, "race": "always", "store": str(Path(folder) / "tune.sqlite")})
+    with racing(backend, budget_s) as own:
         for at, size in enumerate(sizes):
             label = ", ".join(f"{name}={value}" for name, value in size.items()) or "as given"
             spent = time.perf_counter() - began
@@ -166,7 +235,7 @@ def _raced(
             try:
                 model, inputs = make(size)
                 reset()
-                raced.append(_tuned(label, model, inputs, racing))
+                raced.append(tuned(label, model, inputs, own))
             except (BackendKwargsError, KeyboardInterrupt) as error:
                 if not raced:
                     raise
@@ -176,69 +245,16 @@ def _raced(
     return raced, 0
 
 
-def _tuned(label: str, model: Callable[..., object], inputs: object, backend: Backend) -> Tuned:
-    """Return the decisions for the graphs of one call, and its times beside eager's."""
-    import torch
-
-    from backend_kwargs import measure
-    from backend_kwargs.harness.study import arguments_of
-
-    decisions: list[Decision] = []
-
-    def noting(gm: "GraphModule", example_inputs: Inputs) -> Call:
-        compiled = backend.compile(CapturedGraph(gm, example_inputs))
-        if compiled.facts.decision:
-            decisions.append(compiled.facts.decision)
-        return compiled.call
-
-    compiled = torch.compile(model, backend=noting, dynamic=False)
-    positional, keywords = arguments_of(inputs)
-    if isinstance(model, torch.nn.Module):
-        model.eval()
-    with torch.no_grad():
-        state = _state_of_calls(model, positional, keywords)
-        calls = {
-            name: measure.Served(partial(call, *positional, **keywords), state)
-            for name, call in (("eager", model), ("compiled", compiled))
-        }
-        calls["compiled"]()
-        if not any(decision.rows for decision in decisions):
-            return Tuned(label, decisions)
-        tensors = [*positional, *keywords.values(), *getattr(model, "parameters", tuple)()]
-        devices = (tensor.device for tensor in tensors if isinstance(tensor, torch.Tensor))
-        # Both in each round: the race timed each candidate beside another one, eager long before the winner.
-        samples = measure.interleave(
-            calls, rounds=ROUNDS, device=next(devices, torch.device("cpu")), budget_s=MOST_TIMING_S
-        )
-    return Tuned(label, decisions, samples["eager"], samples["compiled"])
-
-
-def _state_of_calls(
-    model: Callable[..., object], positional: tuple[object, ...], keywords: Mapping[str, object]
-) -> "measure.State":
-    """Return what a call of the model changes, and puts back before the next one; raise if it fails in eager."""
-    from backend_kwargs import measure
-
-    def call(tree: Any) -> object:
-        own, args, kwargs = tree
-        return own(*args, **kwargs)
-
-    try:
-        return measure.Changes.of(call, (model, positional, keywords)).on((model, positional, keywords), timed=True)
-    except measure.CopyError as error:
-        raise BackendKwargsError(f"tune copies the model and its inputs, which failed: {error}.") from error
-    except Exception as error:
-        raise BackendKwargsError(f"The model fails on its example inputs in eager: {error_text(error)}.") from error
-
-
-def _why_none(decisions: list["Decision"]) -> str:
-    return decisions[0].facts.removeprefix("a graph not raced: ") if decisions else "torch.compile found no graph"
-
-
 def _lines(backend: Backend, output: Path, *, fixed_sizes: bool) -> list[str]:
     """Return the lines that serve with the decisions: a command, and code."""
     store = backend.options.get("store")
-    command = ["backend-kwargs", "decisions", "import", str(output), *(["--store", store] if store else [])]
+    command = [
+        "backend-kwargs",
+        "decisions",
+        "import",
+        str(output),
+        *(["--store", store] if isinstance(store, str) else []),
+    ]
     own = {name: value for name, value in backend.options.items() if name != "auto"}
     dynamic = ", dynamic=False" if fixed_sizes else ""
     return [
@@ -251,18 +267,18 @@ def _lines(backend: Backend, output: Path, *, fixed_sizes: bool) -> list[str]:
     ]
 
 
-def _rows(tuned: Tuned) -> Iterator[tuple[str, ...]]:
+def _rows(raced: Tuned) -> Iterator[tuple[str, ...]]:
     """Yield a row for each graph; the times are those of the call, with all of its graphs."""
-    times = _times(tuned)
-    for decision in tuned.decisions:
-        yield tuned.label, decision.facts, decision.winner, f"{decision.seconds:.0f} s", *times
+    times = _times(raced)
+    for decision in raced.decisions:
+        yield raced.label, decision.facts, decision.winner, f"{decision.seconds:.0f} s", *times
         times = ("", "", "")
 
 
-def _times(tuned: Tuned) -> tuple[str, ...]:
-    if (ratio := tuned.speedup) is None:
+def _times(raced: Tuned) -> tuple[str, ...]:
+    if (ratio := raced.speedup) is None:
         return "", "", ""
     from backend_kwargs import measure
 
-    medians = (measure.percentile(samples, 0.5) for samples in (tuned.eager_s, tuned.compiled_s))
+    medians = (measure.percentile(samples, 0.5) for samples in (raced.eager_s, raced.compiled_s))
     return *(f"{each * 1e3:.3g} ms" for each in medians), f"{ratio.median:.2f}x [{ratio.low:.2f}, {ratio.high:.2f}]"

@@ -1,10 +1,10 @@
 """What `tune` found for each size, and the page of it."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
+from backend_kwargs.fleet.racing import Tuned
 from backend_kwargs.interval import Interval
 from backend_kwargs.page import document as page
 from backend_kwargs.page import tradeoffs_of
@@ -15,25 +15,6 @@ if TYPE_CHECKING:
     from backend_kwargs.facts.decision import Decision
 
 WHOLE = "the whole call"
-
-
-@dataclass(frozen=True, slots=True)
-class Tuned:
-    """The decisions for one size, with the seconds of eager's calls and of the compiled ones, in turn."""
-
-    label: str
-    decisions: list["Decision"]
-    eager_s: list[float] = field(default_factory=list)
-    compiled_s: list[float] = field(default_factory=list)
-
-    @property
-    def speedup(self) -> Interval | None:
-        """The whole call's speedup over eager, None if it was not timed."""
-        if not self.compiled_s:
-            return None
-        from backend_kwargs import measure
-
-        return measure.ratio_interval(self.eager_s, self.compiled_s)
 
 
 def document_of(model: str, raced: Sequence[Tuned], paste: str) -> page.Document:

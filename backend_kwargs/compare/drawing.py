@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from backend_kwargs.compare.rows import Comparison, Row
-from backend_kwargs.errors import BackendKwargsError, error_text, wrong_value
+from backend_kwargs.errors import BackendKwargsError, error_text, pip_install, wrong_value
 from backend_kwargs.files.atomic_write import write_whole
 
 
@@ -45,7 +45,7 @@ def check_drawable(path: str | Path) -> None:
     try:
         from matplotlib.backend_bases import FigureCanvasBase
     except ImportError as error:
-        raise BackendKwargsError('plot needs matplotlib: pip install "backend-kwargs[plot]".') from error
+        raise BackendKwargsError(f"plot needs matplotlib: {pip_install('plot')}.") from error
     if Path(path).suffix[1:].lower() not in FigureCanvasBase.get_supported_filetypes():
         raise wrong_value("plot", "a file with the suffix of an image, such as .png, .svg or .pdf", str(path))
 

@@ -20,7 +20,8 @@ class RaceRow:
     replacements of each rewrite. `error` is the measured relative RMSE to float64 under a lower precision, `max_error`
     the bound that the user gave. `compiler` names another compiler than Inductor, whose `options` these are. `began_s`
     is when its compile began, in seconds since the race did, `timed_s` how long it was timed after that, and `led_s`
-    when it took the lead; they are None in the rows of earlier releases, and where that did not happen.
+    when it took the lead; they are None in the rows of earlier releases, and where that did not happen. `rank` is the
+    rank that timed it, None if that is the one that decided: then `seconds` is its share of the champion's here.
     """
 
     name: str
@@ -41,6 +42,7 @@ class RaceRow:
     began_s: float | None = None
     timed_s: float | None = None
     led_s: float | None = None
+    rank: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +53,8 @@ class Decision:
     the table of the race; `machine` is where it ran; `facts` describes the graph; `cut_s` is the budget that ended the
     race early (0 if none did); `made` is in seconds since the epoch. `fixed` are the user's own options as returned by
     `plain`: they are exported, and nothing is compiled with them. `compiler` is the winner's, "" for Inductor.
+    `inputs` are the dtypes and sizes, `model` names the class or function that was compiled, `budget_s` is what the
+    race was given. `differs` says how this machine differs from the one of the race.
     """
 
     key: str
@@ -65,6 +69,10 @@ class Decision:
     made: float = field(default_factory=time.time)
     fixed: Options = field(default_factory=dict)
     compiler: str = ""
+    inputs: tuple[str, ...] = ()
+    model: str = ""
+    budget_s: float = 0.0
+    differs: str = ""
 
     @property
     def lasting(self) -> bool:

@@ -34,6 +34,9 @@ IN_RANGE = frozenset({"argmax", "argmin", "argsort", "nonzero", "multinomial", "
 PAIRED = frozenset({"sort", "topk", "kthvalue", "median", "mode", "max", "min", "unique"})
 BOUNDS = frozenset({"clamp_max", "remainder", "fmod", "mod", "and", "bitwise_and"})
 ROUNDINGS = frozenset({"floor", "ceil", "round", "trunc"})
+# Functions whose values come from their first argument alone, and from no tensor: of others they take the shape.
+SHAPED = frozenset({"expand_as", "view_as", "reshape_as"})
+FILLED = frozenset({"new_zeros", "new_ones", "new_full", "new_empty"})
 ROUNDED = "its positions are rounded from floating-point numbers: another rounding could lead outside a tensor, after "
 ROUNDED += "which no call on this GPU would work"
 
@@ -100,9 +103,9 @@ def _positions(node: Node, name: str) -> list[Node]:
 
 def _is_rounded(node: Node, name: str, rounded: Collection[Node]) -> bool:
     """Return whether a node gives integers that come from floating-point numbers, without a bound."""
-    if not _holds(node, _is_integer) or name in IN_RANGE or name.endswith("_like") or _bounds(node, name):
+    if not _holds(node, _is_integer) or name in IN_RANGE | FILLED or name.endswith("_like") or _bounds(node, name):
         return False
-    inputs = node.all_input_nodes
+    inputs = node.all_input_nodes[: 1 if name in SHAPED else None]
     if name in ("minimum", "min") and len(inputs) == 2:
         return all(each in rounded for each in inputs)
     if name == "getitem" and _name(inputs[0]) in PAIRED and node.args[1] == 1:

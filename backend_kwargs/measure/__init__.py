@@ -27,7 +27,16 @@ from backend_kwargs.measure.memory import peak_memory
 from backend_kwargs.measure.others import others_on
 from backend_kwargs.measure.roundings import Roundings
 from backend_kwargs.measure.served import Changes, CopyError, Served, State, same_bits
-from backend_kwargs.measure.statistics import median_interval, noise_floor, percentile, ratio_interval, within_noise
+from backend_kwargs.measure.statistics import (
+    SureRatio,
+    holm,
+    median_interval,
+    noise_floor,
+    percentile,
+    ratio_interval,
+    sure_ratio,
+    within_noise,
+)
 from backend_kwargs.measure.timing import LEAST_SHARE, Calls, device_seconds, interleave, order, restoring, synchronize
 
 __all__ = [
@@ -46,6 +55,7 @@ __all__ = [
     "Served",
     "State",
     "Status",
+    "SureRatio",
     "check",
     "check_all",
     "check_error",
@@ -53,6 +63,7 @@ __all__ = [
     "device_seconds",
     "environment",
     "fresh_inputs",
+    "holm",
     "interleave",
     "kernel_times",
     "median_interval",
@@ -67,6 +78,7 @@ __all__ = [
     "same_bits",
     "same_twice",
     "status_of",
+    "sure_ratio",
     "synchronize",
     "upcast",
     "within_noise",

@@ -36,11 +36,20 @@ LARGEST_GROWTH = 0.05
 LARGEST_CHANGE = 0.25
 PRECISE = 0.1  # with a larger eager error, relative to its size, a leaf is zero but for rounding
 ROUNDING = 16  # units in the last place, as a share of the largest leaf, that such a leaf may be off
+# A leaf is zero in exact arithmetic if float64 gives a millionth of eager's error. Each order of summation then gives
+# other noise: of biases before a norm, compiled gradients were up to 180 times as far from 0 as eager's (CPU), and up
+# to 40 times as far as float64's, in units of float32.
+ZERO = 2.0**-20
+NOISE = 256
+FROM_FLOAT64 = torch.finfo(torch.float32).eps / torch.finfo(torch.float64).eps
+ALL_NOISE = 0.5  # without a reference, a leaf is noise if other roundings move it by at least this share of its size
 MANY = 32  # elements; with fewer, eager's error to the reference may be small by chance
 TF32 = 2.0**-11  # the rounding error of an operand in TF32
+ONE = 4  # the largest error of one element of such a leaf, in the root mean square that is allowed
 ELEMENT = 10  # the largest error of one element, in eager's largest errors
 DRAWN = 2  # the error of a leaf, in the largest of runs that round otherwise
 DIFFERS = "the values differ from eager's"
+NOT_CLOSE = "an element is not within the tolerance of eager's"
 NOT_FINITE = "NaN or infinity where eager has none, or vice versa"
 ENOUGH = 2  # runs that moved a leaf, after which
 BEYOND = 10  # times the allowed error are not explained by rounding
@@ -139,6 +148,7 @@ def check(
     what: str = "output",
     tol: float | None = None,
     roundings: Iterable[Mapping[str, Errors]] = (),
+    closely: bool = False,
 ) -> Accuracy:
     """Compare two pytrees of outputs leaf by leaf and return the worst comparison.
 
@@ -159,13 +169,16 @@ def check(
     gives eager's errors in runs that round otherwise (`Roundings`). They are read while a leaf fails: its error may
     also be 2 times the largest of these, and that of one element 10 times; no more are read once two have moved the
     leaf and its error is still 10 times what is allowed. A leaf that is zero but for rounding (eager's error
-    exceeds a tenth of its size) may also be off by 16 units in the last place of float32, of the largest leaf.
+    exceeds a tenth of its size) may also be off by 16 units in the last place of float32, of the largest leaf. A leaf
+    that is zero in exact arithmetic, as is the gradient of a bias before a batch norm, holds nothing but the noise of
+    what was summed. That noise is measured: by eager's error and float64's, or without a reference by `roundings`. It
+    may be off by 256 times as much, at most by a tenth of `tol` of the largest leaf. One element of a leaf that is zero
+    but for rounding may be off by four times that.
     Without a reference, the cosine to eager's must be at least 0.99, the RMS within 5 %, and each element within a
     quarter of `|eager| + size`. `dtype` is the dtype that the model computes in, by default each leaf's own; `what`
-    names the pytree in a reason.
+    names the pytree in a reason. `closely` applies the first rule alone, which needs no reference.
 
-    Source of the second rule: `torch._dynamo.utils.same`, the rule of PyTorch's benchmarks, which in contrast tolerates
-    errors in small leaves and in single elements.
+    Source of the second rule: `torch._dynamo.utils.same`, which in contrast tolerates errors in small leaves.
     """
     results, expected, precise = (dict(walk(what, tree)) for tree in (result, eager, reference))
     if results.keys() != expected.keys():
@@ -173,8 +186,7 @@ def check(
         return _failed(f"the structure of the result differs from eager's at {odd}")
     if precise.keys() != expected.keys():
         precise = {}
-    limits = _Limits(tol or (LOOSE if training else TIGHT), dtype, list(expected.values()), not roundings)
-
+    limits = _Limits(_tolerance(tol, training), dtype, [*expected.values()], not roundings and not closely, closely)
     leaves: list[LeafError] = []
 
     def judged() -> Iterator[Accuracy]:
@@ -200,13 +212,17 @@ def check_all(seen: Results, eager: Results, reference: Results | None = None, *
     return dataclasses.replace(worst(judged()), leaves=tuple(leaves))
 
 
+def _tolerance(tol: float | None, training: bool) -> float:
+    return (LOOSE if training else TIGHT) if tol is None else tol
+
+
 def same_twice(seen: Results, eager: Results, *, training: bool = False, tol: float | None = None) -> Accuracy:
     """Compare two runs of eager, whose rounding errors may differ, as those of atomic additions do.
 
     Eager's own error says nothing here, since it would be as large as any difference. So errors of up to the tolerance
     of the largest leaf are rounding errors.
     """
-    tol = tol or (LOOSE if training else TIGHT)
+    tol = _tolerance(tol, training)
     judged = []
     for what in seen:
         largest = min(1.0, _largest([leaf for _, leaf in walk(what, eager[what])]))
@@ -321,6 +337,7 @@ class _Limits:
     dtype: torch.dtype | None
     leaves: Sequence[object]
     alone: bool = True  # without runs that round otherwise
+    closely: bool = False
 
     @cached_property
     def largest(self) -> float:
@@ -366,9 +383,11 @@ class _Leaf:
         own = Errors(*(max(each, self.rounding * self.size) for each in own))
         if self.precise is not None and self.size:
             figures = dataclasses.replace(figures, allowed=self._most(own) / self.size)
-        floor = self.floor + (self.limits.rounding if self.precise is None else 0.0)
+        floor = self.floor + (self.limits.rounding if self.precise is None and not self.limits.closely else 0.0)
         if not apart.numel() or float(apart.sub_(self.want.abs(), alpha=self.limits.tol).max()) <= floor:
             return figures
+        if self.limits.closely:
+            return _failed(f"{self.path}: {NOT_CLOSE}", figures)
         failed = self._far_from_eager(figures, floor) if self.precise is None else self._far(own, figures)
         moved = 0  # a draw that changes nothing is no sign of small errors, as in bfloat16
         drawn = NONE
@@ -416,14 +435,24 @@ class _Leaf:
     def _near_reference(self, own: Errors, drawn: Errors) -> float:
         """Return the largest RMSE to the reference that eager's `own` errors, or those `drawn`, allow."""
         times = (2 if self.dtype in WELL_CONDITIONED else 3) + (8 / self.truth.numel() if self.few else 0)
-        rounding = self.limits.rounding if max(own.rms, drawn.rms) >= PRECISE * self.size else 0.0
-        return max(times * own.rms, DRAWN * drawn.rms) + self.floor / 10 + rounding
+        return max(times * own.rms, DRAWN * drawn.rms) + self.floor / 10 + self._rounding(own, drawn)
+
+    def _rounding(self, own: Errors, drawn: Errors) -> float:
+        """Return how far a leaf may be off that is zero but for rounding, 0 if it is not."""
+        moved = max(own.rms, drawn.rms)
+        if moved < PRECISE * self.size:
+            return 0.0
+        noise = 0.0
+        if self.precise is None and drawn.rms >= ALL_NOISE * self.size:
+            noise = drawn.rms
+        elif self.precise is not None and self.size <= ZERO * own.rms:
+            noise = max(own.rms, FROM_FLOAT64 * self.size)  # each of one order of summation
+        return max(self.limits.rounding, min(NOISE * noise, self.limits.tol * min(1.0, self.limits.largest) / 10))
 
     def _far(self, own: Errors, figures: Accuracy, drawn: Errors = NONE, beyond: int = 1) -> Accuracy | None:
         """Return the failure if the errors exceed `beyond` times what eager's `own`, or those `drawn`, allow."""
         assert figures.rmse is not None
-        floor = self.floor
-        rounding = self.limits.rounding if max(own.rms, drawn.rms) >= PRECISE * self.size else 0.0
+        floor, rounding = self.floor, self._rounding(own, drawn)
         allowed = self._near_reference(own, drawn)
         to = "eager" if self.precise is None else "the reference"
         if figures.rmse > beyond * allowed:
@@ -432,7 +461,7 @@ class _Leaf:
         off = (self.got - self.truth).abs_()
         at = int((off - 2 * self.limits.tol * self.truth.abs()).argmax())
         largest = ELEMENT * max(own.largest, drawn.largest)
-        allowed = largest + 2 * (self.limits.tol * abs(float(self.truth[at])) + floor) + rounding
+        allowed = largest + 2 * (self.limits.tol * abs(float(self.truth[at])) + floor) + ONE * rounding
         if float(off[at]) > beyond * allowed:
             return _failed(f"{self.path}: one element is off by {off[at]:.3g}, at most {allowed:.3g} allowed", figures)
         return None

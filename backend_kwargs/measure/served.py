@@ -300,7 +300,8 @@ class Changes:
 def parts(tree: object, path: str = "", seen: dict[int, object] | None = None) -> Iterator[tuple[str, Any]]:
     """Yield the tensors, generators, lists and dicts of a tree with their paths, each once.
 
-    The attributes of modules and other objects are dicts. What a function or a bound method holds is part of it.
+    The attributes of modules and other objects are dicts. What a function or a bound method holds is part of it, and
+    so are globals that a function names.
     """
     seen = {} if seen is None else seen
     if id(tree) in seen:
@@ -326,10 +327,20 @@ def _parts_of(value: object) -> list[tuple[object, object]]:
     if isinstance(value, partial):
         return list(enumerate((value.func, value.args, value.keywords)))
     if isinstance(value, FunctionType):
-        return list(enumerate(cell.cell_contents for cell in value.__closure__ or () if cell != CellType()))
+        cells = enumerate(cell.cell_contents for cell in value.__closure__ or () if cell != CellType())
+        return [*cells, *_globals_of(value)]
     root = type(value).__module__.partition(".")[0]
     own = isinstance(value, torch.nn.Module) or (root != "torch" and root not in sys.stdlib_module_names)
     return [(None, vars(value))] if own and hasattr(value, "__dict__") else []
+
+
+def _globals_of(function: FunctionType) -> Iterator[tuple[object, object]]:
+    """Yield the tensors, modules and containers that a function names, and objects and functions of its own file."""
+    for name in function.__code__.co_names:
+        value = function.__globals__.get(name)
+        beside = getattr(value, "__module__", None) == function.__module__
+        if beside or isinstance(value, torch.Tensor | torch.Generator | torch.nn.Module | dict | list):
+            yield name, value
 
 
 def layout_of(tensor: torch.Tensor) -> tuple[object, ...]:

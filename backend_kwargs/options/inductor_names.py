@@ -116,6 +116,7 @@ InductorOptions = TypedDict(
         "autotune_num_choices_displayed": int | None,
         "autotune_remote_cache": bool | None,
         "b2b_gemm_pass": bool,
+        "background_share": float,
         "batch_fusion": bool,
         "batch_invariant": bool,
         "benchmark_combo_kernel": bool,
@@ -344,12 +345,14 @@ InductorOptions = TypedDict(
         "kernel_name_max_ops": int,
         "layout_opt_default": str,
         "layout_optimization": bool,
+        "lock": str | None,
         "log_tlparse": bool,
         "lookup_table.check_src_hash": bool,
         "lookup_table.table": object,
         "loop_index_inversion_in_fusion": bool,
         "loop_ordering_after_fusion": bool,
         "loop_reindexing_after_fusion": bool,
+        "match": Literal["exact", "device"],
         "max_autotune": bool,
         "max_autotune_allow_flexible_layouts": bool,
         "max_autotune_conv_backends": str,
@@ -374,6 +377,7 @@ InductorOptions = TypedDict(
         "max_pointwise_cat_inputs": int,
         "memory_planning": bool,
         "memory_pool": Literal["none", "intermediates", "outputs", "combined"],
+        "min_generation": int,
         "min_num_split": int,
         "min_overlap_ratio": float,
         "mixed_mm_choice": Literal["default", "triton", "aten", "heuristic"],
@@ -445,6 +449,7 @@ InductorOptions = TypedDict(
         "reorder_for_peak_memory": bool,
         "reorder_for_peak_memory_debug": bool,
         "reorder_prefetch_limit": int | None,
+        "reproducible": Literal["pinned"] | None,
         "rewrites": object,
         "rocm.arch": object,
         "rocm.ck_dir": str | None,
@@ -475,6 +480,8 @@ InductorOptions = TypedDict(
         "search_autotune_cache": bool,
         "selective_decompose": bool,
         "shape_padding": bool,
+        "share_race": bool | None,
+        "signing_key": object,
         "size_asserts": bool,
         "size_threshold_for_succ_based_strategy": int,
         "sleep_sec_TESTING_ONLY": int | None,
@@ -484,6 +491,9 @@ InductorOptions = TypedDict(
         "static_launch_user_defined_triton_kernels": bool,
         "static_weight_shapes": bool,
         "store": str | None,
+        "store_connect_s": float,
+        "store_label": str,
+        "store_lookup_s": float,
         "strict": bool,
         "strict_output_strides": object,
         "strict_signed_zero": object,
@@ -616,6 +626,7 @@ InductorOptions = TypedDict(
         "triton.use_two_step_variance_threshold": int,
         "triton_disable_device_detection": bool,
         "triton_kernel_default_layout_constraint": Literal["needs_fixed_stride_order", "flexible_layout"],
+        "trusted_keys": object,
         "tuned_products": object,
         "unbacked_symint_fallback": int,
         "unroll_reductions_threshold": int,
@@ -703,6 +714,7 @@ class InductorKeywords(TypedDict, total=False):
     autotune_num_choices_displayed: int | None
     autotune_remote_cache: bool | None
     b2b_gemm_pass: bool
+    background_share: float
     batch_fusion: bool
     batch_invariant: bool
     benchmark_combo_kernel: bool
@@ -841,10 +853,12 @@ class InductorKeywords(TypedDict, total=False):
     kernel_name_max_ops: int
     layout_opt_default: str
     layout_optimization: bool
+    lock: str | None
     log_tlparse: bool
     loop_index_inversion_in_fusion: bool
     loop_ordering_after_fusion: bool
     loop_reindexing_after_fusion: bool
+    match: Literal["exact", "device"]
     max_autotune: bool
     max_autotune_allow_flexible_layouts: bool
     max_autotune_conv_backends: str
@@ -869,6 +883,7 @@ class InductorKeywords(TypedDict, total=False):
     max_pointwise_cat_inputs: int
     memory_planning: bool
     memory_pool: Literal["none", "intermediates", "outputs", "combined"]
+    min_generation: int
     min_num_split: int
     min_overlap_ratio: float
     mixed_mm_choice: Literal["default", "triton", "aten", "heuristic"]
@@ -939,6 +954,7 @@ class InductorKeywords(TypedDict, total=False):
     reorder_for_peak_memory: bool
     reorder_for_peak_memory_debug: bool
     reorder_prefetch_limit: int | None
+    reproducible: Literal["pinned"] | None
     rewrites: object
     run_jit_post_compile_hook: bool
     runtime_estimations_mms_benchmark: bool
@@ -949,6 +965,8 @@ class InductorKeywords(TypedDict, total=False):
     search_autotune_cache: bool
     selective_decompose: bool
     shape_padding: bool
+    share_race: bool | None
+    signing_key: object
     size_asserts: bool
     size_threshold_for_succ_based_strategy: int
     sleep_sec_TESTING_ONLY: int | None
@@ -958,6 +976,9 @@ class InductorKeywords(TypedDict, total=False):
     static_launch_user_defined_triton_kernels: bool
     static_weight_shapes: bool
     store: str | None
+    store_connect_s: float
+    store_label: str
+    store_lookup_s: float
     strict: bool
     strict_output_strides: object
     strict_signed_zero: object
@@ -969,6 +990,7 @@ class InductorKeywords(TypedDict, total=False):
     tpu_backend: Literal["pallas"]
     triton_disable_device_detection: bool
     triton_kernel_default_layout_constraint: Literal["needs_fixed_stride_order", "flexible_layout"]
+    trusted_keys: object
     tuned_products: object
     unbacked_symint_fallback: int
     unroll_reductions_threshold: int

@@ -41,6 +41,7 @@ class Where:
 
 
 AtLeastOne = Annotated[int, Where("of at least 1", lambda number: number >= 1)]
+Tolerance = Annotated[float, Where("above 0", lambda tolerance: tolerance > 0)]
 
 
 def declared(settings: type, data: Collection[str] = ()) -> Mapping[str, Option]:

@@ -21,7 +21,7 @@ from subprocess import DEVNULL
 from types import MappingProxyType
 from typing import Any
 
-from backend_kwargs.errors import BackendKwargsError, NoCompilerError, unknown
+from backend_kwargs.errors import BackendKwargsError, NoCompilerError, pip_install, unknown
 from backend_kwargs.options.layers import Options
 
 CUTLASS_PACKAGES = ("cutlass_library", "cutlass_cppgen", "pycute")
@@ -89,11 +89,6 @@ class Requirement:
 Need = str | Requirement  # a requirement, or the name of one in REQUIREMENTS
 
 
-def install(extra: str) -> str:
-    """Return the command that installs one of this package's extras."""
-    return f'pip install "backend-kwargs[{extra}]"'
-
-
 def importable(package: str, remedy: str = "") -> Requirement:
     """Return the requirement of a package; `remedy` is "pip install PACKAGE" if it is empty."""
 
@@ -149,13 +144,13 @@ REQUIREMENTS: Mapping[str, Requirement] = MappingProxyType(
         "cutlass": Requirement(
             lambda m: m.cutlass is not None,
             "CUTLASS 4 (cutlass_library, cutlass_cppgen and pycute) is not importable",
-            install("cutlass"),
+            pip_install("cutlass"),
         ),
         "torch_xla": importable("torch_xla"),
         "torchscript": Requirement(
             lambda _: _scripts_graphs(), "torch.jit.script fails on dynamo's graphs in this torch", "take aot_eager"
         ),
-        "torchao": importable("torchao", install("torchao")),
+        "torchao": importable("torchao", pip_install("torchao")),
         "bf16_unit": Requirement(
             lambda m: m.capability >= (8, 0) or m.hip or "bf16" in m.cpu_dtypes,
             "neither the GPU nor the CPU has instructions for bfloat16 products",
@@ -208,9 +203,9 @@ DYNAMO_BACKENDS: Mapping[str, tuple[Need, ...]] = MappingProxyType(
     | dict.fromkeys(("ts", "aot_ts"), ("torchscript",))
     | {
         "cudagraphs": ("gpu",),
-        "openvino": (importable("openvino", install("openvino")),),
+        "openvino": (importable("openvino", pip_install("openvino")),),
         "torch_tensorrt": ("gpu", importable("torch_tensorrt", "pip install torch-tensorrt")),
-        "tvm": (importable("tvm", install("tvm")), RELAY),
+        "tvm": (importable("tvm", pip_install("tvm")), RELAY),
     }
 )
 DYNAMO_FALLBACKS: Mapping[str, str] = MappingProxyType({"cudagraphs": "kernels are launched one by one"})

@@ -22,7 +22,7 @@ from backend_kwargs.page.document import Document, schema_text
 from backend_kwargs.page.writing import list_page, policy, to_html, to_json
 
 if TYPE_CHECKING:
-    from backend_kwargs.auto.store import Store
+    from backend_kwargs.auto.store import Catalogue
 
 LOOPBACK = "127.0.0.1"
 NAMES_OF_LOOPBACK = ("127.0.0.1", "localhost", "::1")
@@ -44,7 +44,7 @@ JSON = "application/json"
 
 
 def serve(
-    store: "Store",
+    store: "Catalogue",
     document_of: DocumentOf,
     *,
     host: str = LOOPBACK,
@@ -54,7 +54,7 @@ def serve(
     """Serve the decisions of `store` until Ctrl-C; `say` gets the address, which is secret."""
     with Server(store, document_of, host, port) as server:
         try:
-            say(f"Serving {store.path.name} at {server.url} until Ctrl-C.")
+            say(f"Serving {store.label} at {server.url} until Ctrl-C.")
             server.serve_forever(poll_interval=0.2)
         except KeyboardInterrupt:
             say("Stopped.")
@@ -69,7 +69,7 @@ class Server(ThreadingMixIn, TCPServer):
     daemon_threads = True  # Ctrl-C waits for no request
     allow_reuse_address = True
 
-    def __init__(self, store: "Store", document_of: DocumentOf, host: str = LOOPBACK, port: int = 0) -> None:
+    def __init__(self, store: "Catalogue", document_of: DocumentOf, host: str = LOOPBACK, port: int = 0) -> None:
         self.store, self.document_of, self.host = store, document_of, host
         self.token = secrets.token_urlsafe(24)
         self.address_family = socket.AF_INET6 if ":" in host else socket.AF_INET

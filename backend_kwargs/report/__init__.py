@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from backend_kwargs.backends.generated_code import comparable, rewrites_made
 from backend_kwargs.compile_records import RACED, Record, records
-from backend_kwargs.errors import BackendKwargsError
+from backend_kwargs.errors import BackendKwargsError, printable
 from backend_kwargs.facts.parts import Partition
 from backend_kwargs.files.atomic_write import write_whole
 from backend_kwargs.report.advice import advice_on, reason_and_hint
@@ -73,7 +73,8 @@ class Report:
 
     def __str__(self) -> str:
         graphs = (line for graph in self.graphs for line in lines_of(graph))
-        return "\n".join([self._summary(), *graphs, *self._remarks()])
+        advice = (f"advice: {each}" for each in self.advice)
+        return "\n".join([self._summary(), *graphs, *self.notes, *advice])
 
     def _repr_html_(self) -> str:
         from backend_kwargs.page import fragment
@@ -99,9 +100,6 @@ class Report:
         numbers = "; graph F/N is variant N of dynamo's function F" if self.graphs else ""
         counted = ", ".join(number(count, what) for count, what in counts)
         return f"{counted}, {self.seconds:.1f} s in the backend{numbers}"
-
-    def _remarks(self) -> list[str]:
-        return [*self.notes, *(f"advice: {advice}" for advice in self.advice)]
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain data, without the generated code; values that JSON cannot represent are kept as they are."""
@@ -186,28 +184,30 @@ def _graph(record: Record, other: Sequence[Code] | None) -> Graph:
 
 def _rewrites(record: Record) -> Sequence[str]:
     """Return the rewrites that a graph was compiled with: requested or decided."""
-    decision = record.facts.decision
+    decision = record.facts.decided
     options = record.options if decision is None else decision.options
     return options.get("rewrites") or ()
 
 
 def _race(record: Record) -> Race | None:
-    if (found := record.facts.decision) is None:
+    if (found := record.facts.decided) is None:
         return None
     from backend_kwargs.auto.reporting import table
 
-    raced = found.seconds, found.rows, table(found)
+    timeline = record.facts.background
+    shown = "\n".join([table(found), *([timeline.text] if timeline else [])])
+    raced = found.seconds, found.rows, shown
     return Race(found.winner, found.options, *raced, found.compiler, found.cut_s, found.facts)
 
 
 def _decided(record: Record) -> str:
-    """Return when and where the graph was raced, "" if it was in this compile, or never."""
-    found = record.facts.decision
-    if found is None or not found.rows or record.facts.cache == RACED:
-        return ""
+    """Return when and where the graph was raced if it was not in this compile, and which stores did not answer."""
+    found, late = record.facts.decided, printable(record.facts.store)
+    if found is None or not found.rows or record.facts.cache == RACED or record.facts.background:
+        return late
     from backend_kwargs.auto.reporting import origin
 
-    return origin(found)
+    return "; ".join(filter(None, (origin(found), late)))
 
 
 def _differs(code: Code, other: Sequence[Code]) -> bool:

@@ -126,7 +126,8 @@ def _cudagraphs_advice(graphs: Sequence[Graph]) -> Iterator[str]:
 
 
 def _slow_advice(graphs: Sequence[Graph]) -> Iterator[str]:
-    for why in dict.fromkeys(graph.cache for graph in graphs if graph.cache.startswith("bypass")):
+    cacheable = [graph for graph in graphs if "reproducible" not in graph.options]  # what is pinned never is
+    for why in dict.fromkeys(graph.cache for graph in cacheable if graph.cache.startswith("bypass")):
         yield f"cache {why}: each process compiles again -> leave out what cannot be cached"
     seconds = seconds_of(graphs)
     if seconds < SLOW_S:

@@ -23,7 +23,6 @@ from backend_kwargs.rewrites.matching import (
     read,
     register,
     same_sizes,
-    used_once,
     values_of,
 )
 from backend_kwargs.rewrites.operators import define, dense
@@ -132,13 +131,9 @@ def _product_before(activation: Node, x: Node, *, bias: bool) -> Node | None:
     if wanted.device.type == "cpu" and wanted.dtype == torch.float16:
         return None
     while calls(x, aten.reshape.default, aten.view.default):
-        # The decomposed activation uses it several times; nothing else may.
-        if not used_by_one_pattern(x, activation):
-            return None
         x = input_of(x)
-        if not used_once(x):
-            return None
     targets = (aten.addmm.default,) if bias else (aten.addmm.default, aten.mm.default)
+    # The decomposed activation uses the product, or a view of it, several times; nothing else may.
     if not calls(x, *targets) or not used_by_one_pattern(x, activation):
         return None
     if any(read(x).get(factor, 1) != 1 for factor in ("alpha", "beta")):

@@ -9,7 +9,7 @@ from types import CodeType
 from typing import TYPE_CHECKING, Any
 
 import torch._dynamo
-from torch._dynamo import config, eval_frame
+from torch._dynamo import config, convert_frame, eval_frame
 from torch._dynamo.backends.common import fake_tensor_unsupported
 from torch._dynamo.eval_frame import innermost_fn
 from torch._dynamo.exc import RestartAnalysis, TensorifyScalarRestartAnalysis, TorchDynamoException
@@ -35,6 +35,7 @@ RESUMES = "__resume"  # and that for what follows a graph break
 WRAPPER = "compile_wrapper"  # the name of torch.compile's result; its `fn` is the callable that it was given
 
 reset: Callable[[], None] = torch._dynamo.reset
+compile_lock = convert_frame.compile_lock  # of all compiles of the process
 
 
 # ---- limits

@@ -1,12 +1,14 @@
 """AOTAutograd: its options, how it is called, and how its inputs and outputs are described."""
 
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 from torch._dynamo.backends.common import aot_autograd
 from torch._functorch import config
 from torch._functorch._aot_autograd.descriptors import BufferAOTInput, InputMutationAOTOutput, ParamAOTInput
+
+from backend_kwargs.torch_internals.replacing import undone
 
 
 def saves_strictly() -> bool:
@@ -20,9 +22,12 @@ def shared_in_cache(name: str) -> AbstractContextManager[None]:
     return patched(_save_config_ignore=ignored)
 
 
-def patched(**options: object) -> AbstractContextManager[None]:
+@contextmanager
+def patched(**options: object) -> Iterator[None]:
     """Set options of AOTAutograd in this thread, until the context is left."""
-    return config.patch(options)  # type: ignore[no-any-return]
+    with undone() as stack:
+        stack.enter_context(config.patch(options))
+        yield
 
 
 # ---- saved results, as torch's precompilation pickles them

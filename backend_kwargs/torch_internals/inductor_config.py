@@ -48,9 +48,12 @@ def value(name: str) -> Any:
     return found
 
 
-def patched(options: Mapping[str, object]) -> AbstractContextManager[None]:
+@contextmanager
+def patched(options: Mapping[str, object]) -> Iterator[None]:
     """Set options of Inductor in this thread, until the context is left."""
-    return import_module(INDUCTOR).patch(dict(options))  # type: ignore[no-any-return]
+    with undone() as stack:
+        stack.enter_context(import_module(INDUCTOR).patch(dict(options)))
+        yield
 
 
 @contextmanager

@@ -10,29 +10,32 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
+from importlib import import_module
 from types import FunctionType, SimpleNamespace
 from typing import Any, Self
 
 import torch
 from torch._guards import TracingContext, tracing
+from torch._higher_order_ops.triton_kernel_wrap import kernel_side_table
 from torch._inductor.codecache import BypassFxGraphCache, FxGraphCache
 from torch._inductor.cudagraph_utils import BoxedDeviceIndex
 from torch._inductor.freezing_utils import has_frozen_params
 from torch._inductor.utils import BoxedBool, is_gpu
-from torch._ops import HigherOrderOperator, OpOverload
+from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
-from torch.fx import GraphModule
+from torch.fx import GraphModule, Node
 from torch.fx import _graph_pickler as graph_pickler
 from torch.fx._graph_pickler import GraphPickler, Options
 from torch.fx.experimental.symbolic_shapes import ShapeEnv, free_unbacked_symbols
 
+from backend_kwargs.torch_internals.pytree import tree_leaves
 from backend_kwargs.torch_internals.relowering import spare_of
 
 LARGEST_CONSTANTS = 1 << 20  # bytes; a graph with more holds weights, which no pipe should carry
 # Operators that a process has once it has imported torch; communication is not among them: it needs process groups.
 NAMESPACES = frozenset({"aten", "prims", "prim", "inductor", "quantized", "quantized_decomposed", "mkldnn", "onednn"})
-# The kernels of these are in a table of the process.
-OF_THE_PROCESS = ("triton_kernel_wrapper_functional", "triton_kernel_wrapper_mutation")
+# The kernels that these launch are in a table of the process; a node has their number.
+LAUNCHES = ("triton_kernel_wrapper_functional", "triton_kernel_wrapper_mutation")
 STACKS = ("source_fn_stack", "fwd_source_fn_stack")  # names of kernels and comments are made from these
 NOT_SENT = frozenset({"nn_module_stack", "fwd_nn_module_stack"})  # Inductor reads them for debugging alone
 
@@ -71,14 +74,16 @@ def sent_graph(
         sent = {name: value for name, value in node.meta.items() if name not in NOT_SENT}
         node.meta = sent | {name: _by_name(sent[name]) for name in STACKS if name in sent}
     donated = context.fw_metadata.bw_donated_idxs if context.fw_metadata else None
-    kept = context.fake_mode.shape_env, context.aot_graph_name, donated
+    kept = context.fake_mode.shape_env, context.aot_graph_name, donated, list(map(_kernel_of, _launches(gm)))
     return pickled((spare, list(example_inputs), dict(kwargs), kept))
 
 
 def received_graph(data: bytes) -> LoweredGraph:
     """Return the graph that `sent_graph` made bytes of, with a tracing context of its own."""
     fake_mode = FakeTensorMode(shape_env=ShapeEnv(), allow_non_fake_inputs=True)
-    gm, example_inputs, kwargs, (_, name, donated) = unpickled(data, fake_mode)
+    gm, example_inputs, kwargs, (_, name, donated, kernels) = unpickled(data, fake_mode)
+    for node, kernel in zip(_launches(gm), kernels, strict=True):
+        _number(node, *kernel)
     context = TracingContext(fake_mode)
     context.aot_graph_name = name
     # Which saved values the backward graph may overwrite: read by Inductor, and no part of its key.
@@ -140,10 +145,22 @@ class _Pickler(GraphPickler):
     """Refuses what is defined in the running program: another process does not run it."""
 
     def reducer_override(self, obj: object) -> Any:
-        reduced: Any = super().reducer_override(obj)
+        # The base of a view would be sent with its fake mode. Inductor, and the key of its cache, look at neither.
+        sent = _no_view(obj) if isinstance(obj, FakeTensor) and obj._is_view() else obj
+        reduced: Any = super().reducer_override(sent)
         if reduced is NotImplemented and isinstance(obj, type | FunctionType) and not _is_importable(obj):
             raise UnportableError(f"it holds {obj.__qualname__}, which only the running program has")
         return reduced
+
+
+def _no_view(view: FakeTensor) -> torch.Tensor:
+    """Return a fake tensor of the same storage, sizes, strides and offset, which has no base."""
+    if view.is_conj() or view.is_neg():
+        raise UnportableError("it holds a view that is conjugated or negated")
+    with view.fake_mode:
+        alias = torch.empty(0, dtype=view.dtype, device=view.device)
+        alias.set_(view.untyped_storage(), view.storage_offset(), view.size(), view.stride())
+    return alias.requires_grad_(view.requires_grad)
 
 
 def _check_graph(gm: GraphModule, known: Callable[[str], bool]) -> None:
@@ -155,17 +172,45 @@ def _check_graph(gm: GraphModule, known: Callable[[str], bool]) -> None:
         raise UnportableError("it holds frozen weights")
     nodes = [node for each in gm.modules() if isinstance(each, GraphModule) for node in each.graph.nodes]
     for target in {node.target for node in nodes if node.op == "call_function"}:
-        if isinstance(target, HigherOrderOperator) and target.__name__ in OF_THE_PROCESS:
-            raise UnportableError("it calls a Triton kernel of the program")
         if isinstance(target, OpOverload) and target.namespace not in NAMESPACES and not known(target._schema.name):
             raise UnportableError(f"it calls {target._schema.name}, which a worker does not have")
-    if any(free_unbacked_symbols(node.meta.get("val")) for node in nodes):
+    # torch 2.11's function does not look into dictionaries, which Triton's kernels return.
+    if any(free_unbacked_symbols(tree_leaves(node.meta.get("val"))) for node in nodes):
         raise UnportableError("some of its sizes depend on data")
     constants = [value for value in _constants(gm) if isinstance(value, torch.Tensor)]
     if any(not value.is_cpu or value.is_mkldnn for value in constants):
         raise UnportableError("it holds constants that are not in the memory of the CPU")
     if (size := sum(value.nbytes for value in constants)) > LARGEST_CONSTANTS:
         raise UnportableError(f"it holds {size} bytes of constants")
+
+
+# ---- Triton's kernels that a graph launches
+
+
+def _launches(gm: GraphModule) -> list[Node]:
+    nodes = [node for each in gm.modules() if isinstance(each, GraphModule) for node in each.graph.nodes]
+    return [node for node in nodes if getattr(node.target, "__name__", "") in LAUNCHES]
+
+
+def _kernel_of(node: Node) -> tuple[str, str, dict[str, Any]]:
+    """Return the module and name of the kernel that a node launches, and the arguments that are no part of the node."""
+    numbers: Mapping[str, Any] = node.kwargs
+    kernel = kernel_side_table.get_kernel(numbers["kernel_idx"])
+    function: Any = kernel
+    while not isinstance(function, FunctionType):  # what decorators have made of it
+        function = function.fn
+    module, name = function.__module__, function.__qualname__
+    if module == "__main__" or _found(module, name) is not kernel:
+        raise UnportableError(f"it launches {name}, which only the running program has")
+    return module, name, kernel_side_table.get_constant_args(numbers["constant_args_idx"])
+
+
+def _number(node: Node, module: str, name: str, constant_args: dict[str, Any]) -> None:
+    """Give a node the numbers that the kernel and the arguments have here."""
+    import_module(module)
+    kernel: Any = _found(module, name)
+    numbers = kernel_side_table.add_kernel(kernel), kernel_side_table.add_constant_args(constant_args)
+    node.kwargs = {**node.kwargs, "kernel_idx": numbers[0], "constant_args_idx": numbers[1]}
 
 
 def _constants(gm: GraphModule) -> list[object]:
@@ -184,15 +229,22 @@ def _check_inputs(example_inputs: Sequence[Any]) -> None:
 
 def _is_importable(obj: Any) -> bool:
     """Return whether a class or function is where its name says, in a module that is not the program itself."""
-    found: object = sys.modules.get(obj.__module__)
-    for part in obj.__qualname__.split("."):
+    return obj.__module__ != "__main__" and _found(obj.__module__, obj.__qualname__) is obj
+
+
+def _found(module: str, name: str) -> object:
+    found: object = sys.modules.get(module)
+    for part in name.split("."):
         found = getattr(found, part, None)
-    return obj.__module__ != "__main__" and found is obj
+    return found
 
 
 def _by_name(stack: Any) -> Any:
-    """Return a stack of (name, function) with names of functions, which is what Inductor reads of them."""
-    return [(name, getattr(function, "__name__", str(function))) for name, function in stack]
+    """Return a stack of (name, function) with names of functions, which is what Inductor reads; None stays.
+
+    It is None on a backward node whose forward node a rewrite has inserted.
+    """
+    return stack and [(name, getattr(function, "__name__", str(function))) for name, function in stack]
 
 
 def _one_line(error: BaseException) -> str:

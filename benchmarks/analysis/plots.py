@@ -7,7 +7,7 @@ from pathlib import Path
 from textwrap import fill
 from typing import Any
 
-from backend_kwargs.errors import BackendKwargsError
+from backend_kwargs.errors import BackendKwargsError, pip_install
 from backend_kwargs.files.atomic_write import write_whole
 from backend_kwargs.measure import Interval
 from benchmarks.analysis import verdicts
@@ -45,7 +45,7 @@ def draw(tables: Tables, out: Path) -> dict[str, Path]:
     try:
         from matplotlib.figure import Figure  # without pyplot a figure uses the Agg renderer
     except ImportError as error:
-        raise BackendKwargsError('report draws with matplotlib: pip install "backend-kwargs[plot]".') from error
+        raise BackendKwargsError(f"report draws with matplotlib: {pip_install('plot')}.") from error
     makers: dict[str, tuple[str, Callable[[Tables], Any]]] = {
         "speedup": ("Speedup over eager, by case", lambda found: speedups(Figure, found)),
         "roofline": ("Per cent of the physical limit, by case", lambda found: roofline(Figure, found)),

@@ -56,7 +56,7 @@ class Job:
         caches = {
             "TORCHINDUCTOR_CACHE_DIR": f"{self.folder}/inductor",
             "TRITON_CACHE_DIR": f"{self.folder}/triton",
-            "BACKEND_KWARGS_STORE": f"{self.folder}/decisions.sqlite",
+            "BACKEND_KWARGS_STORE": f"{self.folder}/decisions",
             "HF_HUB_OFFLINE": "1",
             "PYTHONUNBUFFERED": "1",
             "PYTHONPATH": os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH")))),

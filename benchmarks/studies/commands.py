@@ -251,6 +251,74 @@ def regret(
         raise typer.Exit(3)
 
 
+def audit(
+    out: Annotated[Path, typer.Option(metavar="FOLDER", help="audit.json and audit.md are written there.")],
+    plants: Annotated[int, typer.Option(min=0, max=20, help="Models with a planted loser.")] = 20,
+    audits: Annotated[int, typer.Option(min=0, help="Audits of unchanged decisions.")] = 20,
+    unchanged: Annotated[int, typer.Option(min=1, max=20, help="Decisions of each such audit.")] = 4,
+    rounds: Annotated[int, typer.Option(min=24)] = 240,
+    timing_s: Annotated[float, typer.Option(min=0.0, help="For the rounds of one decision.")] = 20.0,
+) -> None:
+    """Audit decisions with planted losers, and unchanged ones again and again; half an hour on two idle cores."""
+    from backend_kwargs.auto.audit import Effort
+    from backend_kwargs.cli.console import console
+    from benchmarks.studies import audit as study
+
+    stream = console(stderr=True)
+    effort = Effort(flips=0, rounds=rounds, timing_s=timing_s)
+    asked = study.Asked(plants, audits, unchanged, effort, out)
+    study.measure(asked, lambda step: stream.print(step, markup=False, soft_wrap=True))
+
+
+def background(
+    out: Annotated[Path, typer.Option(metavar="FOLDER", help="background.jsonl, which is continued, and caches.")],
+    models: Annotated[str, typer.Option(metavar="NAME,...", help="As `held-out --list` prints; on a CPU five.")] = "",
+    seconds: Annotated[float, typer.Option(min=1, help="Of the loop whose race is in the background.")] = 180.0,
+    share: Annotated[float, typer.Option(min=0.001, max=1, help="Its option background_share.")] = 0.05,
+    scale: Annotated[str, typer.Option(help="full or tiny; default: tiny on a CPU.")] = "",
+    device: Device = None,
+) -> None:
+    """Time loops of a model whose race is in the background, beside eager and a race in the first call."""
+    from backend_kwargs.cli.console import console
+    from benchmarks.studies import background as study
+    from benchmarks.studies.held_out import models_named
+    from benchmarks.workloads.held_out import ON_A_CPU
+
+    where, stream = device_of(device), console(stderr=True)
+    chosen = models_named(models) if models or where != "cpu" else ON_A_CPU
+    sizes: Literal["full", "tiny"] = "tiny" if (scale or ("tiny" if where == "cpu" else "full")) == "tiny" else "full"
+    asked = study.Asked(chosen, seconds, out, where, sizes, share)
+    print(study.measure(asked, lambda step: stream.print(step, markup=False, soft_wrap=True)))
+
+
+def sealed(
+    device: Device = None,
+    calls: Annotated[int, typer.Option(min=1, help="Calls of declared sizes, for each kind of declaration.")] = 10_000,
+    others: Annotated[int, typer.Option(min=1, help="Calls that were not declared.")] = 1000,
+    out: Annotated[Path | None, typer.Option(metavar="FILE.md", help="A file for the page, and .json of it.")] = None,
+) -> None:
+    """Serve a small transformer sealed, with one compile per size, and with dynamic=True; count what compiles."""
+    from benchmarks.studies.sealed import measure_sealed
+
+    print(measure_sealed(device_of(device), calls, others, out))
+
+
+def pinned(
+    device: Device = None,
+    models: Annotated[str, typer.Option(help="Names of the study's models, joined by ';'; default: all.")] = "",
+    rounds: Annotated[int, typer.Option(min=1)] = 100,
+    race_s: Annotated[float, typer.Option(help="Seconds for each race.")] = 30.0,
+    out: Annotated[Path | None, typer.Option(metavar="FILE.md", help="A file for the page, and .json of it.")] = None,
+) -> None:
+    """Time what a lock pins beside the race's own winner, and beside Inductor's deterministic mode."""
+    from benchmarks.studies.pinned import MODELS, measure_pinned
+
+    asked = models.split(";") if models else list(MODELS)
+    if unknown := [name for name in asked if name not in MODELS]:
+        raise BackendKwargsError(f"--models must be among {'; '.join(MODELS)}, got {unknown[0]!r}.")
+    print(measure_pinned(device_of(device), asked, rounds, race_s, out))
+
+
 def before_after(
     old: Annotated[Path, typer.Argument(help="Folder of held_out.jsonl files of the older version.")],
     new: Annotated[Path, typer.Argument(help="Folder of those of the newer version.")],
@@ -266,9 +334,11 @@ def recorded_races(
     write: Annotated[bool, typer.Option("--write", help="Write the table that ships with the package.")] = False,
 ) -> None:
     """Collect the races of results by kind of graph, and tell how well they predict those of other kinds."""
-    from benchmarks.studies.recorded_races import run
+    from backend_kwargs.auto.predictions import recorded
+    from benchmarks.studies.race_orders import report_of_orders
+    from benchmarks.studies.recorded_races import read, run
 
-    print(run(folder, write=write))
+    print(run(folder, write=write), *report_of_orders(read(folder).races, recorded()), sep="\n")
 
 
 def public_reports(
@@ -296,6 +366,10 @@ COMMANDS: tuple[Callable[..., None], ...] = (
     compilers,
     held_out,
     regret,
+    audit,
+    background,
+    sealed,
+    pinned,
     before_after,
     recorded_races,
     public_reports,

@@ -125,8 +125,8 @@ def race(tell: Tell, spec: str, budget_s: float, rounds: int, scratch: Path, cor
     bf16 = {"precision": ("bf16",), "max_error": MAX_ERROR, "candidates": _raced(CANDIDATES_BESIDE_BF16)}
     backends = {
         **BACKENDS,
-        AUTO: (RACING, {**shared, "candidates": _raced(CANDIDATES), "store": str(scratch / "auto.sqlite")}),
-        AUTO_BF16: (RACING, {**shared, **bf16, "store": str(scratch / "bf16.sqlite")}),
+        AUTO: (RACING, {**shared, "candidates": _raced(CANDIDATES), "store": str(scratch / "auto")}),
+        AUTO_BF16: (RACING, {**shared, **bf16, "store": str(scratch / "bf16")}),
     }
     made: dict[str, Any] = {EAGER: None}
     lacking = {}
@@ -176,7 +176,7 @@ def _settled(spec: str, scratch: Path, core: int) -> tuple[Any, Any]:
     os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(scratch / f"inductor-{os.getpid()}")
     import torch
 
-    from backend_kwargs.cli.models import model_of
+    from backend_kwargs.harness.models import model_of
 
     torch.set_num_threads(1)
     torch.manual_seed(0)

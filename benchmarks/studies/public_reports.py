@@ -216,7 +216,7 @@ def outcomes(case: Case) -> tuple[str, str, str]:
     """Return the outcome in eager, under torch.compile without options, and under `auto`."""
     with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
         warnings.simplefilter("ignore")  # that default failed the check, which is what the table is about
-        store = str(Path(folder) / "decisions.sqlite")
+        store = str(Path(folder) / "decisions")
         auto = make_backend("tmpl-inductor:auto", candidates=[], budget_s=BUDGET_S, store=store)
         return case.outcome(), case.outcome("inductor"), case.outcome(auto)
 

@@ -135,7 +135,7 @@ def race_one(name: str, out: Path, rounds: int, race_s: float, modes: tuple[str,
 
 def _candidates(case: RewriteCase, race_s: float, folder: str) -> tuple[Candidate, Candidate, Candidate]:
     def auto(label: str, names: tuple[str, ...] | None) -> Candidate:
-        options = {"budget_s": race_s, "process_budget_s": 1e4, "rewrites": names, "store": f"{folder}/{label}.sqlite"}
+        options = {"budget_s": race_s, "process_budget_s": 1e4, "rewrites": names, "store": f"{folder}/{label}"}
         return Candidate(label, "tmpl-inductor:auto", options=options)
 
     return Candidate(DEFAULT, "tmpl-inductor"), auto(WITHOUT, ()), auto(WITH, case.named)

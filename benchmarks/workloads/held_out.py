@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, elu
 
 from backend_kwargs.harness.named_models import imported
-from benchmarks.workloads.nets.libraries import Cached, Called, Classifier
+from benchmarks.workloads.nets.libraries import TINY_STACKS, Cached, Called, Classifier
 
 Kind = Literal["inference", "decode", "training", "graphs"]
 Scale = Literal["full", "tiny"]
@@ -242,13 +242,7 @@ HELD_OUT: tuple[HeldOut, ...] = (
         {
             **UNCACHED,
             "vocab_size": 64,
-            "d_model": 32,
-            "encoder_layers": 1,
-            "decoder_layers": 1,
-            "encoder_attention_heads": 2,
-            "decoder_attention_heads": 2,
-            "encoder_ffn_dim": 48,
-            "decoder_ffn_dim": 48,
+            **TINY_STACKS,
             "num_mel_bins": 8,
             "max_source_positions": 10,
             "pad_token_id": 0,

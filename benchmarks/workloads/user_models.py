@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from backend_kwargs.cli.models import built
 from backend_kwargs.errors import wrong_value
+from backend_kwargs.harness.models import built
 from backend_kwargs.harness.named_models import FORMS, is_named, named_model
 from benchmarks.workloads.case import Case, Mode, Problem
 from benchmarks.workloads.cases.models import ADAMW

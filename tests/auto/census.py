@@ -16,6 +16,7 @@ import json
 import logging
 import os
 import random
+import shutil
 import signal
 import sys
 import threading
@@ -227,7 +228,7 @@ class Race:
         """Forget what an earlier call decided."""
         torch._dynamo.reset()
         decide.forget_process()
-        Path(os.environ["BACKEND_KWARGS_STORE"]).unlink(missing_ok=True)
+        shutil.rmtree(os.environ["BACKEND_KWARGS_STORE"], ignore_errors=True)
 
     def run(self) -> None:
         """Make the call."""

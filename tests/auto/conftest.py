@@ -69,7 +69,7 @@ def planted():
 
 @pytest.fixture(autouse=True)
 def store(tmp_path, monkeypatch, fresh_dynamo):
-    path = tmp_path / "decisions.sqlite"
+    path = tmp_path / "decisions"
     monkeypatch.setenv("BACKEND_KWARGS_STORE", str(path))
     decide.forget_process()
     yield path

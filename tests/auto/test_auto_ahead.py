@@ -1,15 +1,44 @@
 """Candidates whose graphs workers have lowered while default compiled."""
 
+import operator
+
 import pytest
 import torch
 
 import backend_kwargs
-from backend_kwargs.auto import ahead, race
-from backend_kwargs.auto.store import Store
+from backend_kwargs.auto import ahead, race, selection
+from backend_kwargs.auto.compiling import Compiles
+from backend_kwargs.auto.store import Catalogue
 from backend_kwargs.auto.workers.pool import Workers
+from backend_kwargs.graphs.writes import copy_of_graph
+from backend_kwargs.rewrites.table import Rewrite, register_rewrite
+from backend_kwargs.rewrites.traced import Change
 from backend_kwargs.torch_internals.caches import fresh_cache
 from backend_kwargs.torch_internals.dynamo import counters
 from tests.auto.graphs import rows_of
+
+
+@torch.library.custom_op("backend_kwargs_tests::here", mutates_args=())
+def here(x: torch.Tensor) -> torch.Tensor:
+    return x + 1
+
+
+here.register_fake(torch.empty_like)
+
+
+def change_to(op, gm, example_inputs):
+    """Return dynamo's graph with `op`, which adds 1, after a layer norm; 1 is then subtracted."""
+    copied = copy_of_graph(gm)
+    (node,) = copied.graph.find_nodes(op="call_function", target=torch.nn.functional.layer_norm)
+    with copied.graph.inserting_after(node):
+        call = copied.graph.call_function(op._opoverload, (node,))
+        call.meta.update(node.meta)
+    with copied.graph.inserting_after(call):
+        back = copied.graph.call_function(operator.sub, (call, 1))
+        back.meta.update(node.meta)
+    node.replace_all_uses_with(back, delete_user_cb=lambda user: user is not call)
+    copied.recompile()
+    return Change(copied, example_inputs, 1)
 
 
 @pytest.fixture
@@ -43,18 +72,123 @@ def test_the_race_finds_what_workers_lowered(auto, store, workers, default_is_ke
     torch.testing.assert_close(found, model(x))
 
 
+def normed():
+    return torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.LayerNorm(64), torch.nn.GELU())
+
+
+def gradients(model, fn, x):
+    """Return what a step returns, and the gradients that it leaves."""
+    result = fn(x)
+    result.square().sum().backward()
+    found = [result.detach(), *(each.grad for each in model.parameters())]
+    model.zero_grad(set_to_none=True)
+    return found
+
+
+def test_a_rewrite_of_dynamos_graph_is_traced_and_lowered_ahead(auto, store, workers, default_is_kept):
+    """The racing process traces it before default, and finds what workers have lowered, forward and backward."""
+    model, x = normed(), torch.randn(512, 64)
+    fn = auto(model, candidates=["layer_norm_backward"], race="always")
+    counters.clear()
+    fn(x)
+    rows = rows_of(store)
+    assert (rows["layer_norm_backward"].status, rows["layer_norm_backward"].rewritten) == (
+        "pass",
+        {"layer_norm_backward": 1},
+    )
+    assert (counters["inductor"]["fxgraph_cache_miss"], counters["inductor"]["fxgraph_cache_hit"]) == (2, 2)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "order"),
+    [
+        pytest.param(0.0, ["trace", "compile", "compile"], id="time is left"),
+        pytest.param(1e9, ["compile", "trace", "compile"], id="none is left"),
+    ],
+)
+def test_a_rewrite_is_traced_before_default_if_there_will_be_time_for_it(
+    auto, store, workers, default_is_kept, monkeypatch, seconds, order
+):
+    """Where default will take the whole budget, nothing delays it; what is left is decided after it."""
+    monkeypatch.setattr(selection, "OP_S", seconds)
+    seen = []
+
+    def noting(name, doing):
+        def note(self, *args):
+            seen.append(name)
+            return doing(self, *args)
+
+        monkeypatch.setattr(Compiles, name, note)
+
+    noting("trace", Compiles.trace)
+    noting("compile", Compiles.compile)
+    with torch.no_grad():
+        auto(torch.nn.LayerNorm(64), candidates=["layer_norm_backward"], race="always")(torch.randn(8, 64))
+    assert seen == order
+
+
+def test_what_extends_a_rewrite_is_lowered_ahead(auto, store, workers, monkeypatch):
+    """Once a rewrite of dynamo's graph leads, workers lower its graphs for the candidates that extend it."""
+    monkeypatch.setattr(race, "better", lambda challenger, champion, objective: True)
+    model, x = normed(), torch.randn(512, 64)
+    fn = auto(model, candidates=["layer_norm_backward", "no_size_asserts"], race="always")
+    expected = gradients(model, model, x)
+    counters.clear()
+    torch.testing.assert_close(gradients(model, fn, x), expected, rtol=1e-3, atol=1e-3)
+    (decision,) = Catalogue(store).all()
+    assert decision.winner == "no_size_asserts"
+    assert decision.options == {"rewrites": ["layer_norm_backward"], "size_asserts": False}
+    assert (counters["inductor"]["fxgraph_cache_miss"], counters["inductor"]["fxgraph_cache_hit"]) == (2, 4)
+
+
+def test_a_forward_graph_that_is_laid_out_anew(auto, store, workers, monkeypatch):
+    """Where lowering changes the strides of saved tensors, the backward graph is lowered for those."""
+    monkeypatch.setattr(race, "better", lambda challenger, champion, objective: True)
+    model = torch.nn.Sequential(torch.nn.Conv2d(8, 16, 3), torch.nn.ReLU(), torch.nn.Conv2d(16, 8, 3))
+    x = torch.randn(2, 8, 16, 16)
+    fn = auto(model, candidates=["eager_numerics"], race="always", budget_s=300.0)
+    expected = gradients(model, model, x)
+    torch.testing.assert_close(gradients(model, fn, x), expected, rtol=1e-3, atol=1e-3)
+    row = rows_of(store)["eager_numerics"]
+    assert (row.status, row.reason) in (("pass", ""), ("same code", "as default"))
+
+
+def test_a_rewrite_that_cannot_be_sent_is_named(auto, store, workers, default_is_kept):
+    """The table says which rewritten graph was lowered without workers, and why."""
+
+    def through_here(gm, example_inputs):
+        return change_to(here, gm, example_inputs)
+
+    register_rewrite("through_here", Rewrite("of this test", traced=through_here))
+    model, x = normed(), torch.randn(8, 64)
+    with torch.no_grad():
+        torch.testing.assert_close(auto(model, candidates=["through_here"], race="always")(x), model(x))
+    (decision,) = Catalogue(store).all()
+    why = "through_here: it calls backend_kwargs_tests::here, which a worker does not have"
+    assert decision.facts.endswith(f", lowered without workers: {why}")
+    assert rows_of(store)["through_here"].status == "pass"
+
+
+def test_a_trace_that_fails_ends_no_race(auto, store, workers, default_is_kept):
+    """A rewrite that raises fails when its turn comes, after default."""
+
+    def raising(gm, example_inputs):
+        raise RuntimeError("planted")
+
+    register_rewrite("raising", Rewrite("of this test", traced=raising))
+    model, x = normed(), torch.randn(8, 64)
+    with torch.no_grad():
+        torch.testing.assert_close(auto(model, candidates=["raising"], race="always")(x), model(x))
+    row = rows_of(store)["raising"]
+    assert (row.status, row.reason) == ("fail_to_run", "RuntimeError: planted")
+
+
 def test_what_cannot_be_sent_is_lowered_here(auto, store, workers):
     """A graph with an operator of this script's is raced without the workers."""
-
-    @torch.library.custom_op("backend_kwargs_tests::here", mutates_args=())
-    def here(x: torch.Tensor) -> torch.Tensor:
-        return x + 1
-
-    here.register_fake(torch.empty_like)
     x = torch.randn(8, 64)
     fn = auto(lambda x: here(x) * 2, candidates=["no_size_asserts", "one_thread"], race="always")
     torch.testing.assert_close(fn(x), (x + 1) * 2)
-    (decision,) = Store(store).all()
+    (decision,) = Catalogue(store).all()
     assert "lowered without workers: " in decision.facts
     assert {row.status for row in rows_of(store).values()} <= {"pass", "same code"}
 

@@ -15,7 +15,7 @@ def elsewhere(races, monkeypatch, tmp_path):
     winner_of_chain()
     data, _ = bk.save_cache_artifacts()
     decide.forget_process()
-    monkeypatch.setenv("BACKEND_KWARGS_STORE", str(tmp_path / "another.sqlite"))
+    monkeypatch.setenv("BACKEND_KWARGS_STORE", str(tmp_path / "another"))
     return data
 
 

@@ -10,6 +10,7 @@ import torch
 
 from backend_kwargs.auto import cache_key, decide
 from backend_kwargs.auto.cache_key import ambient, computation_of, signature, spelled, structure
+from backend_kwargs.auto.machine import machine
 from tests.auto.graphs import chain
 
 
@@ -69,7 +70,7 @@ def threads():
 
 
 def test_other_threads_are_another_decision(auto, races, threads):
-    """The number of threads is part of the key: the winner on one thread may not win on sixteen."""
+    """On a CPU the graph is raced again: the winner on one thread may not win on sixteen."""
     for count in (threads, threads + 1):
         torch.set_num_threads(count)
         auto(chain)(torch.randn(8, 64))
@@ -414,8 +415,8 @@ def test_the_ambient_state_as_it_is():
 
 def test_the_machine_as_it_is():
     """Releases, device, driver, threads, the CPU's instructions, and how many ranks there are."""
-    found = cache_key.machine()
-    wanted = ["torch", "triton", "backend-kwargs", "gpu", "cuda", "driver", "threads", "cpu", "world"]
+    found = machine()
+    wanted = ["torch", "triton", "backend-kwargs", "device", "gpu", "cuda", "driver", "threads", "cpu", "world"]
     assert list(found) == wanted
     assert (found["torch"], found["threads"], found["world"]) == (str(torch.__version__), torch.get_num_threads(), 1)
     assert found["cpu"] == torch.backends.cpu.get_cpu_capability()
@@ -425,5 +426,5 @@ def test_the_machine_as_it_is():
 def test_how_long_keys_are():
     """A key is a whole hash, which TOML checks; a computation's is short."""
     gm, x = torch.fx.symbolic_trace(chain), torch.randn(8, 64)
-    assert len(cache_key.key_of(gm, [x], {})) == 64
+    assert len(cache_key.key_of(gm, [x], {}, "cpu")) == 64
     assert len(computation_of(gm, [x], {})) == 16

@@ -28,7 +28,7 @@ def lines_of(tmp_path_factory):
         settings = {
             # One process for each: Inductor raises the recursion limit permanently when it compiles.
             "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "cache"),
-            "BACKEND_KWARGS_STORE": str(tmp_path / "decisions.sqlite"),
+            "BACKEND_KWARGS_STORE": str(tmp_path / "decisions"),
             "CUDA_VISIBLE_DEVICES": "",
         }
         ran = forks.run(census.__file__, *arguments, env=os.environ | settings)

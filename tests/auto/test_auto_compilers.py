@@ -7,7 +7,7 @@ import backend_kwargs as bk
 from backend_kwargs.auto.candidates import allowed_candidates, trusted
 from backend_kwargs.auto.decide import forget_process
 from backend_kwargs.auto.decisions_toml import read_decisions, write_decisions
-from backend_kwargs.auto.store import open_store
+from backend_kwargs.auto.store import Catalogue
 
 pytest.importorskip("tvm")
 TVM = "tmpl-tvm[exec_mode=compiled]"
@@ -148,7 +148,7 @@ def test_toml_names_the_compiler(store, tmp_path, monkeypatch):
     """The compiler is written to TOML and read back, and is not a template of Inductor."""
     _let_challengers_win(monkeypatch)
     raced([TVM])
-    (held,) = open_store().all()
+    (held,) = Catalogue().all()
     write_decisions([held], tmp_path / "decisions.toml")
     text = (tmp_path / "decisions.toml").read_text()
     assert '"compiler" = "tmpl-tvm"' in text
@@ -169,4 +169,4 @@ def _let_challengers_win(monkeypatch):
     from backend_kwargs.auto import race
 
     monkeypatch.setattr(race, "better", lambda challenger, champion, objective: True)
-    monkeypatch.setattr(race._Race, "_not_slower", lambda self, champion, eager: champion)
+    monkeypatch.setattr(race.Race, "not_slower", lambda self, champion, eager: champion)

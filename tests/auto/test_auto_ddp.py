@@ -12,7 +12,7 @@ from torch import nn
 
 import backend_kwargs as bk
 from backend_kwargs.auto import ddp_buckets, race
-from backend_kwargs.auto.store import Store
+from backend_kwargs.auto.store import Catalogue
 from tests.auto.graphs import backend_of
 
 
@@ -83,7 +83,7 @@ class Two(nn.Module):
 def test_every_candidate_of_a_bucket_passes(wrapped, store):
     """A candidate's first call returns real tensors, although the bucket's own first call returns fake ones."""
     torch.compile(wrapped(Two()), backend=backend_of())(torch.randn(4, 512))
-    decisions = Store(store).all()
+    decisions = Catalogue(store).all()
     assert len(decisions) == 2
     assert [(row.name, row.status) for each in decisions for row in each.rows] == 2 * [
         ("eager", "pass"),

@@ -12,7 +12,7 @@ from torch._inductor.utils import fresh_cache
 
 from backend_kwargs.auto import deadline, race
 from backend_kwargs.auto.deadline import OutOfTime, capped, capped_backward
-from backend_kwargs.auto.store import Store
+from backend_kwargs.auto.store import Catalogue
 from backend_kwargs.torch_internals.autotuning import TIMERS
 
 
@@ -112,7 +112,7 @@ def test_a_candidate_is_given_up_with_the_budget(auto, store, monkeypatch):
     with torch.no_grad(), fresh_cache():  # which contains no earlier tuning
         seen = auto(model, ["max_autotune"], freezing=True)(x)  # frozen weights have their own products
         assert torch.allclose(seen, model(x), atol=1e-3)
-    (decision,) = Store(store).all()
+    (decision,) = Catalogue(store).all()
     (row,) = [row for row in decision.rows if row.name == "max_autotune"]
     assert (row.status, row.reason) == ("timeout", "its tuning was interrupted when the budget of 300 s ended")
     assert (decision.cut_s, set(TIMERS) & set(vars(benchmarker))) == (300, set())

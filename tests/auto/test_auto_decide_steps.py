@@ -10,6 +10,7 @@ from backend_kwargs.auto import decide
 from backend_kwargs.auto.race import RaceResult
 from backend_kwargs.auto.request import Request, Tools
 from backend_kwargs.auto.settings import RaceSettings
+from backend_kwargs.auto.store import Catalogue
 from backend_kwargs.backends import CapturedGraph
 from backend_kwargs.facts.decision import Decision, RaceRow
 from backend_kwargs.options.templates import find_template
@@ -36,7 +37,7 @@ def remember(asked, key="other", winner="cudagraphs", **changed):
     """Let this process have raced a graph in the question's scope."""
     options = {"triton.cudagraphs": True} if winner == "cudagraphs" else {}
     made = Decision(key, **{"graph": asked.graph, "winner": winner, "options": options, "rows": ROWS} | changed)
-    decide.memory().decisions[asked.scope, key] = made
+    decide.memory().decisions[asked.slot if key == asked.key else (asked.scope, key)] = made
     return made
 
 
@@ -208,8 +209,8 @@ def test_which_can_be_saved(of, saved):
 def test_what_is_loaded_precedes_the_store(store):
     """Decisions that came with another process's cache artifacts are used; those that do not last are not."""
     asked = question()
-    made = Decision(asked.key, asked.graph, "cudagraphs", {"triton.cudagraphs": True}, ROWS)
-    asked.store.add(replace(made, winner="default", options={}))
+    made = Decision(asked.key, asked.graph, "cudagraphs", {"triton.cudagraphs": True}, ROWS, asked.here)
+    Catalogue(store).add(replace(made, winner="default", options={}))
     decide.load_decisions([made])
     assert asked.remembered() == made
     assert decide.lasting_decisions() == [made]
@@ -227,10 +228,10 @@ def test_nothing_decided_is_put_back():
     with decide.nothing_decided():
         assert asked.remembered() is None
         remember(asked, asked.key, winner="default")
-        assert decide.memory().store.parent.is_dir()
+        assert decide.memory().store.is_dir()
         inner = decide.memory().store
     assert asked.remembered() == made
-    assert not inner.parent.exists()
+    assert not inner.exists()
 
 
 def test_facts_of_a_lower_precision():

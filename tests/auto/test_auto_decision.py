@@ -1,13 +1,10 @@
 """The store of decisions: what it keeps, and what happens if a disk or a process fails."""
 
-import contextlib
 import os
 import signal
-import sqlite3
 import subprocess
 import sys
 import time
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, replace
 
 import pytest
@@ -15,18 +12,19 @@ import torch
 
 from backend_kwargs.auto import decide
 from backend_kwargs.auto.decision import COLUMNS, has_form, packed, parsed, plain, unpacked
-from backend_kwargs.auto.store import Store, open_store
-from backend_kwargs.errors import BackendKwargsWarning
+from backend_kwargs.auto.store import Catalogue
+from backend_kwargs.errors import BackendKwargsError, BackendKwargsWarning
 from backend_kwargs.facts.decision import Decision, RaceRow
+from backend_kwargs.stores.opening import open_store
 from tests import forks
 from tests.auto.graphs import KEY, MADE, spoil
 
 WRITER = """
 import sys
-from pathlib import Path
-from backend_kwargs.auto.decision import Decision
-from backend_kwargs.auto.store import Store
-store = Store(Path(sys.argv[1]))
+from backend_kwargs.auto.store import Catalogue
+from backend_kwargs.stores.opening import open_store
+from backend_kwargs.facts.decision import Decision
+store = Catalogue(sys.argv[1])
 for at in range(int(sys.argv[3])):
     store.add(Decision(f"{sys.argv[2]}-{at}", "graph", "default"))
     print(at, flush=True)
@@ -35,28 +33,28 @@ for at in range(int(sys.argv[3])):
 
 def test_a_store_makes_its_folder(tmp_path):
     """A decision is stored even if the folder does not exist yet."""
-    store = Store(tmp_path / "backend_kwargs" / "decisions.sqlite")
+    store = Catalogue(tmp_path / "decisions")
     store.add(MADE)
     assert store.find(KEY) == MADE
 
 
 def test_keeps_what_it_is_given(store):
     """A decision that is written is read back unchanged."""
-    Store(store).put(MADE)
-    assert Store(store).find(KEY) == MADE
+    Catalogue(store).add(MADE)
+    assert Catalogue(store).find(KEY) == MADE
 
 
 def test_knows_nothing_without_a_file(store):
     """A look-up does not create a file."""
-    assert Store(store).find(KEY) is None
+    assert Catalogue(store).find(KEY) is None
     assert not store.exists()
 
 
 def test_lists_the_latest_first(store):
     """Decisions are listed latest first: all, or those whose key starts with a prefix."""
-    Store(store).add(MADE, replace(MADE, key="cd" * 32, made=2e9))
-    assert [each.key[:2] for each in Store(store).all()] == ["cd", "ab"]
-    assert [each.key[:2] for each in Store(store).all("ab")] == ["ab"]
+    Catalogue(store).add(MADE, replace(MADE, key="cd" * 32, made=2e9))
+    assert [each.key[:2] for each in Catalogue(store).all()] == ["cd", "ab"]
+    assert [each.key[:2] for each in Catalogue(store).all("ab")] == ["ab"]
 
 
 def test_the_path_is_given_or_from_the_environment(tmp_path, monkeypatch):
@@ -64,168 +62,38 @@ def test_the_path_is_given_or_from_the_environment(tmp_path, monkeypatch):
     assert open_store(str(tmp_path)).path == tmp_path
     assert open_store().path != tmp_path
     monkeypatch.delenv("BACKEND_KWARGS_STORE")
-    assert open_store().path.name == "decisions.sqlite"
+    assert open_store().path.name == "backend_kwargs"
 
 
-def damaged(path):
-    """Overwrite the page of a store that contains its keys; the header stays valid."""
-    Store(path).add(*(replace(MADE, key=f"{at:064}", facts="x" * 400) for at in range(40)))
-    held = bytearray(path.read_bytes())
-    page = int.from_bytes(held[16:18], "big")
-    held[2 * page : 3 * page] = b"\xff" * page
-    path.write_bytes(held)
-
-
-def test_a_page_that_is_damaged_is_found(store):
-    """A file that opens and turns out to be damaged later is also set aside; otherwise no decision could be stored."""
-    damaged(store)
-    with pytest.warns(BackendKwargsWarning, match=r"is damaged .* the damaged file is now .*unreadable"):
-        Store(store).put(MADE)
-    assert Store(store).find(KEY) == MADE
-    assert len(list(store.parent.glob("*.unreadable-*"))) == 1
-
-
-def test_another_programs_database_is_left_alone(store):
-    """A database with other tables is neither changed nor renamed, and the warning says why."""
-    with contextlib.closing(sqlite3.connect(store)) as other:
-        other.executescript("CREATE TABLE decisions (what)")
-    before = store.read_bytes()
-    with pytest.warns(BackendKwargsWarning, match="it is not a store of decisions and was not changed"):
-        Store(store).put(MADE)
-    assert [path.name for path in store.parent.iterdir()] == [store.name]
-    assert store.read_bytes() == before
-
-
-def test_looking_up_leaves_an_unreadable_file(store):
-    """A look-up in an unreadable file warns and changes nothing."""
-    store.write_bytes(b"no database " * 100)
-    with pytest.warns(
-        BackendKwargsWarning, match=r"cannot be read: it is not a store of decisions and was not changed"
-    ):
-        assert Store(store).find(KEY) is None
-    assert [path.name for path in store.parent.iterdir()] == [store.name]
-
-
-def test_reads_a_folder_that_cannot_be_written(store):
-    """A store in a read-only folder is read."""
-    Store(store).put(MADE)
-    store.chmod(0o444)
-    store.parent.chmod(0o555)
-    assert Store(store).find(KEY) == MADE
-    store.parent.chmod(0o755)
-
-
-def test_a_file_begun_by_another_process_is_empty(store):
-    """A file without a table, which another process is creating, counts as empty, without a warning."""
-    store.touch()
-    assert Store(store).find(KEY) is None
-
-
-@pytest.mark.parametrize(
-    ("column", "value", "why"),
-    [
-        pytest.param("options", "[]", "Expected `object`, got `array` - at `$.options`", id="options"),
-        pytest.param("rows", '[{"name": 1}]', "Expected `str`, got `int` - at `$.rows[0].name`", id="row"),
-        pytest.param("rows", "[3]", "Expected `object`, got `int` - at `$.rows[0]`", id="no row"),
-        pytest.param("made", "long ago", "Expected `float`, got `str` - at `$.made`", id="number"),
-    ],
-)
-def test_a_row_of_other_types_warns(store, column, value, why):
-    """A row with wrong types is not a decision, and warns instead of failing the compile."""
-    Store(store).put(MADE)
-    with sqlite3.connect(store) as connection:
-        connection.execute(f"UPDATE decisions SET {column} = ?", (value,))
-    connection.close()
-    with pytest.warns(BackendKwargsWarning) as warned:
-        assert Store(store).find(KEY) is None
-    assert str(warned[0].message) == f"Decisions {KEY[:12]} in {str(store)!r} cannot be read: ValidationError: {why}."
-
-
-def test_a_broken_row_hides_no_other(store):
-    """One warning names the rows that cannot be read; the others are read."""
-    Store(store).add(MADE, *(replace(MADE, key=each * 32, made=2e9) for each in ("cd", "ef")))
+def test_a_broken_document_hides_no_other(store):
+    """One that cannot be read is named in a warning."""
+    Catalogue(store).add(MADE, replace(MADE, key="cd" * 32))
     spoil(store, "cd" * 32)
-    spoil(store, "ef" * 32)
-    with pytest.warns(BackendKwargsWarning) as warned:
-        assert Store(store).all() == [MADE]
-    why = "ValidationError: Expected `float`, got `str` - at `$.seconds`"
-    assert [str(each.message) for each in warned] == [
-        f"Decisions {'cd' * 6}, {'ef' * 6} in {str(store)!r} cannot be read: {why}."
-    ]
-
-
-@pytest.mark.parametrize("name", ["seconds", "cut_s", "made"])
-def test_whole_numbers_are_read_back(store, name):
-    """A float option given as a whole number is stored as a number."""
-    whole = replace(MADE, **{name: 3})
-    Store(store).put(whole)
-    assert Store(store).find(KEY) == whole
-
-
-OLDER = """
-CREATE TABLE decisions (key, graph, winner, options, rows, machine, facts, seconds, cut_s, made, PRIMARY KEY (key));
-PRAGMA user_version = 1;
-"""
-
-
-@pytest.fixture
-def older(store):
-    """Return a store with the schema from before the user's options were kept, with one decision."""
-    connection = sqlite3.connect(store)
-    connection.executescript(OLDER)
-    connection.execute(f"INSERT INTO decisions VALUES ({', '.join('?' * 10)})", packed(MADE)[:10])
-    connection.commit()
-    connection.close()
-    return store
-
-
-def test_an_older_store_is_read_as_it_is(older):
-    """A look-up reads an earlier release's store, even in a read-only folder."""
-    before = older.read_bytes()
-    assert Store(older).all() == [MADE]
-    assert older.read_bytes() == before
-
-
-def test_an_older_store_is_written(older):
-    """The first new decision upgrades an older store, which keeps its rows."""
-    pinned = replace(MADE, key="cd" * 32, made=2e9, fixed={"epilogue_fusion": True})
-    Store(older).put(pinned)
-    assert Store(older).all() == [pinned, MADE]
-
-
-def test_of_two_that_bring_a_store_up_to_date_both_write(older):
-    """If two processes upgrade a store at once, the one that waited finds it upgraded, and both write."""
-    first = sqlite3.connect(older)
-    first.execute("BEGIN IMMEDIATE")
-    with ThreadPoolExecutor() as pool:
-        second = pool.submit(Store(older).add, replace(MADE, key="cd" * 32, made=2e9))
-        time.sleep(0.3)
-        first.execute("ALTER TABLE decisions ADD COLUMN fixed DEFAULT '{}'")
-        first.execute("PRAGMA user_version = 2")
-        first.commit()
-        first.close()
-        second.result()
-    assert [each.key[:2] for each in Store(older).all()] == ["cd", "ab"]
+    with pytest.warns(
+        BackendKwargsWarning, match="cdcdcd.* its decision is not valid: ValidationError: Expected `float`"
+    ):
+        assert [each.key for each in Catalogue(store).all()] == [KEY]
 
 
 def test_keeps_that_an_option_has_no_form(store):
     """A function among the user's options does not prevent a decision from being stored; only its name is kept."""
-    Store(store).put(replace(MADE, fixed=plain({"cpp.threads": 1, "post_grad_custom_post_pass": print})))
-    assert Store(store).find(KEY).fixed == {"cpp.threads": 1, "post_grad_custom_post_pass": None}
+    Catalogue(store).add(replace(MADE, fixed=plain({"cpp.threads": 1, "post_grad_custom_post_pass": print})))
+    assert Catalogue(store).find(KEY).fixed == {"cpp.threads": 1, "post_grad_custom_post_pass": None}
 
 
-def test_a_store_that_cannot_be_written_warns(tmp_path):
-    """If the folder cannot be created, the decision applies in this process only, with a warning."""
+def test_a_store_that_cannot_be_written_is_an_error(tmp_path):
+    """People are told at once."""
     (tmp_path / "file").touch()
-    with pytest.warns(BackendKwargsWarning, match="Decisions are kept in this process only"):
-        Store(tmp_path / "file" / "store").put(MADE)
+    with pytest.raises(BackendKwargsError) as e:
+        Catalogue(tmp_path / "file" / "store").add(MADE)
+    assert str(e.value).startswith(f"Cannot write store '{tmp_path}/file/store': NotADirectoryError: ")
 
 
 def test_two_processes_write_at_once(store):
     """Two concurrent writers both find all of their decisions."""
     writers = [subprocess.Popen([sys.executable, "-c", WRITER, store, name, "40"], stdout=-1) for name in "ab"]
     assert [writer.communicate() and writer.returncode for writer in writers] == [0, 0]
-    assert len(Store(store).all()) == 80
+    assert len(Catalogue(store).all()) == 80
 
 
 RACER = """
@@ -246,7 +114,7 @@ def test_two_processes_race_at_once(store):
     ended = [racer.wait() for racer in racers]
     assert [each.returncode for each in ended] == [0, 0]
     assert not [each.stderr for each in ended if "BackendKwargsWarning" in each.stderr]
-    assert len(Store(store).all()) == 1
+    assert len(Catalogue(store).all()) == 1
 
 
 def test_survives_kill_9(store):
@@ -255,8 +123,8 @@ def test_survives_kill_9(store):
     confirmed = [int(writer.stdout.readline()) for _ in range(20)]
     os.kill(writer.pid, signal.SIGKILL)
     writer.communicate()
-    assert {f"a-{at}" for at in confirmed} <= {each.key for each in Store(store).all()}
-    Store(store).add(MADE)
+    assert {f"a-{at}" for at in confirmed} <= {each.key for each in Catalogue(store).all()}
+    Catalogue(store).add(MADE)
 
 
 def test_nothing_is_compiled_under_the_users_options_of_a_file(auto, races, store):
@@ -264,8 +132,8 @@ def test_nothing_is_compiled_under_the_users_options_of_a_file(auto, races, stor
     races.winner, races.options = "one_thread", {"cpp.threads": 1}
     x = torch.randn(8, 64)
     auto(torch.relu)(x)
-    (decision,) = Store(store).all()
-    Store(store).put(replace(decision, fixed={"cpp.cxx": "/tmp/evil", "fx_graph_cache": False}))
+    (decision,) = Catalogue(store).all()
+    Catalogue(store).add(replace(decision, fixed={"cpp.cxx": "/tmp/evil", "fx_graph_cache": False}))
     torch._dynamo.reset()
     decide.forget_process()
     assert torch.equal(auto(torch.relu)(x), torch.relu(x))

@@ -4,18 +4,18 @@
 """
 
 from contextlib import contextmanager, nullcontext
-from dataclasses import fields, replace
+from dataclasses import fields
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import symbolic_trace
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from backend_kwargs.auto import cache_key, decide
+from backend_kwargs.auto import cache_key, decide, machine
 from backend_kwargs.auto.request import Request, Tools
 from backend_kwargs.auto.settings import RaceSettings
 from backend_kwargs.backends import CapturedGraph, declared
-from backend_kwargs.options.requirements import installed_version, machine
 from tests.auto.graphs import chain
 
 X = torch.randn(8, 64)
@@ -89,7 +89,7 @@ SETTINGS = {
     "tolerance": (1e-5, ALL, {}),
     "precision": (("fp16",), ALL, {"precision": ("bf16",), "max_error": 0.1}),
     "max_error": (0.2, ALL, {"precision": ("bf16",), "max_error": 0.1}),
-    "store": ("other.sqlite", {"scope"}, {}),
+    "store": ("other", {"scope"}, {}),
     # They say whether and when to race, not what is the fastest.
     "budget_s": (1.0, set(), {}),
     "process_budget_s": (1.0, set(), {}),
@@ -97,6 +97,16 @@ SETTINGS = {
     "race": ("always", set(), {}),
     "race_custom_ops": (False, set(), {}),
     "on_progress": (print, set(), {}),
+    "background_share": (0.5, set(), {}),
+    "share_race": (True, set(), {}),
+    # They say which decisions are used, and how those that are made are kept.
+    "match": ("device", set(), {}),
+    "store_connect_s": (1.0, set(), {}),
+    "store_lookup_s": (1.0, set(), {}),
+    "store_label": ("team", set(), {}),
+    "signing_key": ("key.pem", set(), {}),
+    "trusted_keys": (("key.pem",), set(), {}),
+    "min_generation": (2, set(), {}),
 }
 
 
@@ -183,53 +193,75 @@ def test_states_of_torch(state, other):
         assert keys() == before
 
 
-def release(name):
-    def change(patch):
-        patch.setattr(cache_key, "_versions", cache_key._versions.__wrapped__)
-        patch.setattr(cache_key, "installed_version", lambda each: "0" if each == name else installed_version(each))
-
-    return change
-
-
-def a_gpu(name):
-    def change(patch):
-        patch.setattr(torch.cuda, "is_available", lambda: True)
-        patch.setattr(torch.cuda, "get_device_name", lambda: name)
-
-    return change
-
-
-def probed(**properties):
-    return lambda patch: patch.setattr(cache_key, "probed", lambda: replace(machine(), **properties))
-
-
-def patched(place, name, value):
-    return lambda patch: patch.setattr(place, name, lambda: value)
-
-
-# A property of the machine, and the one that it differs from.
-MACHINES = {
-    "torch": (release("torch"), lambda patch: None),
-    "triton": (release("triton"), lambda patch: None),
-    "backend-kwargs": (release("backend-kwargs"), lambda patch: None),
-    "GPU": (a_gpu("one"), a_gpu("other")),
-    "CUDA": (probed(cuda="1.0"), probed(cuda="1.1")),
-    "driver": (probed(driver="1.0"), probed(driver="1.1")),
-    "threads": (patched(torch, "get_num_threads", 1), patched(torch, "get_num_threads", 2)),
-    "instructions": (patched(torch.backends.cpu, "get_cpu_capability", "AVX9"), lambda patch: None),
-    "ranks": (patched(cache_key, "ranks", 2), lambda patch: None),
+HERE = {
+    "device": "NVIDIA H100",
+    "threads": 16,
+    "torch": "2.13.0",
+    "triton": "3.9.0",
+    "backend-kwargs": "0.1.0",
+    "gpu": "NVIDIA H100",
+    "cpu": "AVX2",
+    "cuda": "13.0",
+    "driver": "13.1",
+    "world": 1,
+}
+THERE = {name: value * 2 if isinstance(value, int) else f"9{value}" for name, value in HERE.items()}
+# Where each field counts: for graphs on a CPU, and on a GPU.
+COUNTS = {
+    "device": ("key", "key"),
+    "threads": ("near", ""),
+    "torch": ("near", "near"),
+    "triton": ("", "near"),
+    **dict.fromkeys(("backend-kwargs", "gpu", "cpu", "cuda", "driver", "world"), ("", "")),
 }
 
 
-@pytest.mark.parametrize(("here", "there"), MACHINES.values(), ids=MACHINES)
-def test_machines(monkeypatch, here, there):
-    """Each property of the machine and its releases, alone; a computation has the same name on every machine."""
-    found = []
-    for change in (there, here):
-        with monkeypatch.context() as patch:
-            change(patch)
-            found.append(keys())
-    assert differing(*found) == EXACT
+def counting(here, there):
+    """Return where two machines differ: "key", "near" or nowhere."""
+    if machine.device_of(here) != machine.device_of(there):
+        return "key"
+    return "near" if machine.variant_of(here) != machine.variant_of(there) else ""
+
+
+@pytest.mark.parametrize("device", ["cpu AVX2", "NVIDIA H100"])
+@pytest.mark.parametrize("name", machine.FIELDS)
+def test_machines(name, device):
+    """Each property of the machine and its releases, alone; all that differs is named."""
+    here = {**HERE, "device": device}
+    there = {**here, name: "cpu AVX512" if name == "device" and device.startswith("cpu") else THERE[name]}
+    where = COUNTS[name][not device.startswith("cpu")]
+    assert counting(here, there) == where
+    assert machine.distance(there, here) == (where == "near")
+    assert machine.difference(there, here) == f"{name} {there[name]!r} (here {here[name]!r})"
+
+
+def test_what_is_known_of_this_machine():
+    """Every field has a place in the table, and the test above a value for it."""
+    assert {*machine.machine()} == {*machine.FIELDS} == {*HERE} == {*COUNTS}
+
+
+@pytest.mark.parametrize("name", ["torch", "triton"])
+def test_a_patch_of_a_release_is_recorded_only(name):
+    """The patches of one series compile the same way."""
+    there = {**HERE, name: f"{HERE[name]}.post1+cu130"}
+    assert counting(HERE, there) == ""
+    assert machine.difference(there, HERE) != ""
+
+
+def test_the_device_is_that_of_the_inputs():
+    """A graph on the CPU has the CPU as its device, whether the machine has a GPU or not; one on a GPU its name."""
+    cpu = machine.machine(["cpu"])
+    assert machine.device_of(cpu) == f"cpu-{torch.backends.cpu.get_cpu_capability().lower()}"
+    assert machine.device_of({**cpu, "gpu": "NVIDIA H100 80GB HBM3"}) == machine.device_of(cpu)
+    assert machine.device_of({**cpu, "device": "NVIDIA H100 80GB HBM3"}) == "nvidia-h100-80gb-hbm3"
+    assert machine.device_of(machine.machine(["mps"])) == "mps"
+
+
+def test_a_key_begins_with_its_computation():
+    """So a store lists what it has for a computation at any sizes."""
+    asked = keys()
+    assert asked["key"][:16] == asked["graph"]
+    assert len(asked["key"]) == 64
 
 
 @pytest.mark.parametrize(
@@ -260,3 +292,17 @@ def test_the_text_of_a_step_stays():
         "without=(), shares={'unaligned': 0.3}, costs=Costs(compiles=1.0, op_s=0.0, product_s=0.0, products=None, "
         "norm_s=0.0), effort='quick', rank=1, saved_s=0.0, gain=None, compiler='')]"
     )
+
+
+def test_the_card_of_a_graph_is_its_inputs():
+    """The GPU that is recorded is the one that the graph runs on, not the current one."""
+    with FakeTensorMode():
+        inputs = [3, torch.empty(2), torch.empty(2, device="cuda:1")]
+    assert cache_key.card_of(inputs) == 1
+    assert cache_key.card_of(inputs[:2]) is None
+
+
+def test_inputs_for_people_to_read():
+    """Dtypes and sizes of tensors, a type's name of what is none, and no parameters."""
+    inputs = [torch.ones(8, 64), torch.nn.Parameter(torch.ones(3)), torch.tensor(1), 7, torch.ones(2).bfloat16()]
+    assert cache_key.described(inputs) == ("float32 8x64", "int64 scalar", "int", "bfloat16 2")

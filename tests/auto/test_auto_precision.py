@@ -1,8 +1,6 @@
 """Precisions in a race: they can win only within their bound, and the measured error is stored with the bound."""
 
 import copy
-import json
-import sqlite3
 
 import pytest
 import torch
@@ -11,11 +9,11 @@ from torch import nn
 import backend_kwargs as bk
 from backend_kwargs.auto import decide
 from backend_kwargs.auto.decisions_toml import read_decisions, write_decisions
-from backend_kwargs.auto.store import Store
+from backend_kwargs.auto.store import Catalogue
 from backend_kwargs.errors import BackendKwargsWarning
 from backend_kwargs.options.requirements import installed_version
 from backend_kwargs.options.templates import find_template
-from tests.auto.graphs import rows_of
+from tests.auto.graphs import change, rows_of
 
 torchao = pytest.mark.skipif(installed_version("torchao") is None, reason="torchao is not installed")
 slow_here = pytest.mark.filterwarnings("ignore:.*cannot act fully here")
@@ -61,7 +59,7 @@ def test_the_winner_is_within_its_bound(auto, store, default_wins):
     (graph,) = bk.report(compiled).graphs
     assert (graph.precision.error, graph.precision.max_error) == (row.error, 0.01)
     assert f"error {row.error:.2g}  <- kept" in graph.race.table
-    (decision,) = Store(store).all()
+    (decision,) = Catalogue(store).all()
     assert decision.facts.endswith(f", error {row.error:.2g} (max_error=0.01)")
 
 
@@ -137,7 +135,7 @@ def test_a_remembered_precision_is_measured_anew(auto, store, default_wins):
         result = call(compiled, x)
     assert str(warned[-1].message).startswith("A graph is compiled without precision 'bf16': output[0]: error 0.")
     assert error(result, worse, x) < 1e-4
-    assert len(Store(store).all()) == 1
+    assert len(Catalogue(store).all()) == 1
 
 
 def test_bounds_are_questions_of_their_own(auto, store):
@@ -145,16 +143,14 @@ def test_bounds_are_questions_of_their_own(auto, store):
     for options in ({}, BF16, {**BF16, "max_error": 0.02}):
         torch._dynamo.reset()
         call(auto(net(), **options), rows())
-    assert len({decision.key for decision in Store(store).all()}) == 3
+    assert len({decision.key for decision in Catalogue(store).all()}) == 3
 
 
 def test_a_store_cannot_lower_a_precision(auto, store):
     """A stored decision with a precision that the caller did not name is not used."""
     model, x = net(), rows()
     call(auto(model), x)
-    with sqlite3.connect(store) as connection:
-        connection.execute("UPDATE decisions SET winner = 'bf16', options = ?", (json.dumps(BF16),))
-    connection.close()
+    change(store, winner="bf16", options=BF16)
     decide.forget_process()
     torch._dynamo.reset()
     assert error(call(auto(model), x), model, x) < 1e-6
@@ -164,7 +160,7 @@ def test_export(auto, store, tmp_path, default_wins):
     """A decision with a precision is exported as TOML, and as a template with its bound."""
     model, x = net(), rows()
     call(auto(model, **BF16), x)
-    (decision,) = Store(store).all()
+    (decision,) = Catalogue(store).all()
     write_decisions([decision], tmp_path / "decisions.toml")
     (read,) = read_decisions(tmp_path / "decisions.toml", lambda name: find_template(name).options)
     assert (read.winner, read.options) == ("bf16", BF16)

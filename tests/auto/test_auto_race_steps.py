@@ -36,7 +36,9 @@ def raced(monkeypatch):
         request = Request(CapturedGraph(None, ()), RaceSettings(**{"budget_s": 100.0} | settings), pytest.fail, tools)
         task = SimpleNamespace(inputs=inputs, training=False, copy=lambda: "copy")
         left = budget.Budget(request.settings.budget_s, NOW - spent, call_s)
-        made = race._Race.of(request, lambda *_: None, 0.0, task, CPU, stats, left, {})
+        checks = result_checks.ResultChecks(task, stats.random, CPU, left, request.settings.tolerance, {})
+        compiles = race.Compiles(request, task)
+        made = race.Race.of(request, lambda *_: None, 0.0, task, CPU, stats, left, checks, compiles)
         for name, value in {"default_s": 10.0, **(state or {})}.items():
             setattr(made.selection, name, value)
         return made

@@ -85,7 +85,7 @@ def key_of_next(monkeypatch, x):
     """Return the key of the next decision for `chain`."""
     keys = []
     with monkeypatch.context() as patch:
-        patch.setattr(decide, "agreed", lambda key, decide, default, settings: keys.append(key) or default("asked"))
+        patch.setattr(decide, "agreed", lambda key, decide, default, *_: keys.append(key) or default("asked"))
         torch.compile(chain, backend=backend_of())(x)
     torch._dynamo.reset()
     return keys[0]
@@ -144,7 +144,7 @@ def test_a_winner_that_no_rank_can_be_told_of_is_taken_by_none(auto, races, monk
         auto(chain, ["mine"])(torch.randn(8, 64))
     assert "Object of type builtin_function_or_method is not JSON serializable" in str(warned[0].message)
     assert logged(log).startswith("auto: default for a graph not raced")
-    (key,) = [key for _, key in decide.memory().decisions]
+    (key,) = [each.key for each in decide.memory().decisions.values()]
     assert word.check([f"{ranks.PREFIX}/{key}/decision"])
 
 
@@ -216,7 +216,7 @@ import torch, torch.distributed as dist
 import backend_kwargs
 from backend_kwargs.auto import decide, head_to_head, race, ranks
 rank, file = int(sys.argv[1]), sys.argv[2]
-os.environ["BACKEND_KWARGS_STORE"] = f"{file}-{rank}.sqlite"
+os.environ["BACKEND_KWARGS_STORE"] = f"{file}-{rank}"
 dist.init_process_group("gloo", init_method=f"file://{file}", rank=rank, world_size=2)
 row = head_to_head.RaceRow("eager", won=True)
 race.race = lambda request, tick: race.RaceResult(row, (row,), f"race of {rank}", 0.0, False)
@@ -262,7 +262,7 @@ import torch, torch.distributed as dist
 import backend_kwargs
 from backend_kwargs.auto import decide, head_to_head, race, ranks
 case, rank, file = sys.argv[1], int(sys.argv[2]), sys.argv[3]
-os.environ["BACKEND_KWARGS_STORE"] = f"{file}-{rank}.sqlite"
+os.environ["BACKEND_KWARGS_STORE"] = f"{file}-{rank}"
 dist.init_process_group("gloo", init_method=f"file://{file}", rank=rank, world_size=4)
 ranks.BEAT_S, ranks.SILENCE_S = 0.1, 5.0
 words, row = ranks._process_group_store(), head_to_head.RaceRow("eager", won=True)

@@ -11,7 +11,7 @@ import backend_kwargs
 from backend_kwargs import make_backend
 from backend_kwargs.auto import candidates, decide, race, selection
 from backend_kwargs.auto.candidates import RaceCandidate, merged, rewriting
-from backend_kwargs.auto.store import Store
+from backend_kwargs.auto.store import Catalogue
 from backend_kwargs.facts.decision import Decision
 from tests.auto.graphs import rows_of
 
@@ -19,7 +19,7 @@ from tests.auto.graphs import rows_of
 @pytest.fixture(autouse=True)
 def store(tmp_path, monkeypatch, fresh_dynamo):
     """Give each test its own store, and races that try every matching rewrite and nothing else."""
-    path = tmp_path / "decisions.sqlite"
+    path = tmp_path / "decisions"
     monkeypatch.setenv("BACKEND_KWARGS_STORE", str(path))
     monkeypatch.setattr(candidates, "STEPS", ())
     monkeypatch.setattr(selection, "LEAST_GAIN", -10.0)
@@ -103,8 +103,8 @@ def test_rewrites_join():
 
 def test_the_winner_is_remembered(store, monkeypatch):
     """The winner's rewrites are compiled, reported, stored, and found by the next process without a race."""
-    monkeypatch.setattr(race._Race, "_beats", lambda self, challenger, champion: self._list(challenger.row) or True)
-    monkeypatch.setattr(race._Race, "_not_slower", lambda self, champion, eager: champion)
+    monkeypatch.setattr(race.Race, "_beats", lambda self, challenger, champion: self._list(challenger.row) or True)
+    monkeypatch.setattr(race.Race, "not_slower", lambda self, champion, eager: champion)
     model = Net().eval()
     (graph,) = backend_kwargs.report(raced(model)).graphs
     assert sorted(graph.race.options["rewrites"]) == ["convolution", "linear_activation", "onednn"]
@@ -131,8 +131,8 @@ SAID = {
 def test_a_stored_decision_is_followed(store, winner, expected, options, followed):
     """A stored decision is used only if this request would race its rewrites."""
     raced(**options)
-    (decision,) = Store(store).all()
-    Store(store).put(
+    (decision,) = Catalogue(store).all()
+    Catalogue(store).add(
         dataclasses.replace(decision, winner=winner, options={"rewrites": expected}, made=decision.made + 1)
     )
     decide.forget_process()
@@ -146,7 +146,7 @@ def test_another_version_is_raced_anew(store, monkeypatch):
     monkeypatch.setattr(decide, "fingerprint", lambda names: f"other {names}")
     decide.forget_process()
     raced()
-    assert len(Store(store).all()) == 2
+    assert len(Catalogue(store).all()) == 2
 
 
 def raising(stats):

@@ -85,6 +85,16 @@ def test_cotangents_are_drawn_once(monkeypatch):
     assert torch.equal(first, second)
 
 
+def test_what_is_observed_is_a_copy():
+    """Results that a later call overwrites stay as they were; what is no tensor is returned as it is."""
+    x, buffer = torch.randn(4, 8), torch.zeros(4, 8)
+    task = Task(torch.fx.symbolic_trace(torch.nn.Tanh()), Inputs([x], frozenset()), training=False)
+    seen = task.observe(lambda x: (buffer.copy_(x.tanh()), 3))["output"]
+    buffer.zero_()
+    assert torch.equal(seen[0], x.tanh())
+    assert seen[1] == 3
+
+
 def test_cotangents_differ_from_row_to_row():
     """Cotangents differ in each row, since a batch norm subtracts their mean over the batch."""
     model, x = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.BatchNorm1d(8)), torch.randn(32, 8)

@@ -1,5 +1,6 @@
 """Options of `auto` are checked when they are set."""
 
+import json
 import math
 
 import pytest
@@ -22,6 +23,16 @@ from backend_kwargs.auto.settings import OPTIONS, RaceSettings
             "Option 'process_budget_s' must be float of at least 0, got -0.5 (float).",
             id="negative budget of the process",
         ),
+        pytest.param(
+            {"store_connect_s": math.inf},
+            "Option 'store_connect_s' must be float of at least 0, but finite, got inf (float).",
+            id="endless wait",
+        ),
+        pytest.param(
+            {"store_lookup_s": math.nan},
+            "Option 'store_lookup_s' must be float of at least 0, but finite, got nan (float).",
+            id="no wait",
+        ),
         pytest.param({"most_races": -3}, "Option 'most_races' must be int of at least 1, got -3 (int).", id="negative"),
         pytest.param({"most_races": 0}, "Option 'most_races' must be int of at least 1, got 0 (int).", id="no race"),
         pytest.param(
@@ -42,6 +53,32 @@ def test_refused(options, message):
     with pytest.raises(BackendKwargsError) as raised:
         make_backend("tmpl-inductor:auto", options)
     assert str(raised.value) == message
+
+
+@pytest.mark.parametrize(
+    ("options", "otherwise"),
+    [
+        pytest.param({"trusted_keys": ["KEY"]}, "no decision of a store that others can write is used", id="trusted"),
+        pytest.param({"signing_key": "KEY"}, "no decision that is made here is stored", id="signing"),
+    ],
+)
+def test_a_key_that_cannot_be_read(tmp_path, options, otherwise):
+    """It is told before a compile, which goes on without it, and is an error under `strict`."""
+    pytest.importorskip("cryptography")
+    path = str(tmp_path / "a.pem")
+    options = json.loads(json.dumps(options).replace("KEY", path))
+    told = []
+    make_backend("tmpl-inductor:auto", options).verify(told.append)
+    (name,) = options
+    which = "public" if name == "trusted_keys" else "private"
+    why = (
+        f"Option {name!r} cannot {{}} here: Cannot read a {which} key from {path!r}: FileNotFoundError: [Errno 2] No "
+        f"such file or directory: {path!r}; {{}}."
+    )
+    assert [str(each) for each in told] == [why.format("act fully", otherwise)]
+    with pytest.raises(BackendKwargsError) as raised:
+        make_backend("tmpl-inductor:auto", options, strict=True)
+    assert str(raised.value) == why.format("work", "name a file that can be read")
 
 
 @pytest.mark.parametrize(

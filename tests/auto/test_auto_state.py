@@ -240,6 +240,10 @@ TABLE, X = torch.randn(10, 4), torch.rand(5)
         pytest.param(lambda t, x: t[t.topk(2, 0).indices[:, 0]], False, id="topk"),
         pytest.param(lambda t, x: t[torch.bucketize(x, t[0])], False, id="bucketize"),
         pytest.param(lambda t, x: t[torch.arange(3) + 1] * x[0].long(), False, id="no position"),
+        pytest.param(lambda t, x: t.gather(0, torch.arange(4)[None].expand_as(t[:1] * x[0])), False, id="a shape"),
+        pytest.param(lambda t, x: t[(x * 9).long().view_as(x)], True, id="a shape of rounded positions"),
+        pytest.param(lambda t, x: t[x.new_zeros(3, dtype=torch.int64)], False, id="new zeros"),
+        pytest.param(lambda t, x: t[(x * 9).type_as(torch.arange(5))], True, id="a dtype"),
         pytest.param(lambda t, x: t[x > 0.5] if x.numel() > 9 else t[1:3], False, id="slice"),
     ],
 )

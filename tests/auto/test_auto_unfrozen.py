@@ -7,7 +7,7 @@ from torch import nn
 import backend_kwargs as bk
 from backend_kwargs.auto import decide, race
 from backend_kwargs.auto.decisions_toml import read_decisions, write_decisions
-from backend_kwargs.auto.store import Store
+from backend_kwargs.auto.store import Catalogue
 from backend_kwargs.bundles.graphs import under_decision
 from backend_kwargs.options.templates import find_template
 from tests.auto.graphs import rows_of
@@ -37,7 +37,7 @@ def wins(monkeypatch):
             return challenger.candidate.name in ("default", *names)
 
         monkeypatch.setattr(race, "better", better)
-        monkeypatch.setattr(race._Race, "_not_slower", lambda self, champion, eager: champion)
+        monkeypatch.setattr(race.Race, "not_slower", lambda self, champion, eager: champion)
 
     return named
 
@@ -136,7 +136,7 @@ def test_without_frozen_parameters_it_is_not_raced(auto, store, model, options):
     torch._dynamo.reset()
     decide.forget_process()
     call(auto(model, [], **options))
-    assert set().union(*(decision.options for decision in Store(store).all())) == set()
+    assert set().union(*(decision.options for decision in Catalogue(store).all())) == set()
 
 
 def test_with_gradients_it_is_not_raced(auto, store):
@@ -157,7 +157,7 @@ def test_toml(auto, store, wins, tmp_path):
     """A file of decisions contains the choice, and its template compiles unfrozen code."""
     wins("unfrozen")
     call(auto(net(), freezing=True))
-    (decision,) = Store(store).all()
+    (decision,) = Catalogue(store).all()
     assert decision.fixed["freezing"] is True
     write_decisions([decision], tmp_path / "decisions.toml")
     (read,) = read_decisions(tmp_path / "decisions.toml", lambda name: find_template(name).options)

@@ -10,7 +10,7 @@ import backend_kwargs
 from backend_kwargs.auto import decide, race, selection
 from backend_kwargs.auto.candidates import Costs, RaceCandidate
 from backend_kwargs.auto.roofline import Slack
-from backend_kwargs.auto.store import Store
+from backend_kwargs.auto.store import Catalogue
 from tests.auto.graphs import chain, rows_of
 
 OPS = 4  # of chain
@@ -35,7 +35,7 @@ def raced(monkeypatch, store):
         monkeypatch.setattr(selection, "candidates_for", lambda *_, **__: made)
         backend = backend_kwargs.make_backend("tmpl-inductor:auto", {"budget_s": 300.0} | options)
         torch.compile(chain, backend=backend)(torch.randn(8, 64))
-        (decision,) = Store(store).all()
+        (decision,) = Catalogue(store).all()
         return decision
 
     return run

@@ -13,7 +13,7 @@ import backend_kwargs as bk
 from backend_kwargs.auto import decide, race
 from backend_kwargs.auto.candidates import allowed_candidates, trusted
 from backend_kwargs.auto.decisions_toml import read_decisions, write_decisions
-from backend_kwargs.auto.store import Store
+from backend_kwargs.auto.store import Catalogue
 from backend_kwargs.backends.openvino import compiler as openvino_native
 from backend_kwargs.cli import app
 from backend_kwargs.errors import BackendKwargsError, BackendKwargsWarning
@@ -56,9 +56,9 @@ def error(result: torch.Tensor, model: nn.Module, x: torch.Tensor) -> float:
 def wins(monkeypatch, tmp_path):
     """Let the last candidate that passes win, and return the options of a race with a store of its own."""
     monkeypatch.setattr(race, "better", lambda challenger, champion, objective: True)
-    monkeypatch.setattr(race._Race, "_not_slower", lambda self, champion, eager: champion)
+    monkeypatch.setattr(race.Race, "not_slower", lambda self, champion, eager: champion)
     decide.forget_process()
-    yield {"freezing": True, "budget_s": 300.0, "store": str(tmp_path / "decisions.sqlite")}
+    yield {"freezing": True, "budget_s": 300.0, "store": str(tmp_path / "decisions")}
     decide.forget_process()
 
 
@@ -288,7 +288,7 @@ def test_a_stored_winner_is_measured_anew(wins, tmp_path):
     """A later process compiles the stored winner; where its error exceeds the bound, in float32."""
     options = {"candidates": ["openvino-native"], **BF16, **wins}
     torch.compile(net(), backend=bk.make_backend("tmpl-inductor:auto", options))(X)
-    (decision,) = Store(tmp_path / "decisions.sqlite").all()
+    (decision,) = Catalogue(tmp_path / "decisions").all()
     write_decisions([decision], tmp_path / "decisions.toml")
     (read,) = read_decisions(tmp_path / "decisions.toml", lambda name: find_template(name).options)
     assert (read.winner, read.options) == (NAME, {"precision": ["bf16"], "max_error": 0.01})

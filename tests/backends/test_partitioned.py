@@ -14,7 +14,7 @@ from backend_kwargs.backends import CapturedGraph
 from backend_kwargs.backends.part_compiler import CompiledPart, PartCompiler
 from backend_kwargs.backends.partitioned import compile_by_parts
 from backend_kwargs.errors import BackendKwargsWarning
-from backend_kwargs.facts.parts import PartsSummary
+from backend_kwargs.facts.parts import Partition, PartsSummary, left_to_eager
 
 pytestmark = pytest.mark.usefixtures("fresh_dynamo")
 
@@ -163,3 +163,29 @@ def test_verify_finds_wrong_results():
     with pytest.warns(BackendKwargsWarning, match="^Interpreter's results differ from eager's, so the inference graph"):
         assert_close(call(X), X * 2)
     assert_close(call(X), X * 2)
+
+
+PART = Partition("inference", 3, 0.1, "llvm", 0, ())
+
+
+@pytest.mark.parametrize(
+    ("parts", "why"),
+    [
+        pytest.param(None, "", id="unknown"),
+        pytest.param(PartsSummary("TVM", [PART]), "", id="all parts run"),
+        pytest.param(
+            PartsSummary("TVM", [PART], {"aten.mm": "no rule", "aten.sort": "eager's order"}, 1),
+            "TVM failed to run 1 of 2 partitions: aten.mm: no rule; aten.sort: eager's order",
+            id="one failed",
+        ),
+        pytest.param(
+            PartsSummary("TVM", [], {"aten.mm": "no rule"}),
+            "all of it runs in eager: aten.mm: no rule",
+            id="no part",
+        ),
+        pytest.param(PartsSummary("TVM"), "all of it runs in eager: there is nothing to compile", id="no operator"),
+    ],
+)
+def test_why_eager_runs_a_graph(parts, why):
+    """It is said where no part was compiled or one failed, with the reason of each operator."""
+    assert left_to_eager(parts) == why

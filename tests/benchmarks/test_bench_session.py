@@ -18,6 +18,7 @@ from benchmarks.execution import process, records, session
 from benchmarks.execution.session import SHARED, Plan, groups, key_of, run, select
 from benchmarks.workloads.peers import Peer
 from tests.benchmarks.tiny_cases import DOUBLE, FAULTY, MUTATING, SEVERAL
+from tests.processes import ends
 
 ROOT = Path(__file__).parents[2]
 
@@ -56,17 +57,7 @@ def test_deadline_is_no_timeout():
 def test_process_is_killed_with_its_children(tmp_path):
     """A process is killed with all processes that it started."""
     started = process.run(start_another, str(tmp_path / "pid"), step_s=60).value
-    deadline = time.monotonic() + 10
-    while _alive(started) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert not _alive(started)
-
-
-def _alive(pid):
-    try:
-        return "State:\tZ" not in Path(f"/proc/{pid}/status").read_text()
-    except OSError:
-        return False
+    assert ends(started)
 
 
 def test_faulty_peers_fail_alone(tmp_path):

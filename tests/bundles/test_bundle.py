@@ -211,6 +211,20 @@ def test_code_that_a_trusted_key_signed_is_loaded(signed_bundle, keys, x):
     assert "graphs loaded in this process: 1, compiled: 0" in loaded.describe()
 
 
+def test_a_signature_of_an_earlier_release_is_valid(signed_bundle, keys, x):
+    """Earlier releases signed the manifest without a domain; now the signature is for bundles alone."""
+    from cryptography.exceptions import InvalidSignature
+
+    manifest = (signed_bundle / "manifest.json").read_bytes()
+    (signature,) = (signed_bundle / "signatures").iterdir()
+    with pytest.raises(InvalidSignature):
+        keys[0].public_key().verify(signature.read_bytes(), manifest)
+    keys[0].public_key().verify(signature.read_bytes(), b"backend-kwargs bundle 1\n" + manifest)
+    signature.write_bytes(keys[0].sign(manifest))
+    loaded, _, _ = served(signed_bundle, x, trusted_keys=[keys[0].public_key()])
+    assert "graphs loaded in this process: 1, compiled: 0" in loaded.describe()
+
+
 def test_keys_may_be_pem_files(bundle_with_code, keys, tmp_path, x):
     from cryptography.hazmat.primitives import serialization as s
 
@@ -496,17 +510,17 @@ def test_an_ahead_of_time_package_serves_elsewhere(serve_elsewhere, tmp_path, x)
 
 def test_the_choice_of_auto_serves_elsewhere_without_a_race(tmp_path, x, monkeypatch):
     """auto's decision is saved with the graph; the store of decisions is not read."""
-    monkeypatch.setenv("BACKEND_KWARGS_STORE", str(tmp_path / "one.sqlite"))
+    monkeypatch.setenv("BACKEND_KWARGS_STORE", str(tmp_path / "one"))
     config = bk.CompileConfig(backend="tmpl-inductor:auto", options={"candidates": ["aten"], "race": "always"})
     CompiledModule(config).build(scaled(), [x]).save(tmp_path / "bundle")
     (graph,) = manifest_of(tmp_path / "bundle")["graphs"]
     assert graph["winner"] in ("eager", "default", "aten")
-    monkeypatch.setenv("BACKEND_KWARGS_STORE", str(tmp_path / "other.sqlite"))
+    monkeypatch.setenv("BACKEND_KWARGS_STORE", str(tmp_path / "other"))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         loaded, result, _ = served(tmp_path / "bundle", x, trust=True)
     torch.testing.assert_close(result, scaled()(x).detach())
-    assert not (tmp_path / "other.sqlite").exists()
+    assert not (tmp_path / "other").exists()
     assert "graphs loaded in this process: 1, compiled: 0" in loaded.describe()
 
 
@@ -573,7 +587,7 @@ def test_loaded_code_in_a_lower_precision_is_measured(tmp_path, x):
 
 def test_a_decision_without_code_is_counted_apart(tmp_path, x, monkeypatch):
     """A bundle has no code of a graph that auto leaves to eager, only the decision."""
-    monkeypatch.setenv("BACKEND_KWARGS_STORE", str(tmp_path / "store.sqlite"))
+    monkeypatch.setenv("BACKEND_KWARGS_STORE", str(tmp_path / "store"))
     monkeypatch.setattr(race, "better", lambda challenger, champion, objective: False)
     config = bk.CompileConfig(backend="tmpl-inductor:auto", options={"candidates": [], "race": "always"}, dynamic=False)
     built = CompiledModule(config).build(Heads().eval(), [x])

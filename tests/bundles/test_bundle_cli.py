@@ -7,8 +7,7 @@ import shutil
 
 import pytest
 
-from backend_kwargs.bundles.disk.manifest import digest
-from backend_kwargs.bundles.disk.manifest import signed as sign
+from backend_kwargs.bundles.disk.manifest import digest, sign
 from backend_kwargs.page import parse, read_document
 from tests import forks
 

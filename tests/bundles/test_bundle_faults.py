@@ -448,7 +448,7 @@ def test_a_package_that_cannot_be_copied_is_an_error_of_one_line(tmp_path):
 def decided(tmp_path_factory):
     """A bundle of auto with its decision, made without a race, and with code; its config permits no precision."""
     path = tmp_path_factory.mktemp("decided")
-    options = {"race": "never", "candidates": [], "store": str(path / "store.sqlite")}
+    options = {"race": "never", "candidates": [], "store": str(path / "store")}
     config = bk.CompileConfig(backend="tmpl-inductor:auto", options=options, dynamic=False)
     CompiledModule(config).build(scaled(), [torch.randn(4, 8)]).save(path / "bundle")
     return path / "bundle"
@@ -482,7 +482,7 @@ FOREIGN = [
 @torch.no_grad()
 def test_a_decision_beyond_the_config_is_not_used(decided, tmp_path, monkeypatch, winner, options):
     """An untrusted bundle's decision is judged like one in a store: else the graph is compiled as the config says."""
-    monkeypatch.setenv("BACKEND_KWARGS_STORE", str(tmp_path / "store.sqlite"))
+    monkeypatch.setenv("BACKEND_KWARGS_STORE", str(tmp_path / "store"))
     path = copied_with(decided, tmp_path / "bundle", winner=winner, options=options)
     with pytest.warns(bk.errors.BackendKwargsWarning) as warned:
         loaded = CompiledModule.load(path, module := scaled(1))
@@ -510,7 +510,7 @@ def test_a_config_without_auto_has_no_decisions(bundle, tmp_path):
 @torch.no_grad()
 def test_a_decision_that_fails_falls_back(decided, tmp_path, monkeypatch, options):
     """A trusted bundle's decision with a wrong option warns, and its graph is compiled as the config says."""
-    monkeypatch.setenv("BACKEND_KWARGS_STORE", str(tmp_path / "store.sqlite"))
+    monkeypatch.setenv("BACKEND_KWARGS_STORE", str(tmp_path / "store"))
     loaded = CompiledModule.load(copied_with(decided, tmp_path / "bundle", options=options), scaled(), trust=True)
     loaded.deploy()
     x = torch.randn(4, 8)

@@ -9,7 +9,7 @@ from torch.utils._pytree import tree_map
 
 import backend_kwargs as bk
 from backend_kwargs import BackendKwargsError, CompiledModule
-from backend_kwargs.bundles.disk.weights import checked_weights
+from backend_kwargs.bundles.disk.weights import checked_size, checked_weights
 from tests.bundles.small_module import Scaled, scaled
 
 EAGER = bk.CompileConfig(backend="eager", check_numbers="off")
@@ -381,6 +381,33 @@ def test_views_with_marks_are_saved_and_loaded(make, tmp_path):
     assert equal(values(module), values(saved))
 
 
+class Transposed(torch.nn.Module):
+    """A weight, its transpose, and its diagonal, of one memory; the first two have the same shape."""
+
+    def __init__(self, seed):
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.randn(4, 4, generator=torch.Generator().manual_seed(seed)))
+        self.register_buffer("transposed", self.weight.detach().T)
+        self.register_buffer("diagonal", self.weight.detach().diagonal())
+        self.register_buffer("column", self.weight.detach()[:, 0])
+        self.register_buffer("row", self.weight.detach()[0])
+
+    def forward(self, x):
+        return x @ self.weight + self.transposed
+
+
+@pytest.mark.parametrize("tied", [True, False], ids=["one memory", "a memory for each"])
+def test_views_that_differ_in_strides_alone_are_saved_and_loaded(tied, tmp_path):
+    """A weight that is the transpose of another one comes back as that, as do a row, a column and the diagonal."""
+    saved, module = Transposed(0), Transposed(1)
+    if not tied:
+        for name, value in [*module.named_buffers()]:
+            setattr(module, name, value.clone())
+    CompiledModule(EAGER).build(saved, [torch.randn(4, 4)]).save(tmp_path / "bundle")
+    CompiledModule.load(tmp_path / "bundle", module)
+    assert equal(values(module), values(saved))
+
+
 @pytest.mark.parametrize("mark", [torch.conj, lambda z: z.conj().imag], ids=["conj", "minus"])
 def test_a_parameter_with_a_mark_is_loaded(mark):
     module = torch.nn.Module()
@@ -388,3 +415,19 @@ def test_a_parameter_with_a_mark_is_loaded(mark):
     weights = {"weight": torch.randn_like(module.weight.detach()).resolve_conj().resolve_neg()}
     load(module, weights)
     assert torch.equal(module.weight, weights["weight"])
+
+
+@pytest.mark.parametrize(
+    ("shape", "stride", "numbers"),
+    [
+        pytest.param([2, 3], [3, 1], 6, id="contiguous"),
+        pytest.param([2, 3], [10, 1], 13, id="with gaps"),
+        pytest.param([4, 3], [0, 1], 12, id="expanded"),
+        pytest.param([2, 3], None, 6, id="no strides"),
+        pytest.param([], [], 1, id="a scalar"),
+    ],
+)
+@pytest.mark.parametrize(("dtype", "size"), [("torch.float32", 4), ("torch.float64", 8), ("torch.bool", 1)])
+def test_how_many_bytes_a_manifest_describes(shape, stride, numbers, dtype, size):
+    """Those of all elements, and of the gaps between them."""
+    assert checked_size(shape, stride, dtype, "cpu", "torch.strided") == numbers * size

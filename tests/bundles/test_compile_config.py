@@ -55,6 +55,16 @@ def test_aitune_field_names_are_taken():
             "CompileConfig's options must not hold 'mode': set the field `mode`.",
             id="mode among options",
         ),
+        pytest.param(
+            {"tolerance": 0.0},
+            "CompileConfig field 'tolerance' must be float above 0 | None, got 0.0 (float).",
+            id="no tolerance",
+        ),
+        pytest.param(
+            {"tolerance": float("nan")},
+            "CompileConfig field 'tolerance' must be float above 0 | None, got nan (float).",
+            id="a tolerance that every error passes",
+        ),
         pytest.param({"mod": "default"}, "Unknown CompileConfig field 'mod'. Did you mean 'mode'?", id="field"),
         pytest.param(
             {"backend": "tmpl-inductr"}, "Unknown backend 'tmpl-inductr'. Did you mean 'tmpl-inductor'?", id="backend"

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import textwrap
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 import torch
@@ -362,3 +363,16 @@ class Reads(nn.Module):
 
     def forward(self, x):
         return self.read(x)
+
+
+class Pair(NamedTuple):
+    first: float
+    second: float
+
+
+def test_fields_of_a_named_tuple_are_told_apart():
+    """What reads the first field is not like what reads the second."""
+    first, second, again = (identity_of(Applies(vars(Pair)[name])) for name in ("first", "second", "first"))
+    assert first is not None
+    assert second is not None
+    assert first == again != second

@@ -426,7 +426,7 @@ class Hiding(torch.nn.Module):
         pytest.param(lambda self, x: x + self.closure(), "'closure[0]'", id="closure"),
         pytest.param(lambda self, x: x + self.twice[0], "'linear.bias'", id="parameter in a list"),
         pytest.param(lambda self, x: x + self.of_class, "a torch.float32[8] from elsewhere", id="class attribute"),
-        pytest.param(lambda self, x: x + GLOBAL, "a torch.float32[8] from elsewhere", id="global"),
+        pytest.param(lambda self, x: x + GLOBAL, "'computed.GLOBAL'", id="global"),
         pytest.param(lambda self, x: x * self.object.tensor[0].item(), "'object.tensor'", id="number"),
         pytest.param(
             lambda self, x: torch.cond(x.sum() > 0, lambda a: a * self.object.tensor, lambda a: a * 2, (x,)),

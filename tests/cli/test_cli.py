@@ -12,8 +12,8 @@ import pytest
 import backend_kwargs as bk
 from backend_kwargs.cli import compare as compare_command
 from backend_kwargs.cli.console import print_table
-from backend_kwargs.cli.modules import importable
 from backend_kwargs.compare import Comparison, Row, fastest
+from backend_kwargs.harness.modules import importable
 from backend_kwargs.measure import Interval
 from backend_kwargs.pipeline import OWN
 from tests import forks

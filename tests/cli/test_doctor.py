@@ -102,7 +102,7 @@ def test_words(machine, wanted, on):
             Verdict(
                 "cannot",
                 "CUTLASS 4 (cutlass_library, cutlass_cppgen and pycute) is not importable",
-                'pip install "backend-kwargs[cutlass]"',
+                'pip install "nvidia-cutlass<5,>=4.2"',
             ),
             id="CUTLASS",
         ),

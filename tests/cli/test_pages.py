@@ -1,11 +1,12 @@
 """Pages, their data and summaries on the command line: each is written, read back, and refused where it is not one."""
 
 import os
-import shutil
 from pathlib import Path
 
 import pytest
 
+from backend_kwargs.auto.former import read_former
+from backend_kwargs.auto.store import Catalogue
 from backend_kwargs.page import read_document, to_html, to_json
 from backend_kwargs.page.document import Document, Row, Speedups
 from tests import forks
@@ -29,7 +30,7 @@ OLD = Document(
 def folder(tmp_path):
     """A folder with a model, a store, and an older page and its data."""
     (tmp_path / "model.py").write_text(FACTORY, encoding="utf-8")
-    shutil.copy(WRITTEN / "decisions.sqlite", tmp_path)
+    Catalogue(tmp_path / "store").add(*read_former(WRITTEN / "decisions.sqlite"))
     (tmp_path / "old.html").write_text(to_html(OLD), encoding="utf-8")
     (tmp_path / "old.json").write_bytes(to_json(OLD))
     return tmp_path
@@ -100,13 +101,13 @@ def test_the_gate_judges_the_lower_end(folder, asked, code, ends):
     ("arguments", "title", "races"),
     [
         pytest.param(["list"], "Decisions of auto", 2, id="list"),
-        pytest.param(["show", "0d65"], "default for 4 ops, 1 reduction", 1, id="show"),
+        pytest.param(["show", "12fc"], "default for 4 ops, 1 reduction", 1, id="show"),
     ],
 )
 def test_decisions_write_a_page(folder, arguments, title, races):
     """A store's decisions, or one of them, as a page; what is printed stays as it is."""
-    plain = run(folder, "decisions", *arguments, "--store", "decisions.sqlite")
-    ran = run(folder, "decisions", *arguments, "--store", "decisions.sqlite", "--html", "d.html")
+    plain = run(folder, "decisions", *arguments, "--store", "store")
+    ran = run(folder, "decisions", *arguments, "--store", "store", "--html", "d.html")
     assert (ran.returncode, ran.stdout) == (0, plain.stdout), ran.stderr
     document = read_document(folder / "d.html")
     assert (document.title, len(document.races)) == (title, races)
@@ -114,7 +115,7 @@ def test_decisions_write_a_page(folder, arguments, title, races):
 
 def test_a_decision_has_the_line_to_paste(folder):
     """The page of one decision ends its verdict with the code that compiles with the winner."""
-    run(folder, "decisions", "show", "0d65", "--store", "decisions.sqlite", "--html", "d.html")
+    run(folder, "decisions", "show", "12fc", "--store", "store", "--html", "d.html")
     verdict = read_document(folder / "d.html").verdict
     assert (verdict.winner, verdict.paste) == ("default", 'torch.compile(model, backend="tmpl-inductor")')
     assert [(each.over, round(each.ratio.median, 2)) for each in verdict.speedups] == [("eager", 2.1)]
@@ -209,11 +210,12 @@ def test_a_hostile_older_report_is_refused_at_once(folder, content, message):
         ),
         pytest.param(
             ["serve", "model.py"],
-            "Cannot read 'model.py': it is not a store of decisions and was not changed; name another file.",
+            "Store 'model.py' is a file, and decisions are kept in a folder: name one, and `backend-kwargs decisions "
+            "import model.py --store FOLDER` copies what an earlier release kept there.",
             id="no store",
         ),
         pytest.param(
-            ["serve", "decisions.sqlite", "--host", "192.0.2.1"],
+            ["serve", "store", "--host", "192.0.2.1"],
             "Cannot listen on 192.0.2.1:0: OSError: [Errno 99] Cannot assign requested address. Name another.",
             id="another's address",
         ),

@@ -6,8 +6,9 @@ from typer.testing import CliRunner
 
 import backend_kwargs as bk
 from backend_kwargs.auto import race
-from backend_kwargs.auto.store import Store
+from backend_kwargs.auto.store import Catalogue
 from backend_kwargs.cli import app
+from backend_kwargs.cli.tune import sizes_of
 from backend_kwargs.facts.decision import RaceRow
 from backend_kwargs.page import read_document
 
@@ -42,10 +43,10 @@ def test_each_size_is_decided_and_served(tune, tmp_path):
     ran = tune("--shapes", "batch=2,3", "--budget-s", "20")
     assert ran.exit_code == 0, ran.output
     assert "2 decisions written to decisions.toml" in ran.output
-    store = str(tmp_path / "store.sqlite")
+    store = str(tmp_path / "store")
     imported = CliRunner().invoke(app, ["decisions", "import", "decisions.toml", "--store", store])
     assert imported.exit_code == 0, imported.output
-    assert len(Store(tmp_path / "store.sqlite").all()) == 2
+    assert len(Catalogue(tmp_path / "store").all()) == 2
     scope = {}
     exec(FACTORY, scope)
     model, x = scope["build"](batch=3)
@@ -95,6 +96,39 @@ def test_a_step_is_tuned_from_its_state(tune, tmp_path):
 
 
 @pytest.mark.parametrize(
+    ("shapes", "sizes"),
+    [
+        pytest.param([], [{}], id="none"),
+        pytest.param(["batch=1"], [{"batch": 1}], id="one"),
+        pytest.param([" batch = 8 , 1 "], [{"batch": 8}, {"batch": 1}], id="blanks"),
+        pytest.param(["batch=1,8,1"], [{"batch": 1}, {"batch": 8}], id="a size twice"),
+        pytest.param(
+            ["n=1,2", "m=3,4"],
+            [{"n": 1, "m": 3}, {"n": 1, "m": 4}, {"n": 2, "m": 3}, {"n": 2, "m": 4}],
+            id="two names",
+        ),
+        pytest.param(["n=1", "n=8,01"], [{"n": 1}, {"n": 8}], id="a name twice"),
+        pytest.param(["n=1", "N=2"], [{"n": 1, "N": 2}], id="names that differ in case"),
+    ],
+)
+def test_sizes_as_they_are_written(shapes, sizes):
+    """Every combination once, in the order in which the sizes are written."""
+    assert sizes_of(shapes) == sizes
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "batch", "=1", "batch=", "batch=1,", "batch=,1", "batch=1 2", "batch=-1", "batch=1.0", "b c=1", "b=1=2"],
+)
+def test_sizes_that_cannot_be_read(text):
+    """A text that is no name with whole numbers above 0 is an error that shows it."""
+    with pytest.raises(bk.BackendKwargsError) as raised:
+        sizes_of([text])
+    wanted = "Option '--shapes' must be name=1,2,3 with whole numbers above 0"
+    assert str(raised.value) == f"{wanted}, got {text!r}."
+
+
+@pytest.mark.parametrize(
     ("arguments", "message"),
     [
         pytest.param(
@@ -141,9 +175,9 @@ def test_what_is_wrong_is_one_line(tune, arguments, message):
 @pytest.mark.usefixtures("fresh_dynamo")
 def test_the_import_goes_to_the_store_that_serves(tune):
     """If the options name a store, so does the printed command; it can be pasted into a shell."""
-    ran = tune("--option", "store=my decisions.sqlite", "--candidates", "", "--budget-s", "20")
+    ran = tune("--option", "store=my decisions", "--candidates", "", "--budget-s", "20")
     assert ran.exit_code == 0, ran.output
-    assert "\nbackend-kwargs decisions import decisions.toml --store 'my decisions.sqlite'\n" in ran.output
+    assert "\nbackend-kwargs decisions import decisions.toml --store 'my decisions'\n" in ran.output
 
 
 @pytest.mark.usefixtures("fresh_dynamo")

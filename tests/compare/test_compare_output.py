@@ -123,6 +123,14 @@ def test_plot_that_cannot_be_written(made, name, message, tmp_path, monkeypatch)
     assert str(raised.value) == message
 
 
+def test_what_the_speedups_are_over(made):
+    """The lines below the table name what rows were timed against, if there was something."""
+    over = "Speedup is over eager, with the 95 % interval of its median."
+    assert made.reading() == ["inference on a CPU, torch 2.13.0", over, "a note"]
+    alone = dataclasses.replace(made, baseline=None)
+    assert alone.reading() == ["inference on a CPU, torch 2.13.0", "a note"]
+
+
 def test_cells_of_a_row(made):
     """A row's remark is the reason of its failure or its verdict; memory is in MiB of 2^20 bytes."""
     failed = rows.cells(dataclasses.replace(made.rows[4], peak_bytes=3 * 2**19))
@@ -183,7 +191,7 @@ def test_plot_names_what_to_install(made, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     with pytest.raises(BackendKwargsError) as raised:
         plot(made, tmp_path / "speedup.png")
-    assert str(raised.value) == 'plot needs matplotlib: pip install "backend-kwargs[plot]".'
+    assert str(raised.value) == 'plot needs matplotlib: pip install "matplotlib>=3.8".'
 
 
 def test_notes_on_rows_of_a_plot(made):

@@ -85,8 +85,21 @@ def test_what_over_names(over, labels, optioned, expected):
     assert label_of(over, labels, optioned=optioned) == expected
 
 
-def test_over_an_unknown_candidate():
+LABELS = "It is one of --backends, or 'default'."
+
+
+@pytest.mark.parametrize(
+    ("over", "message"),
+    [
+        pytest.param("eagr", "Unknown candidate of --over 'eagr'. Did you mean 'eager'?", id="one letter less"),
+        pytest.param("Default", "Unknown candidate of --over 'Default'. Did you mean 'default'?", id="other case"),
+        pytest.param("aaaa", f"Unknown candidate of --over 'aaaa'. {LABELS}", id="before default in the alphabet"),
+        pytest.param("zzzz", f"Unknown candidate of --over 'zzzz'. {LABELS}", id="after it"),
+        pytest.param("", f"Unknown candidate of --over ''. {LABELS}", id="nothing"),
+    ],
+)
+def test_over_an_unknown_candidate(over, message):
     """A name that no candidate has is an error with the closest."""
     with pytest.raises(BackendKwargsError) as raised:
-        label_of("eagr", ["eager", "a"])
-    assert str(raised.value) == "Unknown candidate of --over 'eagr'. Did you mean 'eager'?"
+        label_of(over, ["eager", "a"])
+    assert str(raised.value) == message

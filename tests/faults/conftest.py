@@ -1,7 +1,6 @@
 """Fixtures for attacks: stores to damage, and races that take no time."""
 
 import contextlib
-import sqlite3
 import warnings
 
 import pytest
@@ -14,7 +13,7 @@ from backend_kwargs.auto import decide, race
 
 @pytest.fixture(autouse=True)
 def store(tmp_path, monkeypatch):
-    path = tmp_path / "decisions.sqlite"
+    path = tmp_path / "decisions"
     monkeypatch.setenv("BACKEND_KWARGS_STORE", str(path))
     torch._dynamo.reset()
     decide.forget_process()
@@ -75,17 +74,3 @@ def warned():
         recorded += [str(each.message) for each in caught if issubclass(each.category, errors.BackendKwargsWarning)]
 
     return collecting
-
-
-@pytest.fixture
-def execute(store):
-    """Return a function that changes the store directly."""
-
-    def execute(script, values=None):
-        with contextlib.closing(sqlite3.connect(store, isolation_level=None)) as connection:
-            if values is None:
-                connection.executescript(script)
-            else:
-                connection.execute(script, values)
-
-    return execute

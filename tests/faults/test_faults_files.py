@@ -3,7 +3,6 @@
 import contextlib
 import json
 import sys
-from dataclasses import replace
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -12,9 +11,10 @@ from hypothesis import strategies as st
 import backend_kwargs
 from backend_kwargs import Backend, BackendKwargsError
 from backend_kwargs.auto import race
-from backend_kwargs.auto.decide import Decision, Store
 from backend_kwargs.auto.decisions_toml import write_decisions
 from backend_kwargs.auto.reporting import table
+from backend_kwargs.auto.store import Catalogue
+from backend_kwargs.facts.decision import Decision
 from backend_kwargs.options.catalogue import inductor_options
 from backend_kwargs.options.option import Option
 from backend_kwargs.pipeline import OWN
@@ -132,7 +132,9 @@ def test_nothing_that_is_called_is_data():
         for name in trust.INDUCTOR_DATA & {*inductor_options()}
         if "callable" in describe(inductor_options()[name].type)
     ]
-    assert [name for name in OWN if not trust.is_data(OWN[name])] == ["store", "on_progress"]
+    assert [name for name in OWN if not trust.is_data(OWN[name])] == [
+        *("lock", "store", "store_label", "signing_key", "trusted_keys", "on_progress")
+    ]
 
 
 def test_what_nobody_has_looked_at_is_code():
@@ -172,7 +174,7 @@ def test_a_table_prints_no_control_characters():
 def test_the_command_prints_no_control_characters(store):
     """`list`, `show` and errors escape control characters of a store's text."""
     made = Decision(KEY, "graph", SAID, facts=SAID, machine={SAID: SAID})
-    Store(store).add(made, replace(made, key=SAID))
+    Catalogue(store).add(made)
     for arguments in (["list"], ["show", "abab"]):
         done = forks.run("-m", "backend_kwargs", "decisions", *arguments)
         assert done.returncode == 0

@@ -13,10 +13,10 @@ import typer
 
 import backend_kwargs as bk
 from backend_kwargs import cli
-from backend_kwargs.auto.decide import Decision, Store
+from backend_kwargs.auto.store import Catalogue
 from backend_kwargs.cli.console import LONGEST_LINE, complain, print_json, print_table, say
 from backend_kwargs.errors import BackendKwargsError, printable, shown, warn_once
-from backend_kwargs.facts.decision import RaceRow
+from backend_kwargs.facts.decision import Decision, RaceRow
 
 KEY = "ab" * 32
 # Escape sequences, line ends, a change of direction, markup of rich, and controls of eight bits.
@@ -56,7 +56,7 @@ def bundle(tmp_path_factory):
 def here(tmp_path, monkeypatch, bundle):
     """A folder with a hostile store, bundle, TOML file and factory."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("BACKEND_KWARGS_STORE", str(tmp_path / "decisions.sqlite"))
+    monkeypatch.setenv("BACKEND_KWARGS_STORE", str(tmp_path / "decisions"))
     monkeypatch.setenv("CUDA_HOME", NAME)
     monkeypatch.setattr(sys, "path", [*sys.path])
     monkeypatch.setattr(warnings, "showwarning", warnings.showwarning)  # main() sets it
@@ -64,7 +64,7 @@ def here(tmp_path, monkeypatch, bundle):
     (tmp_path / "bundle" / "signatures").mkdir(exist_ok=True)
     row = RaceRow(SAID, status="fail_to_run", reason=SAID)
     made = Decision(KEY, "graph", SAID, {SAID: SAID}, (row,), {SAID: SAID}, facts=SAID, fixed={SAID: SAID})
-    Store(tmp_path / "decisions.sqlite").add(made)
+    Catalogue(tmp_path / "decisions").add(made)
     quoted = json.dumps(SAID)
     (tmp_path / "t.toml").write_text(f"[decisions.{KEY}]\ngraph = 'g'\nwinner = {quoted}\noptions = {{{quoted} = 1}}\n")
     (tmp_path / "hostile.py").write_text(FACTORY.replace("SAID", repr(SAID)))
@@ -90,12 +90,16 @@ CALLS = {
     "build": [["hostile.py:build", "-b", "eager", "-o", NAME], ["hostile.py:fail", "-o", "out"], ["x", "-o", "out"]],
     "inspect": [["bundle"], ["bundle", "--json"], [NAME], ["bundle", "--key", NAME]],
     "run": [["bundle"], ["bundle", "hostile.py:build"], [NAME], ["bundle", "hostile.py:fail"]],
+    "audit": [["x"], [NAME], ["bundle", "--model", "hostile.py:fail"], ["x", "--model", f"{NAME}.py:f"]],
+    "pin": [["hostile.py:fail", "--lock", "k"], [f"{NAME}.py:f", "--lock", "k"], ["x:f", "--lock", f"{NAME}/x"]],
+    "seal": [["--from-log", NAME], ["--from-log", "t.toml"]],
     "page": [[NAME, "--html", "out.html"], ["x", "--against", NAME, "--html", "out.html"]],
     "serve": [["--host", NAME], ["t.toml", "--host", NAME]],
     "decisions list": [[], ["--json"], ["--store", NAME]],
     "decisions show": [["ab"], ["ab", "--json"], ["ab", "--as", "inductor-config"], [NAME]],
     "decisions export": [[NAME], ["out.toml"], ["out.toml", NAME]],
     "decisions import": [["t.toml"], [NAME], ["t.toml", "--store", NAME]],
+    "decisions sync": [[f"{NAME}/x", "there"], ["here", f"{NAME}/x"], ["env:NOT_SET", "there"]],
     "decisions forget": [[NAME], ["ab", "--store", f"{NAME}/x"], []],
 }
 

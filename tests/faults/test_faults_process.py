@@ -12,7 +12,8 @@ from torch._inductor.utils import fresh_cache
 
 from backend_kwargs import make_backend
 from backend_kwargs.auto import decide
-from backend_kwargs.auto.decide import Store
+from backend_kwargs.auto.store import Catalogue
+from tests.auto.graphs import change
 from tests.faults.attempts import TIMES
 
 
@@ -34,17 +35,18 @@ def test_a_broken_compiler_is_not_remembered(auto, store, log, warned):
         with fresh_cache(), warned():
             assert torch.allclose(auto(chain, options={"cpp.cxx": ("/no/such/compiler",)})(x), chain(x))
         torch._dynamo.reset()
-    assert Store(store).all() == []
+    assert Catalogue(store).all() == []
     assert sum(line.startswith("default is dropped") for line in log.messages) == 1
 
 
 @torch.no_grad()
-def test_what_a_broken_compiler_left_in_a_store_is_not_followed(auto, races, store, execute, begin_anew):
+def test_what_a_broken_compiler_left_in_a_store_is_not_followed(auto, races, store, begin_anew):
     """A stored decision for eager from a process where default could not run is not used."""
     x = torch.randn(8, 64)
     auto(chain)(x)
-    rows = '[{"name": "eager", "won": true}, {"name": "default", "status": "fail_to_run", "reason": "InvalidCxx"}]'
-    execute("UPDATE decisions SET winner = 'eager', rows = ?", (rows,))
+    default = {"name": "default", "status": "fail_to_run", "reason": "InvalidCxx"}
+    rows = [{"name": "eager", "won": True}, default]
+    change(store, winner="eager", rows=rows)
     begin_anew()
     auto(chain)(x)
     assert races.count == 2

@@ -329,8 +329,8 @@ def test_the_command_line_says_it_in_one_line(tmp_path):
     os.mkfifo(tmp_path / "pipe")
     before = sorted(each.name for each in tmp_path.iterdir())
     for arguments in (
-        ["decisions", "import", "t.toml", "--store", "s.sqlite"],
-        ["decisions", "import", "pipe", "--store", "s.sqlite"],
+        ["decisions", "import", "t.toml", "--store", "s"],
+        ["decisions", "import", "pipe", "--store", "s"],
         ["compare", "m.py:f", "--config", "@pipe"],
         ["explain", "tmpl-inductor", "-o", f"cpp.threads={'[' * 500}{']' * 500}"],
     ):

@@ -151,7 +151,7 @@ def case(kind: str, which: str, device: str, sizes: dict[str, int], options: dic
 
 def rank(at: int, given: argparse.Namespace, folder: str) -> None:
     """Run the cases as one of two ranks; rank 0 prints them."""
-    os.environ["BACKEND_KWARGS_STORE"] = f"{folder}/decisions-{at}.sqlite"
+    os.environ["BACKEND_KWARGS_STORE"] = f"{folder}/decisions-{at}"
     os.environ["TORCHINDUCTOR_CACHE_DIR"] = f"{folder}/cache-{at}"
     on_gpu = given.device == "cuda"
     device = f"cuda:{at}" if on_gpu else "cpu"

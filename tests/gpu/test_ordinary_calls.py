@@ -19,7 +19,7 @@ CALLS = 6
 
 @pytest.fixture(autouse=True)
 def store(tmp_path, monkeypatch, fresh_dynamo):
-    monkeypatch.setenv("BACKEND_KWARGS_STORE", str(tmp_path / "decisions.sqlite"))
+    monkeypatch.setenv("BACKEND_KWARGS_STORE", str(tmp_path / "decisions"))
     # CUDA graphs always win, however busy the machine is: the tests check what follows.
     monkeypatch.setattr(race, "better", lambda challenger, champion, objective: True)
     decide.forget_process()

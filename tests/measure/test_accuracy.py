@@ -152,6 +152,27 @@ def test_a_reference_of_another_structure_is_none():
     assert not check([1.5 * ONE], [ONE], [5 * ONE.double(), ONE.double()]).passed
 
 
+@pytest.mark.parametrize(
+    ("off", "passes"), [pytest.param(1e-4, True, id="within"), pytest.param(1e-2, False, id="eager's own error")]
+)
+def test_closely_no_reference_helps(off, passes):
+    """Under `closely` an error must be within the tolerance, though eager's own to the reference is as large."""
+    eager, precise = torch.ones(64), torch.ones(64, dtype=torch.float64) + off
+    result = eager + off
+    assert check(result, eager, precise).passed
+    accuracy = check(result, eager, closely=True)
+    assert accuracy.passed == passes
+    assert accuracy.reason == ("" if passes else "output: an element is not within the tolerance of eager's")
+
+
+def test_closely_no_larger_leaf_helps():
+    """Under `closely` a leaf of zeros is not allowed the rounding of a larger leaf, which passes otherwise."""
+    large, zeros = torch.full((64,), 1e4), torch.zeros(64)
+    seen, eager = [large, torch.full((64,), 1e-3)], [large, zeros]
+    assert check(seen, eager, tol=1e-9).passed
+    assert not check(seen, eager, tol=1e-9, closely=True).passed
+
+
 def test_training_allows_ten_times_more():
     """The tolerance is 1e-3 in inference and 1e-2 in training."""
     truth = torch.randn(1000, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
@@ -572,6 +593,16 @@ def test_two_runs_of_eager_may_round_otherwise(second, passes):
     """Errors of up to the tolerance of the largest leaf, as atomic additions make them."""
     first = [LOGITS, torch.full((64,), 1e-6)]
     assert same_twice({"output": second}, {"output": first}).passed is passes
+
+
+@pytest.mark.parametrize(
+    ("off", "passes"), [pytest.param(5e-3, True, id="at most"), pytest.param(6e-3, False, id="more")]
+)
+def test_one_element_of_two_runs_of_eager(off, passes):
+    """One element of a small leaf may be off by five times the tolerance of the largest leaf, which has a size of 1."""
+    small, changed = torch.full((4096,), 1e-6), torch.full((4096,), 1e-6)
+    changed[7] = off
+    assert same_twice({"output": [LOGITS, changed]}, {"output": [LOGITS, small]}, tol=1e-3).passed is passes
 
 
 def test_each_leaf_has_its_error_and_bound():

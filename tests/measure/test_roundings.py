@@ -62,6 +62,15 @@ def test_exact_results_stay(fn):
     assert {each.largest for each in moved(fn, X * 10)} == {0.0}
 
 
+@pytest.mark.parametrize("fn", [lambda x: x.sum(-1), lambda x: x.cumsum(-1), torch.sum], ids=["rows", "running", "all"])
+def test_sums_of_integers_stay(fn):
+    """They have no rounding error."""
+    whole = (X * 10).long()
+    with OtherRounding(0):
+        found = fn(whole)
+    assert torch.equal(found, fn(whole))
+
+
 def test_the_inputs_stay():
     """Operators that write where their schema does not say so write once."""
     x, mean, var = X.clone(), torch.zeros(64), torch.ones(64)
@@ -91,6 +100,21 @@ def test_random_numbers_are_drawn_as_in_eager():
         return {"output": functional.dropout(X, 0.5).exp()}
 
     assert all(each["output"].rms < 1e-4 for each in Roundings(dropped, dropped()))
+
+
+@pytest.mark.parametrize(
+    "draw",
+    [torch.rand_like, torch.randn_like, lambda x: x.softmax(-1).multinomial(2)],
+    ids=["rand_like", "randn_like", "multinomial"],
+)
+def test_a_random_operator_draws_once(draw):
+    """Also one that writes nowhere, so that the next one draws what it does in eager."""
+    torch.manual_seed(0)
+    eager = draw(X), draw(X)
+    torch.manual_seed(0)
+    with OtherRounding(0):
+        drawn = draw(X), draw(X)
+    assert all(map(torch.equal, drawn, eager))
 
 
 def test_runs_are_made_when_they_are_read():

@@ -207,11 +207,19 @@ def closure():
     return call
 
 
+HOLDER = Holder()
+
+
+def through_a_global(x):
+    return HOLDER(x)
+
+
 @pytest.mark.parametrize(
     "make",
     [
         pytest.param(Holder, id="object"),
         pytest.param(closure, id="closure"),
+        pytest.param(lambda: through_a_global, id="global"),
         pytest.param(lambda: functools.partial(Holder()), id="partial"),
         pytest.param(lambda: Holder().__call__, id="bound method"),
     ],

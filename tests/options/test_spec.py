@@ -2,6 +2,7 @@ import pytest
 
 from backend_kwargs.errors import BackendKwargsError
 from backend_kwargs.options.spec import (
+    LONGEST,
     check_name,
     join_spec,
     split_assignment,
@@ -77,6 +78,16 @@ def test_check_name_says_whose():
         pytest.param("a[x=[1,2],y=3],b", [("a", {"x": "[1,2]", "y": "3"}), ("b", {})], id="brackets-in-value"),
         pytest.param("a[x=1,max-size=2]", [("a", {"x": "1", "max-size": "2"})], id="hyphen-in-name"),
         pytest.param("a[x=b=c]", [("a", {"x": "b=c"})], id="equals-in-value"),
+        pytest.param(" a [ x = 1 , y= 2 ] , b ", [("a", {"x": "1", "y": "2"}), ("b", {})], id="blanks"),
+        pytest.param("a\n,\tb\n", [("a", {}), ("b", {})], id="lines-and-tabs"),
+        pytest.param("a,b , ,\n", [("a", {}), ("b", {})], id="commas-and-blanks-at-the-end"),
+        pytest.param("a[x=1],a[x=2]", [("a", {"x": "1"}), ("a", {"x": "2"})], id="one-name-twice"),
+        pytest.param("a[x=1,x=2]", [("a", {"x": "2"})], id="one-option-twice"),
+        pytest.param("A,a", [("A", {}), ("a", {})], id="another-case"),
+        pytest.param("a[x=1, 2, y=3]", [("a", {"x": "1, 2", "y": "3"})], id="blanks-in-value"),
+        pytest.param("a[x=]", [("a", {"x": ""})], id="no-value"),
+        pytest.param("a[x=[1],y=[2]]", [("a", {"x": "[1]", "y": "[2]"})], id="two-lists"),
+        pytest.param("a[x=1]\n", [("a", {"x": "1"})], id="line-end-after-options"),
     ],
 )
 def test_split_candidates(text, candidates):
@@ -94,6 +105,12 @@ def test_split_candidates(text, candidates):
         pytest.param("a[]", id="no-options"),
         pytest.param("a]x=1[", id="brackets-turned"),
         pytest.param("a[x=1]b", id="text-after-options"),
+        pytest.param("a, ,b", id="a-blank-between"),
+        pytest.param(" ", id="a-blank"),
+        pytest.param("[x=1]", id="options-of-nothing"),
+        pytest.param(" [x=1]", id="options-of-a-blank"),
+        pytest.param("a[x=[[1]]]", id="lists-in-lists"),
+        pytest.param("a[x=1][y=2]", id="options-twice"),
     ],
 )
 def test_split_candidates_refuses(text):
@@ -101,6 +118,40 @@ def test_split_candidates_refuses(text):
     with pytest.raises(BackendKwargsError) as e:
         split_candidates(text)
     assert str(e.value) == f"Cannot read backends {text!r}; write them 'a,b:template,c[option=value]'."
+
+
+@pytest.mark.parametrize(
+    ("name", "valid"),
+    [
+        pytest.param("a", True, id="a-letter"),
+        pytest.param("_", True, id="an-underscore"),
+        pytest.param("a-", True, id="a-hyphen-last"),
+        pytest.param("-a", False, id="a-hyphen-first"),
+        pytest.param(".a", False, id="a-dot-first"),
+        pytest.param(" a", False, id="a-blank-first"),
+        pytest.param("a ", False, id="a-blank-last"),
+        pytest.param("\u00e4", False, id="a-letter-of-another-alphabet-first"),
+        pytest.param(b"a", False, id="bytes"),
+    ],
+)
+def test_what_is_a_name(name, valid):
+    """A letter or an underscore first, then letters, digits, '_', '-' and '.'."""
+    if valid:
+        check_name("A template", name)
+        return
+    with pytest.raises(BackendKwargsError) as e:
+        check_name("A template", name)
+    assert str(e.value) == wanted(name)
+
+
+@pytest.mark.parametrize(("length", "taken"), [(LONGEST, True), (LONGEST + 1, False)], ids=["at", "above"])
+def test_the_longest_spec(length, taken):
+    """10000 characters are looked up, more are not."""
+    if taken:
+        assert split_templates("a" * length) == ("a" * length,)
+        return
+    with pytest.raises(BackendKwargsError, match="Template names must be at most 10000 characters long, got 'aaa"):
+        split_templates("a" * length)
 
 
 def test_split_outside():

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from backend_kwargs.auto.store import Store
+from backend_kwargs.auto.store import Catalogue
 from backend_kwargs.facts.decision import Decision
 from backend_kwargs.page import Document, fragment, to_html
 from tests.page import examples
@@ -206,7 +206,7 @@ def test_accessible(opened, text, schemes):
 def test_a_store_in_a_browser(browser, tmp_path):
     """The list of a store leads to the page of a decision, within the server's policy and accessibly."""
     axe = pytest.importorskip("axe_playwright_python", reason="pip install axe-playwright-python")
-    store = Store(tmp_path / "decisions.sqlite")
+    store = Catalogue(tmp_path / "decisions")
     store.add(Decision("ab" * 32, "g", "freezing", facts=HOSTILE, machine={"gpu": HOSTILE}))
     context = browser.new_context()
     with serving(store) as server:

@@ -68,6 +68,25 @@ def test_changes(old, new, found):
     assert [(each.kind, each.name) for each in changes(old, new).changes] == found
 
 
+@pytest.mark.parametrize(
+    ("median", "noise", "kinds"),
+    [
+        pytest.param(2.0, 1.0, [], id="where the old interval ends"),
+        pytest.param(2.25, 1.0, ["faster"], id="beyond it"),
+        pytest.param(2.25, 1.5, [], id="by the noise"),
+        pytest.param(2.5, 1.5, ["faster"], id="by more than the noise"),
+        pytest.param(1.0, 1.0, [], id="where the old interval begins"),
+        pytest.param(0.75, 1.0, ["slower"], id="below it"),
+        pytest.param(0.75, 2.0, [], id="slower by the noise"),
+        pytest.param(0.7, 2.0, ["slower"], id="slower by more than the noise"),
+    ],
+)
+def test_where_a_change_begins(median, noise, kinds):
+    """An interval that touches the old one, or a change as large as the noise, is none."""
+    old, new = row("a", 1.5, spread=0.25), row("a", median, spread=0.25)
+    assert [each.kind for each in changes(report(old, noise=noise), report(new)).changes] == kinds
+
+
 def test_what_makes_reports_hard_to_compare():
     """Another torch, or another baseline, is named."""
     old, new = report(row("a", 1.5), torch="2.12.0", dtype="a"), report(row("a", 1.5), over="b", torch="2.13.0")

@@ -84,3 +84,18 @@ def test_a_text_of_several_lines_is_a_sentence_and_a_remark():
 def test_how_sure_that_is(given, noise, sure):
     """The word is on what the sentence says, and the reason on the intervals behind it."""
     assert how_sure(given, noise) == sure
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "said"),
+    [
+        pytest.param(0.9, 1.0, "Keep eager: it is not clear whether w is faster", id="ends at 1"),
+        pytest.param(0.9, 0.999, "Keep eager: w is", id="ends below 1"),
+        pytest.param(1.0, 1.2, "Keep eager: it is not clear whether w is faster", id="begins at 1"),
+        pytest.param(1.001, 1.2, "Use w:", id="begins above 1"),
+    ],
+)
+def test_where_an_interval_contains_one(low, high, said):
+    """An interval that ends at 1 contains it."""
+    made = "".join(piece.text for piece in sentence(verdict(eager=Interval((low + high) / 2, low, high))))
+    assert made.startswith(said)

@@ -82,7 +82,7 @@ def test_one_value_for_all_spellings(given):
             "int8-dynamic",
             Machine(),
             "Precision 'int8-dynamic' cannot work here: torchao is not importable; "
-            'pip install "backend-kwargs[torchao]".',
+            'pip install "torchao<0.19,>=0.18".',
             id="no torchao",
         ),
         pytest.param(

@@ -8,7 +8,15 @@ from backend_kwargs.facts.decision import Decision, RaceRow
 from backend_kwargs.interval import Interval
 from backend_kwargs.page import parse, to_json
 from backend_kwargs.page.document import Span
-from backend_kwargs.report.decisions import best_mode, document_of, race_of, ratio_over, speedups_of, verdict_of
+from backend_kwargs.report.decisions import (
+    best_mode,
+    document_of,
+    race_of,
+    ratio_over,
+    speedups_of,
+    verdict_of,
+    warnings_of,
+)
 
 TWICE = Interval(2.0, 1.0, 4.0)
 ROWS = (
@@ -32,6 +40,13 @@ def test_lanes_have_compiling_and_timing_apart():
     assert spans["crash"] == (Span(kind="compile", start=5.0, end=7.0),)
     assert (spans["eager"], spans["later"], race.lanes[-1].reason) == ((), (), "it could save 1 % at most")
     assert not race.estimated
+
+
+def test_a_race_that_was_cut_counts_what_it_did_not_time():
+    """A row that was skipped, and one that failed before it was timed."""
+    (warned,) = warnings_of(replace(DECISION, cut_s=12.0), "3 ops")
+    assert warned.text == "The race was cut by its budget of 12 s: 2 candidates were not timed."
+    assert [*warnings_of(DECISION, "3 ops")] == []
 
 
 def test_rows_say_when_they_took_the_lead():

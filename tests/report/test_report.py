@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 import threading
+from dataclasses import replace
 
 import pytest
 import torch
@@ -20,6 +21,7 @@ from torch.nn.parallel import DistributedDataParallel
 import backend_kwargs as bk
 from backend_kwargs import compile_records
 from backend_kwargs.report import Ran
+from backend_kwargs.report.advice import advice_on
 from backend_kwargs.report.ran import RETURNED, UNKNOWN
 
 pytestmark = pytest.mark.usefixtures("fresh_dynamo")
@@ -260,6 +262,8 @@ def test_bypassed_cache_is_told_with_its_reason():
     assert found.advice == (
         "cache bypass: FX graph cache is not enabled: each process compiles again -> leave out what cannot be cached",
     )
+    pinned = replace(found.graphs[0], options={"reproducible": "pinned", "lock": "k.lock"})
+    assert [*advice_on([pinned])] == []  # a lock's graphs are never cached
 
 
 @pytest.mark.parametrize("options", [pytest.param({}, id="python"), pytest.param({"cpp_wrapper": True}, id="cpp")])

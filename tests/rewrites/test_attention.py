@@ -116,6 +116,26 @@ def test_masks_that_multiply_stay():
     assert matched(fn, args, "attention") == 0
 
 
+def test_masks_of_windows_beside_a_bias_of_each_batch():
+    """A bias of each batch has another period than masks that repeat for each image, so that both stay."""
+    args = *windows(2)[1], torch.randn(8, 3, 5, 5)
+
+    def call(q, k, v, b):
+        mask = torch.arange(4.0).view(1, 4, 1, 1, 1) * torch.ones(5, 5).triu()
+        scores = (q @ k.mT + b).view(-1, 4, 3, 5, 5) + mask
+        return scores.view(-1, 3, 5, 5).softmax(-1) @ v
+
+    assert matched(call, args, "attention") == 0
+
+
+@pytest.mark.parametrize("dims", [(1, 0, 3, 2), (0, 1, 3, 2)], ids=["exchanged", "as they are"])
+def test_keys_with_batches_and_heads_exchanged(dims):
+    """Keys whose batches and heads change places are read in their new places."""
+    q, k, v = (torch.randn(2, 2, length, 16) for length in (5, 7, 7))
+    fn = lambda q, k, v, b: (q @ k.permute(dims) * 0.3 + b).softmax(-1) @ v  # noqa: E731
+    assert matched(fn, (q, k, v, torch.randn(5, 7)), "attention") == 1
+
+
 def test_keys_of_one_head():
     """Keys and values that are repeated for each head match, and are passed on as views without copies."""
     q, k, v, b = torch.randn(2, 3, 5, 16), torch.randn(2, 1, 7, 16), torch.randn(2, 1, 7, 16), torch.randn(5, 7)
@@ -199,6 +219,12 @@ NEAR = {
     "a bias with a factor": lambda q, k, v, b: torch.add(q @ k.mT, b, alpha=2).softmax(-1) @ v,
     "a bias and scores with a factor": lambda q, k, v, b: torch.add(b, q @ k.mT, alpha=2).softmax(-1) @ v,
     "scores that are no product": lambda q, k, v, b: (b.expand(2, 3, 5, 7) * 2).softmax(-1) @ v,
+    "the product is returned": lambda q, k, v, b: (s := q @ k.mT, (s * 0.3 + b).softmax(-1) @ v),
+    "the scaled product is returned": lambda q, k, v, b: (s := q @ k.mT * 0.3, (s + b).softmax(-1) @ v),
+    "weights of themselves": lambda q, k, v, b: torch.bmm(w := (torch.bmm(k[0], k[0].mT) * 0.3).softmax(-1), w),
+    "float64": lambda q, k, v, b: K(q.double(), k.double(), b.double()).softmax(-1) @ v.double(),
+    "values of another dtype": lambda q, k, v, b: K(q, k, b.bfloat16()).softmax(-1).bfloat16() @ v.bfloat16(),
+    "an infinite scale": lambda q, k, v, b: ((q @ k.mT / 1e-320 + b).softmax(-1) @ v).nan_to_num(),
 }
 
 
@@ -317,23 +343,29 @@ def with_bias(by, keys, bias, grad=False, heads=4):
     return gm
 
 
+def masks_of(mask):
+    """Return masks of windows, repeated for each image and head."""
+    keys = mask.shape[-1]
+    return mask.view(1, 4, 1, keys, keys).expand(2, -1, 4, -1, -1).reshape(-1, 4, keys, keys)
+
+
 def repeated(table, mask, first=False):
     """Return a bias with repeated masks, as timm passes it to scaled_dot_product_attention."""
-    keys = table.shape[-1]
-    masks = mask.view(1, 4, 1, keys, keys).expand(2, -1, 4, -1, -1).reshape(-1, 4, keys, keys)
+    masks = masks_of(mask)
     return masks + table.unsqueeze(0) if first else table.unsqueeze(0) + masks
 
 
-def pad(graph, start=0, left=0):
+def pad(graph, start=0, left=0, step=1):
     """Pad the bias and slice it again, as torch does for the memory-efficient kernel."""
     aten = torch.ops.aten
     (node,) = graph.find_nodes(op="call_function", target=aten._scaled_dot_product_efficient_attention.default)
     bias = node.args[3]
     value = bias.meta["val"]
     with graph.inserting_before(node), value.fake_mode:
-        padded = graph.call_function(aten.constant_pad_nd.default, (bias, [left, 15 - left], 0.0))
-        wide = padded.meta["val"] = torch.empty(*value.shape[:3], 64, dtype=value.dtype, device=value.device)
-        cut = graph.call_function(aten.slice.Tensor, (padded, -1, start, start + 49))
+        width = 64 * step
+        padded = graph.call_function(aten.constant_pad_nd.default, (bias, [left, width - 49 - left], 0.0))
+        wide = padded.meta["val"] = torch.empty(*value.shape[:3], width, dtype=value.dtype, device=value.device)
+        cut = graph.call_function(aten.slice.Tensor, (padded, -1, start, start + 49 * step, step))
         cut.meta["val"] = torch.empty_strided(value.shape, wide.stride(), dtype=value.dtype, device=value.device)
     node.update_arg(3, cut)
 
@@ -344,6 +376,19 @@ FEW = {
     "one that repeats, first": ("cudnn", lambda table, mask: repeated(table, mask, first=True), (4, 4, 49, 49)),
     "a sum": ("cudnn", lambda table, mask: table.expand(8, 4, *table.shape[1:]) + mask, (8, 4, 49, 49)),
     "one that was padded": ("efficient", repeated, (4, 4, 49, 49)),
+    "one that repeats, and one of all": (
+        "cudnn",
+        lambda table, mask: masks_of(mask) + table.expand(8, 4, *table.shape[1:]),
+        (8, 4, 49, 49),
+    ),
+    "masks of each image": (
+        "cudnn",
+        lambda table, mask: (
+            table.unsqueeze(0)
+            + mask.narrow(0, 0, 2).view(2, 1, 1, 49, 49).expand(2, 4, 4, -1, -1).reshape(-1, 4, 49, 49)
+        ),
+        (8, 4, 49, 49),
+    ),
 }
 
 
@@ -378,11 +423,13 @@ def test_a_library_stays(keys, grad, bias):
     assert rewrite_graph(with_bias("efficient", keys, bias, grad).graph, "attention") == 0
 
 
-@pytest.mark.parametrize(("start", "left"), [(0, 3), (15, 0), (3, 3)])
-def test_another_part_of_a_padded_bias(start, left):
+@pytest.mark.parametrize(
+    ("start", "left", "step"), [(0, 3, 1), (15, 0, 1), (3, 3, 1), (0, 0, 2)], ids=["left", "start", "both", "step"]
+)
+def test_another_part_of_a_padded_bias(start, left, step):
     """A bias that is padded and sliced at other places is passed on as it is."""
-    gm = with_bias("efficient", 49, lambda table, mask: table.expand(8, 4, 49, 49))
-    pad(gm.graph, start, left)
+    gm = with_bias("efficient", 49, repeated)
+    pad(gm.graph, start, left, step)
     assert rewrite_graph(gm.graph, "attention") == 1
     (node,) = gm.graph.find_nodes(op="call_function", target=torch.ops.backend_kwargs.attention.default)
     assert node.args[3].target is torch.ops.aten.slice.Tensor
@@ -399,6 +446,9 @@ OTHERWISE = {
     "causal": lambda q, k, v, b: ATEN._scaled_dot_product_efficient_attention(q, k, v, b, False, 0.0, True),
     "dropout": lambda q, k, v, b: ATEN._scaled_dot_product_efficient_attention(q, k, v, b, False, 0.5),
     "a negative scale": lambda q, k, v, b: ATEN._scaled_dot_product_cudnn_attention(q, k, v, b, False, scale=-0.2),
+    "a scale of zero": lambda q, k, v, b: ATEN._scaled_dot_product_efficient_attention(q, k, v, b, False, scale=0.0),
+    "flash attention with dropout": lambda q, k, v, b: ATEN._scaled_dot_product_flash_attention(q, k, v, 0.5),
+    "two dtypes": lambda q, k, v, b: ATEN._scaled_dot_product_efficient_attention(q, k, v.half(), b, False),
     "in float32": lambda *args: ATEN._scaled_dot_product_efficient_attention(*(each.float() for each in args), False),
     "a mask": lambda q, k, v, b: ATEN._scaled_dot_product_cudnn_attention(q, k, v, b > 0, False),
 }

@@ -137,6 +137,7 @@ def test_two_branches():
 
 CONV = nn.Conv2d(4, 4, 3, padding=1).eval()
 NORM = nn.BatchNorm2d(4).eval()
+CHANNELS = torch.tensor([0.5, -1.0, 2.0, 1.0]).view(4, 1, 1)
 NEAR = {
     "ReLU6": lambda x: F.relu6(CONV(x)),
     "leaky ReLU": lambda x: F.leaky_relu(CONV(x)),
@@ -157,6 +158,14 @@ NEAR = {
     "another dtype after": lambda x: F.relu(CONV(x).double()),
     "a convolution that is quantised": lambda x: F.relu(CONV(x).to(torch.float8_e4m3fn).float()),
     "a sum that is quantised": lambda x: F.relu((CONV(x) + x).to(torch.float8_e4m3fn).float()),
+    "a convolution of one pixel for all": lambda x: F.relu(CONV(x[:, :, :1, :1]) + x),
+    "one channel, scaled to many": lambda x: F.relu(F.conv2d(x, CONV.weight[:1], padding=1) * CHANNELS),
+    "a shift with a factor": lambda x: F.relu(torch.add(CONV(x), CHANNELS, alpha=2)),
+    "a subtrahend with a factor": lambda x: F.relu(torch.sub(CONV(x), CHANNELS, alpha=2)),
+    "subtracted from each channel": lambda x: F.relu(CHANNELS - CONV(x)),
+    "a conversion that is returned": lambda x: ((y := CONV(x).double()), F.relu((y * 2).float())),
+    "a scaled convolution that is returned": lambda x: ((y := CONV(x) * CHANNELS), F.relu(y + x)),
+    "float64": lambda x: F.relu(F.conv2d(x.double(), CONV.weight.double(), padding=1)),
 }
 
 

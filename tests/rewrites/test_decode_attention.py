@@ -223,6 +223,10 @@ NEAR = {
         made,
     ),
     "no batch": (FORMS["enable_gqa"], arguments(batch=0)),
+    "heads repeated unequally": (
+        lambda q, k, v, m: sdpa(q, *(x.repeat_interleave(torch.tensor([3, 5]), 1, output_size=8) for x in (k, v))),
+        made,
+    ),
     "gradients": (FORMS["enable_gqa"], lambda: [made()[0].requires_grad_(), *made()[1:]]),
     "a mask with gradients": (
         lambda q, k, v, m: sdpa(q, k, v, m, enable_gqa=True),

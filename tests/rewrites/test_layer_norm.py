@@ -51,6 +51,13 @@ def test_computes_the_same(dtype, sizes, columns, bias, eps, shift, residual, se
 
 
 W, B = torch.randn(6, requires_grad=True), torch.randn(6, requires_grad=True)
+
+
+def without_gradients(call):
+    with torch.no_grad():
+        return call()
+
+
 NEAR = {
     "no weight": lambda x: F.layer_norm(x, (6,)),
     "frozen": lambda x: F.layer_norm(x, (6,), W.detach(), B.detach()),
@@ -60,6 +67,8 @@ NEAR = {
     "RMS norm": lambda x: F.rms_norm(x, (6,), W),
     "group norm": lambda x: F.group_norm(x, 2, W[:4]),
     "no gradients": lambda x: F.layer_norm(x.detach(), (6,), W.detach()) + x,
+    "an input without gradients": lambda x: F.layer_norm(x.detach(), (6,), W, B) + x,
+    "under no_grad": lambda x: without_gradients(lambda: F.layer_norm(x, (6,), W, B)) + x,
 }
 
 
@@ -68,6 +77,14 @@ def test_near_miss(fn):
     """Other norms, and layer norms without these gradients, stay unchanged."""
     changed, x = Changed(lambda x: fn(x).sum().to(x.dtype), NAME), torch.randn(2, 4, 6)
     torch.testing.assert_close(gradients(changed, [x]), gradients(lambda x: fn(x).sum().to(x.dtype), [x]))
+    assert changed.counts[NAME] == 0
+
+
+def test_a_weight_of_another_dtype_stays():
+    """A norm of half-precision rows by weights in float32 is no case of the kernel."""
+    fn = lambda x: F.layer_norm(x.bfloat16(), (6,), W, B)  # noqa: E731
+    changed, x = Changed(fn, NAME), torch.randn(2, 4, 6, requires_grad=True)
+    torch.testing.assert_close(changed(x), fn(x), rtol=2e-2, atol=2e-2)
     assert changed.counts[NAME] == 0
 
 
@@ -163,6 +180,15 @@ def test_compiled():
     (graph,) = backend_kwargs.report(compiled).graphs
     assert graph.rewritten == {NAME: 2}
     assert not any("backend_kwargs.layer_norm." in code.source for code in graph.codes)
+
+
+@pytest.mark.parametrize(("columns", "count"), [(8192, 1), (8193, 0)])
+def test_the_longest_row(columns, count):
+    """A row of 8192 numbers fits into one program; a longer one stays."""
+    fn = lambda x, w: F.layer_norm(x, (columns,), w).sin().sum()  # noqa: E731
+    changed, args = Changed(fn, NAME), [torch.randn(2, columns), torch.randn(columns)]
+    torch.testing.assert_close(gradients(changed, args), gradients(fn, args), rtol=1e-3, atol=1e-3)
+    assert changed.counts[NAME] == count
 
 
 def test_dynamic_rows():

@@ -128,6 +128,12 @@ NEAR = {
     "another tanh": lambda x: 0.5 * (y := LINEAR(x)) * (1 + torch.tanh(0.8 * (y + 0.044715 * y**3))),
     "another dtype after": lambda x: F.relu(LINEAR(x).double()),
     "something between": lambda x: F.relu(LINEAR(x) + 1),
+    "a view that is returned": lambda x: (y := LINEAR(x.view(2, 3, 6)), F.relu(y)),
+    "a view with another user": lambda x: (y := LINEAR(x.view(2, 3, 6)), tanh_gelu(y), y.sum())[1:],
+    "the product before a view": lambda x: (y := LINEAR(x), F.relu(y.view(2, 3, 6))),
+    "a bias of a column": lambda x: F.relu(torch.addmm(x[:, :1], x, LINEAR.weight)),
+    "a bias of one number": lambda x: F.relu(torch.addmm(LINEAR.bias[0], x, LINEAR.weight)),
+    "float64": lambda x: F.relu(F.linear(x.double(), LINEAR.weight.double(), LINEAR.bias.double())),
 }
 
 

@@ -115,6 +115,14 @@ NEAR_LINEAR = {
     "something between": lambda x: F.cross_entropy(F.linear(x, W) * 2, T),
     "a product with a weight that is not transposed": lambda x: F.cross_entropy(x @ W, T),
     "fewer classes": lambda x: F.cross_entropy(F.linear(x, W).view(8, 2), torch.tensor([0, 1]).repeat(4)),
+    "flattened logits with another user": lambda x: (
+        F.cross_entropy(y := F.linear(x.view(2, 2, 4), W).view(4, 4), T) + y.sum()
+    ),
+    "widened logits with another user": lambda x: (
+        F.cross_entropy(y := F.linear(x.bfloat16(), W.bfloat16()).float(), T) + y.sum()
+    ),
+    "float64": lambda x: F.cross_entropy(F.linear(x.double(), W.double()), T),
+    "a sum of rows": lambda x: F.cross_entropy(F.linear(x, W), T, reduction="sum"),
 }
 
 

@@ -124,6 +124,10 @@ NEAR = {
     "a convolution with another user": lambda x: (y := CONV(IMAGES)) + F.silu(y) * x.sum(),
     "a transposed convolution": lambda x: F.silu(F.conv_transpose2d(IMAGES * x[0, 0], CONV.weight)),
     "one dimension": lambda x: F.silu(F.conv1d(x[None], torch.ones(2, 6, 1))),
+    "another user of a view": lambda x: (y := LINEAR(x.view(2, 3, 6)), F.silu(y)),
+    "a scaled product": lambda x: F.silu(torch.addmm(LINEAR.bias, x, LINEAR.weight, alpha=2)),
+    "a bias for each row": lambda x: F.silu(torch.addmm(x, x, LINEAR.weight)),
+    "one image for all": lambda x: F.silu(CONV(IMAGES[:, :, :1, :1]) + IMAGES),
 }
 
 

@@ -308,6 +308,8 @@ def mixed(layer, x):
 
 
 LAYERS, PLAIN = Heads(), (torch.randn(4, 8), torch.randn(2, 8))
+ONE, ROWS = nn.Parameter(torch.ones(1)), [nn.Parameter(torch.randn(8)) for _ in range(2)]
+WIDE = nn.Linear(8, 4, dtype=torch.float64)
 NEAR = {
     "one layer": lambda x: [LAYERS.q(x)],
     "other inputs": lambda x: [LAYERS.q(x), LAYERS.k(x + 1)],
@@ -315,6 +317,9 @@ NEAR = {
     "a weight that is computed": lambda x: [LAYERS.q(x), F.linear(x, LAYERS.k.weight * 2, LAYERS.k.bias)],
     "a weight that is no parameter": lambda x: [F.linear(x, x), F.linear(x, x + 1)],
     "weights that are no parameters": lambda x: [F.linear(x, PLAIN[0]), F.linear(x, PLAIN[1])],
+    "a bias of one number": lambda x: [LAYERS.q(x), F.linear(x, LAYERS.k.weight, ONE)],
+    "a weight of one row": lambda x: [F.linear(x, ROWS[0]), F.linear(x, ROWS[1])],
+    "inputs of two dtypes": lambda x: [LAYERS.q(x), F.linear(x.double(), WIDE.weight, WIDE.bias)],
     "one under autocast": lambda x: [mixed(LAYERS.q, x), LAYERS.k(x)],
     "the other under autocast": lambda x: [LAYERS.q(x), mixed(LAYERS.k, x)],
     "a weight that the graph changes": lambda x: [LAYERS.q(x), F.linear(x, LAYERS.v.weight.mul_(1), LAYERS.v.bias)],

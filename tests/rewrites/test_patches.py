@@ -110,6 +110,15 @@ def test_batches_that_vary():
     assert counts == [1, 1]
 
 
+def test_images_that_vary_stay():
+    """Images whose sizes vary have no fixed number of patches, so that the graph for all of them stays."""
+    fn, counts = compiled_by(multiply_patches, FORMS["functional"])
+    for side in (12, 16, 20):
+        x = torch.randn(2, 3, side, side).bfloat16()
+        assert_close(fn(x, W), FORMS["functional"](x, W), atol=5e-2, rtol=2e-2)
+    assert counts == [1, 0]
+
+
 def test_autocast():
     """Under autocast float32 images and weights give a product in half precision, as the convolution does."""
 
@@ -137,6 +146,8 @@ NEAR = {
     "float64": (lambda x, w: F.conv2d(x, w, stride=4), X.double(), W.double()),
     "one image without a batch": (lambda x, w: F.conv2d(x[0], w, stride=4), X, W),
     "transposed": (lambda x, w: F.conv_transpose2d(x, w[:3, :], stride=4), X, W),
+    "dilation in one dimension": (lambda x, w: F.conv2d(x, w, stride=4, dilation=(1, 2)), X, W),
+    "a result in float32": (lambda x, w: F.conv2d(x.float(), w.float(), stride=4).bfloat16(), X, W),
 }
 
 

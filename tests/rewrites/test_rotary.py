@@ -79,12 +79,23 @@ def test_computes_the_same(dtype, spelling, broadcast, half, heads_last, partly,
     assert changed.counts["rotary"] == 1
 
 
-COS, SIN = torch.randn(5, 8), torch.randn(5, 8)
+COS, SIN, MORE = torch.randn(5, 8), torch.randn(5, 8), torch.randn(3, 1, 5, 8)
 
 
 def plus(x):
     first, second = x.chunk(2, -1)
     return torch.cat((second, first), -1)
+
+
+def joined_of(first, second):
+    cos, sin = COS[:, :4], SIN[:, :4]
+    return torch.cat((first * cos - second * sin, second * cos + first * sin), -1)
+
+
+def joined_by(x, less, factor, more, other_factor):
+    cos, sin, first, second = COS[:, :4], SIN[:, :4], x[..., :4], x[..., 4:]
+    one = less(first * cos, second * sin, alpha=factor)
+    return torch.cat((one, more(second * cos, first * sin, alpha=other_factor)), -1)
 
 
 def other_sines(x):
@@ -113,6 +124,18 @@ NEAR = {
     "another dtype": lambda x: x * COS.double() + rotate_half(x) * SIN.double(),
     "one angle": lambda x: x * COS[:, :1] + rotate_half(x) * SIN[:, :1],
     "one sine": lambda x: x * COS + rotate_half(x) * SIN[:, :1],
+    "one head for all": lambda x: x * COS + rotate_half(x[:, 1:]) * SIN,
+    "halves of one head for all": lambda x: x * COS + torch.cat((-x[:, 1:, :, 4:], x[:, 1:, :, :4]), -1) * SIN,
+    "halves of two tensors": lambda x: x * COS + torch.cat((-x[..., 4:], (2 * x)[..., :4]), -1) * SIN,
+    "more batches of angles": lambda x: (one := x[:1]) * MORE + rotate_half(one) * SIN,
+    "more batches of sines": lambda x: (one := x[:1]) * COS + rotate_half(one) * MORE,
+    "three parts": lambda x: x * COS + torch.cat((-x[..., 4:6], -x[..., 6:], x[..., :4]), -1) * SIN,
+    "a factor of the sines": lambda x: joined_by(x, torch.sub, 2, torch.add, 1),
+    "a factor of the other sines": lambda x: joined_by(x, torch.sub, 1, torch.add, 2),
+    "sums in both halves": lambda x: joined_by(x, torch.add, 1, torch.add, 1),
+    "differences in both halves": lambda x: joined_by(x, torch.sub, 1, torch.sub, 1),
+    "the second half first": lambda x: joined_of(x[..., 4:], x[..., :4]),
+    "products that are returned": lambda x: (p := x * COS) + (p + rotate_half(x) * SIN),
     "one cosine for both": lambda x: (two := x[..., :2]) * COS[:, :1] + rotate_half(two) * SIN[:, :2],
 }
 

@@ -12,7 +12,6 @@ from typing import BinaryIO
 
 from backend_kwargs.auto.workers.messages import Reply, Request, receive, send
 
-NICE = 10
 DIE_WITH_PARENT = 1  # PR_SET_PDEATHSIG
 
 
@@ -60,6 +59,6 @@ def lowered(request: Request) -> tuple[str, str]:
 
 if __name__ == "__main__":
     end_with(int(sys.argv[1]))
-    os.nice(NICE)
+    os.nice(int(sys.argv[4]))
     with os.fdopen(int(sys.argv[2]), "rb") as requests, os.fdopen(int(sys.argv[3]), "wb") as replies:
         serve(requests, replies)

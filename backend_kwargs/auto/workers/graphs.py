@@ -1,6 +1,6 @@
 """A lowered graph as bytes that a worker can read, or the reason why it cannot be sent."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,6 +10,8 @@ from backend_kwargs.backends import Inputs
 from backend_kwargs.errors import error_text
 from backend_kwargs.rewrites.table import find_rewrite, list_rewrites
 from backend_kwargs.torch_internals.lowered_graphs import UnportableError, sent_graph
+
+OURS = "backend_kwargs::"  # operators that the modules of our rewrites define
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,18 +23,21 @@ class PackedGraph:
     refused: str = ""
 
 
-def packed(gm: GraphModule, example_inputs: Inputs, kwargs: Mapping[str, Any]) -> PackedGraph:
+def packed(
+    gm: GraphModule, example_inputs: Inputs, kwargs: Mapping[str, Any], rewrites: Sequence[str] = ()
+) -> PackedGraph:
     """Make bytes of what `compile_fx_inner(gm, example_inputs, **kwargs)` gets, before that call changes the graph.
 
-    It takes some hundredths of a second, changes nothing, and never raises: `refused` says why a graph stays here.
+    `rewrites` have changed dynamo's graph: a worker needs their operators. It takes some hundredths of a second,
+    changes nothing, and never raises: `refused` says why a graph stays here.
     """
     owners = {operator: name for name in list_rewrites() for operator in find_rewrite(name).operators}
-    called: dict[str, None] = {}
+    called = dict.fromkeys(rewrites)
 
     def known(operator: str) -> bool:
         if name := owners.get(operator):
             called[name] = None
-        return operator in owners
+        return operator in owners or (bool(rewrites) and operator.startswith(OURS))
 
     try:
         data = sent_graph(gm, example_inputs, kwargs, known)

@@ -19,6 +19,7 @@ from backend_kwargs.options.layers import Options
 
 Ticket = Future[Reply]  # done(), result(timeout), cancel(), which a job that runs already does not obey
 IDLE_S = 120.0
+NICE = 10  # the increment of their niceness: what runs in the program comes first
 LIMIT_S = 180.0  # of one graph
 STOPPED = "the workers were stopped"
 
@@ -30,13 +31,15 @@ class Workers:
     line. Nothing raises. Without `number`, there are as many workers as the cores allow: none on two cores.
     """
 
-    def __init__(self, number: int | None = None, *, idle_s: float = IDLE_S, limit_s: float = LIMIT_S) -> None:
+    def __init__(
+        self, number: int | None = None, *, idle_s: float = IDLE_S, limit_s: float = LIMIT_S, nice: int = NICE
+    ) -> None:
         self.refused = refused()
         if number is None:
             number = 0 if self.refused else spare_workers(allowed_cores())
             self.refused = self.refused or ("" if number else f"{allowed_cores()} cores leave none for a worker")
         self.number = 0 if self.refused else number
-        self.idle_s, self.limit_s = idle_s, limit_s
+        self.idle_s, self.limit_s, self.nice = idle_s, limit_s, nice
         self._pid = os.getpid()
         self._jobs: queue.SimpleQueue[tuple[Request, Ticket] | None] = queue.SimpleQueue()
         self._lock = threading.Lock()
@@ -63,7 +66,7 @@ class Workers:
         `cudagraphs` may be a bool, and is what the options say if it is not given.
         """
         ticket: Ticket = Future()
-        reason = self._refusal() or graph.refused
+        reason = self.refusal() or graph.refused
         try:
             request = None if reason else _request(graph, options, changed)
         except Exception as error:  # noqa: BLE001 - an option may be anything
@@ -111,7 +114,8 @@ class Workers:
         self._drop(STOPPED)
         atexit.unregister(self.stop)
 
-    def _refusal(self) -> str:
+    def refusal(self) -> str:
+        """Return why nothing is lowered for this process, "" if it is."""
         if os.getpid() != self._pid:
             return "this process was forked from the one that has the workers"
         if self._stopped:
@@ -125,7 +129,7 @@ class Workers:
         """
         process: WorkerProcess | None = None
         try:
-            process = WorkerProcess()
+            process = WorkerProcess(self.nice)
             with self._lock:
                 self._processes.append(process)
             process.ready(self.limit_s)
@@ -141,7 +145,7 @@ class Workers:
                     self._processes.remove(process)
             if process:
                 process.end()
-            if reason := self._refusal():
+            if reason := self.refusal():
                 self._drop(reason)
             elif not self._jobs.empty():
                 self.start()  # for a job that came when this thread had stopped waiting, or that a dead process left

@@ -29,7 +29,7 @@ class WorkerProcess:
     prompt or standard input. `Popen` makes it without a fork of what CUDA has started here.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, nice: int) -> None:
         read, child_write = os.pipe()
         child_read, write = os.pipe()
         self.errors = tempfile.TemporaryFile()  # noqa: SIM115 - closed by end()
@@ -38,7 +38,7 @@ class WorkerProcess:
         command = [sys.executable, "-P", "-W", "ignore", "-m", CHILD]
         try:
             self.process: subprocess.Popen[Any] = subprocess.Popen(
-                [*command, str(os.getpid()), str(child_read), str(child_write)],
+                [*command, *map(str, (os.getpid(), child_read, child_write, nice))],
                 env=_environment(),
                 pass_fds=(child_read, child_write),
                 stdin=subprocess.DEVNULL,

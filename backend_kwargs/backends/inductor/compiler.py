@@ -50,7 +50,7 @@ TORCH_COMPILE_ONLY = ("guard_filter_fn",)
 # An option, and those that it cannot be combined with.
 EXCLUSIVE: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
-        "use_aoti": ("auto", "freezing", "precision", "rewrites", "tuned_products"),
+        "use_aoti": ("auto", "freezing", "precision", "reproducible", "rewrites", "tuned_products"),
         "tuned_products": ("inductor_choices_class",),
     }
 )

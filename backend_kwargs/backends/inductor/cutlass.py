@@ -16,7 +16,7 @@ from pathlib import Path
 from threading import RLock
 
 from backend_kwargs.backends import CompileInner
-from backend_kwargs.errors import BackendKwargsError
+from backend_kwargs.errors import BackendKwargsError, pip_install
 from backend_kwargs.facts import Call
 from backend_kwargs.options.layers import Options
 from backend_kwargs.options.requirements import (
@@ -28,7 +28,7 @@ from backend_kwargs.options.requirements import (
     unmet,
 )
 
-INSTALL = 'pip install "backend-kwargs[cutlass]"'
+INSTALL = pip_install("cutlass")
 SOURCES = ("include", "tools", "examples")  # below cutlass_library/source
 
 _one_at_a_time = RLock()

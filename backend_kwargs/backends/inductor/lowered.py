@@ -48,6 +48,12 @@ class Version:
         plain = {id(each.graph): each.unrecorded() for each in self.recordings}
         return Version([plain.get(id(graph), graph) for graph in self.graphs])
 
+    def again(self) -> "Version":
+        """Return a version of the same code that has recorded nothing, in trees or otherwise."""
+        recordings = {id(each.graph): each.again() for each in self.recordings}
+        graphs = [recordings[id(each)].graph if id(each) in recordings else each for each in self.graphs]
+        return Version(graphs, [*recordings.values()])
+
 
 def _ignore(graph: LoweredGraph) -> None:
     """Do nothing with a graph."""
@@ -55,7 +61,7 @@ def _ignore(graph: LoweredGraph) -> None:
 
 @dataclass
 class Lowered:
-    """The lowered graphs of one compile, and which of their versions is in place."""
+    """The lowered graphs of one compile, and which of their versions is in place. `patches`: Inductor's options."""
 
     options: Options
     noted: Callable[[LoweredGraph], None] = _ignore
@@ -63,6 +69,8 @@ class Lowered:
     call: Call | None = None
     in_place: Version | None = None
     backwards: list[object] = field(default_factory=list)  # as AOTAutograd made them
+    around_backward: Callable[[Any], object] = lambda backward: backward
+    patches: Options = field(default_factory=dict)
 
     # ---- in place of Inductor's compile_fx, whose arguments these take
 
@@ -86,20 +94,35 @@ class Lowered:
 
         return compile_fx
 
+    def unlowered(self) -> Callable[..., Call]:
+        """Return the function that traces the model and keeps the graphs; they are lowered by `again`."""
+        from backend_kwargs.torch_internals.relowering import empty_place
+
+        def compile_fx(step: Callable[..., Call], gm: object, inputs: Inputs, inner: CompileInner, **kw: Any) -> Call:
+            self.patches = kw["config_patches"]
+            self.call = step(gm, inputs, self._keeping(lambda *_, **__: empty_place()), **kw)
+            self.backwards = [vars(each)["backward"] for each in self._functions]
+            return self.call
+
+        return compile_fx
+
     def again(self, version: Version) -> Callable[..., Call]:
         """Return the function that lowers the kept graphs again, as `version`."""
         from backend_kwargs.torch_internals.cudagraph_recording import noting_recordings
-        from backend_kwargs.torch_internals.relowering import around_lowering, fresh_boxes, spare_of
+        from backend_kwargs.torch_internals.relowering import around_lowering, fresh_boxes, is_empty, saved_as, spare_of
 
         def compile_fx(
             step: object, gm: object, inputs: Inputs, inner: CompileInner, *, config_patches: Options, **kw: Any
         ) -> Call:
             boxes = fresh_boxes(self.graphs[0].kwargs, cudagraphs=bool(config_patches.get("triton.cudagraphs")))
             with noting_recordings() as version.recordings:
+                strides: Any = None
                 for each in self.graphs:
-                    with around_lowering(each.example_inputs, config_patches):
+                    with around_lowering(each.example_inputs, config_patches) as reported:
+                        each.example_inputs = saved_as(strides, each.example_inputs)
                         graph: Any = inner(spare_of(each.gm), each.example_inputs, **{**each.kwargs, **boxes})
-                        version.graphs.append(graph)
+                    version.graphs.append(graph)
+                    strides = reported if is_empty(each.place) else None  # AOTAutograd has told others already
             self._check(version)
             return self._shared()
 
@@ -129,6 +152,10 @@ class Lowered:
         """Put a version in place for good; its CUDA graphs are recorded anew, in the trees that are there now."""
         for recording in version.recordings:
             recording.record_again()
+        self.settle(version)
+
+    def settle(self, version: Version) -> None:
+        """Put a version in place for good, with what it has recorded."""
         self._put(version, for_good=True)
         # AOTAutograd's function may hold the function that compiled its backward graph, and that this object.
         self.graphs, self.in_place, self.noted = [], None, _ignore
@@ -144,16 +171,19 @@ class Lowered:
         for each, graph in zip(self.graphs, version.graphs, strict=True):
             take_place(each.place, graph, for_good=for_good)
         for function, backward in zip(self._functions, version.backwards, strict=True):
-            function.backward = backward
+            function.backward = self.around_backward(backward)
         self.in_place = version
 
     def _check(self, version: Version) -> None:
         from backend_kwargs.torch_internals.inductor_code import CompiledFxGraph
-        from backend_kwargs.torch_internals.relowering import output_strides
+        from backend_kwargs.torch_internals.relowering import is_empty, is_partitioned, output_strides
 
         for each, graph in zip(self.graphs, version.graphs, strict=True):
-            if not isinstance(graph, CompiledFxGraph) or output_strides(graph) != output_strides(each.place):
+            alike = is_empty(each.place) or output_strides(graph) == output_strides(each.place)
+            if not isinstance(graph, CompiledFxGraph) or not alike:
                 raise UnlikeError("its results have other strides")
+            if is_partitioned(graph) != is_partitioned(each.place):
+                raise UnlikeError("CUDA graphs record other parts of it")
 
     def _keeping(self, inner: CompileInner) -> CompileInner:
         from backend_kwargs.torch_internals.relowering import spare_of
@@ -173,6 +203,11 @@ class Lowered:
         for function, backward in zip(self._functions, self.backwards, strict=True):
             function.backward = backward
         return self.call
+
+    @property
+    def functions(self) -> Sequence[type[Any]]:
+        """The autograd functions that call the graphs, none for a model without a backward pass."""
+        return self._functions
 
     @cached_property
     def _functions(self) -> Sequence[type[Any]]:

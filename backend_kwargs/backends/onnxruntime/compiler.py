@@ -6,9 +6,10 @@ from typing import TYPE_CHECKING, ClassVar
 
 from backend_kwargs.backends.declared import DeclaredCompiler
 from backend_kwargs.backends.onnxruntime.settings import OPTIONS, ONNXRuntimeOptions
+from backend_kwargs.errors import pip_install
 from backend_kwargs.options.layers import Options
 from backend_kwargs.options.option import Option
-from backend_kwargs.options.requirements import Lookup, Need, Rule, importable, install
+from backend_kwargs.options.requirements import Lookup, Need, Rule, importable
 
 if TYPE_CHECKING:
     from backend_kwargs.backends.part_compiler import PartCompiler
@@ -31,7 +32,7 @@ class ONNXRuntimeCompiler(DeclaredCompiler):
     declared: ClassVar[Mapping[str, Option]] = OPTIONS
     rules: ClassVar[tuple[Rule, ...]] = (Rule("inter_op_num_threads", unless=_sequential),)
     distributions: ClassVar[tuple[str, ...]] = PACKAGES
-    needs: ClassVar[tuple[Need, ...]] = tuple(importable(name, install("onnxruntime")) for name in PACKAGES)
+    needs: ClassVar[tuple[Need, ...]] = tuple(importable(name, pip_install("onnxruntime")) for name in PACKAGES)
     raced: ClassVar[bool] = True
     freezes: ClassVar[bool] = True
     trains: ClassVar[bool] = False

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, ClassVar
 
 from backend_kwargs.backends.declared import DeclaredCompiler
 from backend_kwargs.backends.openvino.settings import OPTIONS, Hint, OpenVINOOptions
-from backend_kwargs.errors import BackendKwargsError, unknown
+from backend_kwargs.errors import BackendKwargsError, pip_install, unknown
 from backend_kwargs.options import precisions
 from backend_kwargs.options.layers import Options
 from backend_kwargs.options.option import Option
-from backend_kwargs.options.requirements import CannotWorkError, Limit, Need, Rule, importable, install
+from backend_kwargs.options.requirements import CannotWorkError, Limit, Need, Rule, importable
 from backend_kwargs.options.trust import Check
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ class OpenVINONativeCompiler(DeclaredCompiler):
     rules: ClassVar[tuple[Rule, ...]] = tuple(rule for rule in precisions.RULES if rule.options == "max_error")
     precisions: ClassVar[tuple[str, ...]] = tuple(HINTS)
     distributions: ClassVar[tuple[str, ...]] = ("openvino",)
-    needs: ClassVar[tuple[Need, ...]] = (importable("openvino", install("openvino")),)
+    needs: ClassVar[tuple[Need, ...]] = (importable("openvino", pip_install("openvino")),)
     raced: ClassVar[bool] = True
     freezes: ClassVar[bool] = True
     trains: ClassVar[bool] = False

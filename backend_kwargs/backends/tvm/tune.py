@@ -81,7 +81,7 @@ def tuned(mod: tvm.IRModule, settings: TVMOptions, target: Target, ours: Ours) -
 
 def _directory(settings: TVMOptions, target: Target) -> Path | None:
     """Return the folder of a target's results: TVM would use results for any target, by the function alone."""
-    if settings.work_dir is None:
+    if not settings.work_dir:
         return None
     described = {name: value for name, value in target.export().items() if name != "host"}
     key = hashlib.sha256(json.dumps(described, sort_keys=True, default=str).encode()).hexdigest()[:12]
@@ -200,7 +200,7 @@ def _search(mod: tvm.IRModule, settings: TVMOptions, target: Target, known: Know
             records = _best(database)
         known.add(*records, share if completed else 0)
     finally:
-        if settings.work_dir is None:
+        if not settings.work_dir:
             shutil.rmtree(parent, ignore_errors=True)
     return runner.measured
 

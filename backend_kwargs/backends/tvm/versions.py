@@ -10,13 +10,13 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from types import MappingProxyType, ModuleType
 
-from backend_kwargs.errors import BackendKwargsError
-from backend_kwargs.options.requirements import Requirement, install, installed_version, places_of
+from backend_kwargs.errors import BackendKwargsError, pip_install
+from backend_kwargs.options.requirements import Requirement, installed_version, places_of
 from backend_kwargs.torch_internals.replacing import replaced, undone
 
 # By distribution, the required prefix of the version. Each TVM renames its API; with a later FFI tuning crashes.
 WORKING: Mapping[str, str] = MappingProxyType({"apache-tvm": "0.27.", "apache-tvm-ffi": "0.1.14.post"})
-INSTALL = install("tvm")
+INSTALL = pip_install("tvm")
 SIGACTION_BYTES = 1024  # more than the `struct sigaction` of any system
 
 

@@ -3,18 +3,17 @@
 import hashlib
 from collections.abc import Sequence
 from pathlib import Path
-from types import ModuleType
 from typing import Annotated, Any, Literal
 
 import msgspec
 
-from backend_kwargs.bundles.disk.files import content_of, opened_file
 from backend_kwargs.bundles.packages.guards import PackageGuards
-from backend_kwargs.errors import BackendKwargsError, error_text, shown, wrong_value
+from backend_kwargs.errors import BackendKwargsError, error_text
+from backend_kwargs.stores.signing import signed, signer
 
 SCHEMA = 1
 LARGEST = 8 << 20  # bytes of a manifest
-EXTRA = "pip install 'backend-kwargs[signing]'"
+DOMAIN = f"backend-kwargs bundle {SCHEMA}"
 Digest = Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{64}\Z")]
 ExtensionPath = Annotated[str, msgspec.Meta(pattern=r"^[A-Z2-7]{20,80}/[A-Za-z0-9_][A-Za-z0-9_.\-]{0,100}\.so\Z")]
 
@@ -105,56 +104,14 @@ def digest(content: bytes) -> str:
 # ---- signatures
 
 
-def signed(content: bytes, key: object) -> bytes:
-    """Return the Ed25519 signature of a manifest's content."""
-    return bytes(private_key(key).sign(content))
+def sign(content: bytes, key: object) -> bytes:
+    """Return the signature of a manifest's content."""
+    return signed(DOMAIN, content, key)
 
 
-def private_key(key: object) -> Any:
-    """Return the Ed25519 private key that is given, or named by the path of its PEM file; raise if it is none."""
-    ed25519, _ = _cryptography()
-    private = _key(key, "private")
-    if not isinstance(private, ed25519.Ed25519PrivateKey):
-        raise wrong_value("`signing_key`", "an Ed25519 private key, or the path of its PEM file", key)
-    return private
+def signer_of(content: bytes, signature: bytes, keys: Sequence[object]) -> object:
+    """Return the one of the public `keys` that signed a manifest's content, None if none did.
 
-
-def signer(content: bytes, signature: bytes, keys: Sequence[object]) -> object:
-    """Return the one of the public `keys` that signed a manifest's content, None if none did."""
-    ed25519, invalid_signature = _cryptography()
-    for key in keys:
-        public = _key(key, "public")
-        if not isinstance(public, ed25519.Ed25519PublicKey):
-            raise wrong_value("A trusted key", "an Ed25519 public key, or the path of its PEM file", key)
-        try:
-            public.verify(signature, content)
-        except invalid_signature:
-            continue
-        return key
-    return None
-
-
-def _cryptography() -> tuple[ModuleType, type[Exception]]:
-    """Return the module of Ed25519 keys and the error of a wrong signature; raise if the package is missing."""
-    try:
-        from cryptography.exceptions import InvalidSignature
-        from cryptography.hazmat.primitives.asymmetric import ed25519
-    except ImportError as error:
-        raise BackendKwargsError(f"Signatures need the package cryptography: {EXTRA} ({error_text(error)}).") from None
-    return ed25519, InvalidSignature
-
-
-def _key(key: object, which: Literal["private", "public"]) -> object:
-    """Return a key as it is, or read from the PEM file that it names."""
-    if not isinstance(key, str | Path):
-        return key
-    from cryptography.hazmat.primitives import serialization
-
-    try:
-        with opened_file(key) as opened:
-            content = content_of(opened, LARGEST)
-        if which == "private":
-            return serialization.load_pem_private_key(content, password=None)
-        return serialization.load_pem_public_key(content)
-    except (OSError, ValueError, TypeError) as error:
-        raise BackendKwargsError(f"Cannot read a {which} key from {shown(str(key))}: {error_text(error)}.") from None
+    Earlier releases signed the content without a domain. It begins with a brace, as nothing with a domain does.
+    """
+    return signer(DOMAIN, content, signature, keys) or signer("", content, signature, keys)

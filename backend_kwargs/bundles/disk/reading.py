@@ -3,7 +3,7 @@
 import hashlib
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import TypeVar
@@ -17,13 +17,14 @@ from backend_kwargs.bundles.config import CompileConfig
 from backend_kwargs.bundles.disk.extensions import install
 from backend_kwargs.bundles.disk.files import NO_LINK, content_of, opened_file, opened_folder, private_folder
 from backend_kwargs.bundles.disk.fingerprint import differences, fingerprint
-from backend_kwargs.bundles.disk.manifest import LARGEST, GraphPart, Manifest, Part, decoded, digest, signer
+from backend_kwargs.bundles.disk.manifest import LARGEST, GraphPart, Manifest, Part, decoded, digest, signer_of
 from backend_kwargs.bundles.disk.place import MANIFEST, PARTS, SIGNATURES, no_bundle, opened_bundle
 from backend_kwargs.bundles.disk.weights import checked_weights, dtypes_of, why_not_samples
 from backend_kwargs.bundles.graphs import Graph, permits_decision
 from backend_kwargs.bundles.packages.package import Package
 from backend_kwargs.bundles.running import Built
 from backend_kwargs.errors import BackendKwargsError, error_text, printable, warn_once, wrong_value
+from backend_kwargs.stores.signing import several_keys
 
 T = TypeVar("T")
 BLOCK = 1 << 20
@@ -115,7 +116,7 @@ def _is_trusted(path: Path, content: bytes, folder: int, *, trust: bool, trusted
         ) from None
     except OSError as error:
         raise BackendKwargsError(f"Bundle {str(path)!r} has no valid signature: {error.strerror}.") from None
-    if signer(content, signature, trusted_keys) is None:
+    if signer_of(content, signature, trusted_keys) is None:
         raise BackendKwargsError(f"Bundle {str(path)!r} is signed by none of the trusted keys, or was changed since.")
     return True
 
@@ -124,10 +125,7 @@ def load(
     path: Path, module: torch.nn.Module, device: Device, *, trust: bool, trusted_keys: object
 ) -> tuple[Built, list[str]]:
     """Read a bundle and copy its weights into `module`; return the built module's data, and notes for the user."""
-    trusted_keys = [] if trusted_keys is None else trusted_keys
-    if isinstance(trusted_keys, str | bytes) or not isinstance(trusted_keys, Iterable):
-        raise wrong_value("load's `trusted_keys`", "a list of public keys or of paths of their PEM files", trusted_keys)
-    keys = [*trusted_keys]
+    keys = several_keys("load's", trusted_keys)
     if not isinstance(module, torch.nn.Module):
         raise wrong_value("load's `module`", "a torch.nn.Module", module)
     where = device_of(module, device)

@@ -17,8 +17,7 @@ from backend_kwargs.bundles.disk.manifest import (
     Part,
     digest,
     encoded,
-    private_key,
-    signed,
+    sign,
 )
 from backend_kwargs.bundles.disk.place import MANIFEST, PARTS, SIGNATURES, check_place, make_folder, new_folder, write
 from backend_kwargs.bundles.disk.safetensors_file import DTYPES, as_safetensors
@@ -26,6 +25,7 @@ from backend_kwargs.bundles.disk.weights import place_of, why_not_plain, why_not
 from backend_kwargs.bundles.graphs import Graph
 from backend_kwargs.bundles.running import Built
 from backend_kwargs.errors import BackendKwargsError, shown, wrong_value
+from backend_kwargs.stores.signing import private_key
 
 
 def save(built: Built, path: Path, signing_key: object = None, *, factory: str = "") -> None:
@@ -41,7 +41,7 @@ def save(built: Built, path: Path, signing_key: object = None, *, factory: str =
         if len(content) > LARGEST:
             raise BackendKwargsError(f"Cannot write bundle {str(path)!r}: its manifest is longer than {LARGEST} bytes.")
         if signing_key is not None:
-            write(new / SIGNATURES / digest(content), signed(content, signing_key))
+            write(new / SIGNATURES / digest(content), sign(content, signing_key))
         write(unnamed := new / f"{MANIFEST}.new", content)
         unnamed.rename(new / MANIFEST)  # a folder with a manifest is complete, or being deleted
 

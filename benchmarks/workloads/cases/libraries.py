@@ -10,7 +10,7 @@ import torch
 from backend_kwargs.harness.named_models import imported
 from benchmarks.workloads.case import Case, Problem
 from benchmarks.workloads.cases.models import ADAMW, tokens
-from benchmarks.workloads.nets.libraries import Cached, Called, Classifier
+from benchmarks.workloads.nets.libraries import TINY_STACKS, Cached, Called, Classifier
 
 SUITE = "models"
 Sizes = Mapping[str, Any]
@@ -73,13 +73,7 @@ BART: Scales = {
     "full": {"encoder_layers": 3, "decoder_layers": 3, "use_cache": False, "batch": 8, "length": 256},
     "smoke": {
         "vocab_size": 64,
-        "d_model": 32,
-        "encoder_layers": 1,
-        "decoder_layers": 1,
-        "encoder_attention_heads": 2,
-        "decoder_attention_heads": 2,
-        "encoder_ffn_dim": 48,
-        "decoder_ffn_dim": 48,
+        **TINY_STACKS,
         "max_position_embeddings": 16,
         "use_cache": False,
         "batch": 2,
@@ -109,14 +103,8 @@ FALCON_MAMBA: Scales = {
 DETR: Scales = {
     "full": {"encoder_layers": 3, "decoder_layers": 3, "batch": 2, "image": (480, 640)},
     "smoke": {
-        "d_model": 32,
+        **TINY_STACKS,
         "num_queries": 5,
-        "encoder_layers": 1,
-        "decoder_layers": 1,
-        "encoder_attention_heads": 2,
-        "decoder_attention_heads": 2,
-        "encoder_ffn_dim": 48,
-        "decoder_ffn_dim": 48,
         "backbone": {"embedding_size": 8, "hidden_sizes": [8, 8, 8, 8], "depths": [1, 1, 1, 1]},
         "batch": 1,
         "image": (64, 64),

@@ -1,11 +1,22 @@
 """Models of transformers and timm, wrapped for the suite."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.utils import _pytree as pytree
+
+# A small encoder and decoder, as classes of transformers name their sizes.
+TINY_STACKS: Mapping[str, int] = {
+    "d_model": 32,
+    "encoder_layers": 1,
+    "decoder_layers": 1,
+    "encoder_attention_heads": 2,
+    "decoder_attention_heads": 2,
+    "encoder_ffn_dim": 48,
+    "decoder_ffn_dim": 48,
+}
 
 
 class Called(nn.Module):

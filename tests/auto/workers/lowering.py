@@ -13,6 +13,7 @@ from torch._inductor.custom_graph_pass import CustomGraphPass
 from torch._inductor.runtime.benchmarking import benchmarker
 
 from backend_kwargs.auto.workers.graphs import PackedGraph, packed
+from backend_kwargs.rewrites.traced import change_by
 from backend_kwargs.torch_internals.lowered_graphs import again, with_changed
 from backend_kwargs.torch_internals.relowering import spare_of
 
@@ -53,18 +54,21 @@ class Lowered:
         return code, counters["inductor"]["fxgraph_cache_hit"] == 1
 
 
-def lowered(function, *inputs, backward=False, dynamic=None):
+def lowered(function, *inputs, backward=False, dynamic=None, rewrites=()):
     """Compile a function and return the graphs that Inductor lowered, the forward graph first."""
     found = []
 
     def inner(gm, example_inputs, **kwargs):
-        graph = packed(gm, example_inputs, kwargs)
+        graph = packed(gm, example_inputs, kwargs, rewrites)
         context = TracingContext.get()
         spare = spare_of(gm)
         found.append(Lowered(graph, spare, list(example_inputs), kwargs, context, context.aot_graph_name))
         return compile_fx_inner(gm, example_inputs, **kwargs)
 
     def backend(gm, example_inputs):
+        for name in rewrites:
+            change = change_by(name, gm, example_inputs)
+            gm, example_inputs = change.gm, change.example_inputs
         return compile_fx(gm, example_inputs, inner_compile=inner)
 
     with torch._functorch.config.patch(enable_autograd_cache=False), torch.set_grad_enabled(backward):

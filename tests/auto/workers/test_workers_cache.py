@@ -29,9 +29,22 @@ def keys(workers, graphs, options, **changed):
     return [each.key for each in replies]
 
 
-def test_found_under_the_same_options(workers):
+def convolutions():
+    return nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten(), nn.Linear(128, 4))
+
+
+KINDS = {
+    "layers": (layer, torch.randn(4, 16)),
+    # What a backward graph gets of a channels-last forward graph are views.
+    "convolutions": (convolutions, torch.randn(2, 3, 6, 6)),
+    "part of a tensor": (layer, torch.randn(9, 4, 16)[3].as_strided((4, 16), (1, 4))),
+}
+
+
+@pytest.mark.parametrize(("model", "x"), KINDS.values(), ids=KINDS)
+def test_found_under_the_same_options(workers, model, x):
     """Forward and backward graphs of a module are found under the options under which a worker has lowered them."""
-    graphs = lowered(layer(), torch.randn(4, 16), backward=True)
+    graphs = lowered(model(), x, backward=True)
     assert len(graphs) == 2
     known = keys(workers, graphs, OPTIONS)
     assert [each.key(OPTIONS) for each in graphs] == [(key, True) for key in known]
@@ -76,6 +89,56 @@ def test_a_rewrite_runs_in_the_worker(workers):
     assert hit
     assert "backend_kwargs" in code.source_code
     assert "backend_kwargs" not in graph.code(OPTIONS)[0].source_code
+
+
+def norm(x, weight, bias):
+    return nn.functional.layer_norm(x, (16,), weight, bias)
+
+
+def loss(x, target):
+    return nn.functional.cross_entropy(x, target)
+
+
+def layer_and_loss(x, weight, target):
+    return nn.functional.cross_entropy(nn.functional.linear(x, weight), target)
+
+
+def turned(x, cos, sin):
+    first, second = x.chunk(2, -1)
+    return x * cos + torch.cat((-second, first), -1) * sin
+
+
+def leaf(*shape):
+    return torch.randn(*shape, requires_grad=True)
+
+
+@pytest.mark.parametrize(
+    ("name", "fn", "inputs"),
+    [
+        pytest.param("layer_norm_backward", norm, lambda: (leaf(64, 16), leaf(16), leaf(16)), id="layer_norm_backward"),
+        pytest.param("cross_entropy", loss, lambda: (leaf(64, 16), torch.arange(64) % 16), id="cross_entropy"),
+        pytest.param(
+            "linear_cross_entropy",
+            layer_and_loss,
+            lambda: (leaf(64, 16), leaf(16, 16), torch.arange(64) % 16),
+            id="linear_cross_entropy",
+        ),
+        pytest.param(
+            "rotary", turned, lambda: (leaf(2, 4, 8, 16), torch.randn(8, 16), torch.randn(8, 16)), id="rotary"
+        ),
+    ],
+)
+def test_a_rewrite_of_dynamos_graph_runs_in_the_worker(workers, name, fn, inputs):
+    """Code of a rewritten graph that a worker lowered calls the rewrite's operator; the graph as it was has others."""
+    graphs = lowered(fn, *inputs(), backward=True, rewrites=[name])
+    known = keys(workers, graphs, OPTIONS)
+    found = [each.code(OPTIONS) for each in graphs]
+    assert [(code._fx_graph_cache_key, hit) for code, hit in found] == [(key, True) for key in known]
+    assert any("torch.ops.backend_kwargs." in code.source_code for code, _ in found)
+    torch._dynamo.reset()
+    plain = [each.code(OPTIONS) for each in lowered(fn, *inputs(), backward=True)]
+    assert not any(hit for _, hit in plain)
+    assert not any("torch.ops.backend_kwargs." in code.source_code for code, _ in plain)
 
 
 def test_other_keyword_arguments(workers):

@@ -7,14 +7,15 @@ import subprocess
 import sys
 import textwrap
 import time
+from contextlib import suppress
 from functools import cache
-from pathlib import Path
 
 import pytest
 import torch
 
 from backend_kwargs.auto.workers.pool import Workers
 from tests.auto.workers.lowering import LONG_S, lowered
+from tests.processes import ends, lives, state, waits
 
 # A program with a worker, which lowers a graph, says the worker's id, and waits.
 PROGRAM = """
@@ -58,32 +59,6 @@ def started(program, *command, **options):
     key, reason, worker = process.stdout.readline().split()
     assert (key, reason) == ("f", "''")
     return process, int(worker)
-
-
-def state(worker):
-    """Return the letter of a process's state, "" if there is none."""
-    try:
-        return Path(f"/proc/{worker}/stat").read_text().rpartition(")")[2].split()[0]
-    except OSError:
-        return ""
-
-
-def lives(worker):
-    """Return whether a process is there that is no zombie."""
-    return state(worker) not in ("", "Z")
-
-
-def waits(condition):
-    """Return whether a condition comes true within a minute."""
-    limit = time.monotonic() + 60
-    while not condition() and time.monotonic() < limit:
-        time.sleep(0.02)
-    return condition()
-
-
-def ends(worker):
-    """Wait until a process has ended."""
-    return waits(lambda: not lives(worker))
 
 
 @pytest.fixture
@@ -228,11 +203,14 @@ def test_stop(pool):
     assert {each.result(0).reason for each in tickets} == {"the workers were stopped"}
 
 
-def test_paused(pool):
-    """While something is timed, a worker gets no time of a core."""
+@pytest.mark.parametrize("error", [None, RuntimeError, KeyboardInterrupt], ids=str)
+def test_paused(pool, error):
+    """While something is timed, a worker gets no time of a core; it goes on also where the timing raises."""
     (worker,) = pool.processes()
-    with pool.paused():
+    with suppress(RuntimeError, KeyboardInterrupt), pool.paused():
         assert waits(lambda: state(worker) == "T")
+        if error:
+            raise error
     assert waits(lambda: state(worker) != "T")
     assert pool.submit(plain(), {}).result(LONG_S).reason == ""
 

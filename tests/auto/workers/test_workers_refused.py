@@ -4,16 +4,22 @@ import os
 import subprocess
 import sys
 import textwrap
+from operator import mul
 
 import pytest
 import torch
 from torch import nn
+from torch._higher_order_ops.triton_kernel_wrap import kernel_side_table, triton_kernel_wrapper_mutation
+from torch._inductor.codecache import compiled_fx_graph_hash
+from torch._inductor.compile_fx import compile_fx
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from backend_kwargs.auto.workers.cores import spare_workers
-from backend_kwargs.auto.workers.graphs import PackedGraph
+from backend_kwargs.auto.workers.graphs import PackedGraph, packed
 from backend_kwargs.auto.workers.pool import Workers
 from backend_kwargs.rewrites.apply import with_rewrites
 from backend_kwargs.rewrites.table import Rewrite, register_rewrite
+from backend_kwargs.torch_internals.lowered_graphs import UnportableError, pickled, received_graph
 from tests.auto.workers.lowering import LONG_S, Measuring, lowered
 
 
@@ -35,6 +41,71 @@ def test_an_operator_of_the_program():
     )
 
 
+@pytest.mark.parametrize("view", [lambda x: x.T.conj(), lambda x: x.conj().imag], ids=["conjugated", "negated"])
+def test_a_view_that_changes_values(view):
+    """Its memory has other numbers than it shows, which what is sent would not say."""
+    with FakeTensorMode(), pytest.raises(UnportableError) as raised:
+        pickled([view(torch.ones(4, 4, dtype=torch.complex64))])
+    assert str(raised.value) == "it holds a view that is conjugated or negated"
+
+
+def launching(kernel, seen):
+    """Return a backend that adds a launch of a kernel, and passes what it lowers to `seen`, which raises."""
+
+    def backend(gm, example_inputs):
+        (x,), (twice,) = gm.graph.find_nodes(op="placeholder"), gm.graph.find_nodes(op="call_function", target=mul)
+        numbers = kernel_side_table.add_kernel(kernel), kernel_side_table.add_constant_args({"WIDE": True, "N": 8})
+        names = ("kernel_idx", "constant_args_idx", "grid", "tma_descriptor_metadata", "kwargs")
+        with gm.graph.inserting_after(twice):
+            values = (*numbers, [(4, 1, 1)], {}, {"x": x, "out": twice})
+            gm.graph.call_function(triton_kernel_wrapper_mutation, kwargs=dict(zip(names, values, strict=True)))
+        gm.recompile()
+        return compile_fx(gm, example_inputs, inner_compile=seen)
+
+    return backend
+
+
+def test_a_triton_kernel_of_a_module():
+    """A graph that launches a kernel of an importable module is sent, and has the same key where it arrives."""
+    pytest.importorskip("triton")
+    from backend_kwargs.rewrites.kernels.rotary import turned
+
+    keys = []
+
+    def seen(gm, example_inputs, **kwargs):
+        keys.append(compiled_fx_graph_hash(gm, example_inputs, kwargs, [])[0])
+        graph = packed(gm, example_inputs, kwargs)
+        kernel_side_table.add_constant_args({})  # elsewhere, the numbers of kernels are others
+        arrived = received_graph(graph.data)
+        with torch._guards.tracing(arrived.context):
+            keys.append(compiled_fx_graph_hash(arrived.gm, arrived.example_inputs, arrived.kwargs, [])[0])
+        raise NotImplementedError("seen")
+
+    with torch.no_grad(), pytest.raises(torch._dynamo.exc.BackendCompilerFailed, match="seen"):
+        torch.compile(lambda x: x * 2, backend=launching(turned, seen))(torch.randn(4, 4))
+    assert keys[0] == keys[1]
+
+
+def test_a_triton_kernel_of_the_program():
+    """A kernel that no module has by its name is in no other process."""
+    triton = pytest.importorskip("triton")
+
+    @triton.jit
+    def here(x, out, WIDE: triton.language.constexpr, N: triton.language.constexpr):  # noqa: N803
+        pass
+
+    reasons = []
+
+    def seen(gm, example_inputs, **kwargs):
+        reasons.append(packed(gm, example_inputs, kwargs).refused)
+        raise NotImplementedError("seen")
+
+    with torch.no_grad(), pytest.raises(torch._dynamo.exc.BackendCompilerFailed, match="seen"):
+        torch.compile(lambda x: x * 2, backend=launching(here, seen))(torch.randn(4, 4))
+    name = "test_a_triton_kernel_of_the_program.<locals>.here"
+    assert reasons == [f"it launches {name}, which only the running program has"]
+
+
 def test_sizes_of_data():
     """Sizes that depend on data are known to this process alone."""
     with torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True):
@@ -47,16 +118,12 @@ def test_a_large_constant():
     (graph,) = lowered(lambda x: x + 1, torch.randn(4))
     graph.gm.register_buffer("held", torch.zeros(1 << 20))
     with torch._guards.tracing(graph.context):
-        from backend_kwargs.auto.workers.graphs import packed
-
         again = packed(graph.gm, graph.inputs, graph.kwargs)
     assert again.refused == "it holds 4194304 bytes of constants"
 
 
 def test_outside_torch_compile():
     """Without dynamo's context there is no key."""
-    from backend_kwargs.auto.workers.graphs import packed
-
     gm = torch.fx.symbolic_trace(nn.Linear(4, 4))
     assert packed(gm, [torch.randn(2, 4)], {}).refused == "it is compiled outside torch.compile"
 

@@ -18,7 +18,7 @@ from backend_kwargs.backends.inductor import compiler, cutlass
 from backend_kwargs.backends.inductor.cutlass import cutlass_dir, found_by_inductor
 from backend_kwargs.options.requirements import Machine
 
-INSTALL = 'pip install "backend-kwargs[cutlass]"'
+INSTALL = 'pip install "nvidia-cutlass<5,>=4.2"'
 HEADER = "include/cutlass/cutlass.h"
 
 

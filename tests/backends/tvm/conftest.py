@@ -1,4 +1,4 @@
-"""Tests that need apache-tvm: `pip install "backend-kwargs[tvm]"`. Without it each of them is skipped by name."""
+"""Tests that need apache-tvm: `pip install -e ".[tvm]"`. Without it each of them is skipped by name."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field

@@ -7,7 +7,7 @@ from textwrap import dedent
 
 import pytest
 
-INSTALL = 'pip install "backend-kwargs[tvm]"'
+INSTALL = 'pip install "apache-tvm==0.27.*" "apache-tvm-ffi<0.1.15,>=0.1.14.post0"'
 # By distribution, the version that the child shall see; one that is not named is not installed.
 WHAT = {"absent": {}, "old": {"apache-tvm": "0.25.0", "apache-tvm-ffi": "0.1.15"}}
 WHAT["other_ffi"] = {"apache-tvm": "0.27.0.post1", "apache-tvm-ffi": "0.1.15"}

@@ -113,6 +113,12 @@ def test_a_named_target_and_the_default_share_their_results(kept):
     assert tuned(kept, trials=0, target=HOST).tuned == 1
 
 
+@pytest.mark.parametrize("work_dir", [None, ""], ids=["None", "an empty text"])
+def test_no_folder_of_results(work_dir):
+    """Without a folder nothing is kept, and the current folder is not one."""
+    assert _directory(TVMOptions(work_dir=work_dir), Target("llvm")) is None
+
+
 def test_gpus_are_told_apart_and_their_hosts_are_not():
     """Results depend on the GPU and not on its host; needs no GPU."""
 

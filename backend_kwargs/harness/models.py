@@ -4,8 +4,8 @@ import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from backend_kwargs.cli.modules import folder_of, importable, imported, with_cause
 from backend_kwargs.errors import BackendKwargsError, wrong_value
+from backend_kwargs.harness.modules import folder_of, importable, imported, with_cause
 
 LIBRARIES = ("transformers", "timm")
 

@@ -1,0 +1,127 @@
+"""A lock: what timing chose for a model, as TOML that can be reviewed and committed."""
+
+import os
+from collections.abc import Collection, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from backend_kwargs.auto.decision import check, has_form
+from backend_kwargs.auto.decisions_toml import toml_table
+from backend_kwargs.auto.machine import Machine
+from backend_kwargs.errors import BackendKwargsError, shown
+from backend_kwargs.facts.decision import Decision
+from backend_kwargs.facts.pins import PinnedKernel, Pins, Value
+from backend_kwargs.files.atomic_write import write_whole
+from backend_kwargs.files.plain_data import read_toml
+from backend_kwargs.options.layers import Options
+
+VERSION = 1
+HEAD = """\
+# What timing chose, for make_backend(..., reproducible="pinned", lock=THIS FILE), which times nothing.
+# Written by `backend-kwargs pin`; pin again for another machine or release."""
+RELEASES = ("torch", "triton", "cuda", "backend-kwargs")
+OF_CPU, OF_GPU = ("cpu", "threads"), ("gpu",)
+
+
+class _Decided(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A decision in a lock: what is compiled, and for people which graph it is."""
+
+    graph: str
+    winner: str
+    options: dict[str, Any] = {}
+    model: str = ""
+    inputs: tuple[str, ...] = ()
+
+
+class _Document(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A lock's content; a name that it does not have is a mistake of who edited the file."""
+
+    version: int
+    machine: dict[str, Value]
+    decisions: dict[str, _Decided] = {}
+    kernels: dict[str, PinnedKernel] = {}
+    configurations: dict[str, dict[str, int | str | bool]] = {}
+
+
+def write_lock(pins: Pins, path: Path) -> None:
+    """Write a lock, sorted by keys, so that only what has changed differs from the one before."""
+    write_whole(path, "\n".join([HEAD, f"version = {VERSION}", *_lines(pins)]) + "\n")
+
+
+def _lines(pins: Pins) -> Iterator[str]:
+    yield from toml_table(("machine",), {name: value for name, value in sorted(pins.machine.items()) if value})
+    for key, decision in sorted(pins.decisions.items()):
+        named = {name: value for name in ("model", "inputs") if (value := getattr(decision, name))}
+        yield from toml_table(("decisions", key), {"graph": decision.graph, "winner": decision.winner, **named})
+        yield from toml_table(("decisions", key, "options"), _sorted(decision.options))
+    for key, kernel in sorted(pins.kernels.items()):
+        yield from toml_table(("kernels", key), _fields(kernel))
+    for key, configuration in sorted(pins.configurations.items()):
+        yield from toml_table(("configurations", key), _sorted(configuration))
+
+
+def _fields(kernel: PinnedKernel) -> Options:
+    return {"kernel": kernel.kernel, "inputs": kernel.inputs, "output": kernel.output, "of": kernel.of}
+
+
+def _sorted(options: Options) -> dict[str, Any]:
+    for name, value in options.items():
+        if not has_form(value):
+            raise BackendKwargsError(f"Option {name!r} is {shown(value)}, which cannot be pinned; leave it out.")
+    return dict(sorted(options.items()))
+
+
+def read_lock(path: str | Path) -> Pins:
+    """Return what a lock pins; raise with the reason if it is none, or of a newer release."""
+    if not os.path.exists(path):  # noqa: PTH110 - False too for a name that is too long
+        raise BackendKwargsError(
+            f"There is no lock {str(path)!r}: write it by `backend-kwargs pin FACTORY --lock {path}`, or bk.pin(...)."
+        )
+    tables = read_toml(path, "a lock")
+    version = tables.get("version")
+    if type(version) is int and version != VERSION:
+        later = "update backend-kwargs" if version > VERSION else "pin again"
+        raise BackendKwargsError(f"Lock {str(path)!r} has version {shown(version)}, not {VERSION}: {later}.")
+    try:
+        document = msgspec.convert(tables, _Document)
+        decisions = {key: _decision(key, each) for key, each in document.decisions.items()}
+    except (ValueError, TypeError, RecursionError) as error:
+        raise BackendKwargsError(f"{str(path)!r} is not a lock: {str(error).rstrip('.')}.") from None
+    configurations: dict[str, Mapping[str, Value]] = {**document.configurations}
+    return Pins(str(path), document.machine, decisions, document.kernels, configurations)
+
+
+def _decision(key: str, of: _Decided) -> Decision:
+    decision = Decision(key, of.graph, of.winner, of.options, made=0.0, model=of.model, inputs=of.inputs)
+    check(decision)
+    return decision
+
+
+def described(path: str) -> str:
+    """Return in one line what a lock has and where it was written, or why it cannot be read."""
+    try:
+        pins = read_lock(path)
+    except BackendKwargsError as error:
+        return str(error)
+    kinds = ("decisions", "kernels", "configurations")
+    words = ", ".join(f"{len(getattr(pins, kind))} {kind}" for kind in kinds)
+    where = ", ".join(f"{name} {value}" for name in ("torch", *OF_GPU, *OF_CPU) if (value := pins.machine.get(name)))
+    return f"Lock {pins.label!r} has {words}, written with {where}. No store is read, and nothing is timed."
+
+
+def pinned_machine(here: Machine) -> dict[str, Value]:
+    """Return what a lock records of a machine."""
+    return {name: here.get(name) for name in (*RELEASES, *OF_CPU, *OF_GPU)}
+
+
+def check_machine(pins: Pins, here: Machine, devices: Collection[str]) -> None:
+    """Raise if a lock is of another release, or of another machine for a graph on these kinds of devices."""
+    compared = (*RELEASES, *(OF_GPU if "cuda" in devices else OF_CPU))
+    differing = [name for name in compared if pins.machine.get(name) != here.get(name)]
+    if differing:
+        words = ", ".join(f"{name} {pins.machine.get(name)!r} (here {here.get(name)!r})" for name in differing)
+        raise BackendKwargsError(
+            f"Lock {pins.label!r} was written for {words}: write one here by `backend-kwargs pin`, or bk.pin(...)."
+        )

@@ -1,0 +1,135 @@
+"""What a decision depends on besides the graph and the question: the device, and what else a machine has.
+
+A table says of each field where it counts: in the key, so that another value is another decision; as near, so that the
+decision is checked or raced again; or nowhere, so that it is only recorded.
+"""
+
+import hashlib
+import json
+import re
+from collections.abc import Callable, Collection, Mapping
+from enum import Enum
+from functools import cache, lru_cache
+from typing import NamedTuple, TypeAlias
+
+from backend_kwargs.errors import printable
+from backend_kwargs.options.requirements import installed_version
+from backend_kwargs.options.requirements import machine as probed
+
+Machine: TypeAlias = Mapping[str, str | int | float | bool | None]
+
+
+class Counts(Enum):
+    """Where a field counts."""
+
+    IN_THE_KEY = "in the key"
+    NEAR = "near"
+    RECORDED = "recorded only"
+
+
+KEY, NEAR, RECORDED = Counts
+
+
+def _series(release: object) -> object:
+    """Return the first two numbers of a release: its patches compile the same way."""
+    return ".".join(release.split(".")[:2]) if isinstance(release, str) else release
+
+
+class Field(NamedTuple):
+    """Where a field counts for graphs on a CPU and for those on a GPU, and what of it is compared."""
+
+    on_cpu: Counts
+    on_gpu: Counts
+    compared: Callable[[object], object] = lambda value: value
+
+
+FIELDS: Mapping[str, Field] = {
+    "device": Field(KEY, KEY),
+    "threads": Field(NEAR, RECORDED),
+    "torch": Field(NEAR, NEAR, _series),
+    "triton": Field(RECORDED, NEAR, _series),
+    "backend-kwargs": Field(RECORDED, RECORDED),
+    "gpu": Field(RECORDED, RECORDED),
+    "cpu": Field(RECORDED, RECORDED),
+    "cuda": Field(RECORDED, RECORDED),
+    "driver": Field(RECORDED, RECORDED),
+    "world": Field(RECORDED, RECORDED),
+}
+
+
+def machine(devices: Collection[str] = ("cpu",), card: int | None = None) -> dict[str, str | int | None]:
+    """Return the properties of this machine, for graphs with tensors on these kinds of devices, and on this GPU."""
+    import torch
+
+    from backend_kwargs.auto.ranks import ranks
+
+    here = probed()
+    gpu = torch.cuda.get_device_name(card) if torch.cuda.is_available() else None
+    cpu = torch.backends.cpu.get_cpu_capability()
+    others = sorted(kind for kind in devices if kind not in ("cpu", "cuda"))
+    device = gpu if "cuda" in devices and gpu else others[0] if others else f"cpu {cpu}"
+    return _versions() | {
+        "device": device,
+        "gpu": gpu,
+        "cuda": here.cuda,
+        "driver": here.driver,
+        "threads": torch.get_num_threads(),
+        "cpu": cpu,
+        "world": ranks(),
+    }
+
+
+@cache
+def _versions() -> dict[str, str | None]:
+    return {name: installed_version(name) for name in ("torch", "triton", "backend-kwargs")}
+
+
+def device_of(there: Machine) -> str:
+    """Return the device's type as part of a name: "nvidia-h100-80gb-hbm3", "cpu-avx512"."""
+    # Earlier releases recorded no device.
+    return _spelled(str(there.get("device") or there.get("gpu") or f"cpu {there.get('cpu') or ''}"))
+
+
+@lru_cache
+def _spelled(device: str) -> str:
+    return re.sub("[^a-z0-9]+", "-", device.lower()).strip("-")[:60] or "unknown"
+
+
+def variant_of(there: Machine) -> str:
+    """Return a short name of what is near for graphs on this device."""
+    return _hashed(*(_compared(there, name) for name in _near(there)))
+
+
+@lru_cache(typed=True)
+def _hashed(*values: object) -> str:
+    return hashlib.sha256(json.dumps(values).encode()).hexdigest()[:8]
+
+
+def distance(there: Machine, here: Machine) -> int:
+    """Return how many of the fields that are near differ."""
+    return sum(_compared(there, name) != _compared(here, name) for name in _near(here))
+
+
+def difference(there: Machine, here: Machine) -> str:
+    """Return what differs, in words, "" if nothing does."""
+    return _worded([name for name in FIELDS if there.get(name) != here.get(name)], there, here)
+
+
+def differences(there: Machine, here: Machine) -> tuple[str, str]:
+    """Return in words what makes a decision near, and what else differs, which is only recorded."""
+    near = [name for name in _near(here) if _compared(there, name) != _compared(here, name)]
+    recorded = [name for name in FIELDS if there.get(name) != here.get(name) and name not in near]
+    return _worded(near, there, here), _worded(recorded, there, here)
+
+
+def _worded(names: Collection[str], there: Machine, here: Machine) -> str:
+    return printable(", ".join(f"{name} {there.get(name)!r} (here {here.get(name)!r})" for name in names))
+
+
+def _near(there: Machine) -> list[str]:
+    on_cpu = device_of(there).startswith("cpu")
+    return [name for name, field in FIELDS.items() if (field.on_cpu if on_cpu else field.on_gpu) is NEAR]
+
+
+def _compared(there: Machine, name: str) -> object:
+    return FIELDS[name].compared(there.get(name))

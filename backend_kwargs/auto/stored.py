@@ -1,0 +1,96 @@
+"""What stores have for this machine, as `explain` says before there is a graph: read only, and with a deadline."""
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+
+from backend_kwargs.auto.machine import Machine, differences, machine
+from backend_kwargs.auto.settings import RaceSettings
+from backend_kwargs.auto.store import KIND, decisions_in, folder_of
+from backend_kwargs.errors import BackendKwargsError, printable
+from backend_kwargs.facts.decision import Decision
+from backend_kwargs.stores.deadlines import AwayError, Limits, Reached
+from backend_kwargs.stores.documents import Document, RefusedError, decoded
+from backend_kwargs.stores.layered import is_own, reached
+
+MOST_LINES = 5  # of decisions that differ in other ways, for each store and device
+MOST_MODELS = 3
+
+
+def stored_here(settings: RaceSettings) -> Iterator[str]:
+    """Yield a line for what each store has for this machine's devices, and how those decisions' machines differ."""
+    several = settings.store if isinstance(settings.store, list | tuple) else [settings.store]
+    for given in several:
+        try:
+            store = reached(given)
+            yield from _of_store(store, settings, named=given is not None)
+        except AwayError as error:
+            why = printable(str(error))
+            yield f"Store {store.label!r} cannot be read: {why}{'' if why.endswith(('.', '?')) else '.'}"
+        except BackendKwargsError as error:
+            yield f"{error} It is left out."
+
+
+def _of_store(store: Reached, settings: RaceSettings, *, named: bool) -> Iterator[str]:
+    import torch
+
+    limits = Limits(settings.store_connect_s, settings.store_lookup_s)
+    keys = tuple(settings.trusted_keys)
+    if keys and store.is_local and store.do(is_own, limits):
+        keys = ()
+    machines = [machine((device,)) for device in ("cuda", "cpu") if device == "cpu" or torch.cuda.is_available()]
+    lines = []
+    for here in machines:
+        documents, refused = _read(store.group(folder_of(here), "", limits), keys, settings.min_generation)
+        decisions = [*decisions_in(documents, refused.append)]
+        said = [*_of_device(decisions, here, settings)]
+        said += [f"{_count(many, 'document')} not used: {why}." for why, many in Counter(refused).items()]
+        lines += [f"Store {store.label!r}, {here['device']}: {each}" for each in said]
+    if named and not lines:
+        yield f"Store {store.label!r} has no decision for {' or '.join(str(here['device']) for here in machines)}."
+    yield from lines
+
+
+def _read(
+    contents: Mapping[str, bytes], keys: tuple[object, ...], min_generation: int
+) -> tuple[list[Document[Decision]], list[str]]:
+    """Return the documents that may be used, and why each of the others may not."""
+    documents, refused = [], []
+    for name, content in contents.items():
+        try:
+            documents.append(decoded(KIND, name, content, keys, min_generation))
+        except RefusedError as error:
+            refused.append(printable(str(error)))
+    return documents, refused
+
+
+def _of_device(decisions: Iterable[Decision], here: Machine, settings: RaceSettings) -> Iterator[str]:
+    groups: defaultdict[tuple[str, str], list[Decision]] = defaultdict(list)
+    for each in decisions:
+        near, recorded = differences(each.machine, here)
+        groups[near, "" if near else recorded].append(each)
+    ordered = sorted(groups.items(), key=lambda group: (bool(group[0][0]), -len(group[1])))
+    for (near, recorded), those in ordered[:MOST_LINES]:
+        named = dict.fromkeys(printable(each.model) for each in those if each.model)
+        models = ", ".join([*named][:MOST_MODELS]) + (", ..." if len(named) > MOST_MODELS else "")
+        what = f"{_count(len(those), 'decision')}{f' ({models})' if models else ''}"
+        if near:
+            yield f"{what} near: {near}; {_use_of_near(settings)}."
+        else:
+            used = "raced again" if settings.race == "always" else "used as decided"
+            yield f"{what} of a machine like this one, {used}{f'; recorded only: {recorded}' if recorded else ''}."
+    if rest := sum(len(those) for _, those in ordered[MOST_LINES:]):
+        yield f"{_count(rest, 'decision')} near in other ways."
+
+
+def _use_of_near(settings: RaceSettings) -> str:
+    if settings.race == "always":
+        return "raced again, with these winners first"
+    if settings.match == "device":
+        return "used once the numbers are found right here"
+    if settings.race == "never":
+        return "not used; match='device' uses them"
+    return "raced again, with these winners first; match='device' uses them"
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}" if number == 1 else f"{number} {what}s"

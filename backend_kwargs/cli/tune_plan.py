@@ -1,0 +1,213 @@
+"""`backend-kwargs tune --plan`: the models of a file, on this machine's devices or on those of a Ray cluster."""
+
+import re
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing, contextmanager, nullcontext
+from datetime import UTC, datetime
+from pathlib import Path
+
+import typer
+
+from backend_kwargs.backend import Backend
+from backend_kwargs.cli.console import console, print_table, say
+from backend_kwargs.cli.pages import Outputs
+from backend_kwargs.errors import BackendKwargsError, shortened, wrong_value
+from backend_kwargs.fleet.board import Board
+from backend_kwargs.fleet.local import LocalPool, devices_here
+from backend_kwargs.fleet.on_ray import RayPool, run_job, without_login
+from backend_kwargs.fleet.plan import printed_plan, read_plan
+from backend_kwargs.fleet.racing import AUTO, check, check_keys, releases
+from backend_kwargs.fleet.scheduling import Ended, Pool, Queue, drive
+from backend_kwargs.fleet.summary import Summary
+from backend_kwargs.fleet.units import WITHOUT_EFFECT, Unit
+from backend_kwargs.interval import Interval
+from backend_kwargs.page import document as page
+from backend_kwargs.page.values import interval_of
+from backend_kwargs.stores.opening import check_store, opened
+
+COLUMNS = ("model", "status", "winner", "over eager", "took", "on")
+LOCAL, RAY = "local", "ray:"
+FAILED, INTERRUPTED = 1, 130
+LONGEST_REASON = 300
+MOST, MOST_TABLES = 2000, 1000  # rows of a page's table, and tables
+
+
+def run(plan: Path, on: str, workers: int | None, share: str, store: str | None, outputs: Outputs) -> None:
+    """Tune the units of a plan, print what came of each, and exit with 1 if some failed."""
+    units = read_plan(plan)
+    for unit in units:
+        check(unit)
+    number = share_of(share)
+    if on.startswith((f"{RAY}http://", f"{RAY}https://")):
+        raise typer.Exit(_as_job(on.removeprefix(RAY), plan, share, store, outputs))
+    check_keys(units)
+    kept = opened(store)
+    with _pool(on, plan.resolve().parent, workers) as pool:
+        board = Board(kept.store, releases(), kept.words, pool.devices_of)
+        missing = {unit.key: why for unit in units if (why := pool.missing(unit))}
+        here = [unit for unit in units if unit.key not in missing]
+        with kept.doing("read"):
+            queue = Queue(here, board, time.monotonic, number)
+        ended, stopped = _driven(queue, pool)
+    with kept.doing("read"):
+        summary = Summary.of(units, board, ended, missing)
+    _show(summary, store)
+    if outputs:
+        outputs.write(document_of(plan, summary))
+    left = missing and number[1] == 1
+    if stopped or left or summary.failures:
+        raise typer.Exit(INTERRUPTED if stopped else FAILED)
+
+
+def plan_of(model: str, shapes: Mapping[str, list[int]], backend: Backend, budget_s: float) -> str:
+    """Return a plan for this machine that tunes one model, as text."""
+    import torch
+
+    own = {name: value for name, value in backend.options.items() if name not in WITHOUT_EFFECT}
+    effort, candidates = str(own.pop("effort", "quick")), own.pop("candidates", None)
+    own.pop("budget_s", None)
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    threads = None if device == "cuda" else torch.get_num_threads()
+    names = None if candidates is None else tuple(candidates)
+    unit = Unit(model, device, threads=threads, effort=effort, candidates=names, budget_s=budget_s, options=own)
+    return printed_plan(unit, shapes)
+
+
+def share_of(text: str) -> tuple[int, int]:
+    """Return K and N of "K/N"; raise for anything else."""
+    found = re.fullmatch(r"(\d{1,6})/(\d{1,6})", text)
+    number, of = (int(found[1]), int(found[2])) if found else (0, 0)
+    if not 1 <= number <= of:
+        raise wrong_value("Option '--shard'", "K/N, from 1/N to N/N", text)
+    return number, of
+
+
+@contextmanager
+def _pool(on: str, folder: Path, workers: int | None) -> Iterator[Pool]:
+    """Give the workers that `--on` names."""
+    if on == LOCAL:
+        yield LocalPool(devices_here(workers), folder)
+    elif on.startswith(RAY) and on != RAY:
+        if workers is not None:
+            raise BackendKwargsError("--workers is for --on local: Ray has the workers that its nodes give it.")
+        with closing(RayPool(on.removeprefix(RAY), folder)) as pool:
+            yield pool
+    else:
+        raise wrong_value("Option '--on'", "local, ray:auto, ray:ADDRESS or ray:http://ADDRESS", without_login(on))
+
+
+def _driven(queue: Queue, pool: Pool) -> tuple[list[Ended], bool]:
+    """Return the units that ended here, and whether Ctrl-C came before the last."""
+    ended: list[Ended] = []
+    count, err = len(queue.left), console(stderr=True)
+    if queue.done:
+        say(f"{len(queue.done)} of {len(queue.done) + count} units are done already.", out=err)
+    try:
+        with queue.board.renewing(), _progress(count) as tell:
+            for each in drive(queue, pool):
+                ended.append(each)
+                tell(len(ended), each)
+    except KeyboardInterrupt:
+        say(f"interrupted: what ended is kept, {len(ended)} of {count} units; start it again for the rest.", out=err)
+        return ended, True
+    return ended, False
+
+
+@contextmanager
+def _progress(count: int) -> Iterator[Callable[[int, Ended], None]]:
+    """Give what shows that a unit ended: a bar on a terminal, else a line for each."""
+    from rich.progress import Progress
+
+    out = console(stderr=True)
+    bar = Progress(console=out, transient=True) if out.is_terminal else None
+    task = bar.add_task("tuning", total=count) if bar else None
+
+    def tell(done: int, ended: Ended) -> None:
+        assert ended.result
+        outcome = ended.result.failed and f"failed: {shortened(ended.result.failed, LONGEST_REASON)}"
+        say(f"{done} of {count}: {ended.unit.label}  {outcome or ', '.join(ended.result.winners)}", out=out)
+        if bar and task is not None:
+            bar.advance(task)
+
+    with bar or nullcontext():
+        yield tell
+
+
+def _as_job(address: str, plan: Path, share: str, store: str | None, outputs: Outputs) -> int:
+    """Run the command as a job of a Ray cluster; return its exit code."""
+    if store is None:
+        raise BackendKwargsError("--on ray:http://... needs --store, which the cluster can reach: a URL, or env:NAME.")
+    check_store(store)  # the cluster shows a job's command to everyone
+    if outputs:
+        raise BackendKwargsError("--html and --json are not for a job: its files would stay on the cluster.")
+    arguments = ["--store", store, "--shard", share]
+    succeeded = run_job(address, plan, arguments, lambda text: say(*text.splitlines()) if text else None)
+    return 0 if succeeded else FAILED
+
+
+def _show(summary: Summary, store: str | None) -> None:
+    """Print a row for each unit, the reasons of those that failed, and what was covered and spent."""
+    print_table(COLUMNS, map(_row, [summary] * len(summary.units), summary.units))
+    for unit, why in summary.failures:
+        say(f"failed: {unit.label}: {shortened(why, LONGEST_REASON)}")
+    for why in dict.fromkeys(summary.missing.values()):
+        count = sum(each == why for each in summary.missing.values())
+        say(f"not run here: {count} {'unit' if count == 1 else 'units'}, since {why}")
+    asked, covered = summary.covered
+    say(f"devices covered: {len(covered)} of {len(asked)} ({', '.join(covered) or 'none'} of {', '.join(asked)})")
+    if summary.same:
+        verdict = (
+            "other work disturbs the timings: end it, use fewer --workers"
+            if summary.is_disturbed
+            else "timings are steady"
+        )
+        say(f"A/A, the widest of a call beside itself: {_times(summary.same)}: {verdict}")
+    say(f"spent: {summary.cost_s:.0f} s of workers, for {len(summary.ended)} of {len(summary.units)} units")
+    where = "" if store is None else f", 'store': {store!r}"
+    options = f"{{'race': 'never', 'match': 'device'{where}}}"
+    say("", f"torch.compile(model, backend={AUTO!r}, options={options}, dynamic=False)")
+
+
+def _row(summary: Summary, unit: Unit) -> tuple[str, ...]:
+    document = summary.document(unit)
+    if document is None:
+        return unit.label, summary.status(unit), "", "", "", ""
+    gain = _times(document.gain) if document.gain else ""
+    winners = ", ".join(document.winners)
+    return unit.label, summary.status(unit), winners, gain, f"{document.seconds:.0f} s", document.device_name
+
+
+def _times(ratio: Interval) -> str:
+    return f"{ratio.median:.2f}x [{ratio.low:.2f}, {ratio.high:.2f}]"
+
+
+def document_of(plan: Path, summary: Summary) -> page.Document:
+    """Return the page of a plan: each unit's gain over eager, what it cost, and what failed."""
+    rows = tuple(
+        page.Row(
+            name=unit.label,
+            status="fail" if summary.failure(unit) else "pass" if summary.document(unit) else "skipped",
+            reason=summary.failure(unit) or summary.missing.get(unit.key, ""),
+            note=", ".join(document.winners) if (document := summary.document(unit)) else summary.status(unit),
+            speedup=interval_of(document.gain) if document else None,
+            compile_s=document.seconds if document else None,
+        )
+        for unit in summary.units
+    )
+    asked, covered = summary.covered
+    done = sum(bool(summary.document(unit)) for unit in summary.units)
+    return page.Document(
+        title=plan.name,
+        subtitle=f"{done} of {len(rows)} units are done, for {len(covered)} of {len(asked)} devices",
+        made=datetime.now(UTC).isoformat(timespec="seconds"),
+        by="backend-kwargs tune",
+        warnings=tuple(page.Warned(text=why, kind="failed", where=unit.label) for unit, why in summary.failures[:1000]),
+        speedups=tuple(
+            page.Speedups(
+                title="the whole call", over="eager", noise=interval_of(summary.same), rows=rows[at : at + MOST]
+            )
+            for at in range(0, min(len(rows), MOST * MOST_TABLES), MOST)
+        ),
+        notes=(f"Workers spent {summary.cost_s:.0f} s for {len(summary.ended)} units in this run.",),
+    )

@@ -1,0 +1,251 @@
+"""Audits of stored decisions: which model makes the graphs of each, and what is measured of them.
+
+A document is data: a factory that it names is imported only if the caller has named it too, or has consented.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from backend_kwargs.auto.machine import device_of, distance, machine
+from backend_kwargs.auto.store import Catalogue, name_of
+from backend_kwargs.backend import Backend
+from backend_kwargs.errors import BackendKwargsError, error_text, shown, warn_once
+from backend_kwargs.facts.decision import Decision
+from backend_kwargs.fleet.findings import Audited
+from backend_kwargs.fleet.racing import backend_of, made
+from backend_kwargs.fleet.units import UNITS, UnitDocument, read
+from backend_kwargs.options.option import check
+from backend_kwargs.options.trust import untrusted
+from backend_kwargs.stores import Store
+
+if TYPE_CHECKING:
+    from torch.fx import GraphModule
+
+    from backend_kwargs.auto.audit import Effort, Tell
+    from backend_kwargs.auto.decide import Asked
+    from backend_kwargs.backends import Inputs
+    from backend_kwargs.facts import Call
+
+Make = Callable[[], tuple[Any, Any]]
+CHANGED = "no graph of the model has its key: the model, or backend-kwargs, has changed since"
+# How a graph may have been recorded: gradients, inference mode, eval(). The first one with a known key counts.
+MODES = ((False, False, True), (False, True, True), (True, False, True), (True, False, False))
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A model at one size: how it is made, and the backend whose decisions are audited.
+
+    `decisions` are the names of what is known to be decided for it. `keys` names a graph where decisions are not under
+    the key of its request, as in a bundle.
+    """
+
+    label: str
+    make: Make
+    backend: Backend
+    threads: int | None = None
+    decisions: tuple[str, ...] = ()
+    dynamic: bool = False
+    keys: "Callable[[GraphModule, Inputs], str] | None" = None
+
+
+@dataclass
+class Auditor:
+    """The decisions by key, how much is measured, and what was found up to now."""
+
+    decisions: Mapping[str, Sequence[Decision]]
+    effort: "Effort"
+    tell: "Tell"
+    found: list[Audited] = field(default_factory=list)
+
+    def audit(self, target: Target) -> bool:
+        """Audit the decisions for the graphs of a model, and note those that cannot be; return whether there are any.
+
+        Raises if the model fails, and none is known to be its own.
+        """
+        before = len(self.found)
+        try:
+            self._measure(target)
+        except BackendKwargsError as error:
+            self._note_missing(target, str(error).rstrip("."))
+            if len(self.found) == before:
+                raise
+        else:
+            self._note_missing(target, CHANGED)
+        return len(self.found) > before
+
+    def leave_out(self, target: Target, why: str) -> None:
+        """Note that nothing was audited of a model."""
+        self.found.append(Audited(target.label, Decision("", "", ""), {}, why=why.rstrip(".")))
+
+    def _measure(self, target: Target) -> None:
+        """Measure the decisions for the graphs of a model; raise if it fails, and none was found."""
+        import torch
+
+        from backend_kwargs.torch_internals.dynamo import reset
+
+        before, errors = len(self.found), list[BackendKwargsError]()
+        with _threads(target.threads):
+            for grad, inference, evaluated in MODES:
+                self.tell(f"{target.label}: tracing")
+                model, inputs = target.make()
+                if isinstance(model, torch.nn.Module):
+                    model.train(not evaluated)
+                reset()
+                with torch.inference_mode(inference), torch.set_grad_enabled(grad):
+                    try:
+                        self._call(target, model, inputs)
+                    except BackendKwargsError as error:
+                        errors.append(error)
+                if len(self.found) > before:
+                    break
+        reset()
+        if errors and len(self.found) == before:
+            raise errors[0]
+
+    def _call(self, target: Target, model: Any, inputs: object) -> None:
+        import torch
+
+        from backend_kwargs.harness.study import arguments_of
+
+        def graphs(gm: "GraphModule", example_inputs: "Inputs") -> "Call":
+            return self._graph(target, gm, example_inputs)
+
+        positional, keywords = arguments_of(inputs)
+        compiled: Any = torch.compile(model, backend=graphs, dynamic=target.dynamic)
+        try:
+            compiled(*positional, **keywords)
+        except BackendKwargsError:
+            raise
+        except Exception as error:
+            raise BackendKwargsError(f"{target.label} fails on its example inputs: {error_text(error)}.") from error
+
+    def _graph(self, target: Target, gm: "GraphModule", example_inputs: "Inputs") -> "Call":
+        """Audit the decision for a graph, if there is one; the graph itself runs in eager."""
+        from backend_kwargs.auto.audit import measured
+        from backend_kwargs.auto.decide import asked_by
+        from backend_kwargs.backends import CapturedGraph
+        from backend_kwargs.torch_internals.dynamo import RESTARTS
+
+        request = target.backend.request(CapturedGraph(gm, example_inputs))
+        asked = asked_by(request)
+        decision = self._decision(target, asked, gm, example_inputs)
+        if decision is None or any(name_of(each.decision) == name_of(decision) for each in self.found):
+            return gm.forward
+        audited = Audited(target.label, decision, asked.here, judges_time=request.settings.objective == "latency")
+        what = f"{target.label}: {decision.winner} for {decision.facts or 'a graph'}"
+        try:
+            found = measured(request, decision, self.effort, lambda doing: self.tell(f"{what}: {doing}"))
+            self.found.append(replace(audited, measured=found))
+        except RESTARTS:
+            raise
+        except Exception as error:  # noqa: BLE001 - whatever a race meets, the other decisions are audited
+            why = str(error) if isinstance(error, BackendKwargsError) else error_text(error)
+            self.found.append(replace(audited, why=why))
+        return gm.forward
+
+    def _decision(self, target: Target, asked: "Asked", gm: "GraphModule", inputs: "Inputs") -> Decision | None:
+        """Return the decision for a graph: of a machine like this one, else the nearest one's."""
+        several = self.decisions.get(target.keys(gm, inputs) if target.keys else asked.key, ())
+        return min(several, key=lambda each: (distance(each.machine, asked.here), -each.made), default=None)
+
+    def _note_missing(self, target: Target, why: str) -> None:
+        """Note the decisions for this device that are known to be this model's, and that no graph of it asked for."""
+        seen = {each.decision.key for each in self.found}
+        here = {device_of(machine([kind])) for kind in ("cpu", "cuda")}
+        stored = {name_of(each): each for several in self.decisions.values() for each in several}
+        for decision in (stored[name] for name in target.decisions if name in stored):
+            if decision.key not in seen and device_of(decision.machine) in here:
+                self.found.append(Audited(target.label, decision, decision.machine, why=why))
+
+
+@contextmanager
+def _threads(count: int | None) -> Iterator[None]:
+    import torch
+
+    before = torch.get_num_threads()
+    if count:
+        torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+# ---- what a store names
+
+
+def by_key(catalogue: Catalogue) -> dict[str, list[Decision]]:
+    """Return the decisions of a store by key, those of several machines together."""
+    found: dict[str, list[Decision]] = {}
+    for each in catalogue.all():
+        found.setdefault(each.key, []).append(each)
+    return found
+
+
+def units_of(store: Store, trusted_keys: Sequence[object] = ()) -> list[UnitDocument]:
+    """Return what `tune --plan` wrote into a store of units that are done; if there are keys, what one signed."""
+    documents = (read(name, content, trusted_keys) for name, content in store.list(UNITS))
+    return [each for each in documents if each and each.decisions and not each.failed]
+
+
+def targets_of(documents: Sequence[UnitDocument]) -> list[Target]:
+    """Return the models of units that can run on this machine; their options are a document's, so data alone."""
+    import torch
+
+    targets = []
+    for each in documents:
+        unit = each.unit
+        device = torch.device("cuda" if unit.on_gpu else "cpu")
+        if unit.on_gpu and not torch.cuda.is_available():
+            continue
+        try:
+            backend = backend_of(unit, untrusted(check))
+        except BackendKwargsError as error:
+            warn_once(f"{unit.label} is not audited: {error}")
+            continue
+        targets.append(Target(unit.label, partial(made, unit, device), backend, unit.threads, each.decisions))
+    return targets
+
+
+def consented(documents: Sequence[UnitDocument], model: str | None, *, trust: bool, label: str) -> list[UnitDocument]:
+    """Return the units whose model the caller has named, or all of them under `trust`; raise if neither is given."""
+    if model is not None:
+        return [each for each in documents if each.unit.model == model]
+    if trust and documents:
+        return list(documents)
+    named = list(dict.fromkeys(each.unit.model for each in documents))
+    if not named:
+        raise BackendKwargsError(
+            f"The documents of {label!r} do not name their model: pass --model FILE_OR_MODULE:FACTORY, which makes it."
+        )
+    several = f", and {len(named) - 1} more" if named[1:] else ""
+    raise BackendKwargsError(
+        f"A store's document is data, and the model that it names is not imported without consent: pass --model, or "
+        f"--trust for all of them. It names {shown(named[0])}{several}."
+    )
+
+
+# ---- what a bundle names
+
+
+def bundle_target(path: Path, make: Make, label: str, *, trust: bool) -> tuple[Target, dict[str, list[Decision]]]:
+    """Return the model of a bundle, and the decisions in its manifest by the keys of their graphs."""
+    from backend_kwargs.bundles.config import CompileConfig
+    from backend_kwargs.bundles.disk.reading import read_manifest
+    from backend_kwargs.bundles.graphs import key_of
+
+    manifest = read_manifest(path)
+    config = CompileConfig.from_dict(manifest.config, trust=trust)
+    decided = {
+        graph.key: [Decision(graph.key, "", graph.winner, graph.options, made=0.0)]
+        for graph in manifest.graphs
+        if graph.winner is not None
+    }
+    if not decided:
+        raise BackendKwargsError(f"Bundle {str(path)!r} contains no decision of auto: it was built without auto=True.")
+    return Target(label, make, config.resolved, dynamic=bool(config.dynamic), keys=key_of), decided

@@ -1,0 +1,269 @@
+"""What happens to a unit where it runs: its model is made, raced and timed; and what `tune` does with one model."""
+
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from backend_kwargs.backend import Backend
+from backend_kwargs.errors import BackendKwargsError, error_text
+from backend_kwargs.fleet.units import OF_THE_STORE, Result, Unit
+from backend_kwargs.interval import Interval
+from backend_kwargs.options.option import check as check_option
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    import torch
+    from torch.fx import GraphModule
+
+    from backend_kwargs import measure
+    from backend_kwargs.backends import Inputs
+    from backend_kwargs.facts import Call
+    from backend_kwargs.facts.decision import Decision
+    from backend_kwargs.options.trust import Check
+
+AUTO = "tmpl-inductor:auto"
+ROUNDS, MOST_TIMING_S = 30, 20.0
+HOUR = 3600.0
+RELEASES = ("torch", "triton", "backend-kwargs")
+
+
+@dataclass(frozen=True, slots=True)
+class Tuned:
+    """The decisions for one size, with the seconds of eager's calls and of the compiled ones, in turn.
+
+    `again_s` are those of the compiled call under another name: beside `compiled_s`, they show what is noise.
+    """
+
+    label: str
+    decisions: list["Decision"]
+    eager_s: list[float] = field(default_factory=list)
+    compiled_s: list[float] = field(default_factory=list)
+    again_s: list[float] = field(default_factory=list)
+
+    @property
+    def speedup(self) -> Interval | None:
+        """The whole call's speedup over eager, None if it was not timed."""
+        return _ratio(self.eager_s, self.compiled_s)
+
+    @property
+    def same(self) -> Interval | None:
+        """The compiled call's speedup over itself, None if it was not timed."""
+        return _ratio(self.again_s, self.compiled_s)
+
+    @property
+    def kept(self) -> list["Decision"]:
+        """The decisions that other processes may use."""
+        return list({each.key: each for each in self.decisions if each.rows and each.lasting}.values())
+
+
+def _ratio(baseline: Sequence[float], candidate: Sequence[float]) -> Interval | None:
+    if not (baseline and candidate):
+        return None
+    from backend_kwargs import measure
+
+    return measure.ratio_interval(baseline, candidate)
+
+
+@contextmanager
+def racing(backend: Backend, budget_s: float) -> "Iterator[Backend]":
+    """Give the backend that races every graph anew, with a store of its own, and forgets it at exit."""
+    from backend_kwargs.auto.decide import nothing_decided
+
+    with tempfile.TemporaryDirectory() as folder, nothing_decided():
+        limits = {"budget_s": budget_s, "process_budget_s": 100 * HOUR, "most_races": 1000}
+        yield backend.bind("tune", {**limits, "race": "always", "store": folder})
+
+
+def tuned(label: str, model: Callable[..., object], inputs: object, backend: Backend) -> Tuned:
+    """Return the decisions for the graphs of one call, and its times beside eager's."""
+    import torch
+
+    from backend_kwargs import measure
+    from backend_kwargs.backends import CapturedGraph
+    from backend_kwargs.harness.study import arguments_of
+
+    decisions: list[Decision] = []
+
+    def noting(gm: "GraphModule", example_inputs: "Inputs") -> "Call":
+        compiled = backend.compile(CapturedGraph(gm, example_inputs))
+        if compiled.facts.decision:
+            decisions.append(compiled.facts.decision)
+        return compiled.call
+
+    compiled = torch.compile(model, backend=noting, dynamic=False)
+    positional, keywords = arguments_of(inputs)
+    if isinstance(model, torch.nn.Module):
+        model.eval()
+    with torch.no_grad():
+        state = _state_of_calls(model, positional, keywords)
+        calls = {
+            name: measure.Served(partial(call, *positional, **keywords), state)
+            for name, call in (("eager", model), ("compiled", compiled), ("again", compiled))
+        }
+        calls["compiled"]()
+        if not any(decision.rows for decision in decisions):
+            return Tuned(label, decisions)
+        tensors = [*positional, *keywords.values(), *getattr(model, "parameters", tuple)()]
+        devices = (tensor.device for tensor in tensors if isinstance(tensor, torch.Tensor))
+        # All in each round: the race timed each candidate beside another one, eager long before the winner.
+        samples = measure.interleave(
+            calls, rounds=ROUNDS, device=next(devices, torch.device("cpu")), budget_s=MOST_TIMING_S
+        )
+    return Tuned(label, decisions, samples["eager"], samples["compiled"], samples["again"])
+
+
+def _state_of_calls(
+    model: Callable[..., object], positional: tuple[object, ...], keywords: Mapping[str, object]
+) -> "measure.State":
+    """Return what a call of the model changes, and puts back before the next one; raise if it fails in eager."""
+    from backend_kwargs import measure
+
+    def call(tree: Any) -> object:
+        own, args, kwargs = tree
+        return own(*args, **kwargs)
+
+    try:
+        return measure.Changes.of(call, (model, positional, keywords)).on((model, positional, keywords), timed=True)
+    except measure.CopyError as error:
+        raise BackendKwargsError(f"tune copies the model and its inputs, which failed: {error}.") from error
+    except Exception as error:
+        raise BackendKwargsError(f"The model fails on its example inputs in eager: {error_text(error)}.") from error
+
+
+def why_not_raced(decisions: Sequence["Decision"]) -> str:
+    """Return why no graph of a call was raced."""
+    return decisions[0].facts.removeprefix("a graph not raced: ") if decisions else "torch.compile found no graph"
+
+
+def _why_none(tuned: Tuned) -> str:
+    """Return why nothing of a model can be kept, "" if something can."""
+    if tuned.kept:
+        return ""
+    if any(decision.rows for decision in tuned.decisions):
+        return "default could not run here, so the winner is not one to ship"
+    return f"no graph was raced: {why_not_raced(tuned.decisions)}"
+
+
+def backend_of(unit: Unit, coerce: "Check" = check_option) -> Backend:
+    """Return the backend that races a unit's model."""
+    from backend_kwargs.registry import make_backend
+
+    candidates = {} if unit.candidates is None else {"candidates": list(unit.candidates)}
+    own = {name: value for name, value in unit.options.items() if name not in OF_THE_STORE}
+    return make_backend(AUTO).bind("plan", {**own, **candidates, "effort": unit.effort}, coerce)
+
+
+def check(unit: Unit) -> None:
+    """Raise if `auto` has no such option or candidate as a unit's, or does not take its value."""
+    of_the_store = {name: value for name, value in unit.options.items() if name in OF_THE_STORE}
+    backend = backend_of(unit)
+    backend.verify()
+    backend.bind("plan", of_the_store)  # a key may be of the cluster that a job runs on
+
+
+def check_keys(units: Sequence[Unit]) -> None:
+    """Raise if a key that is to sign what units decide cannot be read."""
+    from backend_kwargs.stores.signing import private_key
+
+    keys = [unit.options["signing_key"] for unit in units if "signing_key" in unit.options]
+    for key in {repr(key): key for key in keys}.values():
+        private_key(key)
+
+
+def race_unit(text: bytes) -> bytes:
+    """Race the unit in `text` in this process, once; return its result, with the reason if it failed, as JSON."""
+    began = time.perf_counter()
+    unit = msgspec.json.decode(text, type=Unit)
+    try:
+        result = _raced(unit)
+        msgspec.json.decode(msgspec.json.encode(result), type=Result)  # its limits are checked only there
+    except Exception as error:  # noqa: BLE001 - the model is the user's, and its errors end this unit alone
+        why = str(error) if isinstance(error, BackendKwargsError) else error_text(error)
+        result = Result(failed=why[:8000])
+    seconds = time.perf_counter() - began
+    return msgspec.json.encode(msgspec.structs.replace(result, seconds=seconds))
+
+
+def _raced(unit: Unit) -> Result:
+    import torch
+
+    if unit.threads:
+        torch.set_num_threads(unit.threads)
+    device = torch.device("cuda" if unit.on_gpu else "cpu")
+    here = _machine(device, unit)
+    model, inputs = made(unit, device)
+    with racing(backend_of(unit), unit.budget_s) as backend:
+        found = tuned(unit.label, model, inputs, backend)
+    documents = documents_of(found.kept)
+    return Result(
+        failed=_why_none(found),
+        device_name=str(here["device"]),
+        releases={name: here[name] for name in RELEASES},
+        winners=tuple(dict.fromkeys(decision.winner for decision in found.decisions if decision.rows)),
+        gain=found.speedup,
+        same=found.same,
+        documents=documents,
+    )
+
+
+def _machine(device: "torch.device", unit: Unit) -> Mapping[str, Any]:
+    """Return what is recorded of this machine; raise if it has another device than the unit is for."""
+    import torch
+
+    from backend_kwargs.auto.machine import machine
+
+    if unit.on_gpu and not torch.cuda.is_available():
+        raise BackendKwargsError(f"The unit is for {unit.device!r}, and the worker that got it has no GPU.")
+    here = machine([device.type], device.index)
+    if unit.on_gpu and not is_named(str(here["gpu"]), unit.device):
+        raise BackendKwargsError(f"The unit is for {unit.device!r}, and the worker that got it has an {here['gpu']}.")
+    return here
+
+
+def is_named(name: str, device: str) -> bool:
+    """Return whether a GPU of this name is what a unit asks for."""
+    return device == "cuda" or device.lower() in name.lower()
+
+
+def made(unit: Unit, device: "torch.device") -> tuple[Any, Any]:
+    """Return the model and its inputs on the device, in the unit's dtype."""
+    import torch
+
+    from backend_kwargs.harness.models import model_of
+    from backend_kwargs.harness.study import move
+    from backend_kwargs.measure.inputs import in_precision
+    from backend_kwargs.measure.trees import map_tensors
+
+    model, inputs = model_of(unit.model, unit.sizes)
+    move(model, device, training=False)
+    dtype = getattr(torch, unit.dtype) if unit.dtype else None
+    if dtype and isinstance(model, torch.nn.Module):
+        model.to(dtype)
+
+    def moved(tensor: torch.Tensor) -> torch.Tensor:
+        there = tensor.detach().to(device)
+        return in_precision(there, dtype) if dtype else there
+
+    return model, map_tensors(moved, inputs)
+
+
+def releases() -> dict[str, str | None]:
+    """Return the releases that decisions are made with here."""
+    from backend_kwargs.options.requirements import installed_version
+
+    return {name: installed_version(name) for name in RELEASES}
+
+
+def documents_of(decisions: Sequence["Decision"]) -> dict[str, bytes]:
+    """Return the documents of decisions, by name."""
+    from backend_kwargs.auto.store import KIND, name_of
+    from backend_kwargs.stores.documents import Document, encoded
+
+    return {name: encoded(KIND, Document(name, each)) for name, each in ((name_of(each), each) for each in decisions)}

@@ -1,0 +1,218 @@
+"""Write a lock: race a model, compile it with all timing noted, and see that the lock gives the same bits."""
+
+import copy
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cache, partial
+from pathlib import Path
+from types import FunctionType
+from typing import TYPE_CHECKING, Any
+
+from backend_kwargs.backend import Backend
+from backend_kwargs.errors import BackendKwargsError, error_text, warn_once, wrong_value
+from backend_kwargs.facts import Call
+from backend_kwargs.facts.pins import PINNED, Pins
+from backend_kwargs.files.atomic_write import check_writable
+from backend_kwargs.registry import make_backend
+
+if TYPE_CHECKING:
+    import torch
+
+    from backend_kwargs.bundles.samples import Sample
+    from backend_kwargs.measure.served import Changes
+
+AUTO = "tmpl-inductor:auto"
+
+
+def pin(
+    model: Callable[..., Any],
+    example_inputs: object,
+    *,
+    lock: str | Path,
+    backend: str | Backend = AUTO,
+    dynamic: bool | None = None,
+    add: bool = False,
+) -> Backend:
+    """Write what timing chooses for `model` into the file `lock`; return the backend that serves by it.
+
+    A copy is called as in a fresh process: forward and, where gradients are recorded, backward. Nothing of the caller's
+    changes, what a function holds included. `auto` races its graphs first unless its store has decisions. `dynamic` is
+    `torch.compile`'s. A file that is there is replaced, or with `add` keeps what it has and gets what it lacks; in
+    either case once two compiles by the new one gave the same bits.
+    """
+    if not callable(model):
+        raise wrong_value("model", "a module or a function", model)
+    if not isinstance(lock, str | Path):
+        raise wrong_value("lock", "a path", lock)
+    try:
+        return _pinned(model, example_inputs, Path(lock), backend, dynamic, add=add)
+    except Exception as error:
+        if (ours := _ours(error)) is None:
+            raise
+        raise type(ours)(str(ours)) from error
+
+
+def _ours(error: BaseException | None) -> BackendKwargsError | None:
+    """Return the error of this package that torch wrapped, None if there is none."""
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:
+        if isinstance(error, BackendKwargsError):
+            return error
+        seen.add(id(error))
+        error = getattr(error, "inner_exception", None) or error.__cause__ or error.__context__
+    return None
+
+
+def _pinned(
+    model: Callable[..., Any],
+    example_inputs: object,
+    path: Path,
+    backend: str | Backend,
+    dynamic: bool | None,
+    *,
+    add: bool,
+) -> Backend:
+    served = make_backend(backend, {"reproducible": PINNED, "lock": str(path)})
+    check_writable(path)
+    served.verify()
+    from backend_kwargs.auto.lock import read_lock, write_lock
+    from backend_kwargs.auto.pinned import note_configurations
+    from backend_kwargs.torch_internals.caches import forget_loaded, fresh_cache
+
+    pins = read_lock(path) if add and path.exists() else Pins(str(path))
+    run = partial(_called, _Example.of(model, example_inputs), served, pins, dynamic)
+    if served.options.get("auto"):
+        pins.phase = "deciding"
+        run()
+    # In an empty cache, whose libraries the second compile finds: what earlier compiles timed is not taken over.
+    with tempfile.TemporaryDirectory() as folder, fresh_cache(folder):
+        pins.phase = "timing"
+        timed = run()
+        if uncalled := note_configurations(pins):
+            warn_once(f"Lock {str(path)!r} lacks {', '.join(uncalled)}, which this call did not run.")
+        pins.phase, pins.strict = "serving", not uncalled
+        forget_loaded()
+        _check_equal(timed, run())
+    write_lock(pins, path)
+    return served
+
+
+@dataclass(frozen=True)
+class _Example:
+    """A model and the arguments of a call, copied for each run; `changes` has what a function's calls change."""
+
+    model: Callable[..., Any]
+    sample: "Sample"
+    changes: "Changes"
+
+    @classmethod
+    def of(cls, model: Callable[..., Any], example_inputs: object) -> "_Example":
+        """Return an example; a function is called once in eager, since what it holds is not copied with it."""
+        import torch
+
+        from backend_kwargs.bundles.samples import Sample
+        from backend_kwargs.harness.study import arguments_of
+        from backend_kwargs.measure.served import Changes, CopyError
+        from backend_kwargs.measure.trees import map_tensors
+
+        # A result of other operations cannot be copied; one that is given twice stays one.
+        sample = Sample(*map_tensors(cache(_leaf), arguments_of(example_inputs)))
+        if isinstance(model, torch.nn.Module):
+            return cls(model, sample, Changes())
+        try:
+            with _seeded():
+                return cls(model, sample, Changes.of(_call, (model, sample)))
+        except CopyError as error:
+            raise _uncopied(str(error)) from error
+
+    @contextmanager
+    def copied(self) -> "Iterator[tuple[Callable[..., Any], Sample]]":
+        """Yield a copy of both, the function's code included, in which dynamo keeps what it compiles."""
+        try:
+            model, sample = own = copy.deepcopy((self.model, self.sample))
+        except Exception as error:  # of any kind
+            raise _uncopied(error_text(error)) from error
+        state = self.changes.on(own)
+        if isinstance(model, FunctionType):
+            model = _with_own_code(model)
+        try:
+            yield model, sample
+        finally:
+            state.restore()
+
+
+def _with_own_code(function: FunctionType) -> FunctionType:
+    code = function.__code__.replace()
+    twin = FunctionType(code, function.__globals__, None, function.__defaults__, function.__closure__)
+    twin.__kwdefaults__ = function.__kwdefaults__
+    twin.__dict__.update(vars(function))
+    return twin
+
+
+def _call(tree: "tuple[Callable[..., Any], Sample]") -> object:
+    model, sample = tree
+    return model(*sample.args, **sample.kwargs)
+
+
+def _uncopied(why: str) -> BackendKwargsError:
+    return BackendKwargsError(f"The model and its inputs must be ones that copy.deepcopy() can copy, got {why}.")
+
+
+def _leaf(tensor: "torch.Tensor") -> "torch.Tensor":
+    return tensor if tensor.is_leaf else tensor.detach().requires_grad_()
+
+
+@contextmanager
+def _seeded() -> "Iterator[None]":
+    """Draw the same random numbers in each run, and none of the caller's."""
+    import torch
+
+    from backend_kwargs.graphs.replay import cuda_devices
+
+    with torch.random.fork_rng(devices=cuda_devices()):
+        torch.manual_seed(0)
+        yield
+
+
+def _called(example: _Example, backend: Backend, pins: Pins, dynamic: bool | None) -> "list[torch.Tensor]":
+    """Call a copy under `backend`; return its results, gradients, and what else the call has written."""
+    import torch
+
+    from backend_kwargs.backends import CapturedGraph
+    from backend_kwargs.harness.isolation import isolated
+    from backend_kwargs.measure.served import parts
+    from backend_kwargs.measure.trees import tensors_of
+    from backend_kwargs.sealing.inputs import called
+    from backend_kwargs.torch_internals.sealing import compiling_ahead
+    from backend_kwargs.torch_internals.tensors import version_of
+
+    graphs = []
+
+    def compile_graph(gm: "torch.fx.GraphModule", inputs: Sequence[Any]) -> Call:  # another function for each run
+        graphs.append(gm)
+        return backend.compile(CapturedGraph(gm, inputs, pins=pins)).call
+
+    # Sizes of other calls in this process make none of these vary, nor these any of later ones.
+    with example.copied() as own, _seeded(), compiling_ahead(dynamic=False):
+        held = [(part, version_of(part)) for _, part in parts(own) if isinstance(part, torch.Tensor)]
+        output, gradients = called(isolated(own[0], backend=compile_graph, dynamic=dynamic), own[1])
+        if not graphs:
+            raise BackendKwargsError(
+                "Nothing is pinned: the call compiled no graph. Pass the model itself, not what torch.compile returned."
+            )
+        written = [part for part, version in held if version_of(part) != version]
+        return [each.detach().clone() for each in (*tensors_of(output), *gradients.values(), *written)]
+
+
+def _check_equal(first: "Sequence[torch.Tensor]", second: "Sequence[torch.Tensor]") -> None:
+    """Raise if two runs of the same kernels gave other bits."""
+    from backend_kwargs.measure.served import same_bits
+
+    for at, pair in enumerate(zip(first, second, strict=True)):
+        if not same_bits(*pair):
+            raise BackendKwargsError(
+                f"Result {at} has other bits when the same kernels compute it again, so that nothing is pinned: "
+                "see which operators torch.use_deterministic_algorithms(True) names."
+            )

@@ -1,0 +1,100 @@
+"""Whether sealed results are right: compared with eager's, padded ones with unpadded ones."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from backend_kwargs.bundles.samples import Sample
+from backend_kwargs.errors import BackendKwargsError
+from backend_kwargs.measure.trees import walk
+from backend_kwargs.sealing.declared import Point, shown_point
+from backend_kwargs.sealing.inputs import Result
+from backend_kwargs.torch_internals import pytree
+
+TIGHT, LOOSE = 1e-3, 3e-2  # of float32 and float64; of shorter types and under autocast
+SHORT = (torch.float16, torch.bfloat16)
+LEAST_SHARE = 0.01  # of the largest tensor: a smaller one may be zero but for rounding, as gradients of biases are
+
+
+class Checks:
+    """Compares results of compiled code with eager's; those of functions that draw random numbers differ anyhow."""
+
+    def __init__(self, name: str, run_eager: Callable[[Sample], Result], tol: float | None) -> None:
+        self.name, self._run, self._tol = name, run_eager, tol
+        self.random: bool | None = None
+
+    def eager(self, make: Callable[[], Sample]) -> Result | None:
+        """Return eager's result, None if each run gives another."""
+        if self.random is None:
+            with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
+                torch.manual_seed(1)
+                first = self._run(make())
+                torch.manual_seed(2)
+                self.random = bool(self.difference(self._run(make()), first))
+        return None if self.random else self._run(make())
+
+    def compare(self, result: Result, make: Callable[[], Sample], point: Point) -> None:
+        """Raise if a result is not eager's."""
+        wanted = self.eager(make)
+        if wanted is not None and (why := self.difference(result, wanted)):
+            raise BackendKwargsError(
+                f"{self.name!r} is not sealed: compiled for {shown_point(point)} it gives other results than eager, "
+                f"{why}. To seal it anyway, pass a larger `tol`, or check=False."
+            )
+
+    def difference(self, result: Result, wanted: Result) -> str:
+        """Return what differs, "" if nothing does."""
+        mine, theirs = dict(result.gradients), dict(wanted.gradients)
+        for key in mine.keys() ^ theirs.keys():  # one that is missing is zero
+            one, other = (mine, theirs) if key in theirs else (theirs, mine)
+            one[key] = torch.zeros_like(other[key])
+        gradients = [*mine.values()], [theirs[key] for key in mine]
+        return _difference("output", result.output, wanted.output, self._tol) or _difference(
+            "gradient", *gradients, self._tol
+        )
+
+
+def _difference(what: str, mine: Any, theirs: Any, tol: float | None) -> str:
+    """Return which leaf of two trees differs, and by how much."""
+    if pytree.tree_structure(mine) != pytree.tree_structure(theirs):
+        return f"the {what} has another structure"
+    pairs = [*zip(walk(what, mine), walk(what, theirs), strict=True)]
+    floats = [other for _, (_, other) in pairs if isinstance(other, torch.Tensor) and other.is_floating_point()]
+    largest = max(map(_size, floats), default=0.0)
+    for (name, one), (_, other) in pairs:
+        if not isinstance(other, torch.Tensor):
+            if type(other) in (bool, int, float, str) and one != other:
+                return f"{name} is {one!r}, not {other!r}"
+            continue
+        if not isinstance(one, torch.Tensor) or one.shape != other.shape or one.dtype != other.dtype:
+            kind = f"{one.dtype}{[*one.shape]}" if isinstance(one, torch.Tensor) else type(one).__name__
+            return f"{name} is {kind}, not {other.dtype}{[*other.shape]}"
+        allowed = tol or (LOOSE if one.dtype in SHORT or _autocast(one.device.type) else TIGHT)
+        if not other.is_floating_point():
+            error = 0.0 if torch.equal(one, other) else float("inf")
+        else:
+            error = _error(one, other, LEAST_SHARE * largest)
+        if not error <= allowed:
+            return f"{name} by {error:.2g} (relative, at most {allowed:g})"
+    return ""
+
+
+def _error(one: torch.Tensor, other: torch.Tensor, least: float) -> float:
+    """Return the root mean square error, relative to that of the right values; NaN and infinity must agree."""
+    one, other = one.detach().double(), other.detach().double()
+    finite = other.isfinite()
+    if not torch.equal(one.isfinite(), finite) or not torch.allclose(one[~finite], other[~finite], equal_nan=True):
+        return float("inf")
+    error, size = _size(one[finite] - other[finite]), max(_size(other[finite]), least)
+    return error / size if size else error
+
+
+def _size(values: torch.Tensor) -> float:
+    values = values.detach().double()
+    values = values[values.isfinite()]
+    return float(values.square().mean().sqrt()) if values.numel() else 0.0
+
+
+def _autocast(device: str) -> bool:
+    return torch.is_autocast_enabled(device)

@@ -1,0 +1,86 @@
+"""Inputs of other sizes, made from the example's, and what a call of them gives."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+
+from backend_kwargs.bundles.samples import Sample, cloned
+from backend_kwargs.facts import Call
+from backend_kwargs.measure.trees import map_tensors, tensors_of
+
+
+def resized(tensor: torch.Tensor, sizes: Mapping[int, int], *, values: bool = True) -> torch.Tensor:
+    """Return a tensor like this one with other sizes of some dimensions, its rows repeated or left out.
+
+    Repeated rows are valid wherever the example's are: as tokens, indices and masks. The order of its strides stays.
+    Without `values` memory is not filled, except for integers.
+    """
+    order = sorted(range(tensor.ndim), key=lambda dim: (-tensor.stride()[dim], dim))
+    back = [order.index(dim) for dim in range(tensor.ndim)]
+    with torch.inference_mode(tensor.is_inference()), torch.no_grad():
+        if values:
+            made = tensor.detach()
+            for dim, size in sizes.items():
+                rows = torch.arange(size, device=tensor.device) % max(tensor.shape[dim], 1)
+                made = made.index_select(dim, rows)
+            made = made.permute(order).clone(memory_format=torch.contiguous_format).permute(back)
+        else:
+            shape = [sizes.get(dim, tensor.shape[dim]) for dim in order]
+            new = tensor.new_empty if tensor.is_floating_point() else tensor.new_zeros
+            made = new(shape).permute(back)
+        # Not a view: dynamo guards a view in another way.
+        made = torch.empty(0, dtype=made.dtype, device=made.device).set_(
+            made.untyped_storage(), 0, made.shape, made.stride()
+        )
+    return made.requires_grad_(tensor.requires_grad)
+
+
+def copied(sample: Sample) -> Sample:
+    """Return the arguments with copies of their tensors, of the same kind; one that is given twice stays one."""
+    made: dict[int, torch.Tensor] = {}
+
+    def copy(tensor: torch.Tensor) -> torch.Tensor:
+        if id(tensor) not in made:
+            with torch.inference_mode(tensor.is_inference()):
+                ((twin,), _) = cloned(Sample((tensor,), {}))
+                made[id(tensor)] = twin.requires_grad_() if tensor.requires_grad else twin
+        return made[id(tensor)]
+
+    twin: Sample = map_tensors(copy, sample)
+    return twin
+
+
+class Result(NamedTuple):
+    """What a call gives: its output, and the gradients of its backward pass by the tensors that get them."""
+
+    output: Any
+    gradients: Mapping[str, torch.Tensor]
+
+
+def called(call: Call, sample: Sample) -> Result:
+    """Call, and call the backward pass if the results have one; gradients are accumulated nowhere."""
+    output = call(*sample.args, **sample.kwargs)
+    wanted = [each for each in tensors_of(output) if each.requires_grad] if torch.is_grad_enabled() else []
+    if not wanted:
+        return Result(output, {})
+    leaves = [*_leaves(wanted)]
+    ones = [torch.ones_like(each) for each in wanted]
+    gradients = torch.autograd.grad(wanted, leaves, ones, allow_unused=True)
+    inputs = {id(each): f"of input {at}" for at, each in enumerate(tensors_of(tuple(sample)))}
+    named = zip(leaves, gradients, strict=True)
+    return Result(output, {inputs.get(id(leaf), str(id(leaf))): each for leaf, each in named if each is not None})
+
+
+def _leaves(outputs: Sequence[torch.Tensor]) -> Iterator[torch.Tensor]:
+    """Yield the tensors that get gradients in a backward pass, in order."""
+    yield from (each for each in outputs if each.is_leaf)
+    waiting, seen = [each.grad_fn for each in reversed(outputs)], set()
+    while waiting:
+        node = waiting.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        if (leaf := getattr(node, "variable", None)) is not None:
+            yield leaf
+        waiting += [each for each, _ in reversed(node.next_functions)]

@@ -1,0 +1,144 @@
+"""Padding to buckets: what is cut from results again, and the check that padding changes nothing else."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Protocol
+
+import torch
+from torch.nn.functional import pad
+
+from backend_kwargs.bundles.samples import Sample
+from backend_kwargs.errors import BackendKwargsError
+from backend_kwargs.facts import Call
+from backend_kwargs.sealing.checks import Checks
+from backend_kwargs.sealing.declared import Declared, Place, Point, shown_point
+from backend_kwargs.sealing.inputs import Result
+from backend_kwargs.sealing.targets import Target
+from backend_kwargs.torch_internals import pytree
+from backend_kwargs.torch_internals.tensors import version_of
+
+Cuts = Mapping[int, Sequence[tuple[int, str]]]  # by result, its dimensions whose size is padded
+
+
+class Work(Protocol):
+    """What the checks need of a warm-up: inputs of other sizes, and calls from the state before."""
+
+    target: Target
+
+    def inputs(self, point: Point) -> Sample:
+        """Return the arguments of a call of these sizes."""
+
+    def call(self, call: Call, sample: Sample, point: Point | None = None) -> Result:
+        """Call from the state before."""
+
+    def compiling(self) -> AbstractContextManager[None]:
+        """Compile as for what is declared."""
+
+
+@dataclass
+class Padding:
+    """How inputs are padded to buckets, and results are cut."""
+
+    places: Sequence[Place]
+    fill: Mapping[str, float]
+    cuts: Cuts
+
+    @classmethod
+    def of(cls, declared: Declared, places: Sequence[Place], work: Work, checks: Checks) -> "Padding":
+        """Return the padding of a function that is right with it; raise if it changes results."""
+        padding = cls(places, declared.fill, {})
+        for name in declared.buckets:
+            padding.cuts = padding._with_cuts_of(name, declared, work)
+        for point, padded in _cases(declared):
+            padding._check(point, padded, work, checks)
+        return padding
+
+    def filled(self, args: Sequence[Any], kwargs: Mapping[str, Any], padded: Point) -> Sample:
+        """Return the arguments with the declared inputs padded to buckets."""
+        own, named = list(args), dict(kwargs)
+        for place in self.places:
+            if any(of in padded for _, of in place.dims):
+                tensor = place.get(args, kwargs)
+                amounts = [0] * (2 * tensor.ndim)
+                for dim, of in place.dims:
+                    amounts[2 * (tensor.ndim - 1 - dim) + 1] = padded.get(of, tensor.shape[dim]) - tensor.shape[dim]
+                place.put(own, named, pad(tensor, amounts, value=self.fill.get(place.name, 0)))
+        return Sample(tuple(own), named)
+
+    def cut(self, result: Any, point: Point, padded: Point) -> Any:
+        """Return results with the sizes of the call in place of the buckets."""
+        leaves, spec = pytree.tree_flatten(result)
+        for at, dims in self.cuts.items():
+            for dim, name in dims:
+                if name in padded:
+                    leaves[at] = leaves[at].narrow(dim, 0, point[name])
+        return pytree.tree_unflatten(leaves, spec)
+
+    def _with_cuts_of(self, name: str, declared: Declared, work: Work) -> Cuts:
+        """Return the cuts with those of one name: the dimensions whose size is the padded one's."""
+        bucket = next((each for each in declared.buckets[name] if declared.padded_sizes(name, each)), None)
+        if bucket is None:
+            return self.cuts
+        size = declared.padded_sizes(name, bucket)[0]
+        point = {of: values[-1] for of, values in declared.codes.items()} | {name: size}
+        plain = work.inputs(point)
+        sample = self.filled(*plain, {name: bucket})
+        versions = [version_of(place.get(*sample)) for place in self.places]
+        wide = work.call(work.target.eager, sample, point).output
+        if versions != [version_of(place.get(*sample)) for place in self.places]:
+            raise BackendKwargsError(f"{name!r} cannot be padded: {work.target.name!r} writes to what would be padded.")
+        narrow = work.call(work.target.eager, work.inputs(point), point).output
+        cuts = {at: [*dims] for at, dims in self.cuts.items()}
+        for at, (one, other) in enumerate(zip(pytree.tree_leaves(wide), pytree.tree_leaves(narrow), strict=True)):
+            for dim, (long, short) in enumerate(_shapes(one, other)):
+                if (long, short) == (bucket, size):
+                    cuts.setdefault(at, []).append((dim, name))
+                elif long != short:
+                    raise BackendKwargsError(
+                        f"{name!r} cannot be padded: a result of {work.target.name!r} has size {short} at {size}, and "
+                        f"{long} at {bucket}; declare `sizes` without buckets."
+                    )
+        return cuts
+
+    def _check(self, point: Point, padded: Point, work: Work, checks: Checks) -> None:
+        """Raise if padding changes results: in eager, where nothing else differs, and compiled."""
+        make: Callable[[], Sample] = partial(work.inputs, point)
+        wanted = checks.eager(make)
+        if wanted is None:
+            raise BackendKwargsError(
+                f"{work.target.name!r} draws random numbers, so that padding cannot be checked: declare `sizes` "
+                "without buckets, or call eval()."
+            )
+        with work.compiling():
+            for call in (work.target.eager, work.target.compiling):
+
+                def run(*args: Any, call: Any = call, **kwargs: Any) -> Any:
+                    sample = self.filled(args, kwargs, padded)
+                    return self.cut(call(*sample.args, **sample.kwargs), point, padded)
+
+                if why := checks.difference(work.call(run, make(), point), wanted):
+                    raise BackendKwargsError(
+                        f"{', '.join(map(repr, padded))} cannot be padded: {work.target.name!r} at "
+                        f"{shown_point(point)} gives other results padded to {shown_point(padded)}, {why}. Pass a "
+                        "mask of what is real and its `fill`, or declare `sizes` without buckets."
+                    )
+
+
+def _cases(declared: Declared) -> Iterator[tuple[Point, Point]]:
+    """Yield sizes and the buckets that they are padded to: the ends of each bucket, and all that is least at once."""
+    base = {of: values[-1] for of, values in declared.codes.items()}
+    least: Point = {}
+    for name, buckets in declared.buckets.items():
+        for bucket in buckets:
+            for size in declared.padded_sizes(name, bucket):
+                yield base | {name: size}, {name: bucket}
+                least.setdefault(name, size)
+    if len(least) > 1:
+        yield base | least, {name: declared.bucket_of(name, size) for name, size in least.items()}
+
+
+def _shapes(one: object, other: object) -> Iterator[tuple[int, int]]:
+    if isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor):
+        yield from zip(one.shape, other.shape, strict=False)

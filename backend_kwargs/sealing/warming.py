@@ -1,0 +1,252 @@
+"""Warming up: compile for all declared sizes, compare results with eager's, and call until nothing is compiled."""
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from functools import partial
+from pathlib import Path
+
+import torch
+
+from backend_kwargs.bundles.running import import_compiler
+from backend_kwargs.bundles.samples import Sample
+from backend_kwargs.errors import BackendKwargsError, error_text
+from backend_kwargs.facts import Call
+from backend_kwargs.measure import synchronize
+from backend_kwargs.sealing.checks import Checks
+from backend_kwargs.sealing.declared import Declared, Place, Point, Reader, places_of, shown_point
+from backend_kwargs.sealing.inputs import Result, called, copied, resized
+from backend_kwargs.sealing.padding import Padding
+from backend_kwargs.sealing.sealed import Sealed
+from backend_kwargs.sealing.targets import Target
+from backend_kwargs.torch_internals import cudagraphs, sealing
+from backend_kwargs.torch_internals.tensors import copy_each, version_of
+
+MOST_CALLED = 64  # combinations of sizes that are called; of more, those whose guards can be asked are only asked
+MOST_RECORDED = 256  # combinations of sizes with CUDA graphs, each of which is recorded
+MOST_CODES = 128  # pieces of compiled code
+MOST_TRIED = 1000  # sizes, for one that no other dimension has
+ROUNDS = 6  # of calls until nothing is compiled
+WARM_UPS = 3  # calls of each size: CUDA graphs run once, then record
+MAPS = Path("/proc/self/maps")
+
+
+def warmed(
+    target: Target, declared: Declared, example: Sample, *, on_miss: str, check: bool, tol: float | None
+) -> Sealed:
+    """Return the sealed function, once its compiled code is there, right, and compiles nothing more."""
+    import_compiler()
+    places = places_of(declared, target.signature, target.named_leaves(example))
+    reader = Reader(declared, places)
+    work = _Warming(target, declared, example, places)
+    checks = Checks(target.name, partial(work.call, target.eager), tol)
+    with work.kept():
+        work.refuse_compiled_parts(on_miss)
+        work.compile_all()
+        points, recorded = work.points(), work.record(work.points())
+        if recorded:
+            points = work.all_points()
+            work.record(points)
+        if check:
+            work.compare(checks, points)
+        padding = Padding.of(declared, places, work, checks)
+        work.settle(Sealed(target, reader, padding), points)
+    sealed = Sealed(target, reader, padding, owners={threading.get_ident()} if recorded else None)
+    sealed.notes += work.notes
+
+    def warm() -> None:
+        with work.kept():
+            work.record(points)
+            work.settle(Sealed(target, reader, padding), points)
+
+    sealed.serve(on_miss, warm)
+    return sealed
+
+
+class _Warming:
+    """The steps of one `seal`."""
+
+    def __init__(self, target: Target, declared: Declared, example: Sample, places: Sequence[Place]) -> None:
+        self.target, self.declared, self.example, self.places = target, declared, example, places
+        self.leaves = target.named_leaves(example)
+        self.notes: list[str] = []
+        buffers = [*target.module.buffers()] if target.module is not None else []
+        self._buffers = [(each, each.detach().clone(), version_of(each)) for each in buffers if not each.is_inference()]
+
+    @contextmanager
+    def kept(self) -> Iterator[None]:
+        """Put back what calls change: the state of random generators, and a module's buffers."""
+        devices = range(torch.cuda.device_count()) if torch.cuda.is_available() else []
+        with torch.random.fork_rng(devices=devices):
+            try:
+                yield
+            finally:
+                self._restore()
+
+    def _restore(self) -> None:
+        changed = [(each, before) for each, before, version in self._buffers if version_of(each) != version]
+        if changed:
+            with torch.no_grad():
+                copy_each([each for each, _ in changed], [before for _, before in changed])
+            self._buffers = [(each, before, version_of(each)) for each, before, _ in self._buffers]
+
+    def compiling(self) -> AbstractContextManager[None]:
+        """Compile code for each size of a list, and for any size of a range."""
+        return sealing.compiling_ahead(dynamic=bool(self.declared.dynamic))
+
+    def inputs(self, point: Point, *, values: bool = True, marked: bool = False) -> Sample:
+        """Return the arguments of a call of these sizes, made from the example's; `marked` for dynamo."""
+        changed: dict[str, torch.Tensor] = {}
+        made: dict[tuple[int, str], torch.Tensor] = {}
+        for place in self.places:
+            sizes, leaf = {dim: point[name] for dim, name in place.dims}, self.leaves[place.name]
+            key = id(leaf), str(sizes)  # a tensor that is given twice stays one
+            changed[place.name] = tensor = made.setdefault(key, resized(leaf, sizes, values=values))
+            for dim, name in place.dims if marked else ():
+                sealing.mark(tensor, dim, dynamic=name in self.declared.dynamic)
+        return self.target.with_leaves(copied(self.example) if values else self.example, changed)
+
+    def call(self, call: Call, sample: Sample, point: Point | None = None) -> Result:
+        """Call from the state before, and the backward pass too."""
+        self._restore()
+        try:
+            return called(call, sample)
+        except BackendKwargsError:
+            raise
+        except Exception as error:  # the user's own code, or its compiler
+            at = f" for {shown_point(point)}" if point else ""
+            raise BackendKwargsError(
+                f"{self.target.name!r} fails{at}, and is not sealed: {error_text(error)}."
+            ) from error
+
+    # ---- compiling
+
+    def refuse_compiled_parts(self, on_miss: str) -> None:
+        """Raise if something would compile where a call runs in eager."""
+        if on_miss != "eager":
+            return
+        parts = [*sealing.compiled_parts(self.target.module)] if self.target.module is not None else []
+        before = sealing.compile_events()
+        self.call(self.target.eager, self.inputs(next(self.declared.points())))
+        if parts or sealing.compile_events() != before:
+            raise BackendKwargsError(
+                f"{self.target.name!r} calls compiled code of its own{f' ({parts[0]})' if parts else ''}, which would "
+                "compile where a call runs in eager: compile only the whole, or pass on_miss='raise'."
+            )
+
+    def compile_all(self) -> None:
+        """Compile until some code fits each declared combination of sizes."""
+        with self.compiling():
+            for point in self._seeds():
+                if self._unfit(point) != "":
+                    self._compile(point)
+            codes = 0
+            for point in self.declared.points() if self.target.look is not None else ():
+                if not (why := self._unfit(point)):
+                    continue
+                self._compile(point)
+                codes += 1
+                if codes > MOST_CODES:
+                    raise BackendKwargsError(
+                        f"Sealing {self.target.name!r} would take more than {MOST_CODES} compiled graphs, the last for "
+                        f"{shown_point(point)} since {why}: declare fewer sizes, or buckets."
+                    )
+                if why := self._unfit(point):
+                    raise BackendKwargsError(
+                        f"{self.target.name!r} cannot be sealed for {shown_point(point)}: no code is kept, since {why}."
+                    )
+
+    def _seeds(self) -> Iterator[Point]:
+        """Yield the combinations to compile first: each list's sizes, and of each range a large one of its own.
+
+        dynamo takes sizes that are equal in the first call for one size.
+        """
+        declared, codes = self.declared, dict(self.declared.codes)
+        taken = {size for leaf in self.leaves.values() if isinstance(leaf, torch.Tensor) for size in leaf.shape}
+        taken |= {size for name, each in codes.items() if name not in declared.dynamic for size in each}
+        for name in declared.dynamic:
+            falling = sorted(codes[name], reverse=True)[:MOST_TRIED]
+            free = next((size for size in falling if size > 1 and size not in taken), falling[0])
+            taken.add(free)
+            codes[name] = (free,)
+        yield from Declared(declared.dims, codes, {}, {}).points()
+
+    def _unfit(self, point: Point) -> str | None:
+        """Return why no code fits these sizes, "" if some does, None if it cannot be asked."""
+        if self.target.look is None:
+            return None
+        sample = self.inputs(point, values=False)
+        return self.target.look(*sample.args, **sample.kwargs)
+
+    def _compile(self, point: Point) -> None:
+        self.call(self.target.compiling, self.inputs(point, marked=True), point)
+
+    # ---- calling
+
+    def points(self) -> list[Point]:
+        """Return the combinations of sizes that are called."""
+        chosen = self.declared.spread(MOST_CALLED)
+        if len(chosen) < self.declared.count:
+            self.notes = [f"called and compared for {len(chosen)} of {self.declared.count} combinations of sizes"]
+        return chosen
+
+    def all_points(self) -> list[Point]:
+        """Return all combinations of sizes, since a CUDA graph is recorded for each."""
+        if self.declared.count > MOST_RECORDED:
+            raise BackendKwargsError(
+                f"CUDA graphs are recorded for each of {self.declared.count} combinations of sizes, at most "
+                f"{MOST_RECORDED}: declare `buckets`, or compile without CUDA graphs."
+            )
+        self.notes = ["CUDA graphs belong to a thread: call warm() in each thread that serves"]
+        return [*self.declared.points()]
+
+    def record(self, points: Sequence[Point]) -> bool:
+        """Call as often for each combination as CUDA graphs take; return whether there are any."""
+        before = cudagraphs.recorded_count()
+        with self.compiling():
+            for _ in range(WARM_UPS):
+                self.round(self.target.compiling, points)
+        return cudagraphs.recorded_count() > before
+
+    def round(self, call: Call, points: Sequence[Point]) -> None:
+        """Call for each combination."""
+        for point in points:
+            self.call(call, self.inputs(point, marked=call is self.target.compiling), point)
+        for device in {leaf.device for leaf in self.leaves.values() if isinstance(leaf, torch.Tensor)}:
+            synchronize(device)
+
+    def compare(self, checks: Checks, points: Sequence[Point]) -> None:
+        """Compare the results for each combination with eager's."""
+        for point in points:
+            make = partial(self.inputs, point)
+            checks.compare(self.call(self.target.compiling, make(), point), make, point)
+        if checks.random:
+            self.notes.append("it draws random numbers, so results were not compared with eager's")
+
+    def settle(self, sealed: Sealed, points: Sequence[Point]) -> None:
+        """Call as in service until a round compiles, records and loads nothing."""
+        for _ in range(ROUNDS):
+            before, missed = _state(), sealed.counters["missed"]
+            self.round(sealed, points)
+            happened = [name for name, count in _state().items() if count != before[name]]
+            if sealed.counters["missed"] != missed:
+                happened = [f"no code fits, since {[*sealed.misses][-1]}"]
+                with self.compiling():
+                    self.round(self.target.compiling, points)
+            if not happened:
+                return
+        raise BackendKwargsError(
+            f"{self.target.name!r} cannot be sealed: after {ROUNDS} rounds of calls {happened[0]}."
+        )
+
+
+def _state() -> dict[str, object]:
+    """Return what a call in service must leave as it is."""
+    libraries: Callable[[], object] = lambda: frozenset(  # noqa: E731
+        line.split(maxsplit=5)[-1] for line in MAPS.read_text(errors="replace").splitlines() if ".so" in line
+    )
+    return {
+        "something is still compiled": sealing.compile_events(),
+        "CUDA graphs are still recorded": cudagraphs.recorded_count(),
+        "libraries are still loaded": libraries() if MAPS.is_file() else None,
+    }

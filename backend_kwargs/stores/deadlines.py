@@ -1,0 +1,245 @@
+"""A store reached in a thread, with a deadline: one that is away, slow or full is as if it were not there.
+
+A name look-up and a client library may know no time-out of their own, so that the caller waits for the thread, and
+leaves it where it is when the deadline has passed. What lies below a prefix is listed once; later questions are
+answered from memory.
+"""
+
+import os
+import queue
+import threading
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, TypeAlias
+
+from backend_kwargs.errors import error_text
+from backend_kwargs.stores import Store
+from backend_kwargs.stores.documents import RefusedError
+
+LINGER_S = 0.5  # a connection is closed when nothing was asked for so long
+AGAIN_S = 10.0  # a listing that takes longer is begun again, by another connection
+LEAST_S = 0.005  # to wait for an answer, however often there was none
+MOST_STUCK = 3  # threads that may be left waiting, for each store
+LARGEST = 64 << 20  # bytes of a listing that are kept in memory
+
+Job: TypeAlias = Callable[[Store], Any]
+
+
+class Limits(NamedTuple):
+    """How long to wait for the first contact with a store, and for a later look-up."""
+
+    connect_s: float = 2.0
+    lookup_s: float = 0.5
+
+
+class AwayError(Exception):
+    """A store did not answer in time, or failed; the message says how."""
+
+
+class TooLargeError(Exception):
+    """A listing that is not kept in memory."""
+
+
+class _Thread:
+    """Does the calls to one store in order, in a daemon thread that ends soon after the last of them."""
+
+    def __init__(self, open_: Callable[[], Store], linger_s: float) -> None:
+        self.open, self.linger_s = open_, linger_s
+        self.jobs: queue.SimpleQueue[tuple[Job, Future[Any]]] = queue.SimpleQueue()
+        self.lock = threading.Lock()
+        self.running: threading.Thread | None = None
+        self.left = False  # waiting in a call that nobody waits for any more
+
+    def submit(self, job: Job) -> "Future[Any]":
+        future: Future[Any] = Future()
+        with self.lock:
+            self.jobs.put((job, future))
+            if self.running is None:
+                self.running = threading.Thread(target=self._run, daemon=True, name="backend_kwargs.stores")
+                try:
+                    self.running.start()
+                except RuntimeError as error:  # there may be no more threads, or the interpreter is ending
+                    self.running = None
+                    while not self.jobs.empty():
+                        self.jobs.get_nowait()[1].set_exception(error)
+        return future
+
+    def _run(self) -> None:
+        store: Store | None = None
+        while True:
+            try:
+                job, future = self.jobs.get(timeout=self.linger_s) if self.linger_s else self.jobs.get_nowait()
+            except queue.Empty:
+                with self.lock:
+                    if self.jobs.empty() or self.left:
+                        self.running = None
+                        break
+                continue
+            try:
+                store = store or self.open()
+                future.set_result(job(store))
+            except BaseException as error:  # noqa: BLE001 - each client library raises its own
+                future.set_exception(error)
+                self._close(store)
+                store = None
+        self._close(store)
+
+    def _close(self, store: Store | None) -> None:
+        if self.linger_s and store is not None and (close := getattr(store, "close", None)):
+            with suppress(Exception):  # it may be broken, which is why it is closed
+                close()
+
+
+@dataclass(frozen=True)
+class _Listing:
+    """What lies in a folder, as it is listed."""
+
+    future: "Future[dict[str, dict[str, bytes]]]"
+    began: float = field(default_factory=time.monotonic)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether it failed, or takes so long that another one is tried."""
+        if not self.future.done():
+            return time.monotonic() - self.began > AGAIN_S
+        error = self.future.exception()
+        return error is not None and not isinstance(error, TooLargeError)
+
+
+@dataclass
+class _State:
+    """What one process knows of a store; a child of a fork begins anew."""
+
+    thread: _Thread
+    process: int = field(default_factory=os.getpid)
+    stuck: list[_Thread] = field(default_factory=list)
+    listings: dict[str, _Listing] = field(default_factory=dict)
+    time_outs: int = 0
+    in_row: int = 0
+    inherited: list[object] = field(default_factory=list)  # kept, so that no connection of the parent is closed here
+
+
+class Reached:
+    """A store, by a function that opens it and its name for people. No method raises anything but AwayError."""
+
+    def __init__(
+        self,
+        open_: Callable[[], Store],
+        label: str,
+        identity: object,
+        *,
+        is_local: bool = False,
+        is_given: bool = False,
+    ) -> None:
+        self.open, self.label, self.identity, self.is_local = open_, label, identity, is_local
+        # A user's own object has its own connections, and a folder has none.
+        self.linger_s = 0.0 if is_local or is_given else LINGER_S
+        self.warned = False
+        self._state = self._anew()
+
+    @property
+    def time_outs(self) -> int:
+        """How often this process has not waited for an answer any longer."""
+        return self._of_process().time_outs
+
+    def begin(self, folder: str, length: int) -> None:
+        """Begin to list what lies in `folder`, by the first `length` characters of its names, if that is not done."""
+        self._listing(folder, length)
+
+    def group(self, folder: str, start: str, limits: Limits) -> Mapping[str, bytes]:
+        """Return the documents in `folder` whose names begin with `start` after it; all starts are equally long."""
+        try:
+            listed: dict[str, dict[str, bytes]] = self._waited(self._listing(folder, len(start)), limits)
+            return listed.get(start, {})
+        except TooLargeError:
+            job = self._usable().submit(lambda store: dict(store.list(f"{folder}{start}")))
+            found: dict[str, bytes] = self._waited(job, limits, first=False)
+            return found
+
+    def do(self, job: Job, limits: Limits) -> Any:
+        """Return what `job` returns for the store."""
+        return self._waited(self._usable().submit(job), limits)
+
+    def begin_to(self, job: Job) -> None:
+        """Do `job` without waiting for it."""
+        self._usable().submit(job)
+
+    def note(self, folder: str, start: str, name: str, document: bytes) -> None:
+        """Remember what this process has put, where it is listed."""
+        listing = self._of_process().listings.get(folder)
+        if listing is not None and listing.future.done() and not listing.future.exception():
+            listing.future.result().setdefault(start, {})[name] = document
+
+    def _listing(self, folder: str, length: int) -> "Future[dict[str, dict[str, bytes]]]":
+        listings = self._of_process().listings
+        if folder not in listings or listings[folder].is_over:
+            listings[folder] = _Listing(self._usable().submit(lambda store: _listed(store, folder, length)))
+        return listings[folder].future
+
+    def _waited(self, future: "Future[Any]", limits: Limits, *, first: bool = True) -> Any:
+        state = self._of_process()
+        longest_s = _longest_s(limits, state.in_row)
+        longest_s = longest_s if first else min(longest_s, limits.lookup_s)
+        try:
+            result = future.result(min(longest_s, threading.TIMEOUT_MAX))
+        except TooLargeError:
+            raise
+        except TimeoutError:
+            if not future.done():
+                state.time_outs, state.in_row = state.time_outs + 1, state.in_row + 1
+                state.thread.left = True
+                raise AwayError(f"it did not answer within {longest_s:g} s") from None
+            raise AwayError("TimeoutError") from None
+        except Exception as error:  # noqa: BLE001 - each client library raises its own
+            raise AwayError(self._why(error)) from None
+        state.in_row = 0
+        return result
+
+    def _why(self, error: Exception) -> str:
+        if isinstance(error, RefusedError):
+            return str(error)
+        without = getattr(self.open, "without_secrets", error_text)
+        return str(without(error))
+
+    def _usable(self) -> _Thread:
+        """Return the thread to ask; another one in place of one that was left waiting, if not too many were."""
+        state = self._of_process()
+        if state.thread.left:
+            state.stuck = [each for each in state.stuck if each.running is not None]
+            if state.thread.running is not None:
+                if len(state.stuck) >= MOST_STUCK:
+                    return state.thread
+                state.stuck.append(state.thread)
+            state.thread = self._new_thread()
+        return state.thread
+
+    def _of_process(self) -> _State:
+        if self._state.process != os.getpid():
+            self._state = self._anew(inherited=[self._state])
+        return self._state
+
+    def _anew(self, inherited: list[object] | None = None) -> _State:
+        return _State(self._new_thread(), inherited=inherited or [])
+
+    def _new_thread(self) -> _Thread:
+        return _Thread(self.open, self.linger_s)
+
+
+def _longest_s(limits: Limits, in_row: int) -> float:
+    """Return how long to wait: halved each time, so that a store that never answers costs little for many graphs."""
+    return max(LEAST_S, limits.lookup_s / 2 ** min(in_row - 1, 6)) if in_row else limits.connect_s
+
+
+def _listed(store: Store, folder: str, length: int) -> dict[str, dict[str, bytes]]:
+    """Return the documents below `folder`, by the first `length` characters of their names and by names."""
+    found: dict[str, dict[str, bytes]] = {}
+    size = 0
+    for name, document in store.list(folder):
+        size += len(document)
+        if size > LARGEST:
+            raise TooLargeError
+        found.setdefault(name.removeprefix(folder)[:length], {})[name] = document
+    return found

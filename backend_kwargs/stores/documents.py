@@ -1,0 +1,248 @@
+"""A document: one JSON object with its kind, name and generation, sealed by its SHA-256 and perhaps a signature.
+
+Both are of the bytes of the inner object, so that copies stay valid wherever they lie. A kind is declared where its
+body is: `Kind("decision", Decision)`.
+"""
+
+import hashlib
+import json
+import re
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Annotated, Any, Generic, TypeVar
+
+import msgspec
+
+from backend_kwargs.errors import error_text
+from backend_kwargs.stores.signing import signed, signer
+
+LARGEST = 1 << 20  # bytes
+NAME = re.compile(r"[a-z0-9][a-z0-9._-]*(/[a-z0-9][a-z0-9._-]*)+")
+PREFIX = re.compile(r"([a-z0-9][a-z0-9._-]*/)*([a-z0-9][a-z0-9._-]*)?")
+LONGEST_NAME = 200
+AHEAD_S = 86400.0  # of this machine's clock, that another's may be
+NEWEST = 1 << 53  # a larger generation is no JSON number that all readers have
+Digest = Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{64}\Z")]
+Signature = Annotated[str, msgspec.Meta(pattern=r"^([0-9a-f]{128})?\Z")]
+Generation = Annotated[int, msgspec.Meta(ge=1, le=NEWEST)]
+Label = Annotated[str, msgspec.Meta(max_length=200)]
+
+Body = TypeVar("Body")
+
+
+class RefusedError(ValueError):
+    """A document that is not used; the message says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Kind(Generic[Body]):
+    """What a document is about: the type of its body, the schema, and a further check that raises ValueError."""
+
+    name: str
+    body: type[Body]
+    schema: int = 1
+    check: Callable[[Body], object] = lambda body: None
+
+    def domain(self, schema: int) -> str:
+        """Return what a signature of such a document is for."""
+        return f"backend-kwargs {self.name} {schema}"
+
+
+@dataclass(frozen=True, slots=True)
+class Document(Generic[Body]):
+    """A body under a name; None in place of one that was forgotten. `label` says who may be asked, if its maker chose.
+
+    Of two with one name the larger `order` is newer. `made` is in seconds since the epoch, by the maker's clock.
+    """
+
+    name: str
+    body: Body | None
+    generation: int = 1
+    made: float = field(default_factory=time.time)
+    label: str = ""
+    sha256: str = ""  # of what was read
+
+    @property
+    def order(self) -> tuple[int, bool, float, str]:
+        """What makes a document newer than another of its name; what was forgotten stays so, whatever a clock says."""
+        return self.generation, self.body is None, self.made, self.sha256
+
+    def after(self, other: "Document[Any] | None") -> "Document[Body]":
+        """Return this document as one that is newer than `other`."""
+        if other is None:
+            return self
+        return replace(self, generation=max(self.generation, min(other.generation + 1, NEWEST)))
+
+
+class _Inner(msgspec.Struct, frozen=True, kw_only=True):
+    kind: str
+    schema: Annotated[int, msgspec.Meta(ge=1)]
+    name: str
+    generation: Generation
+    made: float
+    label: Label = ""
+    forgotten: bool = False
+    body: msgspec.Raw
+
+
+class _Sealed(msgspec.Struct, frozen=True, kw_only=True):
+    sha256: Digest
+    signature: Signature = ""
+    document: msgspec.Raw
+
+
+def check_name(name: str) -> str:
+    """Return a name; raise if it is none, such as one that leads out of a folder."""
+    if not isinstance(name, str) or len(name) > LONGEST_NAME or not NAME.fullmatch(name):
+        raise RefusedError(f"{str(name)[:LONGEST_NAME]!r} is not the name of a document")
+    return name
+
+
+def is_name(name: str) -> bool:
+    """Return whether a document may have this name: what a shared store lists is of anyone."""
+    return len(name) <= LONGEST_NAME and bool(NAME.fullmatch(name))
+
+
+def check_prefix(prefix: str) -> str:
+    """Return what names begin with; raise if none can, such as a path that leads out of a folder."""
+    if not isinstance(prefix, str) or len(prefix) > LONGEST_NAME or not PREFIX.fullmatch(prefix):
+        raise RefusedError(f"{str(prefix)[:LONGEST_NAME]!r} is not the beginning of a document's name")
+    return prefix
+
+
+def check_content(content: bytes) -> bytes:
+    """Return a document's bytes; raise if there are none, as a crash may leave of a file, or too many."""
+    if not 0 < len(content) <= LARGEST:
+        raise RefusedError(f"a document has 1 to {LARGEST} bytes, this one {len(content)}")
+    return content
+
+
+def encoded(kind: Kind[Body], document: Document[Body], signing_key: object = None) -> bytes:
+    """Return the document's bytes, signed if there is a key; raise if it is too long, or would be refused."""
+    inner = _Inner(
+        kind=kind.name,
+        schema=kind.schema,
+        name=check_name(document.name),
+        generation=document.generation,
+        made=document.made,
+        label=document.label,
+        forgotten=document.body is None,
+        body=msgspec.Raw(msgspec.json.encode(document.body, enc_hook=repr)),
+    )
+    content = msgspec.json.encode(inner)
+    signature = "" if signing_key is None else signed(kind.domain(kind.schema), content, signing_key).hex()
+    sealed = msgspec.json.encode(_Sealed(sha256=_digest(content), signature=signature, document=msgspec.Raw(content)))
+    if len(sealed) > LARGEST:
+        raise RefusedError(f"it would have {len(sealed)} bytes, more than {LARGEST}")
+    decoded(kind, document.name, sealed)
+    return sealed
+
+
+def decoded(
+    kind: Kind[Body], name: str, content: bytes, trusted_keys: Sequence[object] = (), min_generation: int = 0
+) -> Document[Body]:
+    """Return the document that was kept as `name`; raise RefusedError for one that must not be used.
+
+    If keys are given, one of them must have signed it.
+    """
+    sealed, inner = _opened(content)
+    if inner.kind != kind.name or inner.name != name:
+        raise RefusedError(f"it is {inner.kind[:40]} {inner.name[:LONGEST_NAME]!r}")
+    _check_signed(kind, sealed, inner, trusted_keys)
+    _check_schema(kind, inner)
+    if inner.generation < min_generation:
+        raise RefusedError(f"its generation {inner.generation} is before min_generation={min_generation}")
+    body = None if inner.forgotten else _body(kind, inner.body)
+    return Document(name, body, inner.generation, inner.made, inner.label, sealed.sha256)
+
+
+def heading(content: bytes, kind: Kind[Any] | None = None, trusted_keys: Sequence[object] = ()) -> Document[bool]:
+    """Return a document of any schema with True for its body, to compare and copy; raise RefusedError if it is none.
+
+    If keys are given, one of them must have signed it as a document of this kind.
+    """
+    sealed, inner = _opened(content)
+    if kind is not None:
+        if inner.kind != kind.name:
+            raise RefusedError(f"it is {inner.kind[:40]} {inner.name[:LONGEST_NAME]!r}")
+        _check_signed(kind, sealed, inner, trusted_keys)
+    body = None if inner.forgotten else True
+    return Document(check_name(inner.name), body, inner.generation, inner.made, inner.label, sealed.sha256)
+
+
+def replacing(kind: Kind[Body], document: Document[Body], there: bytes) -> Document[Body]:
+    """Return `document` as newer than what is there; raise RefusedError for a body of a newer release's schema."""
+    try:
+        other, (_, inner) = heading(there), _opened(there)
+    except RefusedError:
+        return document
+    if document.body is not None:
+        _check_schema(kind, inner)
+    return document.after(other)
+
+
+def is_forgotten(content: bytes) -> bool:
+    """Return whether a document stands for one that was forgotten; one that cannot be read does not."""
+    try:
+        return _opened(content)[1].forgotten
+    except RefusedError:
+        return False
+
+
+def is_signed(content: bytes) -> bool:
+    """Return whether a document has a signature, whoever's."""
+    try:
+        return bool(_opened(content)[0].signature)
+    except RefusedError:
+        return False
+
+
+def schema_text(kind: Kind[Body]) -> str:
+    """Return the JSON schema of such documents, as it is published."""
+    (sealed, inner, body), parts = msgspec.json.schema_components((_Sealed, _Inner, kind.body))
+    parts["_Sealed"]["properties"]["document"] = inner
+    parts["_Inner"]["properties"]["body"] = {"anyOf": [body, {"type": "null"}]}
+    parts["_Inner"]["properties"]["kind"] = {"const": kind.name}
+    head = {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": f"backend-kwargs {kind.name}"}
+    text = json.dumps({**head, **sealed, "$defs": parts}, indent=1, sort_keys=True)
+    return text.replace("_Sealed", "Sealed").replace("_Inner", "Document") + "\n"
+
+
+def _opened(content: bytes) -> tuple[_Sealed, _Inner]:
+    if len(content) > LARGEST:
+        raise RefusedError(f"it has more than {LARGEST} bytes")
+    try:
+        sealed = msgspec.json.decode(content, type=_Sealed)
+        inner = msgspec.json.decode(sealed.document, type=_Inner)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise RefusedError(f"it is not a document: {error_text(error)}") from None
+    if _digest(bytes(sealed.document)) != sealed.sha256:
+        raise RefusedError("its SHA-256 is another: it was changed, or written in part")
+    if inner.made > time.time() + AHEAD_S:
+        raise RefusedError("it was made more than a day after now, by its maker's clock or this one's")
+    return sealed, inner
+
+
+def _check_signed(kind: Kind[Any], sealed: _Sealed, inner: _Inner, keys: Sequence[object]) -> None:
+    domain, content = kind.domain(inner.schema), bytes(sealed.document)
+    if keys and signer(domain, content, bytes.fromhex(sealed.signature), keys) is None:
+        raise RefusedError("it is signed by none of the trusted keys" if sealed.signature else "it is not signed")
+
+
+def _check_schema(kind: Kind[Any], inner: _Inner) -> None:
+    if inner.schema > kind.schema:
+        raise RefusedError(f"a newer release of backend-kwargs wrote it (schema {inner.schema}); update this one")
+
+
+def _body(kind: Kind[Body], raw: msgspec.Raw) -> Body:
+    try:
+        body = msgspec.json.decode(raw, type=kind.body)
+        kind.check(body)
+    except (ValueError, TypeError, RecursionError) as error:  # MsgspecError is a ValueError
+        raise RefusedError(f"its {kind.name} is not valid: {error_text(error)}") from None
+    return body
+
+
+def _digest(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()

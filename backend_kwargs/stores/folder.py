@@ -1,0 +1,163 @@
+"""A store in a folder: a file for each document, written beside and renamed. It needs neither links nor locks.
+
+On a network disk a call may fail although it did its work, or fail once: each is done again until what it is for is so.
+"""
+
+import errno
+import os
+import secrets
+import stat
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import TypeVar
+
+from backend_kwargs.stores.documents import LARGEST, check_content, check_name, check_prefix, is_name
+
+BESIDE = ".writing-"  # no name of a document begins so
+ABANDONED_S = 3600.0  # age of a file that a killed process left
+TRIES = 5
+PAUSE_S = 0.01  # before the next try; doubled
+PASSING = (errno.ESTALE, errno.EAGAIN, errno.EINTR)
+
+Done = TypeVar("Done")
+
+
+class Folder:
+    """The documents in one folder. If `private`, it is made for its user alone."""
+
+    def __init__(self, path: Path, *, private: bool = False) -> None:
+        self.path = path
+        self.private = private
+        self.label = str(path)
+
+    @property
+    def is_own(self) -> bool:
+        """Whether nobody else can write here, so that no signature is needed."""
+        try:
+            found = self.path.stat()
+        except OSError:
+            return False
+        return found.st_uid == os.geteuid() and not stat.S_IMODE(found.st_mode) & 0o077
+
+    def get(self, name: str) -> bytes | None:
+        """Return the document, None if there is none."""
+        return _again(lambda: _content(self._file(name)))
+
+    def put(self, name: str, document: bytes) -> None:
+        """Write the document beside the old one, and rename it: both are on the disk when this returns."""
+        file = self._file(name)
+        check_content(document)
+        _again(lambda: self._written(file, document), also=(errno.ENOENT,))
+
+    def list(self, prefix: str) -> Iterator[tuple[str, bytes]]:
+        """Yield the names that begin with `prefix`, with their documents, in order."""
+        for name in sorted(self._names(check_prefix(prefix))):
+            with suppress(OSError):
+                if (content := self.get(name)) is not None:
+                    yield name, content
+
+    def forget(self, name: str) -> None:
+        """Remove the document if there is one."""
+        _again(lambda: self._file(name).unlink(missing_ok=True))
+
+    def _file(self, name: str) -> Path:
+        return self.path / check_name(name)
+
+    def _names(self, prefix: str) -> Iterator[str]:
+        above = prefix.rpartition("/")[0]
+        pending = [above]
+        while pending:
+            within = pending.pop()
+            for each in _again(lambda at=self.path / within: _entries(at)):  # type: ignore[misc]
+                name = f"{within}/{each.name}" if within else each.name
+                if each.name.startswith(BESIDE):
+                    _remove_abandoned(Path(each.path))
+                elif each.is_dir(follow_symlinks=False) and (name.startswith(prefix) or prefix.startswith(f"{name}/")):
+                    pending.append(name)
+                elif name.startswith(prefix) and is_name(name):
+                    yield name
+
+    def _written(self, file: Path, document: bytes) -> None:
+        self._make(file.parent)
+        beside = file.with_name(f"{BESIDE}{secrets.token_hex(8)}")
+        try:
+            with open(beside, "xb", opener=lambda name, flags: os.open(name, flags, self._mode)) as opened:
+                opened.write(document)
+                opened.flush()
+                os.fsync(opened.fileno())
+            try:
+                beside.replace(file)
+            except FileNotFoundError:
+                if _content(file) != document:  # else it was renamed, and the answer lost
+                    raise
+        finally:
+            with suppress(OSError):
+                beside.unlink(missing_ok=True)
+        _sync_folder(file.parent)
+
+    @property
+    def _mode(self) -> int:
+        return 0o600 if self.private else 0o666
+
+    def _make(self, folder: Path) -> None:
+        if folder.is_dir():
+            return
+        # One folder at most is made above the store's own, for a name that the user gives and may have misspelled.
+        if self.private:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+        with suppress(FileExistsError):
+            self.path.mkdir(mode=0o700 if self.private else 0o777)
+        folder.mkdir(parents=True, exist_ok=True)
+
+
+def _again(do: Callable[[], Done], also: tuple[int, ...] = ()) -> Done:
+    """Return what `do` returns, tried again after an error of a network disk that passes."""
+    pause_s = PAUSE_S
+    for _ in range(TRIES - 1):
+        try:
+            return do()
+        except OSError as error:
+            if error.errno not in (*PASSING, *also):
+                raise
+        time.sleep(pause_s)
+        pause_s *= 2
+    return do()
+
+
+def _content(file: Path) -> bytes | None:
+    try:
+        opened = os.open(file, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # a pipe would wait for a writer
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    with os.fdopen(opened, "rb") as reading:
+        if not stat.S_ISREG(os.fstat(opened).st_mode):
+            raise OSError(errno.EINVAL, f"{file.name} is not a regular file")
+        content = reading.read(LARGEST + 1)
+    if len(content) > LARGEST:
+        raise OSError(errno.EFBIG, f"{file.name} is longer than {LARGEST} bytes")
+    return content
+
+
+def _entries(folder: Path) -> list["os.DirEntry[str]"]:
+    try:
+        with os.scandir(folder) as found:
+            return [*found]
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+
+
+def _remove_abandoned(file: Path) -> None:
+    with suppress(OSError):
+        if time.time() - file.stat().st_mtime > ABANDONED_S:
+            file.unlink()
+
+
+def _sync_folder(folder: Path) -> None:
+    with suppress(OSError):  # not every file system can
+        opened = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            os.fsync(opened)
+        finally:
+            os.close(opened)

@@ -1,0 +1,132 @@
+"""Documents as objects, by fsspec: S3 and what else it has a file system for."""
+
+import os
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from backend_kwargs.errors import BackendKwargsError, pip_install
+from backend_kwargs.stores import Store
+from backend_kwargs.stores.connections import LIMIT_S
+from backend_kwargs.stores.documents import LARGEST, check_content, check_name, check_prefix, is_name
+from backend_kwargs.stores.folder import Folder
+from backend_kwargs.stores.urls import failure, label_of
+
+_AT_ONCE = 100  # documents of one answer
+
+
+def open(url: str, limit_s: float = LIMIT_S) -> Store:  # noqa: A001 - the drivers' common name
+    """Return the store below `url`, whose calls take about `limit_s` seconds at most if fsspec can bound them."""
+    label = label_of(url)
+    protocol = url.partition("://")[0].partition("::")[0]
+    if protocol in ("file", "local"):
+        return Folder(Path(url.partition("://")[2]))  # which writes a file whole, as an object is
+    _check_implemented(protocol, label)
+    return Objects(url, label, limit_s)
+
+
+def _check_implemented(protocol: str, label: str) -> None:
+    """Raise if fsspec knows no file system of this name, or the package that it names is not installed."""
+    from importlib.util import find_spec
+
+    from fsspec.registry import known_implementations, registry
+
+    if protocol in registry:
+        return
+    if protocol not in known_implementations:
+        raise BackendKwargsError(f"Store {label!r} has a scheme that fsspec does not know: {protocol!r}.")
+    package = known_implementations[protocol]["class"].partition(".")[0]
+    if not find_spec(package):
+        install = pip_install("fsspec") if package == "s3fs" else f"pip install {package}"
+        raise BackendKwargsError(
+            f"Store {label!r} needs the package {package}: {install} ({package} is not importable)."
+        )
+
+
+class Objects:
+    """A store of an object for each document, named as the files of a folder are. It cannot claim."""
+
+    def __init__(self, url: str, label: str, limit_s: float) -> None:
+        self.label = label
+        self._url, self._limit_s = url, limit_s
+        self._pid, self._lock = 0, threading.Lock()
+        self._opened: tuple[Any, str, dict[str, float]] | None = None
+
+    def __repr__(self) -> str:
+        return f"<Objects {self.label}>"
+
+    def get(self, name: str) -> bytes | None:
+        """Return the document, None if there is none."""
+        check_name(name)
+        with self._files() as (files, root, bounds):
+            try:
+                document: bytes = files.cat_file(f"{root}/{name}", start=0, end=LARGEST + 1, **bounds)
+            except FileNotFoundError:
+                return None
+            except Exception:
+                files.invalidate_cache()
+                if files.info(f"{root}/{name}", **bounds)["size"]:
+                    raise
+                return None  # a part of an object without bytes is an error of S3
+        return document if 0 < len(document) <= LARGEST else None
+
+    def put(self, name: str, document: bytes) -> None:
+        """Keep `document` in place of any other, by one write of an object."""
+        check_name(name)
+        check_content(document)
+        with self._files() as (files, root, bounds):
+            files.pipe_file(f"{root}/{name}", document, **bounds)
+
+    def list(self, prefix: str) -> Iterator[tuple[str, bytes]]:
+        """Yield the names that begin with `prefix`, with their documents."""
+        check_prefix(prefix)
+        folder = prefix.rpartition("/")[0]
+        with self._files() as (files, root, bounds):
+            files.invalidate_cache()  # else another process's objects are missing
+            try:
+                found = files.find(f"{root}/{folder}".rstrip("/"), detail=True, **bounds)
+            except FileNotFoundError:
+                return iter(())
+            sized = [path.removeprefix(f"{root}/") for path, about in found.items() if 0 < about["size"] <= LARGEST]
+        return self._documents(sorted(name for name in sized if name.startswith(prefix) and is_name(name)))
+
+    def _documents(self, names: Sequence[str]) -> Iterator[tuple[str, bytes]]:
+        for start in range(0, len(names), _AT_ONCE):
+            some = names[start : start + _AT_ONCE]
+            with self._files() as (files, root, bounds):
+                paths = [f"{root}/{name}" for name in some]
+                documents = files.cat_ranges(paths, 0, LARGEST + 1, on_error="return", **bounds)
+                for document in documents:
+                    if isinstance(document, Exception) and not isinstance(document, FileNotFoundError):
+                        raise document
+            # One that was removed since it was listed is not there.
+            for name, document in zip(some, documents, strict=True):
+                if isinstance(document, bytes) and len(document) <= LARGEST:
+                    yield name, document
+
+    def forget(self, name: str) -> None:
+        """Remove the document if there is one."""
+        check_name(name)
+        with self._files() as (files, root, bounds), suppress(FileNotFoundError):
+            files.rm_file(f"{root}/{name}", **bounds)
+
+    @contextmanager
+    def _files(self) -> Iterator[tuple[Any, str, dict[str, float]]]:
+        """Yield this process's file system, the path in it, and what bounds a call; errors are of this package."""
+        try:
+            with self._lock:
+                if self._opened is None or self._pid != os.getpid():  # none works across a fork
+                    self._opened, self._pid = _opened(self._url, self._limit_s), os.getpid()
+            yield self._opened
+        except Exception as error:  # noqa: BLE001 - each library has its own, and its text may contain a password
+            raise failure(self.label, self._url, error) from None
+
+
+def _opened(url: str, limit_s: float) -> tuple[Any, str, dict[str, float]]:
+    import fsspec
+    from fsspec.asyn import AsyncFileSystem
+
+    files, root = fsspec.url_to_fs(url)
+    return files, root.rstrip("/"), {"timeout": limit_s} if isinstance(files, AsyncFileSystem) else {}

@@ -1,0 +1,185 @@
+"""Which store a text names: a folder, a URL of a database or of object storage, or `env:NAME`.
+
+A password stands in no value, which is printed, pickled and written to reports: only in a variable of the environment.
+"""
+
+import importlib
+import importlib.util
+import os
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NamedTuple
+
+from backend_kwargs.errors import BackendKwargsError, error_text, pip_install, shown, wrong_value
+from backend_kwargs.stores import Store
+from backend_kwargs.stores.documents import RefusedError
+from backend_kwargs.stores.folder import Folder
+from backend_kwargs.stores.urls import label_of, secrets_of, unclear, without_secrets
+
+VARIABLE = "BACKEND_KWARGS_STORE"
+FORMER = ".sqlite"  # the suffix of the file that earlier releases kept decisions in
+URL = re.compile(r"(?P<chain>(?:[a-z0-9+.-]+::)*)(?P<scheme>[a-z][a-z0-9+.-]+)://", re.IGNORECASE)
+# What is no URL, but no folder either: "jdbc:postgresql://...", "host=... password=...", "user:password@host".
+UNCLEAR = re.compile(r"://|(?:passw(?:or)?d|pwd)\s*=|^(?![a-z]:[\\/])(?://)?[^/]*:.*@", re.IGNORECASE | re.DOTALL)
+
+
+class Driver(NamedTuple):
+    """The module with `open(url) -> Store`, the client library that it imports, and the extra that installs that."""
+
+    module: str
+    needs: str
+    extra: str
+
+
+POSTGRES = Driver("backend_kwargs.stores.postgres", "psycopg", "postgres")
+REDIS = Driver("backend_kwargs.stores.redis", "redis", "redis")
+OBJECTS = Driver("backend_kwargs.stores.objects", "fsspec", "fsspec")  # of every other scheme
+DRIVERS = {"postgresql": POSTGRES, "postgres": POSTGRES, "redis": REDIS, "rediss": REDIS}
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a store is: a path, or a URL that may contain a password, which is never shown."""
+
+    text: str = field(repr=False)
+    label: str
+    driver: Driver | None = None
+    private: bool = False
+
+    def open(self) -> Store:
+        """Return the store there, not connected yet; raise if it can be none."""
+        if self.driver is None:
+            if os.path.isfile(self.text):  # noqa: PTH113 - pathlib's raises if it may not look
+                raise _is_file(self.text)
+            return Folder(Path(self.text), private=self.private)
+        try:
+            opened: Store = importlib.import_module(self.driver.module).open(self.text)
+        except BackendKwargsError:
+            raise
+        except Exception as error:  # noqa: BLE001 - each client library raises its own errors, some with the URL
+            raise BackendKwargsError(f"Cannot open store {self.label!r}: {self.without_secrets(error)}.") from None
+        return opened
+
+    def without_secrets(self, error: BaseException) -> str:
+        """Return the error of a client library as one line without this place's passwords."""
+        return without_secrets(error, self.text).removeprefix(f"Store {self.label!r} failed: ").rstrip(".")
+
+
+def place_of(given: str) -> Place:
+    """Return the place that a text names: a path, a URL without a password, or `env:NAME`; raise if it is none."""
+    given = given.strip()
+    if not given:  # as "$STORE" of a shell where it is not set: the current folder is nobody's choice
+        raise wrong_value("A store", "a folder, a URL or 'env:NAME'", given)
+    if given.startswith("env:"):
+        return place_in_variable(given.removeprefix("env:"), required=True) or default_place()
+    if URL.match(given) and secrets_of(given):
+        raise BackendKwargsError(
+            f"Store {label_of(given)!r} must not contain a password: put the URL into a variable of the environment, "
+            "and write store='env:NAME'."
+        )
+    return _place(given)
+
+
+def place_in_variable(name: str, *, required: bool = False) -> Place | None:
+    """Return the place that a variable of the environment names; None if it is not set and not required."""
+    if given := os.environ.get(name, "").strip():
+        return _place(given)
+    if required:
+        raise BackendKwargsError(f"Store {shown(f'env:{name}')} names a variable of the environment that is not set.")
+    return None
+
+
+def check_store(given: object) -> None:
+    """Raise if a URL has a password, or its client library is missing, or a text that is no URL may have a password.
+
+    Not for a variable that is not set here, or a file of an earlier release: a config may be of another machine.
+    """
+    if isinstance(given, str) and (not given.strip() or URL.match(given.strip()) or UNCLEAR.search(given.strip())):
+        place_of(given)
+
+
+def default_place() -> Place:
+    """Return the place in BACKEND_KWARGS_STORE, or the user's data folder."""
+    if named := place_in_variable(VARIABLE):
+        return named
+    from platformdirs import user_data_path
+
+    try:
+        folder = str(user_data_path("backend_kwargs", appauthor=False))
+    except RuntimeError:  # platformdirs finds no home; its earlier releases return "~/..."
+        folder = "~"
+    return _folder(folder, private=True)
+
+
+class Opened(NamedTuple):
+    """A store, and what words its errors without a password."""
+
+    store: Store
+    words: Callable[[BaseException], str] = error_text
+
+    @contextmanager
+    def doing(self, what: str) -> Iterator[Store]:
+        """Yield the store to do `what` with it; raise BackendKwargsError for any error of a client library."""
+        try:
+            yield self.store
+        except BackendKwargsError:
+            raise
+        except Exception as error:  # noqa: BLE001 - each client library raises its own
+            why = str(error) if isinstance(error, RefusedError) else self.words(error)
+            raise BackendKwargsError(f"Cannot {what} store {self.store.label!r}: {why}.") from None
+
+
+def opened(given: str | Store | None = None) -> Opened:
+    """Return the store that `given` names, or is, for a caller that has its errors raised."""
+    if given is not None and not isinstance(given, str):
+        return Opened(given)
+    place = default_place() if given is None else place_of(given)
+    return Opened(place.open(), place.without_secrets)
+
+
+def open_store(given: str | Store | None = None) -> Store:
+    """Return the store that `given` names, or is; None is BACKEND_KWARGS_STORE, or the user's data folder."""
+    return opened(given).store
+
+
+def former_file() -> Path | None:
+    """Return the file of decisions of an earlier release in the user's data folder, while nothing else is there."""
+    try:
+        folder = Path(default_place().text)
+        file = folder / f"decisions{FORMER}"
+        return file if file.is_file() and not (folder / "decisions").exists() else None
+    except (BackendKwargsError, OSError):
+        return None
+
+
+def _place(given: str) -> Place:
+    if found := URL.match(given):
+        scheme = found["scheme"].lower()
+        driver = OBJECTS if found["chain"] else DRIVERS.get(scheme, OBJECTS)
+        if importlib.util.find_spec(driver.needs) is None:
+            raise BackendKwargsError(
+                f"Store {label_of(given)!r} needs the package {driver.needs}: "
+                f"{pip_install(driver.extra)} ({driver.needs} is not importable)."
+            )
+        return Place(given, label_of(given), driver)
+    if UNCLEAR.search(given):
+        raise unclear()
+    return _folder(os.path.expanduser(given))  # noqa: PTH111 - pathlib's raises if a home is unknown
+
+
+def _folder(path: str, *, private: bool = False) -> Place:
+    if path.startswith("~"):
+        raise BackendKwargsError(f"Store {path!r} has no place: no home directory is known.")
+    if path.endswith(FORMER):
+        raise _is_file(path)
+    return Place(path, path, private=private)
+
+
+def _is_file(path: str) -> BackendKwargsError:
+    return BackendKwargsError(
+        f"Store {path!r} is a file, and decisions are kept in a folder: name one, and "
+        f"`backend-kwargs decisions import {path} --store FOLDER` copies what an earlier release kept there."
+    )

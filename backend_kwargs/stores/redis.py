@@ -1,0 +1,151 @@
+"""Documents as strings of Redis, with a sorted set of their names, which finds those that begin with a prefix."""
+
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from functools import partial
+from typing import Any, TypeVar
+
+from backend_kwargs.stores.connections import LIMIT_S, Connection
+from backend_kwargs.stores.documents import LARGEST, check_content, check_name, check_prefix, is_name
+from backend_kwargs.stores.urls import failure, label_of
+
+T = TypeVar("T")
+
+NAMES = "backend-kwargs:names"
+DOCUMENT = "backend-kwargs:document:"
+_AFTER_ALL_NAMES = "~"
+_AT_ONCE = 100  # documents of one answer
+_CLAIM = """
+if redis.call('SET', KEYS[1], ARGV[1], 'NX', 'PX', ARGV[2]) or redis.call('GET', KEYS[1]) == ARGV[1]
+    and redis.call('PTTL', KEYS[1]) > 0 and redis.call('PEXPIRE', KEYS[1], ARGV[2]) then
+  redis.call('ZADD', KEYS[2], 0, ARGV[3])
+  return 1
+end
+return 0"""
+_RENEW = """
+return redis.call('GET', KEYS[1]) == ARGV[1] and redis.call('PTTL', KEYS[1]) > 0
+    and redis.call('PEXPIRE', KEYS[1], ARGV[2]) or 0"""
+# Only if it is still missing: another process may have put it since.
+_UNLIST = """
+for at = 2, #KEYS do
+  if redis.call('EXISTS', KEYS[at]) == 0 then redis.call('ZREM', KEYS[1], ARGV[at - 1]) end
+end"""
+
+
+def open(url: str, limit_s: float = LIMIT_S) -> "Redis":  # noqa: A001 - the drivers' common name
+    """Return the store at `url`, whose calls take about `limit_s` seconds at most; nothing is connected yet."""
+    return Redis(url, label_of(url), limit_s)
+
+
+class Redis:
+    """A store of a string for each document, and the set of their names."""
+
+    def __init__(self, url: str, label: str, limit_s: float) -> None:
+        self.label = label
+        self._url = url
+        # Closing drops the socket, which ends a call that waits for it.
+        self._connection = Connection(self._connect, lambda client: client.close(), _interrupt, limit_s)
+
+    def __repr__(self) -> str:
+        return f"<Redis {self.label}>"
+
+    def get(self, name: str) -> bytes | None:
+        """Return the document, None if there is none."""
+        key = DOCUMENT + check_name(name)
+
+        def run(client: Any) -> bytes | None:
+            with client.pipeline(transaction=False) as pipeline:
+                document, place = pipeline.getrange(key, 0, LARGEST).zscore(NAMES, name).execute()
+            if document and place is None:
+                with suppress(Exception):  # of one who may only read
+                    client.zadd(NAMES, {name: 0})
+            return document if 0 < len(document) <= LARGEST else None
+
+        return self._call(run)
+
+    def put(self, name: str, document: bytes) -> None:
+        """Keep `document` in place of any other; it is as safe as the server's `appendfsync` says when this returns."""
+        key = DOCUMENT + check_name(name)
+        check_content(document)
+        self._call(lambda client: client.pipeline(transaction=True).set(key, document).zadd(NAMES, {name: 0}).execute())
+
+    def list(self, prefix: str) -> Iterator[tuple[str, bytes]]:
+        """Yield the names that begin with `prefix`, with their documents."""
+        return self._pages(check_prefix(prefix))
+
+    def _pages(self, prefix: str) -> Iterator[tuple[str, bytes]]:
+        begin: bytes | None = f"[{prefix}".encode()
+        while begin is not None:
+            found, begin = self._call(partial(_page, begin=begin, end=f"({prefix}{_AFTER_ALL_NAMES}"))
+            yield from found
+
+    def forget(self, name: str) -> None:
+        """Remove the document if there is one."""
+        key = DOCUMENT + check_name(name)
+        self._call(lambda client: client.pipeline(transaction=True).delete(key).zrem(NAMES, name).execute())
+
+    def claim(self, name: str, document: bytes, lease_s: float) -> bool:
+        """Put `document` unless another one is there whose lease runs, by the server's clock; return whether it was."""
+        key, lease_ms = DOCUMENT + check_name(name), max(1, int(lease_s * 1000))
+        check_content(document)
+        return bool(self._call(lambda client: client.eval(_CLAIM, 2, key, NAMES, document, lease_ms, name)))
+
+    def renew(self, name: str, document: bytes, lease_s: float) -> bool:
+        """Extend the lease if the document there is still `document`; return whether it was."""
+        key, lease_ms = DOCUMENT + check_name(name), max(1, int(lease_s * 1000))
+        check_content(document)
+        return bool(self._call(lambda client: client.eval(_RENEW, 1, key, document, lease_ms)))
+
+    def close(self) -> None:
+        """Close the connection; a later call opens another one."""
+        self._connection.close()
+
+    def _call(self, action: Callable[[Any], T]) -> T:
+        try:
+            return self._connection.call(action)
+        except Exception as error:  # noqa: BLE001 - the client's text may contain the password
+            raise failure(self.label, self._url, error) from None
+
+    def _connect(self, left_s: float) -> Any:
+        import redis
+        from redis.backoff import NoBackoff
+        from redis.retry import Retry
+
+        # redis-py before 6 does not compare the certificate's host with the server's.
+        checked = {"ssl_check_hostname": True} if self._url.startswith("rediss://") else {}
+        client = redis.Redis.from_url(
+            self._url,
+            **checked,
+            socket_connect_timeout=left_s,
+            socket_timeout=left_s,
+            retry=Retry(NoBackoff(), 0),
+            single_connection_client=True,
+            decode_responses=False,
+        )
+        client.ping()
+        return client
+
+
+def _interrupt(client: Any) -> None:
+    connection = client.connection
+    if connection is not None:
+        connection.disconnect()
+
+
+def _page(client: Any, begin: bytes, end: str) -> tuple[list[tuple[str, bytes]], bytes | None]:
+    """Return some names and documents, and where the next begin, None behind the last.
+
+    Names without documents, such as of claims that ended, are taken off the list.
+    """
+    listed = client.zrangebylex(NAMES, begin, end, start=0, num=_AT_ONCE)
+    names = [name for name in (each.decode("ascii", "replace") for each in listed) if is_name(name)]
+    pipeline = client.pipeline(transaction=False)
+    for name in names:
+        pipeline.getrange(DOCUMENT + name, 0, LARGEST)
+    documents = dict(zip(names, pipeline.execute(), strict=True))
+    missing = [name for name, document in documents.items() if not document]
+    if missing:
+        with suppress(Exception):  # of one who may only read
+            client.eval(_UNLIST, 1 + len(missing), NAMES, *(DOCUMENT + name for name in missing), *missing)
+    found = [(name, document) for name, document in documents.items() if 0 < len(document) <= LARGEST]
+    return found, b"(" + listed[-1] if len(listed) == _AT_ONCE else None

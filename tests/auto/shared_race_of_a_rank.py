@@ -1,0 +1,103 @@
+"""One rank of a group that shares a race: `shared_race_of_a_rank.py CASE RANK WORLD FILE`. It prints what it saw.
+
+Every candidate is timed for real. Which one is better is decided by its name, since timings on shared cores are noise:
+default beats eager, and what starts with "quick" beats what came before.
+"""
+
+import json
+import math
+import os
+import signal
+import sys
+import time
+
+import torch
+import torch.distributed as dist
+
+import backend_kwargs
+from backend_kwargs.auto import decide, helping, race, ranks, shared_race
+
+CASE, RANK, WORLD, FILE = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), sys.argv[4]
+CODES = {"slow": {"nan_asserts": True}, "quick": {"size_asserts": False}, "slower": {"scalar_asserts": False}}
+
+
+def better(challenger, champion, objective):
+    return challenger.candidate.name.startswith(("default", "quick"))
+
+
+def chain(x):
+    return torch.relu(x * 2 + 1).sum(-1)
+
+
+def other(x):
+    return x.cos().exp()
+
+
+def main():
+    os.environ["BACKEND_KWARGS_STORE"] = f"{FILE}-{RANK}"
+    ranks.BEAT_S, shared_race.GONE_S, shared_race.LATE = 0.1, 5.0 if CASE == "killed" else 600.0, 1000.0
+    race.better = better
+    for name, options in CODES.items():
+        backend_kwargs.register_template(name, options)
+    gpu = CASE == "GPUs"
+    if gpu:
+        torch.cuda.set_device(RANK)
+    dist.init_process_group("nccl" if gpu else "gloo", init_method=f"file://{FILE}", rank=RANK, world_size=WORLD)
+    words = ranks._process_group_store()
+    _arrange(words)
+    told = []
+    tell, decide.tell = decide.tell, lambda decision: told.append(decision) or tell(decision)
+    options = {"budget_s": math.inf, "process_budget_s": math.inf}
+    if not gpu:  # on GPUs of their own it is the default
+        options["share_race"] = True
+    backend = backend_kwargs.make_backend("tmpl-inductor:auto", candidates=[*CODES], **options)
+    fn = other if CASE == "another graph" and RANK == 1 else chain
+    torch.compile(fn, backend=backend)(torch.randn(8, 64, device="cuda" if gpu else "cpu"))
+    rows = [(row.name, row.status, row.rank, row.seconds is not None) for row in told[-1].rows]
+    seen = {"winner": told[-1].winner, "rows": rows, "facts": told[-1].facts, "options": dict(told[-1].options)}
+    sys.stdout.write(json.dumps(seen))
+    sys.stdout.flush()
+    if CASE == "killed":
+        os._exit(0)
+    dist.barrier()
+
+
+def _arrange(words):
+    """Let rank 0 race, and let each rank take the candidate that the case needs it to."""
+    if RANK:
+        words.wait(["racing"])
+        _help()
+        return
+    offer = shared_race.Exchange.offer
+
+    def offered(self, given):
+        offer(self, given)
+        if CASE != "another graph":  # the racing rank waits until each other one has taken a candidate
+            wanted = min(WORLD - 1, len(given.candidates))
+            while sum(self.is_taken(at) for at in range(len(given.candidates))) < wanted:
+                time.sleep(0.05)
+
+    shared_race.Exchange.offer = offered
+    opening = race.race
+
+    def raced(request, tick):
+        words.set("racing", "yes")
+        return opening(request, tick)
+
+    race.race = raced
+
+
+def _help():
+    raced = helping._raced
+
+    def one(running, base, offered, rank):
+        if CASE == "killed" and rank == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        if CASE == "raises" and rank == 1:
+            raise RuntimeError("planted")
+        return raced(running, base, offered, rank)
+
+    helping._raced = one
+
+
+main()

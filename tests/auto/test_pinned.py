@@ -1,0 +1,213 @@
+"""What is compiled by a lock: each part of its keys counts, and what it lacks, or should not name, is said."""
+
+import threading
+from dataclasses import replace
+
+import pytest
+import torch
+from torch._inductor.runtime.benchmarking import benchmarker
+from torch.fx.experimental.proxy_tensor import make_fx
+
+import backend_kwargs as bk
+from backend_kwargs.auto.lock import pinned_machine
+from backend_kwargs.auto.machine import machine
+from backend_kwargs.auto.pinned import UNTIMED, PinnedChooser, compile_pinned, uncached
+from backend_kwargs.backends import CapturedGraph
+from backend_kwargs.errors import BackendKwargsError
+from backend_kwargs.facts.decision import Decision
+from backend_kwargs.facts.pins import PinnedKernel, Pins
+from backend_kwargs.graphs.determinism import ASK
+from backend_kwargs.torch_internals.choices import Site, chosen_by
+
+SITE = Site(("cpu float32 2x3", "cpu float32 3x4"), "cpu float32 2x4", ("cpp_gemm", "mm"), library=1)
+
+
+def chosen(pins, site, *, strict=False):
+    """Return the kernel that is chosen, or the error."""
+    try:
+        return PinnedChooser(pins, strict=strict).kernel_at(site)
+    except BackendKwargsError as error:
+        return str(error)
+
+
+def timed(site=SITE, at=0):
+    pins = Pins("k.lock", phase="timing")
+    PinnedChooser(pins).was_timed(site, at)
+    pins.phase = "serving"
+    return pins
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        pytest.param({"inputs": SITE.inputs[::-1]}, id="inputs"),
+        pytest.param({"output": "cpu bfloat16 2x4"}, id="output"),
+        pytest.param({"kernels": SITE.kernels[::-1]}, id="order of kernels"),
+        pytest.param({"kernels": (*SITE.kernels, "cpp_gemm #2")}, id="number of kernels"),
+    ],
+)
+def test_another_site(changed):
+    """A kernel is chosen for its site alone: elsewhere it is the library's, or an error under `strict`."""
+    other = replace(SITE, **changed)
+    assert chosen(timed(), SITE) == 0
+    assert chosen(timed(), other) == other.library
+    assert chosen(timed(), other, strict=True) == (
+        f"Lock 'k.lock' has no kernel for {', '.join(other.inputs)}, out of {', '.join(other.kernels)}: pin again, or "
+        "leave out 'strict'."
+    )
+
+
+def test_a_kernel_that_the_site_lacks():
+    """A lock that was edited to name no kernel of its site is refused with those that it has."""
+    pins = timed()
+    pins.kernels = {key: replace(each, kernel="cutlass") for key, each in pins.kernels.items()}
+    assert chosen(pins, SITE) == (
+        "Lock 'k.lock' names kernel 'cutlass' for cpu float32 2x3, cpu float32 3x4, which has cpp_gemm, mm: pin again."
+    )
+
+
+def test_a_kernel_is_noted_with_its_site():
+    """What was the fastest is written with the layouts and how many there were, for who reads the lock."""
+    (noted,) = timed(SITE, 1).kernels.values()
+    assert noted == PinnedKernel("mm", SITE.inputs, SITE.output, 2)
+
+
+KERNEL = PinnedKernel("mm", (), "", 2)
+LOCKS = {
+    "decision": Pins("", decisions={"a": Decision("a", "", "default")}),
+    "kernel": Pins("", kernels={"a": KERNEL}),
+    "kernel's name": Pins("", kernels={"a": replace(KERNEL, kernel="cpp_gemm")}),
+    "site": Pins("", kernels={"b": KERNEL}),
+    "configuration": Pins("", configurations={"a": {"XBLOCK": 1}}),
+    "configuration's value": Pins("", configurations={"a": {"XBLOCK": 2}}),
+}
+
+
+def test_each_lock_has_its_own_entries_in_caches():
+    """Code that a bundle keeps under one lock is not found under another, whichever part of it differs."""
+    found = [uncached(each)["autotune_lookup_table"] for each in (Pins(""), *LOCKS.values())]
+    assert len({str(each) for each in found}) == len(found)
+    both = {"a": KERNEL, "b": KERNEL}
+    one, other = Pins("one", kernels=both), Pins("other", kernels=dict(reversed(both.items())))
+    assert uncached(one) == uncached(other)
+
+
+def rest_of(pins, **options):
+    """Return the options under which a graph is compiled by a lock."""
+    gm, x = make_fx(torch.sin)(torch.ones(3)), torch.ones(3)
+    return compile_pinned(CapturedGraph(gm, [x], pins=pins), options, lambda graph, rest: rest)
+
+
+def test_options_that_time():
+    """They are off whatever is asked, no cache answers, and the options of the lock are taken out."""
+    rest = rest_of(Pins("", phase="timing"), reproducible="pinned", lock="k", benchmark_fusion=True, debug=True)
+    assert {name: rest[name] for name in UNTIMED if name in rest} == {
+        name: value for name, value in UNTIMED.items() if name in rest
+    }
+    assert rest.keys() >= {"benchmark_fusion", "debug", "autotune_lookup_table"}
+    assert not {"reproducible", "lock", "compile_threads"} & rest.keys()
+
+
+@pytest.mark.parametrize(
+    ("phase", "options"),
+    [pytest.param("deciding", {}, id="deciding"), pytest.param("timing", {"auto": True}, id="auto, which adds it")],
+)
+def test_where_caches_answer(phase, options):
+    """A race that a lock is written for uses caches, and so may what comes before auto's own compile."""
+    assert "autotune_lookup_table" not in rest_of(Pins("", phase=phase), **options)
+
+
+@pytest.mark.parametrize(("phase", "raises"), [("serving", True), ("timing", False)])
+def test_nothing_else_is_timed(phase, raises):
+    """While a lock serves, torch's timer raises with the lock's name, in this thread alone."""
+    results = []
+
+    def measured():
+        try:
+            results.append(benchmarker.benchmark_cpu(lambda: None, warmup=0, rep=0) >= 0)
+        except BackendKwargsError as error:
+            results.append(str(error))
+
+    with chosen_by(PinnedChooser(Pins("k.lock", phase=phase))):
+        measured()
+        thread = threading.Thread(target=measured)
+        thread.start()
+        thread.join()
+    why = "Inductor would time kernels that lock 'k.lock' cannot name: leave out what asks for it."
+    assert results == [why if raises else True, True]
+
+
+def test_code_that_adds_atomically_is_refused():
+    """The code of each lowered graph is looked at when it is there."""
+
+    class Compiled:
+        source_code = "tl.atomic_add(p, x)"
+
+    compiling = PinnedChooser(Pins("k.lock")).around(lambda gm: Compiled())
+    with pytest.raises(BackendKwargsError) as raised:
+        compiling(make_fx(torch.sin)(torch.ones(3)))
+    assert str(raised.value) == f"The code that Inductor generates for a graph adds atomically: {ASK}."
+
+
+@pytest.mark.parametrize(
+    ("decision", "deterministic", "noted"),
+    [
+        pytest.param(("eager", {"debug": True}, "tvm"), False, ("default", {}, ""), id="eager"),
+        pytest.param(("eager", {}, ""), True, ("eager", {}, ""), id="eager under deterministic algorithms"),
+        pytest.param(("freezing", {"freezing": True}, ""), False, ("freezing", {"freezing": True}, ""), id="compiled"),
+    ],
+)
+def test_a_decision_is_noted(decision, deterministic, noted):
+    """Eager is pinned only where torch promises its bits; in its place default is."""
+    winner, options, compiler = decision
+    pins = Pins("k.lock")
+    pins.note(Decision("key", "", winner, options, compiler=compiler), deterministic=deterministic)
+    found = pins.decisions["key"]
+    assert (found.winner, found.options, found.compiler) == noted
+
+
+# ---- decisions of a lock
+
+
+class ForAnyGraph(dict):
+    """Decisions that have one for each key."""
+
+    def get(self, key, default=None):
+        return next(iter(self.values()), default)
+
+
+def compiled_by(*decisions, strict=False):
+    """Compile a graph under auto by a lock that has such a decision for it; return what was chosen, or the error."""
+    backend = bk.make_backend("tmpl-inductor:auto", reproducible="pinned", lock="k.lock", candidates=["max_autotune"])
+    pins = Pins("k.lock", pinned_machine(machine()), ForAnyGraph(enumerate(decisions)), strict=strict)
+    try:
+        compiled = backend.compile(CapturedGraph(make_fx(torch.sin)(torch.ones(3)), [torch.ones(3)], pins=pins))
+    except BackendKwargsError as error:
+        return str(error)
+    return compiled.facts.decision.winner
+
+
+@pytest.mark.parametrize(
+    ("decision", "named"),
+    [
+        pytest.param(Decision("", "", "freezing", {"freezing": True}), "freezing", id="not permitted"),
+        pytest.param(Decision("", "", "max_autotune", {"freezing": True}), "max_autotune", id="other options"),
+        pytest.param(Decision("", "", "default", compiler="tvm"), "tvm", id="another compiler"),
+    ],
+)
+def test_a_decision_that_the_backend_cannot_make(decision, named):
+    """A lock may choose only what the backend's own options permit."""
+    assert compiled_by(decision) == (f"Lock 'k.lock' names '{named}', which this backend cannot compile: pin again.")
+
+
+def test_a_decision_for_eager():
+    """The graph itself runs."""
+    assert compiled_by(Decision("", "", "eager")) == "eager"
+
+
+def test_a_lock_that_was_just_written_is_strict():
+    """Then a graph without a decision is an error, without the option `strict`."""
+    assert compiled_by(strict=True) == (
+        "Lock 'k.lock' has no decision for a graph of float32 3 with gradients: pin it too (add=True), or leave out "
+        "'strict'."
+    )

@@ -1,0 +1,88 @@
+"""Plans of small models, and the command that tunes them in a process of its own."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+MODELS = """
+import os, signal, subprocess, time
+import torch
+
+def small(batch=2):
+    torch.manual_seed(0)
+    return torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.GELU(), torch.nn.Linear(64, 8)), torch.ones(batch, 64)
+
+def broken():
+    raise ValueError("no weights here")
+
+def long():
+    with open("begun", "a") as file:
+        file.write(f"{os.getpid()}\\n")
+    time.sleep(600)
+
+def hangs():
+    # One process of the session, one of its own.
+    children = [subprocess.Popen(["sleep", "600"], start_new_session=own) for own in (False, True)]
+    with open(BEGUN, "a") as file:
+        file.write("".join(f"{pid}\\n" for pid in [os.getpid(), *(child.pid for child in children)]))
+    while True:
+        try:
+            time.sleep(600)
+        except KeyboardInterrupt:
+            pass
+
+def dies_once():
+    if not os.path.exists(DIED):
+        open(DIED, "w").close()
+        os.kill(os.getpid(), signal.SIGKILL)
+    return small()
+"""
+HEAD = 'devices = ["cpu"]\nthreads = [1]\nbudget_s = 2\ncandidates = ["cpp_wrapper"]\n'
+
+
+class Planned:
+    """A folder with factories and a plan, and the processes that tune it."""
+
+    def __init__(self, folder):
+        self.folder, self.store = folder, folder / "kept"
+        models = MODELS.replace("DIED", repr(str(folder / "died"))).replace("BEGUN", repr(str(folder / "begun")))
+        (folder / "models.py").write_text(models, encoding="utf-8")
+
+    def plan(self, *names, head=HEAD):
+        """Write the plan of some of the models."""
+        tables = "".join(f'[[models]]\nmodel = "models.py:{name}"\n' for name in names)
+        (self.folder / "plan.toml").write_text(head + tables, encoding="utf-8")
+        return self
+
+    def command(self, *arguments):
+        """Return the command that tunes it."""
+        command = [sys.executable, "-m", "backend_kwargs", "tune", "--plan", "plan.toml", "--store", str(self.store)]
+        return [*command, *arguments]
+
+    @property
+    def environment(self):
+        root = str(Path(__file__).parents[2])
+        return os.environ | {"PYTHONPATH": os.pathsep.join([root, os.environ.get("PYTHONPATH", "")])}
+
+    def run(self, *arguments, timeout=900):
+        """Tune it, and return the process that ended."""
+        return subprocess.run(
+            self.command(*arguments), cwd=self.folder, env=self.environment, capture_output=True, text=True,
+            timeout=timeout, check=False,
+        )  # fmt: skip
+
+    def start(self, *arguments):
+        """Begin to tune it."""
+        return subprocess.Popen(
+            self.command(*arguments), cwd=self.folder, env=self.environment, stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT, text=True, start_new_session=True,
+        )  # fmt: skip
+
+
+@pytest.fixture
+def planned(tmp_path):
+    """Give a folder for a plan."""
+    return Planned(tmp_path)

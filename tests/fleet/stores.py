@@ -1,0 +1,52 @@
+"""A store with claims in the memory of a test, whose server has its own clock."""
+
+import threading
+
+
+class Documents:
+    """Documents in memory; `now` is the server's time, and `away` an error that each call raises."""
+
+    label = "memory"
+
+    def __init__(self):
+        self.documents, self.leases, self.now, self.away = {}, {}, 0.0, None
+        self.lock = threading.Lock()
+
+    def _answer(self):
+        if self.away:
+            raise self.away
+
+    def get(self, name):
+        self._answer()
+        return self.documents.get(name)
+
+    def put(self, name, document):
+        self._answer()
+        self.documents[name] = document
+
+    def list(self, prefix):
+        self._answer()
+        yield from [(name, each) for name, each in self.documents.items() if name.startswith(prefix)]
+
+    def forget(self, name):
+        self._answer()
+        self.documents.pop(name, None)
+
+
+class Claimed(Documents):
+    """The same with claims."""
+
+    def claim(self, name, document, lease_s):
+        self._answer()
+        with self.lock:
+            if name in self.documents and self.leases[name] > self.now:
+                return False
+            self.documents[name], self.leases[name] = document, self.now + lease_s
+            return True
+
+    def renew(self, name, document, lease_s):
+        self._answer()
+        if self.documents.get(name) != document:
+            return False
+        self.leases[name] = self.now + lease_s
+        return True

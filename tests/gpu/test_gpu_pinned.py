@@ -1,0 +1,136 @@
+"""`reproducible="pinned"` on a GPU: with times drawn at random, cold processes agree in code and bits."""
+
+import json
+import os
+import re
+
+import pytest
+import torch
+
+import backend_kwargs as bk
+from backend_kwargs.auto.pinned import PinnedChooser
+from tests import forks
+
+ENVIRONMENT = {**os.environ, "CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
+TUNED = {"max_autotune": True, "coordinate_descent_tuning": True}
+SCRIPT = """
+import hashlib, json, random, re, sys
+import torch
+from torch._inductor.runtime.benchmarking import Benchmarker
+from torch._inductor.utils import run_and_get_code
+import backend_kwargs as bk
+
+calls = []
+
+def draw(self, *args, **kwargs):
+    calls.append(1)
+    return random.random()
+
+kinds = [Benchmarker]
+for kind in kinds:
+    kinds += kind.__subclasses__()
+    for name in ("benchmark", "benchmark_cpu", "benchmark_gpu"):
+        if name in vars(kind):
+            setattr(kind, name, draw)
+
+torch.manual_seed(0)
+net = torch.nn.Sequential(
+    torch.nn.Linear(512, 1024), torch.nn.GELU(), torch.nn.LayerNorm(1024), torch.nn.Linear(1024, 512)
+).cuda().half()
+x = torch.randn(256, 512, device="cuda", dtype=torch.half, requires_grad=True)
+options = json.loads(sys.argv[1])
+device = f"cuda:{sys.argv[2]}"
+if sys.argv[3] == "pin":
+    bk.pin(net, x, lock=options.pop("lock"), backend=bk.make_backend("tmpl-inductor", options))
+    sys.exit()
+torch.cuda.set_device(device)
+net, x = net.to(device), x.detach().to(device).requires_grad_()
+torch._inductor.config.fx_graph_cache = False
+
+def run():
+    out = torch.compile(net, backend=bk.make_backend("tmpl-inductor", options))(x)
+    out.sum().backward()
+    return out
+
+out, codes = run_and_get_code(run)
+number = r"cuda:\\d|index=\\d|_DeviceGuard\\(\\d\\)|set_device\\(\\d\\)|stream\\d|stream\\(\\d\\)"
+text = re.sub(number, "", "".join(codes))
+text = re.sub(r"^\\s*#.*$", "", text, flags=re.MULTILINE)
+results = (out, x.grad, *(each.grad for each in net.parameters()))
+bits = b"".join(each.detach().cpu().numpy().tobytes() for each in results)
+print(json.dumps([hashlib.sha256(each).hexdigest() for each in (text.encode(), bits)] + [len(calls)]))
+"""
+
+
+def ran(options, way, at, tmp_path, device=0):
+    environment = {**ENVIRONMENT, "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / f"{way}{at}")}
+    done = forks.run("-c", SCRIPT, json.dumps(options), str(device), way, cwd=tmp_path, env=environment)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1]) if way != "pin" else None
+
+
+def test_cold_processes_agree(tmp_path):
+    """Processes on each GPU time nothing and agree, forward and backward; without a lock they do not."""
+    lock = {"lock": str(tmp_path / "k.lock")}
+    ran({**TUNED, **lock}, "pin", 0, tmp_path)
+    text = (tmp_path / "k.lock").read_text()
+    assert re.search(r'\["kernels"\.', text)
+    assert re.search(r'\["configurations"\.', text)
+    pinned = {**TUNED, **lock, "reproducible": "pinned", "strict": True}
+    results = {tuple(ran(pinned, "pinned", at, tmp_path, at % torch.cuda.device_count())) for at in range(10)}
+    assert len(results) == 1
+    ((_, _, timed),) = results
+    assert timed == 0
+    plain = [ran(TUNED, "plain", at, tmp_path) for at in range(4)]
+    assert len({code for code, _, _ in plain} | {bits for _, bits, _ in plain}) > 2
+    assert all(timed for _, _, timed in plain)
+
+
+@torch.no_grad()
+def test_an_unset_workspace_is_refused(tmp_path, monkeypatch):
+    """Without cuBLAS's workspace nothing is pinned."""
+    monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG", raising=False)
+    with pytest.raises(bk.BackendKwargsError) as raised:
+        bk.pin(torch.sin, torch.ones(3, device="cuda"), lock=tmp_path / "k.lock", backend="tmpl-inductor")
+    assert str(raised.value) == (
+        "cuBLAS may compute otherwise in each run: set CUBLAS_WORKSPACE_CONFIG=:4096:8 before the process starts."
+    )
+
+
+@torch.no_grad()
+def test_a_race_is_pinned(tmp_path, monkeypatch):
+    """The decision of a race, CUDA graphs included, serves again without a race."""
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    net = torch.nn.Sequential(torch.nn.Linear(256, 256), torch.nn.GELU(), torch.nn.LayerNorm(256)).cuda().eval()
+    x = torch.randn(64, 256, device="cuda")
+    serving = bk.pin(net, x, lock=tmp_path / "k.lock")
+    compiled = torch.compile(net, backend=bk.make_backend(serving, strict=True))
+    torch.testing.assert_close(compiled(x), net(x), rtol=1e-3, atol=1e-3)
+    (graph,) = bk.report(compiled).graphs
+    assert f'"winner" = "{graph.decision.winner}"' in (tmp_path / "k.lock").read_text()
+
+
+def rows(x):
+    return torch.softmax(x, -1)
+
+
+@torch.no_grad()
+def test_two_locks_in_one_process(tmp_path, monkeypatch):
+    """Each lock is asked for its configurations, though the kernels' code is the same and is loaded already."""
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    x, one, two = torch.randn(512, 4096, device="cuda"), tmp_path / "one.lock", tmp_path / "two.lock"
+    bk.pin(rows, x, lock=one, backend=bk.make_backend("tmpl-inductor", TUNED))
+    assert '["configurations"' in one.read_text()
+    two.write_text(one.read_text())
+    asked, configuration = [], PinnedChooser.configuration
+
+    def asking(self, *args):
+        asked.append(self.pins.label)
+        return configuration(self, *args)
+
+    monkeypatch.setattr(PinnedChooser, "configuration", asking)
+    for lock in (one, two):
+        torch.compiler.reset()
+        backend = bk.make_backend("tmpl-inductor", TUNED, reproducible="pinned", lock=str(lock), strict=True)
+        torch.compile(rows, backend=backend)(x)
+    assert {*asked} == {str(one), str(two)}

@@ -1,0 +1,120 @@
+"""Gradients that are zero in exact arithmetic, and rounding noise in eager: noise passes, and nothing else does."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+from backend_kwargs.measure import Roundings, check_all
+
+
+def images(norm):
+    """Return two convolutions with biases that the norms behind them take away, and images."""
+    layers = (nn.Conv2d(3, 16, 3, padding=1), norm(16), nn.ReLU(), nn.Conv2d(16, 32, 3, padding=1), norm(32), nn.ReLU())
+    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(32, 10)), torch.randn(8, 3, 32, 32)
+
+
+def rows(layer):
+    return nn.Sequential(layer, nn.BatchNorm1d(64), nn.ReLU(), nn.Linear(64, 8)), torch.randn(512, 32)
+
+
+class Attention(nn.Module):
+    """Attention, whose softmax takes the bias of the keys away."""
+
+    def __init__(self):
+        super().__init__()
+        self.q, self.k, self.v = (nn.Linear(32, 32) for _ in range(3))
+
+    def forward(self, x):
+        return torch.softmax(self.q(x) @ self.k(x).mT / 6, -1) @ self.v(x)
+
+
+MODELS = {
+    "batch norm": (lambda: images(nn.BatchNorm2d), ["0.bias", "3.bias"]),
+    "group norm": (lambda: images(lambda n: nn.GroupNorm(n, n)), ["0.bias", "3.bias"]),
+    "instance norm": (lambda: images(lambda n: nn.InstanceNorm2d(n, affine=True)), ["0.bias", "3.bias"]),
+    "layer norm": (
+        lambda: (nn.Sequential(nn.Linear(8, 1), nn.LayerNorm(1), nn.Linear(1, 4)), torch.randn(64, 8)),
+        ["0.weight", "0.bias", "1.weight"],
+    ),
+    "weight norm": (lambda: rows(nn.utils.parametrizations.weight_norm(nn.Linear(32, 64))), ["0.bias"]),
+    "attention": (lambda: (Attention(), torch.randn(4, 50, 32)), ["k.bias"]),
+}
+models = pytest.mark.parametrize("name", MODELS)
+
+
+def step(fn, model, x):
+    """Return the gradients of a step."""
+    model.zero_grad()
+    fn(x).square().mean().backward()
+    return {"gradient": {name: parameter.grad.clone() for name, parameter in model.named_parameters()}}
+
+
+def made(name):
+    """Return a model with its input, eager's gradients, those in float64, and the names of those that are zero."""
+    torch.manual_seed(0)
+    make, zero = MODELS[name]
+    model, x = make()
+    wide = copy.deepcopy(model).double()
+    return model, x, step(model, model, x), step(wide, wide, x.double()), zero
+
+
+@models
+def test_compiled_gradients_pass(name, fresh_dynamo):
+    """Inductor's gradients pass, though it sums in another order than eager does."""
+    model, x, eager, precise, zero = made(name)
+    compiled = step(torch.compile(model), model, x)
+    found = check_all(compiled, eager, precise, training=True)
+    assert (found.status, found.reason) == ("pass", "")
+    assert all(precise["gradient"][each].abs().max() < 1e-12 for each in zero)
+
+
+@models
+def test_they_pass_without_a_reference(name, fresh_dynamo):
+    """So they do where nothing can be computed in float64, by runs of eager that round otherwise."""
+    model, x, eager, _, _ = made(name)
+    compiled = step(torch.compile(model), model, x)
+    roundings = Roundings(lambda: step(model, model, x), eager)
+    found = check_all(compiled, eager, training=True, roundings=roundings)
+    assert (found.status, found.reason) == ("pass", "")
+
+
+@models
+@pytest.mark.parametrize("referenced", [pytest.param(True, id="reference"), pytest.param(False, id="no reference")])
+@pytest.mark.parametrize("share", [1.0, 0.01])
+def test_a_wrong_gradient_fails(name, referenced, share):
+    """A gradient that should be zero, and has the size of the others or a hundredth, fails."""
+    model, x, eager, precise, zero = made(name)
+    largest = max(float(each.square().mean().sqrt()) for each in eager["gradient"].values())
+    roundings = Roundings(lambda: step(model, model, x), eager)
+    for each in zero:
+        wrong = {"gradient": eager["gradient"] | {each: torch.full_like(eager["gradient"][each], share * largest)}}
+        found = check_all(wrong, eager, precise if referenced else None, training=True, roundings=roundings)
+        assert found.status == "fail_accuracy"
+        assert found.reason.startswith(f"gradient['{each}']")
+
+
+@pytest.mark.parametrize("scale", [1e-3, 1e-6, 1e-9])
+@pytest.mark.parametrize("factor", [-1.0, 0.0, 1.5])
+def test_a_small_gradient_that_is_real_must_be_right(scale, factor):
+    """The gradient of a bias with a small effect is no noise, however small it is beside the others."""
+    torch.manual_seed(0)
+
+    class Faint(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.large, self.faint = nn.Linear(16, 64), nn.Parameter(torch.randn(64))
+
+        def forward(self, x):
+            return self.large(x) + scale * self.faint
+
+    model, x = Faint(), torch.randn(32, 16)
+    eager = step(model, model, x)
+    wide = copy.deepcopy(model).double()
+    precise = step(wide, wide, x.double())
+    wrong = {"gradient": eager["gradient"] | {"faint": factor * eager["gradient"]["faint"]}}
+    roundings = Roundings(lambda: step(model, model, x), eager)
+    found = check_all(wrong, eager, precise, training=True, roundings=roundings)
+    assert found.status == "fail_accuracy"
+    assert found.reason.startswith("gradient['faint']")

@@ -1,0 +1,265 @@
+"""A store that is away, slow, full or of another process: what waits for it, how long, and what is left behind."""
+
+import os
+import socket
+import threading
+import time
+
+import pytest
+
+from backend_kwargs.stores import deadlines
+from backend_kwargs.stores.deadlines import AwayError, Limits, Reached
+from backend_kwargs.stores.folder import Folder
+
+SHORT = Limits(0.2, 0.1)
+LONG = Limits(60.0, 60.0)
+FOLDER = "decisions/cpu/"
+START = "ab" * 8
+NAME = f"{FOLDER}{START}cd.json"
+
+
+class Held:
+    """Documents in memory, each call of which waits until it may go on; counts its listings and closings."""
+
+    label = "held"
+
+    def __init__(self):
+        self.may_go_on = threading.Event()
+        self.may_go_on.set()
+        self.documents, self.listings, self.closed = {}, 0, 0
+
+    def get(self, name):
+        self.may_go_on.wait()
+        return self.documents.get(name)
+
+    def put(self, name, document):
+        self.may_go_on.wait()
+        self.documents[name] = document
+
+    def list(self, prefix):
+        self.listings += 1
+        self.may_go_on.wait()
+        yield from [(name, each) for name, each in self.documents.items() if name.startswith(prefix)]
+
+    def forget(self, name):
+        self.documents.pop(name, None)
+
+    def close(self):
+        self.closed += 1
+
+
+@pytest.fixture
+def held():
+    store = Held()
+    store.documents[NAME] = b"1"
+    yield store
+    store.may_go_on.set()
+
+
+@pytest.fixture
+def reached(held):
+    return Reached(lambda: held, "held", "held")
+
+
+def threads():
+    """Return how many threads of stores there are."""
+    return sum(thread.name == "backend_kwargs.stores" for thread in threading.enumerate())
+
+
+def ended():
+    """Return whether they are over, soon."""
+    for _ in range(200):
+        if not threads():
+            return True
+        time.sleep(0.05)
+    return False
+
+
+@pytest.fixture(autouse=True)
+def _alone():
+    assert ended()
+
+
+def test_a_folder_is_listed_once(reached, held):
+    """What lies below a prefix is fetched by one listing; all other questions are answered from memory."""
+    reached.begin(FOLDER, len(START))
+    assert reached.group(FOLDER, START, LONG) == {NAME: b"1"}
+    assert reached.group(FOLDER, "cd" * 8, LONG) == {}
+    assert held.listings == 1
+
+
+def test_what_was_put_is_found(reached, held):
+    """What this process puts is known without another listing."""
+    reached.group(FOLDER, START, LONG)
+    other = f"{FOLDER}{START}ef.json"
+    reached.do(lambda store: store.put(other, b"2"), LONG)
+    reached.note(FOLDER, START, other, b"2")
+    assert reached.group(FOLDER, START, LONG) == {NAME: b"1", other: b"2"}
+    assert held.listings == 1
+
+
+def test_who_does_not_answer_is_not_waited_for(reached, held):
+    """Each wait is shorter than the one before, is counted, and ends in one message."""
+    held.may_go_on.clear()
+    messages = []
+    for _ in range(3):
+        with pytest.raises(AwayError) as e:
+            reached.group(FOLDER, START, SHORT)
+        messages.append(str(e.value))
+    assert messages == [f"it did not answer within {seconds} s" for seconds in ("0.2", "0.1", "0.05")]
+    assert reached.time_outs == 3
+
+
+def test_no_number_of_graphs_is_too_many(held, reached):
+    """After many waits in a row each is still as short, and long enough for one who answers again."""
+    held.may_go_on.clear()
+    reached._state.in_row = 5000
+    with pytest.raises(AwayError) as e:
+        reached.group(FOLDER, START, Limits(60.0, 0.1))
+    assert str(e.value) == "it did not answer within 0.005 s"
+
+
+def test_the_longest_wait(reached):
+    """A number of seconds that no clock has is as long as can be."""
+    assert reached.group(FOLDER, START, Limits(1e300, 1e300)) == {NAME: b"1"}
+
+
+def test_a_process_without_more_threads(reached, monkeypatch):
+    """A store is away where no thread can be begun, and is used as soon as one can."""
+
+    def full(_):
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", full)
+        for ask in (lambda: reached.group(FOLDER, START, LONG), lambda: reached.do(lambda store: 1, LONG)):
+            with pytest.raises(AwayError) as e:
+                ask()
+            assert str(e.value) == "RuntimeError: can't start new thread"
+    assert reached.group(FOLDER, START, LONG) == {NAME: b"1"}
+
+
+def test_who_answers_late_is_used_then(reached, held):
+    """The listing goes on: a later question finds it, and waits as long as at first again."""
+    held.may_go_on.clear()
+    with pytest.raises(AwayError):
+        reached.group(FOLDER, START, SHORT)
+    held.may_go_on.set()
+    assert reached.group(FOLDER, START, LONG) == {NAME: b"1"}
+    assert held.listings == 1
+
+
+def test_who_comes_back_is_used(held, reached):
+    """After an error the next question tries again."""
+    broken, held.list = held.list, None
+    with pytest.raises(AwayError, match="TypeError"):
+        reached.group(FOLDER, START, LONG)
+    held.list = broken
+    assert reached.group(FOLDER, START, LONG) == {NAME: b"1"}
+
+
+def test_who_never_answers_leaves_few_threads(held, reached, monkeypatch):
+    """Another thread is begun in place of one that waits, at most three times."""
+    monkeypatch.setattr(deadlines, "AGAIN_S", 0.0)
+    held.may_go_on.clear()
+    for _ in range(10):
+        with pytest.raises(AwayError):
+            reached.group(FOLDER, START, Limits(0.01, 0.01))
+    assert threads() == deadlines.MOST_STUCK + 1
+    held.may_go_on.set()
+    assert ended()
+
+
+def test_a_socket_that_accepts_and_never_answers(reached, held):
+    """A client without a time-out of its own waits in its thread alone."""
+    with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname()) as client:
+        asking = Reached(lambda: held, "mute", "mute")
+        with pytest.raises(AwayError, match=r"^it did not answer within 0\.2 s$"):
+            asking.do(lambda store: client.recv(1), SHORT)
+
+
+def test_the_connection_is_closed_after_the_burst(reached, held):
+    """It stays open for some calls in a row; then it is closed, and its thread is over."""
+    for _ in range(3):
+        reached.do(lambda store: store.get(NAME), LONG)
+    assert held.closed == 0
+    assert ended()
+    assert held.closed == 1
+
+
+def test_a_users_own_store_is_not_closed(held):
+    """Its connections are the user's."""
+    given = Reached(lambda: held, "held", "held", is_given=True)
+    given.do(lambda store: store.get(NAME), LONG)
+    assert ended()
+    assert held.closed == 0
+
+
+def test_an_error_names_no_password():
+    """The error of a client library is worded by who knows the password."""
+
+    class Opening:
+        def __call__(self):
+            raise RuntimeError("connection to postgresql://me:secret@host failed")
+
+        def without_secrets(self, error):
+            return str(error).replace("secret", "***")
+
+    with pytest.raises(AwayError) as e:
+        Reached(Opening(), "label", "identity").group(FOLDER, START, LONG)
+    assert str(e.value) == "connection to postgresql://me:***@host failed"
+    assert e.value.__cause__ is None
+    assert e.value.__suppress_context__
+
+
+def test_too_much_is_not_kept(reached, held, monkeypatch):
+    """Of a store with more than is kept in memory, each question lists what it asks for."""
+    monkeypatch.setattr(deadlines, "LARGEST", 1)
+    held.documents[f"{FOLDER}{'cd' * 16}.json"] = b"2"
+    for _ in range(2):
+        assert reached.group(FOLDER, START, LONG) == {NAME: b"1"}
+    assert held.listings == 3
+
+
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+def test_a_child_of_a_fork_opens_its_own(held):
+    """A child neither uses nor closes the connection of its parent, also while that is in use."""
+    opened = []
+
+    def open_():
+        opened.append(os.getpid())
+        return held
+
+    reached = Reached(open_, "held", "held")
+    reached.group(FOLDER, START, LONG)
+    reading, writing = os.pipe()
+    child = os.fork()
+    if not child:
+        try:
+            found = reached.group(FOLDER, START, LONG)
+            ok = found == {NAME: b"1"} and opened[-1] == os.getpid() and held.closed == 0
+            os.write(writing, b"1" if ok else b"0")
+        finally:
+            os._exit(0)
+    os.waitpid(child, 0)
+    assert os.read(reading, 1) == b"1"
+    os.close(reading)
+    os.close(writing)
+
+
+def test_a_folder_needs_no_lasting_thread(tmp_path):
+    """It has no connection, so that its thread is over as soon as it has answered."""
+    reached = Reached(lambda: Folder(tmp_path), "folder", "folder", is_local=True)
+    assert reached.group(FOLDER, START, LONG) == {}
+    assert ended()
+
+
+def test_four_threads_ask_at_once(reached, held):
+    """They share one listing and one thread."""
+    found = []
+    asking = [threading.Thread(target=lambda: found.append(reached.group(FOLDER, START, LONG))) for _ in range(4)]
+    for thread in asking:
+        thread.start()
+    for thread in asking:
+        thread.join()
+    assert found == [{NAME: b"1"}] * 4

@@ -1,0 +1,314 @@
+"""Several stores as one: which document wins, where it is copied to, and what is written."""
+
+import os
+import threading
+import time
+import warnings
+
+import pytest
+
+from backend_kwargs.errors import BackendKwargsWarning, warn_once
+from backend_kwargs.stores.deadlines import Limits
+from backend_kwargs.stores.documents import Document, Kind, RefusedError, decoded, encoded
+from backend_kwargs.stores.folder import Folder
+from backend_kwargs.stores.layered import Layered, Trust, put, reached, synced
+
+KIND = Kind("unit", dict)
+FOLDER, START = "units/", "a"
+NAME = "units/a.json"
+
+
+@pytest.fixture(autouse=True)
+def _warned_anew():
+    warn_once.cache_clear()
+
+
+@pytest.fixture
+def keys():
+    ed25519 = pytest.importorskip("cryptography.hazmat.primitives.asymmetric.ed25519")
+    return [ed25519.Ed25519PrivateKey.generate() for _ in range(2)]
+
+
+@pytest.fixture
+def near(tmp_path):
+    (tmp_path / "near").mkdir()
+    return Folder(tmp_path / "near")
+
+
+@pytest.fixture
+def far(tmp_path):
+    (tmp_path / "far").mkdir(mode=0o777)
+    (tmp_path / "far").chmod(0o777)
+    return Folder(tmp_path / "far")
+
+
+def layered(*stores, **trust):
+    """Return stores as one, as a process that has just begun sees them."""
+    return Layered(KIND, [reached(each.label) for each in stores], Trust(**trust), Limits(60.0, 60.0))
+
+
+def keep(store, body, generation, key=None):
+    store.put(NAME, encoded(KIND, Document(NAME, body, generation, 1.0), key))
+
+
+def body_in(store):
+    """Return what a store has, as soon as what was begun is done."""
+    for _ in range(100):
+        if not any(thread.name == "backend_kwargs.stores" for thread in threading.enumerate()):
+            break
+        time.sleep(0.05)
+    content = store.get(NAME)
+    return None if content is None else decoded(KIND, NAME, content).body
+
+
+def found(store):
+    return {name: document.body for name, document in store.group(FOLDER, START).items()}
+
+
+@pytest.mark.parametrize(
+    ("there", "then"),
+    [
+        pytest.param((None, 1), ("far", "far"), id="only further on"),
+        pytest.param((1, None), ("near", None), id="only near"),
+        pytest.param((1, 2), ("far", "far"), id="newer further on"),
+        pytest.param((2, 1), ("near", "far"), id="newer near"),
+    ],
+)
+def test_the_newest_is_used_and_copied_to_those_before(near, far, there, then):
+    """A copy is checked against the shared document once a process; what is written further on is not changed."""
+    for store, generation, name in zip((near, far), there, ("near", "far"), strict=True):
+        if generation:
+            keep(store, {"of": name}, generation)
+    assert found(layered(near, far)) == {NAME: {"of": then[0]}}
+    expected = [None if name is None else {"of": name} for name in then]
+    assert [body_in(near), body_in(far)] == expected
+
+
+def test_a_copy_is_made_once(far):
+    """However many look-ups there are, also into a store that takes none."""
+
+    class Full:
+        label, tries = "full", 0
+
+        def get(self, name):
+            Full.tries += 1
+            raise OSError("disk full")
+
+        def list(self, prefix):
+            return iter(())
+
+    keep(far, {"of": "far"}, 1)
+    store = Layered(KIND, [reached(Full()), reached(far.label)], limits=Limits(60.0, 60.0))
+    assert [found(store) for _ in range(20)] == [{NAME: {"of": "far"}}] * 20
+    body_in(far)
+    assert Full.tries == 1
+
+
+def test_what_was_forgotten_stays_so(near, far):
+    """A tombstone further on hides an older copy, and replaces it."""
+    keep(near, {"of": "near"}, 1)
+    put(KIND, far, Document(NAME, None, 2), Trust())
+    assert found(layered(near, far)) == {NAME: None}
+    assert body_in(near) is None
+
+
+def test_a_decision_goes_to_all(near, far):
+    """What is put is newer than what any store has under the name."""
+    keep(far, {"of": "far"}, 7)
+    layered(near, far).put(FOLDER, START, Document(NAME, {"of": "now"}))
+    assert [body_in(near), body_in(far)] == [{"of": "now"}] * 2
+    assert decoded(KIND, NAME, far.get(NAME)).generation == 8
+
+
+def test_what_a_newer_release_wrote_is_not_replaced(near, far):
+    """An older release leaves it, with a warning, and writes where there is none; it may be forgotten."""
+    newer = encoded(Kind("unit", dict, schema=2), Document(NAME, {"of": "newer"}, 5, 1.0))
+    near.put(NAME, newer)
+    with pytest.warns(BackendKwargsWarning) as caught:
+        layered(near, far).put(FOLDER, START, Document(NAME, {"of": "now"}))
+    why = "a newer release of backend-kwargs wrote it (schema 2); update this one"
+    assert [str(each.message) for each in caught] == [
+        f"Store '{near.label}' cannot be written: {why}. It is left out, and tried again for later graphs."
+    ]
+    assert (near.get(NAME), body_in(far)) == (newer, {"of": "now"})
+    put(KIND, near, Document(NAME, None), Trust())
+    assert body_in(near) is None
+
+
+def test_one_that_cannot_be_written_hinders_no_other(near, tmp_path):
+    """Its error is one warning, and the others are written."""
+    (tmp_path / "file").touch()
+    broken = Folder(tmp_path / "file" / "store")
+    with pytest.warns(BackendKwargsWarning) as caught:
+        layered(broken, near).put(FOLDER, START, Document(NAME, {"of": "now"}))
+    why = f"NotADirectoryError: [Errno 20] Not a directory: '{broken.path}'"
+    assert [str(each.message) for each in caught] == [
+        f"Store '{broken.label}' cannot be written: {why}. It is left out, and tried again for later graphs."
+    ]
+    assert body_in(near) == {"of": "now"}
+
+
+def test_one_that_cannot_be_read_hinders_no_other(near, far, monkeypatch):
+    """Its error is one warning; what the others have is used."""
+    keep(far, {"of": "far"}, 1)
+    (near.path / "units").symlink_to("units")
+    with pytest.warns(
+        BackendKwargsWarning, match="cannot be read: OSError: .* Too many levels of symbolic links"
+    ) as caught:
+        assert found(layered(near, far)) == {NAME: {"of": "far"}}
+    assert len(caught) == 1
+
+
+def test_files_are_looked_at_in_a_thread(near, far, keys, monkeypatch):
+    """On a disk that hangs, so does each look at a file: none is the caller's."""
+    near.path.chmod(0o700)
+    keep(near, {"of": "near"}, 1)
+    keep(far, {"of": "far"}, 1, keys[0])
+    looked, stat = [], os.stat
+
+    def watched(path, *args, **kwargs):
+        if str(path).startswith((near.label, far.label)):
+            looked.append(threading.current_thread().name)
+        return stat(path, *args, **kwargs)
+
+    monkeypatch.setattr(os, "stat", watched)
+    store = layered(near, far, trusted_keys=(keys[0].public_key(),), signing_key=keys[0])
+    found(store)
+    store.put(FOLDER, START, Document(NAME, {"of": "now"}))
+    monkeypatch.undo()
+    assert set(looked) == {"backend_kwargs.stores"}
+
+
+# ---- who may be trusted
+
+
+def test_only_what_was_signed_is_used_of_a_store_that_others_write(near, far, keys):
+    """Without a valid signature it is as if it were not there, with one warning."""
+    keep(far, {"of": "far"}, 1, keys[1])
+    trusted = [keys[0].public_key()]
+    with pytest.warns(BackendKwargsWarning) as caught:
+        assert found(layered(near, far, trusted_keys=tuple(trusted))) == {}
+    message = f"{NAME} in store '{far.label}' is not used: it is signed by none of the trusted keys."
+    assert [str(each.message) for each in caught] == [message]
+    keep(far, {"of": "far"}, 1, keys[0])
+    assert found(layered(near, far, trusted_keys=tuple(trusted))) == {NAME: {"of": "far"}}
+    body_in(near)
+    assert decoded(KIND, NAME, near.get(NAME), trusted).body == {"of": "far"}
+
+
+def test_the_users_own_folder_needs_no_signature(near, keys):
+    """A folder that only its user can write has what its user wrote."""
+    keep(near, {"of": "near"}, 1)
+    near.path.chmod(0o700)
+    trusted = (keys[0].public_key(),)
+    assert found(layered(near, trusted_keys=trusted)) == {NAME: {"of": "near"}}
+    near.path.chmod(0o770)
+    with pytest.warns(BackendKwargsWarning, match="it is not signed"):
+        assert found(layered(near, trusted_keys=trusted)) == {}
+
+
+def test_what_is_not_signed_is_not_copied(near, far, keys):
+    """What is used only because its user alone can write it stays there."""
+    keep(near, {"of": "near"}, 1)
+    near.path.chmod(0o700)
+    assert found(layered(far, near, trusted_keys=(keys[0].public_key(),))) == {NAME: {"of": "near"}}
+    assert body_in(far) is None
+    assert found(layered(far, near)) == {NAME: {"of": "near"}}
+    assert body_in(far) == {"of": "near"}
+
+
+def test_who_cannot_sign_replaces_nothing(far, keys):
+    """A process that trusts keys and has none writes only where it needs none."""
+    keep(far, {"of": "far"}, 1, keys[0])
+    trusted = (keys[0].public_key(),)
+    layered(far, trusted_keys=trusted).put(FOLDER, START, Document(NAME, {"of": "now"}))
+    assert body_in(far) == {"of": "far"}
+    layered(far, trusted_keys=trusted, signing_key=keys[0]).put(FOLDER, START, Document(NAME, {"of": "now"}))
+    assert body_in(far) == {"of": "now"}
+    assert found(layered(far, trusted_keys=trusted)) == {NAME: {"of": "now"}}
+
+
+def test_what_is_signed_is_not_replaced_by_what_is_not(near, far, keys):
+    """Those who check signatures would lose it: nothing is put, copied or synced there but in the user's own folder."""
+    keep(far, {"of": "far"}, 1, keys[0])
+    keep(near, {"of": "near"}, 2)
+    with pytest.warns(BackendKwargsWarning) as caught:
+        layered(far).put(FOLDER, START, Document(NAME, {"of": "now"}))
+    (message,) = [str(each.message) for each in caught]
+    assert message == (
+        f"Store '{far.label}' cannot be written: {NAME} is signed there, so its place is for signed ones: give a "
+        "signing key. It is left out, and tried again for later graphs."
+    )
+    with pytest.raises(RefusedError):
+        put(KIND, far, Document(NAME, None), Trust())
+    assert found(layered(far, near)) == {NAME: {"of": "near"}}
+    assert body_in(far) == {"of": "far"}
+    (done,) = synced(KIND, near.list(FOLDER), far, FOLDER, dry_run=False)
+    assert done == (NAME, "refused: it is not signed, and what it would replace is")
+    assert body_in(far) == {"of": "far"}
+    far.path.chmod(0o700)
+    put(KIND, far, Document(NAME, {"of": "now"}), Trust())
+    assert body_in(far) == {"of": "now"}
+
+
+def test_a_key_that_cannot_be_read(near, far, keys, tmp_path):
+    """Nothing that others can write is used, with one warning; what the user wrote is."""
+    keep(far, {"of": "far"}, 2, keys[0])
+    keep(near, {"of": "near"}, 1)
+    near.path.chmod(0o700)
+    gone = tmp_path / "gone.pem"
+    store = layered(near, far, trusted_keys=(keys[0].public_key(), str(gone)))
+    with pytest.warns(BackendKwargsWarning) as caught:
+        assert [found(store), found(store)] == [{NAME: {"of": "near"}}] * 2
+    why = f"Cannot read a public key from '{gone}': FileNotFoundError: [Errno 2] No such file or directory: '{gone}'"
+    assert [str(each.message) for each in caught] == [
+        f"Store '{far.label}' cannot be trusted: {why}. It is left out, and tried again for later graphs."
+    ]
+
+
+def test_a_replayed_document_is_not_used(far, near):
+    """`min_generation` refuses what is older, with a warning."""
+    keep(far, {"of": "far"}, 2)
+    assert found(layered(far, min_generation=2)) == {NAME: {"of": "far"}}
+    with pytest.warns(BackendKwargsWarning, match="its generation 2 is before min_generation=3"):
+        assert found(layered(far, min_generation=3)) == {}
+
+
+# ---- copies of whole stores
+
+
+def test_sync_copies_what_is_newer(near, far):
+    """What is older or the same stays; a dry run only says so."""
+    keep(near, {"of": "near"}, 2)
+    assert [*synced(KIND, near.list(""), far, "", dry_run=True)] == [(NAME, "new")]
+    assert body_in(far) is None
+    assert [*synced(KIND, near.list(""), far, "", dry_run=False)] == [(NAME, "new")]
+    assert far.get(NAME) == near.get(NAME)
+    assert [*synced(KIND, near.list(""), far, "", dry_run=False)] == [(NAME, "same")]
+    keep(far, {"of": "far"}, 1)
+    assert [*synced(KIND, near.list(""), far, "", dry_run=False)] == [(NAME, "newer")]
+    assert [*synced(KIND, far.list(""), near, "", dry_run=False)] == [(NAME, "same")]
+    keep(far, {"of": "far"}, 1)
+    assert [*synced(KIND, far.list(""), near, "", dry_run=False)] == [(NAME, "older")]
+
+
+def test_sync_copies_nothing_under_another_name(near, far):
+    """A document that lies under a name of another, or is none, is refused."""
+    near.put("units/b.json", encoded(KIND, Document(NAME, {})))
+    near.put("units/c.json", b"mine")
+    done = dict(synced(KIND, near.list(""), far, "", dry_run=False))
+    assert done["units/b.json"] == f"refused: it is '{NAME}'"
+    assert done["units/c.json"].startswith("refused: it is not a document: DecodeError")
+    assert [*far.list("")] == []
+
+
+def test_many_look_ups_warn_once(far):
+    """A store that is away is named once, however many graphs there are."""
+    away = Folder(far.path / "loop")
+    away.path.symlink_to("loop")
+    store = layered(away)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for _ in range(5):
+            assert found(store) == {}
+    assert len(caught) <= 1

@@ -1,0 +1,232 @@
+"""Which store a text names, and that no password is ever shown."""
+
+import importlib.util
+import pickle
+
+import pytest
+
+from backend_kwargs import BackendKwargsError, make_backend
+from backend_kwargs.auto.store import tell_of_former
+from backend_kwargs.backend import Backend
+from backend_kwargs.errors import BackendKwargsWarning, warn_once
+from backend_kwargs.stores import opening
+from backend_kwargs.stores.deadlines import Limits
+from backend_kwargs.stores.folder import Folder
+from backend_kwargs.stores.layered import reached
+from backend_kwargs.stores.opening import default_place, open_store, opened, place_in_variable, place_of
+from backend_kwargs.stores.urls import unclear
+
+SECRET = "s3cr3t%21"
+URL = f"postgresql://me:{SECRET}@db.example/decisions"
+
+
+@pytest.fixture
+def clients(monkeypatch):
+    """Let every client library be there."""
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: name)
+
+
+@pytest.mark.parametrize(
+    ("given", "module"),
+    [
+        pytest.param("postgresql://host/db", "backend_kwargs.stores.postgres", id="postgresql"),
+        pytest.param("postgres://host/db", "backend_kwargs.stores.postgres", id="postgres"),
+        pytest.param("redis://host", "backend_kwargs.stores.redis", id="redis"),
+        pytest.param("REDISS://host", "backend_kwargs.stores.redis", id="rediss"),
+        pytest.param("s3://bucket/prefix", "backend_kwargs.stores.objects", id="s3"),
+        pytest.param("gs://bucket", "backend_kwargs.stores.objects", id="another of fsspec's"),
+    ],
+)
+def test_a_url_has_its_driver(clients, given, module):
+    """A table has the module of each scheme."""
+    assert place_of(given).driver.module == module
+
+
+@pytest.mark.parametrize(
+    "given", ["decisions", "decisions/", "./a", "/tmp/a", "c:/d", "c:/d@e", "./a:b@c", "/tmp/a:b@c", "a@b"]
+)
+def test_a_path_is_a_folder(given):
+    """Whatever is no URL names a folder."""
+    assert isinstance(open_store(given), Folder)
+
+
+@pytest.mark.parametrize(
+    ("given", "package", "install"),
+    [
+        pytest.param("postgresql://host/db", "psycopg", 'pip install "psycopg[binary]>=3.1"', id="postgres"),
+        pytest.param("redis://host", "redis", 'pip install "redis>=5"', id="redis"),
+        pytest.param("s3://bucket", "fsspec", 'pip install "fsspec>=2024.2" "s3fs>=2024.2"', id="fsspec"),
+    ],
+)
+def test_a_missing_client_library_is_an_error_at_once(monkeypatch, given, package, install):
+    """When the backend is made, with the command that installs it, which names no package that is on no index."""
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(BackendKwargsError) as e:
+        make_backend("tmpl-inductor:auto", store=["decisions", given])
+    assert str(e.value) == (f"Store {given!r} needs the package {package}: {install} ({package} is not importable).")
+
+
+@pytest.mark.parametrize("name", ["old.sqlite", "file"])
+def test_a_file_is_never_made_a_folder(tmp_path, name):
+    """The message names the command that reads it."""
+    path = tmp_path / name
+    path.touch()
+    with pytest.raises(BackendKwargsError) as e:
+        open_store(str(path))
+    assert str(e.value) == (
+        f"Store '{path}' is a file, and decisions are kept in a folder: name one, and `backend-kwargs decisions "
+        f"import {path} --store FOLDER` copies what an earlier release kept there."
+    )
+
+
+def test_the_default_is_the_users_own(monkeypatch, tmp_path):
+    """BACKEND_KWARGS_STORE precedes the user's data folder, which nobody else can read."""
+    monkeypatch.setenv("BACKEND_KWARGS_STORE", str(tmp_path / "a"))
+    assert (default_place().text, default_place().private) == (str(tmp_path / "a"), False)
+    monkeypatch.delenv("BACKEND_KWARGS_STORE")
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
+    assert (default_place().text, default_place().private) == (str(tmp_path / "backend_kwargs"), True)
+
+
+def test_the_file_of_an_earlier_release_is_found(monkeypatch, tmp_path):
+    """As long as nothing has been decided by this one."""
+    monkeypatch.delenv("BACKEND_KWARGS_STORE")
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
+    assert opening.former_file() is None
+    (tmp_path / "backend_kwargs").mkdir()
+    (tmp_path / "backend_kwargs" / "decisions.sqlite").touch()
+    assert opening.former_file() == tmp_path / "backend_kwargs" / "decisions.sqlite"
+    (tmp_path / "backend_kwargs" / "decisions").mkdir()
+    assert opening.former_file() is None
+
+
+def test_what_is_said_of_the_file_of_an_earlier_release(monkeypatch, tmp_path):
+    """The command that copies it, and nothing where there is none."""
+    monkeypatch.delenv("BACKEND_KWARGS_STORE")
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
+    warn_once.cache_clear()
+    tell_of_former(reached(None), Limits(60.0, 60.0))
+    file = tmp_path / "backend_kwargs" / "decisions.sqlite"
+    file.parent.mkdir()
+    file.touch()
+    with pytest.warns(BackendKwargsWarning) as caught:
+        tell_of_former(reached(None), Limits(60.0, 60.0))
+    assert str(caught.pop().message) == (
+        f"Decisions of an earlier release in '{file}' are not read; `backend-kwargs decisions import {file}` copies "
+        "them."
+    )
+
+
+# ---- passwords
+
+
+PASSWORDS = [
+    pytest.param(URL, "postgresql://db.example/decisions", id="password"),
+    pytest.param("redis://:pw@host/0", "redis://host/0", id="password alone"),
+    pytest.param("postgresql://host/db?password=pw", "postgresql://host/db", id="query"),
+    pytest.param("s3://key:pw@bucket/a", "s3://bucket/a", id="object storage"),
+    pytest.param("abfs://a/b?sig=pw", "abfs://a/b", id="signature"),
+    pytest.param("simplecache::https://u:pw@h/x", "simplecache::https://h/x", id="chain"),
+    pytest.param(" redis://:pw@host/0\n", "redis://host/0", id="blanks"),
+]
+
+
+@pytest.mark.parametrize(("given", "shown"), PASSWORDS)
+def test_a_password_is_refused_in_a_value(clients, given, shown):
+    """A value is printed, pickled and written to reports: the message says where to put the password."""
+    message = (
+        f"Store {shown!r} must not contain a password: put the URL into a variable of the environment, and write "
+        "store='env:NAME'."
+    )
+    for make in (
+        lambda: make_backend("tmpl-inductor:auto", store=given),
+        lambda: make_backend("tmpl-inductor:auto", store=["a", given]),
+        lambda: open_store(given),
+        lambda: Backend.from_config({"template": "auto", "store": given}, trust=True),
+    ):
+        with pytest.raises(BackendKwargsError) as e:
+            make()
+        assert str(e.value) == message
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        pytest.param(f'"{URL}"', id="quotes that a container kept"),
+        pytest.param(f"jdbc:{URL}", id="of another library"),
+        pytest.param("host=h user=u Password = pw dbname=d", id="libpq's"),
+        pytest.param("postgresql:/u:pw@h/d", id="one slash"),
+        pytest.param("u:pw@h/d", id="no scheme"),
+        pytest.param("//u:pw@h/d", id="slashes alone"),
+    ],
+)
+def test_what_may_be_a_password_is_no_folder(monkeypatch, given):
+    """A text that is neither a URL nor the plain name of a folder is refused wherever it stands, and not shown."""
+    monkeypatch.setenv("MINE", given)
+    for make in (
+        lambda: make_backend("tmpl-inductor:auto", store=given),
+        lambda: open_store(given),
+        lambda: open_store("env:MINE"),
+    ):
+        with pytest.raises(BackendKwargsError) as e:
+            make()
+        assert str(e.value) == str(unclear())
+
+
+@pytest.mark.parametrize(("given", "shown"), PASSWORDS)
+def test_a_password_in_a_variable_is_never_shown(clients, monkeypatch, given, shown):
+    """Neither by the place's repr and label nor in an error of the client library."""
+    monkeypatch.setenv("MINE", given)
+    place = place_in_variable("MINE")
+    assert (place.text, place.label) == (given.strip(), shown)
+    assert shown in repr(place)
+    secret = "pw" if "pw" in given else SECRET
+    assert secret not in repr(place)
+    for text in (given, secret, secret.replace("%21", "!")):
+        assert secret not in place.without_secrets(RuntimeError(f"cannot connect to {text}"))
+        assert "s3cr3t!" not in place.without_secrets(RuntimeError(f"cannot connect to {text}"))
+
+
+def test_a_backend_carries_the_name_of_a_variable(monkeypatch, clients):
+    """It is a value: printed, pickled and written, it names the variable, whose value is read when it is used."""
+    monkeypatch.setenv("MINE", URL)
+    backend = make_backend("tmpl-inductor:auto", store="env:MINE")
+    copy = pickle.loads(pickle.dumps(backend))
+    assert copy == backend == Backend.from_config(backend.to_config(), trust=True)
+    for text in (
+        repr(backend),
+        str(backend.to_config()),
+        repr(backend.options),
+        pickle.dumps(backend).decode("latin1"),
+    ):
+        assert SECRET not in text
+        assert "env:MINE" in text
+
+
+def test_a_variable_that_is_not_set():
+    """The error names it, when the store is opened."""
+    make_backend("tmpl-inductor:auto", store="env:NOT_SET_HERE")
+    with pytest.raises(BackendKwargsError) as e:
+        open_store("env:NOT_SET_HERE")
+    assert str(e.value) == "Store 'env:NOT_SET_HERE' names a variable of the environment that is not set."
+
+
+def test_an_error_of_a_client_library_has_no_password(monkeypatch, clients):
+    """For people too, who have it raised."""
+    monkeypatch.setenv("MINE", URL)
+
+    class Failing:
+        label = "db"
+
+        def list(self, prefix):
+            raise RuntimeError(f"connection to {URL} refused")
+
+    monkeypatch.setattr(opening.Place, "open", lambda place: Failing())
+    found = opened("env:MINE")
+    with pytest.raises(BackendKwargsError) as e, found.doing("read") as store:
+        store.list("")
+    assert (
+        str(e.value)
+        == "Cannot read store 'db': RuntimeError: connection to postgresql://me:***@db.example/decisions refused."
+    )
+    assert e.value.__suppress_context__

@@ -1,0 +1,355 @@
+"""`pin` and `reproducible="pinned"`: what timing chose is written once, and nothing is timed afterwards."""
+
+import json
+import os
+import re
+
+import pytest
+import torch
+from torch import nn
+
+import backend_kwargs as bk
+from backend_kwargs.auto.decide import nothing_decided
+from backend_kwargs.graphs.determinism import ASK
+from backend_kwargs.pinning import _ours
+from backend_kwargs.torch_internals.dynamo import cache_entries
+from tests import forks
+
+pytestmark = pytest.mark.usefixtures("fresh_dynamo")
+
+# A product of bmm has two kernels on a CPU under max_autotune, forward and backward: a library's and a template's.
+# Nothing follows it, since torch 2.13 cannot compile the template with a pointwise operator after it.
+TUNED = {"max_autotune": True, "max_autotune_gemm_backends": "CPP,ATEN"}
+MODEL = """
+import hashlib, json, random, sys, time
+import torch
+from torch._inductor.runtime.benchmarking import Benchmarker
+import backend_kwargs as bk
+from backend_kwargs.backends.generated_code import comparable
+from torch._inductor.utils import run_and_get_code
+
+def model():
+    torch.manual_seed(0)
+    return torch.randn(4, 16, 32, requires_grad=True), torch.randn(4, 32, 16, requires_grad=True)
+
+def net(a, b):
+    return torch.bmm(a, b)
+
+def random_times():
+    calls = []
+    def draw(self, *args, **kwargs):
+        calls.append(1)
+        return random.random()
+    Benchmarker.benchmark = Benchmarker.benchmark_cpu = draw
+    return calls
+"""
+SERVE = """
+calls = random_times()
+tuned = json.loads(sys.argv[1])
+backend = bk.make_backend("tmpl-inductor", tuned)
+a, b = model()
+torch._inductor.config.fx_graph_cache = False
+
+def run():
+    out = torch.compile(net, backend=backend)(a, b)
+    out.backward(torch.ones_like(out))
+    return out
+
+out, codes = run_and_get_code(run)
+code = "\\n".join(map(comparable, codes))
+bits = b"".join(each.detach().numpy().tobytes() for each in (out, a.grad, b.grad))
+hashes = [hashlib.sha256(each).hexdigest() for each in (code.encode(), bits)]
+print(json.dumps([*hashes, len(calls), code.count("extern_kernels.bmm(")]))
+"""
+
+
+def served(options, folder, tmp_path):
+    """Return the hashes of code and bits of a cold process, how often it timed something, and its library calls."""
+    cache = tmp_path / folder
+    ran = forks.run("-c", MODEL + SERVE, json.dumps(options), cwd=tmp_path, env=environment(cache))
+    assert ran.returncode == 0, ran.stderr
+    return json.loads(ran.stdout.splitlines()[-1])
+
+
+def environment(cache):
+    return {**os.environ, "TORCHINDUCTOR_CACHE_DIR": str(cache)}
+
+
+@pytest.fixture
+def lock(tmp_path):
+    """A lock for the model, which random times have chosen."""
+    code = "random_times()\nbk.pin(net, model(), lock='k.lock', backend=bk.make_backend('tmpl-inductor', "
+    ran = forks.run("-c", f"{MODEL}{code}{TUNED!r}))", cwd=tmp_path, env=environment(tmp_path / "pinning"))
+    assert ran.returncode == 0, ran.stderr
+    return tmp_path / "k.lock"
+
+
+def pinned(lock):
+    return {**TUNED, "reproducible": "pinned", "lock": str(lock), "strict": True}
+
+
+def test_two_processes_give_the_same_code_and_bits(lock, tmp_path):
+    """With times drawn at random, two cold processes time nothing and agree, forward and backward."""
+    text = lock.read_text()
+    one, two = (served(pinned(lock), str(at), tmp_path) for at in range(2))
+    assert one == two
+    assert one[2] == 0
+    assert lock.read_text() == text
+    assert '"kernel" = ' in text
+
+
+def test_ten_processes_give_the_same_code_and_bits(lock, tmp_path):
+    """Ten cold processes agree; without a lock, times drawn at random choose other kernels in some."""
+    assert len({tuple(served(pinned(lock), f"pinned{at}", tmp_path)) for at in range(10)}) == 1
+    plain = (served(TUNED, f"plain{at}", tmp_path) for at in range(30))
+    first = next(plain)
+    assert first[2]
+    assert any(each[0] != first[0] for each in plain)
+
+
+def test_what_the_lock_says_is_compiled(lock, tmp_path):
+    """A lock edited by hand to the library's kernels gives code without a template."""
+    lock.write_text(re.sub(r'"kernel" = ".*"', '"kernel" = "bmm"', lock.read_text()))
+    assert served(pinned(lock), "library", tmp_path)[2:] == [0, 3]
+
+
+# ---- without a compile of C++
+
+
+def square(x):
+    return x @ x + 1
+
+
+def pin_square(path, **options):
+    return bk.pin(square, torch.ones(3, 3), lock=path, backend=bk.make_backend("tmpl-inductor", **options))
+
+
+def compiled_with(backend, fn=square, x=None):
+    """Return the result under a backend, or the error that it raises."""
+    torch.compiler.reset()
+    try:
+        return torch.compile(fn, backend=backend)(torch.ones(3, 3) if x is None else x)
+    except Exception as error:  # noqa: BLE001 - torch wraps it in errors of several kinds
+        return str(_ours(error))
+
+
+# ---- `pin` as it is called
+
+
+norm, line = nn.BatchNorm1d(3).train(), nn.Linear(3, 3)
+
+
+def held(x):
+    return norm(line(x)).sin()
+
+
+def test_what_a_function_holds_is_left_as_it_was(tmp_path):
+    """Buffers and gradients of what a function names are the caller's; dynamo has compiled nothing of it."""
+    before = [each.clone() for each in (*norm.buffers(), *line.parameters())]
+    bk.pin(held, torch.randn(4, 3), lock=tmp_path / "k.lock", backend="tmpl-inductor")
+    assert all(map(torch.equal, before, (*norm.buffers(), *line.parameters())))
+    assert [each.grad for each in (*norm.parameters(), *line.parameters())] == [None] * 4
+    assert not cache_entries(held.__code__)
+
+
+PARAMETER = nn.Parameter(torch.ones(3, 3))
+SQUARE = torch.ones(3, 3)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        pytest.param((SQUARE, SQUARE), id="one tensor twice"),
+        pytest.param((SQUARE, torch.ones(1, 3).expand(3, 3)), id="an expanded tensor"),
+        pytest.param((SQUARE, SQUARE.t()), id="a view"),
+        pytest.param((SQUARE, PARAMETER), id="a parameter"),
+        pytest.param((SQUARE, PARAMETER * 2), id="a result with a gradient"),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # dynamo reads it
+def test_a_graph_is_that_of_the_callers_own_arguments(arguments, tmp_path):
+    """What is pinned for a call's arguments serves the same call: copies are as dynamo sees the originals."""
+    backend = bk.make_backend("tmpl-inductor:auto", race="never")
+    serving = bk.pin(torch.mul, arguments, lock=tmp_path / "k.lock", backend=backend)
+    served = torch.compile(torch.mul, backend=bk.make_backend(serving, strict=True))(*arguments)
+    torch.testing.assert_close(served, torch.mul(*arguments))
+
+
+@torch.no_grad()
+def test_a_lock_is_added_to(tmp_path):
+    """With `add` a lock serves both calls and keeps what it had; sizes of the first do not vary in the second."""
+    backend, path = bk.make_backend("tmpl-inductor:auto", race="never"), tmp_path / "k.lock"
+    bk.pin(square, torch.ones(3, 3), lock=path, backend=backend)
+    before = path.read_text()
+    serving = bk.pin(square, torch.ones(4, 4), lock=path, backend=backend, add=True)
+    assert {*before.splitlines()} < {*path.read_text().splitlines()}
+    compiled = torch.compile(square, backend=bk.make_backend(serving, strict=True), dynamic=False)
+    for size in (3, 4):
+        torch.testing.assert_close(compiled(torch.ones(size, size)), square(torch.ones(size, size)))
+
+
+@torch.no_grad()
+def test_a_lock_of_another_machine_is_not_added_to(tmp_path):
+    """What two machines chose is not in one lock."""
+    pin_square(path := tmp_path / "k.lock")
+    path.write_text(text := re.sub('"threads" = .*', '"threads" = 99', path.read_text()))
+    with pytest.raises(bk.BackendKwargsError, match="was written for threads 99"):
+        bk.pin(square, torch.ones(4, 4), lock=path, backend="tmpl-inductor", add=True)
+    assert path.read_text() == text
+
+
+@torch.no_grad()
+def test_sizes_that_vary_are_pinned(tmp_path):
+    """Under `dynamic` one decision serves any size."""
+    backend = bk.make_backend("tmpl-inductor:auto", race="never")
+    serving = bk.pin(square, torch.ones(3, 3), lock=tmp_path / "k.lock", backend=backend, dynamic=True)
+    compiled = torch.compile(square, backend=bk.make_backend(serving, strict=True), dynamic=True)
+    for size in (4, 5):
+        torch.testing.assert_close(compiled(torch.ones(size, size)), square(torch.ones(size, size)))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        pytest.param({"model": None}, "model must be a module or a function, got None (NoneType).", id="no model"),
+        pytest.param({"lock": 3}, "lock must be a path, got 3 (int).", id="no path"),
+        pytest.param(
+            {"model": lambda x: 3},
+            "Nothing is pinned: the call compiled no graph. Pass the model itself, not what torch.compile returned.",
+            id="no graph",
+        ),
+        pytest.param(
+            {"example_inputs": (torch.ones(3, 3), (each for each in []))},
+            "The model and its inputs must be ones that copy.deepcopy() can copy, got TypeError: cannot pickle "
+            "'generator' object.",
+            id="no copy",
+        ),
+    ],
+)
+def test_what_cannot_be_pinned(arguments, message, tmp_path):
+    """Wrong arguments are refused, and nothing is written."""
+    given = {"model": square, "example_inputs": torch.ones(3, 3), "lock": tmp_path / "k.lock"} | arguments
+    with pytest.raises(bk.BackendKwargsError) as raised:
+        bk.pin(given.pop("model"), given.pop("example_inputs"), backend="tmpl-inductor", **given)
+    assert str(raised.value) == message
+    assert not (tmp_path / "k.lock").exists()
+
+
+@torch.no_grad()
+def test_the_decision_of_a_race_is_pinned(tmp_path, monkeypatch):
+    """Serving races nothing and uses no store: the decision is the lock's."""
+    monkeypatch.setenv("BACKEND_KWARGS_STORE", str(tmp_path / "store"))
+    backend = bk.make_backend("tmpl-inductor:auto", candidates=["max_autotune"], budget_s=1)
+    serving = bk.pin(square, torch.ones(3, 3), lock=tmp_path / "k.lock", backend=backend)
+    chosen = (tmp_path / "k.lock").read_text()
+    assert chosen.count('["decisions"') == 2  # the decision, and its options
+    monkeypatch.setenv("BACKEND_KWARGS_STORE", str(tmp_path / "other"))
+    with nothing_decided():
+        compiled = torch.compile(square, backend=bk.make_backend(serving, strict=True))
+        torch.testing.assert_close(compiled(torch.ones(3, 3)), square(torch.ones(3, 3)))
+        (graph,) = bk.report(compiled).graphs
+        assert f'"winner" = "{graph.race.winner}"' in chosen
+    assert not (tmp_path / "other").exists()
+
+
+@torch.no_grad()
+def test_a_graph_that_the_lock_lacks(tmp_path):
+    """Another size is an error under `strict`, and compiled under default without it."""
+    backend = bk.make_backend("tmpl-inductor:auto", candidates=["max_autotune"], budget_s=1)
+    serving = bk.pin(square, torch.ones(3, 3), lock=(path := tmp_path / "k.lock"), backend=backend)
+    x = torch.ones(4, 4)
+    torch.testing.assert_close(compiled_with(serving, x=x), square(x))
+    assert compiled_with(bk.make_backend(serving, strict=True), x=x) == (
+        f"Lock {str(path)!r} has no decision for a graph of float32 4x4 without gradients: pin it too (add=True), or "
+        "leave out 'strict'."
+    )
+
+
+def test_another_number_of_threads(tmp_path):
+    """A lock of a machine with other threads is refused with both numbers."""
+    serving, threads = pin_square(path := tmp_path / "k.lock"), torch.get_num_threads()
+    path.write_text(path.read_text().replace(f'"threads" = {threads}', '"threads" = 99'))
+    assert compiled_with(serving) == (
+        f"Lock {str(path)!r} was written for threads 99 (here {threads}): write one here by `backend-kwargs pin`, or "
+        "bk.pin(...)."
+    )
+
+
+def test_a_gradient_that_adds_atomically(tmp_path):
+    """What would give other bits is refused by name when a lock is written, which then is not."""
+    at = torch.tensor([0, 0, 1])
+
+    def gathered(x):
+        return x[at].sin()
+
+    x = torch.ones(3, 3, requires_grad=True)
+    with pytest.raises(bk.BackendKwargsError) as raised:
+        bk.pin(gathered, x, lock=tmp_path / "k.lock", backend="tmpl-inductor")
+    assert str(raised.value) == f"'aten.index_put.default' may compute in another order in each run: {ASK}."
+    assert not (tmp_path / "k.lock").exists()
+
+
+def test_a_gradient_under_deterministic_algorithms(tmp_path):
+    """With torch's deterministic algorithms it is pinned, and its code adds nothing atomically."""
+    net = nn.Embedding(5, 4)
+    torch.use_deterministic_algorithms(True)
+    try:
+        serving = bk.pin(net, torch.tensor([1, 1, 3]), lock=tmp_path / "k.lock", backend="tmpl-inductor")
+        torch.compile(net, backend=serving)(torch.tensor([1, 1, 3])).sum().backward()
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert net.weight.grad.tolist() == [[0] * 4, [2] * 4, [0] * 4, [1] * 4, [0] * 4]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        pytest.param(
+            {"reproducible": "pinned"},
+            "Option 'reproducible' needs 'lock', the file that `backend-kwargs pin` or bk.pin(...) wrote.",
+            id="no lock",
+        ),
+        pytest.param(
+            {"reproducible": "pinned", "lock": "k", "max_autotune_gemm_backends": "ATEN,CUTLASS"},
+            "CUTLASS cannot be pinned: leave it out of 'max_autotune_gemm_backends'.",
+            id="CUTLASS",
+        ),
+        pytest.param(
+            {"reproducible": "pinned", "lock": "k", "use_aoti": True},
+            "Options 'use_aoti' and 'reproducible' cannot be combined; leave one out.",
+            id="ahead of time",
+        ),
+    ],
+)
+def test_options_that_cannot_be_pinned(options, message):
+    """They are refused before anything is compiled."""
+    with pytest.raises(bk.BackendKwargsError) as raised:
+        bk.make_backend("tmpl-inductor", options).verify()
+    assert str(raised.value) == message
+
+
+@pytest.mark.filterwarnings("ignore:Template 'max_autotune_no_cudagraphs' cannot act fully")
+def test_a_template_that_cannot_act_fully_is_pinned(tmp_path):
+    """What this machine lacks is told, as when serving, and is no error."""
+    serving = bk.pin(
+        square, torch.ones(3, 3), lock=tmp_path / "k.lock", backend="tmpl-inductor:max_autotune_no_cudagraphs"
+    )
+    torch.testing.assert_close(compiled_with(serving), square(torch.ones(3, 3)))
+
+
+def test_the_command(tmp_path):
+    """The command writes a lock and prints the lines that serve by it."""
+    (tmp_path / "m.py").write_text(
+        "import torch\n\ndef build():\n    return torch.nn.Linear(4, 4), (torch.ones(2, 4),)\n"
+    )
+    ran = forks.run(
+        "-m", "backend_kwargs", "pin", "m.py:build", "--lock", "k.lock", "--backend", "tmpl-inductor", cwd=tmp_path
+    )
+    assert ran.returncode == 0, ran.stderr
+    assert ran.stdout.splitlines() == [
+        "k.lock is written. Commit it, and serve with:",
+        "",
+        "import backend_kwargs as bk",
+        "torch.compile(model, backend=bk.make_backend('tmpl-inductor', {'reproducible': 'pinned', 'lock': 'k.lock'}))",
+    ]
+    assert (tmp_path / "k.lock").read_text().startswith("# What timing chose")
