@@ -12,9 +12,14 @@ on_gpu() { # INDEX NAME COMMAND...
     echo "$2: exit $?"
 }
 background() { on_gpu 0 background python3 -m benchmarks background --models qwen3_decode,whisper_base --out "$out/background"; }
+ranks() { # NCCL needs two GPUs, on which nothing else runs meanwhile
+    CUDA_VISIBLE_DEVICES=1,3 timeout "$limit_s" taskset -c 16-31,48-63 python3 -m pytest tests/gpu/test_gpu_shared_race.py \
+        -q --benchmark-disable -p no:cacheprovider >"$out/ranks.txt" 2>&1
+    echo "ranks: exit $?"
+}
 serving() {
     on_gpu 1 sealed python3 -m benchmarks sealed --device cuda --out "$out/sealed.md"
-    on_gpu 1 regret python3 -m benchmarks regret --models modernbert,gat_watched,qwen3_decode --out "$out/regret" --max-minutes 5
+    on_gpu 1 pinned python3 -m benchmarks pinned --device cuda --out "$out/pinned.md"
 }
 held_out() {
     on_gpu 2 held_out python3 -m benchmarks held-out --device cuda --out "$out/held_out" --max-minutes "$((limit_s / 60 - 1))" \
@@ -24,5 +29,7 @@ tests() {
     on_gpu 3 tests python3 -m pytest tests/gpu tests/torch_internals tests/sealing -n 8 -q --benchmark-disable \
         --show-capture=no -p no:cacheprovider --junitxml="$out/tests.xml"
 }
-background & serving & held_out & tests &
+background & held_out &
+ranks
+serving & tests &
 wait

@@ -63,41 +63,41 @@ def main():
 
 
 def _arrange(words):
-    """Let rank 0 race, and let each rank take the candidate that the case needs it to."""
+    """Let rank 0 race, and let every rank go on once each other one has taken a candidate."""
+
+    def take_turns():
+        while CASE != "another graph" and words.add("took", 0) < min(WORLD - 1, len(CODES)):
+            time.sleep(0.05)
+
     if RANK:
         words.wait(["racing"])
-        _help()
+        raced = helping._raced
+
+        def one(*given):
+            words.add("took", 1)
+            if RANK == 1 and CASE == "killed":
+                os.kill(os.getpid(), signal.SIGKILL)
+            if RANK == 1 and CASE == "raises":
+                raise RuntimeError("planted")
+            take_turns()
+            return raced(*given)
+
+        helping._raced = one
         return
     offer = shared_race.Exchange.offer
 
     def offered(self, given):
         offer(self, given)
-        if CASE != "another graph":  # the racing rank waits until each other one has taken a candidate
-            wanted = min(WORLD - 1, len(given.candidates))
-            while sum(self.is_taken(at) for at in range(len(given.candidates))) < wanted:
-                time.sleep(0.05)
+        take_turns()
 
     shared_race.Exchange.offer = offered
     opening = race.race
 
-    def raced(request, tick):
+    def racing(request, tick):
         words.set("racing", "yes")
         return opening(request, tick)
 
-    race.race = raced
-
-
-def _help():
-    raced = helping._raced
-
-    def one(running, base, offered, rank):
-        if CASE == "killed" and rank == 1:
-            os.kill(os.getpid(), signal.SIGKILL)
-        if CASE == "raises" and rank == 1:
-            raise RuntimeError("planted")
-        return raced(running, base, offered, rank)
-
-    helping._raced = one
+    race.race = racing
 
 
 main()
