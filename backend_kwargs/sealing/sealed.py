@@ -8,11 +8,13 @@ from typing import Any
 
 import torch
 
+from backend_kwargs.backends.inductor.cudagraph_outputs import one_at_a_time, with_copies_of_managed
 from backend_kwargs.errors import BackendKwargsError, printable, shortened
 from backend_kwargs.sealing.declared import Reader, UndeclaredError
 from backend_kwargs.sealing.metrics import publish
 from backend_kwargs.sealing.padding import Padding
 from backend_kwargs.sealing.targets import Target
+from backend_kwargs.torch_internals.cudagraphs import CUDAGraphTreeManager
 
 log = logging.getLogger("backend_kwargs.sealing")
 MOST_REASONS = 100  # that are logged and counted apart, since a guard's words may hold any value
@@ -33,16 +35,22 @@ class Sealed:
 
     """
 
-    def __init__(self, target: Target, reader: Reader, padding: Padding, owners: Collection[int] | None = None) -> None:
+    def __init__(
+        self, target: Target, reader: Reader, padding: Padding, managers: Collection[CUDAGraphTreeManager] = ()
+    ) -> None:
         self.name = target.name
         self.notes: list[str] = []
         self._reader, self._padding, self._eager = reader, padding, target.eager
-        self._owners = None if owners is None else set(owners)  # threads with CUDA graphs, None if there are none
         self._here = threading.local()
         self._lock = threading.Lock()
         self._counts: Counter[str] = Counter()
         self._reasons: Counter[str] = Counter()
-        self._run = target.serving(self._guard_failed)
+        self._run = self._shared = run = target.serving(self._guard_failed)
+        # With CUDA graphs: the threads that may call, and how they do if there are several.
+        self._threads: set[int] | None = None
+        if managers:
+            self._threads = {threading.get_ident()}
+            self._run, self._shared = one_at_a_time(run), one_at_a_time(with_copies_of_managed(run, managers))
         self._on_miss: str | None = None
         self._warm: Callable[[], None] = lambda: None
 
@@ -53,8 +61,8 @@ class Sealed:
         here.missed = False
         try:
             found, padded = self._reader(args, kwargs)
-            if self._owners is not None:
-                self._check_owner(self._owners)
+            if self._threads is not None:
+                self._check_thread(self._threads)
             if padded:
                 sample = self._padding.filled(args, kwargs, padded)
                 result = self._padding.cut(self._run(*sample.args, **sample.kwargs), found, padded)
@@ -82,10 +90,15 @@ class Sealed:
             return dict(self._reasons)
 
     def warm(self) -> None:
-        """Call the compiled code for all declared sizes in this thread, which records its own CUDA graphs."""
-        self._warm()
-        if self._owners is not None:
-            self._owners.add(threading.get_ident())
+        """Let this thread call too where there are CUDA graphs, of which all threads share the one recording.
+
+        Each declared size is called here once more. From then on results are copied, and calls take turns.
+        """
+        here = threading.get_ident()
+        if self._threads is not None and here not in self._threads:
+            self._warm()
+            self._run = self._shared
+            self._threads.add(here)
 
     def describe(self) -> str:
         """Return what is declared, the counters and the reasons of misses, one fact per line."""
@@ -114,9 +127,9 @@ class Sealed:
         self._on_miss, self._warm = on_miss, warm
         publish(self.name, self._counts, self._reasons)
 
-    def _check_owner(self, owners: set[int]) -> None:
-        if threading.get_ident() not in owners:
-            raise UndeclaredError("its CUDA graphs belong to another thread: call warm() in this one first")
+    def _check_thread(self, threads: set[int]) -> None:
+        if threading.get_ident() not in threads:
+            raise UndeclaredError("its CUDA graphs are recorded in another thread: call warm() in this one first")
 
     def _guard_failed(self, reason: str) -> None:
         """Count a frame that runs in eager, once for each call."""

@@ -1,13 +1,13 @@
 """Warming up: compile for all declared sizes, compare results with eager's, and call until nothing is compiled."""
 
-import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 
 import torch
 
+from backend_kwargs.backends.inductor.cudagraph_outputs import no_other_replays
 from backend_kwargs.bundles.running import import_compiler
 from backend_kwargs.bundles.samples import Sample
 from backend_kwargs.errors import BackendKwargsError, error_text
@@ -43,21 +43,26 @@ def warmed(
     with work.kept():
         work.refuse_compiled_parts(on_miss)
         work.compile_all()
-        points, recorded = work.points(), work.record(work.points())
-        if recorded:
+        points = work.points()
+        work.record(points)
+        if work.managers:
             points = work.all_points()
             work.record(points)
         if check:
             work.compare(checks, points)
         padding = Padding.of(declared, places, work, checks)
         work.settle(Sealed(target, reader, padding), points)
-    sealed = Sealed(target, reader, padding, owners={threading.get_ident()} if recorded else None)
+    sealed = Sealed(target, reader, padding, work.managers)
     sealed.notes += work.notes
 
     def warm() -> None:
-        with work.kept():
-            work.record(points)
-            work.settle(Sealed(target, reader, padding), points)
+        if work.managers and work.has_gradients:
+            raise BackendKwargsError(
+                f"{target.name!r} was sealed with its backward pass, whose CUDA graphs serve one thread: seal under "
+                "torch.no_grad(), or compile without CUDA graphs."
+            )
+        with no_other_replays() if work.managers else nullcontext(), work.kept():
+            work.settle(Sealed(target, reader, padding), points, compiles=False)
 
     sealed.serve(on_miss, warm)
     return sealed
@@ -70,6 +75,8 @@ class _Warming:
         self.target, self.declared, self.example, self.places = target, declared, example, places
         self.leaves = target.named_leaves(example)
         self.notes: list[str] = []
+        self.has_gradients = False
+        self.managers: set[cudagraphs.CUDAGraphTreeManager] = set()  # of the CUDA graphs that calls replay
         buffers = [*target.module.buffers()] if target.module is not None else []
         self._buffers = [(each, each.detach().clone(), version_of(each)) for each in buffers if not each.is_inference()]
 
@@ -110,7 +117,7 @@ class _Warming:
         """Call from the state before, and the backward pass too."""
         self._restore()
         try:
-            return called(call, sample)
+            result = called(call, sample)
         except BackendKwargsError:
             raise
         except Exception as error:  # the user's own code, or its compiler
@@ -118,6 +125,8 @@ class _Warming:
             raise BackendKwargsError(
                 f"{self.target.name!r} fails{at}, and is not sealed: {error_text(error)}."
             ) from error
+        self.has_gradients |= bool(result.gradients)
+        return result
 
     # ---- compiling
 
@@ -197,16 +206,15 @@ class _Warming:
                 f"CUDA graphs are recorded for each of {self.declared.count} combinations of sizes, at most "
                 f"{MOST_RECORDED}: declare `buckets`, or compile without CUDA graphs."
             )
-        self.notes = ["CUDA graphs belong to a thread: call warm() in each thread that serves"]
+        self.notes = ["CUDA graphs are recorded in one thread: call warm() in each other one that serves"]
         return [*self.declared.points()]
 
-    def record(self, points: Sequence[Point]) -> bool:
-        """Call as often for each combination as CUDA graphs take; return whether there are any."""
-        before = cudagraphs.recorded_count()
-        with self.compiling():
+    def record(self, points: Sequence[Point]) -> None:
+        """Call as often for each combination as CUDA graphs take."""
+        with self.compiling(), cudagraphs.noting_managers() as called:
             for _ in range(WARM_UPS):
                 self.round(self.target.compiling, points)
-        return cudagraphs.recorded_count() > before
+        self.managers |= called
 
     def round(self, call: Call, points: Sequence[Point]) -> None:
         """Call for each combination."""
@@ -223,30 +231,30 @@ class _Warming:
         if checks.random:
             self.notes.append("it draws random numbers, so results were not compared with eager's")
 
-    def settle(self, sealed: Sealed, points: Sequence[Point]) -> None:
-        """Call as in service until a round compiles, records and loads nothing."""
+    def settle(self, sealed: Sealed, points: Sequence[Point], *, compiles: bool = True) -> None:
+        """Call as in service until a round compiles, records and loads nothing; compile what is missing in between."""
         for _ in range(ROUNDS):
-            before, missed = _state(), sealed.counters["missed"]
+            before, missed = self._state(), sealed.counters["missed"]
             self.round(sealed, points)
-            happened = [name for name, count in _state().items() if count != before[name]]
+            happened = [name for name, count in self._state().items() if count != before[name]]
             if sealed.counters["missed"] != missed:
                 happened = [f"no code fits, since {[*sealed.misses][-1]}"]
-                with self.compiling():
-                    self.round(self.target.compiling, points)
+                if compiles:
+                    with self.compiling():
+                        self.round(self.target.compiling, points)
             if not happened:
                 return
         raise BackendKwargsError(
             f"{self.target.name!r} cannot be sealed: after {ROUNDS} rounds of calls {happened[0]}."
         )
 
-
-def _state() -> dict[str, object]:
-    """Return what a call in service must leave as it is."""
-    libraries: Callable[[], object] = lambda: frozenset(  # noqa: E731
-        line.split(maxsplit=5)[-1] for line in MAPS.read_text(errors="replace").splitlines() if ".so" in line
-    )
-    return {
-        "something is still compiled": sealing.compile_events(),
-        "CUDA graphs are still recorded": cudagraphs.recorded_count(),
-        "libraries are still loaded": libraries() if MAPS.is_file() else None,
-    }
+    def _state(self) -> dict[str, object]:
+        """Return what a call in service must leave as it is."""
+        libraries: Callable[[], object] = lambda: frozenset(  # noqa: E731
+            line.split(maxsplit=5)[-1] for line in MAPS.read_text(errors="replace").splitlines() if ".so" in line
+        )
+        return {
+            "something is still compiled": sealing.compile_events(),
+            "CUDA graphs are still recorded": cudagraphs.recorded_count(self.managers),
+            "libraries are still loaded": libraries() if MAPS.is_file() else None,
+        }

@@ -10,9 +10,9 @@ from typing import Any
 
 import torch
 from torch._inductor import cudagraph_trees
-from torch._inductor.cudagraph_trees import CUDAGraphNode
+from torch._inductor.cudagraph_trees import CUDAGraphNode, CUDAGraphTreeManager
 
-from backend_kwargs.torch_internals.replacing import restored_by, undone
+from backend_kwargs.torch_internals.replacing import replaced, restored_by, undone
 
 CONTAINERS = "tree_manager_containers"
 _guards: Any = torch._C._dynamo.guards
@@ -158,13 +158,47 @@ def recordings(compile_id: str, device: int, *, backward: bool) -> tuple[int, bo
     return count, bool(functions & set(manager.warned_mutation))
 
 
-def recorded_count() -> int:
-    """Return how many CUDA graphs torch's trees have recorded in this thread."""
+@contextmanager
+def noting_managers() -> Iterator[set[CUDAGraphTreeManager]]:
+    """Yield a set that has, once the context is left, the managers of the trees whose graphs were called meanwhile.
+
+    Code that is called in several threads records in the trees of the one that calls it first, and replays those.
+    """
+    before, called = _managers(), set[CUDAGraphTreeManager]()
+
+    def noting(manager: CUDAGraphTreeManager) -> Callable[..., Any]:
+        run = manager._run
+
+        def note(*args: Any) -> Any:
+            called.add(manager)
+            return run(*args)
+
+        return note
+
+    with undone() as stack:
+        for manager in before:
+            stack.enter_context(replaced(manager, "_run", noting(manager)))
+        yield called
+        called |= _managers() - before
+
+
+def _managers() -> set[CUDAGraphTreeManager]:
+    """Return the managers of all threads' trees; of another thread's only those that a collection of garbage visits."""
+    if not torch.cuda.is_available():
+        return set()
+    own = {each.tree_manager for each in trees_of_thread().values() if each.tree_manager is not None}
+    return own | {each for each in gc.get_objects() if type(each) is CUDAGraphTreeManager}
+
+
+def recorded_count(managers: Iterable[CUDAGraphTreeManager] | None = None) -> int:
+    """Return how many CUDA graphs are recorded in the trees of these managers, by default of this thread's."""
     if not torch.cuda.is_available():
         return 0
+    if managers is None:
+        managers = [each.tree_manager for each in trees_of_thread().values() if each.tree_manager]
     count = 0
-    for container in trees_of_thread().values():
-        waiting = list(container.tree_manager.get_roots()) if container.tree_manager else []
+    for manager in managers:
+        waiting = list(manager.get_roots())
         while waiting:
             node = waiting.pop()
             count += 1

@@ -78,7 +78,79 @@ def test_other_threads_warm_up_first():
     thread.join()
     assert found == [True, True, True]
     assert sealed.counters == {"compiled": 1, "padded": 0, "missed": 1}
-    assert [*sealed.misses] == ["its CUDA graphs belong to another thread: call warm() in this one first"]
+    assert [*sealed.misses] == ["its CUDA graphs are recorded in another thread: call warm() in this one first"]
+
+
+@pytest.mark.parametrize("backend", ["inductor", "tmpl-inductor:cudagraphs"])
+@torch.no_grad()
+def test_threads_that_call_at_the_same_time(backend):
+    """Each has its own results, which it keeps, and nothing is recorded."""
+    net = network()
+    mode = {"mode": "reduce-overhead"} if backend == "inductor" else {"backend": backend}
+    example = torch.randn(4, 64, device="cuda")
+    sealed = bk.seal(torch.compile(net, **mode), example, dims=DIMS, sizes={"batch": [1, 4, 8]})
+    found, barrier = {}, threading.Barrier(4)
+
+    @torch.no_grad()
+    def serve(seed):
+        inputs = [torch.randn((1, 4, 8)[at % 3], 64, device="cuda") for at in range(200)]
+        sealed.warm()
+        barrier.wait()
+        before = state()
+        kept = [sealed(x) for x in inputs]
+        found[seed] = all(torch.allclose(y, net(x), rtol=1e-3, atol=1e-3) for x, y in zip(inputs, kept, strict=True))
+        found[seed] &= state() == before
+
+    threads = [threading.Thread(target=serve, args=(seed,)) for seed in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert found == dict.fromkeys(range(4), True)
+    assert sealed.counters == {"compiled": 800, "padded": 0, "missed": 0}
+
+
+@torch.no_grad()
+def test_cuda_graphs_that_another_thread_recorded():
+    """A function that was warmed up in one thread is sealed in another: the first is one of those that warm up."""
+    net, x = network(), torch.randn(4, 64, device="cuda")
+    compiled, made = torch.compile(net, mode="reduce-overhead"), []
+    for _ in range(4):
+        compiled(x)
+
+    @torch.no_grad()
+    def seal():
+        made.append(bk.seal(compiled, x))
+
+    thread = threading.Thread(target=seal)
+    thread.start()
+    thread.join()
+    (sealed,) = made
+    torch.testing.assert_close(sealed(x), net(x), rtol=1e-3, atol=1e-3)
+    sealed.warm()
+    torch.testing.assert_close(sealed(x), net(x), rtol=1e-3, atol=1e-3)
+    assert sealed.counters == {"compiled": 1, "padded": 0, "missed": 1}
+
+
+def test_training_steps_are_one_threads():
+    """CUDA graphs of a backward pass run outside the turns that calls take: another thread is refused."""
+    net = network().train()
+    sealed = bk.seal(torch.compile(net, mode="reduce-overhead"), torch.randn(4, 64, device="cuda"))
+    refused = []
+
+    def serve():
+        with pytest.raises(bk.BackendKwargsError) as raised:
+            sealed.warm()
+        refused.append(str(raised.value))
+
+    thread = threading.Thread(target=serve)
+    thread.start()
+    thread.join()
+    (message,) = refused
+    assert message == (
+        "'Sequential' was sealed with its backward pass, whose CUDA graphs serve one thread: seal under "
+        "torch.no_grad(), or compile without CUDA graphs."
+    )
 
 
 def test_training_steps_with_cuda_graphs():

@@ -4,7 +4,7 @@ import contextlib
 import threading
 import weakref
 from collections import defaultdict
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from functools import wraps
 from operator import attrgetter
 from typing import Any, NoReturn, TypeAlias
@@ -17,12 +17,14 @@ from backend_kwargs.errors import BackendKwargsError
 from backend_kwargs.facts import Call
 from backend_kwargs.torch_internals.cudagraphs import (
     CUDAGraphNode,
+    CUDAGraphTreeManager,
     current_raw_stream,
     empty_each,
     recorded_addresses,
     trees_of_thread,
 )
 from backend_kwargs.torch_internals.modes import is_traceable_wrapper_subclass
+from backend_kwargs.torch_internals.pytree import tree_flatten, tree_unflatten
 from backend_kwargs.torch_internals.tensors import copy_each, same_layouts
 
 # Bytes of an output that is copied by itself. With two outputs on an H200, one launch took 17, 21 and 55 µs where
@@ -43,7 +45,7 @@ def with_independent_outputs(compiled: Call) -> Call:
     for function in autograd_functions(compiled):
         # `.grad` may be the memory that a captured backward graph writes.
         function.backward = staticmethod(_with_copied_results(function.backward))
-    call = _one_at_a_time(_with_copied_results(compiled))
+    call = one_at_a_time(_with_copied_results(compiled))
     if hasattr(call, "serialize"):
         call.serialize = _refuse_to_serialize
     return call
@@ -77,28 +79,53 @@ _ready = threading.local()
 _last_stream: dict[int, tuple[int, torch.cuda.Stream]] = {}
 
 
-def _one_at_a_time(fn: Call) -> Call:
+def one_at_a_time(fn: Call) -> Call:
     """Return `fn` made safe for any thread and stream: a replay and its copies end before the next replay begins.
 
     Each graph has one set of inputs and one pool for all threads and streams.
     """
 
     @wraps(fn)
-    def call(*inputs: object) -> object:
+    def call(*args: object, **kwargs: object) -> object:
         if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-            return fn(*inputs)  # a CPU records no graphs, and may be the only device
+            return fn(*args, **kwargs)  # a CPU records no graphs, and may be the only device
         if not hasattr(_ready, "done"):
             _make_ready()
         with _replaying:
-            device = torch.cuda.current_device()
-            stream = current_raw_stream(device)
-            last = _last_stream.get(device)
-            if last is None or last[0] != stream:
-                current = torch.cuda.current_stream(device)
-                if last is not None:
-                    current.wait_stream(last[1])
-                _last_stream[device] = stream, current
-            return fn(*inputs)
+            _follow_last_stream()
+            return fn(*args, **kwargs)
+
+    return call
+
+
+@contextlib.contextmanager
+def no_other_replays() -> Iterator[None]:
+    """Let functions that are called one at a time wait in other threads."""
+    _make_ready()
+    with _replaying:
+        _follow_last_stream()
+        yield
+
+
+def _follow_last_stream() -> None:
+    device = torch.cuda.current_device()
+    stream = current_raw_stream(device)
+    last = _last_stream.get(device)
+    if last is None or last[0] != stream:
+        current = torch.cuda.current_stream(device)
+        if last is not None:
+            current.wait_stream(last[1])
+        _last_stream[device] = stream, current
+
+
+def with_copies_of_managed(fn: Call, managers: Iterable[CUDAGraphTreeManager]) -> Call:
+    """Return `fn`, which any thread may call, with copies of the results in the memory of these managers' trees."""
+    copies = _PooledCopies(managers)
+
+    @wraps(fn)
+    def call(*args: object, **kwargs: object) -> object:
+        leaves, spec = tree_flatten(fn(*args, **kwargs))
+        return tree_unflatten(copies(leaves), spec)
 
     return call
 
@@ -123,9 +150,10 @@ class _PooledCopies:
     Results of warm-up runs are looked up at each call.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, managers: Iterable[CUDAGraphTreeManager] = ()) -> None:
         # Trees belong to a thread; for each size, a function records in those of the thread that calls it first.
         self._trees: list[dict[int, Any]] = []
+        self._managers = [weakref.ref(each) for each in managers]
         self._last: Callable[[], Any] = _gone  # the trees of the graph that was replayed last
         self._plans: weakref.WeakKeyDictionary[CUDAGraphNode, _Plan] = weakref.WeakKeyDictionary()
 
@@ -138,11 +166,12 @@ class _PooledCopies:
 
     def _looked_up(self, results: Outputs) -> tuple[object, ...]:
         mine = trees_of_thread()
-        if not any(trees is mine for trees in self._trees):
+        if mine and not any(trees is mine for trees in self._trees):
             self._trees.append(mine)
         on_gpu = [out if isinstance(out, torch.Tensor) and out.is_cuda else None for out in results]
         addresses = [_address(out) for out in on_gpu]
         managers = [each.tree_manager for trees in self._trees for each in trees.values() if each.tree_manager]
+        managers += [manager for each in self._managers if (manager := each()) is not None]
         nodes = {manager.current_node: manager for manager in managers if manager.current_node is not None}
         pooled = {ref.data_ptr() for node in nodes for ref in node.path_live_weakrefs()}
         if not pooled:
