@@ -1,15 +1,22 @@
 #!/usr/bin/env bash
 # What only a GPU shows of tests, races and serving, in one call of ten minutes on four GPUs, 16 CPUs for each:
-#     bash benchmarks/gpu_races.sh OUT_DIR SECONDS
-# Called again with the same OUT_DIR, the studies go on. Everything lies in OUT_DIR, a log for each job.
+#     bash benchmarks/gpu_races.sh OUT_DIR SECONDS [ARCHIVE.tgz]
+# Called again with the same OUT_DIR, the studies go on. Everything lies in OUT_DIR, a log for each job, and in the archive
+# whatever is there as each job ends.
 set -u
-out=${1:?OUT_DIR is required} limit_s=${2:?SECONDS is required}
+out=${1:?OUT_DIR is required} limit_s=${2:?SECONDS is required} archive=${3:-}
 mkdir -p "$out"
 export HF_HUB_OFFLINE=1 PYTHONUNBUFFERED=1
 
 run() { # NAME COMMAND...: until the end of all
-    timeout -k 5 "$((limit_s - SECONDS))" "${@:2}" >"$out/$1.txt" 2>&1
-    echo "$1: exit $? after $SECONDS s"
+    local left_s=$((limit_s - SECONDS))
+    [ "$left_s" -ge 30 ] || { echo "$1: not begun"; return; }
+    timeout -k 5 "$left_s" "${@:2}" >"$out/$1.txt" 2>&1
+    echo "$1: exit $? after $SECONDS s" | tee -a "$out/ends.txt"
+    if [ -n "$archive" ]; then
+        tar czf "$archive.$BASHPID" --exclude=work -C "$out" . # which other jobs may be writing to
+        mv "$archive.$BASHPID" "$archive"
+    fi
 }
 on_gpu() { # INDEX NAME COMMAND...
     CUDA_VISIBLE_DEVICES=$1 run "$2" taskset -c "$(($1 * 16))-$(($1 * 16 + 15))" "${@:3}"

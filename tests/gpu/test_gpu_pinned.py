@@ -3,13 +3,14 @@
 import json
 import os
 import re
+import subprocess
+import sys
 
 import pytest
 import torch
 
 import backend_kwargs as bk
 from backend_kwargs.auto.pinned import PinnedChooser
-from tests import forks
 
 ENVIRONMENT = {**os.environ, "CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
 TUNED = {"max_autotune": True, "coordinate_descent_tuning": True}
@@ -64,7 +65,9 @@ print(json.dumps([hashlib.sha256(each).hexdigest() for each in (text.encode(), b
 
 def ran(options, way, at, tmp_path, device=0):
     environment = {**ENVIRONMENT, "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / f"{way}{at}")}
-    done = forks.run("-c", SCRIPT, json.dumps(options), str(device), way, cwd=tmp_path, env=environment)
+    # No fork: CUDA may have been asked for its devices in the process that it is of.
+    command = [sys.executable, "-c", SCRIPT, json.dumps(options), str(device), way]
+    done = subprocess.run(command, cwd=tmp_path, env=environment, check=False, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout.splitlines()[-1]) if way != "pin" else None
 
