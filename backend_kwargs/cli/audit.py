@@ -5,7 +5,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
 
 import typer
 from rich.markup import escape
@@ -18,7 +18,7 @@ from backend_kwargs.cli.audited import COLUMNS, notes_of, page_of, row_of
 from backend_kwargs.cli.console import console, print_table, quiet, say, waiting
 from backend_kwargs.cli.decisions import Signing, Trusted
 from backend_kwargs.cli.pages import Html, Outputs
-from backend_kwargs.cli.tune import Effort, sizes_of
+from backend_kwargs.cli.tune import sizes_of
 from backend_kwargs.errors import BackendKwargsError, printable
 from backend_kwargs.facts.decision import Decision
 from backend_kwargs.files.atomic_write import check_writable, write_whole
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 
 LOST, NOTHING, INTERRUPTED = 1, 2, 130  # exit codes
 MANIFEST = "manifest.json"  # of a bundle
+OF_A_MODEL = "--shapes, --option, --effort and --candidates"
 WITHOUT = "no graph of it has the key of a decision there"  # of one of several sizes
 Subject = Annotated[
     str | None,
@@ -55,6 +56,10 @@ Trust = Annotated[
     bool,
     typer.Option("--trust", help="Import the models that a store's documents name; use code in a bundle's config."),
 ]
+Asked = Annotated[
+    Literal["quick", "full"] | None,
+    typer.Option(help="As for tune, which the decisions were made with; default: quick, and what a plan says."),
+]
 Candidates = Annotated[str | None, typer.Option(help="The candidates that were raced, if they were named.")]
 Assignments = Annotated[
     list[str] | None,
@@ -73,7 +78,7 @@ def show(
     model: ModelName = None,
     trust: Trust = False,
     shapes: Annotated[list[str] | None, typer.Option(help="Sizes of the model, as for tune: batch=1,8,32.")] = None,
-    effort: Effort = "quick",
+    effort: Asked = None,
     candidates: Candidates = None,
     option: Assignments = None,
     flips: Annotated[int, typer.Option(min=0, help="Fresh races of each graph, of --flip-s seconds.")] = 3,
@@ -95,9 +100,10 @@ def show(
     outputs = Outputs.checked(html)
     if json:
         check_writable(json)
-    backend = _backend(effort, candidates, assigned(option))
+    backend = _backend(effort or "quick", candidates, assigned(option))
+    asked = bool(shapes or option or effort) or candidates is not None
     keys = Keys(signing_key and private_key(signing_key), tuple(map(public_key, trusted_key or ())))
-    chosen = _chosen(subject, model, backend, sizes_of(shapes or []), trust, keys, asked=bool(shapes or option))
+    chosen = _chosen(subject, model, backend, sizes_of(shapes or []), trust, keys, asked=asked)
     if update:
         _check_update(chosen)
     measuring = Measuring(flips, flip_s, rounds, timing_s)
@@ -166,6 +172,8 @@ def _chosen(
 ) -> Chosen:
     """Return what the arguments name; `asked`: the user has given sizes or options, which then count."""
     if subject is not None and (Path(subject) / MANIFEST).is_file():
+        if asked:
+            raise BackendKwargsError(f"{OF_A_MODEL} are not for a bundle, which has its own.")
         if model is None:  # as for `run`: not the one that the manifest names
             raise BackendKwargsError("Pass --model FILE_OR_MODULE:FACTORY, the function that makes the bundle's model.")
         target, decided = audit.bundle_target(Path(subject), partial(model_of, model), model, trust=trust)
@@ -183,7 +191,7 @@ def _chosen(
     if not decisions:
         raise BackendKwargsError(f"No decisions in {catalogue.label!r}; compile with tmpl-inductor:auto, or tune.")
     if asked and model is None:
-        raise BackendKwargsError("--shapes and --option are of a model: name it with --model.")
+        raise BackendKwargsError(f"{OF_A_MODEL} are of a model: name it with --model.")
     units = audit.consented(documents, model, trust=trust, label=catalogue.label)
     targets = [] if asked else audit.targets_of(units)
     if model is not None and not targets:

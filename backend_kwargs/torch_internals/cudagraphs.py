@@ -160,17 +160,18 @@ def recordings(compile_id: str, device: int, *, backward: bool) -> tuple[int, bo
 
 @contextmanager
 def noting_managers() -> Iterator[set[CUDAGraphTreeManager]]:
-    """Yield a set that has, once the context is left, the managers of the trees whose graphs were called meanwhile.
+    """Yield a set that has, once the context is left, the managers of the trees whose graphs this thread called.
 
     Code that is called in several threads records in the trees of the one that calls it first, and replays those.
     """
-    before, called = _managers(), set[CUDAGraphTreeManager]()
+    here, before, called = threading.get_ident(), _managers(), set[CUDAGraphTreeManager]()
 
     def noting(manager: CUDAGraphTreeManager) -> Callable[..., Any]:
         run = manager._run
 
         def note(*args: Any) -> Any:
-            called.add(manager)
+            if threading.get_ident() == here:
+                called.add(manager)
             return run(*args)
 
         return note

@@ -38,7 +38,8 @@ def chain(x):
 def build(rows=64):
     return chain, torch.linspace(0, 1, rows * 8).view(rows, 8)
 """
-QUICKLY = ("--candidates", "", "--flips", "0", "--rounds", "48", "--timing-s", "5")
+MEASURED = ("--flips", "0", "--rounds", "48", "--timing-s", "5")
+QUICKLY = ("--candidates", "", *MEASURED)
 
 
 @pytest.fixture
@@ -144,9 +145,15 @@ def test_a_documents_model_is_not_imported_without_consent(decided, folder):
         "--trust for all of them. It names 'my_chain.py:build'."
     )
     assert not (folder / "imported").exists()
-    ran = audit(decided, "--trust", "--shapes", "rows=64", *QUICKLY)
-    assert failure(ran) == "--shapes and --option are of a model: name it with --model."
-    ran = audit(decided, "--trust", *QUICKLY)
+    for word, value in (
+        ("--shapes", "rows=64"),
+        ("--option", "freezing=true"),
+        ("--effort", "full"),
+        ("--candidates", ""),
+    ):
+        ran = audit(decided, "--trust", word, value)
+        assert failure(ran) == "--shapes, --option, --effort and --candidates are of a model: name it with --model."
+    ran = audit(decided, "--trust", *MEASURED)
     assert ran.exit_code == 0, ran.output
     assert "my_chain.py:build  cpu" in ran.output
 
@@ -160,7 +167,7 @@ def test_a_model_that_is_gone_is_not_passed_over(decided, folder):
     unit = Unit("gone.py:build", "cpu", candidates=())
     content = encoded(KIND, Document(name_of(unit), UnitDocument(unit=unit, decisions=(name,))))
     open_store(str(decided)).put(name_of(unit), content)
-    ran = audit(decided, "--trust", *QUICKLY, "--json", "audit.json")
+    ran = audit(decided, "--trust", *MEASURED, "--json", "audit.json")
     assert ran.exit_code == 0, ran.output
     found = msgspec.json.decode((folder / "audit.json").read_bytes(), type=AuditDocument).findings
     (gone,) = [each for each in found if each.verdict == "not audited"]
@@ -306,6 +313,9 @@ def test_what_a_bundle_contains_is_audited(folder):
     )
     assert failure(audit("bundle", "--model", "my_module.py:build", "--update")) == (
         "--update is for stores: build a bundle again, and its graphs are decided anew."
+    )
+    assert failure(audit("bundle", "--model", "my_module.py:build", "--effort", "quick")) == (
+        "--shapes, --option, --effort and --candidates are not for a bundle, which has its own."
     )
     ran = audit("bundle", "--model", "my_module.py:build", "--flips", "0", "--rounds", "48")
     assert ran.exit_code == 0, ran.output

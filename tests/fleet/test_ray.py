@@ -9,7 +9,8 @@ import pytest
 from backend_kwargs.cli import tune_plan
 from backend_kwargs.errors import BackendKwargsError
 from backend_kwargs.fleet.on_ray import run_job
-from tests.fleet.clusters import cluster, end, wait_for
+from backend_kwargs.fleet.worker import end_tree
+from tests.fleet.clusters import cluster, wait_for
 from tests.fleet.conftest import HEAD
 from tests.fleet.test_local import wait_for as wait_for_lines
 from tests.processes import ends
@@ -96,7 +97,8 @@ def slow_at_first():
     started = planned.plan("slow_at_first", head=head).start("--on", f"ray:{ray_cluster.address}")
     wait_for_lines(begun)
     alive = ray_cluster.alive()
-    end(node, signal.SIGKILL)
+    end_tree(node.pid)  # Ray's worker may outlive its node for a while, and tell what came of the unit
+    node.wait()
     wait_for(ray_cluster.alive, alive - 1)
     ray_cluster.add_worker(cpus=2)
     output, _ = started.communicate(timeout=900)
