@@ -139,7 +139,7 @@ def stored_unit(model, **options):
 def test_a_documents_model_is_not_imported_without_consent(decided, folder):
     """A store's document is data: what it names is imported only if the user names it, or trusts the store."""
     stored_unit("my_chain.py:build")
-    ran = audit(decided, *QUICKLY)
+    ran = audit(decided, *MEASURED)
     assert failure(ran) == (
         "A store's document is data, and the model that it names is not imported without consent: pass --model, or "
         "--trust for all of them. It names 'my_chain.py:build'."
@@ -173,7 +173,7 @@ def test_a_model_that_is_gone_is_not_passed_over(decided, folder):
     (gone,) = [each for each in found if each.verdict == "not audited"]
     assert (gone.model, gone.key, gone.reason) == ("gone.py:build  cpu", "ab" * 32, "No file 'gone.py'")
     assert len(found) == 2
-    ran = audit(decided, "--model", "gone.py:build", *QUICKLY)
+    ran = audit(decided, "--model", "gone.py:build", *MEASURED)
     assert ran.exit_code == 2, ran.output
     assert "not audited: No file 'gone.py'" in ran.output
 
