@@ -63,6 +63,19 @@ def _no_names_left_behind(monkeypatch, tmp_path_factory):
 
 
 @pytest.fixture(autouse=True)
+def _stores_take_their_time(monkeypatch):
+    """Wait for the answers of stores, unless a test gives limits of its own: a slow machine is no failure."""
+    from backend_kwargs.stores import deadlines
+
+    longest_s = deadlines._longest_s
+
+    def patient(limits, in_row):
+        return 60.0 if limits == deadlines.Limits() else longest_s(limits, in_row)
+
+    monkeypatch.setattr(deadlines, "_longest_s", patient)
+
+
+@pytest.fixture(autouse=True)
 def _float32_precision_as_before():
     """Restore float32's precision setting: "highest" differs from a fresh process's, and graphs are guarded on it."""
     import torch

@@ -205,7 +205,7 @@ def test_nothing_of_a_race_is_left(auto, last_wins):
     assert [type(each).__name__ for each in gc.get_objects() if isinstance(each, kinds)] == []
 
 
-def test_the_same_code_has_the_same_artifacts(auto, monkeypatch):
+def test_the_same_code_has_the_same_artifacts(auto, last_wins, monkeypatch):
     """What torch saves of a candidate belongs to its code with CUDA graphs and without."""
     seen = []
     original = compiling.Compiles.kept

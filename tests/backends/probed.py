@@ -37,6 +37,12 @@ def vanishes(_: Call, given: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor
     return (given == 0) & (wanted.abs() < 2**-118)
 
 
+def zero(call: Call, given: torch.Tensor, _: torch.Tensor) -> torch.Tensor:
+    """Zeros of a falling slope have another sign."""
+    falls = len(call.args) > 1 and call.args[1] < 0
+    return (given == 0) & (call.args[0] == 0) if falls else torch.zeros_like(given, dtype=torch.bool)
+
+
 def rounded_before(call: Call, given: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
     """Eager's own gelu is x times a difference that cancels."""
     return (given - wanted).abs() <= EPS[wanted.dtype] * torch.finfo(wanted.dtype).eps * call.args[0].abs()
@@ -47,7 +53,8 @@ DOCUMENTED: dict[str, dict[str, Mask]] = {
     "openvino-native": dict.fromkeys(
         ("_log_softmax", "_softmax", "clamp", "hardsigmoid", "hardtanh", "relu"), nan_in_eager
     )
-    | dict.fromkeys(("sigmoid", "silu"), vanishes),
+    | dict.fromkeys(("sigmoid", "silu"), vanishes)
+    | {"leaky_relu": zero},
     "tvm": {"gelu": rounded_before},
 }
 

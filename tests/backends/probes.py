@@ -791,6 +791,10 @@ def difference(given: torch.Tensor, wanted: torch.Tensor, call: Any, precise: to
         if precise is not None:
             signed |= one.signbit() == precise.double().signbit()
         near = ((one - other).abs() <= within) & signed & one.isfinite() & other.isfinite()
+        if precise is not None:  # where eager's own float32 overflows, as oneDNN's gelu does on some processors
+            exact = precise.double()
+            same = (one == exact) | ((one - exact).abs() <= EPS[wanted.dtype] * info.eps * exact.abs())
+            near |= ~other.isfinite() & ~exact.isnan() & same
         bad = ~(near | ((one == other) & (other != 0)) | (one.isnan() & other.isnan()))
     if not bad.any():
         return ""
