@@ -110,7 +110,7 @@ def test_a_race_is_pinned(tmp_path, monkeypatch):
     compiled = torch.compile(net, backend=bk.make_backend(serving, strict=True))
     torch.testing.assert_close(compiled(x), net(x), rtol=1e-3, atol=1e-3)
     (graph,) = bk.report(compiled).graphs
-    assert f'"winner" = "{graph.decision.winner}"' in (tmp_path / "k.lock").read_text()
+    assert f'"winner" = "{graph.race.winner}"' in (tmp_path / "k.lock").read_text()
 
 
 def rows(x):
