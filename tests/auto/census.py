@@ -51,10 +51,12 @@ MUST = (
 CALLED_AGAIN = 20  # after one in so many interrupted calls, the call is made again
 PASS = "post_grad_custom_post_pass"  # Inductor calls it with the lowered graph
 SECONDS_A_CHILD = 30
+SECONDS_A_JOB = 10  # at most: a thread of a store that waits for a lock of the interrupted line ends later
 
 
 def census() -> dict[str, Any]:
     """Return the state of this process that outlives a call, as JSON values."""
+    _let_stores_end()
     trees = getattr(cudagraph_trees.local, "tree_manager_containers", {})
     configs = {"dynamo": torch._dynamo.config, "inductor": torch._inductor.config, "functorch": torch._functorch.config}
     return {
@@ -332,6 +334,7 @@ def _interrupted(call: Race, chosen: Callable[[Line, int], bool]) -> list[dict[s
 
 def _fork(line: str) -> tuple[Any, dict[str, Any]]:
     """Return a pipe to answer through, in the fork, and in the parent nothing and the answer."""
+    _let_stores_end()
     reading, writing = os.pipe()
     drawn = random.getstate()
     child = os.fork()
@@ -345,6 +348,13 @@ def _fork(line: str) -> tuple[Any, dict[str, Any]]:
         output = pipe.read()
     _, status = os.waitpid(child, 0)
     return None, {"line": line, "left": json.loads(output) if output else {"died": status}}
+
+
+def _let_stores_end() -> None:
+    """Wait for the threads of stores: a fork has none of them, so that a file that one has open stays open there."""
+    for thread in threading.enumerate():
+        if thread.name == "backend_kwargs.stores":
+            thread.join(SECONDS_A_JOB)
 
 
 def _answer(pipe: int, call: Race, before: dict[str, Any], ended: bool) -> NoReturn:
