@@ -7,7 +7,7 @@ import torch
 
 from backend_kwargs.bundles.samples import Sample, cloned
 from backend_kwargs.facts import Call
-from backend_kwargs.measure.trees import map_tensors, tensors_of
+from backend_kwargs.measure.trees import map_tensors, tensors_of, walk
 
 
 def resized(tensor: torch.Tensor, sizes: Mapping[int, int], *, values: bool = True) -> torch.Tensor:
@@ -61,14 +61,15 @@ class Result(NamedTuple):
 def called(call: Call, sample: Sample) -> Result:
     """Call, and call the backward pass if the results have one; gradients are accumulated nowhere."""
     output = call(*sample.args, **sample.kwargs)
-    wanted = [each for each in tensors_of(output) if each.requires_grad] if torch.is_grad_enabled() else []
+    leaves = [leaf for _, leaf in walk("", output)] if torch.is_grad_enabled() else []
+    wanted = [each for each in leaves if isinstance(each, torch.Tensor) and each.requires_grad]
     if not wanted:
         return Result(output, {})
-    leaves = [*_leaves(wanted)]
+    targets = [*_leaves(wanted)]
     ones = [torch.ones_like(each) for each in wanted]
-    gradients = torch.autograd.grad(wanted, leaves, ones, allow_unused=True)
+    gradients = torch.autograd.grad(wanted, targets, ones, allow_unused=True)
     inputs = {id(each): f"of input {at}" for at, each in enumerate(tensors_of(tuple(sample)))}
-    named = zip(leaves, gradients, strict=True)
+    named = zip(targets, gradients, strict=True)
     return Result(output, {inputs.get(id(leaf), str(id(leaf))): each for leaf, each in named if each is not None})
 
 

@@ -71,9 +71,12 @@ class Padding:
         """Return results with the sizes of the call in place of the buckets."""
         leaves, spec = pytree.tree_flatten(result)
         for at, dims in self.cuts.items():
+            whole = leaves[at]
             for dim, name in dims:
                 if name in padded:
                     leaves[at] = leaves[at].narrow(dim, 0, point[name])
+            if whole.is_contiguous():  # so is an unpadded result, of which a caller may want a view
+                leaves[at] = leaves[at].contiguous()
         return pytree.tree_unflatten(leaves, spec)
 
     def _with_cuts_of(self, name: str, declared: Declared, work: Work) -> Cuts:

@@ -32,8 +32,8 @@ def seal(
 
     Args:
         compiled: what torch.compile returned, a module after `.compile()`, or a CompiledModule that is ready.
-        example_inputs: the arguments of one call: a tensor, a tuple, a dict of keywords, or (args, kwargs). None: the
-            sample of a CompiledModule.
+        example_inputs: the arguments of one call: a tensor, a tuple, a dict of keywords, or (args, kwargs), with as
+            keywords what is one in service. None: the sample of a CompiledModule.
         dims: names of the sizes that vary, by input and dimension: {"x": {0: "batch", 1: "sequence"}}. Tensors in
             dicts, lists and tuples are called "x.key" and "x.0".
         sizes: the values of each name. A list gets code for each size, a range code for any of them.

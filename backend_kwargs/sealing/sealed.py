@@ -3,7 +3,7 @@
 import logging
 import threading
 from collections import Counter
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -36,7 +36,7 @@ class Sealed:
     """
 
     def __init__(
-        self, target: Target, reader: Reader, padding: Padding, managers: Collection[CUDAGraphTreeManager] = ()
+        self, target: Target, reader: Reader, padding: Padding, managers: Iterable[CUDAGraphTreeManager] | None = None
     ) -> None:
         self.name = target.name
         self.notes: list[str] = []
@@ -45,12 +45,14 @@ class Sealed:
         self._lock = threading.Lock()
         self._counts: Counter[str] = Counter()
         self._reasons: Counter[str] = Counter()
-        self._run = self._shared = run = target.serving(self._guard_failed)
-        # With CUDA graphs: the threads that may call, and how they do if there are several.
-        self._threads: set[int] | None = None
-        if managers:
-            self._threads = {threading.get_ident()}
-            self._run, self._shared = one_at_a_time(run), one_at_a_time(with_copies_of_managed(run, managers))
+        self._run = self._plain = target.serving(self._guard_failed)
+        # With CUDA graphs: a thread calls once it is ready, and if several are, results are copied.
+        self._records = managers is not None
+        self._several = False
+        if managers is not None:
+            self._copying = with_copies_of_managed(self._plain, managers)
+            self._run = one_at_a_time(self._in_turn, {each.device_index for each in managers})
+            self._here.ready = True
         self._on_miss: str | None = None
         self._warm: Callable[[], None] = lambda: None
 
@@ -61,8 +63,7 @@ class Sealed:
         here.missed = False
         try:
             found, padded = self._reader(args, kwargs)
-            if self._threads is not None:
-                self._check_thread(self._threads)
+            self._check_thread()
             if padded:
                 sample = self._padding.filled(args, kwargs, padded)
                 result = self._padding.cut(self._run(*sample.args, **sample.kwargs), found, padded)
@@ -92,13 +93,13 @@ class Sealed:
     def warm(self) -> None:
         """Let this thread call too where there are CUDA graphs, of which all threads share the one recording.
 
-        Each declared size is called here once more. From then on results are copied, and calls take turns.
+        Each declared size is called here once more, in the modes of the seal. From then on results are copied, and
+        calls take turns; results from before are overwritten, as by any next call.
         """
-        here = threading.get_ident()
-        if self._threads is not None and here not in self._threads:
+        if self._records and not hasattr(self._here, "ready"):
+            self._several = True  # before that: a call that waits meanwhile is one of several
             self._warm()
-            self._run = self._shared
-            self._threads.add(here)
+            self._here.ready = True
 
     def describe(self) -> str:
         """Return what is declared, the counters and the reasons of misses, one fact per line."""
@@ -127,9 +128,12 @@ class Sealed:
         self._on_miss, self._warm = on_miss, warm
         publish(self.name, self._counts, self._reasons)
 
-    def _check_thread(self, threads: set[int]) -> None:
-        if threading.get_ident() not in threads:
+    def _check_thread(self) -> None:
+        if self._records and not hasattr(self._here, "ready"):
             raise UndeclaredError("its CUDA graphs are recorded in another thread: call warm() in this one first")
+
+    def _in_turn(self, *args: Any, **kwargs: Any) -> Any:
+        return (self._copying if self._several else self._plain)(*args, **kwargs)
 
     def _guard_failed(self, reason: str) -> None:
         """Count a frame that runs in eager, once for each call."""

@@ -40,25 +40,38 @@ class Target:
         """Return the arguments of a call by name, those in dicts, lists and tuples as "x.key" and "x.0"."""
         return {
             ".".join([name, *map(_key, path)]): leaf
-            for name, value in self._bound(sample).items()
-            for path, leaf in pytree.tree_flatten_with_path(value)[0]
+            for name, slot in self._slots(sample)
+            for path, leaf in pytree.tree_flatten_with_path(_at(sample, slot))[0]
         }
 
     def with_leaves(self, sample: Sample, changed: Mapping[str, Any]) -> Sample:
-        """Return the arguments of a call with some of its leaves replaced."""
-        bound = self.signature.bind(*sample.args, **sample.kwargs)
-        for name, value in bound.arguments.items():
-            paths, spec = pytree.tree_flatten_with_path(value)
-            leaves = [changed.get(".".join([name, *map(_key, path)]), leaf) for path, leaf in paths]
-            bound.arguments[name] = pytree.tree_unflatten(leaves, spec)
-        return Sample(bound.args, dict(bound.kwargs))
+        """Return the arguments of a call with some of its leaves replaced; keywords stay keywords.
 
-    def _bound(self, sample: Sample) -> dict[str, Any]:
+        Of a function that takes `**kwargs`, as torch's own modules do when they are compiled, they are another call.
+        """
+        args, kwargs = list(sample.args), dict(sample.kwargs)
+        for name, slot in self._slots(sample):
+            paths, spec = pytree.tree_flatten_with_path(_at(sample, slot))
+            leaves = [changed.get(".".join([name, *map(_key, path)]), leaf) for path, leaf in paths]
+            of: Any = args if isinstance(slot, int) else kwargs
+            of[slot] = pytree.tree_unflatten(leaves, spec)
+        return Sample(tuple(args), kwargs)
+
+    def _slots(self, sample: Sample) -> list[tuple[str, int | str]]:
+        """Return the name and the position or keyword of each argument of a call, in the signature's order."""
         try:
-            bound = self.signature.bind(*sample.args, **sample.kwargs)
+            bound = self.signature.bind(*range(len(sample.args)), **{name: name for name in sample.kwargs})
         except TypeError as error:
             raise BackendKwargsError(f"The example inputs do not fit {self.name!r}: {error}.") from None
-        return dict(bound.arguments)
+        return [
+            (".".join([name, *map(_key, path)]), slot)
+            for name, slots in bound.arguments.items()
+            for path, slot in pytree.tree_flatten_with_path(slots)[0]
+        ]
+
+
+def _at(sample: Sample, slot: int | str) -> Any:
+    return sample.args[slot] if isinstance(slot, int) else sample.kwargs[slot]
 
 
 def _key(key: Any) -> str:
@@ -104,9 +117,11 @@ def _bundle(compiled: CompiledModule) -> Target:
             try:
                 if own.check is not None:
                     own.check(args, kwargs)
-                return run(*args, **kwargs)
+                if parts is None:  # a package refuses what it was not built for
+                    return run(*args, **kwargs)
             except BackendKwargsError as error:
                 raise UndeclaredError(str(error).rstrip(".")) from None
+            return run(*args, **kwargs)
 
         return checked if own.check is not None or parts is None else run
 

@@ -1,7 +1,7 @@
 """Warming up: compile for all declared sizes, compare results with eager's, and call until nothing is compiled."""
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from pathlib import Path
 
@@ -20,6 +20,7 @@ from backend_kwargs.sealing.padding import Padding
 from backend_kwargs.sealing.sealed import Sealed
 from backend_kwargs.sealing.targets import Target
 from backend_kwargs.torch_internals import cudagraphs, sealing
+from backend_kwargs.torch_internals.modes import modes_of_thread
 from backend_kwargs.torch_internals.tensors import copy_each, version_of
 
 MOST_CALLED = 64  # combinations of sizes that are called; of more, those whose guards can be asked are only asked
@@ -36,11 +37,13 @@ def warmed(
 ) -> Sealed:
     """Return the sealed function, once its compiled code is there, right, and compiles nothing more."""
     import_compiler()
+    if torch.cuda.is_available():
+        cudagraphs.trees_of_thread()  # torch 2.11 makes none in threads that a user has started
     places = places_of(declared, target.signature, target.named_leaves(example))
     reader = Reader(declared, places)
     work = _Warming(target, declared, example, places)
     checks = Checks(target.name, partial(work.call, target.eager), tol)
-    with work.kept():
+    with work.kept(), work.drawing_apart():
         work.refuse_compiled_parts(on_miss)
         work.compile_all()
         points = work.points()
@@ -52,16 +55,19 @@ def warmed(
             work.compare(checks, points)
         padding = Padding.of(declared, places, work, checks)
         work.settle(Sealed(target, reader, padding), points)
-    sealed = Sealed(target, reader, padding, work.managers)
+    sealed = Sealed(target, reader, padding, work.managers or None)
     sealed.notes += work.notes
+    modes, has_gradients = modes_of_thread(), work.has_gradients
+    devices = {each.device_index for each in work.managers}
 
     def warm() -> None:
-        if work.managers and work.has_gradients:
+        if has_gradients:
             raise BackendKwargsError(
                 f"{target.name!r} was sealed with its backward pass, whose CUDA graphs serve one thread: seal under "
                 "torch.no_grad(), or compile without CUDA graphs."
             )
-        with no_other_replays() if work.managers else nullcontext(), work.kept():
+        # Not drawing apart, since other threads draw from the same generators.
+        with no_other_replays(devices), modes(), work.kept():
             work.settle(Sealed(target, reader, padding), points, compiles=False)
 
     sealed.serve(on_miss, warm)
@@ -77,18 +83,23 @@ class _Warming:
         self.notes: list[str] = []
         self.has_gradients = False
         self.managers: set[cudagraphs.CUDAGraphTreeManager] = set()  # of the CUDA graphs that calls replay
-        buffers = [*target.module.buffers()] if target.module is not None else []
-        self._buffers = [(each, each.detach().clone(), version_of(each)) for each in buffers if not each.is_inference()]
+        self._buffers: list[tuple[torch.Tensor, torch.Tensor, int]] = []
 
     @contextmanager
     def kept(self) -> Iterator[None]:
-        """Put back what calls change: the state of random generators, and a module's buffers."""
+        """Put back the buffers of a module, which calls may change, before each call and at the end."""
+        buffers = [*self.target.module.buffers()] if self.target.module is not None else []
+        self._buffers = [(each, each.detach().clone(), version_of(each)) for each in buffers if not each.is_inference()]
+        try:
+            yield
+        finally:
+            self._restore()
+            self._buffers.clear()
+
+    def drawing_apart(self) -> AbstractContextManager[None]:
+        """Put back the states of random generators at the end."""
         devices = range(torch.cuda.device_count()) if torch.cuda.is_available() else []
-        with torch.random.fork_rng(devices=devices):
-            try:
-                yield
-            finally:
-                self._restore()
+        return torch.random.fork_rng(devices=devices)
 
     def _restore(self) -> None:
         changed = [(each, before) for each, before, version in self._buffers if version_of(each) != version]

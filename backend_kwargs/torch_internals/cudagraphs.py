@@ -164,7 +164,7 @@ def noting_managers() -> Iterator[set[CUDAGraphTreeManager]]:
 
     Code that is called in several threads records in the trees of the one that calls it first, and replays those.
     """
-    here, before, called = threading.get_ident(), _managers(), set[CUDAGraphTreeManager]()
+    here, before, called = threading.get_ident(), managers(), set[CUDAGraphTreeManager]()
 
     def noting(manager: CUDAGraphTreeManager) -> Callable[..., Any]:
         run = manager._run
@@ -180,10 +180,10 @@ def noting_managers() -> Iterator[set[CUDAGraphTreeManager]]:
         for manager in before:
             stack.enter_context(replaced(manager, "_run", noting(manager)))
         yield called
-        called |= _managers() - before
+        called |= managers() - before
 
 
-def _managers() -> set[CUDAGraphTreeManager]:
+def managers() -> set[CUDAGraphTreeManager]:
     """Return the managers of all threads' trees; of another thread's only those that a collection of garbage visits."""
     if not torch.cuda.is_available():
         return set()
@@ -191,14 +191,10 @@ def _managers() -> set[CUDAGraphTreeManager]:
     return own | {each for each in gc.get_objects() if type(each) is CUDAGraphTreeManager}
 
 
-def recorded_count(managers: Iterable[CUDAGraphTreeManager] | None = None) -> int:
-    """Return how many CUDA graphs are recorded in the trees of these managers, by default of this thread's."""
-    if not torch.cuda.is_available():
-        return 0
-    if managers is None:
-        managers = [each.tree_manager for each in trees_of_thread().values() if each.tree_manager]
+def recorded_count(of: Iterable[CUDAGraphTreeManager]) -> int:
+    """Return how many CUDA graphs are recorded in the trees of these managers."""
     count = 0
-    for manager in managers:
+    for manager in of:
         waiting = list(manager.get_roots())
         while waiting:
             node = waiting.pop()

@@ -1,7 +1,7 @@
 """Modes of torch in a thread: dispatch, gradients, saved tensors, autocast, `torch.func`'s transforms."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 
 import torch
 from torch._C import _DisableTorchDispatch as WithoutDispatch
@@ -49,3 +49,29 @@ def modes_restored() -> Iterator[None]:
             torch._C._autograd._saved_tensors_hooks_enable()
         else:
             torch._C._autograd._saved_tensors_hooks_disable(no_hooks)
+
+
+def modes_of_thread() -> Callable[[], AbstractContextManager[None]]:
+    """Return what enters the gradient mode, inference mode and autocast of this thread now, in any thread later."""
+    grad, inference, cache = (
+        torch.is_grad_enabled(),
+        torch.is_inference_mode_enabled(),
+        torch.is_autocast_cache_enabled(),
+    )
+    autocasts = {kind: _autocast(kind) for kind in ("cpu", "cuda")}
+
+    @contextmanager
+    def entered() -> Iterator[None]:
+        with ExitStack() as stack:
+            stack.enter_context(torch.inference_mode(inference))
+            stack.enter_context(torch.set_grad_enabled(grad))
+            for kind, (enabled, dtype) in autocasts.items():
+                if _autocast(kind) != (enabled, dtype):
+                    stack.enter_context(torch.autocast(kind, dtype=dtype, enabled=enabled, cache_enabled=cache))
+            yield
+
+    return entered
+
+
+def _autocast(kind: str) -> tuple[bool, torch.dtype]:
+    return torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)

@@ -1,6 +1,8 @@
 """Sealed functions on a GPU: CUDA graphs are recorded ahead, for each size and thread, and kernels are loaded."""
 
+import dataclasses
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -18,7 +20,7 @@ def network():
 
 
 def state():
-    return compile_events(), cudagraphs.recorded_count()
+    return compile_events(), cudagraphs.recorded_count(cudagraphs.managers())
 
 
 @pytest.mark.parametrize("mode", ["default", "reduce-overhead", "max-autotune"])
@@ -130,6 +132,59 @@ def test_cuda_graphs_that_another_thread_recorded():
     sealed.warm()
     torch.testing.assert_close(sealed(x), net(x), rtol=1e-3, atol=1e-3)
     assert sealed.counters == {"compiled": 1, "padded": 0, "missed": 1}
+
+
+@torch.no_grad()
+def test_a_pool_of_threads_warms_up_in_the_seals_mode():
+    """Threads begin with gradients recorded; warm() takes the mode of the seal, and keeps what buffers have become."""
+    net = nn.Sequential(nn.Linear(64, 64), nn.BatchNorm1d(64)).cuda().eval()
+    x = torch.randn(4, 64, device="cuda")
+    sealed = bk.seal(torch.compile(net, mode="reduce-overhead"), x)
+    net[1].running_mean.fill_(2.0)
+
+    @torch.no_grad()
+    def serve(_):
+        return sealed(x)
+
+    with ThreadPoolExecutor(2, initializer=sealed.warm) as pool:
+        kept = [*pool.map(serve, range(20))]
+    assert net[1].running_mean.unique().tolist() == [2.0]
+    for result in kept:
+        torch.testing.assert_close(result, net(x), rtol=1e-3, atol=1e-3)
+
+
+@torch.no_grad()
+def test_results_in_an_object_are_copied():
+    """A result in a dataclass is a thread's own too."""
+    net, x = network(), torch.randn(4, 64, device="cuda")
+    sealed = bk.seal(torch.compile(lambda x: Scored(net(x)), mode="reduce-overhead"), x)
+    thread = threading.Thread(target=sealed.warm)
+    thread.start()
+    thread.join()
+    first = sealed(x)
+    sealed(torch.zeros_like(x))
+    torch.testing.assert_close(first.scores, net(x), rtol=1e-3, atol=1e-3)
+
+
+@dataclasses.dataclass
+class Scored:
+    scores: torch.Tensor
+
+
+@torch.no_grad()
+def test_a_seal_in_a_new_thread():
+    """Another thread than the one that imported torch may compile, record and serve."""
+    net, x, found = network(), torch.randn(4, 64, device="cuda"), []
+
+    @torch.no_grad()
+    def seal():
+        sealed = bk.seal(torch.compile(net, mode="reduce-overhead"), x)
+        found.append(sealed(x).clone())
+
+    thread = threading.Thread(target=seal)
+    thread.start()
+    thread.join()
+    torch.testing.assert_close(found[0], net(x), rtol=1e-3, atol=1e-3)
 
 
 def test_training_steps_are_one_threads():

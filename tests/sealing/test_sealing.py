@@ -1,6 +1,8 @@
 """Sealed functions: declared calls run compiled code; others run in eager, are counted and logged; none compiles."""
 
 import copy
+import dataclasses
+import functools
 import gc
 import logging
 import threading
@@ -121,6 +123,52 @@ def test_nested_inputs_and_keywords():
     assert sealed.counters == {"compiled": 2, "padded": 0, "missed": 0}
 
 
+def any_arguments(method):
+    """Decorate as libraries do: what is called takes any arguments."""
+
+    @functools.wraps(method)
+    def wrapper(*args, **kwargs):
+        return method(*args, **kwargs)
+
+    return wrapper
+
+
+class Decorated(nn.Linear):
+    @any_arguments
+    def forward(self, input, *, scale=1.0):  # noqa: A002 - as torch names it
+        return super().forward(input) * scale
+
+
+@pytest.mark.parametrize("kind", [nn.Linear, Decorated])
+@torch.no_grad()
+def test_keywords_stay_keywords(kind):
+    """A module of torch's, and one whose forward takes any arguments, are called as in the example."""
+    net, x = kind(4, 4), torch.randn(3, 4)
+    sealed = bk.seal(
+        torch.compile(net, backend=FAST), {"input": x}, dims={"input": {0: "n"}}, sizes={"n": [3, 5]}, on_miss="raise"
+    )
+    assert compiles(lambda: torch.testing.assert_close(sealed(input=x), net(x))) == 0
+    assert sealed.counters == {"compiled": 1, "padded": 0, "missed": 0}
+
+
+def test_results_in_an_object():
+    """The backward pass of a tensor in a dataclass is compiled ahead too."""
+    net = nn.Linear(4, 4)
+
+    def scored(x):
+        return Scored(net(x), "a label")
+
+    sealed = bk.seal(torch.compile(scored, backend=FAST), torch.ones(3, 4))
+    assert compiles(lambda: sealed(torch.ones(3, 4)).scores.sum().backward()) == 0
+    assert net.bias.grad.tolist() == [3.0] * 4
+
+
+@dataclasses.dataclass
+class Scored:
+    scores: torch.Tensor
+    label: str
+
+
 def test_several_graphs_of_a_function():
     """After a graph break code is found too, for exact sizes and for a range."""
 
@@ -183,6 +231,11 @@ def test_bundles_that_are_served(tmp_path, guards):
     assert compiles(lambda: torch.testing.assert_close(sealed(x), net(x).detach())) == 0
     assert compiles(lambda: torch.testing.assert_close(sealed(x[:2]), net(x[:2]).detach())) == 0
     assert sealed.counters == {"compiled": 1, "padded": 0, "missed": 1}
+    raising = bk.seal(loaded, on_miss="raise")
+    with pytest.raises(SealedError) as raised:
+        raising(x[:2])
+    assert str(raised.value).count("was called with what was not declared") == 1
+    assert raising.counters["missed"] == 1
 
 
 def test_a_bundle_with_dynamic_sizes():
@@ -422,7 +475,8 @@ def test_padded_results_are_the_unpadded_ones():
             call = text(2, sequence)
             assert compiles(lambda call=call: sealed(*call)) == 0
             torch.testing.assert_close(sealed(*call)["hidden"], net(*call)["hidden"])
-    assert sealed.counters == {"compiled": 4, "padded": 12, "missed": 0}
+            assert sealed(*call)["hidden"].is_contiguous()
+    assert sealed.counters == {"compiled": 6, "padded": 18, "missed": 0}
 
 
 REFUSED = {

@@ -4,7 +4,7 @@ import contextlib
 import threading
 import weakref
 from collections import defaultdict
-from collections.abc import Callable, Container, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Container, Iterable, Iterator, Sequence
 from functools import wraps
 from operator import attrgetter
 from typing import Any, NoReturn, TypeAlias
@@ -15,6 +15,7 @@ from torch.autograd.function import FunctionCtx
 from backend_kwargs.backends.generated_code import autograd_functions
 from backend_kwargs.errors import BackendKwargsError
 from backend_kwargs.facts import Call
+from backend_kwargs.measure.trees import map_tensors
 from backend_kwargs.torch_internals.cudagraphs import (
     CUDAGraphNode,
     CUDAGraphTreeManager,
@@ -24,7 +25,6 @@ from backend_kwargs.torch_internals.cudagraphs import (
     trees_of_thread,
 )
 from backend_kwargs.torch_internals.modes import is_traceable_wrapper_subclass
-from backend_kwargs.torch_internals.pytree import tree_flatten, tree_unflatten
 from backend_kwargs.torch_internals.tensors import copy_each, same_layouts
 
 # Bytes of an output that is copied by itself. With two outputs on an H200, one launch took 17, 21 and 55 µs where
@@ -79,10 +79,11 @@ _ready = threading.local()
 _last_stream: dict[int, tuple[int, torch.cuda.Stream]] = {}
 
 
-def one_at_a_time(fn: Call) -> Call:
+def one_at_a_time(fn: Call, devices: Collection[int] | None = None) -> Call:
     """Return `fn` made safe for any thread and stream: a replay and its copies end before the next replay begins.
 
-    Each graph has one set of inputs and one pool for all threads and streams.
+    Each graph has one set of inputs and one pool for all threads and streams. Without `devices` it is on the current
+    one.
     """
 
     @wraps(fn)
@@ -92,30 +93,30 @@ def one_at_a_time(fn: Call) -> Call:
         if not hasattr(_ready, "done"):
             _make_ready()
         with _replaying:
-            _follow_last_stream()
+            _follow_last_streams(devices)
             return fn(*args, **kwargs)
 
     return call
 
 
 @contextlib.contextmanager
-def no_other_replays() -> Iterator[None]:
-    """Let functions that are called one at a time wait in other threads."""
+def no_other_replays(devices: Collection[int]) -> Iterator[None]:
+    """Let functions that are called one at a time on these devices wait in other threads."""
     _make_ready()
     with _replaying:
-        _follow_last_stream()
+        _follow_last_streams(devices)
         yield
 
 
-def _follow_last_stream() -> None:
-    device = torch.cuda.current_device()
-    stream = current_raw_stream(device)
-    last = _last_stream.get(device)
-    if last is None or last[0] != stream:
-        current = torch.cuda.current_stream(device)
-        if last is not None:
-            current.wait_stream(last[1])
-        _last_stream[device] = stream, current
+def _follow_last_streams(devices: Collection[int] | None) -> None:
+    for device in (torch.cuda.current_device(),) if devices is None else devices:
+        stream = current_raw_stream(device)
+        last = _last_stream.get(device)
+        if last is None or last[0] != stream:
+            current = torch.cuda.current_stream(device)
+            if last is not None:
+                current.wait_stream(last[1])
+            _last_stream[device] = stream, current
 
 
 def with_copies_of_managed(fn: Call, managers: Iterable[CUDAGraphTreeManager]) -> Call:
@@ -124,8 +125,11 @@ def with_copies_of_managed(fn: Call, managers: Iterable[CUDAGraphTreeManager]) -
 
     @wraps(fn)
     def call(*args: object, **kwargs: object) -> object:
-        leaves, spec = tree_flatten(fn(*args, **kwargs))
-        return tree_unflatten(copies(leaves), spec)
+        result = fn(*args, **kwargs)
+        tensors: list[torch.Tensor] = []
+        map_tensors(lambda each: tensors.append(each) or each, result)  # type: ignore[func-returns-value]
+        copied = iter(copies(tensors))
+        return map_tensors(lambda _: next(copied), result)  # type: ignore[arg-type,return-value]
 
     return call
 
@@ -161,7 +165,7 @@ class _PooledCopies:
         trees = self._last()
         node = None if trees is None else trees.current_node
         plan = None if node is None else self._plans.get(node)
-        copies = None if plan is None else plan.copies(results)
+        copies = None if plan is None else plan.copies(results, moved=bool(self._managers))
         return self._looked_up(results) if copies is None else tuple(copies)
 
     def _looked_up(self, results: Outputs) -> tuple[object, ...]:
@@ -197,6 +201,7 @@ class _Plan:
             if address is not None:
                 sharing[address].append(at)
         self._positions = sorted(at for group in sharing.values() for at in group)
+        self._addresses = [addresses[at] for at in self._positions]
         self._same = same_layouts([results[at] for at in self._positions])
         self._shared = [group for group in sharing.values() if len(group) > 1]
         together: defaultdict[object, list[int]] = defaultdict(list)
@@ -207,10 +212,13 @@ class _Plan:
         groups = [group for group in together.values() if len(group) > 1]
         self._together = [(results[group[0]].device, group, [_layout(results[at]) for at in group]) for group in groups]
 
-    def copies(self, results: Outputs) -> list[Any] | None:
-        """Return `results` with copies, or None if they are not those that the plan was made for."""
+    def copies(self, results: Outputs, *, moved: bool = False) -> list[Any] | None:
+        """Return `results` with copies, or None if they are not those that the plan was made for.
+
+        They may be `moved` where code other than the graph's orders them.
+        """
         originals = [results[at] for at in self._positions]
-        if not self._same.check(*originals):
+        if not self._same.check(*originals) or (moved and [*map(_address, originals)] != self._addresses):
             return None
         copies = list(results)
         if not any(map(_requires_grad, originals)):
