@@ -95,6 +95,8 @@ def _pinned(
         pins.phase, pins.strict = "serving", not uncalled
         forget_loaded()
         _check_equal(timed, run())
+    if add and path.exists():  # what another process has added meanwhile
+        pins = pins.with_others(read_lock(path))
     write_lock(pins, path)
     return served
 

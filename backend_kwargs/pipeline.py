@@ -65,6 +65,12 @@ def _pin(compiler: Compiler, graph: CapturedGraph, options: Options, following: 
     return compile_pinned(graph, options, following)
 
 
+def _time_nothing(compiler: Compiler, graph: CapturedGraph, options: Options, following: Step) -> Compiled:
+    from backend_kwargs.auto.pinned import untimed
+
+    return following(graph, untimed(graph, options))
+
+
 def _check_lock(options: Options, here: Machine, tell: Tell) -> None:
     if options.get("reproducible") and not options.get("lock"):
         raise BackendKwargsError(
@@ -242,11 +248,9 @@ STAGES: tuple[Stage, ...] = (
         "reproducible",
         {
             **_option("reproducible", Literal["pinned"] | None, "pinned: time nothing, and choose by `lock`"),
-            **_option("lock", str | None, "the file with what timing chose for `reproducible`"),
         },
         _pin,
         _check_lock,
-        (Rule("lock", unless=lambda value: "" if value("reproducible") else "it is read only under reproducible"),),
     ),
     Stage(
         "auto",
@@ -289,6 +293,14 @@ STAGES: tuple[Stage, ...] = (
         reads={"tuned_products": _names},
     ),
     Stage("freezing", {}, _freeze),  # an option of Inductor's
+    Stage(
+        "lock",
+        _option("lock", str | None, "the file with what timing chose for `reproducible`"),
+        _time_nothing,
+        rules=(
+            Rule("lock", unless=lambda value: "" if value("reproducible") else "it is read only under reproducible"),
+        ),
+    ),
 )
 # The options of this package under Inductor, which Inductor itself does not get.
 OWN: Mapping[str, Option] = MappingProxyType(

@@ -3,13 +3,15 @@
 import json
 import os
 import re
+from dataclasses import replace
 
 import pytest
 import torch
 from torch import nn
 
 import backend_kwargs as bk
-from backend_kwargs.auto.decide import nothing_decided
+from backend_kwargs.auto.decide import forget_process, nothing_decided
+from backend_kwargs.auto.store import Catalogue
 from backend_kwargs.graphs.determinism import ASK
 from backend_kwargs.pinning import _ours
 from backend_kwargs.torch_internals.dynamo import cache_entries
@@ -169,7 +171,7 @@ SQUARE = torch.ones(3, 3)
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # dynamo reads it
 def test_a_graph_is_that_of_the_callers_own_arguments(arguments, tmp_path):
     """What is pinned for a call's arguments serves the same call: copies are as dynamo sees the originals."""
-    backend = bk.make_backend("tmpl-inductor:auto", race="never")
+    backend = bk.make_backend("tmpl-inductor:auto", budget_s=0)
     serving = bk.pin(torch.mul, arguments, lock=tmp_path / "k.lock", backend=backend)
     served = torch.compile(torch.mul, backend=bk.make_backend(serving, strict=True))(*arguments)
     torch.testing.assert_close(served, torch.mul(*arguments))
@@ -178,7 +180,7 @@ def test_a_graph_is_that_of_the_callers_own_arguments(arguments, tmp_path):
 @torch.no_grad()
 def test_a_lock_is_added_to(tmp_path):
     """With `add` a lock serves both calls and keeps what it had; sizes of the first do not vary in the second."""
-    backend, path = bk.make_backend("tmpl-inductor:auto", race="never"), tmp_path / "k.lock"
+    backend, path = bk.make_backend("tmpl-inductor:auto", budget_s=0), tmp_path / "k.lock"
     bk.pin(square, torch.ones(3, 3), lock=path, backend=backend)
     before = path.read_text()
     serving = bk.pin(square, torch.ones(4, 4), lock=path, backend=backend, add=True)
@@ -201,7 +203,7 @@ def test_a_lock_of_another_machine_is_not_added_to(tmp_path):
 @torch.no_grad()
 def test_sizes_that_vary_are_pinned(tmp_path):
     """Under `dynamic` one decision serves any size."""
-    backend = bk.make_backend("tmpl-inductor:auto", race="never")
+    backend = bk.make_backend("tmpl-inductor:auto", budget_s=0)
     serving = bk.pin(square, torch.ones(3, 3), lock=tmp_path / "k.lock", backend=backend, dynamic=True)
     compiled = torch.compile(square, backend=bk.make_backend(serving, strict=True), dynamic=True)
     for size in (4, 5):
@@ -250,6 +252,46 @@ def test_the_decision_of_a_race_is_pinned(tmp_path, monkeypatch):
         (graph,) = bk.report(compiled).graphs
         assert f'"winner" = "{graph.race.winner}"' in chosen
     assert not (tmp_path / "other").exists()
+
+
+@pytest.fixture
+def decided(tmp_path):
+    """A store whose decision for `square` is max_autotune, whatever its race has found."""
+    store = str(tmp_path / "store")
+    backend = bk.make_backend("tmpl-inductor:auto", candidates=["max_autotune"], budget_s=1, store=store)
+    with torch.no_grad():
+        compiled_with(backend)
+        catalogue = Catalogue(store)
+        (decision,) = catalogue.all()
+        catalogue.forget()
+        catalogue.add(replace(decision, winner="max_autotune", options={"max_autotune": True}, cut_s=0.0))
+        forget_process()
+        yield backend
+
+
+@pytest.mark.parametrize("race", ["missing", "never"])
+def test_the_decision_of_a_store_is_pinned(decided, race, tmp_path):
+    """What was raced without `reproducible` is what is pinned, whatever its options say about what a lock lacks."""
+    path = tmp_path / "k.lock"
+    bk.pin(square, torch.ones(3, 3), lock=path, backend=bk.make_backend(decided, race=race))
+    assert '"winner" = "max_autotune"' in path.read_text()
+
+
+def test_nothing_is_decided_that_may_not_be_raced(decided, tmp_path):
+    """Under race="never" a graph without a decision is an error, and not pinned to default."""
+    with pytest.raises(bk.BackendKwargsError) as raised:
+        bk.pin(square, torch.ones(4, 4), lock=tmp_path / "k.lock", backend=bk.make_backend(decided, race="never"))
+    assert str(raised.value) == (
+        "Nothing is pinned for a graph of float32 4x4: race='never', and a decision is stored only for other sizes. "
+        "Leave out race='never', or budget_s=0 to pin default."
+    )
+
+
+def test_a_race_in_the_background_is_run_at_once(decided, tmp_path):
+    """A lock has a decision, and not what serves until there is one."""
+    backend = bk.make_backend(decided, race="background")
+    bk.pin(square, torch.ones(4, 4), lock=tmp_path / "k.lock", backend=backend)
+    assert {each.inputs for each in Catalogue(str(tmp_path / "store")).all()} == {("float32 3x3",), ("float32 4x4",)}
 
 
 @torch.no_grad()

@@ -32,6 +32,7 @@ from backend_kwargs.errors import BackendKwargsError, error_text, printable, war
 from backend_kwargs.facts import Compiled, CompileFacts
 from backend_kwargs.facts.decision import DEFAULT, EAGER, Decision, RaceRow
 from backend_kwargs.facts.pins import Pins
+from backend_kwargs.graphs.determinism import check_libraries
 from backend_kwargs.graphs.eligibility import communicates, is_tiny, may_communicate, why_not_repeatable
 from backend_kwargs.graphs.writes import copy_of_graph
 from backend_kwargs.rewrites.table import fingerprint, list_rewrites
@@ -125,7 +126,7 @@ def compile_fastest(request: Request) -> Compiled:
     Of a race its decision is left, and what was raced as the winner. Where that depends on the race, as with sizes that
     a candidate may have guarded, the winner is compiled again.
     """
-    if (pins := request.graph.pins) and (not pins.deciding or _Question(request).key in pins.decisions):
+    if (pins := request.graph.pins) and (not pins.deciding or _Question(request).pinned_key in pins.decisions):
         return _compiled_as_pinned(request, pins)
     raced: list[Compiled] = []
     question = _Question(request, bucket_of(request.gm, request.example_inputs), raced.append)
@@ -133,17 +134,16 @@ def compile_fastest(request: Request) -> Compiled:
     question.store.begin()
     compiled = _compiled(question, raced)
     if pins and compiled.facts.decision:
-        pins.note(compiled.facts.decision, deterministic=bool(ambient()["deterministic"]))
+        chosen = question.pinnable(compiled.facts.decision)
+        pins.note(question.pinned_key, chosen, deterministic=bool(ambient()["deterministic"]))
     time_outs = "; ".join(f"store {label!r}: {count}" for label, count in question.store.time_outs().items())
     return compiled.knowing(store=f"answers that did not come in time: {time_outs}") if time_outs else compiled
 
 
 def _compiled_as_pinned(request: Request, pins: Pins) -> Compiled:
     """Return the graph compiled by the decision that a lock has for it, or under default if it has none."""
-    from backend_kwargs.auto.pinned import uncached  # which imports what Inductor tunes with
-
     question, strict = _Question(request), pins.strict or request.tools.fixed.get("strict")
-    decision = pins.decisions.get(question.key)
+    decision = pins.decisions.get(question.pinned_key)
     if decision is None and strict:
         raise BackendKwargsError(
             f"Lock {pins.label!r} has no decision for a graph of {', '.join(question.inputs) or 'no inputs'} "
@@ -154,8 +154,10 @@ def _compiled_as_pinned(request: Request, pins: Pins) -> Compiled:
         chosen = printable(decision.compiler or decision.winner)
         raise BackendKwargsError(f"Lock {pins.label!r} names {chosen!r}, which this backend cannot compile: pin again.")
     if decision.winner == EAGER:
+        if "cuda" in devices_of(request.example_inputs):
+            check_libraries()
         return Compiled(request.gm.forward, CompileFacts(decision=decision))
-    return request.compile(request.graph, {**decision.options, **uncached(pins)}, "").knowing(decision=decision)
+    return request.compile(request.graph, decision.options, "").knowing(decision=decision)
 
 
 def _compiled(question: "_Question", raced: list[Compiled]) -> Compiled:
@@ -287,9 +289,18 @@ class _Question:
 
     def _of_this_rank(self) -> Decision:
         if self.request.settings.race == "never":
-            return self.remembered() or self.near() or self.default(f"race='never', and {self._what_is_stored()}")
+            return self.remembered() or self.near() or self._unraced()
         raced = self.raced_later if self.in_background else self.raced
         return self.settled() or self.near() or self.ineligible() or self.inherited() or raced()
+
+    def _unraced(self) -> Decision:
+        """Return default for a graph that may not be raced; raise if a lock is to have its decision."""
+        if self.request.graph.pins is not None:
+            raise BackendKwargsError(
+                f"Nothing is pinned for a graph of {', '.join(self.inputs) or 'no inputs'}: race='never', and "
+                f"{self._what_is_stored()}. Leave out race='never', or budget_s=0 to pin default."
+            )
+        return self.default(f"race='never', and {self._what_is_stored()}")
 
     # ---- the five ways to a decision
 
@@ -440,9 +451,9 @@ class _Question:
 
     @property
     def in_background(self) -> bool:
-        """Whether the race is in the background: what is saved, in a bundle or by aot_compile(), is raced at once."""
-        asked = self.request.settings.race == "background"
-        return asked and not saves_strictly() and self.request.graph.compile_fx is None
+        """Whether the race is in the background: what is saved, by a bundle, a lock or aot_compile(), is raced now."""
+        asked, graph = self.request.settings.race == "background", self.request.graph
+        return asked and not saves_strictly() and graph.compile_fx is None and graph.pins is None
 
     def raced_later(self) -> Decision:
         """Begin a race between later calls; return what is known now, and keep what serves."""
@@ -564,11 +575,18 @@ class _Question:
     def _savable(self, decision: Decision) -> Decision:
         """Return the fastest candidate that can be saved; eager, which then fails to save, if no candidate passed."""
         rows = [row for row in decision.rows if row.name != EAGER]
-        passed = [row for row in rows if row.status == "pass" and row.seconds]
-        if rows and not passed:
+        if rows and not any(row.status == "pass" and row.seconds for row in rows):
             return decision
-        savable = [row for row in passed if self._can_be_saved(row)]
-        known = [row for row in savable if self.trusts(row.name, row)]
+        return self._fastest(decision, self._can_be_saved)
+
+    def pinnable(self, decision: Decision) -> Decision:
+        """Return the fastest candidate of Inductor's: no lock says what another compiler does."""
+        return self._fastest(decision, lambda row: not row.compiler) if decision.compiler else decision
+
+    def _fastest(self, decision: Decision, fits: Callable[[RaceRow], bool]) -> Decision:
+        """Return the fastest candidate that fits, or default."""
+        passed = [row for row in decision.rows if row.status == "pass" and row.seconds and fits(row)]
+        known = [row for row in passed if self.trusts(row.name, row)]
         best = min(known, key=lambda row: row.seconds or 0.0, default=RaceRow(DEFAULT))
         return replace(decision, winner=best.name, options=best.options, compiler="")
 
@@ -621,9 +639,7 @@ class _Question:
     @cached_property
     def asked(self) -> dict[str, object]:
         """What a decision depends on besides the graph; part of its key."""
-        settings, pinned = self.request.settings, self.request.graph.pins is not None
-        # Not `strict` where it only says what is done about a choice that a lock lacks.
-        fixed = sorted(each for each in self.request.tools.fixed.items() if not (pinned and each[0] == "strict"))
+        settings = self.request.settings
         return {
             "steps": STEPS,
             "candidates": settings.candidates and [(name, self._template(name)) for name in settings.candidates],
@@ -631,7 +647,7 @@ class _Question:
             "effort": settings.effort,
             "objective": settings.objective,
             "tolerance": settings.tolerance,
-            "options": fixed,
+            "options": sorted(self.request.tools.fixed.items()),
             "rewrites": [(name, fingerprint([name])) for name in self.request.tools.rewrites],
             # Only if a precision is allowed, so that decisions stored without one keep their key.
             **({"precision": settings.precision, "max_error": settings.max_error} if settings.precision else {}),
@@ -656,6 +672,13 @@ class _Question:
     def key(self) -> str:
         """The key under which the decision for exactly this graph is stored."""
         return key_of(self.request.gm, self.request.example_inputs, self.asked, device_of(self.here))
+
+    @cached_property
+    def pinned_key(self) -> str:
+        """The key of the graph in a lock: not of `strict`, which says what is done about a choice that it lacks."""
+        options = [each for each in self.request.tools.fixed.items() if each[0] not in ("lock", "strict")]
+        asked = {**self.asked, "options": sorted(options)}
+        return key_of(self.request.gm, self.request.example_inputs, asked, device_of(self.here))
 
     @property
     def slot(self) -> tuple[str, str]:

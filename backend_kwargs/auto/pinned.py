@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -24,7 +25,7 @@ from backend_kwargs.options.layers import Options
 from backend_kwargs.torch_internals.caches import forget_loaded
 from backend_kwargs.torch_internals.choices import Configuration, Site, chosen_by, configuration_of
 
-OPTIONS = ("reproducible", "lock")
+REPRODUCIBLE = "reproducible"
 # What else Inductor times is not done: it would be timed in places that a lock cannot name.
 UNTIMED: Options = {
     "shape_padding": False,
@@ -42,6 +43,7 @@ UNTIMED: Options = {
     # makes kernels' code unlike that of other compiles, whose configurations this process may have loaded.
     "write_are_deterministic_algorithms_enabled": False,
 }
+EVERY_GRAPH: Options = {"most_races": 1000, "process_budget_s": math.inf}  # is raced for a lock, if it has no decision
 IN_THIS_PROCESS: Options = {"compile_threads": 1}  # Triton kernels: torch's workers would not know of the lock
 
 
@@ -53,17 +55,25 @@ def compile_pinned(graph: CapturedGraph, options: Options, following: Step) -> C
     if pins.phase != "serving" and not pins.machine:
         pins.machine = pinned_machine(here)
     check_machine(pins, here, devices)
-    asked = {name: value for name, value in options.items() if name not in OPTIONS}
-    extra = {**UNTIMED, **(IN_THIS_PROCESS if "cuda" in devices else {})}
-    rest = {**asked, **{name: value for name, value in extra.items() if name in inductor_options()}}
-    graph = replace(graph, pins=pins)
+    rest, graph = {name: value for name, value in options.items() if name != REPRODUCIBLE}, replace(graph, pins=pins)
     if pins.deciding:
-        return following(graph, rest)
+        del rest["lock"]
+        return following(graph, {**rest, **EVERY_GRAPH})
     chooser = PinnedChooser(pins, strict=pins.strict or bool(options.get("strict")), reloads="cuda" in devices)
     graph = graph.around(chooser.around)
     if graph.compile_fx:  # a bundle's, which loads kernels too
         graph = replace(graph, compile_fx=partial(chooser.calling, graph.compile_fx))
-    return following(graph, rest if options.get("auto") else {**rest, **uncached(pins)})
+    return following(graph, rest)
+
+
+def untimed(graph: CapturedGraph, options: Options) -> Options:
+    """Return the options under which Inductor compiles a graph by its lock: those that time nothing precede all."""
+    rest = {name: value for name, value in options.items() if name != "lock"}
+    if graph.pins is None:
+        return rest
+    extra = {**UNTIMED, **(IN_THIS_PROCESS if "cuda" in devices_of(graph.example_inputs) else {})}
+    known = {name: value for name, value in extra.items() if name in inductor_options()}
+    return {**rest, **known, **uncached(graph.pins)}
 
 
 def uncached(pins: Pins) -> dict[str, Any]:

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 LOST, NOTHING, INTERRUPTED = 1, 2, 130  # exit codes
 MANIFEST = "manifest.json"  # of a bundle
-OF_A_MODEL = "--shapes, --option, --effort and --candidates"
+OF_A_MODEL = "--shapes, --dynamic, --option, --effort and --candidates"
 WITHOUT = "no graph of it has the key of a decision there"  # of one of several sizes
 Subject = Annotated[
     str | None,
@@ -78,6 +78,9 @@ def show(
     model: ModelName = None,
     trust: Trust = False,
     shapes: Annotated[list[str] | None, typer.Option(help="Sizes of the model, as for tune: batch=1,8,32.")] = None,
+    dynamic: Annotated[
+        bool, typer.Option("--dynamic", help="Also the graph whose sizes vary: with those of --shapes.")
+    ] = False,
     effort: Asked = None,
     candidates: Candidates = None,
     option: Assignments = None,
@@ -101,17 +104,17 @@ def show(
     if json:
         check_writable(json)
     backend = _backend(effort or "quick", candidates, assigned(option))
-    asked = bool(shapes or option or effort) or candidates is not None
+    asked = bool(shapes or dynamic or option or effort) or candidates is not None
     keys = Keys(signing_key and private_key(signing_key), tuple(map(public_key, trusted_key or ())))
-    chosen = _chosen(subject, model, backend, sizes_of(shapes or []), trust, keys, asked=asked)
+    chosen = _chosen(subject, model, backend, sizes_of(shapes or []), trust, keys, asked=asked, dynamic=dynamic)
     if update:
         _check_update(chosen)
     measuring = Measuring(flips, flip_s, rounds, timing_s)
-    audited, stopped = _audited(chosen, measuring)
+    audited, others, stopped = _audited(chosen, measuring)
     if all(each.why == WITHOUT for each in audited):
         raise _nothing(chosen)
     found = findings.judged(audited)
-    _print(found)
+    _print(found, others)
     document = findings.document_of(chosen.what, machine(), found)
     if json:
         write_whole(json, findings.as_json(document))
@@ -169,6 +172,7 @@ def _chosen(
     keys: "Keys",
     *,
     asked: bool,
+    dynamic: bool,
 ) -> Chosen:
     """Return what the arguments name; `asked`: the user has given sizes or options, which then count."""
     if subject is not None and (Path(subject) / MANIFEST).is_file():
@@ -195,10 +199,20 @@ def _chosen(
     units = audit.consented(documents, model, trust=trust, label=catalogue.label)
     targets = [] if asked else audit.targets_of(units)
     if model is not None and not targets:
-        targets = [
-            audit.Target("  ".join((model, *_words(each))), partial(model_of, model, each), backend) for each in sizes
-        ]
+        targets = [*_targets(model, sizes, backend, dynamic=dynamic)]
     return Chosen(catalogue.label, targets, decisions, catalogue)
+
+
+def _targets(
+    model: str, sizes: Sequence[Mapping[str, int]], backend: Backend, *, dynamic: bool
+) -> Iterator[audit.Target]:
+    """Yield a model at each size; if `dynamic`, also with all of them as sizes that vary."""
+    makes = [partial(model_of, model, each) for each in sizes]
+    for each, make in zip(sizes, makes, strict=True):
+        yield audit.Target("  ".join((model, *_words(each))), make, backend)
+    if dynamic:
+        how = None if len(makes) > 1 else True
+        yield audit.Target(f"{model}  sizes that vary", makes[0], backend, dynamic=how, others=tuple(makes[1:]))
 
 
 def _words(sizes: Mapping[str, int]) -> list[str]:
@@ -211,8 +225,8 @@ def _is_model(subject: str) -> bool:
     return ":" in subject and not is_store
 
 
-def _audited(chosen: Chosen, measuring: "Measuring") -> tuple[list[Audited], bool]:
-    """Return what was audited, and whether Ctrl-C came before the last."""
+def _audited(chosen: Chosen, measuring: "Measuring") -> tuple[list[Audited], int, bool]:
+    """Return what was audited, how many decisions for this device were not, and whether Ctrl-C came before the last."""
     with quiet(), _progress() as tell:
         auditor = audit.Auditor(chosen.decisions, measuring, tell)
         try:
@@ -223,8 +237,8 @@ def _audited(chosen: Chosen, measuring: "Measuring") -> tuple[list[Audited], boo
             if not auditor.found:
                 raise
             say(f"interrupted: {len(auditor.found)} decisions were audited before.", out=console(stderr=True))
-            return auditor.found, True
-    return auditor.found, False
+            return auditor.found, auditor.left(), True
+    return auditor.found, auditor.left(), False
 
 
 def _audit(auditor: audit.Auditor, target: audit.Target, *, alone: bool) -> None:
@@ -259,14 +273,19 @@ def _nothing(chosen: Chosen) -> BackendKwargsError:
     hint = f" Some were made with options: --option {_words(fixed[0])[0]}, say." if fixed else ""
     return BackendKwargsError(
         f"No graph of {models} has the key of one of the {count} decisions in {chosen.what!r}: they are of other "
-        f"models, devices, sizes (--shapes) or options (--option, --effort, --candidates).{hint}"
+        f"models, devices, sizes (--shapes, --dynamic) or options (--option, --effort, --candidates).{hint}"
     )
 
 
-def _print(found: Sequence[Finding]) -> None:
+def _print(found: Sequence[Finding], others: int) -> None:
     print_table(COLUMNS, map(row_of, found))
     for line in notes_of(found):
         say(line)
+    if others:
+        say(
+            f"{others} more for this device {'was' if others == 1 else 'were'} not audited: of other models, sizes "
+            "(--shapes, --dynamic) or options."
+        )
 
 
 def _update(catalogue: Catalogue, audited: Sequence[Audited], found: Sequence[Finding]) -> None:

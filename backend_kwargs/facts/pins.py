@@ -44,8 +44,17 @@ class Pins:
         """Whether graphs are raced, as they are without a lock."""
         return self.phase == "deciding"
 
-    def note(self, decision: Decision, *, deterministic: bool) -> None:
+    def with_others(self, others: "Pins") -> "Pins":
+        """Return these with what another lock has besides."""
+        return replace(
+            self,
+            decisions={**others.decisions, **self.decisions},
+            kernels={**others.kernels, **self.kernels},
+            configurations={**others.configurations, **self.configurations},
+        )
+
+    def note(self, key: str, decision: Decision, *, deterministic: bool) -> None:
         """Note what a race decided; eager only under deterministic algorithms, since nobody checks its gradients."""
         if decision.winner == EAGER and not deterministic:
             decision = replace(decision, winner=DEFAULT, options={}, compiler="")
-        self.decisions[decision.key] = decision
+        self.decisions[key] = decision

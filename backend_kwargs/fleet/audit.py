@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 Make = Callable[[], tuple[Any, Any]]
 CHANGED = "no graph of the model has its key: the model, or backend-kwargs, has changed since"
-# How a graph may have been recorded: gradients, inference mode, eval(). The first one with a known key counts.
+# How a graph may have been recorded: gradients, inference mode, eval(). A model may have decisions in several.
 MODES = ((False, False, True), (False, True, True), (True, False, True), (True, False, False))
 
 
@@ -40,8 +40,9 @@ MODES = ((False, False, True), (False, True, True), (True, False, True), (True, 
 class Target:
     """A model at one size: how it is made, and the backend whose decisions are audited.
 
-    `decisions` are the names of what is known to be decided for it. `keys` names a graph where decisions are not under
-    the key of its request, as in a bundle.
+    `decisions` are the names of what is known to be decided for it. `dynamic` is torch.compile's; None: it is called
+    with the inputs of `others` too, so that torch takes what differs for sizes that vary. `keys` names a graph where
+    decisions are not under the key of its request, as in a bundle.
     """
 
     label: str
@@ -49,7 +50,8 @@ class Target:
     backend: Backend
     threads: int | None = None
     decisions: tuple[str, ...] = ()
-    dynamic: bool = False
+    dynamic: bool | None = False
+    others: tuple[Make, ...] = ()
     keys: "Callable[[GraphModule, Inputs], str] | None" = None
 
 
@@ -90,7 +92,10 @@ class Auditor:
 
         before, errors = len(self.found), list[BackendKwargsError]()
         with _threads(target.threads):
-            for grad, inference, evaluated in MODES:
+            for mode in MODES:
+                if mode != MODES[0] and not self.left():
+                    break
+                grad, inference, evaluated = mode
                 self.tell(f"{target.label}: tracing")
                 model, inputs = target.make()
                 if isinstance(model, torch.nn.Module):
@@ -98,16 +103,20 @@ class Auditor:
                 reset()
                 with torch.inference_mode(inference), torch.set_grad_enabled(grad):
                     try:
-                        self._call(target, model, inputs)
+                        self._call(target, model, [inputs, *(make()[1] for make in target.others)])
                     except BackendKwargsError as error:
                         errors.append(error)
-                if len(self.found) > before:
-                    break
         reset()
         if errors and len(self.found) == before:
             raise errors[0]
 
-    def _call(self, target: Target, model: Any, inputs: object) -> None:
+    def left(self) -> int:
+        """Return how many decisions for this device no graph has asked for."""
+        seen = {name_of(each.decision) for each in self.found}
+        several = [each for several in self.decisions.values() for each in several]
+        return sum(name_of(each) not in seen and _is_here(each) for each in several)
+
+    def _call(self, target: Target, model: Any, several: Sequence[object]) -> None:
         import torch
 
         from backend_kwargs.harness.study import arguments_of
@@ -115,14 +124,15 @@ class Auditor:
         def graphs(gm: "GraphModule", example_inputs: "Inputs") -> "Call":
             return self._graph(target, gm, example_inputs)
 
-        positional, keywords = arguments_of(inputs)
         compiled: Any = torch.compile(model, backend=graphs, dynamic=target.dynamic)
-        try:
-            compiled(*positional, **keywords)
-        except BackendKwargsError:
-            raise
-        except Exception as error:
-            raise BackendKwargsError(f"{target.label} fails on its example inputs: {error_text(error)}.") from error
+        for inputs in several:
+            positional, keywords = arguments_of(inputs)
+            try:
+                compiled(*positional, **keywords)
+            except BackendKwargsError:
+                raise
+            except Exception as error:
+                raise BackendKwargsError(f"{target.label} fails on its example inputs: {error_text(error)}.") from error
 
     def _graph(self, target: Target, gm: "GraphModule", example_inputs: "Inputs") -> "Call":
         """Audit the decision for a graph, if there is one; the graph itself runs in eager."""
@@ -156,11 +166,16 @@ class Auditor:
     def _note_missing(self, target: Target, why: str) -> None:
         """Note the decisions for this device that are known to be this model's, and that no graph of it asked for."""
         seen = {each.decision.key for each in self.found}
-        here = {device_of(machine([kind])) for kind in ("cpu", "cuda")}
         stored = {name_of(each): each for several in self.decisions.values() for each in several}
         for decision in (stored[name] for name in target.decisions if name in stored):
-            if decision.key not in seen and device_of(decision.machine) in here:
+            if decision.key not in seen and _is_here(decision):
                 self.found.append(Audited(target.label, decision, decision.machine, why=why))
+
+
+def _is_here(decision: Decision) -> bool:
+    """Return whether a decision is for a device of this machine; a bundle's names none."""
+    here = {device_of(machine([kind])) for kind in ("cpu", "cuda")}
+    return not decision.machine or device_of(decision.machine) in here
 
 
 @contextmanager
@@ -238,6 +253,7 @@ def bundle_target(path: Path, make: Make, label: str, *, trust: bool) -> tuple[T
     from backend_kwargs.bundles.config import CompileConfig
     from backend_kwargs.bundles.disk.reading import read_manifest
     from backend_kwargs.bundles.graphs import key_of
+    from backend_kwargs.bundles.samples import sizes_differ
 
     manifest = read_manifest(path)
     config = CompileConfig.from_dict(manifest.config, trust=trust)
@@ -248,4 +264,6 @@ def bundle_target(path: Path, make: Make, label: str, *, trust: bool) -> tuple[T
     }
     if not decided:
         raise BackendKwargsError(f"Bundle {str(path)!r} contains no decision of auto: it was built without auto=True.")
-    return Target(label, make, config.resolved, dynamic=bool(config.dynamic), keys=key_of), decided
+    dynamic = sizes_differ(manifest.samples) if config.dynamic is None else config.dynamic
+    names = tuple(name_of(each) for several in decided.values() for each in several)
+    return Target(label, make, config.resolved, decisions=names, dynamic=dynamic, keys=key_of), decided

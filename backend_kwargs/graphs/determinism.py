@@ -42,7 +42,7 @@ ASK = "call torch.use_deterministic_algorithms(True) before compiling, which rep
 def check_deterministic(gm: GraphModule) -> None:
     """Raise if a lowered graph may give other bits in another run of the same code, naming what does."""
     if any(_device(node) == "cuda" for node in gm.graph.nodes):
-        _check_libraries()
+        check_libraries()
     if torch.are_deterministic_algorithms_enabled():
         return
     if name := next(_undetermined(gm), ""):
@@ -55,7 +55,8 @@ def check_no_atomics(code: str) -> None:
         raise BackendKwargsError(f"The code that Inductor generates for a graph adds atomically: {ASK}.")
 
 
-def _check_libraries() -> None:
+def check_libraries() -> None:
+    """Raise if cuBLAS or cuDNN may compute otherwise in each run."""
     if os.environ.get("CUBLAS_WORKSPACE_CONFIG") not in WORKSPACES:
         raise BackendKwargsError(
             "cuBLAS may compute otherwise in each run: set CUBLAS_WORKSPACE_CONFIG=:4096:8 before the process starts."

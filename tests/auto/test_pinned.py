@@ -11,7 +11,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 import backend_kwargs as bk
 from backend_kwargs.auto.lock import pinned_machine
 from backend_kwargs.auto.machine import machine
-from backend_kwargs.auto.pinned import UNTIMED, PinnedChooser, compile_pinned, uncached
+from backend_kwargs.auto.pinned import EVERY_GRAPH, UNTIMED, PinnedChooser, compile_pinned, uncached, untimed
 from backend_kwargs.backends import CapturedGraph
 from backend_kwargs.errors import BackendKwargsError
 from backend_kwargs.facts.decision import Decision
@@ -95,12 +95,14 @@ def test_each_lock_has_its_own_entries_in_caches():
 def rest_of(pins, **options):
     """Return the options under which a graph is compiled by a lock."""
     gm, x = make_fx(torch.sin)(torch.ones(3)), torch.ones(3)
-    return compile_pinned(CapturedGraph(gm, [x], pins=pins), options, lambda graph, rest: rest)
+    given = {"reproducible": "pinned", "lock": "k", **options}
+    following = lambda graph, rest: untimed(graph, rest) if "lock" in rest else rest  # noqa: E731
+    return compile_pinned(CapturedGraph(gm, [x], pins=pins), given, following)
 
 
 def test_options_that_time():
     """They are off whatever is asked, no cache answers, and the options of the lock are taken out."""
-    rest = rest_of(Pins("", phase="timing"), reproducible="pinned", lock="k", benchmark_fusion=True, debug=True)
+    rest = rest_of(Pins("", phase="timing"), benchmark_fusion=True, debug=True)
     assert {name: rest[name] for name in UNTIMED if name in rest} == {
         name: value for name, value in UNTIMED.items() if name in rest
     }
@@ -108,13 +110,15 @@ def test_options_that_time():
     assert not {"reproducible", "lock", "compile_threads"} & rest.keys()
 
 
-@pytest.mark.parametrize(
-    ("phase", "options"),
-    [pytest.param("deciding", {}, id="deciding"), pytest.param("timing", {"auto": True}, id="auto, which adds it")],
-)
-def test_where_caches_answer(phase, options):
-    """A race that a lock is written for uses caches, and so may what comes before auto's own compile."""
-    assert "autotune_lookup_table" not in rest_of(Pins("", phase=phase), **options)
+def test_a_race_for_a_lock():
+    """It is the race without a lock, so that its decision is the store's; no number of races ends it."""
+    assert rest_of(Pins("", phase="deciding"), shape_padding=True) == {"shape_padding": True, **EVERY_GRAPH}
+
+
+def test_a_lock_alone():
+    """Without `reproducible` it is not read, and Inductor does not get it."""
+    graph = CapturedGraph(make_fx(torch.sin)(torch.ones(3)), [torch.ones(3)])
+    assert untimed(graph, {"lock": "k", "debug": True}) == {"debug": True}
 
 
 @pytest.mark.parametrize(("phase", "raises"), [("serving", True), ("timing", False)])
@@ -161,7 +165,7 @@ def test_a_decision_is_noted(decision, deterministic, noted):
     """Eager is pinned only where torch promises its bits; in its place default is."""
     winner, options, compiler = decision
     pins = Pins("k.lock")
-    pins.note(Decision("key", "", winner, options, compiler=compiler), deterministic=deterministic)
+    pins.note("key", Decision("", "", winner, options, compiler=compiler), deterministic=deterministic)
     found = pins.decisions["key"]
     assert (found.winner, found.options, found.compiler) == noted
 

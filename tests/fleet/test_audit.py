@@ -111,6 +111,42 @@ def test_a_decision_of_an_older_torch_is_audited(decided):
     assert "its recorded time is not comparable: torch '2.11.0+cpu' (here " in ran.output
 
 
+def test_each_mode_is_audited(decided):
+    """With gradients recorded and without, a model has a decision each; another model's is counted."""
+    scope = {}
+    exec(FACTORY, scope)
+    chain, x = scope["build"]()
+    backend = bk.make_backend("tmpl-inductor:auto", candidates=[], store="decisions", budget_s=300.0)
+    torch._dynamo.reset()
+    torch.compile(chain, backend=backend)(x)
+    (decision, *_) = Catalogue(decided).all()
+    Catalogue(decided).add(replace(decision, key="ab" * 32, graph="ab" * 8))
+    ran = audit(decided, "--model", "my_chain.py:build", *QUICKLY)
+    assert ran.exit_code == 0, ran.output
+    assert "2 decisions: " in ran.output
+    assert (
+        "1 more for this device was not audited: of other models, sizes (--shapes, --dynamic) or options."
+        in " ".join(ran.output.split())
+    )
+
+
+def test_the_graph_whose_sizes_vary(decided):
+    """What torch compiled for any size, once it had varied, is audited with two sizes and --dynamic."""
+    scope = {}
+    exec(FACTORY, scope)
+    backend = bk.make_backend("tmpl-inductor:auto", candidates=[], store="decisions", budget_s=300.0)
+    torch._dynamo.reset()
+    for rows in (64, 48):
+        chain, x = scope["build"](rows)
+        with torch.no_grad():
+            torch.compile(chain, backend=backend)(x)
+    assert len(Catalogue(decided).all()) == 2
+    ran = audit(decided, "--model", "my_chain.py:build", "--shapes", "rows=64,32", "--dynamic", *QUICKLY)
+    assert ran.exit_code == 0, ran.output
+    assert "my_chain.py:build sizes that vary" in " ".join(ran.output.split())
+    assert re.search("3 decisions: .*, 1 not audited.", ran.output)  # that of rows=32 alone
+
+
 def failure(ran):
     return " ".join((ran.output + str(ran.exception)).split())
 
@@ -120,7 +156,7 @@ def test_a_model_without_decisions(decided):
     ran = audit(decided, "--model", "my_chain.py:build", "--shapes", "rows=3", *QUICKLY)
     assert (
         "No graph of my_chain.py:build rows=3 has the key of one of the 1 decisions in 'decisions': they are of other "
-        "models, devices, sizes (--shapes) or options (--option, --effort, --candidates)."
+        "models, devices, sizes (--shapes, --dynamic) or options (--option, --effort, --candidates)."
     ) in failure(ran).replace(str(decided), "decisions")
     assert ran.exit_code == 1
 
@@ -152,7 +188,10 @@ def test_a_documents_model_is_not_imported_without_consent(decided, folder):
         ("--candidates", ""),
     ):
         ran = audit(decided, "--trust", word, value)
-        assert failure(ran) == "--shapes, --option, --effort and --candidates are of a model: name it with --model."
+        assert (
+            failure(ran)
+            == "--shapes, --dynamic, --option, --effort and --candidates are of a model: name it with --model."
+        )
     ran = audit(decided, "--trust", *MEASURED)
     assert ran.exit_code == 0, ran.output
     assert "my_chain.py:build  cpu" in ran.output
@@ -315,7 +354,7 @@ def test_what_a_bundle_contains_is_audited(folder):
         "--update is for stores: build a bundle again, and its graphs are decided anew."
     )
     assert failure(audit("bundle", "--model", "my_module.py:build", "--effort", "quick")) == (
-        "--shapes, --option, --effort and --candidates are not for a bundle, which has its own."
+        "--shapes, --dynamic, --option, --effort and --candidates are not for a bundle, which has its own."
     )
     ran = audit("bundle", "--model", "my_module.py:build", "--flips", "0", "--rounds", "48")
     assert ran.exit_code == 0, ran.output

@@ -157,7 +157,7 @@ def test_no_graph_has_a_decision(fixed, hint):
     error = _nothing(Subject("s", [TARGET, TARGET], {"a": [MADE], "b": [MADE, replace(MADE, fixed=fixed)]}))
     assert str(error) == (
         "No graph of m has the key of one of the 3 decisions in 's': they are of other models, devices, sizes "
-        f"(--shapes) or options (--option, --effort, --candidates).{hint}"
+        f"(--shapes, --dynamic) or options (--option, --effort, --candidates).{hint}"
     )
 
 
