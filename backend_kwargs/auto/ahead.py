@@ -8,6 +8,7 @@ from concurrent.futures import TimeoutError as NotYetError
 from dataclasses import dataclass, field
 from functools import cache
 
+from backend_kwargs.auto.workers.cores import allowed_cores, spare_workers
 from backend_kwargs.auto.workers.graphs import PackedGraph, packed
 from backend_kwargs.auto.workers.pool import Ticket, Workers
 from backend_kwargs.backends.inductor.lowered import LoweredGraph
@@ -139,11 +140,11 @@ class Ahead:
 
     @property
     def refused(self) -> str:
-        """Why graphs stay in this process, "" if they do not, or if it has no workers."""
+        """Why graphs stay in this process, "" if they do not, or if its cores leave none for a worker."""
         for each in self.sent:
             if reason := next((graph.refused for graph in each.graphs if graph.refused), ""):
                 return f"{', '.join(each.rewrites)}: {reason}" if each.rewrites else reason
-        return ""
+        return self.workers.refusal() if spare_workers(allowed_cores()) else ""
 
     def job_of(self, options: Options) -> Job | None:
         """Return the lowering under these options of a candidate, None if there is none that can succeed."""

@@ -248,9 +248,13 @@ class Selection:
         """
         if self.named or fitting[0] in self.offered:
             return fitting[0]
-        won = {*map(step_of, self.request.winners)}
-        known = [candidate for candidate in fitting if candidate.name in won]
+        known = [candidate for candidate in fitting if candidate.name in self.winners]
         return max(known or fitting, key=lambda each: self.gain(each, champion) / self.predicted_s(each))
+
+    @property
+    def winners(self) -> frozenset[str]:
+        """The names of the candidates that won at other sizes."""
+        return frozenset(map(step_of, self.request.winners))
 
     def awaited(self, candidate: RaceCandidate) -> None:
         """Wait for the worker that lowers a candidate's graphs, as long as lowering them here would take."""
@@ -283,7 +287,8 @@ class Selection:
             return f"{OVER_BUDGET}: about {needed:g} s of compiling, {left:g} s are left{worth}"
         if "precision" in options and isinstance(self.checks.precise, str):
             return f"its error cannot be measured in float64: {self.checks.precise}"
-        if self.named or self.settings.objective == "memory" or candidate in self.offered:
+        known = candidate in self.offered or candidate.name in self.winners
+        if self.named or self.settings.objective == "memory" or known:
             return ""
         gain = self.gain(candidate, champion)
         if gain < LEAST_GAIN:

@@ -5,6 +5,7 @@ default beats eager, and what starts with "quick" beats what came before.
 """
 
 import json
+import logging
 import math
 import os
 import signal
@@ -40,6 +41,8 @@ def main():
     for name, options in CODES.items():
         backend_kwargs.register_template(name, options)
     gpu = CASE == "GPUs"
+    logging.basicConfig(level=logging.WARNING)
+    logging.getLogger("backend_kwargs.auto").setLevel(logging.INFO)
     if gpu:
         torch.cuda.set_device(RANK)
     dist.init_process_group("nccl" if gpu else "gloo", init_method=f"file://{FILE}", rank=RANK, world_size=WORLD)
@@ -55,11 +58,15 @@ def main():
     torch.compile(fn, backend=backend)(torch.randn(8, 64, device="cuda" if gpu else "cpu"))
     rows = [(row.name, row.status, row.rank, row.seconds is not None) for row in told[-1].rows]
     seen = {"winner": told[-1].winner, "rows": rows, "facts": told[-1].facts, "options": dict(told[-1].options)}
-    sys.stdout.write(json.dumps(seen))
+    if gpu:
+        dist.barrier(device_ids=[RANK])
+    sys.stdout.write(f"\n{json.dumps(seen)}\n")  # NCCL may have begun a line
     sys.stdout.flush()
     if CASE == "killed":
         os._exit(0)
-    dist.barrier()
+    if not gpu:
+        dist.barrier()
+    dist.destroy_process_group()
 
 
 def _arrange(words):

@@ -169,6 +169,15 @@ def test_a_rewrite_that_cannot_be_sent_is_named(auto, store, workers, default_is
     assert rows_of(store)["through_here"].status == "pass"
 
 
+@pytest.mark.parametrize(
+    ("cores", "why"), [pytest.param(16, "no worker is wanted", id="many"), pytest.param(2, "", id="two")]
+)
+def test_a_process_without_workers_says_why(monkeypatch, cores, why):
+    """A process that has none of those that its cores allow says so; where they allow none, nothing is to be said."""
+    monkeypatch.setattr(ahead, "allowed_cores", lambda: cores)
+    assert ahead.Ahead(pool=Workers(0)).refused == why
+
+
 def test_a_trace_that_fails_ends_no_race(auto, store, workers, default_is_kept):
     """A rewrite that raises fails when its turn comes, after default."""
 

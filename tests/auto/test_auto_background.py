@@ -176,6 +176,23 @@ def test_two_threads(last_wins):
     assert "default takes over" in words()
 
 
+def test_the_thread_of_its_slices_has_ended(last_wins):
+    """On a GPU, where CUDA graphs are recorded for a thread, the race then ends with what serves."""
+    model, x = net(), torch.randn(8, 32)
+    fn = torch.compile(model, backend=backend("no_size_asserts"))
+    with torch.no_grad():
+        fn(x)
+        background = record().compiled().func.__self__
+        thread = threading.Thread(target=lambda: None)
+        thread.start()
+        background.thread = thread.ident
+        fn(x)
+        thread.join()
+        until(lambda: "the thread in which its candidates recorded CUDA graphs has ended" in words(), lambda: fn(x))
+        torch.testing.assert_close(fn(x), model(x))
+    assert "the race has ended: eager" in words()
+
+
 def test_a_winner_that_fails_in_a_call(last_wins, monkeypatch, store):
     """The user's call is served as before, on the inputs as they were, and the race ends."""
     model, x = Counting(), torch.randn(8, 4)

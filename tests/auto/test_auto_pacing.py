@@ -1,11 +1,14 @@
 """When a slice of a race in the background may run: alone, and within its share of the time."""
 
+import gc
 import threading
+from functools import partial
 
 import pytest
 
 from backend_kwargs.auto.background import pacing
 from backend_kwargs.auto.background.pacing import PAUSE_S, Gate, Pacer, SliceBudget
+from backend_kwargs.auto.background.versions import Versions
 
 WAIT_S = 60.0  # of a thread that should end
 
@@ -75,6 +78,41 @@ def test_a_backward_pass_waits_for_a_slice():
         waiting = elsewhere(backward)
     waiting.join(WAIT_S)
     assert seen == [True]
+
+
+def test_a_backward_pass_waits_for_calls():
+    """With `wait` it is alone: what it changes in the model's code is seen by no call that had begun."""
+    gate, order = Gate(), []
+
+    def backward():
+        with gate.alone(wait=True) as yes:
+            order.append(yes)
+
+    with gate.call():
+        waiting = elsewhere(backward)
+        waiting.join(0.05)
+        order.append("call")
+    waiting.join(WAIT_S)
+    assert order == ["call", True]
+
+
+class Context:
+    """What autograd keeps of a forward pass."""
+
+
+def test_forward_passes_of_other_threads_await_their_backward_passes():
+    """No slice begins before those came, or will not come; this thread's own do not count."""
+    versions, contexts = Versions(Gate()), [Context(), Context()]
+    forward = partial(versions._forward, lambda ctx: None)
+    forward(contexts[0])
+    assert not versions.awaited_elsewhere()
+    elsewhere(lambda: forward(contexts[1])).join(WAIT_S)
+    assert versions.awaited_elsewhere()
+    versions.switch()
+    assert versions.awaited_elsewhere()  # also by the version that served before
+    del contexts[1]
+    gc.collect()
+    assert not versions.awaited_elsewhere()
 
 
 def test_a_forked_process_forgets_who_was_inside():

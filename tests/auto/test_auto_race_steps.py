@@ -409,6 +409,15 @@ def test_what_won_at_other_sizes_is_raced_first(raced):
     assert made.selection.first_of([other, known], runner()) is known
 
 
+def test_what_won_at_other_sizes_is_raced_whatever_it_promises(raced):
+    """Without that, a candidate that could save less than 3 % is skipped."""
+    made = raced(state={"base": (1.0, SLACK)})
+    little = replace(STEP, name="little", shares={"generated": 0.07})
+    assert made.selection.why_not(little, runner()) == "it could save 2.8% at most"
+    made.selection.request = replace(made.selection.request, winners=frozenset({"little"}))
+    assert made.selection.why_not(little, runner()) == ""
+
+
 GRAPHS = {"triton.cudagraphs": True}
 
 

@@ -5,6 +5,7 @@ import os
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ import torch
 import backend_kwargs as bk
 from backend_kwargs.auto.pinned import PinnedChooser
 
+ROOT = str(Path(__file__).parents[2])
 ENVIRONMENT = {**os.environ, "CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
 TUNED = {"max_autotune": True, "coordinate_descent_tuning": True}
 SCRIPT = """
@@ -64,7 +66,8 @@ print(json.dumps([hashlib.sha256(each).hexdigest() for each in (text.encode(), b
 
 
 def ran(options, way, at, tmp_path, device=0):
-    environment = {**ENVIRONMENT, "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / f"{way}{at}")}
+    path = os.pathsep.join([ROOT, *filter(None, [os.environ.get("PYTHONPATH")])])
+    environment = {**ENVIRONMENT, "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / f"{way}{at}"), "PYTHONPATH": path}
     # No fork: CUDA may have been asked for its devices in the process that it is of.
     command = [sys.executable, "-c", SCRIPT, json.dumps(options), str(device), way]
     done = subprocess.run(command, cwd=tmp_path, env=environment, check=False, capture_output=True, text=True)

@@ -65,26 +65,30 @@ class Gate:
 
     def reset(self) -> None:
         """Forget who is inside: in a forked process these are threads of the parent."""
-        self._lock, self._inside = threading.Lock(), 0
+        self._changed, self._inside = threading.Condition(threading.Lock()), 0
 
     @contextmanager
     def call(self) -> Iterator[None]:
         """Serve a call; it waits for the end of a slice in another thread."""
-        with self._lock:
+        with self._changed:
             self._inside += 1
         try:
             yield
         finally:
-            with self._lock:
+            with self._changed:
                 self._inside -= 1
+                if not self._inside:
+                    self._changed.notify_all()
 
     @contextmanager
     def alone(self, *, wait: bool = False) -> Iterator[bool]:
         """Yield whether nothing else is inside, and let nothing in meanwhile; without `wait`, never wait for it."""
-        if not self._lock.acquire(blocking=wait):
+        if not self._changed.acquire(blocking=wait):
             yield False
             return
         try:
+            if wait:
+                self._changed.wait_for(lambda: not self._inside)
             yield self._inside == 0
         finally:
-            self._lock.release()
+            self._changed.release()

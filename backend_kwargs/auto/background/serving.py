@@ -196,7 +196,7 @@ class Background:
             self._forked()
         elif self.over:
             self._leave()
-        elif time.perf_counter() >= self.due and self.thread in (None, threading.get_ident()):
+        elif time.perf_counter() >= self.due:
             self._boundary(inputs)
         with self.gate.call():
             return self._watched(inputs) if self.watched else self.serving(*inputs)
@@ -240,15 +240,25 @@ class Background:
         """Go on with the race, unless it waits, or something forbids it now."""
         now = time.perf_counter()
         self.due = max(now + LOOK_S, pacer().begins(self.share))
-        if self.due > now + LOOK_S or not self.ready() or not ordinary(inputs):
+        if not self._has_turn() or self.due > now + LOOK_S or not self.ready() or not ordinary(inputs):
             return
         with self.gate.alone() as alone:
-            if not alone or not compile_lock.acquire(blocking=False):
+            if not alone or self.versions.awaited_elsewhere() or not compile_lock.acquire(blocking=False):
                 return
             try:
                 self._slice(inputs)
             finally:
                 compile_lock.release()
+
+    def _has_turn(self) -> bool:
+        """Return whether slices are this thread's; end the race if the thread that they are of has ended."""
+        if self.thread in (None, threading.get_ident()):
+            return True
+        if self.thread not in {each.ident for each in threading.enumerate()}:
+            with self.gate.alone() as alone:
+                if alone:
+                    self._end("the thread in which its candidates recorded CUDA graphs has ended")
+        return False
 
     def _forked(self) -> None:
         """End the race in a process that was forked: a thread of the parent may have held the gate."""

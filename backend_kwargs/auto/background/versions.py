@@ -1,5 +1,6 @@
 """Which version of a model's code does a backward pass: the one that did its forward pass, whatever serves now."""
 
+import threading
 import weakref
 from dataclasses import dataclass, field
 from functools import partial
@@ -31,6 +32,15 @@ class Versions:
         self.earlier |= self.pending
         self.pending, self.version = weakref.WeakSet(), None
 
+    def awaited_elsewhere(self) -> bool:
+        """Return whether the backward pass of another thread's forward pass may come.
+
+        On a GPU autograd has one thread for those of all threads: one that waited for the end of a slice there would
+        keep the slice's own backward passes waiting.
+        """
+        here = threading.get_ident()
+        return any(ctx.served_in != here for ctx in (*self.pending, *self.earlier))
+
     def place(self) -> None:
         """Let dynamo's code run the version that serves."""
         if self.lowered is not None and self.version is not None:
@@ -58,7 +68,7 @@ class Versions:
 
     def _forward(self, forward: Call, ctx: Any, *inputs: Any) -> Any:
         if not self.slicing:
-            ctx.served_by = self.version
+            ctx.served_by, ctx.served_in = self.version, threading.get_ident()
             self.pending.add(ctx)
         return forward(ctx, *inputs)
 

@@ -1,7 +1,7 @@
 """One worker process, as the thread that starts it sees it."""
 
 import os
-import select
+import selectors
 import signal
 import subprocess
 import sys
@@ -66,7 +66,10 @@ class WorkerProcess:
         return self._reply(limit_s)
 
     def _reply(self, limit_s: float) -> Reply:
-        if not select.select([self.replies], [], [], limit_s)[0]:
+        with selectors.DefaultSelector() as ready:  # not select.select(), which knows no descriptor above 1023
+            ready.register(self.replies, selectors.EVENT_READ)
+            replied = ready.select(limit_s)
+        if not replied:
             self.kill()
             raise WorkerEndedError(f"the worker took more than {limit_s:g} s and was ended")
         if not (parts := receive(self.replies)):

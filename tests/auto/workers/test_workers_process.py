@@ -7,7 +7,7 @@ import subprocess
 import sys
 import textwrap
 import time
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from functools import cache
 
 import pytest
@@ -77,6 +77,21 @@ def plain():
     """Return a small graph as bytes, of which no C++ is made."""
     (graph,) = lowered(lambda x: x @ x, torch.randn(4, 4))
     return graph.graph
+
+
+def test_a_program_with_many_open_files():
+    """A worker answers through a descriptor above 1023, which select() does not know."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, 4096), hard))
+    pool = Workers(1, limit_s=LONG_S)
+    try:
+        with ExitStack() as stack:
+            for _ in range(1100):
+                stack.enter_context(open(os.devnull))  # noqa: PTH123 - it is not a path
+            assert pool.submit(plain(), {}).result(LONG_S).reason == ""
+    finally:
+        pool.stop()
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 def test_the_end_of_the_program():
