@@ -58,6 +58,21 @@ def test_a_winner_of_another_compiler_is_remembered(store, monkeypatch):
         graph.inductor_config()
 
 
+def test_what_is_pinned_where_another_compiler_has_won(store, monkeypatch, tmp_path):
+    """A lock has the fastest of Inductor's candidates, and serves by it."""
+    _let_challengers_win(monkeypatch)
+    race = raced([TVM])
+    assert race.compiler == "tmpl-tvm"
+    own = min((row for row in race.rows if row.seconds and not row.compiler), key=lambda row: row.seconds)
+    module, lock = net(), tmp_path / "k.lock"
+    with torch.no_grad():
+        serving = bk.pin(module, INPUT, lock=lock, backend=bk.make_backend("tmpl-inductor:auto", candidates=[TVM]))
+        # Eager is pinned under deterministic algorithms alone.
+        assert f'"winner" = "{"default" if own.name == "eager" else own.name}"' in lock.read_text()
+        compiled = torch.compile(module, backend=bk.make_backend(serving, strict=True))
+        torch.testing.assert_close(compiled(INPUT), module(INPUT), rtol=1e-4, atol=1e-4)
+
+
 def test_a_step_after_another_compiler_is_merged_onto_inductors_best(store, monkeypatch):
     """A step after a TVM candidate is merged onto Inductor's best options, not onto TVM's."""
     _let_challengers_win(monkeypatch)
