@@ -41,16 +41,22 @@ def change_to(op, gm, example_inputs):
     return Change(copied, example_inputs, 1)
 
 
+@pytest.fixture(scope="module")
+def two():
+    """Two workers, which tests that run beside these leave time."""
+    made = Workers(2, nice=0)
+    yield made
+    made.stop()
+
+
 @pytest.fixture
-def workers(monkeypatch):
+def workers(two, monkeypatch):
     """Let races use two workers, however many cores there are, and wait for them."""
-    made = Workers(2)
-    monkeypatch.setattr(ahead, "workers", lambda: made)
+    monkeypatch.setattr(ahead, "workers", lambda: two)
     waiting = ahead.Ahead.wait
     monkeypatch.setattr(ahead.Ahead, "wait", lambda self, job, seconds: waiting(self, job, 300.0))
     with fresh_cache():
-        yield made
-    made.stop()
+        yield two
 
 
 @pytest.fixture
@@ -202,10 +208,12 @@ def test_what_cannot_be_sent_is_lowered_here(auto, store, workers):
     assert {row.status for row in rows_of(store).values()} <= {"pass", "same code"}
 
 
-def test_workers_that_die_cost_no_race(auto, store, workers):
+def test_workers_that_die_cost_no_race(auto, store, workers, monkeypatch):
     """Where the workers are gone, each candidate is lowered in this process."""
-    workers.start()
-    workers.stop()
+    gone = Workers(1)
+    gone.start()
+    gone.stop()
+    monkeypatch.setattr(ahead, "workers", lambda: gone)
     x = torch.randn(8, 64)
     fn = auto(torch.nn.GELU(), candidates=["no_size_asserts"], race="always")
     torch.testing.assert_close(fn(x), torch.nn.functional.gelu(x))

@@ -9,7 +9,7 @@ from backend_kwargs.auto.workers.pool import Workers
 
 @pytest.fixture(scope="module")
 def workers():
-    pool = Workers(1)
+    pool = Workers(1, nice=0)
     pool.start()
     yield pool
     pool.stop()

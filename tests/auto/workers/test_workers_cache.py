@@ -212,7 +212,7 @@ def test_nothing_is_set_here(workers):
 
 def test_a_job_that_has_not_begun_can_be_taken_back():
     """A ticket is a future: what has not begun is cancelled."""
-    pool = Workers(1)
+    pool = Workers(1, nice=0)
     try:
         (graph,) = lowered(layer().eval(), torch.randn(4, 16))
         first, second = pool.submit(graph.graph, OPTIONS), pool.submit(graph.graph, OPTIONS)

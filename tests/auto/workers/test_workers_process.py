@@ -25,7 +25,7 @@ from torch._inductor.compile_fx import compile_fx, compile_fx_inner
 from backend_kwargs.auto.workers.graphs import packed
 from backend_kwargs.auto.workers.pool import Workers
 
-pool = Workers(1)
+pool = Workers(1, nice=0)
 
 def inner(gm, example_inputs, **kwargs):
     reply = pool.submit(packed(gm, example_inputs, kwargs), {"max_fusion_size": 7}).result(300)
@@ -64,7 +64,7 @@ def started(program, *command, **options):
 @pytest.fixture
 def pool():
     """Yield a worker that has started."""
-    pool = Workers(1, limit_s=LONG_S)
+    pool = Workers(1, limit_s=LONG_S, nice=0)
     pool.start()
     while not pool.processes():
         time.sleep(0.01)
@@ -83,7 +83,7 @@ def test_a_program_with_many_open_files():
     """A worker answers through a descriptor above 1023, which select() does not know."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, 4096), hard))
-    pool = Workers(1, limit_s=LONG_S)
+    pool = Workers(1, limit_s=LONG_S, nice=0)
     try:
         with ExitStack() as stack:
             for _ in range(1100):
@@ -173,7 +173,7 @@ def test_kill_9_of_the_worker(pool):
 
 def test_a_worker_that_hangs():
     """A worker that does not answer in time is ended, and the next graph gets a new one."""
-    graph, pool = plain(), Workers(1)
+    graph, pool = plain(), Workers(1, nice=0)
     try:
         assert pool.submit(graph, {}).result(LONG_S).reason == ""
         (worker,) = pool.processes()
@@ -190,7 +190,7 @@ def test_a_worker_that_hangs():
 def test_a_worker_that_does_not_start(monkeypatch):
     """A worker that cannot start says so, and is not tried again."""
     monkeypatch.setattr(sys, "executable", "/bin/false")
-    pool = Workers(1)
+    pool = Workers(1, nice=0)
     assert pool.submit(plain(), {}).result(LONG_S).reason == "the worker ended with code 1"
     assert pool.submit(plain(), {}).result(0).reason == "the worker ended with code 1"
     pool.stop()
@@ -198,7 +198,7 @@ def test_a_worker_that_does_not_start(monkeypatch):
 
 def test_idle():
     """A worker that has had nothing to do for a while ends; the next graph gets a new one."""
-    graph, pool = plain(), Workers(1, idle_s=0.1)
+    graph, pool = plain(), Workers(1, idle_s=0.1, nice=0)
     try:
         assert pool.submit(graph, {}).result(LONG_S).reason == ""
         assert waits(lambda: pool.processes() == [])
@@ -230,13 +230,15 @@ def test_paused(pool, error):
     assert pool.submit(plain(), {}).result(LONG_S).reason == ""
 
 
-def test_limits(pool):
+def test_limits():
     """A worker yields to others, and has the limits of the process that starts it."""
+    pool = Workers(1, limit_s=LONG_S)
     pool.submit(plain(), {}).result(LONG_S)
     (worker,) = pool.processes()
     assert os.getpriority(os.PRIO_PROCESS, worker) == min(19, os.getpriority(os.PRIO_PROCESS, 0) + 10)
     assert resource.prlimit(worker, resource.RLIMIT_AS) == resource.getrlimit(resource.RLIMIT_AS)
     assert os.getpgid(worker) == worker
+    pool.stop()
 
 
 def test_less_memory():
