@@ -222,4 +222,4 @@ def test_workers_that_die_cost_no_race(auto, store, workers, monkeypatch):
 
 def test_without_spare_cores_there_are_no_workers():
     """On two cores a race lowers all candidates by itself, as before."""
-    assert backend_kwargs.auto.workers.cores.spare_workers(2, {}) == 0
+    assert backend_kwargs.auto.workers.cores.spare_workers(2) == 0

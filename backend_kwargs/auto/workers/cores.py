@@ -21,18 +21,34 @@ def refused() -> str:
     return ""
 
 
-def spare_workers(cores: int, environ: Mapping[str, str] = os.environ) -> int:
-    """Return how many workers `cores` allow beside this process: half of them are for it and its compilers.
-
-    `LOCAL_WORLD_SIZE`, which torchrun sets, is the number of processes that share the host.
-    """
-    ranks = environ.get("LOCAL_WORLD_SIZE", "")
-    return max(0, min(MOST, (cores // 2 - 1) // (int(ranks) if ranks.isdecimal() and int(ranks) else 1)))
+def spare_workers(cores: int) -> int:
+    """Return how many workers `cores` allow beside this process: half of them are for it and its compilers."""
+    return max(0, min(MOST, cores // 2 - 1))
 
 
 def allowed_cores() -> int:
-    """Return the number of cores on which this process may run, by its affinity and its cgroup's quota."""
-    return min(len(os.sched_getaffinity(0)), _quota())
+    """Return the number of cores for this process, by its affinity and its cgroup's quota."""
+    own = os.sched_getaffinity(0)
+    return share_of(len(own), _quota(), is_bound=own < _parents())
+
+
+def share_of(cores: int, quota: int, *, is_bound: bool, environ: Mapping[str, str] = os.environ) -> int:
+    """Return this process's share of the cores on which it may run, and of its cgroup's quota.
+
+    `LOCAL_WORLD_SIZE`, which torchrun sets, is the number of processes on the host. They share cores, unless each is
+    bound to its own.
+    """
+    ranks = environ.get("LOCAL_WORLD_SIZE", "")
+    sharing = int(ranks) if ranks.isdecimal() and int(ranks) else 1
+    return min(cores if is_bound else cores // sharing, quota // sharing)
+
+
+def _parents() -> set[int]:
+    """Return the cores of the process that started this one: more than this one's, if it was bound to some of them."""
+    try:
+        return os.sched_getaffinity(os.getppid())
+    except OSError:
+        return set()
 
 
 def _quota() -> int:

@@ -14,7 +14,7 @@ from torch._inductor.codecache import compiled_fx_graph_hash
 from torch._inductor.compile_fx import compile_fx
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from backend_kwargs.auto.workers.cores import spare_workers
+from backend_kwargs.auto.workers.cores import share_of, spare_workers
 from backend_kwargs.auto.workers.graphs import PackedGraph, packed
 from backend_kwargs.auto.workers.pool import Workers
 from backend_kwargs.rewrites.apply import with_rewrites
@@ -168,17 +168,33 @@ def test_tuning(workers):
 
 
 @pytest.mark.parametrize(
-    ("cores", "ranks", "number"),
-    [(1, None, 0), (2, None, 0), (4, None, 1), (16, None, 6), (16, "4", 1), (16, "8", 0), (128, "8", 6), (16, "x", 6)],
+    ("cores", "ranks", "bound", "number"),
+    [
+        (1, None, False, 0),
+        (2, None, False, 0),
+        (4, None, False, 1),
+        (16, None, False, 6),
+        (16, "4", False, 1),
+        (16, "8", False, 0),
+        (16, "8", True, 6),
+        (128, "8", False, 6),
+        (16, "x", False, 6),
+    ],
 )
-def test_number_of_workers(cores, ranks, number):
-    """Half the cores are the racing process's; ranks on a host share the rest; two cores leave no worker."""
-    assert spare_workers(cores, {} if ranks is None else {"LOCAL_WORLD_SIZE": ranks}) == number
+def test_number_of_workers(cores, ranks, bound, number):
+    """Half of a process's cores are for itself; ranks share them unless each is bound to some; two leave no worker."""
+    environ = {} if ranks is None else {"LOCAL_WORLD_SIZE": ranks}
+    assert spare_workers(share_of(cores, 1000, is_bound=bound, environ=environ)) == number
+
+
+def test_ranks_share_a_quota():
+    """A cgroup's quota is of all its processes, also of those that are bound to cores."""
+    assert share_of(16, 16, is_bound=True, environ={"LOCAL_WORLD_SIZE": "8"}) == 2
 
 
 def test_no_spare_core(monkeypatch):
     """On two cores nothing is started, and the ticket says why."""
-    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1})
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1})  # also the parent's
     ticket = Workers().submit(PackedGraph(b"graph"), {})
     assert ticket.result().reason == "2 cores leave none for a worker"
 
