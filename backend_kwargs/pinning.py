@@ -114,13 +114,12 @@ class _Example:
         """Return an example; a function is called once in eager, since what it holds is not copied with it."""
         import torch
 
-        from backend_kwargs.bundles.samples import Sample
-        from backend_kwargs.harness.study import arguments_of
+        from backend_kwargs.bundles.samples import Sample, samples_of
         from backend_kwargs.measure.served import Changes, CopyError
         from backend_kwargs.measure.trees import map_tensors
 
         # A result of other operations cannot be copied; one that is given twice stays one.
-        sample = Sample(*map_tensors(cache(_leaf), arguments_of(example_inputs)))
+        sample = Sample(*map_tensors(cache(_leaf), samples_of([example_inputs])[0]))
         if isinstance(model, torch.nn.Module):
             return cls(model, sample, Changes())
         try:
@@ -132,8 +131,11 @@ class _Example:
     @contextmanager
     def copied(self) -> "Iterator[tuple[Callable[..., Any], Sample]]":
         """Yield a copy of both, the function's code included, in which dynamo keeps what it compiles."""
+        import torch
+
         try:
-            model, sample = own = copy.deepcopy((self.model, self.sample))
+            with torch.inference_mode(False):  # else the copies would be inference tensors, which the originals are not
+                model, sample = own = copy.deepcopy((self.model, self.sample))
         except Exception as error:  # of any kind
             raise _uncopied(error_text(error)) from error
         state = self.changes.on(own)
@@ -198,7 +200,8 @@ def _called(example: _Example, backend: Backend, pins: Pins, dynamic: bool | Non
 
     # Sizes of other calls in this process make none of these vary, nor these any of later ones.
     with example.copied() as own, _seeded(), compiling_ahead(dynamic=False):
-        held = [(part, version_of(part)) for _, part in parts(own) if isinstance(part, torch.Tensor)]
+        tensors = [part for _, part in parts(own) if isinstance(part, torch.Tensor) and not part.is_inference()]
+        held = [(part, version_of(part)) for part in tensors]
         output, gradients = called(isolated(own[0], backend=compile_graph, dynamic=dynamic), own[1])
         if not graphs:
             raise BackendKwargsError(

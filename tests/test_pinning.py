@@ -13,6 +13,7 @@ from torch import nn
 import backend_kwargs as bk
 from backend_kwargs.auto.decide import forget_process, nothing_decided
 from backend_kwargs.auto.store import Catalogue
+from backend_kwargs.facts.decision import RaceRow
 from backend_kwargs.graphs.determinism import ASK
 from backend_kwargs.pinning import _ours
 from backend_kwargs.torch_internals.dynamo import cache_entries
@@ -277,21 +278,101 @@ def decided(tmp_path):
         yield backend
 
 
+@pytest.mark.parametrize("strict", [False, True])
 @pytest.mark.parametrize("race", ["missing", "never"])
-def test_the_decision_of_a_store_is_pinned(decided, race, tmp_path):
-    """What was raced without `reproducible` is what is pinned, whatever its options say about what a lock lacks."""
+def test_the_decision_of_a_store_is_pinned(decided, race, strict, tmp_path):
+    """What was raced without `reproducible` is what is pinned, whatever is done about what a lock lacks."""
     path = tmp_path / "k.lock"
-    bk.pin(square, torch.ones(3, 3), lock=path, backend=bk.make_backend(decided, race=race))
+    bk.pin(square, torch.ones(3, 3), lock=path, backend=bk.make_backend(decided, race=race, strict=strict))
     assert '"winner" = "max_autotune"' in path.read_text()
+
+
+@pytest.mark.parametrize(("deterministic", "winner"), [(False, "max_autotune"), (True, "eager")])
+def test_eager_has_won(decided, deterministic, winner, tmp_path):
+    """Nobody checks the bits of eager's gradients: without deterministic algorithms the next fastest is pinned."""
+    torch.use_deterministic_algorithms(deterministic)
+    try:
+        pinned_rows(decided, tmp_path)
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert f'"winner" = "{winner}"' in (tmp_path / "k.lock").read_text()
+
+
+def pinned_rows(backend, tmp_path):
+    """Pin by a decision of these rows for the modes of now."""
+    compiled_with(backend)
+    catalogue = Catalogue(str(tmp_path / "store"))
+    rows = (
+        RaceRow("eager", seconds=1.0, status="pass", won=True),
+        RaceRow("default", seconds=9.0, status="pass"),
+        RaceRow("max_autotune", {"max_autotune": True}, seconds=3.0, status="pass"),
+    )
+    several = [replace(each, winner="eager", options={}, rows=rows, cut_s=0.0) for each in catalogue.all()]
+    catalogue.forget()
+    catalogue.add(*several)
+    forget_process()
+    bk.pin(square, torch.ones(3, 3), lock=tmp_path / "k.lock", backend=bk.make_backend(backend, race="never"))
+
+
+@torch.no_grad()
+def test_a_graph_that_no_race_decides(tmp_path):
+    """Under race="never" a small graph after a break, which no store has, is pinned to default."""
+
+    def breaks(x):
+        x = square(x)
+        torch._dynamo.graph_break()
+        return x + 1
+
+    store, x = str(tmp_path / "store"), torch.ones(3, 3)
+    backend = bk.make_backend("tmpl-inductor:auto", candidates=[], budget_s=1, store=store)
+    torch.compile(breaks, backend=backend)(x)
+    forget_process()
+    serving = bk.pin(breaks, x, lock=tmp_path / "k.lock", backend=bk.make_backend(backend, race="never"))
+    torch.testing.assert_close(compiled_with(bk.make_backend(serving, strict=True), breaks), breaks(x))
+
+
+@torch.no_grad()
+def test_a_number_that_varies(tmp_path):
+    """Where dynamo begins again with another graph, as for the eps of a norm, the lock has that one's decision."""
+    net = nn.LayerNorm(16)
+    backend = bk.make_backend("tmpl-inductor:auto", budget_s=0)
+    serving = bk.pin(net, torch.ones(8, 16), lock=tmp_path / "k.lock", backend=backend, dynamic=True)
+    compiled = torch.compile(net, backend=bk.make_backend(serving, strict=True), dynamic=True)
+    for size in (8, 5):
+        x = torch.randn(size, 16)
+        torch.testing.assert_close(compiled(x), net(x))
+
+
+def test_inference_mode(tmp_path):
+    """The model is pinned there as under no_grad, and its lock serves both."""
+    net, x = nn.Linear(4, 4), torch.ones(2, 4)
+    backend = bk.make_backend("tmpl-inductor:auto", budget_s=0)
+    with torch.inference_mode():
+        serving = bk.make_backend(bk.pin(net, x, lock=tmp_path / "k.lock", backend=backend), strict=True)
+        torch.testing.assert_close(compiled_with(serving, net, x), net(x))
+    with torch.no_grad():
+        torch.testing.assert_close(compiled_with(serving, net, x), net(x))
+
+
+@torch.no_grad()
+def test_positional_and_keyword_arguments(tmp_path):
+    """A pair of both is a call, as for seal."""
+
+    def scaled(x, *, by):
+        return x @ x * by
+
+    x, by = torch.ones(3, 3), torch.tensor(2.0)
+    serving = bk.pin(scaled, ((x,), {"by": by}), lock=tmp_path / "k.lock", backend="tmpl-inductor")
+    torch.testing.assert_close(torch.compile(scaled, backend=serving)(x, by=by), scaled(x, by=by))
 
 
 def test_nothing_is_decided_that_may_not_be_raced(decided, tmp_path):
     """Under race="never" a graph without a decision is an error, and not pinned to default."""
     with pytest.raises(bk.BackendKwargsError) as raised:
-        bk.pin(square, torch.ones(4, 4), lock=tmp_path / "k.lock", backend=bk.make_backend(decided, race="never"))
+        bk.pin(square, torch.ones(512, 512), lock=tmp_path / "k.lock", backend=bk.make_backend(decided, race="never"))
     assert str(raised.value) == (
-        "Nothing is pinned for a graph of float32 4x4: race='never', and a decision is stored only for other sizes. "
-        "Leave out race='never', or budget_s=0 to pin default."
+        "Nothing is pinned for a graph of float32 512x512: race='never', and a decision is stored only for other "
+        "sizes. Leave out race='never', or budget_s=0 to pin default."
     )
 
 

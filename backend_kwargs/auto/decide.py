@@ -128,16 +128,24 @@ def compile_fastest(request: Request) -> Compiled:
     """
     if (pins := request.graph.pins) and (not pins.deciding or _Question(request).pinned_key in pins.decisions):
         return _compiled_as_pinned(request, pins)
+    if pins:
+        request = _without_strict(request)
     raced: list[Compiled] = []
     question = _Question(request, bucket_of(request.gm, request.example_inputs), raced.append)
     # Not where the backend is made: a value that is copied, pickled or never called has no threads and connections.
     question.store.begin()
     compiled = _compiled(question, raced)
     if pins and compiled.facts.decision:
-        chosen = question.pinnable(compiled.facts.decision)
-        pins.note(question.pinned_key, chosen, deterministic=bool(ambient()["deterministic"]))
+        pins.decisions[question.pinned_key] = question.pinnable(compiled.facts.decision)
     time_outs = "; ".join(f"store {label!r}: {count}" for label, count in question.store.time_outs().items())
     return compiled.knowing(store=f"answers that did not come in time: {time_outs}") if time_outs else compiled
+
+
+def _without_strict(request: Request) -> Request:
+    """Return the request without `strict`, if its decision was made so: it says what is done where a lock is read."""
+    fixed = {name: value for name, value in request.tools.fixed.items() if name != "strict"}
+    plain = replace(request, tools=replace(request.tools, fixed=fixed))
+    return plain if _Question(plain).remembered() else request
 
 
 def _compiled_as_pinned(request: Request, pins: Pins) -> Compiled:
@@ -145,6 +153,7 @@ def _compiled_as_pinned(request: Request, pins: Pins) -> Compiled:
     question, strict = _Question(request), pins.strict or request.tools.fixed.get("strict")
     decision = pins.decisions.get(question.pinned_key)
     if decision is None and strict:
+        question.let_dynamo_restart()
         raise BackendKwargsError(
             f"Lock {pins.label!r} has no decision for a graph of {', '.join(question.inputs) or 'no inputs'} "
             f"{GRADIENTS[str(ambient()['grad'])]}: pin it too (add=True), or leave out 'strict'."
@@ -294,13 +303,23 @@ class _Question:
         return self.settled() or self.near() or self.ineligible() or self.inherited() or raced()
 
     def _unraced(self) -> Decision:
-        """Return default for a graph that may not be raced; raise if a lock is to have its decision."""
+        """Return default for a graph that may not be raced; raise if a lock is to have a decision that a race finds."""
         if self.request.graph.pins is not None:
+            if found := self.ineligible() or self.inherited():
+                return found
+            if is_tiny(self.request.gm, self.request.example_inputs):
+                return self.default("it is tiny")
+            self.let_dynamo_restart()
             raise BackendKwargsError(
                 f"Nothing is pinned for a graph of {', '.join(self.inputs) or 'no inputs'}: race='never', and "
                 f"{self._what_is_stored()}. Leave out race='never', or budget_s=0 to pin default."
             )
         return self.default(f"race='never', and {self._what_is_stored()}")
+
+    def let_dynamo_restart(self) -> None:
+        """Compile under default: of numbers among a graph's inputs dynamo makes others once a compile has seen them."""
+        gm = copy_of_graph(self.request.gm)
+        self.request.compile(replace(self.request.graph, gm=gm), {}, "")
 
     # ---- the five ways to a decision
 
@@ -580,8 +599,17 @@ class _Question:
         return self._fastest(decision, self._can_be_saved)
 
     def pinnable(self, decision: Decision) -> Decision:
-        """Return the fastest candidate of Inductor's: no lock says what another compiler does."""
-        return self._fastest(decision, lambda row: not row.compiler) if decision.compiler else decision
+        """Return the fastest candidate whose bits a lock fixes.
+
+        That is no other compiler's, and eager only under deterministic algorithms, since nobody checks its gradients.
+        """
+        deterministic = bool(ambient()["deterministic"])
+
+        def fits(row: RaceRow) -> bool:
+            return not row.compiler and (deterministic or row.name != EAGER)
+
+        chosen = RaceRow(decision.winner, decision.options, compiler=decision.compiler)
+        return decision if fits(chosen) else self._fastest(decision, fits)
 
     def _fastest(self, decision: Decision, fits: Callable[[RaceRow], bool]) -> Decision:
         """Return the fastest candidate that fits, or default."""

@@ -73,17 +73,16 @@ def untimed(graph: CapturedGraph, options: Options) -> Options:
         return rest
     extra = {**UNTIMED, **(IN_THIS_PROCESS if "cuda" in devices_of(graph.example_inputs) else {})}
     known = {name: value for name, value in extra.items() if name in inductor_options()}
-    return {**rest, **known, **uncached(graph.pins)}
+    # A bundle keeps what the caches would: what other locks have chosen is another entry.
+    caches = {} if graph.compile_fx else UNCACHED
+    return {**rest, **known, **caches, **entry_of(graph.pins)}
 
 
-def uncached(pins: Pins) -> dict[str, Any]:
-    """Return the options under which no cache answers: it would know nothing of the lock.
-
-    A bundle turns the caches on, to keep what they would: then what other locks have chosen is another entry.
-    """
+def entry_of(pins: Pins) -> dict[str, Any]:
+    """Return the option by which what is compiled by a lock is a cache's entry of its own."""
     content = [pins.decisions.keys(), pins.kernels.items(), pins.configurations.items()]
     digest = hashlib.sha256(repr([sorted(each, key=repr) for each in content]).encode()).hexdigest()
-    return {**UNCACHED, "autotune_lookup_table": {f"lock {digest}": {}}}
+    return {"autotune_lookup_table": {f"lock {digest}": {}}}
 
 
 @dataclass(frozen=True)

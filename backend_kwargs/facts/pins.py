@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from backend_kwargs.facts.decision import DEFAULT, EAGER, Decision
+from backend_kwargs.facts.decision import Decision
 
 Value = int | str | bool | float | None
 PINNED = "pinned"  # the value of the option `reproducible`
@@ -52,9 +52,3 @@ class Pins:
             kernels={**others.kernels, **self.kernels},
             configurations={**others.configurations, **self.configurations},
         )
-
-    def note(self, key: str, decision: Decision, *, deterministic: bool) -> None:
-        """Note what a race decided; eager only under deterministic algorithms, since nobody checks its gradients."""
-        if decision.winner == EAGER and not deterministic:
-            decision = replace(decision, winner=DEFAULT, options={}, compiler="")
-        self.decisions[key] = decision

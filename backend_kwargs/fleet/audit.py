@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
 Make = Callable[[], tuple[Any, Any]]
 CHANGED = "no graph of the model has its key: the model, or backend-kwargs, has changed since"
+UNREACHED = "no inputs of the model's reach it, or the model, or backend-kwargs, has changed since"
 # How a graph may have been recorded: gradients, inference mode, eval(). A model may have decisions in several.
 MODES = ((False, False, True), (False, True, True), (True, False, True), (True, False, False))
 
@@ -77,7 +78,7 @@ class Auditor:
             if len(self.found) == before:
                 raise
         else:
-            self._note_missing(target, CHANGED)
+            self._note_missing(target, UNREACHED if target.keys else CHANGED)
         return len(self.found) > before
 
     def leave_out(self, target: Target, why: str) -> None:

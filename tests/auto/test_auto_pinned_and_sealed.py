@@ -68,6 +68,7 @@ def test_a_bundle_of_what_is_pinned(store, tmp_path):
     torch._dynamo.reset()
     loaded = bk.CompiledModule.load(tmp_path / "bundle", model, trust=True)
     loaded.deploy()
+    assert "held: 1 of 1" in loaded.describe()
     torch._dynamo.reset()
     assert torch.equal(loaded(x), torch.compile(model, backend=serving)(x))
 

@@ -11,7 +11,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 import backend_kwargs as bk
 from backend_kwargs.auto.lock import pinned_machine
 from backend_kwargs.auto.machine import machine
-from backend_kwargs.auto.pinned import EVERY_GRAPH, UNTIMED, PinnedChooser, compile_pinned, uncached, untimed
+from backend_kwargs.auto.pinned import EVERY_GRAPH, UNTIMED, PinnedChooser, compile_pinned, entry_of, untimed
 from backend_kwargs.backends import CapturedGraph
 from backend_kwargs.errors import BackendKwargsError
 from backend_kwargs.facts.decision import Decision
@@ -85,11 +85,11 @@ LOCKS = {
 
 def test_each_lock_has_its_own_entries_in_caches():
     """Code that a bundle keeps under one lock is not found under another, whichever part of it differs."""
-    found = [uncached(each)["autotune_lookup_table"] for each in (Pins(""), *LOCKS.values())]
+    found = [entry_of(each)["autotune_lookup_table"] for each in (Pins(""), *LOCKS.values())]
     assert len({str(each) for each in found}) == len(found)
     both = {"a": KERNEL, "b": KERNEL}
     one, other = Pins("one", kernels=both), Pins("other", kernels=dict(reversed(both.items())))
-    assert uncached(one) == uncached(other)
+    assert entry_of(one) == entry_of(other)
 
 
 def rest_of(pins, **options):
@@ -151,23 +151,6 @@ def test_code_that_adds_atomically_is_refused():
     with pytest.raises(BackendKwargsError) as raised:
         compiling(make_fx(torch.sin)(torch.ones(3)))
     assert str(raised.value) == f"The code that Inductor generates for a graph adds atomically: {ASK}."
-
-
-@pytest.mark.parametrize(
-    ("decision", "deterministic", "noted"),
-    [
-        pytest.param(("eager", {"debug": True}, "tvm"), False, ("default", {}, ""), id="eager"),
-        pytest.param(("eager", {}, ""), True, ("eager", {}, ""), id="eager under deterministic algorithms"),
-        pytest.param(("freezing", {"freezing": True}, ""), False, ("freezing", {"freezing": True}, ""), id="compiled"),
-    ],
-)
-def test_a_decision_is_noted(decision, deterministic, noted):
-    """Eager is pinned only where torch promises its bits; in its place default is."""
-    winner, options, compiler = decision
-    pins = Pins("k.lock")
-    pins.note("key", Decision("", "", winner, options, compiler=compiler), deterministic=deterministic)
-    found = pins.decisions["key"]
-    assert (found.winner, found.options, found.compiler) == noted
 
 
 # ---- decisions of a lock
