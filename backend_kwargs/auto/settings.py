@@ -1,5 +1,7 @@
 """Options of `auto`."""
 
+import contextlib
+import json
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -101,6 +103,9 @@ def read_store(given: Any) -> Any:
     """Return what was given as `store`; raise at once if a URL has a password, or its client library is missing."""
     from backend_kwargs.stores.opening import check_store
 
+    if isinstance(given, str) and given.lstrip().startswith("["):  # a list, as a command line writes it
+        with contextlib.suppress(ValueError):
+            given = json.loads(given)
     for each in given if isinstance(given, list | tuple) else [given]:
         check_store(each)
     return [*given] if isinstance(given, tuple) else given

@@ -166,6 +166,8 @@ def forget(
     signing_key: Signing = None,
 ) -> None:
     """Put a note in place of decisions, so that their graphs are raced again, also where copies of them are."""
+    if "" in (keys or ()):  # as "$KEY" of a shell where it is not set: all keys begin with it
+        raise BackendKwargsError("A key to forget is empty; give --all to forget every decision.")
     if not keys and not all_:
         raise BackendKwargsError("Name the decisions to forget, or give --all.")
     catalogue = Catalogue(store, signing_key=signing_key)

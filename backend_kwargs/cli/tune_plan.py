@@ -56,7 +56,7 @@ def run(plan: Path, on: str, workers: int | None, share: str, store: str | None,
     if outputs:
         outputs.write(document_of(plan, summary))
     left = missing and number[1] == 1
-    if stopped or left or summary.failures:
+    if stopped or left or summary.failed_among(queue.own):
         raise typer.Exit(INTERRUPTED if stopped else FAILED)
 
 

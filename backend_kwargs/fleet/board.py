@@ -101,13 +101,14 @@ class Board:
     def record(self, unit: Unit, result: Result) -> str:
         """Keep what came of a unit, its decisions first; return why the store did not take it, or ""."""
         trust = Trust(signing_key=unit.options.get("signing_key"))
-        label = str(unit.options.get("store_label", ""))
+        label, least = str(unit.options.get("store_label", "")), int(unit.options.get("min_generation", 0))
         for attempt in range(1, PUT_TRIES + 1):
             try:
                 with self._one:
                     for name, content in result.documents.items():
                         decision = decoded(decisions.KIND, name, content)
-                        put(decisions.KIND, self.store, replace(decision, label=label), trust)
+                        kept = replace(decision, label=label, generation=max(decision.generation, least))
+                        put(decisions.KIND, self.store, kept, trust)
                     put(units.KIND, self.store, Document(name_of(unit), document_of(unit, result)), trust)
                     self.release(unit)
             except Exception as error:  # noqa: BLE001 - each kind of store raises its own error
@@ -119,12 +120,15 @@ class Board:
         return why
 
     def release(self, unit: Unit) -> None:
-        """Let others claim a unit that this process has claimed."""
+        """Let others claim a unit that this process has claimed; where the store is away, its lease ends by itself."""
         claim = _claim_of(unit)
         with self._one:
             if claim in self.held:
                 self.held.discard(claim)
-                self._forget(claim)
+                try:
+                    self._forget(claim)
+                except Exception as error:  # noqa: BLE001 - each kind of store raises its own error
+                    logger.warning("%s is claimed until its lease ends: %s.", claim, self.words(error))
 
     def _forget(self, claim: str) -> None:
         """Remove a claim, unless its lease ended and another process has it."""

@@ -1,6 +1,6 @@
 """What came of a plan: which units are done, what failed and why, which devices were covered, what was gained."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from backend_kwargs.fleet.board import Board
@@ -55,6 +55,10 @@ class Summary:
         if self.document(unit):
             return "raced" if unit.key in self.ended else "done before"
         return "no worker" if unit.key in self.missing else "not done"
+
+    def failed_among(self, own: Collection[str]) -> bool:
+        """Return whether a unit failed here, or in this process's `own` share: others' are theirs to try again."""
+        return any(unit.key in own or unit.key in self.ended for unit, _ in self.failures)
 
     @property
     def failures(self) -> list[tuple[Unit, str]]:

@@ -14,7 +14,11 @@ from backend_kwargs.stores.documents import Document, Kind, RefusedError, decode
 UNITS = "units/"
 KEY_DIGITS = 40
 BUDGETS, SETUP_S = 10, 600.0  # how long a unit may take: so many budgets, and this for its model
-OF_THE_STORE = ("signing_key", "store_label")  # options for what is kept, which stay where the command runs
+OF_THE_STORE = (
+    "signing_key",
+    "store_label",
+    "min_generation",
+)  # options for what is kept, which stay where the command runs
 KEYS_OF_A_PLAN = ("effort", "candidates", "budget_s")  # options of `auto` that a plan has as keys
 # Options of `auto` that say nothing to a race in an empty store.
 WITHOUT_EFFECT = (
@@ -29,7 +33,6 @@ WITHOUT_EFFECT = (
     "store_connect_s",
     "store_lookup_s",
     "trusted_keys",
-    "min_generation",
     "on_progress",
 )
 Name = Annotated[str, Meta(max_length=500)]

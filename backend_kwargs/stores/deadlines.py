@@ -26,6 +26,7 @@ MOST_STUCK = 3  # threads that may be left waiting, for each store
 LARGEST = 64 << 20  # bytes of a listing that are kept in memory
 
 Job: TypeAlias = Callable[[Store], Any]
+Listed: TypeAlias = dict[str, dict[str, bytes]]  # documents by the beginning of their names and by names
 
 
 class Limits(NamedTuple):
@@ -95,16 +96,17 @@ class _Thread:
 
 @dataclass(frozen=True)
 class _Listing:
-    """What lies in a folder, as it is listed."""
+    """What lies in a folder, as it is listed; `found` is filled while it is."""
 
-    future: "Future[dict[str, dict[str, bytes]]]"
+    future: "Future[Listed]"
+    found: Listed
     began: float = field(default_factory=time.monotonic)
 
     @property
     def is_over(self) -> bool:
-        """Whether it failed, or takes so long that another one is tried."""
+        """Whether it failed, or takes so long without anything that another one is tried."""
         if not self.future.done():
-            return time.monotonic() - self.began > AGAIN_S
+            return not self.found and time.monotonic() - self.began > AGAIN_S
         error = self.future.exception()
         return error is not None and not isinstance(error, TooLargeError)
 
@@ -150,14 +152,22 @@ class Reached:
         self._listing(folder, length)
 
     def group(self, folder: str, start: str, limits: Limits) -> Mapping[str, bytes]:
-        """Return the documents in `folder` whose names begin with `start` after it; all starts are equally long."""
+        """Return the documents in `folder` whose names begin with `start` after it; all starts are equally long.
+
+        Where the folder has so many that its listing is not kept, or goes on for too long, these are listed alone.
+        """
+        listing = self._listing(folder, len(start))
         try:
-            listed: dict[str, dict[str, bytes]] = self._waited(self._listing(folder, len(start)), limits)
+            listed: Listed = self._waited(listing.future, limits)
             return listed.get(start, {})
         except TooLargeError:
-            job = self._usable().submit(lambda store: dict(store.list(f"{folder}{start}")))
-            found: dict[str, bytes] = self._waited(job, limits, first=False)
-            return found
+            pass
+        except AwayError:
+            if not listing.found or listing.future.done():
+                raise
+        job = self._usable().submit(lambda store: dict(store.list(f"{folder}{start}")))
+        found: dict[str, bytes] = self._waited(job, limits, first=False)
+        return found
 
     def do(self, job: Job, limits: Limits) -> Any:
         """Return what `job` returns for the store."""
@@ -173,11 +183,13 @@ class Reached:
         if listing is not None and listing.future.done() and not listing.future.exception():
             listing.future.result().setdefault(start, {})[name] = document
 
-    def _listing(self, folder: str, length: int) -> "Future[dict[str, dict[str, bytes]]]":
+    def _listing(self, folder: str, length: int) -> _Listing:
         listings = self._of_process().listings
         if folder not in listings or listings[folder].is_over:
-            listings[folder] = _Listing(self._usable().submit(lambda store: _listed(store, folder, length)))
-        return listings[folder].future
+            found: Listed = {}
+            future = self._usable().submit(lambda store: _listed(store, folder, length, found))
+            listings[folder] = _Listing(future, found)
+        return listings[folder]
 
     def _waited(self, future: "Future[Any]", limits: Limits, *, first: bool = True) -> Any:
         state = self._of_process()
@@ -233,9 +245,8 @@ def _longest_s(limits: Limits, in_row: int) -> float:
     return max(LEAST_S, limits.lookup_s / 2 ** min(in_row - 1, 6)) if in_row else limits.connect_s
 
 
-def _listed(store: Store, folder: str, length: int) -> dict[str, dict[str, bytes]]:
-    """Return the documents below `folder`, by the first `length` characters of their names and by names."""
-    found: dict[str, dict[str, bytes]] = {}
+def _listed(store: Store, folder: str, length: int, found: Listed) -> Listed:
+    """Return `found` with the documents below `folder`, by the first `length` characters of their names."""
     size = 0
     for name, document in store.list(folder):
         size += len(document)

@@ -71,15 +71,26 @@ class Layered(Generic[Body]):
         return newest
 
     def put(self, folder: str, start: str, document: Document[Body]) -> None:
-        """Keep a document in every store that can be written, as newer than what is there under its name."""
-        for layer in self.layers:
-            if self._may_write(layer):
-                try:
-                    kept = layer.do(lambda store: put(self.kind, store, document, self.trust), self.limits)
-                except AwayError as error:
-                    self._warn(layer, "cannot be written", str(error))
-                else:
-                    layer.note(folder, start, document.name, kept)
+        """Keep a document in every store that can be written, as newer than what any has under its name."""
+        layers = [layer for layer in self.layers if self._may_write(layer)]
+        if len(layers) > 1:
+            for layer in layers:
+                document = document.after(self._there(layer, document.name))
+        for layer in layers:
+            try:
+                kept = layer.do(lambda store: put(self.kind, store, document, self.trust), self.limits)
+            except AwayError as error:
+                self._warn(layer, "cannot be written", str(error))
+            else:
+                layer.note(folder, start, document.name, kept)
+
+    def _there(self, layer: Reached, name: str) -> Document[bool] | None:
+        """Return the heading of what a store has under a name, None if it has nothing that can be read."""
+        try:
+            content: bytes | None = layer.do(lambda store: store.get(name), self.limits)
+            return None if content is None else heading(content)
+        except (AwayError, RefusedError):
+            return None
 
     def time_outs(self) -> dict[str, int]:
         """Return how often each store did not answer in time, for those that did not."""
@@ -227,15 +238,19 @@ def synced(
     """
     there = dict(target.list(prefix))
     for name, content in source:
-        what = _compared(kind, name, content, there.get(name), trusted_keys)
-        if what == "newer" and not is_signed(content) and _is_others(target, there[name]):
-            what = "refused: it is not signed, and what it would replace is"
+        what = _compared(kind, name, content, target, there.get(name), trusted_keys)
         if what in ("new", "newer") and not dry_run:
-            target.put(name, content)
+            now = target.get(name)  # another process may have written since the listing
+            if now != there.get(name):
+                what = _compared(kind, name, content, target, now, trusted_keys)
+            if what in ("new", "newer"):
+                target.put(name, content)
         yield name, what
 
 
-def _compared(kind: Kind[Any], name: str, content: bytes, other: bytes | None, trusted_keys: Sequence[object]) -> str:
+def _compared(
+    kind: Kind[Any], name: str, content: bytes, target: Store, other: bytes | None, trusted_keys: Sequence[object]
+) -> str:
     try:
         ours = heading(content, kind, trusted_keys)
     except RefusedError as error:
@@ -247,5 +262,7 @@ def _compared(kind: Kind[Any], name: str, content: bytes, other: bytes | None, t
     except RefusedError:
         theirs = None
     if theirs is None or ours.order > theirs.order:
+        if other is not None and not is_signed(content) and _is_others(target, other):
+            return "refused: it is not signed, and what it would replace is"
         return "new" if theirs is None else "newer"
     return "same" if ours.order == theirs.order else "older"

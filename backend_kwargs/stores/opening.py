@@ -7,7 +7,7 @@ import importlib
 import importlib.util
 import os
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,6 +20,7 @@ from backend_kwargs.stores.folder import Folder
 from backend_kwargs.stores.urls import label_of, secrets_of, unclear, without_secrets
 
 VARIABLE = "BACKEND_KWARGS_STORE"
+ENV, NAME = "env:", re.compile(r"[A-Za-z_]\w*", re.ASCII)
 FORMER = ".sqlite"  # the suffix of the file that earlier releases kept decisions in
 URL = re.compile(r"(?P<chain>(?:[a-z0-9+.-]+::)*)(?P<scheme>[a-z][a-z0-9+.-]+)://", re.IGNORECASE)
 # What is no URL, but no folder either: "jdbc:postgresql://...", "host=... password=...", "user:password@host".
@@ -73,8 +74,8 @@ def place_of(given: str) -> Place:
     given = given.strip()
     if not given:  # as "$STORE" of a shell where it is not set: the current folder is nobody's choice
         raise wrong_value("A store", "a folder, a URL or 'env:NAME'", given)
-    if given.startswith("env:"):
-        return place_in_variable(given.removeprefix("env:"), required=True) or default_place()
+    if given.startswith(ENV):
+        return place_in_variable(given.removeprefix(ENV), required=True) or default_place()
     if URL.match(given) and secrets_of(given):
         raise BackendKwargsError(
             f"Store {label_of(given)!r} must not contain a password: put the URL into a variable of the environment, "
@@ -85,11 +86,23 @@ def place_of(given: str) -> Place:
 
 def place_in_variable(name: str, *, required: bool = False) -> Place | None:
     """Return the place that a variable of the environment names; None if it is not set and not required."""
+    check_variable(name)
     if given := os.environ.get(name, "").strip():
+        if given.startswith(ENV):
+            raise BackendKwargsError(f"Variable {name} must be a folder or a URL, and names a variable itself.")
         return _place(given)
     if required:
         raise BackendKwargsError(f"Store {shown(f'env:{name}')} names a variable of the environment that is not set.")
     return None
+
+
+def check_variable(name: str) -> None:
+    """Raise if this is no name of a variable, such as the URL that a shell puts into "env:$TUNED"."""
+    if not NAME.fullmatch(name):
+        raise BackendKwargsError(
+            "After 'env:' a store has the name of a variable of the environment, such as env:TUNED. What was given is "
+            "not shown: it may contain a password."
+        )
 
 
 def check_store(given: object) -> None:
@@ -97,7 +110,14 @@ def check_store(given: object) -> None:
 
     Not for a variable that is not set here, or a file of an earlier release: a config may be of another machine.
     """
-    if isinstance(given, str) and (not given.strip() or URL.match(given.strip()) or UNCLEAR.search(given.strip())):
+    if isinstance(given, Mapping | bytes):
+        raise BackendKwargsError(
+            "A store must be a folder, a URL, 'env:NAME', a list of these, or an object with get, put, list and "
+            f"forget, got a {type(given).__name__}, which is not shown: it may contain a password."
+        )
+    if isinstance(given, str) and given.strip().startswith(ENV):
+        check_variable(given.strip().removeprefix(ENV))
+    elif isinstance(given, str) and (not given.strip() or URL.match(given.strip()) or UNCLEAR.search(given.strip())):
         place_of(given)
 
 

@@ -4,7 +4,9 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import partial
 from typing import Any, TypeVar
+from urllib.parse import urlsplit
 
+from backend_kwargs.errors import BackendKwargsError
 from backend_kwargs.stores.connections import LIMIT_S, Connection
 from backend_kwargs.stores.documents import LARGEST, check_content, check_name, check_prefix, is_name
 from backend_kwargs.stores.urls import failure, label_of
@@ -34,6 +36,11 @@ end"""
 
 def open(url: str, limit_s: float = LIMIT_S) -> "Redis":  # noqa: A001 - the drivers' common name
     """Return the store at `url`, whose calls take about `limit_s` seconds at most; nothing is connected yet."""
+    path = urlsplit(url).path.strip("/")
+    if path and not path.isdecimal():  # redis-py would take database 0
+        raise BackendKwargsError(
+            f"The path of store {label_of(url)!r} must be the number of a database, such as 0, got {path!r}."
+        )
     return Redis(url, label_of(url), limit_s)
 
 

@@ -43,6 +43,9 @@ def secrets_of(url: str) -> set[str]:
         parts = urlsplit(url)
         found = [parts.password] if parts.password else []
         found += [value for name, value in parse_qsl(parts.query) if SECRET.search(name) and value]
+        # As it is written, which a client that cannot read it says.
+        pairs = [each.partition("=") for each in parts.query.split("&")]
+        found += [value for name, _, value in pairs if SECRET.search(unquote(name)) and value]
     except ValueError:
         found = [url.partition("://")[2]]
     return {form for each in found for form in (each, unquote(each))}

@@ -152,6 +152,7 @@ def test_command_line(store, tmp_path):
         run("export", tmp_path / "d.toml") == f"1 written to {tmp_path / 'd.toml'}, 1 as templates: auto-{KEY[:12]}.\n"
     )
     assert run("forget") == "error: Name the decisions to forget, or give --all.\n"
+    assert run("forget", "") == "error: A key to forget is empty; give --all to forget every decision.\n"
     assert run("forget", "abab") == "1 forgotten.\n"
     assert run("show", "abab") == "error: No decision's key begins with 'abab'; `decisions list` shows all.\n"
     assert run("import", tmp_path / "d.toml") == f"1 added to {str(store)!r}.\n"

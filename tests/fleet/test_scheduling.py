@@ -19,6 +19,7 @@ from backend_kwargs.fleet.scheduling import (
 )
 from backend_kwargs.fleet.summary import Summary
 from backend_kwargs.fleet.units import Result, Unit, UnitDocument, name_of, read, written
+from backend_kwargs.stores.documents import heading
 from benchmarks.studies import fleet
 from tests.fleet.stores import Claimed, Documents
 
@@ -247,6 +248,35 @@ def test_what_failed_in_another_shard_is_not_tried_again():
     for name in "ab":
         store.put(name_of(unit(name)), done(unit(name), failed="no weights"))
     assert taken(Queue([unit("a"), unit("b")], Board(store, HERE), Clock(), (2, 2))) == ["b"]
+
+
+def test_a_shard_fails_by_its_own_units():
+    """What failed in another's share makes the plan's process without shards fail, and no other shard."""
+    units, store = [unit("a"), unit("b")], Claimed()
+    store.put(name_of(unit("a")), done(unit("a"), failed="no weights"))
+    failed = []
+    for number in ((1, 1), (1, 2), (2, 2)):
+        queue = Queue(units, board := Board(store, HERE), Clock(), number)
+        failed.append(Summary.of(units, board, [], {}).failed_among(queue.own))
+    assert failed == [True, True, False]
+
+
+def test_a_store_that_is_away_keeps_a_claim(caplog):
+    """A worker's claim then ends with its lease, and the other units go on."""
+    store = Claimed()
+    board = Board(store, HERE)
+    assert board.take(unit("a")) == "ours"
+    store.renew = lambda *_: 1 / 0
+    board.release(unit("a"))
+    assert "is claimed until its lease ends: " in caplog.text
+
+
+def test_a_plan_that_begins_a_generation():
+    """What is tuned after a roll-back is refused is not older than `min_generation`."""
+    store, raced = Claimed(), unit("a", options={"min_generation": 3})
+    documents = documents_of([Decision("ab" * 32, "ab" * 8, "default")])
+    assert Board(store, HERE).record(raced, Result(releases=HERE, documents=documents)) == ""
+    assert [heading(store.get(name)).generation for name in documents] == [3]
 
 
 def test_shares_are_the_same_whatever_is_known():

@@ -221,6 +221,32 @@ def test_too_much_is_not_kept(reached, held, monkeypatch):
     assert held.listings == 3
 
 
+class Large(Held):
+    """Documents of which a listing of the folder goes on, while what is asked for is soon there."""
+
+    def list(self, prefix):
+        self.listings += 1
+        yield from [(name, each) for name, each in self.documents.items() if name.startswith(prefix)]
+        if prefix == FOLDER:
+            self.may_go_on.wait()
+
+
+def test_a_listing_that_goes_on(monkeypatch):
+    """What was asked for is listed alone, and found; the listing is not begun again, and serves when it is there."""
+    monkeypatch.setattr(deadlines, "AGAIN_S", 0.0)
+    large = Large()
+    large.documents[NAME] = b"1"
+    large.may_go_on.clear()
+    reached = Reached(lambda: large, "large", "large")
+    for _ in range(2):
+        assert reached.group(FOLDER, START, Limits(0.5, 30.0)) == {NAME: b"1"}
+    assert large.listings == 3
+    large.may_go_on.set()
+    reached.begin(FOLDER, len(START))
+    assert reached.group(FOLDER, START, LONG) == {NAME: b"1"}
+    assert large.listings == 3
+
+
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 def test_a_child_of_a_fork_opens_its_own(held):
     """A child neither uses nor closes the connection of its parent, also while that is in use."""

@@ -117,7 +117,8 @@ def test_a_decision_goes_to_all(near, far):
     keep(far, {"of": "far"}, 7)
     layered(near, far).put(FOLDER, START, Document(NAME, {"of": "now"}))
     assert [body_in(near), body_in(far)] == [{"of": "now"}] * 2
-    assert decoded(KIND, NAME, far.get(NAME)).generation == 8
+    # The same in each, so that a tombstone in one of them, or what another process makes of it, is newer everywhere.
+    assert [decoded(KIND, NAME, store.get(NAME)).generation for store in (near, far)] == [8, 8]
 
 
 def test_what_a_newer_release_wrote_is_not_replaced(near, far):
@@ -290,6 +291,19 @@ def test_sync_copies_what_is_newer(near, far):
     assert [*synced(KIND, far.list(""), near, "", dry_run=False)] == [(NAME, "same")]
     keep(far, {"of": "far"}, 1)
     assert [*synced(KIND, far.list(""), near, "", dry_run=False)] == [(NAME, "older")]
+
+
+def test_sync_replaces_nothing_that_was_written_meanwhile(near, far):
+    """What another process writes after the listing, a tombstone too, is compared again."""
+    keep(near, {"of": "near"}, 2)
+
+    def listed():
+        for name, content in near.list(""):
+            put(KIND, far, Document(NAME, None, 5), Trust())
+            yield name, content
+
+    assert [*synced(KIND, listed(), far, "", dry_run=False)] == [(NAME, "older")]
+    assert body_in(far) is None
 
 
 def test_sync_copies_nothing_under_another_name(near, far):

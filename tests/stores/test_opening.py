@@ -8,8 +8,9 @@ import pytest
 from backend_kwargs import BackendKwargsError, make_backend
 from backend_kwargs.auto.store import tell_of_former
 from backend_kwargs.backend import Backend
+from backend_kwargs.cli.arguments import backend_from_text
 from backend_kwargs.errors import BackendKwargsWarning, warn_once
-from backend_kwargs.stores import opening
+from backend_kwargs.stores import opening, redis
 from backend_kwargs.stores.deadlines import Limits
 from backend_kwargs.stores.folder import Folder
 from backend_kwargs.stores.layered import reached
@@ -209,6 +210,52 @@ def test_a_variable_that_is_not_set():
     with pytest.raises(BackendKwargsError) as e:
         open_store("env:NOT_SET_HERE")
     assert str(e.value) == "Store 'env:NOT_SET_HERE' names a variable of the environment that is not set."
+
+
+@pytest.mark.parametrize("make", [open_store, lambda given: make_backend("tmpl-inductor:auto", store=given)])
+def test_a_url_in_place_of_a_variable(make):
+    """A shell makes one of "env:$TUNED": it is not shown."""
+    with pytest.raises(BackendKwargsError) as e:
+        make(f"env:{URL}")
+    assert str(e.value) == (
+        "After 'env:' a store has the name of a variable of the environment, such as env:TUNED. What was given is not "
+        "shown: it may contain a password."
+    )
+
+
+def test_a_variable_that_names_another(monkeypatch):
+    """It is no folder of that name."""
+    monkeypatch.setenv("MINE", "env:OTHER")
+    with pytest.raises(BackendKwargsError) as e:
+        open_store("env:MINE")
+    assert str(e.value) == "Variable MINE must be a folder or a URL, and names a variable itself."
+
+
+def test_a_mapping_is_not_shown():
+    """It may have a password."""
+    with pytest.raises(BackendKwargsError) as e:
+        make_backend("tmpl-inductor:auto", store={"url": URL})
+    assert str(e.value) == (
+        "A store must be a folder, a URL, 'env:NAME', a list of these, or an object with get, put, list and forget, "
+        "got a dict, which is not shown: it may contain a password."
+    )
+
+
+def test_a_list_of_a_command_line(clients):
+    """It is read as JSON, and each of its stores is checked."""
+    read = backend_from_text("tmpl-inductor:auto", {"store": '["decisions/", "s3://bucket/a"]'})
+    assert read.options["store"] == ["decisions/", "s3://bucket/a"]
+    with pytest.raises(BackendKwargsError, match="must not contain a password"):
+        backend_from_text("tmpl-inductor:auto", {"store": f'["decisions/", "{URL}"]'})
+
+
+@pytest.mark.parametrize("path", ["team-a", "0/1"])
+def test_a_path_of_redis_is_a_number(path):
+    """Its client would take database 0 for any other, whoever's that is."""
+    with pytest.raises(BackendKwargsError) as e:
+        redis.open(f"redis://host/{path}")
+    message = f"The path of store 'redis://host/{path}' must be the number of a database, such as 0, got '{path}'."
+    assert str(e.value) == message
 
 
 def test_an_error_of_a_client_library_has_no_password(monkeypatch, clients):
