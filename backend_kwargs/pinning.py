@@ -37,10 +37,11 @@ def pin(
 ) -> Backend:
     """Write what timing chooses for `model` into the file `lock`; return the backend that serves by it.
 
-    A copy is called as in a fresh process: forward and, where gradients are recorded, backward. Nothing of the caller's
-    changes, what a function holds included. `auto` races its graphs first unless its store has decisions. `dynamic` is
-    `torch.compile`'s. A file that is there is replaced, or with `add` keeps what it has and gets what it lacks; in
-    either case once two compiles by the new one gave the same bits.
+    `example_inputs` are the arguments of a call: a tensor, a sequence of arguments, a dict of keywords, or a tuple of
+    arguments with a dict of keywords. A copy is called as in a fresh process: forward and, where gradients are
+    recorded, backward. Nothing of the caller's changes, what a function holds included. `auto` races its graphs first
+    unless its store has decisions. `dynamic` is `torch.compile`'s. A file that is there is replaced, or with `add`
+    keeps what it has and gets what it lacks; in either case once two compiles by the new one gave the same bits.
     """
     if not callable(model):
         raise wrong_value("model", "a module or a function", model)
@@ -114,12 +115,16 @@ class _Example:
         """Return an example; a function is called once in eager, since what it holds is not copied with it."""
         import torch
 
-        from backend_kwargs.bundles.samples import Sample, samples_of
+        from backend_kwargs.bundles.samples import Sample
+        from backend_kwargs.harness.study import arguments_of
         from backend_kwargs.measure.served import Changes, CopyError
         from backend_kwargs.measure.trees import map_tensors
 
         # A result of other operations cannot be copied; one that is given twice stays one.
-        sample = Sample(*map_tensors(cache(_leaf), samples_of([example_inputs])[0]))
+        args, kwargs = arguments_of(example_inputs)
+        if len(args) == 2 and isinstance(args[0], tuple) and isinstance(args[1], dict):
+            args, kwargs = args
+        sample = Sample(*map_tensors(cache(_leaf), (args, kwargs)))
         if isinstance(model, torch.nn.Module):
             return cls(model, sample, Changes())
         try:

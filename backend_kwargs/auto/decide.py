@@ -318,8 +318,13 @@ class _Question:
 
     def let_dynamo_restart(self) -> None:
         """Compile under default: of numbers among a graph's inputs dynamo makes others once a compile has seen them."""
-        gm = copy_of_graph(self.request.gm)
-        self.request.compile(replace(self.request.graph, gm=gm), {}, "")
+        graph = replace(self.request.graph, gm=copy_of_graph(self.request.gm))
+        try:
+            self.request.compile(graph, {}, "")
+        except RESTARTS:
+            raise
+        except Exception:
+            logger.info("Default does not compile", exc_info=True)
 
     # ---- the five ways to a decision
 

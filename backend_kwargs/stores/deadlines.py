@@ -94,19 +94,28 @@ class _Thread:
                 close()
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class _Listing:
-    """What lies in a folder, as it is listed; `found` is filled while it is."""
+    """What lies in a folder, as it is listed: `found` is filled meanwhile, at `moved` for the last time.
 
-    future: "Future[Listed]"
-    found: Listed
-    began: float = field(default_factory=time.monotonic)
+    It `is_late` once it was waited for in vain, although it goes on.
+    """
+
+    future: "Future[Listed]" = field(default_factory=Future)
+    found: Listed = field(default_factory=dict)
+    moved: float = field(default_factory=time.monotonic)
+    is_late: bool = False
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether it is not done yet, and has found something."""
+        return bool(self.found) and not self.future.done()
 
     @property
     def is_over(self) -> bool:
-        """Whether it failed, or takes so long without anything that another one is tried."""
+        """Whether it failed, or found nothing more for so long that another one is tried."""
         if not self.future.done():
-            return not self.found and time.monotonic() - self.began > AGAIN_S
+            return time.monotonic() - self.moved > AGAIN_S
         error = self.future.exception()
         return error is not None and not isinstance(error, TooLargeError)
 
@@ -156,17 +165,20 @@ class Reached:
 
         Where the folder has so many that its listing is not kept, or goes on for too long, these are listed alone.
         """
-        listing = self._listing(folder, len(start))
-        try:
-            listed: Listed = self._waited(listing.future, limits)
-            return listed.get(start, {})
-        except TooLargeError:
-            pass
-        except AwayError:
-            if not listing.found or listing.future.done():
-                raise
+        listing, longest_s = self._listing(folder, len(start)), None
+        if not (listing.is_late and listing.goes_on):
+            try:
+                listed: Listed = self._waited(listing.future, limits)
+                return listed.get(start, {})
+            except TooLargeError:
+                pass
+            except AwayError:
+                if not listing.goes_on:
+                    raise
+                listing.is_late, longest_s = True, limits.connect_s  # by another connection
         job = self._usable().submit(lambda store: dict(store.list(f"{folder}{start}")))
-        found: dict[str, bytes] = self._waited(job, limits, first=False)
+        longest_s = longest_s or min(limits.lookup_s, _longest_s(limits, self._of_process().in_row))
+        found: dict[str, bytes] = self._waited(job, limits, longest_s)
         return found
 
     def do(self, job: Job, limits: Limits) -> Any:
@@ -186,15 +198,13 @@ class Reached:
     def _listing(self, folder: str, length: int) -> _Listing:
         listings = self._of_process().listings
         if folder not in listings or listings[folder].is_over:
-            found: Listed = {}
-            future = self._usable().submit(lambda store: _listed(store, folder, length, found))
-            listings[folder] = _Listing(future, found)
+            listings[folder] = listing = _Listing()
+            listing.future = self._usable().submit(lambda store: _listed(store, folder, length, listing))
         return listings[folder]
 
-    def _waited(self, future: "Future[Any]", limits: Limits, *, first: bool = True) -> Any:
+    def _waited(self, future: "Future[Any]", limits: Limits, longest_s: float | None = None) -> Any:
         state = self._of_process()
-        longest_s = _longest_s(limits, state.in_row)
-        longest_s = longest_s if first else min(longest_s, limits.lookup_s)
+        longest_s = _longest_s(limits, state.in_row) if longest_s is None else longest_s
         try:
             result = future.result(min(longest_s, threading.TIMEOUT_MAX))
         except TooLargeError:
@@ -245,12 +255,13 @@ def _longest_s(limits: Limits, in_row: int) -> float:
     return max(LEAST_S, limits.lookup_s / 2 ** min(in_row - 1, 6)) if in_row else limits.connect_s
 
 
-def _listed(store: Store, folder: str, length: int, found: Listed) -> Listed:
-    """Return `found` with the documents below `folder`, by the first `length` characters of their names."""
+def _listed(store: Store, folder: str, length: int, listing: _Listing) -> Listed:
+    """Return the documents below `folder`, by the first `length` characters of their names and by names."""
     size = 0
     for name, document in store.list(folder):
         size += len(document)
         if size > LARGEST:
             raise TooLargeError
-        found.setdefault(name.removeprefix(folder)[:length], {})[name] = document
-    return found
+        listing.found.setdefault(name.removeprefix(folder)[:length], {})[name] = document
+        listing.moved = time.monotonic()
+    return listing.found

@@ -87,10 +87,10 @@ class Layered(Generic[Body]):
     def _there(self, layer: Reached, name: str) -> Document[bool] | None:
         """Return the heading of what a store has under a name, None if it has nothing that can be read."""
         try:
-            content: bytes | None = layer.do(lambda store: store.get(name), self.limits)
-            return None if content is None else heading(content)
-        except (AwayError, RefusedError):
+            there: Document[bool] | None = layer.do(partial(_heading_in, name=name), self.limits)
+        except AwayError:
             return None
+        return there
 
     def time_outs(self) -> dict[str, int]:
         """Return how often each store did not answer in time, for those that did not."""
@@ -182,6 +182,11 @@ def put(kind: Kind[Body], store: Store, document: Document[Body], trust: Trust) 
     return content
 
 
+def _heading_in(store: Store, name: str) -> Document[bool] | None:
+    content = store.get(name)
+    return None if content is None else heading(content)
+
+
 def check_replaces(store: Store, name: str, there: bytes, trust: Trust) -> None:
     """Raise if what is there is signed, what replaces it would not be, and others read the store."""
     if trust.signing_key is None and _is_others(store, there):
@@ -240,12 +245,19 @@ def synced(
     for name, content in source:
         what = _compared(kind, name, content, target, there.get(name), trusted_keys)
         if what in ("new", "newer") and not dry_run:
-            now = target.get(name)  # another process may have written since the listing
-            if now != there.get(name):
+            if (now := _got(target, name, there.get(name))) != there.get(name):  # written since the listing
                 what = _compared(kind, name, content, target, now, trusted_keys)
             if what in ("new", "newer"):
                 target.put(name, content)
         yield name, what
+
+
+def _got(store: Store, name: str, otherwise: bytes | None) -> bytes | None:
+    """Return a document, or `otherwise` where it cannot be read, as a folder's file may not be."""
+    try:
+        return store.get(name)
+    except Exception:  # noqa: BLE001 - each kind of store raises its own error, and writing says why
+        return otherwise
 
 
 def _compared(

@@ -20,7 +20,7 @@ from backend_kwargs.stores.folder import Folder
 from backend_kwargs.stores.urls import label_of, secrets_of, unclear, without_secrets
 
 VARIABLE = "BACKEND_KWARGS_STORE"
-ENV, NAME = "env:", re.compile(r"[A-Za-z_]\w*", re.ASCII)
+ENV, NAME = "env:", re.compile(r"[A-Za-z_][\w.-]*", re.ASCII)
 FORMER = ".sqlite"  # the suffix of the file that earlier releases kept decisions in
 URL = re.compile(r"(?P<chain>(?:[a-z0-9+.-]+::)*)(?P<scheme>[a-z][a-z0-9+.-]+)://", re.IGNORECASE)
 # What is no URL, but no folder either: "jdbc:postgresql://...", "host=... password=...", "user:password@host".
@@ -110,7 +110,7 @@ def check_store(given: object) -> None:
 
     Not for a variable that is not set here, or a file of an earlier release: a config may be of another machine.
     """
-    if isinstance(given, Mapping | bytes):
+    if isinstance(given, Mapping | bytes):  # options are copied, so that a mapping would be no store any more
         raise BackendKwargsError(
             "A store must be a folder, a URL, 'env:NAME', a list of these, or an object with get, put, list and "
             f"forget, got a {type(given).__name__}, which is not shown: it may contain a password."
