@@ -183,11 +183,9 @@ def test_the_thread_of_its_slices_has_ended(last_wins):
     with torch.no_grad():
         fn(x)
         background = record().compiled().func.__self__
-        thread = threading.Thread(target=lambda: None)
-        thread.start()
-        background.thread = thread.ident
-        fn(x)
-        thread.join()
+        background.thread = threading.Thread(target=lambda: None)
+        background.thread.start()
+        background.thread.join()
         until(lambda: "the thread in which its candidates recorded CUDA graphs has ended" in words(), lambda: fn(x))
         torch.testing.assert_close(fn(x), model(x))
     assert "the race has ended: eager" in words()

@@ -98,7 +98,7 @@ class Background:
     due: float = 0.0
     longest_s: float = 0.0
     over: bool = False
-    thread: int | None = None  # of all slices, once there was one: CUDA graphs are recorded for a thread
+    thread: threading.Thread | None = None  # of all slices, once there was one: CUDA graphs are recorded for a thread
     pid: int = field(default_factory=os.getpid)
 
     def __post_init__(self) -> None:
@@ -252,9 +252,9 @@ class Background:
 
     def _has_turn(self) -> bool:
         """Return whether slices are this thread's; end the race if the thread that they are of has ended."""
-        if self.thread in (None, threading.get_ident()):
+        if self.thread is None or self.thread is threading.current_thread():
             return True
-        if self.thread not in {each.ident for each in threading.enumerate()}:
+        if not self.thread.is_alive():
             with self.gate.alone() as alone:
                 if alone:
                     self._end("the thread in which its candidates recorded CUDA graphs has ended")
@@ -271,7 +271,7 @@ class Background:
     def _slice(self, inputs: Sequence[Any]) -> None:
         began, said = time.perf_counter(), len(self.timeline.events)
         finished, why, self.versions.slicing = False, "", True
-        self.thread = threading.get_ident() if self.race.device.type == "cuda" else None
+        self.thread = threading.current_thread() if self.race.device.type == "cuda" else None
         try:
             with self.budget.sliced(), between_calls(self.trees.entered()), only_from_cache():
                 bind(self.race, self.course.runners, inputs, self.trees.begin)
