@@ -133,7 +133,7 @@ def test_nothing_that_is_called_is_data():
         if "callable" in describe(inductor_options()[name].type)
     ]
     assert [name for name in OWN if not trust.is_data(OWN[name])] == [
-        *("lock", "store", "store_label", "signing_key", "trusted_keys", "on_progress")
+        *("store", "store_label", "signing_key", "trusted_keys", "on_progress", "lock")
     ]
 
 
