@@ -198,8 +198,9 @@ class Reached:
     def _listing(self, folder: str, length: int) -> _Listing:
         listings = self._of_process().listings
         if folder not in listings or listings[folder].is_over:
-            listings[folder] = listing = _Listing()
+            listing = _Listing()
             listing.future = self._usable().submit(lambda store: _listed(store, folder, length, listing))
+            listings[folder] = listing  # for other threads, which wait for its future
         return listings[folder]
 
     def _waited(self, future: "Future[Any]", limits: Limits, longest_s: float | None = None) -> Any:

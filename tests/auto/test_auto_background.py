@@ -147,6 +147,9 @@ def test_inputs_are_not_kept(last_wins):
         until(lambda: "default takes over" in words(), call)
         gc.collect()
         assert not any(each() is not None for each in seen)
+        until_ended(call)  # while what served before would still serve a call that fails
+        gc.collect()
+        assert not any(each() is not None for each in seen)
 
 
 def test_two_threads(last_wins):

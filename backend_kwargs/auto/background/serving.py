@@ -311,7 +311,8 @@ class Background:
                 return False
 
     def _part(self) -> None:
-        part(self.race, self.course.runners, self.written)
+        before = [self.previous[0]] if self.previous else []  # no longer one of the race's
+        part(self.race, [*self.course.runners, self.served, *before], self.written)
 
     # ---- what serves
 
