@@ -6,7 +6,7 @@ A document is data: a factory that it names is imported only if the caller has n
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -175,8 +175,12 @@ class Auditor:
 
 def _is_here(decision: Decision) -> bool:
     """Return whether a decision is for a device of this machine; a bundle's names none."""
-    here = {device_of(machine([kind])) for kind in ("cpu", "cuda")}
-    return not decision.machine or device_of(decision.machine) in here
+    return not decision.machine or device_of(decision.machine) in _devices_here()
+
+
+@cache
+def _devices_here() -> frozenset[str]:
+    return frozenset(device_of(machine([kind])) for kind in ("cpu", "cuda"))
 
 
 @contextmanager

@@ -87,10 +87,10 @@ class Layered(Generic[Body]):
     def _there(self, layer: Reached, name: str) -> Document[bool] | None:
         """Return the heading of what a store has under a name, None if it has nothing that can be read."""
         try:
-            there: Document[bool] | None = layer.do(partial(_heading_in, name=name), self.limits)
-        except AwayError:
+            content: bytes | None = layer.do(lambda store: store.get(name), self.limits)
+            return None if content is None else heading(content)
+        except (AwayError, RefusedError, TypeError):  # TypeError: a user's own store may return anything
             return None
-        return there
 
     def time_outs(self) -> dict[str, int]:
         """Return how often each store did not answer in time, for those that did not."""
@@ -180,11 +180,6 @@ def put(kind: Kind[Body], store: Store, document: Document[Body], trust: Trust) 
     content = encoded(kind, document, trust.signing_key)
     store.put(document.name, content)
     return content
-
-
-def _heading_in(store: Store, name: str) -> Document[bool] | None:
-    content = store.get(name)
-    return None if content is None else heading(content)
 
 
 def check_replaces(store: Store, name: str, there: bytes, trust: Trust) -> None:

@@ -194,6 +194,31 @@ def test_the_thread_of_its_slices_has_ended(last_wins):
     assert "the race has ended: eager" in words()
 
 
+def test_no_slice_before_another_threads_backward_pass(last_wins, monkeypatch):
+    """On a GPU both would wait for each other in autograd's thread."""
+    fn, begun = torch.compile(net(), backend=backend("no_size_asserts")), []
+    with torch.no_grad():
+        fn(torch.randn(8, 32))
+    background = record().compiled().func.__self__
+    monkeypatch.setattr(serving, "pacer", lambda: Pacer(began=-1e9))  # there is time for a slice
+    monkeypatch.setattr(background, "_slice", begun.append)
+    background.ready = lambda: True
+    context = Context()
+    background.versions.pending.add(context)
+    background._boundary((torch.randn(8, 32),))
+    assert not begun
+    del context
+    gc.collect()
+    background._boundary((torch.randn(8, 32),))
+    assert begun
+
+
+class Context:
+    """What autograd keeps of another thread's forward pass."""
+
+    served_in = None
+
+
 def test_a_winner_that_fails_in_a_call(last_wins, monkeypatch, store):
     """The user's call is served as before, on the inputs as they were, and the race ends."""
     model, x = Counting(), torch.randn(8, 4)

@@ -231,30 +231,35 @@ class Large(Held):
             self.may_go_on.wait()
 
 
-def test_a_listing_that_goes_on():
+@pytest.fixture
+def large():
+    store = Large()
+    store.documents[NAME] = b"1"
+    store.may_go_on.clear()
+    yield store
+    store.may_go_on.set()
+
+
+PATIENT = Limits(2.0, 30.0)  # for what is listed alone, also on a busy machine
+
+
+def test_a_listing_that_goes_on(large):
     """It is waited for once; what is asked for is listed alone, and found. It serves when it is there."""
-    large = Large()
-    large.documents[NAME] = b"1"
-    large.may_go_on.clear()
     reached = Reached(lambda: large, "large", "large")
     for _ in range(3):
-        assert reached.group(FOLDER, START, Limits(0.5, 30.0)) == {NAME: b"1"}
+        assert reached.group(FOLDER, START, PATIENT) == {NAME: b"1"}
     assert (large.listings, reached.time_outs) == (4, 1)
     large.may_go_on.set()
     assert reached.group(FOLDER, START, LONG) == {NAME: b"1"}
 
 
-def test_a_listing_that_stops(monkeypatch):
+def test_a_listing_that_stops(large, monkeypatch):
     """Where it has found nothing more for long, another one is begun, as where it has found nothing at all."""
     monkeypatch.setattr(deadlines, "AGAIN_S", 0.0)
-    large = Large()
-    large.documents[NAME] = b"1"
-    large.may_go_on.clear()
     reached = Reached(lambda: large, "large", "large")
     for _ in range(2):
-        assert reached.group(FOLDER, START, Limits(0.5, 30.0)) == {NAME: b"1"}
+        assert reached.group(FOLDER, START, PATIENT) == {NAME: b"1"}
     assert reached.time_outs == 2
-    large.may_go_on.set()
 
 
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
