@@ -32,7 +32,9 @@ def autograd_functions(compiled: Call) -> list[type[Any]]:
     """Return the autograd functions that AOTAutograd made for a result of `compile_fx`; no other result uses them."""
     import torch
 
-    return [each for each in _held(compiled) if isinstance(each, type) and issubclass(each, torch.autograd.Function)]
+    # torch.autograd.Function is found, too, in the closure of apply(), and is every function's.
+    found = [each for each in _held(compiled) if isinstance(each, type) and issubclass(each, torch.autograd.Function)]
+    return [each for each in found if {"forward", "backward"} <= vars(each).keys()]
 
 
 def rewrites_made(compiled: Call | None, facts: CompileFacts, operators: Operators) -> dict[str, int]:

@@ -16,6 +16,7 @@ from typing import Any, Protocol, TypeAlias
 
 from torch._inductor.runtime import triton_heuristics
 from torch._inductor.runtime.benchmarking import benchmarker
+from torch._inductor.runtime.hints import HeuristicType
 from torch._inductor.select_algorithm import AlgorithmSelectorCache, ExternKernelCaller, get_algorithm_selector_cache
 
 from backend_kwargs.errors import BackendKwargsError
@@ -25,6 +26,7 @@ from backend_kwargs.torch_internals.replacing import replaced, undone
 Configuration: TypeAlias = dict[str, int | str | bool]
 NUMBER = re.compile(r"_\d+$")  # torch numbers kernels in the order in which it made them
 FIELDS = ("num_warps", "num_stages", "maxnreg")  # of a configuration, besides its keywords
+NO_DESCENT = (HeuristicType.TEMPLATE, HeuristicType.USER_AUTOTUNE, HeuristicType.FIXED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +142,7 @@ def _wrapping(
 ) -> Any:
     bound = inspect.signature(wrap).bind(size_hints, configs, *args, **kwargs)
     meta: dict[str, Any] = bound.arguments.get("inductor_meta") or {}
-    descends = bool(meta.get("coordinate_descent_tuning"))
+    descends = bool(meta.get("coordinate_descent_tuning")) and bound.arguments["heuristic_type"] not in NO_DESCENT
     if not mine() or (len(configs) < 2 and not descends):
         return wrap(size_hints, configs, *args, **kwargs)
 

@@ -150,12 +150,17 @@ def recordings(compile_id: str, device: int, *, backward: bool) -> tuple[int, bo
         for key, value in manager.id_to_compile_id.items()
         if str(value) == compile_id and (manager.id_to_mode[key].name == "BACKWARD") == backward
     }
-    count, waiting = 0, list(manager.get_roots())
+    count = sum(node.wrapped_function.id in functions for node in _recorded(manager))
+    return count, bool(functions & set(manager.warned_mutation))
+
+
+def _recorded(manager: CUDAGraphTreeManager) -> Iterator[CUDAGraphNode]:
+    """Yield the CUDA graphs recorded in the trees of a manager, none once those were freed, as a reset does."""
+    waiting = [] if manager.roots is None else list(manager.get_roots())
     while waiting:
         node = waiting.pop()
-        count += node.wrapped_function.id in functions
+        yield node
         waiting.extend(child for children in node.children.values() for child in children)
-    return count, bool(functions & set(manager.warned_mutation))
 
 
 @contextmanager
@@ -193,11 +198,4 @@ def managers() -> set[CUDAGraphTreeManager]:
 
 def recorded_count(of: Iterable[CUDAGraphTreeManager]) -> int:
     """Return how many CUDA graphs are recorded in the trees of these managers."""
-    count = 0
-    for manager in of:
-        waiting = list(manager.get_roots())
-        while waiting:
-            node = waiting.pop()
-            count += 1
-            waiting.extend(child for children in node.children.values() for child in children)
-    return count
+    return sum(1 for manager in of for _ in _recorded(manager))

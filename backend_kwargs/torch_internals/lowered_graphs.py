@@ -74,7 +74,7 @@ def sent_graph(
         sent = {name: value for name, value in node.meta.items() if name not in NOT_SENT}
         node.meta = sent | {name: _by_name(sent[name]) for name in STACKS if name in sent}
     donated = context.fw_metadata.bw_donated_idxs if context.fw_metadata else None
-    kept = context.fake_mode.shape_env, context.aot_graph_name, donated, list(map(_kernel_of, _launches(gm)))
+    kept = context.fake_mode.shape_env, context.aot_graph_name, donated, list(map(_launched, _launches(gm)))
     return pickled((spare, list(example_inputs), dict(kwargs), kept))
 
 
@@ -82,8 +82,8 @@ def received_graph(data: bytes) -> LoweredGraph:
     """Return the graph that `sent_graph` made bytes of, with a tracing context of its own."""
     fake_mode = FakeTensorMode(shape_env=ShapeEnv(), allow_non_fake_inputs=True)
     gm, example_inputs, kwargs, (_, name, donated, kernels) = unpickled(data, fake_mode)
-    for node, kernel in zip(_launches(gm), kernels, strict=True):
-        _number(node, *kernel)
+    for node, launched in zip(_launches(gm), kernels, strict=True):
+        _number(node, launched)
     context = TracingContext(fake_mode)
     context.aot_graph_name = name
     # Which saved values the backward graph may overwrite: read by Inductor, and no part of its key.
@@ -192,24 +192,55 @@ def _launches(gm: GraphModule) -> list[Node]:
     return [node for node in nodes if getattr(node.target, "__name__", "") in LAUNCHES]
 
 
-def _kernel_of(node: Node) -> tuple[str, str, dict[str, Any]]:
-    """Return the module and name of the kernel that a node launches, and the arguments that are no part of the node."""
+@dataclass(frozen=True, slots=True)
+class _Launched:
+    """A kernel that a node launches, by the name that a module has for it, and what is no part of the node.
+
+    Where the node asks for a number of warps or stages, torch wraps the kernel in an autotuner with these `configs`.
+    """
+
+    module: str
+    name: str
+    configs: Sequence[Any] | None
+    constant_args: dict[str, Any]
+
+
+def _launched(node: Node) -> _Launched:
     numbers: Mapping[str, Any] = node.kwargs
-    kernel = kernel_side_table.get_kernel(numbers["kernel_idx"])
-    function: Any = kernel
+    kernel: Any = kernel_side_table.get_kernel(numbers["kernel_idx"])
+    function = kernel
     while not isinstance(function, FunctionType):  # what decorators have made of it
         function = function.fn
     module, name = function.__module__, function.__qualname__
-    if module == "__main__" or _found(module, name) is not kernel:
-        raise UnportableError(f"it launches {name}, which only the running program has")
-    return module, name, kernel_side_table.get_constant_args(numbers["constant_args_idx"])
+    constant_args = kernel_side_table.get_constant_args(numbers["constant_args_idx"])
+    if module != "__main__":
+        if _found(module, name) is kernel:
+            return _Launched(module, name, None, constant_args)
+        for path in (name, f"{name}.fn"):  # the module's may have configurations of its own
+            if _only_adds_configs(kernel) and _found(module, path) is kernel.fn:
+                return _Launched(module, path, kernel.configs, constant_args)
+    raise UnportableError(f"it launches {name}, which only the running program has")
 
 
-def _number(node: Node, module: str, name: str, constant_args: dict[str, Any]) -> None:
+def _only_adds_configs(kernel: Any) -> bool:
+    """Return whether a kernel is an autotuner that does nothing but choose among its configurations."""
+    from triton.runtime.autotuner import Autotuner  # type: ignore[import-untyped,unused-ignore]
+
+    if not isinstance(kernel, Autotuner):
+        return False
+    hooks = kernel.user_defined_pre_hook, kernel.user_defined_post_hook, kernel.reset_to_zero, kernel.restore_value
+    return not (kernel.keys or any(hooks) or kernel.perf_model or kernel.early_config_prune)
+
+
+def _number(node: Node, launched: _Launched) -> None:
     """Give a node the numbers that the kernel and the arguments have here."""
-    import_module(module)
-    kernel: Any = _found(module, name)
-    numbers = kernel_side_table.add_kernel(kernel), kernel_side_table.add_constant_args(constant_args)
+    from triton import autotune  # type: ignore[import-untyped,unused-ignore]
+
+    import_module(launched.module)
+    kernel: Any = _found(launched.module, launched.name)
+    if launched.configs is not None:
+        kernel = autotune(configs=launched.configs, key=[])(kernel)
+    numbers = kernel_side_table.add_kernel(kernel), kernel_side_table.add_constant_args(launched.constant_args)
     node.kwargs = {**node.kwargs, "kernel_idx": numbers[0], "constant_args_idx": numbers[1]}
 
 

@@ -79,8 +79,8 @@ class Part:
     rows: list[Row]
     counters: Mapping[str, int]
     compiles: int
-    new_files: int
-    new_libraries: int
+    new_files: Sequence[str]
+    new_libraries: Sequence[str]
     outside: Mapping[str, int] = field(default_factory=dict)
 
     @property
@@ -263,14 +263,14 @@ def _row(name: str, ready: float, seconds: Sequence[float], wrong: int) -> Row:
 
 
 @contextlib.contextmanager
-def _watched() -> Iterator[dict[str, int]]:
+def _watched() -> Iterator[dict[str, Any]]:
     """Yield what was compiled, written into Inductor's cache and loaded, once the context is left."""
-    seen: dict[str, int] = {}
+    seen: dict[str, Any] = {}
     before = compile_events(), _files(), _libraries()
     yield seen
     seen["compiles"] = compile_events() - before[0]
-    seen["new_files"] = len(_files() - before[1])
-    seen["new_libraries"] = len(_libraries() - before[2])
+    seen["new_files"] = sorted(_files() - before[1])
+    seen["new_libraries"] = sorted(_libraries() - before[2])
 
 
 def _files() -> set[str]:
@@ -281,7 +281,7 @@ def _files() -> set[str]:
 
 def _libraries() -> set[str]:
     lines = Path("/proc/self/maps").read_text().splitlines()
-    return {line.split(maxsplit=5)[-1] for line in lines if ".so" in line}
+    return {line.split(maxsplit=5)[-1].removesuffix(" (deleted)") for line in lines if ".so" in line}
 
 
 def as_page(parts: Sequence[Part], facts: Mapping[str, object], calls: int, others: int) -> str:
@@ -300,9 +300,10 @@ def as_page(parts: Sequence[Part], facts: Mapping[str, object], calls: int, othe
         ratio = f"{part.ratio:.2f}" if len(part.rows) > 1 else ""
         served = part.counters["compiled"] + part.counters["padded"]
         out = part.outside
-        cells = (part.name, ratio, served, part.counters["missed"], part.compiles, part.new_files, part.new_libraries)
+        new = len(part.new_files), len(part.new_libraries)
+        cells = (part.name, ratio, served, part.counters["missed"], part.compiles, *new)
         lines.append("| " + " | ".join(map(str, (*cells, out["calls"], out["failed"], out["wrong"]))) + " |")
-    met = all(part.compiles == part.new_files == part.new_libraries == 0 for part in parts)
+    met = not any(part.compiles or part.new_files or part.new_libraries for part in parts)
     within = all(part.ratio <= BAR for part in parts if part.name.startswith("sizes") and len(part.rows) > 1)
     lines += ["", f"Nothing compiled, written or loaded: {met}. p99 of declared sizes within {BAR}x: {within}."]
     return "\n".join(lines) + "\n"

@@ -35,8 +35,8 @@ def mlp(layers=8, width=256):
     return nn.Sequential(*parts).cuda()
 
 
-def test_cuda_graphs_take_over(store):
-    """A model that waits for launches is served by CUDA graphs in the end; all results stay as they were."""
+def test_cuda_graphs_take_over(store, last_wins):
+    """CUDA graphs serve in the end if they win; all results stay as they were."""
     model, x = mlp(), torch.randn(16, 256, device="cuda")
     fn, kept = torch.compile(model, backend=backend("cudagraphs")), []
     with torch.no_grad():

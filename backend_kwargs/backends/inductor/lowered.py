@@ -211,5 +211,4 @@ class Lowered:
 
     @cached_property
     def _functions(self) -> Sequence[type[Any]]:
-        found = autograd_functions(self.call) if self.call is not None else ()
-        return [each for each in found if "backward" in vars(each)]
+        return autograd_functions(self.call) if self.call is not None else ()

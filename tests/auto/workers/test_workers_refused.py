@@ -65,16 +65,20 @@ def launching(kernel, seen):
     return backend
 
 
-def test_a_triton_kernel_of_a_module():
+@pytest.mark.parametrize("warps", [None, 8])
+def test_a_triton_kernel_of_a_module(warps):
     """A graph that launches a kernel of an importable module is sent, and has the same key where it arrives."""
-    pytest.importorskip("triton")
+    triton = pytest.importorskip("triton")
     from backend_kwargs.rewrites.kernels.rotary import turned
 
+    # What torch makes of a kernel that is launched with a number of warps.
+    kernel = triton.autotune(configs=[triton.Config({}, num_warps=warps)], key=[])(turned) if warps else turned
     keys = []
 
     def seen(gm, example_inputs, **kwargs):
         keys.append(compiled_fx_graph_hash(gm, example_inputs, kwargs, [])[0])
         graph = packed(gm, example_inputs, kwargs)
+        assert not graph.refused
         kernel_side_table.add_constant_args({})  # elsewhere, the numbers of kernels are others
         arrived = received_graph(graph.data)
         with torch._guards.tracing(arrived.context):
@@ -82,8 +86,22 @@ def test_a_triton_kernel_of_a_module():
         raise NotImplementedError("seen")
 
     with torch.no_grad(), pytest.raises(torch._dynamo.exc.BackendCompilerFailed, match="seen"):
-        torch.compile(lambda x: x * 2, backend=launching(turned, seen))(torch.randn(4, 4))
+        torch.compile(lambda x: x * 2, backend=launching(kernel, seen))(torch.randn(4, 4))
     assert keys[0] == keys[1]
+
+
+def refused(kernel):
+    """Return why a graph that launches a kernel is not sent."""
+    reasons = []
+
+    def seen(gm, example_inputs, **kwargs):
+        reasons.append(packed(gm, example_inputs, kwargs).refused)
+        raise NotImplementedError("seen")
+
+    with torch.no_grad(), pytest.raises(torch._dynamo.exc.BackendCompilerFailed, match="seen"):
+        torch.compile(lambda x: x * 2, backend=launching(kernel, seen))(torch.randn(4, 4))
+    (reason,) = reasons
+    return reason
 
 
 def test_a_triton_kernel_of_the_program():
@@ -94,16 +112,17 @@ def test_a_triton_kernel_of_the_program():
     def here(x, out, WIDE: triton.language.constexpr, N: triton.language.constexpr):  # noqa: N803
         pass
 
-    reasons = []
-
-    def seen(gm, example_inputs, **kwargs):
-        reasons.append(packed(gm, example_inputs, kwargs).refused)
-        raise NotImplementedError("seen")
-
-    with torch.no_grad(), pytest.raises(torch._dynamo.exc.BackendCompilerFailed, match="seen"):
-        torch.compile(lambda x: x * 2, backend=launching(here, seen))(torch.randn(4, 4))
     name = "test_a_triton_kernel_of_the_program.<locals>.here"
-    assert reasons == [f"it launches {name}, which only the running program has"]
+    assert refused(here) == f"it launches {name}, which only the running program has"
+
+
+def test_hooks_round_a_triton_kernel():
+    """What the program calls before a module's kernel is in no other process."""
+    triton = pytest.importorskip("triton")
+    from backend_kwargs.rewrites.kernels.rotary import turned
+
+    wrap = triton.autotune(configs=[triton.Config({})], key=[], pre_hook=lambda *_, **__: None)
+    assert refused(wrap(turned)) == "it launches turned, which only the running program has"
 
 
 def test_sizes_of_data():

@@ -517,6 +517,14 @@ def test_results_are_copied_under_auto_alone_unless_told(monkeypatch, template, 
     assert bool(wrapped) is copies
 
 
+def test_copies_of_gradients_change_no_class_of_torch():
+    """Gradients of one function are copied; other autograd functions, old and new, have torch's backward pass."""
+    backend = bk.make_backend("tmpl-inductor", {"triton.cudagraphs": True}, clone_outputs=True)
+    x = X.clone().requires_grad_()
+    torch.compile(mm, backend=backend)(x).sum().backward()
+    assert vars(torch.autograd.Function).keys().isdisjoint({"forward", "backward"})
+
+
 def test_auto_needs_graph_trees_for_its_copies():
     """auto's copies need CUDA-graph trees too; without copies auto does not."""
     with pytest.raises(bk.BackendKwargsError) as raised:
