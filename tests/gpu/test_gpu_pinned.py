@@ -5,6 +5,7 @@ import os
 import re
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -17,7 +18,8 @@ ROOT = str(Path(__file__).parents[2])
 ENVIRONMENT = {**os.environ, "CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
 TUNED = {"max_autotune": True, "coordinate_descent_tuning": True}
 SCRIPT = """
-import hashlib, json, random, re, sys
+import faulthandler, hashlib, json, random, re, sys
+faulthandler.dump_traceback_later(300, exit=True)
 import torch
 from torch._inductor.runtime.benchmarking import Benchmarker
 from torch._inductor.utils import run_and_get_code
@@ -67,12 +69,20 @@ print(json.dumps([hashlib.sha256(each).hexdigest() for each in (text.encode(), b
 
 def ran(options, way, at, tmp_path, device=0):
     path = os.pathsep.join([ROOT, *filter(None, [os.environ.get("PYTHONPATH")])])
-    environment = {**ENVIRONMENT, "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / f"{way}{at}"), "PYTHONPATH": path}
+    caches = {name: str(tmp_path / f"{way}{at}") for name in ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")}
+    environment = {**ENVIRONMENT, **caches, "PYTHONPATH": path}
     # No fork: CUDA may have been asked for its devices in the process that it is of.
     command = [sys.executable, "-c", SCRIPT, json.dumps(options), str(device), way]
     done = subprocess.run(command, cwd=tmp_path, env=environment, check=False, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout.splitlines()[-1]) if way != "pin" else None
+
+
+def ran_at_once(count, options, way, tmp_path):
+    """Run processes on all GPUs, some at a time, and return what each printed."""
+    devices = torch.cuda.device_count()
+    with ThreadPoolExecutor(5) as pool:
+        return list(pool.map(lambda at: tuple(ran(options, way, at, tmp_path, at % devices)), range(count)))
 
 
 def test_cold_processes_agree(tmp_path):
@@ -83,11 +93,11 @@ def test_cold_processes_agree(tmp_path):
     assert re.search(r'\["kernels"\.', text)
     assert re.search(r'\["configurations"\.', text)
     pinned = {**TUNED, **lock, "reproducible": "pinned", "strict": True}
-    results = {tuple(ran(pinned, "pinned", at, tmp_path, at % torch.cuda.device_count())) for at in range(10)}
+    results = set(ran_at_once(10, pinned, "pinned", tmp_path))
     assert len(results) == 1
     ((_, _, timed),) = results
     assert timed == 0
-    plain = [ran(TUNED, "plain", at, tmp_path) for at in range(4)]
+    plain = ran_at_once(4, TUNED, "plain", tmp_path)
     assert len({code for code, _, _ in plain} | {bits for _, bits, _ in plain}) > 2
     assert all(timed for _, _, timed in plain)
 
