@@ -27,16 +27,19 @@ import backend_kwargs as bk
 
 calls = []
 
-def draw(self, *args, **kwargs):
-    calls.append(1)
-    return random.random()
+def drawing(timer):
+    def draw(*args, **kwargs):
+        calls.append(1)
+        timer(*args, **kwargs)  # raises for what needs more shared memory than there is
+        return random.random()
+    return draw
 
 kinds = [Benchmarker]
 for kind in kinds:
     kinds += kind.__subclasses__()
     for name in ("benchmark", "benchmark_cpu", "benchmark_gpu"):
         if name in vars(kind):
-            setattr(kind, name, draw)
+            setattr(kind, name, drawing(vars(kind)[name]))
 
 torch.manual_seed(0)
 net = torch.nn.Sequential(
