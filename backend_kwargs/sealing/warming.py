@@ -54,11 +54,12 @@ def warmed(
         if check:
             work.compare(checks, points)
         padding = Padding.of(declared, places, work, checks)
-        work.settle(Sealed(target, reader, padding), points)
+        devices = {each.device_index for each in work.managers}
+        with no_other_replays(devices):
+            work.settle(Sealed(target, reader, padding), points)
     sealed = Sealed(target, reader, padding, work.managers or None)
     sealed.notes += work.notes
     modes, has_gradients = modes_of_thread(), work.has_gradients
-    devices = {each.device_index for each in work.managers}
 
     def warm() -> None:
         if has_gradients:

@@ -1,6 +1,8 @@
 """CUDA-graph trees: the managers of a thread, and trees of one's own for a while."""
 
+import ctypes
 import gc
+import sys
 import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
@@ -26,10 +28,21 @@ def trees_of_thread() -> dict[int, cudagraph_trees.TreeManagerContainer]:
     local = cudagraph_trees.local
     if not hasattr(local, CONTAINERS) and not torch._C._is_key_in_tls(CONTAINERS):
         local.tree_manager_containers, local.tree_manager_locks = {}, defaultdict(threading.Lock)
-        torch._C._stash_obj_in_tls(CONTAINERS, local.tree_manager_containers)
-        torch._C._stash_obj_in_tls("tree_manager_locks", local.tree_manager_locks)
+        _give_to_threads_of_autograd(CONTAINERS, local.tree_manager_containers)
+        _give_to_threads_of_autograd("tree_manager_locks", local.tree_manager_locks)
     containers: dict[int, cudagraph_trees.TreeManagerContainer] = cudagraph_trees.get_obj(local, CONTAINERS)
     return containers
+
+
+def _give_to_threads_of_autograd(name: str, value: object) -> None:
+    """Let the threads that autograd starts for this one have a value.
+
+    torch 2.11 takes no reference, but gives one back as this thread ends.
+    """
+    before = sys.getrefcount(value)
+    torch._C._stash_obj_in_tls(name, value)
+    if sys.getrefcount(value) == before:
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(value))
 
 
 def current_raw_stream(device: int) -> int:

@@ -19,6 +19,7 @@ import backend_kwargs as bk
 from backend_kwargs.files.atomic_write import write_whole
 from backend_kwargs.measure import environment, percentile, synchronize
 from backend_kwargs.torch_internals.sealing import compile_events
+from benchmarks.analysis.markdown import table
 
 BATCHES, LENGTHS, LONGEST = (1, 2), (16, 64), 64
 VOCABULARY, WIDTH = 1000, 64
@@ -62,13 +63,28 @@ class _Block(nn.Module):
 
 @dataclass
 class Row:
-    """One way of serving: its time to be ready, and percentiles of its calls, in microseconds."""
+    """One way of serving: its time to be ready, percentiles of its calls in microseconds, and calls that raised."""
 
     name: str
     ready_s: float
     p50_us: float
     p99_us: float
     wrong: int = 0
+    errors: Sequence[str] = ()
+
+
+@dataclass
+class Calls:
+    """The calls of one way: seconds of each, how many results were not eager's, and what was raised."""
+
+    seconds: list[float] = field(default_factory=list)
+    wrong: int = 0
+    errors: list[str] = field(default_factory=list)
+
+    def row(self, name: str, ready_s: float) -> Row:
+        """Return them as a row."""
+        p50, p99 = (percentile(self.seconds, share) * 1e6 for share in (0.5, 0.99))
+        return Row(name, ready_s, p50, p99, self.wrong, self.errors)
 
 
 @dataclass
@@ -163,10 +179,10 @@ def _part(
     ways[EAGER], ready[EAGER] = model, 0.0
     drawn = _drawn(points, calls, 0)
     with _watched() as seen:
-        times, wrong = _timed(ways, drawn, device)
+        made = _called(ways, drawn, device)
         counters = sealed.counters
-        outside = _outside(sealed, model, device, others)
-    rows = [_row(way, ready[way], times[way], wrong[way]) for way in ways]
+    outside = _outside(sealed, model, device, others)
+    rows = [made[way].row(way, ready[way]) for way in ways]
     return Part(name, rows, counters, **seen, outside=outside)
 
 
@@ -179,12 +195,9 @@ def _warmed(call: Call, point: tuple[int, int], device: str) -> None:
         call(*_inputs(*point, device))
 
 
-def _timed(
-    ways: Mapping[str, Call], drawn: Sequence[tuple[int, int]], device: str
-) -> tuple[dict[str, list[float]], dict[str, int]]:
-    """Return the seconds of each call by way, called in turn, and how many results were not eager's."""
-    times: dict[str, list[float]] = {way: [] for way in ways}
-    wrong = dict.fromkeys(ways, 0)
+def _called(ways: Mapping[str, Call], drawn: Sequence[tuple[int, int]], device: str) -> dict[str, Calls]:
+    """Return the calls of each way, made in turn."""
+    made = {way: Calls() for way in ways}
     where, names = torch.device(device), [*ways]
     for at, point in enumerate(drawn):
         inputs = _inputs(*point, device)
@@ -192,20 +205,24 @@ def _timed(
         for name in names[at % len(names) :] + names[: at % len(names)]:
             synchronize(where)
             began = time.perf_counter()
-            result = ways[name](*inputs)
+            try:
+                result = ways[name](*inputs)
+            except Exception as error:  # noqa: BLE001 - it is counted
+                made[name].errors.append(repr(error))
+                continue
             synchronize(where)
-            times[name].append(time.perf_counter() - began)
+            made[name].seconds.append(time.perf_counter() - began)
             results[name] = result.clone()
             del result
         for name, result in results.items():
-            wrong[name] += not torch.allclose(result, results[EAGER], rtol=1e-2, atol=1e-3)
-    return times, wrong
+            made[name].wrong += not torch.allclose(result, results[EAGER], rtol=1e-2, atol=1e-3)
+    return made
 
 
 def _outside(sealed: Call, model: nn.Module, device: str, count: int) -> dict[str, int]:
     """Call with what was not declared: sizes, a dtype, gradients, a missing mode; return what happened."""
     drawn = random.Random(1)  # noqa: S311 - no secret
-    found = {"calls": count, "failed": 0, "wrong": 0}
+    found, before = {"calls": count, "failed": 0, "wrong": 0}, compile_events()
     for at in range(count):
         batch, length = drawn.choice([(3, 16), (5, drawn.randint(1, 200)), (2, LONGEST + drawn.randint(1, 99))])
         tokens, mask = _inputs(batch, length, device)
@@ -217,7 +234,7 @@ def _outside(sealed: Call, model: nn.Module, device: str, count: int) -> dict[st
             found["failed"] += 1
             continue
         found["wrong"] += not torch.allclose(result, model(tokens, mask), rtol=1e-2, atol=1e-3)
-    return found
+    return {**found, "compiles": compile_events() - before}
 
 
 @torch.no_grad()
@@ -228,8 +245,7 @@ def _in_threads(model: nn.Module, device: str, calls: int, others: int) -> Part:
     began = time.perf_counter()
     sealed = bk.seal(torch.compile(_fresh(model), **mode), _inputs(2, 16, device), dims=DIMS, **_declared()["sizes"])
     ready = time.perf_counter() - began
-    times: list[float] = []
-    wrong: list[int] = []
+    served, lock = Calls(), threading.Lock()
     barrier = threading.Barrier(THREADS + 1)
 
     @torch.no_grad()
@@ -237,9 +253,11 @@ def _in_threads(model: nn.Module, device: str, calls: int, others: int) -> Part:
         sealed.warm()
         barrier.wait()
         barrier.wait()
-        own, bad = _timed({"sealed": sealed, EAGER: model}, _drawn(points, calls // THREADS, seed), device)
-        times.extend(own["sealed"])
-        wrong.append(bad["sealed"])
+        own = _called({"sealed": sealed, EAGER: model}, _drawn(points, calls // THREADS, seed), device)["sealed"]
+        with lock:
+            served.seconds += own.seconds
+            served.errors += own.errors
+            served.wrong += own.wrong
 
     threads = [threading.Thread(target=serve, args=(seed,)) for seed in range(THREADS)]
     for thread in threads:
@@ -250,16 +268,9 @@ def _in_threads(model: nn.Module, device: str, calls: int, others: int) -> Part:
         for thread in threads:
             thread.join()
         counters = sealed.counters
-        outside = _outside(sealed, model, device, others)
-    row = _row("sealed", ready, times, sum(wrong))
-    return Part(
-        f"sizes, {THREADS} threads{', reduce-overhead' if mode else ''}", [row], counters, **seen, outside=outside
-    )
-
-
-def _row(name: str, ready: float, seconds: Sequence[float], wrong: int) -> Row:
-    p50, p99 = (percentile(seconds, share) * 1e6 for share in (0.5, 0.99))
-    return Row(name, ready, p50, p99, wrong)
+    outside = _outside(sealed, model, device, others)
+    name = f"sizes, {THREADS} threads{', reduce-overhead' if mode else ''}"
+    return Part(name, [served.row("sealed", ready)], counters, **seen, outside=outside)
 
 
 @contextlib.contextmanager
@@ -287,23 +298,29 @@ def _libraries() -> set[str]:
 def as_page(parts: Sequence[Part], facts: Mapping[str, object], calls: int, others: int) -> str:
     """Return the parts as a Markdown page."""
     where = f"{facts['device_name']}, torch {facts['torch']}, {facts['threads']} threads"
-    lines = ["# Sealed functions", "", f"{calls} declared calls, then {others} that were not declared. {where}.", ""]
-    lines += ["| declared | way | ready s | p50 µs | p99 µs | wrong |", "|---|---|--:|--:|--:|--:|"]
-    for part in parts:
-        lines += [
-            f"| {part.name} | {row.name} | {row.ready_s:.1f} | {row.p50_us:.0f} | {row.p99_us:.0f} | {row.wrong} |"
-            for row in part.rows
-        ]
+    lines = ["# Sealed functions", "", f"{calls} declared calls, then {others} that were not declared. {where}."]
+    heads = ("declared", "way", "ready, s", "p50, µs", "p99, µs", "wrong", "raised")
+    lines += ["", *table(heads, [_cells(part.name, row) for part in parts for row in part.rows])]
     heads = ("declared", f"p99 over {PER_SIZE}", "compiled calls", "missed", "compiles", "new files", "new libraries")
-    lines += ["", f"| {' | '.join((*heads, 'calls outside', 'failed', 'wrong'))} |", "|---|" + "--:|" * 9]
-    for part in parts:
-        ratio = f"{part.ratio:.2f}" if len(part.rows) > 1 else ""
-        served = part.counters["compiled"] + part.counters["padded"]
-        out = part.outside
-        new = len(part.new_files), len(part.new_libraries)
-        cells = (part.name, ratio, served, part.counters["missed"], part.compiles, *new)
-        lines.append("| " + " | ".join(map(str, (*cells, out["calls"], out["failed"], out["wrong"]))) + " |")
-    met = not any(part.compiles or part.new_files or part.new_libraries for part in parts)
+    outside = ("calls outside", "their compiles", "failed", "wrong")
+    lines += ["", *table((*heads, *outside), [_counted(part) for part in parts])]
+    met = not any(part.compiles or part.new_files or part.new_libraries or part.outside["compiles"] for part in parts)
     within = all(part.ratio <= BAR for part in parts if part.name.startswith("sizes") and len(part.rows) > 1)
     lines += ["", f"Nothing compiled, written or loaded: {met}. p99 of declared sizes within {BAR}x: {within}."]
-    return "\n".join(lines) + "\n"
+    new = sorted({Path(name).name for part in parts for name in part.new_libraries})
+    raised = sorted({error for part in parts for row in part.rows for error in row.errors})
+    told = [f"- Loaded by one of the ways: {name}" for name in new] + [f"- Raised: {error}" for error in raised]
+    return "\n".join([*lines, *([""] if told else []), *told]) + "\n"
+
+
+def _cells(name: str, row: Row) -> Sequence[str]:
+    times = f"{row.ready_s:.1f}", f"{row.p50_us:.0f}", f"{row.p99_us:.0f}"
+    return (name, row.name, *times, str(row.wrong), str(len(row.errors)))
+
+
+def _counted(part: Part) -> Sequence[str]:
+    ratio = f"{part.ratio:.2f}" if len(part.rows) > 1 else ""
+    served = part.counters["compiled"] + part.counters["padded"], part.counters["missed"]
+    seen = part.compiles, len(part.new_files), len(part.new_libraries)
+    outside = (part.outside[name] for name in ("calls", "compiles", "failed", "wrong"))
+    return (part.name, ratio, *map(str, (*served, *seen, *outside)))

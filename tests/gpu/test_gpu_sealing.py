@@ -1,8 +1,12 @@
 """Sealed functions on a GPU: CUDA graphs are recorded ahead, for each size and thread, and kernels are loaded."""
 
 import dataclasses
+import os
+import subprocess
+import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 import torch
@@ -38,6 +42,37 @@ def test_nothing_is_compiled_recorded_or_tuned(mode):
     assert state() == before
     assert sealed.counters == {"compiled": 5, "padded": 0, "missed": 2}
     assert (before[1] > 0) == (mode != "default")
+
+
+FIRST_CALL = """
+import torch
+import backend_kwargs as bk
+
+def libraries():
+    with open("/proc/self/maps") as maps:
+        return {line.split(maxsplit=5)[-1].strip() for line in maps if ".so" in line}
+
+net, x = torch.nn.Linear(64, 64).cuda(), torch.randn(4, 64, device="cuda")
+with torch.no_grad():
+    sealed = bk.seal(torch.compile(net, mode="reduce-overhead"), x)
+    before = libraries()
+    sealed(x)
+    torch.cuda.synchronize()
+print(sorted(libraries() - before), sealed.counters)
+"""
+
+
+def test_the_first_call_loads_no_library():
+    """A process that has run nothing else has loaded what a call with CUDA graphs needs once it is sealed."""
+    path = os.pathsep.join([str(Path(__file__).parents[2]), *filter(None, [os.environ.get("PYTHONPATH")])])
+    ran = subprocess.run(
+        [sys.executable, "-c", FIRST_CALL],
+        env={**os.environ, "PYTHONPATH": path},
+        check=False,
+        capture_output=True,
+        text=True,
+    )
+    assert ran.stdout == "[] {'compiled': 1, 'padded': 0, 'missed': 0}\n", ran.stderr
 
 
 @torch.no_grad()

@@ -90,8 +90,7 @@ def one_at_a_time(fn: Call, devices: Collection[int] | None = None) -> Call:
     def call(*args: object, **kwargs: object) -> object:
         if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
             return fn(*args, **kwargs)  # a CPU records no graphs, and may be the only device
-        if not hasattr(_ready, "done"):
-            _make_ready()
+        _make_ready()
         with _replaying:
             _follow_last_streams(devices)
             return fn(*args, **kwargs)
@@ -101,7 +100,10 @@ def one_at_a_time(fn: Call, devices: Collection[int] | None = None) -> Call:
 
 @contextlib.contextmanager
 def no_other_replays(devices: Collection[int]) -> Iterator[None]:
-    """Let functions that are called one at a time on these devices wait in other threads."""
+    """Let functions that are called one at a time on these devices wait in other threads; none does without devices."""
+    if not devices:
+        yield
+        return
     _make_ready()
     with _replaying:
         _follow_last_streams(devices)
@@ -136,6 +138,8 @@ def with_copies_of_managed(fn: Call, managers: Iterable[CUDAGraphTreeManager]) -
 
 def _make_ready() -> None:
     """Initialize what libraries keep per thread, since that cannot be done during the capture of a graph."""
+    if hasattr(_ready, "done"):
+        return
     _ready.done = True
     trees_of_thread()
     x = torch.ones(1, 1, 4, 4, device="cuda")  # a kernel makes the CUDA context current, without which cuBLAS warns
