@@ -45,6 +45,7 @@ from backend_kwargs.torch_internals.guards import compile_id
 from backend_kwargs.torch_internals.replacing import undone
 
 if TYPE_CHECKING:
+    from backend_kwargs.auto.background.serving import Background
     from backend_kwargs.auto.race import RaceResult
 
 logger = logging.getLogger("backend_kwargs.auto")
@@ -62,7 +63,8 @@ class Memory:
 
     `decisions` are keyed by scope and name; `race_seconds` has an entry per race, and `call_seconds` one per call,
     whose graphs share a budget. `store` replaces the user's store, and `stores` are those in use. `loaded` holds
-    decisions by name that precede those of the store: they came with another process's cache artifacts.
+    decisions by name that precede those of the store: they came with another process's cache artifacts. `racing` are
+    the last races that began in the background.
     """
 
     decisions: dict[tuple[str, str], Decision] = field(default_factory=dict)
@@ -71,6 +73,9 @@ class Memory:
     call_seconds: defaultdict[CallOfGraphs, dict[int, float]] = field(default_factory=lambda: defaultdict(dict))
     store: Path | None = None
     stores: dict[object, Reached] = field(default_factory=dict)
+    racing: "weakref.WeakValueDictionary[tuple[str, str], Background]" = field(
+        default_factory=weakref.WeakValueDictionary
+    )
 
 
 _memories = [Memory()]  # the last one is in use
@@ -481,15 +486,16 @@ class _Question:
 
     def raced_later(self) -> Decision:
         """Begin a race between later calls; return what is known now, and keep what serves."""
-        from backend_kwargs.auto.background.serving import RefusedError, begin
+        from backend_kwargs.auto.background.serving import Equals, RefusedError, begin
         from backend_kwargs.auto.race import UnfitError
 
         if ranks() > 1 or self.bucket:
             return self.default("race='background', and several ranks would switch at different times")
         try:
-            compiled, timeline = begin(
-                self._told(self.request), self._without_inputs()._known_later, lambda name, fraction: None
-            )
+            before, later = memory().racing.get(self.slot), self._without_inputs()
+            equals = Equals(weakref.ref(before) if before else lambda: None, later._decided_by_an_equal_graph)
+            told = self._told(self.request)
+            compiled, background = begin(told, later._known_later, lambda name, fraction: None, equals)
         except RESTARTS:
             raise
         except (RefusedError, UnfitError) as error:
@@ -498,12 +504,19 @@ class _Question:
             why = f"its race failed: {error_text(error)}"
             warn_once(f"A graph is compiled under default: {why}")
             return self.default(why)
+        memory().racing[self.slot] = background
+        timeline = background.timeline
         decision = replace(
             self.default("raced in the background"),
             winner=DEFAULT if timeline.decision is None else timeline.decision.winner,
         )
         self.keep(compiled.knowing(decision=decision, background=timeline))
         return decision
+
+    def _decided_by_an_equal_graph(self) -> Decision | None:
+        """Return what the race of another graph with this key has decided meanwhile, None if it goes on."""
+        found = memory().decisions.get(self.slot)
+        return None if found is None or 0 < found.cut_s < self.request.settings.budget_s else found
 
     def _cut_s(self, result: "RaceResult", ended: bool) -> float:
         """Return what a larger budget must exceed to improve a decision, 0 if nothing could."""

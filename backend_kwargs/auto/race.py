@@ -4,9 +4,11 @@ import gc
 import logging
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
+from typing import cast
 
 import torch
 
@@ -373,27 +375,30 @@ class Race:
         self, candidate: RaceCandidate, options: Options, champion: Runner, make: Callable[[], Candidate]
     ) -> Runner | None:
         """Return the candidate that `make` compiles, as a runner; None if it fails, or if it has another one's code."""
+        steps = self.preparing(candidate, options, champion, make)
+        while True:
+            try:
+                next(steps)
+            except StopIteration as done:
+                return cast("Runner | None", done.value)
+
+    def preparing(
+        self, candidate: RaceCandidate, options: Options, champion: Runner, make: Callable[[], Candidate]
+    ) -> Generator[None, None, Runner | None]:
+        """Do the same as `prepared` in two steps: the candidate is compiled or loaded, and it is called and checked."""
         first = not self.selection.default_s
         row = RaceRow(candidate.name, options, compiler=candidate.compiler)
         row.predicted_s = None if first else self.selection.predicted_s(candidate)
-        runner, began = None, time.perf_counter()
         row.began_s = self.budget.spent_s
-        try:
-            with own_libdevice(), modes_restored(), capped(math.inf if first else self.budget.ends):
-                with artifacts_noted() as artifacts:
-                    with get_metrics_context():
-                        made = make()
-                    runner = self._entered(candidate, made, row)
-                made.artifacts += artifacts
-        except RESTARTS:
-            raise
-        except OutOfTime:
-            row.status, row.reason = "timeout", self.budget.interrupted
-        except ChangedInputError as error:
-            row.status, row.reason = "fail_accuracy", str(error)
-        except Exception as error:  # noqa: BLE001 - a candidate may fail in any way, without harm to the others
-            row.status, row.reason = measure.status_of(error)
-        row.compile_s = time.perf_counter() - began
+        made, runner = None, None
+        with self._noting(row, first), artifacts_noted() as artifacts, get_metrics_context():
+            made = make()
+        if made is not None:
+            made.artifacts += artifacts
+            yield
+            with self._noting(row, first), artifacts_noted() as artifacts:
+                runner = self._entered(candidate, made, row)
+            made.artifacts += artifacts
         if first:
             self.selection.default_s = row.compile_s
         if runner and row.status == "pass" and runner.code:
@@ -407,6 +412,24 @@ class Race:
         self.rows.append(row)
         logger.info("%s is dropped: %s: %s", row.name, row.status, row.reason)
         return None
+
+    @contextmanager
+    def _noting(self, row: RaceRow, first: bool) -> Iterator[None]:
+        """Let the row say why what is done within fails, and how long it took."""
+        began = time.perf_counter()
+        try:
+            with own_libdevice(), modes_restored(), capped(math.inf if first else self.budget.ends):
+                yield
+        except RESTARTS:
+            raise
+        except OutOfTime:
+            row.status, row.reason = "timeout", self.budget.interrupted
+        except ChangedInputError as error:
+            row.status, row.reason = "fail_accuracy", str(error)
+        except Exception as error:  # noqa: BLE001 - a candidate may fail in any way, without harm to the others
+            row.status, row.reason = measure.status_of(error)
+        finally:
+            row.compile_s += time.perf_counter() - began
 
     def _entered(self, candidate: RaceCandidate, made: Candidate, row: RaceRow) -> Runner:
         """Return the candidate as a runner; its row says whether it passed the accuracy check."""

@@ -16,6 +16,7 @@ from backend_kwargs.auto.background.pacing import Pacer
 from backend_kwargs.auto.background.serving import WATCHED, Background
 from backend_kwargs.auto.store import Catalogue
 from backend_kwargs.auto.workers.pool import Workers
+from backend_kwargs.compile_records import records
 from backend_kwargs.errors import BackendKwargsError
 from backend_kwargs.facts.decision import RaceRow
 from tests.auto.background_loop import backend, record, timeline, until, until_ended, words
@@ -113,6 +114,50 @@ class Counting(torch.nn.Module):
     def forward(self, x):
         self.calls.add_(1)
         return (x * self.calls).softmax(-1)
+
+
+def two_of_equal_code():
+    """Return functions of two models, whose code objects differ, so that dynamo compiles both, and their results."""
+    models, x = [net(), net()], torch.randn(8, 32)
+    fns = [lambda: models[0](x), lambda: models[1](x)]
+    with torch.no_grad():
+        return fns, [fn() for fn in fns]
+
+
+def test_graphs_of_equal_code_are_raced_once(last_wins, store):
+    """The second race waits for the first one's decision, and times its winner alone; all results are right."""
+    (one, two), expected = two_of_equal_code()
+    raced = backend("no_size_asserts", "persistent_reductions")
+    fns = [torch.compile(each, backend=raced) for each in (one, two)]
+
+    def call():
+        for fn, result in zip(fns, expected, strict=True):
+            torch.testing.assert_close(fn(), result)
+
+    with torch.no_grad():
+        call()
+        first, second = (each.facts.background for each in records()[-2:])
+        until(lambda: first.ended and second.ended, call)
+        call()
+    ended = [each.began + event.at_s for each in (first, second) for event in each.events if "has ended" in event.what]
+    assert ended == sorted(ended)
+    (decision,) = Catalogue(store).all()
+    assert decision == first.decision
+    assert (second.decision.winner, decision.winner) == ("no_size_asserts", "no_size_asserts")
+    skipped = {row.name: row.reason for row in second.decision.rows if row.status == "skipped"}
+    assert skipped == {"persistent_reductions": "a graph of equal code chose no_size_asserts"}
+
+
+def test_an_equal_graph_that_is_called_no_more(last_wins):
+    """The race of the graph before it holds nobody up where that one's function is not called again."""
+    (one, two), (_, expected) = two_of_equal_code()
+    first = torch.compile(one, backend=backend())
+    second = torch.compile(two, backend=backend())
+    with torch.no_grad():
+        first()
+        second()
+        until_ended(lambda: torch.testing.assert_close(second(), expected))
+    assert not records()[-2].facts.background.ended
 
 
 def test_state_changes_once_a_call(last_wins):
@@ -260,10 +305,11 @@ def test_tuning_that_does_not_end(monkeypatch):
     """A candidate whose tuning takes more slices than it has is refused, and the race goes on."""
 
     def interrupted(self, candidate, options, champion, make):
+        yield
         self.rows.append(RaceRow(candidate.name, options, "timeout", "planted"))
 
     model, x = net(), torch.randn(8, 32)
-    monkeypatch.setattr(race.Race, "prepared", interrupted)
+    monkeypatch.setattr(race.Race, "preparing", interrupted)
     with torch.no_grad():
         fn = torch.compile(model, backend=backend())
         expected = fn(x)

@@ -1,6 +1,6 @@
 """The steps of a race in the background: what is raced next, and who takes over."""
 
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TypeAlias
@@ -11,7 +11,7 @@ from backend_kwargs.auto.compiling import Candidate
 from backend_kwargs.auto.head_to_head import Runner
 from backend_kwargs.auto.race import Race
 from backend_kwargs.facts.background import Timeline
-from backend_kwargs.facts.decision import DEFAULT, EAGER, RaceRow
+from backend_kwargs.facts.decision import DEFAULT, EAGER, Decision, RaceRow
 from backend_kwargs.options.layers import Options
 
 TRIES = 5  # slices in which the tuning of one candidate may go on
@@ -20,9 +20,25 @@ Ready: TypeAlias = Callable[[], bool]
 Steps: TypeAlias = Generator[Ready | None, None, None]  # yields what it waits for, None for nothing
 
 
+def _within(candidate: RaceCandidate, decision: Decision) -> bool:
+    """Return whether a decision has all options of a candidate; of lists, such as of rewrites, all members."""
+
+    def listed(value: object) -> Sequence[object]:
+        return value if isinstance(value, list | tuple) else [value]
+
+    chosen = decision.options
+    return all(
+        name in chosen and all(each in listed(chosen[name]) for each in listed(value))
+        for name, value in candidate.options.items()
+    )
+
+
 @dataclass
 class Course:
-    """One race: `champion` is the best up to now, `challenger` what is raced against it; `serve(best)` switches."""
+    """One race: `champion` is the best up to now, `challenger` what is raced against it; `serve(best)` switches.
+
+    `decided()` is what the race of a graph of equal code has decided, of which this one races the winner: `followed`.
+    """
 
     race: Race
     lowerings: Lowerings
@@ -30,7 +46,9 @@ class Course:
     eager: Runner
     champion: Runner
     serve: Callable[[Runner], None]
+    decided: Callable[[], Decision | None]
     challenger: Runner | None = None
+    followed: Decision | None = None
     made: Candidate | None = None  # what the last candidate was compiled to
     chosen_for: Runner | None = None  # whose options the candidates that workers lower extend
 
@@ -50,6 +68,9 @@ class Course:
         if not any(row.name == DEFAULT and row.status == "pass" for row in self.race.rows):
             return
         left = [each for each in selection.candidates(self.champion) if each.name != EAGER]
+        self.followed = self.decided()
+        if self.followed is not None:
+            left = self._parts_of(self.followed, left)
         yield None
         while left:
             if self.chosen_for is not self.champion:
@@ -73,6 +94,17 @@ class Course:
         yield None
         self.champion = self.race.not_slower(self.champion, self.eager)
         self.serve(self.champion)
+
+    def _parts_of(self, decision: Decision, candidates: Sequence[RaceCandidate]) -> list[RaceCandidate]:
+        """Return the candidates that the winner of a graph of equal code consists of, and skip the others."""
+        why = f"a graph of equal code chose {decision.winner}"
+        self.timeline.note(why)
+        parts = [each for each in candidates if each.compiler == decision.compiler and _within(each, decision)]
+        others = [each for each in candidates if each not in parts]
+        self.race.rows += [
+            RaceRow(each.name, dict(each.options), "skipped", why, compiler=each.compiler) for each in others
+        ]
+        return parts
 
     def _settled(self, candidate: RaceCandidate) -> bool:
         return self.lowerings.settled(candidate, self.champion)
@@ -105,7 +137,7 @@ class Course:
         """Load, check and time one candidate; the better one serves from then on."""
         rows = self.race.rows
         for left in reversed(range(TRIES)):
-            self.challenger = self.race.prepared(candidate, options, self.champion, make)
+            self.challenger = yield from self.race.preparing(candidate, options, self.champion, make)
             # The slice ended while kernels were tuned: those tuned stay so, and the rest follows.
             if self.challenger is not None or rows[-1].status != "timeout" or not left:
                 break

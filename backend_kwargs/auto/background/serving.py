@@ -58,7 +58,17 @@ class RefusedError(Exception):
     """The graph cannot be raced in the background. Contains the reason."""
 
 
-def begin(request: Request, record: Record, tell: Callable[[str, float], None]) -> tuple[Compiled, Timeline]:
+@dataclass(frozen=True, slots=True)
+class Equals:
+    """Graphs of equal code: the race that began before this one, None once it is gone, and what theirs have decided."""
+
+    before: Callable[[], "Background | None"]
+    decided: Callable[[], Decision | None]
+
+
+def begin(
+    request: Request, record: Record, tell: Callable[[str, float], None], equals: Equals
+) -> tuple[Compiled, "Background"]:
     """Begin a race: return what serves from the first call on; `record` gets what is known whenever that changes.
 
     Raise RefusedError where the graph cannot be raced between calls.
@@ -73,9 +83,9 @@ def begin(request: Request, record: Record, tell: Callable[[str, float], None]) 
         race = begun(request, tell, step, dynamo_s)
         if race.stats.random:
             raise RefusedError("it draws random numbers, of which a later call would see others")
-        background = Background.of(race, record)
+        background = Background.of(race, record, equals)
         compiled = background.started()
-    return compiled, background.timeline
+    return compiled, background
 
 
 @dataclass
@@ -84,6 +94,7 @@ class Background:
 
     race: Race
     record: Record
+    equals: Equals
     timeline: Timeline
     budget: SliceBudget
     eager: Runner
@@ -97,17 +108,20 @@ class Background:
     ready: Ready = lambda: True
     due: float = 0.0
     longest_s: float = 0.0
+    called: int = 0
+    seen: int = 0  # calls of the race of an equal graph
     over: bool = False
     thread: threading.Thread | None = None  # of all slices, once there was one: CUDA graphs are recorded for a thread
     pid: int = field(default_factory=os.getpid)
 
     def __post_init__(self) -> None:
         lowerings = Lowerings(self.race)
-        self.course = Course(self.race, lowerings, self.timeline, self.eager, self.eager, self._switch_to)
+        serve, decided = self._switch_to, self.equals.decided
+        self.course = Course(self.race, lowerings, self.timeline, self.eager, self.eager, serve, decided)
         self.steps = self.course.steps()
 
     @classmethod
-    def of(cls, race: Race, record: Record) -> "Background":
+    def of(cls, race: Race, record: Record, equals: Equals) -> "Background":
         """Return a race whose graph has run in eager once."""
         eager = race.entered_eager()
         settings = race.request.settings
@@ -118,7 +132,9 @@ class Background:
         race.comparison_s = COMPARE_S
         race.compiles.ahead.pool = pool()
         forward, gate, written = race.request.gm.forward, Gate(), tuple(sorted(race.task.inputs.written))
-        return cls(race, record, Timeline(), budget, eager, eager, forward, gate, Versions(gate), written=written)
+        return cls(
+            race, record, equals, Timeline(), budget, eager, eager, forward, gate, Versions(gate), written=written
+        )
 
     # ---- the first call
 
@@ -192,6 +208,7 @@ class Background:
 
     def call(self, *inputs: Any) -> Any:
         """Serve a call; before it, go on with the race if that may take a slice now."""
+        self.called += 1
         if os.getpid() != self.pid:
             self._forked()
         elif self.over:
@@ -240,7 +257,9 @@ class Background:
         """Go on with the race, unless it waits, or something forbids it now."""
         now = time.perf_counter()
         self.due = max(now + LOOK_S, pacer().begins(self.share))
-        if not self._has_turn() or self.due > now + LOOK_S or not self.ready() or not ordinary(inputs):
+        if self.due > now + LOOK_S or self._follows() or not self._has_turn():
+            return
+        if not self.ready() or not ordinary(inputs):
             return
         with self.gate.alone() as alone:
             if not alone or self.versions.awaited_elsewhere() or not compile_lock.acquire(blocking=False):
@@ -249,6 +268,13 @@ class Background:
                 self._slice(inputs)
             finally:
                 compile_lock.release()
+
+    def _follows(self) -> bool:
+        """Return whether the race of an equal graph goes on that is called in turn with this one: it decides first."""
+        if (before := self.equals.before()) is None or before.over:
+            return False
+        seen, self.seen = self.seen, before.called
+        return self.seen != seen
 
     def _has_turn(self) -> bool:
         """Return whether slices are this thread's; end the race if the thread that they are of has ended."""
@@ -365,5 +391,8 @@ class Background:
         if not any(row is leader.row for row in self.race.rows):
             rows.append(replace(leader.row, won=True))
         won = next(row for row in rows if row.won)
+        if (followed := self.course.followed) is not None:  # which is stored, and knows of more candidates
+            self.timeline.decision = replace(followed, winner=won.name, options=won.options, rows=tuple(rows))
+            return
         result = RaceResult(won, tuple(rows), self.race.stats, self.budget.spent_s, cut=self.budget.over or not ended)
         self.timeline.decision = self.record(result, ended)
