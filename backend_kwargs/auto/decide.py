@@ -30,6 +30,7 @@ from backend_kwargs.auto.store import KIND, DecisionStore, name_of, name_on, tel
 from backend_kwargs.backends.others import is_other, other_of, versions_of
 from backend_kwargs.errors import BackendKwargsError, error_text, printable, warn_once
 from backend_kwargs.facts import Compiled, CompileFacts
+from backend_kwargs.facts.background import Timeline
 from backend_kwargs.facts.decision import DEFAULT, EAGER, Decision, RaceRow
 from backend_kwargs.facts.pins import Pins
 from backend_kwargs.graphs.determinism import check_libraries
@@ -45,7 +46,6 @@ from backend_kwargs.torch_internals.guards import compile_id
 from backend_kwargs.torch_internals.replacing import undone
 
 if TYPE_CHECKING:
-    from backend_kwargs.auto.background.serving import Background
     from backend_kwargs.auto.race import RaceResult
 
 logger = logging.getLogger("backend_kwargs.auto")
@@ -64,7 +64,7 @@ class Memory:
     `decisions` are keyed by scope and name; `race_seconds` has an entry per race, and `call_seconds` one per call,
     whose graphs share a budget. `store` replaces the user's store, and `stores` are those in use. `loaded` holds
     decisions by name that precede those of the store: they came with another process's cache artifacts. `racing` are
-    the last races that began in the background.
+    the races in the background whose graphs others of equal code follow.
     """
 
     decisions: dict[tuple[str, str], Decision] = field(default_factory=dict)
@@ -73,7 +73,7 @@ class Memory:
     call_seconds: defaultdict[CallOfGraphs, dict[int, float]] = field(default_factory=lambda: defaultdict(dict))
     store: Path | None = None
     stores: dict[object, Reached] = field(default_factory=dict)
-    racing: "weakref.WeakValueDictionary[tuple[str, str], Background]" = field(
+    racing: "weakref.WeakValueDictionary[tuple[str, str], Timeline]" = field(
         default_factory=weakref.WeakValueDictionary
     )
 
@@ -486,16 +486,16 @@ class _Question:
 
     def raced_later(self) -> Decision:
         """Begin a race between later calls; return what is known now, and keep what serves."""
-        from backend_kwargs.auto.background.serving import Equals, RefusedError, begin
+        from backend_kwargs.auto.background.serving import RefusedError, begin
         from backend_kwargs.auto.race import UnfitError
 
         if ranks() > 1 or self.bucket:
             return self.default("race='background', and several ranks would switch at different times")
+        leader, later = memory().racing.get(self.slot), self._without_inputs()
+        leader = None if leader is None or leader.ended else leader
         try:
-            before, later = memory().racing.get(self.slot), self._without_inputs()
-            equals = Equals(weakref.ref(before) if before else lambda: None, later._decided_by_an_equal_graph)
             told = self._told(self.request)
-            compiled, background = begin(told, later._known_later, lambda name, fraction: None, equals)
+            compiled, timeline = begin(told, later._known_later, lambda name, fraction: None, leader)
         except RESTARTS:
             raise
         except (RefusedError, UnfitError) as error:
@@ -504,19 +504,14 @@ class _Question:
             why = f"its race failed: {error_text(error)}"
             warn_once(f"A graph is compiled under default: {why}")
             return self.default(why)
-        memory().racing[self.slot] = background
-        timeline = background.timeline
+        if leader is None:
+            memory().racing[self.slot] = timeline
         decision = replace(
             self.default("raced in the background"),
             winner=DEFAULT if timeline.decision is None else timeline.decision.winner,
         )
         self.keep(compiled.knowing(decision=decision, background=timeline))
         return decision
-
-    def _decided_by_an_equal_graph(self) -> Decision | None:
-        """Return what the race of another graph with this key has decided meanwhile, None if it goes on."""
-        found = memory().decisions.get(self.slot)
-        return None if found is None or 0 < found.cut_s < self.request.settings.budget_s else found
 
     def _cut_s(self, result: "RaceResult", ended: bool) -> float:
         """Return what a larger budget must exceed to improve a decision, 0 if nothing could."""
@@ -531,9 +526,16 @@ class _Question:
         vars(later).update(known)
         return later
 
-    def _known_later(self, result: "RaceResult", ended: bool) -> Decision:
-        """Store what a race in the background knows, as cut while it goes on; return it."""
+    def _known_later(self, result: "RaceResult", ended: bool, stores: bool) -> Decision:
+        """Return what a race in the background knows, as cut while it goes on; store it, unless it follows another."""
         decision = self._of_result(result, self._cut_s(result, ended), self.request.settings.budget_s)
+        if stores:
+            self._store_later(decision, ended)
+        if ended:
+            memory().race_seconds.append(result.seconds)
+        return decision
+
+    def _store_later(self, decision: Decision, ended: bool) -> None:
         timed = _timed(decision)
         if decision.lasting and timed > 1 and (ended or timed >= self._stored_before):
             memory().decisions[self.slot] = decision
@@ -541,9 +543,6 @@ class _Question:
         elif not decision.lasting and self.slot in memory().decisions:  # what was stored has failed in a call
             del memory().decisions[self.slot]
             self.store.put(decision)
-        if ended:
-            memory().race_seconds.append(result.seconds)
-        return decision
 
     @cached_property
     def _stored_before(self) -> int:

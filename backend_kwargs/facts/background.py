@@ -15,7 +15,7 @@ class Event:
     pause_s: float = 0.0
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, weakref_slot=True)
 class Timeline:
     """The events of one race in the background; `decision` is what is known, and `ended` whether no more follows."""
 

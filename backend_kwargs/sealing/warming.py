@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from backend_kwargs.backends.inductor.cudagraph_outputs import no_other_replays
+from backend_kwargs.backends.inductor.cudagraph_outputs import make_thread_ready, no_other_replays
 from backend_kwargs.bundles.running import import_compiler
 from backend_kwargs.bundles.samples import Sample
 from backend_kwargs.errors import BackendKwargsError, error_text
@@ -54,12 +54,13 @@ def warmed(
         if check:
             work.compare(checks, points)
         padding = Padding.of(declared, places, work, checks)
-        devices = {each.device_index for each in work.managers}
-        with no_other_replays(devices):
-            work.settle(Sealed(target, reader, padding), points)
+        if work.managers:
+            make_thread_ready()
+        work.settle(Sealed(target, reader, padding), points)
     sealed = Sealed(target, reader, padding, work.managers or None)
     sealed.notes += work.notes
     modes, has_gradients = modes_of_thread(), work.has_gradients
+    devices = {each.device_index for each in work.managers}
 
     def warm() -> None:
         if has_gradients:

@@ -11,7 +11,7 @@ import torch
 
 import backend_kwargs
 from backend_kwargs.auto import race
-from backend_kwargs.auto.background import serving
+from backend_kwargs.auto.background import following, serving
 from backend_kwargs.auto.background.pacing import Pacer
 from backend_kwargs.auto.background.serving import WATCHED, Background
 from backend_kwargs.auto.store import Catalogue
@@ -124,11 +124,10 @@ def two_of_equal_code():
         return fns, [fn() for fn in fns]
 
 
-def test_graphs_of_equal_code_are_raced_once(last_wins, store):
-    """The second race waits for the first one's decision, and times its winner alone; all results are right."""
-    (one, two), expected = two_of_equal_code()
-    raced = backend("no_size_asserts", "persistent_reductions")
-    fns = [torch.compile(each, backend=raced) for each in (one, two)]
+def raced_together(*candidates):
+    """Call two functions of equal code until both races have ended; return the timelines, the one that began first."""
+    functions, expected = two_of_equal_code()
+    fns = [torch.compile(each, backend=backend(*candidates)) for each in functions]
 
     def call():
         for fn, result in zip(fns, expected, strict=True):
@@ -139,25 +138,56 @@ def test_graphs_of_equal_code_are_raced_once(last_wins, store):
         first, second = (each.facts.background for each in records()[-2:])
         until(lambda: first.ended and second.ended, call)
         call()
+    return first, second
+
+
+@pytest.mark.parametrize("pause_s", [0.0, serving.PAUSE_S], ids=["a step a slice", "several steps a slice"])
+def test_graphs_of_equal_code_are_raced_once(last_wins, store, monkeypatch, pause_s):
+    """The second race waits for the first one's decision, and times its winner alone; the first one's is stored."""
+    monkeypatch.setattr(serving, "PAUSE_S", pause_s)
+    first, second = raced_together("no_size_asserts", "persistent_reductions")
     ended = [each.began + event.at_s for each in (first, second) for event in each.events if "has ended" in event.what]
     assert ended == sorted(ended)
+    assert "default takes over" in [event.what for event in second.events]
     (decision,) = Catalogue(store).all()
     assert decision == first.decision
+    assert decision.cut_s == 0
     assert (second.decision.winner, decision.winner) == ("no_size_asserts", "no_size_asserts")
     skipped = {row.name: row.reason for row in second.decision.rows if row.status == "skipped"}
     assert skipped == {"persistent_reductions": "a graph of equal code chose no_size_asserts"}
 
 
-def test_an_equal_graph_that_is_called_no_more(last_wins):
-    """The race of the graph before it holds nobody up where that one's function is not called again."""
+def test_a_winner_that_is_wrong_for_an_equal_graph(last_wins, store, monkeypatch):
+    """What the first race chose, and fails in the second, is stored no longer as decided."""
+    entered, seen = race.Race._entered, []
+
+    def failing(self, candidate, made, row):
+        seen.append(candidate.name)
+        if seen.count("no_size_asserts") == 2:
+            raise ValueError("planted")
+        return entered(self, candidate, made, row)
+
+    monkeypatch.setattr(race.Race, "_entered", failing)
+    first, second = raced_together("no_size_asserts")
+    assert first.decision.winner == "no_size_asserts"
+    assert {row.name: row.reason for row in second.decision.rows}["no_size_asserts"] == "ValueError: planted"
+    (decision,) = Catalogue(store).all()
+    assert decision.winner == second.decision.winner == "default"
+    assert decision.cut_s > 0
+
+
+def test_an_equal_graph_whose_race_stands_still(last_wins, monkeypatch):
+    """It holds nobody up: the second race goes its own way, and times all candidates."""
+    monkeypatch.setattr(following, "SILENT_S", 0.0)
     (one, two), (_, expected) = two_of_equal_code()
-    first = torch.compile(one, backend=backend())
-    second = torch.compile(two, backend=backend())
+    first, second = (torch.compile(each, backend=backend("no_size_asserts")) for each in (one, two))
     with torch.no_grad():
         first()
         second()
         until_ended(lambda: torch.testing.assert_close(second(), expected))
     assert not records()[-2].facts.background.ended
+    assert "a graph of equal code" not in words()
+    assert "no_size_asserts was checked and timed" in words()
 
 
 def test_state_changes_once_a_call(last_wins):

@@ -1,17 +1,18 @@
 """The steps of a race in the background: what is raced next, and who takes over."""
 
-from collections.abc import Callable, Generator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Generator
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TypeAlias
 
+from backend_kwargs.auto.background.following import Following
 from backend_kwargs.auto.background.lowering import NO_WORKER, Lowerings
 from backend_kwargs.auto.candidates import RaceCandidate, toggled
 from backend_kwargs.auto.compiling import Candidate
 from backend_kwargs.auto.head_to_head import Runner
 from backend_kwargs.auto.race import Race
 from backend_kwargs.facts.background import Timeline
-from backend_kwargs.facts.decision import DEFAULT, EAGER, Decision, RaceRow
+from backend_kwargs.facts.decision import DEFAULT, EAGER, RaceRow
 from backend_kwargs.options.layers import Options
 
 TRIES = 5  # slices in which the tuning of one candidate may go on
@@ -20,25 +21,9 @@ Ready: TypeAlias = Callable[[], bool]
 Steps: TypeAlias = Generator[Ready | None, None, None]  # yields what it waits for, None for nothing
 
 
-def _within(candidate: RaceCandidate, decision: Decision) -> bool:
-    """Return whether a decision has all options of a candidate; of lists, such as of rewrites, all members."""
-
-    def listed(value: object) -> Sequence[object]:
-        return value if isinstance(value, list | tuple) else [value]
-
-    chosen = decision.options
-    return all(
-        name in chosen and all(each in listed(chosen[name]) for each in listed(value))
-        for name, value in candidate.options.items()
-    )
-
-
 @dataclass
 class Course:
-    """One race: `champion` is the best up to now, `challenger` what is raced against it; `serve(best)` switches.
-
-    `decided()` is what the race of a graph of equal code has decided, of which this one races the winner: `followed`.
-    """
+    """One race: `champion` is the best up to now, `challenger` what is raced against it; `serve(best)` switches."""
 
     race: Race
     lowerings: Lowerings
@@ -46,9 +31,8 @@ class Course:
     eager: Runner
     champion: Runner
     serve: Callable[[Runner], None]
-    decided: Callable[[], Decision | None]
+    following: Following
     challenger: Runner | None = None
-    followed: Decision | None = None
     made: Candidate | None = None  # what the last candidate was compiled to
     chosen_for: Runner | None = None  # whose options the candidates that workers lower extend
 
@@ -67,10 +51,8 @@ class Course:
             yield from self._met(selection.default)
         if not any(row.name == DEFAULT and row.status == "pass" for row in self.race.rows):
             return
-        left = [each for each in selection.candidates(self.champion) if each.name != EAGER]
-        self.followed = self.decided()
-        if self.followed is not None:
-            left = self._parts_of(self.followed, left)
+        yield self._may_choose
+        left = self._left()
         yield None
         while left:
             if self.chosen_for is not self.champion:
@@ -95,16 +77,22 @@ class Course:
         self.champion = self.race.not_slower(self.champion, self.eager)
         self.serve(self.champion)
 
-    def _parts_of(self, decision: Decision, candidates: Sequence[RaceCandidate]) -> list[RaceCandidate]:
-        """Return the candidates that the winner of a graph of equal code consists of, and skip the others."""
-        why = f"a graph of equal code chose {decision.winner}"
-        self.timeline.note(why)
-        parts = [each for each in candidates if each.compiler == decision.compiler and _within(each, decision)]
-        others = [each for each in candidates if each not in parts]
-        self.race.rows += [
-            RaceRow(each.name, dict(each.options), "skipped", why, compiler=each.compiler) for each in others
-        ]
-        return parts
+    def _may_choose(self) -> bool:
+        return not self.following.waits()
+
+    def _left(self) -> list[RaceCandidate]:
+        """Return the candidates to race: after that of a graph of equal code, those that its winner consists of."""
+        candidates = [each for each in self.race.selection.candidates(self.champion) if each.name != EAGER]
+        parts = self.following.parts(candidates)
+        if (leader := self.following.leader) is not None and leader.decision is not None:
+            why = f"a graph of equal code chose {leader.decision.winner}"
+            self.timeline.note(why)
+            others = [each for each in candidates if each not in parts]
+            self.race.rows += [RaceRow(e.name, dict(e.options), "skipped", why, compiler=e.compiler) for e in others]
+            request = self.race.request  # whatever their predicted gain is, they are raced
+            winners = request.winners | {each.name for each in parts}
+            self.race.request = self.race.selection.request = replace(request, winners=winners)
+        return [*parts]
 
     def _settled(self, candidate: RaceCandidate) -> bool:
         return self.lowerings.settled(candidate, self.champion)

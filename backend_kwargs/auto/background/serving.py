@@ -23,6 +23,7 @@ from typing import Any, TypeAlias
 import torch
 
 from backend_kwargs.auto.background.course import Course, Ready
+from backend_kwargs.auto.background.following import Following
 from backend_kwargs.auto.background.inputs import LaterChecks, bind, ordinary, part
 from backend_kwargs.auto.background.lowering import Lowerings, pool
 from backend_kwargs.auto.background.pacing import PAUSE_S, Gate, SliceBudget, pacer
@@ -51,27 +52,21 @@ LOOK_S = 0.1  # a race that waits for workers looks so often
 WATCHED = 3  # calls after a switch that fall back to what served before: they record CUDA graphs
 LONGER = 1.2  # times eager: such a call is on the timeline
 
-Record: TypeAlias = Callable[[RaceResult, bool], Decision]  # of what is known, and whether that is all
+# Of what is known, whether that is all, and whether it is to be stored.
+Record: TypeAlias = Callable[[RaceResult, bool, bool], Decision]
 
 
 class RefusedError(Exception):
     """The graph cannot be raced in the background. Contains the reason."""
 
 
-@dataclass(frozen=True, slots=True)
-class Equals:
-    """Graphs of equal code: the race that began before this one, None once it is gone, and what theirs have decided."""
-
-    before: Callable[[], "Background | None"]
-    decided: Callable[[], Decision | None]
-
-
 def begin(
-    request: Request, record: Record, tell: Callable[[str, float], None], equals: Equals
-) -> tuple[Compiled, "Background"]:
+    request: Request, record: Record, tell: Callable[[str, float], None], leader: Timeline | None = None
+) -> tuple[Compiled, Timeline]:
     """Begin a race: return what serves from the first call on; `record` gets what is known whenever that changes.
 
-    Raise RefusedError where the graph cannot be raced between calls.
+    `leader` is the race of a graph of equal code that goes on. Raise RefusedError where the graph cannot be raced
+    between calls.
     """
     if any(isinstance(value, torch.SymInt | torch.SymFloat) for value in request.example_inputs):
         raise RefusedError("its sizes are symbols, for which a later compile could add guards")
@@ -83,9 +78,9 @@ def begin(
         race = begun(request, tell, step, dynamo_s)
         if race.stats.random:
             raise RefusedError("it draws random numbers, of which a later call would see others")
-        background = Background.of(race, record, equals)
+        background = Background.of(race, record, Following(leader))
         compiled = background.started()
-    return compiled, background
+    return compiled, background.timeline
 
 
 @dataclass
@@ -94,7 +89,7 @@ class Background:
 
     race: Race
     record: Record
-    equals: Equals
+    following: Following
     timeline: Timeline
     budget: SliceBudget
     eager: Runner
@@ -108,20 +103,18 @@ class Background:
     ready: Ready = lambda: True
     due: float = 0.0
     longest_s: float = 0.0
-    called: int = 0
-    seen: int = 0  # calls of the race of an equal graph
     over: bool = False
     thread: threading.Thread | None = None  # of all slices, once there was one: CUDA graphs are recorded for a thread
     pid: int = field(default_factory=os.getpid)
 
     def __post_init__(self) -> None:
         lowerings = Lowerings(self.race)
-        serve, decided = self._switch_to, self.equals.decided
-        self.course = Course(self.race, lowerings, self.timeline, self.eager, self.eager, serve, decided)
+        known = self.race, lowerings, self.timeline, self.eager, self.eager
+        self.course = Course(*known, self._switch_to, self.following)
         self.steps = self.course.steps()
 
     @classmethod
-    def of(cls, race: Race, record: Record, equals: Equals) -> "Background":
+    def of(cls, race: Race, record: Record, following: Following) -> "Background":
         """Return a race whose graph has run in eager once."""
         eager = race.entered_eager()
         settings = race.request.settings
@@ -132,9 +125,8 @@ class Background:
         race.comparison_s = COMPARE_S
         race.compiles.ahead.pool = pool()
         forward, gate, written = race.request.gm.forward, Gate(), tuple(sorted(race.task.inputs.written))
-        return cls(
-            race, record, equals, Timeline(), budget, eager, eager, forward, gate, Versions(gate), written=written
-        )
+        known = race, record, following, Timeline(), budget
+        return cls(*known, eager, eager, forward, gate, Versions(gate), written=written)
 
     # ---- the first call
 
@@ -208,7 +200,6 @@ class Background:
 
     def call(self, *inputs: Any) -> Any:
         """Serve a call; before it, go on with the race if that may take a slice now."""
-        self.called += 1
         if os.getpid() != self.pid:
             self._forked()
         elif self.over:
@@ -257,9 +248,7 @@ class Background:
         """Go on with the race, unless it waits, or something forbids it now."""
         now = time.perf_counter()
         self.due = max(now + LOOK_S, pacer().begins(self.share))
-        if self.due > now + LOOK_S or self._follows() or not self._has_turn():
-            return
-        if not self.ready() or not ordinary(inputs):
+        if not self._has_turn() or self.due > now + LOOK_S or not self.ready() or not ordinary(inputs):
             return
         with self.gate.alone() as alone:
             if not alone or self.versions.awaited_elsewhere() or not compile_lock.acquire(blocking=False):
@@ -268,13 +257,6 @@ class Background:
                 self._slice(inputs)
             finally:
                 compile_lock.release()
-
-    def _follows(self) -> bool:
-        """Return whether the race of an equal graph goes on that is called in turn with this one: it decides first."""
-        if (before := self.equals.before()) is None or before.over:
-            return False
-        seen, self.seen = self.seen, before.called
-        return self.seen != seen
 
     def _has_turn(self) -> bool:
         """Return whether slices are this thread's; end the race if the thread that they are of has ended."""
@@ -391,8 +373,7 @@ class Background:
         if not any(row is leader.row for row in self.race.rows):
             rows.append(replace(leader.row, won=True))
         won = next(row for row in rows if row.won)
-        if (followed := self.course.followed) is not None:  # which is stored, and knows of more candidates
-            self.timeline.decision = replace(followed, winner=won.name, options=won.options, rows=tuple(rows))
-            return
+        stores, follows = self.following.stores(rows), self.following.leader is not None
+        ended = ended and not (stores and follows)  # the leader's winner failed here: that is no whole race
         result = RaceResult(won, tuple(rows), self.race.stats, self.budget.spent_s, cut=self.budget.over or not ended)
-        self.timeline.decision = self.record(result, ended)
+        self.timeline.decision = self.record(result, ended, stores)

@@ -90,7 +90,7 @@ def one_at_a_time(fn: Call, devices: Collection[int] | None = None) -> Call:
     def call(*args: object, **kwargs: object) -> object:
         if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
             return fn(*args, **kwargs)  # a CPU records no graphs, and may be the only device
-        _make_ready()
+        make_thread_ready()
         with _replaying:
             _follow_last_streams(devices)
             return fn(*args, **kwargs)
@@ -100,11 +100,8 @@ def one_at_a_time(fn: Call, devices: Collection[int] | None = None) -> Call:
 
 @contextlib.contextmanager
 def no_other_replays(devices: Collection[int]) -> Iterator[None]:
-    """Let functions that are called one at a time on these devices wait in other threads; none does without devices."""
-    if not devices:
-        yield
-        return
-    _make_ready()
+    """Let functions that are called one at a time on these devices wait in other threads."""
+    make_thread_ready()
     with _replaying:
         _follow_last_streams(devices)
         yield
@@ -136,7 +133,7 @@ def with_copies_of_managed(fn: Call, managers: Iterable[CUDAGraphTreeManager]) -
     return call
 
 
-def _make_ready() -> None:
+def make_thread_ready() -> None:
     """Initialize what libraries keep per thread, since that cannot be done during the capture of a graph."""
     if hasattr(_ready, "done"):
         return
