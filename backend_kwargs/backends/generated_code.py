@@ -30,11 +30,9 @@ def compiled_graphs(compiled: Call | None) -> "list[CompiledFxGraph]":
 
 def autograd_functions(compiled: Call) -> list[type[Any]]:
     """Return the autograd functions that AOTAutograd made for a result of `compile_fx`; no other result uses them."""
-    import torch
+    from backend_kwargs.torch_internals.functorch import is_autograd_function
 
-    # torch.autograd.Function is found, too, in the closure of apply(), and is every function's.
-    found = [each for each in _held(compiled) if isinstance(each, type) and issubclass(each, torch.autograd.Function)]
-    return [each for each in found if {"forward", "backward"} <= vars(each).keys()]
+    return [each for each in _held(compiled) if isinstance(each, type) and is_autograd_function(each)]
 
 
 def rewrites_made(compiled: Call | None, facts: CompileFacts, operators: Operators) -> dict[str, int]:

@@ -32,6 +32,7 @@ class Sealed:
     Attributes:
         name: the function's or the module's class's name.
         notes: what `seal` found out.
+        copying: what runs, and copies results in CUDA graphs' memory, once several threads call; None without graphs.
 
     """
 
@@ -48,9 +49,10 @@ class Sealed:
         self._run = self._plain = target.serving(self._guard_failed)
         # With CUDA graphs: a thread calls once it is ready, and if several are, results are copied.
         self._records = managers is not None
+        self.copying: Callable[..., Any] | None = None
         self._several = False
         if managers is not None:
-            self._copying = with_copies_of_managed(self._plain, managers)
+            self.copying = with_copies_of_managed(self._plain, managers)
             self._run = one_at_a_time(self._in_turn, {each.device_index for each in managers})
             self._here.ready = True
         self._on_miss: str | None = None
@@ -133,7 +135,7 @@ class Sealed:
             raise UndeclaredError("its CUDA graphs are recorded in another thread: call warm() in this one first")
 
     def _in_turn(self, *args: Any, **kwargs: Any) -> Any:
-        return (self._copying if self._several else self._plain)(*args, **kwargs)
+        return (self.copying if self._several and self.copying else self._plain)(*args, **kwargs)
 
     def _guard_failed(self, reason: str) -> None:
         """Count a frame that runs in eager, once for each call."""

@@ -28,6 +28,7 @@ MOST_RECORDED = 256  # combinations of sizes with CUDA graphs, each of which is 
 MOST_CODES = 128  # pieces of compiled code
 MOST_TRIED = 1000  # sizes, for one that no other dimension has
 ROUNDS = 6  # of calls until nothing is compiled
+PLANS = 2  # calls of each size with copies: the first one plans them
 WARM_UPS = 3  # calls of each size: CUDA graphs run once, then record
 MAPS = Path("/proc/self/maps")
 
@@ -71,6 +72,9 @@ def warmed(
         # Not drawing apart, since other threads draw from the same generators.
         with no_other_replays(devices), modes(), work.kept():
             work.settle(Sealed(target, reader, padding), points, compiles=False)
+            if sealed.copying is not None:
+                for _ in range(PLANS):
+                    work.round(sealed.copying, points)
 
     sealed.serve(on_miss, warm)
     return sealed

@@ -17,6 +17,7 @@ from torch._inductor.cudagraph_trees import CUDAGraphNode, CUDAGraphTreeManager
 from backend_kwargs.torch_internals.replacing import replaced, restored_by, undone
 
 CONTAINERS = "tree_manager_containers"
+OF_LOCAL = 3  # references: of the thread's variable, of a local one, and of the call that counts
 _guards: Any = torch._C._dynamo.guards
 
 
@@ -43,6 +44,17 @@ def _give_to_threads_of_autograd(name: str, value: object) -> None:
     torch._C._stash_obj_in_tls(name, value)
     if sys.getrefcount(value) == before:
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(value))
+
+
+def _keep_those_of_the_importing_thread() -> None:
+    """Add the references that torch 2.11 lacks where this import was the first of its trees; the thread may end."""
+    for name in (CONTAINERS, "tree_manager_locks"):
+        value = getattr(cudagraph_trees.local, name, None)
+        if value is not None and sys.getrefcount(value) == OF_LOCAL:
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(value))
+
+
+_keep_those_of_the_importing_thread()
 
 
 def current_raw_stream(device: int) -> int:

@@ -4,8 +4,10 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
+import torch
 from torch._dynamo.backends.common import aot_autograd
 from torch._functorch import config
+from torch._functorch._aot_autograd import runtime_wrappers
 from torch._functorch._aot_autograd.descriptors import BufferAOTInput, InputMutationAOTOutput, ParamAOTInput
 
 from backend_kwargs.torch_internals.replacing import undone
@@ -48,3 +50,11 @@ def callable_of(result: Any, example_inputs: Sequence[object], *, cudagraphs: bo
 
     fx_config = {"cudagraphs": BoxedBool(cudagraphs), "boxed_forward_device_index": BoxedDeviceIndex(None)}
     return result.wrap_post_compile(list(example_inputs), result.sanitized_aot_config, fx_config)  # type: ignore[no-any-return]
+
+
+def is_autograd_function(kind: type) -> bool:
+    """Return whether AOTAutograd made an autograd function, for one graph.
+
+    Those of the user, which a graph may call, and torch.autograd.Function itself are other callers' too.
+    """
+    return issubclass(kind, torch.autograd.Function) and kind.__module__ == runtime_wrappers.__name__

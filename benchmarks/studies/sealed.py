@@ -259,12 +259,22 @@ def _in_threads(model: nn.Module, device: str, calls: int, others: int) -> Part:
             served.errors += own.errors
             served.wrong += own.wrong
 
-    threads = [threading.Thread(target=serve, args=(seed,)) for seed in range(THREADS)]
+    def counted(seed: int) -> None:
+        try:
+            serve(seed)
+        except Exception as error:  # noqa: BLE001 - it is counted, and nobody waits for this thread
+            with lock:
+                served.errors.append(repr(error))
+            barrier.abort()
+
+    threads = [threading.Thread(target=counted, args=(seed,)) for seed in range(THREADS)]
     for thread in threads:
         thread.start()
-    barrier.wait()
-    with _watched() as seen:
+    with contextlib.suppress(threading.BrokenBarrierError):
         barrier.wait()
+    with _watched() as seen:
+        with contextlib.suppress(threading.BrokenBarrierError):
+            barrier.wait()
         for thread in threads:
             thread.join()
         counters = sealed.counters
@@ -306,7 +316,9 @@ def as_page(parts: Sequence[Part], facts: Mapping[str, object], calls: int, othe
     lines += ["", *table((*heads, *outside), [_counted(part) for part in parts])]
     met = not any(part.compiles or part.new_files or part.new_libraries or part.outside["compiles"] for part in parts)
     within = all(part.ratio <= BAR for part in parts if part.name.startswith("sizes") and len(part.rows) > 1)
+    right = not any(row.wrong or row.errors for part in parts for row in part.rows)
     lines += ["", f"Nothing compiled, written or loaded: {met}. p99 of declared sizes within {BAR}x: {within}."]
+    lines[-1] += f" All results right, nothing raised: {right}."
     new = sorted({Path(name).name for part in parts for name in part.new_libraries})
     raised = sorted({error for part in parts for row in part.rows for error in row.errors})
     told = [f"- Loaded by one of the ways: {name}" for name in new] + [f"- Raised: {error}" for error in raised]

@@ -1,6 +1,6 @@
 """Facts about Inductor: its options, its choices of kernels, its code, its caches, and Triton."""
 
-import gc
+import subprocess
 import sys
 import threading
 
@@ -161,15 +161,32 @@ def test_trees_of_a_new_thread():
     assert found[0] is not cudagraphs.trees_of_thread()
 
 
-def test_a_thread_that_ends_frees_nothing_of_others():
-    """Containers that this thread holds outlive the one that made them: torch 2.11 gives back a reference too many."""
-    found = []
-    thread = threading.Thread(target=lambda: found.append(cudagraphs.trees_of_thread()))
-    thread.start()
-    thread.join()
-    gc.collect()
-    references = sys.getrefcount(found[0])
-    assert references == 2  # the list's, and that of the call
+THREAD_THAT_ENDS = """
+import gc, os, sys, threading, time
+import torch
+{here}
+found = []
+def made():
+    from backend_kwargs.torch_internals import cudagraphs
+    found.append(cudagraphs.trees_of_thread())
+thread = threading.Thread(target=made)
+thread.start()
+number = thread.native_id
+thread.join()
+while os.path.exists(f"/proc/self/task/{{number}}"):  # Python's part ends earlier
+    time.sleep(0.01)
+gc.collect()
+print(sys.getrefcount(found[0]))  # the list's reference, and that of the call
+"""
+
+
+@pytest.mark.parametrize(
+    "here", ["", "import torch._inductor.cudagraph_trees"], ids=["first import", "imported before"]
+)
+def test_a_thread_that_ends_frees_nothing_of_others(here):
+    """Containers that another one holds outlive the thread that made them: torch 2.11 lacks a reference to them."""
+    command = [sys.executable, "-c", THREAD_THAT_ENDS.format(here=here)]
+    assert subprocess.run(command, check=True, capture_output=True, text=True).stdout == "2\n"
 
 
 def test_own_trees_are_gone_afterwards():

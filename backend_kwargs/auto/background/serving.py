@@ -48,6 +48,7 @@ from backend_kwargs.torch_internals.relowering import only_from_cache
 logger = logging.getLogger("backend_kwargs.auto")
 
 COMPARE_S = 0.25  # of one comparison of two candidates
+SHORT_S = 0.02  # shorter pauses are not on the timeline
 LOOK_S = 0.1  # a race that waits for workers looks so often
 WATCHED = 3  # calls after a switch that fall back to what served before: they record CUDA graphs
 LONGER = 1.2  # times eager: such a call is on the timeline
@@ -376,4 +377,8 @@ class Background:
         stores, follows = self.following.stores(rows), self.following.leader is not None
         ended = ended and not (stores and follows)  # the leader's winner failed here: that is no whole race
         result = RaceResult(won, tuple(rows), self.race.stats, self.budget.spent_s, cut=self.budget.over or not ended)
+        began = time.perf_counter()
         self.timeline.decision = self.record(result, ended, stores)
+        if (pause_s := time.perf_counter() - began) > SHORT_S:  # a store that is slow, or away
+            self.timeline.note("what is known was stored", pause_s)
+            pacer().spent_s += pause_s

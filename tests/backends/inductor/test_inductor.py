@@ -525,6 +525,36 @@ def test_copies_of_gradients_change_no_class_of_torch():
     assert vars(torch.autograd.Function).keys().isdisjoint({"forward", "backward"})
 
 
+def test_functions_of_the_user_stay_as_they_are():
+    """A graph that calls an autograd function of the user's has its own among what was compiled, and no other."""
+    from torch._inductor.compile_fx import compile_fx
+
+    from backend_kwargs.backends.generated_code import autograd_functions
+
+    class Doubled(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x * 2
+
+        @staticmethod
+        def backward(ctx, gradient):
+            return gradient * 2
+
+    @torch.compiler.allow_in_graph
+    def doubled(x):
+        return Doubled.apply(x)
+
+    found = []
+
+    def compiler(gm, example_inputs):
+        compiled = compile_fx(gm, example_inputs)
+        found.extend(each.__name__ for each in autograd_functions(compiled))
+        return compiled
+
+    torch.compile(lambda x: doubled(x).sin(), backend=compiler)(X.clone().requires_grad_()).sum().backward()
+    assert found == ["CompiledFunction"]
+
+
 def test_auto_needs_graph_trees_for_its_copies():
     """auto's copies need CUDA-graph trees too; without copies auto does not."""
     with pytest.raises(bk.BackendKwargsError) as raised:
