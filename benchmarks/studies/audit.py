@@ -172,8 +172,11 @@ def page(found: Sequence[Finding], alarms: Sequence[Sequence[Finding]], where: M
     of_quiet = f"{caught} of {len(quiet)}, **{_met(caught == len(quiet), of=quiet)}**"
     yield f"- Planted losers found, where the A/A band is under {QUIET - 1:.0%}: {of_quiet}."
     yield f"- Of all planted losers, {sum(each.failed for each in found)} of {len(found)} are found."
-    alarmed_of = f"{alarmed} of {len(alarms)}, **{_met(alarmed <= MOST_ALARMS, of=alarms)}**"
+    whole = [audit for audit in alarms if all(each.verdict != "not audited" for each in audit)]
+    alarmed_of = f"{alarmed} of {len(alarms)}, **{_met(alarmed <= MOST_ALARMS, of=whole)}**"
     yield f"- Audits of {len(alarms[0]) if alarms else 0} unchanged decisions with an alarm: {alarmed_of}."
+    if left := len(alarms) - len(whole):
+        yield f"- {left} of them did not measure each decision."
     yield from ("", "| planted in | A/A | slower than default | p | verdict |", "|---|---|---|---|---|")
     for each in found:
         ratio = next((of.ratio for of in each.against if of.ratio), None)

@@ -192,13 +192,14 @@ def judge(found: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     ]
     told = [e["at_s"] for race in background["races"] for e in race["events"] if e["pause_s"]]
     untold = [(at, s) for at, s in pauses if not any(at <= each <= at + s + 0.05 for each in told)]
+    raced = [race for race in background["races"] if race["events"]]
     return {
         "eager_ms": 1e3 * median(eager["calls"]),
         "foreground_first_s": foreground["first_call_s"],
         "background_first_s": background["first_call_s"],
         "foreground_winner": [race["winner"] for race in foreground["races"]],
         "background_winner": [race["winner"] for race in background["races"]],
-        "ended": all(race["ended"] for race in background["races"] if race["events"]),
+        "ended": bool(raced) and all(map(_ended, raced)),
         "served_s": served_s,
         "limit_s": limit_s,
         "foreground_ms": 1e3 * median(foreground["calls"]),
@@ -213,9 +214,15 @@ def judge(found: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     }
 
 
+def _ended(race: Mapping[str, Any]) -> bool:
+    failed = any(event["what"].startswith("the race failed") for event in race["events"])
+    return bool(race["ended"]) and not failed
+
+
 def bars(judged: Mapping[str, Any]) -> dict[str, bool]:
     """Return which bars are met."""
     return {
+        "a race that ended": judged["ended"],
         "winner in time": judged["served_s"] <= judged["limit_s"],
         "median": judged["background_ms"] <= WITHIN * judged["foreground_ms"],
         "p99": judged["p99_ms"] <= MOST_P99 * judged["eager_p99_ms"],

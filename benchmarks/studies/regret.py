@@ -221,6 +221,8 @@ def page(records: Sequence[Mapping[str, Any]]) -> Iterator[str]:
         share, middle = flips / count, median(regrets)
         yield f"- flip rate at most {MOST_FLIPS:.0%}: **{_met(share <= MOST_FLIPS)}**, {share:.0%} of {count} races."
         yield f"- median regret at most {MOST_REGRET:.0%}: **{_met(middle <= MOST_REGRET)}**, {middle:.1%}."
+    if left := len(rows) - len(regrets):
+        yield f"- {left} of {len(rows)} models are not among these: a race or a winner failed."
 
 
 def _met(met: bool) -> str:

@@ -31,6 +31,13 @@ def test_nothing_quiet_is_no_success():
     assert sum(line.endswith("**not measured**.") for line in lines) == 2
 
 
+def test_audits_that_measured_nothing_are_no_success():
+    """Where nothing was audited there is no alarm, and the page says so."""
+    lines = [*page([finding("lost", 1.01)], [[finding("not audited", 1.01)]] * 2, WHERE)]
+    assert "- Audits of 1 unchanged decisions with an alarm: 0 of 2, **not measured**." in lines
+    assert "- 2 of them did not measure each decision." in lines
+
+
 def test_the_planted_kernel_waits_before_the_first_output():
     """The loser's results are default's."""
     graph = torch.fx.Graph()

@@ -26,6 +26,15 @@ def test_a_loop_that_meets_all_bars():
     assert judged["pauses"] == 1
 
 
+def test_a_loop_without_a_race():
+    """A graph that is refused, or whose race has not ended, meets no bar by being fast."""
+    found = loops([0.25] * 200, [])
+    assert [name for name, met in bars(judge(found)).items() if not met] == ["a race that ended"]
+    found = loops([0.25] * 200, [event(31.9, "default takes over")])
+    found["background"]["races"][0]["ended"] = False
+    assert not bars(judge(found))["a race that ended"]
+
+
 def test_a_pause_that_nothing_tells():
     """A longer call that is no event of the timeline is counted."""
     judged = judge(loops([0.5] * 30 + [0.9] + [0.25] * 169, [event(40.0, "cudagraphs takes over")]))

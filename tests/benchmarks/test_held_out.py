@@ -10,6 +10,7 @@ from benchmarks.analysis.held_out import Model, Records, bars, before_and_after,
 from benchmarks.execution.ways import ALL, WAYS
 from benchmarks.studies.held_out import places
 from benchmarks.studies.regret import candidates_of, judged
+from benchmarks.studies.regret import page as regret_page
 from benchmarks.workloads.held_out import BY_NAME, HELD_OUT, ON_A_CPU
 
 CPU = torch.device("cpu")
@@ -235,6 +236,14 @@ def test_another_choice_within_noise_is_no_flip(b):
 def test_a_winner_without_a_time_has_no_regret():
     """If a winner could not be timed, nothing is said of the choice."""
     assert judged(["a"], flat(b=1.0)) == (None, None)
+
+
+def test_models_without_a_regret_are_counted():
+    """The page says how many models its figures are not of."""
+    fine = {"model": "a", "status": "pass", "winners": ["x"], "names": {"x": "default"}, "samples": flat(x=1.0)}
+    failed = {"model": "b", "status": "fail_to_run", "reason": "planted"}
+    lines = [*regret_page([{**fine, "first_calls": [1.0]}, failed])]
+    assert lines[-1] == "- 1 of 2 models are not among these: a race or a winner failed."
 
 
 def test_candidates_without_a_turn_are_timed_too():
