@@ -48,6 +48,7 @@ def test_a_plan_is_tuned_once_and_serves(planned):
     model, x = scope["small"]()
     model.eval()
     options = {"race": "never", "match": "device", "store": str(planned.store), "candidates": ["cpp_wrapper"]}
+    options["store_connect_s"] = 60.0  # beside other tests
     with torch.no_grad():
         compiled = torch.compile(model, backend=bk.make_backend("tmpl-inductor:auto", options), dynamic=False)
         assert torch.allclose(compiled(x), model(x), atol=1e-5)
