@@ -51,7 +51,7 @@ class Course:
             yield from self._met(selection.default)
         if not any(row.name == DEFAULT and row.status == "pass" for row in self.race.rows):
             return
-        yield self._may_choose
+        yield lambda: not self.following.waits()
         left = self._left()
         yield None
         while left:
@@ -76,9 +76,6 @@ class Course:
         yield None
         self.champion = self.race.not_slower(self.champion, self.eager)
         self.serve(self.champion)
-
-    def _may_choose(self) -> bool:
-        return not self.following.waits()
 
     def _left(self) -> list[RaceCandidate]:
         """Return the candidates to race: after that of a graph of equal code, those that its winner consists of."""
