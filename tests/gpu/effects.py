@@ -3,7 +3,7 @@
 import re
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache
@@ -16,7 +16,7 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
-from backend_kwargs import BackendKwargsWarning, make_backend
+from backend_kwargs import BackendKwargsWarning, make_backend, report
 from backend_kwargs.errors import warn_once
 
 CALLS = 4
@@ -94,7 +94,10 @@ CASES: dict[str, Callable[[], tuple[Callable[..., Any], tuple[torch.Tensor, ...]
 
 @dataclass(frozen=True)
 class Seen:
-    """The observations of one case; `kernels` and `runtime` are counts over CALLS calls, `choices` are in ms."""
+    """The observations of one case; `kernels` and `runtime` are counts over CALLS calls, `choices` are in ms.
+
+    `decided` are the options of the candidate that `auto` chose.
+    """
 
     code: str
     kernels: Counter[str]
@@ -105,6 +108,7 @@ class Seen:
     warned: tuple[str, ...]
     result: Any = field(repr=False)
     expected: Any = field(repr=False)
+    decided: Mapping[str, Any]
 
     @property
     def graph_launches(self) -> float:
@@ -162,6 +166,7 @@ def look(spec: str, case: str, **options: Any) -> Seen:
         result, codes = run_and_get_code(compiled, *_clones(inputs))
         result = pytree.tree_map(torch.clone, result)
         kernels, runtime, copied = _traced(lambda: compiled(*inputs))
+    race = None if spec == "inductor" else report(compiled).graphs[0].race
     return Seen(
         _without_paths("\n".join(codes)),
         kernels,
@@ -172,6 +177,7 @@ def look(spec: str, case: str, **options: Any) -> Seen:
         tuple(str(w.message) for w in warned if issubclass(w.category, BackendKwargsWarning)),
         result,
         expected,
+        race.options if race else {},
     )
 
 
