@@ -5,6 +5,7 @@ import json
 import subprocess
 import sys
 import tomllib
+from functools import cache
 from graphlib import TopologicalSorter
 from pathlib import Path
 
@@ -154,17 +155,30 @@ TREES = {
     "backend_kwargs": (" ".join(LAYERS).split(), modules(ROOT)),
     "benchmarks": (SUITE_ORDER.split(), modules(ROOT.parent / "benchmarks")),
 }
-MODULES = [(tree, name) for tree, (_, found) in TREES.items() for name in found]
 
 
-def imported(tree):
-    """Yield the full names that `import` and `from` statements below `tree` name."""
+@cache
+def parsed(path):
+    """Return the code of a file as a tree."""
+    return ast.parse(path.read_text())
+
+
+@cache
+def imported(path):
+    """Return the full names that the `import` and `from` statements of a file name."""
+    return names_in(parsed(path))
+
+
+def names_in(tree):
+    """Return the full names that `import` and `from` statements below `tree` name."""
+    names = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
+            names |= {alias.name for alias in node.names}
         if isinstance(node, ast.ImportFrom):
             assert node.level == 0, "imports are absolute"
-            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+            names |= {f"{node.module}.{alias.name}" for alias in node.names}
+    return names
 
 
 def at_the_head(tree):
@@ -194,13 +208,16 @@ def _place(tree, name):
     return name.partition(".")[0] if tree == "backend_kwargs" else name
 
 
-@pytest.mark.parametrize(("tree", "name"), MODULES, ids=[f"{tree}.{name}" for tree, name in MODULES])
-def test_imports_only_from_above(tree, name):
+@pytest.mark.parametrize("tree", TREES)
+def test_imports_only_from_above(tree):
     """A module imports only from its own folder and from layers above it."""
-    order, _ = TREES[tree]
-    place = _place(tree, name)
-    wanted = {_place(tree, each) for each in imports_of(tree, name)} - {place if tree == "backend_kwargs" else ""}
-    assert not wanted - set(order[: order.index(place)])
+    order, found = TREES[tree]
+    upward = []
+    for name in found:
+        place = _place(tree, name)
+        wanted = {_place(tree, each) for each in imports_of(tree, name)} - {place if tree == "backend_kwargs" else ""}
+        upward += [f"{name} imports {each}" for each in wanted - set(order[: order.index(place)])]
+    assert not upward
 
 
 @pytest.mark.parametrize("tree", TREES)
@@ -213,7 +230,7 @@ def imports_of(tree, name):
     """Return the modules of `tree` that this one imports."""
     _, found = TREES[tree]
     wanted = set()
-    for full in imported(ast.parse(found[name].read_text())):
+    for full in imported(found[name]):
         if full.startswith(f"{tree}."):
             parts = full.split(".")[1:]
             # `from a.b import c`: the module a.b.c, or a name in a.b.
@@ -224,10 +241,7 @@ def imports_of(tree, name):
 def test_the_package_knows_no_suite():
     """The package imports nothing from the benchmark suite, which is not installed with it."""
     assert not [
-        (name, full)
-        for name, path in FILES.items()
-        for full in imported(ast.parse(path.read_text()))
-        if full.startswith("benchmarks")
+        (name, full) for name, path in FILES.items() for full in imported(path) if full.startswith("benchmarks")
     ]
 
 
@@ -235,18 +249,17 @@ LIGHT = [name for name in FILES if name.partition("/")[0] not in TORCH_AT_THE_HE
 LIGHT += BEFORE_A_GRAPH
 
 
-@pytest.mark.parametrize("name", LIGHT)
-def test_torch_waits(name):
+def test_torch_waits():
     """torch and TVM are imported inside functions, except in modules that are useless without them."""
-    heads = {full.partition(".")[0] for full in imported(at_the_head(ast.parse(FILES[name].read_text())))}
-    assert not heads & {"torch", "tvm", "tvm_ffi"}
+    heads = {name: {full.partition(".")[0] for full in names_in(at_the_head(parsed(FILES[name])))} for name in LIGHT}
+    assert not [name for name, packages in heads.items() if packages & {"torch", "tvm", "tvm_ffi"}]
 
 
-@pytest.mark.parametrize("name", [name for name in FILES if not name.startswith("backends/tvm/")])
-def test_tvm_has_one_folder(name):
+def test_tvm_has_one_folder():
     """Only one folder uses TVM's API, since each TVM release renames parts of it."""
-    packages = {full.partition(".")[0] for full in imported(ast.parse(FILES[name].read_text()))}
-    assert not packages & {"tvm", "tvm_ffi"}
+    outside = {name: path for name, path in FILES.items() if not name.startswith("backends/tvm/")}
+    packages = {name: {full.partition(".")[0] for full in imported(path)} for name, path in outside.items()}
+    assert not [name for name, used in packages.items() if used & {"tvm", "tvm_ffi"}]
 
 
 def test_import_is_light():
@@ -279,10 +292,9 @@ def test_public_names():
     assert all(getattr(backend_kwargs, name).__doc__ for name in backend_kwargs.__all__)
 
 
-@pytest.mark.parametrize("path", sorted((ROOT.parent / "benchmarks").rglob("*.py")), ids=lambda path: path.stem)
-def test_the_suite_asks_for_nothing_hidden(path):
+def test_the_suite_asks_for_nothing_hidden():
     """The benchmark suite uses only names of the package without an underscore."""
-    names = imported(ast.parse(path.read_text()))
+    names = {name for path in (ROOT.parent / "benchmarks").rglob("*.py") for name in imported(path)}
     assert not [name for name in names if name.startswith("backend_kwargs.") and "._" in name]
 
 
