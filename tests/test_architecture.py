@@ -194,7 +194,8 @@ def at_the_head(tree):
 
 def modules_after(statement):
     code = f"import json, sys\n{statement}\nprint(json.dumps([name for name in {WATCHED} if name in sys.modules]))"
-    return json.loads(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout)
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    return json.loads(ended.stdout.splitlines()[-1])
 
 
 @pytest.mark.parametrize("tree", TREES)
@@ -265,6 +266,14 @@ def test_tvm_has_one_folder():
 def test_import_is_light():
     """`import backend_kwargs` imports neither torch nor the command line."""
     assert modules_after("import backend_kwargs") == []
+
+
+@pytest.mark.parametrize("word", ["--help", "--version", "lsit"])
+def test_the_command_line_is_light(word):
+    """Help, the version and an error about a typo wait for no torch."""
+    run = "from backend_kwargs.cli import main\ntry: main()\nexcept SystemExit: pass"
+    ran = f"sys.argv = ['backend-kwargs', {word!r}]\n{run}"
+    assert not {"torch", "openvino", "onnxruntime", "tvm", "matplotlib"} & {*modules_after(ran)}
 
 
 @pytest.mark.parametrize("spec", ["tmpl-inductor", "tmpl-tvm", "tvm", "openvino-native", "onnxruntime"])

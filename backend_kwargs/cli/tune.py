@@ -23,7 +23,6 @@ from backend_kwargs.harness.models import model_of
 from backend_kwargs.options import precisions
 from backend_kwargs.options.option import convert
 from backend_kwargs.options.spec import split_outside
-from backend_kwargs.torch_internals.dynamo import reset
 
 COLUMNS = ("sizes", "graph", "winner", "race", "eager call", "compiled call", "speedup")
 STOPPED, INTERRUPTED = 2, 130  # exit codes, as for a wrong argument and for Ctrl-C, if some sizes were raced before
@@ -225,6 +224,8 @@ def _raced(
 
     What was raced before a Ctrl-C, or before a size that fails, is kept.
     """
+    from backend_kwargs.torch_internals.dynamo import reset  # loads torch, for which no --help should wait
+
     raced, err, began = [], console(stderr=True), time.perf_counter()
     with racing(backend, budget_s) as own:
         for at, size in enumerate(sizes):
