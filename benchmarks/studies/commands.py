@@ -354,6 +354,44 @@ def public_reports(
     console().print(as_table(report or ()), markup=False, soft_wrap=True)
 
 
+def training_nets(
+    out: Annotated[Path, typer.Option(metavar="FOLDER", help="training_nets.jsonl, which is continued, and .md.")],
+    nets: Annotated[str, typer.Option(metavar="NAME,...", help="As --list prints, or held_out:NAME.")] = "all",
+    precisions: Annotated[str, typer.Option(metavar="NAME,...", help="all: four; default: without bfloat16.")] = "",
+    variants: Annotated[str, typer.Option(metavar="NAME,...", help="Such as cudnn.benchmark; all.")] = "",
+    jobs: Annotated[int, typer.Option(min=1, help="Processes at a time.")] = 2,
+    each_s: Annotated[float, typer.Option(min=1, help="Stop a net after this.")] = 300.0,
+    max_minutes: Annotated[float, typer.Option(min=0, help="Begin no net after this; exit with 3.")] = 600.0,
+    device: Device = None,
+    leaves: Annotated[bool, typer.Option("--leaves", help="Record each tensor's error, of passed graphs too.")] = False,
+    names: Annotated[bool, typer.Option("--list", help="Only print the nets.")] = False,
+    page: Annotated[bool, typer.Option("--page", help="Only write the page of the records in FOLDER.")] = False,
+) -> None:
+    """Check training steps of public nets under default against eager and float64; nothing is timed or downloaded."""
+    from backend_kwargs.cli.console import console
+    from benchmarks.studies import training_nets as study
+
+    if names:
+        print(*study.names(), sep="\n")
+    elif page:
+        study.write_page(out)
+    else:
+        asked = study.Asked(
+            nets=study.chosen(nets.split(","), study.names(), "net"),
+            precisions=study.chosen(precisions.split(","), study.ALL_PRECISIONS, "precision") if precisions else study.PRECISIONS,
+            variants=study.chosen(variants.split(","), study.VARIANTS, "variant"),
+            device=device_of(device),
+            out=out,
+            jobs=jobs,
+            each_s=each_s,
+            max_s=60 * max_minutes,
+            leaves=leaves,
+        )
+        stream = console(stderr=True)
+        if not study.measure(asked, lambda step: stream.print(step, markup=False, soft_wrap=True)):
+            raise typer.Exit(3)
+
+
 COMMANDS: tuple[Callable[..., None], ...] = (
     overhead,
     kernels,
@@ -373,4 +411,5 @@ COMMANDS: tuple[Callable[..., None], ...] = (
     before_after,
     recorded_races,
     public_reports,
+    training_nets,
 )
