@@ -13,6 +13,7 @@ from backend_kwargs.errors import BackendKwargsError
 from backend_kwargs.files.atomic_write import write_whole
 from benchmarks.arguments import Device, Shard, device_of, shard_of
 
+PRECISIONS = "bfloat16 autocast,float32,float16 autocast"
 ALL = "reduce-overhead,max-autotune-no-cudagraphs,max-autotune"
 
 
@@ -357,7 +358,7 @@ def public_reports(
 def training_nets(
     out: Annotated[Path, typer.Option(metavar="FOLDER", help="training_nets.jsonl, which is continued, and .md.")],
     nets: Annotated[str, typer.Option(metavar="NAME,...", help="As --list prints, or held_out:NAME.")] = "all",
-    precisions: Annotated[str, typer.Option(metavar="NAME,...", help="all: four; default: without bfloat16.")] = "",
+    precisions: Annotated[str, typer.Option(metavar="NAME,...", help="all: whole nets in bfloat16 too.")] = PRECISIONS,
     variants: Annotated[str, typer.Option(metavar="NAME,...", help="Such as cudnn.benchmark; all.")] = "",
     jobs: Annotated[int, typer.Option(min=1, help="Processes at a time.")] = 2,
     each_s: Annotated[float, typer.Option(min=1, help="Stop a net after this.")] = 300.0,
@@ -378,7 +379,7 @@ def training_nets(
     else:
         asked = study.Asked(
             nets=study.chosen(nets.split(","), study.names(), "net"),
-            precisions=study.chosen(precisions.split(","), study.ALL_PRECISIONS, "precision") if precisions else study.PRECISIONS,
+            precisions=study.chosen(precisions.split(","), study.ALL_PRECISIONS, "precision"),
             variants=study.chosen(variants.split(","), study.VARIANTS, "variant"),
             device=device_of(device),
             out=out,

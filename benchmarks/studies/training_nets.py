@@ -1,11 +1,12 @@
 """Training steps of public nets, under default and in eager, by the accuracy check of `auto`: which of them it refuses.
 
 Weights are random and nothing is downloaded. A net's loss is compiled; each of its graphs is run in eager, in float64
-and under default, forward and backward, and the check compares all that it returns, changes, and its gradients. A refused
-graph gets the float64 error of each leaf, of eager and of default. Records that exist are not made again.
+and under default, forward and backward, and the check compares all that it returns, changes, and its gradients. A
+refused graph gets the float64 error of each leaf, of eager and of default. Records that exist are not made again.
 
     python -m benchmarks training-nets --out nets --jobs 14 --max-minutes 25
-    python -m benchmarks training-nets --out nets --nets held_out:mobilenetv4_train --precisions all --variants all --leaves
+    python -m benchmarks training-nets --out one --nets held_out:mobilenetv4_train --precisions all --variants all \
+        --leaves --jobs 1
     python -m benchmarks training-nets --out nets --page
 """
 
@@ -20,7 +21,7 @@ from functools import partial
 from itertools import product
 from math import inf
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from backend_kwargs.errors import BackendKwargsError, unknown
 from backend_kwargs.files.atomic_write import write_whole
@@ -130,8 +131,7 @@ NETS: Mapping[str, Mapping[str, Sizes]] = {
     "transformers": NETS_OF_TRANSFORMERS,
 }
 HELD_OUT = "held_out"  # its models at their full sizes, only where they are named
-PRECISIONS = ("float32", "bfloat16 autocast", "float16 autocast")
-ALL_PRECISIONS = (*PRECISIONS, "bfloat16")  # the last is the whole model's
+ALL_PRECISIONS = ("bfloat16 autocast", "float32", "float16 autocast", "bfloat16")  # the last is the whole net's
 VARIANTS = ("", "contiguous", "cudnn.benchmark", "cudnn.benchmark contiguous", "no tf32")
 
 
@@ -209,7 +209,8 @@ def measure(asked: Asked, say: Say) -> bool:
     os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // asked.jobs)))
     done, until = known(asked.records), time.monotonic() + asked.max_s
-    every = [Case(*each, asked.device) for each in product(asked.nets, asked.precisions, asked.variants)]
+    triples = product(asked.precisions, asked.nets, asked.variants)
+    every = [Case(net, precision, variant, asked.device) for precision, net, variant in triples]
     left = [case for case in every if case not in done]
     say(f"{len(left)} of {len(every)} to check")
 
@@ -273,7 +274,8 @@ def built(case: Case) -> tuple[Any, tuple[Any, ...]]:
     if library == HELD_OUT:
         from benchmarks.workloads.held_out import BY_NAME
 
-        model, inputs = BY_NAME[name].build(torch.device(case.device), dtype, "full" if case.device == "cuda" else "tiny")
+        scale: Literal["full", "tiny"] = "full" if case.device == "cuda" else "tiny"
+        model, inputs = BY_NAME[name].build(torch.device(case.device), dtype, scale)
         if "contiguous" in case.variant:
             model = model.to(memory_format=torch.contiguous_format)
             inputs = tuple(each.contiguous() for each in inputs)
