@@ -142,13 +142,22 @@ def set_to(set_, value, before):
     return changed
 
 
+def attribute(owner, name, value):
+    return set_to(lambda given: setattr(owner, name, given), value, getattr(owner, name))
+
+
 def precision_of(kind):
-    before = kind.fp32_precision
-    return set_to(lambda value: setattr(kind, "fp32_precision", value), "ieee" if before == "tf32" else "tf32", before)
+    return attribute(kind, "fp32_precision", "ieee" if kind.fp32_precision == "tf32" else "tf32")
 
 
 def without(kernel):
     return lambda: sdpa_kernel([each for each in KERNELS if each is not kernel])
+
+
+def autocast_default(kind):
+    before = torch.get_autocast_dtype(kind)
+    other = torch.float16 if before == torch.bfloat16 else torch.bfloat16
+    return set_to(lambda dtype: torch.set_autocast_dtype(kind, dtype), other, before)
 
 
 def autocast_of_a_gpu(dtype=torch.float16):
@@ -170,6 +179,14 @@ STATES = {
     "dtype of autocast": (lambda: torch.autocast("cpu", torch.float16), lambda: torch.autocast("cpu", torch.bfloat16)),
     "autocast of a GPU": (autocast_of_a_gpu(), nullcontext),
     "dtype of a GPU's autocast": (autocast_of_a_gpu(torch.bfloat16), autocast_of_a_gpu()),
+    **{f"default of {kind}'s autocast": (autocast_default(kind), nullcontext) for kind in cache_key.AUTOCAST},
+    "cache of autocast": (set_to(torch.set_autocast_cache_enabled, False, True), nullcontext),
+    "default dtype": (set_to(torch.set_default_dtype, torch.float64, torch.float32), nullcontext),
+    "default device": (set_to(torch.set_default_device, "meta", None), nullcontext),
+    "fast path of attention": (set_to(torch.backends.mha.set_fastpath_enabled, False, True), nullcontext),
+    "cuDNN": (attribute(torch.backends.cudnn, "enabled", False), nullcontext),
+    "oneDNN": (attribute(torch.backends.mkldnn, "enabled", False), nullcontext),
+    "uninitialized memory": (attribute(torch.utils.deterministic, "fill_uninitialized_memory", False), nullcontext),
     "deterministic": (set_to(torch.use_deterministic_algorithms, True, False), nullcontext),
     "float32 of products": (precision_of(torch.backends.cuda.matmul), nullcontext),
     "float32 of convolutions": (precision_of(torch.backends.cudnn.conv), nullcontext),

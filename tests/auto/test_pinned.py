@@ -1,22 +1,26 @@
 """What is compiled by a lock: each part of its keys counts, and what it lacks, or should not name, is said."""
 
+import math
+import re
 import threading
 from dataclasses import replace
 
 import pytest
 import torch
 from torch._inductor.runtime.benchmarking import benchmarker
+from torch._inductor.utils import run_and_get_code
 from torch.fx.experimental.proxy_tensor import make_fx
 
 import backend_kwargs as bk
 from backend_kwargs.auto.lock import pinned_machine
 from backend_kwargs.auto.machine import machine
-from backend_kwargs.auto.pinned import EVERY_GRAPH, UNTIMED, PinnedChooser, compile_pinned, entry_of, untimed
+from backend_kwargs.auto.pinned import UNTIMED, PinnedChooser, compile_pinned, entry_of, untimed
 from backend_kwargs.backends import CapturedGraph
 from backend_kwargs.errors import BackendKwargsError
 from backend_kwargs.facts.decision import Decision
 from backend_kwargs.facts.pins import PinnedKernel, Pins
 from backend_kwargs.graphs.determinism import ASK
+from backend_kwargs.options.catalogue import inductor_options
 from backend_kwargs.torch_internals.choices import Site, chosen_by
 
 SITE = Site(("cpu float32 2x3", "cpu float32 3x4"), "cpu float32 2x4", ("cpp_gemm", "mm"), library=1)
@@ -66,6 +70,101 @@ def test_a_kernel_that_the_site_lacks():
     )
 
 
+def bmm_by(pins, **options):
+    """Compile a product by a lock that has no kernel for it; return the kernel that serves, or the error."""
+    inputs = [torch.randn(4, 16, 32), torch.randn(4, 32, 16)]
+    tuned = {"max_autotune": True, "max_autotune_gemm_backends": "CPP,ATEN"}
+    backend = bk.make_backend("tmpl-inductor", tuned, reproducible="pinned", lock="k.lock", **options)
+    graph = CapturedGraph(make_fx(lambda a, b: (torch.bmm(a, b),))(*inputs), inputs, pins=pins)
+
+    def run():
+        with torch.no_grad():
+            (result,) = backend.compile(graph).call(*inputs)
+        torch.testing.assert_close(result, torch.bmm(*inputs))
+
+    try:
+        _, (code,) = run_and_get_code(run)
+    except Exception as error:  # noqa: BLE001 - torch wraps it in its own
+        return str(error)
+    return "the library's" if "extern_kernels.bmm(" in code else "a template"
+
+
+LACKS = (
+    "Lock 'k.lock' has no kernel for cpu torch.float32 4x16x32 strides 512x32x1 offset 0, cpu torch.float32 4x32x16 "
+    "strides 512x16x1 offset 0, out of bmm, [^,]*: pin again, or leave out 'strict'."
+)
+
+
+@pytest.mark.parametrize(
+    ("just_written", "options", "kernel"),
+    [
+        pytest.param(False, {}, "^the library's$", id="not strict"),
+        pytest.param(False, {"strict": True}, LACKS, id="strict"),
+        pytest.param(True, {"strict": False}, LACKS, id="just written"),
+    ],
+)
+def test_a_kernel_that_the_lock_lacks(just_written, options, kernel):
+    """It is the library's, or an error under `strict` and for a lock that was just written, which has all."""
+    found = bmm_by(Pins("k.lock", pinned_machine(machine()), strict=just_written), **options)
+    assert re.search(kernel, found), found
+
+
+@pytest.mark.parametrize("phase", ["serving", "timing"])
+def test_a_graph_of_another_machine(phase):
+    """What was pinned elsewhere neither serves here nor is added to."""
+    pins = Pins("k.lock", pinned_machine(machine()) | {"threads": 999}, phase=phase)
+    assert bmm_by(pins) == (
+        f"Lock 'k.lock' was written for threads 999 (here {torch.get_num_threads()}): write one here by "
+        "`backend-kwargs pin`, or bk.pin(...)."
+    )
+
+
+def test_a_lock_that_says_no_machine():
+    """It serves nowhere, since nobody knows where it was written; one that is written notes this machine."""
+    assert bmm_by(Pins("k.lock")).startswith("Lock 'k.lock' was written for torch None (here ")
+    rest_of(pins := Pins("k.lock", phase="timing"))
+    assert pins.machine == pinned_machine(machine())
+
+
+GIVEN = [{"XBLOCK": 32, "num_warps": 4}, {"XBLOCK": 64, "num_warps": 8, "maxnreg": 128}]
+
+
+@pytest.mark.parametrize(
+    ("pinned", "strict", "taken"),
+    [
+        pytest.param({"XBLOCK": 16, "maxnreg": 64}, True, {"XBLOCK": 16, "maxnreg": 64}, id="of any one's keywords"),
+        pytest.param(None, False, GIVEN[0], id="none"),
+        pytest.param(
+            None,
+            True,
+            "Lock 'k.lock' has no configuration for triton_poi: pin again, or leave out 'strict'.",
+            id="none, strict",
+        ),
+        pytest.param(
+            {"YBLOCK": 16},
+            False,
+            "Lock 'k.lock' has a configuration that triton_poi does not take: {'YBLOCK': 16}.",
+            id="another keyword",
+        ),
+    ],
+)
+def test_a_configuration(pinned, strict, taken):
+    """That of the lock if the kernel takes it, else the first of torch's, or an error under `strict`."""
+    pins = Pins("k.lock", configurations={} if pinned is None else {"key": pinned})
+    try:
+        found = PinnedChooser(pins, strict=strict).configuration("key", "triton_poi", GIVEN)
+    except BackendKwargsError as error:
+        found = str(error)
+    assert found == taken
+
+
+def test_all_are_timed_while_a_lock_is_written():
+    """Under `strict` too: what it lacks is what is to be written."""
+    chooser = PinnedChooser(Pins("k.lock", phase="timing"), strict=True)
+    assert chooser.kernel_at(SITE) is None
+    assert chooser.configuration("key", "triton_poi", GIVEN) is None
+
+
 def test_a_kernel_is_noted_with_its_site():
     """What was the fastest is written with the layouts and how many there were, for who reads the lock."""
     (noted,) = timed(SITE, 1).kernels.values()
@@ -107,12 +206,63 @@ def test_options_that_time():
         name: value for name, value in UNTIMED.items() if name in rest
     }
     assert rest.keys() >= {"benchmark_fusion", "debug", "autotune_lookup_table"}
+    assert (rest["fx_graph_cache"], rest["fx_graph_remote_cache"]) == (False, False)
     assert not {"reproducible", "lock", "compile_threads"} & rest.keys()
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "shape_padding",
+        "benchmark_fusion",
+        "benchmark_combo_kernel",
+        "benchmark_epilogue_fusion",
+        "pipeline_max_autotune_gemm",
+        "autotune_in_subproc",
+        "dynamic_scale_rblock",
+        "triton.multi_kernel",
+    ],
+)
+def test_each_option_that_times(name):
+    """It is off whatever the user asked for, where this torch has it."""
+    if name not in inductor_options():
+        pytest.skip(f"this torch has no {name}")
+    assert not rest_of(Pins("", phase="timing"), **{name: True})[name]
+
+
+def test_a_bundle_keeps_what_caches_would():
+    """What stands in place of Inductor's compile_fx has caches of its own, and chooses by the lock."""
+    kept = []
+
+    def compile_fx(inner, gm, example_inputs):
+        kept.append(benchmarker_refuses())
+        return gm
+
+    def following(graph, rest):
+        assert not {"fx_graph_cache", "fx_graph_remote_cache"} & untimed(graph, rest).keys()
+        graph.compile_fx(None, graph.gm, graph.example_inputs)
+        return rest
+
+    gm, x = make_fx(torch.sin)(torch.ones(3)), torch.ones(3)
+    pins = Pins("k.lock", pinned_machine(machine()))
+    graph = CapturedGraph(gm, [x], compile_fx=compile_fx, pins=pins)
+    compile_pinned(graph, {"reproducible": "pinned", "lock": "k.lock"}, following)
+    assert kept == [True]
+
+
+def benchmarker_refuses():
+    """Return whether torch's timer raises, as it does where a lock chooses."""
+    try:
+        benchmarker.benchmark_cpu(lambda: None, warmup=0, rep=0)
+    except BackendKwargsError:
+        return True
+    return False
 
 
 def test_a_race_for_a_lock():
     """It is the race without a lock, so that its decision is the store's; no number of races ends it."""
-    assert rest_of(Pins("", phase="deciding"), shape_padding=True) == {"shape_padding": True, **EVERY_GRAPH}
+    raced = {"shape_padding": True, "most_races": 1000, "process_budget_s": math.inf}
+    assert rest_of(Pins("", phase="deciding"), shape_padding=True) == raced
 
 
 def test_a_lock_alone():

@@ -62,6 +62,24 @@ def test_against_float64(batch, other, rows, summands, column, strided, dtype):
     assert counts == [1]
 
 
+@pytest.mark.parametrize(
+    ("dtype", "row", "column"),
+    [
+        pytest.param(torch.float16, (300.0, 300.0, 1.0), (300.0, -300.0, 1.0), id="products beyond float16"),
+        pytest.param(torch.float16, (1 + 2**-10, 1.0), (1 - 2**-10, -1.0), id="products between float16's"),
+        pytest.param(torch.bfloat16, (1 + 2**-7, 1.0), (1 - 2**-7, -1.0), id="products between bfloat16's"),
+    ],
+)
+def test_products_of_halves_are_those_of_float32(dtype, row, column):
+    """A product that a half cannot hold is not rounded before it is summed, whichever operand is the vector."""
+    matrix = torch.tensor(row, dtype=dtype).repeat(2, 3, 1)
+    vector = torch.tensor(column, dtype=dtype)[:, None].repeat(2, 1, 1)
+    fn, counts = compiled_by(multiply_and_sum, torch.matmul)
+    for args in ((matrix, vector), (vector.mT, matrix.mT)):
+        assert torch.equal(fn(*args).double(), torch.matmul(*(each.double() for each in args)))
+    assert counts == [1, 1]
+
+
 def test_halves_are_summed_in_float32():
     """A sum whose partial sums float16 could not hold exactly is rounded once."""
     a = torch.full((2, 3, 256), 16.0, dtype=torch.float16)
@@ -102,6 +120,78 @@ def test_others_stay(fn, shapes):
     args = [torch.randn(shape) for shape in shapes]
     compiled, counts = compiled_by(multiply_and_sum, fn)
     assert_close(compiled(*args), fn(*args))
+    assert counts == [0]
+
+
+def change_of(fn, *args):
+    """Return what the rewrite makes of a function's graph."""
+    changes = []
+
+    def backend(gm, example_inputs):
+        changes.append(multiply_and_sum(gm, example_inputs))
+        return gm.forward
+
+    torch.compile(fn, backend=backend)(*args)
+    return changes[0]
+
+
+@pytest.mark.parametrize("form", [lambda a, b: a @ b, lambda a, b: b.mT @ a.mT], ids=["a column", "a row"])
+def test_the_memory_traffic_that_is_saved(form, fresh_dynamo):
+    """Products of the matrix's size are neither written nor read, nor is there what a library's kernel takes."""
+    change = change_of(form, torch.randn(2, 30, 4), torch.randn(2, 4, 1))
+    assert change.bytes == 2 * (2 * 30 * 4 * 4) + (8 << 20)
+
+
+def steps(count):
+    """Return a product and a softmax with so many calls between them, before it or after it."""
+
+    def after(a, b):
+        scores = a @ b
+        for _ in range(count):
+            scores = scores + 1
+        return torch.softmax(scores, -2)
+
+    def before(a, b):
+        scores = torch.softmax(a, -1)
+        for _ in range(count):
+            scores = scores + 1
+        return scores @ b
+
+    return after, before
+
+
+@pytest.mark.parametrize(("count", "stays"), [(7, True), (8, False)])
+@pytest.mark.parametrize("at", [0, 1], ids=["after", "before"])
+def test_how_far_a_softmax_may_be(at, count, stays):
+    """Attention that is spelt out has a softmax within eight calls of its products."""
+    fn, counts = compiled_by(multiply_and_sum, steps(count)[at])
+    a, b = torch.randn(2, 3, 4), torch.randn(2, 4, 1)
+    assert_close(fn(a, b), steps(count)[at](a, b))
+    assert counts == [not stays]
+
+
+@pytest.mark.parametrize(
+    "fn",
+    [
+        pytest.param(lambda a, b: torch.softmax(((a @ b) @ b.mT) @ b, -2), id="behind another product"),
+        pytest.param(lambda softmax, b: softmax @ b, id="the name of an input"),
+    ],
+)
+def test_a_softmax_of_others(fn):
+    """Only the product next to a softmax is attention's, and a user's name of an input is no softmax."""
+    a, b = torch.randn(2, 3, 4), torch.randn(2, 4, 1)
+    compiled, counts = compiled_by(multiply_and_sum, fn)
+    assert_close(compiled(a, b), fn(a, b))
+    assert counts == [1]
+
+
+def test_a_sum_of_varying_length_stays():
+    """How many summands there will be is not known."""
+    fn, counts = compiled_by(multiply_and_sum, torch.matmul)
+    a, b = torch.randn(2, 3, 16), torch.randn(2, 16, 1)
+    torch._dynamo.mark_dynamic(a, 2)
+    torch._dynamo.mark_dynamic(b, 1)
+    assert_close(fn(a, b), a @ b)
     assert counts == [0]
 
 
