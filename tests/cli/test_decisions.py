@@ -9,18 +9,20 @@ from typer.testing import CliRunner
 
 from backend_kwargs.auto.decisions_toml import write_decisions
 from backend_kwargs.auto.store import Catalogue, name_of
-from backend_kwargs.cli import app, decisions
+from backend_kwargs.cli import app
 from backend_kwargs.errors import BackendKwargsError
 from backend_kwargs.fleet.units import Result, Unit, document_of, written
 from backend_kwargs.page import read_document
 from backend_kwargs.stores.documents import is_forgotten, is_signed
 from backend_kwargs.stores.opening import open_store
+from backend_kwargs.stores.signing import public_key
 from tests.auto.graphs import MADE
 
 CPU = {"device": "cpu AVX2", "threads": 4}
 FIRST = replace(MADE, machine=CPU, model="Net", inputs=("float32 8x64",), cut_s=0.0, made=1e9)
 SECOND, THIRD = (replace(FIRST, key=digits * 32, made=made) for digits, made in (("cd", 2e9), ("ef", 3e9)))
 TWIN = replace(FIRST, key=f"abcd{'0' * 60}", made=1e8)  # another key that begins with "ab"
+DAY = datetime.fromtimestamp(1e9).astimezone().isoformat(sep=" ", timespec="minutes")
 ELSEWHERE = replace(FIRST, winner="default", options={}, machine=CPU | {"threads": 8}, made=9e8)
 
 
@@ -76,9 +78,7 @@ def winners(store):
         ),
         pytest.param({"machine": {"gpu": "NVIDIA H200"}}, {"device": "NVIDIA H200"}, id="a GPU of an older release"),
         pytest.param({"machine": {}}, {"device": ""}, id="nothing known"),
-        pytest.param(
-            {}, {"made": datetime.fromtimestamp(1e9).astimezone().isoformat(sep=" ", timespec="minutes")}, id="made"
-        ),
+        pytest.param({}, {"made": DAY}, id="made"),
         pytest.param({"made": 1e30}, {"made": ""}, id="made at no time"),
     ],
 )
@@ -102,7 +102,7 @@ def test_the_whole_of_a_decision(folder):
         "device": "cpu AVX2",
         "threads": "4",
         "budget_s": "2.5",
-        "made": decisions._day(made),
+        "made": DAY,
     }
     lines = dict(line.split(": ", 1) for line in shown if line.partition(":")[0] in wanted)
     assert lines == wanted
@@ -128,7 +128,7 @@ def test_the_options_of_a_winner(folder):
     """They are those for Inductor under torch.compile, or for AOTInductor, which alone freezes."""
     store = folder(replace(FIRST, winner="freezing", options={"freezing": True}))
     assert json.loads("\n".join(run("show", "ab", "--as", "aoti-config", "--store", store)))["freezing"] is True
-    with pytest.raises(BackendKwargsError, match="^Option 'freezing' does not work in a plain dict: "):
+    with pytest.raises(BackendKwargsError, match=r"^Option 'freezing' does not work in a plain dict: "):
         run("show", "ab", "--as", "inductor-config", "--store", store)
 
 
@@ -182,9 +182,9 @@ def test_an_export_says_what_it_has(folder, tmp_path):
     """Templates have one name each; what is none, and what another machine decided too, is counted."""
     eager = replace(SECOND, winner="eager", options={})
     tvm = replace(THIRD, winner="tmpl-tvm", compiler="tmpl-tvm", options={})
+    rest = "(2 chose eager or another compiler, which has no template)"
     assert run("export", tmp_path / "d.toml", "--store", folder(FIRST, ELSEWHERE, eager, tvm)) == [
-        f"3 written to {tmp_path / 'd.toml'}, 1 as templates: auto-abababababab (2 chose eager or another compiler, "
-        "which has no template).",
+        f"3 written to {tmp_path / 'd.toml'}, 1 as templates: auto-abababababab {rest}.",
         "1 of other machines left out: of each key a file has the latest; sync copies all.",
     ]
 
@@ -203,9 +203,7 @@ def test_an_import_is_signed(key, folder, tmp_path):
     write_decisions([FIRST], tmp_path / "d.toml")
     store = tmp_path / "store"
     assert run("import", tmp_path / "d.toml", "--store", store, "--signing-key", private) == [f"1 added to '{store}'."]
-    assert [each.winner for each in Catalogue(store, trusted_keys=[decisions.public_key(public)]).all()] == [
-        "cudagraphs"
-    ]
+    assert [each.winner for each in Catalogue(store, trusted_keys=[public_key(public)]).all()] == ["cudagraphs"]
 
 
 # ---- forget
