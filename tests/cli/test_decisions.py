@@ -88,6 +88,13 @@ def test_a_row_of_the_list(folder, changed, shown):
     assert {name: row[name] for name in shown} == shown
 
 
+def test_an_empty_store_is_named(tmp_path):
+    """A mistyped folder is not mistaken for one with decisions; in JSON the list is empty."""
+    store = tmp_path / "none"
+    assert run("list", "--store", store) == [f"No decisions in '{store}'."]
+    assert run("list", "--json", "--store", store) == ["[]"]
+
+
 def test_the_whole_of_a_decision(folder):
     """What it was made for, on what, when, and by what its winner was compiled is shown by its name."""
     made = replace(FIRST, compiler="tmpl-tvm", fixed={"debug": True}, budget_s=2.5)

@@ -9,7 +9,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from backend_kwargs.graphs import replay
-from backend_kwargs.graphs.replay import ChangedInputError, Inputs, Task, has_drawn
+from backend_kwargs.graphs.replay import ChangedInputError, Inputs, Task
 
 pytestmark = pytest.mark.usefixtures("fresh_dynamo")
 
@@ -276,14 +276,17 @@ def test_which_graphs_train(mode):
 
 
 def test_calls_draw_the_same_numbers():
-    """Each observed call begins with one seed, and that it drew is known."""
-    given, before = task(torch.ones(4)), torch.get_rng_state()
-    first, second = (given.observe(lambda x: torch.rand(3))["output"] for _ in range(2))
-    assert torch.equal(first, second)
-    assert (has_drawn(), has_drawn()) == (True, False)
-    given.observe(lambda x: x + 1)
-    assert not has_drawn()
+    """Each observed call of a graph that draws begins with one seed."""
+
+    def observed(gm, example_inputs):
+        given = Task.of(gm, example_inputs)
+        return [given.observe(gm.forward)["output"][0] for _ in range(2)]
+
+    before = torch.get_rng_state()
+    first, second = captured(observed, lambda x: torch.rand_like(x) + x, torch.ones(4))
     torch.set_rng_state(before)
+    assert torch.equal(first, second)
+    assert first.unique().numel() > 1
 
 
 def test_modes_that_a_call_changes_are_restored():
