@@ -3,6 +3,7 @@
 import json
 from dataclasses import replace
 from datetime import datetime
+from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
@@ -196,6 +197,13 @@ def test_an_export_says_what_it_has(folder, tmp_path):
     ]
 
 
+def test_keys_that_end_alike(folder, tmp_path):
+    """A template's name has a key's last digits: it is named once."""
+    store = folder(FIRST, replace(FIRST, key=f"cd{'ab' * 31}"))
+    (said,) = run("export", tmp_path / "d.toml", "--store", store)
+    assert said == f"2 written to {tmp_path / 'd.toml'}, 1 as templates: auto-abababababab."
+
+
 def test_nothing_to_export(tmp_path):
     """An empty store is an error, and no file is written."""
     with pytest.raises(BackendKwargsError) as raised:
@@ -211,6 +219,16 @@ def test_an_import_is_signed(key, folder, tmp_path):
     store = tmp_path / "store"
     assert run("import", tmp_path / "d.toml", "--store", store, "--signing-key", private) == [f"1 added to '{store}'."]
     assert [each.winner for each in Catalogue(store, trusted_keys=[public_key(public)]).all()] == ["cudagraphs"]
+
+
+def test_a_file_of_an_earlier_release(tmp_path):
+    """Its decisions are added, with a word on what they are good for."""
+    file = Path(__file__).parent.parent / "written_before" / "decisions.sqlite"
+    assert run("import", file, "--store", tmp_path / "store") == [
+        f"2 added to '{tmp_path / 'store'}'.",
+        "Keys have changed since: their graphs are raced once more, with these winners first.",
+    ]
+    assert len(Catalogue(tmp_path / "store").all()) == 2
 
 
 # ---- forget

@@ -8,7 +8,7 @@ import warnings
 import pytest
 
 from backend_kwargs.errors import BackendKwargsWarning, warn_once
-from backend_kwargs.stores.deadlines import Limits
+from backend_kwargs.stores.deadlines import Limits, Reached
 from backend_kwargs.stores.documents import Document, Kind, RefusedError, decoded, encoded
 from backend_kwargs.stores.folder import Folder
 from backend_kwargs.stores.layered import Layered, Trust, put, reached, synced
@@ -208,6 +208,90 @@ def test_the_users_own_folder_needs_no_signature(near, keys):
         assert found(layered(near, trusted_keys=trusted)) == {}
 
 
+class OfNobodyKnows(Folder):
+    """A folder on a disk that lists its files, and fails to say whose they are, or does not answer until `ends`."""
+
+    def __init__(self, path, ends):
+        super().__init__(path)
+        self.ends = ends
+
+    @property
+    def is_own(self):
+        self.ends.wait(600.0)
+        raise OSError("Stale file handle")
+
+
+@pytest.mark.parametrize(("hangs", "waits"), [(False, 60.0), (True, 0.5)], ids=["it fails", "it hangs"])
+def test_where_it_is_not_known_who_writes_signatures_are_needed(near, keys, hangs, waits):
+    """A store that does not say in time whether it is the user's own is as one that others write."""
+    near.path.chmod(0o700)
+    keep(near, {"of": "anybody"}, 1)
+    ends = threading.Event()
+    if not hangs:
+        ends.set()
+    here = Reached(lambda: OfNobodyKnows(near.path, ends), near.label, near.label, is_local=True)
+    store = Layered(KIND, [here], Trust((keys[0].public_key(),)), Limits(waits, waits))
+    try:
+        with pytest.warns(BackendKwargsWarning):
+            assert found(store) == {}
+        store.put(FOLDER, START, Document(NAME, {"of": "now"}))
+    finally:
+        ends.set()
+    assert body_in(near) == {"of": "anybody"}
+
+
+def test_what_is_not_asked_for_is_not_looked_at(far, keys):
+    """Documents of other names may be broken or unsigned: nobody is warned of them."""
+    keep(far, {"of": "far"}, 1)
+    store = layered(far, trusted_keys=(keys[0].public_key(),))
+    assert store.group(FOLDER, START, lambda name: name != NAME) == {}
+
+
+class Meanwhile:
+    """A store that lists nothing, and has something by the time that a copy is made."""
+
+    label = "meanwhile"
+
+    def __init__(self, content):
+        self.content, self.puts = content, []
+
+    def get(self, name):
+        return self.content
+
+    def list(self, prefix):
+        return iter(())
+
+    def put(self, name, content):
+        self.puts.append(content)
+
+
+@pytest.mark.parametrize(
+    ("generation", "copied"),
+    [pytest.param(1, True, id="older"), pytest.param(2, False, id="newer"), pytest.param(None, True, id="broken")],
+)
+def test_a_copy_replaces_nothing_that_is_newer(far, generation, copied):
+    """What another process has put since the look-up stays, unless it is older, or no document."""
+    written = b"mine" if generation is None else encoded(KIND, Document(NAME, {"of": "other"}, generation, 1.0))
+    keep(far, {"of": "far"}, 2 if generation == 1 else 1)
+    between = Meanwhile(written)
+    assert found(Layered(KIND, [reached(between), reached(far.label)], limits=Limits(60.0, 60.0))) == {
+        NAME: {"of": "far"}
+    }
+    content = far.get(NAME)
+    body_in(far)
+    assert between.puts == ([content] if copied else [])
+
+
+def test_what_a_users_store_returns(near):
+    """What is no document is as if it were not there: the other stores are written."""
+    odd = Meanwhile(3)
+    with pytest.warns(BackendKwargsWarning, match="^Store 'meanwhile' cannot be written: "):
+        Layered(KIND, [reached(odd), reached(near.label)], limits=Limits(60.0, 60.0)).put(
+            FOLDER, START, Document(NAME, {"of": "now"})
+        )
+    assert (body_in(near), odd.puts) == ({"of": "now"}, [])
+
+
 def test_what_is_not_signed_is_not_copied(near, far, keys):
     """What is used only because its user alone can write it stays there."""
     keep(near, {"of": "near"}, 1)
@@ -291,6 +375,23 @@ def test_sync_copies_what_is_newer(near, far):
     assert [*synced(KIND, far.list(""), near, "", dry_run=False)] == [(NAME, "same")]
     keep(far, {"of": "far"}, 1)
     assert [*synced(KIND, far.list(""), near, "", dry_run=False)] == [(NAME, "older")]
+
+
+def test_sync_into_a_file_that_cannot_be_read(near, far):
+    """What cannot be read is compared as it was listed, and writing says why it fails."""
+    keep(near, {"of": "near"}, 2)
+    far.get = lambda name: 1 / 0
+    assert [*synced(KIND, near.list(""), far, "", dry_run=False)] == [(NAME, "new")]
+    del far.get
+    assert body_in(far) == {"of": "near"}
+
+
+def test_sync_replaces_what_is_signed_in_ones_own_folder(near, far, keys):
+    """Nobody checks signatures there."""
+    keep(near, {"of": "near"}, 2)
+    keep(far, {"of": "far"}, 1, keys[0])
+    far.path.chmod(0o700)
+    assert [*synced(KIND, near.list(""), far, "", dry_run=False)] == [(NAME, "newer")]
 
 
 def test_sync_replaces_nothing_that_was_written_meanwhile(near, far):
