@@ -34,6 +34,8 @@ class Fields(UserDict):
 ONE = torch.tensor([1.0, 2.0, 3.0])
 NAN = torch.tensor([1.0, math.nan, 3.0])
 INF = torch.tensor([1.0, math.inf, 3.0])
+HALF = torch.tensor([1.0, 0.5, 3.0])
+LARGEST = torch.tensor([1.0, torch.finfo(torch.float64).max, 3.0], dtype=torch.float64)
 
 
 @pytest.mark.parametrize(
@@ -83,6 +85,10 @@ def test_right_results_pass(result, eager):
         pytest.param(ONE.long() + 1, ONE.long(), "output: the values differ from eager's", id="integers"),
         pytest.param(NAN, ONE, "output: NaN or infinity where eager has none, or vice versa", id="nan"),
         pytest.param(ONE, NAN, "output: NaN or infinity where eager has none, or vice versa", id="no nan"),
+        pytest.param(HALF, NAN, "output: NaN or infinity where eager has none, or vice versa", id="a half for nan"),
+        pytest.param(
+            LARGEST, INF.double(), "output: NaN or infinity where eager has none, or vice versa", id="largest for inf"
+        ),
         pytest.param(INF, NAN, "output: NaN or infinity where eager has none, or vice versa", id="inf, nan"),
         pytest.param(-INF, INF, "output: NaN or infinity where eager has none, or vice versa", id="sign"),
         pytest.param(Output(-ONE), Output(ONE), "output.logits: cosine to eager -1, at least 0.99 wanted", id="fields"),
