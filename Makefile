@@ -2,19 +2,27 @@
 #   make test TORCH=torch==2.11.0                      another torch
 #   make test PYTHON=/path/to/python TORCH=installed   the torch that this Python has, a GPU build say
 #   make clean test EXTRAS=dev,demo                    without other compilers, whose tests are then skipped
-# A .venv remembers its choice until TORCH says otherwise; "make clean" forgets it.
+# A .venv remembers its choice until TORCH or EXTRAS says otherwise; "make clean" forgets it.
 PYTHON ?= python3
 PYTEST_ARGS ?=
-EXTRAS ?= dev,demo,tvm,openvino,onnxruntime,torchao,ray
 VENV := .venv
 BIN := $(VENV)/bin
-TORCH ?= $(or $(patsubst $(VENV)/ready-%,%,$(firstword $(wildcard $(VENV)/ready-*))),constraints.txt)
-READY := $(VENV)/ready-$(TORCH)
+# What is installed is the names of stamps, .venv/for-TORCH@EXTRAS: the demo needs less than the tests.
+STAMPS := $(notdir $(shell ls -t $(VENV)/for-*@* 2>/dev/null))
+TORCH ?= $(or $(patsubst for-%,%,$(firstword $(subst @, ,$(firstword $(STAMPS))))),constraints.txt)
+ALL := dev,demo,tvm,openvino,onnxruntime,torchao,ray
+EXTRAS ?= $(or $(lastword $(subst @, ,$(firstword $(filter-out %@demo,$(STAMPS))))),$(ALL))
+READY := $(VENV)/for-$(TORCH)@$(EXTRAS)
+WITH_DEMO := $(foreach stamp,$(filter for-$(TORCH)@%,$(STAMPS)),$(if $(findstring demo,$(stamp)),$(stamp)))
+READY_FOR_DEMO := $(VENV)/$(or $(firstword $(WITH_DEMO)),for-$(TORCH)@demo)
 FRAMEWORKS := $(VENV)/frameworks
 PYTEST := $(BIN)/python -m pytest -n auto --dist worksteal --benchmark-disable
+# Each process would compile what it imports again.
+unexport PYTHONDONTWRITEBYTECODE
 
-# auto is permitted what the other rows do: freezing.
-BACKENDS := 'eager,inductor,tmpl-inductor:auto[freezing=true],tmpl-inductor:freezing,tmpl-inductor:cpp_wrapper,tmpl-inductor:max_autotune+freezing'
+# All share one cache, which is empty at first, so that each candidate compiles only what is new.
+COMPARE := BACKEND_KWARGS_STORE=$(CURDIR)/.demo/decisions TORCHINDUCTOR_CACHE_DIR=$(CURDIR)/.demo/cache $(BIN)/backend-kwargs compare --warm --rounds 15
+BACKENDS := eager,inductor,tmpl-inductor:freezing
 
 ifeq ($(TORCH),constraints.txt)
   WANTED := -c constraints.txt
@@ -26,14 +34,17 @@ define NO_TORCH
 Not installed. If pip found no torch==2.13.0+cpu, set PIP_EXTRA_INDEX_URL to the index of CPU wheels that the "Get Started" page of PyTorch names, or take another build: make TORCH=torch==2.13.0 (on Linux gigabytes of CUDA), or TORCH=installed for the one this Python has.
 endef
 
-.PHONY: help demo quick test test-all slow test-frameworks test-kills bench overhead mutants docs check fix clean
+.PHONY: help demo quick test test-landing test-avx2 test-all nightly slow test-frameworks test-kills bench overhead mutants docs check fix clean
 help:
-	@echo "make demo | quick | test | test-all | test-frameworks | test-kills | bench | overhead | mutants | docs | check | fix | clean"
+	@echo "make demo | quick | test | test-landing | test-avx2 | test-all | nightly | test-frameworks | test-kills | bench | overhead | mutants | docs | check | fix | clean"
 
-demo: $(READY)
+demo: $(READY_FOR_DEMO)
+	@rm -rf .demo/cache .demo/decisions
 	@mkdir -p .demo
-	$(BIN)/backend-kwargs compare examples/sentence_encoder.py:build --backends $(BACKENDS) --rounds 15 --html .demo/sentence_encoder.html
-	$(BIN)/backend-kwargs compare examples/digits.py:build --backends $(BACKENDS) --rounds 15 --html .demo/digits.html
+	@echo "1 of 2: a sentence encoder under eager, torch.compile, freezing and auto, about a minute"
+	@$(COMPARE) examples/sentence_encoder.py:build --backends '$(BACKENDS),tmpl-inductor:auto[budget_s=10]' --html .demo/sentence_encoder.html
+	@echo "2 of 2: a network of convolutions; auto may freeze too; half a minute"
+	@$(COMPARE) examples/digits.py:build --backends '$(BACKENDS),tmpl-inductor:auto[freezing=true,budget_s=10]' --html .demo/digits.html
 	@echo "Open .demo/sentence_encoder.html and .demo/digits.html in a browser."
 
 # The tests of the folders that differ from main, or from another branch: make quick SINCE=HEAD
@@ -43,10 +54,23 @@ quick: $(READY)
 test: $(READY)
 	$(PYTEST) -m "not slow" --ignore tests/frameworks $(PYTEST_ARGS)
 
+# What .ci/run runs: all but the tests of NIGHTLY in tests/slow.py, each function of which is slow.
+test-landing: $(READY)
+	$(PYTEST) -m "not nightly" --ignore tests/frameworks $(PYTEST_ARGS)
+
+# As on a processor without AVX-512 and bf16, where this one has them: engines do what the processor can.
+test-avx2: $(READY)
+	ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2 $(PYTEST) -m "not nightly" tests/precision tests/sealing tests/backends/openvino \
+	  tests/backends/test_engines.py tests/backends/test_engines_precision.py tests/auto/test_auto_precision.py tests/auto/test_auto_pinned_and_sealed.py $(PYTEST_ARGS)
+
 test-all: $(READY)
 	$(PYTEST) --ignore tests/frameworks $(PYTEST_ARGS)
 
-# Times every test, and lists in tests/slow.txt those that `make test` leaves out.
+# Once a night: what .ci/run leaves out, benchmarks, and servers that are killed while processes write.
+nightly: bench test-kills
+	$(PYTEST) -m nightly $(PYTEST_ARGS)
+
+# Times every test: tests/seconds.txt has the seconds, tests/slow.txt lists what `make test` leaves out.
 slow: $(READY)
 	-$(PYTEST) --ignore tests/frameworks --junitxml $(VENV)/times.xml $(PYTEST_ARGS)
 	$(BIN)/python tests/slow.py $(VENV)/times.xml
@@ -95,26 +119,26 @@ fix: $(READY)
 clean:
 	rm -rf $(VENV)
 
-$(READY): pyproject.toml constraints.txt
-	@test -e "$@" || $(MAKE) --no-print-directory $(VENV)
-	@echo "Installing into $(VENV): a minute or two, 2 GB."
-	@$(BIN)/python -m pip install -q $(WANTED) -e ".[$(EXTRAS)]" || { echo '$(NO_TORCH)' >&2; exit 1; }
+# A stamp that is missing, where another one is there for the same torch, only adds to .venv.
+$(VENV)/for-%: pyproject.toml constraints.txt
+	@test -n "$(filter for-$(TORCH)@%,$(STAMPS))" || $(MAKE) --no-print-directory $(VENV)
+	@echo "Installing for $(lastword $(subst @, ,$*)) into $(VENV): half a minute with uv, which pip installs if it is missing."
+	@.ci/install $(VENV) $(WANTED) -e ".[$(lastword $(subst @, ,$*))]" || { echo '$(NO_TORCH)' >&2; exit 1; }
 	@touch "$@"
 
 $(FRAMEWORKS)/ready: $(READY)
-	$(BIN)/python -m venv --clear $(FRAMEWORKS)
-	@$(BIN)/python -c 'import sys; print(*(p for p in sys.path if p.endswith("-packages")), sep="\n")' >$(FRAMEWORKS)/paths
-	@mv $(FRAMEWORKS)/paths "$$(echo $(FRAMEWORKS)/lib/python*/site-packages)/below.pth"
-	@echo "Installing into $(FRAMEWORKS): a minute or two, 1.5 GB."
-	@$(FRAMEWORKS)/bin/python -m pip install -q $(WANTED) -e ".[frameworks]"
+	@$(call new_environment,$(FRAMEWORKS))
+	@echo "Installing into $(FRAMEWORKS): half a minute with uv."
+	@.ci/install $(FRAMEWORKS) $(WANTED) -e ".[dev,onnxruntime,frameworks]"
 	@touch "$@"
 
 .PHONY: $(VENV)
 $(VENV):
 	@$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(v < (3, 11) and "Python 3.11 or newer is needed, this is %d.%d: make PYTHON=..." % v[:2])'
-	$(PYTHON) -m venv --clear $(VENV)
-ifeq ($(TORCH),installed)
-	@# Not --system-site-packages: of a Python that lies in a virtual environment, that shows the one below.
-	@$(PYTHON) -c 'import sys, torch; print(*(p for p in sys.path if p.endswith("-packages")), sep="\n")' >$(VENV)/paths
-	@mv $(VENV)/paths "$$(echo $(VENV)/lib/python*/site-packages)/installed-torch.pth"
-endif
+	@$(call new_environment,$(VENV))
+
+# Not --system-site-packages: of a Python that lies in a virtual environment, that shows the one below.
+PACKAGES := import sys, torch; print(*(p for p in sys.path if p.endswith("-packages")), sep="\n")
+define new_environment
+$(PYTHON) -m venv --clear $(1)$(if $(filter installed,$(TORCH)), && $(PYTHON) -c '$(PACKAGES)' >$(1)/paths && mv $(1)/paths "$$(echo $(1)/lib/python*/site-packages)/packages-of-another.pth")
+endef

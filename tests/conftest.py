@@ -3,11 +3,12 @@
 import gc
 import os
 import sys
+from collections import Counter
 
 import hypothesis
 import pytest
 
-from tests.slow import LIST
+from tests.slow import LIST, NIGHTLY, by_folder
 
 # Threads that wait for work sleep, also in child processes: else they spin, and keep the cores from other tests.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
@@ -21,11 +22,25 @@ VARIABLES = ("BACKEND_KWARGS_TEMPLATE", "BACKEND_KWARGS_OPTIONS")
 
 @pytest.hookimpl(tryfirst=True)  # before tests are chosen by their marks
 def pytest_collection_modifyitems(items):
-    """Mark what tests/slow.txt lists as slow."""
+    """Mark what tests/slow.txt lists as slow, and of that NIGHTLY."""
     listed = {*LIST.read_text().split()}
     for item in items:
         if item.nodeid.partition("[")[0] in listed:
             item.add_marker("slow")
+            if item.nodeid.startswith(NIGHTLY):
+                item.add_marker("nightly")
+
+
+def pytest_terminal_summary(terminalreporter):
+    """Print the seconds of each folder, if there are several."""
+    seconds = Counter()
+    for reports in terminalreporter.stats.values():
+        for report in reports:
+            if isinstance(report, pytest.TestReport):
+                seconds[report.nodeid] += report.duration
+    if "\n" in (text := by_folder(seconds)):
+        terminalreporter.write_sep("=", "seconds by folder")
+        terminalreporter.write_line(text)
 
 
 @pytest.fixture(autouse=True, scope="session")

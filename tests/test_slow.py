@@ -3,7 +3,7 @@
 import re
 from pathlib import Path
 
-from tests.slow import LIST, seconds_of, slow
+from tests.slow import LIST, NIGHTLY, by_folder, recorded, seconds_of, slow
 
 ROOT = Path(__file__).parent.parent
 
@@ -38,3 +38,22 @@ def test_cases_count_together(tmp_path):
         '<testcase classname="tests.auto.test_auto_race" name="test_x[b]" time="0.25" /></testsuite></testsuites>'
     )
     assert seconds_of(report) == {"tests/auto/test_auto_race.py::test_x": 1.75}
+
+
+SECONDS = {"tests/x/test_a.py::test_b": 2.0, "tests/x/test_a.py::test_c": 0.5, "tests/y/test_d.py::test_e": 0.25}
+
+
+def test_long_functions_have_lines_of_their_own():
+    assert recorded(SECONDS).splitlines() == [
+        "    0.5 tests/x/test_a.py, the others",
+        "    2.0 tests/x/test_a.py::test_b",
+        "    0.2 tests/y/test_d.py, the others",
+    ]
+
+
+def test_seconds_by_folder():
+    assert by_folder(SECONDS).splitlines() == ["    2.5 s  tests/x", "    0.2 s  tests/y"]
+
+
+def test_what_runs_nightly_exists():
+    assert [path for path in NIGHTLY if not (ROOT / path).exists()] == []

@@ -61,6 +61,13 @@ MaxError = Annotated[
 Tolerance = Annotated[
     float | None, typer.Option(help="Absolute and relative tolerance; default 1e-3, in training 1e-2.")
 ]
+Cold = Annotated[
+    bool,
+    typer.Option(
+        "--cold/--warm",
+        help="Empty Inductor's cache for each candidate, or use it as it is: sooner, but compile times depend on it.",
+    ),
+]
 Samples = Annotated[Path | None, typer.Option(metavar="FILE", help="Write every row and its raw samples as JSON.")]
 FailBelow = Annotated[
     float | None,
@@ -96,6 +103,7 @@ def show(
     precision: Precisions = None,
     max_error: MaxError = None,
     tolerance: Tolerance = None,
+    cold: Cold = True,
     html: Html = None,
     json: Json = None,
     markdown: Markdown = None,
@@ -132,6 +140,7 @@ def show(
             rounds=rounds,
             tolerance=tolerance,
             max_error=max_error,
+            cold=cold,
             kernels=bool(outputs),
             progress=progress,
         )

@@ -27,6 +27,8 @@ from backend_kwargs.options.layers import Options
 CUTLASS_PACKAGES = ("cutlass_library", "cutlass_cppgen", "pycute")
 CUTLASS_VARIABLE = "TORCHINDUCTOR_CUTLASS_DIR"
 CXX_LIMIT_S = 10.0
+# Of ONEDNN_MAX_CPU_ISA: instructions that multiply no half precision.
+WITHOUT_HALF = frozenset({"SSE41", "AVX", "AVX2", "AVX2_VNNI", "AVX2_VNNI_2", "AVX512_CORE", "AVX512_CORE_VNNI"})
 LEAST_SMS = 68  # of torch._inductor.utils.is_big_gpu, on NVIDIA
 
 
@@ -392,8 +394,15 @@ def cxx_of(options: Options) -> str:
 
 
 def _cpu_dtypes() -> frozenset[str]:
-    """Return the half precisions that the CPU multiplies; torch reports this only for x86."""
-    from torch import cpu
+    """Return the half precisions that the CPU multiplies; torch reports this only for x86.
+
+    None where a variable keeps ATen or oneDNN, and so each child process, to the instructions of an older processor.
+    """
+    from torch import backends, cpu
+
+    onednn = os.environ.get("ONEDNN_MAX_CPU_ISA", "").upper()
+    if backends.cpu.get_cpu_capability() in ("DEFAULT", "AVX2") or onednn in WITHOUT_HALF:
+        return frozenset()
 
     def has(name: str) -> bool:
         return bool(getattr(cpu, f"_is_{name}_supported", bool)())

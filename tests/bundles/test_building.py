@@ -101,7 +101,7 @@ class Residue(Broken):
         return x - x.round(decimals=2)
 
 
-@pytest.mark.filterwarnings("ignore:.*cannot act fully here", "ignore:A graph is compiled without precision")
+@pytest.mark.filterwarnings("ignore:A graph is compiled without precision")
 @pytest.mark.parametrize("backend", ["tmpl-inductor", "tmpl-inductor:auto"])
 def test_a_precision_is_held_to_its_bound(backend, tmp_path, x):
     """With `precision`, errors of the module's results up to `max_error` are accepted, and larger ones raise."""
@@ -122,7 +122,6 @@ def test_a_precision_is_held_to_its_bound(backend, tmp_path, x):
         )
 
 
-@pytest.mark.filterwarnings("ignore:.*cannot act fully here")
 def test_a_precision_that_did_not_win_is_not_used(module, x, tmp_path, monkeypatch):
     """A graph for which auto chose default is made ready again without the precisions that it was permitted."""
     monkeypatch.setattr(race, "better", lambda challenger, champion, objective: challenger.candidate.name == "default")

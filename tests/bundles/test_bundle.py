@@ -563,7 +563,6 @@ def precise(module, x):
     return copy.deepcopy(module).double()(x.double())
 
 
-@pytest.mark.filterwarnings("ignore:.*cannot act fully here")
 @torch.no_grad()
 def test_loaded_code_in_a_lower_precision_is_measured(tmp_path, x):
     """Casts need no weights of their own, so their code is in the bundle; its error is measured where it is loaded."""

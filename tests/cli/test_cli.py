@@ -402,16 +402,18 @@ def build():
 
 
 def test_compare_loads_the_file_itself(tmp_path):
-    """A file json.py is loaded instead of the standard library's, and can import its neighbours."""
+    """A file json.py is loaded instead of the standard library's, and can import its neighbours; `--warm` acts."""
     models = tmp_path / "models"
     models.mkdir()
     for name, text in (("json", JSON_PY), ("neighbour", "TWO = 2.0"), ("late", "ONE = 1.0")):
         (models / f"{name}.py").write_text(text, encoding="utf-8")
     ran = run(
         *("compare", "models/json.py:build", "--backends", "eager,inductor", "--rounds", "2", "--samples", "out.json"),
+        "--warm",
         cwd=tmp_path,
     )
     assert ran.returncode == 0, ran.stderr
+    assert "with Inductor's cache as it was" in ran.stdout
     rows = json.loads((tmp_path / "out.json").read_text(encoding="utf-8"))["candidates"]
     assert [(row["status"], row["graphs"]) for row in rows] == [("pass", 0), ("pass", 1)]
 

@@ -181,7 +181,6 @@ def test_the_import_goes_to_the_store_that_serves(tune):
 
 
 @pytest.mark.usefixtures("fresh_dynamo")
-@pytest.mark.filterwarnings("ignore:Precision 'bf16' cannot act fully here")  # on some processors
 def test_a_precision_is_raced_within_its_bound(tune, tmp_path):
     """--precision and --max-error apply to the race and to the printed line."""
     ran = tune("--precision", "bf16", "--max-error", "0.1", "--budget-s", "20")

@@ -56,7 +56,6 @@ def test_bound(max_error, status):
         assert row.accuracy.bound == max_error
 
 
-@pytest.mark.filterwarnings("ignore:.*cannot act fully here")
 def test_a_precision_beyond_the_bound_is_timed():
     """A row beyond the bound has a time, an error and the limit."""
     candidate = Candidate("c", "tmpl-inductor", options={"precision": "bf16", "max_error": 1e-5})
