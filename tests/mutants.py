@@ -105,7 +105,6 @@ TESTS: Mapping[str, str] = {
     "*/auto/audit.py": "fleet/test_audit.py fleet/test_findings.py",
     "*/auto/shared_race.py": "auto/test_auto_shared_race.py",
     "*/auto/helping.py": "auto/test_auto_shared_race.py",
-    "*/auto/background/*.py": "auto/test_auto_background.py",
     "*/auto/decision.py": "auto/test_auto_decision.py auto/test_auto_decisions_toml.py",
     "*/decisions_toml.py": "auto/test_auto_decisions_toml.py auto/test_auto_compilers.py auto/test_auto_precision.py",
     "*/candidates.py": "auto/test_auto_steps.py auto/test_auto_candidates.py auto/test_auto_settings.py"

@@ -52,7 +52,7 @@ analysis analysis.verdicts analysis.markdown analysis.regressions analysis.auto_
 analysis.readme analysis.real_models analysis.auto_tables analysis.report analysis.page analysis.compilers
 analysis.held_out
 arguments
-studies studies.audit studies.background studies.bundles studies.compilers studies.fleet
+studies studies.audit studies.bundles studies.compilers studies.fleet
 studies.fleet_first_call studies.held_out studies.kernel_times
 studies.overhead studies.pinned studies.precision studies.public_reports
 studies.recorded_races studies.race_orders studies.regret

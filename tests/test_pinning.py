@@ -376,13 +376,6 @@ def test_nothing_is_decided_that_may_not_be_raced(decided, tmp_path):
     )
 
 
-def test_a_race_in_the_background_is_run_at_once(decided, tmp_path):
-    """A lock has a decision, and not what serves until there is one."""
-    backend = bk.make_backend(decided, race="background")
-    bk.pin(square, torch.ones(4, 4), lock=tmp_path / "k.lock", backend=backend)
-    assert {each.inputs for each in Catalogue(str(tmp_path / "store")).all()} == {("float32 3x3",), ("float32 4x4",)}
-
-
 @torch.no_grad()
 def test_a_graph_that_the_lock_lacks(tmp_path):
     """Another size is an error under `strict`, and compiled under default without it."""

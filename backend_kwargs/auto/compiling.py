@@ -191,36 +191,6 @@ class Compiles:
         traced.lowered.keep(version)
         return compiled
 
-    def deferred(self, options: Options) -> Traced | None:
-        """Trace the model for versions that come later; None if they could not take its places."""
-        whole = with_recording(options)
-        traced = Traced(Lowered(whole, self._noting(whole)), TracingApart())
-        with functorch.patched(enable_autograd_cache=False), traced.context.entered():
-            self.request.compile(self._graph(traced.lowered.unlowered()), whole, "")
-        if not traced.lowered.shareable or traced.lowered.functions:
-            return None
-        self.traces.append(traced)
-        return traced
-
-    def served(self, candidate: Candidate) -> tuple[Compiled, Version]:
-        """Return the candidate to be served while the race goes on, and its version, which has recorded nothing."""
-        traced, version = candidate.traced, candidate.version
-        assert traced is not None
-        assert version is not None
-        record_artifacts(candidate.artifacts)
-        served = version.again()
-        compiled = self.request.compile(self._graph(traced.lowered.unchanged), candidate.options, "")
-        traced.lowered.assembled(served)
-        return compiled, served
-
-    def again(self, candidate: Candidate) -> Candidate:
-        """Return a candidate of the same code that has recorded nothing."""
-        assert candidate.traced is not None
-        assert candidate.whole is not None
-        again = self._version(candidate.traced, candidate.whole.again(), candidate.options)
-        again.artifacts += candidate.artifacts
-        return again
-
     # ---- the ways to a candidate
 
     def _traced(self, whole: Options, options: Options) -> Candidate:

@@ -30,7 +30,6 @@ from backend_kwargs.auto.store import KIND, DecisionStore, name_of, name_on, tel
 from backend_kwargs.backends.others import is_other, other_of, versions_of
 from backend_kwargs.errors import BackendKwargsError, error_text, printable, warn_once
 from backend_kwargs.facts import Compiled, CompileFacts
-from backend_kwargs.facts.background import Timeline
 from backend_kwargs.facts.decision import DEFAULT, EAGER, Decision, RaceRow
 from backend_kwargs.facts.pins import Pins
 from backend_kwargs.graphs.determinism import check_libraries
@@ -51,9 +50,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("backend_kwargs.auto")
 
 GRADIENTS = {"grad": "with gradients", "no_grad": "without gradients", "inference": "in inference mode"}
-OF_FIRST_CALL = ("key", "graph", "scope", "store", "here", "inputs", "model", "_stored_before")
 ENDLESS_S = 1e9  # stands for an infinite budget in a decision, since JSON has no infinity
-LEAST_CUT_S = 0.001  # of a decision that a race in the background may still improve
 CallOfGraphs: TypeAlias = tuple[Callable[[], object], int]  # a weak reference to the callable; which compile of it
 
 
@@ -63,8 +60,7 @@ class Memory:
 
     `decisions` are keyed by scope and name; `race_seconds` has an entry per race, and `call_seconds` one per call,
     whose graphs share a budget. `store` replaces the user's store, and `stores` are those in use. `loaded` holds
-    decisions by name that precede those of the store: they came with another process's cache artifacts. `racing` are
-    the races in the background whose graphs others of equal code follow.
+    decisions by name that precede those of the store: they came with another process's cache artifacts.
     """
 
     decisions: dict[tuple[str, str], Decision] = field(default_factory=dict)
@@ -73,9 +69,6 @@ class Memory:
     call_seconds: defaultdict[CallOfGraphs, dict[int, float]] = field(default_factory=lambda: defaultdict(dict))
     store: Path | None = None
     stores: dict[object, Reached] = field(default_factory=dict)
-    racing: "weakref.WeakValueDictionary[tuple[str, str], Timeline]" = field(
-        default_factory=weakref.WeakValueDictionary
-    )
 
 
 _memories = [Memory()]  # the last one is in use
@@ -226,10 +219,6 @@ def _warn_where_default_fails(decision: Decision) -> None:
         warn_once(f"A graph runs in eager, because no candidate compiled and passed the accuracy check: {reasons}.")
 
 
-def _timed(decision: Decision) -> int:
-    return sum(row.seconds is not None for row in decision.rows)
-
-
 def _layers(given: "str | Sequence[str | Store] | Store | None", limits: Limits) -> list[Reached]:
     """Return the stores that a user names, as this process has reached them before; one that is none is left out."""
     layers = []
@@ -304,8 +293,7 @@ class _Question:
     def _of_this_rank(self) -> Decision:
         if self.request.settings.race == "never":
             return self.remembered() or self.near() or self._unraced()
-        raced = self.raced_later if self.in_background else self.raced
-        return self.settled() or self.near() or self.ineligible() or self.inherited() or raced()
+        return self.settled() or self.near() or self.ineligible() or self.inherited() or self.raced()
 
     def _unraced(self) -> Decision:
         """Return default for a graph that may not be raced; raise if a lock is to have a decision that a race finds."""
@@ -475,80 +463,6 @@ class _Question:
             model=self.model,
             budget_s=min(budget_s, ENDLESS_S),
         )
-
-    # ---- the race in the background
-
-    @property
-    def in_background(self) -> bool:
-        """Whether the race is in the background: what is saved, by a bundle, a lock or aot_compile(), is raced now."""
-        asked, graph = self.request.settings.race == "background", self.request.graph
-        return asked and not saves_strictly() and graph.compile_fx is None and graph.pins is None
-
-    def raced_later(self) -> Decision:
-        """Begin a race between later calls; return what is known now, and keep what serves."""
-        from backend_kwargs.auto.background.serving import RefusedError, begin
-        from backend_kwargs.auto.race import UnfitError
-
-        if ranks() > 1 or self.bucket:
-            return self.default("race='background', and several ranks would switch at different times")
-        leader, later = memory().racing.get(self.slot), self._without_inputs()
-        leader = None if leader is None or leader.ended else leader
-        try:
-            told = self._told(self.request)
-            compiled, timeline = begin(told, later._known_later, lambda name, fraction: None, leader)
-        except RESTARTS:
-            raise
-        except (RefusedError, UnfitError) as error:
-            return self.default(f"race='background', and {error}")
-        except Exception as error:  # noqa: BLE001 - whatever a race meets, the model must compile
-            why = f"its race failed: {error_text(error)}"
-            warn_once(f"A graph is compiled under default: {why}")
-            return self.default(why)
-        if leader is None:
-            memory().racing[self.slot] = timeline
-        decision = replace(
-            self.default("raced in the background"),
-            winner=DEFAULT if timeline.decision is None else timeline.decision.winner,
-        )
-        self.keep(compiled.knowing(decision=decision, background=timeline))
-        return decision
-
-    def _cut_s(self, result: "RaceResult", ended: bool) -> float:
-        """Return what a larger budget must exceed to improve a decision, 0 if nothing could."""
-        if not result.cut:
-            return 0.0
-        return self.request.settings.budget_s if ended else max(result.seconds, LEAST_CUT_S)
-
-    def _without_inputs(self) -> "_Question":
-        """Return the question as it is asked later: it keeps no inputs alive."""
-        known = {name: getattr(self, name) for name in OF_FIRST_CALL}
-        later = replace(self, request=replace(self.request, graph=replace(self.request.graph, example_inputs=())))
-        vars(later).update(known)
-        return later
-
-    def _known_later(self, result: "RaceResult", ended: bool, stores: bool) -> Decision:
-        """Return what a race in the background knows, as cut while it goes on; store it, unless it follows another."""
-        decision = self._of_result(result, self._cut_s(result, ended), self.request.settings.budget_s)
-        if stores:
-            self._store_later(decision, ended)
-        if ended:
-            memory().race_seconds.append(result.seconds)
-        return decision
-
-    def _store_later(self, decision: Decision, ended: bool) -> None:
-        timed = _timed(decision)
-        if decision.lasting and timed > 1 and (ended or timed >= self._stored_before):
-            memory().decisions[self.slot] = decision
-            self.store.put(decision)
-        elif not decision.lasting and self.slot in memory().decisions:  # what was stored has failed in a call
-            del memory().decisions[self.slot]
-            self.store.put(decision)
-
-    @cached_property
-    def _stored_before(self) -> int:
-        """The number of candidates that an earlier race timed, all if it was not cut."""
-        found = self.store.find(self.key)
-        return 0 if found is None else _timed(found)
 
     def _told(self, request: Request) -> Request:
         """Return the request with what was decided for the same computation on a device of this type.

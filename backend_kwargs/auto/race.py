@@ -4,11 +4,10 @@ import gc
 import logging
 import math
 import time
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
-from typing import cast
 
 import torch
 
@@ -199,7 +198,6 @@ class Race:
     compiles: Compiles
     rows: list[RaceRow]
     codes: dict[tuple[object, ...], str] = field(default_factory=dict)
-    comparison_s: float = math.inf  # the longest comparison of two candidates
 
     @classmethod
     def of(
@@ -375,17 +373,6 @@ class Race:
         self, candidate: RaceCandidate, options: Options, champion: Runner, make: Callable[[], Candidate]
     ) -> Runner | None:
         """Return the candidate that `make` compiles, as a runner; None if it fails, or if it has another one's code."""
-        steps = self.preparing(candidate, options, champion, make)
-        while True:
-            try:
-                next(steps)
-            except StopIteration as done:
-                return cast("Runner | None", done.value)
-
-    def preparing(
-        self, candidate: RaceCandidate, options: Options, champion: Runner, make: Callable[[], Candidate]
-    ) -> Generator[None, None, Runner | None]:
-        """Do the same as `prepared` in two steps: the candidate is compiled or loaded, and it is called and checked."""
         first = not self.selection.default_s
         row = RaceRow(candidate.name, options, compiler=candidate.compiler)
         row.predicted_s = None if first else self.selection.predicted_s(candidate)
@@ -393,11 +380,8 @@ class Race:
         made, runner = None, None
         with self._noting(row, first), artifacts_noted() as artifacts, get_metrics_context():
             made = make()
+            runner = self._entered(candidate, made, row)
         if made is not None:
-            made.artifacts += artifacts
-            yield
-            with self._noting(row, first), artifacts_noted() as artifacts:
-                runner = self._entered(candidate, made, row)
             made.artifacts += artifacts
         if first:
             self.selection.default_s = row.compile_s
@@ -473,10 +457,9 @@ class Race:
     def _timed(self, challenger: Runner, champion: Runner) -> dict[str, Exception]:
         """Time both in turn and note it in their rows; return what either raised."""
         failed: dict[str, Exception] = {}
-        warm, left_s = self.budget.call_s <= SLOW_S, min(self.budget.left_s, self.comparison_s)
-        began = time.perf_counter()
+        warm, began = self.budget.call_s <= SLOW_S, time.perf_counter()
         with modes_restored(), self.compiles.ahead.quiet():
-            samples = interleaved(challenger, champion, self.device, left_s, failed.__setitem__, warm=warm)
+            samples = interleaved(challenger, champion, self.device, self.budget.left_s, failed.__setitem__, warm=warm)
         challenger.row.timed_s = challenger.row.timed_s or time.perf_counter() - began
         for runner, name in ((champion, "champion"), (challenger, "challenger")):
             if name in failed:

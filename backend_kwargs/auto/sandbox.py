@@ -6,7 +6,7 @@ import os
 import random
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager
 
 import torch
 from torch.fx import GraphModule
@@ -35,35 +35,18 @@ def sandboxed(gm: GraphModule, *, collects: bool = True) -> Iterator[Callable[[]
             _keep_garbage(stack)
         # Otherwise torch.compiler.save_cache_artifacts() would save the losers' artifacts.
         stack.enter_context(artifacts_apart())
-        _keep_state(stack, devices)
+        # A backward graph compiled in a candidate's run would be a second compile within dynamo's.
+        stack.enter_context(metrics_apart())
+        stack.enter_context(unpacked())
+        # Compiled lazily, a backward graph would wait in autograd's thread for the lock that this thread holds.
+        stack.enter_context(functorch.patched(force_non_lazy_backward_lowering=True))
+        stack.enter_context(tracing_apart())
+        stack.enter_context(torch.random.fork_rng(devices=devices))
+        stack.enter_context(bucket_count_kept())
+        stack.callback(random.setstate, random.getstate())
+        if numpy := sys.modules.get("numpy"):
+            stack.callback(numpy.random.set_state, numpy.random.get_state())
         yield _own_trees(stack, devices)
-
-
-@contextmanager
-def between_calls(trees: AbstractContextManager[None]) -> Iterator[None]:
-    """Restore what a slice of a race in the background changes in torch; it records in the `trees` of its race.
-
-    Its garbage is left to Python's collector, since a collection takes a quarter of a second.
-    """
-    with undone() as stack:
-        stack.enter_context(artifacts_apart())
-        _keep_state(stack, cuda_devices())
-        stack.enter_context(trees)
-        yield
-
-
-def _keep_state(stack: ExitStack, devices: Sequence[int]) -> None:
-    # A backward graph compiled in a candidate's run would be a second compile within dynamo's.
-    stack.enter_context(metrics_apart())
-    stack.enter_context(unpacked())
-    # Compiled lazily, a backward graph would wait in autograd's thread for the lock that this thread holds.
-    stack.enter_context(functorch.patched(force_non_lazy_backward_lowering=True))
-    stack.enter_context(tracing_apart())
-    stack.enter_context(torch.random.fork_rng(devices=devices))
-    stack.enter_context(bucket_count_kept())
-    stack.callback(random.setstate, random.getstate())
-    if numpy := sys.modules.get("numpy"):
-        stack.callback(numpy.random.set_state, numpy.random.get_state())
 
 
 def _keep_garbage(stack: ExitStack) -> None:

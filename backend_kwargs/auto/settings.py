@@ -5,6 +5,7 @@ import json
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Annotated, Any, Literal
 
 from backend_kwargs.errors import BackendKwargsError
@@ -18,7 +19,6 @@ from backend_kwargs.stores import Store
 Seconds = Annotated[float, Where("of at least 0", lambda seconds: seconds >= 0)]
 Wait = Annotated[float, Where("of at least 0, but finite", lambda seconds: 0 <= seconds < math.inf)]
 Count = Annotated[int, Where("of at least 1", lambda count: count >= 1)]
-Share = Annotated[float, Where("above 0 and at most 1", lambda share: 0 < share <= 1)]
 Generation = Annotated[int, Where("of at least 0", lambda generation: generation >= 0)]
 Text = Annotated[str, Where("of at most 200 characters", lambda text: len(text) <= 200)]
 
@@ -44,13 +44,9 @@ class RaceSettings:
         bool, "race graphs with operators that are not torch's, which then run many times; False: default is used"
     ] = True
     race: Annotated[
-        Literal["missing", "never", "always", "background"],
-        "when to race; missing: unless a decision is stored; always: tiny graphs and all sizes too; background: as "
-        "missing, between later calls",
+        Literal["missing", "never", "always"],
+        "when to race; missing: unless a decision is stored; always: tiny graphs and all sizes too",
     ] = "missing"
-    background_share: Annotated[
-        Share, "share of the process's time that races in the background may load, check and time candidates in"
-    ] = 0.05
     share_race: Annotated[
         bool | None,
         "divide a race's first round among the ranks of a process group that wait for it; None: where each has a GPU "
@@ -111,6 +107,13 @@ def read_store(given: Any) -> Any:
     return [*given] if isinstance(given, tuple) else given
 
 
+def read_race(given: Any) -> Any:
+    """Return what was given as `race`; raise for a value that was removed."""
+    if given == "background":
+        raise BackendKwargsError(f"race='background' was removed: {INSTEAD}.")
+    return given
+
+
 def unreadable_keys(options: Options) -> Iterator[Limit]:
     """Yield why keys cannot be read here, and what is left out without them: no key makes a compile fail."""
     from backend_kwargs.stores.signing import private_key, public_key
@@ -128,6 +131,11 @@ def unreadable_keys(options: Options) -> Iterator[Limit]:
                 yield Limit(f"Option {name!r}", str(error).rstrip("."), "name a file that can be read", otherwise)
 
 
+INSTEAD = (
+    "the first call races, which adds seconds; to add none, race ahead by `backend-kwargs tune` and serve with "
+    "race='never'"
+)
+REMOVED = MappingProxyType({"background_share": INSTEAD})
 OPTIONS = declared(RaceSettings, AUTO_DATA)
 RULES = tuple(
     Rule(name, unless=lambda value: "" if value("auto") else "it is read only under auto")

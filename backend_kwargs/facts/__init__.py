@@ -4,7 +4,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
-from backend_kwargs.facts.background import Timeline
 from backend_kwargs.facts.decision import Decision
 from backend_kwargs.facts.parts import PartsSummary
 from backend_kwargs.facts.precision import PrecisionUse
@@ -25,8 +24,7 @@ class Replacements:
 class CompileFacts:
     """What is known about one compile; each stage adds what it did. Nothing here keeps the compiled graph alive.
 
-    `options` are those that its compiler was given, in the end. `decision` is that of `auto`; where its race goes on in
-    the `background`, `decided` is the present one. `rewrites` has the
+    `options` are those that its compiler was given, in the end. `decision` is that of `auto`. `rewrites` has the
     rewrites of dynamo's graph; those of lowered graphs are calls in the generated code. `parts` are those of a compiler
     of parts. `cache` is what torch's caches did, or "raced" if the graph was raced now, and `seconds` the time in the
     backend. `store` says which stores of decisions did not answer in time. `unchanged`: the compiler returned the graph
@@ -44,12 +42,6 @@ class CompileFacts:
     seconds: float = 0.0
     store: str = ""
     unchanged: bool = False
-    background: Timeline | None = None
-
-    @property
-    def decided(self) -> Decision | None:
-        """The decision of `auto` as it is known now."""
-        return self.background.decision if self.background and self.background.decision else self.decision
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,7 @@
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import pairwise
 from typing import Any
@@ -20,13 +20,11 @@ from backend_kwargs.graphs.writes import (
     written_memory,
 )
 from backend_kwargs.measure.served import (
-    WHOLE,
     Region,
     Served,
     State,
     copied,
     layout_of,
-    memory_of,
     same_bits,
     span_of,
 )
@@ -137,20 +135,6 @@ class Inputs:
     def staged(self) -> list[Any]:
         """Inputs on which all candidates are timed: those written are one set of copies, put back before each call."""
         return self.fresh()
-
-    def following(self, values: Sequence[Any]) -> "Inputs":
-        """Return the inputs of a later call; those written have the same copies, which get the values of that call."""
-        whole = dict.fromkeys(self.regions, WHOLE)  # another call may change other parts
-        later = replace(self, values=values, regions=whole)
-        kept = vars(self).get("staged")
-        if kept and self.written and not self.remade and not later.aliased:
-            staged = later.fresh(())
-            for at in self.written:
-                staged[at] = kept[at]
-                with torch.no_grad():
-                    memory_of(staged[at]).copy_(memory_of(values[at]))
-            vars(later)["staged"] = staged
-        return later
 
     @cached_property
     def state(self) -> State:

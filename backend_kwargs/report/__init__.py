@@ -184,26 +184,24 @@ def _graph(record: Record, other: Sequence[Code] | None) -> Graph:
 
 def _rewrites(record: Record) -> Sequence[str]:
     """Return the rewrites that a graph was compiled with: requested or decided."""
-    decision = record.facts.decided
+    decision = record.facts.decision
     options = record.options if decision is None else decision.options
     return options.get("rewrites") or ()
 
 
 def _race(record: Record) -> Race | None:
-    if (found := record.facts.decided) is None:
+    if (found := record.facts.decision) is None:
         return None
     from backend_kwargs.auto.reporting import table
 
-    timeline = record.facts.background
-    shown = "\n".join([table(found), *([timeline.text] if timeline else [])])
-    raced = found.seconds, found.rows, shown
+    raced = found.seconds, found.rows, table(found)
     return Race(found.winner, found.options, *raced, found.compiler, found.cut_s, found.facts)
 
 
 def _decided(record: Record) -> str:
     """Return when and where the graph was raced if it was not in this compile, and which stores did not answer."""
-    found, late = record.facts.decided, printable(record.facts.store)
-    if found is None or not found.rows or record.facts.cache == RACED or record.facts.background:
+    found, late = record.facts.decision, printable(record.facts.store)
+    if found is None or not found.rows or record.facts.cache == RACED:
         return late
     from backend_kwargs.auto.reporting import origin
 

@@ -33,19 +33,6 @@ def record_artifacts(artifacts: list[CacheArtifact]) -> None:
             CacheArtifactManager._seen_artifacts.add(each)
 
 
-def compile_kernels_of(key: str) -> None:
-    """Compile the Triton kernels of a graph in Inductor's cache, so that loading the graph finds them compiled.
-
-    Its code is executed in a namespace of its own; it defines kernels and calls none. Its kernels are compiled by
-    torch's processes, as always, and this thread waits for them without the interpreter's lock.
-    """
-    folder = Path(FxGraphCache._get_tmp_dir_for_key(key))
-    for path in folder.iterdir() if folder.is_dir() else ():
-        graph = pickle.loads(path.read_bytes())  # noqa: S301 - as Inductor reads its cache
-        names = {"__name__": f"compiled_ahead_{key}", "__file__": str(path)}
-        exec(compile(graph.source_code, str(path), "exec"), names)  # noqa: S102 - code that Inductor generated here
-
-
 def fresh_cache(folder: str | None = None) -> AbstractContextManager[None]:
     """Use an empty folder in place of Inductor's cache, in `folder` if given: torch leaves it there after an error."""
     from torch._inductor import utils

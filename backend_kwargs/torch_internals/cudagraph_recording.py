@@ -37,22 +37,8 @@ class Recording:
             self.graph.compiled_fn_runner.partitions = list(self.partitions)  # type: ignore[union-attr]
         self.wrap(self.graph)
 
-    def again(self) -> "Recording":
-        """Return the same for another graph with this one's code, whose wrapper has recorded nothing."""
-        other = self._bare()
-        assert other.current_callable is not None
-        recording = Recording(other, other.current_callable, self.partitions, self.wrap)
-        self.wrap(other)
-        return recording
-
     def unrecorded(self) -> CompiledFxGraph:
         """Return the same graph without the wrapper, with its inputs aligned, as where torch records nothing."""
-        plain = self._bare()
-        _align(plain)
-        return plain
-
-    def _bare(self) -> CompiledFxGraph:
-        """Return another graph with this one's code, without a wrapper."""
         plain = stand_in(self.graph)
         plain.current_callable, runner = self.code, self.graph.compiled_fn_runner
         if runner is not None and self.partitions is not None:
@@ -60,6 +46,7 @@ class Recording:
             plain.compiled_fn_runner.partitions = list(self.partitions)
             plain.recursively_apply_fns = plain.compiled_fn_runner.recursively_apply_fns
             plain.current_callable = plain.compiled_fn_runner.call
+        _align(plain)
         return plain
 
 

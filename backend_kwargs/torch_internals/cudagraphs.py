@@ -80,66 +80,6 @@ def recorded_addresses(node: object) -> set[int]:
     return {ref.data_ptr() for results in node.path_weakrefs for ref in results if ref is not None}
 
 
-class TreesApart:
-    """Trees of CUDA graphs besides those of a thread, which stay unchanged while these are entered."""
-
-    def __init__(self, devices: Iterable[int]) -> None:
-        self.generation = 0
-        self._own = {device: _container(device, lambda: self.generation) for device in devices}
-
-    def begin(self) -> None:
-        """Begin a generation.
-
-        torch's own counters would keep the increments: after one `cudagraph_mark_step_begin()` anywhere, each call of
-        a compiled function records again while an earlier result is alive.
-        """
-        self.generation += 1
-        for container in self._own.values():
-            if container.tree_manager:
-                # The state after a candidate that failed before its backward pass.
-                container.tree_manager.running_forwards_with_pending_backwards = False
-
-    @contextmanager
-    def entered(self, *, freed: bool = False) -> Iterator[None]:
-        """Record in these trees in this thread, and free them in the end or keep them until they are entered again."""
-        if not self._own:
-            yield
-            return
-        containers = trees_of_thread()
-        theirs = dict(containers)
-
-        def put_back() -> None:
-            if freed:
-                self.free()
-            torch._C._set_cached_tensors_enabled(any(container.tree_manager for container in theirs.values()))
-            # Changed in place, since autograd's threads hold this dict.
-            containers.clear()
-            containers.update(theirs)
-            if freed:
-                torch.cuda.empty_cache()
-
-        with undone() as stack:
-            restored_by(stack, put_back)
-            containers.clear()
-            containers.update(self._own)
-            if any(container.tree_manager for container in self._own.values()):
-                torch._C._set_cached_tensors_enabled(True)
-            yield
-
-    def free(self) -> None:
-        """Free the trees and their pools."""
-        if not self._own:
-            return
-        gc.collect()  # compiled graphs are reference cycles, which keep their pools alive
-        # Not reset_cudagraph_trees(), which would also end the allocator's caching that other models' trees rely on.
-        for container in self._own.values():
-            if manager := container.tree_manager:
-                container.tree_manager = None
-                # Other trees may not need it, or be another thread's: it stays enabled, which only costs look-ups.
-                torch._C._set_cached_tensors_enabled(True)
-                manager.shutdown()
-
-
 def _container(device: int, generation: Callable[[], int]) -> cudagraph_trees.TreeManagerContainer:
     class OwnTrees(cudagraph_trees.TreeManagerContainer):
         def get_tree_manager(self, *args: Any, **kwargs: Any) -> Any:  # torch 2.15 asks with the size of the pool
@@ -155,11 +95,52 @@ def _container(device: int, generation: Callable[[], int]) -> cudagraph_trees.Tr
 def own_trees(devices: Iterable[int]) -> Iterator[Callable[[], None]]:
     """Record CUDA graphs in trees of their own, which are freed with the context; other trees stay unchanged.
 
-    Yields the function that begins a generation.
+    Yields the function that begins a generation. torch's own counters would keep the increments: after one
+    `cudagraph_mark_step_begin()` anywhere, each call of a compiled function records again while an earlier result is
+    alive.
     """
-    trees = TreesApart(devices)
-    with trees.entered(freed=True):
-        yield trees.begin
+    generation = 0
+    own = {device: _container(device, lambda: generation) for device in devices}
+
+    def begin() -> None:
+        nonlocal generation
+        generation += 1
+        for container in own.values():
+            if container.tree_manager:
+                # The state after a candidate that failed before its backward pass.
+                container.tree_manager.running_forwards_with_pending_backwards = False
+
+    if not own:
+        yield begin
+        return
+    containers = trees_of_thread()
+    theirs = dict(containers)
+
+    def put_back() -> None:
+        _free(own.values())
+        torch._C._set_cached_tensors_enabled(any(container.tree_manager for container in theirs.values()))
+        # Changed in place, since autograd's threads hold this dict.
+        containers.clear()
+        containers.update(theirs)
+        torch.cuda.empty_cache()
+
+    with undone() as stack:
+        restored_by(stack, put_back)
+        containers.clear()
+        containers.update(own)
+        yield begin
+
+
+def _free(containers: Iterable[cudagraph_trees.TreeManagerContainer]) -> None:
+    """Free trees and their pools."""
+    gc.collect()  # compiled graphs are reference cycles, which keep their pools alive
+    # Not reset_cudagraph_trees(), which would also end the allocator's caching that other models' trees rely on.
+    for container in containers:
+        if manager := container.tree_manager:
+            container.tree_manager = None
+            # Other trees may not need it, or be another thread's: it stays enabled, which only costs look-ups.
+            torch._C._set_cached_tensors_enabled(True)
+            manager.shutdown()
 
 
 def recordings(compile_id: str, device: int, *, backward: bool) -> tuple[int, bool] | None:

@@ -35,7 +35,6 @@ RESUMES = "__resume"  # and that for what follows a graph break
 WRAPPER = "compile_wrapper"  # the name of torch.compile's result; its `fn` is the callable that it was given
 
 reset: Callable[[], None] = torch._dynamo.reset
-compile_lock = convert_frame.compile_lock  # of all compiles of the process
 
 
 # ---- limits

@@ -71,24 +71,6 @@ def around_lowering(example_inputs: Any, options: Mapping[str, object]) -> Itera
         yield reported
 
 
-class NotCachedError(Exception):
-    """Inductor's cache has no code for a graph."""
-
-
-@contextmanager
-def only_from_cache() -> Iterator[None]:
-    """Let Inductor lower nothing in this thread: a graph whose code is not in its cache raises NotCachedError."""
-    lower, thread = compile_fx.fx_codegen_and_compile, threading.get_ident()
-
-    def refuse(*args: Any, **kwargs: Any) -> Any:
-        if threading.get_ident() == thread:
-            raise NotCachedError("its code is not in Inductor's cache")
-        return lower(*args, **kwargs)  # another thread compiles a backward graph
-
-    with replaced(compile_fx, "fx_codegen_and_compile", refuse):
-        yield
-
-
 def fresh_boxes(kwargs: Mapping[str, Any], *, cudagraphs: bool) -> dict[str, Any]:
     """Return the arguments in which the compile of a forward graph tells that of its backward graph something."""
     names = {"cudagraphs": BoxedBool(cudagraphs), "boxed_forward_device_index": BoxedDeviceIndex(None)}

@@ -271,27 +271,6 @@ def audit(
     study.measure(asked, lambda step: stream.print(step, markup=False, soft_wrap=True))
 
 
-def background(
-    out: Annotated[Path, typer.Option(metavar="FOLDER", help="background.jsonl, which is continued, and caches.")],
-    models: Annotated[str, typer.Option(metavar="NAME,...", help="As `held-out --list` prints; on a CPU five.")] = "",
-    seconds: Annotated[float, typer.Option(min=1, help="Of the loop whose race is in the background.")] = 180.0,
-    share: Annotated[float, typer.Option(min=0.001, max=1, help="Its option background_share.")] = 0.05,
-    scale: Annotated[str, typer.Option(help="full or tiny; default: tiny on a CPU.")] = "",
-    device: Device = None,
-) -> None:
-    """Time loops of a model whose race is in the background, beside eager and a race in the first call."""
-    from backend_kwargs.cli.console import console
-    from benchmarks.studies import background as study
-    from benchmarks.studies.held_out import models_named
-    from benchmarks.workloads.held_out import ON_A_CPU
-
-    where, stream = device_of(device), console(stderr=True)
-    chosen = models_named(models) if models or where != "cpu" else ON_A_CPU
-    sizes: Literal["full", "tiny"] = "tiny" if (scale or ("tiny" if where == "cpu" else "full")) == "tiny" else "full"
-    asked = study.Asked(chosen, seconds, out, where, sizes, share)
-    print(study.measure(asked, lambda step: stream.print(step, markup=False, soft_wrap=True)))
-
-
 def sealed(
     device: Device = None,
     calls: Annotated[int, typer.Option(min=1, help="Calls of declared sizes, for each kind of declaration.")] = 10_000,
@@ -406,7 +385,6 @@ COMMANDS: tuple[Callable[..., None], ...] = (
     held_out,
     regret,
     audit,
-    background,
     sealed,
     pinned,
     before_after,

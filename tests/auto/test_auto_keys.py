@@ -97,7 +97,6 @@ SETTINGS = {
     "race": ("always", set(), {}),
     "race_custom_ops": (False, set(), {}),
     "on_progress": (print, set(), {}),
-    "background_share": (0.5, set(), {}),
     "share_race": (True, set(), {}),
     # They say which decisions are used, and how those that are made are kept.
     "match": ("device", set(), {}),

@@ -55,6 +55,27 @@ def test_refused(options, message):
     assert str(raised.value) == message
 
 
+INSTEAD = (
+    "the first call races, which adds seconds; to add none, race ahead by `backend-kwargs tune` and serve with "
+    "race='never'."
+)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        pytest.param({"race": "background"}, f"race='background' was removed: {INSTEAD}", id="value"),
+        pytest.param({"background_share": 0.05}, f"Option 'background_share' was removed: {INSTEAD}", id="name"),
+        pytest.param({"background-share": "1"}, f"Option 'background_share' was removed: {INSTEAD}", id="dash"),
+    ],
+)
+def test_removed(options, message):
+    """What an earlier release took raises at once, and says what serves instead."""
+    with pytest.raises(BackendKwargsError) as raised:
+        make_backend("tmpl-inductor:auto", options)
+    assert str(raised.value) == message
+
+
 @pytest.mark.parametrize(
     ("options", "otherwise"),
     [

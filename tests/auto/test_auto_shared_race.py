@@ -296,7 +296,6 @@ def test_numbers_that_json_lacks(shared, other):
         pytest.param({"share_race": True}, True, id="asked for"),
         pytest.param({"share_race": True, "race": "always"}, True, id="always"),
         pytest.param({"share_race": True, "race": "never"}, False, id="never"),
-        pytest.param({"share_race": True, "race": "background"}, False, id="background"),
         pytest.param({"share_race": True, "objective": "memory"}, False, id="memory"),
     ],
 )

@@ -102,6 +102,10 @@ class InductorCompiler:
         return "; ".join(find_template(name).summary for name in templates) or "Inductor under templates and options"
 
     def option(self, name: str) -> Option:
+        plain = str(name).replace("-", "_")
+        for stage in self.stages:
+            if plain in stage.removed:
+                raise BackendKwargsError(f"Option {plain!r} was removed: {stage.removed[plain]}.")
         return self.own.get(name) or inductor_option(name, self.own)
 
     def options(self) -> Mapping[str, Option]:

@@ -48,12 +48,6 @@ class Version:
         plain = {id(each.graph): each.unrecorded() for each in self.recordings}
         return Version([plain.get(id(graph), graph) for graph in self.graphs])
 
-    def again(self) -> "Version":
-        """Return a version of the same code that has recorded nothing, in trees or otherwise."""
-        recordings = {id(each.graph): each.again() for each in self.recordings}
-        graphs = [recordings[id(each)].graph if id(each) in recordings else each for each in self.graphs]
-        return Version(graphs, [*recordings.values()])
-
 
 def _ignore(graph: LoweredGraph) -> None:
     """Do nothing with a graph."""
@@ -69,7 +63,6 @@ class Lowered:
     call: Call | None = None
     in_place: Version | None = None
     backwards: list[object] = field(default_factory=list)  # as AOTAutograd made them
-    around_backward: Callable[[Any], object] = lambda backward: backward
     patches: Options = field(default_factory=dict)
 
     # ---- in place of Inductor's compile_fx, whose arguments these take
@@ -152,10 +145,6 @@ class Lowered:
         """Put a version in place for good; its CUDA graphs are recorded anew, in the trees that are there now."""
         for recording in version.recordings:
             recording.record_again()
-        self.settle(version)
-
-    def settle(self, version: Version) -> None:
-        """Put a version in place for good, with what it has recorded."""
         self._put(version, for_good=True)
         # AOTAutograd's function may hold the function that compiled its backward graph, and that this object.
         self.graphs, self.in_place, self.noted = [], None, _ignore
@@ -171,7 +160,7 @@ class Lowered:
         for each, graph in zip(self.graphs, version.graphs, strict=True):
             take_place(each.place, graph, for_good=for_good)
         for function, backward in zip(self._functions, version.backwards, strict=True):
-            function.backward = self.around_backward(backward)
+            function.backward = backward
         self.in_place = version
 
     def _check(self, version: Version) -> None:
@@ -203,11 +192,6 @@ class Lowered:
         for function, backward in zip(self._functions, self.backwards, strict=True):
             function.backward = backward
         return self.call
-
-    @property
-    def functions(self) -> Sequence[type[Any]]:
-        """The autograd functions that call the graphs, none for a model without a backward pass."""
-        return self._functions
 
     @cached_property
     def _functions(self) -> Sequence[type[Any]]:
