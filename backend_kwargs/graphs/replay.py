@@ -143,7 +143,7 @@ class Inputs:
         for at in sorted(self.remade):
             state.add_memory(self.staged[at], self.values[at])
         for at, region in self.regions.items():
-            if at in self.written - self.remade and not region.drifts(self.values[at]):
+            if not region.drifts(self.values[at]):
                 state.add(self.staged[at], self.values[at], region)
         return state
 

@@ -5,6 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from backend_kwargs import BackendKwargsError
 from backend_kwargs.bundles.input_check import InputCheck
@@ -92,6 +93,17 @@ def test_a_sample_on_another_device_than_the_module():
     assert refused(check, ONES, ONES) == f"Input args[1] must be {like(device='meta')}, got {like()}. {BUILD}"
 
 
+def test_another_device_of_one_kind():
+    """A second GPU is not the first."""
+    with FakeTensorMode():
+        first, second = (torch.empty(4, 8, device=f"cuda:{at}") for at in range(2))
+        metadata = [described(((ONES,), {}))]
+        metadata[0]["tuple"][0]["tuple"][0]["tensor"][3] = "cuda"
+        check = InputCheck(metadata, torch.device("cuda:0"), dynamic=False, values=False)
+        assert refused(check, first) == ""
+        assert "got float32[4, 8] on cuda:1" in refused(check, second)
+
+
 def test_the_input_that_differs_is_named():
     """By its position, its name, and its place in containers."""
     check = check_of((ONES, [ONES, (ONES,)]))
@@ -122,6 +134,22 @@ def test_sizes_that_may_vary(samples, shape):
     assert refused(check, ONES.T.contiguous().T) == ""
     assert refused(check, ONES.double()) != ""
     assert refused(check, ONES[None]) != ""
+
+
+def test_a_sample_without_dimensions():
+    """It has strides too, which are none."""
+    scalar = " on cpu with strides ()"
+    assert refused(check_of((torch.tensor(1.0),)), torch.tensor(1)) == (
+        f"Input args[0] must be float32[]{scalar}, got int64[]{scalar}. {BUILD}"
+    )
+
+
+def test_samples_of_other_numbers_of_arguments():
+    """Each call is compared with those of its own number, whichever came before."""
+    check = check_of((ONES,), (ONES, ONES))
+    for count in (1, 2, 1, 2):
+        assert refused(check, *[ONES.clone() for _ in range(count)]) == ""
+        assert refused(check, *[ONES.double() for _ in range(count)]) != ""
 
 
 def test_one_of_the_samples_is_enough():
@@ -189,6 +217,7 @@ def test_what_only_dynamo_can_check():
     check = check_of((torch.full((4,), 1 + 2j),), values=False)
     for _ in range(2):
         assert refused(check, torch.full((4,), 1 + 2j).conj()) == ""
+    assert "sparse_coo" in refused(check_of((ONES,), values=False, dynamic=True), ONES.to_sparse())
     other = check_of((ONES, 3), values=False)
     for _ in range(2):
         assert refused(other, ONES, 5) == ""
@@ -211,6 +240,7 @@ def test_an_input_that_is_written_overlaps_no_other(at, passed_before):
     assert refused(check, memory[:4], memory[4:]) == ""
     assert refused(check, memory[4:], memory[:4]) == ""
     assert refused(check_of(given), memory[:4], memory[3:7]) == ""
+    assert refused(check_of(given, written=[given[at]], values=False), memory[:4], memory[3:7]) == ""
 
 
 def test_what_any_sample_writes():

@@ -10,6 +10,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from backend_kwargs.graphs import replay
 from backend_kwargs.graphs.replay import ChangedInputError, Inputs, Task
+from backend_kwargs.measure import served
 
 pytestmark = pytest.mark.usefixtures("fresh_dynamo")
 
@@ -65,6 +66,38 @@ def test_what_the_graph_writes(fn, written, grad):
     """Whether or not values differ after one call, and also where an input requires a gradient."""
     x = torch.ones(3, requires_grad=grad) * 1
     assert captured(Inputs.of, fn, x).written == written
+
+
+@pytest.fixture(scope="module")
+def undeclared():
+    """An operator that writes although its schema says that it only reads: values, or the size."""
+    library = torch.library.Library("replay_tests", "FRAGMENT")
+    library.define("writes(Tensor x, bool size) -> Tensor")
+    library.impl("writes", lambda x, size: (x.resize_(6) if size else x.zero_()).new_ones(1), "CPU")
+    yield torch.ops.replay_tests.writes.default
+    library._destroy()
+
+
+@pytest.mark.parametrize(
+    ("size", "other", "written", "remade"),
+    [
+        pytest.param(False, slice(4, 8), {0, 1}, set(), id="beside what is written"),
+        pytest.param(False, None, {0}, set(), id="values"),
+        pytest.param(True, None, {0}, {0}, id="size"),
+    ],
+)
+def test_what_an_operator_writes_without_saying_so(undeclared, size, other, written, remade):
+    """It shows in the values or the layout after one call on copies, and counts for all that share the memory."""
+    memory = torch.arange(1.0, 9.0)
+    given = memory[:4], torch.ones(4) if other is None else memory[other]
+    graph = torch.fx.Graph()
+    first, second = (graph.placeholder(name) for name in "xy")
+    for node in (first, second):
+        node.meta["example_value"] = torch.empty(4)  # apart, as fakes of a backend's caller may be
+    graph.output((graph.call_function(undeclared, (first, size)), second))
+    of = Inputs.of(torch.fx.GraphModule(torch.nn.Module(), graph), given)
+    assert (of.written, of.remade, [*of.regions]) == (written, remade, [] if size else [0])
+    assert memory.tolist() == [*range(1, 9)]
 
 
 def test_looking_for_writes_restores_the_modes():
@@ -152,6 +185,9 @@ MEMORY = torch.arange(8.0)
         pytest.param((MEMORY[4:], MEMORY[:4]), True, id="in another order"),
         pytest.param((MEMORY.view(torch.int8)[:8], MEMORY[2:4]), True, id="elements of other sizes"),
         pytest.param((MEMORY[:4], MEMORY[3:]), False, id="overlapping"),
+        pytest.param(
+            (COMPLEX[:2], torch.view_as_real(COMPLEX)[1]), False, id="overlapping, in elements of other sizes"
+        ),
     ],
 )
 def test_parts_of_a_cache_are_copied_alone(given, apart):
@@ -329,14 +365,23 @@ def test_a_users_mode_counts_the_graphs_operators():
     assert [name for name in mode.seen if name not in ("detach", "clone")] == ["sin", "cos", "mul"]
 
 
-def test_a_timed_call_starts_from_the_inputs():
-    """What the call before has written is put back."""
+@pytest.mark.parametrize(
+    ("largest", "dtype", "seen"),
+    [
+        pytest.param(64 << 20, torch.float32, [2, 2, 2], id="numbers"),
+        pytest.param(11, torch.float32, [2, 4, 8], id="many numbers"),
+        pytest.param(11, torch.int64, [2, 2, 2], id="many positions"),
+    ],
+)
+def test_a_timed_call_starts_from_the_inputs(largest, dtype, seen, monkeypatch):
+    """What the call before has written is put back; a large region of numbers, which are no positions, drifts."""
+    monkeypatch.setattr(served, "LARGEST", largest)
 
     def called(gm, example_inputs):
         call = Task.of(gm, example_inputs).caller(lambda x: x.mul_(2).clone())
-        return [call()["output"].tolist() for _ in range(3)]
+        return [call()["output"][0].item() for _ in range(3)]
 
-    assert captured(called, lambda x: x.mul_(2), torch.ones(3)) == [[2.0] * 3] * 3
+    assert captured(called, lambda x: x.mul_(2), torch.ones(3, dtype=dtype)) == seen
 
 
 def test_inputs_that_a_call_writes_stay_inputs():
