@@ -60,7 +60,8 @@ class Memory:
 
     `decisions` are keyed by scope and name; `race_seconds` has an entry per race, and `call_seconds` one per call,
     whose graphs share a budget. `store` replaces the user's store, and `stores` are those in use. `loaded` holds
-    decisions by name that precede those of the store: they came with another process's cache artifacts.
+    decisions by name that precede those of the store: they came with another process's cache artifacts. `former` is
+    the default store until it was asked for the file of an earlier release, once it has answered.
     """
 
     decisions: dict[tuple[str, str], Decision] = field(default_factory=dict)
@@ -69,6 +70,7 @@ class Memory:
     call_seconds: defaultdict[CallOfGraphs, dict[int, float]] = field(default_factory=lambda: defaultdict(dict))
     store: Path | None = None
     stores: dict[object, Reached] = field(default_factory=dict)
+    former: Reached | None = None
 
 
 _memories = [Memory()]  # the last one is in use
@@ -133,6 +135,9 @@ def compile_fastest(request: Request) -> Compiled:
     # Not where the backend is made: a value that is copied, pickled or never called has no threads and connections.
     question.store.begin()
     compiled = _compiled(question, raced)
+    if (default := memory().former) and not default.time_outs:
+        memory().former = None
+        tell_of_former(default, question.store.layered.limits)
     if pins and compiled.facts.decision:
         pins.decisions[question.pinned_key] = question.pinnable(compiled.facts.decision)
     time_outs = "; ".join(f"store {label!r}: {count}" for label, count in question.store.time_outs().items())
@@ -219,7 +224,7 @@ def _warn_where_default_fails(decision: Decision) -> None:
         warn_once(f"A graph runs in eager, because no candidate compiled and passed the accuracy check: {reasons}.")
 
 
-def _layers(given: "str | Sequence[str | Store] | Store | None", limits: Limits) -> list[Reached]:
+def _layers(given: "str | Sequence[str | Store] | Store | None") -> list[Reached]:
     """Return the stores that a user names, as this process has reached them before; one that is none is left out."""
     layers = []
     several: Sequence[str | Store | None] = given if isinstance(given, list | tuple) else [given]  # type: ignore[list-item]
@@ -231,7 +236,7 @@ def _layers(given: "str | Sequence[str | Store] | Store | None", limits: Limits)
         else:
             layers.append(memory().stores.setdefault(found.identity, found))
             if each is None and layers[-1] is found:  # it is reached for the first time
-                tell_of_former(found, limits)
+                memory().former = found
     return layers
 
 
@@ -672,7 +677,7 @@ class _Question:
         instead = memory().store if settings.race != "never" else None
         trust = Trust(tuple(settings.trusted_keys), settings.signing_key, settings.min_generation)
         limits = Limits(settings.store_connect_s, settings.store_lookup_s)
-        layers = _layers(str(instead) if instead else settings.store, limits)
+        layers = _layers(str(instead) if instead else settings.store)
         return DecisionStore(Layered(KIND, layers, trust, limits), self.here, settings.store_label)
 
     def trusts(self, winner: str, of: Decision | RaceRow) -> bool:

@@ -2,13 +2,14 @@
 
 import json
 import re
+import tomllib
 from collections.abc import Container, Iterable, Iterator, Mapping
 from pathlib import Path
 
 from backend_kwargs.auto.candidates import OptionsOf, allowed_candidates, step_of, trusted
 from backend_kwargs.auto.decision import has_form, parsed
 from backend_kwargs.backends.others import is_former, is_other
-from backend_kwargs.errors import BackendKwargsError, shown, warn_once
+from backend_kwargs.errors import BackendKwargsError, error_text, printable, shown, warn_once
 from backend_kwargs.facts.decision import DEFAULT, EAGER, Decision
 from backend_kwargs.files.atomic_write import write_whole
 from backend_kwargs.files.plain_data import read_toml
@@ -33,20 +34,36 @@ def template_name(decision: Decision) -> str:
     return "" if decision.winner == EAGER or decision.compiler else f"auto-{decision.key[-12:]}"
 
 
-def write_decisions(decisions: Iterable[Decision], path: Path) -> None:
-    """Write `decisions` to a TOML file atomically; of several with one key, made on unlike machines, the first."""
+def write_decisions(decisions: Iterable[Decision], path: Path) -> list[Decision]:
+    """Write `decisions` to a TOML file atomically; of several with one key, made on unlike machines, the first.
+
+    Return those written: one that could not be read back is left out, with a warning.
+    """
     by_key: dict[str, Decision] = {}
     for each in decisions:
         by_key.setdefault(each.key, each)
-    write_whole(path, "\n".join([HEAD, *(line for each in by_key.values() for line in _lines(each))]) + "\n")
+    texts = {key: text for key, each in by_key.items() if (text := _text(each))}
+    write_whole(path, "\n".join([HEAD, *texts.values()]) + "\n")
+    return [by_key[key] for key in texts]
+
+
+def _text(decision: Decision) -> str:
+    """Return the tables of a decision, "" if they would not be read back."""
+    unlike = [f"option {name!r} is {shown(value)}" for name, value in decision.options.items() if not has_form(value)]
+    why = "" if KEY.fullmatch(decision.key) else "its key has not 64 hexadecimal digits"
+    text, why = "", next(iter(unlike), why)
+    if not why:
+        text = "\n".join(_lines(decision))
+        try:
+            tomllib.loads(text.encode().decode())
+        except (ValueError, RecursionError) as error:  # as of a number that is none, or half of a character
+            why = error_text(error)
+    if why:
+        warn_once(f"Decision {printable(decision.key[:20])} is left out, it cannot be written as TOML: {why}.")
+    return "" if why else text
 
 
 def _lines(decision: Decision) -> Iterator[str]:
-    for name, value in decision.options.items():
-        if not has_form(value):
-            raise BackendKwargsError(
-                f"Option {name!r} is {shown(value)}, which cannot be written as TOML; leave it out."
-            )
     fixed = {name: value for name, value in decision.fixed.items() if has_form(value)}
     if template_name(decision):
         yield from _template(decision, fixed)

@@ -5,6 +5,7 @@ import json
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from types import MappingProxyType
 from typing import Annotated, Any, Literal
 
@@ -100,11 +101,15 @@ def read_store(given: Any) -> Any:
     from backend_kwargs.stores.opening import check_store
 
     if isinstance(given, str) and given.lstrip().startswith("["):  # a list, as a command line writes it
-        with contextlib.suppress(ValueError):
+        with contextlib.suppress(ValueError, RecursionError):
             given = json.loads(given)
-    for each in given if isinstance(given, list | tuple) else [given]:
+    several = [
+        str(each) if isinstance(each, Path) else each
+        for each in (given if isinstance(given, list | tuple) else [given])
+    ]
+    for each in several:
         check_store(each)
-    return [*given] if isinstance(given, tuple) else given
+    return several if isinstance(given, list | tuple) else several[0]
 
 
 def read_race(given: Any) -> Any:

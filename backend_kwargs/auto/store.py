@@ -7,7 +7,7 @@ that one with 16 threads and one with 32 do not take turns at replacing each oth
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from backend_kwargs.auto.decision import check
@@ -17,7 +17,7 @@ from backend_kwargs.facts.decision import Decision
 from backend_kwargs.stores import Store
 from backend_kwargs.stores.deadlines import AwayError, Limits, Reached
 from backend_kwargs.stores.documents import Document, Kind, encoded, is_forgotten
-from backend_kwargs.stores.layered import Layered, Trust, check_replaces, every, put
+from backend_kwargs.stores.layered import Layered, LookedUp, Trust, check_replaces, every, put
 from backend_kwargs.stores.opening import former_file, opened
 
 FOLDER = "decisions/"
@@ -42,11 +42,12 @@ def name_on(there: Machine, key: str) -> str:
 
 @dataclass(frozen=True)
 class DecisionStore:
-    """The decisions for one machine, in stores that never fail a compile."""
+    """The decisions for one machine and one graph, in stores that never fail a compile and are asked once."""
 
     layered: Layered[Decision]
     here: Machine
     label: str = ""
+    _looked_up: dict[str, LookedUp] = field(default_factory=dict)  # for this graph, by computation
 
     def begin(self) -> None:
         """Begin to fetch what was decided on such a device."""
@@ -80,13 +81,17 @@ class DecisionStore:
             warn_once(f"A decision for {printable(decision.winner)} cannot be stored: {error_text(error)}.")
             return
         self.layered.put(folder_of(decision.machine), decision.key[:COMPUTATION], document)
+        self._looked_up.clear()
 
     def time_outs(self) -> dict[str, int]:
         """Return how often each store did not answer in time."""
         return self.layered.time_outs()
 
     def _group(self, key: str, only: Callable[[str], bool] = lambda name: True) -> list[Decision]:
-        found = self.layered.group(folder_of(self.here), key[:COMPUTATION], only)
+        start = key[:COMPUTATION]
+        if start not in self._looked_up:
+            self._looked_up[start] = self.layered.looked_up(folder_of(self.here), start)
+        found = self.layered.newest(self._looked_up[start], only)
         named = [(each, difference(each.machine, self.here)) for each in decisions_in(found.values(), warn_once)]
         return [each if each.differs == differs else replace(each, differs=differs) for each, differs in named]
 

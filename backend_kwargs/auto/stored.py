@@ -1,13 +1,16 @@
 """What stores have for this machine, as `explain` says before there is a graph: read only, and with a deadline."""
 
+import time
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping
+from itertools import product
 
 from backend_kwargs.auto.machine import Machine, differences, machine
 from backend_kwargs.auto.settings import RaceSettings
 from backend_kwargs.auto.store import KIND, decisions_in, folder_of
 from backend_kwargs.errors import BackendKwargsError, printable
 from backend_kwargs.facts.decision import Decision
+from backend_kwargs.stores import Store
 from backend_kwargs.stores.deadlines import AwayError, Limits, Reached
 from backend_kwargs.stores.documents import Document, RefusedError, decoded
 from backend_kwargs.stores.layered import is_own, reached
@@ -18,36 +21,51 @@ MOST_MODELS = 3
 
 def stored_here(settings: RaceSettings) -> Iterator[str]:
     """Yield a line for what each store has for this machine's devices, and how those decisions' machines differ."""
+    import torch
+
     several = settings.store if isinstance(settings.store, list | tuple) else [settings.store]
-    for given in several:
+    machines = [machine((device,)) for device in ("cuda", "cpu") if device == "cpu" or torch.cuda.is_available()]
+    stores = [*map(_reached, several)]
+    for store, here in product(stores, machines):  # all at once, and waited for once
+        if isinstance(store, Reached):
+            store.begin(folder_of(here), 0)
+    began = time.monotonic()
+    for given, store in zip(several, stores, strict=True):
+        if not isinstance(store, Reached):
+            yield f"{store} It is left out."
+            continue
         try:
-            store = reached(given)
-            yield from _of_store(store, settings, named=given is not None)
+            lines = [*_of_store(store, settings, machines, began)]
         except AwayError as error:
             why = printable(str(error))
             yield f"Store {store.label!r} cannot be read: {why}{'' if why.endswith(('.', '?')) else '.'}"
         except BackendKwargsError as error:
             yield f"{error} It is left out."
+        else:
+            if given is not None and not lines:
+                devices = " or ".join(str(here["device"]) for here in machines)
+                yield f"Store {store.label!r} has no decision for {devices}."
+            yield from lines
 
 
-def _of_store(store: Reached, settings: RaceSettings, *, named: bool) -> Iterator[str]:
-    import torch
+def _reached(given: "str | Store | None") -> Reached | BackendKwargsError:
+    try:
+        return reached(given)
+    except BackendKwargsError as error:
+        return error
 
-    limits = Limits(settings.store_connect_s, settings.store_lookup_s)
-    keys = tuple(settings.trusted_keys)
-    if keys and store.is_local and store.do(is_own, limits):
+
+def _of_store(store: Reached, settings: RaceSettings, machines: Iterable[Machine], began: float) -> Iterator[str]:
+    limits, keys = Limits(settings.store_connect_s, settings.store_lookup_s), tuple(settings.trusted_keys)
+    if keys and store.is_local and store.answer(store.ask(is_own), limits, began):
         keys = ()
-    machines = [machine((device,)) for device in ("cuda", "cpu") if device == "cpu" or torch.cuda.is_available()]
-    lines = []
     for here in machines:
-        documents, refused = _read(store.group(folder_of(here), "", limits), keys, settings.min_generation)
+        contents = store.group(folder_of(here), "", limits, began)
+        documents, refused = _read(contents, keys, settings.min_generation)
         decisions = [*decisions_in(documents, refused.append)]
         said = [*_of_device(decisions, here, settings)]
         said += [f"{_count(many, 'document')} not used: {why}." for why, many in Counter(refused).items()]
-        lines += [f"Store {store.label!r}, {here['device']}: {each}" for each in said]
-    if named and not lines:
-        yield f"Store {store.label!r} has no decision for {' or '.join(str(here['device']) for here in machines)}."
-    yield from lines
+        yield from (f"Store {store.label!r}, {here['device']}: {each}" for each in said)
 
 
 def _read(

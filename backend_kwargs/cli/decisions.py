@@ -132,7 +132,7 @@ def export(
         raise BackendKwargsError(f"No decisions in {catalogue.label!r}; compile with tmpl-inductor:auto first.")
     of_others = len(decisions) - len({each.key for each in decisions})
     decisions = [*{each.key: each for each in reversed(decisions)}.values()][::-1]  # of each key the latest
-    write_decisions(decisions, file)
+    decisions = write_decisions(decisions, file)
     names = list(dict.fromkeys(filter(None, map(template_name, decisions))))
     kept = f"{len(names)} as templates: {', '.join(names)}" if names else "none as a template"
     rest = sum(not template_name(decision) for decision in decisions)

@@ -121,27 +121,29 @@ class Board:
 
     def release(self, unit: Unit) -> None:
         """Let others claim a unit that this process has claimed; where the store is away, its lease ends by itself."""
-        claim = _claim_of(unit)
+        self._release(_claim_of(unit))
+
+    def _release(self, claim: str) -> None:
         with self._one:
             if claim in self.held:
                 self.held.discard(claim)
                 try:
-                    self._forget(claim)
+                    # Unless its lease ended and another process has it.
+                    if self.claims and self.claims.renew(claim, self.token, LEASE_S):
+                        self.store.forget(claim)
                 except Exception as error:  # noqa: BLE001 - each kind of store raises its own error
                     logger.warning("%s is claimed until its lease ends: %s.", claim, self.words(error))
-
-    def _forget(self, claim: str) -> None:
-        """Remove a claim, unless its lease ended and another process has it."""
-        if self.claims and self.claims.renew(claim, self.token, LEASE_S):
-            self.store.forget(claim)
 
     def renew(self) -> None:
         """Extend the leases of the units that this process runs."""
         for claim in tuple(self.held):
-            with self._one:
-                if self.claims and claim in self.held and not self.claims.renew(claim, self.token, LEASE_S):
-                    logger.warning("Another process took %s, whose lease had ended; it is raced twice.", claim)
-                    self.held.discard(claim)
+            try:
+                with self._one:
+                    if self.claims and claim in self.held and not self.claims.renew(claim, self.token, LEASE_S):
+                        logger.warning("Another process took %s, whose lease had ended; it is raced twice.", claim)
+                        self.held.discard(claim)
+            except Exception as error:  # noqa: BLE001 - the store may be back before the lease ends
+                logger.warning("The lease of %s could not be renewed: %s.", claim, self.words(error))
 
     @contextmanager
     def renewing(self) -> Iterator[None]:
@@ -150,10 +152,7 @@ class Board:
 
         def beat() -> None:
             while not ended.wait(LEASE_S / 3):
-                try:
-                    self.renew()
-                except Exception as error:  # noqa: BLE001 - the store may be back before the lease ends
-                    logger.warning("A lease could not be renewed: %s", self.words(error))
+                self.renew()
 
         thread = threading.Thread(target=beat, daemon=True)
         thread.start()
@@ -161,16 +160,8 @@ class Board:
             yield
         finally:
             ended.set()
-            self._release_all()
-
-    def _release_all(self) -> None:
-        try:
-            with self._one:
-                for claim in self.held:
-                    self._forget(claim)
-        except Exception as error:  # noqa: BLE001 - the leases end by themselves
-            logger.warning("A claim could not be released, its lease ends by itself: %s", self.words(error))
-        self.held.clear()
+            for claim in tuple(self.held):
+                self._release(claim)
 
 
 def _is_decision(name: str, content: bytes | None) -> bool:

@@ -5,7 +5,6 @@ dashboard, can run any code there.
 """
 
 import os
-import re
 import shlex
 import socket
 import time
@@ -21,7 +20,7 @@ from backend_kwargs.fleet.process import LOOK_S, UnitProcess, cancel
 from backend_kwargs.fleet.racing import is_named
 from backend_kwargs.fleet.scheduling import MOST_ATTEMPTS, Ended
 from backend_kwargs.fleet.units import Result, Unit
-from backend_kwargs.stores.urls import without_secrets
+from backend_kwargs.stores.urls import HIDDEN, label_of, without_secrets
 
 if TYPE_CHECKING:
     from ray.job_submission import JobSubmissionClient
@@ -31,6 +30,7 @@ AGENT_S = 60.0  # that a cluster may need, after it was started, until it takes 
 CONNECT_S = 10.0
 NO_STATISTICS = {"RAY_USAGE_STATS_ENABLED": "0"}
 OF_A_JOB = "RAY_JOB_CONFIG_JSON_ENV_VAR"
+RAY = "ray://"  # before the HOST:PORT of a cluster
 TYPE = "accelerator_type:"  # how Ray names a node's kind of GPU
 
 
@@ -47,12 +47,19 @@ def raced(text: bytes) -> tuple[bytes, str]:
 
 
 def without_login(address: str) -> str:
-    """Return an address without the user, password or token before its "@"."""
-    return re.sub("(?<=//).*@|^[^/]*@", "", address)
+    """Return an address without the user, password, token or parameters in it."""
+    try:
+        return label_of(_url(address)).removeprefix("" if "://" in address else RAY)
+    except BackendKwargsError:
+        return HIDDEN
+
+
+def _url(address: str) -> str:
+    return address if "://" in address else f"{RAY}{address}"
 
 
 def _why(error: BaseException, address: str) -> str:
-    return without_secrets(error, address).replace(address, without_login(address)).rstrip(".")
+    return without_secrets(error, _url(address)).replace(address, without_login(address)).rstrip(".")
 
 
 def _reach(address: str) -> None:

@@ -16,6 +16,7 @@ IDLE_S = 1.0
 # What PostgreSQL, PgBouncer and Redis say: a server full of other processes, which leave soon.
 _BUSY = re.compile(r"too many|slots are reserved|no more connections|max number of clients", re.IGNORECASE)
 _LONGEST_PAUSE_S = 0.5
+_JITTER = random.SystemRandom()  # so that not all come back at once; draws of `random` are the user's
 
 
 class Connection(Generic[C]):
@@ -113,7 +114,7 @@ def retried_while_busy(connect: Callable[[float], C], end: float) -> C:
             return connect(max(0.0, end - time.monotonic()))
         except Exception as error:
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
-            wait_s = random.uniform(0, pause_s)  # noqa: S311 - so that not all come back at once
+            wait_s = _JITTER.uniform(0, pause_s)
             if not _BUSY.search(str(error)) or time.monotonic() + wait_s > end:
                 raise
         time.sleep(wait_s)

@@ -9,8 +9,8 @@ import os
 import queue
 import threading
 import time
-from collections.abc import Callable, Mapping
-from concurrent.futures import Future
+from collections.abc import Callable
+from concurrent.futures import Future, wait
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeAlias
@@ -38,10 +38,6 @@ class Limits(NamedTuple):
 
 class AwayError(Exception):
     """A store did not answer in time, or failed; the message says how."""
-
-
-class TooLargeError(Exception):
-    """A listing that is not kept in memory."""
 
 
 class _Thread:
@@ -101,7 +97,7 @@ class _Listing:
     It `is_late` once it was waited for in vain, although it goes on.
     """
 
-    future: "Future[Listed]" = field(default_factory=Future)
+    future: "Future[Listed | None]" = field(default_factory=Future)
     found: Listed = field(default_factory=dict)
     moved: float = field(default_factory=time.monotonic)
     is_late: bool = False
@@ -116,8 +112,7 @@ class _Listing:
         """Whether it failed, or found nothing more for so long that another one is tried."""
         if not self.future.done():
             return time.monotonic() - self.moved > AGAIN_S
-        error = self.future.exception()
-        return error is not None and not isinstance(error, TooLargeError)
+        return self.future.exception() is not None
 
 
 @dataclass
@@ -160,66 +155,74 @@ class Reached:
         """Begin to list what lies in `folder`, by the first `length` characters of its names, if that is not done."""
         self._listing(folder, length)
 
-    def group(self, folder: str, start: str, limits: Limits) -> Mapping[str, bytes]:
+    def group(self, folder: str, start: str, limits: Limits, began: float | None = None) -> dict[str, bytes]:
         """Return the documents in `folder` whose names begin with `start` after it; all starts are equally long.
+
+        The wait ends a deadline after `began`, or after now: other stores are asked meanwhile.
 
         Where the folder has so many that its listing is not kept, or goes on for too long, these are listed alone.
         """
-        listing, longest_s = self._listing(folder, len(start)), None
+        listing, longest_s = self._listing(folder, len(start)), self._longest_s(limits)
+        began = time.monotonic() if began is None else began
         if not (listing.is_late and listing.goes_on):
-            try:
-                listed: Listed = self._waited(listing.future, limits)
-                return listed.get(start, {})
-            except TooLargeError:
-                pass
-            except AwayError:
-                if not listing.goes_on:
-                    raise
-                listing.is_late, longest_s = True, limits.connect_s  # by another connection
-        job = self._usable().submit(lambda store: dict(store.list(f"{folder}{start}")))
-        longest_s = longest_s or min(limits.lookup_s, _longest_s(limits, self._of_process().in_row))
-        found: dict[str, bytes] = self._waited(job, limits, longest_s)
-        return found
+            wait([listing.future], _left_s(longest_s / 2, began))
+            if listing.goes_on:  # the other half is for another connection
+                listing.is_late = True
+                self._leave()
+            elif (listed := self._waited(listing.future, longest_s, began)) is not None:
+                return listed.setdefault(start, {})  # type: ignore[no-any-return]
+        return self._waited(self.ask(lambda store: dict(store.list(f"{folder}{start}"))), longest_s, began)  # type: ignore[no-any-return]
+
+    def ask(self, job: Job) -> "Future[Any]":
+        """Begin to do `job`, and return what its result will be in."""
+        return self._usable().submit(job)
+
+    def answer(self, asked: "Future[Any]", limits: Limits, began: float, share: float = 1.0) -> Any:
+        """Return what was asked for, within a share of the time that began with whatever else is waited for."""
+        return self._waited(asked, share * self._longest_s(limits), began)
 
     def do(self, job: Job, limits: Limits) -> Any:
         """Return what `job` returns for the store."""
-        return self._waited(self._usable().submit(job), limits)
-
-    def begin_to(self, job: Job) -> None:
-        """Do `job` without waiting for it."""
-        self._usable().submit(job)
+        return self.answer(self.ask(job), limits, time.monotonic())
 
     def note(self, folder: str, start: str, name: str, document: bytes) -> None:
         """Remember what this process has put, where it is listed."""
         listing = self._of_process().listings.get(folder)
-        if listing is not None and listing.future.done() and not listing.future.exception():
-            listing.future.result().setdefault(start, {})[name] = document
+        if listing is None or not listing.future.done() or listing.future.exception():
+            return
+        if (listed := listing.future.result()) is not None:
+            listed.setdefault(start, {})[name] = document
 
     def _listing(self, folder: str, length: int) -> _Listing:
         listings = self._of_process().listings
         if folder not in listings or listings[folder].is_over:
             listing = _Listing()
-            listing.future = self._usable().submit(lambda store: _listed(store, folder, length, listing))
+            listing.future = self.ask(lambda store: _listed(store, folder, length, listing))
             listings[folder] = listing  # for other threads, which wait for its future
         return listings[folder]
 
-    def _waited(self, future: "Future[Any]", limits: Limits, longest_s: float | None = None) -> Any:
-        state = self._of_process()
-        longest_s = _longest_s(limits, state.in_row) if longest_s is None else longest_s
+    def _waited(self, future: "Future[Any]", longest_s: float, began: float) -> Any:
         try:
-            result = future.result(min(longest_s, threading.TIMEOUT_MAX))
-        except TooLargeError:
-            raise
+            result = future.result(_left_s(longest_s, began))
         except TimeoutError:
             if not future.done():
-                state.time_outs, state.in_row = state.time_outs + 1, state.in_row + 1
-                state.thread.left = True
+                self._leave()
                 raise AwayError(f"it did not answer within {longest_s:g} s") from None
             raise AwayError("TimeoutError") from None
         except Exception as error:  # noqa: BLE001 - each client library raises its own
             raise AwayError(self._why(error)) from None
-        state.in_row = 0
+        self._of_process().in_row = 0
         return result
+
+    def _leave(self) -> None:
+        """Wait no longer for what the thread does."""
+        state = self._of_process()
+        state.time_outs, state.in_row, state.thread.left = state.time_outs + 1, state.in_row + 1, True
+
+    def _longest_s(self, limits: Limits) -> float:
+        """Return how long to wait: halved each time, so that a store that never answers costs little."""
+        in_row = self._of_process().in_row
+        return max(LEAST_S, limits.lookup_s / 2 ** min(in_row - 1, 6)) if in_row else limits.connect_s
 
     def _why(self, error: Exception) -> str:
         if isinstance(error, RefusedError):
@@ -251,18 +254,25 @@ class Reached:
         return _Thread(self.open, self.linger_s)
 
 
-def _longest_s(limits: Limits, in_row: int) -> float:
-    """Return how long to wait: halved each time, so that a store that never answers costs little for many graphs."""
-    return max(LEAST_S, limits.lookup_s / 2 ** min(in_row - 1, 6)) if in_row else limits.connect_s
+def _left_s(longest_s: float, began: float) -> float:
+    return min(max(0.0, began + longest_s - time.monotonic()), threading.TIMEOUT_MAX)
 
 
-def _listed(store: Store, folder: str, length: int, listing: _Listing) -> Listed:
-    """Return the documents below `folder`, by the first `length` characters of their names and by names."""
+def _listed(store: Store, folder: str, length: int, listing: _Listing) -> Listed | None:
+    """Return the documents below `folder`, by the first `length` characters of their names and by names.
+
+    None if they are too many to be kept. What was found is not kept either where listing fails: the error has its
+    frames, and with them the listing.
+    """
     size = 0
-    for name, document in store.list(folder):
-        size += len(document)
-        if size > LARGEST:
-            raise TooLargeError
-        listing.found.setdefault(name.removeprefix(folder)[:length], {})[name] = document
-        listing.moved = time.monotonic()
-    return listing.found
+    try:
+        for name, document in store.list(folder):
+            size += len(document)
+            if size > LARGEST:
+                return None
+            listing.found.setdefault(name.removeprefix(folder)[:length], {})[name] = document
+            listing.moved = time.monotonic()
+        found, listing.found = listing.found, {}
+        return found
+    finally:
+        listing.found = {}

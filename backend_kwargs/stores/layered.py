@@ -1,6 +1,8 @@
 """Several stores as one: read in order, the newest wins, and what is found further on is copied to those before."""
 
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Generic, TypeAlias, TypeVar
@@ -23,6 +25,11 @@ from backend_kwargs.stores.opening import Place, default_place, place_of
 
 Body = TypeVar("Body")
 _Copy: TypeAlias = tuple[Document[Body], bytes]
+_Whose: TypeAlias = "dict[Reached, Future[bool]]"
+# What each store has, and whether signatures are checked, and needed of none there.
+LookedUp: TypeAlias = dict[Reached, tuple[dict[str, bytes], bool]]
+
+HALF = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,42 +59,65 @@ class Layered(Generic[Body]):
         self, folder: str, start: str, only: Callable[[str], bool] = lambda name: True
     ) -> dict[str, Document[Body]]:
         """Return the newest document of each name that begins with `folder` and `start`, and for which `only` holds."""
+        return self.newest(self.looked_up(folder, start), only)
+
+    def looked_up(self, folder: str, start: str) -> LookedUp:
+        """Return what the stores that answer have below a prefix, all asked at once and waited for once."""
+        own = self._ask_whose()
         self.begin(folder, len(start))
-        listed = {layer: each for layer in self.layers if (each := self._group(layer, folder, start)) is not None}
-        found: dict[str, dict[Reached, _Copy[Body]]] = {}
-        for layer, contents in listed.items():
-            names = [*filter(only, contents)]
-            keys = self._keys(layer) if names else ()
-            for name in names:
+        began = time.monotonic()
+        found: LookedUp = {}
+        for layer in sorted(self.layers, key=lambda layer: layer.time_outs):  # who did not answer before, at last
+            try:
+                contents = layer.group(folder, start, self.limits, began)
+            except AwayError as error:
+                self._warn(layer, "cannot be read", str(error))
+            else:
+                found[layer] = contents, self._is_own(layer, own, began, 1.0)
+        return {layer: found[layer] for layer in self.layers if layer in found}
+
+    def newest(self, found: LookedUp, only: Callable[[str], bool] = lambda name: True) -> dict[str, Document[Body]]:
+        """Return the newest document of each name for which `only` holds, and copy it to the stores before."""
+        copies: dict[str, dict[Reached, _Copy[Body]]] = {}
+        for layer, (contents, is_own) in found.items():
+            keys = () if is_own else self.trust.trusted_keys
+            for name in filter(only, [*contents]):
                 if (document := self._decoded(layer, name, contents[name], keys)) is not None:
-                    found.setdefault(name, {})[layer] = (document, contents[name])
+                    copies.setdefault(name, {})[layer] = (document, contents[name])
         newest = {}
-        for name, copies in found.items():
-            newest[name], content = max(copies.values(), key=lambda copy: copy[0].order)
-            for layer in self._behind([*listed], copies, newest[name]):
+        for name, those in copies.items():
+            newest[name], content = max(those.values(), key=lambda copy: copy[0].order)
+            for layer in self._behind(found, those, newest[name]):
                 # Only what nobody else has made newer meanwhile. It is noted, so that it is tried once.
-                layer.begin_to(partial(_copy, name=name, content=content, document=newest[name]))
-                layer.note(folder, start, name, content)
+                layer.ask(partial(_copy, name=name, content=content, document=newest[name]))
+                found[layer][0][name] = content
         return newest
 
     def put(self, folder: str, start: str, document: Document[Body]) -> None:
-        """Keep a document in every store that can be written, as newer than what any has under its name."""
-        layers = [layer for layer in self.layers if self._may_write(layer)]
+        """Keep a document in every store that can be written, as newer than what any has under its name.
+
+        All are asked at once, and waited for once: half of the time for what they have, the rest for writing.
+        """
+        began, own = time.monotonic(), self._ask_whose()
+        layers = [layer for layer in self.layers if self._may_write(layer, own, began)]
         if len(layers) > 1:
-            for layer in layers:
-                document = document.after(self._there(layer, document.name))
-        for layer in layers:
+            there = [(layer, layer.ask(lambda store: store.get(document.name))) for layer in layers]
+            for layer, asked in there:
+                document = document.after(self._heading(layer, asked, began))
+        kept = document
+        writing = [(layer, layer.ask(lambda store: put(self.kind, store, kept, self.trust))) for layer in layers]
+        for layer, written in writing:
             try:
-                kept = layer.do(lambda store: put(self.kind, store, document, self.trust), self.limits)
+                content = layer.answer(written, self.limits, began)
             except AwayError as error:
                 self._warn(layer, "cannot be written", str(error))
             else:
-                layer.note(folder, start, document.name, kept)
+                layer.note(folder, start, document.name, content)
 
-    def _there(self, layer: Reached, name: str) -> Document[bool] | None:
+    def _heading(self, layer: Reached, asked: "Future[bytes | None]", began: float) -> Document[bool] | None:
         """Return the heading of what a store has under a name, None if it has nothing that can be read."""
         try:
-            content: bytes | None = layer.do(lambda store: store.get(name), self.limits)
+            content = layer.answer(asked, self.limits, began, HALF)
             return None if content is None else heading(content)
         except (AwayError, RefusedError, TypeError):  # TypeError: a user's own store may return anything
             return None
@@ -95,18 +125,6 @@ class Layered(Generic[Body]):
     def time_outs(self) -> dict[str, int]:
         """Return how often each store did not answer in time, for those that did not."""
         return {layer.label: count for layer in self.layers if (count := layer.time_outs)}
-
-    def _group(self, layer: Reached, folder: str, start: str) -> dict[str, bytes] | None:
-        try:
-            return dict(layer.group(folder, start, self.limits))
-        except AwayError as error:
-            self._warn(layer, "cannot be read", str(error))
-            return None
-
-    def _keys(self, layer: Reached) -> tuple[object, ...]:
-        """Return the keys of which one must have signed what is in a store: none if only its user can write it."""
-        keys = self.trust.trusted_keys
-        return () if keys and self._is_own(layer) else keys
 
     def _decoded(self, layer: Reached, name: str, content: bytes, keys: tuple[object, ...]) -> Document[Body] | None:
         try:
@@ -118,21 +136,26 @@ class Layered(Generic[Body]):
         return None
 
     def _behind(
-        self, layers: Sequence[Reached], copies: "Mapping[Reached, _Copy[Body]]", newest: Document[Body]
+        self, found: LookedUp, copies: "Mapping[Reached, _Copy[Body]]", newest: Document[Body]
     ) -> Sequence[Reached]:
         """Return the stores, of those that answered, that come before the first with the newest copy."""
+        layers = [*found]
         at = next(at for at, layer in enumerate(layers) if layer in copies and copies[layer][0].order == newest.order)
         # What is used unsigned, because only the user can write it, is not for those who check signatures.
-        return layers[:at] if at and not (self.trust.trusted_keys and self._is_own(layers[at])) else ()
+        return () if found[layers[at]][1] else layers[:at]
 
-    def _may_write(self, layer: Reached) -> bool:
+    def _may_write(self, layer: Reached, own: "_Whose", began: float) -> bool:
         """Return whether others, who trust keys as this process does, could use what it writes."""
-        return not self.trust.trusted_keys or self.trust.signing_key is not None or self._is_own(layer)
+        return not self.trust.trusted_keys or self.trust.signing_key is not None or self._is_own(layer, own, began)
 
-    def _is_own(self, layer: Reached) -> bool:
-        """Return whether a store is a folder that nobody else can write."""
+    def _ask_whose(self) -> "_Whose":
+        """Ask, where signatures are checked, which stores are folders that nobody else can write."""
+        return {layer: layer.ask(is_own) for layer in self.layers if layer.is_local and self.trust.trusted_keys}
+
+    def _is_own(self, layer: Reached, own: "_Whose", began: float, share: float = HALF) -> bool:
+        """Return whether a store needs no signature, where signatures are checked."""
         try:
-            return layer.is_local and bool(layer.do(is_own, self.limits))
+            return layer in own and bool(layer.answer(own[layer], self.limits, began, share))
         except AwayError:
             return False
 

@@ -22,7 +22,9 @@ def open(url: str, limit_s: float = LIMIT_S) -> Store:  # noqa: A001 - the drive
     label = label_of(url)
     protocol = url.partition("://")[0].partition("::")[0]
     if protocol in ("file", "local"):
-        return Folder(Path(url.partition("://")[2]))  # which writes a file whole, as an object is
+        folder = Folder(Path(url.partition("://")[2]))  # which writes a file whole, as an object is
+        folder.label = label
+        return folder
     _check_implemented(protocol, label)
     return Objects(url, label, limit_s)
 
@@ -128,5 +130,15 @@ def _opened(url: str, limit_s: float) -> tuple[Any, str, dict[str, float]]:
     import fsspec
     from fsspec.asyn import AsyncFileSystem
 
-    files, root = fsspec.url_to_fs(url)
+    files, root = fsspec.url_to_fs(url, **_options(url))
     return files, root.rstrip("/"), {"timeout": limit_s} if isinstance(files, AsyncFileSystem) else {}
+
+
+def _options(url: str) -> dict[str, dict[str, Any]]:
+    """Return what fsspec passes to S3's client: only s3fs tries again, since botocore draws its pauses of `random`."""
+    from fsspec.config import conf
+
+    scheme = url.partition("://")[0].rpartition("::")[2]
+    given = conf.get("s3", {}).get("config_kwargs", {})
+    once = {"config_kwargs": {**given, "retries": {"total_max_attempts": 1}}}
+    return {scheme: once} if scheme in ("s3", "s3a") else {}

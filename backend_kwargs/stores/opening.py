@@ -23,8 +23,14 @@ VARIABLE = "BACKEND_KWARGS_STORE"
 ENV, NAME = "env:", re.compile(r"[A-Za-z_][\w.-]*", re.ASCII)
 FORMER = ".sqlite"  # the suffix of the file that earlier releases kept decisions in
 URL = re.compile(r"(?P<chain>(?:[a-z0-9+.-]+::)*)(?P<scheme>[a-z][a-z0-9+.-]+)://", re.IGNORECASE)
-# What is no URL, but no folder either: "jdbc:postgresql://...", "host=... password=...", "user:password@host".
-UNCLEAR = re.compile(r"://|(?:passw(?:or)?d|pwd)\s*=|^(?![a-z]:[\\/])(?://)?[^/]*:.*@", re.IGNORECASE | re.DOTALL)
+# What is no URL, but no folder either.
+UNCLEAR = re.compile(
+    r"""://|^[a-z][a-z0-9+.-]+:/  # jdbc:postgresql://..., redis:/...
+    |^(?![a-z]:[\\/])(?://)?[^/]*:.*@  # user:password@host
+    |(?:pass(?:w(?:or)?d)?|pwd|secret|token|key|credentials?|sig(?:nature)?|sas|auth)\s*=  # password=...
+    |[?&;]\s*[\w.%-]+\s*=|^\s*\w+\s*=\s*\S+\s+\w+\s*=  # host/db?name=..., host=... name=...""",
+    re.IGNORECASE | re.DOTALL | re.VERBOSE,
+)
 
 
 class Driver(NamedTuple):
@@ -53,8 +59,7 @@ class Place:
     def open(self) -> Store:
         """Return the store there, not connected yet; raise if it can be none."""
         if self.driver is None:
-            if os.path.isfile(self.text):  # noqa: PTH113 - pathlib's raises if it may not look
-                raise _is_file(self.text)
+            _check_folder(self.text)
             return Folder(Path(self.text), private=self.private)
         try:
             opened: Store = importlib.import_module(self.driver.module).open(self.text)
@@ -66,7 +71,9 @@ class Place:
 
     def without_secrets(self, error: BaseException) -> str:
         """Return the error of a client library as one line without this place's passwords."""
-        return without_secrets(error, self.text).removeprefix(f"Store {self.label!r} failed: ").rstrip(".")
+        text = without_secrets(error, self.text).removeprefix(f"Store {self.label!r} failed: ").rstrip(".")
+        begins = f"Store {self.label!r} "
+        return f"it {text.removeprefix(begins)}" if text.startswith(begins) else text
 
 
 def place_of(given: str) -> Place:
@@ -110,7 +117,8 @@ def check_store(given: object) -> None:
 
     Not for a variable that is not set here, or a file of an earlier release: a config may be of another machine.
     """
-    if isinstance(given, Mapping | bytes):  # options are copied, so that a mapping would be no store any more
+    # Options are copied, so that a mapping would be no store any more.
+    if isinstance(given, Mapping) or not isinstance(given, str | Store | None):
         raise BackendKwargsError(
             "A store must be a folder, a URL, 'env:NAME', a list of these, or an object with get, put, list and "
             f"forget, got a {type(given).__name__}, which is not shown: it may contain a password."
@@ -193,13 +201,23 @@ def _place(given: str) -> Place:
 def _folder(path: str, *, private: bool = False) -> Place:
     if path.startswith("~"):
         raise BackendKwargsError(f"Store {path!r} has no place: no home directory is known.")
-    if path.endswith(FORMER):
-        raise _is_file(path)
     return Place(path, path, private=private)
 
 
-def _is_file(path: str) -> BackendKwargsError:
-    return BackendKwargsError(
-        f"Store {path!r} is a file, and decisions are kept in a folder: name one, and "
-        f"`backend-kwargs decisions import {path} --store FOLDER` copies what an earlier release kept there."
-    )
+def _check_folder(path: str) -> None:
+    """Raise if something else than a folder is at `path`, or if it is missing and named as a file of earlier releases.
+
+    Who has not noticed that such a file is none any more would get a folder of its name.
+    """
+    path = path.rstrip("/") or path
+    if os.path.isdir(path):  # noqa: PTH112 - pathlib's raises if it may not look
+        return
+    if os.path.exists(path):  # noqa: PTH110 - as above
+        command = f"`backend-kwargs decisions import {path} --store FOLDER`"
+        copied = f", and {command} copies what an earlier release kept there" if path.endswith(FORMER) else ""
+        raise BackendKwargsError(f"Store {path!r} is a file, and decisions are kept in a folder: name one{copied}.")
+    if path.endswith(FORMER):
+        raise BackendKwargsError(
+            f"Store {path!r} does not exist, and is named as the files of earlier releases: decisions are kept in a "
+            f"folder now, such as {path.removesuffix(FORMER)!r}."
+        )

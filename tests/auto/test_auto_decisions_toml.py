@@ -1,6 +1,7 @@
 """Decisions as TOML, and the command that lists, shows, exports, imports and deletes them."""
 
 import json
+import math
 from dataclasses import replace
 
 import pytest
@@ -9,7 +10,7 @@ import backend_kwargs
 from backend_kwargs.auto.decision import plain
 from backend_kwargs.auto.decisions_toml import read_decisions, template_name, write_decisions
 from backend_kwargs.auto.store import Catalogue
-from backend_kwargs.errors import BackendKwargsError, BackendKwargsWarning
+from backend_kwargs.errors import BackendKwargsError, BackendKwargsWarning, warn_once
 from backend_kwargs.options.templates import find_template
 from tests import forks
 from tests.auto.graphs import KEY, MADE, spoil
@@ -32,12 +33,33 @@ def test_export_keeps_any_text(tmp_path):
     assert read_decisions(tmp_path / "d.toml", options_of) == [odd]
 
 
-@pytest.mark.parametrize("value", [None, {"a": 1}, [None]], ids=repr)
-def test_export_says_what_has_no_form(tmp_path, value):
-    """An export names each option value that TOML cannot represent."""
-    with pytest.raises(BackendKwargsError) as error:
-        write_decisions([replace(MADE, options={"x": value})], tmp_path / "d.toml")
-    assert str(error.value) == f"Option 'x' is {value!r}, which cannot be written as TOML; leave it out."
+LEFT_OUT = f"Decision {'cd' * 10} is left out, it cannot be written as TOML: "
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        pytest.param({"options": {"x": [[1]]}}, f"{LEFT_OUT}option 'x' is [[1]].", id="a nested list"),
+        pytest.param({"options": {"x": {"a": 1}}}, f"{LEFT_OUT}option 'x' is {{'a': 1}}.", id="a mapping"),
+        pytest.param({"options": {"a": 1, "x": None}}, f"{LEFT_OUT}option 'x' is None.", id="nothing"),
+        pytest.param({"options": {"x": math.nan}}, f"{LEFT_OUT}TOMLDecodeError: Invalid value", id="no number"),
+        pytest.param({"fixed": {"x": [math.inf]}}, f"{LEFT_OUT}TOMLDecodeError: ", id="a number without end"),
+        pytest.param({"facts": "\ud800"}, f"{LEFT_OUT}UnicodeEncodeError: ", id="half of a character"),
+        pytest.param(
+            {"key": "zz\n"},
+            r"Decision zz\n is left out, it cannot be written as TOML: its key has not 64 hexadecimal digits.",
+            id="another key",
+        ),
+    ],
+)
+def test_export_leaves_out_what_has_no_form(tmp_path, changed, message):
+    """A warning names the decision and why; the others are written, and read back."""
+    warn_once.cache_clear()
+    hostile = replace(MADE, **{"key": "cd" * 32, **changed})
+    with pytest.warns(BackendKwargsWarning) as warned:
+        assert write_decisions([hostile, MADE], tmp_path / "d.toml") == [MADE]
+    assert [str(each.message)[: len(message)] for each in warned if "leaves out" not in str(each.message)] == [message]
+    assert read_decisions(tmp_path / "d.toml", options_of) == [replace(MADE, rows=())]
 
 
 def test_an_export_is_a_template(store, tmp_path):
@@ -277,7 +299,7 @@ def test_the_whole_file(tmp_path):
     )
 
 
-NOT_ONE = "is a file, and decisions are kept in a folder: name one, and `backend-kwargs decisions import "
+NOT_ONE = "is a file, and decisions are kept in a folder: name one"
 
 
 @pytest.mark.parametrize(
@@ -290,7 +312,7 @@ def test_command_line_fails_on_what_is_no_store(name, command, tmp_path):
     store.write_text("mine" * 100)
     done = forks.run("-m", "backend_kwargs", "decisions", *command, "--store", store)
     assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr.startswith(f"error: Store {str(store)!r} {NOT_ONE}{store} --store FOLDER` ")
+    assert done.stderr.startswith(f"error: Store {str(store)!r} {NOT_ONE}")
     assert done.stderr.count("\n") == 1
 
 

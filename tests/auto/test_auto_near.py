@@ -230,7 +230,7 @@ def test_a_store_that_never_answers_is_in_the_report(auto, races):
     assert "answers that did not come in time: store 'mute': " in str(backend_kwargs.report(compiled))
 
 
-@pytest.mark.filterwarnings("ignore:Store 'old.sqlite' is a file")
+@pytest.mark.filterwarnings("ignore:Store 'old.sqlite' cannot be read. it is a file")
 def test_a_file_of_an_earlier_release_fails_no_compile(auto, races, tmp_path, monkeypatch):
     """It is left out with a warning, and stays as it is."""
     monkeypatch.chdir(tmp_path)

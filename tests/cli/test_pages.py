@@ -210,8 +210,7 @@ def test_a_hostile_older_report_is_refused_at_once(folder, content, message):
         ),
         pytest.param(
             ["serve", "model.py"],
-            "Store 'model.py' is a file, and decisions are kept in a folder: name one, and `backend-kwargs decisions "
-            "import model.py --store FOLDER` copies what an earlier release kept there.",
+            "Store 'model.py' is a file, and decisions are kept in a folder: name one.",
             id="no store",
         ),
         pytest.param(

@@ -193,7 +193,13 @@ def test_decisions_with_hostile_names_are_none():
     assert taken(Queue([unit("a")], Board(store, HERE), Clock())) == ["a"]
 
 
-@pytest.mark.parametrize("released", [Board.release, lambda board, unit: board._release_all()], ids=["one", "all"])
+def ended(board, unit):
+    """End the work of a process."""
+    with board.renewing():
+        pass
+
+
+@pytest.mark.parametrize("released", [Board.release, ended], ids=["one", "all"])
 def test_a_claim_of_another_process_stays(released):
     """A process whose lease ended meanwhile does not remove the claim of the one that took the unit."""
     store = Claimed()
@@ -205,6 +211,35 @@ def test_a_claim_of_another_process_stays(released):
     assert third.take(unit("a")) == "elsewhere"
     released(second, unit("a"))
     assert third.take(unit("a")) == "ours"
+
+
+class FailsFor(Claimed):
+    """A store that does not renew one claim."""
+
+    def renew(self, name, document, lease_s):
+        if name == self.failing:
+            raise OSError("no answer")
+        return super().renew(name, document, lease_s)
+
+
+@pytest.mark.parametrize("failing", range(3))
+def test_a_claim_that_cannot_be_released_keeps_no_other(failing, caplog):
+    """Each is renewed and released by itself; of the one that fails the lease ends."""
+    store, units = FailsFor(), [unit(name) for name in "abc"]
+    first, second = Board(store, HERE), Board(store, HERE)
+    assert [first.take(each) for each in units] == ["ours"] * 3
+    store.failing = f"claims/{units[failing].key}"
+    store.now = LEASE_S - 1
+    first.renew()
+    assert sorted(store.leases.values()) == [LEASE_S, *[2 * LEASE_S - 1] * 2]
+    ended(first, None)
+    wanted = ["ours"] * 3
+    wanted[failing] = "elsewhere"
+    assert [second.take(each) for each in units] == wanted
+    assert [each.getMessage() for each in caplog.records] == [
+        f"The lease of {store.failing} could not be renewed: OSError: no answer.",
+        f"{store.failing} is claimed until its lease ends: OSError: no answer.",
+    ]
 
 
 def test_a_claimed_unit_is_elsewhere_until_its_lease_ends():

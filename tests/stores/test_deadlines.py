@@ -2,8 +2,10 @@
 
 import os
 import socket
+import sys
 import threading
 import time
+from contextlib import suppress
 
 import pytest
 
@@ -219,6 +221,28 @@ def test_too_much_is_not_kept(reached, held, monkeypatch):
     for _ in range(2):
         assert reached.group(FOLDER, START, LONG) == {NAME: b"1"}
     assert held.listings == 3
+
+
+class Failing(Held):
+    """A store that fails after all documents."""
+
+    def list(self, prefix):
+        yield from super().list(prefix)
+        raise OSError("no answer")
+
+
+@pytest.mark.parametrize(("store", "largest"), [(Held, 3), (Failing, 1 << 20)], ids=["too much", "an error"])
+def test_a_listing_that_is_not_used_keeps_nothing(store, largest, monkeypatch):
+    """Neither its result nor its error refers to the documents."""
+    monkeypatch.setattr(deadlines, "LARGEST", largest)
+    store = store()
+    store.documents = {f"{FOLDER}{at:032}.json": bytes([at] * 2) for at in range(3)}
+    kept = [sys.getrefcount(each) for each in store.documents.values()]
+    reached = Reached(lambda: store, "store", "store", is_given=True)
+    with suppress(AwayError):
+        reached.group(FOLDER, "0" * len(START), LONG)
+    assert ended()
+    assert [sys.getrefcount(each) for each in store.documents.values()] == kept
 
 
 class Large(Held):

@@ -57,6 +57,10 @@ def body_in(store):
         if not any(thread.name == "backend_kwargs.stores" for thread in threading.enumerate()):
             break
         time.sleep(0.05)
+    return body_in_folder(store)
+
+
+def body_in_folder(store):
     content = store.get(NAME)
     return None if content is None else decoded(KIND, NAME, content).body
 
@@ -178,6 +182,46 @@ def test_files_are_looked_at_in_a_thread(near, far, keys, monkeypatch):
     store.put(FOLDER, START, Document(NAME, {"of": "now"}))
     monkeypatch.undo()
     assert set(looked) == {"backend_kwargs.stores"}
+
+
+MUTE = 12  # stores, each of which would take a deadline of its own
+
+
+@pytest.fixture
+def mute():
+    """Yield stores that never answer, which all wait until the test is over."""
+    over = threading.Event()
+
+    class Mute:
+        label = "mute"
+
+        def get(self, name):
+            over.wait()
+
+        def list(self, prefix):
+            over.wait()
+            return iter(())
+
+    yield [reached(Mute()) for _ in range(MUTE)]
+    over.set()
+
+
+@pytest.mark.filterwarnings("ignore:Store 'mute' cannot be")
+@pytest.mark.parametrize("trusts", [False, True], ids=["anyone", "who signs"])
+def test_stores_that_do_not_answer_take_one_deadline_together(near, mute, keys, trusts):
+    """Neither looking up nor writing waits for each; who answers is read and written."""
+    near.path.chmod(0o700)
+    keep(near, {"of": "near"}, 1)
+    for do in (found, lambda store: store.put(FOLDER, START, Document(NAME, {"of": "now"}))):
+        for each in mute:
+            each._state.in_row = 0
+        trust = Trust((keys[0].public_key(),), keys[0]) if trusts else Trust()
+        store = Layered(KIND, [*mute, reached(near.label)], trust, Limits(1.0, 1.0))
+        began = time.monotonic()
+        told = do(store)
+        assert time.monotonic() - began < MUTE / 2
+        assert told in (None, {NAME: {"of": "near"}})
+    assert body_in_folder(near) == {"of": "now"}
 
 
 # ---- who may be trusted

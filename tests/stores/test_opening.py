@@ -2,6 +2,8 @@
 
 import importlib.util
 import pickle
+from pathlib import Path
+from urllib.parse import urlsplit
 
 import pytest
 
@@ -67,17 +69,46 @@ def test_a_missing_client_library_is_an_error_at_once(monkeypatch, given, packag
     assert str(e.value) == (f"Store {given!r} needs the package {package}: {install} ({package} is not importable).")
 
 
-@pytest.mark.parametrize("name", ["old.sqlite", "file"])
-def test_a_file_is_never_made_a_folder(tmp_path, name):
-    """The message names the command that reads it."""
-    path = tmp_path / name
-    path.touch()
+NOT_A_FOLDER = "is a file, and decisions are kept in a folder: name one"
+COPIES = "copies what an earlier release kept there"
+MISSING = "does not exist, and is named as the files of earlier releases: decisions are kept in a folder now, such as"
+
+
+@pytest.mark.parametrize(
+    ("name", "is_there", "message"),
+    [
+        pytest.param("x.db", True, f"{NOT_A_FOLDER}.", id="a file"),
+        pytest.param("x.db/", True, f"{NOT_A_FOLDER}.", id="a file with a slash"),
+        pytest.param(
+            "x.sqlite",
+            True,
+            f"{NOT_A_FOLDER}, and `backend-kwargs decisions import x.sqlite --store FOLDER` {COPIES}.",
+            id="of an earlier release",
+        ),
+        pytest.param("x.sqlite", False, f"{MISSING} 'x'.", id="missing"),
+        pytest.param("x.sqlite/", False, f"{MISSING} 'x'.", id="missing with a slash"),
+    ],
+)
+def test_a_file_is_never_made_a_folder(tmp_path, monkeypatch, name, is_there, message):
+    """Nor is the name of one; the message says what is there, and which command reads it."""
+    monkeypatch.chdir(tmp_path)
+    if is_there:
+        (tmp_path / name.rstrip("/")).touch()
     with pytest.raises(BackendKwargsError) as e:
-        open_store(str(path))
-    assert str(e.value) == (
-        f"Store '{path}' is a file, and decisions are kept in a folder: name one, and `backend-kwargs decisions "
-        f"import {path} --store FOLDER` copies what an earlier release kept there."
-    )
+        open_store(name)
+    assert str(e.value) == f"Store {name.rstrip('/')!r} {message}"
+
+
+def test_a_folder_may_have_any_name(tmp_path):
+    """Also one that files of earlier releases had."""
+    (tmp_path / "x.sqlite").mkdir()
+    assert isinstance(open_store(str(tmp_path / "x.sqlite")), Folder)
+
+
+def test_a_path_is_a_store():
+    """It is kept as text, which a config can hold."""
+    assert make_backend("tmpl-inductor:auto", store=Path("a")).options["store"] == "a"
+    assert make_backend("tmpl-inductor:auto", store=[Path("a"), "b"]).options["store"] == ["a", "b"]
 
 
 def test_the_default_is_the_users_own(monkeypatch, tmp_path):
@@ -159,6 +190,11 @@ def test_a_password_is_refused_in_a_value(clients, given, shown):
         pytest.param("postgresql:/u:pw@h/d", id="one slash"),
         pytest.param("u:pw@h/d", id="no scheme"),
         pytest.param("//u:pw@h/d", id="slashes alone"),
+        pytest.param("https:/h/d?x=pw", id="one slash and a parameter"),
+        pytest.param("h.example/d?x=pw", id="no scheme, and a parameter"),
+        pytest.param("host=h user=pw", id="libpq's, of unknown names"),
+        pytest.param("AccountName=a;AccountKey=pw", id="Azure's"),
+        pytest.param("h/d;x=pw", id="a parameter of a path"),
     ],
 )
 def test_what_may_be_a_password_is_no_folder(monkeypatch, given):
@@ -231,14 +267,26 @@ def test_a_variable_that_names_another(monkeypatch):
     assert str(e.value) == "Variable MINE must be a folder or a URL, and names a variable itself."
 
 
-def test_a_mapping_is_not_shown():
-    """It may have a password."""
-    with pytest.raises(BackendKwargsError) as e:
-        make_backend("tmpl-inductor:auto", store={"url": URL})
-    assert str(e.value) == (
-        "A store must be a folder, a URL, 'env:NAME', a list of these, or an object with get, put, list and forget, "
-        "got a dict, which is not shown: it may contain a password."
-    )
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"url": URL},
+        [{"url": URL}],
+        [[URL]],
+        {URL},
+        URL.encode(),
+        bytearray(URL.encode()),
+        urlsplit("s3://b/?pwd=pw"),
+        3,
+    ],
+    ids=lambda given: f"{type(given).__name__}",
+)
+def test_what_is_no_store_is_not_shown(given):
+    """It may have a password, wherever in it."""
+    with pytest.raises(BackendKwargsError, match="must be") as e:
+        make_backend("tmpl-inductor:auto", store=given)
+    for secret in (SECRET, "pw"):
+        assert secret not in str(e.value)
 
 
 def test_a_list_of_a_command_line(clients):

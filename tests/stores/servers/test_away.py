@@ -1,6 +1,7 @@
 """Servers that are away: nobody listens, nobody answers, an answer ends in the middle, a server is frozen."""
 
 import os
+import random
 import signal
 import socket
 import threading
@@ -43,9 +44,11 @@ def opened(kind, monkeypatch, request):
 
 
 def failed(store, call):
-    """Return the error of a call, which is one line that names the store and contains no password."""
+    """Return the error of a call: one line without a password; meanwhile nothing is drawn of `random`."""
+    drawn = random.getstate()
     with pytest.raises(BackendKwargsError) as e:
         CALLS[call](store)
+    assert random.getstate() == drawn
     text = str(e.value)
     assert text.startswith(f"Store {store.label!r} failed: ")
     assert "Zebra" not in text
@@ -72,7 +75,15 @@ def test_nobody_answers(opened, call):
 @drivers
 @calls
 @pytest.mark.parametrize(
-    "answer", [b"", b"R\0\0", b"+PO", b"HTTP/1.1 200 OK\r\nContent-Length: 99\r\n\r\n{", b"\xff" * 5000]
+    "answer",
+    [
+        b"",
+        b"HTTP/1.1 503 Busy\r\nContent-Length: 0\r\nConnection: close\r\n\r\n",
+        b"R\0\0",
+        b"+PO",
+        b"HTTP/1.1 200 OK\r\nContent-Length: 99\r\n\r\n{",
+        b"\xff" * 5000,
+    ],
 )
 def test_an_answer_ends_in_the_middle(opened, call, answer):
     """A server that closes, before its answer or in it, or that speaks another language, is an error."""
