@@ -79,7 +79,9 @@ class _Thread:
                 store = store or self.open()
                 future.set_result(job(store))
             except BaseException as error:  # noqa: BLE001 - each client library raises its own
-                future.set_exception(error)
+                # Frames of the client's, also of what caused it, refer to what it has listed.
+                error.__cause__ = error.__context__ = None
+                future.set_exception(error.with_traceback(None))
                 self._close(store)
                 store = None
         self._close(store)
@@ -261,8 +263,7 @@ def _left_s(longest_s: float, began: float) -> float:
 def _listed(store: Store, folder: str, length: int, listing: _Listing) -> Listed | None:
     """Return the documents below `folder`, by the first `length` characters of their names and by names.
 
-    None if they are too many to be kept. What was found is not kept either where listing fails: the error has its
-    frames, and with them the listing.
+    None if they are too many to be kept. What was found is not kept either where listing fails.
     """
     size = 0
     try:

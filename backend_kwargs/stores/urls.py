@@ -63,7 +63,7 @@ def secrets_of(url: str) -> set[str]:
     """Return what may be secret in a URL, as it is written: of one that is unclear, all but the scheme."""
     found = _parts(url)
     if found is None:
-        return {url.partition("://")[2]}
+        return {url.partition("://")[2]} - {""}
     _, behind = _hosts(found["hosts"])
     secrets = {found["password"], behind, *re.split(f"{_COLON}|,", behind, flags=re.IGNORECASE)}
     if not _NAMES_A_USER.fullmatch(found["scheme"]):
