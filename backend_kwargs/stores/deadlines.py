@@ -164,7 +164,7 @@ class Reached:
 
         Where the folder has so many that its listing is not kept, or goes on for too long, these are listed alone.
         """
-        listing, longest_s = self._listing(folder, len(start)), self._longest_s(limits)
+        listing, longest_s = self._listing(folder, len(start)), _longest_s(limits, self._of_process().in_row)
         began = time.monotonic() if began is None else began
         if not (listing.is_late and listing.goes_on):
             wait([listing.future], _left_s(longest_s / 2, began))
@@ -181,7 +181,7 @@ class Reached:
 
     def answer(self, asked: "Future[Any]", limits: Limits, began: float, share: float = 1.0) -> Any:
         """Return what was asked for, within a share of the time that began with whatever else is waited for."""
-        return self._waited(asked, share * self._longest_s(limits), began)
+        return self._waited(asked, share * _longest_s(limits, self._of_process().in_row), began)
 
     def do(self, job: Job, limits: Limits) -> Any:
         """Return what `job` returns for the store."""
@@ -221,11 +221,6 @@ class Reached:
         state = self._of_process()
         state.time_outs, state.in_row, state.thread.left = state.time_outs + 1, state.in_row + 1, True
 
-    def _longest_s(self, limits: Limits) -> float:
-        """Return how long to wait: halved each time, so that a store that never answers costs little."""
-        in_row = self._of_process().in_row
-        return max(LEAST_S, limits.lookup_s / 2 ** min(in_row - 1, 6)) if in_row else limits.connect_s
-
     def _why(self, error: Exception) -> str:
         if isinstance(error, RefusedError):
             return str(error)
@@ -254,6 +249,11 @@ class Reached:
 
     def _new_thread(self) -> _Thread:
         return _Thread(self.open, self.linger_s)
+
+
+def _longest_s(limits: Limits, in_row: int) -> float:
+    """Return how long to wait: halved each time, so that a store that never answers costs little for many graphs."""
+    return max(LEAST_S, limits.lookup_s / 2 ** min(in_row - 1, 6)) if in_row else limits.connect_s
 
 
 def _left_s(longest_s: float, began: float) -> float:

@@ -128,5 +128,5 @@ def _written(secret: str) -> str:
 
 def _character(each: str) -> str:
     ways = [each, quote(each, safe="", errors="replace"), f"%{ord(each):02x}", repr(each)[1:-1], json.dumps(each)[1:-1]]
-    blanks = {" ": r"|\s|\+", "+": r"|\s"}.get(each, "")
+    blanks = {" ": r"|\s|\+", "+": r"|\s|%20"}.get(each, "")
     return f"(?:{'|'.join(map(re.escape, dict.fromkeys(ways)))}{blanks})"

@@ -54,7 +54,7 @@ def test_no_password_in_an_error():
     url = "postgresql://user:p%40ss+w@host/db?sslpassword=other  one"
     ways = "p@ss w, p%40ss+w, P%40SS%20W, p@ss%2bw\nand 'other  one' "
     error = failure("label", url, RuntimeError(ways + "x" * 130 + "p@ss+w"))
-    assert str(error) == f"Store 'label' failed: RuntimeError: ***, ***, ***, *** and '***' {'x' * 130}***."
+    assert str(error) == f"Store 'label' failed: RuntimeError: ***, ***, ***, *** and '*** ***' {'x' * 130}***."
 
 
 def test_a_short_secret_hides_no_words():
