@@ -445,8 +445,8 @@ class _Leaf:
         noise = 0.0
         if self.precise is None and drawn.rms >= ALL_NOISE * self.size:
             noise = drawn.rms
-        elif self.precise is not None and self.size <= ZERO * own.rms:
-            noise = max(own.rms, FROM_FLOAT64 * self.size)  # each of one order of summation
+        elif self.precise is not None and self.size <= ZERO * moved:
+            noise = max(moved, FROM_FLOAT64 * self.size)  # each of one order of summation
         return max(self.limits.rounding, min(NOISE * noise, self.limits.tol * min(1.0, self.limits.largest) / 10))
 
     def _far(self, own: Errors, figures: Accuracy, drawn: Errors = NONE, beyond: int = 1) -> Accuracy | None:

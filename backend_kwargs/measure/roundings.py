@@ -1,7 +1,9 @@
 """Eager's results at other roundings: how far they move shows which errors of a result are rounding errors."""
 
+import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -82,8 +84,10 @@ class OtherRounding(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Draws the rounding error of each operator anew; exact results and whole numbers stay as they are.
 
     An operator runs in float64 as well, which shows its error, and whether it has one. That error gets a random factor,
-    and an error of up to half a unit in the last place is added. What is summed is moved by so much first: a sum's own
-    error depends on its order. A cast stays: a result without it is another one.
+    and an error of up to half a unit in the last place is added. Where fewer numbers come out than went in, terms were
+    summed, and these are moved first, by so much as adding them one by one may add to the sum's error: also of a sum
+    that eager gets right by chance, or in a wider type. So are a norm's running statistics, which are sums that it
+    writes. A cast stays: a result without it is another one.
     """
 
     supports_higher_order_operators = True
@@ -96,35 +100,52 @@ class OtherRounding(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(
         self, func: Any, types: object, args: tuple[Any, ...] = (), kwargs: Options | None = None
     ) -> object:
-        kwargs = kwargs or {}
-        result = func(*args, **kwargs)
+        arguments = args, kwargs or {}
         if self.seed is None or not isinstance(func, OpOverload) or func.namespace not in ("aten", "prims"):
-            return result
-        if func.is_view or schema_of(func).is_mutable or torch.Tag.nondeterministic_seeded in func.tags:
-            return result
+            return func(*arguments[0], **arguments[1])
+        name = func.overloadpacket.__name__
+        keeps_statistics = "batch_norm" in name and "backward" not in name
+        changes = schema_of(func).is_mutable and not keeps_statistics
+        if func.is_view or changes or torch.Tag.nondeterministic_seeded in func.tags:
+            return func(*arguments[0], **arguments[1])
+        before = pytree.tree_map(_cloned, arguments) if keeps_statistics else arguments
+        result = func(*arguments[0], **arguments[1])
         if func is torch.ops.aten._to_copy.default:  # a cast rounds in one way
             return result
+        was, now = _numbers(before), _numbers(arguments)
+        written = [at for at, leaf in enumerate(now) if leaf is not was[at] and not torch.equal(leaf, was[at])]
+        made = [result, [now[at] for at in written]]
+        read = max((leaf.numel() for leaf in was), default=0)
+        least = min((leaf.numel() for leaf in _numbers(made) if leaf.numel()), default=read)
         try:
-            exact = _in_float64(func, args, kwargs)
-            by_chance = func.overloadpacket.__name__ in SUMS
-            if not by_chance and all(map(torch.equal, _numbers(exact), map(_wide, _numbers(result)))):
+            exact = _in_float64(func, before, written)
+            if name not in SUMS and all(map(torch.equal, _numbers(exact), map(_wide, _numbers(made)))):
                 return result
-            moved = _in_float64(func, args, kwargs, self._moved) if _sums((args, kwargs), result) else exact
+            order = partial(self._moved, terms=read / max(least, 1))
+            moved = _in_float64(func, before, written, order) if least < read else exact
         except (RuntimeError, TypeError):  # no kernel for float64
-            exact = moved = result
-        return pytree.tree_map(self._redrawn, result, exact, moved)
+            exact = moved = made
+        redrawn, statistics = pytree.tree_map(partial(self._redrawn, read), made, exact, moved)
+        for at, values in zip(written, statistics, strict=True):
+            now[at].copy_(values)
+        return redrawn
 
-    def _redrawn(self, value: Any, exact: Any, moved: Any) -> object:
-        """Return a result with another rounding error; `moved` is the operator's result for inputs that were moved."""
+    def _redrawn(self, read: int, value: Any, exact: Any, moved: Any) -> object:
+        """Return a result with another rounding error; `moved` is the operator's result for terms that were moved."""
         if not is_number(value) or exact.shape != value.shape:
             return value
-        wide = _wide(value)
-        made = self._moved(moved, value.dtype) + self._random(wide) * (wide - exact)
+        wide, terms = _wide(value), moved if value.numel() < read else exact
+        made = self._moved(terms, value.dtype) + self._random(wide) * (wide - exact)
         return torch.empty_like(value).copy_(torch.where(made.isfinite(), made, wide))
 
-    def _moved(self, value: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-        """Return numbers with a random error of up to half a unit in the last place of `dtype`; whole ones stay."""
-        step = self._random(value) * torch.finfo(dtype).eps / 2 * value
+    def _moved(self, value: torch.Tensor, dtype: torch.dtype, terms: float = 0.0) -> torch.Tensor:
+        """Return numbers with a random error of up to half a unit in the last place of `dtype`; whole ones stay.
+
+        It is larger for `terms` that are added one by one: each partial sum is rounded, to float32 or better.
+        """
+        eps = torch.finfo(dtype).eps
+        order = min(eps, torch.finfo(torch.float32).eps) * math.sqrt(terms / 2)
+        step = self._random(value) * max(eps, order) / 2 * value
         return torch.where(value == value.round(), value, value + step) if not value.is_complex() else value + step
 
     def _random(self, like: torch.Tensor) -> torch.Tensor:
@@ -137,22 +158,25 @@ class OtherRounding(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 def _in_float64(
     func: Callable[..., object],
-    args: tuple[Any, ...],
-    kwargs: Options,
-    change: Callable[..., torch.Tensor] = lambda value, _: value,
-) -> object:
-    """Return what an operator gives in float64, for inputs that `change` has changed."""
+    arguments: object,
+    written: Sequence[int],
+    change: Callable[[torch.Tensor, torch.dtype], torch.Tensor] = lambda value, _: value,
+) -> list[object]:
+    """Return what an operator gives in float64, for inputs that `change` has changed, and those that are `written`."""
 
     def wide(leaf: object) -> object:
         if isinstance(leaf, torch.dtype) and leaf.is_floating_point:
             return torch.float64
-        if not isinstance(leaf, torch.Tensor):
-            return leaf
         # A copy, since some operators write where their schema does not say so.
-        return change(_wide(leaf.clone()), leaf.dtype) if is_number(leaf) else leaf.clone()
+        return change(_wide(leaf.clone()), leaf.dtype) if is_number(leaf) else _cloned(leaf)
 
-    wide_args, wide_kwargs = pytree.tree_map(wide, (args, kwargs))
-    return func(*wide_args, **wide_kwargs)
+    args, kwargs = pytree.tree_map(wide, arguments)
+    result, numbers = func(*args, **kwargs), _numbers((args, kwargs))
+    return [result, [numbers[at] for at in written]]
+
+
+def _cloned(leaf: object) -> object:
+    return leaf.clone() if isinstance(leaf, torch.Tensor) else leaf
 
 
 def _wide(value: torch.Tensor) -> torch.Tensor:
@@ -161,9 +185,3 @@ def _wide(value: torch.Tensor) -> torch.Tensor:
 
 def _numbers(tree: object) -> list[torch.Tensor]:
     return [leaf for leaf in pytree.tree_leaves(tree) if is_number(leaf)]
-
-
-def _sums(arguments: object, result: object) -> bool:
-    """Return whether an operator reads more numbers than it returns."""
-    read, made = (max((leaf.numel() for leaf in _numbers(tree)), default=0) for tree in (arguments, result))
-    return read > made

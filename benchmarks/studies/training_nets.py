@@ -40,7 +40,7 @@ NETS_OF_TORCHVISION: Mapping[str, Sizes] = {
     "densenet121": {},
     "efficientnet_b0": {},
     "googlenet": {"init_weights": False},
-    "inception_v3": {"init_weights": False, "image": 80},
+    "inception_v3": {"init_weights": False, "aux_logits": False, "image": 80},
     "maxvit_t": {"image": 224, "batch": 2},
     "mnasnet0_5": {},
     "mobilenet_v2": {},
@@ -56,7 +56,6 @@ NETS_OF_TORCHVISION: Mapping[str, Sizes] = {
 }
 NETS_OF_TIMM: Mapping[str, Sizes] = {
     "cait_xxs24_224": {"img_size": 64, "depth": 4},
-    "convmixer_768_32": {"depth": 4},
     "convnextv2_atto": {},
     "dla34": {},
     "edgenext_xx_small": {},
@@ -119,7 +118,15 @@ NETS_OF_TRANSFORMERS: Mapping[str, Sizes] = {
     "PhiForCausalLM": TINY,
     "Qwen3ForCausalLM": GROUPED,
     "RobertaForMaskedLM": TINY,
-    "T5ForConditionalGeneration": {**TINY, "d_model": 32, "d_kv": 16, "d_ff": 64, "num_layers": 2, "num_heads": 2},
+    "T5ForConditionalGeneration": {
+        **TINY,
+        "d_model": 32,
+        "d_kv": 16,
+        "d_ff": 64,
+        "num_layers": 2,
+        "num_heads": 2,
+        "decoder_start_token_id": 0,
+    },
     "ViTForImageClassification": PATCHES,
     "BeitForImageClassification": PATCHES,
     "ResNetForImageClassification": {"embedding_size": 16, "hidden_sizes": [16, 32], "depths": [1, 1]},

@@ -118,3 +118,70 @@ def test_a_small_gradient_that_is_real_must_be_right(scale, factor):
     found = check_all(wrong, eager, precise, training=True, roundings=roundings)
     assert found.status == "fail_accuracy"
     assert found.reason.startswith("gradient['faint']")
+
+
+# ---- eager's own noise may be tiny
+
+
+class Scaled(nn.Module):
+    """A scale, which the norm behind it takes away but for its eps."""
+
+    def __init__(self, *norm):
+        super().__init__()
+        self.scale, self.norm = nn.Parameter(torch.ones(())), nn.Sequential(*norm, nn.Linear(32, 4))
+
+    def forward(self, x):
+        return self.norm(x * self.scale)
+
+
+class OnlyBias(nn.Module):
+    """A bias before a norm, with nothing else to train."""
+
+    def __init__(self):
+        super().__init__()
+        self.bias, self.norm = nn.Parameter(torch.randn(32)), nn.BatchNorm1d(32, affine=False)
+
+    def forward(self, x):
+        return self.norm(x + self.bias).sin()
+
+
+class Statistics(nn.Module):
+    """Running statistics of what has a mean of zero and a variance of one."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.then = (nn.BatchNorm1d(32, affine=False, momentum=0.1) for _ in range(2))
+        self.last = nn.InstanceNorm1d(32, track_running_stats=True, affine=True)
+
+    def forward(self, x):
+        return self.last(self.then(2 * self.first(x))[..., None].expand(-1, -1, 6) * torch.arange(-5.0, 7, 2).to(x))
+
+
+INVARIANT = {
+    **{name: make for name, (make, _) in MODELS.items()},
+    "scale, layer norm": lambda: (Scaled(nn.LayerNorm(32)), torch.randn(256, 32)),
+    "scale, batch norm": lambda: (Scaled(nn.BatchNorm1d(32)), torch.randn(256, 32)),
+    "scale, RMS norm": lambda: (Scaled(nn.RMSNorm(32)), torch.randn(256, 32)),
+    "only a bias": lambda: (OnlyBias(), torch.randn(512, 32)),
+    "running statistics": lambda: (Statistics(), torch.randn(64, 32)),
+}
+
+
+def whole_step(model, x):
+    """Return the gradients of a step and the buffers that it writes, on a copy of the model."""
+    model = copy.deepcopy(model)
+    seen = step(model, model, x)
+    return seen | {"written": {name: each for name, each in model.named_buffers() if each.is_floating_point()}}
+
+
+@pytest.mark.parametrize("name", INVARIANT)
+def test_noise_passes_where_eager_has_hardly_any(name):
+    """If eager happens to be as precise as float64 rounded, another order of summation has a usual amount of noise."""
+    torch.manual_seed(0)
+    model, x = INVARIANT[name]()
+    model.train()
+    precise = whole_step(copy.deepcopy(model).double(), x.double())
+    lucky = {what: {each: value.float() for each, value in values.items()} for what, values in precise.items()}
+    roundings = Roundings(lambda: whole_step(model, x), whole_step(model, x))
+    found = check_all(whole_step(model, x.flip(0)), lucky, precise, training=True, roundings=roundings)
+    assert (found.status, found.reason) == ("pass", "")
