@@ -181,7 +181,7 @@ def _compiled(question: "_Question", raced: list[Compiled]) -> Compiled:
     if decision.winner == EAGER:
         return Compiled(request.gm.forward, CompileFacts(decision=decision))
     if not decision.options and not decision.compiler:
-        return request.compile(request.graph, {}, "").knowing(decision=decision)
+        return _under_default(question, decision)
     spare = copy_of_graph(request.gm)
     try:
         # In a lower precision the compiler measures the error again, of what it returns.
@@ -194,7 +194,30 @@ def _compiled(question: "_Question", raced: list[Compiled]) -> Compiled:
     memory().decisions.pop(question.slot, None)
     decision = question.default(why)
     tell(decision)
-    return request.compile(replace(request.graph, gm=spare), {}, "").knowing(decision=decision)
+    request = replace(request, graph=replace(request.graph, gm=spare))
+    return _under_default(replace(question, request=request), decision)
+
+
+def _under_default(question: "_Question", decision: Decision) -> Compiled:
+    """Return the graph compiled under default, or the graph itself if default does not compile.
+
+    Eager then gives what it would: results, or an error of its own. Under race="never", and for a caller who saves what
+    is compiled, default is what was asked for, and raises.
+    """
+    request = question.request
+    spare = copy_of_graph(request.gm)
+    try:
+        return request.compile(request.graph, {}, "").knowing(decision=decision)
+    except (*RESTARTS, BackendKwargsError):
+        raise
+    except Exception as error:
+        if request.settings.race == "never" or request.graph.pins or request.graph.compile_fx or saves_strictly():
+            raise
+        why = f"default failed: {error_text(error)}"
+    warn_once(f"A graph runs in eager, because {why}")
+    decision = replace(question.default(why), winner=EAGER)
+    tell(decision)
+    return Compiled(spare.forward, CompileFacts(decision=decision))
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,6 +27,7 @@ from backend_kwargs.auto.selection import OVER_BUDGET, Selection
 from backend_kwargs.auto.shared_race import Round
 from backend_kwargs.auto.workers.pool import Workers
 from backend_kwargs.backends.generated_code import comparable, compiled_graphs, rewrites_made
+from backend_kwargs.errors import error_text
 from backend_kwargs.facts import Call, Compiled
 from backend_kwargs.facts.decision import DEFAULT, EAGER, Decision, RaceRow
 from backend_kwargs.facts.parts import left_to_eager
@@ -129,7 +130,12 @@ class FirstRun:
         device = next((t.device for t in tensors if t.is_cuda), tensors[0].device if tensors else torch.device("cpu"))
         # A plain call: under a mode that counts its operators, torch may choose other ones.
         began = time.perf_counter()
-        eager = task.observe(task.copy())
+        try:
+            eager = task.observe(task.copy())
+        except RuntimeError as error:
+            if measure.status_of(error)[0] == "oom":
+                raise
+            raise UnfitError(f"a call in eager fails: {error_text(error)}") from error
         ended = time.perf_counter()
         spent, budget_s = ended - started, request.settings.budget_s
         if spent >= budget_s:
@@ -220,8 +226,9 @@ class Race:
 
     def run(self) -> tuple[RaceResult, Candidate | None]:
         """Race all candidates worth their time; return the result, and what was raced as the winner."""
-        eager = self.entered_eager()
-        self.checks.compute_reference()
+        with self.budget.uncounted():
+            eager = self.entered_eager()
+            self.checks.compute_reference()
         self._trace_ahead(eager)
         champion = self._climb(self.meet(eager, self.selection.default))
         champion = self.not_slower(champion, eager)
@@ -233,7 +240,7 @@ class Race:
             if row.status == "pass" and row.seconds is None:
                 row.reason = "the budget ended before it was timed"
         ended = (self.budget.is_spent, OVER_BUDGET)
-        cut = any(row.status == "timeout" or row.reason.startswith(ended) for row in self.rows)
+        cut = any(row.status in ("timeout", "unchecked") or row.reason.startswith(ended) for row in self.rows)
         cut = cut or not self.budget.may_time
         alone = self.compiles.ahead.refused
         return RaceResult(
@@ -436,10 +443,13 @@ class Race:
             return self.checks.of_eager(seen)
         if "precision" in row.options:
             return self.checks.of_error(seen, row)
-        if candidate.name == DEFAULT and self.stats.random and not self.request.tools.fixed.get("fallback_random"):
-            drawing = self.compiles.compile({"fallback_random": True})
-            return self.checks.of_draws(seen, drawing.compiled.call)
-        return self.checks.of_results(seen)
+        if candidate.name != DEFAULT:
+            return self.checks.of_results(seen)
+        with self.budget.uncounted():
+            if self.stats.random and not self.request.tools.fixed.get("fallback_random"):
+                drawing = self.compiles.compile({"fallback_random": True})
+                return self.checks.of_draws(seen, drawing.compiled.call)
+            return self.checks.of_results(seen)
 
     # ---- the race of two
 

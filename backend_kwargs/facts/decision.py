@@ -78,10 +78,10 @@ class Decision:
     def lasting(self) -> bool:
         """Whether other processes may use it.
 
-        Not if nothing of Inductor's could be compared because default failed, or if this machine lacks what default
-        needs.
+        Not if nothing of Inductor's could be compared because default failed, if this machine lacks what default needs,
+        or if default could not be checked.
         """
-        lacking = any(row.name == DEFAULT and row.status == "unavailable" for row in self.rows)
+        lacking = any(row.name == DEFAULT and row.status in ("unavailable", "unchecked") for row in self.rows)
         failed = any(row.name == DEFAULT and row.status in PASSING for row in self.rows)
         compiled = any(row.status == "pass" and row.name != EAGER and not row.compiler for row in self.rows)
         return not lacking and (compiled or not failed)

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from backend_kwargs.errors import error_text
 from backend_kwargs.measure.accuracy import Errors, is_number, mismatch, same_twice, wide
 from backend_kwargs.measure.inputs import in_precision
 from backend_kwargs.measure.trees import Results, walk
@@ -19,14 +20,16 @@ from backend_kwargs.torch_internals.replacing import undone
 
 SUMS = frozenset({"sum", "mean", "mm", "addmm", "bmm", "baddbmm", "dot", "mv"})  # these may be exact by chance
 MOST = 16  # runs; an honest result seldom needs more than one
-LONGEST = 5.0  # seconds of runs, after which no other begins
+LONGEST = 60.0  # seconds of runs, after which no other begins
+NO_TIME = "eager could not be run often enough at other roundings in the time there is"
 
 
 class Roundings:
     """The errors of eager's leaves in runs that round otherwise, each run when it is first asked for.
 
     `run` is called with nothing and returns results by name, as `eager` holds them; it is not called again once it
-    fails, once `affordable` returns False, or, after the first that rounds otherwise, once all have taken 5 s.
+    fails, once `affordable` returns False, or, after the first that rounds otherwise, once all have taken a minute.
+    `lacking` then says why there are no more; `cut` is whether that was for time.
     """
 
     def __init__(
@@ -35,8 +38,15 @@ class Roundings:
         eager: Results,
         affordable: Callable[[], bool] = lambda: True,
     ) -> None:
+        self.lacking = ""
         self._seen: list[dict[str, Errors]] = []
-        self._drawn = _drawn(run, eager, affordable)
+        self._run, self._eager, self._affordable = run, eager, affordable
+        self._drawn = self._draw()
+
+    @property
+    def cut(self) -> bool:
+        """Whether there was no time for more runs."""
+        return self.lacking == NO_TIME
 
     def __iter__(self) -> Iterator[dict[str, Errors]]:
         for at in range(MOST):
@@ -46,26 +56,28 @@ class Roundings:
                 self._seen.append(following)
             yield self._seen[at]
 
-
-def _drawn(run: Callable[[], Results], eager: Results, affordable: Callable[[], bool]) -> Iterator[dict[str, Errors]]:
-    """Yield the errors of eager's leaves in one run after the other, until no more are affordable."""
-    spent = 0.0
-    for seed in (None, *range(MOST)):
-        if not affordable() or (seed and spent >= LONGEST):
-            return
-        began = time.perf_counter()
-        try:
-            with undone() as stack:
-                stack.enter_context(OtherRounding(seed))
-                results = run()
-        except Exception:  # noqa: BLE001 - an operator that no mode can run, or no memory left
-            return
-        moved = errors(results, eager)
-        spent += time.perf_counter() - began
-        if seed is not None:
-            yield moved
-        elif not same_twice(results, eager).passed:  # torch chooses other operators under a mode
-            return
+    def _draw(self) -> Iterator[dict[str, Errors]]:
+        """Yield the errors of eager's leaves in one run after the other, until no more are affordable."""
+        spent = 0.0
+        for seed in (None, *range(MOST)):
+            if not self._affordable() or (seed and spent >= LONGEST):
+                self.lacking = NO_TIME
+                return
+            began = time.perf_counter()
+            try:
+                with undone() as stack:
+                    stack.enter_context(OtherRounding(seed))
+                    results = self._run()
+            except Exception as error:  # noqa: BLE001 - an operator that no mode can run, or no memory left
+                self.lacking = f"eager cannot be run at other roundings: {error_text(error)}"
+                return
+            moved = errors(results, self._eager)
+            spent += time.perf_counter() - began
+            if seed is not None:
+                yield moved
+            elif not same_twice(results, self._eager).passed:
+                self.lacking = "torch chooses other operators in eager's runs at other roundings"
+                return
 
 
 def errors(seen: Results, eager: Results) -> dict[str, Errors]:
