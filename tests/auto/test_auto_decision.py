@@ -198,6 +198,9 @@ def test_what_a_file_can_hold(value, kept):
         pytest.param((RaceRow("default", status="timeout"),), False, id="no time"),
         pytest.param((RaceRow("".join(("def", "ault")), status="timeout"),), False, id="a name that was read"),
         pytest.param((RaceRow("default", status="unavailable"),), False, id="not installed"),
+        pytest.param((RaceRow("default", status="unchecked"),), False, id="not checked"),
+        pytest.param((RaceRow("default", status="unchecked"), RaceRow("step")), False, id="not checked, a step passed"),
+        pytest.param((RaceRow("default"), RaceRow("step", status="unchecked")), True, id="a step not checked"),
         pytest.param((RaceRow("default"), RaceRow("step", status="oom")), True, id="a step failed"),
         pytest.param(
             (RaceRow("eager"), RaceRow("cudagraphs"), RaceRow("default", status="timeout")),

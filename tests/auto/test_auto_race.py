@@ -129,6 +129,73 @@ def test_without_a_right_candidate_eager_runs_with_a_warning(auto, planted):
         assert torch.equal(compiled(x), chain(x))
 
 
+@pytest.mark.parametrize("longest", [0.0, 120.0], ids=["no time", "time"])
+def test_what_cannot_be_checked_has_not_failed(auto, planted, store, monkeypatch, longest):
+    """Without any evidence eager serves, the row says so with the reason, and nothing is stored."""
+    monkeypatch.setattr(budget, "LONGEST_CHECK_S", longest)
+    backend_kwargs.register_template("wrong_auto", base="auto+wrong")
+    x = torch.randn(8, 64)
+    compiled = torch.compile(chain, backend=backend_kwargs.make_backend("tmpl-inductor:wrong_auto", candidates=[]))
+    with pytest.warns(BackendKwargsWarning, match="A graph runs in eager"):
+        assert torch.equal(compiled(x), chain(x))
+    (decision,) = decide.memory().decisions.values()
+    row = next(row for row in decision.rows if row.name == "default")
+    assert (row.status, store.exists()) == (("fail_accuracy", True) if longest else ("unchecked", False))
+    no_evidence = (
+        r"output.*; there is no float64 reference \(a call in eager takes .* s\), and "
+        "eager could not be run often enough at other roundings in the time there is"
+    )
+    assert bool(re.fullmatch(no_evidence, row.reason)) is not bool(longest)
+
+
+class InPlace(nn.Module):
+    """A layer whose backward pass eager cannot run."""
+
+    def __init__(self, *then):
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(8, 64), *then)
+
+    def forward(self, x):
+        return self.layers(x)
+
+
+ONLY_FORWARD = pytest.mark.parametrize(
+    "then",
+    [
+        pytest.param((nn.ReLU(inplace=True), nn.Dropout(0.5, inplace=True)), id="relu, dropout"),
+        pytest.param((nn.Sigmoid(), nn.ReLU(inplace=True)), id="sigmoid, relu"),
+        pytest.param((nn.Softmax(-1), nn.Hardtanh(inplace=True)), id="softmax, hardtanh"),
+    ],
+)
+
+
+@ONLY_FORWARD
+@pytest.mark.filterwarnings("ignore:Error detected in")  # AOTAutograd traces under anomaly detection
+def test_eager_runs_where_default_does_not_compile(auto, store, then):
+    """What eager gives is given: its forward, and its own error in the backward; one warning says why."""
+    model, x = InPlace(*then), torch.ones(16, 8)
+    torch.manual_seed(0)
+    with pytest.warns(BackendKwargsWarning) as warned:
+        found = auto(model, [])(x)
+    told = [str(each.message) for each in warned if issubclass(each.category, BackendKwargsWarning)]
+    assert len(told) == 1
+    assert told[0].startswith(
+        "A graph runs in eager, because default failed: RuntimeError: one of the variables needed"
+    )
+    torch.manual_seed(0)
+    assert torch.equal(found, model(x))
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        found.sum().backward()
+    assert not store.exists()
+
+
+@pytest.mark.filterwarnings("ignore:Error detected in")  # as above
+def test_what_is_never_raced_raises_as_in_torch(auto):
+    """Under race="never" default is what was asked for."""
+    with pytest.raises(torch._dynamo.exc.BackendCompilerFailed, match="modified by an inplace operation"):
+        auto(InPlace(nn.Sigmoid(), nn.ReLU(inplace=True)), [], race="never")(torch.ones(16, 8))
+
+
 def test_equal_code_is_not_raced(auto, log, default_wins):
     """A candidate with the same generated code as the current best is not timed."""
     backend_kwargs.register_template("same", {"max_autotune_gemm": False})

@@ -223,6 +223,31 @@ def test_which_graphs_have_a_reference(raced, monkeypatch, given, has):
 
 
 @pytest.mark.parametrize(
+    ("call_s", "has"), [pytest.param(12.0, True, id="two minutes"), pytest.param(12.1, False, id="longer")]
+)
+def test_what_default_needs_is_outside_the_budget(raced, monkeypatch, call_s, has):
+    """Its reference is computed though the budget is spent, if that takes two minutes at most."""
+    monkeypatch.setattr(measure, "reference", lambda fn, args, run: (fn, args))
+    made = raced(spent=99.0, call_s=call_s)
+    with made.budget.uncounted():
+        made.checks.compute_reference()
+    assert made.checks.reference == (("copy", ()) if has else None)
+    assert made.checks.without == ("" if has else "a call in eager takes 12 s")
+
+
+def test_the_time_of_defaults_check_does_not_count(raced, monkeypatch):
+    """What is left of the budget, and its end, are the same before and after."""
+    left = raced(spent=99.0).budget
+    before, clock = (left.left_s, left.may_time), NOW
+    with left.uncounted():
+        clock += 50.0
+        monkeypatch.setattr(budget, "time", SimpleNamespace(perf_counter=lambda: clock))
+    assert (left.left_s, left.may_time) == before
+    assert left.ends == clock + before[0]
+    assert left.spent_s == 149.0
+
+
+@pytest.mark.parametrize(
     ("given", "precise"),
     [
         pytest.param({}, {"output": 1}, id="had"),
