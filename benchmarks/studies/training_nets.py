@@ -139,7 +139,16 @@ NETS: Mapping[str, Mapping[str, Sizes]] = {
 }
 HELD_OUT = "held_out"  # its models at their full sizes, only where they are named
 ALL_PRECISIONS = ("bfloat16 autocast", "float32", "float16 autocast", "bfloat16")  # the last is the whole net's
-VARIANTS = ("", "contiguous", "cudnn.benchmark", "cudnn.benchmark contiguous", "no tf32")
+VARIANTS = (
+    "",
+    "contiguous",
+    "cudnn.benchmark",
+    "cudnn.benchmark contiguous",
+    "no tf32",
+    "eager's casts",
+    "other images 1",
+    "other images 2",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,7 +227,7 @@ def measure(asked: Asked, say: Say) -> bool:
     done, until = known(asked.records), time.monotonic() + asked.max_s
     triples = product(asked.precisions, asked.nets, asked.variants)
     every = [Case(net, precision, variant, asked.device) for precision, net, variant in triples]
-    left = [case for case in every if case not in done]
+    left = [case for case in every if case not in done or done[case]["status"] == "timeout"]
     say(f"{len(left)} of {len(every)} to check")
 
     def check(case: Case) -> Record | None:
@@ -238,7 +247,8 @@ def measure(asked: Asked, say: Say) -> bool:
                 file.write(json.dumps(record) + "\n")
                 file.flush()
     write_page(asked.out)
-    return set(every) <= set(known(asked.records))
+    done = known(asked.records)
+    return all(case in done and done[case]["status"] != "timeout" for case in every)
 
 
 def known(file: Path) -> dict[Case, Record]:
@@ -255,18 +265,23 @@ def check_net(tell: Say, case: Case, leaves: bool) -> Record:
     """Return the verdict on each graph of one net's training step."""
     import torch
 
+    from backend_kwargs.measure import fresh_inputs
+
     tell(case.net)
     torch.backends.cudnn.benchmark = "cudnn.benchmark" in case.variant
     if case.variant == "no tf32":
         torch.backends.cudnn.allow_tf32 = False
     model, inputs = built(case)
+    if case.variant.startswith("other images"):
+        inputs = fresh_inputs(inputs, int(case.variant.split()[-1]))
+    options = {"emulate_precision_casts": True} if case.variant == "eager's casts" else {}
     amp: Any = nullcontext()
     if case.precision.endswith(" autocast"):
         amp = torch.autocast(case.device, getattr(torch, case.precision.split()[0]))
     step = _step_of(model, inputs, amp) if case.precision.startswith("float16") else model
     graphs: list[Graph] = []
     with amp:
-        torch.compile(step, backend=partial(_check_graph, graphs, leaves))(*inputs)
+        torch.compile(step, backend=partial(_check_graph, graphs, leaves, options))(*inputs)
     bad = next((graph for graph in graphs if graph.status != "pass"), Graph())
     return {"status": bad.status, "reason": bad.reason, "graphs": [asdict(graph) for graph in graphs]}
 
@@ -359,16 +374,16 @@ def _step_of(model: Any, inputs: Sequence[Any], amp: Any) -> Callable[..., Any]:
     return step
 
 
-def _check_graph(graphs: list[Graph], leaves: bool, gm: Any, inputs: Sequence[Any]) -> Any:
+def _check_graph(graphs: list[Graph], leaves: bool, options: Sizes, gm: Any, inputs: Sequence[Any]) -> Any:
     """Check a graph as a race checks default; run it in eager."""
     from backend_kwargs.auto.sandbox import sandboxed
 
     with sandboxed(gm, collects=False) as begin:
-        graphs.append(_checked(gm, inputs, leaves, begin))
+        graphs.append(_checked(gm, inputs, leaves, options, begin))
     return gm.forward
 
 
-def _checked(gm: Any, inputs: Sequence[Any], leaves: bool, begin: Callable[[], None]) -> Graph:
+def _checked(gm: Any, inputs: Sequence[Any], leaves: bool, options: Sizes, begin: Callable[[], None]) -> Graph:
     import torch
 
     from backend_kwargs import make_backend
@@ -378,17 +393,18 @@ def _checked(gm: Any, inputs: Sequence[Any], leaves: bool, begin: Callable[[], N
     from backend_kwargs.graphs.writes import copy_of_graph
 
     task = Task.of(copy_of_graph(gm), inputs, begin)
-    began = time.perf_counter()
     eager = task.observe(task.copy())
-    call_s, random = time.perf_counter() - began, has_drawn()
+    random, began = has_drawn(), time.perf_counter()
+    again_seen = task.observe(task.copy())
+    call_s = time.perf_counter() - began
     device = next((each.device for each in inputs if isinstance(each, torch.Tensor)), torch.device("cpu"))
     checks = ResultChecks(task, random, device, Budget(inf, began, call_s), None, eager)
-    if not (again := checks.of_eager(task.observe(task.copy()))).passed:
+    if not (again := checks.of_eager(again_seen)).passed:
         return Graph("eager_two_runs_differ", again.reason, reference=False, random=random, call_s=call_s)
     checks.compute_reference()
     began = time.perf_counter()
-    options = {"fallback_random": True} if random else {}
-    seen = task.observe(make_backend("tmpl-inductor", options)(task.copy(), inputs))
+    drawing = {"fallback_random": True} if random else {}
+    seen = task.observe(make_backend("tmpl-inductor", {**options, **drawing})(task.copy(), inputs))
     verdict = checks.of_results(seen)
     found = Graph(verdict.status, verdict.reason, checks.reference is not None, random, len(verdict.leaves), call_s)
     found.compile_s = time.perf_counter() - began
@@ -443,7 +459,8 @@ def _leaves_of(record: Record) -> int:
 
 
 def _refused(case: Case, record: Record) -> Iterator[str]:
-    yield f"**{case.net}, {case.precision} {case.variant} {case.device}**: {short(record['reason'], 300)}"
+    where = " ".join(filter(None, (case.precision, case.variant, case.device)))
+    yield f"**{case.net}, {where}**: {short(record['reason'], 300)}"
     for graph in record["graphs"]:
         if graph["leaves"] and graph["status"] != "pass":
             worst = sorted(graph["leaves"], key=lambda leaf: leaf["default"] / (leaf["eager"] or 1e-300), reverse=True)
