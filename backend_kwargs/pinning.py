@@ -176,12 +176,10 @@ def _leaf(tensor: "torch.Tensor") -> "torch.Tensor":
 @contextmanager
 def _seeded() -> "Iterator[None]":
     """Draw the same random numbers in each run, and none of the caller's."""
-    import torch
+    from backend_kwargs.measure import generators
 
-    from backend_kwargs.graphs.replay import cuda_devices
-
-    with torch.random.fork_rng(devices=cuda_devices()):
-        torch.manual_seed(0)
+    with generators.kept():
+        generators.seed()
         yield
 
 

@@ -82,9 +82,9 @@ def measured(request: Request, decision: Decision, effort: Effort, tell: Tell) -
         raise BackendKwargsError(f"these options do not permit {decision.winner}")
     fresh = [*_fresh(request, effort, tell)]
     wanted, fresh_labels = _wanted(decision, [row for row in fresh if trusts(row.name, row)], trusts)
-    with sandboxed(request.gm) as begin:
+    with sandboxed(request.gm) as sandbox:
         settings = replace(request.settings, budget_s=COMPILE_S)
-        running = begun(replace(request, settings=settings), lambda name, done: None, begin, dynamo_seconds())
+        running = begun(replace(request, settings=settings), lambda name, done: None, sandbox, dynamo_seconds())
         try:
             return replace(_timed(running, wanted, effort, tell), fresh=fresh_labels)
         finally:

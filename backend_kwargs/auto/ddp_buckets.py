@@ -1,12 +1,13 @@
 """Buckets of DistributedDataParallel: dynamo compiles each with fake inputs, but a race needs the real ones."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch.fx import GraphModule, Node
 
+from backend_kwargs.graphs.drawing import DrawsError, run_apart
 from backend_kwargs.graphs.eligibility import has_side_effects, holds_state, may_communicate
-from backend_kwargs.graphs.replay import cuda_devices
 from backend_kwargs.graphs.writes import copy_of_graph, has_memory
 from backend_kwargs.torch_internals.fake_tensors import FakeTensor
 from backend_kwargs.torch_internals.guards import TracingContext
@@ -64,10 +65,16 @@ class Bucket:
         unknown = any(isinstance(each, FakeTensor) for each in inputs)
         if unknown or has_side_effects(self.gm) or holds_state(self.gm) or may_communicate(self.gm):
             return {}
-        # Copies of all inputs: the fakes of a bucket do not show which ones it mutates, such as running means.
-        copies = [each.detach().clone() if isinstance(each, torch.Tensor) else each for each in inputs]
-        with torch.no_grad(), torch.random.fork_rng(devices=cuda_devices()), without_modes():
-            results = self.gm(*copies)
+
+        def copies() -> list[Any]:
+            # Of all inputs: the fakes of a bucket do not show which ones it mutates, such as running means.
+            return [each.detach().clone() if isinstance(each, torch.Tensor) else each for each in inputs]
+
+        try:
+            with torch.no_grad(), without_modes():
+                results, _ = run_apart(self.gm, copies)
+        except DrawsError:
+            return {}
         results = results if isinstance(results, list | tuple) else [results]
         fakes = [node.meta.get("example_value") for node in self.returned]
         return {

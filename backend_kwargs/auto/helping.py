@@ -21,8 +21,8 @@ def helping(request: Request, exchange: Exchange) -> Iterator[None]:
     if offer is not None and not _is_left(offer, exchange):  # this rank comes too late
         return
     dynamo_s = dynamo_seconds()
-    with exchange.helping(), sandboxed(request.gm) as begin:
-        running = begun(request, lambda name, fraction: None, begin, dynamo_s)
+    with exchange.helping(), sandboxed(request.gm) as sandbox:
+        running = begun(request, lambda name, fraction: None, sandbox, dynamo_s)
         running.compiles.ahead.choose = lambda: ()  # the racing rank has the workers of this host
         try:
             yield from _first_round(running, exchange)

@@ -22,7 +22,7 @@ from backend_kwargs.auto.head_to_head import Runner, better, interleaved, note_f
 from backend_kwargs.auto.ranks import LOOK_S
 from backend_kwargs.auto.request import Request
 from backend_kwargs.auto.result_checks import ResultChecks
-from backend_kwargs.auto.sandbox import own_libdevice, sandboxed
+from backend_kwargs.auto.sandbox import Sandbox, own_libdevice, sandboxed
 from backend_kwargs.auto.selection import OVER_BUDGET, Selection
 from backend_kwargs.auto.shared_race import Round
 from backend_kwargs.auto.workers.pool import Workers
@@ -31,9 +31,10 @@ from backend_kwargs.errors import error_text
 from backend_kwargs.facts import Call, Compiled
 from backend_kwargs.facts.decision import DEFAULT, EAGER, Decision, RaceRow
 from backend_kwargs.facts.parts import left_to_eager
+from backend_kwargs.graphs.drawing import DrawsError
 from backend_kwargs.graphs.eligibility import recomputes
 from backend_kwargs.graphs.freezing import freezable_parameters
-from backend_kwargs.graphs.replay import ChangedInputError, Task, has_drawn
+from backend_kwargs.graphs.replay import ChangedInputError, Task
 from backend_kwargs.graphs.writes import copy_of_graph
 from backend_kwargs.measure.trees import Results, tensors_of
 from backend_kwargs.options.layers import Options
@@ -75,9 +76,9 @@ class RaceResult:
 def race(request: Request, tell: Progress) -> RaceResult:
     """Return the fastest candidate that passes the accuracy check; restore torch's state, inputs and generators."""
     dynamo_s = dynamo_seconds()
-    with sandboxed(request.gm) as begin:
+    with sandboxed(request.gm) as sandbox:
         workers().start()  # they import torch while the graph runs in eager
-        running = begun(request, tell, begin, dynamo_s)
+        running = begun(request, tell, sandbox, dynamo_s)
         try:
             result, winner = running.run()
         finally:
@@ -94,8 +95,8 @@ def checked(request: Request, decision: Decision) -> tuple[str, Compiled | None]
     run of eager is more found out: whether eager's own differ, and which errors are rounding errors.
     """
     dynamo_s = dynamo_seconds()
-    with sandboxed(request.gm, collects=False) as begin:
-        first = FirstRun.of(request, begin)
+    with sandboxed(request.gm, collects=False) as sandbox:
+        first = FirstRun.of(request, sandbox)
         first.compiles.ahead.pool = Workers(0)  # no other candidates follow
         make = cache(partial(first.compiles.compile_to_keep, decision.options, decision.compiler))
         why, made = "", first.near(decision, make)
@@ -104,9 +105,9 @@ def checked(request: Request, decision: Decision) -> tuple[str, Compiled | None]
     return why, first.compiles.kept(made) if request.keeps and made else None
 
 
-def begun(request: Request, tell: Progress, begin: Callable[[], None], dynamo_s: float) -> "Race":
+def begun(request: Request, tell: Progress, sandbox: Sandbox, dynamo_s: float) -> "Race":
     """Run the graph in eager; raise UnfitError if that shows that it cannot be raced."""
-    return FirstRun.of(request, begin).race(tell, dynamo_s)
+    return FirstRun.of(request, sandbox).race(tell, dynamo_s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,11 +122,15 @@ class FirstRun:
     compiles: Compiles
 
     @classmethod
-    def of(cls, request: Request, begin: Callable[[], None]) -> "FirstRun":
-        """Run the graph; raise UnfitError if that takes the whole budget."""
+    def of(cls, request: Request, sandbox: Sandbox) -> "FirstRun":
+        """Run the graph; raise UnfitError if that takes the whole budget, or if it draws as other threads may."""
         started = time.perf_counter()
         # A copy: running a graph changes AOTAutograd's key for it, by which the next process finds the winner.
-        task = Task.of(copy_of_graph(request.gm), request.example_inputs, begin, capped_backward)
+        try:
+            task = Task.of(copy_of_graph(request.gm), request.example_inputs, sandbox.begin, capped_backward)
+        except DrawsError as error:
+            raise UnfitError(str(error)) from None
+        sandbox.keep_generators(task)
         tensors = [value for value in task.inputs.values if isinstance(value, torch.Tensor)]
         device = next((t.device for t in tensors if t.is_cuda), tensors[0].device if tensors else torch.device("cpu"))
         # A plain call: under a mode that counts its operators, torch may choose other ones.
@@ -141,7 +146,7 @@ class FirstRun:
         if spent >= budget_s:
             raise UnfitError(f"one call in eager took {spent:.2g} s, over budget_s={budget_s:g}; raise budget_s")
         budget = Budget(budget_s, started, ended - began)
-        checks = ResultChecks(task, has_drawn(), device, budget, request.settings.tolerance, eager)
+        checks = ResultChecks(task, task.has_drawn(), device, budget, request.settings.tolerance, eager)
         return cls(request, task, device, budget, checks, Compiles(request, task))
 
     def race(self, tell: Progress, dynamo_s: float) -> "Race":
@@ -184,8 +189,8 @@ def _stats(task: Task, device: torch.device, frozen: int, *, drawn: bool) -> Gra
         dynamic=any(isinstance(value, torch.SymInt) for value in task.inputs.values),
         frozen=frozen,
     )
-    # Operators inside a higher-order operator are not counted; only the generators' states show that one was random.
-    return replace(stats, random=stats.random or drawn)
+    # Operators inside a higher-order operator are not counted, and a tag says what may draw.
+    return replace(stats, random=drawn)
 
 
 @dataclass

@@ -46,8 +46,8 @@ def agreed(
     store = _process_group_store()
     if store is None:
         return decide()
-    place = f"{PREFIX}/{key}"
     try:
+        place = _place_of(store, key, settings)
         first = store.add(f"{place}/owner", 1) == 1
         why = "" if first else _waited(store, place, longest_wait_s(settings), meanwhile)
     except RESTARTS:  # of what it did meanwhile
@@ -62,6 +62,16 @@ def agreed(
     finally:
         stored = _first_stored(store, place, decision, default)
     return stored
+
+
+def _place_of(store: "Store", key: str, settings: RaceSettings) -> str:
+    """Return below which name the ranks write about `key`: another one where they may decide anew."""
+    import torch.distributed as dist
+
+    place = f"{PREFIX}/{key}/{settings.budget_s:g}"
+    if settings.race != "always":
+        return place
+    return f"{place}/{store.add(f'{place}/asked by {dist.get_rank()}', 1)}"  # each rank asks equally often
 
 
 def longest_wait_s(settings: RaceSettings) -> float:

@@ -10,7 +10,7 @@ from datetime import datetime
 from typing import TypeAlias
 
 from backend_kwargs.errors import printable
-from backend_kwargs.facts.decision import DEFAULT, EAGER, Decision, RaceRow
+from backend_kwargs.facts.decision import DEFAULT, EAGER, Decision, RaceRow, by_name
 from backend_kwargs.interval import Interval
 
 OnProgress: TypeAlias = Callable[[str, float], None]
@@ -67,7 +67,7 @@ def table(decision: Decision) -> str:
     """Return the decision as lines: each candidate with its time, and why it won or lost."""
     # Stores and exports may contain text from anyone.
     width = max([24, *(len(row.name) for row in decision.rows if len(row.name) <= WIDEST)])
-    rows = {row.name: row for row in decision.rows}
+    rows = by_name(decision.rows)
     return "\n".join([_head(decision), *(f"  {printable(_line(row, rows, width))}" for row in decision.rows)])
 
 
@@ -93,7 +93,7 @@ def _head(decision: Decision) -> str:
 
 def _gain(decision: Decision) -> str:
     """Return how much faster the winner is than eager and than default, as far as both were timed."""
-    rows = {row.name: row for row in decision.rows}
+    rows = by_name(decision.rows)
     if decision.winner == EAGER or (winner := rows.get(decision.winner)) is None:
         return ""
     gain, default = over_eager(winner, rows), over_eager(rows[DEFAULT], rows) if DEFAULT in rows else None

@@ -12,7 +12,7 @@ from backend_kwargs.auto.budget import Budget
 from backend_kwargs.backends import Inputs
 from backend_kwargs.errors import error_text
 from backend_kwargs.facts.decision import RaceRow
-from backend_kwargs.graphs.replay import Task, generator_states
+from backend_kwargs.graphs.replay import Task
 from backend_kwargs.measure import Accuracy
 from backend_kwargs.measure.trees import Results
 from backend_kwargs.options.layers import Options
@@ -106,14 +106,14 @@ class ResultChecks:
     def of_eager(self, seen: Results) -> Accuracy:
         """Check a second run of eager against the first, before there is a reference, and prepare further ones."""
         assert self.expected is not None
-        drawn = generator_states()
+        drawn = self.task.drawn()
         affordable = partial(self.budget.allows, RUN)
         self.roundings = measure.Roundings(partial(self._rounded_otherwise, drawn), self.expected, affordable)
         return measure.same_twice(seen, self.expected, training=self.task.training, tol=self.tolerance)
 
     def _rounded_otherwise(self, drawn: Sequence[torch.Tensor]) -> Results:
         seen = self.task.observe(self.task.copy())
-        if not all(map(torch.equal, drawn, generator_states())):
+        if not all(map(torch.equal, drawn, self.task.drawn())):
             raise RuntimeError("it draws other random numbers than eager does")
         return seen
 

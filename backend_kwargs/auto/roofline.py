@@ -15,6 +15,7 @@ import torch
 from backend_kwargs import measure
 from backend_kwargs.auto.candidates import Part
 from backend_kwargs.auto.graph_stats import GraphStats, Product
+from backend_kwargs.measure.generators import SEED
 from backend_kwargs.measure.trees import tensors_of
 from backend_kwargs.torch_internals import pytree
 
@@ -141,7 +142,12 @@ def _random_like(meta: torch.Tensor, device: torch.device) -> torch.Tensor:
     if not meta.is_meta:
         return meta
     values = torch.empty_strided(meta.shape, meta.stride(), dtype=meta.dtype, device=device)
-    return values.normal_() if values.is_floating_point() and values.itemsize > 1 else values.zero_()
+    return _normal(values) if values.is_floating_point() and values.itemsize > 1 else values.zero_()
+
+
+def _normal(values: torch.Tensor) -> torch.Tensor:
+    """Fill a tensor with random numbers from a generator of its own."""
+    return values.normal_(generator=torch.Generator(values.device).manual_seed(SEED))
 
 
 @cache
@@ -154,9 +160,9 @@ def _ceilings(device: torch.device) -> Ceilings:
 
 
 def _measured(device: torch.device) -> Ceilings:
-    row = torch.empty(1 << 26, device=device).normal_()
-    square = torch.empty(8192, 8192, device=device, dtype=torch.bfloat16).normal_()
-    single = torch.empty(4096, 4096, device=device).normal_()
+    row = _normal(torch.empty(1 << 26, device=device))
+    square = _normal(torch.empty(8192, 8192, device=device, dtype=torch.bfloat16))
+    single = _normal(torch.empty(4096, 4096, device=device))
     calls: dict[str, Callable[[], object]] = {
         "copy": partial(torch.clone, row),
         "fill": row.zero_,

@@ -3,33 +3,44 @@
 import gc
 import math
 import os
-import random
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 
-import torch
 from torch.fx import GraphModule
 
-from backend_kwargs.graphs.replay import cuda_devices, unpacked
+from backend_kwargs.graphs.replay import Task, unpacked
+from backend_kwargs.measure.generators import cuda_devices
 from backend_kwargs.torch_internals import functorch
 from backend_kwargs.torch_internals.caches import artifacts_apart
 from backend_kwargs.torch_internals.dynamo import bucket_count_kept, metrics_apart
 from backend_kwargs.torch_internals.guards import tracing_apart
 from backend_kwargs.torch_internals.replacing import restored_by, undone
+from backend_kwargs.torch_internals.rng import left_to_dynamo
 
 LIBDEVICE = "TRITON_LIBDEVICE_PATH"
 
 
+@dataclass(frozen=True)
+class Sandbox:
+    """Restores what a race changes. `begin` is called before each call of a candidate, in place of dynamo's."""
+
+    stack: ExitStack
+    begin: Callable[[], None]
+
+    def keep_generators(self, task: Task) -> None:
+        """Put the random generators back at the end if the graph of the race may draw, and otherwise never."""
+        self.stack.enter_context(task.generators_kept() if task.inputs.draws else left_to_dynamo())
+
+
 @contextmanager
-def sandboxed(gm: GraphModule, *, collects: bool = True) -> Iterator[Callable[[], None]]:
+def sandboxed(gm: GraphModule, *, collects: bool = True) -> Iterator[Sandbox]:
     """Restore what compiling and running other versions of `gm` changes in torch.
 
-    That is AOTAutograd's entries in the tracing context, guards, the shape environment, random generators, and the
-    CUDA-graph trees: candidates have trees of their own, and other models' trees stay unchanged. Yields the function to
-    call before each call of a candidate, in place of dynamo's. `collects`: losers are collected as garbage meanwhile.
+    That is AOTAutograd's entries in the tracing context, guards, the shape environment, and the CUDA-graph trees:
+    candidates have trees of their own, and other models' trees stay unchanged. `collects`: losers are collected as
+    garbage meanwhile.
     """
-    devices = cuda_devices()
     with undone() as stack:
         if collects:
             _keep_garbage(stack)
@@ -41,12 +52,8 @@ def sandboxed(gm: GraphModule, *, collects: bool = True) -> Iterator[Callable[[]
         # Compiled lazily, a backward graph would wait in autograd's thread for the lock that this thread holds.
         stack.enter_context(functorch.patched(force_non_lazy_backward_lowering=True))
         stack.enter_context(tracing_apart())
-        stack.enter_context(torch.random.fork_rng(devices=devices))
         stack.enter_context(bucket_count_kept())
-        stack.callback(random.setstate, random.getstate())
-        if numpy := sys.modules.get("numpy"):
-            stack.callback(numpy.random.set_state, numpy.random.get_state())
-        yield _own_trees(stack, devices)
+        yield Sandbox(stack, _own_trees(stack, cuda_devices()))
 
 
 def _keep_garbage(stack: ExitStack) -> None:

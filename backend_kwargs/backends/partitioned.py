@@ -4,6 +4,7 @@ import copy
 import operator
 import time
 from collections.abc import Mapping
+from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
@@ -35,7 +36,7 @@ from backend_kwargs.graphs.parts import (
     visible_results,
     writes_in_place,
 )
-from backend_kwargs.measure import Roundings, accuracy
+from backend_kwargs.measure import Roundings, accuracy, generators
 from backend_kwargs.options.layers import Options
 from backend_kwargs.torch_internals.dynamo import TorchDynamoException
 from backend_kwargs.torch_internals.functorch import BufferAOTInput, InputMutationAOTOutput, ParamAOTInput, aot_autograd
@@ -226,9 +227,8 @@ def _verified(run: Boxed, eager: GraphModule, graph: str, name: str) -> Boxed:
 
 
 def _in_eager(eager: GraphModule, args: Inputs) -> object:
-    """Return the graph's results in eager, without changes to random states and inputs."""
-    devices = {arg.device for arg in args if isinstance(arg, torch.Tensor) and arg.is_cuda}
-    with torch.random.fork_rng(devices):
+    """Return the graph's results in eager, without changes to inputs, and to random generators if it draws."""
+    with generators.kept() if random_nodes(eager) else nullcontext():
         return accuracy.call(eager, tuple(arg.clone() if isinstance(arg, torch.Tensor) else arg for arg in args))
 
 

@@ -29,7 +29,7 @@ from backend_kwargs.bundles.running import (
 from backend_kwargs.bundles.samples import Sample, cloned, described, one_signature, samples_of
 from backend_kwargs.errors import BackendKwargsError, error_text, warn_once, wrong_value
 from backend_kwargs.facts import Call
-from backend_kwargs.measure import Roundings, accuracy, check_error, status_of
+from backend_kwargs.measure import Roundings, accuracy, check_error, generators, status_of
 from backend_kwargs.measure.trees import Results, map_tensors, walk
 from backend_kwargs.torch_internals.tensors import version_of
 
@@ -55,7 +55,7 @@ def build(
     where = device_of(module, device)
     import_compiler()
     folder = _folder(cache_dir)
-    with torch.random.fork_rng(devices=[where] if where.type == "cuda" else []), torch.no_grad():
+    with generators.kept(where), torch.no_grad():
         wanted, dtypes, changed = _eager(config, module, samples, where)
         built = Built(config, module, where, metadata, dtypes, cache_dir=folder)
         try:

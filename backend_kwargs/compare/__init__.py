@@ -17,7 +17,7 @@ from backend_kwargs.errors import BackendKwargsError, error_text, unknown, wrong
 from backend_kwargs.harness.isolation import room_to_compile, start_inductor
 from backend_kwargs.harness.study import Inputs, Study, arguments_of, move
 from backend_kwargs.harness.trial import learn
-from backend_kwargs.measure import Interval
+from backend_kwargs.measure import Interval, generators
 from backend_kwargs.measure.trees import tensors_of
 from backend_kwargs.torch_internals import pytree
 
@@ -105,9 +105,7 @@ def _start(trials: list[CandidateTrial], say: Progress) -> None:
 @contextlib.contextmanager
 def _undisturbed(device: torch.device, *, training: bool) -> Iterator[None]:
     """Restore random states, grad mode and dynamo's config at exit."""
-    seeded = [] if device.type == "cpu" else [device]
-    kind = "cuda" if device.type == "cpu" else device.type
-    with torch.random.fork_rng(seeded, device_type=kind), torch.set_grad_enabled(training), room_to_compile():
+    with generators.kept(device), torch.set_grad_enabled(training), room_to_compile():
         yield
 
 

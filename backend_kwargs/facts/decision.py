@@ -1,7 +1,7 @@
 """The decision of a race: which candidate was chosen for a graph, and why. Light: it is read before a graph exists."""
 
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from backend_kwargs.interval import Interval
@@ -43,6 +43,11 @@ class RaceRow:
     timed_s: float | None = None
     led_s: float | None = None
     rank: int | None = None
+
+
+def by_name(rows: Iterable[RaceRow]) -> dict[str, RaceRow]:
+    """Return rows by name; of several, as where one of them was skipped, the winner's or one that was timed."""
+    return {row.name: row for row in sorted(rows, key=lambda row: (row.won, row.seconds is not None))}
 
 
 @dataclass(frozen=True, slots=True)

@@ -86,8 +86,8 @@ def rounds_positions(gm: GraphModule) -> bool:
     Compiled code rounds otherwise than eager does: by one position, which may be one past the end.
     """
     rounded = set[Node]()
-    for node in _nodes(gm):
-        name = _name(node)
+    for node in nodes_of(gm):
+        name = name_of_call(node)
         if name in INDEXING | BY_FIRST and not rounded.isdisjoint(_positions(node, name)):
             return True
         if _is_rounded(node, name, rounded):
@@ -108,7 +108,7 @@ def _is_rounded(node: Node, name: str, rounded: Collection[Node]) -> bool:
     inputs = node.all_input_nodes[: 1 if name in SHAPED else None]
     if name in ("minimum", "min") and len(inputs) == 2:
         return all(each in rounded for each in inputs)
-    if name == "getitem" and _name(inputs[0]) in PAIRED and node.args[1] == 1:
+    if name == "getitem" and name_of_call(inputs[0]) in PAIRED and node.args[1] == 1:
         return False
     floats = [] if name in PAIRED else [each for each in inputs if _holds(each, torch.is_floating_point)]
     return any(each in rounded for each in inputs) or not all(map(_bounded, floats))
@@ -123,12 +123,12 @@ def _bounds(node: Node, name: str) -> bool:
 
 def _bounded(node: Node) -> bool:
     """Return whether a node has an upper bound, perhaps under roundings."""
-    while _name(node) in ROUNDINGS:
+    while name_of_call(node) in ROUNDINGS:
         node = node.all_input_nodes[0]
-    return _bounds(node, _name(node))
+    return _bounds(node, name_of_call(node))
 
 
-def _name(node: Node) -> str:
+def name_of_call(node: Node) -> str:
     """Return the name of the function or method that a node calls, without underscores around it."""
     name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
     return name.partition(".")[0].strip("_") if node.op.startswith("call") else ""
@@ -145,27 +145,27 @@ def _holds(node: Node, test: Callable[[torch.Tensor], bool]) -> bool:
 
 def communicates(gm: GraphModule) -> bool:
     """Return whether the graph communicates with other ranks, so that one rank alone cannot run it."""
-    return any(_namespace(node.target) in COLLECTIVES for node in _nodes(gm))
+    return any(_namespace(node.target) in COLLECTIVES for node in nodes_of(gm))
 
 
 def may_communicate(gm: GraphModule) -> bool:
     """Return whether the graph has operators that are not torch's, which may communicate with other ranks."""
-    return any(_namespace(node.target) not in LOCAL | COLLECTIVES for node in _nodes(gm))
+    return any(_namespace(node.target) not in LOCAL | COLLECTIVES for node in nodes_of(gm))
 
 
 def has_side_effects(gm: GraphModule) -> bool:
     """Return whether the graph has operators with a registered effect, such as printing, which must run once."""
-    return any(has_effects(node.target) for node in _nodes(gm))
+    return any(has_effects(node.target) for node in nodes_of(gm))
 
 
 def recomputes(gm: GraphModule) -> bool:
     """Return whether the graph checkpoints activations: its backward pass in eager draws other random numbers."""
-    return any(node.target is torch.ops.higher_order.tag_activation_checkpoint for node in _nodes(gm))
+    return any(node.target is torch.ops.higher_order.tag_activation_checkpoint for node in nodes_of(gm))
 
 
 def holds_state(gm: GraphModule) -> bool:
     """Return whether the graph has modules or tensors that are not inputs; graphs within it do not count."""
-    nodes = [node for node in _nodes(gm) if node.op in ("call_module", "get_attr")]
+    nodes = [node for node in nodes_of(gm) if node.op in ("call_module", "get_attr")]
     return any(
         node.op == "call_module" or isinstance(attrgetter(str(node.target))(node.graph.owning_module), torch.Tensor)
         for node in nodes
@@ -181,7 +181,7 @@ def _namespace(target: object) -> str:
     return "c10d" if module.startswith("torch.distributed") else module.partition(".")[0]
 
 
-def _nodes(gm: GraphModule) -> Iterator[Node]:
+def nodes_of(gm: GraphModule) -> Iterator[Node]:
     """Yield the nodes of a graph and of all graphs within it."""
     for module in gm.modules():
         if isinstance(module, GraphModule):

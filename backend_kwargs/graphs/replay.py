@@ -12,6 +12,7 @@ import torch
 from torch.autograd.graph import saved_tensors_hooks
 from torch.fx import GraphModule
 
+from backend_kwargs.graphs.drawing import run_apart
 from backend_kwargs.graphs.writes import (
     copy_of_graph,
     has_memory,
@@ -19,6 +20,7 @@ from backend_kwargs.graphs.writes import (
     may_be_written,
     written_memory,
 )
+from backend_kwargs.measure import generators
 from backend_kwargs.measure.served import (
     Region,
     Served,
@@ -35,35 +37,7 @@ from backend_kwargs.torch_internals.tensors import base_of, memory_id, negative_
 
 Around = Callable[[Sequence[torch.Tensor]], AbstractContextManager[object]]
 
-SEED = 0
 LARGEST_COPIES = 2 << 30  # bytes of inputs on a CPU that are copied for a candidate's first call, though only read
-
-
-def cuda_devices() -> range:
-    """Return the CUDA devices, none before CUDA is initialized; counting them would initialize it."""
-    return range(torch.cuda.device_count() if torch.cuda.is_initialized() else 0)  # type: ignore[no-untyped-call]
-
-
-def _generators() -> list[torch.Generator]:
-    return [torch.default_generator, *(torch.cuda.default_generators[at] for at in cuda_devices())]
-
-
-def _seed() -> None:
-    # Not torch.manual_seed, which would replace a seed that the user has set for CUDA before it is initialized.
-    for generator in _generators():
-        generator.manual_seed(SEED)
-
-
-def generator_states() -> list[torch.Tensor]:
-    """Return the states of torch's generators."""
-    return [generator.get_state() for generator in _generators()]
-
-
-def has_drawn() -> bool:
-    """Return whether the last observed call drew random numbers, and seed again."""
-    now = generator_states()
-    _seed()
-    return not all(map(torch.equal, now, generator_states()))
 
 
 class ChangedInputError(RuntimeError):
@@ -81,6 +55,7 @@ class Inputs:
 
     `regions` has the parts of written inputs that a call in eager changed; of those that are `remade` it changed more
     than values: their size, or their memory. `guard` is whether a candidate's first call has copies of the others too.
+    `draws` is whether the graph may draw random numbers.
     """
 
     values: Sequence[Any]
@@ -88,27 +63,35 @@ class Inputs:
     regions: Mapping[int, Region] = field(default_factory=dict)
     remade: frozenset[int] = frozenset()
     guard: bool = True
+    draws: bool = False
 
     @classmethod
     def of(cls, gm: GraphModule, example_inputs: Sequence[Any]) -> "Inputs":
-        """Return the inputs of `gm`; one eager call, on copies of all but parameters, shows which are written."""
+        """Return the inputs of `gm`; one eager call, on copies of all but parameters, shows which are written.
+
+        Raise DrawsError if it may draw random numbers, as another thread may.
+        """
         pairs = list(enumerate(zip(gm.graph.find_nodes(op="placeholder"), example_inputs, strict=True)))
-        written = written_memory(gm.graph)
-        declared = {at for at, (node, value) in pairs if has_memory(value) and may_be_written(node, written)}
+        nodes = written_memory(gm.graph)
+        declared = {at for at, (node, value) in pairs if has_memory(value) and may_be_written(node, nodes)}
         # An operator may write where its schema says that it does not: compare the values, as far as memory allows.
         others = cls(example_inputs, frozenset(declared)).own
         suspects = cls(example_inputs, _with_memory_shared(example_inputs, declared | others))
-        with torch.no_grad():
-            given = suspects.fresh()
-        layouts = {at: layout_of(given[at]) for at in suspects.written}
-        with modes_restored():  # and the caller's grad mode, on which the derivatives of torch.func in a graph depend
-            gm.forward(*given)
+        given: list[Any] = []
+        layouts: dict[int, object] = {}
+
+        def fresh() -> list[Any]:
+            with torch.no_grad():
+                given[:] = suspects.fresh()
+            layouts.update((at, layout_of(given[at])) for at in suspects.written)
+            return given
+
+        _, draws = run_apart(gm, fresh)  # in the caller's grad mode, on which derivatives of torch.func depend
         remade = _with_memory_shared(example_inputs, (at for at, was in layouts.items() if layout_of(given[at]) != was))
         found = ((at, Region.of(example_inputs[at], given[at])) for at in suspects.written - remade)
         regions = {at: region for at, region in found if region}
-        return cls(
-            example_inputs, _with_memory_shared(example_inputs, declared | regions.keys() | remade), regions, remade
-        )
+        written = _with_memory_shared(example_inputs, declared | regions.keys() | remade)
+        return cls(example_inputs, written, regions, remade, draws=draws)
 
     def fresh(self, positions: Collection[int] | None = None) -> list[Any]:
         """Return inputs to call a candidate with: copies at `positions`, by default all written, else the tensors.
@@ -265,6 +248,21 @@ class Task:
         keep_inputs(placeholders[at] for at in inputs.written)
         return cls(gm, inputs, needs, begin, backward)
 
+    def generators_kept(self) -> AbstractContextManager[None]:
+        """Put the random generators back at the end if the graph may draw, and otherwise leave them alone."""
+        return generators.all_kept() if self.inputs.draws else nullcontext()
+
+    def drawn(self) -> list[torch.Tensor]:
+        """Return the states of torch's generators after an observed call, none if the graph does not draw."""
+        return generators.states() if self.inputs.draws else []
+
+    def has_drawn(self) -> bool:
+        """Return whether the last observed call drew random numbers, and seed again."""
+        now = self.drawn()
+        if now:
+            generators.seed()
+        return not all(map(torch.equal, now, self.drawn()))
+
     def copy(self) -> GraphModule:
         """Return a copy of the graph for a compiler, with everything that dynamo attached to it."""
         return copy_of_graph(self.gm)
@@ -292,7 +290,7 @@ class Task:
         return {"output": outputs, "gradient": list(grads)}
 
     def observe(self, fn: Callable[..., object]) -> dict[str, object]:
-        """Return copies of everything that one call returns and changes, under one seed.
+        """Return copies of everything that one call returns and changes, under one seed if it may draw.
 
         Raise ChangedInputError if it changes an input that eager only reads; the user's input stays as it is.
         """
@@ -301,7 +299,8 @@ class Task:
             args = self.inputs.fresh(self.inputs.written | guarded)
         layouts = {at: layout_of(args[at]) for at in guarded}
         leaves = [value for value in args if isinstance(value, torch.Tensor) and value.requires_grad]
-        _seed()
+        if self.inputs.draws:
+            generators.seed()
         with modes_restored():
             results = self._call(fn, args, leaves, []) | {"written": [args[at] for at in sorted(self.inputs.written)]}
         with without_modes():
@@ -322,7 +321,7 @@ def _detached_copy(leaf: object) -> object:
 
 def _cotangent(end: torch.Tensor) -> torch.Tensor:
     """Return the gradient to start the backward pass of an output with: random numbers, 1 of a single one."""
-    generator = torch.Generator().manual_seed(SEED)
+    generator = torch.Generator().manual_seed(generators.SEED)
     if end.numel() <= 1:
         return torch.ones_like(end)
     # An outer product of random vectors: no large draw on the host, and rows differ, since equal rows would cancel in

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from backend_kwargs.errors import BackendKwargsError, error_text, unknown
+from backend_kwargs.measure.generators import SEED
 from backend_kwargs.torch_internals import pytree
 
 T = TypeVar("T")
@@ -121,22 +122,27 @@ def _inputs(main: str, config: Config, batch: int, tokens: int) -> dict[str, Ten
     return inputs
 
 
+def _generator() -> torch.Generator:
+    """Return a generator for inputs, which draws none of the caller's numbers."""
+    return torch.Generator().manual_seed(SEED)
+
+
 def _tokens(config: Config, batch: int, tokens: int) -> Tensor:
-    return torch.randint(config.vocab_size, (batch, tokens))
+    return torch.randint(config.vocab_size, (batch, tokens), generator=_generator())
 
 
 def _pixels(config: Config, batch: int, tokens: int) -> Tensor:
     size = getattr(config, "image_size", IMAGE)
     high, wide = (size, size) if isinstance(size, int) else size
-    return torch.randn(batch, config.num_channels, high, wide)
+    return torch.randn(batch, config.num_channels, high, wide, generator=_generator())
 
 
 INPUTS: Mapping[str, Callable[[Config, int, int], Tensor]] = {
     "input_ids": _tokens,
     "pixel_values": _pixels,
-    "input_values": lambda config, batch, tokens: torch.randn(batch, SAMPLES),
+    "input_values": lambda config, batch, tokens: torch.randn(batch, SAMPLES, generator=_generator()),
     "input_features": lambda config, batch, tokens: torch.randn(
-        batch, config.num_mel_bins, 2 * config.max_source_positions
+        batch, config.num_mel_bins, 2 * config.max_source_positions, generator=_generator()
     ),
 }
 
@@ -150,7 +156,7 @@ def _of_timm(name: str, options: dict[str, Any]) -> tuple[nn.Module, Inputs]:
     model = _tried(f"The model {name}", lambda: timm.create_model(name, pretrained=False, **options))
     channels, *size = model.pretrained_cfg["input_size"]
     size = [options.get("img_size", side) for side in size]
-    return model, (torch.randn(batch, options.get("in_chans", channels), *size),)
+    return model, (torch.randn(batch, options.get("in_chans", channels), *size, generator=_generator()),)
 
 
 def _tried(what: str, make: Callable[[], T]) -> T:

@@ -11,7 +11,7 @@ import torch
 from backend_kwargs import measure
 from backend_kwargs.errors import BackendKwargsError, wrong_value
 from backend_kwargs.harness.read_only import Model, ReadOnly
-from backend_kwargs.measure import Accuracy
+from backend_kwargs.measure import Accuracy, generators
 from backend_kwargs.measure.served import parts
 from backend_kwargs.measure.trees import Results, map_tensors, tensors_of
 from backend_kwargs.torch_internals.modules import Dropout
@@ -20,7 +20,7 @@ Inputs = tuple[tuple[Any, ...], dict[str, Any]]
 Mode = Literal["fwd", "fwd_bwd", "train"]
 Optimizer = torch.optim.Optimizer
 
-SEED = 0
+SEED = generators.SEED
 FRESH = (1, 2)  # seeds of the inputs before and after timing
 
 
@@ -136,7 +136,7 @@ class Study:
         state.restore()
         if optimizer is not None:
             optimizer.state.clear()
-        torch.manual_seed(SEED)
+        generators.seed()
         output = self.bound(call, inputs)()
         seen = {"output": output}
         if self.mode == "fwd_bwd":

@@ -48,7 +48,9 @@ def _of_groups(before: dict[str, Speedups], after: dict[str, Speedups]) -> Itera
 
 
 def _of_rows(title: str, before: Speedups, after: Speedups) -> Iterator[Change]:
-    old, new = ({row.name: row for row in each.rows} for each in (before, after))
+    # Of rows with one name, one that was timed: the other was skipped.
+    timed = [sorted(each.rows, key=lambda row: row.speedup is not None) for each in (before, after)]
+    old, new = ({row.name: row for row in rows} for rows in timed)
     was, now = (next((row.name for row in each.rows if row.won), "") for each in (before, after))
     if before.rows and was != now:
         yield Change("winner", title or "the winner", title, was, now)

@@ -12,7 +12,7 @@ from backend_kwargs.backends import Inputs
 from backend_kwargs.errors import error_text
 from backend_kwargs.facts import Call
 from backend_kwargs.graphs.eligibility import communicates, why_not_repeatable
-from backend_kwargs.graphs.replay import Task, cuda_devices, has_drawn, unpacked
+from backend_kwargs.graphs.replay import Task, unpacked
 from backend_kwargs.graphs.writes import copy_of_graph
 from backend_kwargs.measure import Accuracy
 from backend_kwargs.measure.accuracy import is_number
@@ -42,19 +42,20 @@ class Truth:
         """Run `gm` in eager and in float64; raise UnfitPrecisionError if the error cannot be measured."""
         if why := "it communicates with other ranks" if communicates(gm) else why_not_repeatable(gm, inputs):
             raise UnfitPrecisionError(f"{UNMEASURED}: {why}")
-        with _as_before():
+        with _unfit():
             task = Task.of(copy_of_graph(gm), inputs)
-            eager = task.observe(task.copy())
-            if has_drawn():
-                raise UnfitPrecisionError(f"{UNMEASURED}: it draws random numbers")
-            return cls(task, eager, in_float64(task))
+            with task.generators_kept():
+                eager = task.observe(task.copy())
+                if task.has_drawn():
+                    raise UnfitPrecisionError(f"{UNMEASURED}: it draws random numbers")
+                return cls(task, eager, in_float64(task))
 
     def error_of(self, compiled: Call, max_error: float) -> float:
         """Return the error of two calls of `compiled`; raise UnfitPrecisionError if it exceeds `max_error`.
 
         Results that vary from call to call are refused too: they contain memory that nobody wrote.
         """
-        with _as_before():
+        with _unfit(), self.task.generators_kept():
             seen, again = (_observed_on_stale_memory(self.task, compiled) for _ in range(2))
             error = max(_passed(against(each, self.eager, self.precise, max_error)) for each in (seen, again))
             if not against(again, seen, seen, max(ROUNDING, VARYING * error)).passed:
@@ -63,9 +64,9 @@ class Truth:
 
 
 @contextmanager
-def _as_before() -> Iterator[None]:
-    """Restore the random generators; raise UnfitPrecisionError for any failure."""
-    with torch.random.fork_rng(devices=cuda_devices()), unpacked():
+def _unfit() -> Iterator[None]:
+    """Raise UnfitPrecisionError for any failure."""
+    with unpacked():
         try:
             yield
         except UnfitPrecisionError:

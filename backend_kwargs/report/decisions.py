@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from math import exp, hypot, log
 
-from backend_kwargs.facts.decision import DEFAULT, EAGER, Decision, RaceRow
+from backend_kwargs.facts.decision import DEFAULT, EAGER, Decision, RaceRow, by_name
 from backend_kwargs.interval import Interval
 from backend_kwargs.page import pays_back, tradeoffs_of
 from backend_kwargs.page.document import (
@@ -155,7 +155,7 @@ def ratio_over(rows: Sequence[RaceRow], row: RaceRow, other: RaceRow) -> Interva
 
 def _links(rows: Sequence[RaceRow], row: RaceRow) -> list[RaceRow]:
     """Return the rows whose comparisons lead from a candidate to the first one of a race."""
-    named, links = {each.name: each for each in rows}, list[RaceRow]()
+    named, links = by_name(rows), list[RaceRow]()
     at: RaceRow | None = row
     while at and interval_of(at.speedup) and not any(at is each for each in links):
         links.append(at)

@@ -12,7 +12,7 @@ from backend_kwargs.bundles.running import import_compiler
 from backend_kwargs.bundles.samples import Sample
 from backend_kwargs.errors import BackendKwargsError, error_text
 from backend_kwargs.facts import Call
-from backend_kwargs.measure import synchronize
+from backend_kwargs.measure import generators, synchronize
 from backend_kwargs.sealing.checks import Checks
 from backend_kwargs.sealing.declared import Declared, Place, Point, Reader, places_of, shown_point
 from backend_kwargs.sealing.inputs import Result, called, copied, resized
@@ -104,8 +104,7 @@ class _Warming:
 
     def drawing_apart(self) -> AbstractContextManager[None]:
         """Put back the states of random generators at the end."""
-        devices = range(torch.cuda.device_count()) if torch.cuda.is_available() else []
-        return torch.random.fork_rng(devices=devices)
+        return generators.kept()
 
     def _restore(self) -> None:
         changed = [(each, before) for each, before, version in self._buffers if version_of(each) != version]

@@ -74,8 +74,11 @@ def test_the_word_of_another_rank_holds(auto, races, monkeypatch, log, known, bu
         auto(chain)(x)
         torch._dynamo.reset()
     key = key_of_next(monkeypatch, x)
-    word.add(f"{ranks.PREFIX}/{key}/owner", 1)
-    word.set(f"{ranks.PREFIX}/{key}/decision", json.dumps(packed(Decision(key, "", "default", facts="first come"))))
+    word.add(f"{ranks.PREFIX}/{key}/{budget_s:g}/owner", 1)
+    word.set(
+        f"{ranks.PREFIX}/{key}/{budget_s:g}/decision",
+        json.dumps(packed(Decision(key, "", "default", facts="first come"))),
+    )
     monkeypatch.setattr(ranks, "_process_group_store", lambda: word)
     auto(chain, budget_s=budget_s)(x)
     assert logged(log) == "auto: default for first come (0.0 s)"
@@ -94,7 +97,7 @@ def key_of_next(monkeypatch, x):
 def test_a_rank_that_stays_silent_is_not_waited_for_without_end(auto, races, monkeypatch, log):
     """A rank that waits longer than budget and grace compiles default."""
     word, x = torch.distributed.HashStore(), torch.randn(8, 64)
-    word.add(f"{ranks.PREFIX}/{key_of_next(monkeypatch, x)}/owner", 1)
+    word.add(f"{ranks.PREFIX}/{key_of_next(monkeypatch, x)}/0.1/owner", 1)
     monkeypatch.setattr(ranks, "_process_group_store", lambda: word)
     monkeypatch.setattr(ranks, "GRACE_S", 0.1)
     auto(chain, budget_s=0.1)(x)
@@ -145,7 +148,34 @@ def test_a_winner_that_no_rank_can_be_told_of_is_taken_by_none(auto, races, monk
     assert "Object of type builtin_function_or_method is not JSON serializable" in str(warned[0].message)
     assert logged(log).startswith("auto: default for a graph not raced")
     (key,) = [each.key for each in decide.memory().decisions.values()]
-    assert word.check([f"{ranks.PREFIX}/{key}/decision"])
+    assert word.check([f"{ranks.PREFIX}/{key}/300/decision"])
+
+
+@pytest.mark.usefixtures("two_ranks")
+@pytest.mark.parametrize(
+    ("second", "decided"),
+    [
+        pytest.param({"budget_s": 30.0}, 1, id="the same"),
+        pytest.param({"budget_s": 60.0}, 2, id="a larger budget"),
+        pytest.param({"budget_s": 30.0, "race": "always"}, 2, id="always"),
+    ],
+)
+def test_ranks_may_decide_anew(monkeypatch, second, decided):
+    """With a larger budget, and each time under race="always", the first rank decides a key again."""
+    word, count = torch.distributed.HashStore(), 0
+    monkeypatch.setattr(ranks, "_process_group_store", lambda: word)
+
+    def decide_again():
+        nonlocal count
+        count += 1
+        return Decision("key", "", "eager", facts=f"race {count}")
+
+    def ask(**options):
+        return ranks.agreed("key", decide_again, lambda why: Decision("key", "", "default"), RaceSettings(**options))
+
+    first = {"budget_s": 30.0, "race": second.get("race", "missing")}
+    assert ask(**first).facts == "race 1"
+    assert ask(**second).facts == f"race {decided}"
 
 
 def test_the_first_decision_stored_holds(monkeypatch):

@@ -142,6 +142,12 @@ def test_speedups_have_one_baseline():
     [
         pytest.param([EAGERS, DEFAULTS], "default", ": 2.00x over eager", id="default"),
         pytest.param([EAGERS, DEFAULTS], "eager", "", id="eager"),
+        pytest.param(
+            [EAGERS, DEFAULTS, FAST, RaceRow("fast", status="skipped", reason="the budget is spent")],
+            "fast",
+            ": 4.00x over eager, 2.00x over default",
+            id="a skipped row of the winner's name",
+        ),
         pytest.param([FAST], "fast", "", id="rows that do not lead to eager"),
         pytest.param([replace(FAST, against="fast")], "fast", "", id="rows in a circle, from a file"),
         pytest.param([], "fast", "", id="no row"),

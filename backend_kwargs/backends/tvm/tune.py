@@ -39,6 +39,7 @@ from backend_kwargs.backends.tvm.option_checks import TUNING
 from backend_kwargs.backends.tvm.settings import TVMOptions
 from backend_kwargs.errors import BackendKwargsError, error_text, warn_once
 from backend_kwargs.files.atomic_write import write_whole
+from backend_kwargs.measure.generators import SEED
 from backend_kwargs.options.layers import Options
 from backend_kwargs.torch_internals.replacing import replaced
 
@@ -421,7 +422,7 @@ def _argument(info: ms.arg_info.TensorInfo, device: tvm.runtime.Device) -> tvm.r
     dtype = getattr(torch, str(info.dtype))
     # Zeros are valid indices too; random ones would read out of bounds.
     filled = (
-        torch.rand(list(info.shape)).to(dtype)
+        torch.rand(list(info.shape), generator=torch.Generator().manual_seed(SEED)).to(dtype)
         if dtype.is_floating_point
         else torch.zeros(list(info.shape), dtype=dtype)
     )
