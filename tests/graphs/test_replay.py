@@ -143,6 +143,7 @@ VIEWS = {
     "conjugate": (lambda base: base.conj()[1:], COMPLEX),
     "minus": (lambda base: base.conj().imag, COMPLEX),
     "real parts": (lambda base: torch.view_as_real(base)[2:], COMPLEX),
+    "real parts of a transposed one": (torch.view_as_real, COMPLEX.view(4, 2).T.clone()),
     "real parts of a part": (lambda base: base[1:].real, COMPLEX),
 }
 

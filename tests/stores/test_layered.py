@@ -224,6 +224,21 @@ def test_stores_that_do_not_answer_take_one_deadline_together(near, mute, keys, 
     assert body_in_folder(near) == {"of": "now"}
 
 
+def test_what_was_put_is_found(near):
+    """A process that has listed a store knows what it has put there since."""
+    store = layered(near)
+    assert found(store) == {}
+    store.put(FOLDER, START, Document(NAME, {"of": "now"}))
+    near.forget(NAME)  # so that it is not read again
+    assert found(store) == {NAME: {"of": "now"}}
+
+
+def test_which_stores_are_folders(tmp_path):
+    """A connection to any other is closed when it is no longer used."""
+    given = (str(tmp_path), "redis://db.example/0", None, Folder(tmp_path))
+    assert [reached(each).is_local for each in given] == [True, False, True, False]
+
+
 # ---- who may be trusted
 
 
@@ -357,6 +372,13 @@ def test_who_cannot_sign_replaces_nothing(far, keys):
     assert found(layered(far, trusted_keys=trusted)) == {NAME: {"of": "now"}}
 
 
+def test_who_cannot_sign_writes_ones_own_folder(near, keys):
+    """It needs no signature there."""
+    near.path.chmod(0o700)
+    layered(near, trusted_keys=(keys[0].public_key(),)).put(FOLDER, START, Document(NAME, {"of": "now"}))
+    assert body_in(near) == {"of": "now"}
+
+
 def test_what_is_signed_is_not_replaced_by_what_is_not(near, far, keys):
     """Those who check signatures would lose it: nothing is put, copied or synced there but in the user's own folder."""
     keep(far, {"of": "far"}, 1, keys[0])
@@ -462,7 +484,7 @@ def test_sync_copies_nothing_under_another_name(near, far):
 
 
 def test_many_look_ups_warn_once(far):
-    """A store that is away is named once, however many graphs there are."""
+    """A store that is away is named once, however many graphs there are, and whatever was asked of it."""
     away = Folder(far.path / "loop")
     away.path.symlink_to("loop")
     store = layered(away)
@@ -470,4 +492,5 @@ def test_many_look_ups_warn_once(far):
         warnings.simplefilter("always")
         for _ in range(5):
             assert found(store) == {}
-    assert len(caught) <= 1
+            store.put(FOLDER, START, Document(NAME, {"of": "now"}))
+    assert len(caught) == 1
