@@ -9,10 +9,11 @@ import pytest
 import torch
 from torch._inductor.runtime.benchmarking import benchmarker
 from torch._inductor.utils import run_and_get_code
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
 import backend_kwargs as bk
-from backend_kwargs.auto.lock import pinned_machine
+from backend_kwargs.auto.lock import pinned_machine, write_lock
 from backend_kwargs.auto.machine import machine
 from backend_kwargs.auto.pinned import UNTIMED, PinnedChooser, compile_pinned, entry_of, untimed
 from backend_kwargs.backends import CapturedGraph
@@ -207,6 +208,7 @@ def test_options_that_time():
     }
     assert rest.keys() >= {"benchmark_fusion", "debug", "autotune_lookup_table"}
     assert (rest["fx_graph_cache"], rest["fx_graph_remote_cache"]) == (False, False)
+    assert rest["write_are_deterministic_algorithms_enabled"] is False  # so that its kernels are no other compile's
     assert not {"reproducible", "lock", "compile_threads"} & rest.keys()
 
 
@@ -263,6 +265,23 @@ def test_a_race_for_a_lock():
     """It is the race without a lock, so that its decision is the store's; no number of races ends it."""
     raced = {"shape_padding": True, "most_races": 1000, "process_budget_s": math.inf}
     assert rest_of(Pins("", phase="deciding"), shape_padding=True) == raced
+
+
+def test_kernels_of_a_gpu_are_compiled_in_this_process():
+    """Torch's workers would not know of the lock."""
+    with FakeTensorMode():
+        x = torch.empty(3, device="cuda")
+    graph = CapturedGraph(make_fx(torch.sin)(torch.ones(3)), [x], pins=Pins("", phase="timing"))
+    assert untimed(graph, {"lock": "k", "compile_threads": 8})["compile_threads"] == 1
+
+
+def test_a_graph_gets_the_lock_that_is_named(tmp_path):
+    """What follows, such as the race and Inductor, asks the graph and not the file."""
+    path = tmp_path / "k.lock"
+    write_lock(Pins("", pinned_machine(machine()), kernels={"a": KERNEL}), path)
+    graph, given = CapturedGraph(make_fx(torch.sin)(torch.ones(3)), [torch.ones(3)]), []
+    compile_pinned(graph, {"reproducible": "pinned", "lock": str(path)}, lambda graph, rest: given.append(graph.pins))
+    assert [(each.label, each.kernels) for each in given] == [(str(path), {"a": KERNEL})]
 
 
 def test_a_lock_alone():
