@@ -76,7 +76,9 @@ def test_products_of_halves_are_those_of_float32(dtype, row, column):
     vector = torch.tensor(column, dtype=dtype)[:, None].repeat(2, 1, 1)
     fn, counts = compiled_by(multiply_and_sum, torch.matmul)
     for args in ((matrix, vector), (vector.mT, matrix.mT)):
-        assert torch.equal(fn(*args).double(), torch.matmul(*(each.double() for each in args)))
+        found = fn(*args)
+        assert found.dtype == dtype
+        assert torch.equal(found.double(), torch.matmul(*(each.double() for each in args)))
     assert counts == [1, 1]
 
 
