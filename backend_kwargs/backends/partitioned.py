@@ -19,6 +19,7 @@ from backend_kwargs.facts import Call, Compiled, CompileFacts
 from backend_kwargs.facts.parts import Partition, PartsSummary
 from backend_kwargs.graphs.freezing import compile_frozen
 from backend_kwargs.graphs.layouts import with_eagers_layouts
+from backend_kwargs.graphs.memory import SHARED, SharedMemory, unless_shared
 from backend_kwargs.graphs.parts import (
     Boxed,
     attach,
@@ -36,6 +37,7 @@ from backend_kwargs.graphs.parts import (
     visible_results,
     writes_in_place,
 )
+from backend_kwargs.graphs.writes import copy_of_graph
 from backend_kwargs.measure import Roundings, accuracy, generators
 from backend_kwargs.options.layers import Options
 from backend_kwargs.torch_internals.dynamo import TorchDynamoException
@@ -60,10 +62,14 @@ def compile_by_parts(graph: CapturedGraph, options: Options, compiler: PartCompi
     """
     gm, example_inputs = graph.gm, graph.example_inputs
     summary, drop_guards = PartsSummary(compiler.name), dropping_guards()
+    shares = SharedMemory(gm, example_inputs)
+    eager = copy_of_graph(gm) if shares.can_occur else gm
     trains = torch.is_grad_enabled() and any(getattr(each, "requires_grad", False) for each in example_inputs)
     if trains and not compiler.trains:
         warn_once(f"{compiler.name} compiles for inference only. A graph runs in eager, since {TRAINS}.")
         compiled, reason = None, TRAINS
+    elif shares(example_inputs):
+        compiled, reason = None, SHARED
     else:
         compiled, reason = _captured(gm, example_inputs, _Steps(compiler, summary), trains)
     if reason:
@@ -75,6 +81,8 @@ def compile_by_parts(graph: CapturedGraph, options: Options, compiler: PartCompi
         # which is in a reference cycle, what the record of this compile lives with.
         compiled = partial(gm.forward)
         drop_guards()
+    else:
+        compiled = unless_shared(shares, eager, compiled)
     return Compiled(compiled, CompileFacts(options, parts=summary))
 
 

@@ -36,6 +36,7 @@ from backend_kwargs.bundles.samples import content_hash
 from backend_kwargs.errors import BackendKwargsError, error_text, warn_once
 from backend_kwargs.facts import Call
 from backend_kwargs.facts.decision import EAGER, Decision
+from backend_kwargs.graphs.memory import SharedMemory, unless_shared
 from backend_kwargs.graphs.writes import copy_of_graph
 from backend_kwargs.options.layers import Options, standing
 from backend_kwargs.options.option import check
@@ -99,8 +100,14 @@ class GraphBackend:
         """Compile the graph `gm` for dynamo, or load it."""
         self._note_frame()
         backend = self.backend.called_with(**kwargs)
-        graph = CapturedGraph(gm, example_inputs, name)
-        self.made.append(self._loaded_or_compiled(key_of(gm, example_inputs), backend, graph))
+        shares = SharedMemory(gm, example_inputs)
+        eager = copy_of_graph(gm) if shares.can_occur else gm
+        if shares(example_inputs):  # code for them would be wrong for others of these sizes
+            self.made.append(eager.forward)
+        else:
+            graph = CapturedGraph(gm, example_inputs, name)
+            made = self._loaded_or_compiled(key_of(gm, example_inputs), backend, graph)
+            self.made.append(unless_shared(shares, eager, made))
         return self.made[-1]
 
     def reset(self) -> None:

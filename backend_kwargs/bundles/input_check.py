@@ -1,14 +1,14 @@
 """The check of a call's inputs against the samples: by dtype, sizes, strides, device and layout."""
 
-from bisect import bisect_right
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 import torch
 
-from backend_kwargs.bundles.samples import WRITTEN, Args, Kwargs, Metadata, is_dense, memory_of, torch_value, tree_of
+from backend_kwargs.bundles.samples import WRITTEN, Args, Kwargs, Metadata, is_dense, torch_value, tree_of
 from backend_kwargs.errors import BackendKwargsError, shown
+from backend_kwargs.graphs.memory import Memory, overlapping
 from backend_kwargs.options.layers import same
 from backend_kwargs.torch_internals import pytree
 from backend_kwargs.torch_internals.tensors import same_layouts
@@ -103,7 +103,7 @@ class InputCheck:
         named: Collection[str] = (),
         owned: Collection[torch.Tensor] | None = None,
     ) -> None:
-        self._owned = None if owned is None else _Memory(owned)
+        self._owned = None if owned is None else Memory(owned)
         self._any_order, self._named = any_order, frozenset(named)
         samples = [_required(sample, device, values=values, plain=owned is not None) for sample in metadata]
         self._structures = dict.fromkeys(_spelled(pytree.tree_structure(sample)) for sample in samples)
@@ -140,7 +140,7 @@ class InputCheck:
         ):
             self._passed[place] = (same_layouts(tensors), *passed)
 
-    def _are_separate(self, tensors: Sequence[torch.Tensor], owned: "_Memory") -> bool:
+    def _are_separate(self, tensors: Sequence[torch.Tensor], owned: "Memory") -> bool:
         """Return whether tensors have no gradient, no attributes, and none of the module's memory."""
         # Without gradient mode dynamo's guards do not tell the first.
         return not any(tensor.requires_grad or tensor.__dict__ or tensor in owned for tensor in tensors)
@@ -150,7 +150,7 @@ class InputCheck:
         paths, structure = pytree.tree_flatten_with_path(self._in_order(args, kwargs))
         problems = [_problem(paths, likes) for likes in self._known.get(structure, ())]
         if self._owned is not None and not all(problems):
-            self._owned = _Memory(self._owned.tensors)  # as it is now
+            self._owned = Memory(self._owned.tensors)  # as it is now
             problems = [_not_separate(paths, self._owned)]
         if not problems:
             got = _spelled(pytree.tree_structure((args, kwargs)))
@@ -186,21 +186,6 @@ def _spelled(structure: pytree.TreeSpec) -> str:
 class _Blank:
     def __repr__(self) -> str:
         return "_"
-
-
-class _Memory:
-    """The memory of tensors: whether another tensor is in it, at 0.3 µs."""
-
-    def __init__(self, tensors: Collection[torch.Tensor]) -> None:
-        self.tensors = tensors
-        storages = [each.untyped_storage() for each in tensors if each.layout is torch.strided]
-        spans = sorted({(each.data_ptr(), each.data_ptr() + each.nbytes()) for each in storages if each.nbytes()})
-        self.begins, self.ends = [begin for begin, _ in spans], [end for _, end in spans]
-
-    def __contains__(self, tensor: torch.Tensor) -> bool:
-        at = tensor.data_ptr()
-        count = bisect_right(self.begins, at)
-        return count > 0 and at < self.ends[count - 1]
 
 
 def _required(metadata: Metadata, device: torch.device, *, values: bool, plain: bool) -> Any:
@@ -249,16 +234,14 @@ def _problem(paths: Paths, likes: list[Requirement]) -> str:
 def _shared(paths: Paths, likes: list[Requirement]) -> str:
     """Return what is wrong if a tensor that the module writes to shares memory with another, as no sample's does."""
     tensors = [(path, value, like) for (path, value), like in zip(paths, likes, strict=True) if isinstance(like, Like)]
-    for at, (path, value, like) in enumerate(tensors):
-        for other_path, other, other_like in tensors[:at]:
-            (begin, end), (first, last) = memory_of(value), memory_of(other)
-            if (like.written or other_like.written) and begin < last and first < end:
-                spots = f"{spot(other_path)} and {spot(path)}"
-                return f"Inputs {spots} must not share memory, as the module writes to one of them: pass a clone()."
-    return ""
+    written = [at for at, (_, _, like) in enumerate(tensors) if like.written]
+    if not written or not (pair := overlapping([value for _, value, _ in tensors], written)):
+        return ""
+    first, other = (spot(tensors[at][0]) for at in pair)
+    return f"Inputs {first} and {other} must not share memory, as the module writes to one of them: pass a clone()."
 
 
-def _not_separate(paths: Paths, owned: "_Memory") -> str:
+def _not_separate(paths: Paths, owned: "Memory") -> str:
     """Return what is wrong if a tensor is given twice, or is in memory of the module, "" if nothing is."""
     tensors = [(path, value) for path, value in paths if isinstance(value, torch.Tensor)]
     seen: dict[int, KeyPath] = {}

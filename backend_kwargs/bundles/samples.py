@@ -9,6 +9,7 @@ from typing import Any, NamedTuple, TypeAlias
 import torch
 
 from backend_kwargs.errors import BackendKwargsError, wrong_value
+from backend_kwargs.measure.served import span_of
 from backend_kwargs.measure.trees import map_tensors
 from backend_kwargs.options.layers import same
 
@@ -56,22 +57,12 @@ def _clone(tensor: torch.Tensor) -> torch.Tensor:
     copied = tensor.detach().clone()
     if not is_dense(tensor) or copied.stride() == tensor.stride():
         return copied
-    memory = tensor.detach().as_strided((extent(tensor),), (1,)).clone()
+    start, end = span_of(tensor)
+    memory = tensor.detach().as_strided((end - start,), (1,)).clone()
     # Not a view of `memory`: dynamo traces a view in another way.
     return torch.empty(0, dtype=tensor.dtype, device=tensor.device).set_(
         memory.untyped_storage(), 0, tensor.shape, tensor.stride()
     )
-
-
-def extent(tensor: torch.Tensor) -> int:
-    """Return how many elements lie between the first and the last one of a strided tensor, both included."""
-    sizes = zip(tensor.shape, tensor.stride(), strict=True)
-    return 1 + sum((size - 1) * stride for size, stride in sizes) if tensor.numel() else 0
-
-
-def memory_of(tensor: torch.Tensor) -> tuple[int, int]:
-    """Return the addresses where a strided tensor begins and ends."""
-    return tensor.data_ptr(), tensor.data_ptr() + extent(tensor) * tensor.element_size()
 
 
 def content_hash(tensor: torch.Tensor) -> str:
@@ -127,7 +118,7 @@ def zeros_of(metadata: Metadata, device: torch.device) -> Any:
         like = {"dtype": torch_value(dtype), "device": device if where == device.type else where}
         if stride is None:
             return torch.zeros(shape, layout=torch_value(layout), **like)
-        elements = extent(torch.empty_strided(shape, stride, device="meta"))
+        _, elements = span_of(torch.empty_strided(shape, stride, device="meta"))
         return torch.zeros(elements, **like).as_strided(shape, stride)
 
     return tree_of(metadata, leaf)

@@ -2,7 +2,7 @@
 
 import functools
 from collections import defaultdict
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import TypeGuard
 
@@ -15,15 +15,16 @@ from backend_kwargs.graphs.parameter_guards import guard_parameters, why_not_con
 from backend_kwargs.graphs.writes import (
     STAYS_INPUT,
     copy_of_graph,
+    has_memory,
     is_plain,
     may_be_written,
     replace_by_attribute,
+    written_inputs,
     written_memory,
 )
-from backend_kwargs.torch_internals.fake_tensors import FakeTensorMode
 from backend_kwargs.torch_internals.fx import source_of, sources_of_attributes
 from backend_kwargs.torch_internals.guards import Source, is_parameter_source, is_tracing
-from backend_kwargs.torch_internals.tensors import memory_id, version_of
+from backend_kwargs.torch_internals.tensors import memory_id
 
 CompileGm = Callable[[GraphModule, Sequence[object]], Callable[..., object]]
 
@@ -111,20 +112,13 @@ def _can_freeze(value: object) -> TypeGuard[torch.Tensor]:
 
 def _writes_shared_memory(gm: GraphModule, example_inputs: Sequence[object]) -> bool:
     # AOTAutograd puts a common base before all inputs, while Inductor's freeze() counts parameters from the front.
-    sharing = defaultdict(list)
-    for node, value in zip(gm.graph.find_nodes(op="placeholder"), example_inputs, strict=True):
-        if is_plain(value) and value.layout == torch.strided:
-            sharing[memory_id(value)].append((node, value))
+    sharing = defaultdict(set)
+    for at, value in enumerate(example_inputs):
+        if has_memory(value):
+            sharing[memory_id(value)].add(at)
     several = [shared for shared in sharing.values() if len(shared) > 1]
-    written = written_memory(gm.graph) if several else ()
-    return any(_any_written(shared, written) for shared in several)
-
-
-def _any_written(shared: Sequence[tuple[Node, torch.Tensor]], written: Collection[int]) -> bool:
-    """Return whether the graph may write into one of these inputs, which share memory."""
-    mode = FakeTensorMode()
-    fresh = [(node, mode.from_tensor(value)) for node, value in shared]  # all alive, so that shared memory is detected
-    return any(may_be_written(node, written, version_of(fake)) for node, fake in fresh)
+    written = written_inputs(gm, example_inputs) if several else set()
+    return any(shared & written for shared in several)
 
 
 def _make_attribute(gm: GraphModule, placeholder: Node, value: torch.Tensor, is_parameter: bool) -> None:

@@ -3,7 +3,7 @@
 import copy
 import inspect
 import operator
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import cache
 from typing import Any, TypeGuard
 
@@ -11,6 +11,7 @@ import torch
 from torch.fx import Graph, GraphModule, Node
 
 from backend_kwargs.torch_internals import operators
+from backend_kwargs.torch_internals.fake_tensors import FakeTensorMode
 from backend_kwargs.torch_internals.fx import hand_on
 from backend_kwargs.torch_internals.modules import WRITES_AS_DECLARED
 from backend_kwargs.torch_internals.operators import OpOverload, OpOverloadPacket
@@ -41,6 +42,19 @@ def may_be_written(placeholder: Node, written: Collection[int], version: int = 0
     if not isinstance(fake, torch.Tensor) or fake.is_inference() or version_of(fake) > version:
         return True
     return not storages_of(fake).isdisjoint(written)
+
+
+def written_inputs(gm: GraphModule, example_inputs: Sequence[object]) -> set[int]:
+    """Return the positions of the plain tensors among the inputs that dynamo's graph may mutate."""
+    memory, mode = written_memory(gm.graph), FakeTensorMode()
+    plain = {at: value for at, value in enumerate(example_inputs) if has_memory(value)}
+    fresh = {at: mode.from_tensor(value) for at, value in plain.items()}  # all alive, so that shared memory is detected
+    placeholders = gm.graph.find_nodes(op="placeholder")
+    return {at for at, fake in fresh.items() if may_be_written(placeholders[at], memory, _version(fake))}
+
+
+def _version(tensor: torch.Tensor) -> int:
+    return 0 if tensor.is_inference() else version_of(tensor)
 
 
 def keep_inputs(placeholders: Iterable[Node]) -> None:

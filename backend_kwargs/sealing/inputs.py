@@ -1,13 +1,19 @@
 """Inputs of other sizes, made from the example's, and what a call of them gives."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
 
 from backend_kwargs.bundles.samples import Sample, cloned
 from backend_kwargs.facts import Call
+from backend_kwargs.graphs.memory import SHARED, Memory, overlapping
+from backend_kwargs.graphs.writes import has_memory
+from backend_kwargs.measure.served import copied as copied_memory
+from backend_kwargs.measure.served import same_bits
 from backend_kwargs.measure.trees import map_tensors, tensors_of, walk
+from backend_kwargs.sealing.declared import UndeclaredError
+from backend_kwargs.torch_internals.tensors import version_of
 
 
 def resized(tensor: torch.Tensor, sizes: Mapping[int, int], *, values: bool = True) -> torch.Tensor:
@@ -49,6 +55,40 @@ def copied(sample: Sample) -> Sample:
 
     twin: Sample = map_tensors(copy, sample)
     return twin
+
+
+class Apart:
+    """The check that inputs share no memory with each other and with `written` buffers, for code that writes there.
+
+    Code is compiled for inputs that are apart, which torch does not guard.
+    """
+
+    def __init__(self, written: Sequence[torch.Tensor]) -> None:
+        self._written = Memory(written)
+
+    def __call__(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        """Raise UndeclaredError if they do."""
+        tensors = [*{id(each): each for each in tensors_of((args, kwargs)) if has_memory(each)}.values()]
+        if overlapping(tensors) or any(each in self._written for each in tensors):
+            raise UndeclaredError(SHARED)
+
+
+def apart(call: Callable[[Sample], object], sample: Sample, buffers: Collection[torch.Tensor]) -> Apart | None:
+    """Return the check for what `call` runs, None if it writes into no input and no buffer."""
+    held = [each for each in (*tensors_of(tuple(sample)), *buffers) if has_memory(each)]
+    # Version counters tell of what a write leaves as it was, values of `torch._foreach_add_` and writes into `.data`.
+    before = [(_version(each), copied_memory(each)) for each in held]
+    call(sample)
+    written = [
+        each
+        for each, (version, values) in zip(held, before, strict=True)
+        if version != _version(each) or not same_bits(each, values)
+    ]
+    return Apart([each for each in buffers if any(each is other for other in written)]) if written else None
+
+
+def _version(tensor: torch.Tensor) -> int | None:
+    return None if tensor.is_inference() else version_of(tensor)
 
 
 class Result(NamedTuple):

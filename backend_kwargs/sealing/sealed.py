@@ -11,6 +11,7 @@ import torch
 from backend_kwargs.backends.inductor.cudagraph_outputs import one_at_a_time, with_copies_of_managed
 from backend_kwargs.errors import BackendKwargsError, printable, shortened
 from backend_kwargs.sealing.declared import Reader, UndeclaredError
+from backend_kwargs.sealing.inputs import Apart
 from backend_kwargs.sealing.metrics import publish
 from backend_kwargs.sealing.padding import Padding
 from backend_kwargs.sealing.targets import Target
@@ -37,11 +38,16 @@ class Sealed:
     """
 
     def __init__(
-        self, target: Target, reader: Reader, padding: Padding, managers: Iterable[CUDAGraphTreeManager] | None = None
+        self,
+        target: Target,
+        reader: Reader,
+        padding: Padding,
+        apart: Apart | None,
+        managers: Iterable[CUDAGraphTreeManager] | None = None,
     ) -> None:
         self.name = target.name
         self.notes: list[str] = []
-        self._reader, self._padding, self._eager = reader, padding, target.eager
+        self._reader, self._padding, self._apart, self._eager = reader, padding, apart, target.eager
         self._here = threading.local()
         self._lock = threading.Lock()
         self._counts: Counter[str] = Counter()
@@ -66,6 +72,8 @@ class Sealed:
         try:
             found, padded = self._reader(args, kwargs)
             self._check_thread()
+            if self._apart is not None:
+                self._apart(args, kwargs)
             if padded:
                 sample = self._padding.filled(args, kwargs, padded)
                 result = self._padding.cut(self._run(*sample.args, **sample.kwargs), found, padded)

@@ -15,7 +15,7 @@ from backend_kwargs.facts import Call
 from backend_kwargs.measure import generators, synchronize
 from backend_kwargs.sealing.checks import Checks
 from backend_kwargs.sealing.declared import Declared, Place, Point, Reader, places_of, shown_point
-from backend_kwargs.sealing.inputs import Result, called, copied, resized
+from backend_kwargs.sealing.inputs import Apart, Result, apart, called, copied, resized
 from backend_kwargs.sealing.padding import Padding
 from backend_kwargs.sealing.sealed import Sealed
 from backend_kwargs.sealing.targets import Target
@@ -57,8 +57,9 @@ def warmed(
         padding = Padding.of(declared, places, work, checks)
         if work.managers:
             make_thread_ready()
-        work.settle(Sealed(target, reader, padding), points)
-    sealed = Sealed(target, reader, padding, work.managers or None)
+        apart = work.apart(points[0])
+        work.settle(Sealed(target, reader, padding, apart), points)
+    sealed = Sealed(target, reader, padding, apart, work.managers or None)
     sealed.notes += work.notes
     modes, has_gradients = modes_of_thread(), work.has_gradients
     devices = {each.device_index for each in work.managers}
@@ -71,7 +72,7 @@ def warmed(
             )
         # Not drawing apart, since other threads draw from the same generators.
         with no_other_replays(devices), modes(), work.kept():
-            work.settle(Sealed(target, reader, padding), points, compiles=False)
+            work.settle(Sealed(target, reader, padding, apart), points, compiles=False)
             if sealed.copying is not None:
                 for _ in range(PLANS):
                     work.round(sealed.copying, points)
@@ -246,6 +247,11 @@ class _Warming:
             checks.compare(self.call(self.target.compiling, make(), point), make, point)
         if checks.random:
             self.notes.append("it draws random numbers, so results were not compared with eager's")
+
+    def apart(self, point: Point) -> Apart | None:
+        """Return the check of the memory of inputs, None if the function writes into no input and no buffer."""
+        buffers = [*self.target.module.buffers()] if self.target.module is not None else []
+        return apart(lambda sample: self.call(self.target.eager, sample, point), self.inputs(point), buffers)
 
     def settle(self, sealed: Sealed, points: Sequence[Point], *, compiles: bool = True) -> None:
         """Call as in service until a round compiles, records and loads nothing; compile what is missing in between."""

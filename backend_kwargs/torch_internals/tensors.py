@@ -19,6 +19,13 @@ def memory_id(tensor: torch.Tensor) -> int:
     return identity
 
 
+def may_overlap(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Return whether two tensors whose addresses intersect may have an element in common, as AOTAutograd asks it."""
+    if memory_id(one) != memory_id(other) or one is other:
+        return True
+    return bool(torch._C._dynamo.guards.compute_overlapping_tensors([one, other], symbolic=False))
+
+
 def is_view(tensor: torch.Tensor) -> bool:
     """Return whether autograd knows a tensor to be a view of another."""
     return tensor._is_view()

@@ -13,9 +13,10 @@ import torch
 
 from backend_kwargs.bundles.input_check import InputCheck, spot
 from backend_kwargs.bundles.packages.guards import PackageGuards, Weight
-from backend_kwargs.bundles.samples import Args, Kwargs, content_hash, memory_of
+from backend_kwargs.bundles.samples import Args, Kwargs, content_hash
 from backend_kwargs.errors import BackendKwargsError
 from backend_kwargs.facts import Call
+from backend_kwargs.graphs.memory import addresses_of
 from backend_kwargs.torch_internals import pytree
 from backend_kwargs.torch_internals.inductor_code import load_package
 from backend_kwargs.torch_internals.modules import buffers_of, children_of, parameters_of
@@ -139,7 +140,7 @@ class PackageCall:
 
     def _compare_memory(self, tensors: Sequence[torch.Tensor], args: Args, kwargs: Kwargs) -> None:
         """Raise if memory that the package writes to is also that of another input or of a weight."""
-        spans = [memory_of(tensor) for tensor in tensors]
+        spans = [addresses_of(tensor) for tensor in tensors]
         for at, guard in enumerate(self._guards.tensors):
             if not guard.written:
                 continue
@@ -271,7 +272,7 @@ class _Weights:
             self._loaded.load_constants(aliases, check_full_update=False, user_managed=True)
             _release(self._aliases)
             self._aliases += aliases.values()
-        self.spans = [*map(memory_of, own.tensors)]
+        self.spans = [*map(addresses_of, own.tensors)]
         self._own, self._baked, self._same = own, baked, same_layouts(own.tensors)
         self._pointers = pointers
 
