@@ -171,8 +171,11 @@ class Declared:
 
     @cached_property
     def allowed(self) -> Mapping[str, Collection[int]]:
-        """The declared sizes of each name, quick to look up."""
-        return {name: values if isinstance(values, range) else frozenset(values) for name, values in self.sizes.items()}
+        """The sizes of each name that have code or are padded, quick to look up."""
+        return {
+            name: values if name in self.dynamic else frozenset(values).union(self.codes[name])
+            for name, values in self.sizes.items()
+        }
 
 
 class Reader:

@@ -13,8 +13,9 @@ from backend_kwargs.bundles.samples import Sample
 from backend_kwargs.errors import BackendKwargsError
 from backend_kwargs.facts import Call
 from backend_kwargs.sealing.checks import Checks
-from backend_kwargs.sealing.declared import Declared, Place, Point, shown_point
+from backend_kwargs.sealing.declared import Declared, Place, Point, Values, shown_point
 from backend_kwargs.sealing.inputs import Result
+from backend_kwargs.sealing.other_values import Change, Positions, changes_of
 from backend_kwargs.sealing.targets import Target
 from backend_kwargs.torch_internals import pytree
 from backend_kwargs.torch_internals.tensors import version_of
@@ -53,6 +54,8 @@ class Padding:
             padding.cuts = padding._with_cuts_of(name, declared, work)
         for point, padded in _cases(declared):
             padding._check(point, padded, work, checks)
+        for point, padded in _small_cases(declared):
+            padding._check_other_values(point, padded, work, checks)
         return padding
 
     def filled(self, args: Sequence[Any], kwargs: Mapping[str, Any], padded: Point) -> Sample:
@@ -116,17 +119,51 @@ class Padding:
             )
         with work.compiling():
             for call in (work.target.eager, work.target.compiling):
+                if why := checks.difference(self._padded(call, make(), point, padded, work), wanted):
+                    raise self._changes(point, padded, work, why)
 
-                def run(*args: Any, call: Any = call, **kwargs: Any) -> Any:
-                    sample = self.filled(args, kwargs, padded)
-                    return self.cut(call(*sample.args, **sample.kwargs), point, padded)
+    def _check_other_values(self, point: Point, padded: Point, work: Work, checks: Checks) -> None:
+        """Raise if padding changes results of inputs with values that the example does not have.
 
-                if why := checks.difference(work.call(run, make(), point), wanted):
-                    raise BackendKwargsError(
-                        f"{', '.join(map(repr, padded))} cannot be padded: {work.target.name!r} at "
-                        f"{shown_point(point)} gives other results padded to {shown_point(padded)}, {why}. Pass a "
-                        "mask of what is real and its `fill`, or declare `sizes` without buckets."
-                    )
+        In eager: compiled code is that of the example. Values that eager refuses are not checked.
+        """
+        dims = {place.name: [dim for dim, of in place.dims if of in padded] for place in self.places}
+        sample = work.inputs(point)
+        with Positions() as positions:
+            work.call(work.target.eager, sample, point)
+        leaves = work.target.named_leaves(work.inputs(point))
+        tensors = {id(leaf): (name, leaf) for name, leaf in leaves.items() if isinstance(leaf, torch.Tensor)}
+        for at, (name, leaf) in tensors.items():
+            of = dims.get(name, [])
+            changes = changes_of(name, leaf, self.fill.get(name, 0), of, free=not positions.found)
+            same = [each for each, other in leaves.items() if id(other) == at]
+            for how, change in changes.items():
+
+                def make(change: Change = change, same: Sequence[str] = same) -> Sample:
+                    sample = work.inputs(point)
+                    changed = change(work.target.named_leaves(sample)[same[0]])
+                    return work.target.with_leaves(sample, dict.fromkeys(same, changed))
+
+                try:
+                    wanted = work.call(work.target.eager, make(), point)
+                except BackendKwargsError:
+                    continue
+                if why := checks.difference(self._padded(work.target.eager, make(), point, padded, work), wanted):
+                    raise self._changes(point, padded, work, why, f", with {name!r} {how},")
+
+    def _padded(self, call: Call, sample: Sample, point: Point, padded: Point, work: Work) -> Result:
+        def run(*args: Any, **kwargs: Any) -> Any:
+            wide = self.filled(args, kwargs, padded)
+            return self.cut(call(*wide.args, **wide.kwargs), point, padded)
+
+        return work.call(run, sample, point)
+
+    def _changes(self, point: Point, padded: Point, work: Work, why: str, values: str = "") -> BackendKwargsError:
+        return BackendKwargsError(
+            f"{', '.join(map(repr, padded))} cannot be padded: {work.target.name!r} at {shown_point(point)}{values} "
+            f"gives other results padded to {shown_point(padded)}, {why}. Pass a mask of what is real and its `fill`, "
+            "or declare `sizes` without buckets."
+        )
 
 
 def _cases(declared: Declared) -> Iterator[tuple[Point, Point]]:
@@ -140,6 +177,19 @@ def _cases(declared: Declared) -> Iterator[tuple[Point, Point]]:
                 least.setdefault(name, size)
     if len(least) > 1:
         yield base | least, {name: declared.bucket_of(name, size) for name, size in least.items()}
+
+
+def _small_cases(declared: Declared) -> Iterator[tuple[Point, Point]]:
+    """Yield for each name a small size that is padded, and its bucket; other sizes are small too, but not 1 if any."""
+    base = {of: _above_one(values) for of, values in declared.codes.items()}
+    for name, buckets in declared.buckets.items():
+        if sizes := [size for bucket in buckets for size in declared.padded_sizes(name, bucket)]:
+            size = _above_one(sizes)
+            yield base | {name: size}, {name: declared.bucket_of(name, size)}
+
+
+def _above_one(sizes: Values) -> int:
+    return next((size for size in sizes if size > 1), sizes[-1])
 
 
 def _shapes(one: object, other: object) -> Iterator[tuple[int, int]]:
