@@ -144,18 +144,20 @@ class GraphBackend:
 
     def _loaded_or_compiled(self, key: str, backend: Backend, graph: CapturedGraph) -> Call:
         kept = self.graphs.get(key)
-        if kept is not None and kept.decision and kept.decision["winner"] == EAGER:
+        if kept is None:
+            return self._compile(key, backend, graph)
+        if kept.decision and kept.decision["winner"] == EAGER:
             self.loaded.append(key)
             return graph.gm.forward
-        if kept is not None and kept.code:
+        if kept.code:
             with suppress(CannotLoadError):
                 return self._load(key, kept, backend, graph)
-        elif kept is not None and kept.decision:
+        if kept.decision:
             return self._compile_as_decided(key, kept.decision, backend, graph)
-        return self._compile(key, backend, graph)
+        return self._compile(key, _without_race(backend), graph)
 
     def _compile_as_decided(self, key: str, decision: DecisionData, backend: Backend, graph: CapturedGraph) -> Call:
-        """Compile with auto's decision; if that fails, as the config says."""
+        """Compile with auto's decision; if that fails, as the config says, without a race."""
         spare = copy_of_graph(graph.gm)
         try:
             compiled = under_decision(backend, decision).compile(graph)
@@ -163,7 +165,7 @@ class GraphBackend:
             raise
         except Exception as error:  # noqa: BLE001 - it may be of another release, or of anybody's making
             warn_once(f"A saved decision of auto fails, and its graph is compiled again: {error_text(error)}.")
-            return self._compile(key, backend, replace(graph, gm=spare))
+            return self._compile(key, _without_race(backend), replace(graph, gm=spare))
         self.compiled.append(key)
         return compiled.call
 
@@ -204,8 +206,7 @@ class GraphBackend:
         try:
             backend = under_decision(backend, kept.decision) if kept.decision else backend
         except BackendKwargsError as error:
-            warn_once(f"A saved decision of auto is not used, and its graph is compiled again: {error}")
-            raise CannotLoadError from error
+            raise CannotLoadError from error  # compiling with it says why
         loads: list[str] = []
 
         def load_one(compile_fx: CompileFx, *args: object, **kwargs: Any) -> Call:
@@ -275,6 +276,11 @@ def under_decision(backend: Backend, decision: DecisionData) -> Backend:
         options.update(precision=(), max_error=None)
     chosen = backend.bind("auto's decision", options, untrusted(check))
     return chosen.bind("fixed", {**standing(fixed, options), "clone_outputs": clones, "auto": False})
+
+
+def _without_race(backend: Backend) -> Backend:
+    """Return the backend with default in place of auto, for a graph whose caller waits: it was built before."""
+    return under_decision(backend, {"options": {}}) if backend.options.get("auto") else backend
 
 
 def _decided(decision: Decision | None) -> DecisionData | None:

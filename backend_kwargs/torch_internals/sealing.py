@@ -20,6 +20,7 @@ from torch._dynamo.eval_frame import OptimizedModule, innermost_backend
 from torch._dynamo.mutation_guard import GenerationTracker
 from torch._dynamo.types import ConvertFrameReturn
 from torch._dynamo.utils import compilation_time_metrics, counters
+from torch.nn.modules.module import _global_forward_pre_hooks
 
 from backend_kwargs.torch_internals.dynamo import WRAPPER, cache_entries, limits_lifted
 
@@ -129,7 +130,12 @@ class NoCompile:
         """Return whether a frame is that of the function itself, before which nothing has run."""
         code: Any = frame.f_code
         own = code.co_argcount and frame.f_locals.get(code.co_varnames[0])
-        return code is self._code and self._owner in (None, own)
+        return code is self._code and self._owner in (None, own) and not _has_pre_hooks(self._owner)
+
+
+def _has_pre_hooks(module: Any) -> bool:
+    """Return whether functions run before the forward of a module, which would run again."""
+    return isinstance(module, torch.nn.Module) and bool(module._forward_pre_hooks or _global_forward_pre_hooks)
 
 
 TRIES = 8

@@ -703,3 +703,39 @@ def test_a_graph_that_cannot_be_traced_runs_in_eager():
     )
     assert any(str(each.message).startswith(wanted) for each in caught)
     assert "ran in eager: no partition of OpenVINO" in str(bk.report(compiled))
+
+
+def with_nan(*shape):
+    """Return numbers of both signs, of which every fifth is nan."""
+    numbers = torch.arange(torch.Size(shape).numel()) * 7 % 13 - 6.0
+    numbers[::5] = torch.nan
+    return numbers.reshape(shape)
+
+
+NAN = {
+    "max_pool1d": lambda x: nn.functional.max_pool1d(x[0], 2),
+    "max_pool2d": lambda x: nn.functional.max_pool2d(x, 3, 2, 1),
+    "max_pool3d": lambda x: nn.functional.max_pool3d(x[None], 2),
+    "adaptive_max_pool2d": lambda x: nn.functional.adaptive_max_pool2d(x, 3),
+    "amax": lambda x: x.amax(1),
+    "maximum": lambda x: torch.maximum(x, x.flip(0)),
+    "sign": torch.sign,
+    "comparison": lambda x: torch.where(x <= 0, 1.0, 2.0),
+    "infinite norm": lambda x: torch.linalg.vector_norm(x, torch.inf, 1),
+    "norm of -inf": lambda x: torch.linalg.vector_norm(x, -torch.inf, 1),
+}
+
+
+@both
+@torch.no_grad()
+def test_nan_stays_nan(engine):
+    """What compares numbers, between two other operators, gives nan where eager does."""
+    x = with_nan(2, 3, 8, 8)
+
+    def compares(x):
+        return [function(x * 2) + 1 for function in NAN.values()]
+
+    results = torch.compile(compares, backend=backend(engine))(x)
+    assert [
+        name for name, one, other in zip(NAN, results, compares(x), strict=True) if not one.isnan().equal(other.isnan())
+    ] == []

@@ -1,6 +1,7 @@
 """A part of a graph as a session of ONNX Runtime, which reads and writes torch's memory."""
 
 import logging
+import math
 import threading
 import warnings
 from collections.abc import Callable, Iterator, Mapping
@@ -110,6 +111,7 @@ UNTRANSLATED: tuple[tuple[str, str, Callable[[Any], bool], str], ...] = (
     ("addbmm", "beta", lambda value: value == 0, "the exporter multiplies nan by a beta of zero"),
     ("baddbmm", "beta", lambda value: value == 0, "the exporter multiplies nan by a beta of zero"),
     ("leaky_relu", "negative_slope", lambda value: value < 0, "ONNX Runtime loses the sign of zeros"),
+    ("linalg_vector_norm", "ord", lambda value: abs(value) == math.inf, "ONNX Runtime's maxima and minima skip nan"),
     ("logit", "eps", lambda value: value is not None, "the exporter's formula gives a number for nan"),
 )
 # Warnings that the exporter logs at each export, by logger: torchvision's operators, if it lacks them, and a constant

@@ -60,6 +60,10 @@ DENIED_FLOATS: Mapping[str, str] = MappingProxyType(
         ("amax", "amin", "argmax", "argmin", "logsumexp", "max.default", "max.dim", "maximum"), NAN_IS_A_NUMBER
     )
     | dict.fromkeys(("min.default", "min.dim", "minimum", "sign"), NAN_IS_A_NUMBER)
+    | dict.fromkeys(
+        ("adaptive_max_pool2d", "adaptive_max_pool3d", "max_pool2d_with_indices", "max_pool3d_with_indices"),
+        NAN_IS_A_NUMBER,
+    )
     | {"upsample_bilinear2d": "infinities and nan times a weight of zero are nan"}
 )
 NO_BOOLS = frozenset(

@@ -1,0 +1,115 @@
+"""Inputs with values that the example does not have, on which padding is checked too.
+
+A maximum over padded numbers is right for positive ones and wrong for negative ones. Values stay valid where they are
+positions: integers of a function that indexes by any are within the example's and the fill. A mask keeps, in each row,
+something that is not the fill, since a row of nothing real means nothing.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any, TypeAlias
+
+import torch
+
+from backend_kwargs.bundles.samples import is_dense
+from backend_kwargs.measure.trees import tensors_of
+from backend_kwargs.sealing.checks import SHORT
+from backend_kwargs.torch_internals.modes import TorchDispatchMode
+from backend_kwargs.torch_internals.operators import arguments_of
+
+Change: TypeAlias = Callable[[torch.Tensor], torch.Tensor]
+FLOATS = (*SHORT, torch.float32, torch.float64)
+LARGE = 64
+OF_TORCH = ("aten", "prims")
+WORDS = ("ind", "offset", "target", "length", "repeats")  # in names of arguments that are positions or sizes
+
+
+def changes_of(
+    name: str, example: torch.Tensor, fill: float, dims: Sequence[int], *, free: bool
+) -> Mapping[str, Change]:
+    """Return how to change an input's values, by how the new ones differ.
+
+    `dims` are those that are padded with `fill`. Integers are `free` if none is a position.
+    """
+    if not is_dense(example) or not example.numel():
+        return {}
+    if _is_mask(name, example):
+        other = _other(example, fill)
+        found: dict[str, Change] = {
+            "all real": lambda x: torch.where(x == fill, other, x),
+            "inverted in part": lambda x: torch.where(_odd(x, dims), torch.where(x == fill, other, _like(x, fill)), x),
+        }
+    elif example.dtype in FLOATS:
+        found = {
+            "positive": lambda x: x.abs() + 1,
+            "negative": lambda x: -x.abs() - 1,
+            "of the other sign": torch.neg,
+            "zero in part": lambda x: x.masked_fill(_odd(x, dims), 0),
+        }
+        if example.dtype not in SHORT and not torch.is_autocast_enabled(example.device.type):
+            found |= {"large": lambda x: LARGE * (x.abs() + 1), "large and negative": lambda x: -LARGE * (x.abs() + 1)}
+    elif not (example.is_floating_point() or example.is_complex()):
+        least, largest = (int(end) for end in example.aminmax())
+        if dims:
+            least, largest = min(least, int(fill)), max(largest, int(fill))
+        found = {
+            "mirrored": lambda x: least + largest - x,
+            "shifted": lambda x: (x - least + 1) % (largest - least + 1) + least,
+        }
+        if free:
+            found |= {"positive": lambda x: x.abs() + 1, "negative": lambda x: -x.abs() - 1}
+    else:
+        found = {}
+    return {how: partial(_kept_real, change, fill, dims) for how, change in found.items()}
+
+
+class Positions(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Notes whether an operator takes integers as positions, lengths or sizes; one that is not torch's may."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found = False
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Call an operator."""
+        named = dict(zip((each.name for each in arguments_of(func)), args, strict=False)) | (kwargs or {})
+        every = func.namespace not in OF_TORCH or torch.Tag.data_dependent_output in func.tags
+        for name, value in named.items():
+            integers = [each for each in tensors_of(value) if not each.is_floating_point() and each.dtype != torch.bool]
+            self.found |= bool(integers) and (every or any(word in name for word in WORDS))
+        return func(*args, **(kwargs or {}))
+
+
+def _is_mask(name: str, example: torch.Tensor) -> bool:
+    """Return whether an input says what is real: a bool, one that is called a mask, or one of zeros and ones."""
+    return example.dtype == torch.bool or "mask" in name.lower() or example.unique().tolist() == [0, 1]
+
+
+def _other(example: torch.Tensor, fill: float) -> torch.Tensor:
+    """Return the value of a mask for what is real: one of its own, or 0 for a `fill` that is not 0, else 1."""
+    real = example[example != fill]
+    return real.flatten()[0] if real.numel() else _like(example, not fill)
+
+
+def _like(x: torch.Tensor, value: float) -> torch.Tensor:
+    return torch.full((), value, dtype=x.dtype, device=x.device)
+
+
+def _odd(x: torch.Tensor, dims: Sequence[int]) -> torch.Tensor:
+    """Return a mask of every second element along the last of the padded dimensions, the first one not among them."""
+    dim = dims[-1] if dims else x.ndim - 1
+    if dim < 0:
+        return torch.zeros_like(x, dtype=torch.bool)
+    shape = [1] * x.ndim
+    shape[dim] = x.shape[dim]
+    return (torch.arange(x.shape[dim], device=x.device) % 2 == 1).reshape(shape).expand(x.shape)
+
+
+def _kept_real(change: Change, fill: float, dims: Sequence[int], x: torch.Tensor) -> torch.Tensor:
+    """Return changed values; rows that would hold nothing but the fill keep their own."""
+    with torch.inference_mode(x.is_inference()), torch.no_grad():
+        made = change(x.detach()).to(x.dtype)
+        for dim in dims:
+            made = torch.where((made == fill).all(dim, keepdim=True), x.detach(), made)
+        made = torch.empty_like(x).copy_(made)
+    return made.requires_grad_(x.requires_grad)
