@@ -67,7 +67,7 @@ class Positions(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Notes whether an operator takes integers as positions, lengths or sizes; one that is not torch's may."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.found = False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -82,7 +82,9 @@ class Positions(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 def _is_mask(name: str, example: torch.Tensor) -> bool:
     """Return whether an input says what is real: a bool, one that is called a mask, or one of zeros and ones."""
-    return example.dtype == torch.bool or "mask" in name.lower() or example.unique().tolist() == [0, 1]
+    zeros, ones = example == 0, example == 1
+    both = bool(zeros.any() and ones.any() and (zeros | ones).all())
+    return both or example.dtype == torch.bool or "mask" in name.lower()
 
 
 def _other(example: torch.Tensor, fill: float) -> torch.Tensor:
