@@ -204,7 +204,7 @@ class GraphBackend:
 
     def _load(self, key: str, kept: Graph, backend: Backend, graph: CapturedGraph) -> Call:
         try:
-            backend = under_decision(backend, kept.decision) if kept.decision else backend
+            backend = under_decision(backend, kept.decision) if kept.decision else _without_race(backend)
         except BackendKwargsError as error:
             raise CannotLoadError from error  # compiling with it says why
         loads: list[str] = []
