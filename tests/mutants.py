@@ -118,8 +118,7 @@ TESTS: Mapping[str, str] = {
     "*/race.py": "auto/test_auto_race.py auto/test_auto_race_steps.py auto/test_auto_worth.py"
     " auto/test_auto_head_to_head.py auto/test_auto_deadline.py auto/test_auto_traces.py auto/test_auto_precision.py"
     " auto/test_auto_compilers.py auto/test_auto_rewrites.py auto/test_auto_compiling.py",
-    "*/auto/compiling.py": "auto/test_auto_compiling.py auto/test_auto_ahead.py",
-    "*/auto/ahead.py": "auto/test_auto_ahead.py",
+    "*/auto/compiling.py": "auto/test_auto_compiling.py",
     "*/inductor/lowered.py": "auto/test_auto_compiling.py",
     "*/selection.py": "auto/test_auto_race_steps.py auto/test_auto_worth.py auto/test_auto_compiling.py"
     " auto/test_auto_rewrites.py auto/test_auto_unfrozen.py",
@@ -140,7 +139,6 @@ TESTS: Mapping[str, str] = {
     "*/graphs/replay.py": "auto/test_auto_sandbox.py auto/test_auto_effects.py auto/test_auto_race.py"
     " auto/test_auto_traces.py",
     "*/auto/ddp_buckets.py": "auto/test_auto_ddp.py",
-    "*/auto/workers/*.py": "auto/workers/",
     "*/auto/predictions.py": "auto/test_predictions.py auto/test_auto_worth.py",
     "*/auto/products.py": "auto/test_auto_products.py",
     "*/auto/*.py": "auto/test_auto_decide.py auto/test_auto_race.py",

@@ -25,7 +25,7 @@ from backend_kwargs.cli.console import quiet
 from backend_kwargs.harness.modules import importable
 from backend_kwargs.measure import roundings
 from backend_kwargs.precision import quantised
-from backend_kwargs.torch_internals import caches, cudagraph_recording, inductor_config, lowering_alone
+from backend_kwargs.torch_internals import caches, cudagraph_recording, inductor_config
 from backend_kwargs.torch_internals.autotuning import TIMERS, benchmarker
 from backend_kwargs.torch_internals.modes import modes_restored
 from backend_kwargs.torch_internals.relowering import around_lowering
@@ -47,10 +47,6 @@ def wrappers():
 
 def default_of_fusion():
     return inductor_config.entries()["max_fusion_size"].default
-
-
-def loader():
-    return torch._inductor.codecache.PyCodeCache.__dict__["load_by_key_path"]
 
 
 def standard_error():
@@ -100,7 +96,6 @@ CONTEXTS = {
     ),
     "recording of CUDA graphs": (cudagraph_recording.recording_nothing, nothing, wrappers),
     "notes of CUDA graphs": (cudagraph_recording.noting_recordings, nothing, wrappers),
-    "loading of code": (lambda: lowering_alone._loading(True), nothing, loader),
     "deadline": (lambda: deadline.capped(0.0), nothing, deadline._ends.copy),
     "timers of kernels": (
         lambda: deadline.capped(0.0),

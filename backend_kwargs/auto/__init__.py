@@ -7,6 +7,6 @@ or the tuning of `products`, by what `graph_stats` and `roofline` say it can sav
 change in torch, and `deadline` ends their tuning.
 
 A race runs inside the backend's call, where `example_inputs` are the real tensors. `compiling` traces the model once
-and lowers its graphs for each candidate; `ahead` has `workers` do so in advance. The winner is what was raced; where
-sizes are symbols, for several ranks and to be saved, it is compiled again, mostly out of Inductor's cache.
+and lowers its graphs for each candidate. The winner is what was raced; where sizes are symbols, for several ranks and
+to be saved, it is compiled again, mostly out of Inductor's cache.
 """

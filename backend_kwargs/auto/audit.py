@@ -85,10 +85,7 @@ def measured(request: Request, decision: Decision, effort: Effort, tell: Tell) -
     with sandboxed(request.gm) as sandbox:
         settings = replace(request.settings, budget_s=COMPILE_S)
         running = begun(replace(request, settings=settings), lambda name, done: None, sandbox, dynamo_seconds())
-        try:
-            return replace(_timed(running, wanted, effort, tell), fresh=fresh_labels)
-        finally:
-            running.compiles.ahead.end()
+        return replace(_timed(running, wanted, effort, tell), fresh=fresh_labels)
 
 
 def _fresh(request: Request, effort: Effort, tell: Tell) -> Iterator[RaceRow]:
@@ -142,7 +139,7 @@ def _timed(running: Race, wanted: Mapping[str, Wanted], effort: Effort, tell: Te
     if decided.code_of in runners:
         calls[AGAIN] = runners[decided.code_of].call
     tell("timing")
-    with modes_restored(), running.compiles.ahead.quiet():
+    with modes_restored():
         samples = measure.interleave(
             calls,
             rounds=effort.rounds,

@@ -6,12 +6,10 @@ with them and without. The winner of a race is what was raced, if nothing of it 
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import Any
 
 import torch
 
-from backend_kwargs.auto.ahead import Ahead
 from backend_kwargs.auto.candidates import toggled, with_recording
 from backend_kwargs.auto.request import Request
 from backend_kwargs.backends import CapturedGraph
@@ -92,12 +90,12 @@ class Candidate:
 
 @dataclass
 class Compiles:
-    """The compiles of one race; `ahead` is what workers lower for it meanwhile."""
+    """The compiles of one race; `lowered` are the graphs that the first candidate was lowered from."""
 
     request: Request
     task: Task
-    ahead: Ahead = field(default_factory=Ahead)
     traces: list[Traced] = field(default_factory=list)
+    lowered: list[LoweredGraph] = field(default_factory=list)
 
     def compile(self, options: Options, compiler: str = "") -> Candidate:
         """Return a candidate that is compiled under these options, without tracing the model if that is possible."""
@@ -129,42 +127,6 @@ class Compiles:
             made = self.compile(options)
         made.context = context
         return made
-
-    def trace(self, options: Options) -> None:
-        """Trace a candidate, and have its graphs lowered by workers until its turn comes."""
-        whole = with_recording(options)
-        lowered = Lowered(whole, self._noting(whole))
-        traced = Traced(lowered, TracingApart())
-        with functorch.patched(enable_autograd_cache=False), traced.context.entered():
-            self.request.compile(self._graph(lowered.unlowered()), whole, "")
-        if lowered.graphs and lowered.shareable:
-            self.traces.append(traced)
-            self.ahead.lower(whole, lowered.patches)
-
-    def _noting(self, whole: Options) -> Callable[[LoweredGraph], None]:
-        fits = partial(differ_in_lowering, whole)
-        names = before_autograd(whole)
-        return self.ahead.noting(names, fits) if names or self.ahead.graphs else self.ahead.noting_default(fits)
-
-    def has_traced(self, options: Options) -> bool:
-        """Return whether a candidate's graphs have been traced already, or could not be."""
-        return any(each.fits(with_recording(options)) for each in self.ahead.sent)
-
-    @property
-    def lowered(self) -> list[LoweredGraph]:
-        """The graphs that the first candidate was lowered from."""
-        return self.ahead.graphs
-
-    def patches(self, options: Options) -> Options:
-        """Return the options that Inductor gets for a candidate's, rewrites as passes."""
-        found: list[Options] = []
-
-        def compile_fx(*_: object, config_patches: Options, **__: object) -> Call:
-            found.append(config_patches)
-            return lambda *_: None
-
-        self.request.compile(self._graph(compile_fx), options, "")
-        return found[0]
 
     def other(self, candidate: Candidate) -> Candidate:
         """Return the same code with CUDA graphs if the candidate has none, otherwise without."""
@@ -206,7 +168,8 @@ class Compiles:
         return self._version(traced, version, options)
 
     def _first(self, whole: Options) -> tuple[Traced, Version, Compiled]:
-        traced, version = Traced(Lowered(whole, self._noting(whole)), TracingApart()), Version()
+        traced, version = Traced(Lowered(whole), TracingApart()), Version()
+        self.lowered = self.lowered or traced.lowered.graphs
         with traced.context.entered():
             compiled = self.request.compile(self._graph(traced.lowered.first(version)), whole, "")
         return traced, version, compiled

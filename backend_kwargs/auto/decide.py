@@ -273,11 +273,10 @@ def _name_of_compiled() -> str:
 
 
 def _facts(result: "RaceResult") -> str:
-    """Return the description of the graph, the winner's error in a lower precision, and why workers had no part."""
+    """Return the description of the graph, and the winner's error in a lower precision."""
     row = result.winner
     error = "" if row.error is None else f", error {row.error:.2g} (max_error={row.max_error:g})"
-    alone = f", lowered without workers: {printable(result.alone)}" if result.alone else ""
-    return f"{result.stats}{error}{alone}"
+    return f"{result.stats}{error}"
 
 
 @dataclass(frozen=True)

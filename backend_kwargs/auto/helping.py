@@ -23,11 +23,7 @@ def helping(request: Request, exchange: Exchange) -> Iterator[None]:
     dynamo_s = dynamo_seconds()
     with exchange.helping(), sandboxed(request.gm) as sandbox:
         running = begun(request, lambda name, fraction: None, sandbox, dynamo_s)
-        running.compiles.ahead.choose = lambda: ()  # the racing rank has the workers of this host
-        try:
-            yield from _first_round(running, exchange)
-        finally:
-            running.compiles.ahead.end()
+        yield from _first_round(running, exchange)
 
 
 def _is_left(offer: Offer, exchange: Exchange) -> bool:

@@ -12,7 +12,6 @@ from functools import cache, partial
 import torch
 
 from backend_kwargs import measure
-from backend_kwargs.auto.ahead import workers
 from backend_kwargs.auto.budget import LEAST_CALLS, Budget
 from backend_kwargs.auto.candidates import RaceCandidate, toggled
 from backend_kwargs.auto.compiling import Candidate, Compiles
@@ -25,7 +24,6 @@ from backend_kwargs.auto.result_checks import ResultChecks
 from backend_kwargs.auto.sandbox import Sandbox, own_libdevice, sandboxed
 from backend_kwargs.auto.selection import OVER_BUDGET, Selection
 from backend_kwargs.auto.shared_race import Round
-from backend_kwargs.auto.workers.pool import Workers
 from backend_kwargs.backends.generated_code import comparable, compiled_graphs, rewrites_made
 from backend_kwargs.errors import error_text
 from backend_kwargs.facts import Call, Compiled
@@ -60,8 +58,7 @@ class UnfitError(Exception):
 class RaceResult:
     """The result of a race: the winner's row, all rows in the order tried, the graph's stats; `cut` if time ran out.
 
-    `compiled` is what was raced as the winner, None if that cannot outlast the race. `alone` says why no worker has
-    lowered the graphs, where there are workers.
+    `compiled` is what was raced as the winner, None if that cannot outlast the race.
     """
 
     winner: RaceRow
@@ -70,19 +67,14 @@ class RaceResult:
     seconds: float
     cut: bool
     compiled: Compiled | None = None
-    alone: str = ""
 
 
 def race(request: Request, tell: Progress) -> RaceResult:
     """Return the fastest candidate that passes the accuracy check; restore torch's state, inputs and generators."""
     dynamo_s = dynamo_seconds()
     with sandboxed(request.gm) as sandbox:
-        workers().start()  # they import torch while the graph runs in eager
         running = begun(request, tell, sandbox, dynamo_s)
-        try:
-            result, winner = running.run()
-        finally:
-            running.compiles.ahead.end()
+        result, winner = running.run()
     # The trees of the race are gone with the losers: the winner records its CUDA graphs in those of the process.
     compiled = running.compiles.kept(winner) if request.keeps and winner else None
     return replace(result, compiled=compiled)
@@ -97,7 +89,6 @@ def checked(request: Request, decision: Decision) -> tuple[str, Compiled | None]
     dynamo_s = dynamo_seconds()
     with sandboxed(request.gm, collects=False) as sandbox:
         first = FirstRun.of(request, sandbox)
-        first.compiles.ahead.pool = Workers(0)  # no other candidates follow
         make = cache(partial(first.compiles.compile_to_keep, decision.options, decision.compiler))
         why, made = "", first.near(decision, make)
         if made is None:
@@ -226,7 +217,6 @@ class Race:
         """Return a race whose results are checked by `checks`."""
         rows: list[RaceRow] = []
         selection = Selection(request, task, stats, device, budget, checks, rows, compiles)
-        compiles.ahead.choose = selection.ahead
         return cls(request, tell, dynamo_s, task, device, stats, budget, checks, selection, compiles, rows)
 
     def run(self) -> tuple[RaceResult, Candidate | None]:
@@ -234,7 +224,6 @@ class Race:
         with self.budget.uncounted():
             eager = self.entered_eager()
             self.checks.compute_reference()
-        self._trace_ahead(eager)
         champion = self._climb(self.meet(eager, self.selection.default))
         champion = self.not_slower(champion, eager)
         if champion.row.status != "pass":
@@ -247,10 +236,7 @@ class Race:
         ended = (self.budget.is_spent, OVER_BUDGET)
         cut = any(row.status in ("timeout", "unchecked") or row.reason.startswith(ended) for row in self.rows)
         cut = cut or not self.budget.may_time
-        alone = self.compiles.ahead.refused
-        return RaceResult(
-            champion.row, tuple(self.rows), self.stats, self.budget.spent_s, cut, alone=alone
-        ), champion.made
+        return RaceResult(champion.row, tuple(self.rows), self.stats, self.budget.spent_s, cut), champion.made
 
     def entered_eager(self) -> Runner:
         """Return eager as a runner, or raise UnfitError if two runs of it differ."""
@@ -292,7 +278,6 @@ class Race:
         """Return the fastest after trying all candidates worth their time, by highest expected gain per second."""
         left = self.selection.candidates(champion)
         shared, count = self._shared(left, champion), len(left)
-        self._trace_ahead(champion)
         while left:
             self.rows += shared.settle(left)
             reasons = {id(each): self.selection.why_not(each, champion) for each in left}
@@ -311,10 +296,7 @@ class Race:
                 continue
             left.remove(following)
             self.tell(following.name, 1 - (len(left) + 1) / (count + 1))
-            self.selection.awaited(following)
-            champion, before = self.meet(champion, following), champion
-            if champion is not before:
-                self._trace_ahead(champion)
+            champion = self.meet(champion, following)
         return champion
 
     def _shared(self, left: Sequence[RaceCandidate], champion: Runner) -> Round:
@@ -327,18 +309,6 @@ class Race:
             fitting.remove(ordered[-1])
         given = [(each, self.selection.options(each, champion), self.selection.predicted_s(each)) for each in ordered]
         return Round.of(exchange, champion.row, given, self.budget.left_s)
-
-    def _trace_ahead(self, champion: Runner) -> None:
-        """Have workers lower what may be raced next against this champion, traced here if it has graphs of its own."""
-        self.compiles.ahead.more()
-        for options in self.selection.to_trace(champion):
-            try:
-                with own_libdevice(), modes_restored(), capped(self.budget.ends), get_metrics_context():
-                    self.compiles.trace(options)
-            except RESTARTS:
-                raise
-            except (Exception, OutOfTime) as error:  # noqa: BLE001 - it is raced, and fails, when its turn comes
-                logger.info("%s are not lowered ahead: %s", options, error)
 
     def not_slower(self, champion: Runner, eager: Runner) -> Runner:
         """Return eager if the champion, which was timed only against other candidates, is slower than eager."""
@@ -475,7 +445,7 @@ class Race:
         """Time both in turn and note it in their rows; return what either raised."""
         failed: dict[str, Exception] = {}
         warm, began = self.budget.call_s <= SLOW_S, time.perf_counter()
-        with modes_restored(), self.compiles.ahead.quiet():
+        with modes_restored():
             samples = interleaved(challenger, champion, self.device, self.budget.left_s, failed.__setitem__, warm=warm)
         challenger.row.timed_s = challenger.row.timed_s or time.perf_counter() - began
         for runner, name in ((champion, "champion"), (challenger, "challenger")):

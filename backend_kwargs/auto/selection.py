@@ -2,7 +2,6 @@
 
 import logging
 import math
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
@@ -11,7 +10,6 @@ import torch
 from torch.fx import GraphModule
 
 from backend_kwargs import measure
-from backend_kwargs.auto.ahead import LOAD_S, Job
 from backend_kwargs.auto.budget import Budget
 from backend_kwargs.auto.candidates import (
     CUDAGRAPHS,
@@ -28,9 +26,8 @@ from backend_kwargs.auto.candidates import (
     precision_candidates,
     step_of,
     why_not_raced,
-    with_recording,
 )
-from backend_kwargs.auto.compiling import Compiles, before_autograd
+from backend_kwargs.auto.compiling import Compiles
 from backend_kwargs.auto.graph_stats import GraphStats, Product, padded_in
 from backend_kwargs.auto.head_to_head import Runner
 from backend_kwargs.auto.predictions import predicted
@@ -56,13 +53,9 @@ LEAST_GAIN = 0.03  # a candidate that cannot gain this much is skipped
 LEAST_GAIN_PER_S = 0.003  # so is one that gains less per second of compiling, unless effort is "full"
 WORTH_A_LARGER_BUDGET = 0.1
 LEAST_COMPILE_S = 0.5  # assumed for default, whose own compile is faster when it hits Inductor's cache
-# Options under which kernels are timed while they are compiled, which needs the device.
-TIMED = frozenset({"benchmark_combo_kernel", "max_autotune_gemm", "max_autotune_pointwise", "max_autotune", "freezing"})
 # Of fewer recorded kinds of graph, costs measured by hand predict better; those of products depend on their number.
 ENOUGH_KINDS = 8
 OVER_BUDGET = "it is predicted to exceed the budget"
-TRACES = 2  # at a time, of candidates whose graphs workers lower meanwhile
-OP_S = 0.1  # of default's compile for each operator: 18 s for 246, 15 s for 140 (H100, 16 cores)
 
 
 @dataclass
@@ -134,50 +127,6 @@ class Selection:
         )
 
     # ---- all candidates
-
-    def ahead(self) -> list[tuple[Options, Options]]:
-        """Return the options of candidates that workers lower meanwhile, each with those for Inductor.
-
-        They extend the best one's, or default's as long as that compiles; their graphs have been traced, and their
-        kernels are not chosen by time.
-        """
-        lowered = self.lowered_rewrites if self.best_row else self._matching(self._rewrites(traced=False))
-        found = [*lowered, *vars(self).get("traced_rewrites", ())]
-        chosen = [self._whole(each) for each in (*found, *self._steps()) if not each.compiler]
-        chosen = [each for each in chosen if each != self._whole() and self.compiles.ahead.fits(each)]
-        return [(options, self.compiles.patches(options)) for options in chosen if TIMED.isdisjoint(options)]
-
-    def to_trace(self, champion: Runner) -> list[Options]:
-        """Return the options of the candidates that are worth a trace now, so that workers lower their graphs.
-
-        A trace takes seconds of this process, in any case if the candidate is raced. So only the first are traced: in
-        advance of default those rewrites whose traffic alone is enough of an eager call, if default will leave time to
-        race them; later what is raced next.
-        """
-        spare = min(self.compiles.ahead.spare, TRACES)
-        if spare <= 0 or self.budget.over:
-            return []
-        if self.best_row is None:
-            if OP_S * self.stats.ops > self.budget.left_s:
-                return []
-            least_s = LEAST_GAIN * self.budget.call_s
-            named = [each for each in self._steps() if before_autograd(each.options)]
-            fitting = named or [each for each in self.traced_rewrites if each.saved_s >= least_s]
-            fitting.sort(key=lambda each: -each.saved_s)
-        else:
-            fitting = [each for each in self.candidates(champion) if not self.why_not(each, champion)]
-            if not self.named:
-                fitting.sort(key=lambda each: -self.gain(each, champion) / self.predicted_s(each))
-        new = [self._whole(each) for each in fitting if not each.compiler]
-        return [each for each in new if self._traceable(each)][:spare]
-
-    def _traceable(self, options: Options) -> bool:
-        return TIMED.isdisjoint(options) and self.compiles.may_share(options) and not self.compiles.has_traced(options)
-
-    def _whole(self, candidate: RaceCandidate | None = None) -> Options:
-        """Return the options of a candidate over those of the best one, or of the best one itself."""
-        best = with_recording(self.best_row.options if self.best_row else self.default.options)
-        return best if candidate is None else with_recording(merged(best if candidate.over else {}, candidate))
 
     def _steps(self) -> list[RaceCandidate]:
         settings, frozen = self.settings, self.request.frozen
@@ -256,14 +205,6 @@ class Selection:
         """The names of the candidates that won at other sizes."""
         return frozenset(map(step_of, self.request.winners))
 
-    def awaited(self, candidate: RaceCandidate) -> None:
-        """Wait for the worker that lowers a candidate's graphs, as long as lowering them here would take."""
-        if job := self._job(candidate):
-            self.compiles.ahead.wait(job, min(self.predicted_s(candidate), self.budget.left_s))
-
-    def _job(self, candidate: RaceCandidate) -> Job | None:
-        return self.compiles.ahead.job_of(self._whole(candidate))
-
     def options(self, candidate: RaceCandidate, champion: Runner) -> Options:
         """Return the options with which the candidate is compiled: merged onto those of Inductor's best, if it is."""
         row = self.best_row if champion.row.compiler else champion.row
@@ -315,15 +256,12 @@ class Selection:
     def predicted_s(self, candidate: RaceCandidate) -> float:
         """Return the predicted seconds to compile and tune, as multiples of the time that default took.
 
-        They are those of the nearest kinds of graph in recorded races; less where a worker lowers the graphs.
+        They are those of the nearest kinds of graph in recorded races.
         """
         compile_s = max(self.default_s, LEAST_COMPILE_S)
         recorded = predicted(candidate.name, self.stats)
         known = recorded.cost if recorded.kinds >= ENOUGH_KINDS and candidate.name != TUNED_PRODUCTS else None
-        seconds = known * compile_s if known else candidate.costs.seconds(compile_s, self.stats)
-        if (job := self._job(candidate)) is None:
-            return seconds
-        return min(seconds, LOAD_S) if job.done else max(seconds - (time.perf_counter() - job.began), LOAD_S)
+        return known * compile_s if known else candidate.costs.seconds(compile_s, self.stats)
 
     def gain(self, candidate: RaceCandidate, champion: Runner) -> float:
         """Return the share of the champion's time that the candidate may save, from what such options saved before."""

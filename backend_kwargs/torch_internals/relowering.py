@@ -48,11 +48,8 @@ def _spare_of(gm: GraphModule, copies: dict[int, GraphModule]) -> GraphModule:
 
 
 @contextmanager
-def around_lowering(example_inputs: Any, options: Mapping[str, object]) -> Iterator[list[Any]]:
-    """Set what torch has set when it calls the function that compiles a lowered graph, and options of Inductor.
-
-    The list that it yields gets the strides with which the compiled graph returns its outputs.
-    """
+def around_lowering(example_inputs: Any, options: Mapping[str, object]) -> Iterator[None]:
+    """Set what torch has set when it calls the function that compiles a lowered graph, and options of Inductor."""
     fake_mode = detect_fake_mode(example_inputs)
     with ExitStack() as stack:
         if torch._C._is_any_autocast_enabled():
@@ -64,11 +61,10 @@ def around_lowering(example_inputs: Any, options: Mapping[str, object]) -> Itera
             functorch_config.patch(unlift_effect_tokens=True),
             enable_python_dispatcher(),
             inductor_config.patched(options),
+            TracingContext.report_output_strides(),
         ):
             stack.enter_context(each)
-        reported = stack.enter_context(TracingContext.report_output_strides())
-        assert reported is not None  # there is a context
-        yield reported
+        yield
 
 
 def fresh_boxes(kwargs: Mapping[str, Any], *, cudagraphs: bool) -> dict[str, Any]:
@@ -85,37 +81,3 @@ def output_strides(graph: CompiledFxGraph) -> object:
 def is_partitioned(graph: CompiledFxGraph) -> bool:
     """Return whether CUDA graphs record parts of a graph, which the compile of its backward graph depends on."""
     return len(getattr(graph, "partition_maps", None) or ()) > 1
-
-
-def saved_as(strides: Sequence[Sequence[int] | None] | None, example_inputs: Sequence[Any]) -> Sequence[Any]:
-    """Return a backward graph's inputs with the strides in which the lowered forward graph returns what it saves.
-
-    As AOTAutograd does when it has the forward graph lowered before it compiles the backward graph.
-    """
-    context = TracingContext.try_get()
-    if not strides or context is None or (metadata := context.fw_metadata) is None:
-        return example_inputs
-    saved, inputs = strides[metadata.tensors_saved_for_backwards_slice], list(example_inputs)
-    for at, stride in enumerate(saved, metadata.num_symints_saved_for_bw or 0):
-        value = inputs[at]
-        if stride is None or not isinstance(value, torch.Tensor) or not all(isinstance(s, int) for s in value.stride()):
-            continue  # with symbols for sizes, Inductor leaves the layouts
-        if value.stride() != tuple(stride):
-            inputs[at] = value.as_strided(value.size(), stride)
-    return inputs
-
-
-# ---- the place of a graph that is not lowered yet
-
-
-def empty_place() -> CompiledFxGraph:
-    """Return what AOTAutograd takes for a compiled graph, until one takes its place."""
-    place: CompiledFxGraph = object.__new__(CompiledFxGraph)
-    place._boxed_call, place.compiled_fn_runner, place.current_callable = True, None, None
-    place.partition_maps = None  # read to tell the compile of the backward graph
-    return place
-
-
-def is_empty(place: CompiledFxGraph) -> bool:
-    """Return whether no compiled graph has taken this place yet."""
-    return not hasattr(place, "output_strides")

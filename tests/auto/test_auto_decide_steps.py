@@ -235,9 +235,7 @@ def test_nothing_decided_is_put_back():
 
 
 def test_facts_of_a_lower_precision():
-    """They say its error beside the bound, and why workers had no part; without both they are those of the graph."""
+    """They say its error beside the bound; without one they are those of the graph."""
     result = RaceResult(RaceRow("bf16", error=0.00123, max_error=0.01), (), "3 ops", 1.0, cut=False)
     assert decide._facts(result) == "3 ops, error 0.0012 (max_error=0.01)"
     assert decide._facts(replace(result, winner=RaceRow("default"))) == "3 ops"
-    alone = replace(result, winner=RaceRow("default"), alone="it has collectives")
-    assert decide._facts(alone) == "3 ops, lowered without workers: it has collectives"

@@ -9,7 +9,6 @@ import torch
 
 from backend_kwargs import measure
 from backend_kwargs.auto import budget, race, result_checks, selection
-from backend_kwargs.auto.ahead import Ahead
 from backend_kwargs.auto.candidates import STEPS, Costs, RaceCandidate
 from backend_kwargs.auto.graph_stats import GraphStats
 from backend_kwargs.auto.head_to_head import Runner, note_figures, peak_of
@@ -171,7 +170,7 @@ def test_what_inductor_has_padded_is_not_padded_again(raced, monkeypatch):
     """Default's lowered graphs show it, so that the candidate is not compiled."""
     monkeypatch.setattr(selection, "padded_in", lambda lowered: lowered == ["all"])
     (step,) = (each for each in STEPS if each.name == "padded")
-    lowered = {kind: SimpleNamespace(lowered=[SimpleNamespace(gm=kind)], ahead=Ahead()) for kind in ("all", "some")}
+    lowered = {kind: SimpleNamespace(lowered=[SimpleNamespace(gm=kind)]) for kind in ("all", "some")}
     reasons = [raced(state={"compiles": lowered[kind]}).selection.why_not(step, runner()) for kind in lowered]
     assert reasons == ["Inductor has padded all products by itself", ""]
 

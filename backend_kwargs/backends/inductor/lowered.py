@@ -49,21 +49,15 @@ class Version:
         return Version([plain.get(id(graph), graph) for graph in self.graphs])
 
 
-def _ignore(graph: LoweredGraph) -> None:
-    """Do nothing with a graph."""
-
-
 @dataclass
 class Lowered:
-    """The lowered graphs of one compile, and which of their versions is in place. `patches`: Inductor's options."""
+    """The lowered graphs of one compile, and which of their versions is in place."""
 
     options: Options
-    noted: Callable[[LoweredGraph], None] = _ignore
     graphs: list[LoweredGraph] = field(default_factory=list)
     call: Call | None = None
     in_place: Version | None = None
     backwards: list[object] = field(default_factory=list)  # as AOTAutograd made them
-    patches: Options = field(default_factory=dict)
 
     # ---- in place of Inductor's compile_fx, whose arguments these take
 
@@ -87,35 +81,20 @@ class Lowered:
 
         return compile_fx
 
-    def unlowered(self) -> Callable[..., Call]:
-        """Return the function that traces the model and keeps the graphs; they are lowered by `again`."""
-        from backend_kwargs.torch_internals.relowering import empty_place
-
-        def compile_fx(step: Callable[..., Call], gm: object, inputs: Inputs, inner: CompileInner, **kw: Any) -> Call:
-            self.patches = kw["config_patches"]
-            self.call = step(gm, inputs, self._keeping(lambda *_, **__: empty_place()), **kw)
-            self.backwards = [vars(each)["backward"] for each in self._functions]
-            return self.call
-
-        return compile_fx
-
     def again(self, version: Version) -> Callable[..., Call]:
         """Return the function that lowers the kept graphs again, as `version`."""
         from backend_kwargs.torch_internals.cudagraph_recording import noting_recordings
-        from backend_kwargs.torch_internals.relowering import around_lowering, fresh_boxes, is_empty, saved_as, spare_of
+        from backend_kwargs.torch_internals.relowering import around_lowering, fresh_boxes, spare_of
 
         def compile_fx(
             step: object, gm: object, inputs: Inputs, inner: CompileInner, *, config_patches: Options, **kw: Any
         ) -> Call:
             boxes = fresh_boxes(self.graphs[0].kwargs, cudagraphs=bool(config_patches.get("triton.cudagraphs")))
             with noting_recordings() as version.recordings:
-                strides: Any = None
                 for each in self.graphs:
-                    with around_lowering(each.example_inputs, config_patches) as reported:
-                        each.example_inputs = saved_as(strides, each.example_inputs)
+                    with around_lowering(each.example_inputs, config_patches):
                         graph: Any = inner(spare_of(each.gm), each.example_inputs, **{**each.kwargs, **boxes})
                     version.graphs.append(graph)
-                    strides = reported if is_empty(each.place) else None  # AOTAutograd has told others already
             self._check(version)
             return self._shared()
 
@@ -147,7 +126,7 @@ class Lowered:
             recording.record_again()
         self._put(version, for_good=True)
         # AOTAutograd's function may hold the function that compiled its backward graph, and that this object.
-        self.graphs, self.in_place, self.noted = [], None, _ignore
+        self.graphs, self.in_place = [], None
 
     def assembled(self, version: Version) -> None:
         """Note what the stages have put round the backward passes of a version."""
@@ -165,11 +144,10 @@ class Lowered:
 
     def _check(self, version: Version) -> None:
         from backend_kwargs.torch_internals.inductor_code import CompiledFxGraph
-        from backend_kwargs.torch_internals.relowering import is_empty, is_partitioned, output_strides
+        from backend_kwargs.torch_internals.relowering import is_partitioned, output_strides
 
         for each, graph in zip(self.graphs, version.graphs, strict=True):
-            alike = is_empty(each.place) or output_strides(graph) == output_strides(each.place)
-            if not isinstance(graph, CompiledFxGraph) or not alike:
+            if not isinstance(graph, CompiledFxGraph) or output_strides(graph) != output_strides(each.place):
                 raise UnlikeError("its results have other strides")
             if is_partitioned(graph) != is_partitioned(each.place):
                 raise UnlikeError("CUDA graphs record other parts of it")
@@ -180,7 +158,6 @@ class Lowered:
         def compile_one(gm: "GraphModule", example_inputs: Inputs, **kwargs: Any) -> Call:
             kept = LoweredGraph(spare_of(gm), example_inputs, kwargs, None)
             self.graphs.append(kept)
-            self.noted(kept)
             kept.place = inner(gm, example_inputs, **kwargs)
             return kept.place  # type: ignore[no-any-return]
 
