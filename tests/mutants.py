@@ -103,8 +103,6 @@ TESTS: Mapping[str, str] = {
     "*/determinism.py": "graphs/test_determinism.py test_pinning.py",
     "*/auto/stored.py": "auto/test_auto_stored.py test_explain.py",
     "*/auto/audit.py": "fleet/test_audit.py fleet/test_findings.py",
-    "*/auto/shared_race.py": "auto/test_auto_shared_race.py",
-    "*/auto/helping.py": "auto/test_auto_shared_race.py",
     "*/auto/decision.py": "auto/test_auto_decision.py auto/test_auto_decisions_toml.py",
     "*/decisions_toml.py": "auto/test_auto_decisions_toml.py auto/test_auto_compilers.py auto/test_auto_precision.py",
     "*/candidates.py": "auto/test_auto_steps.py auto/test_auto_candidates.py auto/test_auto_settings.py"

@@ -10,7 +10,7 @@ import tempfile
 import time
 import weakref
 from collections import defaultdict
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -25,7 +25,6 @@ from backend_kwargs.auto.machine import device_of, machine
 from backend_kwargs.auto.ranks import agreed, ranks
 from backend_kwargs.auto.reporting import forget_reported, progress, tell
 from backend_kwargs.auto.request import Request
-from backend_kwargs.auto.shared_race import Exchange, exchange_for, opened
 from backend_kwargs.auto.store import KIND, DecisionStore, name_of, name_on, tell_of_former
 from backend_kwargs.backends.others import is_other, other_of, versions_of
 from backend_kwargs.errors import BackendKwargsError, error_text, printable, warn_once
@@ -312,7 +311,7 @@ class _Question:
         if ranks() > 1 and may_communicate(gm):
             return self.default("it has an operator that is not torch's, which may communicate with other ranks")
         # Agree before using anything that only this rank knows: a rank without it would wait for the others.
-        decision = agreed(self.key, self._of_this_rank, self.default, settings, self._meanwhile())
+        decision = agreed(self.key, self._of_this_rank, self.default, settings)
         if decision.rows:
             memory().decisions[self.slot] = decision
         return decision
@@ -415,10 +414,8 @@ class _Question:
 
         began, budget_s = time.perf_counter(), self.budget_s
         try:
-            exchange = self._exchange(opens=True)
             with progress(self.request.settings.on_progress) as tick:
-                request = replace(self._told(self._raced_request), keeps=self._keeps)
-                result = race(replace(request, exchange=exchange), tick)
+                result = race(replace(self._told(self._raced_request), keeps=self._keeps), tick)
         except RESTARTS:
             raise
         except UnfitError as error:
@@ -448,30 +445,6 @@ class _Question:
     def _spend(self, seconds: float) -> None:
         memory().race_seconds.append(seconds)
         self._spent_s[self._frame] = seconds
-
-    # ---- the race of several ranks
-
-    def _exchange(self, *, opens: bool = False) -> Exchange | None:
-        card = card_of(self.real_request.example_inputs)
-        return exchange_for(self.key, self.request.settings, card, opens=opens)
-
-    def _meanwhile(self) -> Generator[None, None, None]:
-        """Race what the racing rank offers, while this one waits for its decision."""
-        while not opened(self.key):
-            yield
-        began = time.perf_counter()
-        try:
-            if self.ineligible() or self.share_s <= 0 or (exchange := self._exchange()) is None:
-                return
-            from backend_kwargs.auto.helping import helping
-
-            yield from helping(self._raced_request, exchange)
-        except RESTARTS:
-            raise
-        except Exception as error:  # noqa: BLE001 - the racing rank races what this one cannot
-            logger.info("This rank races no candidate: %s", error_text(error))
-        finally:
-            self._spend(time.perf_counter() - began)
 
     def _of_result(self, result: "RaceResult", cut_s: float, budget_s: float) -> Decision:
         return Decision(

@@ -4,7 +4,7 @@ import gc
 import logging
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
@@ -18,12 +18,10 @@ from backend_kwargs.auto.compiling import Candidate, Compiles
 from backend_kwargs.auto.deadline import OutOfTime, capped, capped_backward
 from backend_kwargs.auto.graph_stats import GraphStats, observed_stats
 from backend_kwargs.auto.head_to_head import Runner, better, interleaved, note_figures
-from backend_kwargs.auto.ranks import LOOK_S
 from backend_kwargs.auto.request import Request
 from backend_kwargs.auto.result_checks import ResultChecks
 from backend_kwargs.auto.sandbox import Sandbox, own_libdevice, sandboxed
 from backend_kwargs.auto.selection import OVER_BUDGET, Selection
-from backend_kwargs.auto.shared_race import Round
 from backend_kwargs.backends.generated_code import comparable, compiled_graphs, rewrites_made
 from backend_kwargs.errors import error_text
 from backend_kwargs.facts import Call, Compiled
@@ -277,38 +275,22 @@ class Race:
     def _climb(self, champion: Runner) -> Runner:
         """Return the fastest after trying all candidates worth their time, by highest expected gain per second."""
         left = self.selection.candidates(champion)
-        shared, count = self._shared(left, champion), len(left)
+        count = len(left)
         while left:
-            self.rows += shared.settle(left)
             reasons = {id(each): self.selection.why_not(each, champion) for each in left}
             fitting = [each for each in left if not reasons[id(each)]]
             if not fitting:
                 for each in left:
                     if reasons[id(each)] == f"it would be {each.name} again":  # it was offered, and raced as such
                         continue
-                    reason = shared.why(each, reasons[id(each)])
-                    row = RaceRow(each.name, dict(each.options), "skipped", reason, compiler=each.compiler)
+                    row = RaceRow(each.name, dict(each.options), "skipped", reasons[id(each)], compiler=each.compiler)
                     self.rows.append(replace(row, predicted_s=self.selection.predicted_s(each)))
                 break
-            following = shared.next_of(fitting, partial(self.selection.first_of, champion=champion))
-            if following is None:
-                time.sleep(LOOK_S)
-                continue
+            following = self.selection.first_of(fitting, champion)
             left.remove(following)
             self.tell(following.name, 1 - (len(left) + 1) / (count + 1))
             champion = self.meet(champion, following)
         return champion
-
-    def _shared(self, left: Sequence[RaceCandidate], champion: Runner) -> Round:
-        """Offer what may be raced against this champion to the ranks that wait, the most promising first."""
-        if (exchange := self.request.exchange) is None:
-            return Round()
-        fitting, ordered = [each for each in left if not self.selection.why_not(each, champion)], []
-        while fitting:
-            ordered.append(self.selection.first_of(fitting, champion))
-            fitting.remove(ordered[-1])
-        given = [(each, self.selection.options(each, champion), self.selection.predicted_s(each)) for each in ordered]
-        return Round.of(exchange, champion.row, given, self.budget.left_s)
 
     def not_slower(self, champion: Runner, eager: Runner) -> Runner:
         """Return eager if the champion, which was timed only against other candidates, is slower than eager."""

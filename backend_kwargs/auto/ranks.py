@@ -4,14 +4,13 @@ import json
 import logging
 import threading
 import time
-from collections.abc import Callable, Generator, Iterator
-from contextlib import closing, contextmanager, nullcontext, suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
 from backend_kwargs.auto.decision import COLUMNS, packed, unpacked
 from backend_kwargs.auto.settings import RaceSettings
 from backend_kwargs.facts.decision import Decision
-from backend_kwargs.torch_internals.dynamo import RESTARTS
 
 if TYPE_CHECKING:
     from torch.distributed.distributed_c10d import Store
@@ -35,13 +34,12 @@ def agreed(
     decide: Callable[[], Decision],
     default: Callable[[str], Decision],
     settings: RaceSettings,
-    meanwhile: Generator[None, None, None] | None = None,
 ) -> Decision:
     """Return to every rank the `decide()` of the first one to ask for `key`; without torch.distributed, `decide()`.
 
     It uses a key in the process group's store, not a collective: ranks may compile different graphs, in any order. The
     first decision that is stored holds, also for the rank that was to decide: where that one raises, dies or takes too
-    long, it is `default(why)`. A rank that waits goes on with `meanwhile` each time that it has looked.
+    long, it is `default(why)`.
     """
     store = _process_group_store()
     if store is None:
@@ -49,15 +47,13 @@ def agreed(
     try:
         place = _place_of(store, key, settings)
         first = store.add(f"{place}/owner", 1) == 1
-        why = "" if first else _waited(store, place, longest_wait_s(settings), meanwhile)
-    except RESTARTS:  # of what it did meanwhile
-        raise
+        why = "" if first else _waited(store, place, longest_wait_s(settings))
     except Exception:  # noqa: BLE001 - each kind of store raises its own error
         return _unreachable(default)
     decision = default(why or FAILED)
     try:
         if first:
-            with counting(store, place):
+            with _counting(store, place):
                 decision = decide()
     finally:
         stored = _first_stored(store, place, decision, default)
@@ -81,26 +77,23 @@ def longest_wait_s(settings: RaceSettings) -> float:
     return min(2 * settings.budget_s + GRACE_S, SHARE * distributed.shortest_timeout_s())
 
 
-def _waited(store: "Store", place: str, longest_s: float, meanwhile: Generator[None, None, None] | None = None) -> str:
+def _waited(store: "Store", place: str, longest_s: float) -> str:
     """Wait for the decision; return why there is none, "" if there is one."""
     began_s = changed_s = time.monotonic()
     last = None
-    with closing(meanwhile) if meanwhile else nullcontext():
-        while (now_s := time.monotonic()) < began_s + longest_s:
-            if store.check([f"{place}/decision"]):
-                return ""
-            if (count := store.add(f"{place}/count", 0)) != last:
-                last, changed_s = count, now_s
-            if now_s - changed_s > SILENCE_S:
-                return SILENT
-            if meanwhile:
-                next(meanwhile, None)
-            time.sleep(LOOK_S)
+    while (now_s := time.monotonic()) < began_s + longest_s:
+        if store.check([f"{place}/decision"]):
+            return ""
+        if (count := store.add(f"{place}/count", 0)) != last:
+            last, changed_s = count, now_s
+        if now_s - changed_s > SILENCE_S:
+            return SILENT
+        time.sleep(LOOK_S)
     return LATE
 
 
 @contextmanager
-def counting(store: "Store", place: str) -> Iterator[None]:
+def _counting(store: "Store", place: str) -> Iterator[None]:
     """Show the other ranks that this one is alive."""
     ended = threading.Event()
 
@@ -134,13 +127,6 @@ def _first_stored(store: "Store", place: str, decision: Decision, default: Calla
 def _unreachable(default: Callable[[str], Decision]) -> Decision:
     logger.warning("The process group's store cannot be reached; default is compiled.")
     return default(UNREACHABLE)
-
-
-def place_of(key: str) -> tuple["Store", str]:
-    """Return the process group's store, and below which name the ranks write about `key`."""
-    store = _process_group_store()
-    assert store is not None
-    return store, f"{PREFIX}/{key}"
 
 
 def ranks() -> int:

@@ -121,10 +121,9 @@ def over_eager(row: RaceRow, rows: Mapping[str, RaceRow]) -> Interval | None:
 
 def _line(row: RaceRow, rows: Mapping[str, RaceRow], width: int) -> str:
     error = "" if row.error is None else f", error {row.error:.2g}"
-    by = "" if row.rank is None else f", by rank {row.rank}"
     if row.status != "pass":
         timed = "" if row.seconds is None or row.error is None else f" ({row.seconds * 1e6:.1f} µs)"
-        return f"{row.name:<{width}} {row.status}: {row.reason}{timed}{by}"
+        return f"{row.name:<{width}} {row.status}: {row.reason}{timed}"
     took = "not timed" if row.seconds is None else f"{row.seconds * 1e6:.1f} µs"
     total = over_eager(row, rows) if row.speedup else None
     ratio, baseline = (total, EAGER) if total else (row.speedup, row.against)
@@ -134,7 +133,7 @@ def _line(row: RaceRow, rows: Mapping[str, RaceRow], width: int) -> str:
     if row.speedup and row.speedup.low <= 1 < row.speedup.median and not row.won:
         kept = f"  within noise of {row.against}"
     rewrote = f", rewrote {words_of(row.rewritten)}" if row.rewritten else ""
-    compiled = f"compiled in {row.compile_s:.1f} s{peak}{rewrote}{error}{by}"
+    compiled = f"compiled in {row.compile_s:.1f} s{peak}{rewrote}{error}"
     return f"{row.name:<{width}} {took:>12}  {why:<44} {compiled}{kept}"
 
 

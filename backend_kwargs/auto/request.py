@@ -7,7 +7,6 @@ import torch
 from torch.fx import GraphModule
 
 from backend_kwargs.auto.settings import RaceSettings
-from backend_kwargs.auto.shared_race import Exchange
 from backend_kwargs.backends import CapturedGraph, Inputs
 from backend_kwargs.facts import Compiled
 from backend_kwargs.facts.decision import Decision
@@ -32,7 +31,7 @@ class Request:
     `compile(graph, options, compiler)` compiles one: by Inductor together with the user's options if `compiler` is "",
     otherwise by the compiler of that name. `keeps`: what a race has compiled may be what this compile returns.
     `winners` are the names of those that won at other sizes on such a device, `offered` what other machines and
-    releases decided for this very graph: that is raced first. `exchange`: other ranks may race some.
+    releases decided for this very graph: that is raced first.
     """
 
     graph: CapturedGraph
@@ -42,7 +41,6 @@ class Request:
     keeps: bool = False
     winners: frozenset[str] = frozenset()
     offered: tuple[Decision, ...] = ()
-    exchange: Exchange | None = None
 
     @property
     def gm(self) -> GraphModule:

@@ -48,11 +48,6 @@ class RaceSettings:
         Literal["missing", "never", "always"],
         "when to race; missing: unless a decision is stored; always: tiny graphs and all sizes too",
     ] = "missing"
-    share_race: Annotated[
-        bool | None,
-        "divide a race's first round among the ranks of a process group that wait for it; None: where each has a GPU "
-        "of its own",
-    ] = None
     match: Annotated[
         Literal["exact", "device"],
         "use a decision for this computation, these sizes and this type of device: exact: of a machine with as many "
@@ -140,7 +135,9 @@ INSTEAD = (
     "the first call races, which adds seconds; to add none, race ahead by `backend-kwargs tune` and serve with "
     "race='never'"
 )
-REMOVED = MappingProxyType({"background_share": INSTEAD})
+REMOVED = MappingProxyType(
+    {"background_share": INSTEAD, "share_race": "the first rank to reach a graph races it, and the others wait"}
+)
 OPTIONS = declared(RaceSettings, AUTO_DATA)
 RULES = tuple(
     Rule(name, unless=lambda value: "" if value("auto") else "it is read only under auto")

@@ -20,8 +20,7 @@ class RaceRow:
     replacements of each rewrite. `error` is the measured relative RMSE to float64 under a lower precision, `max_error`
     the bound that the user gave. `compiler` names another compiler than Inductor, whose `options` these are. `began_s`
     is when its compile began, in seconds since the race did, `timed_s` how long it was timed after that, and `led_s`
-    when it took the lead; they are None in the rows of earlier releases, and where that did not happen. `rank` is the
-    rank that timed it, None if that is the one that decided: then `seconds` is its share of the champion's here.
+    when it took the lead; they are None in the rows of earlier releases, and where that did not happen.
     """
 
     name: str
@@ -42,7 +41,6 @@ class RaceRow:
     began_s: float | None = None
     timed_s: float | None = None
     led_s: float | None = None
-    rank: int | None = None
 
 
 def by_name(rows: Iterable[RaceRow]) -> dict[str, RaceRow]:

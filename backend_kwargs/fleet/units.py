@@ -24,7 +24,6 @@ KEYS_OF_A_PLAN = ("effort", "candidates", "budget_s")  # options of `auto` that 
 WITHOUT_EFFECT = (
     "auto",
     "race",
-    "share_race",
     "process_budget_s",
     "most_races",
     "match",

@@ -116,7 +116,6 @@ InductorOptions = TypedDict(
         "autotune_num_choices_displayed": int | None,
         "autotune_remote_cache": bool | None,
         "b2b_gemm_pass": bool,
-        "background_share": float,
         "batch_fusion": bool,
         "batch_invariant": bool,
         "benchmark_combo_kernel": bool,
@@ -480,7 +479,6 @@ InductorOptions = TypedDict(
         "search_autotune_cache": bool,
         "selective_decompose": bool,
         "shape_padding": bool,
-        "share_race": bool | None,
         "signing_key": object,
         "size_asserts": bool,
         "size_threshold_for_succ_based_strategy": int,
@@ -714,7 +712,6 @@ class InductorKeywords(TypedDict, total=False):
     autotune_num_choices_displayed: int | None
     autotune_remote_cache: bool | None
     b2b_gemm_pass: bool
-    background_share: float
     batch_fusion: bool
     batch_invariant: bool
     benchmark_combo_kernel: bool
@@ -965,7 +962,6 @@ class InductorKeywords(TypedDict, total=False):
     search_autotune_cache: bool
     selective_decompose: bool
     shape_padding: bool
-    share_race: bool | None
     signing_key: object
     size_asserts: bool
     size_threshold_for_succ_based_strategy: int

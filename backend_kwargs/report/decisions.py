@@ -259,7 +259,7 @@ def _lane(row: RaceRow, began: float | None) -> Lane:
     return Lane(
         name=row.name,
         status=row.status,
-        reason="; ".join(filter(None, (row.reason, "" if row.rank is None else f"by rank {row.rank}"))),
+        reason=row.reason,
         won=row.won,
         spans=tuple(spans),
         seconds=seconds_of(row.seconds),

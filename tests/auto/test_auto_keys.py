@@ -97,7 +97,6 @@ SETTINGS = {
     "race": ("always", set(), {}),
     "race_custom_ops": (False, set(), {}),
     "on_progress": (print, set(), {}),
-    "share_race": (True, set(), {}),
     # They say which decisions are used, and how those that are made are kept.
     "match": ("device", set(), {}),
     "store_connect_s": (1.0, set(), {}),

@@ -67,6 +67,11 @@ INSTEAD = (
         pytest.param({"race": "background"}, f"race='background' was removed: {INSTEAD}", id="value"),
         pytest.param({"background_share": 0.05}, f"Option 'background_share' was removed: {INSTEAD}", id="name"),
         pytest.param({"background-share": "1"}, f"Option 'background_share' was removed: {INSTEAD}", id="dash"),
+        pytest.param(
+            {"share_race": None},
+            "Option 'share_race' was removed: the first rank to reach a graph races it, and the others wait.",
+            id="first round",
+        ),
     ],
 )
 def test_removed(options, message):
