@@ -55,7 +55,7 @@ arguments
 studies studies.audit studies.bundles studies.compilers studies.fleet
 studies.fleet_first_call studies.held_out studies.kernel_times
 studies.overhead studies.pinned studies.precision studies.public_reports
-studies.recorded_races studies.race_orders studies.regret
+studies.regret
 studies.rewrite_cases studies.rewrites studies.sealed
 studies.templates studies.training_copies studies.training_nets studies.tune_kernels
 studies.tvm_speed

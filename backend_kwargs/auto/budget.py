@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 LONGEST_CHECK_S = 120.0  # of one thing that default's check needs, by the time of a call in eager
 LEAST_CALLS = 4  # of one comparison of two candidates
+LATE_S = 1.0  # what takes no longer is timed although the budget is spent
 GRACE = 1.1  # times the budget: a candidate compiled just before the end is still timed
 
 
@@ -52,8 +53,8 @@ class Budget:
 
     @property
     def may_time_late(self) -> bool:
-        """Whether the fewest calls fit into the time that is allowed beyond the budget."""
-        return LEAST_CALLS * self.call_s <= (GRACE - 1) * self.seconds
+        """Whether the fewest calls fit into the time that is allowed beyond the budget: a second, or a tenth of it."""
+        return LEAST_CALLS * self.call_s <= max((GRACE - 1) * self.seconds, LATE_S)
 
     @property
     def ends(self) -> float:

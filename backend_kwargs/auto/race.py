@@ -314,16 +314,21 @@ class Race:
         made = challenger.made if challenger is not None else None
         options = toggled(options)
         if made is not None and made.has_other and (step := self.selection.other(candidate, options, best)):
-            best = self.better(self.prepared(step, options, best, partial(self.compiles.other, made)), best)
+            again = partial(self.compiles.other, made)
+            best = self.better(self.prepared(step, options, best, again), best, late=True)
+            del again
         del challenger, champion, made
         gc.collect()  # compiled graphs are reference cycles; this frees a loser's memory now
         return best
 
-    def better(self, challenger: Runner | None, champion: Runner) -> Runner:
-        """Return the better of two candidates, by time or memory; the next ones extend the challenger if it wins."""
+    def better(self, challenger: Runner | None, champion: Runner, *, late: bool = False) -> Runner:
+        """Return the better of two candidates, by time or memory; the next ones extend the challenger if it wins.
+
+        If `late`, the end of the budget does not keep a few calls of both from being timed.
+        """
         if challenger is None:
             return champion
-        best = challenger if self._beats(challenger, champion) else champion
+        best = challenger if self._beats(challenger, champion, late=late) else champion
         if best is challenger:
             best.row.led_s = self.budget.spent_s
         # The next candidates extend Inductor's options; they cannot save what another compiler leaves.
@@ -412,13 +417,13 @@ class Race:
 
     # ---- the race of two
 
-    def _beats(self, challenger: Runner, champion: Runner) -> bool:
+    def _beats(self, challenger: Runner, champion: Runner, *, late: bool = False) -> bool:
         self._list(champion.row)
         self._list(challenger.row)
         if not self.budget.may_time:
-            # To compile default can take all of the budget; a few calls then show whether eager is faster.
+            # To compile default can take all of the budget; a few calls then show what is faster of what is there.
             first = challenger.candidate.name == DEFAULT and champion.candidate.name == EAGER
-            if not (first and self.budget.may_time_late):
+            if not ((first or late) and self.budget.may_time_late):
                 return first
         failed = self._timed(challenger, champion)
         return "challenger" not in failed if failed else better(challenger, champion, self.request.settings.objective)

@@ -30,7 +30,6 @@ from backend_kwargs.auto.candidates import (
 from backend_kwargs.auto.compiling import Compiles
 from backend_kwargs.auto.graph_stats import GraphStats, Product, padded_in
 from backend_kwargs.auto.head_to_head import Runner
-from backend_kwargs.auto.predictions import predicted
 from backend_kwargs.auto.products import after_tuning, candidate_of_products
 from backend_kwargs.auto.request import Request, Tools
 from backend_kwargs.auto.result_checks import ResultChecks
@@ -53,8 +52,6 @@ LEAST_GAIN = 0.03  # a candidate that cannot gain this much is skipped
 LEAST_GAIN_PER_S = 0.003  # so is one that gains less per second of compiling, unless effort is "full"
 WORTH_A_LARGER_BUDGET = 0.1
 LEAST_COMPILE_S = 0.5  # assumed for default, whose own compile is faster when it hits Inductor's cache
-# Of fewer recorded kinds of graph, costs measured by hand predict better; those of products depend on their number.
-ENOUGH_KINDS = 8
 OVER_BUDGET = "it is predicted to exceed the budget"
 
 
@@ -117,7 +114,7 @@ class Selection:
         None if it is not worth its time: once CUDA graphs won, code is raced with them.
         """
         raced = any(row.options == options for row in self.rows if row.status != "skipped")
-        if champion.replayed or raced or not self.may_have_graphs or not self.budget.may_time:
+        if champion.replayed or raced or not self.may_have_graphs:
             return None
         return replace(
             WITH_GRAPHS if candidate.name == DEFAULT else candidate,
@@ -254,14 +251,8 @@ class Selection:
         return ""
 
     def predicted_s(self, candidate: RaceCandidate) -> float:
-        """Return the predicted seconds to compile and tune, as multiples of the time that default took.
-
-        They are those of the nearest kinds of graph in recorded races.
-        """
-        compile_s = max(self.default_s, LEAST_COMPILE_S)
-        recorded = predicted(candidate.name, self.stats)
-        known = recorded.cost if recorded.kinds >= ENOUGH_KINDS and candidate.name != TUNED_PRODUCTS else None
-        return known * compile_s if known else candidate.costs.seconds(compile_s, self.stats)
+        """Return the predicted seconds to compile and tune, from the time that default took."""
+        return candidate.costs.seconds(max(self.default_s, LEAST_COMPILE_S), self.stats)
 
     def gain(self, candidate: RaceCandidate, champion: Runner) -> float:
         """Return the share of the champion's time that the candidate may save, from what such options saved before."""

@@ -145,7 +145,7 @@ class Turns:
             eager = self.results(self.model, self.model, self.args)
             run = lambda fn, args: self.results(fn, fn, args)  # noqa: E731
             torch.save({"eager": eager, "reference": measure.reference(self.model, self.args, run)}, path)
-            return {"status": "pass", "reason": "", "kind": self.kind()}
+            return {"status": "pass", "reason": ""}
         for _ in range(WARM_CALLS):  # CUDA graphs are recorded in the second call, and replayed from the third
             seen = self.results(self.compiled, self.model, self.args)
         known = torch.load(path, map_location=self.job.device)
@@ -153,23 +153,6 @@ class Turns:
         how = {"dtype": getattr(torch, self.job.dtype), "training": self.row.training, "roundings": again}
         found = measure.check_all(seen, known["eager"], known["reference"], **how)
         return {"status": found.status, "reason": found.reason, "rmse": found.rmse, "eager_rmse": found.reference_rmse}
-
-    def kind(self) -> list[int]:
-        """Return the counts that describe the graph, in the order of `predictions.COLUMNS`."""
-        from backend_kwargs.auto.graph_stats import observed_stats
-
-        run = partial(self.results, self.model, self.model, self.args)
-        _, stats = observed_stats(
-            run,
-            lambda _: 0.0,
-            bytes_read=0.0,
-            device=self.job.device,
-            training=self.row.training,
-            writes=False,
-            dynamic=False,
-            frozen=0,
-        )
-        return [stats.ops, stats.gemms, stats.convolutions, stats.attentions]
 
     def prepare(self) -> dict[str, Any]:
         """Warm up, and choose the repeats of each call."""

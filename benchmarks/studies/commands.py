@@ -309,18 +309,6 @@ def before_after(
     print(before_and_after(sorted(old.rglob("held_out.jsonl")), sorted(new.rglob("held_out.jsonl"))))
 
 
-def recorded_races(
-    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Files of JSON lines of `run` and `held-out`.")],
-    write: Annotated[bool, typer.Option("--write", help="Write the table that ships with the package.")] = False,
-) -> None:
-    """Collect the races of results by kind of graph, and tell how well they predict those of other kinds."""
-    from backend_kwargs.auto.predictions import recorded
-    from benchmarks.studies.race_orders import report_of_orders
-    from benchmarks.studies.recorded_races import read, run
-
-    print(run(folder, write=write), *report_of_orders(read(folder).races, recorded()), sep="\n")
-
-
 def public_reports(
     report: Annotated[list[int] | None, typer.Argument(help="Numbers of reports; default: all.")] = None,
 ) -> None:
@@ -388,7 +376,6 @@ COMMANDS: tuple[Callable[..., None], ...] = (
     sealed,
     pinned,
     before_after,
-    recorded_races,
     public_reports,
     training_nets,
 )

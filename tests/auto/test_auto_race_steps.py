@@ -411,6 +411,24 @@ def test_without_time_nothing_replaces_the_best(raced):
     assert len(made.rows) == 2
 
 
+@pytest.mark.parametrize(
+    ("budget_s", "call_s", "late", "wins"),
+    [
+        pytest.param(100.0, 0.1, True, True, id="compiled already"),
+        pytest.param(100.0, 0.1, False, False, id="another candidate"),
+        pytest.param(100.0, 2.6, True, False, id="slow calls"),
+        pytest.param(1.0, 0.25, True, True, id="a second of calls"),
+        pytest.param(1.0, 0.26, True, False, id="more than a second of calls"),
+    ],
+)
+def test_code_that_exists_is_timed_after_the_budget(raced, monkeypatch, budget_s, call_s, late, wins):
+    """CUDA graphs of code that took the whole budget are timed, if that takes a second, or a tenth of the budget."""
+    monkeypatch.setattr(race, "interleaved", lambda *_, **__: {"champion": [2.0] * 9, "challenger": [1.0] * 9})
+    made = raced(spent=500.0, budget_s=budget_s, call_s=call_s)
+    champion, challenger = runner("default"), runner("cudagraphs")
+    assert (made.better(challenger, champion, late=late) is challenger) == wins
+
+
 def test_a_call_waits_for_dynamo(monkeypatch):
     """The seconds that dynamo adds are waited for in each call."""
     ticks = count(step=0.01)
@@ -454,10 +472,11 @@ GRAPHS = {"triton.cudagraphs": True}
         pytest.param("step", False, True, None, id="raced before"),
     ],
 )
-def test_when_code_is_raced_with_cuda_graphs_too(raced, monkeypatch, name, replayed, raced_before, other):
-    """It is raced both ways until CUDA graphs have won, and never twice."""
+@pytest.mark.parametrize("spent", [0.0, 500.0], ids=["in time", "after the budget"])
+def test_when_code_is_raced_with_cuda_graphs_too(raced, monkeypatch, name, replayed, raced_before, other, spent):
+    """It is raced both ways until CUDA graphs have won, and never twice, also where it took the whole budget."""
     monkeypatch.setattr(selection.Selection, "may_have_graphs", True)
-    made = raced()
+    made = raced(spent=spent)
     if raced_before:
         made.rows.append(RaceRow("cudagraphs", GRAPHS))
     champion = replace(runner(), code=(("code", replayed),))

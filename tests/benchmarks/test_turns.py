@@ -24,15 +24,12 @@ def started(tmp_path):
 
 
 def test_a_process_is_built_called_checked_and_timed_in_turns(started):
-    """Eager writes the reference with its kind of graph; each sample is the seconds of one call."""
+    """Eager writes the reference; each sample is the seconds of one call."""
     process = started("qwen3_decode")
     assert process.answer(LIMIT_S) == {"status": "built"}
     first = process.ask(LIMIT_S, do="first_call")
     assert (first["status"], first["races"], first["graphs"]) == ("pass", [], 0)
-    checked = process.ask(LIMIT_S, do="check")
-    assert checked["status"] == "pass"
-    operators, gemms, convolutions, _ = checked["kind"]
-    assert (operators > gemms > 0, convolutions) == (True, 0)
+    assert process.ask(LIMIT_S, do="check")["status"] == "pass"
     assert process.ask(LIMIT_S, do="prepare")["repeats"].keys() == {"eager"}
     sample = process.ask(LIMIT_S, do="sample", name="eager")
     assert 0 < sample["seconds"] < first["first_call_s"] + 1
