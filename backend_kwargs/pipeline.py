@@ -6,12 +6,11 @@ the last thing done to a call, then come changes of dynamo's graph, and what Ind
 A stage wraps the call only if an option asks for that; otherwise the callable is the compiler's own.
 """
 
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from backend_kwargs.auto import settings as auto
 from backend_kwargs.auto.candidates import check_candidates
@@ -23,7 +22,7 @@ from backend_kwargs.errors import BackendKwargsError, warn_once
 from backend_kwargs.facts import Compiled
 from backend_kwargs.options import precisions
 from backend_kwargs.options.layers import Options, merge, with_users
-from backend_kwargs.options.option import Option, Where
+from backend_kwargs.options.option import Option
 from backend_kwargs.options.requirements import Machine, Rule, generators, limits
 from backend_kwargs.options.spec import split_templates
 from backend_kwargs.options.trust import OWN_DATA
@@ -183,16 +182,6 @@ def _check_rewrites(options: Options, here: Machine, tell: Tell) -> None:
             tell_or_raise(limit, options, tell)
 
 
-# ---- tuned_products: which products max_autotune tunes
-
-
-def _tune_products(compiler: Compiler, graph: CapturedGraph, options: Options, following: Step) -> Compiled:
-    from backend_kwargs.backends.inductor.tuned_products import tuning_only, with_tuned
-
-    names = options["tuned_products"]
-    return following(graph.around(partial(tuning_only, names=names)), with_tuned(options, names))
-
-
 # ---- freezing: parameters as constants
 
 
@@ -234,7 +223,6 @@ def _option(name: str, kind: object, doc: str) -> Mapping[str, Option]:
     return MappingProxyType({name: Option(name, kind, None, doc, data=name in OWN_DATA)})
 
 
-Product = Annotated[str, Where("of the form 'MxNxK'", lambda name: bool(re.fullmatch(r"\d+x\d+x\d+", name)))]
 PRECISION = Stage(
     "precision",
     {name: auto.OPTIONS[name] for name in precisions.OPTIONS},
@@ -282,16 +270,6 @@ STAGES: tuple[Stage, ...] = (
         _rewrite,
         _check_rewrites,
         reads={"rewrites": _names},
-    ),
-    Stage(
-        "tuned_products",
-        _option(
-            "tuned_products",
-            tuple[Product, ...] | None,
-            "the products that max_autotune tunes, by their sizes; None: all",
-        ),
-        _tune_products,
-        reads={"tuned_products": _names},
     ),
     Stage("freezing", {}, _freeze),  # an option of Inductor's
     Stage(

@@ -13,7 +13,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import backend_kwargs as bk
 from backend_kwargs import CompileConfig, Rewrite, make_backend
-from backend_kwargs.backends.inductor import cutlass, tuned_products
+from backend_kwargs.backends.inductor import cutlass
 from backend_kwargs.bundles import config as compile_config
 from backend_kwargs.bundles.disk import fingerprint as environment
 from backend_kwargs.bundles.disk.weights import place_of
@@ -266,16 +266,7 @@ def test_identity_of_the_pass():
     assert RewritePass(["packed"], [Users("a"), Users(None)]).uuid() is None
 
 
-# ---- Inductor's choices, and CUTLASS
-
-
-def test_tuned_products():
-    """The names of the products are in the choices' part of Inductor's cache key, in any order."""
-    given = [(), ("1x1x1",), ("1x1x2",), ("1x1x1", "1x1x2")]
-    assert len({tuned_products.TunedProducts(names).uuid() for names in given}) == len(given)
-    made = [tuned_products.with_tuned({}, names)["inductor_choices_class"] for names in given]
-    assert len({*made}) == len(given)
-    assert tuned_products.with_tuned({}, ("1x1x2", "1x1x1"))["inductor_choices_class"] == made[-1]
+# ---- CUTLASS
 
 
 def test_layouts_of_cutlass(monkeypatch):

@@ -3,7 +3,7 @@
 `decide` finds the decision for a graph, by its `cache_key`: one that is stored (`store`, `decisions_toml`), that of
 another rank (`ranks`), or that of a race. `race` compiles candidates, checks their results (`result_checks`) and times
 them (`head_to_head`) within a `budget`. `selection` says which is next: a step of `candidates`, a rewrite (`rewritten`)
-or the tuning of `products`, by what `graph_stats` and `roofline` say it can save. `sandbox` restores what candidates
+by what `graph_stats` and `roofline` say it can save. `sandbox` restores what candidates
 change in torch, and `deadline` ends their tuning.
 
 A race runs inside the backend's call, where `example_inputs` are the real tensors. `compiling` traces the model once

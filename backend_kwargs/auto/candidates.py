@@ -26,28 +26,25 @@ NORM_GRADIENTS = "native_layer_norm_backward"
 SEARCH = "`backend-kwargs list` shows templates and compilers, docs/auto.md the steps."
 UNFROZEN = "unfrozen"
 PADDED = "padded"
-TUNED_PRODUCTS = "tuned_products"
 
 
 @dataclass(frozen=True, slots=True)
 class Costs:
     """Predicted seconds to compile and tune: a multiple of default's compile, plus some per operator and product.
 
-    `products` are those that are tuned, None if all are. `norm_s` is added once for the gradients of layer norms.
+    `norm_s` is added once for the gradients of layer norms.
     """
 
     compiles: float = 1.0
     op_s: float = 0.0
     product_s: float = 0.0
-    products: int | None = None
     norm_s: float = 0.0
 
     def seconds(self, default_s: float, stats: "GraphStats") -> float:
         """Return the prediction for a graph whose default compile took `default_s`."""
         fused = max(stats.ops - sum(product.count for product in stats.products), 0)
-        tuned = len(stats.products) if self.products is None else self.products
         norm_s = self.norm_s if NORM_GRADIENTS in stats.names else 0.0
-        return self.compiles * default_s + self.op_s * fused + self.product_s * tuned + norm_s
+        return self.compiles * default_s + self.op_s * fused + self.product_s * len(stats.products) + norm_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,7 +188,6 @@ STEPS: tuple[RaceCandidate, ...] = (
         "max_autotune",
         {"max_autotune": True, **DESCENT},
         _gpu_matmul,
-        without=("tuned_products",),
         shares={"library": 0.3, "generated": 0.2},
         costs=Costs(1.0, product_s=PRODUCT_S, norm_s=NORM_S),
         complexity=2,
@@ -255,7 +251,6 @@ STEPS: tuple[RaceCandidate, ...] = (
         "tma",
         {"max_autotune": True, "triton.enable_persistent_tma_matmul": True},
         _gpu_matmul,
-        without=("tuned_products",),
         shares={"library": 0.3},
         costs=Costs(1.0, product_s=PRODUCT_S),
         effort="full",
@@ -359,13 +354,6 @@ def rewriting(name: str, saved_s: float = 0.0) -> RaceCandidate:
     return RaceCandidate(name, {"rewrites": [name]}, shares=shares, costs=ONCE, saved_s=saved_s, gain=gain)
 
 
-def tuning(names: Iterable[str], count: int, saved_s: float) -> RaceCandidate:
-    """Return the tuning of the products `names` alone as a candidate; `count` kernels are tuned."""
-    options = {"max_autotune_gemm": True, "tuned_products": [*names]}
-    costs = replace(AGAIN, product_s=PRODUCT_S, products=count)
-    return RaceCandidate(TUNED_PRODUCTS, options, costs=costs, saved_s=saved_s, complexity=2)
-
-
 def merged(under: Options, candidate: RaceCandidate) -> Options:
     """Return the candidate's options merged onto `under`: its rewrites join those that are there."""
     options = {**{k: v for k, v in under.items() if k not in candidate.without}, **candidate.options}
@@ -460,7 +448,7 @@ def allowed_candidates(
     """Return every candidate that a request may choose: the steps, those it names, and what else it allows."""
     named = list(named)
     in_precisions = precision_candidates(precisions, max_error, filter(is_other, named))
-    allowed = [*STEPS, DEFAULT_AND_GRAPHS, tuning((), 0, 0.0), *map(rewriting, rewrites), *in_precisions]
+    allowed = [*STEPS, DEFAULT_AND_GRAPHS, *map(rewriting, rewrites), *in_precisions]
     for name in set(named).difference(step_names()):
         with contextlib.suppress(BackendKwargsError):  # a template or a compiler that this process lacks
             allowed.append(_named(name, options_of, frozen=False))
@@ -503,8 +491,6 @@ def trusted(winner: str, options: Options, compiler: str, allowed: Iterable[Race
     def is_set(name: str, value: object) -> bool:
         if name == "rewrites":  # those of several candidates may have joined
             return isinstance(value, list | tuple) and all(isinstance(each, str) and each in rewrites for each in value)
-        if name == TUNED_PRODUCTS:  # their sizes choose among the graph's own
-            return isinstance(value, list | tuple)
         return any(name in each.options and same(each.options[name], value) for each in allowed)
 
     winner, names = step_of(winner), {EAGER, DEFAULT, *(each.name for each in allowed)}

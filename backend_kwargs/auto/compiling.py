@@ -30,7 +30,6 @@ OF_LOWERING = frozenset(
         "clone_outputs",
         "max_autotune_pointwise",
         "max_autotune_gemm",
-        "tuned_products",
         "triton.mix_order_reduction_autotune_split_size",
         "triton.mix_order_reduction_allow_multi_stages",
         "triton.multi_kernel",

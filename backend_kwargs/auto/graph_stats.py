@@ -19,7 +19,6 @@ from backend_kwargs.torch_internals.replacing import undone
 from backend_kwargs.torch_internals.tensors import memory_id
 
 PADDED = frozenset({"mm", "addmm", "bmm", "baddbmm"})  # the operators that force_shape_pad can pad
-WITH_BIAS = frozenset({"addmm", "baddbmm"})  # which is their first argument
 GEMMS = PADDED | {"_int_mm", "_scaled_mm", "_grouped_mm"}
 GROUPED = frozenset({"_grouped_mm"})  # products of groups of rows, which begin at offsets
 NARROW = frozenset({"_int_mm", "_scaled_mm", "_scaled_grouped_mm"})  # their limit is not that of bf16 products
@@ -47,11 +46,6 @@ class Product:
     call: tuple[Callable[..., object], tuple[Any, ...], dict[str, object]] = field(compare=False, repr=False)
     unaligned: bool = False
     written: float = 0.0
-
-    @property
-    def operator(self) -> str:
-        """Its operator's name."""
-        return self.layout.partition("[")[0]
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,8 +15,6 @@ from backend_kwargs.auto.candidates import (
     CUDAGRAPHS,
     DEFAULT_AND_GRAPHS,
     PADDED,
-    PRODUCT_S,
-    TUNED_PRODUCTS,
     UNFROZEN,
     WITH_GRAPHS,
     RaceCandidate,
@@ -30,13 +28,11 @@ from backend_kwargs.auto.candidates import (
 from backend_kwargs.auto.compiling import Compiles
 from backend_kwargs.auto.graph_stats import GraphStats, Product, padded_in
 from backend_kwargs.auto.head_to_head import Runner
-from backend_kwargs.auto.products import after_tuning, candidate_of_products
 from backend_kwargs.auto.request import Request, Tools
 from backend_kwargs.auto.result_checks import ResultChecks
 from backend_kwargs.auto.rewritten import candidates_of_rewrites, lowered_anew
 from backend_kwargs.auto.roofline import (
     Slack,
-    excess_of,
     slack_of,
     time_library,
 )
@@ -139,7 +135,7 @@ class Selection:
         rewrites = [] if self.budget.over else [*self.lowered_rewrites, *self.traced_rewrites]
         names = list(self.tools.rewrites)
         rewrites.sort(key=lambda each: names.index(each.name))
-        return [*self.offered, *self._tunings(), *steps, *rewrites, *precise]
+        return [*self.offered, *steps, *rewrites, *precise]
 
     @cached_property
     def offered(self) -> list[RaceCandidate]:
@@ -149,14 +145,6 @@ class Selection:
             candidate = RaceCandidate(each.winner, each.options, over=False, complexity=2, compiler=each.compiler)
             found.setdefault(repr((each.compiler, sorted(each.options.items()))), candidate)
         return [*found.values()]
-
-    def _tunings(self) -> list[RaceCandidate]:
-        """Return the tuning of the products that are far from what they need, on a GPU."""
-        if self.device.type != "cuda" or self.named or self.base is None or self.library is None:
-            return []
-        excess, least_s = excess_of(self.library, self.device), LEAST_GAIN_PER_S * PRODUCT_S * self.base[0]
-        tuning = candidate_of_products(excess, least_s, lambda tuning: self.predicted_s(tuning) <= self.budget.left_s)
-        return [tuning] if tuning else []
 
     @cached_property
     def lowered_rewrites(self) -> list[RaceCandidate]:
@@ -280,8 +268,6 @@ class Selection:
         try:
             if self.library is None:
                 self.library = time_library(self.stats.products, self.device)
-            elif (names := row.options.get(TUNED_PRODUCTS)) and self.base is not None:
-                self.library = after_tuning(self.library, names, self.base[0] - row.seconds)
             slack = slack_of(runner.call, row.seconds, self.stats, self.library, self.device)
             self.base = row.seconds, slack
             logger.info("%s could save at most %s of %.3g s", row.name, slack, row.seconds)

@@ -136,7 +136,11 @@ INSTEAD = (
     "race='never'"
 )
 REMOVED = MappingProxyType(
-    {"background_share": INSTEAD, "share_race": "the first rank to reach a graph races it, and the others wait"}
+    {
+        "background_share": INSTEAD,
+        "share_race": "the first rank to reach a graph races it, and the others wait",
+        "tuned_products": "max_autotune_gemm=True tunes all products",
+    }
 )
 OPTIONS = declared(RaceSettings, AUTO_DATA)
 RULES = tuple(

@@ -625,7 +625,6 @@ InductorOptions = TypedDict(
         "triton_disable_device_detection": bool,
         "triton_kernel_default_layout_constraint": Literal["needs_fixed_stride_order", "flexible_layout"],
         "trusted_keys": object,
-        "tuned_products": object,
         "unbacked_symint_fallback": int,
         "unroll_reductions_threshold": int,
         "unsafe_ignore_unsupported_triton_autotune_args": bool,
@@ -987,7 +986,6 @@ class InductorKeywords(TypedDict, total=False):
     triton_disable_device_detection: bool
     triton_kernel_default_layout_constraint: Literal["needs_fixed_stride_order", "flexible_layout"]
     trusted_keys: object
-    tuned_products: object
     unbacked_symint_fallback: int
     unroll_reductions_threshold: int
     unsafe_ignore_unsupported_triton_autotune_args: bool

@@ -273,7 +273,6 @@ RULES: tuple[Rule, ...] = (
     Rule("eager_numerics.*", needs=TRITON),
     Rule("max_autotune_gemm", either=_needs_of_generators("gemm")),
     Rule("max_autotune_*_backends", unless=_not_autotuned),
-    Rule("tuned_products", unless=_not_autotuned),
     Rule("max_autotune_gemm_backends", either=_needs_of_generators("gemm")),
     Rule("max_autotune_conv_backends", either=_needs_of_generators("conv")),
     Rule("max_autotune_pointwise", needs=TRITON),

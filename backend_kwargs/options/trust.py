@@ -35,8 +35,8 @@ INDUCTOR_DATA = _names(
     xpu.cutlass_op_denylist_regex
     """
 )
-# Names of what is registered in this process or installed, and of products.
-OWN_DATA = frozenset({"rewrites", "tuned_products"})
+# Names of what is registered in this process or installed.
+OWN_DATA = frozenset({"rewrites"})
 AUTO_DATA = frozenset({"candidates"})
 # Takes an option, a value, and the option's name in an error; returns the value converted to the option's type.
 Check = Callable[[Option, object, str], object]

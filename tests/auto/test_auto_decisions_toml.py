@@ -230,9 +230,10 @@ def test_command_line_imports_what_joined_templates_won(store, tmp_path):
             id="a rewrite",
         ),
         pytest.param(
-            {"winner": "tuned_products", "options": {"cpp.cxx": "x"}},
-            "sets {'cpp.cxx': 'x'}, which candidate 'tuned_products' does not set.",
-            id="tuned products",
+            {"winner": "max_autotune", "options": {"max_autotune_gemm": True, "tuned_products": ["1x1x1"]}},
+            "sets {'max_autotune_gemm': True, 'tuned_products': ['1x1x1']}, which candidate 'max_autotune' does not "
+            "set.",
+            id="an option that was removed",
         ),
         pytest.param(
             {"winner": "bf16", "options": {"precision": "int8"}},

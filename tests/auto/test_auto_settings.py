@@ -72,6 +72,11 @@ INSTEAD = (
             "Option 'share_race' was removed: the first rank to reach a graph races it, and the others wait.",
             id="first round",
         ),
+        pytest.param(
+            {"tuned_products": ("1x1x1",)},
+            "Option 'tuned_products' was removed: max_autotune_gemm=True tunes all products.",
+            id="products",
+        ),
     ],
 )
 def test_removed(options, message):

@@ -61,7 +61,7 @@ coordinate_descent_looped: generated 0.2; 1 0.3 0 40 for a norm's gradients; qui
 max_autotune_pointwise=True coordinate_descent_tuning=True -triton.multi_kernel -online_softmax
 combo_kernels: launches 0.1, generated 0.05; 1.5 0 0; quick, 2; combo_kernels=True benchmark_combo_kernel=True
 max_autotune: library 0.3, generated 0.2; 1 0 4 40 for a norm's gradients; quick, 2; \
-max_autotune=True coordinate_descent_tuning=True -tuned_products
+max_autotune=True coordinate_descent_tuning=True
 max_autotune: library 0.3, generated 0.2; 1 0 4; quick, 2; max_autotune=True coordinate_descent_tuning=True -freezing
 one_thread: launches 0.3, library 0.3, generated 0.3; 1 0 0; quick, 1; cpp.threads=1
 no_size_asserts: launches 0.2; 0.65 0 0; quick, 1; size_asserts=False
@@ -71,7 +71,7 @@ all_directions: generated 0.35; 1 1 0 40 for a norm's gradients; full, 2; \
 max_autotune_pointwise=True coordinate_descent_tuning=True coordinate_descent_check_all_directions=True
 simd_256: generated 0.2; 1 0 0; full, 1; cpp.simdlen=256
 tma: library 0.3; 1 0 4; full, 2; \
-max_autotune=True triton.enable_persistent_tma_matmul=True -tuned_products
+max_autotune=True triton.enable_persistent_tma_matmul=True
 cudagraphs_of_tuned: launches 0.9; 0.65 0 0; quick, 3; triton.cudagraphs=True -record_cudagraphs
 cpp_wrapper: launches 0.3; 5 0 0; full, 3; cpp_wrapper=True"""
 
@@ -380,7 +380,6 @@ def test_what_a_request_may_choose():
     assert [each.name for each in allowed] == [
         *(step.name for step in STEPS),
         "default",
-        "tuned_products",
         "packed",
         "bf16",
         "aten",

@@ -183,26 +183,6 @@ def test_unaligned_rows_are_padded(store):
     assert by_default or (row.status, row.speedup is None) == ("pass", False), row
 
 
-def test_only_named_products_are_tuned(fresh_dynamo):
-    """Inductor times candidates for the named product alone; the other is the library's."""
-    from torch._dynamo.utils import counters
-    from torch._inductor.utils import fresh_cache
-
-    x, w, v = normal(512, 256), normal(256, 384) / 16, normal(384, 640) / 16
-
-    def two(x, w, v):
-        return (x @ w).relu() @ v
-
-    for names, tuned in ((("512x384x256",), 1), (("512x384x256", "512x640x384"), 2), ((), 0)):
-        torch._dynamo.reset()
-        counters.clear()
-        options = {"max_autotune_gemm": True, "tuned_products": names}
-        with fresh_cache(), torch.no_grad():
-            found = torch.compile(two, backend=backend_kwargs.make_backend("tmpl-inductor", options=options))(x, w, v)
-        torch.testing.assert_close(found, two(x, w, v), atol=3e-2, rtol=3e-2)
-        assert counters["inductor"]["select_algorithm_autotune"] == tuned, names
-
-
 @torch.no_grad()
 def test_another_triton_kernel_is_another_graph(store):
     """The key of a decision contains the source of a user's Triton kernel."""

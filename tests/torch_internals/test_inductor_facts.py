@@ -68,18 +68,6 @@ def test_timers_are_methods_of_the_benchmarker():
     assert not {*autotuning.TIMERS} & {*vars(autotuning.benchmarker)}
 
 
-def test_choices_hold_in_their_context():
-    """Inductor asks the replaced choices, and its own afterwards."""
-    from torch._inductor.virtualized import V
-
-    class Choices(autotuning.InductorChoices):
-        pass
-
-    with autotuning.choices_replaced(choices := Choices()):
-        assert V.choices is choices
-    assert V.choices is not choices
-
-
 def test_the_backward_graphs_options():
     """They are none where torch keeps them itself, which it does since 2.13."""
     kept = torch.__version__ >= "2.13"

@@ -2,6 +2,6 @@
 
 `compiler` reads options and compiles. `fallbacks` are options with which some graphs do not compile, and `torch_fixes`
 are for faults of some releases. `cudagraph_outputs` copies results out of CUDA graphs' memory, `frozen_code` frees the
-constants of frozen graphs, `tuned_products` limits what max_autotune tunes, and `cutlass` lets Inductor find CUTLASS.
+constants of frozen graphs, and `cutlass` lets Inductor find CUTLASS.
 `allowed_attention` is a part of keys.
 """

@@ -50,8 +50,7 @@ TORCH_COMPILE_ONLY = ("guard_filter_fn",)
 # An option, and those that it cannot be combined with.
 EXCLUSIVE: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
-        "use_aoti": ("auto", "freezing", "precision", "reproducible", "rewrites", "tuned_products"),
-        "tuned_products": ("inductor_choices_class",),
+        "use_aoti": ("auto", "freezing", "precision", "reproducible", "rewrites"),
     }
 )
 # What works only where this package compiles, and why a plain dict of options for Inductor cannot contain it; its own
@@ -202,8 +201,8 @@ def records(options: Options) -> bool:
 
 
 def is_set(name: str, value: object) -> bool:
-    """Return whether an option asks for something: of the lists of names only `tuned_products` does when empty."""
-    return value is not None and value is not False and (value != () or name == "tuned_products")
+    """Return whether an option asks for something."""
+    return value is not None and value is not False and value != ()
 
 
 def machine_of(options: Options) -> Machine:

@@ -175,8 +175,6 @@ def test_paths_in_options_are_the_machines():
             for one, first, other, value in (
                 ("use_aoti", True, "auto", True),
                 ("use_aoti", True, "rewrites", ("packed",)),
-                ("use_aoti", True, "tuned_products", ()),
-                ("tuned_products", (), "inductor_choices_class", dict),
             )
         ),
         pytest.param(
@@ -221,9 +219,6 @@ def test_options_that_do_not_go_together(options, message):
                 ("use_aoti", False, "auto", (True,)),
                 ("use_aoti", True, "rewrites", (None, ())),
                 ("use_aoti", True, "precision", (None, ())),
-                ("use_aoti", True, "tuned_products", (None,)),
-                ("tuned_products", None, "inductor_choices_class", (dict,)),
-                ("tuned_products", (), "inductor_choices_class", (None,)),
             )
             for value in left
         ),
