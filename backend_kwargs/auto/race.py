@@ -4,7 +4,7 @@ import gc
 import logging
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
@@ -21,7 +21,7 @@ from backend_kwargs.auto.head_to_head import Runner, better, interleaved, note_f
 from backend_kwargs.auto.request import Request
 from backend_kwargs.auto.result_checks import ResultChecks
 from backend_kwargs.auto.sandbox import Sandbox, own_libdevice, sandboxed
-from backend_kwargs.auto.selection import OVER_BUDGET, Selection
+from backend_kwargs.auto.selection import Reason, Selection, Skipped
 from backend_kwargs.backends.generated_code import comparable, compiled_graphs, rewrites_made
 from backend_kwargs.errors import error_text
 from backend_kwargs.facts import Call, Compiled
@@ -198,6 +198,7 @@ class Race:
     compiles: Compiles
     rows: list[RaceRow]
     codes: dict[tuple[object, ...], str] = field(default_factory=dict)
+    cut: bool = False  # whether there was no time for a candidate
 
     @classmethod
     def of(
@@ -231,9 +232,8 @@ class Race:
         for row in self.rows:
             if row.status == "pass" and row.seconds is None:
                 row.reason = "the budget ended before it was timed"
-        ended = (self.budget.is_spent, OVER_BUDGET)
-        cut = any(row.status in ("timeout", "unchecked") or row.reason.startswith(ended) for row in self.rows)
-        cut = cut or not self.budget.may_time
+        late = any(row.status in ("timeout", "unchecked") for row in self.rows)
+        cut = self.cut or late or not self.budget.may_time
         return RaceResult(champion.row, tuple(self.rows), self.stats, self.budget.spent_s, cut), champion.made
 
     def entered_eager(self) -> Runner:
@@ -277,20 +277,24 @@ class Race:
         left = self.selection.candidates(champion)
         count = len(left)
         while left:
-            reasons = {id(each): self.selection.why_not(each, champion) for each in left}
-            fitting = [each for each in left if not reasons[id(each)]]
+            reasons = [(each, self.selection.why_not(each, champion)) for each in left]
+            fitting = [each for each, why in reasons if why is None]
             if not fitting:
-                for each in left:
-                    if reasons[id(each)] == f"it would be {each.name} again":  # it was offered, and raced as such
-                        continue
-                    row = RaceRow(each.name, dict(each.options), "skipped", reasons[id(each)], compiler=each.compiler)
-                    self.rows.append(replace(row, predicted_s=self.selection.predicted_s(each)))
+                self._skip(reasons)
                 break
             following = self.selection.first_of(fitting, champion)
             left.remove(following)
             self.tell(following.name, 1 - (len(left) + 1) / (count + 1))
             champion = self.meet(champion, following)
         return champion
+
+    def _skip(self, reasons: Iterable[tuple[RaceCandidate, Reason | None]]) -> None:
+        """List what is left out, with the reasons."""
+        for each, why in reasons:
+            if why is not None and why.kind is not Skipped.ITSELF:
+                row = RaceRow(each.name, dict(each.options), "skipped", why.text, compiler=each.compiler)
+                self.rows.append(replace(row, predicted_s=self.selection.predicted_s(each)))
+                self.cut = self.cut or why.kind is Skipped.BUDGET
 
     def not_slower(self, champion: Runner, eager: Runner) -> Runner:
         """Return eager if the champion, which was timed only against other candidates, is slower than eager."""

@@ -4,6 +4,7 @@ import logging
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from enum import Enum, auto
 from functools import cache, cached_property
 
 import torch
@@ -48,7 +49,24 @@ LEAST_GAIN = 0.03  # a candidate that cannot gain this much is skipped
 LEAST_GAIN_PER_S = 0.003  # so is one that gains less per second of compiling, unless effort is "full"
 WORTH_A_LARGER_BUDGET = 0.1
 LEAST_COMPILE_S = 0.5  # assumed for default, whose own compile is faster when it hits Inductor's cache
-OVER_BUDGET = "it is predicted to exceed the budget"
+
+
+class Skipped(Enum):
+    """The kinds of reasons for which a race leaves out a candidate."""
+
+    UNFIT = auto()  # it has no effect here, or could not be judged
+    RACED = auto()  # its options were raced, under another name
+    ITSELF = auto()  # it was offered, and raced as such
+    BUDGET = auto()  # there is no time for it
+    GAIN = auto()  # it could save too little
+
+
+@dataclass(frozen=True, slots=True)
+class Reason:
+    """Why a candidate is left out: the kind, and the words in its row."""
+
+    kind: Skipped
+    text: str
 
 
 @dataclass
@@ -195,33 +213,35 @@ class Selection:
         row = self.best_row if champion.row.compiler else champion.row
         return merged(row.options if candidate.over and row else {}, candidate)
 
-    def why_not(self, candidate: RaceCandidate, champion: Runner) -> str:
-        """Return why the candidate is skipped against this champion, "" if it is not."""
+    def why_not(self, candidate: RaceCandidate, champion: Runner) -> Reason | None:
+        """Return why the candidate is skipped against this champion, None if it is not."""
         options = self.options(candidate, champion)
         if why := self._unfit(candidate, options):
-            return why
+            return Reason(Skipped.UNFIT, why)
         compiled = [row for row in self.rows if row.status != "skipped" and row.name != EAGER]
         if equal := [row.name for row in compiled if row.options == options and row.compiler == candidate.compiler]:
-            return f"it would be {equal[0]} again"
+            again = Skipped.ITSELF if equal[0] == candidate.name else Skipped.RACED
+            return Reason(again, f"it would be {equal[0]} again")
         if self.budget.over:
-            return self.budget.is_spent
+            return Reason(Skipped.BUDGET, self.budget.is_spent)
         if (predicted := self.predicted_s(candidate)) > self.budget.left_s:
             gain = self.gain(candidate, champion) if self.base else 0.0
             worth = f"; it could save {gain:.0%}, so raise budget_s" if gain >= WORTH_A_LARGER_BUDGET else ""
             # Rounded apart, so that the first figure is the larger one.
             needed, left = math.ceil(predicted * 10) / 10, math.floor(self.budget.left_s * 10) / 10
-            return f"{OVER_BUDGET}: about {needed:g} s of compiling, {left:g} s are left{worth}"
+            why = f"it is predicted to exceed the budget: about {needed:g} s of compiling, {left:g} s are left{worth}"
+            return Reason(Skipped.BUDGET, why)
         if "precision" in options and isinstance(self.checks.precise, str):
-            return f"its error cannot be measured in float64: {self.checks.precise}"
+            return Reason(Skipped.UNFIT, f"its error cannot be measured in float64: {self.checks.precise}")
         known = candidate in self.offered or candidate.name in self.winners
         if self.named or self.settings.objective == "memory" or known:
-            return ""
+            return None
         gain = self.gain(candidate, champion)
         if gain < LEAST_GAIN:
-            return f"it could save {max(gain, 0):.1%} at most"
+            return Reason(Skipped.GAIN, f"it could save {max(gain, 0):.1%} at most")
         if self.settings.effort == "quick" and gain < LEAST_GAIN_PER_S * predicted:
-            return f"it could save {gain:.1%}, for about {predicted:.0f} s of compiling"
-        return ""
+            return Reason(Skipped.GAIN, f"it could save {gain:.1%}, for about {predicted:.0f} s of compiling")
+        return None
 
     def _unfit(self, candidate: RaceCandidate, options: Options) -> str:
         """Return why the candidate has no effect here, or ""."""
