@@ -137,8 +137,6 @@ TESTS: Mapping[str, str] = {
     "*/graphs/replay.py": "auto/test_auto_sandbox.py auto/test_auto_effects.py auto/test_auto_race.py"
     " auto/test_auto_traces.py",
     "*/auto/ddp_buckets.py": "auto/test_auto_ddp.py",
-    "*/auto/predictions.py": "auto/test_predictions.py auto/test_auto_worth.py",
-    "*/auto/products.py": "auto/test_auto_products.py",
     "*/auto/*.py": "auto/test_auto_decide.py auto/test_auto_race.py",
     "*/tvm/supported.py": "backends/tvm/test_tvm_supported.py backends/tvm/test_tvm_lowering.py",
     "*/backends/part*.py": "backends/test_partitioned.py backends/tvm/test_tvm_correct.py"

@@ -85,7 +85,7 @@ def files(*folders: str) -> set[str]:
 
 
 def test_the_wheel_holds_each_file_of_the_package_and_nothing_beside_it(installed):
-    """Its modules, `py.typed`, the templates of pages, and recorded races."""
+    """Its modules, `py.typed`, and the templates of pages."""
     names = ZipFile(installed.wheel).namelist()
     assert {name for name in names if name.startswith("backend_kwargs/")} == files("backend_kwargs")
     assert {name.split("/")[0] for name in names} == {"backend_kwargs", METADATA}
