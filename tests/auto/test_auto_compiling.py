@@ -96,7 +96,7 @@ def test_the_winner_is_what_was_raced(auto, lowerings, monkeypatch, training):
 @pytest.mark.parametrize("winner", [pytest.param(name, id=name) for name in ("default", *STEPS)])
 def test_each_version_that_is_kept_trains(auto, store, monkeypatch, winner):
     """Gradients of what serves are eager's, whichever version won, also in later steps."""
-    monkeypatch.setattr(race.Race, "_beats", lambda self, new, old: self._list(new.row) or new.row.name == winner)
+    monkeypatch.setattr(race.Race, "_beats", lambda self, new, old, **_: self._list(new.row) or new.row.name == winner)
     monkeypatch.setattr(race.Race, "not_slower", lambda self, champion, eager: champion)
     model, x = Layers(), torch.randn(8, 32)
     fn = auto(model, candidates=STEPS, race="always")
@@ -176,7 +176,7 @@ def test_options_of_lowering_change_no_graph_before(training):
 @pytest.fixture
 def last_wins(monkeypatch):
     """Let the last candidate win."""
-    monkeypatch.setattr(race.Race, "_beats", lambda self, challenger, champion: self._list(challenger.row) or True)
+    monkeypatch.setattr(race.Race, "_beats", lambda self, challenger, champion, **_: self._list(challenger.row) or True)
     monkeypatch.setattr(race.Race, "not_slower", lambda self, champion, eager: champion)
 
 

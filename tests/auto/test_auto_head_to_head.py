@@ -84,7 +84,7 @@ def test_what_fails_late_ends_it(napping):
 )
 def test_eager_returns_where_the_champion_is_slower(monkeypatch, seconds, against, beats, kept):
     """A winner that turns out slower than eager is compared with eager, and loses its place if it is slower."""
-    monkeypatch.setattr(race.Race, "_beats", lambda self, challenger, champion: beats)
+    monkeypatch.setattr(race.Race, "_beats", lambda self, challenger, champion, **_: beats)
     champion, eager = runner(), runner()
     champion.row.seconds, eager.row.seconds, champion.row.against = seconds, 1.0, against
     raced = object.__new__(race.Race)
