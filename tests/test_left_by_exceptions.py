@@ -68,7 +68,7 @@ def nothing():
 # The context, what may be changed within it, and the state that is compared.
 CONTEXTS = {
     "decisions": (decide.nothing_decided, nothing, decide.memory),
-    "ranks that wait": (lambda: ranks.counting(STORE, "key"), nothing, counting),
+    "ranks that wait": (lambda: ranks._counting(STORE, "key"), nothing, counting),
     "lines of the exporter": (onnx_session._without_lines_of_the_exporter, nothing, filters),
     "grad mode": (modes_restored, lambda: torch._C._set_grad_enabled(False), torch.is_grad_enabled),
     "forward mode": (modes_restored, lambda: torch._C._set_fwd_grad_enabled(False), torch._C._is_fwd_grad_enabled),
