@@ -221,6 +221,35 @@ def test_imports_only_from_above(tree):
     assert not upward
 
 
+def test_what_the_suite_imports_is_there():
+    """Each name of the package that the suite imports is defined, also where a function imports it."""
+    found, missing = TREES["backend_kwargs"][1], []
+    for path in (ROOT.parent / "benchmarks").rglob("*.py"):
+        for full in (each for each in imported(path) if each.startswith("backend_kwargs.")):
+            inner = full.removeprefix("backend_kwargs.")
+            module, _, name = inner.rpartition(".")
+            if module in found and inner not in found and name not in defined(found[module]):
+                missing.append(f"{path.name} imports {full}")
+    assert not missing
+
+
+@cache
+def defined(path):
+    """Return the names that a module defines or imports at its top, also under a condition."""
+    names, left = set(), [*parsed(path).body]
+    while left:
+        node = left.pop()
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+            names.add(node.name)
+            continue
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            names |= {(alias.asname or alias.name).partition(".")[0] for alias in node.names}
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            names.add(node.id)
+        left += ast.iter_child_nodes(node)
+    return names
+
+
 @pytest.mark.parametrize("tree", TREES)
 def test_no_module_imports_itself_by_others(tree):
     """No imports go in a circle, those inside functions included."""

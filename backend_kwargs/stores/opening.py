@@ -119,9 +119,12 @@ def check_store(given: object) -> None:
     """
     # Options are copied, so that a mapping would be no store any more.
     if isinstance(given, Mapping) or not isinstance(given, str | Store | None):
+        wanted = "a folder, a URL, 'env:NAME', a list of these, or an object with get, put, list and forget"
+        if isinstance(given, bool | int | float):
+            raise wrong_value("A store", wanted, given)
+        kind = type(given).__name__
         raise BackendKwargsError(
-            "A store must be a folder, a URL, 'env:NAME', a list of these, or an object with get, put, list and "
-            f"forget, got a {type(given).__name__}, which is not shown: it may contain a password."
+            f"A store must be {wanted}, got a {kind}, which is not shown: it may contain a password."
         )
     if isinstance(given, str) and given.strip().startswith(ENV):
         check_variable(given.strip().removeprefix(ENV))

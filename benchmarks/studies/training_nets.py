@@ -389,12 +389,12 @@ def _checked(gm: Any, inputs: Sequence[Any], leaves: bool, options: Sizes, begin
     from backend_kwargs import make_backend
     from backend_kwargs.auto.budget import Budget
     from backend_kwargs.auto.result_checks import ResultChecks
-    from backend_kwargs.graphs.replay import Task, has_drawn
+    from backend_kwargs.graphs.replay import Task
     from backend_kwargs.graphs.writes import copy_of_graph
 
     task = Task.of(copy_of_graph(gm), inputs, begin)
     eager = task.observe(task.copy())
-    random, began = has_drawn(), time.perf_counter()
+    random, began = task.has_drawn(), time.perf_counter()
     again_seen = task.observe(task.copy())
     call_s = time.perf_counter() - began
     device = next((each.device for each in inputs if isinstance(each, torch.Tensor)), torch.device("cpu"))
