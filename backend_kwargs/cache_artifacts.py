@@ -24,7 +24,7 @@ def save_cache_artifacts() -> "tuple[bytes, CacheInfo] | None":
     """
     import torch
 
-    from backend_kwargs.auto.decide import lasting_decisions
+    from backend_kwargs.auto.decide import settled_decisions
     from backend_kwargs.auto.decision import COLUMNS, packed
     from backend_kwargs.torch_internals.caches import CacheInfo
 
@@ -33,7 +33,7 @@ def save_cache_artifacts() -> "tuple[bytes, CacheInfo] | None":
         warn_once(
             f"{graphs} frozen, which bypasses Inductor's cache: expect a compile in a process that loads the artifacts."
         )
-    saved, decisions = torch.compiler.save_cache_artifacts(), lasting_decisions()
+    saved, decisions = torch.compiler.save_cache_artifacts(), settled_decisions()
     if saved is None and not decisions:
         return None
     data, info = saved or (b"", CacheInfo())

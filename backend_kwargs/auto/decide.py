@@ -23,12 +23,12 @@ from backend_kwargs.auto.ddp_buckets import Bucket, bucket_of
 from backend_kwargs.auto.decision import plain
 from backend_kwargs.auto.machine import device_of, machine
 from backend_kwargs.auto.ranks import agreed, ranks
-from backend_kwargs.auto.reporting import forget_reported, progress, tell
+from backend_kwargs.auto.reporting import forget_reported, progress, tell, what_is_open
 from backend_kwargs.auto.request import Request
 from backend_kwargs.auto.store import KIND, DecisionStore, name_of, name_on, tell_of_former
 from backend_kwargs.backends.others import is_other, other_of, versions_of
 from backend_kwargs.errors import BackendKwargsError, error_text, printable, warn_once
-from backend_kwargs.facts import Compiled, CompileFacts
+from backend_kwargs.facts import Call, Compiled, CompileFacts
 from backend_kwargs.facts.decision import DEFAULT, EAGER, Decision, RaceRow
 from backend_kwargs.facts.pins import Pins
 from backend_kwargs.graphs.determinism import check_libraries
@@ -44,6 +44,8 @@ from backend_kwargs.torch_internals.guards import compile_id
 from backend_kwargs.torch_internals.replacing import undone
 
 if TYPE_CHECKING:
+    from torch.fx import GraphModule
+
     from backend_kwargs.auto.race import RaceResult
 
 logger = logging.getLogger("backend_kwargs.auto")
@@ -80,9 +82,9 @@ def memory() -> Memory:
     return _memories[-1]
 
 
-def lasting_decisions() -> list[Decision]:
-    """Return the decisions that this process made or found, as far as other processes may use them."""
-    return list({name_of(each): each for each in memory().decisions.values() if each.lasting}.values())
+def settled_decisions() -> list[Decision]:
+    """Return the decisions that this process made or found, without those that are provisional."""
+    return list({name_of(each): each for each in memory().decisions.values() if not each.provisional}.values())
 
 
 def load_decisions(decisions: Iterable[Decision]) -> None:
@@ -167,7 +169,7 @@ def _compiled_as_pinned(request: Request, pins: Pins) -> Compiled:
     if decision.winner == EAGER:
         if "cuda" in devices_of(request.example_inputs):
             check_libraries()
-        return Compiled(request.gm.forward, CompileFacts(decision=decision))
+        return Compiled(_in_eager(request.gm), CompileFacts(decision=decision))
     return request.compile(request.graph, decision.options, "").knowing(decision=decision)
 
 
@@ -178,7 +180,7 @@ def _compiled(question: "_Question", raced: list[Compiled]) -> Compiled:
     if raced and raced[-1].facts.decision is decision:
         return raced[-1]
     if decision.winner == EAGER:
-        return Compiled(request.gm.forward, CompileFacts(decision=decision))
+        return Compiled(_in_eager(request.gm), CompileFacts(decision=decision))
     if not decision.options and not decision.compiler:
         return _under_default(question, decision)
     spare = copy_of_graph(request.gm)
@@ -217,6 +219,12 @@ def _under_default(question: "_Question", decision: Decision) -> Compiled:
     decision = replace(question.default(why), winner=EAGER)
     tell(decision)
     return Compiled(spare.forward, CompileFacts(decision=decision))
+
+
+def _in_eager(gm: "GraphModule") -> Call:
+    """Return the graph's own call: one of dynamo's has it once its code is generated, and is slower until then."""
+    assert gm.code
+    return gm.forward
 
 
 @dataclass(frozen=True, slots=True)
@@ -282,14 +290,15 @@ def _facts(result: "RaceResult") -> str:
 class _Question:
     """The choice of a candidate for one graph. `decision` uses the first of these that has an answer.
 
-    1. `settled`: this process or the store has a decision, and a larger budget could not improve it.
+    1. `settled`: this process has a decision that a larger budget could not improve, or a store one that is not
+       provisional.
     2. `near`: under `match="device"` a machine with such a device has one, and its numbers are right here.
     3. `ineligible`: the graph cannot be raced, so default is used.
     4. `inherited`: a race is not worth its time, so the winner of earlier races is used.
     5. `raced`: the graph is raced.
 
-    Under `race="never"` it uses the stored decision, or default. With several ranks, one rank decides for all, and
-    graphs with collectives use default.
+    Under `race="never"` it uses the stored decision as far as it was checked, or default. With several ranks, one rank
+    decides for all, and graphs with collectives use default.
     """
 
     request: Request
@@ -318,7 +327,8 @@ class _Question:
 
     def _of_this_rank(self) -> Decision:
         if self.request.settings.race == "never":
-            return self.remembered() or self.near() or self._unraced()
+            found = self.remembered()
+            return found if found and not found.is_unsure else self.near() or self._unraced()
         return self.settled() or self.near() or self.ineligible() or self.inherited() or self.raced()
 
     def _unraced(self) -> Decision:
@@ -348,10 +358,12 @@ class _Question:
     # ---- the five ways to a decision
 
     def settled(self) -> Decision | None:
-        """Return the remembered decision, unless `race="always"` or a larger budget may improve it."""
+        """Return the remembered decision, unless `race="always"` or another race may improve it."""
         if self.request.settings.race == "always" or (found := self.remembered()) is None:
             return None
-        return None if 0 < found.cut_s < self.budget_s else found
+        # Not again what this process has raced itself: it would find the same with as much time.
+        is_open = found.is_unsure and self.budget_s > 0 and self.slot not in memory().decisions
+        return None if is_open or 0 < found.cut_s < self.budget_s else found
 
     def near(self) -> Decision | None:
         """Return what a machine with such a device decided, under `match="device"`, if its numbers are right here."""
@@ -426,12 +438,12 @@ class _Question:
             return self.default(why)
         finally:
             self._spend(time.perf_counter() - began)
-        # Only under race="always": a race that was cut short knows less than one that had more time.
-        if result.cut and (found := self.remembered()) and (not found.cut_s or found.cut_s > budget_s):
-            return found
         decision = self._of_result(result, budget_s if result.cut else 0.0, budget_s)
+        found = self.remembered() if decision.provisional and decision.is_judged else None
+        if found and (not found.provisional or found.cut_s > budget_s):  # it had more time, or a quieter machine
+            return found
         memory().decisions[self.slot] = decision
-        if decision.lasting:
+        if decision.is_judged:
             self.store.put(decision)
         if result.compiled:
             self.keep(result.compiled.knowing(decision=decision))
@@ -462,6 +474,7 @@ class _Question:
             inputs=self.inputs,
             model=self.model,
             budget_s=min(budget_s, ENDLESS_S),
+            guards_s=result.guards_s,
         )
 
     def _told(self, request: Request) -> Request:
@@ -487,14 +500,16 @@ class _Question:
         found = memory().decisions.get(self.slot)
         if found is None:
             found = memory().loaded.get(name_on(self.here, self.key)) or self.store.find(self.key)
-            if found and not found.lasting:
+            if found and not found.is_judged:
                 return None
         if found is None or not self.trusts(found.winner, found):
             return None
-        return memory().decisions.setdefault(self.slot, found)
+        return found if found.is_unsure else memory().decisions.setdefault(self.slot, found)
 
     def _what_is_stored(self) -> str:
-        """Return that no decision is stored, or how those for the same computation differ."""
+        """Return that no decision is stored, what is open in it, or how those for the same computation differ."""
+        if found := self.remembered():
+            return f"the stored decision is provisional: {what_is_open(found)}"
         near = self.store.near(self.key)
         if near and self.request.settings.match == "exact":
             return f"a decision is stored only for another machine: {near[0].differs}; match='device' uses it"
@@ -537,7 +552,8 @@ class _Question:
         deterministic = bool(ambient()["deterministic"])
 
         def fits(row: RaceRow) -> bool:
-            return not row.compiler and (deterministic or row.name != EAGER)
+            sure = not decision.is_unsure or row.name in (EAGER, DEFAULT)
+            return sure and not row.compiler and (deterministic or row.name != EAGER)
 
         chosen = RaceRow(decision.winner, decision.options, compiler=decision.compiler)
         return decision if fits(chosen) else self._fastest(decision, fits)

@@ -36,7 +36,7 @@ def parsed(values: object) -> Decision:
 
 def check(decision: Decision) -> None:
     """Raise ValueError if a decision has a number or a depth that later steps do not expect."""
-    for name in ("seconds", "cut_s", "made", "budget_s"):
+    for name in ("seconds", "cut_s", "made", "budget_s", "guards_s"):
         if not math.isfinite(number := getattr(decision, name)):
             raise ValueError(f"Expected `float`, got {number} - at `$.{name}`")
     for name in ("options", "fixed"):

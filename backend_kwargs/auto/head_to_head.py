@@ -9,7 +9,7 @@ import torch
 from backend_kwargs import measure
 from backend_kwargs.auto.candidates import GRAPHS_COMPLEXITY, RaceCandidate, records
 from backend_kwargs.auto.compiling import Candidate
-from backend_kwargs.facts.decision import EAGER, RaceRow
+from backend_kwargs.facts.decision import EAGER, RaceRow, is_unclear
 from backend_kwargs.measure import Interval
 
 MARGIN = 0.02  # the difference between two runs of one callable on a quiet machine
@@ -69,7 +69,8 @@ def interleaved(
         for name, seconds in bout.items():
             samples[name] += seconds
         spent = time.perf_counter() - began
-        enough = spent > limit_s or (spent > SETTLED_S and before + 1 >= LEAST_BOUTS)
+        settled = spent > SETTLED_S and before + 1 >= LEAST_BOUTS and not is_unclear(speedup(samples))
+        enough = spent > limit_s or settled
         if len(bout) < len(calls) or enough or _certain(samples):
             break
     return samples
@@ -77,10 +78,11 @@ def interleaved(
 
 def speedup(samples: Mapping[str, list[float]]) -> Interval:
     """Return the challenger's speedup over the champion; with few rounds the interval is that of a noisy machine."""
-    ratio = measure.ratio_interval(samples["champion"], samples["challenger"])
-    if len(samples["champion"]) >= FEW:
+    ratio, rounds = measure.ratio_interval(samples["champion"], samples["challenger"]), len(samples["champion"])
+    if rounds >= FEW:
         return ratio
-    return Interval(ratio.median, ratio.low * (1 - UNSURE), ratio.high * (1 + UNSURE))
+    unsure = UNSURE * FEW / rounds
+    return Interval(ratio.median, ratio.low * (1 - unsure), ratio.high * (1 + unsure))
 
 
 def note_figures(

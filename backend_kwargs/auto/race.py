@@ -56,7 +56,8 @@ class UnfitError(Exception):
 class RaceResult:
     """The result of a race: the winner's row, all rows in the order tried, the graph's stats; `cut` if time ran out.
 
-    `compiled` is what was raced as the winner, None if that cannot outlast the race.
+    `compiled` is what was raced as the winner, None if that cannot outlast the race. `guards_s` is what dynamo adds to
+    each call.
     """
 
     winner: RaceRow
@@ -65,6 +66,7 @@ class RaceResult:
     seconds: float
     cut: bool
     compiled: Compiled | None = None
+    guards_s: float = 0.0
 
 
 def race(request: Request, tell: Progress) -> RaceResult:
@@ -198,7 +200,6 @@ class Race:
     compiles: Compiles
     rows: list[RaceRow]
     codes: dict[tuple[object, ...], str] = field(default_factory=dict)
-    cut: bool = False  # whether there was no time for a candidate
 
     @classmethod
     def of(
@@ -229,12 +230,12 @@ class Race:
             raise RuntimeError(f"no candidate runs: {champion.row.name}: {champion.row.reason}")
         champion.row.won = True
         self._list(champion.row)  # not listed yet if no other candidate compiled
-        for row in self.rows:
-            if row.status == "pass" and row.seconds is None:
-                row.reason = "the budget ended before it was timed"
-        late = any(row.status in ("timeout", "unchecked") for row in self.rows)
-        cut = self.cut or late or not self.budget.may_time
-        return RaceResult(champion.row, tuple(self.rows), self.stats, self.budget.spent_s, cut), champion.made
+        untimed = [row for row in self.rows if row.status == "pass" and row.seconds is None]
+        for row in untimed:
+            row.reason = "the budget ended before it was timed" if len(untimed) > 1 else "nothing to time it against"
+        rows, cut = tuple(self.rows), not self.budget.may_time or any(row.left for row in self.rows)
+        result = RaceResult(champion.row, rows, self.stats, self.budget.spent_s, cut, guards_s=self.dynamo_s)
+        return result, champion.made
 
     def entered_eager(self) -> Runner:
         """Return eager as a runner, or raise UnfitError if two runs of it differ."""
@@ -293,8 +294,8 @@ class Race:
         for each, why in reasons:
             if why is not None and why.kind is not Skipped.ITSELF:
                 row = RaceRow(each.name, dict(each.options), "skipped", why.text, compiler=each.compiler)
-                self.rows.append(replace(row, predicted_s=self.selection.predicted_s(each)))
-                self.cut = self.cut or why.kind is Skipped.BUDGET
+                row.predicted_s, row.untried = self.selection.predicted_s(each), why.kind is Skipped.BUDGET
+                self.rows.append(row)
 
     def not_slower(self, champion: Runner, eager: Runner) -> Runner:
         """Return eager if the champion, which was timed only against other candidates, is slower than eager."""

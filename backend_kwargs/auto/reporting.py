@@ -2,6 +2,7 @@
 
 import json
 import logging
+import math
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -10,7 +11,7 @@ from datetime import datetime
 from typing import TypeAlias
 
 from backend_kwargs.errors import printable
-from backend_kwargs.facts.decision import DEFAULT, EAGER, Decision, RaceRow, by_name
+from backend_kwargs.facts.decision import DEFAULT, EAGER, UNCHECKED, Decision, Doubt, RaceRow, by_name
 from backend_kwargs.interval import Interval
 
 OnProgress: TypeAlias = Callable[[str, float], None]
@@ -19,6 +20,7 @@ logger = logging.getLogger("backend_kwargs.auto")
 
 WIDEST = 60  # a longer name, such as one from a file, does not widen the table
 ARTIFACT = "backend_kwargs_race"
+MORE = 1.25  # times what was spent and predicted: the budget that is named
 _reported: set[tuple[str, str]] = set()  # keys and tables
 
 
@@ -68,7 +70,50 @@ def table(decision: Decision) -> str:
     # Stores and exports may contain text from anyone.
     width = max([24, *(len(row.name) for row in decision.rows if len(row.name) <= WIDEST)])
     rows = by_name(decision.rows)
-    return "\n".join([_head(decision), *(f"  {printable(_line(row, rows, width))}" for row in decision.rows)])
+    lines = [_line(row, rows, width, provisional=decision.provisional) for row in decision.rows]
+    if decision.rows and decision.provisional:
+        lines.append(f"provisional: {what_is_open(decision)}")
+    return "\n".join([_head(decision), *(f"  {printable(line)}" for line in lines)])
+
+
+def what_is_open(decision: Decision) -> str:
+    """Return what a race has left open, and what would settle it; "" if its decision is not provisional."""
+    doubts = decision.doubts
+    parts = [_open(decision, doubt) for doubt in doubts]
+    if Doubt.NOISY in doubts:
+        parts.append("race it again with more time, or on an idle machine")
+    if {Doubt.CUT, Doubt.UNTIMED, Doubt.UNCHECKED} & {*doubts}:
+        parts.append(f"budget_s={settling_s(decision):g} would try all")
+    return "; ".join(parts)
+
+
+def _open(decision: Decision, doubt: Doubt) -> str:
+    """Return what one doubt means for this decision."""
+    rows = [row for row in decision.rows if row.name != EAGER]
+    match doubt:
+        case Doubt.FAILED:
+            return "default could not run here"
+        case Doubt.UNCHECKED:
+            unchecked = next(row.name for row in decision.rows if row.status == UNCHECKED)
+            return f"the numbers of {unchecked} were not checked"
+        case Doubt.UNTIMED:
+            return f"{decision.winner} was not timed"
+        case Doubt.NOISY:
+            return "the timings that chose it are noise"
+    left = sum(row.left for row in rows)
+    if not left:
+        return f"its budget of {decision.cut_s:g} s ended it"
+    return f"{left} of {left + sum(not row.left and row.status != 'skipped' for row in rows)} not tried"
+
+
+def settling_s(decision: Decision) -> float:
+    """Return a budget with which a race would probably try all candidates, to one significant digit."""
+    left = sum(max(row.predicted_s or 0.0, row.compile_s) for row in decision.rows if row.left)
+    needed = MORE * max(decision.seconds + left, decision.cut_s)
+    if not 0 < needed < math.inf:
+        return needed
+    digit = 10.0 ** math.floor(math.log10(needed))
+    return math.ceil(needed / digit) * digit
 
 
 def origin(decision: Decision) -> str:
@@ -119,7 +164,33 @@ def over_eager(row: RaceRow, rows: Mapping[str, RaceRow]) -> Interval | None:
     return ratio
 
 
-def _line(row: RaceRow, rows: Mapping[str, RaceRow], width: int) -> str:
+def over_itself(decision: Decision) -> Interval | None:
+    """Return the speedup of what serves over the model itself, without dynamo's guards; None if that is not known."""
+    rows = by_name(decision.rows)
+    winner, eager = rows.get(decision.winner), rows.get(EAGER)
+    if winner is None or eager is None or not eager.seconds or not 0 < decision.guards_s < eager.seconds:
+        return None
+    if (ratio := over_eager(winner, rows)) is None:
+        return None
+    without = 1 - decision.guards_s / eager.seconds
+    return Interval(ratio.median * without, ratio.low * without, ratio.high * without)
+
+
+def calls_itself(decision: Decision) -> str:
+    """Return why to call the model itself in place of what was compiled, "" if compiling pays or that is not sure."""
+    if decision.provisional or not decision.rows:
+        return ""
+    if decision.winner == EAGER:
+        guards = f", about {decision.guards_s * 1e6:.0f} µs a call" if decision.guards_s else ""
+        return f"nothing compiled is faster than eager, and dynamo's guards take time{guards}"
+    ratio = over_itself(decision)
+    if ratio is None or ratio.high >= 1:
+        return ""
+    speedup = f"{ratio.median:.2f}x [{ratio.low:.2f}, {ratio.high:.2f}]"
+    return f"with dynamo's guards, {decision.winner} is {speedup} as fast as the model itself"
+
+
+def _line(row: RaceRow, rows: Mapping[str, RaceRow], width: int, *, provisional: bool = False) -> str:
     error = "" if row.error is None else f", error {row.error:.2g}"
     if row.status != "pass":
         timed = "" if row.seconds is None or row.error is None else f" ({row.seconds * 1e6:.1f} µs)"
@@ -129,7 +200,7 @@ def _line(row: RaceRow, rows: Mapping[str, RaceRow], width: int) -> str:
     ratio, baseline = (total, EAGER) if total else (row.speedup, row.against)
     why = f"{ratio.median:.2f}x [{ratio.low:.2f}, {ratio.high:.2f}] over {baseline}" if ratio else row.reason
     peak = f", peak {row.peak_bytes / 2**20:.3f} MiB" if row.peak_bytes is not None else ""
-    kept = "  <- kept" if row.won else ""
+    kept = "" if not row.won else "  <- kept, provisional" if provisional else "  <- kept"
     if row.speedup and row.speedup.low <= 1 < row.speedup.median and not row.won:
         kept = f"  within noise of {row.against}"
     rewrote = f", rewrote {words_of(row.rewritten)}" if row.rewritten else ""

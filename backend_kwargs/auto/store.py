@@ -8,6 +8,7 @@ import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from operator import attrgetter
 from pathlib import Path
 
 from backend_kwargs.auto.decision import check
@@ -22,7 +23,7 @@ from backend_kwargs.stores.opening import former_file, opened
 
 FOLDER = "decisions/"
 COMPUTATION = 16  # digits of a key that stand for the computation at any sizes
-KIND = Kind("decision", Decision, check=check)
+KIND = Kind("decision", Decision, check=check, stays=attrgetter("provisional"))
 
 
 def folder_of(there: Machine) -> str:
@@ -60,9 +61,10 @@ class DecisionStore:
         return found[0] if found else None
 
     def near(self, key: str) -> list[Decision]:
-        """Return the decisions for `key` of other machines with such a device, the nearest first."""
+        """Return the settled decisions for `key` of other machines with such a device, the nearest first."""
         exact, start = f".{variant_of(self.here)}.json", f"{folder_of(self.here)}{key}."
         found = self._group(key, lambda name: name.startswith(start) and not name.endswith(exact))
+        found = [each for each in found if not each.provisional]
         return sorted(found, key=lambda each: (distance(each.machine, self.here), -each.made))
 
     def of_computation(self, graph: str) -> list[Decision]:

@@ -83,9 +83,13 @@ def _read(
 
 def _of_device(decisions: Iterable[Decision], here: Machine, settings: RaceSettings) -> Iterator[str]:
     groups: defaultdict[tuple[str, str], list[Decision]] = defaultdict(list)
+    provisional: list[Decision] = []
     for each in decisions:
         near, recorded = differences(each.machine, here)
-        groups[near, "" if near else recorded].append(each)
+        if each.provisional:
+            provisional.append(each)
+        else:
+            groups[near, "" if near else recorded].append(each)
     ordered = sorted(groups.items(), key=lambda group: (bool(group[0][0]), -len(group[1])))
     for (near, recorded), those in ordered[:MOST_LINES]:
         named = dict.fromkeys(printable(each.model) for each in those if each.model)
@@ -96,6 +100,9 @@ def _of_device(decisions: Iterable[Decision], here: Machine, settings: RaceSetti
         else:
             used = "raced again" if settings.race == "always" else "used as decided"
             yield f"{what} of a machine like this one, {used}{f'; recorded only: {recorded}' if recorded else ''}."
+    if provisional:
+        used = "used as far as they were checked" if settings.race == "never" else "raced again"
+        yield f"{_count(len(provisional), 'decision')} provisional, {used}."
     if rest := sum(len(those) for _, those in ordered[MOST_LINES:]):
         yield f"{_count(rest, 'decision')} near in other ways."
 

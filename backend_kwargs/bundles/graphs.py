@@ -200,6 +200,9 @@ class GraphBackend:
             # Bytecode alone would call what is loaded without a measurement of its error.
             if calls and compiled.call is calls[-1] and not precision:
                 self.unwrapped[key] = used["options"]
+        if compiled.facts.decision and compiled.facts.decision.provisional and not self.graphs[key].code:
+            why = self.graphs[key].why or "auto chose eager for it"
+            self.graphs[key] = Graph(why=f"{why}, and the decision is provisional")
         return compiled.call
 
     def _load(self, key: str, kept: Graph, backend: Backend, graph: CapturedGraph) -> Call:

@@ -20,6 +20,7 @@ from backend_kwargs.cli.console import console, print_table, quiet, say
 from backend_kwargs.cli.pages import Against, Html, Json, Markdown, Outputs, WithCode
 from backend_kwargs.cli.pasting import Timed, lines_to_paste
 from backend_kwargs.errors import BackendKwargsError, printable, wrong_value
+from backend_kwargs.facts.decision import EAGER
 from backend_kwargs.files.atomic_write import check_writable, write_whole
 from backend_kwargs.files.plain_data import read_text
 from backend_kwargs.harness.models import folder_of_model, model_of
@@ -29,7 +30,7 @@ from backend_kwargs.options.spec import join_candidate, split_candidates
 from backend_kwargs.registry import PLAIN
 
 if TYPE_CHECKING:
-    from backend_kwargs.compare import Comparison
+    from backend_kwargs.compare import Comparison, Row
     from backend_kwargs.compare.gate import Judged
 
 BACKENDS = "eager,inductor,tmpl-inductor:freezing,tmpl-inductor:cpp_wrapper,tmpl-inductor:max_autotune"
@@ -224,8 +225,8 @@ def _finish(
     from backend_kwargs.compare import plot as draw
 
     best = fastest(comparison)
-    backend = backends[best.label] if best else None
-    _print(comparison, backend, timed=timed, reports=reports)
+    backend = backends[best.label] if best and not comparison.over_itself(best) else None
+    _print(comparison, best, backend, timed=timed, reports=reports)
     judged = _judged(comparison, gate)
     if outputs:
         from backend_kwargs.compare.document import document_of
@@ -296,7 +297,9 @@ def _log(err: Console, label: str, stage: str) -> None:
         say(f"compiling {label}", out=err)
 
 
-def _print(comparison: "Comparison", best: Backend | None, *, reports: bool, timed: Timed | None = None) -> None:
+def _print(
+    comparison: "Comparison", best: "Row | None", backend: Backend | None, *, reports: bool, timed: Timed | None = None
+) -> None:
     """Print the table, what it says, and the lines to paste."""
     from backend_kwargs.compare.rows import COLUMNS, cells
 
@@ -310,8 +313,13 @@ def _print(comparison: "Comparison", best: Backend | None, *, reports: bool, tim
         noise = comparison.noise
         against_itself = f": timed against itself it is at {noise.low:.2f}x to {noise.high:.2f}x" if noise else ""
         say(f"Nothing beats {comparison.baseline} beyond the noise{against_itself}.")
+        if comparison.baseline == EAGER:
+            say("Call the model itself.")
+    elif ratio := comparison.over_itself(best):
+        speedup = f"{ratio.median:.2f}x [{ratio.low:.2f}, {ratio.high:.2f}]"
+        say(f"Call the model itself: {best.label}, the fastest candidate, is {speedup} as fast.")
     else:
         say(RULE)
-        say(*(lines_to_paste(best, timed) or [f"{best!r}, which cannot be written as text."]))
+        say(*(lines_to_paste(backend, timed) if backend else []) or [f"{backend!r}, which cannot be written as text."])
     for row in (row for row in comparison.rows if reports and row.report):
         say("", row.label, *str(row.report).splitlines())

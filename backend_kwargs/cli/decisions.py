@@ -13,6 +13,7 @@ import typer
 from backend_kwargs.auto.decisions_toml import read_decisions, template_name, write_decisions
 from backend_kwargs.auto.former import read_former
 from backend_kwargs.auto.machine import device_of, difference
+from backend_kwargs.auto.reporting import what_is_open
 from backend_kwargs.auto.store import FOLDER, KIND, Catalogue
 from backend_kwargs.backend import find_backend
 from backend_kwargs.cli.arguments import As, AsJson
@@ -57,6 +58,7 @@ def show_all(store: Where = None, json: AsJson = False, html: Html = None, again
         {
             "key": each.key[:20],  # the first 16 digits are the computation's, at any sizes
             "winner": each.winner,
+            "provisional": what_is_open(each),
             "model": each.model,
             "sizes": _sizes(each),
             "graph": each.facts,
@@ -71,7 +73,8 @@ def show_all(store: Where = None, json: AsJson = False, html: Html = None, again
     if not rows:
         return say(f"No decisions in {catalogue.label!r}.")
     shown = ("key", "winner", "model", "sizes", "graph", "machine", "made")
-    print_table(shown, [tuple(row[name] for name in shown) for row in rows])
+    marked = [row | ({"winner": f"{row['winner']} (provisional)"} if row["provisional"] else {}) for row in rows]
+    print_table(shown, [tuple(row[name] for name in shown) for row in marked])
 
 
 @app.command("show")
@@ -121,7 +124,7 @@ def export(
     store: Where = None,
     trusted_key: Trusted = None,
 ) -> None:
-    """Write decisions to a TOML file, where each winner can also be used as a template.
+    """Write decisions to a TOML file, where each winner can also be used as a template; not provisional ones.
 
     The file has no signatures: who imports it trusts its maker.
     """
@@ -130,6 +133,7 @@ def export(
     decisions = _found(everything, keys) if keys else everything
     if not decisions:
         raise BackendKwargsError(f"No decisions in {catalogue.label!r}; compile with tmpl-inductor:auto first.")
+    decisions = _settled(decisions)
     of_others = len(decisions) - len({each.key for each in decisions})
     decisions = [*{each.key: each for each in reversed(decisions)}.values()][::-1]  # of each key the latest
     decisions = write_decisions(decisions, file)
@@ -150,7 +154,7 @@ def import_(
 ) -> None:
     """Add the decisions in a file, which has no signatures, to the store: import what you trust."""
     former = file.suffix == FORMER
-    decisions = read_former(file) if former else read_decisions(file, _options_of)
+    decisions = read_former(file) if former else _settled(read_decisions(file, _options_of))
     catalogue = Catalogue(store, signing_key=signing_key)
     catalogue.add(*watched(decisions, "importing", len(decisions)))
     say(f"{len(decisions)} added to {catalogue.label!r}.")
@@ -257,6 +261,15 @@ def _found(decisions: Sequence[Decision], keys: list[str], *, one: bool = False)
             raise BackendKwargsError(f"{len(several)} decisions' keys begin with {key!r}; give more digits.")
         found += matches[:1] if one else matches  # the latest of several machines'
     return found
+
+
+def _settled(decisions: Sequence[Decision]) -> list[Decision]:
+    """Return the decisions that other machines may have, and say what is left out; raise if nothing is left."""
+    for each in (each for each in decisions if each.provisional):
+        say(f"{each.key[:20]} is left out, since it is provisional: {what_is_open(each)}.")
+    if settled := [each for each in decisions if not each.provisional]:
+        return settled
+    raise BackendKwargsError("All decisions are provisional, and stay on the machine that made them.")
 
 
 def _unknown(key: str) -> BackendKwargsError:

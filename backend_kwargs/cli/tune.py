@@ -18,8 +18,9 @@ from backend_kwargs.cli.pages import Against, Html, Json, Outputs
 from backend_kwargs.cli.tuned import document_of
 from backend_kwargs.errors import BackendKwargsError
 from backend_kwargs.files.atomic_write import check_writable
-from backend_kwargs.fleet.racing import AUTO, Tuned, racing, tuned, why_not_raced
+from backend_kwargs.fleet.racing import AUTO, Tuned, left_out, racing, tuned, why_not_raced
 from backend_kwargs.harness.models import model_of
+from backend_kwargs.interval import Interval
 from backend_kwargs.options import precisions
 from backend_kwargs.options.option import convert
 from backend_kwargs.options.spec import split_outside
@@ -165,9 +166,14 @@ def _tune(model: str, shapes: list[str], backend: Backend, budget_s: float, outp
     sizes = sizes_of(shapes)
     raced, stopped = _raced(partial(model_of, model), sizes, backend, budget_s)
     kept = _write(model, raced, output)
-    lines = _lines(backend, output, fixed_sizes=bool(shapes))
-    say(f"{kept} decision{'' if kept == 1 else 's'} written to {output}. On the machine that serves the model:")
-    say("", *lines)
+    slower = [each for each in raced if each.calls_itself]
+    lines = [] if len(slower) == len(raced) else _lines(backend, output, fixed_sizes=bool(shapes))
+    serve = " On the machine that serves the model:" if lines else ""
+    say(f"{kept} decision{'' if kept == 1 else 's'} written to {output}.{serve}")
+    if lines:
+        say("", *lines)
+    for each in slower:
+        say(f"Call the model itself ({each.label}): the compiled call is {_shown(each.speedup)} as fast.")
     if outputs:
         outputs.write(document_of(model, raced, "\n".join(lines)))
     if stopped:
@@ -181,8 +187,10 @@ def _write(model: str, raced: Sequence[Tuned], output: Path) -> int:
         raise BackendKwargsError(f"No graph of {model!r} was raced: {why_not_raced(decisions)}.")
     print_table(COLUMNS, [row for of_size in raced for row in _rows(of_size)])
     kept = {decision.key: decision for of_size in raced for decision in of_size.kept}
-    if not kept:
-        raise BackendKwargsError("Nothing is written: default could not run here, so the winner is not one to ship.")
+    if why := left_out(decisions):
+        if not kept:
+            raise BackendKwargsError(f"Nothing is written: {why}.")
+        say(f"Left out: {why}.")
     from backend_kwargs.auto.decisions_toml import write_decisions
 
     write_decisions(kept.values(), output)
@@ -282,4 +290,8 @@ def _times(raced: Tuned) -> tuple[str, ...]:
     from backend_kwargs import measure
 
     medians = (measure.percentile(samples, 0.5) for samples in (raced.eager_s, raced.compiled_s))
-    return *(f"{each * 1e3:.3g} ms" for each in medians), f"{ratio.median:.2f}x [{ratio.low:.2f}, {ratio.high:.2f}]"
+    return *(f"{each * 1e3:.3g} ms" for each in medians), _shown(ratio)
+
+
+def _shown(ratio: Interval | None) -> str:
+    return f"{ratio.median:.2f}x [{ratio.low:.2f}, {ratio.high:.2f}]" if ratio else ""

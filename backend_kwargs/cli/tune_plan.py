@@ -17,7 +17,7 @@ from backend_kwargs.fleet.board import Board
 from backend_kwargs.fleet.local import LocalPool, devices_here
 from backend_kwargs.fleet.on_ray import RayPool, run_job, without_login
 from backend_kwargs.fleet.plan import printed_plan, read_plan
-from backend_kwargs.fleet.racing import AUTO, check, check_keys, releases
+from backend_kwargs.fleet.racing import AUTO, check, check_keys, is_slower, releases
 from backend_kwargs.fleet.scheduling import Ended, Pool, Queue, drive
 from backend_kwargs.fleet.summary import Summary
 from backend_kwargs.fleet.units import WITHOUT_EFFECT, Unit
@@ -164,6 +164,9 @@ def _show(summary: Summary, store: str | None) -> None:
         )
         say(f"A/A, the widest of a call beside itself: {_times(summary.same)}: {verdict}")
     say(f"spent: {summary.cost_s:.0f} s of workers, for {len(summary.ended)} of {len(summary.units)} units")
+    done = [document for unit in summary.units if (document := summary.document(unit))]
+    if done and all(is_slower(each.gain, each.same) for each in done):
+        return say("Call the models themselves: compiled, none of them is faster.")
     where = "" if store is None else f", 'store': {store!r}"
     options = f"{{'race': 'never', 'match': 'device'{where}}}"
     say("", f"torch.compile(model, backend={AUTO!r}, options={options}, dynamic=False)")
@@ -174,6 +177,8 @@ def _row(summary: Summary, unit: Unit) -> tuple[str, ...]:
     if document is None:
         return unit.label, summary.status(unit), "", "", "", ""
     gain = _times(document.gain) if document.gain else ""
+    if is_slower(document.gain, document.same):
+        gain = f"{gain}: call the model itself"
     winners = ", ".join(document.winners)
     return unit.label, summary.status(unit), winners, gain, f"{document.seconds:.0f} s", document.device_name
 

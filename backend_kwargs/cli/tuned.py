@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from backend_kwargs.fleet.racing import Tuned
 from backend_kwargs.interval import Interval
 from backend_kwargs.page import document as page
-from backend_kwargs.page import tradeoffs_of
+from backend_kwargs.page import figures, tradeoffs_of
 from backend_kwargs.page.values import environment_of, interval_of
 from backend_kwargs.report.decisions import CHAINED, graph_of, race_of, speedups_of, verdict_of, warnings_of
 
@@ -54,6 +54,10 @@ def _verdict(raced: Sequence[Tuned], paste: str) -> page.Verdict:
     if len(raced) > 1 or len(raced[0].decisions) != 1:
         at = ", ".join(f"{s.median:.2f}x [{s.low:.2f}, {s.high:.2f}] at {tuned.label}" for tuned, s in whole)
         return page.Verdict(text=f"Over eager {at}." if at else "No call was timed.", paste=paste)
+    if raced[0].calls_itself:
+        ((_, speedup),) = whole
+        text = f"Call the model itself: the compiled call is {figures.ratio(speedup.median)} as fast"
+        return page.Verdict(text=f"{text} ({figures.between(speedup)}).")
     verdict = verdict_of(raced[0].decisions[0])
     of_call = tuple(page.Speedup(over="eager", ratio=speedup) for _, speedup in whole)
     kept = tuple(each for each in verdict.speedups if each.over != "eager" or not of_call)

@@ -23,7 +23,7 @@ from backend_kwargs.torch_internals import pytree
 
 __all__ = ["Candidate", "Comparison", "Row", "compare", "fastest", "plot", "to_json"]
 
-AGAIN = "\0again"
+AGAIN, ITSELF = "\0again", "\0itself"
 COMPILE_NOTES = {
     True: "Compile seconds are the first call, with an empty Inductor cache for each candidate.",
     False: "Compile seconds are the first call, with Inductor's cache as it was: see each row's cache.",
@@ -52,18 +52,17 @@ def compare(
     `example_inputs` is a tensor, a sequence of positional arguments or a mapping of keyword arguments. With
     mode="training" a call is forward and backward, with random cotangents, and gradients and changed buffers are
     checked too. The model is copied and not changed. Calls are timed as in a plain loop: the compiled function as
-    `torch.compile` returns it, each result kept until the next call returns, no steps marked. The baseline is the
-    candidate with that label, else eager, else the first one with right results. `tolerance` is absolute and relative;
-    None is 1e-3, in training 1e-2. `max_error` also accepts results beyond it whose relative RMSE to the float64
-    reference is at most that, in each output, gradient and changed tensor. Candidates with wrong results are timed
-    too. `budget_s` limits only the timing. `cold` gives each candidate an empty Inductor cache: otherwise one that
-    shares kernels with an earlier candidate, or an earlier run, seems to compile for free. `kernels` profiles a call of
-    each, for the page. `progress(label, stage, fraction)` is called with the stages "reference", "compile", "compiled",
-    "timing".
+    `torch.compile` returns it, each result kept until the next call returns, no steps marked; the model itself is
+    timed too. The baseline is the candidate with that label, else eager, else the first with right results.
+    `tolerance` is absolute and relative; None is 1e-3, in training 1e-2. `max_error` also accepts results beyond it
+    whose relative RMSE to the float64 reference is at most that, in each output, gradient and changed tensor. Wrong
+    results are timed too. `budget_s` limits only the timing. `cold` gives each candidate an empty Inductor cache:
+    otherwise one that shares kernels with an earlier candidate, or an earlier run, seems to compile for free.
+    `kernels` profiles a call of each, for the page. `progress(label, stage, fraction)` gets the stages "reference",
+    "compile", "compiled", "timing".
 
-    Everything runs in this process, since interleaved timing needs that, and a child process for each of twelve
-    candidates would import torch twelve times. What a process pays once (imports, the start of Inductor) is paid before
-    the first measurement, and `measure.peak_memory` does not depend on earlier candidates.
+    Everything runs in this process, since interleaved timing needs that. What a process pays once (imports, start of
+    Inductor) is paid before the first measurement, and `measure.peak_memory` does not depend on earlier candidates.
 
     A candidate that fails is a row with the reason. Raises BackendKwargsError for wrong arguments, a device that cannot
     be used here, or a model that cannot be copied.
@@ -79,27 +78,36 @@ def compare(
         study, notes = _study(model, inputs, place, training=training)
         study.tolerance, study.max_error = tolerance, max_error
         trials = [CandidateTrial(study, candidate, cold, profiled=kernels) for candidate in candidates]
+        itself = _itself(trials) or CandidateTrial(study, Candidate(ITSELF), cold)
         say("eager", "reference", 0.0)
-        learn(study, trials)
+        learn(study, list(dict.fromkeys([*trials, itself])))
         _warm_up(trials, place)
-        _start(trials, say)
-        samples, first = _time(study, trials, rounds, baseline, budget_s, say)
+        _start(trials, say, itself)
+        samples, first = _time(study, trials, rounds, baseline, budget_s, say, itself)
     about = {"mode": mode, "rounds": rounds, "dtype": str(study.dtype)} | ({"others": others} if others else {})
     environment = measure.environment(place) | about
     rows = [trial.row(samples.get(trial.label)) for trial in trials]
     noise = _judge_speed(rows[trials.index(first)], rows, samples[AGAIN]) if first else None
+    label = first.label if first else None
     notes = [COMPILE_NOTES[cold], *notes]
-    return ShownComparison(rows, environment, noise, first.label if first else None, mode, notes)
+    return ShownComparison(rows, environment, noise, label, mode, notes, samples.get(itself.label, []))
 
 
-def _start(trials: list[CandidateTrial], say: Progress) -> None:
-    """Compile and check each candidate that may still run."""
+def _itself(trials: list[CandidateTrial]) -> CandidateTrial | None:
+    """Return the trial of the model itself, None if it is no candidate."""
+    return next((trial for trial in trials if trial.candidate.backend is None), None)
+
+
+def _start(trials: list[CandidateTrial], say: Progress, itself: CandidateTrial) -> None:
+    """Compile and check each candidate that may still run, and the model itself."""
     for done, trial in enumerate(trials, 1):
         if trial.passed:
             fraction = done / (len(trials) + 2)
             say(trial.label, "compile", fraction)
             trial.attempt(trial.start)
             say(trial.label, "compiled", fraction)
+    if itself not in trials and itself.passed:
+        itself.attempt(itself.start)
 
 
 @contextlib.contextmanager
@@ -189,9 +197,10 @@ def _time(
     baseline: str | None,
     budget_s: float | None,
     say: Progress,
+    itself: CandidateTrial,
 ) -> tuple[dict[str, list[float]], CandidateTrial | None]:
-    """Return the samples by label, and the label of the baseline that was timed with them."""
-    racing = {trial.label: trial for trial in trials if trial.passed}
+    """Return the samples by label, those of the model `itself` too, and the baseline that was timed with them."""
+    racing = {trial.label: trial for trial in (*trials, itself) if trial.passed}
     first = _baseline(trials, baseline)
     if first is None:
         return {}, None
@@ -211,7 +220,7 @@ def _time(
     # A ratio needs a baseline from the same rounds: if it failed, the others are timed again without it.
     if _baseline(trials, baseline) is first:
         return samples, first
-    return _time(study, trials, rounds, baseline, budget_s, say)
+    return _time(study, trials, rounds, baseline, budget_s, say, itself)
 
 
 def _baseline(trials: list[CandidateTrial], wanted: str | None) -> CandidateTrial | None:

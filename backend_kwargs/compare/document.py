@@ -8,6 +8,7 @@ from typing import Literal
 
 from backend_kwargs import measure
 from backend_kwargs.compare.rows import Comparison, Row, fastest
+from backend_kwargs.facts.decision import EAGER
 from backend_kwargs.interval import Interval
 from backend_kwargs.page import document as page
 from backend_kwargs.page import fragment, pays_back, tradeoffs_of
@@ -15,7 +16,7 @@ from backend_kwargs.page.figures import between, ratio
 from backend_kwargs.page.values import count_of, environment_of, error_of, interval_of, seconds_of
 from backend_kwargs.report import Graph
 from backend_kwargs.report.decisions import race_of, warnings_of
-from backend_kwargs.report.document import decision_of, graph_of, warnings_on
+from backend_kwargs.report.document import graph_of, warnings_on
 
 # Labels of candidates that are modes of torch.compile, besides all whose backend is "inductor".
 TEMPLATES = ("", ":default", ":cudagraphs", ":max_autotune", ":max_autotune_no_cudagraphs")
@@ -57,7 +58,7 @@ def document_of(
         verdict=_verdict(comparison, best, "\n".join(paste)),
         warnings=tuple({each.text: each for each in reversed([*_warnings(comparison)])}.values())[::-1],
         speedups=(speedups,),
-        races=tuple(race_of(decision_of(graph.race), name) for name, graph in raced if graph.race),
+        races=tuple(race_of(graph.race.decision, name) for name, graph in raced if graph.race),
         tradeoffs=tradeoffs_of(speedups),
         graphs=tuple(_graphs(shown)),
         accuracy=tuple(each for row in comparison.rows for each in _results(row))[:MOST_RESULTS],
@@ -86,6 +87,10 @@ def best_mode(comparison: Comparison, but: Row | None = None) -> Row | None:
 def _verdict(comparison: Comparison, best: Row | None, paste: str) -> page.Verdict:
     if best is None or best.latency is None:
         return page.Verdict(text=_without_winner(comparison), clear=False)
+    if itself := comparison.over_itself(best):
+        return page.Verdict(
+            text=f"Call the model itself: {best.label} is {ratio(itself.median)} as fast ({between(itself)})."
+        )
     baseline = next(row for row in comparison.rows if row.label == comparison.baseline)
     mode = best_mode(comparison, best)
     others = [other for other in (mode, baseline) if other and other is not best]
@@ -116,19 +121,20 @@ def _verdict(comparison: Comparison, best: Row | None, paste: str) -> page.Verdi
 
 def _without_winner(comparison: Comparison) -> str:
     """Return what to do where no candidate is surely faster than the baseline."""
-    keep, noise = comparison.baseline, comparison.noise
-    if keep is None:
+    if comparison.baseline is None:
         return "Nothing to use yet: no candidate ran, for the reasons below."
+    keep, noise = comparison.baseline, comparison.noise
+    kept = "Call the model itself" if keep == EAGER else f"Keep {keep}"
     if len(comparison.rows) == 1:
-        return f"Keep {keep}: no other candidate was given."
+        return f"{kept}: no other candidate was given."
     timed = [(row, row.speedup) for row in comparison.rows if row.passed and row.label != keep and row.speedup]
     if not timed:
-        return f"Keep {keep}: no other candidate passed, for the reasons below."
+        return f"{kept}: no other candidate passed, for the reasons below."
     row, of = max(timed, key=lambda each: each[1].median)
     nearest = f"the next, {row.label}, is {ratio(of.median)} as fast ({between(of)})"
     if of.high < 1 and not row.verdict:
-        return f"Keep {keep}, which is the fastest: {nearest}."
-    first = f"Keep {keep}: nothing is faster beyond the noise; {nearest}."
+        return f"{kept}, which is the fastest: {nearest}."
+    first = f"{kept}: nothing is faster beyond the noise; {nearest}."
     if noise is None or noise.high <= LOUD:
         return first
     return f"{first}\nNot clear: {keep} differs from itself by {between(noise)}. Time it again on an idle machine."
@@ -153,7 +159,7 @@ def _warnings(comparison: Comparison) -> Iterator[page.Warned]:
         yield from warnings_on(row.made, row.label)
     for name, graph in _raced(comparison):
         if graph.race:
-            yield from warnings_of(decision_of(graph.race), name)
+            yield from warnings_of(graph.race.decision, name)
 
 
 def _row(row: Row, *, won: bool) -> page.Row:

@@ -74,7 +74,8 @@ class Row:
 class Comparison:
     """The rows in the order of the candidates, and what is needed to interpret them.
 
-    `noise` is the interval of the baseline against itself, timed twice; None if nothing was timed.
+    `noise` is the interval of the baseline against itself, timed twice; None if nothing was timed. `itself` are the
+    samples of the model itself, without torch.compile, whether it is a candidate or not.
     """
 
     rows: list[Row]
@@ -83,6 +84,15 @@ class Comparison:
     baseline: str | None
     mode: Mode
     notes: list[str]
+    itself: list[float] = field(default_factory=list)
+
+    def over_itself(self, row: Row) -> Interval | None:
+        """Return a row's speedup over the model itself, None unless that is surely below 1."""
+        if not row.samples or len(row.samples) != len(self.itself):
+            return None
+        ratio = measure.ratio_interval(self.itself, row.samples)
+        beyond = self.noise is None or not measure.within_noise(ratio, self.noise)
+        return ratio if ratio.high < 1 and beyond else None
 
     def __str__(self) -> str:
         return "\n".join([as_text(COLUMNS, map(cells, self.rows)), "", *self.reading()])

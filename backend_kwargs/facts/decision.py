@@ -1,8 +1,9 @@
 """The decision of a race: which candidate was chosen for a graph, and why. Light: it is read before a graph exists."""
 
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from enum import StrEnum
 
 from backend_kwargs.interval import Interval
 from backend_kwargs.options.layers import Options
@@ -10,6 +11,18 @@ from backend_kwargs.options.layers import Options
 EAGER, DEFAULT = "eager", "default"  # the candidates of every race
 # Statuses that depend on the process more than on the candidate.
 PASSING = frozenset({"fail_to_run", "oom", "timeout", "unavailable"})
+UNCHECKED = "unchecked"  # the status of a candidate whose numbers there was no time or no way to check
+UNCLEAR = 1.25  # high over low of a speedup's interval that contains 1 and says nothing
+
+
+class Doubt(StrEnum):
+    """Why a decision is provisional."""
+
+    FAILED = "failed"  # default could not run here, so nothing of Inductor's was compared
+    UNCHECKED = "unchecked"  # the numbers of the winner, or of default, in whose place another candidate serves
+    UNTIMED = "untimed"  # the winner, beside others that could have been it
+    NOISY = "noisy"  # a comparison that made the winner says nothing
+    CUT = "cut"  # the time ended before all candidates were tried
 
 
 @dataclass(slots=True)
@@ -20,7 +33,8 @@ class RaceRow:
     replacements of each rewrite. `error` is the measured relative RMSE to float64 under a lower precision, `max_error`
     the bound that the user gave. `compiler` names another compiler than Inductor, whose `options` these are. `began_s`
     is when its compile began, in seconds since the race did, `timed_s` how long it was timed after that, and `led_s`
-    when it took the lead; they are None in the rows of earlier releases, and where that did not happen.
+    when it took the lead; they are None in the rows of earlier releases, and where that did not happen. `untried` is
+    whether nothing but time kept it from being raced.
     """
 
     name: str
@@ -41,6 +55,12 @@ class RaceRow:
     began_s: float | None = None
     timed_s: float | None = None
     led_s: float | None = None
+    untried: bool = False
+
+    @property
+    def left(self) -> bool:
+        """Whether more time could show that it is faster."""
+        return self.untried or self.status in ("timeout", UNCHECKED)
 
 
 def by_name(rows: Iterable[RaceRow]) -> dict[str, RaceRow]:
@@ -57,7 +77,8 @@ class Decision:
     race early (0 if none did); `made` is in seconds since the epoch. `fixed` are the user's own options as returned by
     `plain`: they are exported, and nothing is compiled with them. `compiler` is the winner's, "" for Inductor.
     `inputs` are the dtypes and sizes, `model` names the class or function that was compiled, `budget_s` is what the
-    race was given. `differs` says how this machine differs from the one of the race.
+    race was given. `differs` says how this machine differs from the one of the race. `guards_s` is what dynamo adds to
+    each call, which the rows include, and which a call of the model itself does not have; 0 if it is not known.
     """
 
     key: str
@@ -76,15 +97,53 @@ class Decision:
     model: str = ""
     budget_s: float = 0.0
     differs: str = ""
+    guards_s: float = 0.0
 
     @property
-    def lasting(self) -> bool:
-        """Whether other processes may use it.
+    def provisional(self) -> bool:
+        """Whether it is raced again by a process that has time, and stays on this machine."""
+        return bool(self.doubts)
 
-        Not if nothing of Inductor's could be compared because default failed, if this machine lacks what default needs,
-        or if default could not be checked.
-        """
-        lacking = any(row.name == DEFAULT and row.status in ("unavailable", "unchecked") for row in self.rows)
-        failed = any(row.name == DEFAULT and row.status in PASSING for row in self.rows)
-        compiled = any(row.status == "pass" and row.name != EAGER and not row.compiler for row in self.rows)
-        return not lacking and (compiled or not failed)
+    @property
+    def is_judged(self) -> bool:
+        """Whether default was compared with the winner, so that a process without time to race may use it."""
+        return {Doubt.FAILED, Doubt.UNCHECKED}.isdisjoint(self.doubts)
+
+    @property
+    def is_unsure(self) -> bool:
+        """Whether the winner itself is in doubt, and not only whether another candidate would be faster still."""
+        return not {*self.doubts} <= {Doubt.CUT}
+
+    @property
+    def doubts(self) -> tuple[Doubt, ...]:
+        """What a race has left open, as its rows show."""
+        return tuple(doubt for doubt, holds in self._open() if holds)
+
+    def _open(self) -> Iterator[tuple[Doubt, bool]]:
+        default = by_name(self.rows).get(DEFAULT, RaceRow(DEFAULT))
+        winner = next((row for row in self.rows if row.won), RaceRow(self.winner, seconds=0.0))
+        judged = [winner, default] if winner.name == EAGER else [winner]
+        passed = [row for row in self.rows if row.status == "pass"]
+        compiled = any(row.name != EAGER and not row.compiler for row in passed)
+        yield Doubt.FAILED, default.status == "unavailable" or (default.status in PASSING and not compiled)
+        yield Doubt.UNCHECKED, UNCHECKED in (winner.status, default.status)
+        yield Doubt.UNTIMED, winner.seconds is None and len(passed) > 1
+        decisive = [link.speedup for row in judged for link in links(self.rows, row)]
+        yield Doubt.NOISY, any(ratio is not None and is_unclear(ratio) for ratio in decisive)
+        yield Doubt.CUT, self.cut_s > 0 or any(row.left for row in self.rows)
+
+
+def links(rows: Sequence[RaceRow], row: RaceRow) -> list[RaceRow]:
+    """Return the rows whose comparisons lead from a candidate to the first one of a race."""
+    named, found, at = by_name(rows), list[RaceRow](), row
+    while at.speedup and not any(at is each for each in found):
+        found.append(at)
+        if (following := named.get(at.against)) is None:
+            break
+        at = following
+    return found
+
+
+def is_unclear(ratio: Interval) -> bool:
+    """Return whether a speedup's interval is so wide about 1 that either may be the faster."""
+    return ratio.low < 1 < ratio.high and ratio.high > UNCLEAR * ratio.low

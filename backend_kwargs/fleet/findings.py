@@ -14,6 +14,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from backend_kwargs.auto.machine import Machine, difference
+from backend_kwargs.auto.reporting import what_is_open
 from backend_kwargs.errors import shortened
 from backend_kwargs.facts.decision import Decision, RaceRow
 from backend_kwargs.interval import Interval
@@ -162,6 +163,7 @@ def _finding(audited: Audited) -> Finding:
     against = [_against(each, own, ratios[each.label]) for each in others]
     return Finding(
         verdict="right" if all(each is None or each.ratio.high <= 1 for each in ratios.values()) else "within noise",
+        reason=shortened(f"provisional: {what_is_open(decision)}", TEXT) if decision.provisional else "",
         against=tuple(against),
         noise=_shown(noise),
         seconds=measure.median_interval(mine),

@@ -58,9 +58,21 @@ class Tuned:
         return _ratio(self.again_s, self.compiled_s)
 
     @property
+    def calls_itself(self) -> bool:
+        """Whether the compiled call is slower than the model itself, beyond the noise."""
+        return is_slower(self.speedup, self.same)
+
+    @property
     def kept(self) -> list["Decision"]:
-        """The decisions that other processes may use."""
-        return list({each.key: each for each in self.decisions if each.rows and each.lasting}.values())
+        """The decisions that other machines may use: those of races, without what is provisional."""
+        return list({each.key: each for each in self.decisions if each.rows and not each.provisional}.values())
+
+
+def is_slower(speedup: Interval | None, same: Interval | None) -> bool:
+    """Return whether a speedup is surely below 1, and further than a call may be from itself."""
+    if speedup is None or speedup.high >= 1:
+        return False
+    return same is None or speedup.high < min(same.low, 1 / same.high)
 
 
 def _ratio(baseline: Sequence[float], candidate: Sequence[float]) -> Interval | None:
@@ -142,13 +154,19 @@ def why_not_raced(decisions: Sequence["Decision"]) -> str:
     return decisions[0].facts.removeprefix("a graph not raced: ") if decisions else "torch.compile found no graph"
 
 
-def _why_none(tuned: Tuned) -> str:
-    """Return why nothing of a model can be kept, "" if something can."""
-    if tuned.kept:
-        return ""
-    if any(decision.rows for decision in tuned.decisions):
-        return "default could not run here, so the winner is not one to ship"
-    return f"no graph was raced: {why_not_raced(tuned.decisions)}"
+def _not_kept(tuned: Tuned) -> str:
+    """Return what of a model is not kept, and why; "" if all that was raced is."""
+    if not any(decision.rows for decision in tuned.decisions):
+        return f"no graph was raced: {why_not_raced(tuned.decisions)}"
+    return left_out(tuned.decisions)
+
+
+def left_out(decisions: Sequence["Decision"]) -> str:
+    """Return what is not shipped, since it is provisional, and what would settle it; "" if nothing is."""
+    from backend_kwargs.auto.reporting import what_is_open
+
+    reasons = dict.fromkeys(what_is_open(each) for each in decisions if each.rows and each.provisional)
+    return f"provisional, so not one to ship: {' / '.join(reasons)}" if reasons else ""
 
 
 def backend_of(unit: Unit, coerce: "Check" = check_option) -> Backend:
@@ -203,7 +221,7 @@ def _raced(unit: Unit) -> Result:
         found = tuned(unit.label, model, inputs, backend)
     documents = documents_of(found.kept)
     return Result(
-        failed=_why_none(found),
+        failed=_not_kept(found),
         device_name=str(here["device"]),
         releases={name: here[name] for name in RELEASES},
         winners=tuple(dict.fromkeys(decision.winner for decision in found.decisions if decision.rows)),

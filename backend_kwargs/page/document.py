@@ -46,13 +46,15 @@ class Verdict(Part, frozen=True):
 
     `speedups` has the most important first: over the best mode of torch, then over eager. `clear` is whether the winner
     is better beyond the noise. Where there is no winner, the first line of `text` replaces the sentence; other text is
-    a remark. `pays_back_calls` is the number of calls after which the time to compile is saved, against
-    `pays_back_over`. `error_bound` is the largest `error` that was allowed. `paste` is the code that uses the winner.
+    a remark. `provisional` is what its race has left open, "" if nothing. `pays_back_calls` is the number of calls
+    after which the time to compile is saved, against `pays_back_over`. `error_bound` is the largest `error` that was
+    allowed. `paste` is the code that uses the winner.
     """
 
     winner: Name = ""
     text: Text = ""
     clear: bool = True
+    provisional: Text = ""
     speedups: Annotated[tuple[Speedup, ...], _at_most(20)] = ()
     latency: Interval | None = None
     error: float | None = None
@@ -147,13 +149,15 @@ class Lead(Part, frozen=True):
 class Race(Part, frozen=True):
     """The race of one graph; `cut_s` is the budget that ended it early, 0 if none did.
 
-    `estimated` is whether the spans were reconstructed from durations, since the record has no times of day.
+    `provisional` is what it has left open, "" if nothing. `estimated` is whether the spans were reconstructed from
+    durations, since the record has no times of day.
     """
 
     graph: Name = ""
     winner: Name = ""
     seconds: Seconds = 0.0
     cut_s: Seconds = 0.0
+    provisional: Text = ""
     estimated: bool = False
     lanes: Annotated[tuple[Lane, ...], _at_most(500)] = ()
     leads: Annotated[tuple[Lead, ...], _at_most(500)] = ()

@@ -8,6 +8,7 @@ from backend_kwargs.interval import Interval
 from backend_kwargs.page import figures
 from backend_kwargs.page.document import Speedup, Verdict
 
+ITSELF = "the model itself"  # not compiled at all, so without dynamo's guards
 FREE = (EAGER, DEFAULT, "inductor")  # what a user keeps unless something is surely faster
 
 
@@ -39,6 +40,8 @@ def kept(verdict: Verdict) -> Speedup | None:
 
 def how_sure(verdict: Verdict, noise: Interval | None = None) -> tuple[str, str]:
     """Return how sure the sentence is, and why; `noise` is the machine's."""
+    if verdict.provisional:
+        return "Provisional", verdict.provisional
     keep, tied = kept(verdict), [each for each in verdict.speedups if _tied(each.ratio)]
     sure = [each for each in verdict.speedups if each not in tied]
     if keep and keep not in tied:
@@ -73,7 +76,7 @@ def _sentence(verdict: Verdict) -> Iterator[Piece]:
     if not verdict.winner:
         yield Piece(verdict.text.partition("\n")[0] or "No verdict.")
     elif keep:
-        yield from (Piece("Keep "), Piece(keep.over, "name"), Piece(": "))
+        yield from (*_keep(keep.over), Piece(": "))
         if _tied(keep.ratio):
             yield from (Piece("it is not clear whether "), Piece(verdict.winner, "name"), Piece(" is faster, "))
             yield from (Piece(figures.ratio(keep.ratio.median), "figure"), Piece(f" ({figures.between(keep.ratio)})."))
@@ -81,8 +84,12 @@ def _sentence(verdict: Verdict) -> Iterator[Piece]:
             yield from (Piece(verdict.winner, "name"), Piece(" is "), Piece(figures.ratio(keep.ratio.median), "figure"))
             yield Piece(f" as fast ({figures.between(keep.ratio)}).")
     else:
-        yield from (Piece("Keep " if verdict.winner == EAGER else "Use "), Piece(verdict.winner, "name"))
+        yield from _keep(EAGER) if verdict.winner == EAGER else (Piece("Use "), Piece(verdict.winner, "name"))
         yield from _over(verdict.speedups)
+
+
+def _keep(name: str) -> tuple[Piece, ...]:
+    return (Piece("Call the model itself"),) if name in (EAGER, ITSELF) else (Piece("Keep "), Piece(name, "name"))
 
 
 def _over(speedups: Sequence[Speedup]) -> Iterator[Piece]:

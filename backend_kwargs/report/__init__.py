@@ -195,7 +195,7 @@ def _race(record: Record) -> Race | None:
     from backend_kwargs.auto.reporting import table
 
     raced = found.seconds, found.rows, table(found)
-    return Race(found.winner, found.options, *raced, found.compiler, found.cut_s, found.facts)
+    return Race(found.winner, found.options, *raced, found.compiler, found.cut_s, found.facts, found.guards_s)
 
 
 def _decided(record: Record) -> str:

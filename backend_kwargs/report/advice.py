@@ -4,6 +4,7 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
+from backend_kwargs.auto.reporting import calls_itself
 from backend_kwargs.report.graphs import Graph, number, seconds_of, times
 
 SLOW_S = 30.0
@@ -79,10 +80,18 @@ def advice_on(graphs: Sequence[Graph]) -> Iterator[str]:
     for each in dict.fromkeys(graph.ended_by for graph in graphs if graph.ended_by):
         change = each.hint or "take it out of the compiled code"
         yield f"graph break at {each.place}: {each.reason} -> {change}"
+    yield from _itself_advice(graphs)
     yield from _recompiles_advice(graphs)
     yield from _cudagraphs_advice(graphs)
     yield from _slow_advice(graphs)
     yield from _tuning_advice(graphs)
+
+
+def _itself_advice(graphs: Sequence[Graph]) -> Iterator[str]:
+    """Advise to compile nothing where no graph gains by it."""
+    reasons = [calls_itself(graph.race.decision) if graph.race else "" for graph in graphs]
+    if reasons and all(reasons):
+        yield f"{'; '.join(dict.fromkeys(reasons))} -> call the model itself"
 
 
 def _recompiles_advice(graphs: Sequence[Graph]) -> Iterator[str]:

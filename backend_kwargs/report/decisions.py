@@ -1,10 +1,13 @@
 """Decisions of `auto` as parts of a page: the race of each graph, its candidates' speedups, and the options chosen."""
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import takewhile
 from math import exp, hypot, log
+from typing import Literal
 
-from backend_kwargs.facts.decision import DEFAULT, EAGER, Decision, RaceRow, by_name
+from backend_kwargs.auto.reporting import over_itself, what_is_open
+from backend_kwargs.facts.decision import DEFAULT, EAGER, Decision, Doubt, RaceRow, links
 from backend_kwargs.interval import Interval
 from backend_kwargs.page import pays_back, tradeoffs_of
 from backend_kwargs.page.document import (
@@ -22,6 +25,7 @@ from backend_kwargs.page.document import (
     Verdict,
     Warned,
 )
+from backend_kwargs.page.sentence import ITSELF
 from backend_kwargs.page.values import (
     count_of,
     day_of,
@@ -36,7 +40,7 @@ CHAINED = (
     "A race times each candidate against the leader of that time; its speedup over {over} is the product of such "
     "ratios, and its interval combines theirs."
 )
-SKIPPED = "skipped"
+KINDS: Mapping[Doubt, Literal["failed", "noise"]] = {Doubt.FAILED: "failed", Doubt.NOISY: "noise"}
 MOST = 1000  # decisions on a page
 
 
@@ -97,10 +101,13 @@ def verdict_of(decision: Decision, paste: str = "") -> Verdict:
     eager, mode = _row(decision, EAGER), best_mode(decision)
     others = [row for row in (mode, eager) if row and row is not winner]
     found = [(row.name, ratio_over(decision.rows, winner, row)) for row in others]
+    if winner.name != EAGER and (itself := over_itself(decision)) and itself.high < 1:
+        found.append((ITSELF, interval_of(itself)))
     calls = _pays_back(winner, eager)
     return Verdict(
         winner=winner.name,
-        clear=winner.speedup is None or winner.speedup.low > 1 or winner.name == EAGER,
+        provisional=what_is_open(decision),
+        clear=not decision.is_unsure and (winner.speedup is None or winner.speedup.low > 1 or winner.name == EAGER),
         speedups=tuple(Speedup(over=name, ratio=ratio) for name, ratio in found if ratio),
         error=error_of(winner.error),
         error_bound=error_of(winner.max_error),
@@ -108,7 +115,7 @@ def verdict_of(decision: Decision, paste: str = "") -> Verdict:
         peak_bytes=count_of(winner.peak_bytes),
         other_peak_bytes=count_of(mode.peak_bytes) if mode else None,
         other_peak_of=mode.name if mode and count_of(mode.peak_bytes) is not None else "",
-        paste=paste,
+        paste=paste if winner.name != EAGER else "",
         pays_back_calls=calls,
         pays_back_over=EAGER if calls is not None else "",
     )
@@ -154,13 +161,8 @@ def ratio_over(rows: Sequence[RaceRow], row: RaceRow, other: RaceRow) -> Interva
 
 
 def _links(rows: Sequence[RaceRow], row: RaceRow) -> list[RaceRow]:
-    """Return the rows whose comparisons lead from a candidate to the first one of a race."""
-    named, links = by_name(rows), list[RaceRow]()
-    at: RaceRow | None = row
-    while at and interval_of(at.speedup) and not any(at is each for each in links):
-        links.append(at)
-        at = named.get(at.against)
-    return links
+    """Return the rows whose comparisons lead from a candidate to the first one of a race, as far as they are valid."""
+    return [*takewhile(lambda each: interval_of(each.speedup), links(rows, row))]
 
 
 def speedups_of(decision: Decision, name: str) -> Speedups:
@@ -208,14 +210,11 @@ def graph_of(decision: Decision, name: str) -> Graph:
 
 
 def warnings_of(decision: Decision, name: str) -> Iterator[Warned]:
-    """Yield what limits the trust in a decision: a race that was cut, and candidates that failed."""
-    if decision.cut_s:
-        left = sum(row.status == SKIPPED or row.seconds is None for row in decision.rows)
-        text = f"The race was cut by its budget of {decision.cut_s:g} s: {left} candidates were not timed."
-        yield Warned(text=text, kind="cut", where=name)
-    if not decision.lasting:
-        text = "Default could not run here, so that other processes do not use this decision."
-        yield Warned(text=text, kind="failed", where=name)
+    """Yield what limits the trust in a decision: what its race has left open."""
+    if doubts := decision.doubts:
+        yield Warned(
+            text=f"The decision is provisional: {what_is_open(decision)}.", kind=KINDS.get(doubts[0], "cut"), where=name
+        )
 
 
 # ---- the race in time
@@ -230,6 +229,7 @@ def race_of(decision: Decision, name: str) -> Race:
         winner=decision.winner,
         seconds=seconds_of(decision.seconds) or 0.0,
         cut_s=seconds_of(decision.cut_s) or 0.0,
+        provisional=what_is_open(decision),
         estimated=not known,
         lanes=tuple(_lane(row, start) for row, start in zip(decision.rows, began, strict=True)),
         leads=tuple(_leads(decision, began)),

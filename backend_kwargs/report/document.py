@@ -7,7 +7,6 @@ from datetime import UTC, datetime
 
 from backend_kwargs.auto import ranks
 from backend_kwargs.backend import find_backend
-from backend_kwargs.facts.decision import Decision
 from backend_kwargs.options.layers import same, sources
 from backend_kwargs.page import document as page
 from backend_kwargs.page import tradeoffs_of
@@ -27,7 +26,7 @@ def document_of(
     """Return the page of a report; with the verdict of the race if it has one graph, which was raced."""
     parts = [graph_of(graph) for graph in graphs[:MOST]]
     raced_parts = [(graph.race, part) for graph, part in zip(graphs, parts, strict=False) if graph.race]
-    decisions = [(decision_of(race), part.name) for race, part in raced_parts if race.rows]
+    decisions = [(race.decision, part.name) for race, part in raced_parts if race.rows]
     speedups = tuple(speedups_of(decision, name) for decision, name in decisions)
     raced = len(graphs) == 1 and speedups
     return page.Document(
@@ -42,20 +41,6 @@ def document_of(
         tradeoffs=tradeoffs_of(speedups[0]) if raced else None,
         graphs=tuple(parts),
         notes=tuple(remarks),
-    )
-
-
-def decision_of(race: Race) -> Decision:
-    """Return the decision whose race a report shows."""
-    return Decision(
-        "",
-        "",
-        race.winner,
-        race.options,
-        race.rows,
-        seconds=race.seconds,
-        cut_s=race.cut_s,
-        compiler=race.compiler,
     )
 
 

@@ -2,18 +2,16 @@
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from backend_kwargs.auto import settings as auto
 from backend_kwargs.backend import find_backend
 from backend_kwargs.compile_records import RACED
+from backend_kwargs.facts.decision import Decision, RaceRow
 from backend_kwargs.facts.parts import Partition
 from backend_kwargs.facts.precision import PrecisionUse
 from backend_kwargs.options.layers import Options
 from backend_kwargs.registry import decided
-
-if TYPE_CHECKING:
-    from backend_kwargs.facts.decision import RaceRow
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,11 +87,28 @@ class Race:
     winner: str
     options: Options
     seconds: float
-    rows: tuple["RaceRow", ...]
+    rows: tuple[RaceRow, ...]
     table: str = field(repr=False)
     compiler: str = ""
     cut_s: float = 0.0
     facts: str = ""
+    guards_s: float = 0.0
+
+    @property
+    def decision(self) -> Decision:
+        """The decision, without what identifies its graph and its machine."""
+        return Decision(
+            "",
+            "",
+            self.winner,
+            self.options,
+            self.rows,
+            facts=self.facts,
+            seconds=self.seconds,
+            cut_s=self.cut_s,
+            compiler=self.compiler,
+            guards_s=self.guards_s,
+        )
 
 
 @dataclass(frozen=True, slots=True)

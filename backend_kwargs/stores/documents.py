@@ -37,12 +37,16 @@ class RefusedError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Kind(Generic[Body]):
-    """What a document is about: the type of its body, the schema, and a further check that raises ValueError."""
+    """What a document is about: the type of its body, the schema, and a further check that raises ValueError.
+
+    A body that `stays` is kept in folders of this machine alone, and never copied to another store.
+    """
 
     name: str
     body: type[Body]
     schema: int = 1
     check: Callable[[Body], object] = lambda body: None
+    stays: Callable[[Body], bool] = lambda body: False
 
     def domain(self, schema: int) -> str:
         """Return what a signature of such a document is for."""

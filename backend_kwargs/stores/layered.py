@@ -87,7 +87,7 @@ class Layered(Generic[Body]):
         newest = {}
         for name, those in copies.items():
             newest[name], content = max(those.values(), key=lambda copy: copy[0].order)
-            for layer in self._behind(found, those, newest[name]):
+            for layer in () if self._stays(newest[name]) else self._behind(found, those, newest[name]):
                 # Only what nobody else has made newer meanwhile. It is noted, so that it is tried once.
                 layer.ask(partial(_copy, name=name, content=content, document=newest[name]))
                 found[layer][0][name] = content
@@ -99,7 +99,8 @@ class Layered(Generic[Body]):
         All are asked at once, and waited for once: half of the time for what they have, the rest for writing.
         """
         began, own = time.monotonic(), self._ask_whose()
-        layers = [layer for layer in self.layers if self._may_write(layer, own, began)]
+        layers = [layer for layer in self.layers if layer.is_local or not self._stays(document)]
+        layers = [layer for layer in layers if self._may_write(layer, own, began)]
         if len(layers) > 1:
             there = [(layer, layer.ask(lambda store: store.get(document.name))) for layer in layers]
             for layer, asked in there:
@@ -121,6 +122,9 @@ class Layered(Generic[Body]):
             return None if content is None else heading(content)
         except (AwayError, RefusedError, TypeError):  # TypeError: a user's own store may return anything
             return None
+
+    def _stays(self, document: Document[Body]) -> bool:
+        return document.body is not None and self.kind.stays(document.body)
 
     def time_outs(self) -> dict[str, int]:
         """Return how often each store did not answer in time, for those that did not."""
@@ -257,7 +261,8 @@ def synced(
 ) -> Iterator[tuple[str, str]]:
     """Copy what is newer in a listing to `target`; yield each name and what was done: new, newer, same, older.
 
-    Or "refused: ", and why; if keys are given, what none of them signed is refused. Signatures are copied.
+    Or "refused: ", and why; if keys are given, what none of them signed is refused, and so is what stays on its
+    machine. Signatures are copied.
     """
     there = dict(target.list(prefix))
     for name, content in source:
@@ -268,6 +273,14 @@ def synced(
             if what in ("new", "newer"):
                 target.put(name, content)
         yield name, what
+
+
+def _stays(kind: Kind[Any], name: str, content: bytes) -> bool:
+    try:
+        body = decoded(kind, name, content).body
+    except RefusedError:  # of a newer release's schema, which is copied as it is
+        return False
+    return body is not None and kind.stays(body)
 
 
 def _got(store: Store, name: str, otherwise: bytes | None) -> bytes | None:
@@ -292,6 +305,8 @@ def _compared(
     except RefusedError:
         theirs = None
     if theirs is None or ours.order > theirs.order:
+        if _stays(kind, name, content):
+            return "refused: it is provisional, and stays on its machine"
         if other is not None and not is_signed(content) and _is_others(target, other):
             return "refused: it is not signed, and what it would replace is"
         return "new" if theirs is None else "newer"

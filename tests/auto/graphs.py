@@ -12,7 +12,9 @@ from backend_kwargs.facts.decision import Decision, RaceRow
 
 ROW = RaceRow("cudagraphs", seconds=1e-4, won=True)
 KEY = "ab" * 32
-MADE = Decision(KEY, "graph", "cudagraphs", {"triton.cudagraphs": True}, (ROW,), {"gpu": "H200"}, "3 ops", 2.5, 1e9)
+MADE = Decision(
+    KEY, "graph", "cudagraphs", {"triton.cudagraphs": True}, (ROW,), {"gpu": "H200"}, "3 ops", 2.5, made=1e9
+)
 TOLD = {"device": "cpu", "training": False, "writes": False, "dynamic": False, "bytes_read": 0.0}
 
 

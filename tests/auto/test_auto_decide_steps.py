@@ -13,6 +13,7 @@ from backend_kwargs.auto.settings import RaceSettings
 from backend_kwargs.auto.store import Catalogue
 from backend_kwargs.backends import CapturedGraph
 from backend_kwargs.facts.decision import Decision, RaceRow
+from backend_kwargs.interval import Interval
 from backend_kwargs.options.templates import find_template
 from tests.auto.graphs import chain
 
@@ -56,6 +57,64 @@ def test_what_is_settled(cut_s, settings, settled):
     asked = question(**settings)
     made = remember(asked, asked.key, cut_s=cut_s)
     assert asked.settled() == (made if settled else None)
+
+
+WIDE = Interval(4.64, 0.05, 8.85)
+NOISY = (RaceRow("eager", seconds=1.0), RaceRow("cudagraphs", {}, seconds=0.2, speedup=WIDE, against="eager", won=True))
+CUT = (*ROWS, RaceRow("max_autotune", status="skipped", untried=True, predicted_s=40.0))
+
+
+def stored(rows, **settings):
+    """Return a question, and what the store has for it from another process."""
+    asked = question(**settings)
+    options = {"triton.cudagraphs": True}
+    made = Decision(asked.key, asked.graph, "cudagraphs", options, rows, asked.here, seconds=10.0, cut_s=20.0)
+    asked.store.put(made)
+    decide.forget_process()
+    return question(**settings), made
+
+
+@pytest.mark.parametrize(
+    ("rows", "settings", "settled"),
+    [
+        pytest.param(NOISY, {"budget_s": 20.0}, False, id="noise"),
+        pytest.param(NOISY, {"budget_s": 0.0}, True, id="noise, no time"),
+        pytest.param(CUT, {"budget_s": 20.0}, True, id="cut"),
+        pytest.param(CUT, {"budget_s": 60.0}, False, id="cut, more time"),
+    ],
+)
+def test_what_another_process_left_open(rows, settings, settled):
+    """A provisional decision is raced again by a process that has time; one that was only cut, with a larger budget."""
+    asked, made = stored(rows, **settings)
+    assert asked.settled() == (made if settled else None)
+
+
+@pytest.mark.parametrize(
+    ("rows", "winner", "facts"),
+    [
+        pytest.param(CUT, "cudagraphs", "", id="cut"),
+        pytest.param(
+            NOISY,
+            "default",
+            "a graph not raced: race='never', and the stored decision is provisional: the timings that chose it are "
+            "noise; its budget of 20 s ended it; race it again with more time, or on an idle machine; "
+            "budget_s=30 would try all",
+            id="noise",
+        ),
+    ],
+)
+def test_never_uses_what_was_checked_and_timed(rows, winner, facts):
+    """Of a race that was cut the winner; not one that noise chose."""
+    asked, _ = stored(rows, race="never")
+    found = asked._of_this_rank()
+    assert (found.winner, found.facts) == (winner, facts)
+
+
+def test_no_other_machine_is_offered_a_provisional_decision():
+    """Neither as one that is near, nor to race."""
+    asked, made = stored(CUT, match="device")
+    asked.store.put(replace(made, machine=made.machine | {"threads": 77}))
+    assert asked.store.near(asked.key) == []
 
 
 def test_nothing_is_settled_before():
@@ -213,7 +272,7 @@ def test_what_is_loaded_precedes_the_store(store):
     Catalogue(store).add(replace(made, winner="default", options={}))
     decide.load_decisions([made])
     assert asked.remembered() == made
-    assert decide.lasting_decisions() == [made]
+    assert decide.settled_decisions() == [made]
     decide.forget_process()
     assert asked.remembered().winner == "default"
     decide.forget_process()

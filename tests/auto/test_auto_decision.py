@@ -15,6 +15,7 @@ from backend_kwargs.auto.decision import COLUMNS, has_form, packed, parsed, plai
 from backend_kwargs.auto.store import Catalogue
 from backend_kwargs.errors import BackendKwargsError, BackendKwargsWarning
 from backend_kwargs.facts.decision import Decision, RaceRow
+from backend_kwargs.interval import Interval
 from backend_kwargs.stores.opening import open_store
 from tests import forks
 from tests.auto.graphs import KEY, MADE, spoil
@@ -187,37 +188,85 @@ def test_what_a_file_can_hold(value, kept):
     assert plain({"x": value, "y": 1}) == {"x": value if kept else None, "y": 1}
 
 
+WIDE, FAR, TIE = Interval(4.64, 0.05, 8.85), Interval(4.64, 1.1, 8.85), Interval(1.0, 0.95, 1.05)
+OF_EAGER = RaceRow("eager", seconds=2.0)
+
+
+def default(speedup, **changed):
+    return RaceRow("default", **{"seconds": 1.0, "speedup": speedup, "against": "eager", "won": True} | changed)
+
+
 @pytest.mark.parametrize(
-    ("rows", "lasting"),
+    ("rows", "changed", "doubts"),
     [
-        pytest.param((), True, id="none"),
-        pytest.param((RaceRow("default"),), True, id="default passed"),
-        pytest.param((RaceRow("default", status="fail_accuracy"),), True, id="default is wrong"),
-        pytest.param((RaceRow("default", status="fail_to_run"),), False, id="default failed"),
-        pytest.param((RaceRow("default", status="oom"),), False, id="no memory"),
-        pytest.param((RaceRow("default", status="timeout"),), False, id="no time"),
-        pytest.param((RaceRow("".join(("def", "ault")), status="timeout"),), False, id="a name that was read"),
-        pytest.param((RaceRow("default", status="unavailable"),), False, id="not installed"),
-        pytest.param((RaceRow("default", status="unchecked"),), False, id="not checked"),
-        pytest.param((RaceRow("default", status="unchecked"), RaceRow("step")), False, id="not checked, a step passed"),
-        pytest.param((RaceRow("default"), RaceRow("step", status="unchecked")), True, id="a step not checked"),
-        pytest.param((RaceRow("default"), RaceRow("step", status="oom")), True, id="a step failed"),
+        pytest.param((), {}, [], id="no rows"),
+        pytest.param((OF_EAGER, default(FAR)), {}, [], id="wide and above 1"),
+        pytest.param((OF_EAGER, default(TIE)), {}, [], id="a tie"),
+        pytest.param((OF_EAGER, default(WIDE)), {}, ["noisy"], id="noise"),
+        pytest.param((OF_EAGER, default(WIDE, won=False), replace(OF_EAGER, won=True)), {}, ["noisy"], id="eager"),
         pytest.param(
-            (RaceRow("eager"), RaceRow("cudagraphs"), RaceRow("default", status="timeout")),
-            True,
-            id="default came later",
+            (OF_EAGER, default(WIDE, won=False), RaceRow("a", seconds=0.5, speedup=FAR, against="default", won=True)),
+            {},
+            ["noisy"],
+            id="noise on the way to eager",
         ),
-        pytest.param((RaceRow("eager"), RaceRow("default", status="timeout")), False, id="eager is left"),
+        pytest.param(
+            (OF_EAGER, default(FAR), RaceRow("a", seconds=0.5, speedup=WIDE, against="default")),
+            {},
+            [],
+            id="noise of a loser",
+        ),
+        pytest.param(
+            (OF_EAGER, RaceRow("default", status="skipped"), default(WIDE)),
+            {},
+            ["noisy"],
+            id="a name that is twice there",
+        ),
+        pytest.param((RaceRow("eager"), default(None, seconds=None)), {}, ["untimed"], id="not timed"),
+        pytest.param(
+            (RaceRow("eager", won=True), default(None, status="fail_to_compile", won=False)), {}, [], id="eager alone"
+        ),
+        pytest.param((OF_EAGER, default(FAR)), {"cut_s": 5.0}, ["cut"], id="cut"),
+        pytest.param((OF_EAGER, default(FAR), RaceRow("a", status="skipped")), {}, [], id="skipped"),
+        pytest.param((OF_EAGER, default(FAR), RaceRow("a", status="skipped", untried=True)), {}, ["cut"], id="untried"),
+        pytest.param((OF_EAGER, default(FAR), RaceRow("a", status="timeout")), {}, ["cut"], id="interrupted"),
+        pytest.param(
+            (RaceRow("eager", won=True), RaceRow("default", status="unchecked")),
+            {},
+            ["unchecked", "cut"],
+            id="unchecked",
+        ),
+        pytest.param(
+            (OF_EAGER, RaceRow("default", status="unchecked"), RaceRow("step", seconds=1.0, won=True)),
+            {},
+            ["unchecked", "cut"],
+            id="not checked, a step passed",
+        ),
+        pytest.param((OF_EAGER, default(FAR), RaceRow("a", status="unchecked")), {}, ["cut"], id="a step not checked"),
+        pytest.param((RaceRow("default"),), {}, [], id="default passed"),
+        pytest.param((RaceRow("default", status="fail_accuracy"),), {}, [], id="default is wrong"),
+        pytest.param((RaceRow("default", status="fail_to_run"),), {}, ["failed"], id="default failed"),
+        pytest.param((RaceRow("default", status="oom"),), {}, ["failed"], id="no memory"),
+        pytest.param((RaceRow("default", status="timeout"),), {}, ["failed", "cut"], id="no time"),
+        pytest.param((RaceRow("".join(("def", "ault")), status="oom"),), {}, ["failed"], id="a name that was read"),
+        pytest.param((RaceRow("default", status="unavailable"),), {}, ["failed"], id="not installed"),
+        pytest.param((RaceRow("default"), RaceRow("step", status="oom")), {}, [], id="a step failed"),
+        pytest.param(
+            (RaceRow("eager"), RaceRow("cudagraphs"), RaceRow("default", status="oom")), {}, [], id="default came later"
+        ),
         pytest.param(
             (RaceRow("default", status="fail_to_run"), RaceRow("onnxruntime", compiler="onnxruntime")),
-            False,
+            {},
+            ["failed"],
             id="another compiler is left",
         ),
     ],
 )
-def test_which_decisions_last(rows, lasting):
-    """One that rests on default's failure is for this process, where that happened; not if CUDA graphs came first."""
-    assert replace(MADE, rows=rows).lasting is lasting
+def test_what_is_open(rows, changed, doubts):
+    """What rests on default's failure, on numbers that nobody checked, on no time or on noise is provisional."""
+    made = replace(MADE, rows=rows, **changed)
+    assert [*made.doubts] == doubts
+    assert made.provisional is bool(doubts)
 
 
 def test_a_decision_as_columns():
@@ -252,4 +301,4 @@ def test_a_decision_is_of_now():
 def test_a_row_has_no_figures_at_first():
     """A candidate that has not been compiled has taken no time, was not measured and has not won."""
     figures = {name: value for name, value in asdict(RaceRow("step")).items() if value not in (None, "", {})}
-    assert figures == {"name": "step", "status": "pass", "compile_s": 0.0, "won": False}
+    assert figures == {"name": "step", "status": "pass", "compile_s": 0.0, "won": False, "untried": False}

@@ -173,6 +173,7 @@ def test_default_is_kept_within_noise(ratio, wins):
     assert head_to_head.better(default, eager, "latency") is wins
 
 
+TIE = [1.05, 0.95] * 3
 NOISE = [2.0, 0.5] * 3  # of a bout: in half of the rounds one is faster, in half the other
 
 
@@ -202,8 +203,9 @@ def timed(monkeypatch):
     ("given", "bouts"),
     [
         pytest.param({"bout_s": 1e-3}, 20, id="until 120 rounds"),
-        pytest.param({"bout_s": 0.07}, 5, id="until 30 rounds after a third of a second"),
-        pytest.param({"bout_s": 0.04}, 8, id="until a third of a second after 30 rounds"),
+        pytest.param({"bout_s": 0.07, "ratios": TIE}, 5, id="until 30 rounds after a third of a second"),
+        pytest.param({"bout_s": 0.04, "ratios": TIE}, 8, id="until a third of a second after 30 rounds"),
+        pytest.param({"bout_s": 0.07}, 20, id="until 120 rounds where it is noise"),
         pytest.param({"bout_s": 0.9}, 5, id="until 30 rounds within four seconds"),
         pytest.param({"bout_s": 1.5}, 3, id="until four seconds"),
         pytest.param({"bout_s": 1.0, "left_s": 2.0}, 3, id="until the budget ends"),
@@ -224,9 +226,10 @@ def test_what_a_bout_is_given(timed):
 
 
 def test_the_interval_of_few_rounds_is_wide():
-    """Fewer than five rounds have the interval of a noisy machine around their own."""
+    """Fewer than five rounds have the interval of a noisy machine around their own, the wider the fewer they are."""
     samples = {"champion": [1.0, 2.0] * 2, "challenger": [1.0] * 4}
-    assert head_to_head.speedup(samples) == measure.Interval(1.5, 1.0 * 0.9, 2.0 * 1.1)
+    assert head_to_head.speedup(samples) == measure.Interval(1.5, 1.0 * 0.875, 2.0 * 1.125)
+    assert head_to_head.speedup({"champion": [4.0], "challenger": [1.0]}) == measure.Interval(4.0, 2.0, 6.0)
     samples = {name: [*seconds, 1.0] for name, seconds in samples.items()}
     assert head_to_head.speedup(samples) == measure.Interval(1.0, 1.0, 2.0)
 

@@ -38,6 +38,87 @@ def test_elsewhere_nothing_is_shown(monkeypatch):
     assert shown.getvalue() == ""
 
 
+OF_EAGER = RaceRow("eager", seconds=100e-6)
+DEFAULT = RaceRow("default", seconds=95e-6, speedup=Interval(1.05, 1.03, 1.08), against="eager", compile_s=113.0)
+LEFT = RaceRow("freezing", status="skipped", untried=True, predicted_s=40.0)
+UNTIMED = (RaceRow("eager"), RaceRow("default", compile_s=113.0, won=True), LEFT)
+
+
+def decided(*rows, **changed):
+    winner = next((row.name for row in rows if row.won), "default")
+    return Decision("key", "graph", winner, rows=rows, **{"seconds": 20.0} | changed)
+
+
+@pytest.mark.parametrize(
+    ("decision", "what"),
+    [
+        pytest.param(decided(OF_EAGER, replace(DEFAULT, won=True)), "", id="nothing"),
+        pytest.param(
+            decided(OF_EAGER, replace(DEFAULT, won=True), *[LEFT] * 5),
+            "5 of 6 not tried; budget_s=300 would try all",
+            id="cut",
+        ),
+        pytest.param(
+            decided(*UNTIMED, seconds=113.0, cut_s=20.0),
+            "default was not timed; 1 of 2 not tried; budget_s=200 would try all",
+            id="untimed",
+        ),
+        pytest.param(
+            decided(OF_EAGER, replace(DEFAULT, won=True), cut_s=30.0),
+            "its budget of 30 s ended it; budget_s=40 would try all",
+            id="cut by the last comparison",
+        ),
+        pytest.param(
+            decided(replace(OF_EAGER, won=True), RaceRow("default", status="unchecked", compile_s=9.0)),
+            "the numbers of default were not checked; 1 of 1 not tried; budget_s=40 would try all",
+            id="unchecked",
+        ),
+        pytest.param(
+            decided(replace(OF_EAGER, won=True), RaceRow("default", status="unavailable")),
+            "default could not run here",
+            id="failed",
+        ),
+    ],
+)
+def test_what_is_open_in_a_decision(decision, what):
+    """What was not tried, timed or checked, and the budget that would settle it."""
+    assert reporting.what_is_open(decision) == what
+
+
+def test_a_table_says_that_a_decision_is_provisional():
+    """Beside the winner, and in a line of its own."""
+    *_, kept, left, last = table(decided(*UNTIMED, cut_s=20.0)).splitlines()
+    assert kept.endswith("compiled in 113.0 s  <- kept, provisional")
+    assert left == "  freezing                 skipped: "
+    assert last == "  provisional: default was not timed; 1 of 2 not tried; budget_s=80 would try all"
+
+
+ITSELF = "with dynamo's guards, default is 0.95x [0.93, 0.97] as fast as the model itself"
+EAGER_WON = (replace(OF_EAGER, won=True), replace(DEFAULT, seconds=200e-6, speedup=Interval(0.5, 0.45, 0.55)))
+
+
+@pytest.mark.parametrize(
+    ("rows", "guards_s", "why"),
+    [
+        pytest.param((OF_EAGER, replace(DEFAULT, won=True)), 10e-6, ITSELF, id="the guards cost more than is gained"),
+        pytest.param((OF_EAGER, replace(DEFAULT, won=True)), 1e-6, "", id="they cost less"),
+        pytest.param((OF_EAGER, replace(DEFAULT, won=True)), 0.0, "", id="not known"),
+        pytest.param(
+            EAGER_WON,
+            10e-6,
+            "nothing compiled is faster than eager, and dynamo's guards take time, about 10 µs a call",
+            id="eager won",
+        ),
+        pytest.param(
+            (EAGER_WON[0], replace(DEFAULT, speedup=Interval(0.11, 0.03, 9.69))), 10e-6, "", id="eager won by noise"
+        ),
+    ],
+)
+def test_when_the_model_itself_is_faster(rows, guards_s, why):
+    """A compiled call has dynamo's guards, which a call of the model itself has not."""
+    assert reporting.calls_itself(decided(*rows, guards_s=guards_s)) == why
+
+
 @torch.no_grad()
 def test_the_decision_is_in_torchs_trace(auto, caplog):
     """torch's structured trace contains each decision with its table, as a JSON artifact."""

@@ -505,7 +505,8 @@ def test_compare_output(capsys, monkeypatch):
     where = {"device_name": "a CPU", "torch": "2.13.0"}
     made = Comparison(rows, where, Interval(1.0, 0.98, 1 / 0.98), "eager", "inference", ["A note."])
     assert fastest(made) is rows[1]
-    compare_command._print(made, bk.make_backend("tmpl-inductor:freezing", epilogue_fusion=False), reports=False)
+    backend = bk.make_backend("tmpl-inductor:freezing", epilogue_fusion=False)
+    compare_command._print(made, rows[1], backend, reports=False)
     check_golden("compare", capsys.readouterr().out)
 
 

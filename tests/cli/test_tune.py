@@ -8,8 +8,12 @@ import backend_kwargs as bk
 from backend_kwargs.auto import race
 from backend_kwargs.auto.store import Catalogue
 from backend_kwargs.cli import app
+from backend_kwargs.cli import tune as command
 from backend_kwargs.cli.tune import sizes_of
-from backend_kwargs.facts.decision import RaceRow
+from backend_kwargs.facts import decision
+from backend_kwargs.facts.decision import Decision, RaceRow
+from backend_kwargs.fleet import racing
+from backend_kwargs.fleet.racing import Tuned, is_slower
 from backend_kwargs.page import read_document
 
 FACTORY = """
@@ -33,6 +37,41 @@ def tune(tmp_path, monkeypatch):
     return run
 
 
+@pytest.fixture(autouse=True)
+def quiet(monkeypatch):
+    """Let no timing be noise, and no compiled call be slower than the model itself, whatever else this machine does."""
+    monkeypatch.setattr(decision, "is_unclear", lambda ratio: False)
+    monkeypatch.setattr(racing, "is_slower", lambda speedup, same: False)
+
+
+def tuned(compiled_s, *further):
+    rows = (RaceRow("default", seconds=9.0, won=True), *further)
+    made = Decision("ab" * 32, "graph", "default", rows=rows, facts="3 ops", seconds=10.0, made=0.0)
+    return Tuned("as given", [made], [1.0] * 8, [compiled_s] * 8, [compiled_s] * 8)
+
+
+def test_where_the_model_itself_is_faster_there_is_no_line_to_paste(tune, monkeypatch):
+    """The command says to call the model itself, and how much slower the compiled call is."""
+    monkeypatch.setattr(racing, "is_slower", is_slower)
+    monkeypatch.setattr(command, "_raced", lambda *given: ([tuned(9.0)], 0))
+    ran = tune()
+    assert ran.exit_code == 0, ran.output
+    assert ran.output.splitlines()[-2:] == [
+        "1 decision written to decisions.toml.",
+        "Call the model itself (as given): the compiled call is 0.11x [0.11, 0.11] as fast.",
+    ]
+
+
+def test_what_is_provisional_is_not_written(tune, monkeypatch, tmp_path):
+    """The command says what is open, and the budget that would settle it."""
+    left = RaceRow("freezing", status="skipped", untried=True, predicted_s=30.0)
+    monkeypatch.setattr(command, "_raced", lambda *given: ([tuned(0.5, left)], 0))
+    ran = tune()
+    open_ = "1 of 2 not tried; budget_s=50 would try all"
+    assert str(ran.exception) == f"Nothing is written: provisional, so not one to ship: {open_}."
+    assert not (tmp_path / "decisions.toml").exists()
+
+
 def last_line(ran):
     return " ".join(ran.output.split("rror: ", 1)[-1].split())
 
@@ -40,7 +79,7 @@ def last_line(ran):
 @pytest.mark.usefixtures("fresh_dynamo")
 def test_each_size_is_decided_and_served(tune, tmp_path):
     """The file has a decision for each size; imported, it serves without a race, by the printed line."""
-    ran = tune("--shapes", "batch=2,3", "--budget-s", "20")
+    ran = tune("--shapes", "batch=2,3", "--candidates", "", "--budget-s", "600")
     assert ran.exit_code == 0, ran.output
     assert "2 decisions written to decisions.toml" in ran.output
     store = str(tmp_path / "store")
@@ -83,7 +122,9 @@ def build():
 def test_a_step_is_tuned_from_its_state(tune, tmp_path):
     """A step whose second call would go past its cache is raced, timed beside eager, and shown on a page."""
     (tmp_path / "step.py").write_text(STEP, encoding="utf-8")
-    ran = tune("--budget-s", "10", "--html", "tune.html", "--json", "tune.json", model="step.py:build")
+    ran = tune(
+        "--candidates", "", "--budget-s", "600", "--html", "tune.html", "--json", "tune.json", model="step.py:build"
+    )
     assert ran.exit_code == 0, ran.output
     document = read_document("tune.html")
     assert document == read_document("tune.json")
@@ -175,7 +216,7 @@ def test_what_is_wrong_is_one_line(tune, arguments, message):
 @pytest.mark.usefixtures("fresh_dynamo")
 def test_the_import_goes_to_the_store_that_serves(tune):
     """If the options name a store, so does the printed command; it can be pasted into a shell."""
-    ran = tune("--option", "store=my decisions", "--candidates", "", "--budget-s", "20")
+    ran = tune("--option", "store=my decisions", "--candidates", "", "--budget-s", "600")
     assert ran.exit_code == 0, ran.output
     assert "\nbackend-kwargs decisions import decisions.toml --store 'my decisions'\n" in ran.output
 
@@ -183,7 +224,7 @@ def test_the_import_goes_to_the_store_that_serves(tune):
 @pytest.mark.usefixtures("fresh_dynamo")
 def test_a_precision_is_raced_within_its_bound(tune, tmp_path):
     """--precision and --max-error apply to the race and to the printed line."""
-    ran = tune("--precision", "bf16", "--max-error", "0.1", "--budget-s", "20")
+    ran = tune("--precision", "bf16", "--max-error", "0.1", "--budget-s", "600")
     assert ran.exit_code == 0, ran.output
     (line,) = [line for line in ran.output.splitlines() if line.startswith("backend = ")]
     assert "'precision': ('bf16',), 'max_error': 0.1" in line
@@ -258,7 +299,7 @@ def test_what_was_raced_before_an_interrupt_is_kept(tune, tmp_path, raised, code
         "    torch.manual_seed(0)\n", f"    if batch == 3: raise {raised}\n    torch.manual_seed(0)\n"
     )
     (tmp_path / "stops.py").write_text(stops, encoding="utf-8")
-    ran = tune("--shapes", "batch=2,3,4", "--budget-s", "20", model="stops.py:build")
+    ran = tune("--shapes", "batch=2,3,4", "--candidates", "", "--budget-s", "600", model="stops.py:build")
     assert (ran.exit_code, said in ran.output) == (code, True)
     assert "1 decision written to decisions.toml" in ran.output
 
@@ -267,7 +308,7 @@ def test_what_was_raced_before_an_interrupt_is_kept(tune, tmp_path, raised, code
 def test_a_model_is_raced_in_eval_mode(tune, tmp_path):
     """Dropout is off while a model is tuned for inference, whichever mode its factory left it in."""
     (tmp_path / "drop.py").write_text(FACTORY.replace("torch.nn.GELU()", "torch.nn.Dropout()"), encoding="utf-8")
-    ran = tune("--budget-s", "20", model="drop.py:build")
+    ran = tune("--candidates", "", "--budget-s", "600", model="drop.py:build")
     assert (ran.exit_code, "random" in ran.output) == (0, False)
 
 
@@ -279,7 +320,7 @@ def test_a_winner_without_a_default_is_not_written(tune, tmp_path, monkeypatch):
     monkeypatch.setattr(race, "race", lambda request, tick: raced)
     with pytest.warns(bk.BackendKwargsWarning, match="^A graph runs in eager, because no candidate compiled"):
         ran = tune()
-    assert str(ran.exception) == ("Nothing is written: default could not run here, so the winner is not one to ship.")
+    assert str(ran.exception) == ("Nothing is written: provisional, so not one to ship: default could not run here.")
     assert not (tmp_path / "decisions.toml").exists()
 
 

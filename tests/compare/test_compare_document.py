@@ -53,24 +53,28 @@ TIED = row("inductor", 0.99, verdict="within noise")
     [
         pytest.param(
             compared(row("slow", 4.0), TIED),
-            "Keep eager: nothing is faster beyond the noise; the next, inductor, is 1.01x as fast (1.01 to 1.01).",
+            "Call the model itself: nothing is faster beyond the noise; "
+            "the next, inductor, is 1.01x as fast (1.01 to 1.01).",
             id="within noise",
         ),
         pytest.param(
             compared(TIED, noise=LOUD),
-            "Keep eager: nothing is faster beyond the noise; the next, inductor, is 1.01x as fast (1.01 to 1.01).\n"
+            "Call the model itself: nothing is faster beyond the noise; "
+            "the next, inductor, is 1.01x as fast (1.01 to 1.01).\n"
             "Not clear: eager differs from itself by 0.80 to 1.20. Time it again on an idle machine.",
             id="noisy machine",
         ),
         pytest.param(
             compared(row("slow", 4.0), row("slower", 5.0)),
-            "Keep eager, which is the fastest: the next, slow, is 0.25x as fast (0.25 to 0.25).",
+            "Call the model itself, which is the fastest: the next, slow, is 0.25x as fast (0.25 to 0.25).",
             id="loses",
         ),
         pytest.param(
-            compared(FAILED), "Keep eager: no other candidate passed, for the reasons below.", id="failures only"
+            compared(FAILED),
+            "Call the model itself: no other candidate passed, for the reasons below.",
+            id="failures only",
         ),
-        pytest.param(compared(), "Keep eager: no other candidate was given.", id="one candidate"),
+        pytest.param(compared(), "Call the model itself: no other candidate was given.", id="one candidate"),
     ],
 )
 def test_without_a_winner_the_baseline_is_kept(comparison, text):

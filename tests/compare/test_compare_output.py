@@ -13,6 +13,7 @@ from backend_kwargs.cli.compare import _print
 from backend_kwargs.compare import Candidate, Comparison, Row, compare, drawing, fastest, plot, rows, to_json
 from backend_kwargs.errors import BackendKwargsError
 from backend_kwargs.measure import Interval
+from backend_kwargs.registry import make_backend
 from tests.full_disk import full_disk
 
 EAGER = Candidate("eager")
@@ -257,9 +258,30 @@ def test_the_noise_that_nothing_beats(capsys):
     """The last line says how far the baseline is from itself, which explains rows that look faster."""
     environment = {"mode": "inference", "device_name": "CPU", "torch": "2.13.0"}
     comparison = Comparison([Row("eager", None)], environment, Interval(1.0, 0.25, 4.5), "eager", "inference", [])
-    _print(comparison, None, reports=False)
-    last = capsys.readouterr().out.splitlines()[-1]
+    _print(comparison, None, None, reports=False)
+    *_, last, advice = capsys.readouterr().out.splitlines()
     assert last == "Nothing beats eager beyond the noise: timed against itself it is at 0.25x to 4.50x."
+    assert advice == "Call the model itself."
+
+
+@pytest.mark.parametrize(
+    ("itself_s", "advice"),
+    [
+        pytest.param(
+            0.5, "Call the model itself: fast, the fastest candidate, is 0.50x [0.50, 0.50] as fast.", id="slower"
+        ),
+        pytest.param(1.01, 'torch.compile(model, backend="inductor")', id="as fast"),
+    ],
+)
+def test_the_model_itself_is_compared_where_eager_is_no_candidate(capsys, itself_s, advice):
+    """What beats the other candidates is nothing to paste if the model without torch.compile is faster."""
+    environment = {"mode": "inference", "device_name": "CPU", "torch": "2.13.0"}
+    fast = Row("fast", "inductor", samples=[1.0] * 10, latency=Interval(1.0, 1.0, 1.0), speedup=Interval(2.0, 1.9, 2.1))
+    rows, noise = [Row("slow", "aot_eager"), fast], Interval(1.0, 0.98, 1.02)
+    comparison = Comparison(rows, environment, noise, "slow", "inference", [], [itself_s] * 10)
+    backend = None if comparison.over_itself(fast) else make_backend("inductor")
+    _print(comparison, fast, backend, reports=False)
+    assert capsys.readouterr().out.splitlines()[-1] == advice
 
 
 @pytest.mark.parametrize("suffix", ["png", "svg", "pdf", "eps"])

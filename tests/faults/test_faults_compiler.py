@@ -112,7 +112,7 @@ COMMANDS = {
 }
 SAID = {
     "build": (2, ADVICE),
-    "tune": (2, "Nothing is written: default could not run here, so the winner is not one to ship."),
+    "tune": (2, "Nothing is written: provisional, so not one to ship: default could not run here."),
     "compare": (0, f"unavailable   {ADVICE}"),
     "doctor": (0, "no C++ compiler is on the PATH   install g++ or set CXX"),
 }

@@ -9,7 +9,7 @@ from backend_kwargs.auto.store import KIND
 from backend_kwargs.facts.decision import Decision, RaceRow
 from backend_kwargs.fleet.board import Board
 from backend_kwargs.fleet.local import Device, LocalPool
-from backend_kwargs.fleet.racing import Tuned, _why_none, documents_of, is_named
+from backend_kwargs.fleet.racing import Tuned, _not_kept, documents_of, is_named
 from backend_kwargs.fleet.scheduling import Ended, Queue, expected
 from backend_kwargs.fleet.summary import Summary
 from backend_kwargs.fleet.units import KIND as UNIT_KIND
@@ -148,14 +148,28 @@ RACED = Decision("a", "", "default", rows=ROWS)
 
 
 def test_which_decisions_are_kept():
-    """Those of races whose winner other processes can use, the last one of each key."""
+    """Those of races that are not provisional, the last one of each key."""
     later = replace(RACED, winner="freezing")
     unraced = replace(RACED, key="b", rows=())
     cannot_run = RaceRow("default", status="unavailable", reason="no compiler")
     unlasting = replace(RACED, key="c", winner="eager", rows=(cannot_run, RaceRow("eager", seconds=1.0, won=True)))
     found = Tuned("m", [RACED, unraced, later, unlasting])
     assert [(each.key, each.winner) for each in found.kept] == [("a", "freezing")]
-    assert _why_none(Tuned("m", [unlasting])) == "default could not run here, so the winner is not one to ship"
+    assert _not_kept(Tuned("m", [unlasting])) == "provisional, so not one to ship: default could not run here"
+
+
+@pytest.mark.parametrize(
+    ("compiled", "again", "slower"),
+    [
+        pytest.param([9.0] * 8, [9.0] * 8, True, id="0.11x"),
+        pytest.param([0.5] * 8, [0.5] * 8, False, id="2x"),
+        pytest.param([1.05] * 8, [1.2] * 8, False, id="within noise"),
+        pytest.param([], [], False, id="not timed"),
+    ],
+)
+def test_when_the_model_itself_is_called(compiled, again, slower):
+    """Where the compiled call takes longer than eager's by more than it differs from itself."""
+    assert Tuned("m", [RACED], [1.0] * len(compiled), compiled, again).calls_itself is slower
 
 
 @pytest.mark.parametrize(
@@ -172,7 +186,7 @@ def test_which_decisions_are_kept():
 )
 def test_why_nothing_is_kept(decisions, why):
     """The unit's failure says it."""
-    assert _why_none(Tuned("m", decisions)) == why
+    assert _not_kept(Tuned("m", decisions)) == why
 
 
 # ---- where units run

@@ -30,14 +30,16 @@ def verdict(winner="w", *, clear=True, **over):
         ),
         pytest.param(
             verdict(mode=ABOVE, eager=AROUND),
-            "Keep eager: it is not clear whether w is faster, 1.01x (0.98 to 1.04).",
+            "Call the model itself: it is not clear whether w is faster, 1.01x (0.98 to 1.04).",
             id="not clear",
         ),
-        pytest.param(verdict(mode=ABOVE, eager=BELOW), "Keep eager: w is 0.50x as fast (0.40 to 0.60).", id="loses"),
+        pytest.param(
+            verdict(mode=ABOVE, eager=BELOW), "Call the model itself: w is 0.50x as fast (0.40 to 0.60).", id="loses"
+        ),
         pytest.param(verdict(mode=BELOW, eager=ABOVE), "Keep mode: w is 0.50x as fast (0.40 to 0.60).", id="mode wins"),
         pytest.param(
             verdict("eager", default=AROUND),
-            "Keep eager: not clearly faster or slower than default, 1.01x (0.98 to 1.04).",
+            "Call the model itself: not clearly faster or slower than default, 1.01x (0.98 to 1.04).",
             id="eager wins",
         ),
         pytest.param(verdict(), "Use w.", id="no figures"),
@@ -89,9 +91,9 @@ def test_how_sure_that_is(given, noise, sure):
 @pytest.mark.parametrize(
     ("low", "high", "said"),
     [
-        pytest.param(0.9, 1.0, "Keep eager: it is not clear whether w is faster", id="ends at 1"),
-        pytest.param(0.9, 0.999, "Keep eager: w is", id="ends below 1"),
-        pytest.param(1.0, 1.2, "Keep eager: it is not clear whether w is faster", id="begins at 1"),
+        pytest.param(0.9, 1.0, "Call the model itself: it is not clear whether w is faster", id="ends at 1"),
+        pytest.param(0.9, 0.999, "Call the model itself: w is", id="ends below 1"),
+        pytest.param(1.0, 1.2, "Call the model itself: it is not clear whether w is faster", id="begins at 1"),
         pytest.param(1.001, 1.2, "Use w:", id="begins above 1"),
     ],
 )

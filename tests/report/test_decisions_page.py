@@ -8,6 +8,7 @@ from backend_kwargs.facts.decision import Decision, RaceRow
 from backend_kwargs.interval import Interval
 from backend_kwargs.page import parse, to_json
 from backend_kwargs.page.document import Span
+from backend_kwargs.page.sentence import how_sure, sentence
 from backend_kwargs.report.decisions import (
     best_mode,
     document_of,
@@ -42,11 +43,27 @@ def test_lanes_have_compiling_and_timing_apart():
     assert not race.estimated
 
 
-def test_a_race_that_was_cut_counts_what_it_did_not_time():
-    """A row that was skipped, and one that failed before it was timed."""
-    (warned,) = warnings_of(replace(DECISION, cut_s=12.0), "3 ops")
-    assert warned.text == "The race was cut by its budget of 12 s: 2 candidates were not timed."
+def test_a_race_that_was_cut_counts_what_it_did_not_try():
+    """Of those that time kept from being raced; the page's verdict says it too."""
+    left = RaceRow("max_autotune", status="skipped", untried=True, predicted_s=60.0)
+    cut = replace(DECISION, cut_s=12.0, rows=(*ROWS, left))
+    (warned,) = warnings_of(cut, "3 ops")
+    open_ = "1 of 5 not tried; budget_s=90 would try all"
+    assert (warned.kind, warned.text) == ("cut", f"The decision is provisional: {open_}.")
+    assert how_sure(verdict_of(cut)) == ("Provisional", open_)
     assert [*warnings_of(DECISION, "3 ops")] == []
+
+
+def test_a_page_says_to_call_the_model_itself():
+    """Where eager won, and where the guards take more than the winner gains; then there is nothing to paste."""
+    eager = (replace(ROWS[0], won=True), replace(ROWS[1], speedup=Interval(0.5, 0.4, 0.6), seconds=16.0))
+    verdict = verdict_of(replace(DECISION, winner="eager", rows=eager), "code")
+    said = "".join(piece.text for piece in sentence(verdict))
+    assert (said, verdict.paste) == ("Call the model itself: 2.00\u00d7 as fast as default.", "")
+    default = (ROWS[0], replace(ROWS[1], speedup=Interval(1.1, 1.08, 1.12), seconds=8 / 1.1, won=True))
+    verdict = verdict_of(replace(DECISION, winner="default", rows=default, guards_s=1.6))
+    said = "".join(piece.text for piece in sentence(verdict))
+    assert said == "Call the model itself: default is 0.88\u00d7 as fast (0.86 to 0.90)."
 
 
 def test_rows_say_when_they_took_the_lead():

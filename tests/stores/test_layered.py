@@ -4,6 +4,7 @@ import os
 import threading
 import time
 import warnings
+from dataclasses import replace
 
 import pytest
 
@@ -45,6 +46,19 @@ def far(tmp_path):
 def layered(*stores, **trust):
     """Return stores as one, as a process that has just begun sees them."""
     return Layered(KIND, [reached(each.label) for each in stores], Trust(**trust), Limits(60.0, 60.0))
+
+
+def test_what_stays_on_its_machine_is_in_folders_alone(near, far):
+    """It is written to no other store, copied to none when it is read, and not synced."""
+    kind = replace(KIND, stays=lambda body: body["stays"])
+    store = Layered(kind, [reached(far), reached(near.label)], Trust(), Limits(60.0, 60.0))
+    store.put(FOLDER, START, Document(NAME, {"stays": True}))
+    assert found(store) == {NAME: {"stays": True}}
+    assert (body_in(far), body_in(near)) == (None, {"stays": True})
+    copied = synced(kind, near.list(FOLDER), far, FOLDER, dry_run=False)
+    assert [*copied] == [(NAME, "refused: it is provisional, and stays on its machine")]
+    store.put(FOLDER, START, Document(NAME, {"stays": False}))
+    assert (body_in(far), body_in(near)) == ({"stays": False}, {"stays": False})
 
 
 def keep(store, body, generation, key=None):
