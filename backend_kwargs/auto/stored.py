@@ -57,7 +57,7 @@ def _reached(given: "str | Store | None") -> Reached | BackendKwargsError:
 
 def _of_store(store: Reached, settings: RaceSettings, machines: Iterable[Machine], began: float) -> Iterator[str]:
     limits, keys = Limits(settings.store_connect_s, settings.store_lookup_s), tuple(settings.trusted_keys)
-    if keys and store.is_local and store.answer(store.ask(is_own), limits, began):
+    if keys and store.is_local and store.answer(store.ask(is_own), store.longest_s(limits), began):
         keys = ()
     for here in machines:
         contents = store.group(folder_of(here), "", limits, began)

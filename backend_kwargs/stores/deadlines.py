@@ -164,28 +164,46 @@ class Reached:
 
         Where the folder has so many that its listing is not kept, or goes on for too long, these are listed alone.
         """
-        listing, longest_s = self._listing(folder, len(start)), _longest_s(limits, self._of_process().in_row)
+        listing, longest_s = self._listing(folder, len(start)), self.longest_s(limits)
         began = time.monotonic() if began is None else began
         if not (listing.is_late and listing.goes_on):
             wait([listing.future], _left_s(longest_s / 2, began))
             if listing.goes_on:  # the other half is for another connection
                 listing.is_late = True
                 self._leave()
-            elif (listed := self._waited(listing.future, longest_s, began)) is not None:
+            elif (listed := self.answer(listing.future, longest_s, began)) is not None:
                 return listed.setdefault(start, {})  # type: ignore[no-any-return]
-        return self._waited(self.ask(lambda store: dict(store.list(f"{folder}{start}"))), longest_s, began)  # type: ignore[no-any-return]
+        return self.answer(self.ask(lambda store: dict(store.list(f"{folder}{start}"))), longest_s, began)  # type: ignore[no-any-return]
 
     def ask(self, job: Job) -> "Future[Any]":
         """Begin to do `job`, and return what its result will be in."""
         return self._usable().submit(job)
 
-    def answer(self, asked: "Future[Any]", limits: Limits, began: float, share: float = 1.0) -> Any:
-        """Return what was asked for, within a share of the time that began with whatever else is waited for."""
-        return self._waited(asked, share * _longest_s(limits, self._of_process().in_row), began)
+    def longest_s(self, limits: Limits) -> float:
+        """Return how long to wait for an answer now."""
+        return _longest_s(limits, self._of_process().in_row)
+
+    def answer(self, asked: "Future[Any]", longest_s: float, began: float, *, last: bool = True) -> Any:
+        """Return what was asked for, within the time that began with whatever else is waited for.
+
+        Unless it is the `last` wait, the thread goes on where it was in vain: it may be about to connect.
+        """
+        try:
+            result = asked.result(_left_s(longest_s, began))
+        except TimeoutError:
+            if asked.done():
+                raise AwayError("TimeoutError") from None
+            if last:
+                self._leave()
+            raise AwayError(f"it did not answer within {longest_s:g} s") from None
+        except Exception as error:  # noqa: BLE001 - each client library raises its own
+            raise AwayError(self._why(error)) from None
+        self._of_process().in_row = 0
+        return result
 
     def do(self, job: Job, limits: Limits) -> Any:
         """Return what `job` returns for the store."""
-        return self.answer(self.ask(job), limits, time.monotonic())
+        return self.answer(self.ask(job), self.longest_s(limits), time.monotonic())
 
     def note(self, folder: str, start: str, name: str, document: bytes) -> None:
         """Remember what this process has put, where it is listed."""
@@ -202,19 +220,6 @@ class Reached:
             listing.future = self.ask(lambda store: _listed(store, folder, length, listing))
             listings[folder] = listing  # for other threads, which wait for its future
         return listings[folder]
-
-    def _waited(self, future: "Future[Any]", longest_s: float, began: float) -> Any:
-        try:
-            result = future.result(_left_s(longest_s, began))
-        except TimeoutError:
-            if not future.done():
-                self._leave()
-                raise AwayError(f"it did not answer within {longest_s:g} s") from None
-            raise AwayError("TimeoutError") from None
-        except Exception as error:  # noqa: BLE001 - each client library raises its own
-            raise AwayError(self._why(error)) from None
-        self._of_process().in_row = 0
-        return result
 
     def _leave(self) -> None:
         """Wait no longer for what the thread does."""

@@ -100,28 +100,21 @@ class Layered(Generic[Body]):
         """
         began, own = time.monotonic(), self._ask_whose()
         layers = [layer for layer in self.layers if layer.is_local or not self._stays(document)]
+        longest_s = {layer: layer.longest_s(self.limits) for layer in layers}
         layers = [layer for layer in layers if self._may_write(layer, own, began)]
         if len(layers) > 1:
             there = [(layer, layer.ask(lambda store: store.get(document.name))) for layer in layers]
             for layer, asked in there:
-                document = document.after(self._heading(layer, asked, began))
+                document = document.after(_heading(layer, asked, HALF * longest_s[layer], began))
         kept = document
         writing = [(layer, layer.ask(lambda store: put(self.kind, store, kept, self.trust))) for layer in layers]
         for layer, written in writing:
             try:
-                content = layer.answer(written, self.limits, began)
+                content = layer.answer(written, longest_s[layer], began)
             except AwayError as error:
                 self._warn(layer, "cannot be written", str(error))
             else:
                 layer.note(folder, start, document.name, content)
-
-    def _heading(self, layer: Reached, asked: "Future[bytes | None]", began: float) -> Document[bool] | None:
-        """Return the heading of what a store has under a name, None if it has nothing that can be read."""
-        try:
-            content = layer.answer(asked, self.limits, began, HALF)
-            return None if content is None else heading(content)
-        except (AwayError, RefusedError, TypeError):  # TypeError: a user's own store may return anything
-            return None
 
     def _stays(self, document: Document[Body]) -> bool:
         return document.body is not None and self.kind.stays(document.body)
@@ -159,7 +152,7 @@ class Layered(Generic[Body]):
     def _is_own(self, layer: Reached, own: "_Whose", began: float, share: float = HALF) -> bool:
         """Return whether a store needs no signature, where signatures are checked."""
         try:
-            return layer in own and bool(layer.answer(own[layer], self.limits, began, share))
+            return layer in own and bool(layer.answer(own[layer], share * layer.longest_s(self.limits), began))
         except AwayError:
             return False
 
@@ -169,6 +162,15 @@ class Layered(Generic[Body]):
             warn_once(
                 f"Store {layer.label!r} {what}: {printable(why)}. It is left out, and tried again for later graphs."
             )
+
+
+def _heading(layer: Reached, asked: "Future[bytes | None]", longest_s: float, began: float) -> Document[bool] | None:
+    """Return the heading of what a store has under a name, None if it has nothing that can be read in time."""
+    try:
+        content = layer.answer(asked, longest_s, began, last=False)
+        return None if content is None else heading(content)
+    except (AwayError, RefusedError, TypeError):  # TypeError: a user's own store may return anything
+        return None
 
 
 def is_own(store: Store) -> bool:

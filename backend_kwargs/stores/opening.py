@@ -27,7 +27,8 @@ URL = re.compile(r"(?P<chain>(?:[a-z0-9+.-]+::)*)(?P<scheme>[a-z][a-z0-9+.-]+):/
 UNCLEAR = re.compile(
     r"""://|^[a-z][a-z0-9+.-]+:/  # jdbc:postgresql://..., redis:/...
     |^(?![a-z]:[\\/])(?://)?[^/]*:.*@  # user:password@host
-    |(?:pass(?:w(?:or)?d)?|pwd|secret|token|key|credentials?|sig(?:nature)?|sas|auth)\s*=  # password=...
+    # password=..., but not as a folder in another one: data/key=1
+    |(?:^|[^\w.%/-])[\w.%-]*(?:pass(?:w(?:or)?d)?|pwd|secret|token|key|credentials?|sig(?:nature)?|sas|auth)\s*=
     |[?&;]\s*[\w.%-]+\s*=|^\s*\w+\s*=\s*\S+\s+\w+\s*=  # host/db?name=..., host=... name=...""",
     re.IGNORECASE | re.DOTALL | re.VERBOSE,
 )

@@ -30,9 +30,10 @@ _NAMES_A_USER = re.compile("postgres(?:ql)?|s?ftp|ssh|smb|(?:web)?hdfs|abfss?|az
 _NO_AT_IN_PATH = re.compile("postgres(?:ql)?|rediss?|https?|s?ftp|ssh|ray", re.IGNORECASE)
 # Parameters of libpq and redis-py that are never secret, and what their values consist of.
 _PLAIN = re.compile(
-    "application_name|channel_binding|client_(?:encoding|name)|connect_timeout|db(?:name)?|gssencmode|"
-    "health_check_interval|host(?:addr)?|keepalives(?:_count|_idle|_interval)?|load_balance_hosts|port|protocol|"
-    "service|socket_(?:connect_timeout|keepalive|timeout)|ssl(?:cert|crl|mode|negotiation|rootcert|sni)|"
+    "(?:fallback_)?application_name|channel_binding|client_(?:encoding|name)|connect_timeout|db(?:name)?|"
+    "gssencmode|health_check_interval|host(?:addr)?|keepalives(?:_count|_idle|_interval)?|krbsrvname|"
+    "load_balance_hosts|max_connections|port|protocol|retry_on_timeout|service|"
+    "socket_(?:connect_timeout|keepalive|timeout)|ssl(?:cert|crl|mode|negotiation|rootcert|sni)|"
     "ssl_(?:ca_certs|ca_path|cert_reqs|certfile|check_hostname|keyfile|min_protocol_version|min_version)|"
     "target_session_attrs|tcp_user_timeout|user(?:name)?",
     re.IGNORECASE,

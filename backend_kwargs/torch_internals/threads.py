@@ -12,7 +12,7 @@ WAITS = frozenset(
         *("multiprocessing.connection", "multiprocessing.pool", "torch._dynamo.convert_frame"),
     }
 )
-INSTALLED = ("site-packages", "dist-packages", sysconfig.get_path("stdlib"))
+INSTALLED = ("site-packages", "dist-packages", sysconfig.get_path("stdlib"), "<frozen ")
 
 
 def running_threads() -> list[str]:

@@ -21,13 +21,16 @@ from functools import partial
 from itertools import product
 from math import inf
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from backend_kwargs.errors import BackendKwargsError, unknown
 from backend_kwargs.files.atomic_write import write_whole
 from backend_kwargs.harness.named_models import imported
 from benchmarks.analysis.markdown import short, table
 from benchmarks.execution import process
+
+if TYPE_CHECKING:
+    from backend_kwargs.auto.sandbox import Sandbox
 
 Say = Callable[[str], None]
 Sizes = Mapping[str, Any]
@@ -378,12 +381,12 @@ def _check_graph(graphs: list[Graph], leaves: bool, options: Sizes, gm: Any, inp
     """Check a graph as a race checks default; run it in eager."""
     from backend_kwargs.auto.sandbox import sandboxed
 
-    with sandboxed(gm, collects=False) as begin:
-        graphs.append(_checked(gm, inputs, leaves, options, begin))
+    with sandboxed(gm, collects=False) as sandbox:
+        graphs.append(_checked(gm, inputs, leaves, options, sandbox))
     return gm.forward
 
 
-def _checked(gm: Any, inputs: Sequence[Any], leaves: bool, options: Sizes, begin: Callable[[], None]) -> Graph:
+def _checked(gm: Any, inputs: Sequence[Any], leaves: bool, options: Sizes, sandbox: "Sandbox") -> Graph:
     import torch
 
     from backend_kwargs import make_backend
@@ -392,7 +395,8 @@ def _checked(gm: Any, inputs: Sequence[Any], leaves: bool, options: Sizes, begin
     from backend_kwargs.graphs.replay import Task
     from backend_kwargs.graphs.writes import copy_of_graph
 
-    task = Task.of(copy_of_graph(gm), inputs, begin)
+    task = Task.of(copy_of_graph(gm), inputs, sandbox.begin)
+    sandbox.keep_generators(task)
     eager = task.observe(task.copy())
     random, began = task.has_drawn(), time.perf_counter()
     again_seen = task.observe(task.copy())

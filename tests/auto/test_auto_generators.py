@@ -122,6 +122,20 @@ def test_threads_that_wait_or_are_a_pools_do_not_count():
                 assert running_threads() == ["drawing"]
 
 
+def test_code_that_python_holds_in_itself_is_not_the_users():
+    """As that of imports."""
+    began, stopped = threading.Event(), threading.Event()
+    code = compile("began.set()\nwhile not stopped.is_set(): sleep(0.001)", "<frozen importlib._bootstrap>", "exec")
+    names = {"__name__": "importlib._bootstrap", "began": began, "stopped": stopped, "sleep": time.sleep}
+    thread = threading.Thread(target=exec, args=(code, names))
+    thread.start()
+    began.wait()
+    running = running_threads()
+    stopped.set()
+    thread.join()
+    assert running == []
+
+
 @torch.library.custom_op("backend_kwargs_tests::may_draw", mutates_args=())
 def may_draw(x: torch.Tensor) -> torch.Tensor:
     return x.clone()

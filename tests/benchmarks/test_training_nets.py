@@ -3,6 +3,7 @@
 import json
 
 import pytest
+import torch
 from typer.testing import CliRunner
 
 from benchmarks.cli import app
@@ -61,3 +62,13 @@ def test_a_net_returns_its_loss(net, precision):
     loss = model(*inputs)
     assert model.training
     assert (loss.ndim, loss.requires_grad) == (0, True)
+
+
+def test_a_net_is_checked(monkeypatch):
+    """Its graph is compiled, run, and compared leaf by leaf."""
+    monkeypatch.setattr(study, "built", lambda case: (torch.nn.Linear(4, 1), (torch.randn(2, 4),)))
+    record = study.check_net(lambda text: None, study.Case("tiny", "float32", "", "cpu"), leaves=True)
+    assert (record["status"], record["reason"]) == ("pass", "")
+    (graph,) = record["graphs"]
+    assert graph["reference"]
+    assert [leaf["name"] for leaf in graph["leaves"]] == ["output[0]", "gradient[0]", "gradient[1]"]

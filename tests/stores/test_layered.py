@@ -9,6 +9,7 @@ from dataclasses import replace
 import pytest
 
 from backend_kwargs.errors import BackendKwargsWarning, warn_once
+from backend_kwargs.stores import deadlines
 from backend_kwargs.stores.deadlines import Limits, Reached
 from backend_kwargs.stores.documents import Document, Kind, RefusedError, decoded, encoded
 from backend_kwargs.stores.folder import Folder
@@ -222,20 +223,51 @@ def mute():
 
 @pytest.mark.filterwarnings("ignore:Store 'mute' cannot be")
 @pytest.mark.parametrize("trusts", [False, True], ids=["anyone", "who signs"])
-def test_stores_that_do_not_answer_take_one_deadline_together(near, mute, keys, trusts):
+def test_stores_that_do_not_answer_take_one_deadline_together(near, mute, keys, trusts, monkeypatch):
     """Neither looking up nor writing waits for each; who answers is read and written."""
+    here, waits = reached(near.label), []
+
+    def left_s(longest_s, began):  # over as soon as the folder has answered, whose thread then ends
+        waits.append((began, longest_s <= 60.0))
+        while here._state.thread.running is not None:
+            time.sleep(0.001)
+        return 0.0
+
+    monkeypatch.setattr(deadlines, "_left_s", left_s)
     near.path.chmod(0o700)
     keep(near, {"of": "near"}, 1)
     for do in (found, lambda store: store.put(FOLDER, START, Document(NAME, {"of": "now"}))):
         for each in mute:
             each._state.in_row = 0
         trust = Trust((keys[0].public_key(),), keys[0]) if trusts else Trust()
-        store = Layered(KIND, [*mute, reached(near.label)], trust, Limits(1.0, 1.0))
-        began = time.monotonic()
-        told = do(store)
-        assert time.monotonic() - began < MUTE / 2
-        assert told in (None, {NAME: {"of": "near"}})
+        store = Layered(KIND, [*mute, here], trust, Limits(60.0, 60.0))
+        waits.clear()
+        assert do(store) in (None, {NAME: {"of": "near"}})
+        assert len(waits) > MUTE
+        assert {*waits} == {(waits[0][0], True)}
     assert body_in_folder(near) == {"of": "now"}
+
+
+def test_a_store_that_connects_slowly_is_written(near, far, monkeypatch):
+    """One that has not said in the first half of the time what it has may take the rest, on the same connection."""
+    connected, opened = threading.Event(), []
+
+    def connect():
+        opened.append(near)
+        connected.wait()
+        return near
+
+    def left_s(longest_s, began):
+        if longest_s < 60.0:  # the first half
+            return 0.0
+        connected.set()
+        return longest_s
+
+    monkeypatch.setattr(deadlines, "_left_s", left_s)
+    layers = [Reached(connect, "slow", "slow"), reached(far.label)]
+    Layered(KIND, layers, limits=Limits(60.0, 1.0)).put(FOLDER, START, Document(NAME, {"of": "now"}))
+    assert [body_in(near), body_in(far)] == [{"of": "now"}] * 2
+    assert len(opened) == 1
 
 
 def test_what_was_put_is_found(near):

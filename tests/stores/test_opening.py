@@ -46,7 +46,11 @@ def test_a_url_has_its_driver(clients, given, module):
 
 
 @pytest.mark.parametrize(
-    "given", ["decisions", "decisions/", "./a", "/tmp/a", "c:/d", "c:/d@e", "./a:b@c", "/tmp/a:b@c", "a@b"]
+    "given",
+    [
+        *("decisions", "decisions/", "./a", "/tmp/a", "c:/d", "c:/d@e", "./a:b@c", "/tmp/a:b@c", "a@b"),
+        *("/tmp/key=1", "./key=1", "a/api-key=1/date=2", "date=2/token=3"),
+    ],
 )
 def test_a_path_is_a_folder(given):
     """Whatever is no URL names a folder."""
@@ -195,6 +199,8 @@ def test_a_password_is_refused_in_a_value(clients, given, shown):
         pytest.param("host=h user=pw", id="libpq's, of unknown names"),
         pytest.param("AccountName=a;AccountKey=pw", id="Azure's"),
         pytest.param("h/d;x=pw", id="a parameter of a path"),
+        pytest.param("my.api-key=pw", id="a name and a value"),
+        pytest.param("h/d password=pw", id="a path and a password"),
     ],
 )
 def test_what_may_be_a_password_is_no_folder(monkeypatch, given):
