@@ -273,7 +273,7 @@ def decided(tmp_path):
         catalogue = Catalogue(store)
         (decision,) = catalogue.all()
         catalogue.forget()
-        catalogue.add(replace(decision, winner="max_autotune", options={"max_autotune": True}, cut_s=0.0))
+        catalogue.add(replace(decision, winner="max_autotune", options={"max_autotune": True}, rows=(), cut_s=0.0))
         forget_process()
         yield backend
 

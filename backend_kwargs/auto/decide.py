@@ -438,7 +438,8 @@ class _Question:
             return self.default(why)
         finally:
             self._spend(time.perf_counter() - began)
-        decision = self._of_result(result, budget_s if result.cut else 0.0, budget_s)
+        cut_s = budget_s if result.cut and budget_s < ENDLESS_S else 0.0  # JSON has no infinity
+        decision = self._of_result(result, cut_s, budget_s)
         found = self.remembered() if decision.provisional and decision.is_judged else None
         if found and (not found.provisional or found.cut_s > budget_s):  # it had more time, or a quieter machine
             return found

@@ -68,10 +68,14 @@ def interleaved(
         )
         for name, seconds in bout.items():
             samples[name] += seconds
+        if len(bout) < len(calls):
+            break
         spent = time.perf_counter() - began
-        settled = spent > SETTLED_S and before + 1 >= LEAST_BOUTS and not is_unclear(speedup(samples))
-        enough = spent > limit_s or settled
-        if len(bout) < len(calls) or enough or _certain(samples):
+        unclear = is_unclear(speedup(samples))
+        if unclear and len(samples["champion"]) < FEW:  # slow calls: a few rounds of them say nothing
+            limit_s = max(limit_s, left_s)
+        settled = spent > SETTLED_S and before + 1 >= LEAST_BOUTS and not unclear
+        if spent > limit_s or settled or _certain(samples):
             break
     return samples
 

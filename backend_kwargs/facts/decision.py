@@ -128,8 +128,7 @@ class Decision:
         yield Doubt.FAILED, default.status == "unavailable" or (default.status in PASSING and not compiled)
         yield Doubt.UNCHECKED, UNCHECKED in (winner.status, default.status)
         yield Doubt.UNTIMED, winner.seconds is None and len(passed) > 1
-        decisive = [link.speedup for row in judged for link in links(self.rows, row)]
-        yield Doubt.NOISY, any(ratio is not None and is_unclear(ratio) for ratio in decisive)
+        yield Doubt.NOISY, any(_is_noise(links(self.rows, row)) for row in judged)
         yield Doubt.CUT, self.cut_s > 0 or any(row.left for row in self.rows)
 
 
@@ -142,6 +141,17 @@ def links(rows: Sequence[RaceRow], row: RaceRow) -> list[RaceRow]:
             break
         at = following
     return found
+
+
+def _is_noise(comparisons: Iterable[RaceRow]) -> bool:
+    """Return whether one of the comparisons that lead to the first candidate leaves open whether that was faster."""
+    least = 1.0
+    for row in comparisons:
+        assert row.speedup is not None
+        least *= row.speedup.low
+        if least <= 1 and is_unclear(row.speedup):
+            return True
+    return False
 
 
 def is_unclear(ratio: Interval) -> bool:

@@ -176,7 +176,13 @@ def test_options_of_lowering_change_no_graph_before(training):
 @pytest.fixture
 def last_wins(monkeypatch):
     """Let the last candidate win."""
-    monkeypatch.setattr(race.Race, "_beats", lambda self, challenger, champion, **_: self._list(challenger.row) or True)
+
+    def timed(self, challenger, champion, **_):
+        self._list(challenger.row)
+        challenger.row.seconds = 1.0
+        return True
+
+    monkeypatch.setattr(race.Race, "_beats", timed)
     monkeypatch.setattr(race.Race, "not_slower", lambda self, champion, eager: champion)
 
 

@@ -17,6 +17,8 @@ from backend_kwargs.interval import Interval
 from backend_kwargs.options.templates import find_template
 from tests.auto.graphs import chain
 
+pytestmark = pytest.mark.noise
+
 LARGE = torch.zeros(1 << 19)  # two mebibytes: not tiny
 ROWS = (RaceRow("cudagraphs", won=True),)
 

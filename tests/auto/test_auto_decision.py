@@ -20,6 +20,8 @@ from backend_kwargs.stores.opening import open_store
 from tests import forks
 from tests.auto.graphs import KEY, MADE, spoil
 
+pytestmark = pytest.mark.noise
+
 WRITER = """
 import sys
 from backend_kwargs.auto.store import Catalogue

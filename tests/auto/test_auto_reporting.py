@@ -15,6 +15,8 @@ from backend_kwargs.auto.reporting import ARTIFACT, origin, progress, table
 from backend_kwargs.facts.decision import Decision, RaceRow
 from backend_kwargs.interval import Interval
 
+pytestmark = pytest.mark.noise
+
 
 class Terminal(io.StringIO):
     def isatty(self):

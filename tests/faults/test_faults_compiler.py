@@ -106,7 +106,7 @@ def build():
 """
 COMMANDS = {
     "build": ["build", "model.py:build", "-o", "bundle"],
-    "tune": ["tune", "model.py:build", "-o", "made.toml", "--budget-s", "20"],
+    "tune": ["tune", "model.py:build", "-o", "made.toml", "--budget-s", "600"],
     "compare": ["compare", "model.py:build", "--backends", "eager,tmpl-inductor", "--rounds", "2"],
     "doctor": ["doctor"],
 }

@@ -10,6 +10,9 @@ import pytest
 MODELS = """
 import os, signal, subprocess, time
 import torch
+from backend_kwargs.facts import decision
+
+decision.is_unclear = lambda ratio: False  # a busy machine is no failure
 
 def small(batch=2):
     torch.manual_seed(0)
@@ -40,7 +43,7 @@ def dies_once():
         os.kill(os.getpid(), signal.SIGKILL)
     return small()
 """
-HEAD = 'devices = ["cpu"]\nthreads = [1]\nbudget_s = 2\ncandidates = ["cpp_wrapper"]\n'
+HEAD = 'devices = ["cpu"]\nthreads = [1]\nbudget_s = 600\ncandidates = ["cpp_wrapper"]\n'
 
 
 class Planned:
