@@ -58,33 +58,35 @@ def copied(sample: Sample) -> Sample:
 
 
 class Apart:
-    """The check that inputs share no memory with each other and with `written` buffers, for code that writes there.
+    """The check that inputs share no memory with `buffers` that are written, and none with each other.
 
-    Code is compiled for inputs that are apart, which torch does not guard.
+    The latter counts if `inputs` are written. Code is compiled for inputs that are apart, which torch does not guard.
     """
 
-    def __init__(self, written: Sequence[torch.Tensor]) -> None:
-        self._written = Memory(written)
+    def __init__(self, buffers: Sequence[torch.Tensor], *, inputs: bool) -> None:
+        self._buffers, self._inputs = Memory(buffers), inputs
 
     def __call__(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         """Raise UndeclaredError if they do."""
         tensors = [*{id(each): each for each in tensors_of((args, kwargs)) if has_memory(each)}.values()]
-        if overlapping(tensors) or any(each in self._written for each in tensors):
+        if (self._inputs and overlapping(tensors)) or any(each in self._buffers for each in tensors):
             raise UndeclaredError(SHARED)
 
 
 def apart(call: Callable[[Sample], object], sample: Sample, buffers: Collection[torch.Tensor]) -> Apart | None:
     """Return the check for what `call` runs, None if it writes into no input and no buffer."""
-    held = [each for each in (*tensors_of(tuple(sample)), *buffers) if has_memory(each)]
+    inputs = [each for each in tensors_of(tuple(sample)) if has_memory(each)]
+    held = [*inputs, *(each for each in buffers if has_memory(each))]
     # Version counters tell of what a write leaves as it was, values of `torch._foreach_add_` and writes into `.data`.
     before = [(_version(each), copied_memory(each)) for each in held]
     call(sample)
-    written = [
-        each
+    changed = [
+        version != _version(each) or not same_bits(each, values)
         for each, (version, values) in zip(held, before, strict=True)
-        if version != _version(each) or not same_bits(each, values)
     ]
-    return Apart([each for each in buffers if any(each is other for other in written)]) if written else None
+    count = len(inputs)
+    written = [each for each, is_changed in zip(held[count:], changed[count:], strict=True) if is_changed]
+    return Apart(written, inputs=any(changed[:count])) if any(changed) else None
 
 
 def _version(tensor: torch.Tensor) -> int | None:

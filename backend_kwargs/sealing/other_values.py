@@ -2,7 +2,8 @@
 
 A maximum over padded numbers is right for positive ones and wrong for negative ones. Values stay valid where they are
 positions: integers of a function that indexes by any are within the example's and the fill. A mask keeps, in each row,
-something that is not the fill, since a row of nothing real means nothing.
+something that is not the fill, since a row of nothing real means nothing. What is neither padded nor a mask keeps its
+values: lengths have a largest one, and a temperature a sign.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -15,7 +16,7 @@ from backend_kwargs.bundles.samples import is_dense
 from backend_kwargs.measure.trees import tensors_of
 from backend_kwargs.sealing.checks import SHORT
 from backend_kwargs.torch_internals.modes import TorchDispatchMode
-from backend_kwargs.torch_internals.operators import arguments_of
+from backend_kwargs.torch_internals.operators import HigherOrderOperator, arguments_of
 
 Change: TypeAlias = Callable[[torch.Tensor], torch.Tensor]
 FLOATS = (*SHORT, torch.float32, torch.float64)
@@ -39,6 +40,8 @@ def changes_of(
             "all real": lambda x: torch.where(x == fill, other, x),
             "inverted in part": lambda x: torch.where(_odd(x, dims), torch.where(x == fill, other, _like(x, fill)), x),
         }
+    elif not dims:
+        found = {}
     elif example.dtype in FLOATS:
         found = {
             "positive": lambda x: x.abs() + 1,
@@ -50,8 +53,7 @@ def changes_of(
             found |= {"large": lambda x: LARGE * (x.abs() + 1), "large and negative": lambda x: -LARGE * (x.abs() + 1)}
     elif not (example.is_floating_point() or example.is_complex()):
         least, largest = (int(end) for end in example.aminmax())
-        if dims:
-            least, largest = min(least, int(fill)), max(largest, int(fill))
+        least, largest = min(least, int(fill)), max(largest, int(fill))
         found = {
             "mirrored": lambda x: least + largest - x,
             "shifted": lambda x: (x - least + 1) % (largest - least + 1) + least,
@@ -66,12 +68,22 @@ def changes_of(
 class Positions(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Notes whether an operator takes integers as positions, lengths or sizes; one that is not torch's may."""
 
+    supports_higher_order_operators = True
+
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.found = False
 
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        """Return True: else dynamo skips what `torch.cond` compiles in eager, also in later calls, which then raise."""
+        return True
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Call an operator."""
+        """Call an operator; one that runs graphs may index in them."""
+        if isinstance(func, HigherOrderOperator):
+            self.found = True
+            return func(*args, **(kwargs or {}))
         named = dict(zip((each.name for each in arguments_of(func)), args, strict=False)) | (kwargs or {})
         every = func.namespace not in OF_TORCH or torch.Tag.data_dependent_output in func.tags
         for name, value in named.items():

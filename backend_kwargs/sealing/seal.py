@@ -41,7 +41,7 @@ def seal(
             model whose results change by that is refused.
         fill: the values to pad with, by input; 0 where none is given.
         on_miss: "eager", or "raise" an error instead.
-        check: whether results are compared with eager's.
+        check: whether results are compared with eager's, and padding is tried on values that the example does not have.
         tol: the largest relative error, a root mean square; None: 1e-3, in half precision and autocast 3e-2.
 
     Raises:

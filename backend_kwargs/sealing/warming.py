@@ -54,7 +54,7 @@ def warmed(
             work.record(points)
         if check:
             work.compare(checks, points)
-        padding = Padding.of(declared, places, work, checks)
+        padding = Padding.of(declared, places, work, checks, check=check)
         if work.managers:
             make_thread_ready()
         apart = work.apart(points[0])

@@ -43,15 +43,13 @@ def test_padding_that_is_wrong_for_other_values_is_refused(kind):
         seal(function, example)
     start, end = "'n' cannot be padded: '<lambda>' at n=3, ", "Pass a mask of what is real and its `fill`, or declare "
     assert str(refused.value).startswith(start + values)
-    assert str(refused.value).endswith(end + "`sizes` without buckets.")
+    assert str(refused.value).endswith(end + "`sizes` without buckets. check=False seals it all the same.")
 
 
 @torch.no_grad()
-def test_another_input_decides():
-    """An input that is not padded has other values too."""
-    compiled = torch.compile(lambda x, least: (x > least).sum(1), backend="eager")
-    with pytest.raises(bk.BackendKwargsError, match="with 'least' negative, gives other results padded to n=4, output"):
-        bk.seal(compiled, (POSITIVE, torch.tensor(0.4)), dims={"x": {1: "n"}}, sizes={"n": [3]}, buckets={"n": [4]})
+def test_other_values_are_not_tried_without_the_check():
+    """A user who knows that values are positive seals a maximum."""
+    assert seal(lambda x: x.amax(1), POSITIVE, check=False)(POSITIVE).tolist() == POSITIVE.amax(1).tolist()
 
 
 EMBED = nn.Embedding(10, 4)
@@ -86,6 +84,42 @@ def test_padding_that_is_right_is_accepted(kind):
     """Valid positions stay valid, and no row of a mask becomes empty."""
     function, *example = RIGHT[kind]
     sealed = seal(function, *example)
+    torch.testing.assert_close(sealed(*example), function(*example))
+    assert sealed.counters == {"compiled": 0, "padded": 1, "missed": 0}
+
+
+def double_if_any(x):
+    return torch.cond(x.any(), lambda x: x * 2, lambda x: x.clone(), (x,))
+
+
+@torch.no_grad()
+def test_a_condition_is_accepted():
+    """Operators that run graphs of their own are tried on other values too."""
+    sealed = seal(double_if_any, POSITIVE, on_miss="raise")  # eager's torch.cond compiles
+    torch.testing.assert_close(sealed(-POSITIVE), -2 * POSITIVE)
+    assert sealed.counters == {"compiled": 0, "padded": 1, "missed": 0}
+
+
+def soften(x, mask, temperature):
+    return x.masked_fill(~mask, -torch.inf).div(temperature).softmax(1)
+
+
+def largest_real(x, lengths):
+    return x.where(torch.arange(x.shape[1]) < lengths[:, None], -torch.inf).amax(1)
+
+
+@pytest.mark.parametrize(
+    ("function", "example", "padded"),
+    [
+        pytest.param(soften, (POSITIVE, torch.ones_like(SOME), torch.tensor(0.5)), ("x", "mask"), id="temperature"),
+        pytest.param(largest_real, (-POSITIVE, torch.tensor([3, 2])), ("x",), id="lengths"),
+    ],
+)
+@torch.no_grad()
+def test_what_is_not_padded_keeps_its_values(function, example, padded):
+    """A temperature is not tried with another sign, nor lengths beyond the size."""
+    compiled, dims = torch.compile(function, backend="eager"), {name: {1: "n"} for name in padded}
+    sealed = bk.seal(compiled, example, dims=dims, sizes={"n": [3]}, buckets={"n": [4]})
     torch.testing.assert_close(sealed(*example), function(*example))
     assert sealed.counters == {"compiled": 0, "padded": 1, "missed": 0}
 
@@ -156,3 +190,17 @@ def test_an_input_in_a_buffer_that_is_written_runs_in_eager():
     sealed = bk.seal(torch.compile(net, backend="aot_eager"), torch.ones(4))
     assert sealed(net.count[2:6]).tolist() == [2, 2, 2, 2]
     assert sealed.misses == {"inputs share memory that it writes": 1}
+
+
+class CountingCalls(Counting):
+    def forward(self, x, y):
+        self.count.add_(1)
+        return x * y
+
+
+@torch.no_grad()
+def test_inputs_that_are_only_read_may_share_memory_beside_a_buffer_that_is_written():
+    """A module that counts its calls runs compiled code for views of one tensor."""
+    sealed = bk.seal(torch.compile(CountingCalls(), backend="aot_eager"), apart())
+    assert sealed(*overlapping()).tolist() == [1, 1, 1, 1]
+    assert sealed.counters == {"compiled": 1, "padded": 0, "missed": 0}
