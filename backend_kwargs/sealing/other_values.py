@@ -2,8 +2,8 @@
 
 A maximum over padded numbers is right for positive ones and wrong for negative ones. Values stay valid where they are
 positions: integers of a function that indexes by any are within the example's and the fill. A mask keeps, in each row,
-something that is not the fill, since a row of nothing real means nothing. What is neither padded nor a mask keeps its
-values: lengths have a largest one, and a temperature a sign.
+something that is not the fill, since a row of nothing real means nothing. Whole numbers that are neither padded nor a
+mask keep their values, since lengths have a largest one.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -40,8 +40,6 @@ def changes_of(
             "all real": lambda x: torch.where(x == fill, other, x),
             "inverted in part": lambda x: torch.where(_odd(x, dims), torch.where(x == fill, other, _like(x, fill)), x),
         }
-    elif not dims:
-        found = {}
     elif example.dtype in FLOATS:
         found = {
             "positive": lambda x: x.abs() + 1,
@@ -51,7 +49,7 @@ def changes_of(
         }
         if example.dtype not in SHORT and not torch.is_autocast_enabled(example.device.type):
             found |= {"large": lambda x: LARGE * (x.abs() + 1), "large and negative": lambda x: -LARGE * (x.abs() + 1)}
-    elif not (example.is_floating_point() or example.is_complex()):
+    elif dims and not (example.is_floating_point() or example.is_complex()):
         least, largest = (int(end) for end in example.aminmax())
         least, largest = min(least, int(fill)), max(largest, int(fill))
         found = {
