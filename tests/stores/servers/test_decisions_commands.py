@@ -14,7 +14,7 @@ from backend_kwargs.fleet.units import Result, Unit, document_of, written
 from backend_kwargs.stores.opening import open_store
 
 ROWS = (RaceRow("default", seconds=1e-4, won=True), RaceRow("eager", seconds=2e-4))
-MADE = Decision("ab" * 32, "ab" * 8, DEFAULT, {}, ROWS, {"device": "cpu AVX2", "threads": 4}, "3 ops", 2.5, 1e9)
+MADE = Decision("ab" * 32, "ab" * 8, DEFAULT, {}, ROWS, {"device": "cpu AVX2", "threads": 4}, "3 ops", 2.5, made=1e9)
 FIRST, SECOND, THIRD = (replace(MADE, key=digits * 32, graph=digits * 8) for digits in ("ab", "cd", "ef"))
 EVERYWHERE = pytest.mark.parametrize("kind", ["folder", "postgres", "redis"])
 
