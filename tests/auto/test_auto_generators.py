@@ -85,9 +85,11 @@ def running(work):
     thread = threading.Thread(target=run, name="drawing")
     thread.start()
     began.wait()
-    yield
-    stopped.set()
-    thread.join()
+    try:
+        yield
+    finally:
+        stopped.set()
+        thread.join()
 
 
 def busy(stopped):
@@ -130,10 +132,11 @@ def test_code_that_python_holds_in_itself_is_not_the_users():
     thread = threading.Thread(target=exec, args=(code, names))
     thread.start()
     began.wait()
-    running = running_threads()
-    stopped.set()
-    thread.join()
-    assert running == []
+    try:
+        assert running_threads() == []
+    finally:
+        stopped.set()
+        thread.join()
 
 
 @torch.library.custom_op("backend_kwargs_tests::may_draw", mutates_args=())

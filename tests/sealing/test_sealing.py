@@ -399,11 +399,13 @@ def test_other_functions_still_compile():
     for thread in threads:
         thread.start()
     other = torch.compile(lambda x: x.cos() * 3, backend=FAST)
-    assert compiles(lambda: other(torch.ones(3))) > 0
-    assert compiles(lambda: compiled(torch.ones(50))) > 0
-    done.set()
-    for thread in threads:
-        thread.join()
+    try:
+        assert compiles(lambda: other(torch.ones(3))) > 0
+        assert compiles(lambda: compiled(torch.ones(50))) > 0
+    finally:
+        done.set()
+        for thread in threads:
+            thread.join()
     counters = sealed.counters
     assert failed == []
     assert counters["compiled"] == 2 * counters["missed"] > 0
