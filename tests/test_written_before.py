@@ -2,22 +2,31 @@
 
 import json
 import pickle
+import shutil
+import warnings
 from pathlib import Path
 
 import pytest
+import torch
 
-from backend_kwargs import Backend, BackendKwargsError, load_templates, make_backend
+from backend_kwargs import Backend, BackendKwargsError, CompileConfig, CompiledModule, load_templates, make_backend
 from backend_kwargs.auto.decisions_toml import read_decisions
 from backend_kwargs.auto.former import read_former
+from backend_kwargs.auto.lock import read_lock
 from backend_kwargs.auto.store import Catalogue, of_this_release
 from backend_kwargs.backend import find_backend
+from backend_kwargs.bundles.disk.reading import inspected
 from backend_kwargs.compare import Row, to_json
 from backend_kwargs.compare.rows import Comparison
 from backend_kwargs.facts.decision import Decision, RaceRow
+from backend_kwargs.page import read_document
 from benchmarks.execution import records
+from tests.bundles.small_module import scaled
 
 # All written by commit 3aa9903, on torch 2.13: the pickle by pickle.dumps, the config by Backend.to_json, the store by
 # a race on a CPU and by Store.put, the rest by the commands `decisions export`, `compare` and `benchmarks run`.
+# Commit 33c293b wrote the bundles, of `tests.bundles.small_module.scaled`, the configs, the lock, the folders of
+# decisions and the report. `signer.pem` is the public key of what is signed. The package of `bundle-aoti` is left out.
 WRITTEN = Path(__file__).parent / "written_before"
 RACED = "0d6576c4ebc0d87f42c13963c4bb3637f05c2880266f87b496f715f7ea387090"
 PUT = "ab" * 32
@@ -131,3 +140,51 @@ def test_compare_writes_the_keys_of_then():
     now = to_json(Comparison([Row("eager", "eager")], {}, None, None, "inference", []))
     assert list(now) == list(then)
     assert list(now["candidates"][0]) == list(then["candidates"][0])
+
+
+# ---- bundles, configs, a lock, folders of decisions, a report
+
+
+@pytest.fixture
+def written(tmp_path):
+    """A copy of the folder, where nothing is written into the original."""
+    return Path(shutil.copytree(WRITTEN, tmp_path / "written"))
+
+
+def test_a_bundle_is_read(written):
+    """A signed bundle gives its weights and graphs, and says what it was built with."""
+    manifest, signed = inspected(written / "bundle", [written / "signer.pem"])
+    assert (signed, [graph.key[:8] for graph in manifest.graphs]) == ("signed by a key that was passed", ["677da846"])
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # on another machine its code is compiled again
+        loaded = CompiledModule.load(written / "bundle", module := scaled(5), trusted_keys=[written / "signer.pem"])
+    assert loaded.config == CompileConfig()
+    assert all(torch.equal(value, scaled().state_dict()[name]) for name, value in module.state_dict().items())
+
+
+def test_a_compile_config_is_read():
+    """A config file of a bundle is read."""
+    assert CompileConfig.from_json(WRITTEN / "compile_config.json") == CompileConfig(
+        backend="tmpl-inductor:freezing", unmatched="eager"
+    )
+
+
+def test_a_lock_is_read():
+    """A lock gives its decisions."""
+    (decision,) = read_lock(WRITTEN / "pins.lock").decisions.values()
+    assert (decision.winner, decision.graph) == ("default", "46ccc31788e65ef4")
+
+
+def test_folders_of_decisions_are_read(written):
+    """Decisions in folders are read, and signed ones with the key of their signer."""
+    assert [each.winner for each in Catalogue(written / "store").all()] == ["default", "default"]
+    (signed,) = Catalogue(written / "store-signed", trusted_keys=[written / "signer.pem"]).all()
+    assert (signed.winner, [row.name for row in signed.rows]) == ("default", ["eager", "default", "freezing"])
+
+
+def test_a_report_is_read():
+    """The JSON of a report gives its page."""
+    document = read_document(WRITTEN / "report.json")
+    assert [(group.title, [row.name for row in group.rows]) for group in document.speedups] == [
+        ("graph 1/0", ["eager", "default", "freezing"])
+    ]
