@@ -85,6 +85,11 @@ def wrong_value(what: str, wanted: str, got: object) -> BackendKwargsError:
     return BackendKwargsError(f"{what} must be {wanted}, got {shown(got)} ({type(got).__name__}).")
 
 
+def removed(what: str, instead: str) -> BackendKwargsError:
+    """Return the error that `what` was there in an earlier release, with what to write instead."""
+    return BackendKwargsError(f"{what} was removed: {instead}.")
+
+
 def pip_install(extra: str) -> str:
     """Return the command that installs the packages of one of this package's extras.
 

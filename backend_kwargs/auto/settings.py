@@ -9,7 +9,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Annotated, Any, Literal
 
-from backend_kwargs.errors import BackendKwargsError
+from backend_kwargs.errors import BackendKwargsError, removed
 from backend_kwargs.options import precisions
 from backend_kwargs.options.layers import Options
 from backend_kwargs.options.option import Tolerance, Where, declared
@@ -110,7 +110,7 @@ def read_store(given: Any) -> Any:
 def read_race(given: Any) -> Any:
     """Return what was given as `race`; raise for a value that was removed."""
     if given == "background":
-        raise BackendKwargsError(f"race='background' was removed: {INSTEAD}.")
+        raise removed("race='background'", INSTEAD)
     return given
 
 

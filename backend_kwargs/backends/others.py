@@ -6,6 +6,7 @@ from difflib import get_close_matches
 from types import MappingProxyType
 from typing import Any
 
+from backend_kwargs import errors
 from backend_kwargs.backends.declared import DeclaredCompiler
 from backend_kwargs.backends.onnxruntime.compiler import ONNXRuntimeCompiler
 from backend_kwargs.backends.openvino.compiler import OpenVINONativeCompiler
@@ -66,7 +67,7 @@ def is_former(name: str) -> bool:
 
 def removed(name: str, kind: str = "Backend") -> BackendKwargsError:
     """Return the error that says what to write instead of a former name."""
-    return BackendKwargsError(f"{kind} {name!r} was removed: write {FORMER[name.removeprefix('tmpl-')]}.")
+    return errors.removed(f"{kind} {name!r}", f"write {FORMER[name.removeprefix('tmpl-')]}")
 
 
 def is_other(text: str) -> bool:

@@ -5,6 +5,7 @@ import signal
 import sys
 import traceback as tracebacks
 import warnings
+from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated, cast
@@ -23,11 +24,10 @@ from backend_kwargs.cli import (
     options,
     pages,
     pin,
-    seal,
     tune,
 )
 from backend_kwargs.cli.console import complain, console, say
-from backend_kwargs.errors import BackendKwargsError, BackendKwargsWarning
+from backend_kwargs.errors import BackendKwargsError, BackendKwargsWarning, removed
 
 TRACEBACK = "--traceback"
 USER_MISTAKE = 2  # as for an unknown command-line flag
@@ -53,11 +53,14 @@ app.command("build")(bundles.build)
 app.command("inspect")(bundles.inspect)
 app.command("run")(bundles.run)
 app.command("pin")(pin.show)
-app.command("seal")(seal.show)
 app.command("page")(pages.page)
 app.command("serve")(decisions.serve)
 app.command("doctor")(doctor.show)
 app.add_typer(decisions.app, name="decisions")
+# Commands of earlier releases, and flags of a command, with what to write instead.
+REMOVED = {
+    "seal": "count the sizes of your calls, and declare them in bk.seal(..., sizes=...) or buckets=...",
+}
 
 
 def _version(wanted: bool) -> None:
@@ -100,6 +103,7 @@ def main() -> None:
     try:
         # Not standalone: typer would draw a box around the message.
         given = [word for word in sys.argv[1:] if word != TRACEBACK]  # it may stand after the command too
+        _check_removed(given)
         code = app(given or ["--help"], prog_name=app.info.name, standalone_mode=False)
         sys.exit(KILLED + received[-1] if received[1:] else code)
     except BackendKwargsError as error:
@@ -111,6 +115,15 @@ def main() -> None:
     except (typer.Abort, KeyboardInterrupt):
         sys.exit(KILLED + received[-1])
     sys.exit(USER_MISTAKE)
+
+
+def _check_removed(given: Sequence[str]) -> None:
+    """Raise if a command or a flag was removed."""
+    words = {word.partition("=")[0] for word in given[1:]}
+    for name, instead in REMOVED.items():
+        command, *flags = name.split()
+        if given[:1] == [command] and words.issuperset(flags):
+            raise removed(f"'backend-kwargs {name}'", instead)
 
 
 def _note(message: Warning | str, category: type[Warning], *_: object, **__: object) -> None:

@@ -12,7 +12,6 @@ from backend_kwargs.backends.inductor.cudagraph_outputs import one_at_a_time, wi
 from backend_kwargs.errors import BackendKwargsError, printable, shortened
 from backend_kwargs.sealing.declared import Reader, UndeclaredError
 from backend_kwargs.sealing.inputs import Apart
-from backend_kwargs.sealing.metrics import publish
 from backend_kwargs.sealing.padding import Padding
 from backend_kwargs.sealing.targets import Target
 from backend_kwargs.torch_internals.cudagraphs import CUDAGraphTreeManager
@@ -136,7 +135,6 @@ class Sealed:
     def serve(self, on_miss: str, warm: Callable[[], None]) -> None:
         """Log and count misses from now on, or raise; let `warm()` do this."""
         self._on_miss, self._warm = on_miss, warm
-        publish(self.name, self._counts, self._reasons)
 
     def _check_thread(self) -> None:
         if self._records and not hasattr(self._here, "ready"):

@@ -541,3 +541,20 @@ def test_shells_complete_the_commands():
     """A shell that asks how a word can end gets the commands."""
     asked = {"_BACKEND_KWARGS_COMPLETE": "complete_bash", "COMP_WORDS": "backend-kwargs ex", "COMP_CWORD": "1"}
     assert run(**asked).stdout.split() == ["explain"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        pytest.param(
+            ("seal", "--from-log", "sizes.jsonl"),
+            "'backend-kwargs seal' was removed: count the sizes of your calls, and declare them in bk.seal(..., "
+            "sizes=...) or buckets=...",
+            id="seal",
+        ),
+    ],
+)
+def test_what_was_removed_says_what_to_write(arguments, message):
+    """A command or flag of an earlier release is refused in one line that says what to write instead."""
+    ran = run(*arguments)
+    assert (ran.returncode, ran.stderr) == (2, f"error: {message}.\n")

@@ -92,7 +92,6 @@ CALLS = {
     "run": [["bundle"], ["bundle", "hostile.py:build"], [NAME], ["bundle", "hostile.py:fail"]],
     "audit": [["x"], [NAME], ["bundle", "--model", "hostile.py:fail"], ["x", "--model", f"{NAME}.py:f"]],
     "pin": [["hostile.py:fail", "--lock", "k"], [f"{NAME}.py:f", "--lock", "k"], ["x:f", "--lock", f"{NAME}/x"]],
-    "seal": [["--from-log", NAME], ["--from-log", "t.toml"]],
     "page": [[NAME, "--html", "out.html"], ["x", "--against", NAME, "--html", "out.html"]],
     "serve": [["--host", NAME], ["t.toml", "--host", NAME]],
     "decisions list": [[], ["--json"], ["--store", NAME]],

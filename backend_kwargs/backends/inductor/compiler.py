@@ -12,7 +12,7 @@ from backend_kwargs.backends import CapturedGraph, CompileInner, Inputs, Reading
 from backend_kwargs.backends.inductor.cutlass import asks_for_cutlass, finding_cutlass, found_by_inductor
 from backend_kwargs.backends.inductor.fallbacks import aten_where_alone, can_fall_back, compile_with_fallback
 from backend_kwargs.backends.inductor.torch_fixes import keeping_cubins, mode_options
-from backend_kwargs.errors import BackendKwargsError, warn_once, wrong_value
+from backend_kwargs.errors import BackendKwargsError, removed, warn_once, wrong_value
 from backend_kwargs.facts import Call, Compiled, CompileFacts
 from backend_kwargs.options.catalogue import KIND, inductor_option, inductor_options
 from backend_kwargs.options.layers import Layer, Options, copied, same
@@ -104,7 +104,7 @@ class InductorCompiler:
         plain = str(name).replace("-", "_")
         for stage in self.stages:
             if plain in stage.removed:
-                raise BackendKwargsError(f"Option {plain!r} was removed: {stage.removed[plain]}.")
+                raise removed(f"Option {plain!r}", stage.removed[plain])
         return self.own.get(name) or inductor_option(name, self.own)
 
     def options(self) -> Mapping[str, Option]:
