@@ -246,7 +246,12 @@ STAGES: tuple[Stage, ...] = (
         _compile_fastest,
         _check_race,
         auto.RULES,
-        {"store": auto.read_store, "race": auto.read_race},
+        {
+            "store": auto.read_store,
+            "race": auto.read_race,
+            "signing_key": auto.read_signing_key,
+            "trusted_keys": auto.read_trusted_keys,
+        },
         auto.REMOVED,
     ),
     PRECISION,

@@ -9,7 +9,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Annotated, Any, Literal
 
-from backend_kwargs.errors import BackendKwargsError, removed
+from backend_kwargs.errors import BackendKwargsError, removed, wrong_value
 from backend_kwargs.options import precisions
 from backend_kwargs.options.layers import Options
 from backend_kwargs.options.option import Tolerance, Where, declared
@@ -102,9 +102,29 @@ def read_store(given: Any) -> Any:
         str(each) if isinstance(each, Path) else each
         for each in (given if isinstance(given, list | tuple) else [given])
     ]
+    if not several:
+        raise wrong_value("Option 'store'", "a store, or a list of at least one", given)
     for each in several:
         check_store(each)
     return several if isinstance(given, list | tuple) else several[0]
+
+
+def read_signing_key(given: Any) -> Any:
+    """Return what was given as `signing_key`; raise at once if it can be none. A file is read when it is used."""
+    return _read_key("Option 'signing_key'", "an Ed25519 private key", "sign", given)
+
+
+def read_trusted_keys(given: Any) -> Any:
+    """Return what was given as `trusted_keys`; raise at once if one can be none."""
+    for each in given if isinstance(given, list | tuple) else ():
+        _read_key("Each of 'trusted_keys'", "an Ed25519 public key", "verify", each)
+    return given
+
+
+def _read_key(what: str, wanted: str, does: str, given: Any) -> Any:
+    if given is not None and not isinstance(given, str | Path) and not hasattr(given, does):
+        raise wrong_value(what, f"{wanted}, or the path of its PEM file", given)
+    return given
 
 
 def read_race(given: Any) -> Any:

@@ -127,9 +127,14 @@ class Catalogue:
     """The decisions of whole stores, for people: errors are raised."""
 
     def __init__(
-        self, *given: "str | Path | Store | None", signing_key: object = None, trusted_keys: Sequence[object] = ()
+        self,
+        *given: "str | Path | Store | None",
+        signing_key: object = None,
+        trusted_keys: Sequence[object] = (),
+        must_exist: bool = False,
     ) -> None:
-        self._opened = [opened(str(each) if isinstance(each, Path) else each) for each in given or (None,)]
+        stores = (str(each) if isinstance(each, Path) else each for each in given or (None,))
+        self._opened = [opened(each, must_exist=must_exist) for each in stores]
         self._trust = Trust(tuple(trusted_keys), signing_key)
 
     @property

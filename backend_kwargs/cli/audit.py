@@ -16,7 +16,7 @@ from backend_kwargs.backend import Backend
 from backend_kwargs.cli.arguments import assigned, backend_from_text
 from backend_kwargs.cli.audited import COLUMNS, notes_of, page_of, row_of
 from backend_kwargs.cli.console import console, print_table, quiet, say, waiting
-from backend_kwargs.cli.decisions import Signing, Trusted
+from backend_kwargs.cli.decisions import Signing, Trusted, Where
 from backend_kwargs.cli.pages import Html, Outputs
 from backend_kwargs.cli.tune import sizes_of
 from backend_kwargs.errors import BackendKwargsError, printable
@@ -75,6 +75,7 @@ Json = Annotated[
 
 def show(
     subject: Subject = None,
+    store: Where = None,
     model: ModelName = None,
     trust: Trust = False,
     shapes: Annotated[list[str] | None, typer.Option(help="Sizes of the model, as for tune: batch=1,8,32.")] = None,
@@ -106,6 +107,7 @@ def show(
     backend = _backend(effort or "quick", candidates, assigned(option))
     asked = bool(shapes or dynamic or option or effort) or candidates is not None
     keys = Keys(signing_key and private_key(signing_key), tuple(map(public_key, trusted_key or ())))
+    subject, model = _in_store(store, subject, model)
     chosen = _chosen(subject, model, backend, sizes_of(shapes or []), trust, keys, asked=asked, dynamic=dynamic)
     if update:
         _check_update(chosen)
@@ -188,7 +190,7 @@ def _chosen(
         if model is not None:
             raise BackendKwargsError(f"{subject!r} is a model already; pass a store to audit with --model {model}.")
         subject, model = None, subject
-    kept = opened(subject)
+    kept = opened(subject, must_exist=True)
     catalogue = Catalogue(subject, signing_key=keys.signing, trusted_keys=keys.trusted)
     with waiting(f"reading {catalogue.label}"), kept.doing("read") as store:
         decisions, documents = audit.by_key(catalogue), audit.units_of(store, keys.trusted)
@@ -217,6 +219,17 @@ def _targets(
 
 def _words(sizes: Mapping[str, int]) -> list[str]:
     return [f"{name}={value}" for name, value in sizes.items()]
+
+
+def _in_store(store: str | None, subject: str | None, model: str | None) -> tuple[str | None, str | None]:
+    """Return the subject and the model; where `--store` names the store, it is the subject, the argument a model."""
+    if store is None or subject is None:
+        return subject or store, model
+    if model is not None or not _is_model(subject):
+        raise BackendKwargsError(
+            f"With --store {store} the argument is a model, FILE_OR_MODULE:FACTORY, got {subject!r}."
+        )
+    return store, subject
 
 
 def _is_model(subject: str) -> bool:

@@ -50,7 +50,7 @@ Keys = Annotated[list[str] | None, typer.Argument(help="Keys, or their first dig
 def show_all(store: Where = None, json: AsJson = False, html: Html = None, against: Against = None) -> None:
     """List the decisions, latest first."""
     outputs = Outputs.checked(html, against=against)
-    catalogue = Catalogue(store)
+    catalogue = Catalogue(store, must_exist=True)
     decisions = _all(catalogue)
     if outputs:
         outputs.write(page_of(decisions))
@@ -92,7 +92,7 @@ def show_one(
     from backend_kwargs.auto.reporting import table
 
     outputs = Outputs.checked(html, against=against)
-    everything = _all(Catalogue(store))
+    everything = _all(Catalogue(store, must_exist=True))
     (decision,) = _found(everything, [key], one=True)
     if outputs:
         outputs.write(page_of([decision]))
@@ -128,7 +128,7 @@ def export(
 
     The file has no signatures: who imports it trusts its maker.
     """
-    catalogue = Catalogue(store, trusted_keys=[*map(public_key, trusted_key or ())])
+    catalogue = Catalogue(store, trusted_keys=[*map(public_key, trusted_key or ())], must_exist=True)
     everything = _all(catalogue)
     decisions = _found(everything, keys) if keys else everything
     if not decisions:
@@ -174,7 +174,7 @@ def forget(
         raise BackendKwargsError("A key to forget is empty; give --all to forget every decision.")
     if not keys and not all_:
         raise BackendKwargsError("Name the decisions to forget, or give --all.")
-    catalogue = Catalogue(store, signing_key=signing_key)
+    catalogue = Catalogue(store, signing_key=signing_key, must_exist=True)
     count = 0
     for key in keys or [""]:
         count += (found := catalogue.forget(key))
@@ -195,7 +195,7 @@ def sync(
     And what was tuned by a plan, by which `tune --plan` knows what is done, and `audit` the models.
     """
     keys = [*map(public_key, trusted_key or ())]
-    here, there = opened(source), opened(target)
+    here, there = opened(source, must_exist=True), opened(target)
     names: defaultdict[str, list[str]] = defaultdict(list)
     with there.doing("write") as written:
         copying = (
@@ -234,7 +234,7 @@ def serve(
     """Show a store of decisions in a browser, read-only, until Ctrl-C; the address contains a secret token."""
     from backend_kwargs.page.serve import serve as listen
 
-    catalogue = Catalogue(store)
+    catalogue = Catalogue(store, must_exist=True)
     catalogue.all()  # what cannot be read is an error now
     listen(catalogue, page_of, host=host, port=port, say=say)
 

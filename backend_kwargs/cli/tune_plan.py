@@ -138,7 +138,7 @@ def _as_job(address: str, plan: Path, share: str, store: str | None, outputs: Ou
     """Run the command as a job of a Ray cluster; return its exit code."""
     if store is None:
         raise BackendKwargsError("--on ray:http://... needs --store, which the cluster can reach: a URL, or env:NAME.")
-    check_store(store)  # the cluster shows a job's command to everyone
+    check_store(store, elsewhere=True)  # the cluster shows a job's command to everyone
     if outputs:
         raise BackendKwargsError("--html and --json are not for a job: its files would stay on the cluster.")
     arguments = ["--store", store, "--shard", share]

@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import MISSING, dataclass, fields
 from functools import partial
 from operator import is_
+from pathlib import PurePath
 from types import GenericAlias, MappingProxyType, NoneType, UnionType
 from typing import Annotated, Any, ForwardRef, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
@@ -156,6 +157,8 @@ def _fit_class(wanted: Any, value: object) -> object:
         return _MISFIT
     if wanted is float and type(value) is int:
         return _widened(value)
+    if wanted is str and isinstance(value, PurePath):  # as the text that a config can hold
+        return str(value)
     try:
         return value if isinstance(value, get_origin(wanted) or wanted) else _MISFIT
     except TypeError:  # a form that isinstance cannot check, such as a Protocol

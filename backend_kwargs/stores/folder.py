@@ -33,6 +33,17 @@ class Folder:
         self.label = str(path)
 
     @property
+    def exists(self) -> bool:
+        """Whether something is there, which may be unreadable."""
+        try:
+            self.path.lstat()
+        except (FileNotFoundError, NotADirectoryError):
+            return False
+        except OSError:
+            return True
+        return True
+
+    @property
     def is_own(self) -> bool:
         """Whether nobody else can write here, so that no signature is needed."""
         try:

@@ -12,6 +12,7 @@ from backend_kwargs.stores import Store
 from backend_kwargs.stores.connections import LIMIT_S
 from backend_kwargs.stores.documents import LARGEST, check_content, check_name, check_prefix, is_name
 from backend_kwargs.stores.folder import Folder
+from backend_kwargs.stores.opening import unknown_scheme
 from backend_kwargs.stores.urls import failure, label_of
 
 _AT_ONCE = 100  # documents of one answer
@@ -20,12 +21,14 @@ _AT_ONCE = 100  # documents of one answer
 def open(url: str, limit_s: float = LIMIT_S) -> Store:  # noqa: A001 - the drivers' common name
     """Return the store below `url`, whose calls take about `limit_s` seconds at most if fsspec can bound them."""
     label = label_of(url)
-    protocol = url.partition("://")[0].partition("::")[0]
+    protocols = url.partition("://")[0].split("::")
+    protocol = protocols[0]
     if protocol in ("file", "local"):
         folder = Folder(Path(url.partition("://")[2]))  # which writes a file whole, as an object is
         folder.label = label
         return folder
-    _check_implemented(protocol, label)
+    for each in protocols:
+        _check_implemented(each, label)
     return Objects(url, label, limit_s)
 
 
@@ -38,7 +41,7 @@ def _check_implemented(protocol: str, label: str) -> None:
     if protocol in registry:
         return
     if protocol not in known_implementations:
-        raise BackendKwargsError(f"Store {label!r} has a scheme that fsspec does not know: {protocol!r}.")
+        raise unknown_scheme(label, protocol, [*known_implementations, *registry])
     package = known_implementations[protocol]["class"].partition(".")[0]
     if not find_spec(package):
         install = pip_install("fsspec") if package == "s3fs" else f"pip install {package}"

@@ -7,13 +7,14 @@ import importlib
 import importlib.util
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from difflib import get_close_matches
 from pathlib import Path
 from typing import NamedTuple
 
-from backend_kwargs.errors import BackendKwargsError, error_text, pip_install, shown, wrong_value
+from backend_kwargs.errors import BackendKwargsError, error_text, pip_install, shown, unknown, wrong_value
 from backend_kwargs.stores import Store
 from backend_kwargs.stores.documents import RefusedError
 from backend_kwargs.stores.folder import Folder
@@ -113,10 +114,10 @@ def check_variable(name: str) -> None:
         )
 
 
-def check_store(given: object) -> None:
-    """Raise if a URL has a password, or its client library is missing, or a text that is no URL may have a password.
+def check_store(given: object, *, elsewhere: bool = False) -> None:
+    """Raise if this names no store: a URL that no client library here opens, or a variable that is not set.
 
-    Not for a variable that is not set here, or a file of an earlier release: a config may be of another machine.
+    A folder is not looked at: its disk may not answer. Nor is a variable whose store is used `elsewhere`.
     """
     # Options are copied, so that a mapping would be no store any more.
     if isinstance(given, Mapping) or not isinstance(given, str | Store | None):
@@ -127,10 +128,12 @@ def check_store(given: object) -> None:
         raise BackendKwargsError(
             f"A store must be {wanted}, got a {kind}, which is not shown: it may contain a password."
         )
-    if isinstance(given, str) and given.strip().startswith(ENV):
+    if not isinstance(given, str):
+        return
+    if elsewhere and given.strip().startswith(ENV):
         check_variable(given.strip().removeprefix(ENV))
-    elif isinstance(given, str) and (not given.strip() or URL.match(given.strip()) or UNCLEAR.search(given.strip())):
-        place_of(given)
+    elif (place := place_of(given)).driver:
+        place.open()
 
 
 def default_place() -> Place:
@@ -164,12 +167,21 @@ class Opened(NamedTuple):
             raise BackendKwargsError(f"Cannot {what} store {self.store.label!r}: {why}.") from None
 
 
-def opened(given: str | Store | None = None) -> Opened:
-    """Return the store that `given` names, or is, for a caller that has its errors raised."""
+def opened(given: str | Store | None = None, *, must_exist: bool = False) -> Opened:
+    """Return the store that `given` names, or is, for a caller that has its errors raised.
+
+    If it `must_exist`, a folder that is not there is an error, unless it is the user's own, which the first race makes.
+    """
     if given is not None and not isinstance(given, str):
         return Opened(given)
     place = default_place() if given is None else place_of(given)
-    return Opened(place.open(), place.without_secrets)
+    store = place.open()
+    if must_exist and isinstance(store, Folder) and not store.private and not store.exists:
+        raise BackendKwargsError(
+            f"Store {store.label!r} does not exist: compile with tmpl-inductor:auto and store={store.label!r}, or name "
+            "another one."
+        )
+    return Opened(store, place.without_secrets)
 
 
 def open_store(given: str | Store | None = None) -> Store:
@@ -192,6 +204,8 @@ def _place(given: str) -> Place:
         scheme = found["scheme"].lower()
         driver = OBJECTS if found["chain"] else DRIVERS.get(scheme, OBJECTS)
         if importlib.util.find_spec(driver.needs) is None:
+            if driver is OBJECTS and get_close_matches(scheme, DRIVERS, n=1, cutoff=0.8):
+                raise unknown_scheme(label_of(given), scheme)
             raise BackendKwargsError(
                 f"Store {label_of(given)!r} needs the package {driver.needs}: "
                 f"{pip_install(driver.extra)} ({driver.needs} is not importable)."
@@ -200,6 +214,12 @@ def _place(given: str) -> Place:
     if UNCLEAR.search(given):
         raise unclear()
     return _folder(os.path.expanduser(given))  # noqa: PTH111 - pathlib's raises if a home is unknown
+
+
+def unknown_scheme(label: str, scheme: str, others: Iterable[str] = ()) -> BackendKwargsError:
+    """Return the error for the scheme of a store's URL that is neither ours nor one of `others`, with the closest."""
+    known = [*DRIVERS, *others]
+    return unknown(f"scheme of store {label!r}:", scheme.lower(), known, otherwise="docs/stores.md lists those in use.")
 
 
 def _folder(path: str, *, private: bool = False) -> Place:

@@ -44,6 +44,16 @@ from backend_kwargs.auto.settings import OPTIONS, RaceSettings
             id="race in a race",
         ),
         pytest.param(
+            {"signing_key": 3},
+            "Option 'signing_key' must be an Ed25519 private key, or the path of its PEM file, got 3 (int).",
+            id="no private key",
+        ),
+        pytest.param(
+            {"trusted_keys": ["a.pem", b""]},
+            "Each of 'trusted_keys' must be an Ed25519 public key, or the path of its PEM file, got b'' (bytes).",
+            id="no public key",
+        ),
+        pytest.param(
             {"effort": "ful"}, "Option 'effort' must be 'quick' | 'full', got 'ful' (str).", id="another effort"
         ),
     ],

@@ -90,10 +90,34 @@ def test_a_row_of_the_list(folder, changed, shown):
 
 
 def test_an_empty_store_is_named(tmp_path):
-    """A mistyped folder is not mistaken for one with decisions; in JSON the list is empty."""
+    """In JSON the list is empty."""
     store = tmp_path / "none"
+    store.mkdir()
     assert run("list", "--store", store) == [f"No decisions in '{store}'."]
     assert run("list", "--json", "--store", store) == ["[]"]
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        *(["list", "--store"], ["list", "--json", "--store"], ["show", "ab", "--store"], ["export", "o", "--store"]),
+        *(["forget", "--all", "--store"], ["sync"], ["serve"], ["audit"], ["audit", "--store"]),
+        ["audit", "no.py:model", "--store"],
+    ],
+    ids=" ".join,
+)
+def test_a_store_that_does_not_exist(tmp_path, monkeypatch, arguments):
+    """A mistyped folder is an error, and is not created; `sync` writes none either."""
+    monkeypatch.chdir(tmp_path)
+    store = str(tmp_path / "none")
+    words = [*arguments, store, *(["there"] if arguments == ["sync"] else [])]
+    group = [] if arguments[0] in ("serve", "audit") else ["decisions"]
+    with pytest.raises(BackendKwargsError) as e:
+        CliRunner().invoke(app, [*group, *words], catch_exceptions=False)
+    assert str(e.value) == (
+        f"Store {store!r} does not exist: compile with tmpl-inductor:auto and store={store!r}, or name another one."
+    )
+    assert not [*tmp_path.iterdir()]
 
 
 def test_the_whole_of_a_decision(folder):
@@ -207,6 +231,7 @@ def test_keys_that_end_alike(folder, tmp_path):
 
 def test_nothing_to_export(tmp_path):
     """An empty store is an error, and no file is written."""
+    (tmp_path / "none").mkdir()
     with pytest.raises(BackendKwargsError) as raised:
         run("export", tmp_path / "d.toml", "--store", tmp_path / "none")
     assert str(raised.value) == f"No decisions in '{tmp_path / 'none'}'; compile with tmpl-inductor:auto first."
@@ -252,6 +277,7 @@ def test_what_is_forgotten(folder, arguments, left, said):
 
 def test_nothing_is_forgotten_in_an_empty_store(tmp_path):
     """With --all it is no error that there is nothing."""
+    (tmp_path / "none").mkdir()
     assert run("forget", "--all", "--store", tmp_path / "none") == ["0 forgotten."]
 
 

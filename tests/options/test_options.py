@@ -2,6 +2,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import starmap
+from pathlib import Path
 from typing import Annotated, Any, ForwardRef, Literal, Optional, Protocol
 
 import pytest
@@ -142,6 +143,12 @@ def test_check_widens_int_to_float(wanted, value, widened):
     before = repr(value)
     assert repr(check(Option("x", wanted), value)) == repr(widened)
     assert repr(value) == before
+
+
+@pytest.mark.parametrize("wanted", [str, str | None, list[str] | str], ids=describe)
+def test_a_path_is_text(wanted):
+    """A path is taken where the text of one is, and kept as text, which a config can hold."""
+    assert check(Option("x", wanted), Path("a/b")) == convert(Option("x", wanted), Path("a/b")) == "a/b"
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from backend_kwargs import BackendKwargsError, make_backend
-from backend_kwargs.auto.store import tell_of_former
+from backend_kwargs.auto.store import Catalogue, tell_of_former
 from backend_kwargs.backend import Backend
 from backend_kwargs.cli.arguments import backend_from_text
 from backend_kwargs.errors import BackendKwargsWarning, warn_once
@@ -16,7 +16,14 @@ from backend_kwargs.stores import opening, redis
 from backend_kwargs.stores.deadlines import Limits
 from backend_kwargs.stores.folder import Folder
 from backend_kwargs.stores.layered import reached
-from backend_kwargs.stores.opening import default_place, open_store, opened, place_in_variable, place_of
+from backend_kwargs.stores.opening import (
+    check_store,
+    default_place,
+    open_store,
+    opened,
+    place_in_variable,
+    place_of,
+)
 from backend_kwargs.stores.urls import unclear
 
 SECRET = "s3cr3t%21"
@@ -113,6 +120,8 @@ def test_a_path_is_a_store():
     """It is kept as text, which a config can hold."""
     assert make_backend("tmpl-inductor:auto", store=Path("a")).options["store"] == "a"
     assert make_backend("tmpl-inductor:auto", store=[Path("a"), "b"]).options["store"] == ["a", "b"]
+    backend = make_backend("inductor", auto=True).called_with(options={"store": Path("a")})
+    assert pickle.loads(pickle.dumps(backend)) == backend == Backend.from_config(backend.to_config(), trust=True)
 
 
 def test_the_default_is_the_users_own(monkeypatch, tmp_path):
@@ -246,12 +255,77 @@ def test_a_backend_carries_the_name_of_a_variable(monkeypatch, clients):
         assert "env:MINE" in text
 
 
-def test_a_variable_that_is_not_set():
-    """The error names it, when the store is opened."""
-    make_backend("tmpl-inductor:auto", store="env:NOT_SET_HERE")
+MAKE = [
+    pytest.param(open_store, id="opened"),
+    pytest.param(lambda given: make_backend("tmpl-inductor:auto", store=given), id="a backend"),
+    pytest.param(lambda given: make_backend("tmpl-inductor:auto", store=["a", given]), id="a list"),
+    pytest.param(lambda given: Backend.from_config({"template": "auto", "store": given}, trust=True), id="a config"),
+    pytest.param(lambda given: make_backend("inductor", auto=True).called_with(options={"store": given}), id="a call"),
+    pytest.param(Catalogue, id="a command"),
+]
+
+
+@pytest.mark.parametrize("make", MAKE)
+def test_a_variable_that_is_not_set(make):
+    """The error names it wherever it is given, at once."""
     with pytest.raises(BackendKwargsError) as e:
-        open_store("env:NOT_SET_HERE")
+        make("env:NOT_SET_HERE")
     assert str(e.value) == "Store 'env:NOT_SET_HERE' names a variable of the environment that is not set."
+
+
+def test_a_variable_of_another_machine():
+    """Where the store is used elsewhere, as by a job of a cluster, it need not be set here."""
+    check_store("env:NOT_SET_HERE", elsewhere=True)
+    with pytest.raises(BackendKwargsError, match="After 'env:' a store has the name of a variable"):
+        check_store(f"env:{URL}", elsewhere=True)
+
+
+@pytest.mark.parametrize("make", MAKE)
+@pytest.mark.parametrize(
+    ("given", "nearest"),
+    [
+        ("postgress://h/db", "postgres"),
+        ("postgresq://h/db", "postgresql"),
+        ("redi://h", "redis"),
+        ("REDI://h", "redis"),
+    ],
+)
+def test_a_scheme_that_is_misspelled(monkeypatch, make, given, nearest):
+    """The nearest one is named at once, with fsspec and without."""
+    message = f"Unknown scheme of store {given!r}: {given.partition(':')[0].lower()!r}. Did you mean {nearest!r}?"
+    for find_spec in (importlib.util.find_spec, lambda name: None):
+        monkeypatch.setattr(importlib.util, "find_spec", find_spec)
+        with pytest.raises(BackendKwargsError) as e:
+            make(given)
+        assert str(e.value) == message
+
+
+def test_no_stores_are_no_store():
+    """An empty list is not taken for the default store."""
+    with pytest.raises(BackendKwargsError) as e:
+        make_backend("tmpl-inductor:auto", store=[])
+    assert str(e.value) == "Option 'store' must be a store, or a list of at least one, got [] (list)."
+
+
+@pytest.mark.parametrize("url", [False, True], ids=["a folder", "a URL of one"])
+def test_a_folder_that_must_exist(tmp_path, url):
+    """One that is named and missing is an error where a store is only read, and none where it is written."""
+    named = f"file://{tmp_path}/none" if url else str(tmp_path / "none")
+    with pytest.raises(BackendKwargsError) as e:
+        opened(named, must_exist=True)
+    assert str(e.value) == (
+        f"Store {named!r} does not exist: compile with tmpl-inductor:auto and store={named!r}, or name another one."
+    )
+    opened(named)
+    (tmp_path / "none").mkdir()
+    opened(named, must_exist=True)
+
+
+def test_the_users_own_folder_need_not_exist(monkeypatch, tmp_path):
+    """Before the first race there are no decisions, and that is no mistake."""
+    monkeypatch.delenv("BACKEND_KWARGS_STORE")
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "none"))
+    assert [*opened(must_exist=True).store.list("")] == []
 
 
 @pytest.mark.parametrize("make", [open_store, lambda given: make_backend("tmpl-inductor:auto", store=given)])
@@ -297,8 +371,8 @@ def test_what_is_no_store_is_not_shown(given):
 
 def test_a_list_of_a_command_line(clients):
     """It is read as JSON, and each of its stores is checked."""
-    read = backend_from_text("tmpl-inductor:auto", {"store": '["decisions/", "s3://bucket/a"]'})
-    assert read.options["store"] == ["decisions/", "s3://bucket/a"]
+    read = backend_from_text("tmpl-inductor:auto", {"store": '["decisions/", "redis://host"]'})
+    assert read.options["store"] == ["decisions/", "redis://host"]
     with pytest.raises(BackendKwargsError, match="must not contain a password"):
         backend_from_text("tmpl-inductor:auto", {"store": f'["decisions/", "{URL}"]'})
 

@@ -104,8 +104,9 @@ def test_sync_copies_what_a_plan_has_tuned(tmp_path, own):
 
 
 def test_sync_from_nothing_says_so(own, tmp_path):
-    """A mistyped folder is not one where all is the same."""
-    assert run("sync", tmp_path / "typo", own) == [f"No decisions in '{tmp_path / 'typo'}'."]
+    """An empty folder is not one where all is the same."""
+    (tmp_path / "empty").mkdir()
+    assert run("sync", tmp_path / "empty", own) == [f"No decisions in '{tmp_path / 'empty'}'."]
 
 
 @pytest.mark.parametrize("url", ["postgresql://127.0.0.1:1/none", "redis://127.0.0.1:1/0", "loop"])

@@ -59,7 +59,14 @@ def test_no_such_bucket(s3):
     ("url", "message"),
     [
         pytest.param(
-            "nosuch://a/b", "Store 'nosuch://a/b' has a scheme that fsspec does not know: 'nosuch'.", id="unknown"
+            "nosuch://a/b",
+            "Unknown scheme of store 'nosuch://a/b': 'nosuch'. docs/stores.md lists those in use.",
+            id="unknown",
+        ),
+        pytest.param(
+            "simplecache::s33://b",
+            "Unknown scheme of store 'simplecache::s33://b': 's33'. Did you mean 's3'?",
+            id="in-a-chain",
         ),
         pytest.param(
             "gs://bucket/p",
