@@ -27,11 +27,11 @@ from backend_kwargs.errors import error_text
 from backend_kwargs.facts import Call, Compiled
 from backend_kwargs.facts.decision import DEFAULT, EAGER, Decision, RaceRow
 from backend_kwargs.facts.parts import left_to_eager
-from backend_kwargs.graphs.drawing import DrawsError
 from backend_kwargs.graphs.eligibility import recomputes
 from backend_kwargs.graphs.freezing import freezable_parameters
 from backend_kwargs.graphs.replay import ChangedInputError, Task
 from backend_kwargs.graphs.writes import copy_of_graph
+from backend_kwargs.measure.draws import DrawsError
 from backend_kwargs.measure.trees import Results, tensors_of
 from backend_kwargs.options.layers import Options
 from backend_kwargs.rewrites.table import find_rewrite

@@ -14,6 +14,7 @@ from backend_kwargs.errors import error_text
 from backend_kwargs.facts.decision import RaceRow
 from backend_kwargs.graphs.replay import Task
 from backend_kwargs.measure import Accuracy
+from backend_kwargs.measure.draws import Draws
 from backend_kwargs.measure.trees import Results
 from backend_kwargs.options.layers import Options
 from backend_kwargs.precision.error import against, in_float64
@@ -43,9 +44,7 @@ class ResultChecks:
         """Run the graph in higher precision, if time and memory allow it."""
         if self.reference is not None:
             return
-        if self.random:
-            self.without = "it draws random numbers"
-        elif self.task.inputs.aliased:  # the reference converts each tensor by itself, which separates them
+        if self.task.inputs.aliased:  # the reference converts each tensor by itself, which separates them
             self.without = "inputs that it writes to share memory"
         elif self.task.inputs.bytes > self._largest_reference:
             self.without = f"its inputs of {self.task.inputs.bytes / 2**30:.1f} GiB are too large for one"
@@ -53,7 +52,8 @@ class ResultChecks:
             self.without = f"a call in eager takes {self.budget.call_s:.2g} s"
         else:
             self.reference = measure.reference(self.task.copy(), self.task.inputs.fresh(), run=self._in_precision)
-            self.without = "it cannot be computed in float64" if self.reference is None else ""
+            with_draws = " with the random numbers that eager draws" if self.random else ""
+            self.without = "" if self.reference is not None else f"it cannot be computed in float64{with_draws}"
 
     @cached_property
     def precise(self) -> Results | str:
@@ -121,10 +121,16 @@ class ResultChecks:
         """Check default on a random graph, by a compile that draws as eager does; then expect what default has `seen`.
 
         Inductor draws other random numbers than eager does. So the other candidates are checked against default's own
-        results.
+        results, within twice the errors that eager and default have by eager's draws.
         """
-        accuracy = self.of_results(self.task.observe(as_eager_draws))
-        self.expected = seen if accuracy.passed else None
+        assert self.expected is not None
+        drawn = self.task.observe(as_eager_draws)
+        accuracy = self.of_results(drawn)
+        if self.reference is not None and self.roundings:
+            for each in (self.expected, drawn):
+                self.roundings.add(measure.errors(each, self.reference))
+        self.expected, self.reference = seen if accuracy.passed else None, None
+        self.without = "it draws other random numbers than eager"
         return accuracy
 
     def of_error(self, seen: Results, row: RaceRow) -> Accuracy:
@@ -145,4 +151,10 @@ class ResultChecks:
     def _in_precision(self, gm: GraphModule, args: Inputs) -> Results:
         # gm.forward, since GraphModule.__call__ prints the traceback when the graph cannot run in float64.
         inputs = replace(self.task.inputs, values=args, guard=False)  # they are copies
-        return replace(self.task, inputs=inputs).observe(gm.forward)
+        with self._draws.again():
+            return replace(self.task, inputs=inputs).observe(gm.forward)
+
+    @cached_property
+    def _draws(self) -> Draws:
+        assert self.expected is not None
+        return Draws(lambda: self.task.observe(self.task.copy()), self.expected, random=self.random)

@@ -8,14 +8,13 @@ from torch.fx import GraphModule, Node
 
 from backend_kwargs.graphs.writes import has_memory
 from backend_kwargs.measure.trees import tensors_of
-from backend_kwargs.torch_internals.operators import OpOverloadPacket, has_effects, name_of
+from backend_kwargs.torch_internals.operators import OPERATORS, OpOverloadPacket, has_effects, name_of
 from backend_kwargs.torch_internals.tensors import version_of
 
 TINY_OPS, TINY_BYTES = 3, 1 << 20  # a graph below both saves less than its race costs, whichever candidate wins
 
 COLLECTIVES = frozenset({"c10d", "_c10d_functional", "_c10d_functional_autograd", "_dtensor", "symm_mem"})
 # Operators in other namespaces, and functions of other modules, may communicate with other ranks.
-OPERATORS = {"aten", "inductor", "mkldnn", "prims", "profiler", "quantized", "quantized_decomposed", "rngprims"}
 LOCAL = frozenset({"", "torch", "torch_attn", "higher_order", "_operator", "builtins", "math", *OPERATORS})
 
 # Functions and methods that take positions in a tensor, without underscores around their names; those whose first

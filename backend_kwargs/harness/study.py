@@ -12,6 +12,7 @@ from backend_kwargs import measure
 from backend_kwargs.errors import BackendKwargsError, wrong_value
 from backend_kwargs.harness.read_only import Model, ReadOnly
 from backend_kwargs.measure import Accuracy, generators
+from backend_kwargs.measure.draws import Draws
 from backend_kwargs.measure.served import parts
 from backend_kwargs.measure.trees import Results, map_tensors, tensors_of
 from backend_kwargs.torch_internals.modules import Dropout
@@ -100,12 +101,18 @@ class Study:
         """Return the results of eager and of the reference for these inputs."""
         subject = self.subject()
         eager = self.observe(subject, copy.deepcopy(inputs))
+        again = lambda: self.observe(self.subject(), copy.deepcopy(inputs))  # noqa: E731
+        draws = Draws(again, eager, random=generators.drawn())
         self._read_only.forget(subject.model)
         # The upcast copy of the model needs its own optimizer, and the state from before this call.
         model, own_inputs = self.subject().model, copy.deepcopy(inputs)
-        precise = measure.reference(model, own_inputs, run=lambda fn, wide: self.observe(self._of(fn), wide))
-        otherwise = measure.Roundings(lambda: self.observe(self.subject(), copy.deepcopy(inputs)), eager)
-        return Truth(inputs, eager, precise, otherwise)
+
+        def in_precision(fn: Model, wide: Inputs) -> Results:
+            with draws.again():
+                return self.observe(self._of(fn), wide)
+
+        precise = measure.reference(model, own_inputs, run=in_precision)
+        return Truth(inputs, eager, precise, measure.Roundings(again, eager))
 
     def subject(self) -> Subject:
         """Return the model to run or compile; in "train" a copy, since steps change its parameters."""

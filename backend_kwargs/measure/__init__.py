@@ -25,7 +25,7 @@ from backend_kwargs.measure.inputs import cotangents, fresh_inputs, upcast
 from backend_kwargs.measure.kernels import AROUND, GENERATED, KernelTime, kernel_times
 from backend_kwargs.measure.memory import peak_memory
 from backend_kwargs.measure.others import others_on
-from backend_kwargs.measure.roundings import Roundings
+from backend_kwargs.measure.roundings import Roundings, errors
 from backend_kwargs.measure.served import Changes, CopyError, Served, State, same_bits
 from backend_kwargs.measure.statistics import (
     SureRatio,
@@ -62,6 +62,7 @@ __all__ = [
     "cotangents",
     "device_seconds",
     "environment",
+    "errors",
     "fresh_inputs",
     "holm",
     "interleave",

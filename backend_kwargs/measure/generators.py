@@ -33,6 +33,13 @@ def states() -> list[torch.Tensor]:
     return [generator.get_state() for generator in _generators()]
 
 
+def drawn() -> bool:
+    """Return whether torch's generators have drawn since they were seeded with `SEED`, and seed them again."""
+    now = states()
+    seed()
+    return not all(map(torch.equal, now, states()))
+
+
 @contextmanager
 def kept(device: torch.device | None = None) -> Iterator[None]:
     """Put the states of torch's generators back at the end: what other threads draw meanwhile, they draw again.

@@ -48,6 +48,10 @@ class Roundings:
         """Whether there was no time for more runs."""
         return self.lacking == NO_TIME
 
+    def add(self, moved: dict[str, Errors]) -> None:
+        """Let errors that are known from elsewhere come first."""
+        self._seen.insert(0, moved)
+
     def __iter__(self) -> Iterator[dict[str, Errors]]:
         for at in range(MOST):
             if at == len(self._seen):
@@ -81,13 +85,13 @@ class Roundings:
 
 
 def errors(seen: Results, eager: Results) -> dict[str, Errors]:
-    """Return how far the numbers of each leaf are from eager's, by the leaf's path."""
+    """Return how far the numbers of each leaf are from eager's, of any dtype, by the leaf's path."""
     by_path = {}
     for what in seen:
         expected = dict(walk(what, eager[what]))
         for path, leaf in walk(what, seen[what]):
-            if is_number(leaf) and not mismatch(leaf, expected.get(path)):
-                apart = wide(leaf) - wide(expected[path])
+            if is_number(leaf) and is_number(other := expected.get(path)) and not mismatch(leaf, other.to(leaf.dtype)):
+                apart = wide(leaf) - wide(other)
                 by_path[path] = Errors.of(apart[apart.isfinite()])
     return by_path
 

@@ -1,7 +1,8 @@
 """Modes of torch in a thread: dispatch, gradients, saved tensors, autocast, `torch.func`'s transforms."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from typing import Any
 
 import torch
 from torch._C import _DisableTorchDispatch as WithoutDispatch
@@ -11,8 +12,43 @@ from torch.amp.autocast_mode import _exit_autocast as exit_autocast
 from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass
 from torch.utils._python_dispatch import _disable_current_modes as without_modes
 
+from backend_kwargs.torch_internals import pytree
+from backend_kwargs.torch_internals.operators import HigherOrderOperator
+
 # Functions of dynamo's graphs whose results depend on their arguments alone.
 AUTOCAST_FUNCTIONS = ("torch.amp.autocast_mode._enter_autocast", "torch.amp.autocast_mode._exit_autocast")
+
+
+class OperatorMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """A mode whose `called` runs each operator, also those in graphs of higher-order operators."""
+
+    supports_higher_order_operators = True
+
+    def called(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> object:
+        """Return the result of an operator that is not decomposed."""
+        return func(*args, **kwargs)
+
+    def __torch_dispatch__(
+        self, func: Any, types: object, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> object:
+        kwargs = kwargs or {}
+        if isinstance(func, HigherOrderOperator):
+            args, kwargs = pytree.tree_map(self._within, (args, kwargs))
+            return func(*args, **kwargs)
+        with self:  # in inference mode composite operators are not decomposed before they arrive here
+            result = func.decompose(*args, **kwargs)
+        return self.called(func, args, kwargs) if result is NotImplemented else result
+
+    def _within(self, leaf: Any) -> Any:
+        """Return a graph of a higher-order operator as a function that runs in this mode; other leaves as they are."""
+        if not callable(leaf) or isinstance(leaf, torch.Tensor):
+            return leaf
+
+        def run(*args: object, **kwargs: object) -> object:
+            with self:
+                return leaf(*args, **kwargs)
+
+        return run
 
 
 def any_mode() -> bool:

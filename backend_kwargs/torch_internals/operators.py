@@ -5,6 +5,9 @@ from typing import Any
 import torch
 from torch._ops import HigherOrderOperator, OperatorBase, OpOverload, OpOverloadPacket
 
+# Namespaces of torch's own operators, whose tags say what they do.
+OPERATORS = {"aten", "inductor", "mkldnn", "prims", "profiler", "quantized", "quantized_decomposed", "rngprims"}
+
 
 def overloads_of(target: object) -> list[Any]:
     """Return the overloads of an operator's packet, and anything else as it is."""

@@ -209,7 +209,6 @@ def test_what_the_budget_allows(raced, spent, left_s, over, may_time):
     ("given", "has"),
     [
         pytest.param({}, True, id="plain"),
-        pytest.param({"stats": replace(STATS, random=True)}, False, id="random"),
         pytest.param({"inputs": SimpleNamespace(aliased=True, bytes=8, fresh=tuple)}, False, id="shared memory"),
         pytest.param({"inputs": SimpleNamespace(aliased=False, bytes=2 << 30, fresh=tuple)}, True, id="two gibibytes"),
         pytest.param(

@@ -6,10 +6,10 @@ from torch.fx import GraphModule
 from backend_kwargs import measure
 from backend_kwargs.backends import Inputs
 from backend_kwargs.facts import Call
-from backend_kwargs.graphs.drawing import DrawsError
 from backend_kwargs.graphs.eligibility import communicates, why_not_repeatable
 from backend_kwargs.graphs.replay import Task
 from backend_kwargs.graphs.writes import copy_of_graph
+from backend_kwargs.measure.draws import DrawsError
 from backend_kwargs.torch_internals.guards import tracing
 
 ROUNDS, BUDGET_S = 30, 1.0
