@@ -130,7 +130,6 @@ TESTS: Mapping[str, str] = {
     "*/reporting.py": "auto/test_auto_reporting.py auto/test_auto_precision.py auto/test_auto_race.py",
     "*/auto/settings.py": "auto/test_auto_settings.py auto/test_auto_decide.py",
     "*/auto/store.py": "auto/test_auto_decision.py faults/test_faults_store.py",
-    "*/auto/former.py": "auto/test_auto_decision.py faults/test_faults_store.py",
     "*/auto/machine.py": "auto/test_auto_keys.py auto/test_auto_cache_key.py",
     "*/graphs/eligibility.py": "graphs/test_eligibility.py auto/test_auto_effects.py"
     " auto/test_auto_decide.py auto/test_auto_race.py",

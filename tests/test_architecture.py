@@ -85,7 +85,6 @@ BEFORE_A_GRAPH = (
     "auto/candidates.py",
     "auto/decision.py",
     "auto/decisions_toml.py",
-    "auto/former.py",
     "auto/machine.py",
     "auto/settings.py",
     "auto/store.py",

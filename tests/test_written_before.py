@@ -11,26 +11,22 @@ import torch
 
 from backend_kwargs import Backend, BackendKwargsError, CompileConfig, CompiledModule, load_templates, make_backend
 from backend_kwargs.auto.decisions_toml import read_decisions
-from backend_kwargs.auto.former import read_former
 from backend_kwargs.auto.lock import read_lock
-from backend_kwargs.auto.store import Catalogue, of_this_release
-from backend_kwargs.backend import find_backend
+from backend_kwargs.auto.store import Catalogue
 from backend_kwargs.bundles.disk.reading import inspected
 from backend_kwargs.compare import Row, to_json
 from backend_kwargs.compare.rows import Comparison
-from backend_kwargs.facts.decision import Decision, RaceRow
 from backend_kwargs.page import read_document
 from benchmarks.execution import records
 from tests.bundles.small_module import scaled
 
-# All written by commit 3aa9903, on torch 2.13: the pickle by pickle.dumps, the config by Backend.to_json, the store by
-# a race on a CPU and by Store.put, the rest by the commands `decisions export`, `compare` and `benchmarks run`.
+# All written by commit 3aa9903, on torch 2.13: the pickle by pickle.dumps, the config by Backend.to_json, the rest
+# by the commands `decisions export`, `compare` and `benchmarks run`.
 # Commit 33c293b wrote the bundles, of `tests.bundles.small_module.scaled`, the configs, the lock, the folders of
 # decisions and the report. `signer.pem` is the public key of what is signed. The package of `bundle-aoti` is left out.
 WRITTEN = Path(__file__).parent / "written_before"
 RACED = "0d6576c4ebc0d87f42c13963c4bb3637f05c2880266f87b496f715f7ea387090"
 PUT = "ab" * 32
-RACED_NOW = f"12fc968d19df8a44{RACED}"[:64]
 
 
 def test_pickled_backends():
@@ -65,41 +61,14 @@ def test_config():
     assert backend.key() == "3d2b5c743b77779765c35943b01b059d130263ec1dd6d7fb266a59caab3e33e5"
 
 
-@pytest.fixture
-def store(tmp_path):
-    """Return a store with what was in the SQLite file of that release."""
-    made = Catalogue(tmp_path / "store")
-    made.add(*read_former(WRITTEN / "decisions.sqlite"))
-    return made
-
-
-def test_store(store):
-    """Every column of each decision in a store is read."""
-    raced, put = store.all()
-    rows = (RaceRow("cudagraphs", seconds=1e-4, won=True),)
-    fixed = {"epilogue_fusion": True}
-    options = {"triton.cudagraphs": True}
-    assert put == Decision(PUT, "graph", "cudagraphs", options, rows, {"gpu": "H200"}, "3 ops", 2.5, 0.0, 1e9, fixed)
-    assert (raced.key, raced.winner, raced.facts) == (RACED_NOW, "default", "4 ops, 1 reduction")
-    assert [(row.name, row.status, row.against, row.won) for row in raced.rows] == [
-        ("eager", "pass", "", False),
-        ("default", "pass", "eager", True),
-    ]
-    assert raced.rows[1].speedup.median == 2.103757279312482
-
-
-def test_store_is_written_on(store):
-    """An old store accepts a new decision and keeps its own."""
-    store.add(Decision("cd" * 32, "graph", "eager"))
-    assert {decision.key for decision in store.all()} == {RACED_NOW, PUT, "cd" * 32}
-
-
-def test_exported_decisions(store):
-    """An old TOML export contains the decisions of its store, without their tables."""
-    read = read_decisions(WRITTEN / "decisions.toml", lambda name: find_backend(f"tmpl-inductor:{name}").options)
-    assert [(d.key, d.graph, d.winner, d.options, d.seconds, d.made, d.fixed) for d in map(of_this_release, read)] == [
-        (d.key, d.graph, d.winner, d.options, d.seconds, d.made, d.fixed) for d in store.all()
-    ]
+def test_exported_decisions():
+    """An old TOML export has keys that no graph has now: that is said, and that its winners are templates."""
+    with pytest.raises(BackendKwargsError) as raised:
+        read_decisions(WRITTEN / "decisions.toml", lambda name: {})
+    assert str(raised.value) == (
+        f"'{WRITTEN / 'decisions.toml'}' has no schema, not 2: another release of backend-kwargs made its keys, which "
+        "no graph has here. Its winners are still templates."
+    )
 
 
 def test_exported_templates():
@@ -169,17 +138,20 @@ def test_a_compile_config_is_read():
     )
 
 
-def test_a_lock_is_read():
-    """A lock gives its decisions."""
-    (decision,) = read_lock(WRITTEN / "pins.lock").decisions.values()
-    assert (decision.winner, decision.graph) == ("default", "46ccc31788e65ef4")
+def test_a_lock_has_other_keys():
+    """A lock of version 1 has keys that no graph has now: it says that a new one is to be written."""
+    with pytest.raises(BackendKwargsError) as raised:
+        read_lock(WRITTEN / "pins.lock")
+    assert str(raised.value) == f"Lock '{WRITTEN / 'pins.lock'}' has version 1, not 2: pin again."
 
 
-def test_folders_of_decisions_are_read(written):
-    """Decisions in folders are read, and signed ones with the key of their signer."""
-    assert [each.winner for each in Catalogue(written / "store").all()] == ["default", "default"]
-    (signed,) = Catalogue(written / "store-signed", trusted_keys=[written / "signer.pem"]).all()
-    assert (signed.winner, [row.name for row in signed.rows]) == ("default", ["eager", "default", "freezing"])
+@pytest.mark.parametrize(("store", "count"), [("store", 2), ("store-signed", 1)])
+def test_folders_of_decisions_are_counted(written, store, count):
+    """Decisions in folders have keys that no graph has now: they are not read, and counted without a warning."""
+    catalogue = Catalogue(written / store)
+    assert (catalogue.all(), len(catalogue.earlier)) == ([], count)
+    if store == "store":  # nobody here can sign what would take the place of the others
+        assert (catalogue.forget(), catalogue.all(), len(catalogue.earlier)) == (count, [], 0)
 
 
 def test_a_report_is_read():

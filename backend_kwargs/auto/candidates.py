@@ -2,7 +2,7 @@
 
 import contextlib
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal
 
 from backend_kwargs.backends.inductor.compiler import records as permits_recording
@@ -72,11 +72,6 @@ class RaceCandidate:
     saved_s: float = 0.0
     gain: float | None = None
     compiler: str = ""
-
-    def __repr__(self) -> str:
-        # The steps are part of the keys of stored decisions, in which `complexity` has its first name.
-        names = {each.name: each.name for each in fields(self)} | {"complexity": "rank"}
-        return f"RaceCandidate({', '.join(f'{first}={getattr(self, name)!r}' for name, first in names.items())})"
 
 
 def _gpu(stats: "GraphStats") -> bool:

@@ -18,14 +18,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from backend_kwargs.auto.cache_key import ambient, card_of, computation_of, described, devices_of, key_of, spelled
-from backend_kwargs.auto.candidates import STEPS, others_for, permits, step_names
+from backend_kwargs.auto.candidates import others_for, permits, step_names
 from backend_kwargs.auto.ddp_buckets import Bucket, bucket_of
 from backend_kwargs.auto.decision import plain
 from backend_kwargs.auto.machine import device_of, machine
 from backend_kwargs.auto.ranks import agreed, ranks
 from backend_kwargs.auto.reporting import forget_reported, progress, tell, what_is_open
 from backend_kwargs.auto.request import Request
-from backend_kwargs.auto.store import KIND, DecisionStore, name_of, name_on, tell_of_former
+from backend_kwargs.auto.store import KIND, DecisionStore, name_of, name_on
 from backend_kwargs.backends.others import is_other, other_of, versions_of
 from backend_kwargs.errors import BackendKwargsError, error_text, printable, warn_once
 from backend_kwargs.facts import Call, Compiled, CompileFacts
@@ -34,7 +34,7 @@ from backend_kwargs.facts.pins import Pins
 from backend_kwargs.graphs.determinism import check_libraries
 from backend_kwargs.graphs.eligibility import communicates, is_tiny, may_communicate, why_not_repeatable
 from backend_kwargs.graphs.writes import copy_of_graph
-from backend_kwargs.rewrites.table import fingerprint, list_rewrites
+from backend_kwargs.rewrites.table import in_keys, list_rewrites
 from backend_kwargs.stores import Store
 from backend_kwargs.stores.deadlines import Limits, Reached
 from backend_kwargs.stores.layered import Layered, Trust, reached
@@ -61,8 +61,7 @@ class Memory:
 
     `decisions` are keyed by scope and name; `race_seconds` has an entry per race, and `call_seconds` one per call,
     whose graphs share a budget. `store` replaces the user's store, and `stores` are those in use. `loaded` holds
-    decisions by name that precede those of the store: they came with another process's cache artifacts. `former` is
-    the default store until it was asked for the file of an earlier release, once it has answered.
+    decisions by name that precede those of the store: they came with another process's cache artifacts.
     """
 
     decisions: dict[tuple[str, str], Decision] = field(default_factory=dict)
@@ -71,7 +70,6 @@ class Memory:
     call_seconds: defaultdict[CallOfGraphs, dict[int, float]] = field(default_factory=lambda: defaultdict(dict))
     store: Path | None = None
     stores: dict[object, Reached] = field(default_factory=dict)
-    former: Reached | None = None
 
 
 _memories = [Memory()]  # the last one is in use
@@ -136,9 +134,6 @@ def compile_fastest(request: Request) -> Compiled:
     # Not where the backend is made: a value that is copied, pickled or never called has no threads and connections.
     question.store.begin()
     compiled = _compiled(question, raced)
-    if (default := memory().former) and not default.time_outs:
-        memory().former = None
-        tell_of_former(default, question.store.layered.limits)
     if pins and compiled.facts.decision:
         pins.decisions[question.pinned_key] = question.pinnable(compiled.facts.decision)
     time_outs = "; ".join(f"store {label!r}: {count}" for label, count in question.store.time_outs().items())
@@ -265,8 +260,6 @@ def _layers(given: "str | Sequence[str | Store] | Store | None") -> list[Reached
             warn_once(f"{error} It is left out.")
         else:
             layers.append(memory().stores.setdefault(found.identity, found))
-            if each is None and layers[-1] is found:  # it is reached for the first time
-                memory().former = found
     return layers
 
 
@@ -614,26 +607,31 @@ class _Question:
 
     @cached_property
     def asked(self) -> dict[str, object]:
-        """What a decision depends on besides the graph; part of its key."""
+        """What a decision depends on besides the graph; part of its key.
+
+        Neither costs and gains that are only estimates, nor the table of steps: a stored winner is used as long as a
+        candidate sets its options, and what came since is raced where the user asks for another race.
+        """
         settings = self.request.settings
         return {
-            "steps": STEPS,
-            "candidates": settings.candidates and [(name, self._template(name)) for name in settings.candidates],
+            "candidates": settings.candidates and [(name, self._meaning(name)) for name in settings.candidates],
             "compilers": versions_of(others_for(settings)),
             "effort": settings.effort,
             "objective": settings.objective,
             "tolerance": settings.tolerance,
             "options": sorted(self.request.tools.fixed.items()),
-            "rewrites": [(name, fingerprint([name])) for name in self.request.tools.rewrites],
+            "rewrites": in_keys(self.request.tools.rewrites),
             # Only if a precision is allowed, so that decisions stored without one keep their key.
             **({"precision": settings.precision, "max_error": settings.max_error} if settings.precision else {}),
         }
 
-    def _template(self, name: str) -> list[tuple[str, object]]:
-        """Return the options of a template; empty for a step or a rewrite, whose tables are part of the key."""
+    def _meaning(self, name: str) -> object:
+        """Return what a candidate that was named means: a compiler's or template's options, a rewrite's version."""
         if is_other(name):
             return sorted(other_of(name).options.items())
-        return [] if name in (*step_names(), *list_rewrites()) else sorted(self.request.tools.options_of(name).items())
+        if name in step_names():
+            return []
+        return in_keys([name]) if name in list_rewrites() else sorted(self.request.tools.options_of(name).items())
 
     @cached_property
     def scope(self) -> str:

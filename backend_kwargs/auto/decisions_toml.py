@@ -8,6 +8,7 @@ from pathlib import Path
 
 from backend_kwargs.auto.candidates import OptionsOf, allowed_candidates, step_of, trusted
 from backend_kwargs.auto.decision import has_form, parsed
+from backend_kwargs.auto.store import KIND
 from backend_kwargs.backends.others import is_former, is_other
 from backend_kwargs.errors import BackendKwargsError, error_text, printable, shown, warn_once
 from backend_kwargs.facts.decision import DEFAULT, EAGER, Decision
@@ -18,9 +19,10 @@ from backend_kwargs.options.precisions import PRECISIONS
 from backend_kwargs.options.templates import ENTRY_POINT_GROUP, template_names
 from backend_kwargs.rewrites.table import list_rewrites
 
-HEAD = """\
+HEAD = f"""\
 # Decisions of tmpl-inductor:auto. `backend-kwargs decisions import` adds them to a store;
-# `load_templates` reads each winner as a template."""
+# `load_templates` reads each winner as a template.
+schema = {KIND.schema}"""
 PLAIN = ("graph", "winner", "compiler", "facts", "seconds", "cut_s", "made")
 FURTHER = ("inputs", "model", "budget_s")  # where they are known
 KEY = re.compile("[0-9a-f]{64}")
@@ -97,9 +99,15 @@ def _written(value: object) -> str:
 
 def read_decisions(path: Path, options_of: OptionsOf) -> list[Decision]:
     """Return the decisions in a TOML file; raise if one has an option that no candidate sets."""
-    tables = read_toml(path, "decisions").get("decisions")
+    whole = read_toml(path, "decisions")
+    tables = whole.get("decisions")
     if not isinstance(tables, dict) or not tables:
         raise BackendKwargsError(f"{str(path)!r} has no [decisions.KEY] table.")
+    if (schema := whole.get("schema")) != KIND.schema:
+        raise BackendKwargsError(
+            f"{str(path)!r} has {f'schema {shown(schema)}' if 'schema' in whole else 'no schema'}, not {KIND.schema}: "
+            "another release of backend-kwargs made its keys, which no graph has here. Its winners are still templates."
+        )
     return [_read(key, table, options_of) for key, table in tables.items()]
 
 

@@ -17,7 +17,7 @@ from backend_kwargs.files.atomic_write import write_whole
 from backend_kwargs.files.plain_data import read_toml
 from backend_kwargs.options.layers import Options
 
-VERSION = 1
+VERSION = 2  # 1 had other keys
 HEAD = """\
 # What timing chose, for make_backend(..., reproducible="pinned", lock=THIS FILE), which times nothing.
 # Written by `backend-kwargs pin`; pin again for another machine or release."""

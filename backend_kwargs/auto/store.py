@@ -6,7 +6,6 @@ that one with 16 threads and one with 32 do not take turns at replacing each oth
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from operator import attrgetter
 from pathlib import Path
@@ -16,14 +15,14 @@ from backend_kwargs.auto.machine import Machine, device_of, difference, distance
 from backend_kwargs.errors import error_text, printable, warn_once
 from backend_kwargs.facts.decision import Decision
 from backend_kwargs.stores import Store
-from backend_kwargs.stores.deadlines import AwayError, Limits, Reached
-from backend_kwargs.stores.documents import Document, Kind, encoded, is_forgotten
+from backend_kwargs.stores.documents import Document, EarlierError, Kind, RefusedError, encoded, is_forgotten
 from backend_kwargs.stores.layered import Layered, LookedUp, Trust, check_replaces, every, put
-from backend_kwargs.stores.opening import former_file, opened
+from backend_kwargs.stores.opening import opened
 
 FOLDER = "decisions/"
 COMPUTATION = 16  # digits of a key that stand for the computation at any sizes
-KIND = Kind("decision", Decision, check=check, stays=attrgetter("provisional"))
+# Before schema 2, keys held what was estimated and the sources of rewrites: no graph has such a key any more.
+KIND = Kind("decision", Decision, schema=2, oldest=2, check=check, stays=attrgetter("provisional"))
 
 
 def folder_of(there: Machine) -> str:
@@ -109,16 +108,6 @@ def decisions_in(documents: Iterable[Document[Decision]], tell: Callable[[str], 
             tell(f"{printable(each.name)} is not used: the decision in it is {printable(each.body.key[:12])}'s.")
 
 
-def of_this_release(decision: Decision) -> Decision:
-    """Return a decision with a key that begins with its computation, as those of earlier releases did not.
-
-    Their sizes are only in the hash that was the key: the winner is known for other sizes of the computation.
-    """
-    begins = decision.key.startswith(decision.graph[:COMPUTATION])
-    known = len(decision.graph) == COMPUTATION and not begins
-    return replace(decision, key=f"{decision.graph}{decision.key}"[:64]) if known else decision
-
-
 def _file(name: str) -> str:
     return name.rpartition("/")[2]
 
@@ -136,6 +125,7 @@ class Catalogue:
         stores = (str(each) if isinstance(each, Path) else each for each in given or (None,))
         self._opened = [opened(each, must_exist=must_exist) for each in stores]
         self._trust = Trust(tuple(trusted_keys), signing_key)
+        self.earlier: set[str] = set()  # names of what was found of earlier releases, which is not read
 
     @property
     def label(self) -> str:
@@ -162,7 +152,7 @@ class Catalogue:
         """Keep `decisions` in each store, as newer than what is there."""
         for each in self._opened:
             with each.doing("write") as store:
-                for decision in map(of_this_release, decisions):
+                for decision in decisions:
                     put(KIND, store, Document(name_of(decision), decision), self._trust)
 
     def forget(self, prefix: str = "") -> int:
@@ -180,21 +170,16 @@ class Catalogue:
 
     def _documents(self) -> Mapping[str, Document[Decision]]:
         newest: dict[str, Document[Decision]] = {}
+        self.earlier.clear()
         for each in self._opened:
             with each.doing("read") as store:
-                for document in every(KIND, store, FOLDER, warn_once, self._trust.trusted_keys):
+                for document in every(KIND, store, FOLDER, self._refused, self._trust.trusted_keys):
                     if document.name not in newest or newest[document.name].order < document.order:
                         newest[document.name] = document
         return newest
 
-
-def tell_of_former(default: Reached, limits: Limits) -> None:
-    """Say once how to read the file of earlier releases, if it lies in the default store, the user's data folder."""
-    file = None
-    with suppress(AwayError):
-        file = default.do(lambda _: former_file(), limits)
-    if file is not None:
-        warn_once(
-            f"Decisions of an earlier release in {str(file)!r} are not read; `backend-kwargs decisions import {file}` "
-            "copies them."
-        )
+    def _refused(self, name: str, error: RefusedError) -> None:
+        if isinstance(error, EarlierError):
+            self.earlier.add(name)
+        else:
+            warn_once(f"{printable(name)}: {printable(str(error))}")

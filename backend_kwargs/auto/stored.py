@@ -64,7 +64,7 @@ def _of_store(store: Reached, settings: RaceSettings, machines: Iterable[Machine
         documents, refused = _read(contents, keys, settings.min_generation)
         decisions = [*decisions_in(documents, refused.append)]
         said = [*_of_device(decisions, here, settings)]
-        said += [f"{_count(many, 'document')} not used: {why}." for why, many in Counter(refused).items()]
+        said += [f"{counted(many, 'document')} not used: {why}." for why, many in Counter(refused).items()]
         yield from (f"Store {store.label!r}, {here['device']}: {each}" for each in said)
 
 
@@ -94,7 +94,7 @@ def _of_device(decisions: Iterable[Decision], here: Machine, settings: RaceSetti
     for (near, recorded), those in ordered[:MOST_LINES]:
         named = dict.fromkeys(printable(each.model) for each in those if each.model)
         models = ", ".join([*named][:MOST_MODELS]) + (", ..." if len(named) > MOST_MODELS else "")
-        what = f"{_count(len(those), 'decision')}{f' ({models})' if models else ''}"
+        what = f"{counted(len(those), 'decision')}{f' ({models})' if models else ''}"
         if near:
             yield f"{what} near: {near}; {_use_of_near(settings)}."
         else:
@@ -102,9 +102,9 @@ def _of_device(decisions: Iterable[Decision], here: Machine, settings: RaceSetti
             yield f"{what} of a machine like this one, {used}{f'; recorded only: {recorded}' if recorded else ''}."
     if provisional:
         used = "used as far as they were checked" if settings.race == "never" else "raced again"
-        yield f"{_count(len(provisional), 'decision')} provisional, {used}."
+        yield f"{counted(len(provisional), 'decision')} provisional, {used}."
     if rest := sum(len(those) for _, those in ordered[MOST_LINES:]):
-        yield f"{_count(rest, 'decision')} near in other ways."
+        yield f"{counted(rest, 'decision')} near in other ways."
 
 
 def _use_of_near(settings: RaceSettings) -> str:
@@ -117,5 +117,6 @@ def _use_of_near(settings: RaceSettings) -> str:
     return "raced again, with these winners first; match='device' uses them"
 
 
-def _count(number: int, what: str) -> str:
+def counted(number: int, what: str) -> str:
+    """Return a number with what it counts, such as "2 decisions"."""
     return f"{number} {what}" if number == 1 else f"{number} {what}s"

@@ -11,10 +11,10 @@ from typing import Annotated
 import typer
 
 from backend_kwargs.auto.decisions_toml import read_decisions, template_name, write_decisions
-from backend_kwargs.auto.former import read_former
 from backend_kwargs.auto.machine import device_of, difference
 from backend_kwargs.auto.reporting import what_is_open
 from backend_kwargs.auto.store import FOLDER, KIND, Catalogue
+from backend_kwargs.auto.stored import counted
 from backend_kwargs.backend import find_backend
 from backend_kwargs.cli.arguments import As, AsJson
 from backend_kwargs.cli.console import print_config, print_json, print_table, say, waiting, watched
@@ -28,7 +28,7 @@ from backend_kwargs.page import Document
 from backend_kwargs.registry import decided
 from backend_kwargs.report.decisions import document_of
 from backend_kwargs.stores.layered import is_own, synced
-from backend_kwargs.stores.opening import FORMER, Opened, opened
+from backend_kwargs.stores.opening import Opened, opened
 from backend_kwargs.stores.signing import public_key
 
 app = typer.Typer(help="The decisions of tmpl-inductor:auto, one per graph.")
@@ -70,11 +70,14 @@ def show_all(store: Where = None, json: AsJson = False, html: Html = None, again
     ]
     if json:
         return print_json(rows)
+    unread = f"{counted(len(catalogue.earlier), 'decision')} of an earlier release, whose keys no graph has now."
     if not rows:
-        return say(f"No decisions in {catalogue.label!r}.")
+        return say(*([unread] if catalogue.earlier else []), f"No decisions in {catalogue.label!r}.")
     shown = ("key", "winner", "model", "sizes", "graph", "machine", "made")
     marked = [row | ({"winner": f"{row['winner']} (provisional)"} if row["provisional"] else {}) for row in rows]
     print_table(shown, [tuple(row[name] for name in shown) for row in marked])
+    if catalogue.earlier:
+        say(f"Not listed: {unread}")
 
 
 @app.command("show")
@@ -148,18 +151,15 @@ def export(
 
 @app.command("import")
 def import_(
-    file: Annotated[Path, typer.Argument(help="The TOML file to read, or the SQLite file of an earlier release.")],
+    file: Annotated[Path, typer.Argument(help="The TOML file to read.")],
     store: Where = None,
     signing_key: Signing = None,
 ) -> None:
     """Add the decisions in a file, which has no signatures, to the store: import what you trust."""
-    former = file.suffix == FORMER
-    decisions = read_former(file) if former else _settled(read_decisions(file, _options_of))
+    decisions = _settled(read_decisions(file, _options_of))
     catalogue = Catalogue(store, signing_key=signing_key)
     catalogue.add(*watched(decisions, "importing", len(decisions)))
     say(f"{len(decisions)} added to {catalogue.label!r}.")
-    if former:
-        say("Keys have changed since: their graphs are raced once more, with these winners first.")
 
 
 @app.command("forget")

@@ -150,6 +150,18 @@ def raced_rewrites(named: Iterable[str] | None) -> tuple[str, ...]:
     return tuple(dict.fromkeys((*exact, *(named or ()))))
 
 
+def in_keys(names: Iterable[str]) -> list[tuple[str, str | int]] | None:
+    """Return what a decision's key has of the rewrites that its race may try, None if it may try none.
+
+    Those that every race may try are left out, so that a new one forgets no decision. A built-in one that was named has
+    its version; a user's own, whose version may stay when its code changes, a hash of its source too.
+    """
+    known = [(name, find_rewrite(name).version) for name in names if name in BUILT_IN]
+    others = {name: fingerprint([name]) for name in names if name not in BUILT_IN}
+    named = [each for each in known if not BUILT_IN[each[0]].same_function]
+    return [*named, *others.items()] if known or others else None
+
+
 def fingerprint(names: Iterable[str]) -> str:
     """Return a hash of the versions and sources of the rewrites `names`, for the keys of Inductor's caches."""
     parts = [f"{name} {find_rewrite(name).version} {_source_hash(find_rewrite(name))}" for name in names]

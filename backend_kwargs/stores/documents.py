@@ -35,16 +35,22 @@ class RefusedError(ValueError):
     """A document that is not used; the message says why."""
 
 
+class EarlierError(RefusedError):
+    """A document of an earlier release that this one has no use for."""
+
+
 @dataclass(frozen=True, slots=True)
 class Kind(Generic[Body]):
     """What a document is about: the type of its body, the schema, and a further check that raises ValueError.
 
-    A body that `stays` is kept in folders of this machine alone, and never copied to another store.
+    Documents of a schema before `oldest` are refused. A body that `stays` is kept in folders of this machine alone, and
+    never copied to another store.
     """
 
     name: str
     body: type[Body]
     schema: int = 1
+    oldest: int = 1
     check: Callable[[Body], object] = lambda body: None
     stays: Callable[[Body], bool] = lambda body: False
 
@@ -155,6 +161,8 @@ def decoded(
         raise RefusedError(f"it is {inner.kind[:40]} {inner.name[:LONGEST_NAME]!r}")
     _check_signed(kind, sealed, inner, trusted_keys)
     _check_schema(kind, inner)
+    if inner.schema < kind.oldest and not inner.forgotten:
+        raise EarlierError(f"an earlier release of backend-kwargs wrote it (schema {inner.schema})")
     if inner.generation < min_generation:
         raise RefusedError(f"its generation {inner.generation} is before min_generation={min_generation}")
     body = None if inner.forgotten else _body(kind, inner.body)

@@ -12,6 +12,7 @@ from backend_kwargs.stores import Store
 from backend_kwargs.stores.deadlines import AwayError, Limits, Reached
 from backend_kwargs.stores.documents import (
     Document,
+    EarlierError,
     Kind,
     RefusedError,
     decoded,
@@ -241,15 +242,15 @@ def every(
     kind: Kind[Body],
     store: Store,
     prefix: str,
-    tell: Callable[[str], object],
+    refused: Callable[[str, RefusedError], object],
     trusted_keys: Sequence[object] = (),
 ) -> Iterator[Document[Body]]:
-    """Yield the documents of a kind below `prefix`, tombstones too; `tell` is called about those that are refused."""
+    """Yield the documents of a kind below `prefix`, tombstones too; `refused` is called with names and errors."""
     for name, content in store.list(prefix):
         try:
             yield decoded(kind, name, content, trusted_keys)
         except RefusedError as error:
-            tell(f"{printable(name)}: {printable(str(error))}")
+            refused(name, error)
 
 
 def synced(
@@ -277,12 +278,14 @@ def synced(
         yield name, what
 
 
-def _stays(kind: Kind[Any], name: str, content: bytes) -> bool:
+def _why_it_stays(kind: Kind[Any], name: str, content: bytes) -> str:
     try:
         body = decoded(kind, name, content).body
+    except EarlierError as error:
+        return str(error)
     except RefusedError:  # of a newer release's schema, which is copied as it is
-        return False
-    return body is not None and kind.stays(body)
+        return ""
+    return "it is provisional, and stays on its machine" if body is not None and kind.stays(body) else ""
 
 
 def _got(store: Store, name: str, otherwise: bytes | None) -> bytes | None:
@@ -307,8 +310,8 @@ def _compared(
     except RefusedError:
         theirs = None
     if theirs is None or ours.order > theirs.order:
-        if _stays(kind, name, content):
-            return "refused: it is provisional, and stays on its machine"
+        if why := _why_it_stays(kind, name, content):
+            return f"refused: {why}"
         if other is not None and not is_signed(content) and _is_others(target, other):
             return "refused: it is not signed, and what it would replace is"
         return "new" if theirs is None else "newer"

@@ -189,16 +189,6 @@ def open_store(given: str | Store | None = None) -> Store:
     return opened(given).store
 
 
-def former_file() -> Path | None:
-    """Return the file of decisions of an earlier release in the user's data folder, while nothing else is there."""
-    try:
-        folder = Path(default_place().text)
-        file = folder / f"decisions{FORMER}"
-        return file if file.is_file() and not (folder / "decisions").exists() else None
-    except (BackendKwargsError, OSError):
-        return None
-
-
 def _place(given: str) -> Place:
     if found := URL.match(given):
         scheme = found["scheme"].lower()
@@ -237,9 +227,7 @@ def _check_folder(path: str) -> None:
     if os.path.isdir(path):  # noqa: PTH112 - pathlib's raises if it may not look
         return
     if os.path.exists(path):  # noqa: PTH110 - as above
-        command = f"`backend-kwargs decisions import {path} --store FOLDER`"
-        copied = f", and {command} copies what an earlier release kept there" if path.endswith(FORMER) else ""
-        raise BackendKwargsError(f"Store {path!r} is a file, and decisions are kept in a folder: name one{copied}.")
+        raise BackendKwargsError(f"Store {path!r} is a file, and decisions are kept in a folder: name one.")
     if path.endswith(FORMER):
         raise BackendKwargsError(
             f"Store {path!r} does not exist, and is named as the files of earlier releases: decisions are kept in a "

@@ -8,7 +8,7 @@ import sys
 import pytest
 import torch
 
-from backend_kwargs.auto import cache_key, decide
+from backend_kwargs.auto import cache_key
 from backend_kwargs.auto.cache_key import ambient, computation_of, signature, spelled, structure
 from backend_kwargs.auto.machine import machine
 from tests.auto.graphs import chain
@@ -124,16 +124,6 @@ def test_settings_of_the_process_are_part_of_the_key(change, back):
         assert ambient() != before
     finally:
         back()
-
-
-def test_other_candidates_are_another_decision(auto, races, monkeypatch):
-    """The table of steps is part of the key: a release with more steps races again."""
-    auto(chain)(torch.randn(8, 64))
-    torch._dynamo.reset()
-    decide.forget_process()
-    monkeypatch.setattr(decide, "STEPS", decide.STEPS[1:])
-    auto(chain)(torch.randn(8, 64))
-    assert races.count == 2
 
 
 def test_names_of_the_user_are_no_part_of_the_key(auto, races):

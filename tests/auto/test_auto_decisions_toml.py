@@ -136,14 +136,16 @@ def test_import_refuses_what_is_no_number(tmp_path, number):
     ("text", "message"),
     [
         pytest.param("", "has no [decisions.KEY] table.", id="empty"),
-        pytest.param("[decisions.k]", "[decisions.'k'] is not a decision: a key has 64 hexadecimal digits.", id="key"),
         pytest.param(
-            f"[decisions.{KEY}]\ngraph = 1",
+            "schema = 2\n[decisions.k]", "[decisions.'k'] is not a decision: a key has 64 hexadecimal digits.", id="key"
+        ),
+        pytest.param(
+            f"schema = 2\n[decisions.{KEY}]\ngraph = 1",
             f"[decisions.{KEY}] is not a decision: Expected `str`, got `int` - at `$.graph`.",
             id="types",
         ),
         pytest.param(
-            f"[decisions]\n{KEY} = 1",
+            f"schema = 2\n[decisions]\n{KEY} = 1",
             f"[decisions.{KEY}] is not a decision: 'int' object is not iterable.",
             id="no table",
         ),
@@ -283,6 +285,7 @@ def test_the_whole_file(tmp_path):
     assert (tmp_path / "d.toml").read_text() == (
         "# Decisions of tmpl-inductor:auto. `backend-kwargs decisions import` adds them to a store;\n"
         "# `load_templates` reads each winner as a template.\n"
+        "schema = 2\n"
         f'\n["templates"."auto-{KEY[:12]}"]\n"summary" = "cudagraphs for 3 ops"\n'
         f'\n["templates"."auto-{KEY[:12]}"."options"]\n"triton.cudagraphs" = true\n"x" = 1\n'
         f'\n["decisions"."{KEY}"]\n"graph" = "graph"\n"winner" = "cudagraphs"\n"compiler" = ""\n{plain}'

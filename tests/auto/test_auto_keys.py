@@ -4,7 +4,7 @@
 """
 
 from contextlib import contextmanager, nullcontext
-from dataclasses import fields
+from dataclasses import fields, replace
 
 import pytest
 import torch
@@ -12,10 +12,12 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import symbolic_trace
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from backend_kwargs.auto import cache_key, decide, machine
+from backend_kwargs.auto import cache_key, candidates, decide, machine
 from backend_kwargs.auto.request import Request, Tools
 from backend_kwargs.auto.settings import RaceSettings
 from backend_kwargs.backends import CapturedGraph, declared
+from backend_kwargs.rewrites import table
+from backend_kwargs.rewrites.table import Rewrite
 from tests.auto.graphs import chain
 
 X = torch.randn(8, 64)
@@ -279,34 +281,63 @@ def test_a_key_begins_with_its_computation():
     assert len(asked["key"]) == 64
 
 
+def known(name, *, ours=False, **changed):
+    """Return what makes a rewrite known, as one of ours or a user's own, or what changes one that is."""
+
+    def change(patch):
+        row = replace(table.BUILT_IN.get(name) or Rewrite("", patterns=print), **changed)
+        if ours or name in table.BUILT_IN:
+            patch.setattr(table, "BUILT_IN", {**table.BUILT_IN, name: row})
+            patch.setattr(table, "_REWRITES", replace(table._REWRITES, built_in=table.BUILT_IN))
+            patch.setattr(table, "find_rewrite", table._REWRITES.find)
+        else:
+            patch.setitem(table._registered, name, row)
+
+    return change
+
+
 @pytest.mark.parametrize(
     "change",
     [
-        pytest.param(lambda patch: patch.setattr(decide, "STEPS", decide.STEPS[1:]), id="steps"),
-        pytest.param(
-            lambda patch: patch.setattr(decide, "fingerprint", lambda names: "other"), id="source of a rewrite"
-        ),
+        pytest.param(known("packed", version=2), id="version of a rewrite that is named"),
+        pytest.param(known("mine", patterns=lambda passes: None), id="source of a user's own"),
+        pytest.param(known("mine", version=2), id="version of a user's own"),
         pytest.param(
             lambda patch: patch.setattr(declared, "installed_version", lambda name: "0"), id="release of a compiler"
         ),
     ],
 )
-def test_what_a_race_would_try(monkeypatch, change):
-    """The table of steps, the sources of rewrites and the releases of other compilers, alone."""
-    given = {"rewrites": ("packed",), "candidates": ["tmpl-tvm"]}
+@pytest.mark.parametrize("option", ["rewrites", "candidates"])
+def test_what_a_race_would_try(monkeypatch, option, change):
+    """Versions of rewrites that are named, sources of a user's own, and releases of other compilers, alone."""
+    known("mine")(monkeypatch)
+    given = {"rewrites": (), "candidates": ["tmpl-tvm"]}
+    given[option] = [*given[option], "packed", "mine"]
     before = keys(**given)
     change(monkeypatch)
     assert differing(before, keys(**given)) == ALL
 
 
-def test_the_text_of_a_step_stays():
-    """A key has all of a step: another text races every graph again."""
-    (step,) = [step for step in decide.STEPS if step.name == "padded"]
-    assert cache_key.spelled([step]) == (
-        "[RaceCandidate(name='padded', options={'force_shape_pad': True}, can_gain=<function <lambda> at >, over=True, "
-        "without=(), shares={'unaligned': 0.3}, costs=Costs(compiles=1.0, op_s=0.0, product_s=0.0, "
-        "norm_s=0.0), effort='quick', rank=1, saved_s=0.0, gain=None, compiler='')]"
-    )
+@pytest.mark.parametrize(
+    "change",
+    [
+        pytest.param(known("new", ours=True), id="another rewrite"),
+        pytest.param(known("attention", version=2), id="version of one that every race may try"),
+        pytest.param(lambda patch: patch.setattr(table, "_module_text", lambda module: "other"), id="source of ours"),
+        pytest.param(lambda patch: patch.setattr(candidates, "STEPS", candidates.STEPS[1:]), id="steps"),
+        pytest.param(lambda patch: patch.setattr(candidates, "PRODUCT_S", 9.0), id="estimate"),
+    ],
+)
+def test_what_forgets_no_decision(monkeypatch, change):
+    """Another step or rewrite of ours, their code, and what they are expected to cost are in no key."""
+    before = keys(rewrites=table.raced_rewrites(("packed",)))
+    change(monkeypatch)
+    assert keys(rewrites=table.raced_rewrites(("packed",))) == before
+
+
+def test_no_rewrites_are_another_question():
+    """What was decided where none may be tried is not what is decided where those of every race may."""
+    assert differing(keys(rewrites=()), keys(rewrites=table.raced_rewrites(None))) == ALL
 
 
 def test_the_card_of_a_graph_is_its_inputs():

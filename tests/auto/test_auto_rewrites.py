@@ -146,15 +146,6 @@ def test_a_stored_decision_is_followed(store, winner, expected, options, followe
     assert (graph.race.winner == winner) is followed
 
 
-def test_another_version_is_raced_anew(store, monkeypatch):
-    """A rewrite with another version is raced again."""
-    raced()
-    monkeypatch.setattr(decide, "fingerprint", lambda names: f"other {names}")
-    decide.forget_process()
-    raced()
-    assert len(Catalogue(store).all()) == 2
-
-
 def raising(stats):
     raise ZeroDivisionError("no reason")
 

@@ -76,21 +76,21 @@ def test_a_lock_is_sorted(tmp_path):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        pytest.param("version = 2\n", "Lock {path!r} has version 2, not 1: update backend-kwargs.", id="newer"),
-        pytest.param("version = 0\n", "Lock {path!r} has version 0, not 1: pin again.", id="older"),
+        pytest.param("version = 3\n", "Lock {path!r} has version 3, not 2: update backend-kwargs.", id="newer"),
+        pytest.param("version = 1\n", "Lock {path!r} has version 1, not 2: pin again.", id="older"),
         pytest.param(
-            'version = 1\n[machine]\n[kernel.01]\nkernel = ""\n',
+            'version = 2\n[machine]\n[kernel.01]\nkernel = ""\n',
             "{path!r} is not a lock: Object contains unknown field `kernel`.",
             id="a table's name misspelt",
         ),
         pytest.param("", "{path!r} is not a lock: Object missing required field `version`.", id="empty"),
         pytest.param(
-            'version = 1\n[machine]\n[kernels.01]\nkernel = 3\ninputs = []\noutput = ""\nof = 2\n',
+            'version = 2\n[machine]\n[kernels.01]\nkernel = 3\ninputs = []\noutput = ""\nof = 2\n',
             "{path!r} is not a lock: Expected `str`, got `int` - at `$.kernels[...].kernel`.",
             id="wrong type",
         ),
         pytest.param(
-            'version = 1\n[machine]\n[decisions.a]\ngraph = ""\nwinner = "x"\n[decisions.a.options]\n'
+            'version = 2\n[machine]\n[decisions.a]\ngraph = ""\nwinner = "x"\n[decisions.a.options]\n'
             "x = [[[[[[[[[1]]]]]]]]]\n",
             "{path!r} is not a lock: options must be at most 8 levels deep.",
             id="deep",

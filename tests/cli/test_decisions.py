@@ -3,18 +3,17 @@
 import json
 from dataclasses import replace
 from datetime import datetime
-from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
 from backend_kwargs.auto.decisions_toml import write_decisions
-from backend_kwargs.auto.store import Catalogue, name_of
+from backend_kwargs.auto.store import KIND, Catalogue, name_of
 from backend_kwargs.cli import app
 from backend_kwargs.errors import BackendKwargsError
 from backend_kwargs.fleet.units import Result, Unit, document_of, written
 from backend_kwargs.page import read_document
-from backend_kwargs.stores.documents import is_forgotten, is_signed
+from backend_kwargs.stores.documents import Document, encoded, is_forgotten, is_signed
 from backend_kwargs.stores.opening import open_store
 from backend_kwargs.stores.signing import public_key
 from tests.auto.graphs import MADE
@@ -118,6 +117,24 @@ def test_a_store_that_does_not_exist(tmp_path, monkeypatch, arguments):
         f"Store {store!r} does not exist: compile with tmpl-inductor:auto and store={store!r}, or name another one."
     )
     assert not [*tmp_path.iterdir()]
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        pytest.param(
+            [FIRST], ["Not listed: 2 decisions of an earlier release, whose keys no graph has now."], id="others"
+        ),
+        pytest.param([], ["2 decisions of an earlier release, whose keys no graph has now."], id="nothing else"),
+    ],
+)
+def test_decisions_of_an_earlier_release_are_counted(folder, given, said):
+    """They are not listed, since no graph has their keys; those that were forgotten are not counted."""
+    store, earlier = folder(*given), replace(KIND, schema=1, oldest=1)
+    for each, body in ((SECOND, SECOND), (THIRD, THIRD), (TWIN, None)):
+        open_store(str(store)).put(name_of(each), encoded(earlier, Document(name_of(each), body)))
+    told = [line for line in run("list", "--store", store) if "earlier release" in line]
+    assert (told, len(winners(store))) == (said, len(given))
 
 
 def test_the_whole_of_a_decision(folder):
@@ -245,16 +262,6 @@ def test_an_import_is_signed(key, folder, tmp_path):
     store = tmp_path / "store"
     assert run("import", tmp_path / "d.toml", "--store", store, "--signing-key", private) == [f"1 added to '{store}'."]
     assert [each.winner for each in Catalogue(store, trusted_keys=[public_key(public)]).all()] == ["cudagraphs"]
-
-
-def test_a_file_of_an_earlier_release(tmp_path):
-    """Its decisions are added, with a word on what they are good for."""
-    file = Path(__file__).parent.parent / "written_before" / "decisions.sqlite"
-    assert run("import", file, "--store", tmp_path / "store") == [
-        f"2 added to '{tmp_path / 'store'}'.",
-        "Keys have changed since: their graphs are raced once more, with these winners first.",
-    ]
-    assert len(Catalogue(tmp_path / "store").all()) == 2
 
 
 # ---- forget

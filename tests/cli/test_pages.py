@@ -5,11 +5,13 @@ from pathlib import Path
 
 import pytest
 
-from backend_kwargs.auto.former import read_former
 from backend_kwargs.auto.store import Catalogue
+from backend_kwargs.facts.decision import Decision, RaceRow
+from backend_kwargs.interval import Interval
 from backend_kwargs.page import read_document, to_html, to_json
 from backend_kwargs.page.document import Document, Row, Speedups
 from tests import forks
+from tests.auto.graphs import MADE
 
 WRITTEN = Path(__file__).parent.parent / "written_before"
 FACTORY = """
@@ -20,6 +22,11 @@ def build():
     return torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.GELU()).eval(), (torch.randn(4, 8),)
 """
 SMALL = ("compare", "model.py:build", "--backends", "eager,aot_eager", "--rounds", "2")
+ROWS = (
+    RaceRow("eager", seconds=2.1e-5),
+    RaceRow("default", seconds=1e-5, speedup=Interval(2.1, 2.0, 2.2), against="eager", won=True),
+)
+RACED = Decision("12fc" * 16, "12fc" * 4, "default", rows=ROWS, machine={"cpu": "AVX2"}, facts="4 ops, 1 reduction")
 OLD = Document(
     title="old",
     speedups=(Speedups(over="eager", rows=(Row(name="eager", note="baseline"), Row(name="gone", won=True))),),
@@ -30,7 +37,7 @@ OLD = Document(
 def folder(tmp_path):
     """A folder with a model, a store, and an older page and its data."""
     (tmp_path / "model.py").write_text(FACTORY, encoding="utf-8")
-    Catalogue(tmp_path / "store").add(*read_former(WRITTEN / "decisions.sqlite"))
+    Catalogue(tmp_path / "store").add(MADE, RACED)
     (tmp_path / "old.html").write_text(to_html(OLD), encoding="utf-8")
     (tmp_path / "old.json").write_bytes(to_json(OLD))
     return tmp_path

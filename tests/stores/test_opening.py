@@ -8,14 +8,11 @@ from urllib.parse import urlsplit
 import pytest
 
 from backend_kwargs import BackendKwargsError, make_backend
-from backend_kwargs.auto.store import Catalogue, tell_of_former
+from backend_kwargs.auto.store import Catalogue
 from backend_kwargs.backend import Backend
 from backend_kwargs.cli.arguments import backend_from_text
-from backend_kwargs.errors import BackendKwargsWarning, warn_once
 from backend_kwargs.stores import opening, redis
-from backend_kwargs.stores.deadlines import Limits
 from backend_kwargs.stores.folder import Folder
-from backend_kwargs.stores.layered import reached
 from backend_kwargs.stores.opening import (
     check_store,
     default_place,
@@ -81,7 +78,6 @@ def test_a_missing_client_library_is_an_error_at_once(monkeypatch, given, packag
 
 
 NOT_A_FOLDER = "is a file, and decisions are kept in a folder: name one"
-COPIES = "copies what an earlier release kept there"
 MISSING = "does not exist, and is named as the files of earlier releases: decisions are kept in a folder now, such as"
 
 
@@ -93,7 +89,7 @@ MISSING = "does not exist, and is named as the files of earlier releases: decisi
         pytest.param(
             "x.sqlite",
             True,
-            f"{NOT_A_FOLDER}, and `backend-kwargs decisions import x.sqlite --store FOLDER` {COPIES}.",
+            f"{NOT_A_FOLDER}.",
             id="of an earlier release",
         ),
         pytest.param("x.sqlite", False, f"{MISSING} 'x'.", id="missing"),
@@ -131,35 +127,6 @@ def test_the_default_is_the_users_own(monkeypatch, tmp_path):
     monkeypatch.delenv("BACKEND_KWARGS_STORE")
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
     assert (default_place().text, default_place().private) == (str(tmp_path / "backend_kwargs"), True)
-
-
-def test_the_file_of_an_earlier_release_is_found(monkeypatch, tmp_path):
-    """As long as nothing has been decided by this one."""
-    monkeypatch.delenv("BACKEND_KWARGS_STORE")
-    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
-    assert opening.former_file() is None
-    (tmp_path / "backend_kwargs").mkdir()
-    (tmp_path / "backend_kwargs" / "decisions.sqlite").touch()
-    assert opening.former_file() == tmp_path / "backend_kwargs" / "decisions.sqlite"
-    (tmp_path / "backend_kwargs" / "decisions").mkdir()
-    assert opening.former_file() is None
-
-
-def test_what_is_said_of_the_file_of_an_earlier_release(monkeypatch, tmp_path):
-    """The command that copies it, and nothing where there is none."""
-    monkeypatch.delenv("BACKEND_KWARGS_STORE")
-    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
-    warn_once.cache_clear()
-    tell_of_former(reached(None), Limits(60.0, 60.0))
-    file = tmp_path / "backend_kwargs" / "decisions.sqlite"
-    file.parent.mkdir()
-    file.touch()
-    with pytest.warns(BackendKwargsWarning) as caught:
-        tell_of_former(reached(None), Limits(60.0, 60.0))
-    assert str(caught.pop().message) == (
-        f"Decisions of an earlier release in '{file}' are not read; `backend-kwargs decisions import {file}` copies "
-        "them."
-    )
 
 
 # ---- passwords
