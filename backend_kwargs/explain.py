@@ -132,7 +132,7 @@ def verdict(backend: Backend) -> Verdict:
         (limit,) = error.args
         return Verdict("cannot", limit.reason, limit.remedy)
     asking = {n for n, v in backend.options.items() if v is not False and not same(backend.option(n).default, v)}
-    lacking = [limit for name, limit in backend.limits().items() if limit.remedy and name in asking]
+    lacking = [limit for name, limit in backend.limits().items() if limit.of_machine and name in asking]
     reasons = [*fallbacks, *lacking]
     if not reasons:
         return Verdict("works")

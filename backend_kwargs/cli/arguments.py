@@ -1,7 +1,8 @@
 """Arguments that several commands share, and the conversion of their text to values."""
 
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import Annotated, Literal
 
 import typer
@@ -10,8 +11,9 @@ from backend_kwargs.backend import Backend, find_backend
 from backend_kwargs.errors import BackendKwargsError, BrokenPluginError, warn_once
 from backend_kwargs.explain import Verdict, verdict
 from backend_kwargs.harness.modules import spec_of
+from backend_kwargs.options.catalogue import inductor_options
 from backend_kwargs.options.option import convert
-from backend_kwargs.options.requirements import CannotWorkError
+from backend_kwargs.options.requirements import DYNAMO_BACKENDS, CannotWorkError, limits
 from backend_kwargs.options.spec import split_assignment
 from backend_kwargs.registry import make_backend
 
@@ -42,6 +44,26 @@ def assigned(assignments: Iterable[str] | None) -> dict[str, str]:
 def backend_from_text(spec: str, options: dict[str, str]) -> Backend:
     """Make a backend from options given as text; `spec` may also be "file.py:function"."""
     return make_backend(spec_of(spec)).bind("command line", options, convert)
+
+
+@contextmanager
+def options_alone() -> Iterator[None]:
+    """Let a command that compiles nothing read Inductor's options without dynamo: three seconds sooner."""
+    from backend_kwargs.torch_internals.inductor_config import config_alone
+
+    with config_alone() as alone:
+        inductor_options()
+    try:
+        yield
+    finally:
+        if alone:  # their types name classes that are loaded again
+            inductor_options.cache_clear()
+
+
+def judged_by_name(name: str) -> Verdict:
+    """Return the verdict on a backend of dynamo's by what is known of its name: it is not loaded."""
+    lacking = limits(name, DYNAMO_BACKENDS.get(name, ()))
+    return Verdict("cannot", lacking[0].reason, lacking[0].remedy) if lacking else Verdict("works")
 
 
 def judged(spec: str, **options: object) -> tuple[Verdict, str]:

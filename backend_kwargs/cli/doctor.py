@@ -3,17 +3,18 @@
 from dataclasses import asdict
 
 from backend_kwargs.backends.others import COMPILERS
-from backend_kwargs.cli.arguments import AsJson, judged
-from backend_kwargs.cli.console import print_json, print_table
+from backend_kwargs.cli.arguments import AsJson, judged, judged_by_name, options_alone
+from backend_kwargs.cli.console import print_json, print_table, say
 from backend_kwargs.explain import Verdict, precision_verdict
 from backend_kwargs.options.precisions import PRECISIONS
-from backend_kwargs.options.requirements import DYNAMO_BACKENDS, limits, machine
+from backend_kwargs.options.requirements import DYNAMO_BACKENDS, Machine, limits, machine
 from backend_kwargs.options.spec import join_candidate
 from backend_kwargs.registry import PLAIN, list_templates
 
 
+@options_alone()
 def show(json: AsJson = False) -> None:
-    """Show what this machine has, what works on it (templates, backends, precisions), and how to make the rest work."""
+    """Show what this machine has, what works on it, how to make the rest work, and whether it is ready to compile."""
     facts = machine().facts() | {each.library: each(each.registered).installed() for each in COMPILERS}
     templates = {name: judged(f"{PLAIN}:{name}")[0] for name in list_templates()}
     backends = {
@@ -21,12 +22,13 @@ def show(json: AsJson = False) -> None:
         for each in COMPILERS
         for options in each.variants
     }
-    backends |= {f"dynamo:{name}": _of_dynamo(name) for name in DYNAMO_BACKENDS}
+    backends |= {f"dynamo:{name}": judged_by_name(name) for name in DYNAMO_BACKENDS}
     precisions = {name: precision_verdict(name, machine()) for name in PRECISIONS}
+    ready = _ready(machine())
     if json:
         judged_here = {"templates": templates, "backends": backends, "precisions": precisions}
         data = {kind: {name: asdict(v) for name, v in verdicts.items()} for kind, verdicts in judged_here.items()}
-        return print_json({"machine": facts, **data})
+        return print_json({"ready": asdict(ready), "machine": facts, **data})
     print_table(("part", "found"), facts.items(), "machine")
     for title, verdicts in (
         (f"templates, as {PLAIN}:NAME", templates),
@@ -35,9 +37,10 @@ def show(json: AsJson = False) -> None:
     ):
         rows = [(name, v.word, v.reason, v.remedy) for name, v in verdicts.items()]
         print_table(("name", "verdict", "because", "to change it"), rows, title)
+    say(f"ready: {ready}" + (f"; {ready.remedy}" if ready.remedy else ""))
 
 
-def _of_dynamo(name: str) -> Verdict:
-    """Return the verdict on a backend of dynamo's without loading it."""
-    lacking = limits(name, DYNAMO_BACKENDS[name])
-    return Verdict("cannot", lacking[0].reason, lacking[0].remedy) if lacking else Verdict("works")
+def _ready(here: Machine) -> Verdict:
+    """Return whether torch.compile works here with its defaults."""
+    lacking = limits("torch.compile", ("triton",) if here.gpu else ("cxx",), here=here)
+    return Verdict("no", lacking[0].reason, lacking[0].remedy) if lacking else Verdict("yes")

@@ -1,22 +1,27 @@
 """`backend-kwargs list`: every backend and template, and whether each can work here."""
 
 import re
+from collections.abc import Iterator
+from importlib.metadata import entry_points
+from importlib.util import find_spec
 
 from backend_kwargs.backend import OURS
-from backend_kwargs.cli.arguments import AsJson, judged
+from backend_kwargs.backends.others import FORMER
+from backend_kwargs.cli.arguments import AsJson, judged, judged_by_name, options_alone
 from backend_kwargs.cli.console import print_json, print_table
 from backend_kwargs.explain import Verdict
 from backend_kwargs.options.requirements import DYNAMO_BACKENDS
-from backend_kwargs.registry import PLAIN, list_backends, list_templates
+from backend_kwargs.registry import PLAIN, list_templates
+from backend_kwargs.torch_internals.backend_sources import own_backends
 
 FOR_TESTS = re.compile("_TESTING_ONLY$|minifier")  # backends with which torch tests and debugs itself
 
 
+@options_alone()
 def show(json: AsJson = False) -> None:
     """List backends and templates, each with one line, and whether each can work here."""
-    hidden = [f"dynamo:{name}" for name in DYNAMO_BACKENDS if name in OURS]
-    names = [name for name in [*hidden, *list_backends()] if not FOR_TESTS.search(name)]
-    backends = [_row(name, name) for name in names if not name.startswith(f"{PLAIN}:")]
+    backends = [*(_row(name, name) for name in sorted(OURS)), *_others()]
+    backends.sort(key=lambda row: row["name"])
     templates = [_row(name, f"{PLAIN}:{name}") for name in list_templates()]
     if json:
         return print_json({"backends": backends, "templates": templates})
@@ -25,6 +30,25 @@ def show(json: AsJson = False) -> None:
         print_table(("name", "works here", "summary"), cells, title)
 
 
+def _others() -> Iterator[dict[str, str]]:
+    """Yield a row for each backend of dynamo's and of other packages, none of which is loaded."""
+    docs = {name: doc or f"{name}, as dynamo has it" for name, doc in own_backends().items()}
+    plugins = {each.name: each for each in entry_points(group="torch_dynamo_backends")}
+    for name in {*docs, *plugins} - {f"tmpl-{name}" for name in FORMER}:
+        ours = name in OURS or name.startswith(f"{PLAIN}:")
+        if FOR_TESTS.search(name) or (ours and name not in DYNAMO_BACKENDS):
+            continue
+        verdict = judged_by_name(name)
+        if (plugin := plugins.get(name)) and not ours:
+            docs[name] = f"{plugin.value}, not loaded"
+            if verdict.word == "works" and find_spec(plugin.module.partition(".")[0]) is None:
+                verdict = Verdict("cannot", f"{plugin.module} is not importable")
+        yield _as_row(f"dynamo:{name}" if ours else name, verdict, docs.get(name, ""))
+
+
 def _row(name: str, spec: str) -> dict[str, str]:
-    works, summary = judged(spec)
+    return _as_row(name, *judged(spec))
+
+
+def _as_row(name: str, works: Verdict, summary: str) -> dict[str, str]:
     return {"name": name, "works": works.word, "why": works.reason, "summary": summary}

@@ -85,7 +85,7 @@ class Requirement:
 
     met: Callable[[Machine], bool]
     reason: str
-    remedy: str
+    remedy: str = ""  # what can be done on this machine
 
 
 Need = str | Requirement  # a requirement, or the name of one in REQUIREMENTS
@@ -128,7 +128,6 @@ REQUIREMENTS: Mapping[str, Requirement] = MappingProxyType(
         "gpu": Requirement(
             lambda m: m.gpu is not None,
             "no CUDA GPU is visible",
-            "run on a machine with an NVIDIA GPU, with a CUDA build of torch",
         ),
         "triton": Requirement(
             lambda m: m.triton, "Triton does not work on this GPU", "install the triton of this torch"
@@ -136,12 +135,10 @@ REQUIREMENTS: Mapping[str, Requirement] = MappingProxyType(
         "large_gpu": Requirement(
             lambda m: m.hip or m.sms >= LEAST_SMS,
             f"the GPU has fewer than {LEAST_SMS} multiprocessors, Inductor's least for GEMM templates",
-            "run on a larger GPU",
         ),
         "tma": Requirement(
             lambda m: m.capability >= (9, 0) and m.triton_tma,
             "the GPU has no tensor memory accelerator (compute capability 9.0 and up), or Triton no support for it",
-            "run on a Hopper GPU or a later one",
         ),
         "cutlass": Requirement(
             lambda m: m.cutlass is not None,
@@ -156,17 +153,14 @@ REQUIREMENTS: Mapping[str, Requirement] = MappingProxyType(
         "bf16_unit": Requirement(
             lambda m: m.capability >= (8, 0) or m.hip or "bf16" in m.cpu_dtypes,
             "neither the GPU nor the CPU has instructions for bfloat16 products",
-            "run on a GPU of compute capability 8.0 and up, or a CPU with AVX-512 BF16 or AMX",
         ),
         "fp16_unit": Requirement(
             lambda m: m.capability >= (7, 0) or m.hip or "fp16" in m.cpu_dtypes,
             "neither the GPU nor the CPU has instructions for float16 products",
-            "run on a GPU of compute capability 7.0 and up, or a CPU with AMX-FP16",
         ),
         "fp8": Requirement(
             lambda m: m.capability >= (8, 9) and not m.hip,
             "no GPU has instructions for float8 products (compute capability 8.9 and up)",
-            "run on an Ada or Hopper GPU or a later one",
         ),
         "nvcc": Requirement(
             lambda m: m.nvcc is not None, "nvcc is not found", "install the CUDA toolkit, or set CUDACXX"
@@ -178,16 +172,20 @@ REQUIREMENTS: Mapping[str, Requirement] = MappingProxyType(
 
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """Why `subject` has no full effect here, how to change that, and the fallback; "" if there is none."""
+    """Why `subject` has no full effect here, how to change that, and the fallback; "" if there is none.
+
+    `of_machine`: the machine lacks something, whatever the other options are.
+    """
 
     subject: str
     reason: str
     remedy: str
     otherwise: str = ""
+    of_machine: bool = False
 
     def __str__(self) -> str:
-        fully = "act fully" if self.otherwise else "work"
-        return f"{self.subject} cannot {fully} here: {self.reason}; {self.otherwise or self.remedy}."
+        fully, then = "act fully" if self.otherwise else "work", self.otherwise or self.remedy
+        return f"{self.subject} cannot {fully} here: {self.reason}{f'; {then}' if then else ''}."
 
 
 class CannotWorkError(BackendKwargsError):
@@ -313,7 +311,7 @@ def limits_of_options(
 ) -> dict[str, Limit]:
     """Return the reason for each of `options` that has no effect: what `machine` lacks, else the other options.
 
-    Only missing properties of the machine have a remedy. `default` returns the value of an option that is not set.
+    `default` returns the value of an option that is not set.
     """
 
     def value(name: str) -> object:
@@ -323,7 +321,7 @@ def limits_of_options(
     for name in options:
         own = [rule for rule in rules if fnmatchcase(name, rule.options)]
         if lacking := _lacking(own, value, machine):
-            reasons[name] = Limit(f"Option {name!r}", lacking[0].reason, lacking[0].remedy)
+            reasons[name] = Limit(f"Option {name!r}", lacking[0].reason, lacking[0].remedy, of_machine=True)
         elif reason := next(filter(None, (rule.unless(value) for rule in own)), ""):
             reasons[name] = Limit(f"Option {name!r}", reason, "")
     return reasons

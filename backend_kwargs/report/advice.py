@@ -5,9 +5,12 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from backend_kwargs.auto.reporting import calls_itself
-from backend_kwargs.report.graphs import Graph, number, seconds_of, times
+from backend_kwargs.compile_records import RACED
+from backend_kwargs.report.graphs import Code, Graph, number, seconds_of, times
 
 SLOW_S = 30.0
+INSTEAD_OF_CACHE = "accept that, or ship an ahead-of-time package, CompileConfig(kind='aoti')"
+ALIKE = 4  # calls of one fused kernel in a graph
 COMPILE_ID = re.compile(r"^\d+/\d+(?:_\d+)?: ")
 SIZE_CHANGED = "{name}.size({dim}) changed {times}"
 # Not dynamic=True: a dynamic size is at least 2.
@@ -60,7 +63,7 @@ RECOMPILES: tuple[tuple[re.Pattern[str], str, str], ...] = (
 )
 SKIPS: tuple[tuple[re.Pattern[str], str], ...] = (
     (re.compile("mutat"), "write to no input in place: return the new value, or store it in a buffer of the module"),
-    (re.compile("no tensor"), "run on a GPU"),
+    (re.compile("no tensor"), "leave them out here: they replay work of a GPU alone"),
     (re.compile("cpu|multiple devices"), "put every tensor of the graph on one GPU"),
     (re.compile("dynamic|symbolic"), "torch.compile(..., dynamic=False) if there are few shapes"),
 )
@@ -137,15 +140,32 @@ def _cudagraphs_advice(graphs: Sequence[Graph]) -> Iterator[str]:
 def _slow_advice(graphs: Sequence[Graph]) -> Iterator[str]:
     cacheable = [graph for graph in graphs if "reproducible" not in graph.options]  # what is pinned never is
     for why in dict.fromkeys(graph.cache for graph in cacheable if graph.cache.startswith("bypass")):
-        yield f"cache {why}: each process compiles again -> leave out what cannot be cached"
-    seconds = seconds_of(graphs)
+        later_s = sum(map(_later_s, (graph for graph in cacheable if graph.cache == why)))
+        yield f"cache {why}: each later process compiles again, {later_s:.1f} s -> {INSTEAD_OF_CACHE}"
+    seconds, races = seconds_of(graphs), (graph.race for graph in graphs if graph.cache == RACED)
+    raced = sum(race.seconds for race in races if race)
     if seconds < SLOW_S:
+        return
+    if raced > seconds / 2:
+        yield f"{seconds:.0f} s of compiling, {raced:.0f} s of them races -> a smaller budget_s, or tune ahead"
         return
     tuning = [name for name in TUNING if any(graph.options.get(name) for graph in graphs)]
     if tuning:
         yield f"{seconds:.0f} s of compiling under {', '.join(tuning)} -> 'tmpl-inductor:fast_compile' while developing"
-    else:
-        yield f"{seconds:.0f} s of compiling -> torch.compiler.nested_compile_region on a block that repeats"
+    elif any(_repeats(code) for graph in graphs for code in graph.codes):
+        yield f"{seconds:.0f} s of compiling -> torch.compiler.nested_compile_region on the block that repeats"
+
+
+def _later_s(graph: Graph) -> float:
+    """Return what another process pays to compile a graph that is in no cache: of a race, for the winner alone."""
+    won = next((row for row in graph.race.rows if row.won), None) if graph.race else None
+    return won.compile_s if won else graph.seconds
+
+
+def _repeats(code: Code) -> bool:
+    """Return whether generated code calls a fused kernel so often that blocks of the model are alike."""
+    names = (name for kind, names in code.kernels.items() if kind != "extern" for name in names)
+    return any(len(re.findall(rf"\b{re.escape(name)}(?:\.run)?\(", code.source)) >= ALIKE for name in names)
 
 
 def _tuning_advice(graphs: Sequence[Graph]) -> Iterator[str]:

@@ -1,10 +1,12 @@
 """The table of Inductor's options: types, defaults, environment variables, aliases; and their values for a while."""
 
+import sys
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from functools import cache
 from importlib import import_module
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from torch.utils._config_module import _UNSET_SENTINEL as UNSET
@@ -24,6 +26,28 @@ def entries(module: str = INDUCTOR) -> "Mapping[str, _ConfigEntry]":
     of this one), `env_value_force`, `env_value_default`, and from torch 2.12 `deprecated`, `deprecation_message`.
     """
     return import_module(module)._config  # type: ignore[no-any-return]
+
+
+@contextmanager
+def config_alone() -> Iterator[bool]:
+    """Let Inductor's config be imported without the package that it is in, which imports dynamo and takes seconds.
+
+    Gives whether it is. Not beside other threads: they would import from an empty package. Afterwards it is not loaded.
+    """
+    package, _, _ = INDUCTOR.rpartition(".")
+    if package in sys.modules:
+        yield False
+        return
+    import torch
+
+    empty = ModuleType(package)
+    empty.__path__ = [str(Path(torch.__file__).parent / "_inductor")]
+    sys.modules[package] = empty
+    try:
+        yield True
+    finally:
+        for name in [name for name in sys.modules if name == package or name.startswith(f"{package}.")]:
+            del sys.modules[name]
 
 
 def target_of(entry: "_ConfigEntry") -> "_ConfigEntry":

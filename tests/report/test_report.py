@@ -21,7 +21,7 @@ from torch.nn.parallel import DistributedDataParallel
 import backend_kwargs as bk
 from backend_kwargs import compile_records
 from backend_kwargs.report import Ran
-from backend_kwargs.report.advice import advice_on
+from backend_kwargs.report.advice import INSTEAD_OF_CACHE, advice_on
 from backend_kwargs.report.ran import RETURNED, UNKNOWN
 
 pytestmark = pytest.mark.usefixtures("fresh_dynamo")
@@ -259,9 +259,8 @@ def test_bypassed_cache_is_told_with_its_reason():
 
     found = bk.report(_compiled(uncached, (torch.ones(8),), options={"fx_graph_cache": False}))
     assert found.graphs[0].cache == "bypass: FX graph cache is not enabled"
-    assert found.advice == (
-        "cache bypass: FX graph cache is not enabled: each process compiles again -> leave out what cannot be cached",
-    )
+    again = f"each later process compiles again, {found.graphs[0].seconds:.1f} s"
+    assert found.advice == (f"cache bypass: FX graph cache is not enabled: {again} -> {INSTEAD_OF_CACHE}",)
     pinned = replace(found.graphs[0], options={"reproducible": "pinned", "lock": "k.lock"})
     assert [*advice_on([pinned])] == []  # a lock's graphs are never cached
 
@@ -336,7 +335,9 @@ def test_skipped_cudagraphs_are_told():
     with pytest.warns(bk.BackendKwargsWarning):
         found = bk.report(_compiled(plus, (torch.ones(8),), spec="tmpl-inductor:cudagraphs"))
     assert found.graphs[0].codes[0].cudagraphs == "skipped: no tensor is on a GPU"
-    assert found.advice == ("CUDA graphs skipped: no tensor is on a GPU -> run on a GPU",)
+    assert found.advice == (
+        "CUDA graphs skipped: no tensor is on a GPU -> leave them out here: they replay work of a GPU alone",
+    )
 
 
 class _Twice(torch.nn.Module):

@@ -24,7 +24,7 @@ AUTOTUNED_BACKENDS = ("max_autotune_gemm_backends", "max_autotune_conv_backends"
 def aten_where_alone(config: Options, here: Machine) -> dict[str, str]:
     """Return the lists of GEMM backends with ATen added, if none of the requested kernel generators works here."""
     limits = limits_of_options(config, lambda name: inductor_option(name).default, here)
-    alone = (limit := limits.get("max_autotune_gemm_backends")) and limit.remedy  # if the machine has no generator
+    alone = (limit := limits.get("max_autotune_gemm_backends")) and limit.of_machine  # no generator
     return _with_aten(_without_aten(config)) if alone else {}
 
 

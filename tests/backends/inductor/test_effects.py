@@ -203,10 +203,7 @@ def test_strict_does_not_fall_back():
     """With `strict=True` the template raises when the backend is created."""
     with pytest.raises(bk.BackendKwargsError) as error:
         bk.make_backend("tmpl-inductor:triton", strict=True)
-    assert str(error.value) == (
-        "Template 'triton' cannot work here: no CUDA GPU is visible; "
-        "run on a machine with an NVIDIA GPU, with a CUDA build of torch."
-    )
+    assert str(error.value) == ("Template 'triton' cannot work here: no CUDA GPU is visible.")
 
 
 @on_cpu
