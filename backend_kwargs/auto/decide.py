@@ -23,8 +23,9 @@ from backend_kwargs.auto.ddp_buckets import Bucket, bucket_of
 from backend_kwargs.auto.decision import plain
 from backend_kwargs.auto.machine import device_of, machine
 from backend_kwargs.auto.ranks import agreed, ranks
-from backend_kwargs.auto.reporting import forget_reported, progress, tell, what_is_open
+from backend_kwargs.auto.reporting import NEVER, NOT_RACED, forget_reported, progress, tell, what_is_open, why_undecided
 from backend_kwargs.auto.request import Request
+from backend_kwargs.auto.served import Served, note_served
 from backend_kwargs.auto.store import KIND, DecisionStore, name_of, name_on
 from backend_kwargs.backends.others import is_other, other_of, versions_of
 from backend_kwargs.errors import BackendKwargsError, error_text, printable, warn_once
@@ -61,7 +62,8 @@ class Memory:
 
     `decisions` are keyed by scope and name; `race_seconds` has an entry per race, and `call_seconds` one per call,
     whose graphs share a budget. `store` replaces the user's store, and `stores` are those in use. `loaded` holds
-    decisions by name that precede those of the store: they came with another process's cache artifacts.
+    decisions by name that precede those of the store: they came with another process's cache artifacts. `served` has
+    the graphs under `race="never"`.
     """
 
     decisions: dict[tuple[str, str], Decision] = field(default_factory=dict)
@@ -70,6 +72,7 @@ class Memory:
     call_seconds: defaultdict[CallOfGraphs, dict[int, float]] = field(default_factory=lambda: defaultdict(dict))
     store: Path | None = None
     stores: dict[object, Reached] = field(default_factory=dict)
+    served: list[Served] = field(default_factory=list)
 
 
 _memories = [Memory()]  # the last one is in use
@@ -134,6 +137,10 @@ def compile_fastest(request: Request) -> Compiled:
     # Not where the backend is made: a value that is copied, pickled or never called has no threads and connections.
     question.store.begin()
     compiled = _compiled(question, raced)
+    if request.settings.race == "never" and compiled.facts.decision:
+        why = why_undecided(compiled.facts.decision)
+        memory().served.append(Served(question.model, str(compile_id() or ""), why))
+        note_served(memory().served, question.store.layered.label)
     if pins and compiled.facts.decision:
         pins.decisions[question.pinned_key] = question.pinnable(compiled.facts.decision)
     time_outs = "; ".join(f"store {label!r}: {count}" for label, count in question.store.time_outs().items())
@@ -336,7 +343,7 @@ class _Question:
                 f"Nothing is pinned for a graph of {', '.join(self.inputs) or 'no inputs'}: race='never', and "
                 f"{self._what_is_stored()}. Leave out race='never', or budget_s=0 to pin default."
             )
-        return self.default(f"race='never', and {self._what_is_stored()}")
+        return self.default(f"{NEVER}{self._what_is_stored()}")
 
     def let_dynamo_restart(self) -> None:
         """Compile under default: of numbers among a graph's inputs dynamo makes others once a compile has seen them."""
@@ -516,7 +523,7 @@ class _Question:
         """Return the winner of the latest of `others`, or default."""
         last = others[-1] if others else Decision(self.key, self.graph, DEFAULT)
         return replace(
-            Decision(self.key, self.graph, last.winner, last.options, facts=f"a graph not raced: {why}"),
+            Decision(self.key, self.graph, last.winner, last.options, facts=f"{NOT_RACED}{why}"),
             compiler=last.compiler,
         )
 

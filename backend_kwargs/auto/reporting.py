@@ -20,6 +20,7 @@ logger = logging.getLogger("backend_kwargs.auto")
 
 WIDEST = 60  # a longer name, such as one from a file, does not widen the table
 ARTIFACT = "backend_kwargs_race"
+NOT_RACED, NEVER = "a graph not raced: ", "race='never', and "
 MORE = 1.25  # times what was spent and predicted: the budget that is named
 _reported: set[tuple[str, str]] = set()  # keys and tables
 
@@ -114,6 +115,12 @@ def settling_s(decision: Decision) -> float:
         return needed
     digit = 10.0 ** math.floor(math.log10(needed))
     return math.ceil(needed / digit) * digit
+
+
+def why_undecided(decision: Decision) -> str:
+    """Return why a graph that was not raced has no decision, "" if it has one."""
+    _, undecided, why = decision.facts.rpartition(NOT_RACED)
+    return why.removeprefix(NEVER) if undecided else ""
 
 
 def origin(decision: Decision) -> str:

@@ -26,6 +26,8 @@ from backend_kwargs.report.graphs import (
     lines_of,
     number,
     seconds_of,
+    served_lines,
+    unraced,
 )
 from backend_kwargs.report.ran import engine_of, ran_of, relax_of, worst
 from backend_kwargs.report.uncaptured import methods_in_eager, why_no_graph
@@ -59,6 +61,11 @@ class Report:
     def seconds(self) -> float:
         """The time spent in the backend, with backward graphs if torch still knows it."""
         return seconds_of(self.graphs)
+
+    @property
+    def undecided(self) -> dict[str, str]:
+        """Why a graph under `race="never"` had no stored decision, for each that had none."""
+        return {name: why for name, why in unraced(self.graphs).items() if why}
 
     @property
     def tuning(self) -> str:
@@ -104,6 +111,7 @@ class Report:
     def to_dict(self) -> dict[str, Any]:
         """Return plain data, without the generated code; values that JSON cannot represent are kept as they are."""
         data = asdict(self) | {"breaks": [asdict(each) for each in self.breaks], "seconds": self.seconds}
+        data["race_never"] = {"graphs": len(unraced(self.graphs)), "without_decision": self.undecided}
         for code in (code for graph in data["graphs"] for code in graph["codes"]):
             del code["source"]
         return data
@@ -127,13 +135,13 @@ def report(compiled: object = None, *, against: object = None) -> Report:
     if not own:
         return Report((), tuple(f"no graph reached a backend: {why}" for why in _why_no_graphs(owners)))
     graphs = tuple(_graph(record, other) for record, other in zip(own, _others(against, len(own)), strict=True))
-    return Report(graphs, tuple(advice_on(graphs)), (*notes, *_unseen_breaks(graphs)))
+    return Report(graphs, tuple(advice_on(graphs)), (*served_lines(graphs), *notes, *_unseen_breaks(graphs)))
 
 
 def report_of(own: Iterable[Record]) -> Report:
     """Return a report on the graphs of some records that are alive: those of one of several callables, say."""
     graphs = tuple(_graph(record, None) for record in own if record.compiled() is not None)
-    return Report(graphs, tuple(advice_on(graphs)), tuple(_unseen_breaks(graphs)))
+    return Report(graphs, tuple(advice_on(graphs)), (*served_lines(graphs), *_unseen_breaks(graphs)))
 
 
 def _others(against: object, count: int) -> Sequence[Sequence[Code] | None]:

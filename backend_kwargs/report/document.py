@@ -29,12 +29,13 @@ def document_of(
     decisions = [(race.decision, part.name) for race, part in raced_parts if race.rows]
     speedups = tuple(speedups_of(decision, name) for decision, name in decisions)
     raced = len(graphs) == 1 and speedups
+    headline, _, numbers = summary.partition("; ")
     return page.Document(
         title="Report",
-        subtitle=summary,
+        subtitle=headline if raced else numbers,
         made=datetime.now(UTC).isoformat(timespec="seconds"),
         by="bk.report",
-        verdict=verdict_of(decisions[0][0]) if raced else page.Verdict(text=summary),
+        verdict=verdict_of(decisions[0][0]) if raced else page.Verdict(text=headline),
         warnings=(*warnings_on(graphs), *(each for of in decisions for each in warnings_of(*of))),
         speedups=speedups,
         races=tuple(race_of(*of) for of in decisions),

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from backend_kwargs.auto import settings as auto
+from backend_kwargs.auto.reporting import why_undecided
 from backend_kwargs.backend import find_backend
 from backend_kwargs.compile_records import RACED
 from backend_kwargs.facts.decision import Decision, RaceRow
@@ -12,6 +13,8 @@ from backend_kwargs.facts.parts import Partition
 from backend_kwargs.facts.precision import PrecisionUse
 from backend_kwargs.options.layers import Options
 from backend_kwargs.registry import decided
+
+MOST = 20  # names of graphs in one line
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,6 +166,26 @@ def seconds_of(graphs: Iterable[Graph]) -> float:
     """Return the total compile time, with backward graphs if it is known."""
     backward = (code.seconds or 0.0 for graph in graphs for code in graph.codes if code.direction == "backward")
     return sum(graph.seconds for graph in graphs) + sum(backward)
+
+
+def unraced(graphs: Iterable[Graph]) -> dict[str, str]:
+    """Return of each graph under `race="never"` why it had no stored decision, "" if it had one."""
+    return {
+        f"graph {graph.compile_id}": why_undecided(graph.race.decision)
+        for graph in graphs
+        if graph.race and graph.options.get("race") == "never"
+    }
+
+
+def served_lines(graphs: Iterable[Graph]) -> Iterator[str]:
+    """Yield how many graphs under `race="never"` had a stored decision, which had none, and why."""
+    if not (found := unraced(graphs)):
+        return
+    without = [name for name, why in found.items() if why]
+    yield f"race='never': {len(found) - len(without)} of {number(len(found), 'graph')} had a decision"
+    for why in dict.fromkeys(filter(None, found.values())):
+        names = [name for name in without if found[name] == why]
+        yield f"no decision for {', '.join(names[:MOST])}{', ...' if names[MOST:] else ''}: {why}"
 
 
 def lines_of(graph: Graph) -> Iterator[str]:

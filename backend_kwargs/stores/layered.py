@@ -51,6 +51,11 @@ class Layered(Generic[Body]):
     trust: Trust = field(default_factory=Trust)
     limits: Limits = field(default_factory=Limits)
 
+    @property
+    def label(self) -> str:
+        """The stores' names."""
+        return ", ".join(f"store {layer.label!r}" for layer in self.layers) or "no store"
+
     def begin(self, folder: str, length: int) -> None:
         """Begin to list what lies in `folder` in each store, by the first `length` characters of its names."""
         for layer in self.layers:
