@@ -71,7 +71,11 @@ def page_of(document: AuditDocument) -> page.Document:
         environment=environment_of(document.environment),
         verdict=page.Verdict(text=text, clear=not any(each.failed for each in document.findings)),
         warnings=tuple(
-            page.Warned(text=f"{each.winner or 'a model'}: {verdict_of(each)}"[:8000], kind="failed", where=name)
+            page.Warned(
+                text=f"{each.winner or 'a model'}: {verdict_of(each)}"[:8000],
+                kind="failed" if each.verdict == "fails" else "other",
+                where=name,
+            )
             for each, name in zip(shown, names, strict=True)
             if each.failed or each.verdict == "not audited"
         ),

@@ -1,7 +1,7 @@
 """`backend-kwargs compare`: one model under several backends, checked and timed."""
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from enum import StrEnum
@@ -33,8 +33,10 @@ if TYPE_CHECKING:
     from backend_kwargs.compare import Comparison, Row
     from backend_kwargs.compare.gate import Judged
 
-BACKENDS = "eager,inductor,tmpl-inductor:freezing,tmpl-inductor:cpp_wrapper,tmpl-inductor:max_autotune"
+TEMPLATES = ("auto", "freezing", "cpp_wrapper", "max_autotune")
+BACKENDS = ",".join(["eager", "inductor", *(f"{PLAIN}:{each}" for each in TEMPLATES)])
 NONE_RAN, BELOW = 1, 3  # exit codes
+QUICK_S, QUICK_RACE_S = 60.0, 10.0
 RULE = "Among the candidates whose interval overlaps that of the fastest, this one compiled in the least time:"
 
 
@@ -68,6 +70,9 @@ Cold = Annotated[
         "--cold/--warm",
         help="Empty Inductor's cache for each candidate, or use it as it is: sooner, but compile times depend on it.",
     ),
+]
+Quick = Annotated[
+    bool, typer.Option("--quick", help="End in about a minute: short races, and no compile that may take longer.")
 ]
 Samples = Annotated[Path | None, typer.Option(metavar="FILE", help="Write every row and its raw samples as JSON.")]
 FailBelow = Annotated[
@@ -105,6 +110,7 @@ def show(
     max_error: MaxError = None,
     tolerance: Tolerance = None,
     cold: Cold = True,
+    quick: Quick = False,
     html: Html = None,
     json: Json = None,
     markdown: Markdown = None,
@@ -126,12 +132,13 @@ def show(
     backends = ",".join([backends, *_in_precisions(precision, max_error, backends)])
     with importable(folder_of_model(factory)):  # a backend may be a module next to the model
         wanted = list(_backends(backends, assigned(options), config, trust=trust))
+    wanted = [_quickly(*each) for each in wanted] if quick else wanted
     if gate:
         gate = gate.among(wanted, optioned=bool(options))
     model, example_inputs = model_of(factory)
     from backend_kwargs.compare import Candidate, compare
 
-    with quiet(), _progress() as progress:
+    with quiet(), _progress([label for label, _ in wanted]) as progress:
         comparison = compare(
             model,
             example_inputs,
@@ -142,6 +149,7 @@ def show(
             tolerance=tolerance,
             max_error=max_error,
             cold=cold,
+            limit_s=QUICK_S if quick else None,
             kernels=bool(outputs),
             progress=progress,
         )
@@ -275,11 +283,21 @@ def _backend(spec: str, common: dict[str, str], own: dict[str, str]) -> Backend:
     return backend_from_text(spec, {**(common if inductor else {}), **own})
 
 
+def _quickly(label: str, backend: Backend | None) -> tuple[str, Backend | None]:
+    """Return a candidate whose races, if it has any, are short unless it says how long they may be."""
+    if backend is None or not backend.options.get("auto") or "budget_s" in backend.options:
+        return label, backend
+    return f"{label}[budget_s={QUICK_RACE_S:g}]", backend.bind("--quick", {"budget_s": QUICK_RACE_S})
+
+
 @contextmanager
-def _progress() -> Iterator[Callable[[str, str, float], None]]:
+def _progress(labels: Sequence[str]) -> Iterator[Callable[[str, str, float], None]]:
+    def named(label: str) -> str:
+        return f"{label} ({labels.index(label) + 1} of {len(labels)})" if label in labels else label
+
     err = console(stderr=True)
     if not err.is_terminal:
-        yield lambda label, stage, fraction: _log(err, label, stage)
+        yield lambda label, stage, fraction: _log(err, named(label), stage)
         return
     left = (TextColumn("left"), TimeRemainingColumn())
     columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(), *left)
@@ -287,7 +305,7 @@ def _progress() -> Iterator[Callable[[str, str, float], None]]:
         task = bar.add_task("starting", total=1.0)
 
         def show(label: str, stage: str, fraction: float) -> None:
-            bar.update(task, description=escape(printable(f"{stage} {label}")), completed=fraction)
+            bar.update(task, description=escape(printable(f"{stage} {named(label)}")), completed=fraction)
 
         yield show
 

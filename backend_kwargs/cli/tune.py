@@ -58,7 +58,10 @@ Share = Annotated[
 Where = Annotated[
     str | None, typer.Option("--store", help="A plan's store: a folder, a URL, or env:NAME; if not the default one.")
 ]
-OF_A_PLAN = ("plan", "on", "workers", "shard", "store")
+DryRun = Annotated[
+    bool, typer.Option("--dry-run", help="Check a plan and its store, and print its units with their minutes.")
+]
+OF_A_PLAN = ("plan", "on", "workers", "shard", "store", "dry_run")
 OF_PAGES = ("html", "json", "against")
 
 
@@ -100,19 +103,19 @@ def show(
     workers: Workers = None,
     shard: Share = "1/1",
     store: Where = None,
+    dry_run: DryRun = False,
 ) -> None:
     """Race a model for inference at each of the sizes, print what won, and write a file of decisions to ship.
 
-    Ctrl-C keeps the sizes that were raced before it.
-
-    `backend-kwargs decisions import FILE` puts it into the store of the machine that serves.
+    Ctrl-C keeps the sizes that were raced before it. `backend-kwargs decisions import FILE` puts the file into the
+    store of the machine that serves.
 
     With --plan it tunes many models, on many devices; a unit that is done is skipped.
     """
     _check_given(context, plan)
     outputs = Outputs.checked(html, json, against=against)
     if plan:
-        return tune_plan.run(plan, on, workers, shard, store, outputs)
+        return tune_plan.planned(plan, store) if dry_run else tune_plan.run(plan, on, workers, shard, store, outputs)
     if model is None:
         raise BackendKwargsError("Name what to tune: MODEL -o FILE.toml, or --plan PLAN.toml.")
     backend = _backend(effort, candidates, freezing, precision, max_error, assigned(option))

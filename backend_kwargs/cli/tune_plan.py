@@ -2,7 +2,7 @@
 
 import re
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, nullcontext
 from datetime import UTC, datetime
 from pathlib import Path
@@ -18,12 +18,12 @@ from backend_kwargs.fleet.local import LocalPool, devices_here
 from backend_kwargs.fleet.on_ray import RayPool, run_job, without_login
 from backend_kwargs.fleet.plan import printed_plan, read_plan
 from backend_kwargs.fleet.racing import AUTO, check, check_keys, is_slower, releases
-from backend_kwargs.fleet.scheduling import Ended, Pool, Queue, drive
+from backend_kwargs.fleet.scheduling import Ended, Pool, Queue, drive, expected
 from backend_kwargs.fleet.summary import Summary
-from backend_kwargs.fleet.units import WITHOUT_EFFECT, Unit
+from backend_kwargs.fleet.units import WITHOUT_EFFECT, Unit, UnitDocument, name_of
 from backend_kwargs.interval import Interval
 from backend_kwargs.page import document as page
-from backend_kwargs.page.values import interval_of
+from backend_kwargs.page.values import environment_of, interval_of
 from backend_kwargs.stores.opening import check_store, opened
 
 COLUMNS = ("model", "status", "winner", "over eager", "took", "on")
@@ -58,6 +58,34 @@ def run(plan: Path, on: str, workers: int | None, share: str, store: str | None,
     left = missing and number[1] == 1
     if stopped or left or summary.failed_among(queue.own):
         raise typer.Exit(INTERRUPTED if stopped else FAILED)
+
+
+def planned(plan: Path, store: str | None) -> None:
+    """Check a plan, its factories and its store, and print its units with what they may take; nothing is raced."""
+    units = read_plan(plan)
+    for unit in units:
+        check(unit)
+    check_keys(units)
+    kept = opened(store)
+    board = Board(kept.store, releases(), kept.words)
+    with kept.doing("read"):
+        known = board.known()
+        done = board.done(known)
+    seconds = expected(units, known)
+    left = [unit for unit in units if name_of(unit) not in done]
+    print_table(
+        ("unit", "status", "expected"),
+        [(unit.label, "left" if unit in left else "done before", _minutes(seconds[unit.key])) for unit in units],
+    )
+    total = sum(seconds[unit.key] for unit in left)
+    say(
+        f"{len(left)} of {len(units)} units are left, {_minutes(total)} of one worker: as such units took before, or "
+        "one budget each."
+    )
+
+
+def _minutes(seconds: float) -> str:
+    return f"{seconds / 60:.1f} min"
 
 
 def plan_of(model: str, shapes: Mapping[str, list[int]], backend: Backend, budget_s: float) -> str:
@@ -165,7 +193,9 @@ def _show(summary: Summary, store: str | None) -> None:
         say(f"A/A, the widest of a call beside itself: {_times(summary.same)}: {verdict}")
     say(f"spent: {summary.cost_s:.0f} s of workers, for {len(summary.ended)} of {len(summary.units)} units")
     done = [document for unit in summary.units if (document := summary.document(unit))]
-    if done and all(is_slower(each.gain, each.same) for each in done):
+    if not done:
+        return None
+    if all(is_slower(each.gain, each.same) for each in done):
         return say("Call the models themselves: compiled, none of them is faster.")
     where = "" if store is None else f", 'store': {store!r}"
     options = f"{{'race': 'never', 'match': 'device'{where}}}"
@@ -185,6 +215,25 @@ def _row(summary: Summary, unit: Unit) -> tuple[str, ...]:
 
 def _times(ratio: Interval) -> str:
     return f"{ratio.median:.2f}x [{ratio.low:.2f}, {ratio.high:.2f}]"
+
+
+def _verdict(summary: Summary) -> str:
+    """Return what a plan has gained, in one line."""
+    done = [document for unit in summary.units if (document := summary.document(unit))]
+    sure = sorted(each.gain.median for each in done if each.gain and each.gain.low > 1)
+    slower = sum(is_slower(each.gain, each.same) for each in done)
+    gains = f": {sure[0]:.2f}x to {sure[-1]:.2f}x as fast as eager" if sure else ""
+    lost = f"; {slower} slower than the model itself" if slower else ""
+    failed = f"; {len(summary.failures)} failed" if summary.failures else ""
+    return f"{len(sure)} of {len(summary.units)} units surely gain{gains}{lost}{failed}."
+
+
+def _environment(done: Sequence[UnitDocument]) -> dict[str, str | int | float | bool | None]:
+    """Return the devices on which units were raced, and the releases that all of them had."""
+    devices = ", ".join(sorted({each.device_name for each in done if each.device_name}))
+    first, *others = (each.releases for each in done) if done else ({},)
+    same = {name: value for name, value in first.items() if all(each.get(name) == value for each in others)}
+    return environment_of({"device_name": devices or None, **same})
 
 
 def document_of(plan: Path, summary: Summary) -> page.Document:
@@ -207,10 +256,12 @@ def document_of(plan: Path, summary: Summary) -> page.Document:
         subtitle=f"{done} of {len(rows)} units are done, for {len(covered)} of {len(asked)} devices",
         made=datetime.now(UTC).isoformat(timespec="seconds"),
         by="backend-kwargs tune",
+        environment=_environment([document for unit in summary.units if (document := summary.document(unit))]),
+        verdict=page.Verdict(text=_verdict(summary), clear=not summary.is_disturbed),
         warnings=tuple(page.Warned(text=why, kind="failed", where=unit.label) for unit, why in summary.failures[:1000]),
         speedups=tuple(
             page.Speedups(
-                title="the whole call", over="eager", noise=interval_of(summary.same), rows=rows[at : at + MOST]
+                title="the whole call", over="eager", noise=interval_of(summary.noise), rows=rows[at : at + MOST]
             )
             for at in range(0, min(len(rows), MOST * MOST_TABLES), MOST)
         ),

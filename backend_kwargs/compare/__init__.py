@@ -2,6 +2,8 @@
 
 import contextlib
 import copy
+import math
+import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
@@ -23,6 +25,9 @@ from backend_kwargs.torch_internals import pytree
 
 __all__ = ["Candidate", "Comparison", "Row", "compare", "fastest", "plot", "to_json"]
 
+LEAST_TIMING_S = 5.0  # under `limit_s`, whatever compiling took
+APART = 1.05  # times the interval of a speedup: the ratio of medians is another one
+DISTURBED = "Other work has disturbed the timing ({}): time it again on an idle machine."
 AGAIN, ITSELF = "\0again", "\0itself"
 COMPILE_NOTES = {
     True: "Compile seconds are the first call, with an empty Inductor cache for each candidate.",
@@ -41,6 +46,7 @@ def compare(
     rounds: int = 30,
     baseline: str | None = None,
     budget_s: float | None = None,
+    limit_s: float | None = None,
     cold: bool = True,
     tolerance: float | None = None,
     max_error: float | None = None,
@@ -56,10 +62,10 @@ def compare(
     timed too. The baseline is the candidate with that label, else eager, else the first with right results.
     `tolerance` is absolute and relative; None is 1e-3, in training 1e-2. `max_error` also accepts results beyond it
     whose relative RMSE to the float64 reference is at most that, in each output, gradient and changed tensor. Wrong
-    results are timed too. `budget_s` limits only the timing. `cold` gives each candidate an empty Inductor cache:
-    otherwise one that shares kernels with an earlier candidate, or an earlier run, seems to compile for free.
-    `kernels` profiles a call of each, for the page. `progress(label, stage, fraction)` gets the stages "reference",
-    "compile", "compiled", "timing".
+    results are timed too. `budget_s` limits only the timing; `limit_s` leaves out what would compile beyond it.
+    `cold` gives each candidate an empty Inductor cache: otherwise one that shares kernels with an earlier one seems to
+    compile for free. `kernels` profiles a call of each, for the page. `progress(label, stage, fraction)` gets the
+    stages "reference", "compile", "compiled", "timing".
 
     Everything runs in this process, since interleaved timing needs that. What a process pays once (imports, start of
     Inductor) is paid before the first measurement, and `measure.peak_memory` does not depend on earlier candidates.
@@ -67,30 +73,29 @@ def compare(
     A candidate that fails is a row with the reason. Raises BackendKwargsError for wrong arguments, a device that cannot
     be used here, or a model that cannot be copied.
     """
+    ends = time.perf_counter() + (math.inf if limit_s is None else limit_s)
     _check_arguments(candidates, mode, rounds, baseline, tolerance, max_error)
-    wanted = _usable(device) if device is not None else None
     say = progress or (lambda label, stage, fraction: None)
     inputs = arguments_of(example_inputs)
-    place = wanted or _device_of(model, inputs)
+    place = _device_of(model, inputs) if device is None else _usable(device)
     others = measure.others_on(place)  # before this process does anything
-    training = mode == "training"
-    with _undisturbed(place, training=training):
-        study, notes = _study(model, inputs, place, training=training)
+    with _undisturbed(place, training=mode == "training"):
+        study, notes = _study(model, inputs, place, training=mode == "training")
         study.tolerance, study.max_error = tolerance, max_error
         trials = [CandidateTrial(study, candidate, cold, profiled=kernels) for candidate in candidates]
         itself = _itself(trials) or CandidateTrial(study, Candidate(ITSELF), cold)
         say("eager", "reference", 0.0)
         learn(study, list(dict.fromkeys([*trials, itself])))
         _warm_up(trials, place)
-        _start(trials, say, itself)
-        samples, first = _time(study, trials, rounds, baseline, budget_s, say, itself)
-    about = {"mode": mode, "rounds": rounds, "dtype": str(study.dtype)} | ({"others": others} if others else {})
-    environment = measure.environment(place) | about
+        notes += _start(trials, say, itself, ends)
+        left_s = budget_s if limit_s is None else max(ends - time.perf_counter(), LEAST_TIMING_S)
+        samples, first = _time(study, trials, rounds, baseline, left_s, say, itself)
+    about = {"mode": mode, "rounds": rounds, "dtype": str(study.dtype), **({"others": others} if others else {})}
     rows = [trial.row(samples.get(trial.label)) for trial in trials]
-    noise = _judge_speed(rows[trials.index(first)], rows, samples[AGAIN]) if first else None
-    label = first.label if first else None
-    notes = [COMPILE_NOTES[cold], *notes]
-    return ShownComparison(rows, environment, noise, label, mode, notes, samples.get(itself.label, []))
+    noise, disturbed = _judge_speed(rows[trials.index(first)], rows, samples[AGAIN]) if first else (None, "")
+    where, notes = measure.environment(place) | about, [COMPILE_NOTES[cold], *notes]
+    own = samples.get(itself.label, [])
+    return ShownComparison(rows, where, noise, first.label if first else None, mode, notes, own, disturbed)
 
 
 def _itself(trials: list[CandidateTrial]) -> CandidateTrial | None:
@@ -98,16 +103,26 @@ def _itself(trials: list[CandidateTrial]) -> CandidateTrial | None:
     return next((trial for trial in trials if trial.candidate.backend is None), None)
 
 
-def _start(trials: list[CandidateTrial], say: Progress, itself: CandidateTrial) -> None:
-    """Compile and check each candidate that may still run, and the model itself."""
+def _start(trials: list[CandidateTrial], say: Progress, itself: CandidateTrial, ends: float) -> list[str]:
+    """Compile and check each candidate that may still run, and the model itself; return a note on those left out.
+
+    The first one that compiles always does. A later one is left out where less time is left than the longest took.
+    """
+    longest_s, late = 0.0, []
     for done, trial in enumerate(trials, 1):
-        if trial.passed:
+        began = time.perf_counter()
+        if trial.passed and longest_s and began + longest_s > ends - LEAST_TIMING_S:
+            trial.status, trial.reason = "timeout", f"left out: {max(ends - began, 0.0):.0f} s were left"
+            late.append(trial.label)
+        elif trial.passed:
             fraction = done / (len(trials) + 2)
             say(trial.label, "compile", fraction)
             trial.attempt(trial.start)
             say(trial.label, "compiled", fraction)
+            longest_s = max(longest_s, time.perf_counter() - began if trial.counted else 0.0)
     if itself not in trials and itself.passed:
         itself.attempt(itself.start)
+    return [f"Left out for lack of time: {', '.join(late)}."] if late else []
 
 
 @contextlib.contextmanager
@@ -232,11 +247,20 @@ def _baseline(trials: list[CandidateTrial], wanted: str | None) -> CandidateTria
     return next(named, None) or next(eager, None) or next(iter(racing), None)
 
 
-def _judge_speed(first: Row, rows: list[Row], again: list[float]) -> Interval:
-    """Note each row's speedup over the first, and return the noise."""
+def _judge_speed(first: Row, rows: list[Row], again: list[float]) -> tuple[Interval, str]:
+    """Note each row's speedup over the first and the latency that follows; return the noise, and what disturbed it.
+
+    Calls are compared with those of their round, so that what slows a whole round does not count. Medians are not.
+    """
     noise = measure.noise_floor(measure.ratio_interval(first.samples, again))
+    base, apart = measure.percentile(first.samples, 0.5), []
     for row in (row for row in rows if row.latency):
-        row.speedup = measure.ratio_interval(first.samples, row.samples)
-        row.verdict = "within noise" if measure.within_noise(row.speedup, noise) else ""
+        row.speedup = of = measure.ratio_interval(first.samples, row.samples)
+        row.verdict = "within noise" if measure.within_noise(of, noise) else ""
+        medians = base / measure.percentile(row.samples, 0.5)
+        if not of.low / APART <= medians <= of.high * APART:
+            apart.append(f"{row.label} {of.median:.2f}x, by medians {medians:.2f}x")
+        if row is not first:
+            row.latency = Interval(base / of.median, base / of.high, base / of.low)
     first.verdict = "baseline"
-    return noise
+    return noise, DISTURBED.format("; ".join(apart)) if apart else ""

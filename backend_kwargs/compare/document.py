@@ -148,6 +148,8 @@ def _warnings(comparison: Comparison) -> Iterator[page.Warned]:
             f"A noisy machine: timed against itself, {comparison.baseline} is at {noise.low:.2f}x to {noise.high:.2f}x."
         )
         yield page.Warned(text=text, kind="noise")
+    if comparison.disturbed:
+        yield page.Warned(text=comparison.disturbed, kind="noise")
     for row in comparison.rows:
         if row.status == "fell_back":
             yield page.Warned(text=row.reason, kind="fell back", where=row.label)
@@ -182,10 +184,10 @@ def _row(row: Row, *, won: bool) -> page.Row:
 
 
 def _shown(comparison: Comparison, best: Row | None) -> list[Row]:
-    """Return the row whose graphs the page shows, the winner's if they are known, and one to compare its code with."""
+    """Return the row whose graphs the page shows, the winner or else the fastest, and one to compare its code with."""
     known = [row for row in comparison.rows if row.made and row.right and row.latency]
-    known.sort(key=lambda row: (row is not best, not is_mode(row), row.latency.median if row.latency else 0.0))
-    return known[:2]
+    known.sort(key=lambda row: (row is not best, row.latency.median if row.latency else 0.0))
+    return [*known[:1], *sorted(known[1:], key=lambda row: not is_mode(row))[:1]]
 
 
 def _graphs(rows: Sequence[Row]) -> Iterator[page.Graph]:
@@ -195,7 +197,8 @@ def _graphs(rows: Sequence[Row]) -> Iterator[page.Graph]:
         own = graph_of(graph, rows[0].label)
         others = [graph_of(row.made[at], row.label) for row in rows[1:] if at < len(row.made)]
         codes = (*own.codes, *(code for other in others for code in other.codes))
-        yield msgspec.structs.replace(own, codes=codes, kernels=_kernels(rows[0], own) or own.kernels)
+        kernels = _kernels(rows[0], own) or own.kernels
+        yield msgspec.structs.replace(own, backend=rows[0].label, codes=codes, kernels=kernels)
 
 
 def _kernels(row: Row, graph: page.Graph) -> tuple[page.Kernel, ...]:

@@ -34,11 +34,12 @@ class Row:
     """The result of one candidate; it has a latency if it ran, also with wrong results ("fail_accuracy").
 
     `graphs` is the number of graphs that its backend compiled: more than 1 means graph breaks. `compile_s` is the time
-    of the first call in seconds, `cache` whether Inductor's cache was hit ("warm", "cold", "" if unknown). `latency`
-    and `samples` are seconds per call, `speedup` is over the baseline, `peak_bytes` is the memory of one call beyond
-    what was allocated before (on CUDA: before the compile). `verdict` is "baseline", "within noise" or ""; `tuning` is
-    "tuned" or "untuned" if TVM has kernels, else ""; `report` is the text of `bk.report` for a backend of this package,
-    and `made` the graphs of that report, which only a page shows, as it does `kernels`: those of one call by time.
+    of the first call in seconds, `cache` whether Inductor's cache was hit ("warm", "cold", "" if unknown). `samples`
+    are seconds per call, `speedup` is over the baseline, and `latency` is that of the baseline divided by it.
+    `peak_bytes` is the memory of one call beyond what was allocated before (on CUDA: before the compile). `verdict` is
+    "baseline", "within noise" or ""; `tuning` is "tuned" or "untuned" if TVM has kernels, else ""; `report` is the text
+    of `bk.report` for a backend of this package, and `made` the graphs of that report, which only a page shows, as it
+    does `kernels`: those of one call by time.
     """
 
     label: str
@@ -75,7 +76,8 @@ class Comparison:
     """The rows in the order of the candidates, and what is needed to interpret them.
 
     `noise` is the interval of the baseline against itself, timed twice; None if nothing was timed. `itself` are the
-    samples of the model itself, without torch.compile, whether it is a candidate or not.
+    samples of the model itself, without torch.compile, whether it is a candidate or not. `disturbed` says which timings
+    other work has changed, "" if none.
     """
 
     rows: list[Row]
@@ -85,6 +87,7 @@ class Comparison:
     mode: Mode
     notes: list[str]
     itself: list[float] = field(default_factory=list)
+    disturbed: str = ""
 
     def over_itself(self, row: Row) -> Interval | None:
         """Return a row's speedup over the model itself, None unless that is surely below 1."""
@@ -100,11 +103,13 @@ class Comparison:
     def reading(self) -> list[str]:
         """Return the lines that explain the table: where it was measured, and against what."""
         where = f"{self.mode} on {self.environment['device_name']}, torch {self.environment['torch']}"
-        over = f"Speedup is over {self.baseline}, with the 95 % interval of its median."
+        base = self.baseline
+        over = f"Speedup is over {base}, with the 95 % interval of its median; latency is that of {base} divided by it."
         warm = "warm: Inductor's cache already had the code." if any(row.cache == "warm" for row in self.rows) else ""
         held = any(row.peak_bytes is not None for row in self.rows)
         memory = "Memory is the peak during one call, beyond what was allocated before it." if held else ""
-        return [where, *([over] if self.baseline is not None else []), *filter(None, (warm, memory)), *self.notes]
+        about = filter(None, ("" if base is None else over, warm, memory, self.disturbed))
+        return [where, *about, *self.notes]
 
 
 def cells(row: Row) -> tuple[str, ...]:

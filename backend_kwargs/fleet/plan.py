@@ -14,6 +14,7 @@ from backend_kwargs.errors import BackendKwargsError, unknown, wrong_value
 from backend_kwargs.files.plain_data import read_toml
 from backend_kwargs.fleet.units import KEYS_OF_A_PLAN, WITHOUT_EFFECT, Name, Seconds, Unit
 from backend_kwargs.harness.models import LIBRARIES, split_factory
+from backend_kwargs.harness.modules import check_defines
 
 WHAT = "a plan"
 MOST_UNITS = 100_000
@@ -138,11 +139,12 @@ def _digest(folder: Path, model: str) -> str:
     """Return the SHA-256 of a factory's file, "" for a model of a library; raise if there is no such file."""
     if model.partition(":")[0] in LIBRARIES:
         return ""
-    where, _ = split_factory(model)
+    where, name = split_factory(model)
     file = folder / (where if where.endswith(".py") else f"{where.replace('.', '/')}.py")
     if Path(where).is_absolute() or ".." in Path(where).parts:
         raise wrong_value("A plan's factory", "a file beside the plan or below it", where)
     if file.is_file():
+        check_defines(file, name)
         return hashlib.sha256(file.read_bytes()).hexdigest()
     if where.endswith(".py"):
         raise BackendKwargsError(f"No file {str(file)!r}: a plan's factories are beside it.")

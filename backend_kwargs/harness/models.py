@@ -5,7 +5,15 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from backend_kwargs.errors import BackendKwargsError, wrong_value
-from backend_kwargs.harness.modules import folder_of, importable, imported, with_cause
+from backend_kwargs.harness.modules import (
+    check_defines,
+    file_of,
+    folder_of,
+    importable,
+    imported,
+    no_function,
+    with_cause,
+)
 
 LIBRARIES = ("transformers", "timm")
 
@@ -31,10 +39,13 @@ def folder_of_model(spec: str) -> str:
 def built(factory: str, **sizes: int) -> tuple[Any, Any]:
     """Return the factory's result: (model, example_inputs)."""
     where, name = split_factory(factory)
+    if file := file_of(where):
+        check_defines(file, name)
     with importable(folder_of(where)):
-        build: Any = getattr(imported(where), name, None)
+        module = imported(where)
+        build: Any = getattr(module, name, None)
         if not callable(build):
-            raise BackendKwargsError(f"{where!r} has no function {name!r}.")
+            raise no_function(where, name, vars(module))
         _check_takes(factory, build, sizes)
         try:
             result = build(**sizes)

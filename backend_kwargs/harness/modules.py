@@ -1,15 +1,19 @@
 """Import a user's modules and files in the way that `python FILE.py` does."""
 
+import ast
 import importlib
 import importlib.util
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from difflib import get_close_matches
 from pathlib import Path
 from types import ModuleType
 
 from backend_kwargs.errors import BackendKwargsError, error_text
+
+MAKES_NAMES = frozenset({"*", "__getattr__", "globals", "exec", "setattr"})  # in ways that no reader sees
 
 
 def file_of(where: str) -> Path | None:
@@ -48,6 +52,28 @@ def imported(where: str) -> ModuleType:
         return _loaded(file)
     except (Exception, SystemExit) as error:  # the user's own code
         raise BackendKwargsError(f"Cannot import {where!r}: {with_cause(error)}.") from error
+
+
+def check_defines(file: Path, name: str) -> None:
+    """Raise if a file surely has no such name: read before it is imported, which may take as long as torch does."""
+    try:
+        nodes = [*ast.walk(ast.parse(file.read_text(encoding="utf-8")))]
+    except (OSError, ValueError, SyntaxError, RecursionError):  # whoever imports it says what is wrong
+        return
+    names = {
+        *(each.name for each in nodes if isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)),
+        *(each.id for each in nodes if isinstance(each, ast.Name)),
+        *((each.asname or each.name).partition(".")[0] for each in nodes if isinstance(each, ast.alias)),
+    }
+    if name not in names and not names & MAKES_NAMES:
+        raise no_function(str(file), name, names)
+
+
+def no_function(where: str, name: str, names: Iterable[str]) -> BackendKwargsError:
+    """Return the error that a file or module has no such function, with the nearest of its names."""
+    nearest = get_close_matches(name, [each for each in names if not each.startswith("_")], n=1)
+    did = f" Did you mean {nearest[0]!r}?" if nearest else ""
+    return BackendKwargsError(f"{where!r} has no function {name!r}.{did}")
 
 
 def with_cause(error: BaseException) -> str:

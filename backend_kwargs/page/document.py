@@ -338,6 +338,16 @@ class Document(Part, frozen=True):
     changes: Changes | None = None
     notes: Annotated[tuple[Text, ...], _at_most(500)] = ()
 
+    @property
+    def doubts(self) -> tuple[Warned, ...]:
+        """What a reader must know before trusting a figure."""
+        return tuple(each for each in self.warnings if each.kind != "advice")
+
+    @property
+    def advice(self) -> tuple[Warned, ...]:
+        """What a reader can change."""
+        return tuple(each for each in self.warnings if each.kind == "advice")
+
 
 def parse(content: bytes, what: str = "the report") -> Document:
     """Return the document in JSON, or raise BackendKwargsError: the content may come from anyone."""

@@ -27,6 +27,7 @@ TITLES = (
     ("races", "Race"),
     ("tradeoffs", "Trade-offs"),
     ("graphs", "Graphs"),
+    ("advice", "What to change"),
     ("accuracy", "Accuracy"),
     ("changes", "Changes"),
 )
@@ -84,7 +85,8 @@ def _checked(document: Document, *, with_code: bool) -> Document:
 
 
 def _sections(document: Document) -> Iterator[tuple[str, str]]:
-    yield from ((name, title) for name, title in TITLES if getattr(document, name))
+    found = {name: getattr(document, name) for name, _ in TITLES} | {"warnings": document.doubts}
+    yield from ((name, title) for name, title in TITLES if found[name])
     if document.environment or document.notes:
         yield "measured", "How it was measured"
 

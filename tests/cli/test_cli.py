@@ -69,6 +69,28 @@ def test_list_names_every_template():
     assert all(row["summary"] for row in rows.values())
 
 
+def test_list_and_doctor_load_no_dynamo():
+    """Nor a plug-in; the options that they read are those of Inductor's config, which then loads as ever."""
+    code = """
+import sys
+from typer.testing import CliRunner
+from backend_kwargs.backend import find_backend
+from backend_kwargs.cli import app
+from backend_kwargs.cli.arguments import options_alone
+from backend_kwargs.options.catalogue import inductor_options
+
+assert [CliRunner().invoke(app, [name]).exit_code for name in ("list", "doctor")] == [0, 0]
+with options_alone():
+    read = {name: (each.default, str(each.type)) for name, each in inductor_options().items()}
+print(*({"torch._dynamo", "torch._inductor", "torch._inductor.config", "openvino"} & {*sys.modules}))
+import torch._inductor
+assert read == {name: (each.default, str(each.type)) for name, each in inductor_options().items()}
+assert torch._inductor.config.max_autotune is find_backend("inductor").option("max_autotune").default
+"""
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (ran.stdout, ran.stderr) == ("\n", "")
+
+
 def test_options_searches_words_of_the_doc():
     """A word that occurs only in an option's doc finds the option."""
     rows = json.loads(run("options", "heuristic-based partitioning", "--json").stdout or "[]")
@@ -363,6 +385,7 @@ def test_compare_fails_where_none_ran(factory):
         pytest.param("fail", "Factory 'factory.py:fail' failed: RuntimeError: no weights no biases.", id="raises"),
         pytest.param("leave", "Factory 'factory.py:leave' failed: SystemExit: which data?.", id="leaves"),
         pytest.param("gone", "'factory.py' has no function 'gone'.", id="is not there"),
+        pytest.param("rellu", "'factory.py' has no function 'rellu'. Did you mean 'relu'?", id="is misspelled"),
     ],
 )
 def test_compare_tells_a_failing_factory(factory, name, message):
@@ -453,7 +476,7 @@ def test_compare_finds_a_backend_beside_the_model(tmp_path):
         "make_backend('mybackends:broken')",
     ]
     assert rows[2]["reason"] == "RuntimeError: no luck"
-    assert ran.stderr.splitlines() == [f"compiling {spec}" for spec in specs.split(",")]
+    assert ran.stderr.splitlines() == [f"compiling {spec} ({at} of 3)" for at, spec in enumerate(specs.split(","), 1)]
 
 
 def test_backend_in_a_file_that_hides_behind_another_module(tmp_path):

@@ -6,7 +6,7 @@ from backend_kwargs.compare import Comparison, Row
 from backend_kwargs.compare.document import best_mode, document_of, is_mode
 from backend_kwargs.interval import Interval
 from backend_kwargs.measure import GENERATED, Accuracy, KernelTime, LeafError
-from backend_kwargs.page import parse, to_json
+from backend_kwargs.page import parse, to_html, to_json
 from backend_kwargs.report import Break, Graph
 
 WHERE = {"device_name": "a CPU", "torch": "2.13.0"}
@@ -193,3 +193,13 @@ def test_figures_that_are_none_are_left_out():
     odd = row("a", 0.5, speedup=Interval(float("inf"), 0.0, float("inf")), accuracy=Accuracy(error=float("nan")))
     read = parse(to_json(document_of(compared(odd), "model")))
     assert (read.speedups[0].rows[1].speedup, read.speedups[0].rows[1].error) == (None, None)
+
+
+def test_the_graph_is_that_of_the_fastest_where_nothing_wins():
+    """A mode of torch that is slower is only what its code is compared with."""
+    made = (Graph("0/0", "forward", "tmpl-inductor", {}, 1.0, "hit", "", None, ()),)
+    slow = row("inductor", 2.0, verdict="within noise", made=made)
+    fast = row("own", 1.0, verdict="within noise", made=made)
+    document = document_of(compared(slow, fast), "model")
+    assert [graph.backend for graph in document.graphs] == ["own"]
+    assert "The graph of own" in to_html(document)

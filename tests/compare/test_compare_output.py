@@ -9,8 +9,20 @@ import torch
 from torch import nn
 
 from backend_kwargs import measure
-from backend_kwargs.cli.compare import _print
-from backend_kwargs.compare import Candidate, Comparison, Row, compare, drawing, fastest, plot, rows, to_json
+from backend_kwargs.cli.compare import BACKENDS, _print, _quickly
+from backend_kwargs.compare import (
+    Candidate,
+    Comparison,
+    Row,
+    _judge_speed,
+    compare,
+    drawing,
+    fastest,
+    plot,
+    rows,
+    to_json,
+)
+from backend_kwargs.compare.document import document_of
 from backend_kwargs.errors import BackendKwargsError
 from backend_kwargs.measure import Interval
 from backend_kwargs.registry import make_backend
@@ -126,7 +138,7 @@ def test_plot_that_cannot_be_written(made, name, message, tmp_path, monkeypatch)
 
 def test_what_the_speedups_are_over(made):
     """The lines below the table name what rows were timed against, if there was something."""
-    over = "Speedup is over eager, with the 95 % interval of its median."
+    over = "Speedup is over eager, with the 95 % interval of its median; latency is that of eager divided by it."
     assert made.reading() == ["inference on a CPU, torch 2.13.0", over, "a note"]
     alone = dataclasses.replace(made, baseline=None)
     assert alone.reading() == ["inference on a CPU, torch 2.13.0", "a note"]
@@ -294,3 +306,63 @@ def test_a_plot_on_a_full_disk_leaves_the_old_file(made, suffix, tmp_path):
         plot(made, path)
     assert str(raised.value) == f"Cannot write {str(path)!r}: File too large."
     assert (path.read_text(), [*tmp_path.iterdir()]) == ("old", [path])
+
+
+def test_latency_and_speedup_agree():
+    """Where other work slows some calls, medians say another speedup: the table has one, and the other is a warning."""
+    slowed = [1.0] * 30 + [10.0] * 71
+    samples = [4 / 3] * 30 + [40 / 3] * 40 + [4 / 3] * 31
+    made = [
+        Row(name, name, samples=each, latency=Interval(1.0, 1.0, 1.0)) for name, each in (("a", slowed), ("b", samples))
+    ]
+    noise, disturbed = _judge_speed(made[0], made, slowed)
+    _, b = made
+    assert (b.speedup.median, b.latency.median) == pytest.approx((0.75, 10 / 0.75))
+    assert disturbed == (
+        "Other work has disturbed the timing (b 0.75x, by medians 7.50x): time it again on an idle machine."
+    )
+    comparison = Comparison(
+        made, {"device_name": "a CPU", "torch": "2.13.0"}, noise, "a", "inference", [], [], disturbed
+    )
+    assert disturbed in comparison.reading()
+    assert [each.text for each in document_of(comparison, "").warnings] == [disturbed]
+
+
+def test_steady_timings_are_not_said_to_be_disturbed():
+    """Nor are those of which whole rounds are slow."""
+    slowed = [1.0, 10.0] * 20
+    made = [
+        Row(name, name, samples=each, latency=Interval(1.0, 1.0, 1.0))
+        for name, each in (("a", slowed), ("b", [2 * each for each in slowed]))
+    ]
+    assert _judge_speed(made[0], made, slowed)[1] == ""
+    assert made[1].latency.median == pytest.approx(2 * 5.5)
+
+
+def test_what_would_compile_too_long_is_left_out():
+    """Under `limit_s` the first candidate compiles; a later one for which time is lacking is a row and a note."""
+    candidates = [EAGER, Candidate("first", "eager"), Candidate("second", "eager")]
+    made = compare(nn.Linear(4, 4), torch.randn(2, 4), candidates, rounds=2, limit_s=0.0)
+    assert [row.latency is not None for row in made.rows] == [True, True, False]
+    assert (made.rows[2].status, made.rows[2].reason) == ("timeout", "left out: 0 s were left")
+    assert "Left out for lack of time: second." in made.notes
+
+
+@pytest.mark.parametrize(
+    ("spec", "options", "label"),
+    [
+        pytest.param("tmpl-inductor:auto", {}, "a[budget_s=10]", id="a race"),
+        pytest.param("tmpl-inductor:auto", {"budget_s": 3.0}, "a", id="its own budget"),
+        pytest.param("inductor", {}, "a", id="no race"),
+    ],
+)
+def test_quick_races(spec, options, label):
+    """`--quick` gives races ten seconds, unless they have a budget of their own, and says so."""
+    found, backend = _quickly("a", make_backend(spec, options))
+    assert found == label
+    assert backend.options.get("budget_s") == (10.0 if found != "a" else options.get("budget_s"))
+
+
+def test_auto_is_compared_by_default():
+    """Without `--backends`, in the middle of what anyone may use."""
+    assert BACKENDS.split(",")[:3] == ["eager", "inductor", "tmpl-inductor:auto"]

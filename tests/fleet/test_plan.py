@@ -1,13 +1,19 @@
 """Plans: their units, and the errors in one line."""
 
+from pathlib import Path
+
 import pytest
 from typer.testing import CliRunner
 
 from backend_kwargs.cli import app
+from backend_kwargs.cli.tune_plan import _show, document_of
 from backend_kwargs.errors import BackendKwargsError
 from backend_kwargs.fleet.plan import read_plan
 from backend_kwargs.fleet.racing import AUTO, racing
-from backend_kwargs.fleet.units import WITHOUT_EFFECT
+from backend_kwargs.fleet.summary import Summary
+from backend_kwargs.fleet.units import WITHOUT_EFFECT, Unit, UnitDocument, name_of
+from backend_kwargs.interval import Interval
+from backend_kwargs.page.document import Verdict
 from backend_kwargs.registry import make_backend
 
 MODELS = "def build(batch=1): ...\n"
@@ -270,3 +276,97 @@ def test_options(plan, monkeypatch, arguments, message):
     ran = CliRunner().invoke(app, ["tune", *arguments])
     assert isinstance(ran.exception, BackendKwargsError)
     assert str(ran.exception) == message
+
+
+def test_a_misspelled_factory(plan):
+    """It is an error before any worker starts, with the nearest name; the file is not imported."""
+    path = plan(LEAST.replace(":build", ":biuld"))
+    (path.parent / "models.py").write_text("raise SystemExit\n" + MODELS)
+    with pytest.raises(BackendKwargsError) as error:
+        read_plan(path)
+    file = str(path.with_name("models.py"))
+    assert str(error.value) == f"{file!r} has no function 'biuld'. Did you mean 'build'?"
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        pytest.param("from somewhere import *", id="a star"),
+        pytest.param("def __getattr__(name): ...", id="made when it is asked for"),
+        pytest.param("globals()['biuld'] = print", id="globals"),
+        pytest.param("from somewhere import build as biuld", id="another's"),
+        pytest.param("if True:\n    biuld = print", id="assigned"),
+        pytest.param("class biuld: ...", id="a class"),
+        pytest.param("for biuld in (print,): ...", id="a loop"),
+        pytest.param("def broken(:", id="what Python cannot read"),
+    ],
+)
+def test_a_factory_that_may_be_there(plan, source):
+    """Only a name that a file surely lacks is an error."""
+    path = plan(LEAST.replace(":build", ":biuld"))
+    (path.parent / "models.py").write_text(source)
+    assert [unit.model for unit in read_plan(path)] == ["models.py:biuld"]
+
+
+def test_a_dry_run(plan, tmp_path):
+    """It prints each unit with its minutes, and neither a worker starts nor a store is made."""
+    path = plan(LEAST.replace("[[", "threads = [1, 2]\nbudget_s = 90\n[["))
+    ran = CliRunner().invoke(app, ["tune", "--plan", str(path), "--store", str(tmp_path / "kept"), "--dry-run"])
+    assert ran.exit_code == 0, ran.exception
+    rows = [line.split() for line in ran.output.splitlines() if "models.py" in line]
+    assert rows == [["models.py:build", "cpu", str(n), "threads", "left", "1.5", "min"] for n in (1, 2)]
+    assert ran.output.splitlines()[-1] == (
+        "2 of 2 units are left, 3.0 min of one worker: as such units took before, or one budget each."
+    )
+    assert not (tmp_path / "kept").exists()
+
+
+@pytest.mark.parametrize(
+    ("store", "message"),
+    [
+        pytest.param("redi://h", "Unknown scheme of store 'redi://h': 'redi'. Did you mean 'redis'?", id="scheme"),
+        pytest.param(
+            "env:NOT_SET", "Store 'env:NOT_SET' names a variable of the environment that is not set.", id="variable"
+        ),
+    ],
+)
+def test_a_dry_run_checks_the_store(plan, store, message):
+    """It is opened and read."""
+    ran = CliRunner().invoke(app, ["tune", "--plan", str(plan(LEAST)), "--store", store, "--dry-run"])
+    assert str(ran.exception) == message
+
+
+def ended(*gains):
+    """Return the summary of a plan with a unit for each gain; None for one that failed."""
+    units = [Unit("m.py:build", "cpu", sizes={"batch": at}) for at in range(len(gains))]
+    same = Interval(1.0, 0.99, 1.01)
+    known = {
+        name_of(unit): UnitDocument(
+            unit=unit,
+            failed="" if gain else "no luck",
+            device_name="cpu AVX2",
+            releases={"torch": "2.13.0", "triton": f"3.{unit.sizes['batch']}"},
+            gain=gain and Interval(gain, gain - 0.1, gain + 0.1),
+            same=same,
+        )
+        for unit, gain in zip(units, gains, strict=True)
+    }
+    return Summary(units, known)
+
+
+def test_the_page_of_a_plan():
+    """It has a verdict, the noise, the devices, and the releases that all units had."""
+    page = document_of(Path("plan.toml"), ended(1.5, 2.5, 0.5, None))
+    assert page.verdict == Verdict(
+        text="2 of 4 units surely gain: 1.50x to 2.50x as fast as eager; 1 slower than the model itself; 1 failed."
+    )
+    assert page.environment == {"device_name": "cpu AVX2", "torch": "2.13.0"}
+    assert page.speedups[0].noise == Interval(1.0, 0.99, 1.01)
+
+
+def test_no_line_to_paste_where_nothing_is_done(capsys):
+    """A plan whose units all failed has nothing to serve."""
+    _show(ended(None), None)
+    assert "torch.compile" not in capsys.readouterr().out
+    _show(ended(1.5), None)
+    assert "torch.compile" in capsys.readouterr().out
