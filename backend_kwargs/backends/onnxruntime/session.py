@@ -40,7 +40,7 @@ from backend_kwargs.graphs.layouts import Decompositions
 from backend_kwargs.graphs.parts import op_name, returned_by
 from backend_kwargs.torch_internals import pytree
 from backend_kwargs.torch_internals.decompositions import core_aten_decompositions
-from backend_kwargs.torch_internals.onnx import REGISTRATION_LOGGER, translated_operators
+from backend_kwargs.torch_internals.onnx import REGISTRATION_LOGGER, translated, translated_operators
 from backend_kwargs.torch_internals.operators import schema_of
 from backend_kwargs.torch_internals.replacing import undone
 
@@ -250,15 +250,17 @@ def _argument(node: fx.Node) -> TensorArgument | SymIntArgument:
 
 def _model(program: ExportedProgram) -> bytes:
     """Return a program as the bytes of an ONNX model."""
+    import onnx_ir
     from onnx_ir.passes.common import OutputFixPass
 
     with warnings.catch_warnings(), _without_lines_of_the_exporter():
         warnings.simplefilter("ignore")  # about the exporter's own code
-        # The exporter's optimizer would drop the addition of 1e-8 and less, and factors within 1e-5 of one. This one of
-        # its steps is needed: ONNX Runtime does not write a result that is an input, such as `repeat` of a scalar.
-        onnx_program: Any = torch.onnx.export(program, dynamo=True, verbose=False, external_data=False, optimize=False)
-        OutputFixPass()(onnx_program.model)
-    return onnx_program.model_proto.SerializeToString()  # type: ignore[no-any-return]
+        # Without the exporter's optimizer, which drops the addition of 1e-8 and less, and factors within 1e-5 of one.
+        # This one of its steps is needed: ONNX Runtime does not write a result that is an input, such as `repeat` of a
+        # scalar.
+        model = translated(program, _registry())
+        OutputFixPass()(model)
+    return onnx_ir.to_proto(model).SerializeToString()  # type: ignore[no-any-return]
 
 
 @cache
