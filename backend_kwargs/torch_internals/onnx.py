@@ -26,7 +26,7 @@ def translated(program: "ExportedProgram", registry: "ONNXRegistry") -> Any:
     from onnxscript.version_converter import convert_version
     from torch.onnx._internal.exporter import _core, _fx_passes
 
-    with fx_config.patch(backed_size_oblivious=True):  # as the exporter does
+    with fx_config.patch(backed_size_oblivious=True):  # type: ignore[attr-defined] # as the exporter does
         _fx_passes.insert_type_promotion_nodes(program.graph_module)
     for node in program.graph.nodes:
         node.meta.setdefault("nn_module_stack", {})  # or it warns of each node
