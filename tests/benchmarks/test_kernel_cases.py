@@ -1,14 +1,13 @@
 """The kernel cases: their work gives the limits of the table, and each runs at a small size on a CPU."""
 
 import copy
-import subprocess
-import sys
 
 import pytest
 import torch
 
 from backend_kwargs import measure
 from benchmarks.workloads.cases import attention, elementwise, gemm, norms, optimizer
+from tests import forks
 
 CASES = {case.name: case for module in (gemm, norms, attention, elementwise, optimizer) for case in module.CASES}
 BYTES_PER_S = 4.3e12
@@ -136,4 +135,5 @@ def test_cases_import_without_triton():
         "import sys; sys.modules['triton'] = None; import torch; from benchmarks.workloads.cases.norms import CASES; "
         "[case.build(torch.device('cpu'), torch.float32, 'smoke') for case in CASES]"
     )
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
+    ran = forks.run("-c", code)
+    assert ran.returncode == 0, ran.stderr

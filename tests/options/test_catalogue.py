@@ -149,35 +149,27 @@ def test_alias_has_its_targets_default():
     assert option.default is inductor_options()["use_static_cuda_launcher"].default
 
 
+READ = """
+import json, sys
+from backend_kwargs.options.catalogue import inductor_options
+found = inductor_options()
+forced = {name: [x.forced, x.forced_value, x.default] for name, x in found.items() if x.forced}
+print(json.dumps([forced, "torch._inductor.compile_fx" in sys.modules]))
+"""
+
+
 @pytest.mark.parametrize(
     "default", [{}, {"TORCHINDUCTOR_FX_GRAPH_CACHE_DEFAULT": "1"}], ids=["alone", "over a default"]
 )
 def test_forced_by_environment(default):
-    """An option forced by an environment variable shows this with the value, unlike a default from one."""
-    code = (
-        "import json; from backend_kwargs.options.catalogue import inductor_options as o; x = o()['fx_graph_cache'];"
-        "print(json.dumps([x.forced, x.forced_value, x.default, o()['max_autotune'].forced]))"
-    )
-    assert in_child(code, TORCHINDUCTOR_FX_GRAPH_CACHE="0", **default) == [True, False, False, False]
+    """An option that the environment forces shows this with the value, as does its alias; a default from it does not.
 
-
-def test_alias_is_forced_with_its_target():
-    """An alias whose target is forced by the environment shows this with the value."""
-    code = (
-        "import json; from backend_kwargs.options.catalogue import inductor_options as o;"
-        "x = o()['force_disable_caches'];"
-        "print(json.dumps([x.forced, x.forced_value, x.default]))"
-    )
-    assert in_child(code, TORCH_COMPILE_FORCE_DISABLE_CACHES="1") == [True, True, True]
-
-
-def test_catalogue_leaves_compile_fx_alone():
-    """Reading the catalogue does not import Inductor's compiler."""
-    code = (
-        "import json, sys; from backend_kwargs.options.catalogue import inductor_options; inductor_options();"
-        "print(json.dumps('torch._inductor.compile_fx' in sys.modules))"
-    )
-    assert in_child(code) is False
+    Reading the catalogue does not import Inductor's compiler.
+    """
+    variables = {"TORCHINDUCTOR_FX_GRAPH_CACHE": "0", "TORCH_COMPILE_FORCE_DISABLE_CACHES": "1", **default}
+    forced, compiler_imported = in_child(READ, **variables)
+    assert forced == {"fx_graph_cache": [True, False, False], "force_disable_caches": [True, True, True]}
+    assert not compiler_imported
 
 
 def test_config_is_untouched():

@@ -597,36 +597,37 @@ def test_report_reads_as_text_and_as_json():
     assert "source" not in data["graphs"][0]["codes"][0]
 
 
-def test_options_are_in_torchs_structured_trace(tmp_path):
+TRACED = """
+import torch, backend_kwargs as bk
+def fn(gm, example_inputs, *, table=None, level=1): return gm.forward
+mine = bk.make_backend(fn, table={(1, 2): 3}, level=2)
+for backend in bk.make_backend("tmpl-inductor:aten", epilogue_fusion=False), mine:
+    print(torch.compile(lambda x: x + 1, backend=backend)(torch.ones(3)).tolist())
+"""
+
+
+@pytest.fixture(scope="module")
+def traced(tmp_path_factory):
+    """Return the options of two graphs as TORCH_TRACE has them: torch reads the variable when it is imported."""
+    folder = tmp_path_factory.mktemp("trace")
+    env = {**os.environ, "TORCH_TRACE": str(folder)}
+    done = subprocess.run([sys.executable, "-c", TRACED], env=env, check=True, capture_output=True, text=True)
+    assert done.stdout == "[2.0, 2.0, 2.0]\n" * 2
+    lines = next(folder.iterdir()).read_text().splitlines()
+    return [json.loads(lines[at + 1]) for at, line in enumerate(lines) if '"backend_kwargs_options"' in line]
+
+
+def test_options_are_in_torchs_structured_trace(traced):
     """With TORCH_TRACE the graph's effective options are among torch's artifacts."""
-    script = (
-        "import torch, backend_kwargs as bk\n"
-        "torch.compile(lambda x: x + 1, backend=bk.make_backend('tmpl-inductor:aten', epilogue_fusion=False))"
-        "(torch.ones(3))"
-    )
-    subprocess.run([sys.executable, "-c", script], env={**os.environ, "TORCH_TRACE": str(tmp_path)}, check=True)
-    lines = next(tmp_path.iterdir()).read_text().splitlines()
-    at = next(at for at, line in enumerate(lines) if '"backend_kwargs_options"' in line)
-    written = json.loads(lines[at + 1])
+    written, _ = traced
     assert written["backend"] == "tmpl-inductor:aten"
     assert written["options"]["epilogue_fusion"] is False
     assert written["options"]["max_autotune_gemm_backends"] == "ATEN"
 
 
-def test_trace_tells_what_json_cannot(tmp_path):
+def test_trace_tells_what_json_cannot(traced):
     """An option's value without a JSON form is traced as its repr, and the graph compiles."""
-    script = (
-        "import torch, backend_kwargs as bk\n"
-        "def fn(gm, example_inputs, *, table=None, level=1): return gm.forward\n"
-        "backend = bk.make_backend(fn, table={(1, 2): 3}, level=2)\n"
-        "print(torch.compile(lambda x: x + 1, backend=backend)(torch.ones(3)).tolist())"
-    )
-    env = {**os.environ, "TORCH_TRACE": str(tmp_path)}
-    done = subprocess.run([sys.executable, "-c", script], env=env, check=True, capture_output=True, text=True)
-    assert done.stdout == "[2.0, 2.0, 2.0]\n"
-    lines = next(tmp_path.iterdir()).read_text().splitlines()
-    at = next(at for at, line in enumerate(lines) if '"backend_kwargs_options"' in line)
-    assert json.loads(lines[at + 1]) == {"backend": "__main__:fn", "options": {"table": "{(1, 2): 3}", "level": 2}}
+    assert traced[1] == {"backend": "__main__:fn", "options": {"table": "{(1, 2): 3}", "level": 2}}
 
 
 @pytest.mark.parametrize(

@@ -3,8 +3,6 @@
 import dataclasses
 import operator
 import os
-import subprocess
-import sys
 from importlib import import_module
 from pathlib import Path
 
@@ -28,6 +26,7 @@ from backend_kwargs.rewrites import attention, convolution, cudnn_attention, lin
 from backend_kwargs.rewrites import table as rewrites
 from backend_kwargs.rewrites.apply import RewritePass, with_rewrites
 from backend_kwargs.rewrites.operators import with_fallback
+from tests import forks
 from tests.rewrites.on_a_cpu import compiled_by
 from tests.rewrites.test_rotary import SPELLINGS
 
@@ -217,8 +216,8 @@ def test_the_key_knows_the_script(tmp_path):
     said = []
     for text in (SCRIPT, SCRIPT, SCRIPT.replace("return 2", "return 3")):
         (tmp_path / "train.py").write_text(text)
-        ran = subprocess.run([sys.executable, tmp_path / "train.py"], capture_output=True, text=True, check=True)
-        said.append(ran.stdout)
+        said.append(forks.run(tmp_path / "train.py").stdout)
+    assert said[0]
     assert said[0] == said[1] != said[2]
 
 
@@ -596,8 +595,7 @@ def test_caches_of_another_process(tmp_path):
     said = []
     for _ in range(2):
         env = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": str(tmp_path)}
-        command = [sys.executable, "-c", IN_ANOTHER_PROCESS]
-        ran = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
+        ran = forks.run("-c", IN_ANOTHER_PROCESS, env=env)
         assert ran.returncode == 0, ran.stderr
         said.append(ran.stdout.strip())
     assert said == [f"{hits} {{'onednn': 1}} {{'layer_norm_backward': 1}}" for hits in (0, 2)]

@@ -1,7 +1,5 @@
 """Facts about Inductor: its options, its choices of kernels, its code, its caches, and Triton."""
 
-import subprocess
-import sys
 import threading
 
 import pytest
@@ -20,6 +18,7 @@ from backend_kwargs.torch_internals import (
     regions,
     triton,
 )
+from tests import forks
 
 # --- options --------------------------------------------------------------------------------------------------------
 
@@ -152,6 +151,7 @@ def test_trees_of_a_new_thread():
 THREAD_THAT_ENDS = """
 import gc, os, sys, threading, time
 import torch
+assert "torch._inductor.cudagraph_trees" not in sys.modules
 {here}
 found = []
 def made():
@@ -173,8 +173,7 @@ print(sys.getrefcount(found[0]))  # the list's reference, and that of the call
 )
 def test_a_thread_that_ends_frees_nothing_of_others(here):
     """Containers that another one holds outlive the thread that made them: torch 2.11 lacks a reference to them."""
-    command = [sys.executable, "-c", THREAD_THAT_ENDS.format(here=here)]
-    assert subprocess.run(command, check=True, capture_output=True, text=True).stdout == "2\n"
+    assert forks.run("-c", THREAD_THAT_ENDS.format(here=here)).stdout == "2\n"
 
 
 def test_own_trees_are_gone_afterwards():

@@ -1,7 +1,5 @@
 """OpenVINO's own dynamo backend, forwarded unchanged."""
 
-import subprocess
-import sys
 from importlib.util import find_spec
 
 import pytest
@@ -10,6 +8,7 @@ from torch import nn
 
 import backend_kwargs as bk
 from backend_kwargs.report.ran import UNKNOWN
+from tests import forks
 
 pytestmark = [
     pytest.mark.usefixtures("fresh_dynamo"),
@@ -88,7 +87,7 @@ def test_absent():
         "backend._dynamo_names = list\n"  # its entry point stays installed
         "backend.find_backend('openvino')"
     )
-    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    ran = forks.run("-c", code)
     message = "Backend 'openvino' cannot work here: openvino is not importable; pip install \"openvino==2026.4.*\"."
     assert ran.stderr.splitlines()[-1].partition(": ")[2] == message
 
