@@ -107,14 +107,14 @@ def test_a_module_that_is_forgotten_while_another_comes(monkeypatch):
 def test_modules_that_are_dropped_are_freed(spec, options):
     """Neither guards nor code keep a parameter alive, nor its memory."""
     references = []
-    for _ in range(3):
+    for _ in range(2):  # the second one's code comes from the caches
         net = Net().eval()
         assert_close(torch.compile(net, backend=make_backend(spec, options))(X), net(X), **loose)
         weight = net.first.weight
         references.append((weakref.ref(weight), StorageWeakRef(weight.untyped_storage())))
         del net, weight
         gc.collect()
-    assert [(alive(), storage.expired()) for alive, storage in references] == [(None, True)] * 3
+    assert [(alive(), storage.expired()) for alive, storage in references] == [(None, True)] * 2
 
 
 @each_backend
@@ -124,10 +124,9 @@ def test_a_swapped_weight_takes_effect(spec, options):
     """`swap_tensors` refuses tensors with weak references, so guards have none."""
     net = Net().eval()
     compiled = torch.compile(net, backend=make_backend(spec, options))
-    for _ in range(3):
-        assert_close(compiled(X), net(X), **loose)
-        gc.collect()
-        torch.utils.swap_tensors(net.first.weight, nn.Parameter(torch.randn(16, 8)))
+    assert_close(compiled(X), net(X), **loose)
+    gc.collect()
+    torch.utils.swap_tensors(net.first.weight, nn.Parameter(torch.randn(16, 8)))
     assert_close(compiled(X), net(X), **loose)
 
 
@@ -271,10 +270,9 @@ def test_statistics_that_training_moved_take_effect(spec, options):
     """A call in training mode moves a norm's statistics, which are constants of the compiled graph."""
     net = Norm().eval()
     compiled = torch.compile(net, backend=make_backend(spec, options))
-    for _ in range(2):
-        assert_close(compiled(X), net(X), rtol=1e-4, atol=1e-4)
-        net.train()(torch.randn(32, 8) * 3 + 1)
-        net.eval()
+    assert_close(compiled(X), net(X), rtol=1e-4, atol=1e-4)
+    net.train()(torch.randn(32, 8) * 3 + 1)
+    net.eval()
     assert_close(compiled(X), net(X), rtol=1e-4, atol=1e-4)
 
 
@@ -289,13 +287,16 @@ TRANSFORMS = {
 
 
 @each_engine
-@pytest.mark.parametrize("transform", TRANSFORMS.values(), ids=TRANSFORMS)
 @pytest.mark.filterwarnings("ignore:.torch.jit.script:DeprecationWarning")
 @pytest.mark.filterwarnings("ignore:.torch._prims_common.check:FutureWarning")
 @without_warnings
 @torch.no_grad()
-def test_transforms_of_torch_func_work(spec, options, transform):
+def test_transforms_of_torch_func_work(spec, options):
     """In a graph with transforms a buffer that has a view is no error."""
     net = Norm().eval()
-    compiled = torch.compile(lambda x: transform(net, x), backend=make_backend(spec, options))
-    assert_close(compiled(X), transform(net, X), rtol=1e-4, atol=1e-4)
+
+    def transformed(x):
+        return {name: transform(net, x) for name, transform in TRANSFORMS.items()}
+
+    compiled = torch.compile(transformed, backend=make_backend(spec, options))
+    assert_close(compiled(X), transformed(X), rtol=1e-4, atol=1e-4)

@@ -77,16 +77,16 @@ DATA_WRITES = {
 
 
 @pytest.mark.parametrize("precision", ["bf16", *INT8])
-@pytest.mark.parametrize("write", DATA_WRITES.values(), ids=DATA_WRITES)
 @torch.no_grad()
-def test_writes_that_no_version_counts(precision, write):
+def test_writes_that_no_version_counts(precision):
     """A write through `.data` takes effect at the next call, as with plain code."""
-    model, x = net(), rows()
+    model, x, errors = net(), rows(), {}
     compiled = in_precision(model, precision)
     compiled(x)
-    for _ in range(2):
+    for name, write in [*DATA_WRITES.items()] * 2:
         write(model[0].weight)
-        assert error(compiled(x), model, x) < BOUND
+        errors[name] = max(error(compiled(x), model, x), errors.get(name, 0.0))
+    assert {name: each for name, each in errors.items() if not each < BOUND} == {}
 
 
 def test_casts_keep_no_weight():
