@@ -146,6 +146,13 @@ def attribute(owner, name, value):
     return set_to(lambda given: setattr(owner, name, given), value, getattr(owner, name))
 
 
+def without_library(library):
+    """Return a context without it; `torch.testing` lets nobody set this alone in a process that has imported it."""
+    return lambda: library.flags(
+        False, deterministic=library.deterministic, allow_tf32=library.allow_tf32, fp32_precision=library.fp32_precision
+    )
+
+
 def precision_of(kind):
     return attribute(kind, "fp32_precision", "ieee" if kind.fp32_precision == "tf32" else "tf32")
 
@@ -184,8 +191,8 @@ STATES = {
     "default dtype": (set_to(torch.set_default_dtype, torch.float64, torch.float32), nullcontext),
     "default device": (set_to(torch.set_default_device, "meta", None), nullcontext),
     "fast path of attention": (set_to(torch.backends.mha.set_fastpath_enabled, False, True), nullcontext),
-    "cuDNN": (attribute(torch.backends.cudnn, "enabled", False), nullcontext),
-    "oneDNN": (attribute(torch.backends.mkldnn, "enabled", False), nullcontext),
+    "cuDNN": (without_library(torch.backends.cudnn), nullcontext),
+    "oneDNN": (without_library(torch.backends.mkldnn), nullcontext),
     "uninitialized memory": (attribute(torch.utils.deterministic, "fill_uninitialized_memory", False), nullcontext),
     "deterministic": (set_to(torch.use_deterministic_algorithms, True, False), nullcontext),
     "float32 of products": (precision_of(torch.backends.cuda.matmul), nullcontext),
