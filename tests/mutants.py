@@ -150,7 +150,6 @@ TESTS: Mapping[str, str] = {
     "*/disk/place.py": "bundles/test_bundle_place.py bundles/test_private_folders.py",
     "*/disk/*.py": "bundles/test_bundle_place.py bundles/test_private_folders.py bundles/test_bundle_faults.py"
     " bundles/test_extensions.py bundles/test_bundle.py",
-    "*/packages/*.py": "test_keys.py bundles/test_package.py bundles/test_package_guards.py",
     "*/bundles/graphs.py": "bundles/test_graph_keys.py bundles/test_gradients.py bundles/test_bundle.py test_keys.py",
     "*/bundles/samples.py": "bundles/test_untraced.py bundles/test_building.py bundles/test_bundle.py",
     "*/bundles/*.py": "bundles/test_compile_config.py bundles/test_states.py bundles/test_building.py"

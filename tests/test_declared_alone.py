@@ -14,10 +14,9 @@ from packaging.requirements import Requirement
 from tests.test_docs import README, ROOT, blocks
 
 NAME = "backend-kwargs"
-AHEAD = """
-package = bk.CompiledModule(bk.CompileConfig(kind="aoti", dynamic=False)).build(model, [x])
-package.save("ahead/")
-loaded = bk.CompiledModule.load("ahead/", model, trust=True)
+BUNDLE = """
+bk.CompiledModule().build(model, [x]).save("bundle/")
+loaded = bk.CompiledModule.load("bundle/", model, trust=True)
 loaded.deploy()
 print(loaded(x).shape == model(x).shape)
 """
@@ -79,8 +78,8 @@ def test_environment_has_nothing_undeclared(run, tmp_path):
 
 
 def test_readme_runs(run, tmp_path):
-    """README's Python blocks run in order; a package of AOTInductor is built, saved and loaded too."""
-    code = "\n".join([*blocks("python", README), AHEAD])
+    """README's Python blocks run in order; a bundle is built, saved and loaded too."""
+    code = "\n".join([*blocks("python", README), BUNDLE])
     assert run("-W", "ignore", "-c", code, cwd=tmp_path).splitlines()[-1] == "True"
 
 

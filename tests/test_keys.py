@@ -18,7 +18,6 @@ from backend_kwargs.bundles import config as compile_config
 from backend_kwargs.bundles.disk import fingerprint as environment
 from backend_kwargs.bundles.disk.weights import place_of
 from backend_kwargs.bundles.graphs import key_of
-from backend_kwargs.bundles.packages import exported
 from backend_kwargs.options.requirements import machine
 from backend_kwargs.precision.weights import weight_of
 from backend_kwargs.rewrites import table as rewrites
@@ -69,7 +68,6 @@ CONFIGS = {
     "autocast_enabled": True,
     "autocast_dtype": torch.float16,
     "output_dtype": torch.float64,
-    "kind": "aoti",
     "check_numbers": "warn",
     "tolerance": 0.5,
     "unmatched": "eager",
@@ -378,65 +376,6 @@ def key_of_graph(x=ONES, under=nullcontext, **given):
 def test_graphs_of_bundles(change):
     """The computation, its constants, its inputs and torch's state are in the key of a kept graph."""
     assert key_of_graph() == key_of_graph() != key_of_graph(**change)
-
-
-class Weighted(torch.nn.Module):
-    """A module with a weight, and what an export makes a constant."""
-
-    def __init__(self, weight=1.0, constant=1.0, function=torch.sin):
-        super().__init__()
-        self.weight, self.function = torch.nn.Parameter(torch.full((2,), weight)), function
-        self.constant = torch.full((2,), constant)
-
-    def forward(self, x, scale=None):
-        made = self.function(x) * self.weight + self.constant
-        return made if scale is None else {"made": made * scale}
-
-
-class Twice(Weighted):
-    """Two results in place of one."""
-
-    def forward(self, x, scale=None):
-        return super().forward(x, scale), x * 2
-
-
-PROGRAMS = {
-    "operator": {"module": Weighted(function=torch.cos)},
-    "value of a constant": {"module": Weighted(constant=2.0)},
-    "results": {"module": Twice()},
-    "rows": {"x": ONES[:3]},
-    "dtype": {"x": ONES.double()},
-    "strides": {"x": torch.ones(2, 4).T},
-    "keyword": {"kwargs": {"scale": 2.0}},
-    "size that varies": {"dynamic_shapes": {"x": {0: torch.export.Dim("n", max=8)}}},
-    "range of a size": {
-        "dynamic_shapes": {"x": {0: torch.export.Dim("n", max=9)}},
-        "base": {"dynamic_shapes": {"x": {0: torch.export.Dim("n", max=8)}}},
-    },
-}
-
-
-def digest_of(module=None, x=ONES, **given):
-    return exported._digest(torch.export.export(module or Weighted(), (x,), **given))
-
-
-@pytest.mark.parametrize("change", PROGRAMS.values(), ids=PROGRAMS)
-def test_programs_of_packages(change):
-    """What a package computes, for which inputs, and its constants are in its digest."""
-    base = change.get("base", {})
-    changed = {name: value for name, value in change.items() if name != "base"}
-    assert digest_of(**base) == digest_of(**base) != digest_of(**changed)
-
-
-def test_weights_of_packages():
-    """Weights are no part of the digest of a package, since it is given them; the default dtype is."""
-    program = torch.export.export(Weighted(), (ONES,))
-    assert digest_of(Weighted(weight=2.0)) == (before := exported._digest(program))
-    torch.set_default_dtype(torch.float64)
-    try:
-        assert exported._digest(program) != before
-    finally:
-        torch.set_default_dtype(torch.float32)
 
 
 SQUARE, COMPLEX = torch.zeros(4, 4), torch.zeros(4, dtype=torch.complex64)

@@ -13,6 +13,7 @@ from backend_kwargs import Backend, BackendKwargsError, CompileConfig, CompiledM
 from backend_kwargs.auto.decisions_toml import read_decisions
 from backend_kwargs.auto.lock import read_lock
 from backend_kwargs.auto.store import Catalogue
+from backend_kwargs.bundles.config import REMOVED
 from backend_kwargs.bundles.disk.reading import inspected
 from backend_kwargs.compare import Row, to_json
 from backend_kwargs.compare.rows import Comparison
@@ -129,6 +130,23 @@ def test_a_bundle_is_read(written):
         loaded = CompiledModule.load(written / "bundle", module := scaled(5), trusted_keys=[written / "signer.pem"])
     assert loaded.config == CompileConfig()
     assert all(torch.equal(value, scaled().state_dict()[name]) for name, value in module.state_dict().items())
+
+
+def test_a_package_is_refused(written):
+    """A bundle with an ahead-of-time package is refused in one line, however it is read."""
+    path = written / "bundle-aoti"
+    message = f"Kind 'aoti' of bundle {str(path)!r} was removed: build again, and {REMOVED['kind']}."
+    for read in (lambda: inspected(path, []), lambda: CompiledModule.load(path, scaled(), trust=True)):
+        with pytest.raises(BackendKwargsError) as raised:
+            read()
+        assert str(raised.value) == message
+
+
+def test_a_compile_config_of_a_package_is_refused():
+    """A config file with `kind="aoti"` is refused in one line."""
+    with pytest.raises(BackendKwargsError) as raised:
+        CompileConfig.from_json(WRITTEN / "compile_config_aoti.json")
+    assert str(raised.value) == f"CompileConfig field 'kind' was removed: {REMOVED['kind']}."
 
 
 def test_a_compile_config_is_read():

@@ -5,7 +5,6 @@
 compiled for, and `input_check` compares a call's with them.
 `graphs` keeps compiled graphs and loads them, `libraries` loads their C++ functions, and `frames` keeps the bytecode
 that calls a module's only graph.
-`packages/` are ahead-of-time packages: exported, compiled, called, and guarded.
 `identity/` tells whether a module is the one that was compiled.
 `disk/` is the folder of a bundle: written whole, read with care.
 """

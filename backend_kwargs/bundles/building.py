@@ -5,7 +5,6 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -13,8 +12,7 @@ from torch.types import Device
 
 from backend_kwargs.bundles.config import CompileConfig
 from backend_kwargs.bundles.frames import keep_frame
-from backend_kwargs.bundles.identity.walk import identity_of, state_of
-from backend_kwargs.bundles.packages.compiling import compile_package, export_module
+from backend_kwargs.bundles.identity.walk import identity_of
 from backend_kwargs.bundles.running import (
     Built,
     Dtypes,
@@ -22,11 +20,10 @@ from backend_kwargs.bundles.running import (
     entry,
     first_output_dtypes,
     import_compiler,
-    in_eager,
     running,
     without_gradients,
 )
-from backend_kwargs.bundles.samples import Sample, cloned, described, one_signature, samples_of
+from backend_kwargs.bundles.samples import Sample, cloned, described, samples_of
 from backend_kwargs.errors import BackendKwargsError, error_text, warn_once, wrong_value
 from backend_kwargs.facts import Call
 from backend_kwargs.measure import Roundings, accuracy, check_error, generators, status_of
@@ -38,9 +35,7 @@ class FailedModuleError(BackendKwargsError, RuntimeError):
     """The module raised an error, in eager or compiled; that error is the cause."""
 
 
-def build(
-    config: CompileConfig, module: torch.nn.Module, data: object, device: Device, cache_dir: str | Path | None
-) -> tuple[Built, Running]:
+def build(config: CompileConfig, module: torch.nn.Module, data: object, device: Device) -> tuple[Built, Running]:
     """Compile `module` for the samples `data`, without changes to it, its inputs and the random generators.
 
     A copy is run, once for each sample in order, since the module may keep state between calls. The copy shares the
@@ -50,19 +45,12 @@ def build(
         raise wrong_value("build's `module`", "a torch.nn.Module", module)
     samples = samples_of(data)
     metadata = [described(tuple(sample)) for sample in samples]
-    if config.kind == "aoti" and not one_signature(metadata):
-        raise BackendKwargsError("kind='aoti' must have samples that differ only in the sizes of tensors.")
     where = device_of(module, device)
     import_compiler()
-    folder = _folder(cache_dir)
     with generators.kept(where), torch.no_grad():
         wanted, dtypes, changed = _eager(config, module, samples, where)
-        built = Built(config, module, where, metadata, dtypes, cache_dir=folder)
-        try:
-            bound = _compiled(built, samples, wanted, parameters=changed)
-        except BaseException:
-            built.temporary.remove()  # at once, also while the error's traceback is kept
-            raise
+        built = Built(config, module, where, metadata, dtypes)
+        bound = _compiled(built, samples, wanted, parameters=changed)
     built.notes += [f"a graph's code is not in the bundle: {graph.why}" for graph in built.graphs.values() if graph.why]
     return built, bound
 
@@ -81,8 +69,6 @@ def _compiled(built: Built, samples: Sequence[Sample], wanted: "Wanted | None", 
         if built.cold_s is None:
             built.cold_s = time.perf_counter() - began
 
-    if built.config.kind == "aoti":
-        built.package = compile_package(built, export_module(built, twin, cloned(samples[0])))
     compiled = running(built, twin, keep=True)
     try:
         call = without_gradients(compiled.call)
@@ -111,10 +97,7 @@ def rebound(compiled: Running, built: Built) -> Running:
     module too, whose state no call of the copy has changed.
     """
     call: Any = compiled.call
-    if built.package:
-        call.serve(built.module, in_eager(built, built.module))
-    else:
-        compiled.call = type(call)(call.func, built.module)
+    compiled.call = type(call)(call.func, built.module)
     return compiled
 
 
@@ -175,18 +158,6 @@ def _said(sample: int, *, compiled: bool) -> Iterator[None]:
         raise FailedModuleError(message if message.endswith(".") else f"{message}.") from error
 
 
-def _folder(cache_dir: str | Path | None) -> Path | None:
-    """Make and return the folder of `cache_dir`, None for none."""
-    if cache_dir is None:
-        return None
-    try:
-        Path(cache_dir).mkdir(parents=True, exist_ok=True)
-    except (OSError, ValueError) as error:  # ValueError: a null byte
-        reason = getattr(error, "strerror", error)
-        raise BackendKwargsError(f"Cannot use cache_dir {str(cache_dir)!r}: {reason}.") from None
-    return Path(cache_dir)
-
-
 def device_of(module: torch.nn.Module, device: Device) -> torch.device:
     """Return the device to run on: the module's, with which `device` must agree if it is given."""
     tensors = [*module.parameters(), *module.buffers()]
@@ -224,19 +195,13 @@ def _eager(
     Each run has its own copy of the module, since each must be a first call.
     """
     cast = config.autocast_enabled or config.output_dtype is not None
-    if config.check_numbers == "off" and not cast and config.kind != "aoti":
+    if config.check_numbers == "off" and not cast:
         return None, (), False
     twin = _copied(module, with_parameters=True)
-    versions, state = _versions(twin.named_parameters()), (_versions(twin.named_buffers()), state_of(twin))
+    versions = _versions(twin.named_parameters())
     seen = _seen(twin, twin, _copies(samples), parameters=False)
     if changed := versions != _versions(twin.named_parameters()):
         seen["state"] |= dict(twin.named_parameters())
-    if config.kind == "aoti" and state != (_versions(twin.named_buffers()), state_of(twin)):
-        # torch 2.13's packages lose some changes of buffers, and all of Python's attributes.
-        raise BackendKwargsError(
-            "kind='aoti' must have a module that changes neither its buffers nor its attributes in a call: use "
-            "kind='inductor'."
-        )
     dtypes = first_output_dtypes(config, seen["output"][0])
     if config.check_numbers == "off":
         return None, dtypes, changed

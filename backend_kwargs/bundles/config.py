@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from backend_kwargs.backend import OURS, Backend, find_backend
-from backend_kwargs.errors import BackendKwargsError, shown, wrong_value
+from backend_kwargs.errors import BackendKwargsError, removed, shown, wrong_value
 from backend_kwargs.files.atomic_write import write_whole
 from backend_kwargs.files.plain_data import check_plain, read_json
 from backend_kwargs.options.layers import Options, copied, same
@@ -24,9 +24,11 @@ INSTEAD = {
     "options": "set each option by its name",
     "inductor_config": "set each option by its name",
 }
-# Options of this package that do not apply to an ahead-of-time package.
-NOT_AHEAD = ("auto", "clone_outputs", "use_aoti")
-Kind = Literal["inductor", "aoti"]
+# Fields of earlier releases, with what to write instead.
+REMOVED = {
+    "kind": "leave it out; torch's own aoti_compile_and_package makes ahead-of-time packages with "
+    "inductor_configs=bk.make_backend(...).inductor_config(ahead_of_time=True)"
+}
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,7 +53,6 @@ class CompileConfig:
     output_dtype: Annotated[Any, "dtype of floating outputs; None: under autocast, the module's without autocast"] = (
         None
     )
-    kind: Annotated[Kind, "inductor: dynamo's guards and Inductor's code; aoti: an ahead-of-time package"] = "inductor"
     check_numbers: Annotated[Literal["raise", "warn", "off"], "the action if results are wrong after a build"] = "raise"
     unmatched: Annotated[
         Literal["raise", "eager"], "the action for inputs that compiled code was not built for: an error, or eager"
@@ -62,6 +63,8 @@ class CompileConfig:
     def __new__(cls, *_: object, **fields: object) -> "CompileConfig":
         """Raise if a field is unknown, with the nearest name: a dataclass alone raises a TypeError."""
         for name in fields:
+            if name in REMOVED:
+                raise removed(f"{KIND} {name!r}", REMOVED[name])
             lookup(name, FIELDS, KIND)
         return super().__new__(cls)
 
@@ -77,8 +80,6 @@ class CompileConfig:
             object.__setattr__(self, "backend", make_backend(self.backend))
         mode = {} if self.mode is None else {"mode": self.mode}
         object.__setattr__(self, "resolved", make_backend(self.backend, {**(self.options or {}), **mode}))
-        if self.kind == "aoti":
-            _check_ahead_of_time(self.resolved)
 
     def describe(self) -> str:
         """Return the fields that are not the default, as `name=value,name=value`."""
@@ -121,6 +122,10 @@ class CompileConfig:
             raise BackendKwargsError(
                 f"Compile config version {shown(version)} is not 1 to {CONFIG_VERSION}; update backend-kwargs."
             )
+        if fields.get("kind") == "inductor":  # as earlier releases wrote it
+            del fields["kind"]
+        elif "kind" in fields:
+            raise removed(f"{KIND} 'kind'", REMOVED["kind"])
         known = {lookup(name, FIELDS, KIND).name: value for name, value in fields.items()}
         backend, options = known.get("backend", PLAIN), known.get("options")
         if isinstance(backend, Mapping):
@@ -149,7 +154,7 @@ class CompileConfig:
         return all(same(getattr(self, name), getattr(other, name)) for name in FIELDS)
 
     def __hash__(self) -> int:
-        return hash((self.resolved, self.kind, self.fullgraph, self.dynamic))
+        return hash((self.resolved, self.fullgraph, self.dynamic))
 
 
 # Read from the class itself, so that each field is declared once; `resolved` is derived from the others.
@@ -164,14 +169,3 @@ def _dtype(name: str, value: object) -> object:
     if value is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
         raise wrong_value(f"{KIND} {name!r}", "a floating torch.dtype, or the name of one", value)
     return dtype
-
-
-def _check_ahead_of_time(backend: Backend) -> None:
-    """Raise if an ahead-of-time package cannot be compiled by this backend."""
-    if not backend.takes_inductor_options:
-        raise BackendKwargsError(f"kind='aoti' must have Inductor as its backend, got {backend.spec!r}.")
-    for name in NOT_AHEAD:
-        if backend.options.get(name):
-            raise BackendKwargsError(
-                f"kind='aoti' takes no option {name!r}: an ahead-of-time package has no use for it."
-            )

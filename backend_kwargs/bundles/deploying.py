@@ -1,21 +1,15 @@
 """Deploying: the callable with the least overhead for serving, and facts about it."""
 
 import threading
-import time
 from collections.abc import Callable, Sequence
 from timeit import timeit
 
-import torch
-
 from backend_kwargs.bundles.disk.weights import checked_size
-from backend_kwargs.bundles.identity.walk import identity_of, state_of
+from backend_kwargs.bundles.identity.walk import state_of
 from backend_kwargs.bundles.input_check import InputCheck
-from backend_kwargs.bundles.packages.compiling import compile_package, export_module
-from backend_kwargs.bundles.packages.exported import Exported
-from backend_kwargs.bundles.packages.package import misfit
 from backend_kwargs.bundles.running import Built, Running, checked, in_eager, input_check, running
-from backend_kwargs.bundles.samples import Metadata, Sample, leaves_of, zeros_of
-from backend_kwargs.errors import BackendKwargsError, error_text, warn_once
+from backend_kwargs.bundles.samples import Metadata, leaves_of, zeros_of
+from backend_kwargs.errors import BackendKwargsError, warn_once
 from backend_kwargs.facts import Call
 
 SHARED_POOL = (
@@ -32,11 +26,8 @@ def deployed(built: Built, swap: Callable[[Call], None], *, guards: bool) -> tup
         require_comparable(built.samples)
     check = input_check(built, guards=guards)
     ready = running(built, built.module, keep=False, guards="local" if guards else "none")
-    if built.package is not None:
-        lean, check = ready.call, ready.call.tensors  # type: ignore[attr-defined]
-    else:
-        ready.check = check
-        lean = checked(ready.call, check, in_eager(built, built.module))
+    ready.check = check
+    lean = checked(ready.call, check, in_eager(built, built.module))
     call = lean if guards else _watched(built, ready, lean, check, swap)
     return ready, call, [*ready.notes, *_cost(built, check)]
 
@@ -102,54 +93,19 @@ def _watched(
     return call
 
 
-def with_package(built: Built) -> list[str]:
-    """Compile an ahead-of-time package for inputs like the samples, unless there is one for the module; return notes.
-
-    A module that is not known to be the one that was compiled is exported again: the graphs say whether it is.
-    """
-    package, began, exported = built.package, time.perf_counter(), None
-    why = misfit(package, built.module, built.device) if package else ""
-    if package and not why:
-        if package.guards.module and package.guards.module == identity_of(built.module):
-            return []
-        exported = _exported(built)
-        if package.guards.graph and package.guards.graph == exported.digest:
-            return [f"the module was exported in {time.perf_counter() - began:.1f} s, to compare it with the package"]
-        why = "the module is not known to be the one that was compiled"
-    built.package = compile_package(built, exported or _exported(built))
-    if not why:
-        return []
-    note = f"the package was compiled again in {time.perf_counter() - began:.0f} s: {why}"
-    warn_once(f"{note[0].upper()}{note[1:]}.")
-    return [note]
-
-
-def _exported(built: Built) -> Exported:
-    """Export the module on its first sample, with zeros in the tensors."""
-    try:
-        args, kwargs = zeros_of(built.samples[0], built.device)
-    except Exception as error:
-        raise BackendKwargsError(f"The first sample cannot be made: {error_text(error)}.") from error
-    with torch.no_grad():
-        return export_module(built, built.module, Sample(tuple(args), dict(kwargs)))
-
-
 def facts(built: Built, running: Running | None) -> list[str]:
     """Return facts about a built module's code, one per line."""
     lines = [f"samples: {len(built.samples)}{', dynamic sizes' if built.dynamic else ''}"]
-    if built.config.kind == "aoti":
-        lines.append("code: an ahead-of-time package" if built.package else "code: none, compiled when made ready")
-    else:
-        graphs = built.graphs.values()
-        with_code = sum(bool(graph.code) for graph in graphs)
-        decisions = [graph.decision for graph in graphs if graph.decision]
-        decided = sum(bool(graph.decision and not graph.code) for graph in graphs)
-        besides = f", and auto's decision for {decided} more" if decided else ""
-        lines.append(f"graphs held: {with_code} of {len(graphs)}{besides}")
-        if running and running.backend:
-            loaded, compiled = len(running.backend.loaded), len(running.backend.compiled)
-            lines.append(f"graphs loaded in this process: {loaded}, compiled: {compiled}")
-        options = [built.config.resolved.options, *(decision["options"] for decision in decisions)]
-        if running and built.device.type == "cuda" and any(each.get("triton.cudagraphs") for each in options):
-            lines.append(SHARED_POOL)
+    graphs = built.graphs.values()
+    with_code = sum(bool(graph.code) for graph in graphs)
+    decisions = [graph.decision for graph in graphs if graph.decision]
+    decided = sum(bool(graph.decision and not graph.code) for graph in graphs)
+    besides = f", and auto's decision for {decided} more" if decided else ""
+    lines.append(f"graphs held: {with_code} of {len(graphs)}{besides}")
+    if running and running.backend:
+        loaded, compiled = len(running.backend.loaded), len(running.backend.compiled)
+        lines.append(f"graphs loaded in this process: {loaded}, compiled: {compiled}")
+    options = [built.config.resolved.options, *(decision["options"] for decision in decisions)]
+    if running and built.device.type == "cuda" and any(each.get("triton.cudagraphs") for each in options):
+        lines.append(SHARED_POOL)
     return lines + [f"note: {note}" for note in built.notes]

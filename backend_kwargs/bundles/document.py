@@ -31,9 +31,7 @@ class FirstCall:
 def built(manifest: Manifest, title: str, notes: Sequence[str]) -> page.Document:
     """Return what was built."""
     compiled = f", compiled in {manifest.cold_s:.2f} s" if manifest.cold_s else ""
-    count = (
-        f"{len(manifest.graphs)} graph{'' if len(manifest.graphs) == 1 else 's'}" if manifest.graphs else "a package"
-    )
+    count = f"{len(manifest.graphs)} graph{'' if len(manifest.graphs) == 1 else 's'}"
     text = f"{count} of {manifest.module}{compiled}."
     return _document(manifest, title, "backend-kwargs build", page.Verdict(text=text), notes)
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from backend_kwargs.bundles.config import CompileConfig
 from backend_kwargs.bundles.states import Call, State, after
-from backend_kwargs.errors import BackendKwargsError, printable, shown, wrong_value
+from backend_kwargs.errors import BackendKwargsError, printable, removed, shown, wrong_value
 
 if TYPE_CHECKING:
     import torch
@@ -78,14 +78,16 @@ class CompiledModule:
             module: the module, on the device where it will run.
             data: samples: each a tensor, a tuple of arguments, a dict of keywords, or a pair (args, kwargs).
             device: where the module must be; None: where it is.
-            cache_dir: where an ahead-of-time package is written; None: a temporary folder.
+            cache_dir: None; earlier releases wrote ahead-of-time packages there.
 
         """
         with self._lock:
             state = self._after("build")
+            if cache_dir is not None:
+                raise removed("build's `cache_dir`", "leave it out; only ahead-of-time packages were written there")
             from backend_kwargs.bundles.building import build
 
-            self._built, self._running = build(self.config, module, data, device, cache_dir)
+            self._built, self._running = build(self.config, module, data, device)
             self._ready(state)
         return self
 
@@ -97,7 +99,6 @@ class CompiledModule:
                 from backend_kwargs.bundles.running import running
 
                 built = self._known()
-                self._with_package(built)
                 self._running = running(built, built.module, keep=True)
                 self._ready(state)
 
@@ -137,7 +138,6 @@ class CompiledModule:
                 from backend_kwargs.bundles.building import device_of
 
                 built.device = device_of(built.module, device)
-            self._with_package(built)
             self._running, self._call, notes = deployed(built, self._serve, guards=guards)
             self._notes += notes
             self._state = state
@@ -257,12 +257,6 @@ class CompiledModule:
     def _known(self) -> "Built":
         assert self._built
         return self._built
-
-    def _with_package(self, built: "Built") -> None:
-        if built.config.kind == "aoti":
-            from backend_kwargs.bundles.deploying import with_package
-
-            self._notes += with_package(built)
 
     def _ready(self, state: State) -> None:
         """Call the compiled code from now on, without gradients."""

@@ -1,23 +1,21 @@
-"""A compiled module ready to be called: by torch.compile, with its own code object, or as an ahead-of-time package."""
+"""A compiled module ready to be called: by torch.compile, with its own code object."""
 
 import inspect
 import itertools
 import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import cached_property, partial
-from pathlib import Path
+from functools import partial
 from types import CodeType, FunctionType
 from typing import Any
 
 import torch
 
 from backend_kwargs.bundles.config import CompileConfig
-from backend_kwargs.bundles.disk.files import Folder, temporary
+from backend_kwargs.bundles.disk.files import temporary
 from backend_kwargs.bundles.frames import untraced
 from backend_kwargs.bundles.graphs import Graph, GraphBackend
 from backend_kwargs.bundles.input_check import InputCheck
-from backend_kwargs.bundles.packages.package import Package, PackageCall
 from backend_kwargs.bundles.samples import Metadata, sizes_differ
 from backend_kwargs.errors import BackendKwargsError
 from backend_kwargs.facts import Call
@@ -40,22 +38,10 @@ class Built:
     samples: list[Metadata]
     output_dtypes: Dtypes
     graphs: dict[str, Graph] = field(default_factory=dict)
-    package: Package | None = None
     cold_s: float | None = None
     notes: list[str] = field(default_factory=list)
-    cache_dir: Path | None = None
     # The end of the name of the folder from which code is loaded: a module of code is known to torch by its path.
     unpacked: str = field(default_factory=partial(secrets.token_hex, 8))
-
-    @property
-    def folder(self) -> Path:
-        """The folder of an ahead-of-time package."""
-        return self.cache_dir or self.temporary.path
-
-    @cached_property
-    def temporary(self) -> Folder:
-        """The temporary folder, which exists once it was used."""
-        return Folder()
 
     @property
     def dynamic(self) -> bool | None:
@@ -120,10 +106,6 @@ def running(built: Built, module: torch.nn.Module, *, keep: bool, guards: str = 
 
     `guards` is "all", "local" (without those on global state), or "none": then a bundle's code is not even traced.
     """
-    if built.package is not None:
-        # A package ignores arguments that are not tensors, and reads tensors of another dtype as if they were its own.
-        check = input_check(built, guards=True)
-        return Running(PackageCall(built.package, module, built.device, check=check, otherwise=in_eager(built, module)))
     config = built.config
     function = entry(config, built.device, built.output_dtypes, type(module).__name__)
     if guards == "none" and (call := untraced(function, module, built.graphs, built.unpacked)):
@@ -160,14 +142,13 @@ def without_gradients(call: Call) -> Call:
 
 
 def input_check(built: Built, *, guards: bool) -> InputCheck:
-    """Return the check of inputs against the samples, where dynamo has `guards` or not; it has none for a package."""
-    ahead = built.package is not None
+    """Return the check of inputs against the samples, where dynamo has `guards` or not."""
     return InputCheck(
         built.samples,
         built.device,
         dynamic=bool(built.dynamic) and guards,
-        values=ahead or not guards,
-        any_order=guards and not ahead,  # dynamo's guards check the order of keys where it matters
+        values=not guards,
+        any_order=guards,  # dynamo's guards check the order of keys where it matters
         owned=None if guards else [*built.module.parameters(), *built.module.buffers()],
         named=inspect.signature(built.module.forward).parameters,
     )
@@ -188,11 +169,7 @@ def serving(built: Built, running: Running) -> Serving:
     """Return the parts of a call, for what serves them in another way; all run without gradients."""
     function = entry(built.config, built.device, built.output_dtypes, "eager")
     eager = without_gradients(partial(function, built.module))
-    call = running.call
-    if built.package is not None:  # one that raises where the module's own would run in eager
-        check = input_check(built, guards=True)
-        call = PackageCall(built.package, built.module, built.device, check=check, otherwise=None)
-    return Serving(call, running.check, eager, built.module, built.samples)
+    return Serving(running.call, running.check, eager, built.module, built.samples)
 
 
 def in_eager(built: Built, module: torch.nn.Module) -> Call | None:

@@ -11,7 +11,6 @@ import torch
 from backend_kwargs.errors import BackendKwargsError, wrong_value
 from backend_kwargs.measure.served import span_of
 from backend_kwargs.measure.trees import map_tensors
-from backend_kwargs.options.layers import same
 
 Args: TypeAlias = tuple[Any, ...]
 Kwargs: TypeAlias = Mapping[str, Any]
@@ -139,13 +138,6 @@ def sizes_differ(metadata: Sequence[Metadata]) -> bool:
     """Return whether two samples of one structure differ in the sizes of a tensor, and in nothing else."""
     seen: dict[str, list[list[int]]] = {}
     return any(seen.setdefault(repr(_kinds(sample)), shapes_of(sample)) != shapes_of(sample) for sample in metadata)
-
-
-def one_signature(metadata: Sequence[Metadata]) -> bool:
-    """Return whether the samples differ in nothing but the sizes of tensors."""
-    plain = [[value for kind, value in leaves_of(sample) if kind == "value"] for sample in metadata]
-    kinds = [*map(_kinds, metadata)]
-    return all(kind == kinds[0] for kind in kinds) and all(same(values, plain[0]) for values in plain)
 
 
 def shapes_of(metadata: Metadata) -> list[list[int]]:

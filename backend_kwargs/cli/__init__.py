@@ -59,6 +59,8 @@ app.command("doctor")(doctor.show)
 app.add_typer(decisions.app, name="decisions")
 # Commands of earlier releases, and flags of a command, with what to write instead.
 REMOVED = {
+    "build --kind": "leave it out; `backend-kwargs explain SPEC --as aoti-config` prints options for torch's "
+    "aoti_compile_and_package",
     "seal": "count the sizes of your calls, and declare them in bk.seal(..., sizes=...) or buckets=...",
 }
 

@@ -23,6 +23,7 @@ from backend_kwargs.registry import PLAIN, make_backend
 if TYPE_CHECKING:
     import torch
 
+    from backend_kwargs.bundles.disk.manifest import Part
     from backend_kwargs.bundles.document import FirstCall
     from backend_kwargs.bundles.samples import Args, Kwargs
     from backend_kwargs.measure import State
@@ -41,7 +42,6 @@ def build(
         list[str] | None, typer.Option("--option", metavar="NAME=VALUE", help="An option; may be given several times.")
     ] = None,
     mode: Annotated[str | None, typer.Option(help="A mode of torch.compile.")] = None,
-    kind: Annotated[str, typer.Option(help="inductor, or aoti: an ahead-of-time package.")] = "inductor",
     fullgraph: Annotated[bool, typer.Option("--fullgraph", help="Fail on a graph break.")] = False,
     dynamic: Annotated[bool | None, typer.Option("--dynamic/--static", help="Dynamic or static shapes.")] = None,
     sign: Annotated[Path | None, typer.Option(metavar="PRIVATE.pem", help="Sign with this Ed25519 key.")] = None,
@@ -57,7 +57,7 @@ def build(
     spec = spec_of(backend)
     read = make_backend(spec).bind("command line", assigned(options), convert).options
     own = {name.replace("-", "_"): read[name.replace("-", "_")] for name in assigned(options)}
-    fields: dict[str, Any] = {"backend": spec, "options": own or None, "mode": mode, "kind": kind}
+    fields: dict[str, Any] = {"backend": spec, "options": own or None, "mode": mode}
     config = CompileConfig(**fields, fullgraph=fullgraph, dynamic=dynamic)
     model, example_inputs = made_by(factory)
     check_state(model)
@@ -91,7 +91,7 @@ def inspect(bundle: Bundle, json: AsJson = False, key: Keys = None) -> None:
         if name in FIELDS and value != FIELDS[name].default
     )
     say(f"CompiledModule({','.join(changed)}) of {manifest.module}, {signed}, made {manifest.made}")
-    rows = [("weights", manifest.weights), ("package", manifest.package)]
+    rows: list[tuple[str, Part | None]] = [("weights", manifest.weights)]
     rows += [(f"graph {graph.key[:12]}", graph.code) for graph in manifest.graphs]
     rows += [(f"bytecode {graph.key[:12]}", graph.frame) for graph in manifest.graphs]
     rows += [(f"library {part.sha256[:12]}", part) for graph in manifest.graphs for part in graph.libraries]

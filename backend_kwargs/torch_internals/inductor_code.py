@@ -11,8 +11,6 @@ from torch._inductor.codecache import PyCodeCache
 from torch._inductor.output_code import CompiledFxGraph
 from torch._inductor.runtime.cache_dir_utils import cache_dir, triton_cache_dir
 
-# A program that loads a package, whose path is its argument.
-LOAD_PACKAGE = "import sys, torch; torch._inductor.aoti_load_package(sys.argv[1])"
 # The variable by which Inductor passes its libraries torch's function for a tensor's memory, at each load.
 DATA_POINTER_VARIABLE = "_TORCHINDUCTOR_PYOBJECT_TENSOR_DATA_PTR"
 # torch's stand-ins for what CUTLASS imports.
@@ -43,13 +41,3 @@ def forget_module(module: ModuleType) -> None:
 def data_pointer_function() -> str:
     """Return the address of torch's function for a tensor's memory."""
     return str(torch._C._dynamo.guards._torchinductor_pyobject_tensor_data_ptr)  # type: ignore[attr-defined]
-
-
-def compile_ahead(program: torch.export.ExportedProgram, path: Path, options: dict[str, Any]) -> Path:
-    """Compile an exported program ahead of time into the file `path`, which ends with ".pt2"."""
-    return Path(torch._inductor.aoti_compile_and_package(program, package_path=str(path), inductor_configs=options))
-
-
-def load_package(path: Path, **kwargs: Any) -> Any:
-    """Load a package that AOTInductor has made."""
-    return torch._inductor.aoti_load_package(str(path), **kwargs)

@@ -27,11 +27,6 @@ def buffers_of(module: torch.nn.Module) -> dict[str, torch.Tensor | None]:
     return module._buffers
 
 
-def children_of(module: torch.nn.Module) -> Mapping[str, torch.nn.Module | None]:
-    """Return a module's own table of submodules."""
-    return module._modules
-
-
 def replace_tensors(module: torch.nn.Module, made_of: Callable[[torch.Tensor], torch.Tensor]) -> None:
     """Replace each parameter and buffer: `Module.to` would make complex ones real."""
     module._apply(made_of)  # type: ignore[no-untyped-call]

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from backend_kwargs import CompileConfig, CompiledModule, measure, report
+from backend_kwargs import make_backend, measure, report
 from backend_kwargs.harness.isolation import Counted, counted, isolated
 from backend_kwargs.harness.trial import WARM_CALLS, Trial, TrialError, UnavailableError
 from backend_kwargs.interval import Interval
@@ -94,8 +94,13 @@ class PeerTrial(Trial):
         if self.study.problem.sweep:
             raise UnavailableError("an ahead-of-time package has the sizes of its sample")
         module = model if isinstance(model, torch.nn.Module) else _Called(model)
-        compiled = CompiledModule(CompileConfig(kind="aoti", check_numbers="off"))
-        return compiled.build(module, [tuple(self.study.problem.args)], cache_dir=self.cache)
+        with torch.no_grad():
+            exported = torch.export.export(module, tuple(self.study.problem.args))
+        config = make_backend("tmpl-inductor").inductor_config(ahead_of_time=True)
+        file = str(self.cache / "ahead.pt2")
+        return torch._inductor.aoti_load_package(  # type: ignore[no-any-return]
+            torch._inductor.aoti_compile_and_package(exported, package_path=file, inductor_configs=config)
+        )
 
     def _hand(self, kernel: Callable[..., Any]) -> Callable[..., Any]:
         if self.study.mode == "train":

@@ -20,13 +20,12 @@ STARTS = ("subprocess.Popen", "os.posix_spawn", "os.fork", "os.forkpty", "os.exe
 COMPILERS = ("g++", "gcc", "c++", "cc", "clang", "clang++", "nvcc", "ptxas")
 CASES = {
     "cuda": (
-        ("bert", "inductor", None),
-        ("bert", "inductor", "reduce-overhead"),
-        ("llama", "inductor", None),
-        ("vit", "inductor", None),
-        ("bert", "aoti", None),
+        ("bert", None),
+        ("bert", "reduce-overhead"),
+        ("llama", None),
+        ("vit", None),
     ),
-    "cpu": tuple((model, kind, None) for model in ("bert", "llama", "vit") for kind in ("inductor", "aoti")),
+    "cpu": tuple((model, None) for model in ("bert", "llama", "vit")),
 }
 # Layers and widths, larger for a GPU.
 SIZES = {"cuda": (4, 768), "cpu": (4, 256)}
@@ -55,13 +54,13 @@ def made(model: str, device: str) -> tuple[Any, tuple[Any, ...]]:
     return net, (torch.randint(1000, (2, 64), device=device),)
 
 
-def build(model: str, kind: Any, mode: str | None, device: str, bundle: Path) -> dict[str, Any]:
+def build(model: str, mode: str | None, device: str, bundle: Path) -> dict[str, Any]:
     """Compile, save, and return the seconds of both."""
     import backend_kwargs as bk
 
     net, args = made(model, device)
     began = time.perf_counter()
-    compiled = bk.CompiledModule(bk.CompileConfig(kind=kind, mode=mode, fullgraph=True)).build(net, [args])
+    compiled = bk.CompiledModule(bk.CompileConfig(mode=mode, fullgraph=True)).build(net, [args])
     built = time.perf_counter()
     compiled.save(bundle)
     manifest = json.loads((bundle / "manifest.json").read_text())
@@ -135,34 +134,33 @@ def worked(arguments: list[str], environment: dict[str, str]) -> dict[str, Any]:
 def measure_bundles(device: str, only: Sequence[str], out: Path | None) -> None:
     """Run the device's cases, print a line for each when it is done, and write all figures to the file `out`.
 
-    `only` names models, or a model and a kind as "bert-aoti"; empty for all.
+    `only` names models; empty for all.
     """
     rows = []
-    columns = f"{'model':6} {'kind':9} {'mode':16} {'deployed':10} {'cold s':>8} {'first s':>8} {'ratio':>7}"
+    columns = f"{'model':6} {'mode':16} {'deployed':10} {'cold s':>8} {'first s':>8} {'ratio':>7}"
     print(f"{columns}  starts accuracy", flush=True)
-    for model, kind, mode in CASES[device]:
-        if only and not {model, f"{model}-{kind}"} & set(only):
+    for model, mode in CASES[device]:
+        if only and model not in only:
             continue
-        row: dict[str, Any] = {"model": model, "kind": kind, "mode": mode, **_measured(device, model, kind, mode)}
+        row: dict[str, Any] = {"model": model, "mode": mode, **_measured(device, model, mode)}
         rows.append(row)
         if out:
             write_whole(out, json.dumps(rows, indent=1) + "\n")
         for served, guards in (("served", "guards"), ("served_without_guards", "no guards")):
             if served == "served" or served in row:
-                print(f"{model:6} {kind:9} {mode or '':16} {guards:10} {_line(row, served)}", flush=True)
+                print(f"{model:6} {mode or '':16} {guards:10} {_line(row, served)}", flush=True)
     print("seconds are wall time; both processes had torch's compiler imported before")
 
 
-def _measured(device: str, model: str, kind: str, mode: str | None) -> dict[str, Any]:
+def _measured(device: str, model: str, mode: str | None) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        case = [device, model, kind, mode or "-", str(folder / "bundle")]
+        case = [device, model, mode or "-", str(folder / "bundle")]
         built = worked(["build", *case], {**os.environ, "TORCHINDUCTOR_CACHE_DIR": str(folder / "cold")})
         if "error" in built:
             return {"built": built}
         row = {"built": built, "served": worked(["serve", *case], barren(folder / "guards"))}
-        if kind == "inductor":
-            row["served_without_guards"] = worked(["serve-without-guards", *case], barren(folder / "none"))
+        row["served_without_guards"] = worked(["serve-without-guards", *case], barren(folder / "none"))
         return row
 
 
@@ -175,11 +173,11 @@ def _line(row: dict[str, Any], served: str) -> str:
     return "\n    ".join([f"{figures} {served['accuracy']}", *served["starts"]])
 
 
-def main(step: str, device: str, model: str, kind: str, mode: str, bundle: str) -> None:
+def main(step: str, device: str, model: str, mode: str, bundle: str) -> None:
     """Run one step of one case in this process, and print its cost as JSON."""
     path = Path(bundle)
     if step == "build":
-        print(json.dumps(build(model, kind, None if mode == "-" else mode, device, path)))
+        print(json.dumps(build(model, None if mode == "-" else mode, device, path)))
     else:
         print(json.dumps(serve(model, device, path, guards=step == "serve")))
 

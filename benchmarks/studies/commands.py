@@ -98,7 +98,7 @@ def tune_kernels(
 
 def bundles(
     device: Device = None,
-    case: Annotated[list[str] | None, typer.Option(help="Only such cases, as vit or bert-aoti; repeatable.")] = None,
+    case: Annotated[list[str] | None, typer.Option(help="Only such models, as vit; repeatable.")] = None,
     out: Annotated[Path | None, typer.Option(metavar="FILE", help="JSON of every figure.")] = None,
 ) -> None:
     """Time the first call from a bundle, in a fresh process that cannot compile, and the compile that made it."""

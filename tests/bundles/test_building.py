@@ -2,19 +2,15 @@
 
 import gc
 import re
-import subprocess
 import sys
 import threading
 import weakref
-import zipfile
-from pathlib import Path
 
 import pytest
 import torch
 
 import backend_kwargs as bk
 from backend_kwargs.auto import race
-from backend_kwargs.bundles.packages.compiling import load_elsewhere
 from tests.bundles.small_module import scaled
 
 
@@ -451,100 +447,3 @@ def test_a_dict_of_something_else_is_an_error(change, message, module, x):
     with pytest.raises(bk.BackendKwargsError) as raised:
         bk.CompiledModule.from_dict(module, {**state, **change})
     assert str(raised.value) == message
-
-
-def test_a_package_that_crashes_as_it_is_loaded_is_an_error_here(tmp_path):
-    """A package that crashes when it is loaded is an error, since another process loads it first."""
-    program = torch.export.export(scaled(), (torch.randn(2, 8),))
-    made = torch._inductor.aoti_compile_and_package(program, package_path=str(tmp_path / "sound.pt2"))
-    load_elsewhere(Path(made))
-    (tmp_path / "crash.cpp").write_text("struct Crash { Crash() { __builtin_trap(); } } crash;")
-    subprocess.run(["g++", "-shared", "-fPIC", "-o", tmp_path / "crash.so", tmp_path / "crash.cpp"], check=True)
-    with zipfile.ZipFile(made) as sound, zipfile.ZipFile(tmp_path / "crashing.pt2", "w") as crashing:
-        for name in sound.namelist():
-            content = (tmp_path / "crash.so").read_bytes() if name.endswith(".so") else sound.read(name)
-            crashing.writestr(sound.getinfo(name).filename.replace("sound", "crashing"), content)
-    with pytest.raises(bk.BackendKwargsError) as raised:
-        load_elsewhere(tmp_path / "crashing.pt2")
-    assert str(raised.value) == (
-        "The ahead-of-time package crashes when torch loads it (SIGILL): a likely cause is a C++ compiler that links "
-        "libstdc++ statically; give it libstdc++.so, or use kind='inductor'."
-    )
-
-
-# ---- kind="aoti"
-
-
-class Keywords(torch.nn.Module):
-    """A module with arguments of any kind; torch 2.13 loses the change of its buffer in a package."""
-
-    def __init__(self, counts=None):
-        super().__init__()
-        self.linear, self.counts = torch.nn.Linear(8, 8), counts
-        self.register_buffer("calls", torch.zeros(1))
-
-    def forward(self, x, factor=1, *, value=None, tensor=None):
-        if self.counts == "buffer":
-            self.calls += 1
-        if self.counts == "attribute":
-            self.called = True
-        y = self.linear(x) * factor + self.calls
-        return y if value is None else y + value + tensor
-
-
-AHEAD = bk.CompileConfig(kind="aoti")
-
-
-@pytest.mark.parametrize(
-    ("counts", "data", "message"),
-    [
-        pytest.param(
-            None,
-            [(torch.ones(4, 8), 1), (torch.ones(4, 8), 2)],
-            "kind='aoti' must have samples that differ only in the sizes of tensors.",
-            id="values",
-        ),
-        pytest.param(
-            None,
-            [torch.ones(4, 8), (torch.ones(4, 8), 1)],
-            "kind='aoti' must have samples that differ only in the sizes of tensors.",
-            id="structures",
-        ),
-        *(
-            pytest.param(
-                counts,
-                [torch.ones(4, 8)],
-                "kind='aoti' must have a module that changes neither its buffers nor its attributes in a call: use "
-                "kind='inductor'.",
-                id=counts,
-            )
-            for counts in ("buffer", "attribute")
-        ),
-    ],
-)
-def test_a_package_is_refused_where_its_results_would_be_wrong(counts, data, message):
-    with pytest.raises(bk.BackendKwargsError) as raised:
-        bk.CompiledModule(AHEAD).build(Keywords(counts).eval(), data)
-    assert str(raised.value) == message
-
-
-def test_inputs_of_a_package_are_checked_when_it_is_active(x):
-    """A package ignores values of other types than tensors, and reads other dtypes as if they were its own."""
-    module = Keywords().eval()
-    compiled = bk.CompiledModule(AHEAD).build(module, [(x, 3)])
-    torch.testing.assert_close(compiled(x, 3), module(x, 3).detach())
-    for args, message in (
-        ((x, 7), "Input args[1] must be 3, got 7. "),
-        ((x.double(), 3), "Input args[0] must be float32[4, 8] on cpu with strides (8, 1), got float64[4, 8] on cpu "),
-    ):
-        with pytest.raises(bk.BackendKwargsError, match=f"^{re.escape(message)}"):
-            compiled(*args)
-
-
-def test_a_package_has_dynamic_sizes_of_keywords(x):
-    """Keywords of any name may have dynamic sizes, and come in any order."""
-    module = Keywords().eval()
-    data = [{"tensor": x[:size], "x": x[:size], "value": x[:size]} for size in (2, 3)]
-    compiled = bk.CompiledModule(AHEAD).build(module, data)
-    kwargs = {"x": x, "value": x + 1, "tensor": x + 2}
-    torch.testing.assert_close(compiled(**kwargs), module(**kwargs).detach())

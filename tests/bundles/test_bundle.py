@@ -497,17 +497,6 @@ def test_a_cache_folder_that_cannot_be_written_is_not_missed(bundle_with_code, s
     assert (served["right"], served["started"]) == (True, [])
 
 
-def test_an_ahead_of_time_package_serves_elsewhere(serve_elsewhere, tmp_path, x):
-    """kind="aoti" runs without dynamo; torch only asks the compiler for its version."""
-    compiled = CompiledModule(bk.CompileConfig(kind="aoti")).build(scaled(), [x])
-    torch.testing.assert_close(compiled(x), scaled()(x).detach())
-    compiled.save(tmp_path / "bundle")
-    served = serve_elsewhere(tmp_path / "bundle", tmp_path / "cache")
-    assert served["right"]
-    assert {Path(program).name for program in served["started"]} <= {"g++"}
-    assert "code: an ahead-of-time package" in served["says"]
-
-
 def test_the_choice_of_auto_serves_elsewhere_without_a_race(tmp_path, x, monkeypatch):
     """auto's decision is saved with the graph; the store of decisions is not read."""
     monkeypatch.setenv("BACKEND_KWARGS_STORE", str(tmp_path / "one"))

@@ -129,7 +129,7 @@ def test_inspect_tells_a_signature_from_a_verified_one(signed):
 
 def test_inspect_prints_json(folder):
     manifest = json.loads(call(folder, "inspect", "bundle", "--json").stdout)
-    assert (manifest["kind"], manifest["config"]["fullgraph"]) == ("inductor", True)
+    assert manifest["config"]["fullgraph"] is True
 
 
 def test_run_prints_the_data_of_a_page(folder, tmp_path):

@@ -191,10 +191,9 @@ def escape_by_extension(manifest):
         pytest.param(escape, "has no valid manifest: ValidationError", id="path in place of a hash"),
         pytest.param(escape_by_extension, "has no valid manifest: ValidationError", id="path of an extension"),
         pytest.param(
-            lambda m: m.update(schema=2), "has schema 2, this release reads 1; update backend-kwargs.", id="newer"
+            lambda m: m.update(schema=3), "has schema 3, this release reads 2; update backend-kwargs.", id="newer"
         ),
         pytest.param(lambda m: m.update(wings=2), "has no valid manifest: ValidationError", id="unknown field"),
-        pytest.param(lambda m: m.update(kind="aoti"), "contradicts itself: kind 'aoti', 'inductor'.", id="two kinds"),
         pytest.param(lambda m: m["weights"].update(size=-1), "has no valid manifest: ValidationError", id="size"),
         pytest.param(lambda m: m.update(samples=[]), "has no valid manifest: ValidationError", id="no sample"),
         pytest.param(

@@ -575,6 +575,12 @@ def test_shells_complete_the_commands():
             "sizes=...) or buckets=...",
             id="seal",
         ),
+        pytest.param(
+            ("build", "model.py:build", "-o", "bundle", "--kind=aoti"),
+            "'backend-kwargs build --kind' was removed: leave it out; `backend-kwargs explain SPEC --as aoti-config` "
+            "prints options for torch's aoti_compile_and_package",
+            id="build --kind",
+        ),
     ],
 )
 def test_what_was_removed_says_what_to_write(arguments, message):

@@ -83,13 +83,12 @@ def test_auto_uses_what_works_and_says_why(compiler, name, auto, warned, monkeyp
     assert messages[0].startswith(f"A graph runs under eager, because default failed: {why}")
 
 
-@pytest.mark.parametrize("kind", ["inductor", "aoti"])
 @pytest.mark.parametrize("name", [*BROKEN, "sleeps"] if TIMES > 1 else ["garbage", "sleeps"])
-def test_build_names_the_next_step(compiler, name, kind, monkeypatch):
+def test_build_names_the_next_step(compiler, name, monkeypatch):
     """`build` raises one line, and may be called again."""
     monkeypatch.setattr(requirements, "CXX_LIMIT_S", 0.5)
     options = compiler(name)
-    made = bk.CompiledModule(bk.CompileConfig(options=options, kind=kind))
+    made = bk.CompiledModule(bk.CompileConfig(options=options))
     with pytest.raises(bk.BackendKwargsError) as raised:
         made.build(Scaled().eval(), [torch.randn(8, 64)])
     said = str(raised.value).removeprefix("The module cannot be compiled for sample 0: ")

@@ -31,7 +31,6 @@ def sleeping_factory():
 COMMANDS = {
     "tune": ["tune", "model.py:sleeping_factory", "-o", "made.toml"],
     "build": ["build", "model.py:build", "-o", "bundle", "-b", "eager"],
-    "aoti": ["build", "model.py:build", "-o", "bundle", "--kind", "aoti"],
     "compare": ["compare", "model.py:build", "--backends", "eager,tmpl-inductor", "--json", "made.json"],
 }
 ALL = [(command, name) for command in COMMANDS for name in ("SIGINT", "SIGTERM", "SIGHUP")]

@@ -85,13 +85,6 @@ def test_a_fresh_process_compiles_nothing(mode, guards, fact, x, tmp_path, evide
     assert fact in served["says"]
 
 
-def test_an_ahead_of_time_package_serves_elsewhere(ahead_of_time, x, tmp_path):
-    bk.CompiledModule(bk.CompileConfig(kind="aoti")).build(mlp(), [x]).save(tmp_path / "bundle")  # noqa: F821
-    served = serve_elsewhere(tmp_path / "bundle", tmp_path)
-    assert served["right"]
-    assert "code: an ahead-of-time package" in served["says"]
-
-
 def test_memory_of_cuda_graphs_is_freed_with_the_last_module(x, evidence):
     """The pool that two modules share is freed when both are deactivated, as describe() says."""
 

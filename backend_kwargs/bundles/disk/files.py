@@ -7,10 +7,9 @@ import secrets
 import shutil
 import stat
 import tempfile
-import weakref
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
-from functools import cached_property, partial
+from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import BinaryIO
 
@@ -57,23 +56,6 @@ def content_of(opened: BinaryIO, longest: int) -> bytes:
 
 
 # ---- private folders
-
-
-class Folder:
-    """A private folder that exists from its first use on, as long as this object."""
-
-    def __init__(self) -> None:
-        self._stack = ExitStack()
-        weakref.finalize(self, self._stack.close)
-
-    @cached_property
-    def path(self) -> Path:
-        """Make the folder, and return its path."""
-        return self._stack.enter_context(private_folder())
-
-    def remove(self) -> None:
-        """Remove the folder now."""
-        self._stack.close()
 
 
 @contextmanager

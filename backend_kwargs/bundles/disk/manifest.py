@@ -3,17 +3,17 @@
 import hashlib
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import msgspec
 
-from backend_kwargs.bundles.packages.guards import PackageGuards
-from backend_kwargs.errors import BackendKwargsError, error_text
+from backend_kwargs.bundles.config import REMOVED
+from backend_kwargs.errors import BackendKwargsError, error_text, removed
 from backend_kwargs.stores.signing import signed, signer
 
-SCHEMA = 1
+SCHEMA = 2  # 1 had fields for ahead-of-time packages
 LARGEST = 8 << 20  # bytes of a manifest
-DOMAIN = f"backend-kwargs bundle {SCHEMA}"
+DOMAIN = "backend-kwargs bundle 1"
 Digest = Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{64}\Z")]
 ExtensionPath = Annotated[str, msgspec.Meta(pattern=r"^[A-Z2-7]{20,80}/[A-Za-z0-9_][A-Za-z0-9_.\-]{0,100}\.so\Z")]
 
@@ -44,7 +44,6 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The description of a bundle. `factory` is the argument of `backend-kwargs build`, "" otherwise."""
 
     schema: int
-    kind: Literal["inductor", "aoti"]
     config: dict[str, Any]
     environment: dict[str, str]
     device: str
@@ -54,8 +53,6 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     weights: Part
     shared_weights: dict[str, str] = {}
     graphs: tuple[GraphPart, ...] = ()
-    package: Part | None = None
-    guards: PackageGuards | None = None
     extensions: dict[ExtensionPath, Part] = {}
     notes: list[str] = []
     cold_s: Annotated[float, msgspec.Meta(ge=0)] | None = None
@@ -66,7 +63,7 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def code(self) -> list[Part]:
         """The parts that are code."""
         of_graphs = [part for graph in self.graphs for part in (graph.code, graph.frame, *graph.libraries) if part]
-        return [*of_graphs, *([self.package] if self.package else []), *self.extensions.values()]
+        return [*of_graphs, *self.extensions.values()]
 
     @property
     def parts(self) -> list[Part]:
@@ -87,6 +84,8 @@ def decoded(content: bytes, path: Path) -> Manifest:
     """Parse the content of a manifest file; raise if it is not valid, or from a later release."""
     try:
         schema = msgspec.json.decode(content, type=_Versioned).schema
+        if schema == 1:
+            return _former(msgspec.json.decode(content, type=dict[str, Any]), path)
         if schema != SCHEMA:
             raise BackendKwargsError(
                 f"Bundle {str(path)!r} has schema {schema}, this release reads {SCHEMA}; update backend-kwargs."
@@ -94,6 +93,15 @@ def decoded(content: bytes, path: Path) -> Manifest:
         return msgspec.json.decode(content, type=Manifest)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise BackendKwargsError(f"Bundle {str(path)!r} has no valid manifest: {error_text(error)}.") from None
+
+
+def _former(fields: dict[str, Any], path: Path) -> Manifest:
+    """Return a manifest of schema 1; raise if it is an ahead-of-time package's."""
+    if fields.pop("kind", "inductor") != "inductor":
+        raise removed(f"Kind 'aoti' of bundle {str(path)!r}", f"build again, and {REMOVED['kind']}")
+    for name in ("package", "guards"):
+        fields.pop(name, None)
+    return msgspec.convert(fields | {"schema": SCHEMA}, Manifest)
 
 
 def digest(content: bytes) -> str:

@@ -21,7 +21,6 @@ from backend_kwargs.bundles.disk.manifest import LARGEST, GraphPart, Manifest, P
 from backend_kwargs.bundles.disk.place import MANIFEST, PARTS, SIGNATURES, no_bundle, opened_bundle
 from backend_kwargs.bundles.disk.weights import checked_weights, dtypes_of, why_not_samples
 from backend_kwargs.bundles.graphs import Graph, permits_decision
-from backend_kwargs.bundles.packages.package import Package
 from backend_kwargs.bundles.running import Built
 from backend_kwargs.errors import BackendKwargsError, error_text, printable, warn_once, wrong_value
 from backend_kwargs.stores.signing import several_keys
@@ -141,8 +140,6 @@ def _loaded(
 ) -> tuple[Built, list[str]]:
     """Return the data of a bundle after its weights were copied into the module, and notes for the user."""
     config = CompileConfig.from_dict(manifest.config, trust=trusted)
-    if config.kind != manifest.kind:
-        raise BackendKwargsError(f"Bundle {str(path)!r} contradicts itself: kind {manifest.kind!r}, {config.kind!r}.")
     built = Built(
         config=config,
         module=module,
@@ -161,10 +158,6 @@ def _loaded(
         code = None if notes else read
         built.graphs = {graph.key: _graph(graph, code) for graph in graphs if code or graph.winner}
         if code:
-            if manifest.package and manifest.guards:
-                sha256 = manifest.package.sha256
-                built.package = Package(built.folder / f"{sha256}.pt2", sha256, manifest.guards)
-                read.copy(manifest.package, built.package.path)
             extensions = {place: read.content(part) for place, part in manifest.extensions.items()}
         copy_weights = checked_weights(module, _read_weights(manifest, module, read, private / "weights"))
     for note in notes:

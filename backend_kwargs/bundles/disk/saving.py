@@ -79,7 +79,6 @@ def _write_parts(built: Built, parts: Path, factory: str) -> Manifest:
     extensions = loaded_extensions() if built.device.type == "cuda" and any(graph.code for graph in graphs) else {}
     return Manifest(
         schema=SCHEMA,
-        kind=built.config.kind,
         config=built.config.to_dict(),
         environment=fingerprint(built.device),
         device=built.device.type,
@@ -89,8 +88,6 @@ def _write_parts(built: Built, parts: Path, factory: str) -> Manifest:
         weights=written(as_safetensors(weights)),
         shared_weights=shared,
         graphs=graphs,
-        package=written(built.package.content()) if built.package else None,
-        guards=built.package.guards if built.package else None,
         extensions={place: written(file.read_bytes()) for place, file in extensions.items()},
         notes=built.notes,
         cold_s=built.cold_s,

@@ -1,1 +1,0 @@
-"""Ahead-of-time packages (`kind="aoti"`): exported, compiled, and called under guards that are data."""
