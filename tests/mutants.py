@@ -143,7 +143,6 @@ TESTS: Mapping[str, str] = {
     "*/tvm/lowering/*.py": "backends/tvm/test_tvm_lowering.py backends/tvm/test_tvm_linear.py"
     " backends/tvm/test_tvm_training.py backends/tvm/test_tvm_shapes.py",
     "*/compare/rows.py": "compare/test_compare_output.py",
-    "*/bundles/identity/*.py": "bundles/test_identity.py bundles/test_untraced.py test_keys.py",
     "*/disk/weights.py": "test_keys.py bundles/test_bundle_weights.py",
     "*/disk/fingerprint.py": "test_keys.py",
     "*/bundles/config.py": "test_keys.py bundles/test_compile_config.py",
@@ -151,9 +150,9 @@ TESTS: Mapping[str, str] = {
     "*/disk/*.py": "bundles/test_bundle_place.py bundles/test_private_folders.py bundles/test_bundle_faults.py"
     " bundles/test_extensions.py bundles/test_bundle.py",
     "*/bundles/graphs.py": "bundles/test_graph_keys.py bundles/test_gradients.py bundles/test_bundle.py test_keys.py",
-    "*/bundles/samples.py": "bundles/test_untraced.py bundles/test_building.py bundles/test_bundle.py",
+    "*/bundles/samples.py": "bundles/test_building.py bundles/test_bundle.py",
     "*/bundles/*.py": "bundles/test_compile_config.py bundles/test_states.py bundles/test_building.py"
-    " bundles/test_untraced.py bundles/test_build_fails.py bundles/test_bundle.py",
+    " bundles/test_build_fails.py bundles/test_bundle.py",
     "*/facts/*.py": "report/test_report.py report/test_found.py auto/test_auto_decision.py",
     "*/graphs/parts.py": "backends/test_partitioned.py backends/test_engines.py",
     "*/pipeline.py": "test_registry.py test_explain.py test_keys.py backends/inductor/test_inductor.py",

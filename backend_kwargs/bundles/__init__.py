@@ -3,8 +3,7 @@
 `module` is what users see: `CompiledModule`, with its `config` and `states`.
 `building`, `running` and `deploying` compile a module, call it, and serve it; `samples` are the arguments it is
 compiled for, and `input_check` compares a call's with them.
-`graphs` keeps compiled graphs and loads them, `libraries` loads their C++ functions, and `frames` keeps the bytecode
-that calls a module's only graph.
-`identity/` tells whether a module is the one that was compiled.
+`graphs` keeps compiled graphs and loads them; `libraries` loads their C++ functions, and `operators` tells which
+of them may have changed elsewhere.
 `disk/` is the folder of a bundle: written whole, read with care.
 """

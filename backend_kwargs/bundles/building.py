@@ -11,8 +11,6 @@ import torch
 from torch.types import Device
 
 from backend_kwargs.bundles.config import CompileConfig
-from backend_kwargs.bundles.frames import keep_frame
-from backend_kwargs.bundles.identity.walk import identity_of
 from backend_kwargs.bundles.running import (
     Built,
     Dtypes,
@@ -59,9 +57,6 @@ def _compiled(built: Built, samples: Sequence[Sample], wanted: "Wanted | None", 
     """Compile a copy of the module, and call and compare it for each sample; `parameters` says whether they change."""
     module = built.module
     twin = _copied(module, with_parameters=parameters)
-    identity = identity_of(module)
-    if identity != identity_of(twin):  # a copy in which something is no longer the same object
-        identity = None
     copies = [*_copies(samples)]
     began = time.perf_counter()
 
@@ -72,32 +67,20 @@ def _compiled(built: Built, samples: Sequence[Sample], wanted: "Wanted | None", 
     compiled = running(built, twin, keep=True)
     try:
         call = without_gradients(compiled.call)
-        versions = _input_versions(copies)
         seen = _seen(call, twin, copies, parameters=parameters, compiled=True, called=called)
-        written = {key for key, version in _input_versions(copies).items() if version != versions.get(key, version)}
-        built.samples = [described(tuple(copy), written) for copy in copies]
         if wanted is not None:
             _judge(built.config, module, seen, wanted)
     except BaseException:
         compiled.free()
         raise
-    if compiled.backend:
-        keep_frame(compiled.backend, identity, compiled.code)
-        if not compiled.backend.compiled:
-            note = "no graph of the module was compiled, so it runs in eager"
-            built.notes.append(note)
-            warn_once(f"{note[0].upper()}{note[1:]}: TORCH_LOGS=graph_breaks shows why.")
-    return rebound(compiled, built)
-
-
-def rebound(compiled: Running, built: Built) -> Running:
-    """Return the code compiled on a copy, bound to the user's module.
-
-    dynamo guards on the properties of a module, so code compiled for a copy with the module's parameters serves the
-    module too, whose state no call of the copy has changed.
-    """
-    call: Any = compiled.call
-    compiled.call = type(call)(call.func, built.module)
+    if not compiled.backend.compiled:
+        note = "no graph of the module was compiled, so it runs in eager"
+        built.notes.append(note)
+        warn_once(f"{note[0].upper()}{note[1:]}: TORCH_LOGS=graph_breaks shows why.")
+    # dynamo guards on the properties of a module, so code compiled for a copy with the module's parameters serves the
+    # module too, whose state no call of the copy has changed.
+    ours: Any = compiled.call
+    compiled.call = partial(ours.func, module)
     return compiled
 
 
@@ -223,12 +206,6 @@ def _eager(
 def _versions(tensors: Iterable[tuple[str, torch.Tensor]]) -> list[tuple[str, int, int | None]]:
     """Return what changes if one of the tensors is replaced or written to; inference tensors have no version."""
     return [(name, id(tensor), None if tensor.is_inference() else version_of(tensor)) for name, tensor in tensors]
-
-
-def _input_versions(samples: Iterable[Sample]) -> dict[int, int]:
-    """Return the version counters of the tensors among samples, by id."""
-    leaves = [leaf for sample in samples for _, leaf in walk("", tuple(sample))]
-    return {id(leaf): version_of(leaf) for leaf in leaves if isinstance(leaf, torch.Tensor) and not leaf.is_inference()}
 
 
 def _judge(config: CompileConfig, module: torch.nn.Module, seen: Results, wanted: Wanted) -> None:

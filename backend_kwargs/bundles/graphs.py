@@ -30,8 +30,8 @@ from backend_kwargs.backend import Backend, find_backend
 from backend_kwargs.backends import CapturedGraph, Inputs
 from backend_kwargs.backends.generated_code import compiled_graphs
 from backend_kwargs.bundles.disk.files import private_folder
-from backend_kwargs.bundles.identity.operators import inlined
 from backend_kwargs.bundles.libraries import library, provided
+from backend_kwargs.bundles.operators import inlined
 from backend_kwargs.bundles.samples import content_hash
 from backend_kwargs.errors import BackendKwargsError, error_text, warn_once
 from backend_kwargs.facts import Call
@@ -67,12 +67,10 @@ class CannotKeepError(Exception):
 class Graph:
     """One compiled graph: `code` is a pickle, "" if it could not be kept; `why` is then the reason.
 
-    `libraries` are its shared libraries by SHA-256; `decision` is auto's, None if auto was not used. `frame` is the
-    bytecode that calls it, another pickle, "" if it was not kept.
+    `libraries` are its shared libraries by SHA-256; `decision` is auto's, None if auto was not used.
     """
 
     code: bytes = b""
-    frame: bytes = b""
     libraries: Mapping[str, bytes] = field(default_factory=dict)
     decision: DecisionData | None = None
     why: str = ""
@@ -93,8 +91,6 @@ class GraphBackend:
         self.made: list[Call] = []
         self.loaded: list[str] = []  # keys of graphs that were loaded
         self.compiled: list[str] = []  # keys of graphs that were compiled
-        # The options of the graphs whose compiled code the backend returned as it was, with nothing around it.
-        self.unwrapped: dict[str, Options] = {}
 
     def __call__(self, gm: GraphModule, example_inputs: Inputs, *, name: str | None = None, **kwargs: Any) -> Call:
         """Compile the graph `gm` for dynamo, or load it."""
@@ -174,7 +170,7 @@ class GraphBackend:
         used: dict[str, Any] = {}
 
         def compile_one(compile_fx: CompileFx, gm: GraphModule, *args: object, **kwargs: Any) -> Call:
-            used.update(options=kwargs["config_patches"], weights=[*gm.parameters(), *gm.buffers()])
+            used.update(weights=[*gm.parameters(), *gm.buffers()])
             kwargs["config_patches"] = {**kwargs["config_patches"], **CACHEABLE}
             with functorch.patched(**BUNDLED):
                 calls.append(compile_fx(gm, *args, **kwargs))
@@ -197,9 +193,6 @@ class GraphBackend:
             if precision and precision.reason and precision.products:
                 why = "its error exceeds max_error here; it is measured again where the bundle is loaded"
             self.graphs[key] = _kept(calls[-1] if calls else None, decision, why)
-            # Bytecode alone would call what is loaded without a measurement of its error.
-            if calls and compiled.call is calls[-1] and not precision:
-                self.unwrapped[key] = used["options"]
         if compiled.facts.decision and compiled.facts.decision.provisional and not self.graphs[key].code:
             why = self.graphs[key].why or "auto chose eager for it"
             self.graphs[key] = Graph(why=f"{why}, and the decision is provisional")

@@ -17,6 +17,10 @@ if TYPE_CHECKING:
     from backend_kwargs.bundles.running import Built, Running, Serving
 
 DICT_VERSION = 1
+GUARDED = (
+    "call deploy(), which traces the module; a function of one graph that must not be traced is for torch's own "
+    "torch.compile(..., fullgraph=True).aot_compile()"
+)
 
 
 class CompiledModule:
@@ -123,14 +127,13 @@ class CompiledModule:
 
         Args:
             device: where it runs; None: the device that it was built for.
-            guards: whether dynamo checks at each call that the module is still as it was compiled. Without them changes
-                to the module go unnoticed, except changes of its parameters' values; all samples must be alike. The
-                code of a module that is one graph then runs without tracing the module, which is most of the first
-                call's time, if the module is known to be the one that was built.
+            guards: True; earlier releases served without dynamo's guards.
 
         """
         with self._lock:
             state = self._after("deploy")
+            if not guards:
+                raise removed("deploy(guards=False)", GUARDED)
             from backend_kwargs.bundles.deploying import deployed
 
             built = self._known()
@@ -138,7 +141,7 @@ class CompiledModule:
                 from backend_kwargs.bundles.building import device_of
 
                 built.device = device_of(built.module, device)
-            self._running, self._call, notes = deployed(built, self._serve, guards=guards)
+            self._running, self._call, notes = deployed(built)
             self._notes += notes
             self._state = state
 
@@ -265,9 +268,6 @@ class CompiledModule:
         assert self._running
         self._call = without_gradients(self._running.call)
         self._state = state
-
-    def _serve(self, call: Callable[..., Any]) -> None:
-        self._call = call
 
     def _not_ready(self, *args: object, **kwargs: object) -> NoReturn:
         self._after("infer")

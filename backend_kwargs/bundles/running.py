@@ -1,19 +1,17 @@
 """A compiled module ready to be called: by torch.compile, with its own code object."""
 
-import inspect
 import itertools
 import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from types import CodeType, FunctionType
+from types import FunctionType
 from typing import Any
 
 import torch
 
 from backend_kwargs.bundles.config import CompileConfig
 from backend_kwargs.bundles.disk.files import temporary
-from backend_kwargs.bundles.frames import untraced
 from backend_kwargs.bundles.graphs import Graph, GraphBackend
 from backend_kwargs.bundles.input_check import InputCheck
 from backend_kwargs.bundles.samples import Metadata, sizes_differ
@@ -54,16 +52,13 @@ class Running:
     """A callable, and what to free with it."""
 
     call: Call
-    backend: GraphBackend | None = None
-    notes: list[str] = field(default_factory=list)
-    code: CodeType | None = None  # of the function that dynamo compiles
+    backend: GraphBackend
     check: InputCheck | None = None  # of each call, once it is deployed
 
     def free(self) -> None:
         """Free this compiled code, and no other."""
         self.call = _freed
-        if self.backend is not None:
-            self.backend.forget()
+        self.backend.forget()
 
 
 def _freed(*args: object, **kwargs: object) -> object:
@@ -101,28 +96,26 @@ def entry(config: CompileConfig, device: torch.device, output_dtypes: Dtypes, na
     return FunctionType(code, call.__globals__, code.co_name, None, call.__closure__)
 
 
-def running(built: Built, module: torch.nn.Module, *, keep: bool, guards: str = "all") -> Running:
+def running(built: Built, module: torch.nn.Module, *, keep: bool, deployed: bool = False) -> Running:
     """Return `module` compiled, or its code from the bundle; it is compiled at its first call.
 
-    `guards` is "all", "local" (without those on global state), or "none": then a bundle's code is not even traced.
+    A `deployed` one has no guards on global state.
     """
     config = built.config
     function = entry(config, built.device, built.output_dtypes, type(module).__name__)
-    if guards == "none" and (call := untraced(function, module, built.graphs, built.unpacked)):
-        return Running(call, notes=["served without tracing the module"])
     backend = GraphBackend(config.resolved, built.graphs, keep=keep, folder=built.unpacked)
-    filters: dict[str, Any] = {
-        "local": lambda entries: [entry.guard_type not in GLOBAL_GUARDS for entry in entries],
-        "none": torch.compiler.skip_all_guards_unsafe,
-    }
     compiled = torch.compile(
         function,
         backend=backend,
         fullgraph=config.fullgraph,
         dynamic=built.dynamic,
-        options={"guard_filter_fn": filters[guards]} if guards != "all" else None,
+        options={"guard_filter_fn": _without_global_guards} if deployed else None,
     )
-    return Running(partial(compiled, module), backend, code=function.__code__)
+    return Running(partial(compiled, module), backend)
+
+
+def _without_global_guards(entries: Sequence[Any]) -> list[bool]:
+    return [entry.guard_type not in GLOBAL_GUARDS for entry in entries]
 
 
 def without_gradients(call: Call) -> Call:
@@ -141,17 +134,9 @@ def without_gradients(call: Call) -> Call:
     return infer
 
 
-def input_check(built: Built, *, guards: bool) -> InputCheck:
-    """Return the check of inputs against the samples, where dynamo has `guards` or not."""
-    return InputCheck(
-        built.samples,
-        built.device,
-        dynamic=bool(built.dynamic) and guards,
-        values=not guards,
-        any_order=guards,  # dynamo's guards check the order of keys where it matters
-        owned=None if guards else [*built.module.parameters(), *built.module.buffers()],
-        named=inspect.signature(built.module.forward).parameters,
-    )
+def input_check(built: Built) -> InputCheck:
+    """Return the check of inputs against the samples; dynamo's guards compare the rest."""
+    return InputCheck(built.samples, built.device, dynamic=bool(built.dynamic))
 
 
 @dataclass(frozen=True)

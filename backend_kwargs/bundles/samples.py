@@ -2,7 +2,7 @@
 
 import ctypes
 import hashlib
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
 from typing import Any, NamedTuple, TypeAlias
 
@@ -15,7 +15,6 @@ from backend_kwargs.measure.trees import map_tensors
 Args: TypeAlias = tuple[Any, ...]
 Kwargs: TypeAlias = Mapping[str, Any]
 Metadata: TypeAlias = dict[str, Any]  # a kind of value, and its description: `described` makes it
-WRITTEN = "written"  # the last property of a tensor to which the module writes
 
 
 class Sample(NamedTuple):
@@ -87,18 +86,16 @@ def is_dense(tensor: torch.Tensor) -> bool:
 # ---- metadata
 
 
-def described(value: Any, written: Collection[int] = ()) -> Metadata:
-    """Return a sample's description as JSON values: properties of dense tensors, and plain values themselves.
-
-    `written` are the ids of tensors that the module writes to.
-    """
+def described(value: Any) -> Metadata:
+    """Return a sample's description as JSON values: properties of dense tensors, and plain values themselves."""
     if isinstance(value, torch.Tensor) and is_dense(value):
-        known = [list(value.shape), list(value.stride()), str(value.dtype), value.device.type, str(value.layout)]
-        return {"tensor": [*known, WRITTEN] if id(value) in written else known}
+        return {
+            "tensor": [list(value.shape), list(value.stride()), str(value.dtype), value.device.type, str(value.layout)]
+        }
     if isinstance(value, Mapping) and all(isinstance(key, str) for key in value):
-        return {"dict": {key: described(item, written) for key, item in value.items()}}
+        return {"dict": {key: described(item) for key, item in value.items()}}
     if type(value) in (list, tuple):
-        return {type(value).__name__: [described(item, written) for item in value]}
+        return {type(value).__name__: [described(item) for item in value]}
     if value is None or type(value) in (bool, int, float, str):
         return {"value": value}
     kind = f"{type(value).__module__}.{type(value).__qualname__}"

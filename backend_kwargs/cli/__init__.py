@@ -61,6 +61,8 @@ app.add_typer(decisions.app, name="decisions")
 REMOVED = {
     "build --kind": "leave it out; `backend-kwargs explain SPEC --as aoti-config` prints options for torch's "
     "aoti_compile_and_package",
+    "run --guards": "leave it out",
+    "run --no-guards": "leave it out; the module is traced when it is loaded",
     "seal": "count the sizes of your calls, and declare them in bk.seal(..., sizes=...) or buckets=...",
 }
 

@@ -93,7 +93,6 @@ def inspect(bundle: Bundle, json: AsJson = False, key: Keys = None) -> None:
     say(f"CompiledModule({','.join(changed)}) of {manifest.module}, {signed}, made {manifest.made}")
     rows: list[tuple[str, Part | None]] = [("weights", manifest.weights)]
     rows += [(f"graph {graph.key[:12]}", graph.code) for graph in manifest.graphs]
-    rows += [(f"bytecode {graph.key[:12]}", graph.frame) for graph in manifest.graphs]
     rows += [(f"library {part.sha256[:12]}", part) for graph in manifest.graphs for part in graph.libraries]
     rows += [(place.rpartition("/")[2], part) for place, part in manifest.extensions.items()]
     parts = [(name, part) for name, part in rows if part]
@@ -120,9 +119,6 @@ def run(
         str, typer.Argument(metavar="MODULE_OR_FILE:FACTORY", help="Returns (model, example_inputs), as for `build`.")
     ] = "",
     rounds: Annotated[int, typer.Option(min=1, help="Number of timed calls.")] = 30,
-    guards: Annotated[
-        bool, typer.Option("--guards/--no-guards", help="Check at each call that the module did not change.")
-    ] = True,
     trust: Trust = False,
     key: Keys = None,
     json: AsJson = False,
@@ -146,7 +142,7 @@ def run(
     import_compiler()
     began = time.perf_counter()
     loaded = CompiledModule.load(bundle, model, trust=trust, trusted_keys=key or ())
-    loaded.deploy(None, guards=guards)
+    loaded.deploy(None)
     ready = time.perf_counter()
     loaded(*args, **kwargs)
     device = loaded.device

@@ -31,7 +31,6 @@ if TYPE_CHECKING:
 
 RESTARTS = (TensorifyScalarRestartAnalysis, RestartAnalysis)  # dynamo traces again; raised through a backend
 GRAPH = "__compiled_fn"  # how dynamo names the global through which its bytecode calls a graph
-RESUMES = "__resume"  # and that for what follows a graph break
 WRAPPER = "compile_wrapper"  # the name of torch.compile's result; its `fn` is the callable that it was given
 
 reset: Callable[[], None] = torch._dynamo.reset

@@ -51,11 +51,6 @@ class OperatorMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return run
 
 
-def any_mode() -> bool:
-    """Return whether a mode is active that changes torch's functions or operators."""
-    return bool(torch._C._len_torch_function_stack() or torch._C._len_torch_dispatch_stack())
-
-
 def saves_by_hooks() -> bool:
     """Return whether hooks change what autograd saves for the backward pass."""
     return torch._C._autograd._top_saved_tensors_default_hooks(True) is not None

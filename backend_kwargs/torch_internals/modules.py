@@ -8,23 +8,10 @@ from torch.nn.modules.dropout import _DropoutNd as Dropout
 # The functions of C behind torch.nn.functional's, which dynamo puts into graphs.
 cross_entropy_loss, linear = torch._C._nn.cross_entropy_loss, torch._C._nn.linear
 
-# Modules of torch whose functions of C depend on their arguments and on torch's own state alone.
-FUNCTIONS_OF_C = frozenset(f"torch._C.{name}" for name in ("_nn", "_fft", "_linalg", "_special"))
-FUNCTIONS_OF_PYTHON = frozenset({"torch._tensor", "torch._jit_internal"})
 # The same, and `torch.func`'s transforms: functions that write only into what their names, signatures and schemas say.
 WRITES_AS_DECLARED = frozenset({"torch._functorch.predispatch", "torch._functorch.eager_transforms"}) | {
     f"torch._C._{name}" for name in ("nn", "autograd", "fft", "functorch", "linalg", "special")
 }
-
-
-def parameters_of(module: torch.nn.Module) -> dict[str, torch.nn.Parameter | None]:
-    """Return a module's own table of parameters."""
-    return module._parameters
-
-
-def buffers_of(module: torch.nn.Module) -> dict[str, torch.Tensor | None]:
-    """Return a module's own table of buffers."""
-    return module._buffers
 
 
 def replace_tensors(module: torch.nn.Module, made_of: Callable[[torch.Tensor], torch.Tensor]) -> None:

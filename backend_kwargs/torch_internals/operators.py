@@ -31,11 +31,6 @@ def name_of(target: OpOverload | OpOverloadPacket) -> str:
     return target._schema.name if isinstance(target, OpOverload) else target._qualified_op_name
 
 
-def is_namespace(value: object) -> bool:
-    """Return whether a value is a namespace of operators, such as `torch.ops.aten`."""
-    return isinstance(value, torch._ops._OpNamespace)
-
-
 def has_kernel(op: OpOverload, key: str = "") -> bool:
     """Return whether an overload has a kernel, for the dispatch key `key` if that is given; TorchScript's have none."""
     if key:

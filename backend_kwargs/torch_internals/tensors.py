@@ -31,11 +31,6 @@ def is_view(tensor: torch.Tensor) -> bool:
     return tensor._is_view()
 
 
-def has_hooks(tensor: torch.Tensor) -> bool:
-    """Return whether hooks for the backward pass are registered for a tensor."""
-    return bool(tensor._backward_hooks)
-
-
 def has_static_address(value: object) -> bool:
     """Return whether dynamo marks a tensor to stay where it is, so that CUDA graphs need not copy it."""
     return bool(getattr(value, "_dynamo_static_input_type", None))

@@ -68,7 +68,7 @@ def build(model: str, mode: str | None, device: str, bundle: Path) -> dict[str, 
     return {"cold_s": manifest["cold_s"], "build_s": built - began, "code_bytes": size, "says": compiled.describe()}
 
 
-def serve(model: str, device: str, bundle: Path, *, guards: bool) -> dict[str, Any]:
+def serve(model: str, device: str, bundle: Path) -> dict[str, Any]:
     """Load, deploy, call once, compare with eager, and return the seconds and the processes started."""
     started: list[str] = []
     sys.addaudithook(lambda event, args: started.append(f"{event} {args[:2]}"[:200]) if event in STARTS else None)
@@ -86,7 +86,7 @@ def serve(model: str, device: str, bundle: Path, *, guards: bool) -> dict[str, A
         synchronize(on)
     before, began = len(started), time.perf_counter()
     loaded = bk.CompiledModule.load(bundle, net, trust=True)
-    loaded.deploy(None, guards=guards)
+    loaded.deploy(None)
     result = loaded(*args)
     synchronize(on)
     first_s = time.perf_counter() - began
@@ -137,7 +137,7 @@ def measure_bundles(device: str, only: Sequence[str], out: Path | None) -> None:
     `only` names models; empty for all.
     """
     rows = []
-    columns = f"{'model':6} {'mode':16} {'deployed':10} {'cold s':>8} {'first s':>8} {'ratio':>7}"
+    columns = f"{'model':6} {'mode':16} {'cold s':>8} {'first s':>8} {'ratio':>7}"
     print(f"{columns}  starts accuracy", flush=True)
     for model, mode in CASES[device]:
         if only and model not in only:
@@ -146,9 +146,7 @@ def measure_bundles(device: str, only: Sequence[str], out: Path | None) -> None:
         rows.append(row)
         if out:
             write_whole(out, json.dumps(rows, indent=1) + "\n")
-        for served, guards in (("served", "guards"), ("served_without_guards", "no guards")):
-            if served == "served" or served in row:
-                print(f"{model:6} {mode or '':16} {guards:10} {_line(row, served)}", flush=True)
+        print(f"{model:6} {mode or '':16} {_line(row)}", flush=True)
     print("seconds are wall time; both processes had torch's compiler imported before")
 
 
@@ -159,13 +157,11 @@ def _measured(device: str, model: str, mode: str | None) -> dict[str, Any]:
         built = worked(["build", *case], {**os.environ, "TORCHINDUCTOR_CACHE_DIR": str(folder / "cold")})
         if "error" in built:
             return {"built": built}
-        row = {"built": built, "served": worked(["serve", *case], barren(folder / "guards"))}
-        row["served_without_guards"] = worked(["serve-without-guards", *case], barren(folder / "none"))
-        return row
+        return {"built": built, "served": worked(["serve", *case], barren(folder / "barren"))}
 
 
-def _line(row: dict[str, Any], served: str) -> str:
-    built, served = row["built"], row.get(served, {})
+def _line(row: dict[str, Any]) -> str:
+    built, served = row["built"], row.get("served", {})
     if error := built.get("error") or served.get("error"):
         return f"failed: {error}"
     ratio = served["first_s"] / built["cold_s"]
@@ -179,7 +175,7 @@ def main(step: str, device: str, model: str, mode: str, bundle: str) -> None:
     if step == "build":
         print(json.dumps(build(model, None if mode == "-" else mode, device, path)))
     else:
-        print(json.dumps(serve(model, device, path, guards=step == "serve")))
+        print(json.dumps(serve(model, device, path)))
 
 
 if __name__ == "__main__":

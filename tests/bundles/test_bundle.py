@@ -18,6 +18,7 @@ import torch
 import backend_kwargs as bk
 from backend_kwargs import BackendKwargsError, BackendKwargsWarning, CompiledModule
 from backend_kwargs.auto import race
+from backend_kwargs.bundles.module import GUARDED
 from tests.bundles.small_module import scaled
 
 ROOT = str(Path(__file__).parents[2])
@@ -272,11 +273,11 @@ def test_a_deployed_module_serves(bundle_with_code, x):
     assert "input check: " in loaded.describe()
 
 
-def test_a_deployed_module_without_guards_serves(bundle_with_code, x):
-    loaded = CompiledModule.load(bundle_with_code, scaled(seed=3), trust=True)
-    loaded.deploy(None, guards=False)
-    for _ in range(3):
-        torch.testing.assert_close(loaded(x), scaled()(x).detach())
+def test_guards_cannot_be_left_out(loaded):
+    """The error says what to call instead."""
+    with pytest.raises(BackendKwargsError) as raised:
+        loaded.deploy(guards=False)
+    assert str(raised.value) == f"deploy(guards=False) was removed: {GUARDED}."
 
 
 @pytest.mark.parametrize(
@@ -289,9 +290,8 @@ def test_a_deployed_module_without_guards_serves(bundle_with_code, x):
         pytest.param(lambda x: (3,), "3", id="no tensor"),
     ],
 )
-@pytest.mark.parametrize("guards", [True, False], ids=["guards", "no guards"])
-def test_inputs_of_a_deployed_module_are_checked(change, message, guards, loaded, x):
-    loaded.deploy(None, guards=guards)
+def test_inputs_of_a_deployed_module_are_checked(change, message, loaded, x):
+    loaded.deploy(None)
     loaded(x)
     with pytest.raises(BackendKwargsError) as raised:
         loaded(*change(x))
@@ -337,14 +337,13 @@ class Point(NamedTuple):
         return getattr(self, key)
 
 
-def deployed_keywords(path, kwargs, **how):
+def deployed_keywords(path, kwargs):
     CompiledModule(bk.CompileConfig(backend="eager")).build(Keywords(), [kwargs]).save(path)
     loaded = CompiledModule.load(path, Keywords())
-    loaded.deploy(None, **how)
+    loaded.deploy(None)
     return loaded
 
 
-@pytest.mark.parametrize("guards", [True, False], ids=["guards", "no guards"])
 @pytest.mark.parametrize(
     "value",
     [
@@ -353,21 +352,11 @@ def deployed_keywords(path, kwargs, **how):
         pytest.param(OrderedDict(first=torch.ones(8), second=torch.zeros(8)), id="other mapping"),
     ],
 )
-def test_keywords_come_in_any_order(guards, value, tmp_path, x):
+def test_keywords_come_in_any_order(value, tmp_path, x):
     """Keywords may come in another order than the sample's, whatever their names are."""
-    loaded = deployed_keywords(tmp_path / "bundle", {"a": x, "tensor": x, "value": value}, guards=guards)
+    loaded = deployed_keywords(tmp_path / "bundle", {"a": x, "tensor": x, "value": value})
     kwargs = {"value": value, "tensor": 2 * x, "a": x}
     torch.testing.assert_close(loaded(**kwargs), Keywords()(**kwargs))
-
-
-def test_keys_of_a_dict_come_in_the_samples_order_without_guards(tmp_path, x):
-    """Without guards nothing checks whether the module depends on the order of a dict's keys."""
-    wanted, other = {"first": x, "second": x}, {"second": x, "first": 2 * x}
-    loaded = deployed_keywords(tmp_path / "bundle", {"a": x, "tensor": x, "value": wanted}, guards=False)
-    with pytest.raises(BackendKwargsError, match=r"^The arguments must have the structure of a sample, "):
-        loaded(a=x, tensor=x, value=other)
-    loaded = deployed_keywords(tmp_path / "bundle", {"a": x, "tensor": x, "value": wanted})
-    torch.testing.assert_close(loaded(a=x, tensor=x, value=other), Keywords()(x, x, other))
 
 
 def test_sizes_of_keywords_named_as_in_a_manifest_are_dynamic(tmp_path, x):
@@ -380,37 +369,10 @@ def test_sizes_of_keywords_named_as_in_a_manifest_are_dynamic(tmp_path, x):
 
 
 def test_objects_are_left_to_dynamos_guards(tmp_path, x):
-    """An argument that a bundle does not describe is served with guards only."""
+    """An argument that a bundle does not describe is compared by dynamo."""
     point = Point(x, x)
     loaded = deployed_keywords(tmp_path / "bundle", {"a": x, "tensor": x, "value": point})
     torch.testing.assert_close(loaded(a=x, tensor=x, value=point), Keywords()(x, x, point))
-    with pytest.raises(BackendKwargsError) as raised:
-        deployed_keywords(tmp_path / "bundle", {"a": x, "tensor": x, "value": point}, guards=False)
-    assert str(raised.value) == (
-        f"deploy(guards=False) must have samples of dense tensors, numbers and texts, got one with a {__name__}.Point, "
-        "which only dynamo's guards can check."
-    )
-
-
-class Counted(torch.nn.Module):
-    """A module that counts its calls in Python."""
-
-    calls = 0
-
-    def forward(self, x):
-        self.calls += 1
-        return x * self.calls
-
-
-def test_without_guards_a_module_that_changes_itself_is_served_with_them(tmp_path, x):
-    """Without guards, each call would compute what the first one did."""
-    CompiledModule(bk.CompileConfig(backend="eager")).build(Counted(), [x]).save(tmp_path / "bundle")
-    loaded = CompiledModule.load(tmp_path / "bundle", Counted())
-    loaded.deploy(None, guards=False)
-    with pytest.warns(BackendKwargsWarning, match="it is served with dynamo's guards"):
-        results = [loaded(x) for _ in range(3)]
-    torch.testing.assert_close(results, [x, 2 * x, 3 * x])
-    assert "note: the module changes what it reads" in loaded.describe()
 
 
 def test_dynamic_sizes_are_open_in_the_check(tmp_path):
@@ -421,14 +383,6 @@ def test_dynamic_sizes_are_open_in_the_check(tmp_path):
     assert loaded(torch.randn(9, 8)).shape == (9, 8)
     with pytest.raises(BackendKwargsError, match=r"^Input args\[0\] must be float32\[any, 8\] on cpu, got"):
         loaded(torch.randn(9, 4))
-
-
-def test_without_guards_samples_must_be_alike(tmp_path):
-    config = bk.CompileConfig(backend="eager")
-    CompiledModule(config).build(scaled(), [torch.randn(4, 8), torch.randn(6, 8)]).save(tmp_path / "bundle")
-    with pytest.raises(BackendKwargsError) as raised:
-        CompiledModule.load(tmp_path / "bundle", scaled()).deploy(None, guards=False)
-    assert str(raised.value) == ("deploy(guards=False) must have samples that are all alike: build with one sample.")
 
 
 # ---- elsewhere

@@ -71,13 +71,6 @@ def test_run_shows_the_first_call_beside_the_compile(folder, tmp_path):
     assert "a call: " in ran.stdout
 
 
-def test_run_without_guards_does_not_trace_the_module(folder, tmp_path):
-    empty = {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "empty")}
-    ran = call(folder, "run", "bundle", "model.py:build", "--rounds", 3, "--trust", "--no-guards", **empty)
-    assert ran.returncode == 0, ran.stderr
-    assert "served without tracing the module" in ran.stdout
-
-
 @pytest.mark.parametrize("arguments", [[], ["--trust"], ["--key", "public.pem"]], ids=["plain", "trusted", "signed"])
 def test_run_imports_no_factory_that_the_user_did_not_name(signed, arguments):
     """The factory's source is no part of a bundle: another file of its name may lie in the current folder."""

@@ -53,17 +53,6 @@ def test_a_later_call_records_no_gradient(saved, x, later, made_ready):
     assert torch.is_grad_enabled()
 
 
-@pytest.mark.parametrize("later", ["a sample's size", "in training mode", "another thread"])
-def test_a_call_without_guards_records_no_gradient(bundle_of_eager, x, later):
-    """The same holds for `deploy(guards=False)`."""
-    module = scaled()
-    loaded = bk.CompiledModule.load(bundle_of_eager, module)
-    loaded.deploy(guards=False)
-    for _ in range(2):
-        loaded(x)
-    assert not CALLS[later](module, loaded, x).requires_grad
-
-
 def test_an_error_in_a_deployed_module_leaves_gradients_on(loaded, x):
     """The caller's mode is put back when inputs are refused."""
     loaded.deploy()

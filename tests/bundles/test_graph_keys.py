@@ -5,9 +5,7 @@ import torch
 
 import backend_kwargs as bk
 from backend_kwargs.bundles.graphs import key_of
-from backend_kwargs.bundles.identity.operators import inlined
-from backend_kwargs.bundles.identity.walk import identity_of
-from tests.bundles.unlike_modules import Applies
+from backend_kwargs.bundles.operators import inlined
 
 
 @pytest.fixture(scope="module")
@@ -30,6 +28,17 @@ def graph_of(*functions):
         x = graph.call_function(function, (x,))
     graph.output(x)
     return torch.fx.GraphModule({}, graph)
+
+
+class Applies(torch.nn.Module):
+    """`function` applied to the input."""
+
+    def __init__(self, function):
+        super().__init__()
+        self.function = function
+
+    def forward(self, x):
+        return self.function(x)
 
 
 def user_function(x):
@@ -71,12 +80,6 @@ def test_a_function_in_a_subgraph_is_inlined():
     outer = graph_of(torch.sin)
     outer.add_submodule("body", graph_of(user_function))
     assert inlined(outer) == "user_function"
-
-
-def test_a_module_with_operators_that_are_not_torchs_is_like_none(library):
-    assert identity_of(Applies(lambda x: torch.ops.backend_kwargs_test_keys.opaque(x) + 1)) is None
-    assert identity_of(Applies(library.opaque)) is None
-    assert identity_of(Applies(lambda x: torch.ops.aten.relu(x) + 1)) is not None
 
 
 def test_an_operator_that_changed_is_not_loaded(tmp_path):

@@ -11,18 +11,18 @@ from pathlib import Path
 import pytest
 
 from backend_kwargs import BackendKwargsError
-from backend_kwargs.bundles.disk.files import Folder, opened_file, private_folder
+from backend_kwargs.bundles.disk.files import opened_file, private_folder
 
 ROOT = str(Path(__file__).parents[2])
 
 # A process that has a folder of its own, says so, and goes on until it is told to end.
 HOLDER = """
     import sys
-    from backend_kwargs.bundles.disk.files import Folder
+    from backend_kwargs.bundles.disk.files import private_folder
 
-    folder = Folder()
-    print(folder.path, flush=True)
-    sys.stdin.readline()
+    with private_folder() as folder:
+        print(folder, flush=True)
+        sys.stdin.readline()
 """
 
 
@@ -57,15 +57,6 @@ def test_only_its_user_may_enter_it(temporary):
     assert names(temporary) == []
 
 
-def test_it_is_removed_with_its_object(temporary):
-    folder = Folder()
-    assert names(temporary) == []
-    (folder.path / "part").write_text("x")
-    assert len(names(temporary)) == 1
-    del folder
-    assert names(temporary) == []
-
-
 def test_a_name_that_somebody_has_taken_is_not_used(temporary):
     """A folder that stands at the name is neither entered nor removed."""
     with private_folder(name="a" * 16) as path:
@@ -79,17 +70,15 @@ def test_a_forked_child_leaves_the_folder_of_its_parent(temporary):
     """The child ends as Python does, with its exit handlers; the parent's folder stays, and is locked."""
     program = """
         import os, sys
-        from backend_kwargs.bundles.disk.files import Folder
+        from backend_kwargs.bundles.disk.files import private_folder
 
-        folder = Folder()
-        folder.path
-        if os.fork() == 0:
-            del folder
-            sys.exit()
-        os.wait()
-        left = len(os.listdir(sys.argv[1]))
-        other = Folder()
-        print(left, other.path.exists(), folder.path.exists())
+        with private_folder() as folder:
+            if os.fork() == 0:
+                sys.exit()
+            os.wait()
+            left = len(os.listdir(sys.argv[1]))
+            with private_folder() as other:
+                print(left, other.exists(), folder.exists())
     """
     process, said = started(program, temporary, temporary)
     process.communicate()
@@ -173,17 +162,16 @@ SERVES = """
     from tests.bundles.small_module import scaled
 
     served = bk.CompiledModule.load(sys.argv[1], scaled(), trust=True)
-    served.deploy(guards=sys.argv[2] == "guards")
+    served.deploy()
     served(torch.randn(4, 8))
     print(sorted(name for name in os.listdir(os.environ["TMPDIR"]) if "unpacked" in name), flush=True)
     sys.stdin.readline()
 """
 
 
-@pytest.mark.parametrize("guards", ["guards", "no guards"])
-def test_a_process_that_serves_has_no_files(guards, bundle_with_code, temporary):
+def test_a_process_that_serves_has_no_files(bundle_with_code, temporary):
     """Code is loaded from files that are removed at once, so that a signal leaves none."""
-    process, listed = started(SERVES, temporary, bundle_with_code, guards)
+    process, listed = started(SERVES, temporary, bundle_with_code)
     process.send_signal(signal.SIGTERM)
     process.communicate()
     assert listed == "[]"

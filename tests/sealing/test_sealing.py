@@ -218,14 +218,13 @@ def test_modules(way):
     assert sealed.counters == {"compiled": 2, "padded": 0, "missed": 1}
 
 
-@pytest.mark.parametrize("guards", [True, False])
-def test_bundles_that_are_served(tmp_path, guards):
-    """A module of a bundle is sealed for its sample, with dynamo's guards and without."""
+def test_bundles_that_are_served(tmp_path):
+    """A module of a bundle is sealed for its sample."""
     net = nn.Sequential(nn.Linear(4, 8), nn.ReLU()).eval()
     bk.CompiledModule().build(net, [torch.ones(3, 4)]).save(tmp_path / "bundle")
     torch._dynamo.reset()
     loaded = bk.CompiledModule.load(tmp_path / "bundle", net, trust=True)
-    loaded.deploy(guards=guards)
+    loaded.deploy()
     sealed = bk.seal(loaded)
     x = torch.randn(3, 4)
     assert compiles(lambda: torch.testing.assert_close(sealed(x), net(x).detach())) == 0

@@ -198,19 +198,6 @@ def test_code_calls_its_graph_by_a_global():
     assert any(name.startswith(dynamo.GRAPH) for name in entry.code.co_names)
 
 
-def test_code_after_a_graph_break_is_called_by_a_global():
-    """The bytecode loads what follows the break under this name."""
-
-    def function(x):
-        x = x + 1
-        torch._dynamo.graph_break()
-        return x * 2
-
-    compiled(function)
-    (entry,) = dynamo.cache_entries(function.__code__)
-    assert any(name.startswith(dynamo.RESUMES) for name in entry.code.co_names)
-
-
 def test_the_traced_frame_is_known():
     """It is that of the function while its graph is compiled, and there is none else."""
     found = []

@@ -77,11 +77,6 @@ def test_names_of_aten():
     assert not [name for name in names if "." in name or ":" in name]
 
 
-def test_namespaces():
-    """`torch.ops.aten` is one, an operator is none."""
-    assert (operators.is_namespace(aten), operators.is_namespace(aten.add)) == (True, False)
-
-
 def test_core_aten_has_rules_by_overload():
     """The table is by overload: it takes a norm's gradient apart, and no product."""
     table = dict(decompositions.core_aten_decompositions())

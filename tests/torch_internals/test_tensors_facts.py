@@ -65,14 +65,6 @@ def test_dynamos_check_of_layouts(other):
     assert (check(torch.ones(2, 3)), check(other)) == (True, False)
 
 
-def test_hooks_of_a_tensor():
-    """A hook for the backward pass shows, and only then."""
-    x = torch.zeros(2, requires_grad=True)
-    before = tensors.has_hooks(x)
-    x.register_hook(lambda grad: grad)
-    assert (before, tensors.has_hooks(x)) == (False, True)
-
-
 def test_a_static_address_shows():
     """dynamo's mark for CUDA graphs is read, and is not there before."""
     x = torch.zeros(2)
@@ -111,13 +103,6 @@ def test_the_order_of_attention_kernels():
     """Each kernel is named once, by a number."""
     order = tensors.attention_order()
     assert len(set(order)) == len(order) > 3
-
-
-def test_tables_of_a_module():
-    """The tables are those that registering fills."""
-    net = torch.nn.Sequential(torch.nn.BatchNorm1d(2))
-    assert [*modules.parameters_of(net[0])] == ["weight", "bias"]
-    assert [*modules.buffers_of(net[0])] == ["running_mean", "running_var", "num_batches_tracked"]
 
 
 def test_complex_parameters_stay_complex():

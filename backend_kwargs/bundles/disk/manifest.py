@@ -11,7 +11,7 @@ from backend_kwargs.bundles.config import REMOVED
 from backend_kwargs.errors import BackendKwargsError, error_text, removed
 from backend_kwargs.stores.signing import signed, signer
 
-SCHEMA = 2  # 1 had fields for ahead-of-time packages
+SCHEMA = 2  # 1 had ahead-of-time packages, and dynamo's bytecode
 LARGEST = 8 << 20  # bytes of a manifest
 DOMAIN = "backend-kwargs bundle 1"
 Digest = Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{64}\Z")]
@@ -26,14 +26,10 @@ class Part(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class GraphPart(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One compiled graph: its code and libraries, or the reason why it has none; auto's decision.
-
-    `frame` is the bytecode that calls it without tracing the module.
-    """
+    """One compiled graph: its code and libraries, or the reason why it has none; auto's decision."""
 
     key: Digest
     code: Part | None = None
-    frame: Part | None = None
     libraries: tuple[Part, ...] = ()
     winner: str | None = None
     options: dict[str, Any] = {}
@@ -62,7 +58,7 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     @property
     def code(self) -> list[Part]:
         """The parts that are code."""
-        of_graphs = [part for graph in self.graphs for part in (graph.code, graph.frame, *graph.libraries) if part]
+        of_graphs = [part for graph in self.graphs for part in (graph.code, *graph.libraries) if part]
         return [*of_graphs, *self.extensions.values()]
 
     @property
@@ -101,6 +97,10 @@ def _former(fields: dict[str, Any], path: Path) -> Manifest:
         raise removed(f"Kind 'aoti' of bundle {str(path)!r}", f"build again, and {REMOVED['kind']}")
     for name in ("package", "guards"):
         fields.pop(name, None)
+    graphs = fields.get("graphs")
+    for graph in graphs if isinstance(graphs, list) else ():
+        if isinstance(graph, dict):
+            graph.pop("frame", None)
     return msgspec.convert(fields | {"schema": SCHEMA}, Manifest)
 
 

@@ -192,9 +192,9 @@ def _graph(graph: GraphPart, read: "_Parts | None") -> Graph:
     decision = None if graph.winner is None else {"winner": graph.winner, "options": graph.options}
     if read is None:
         return Graph(decision=decision, why=graph.why)
-    code, frame = (read.content(part) if part else b"" for part in (graph.code, graph.frame))
+    code = read.content(graph.code) if graph.code else b""
     libraries = {part.sha256: read.content(part) for part in graph.libraries}
-    return Graph(code, frame, libraries, decision, graph.why)
+    return Graph(code, libraries, decision, graph.why)
 
 
 def _read_weights(manifest: Manifest, module: torch.nn.Module, read: "_Parts", file: Path) -> dict[str, torch.Tensor]:

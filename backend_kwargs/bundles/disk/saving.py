@@ -102,7 +102,6 @@ def _graph_part(key: str, graph: Graph, written: Callable[[bytes], Part]) -> Gra
     return GraphPart(
         key=key,
         code=written(graph.code) if graph.code else None,
-        frame=written(graph.frame) if graph.frame else None,
         libraries=tuple(written(content) for content in graph.libraries.values()),
         winner=decision.get("winner"),
         options=dict(decision.get("options", {})),

@@ -70,7 +70,7 @@ def why_not_samples(built: Built) -> str:
         size = sum(checked_size(*value[:5]) for kind, value in leaves if kind == "tensor")
         if size > os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"):
             return f"tensors of {size / 1e9:.0f} GB are more than this machine's memory"
-        InputCheck(built.samples, built.device, dynamic=bool(built.dynamic), values=True)
+        InputCheck(built.samples, built.device, dynamic=bool(built.dynamic))
     except Exception as error:  # noqa: BLE001 - they are any JSON values
         return error_text(error)
     return ""

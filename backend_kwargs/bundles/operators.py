@@ -1,10 +1,10 @@
 """Which of a graph's operators may be inlined below dynamo, so that compiled code contains their body."""
 
+import sys
 from types import FunctionType
 
 import torch
 
-from backend_kwargs.bundles.identity.library_code import is_library_name, is_own
 from backend_kwargs.torch_internals.operators import (
     OpOverload,
     OpOverloadPacket,
@@ -15,6 +15,13 @@ from backend_kwargs.torch_internals.operators import (
     overloads_of,
 )
 
+# The releases of torch and Python are compared when a bundle is loaded.
+LIBRARIES = frozenset(
+    {"torch", "numpy", "builtins", "math", "cmath", "operator", "functools", "itertools", "collections", "typing"}
+    | {"_operator", "_functools", "_collections", "_collections_abc", "abc", "enum", "types", "typing_extensions"}
+    | {"dataclasses", "numbers", "fractions", "contextlib", "warnings", "_warnings", "logging", "string", "re"}
+    | {"bisect", "_bisect", "heapq", "_heapq", "copy", "reprlib"}
+)
 # Operators of other namespaces may have changed when the code is loaded.
 TORCH_NAMESPACES = frozenset(
     {"aten", "prim", "prims", "profiler", "inductor", "quantized", "quantized_decomposed", "mkldnn", "mkl", "onednn"}
@@ -59,3 +66,20 @@ def _is_traced(op: OpOverload) -> bool:
         or has_dispatch_rules(op)
         or is_lowered_by_inductor(op)
     )
+
+
+def is_own(function: FunctionType) -> bool:
+    """Return whether a function's code is in the source file of a library's module."""
+    name = function.__globals__.get("__name__", "")
+    module = sys.modules.get(name)
+    return (
+        module is not None
+        and is_library_name(name)
+        and function.__globals__ is vars(module)
+        and function.__code__.co_filename in (getattr(module, "__file__", None), f"<frozen {name}>")
+    )
+
+
+def is_library_name(name: str) -> bool:
+    """Return whether a Python module of this name belongs to a library whose release is compared."""
+    return name.partition(".")[0] in LIBRARIES
