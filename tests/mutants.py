@@ -170,7 +170,7 @@ TESTS: Mapping[str, str] = {
     " backends/tvm/test_tvm_build.py backends/tvm/test_tvm_options.py backends/tvm/test_tvm_tune.py",
     "*/backends/*.py": "backends/test_dynamo_backends.py backends/test_engines.py backends/test_partitioned.py",
     "*/page/*.py": "page/test_derived.py page/test_document.py page/test_markdown.py page/test_plots.py"
-    " page/test_sentence.py page/test_serve.py page/test_sharing.py page/test_writing.py",
+    " page/test_sentence.py page/test_sharing.py page/test_writing.py",
     "benchmarks/analysis/verdicts.py": "benchmarks/test_verdicts.py",
     "benchmarks/execution/roofline.py": "benchmarks/test_bench_roofline.py benchmarks/test_ceilings.py",
     "benchmarks/execution/device_timer.py": "benchmarks/test_device_timer.py",

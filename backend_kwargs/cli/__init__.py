@@ -54,7 +54,6 @@ app.command("inspect")(bundles.inspect)
 app.command("run")(bundles.run)
 app.command("pin")(pin.show)
 app.command("page")(pages.page)
-app.command("serve")(decisions.serve)
 app.command("doctor")(doctor.show)
 app.add_typer(decisions.app, name="decisions")
 # Commands of earlier releases, and flags of a command, with what to write instead.
@@ -64,6 +63,7 @@ REMOVED = {
     "run --guards": "leave it out",
     "run --no-guards": "leave it out; the module is traced when it is loaded",
     "seal": "count the sizes of your calls, and declare them in bk.seal(..., sizes=...) or buckets=...",
+    "serve": "write a page, `backend-kwargs decisions list --store STORE --html OUT.html`",
 }
 
 

@@ -222,23 +222,6 @@ def sync(
         )
 
 
-def serve(
-    store: Annotated[
-        str | None, typer.Argument(metavar="STORE", help="A folder, a URL or env:NAME, if not the default store.")
-    ] = None,
-    host: Annotated[
-        str, typer.Option(help="Where to listen: other than loopback, others on the network reach it.")
-    ] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes a free one.")] = 0,
-) -> None:
-    """Show a store of decisions in a browser, read-only, until Ctrl-C; the address contains a secret token."""
-    from backend_kwargs.page.serve import serve as listen
-
-    catalogue = Catalogue(store, must_exist=True)
-    catalogue.all()  # what cannot be read is an error now
-    listen(catalogue, page_of, host=host, port=port, say=say)
-
-
 def _all(catalogue: Catalogue) -> list[Decision]:
     with waiting(f"reading {catalogue.label}"):
         return catalogue.all()

@@ -2,14 +2,13 @@
 
 import base64
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from functools import cache
 from importlib.resources import files
 from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from backend_kwargs.facts.decision import Decision
 from backend_kwargs.page import figures, plots, sentence
 from backend_kwargs.page.document import Document, packed, parse
 from backend_kwargs.page.sharing import shareable
@@ -57,11 +56,6 @@ def fragment(document: Document) -> str:
 def to_json(document: Document, *, with_code: bool = False) -> bytes:
     """Return the data that the page contains, as `parse` reads it."""
     return packed(_checked(document, with_code=with_code))
-
-
-def list_page(decisions: Sequence[Decision]) -> str:
-    """Return the page that lists the decisions of a store, with links to a page of each."""
-    return _render("list.html.j2", decisions=decisions)
 
 
 def policy() -> str:

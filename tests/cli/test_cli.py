@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 import backend_kwargs as bk
+from backend_kwargs.cli import REMOVED
 from backend_kwargs.cli import compare as compare_command
 from backend_kwargs.cli.console import print_table
 from backend_kwargs.compare import Comparison, Row, fastest
@@ -567,23 +568,17 @@ def test_shells_complete_the_commands():
 
 
 @pytest.mark.parametrize(
-    ("arguments", "message"),
+    ("name", "rest"),
     [
-        pytest.param(
-            ("seal", "--from-log", "sizes.jsonl"),
-            "'backend-kwargs seal' was removed: count the sizes of your calls, and declare them in bk.seal(..., "
-            "sizes=...) or buckets=...",
-            id="seal",
-        ),
-        pytest.param(
-            ("build", "model.py:build", "-o", "bundle", "--kind=aoti"),
-            "'backend-kwargs build --kind' was removed: leave it out; `backend-kwargs explain SPEC --as aoti-config` "
-            "prints options for torch's aoti_compile_and_package",
-            id="build --kind",
-        ),
+        ("seal", ["--from-log", "sizes.jsonl"]),
+        ("serve", ["decisions"]),
+        ("run --no-guards", ["bundle", "model.py:build"]),
+        ("run --guards", ["bundle"]),
+        ("build --kind", ["model.py:build", "-o", "bundle"]),
     ],
 )
-def test_what_was_removed_says_what_to_write(arguments, message):
+def test_what_was_removed_says_what_to_write(name, rest):
     """A command or flag of an earlier release is refused in one line that says what to write instead."""
-    ran = run(*arguments)
-    assert (ran.returncode, ran.stderr) == (2, f"error: {message}.\n")
+    command, *flags = name.split()
+    ran = run(command, *rest, *(f"{flag}=aoti" if flag == "--kind" else flag for flag in flags))
+    assert (ran.returncode, ran.stderr) == (2, f"error: 'backend-kwargs {name}' was removed: {REMOVED[name]}.\n")

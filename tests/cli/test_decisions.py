@@ -369,33 +369,3 @@ def test_when_unchecked_signatures_are_told(folder, tmp_path, here, there, again
     target.chmod(there)
     said = run("sync", source, target)
     assert any(line.startswith("Nobody's signature was checked") for line in said) is warns
-
-
-# ---- serve
-
-
-@pytest.fixture
-def asked(monkeypatch):
-    """The hosts on which a store would be served."""
-    from backend_kwargs.page import serve
-
-    hosts = []
-    monkeypatch.setattr(serve, "serve", lambda *args, **options: hosts.append(options["host"]))
-    return hosts
-
-
-def test_a_store_that_cannot_be_read_is_not_served(tmp_path, asked):
-    """It is an error at once, before a browser asks."""
-    (tmp_path / "x").mkdir()
-    (tmp_path / "x" / "decisions").symlink_to("decisions")
-    with pytest.raises(BackendKwargsError, match=f"^Cannot read store '{tmp_path / 'x'}': OSError: "):
-        CliRunner().invoke(app, ["serve", str(tmp_path / "x")], catch_exceptions=False)
-    assert asked == []
-
-
-def test_only_this_machine_is_served_by_default(folder, asked):
-    """Others on the network see a store only if a host is named."""
-    store = str(folder(FIRST))
-    for arguments in ([store], [store, "--host", "0.0.0.0"]):
-        CliRunner().invoke(app, ["serve", *arguments], catch_exceptions=False)
-    assert asked == ["127.0.0.1", "0.0.0.0"]

@@ -93,7 +93,6 @@ CALLS = {
     "audit": [["x"], [NAME], ["bundle", "--model", "hostile.py:fail"], ["x", "--model", f"{NAME}.py:f"]],
     "pin": [["hostile.py:fail", "--lock", "k"], [f"{NAME}.py:f", "--lock", "k"], ["x:f", "--lock", f"{NAME}/x"]],
     "page": [[NAME, "--html", "out.html"], ["x", "--against", NAME, "--html", "out.html"]],
-    "serve": [["--host", NAME], ["t.toml", "--host", NAME]],
     "decisions list": [[], ["--json"], ["--store", NAME]],
     "decisions show": [["ab"], ["ab", "--json"], ["ab", "--as", "inductor-config"], [NAME]],
     "decisions export": [[NAME], ["out.toml"], ["out.toml", NAME]],

@@ -6,11 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from backend_kwargs.auto.store import Catalogue
-from backend_kwargs.facts.decision import Decision
 from backend_kwargs.page import Document, fragment, to_html
 from tests.page import examples
-from tests.page.test_serve import serving
 from tests.page.test_writing import HOSTILE, hostile
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
@@ -201,25 +198,6 @@ def test_accessible(opened, text, schemes):
     found.page.set_viewport_size({"width": 380, "height": 900})
     assert violations(found.page) == []
     found.check_quiet()
-
-
-def test_a_store_in_a_browser(browser, tmp_path):
-    """The list of a store leads to the page of a decision, within the server's policy and accessibly."""
-    axe = pytest.importorskip("axe_playwright_python", reason="pip install axe-playwright-python")
-    store = Catalogue(tmp_path / "decisions")
-    store.add(Decision("ab" * 32, "g", "freezing", facts=HOSTILE, machine={"gpu": HOSTILE}))
-    context = browser.new_context()
-    with serving(store) as server:
-        page, said = context.new_page(), []
-        page.on("console", lambda message: said.append(message.text))
-        page.goto(server.url)
-        page.get_by_role("searchbox").fill("onerror")
-        page.evaluate((Path(axe.__file__).parent / "axe.min.js").read_text(encoding="utf-8"))
-        assert violations(page) == []
-        page.get_by_role("link", name="onerror").click()
-        page.get_by_text("freezing", exact=True).wait_for()
-        context.close()
-    assert said == []
 
 
 def violations(page):
