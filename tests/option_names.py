@@ -5,6 +5,7 @@ those in other releases' `torch/_inductor/config.py`, given as arguments. Types 
 """
 
 import keyword
+import re
 import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -16,7 +17,7 @@ from backend_kwargs.options.catalogue import inductor_options, read_notes
 from backend_kwargs.options.trust import INDUCTOR_DATA
 from backend_kwargs.pipeline import OWN
 
-FILE = Path(inductor_names.__file__)
+FILE = Path(inductor_names.__file__).with_suffix(".pyi")
 HEAD = '''"""The names of Inductor's options on torch 2.11 to 2.14, and of this package's, for editors. Generated.
 
 `python -m tests.option_names --write` rewrites it. Values are checked when a backend is made, by the installed torch.
@@ -24,13 +25,10 @@ HEAD = '''"""The names of Inductor's options on torch 2.11 to 2.14, and of this 
 
 from typing import Literal, TypedDict
 '''
-DOC = "InductorOptions.__doc__ = \"Inductor's options and this package's, by name, with their types.\"\n"
-KEYWORDS = '''
-
+KEYWORDS = """
 class InductorKeywords(TypedDict, total=False):
-    """Those whose names are Python's, for make_backend's keywords."""
-
-'''
+"""
+IN_FILE = re.compile(r'^        "(.+?)": (.+),$', re.MULTILINE)
 LONGEST = 60  # of a list of words
 ALIKE = {bool: "bool", int: "int", float: "float", str: "str", NoneType: "None", None: "None"}
 READ_BY_MAKE_BACKEND = {"template": "str", "mode": "str | None", "inductor_config": "object"}
@@ -54,7 +52,7 @@ def types(others: Iterable[str] = ()) -> dict[str, str]:
     """Return the type of each option that is not private as code; `others` are names of other releases."""
     here = {name: written(option.type) for name, option in {**inductor_options(), **OWN}.items()}
     # A type that another release gave stays, so that the file is the same under each torch.
-    before = {name: written(type_) for name, type_ in inductor_names.InductorOptions.__annotations__.items()}
+    before = dict(IN_FILE.findall(FILE.read_text(encoding="utf-8")))
     unknown = dict.fromkeys((*INDUCTOR_DATA, *others), "object")
     known = {
         name: type_
@@ -69,7 +67,7 @@ def text(known: Mapping[str, str]) -> str:
     plain = {name: type_ for name, type_ in known.items() if name.isidentifier() and not keyword.iskeyword(name)}
     rows = "".join(f'        "{option}": {type_},\n' for option, type_ in known.items())
     options = f'\nInductorOptions = TypedDict(\n    "InductorOptions",\n    {{\n{rows}    }},\n    total=False,\n)\n'
-    return HEAD + options + DOC + KEYWORDS + "".join(f"    {name}: {type_}\n" for name, type_ in plain.items())
+    return HEAD + options + KEYWORDS + "".join(f"    {name}: {type_}\n" for name, type_ in plain.items())
 
 
 def main() -> None:
