@@ -22,7 +22,7 @@ from backend_kwargs.stores.documents import (
     replacing,
 )
 from backend_kwargs.stores.folder import Folder
-from backend_kwargs.stores.opening import Place, default_place, place_of
+from backend_kwargs.stores.opening import StoreURL, default_place, place_of
 
 Body = TypeVar("Body")
 _Copy: TypeAlias = tuple[Document[Body], bytes]
@@ -196,7 +196,7 @@ def reached(given: str | Store | None) -> Reached:
 class _Opening:
     """Opens the store at a place, and words its errors."""
 
-    def __init__(self, place: Place) -> None:
+    def __init__(self, place: StoreURL) -> None:
         self.place, self.without_secrets = place, place.without_secrets
 
     def __call__(self) -> Store:

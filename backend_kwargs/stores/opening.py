@@ -50,7 +50,7 @@ DRIVERS = {"postgresql": POSTGRES, "postgres": POSTGRES, "redis": REDIS, "rediss
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class StoreURL:
     """Where a store is: a path, or a URL that may contain a password, which is never shown."""
 
     text: str = field(repr=False)
@@ -78,7 +78,7 @@ class Place:
         return f"it {text.removeprefix(begins)}" if text.startswith(begins) else text
 
 
-def place_of(given: str) -> Place:
+def place_of(given: str) -> StoreURL:
     """Return the place that a text names: a path, a URL without a password, or `env:NAME`; raise if it is none."""
     given = given.strip()
     if not given:  # as "$STORE" of a shell where it is not set: the current folder is nobody's choice
@@ -93,7 +93,7 @@ def place_of(given: str) -> Place:
     return _place(given)
 
 
-def place_in_variable(name: str, *, required: bool = False) -> Place | None:
+def place_in_variable(name: str, *, required: bool = False) -> StoreURL | None:
     """Return the place that a variable of the environment names; None if it is not set and not required."""
     check_variable(name)
     if given := os.environ.get(name, "").strip():
@@ -136,7 +136,7 @@ def check_store(given: object, *, elsewhere: bool = False) -> None:
         place.open()
 
 
-def default_place() -> Place:
+def default_place() -> StoreURL:
     """Return the place in BACKEND_KWARGS_STORE, or the user's data folder."""
     if named := place_in_variable(VARIABLE):
         return named
@@ -189,7 +189,7 @@ def open_store(given: str | Store | None = None) -> Store:
     return opened(given).store
 
 
-def _place(given: str) -> Place:
+def _place(given: str) -> StoreURL:
     if found := URL.match(given):
         scheme = found["scheme"].lower()
         driver = OBJECTS if found["chain"] else DRIVERS.get(scheme, OBJECTS)
@@ -200,7 +200,7 @@ def _place(given: str) -> Place:
                 f"Store {label_of(given)!r} needs the package {driver.needs}: "
                 f"{pip_install(driver.extra)} ({driver.needs} is not importable)."
             )
-        return Place(given, label_of(given), driver)
+        return StoreURL(given, label_of(given), driver)
     if UNCLEAR.search(given):
         raise unclear()
     return _folder(os.path.expanduser(given))  # noqa: PTH111 - pathlib's raises if a home is unknown
@@ -212,10 +212,10 @@ def unknown_scheme(label: str, scheme: str, others: Iterable[str] = ()) -> Backe
     return unknown(f"scheme of store {label!r}:", scheme.lower(), known, otherwise="docs/stores.md lists those in use.")
 
 
-def _folder(path: str, *, private: bool = False) -> Place:
+def _folder(path: str, *, private: bool = False) -> StoreURL:
     if path.startswith("~"):
         raise BackendKwargsError(f"Store {path!r} has no place: no home directory is known.")
-    return Place(path, path, private=private)
+    return StoreURL(path, path, private=private)
 
 
 def _check_folder(path: str) -> None:

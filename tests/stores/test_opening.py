@@ -363,7 +363,7 @@ def test_an_error_of_a_client_library_has_no_password(monkeypatch, clients):
         def list(self, prefix):
             raise RuntimeError(f"connection to {URL} refused")
 
-    monkeypatch.setattr(opening.Place, "open", lambda place: Failing())
+    monkeypatch.setattr(opening.StoreURL, "open", lambda place: Failing())
     found = opened("env:MINE")
     with pytest.raises(BackendKwargsError) as e, found.doing("read") as store:
         store.list("")
