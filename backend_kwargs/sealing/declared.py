@@ -28,7 +28,7 @@ class UndeclaredError(Exception):
         self.got = got
 
 
-class Place(NamedTuple):
+class InputPath(NamedTuple):
     """A tensor among the arguments, and the names of its dimensions.
 
     It is the argument at `position`, or else the keyword `keyword`, or in that by `keys`.
@@ -181,7 +181,7 @@ class Declared:
 class Reader:
     """Reads the declared sizes of a call from its arguments."""
 
-    def __init__(self, declared: Declared, places: Sequence[Place]) -> None:
+    def __init__(self, declared: Declared, places: Sequence[InputPath]) -> None:
         self.declared, self.places = declared, places
 
     def __call__(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Point, Point]:
@@ -209,7 +209,7 @@ class Reader:
         return found, padded
 
 
-def places_of(declared: Declared, signature: inspect.Signature, leaves: Mapping[str, Any]) -> list[Place]:
+def places_of(declared: Declared, signature: inspect.Signature, leaves: Mapping[str, Any]) -> list[InputPath]:
     """Return where the declared inputs are, by their names among the `leaves` of the example."""
     places = []
     for name, dims in declared.dims.items():
@@ -222,7 +222,7 @@ def places_of(declared: Declared, signature: inspect.Signature, leaves: Mapping[
             if not -rank <= dim < rank:
                 raise BackendKwargsError(f"Input {name!r} has {rank} dimensions, but `dims` names dimension {dim}.")
         known = tuple(sorted((dim % rank, of) for dim, of in dims.items()))
-        places.append(Place(name, *_place(signature, name), known, rank))
+        places.append(InputPath(name, *_place(signature, name), known, rank))
     return places
 
 

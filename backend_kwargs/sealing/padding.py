@@ -13,7 +13,7 @@ from backend_kwargs.bundles.samples import Sample
 from backend_kwargs.errors import BackendKwargsError
 from backend_kwargs.facts import Call
 from backend_kwargs.sealing.checks import Checks
-from backend_kwargs.sealing.declared import Declared, Place, Point, Values, shown_point
+from backend_kwargs.sealing.declared import Declared, InputPath, Point, Values, shown_point
 from backend_kwargs.sealing.inputs import Result
 from backend_kwargs.sealing.other_values import Change, Positions, changes_of
 from backend_kwargs.sealing.targets import Target
@@ -42,12 +42,14 @@ class Work(Protocol):
 class Padding:
     """How inputs are padded to buckets, and results are cut."""
 
-    places: Sequence[Place]
+    places: Sequence[InputPath]
     fill: Mapping[str, float]
     cuts: Cuts
 
     @classmethod
-    def of(cls, declared: Declared, places: Sequence[Place], work: Work, checks: Checks, *, check: bool) -> "Padding":
+    def of(
+        cls, declared: Declared, places: Sequence[InputPath], work: Work, checks: Checks, *, check: bool
+    ) -> "Padding":
         """Return the padding of a function that is right with it; raise if it changes results.
 
         With `check`, values that the example does not have are tried too.

@@ -14,7 +14,7 @@ from backend_kwargs.errors import BackendKwargsError, error_text
 from backend_kwargs.facts import Call
 from backend_kwargs.measure import generators, synchronize
 from backend_kwargs.sealing.checks import Checks
-from backend_kwargs.sealing.declared import Declared, Place, Point, Reader, places_of, shown_point
+from backend_kwargs.sealing.declared import Declared, InputPath, Point, Reader, places_of, shown_point
 from backend_kwargs.sealing.inputs import Apart, Result, apart, called, copied, resized
 from backend_kwargs.sealing.padding import Padding
 from backend_kwargs.sealing.sealed import Sealed
@@ -84,7 +84,7 @@ def warmed(
 class _Warming:
     """The steps of one `seal`."""
 
-    def __init__(self, target: Target, declared: Declared, example: Sample, places: Sequence[Place]) -> None:
+    def __init__(self, target: Target, declared: Declared, example: Sample, places: Sequence[InputPath]) -> None:
         self.target, self.declared, self.example, self.places = target, declared, example, places
         self.leaves = target.named_leaves(example)
         self.notes: list[str] = []
