@@ -1,24 +1,26 @@
 """Inductor's options as types for editors: `python -m tests.option_names` checks them, `--write` rewrites them.
 
-The names are a union over releases of torch: those that the file has already, those of the torch installed here, and
-those in other releases' `torch/_inductor/config.py`, given as arguments. Types are those of the torch installed here.
+The names are a union over releases of torch: those that the file has already, those of the catalogue and of the torch
+installed here, and those in other releases' `torch/_inductor/config.py`, given as arguments. Types are those of the
+torch installed here.
 """
 
 import keyword
 import re
 import sys
 from collections.abc import Iterable, Mapping
+from itertools import chain
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Annotated, Literal, Union, get_args, get_origin
 
 from backend_kwargs.options import inductor_names
-from backend_kwargs.options.catalogue import inductor_options, read_notes
+from backend_kwargs.options.catalogue import ADDED, inductor_options, read_notes
 from backend_kwargs.options.trust import INDUCTOR_DATA
 from backend_kwargs.pipeline import OWN
 
 FILE = Path(inductor_names.__file__).with_suffix(".pyi")
-HEAD = '''"""The names of Inductor's options on torch 2.11 to 2.14, and of this package's, for editors. Generated.
+HEAD = '''"""The names of Inductor's options on torch 2.11 to 2.15, and of this package's, for editors. Generated.
 
 `python -m tests.option_names --write` rewrites it. Values are checked when a backend is made, by the installed torch.
 """
@@ -53,7 +55,7 @@ def types(others: Iterable[str] = ()) -> dict[str, str]:
     here = {name: written(option.type) for name, option in {**inductor_options(), **OWN}.items()}
     # A type that another release gave stays, so that the file is the same under each torch.
     before = dict(IN_FILE.findall(FILE.read_text(encoding="utf-8")))
-    unknown = dict.fromkeys((*INDUCTOR_DATA, *others), "object")
+    unknown = dict.fromkeys((*INDUCTOR_DATA, *chain(*ADDED.values()), *others), "object")
     known = {
         name: type_
         for name, type_ in (unknown | here | before).items()

@@ -1,4 +1,4 @@
-"""The names of Inductor's options on torch 2.11 to 2.14, and of this package's, for editors. Generated.
+"""The names of Inductor's options on torch 2.11 to 2.15, and of this package's, for editors. Generated.
 
 `python -m tests.option_names --write` rewrites it. Values are checked when a backend is made, by the installed torch.
 """
@@ -12,6 +12,7 @@ InductorOptions = TypedDict(
         "aggressive_fusion": bool,
         "align_random_eager": bool,
         "alignment_asserts": bool,
+        "alignment_asserts_inputs": object,
         "allow_buffer_reuse": bool,
         "always_complex_memory_overlap_TESTING_ONLY": object,
         "always_keep_tensor_constants": bool,
@@ -19,8 +20,10 @@ InductorOptions = TypedDict(
         "aot_inductor.allow_stack_allocation": bool,
         "aot_inductor.aoti_shim_library": object,
         "aot_inductor.aoti_shim_library_path": str | None,
+        "aot_inductor.autotune_offload_constants_min_device_fraction": object,
         "aot_inductor.autotune_per_kernel_alloc": bool,
         "aot_inductor.check_lowerbound": bool,
+        "aot_inductor.check_upperbound": object,
         "aot_inductor.compile_wrapper_opt_level": str,
         "aot_inductor.cross_target_platform": str | None,
         "aot_inductor.custom_op_libs": object,
@@ -108,6 +111,7 @@ InductorOptions = TypedDict(
         "autoheuristic_use.mixed_mm": bool,
         "autoheuristic_use.pad_mm": bool | None,
         "autotune_cudagraph_benchmarking": object,
+        "autotune_cudagraph_benchmarking_iters": object,
         "autotune_fallback_to_aten": bool,
         "autotune_in_subproc": bool,
         "autotune_local_cache": bool,
@@ -123,6 +127,8 @@ InductorOptions = TypedDict(
         "benchmark_fusion": bool,
         "benchmark_harness": bool,
         "benchmark_kernel": bool,
+        "benchmark_template_fusion": object,
+        "bmm_shared_a": object,
         "bucket_all_gathers_bucket_mode": Literal["default", "custom_ops", "custom_ops_multidtype"],
         "bucket_all_gathers_fx": Literal["none", "all", "only_fsdp"],
         "bucket_all_gathers_fx_bucket_size_determinator": object,
@@ -203,6 +209,7 @@ InductorOptions = TypedDict(
         "cpu_backend": Literal["cpp", "triton", "halide", "pallas"],
         "cpu_gpu_bw": float,
         "cuda.arch": str | None,
+        "cuda.autotune_tunableop_dynamic_dims_wildcard": object,
         "cuda.binary_remote_cache_force_write": bool,
         "cuda.compile_opt_level": Literal["-O0", "-O1", "-O2", "-O3", "-OS"],
         "cuda.cuda_cxx": str | None,
@@ -299,6 +306,7 @@ InductorOptions = TypedDict(
         "fallback_embedding_bag_byte_unpack": bool,
         "fallback_random": bool,
         "file_lock_timeout": int,
+        "flydsl_enable_autotuning": object,
         "force_disable_caches": bool,
         "force_disable_cudagraph_TESTING_ONLY": bool,
         "force_fuse_int_mm_with_mul": bool,
@@ -308,6 +316,8 @@ InductorOptions = TypedDict(
         "force_shape_pad": bool,
         "freezing": bool,
         "freezing_discard_parameters": bool,
+        "fusion_memory_timeline_peak_memory_increase_gb": object,
+        "fusion_memory_timeline_peak_memory_pct_threshold": object,
         "fx_graph_cache": bool,
         "fx_graph_remote_cache": bool | None,
         "fx_passes_numeric_check": object,
@@ -374,6 +384,7 @@ InductorOptions = TypedDict(
         "max_fusion_size": int,
         "max_fusion_unique_io_buffers": int | None,
         "max_pointwise_cat_inputs": int,
+        "max_template_fusion_benchmarked_choices": object,
         "memory_planning": bool,
         "memory_pool": Literal["none", "intermediates", "outputs", "combined"],
         "min_generation": int,
@@ -549,7 +560,11 @@ InductorOptions = TypedDict(
         "triton.codegen_upcast_to_fp32": bool,
         "triton.cooperative_reductions": bool,
         "triton.cudagraph_capture_sizes": object,
+        "triton.cudagraph_dynamic_shape_rerecord_limit": object,
         "triton.cudagraph_dynamic_shape_warn_limit": int | None,
+        "triton.cudagraph_initial_mempool_allocation_gb": object,
+        "triton.cudagraph_managed_input_rerecord_action": object,
+        "triton.cudagraph_managed_input_rerecord_limit": object,
         "triton.cudagraph_min_partition_size": int,
         "triton.cudagraph_or_error": bool,
         "triton.cudagraph_partition_memory_budget": float,
@@ -572,6 +587,7 @@ InductorOptions = TypedDict(
         "triton.divisible_by_16": bool,
         "triton.dynamic_disable_pipelining": bool,
         "triton.emit_pointer_range_32": bool,
+        "triton.enable_flex_tdm": object,
         "triton.enable_host_side_tma": object,
         "triton.enable_pdl": bool,
         "triton.enable_persistent_tma_matmul": bool,
@@ -606,6 +622,7 @@ InductorOptions = TypedDict(
         "triton.proton_profiling": bool,
         "triton.proton_split_invocations": bool,
         "triton.reorder_for_reducing_graph_partitions": bool,
+        "triton.scalar_accumulators": object,
         "triton.skip_cudagraph_warmup": bool,
         "triton.skip_l1_cache": bool,
         "triton.slow_path_cudagraph_asserts": bool,
@@ -630,6 +647,7 @@ InductorOptions = TypedDict(
         "unsafe_ignore_unsupported_triton_autotune_args": bool,
         "unsafe_marked_cacheable_functions": object,
         "unsafe_skip_cache_dynamic_shape_guards": bool,
+        "unsafe_skip_scalar_range_asserts": object,
         "use_aoti": bool,
         "use_dce": bool,
         "use_experimental_benchmarker": bool,
@@ -640,9 +658,11 @@ InductorOptions = TypedDict(
         "use_mixed_mm": bool,
         "use_post_grad_passes": bool,
         "use_pre_grad_passes": bool,
+        "use_rand4x": object,
         "use_static_cuda_launcher": bool,
         "use_static_triton_launcher": bool,
         "use_torch_profiler_benchmarker": bool,
+        "var_std_reduction_dedup": object,
         "verbose_progress": bool,
         "warn_mix_layout": bool,
         "worker_log_path": str | None,
@@ -685,6 +705,7 @@ class InductorKeywords(TypedDict, total=False):
     aggressive_fusion: bool
     align_random_eager: bool
     alignment_asserts: bool
+    alignment_asserts_inputs: object
     allow_buffer_reuse: bool
     always_complex_memory_overlap_TESTING_ONLY: object
     always_keep_tensor_constants: bool
@@ -699,6 +720,7 @@ class InductorKeywords(TypedDict, total=False):
     autoheuristic_log_path: str
     autoheuristic_use: object
     autotune_cudagraph_benchmarking: object
+    autotune_cudagraph_benchmarking_iters: object
     autotune_fallback_to_aten: bool
     autotune_in_subproc: bool
     autotune_local_cache: bool
@@ -714,6 +736,8 @@ class InductorKeywords(TypedDict, total=False):
     benchmark_fusion: bool
     benchmark_harness: bool
     benchmark_kernel: bool
+    benchmark_template_fusion: object
+    bmm_shared_a: object
     bucket_all_gathers_bucket_mode: Literal["default", "custom_ops", "custom_ops_multidtype"]
     bucket_all_gathers_fx: Literal["none", "all", "only_fsdp"]
     bucket_all_gathers_fx_bucket_size_determinator: object
@@ -807,6 +831,7 @@ class InductorKeywords(TypedDict, total=False):
     fallback_embedding_bag_byte_unpack: bool
     fallback_random: bool
     file_lock_timeout: int
+    flydsl_enable_autotuning: object
     force_disable_caches: bool
     force_disable_cudagraph_TESTING_ONLY: bool
     force_fuse_int_mm_with_mul: bool
@@ -816,6 +841,8 @@ class InductorKeywords(TypedDict, total=False):
     force_shape_pad: bool
     freezing: bool
     freezing_discard_parameters: bool
+    fusion_memory_timeline_peak_memory_increase_gb: object
+    fusion_memory_timeline_peak_memory_pct_threshold: object
     fx_graph_cache: bool
     fx_graph_remote_cache: bool | None
     fx_passes_numeric_check: object
@@ -873,6 +900,7 @@ class InductorKeywords(TypedDict, total=False):
     max_fusion_size: int
     max_fusion_unique_io_buffers: int | None
     max_pointwise_cat_inputs: int
+    max_template_fusion_benchmarked_choices: object
     memory_planning: bool
     memory_pool: Literal["none", "intermediates", "outputs", "combined"]
     min_generation: int
@@ -987,6 +1015,7 @@ class InductorKeywords(TypedDict, total=False):
     unsafe_ignore_unsupported_triton_autotune_args: bool
     unsafe_marked_cacheable_functions: object
     unsafe_skip_cache_dynamic_shape_guards: bool
+    unsafe_skip_scalar_range_asserts: object
     use_aoti: bool
     use_dce: bool
     use_experimental_benchmarker: bool
@@ -997,9 +1026,11 @@ class InductorKeywords(TypedDict, total=False):
     use_mixed_mm: bool
     use_post_grad_passes: bool
     use_pre_grad_passes: bool
+    use_rand4x: object
     use_static_cuda_launcher: bool
     use_static_triton_launcher: bool
     use_torch_profiler_benchmarker: bool
+    var_std_reduction_dedup: object
     verbose_progress: bool
     warn_mix_layout: bool
     worker_log_path: str | None
