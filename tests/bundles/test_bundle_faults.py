@@ -133,7 +133,7 @@ def parts_of(bundle):
 
 def test_a_flipped_bit_in_any_part_is_found(bundle, state_of):
     """Every part is verified before anything is loaded, and the module stays unchanged."""
-    assert len(parts_of(bundle)) == 4  # weights, the code of a graph, its library, and the bytecode that calls it
+    assert len(parts_of(bundle)) == 3  # weights, the code of a graph, and its library
     for part in parts_of(bundle):
         content = part.read_bytes()
         for at in (0, len(content) // 2, len(content) - 1):
@@ -458,7 +458,7 @@ def copied_with(bundle, path, **changed):
     shutil.copytree(bundle, path)
     manifest = json.loads((path / "manifest.json").read_bytes())
     (graph,) = manifest["graphs"]
-    graph.update(code=None, frame=None, libraries=[], **changed)
+    graph.update(code=None, libraries=[], **changed)
     (manifest["config"]["options"] or {}).pop("store", None)  # the path is code
     (path / "manifest.json").write_text(json.dumps(manifest))
     return path

@@ -100,7 +100,7 @@ def test_an_empty_store_is_named(tmp_path):
     "arguments",
     [
         *(["list", "--store"], ["list", "--json", "--store"], ["show", "ab", "--store"], ["export", "o", "--store"]),
-        *(["forget", "--all", "--store"], ["sync"], ["serve"], ["audit"], ["audit", "--store"]),
+        *(["forget", "--all", "--store"], ["sync"], ["audit"], ["audit", "--store"]),
         ["audit", "no.py:model", "--store"],
     ],
     ids=" ".join,
@@ -110,7 +110,7 @@ def test_a_store_that_does_not_exist(tmp_path, monkeypatch, arguments):
     monkeypatch.chdir(tmp_path)
     store = str(tmp_path / "none")
     words = [*arguments, store, *(["there"] if arguments == ["sync"] else [])]
-    group = [] if arguments[0] in ("serve", "audit") else ["decisions"]
+    group = [] if arguments[0] == "audit" else ["decisions"]
     with pytest.raises(BackendKwargsError) as e:
         CliRunner().invoke(app, [*group, *words], catch_exceptions=False)
     assert str(e.value) == (
