@@ -11,7 +11,7 @@ from backend_kwargs.options.option import Option
 from backend_kwargs.options.precisions import lacking
 from backend_kwargs.options.requirements import CannotWorkError, Limit, Machine
 from backend_kwargs.registry import make_backend
-from backend_kwargs.rewrites.table import find_rewrite
+from backend_kwargs.rewrites.table import chosen_places, find_rewrite
 from backend_kwargs.tables import as_html
 
 # Under `auto` these name what may be raced; any other option is set for every candidate.
@@ -99,7 +99,7 @@ def explain(spec: str | Callable[..., object], options: Options | None = None, /
             status = "permitted: auto also races code without it"
         effects.append(Effect(name, value, layers[name], option.default, status, tuple(beaten)))
     rewrites = backend.options.get("rewrites") if backend.takes_inductor_options else None
-    notes = [*map(_about, rewrites or ()), *map(str, limits)]
+    notes = [*map(_about, chosen_places(rewrites or ())), *map(str, limits)]
     if backend.options.get("reproducible"):
         from backend_kwargs.auto.lock import described
 

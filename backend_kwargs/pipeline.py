@@ -26,7 +26,7 @@ from backend_kwargs.options.option import Option
 from backend_kwargs.options.requirements import Machine, Rule, generators, limits
 from backend_kwargs.options.spec import split_templates
 from backend_kwargs.options.trust import OWN_DATA
-from backend_kwargs.rewrites.table import check_rewrites, find_rewrite, raced_rewrites
+from backend_kwargs.rewrites.table import check_rewrites, chosen_places, find_rewrite, raced_rewrites
 
 if TYPE_CHECKING:
     from backend_kwargs.auto.request import Request
@@ -170,14 +170,14 @@ def _rewrite(compiler: Compiler, graph: CapturedGraph, options: Options, followi
 
     if any(map(is_bare_subclass, graph.example_inputs)):
         return following(graph, {**options, "rewrites": ()})
-    names = options["rewrites"]
-    return compile_rewritten(graph, names, lambda changed: following(changed, with_rewrites(options, names)))
+    entries = options["rewrites"]
+    return compile_rewritten(graph, entries, lambda changed: following(changed, with_rewrites(options, entries)))
 
 
 def _check_rewrites(options: Options, here: Machine, tell: Tell) -> None:
-    names = options.get("rewrites") or ()
-    check_rewrites(names)
-    for name in names:
+    entries = options.get("rewrites") or ()
+    check_rewrites(entries)
+    for name in chosen_places(entries):
         for limit in limits(f"Rewrite {name!r}", find_rewrite(name).needs, "graphs stay as they are", here):
             tell_or_raise(limit, options, tell)
 

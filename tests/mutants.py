@@ -96,6 +96,8 @@ TESTS: Mapping[str, str] = {
     " auto/test_auto_decide.py",
     "*/freezing.py": "graphs/ auto/test_auto_traces.py auto/test_auto_decide.py",
     "*/cache_key.py": "test_keys.py auto/test_auto_keys.py auto/test_auto_cache_key.py auto/test_auto_decide.py",
+    "*/graphs/spelling.py": "auto/test_auto_keys.py auto/test_auto_cache_key.py rewrites/test_places.py",
+    "*/rewrites/places.py": "rewrites/test_places.py",
     "*/auto/lock.py": "auto/test_lock.py test_pinning.py",
     "*/pinn*.py": "test_pinning.py auto/test_lock.py",
     "*/facts/pins.py": "auto/test_lock.py torch_internals/test_choices.py test_pinning.py",

@@ -13,7 +13,7 @@ from backend_kwargs.options import precisions
 from backend_kwargs.options.layers import Options, same
 from backend_kwargs.options.spec import split_templates
 from backend_kwargs.options.templates import find_template, template_names
-from backend_kwargs.rewrites.table import list_rewrites, raced_rewrites
+from backend_kwargs.rewrites.table import list_rewrites, name_of, permits_entry, raced_rewrites
 
 if TYPE_CHECKING:
     from backend_kwargs.auto.graph_stats import GraphStats
@@ -338,15 +338,17 @@ def why_not_raced(candidate: RaceCandidate, stats: "GraphStats", *, frozen: bool
     return "it draws other random numbers than Inductor" if stats.random else ""
 
 
-def rewriting(name: str, saved_s: float = 0.0) -> RaceCandidate:
+def rewriting(name: str, saved_s: float = 0.0, places: Iterable[str] = ()) -> RaceCandidate:
     """Return the rewrite `name` as a candidate: it joins those of the current best, and saves `saved_s` of each call.
+
+    Its options name its `places` in the graph, if these are known.
 
     If these are unknown, as on a CPU, it is expected to save a share of the call's slack, or of the call if it needs
     the user's consent.
     """
     shares: dict[Part, float] = {"generated": 0.3} if saved_s > 0 else {"library": 0.2, "generated": 0.2}
     gain = CONSENTED_GAIN if not saved_s and name not in raced_rewrites(None) else None
-    return RaceCandidate(name, {"rewrites": [name]}, shares=shares, costs=ONCE, saved_s=saved_s, gain=gain)
+    return RaceCandidate(name, {"rewrites": [*places] or [name]}, shares=shares, costs=ONCE, saved_s=saved_s, gain=gain)
 
 
 def merged(under: Options, candidate: RaceCandidate) -> Options:
@@ -481,11 +483,11 @@ def trusted(winner: str, options: Options, compiler: str, allowed: Iterable[Race
     Inductor runs. A precision without its bound is ignored too, since its error would not be measured.
     """
     allowed = list(allowed)
-    rewrites = {name for each in allowed for name in each.options.get("rewrites", ())}
+    rewrites = {name_of(entry) for each in allowed for entry in each.options.get("rewrites", ())}
 
     def is_set(name: str, value: object) -> bool:
         if name == "rewrites":  # those of several candidates may have joined
-            return isinstance(value, list | tuple) and all(isinstance(each, str) and each in rewrites for each in value)
+            return isinstance(value, list | tuple) and all(permits_entry(each, rewrites) for each in value)
         return any(name in each.options and same(each.options[name], value) for each in allowed)
 
     winner, names = step_of(winner), {EAGER, DEFAULT, *(each.name for each in allowed)}

@@ -17,7 +17,7 @@ from backend_kwargs.backends.inductor.lowered import Lowered, LoweredGraph, Unli
 from backend_kwargs.facts import Call, Compiled
 from backend_kwargs.graphs.replay import Task
 from backend_kwargs.options.layers import Options
-from backend_kwargs.rewrites.table import find_rewrite
+from backend_kwargs.rewrites.table import find_rewrite, name_of
 from backend_kwargs.torch_internals import functorch
 from backend_kwargs.torch_internals.caches import record_artifacts
 from backend_kwargs.torch_internals.guards import TracingApart
@@ -51,7 +51,7 @@ def differ_in_lowering(these: Options, those: Options) -> bool:
 
 def before_autograd(options: Options) -> list[str]:
     """Return the rewrites of dynamo's graph, which another trace follows."""
-    return [name for name in options.get("rewrites") or () if find_rewrite(name).traced]
+    return [entry for entry in options.get("rewrites") or () if find_rewrite(name_of(entry)).traced]
 
 
 # Options under which each candidate is compiled by itself: they change what is lowered, or need the inputs' values.

@@ -17,7 +17,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from backend_kwargs.auto.cache_key import ambient, card_of, computation_of, described, devices_of, key_of, spelled
+from backend_kwargs.auto.cache_key import ambient, card_of, computation_of, described, devices_of, key_of
 from backend_kwargs.auto.candidates import others_for, permits, step_names
 from backend_kwargs.auto.ddp_buckets import Bucket, bucket_of
 from backend_kwargs.auto.decision import plain
@@ -34,8 +34,9 @@ from backend_kwargs.facts.decision import DEFAULT, EAGER, Decision, RaceRow
 from backend_kwargs.facts.pins import Pins
 from backend_kwargs.graphs.determinism import check_libraries
 from backend_kwargs.graphs.eligibility import communicates, is_tiny, may_communicate, why_not_repeatable
+from backend_kwargs.graphs.spelling import spelled
 from backend_kwargs.graphs.writes import copy_of_graph
-from backend_kwargs.rewrites.table import in_keys, list_rewrites
+from backend_kwargs.rewrites.table import are_outdated, in_keys, list_rewrites
 from backend_kwargs.stores import Store
 from backend_kwargs.stores.deadlines import Limits, Reached
 from backend_kwargs.stores.layered import Layered, Trust, reached
@@ -363,7 +364,8 @@ class _Question:
             return None
         # Not again what this process has raced itself: it would find the same with as much time.
         is_open = found.is_unsure and self.budget_s > 0 and self.slot not in memory().decisions
-        return None if is_open or 0 < found.cut_s < self.budget_s else found
+        outdated = any(are_outdated(row.options.get("rewrites")) for row in found.rows)
+        return None if is_open or outdated or 0 < found.cut_s < self.budget_s else found
 
     def near(self) -> Decision | None:
         """Return what a machine with such a device decided, under `match="device"`, if its numbers are right here."""

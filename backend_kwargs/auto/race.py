@@ -34,7 +34,7 @@ from backend_kwargs.graphs.writes import copy_of_graph
 from backend_kwargs.measure.draws import DrawsError
 from backend_kwargs.measure.trees import Results, tensors_of
 from backend_kwargs.options.layers import Options
-from backend_kwargs.rewrites.table import find_rewrite
+from backend_kwargs.rewrites.table import chosen_places, find_rewrite
 from backend_kwargs.torch_internals.caches import artifacts_noted
 from backend_kwargs.torch_internals.dynamo import RESTARTS, get_metrics_context
 from backend_kwargs.torch_internals.guards import guard_count, is_tracing
@@ -391,7 +391,7 @@ class Race:
     def _entered(self, candidate: RaceCandidate, made: Candidate, row: RaceRow) -> Runner:
         """Return the candidate as a runner; its row says whether it passed the accuracy check."""
         compiled = made.compiled
-        fn, names = compiled.call, row.options.get("rewrites", ())
+        fn, names = compiled.call, chosen_places(row.options.get("rewrites", ()))
         call, accuracy = self.caller(made), self._accuracy(candidate, fn, row)
         if not accuracy.passed:
             row.status, row.reason = accuracy.status, accuracy.reason

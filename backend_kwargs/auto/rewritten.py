@@ -29,12 +29,15 @@ def candidates_of_rewrites(
     lowered: Callable[[], Sequence[GraphModule]],
     traced: tuple[GraphModule, Inputs],
     device: torch.device,
+    *,
+    whole: bool,
 ) -> list[RaceCandidate]:
     """Return those of the rewrites `names` that match, each with the seconds that it is expected to save.
 
-    `lowered` returns the graphs that Inductor lowers; `traced` is dynamo's graph with its inputs. Both stay unchanged.
+    `lowered` returns the graphs that Inductor lowers, all of them if they are `whole`; `traced` is dynamo's graph with
+    its inputs. All stay unchanged. Where there may be places that are not seen, a candidate names the rewrite alone.
     """
-    from backend_kwargs.rewrites.apply import find_in, find_in_traced
+    from backend_kwargs.rewrites.apply import places_in, places_in_traced
 
     found = []
     for name in names:
@@ -43,14 +46,15 @@ def candidates_of_rewrites(
             fits = rewrite.fitting(stats) and rewrite.objective in ("latency", objective)
             if not fits or unmet(rewrite.needs, machine()):
                 continue
-            match = find_in(lowered(), name) if rewrite.patterns else find_in_traced(*traced, name)
+            places = places_in(lowered(), name) if rewrite.patterns else places_in_traced(*traced, name)
         except Exception as error:  # noqa: BLE001 - a user's rewrite may raise anything: it is not tried
             logger.info("Rewrite %s is not tried: %s", name, error_text(error))
             continue
-        if match.count:
-            saved_s = seconds_of_traffic(match.bytes, device)
-            logger.info("%s matches %d times and could save %.1f µs", name, match.count, saved_s * 1e6)
-            found.append(rewriting(name, saved_s))
+        if places:
+            saved_s = seconds_of_traffic(sum(each.bytes for each in places), device)
+            count = sum(each.count for each in places)
+            logger.info("%s matches %d times and could save %.1f µs", name, count, saved_s * 1e6)
+            found.append(rewriting(name, saved_s, map(str, places) if whole or rewrite.traced else ()))
     return found
 
 

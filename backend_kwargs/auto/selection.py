@@ -189,7 +189,8 @@ class Selection:
             return [each.gm for each in self.compiles.lowered] or lowered_anew(again)
 
         traced = self.task.copy(), self.request.example_inputs
-        return candidates_of_rewrites(names, self.stats, self.settings.objective, lowered, traced, self.device)
+        asked = names, self.stats, self.settings.objective, lowered, traced, self.device
+        return candidates_of_rewrites(*asked, whole=bool(self.compiles.lowered) or not self.stats.training)
 
     # ---- one candidate
 

@@ -24,7 +24,7 @@ from typing import Any, TypeAlias
 import torch
 from torch.fx import GraphModule
 
-from backend_kwargs.auto.cache_key import ambient, signature, structure
+from backend_kwargs.auto.cache_key import ambient, signature
 from backend_kwargs.auto.candidates import permits
 from backend_kwargs.backend import Backend, find_backend
 from backend_kwargs.backends import CapturedGraph, Inputs
@@ -37,6 +37,7 @@ from backend_kwargs.errors import BackendKwargsError, error_text, warn_once
 from backend_kwargs.facts import Call
 from backend_kwargs.facts.decision import EAGER, Decision
 from backend_kwargs.graphs.memory import SharedMemory, unless_shared
+from backend_kwargs.graphs.spelling import structure
 from backend_kwargs.graphs.writes import copy_of_graph
 from backend_kwargs.options.layers import Options, standing
 from backend_kwargs.options.option import check

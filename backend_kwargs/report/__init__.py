@@ -31,7 +31,7 @@ from backend_kwargs.report.graphs import (
 )
 from backend_kwargs.report.ran import engine_of, ran_of, relax_of, worst
 from backend_kwargs.report.uncaptured import methods_in_eager, why_no_graph
-from backend_kwargs.rewrites.table import find_rewrite
+from backend_kwargs.rewrites.table import chosen_places, find_rewrite
 
 if TYPE_CHECKING:
     from backend_kwargs.page import Document
@@ -194,7 +194,7 @@ def _rewrites(record: Record) -> Sequence[str]:
     """Return the rewrites that a graph was compiled with: requested or decided."""
     decision = record.facts.decision
     options = record.options if decision is None else decision.options
-    return options.get("rewrites") or ()
+    return [*chosen_places(options.get("rewrites") or ())]
 
 
 def _race(record: Record) -> Race | None:

@@ -6,11 +6,11 @@ graph. Reports count a rewrite by its operators in the code: this pass does not 
 """
 
 import copy
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import replace
 from functools import cache
 
-from torch.fx import Graph, GraphModule
+from torch.fx import Graph, GraphModule, Node
 
 from backend_kwargs.backends import Inputs
 from backend_kwargs.backends.inductor.allowed_attention import allowed_attention
@@ -18,35 +18,30 @@ from backend_kwargs.options.layers import Options
 from backend_kwargs.options.requirements import machine, unmet
 from backend_kwargs.rewrites import operators
 from backend_kwargs.rewrites.folding import fold_together
-from backend_kwargs.rewrites.table import Rewrite, find_rewrite, fingerprint, resolved
+from backend_kwargs.rewrites.places import Place, counted, place_of
+from backend_kwargs.rewrites.table import Rewrite, chosen_places, find_rewrite, fingerprint, name_of, resolved
 from backend_kwargs.rewrites.traced import change_by
 from backend_kwargs.torch_internals import inductor_config
 from backend_kwargs.torch_internals.pattern_matcher import (
     InferenceAwarePass,
+    Match,
     PatternMatcherPass,
     is_match,
+    only_where,
     takes_is_inference,
 )
 
 PLACE = "post_grad_custom_pre_pass"  # here a linear layer is one addmm, and nothing is fused yet
 
 
-@dataclass(frozen=True, slots=True)
-class Found:
-    """The matches of a rewrite in a graph: their number, and the bytes of memory traffic that they save."""
-
-    count: int
-    bytes: float
-
-
 class RewritePass(InferenceAwarePass):  # type: ignore[misc]
-    """Inductor's pass `PLACE`: the user's passes, then those of the rewrites `names` that have patterns.
+    """Inductor's pass `PLACE`: the user's passes, then those rewrites of `entries` that have patterns, in their places.
 
-    The others have changed dynamo's graph already; their sources are part of the key too.
+    The others have changed dynamo's graph already; their places and sources are part of the key too.
     """
 
-    def __init__(self, names: Iterable[str], users: Sequence[Callable[..., object]]) -> None:
-        self.names = tuple(names)
+    def __init__(self, entries: Iterable[str], users: Sequence[Callable[..., object]]) -> None:
+        self.entries = tuple(entries)
         self.users = tuple(users)
 
     def __call__(self, graph: Graph, is_inference: bool = True) -> None:
@@ -56,32 +51,36 @@ class RewritePass(InferenceAwarePass):  # type: ignore[misc]
                 each(graph, is_inference)
             else:
                 each(graph)
-        for name in self.names:
+        for name, chosen in chosen_places(self.entries).items():
             if find_rewrite(name).patterns:
-                rewrite_graph(graph, name)
+                rewrite_graph(graph, name, chosen)
 
     def uuid(self) -> object:
         """Return the pass's part of Inductor's cache key, or None if a pass of the user has none."""
         users = [each.uuid() if hasattr(each, "uuid") else None for each in self.users]
-        known = fingerprint(self.names), allowed_attention()
+        known = fingerprint(self.entries), allowed_attention()
         return None if None in users else ("backend_kwargs.rewrites", *known, tuple(users))
 
 
-def with_rewrites(patches: Options, names: Sequence[str]) -> Options:
-    """Return Inductor's options with a pass for those of the rewrites `names` that work here."""
-    working = [name for name in names if not unmet(find_rewrite(name).needs, machine())]
+def with_rewrites(patches: Options, entries: Sequence[str]) -> Options:
+    """Return Inductor's options with a pass for those rewrites of the option that work here."""
+    working = [entry for entry in entries if not unmet(find_rewrite(name_of(entry)).needs, machine())]
     if not working:
         return patches
-    for each in map(find_rewrite, working):
+    for each in map(find_rewrite, chosen_places(working)):
         resolved(each.patterns or each.traced)  # defines operators, which code out of a cache calls without the pass
     users = patches.get(PLACE, inductor_config.value(PLACE))
     users = list(users) if isinstance(users, list | tuple) else [users] if users is not None else []
     return {**patches, PLACE: RewritePass(working, users)}
 
 
-def rewrite_graph(graph: Graph, name: str) -> int:
-    """Apply one rewrite to a lowered graph and return the number of matches."""
-    count = _pass_of(find_rewrite(name)).apply(graph)
+def rewrite_graph(graph: Graph, name: str, chosen: Collection[str] | None = None) -> int:
+    """Apply one rewrite to a lowered graph, in the places that were chosen or in all; return the number of matches."""
+    passes = _pass_of(find_rewrite(name))
+    if chosen is not None:
+        ends = {end for end, place in _located(graph, name) if place.signature in chosen} if chosen else set()
+        passes = only_where(passes, lambda match: match.output_node() in ends)
+    count = passes.apply(graph)
     if count:
         fold_together(graph)
         graph.eliminate_dead_code()
@@ -107,23 +106,55 @@ def _pass_of(rewrite: Rewrite) -> PatternMatcherPass:
     return passes
 
 
-# ---- matches, without changing the graph
+# ---- places, without changing the graph
 
 
-def find_in(gms: Sequence[GraphModule], name: str) -> Found:
-    """Return the matches of the rewrite `name` in lowered graphs, which stay unchanged."""
-    count, saved = 0, 0.0
-    for gm in gms:
-        if not _matches(gm.graph, name):
-            continue
-        spare = GraphModule(gm, copy.deepcopy(gm.graph))
-        if number := rewrite_graph(spare.graph, name):
-            count += number
-            saved += sum(map(operators.saved_bytes, spare.graph.nodes))
-    return Found(count, saved)
+def places_in(gms: Sequence[GraphModule], name: str) -> list[Place]:
+    """Return the places of the rewrite `name` in lowered graphs, which stay unchanged."""
+    return counted(place for gm in gms for _, place in _located(gm.graph, name))
 
 
-def find_in_traced(gm: GraphModule, example_inputs: Inputs, name: str) -> Found:
-    """Return the matches of the rewrite `name` in dynamo's graph, which stays unchanged."""
-    change = change_by(name, gm, example_inputs)
-    return Found(change.count, change.bytes) if change else Found(0, 0.0)
+def places_in_traced(gm: GraphModule, example_inputs: Inputs, name: str) -> list[Place]:
+    """Return the places of the rewrite `name` in dynamo's graph, which stays unchanged."""
+    found: list[Place] = []
+
+    def note(place: Place) -> bool:
+        found.append(place)
+        return True
+
+    change = change_by(name, gm, example_inputs, note)
+    return counted(replace(each, bytes=change.bytes / len(found)) for each in found) if change else []
+
+
+def _located(graph: Graph, name: str) -> list[tuple[Node, Place]]:
+    """Return the last node of each match of a rewrite, as it applies them to a copy, with the place that it is."""
+    if not _matches(graph, name):
+        return []
+    spare = copy.deepcopy(graph)
+    GraphModule(graph.owning_module or {}, spare)
+    originals = dict(zip(spare.nodes, graph.nodes, strict=True))
+    located: list[tuple[Node, Place]] = []
+    spare.eliminate_dead_code()  # as Inductor does before it calls its passes
+    before, end = {*spare.nodes}, None
+    dead = {original for node, original in originals.items() if node not in before}
+
+    def close() -> None:
+        """Note the place of the match before, which has been replaced by now."""
+        nonlocal before
+        if end is not None:
+            spare.eliminate_dead_code()
+            after = {*spare.nodes}
+            gone = before - after
+            place = place_of(name, [original for node, original in originals.items() if node in gone], dead)
+            located.append((end, replace(place, bytes=sum(map(operators.saved_bytes, after - before)))))
+            before = after
+
+    def begin(match: Match) -> bool:
+        nonlocal end
+        close()
+        end = originals.get(match.output_node())
+        return end is not None
+
+    only_where(_pass_of(find_rewrite(name)), begin).apply(spare)
+    close()
+    return located

@@ -12,8 +12,10 @@ from torch.fx.node import Argument
 from backend_kwargs.backends import Inputs
 from backend_kwargs.graphs.writes import written_between
 from backend_kwargs.rewrites.matching import DTYPES, Arguments, hint, known_true
+from backend_kwargs.rewrites.places import Wanted, every
 from backend_kwargs.rewrites.table import Rewrite
 from backend_kwargs.rewrites.traced import Change, Replacement, example, examples, replacing
+from backend_kwargs.torch_internals.fx import is_erased
 
 REWRITE = Rewrite(
     "Masks that are expanded over the keys, copied so that scaled_dot_product_attention has a fused kernel",
@@ -29,7 +31,7 @@ ATTENTION = torch.nn.functional.scaled_dot_product_attention
 PASSES, PASSES_BACK = 4, 8  # over the scores in float32, forward and backward, that a fused kernel saves
 
 
-def make_dense(gm: GraphModule, example_inputs: Inputs) -> Change | None:
+def make_dense(gm: GraphModule, example_inputs: Inputs, wanted: Wanted = every) -> Change | None:
     """Return the graph in which masks of attention have dense rows, or None if all have."""
     copies: dict[Node, Node] = {}  # dense masks, by the mask
 
@@ -42,11 +44,11 @@ def make_dense(gm: GraphModule, example_inputs: Inputs) -> Change | None:
         apart = value.dim() > 1 and known_true(value.stride(-1) != 1) and known_true(value.shape[-1] != 1)
         if not apart or value.requires_grad or q.dtype not in DTYPES:
             return None
-        if mask not in copies or written_between(copies[mask], node, [mask]):
+        if mask not in copies or is_erased(copies[mask]) or written_between(copies[mask], node, [mask]):
             copies[mask] = _dense(mask)
         return node.graph.call_function(ATTENTION, (), {**args, "attn_mask": copies[mask]}), _saved(q, k)
 
-    return replacing((ATTENTION,), with_dense_mask)(gm, example_inputs)
+    return replacing((ATTENTION,), with_dense_mask)(gm, example_inputs, wanted)
 
 
 def _dense(mask: Node) -> Node:

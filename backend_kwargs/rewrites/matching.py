@@ -249,6 +249,17 @@ def replace(old: Node, new: Node) -> None:
     erase_dead(old)
 
 
+def dying_with(node: Node) -> list[Node]:
+    """Return `node` and what `erase_dead` would erase with it, once nothing uses it; the graph stays unchanged."""
+    dying, waiting = {node: None}, [*node.all_input_nodes]
+    while waiting:
+        each = waiting.pop()
+        if each not in dying and each.op != "placeholder" and all(user in dying for user in each.users):
+            dying[each] = None
+            waiting += each.all_input_nodes
+    return [*dying]
+
+
 def erase_dead(node: Node) -> None:
     """Erase `node` if nothing uses it, then its inputs likewise."""
     if node.users or node.op in ("placeholder", "output"):

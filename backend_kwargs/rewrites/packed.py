@@ -33,6 +33,7 @@ from backend_kwargs.graphs.writes import (
     written_memory,
 )
 from backend_kwargs.rewrites.matching import arguments_of, same_sizes
+from backend_kwargs.rewrites.places import Wanted, every
 from backend_kwargs.rewrites.table import Rewrite
 from backend_kwargs.rewrites.traced import Change, example
 from backend_kwargs.torch_internals.fx import sources_of_attributes
@@ -109,7 +110,7 @@ class _Linear:
         return (self.weight,) if self.bias is None else (self.weight, self.bias)
 
 
-def pack(gm: GraphModule, example_inputs: Inputs) -> Change | None:
+def pack(gm: GraphModule, example_inputs: Inputs, wanted: Wanted = every) -> Change | None:
     """Return the graph with each group of linear layers as one, or None if no layers share an input.
 
     Applies only without gradients, and to parameters that the graph does not change.
@@ -121,7 +122,9 @@ def pack(gm: GraphModule, example_inputs: Inputs) -> Change | None:
         return None
     packed = copy_of_graph(gm)
     placeholders = packed.graph.find_nodes(op="placeholder")
-    groups = _groups(packed, example_inputs)
+    groups = [each for each in _groups(packed, example_inputs) if wanted([layer.node for layer in each])]
+    if not groups:
+        return None
     positions = {node: at for at, node in enumerate(placeholders)}
     packs = []
     for group in groups:

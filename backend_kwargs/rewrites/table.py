@@ -10,8 +10,9 @@ import hashlib
 import inspect
 import os
 import pkgutil
+import re
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from importlib.util import find_spec
@@ -27,6 +28,8 @@ ENTRY_POINT_GROUP = "backend_kwargs.rewrites"
 NAN = "the library's ReLU may turn nan into 0"
 OBJECTIVES = ("latency", "memory")  # of the races that may try a rewrite
 OURS = "backend_kwargs.rewrites"
+DIGITS = 16  # of what stands for a place
+PLACE = re.compile(rf"(?P<name>[^@]+)@(?P<version>\d{{1,9}}):(?P<place>[0-9a-f]{{{DIGITS}}})")  # as in an option
 Stats: TypeAlias = Any  # `auto`'s statistics of a graph, a layer above
 
 
@@ -133,10 +136,50 @@ def register_rewrite(name: str, rewrite: Rewrite) -> None:
     _REWRITES.register({name: rewrite}, Rewrite.__eq__, "exists and is another")
 
 
-def check_rewrites(names: Iterable[str]) -> None:
-    """Raise if one of `names` is not a rewrite."""
-    for name in names:
-        find_rewrite(name)
+def check_rewrites(entries: Iterable[str]) -> None:
+    """Raise if an entry of the option names no rewrite, or a place as another version of it has them."""
+    for entry in entries:
+        name, version, signature = _parts_of(entry)
+        rewrite = find_rewrite(name)
+        if signature and version != rewrite.version:
+            raise BackendKwargsError(
+                f"Rewrite {name!r} has version {rewrite.version} here, and {entry!r} is a place of version {version}: "
+                f"name {name!r} for all of its places, or race again."
+            )
+
+
+def permits_entry(entry: object, names: Collection[str]) -> bool:
+    """Return whether an entry is one of the rewrites `names`, or a place as this release's version of it has them."""
+    if not isinstance(entry, str) or (name := name_of(entry)) not in names:
+        return False
+    return entry == name or _parts_of(entry)[1] == find_rewrite(name).version
+
+
+def are_outdated(entries: object) -> bool:
+    """Return whether one of the entries, which may be anything, is a place of another version than is here."""
+    texts = [each for each in entries if isinstance(each, str)] if isinstance(entries, list | tuple) else []
+    named = [(name, version) for name, version, _ in map(_parts_of, texts) if version and _REWRITES.is_known(name)]
+    return any(version != find_rewrite(name).version for name, version in named)
+
+
+def name_of(entry: str) -> str:
+    """Return the name of the rewrite in an entry of the option, which may name one of its places."""
+    return _parts_of(entry)[0]
+
+
+def chosen_places(entries: Iterable[str]) -> dict[str, frozenset[str] | None]:
+    """Return the rewrites that an option names, in order, each with the places chosen for it; None for all of them."""
+    chosen: dict[str, frozenset[str] | None] = {}
+    for name, _, signature in map(_parts_of, entries):
+        others = chosen.get(name, frozenset())
+        chosen[name] = None if others is None or not signature else others | {signature}
+    return chosen
+
+
+def _parts_of(entry: str) -> tuple[str, int | None, str]:
+    """Return the name, the version and the place in an entry; None and "" where it names the rewrite alone."""
+    found = PLACE.fullmatch(entry)
+    return (found["name"], int(found["version"]), found["place"]) if found else (entry, None, "")
 
 
 def raced_rewrites(named: Iterable[str] | None) -> tuple[str, ...]:
@@ -147,7 +190,7 @@ def raced_rewrites(named: Iterable[str] | None) -> tuple[str, ...]:
     if named is not None and not tuple(named):
         return ()
     exact = (name for name, rewrite in {**BUILT_IN, **_registered}.items() if rewrite.same_function)
-    return tuple(dict.fromkeys((*exact, *(named or ()))))
+    return tuple(dict.fromkeys((*exact, *map(name_of, named or ()))))
 
 
 def in_keys(names: Iterable[str]) -> list[tuple[str, str | int]] | None:
@@ -162,9 +205,10 @@ def in_keys(names: Iterable[str]) -> list[tuple[str, str | int]] | None:
     return [*named, *others.items()] if known or others else None
 
 
-def fingerprint(names: Iterable[str]) -> str:
-    """Return a hash of the versions and sources of the rewrites `names`, for the keys of Inductor's caches."""
-    parts = [f"{name} {find_rewrite(name).version} {_source_hash(find_rewrite(name))}" for name in names]
+def fingerprint(entries: Iterable[str]) -> str:
+    """Return a hash of rewrites' names, places, versions and sources, for the keys of Inductor's caches."""
+    named = [(entry, find_rewrite(name_of(entry))) for entry in entries]
+    parts = [f"{entry} {rewrite.version} {_source_hash(rewrite)}" for entry, rewrite in named]
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()
 
 

@@ -1,6 +1,7 @@
 """Rewrites of dynamo's graph, before autograd: what one returns, and compiling with them."""
 
 import dataclasses
+import inspect
 import operator
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
@@ -14,8 +15,9 @@ from backend_kwargs.errors import wrong_value
 from backend_kwargs.facts import Call, Compiled, Replacements
 from backend_kwargs.graphs.writes import copy_of_graph, has_transforms, storages_of, written_between
 from backend_kwargs.options.requirements import machine, unmet
-from backend_kwargs.rewrites.matching import Arguments, arguments_of, replace
-from backend_kwargs.rewrites.table import Rewrite, find_rewrite, resolved
+from backend_kwargs.rewrites.matching import Arguments, arguments_of, dying_with, erase_dead, replace
+from backend_kwargs.rewrites.places import Place, Wanted, every, place_of
+from backend_kwargs.rewrites.table import Rewrite, chosen_places, find_rewrite, resolved
 from backend_kwargs.torch_internals.modes import is_traceable_wrapper_subclass
 
 Replacement: TypeAlias = tuple[Node, float]  # the new node, and the bytes of memory traffic that it saves
@@ -42,16 +44,16 @@ class Change:
 
 
 def compile_rewritten(
-    graph: CapturedGraph, names: Sequence[str], following: Callable[[CapturedGraph], Compiled]
+    graph: CapturedGraph, entries: Sequence[str], following: Callable[[CapturedGraph], Compiled]
 ) -> Compiled:
-    """Compile a graph by `following`, after the rewrites `names` of dynamo's graphs."""
+    """Compile a graph by `following`, after the rewrites of dynamo's graphs, each in the places chosen for it."""
     changes: list[Change] = []
     counted: dict[str, Replacements] = {}
-    for name in names:
+    for name, chosen in chosen_places(entries).items():
         rewrite = find_rewrite(name)
         if not _works(rewrite, graph.example_inputs):
             continue
-        if change := change_by(name, graph.gm, graph.example_inputs):
+        if change := change_by(name, graph.gm, graph.example_inputs, _within(chosen)):
             graph = dataclasses.replace(graph, gm=change.gm, example_inputs=change.example_inputs)
             changes.append(change)
             if not rewrite.operators:  # nothing in the generated code shows them
@@ -63,9 +65,25 @@ def compile_rewritten(
     return compiled.called_by(call).knowing(rewrites=counted)
 
 
-def change_by(name: str, gm: GraphModule, example_inputs: Inputs) -> Change | None:
-    """Return what the rewrite `name` makes of dynamo's graph, or None if it changes nothing."""
-    change = resolved(find_rewrite(name).traced)(gm, example_inputs)
+def _within(chosen: Collection[str] | None) -> Callable[[Place], bool] | None:
+    return None if chosen is None else lambda place: place.signature in chosen
+
+
+def change_by(
+    name: str, gm: GraphModule, example_inputs: Inputs, wanted: Callable[[Place], bool] | None = None
+) -> Change | None:
+    """Return what the rewrite `name` makes of dynamo's graph, where a place is `wanted`; None if it changes nothing.
+
+    To a function that takes no `wanted`, as those of users may not, all of the graph is one place.
+    """
+    function = resolved(find_rewrite(name).traced)
+    if wanted is None:
+        change = function(gm, example_inputs)
+    elif "wanted" in inspect.signature(function).parameters:
+        change = function(gm, example_inputs, wanted=lambda nodes: wanted(place_of(name, nodes)))
+    else:
+        change = function(gm, example_inputs)
+        change = change if change is not None and wanted(place_of(name, [*gm.graph.nodes])) else None
     if change is not None and not isinstance(change, Change):
         raise wrong_value(f"The result of rewrite {name!r}", "a Change or None", change)
     return change
@@ -81,7 +99,7 @@ def _works(rewrite: Rewrite, example_inputs: Inputs) -> bool:
 
 def replacing(
     targets: Collection[object], new_node: Callable[[Node, Arguments], Replacement | None]
-) -> Callable[[GraphModule, Inputs], Change | None]:
+) -> Callable[..., Change | None]:
     """Return a rewrite of dynamo's graph that replaces calls of `targets`: functions, or names of methods.
 
     `new_node(node, arguments)`, with the arguments by their names in the schema, inserts what replaces `node` before it
@@ -93,7 +111,7 @@ def replacing(
         named = [node for node in gm.graph.nodes if node.op in ("call_function", "call_method")]
         return [each for each in named if each.target in targets and not is_traceable_wrapper_subclass(example(each))]
 
-    def rewrite(gm: GraphModule, example_inputs: Inputs) -> Change | None:
+    def rewrite(gm: GraphModule, example_inputs: Inputs, wanted: Wanted = every) -> Change | None:
         if not calls(gm) or has_transforms(gm):
             return None
         copied, saved = copy_of_graph(gm), []
@@ -101,9 +119,13 @@ def replacing(
             args = arguments_of(node)
             with copied.graph.inserting_before(node):
                 change = new_node(node, args) if args is not None else None
-            if change is not None:
+            if change is None:
+                continue
+            if wanted(dying_with(node)):
                 replace(node, change[0])
                 saved.append(change[1])
+            else:
+                erase_dead(change[0])
         if not saved:
             return None
         # Not eliminate_dead_code: it takes an in-place method whose result is unused, as a cache's update, for dead.

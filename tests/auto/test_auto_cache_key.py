@@ -9,8 +9,10 @@ import pytest
 import torch
 
 from backend_kwargs.auto import cache_key
-from backend_kwargs.auto.cache_key import ambient, computation_of, signature, spelled, structure
+from backend_kwargs.auto.cache_key import ambient, computation_of, signature
 from backend_kwargs.auto.machine import machine
+from backend_kwargs.graphs import spelling
+from backend_kwargs.graphs.spelling import SYMBOL, spelled, structure
 from tests.auto.graphs import chain
 
 
@@ -147,7 +149,7 @@ def test_which_of_equal_devices_is_no_part_of_the_key():
 
 def test_a_key_is_the_same_in_every_process():
     """Neither addresses nor the order of sets, which differ between processes, are part of the key."""
-    script = "from backend_kwargs.auto.cache_key import spelled\nprint(spelled([{'a', 'b', 'c'}, spelled, object()]))"
+    script = "from backend_kwargs.graphs.spelling import spelled\nprint(spelled([{'a', 'b', 'c'}, spelled, object()]))"
     seen = {
         subprocess.run(
             [sys.executable, "-c", script], env=os.environ | {"PYTHONHASHSEED": seed}, capture_output=True, check=True
@@ -345,7 +347,7 @@ def test_sizes_that_vary_are_numbered_as_they_come():
     gm = torch.fx.GraphModule(torch.nn.Module(), graph)
     lines = signature(gm, [torch.zeros(1, 1), torch.zeros(1, 1)])
     assert [line.partition("False ")[2] for line in lines] == ["(7, 3) (3, 1)", "(3, 7) (7, 1)"]
-    names = [cache_key.SYMBOL.findall(text) for text in ("s12*u3 + z1", "ps1 s1x s", "(s0, s0)")]
+    names = [SYMBOL.findall(text) for text in ("s12*u3 + z1", "ps1 s1x s", "(s0, s0)")]
     assert names == [["s12", "u3", "z1"], [], ["s0", "s0"]]
 
 
@@ -376,14 +378,14 @@ def test_symbols_of_dynamo():
 )
 def test_a_decorators_argument_as_text(value, text):
     """Mappings are sorted, since their order has no meaning."""
-    assert cache_key._said(value) == text
+    assert spelling._said(value) == text
 
 
 def test_a_decorators_function_as_text():
     """By its code, the names that it uses and its constants."""
     one, same, other = (eval(text) for text in ("lambda a: abs(a) + 1", "lambda a: abs(a) + 1", "lambda a: abs(a) + 2"))
-    assert cache_key._said(one) == cache_key._said(same)
-    assert len({cache_key._said(each) for each in (one, other, eval("lambda a: int(a) + 1"), eval("lambda a: a"))}) == 4
+    assert spelling._said(one) == spelling._said(same)
+    assert len({spelling._said(each) for each in (one, other, eval("lambda a: int(a) + 1"), eval("lambda a: a"))}) == 4
 
 
 def test_the_ambient_state_as_it_is():

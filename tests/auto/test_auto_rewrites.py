@@ -13,6 +13,8 @@ from backend_kwargs.auto import candidates, decide, race, selection
 from backend_kwargs.auto.candidates import RaceCandidate, merged, rewriting
 from backend_kwargs.auto.store import Catalogue
 from backend_kwargs.facts.decision import Decision
+from backend_kwargs.rewrites import table
+from backend_kwargs.rewrites.table import chosen_places, name_of
 from tests.auto.graphs import rows_of
 
 
@@ -73,7 +75,7 @@ def test_what_is_raced(store, options, wanted):
     assert set(rows) - {"eager", "default"} == wanted
     for name in wanted:
         # Where oneDNN's exact GELU is the fastest so far, nothing is left to approximate.
-        may_find_nothing = "onednn" in rows[name].options["rewrites"]
+        may_find_nothing = "onednn" in chosen_places(rows[name].options["rewrites"])
         assert rows[name].status in (("pass", "same code") if may_find_nothing else ("pass",)), rows[name].reason
         assert rows[name].rewritten.get(name) == 1 or may_find_nothing
 
@@ -113,7 +115,8 @@ def test_the_winner_is_remembered(store, monkeypatch):
     monkeypatch.setattr(race.Race, "not_slower", lambda self, champion, eager: champion)
     model = Net().eval()
     (graph,) = backend_kwargs.report(raced(model)).graphs
-    assert sorted(graph.race.options["rewrites"]) == ["convolution", "linear_activation", "onednn"]
+    assert sorted(map(name_of, graph.race.options["rewrites"])) == ["convolution", "linear_activation", "onednn"]
+    assert all(table.PLACE.fullmatch(entry) for entry in graph.race.options["rewrites"])
     assert graph.rewritten == {"convolution": 1, "linear_activation": 1, "onednn": 1}
     assert "rewrote convolution 1x, linear_activation 1x, onednn 1x" in graph.race.table
     assert "rewritten: convolution once, linear_activation once, onednn once" in str(
@@ -122,6 +125,24 @@ def test_the_winner_is_remembered(store, monkeypatch):
     decide.forget_process()
     (again,) = backend_kwargs.report(raced(model, race="never")).graphs
     assert again.rewritten == {"convolution": 1, "linear_activation": 1, "onednn": 1}
+
+
+def test_a_raised_version_is_raced_anew(store, monkeypatch):
+    """What was decided with an earlier version of a rewrite is raced again, and no other decision."""
+    model, x = nn.Sequential(nn.Linear(8, 8), *[nn.ReLU()] * 8).eval(), torch.randn(4096, 8)
+    raced(x=x, model=model)
+    (before,) = Catalogue(store).all()
+    for name, anew in (("attention", False), ("linear_activation", True)):
+        rows = {**table.BUILT_IN, name: dataclasses.replace(table.BUILT_IN[name], version=2)}
+        with monkeypatch.context() as patch:
+            patch.setattr(table, "_REWRITES", dataclasses.replace(table._REWRITES, built_in=rows))
+            patch.setattr(table, "find_rewrite", table._REWRITES.find)
+            patch.setattr("backend_kwargs.rewrites.places.find_rewrite", table._REWRITES.find)
+            decide.forget_process()
+            raced(x=x, model=model)
+            (after,) = Catalogue(store).all()
+            assert (after.made > before.made) is anew
+            assert any("linear_activation@2:" in str(row.options) for row in after.rows) is anew
 
 
 SAID = {

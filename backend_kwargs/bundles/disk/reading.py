@@ -23,6 +23,7 @@ from backend_kwargs.bundles.disk.weights import checked_weights, dtypes_of, why_
 from backend_kwargs.bundles.graphs import Graph, permits_decision
 from backend_kwargs.bundles.running import Built
 from backend_kwargs.errors import BackendKwargsError, error_text, printable, warn_once, wrong_value
+from backend_kwargs.rewrites.table import are_outdated
 from backend_kwargs.stores.signing import several_keys
 
 T = TypeVar("T")
@@ -189,7 +190,9 @@ def _why_anew(manifest: Manifest, device: torch.device, *, trusted: bool) -> lis
 
 def _graph(graph: GraphPart, read: "_Parts | None") -> Graph:
     """Return a graph with its code, or with auto's decision alone if there is nothing to read."""
-    decision = None if graph.winner is None else {"winner": graph.winner, "options": graph.options}
+    # Places of an earlier version of a rewrite are in no graph now.
+    is_known = graph.winner is not None and not are_outdated(graph.options.get("rewrites"))
+    decision = {"winner": graph.winner, "options": graph.options} if is_known else None
     if read is None:
         return Graph(decision=decision, why=graph.why)
     code = read.content(graph.code) if graph.code else b""

@@ -1,0 +1,118 @@
+"""Places: where a rewrite would replace something in a graph, each known by what decides how long it takes.
+
+A rewrite is named alone, for all of its places in a graph, or with some: "attention@1:0f3c...". What stands for a place
+is the same in any graph that has it, so that what is learnt of it holds there too.
+"""
+
+import hashlib
+import json
+from collections.abc import Callable, Iterable, Iterator, Sequence, Set
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any, TypeAlias
+
+import torch
+from torch.fx import Node
+
+from backend_kwargs.graphs.spelling import layout_of, line_of, numbered_symbols
+from backend_kwargs.rewrites.table import DIGITS, find_rewrite
+
+Wanted: TypeAlias = Callable[[Sequence[Node]], bool]  # whether these nodes, which are still there, are replaced
+
+
+def every(nodes: Sequence[Node]) -> bool:
+    """Replace whatever matches."""
+    return True
+
+
+@dataclass(frozen=True)
+class Place:
+    """What a rewrite would replace: the operators with their attributes, and what they read and return.
+
+    `inputs` and `results` have dtypes, sizes, strides and devices, and in training whether gradients are recorded.
+    `count` is how often it is in the graph, and `bytes` the memory traffic that all of these save.
+    """
+
+    rewrite: str
+    version: int
+    operators: tuple[str, ...]
+    inputs: tuple[str, ...]
+    results: tuple[str, ...]
+    training: bool
+    count: int = field(default=1, compare=False)
+    bytes: float = field(default=0.0, compare=False)
+
+    @cached_property
+    def signature(self) -> str:
+        """Hexadecimal digits that stand for all of it."""
+        parts = self.rewrite, self.version, self.operators, self.inputs, self.results, self.training
+        return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:DIGITS]
+
+    def __str__(self) -> str:
+        return f"{self.rewrite}@{self.version}:{self.signature}"
+
+
+def place_of(rewrite: str, nodes: Sequence[Node], dead: Set[Node] = frozenset()) -> Place:
+    """Return the place of `rewrite` that these nodes are, of dynamo's graph or of one that Inductor lowers.
+
+    Nothing uses what `dead` nodes of the graph return.
+    """
+    inside, numbers = {node for node in nodes if node.op.startswith("call")}, dict[Node, str]()
+    ends = [node for node in nodes if node in inside and not (inside | dead).issuperset(node.users)]
+    inner: list[Node] = []
+    # Not in the graph's order, which Inductor changes before it calls its passes.
+    for node in _leading_to(ends, inside):
+        numbers[node] = f"%{len(inner)}" if node in inside else f"x{len(numbers) - len(inner)}"
+        inner += [node] if node in inside else []
+    training = torch.is_grad_enabled() and any(_requires_grad(_value(node)) for node in numbers)
+    outer = [node for node in numbers if node not in inside]
+    lines = [_as_lowered(line_of(node.graph.owning_module, node, numbers)) for node in inner]
+    kinds = [f"{numbers[node]}: {_described(_value(node), training=training)}" for node in (*outer, *ends)]
+    texts = tuple(numbered_symbols([*lines, *kinds]))
+    inputs, results = texts[len(lines) : len(lines) + len(outer)], texts[len(lines) + len(outer) :]
+    return Place(rewrite, find_rewrite(rewrite).version, texts[: len(lines)], inputs, results, training)
+
+
+def counted(places: Iterable[Place]) -> list[Place]:
+    """Return each place once, with how often it is there and what all of these save."""
+    found: dict[Place, Place] = {}
+    for each in places:
+        known = found.get(each)
+        found[each] = replace(known, count=known.count + 1, bytes=known.bytes + each.bytes) if known else each
+    return [*found.values()]
+
+
+def _leading_to(ends: Sequence[Node], inside: set[Node]) -> Iterator[Node]:
+    """Yield the nodes that lead to `ends`, each after what it reads, and what those read that is not `inside`."""
+    seen: set[Node] = set()
+    waiting = [(node, False) for node in reversed(ends)]
+    while waiting:
+        node, is_ready = waiting.pop()
+        if is_ready:
+            yield node
+        elif node not in seen:
+            seen.add(node)
+            waiting.append((node, True))
+            if node in inside:
+                waiting += [(each, False) for each in reversed(node.all_input_nodes)]
+
+
+def _value(node: Node) -> Any:
+    """Return the fake value with which a graph was traced."""
+    return node.meta.get("val", node.meta.get("example_value"))
+
+
+def _requires_grad(value: object) -> bool:
+    return isinstance(value, torch.Tensor) and value.requires_grad
+
+
+def _described(value: object, *, training: bool) -> str:
+    if not isinstance(value, torch.Tensor):
+        return type(value).__name__
+    recorded = f" {value.requires_grad}" if training else ""
+    return f"{value.dtype} {value.device.type} {layout_of(value)}{recorded}"
+
+
+def _as_lowered(line: str) -> str:
+    """Return a line with each view as the reshape that Inductor makes of it before it calls its passes."""
+    return line.replace("aten.view.default", "aten.reshape.default")
