@@ -1,4 +1,7 @@
-"""The sizes of functions: fails if a tree has too many short helpers, or a function is too long.
+"""The size of the code: fails if a tree has more of it than before, too many short helpers, or a too long function.
+
+Statements and tokens are counted, since a formatter moves lines. What a tree may have is in pyproject.toml; a number
+there rises only with a sentence in CHANGELOG.md. Generated stubs do not count.
 
 A helper here is private, has at most five lines, and is used only once, by a call: to read that call, a reader must
 look it up. Such a helper should hide a decision; one that only names an expression is better inlined. A function that
@@ -6,15 +9,55 @@ is passed as a value, for instance in a table, does not count.
 """
 
 import ast
+import io
+import re
 import sys
+import tokenize
+import tomllib
 from collections import Counter
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
 ROOT = Path(__file__).parent.parent
 SHORT, LONG = 5, 60  # lines, of which the docstring's count
+MOST: dict[str, dict[str, int]] = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["size"]
+OTHER_CODE = (".css", ".j2", ".js", ".sh")  # counted by lines, and by words and signs
+LAYOUT = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}
 MOST_SHARE = {"backend_kwargs": 0.08, "benchmarks": 0.08}  # of all functions that are such helpers
+
+
+class Size(NamedTuple):
+    statements: int
+    tokens: int
+
+
+def size_of(folder: Path) -> Size:
+    """Return how much code is in a folder, docstrings included."""
+    found = [_of_file(path) for path in folder.rglob("*") if path.suffix in (".py", *OTHER_CODE)]
+    return Size(*map(sum, zip(*found, strict=True))) if found else Size(0, 0)
+
+
+@cache
+def _of_file(path: Path) -> Size:
+    text = path.read_text(encoding="utf-8")
+    if path.suffix != ".py":
+        return Size(len(list(filter(str.strip, text.splitlines()))), len(re.findall(r"\w+|[^\w\s]", text)))
+    statements = sum(isinstance(node, ast.stmt) for node in ast.walk(ast.parse(text)))
+    tokens = tokenize.generate_tokens(io.StringIO(text).readline)
+    return Size(statements, sum(each.type not in LAYOUT for each in tokens))
+
+
+def sizes(root: Path = ROOT) -> Iterator[str]:
+    """Yield a table of the statements and tokens in each folder, beside what its tree may have."""
+    yield f"{'':24} {'statements':>10} {'at most':>10} {'tokens':>10} {'at most':>10}"
+    for tree, most in MOST.items():
+        size = size_of(root / tree)
+        yield f"{tree:24} {size.statements:10} {most['statements']:10} {size.tokens:10} {most['tokens']:10}"
+        for folder in sorted(path for path in (root / tree).iterdir() if path.is_dir()):
+            if (size := size_of(folder)).statements:
+                yield f"  {folder.name:22} {size.statements:10} {'':10} {size.tokens:10}"
 
 
 class Function(NamedTuple):
@@ -49,7 +92,14 @@ def functions(tree: Path) -> Iterator[Function]:
 
 
 def faults(root: Path = ROOT) -> Iterator[str]:
-    """Yield a line for each tree with too many helpers, and for each function that is too long."""
+    """Yield a line for each tree with too much code or too many helpers, and for each function that is too long."""
+    for tree, limits in MOST.items():
+        for name, size in size_of(root / tree)._asdict().items():
+            if size > limits[name]:
+                yield (
+                    f"{tree} has {size} {name}, over {limits[name]}: make it smaller, or raise the number in "
+                    "pyproject.toml and say why in CHANGELOG.md"
+                )
     for tree, most in MOST_SHARE.items():
         found = list(functions(root / tree))
         helpers = [function for function in found if function.is_helper]
@@ -63,5 +113,6 @@ def faults(root: Path = ROOT) -> Iterator[str]:
 
 
 if __name__ == "__main__":
+    sys.stdout.writelines(f"{line}\n" for line in sizes())
     if lines := list(faults()):
         sys.exit("\n".join(lines))

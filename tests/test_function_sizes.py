@@ -1,9 +1,9 @@
-"""The output of `make check` about function sizes."""
+"""The output of `make check` about the size of the code and of functions."""
 
 import pytest
 
 from tests import function_sizes
-from tests.function_sizes import faults, functions
+from tests.function_sizes import Function, faults, functions, sizes
 
 HELPER = "def _helper(x):\n    return x + 1\n\n"
 
@@ -12,6 +12,7 @@ HELPER = "def _helper(x):\n    return x + 1\n\n"
 def tree(tmp_path, monkeypatch):
     """Return a folder with one module that a test writes; half of its functions may be helpers."""
     monkeypatch.setattr(function_sizes, "MOST_SHARE", {"tree": 0.5})
+    monkeypatch.setattr(function_sizes, "MOST", {"tree": {"statements": 100, "tokens": 200}})
     (tmp_path / "tree").mkdir()
     return tmp_path / "tree"
 
@@ -28,6 +29,28 @@ def test_what_is_a_helper(tree, use, is_helper):
     """A short private function counts if it is called once and not used otherwise."""
     (tree / "module.py").write_text(f"{HELPER}def public():\n    return {use}\n")
     assert [function.is_helper for function in functions(tree)] == [is_helper, False]
+
+
+def test_what_is_counted(tree, monkeypatch):
+    """Statements and tokens of Python, also in folders; lines, words and signs of templates; nothing of stubs."""
+    (tree / "module.py").write_text('"""A docstring."""\n\nif 1:  # a comment\n    call(2,\n         3)\n')
+    (tree / "stub.pyi").write_text("x: int\n")
+    (tree / "inner").mkdir()
+    (tree / "inner" / "page.j2").write_text("{{ a }}\n\n<b>\n")
+    assert [line.split() for line in sizes(tree.parent)][1:] == [["tree", "5", "100", "18", "200"], ["inner", "2", "8"]]
+
+
+@pytest.mark.parametrize(("name", "size"), [("statements", 1), ("tokens", 3)])
+def test_a_tree_that_grows_is_named(tree, monkeypatch, name, size):
+    """A tree with more than pyproject.toml permits is named with both numbers."""
+    (tree / "module.py").write_text("x = 1\n")
+    limits = {"statements": 1, "tokens": 3}
+    monkeypatch.setattr(function_sizes, "MOST", {"tree": limits})
+    monkeypatch.setattr(function_sizes, "functions", lambda tree: iter([Function("", "", 1, called_once=False)]))
+    assert list(faults(tree.parent)) == []
+    limits[name] -= 1
+    advice = "make it smaller, or raise the number in pyproject.toml and say why in CHANGELOG.md"
+    assert list(faults(tree.parent)) == [f"tree has {size} {name}, over {size - 1}: {advice}"]
 
 
 def test_too_many_helpers_are_named(tree):
