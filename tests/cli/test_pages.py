@@ -215,16 +215,6 @@ def test_a_hostile_older_report_is_refused_at_once(folder, content, message):
             "Cannot read 'model.py': it must contain one report, as a page that --html wrote, and contains 0.",
             id="no report",
         ),
-        pytest.param(
-            ["serve", "model.py"],
-            "Store 'model.py' is a file, and decisions are kept in a folder: name one.",
-            id="no store",
-        ),
-        pytest.param(
-            ["serve", "store", "--host", "192.0.2.1"],
-            "Cannot listen on 192.0.2.1:0: OSError: [Errno 99] Cannot assign requested address. Name another.",
-            id="another's address",
-        ),
     ],
 )
 def test_mistakes(folder, arguments, message):
