@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-LONGEST_CHECK_S = 120.0  # of one thing that default's check needs, by the time of a call in eager
+LONGEST_CHECKS_S = 120.0  # of all that default's check needs, which do not count; more of it does
 LEAST_CALLS = 4  # of one comparison of two candidates
 LATE_S = 1.0  # what takes no longer is timed although the budget is spent
 GRACE = 1.1  # times the budget: a candidate compiled just before the end is still timed
@@ -18,18 +18,24 @@ class Budget:
     seconds: float
     started: float
     call_s: float
-    free_s: float = 0.0  # what does not count: it decides whether default is right, which no budget may
-    free: bool = False
+    checked_s: float = 0.0  # of what decides whether default is right, which no budget may
+    checks_since: float | None = None
 
     @contextmanager
     def uncounted(self) -> Iterator[None]:
-        """Do not count the time of what is done within, and allow what default's check needs."""
-        began, self.free = time.perf_counter(), True
+        """Do not count the time of what is done within, up to two minutes of a race, and allow what fits into these."""
+        self.checks_since = time.perf_counter()
         try:
             yield
         finally:
-            self.free = False
-            self.free_s += time.perf_counter() - began
+            self.checked_s += time.perf_counter() - self.checks_since
+            self.checks_since = None
+
+    @property
+    def free_s(self) -> float:
+        """The seconds up to now that do not count."""
+        now_s = 0.0 if self.checks_since is None else time.perf_counter() - self.checks_since
+        return min(self.checked_s + now_s, LONGEST_CHECKS_S)
 
     @property
     def spent_s(self) -> float:
@@ -73,4 +79,5 @@ class Budget:
 
     def allows(self, calls: float) -> bool:
         """Return whether so many calls in eager fit into what is left, or into what default's check may take."""
-        return calls * self.call_s <= (LONGEST_CHECK_S if self.free else self.left_s)
+        free_s = 0.0 if self.checks_since is None else LONGEST_CHECKS_S - self.free_s
+        return calls * self.call_s <= free_s + self.left_s

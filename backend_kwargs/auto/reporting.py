@@ -97,6 +97,8 @@ def _open(decision: Decision, doubt: Doubt) -> str:
         case Doubt.UNCHECKED:
             unchecked = next(row.name for row in decision.rows if row.status == UNCHECKED)
             return f"the numbers of {unchecked} were not checked"
+        case Doubt.UNCHECKABLE:
+            return "the numbers of default cannot be checked here"
         case Doubt.UNTIMED:
             return f"{decision.winner} was not timed"
         case Doubt.NOISY:

@@ -223,9 +223,12 @@ class Selection:
         if equal := [row.name for row in compiled if row.options == options and row.compiler == candidate.compiler]:
             again = Skipped.ITSELF if equal[0] == candidate.name else Skipped.RACED
             return Reason(again, f"it would be {equal[0]} again")
+        predicted = self.predicted_s(candidate)
+        if why := self._gains_little(candidate, champion, predicted):  # which more time would not change
+            return Reason(Skipped.GAIN, why)
         if self.budget.over:
             return Reason(Skipped.BUDGET, self.budget.is_spent)
-        if (predicted := self.predicted_s(candidate)) > self.budget.left_s:
+        if predicted > self.budget.left_s:
             gain = self.gain(candidate, champion) if self.base else 0.0
             worth = f"; it could save {gain:.0%}, so raise budget_s" if gain >= WORTH_A_LARGER_BUDGET else ""
             # Rounded apart, so that the first figure is the larger one.
@@ -234,15 +237,19 @@ class Selection:
             return Reason(Skipped.BUDGET, why)
         if "precision" in options and isinstance(self.checks.precise, str):
             return Reason(Skipped.UNFIT, f"its error cannot be measured in float64: {self.checks.precise}")
+        return None
+
+    def _gains_little(self, candidate: RaceCandidate, champion: Runner, predicted: float) -> str:
+        """Return why the candidate is not worth its time, or ""; what is named, or has won elsewhere, always is."""
         known = candidate in self.offered or candidate.name in self.winners
         if self.named or self.settings.objective == "memory" or known:
-            return None
+            return ""
         gain = self.gain(candidate, champion)
         if gain < LEAST_GAIN:
-            return Reason(Skipped.GAIN, f"it could save {max(gain, 0):.1%} at most")
+            return f"it could save {max(gain, 0):.1%} at most"
         if self.settings.effort == "quick" and gain < LEAST_GAIN_PER_S * predicted:
-            return Reason(Skipped.GAIN, f"it could save {gain:.1%}, for about {predicted:.0f} s of compiling")
-        return None
+            return f"it could save {gain:.1%}, for about {predicted:.0f} s of compiling"
+        return ""
 
     def _unfit(self, candidate: RaceCandidate, options: Options) -> str:
         """Return why the candidate has no effect here, or ""."""

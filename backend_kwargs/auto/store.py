@@ -16,6 +16,7 @@ from backend_kwargs.errors import error_text, printable, warn_once
 from backend_kwargs.facts.decision import Decision
 from backend_kwargs.stores import Store
 from backend_kwargs.stores.documents import Document, EarlierError, Kind, RefusedError, encoded, is_forgotten
+from backend_kwargs.stores.folder import Folder
 from backend_kwargs.stores.layered import Layered, LookedUp, Trust, check_replaces, every, put
 from backend_kwargs.stores.opening import opened
 
@@ -148,11 +149,15 @@ class Catalogue:
                 for name, content in store.list(FOLDER):
                     check_replaces(store, name, content, self._trust)
 
+    def takes(self, decision: Decision) -> bool:
+        """Return whether the stores may have a decision: a provisional one stays in folders of this machine."""
+        return not KIND.stays(decision) or all(isinstance(each.store, Folder) for each in self._opened)
+
     def add(self, *decisions: Decision) -> None:
-        """Keep `decisions` in each store, as newer than what is there."""
+        """Keep those `decisions` that the stores take, as newer than what is there."""
         for each in self._opened:
             with each.doing("write") as store:
-                for decision in decisions:
+                for decision in filter(self.takes, decisions):
                     put(KIND, store, Document(name_of(decision), decision), self._trust)
 
     def forget(self, prefix: str = "") -> int:

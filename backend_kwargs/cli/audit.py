@@ -304,7 +304,7 @@ def _print(found: Sequence[Finding], others: int) -> None:
 def _update(catalogue: Catalogue, audited: Sequence[Audited], found: Sequence[Finding]) -> None:
     """Store what was found as a new generation of each decision that was measured."""
     renewed = [findings.renewed(*each) for each in zip(audited, found, strict=True)]
-    kept = [each for each in renewed if each]
+    kept = [each for each in renewed if each and catalogue.takes(each)]
     catalogue.add(*kept)
     changed = sum(finding.failed and new is not None for finding, new in zip(found, renewed, strict=True))
     say(f"{len(kept)} stored in {catalogue.label!r} as new generations, {changed} with another winner.")

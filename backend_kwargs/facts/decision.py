@@ -11,7 +11,7 @@ from backend_kwargs.options.layers import Options
 EAGER, DEFAULT = "eager", "default"  # the candidates of every race
 # Statuses that depend on the process more than on the candidate.
 PASSING = frozenset({"fail_to_run", "oom", "timeout", "unavailable"})
-UNCHECKED = "unchecked"  # the status of a candidate whose numbers there was no time or no way to check
+UNCHECKED, UNCHECKABLE = "unchecked", "uncheckable"  # there was no time to check a candidate's numbers, or is no way
 UNCLEAR = 1.25  # high over low of a speedup's interval that contains 1 and says nothing
 
 
@@ -20,6 +20,7 @@ class Doubt(StrEnum):
 
     FAILED = "failed"  # default could not run here, so nothing of Inductor's was compared
     UNCHECKED = "unchecked"  # the numbers of the winner, or of default, in whose place another candidate serves
+    UNCHECKABLE = "uncheckable"  # the same where they cannot be checked, which more time does not change
     UNTIMED = "untimed"  # the winner, beside others that could have been it
     NOISY = "noisy"  # a comparison that made the winner says nothing
     CUT = "cut"  # the time ended before all candidates were tried
@@ -112,7 +113,7 @@ class Decision:
     @property
     def is_unsure(self) -> bool:
         """Whether the winner itself is in doubt, and not only whether another candidate would be faster still."""
-        return not {*self.doubts} <= {Doubt.CUT}
+        return not {*self.doubts} <= {Doubt.CUT, Doubt.UNCHECKABLE}
 
     @property
     def doubts(self) -> tuple[Doubt, ...]:
@@ -127,6 +128,7 @@ class Decision:
         compiled = any(row.name != EAGER and not row.compiler for row in passed)
         yield Doubt.FAILED, default.status == "unavailable" or (default.status in PASSING and not compiled)
         yield Doubt.UNCHECKED, UNCHECKED in (winner.status, default.status)
+        yield Doubt.UNCHECKABLE, UNCHECKABLE in (winner.status, default.status)
         yield Doubt.UNTIMED, winner.seconds is None and len(passed) > 1
         yield Doubt.NOISY, any(_is_noise(links(self.rows, row)) for row in judged)
         yield Doubt.CUT, self.cut_s > 0 or any(row.left for row in self.rows)

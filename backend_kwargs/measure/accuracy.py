@@ -15,14 +15,15 @@ from backend_kwargs.measure.inputs import in_precision, upcast
 from backend_kwargs.measure.trees import Results, walk
 from backend_kwargs.torch_internals.modules import replace_tensors
 
-# "fell_back": right results, but not run by the backend; "unknown": it cannot be determined what ran; "unchecked":
-# the results differ from eager's, and what would show whether by rounding could not be had.
+# "fell_back": right results, but not run by the backend; "unknown": it cannot be determined what ran; "unchecked": the
+# results differ from eager's, and there was no time to find out whether by rounding; "uncheckable": there is no way to.
 Status = Literal[
     "pass",
     "unknown",
     "fell_back",
     "fail_accuracy",
     "unchecked",
+    "uncheckable",
     "fail_to_run",
     "oom",
     "timeout",

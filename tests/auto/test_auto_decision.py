@@ -239,6 +239,13 @@ def default(speedup, **changed):
             id="unchecked",
         ),
         pytest.param(
+            (RaceRow("eager", won=True), RaceRow("default", status="uncheckable")),
+            {},
+            ["uncheckable"],
+            id="uncheckable",
+        ),
+        pytest.param((OF_EAGER, default(FAR), RaceRow("a", status="uncheckable")), {}, [], id="a step is uncheckable"),
+        pytest.param(
             (OF_EAGER, RaceRow("default", status="unchecked"), RaceRow("step", seconds=1.0, won=True)),
             {},
             ["unchecked", "cut"],
@@ -269,6 +276,15 @@ def test_what_is_open(rows, changed, doubts):
     made = replace(MADE, rows=rows, **changed)
     assert [*made.doubts] == doubts
     assert made.provisional is bool(doubts)
+
+
+@pytest.mark.parametrize(
+    ("status", "kept"), [pytest.param("unchecked", False, id="no time"), pytest.param("uncheckable", True, id="no way")]
+)
+def test_what_is_not_checked_is_kept_if_time_would_not_help(status, kept):
+    """Then no other process races it again, and one without time uses it."""
+    made = replace(MADE, rows=(RaceRow("eager", won=True), RaceRow("default", status=status)))
+    assert (made.provisional, made.is_judged, made.is_unsure) == (True, kept, not kept)
 
 
 def test_a_decision_as_columns():

@@ -13,11 +13,12 @@ from torch._inductor.utils import fresh_cache
 
 import backend_kwargs
 from backend_kwargs import measure
-from backend_kwargs.auto import budget, decide, head_to_head, race, selection
+from backend_kwargs.auto import budget, decide, head_to_head, race, reporting, result_checks, selection
 from backend_kwargs.auto.candidates import RaceCandidate
 from backend_kwargs.auto.store import Catalogue
 from backend_kwargs.errors import BackendKwargsWarning
 from backend_kwargs.graphs.replay import Inputs
+from backend_kwargs.measure import roundings
 from tests.auto.graphs import backend_of, chain, logged, rows_of
 
 
@@ -132,7 +133,8 @@ def test_without_a_right_candidate_eager_runs_with_a_warning(auto, planted):
 @pytest.mark.parametrize("longest", [0.0, 120.0], ids=["no time", "time"])
 def test_what_cannot_be_checked_has_not_failed(auto, planted, store, monkeypatch, longest):
     """Without any evidence eager serves, the row says so with the reason, and nothing is stored."""
-    monkeypatch.setattr(budget, "LONGEST_CHECK_S", longest)
+    monkeypatch.setattr(budget, "LONGEST_CHECKS_S", longest)
+    monkeypatch.setattr(budget.Budget, "left_s", property(lambda self: 300.0 if self.checks_since is None else 0.0))
     backend_kwargs.register_template("wrong_auto", base="auto+wrong")
     x = torch.randn(8, 64)
     compiled = torch.compile(chain, backend=backend_kwargs.make_backend("tmpl-inductor:wrong_auto", candidates=[]))
@@ -146,6 +148,28 @@ def test_what_cannot_be_checked_has_not_failed(auto, planted, store, monkeypatch
         "eager could not be run often enough at other roundings in the time there is"
     )
     assert bool(re.fullmatch(no_evidence, row.reason)) is not bool(longest)
+
+
+def test_what_can_never_be_checked_is_stored(auto, planted, store, monkeypatch):
+    """Without memory for float64, and an operator that no mode can run, the next process does not race it again."""
+
+    def lacks(seed):
+        raise RuntimeError("no kernel")
+
+    monkeypatch.setattr(result_checks, "LARGEST_REFERENCE", 0)
+    monkeypatch.setattr(roundings, "OtherRounding", lacks)
+    backend_kwargs.register_template("wrong_auto", base="auto+wrong")
+    backend, x = backend_kwargs.make_backend("tmpl-inductor:wrong_auto", candidates=[]), torch.randn(8, 64)
+    with pytest.warns(BackendKwargsWarning, match="A graph runs in eager"):
+        torch.compile(chain, backend=backend)(x)
+    (decision,) = Catalogue(store).all()
+    assert rows_of(store)["default"].status == "uncheckable"
+    assert reporting.what_is_open(decision) == "the numbers of default cannot be checked here"
+    decide.forget_process()
+    torch._dynamo.reset()
+    monkeypatch.setattr(race, "race", pytest.fail)
+    assert torch.equal(torch.compile(chain, backend=backend)(x), chain(x))
+    assert [each.winner for each in decide.memory().decisions.values()] == ["eager"]
 
 
 class InPlace(nn.Module):

@@ -119,6 +119,19 @@ SPENT = "the budget of 100 s is spent"
         ),
         pytest.param({"spent": 89.0}, STEP, "", id="just short enough"),
         pytest.param(
+            {"spent": 91.0},
+            replace(STEP, shares={"generated": 0.07}),
+            "it could save 2.8% at most",
+            id="worth no budget",
+        ),
+        pytest.param(
+            {"spent": 120.0},
+            replace(STEP, shares={"generated": 0.07}),
+            "it could save 2.8% at most",
+            id="whatever is left",
+        ),
+        pytest.param({"spent": 120.0, "candidates": []}, replace(STEP, shares={}), SPENT, id="named, nothing left"),
+        pytest.param(
             {}, replace(STEP, shares={"generated": 0.07}), "it could save 2.8% at most", id="less than three per cent"
         ),
         pytest.param(
@@ -227,10 +240,10 @@ def test_which_graphs_have_a_reference(raced, monkeypatch, given, has):
 
 
 @pytest.mark.parametrize(
-    ("call_s", "has"), [pytest.param(12.0, True, id="two minutes"), pytest.param(12.1, False, id="longer")]
+    ("call_s", "has"), [pytest.param(12.1, True, id="two minutes and a second"), pytest.param(12.2, False, id="longer")]
 )
 def test_what_default_needs_is_outside_the_budget(raced, monkeypatch, call_s, has):
-    """Its reference is computed though the budget is spent, if that takes two minutes at most."""
+    """Its reference is computed though only a second of the budget is left, if two minutes more are enough."""
     monkeypatch.setattr(measure, "reference", lambda fn, args, run: (fn, args))
     made = raced(spent=99.0, call_s=call_s)
     with made.budget.uncounted():
@@ -249,6 +262,19 @@ def test_the_time_of_defaults_check_does_not_count(raced, monkeypatch):
     assert (left.left_s, left.may_time) == before
     assert left.ends == clock + before[0]
     assert left.spent_s == 149.0
+
+
+def test_two_minutes_do_not_count_in_sum(raced, monkeypatch):
+    """What default's check takes beyond them is the budget's, and no call of it begins that exceeds both."""
+    left, clock = raced(spent=40.0, call_s=1.0).budget, NOW
+    allowed = []
+    for took in (100.0, 50.0, 20.0):
+        with left.uncounted():
+            allowed.append([left.allows(calls) for calls in (60, 80, 180)])
+            clock += took
+            monkeypatch.setattr(budget, "time", SimpleNamespace(perf_counter=lambda now=clock: now))
+    assert allowed == [[True, True, True], [True, True, False], [False, False, False]]
+    assert left.left_s == 10.0
 
 
 @pytest.mark.parametrize(

@@ -264,6 +264,28 @@ def test_an_import_is_signed(key, folder, tmp_path):
     assert [each.winner for each in Catalogue(store, trusted_keys=[public_key(public)]).all()] == ["cudagraphs"]
 
 
+class Shared(dict):
+    """A store that others use too."""
+
+    label = "shared"
+
+    def put(self, name, document):
+        self[name] = document
+
+    def list(self, prefix):
+        return [(name, document) for name, document in self.items() if name.startswith(prefix)]
+
+    def forget(self, name):
+        self.pop(name, None)
+
+
+def test_nothing_adds_a_provisional_decision_to_a_shared_store():
+    """Neither does an audit, which stores what it has measured."""
+    shared = Shared()
+    Catalogue(shared).add(FIRST, replace(SECOND, cut_s=5.0))
+    assert winners(shared) == {"ab": "cudagraphs"}
+
+
 # ---- forget
 
 

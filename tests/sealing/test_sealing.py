@@ -13,6 +13,7 @@ from torch import nn
 
 import backend_kwargs as bk
 from backend_kwargs.sealing.sealed import MOST_REASONS, OTHERS, SealedError
+from backend_kwargs.torch_internals import sealing
 from backend_kwargs.torch_internals.sealing import compile_events
 
 pytestmark = pytest.mark.usefixtures("fresh_dynamo")
@@ -342,6 +343,37 @@ def test_a_changed_attribute_is_a_miss():
     net.scale = 5
     assert compiles(lambda: torch.testing.assert_close(sealed(torch.ones(3)), torch.full((3,), 5.0))) == 0
     assert sealed.counters["missed"] == 1
+
+
+@pytest.mark.parametrize(
+    "register",
+    [
+        pytest.param(nn.Module.register_forward_pre_hook, id="the module's"),
+        pytest.param(lambda _, hook: nn.modules.module.register_module_forward_pre_hook(hook), id="all modules'"),
+    ],
+)
+@pytest.mark.parametrize("passed_by", [False, True], ids=["found", "passed by"])
+def test_forward_pre_hooks_run_once(register, passed_by, monkeypatch):
+    """A call runs them as often as the module does, also where torch passes by the code that fits."""
+    called, model = [], nn.Sequential(nn.Linear(4, 4))
+
+    @torch.compiler.disable
+    def hook(module, args):
+        if module is model:
+            called.append(1)
+
+    handle = register(model, hook)
+    try:
+        sealed = bk.seal(torch.compile(model, backend=FAST), torch.ones(3, 4))
+        if passed_by:  # as while other threads reorder dynamo's list of code
+            monkeypatch.setattr(sealing, "_any_fits", lambda entries, frame: True)
+            model.train(not model.training)
+        called.clear()
+        torch.testing.assert_close(sealed(torch.ones(3, 4)), model[0](torch.ones(3, 4)))
+    finally:
+        handle.remove()
+    assert called == [1]
+    assert sealed.counters == {"compiled": not passed_by, "padded": 0, "missed": passed_by}
 
 
 def test_reasons_are_bounded(caplog):
