@@ -28,7 +28,9 @@ class Memory:
 
     def __init__(self, tensors: Collection[torch.Tensor]) -> None:
         self.tensors = tensors
-        storages = [each.untyped_storage() for each in tensors if each.layout is torch.strided]
+        self._dense = [each for each in tensors if each.layout is torch.strided]
+        self._addresses = [*map(torch.Tensor.data_ptr, self._dense)]
+        storages = [each.untyped_storage() for each in self._dense]
         spans = sorted({(each.data_ptr(), each.data_ptr() + each.nbytes()) for each in storages if each.nbytes()})
         self.begins, self.ends = [begin for begin, _ in spans], [end for _, end in spans]
 
@@ -36,6 +38,10 @@ class Memory:
         at = tensor.data_ptr()
         count = bisect_right(self.begins, at)
         return count > 0 and at < self.ends[count - 1]
+
+    def now(self) -> "Memory":
+        """Return the memory that the tensors have now: `.data`, or moving a module, may give them another."""
+        return self if [*map(torch.Tensor.data_ptr, self._dense)] == self._addresses else Memory(self.tensors)
 
 
 def overlapping(tensors: Sequence[torch.Tensor], written: Collection[int] | None = None) -> tuple[int, int] | None:
@@ -66,30 +72,37 @@ class SharedMemory:
         placeholders, written = gm.graph.find_nodes(op="placeholder"), written_inputs(gm, example_inputs)
         self._read: list[int] = []
         self._written: list[int] = []
-        owned: list[torch.Tensor] = []
-        changed: list[torch.Tensor] = []
+        owned: list[int] = []
         for at, (node, value) in enumerate(zip(placeholders, example_inputs, strict=True)):
-            if not has_memory(value):
-                continue
-            if is_parameter_source(source_of(node)):
-                owned.append(value)
-                changed += [value] if at in written else []
-            else:
-                (self._written if at in written else self._read).append(at)
-        self._owned, self._changed = Memory(owned if self._written else ()), Memory(changed)
+            if has_memory(value):
+                inputs = self._written if at in written else self._read
+                (owned if is_parameter_source(source_of(node)) else inputs).append(at)
+        self._changed = [at for at in owned if at in written]
+        self._owned = owned if self._written else self._changed  # those that matter
+        self._of_last: tuple[list[int], Memory, Memory] = [], Memory(()), Memory(())
 
     @property
     def can_occur(self) -> bool:
         """Return whether any call can have such inputs."""
         inputs = len(self._written) + len(self._read)
-        return bool((self._written and (inputs > 1 or self._owned.begins)) or (inputs and self._changed.begins))
+        return bool((self._written and (inputs > 1 or self._owned)) or (inputs and self._changed))
 
     def __call__(self, args: Sequence[Any]) -> bool:
         """Return whether a call's inputs do."""
         written, read = [args[at] for at in self._written], [args[at] for at in self._read]
-        if any(each in self._owned for each in written) or any(each in self._changed for each in (*written, *read)):
-            return True
+        if self._owned:
+            owned, changed = self._memory_of(args)
+            if any(each in owned for each in written) or any(each in changed for each in (*written, *read)):
+                return True
         return bool(written) and overlapping([*written, *read], range(len(written))) is not None
+
+    def _memory_of(self, args: Sequence[Any]) -> tuple[Memory, Memory]:
+        """Return the memory of a call's parameters, and of those that are written; it may be another module's."""
+        addresses, owned, changed = self._of_last
+        if (now := [args[at].data_ptr() for at in self._owned]) != addresses:
+            owned, changed = (Memory([args[at] for at in each]) for each in (self._owned, self._changed))
+            self._of_last = now, owned, changed
+        return owned, changed
 
 
 def unless_shared(shares: SharedMemory, gm: GraphModule, compiled: Call) -> Call:

@@ -69,6 +69,7 @@ class Apart:
     def __call__(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         """Raise UndeclaredError if they do."""
         tensors = [*{id(each): each for each in tensors_of((args, kwargs)) if has_memory(each)}.values()]
+        self._buffers = self._buffers.now()
         if (self._inputs and overlapping(tensors)) or any(each in self._buffers for each in tensors):
             raise UndeclaredError(SHARED)
 

@@ -1,5 +1,7 @@
 """Inputs that share memory which a graph writes run in eager; all others run compiled code."""
 
+from contextlib import nullcontext
+
 import numpy as np
 import pytest
 import torch
@@ -62,6 +64,50 @@ def test_each_call_is_eagers(function, order):
         inputs, others = make(), make()
         assert compiled(*inputs).tolist() == function(*others).tolist()
         assert [*map(torch.Tensor.tolist, inputs)] == [*map(torch.Tensor.tolist, others)]
+
+
+class Owner(torch.nn.Module):
+    """Adds one to an input, and reads a parameter then."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.ones(4))
+
+    def forward(self, x):
+        x.add_(1)
+        return self.weight * x
+
+
+def given_by_data(module, memory):
+    module.weight.data = memory
+    return module
+
+
+def of_another_module(_, memory):
+    return given_by_data(Owner(), memory)
+
+
+def swapped(module, memory):
+    torch.utils.swap_tensors(module.weight, torch.nn.Parameter(memory))
+    return module
+
+
+@pytest.mark.parametrize("give", [given_by_data, of_another_module, swapped], ids=lambda each: each.__name__)
+@torch.no_grad()
+def test_a_parameter_may_get_other_memory(give):
+    """It counts where a call's parameters are, and not where those of the first call were."""
+
+    def backend(gm, example_inputs):
+        shares, eager = SharedMemory(gm, example_inputs), copy_of_graph(gm)
+        return unless_shared(shares, eager, torch._dynamo.lookup_backend("aot_eager")(gm, example_inputs))
+
+    first = Owner()
+    compiled = torch.compile(lambda module, x: module(x), backend=backend)
+    assert compiled(first, torch.ones(4)).tolist() == [2] * 4
+    memory = torch.ones(4)
+    module = give(first, memory)
+    with torch.compiler.set_stance("fail_on_recompile") if module is first and give is given_by_data else nullcontext():
+        assert compiled(module, memory).tolist() == [4] * 4
 
 
 @torch.no_grad()
