@@ -11,6 +11,7 @@ import torch
 from torch.autograd.graph import Node
 
 from backend_kwargs.torch_internals.replacing import replaced, restored_by, undone
+from backend_kwargs.torch_internals.rng import leaves_to_dynamo
 
 COMPILED = "CompiledFunctionBackward"  # AOTAutograd's name for its autograd functions
 _ends: dict[int, float] = {}  # by thread
@@ -41,9 +42,11 @@ def capped(ends: float) -> Iterator[None]:
 def capped_backward(outputs: Sequence[torch.Tensor]) -> Iterator[None]:
     """Apply this thread's deadline to the backward pass of `outputs` too, which runs in a thread of autograd's.
 
-    That thread also serves other models: it has the deadline only while it runs a graph that made `outputs`.
+    And that this thread leaves random generators to dynamo. That thread also serves other models: it has both only
+    while it runs a graph that made `outputs`.
     """
-    ends, entered = _ends.get(threading.get_ident()), set[int]()
+    own = threading.get_ident()
+    ends, entered = _ends.get(own), dict[int, Callable[[], object]]()
     if ends is None:
         yield
         return
@@ -51,12 +54,13 @@ def capped_backward(outputs: Sequence[torch.Tensor]) -> Iterator[None]:
     def before(*_: object) -> None:
         thread = threading.get_ident()
         if thread not in _ends:
-            entered.add(thread)
+            entered[thread] = leaves_to_dynamo(thread, own)
             _ends[thread] = ends
 
     def after(*_: object) -> None:
-        for thread in tuple(entered):
+        for thread, leave in tuple(entered.items()):
             _ends.pop(thread, None)
+            leave()
         entered.clear()
 
     with undone() as stack:

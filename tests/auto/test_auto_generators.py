@@ -1,6 +1,7 @@
 """Random generators are of all threads: a race leaves them alone, unless its graph draws and no other thread runs."""
 
 import random
+import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -11,10 +12,12 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch._inductor import cudagraph_trees
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 from backend_kwargs.graphs.drawing import run_apart
+from backend_kwargs.torch_internals.rng import leaves_to_dynamo, left_to_dynamo
 from backend_kwargs.torch_internals.threads import running_threads
 from tests.auto.graphs import backend_of, chain, logged, rows_of
 
@@ -62,6 +65,60 @@ def test_another_threads_draws_go_on_in_a_race(auto, store):
     assert {row.status for row in rows_of(store).values()} >= {"pass"}
     assert len(other.drawn) > 3
     assert other.drawn == draws(len(other.drawn))
+
+
+def is_moved(draw):
+    before = torch.get_rng_state()
+    draw()
+    return not torch.equal(before, torch.get_rng_state())
+
+
+def recording():
+    """Draw while torch records CUDA graphs, as another thread may."""
+    with cudagraph_trees.preserve_rng_state():
+        torch.rand(1)
+
+
+def while_compiling(look):
+    """Return what `look` finds while dynamo compiles."""
+    seen = []
+
+    def backend(gm, example_inputs):
+        seen.append(look())
+        return gm.forward
+
+    torch.compile(lambda x: x + 1, backend=backend)(torch.ones(2))
+    return seen[0]
+
+
+def test_nothing_of_torch_puts_generators_back_in_a_race():
+    """Neither what compiles nor what records CUDA graphs: each module that has torch's function has another one."""
+
+    name, torchs = "preserve_rng_state", cudagraph_trees.preserve_rng_state
+    owners = [each for each in sys.modules if each.startswith("torch.") and name in vars(sys.modules[each])]
+
+    def look():
+        with left_to_dynamo():
+            return [each for each in owners if vars(sys.modules[each])[name] is torchs]
+
+    assert len(owners) > 2
+    assert while_compiling(look) == []
+
+
+def test_a_thread_that_serves_a_race_leaves_generators_alone():
+    """As autograd's does, which records a backward graph; before and after, torch puts them back there."""
+
+    def look():
+        own = threading.get_ident()
+        with restored(), left_to_dynamo(), ThreadPoolExecutor(1) as pool:
+            other = pool.submit(threading.get_ident).result()
+            found = [is_moved(recording), pool.submit(is_moved, recording).result()]
+            leave = leaves_to_dynamo(other, own)
+            found.append(pool.submit(is_moved, recording).result())
+            leave()
+            return [*found, pool.submit(is_moved, recording).result()]
+
+    assert while_compiling(look) == [True, False, True, False]
 
 
 def test_a_call_without_dynamo_leaves_the_generators(store):
