@@ -439,7 +439,8 @@ class _Question:
             warn_once(f"A graph is compiled under default: {why}")
             return self.default(why)
         finally:
-            self._spend(time.perf_counter() - began)
+            self._spent_s[self._frame] = time.perf_counter() - began
+            memory().race_seconds.append(self._spent_s[self._frame])
         cut_s = budget_s if result.cut and budget_s < ENDLESS_S else 0.0  # JSON has no infinity
         decision = self._of_result(result, cut_s, budget_s)
         found = self.remembered() if decision.provisional and decision.is_judged else None
@@ -456,10 +457,6 @@ class _Question:
     def _raced_request(self) -> Request:
         """The request with real inputs and what its call has left of the budget."""
         return replace(self.real_request, settings=replace(self.request.settings, budget_s=self.share_s))
-
-    def _spend(self, seconds: float) -> None:
-        memory().race_seconds.append(seconds)
-        self._spent_s[self._frame] = seconds
 
     def _of_result(self, result: "RaceResult", cut_s: float, budget_s: float) -> Decision:
         return Decision(

@@ -139,13 +139,10 @@ class Selection:
 
     # ---- all candidates
 
-    def _steps(self) -> list[RaceCandidate]:
-        settings, frozen = self.settings, self.request.frozen
-        return candidates_for(self.stats, settings.effort, settings.candidates, self.tools.options_of, frozen=frozen)
-
     def candidates(self, champion: Runner) -> list[RaceCandidate]:
         """Return what may be raced against the first champion: steps, rewrites, precisions and other compilers."""
-        settings, steps = self.settings, self._steps()
+        settings, of, frozen = self.settings, self.tools.options_of, self.request.frozen
+        steps = candidates_for(self.stats, settings.effort, settings.candidates, of, frozen=frozen)
         compilers = [step.name for step in steps if step.compiler]
         precise = precision_candidates(settings.precision, settings.max_error, compilers)
         if any(row.name == WITH_GRAPHS.name for row in self.rows):

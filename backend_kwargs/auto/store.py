@@ -109,10 +109,6 @@ def decisions_in(documents: Iterable[Document[Decision]], tell: Callable[[str], 
             tell(f"{printable(each.name)} is not used: the decision in it is {printable(each.body.key[:12])}'s.")
 
 
-def _file(name: str) -> str:
-    return name.rpartition("/")[2]
-
-
 class Catalogue:
     """The decisions of whole stores, for people: errors are raised."""
 
@@ -165,8 +161,9 @@ class Catalogue:
         names: set[str] = set()
         for each in self._opened:
             with each.doing("read") as store:
-                found = [(name, content) for name, content in store.list(FOLDER) if _file(name).startswith(prefix)]
-                names |= {name for name, content in found if not is_forgotten(content)}
+                for name, content in store.list(FOLDER):
+                    if name.rpartition("/")[2].startswith(prefix) and not is_forgotten(content):
+                        names.add(name)
         for each in self._opened:
             with each.doing("write") as store:
                 for name in names:

@@ -23,7 +23,6 @@ from backend_kwargs.cli.pasting import lines_to_paste
 from backend_kwargs.errors import BackendKwargsError
 from backend_kwargs.facts.decision import Decision
 from backend_kwargs.fleet import units
-from backend_kwargs.options.layers import Options
 from backend_kwargs.page import Document
 from backend_kwargs.registry import decided
 from backend_kwargs.report.decisions import document_of
@@ -60,7 +59,7 @@ def show_all(store: Where = None, json: AsJson = False, html: Html = None, again
             "winner": each.winner,
             "provisional": what_is_open(each),
             "model": each.model,
-            "sizes": _sizes(each),
+            "sizes": ", ".join([*each.inputs[:3], *(["..."] if each.inputs[3:] else [])]),
             "graph": each.facts,
             "device": str(each.machine.get("device") or each.machine.get("gpu") or ""),
             "machine": _machine(each),
@@ -156,7 +155,7 @@ def import_(
     signing_key: Signing = None,
 ) -> None:
     """Add the decisions in a file, which has no signatures, to the store: import what you trust."""
-    decisions = _settled(read_decisions(file, _options_of))
+    decisions = _settled(read_decisions(file, lambda name: find_backend(f"tmpl-inductor:{name}").options))
     catalogue = Catalogue(store, signing_key=signing_key)
     catalogue.add(*watched(decisions, "importing", len(decisions)))
     say(f"{len(decisions)} added to {catalogue.label!r}.")
@@ -257,14 +256,6 @@ def _settled(decisions: Sequence[Decision]) -> list[Decision]:
 
 def _unknown(key: str) -> BackendKwargsError:
     return BackendKwargsError(f"No decision's key begins with {key!r}; `decisions list` shows all.")
-
-
-def _options_of(name: str) -> Options:
-    return find_backend(f"tmpl-inductor:{name}").options
-
-
-def _sizes(decision: Decision) -> str:
-    return ", ".join(decision.inputs[:3]) + (", ..." if len(decision.inputs) > 3 else "")
 
 
 def page_of(decisions: Sequence[Decision]) -> Document:

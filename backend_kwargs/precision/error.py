@@ -96,15 +96,12 @@ def in_float64(task: Task) -> dict[str, object]:
     """Return the results of the task in float64; raise if they cannot be computed."""
     if task.inputs.aliased:
         raise ValueError("inputs that it writes to share memory")
-    whole = {at for at, value in enumerate(task.inputs.values) if at in task.inputs.written or _trains(task, value)}
+    trains = {at for at, each in enumerate(task.inputs.values) if isinstance(each, torch.Tensor) and each.requires_grad}
+    whole = task.inputs.written | (trains if task.training else set())
     check_room(2 * sum(task.inputs.values[at].nbytes for at in whole))
     values = [_wide(value) if at in whole else value for at, value in enumerate(task.inputs.values)]
     wide = replace(task, inputs=replace(task.inputs, values=values))
     return wide.observe(lambda *given: InFloat64(task.copy(), keeps=task.training).run(*given))
-
-
-def _trains(task: Task, value: object) -> bool:
-    return task.training and isinstance(value, torch.Tensor) and value.requires_grad
 
 
 def _wide(value: torch.Tensor) -> torch.Tensor:
