@@ -87,12 +87,7 @@ def of_another_module(_, memory):
     return given_by_data(Owner(), memory)
 
 
-def swapped(module, memory):
-    torch.utils.swap_tensors(module.weight, torch.nn.Parameter(memory))
-    return module
-
-
-@pytest.mark.parametrize("give", [given_by_data, of_another_module, swapped], ids=lambda each: each.__name__)
+@pytest.mark.parametrize("give", [given_by_data, of_another_module], ids=lambda each: each.__name__)
 @torch.no_grad()
 def test_a_parameter_may_get_other_memory(give):
     """It counts where a call's parameters are, and not where those of the first call were."""
@@ -106,7 +101,7 @@ def test_a_parameter_may_get_other_memory(give):
     assert compiled(first, torch.ones(4)).tolist() == [2] * 4
     memory = torch.ones(4)
     module = give(first, memory)
-    with torch.compiler.set_stance("fail_on_recompile") if module is first and give is given_by_data else nullcontext():
+    with torch.compiler.set_stance("fail_on_recompile") if module is first else nullcontext():
         assert compiled(module, memory).tolist() == [4] * 4
 
 
