@@ -122,7 +122,8 @@ TESTS: Mapping[str, str] = {
     "*/inductor/lowered.py": "auto/test_auto_compiling.py",
     "*/selection.py": "auto/test_auto_race_steps.py auto/test_auto_worth.py auto/test_auto_compiling.py"
     " auto/test_auto_rewrites.py auto/test_auto_unfrozen.py",
-    "*/auto/result_checks.py": "auto/test_auto_race_steps.py auto/test_auto_race.py auto/test_auto_precision.py",
+    "*/auto/result_checks.py": "auto/test_auto_result_checks.py auto/test_auto_race_steps.py auto/test_auto_race.py"
+    " auto/test_auto_precision.py",
     "*/auto/budget.py": "auto/test_auto_race_steps.py auto/test_auto_compiling.py auto/test_auto_race.py",
     "*/sandbox.py": "auto/test_auto_sandbox.py auto/test_auto_traces.py auto/test_auto_race.py",
     "*/deadline.py": "auto/test_auto_deadline.py",
