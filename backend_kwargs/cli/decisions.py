@@ -23,7 +23,6 @@ from backend_kwargs.cli.pasting import lines_to_paste
 from backend_kwargs.errors import BackendKwargsError
 from backend_kwargs.facts.decision import Decision
 from backend_kwargs.fleet import units
-from backend_kwargs.options.layers import Options
 from backend_kwargs.page import Document
 from backend_kwargs.registry import decided
 from backend_kwargs.report.decisions import document_of
