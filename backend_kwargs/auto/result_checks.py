@@ -94,7 +94,7 @@ class ResultChecks:
         accuracy = measure.check_all(seen, self.expected, self.reference, **how)
         if accuracy.status != "fail_accuracy" or accuracy.rmse is None or not (lacking := self._lacking):
             return accuracy
-        for_time = self.slow or (bool(self.roundings) and self.roundings.cut)
+        for_time = self.slow or (isinstance(self.roundings, measure.Roundings) and self.roundings.cut)
         return replace(
             accuracy, status="unchecked" if for_time else "uncheckable", reason=f"{accuracy.reason}; {lacking}"
         )

@@ -11,8 +11,8 @@ from backend_kwargs.torch_internals.guards import compile_id
 from backend_kwargs.torch_internals.replacing import replaced, undone
 
 # Of torch, compiling or recording CUDA graphs.
-USERS = ("_dynamo.utils", "_functorch.aot_autograd", "_inductor.select_algorithm", "_inductor.codegen.triton")
-USERS += ("_inductor.cudagraph_trees",)
+INDUCTORS = ("select_algorithm", "codegen.triton", "cudagraph_trees")
+USERS = ("_dynamo.utils", "_functorch.aot_autograd", *(f"_inductor.{name}" for name in INDUCTORS))
 _preserve_rng_state = utils.preserve_rng_state
 _threads: dict[int, bool] = {}  # those that leave the generators to dynamo
 
