@@ -2,8 +2,6 @@
 
 import os
 import signal
-import subprocess
-import sys
 import time
 from dataclasses import asdict, replace
 
@@ -94,7 +92,7 @@ def test_a_store_that_cannot_be_written_is_an_error(tmp_path):
 
 def test_two_processes_write_at_once(store):
     """Two concurrent writers both find all of their decisions."""
-    writers = [subprocess.Popen([sys.executable, "-c", WRITER, store, name, "40"], stdout=-1) for name in "ab"]
+    writers = [forks.Fork("-c", WRITER, store, name, 40, stderr=None) for name in "ab"]
     assert [writer.communicate() and writer.returncode for writer in writers] == [0, 0]
     assert len(Catalogue(store).all()) == 80
 
@@ -114,7 +112,7 @@ assert torch.allclose(compiled(x), chain(x))
 def test_two_processes_race_at_once(store):
     """Two processes that race at once get right results, without warnings, and the graph's decision is stored."""
     racers = [forks.Fork("-c", RACER) for _ in range(2)]
-    ended = [racer.wait() for racer in racers]
+    ended = [racer.completed() for racer in racers]
     assert [each.returncode for each in ended] == [0, 0]
     assert not [each.stderr for each in ended if "BackendKwargsWarning" in each.stderr]
     assert len(Catalogue(store).all()) == 1
@@ -122,7 +120,7 @@ def test_two_processes_race_at_once(store):
 
 def test_survives_kill_9(store):
     """Everything that a killed writer confirmed is in the store, which still works."""
-    writer = subprocess.Popen([sys.executable, "-c", WRITER, store, "a", "100000"], stdout=-1, text=True)
+    writer = forks.Fork("-c", WRITER, store, "a", 100_000, stderr=None)
     confirmed = [int(writer.stdout.readline()) for _ in range(20)]
     os.kill(writer.pid, signal.SIGKILL)
     writer.communicate()

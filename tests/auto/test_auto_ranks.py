@@ -282,7 +282,7 @@ dist.barrier()
 def test_ranks_take_one_decision(tmp_path):
     """Two ranks agree on a graph that both compile, even if one has its own decision, and neither waits otherwise."""
     ranks = [forks.Fork("-c", RANK, rank, tmp_path / "init") for rank in range(2)]
-    seen = [json.loads(rank.wait().stdout) for rank in ranks]
+    seen = [json.loads(rank.completed().stdout) for rank in ranks]
     assert seen == [["race of 0", "race of 0"], ["race of 0", "race of 1"]]
 
 
@@ -337,5 +337,5 @@ os._exit(0) if case == "killed" and not sys.stdout.flush() else dist.barrier()
 def test_four_ranks_take_one_decision(tmp_path, case, answer):
     """Four ranks use one answer: where races are off and stores differ, and where the racing rank is killed."""
     ranks = [forks.Fork("-c", FOUR, case, rank, tmp_path / "init") for rank in range(4)]
-    ended = [rank.wait() for rank in ranks]
+    ended = [rank.completed() for rank in ranks]
     assert [json.loads(each.stdout) for each in ended if each.stdout] == [answer] * (3 if case == "killed" else 4)

@@ -382,12 +382,8 @@ def test_two_processes_save_and_a_third_loads(tmp_path):
     save(0, path)
     environment = {**os.environ, "PYTHONPATH": ROOT}
     savers = [
-        subprocess.Popen(
-            [sys.executable, "-c", textwrap.dedent(BESIDE), str(path), str(seed), str(times)],
-            env=environment,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
+        forks.Fork(
+            *("-c", textwrap.dedent(BESIDE), path, seed, times), env=environment, stdin=subprocess.PIPE, stderr=None
         )
         for seed in (1, 3)
     ]

@@ -2,8 +2,6 @@
 
 import json
 import pickle
-import subprocess
-import sys
 
 import pytest
 import torch
@@ -11,6 +9,7 @@ import torch
 import backend_kwargs as bk
 from backend_kwargs import CompileConfig
 from backend_kwargs.bundles.config import REMOVED
+from tests import forks
 
 
 def test_mode_and_options_go_together():
@@ -91,8 +90,7 @@ def test_key_knows_no_order_of_options():
 
 def test_key_is_the_same_in_another_process():
     program = "import backend_kwargs as bk; print(bk.CompileConfig(options={'max_autotune': True}).key())"
-    other = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout.strip()
-    assert CompileConfig(options={"max_autotune": True}).key() == other
+    assert CompileConfig(options={"max_autotune": True}).key() == forks.run("-c", program).stdout.strip()
 
 
 @pytest.mark.parametrize(

@@ -3,8 +3,6 @@
 import gc
 import logging
 import resource
-import subprocess
-import sys
 
 import pytest
 import torch
@@ -13,6 +11,7 @@ from torch._inductor.utils import fresh_cache
 from backend_kwargs import make_backend
 from backend_kwargs.auto import decide
 from backend_kwargs.auto.store import Catalogue
+from tests import forks
 from tests.auto.graphs import change
 from tests.faults.attempts import TIMES
 
@@ -81,8 +80,7 @@ with torch.no_grad():
 @pytest.mark.parametrize("mib", [80, 150, 250, 400] if TIMES > 1 else [150])
 def test_out_of_memory(tmp_path, mib):
     """If memory runs out during a race, the result is right or the error is out of memory."""
-    command = [sys.executable, "-c", SHORT, str(mib)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    done = forks.run("-c", SHORT, mib)
     assert done.stdout in ("right True\n", "raised True\n"), done.stderr[-2000:]
 
 

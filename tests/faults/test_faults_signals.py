@@ -3,11 +3,11 @@
 import os
 import signal
 import subprocess
-import sys
 import time
 
 import pytest
 
+from tests import forks
 from tests.faults.attempts import TIMES
 
 LIMIT_S = 300  # only against hanging
@@ -44,9 +44,8 @@ def started(tmp_path):
     processes = []
 
     def start(command, **how):
-        call = [sys.executable, "-m", "backend_kwargs", *COMMANDS[command]]
         env = os.environ | {"TMPDIR": str(tmp_path / "temporary")}
-        processes.append(subprocess.Popen(call, cwd=tmp_path, env=env, text=True, stderr=subprocess.PIPE, **how))
+        processes.append(forks.Fork("-m", "backend_kwargs", *COMMANDS[command], cwd=tmp_path, env=env, **how))
         until = time.monotonic() + LIMIT_S
         while not (tmp_path / "ready").exists() and processes[-1].poll() is None and time.monotonic() < until:
             time.sleep(0.05)

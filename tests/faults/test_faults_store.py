@@ -4,8 +4,6 @@ import json
 import os
 import random
 import stat
-import subprocess
-import sys
 import time
 
 import pytest
@@ -16,6 +14,7 @@ from backend_kwargs.auto.store import KIND, Catalogue, name_of
 from backend_kwargs.facts.decision import Decision
 from backend_kwargs.stores.documents import Document
 from backend_kwargs.stores.layered import Layered, reached
+from tests import forks
 from tests.auto.graphs import Raw, change
 from tests.faults.attempts import TIMES
 
@@ -281,7 +280,7 @@ def test_killed_writers_lose_nothing(store):
     """Everything that killed writers confirmed is in the store."""
     chance, confirmed = random.Random(3), set()
     for at in range(3 * TIMES):
-        writer = subprocess.Popen([sys.executable, "-c", WRITER, store, str(at)], stdout=-1, text=True)
+        writer = forks.Fork("-c", WRITER, store, at, stderr=None)
         confirmed |= {f"{at}-{writer.stdout.readline().strip()}"}
         time.sleep(chance.random() / 5)
         writer.kill()

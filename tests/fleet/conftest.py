@@ -2,10 +2,11 @@
 
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+
+from tests import forks
 
 MODELS = """
 import os, signal, subprocess, time
@@ -43,7 +44,7 @@ def dies_once():
         os.kill(os.getpid(), signal.SIGKILL)
     return small()
 """
-HEAD = 'devices = ["cpu"]\nthreads = [1]\nbudget_s = 600\ncandidates = ["cpp_wrapper"]\n'
+HEAD = 'devices = ["cpu"]\nthreads = [1]\nbudget_s = 600\ncandidates = ["no_size_asserts"]\n'
 
 
 class Planned:
@@ -61,27 +62,23 @@ class Planned:
         return self
 
     def command(self, *arguments):
-        """Return the command that tunes it."""
-        command = [sys.executable, "-m", "backend_kwargs", "tune", "--plan", "plan.toml", "--store", str(self.store)]
-        return [*command, *arguments]
+        """Return the command of Python that tunes it."""
+        return ["-m", "backend_kwargs", "tune", "--plan", "plan.toml", "--store", str(self.store), *arguments]
 
     @property
     def environment(self):
         root = str(Path(__file__).parents[2])
         return os.environ | {"PYTHONPATH": os.pathsep.join([root, os.environ.get("PYTHONPATH", "")])}
 
-    def run(self, *arguments, timeout=900):
+    def run(self, *arguments):
         """Tune it, and return the process that ended."""
-        return subprocess.run(
-            self.command(*arguments), cwd=self.folder, env=self.environment, capture_output=True, text=True,
-            timeout=timeout, check=False,
-        )  # fmt: skip
+        return forks.run(*self.command(*arguments), cwd=self.folder, env=self.environment)
 
     def start(self, *arguments):
         """Begin to tune it."""
-        return subprocess.Popen(
-            self.command(*arguments), cwd=self.folder, env=self.environment, stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT, text=True, start_new_session=True,
+        return forks.Fork(
+            *self.command(*arguments), cwd=self.folder, env=self.environment, stderr=subprocess.STDOUT,
+            start_new_session=True,
         )  # fmt: skip
 
 

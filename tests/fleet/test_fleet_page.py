@@ -3,12 +3,11 @@
 import importlib.util
 import os
 import re
-import subprocess
-import sys
 
 import pytest
 
 from backend_kwargs.fleet.plan import read_plan
+from tests import forks
 from tests.docs_tables import ROOT
 from tests.fleet.clusters import cluster
 from tests.stores.servers import Postgres
@@ -47,18 +46,12 @@ def test_from_nothing(tmp_path, tmp_path_factory):
     (command,) = re.findall(r"^backend-kwargs (tune --plan .*--on ray:auto.*)$", PAGE, re.MULTILINE)
     try:
         with cluster(tmp_path_factory.mktemp("r"), 2) as started:
-            tuned = subprocess.run(
-                [sys.executable, "-m", "backend_kwargs", *command.split()],
-                cwd=tmp_path, capture_output=True, text=True, timeout=500, check=False,
-                env=environment | {"RAY_ADDRESS": started.address},
-            )  # fmt: skip
+            ray = environment | {"RAY_ADDRESS": started.address}
+            tuned = forks.run("-m", "backend_kwargs", *command.split(), cwd=tmp_path, env=ray)
         assert tuned.returncode == 0, tuned.stdout + tuned.stderr
         assert "devices covered: 1 of 1 (cpu of cpu)" in tuned.stdout
-        served = subprocess.run(
-            [sys.executable, "-c", f"exec(open('serve.py').read())\n{RACES}"],
-            cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False,
-            env=environment | {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "empty"), "HOME": str(tmp_path)},
-        )  # fmt: skip
+        empty = environment | {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "empty"), "HOME": str(tmp_path)}
+        served = forks.run("-c", f"exec(open('serve.py').read())\n{RACES}", cwd=tmp_path, env=empty)
         assert served.returncode == 0, served.stdout + served.stderr
         *lines, races = served.stdout.splitlines()
         assert [line.split(" runs with ")[0] for line in lines] == ["classifier", "convolutions", "attention"]

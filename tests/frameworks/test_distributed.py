@@ -1,13 +1,12 @@
 """DDP with several buckets, FSDP2 and tensor parallelism over two gloo processes, as in docs/frameworks.md."""
 
 import json
-import subprocess
-import sys
 from functools import cache
 from pathlib import Path
 
 import pytest
 
+from tests import forks
 from tests.frameworks.page import SECTIONS
 
 HERE = Path(__file__).parent
@@ -16,8 +15,7 @@ HERE = Path(__file__).parent
 @cache
 def cases():
     """Run every case in one process group; return the reports."""
-    command = [sys.executable, HERE / "two_ranks.py", "--device", "cpu", "--budget_s", "1"]
-    ran = subprocess.run(command, capture_output=True, text=True, check=False)
+    ran = forks.run(HERE / "two_ranks.py", "--device", "cpu", "--budget_s", "1")
     output = [json.loads(line) for line in ran.stdout.splitlines() if line.startswith("{")]
     assert output, ran.stderr
     return {each["case"]: each for each in output}

@@ -1,13 +1,11 @@
 """`report` of what frameworks return: their wrappers of a compiled model, and a model that they compiled."""
 
-import subprocess
-import sys
-
 import pytest
 import torch
 from torch import nn
 
 import backend_kwargs as bk
+from tests import forks
 from tests.frameworks.page import run
 from tests.frameworks.test_models import sentence_transformer  # noqa: F401 - a fixture
 from tests.frameworks.test_transformers import on_a_cpu  # noqa: F401 - a fixture
@@ -36,7 +34,8 @@ def test_fabrics_wrapper(original):
 
 
 PREPARED = """
-import sys
+import sys, warnings
+warnings.simplefilter("ignore")
 import torch
 from accelerate import Accelerator
 from torch import nn
@@ -54,8 +53,7 @@ print({graph.backend for graph in bk.report(model).graphs})
 @pytest.mark.parametrize("regional", [True, False], ids=["regional", "whole"])
 def test_what_accelerate_prepares(regional):
     """A model that accelerate compiled, whole or by regions, is reported; in a process of its own, as a script is."""
-    command = [sys.executable, "-W", "ignore", "-c", PREPARED, FAST, str(regional)]
-    ended = subprocess.run(command, capture_output=True, text=True, check=False)
+    ended = forks.run("-c", PREPARED, FAST, regional)
     assert ended.stdout.strip() == str({FAST}), ended.stderr
 
 

@@ -5,8 +5,6 @@ import os
 import random
 import signal
 import stat
-import subprocess
-import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 
@@ -15,6 +13,7 @@ import pytest
 from backend_kwargs.stores import Store
 from backend_kwargs.stores.documents import Document, Kind, RefusedError, decoded, encoded
 from backend_kwargs.stores.folder import ABANDONED_S, BESIDE, Folder
+from tests import forks
 from tests.stores.faulty_folder import faulty
 
 NAME = "units/a.json"
@@ -174,9 +173,7 @@ for at in range(100_000):
 def test_killed_writers_lose_nothing(folder):
     """Two processes write at once and are killed: what they have confirmed is there, and everything is whole."""
     chance = random.Random(1)
-    writers = [
-        subprocess.Popen([sys.executable, "-c", WRITER, folder.path, name], stdout=-1, text=True) for name in "ab"
-    ]
+    writers = [forks.Fork("-c", WRITER, folder.path, name, stderr=None) for name in "ab"]
     for writer in writers:
         writer.stdout.readline()
     time.sleep(chance.random())
