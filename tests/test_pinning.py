@@ -109,9 +109,8 @@ def test_two_processes_give_the_same_code_and_bits(lock, tmp_path):
     assert '"kernel" = ' in text
 
 
-def test_ten_processes_give_the_same_code_and_bits(lock, tmp_path):
-    """Ten cold processes agree; without a lock, times drawn at random choose other kernels in some."""
-    assert len({tuple(served(pinned(lock), f"pinned{at}", tmp_path)) for at in range(10)}) == 1
+def test_without_a_lock_processes_differ(tmp_path):
+    """A control: times drawn at random choose other kernels in some processes."""
     plain = (served(TUNED, "plain", tmp_path) for _ in range(30))  # of what one has compiled, another finds the library
     first = next(plain)
     assert first[2]

@@ -22,7 +22,7 @@ METADATA = f"backend_kwargs-{version('backend-kwargs')}.dist-info"
 SOURCES = ("backend_kwargs", "benchmarks", "docs", "examples", "tests")
 TWO_LINES = """
 import torch
-print(torch.compile(torch.nn.Linear(4, 4), backend="tmpl-inductor:cpp_wrapper")(torch.ones(1, 4)).shape)
+print(torch.compile(torch.nn.Linear(4, 4), backend="tmpl-inductor:aten")(torch.ones(1, 4)).shape)
 """
 
 

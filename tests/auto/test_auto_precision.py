@@ -88,8 +88,8 @@ def test_several_are_raced(auto, store):
 
 def test_a_precision_joins_other_steps(auto, store, default_wins):
     """A precision is merged onto the options of the current best, and later steps onto its options."""
-    call(auto(net(), ["cpp_wrapper"], **BF16), rows())
-    assert rows_of(store)["bf16"].options == {"cpp_wrapper": True, "precision": "bf16", "max_error": 0.01}
+    call(auto(net(), ["no_size_asserts"], **BF16), rows())
+    assert rows_of(store)["bf16"].options == {"size_asserts": False, "precision": "bf16", "max_error": 0.01}
 
 
 def test_training(auto, store, default_wins):

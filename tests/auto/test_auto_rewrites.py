@@ -155,7 +155,7 @@ SAID = {
 
 
 @pytest.mark.parametrize(("winner", "expected", "options", "followed"), SAID.values(), ids=SAID)
-def test_a_stored_decision_is_followed(store, winner, expected, options, followed):
+def test_a_stored_decision_is_followed(store, races, winner, expected, options, followed):
     """A stored decision is used only if this request would race its rewrites."""
     raced(**options)
     (decision,) = Catalogue(store).all()
@@ -192,7 +192,7 @@ def test_one_that_fails_is_not_tried(store, caplog, options, error):
     backend_kwargs.register_rewrite("broken", backend_kwargs.Rewrite("broken", **options))
     try:
         with caplog.at_level(logging.INFO, "backend_kwargs.auto"):
-            raced()
+            raced(nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU()).eval())
     finally:
         backend_kwargs.rewrites.table._registered.pop("broken")
     assert any(line.startswith(f"Rewrite broken is not tried: {error}") for line in caplog.messages)

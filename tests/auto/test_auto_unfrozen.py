@@ -45,9 +45,9 @@ def wins(monkeypatch):
 def test_it_is_raced_beside_named_candidates(auto, store, wins):
     """With freezing=True the unfrozen code is raced first, whichever candidates are named."""
     wins()
-    call(auto(net(), ["cpp_wrapper"], freezing=True))
+    call(auto(net(), ["no_size_asserts"], freezing=True))
     rows = rows_of(store)
-    assert list(rows) == ["eager", "default", "unfrozen", "cpp_wrapper"]
+    assert list(rows) == ["eager", "default", "unfrozen", "no_size_asserts"]
     assert (rows["unfrozen"].status, rows["unfrozen"].options) == ("pass", {"freezing": False})
     assert rows["unfrozen"].predicted_s > 0
 
@@ -109,10 +109,10 @@ def test_a_step_that_needs_constants_is_frozen_again(auto, store, wins, step):
 
 def test_other_steps_join_it(auto, store, wins):
     """Another step is merged onto the options of an unfrozen winner."""
-    wins("unfrozen", "cpp_wrapper")
-    compiled = auto(net(), ["cpp_wrapper"], freezing=True)
+    wins("unfrozen", "no_size_asserts")
+    compiled = auto(net(), ["no_size_asserts"], freezing=True)
     call(compiled)
-    assert rows_of(store)["cpp_wrapper"].options == {"freezing": False, "cpp_wrapper": True}
+    assert rows_of(store)["no_size_asserts"].options == {"freezing": False, "size_asserts": False}
     assert bk.report(compiled).graphs[0].inductor_config()["freezing"] is False
 
 

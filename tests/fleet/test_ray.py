@@ -93,7 +93,7 @@ def slow_at_first():
 """
     models.write_text(source, encoding="utf-8")
     node = ray_cluster.add_worker(cpus=2)
-    head = 'devices = ["cpu"]\nbudget_s = 600\ncandidates = ["cpp_wrapper"]\nthreads = [2]\n'
+    head = 'devices = ["cpu"]\nbudget_s = 600\ncandidates = ["no_size_asserts"]\nthreads = [2]\n'
     started = planned.plan("slow_at_first", head=head).start("--on", f"ray:{ray_cluster.address}")
     wait_for_lines(begun)
     alive = ray_cluster.alive()
