@@ -256,11 +256,9 @@ def test_bare_command():
     assert "Usage: backend-kwargs [OPTIONS] COMMAND" in ran.stdout
 
 
-def child(*arguments: str, stdout: Any) -> subprocess.Popen[str]:
-    # Buffered as for a user, however the tests were started.
-    environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "NO_COLOR": "1", "PYTHONUNBUFFERED": ""}
-    command = [sys.executable, "-m", "backend_kwargs", *arguments]
-    return subprocess.Popen(command, stdout=stdout, stderr=subprocess.PIPE, text=True, env=environment)
+def child(*arguments: str, stdout: Any) -> forks.Fork:
+    environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "NO_COLOR": "1"}
+    return forks.Fork("-m", "backend_kwargs", *arguments, stdout=stdout, env=environment)
 
 
 @pytest.mark.parametrize("flags", [[], ["--json"]], ids=["table", "JSON"])
