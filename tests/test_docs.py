@@ -71,8 +71,9 @@ def test_toml_of_the_docs_loads(tmp_path):
         )
     ),
 )
-def test_commands_of_the_docs_run(command):
+def test_commands_of_the_docs_run(command, tmp_path, monkeypatch):
     """The quick command lines of README and the docs exit with 0."""
+    monkeypatch.setenv("BACKEND_KWARGS_STORE", str(tmp_path))
     ran = CliRunner().invoke(app, [word.strip("'") for word in command.split()[1:]])
     assert ran.exit_code == 0, ran.output
 
