@@ -40,8 +40,13 @@ def blocks(language: str, text: str = README) -> list[str]:
     ],
 )
 def test_code_runs(page, tmp_path):
-    """The Python blocks of a page run in order, in their own process and directory."""
-    code = "\n".join(blocks("python", page.read_text(encoding="utf-8")))
+    """The Python blocks of a page run in order, in their own process and directory, with the files that it names."""
+    text = page.read_text(encoding="utf-8")
+    for name, content in re.findall(
+        r"^Save this as `(\w+\.py)`[^`]*```python\n(.*?)^```$", text, re.DOTALL | re.MULTILINE
+    ):
+        (tmp_path / name).write_text(content, encoding="utf-8")
+    code = "\n".join(["import sys; sys.path.insert(0, '')", *blocks("python", text)])
     ran = forks.run("-c", code, cwd=tmp_path)
     assert ran.returncode == 0, ran.stderr
 
