@@ -418,7 +418,9 @@ def step_names() -> list[str]:
 
 def check_candidates(named: Iterable[str]) -> None:
     """Raise if one of `named` is not a step, rewrite, template or compiler that works here, or enables `auto`."""
-    steps, named = [*step_names(), *list_rewrites()], list(named)
+    if not (named := list(named)):  # each backend is checked, and the names of rewrites cost a tenth of a second
+        return
+    steps = [*step_names(), *list_rewrites()]
     for name in filter(is_other, named):
         verify_other(name)
     templates = [name for name in named if name not in steps and not is_other(name)]

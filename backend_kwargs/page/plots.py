@@ -16,6 +16,7 @@ from backend_kwargs.page.document import Change, Code, Kernel, Point, Race, Resu
 MARGIN = 3.0  # percent at both ends, in which a dot has room
 WIDTH, HEIGHT = 340, 230  # of a plot of trade-offs
 LEFT, RIGHT, TOP, BOTTOM = 52, 328, 12, 192
+WIDE, HIGH = 58, 15  # of a label there
 MOST_TICKS = 6
 MOST_KERNELS = 12
 MOST_LINES = 20_000  # that are compared: the time is quadratic
@@ -140,7 +141,7 @@ class Mark(NamedTuple):
 
 
 class Scatter(NamedTuple):
-    """A plot of time against something else: ticks are positions with their labels; `front` is a path."""
+    """A plot of time against something else: ticks, with their labels, are where points lie; `front` is a path."""
 
     title: str
     marks: list[Mark]
@@ -202,13 +203,22 @@ def _scatter(
 
     front = on_front((value, point.time) for _, point, value in known)
     marks = [Mark(*place(value, point.time), point, n, (value, point.time) in front) for n, point, value in known]
-    x_ticks = [
-        (place(value, 1.0)[0], words(value)) for value, _ in across.ticks()[:: 2 if len(across.ticks()) > 4 else 1]
-    ]
-    y_ticks = [(place(1.0, value)[1], times(value)) for value, _ in up.ticks()]
+    front_first = sorted(known, key=lambda each: (each[2], each[1].time) not in front)
+    at = [(place(value, point.time), words(value), times(point.time)) for _, point, value in front_first]
+    x_ticks = _apart(((x, label) for (x, _), label, _ in at), WIDE)
+    y_ticks = _apart(((y, label) for (_, y), _, label in at), HIGH)
     corners = [place(*each) for each in front]
     path = f"M{corners[0][0]} {TOP}V{corners[0][1]}" + "".join(f"H{x}V{y}" for x, y in corners[1:]) + f"H{RIGHT}"
     return Scatter(title, sorted(marks, key=lambda mark: mark.best), path, x_ticks, y_ticks)
+
+
+def _apart(ticks: Iterable[tuple[float, str]], least: float) -> list[tuple[float, str]]:
+    """Return the ticks whose labels have room beside those before them."""
+    kept: list[tuple[float, str]] = []
+    for at, label in ticks:
+        if all(abs(at - other) >= least for other, _ in kept):
+            kept.append((at, label))
+    return kept
 
 
 class Limit(NamedTuple):

@@ -129,3 +129,12 @@ def test_line_changes():
 def test_figures(words, text):
     """Figures have few digits, and their unit."""
     assert words == text
+
+
+def test_ticks_of_trade_offs_are_where_points_lie():
+    """Those of the front first; a label that would lie on another one is left out."""
+    points = (Point("a", 1.0, compile_s=8.0), Point("b", 2.0, compile_s=2.0), Point("c", 2.001, compile_s=8.001))
+    (plot,) = plots.scatters(Tradeoffs(points=points))
+    assert sorted(x for x, _ in plot.x_ticks) == sorted({mark.x for mark in plot.marks if mark.best})
+    assert [label for _, label in plot.x_ticks] == ["8 s", "2 s"]
+    assert [label for _, label in plot.y_ticks] == ["1 s", "2 s"]
