@@ -9,7 +9,7 @@ from backend_kwargs.compile_records import RACED
 from backend_kwargs.report.graphs import Code, Graph, number, seconds_of, times
 
 SLOW_S = 30.0
-INSTEAD_OF_CACHE = "accept that, or ship an ahead-of-time package, CompileConfig(kind='aoti')"
+INSTEAD_OF_CACHE = "accept that, or ship a package made by torch's aoti_compile_and_package"
 ALIKE = 4  # calls of one fused kernel in a graph
 COMPILE_ID = re.compile(r"^\d+/\d+(?:_\d+)?: ")
 SIZE_CHANGED = "{name}.size({dim}) changed {times}"
