@@ -399,6 +399,7 @@ def _traced(executed: Callable[[Line], None]) -> Iterator[None]:
 
 
 if __name__ == "__main__":
+    gc.unfreeze()  # what the process that was forked has frozen, of which some is freed in time
     torch._inductor.config.compile_threads = 1
     what, *rest = sys.argv[1:]
     if what == "interrupts":
