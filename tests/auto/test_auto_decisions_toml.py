@@ -168,6 +168,7 @@ def run(*arguments):
 
 def test_command_line(store, tmp_path):
     """Decisions are listed, shown, exported, deleted and imported again."""
+    store.mkdir()
     assert run("list") == f"No decisions in {str(store)!r}.\n"
     Catalogue(store).add(MADE)
     assert json.loads(run("list", "--json"))[0]["winner"] == "cudagraphs"
