@@ -395,7 +395,7 @@ def test_compare_tells_a_failing_factory(factory, name, message):
 
 def test_compare_tells_a_module_that_leaves(tmp_path):
     """A file that exits while it is loaded, as argparse does, is reported as such."""
-    (tmp_path / "leaves.py").write_text("raise SystemExit(3)", encoding="utf-8")
+    (tmp_path / "leaves.py").write_text("def build(): ...\nraise SystemExit(3)", encoding="utf-8")
     ran = run("compare", "leaves.py:build", cwd=tmp_path)
     assert (ran.returncode, ran.stderr) == (2, "error: Cannot import 'leaves.py': SystemExit: 3.\n")
 

@@ -283,7 +283,11 @@ def test_what_the_options_do_not_permit_is_not_run(decided):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        pytest.param(["nothing"], "No decisions in 'nothing'; compile with tmpl-inductor:auto, or tune.", id="empty"),
+        pytest.param(
+            ["nothing"],
+            "Store 'nothing' does not exist: compile with tmpl-inductor:auto and store='nothing', or name another one.",
+            id="missing",
+        ),
         pytest.param(
             ["my_chain.py:build", "--model", "other.py:build"],
             "'my_chain.py:build' is a model already; pass a store to audit with --model other.py:build.",
