@@ -48,5 +48,5 @@ def test_is_killed():
 )
 def test_a_variable_that_imports_read_has_an_interpreter(name, modules):
     """Where a variable differs that may be read during imports, nothing is imported at the start."""
-    ran = forks.run("-c", "import sys; print('torch' in sys.modules)", env=os.environ | {name: "7"})
+    ran = forks.run("-c", "import sys; print('torch' in sys.modules)", env=forks.ENVIRONMENT | {name: "7"})
     assert ran.stdout == f"{modules}\n"

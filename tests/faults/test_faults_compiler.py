@@ -6,6 +6,7 @@ import sys
 
 import pytest
 import torch
+from torch._inductor.cpu_vec_isa import pick_vec_isa
 from torch._inductor.utils import fresh_cache
 
 import backend_kwargs as bk
@@ -37,6 +38,7 @@ def compiler(tmp_path):
             (tmp_path / name).chmod(0o755 if PROGRAMS[name] else 0o644)
         return {"cpp.cxx": (str(tmp_path / name),)}
 
+    pick_vec_isa()  # asked once in a process: else the first broken compiler would answer
     with fresh_cache():
         yield write
 

@@ -9,6 +9,7 @@ import time
 import pytest
 import torch
 
+import backend_kwargs
 from backend_kwargs.auto.machine import variant_of
 from backend_kwargs.auto.store import KIND, Catalogue, name_of
 from backend_kwargs.facts.decision import Decision
@@ -163,11 +164,17 @@ def file_as_folder(folder):
     return str(folder / "file" / "store")
 
 
+def test_a_home_that_nobody_has(auto):
+    """It is an error where the backend is made."""
+    with pytest.raises(backend_kwargs.BackendKwargsError) as raised:
+        auto(torch.relu, store="~nobody_here/decisions")
+    assert str(raised.value) == "Store '~nobody_here/decisions' has no place: no home directory is known."
+
+
 @pytest.mark.parametrize(
     "place",
     [
         pytest.param(long_name, id="long name"),
-        pytest.param(lambda folder: "~nobody_here/decisions", id="unknown home"),
         pytest.param(lambda folder: f"{folder}/a\0b", id="NUL"),
         pytest.param(pipe, id="pipe"),
         pytest.param(lambda folder: f"{folder}/of_then.sqlite", id="file of an earlier release"),
