@@ -26,7 +26,8 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 LIMIT_S = 600  # for a command that hangs
-NOT_HANDED_ON = {"PYTEST_CURRENT_TEST", "PYTHONUNBUFFERED"}  # streams are buffered as for a user
+# Streams are buffered as for a user; scikit-learn sets the last two when it is imported.
+NOT_HANDED_ON = {"PYTEST_CURRENT_TEST", "PYTHONUNBUFFERED", "KMP_INIT_AT_FORK", "KMP_DUPLICATE_LIB_OK"}
 
 
 def _handed_on(variables: Mapping[str, str]) -> dict[str, str]:
