@@ -28,6 +28,7 @@ from backend_kwargs.cli import (
 )
 from backend_kwargs.cli.console import complain, console, say
 from backend_kwargs.errors import BackendKwargsError, BackendKwargsWarning, removed
+from backend_kwargs.files.atomic_write import temporary
 
 TRACEBACK = "--traceback"
 USER_MISTAKE = 2  # as for an unknown command-line flag
@@ -85,6 +86,7 @@ def callback(
         Path.cwd()
     except FileNotFoundError:  # torch's libraries end the process there
         raise BackendKwargsError("The current folder was deleted: change to another.") from None
+    temporary()  # where torch has its caches: imports of it fail
 
 
 def main() -> None:

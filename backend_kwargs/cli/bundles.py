@@ -48,11 +48,9 @@ def build(
     json: AsJson = False,
 ) -> None:
     """Compile a model, check its results, and write a bundle that is served elsewhere without compiling."""
-    from backend_kwargs.bundles.disk.files import temporary
     from backend_kwargs.bundles.disk.reading import read_manifest
     from backend_kwargs.bundles.disk.saving import check_save, check_state, save
 
-    temporary()
     check_save(out, sign)
     spec = spec_of(backend)
     read = make_backend(spec).bind("command line", assigned(options), convert).options

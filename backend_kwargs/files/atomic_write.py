@@ -106,3 +106,11 @@ def _take_over(file: Path, beside: Path) -> None:
     if (old.st_uid, old.st_gid) != (new.st_uid, new.st_gid):
         os.chown(beside, old.st_uid, old.st_gid)
     shutil.copystat(file, beside)
+
+
+def temporary() -> Path:
+    """Return the folder for temporary files, which torch's compiler needs too; raise if there is none."""
+    try:
+        return Path(tempfile.gettempdir()).resolve()
+    except OSError:
+        raise BackendKwargsError("No temporary folder can be written to: set TMPDIR to one that can.") from None

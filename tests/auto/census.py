@@ -33,6 +33,7 @@ import torch
 import torch._dynamo.config
 import torch._functorch.config
 import torch._inductor.config
+import torch.utils.cpp_extension  # it imports setuptools, which extends sys.path
 from torch._dynamo.convert_frame import compile_lock
 from torch._dynamo.utils import _metrics_context_tls
 from torch._guards import TracingContext

@@ -4,6 +4,8 @@ import json
 import os
 import re
 import shutil
+import subprocess
+import sys
 
 import pytest
 
@@ -219,15 +221,18 @@ def test_a_deleted_folder_is_one_line(loud, tmp_path):
     assert (ran.returncode, ran.stderr) == (2, "error: The current folder was deleted: change to another.\n")
 
 
-def test_without_a_temporary_folder_build_is_one_line(loud):
-    """As in a container whose disk cannot be written to."""
-    ran = forks.run(
-        "-c",
+@pytest.mark.parametrize(
+    "words",
+    ["build model.py:build -o b", "compare model.py:build", "explain inductor"],
+    ids=["build", "compare", "explain"],
+)
+def test_without_a_temporary_folder_a_command_is_one_line(loud, words):
+    """As in a container whose disk cannot be written to; a process of its own, since importing torch looks for one."""
+    code = (
         "import sys, tempfile; tempfile.tempdir = None; tempfile._candidate_tempdir_list = lambda: ['/proc/none']; "
-        "sys.argv[1:] = "
-        "['build', 'model.py:build', '-o', 'b']; from backend_kwargs.cli import main; main()",
-        cwd=loud,
+        f"sys.argv[1:] = {words.split()!r}; from backend_kwargs.cli import main; main()"
     )
+    ran = subprocess.run([sys.executable, "-c", code], check=False, cwd=loud, capture_output=True, text=True)
     assert (ran.returncode, ran.stderr) == (
         2,
         "error: No temporary folder can be written to: set TMPDIR to one that can.\n",

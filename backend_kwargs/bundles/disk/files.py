@@ -6,7 +6,6 @@ import re
 import secrets
 import shutil
 import stat
-import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
@@ -14,6 +13,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from backend_kwargs.errors import BackendKwargsError
+from backend_kwargs.files.atomic_write import temporary
 
 PREFIX = "backend_kwargs.unpacked-"
 NO_LINK = os.O_NOFOLLOW
@@ -116,14 +116,6 @@ def named(parent: Path, pattern: str) -> list[Path]:
     with suppress(OSError):
         return sorted(path for path in parent.iterdir() if re.fullmatch(pattern, path.name))
     return []
-
-
-def temporary() -> Path:
-    """Return the folder for temporary files, which torch's compiler needs too; raise if there is none."""
-    try:
-        return Path(tempfile.gettempdir()).resolve()
-    except OSError:
-        raise BackendKwargsError("No temporary folder can be written to: set TMPDIR to one that can.") from None
 
 
 def _safe() -> Path:
