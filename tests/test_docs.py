@@ -118,8 +118,8 @@ def test_site_builds_and_its_links_lead_somewhere(tmp_path):
 
 
 def test_readme_is_short():
-    """README has at most 150 lines."""
-    assert len(README.splitlines()) <= 150
+    """README has at most 110 lines."""
+    assert len(README.splitlines()) <= 110
 
 
 def test_nothing_is_installed_by_this_packages_name():

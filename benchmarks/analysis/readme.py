@@ -1,6 +1,6 @@
-"""README's table and plot, from the records of one run: `python -m benchmarks.analysis.readme` writes the plot.
+"""README's table, from the records of one run: `python -m tests.docs_tables --write` writes it.
 
-The table is one of `python -m tests.docs_tables`. For another run, change RUN, ROWS and the records.
+For another run, change RUN, ROWS and the records.
 """
 
 import json
@@ -9,26 +9,23 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
-from benchmarks.analysis.plots import BLUE, GREEN, GREY, ORANGE
-
-RESULTS = Path(__file__).parent.parent / "results" / "h200"
-RECORDS, PLOT = RESULTS / "models.jsonl", RESULTS / "readme.png"
-RUN = "2026-11-23T23:33"  # when the run began
+RECORDS = Path(__file__).parent.parent / "results" / "h200" / "models.jsonl"
+RUN = ("2026-11-23T23:33", "2026-11-23T23:57")  # when the run began, and was continued
 # Each case, in the reader's words.
 ROWS: Mapping[str, str] = {
     "roberta": "RoBERTa-base, 6 of 12 layers: 16 x 256 tokens",
     "gpt2": "GPT-2, 6 of 12 layers: 4 x 512 tokens",
     "mistral_decode": "Mistral's width, 4 layers: 4 x 1 token, cache of 2048",
-    "mistral_prefill": "Mistral's width, 4 layers: 1 x 2048 tokens",
     "deit": "DeiT-base, 6 of 12 blocks: 64 images of 224 x 224",
+    "mixtral": "Mixtral-8x7B, 2 of 32 layers: 1 x 512 tokens",
 }
 # Each column, and the peer whose first call it shows: that of max-autotune was measured without CUDA graphs only.
-COLUMNS: Mapping[str, tuple[str, str, str]] = {
-    "eager": ("eager", "", GREY),
-    "default": ("default", "default", BLUE),
-    "reduce-overhead": ("reduce-overhead+clone", "reduce-overhead+clone", GREEN),
-    "max-autotune": ("max-autotune+clone", "max-autotune-no-cudagraphs", "#CC79A7"),
-    "**`auto`**": ("tmpl-inductor:auto", "tmpl-inductor:auto", ORANGE),
+COLUMNS: Mapping[str, tuple[str, str]] = {
+    "eager": ("eager", ""),
+    "default": ("default", "default"),
+    "reduce-overhead": ("reduce-overhead+clone", "reduce-overhead+clone"),
+    "max-autotune": ("max-autotune+clone", "max-autotune-no-cudagraphs"),
+    "**`auto`**": ("tmpl-inductor:auto", "tmpl-inductor:auto"),
 }
 BEST = 1.01  # within one per cent of the fastest counts as the best too
 
@@ -65,11 +62,11 @@ def table() -> str:
     lines = ["| model | " + " | ".join(COLUMNS) + " |", "|---" + "|---:" * len(COLUMNS) + "|"]
     found = timed()
     for case, words in ROWS.items():
-        calls = {title: found[case][peer].call_ms for title, (peer, _, _) in COLUMNS.items()}
+        calls = {title: found[case][peer].call_ms for title, (peer, _) in COLUMNS.items()}
         best = min(filter(None, calls.values()))
         cells = [
             _cell(calls[title], found[case][first].first_s if first else None, best)
-            for title, (_, first, _) in COLUMNS.items()
+            for title, (_, first) in COLUMNS.items()
         ]
         lines.append(f"| {words} | {' | '.join(cells)} |")
     return "\n".join(lines)
@@ -81,30 +78,3 @@ def _cell(call_ms: float | None, first_s: float | None, best: float) -> str:
     call = f"{call_ms:.2f} ms"
     call = f"**{call}**" if call_ms <= best * BEST else call
     return call if first_s is None else f"{call}; {first_s:.0f} s"
-
-
-def draw() -> None:
-    """Write the plot: each column's speedup over eager."""
-    from matplotlib.figure import Figure
-
-    figure, found = Figure(figsize=(9, 3.2), dpi=130), timed()
-    axes = figure.add_subplot()
-    compiled = {title: each for title, each in COLUMNS.items() if title != "eager"}
-    for at, (title, (peer, _, colour)) in enumerate(compiled.items()):
-        speedups = [found[case]["eager"].call_ms / found[case][peer].call_ms for case in ROWS]  # type: ignore[operator]
-        places = [row + at * 0.2 - 0.3 for row in range(len(ROWS))]
-        bars = axes.bar(places, speedups, 0.18, color=colour, label=title.strip("*`"))
-        if peer == "tmpl-inductor:auto":
-            axes.bar_label(bars, fmt="%.2fx", fontsize=7)
-    axes.set_xticks(range(len(ROWS)), [words.replace(": ", ":\n").replace(", ", ",\n", 1) for words in ROWS.values()])
-    axes.tick_params(axis="x", labelsize=7)
-    axes.set_ylabel("times as fast as eager")
-    axes.axhline(1, color=GREY, linewidth=0.8)
-    axes.margins(y=0.2)
-    axes.legend(ncols=4, fontsize=8, frameon=False, loc="upper right")
-    figure.tight_layout()
-    figure.savefig(PLOT)
-
-
-if __name__ == "__main__":
-    draw()
