@@ -6,8 +6,10 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from itertools import product
 from pathlib import Path
+from typing import get_args
 
 from backend_kwargs.auto import settings as auto
+from backend_kwargs.auto.candidates import STEPS, Effort
 from backend_kwargs.backends.others import COMPILERS
 from backend_kwargs.bundles.config import FIELDS
 from backend_kwargs.options.option import Option, describe
@@ -75,6 +77,14 @@ def options_table(options: Mapping[str, Option]) -> str:
     return "\n".join(["| option | type | default | meaning |", "|---|---|---|---|", *rows])
 
 
+def steps_list() -> str:
+    """Return the names of `auto`'s own steps, by the `effort` that they need."""
+    quick, full = (
+        dict.fromkeys(f"`{step.name}`" for step in STEPS if step.effort == each) for each in get_args(Effort)
+    )
+    return f'{", ".join(quick)}; with `effort="full"` also {", ".join(full)}.'
+
+
 def reports_table() -> str:
     """Return the programs that plain torch.compile gets wrong as a Markdown table."""
     sys.path.insert(0, str(ROOT))  # before tests/, which has a folder of this name too
@@ -95,7 +105,7 @@ TABLES: dict[str, dict[str, Callable[[], str]]] = {
     "README.md": {"speed": speed_table},
     "docs/rewrites.md": {"rewrites": rewrites_table},
     "docs/templates.md": {"templates": templates_table},
-    "docs/auto.md": {"auto": partial(options_table, auto.OPTIONS)},
+    "docs/auto-reference.md": {"auto": partial(options_table, auto.OPTIONS), "steps": steps_list},
     "docs/public-reports.md": {"public-reports": reports_table},
     "docs/bundle.md": {"compile-config": partial(options_table, FIELDS)},
 }

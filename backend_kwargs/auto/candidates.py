@@ -23,7 +23,7 @@ Effort = Literal["quick", "full"]
 Part = Literal["launches", "library", "generated", "unaligned"]  # of a call's slack
 OptionsOf = Callable[[str], Options]  # of a template, by its name
 NORM_GRADIENTS = "native_layer_norm_backward"
-SEARCH = "`backend-kwargs list` shows templates and compilers, docs/auto.md the steps."
+SEARCH = "`backend-kwargs list` shows templates and compilers, docs/auto-reference.md the steps."
 UNFROZEN = "unfrozen"
 PADDED = "padded"
 

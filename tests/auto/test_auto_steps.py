@@ -346,7 +346,8 @@ def test_right_candidates_are_no_error(named):
         pytest.param(["openvin"], "Unknown candidate 'openvin'. Did you mean 'openvino-native'?", id="compiler"),
         pytest.param(
             ["xyz"],
-            "Unknown candidate 'xyz'. `backend-kwargs list` shows templates and compilers, docs/auto.md the steps.",
+            "Unknown candidate 'xyz'. `backend-kwargs list` shows templates and compilers, docs/auto-reference.md the "
+            "steps.",
             id="unlike any",
         ),
         pytest.param(["pakced"], "Unknown candidate 'pakced'. Did you mean 'packed'?", id="rewrite"),
