@@ -77,6 +77,11 @@ def noisy(x: torch.Tensor) -> torch.Tensor:
     return x + torch.rand_like(x)
 
 
+@torch.library.custom_op("backend_kwargs_tests::randn_like", mutates_args=())
+def named_as_torchs(x: torch.Tensor) -> torch.Tensor:
+    return x + torch.randn_like(x)
+
+
 @pytest.mark.parametrize(
     ("fn", "why"),
     [
@@ -88,6 +93,11 @@ def noisy(x: torch.Tensor) -> torch.Tensor:
         ),
         pytest.param(
             noisy, "backend_kwargs_tests.noisy.default computes with what it draws", id="a user's operator, which may"
+        ),
+        pytest.param(
+            named_as_torchs,
+            "backend_kwargs_tests.randn_like.default computes with what it draws",
+            id="a user's operator, named as torch's",
         ),
     ],
 )

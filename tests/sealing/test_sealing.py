@@ -345,10 +345,17 @@ def test_a_changed_attribute_is_a_miss():
     assert sealed.counters["missed"] == 1
 
 
+class Rectified(nn.Module):
+    def forward(self, x):
+        return x.relu()
+
+
+# dynamo sees the call of a module of torch's before its hooks run, and of another one its forward, after them.
+@pytest.mark.parametrize("model", [Rectified, nn.ReLU])
 @pytest.mark.parametrize("passed_by", [False, True], ids=["found", "passed by"])
-def test_forward_pre_hooks_run_once(passed_by, monkeypatch):
+def test_forward_pre_hooks_run_once(model, passed_by, monkeypatch):
     """A call runs them as often as the module does, also where torch passes by the code that fits."""
-    called, model, x = [], nn.Sequential(nn.ReLU()), torch.randn(3)
+    called, model, x = [], model(), torch.randn(3)
     model.register_forward_pre_hook(torch.compiler.disable(lambda *_: called.append(1)))
     sealed = bk.seal(torch.compile(model, backend=FAST), x)
     called.clear()
