@@ -1,4 +1,7 @@
-"""The Triton kernels in Triton's interpreter on a CPU, in a separate process: the variable is read at import."""
+"""The Triton kernels in Triton's interpreter on a CPU, in a separate process: the variable is read at import.
+
+Of the combinations of layouts and options, each size has every fifth, and another one first.
+"""
 
 import json
 import os
@@ -84,6 +87,7 @@ for shape in ((5, 33), (2, 3, 64), (9, 700), (3, 5000)):
     assert got[0].is_contiguous()
 """
 ROTARY = """
+import itertools
 import torch
 from backend_kwargs.rewrites.rotary import _rotary
 from backend_kwargs.rewrites.kernels.rotary import turn
@@ -92,36 +96,33 @@ for half in (8, 20):
     wide = torch.randn(2, 7, 3, 2 * half + 4)
     columns = torch.randn(2, 7, 2 * half, 3).transpose(2, 3)
     inside = wide[..., : 2 * half].transpose(1, 2).contiguous().transpose(1, 2)
-    for x in (wide[..., 4:], inside, wide[:, :1, :, 4:], columns):
-        for heads_inside in (False, True):
-            y = x.transpose(1, 2) if heads_inside else x
-            sizes = (y.shape[2],), (2, 1, y.shape[2]), (y.shape[1], 1)
-            for size in sizes:
-                for width in (half, 2 * half):
-                    cos, sin = torch.randn(2, *size, width)
-                    for contiguous in (False, True):
-                        for back in (False, True):
-                            want = _rotary(y, cos, sin, contiguous, back)
-                            got = turn(y, cos, sin, torch.empty_like(want), back=back)
-                            torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-5)
-                            assert got.stride() == want.stride()
+    for at, x in enumerate((wide[..., 4:], inside, wide[:, :1, :, 4:], columns)):
+        every = itertools.product((x, x.transpose(1, 2)), range(3), (half, 2 * half), (False, True), (False, True))
+        for y, among, width, contiguous, back in [*every][at::5]:
+            size = ((y.shape[2],), (2, 1, y.shape[2]), (y.shape[1], 1))[among]
+            cos, sin = torch.randn(2, *size, width)
+            want = _rotary(y, cos, sin, contiguous, back)
+            got = turn(y, cos, sin, torch.empty_like(want), back=back)
+            torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-5)
+            assert got.stride() == want.stride()
 """
 GATHER_SUM = """
 import itertools
 import torch
 from backend_kwargs.rewrites.gather_sum import _gather_sum, _gather_sum_cuda
 
-for rows, width, sums, length in ((7, 20, 3, 5), (50, 128, 9, 1), (9, 1100, 2, 11), (6, 1, 300, 8)):
+sizes = (7, 20, 3, 5), (50, 128, 9, 1), (9, 1100, 2, 11), (6, 1, 300, 8)
+for at, (rows, width, sums, length) in enumerate(sizes):
     wide = torch.randn(rows, width + 3)
-    for table, indices, weights in itertools.product(
+    every = itertools.product(
         (torch.randn(rows, width), wide[:, 1:-2], wide[:, :-3].half()),
         (torch.randint(-rows, rows, (sums, length)), torch.randint(rows, (length, sums), dtype=torch.int32).t()),
         (None, torch.randn(sums, length), torch.randn(length, sums).t().bfloat16()),
-    ):
-        for padding, mean in ((None, False), (3, False), (3, True), (None, True)):
-            args = table, indices, weights, padding, mean
-            got, want = _gather_sum_cuda(*args), _gather_sum(*args)
-            torch.testing.assert_close(got, want)
+        ((None, False), (3, False), (3, True), (None, True)),
+    )
+    for *tensors, options in [*every][at::5]:
+        got, want = _gather_sum_cuda(*tensors, *options), _gather_sum(*tensors, *options)
+        torch.testing.assert_close(got, want)
 indices = torch.tensor([[0, 1], [3, 4], [-4, -1], [-5, 0], [4, 4]])
 padded = torch.tensor([[0.0, 1], [1, 1], [1, 1], [1, 1], [1, float("inf")]])
 table = torch.randn(4, 8)
@@ -137,7 +138,7 @@ import torch.nn.functional as F
 from backend_kwargs.rewrites.kernels.decode import attention_in_splits
 
 sizes = (2, 4, 2, 1, 70, 20, 20), (1, 2, 2, 3, 130, 16, 9), (2, 8, 1, 2, 150, 32, 33), (1, 2, 1, 1, 300, 200, 256)
-for batch, heads, shared, queries, keys, width, width_of_v in sizes:
+for at, (batch, heads, shared, queries, keys, width, width_of_v) in enumerate(sizes):
     q, k = torch.randn(batch, queries, heads, width).transpose(1, 2), torch.randn(batch, keys, shared, width)
     k, v = k.transpose(1, 2), torch.randn(batch, shared, keys, width_of_v)
     few = torch.rand(batch, 1, queries, keys) > 0.4
@@ -147,7 +148,7 @@ for batch, heads, shared, queries, keys, width, width_of_v in sizes:
         torch.randn(1, heads, queries, keys), torch.randn(1, 1, 1, keys), torch.zeros(1, 1, 1, keys, dtype=torch.bool),
         few[:, :, :1].float().log(), torch.randn(queries, keys).half(),
     )
-    for mask, splits, last in itertools.product(masks, (1, 2, 3), (False, True)):
+    for mask, splits, last in [*itertools.product(masks, (1, 2, 3), (False, True))][at::5]:
         out = torch.full((batch, queries, heads, width_of_v), float("nan")).transpose(1, 2)
         out = out if last else out.contiguous()
         got = attention_in_splits(q, k, v, mask, 0.3, out, splits=splits)
