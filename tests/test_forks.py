@@ -5,6 +5,7 @@ import signal
 import subprocess
 
 import pytest
+import torch
 
 from tests import forks
 
@@ -50,3 +51,10 @@ def test_a_variable_that_imports_read_has_an_interpreter(name, modules):
     """Where a variable differs that may be read during imports, nothing is imported at the start."""
     ran = forks.run("-c", "import sys; print('torch' in sys.modules)", env=forks.ENVIRONMENT | {name: "7"})
     assert ran.stdout == f"{modules}\n"
+
+
+def test_what_libraries_set_needs_no_interpreter():
+    """Variables that Inductor sets when it compiles are of this process alone."""
+    torch.compile(torch.sin)(torch.ones(2))
+    ran = forks.run("-c", "import sys; print('torch' in sys.modules)")
+    assert ran.stdout == "True\n"
