@@ -105,7 +105,7 @@ def test_page_quotes_accelerates_errors(backend):
     assert f"{type(raised.value).__name__}: {raised.value}" in SECTIONS["accelerate"]
 
 
-@pytest.mark.xfail(raises=ValueError, reason="accelerate checks names against its enum: docs/upstream.md")
+@pytest.mark.xfail(raises=ValueError, reason="accelerate checks names against its enum: upstream.md")
 def test_accelerate_accepts_the_names():
     """A release of accelerate that accepts any name of torch's makes this pass: then simplify the page."""
     from accelerate import Accelerator
@@ -113,7 +113,7 @@ def test_accelerate_accepts_the_names():
     Accelerator(dynamo_backend="tmpl-inductor:auto")
 
 
-@pytest.mark.xfail(raises=ValueError, reason="Trainer hands the name to accelerate: docs/upstream.md")
+@pytest.mark.xfail(raises=ValueError, reason="Trainer hands the name to accelerate: upstream.md")
 def test_trainer_accepts_the_names(causal_lm, dataset, monkeypatch):
     """As above, for the argument of transformers' Trainer."""
     from transformers import Trainer, TrainingArguments
