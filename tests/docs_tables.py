@@ -10,7 +10,6 @@ from typing import get_args
 
 from backend_kwargs.auto import settings as auto
 from backend_kwargs.auto.candidates import STEPS, Effort
-from backend_kwargs.backends.others import COMPILERS
 from backend_kwargs.bundles.config import FIELDS
 from backend_kwargs.options.option import Option, describe
 from backend_kwargs.options.templates import BUILT_IN, Template
@@ -34,13 +33,8 @@ def _options(template: Template) -> str:
 
 def rewrites_table() -> str:
     """Return the built-in rewrites as a Markdown table."""
-    rows = [
-        f"| `{name}` | {r.summary} | {'; '.join([*(f'needs {n}' for n in r.needs), r.applies])} | {r.costs} |"
-        f" {_in_a_race(r)} |"
-        for name, r in rewrites.BUILT_IN.items()
-    ]
-    head = "| rewrite | what it does | where | costs | in a race of `auto` |"
-    return "\n".join([head, "|---|---|---|---|---|", *rows])
+    rows = [f"| `{name}` | {r.summary} | {_in_a_race(r)} |" for name, r in rewrites.BUILT_IN.items()]
+    return "\n".join(["| rewrite | what it does | in a race of `auto` |", "|---|---|---|", *rows])
 
 
 class Anything:
@@ -109,12 +103,6 @@ TABLES: dict[str, dict[str, Callable[[], str]]] = {
     "docs/public-reports.md": {"public-reports": reports_table},
     "docs/bundle.md": {"compile-config": partial(options_table, FIELDS)},
 }
-# A compiler's options are in whichever page has the marks for them.
-for page in sorted((ROOT / "docs").glob("*.md")):
-    for each in COMPILERS:
-        mark = each.registered.removeprefix("tmpl-")
-        if f"<!-- generated: {mark} -->" in page.read_text(encoding="utf-8"):
-            TABLES.setdefault(f"docs/{page.name}", {})[mark] = partial(options_table, each.declared)
 
 
 def filled(file: str) -> str:
