@@ -117,9 +117,12 @@ def test_site_builds_and_its_links_lead_somewhere(tmp_path):
     assert ran.returncode == 0, ran.stdout + ran.stderr
 
 
-def test_readme_is_short():
-    """README has at most 110 lines."""
+def test_pages_are_short_enough_to_be_read():
+    """README has at most 110 lines, auto.md 1,200 words, and all pages of docs/ together 16,000."""
+    words = {page.name: len(page.read_text(encoding="utf-8").split()) for page in PAGES}
     assert len(README.splitlines()) <= 110
+    assert words["auto.md"] <= 1200
+    assert sum(words.values()) <= 16000
 
 
 def test_nothing_is_installed_by_this_packages_name():
