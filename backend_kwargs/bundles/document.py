@@ -2,12 +2,11 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
 
 from backend_kwargs.bundles.disk.manifest import GraphPart, Manifest
 from backend_kwargs.interval import Interval
 from backend_kwargs.page import document as page
-from backend_kwargs.page.values import environment_of, interval_of
+from backend_kwargs.page.values import environment_of, interval_of, now
 
 FIRST = "the first call"
 COMPILING = "compiling"
@@ -76,7 +75,7 @@ def _document(manifest: Manifest, title: str, by: str, verdict: page.Verdict, no
     return page.Document(
         title=title,
         subtitle=f"a bundle of {manifest.module}",
-        made=datetime.now(UTC).isoformat(timespec="seconds"),
+        made=now(),
         by=by,
         environment=environment_of(manifest.environment),
         verdict=verdict,

@@ -28,6 +28,7 @@ from backend_kwargs.fleet.racing import AUTO
 from backend_kwargs.harness.models import model_of, split_factory
 from backend_kwargs.options.option import convert
 from backend_kwargs.options.spec import split_outside
+from backend_kwargs.page.values import environment_of
 from backend_kwargs.stores.opening import URL, opened
 from backend_kwargs.stores.signing import private_key, public_key
 
@@ -115,9 +116,9 @@ def show(
     audited, others, stopped = _audited(chosen, measuring)
     if all(each.why == WITHOUT for each in audited):
         raise _nothing(chosen)
-    found = findings.judged(audited)
+    found, heres = findings.judged(audited), [each.here for each in audited if each.here]
     _print(found, others)
-    document = findings.document_of(chosen.what, machine(), found)
+    document = findings.document_of(chosen.what, environment_of(*heres) if heres else machine(), found)
     if json:
         write_whole(json, findings.as_json(document))
     if outputs:
