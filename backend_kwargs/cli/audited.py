@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from backend_kwargs.fleet.findings import AuditDocument, Finding
 from backend_kwargs.interval import Interval
 from backend_kwargs.page import document as page
-from backend_kwargs.page.values import environment_of, interval_of, measured_on
+from backend_kwargs.page.values import environment_of, file_of, interval_of, measured_on
 
 COLUMNS = ("model", "graph", "winner", "verdict", "over default", "regret", "flips", "recorded")
 WORDS = {"right": "still right"}
@@ -75,7 +75,7 @@ def page_of(document: AuditDocument) -> page.Document:
     remarks = [remark for each in document.findings for remark in remarks_on(each)]
     environment = environment_of(document.environment)
     return page.Document(
-        title=f"Audit of {document.of}",
+        title=f"Audit of {file_of(document.of)}",
         subtitle=f"{len(document.findings)} decisions {measured_on(environment)}",
         made=document.made,
         by="backend-kwargs audit",
@@ -111,7 +111,8 @@ def _warned(finding: Finding, name: str) -> page.Warned:
 
 def _name_of(finding: Finding) -> str:
     """Return a decision's name on a page; of a model without one, the model's."""
-    return f"{finding.model}: {finding.graph} ({finding.key[:12]})" if finding.key else finding.model
+    model = file_of(finding.model)
+    return f"{model}: {finding.graph} ({finding.key[:12]})" if finding.key else model
 
 
 def _rows(finding: Finding) -> Iterator[page.Row]:

@@ -18,6 +18,7 @@ from backend_kwargs.errors import BackendKwargsError, shown
 from backend_kwargs.harness.models import built as made_by
 from backend_kwargs.harness.modules import spec_of
 from backend_kwargs.options.option import convert
+from backend_kwargs.page.values import file_of
 from backend_kwargs.registry import PLAIN, make_backend
 
 if TYPE_CHECKING:
@@ -67,7 +68,7 @@ def build(
     if json:
         from backend_kwargs.bundles.document import built
 
-        return print_document(built(manifest, factory, compiled.describe().splitlines()))
+        return print_document(built(manifest, file_of(factory), compiled.describe().splitlines()))
     say(*compiled.describe().splitlines())
     print_table(("first call", "seconds"), [("compiling", f"{manifest.cold_s or 0.0:.2f}")])
     say(f"Serve it: {shlex.join(['backend-kwargs', 'run', str(out), factory, '--trust'])}")
@@ -151,7 +152,7 @@ def run(
     samples = interleave({"call": Served(call, _state_of(model, args, kwargs))}, rounds=rounds, device=device)["call"]
     first = FirstCall(began - importing, ready_s, first_s, median_interval(samples))
     if json:
-        return print_document(served(manifest, factory, first, loaded.describe().splitlines()))
+        return print_document(served(manifest, file_of(factory), first, loaded.describe().splitlines()))
     _print_first(first, manifest.cold_s)
     say(*loaded.describe().splitlines())
 

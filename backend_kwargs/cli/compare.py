@@ -27,6 +27,7 @@ from backend_kwargs.harness.models import folder_of_model, model_of
 from backend_kwargs.harness.modules import importable
 from backend_kwargs.options import precisions
 from backend_kwargs.options.spec import join_candidate, split_candidates
+from backend_kwargs.page.values import file_of
 from backend_kwargs.registry import PLAIN
 
 if TYPE_CHECKING:
@@ -240,7 +241,7 @@ def _finish(
         from backend_kwargs.compare.document import document_of
 
         paste = lines_to_paste(backend, timed) if backend else []
-        outputs.write(document_of(comparison, title, paste, [judged.text] if judged else []))
+        outputs.write(document_of(comparison, file_of(title), paste, [judged.text] if judged else []))
     if samples:
         import json
 

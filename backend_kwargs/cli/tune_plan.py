@@ -24,7 +24,7 @@ from backend_kwargs.interval import Interval
 from backend_kwargs.page import document as page
 from backend_kwargs.page import noise_of
 from backend_kwargs.page.sentence import SLOWER, gained
-from backend_kwargs.page.values import environment_of, interval_of, measured_on, now
+from backend_kwargs.page.values import environment_of, file_of, interval_of, measured_on, now
 from backend_kwargs.stores.opening import check_store, opened
 
 COLUMNS = ("model", "status", "winner", "over eager", "took", "on")
@@ -247,9 +247,9 @@ def _page_row(summary: Summary, unit: Unit) -> page.Row:
     document = summary.document(unit)
     if document is None:
         why = summary.failure(unit) or summary.missing.get(unit.key, "")
-        return page.Row(unit.label, summary.status(unit), why)
+        return page.Row(file_of(unit.label), summary.status(unit), why)
     return page.Row(
-        name=unit.label,
+        name=file_of(unit.label),
         status=SLOWER if is_slower(document.gain, document.same) else "pass",
         note=f"{', '.join(document.winners)}: {document.seconds:.0f} s",
         speedup=interval_of(document.gain),

@@ -10,7 +10,7 @@ from backend_kwargs.interval import Interval, widest
 from backend_kwargs.page import document as page
 from backend_kwargs.page import figures, noise_of
 from backend_kwargs.page.sentence import SLOWER, gained
-from backend_kwargs.page.values import interval_of, measured_on
+from backend_kwargs.page.values import file_of, interval_of, measured_on
 from backend_kwargs.report.decisions import parts_of, verdict_of
 from backend_kwargs.report.graphs import number
 
@@ -28,7 +28,7 @@ def document_of(model: str, raced: Sequence[Tuned], paste: str) -> page.Document
     counted = f"{number(len(parts.graphs), 'graph')} at {number(len(raced), 'size')}"
     return msgspec.structs.replace(
         parts,
-        title=model,
+        title=file_of(model),
         subtitle=f"{counted} {measured_on(parts.environment)}",
         by="backend-kwargs tune",
         verdict=_verdict(raced, rows, paste),

@@ -1,6 +1,7 @@
 """Figures of any origin as a document may have them; what is no figure is left out. Texts are cut on writing."""
 
 import math
+import re
 from collections.abc import Mapping
 from datetime import UTC, datetime
 
@@ -62,6 +63,12 @@ def environment_of(*machines: Mapping[str, object]) -> dict[str, Plain]:
 
 def _plain(value: object) -> Plain:
     return value if isinstance(value, bool | int | float) else str(value)
+
+
+def file_of(place: str) -> str:
+    """Return what may be told of a place: the last part of a path, the scheme of a URL."""
+    scheme, is_url, _ = place.partition("://")
+    return scheme if is_url else re.split(r"[\\/]", place.rstrip("\\/"))[-1]
 
 
 def measured_on(environment: Mapping[str, object]) -> str:

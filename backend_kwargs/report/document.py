@@ -10,7 +10,7 @@ from backend_kwargs.auto import ranks
 from backend_kwargs.backend import find_backend
 from backend_kwargs.options.layers import same, sources
 from backend_kwargs.page import document as page
-from backend_kwargs.page.values import count_of, seconds_of
+from backend_kwargs.page.values import count_of, file_of, seconds_of
 from backend_kwargs.report.advice import advice_on
 from backend_kwargs.report.decisions import parts_of, verdict_of
 from backend_kwargs.report.graphs import Break, Graph, Race, engine_lines, relax_lines
@@ -48,7 +48,7 @@ def warnings_on(graphs: Iterable[Graph], where: str = "") -> Iterator[page.Warne
         if graph.race and (why := _disagreement(graph.race)):
             yield page.Warned(text=why, kind="ranks", where=where or _name(graph))
     for each in dict.fromkeys(graph.ended_by for graph in graphs if graph.ended_by):
-        yield page.Warned(text=f"graph break at {each.place}: {each.reason}", kind="break", where=where)
+        yield page.Warned(text=f"graph break at {file_of(each.place)}: {each.reason}", kind="break", where=where)
     for advice in advice_on(graphs):
         if not advice.startswith("graph break at"):
             yield page.Warned(text=advice, kind="advice", where=where)
@@ -112,7 +112,7 @@ def _causes(graph: Graph) -> Iterator[page.Cause]:
     if graph.recompiled:
         found = PLACE.search(graph.recompiled)
         source = _source(found["file"], int(found["line"])) if found else None
-        yield page.Cause(kind="recompile", reason=graph.recompiled.splitlines()[0], source=source)
+        yield page.Cause(kind="recompile", reason=graph.recompiled.splitlines()[0].partition("  #")[0], source=source)
     if graph.ended_by:
         yield _cause(graph.ended_by)
 
@@ -128,7 +128,7 @@ def _source(file: str, line: int) -> page.Source:
     first = max(1, line - BESIDE)
     lines = [linecache.getline(file, at) for at in range(first, line + BESIDE + 1)]
     shown = tuple(text.rstrip()[:1000] for text in lines if text)
-    return page.Source(place=file, line=line, first=first if shown else 0, lines=shown)
+    return page.Source(place=f"{file_of(file)}:{line}", line=line, first=first if shown else 0, lines=shown)
 
 
 def _notes(graph: Graph) -> Iterator[str]:
