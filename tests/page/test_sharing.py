@@ -15,46 +15,46 @@ from backend_kwargs.page.values import file_of
 JANE = frozenset(["/home/jane", "C:\\Users\\jane", "jane", "gpu7.corp.example", "gpu7"])
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        pytest.param("/home/jane/m.py:12", id="home"),
-        pytest.param("/home/jane", id="home alone"),
-        pytest.param("'c:\\\\Users\\\\bob\\\\m.py'", id="Windows in a repr"),
-        pytest.param("/root/.cache/torch", id="root"),
-        pytest.param("~bob/m.py", id="tilde"),
-        pytest.param("../../home/bob/m.py", id="relative home"),
-        pytest.param("x%2Fhome%2Fbob%2Fm.py", id="encoded"),
-        pytest.param("\\\\server\\secret\\m.py", id="Windows share"),
-        pytest.param("torchinductor_bob/ab/x.py", id="cache of Inductor"),
-        pytest.param("s3://acme/store?key=1", id="store"),
-        pytest.param("redis://jane:secret@gpu7:6379/0", id="store with a password"),
-        pytest.param("sqlite:////srv/x", id="SQLite URL"),
-        pytest.param("https://pytorch.org.evil.example/x", id="not PyTorch's"),
-        pytest.param("https://evil.example/pytorch.org/", id="nor this"),
-        pytest.param("see https://pytorch.org/x and https://acme.example", id="beside PyTorch's"),
-        pytest.param("bob@gpu7.corp.example:/data", id="ssh"),
-        pytest.param("run of jane on gpu7", id="in words"),
-    ],
-)
+TELLING = {
+    "home": "/home/jane/m.py:12",
+    "home alone": "/home/jane",
+    "Windows in a repr": "'c:\\\\Users\\\\bob\\\\m.py'",
+    "root": "/root/.cache/torch",
+    "tilde": "~bob/m.py",
+    "relative home": "../../home/bob/m.py",
+    "encoded": "x%2Fhome%2Fbob%2Fm.py",
+    "Windows share": "\\\\server\\secret\\m.py",
+    "cache of Inductor": "torchinductor_bob/ab/x.py",
+    "store": "s3://acme/store?key=1",
+    "store with a password": "redis://jane:secret@gpu7:6379/0",
+    "SQLite URL": "sqlite:////srv/x",
+    "not PyTorch's": "https://pytorch.org.evil.example/x",
+    "nor this": "https://evil.example/pytorch.org/",
+    "beside PyTorch's": "see https://pytorch.org/x and https://acme.example",
+    "ssh": "bob@gpu7.corp.example:/data",
+    "in words": "run of jane on gpu7",
+}
+
+
+@pytest.mark.parametrize("text", TELLING.values(), ids=TELLING)
 def test_what_tells_a_place_or_a_name_is_left_out(text):
     """All of the text is, since what stands beside a place may tell it too."""
     assert shared(text, JANE) == LEFT_OUT
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        pytest.param("https://docs.pytorch.org/a/b/c/d.html", id="PyTorch's"),
-        pytest.param("https://meta-pytorch.github.io/compile-graph-break-site/gb/gb0025.html", id="hint of dynamo"),
-        pytest.param("janet and gpu70", id="other names"),
-        pytest.param("aten/native/x, 1/2/3/4, and/or", id="no paths"),
-        pytest.param("m.py:build batch=1", id="a file's name"),
-        pytest.param("torch.compile(model, backend='tmpl-inductor:auto')", id="code"),
-        pytest.param("</script></style>", id="HTML"),
-        pytest.param("rewrites=['linear_activation@1']", id="a rewrite's place"),
-    ],
-)
+TELLING_NOTHING = {
+    "PyTorch's": "https://docs.pytorch.org/a/b/c/d.html",
+    "hint of dynamo": "https://meta-pytorch.github.io/compile-graph-break-site/gb/gb0025.html",
+    "other names": "janet and gpu70",
+    "no paths": "aten/native/x, 1/2/3/4, and/or",
+    "a file's name": "m.py:build batch=1",
+    "code": "torch.compile(model, backend='tmpl-inductor:auto')",
+    "HTML": "</script></style>",
+    "a rewrite's place": "rewrites=['linear_activation@1']",
+}
+
+
+@pytest.mark.parametrize("text", TELLING_NOTHING.values(), ids=TELLING_NOTHING)
 def test_what_tells_neither_stays(text):
     """It is shared as it is."""
     assert shared(text, JANE) == text
@@ -124,19 +124,19 @@ def leaky(text):
     )
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        pytest.param("{home}/x", id="home"),
-        pytest.param("by {user}", id="user"),
-        pytest.param("/srv/acme/x", id="path"),
-        pytest.param("s3://acme/x", id="store"),
-        pytest.param("redis://u:acme@h/0", id="password"),
-        pytest.param("on gpu7", id="host"),
-        pytest.param("OSError: the weights of acme", id="exception"),
-        pytest.param("by jane", id="user of the environment"),
-    ],
-)
+SECRETS = {
+    "home": "{home}/x",
+    "user": "by {user}",
+    "path": "/srv/acme/x",
+    "store": "s3://acme/x",
+    "password": "redis://u:acme@h/0",
+    "host": "on gpu7",
+    "exception": "OSError: the weights of acme",
+    "user of the environment": "by jane",
+}
+
+
+@pytest.mark.parametrize("text", SECRETS.values(), ids=SECRETS)
 def test_a_whole_page_tells_nothing(monkeypatch, text):
     """Neither the page nor its data or summary name a home, a user, a host or a store; nor does the code in it."""
     document = leaky(text.format(home=Path.home(), user=getpass.getuser()))
