@@ -15,6 +15,7 @@ from backend_kwargs.errors import BackendKwargsError, error_text, warn_once, wro
 from backend_kwargs.facts import Call
 from backend_kwargs.facts.pins import PINNED, Pins
 from backend_kwargs.files.atomic_write import check_writable
+from backend_kwargs.progress import progress
 from backend_kwargs.registry import make_backend
 
 if TYPE_CHECKING:
@@ -48,7 +49,8 @@ def pin(
     if not isinstance(lock, str | Path):
         raise wrong_value("lock", "a path", lock)
     try:
-        return _pinned(model, example_inputs, Path(lock), backend, dynamic, add=add)
+        with progress("pin", "starting") as tell:
+            return _pinned(model, example_inputs, Path(lock), backend, dynamic, tell, add=add)
     except Exception as error:
         if (ours := _ours(error)) is None:
             raise
@@ -72,6 +74,7 @@ def _pinned(
     path: Path,
     backend: str | Backend,
     dynamic: bool | None,
+    tell: Callable[[str, float], None],
     *,
     add: bool,
 ) -> Backend:
@@ -86,15 +89,18 @@ def _pinned(
     run = partial(_called, _Example.of(model, example_inputs), served, pins, dynamic)
     if served.options.get("auto"):
         pins.phase = "deciding"
+        tell("1 of 3, racing", 0.0)
         run()
     # In an empty cache, whose libraries the second compile finds: what earlier compiles timed is not taken over.
     with tempfile.TemporaryDirectory() as folder, fresh_cache(folder):
         pins.phase = "timing"
+        tell("2 of 3, compiling with what timing chooses", 0.4)
         timed = run()
         if uncalled := note_configurations(pins):
             warn_once(f"Lock {str(path)!r} lacks {', '.join(uncalled)}, which this call did not run.")
         pins.phase, pins.strict = "serving", not uncalled
         forget_loaded()
+        tell("3 of 3, compiling by the lock", 0.7)
         _check_equal(timed, run())
     if add and path.exists():  # what another process has added meanwhile
         pins = pins.with_others(read_lock(path))

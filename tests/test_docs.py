@@ -85,7 +85,7 @@ def test_commands_of_the_docs_run(command, tmp_path, monkeypatch):
 
 def test_search_of_the_docs_finds_options_of_auto():
     """The docs' search for auto's options finds them."""
-    (command,) = re.findall(r"^backend-kwargs (options --backend \S*:auto .*?) +#", COMMANDS, re.MULTILINE)
+    (command,) = re.findall(r"^backend-kwargs (explain \S*:auto \w+) +#", COMMANDS, re.MULTILINE)
     ran = CliRunner().invoke(app, command.split())
     rows = {words[0] for line in ran.output.splitlines() if (words := line.split())}
     assert rows & {*OPTIONS} == {"budget_s", "process_budget_s"}

@@ -161,7 +161,7 @@ def test_make_backend_compiles(fresh_dynamo):
         pytest.param(
             INDUCTOR,
             {"qqq": True},
-            "Unknown Inductor option 'qqq'. Search them with: backend-kwargs options PATTERN",
+            "Unknown Inductor option 'qqq'. Search them with: backend-kwargs explain inductor PATTERN",
             id="far-option",
         ),
         pytest.param(

@@ -3,16 +3,17 @@
 import json
 import logging
 import math
-import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict
 from datetime import datetime
+from itertools import count
 from typing import TypeAlias
 
 from backend_kwargs.errors import printable
 from backend_kwargs.facts.decision import DEFAULT, EAGER, UNCHECKED, Decision, Doubt, RaceRow, by_name
 from backend_kwargs.interval import Interval
+from backend_kwargs.progress import progress as shown
 
 OnProgress: TypeAlias = Callable[[str, float], None]
 
@@ -34,18 +35,14 @@ def progress(told: OnProgress | None = None) -> Iterator[OnProgress]:
     if told is not None:
         yield told
         return
-    if not sys.stderr.isatty():
-        yield lambda name, fraction: None
-        return
-    from rich.console import Console
-    from rich.markup import escape
-    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+    with shown("auto", "eager, default") as show:
+        numbers = count(1)
 
-    left = (TextColumn("left"), TimeRemainingColumn())
-    columns = (TextColumn("auto: {task.description}"), BarColumn(), TimeElapsedColumn(), *left)
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task("eager, default", total=1.0)
-        yield lambda name, fraction: bar.update(task, description=escape(printable(name)), completed=fraction)
+        def tick(name: str, fraction: float) -> None:
+            at = next(numbers)  # of so many candidates that the fraction is at / (candidates + 1)
+            show(f"candidate {at} of {round(at / fraction) - 1}, {name}", fraction)
+
+        yield tick
 
 
 def tell(decision: Decision) -> None:

@@ -84,7 +84,7 @@ class DeclaredCompiler(ABC):
         return ""
 
     def option(self, name: str) -> Option:
-        shows = f"`backend-kwargs options --backend {self.registered.removeprefix('tmpl-')}` shows all."
+        shows = f"`backend-kwargs explain {self.registered.removeprefix('tmpl-')} '*'` shows all."
         return lookup(name, self.declared, f"{self.library} option", shows)
 
     def verify(self, templates: Sequence[str], options: Options, tell: Tell) -> None:

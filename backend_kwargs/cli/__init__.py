@@ -5,7 +5,6 @@ import signal
 import sys
 import traceback as tracebacks
 import warnings
-from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated, cast
@@ -21,13 +20,13 @@ from backend_kwargs.cli import (
     doctor,
     explain,
     listing,
-    options,
-    pages,
     pin,
     tune,
+    tune_plan,
 )
 from backend_kwargs.cli.console import complain, console, say
-from backend_kwargs.errors import BackendKwargsError, BackendKwargsWarning, removed
+from backend_kwargs.cli.removed import check_removed
+from backend_kwargs.errors import BackendKwargsError, BackendKwargsWarning
 from backend_kwargs.files.atomic_write import temporary
 
 TRACEBACK = "--traceback"
@@ -46,26 +45,14 @@ app = typer.Typer(
 )
 app.command("list")(listing.show)
 app.command("explain")(explain.show)
-app.command("options")(options.show)
 app.command("compare")(compare.show)
 app.command("tune")(tune.show)
+app.command("tune-plan")(tune_plan.show)
 app.command("audit")(audit.show)
-app.command("build")(bundles.build)
-app.command("inspect")(bundles.inspect)
-app.command("run")(bundles.run)
 app.command("pin")(pin.show)
-app.command("page")(pages.page)
 app.command("doctor")(doctor.show)
+app.add_typer(bundles.app, name="bundle")
 app.add_typer(decisions.app, name="decisions")
-# Commands of earlier releases, and flags of a command, with what to write instead.
-REMOVED = {
-    "build --kind": "leave it out; `backend-kwargs explain SPEC --as aoti-config` prints options for torch's "
-    "aoti_compile_and_package",
-    "run --guards": "leave it out",
-    "run --no-guards": "leave it out; the module is traced when it is loaded",
-    "seal": "count the sizes of your calls, and declare them in bk.seal(..., sizes=...) or buckets=...",
-    "serve": "write a page, `backend-kwargs decisions list --store STORE --html OUT.html`",
-}
 
 
 def _version(wanted: bool) -> None:
@@ -109,7 +96,7 @@ def main() -> None:
     try:
         # Not standalone: typer would draw a box around the message.
         given = [word for word in sys.argv[1:] if word != TRACEBACK]  # it may stand after the command too
-        _check_removed(given)
+        check_removed(given)
         code = app(given or ["--help"], prog_name=app.info.name, standalone_mode=False)
         sys.exit(KILLED + received[-1] if received[1:] else code)
     except BackendKwargsError as error:
@@ -121,15 +108,6 @@ def main() -> None:
     except (typer.Abort, KeyboardInterrupt):
         sys.exit(KILLED + received[-1])
     sys.exit(USER_MISTAKE)
-
-
-def _check_removed(given: Sequence[str]) -> None:
-    """Raise if a command or a flag was removed."""
-    words = {word.partition("=")[0] for word in given[1:]}
-    for name, instead in REMOVED.items():
-        command, *flags = name.split()
-        if given[:1] == [command] and words.issuperset(flags):
-            raise removed(f"'backend-kwargs {name}'", instead)
 
 
 def _note(message: Warning | str, category: type[Warning], *_: object, **__: object) -> None:

@@ -25,7 +25,7 @@ Model = Annotated[str, _MODEL]
 MaybeModel = Annotated[str | None, _MODEL]
 Assignments = Annotated[
     list[str] | None,
-    typer.Option("-o", "--option", metavar="NAME=VALUE", help="An option; may be given several times."),
+    typer.Option("--option", metavar="NAME=VALUE", help="An option; may be given several times."),
 ]
 As = Annotated[
     Literal["inductor-config", "aoti-config"] | None,
@@ -34,6 +34,14 @@ As = Annotated[
     ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+
+def given_to(context: typer.Context) -> Iterator[str]:
+    """Yield the names of the parameters that the command line gives."""
+    for name in context.params:
+        source = context.get_parameter_source(name)
+        if source is not None and source.name == "COMMANDLINE":
+            yield name
 
 
 def assigned(assignments: Iterable[str] | None) -> dict[str, str]:

@@ -5,7 +5,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 from rich.markup import escape
@@ -17,18 +17,14 @@ from backend_kwargs.cli.arguments import assigned, backend_from_text
 from backend_kwargs.cli.audited import COLUMNS, notes_of, page_of, row_of
 from backend_kwargs.cli.console import console, print_table, quiet, say, waiting
 from backend_kwargs.cli.decisions import Signing, Trusted, Where
-from backend_kwargs.cli.pages import Html, Outputs
+from backend_kwargs.cli.pages import Outputs
 from backend_kwargs.cli.tune import sizes_of
 from backend_kwargs.errors import BackendKwargsError, printable
 from backend_kwargs.facts.decision import Decision
-from backend_kwargs.files.atomic_write import check_writable, write_whole
 from backend_kwargs.fleet import audit, findings
 from backend_kwargs.fleet.findings import Audited, Finding
 from backend_kwargs.fleet.racing import AUTO
 from backend_kwargs.harness.models import model_of, split_factory
-from backend_kwargs.options.option import convert
-from backend_kwargs.options.spec import split_outside
-from backend_kwargs.page.values import environment_of
 from backend_kwargs.stores.opening import URL, opened
 from backend_kwargs.stores.signing import private_key, public_key
 
@@ -36,65 +32,65 @@ if TYPE_CHECKING:
     from backend_kwargs.auto.audit import Effort as Measuring
 
 LOST, NOTHING, INTERRUPTED = 1, 2, 130  # exit codes
+# Fresh races of each graph and the seconds of one; rounds of timing, and the seconds after which none starts.
+AT_LENGTH, QUICK = (3, 10.0, 240, 20.0), (0, 0.0, 48, 5.0)
 MANIFEST = "manifest.json"  # of a bundle
-OF_A_MODEL = "--shapes, --dynamic, --option, --effort and --candidates"
+OF_A_MODEL = "--shapes, --dynamic and --option"
 WITHOUT = "no graph of it has the key of a decision there"  # of one of several sizes
 Subject = Annotated[
     str | None,
     typer.Argument(
-        metavar="STORE|BUNDLE|FACTORY",
-        help="A store of decisions, a bundle that was built under auto, or a model whose decisions are in the default "
-        "store; none: the default store.",
+        metavar="[MODEL|BUNDLE]",
+        help="What makes the graphs: FILE_OR_MODULE:FACTORY, timm:NAME, transformers:CLASS. Or a bundle that was built "
+        "under auto. None: the models that the store's documents name.",
     ),
 ]
-
-
-ModelName = Annotated[
-    str | None,
-    typer.Option(metavar="MODEL", help="What makes the graphs: FILE_OR_MODULE:FACTORY, timm:NAME, transformers:CLASS."),
+Maker = Annotated[
+    str | None, typer.Argument(metavar="[FACTORY]", help="What makes a bundle's model: FILE_OR_MODULE:FACTORY.")
 ]
 Trust = Annotated[
     bool,
     typer.Option("--trust", help="Import the models that a store's documents name; use code in a bundle's config."),
 ]
-Asked = Annotated[
-    Literal["quick", "full"] | None,
-    typer.Option(help="As for tune, which the decisions were made with; default: quick, and what a plan says."),
-]
-Candidates = Annotated[str | None, typer.Option(help="The candidates that were raced, if they were named.")]
-Assignments = Annotated[
+Made = Annotated[
     list[str] | None,
-    typer.Option("--option", metavar="NAME=VALUE", help="An option that the decisions were made with; repeatable."),
+    typer.Option(
+        "--option",
+        metavar="NAME=VALUE",
+        help="An option that the decisions were made with, such as effort=full or candidates=a,b; may be given several "
+        "times.",
+    ),
 ]
+Quick = Annotated[bool, typer.Option("--quick", help="No fresh races, and a fifth of the rounds.")]
 Update = Annotated[
     bool, typer.Option("--update", help="Store what was found: today's times, and the best where one has lost.")
 ]
-Json = Annotated[
-    Path | None, typer.Option("--json", metavar="OUT.json", help="Write the findings: docs/audit-schema.json.")
+Output = Annotated[
+    list[Path] | None,
+    typer.Option(
+        "-o",
+        "--output",
+        metavar="FILE",
+        help="Write the findings (.json: docs/audit-schema.json), a page (.html) or a summary (.md).",
+    ),
 ]
 
 
 def show(
     subject: Subject = None,
+    factory: Maker = None,
     store: Where = None,
-    model: ModelName = None,
     trust: Trust = False,
     shapes: Annotated[list[str] | None, typer.Option(help="Sizes of the model, as for tune: batch=1,8,32.")] = None,
     dynamic: Annotated[
         bool, typer.Option("--dynamic", help="Also the graph whose sizes vary: with those of --shapes.")
     ] = False,
-    effort: Asked = None,
-    candidates: Candidates = None,
-    option: Assignments = None,
-    flips: Annotated[int, typer.Option(min=0, help="Fresh races of each graph, of --flip-s seconds.")] = 3,
-    flip_s: Annotated[float, typer.Option(min=0.1, help="Seconds of each fresh race.")] = 10.0,
-    rounds: Annotated[int, typer.Option(min=1, help="Rounds, in each of which every candidate is timed.")] = 240,
-    timing_s: Annotated[float, typer.Option(min=0.0, help="Seconds after which no further round starts.")] = 20.0,
+    option: Made = None,
+    quick: Quick = False,
     update: Update = False,
     signing_key: Signing = None,
     trusted_key: Trusted = None,
-    json: Json = None,
-    html: Html = None,
+    output: Output = None,
 ) -> None:
     """Time stored decisions beside default, the runner-up and what fresh races choose, in turn and at length.
 
@@ -102,27 +98,26 @@ def show(
     """
     from backend_kwargs.auto.audit import Effort as Measuring
 
-    outputs = Outputs.checked(html)
-    if json:
-        check_writable(json)
-    backend = _backend(effort or "quick", candidates, assigned(option))
-    asked = bool(shapes or dynamic or option or effort) or candidates is not None
+    outputs = Outputs.checked(output)
+    backend = backend_from_text(AUTO, assigned(option))
+    backend.verify()
+    asked = bool(shapes or dynamic or option)
     keys = Keys(signing_key and private_key(signing_key), tuple(map(public_key, trusted_key or ())))
-    subject, model = _in_store(store, subject, model)
-    chosen = _chosen(subject, model, backend, sizes_of(shapes or []), trust, keys, asked=asked, dynamic=dynamic)
+    sizes = sizes_of(shapes or [])
+    if subject is not None and (Path(subject) / MANIFEST).is_file():
+        chosen = _bundle(subject, factory, store, trust, asked)
+    else:
+        chosen = _chosen(_model(subject, factory), store, backend, sizes, trust, keys, asked=asked, dynamic=dynamic)
     if update:
         _check_update(chosen)
-    measuring = Measuring(flips, flip_s, rounds, timing_s)
-    audited, others, stopped = _audited(chosen, measuring)
+    audited, others, stopped = _audited(chosen, Measuring(*(QUICK if quick else AT_LENGTH)))
     if all(each.why == WITHOUT for each in audited):
         raise _nothing(chosen)
-    found, heres = findings.judged(audited), [each.here for each in audited if each.here]
+    found = findings.judged(audited)
     _print(found, others)
-    document = findings.document_of(chosen.what, environment_of(*heres) if heres else machine(), found)
-    if json:
-        write_whole(json, findings.as_json(document))
+    document = findings.document_of(chosen.what, machine(), found)
     if outputs:
-        outputs.write(page_of(document))
+        outputs.write(page_of(document), findings.as_json(document))
     if update and chosen.catalogue:  # last: where the store may not be written, nothing else is lost
         _update(chosen.catalogue, audited, found)
     if stopped:
@@ -157,18 +152,31 @@ def _check_update(chosen: Chosen) -> None:
     chosen.catalogue.check_replaces()
 
 
-def _backend(effort: str, candidates: str | None, option: dict[str, str]) -> Backend:
-    """Return the backend whose decisions are audited."""
-    backend = backend_from_text(AUTO, {**option, "effort": effort})
-    if candidates is not None:
-        backend = backend.bind("command line", {"candidates": split_outside(candidates)}, convert)
-    backend.verify()
-    return backend
+def _bundle(subject: str, factory: str | None, store: str | None, trust: bool, asked: bool) -> Chosen:
+    """Return the decisions in a bundle."""
+    if asked or store:
+        raise BackendKwargsError(f"{OF_A_MODEL}, and --store, are not for a bundle, which has its own.")
+    if factory is None:  # as for `bundle run`: not the one that the manifest names
+        raise BackendKwargsError("Pass FACTORY too, the function that makes the bundle's model: MODULE_OR_FILE:NAME.")
+    target, decided = audit.bundle_target(Path(subject), partial(model_of, factory), factory, trust=trust)
+    return Chosen(subject, [target], decided)
+
+
+def _model(subject: str | None, factory: str | None) -> str | None:
+    """Return the model that the arguments name, if they do; raise if they name something else."""
+    if subject is None:
+        return None
+    if URL.match(subject) or subject.startswith("env:") or Path(subject).is_dir():
+        raise BackendKwargsError(f"{subject!r} is neither a bundle nor a model; a store is --store {subject}.")
+    if factory is not None:
+        raise BackendKwargsError(f"{subject!r} is no bundle, which {factory!r} could make the model of.")
+    split_factory(subject)
+    return subject
 
 
 def _chosen(
-    subject: str | None,
     model: str | None,
+    where: str | None,
     backend: Backend,
     sizes: Sequence[Mapping[str, int]],
     trust: bool,
@@ -177,28 +185,15 @@ def _chosen(
     asked: bool,
     dynamic: bool,
 ) -> Chosen:
-    """Return what the arguments name; `asked`: the user has given sizes or options, which then count."""
-    if subject is not None and (Path(subject) / MANIFEST).is_file():
-        if asked:
-            raise BackendKwargsError(f"{OF_A_MODEL} are not for a bundle, which has its own.")
-        if model is None:  # as for `run`: not the one that the manifest names
-            raise BackendKwargsError("Pass --model FILE_OR_MODULE:FACTORY, the function that makes the bundle's model.")
-        target, decided = audit.bundle_target(Path(subject), partial(model_of, model), model, trust=trust)
-        return Chosen(subject, [target], decided)
-    if subject is not None and subject.endswith(".py"):
-        split_factory(subject)  # a file without its function
-    if subject is not None and _is_model(subject):
-        if model is not None:
-            raise BackendKwargsError(f"{subject!r} is a model already; pass a store to audit with --model {model}.")
-        subject, model = None, subject
-    kept = opened(subject, must_exist=True)
-    catalogue = Catalogue(subject, signing_key=keys.signing, trusted_keys=keys.trusted)
+    """Return the decisions in a store; `asked`: the user has given sizes or options, which then count."""
+    kept = opened(where, must_exist=True)
+    catalogue = Catalogue(where, signing_key=keys.signing, trusted_keys=keys.trusted)
     with waiting(f"reading {catalogue.label}"), kept.doing("read") as store:
         decisions, documents = audit.by_key(catalogue), audit.units_of(store, keys.trusted)
     if not decisions:
         raise BackendKwargsError(f"No decisions in {catalogue.label!r}; compile with tmpl-inductor:auto, or tune.")
     if asked and model is None:
-        raise BackendKwargsError(f"{OF_A_MODEL} are of a model: name it with --model.")
+        raise BackendKwargsError(f"{OF_A_MODEL} are of a model: name it, as FILE_OR_MODULE:FACTORY.")
     units = audit.consented(documents, model, trust=trust, label=catalogue.label)
     targets = [] if asked else audit.targets_of(units)
     if model is not None and not targets:
@@ -220,23 +215,6 @@ def _targets(
 
 def _words(sizes: Mapping[str, int]) -> list[str]:
     return [f"{name}={value}" for name, value in sizes.items()]
-
-
-def _in_store(store: str | None, subject: str | None, model: str | None) -> tuple[str | None, str | None]:
-    """Return the subject and the model; where `--store` names the store, it is the subject, the argument a model."""
-    if store is None or subject is None:
-        return subject or store, model
-    if model is not None or not _is_model(subject):
-        raise BackendKwargsError(
-            f"With --store {store} the argument is a model, FILE_OR_MODULE:FACTORY, got {subject!r}."
-        )
-    return store, subject
-
-
-def _is_model(subject: str) -> bool:
-    """Return whether a text names a model, and no store: it has a colon, and is no URL, variable or folder."""
-    is_store = URL.match(subject) or subject.startswith("env:") or Path(subject).is_dir()
-    return ":" in subject and not is_store
 
 
 def _audited(chosen: Chosen, measuring: "Measuring") -> tuple[list[Audited], int, bool]:
@@ -287,7 +265,7 @@ def _nothing(chosen: Chosen) -> BackendKwargsError:
     hint = f" Some were made with options: --option {_words(fixed[0])[0]}, say." if fixed else ""
     return BackendKwargsError(
         f"No graph of {models} has the key of one of the {count} decisions in {chosen.what!r}: they are of other "
-        f"models, devices, sizes (--shapes, --dynamic) or options (--option, --effort, --candidates).{hint}"
+        f"models, devices, sizes (--shapes, --dynamic) or options (--option).{hint}"
     )
 
 

@@ -1,8 +1,9 @@
-"""`backend-kwargs build`, `inspect` and `run`: build a bundle, look at it, and serve it in another process."""
+"""`backend-kwargs bundle`: build a bundle, look at it, and serve it in another process."""
 
 import shlex
 import time
 from collections.abc import Sized
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -11,78 +12,69 @@ import typer
 
 from backend_kwargs.bundles.config import FIELDS, CompileConfig
 from backend_kwargs.bundles.module import CompiledModule
-from backend_kwargs.cli.arguments import AsJson, assigned
-from backend_kwargs.cli.console import print_json, print_table, quiet, say
-from backend_kwargs.cli.pages import print_document
+from backend_kwargs.cli.arguments import Assignments, assigned
+from backend_kwargs.cli.console import print_table, quiet, say
 from backend_kwargs.errors import BackendKwargsError, shown
 from backend_kwargs.harness.models import built as made_by
 from backend_kwargs.harness.modules import spec_of
+from backend_kwargs.interval import Interval
 from backend_kwargs.options.option import convert
-from backend_kwargs.page.values import file_of
 from backend_kwargs.registry import PLAIN, make_backend
 
 if TYPE_CHECKING:
     import torch
 
     from backend_kwargs.bundles.disk.manifest import Part
-    from backend_kwargs.bundles.document import FirstCall
     from backend_kwargs.bundles.samples import Args, Kwargs
     from backend_kwargs.measure import State
 
+ROUNDS = 30  # timed calls
 MOST_SHOWN = 100  # rows of a table, since a manifest may be anybody's
 Bundle = Annotated[Path, typer.Argument(metavar="BUNDLE", help="A bundle's folder.")]
 Trust = Annotated[bool, typer.Option("--trust", help="Run the bundle's code; with --key, only if it is signed by it.")]
 Keys = Annotated[list[Path] | None, typer.Option("--key", metavar="PUBLIC.pem", help="Trust bundles signed by it.")]
 
 
+app = typer.Typer(help="Compiled modules that are served elsewhere without compiling.")
+
+
+@app.command("build")
 def build(
     factory: Annotated[str, typer.Argument(metavar="MODULE_OR_FILE:FACTORY", help="Returns (model, example_inputs).")],
-    out: Annotated[Path, typer.Option("-o", "--out", metavar="BUNDLE", help="The folder to write.")],
+    output: Annotated[Path, typer.Option("-o", "--output", metavar="BUNDLE", help="The folder to write.")],
     backend: Annotated[str, typer.Option("-b", "--backend", help="What compiles.")] = PLAIN,
-    options: Annotated[
-        list[str] | None, typer.Option("--option", metavar="NAME=VALUE", help="An option; may be given several times.")
-    ] = None,
-    mode: Annotated[str | None, typer.Option(help="A mode of torch.compile.")] = None,
-    fullgraph: Annotated[bool, typer.Option("--fullgraph", help="Fail on a graph break.")] = False,
+    option: Assignments = None,
     dynamic: Annotated[bool | None, typer.Option("--dynamic/--static", help="Dynamic or static shapes.")] = None,
     sign: Annotated[Path | None, typer.Option(metavar="PRIVATE.pem", help="Sign with this Ed25519 key.")] = None,
-    json: AsJson = False,
 ) -> None:
     """Compile a model, check its results, and write a bundle that is served elsewhere without compiling."""
     from backend_kwargs.bundles.disk.reading import read_manifest
     from backend_kwargs.bundles.disk.saving import check_save, check_state, save
 
-    check_save(out, sign)
+    check_save(output, sign)
     spec = spec_of(backend)
-    read = make_backend(spec).bind("command line", assigned(options), convert).options
-    own = {name.replace("-", "_"): read[name.replace("-", "_")] for name in assigned(options)}
-    fields: dict[str, Any] = {"backend": spec, "options": own or None, "mode": mode}
-    config = CompileConfig(**fields, fullgraph=fullgraph, dynamic=dynamic)
+    read = make_backend(spec).bind("command line", assigned(option), convert).options
+    own = {name.replace("-", "_"): read[name.replace("-", "_")] for name in assigned(option)}
+    fields: dict[str, Any] = {"backend": spec, "options": own or None}
+    config = CompileConfig(**fields, dynamic=dynamic)
     model, example_inputs = made_by(factory)
     check_state(model)
     compiled = CompiledModule(config)
     with quiet():
         compiled.build(model, [example_inputs])
-    save(compiled._known(), out, sign, factory=factory)
-    manifest = read_manifest(out)
-    if json:
-        from backend_kwargs.bundles.document import built
-
-        return print_document(built(manifest, file_of(factory), compiled.describe().splitlines()))
+    save(compiled._known(), output, sign, factory=factory)
+    manifest = read_manifest(output)
     say(*compiled.describe().splitlines())
     print_table(("first call", "seconds"), [("compiling", f"{manifest.cold_s or 0.0:.2f}")])
-    say(f"Serve it: {shlex.join(['backend-kwargs', 'run', str(out), factory, '--trust'])}")
+    say(f"Serve it: {shlex.join(['backend-kwargs', 'bundle', 'run', str(output), factory, '--trust'])}")
 
 
-def inspect(bundle: Bundle, json: AsJson = False, key: Keys = None) -> None:
+@app.command("inspect")
+def inspect(bundle: Bundle, key: Keys = None) -> None:
     """Show what a bundle contains, which machine it was built for, and what differs here; its code is not run."""
     from backend_kwargs.bundles.disk.reading import inspected
 
     manifest, signed = inspected(bundle, key or ())
-    if json:
-        import msgspec
-
-        return print_json(msgspec.to_builtins(manifest))
     # The config is not read as one, only shown.
     changed = (
         f"{name}={shown(value)}"
@@ -112,15 +104,15 @@ def inspect(bundle: Bundle, json: AsJson = False, key: Keys = None) -> None:
     say("Its code can be used on this machine." if not differ else f"It is compiled again here: {'; '.join(differ)}.")
 
 
+@app.command("run")
 def run(
     bundle: Bundle,
     factory: Annotated[
-        str, typer.Argument(metavar="MODULE_OR_FILE:FACTORY", help="Returns (model, example_inputs), as for `build`.")
+        str,
+        typer.Argument(metavar="MODULE_OR_FILE:FACTORY", help="Returns (model, example_inputs), as for `build`."),
     ] = "",
-    rounds: Annotated[int, typer.Option(min=1, help="Number of timed calls.")] = 30,
     trust: Trust = False,
     key: Keys = None,
-    json: AsJson = False,
 ) -> None:
     """Load a bundle, and show the time of its first call next to that of compiling it."""
     from backend_kwargs.bundles.disk.reading import read_manifest
@@ -131,7 +123,6 @@ def run(
         built_with = f" It was built with {shown(manifest.factory)}." if manifest.factory else ""
         raise BackendKwargsError(f"Pass FACTORY, the function that makes the model: MODULE_OR_FILE:NAME.{built_with}")
     model, example_inputs = made_by(factory)
-    from backend_kwargs.bundles.document import FirstCall, served
     from backend_kwargs.bundles.running import import_compiler
     from backend_kwargs.bundles.samples import samples_of
     from backend_kwargs.measure import Served, interleave, median_interval, synchronize
@@ -149,15 +140,28 @@ def run(
     synchronize(device)
     first_s, ready_s = time.perf_counter() - ready, ready - began
     call = partial(loaded, *args, **kwargs)
-    samples = interleave({"call": Served(call, _state_of(model, args, kwargs))}, rounds=rounds, device=device)["call"]
+    samples = interleave({"call": Served(call, _state_of(model, args, kwargs))}, rounds=ROUNDS, device=device)["call"]
     first = FirstCall(began - importing, ready_s, first_s, median_interval(samples))
-    if json:
-        return print_document(served(manifest, file_of(factory), first, loaded.describe().splitlines()))
     _print_first(first, manifest.cold_s)
     say(*loaded.describe().splitlines())
 
 
-def _print_first(first: "FirstCall", cold_s: float | None) -> None:
+@dataclass(frozen=True, slots=True)
+class FirstCall:
+    """The seconds until a bundle's first result, and the time of a call after it."""
+
+    importing_s: float
+    ready_s: float
+    first_s: float
+    call: Interval
+
+    @property
+    def total_s(self) -> float:
+        """Loading, deploying and the first call."""
+        return self.ready_s + self.first_s
+
+
+def _print_first(first: FirstCall, cold_s: float | None) -> None:
     rows = [
         ("compiling, when it was built", f"{cold_s:.2f}" if cold_s else "", ""),
         ("importing torch's compiler, also part of building", f"{first.importing_s:.2f}", ""),

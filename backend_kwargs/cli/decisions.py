@@ -18,7 +18,7 @@ from backend_kwargs.auto.stored import counted
 from backend_kwargs.backend import find_backend
 from backend_kwargs.cli.arguments import As, AsJson
 from backend_kwargs.cli.console import print_config, print_json, print_table, say, waiting, watched
-from backend_kwargs.cli.pages import Against, Html, Outputs
+from backend_kwargs.cli.pages import Output, Outputs
 from backend_kwargs.cli.pasting import lines_to_paste
 from backend_kwargs.errors import BackendKwargsError
 from backend_kwargs.facts.decision import Decision
@@ -46,9 +46,9 @@ Keys = Annotated[list[str] | None, typer.Argument(help="Keys, or their first dig
 
 
 @app.command("list")
-def show_all(store: Where = None, json: AsJson = False, html: Html = None, against: Against = None) -> None:
+def show_all(store: Where = None, json: AsJson = False, output: Output = None) -> None:
     """List the decisions, latest first."""
-    outputs = Outputs.checked(html, against=against)
+    outputs = Outputs.checked(output)
     catalogue = Catalogue(store, must_exist=True)
     decisions = _all(catalogue)
     if outputs:
@@ -85,15 +85,14 @@ def show_one(
     store: Where = None,
     json: AsJson = False,
     as_: As = None,
-    html: Html = None,
-    against: Against = None,
+    output: Output = None,
 ) -> None:
     """Show one decision: the candidates, the winner and why, and the machine; or the winner's options with --as."""
     from dataclasses import asdict
 
     from backend_kwargs.auto.reporting import table
 
-    outputs = Outputs.checked(html, against=against)
+    outputs = Outputs.checked(output)
     everything = _all(Catalogue(store, must_exist=True))
     (decision,) = _found(everything, [key], one=True)
     if outputs:
@@ -191,7 +190,7 @@ def sync(
 ) -> None:
     """Copy the decisions that are newer in one store to another, with their signatures; the forgotten ones too.
 
-    And what was tuned by a plan, by which `tune --plan` knows what is done, and `audit` the models.
+    And what was tuned by a plan, by which `tune-plan` knows what is done, and `audit` the models.
     """
     keys = [*map(public_key, trusted_key or ())]
     here, there = opened(source, must_exist=True), opened(target)

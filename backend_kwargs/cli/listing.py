@@ -20,7 +20,7 @@ FOR_TESTS = re.compile("_TESTING_ONLY$|minifier")  # backends with which torch t
 @options_alone()
 def show(json: AsJson = False) -> None:
     """List backends and templates, each with one line, and whether each can work here."""
-    backends = [*(_row(name, name) for name in sorted(OURS)), *_others()]
+    backends = [*(_row(name, name) for name in OURS if f"tmpl-{name}" not in OURS), *_others()]
     backends.sort(key=lambda row: row["name"])
     templates = [_row(name, f"{PLAIN}:{name}") for name in list_templates()]
     if json:
@@ -47,7 +47,9 @@ def _others() -> Iterator[dict[str, str]]:
 
 
 def _row(name: str, spec: str) -> dict[str, str]:
-    return _as_row(name, *judged(spec))
+    works, summary = judged(spec)
+    short = name.removeprefix("tmpl-")
+    return _as_row(name, works, f"{summary}; {short} is the same" if short != name else summary)
 
 
 def _as_row(name: str, works: Verdict, summary: str) -> dict[str, str]:

@@ -1,97 +1,80 @@
-"""`backend-kwargs page`, and the options of other commands that write a page or its data."""
+"""Files that commands write: a page, its data or a summary, by the ending of the name."""
 
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from backend_kwargs.cli.console import console, print_json, say
-from backend_kwargs.errors import BackendKwargsError
+from backend_kwargs.cli.console import console, say
+from backend_kwargs.errors import BackendKwargsError, wrong_value
 from backend_kwargs.files.atomic_write import check_writable, write_whole
 from backend_kwargs.page import Document, changes, read_document, to_html, to_json
 from backend_kwargs.page.markdown import to_markdown
 
-Html = Annotated[
-    Path | None, typer.Option("--html", metavar="OUT.html", help="Write a page to look at, and to send to others.")
+Output = Annotated[
+    list[Path] | None,
+    typer.Option(
+        "-o",
+        "--output",
+        metavar="FILE",
+        help="Write a page (.html), its data (.json) or a summary for a pull request (.md); repeatable.",
+    ),
 ]
-Json = Annotated[Path | None, typer.Option("--json", metavar="OUT.json", help="Write the data of the page alone.")]
-Markdown = Annotated[
-    Path | None, typer.Option("--markdown", metavar="OUT.md", help="Write a summary for a pull request.")
-]
-WithCode = Annotated[bool, typer.Option("--with-code", help="Put the generated code into the page and its data.")]
-Against = Annotated[
-    Path | None,
-    typer.Option("--against", metavar="OLD.html|OLD.json", help="Show what differs from an older one."),
-]
+PAGES = (".html", ".json", ".md")
 
 
 @dataclass(frozen=True, slots=True)
 class Outputs:
-    """The files that a command writes of a document, and the older one that it is compared with."""
+    """The files that a command writes, and the older report that they are compared with."""
 
-    html: Path | None = None
-    json: Path | None = None
-    markdown: Path | None = None
-    against: Path | None = None
+    files: Sequence[Path] = ()
     with_code: bool = False
     old: Document | None = None
 
     @classmethod
     def checked(
         cls,
-        html: Path | None,
-        json: Path | None = None,
-        markdown: Path | None = None,
+        files: Sequence[Path] | None,
+        also: Collection[str] = (),
         *,
         against: Path | None = None,
         with_code: bool = False,
     ) -> "Outputs":
-        """Return the outputs, with the older document read; raise now, not after minutes of work."""
-        wanted = [path for path in (html, json, markdown) if path]
-        for path in wanted:
+        """Return the outputs, which may end in `also` too, with the older report read; raise now, not after minutes."""
+        made = cls(files or (), with_code)
+        endings = (*also, *PAGES)
+        for path in made.files:
+            if path.suffix.lower() not in endings:
+                listed = f"{', '.join(endings[:-1])} or {endings[-1]}"
+                raise wrong_value("Option '--output'", f"a file that ends in {listed}", str(path))
             check_writable(path)
-        if against and not wanted:
-            raise BackendKwargsError("--against needs a file to show the changes in: --html OUT.html, say.")
-        if with_code and not (html or json):
-            raise BackendKwargsError("--with-code needs a file to put the code in: --html OUT.html, say.")
-        return cls(html, json, markdown, against, with_code, read_document(against) if against else None)
+        if against and not made:
+            raise BackendKwargsError("--against needs a file to show the changes in: -o OUT.html, say.")
+        if with_code and not made.ending(".html", ".json"):
+            raise BackendKwargsError("--with-code needs a file to put the code in: -o OUT.html, say.")
+        return cls(made.files, with_code, read_document(against) if against else None)
 
     def __bool__(self) -> bool:
-        return bool(self.html or self.json or self.markdown)
+        return bool(self.ending(*PAGES))
 
-    def write(self, document: Document) -> None:
-        """Write the document to each file, and say where the page is."""
+    def ending(self, *suffixes: str) -> list[Path]:
+        """Return the files whose names end so."""
+        return [path for path in self.files if path.suffix.lower() in suffixes]
+
+    def write(self, document: Document, data: str | None = None) -> None:
+        """Write the document to each file, and say where the page is; `data` is what .json has in place of its own."""
         import msgspec
 
         if self.old:
             document = msgspec.structs.replace(document, changes=changes(self.old, document))
-        if self.html:
-            write_whole(self.html, to_html(document, with_code=self.with_code))
-            say(f"The page is {self.html}.", out=console(stderr=True))
-        if self.json:
-            write_whole(self.json, to_json(document, with_code=self.with_code))
-        if self.markdown:
-            write_whole(self.markdown, to_markdown(document))
-
-
-def print_document(document: Document) -> None:
-    """Print a document as JSON, as a file that `page` reads."""
-    import json
-
-    print_json(json.loads(to_json(document)))
-
-
-def page(
-    file: Annotated[Path, typer.Argument(metavar="FILE.json|FILE.html", help="What --json or --html wrote.")],
-    html: Html = None,
-    json: Json = None,
-    markdown: Markdown = None,
-    against: Against = None,
-    with_code: WithCode = False,
-) -> None:
-    """Make a page, its data or a summary again, from the data of an earlier page."""
-    outputs = Outputs.checked(html, json, markdown, against=against, with_code=with_code)
-    if not outputs:
-        raise BackendKwargsError("Name what to write: --html OUT.html, --json OUT.json or --markdown OUT.md.")
-    outputs.write(read_document(file))
+        writers: dict[str, Callable[[], str | bytes]] = {
+            ".html": lambda: to_html(document, with_code=self.with_code),
+            ".json": lambda: data or to_json(document, with_code=self.with_code),
+            ".md": lambda: to_markdown(document),
+        }
+        for path in self.ending(*PAGES):
+            write_whole(path, writers[path.suffix.lower()]())
+            if path in self.ending(".html"):
+                say(f"The page is {path}.", out=console(stderr=True))

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from backend_kwargs.cli.arguments import Model, assigned, backend_from_text
+from backend_kwargs.cli.arguments import Assignments, Model, assigned, backend_from_text
 from backend_kwargs.cli.console import say
 from backend_kwargs.harness.models import model_of
 from backend_kwargs.pinning import AUTO, pin
@@ -15,10 +15,7 @@ def show(
     model: Model,
     lock: Annotated[Path, typer.Option("--lock", metavar="FILE", help="The file to write.")],
     backend: Annotated[str, typer.Option("--backend", help="The backend to pin.")] = AUTO,
-    option: Annotated[
-        list[str] | None,
-        typer.Option("--option", metavar="NAME=VALUE", help="A further option; may be given several times."),
-    ] = None,
+    option: Assignments = None,
     train: Annotated[bool, typer.Option("--train", help="Pin the backward pass too.")] = False,
     dynamic: Annotated[bool, typer.Option("--dynamic", help="Pin code for sizes that vary.")] = False,
     add: Annotated[bool, typer.Option("--add", help="Keep what FILE has, and add what it lacks.")] = False,

@@ -6,172 +6,98 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import product
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 import typer
 
 from backend_kwargs.backend import Backend
-from backend_kwargs.cli import tune_plan
-from backend_kwargs.cli.arguments import MaybeModel, assigned, backend_from_text
+from backend_kwargs.cli.arguments import Model, assigned, backend_from_text
 from backend_kwargs.cli.console import console, print_table, say
-from backend_kwargs.cli.pages import Against, Html, Json, Outputs
+from backend_kwargs.cli.pages import Outputs
 from backend_kwargs.cli.tuned import document_of
 from backend_kwargs.errors import BackendKwargsError
-from backend_kwargs.files.atomic_write import check_writable
 from backend_kwargs.fleet.racing import AUTO, Tuned, left_out, racing, tuned, why_not_raced
 from backend_kwargs.harness.models import model_of
 from backend_kwargs.interval import Interval
-from backend_kwargs.options import precisions
-from backend_kwargs.options.option import convert
-from backend_kwargs.options.spec import split_outside
 
 COLUMNS = ("sizes", "graph", "winner", "race", "eager call", "compiled call", "speedup")
+DECISIONS = ".toml"
+BUDGET_S = 300.0  # seconds for each graph's race: nobody's call waits for it
 STOPPED, INTERRUPTED = 2, 130  # exit codes, as for a wrong argument and for Ctrl-C, if some sizes were raced before
 # Options that the command sets itself, and how.
 SET_HERE: Mapping[str, str] = {
     "auto": "always races",
     "race": "always races",
-    "budget_s": "takes --budget-s",
-    "effort": "takes --effort",
     "process_budget_s": "races every size",
     "most_races": "races every size",
 }
 
 
-Effort = Annotated[Literal["quick", "full"], typer.Option(help="A few candidates, or all that can gain.")]
-PlanFile = Annotated[
-    Path | None, typer.Option(metavar="PLAN.toml", help="Tune the models of a plan, and keep what won in a store.")
-]
 PrintPlan = Annotated[
     bool, typer.Option("--print-plan", help="Print a plan of MODEL with these options; race nothing.")
 ]
-On = Annotated[
-    str,
-    typer.Option(metavar="local|ray:ADDRESS", help="Where a plan runs: on this machine's devices, or a Ray cluster."),
+Output = Annotated[
+    list[Path] | None,
+    typer.Option(
+        "-o",
+        "--output",
+        metavar="FILE",
+        help="Write the decisions (.toml), and a page (.html), its data (.json) or a summary (.md).",
+    ),
 ]
-Workers = Annotated[
-    int | None, typer.Option(min=1, help="CPU workers of a plan on this machine, each on cores of its own.")
+Shapes = Annotated[
+    list[str] | None,
+    typer.Option(help="Sizes to race one after the other, such as batch=1,8,32; may be given several times."),
 ]
-Share = Annotated[
-    str, typer.Option("--shard", metavar="K/N", help="Begin with the K-th of N parts of a plan; --store is shared.")
+Further = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--option",
+        metavar="NAME=VALUE",
+        help=f"An option of auto, such as effort=full, candidates=a,b, freezing=true, or budget_s={BUDGET_S:g}; may be "
+        "given several times.",
+    ),
 ]
-Where = Annotated[
-    str | None, typer.Option("--store", help="A plan's store: a folder, a URL, or env:NAME; if not the default one.")
-]
-DryRun = Annotated[
-    bool, typer.Option("--dry-run", help="Check a plan and its store, and print its units with their minutes.")
-]
-OF_A_PLAN = ("plan", "on", "workers", "shard", "store", "dry_run")
-OF_PAGES = ("html", "json", "against")
 
 
 def show(
-    context: typer.Context,
-    model: MaybeModel = None,
-    output: Annotated[
-        Path | None, typer.Option("-o", "--output", metavar="FILE.toml", help="Where to write the decisions.")
-    ] = None,
-    shapes: Annotated[
-        list[str] | None,
-        typer.Option(help="Sizes to race one after the other, such as batch=1,8,32; may be given several times."),
-    ] = None,
-    effort: Effort = "quick",
-    candidates: Annotated[
-        str | None, typer.Option(help="Candidates to race instead of the built-in ones, separated by commas.")
-    ] = None,
-    freezing: Annotated[
-        bool, typer.Option("--freezing", help="Make parameters constants: changes of them compile again.")
-    ] = False,
-    precision: Annotated[
-        str | None,
-        typer.Option(metavar="NAME[,NAME]", help="Lower precisions that may win, such as bf16,int8-dynamic."),
-    ] = None,
-    max_error: Annotated[
-        float | None, typer.Option(help="The largest relative RMSE to float64 to accept; --precision needs it.")
-    ] = None,
-    budget_s: Annotated[float, typer.Option(min=0.0, help="Seconds for each graph's race.")] = 300.0,
-    option: Annotated[
-        list[str] | None,
-        typer.Option("--option", metavar="NAME=VALUE", help="A further option; may be given several times."),
-    ] = None,
-    html: Html = None,
-    json: Json = None,
-    against: Against = None,
-    plan: PlanFile = None,
-    print_plan: PrintPlan = False,
-    on: On = tune_plan.LOCAL,
-    workers: Workers = None,
-    shard: Share = "1/1",
-    store: Where = None,
-    dry_run: DryRun = False,
+    model: Model, output: Output = None, shapes: Shapes = None, option: Further = None, print_plan: PrintPlan = False
 ) -> None:
     """Race a model for inference at each of the sizes, print what won, and write a file of decisions to ship.
 
     Ctrl-C keeps the sizes that were raced before it. `backend-kwargs decisions import FILE` puts the file into the
     store of the machine that serves.
-
-    With --plan it tunes many models, on many devices; a unit that is done is skipped.
     """
-    _check_given(context, plan)
-    outputs = Outputs.checked(html, json, against=against)
-    if plan:
-        return tune_plan.planned(plan, store) if dry_run else tune_plan.run(plan, on, workers, shard, store, outputs)
-    if model is None:
-        raise BackendKwargsError("Name what to tune: MODEL -o FILE.toml, or --plan PLAN.toml.")
-    backend = _backend(effort, candidates, freezing, precision, max_error, assigned(option))
+    outputs = Outputs.checked(output, [DECISIONS])
+    backend = _backend(assigned(option))
+    budget_s = backend.options.get("budget_s", BUDGET_S)
     if print_plan:
-        print(tune_plan.plan_of(model, _sizes_by_name(shapes or []), backend, budget_s), end="")
-        return None
-    if output is None:
-        raise BackendKwargsError("Name the file for the decisions: -o FILE.toml.")
-    _tune(model, shapes or [], backend, budget_s, output, outputs)
+        from backend_kwargs.cli.tune_plan import plan_of
+
+        print(plan_of(model, _sizes_by_name(shapes or []), backend, budget_s), end="")
+        return
+    files = outputs.ending(DECISIONS)
+    if len(files) != 1:
+        raise BackendKwargsError("Name one file for the decisions: -o FILE.toml.")
+    _tune(model, shapes or [], backend, budget_s, files[0], outputs)
 
 
-def _check_given(context: typer.Context, plan: Path | None) -> None:
-    """Raise if an option was given that has no effect with a plan, or without one."""
-    for name in context.params:
-        source = context.get_parameter_source(name)
-        if source is None or source.name != "COMMANDLINE":
-            continue
-        shown = "MODEL" if name == "model" else f"--{name.replace('_', '-')}"
-        if plan and name not in (*OF_A_PLAN, *OF_PAGES):
-            raise BackendKwargsError(f"{shown} has no effect with --plan: write it into the plan.")
-        if not plan and name in OF_A_PLAN:
-            raise BackendKwargsError(f"{shown} has no effect without --plan.")
-
-
-def _backend(
-    effort: str,
-    candidates: str | None,
-    freezing: bool,
-    precision: str | None,
-    max_error: float | None,
-    option: dict[str, str],
-) -> Backend:
+def _backend(option: dict[str, str]) -> Backend:
     """Return the backend that the options of the command line describe; raise if it cannot work."""
-    if max_error is not None and not precision:
-        raise BackendKwargsError("--max-error needs --precision, the lower precisions that may win: bf16, say.")
-    given = {**_further(option), "effort": effort, **({"freezing": "true"} if freezing else {})}
-    backend = backend_from_text(AUTO, given)
-    asked = {
-        "candidates": None if candidates is None else split_outside(candidates),
-        "precision": precisions.named(precision) or None,
-        "max_error": max_error,
-    }
-    backend = backend.bind("command line", {name: value for name, value in asked.items() if value is not None}, convert)
+    for name in filter(SET_HERE.__contains__, option):
+        raise BackendKwargsError(f"--option {name} has no effect, since tune {SET_HERE[name]}.")
+    backend = backend_from_text(AUTO, option)
     backend.verify()
     return backend
 
 
 def _tune(model: str, shapes: list[str], backend: Backend, budget_s: float, output: Path, outputs: Outputs) -> None:
     """Race the model at each size, and write the decisions and the page."""
-    check_writable(output)
     sizes = sizes_of(shapes)
     raced, stopped = _raced(partial(model_of, model), sizes, backend, budget_s)
     kept = _write(model, raced, output)
     slower = [each for each in raced if each.calls_itself]
-    lines_for = partial(_lines, backend, fixed_sizes=bool(shapes))
-    lines = [] if len(slower) == len(raced) else lines_for(output)
+    lines = [] if len(slower) == len(raced) else _lines(backend, output, fixed_sizes=bool(shapes))
     serve = " On the machine that serves the model:" if lines else ""
     say(f"{kept} decision{'' if kept == 1 else 's'} written to {output}.{serve}")
     if lines:
@@ -179,7 +105,7 @@ def _tune(model: str, shapes: list[str], backend: Backend, budget_s: float, outp
     for each in slower:
         say(f"Call the model itself ({each.label}): the compiled call is {_shown(each.speedup)} as fast.")
     if outputs:
-        outputs.write(document_of(model, raced, "\n".join(lines and lines_for(Path(output.name)))))
+        outputs.write(document_of(model, raced, "\n".join(lines)))
     if stopped:
         raise typer.Exit(stopped)
 
@@ -199,13 +125,6 @@ def _write(model: str, raced: Sequence[Tuned], output: Path) -> int:
 
     write_decisions(kept.values(), output)
     return len(kept)
-
-
-def _further(options: dict[str, str]) -> dict[str, str]:
-    """Return the options of `--option`; raise if the command sets one of them itself."""
-    for name in filter(SET_HERE.__contains__, options):
-        raise BackendKwargsError(f"--option {name} has no effect, since tune {SET_HERE[name]}.")
-    return options
 
 
 def sizes_of(shapes: list[str]) -> list[dict[str, int]]:
@@ -268,7 +187,7 @@ def _lines(backend: Backend, output: Path, *, fixed_sizes: bool) -> list[str]:
         str(output),
         *(["--store", store] if isinstance(store, str) else []),
     ]
-    own = {name: value for name, value in backend.options.items() if name != "auto"}
+    own = {name: value for name, value in backend.options.items() if name not in ("auto", "budget_s")}
     dynamic = ", dynamic=False" if fixed_sizes else ""
     return [
         shlex.join(command),

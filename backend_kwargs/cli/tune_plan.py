@@ -1,16 +1,19 @@
-"""`backend-kwargs tune --plan`: the models of a file, on this machine's devices or on those of a Ray cluster."""
+"""`backend-kwargs tune-plan`: the models of a file, on this machine's devices or on those of a Ray cluster."""
 
 import re
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import closing, contextmanager, nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
+from datetime import UTC, datetime
 from pathlib import Path
+from typing import Annotated
 
 import typer
 
 from backend_kwargs.backend import Backend
 from backend_kwargs.cli.console import console, print_table, say
-from backend_kwargs.cli.pages import Outputs
+from backend_kwargs.cli.decisions import Where
+from backend_kwargs.cli.pages import Output, Outputs
 from backend_kwargs.errors import BackendKwargsError, shortened, wrong_value
 from backend_kwargs.fleet.board import Board
 from backend_kwargs.fleet.local import LocalPool, devices_here
@@ -19,12 +22,11 @@ from backend_kwargs.fleet.plan import printed_plan, read_plan
 from backend_kwargs.fleet.racing import AUTO, check, check_keys, is_slower, releases
 from backend_kwargs.fleet.scheduling import Ended, Pool, Queue, drive, expected
 from backend_kwargs.fleet.summary import Summary
-from backend_kwargs.fleet.units import WITHOUT_EFFECT, Unit, name_of
+from backend_kwargs.fleet.units import WITHOUT_EFFECT, Unit, UnitDocument, name_of
 from backend_kwargs.interval import Interval
 from backend_kwargs.page import document as page
-from backend_kwargs.page import noise_of
-from backend_kwargs.page.sentence import SLOWER, gained
-from backend_kwargs.page.values import environment_of, file_of, interval_of, measured_on, now
+from backend_kwargs.page.values import environment_of, interval_of
+from backend_kwargs.progress import progress
 from backend_kwargs.stores.opening import check_store, opened
 
 COLUMNS = ("model", "status", "winner", "over eager", "took", "on")
@@ -34,7 +36,34 @@ LONGEST_REASON = 300
 MOST, MOST_TABLES = 2000, 1000  # rows of a page's table, and tables
 
 
-def run(plan: Path, on: str, workers: int | None, share: str, store: str | None, outputs: Outputs) -> None:
+On = Annotated[
+    str,
+    typer.Option(
+        metavar="local[:N]|ray:ADDRESS",
+        help="Where it runs: on this machine's devices, with N CPU workers on cores of their own, or on a Ray cluster.",
+    ),
+]
+Shard = Annotated[str, typer.Option(metavar="K/N", help="Begin with the K-th of N parts; they share --store.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Check all of it, and print its units with their minutes.")]
+
+
+def show(
+    plan: Annotated[Path, typer.Argument(metavar="PLAN.toml", help="The models, sizes and devices.")],
+    store: Where = None,
+    on: On = LOCAL,
+    shard: Shard = "1/1",
+    dry_run: DryRun = False,
+    output: Output = None,
+) -> None:
+    """Tune the models of a plan on many devices, and keep what won in a store; what is done is skipped.
+
+    It exits with 1 if some of them failed.
+    """
+    outputs = Outputs.checked(output)
+    return _planned(plan, store) if dry_run else _run(plan, on, shard, store, outputs)
+
+
+def _run(plan: Path, on: str, share: str, store: str | None, outputs: Outputs) -> None:
     """Tune the units of a plan, print what came of each, and exit with 1 if some failed."""
     units = read_plan(plan)
     for unit in units:
@@ -44,7 +73,7 @@ def run(plan: Path, on: str, workers: int | None, share: str, store: str | None,
         raise typer.Exit(_as_job(on.removeprefix(RAY), plan, share, store, outputs))
     check_keys(units)
     kept = opened(store)
-    with _pool(on, plan.resolve().parent, workers) as pool:
+    with _pool(on, plan.resolve().parent) as pool:
         board = Board(kept.store, releases(), kept.words, pool.devices_of)
         missing = {unit.key: why for unit in units if (why := pool.missing(unit))}
         here = [unit for unit in units if unit.key not in missing]
@@ -61,7 +90,7 @@ def run(plan: Path, on: str, workers: int | None, share: str, store: str | None,
         raise typer.Exit(INTERRUPTED if stopped else FAILED)
 
 
-def planned(plan: Path, store: str | None) -> None:
+def _planned(plan: Path, store: str | None) -> None:
     """Check a plan, its factories and its store, and print its units with what they may take; nothing is raced."""
     units = read_plan(plan)
     for unit in units:
@@ -113,17 +142,16 @@ def share_of(text: str) -> tuple[int, int]:
 
 
 @contextmanager
-def _pool(on: str, folder: Path, workers: int | None) -> Iterator[Pool]:
+def _pool(on: str, folder: Path) -> Iterator[Pool]:
     """Give the workers that `--on` names."""
-    if on == LOCAL:
-        yield LocalPool(devices_here(workers), folder)
+    if local := re.fullmatch(r"local(?::([1-9]\d{0,5}))?", on):
+        yield LocalPool(devices_here(int(local[1]) if local[1] else None), folder)
     elif on.startswith(RAY) and on != RAY:
-        if workers is not None:
-            raise BackendKwargsError("--workers is for --on local: Ray has the workers that its nodes give it.")
         with closing(RayPool(on.removeprefix(RAY), folder)) as pool:
             yield pool
     else:
-        raise wrong_value("Option '--on'", "local, ray:auto, ray:ADDRESS or ray:http://ADDRESS", without_login(on))
+        wanted = "local, local:N, ray:auto, ray:ADDRESS or ray:http://ADDRESS"
+        raise wrong_value("Option '--on'", wanted, without_login(on))
 
 
 def _driven(queue: Queue, pool: Pool) -> tuple[list[Ended], bool]:
@@ -146,20 +174,15 @@ def _driven(queue: Queue, pool: Pool) -> tuple[list[Ended], bool]:
 @contextmanager
 def _progress(count: int) -> Iterator[Callable[[int, Ended], None]]:
     """Give what shows that a unit ended: a bar on a terminal, else a line for each."""
-    from rich.progress import Progress
-
     out = console(stderr=True)
-    bar = Progress(console=out, transient=True) if out.is_terminal else None
-    task = bar.add_task("tuning", total=count) if bar else None
+    with progress("tuning", f"{count} units", out) as told:
 
-    def tell(done: int, ended: Ended) -> None:
-        assert ended.result
-        outcome = ended.result.failed and f"failed: {shortened(ended.result.failed, LONGEST_REASON)}"
-        say(f"{done} of {count}: {ended.unit.label}  {outcome or ', '.join(ended.result.winners)}", out=out)
-        if bar and task is not None:
-            bar.advance(task)
+        def tell(done: int, ended: Ended) -> None:
+            assert ended.result
+            outcome = ended.result.failed and f"failed: {shortened(ended.result.failed, LONGEST_REASON)}"
+            say(f"{done} of {count}: {ended.unit.label}  {outcome or ', '.join(ended.result.winners)}", out=out)
+            told(f"{done} of {count} units are done", done / count)
 
-    with bar or nullcontext():
         yield tell
 
 
@@ -169,7 +192,7 @@ def _as_job(address: str, plan: Path, share: str, store: str | None, outputs: Ou
         raise BackendKwargsError("--on ray:http://... needs --store, which the cluster can reach: a URL, or env:NAME.")
     check_store(store, elsewhere=True)  # the cluster shows a job's command to everyone
     if outputs:
-        raise BackendKwargsError("--html and --json are not for a job: its files would stay on the cluster.")
+        raise BackendKwargsError("-o is not for a job: its files would stay on the cluster.")
     arguments = ["--store", store, "--shard", share]
     succeeded = run_job(address, plan, arguments, lambda text: say(*text.splitlines()) if text else None)
     return 0 if succeeded else FAILED
@@ -187,7 +210,7 @@ def _show(summary: Summary, store: str | None) -> None:
     say(f"devices covered: {len(covered)} of {len(asked)} ({', '.join(covered) or 'none'} of {', '.join(asked)})")
     if summary.same:
         verdict = (
-            "other work disturbs the timings: end it, use fewer --workers"
+            "other work disturbs the timings: end it, or use fewer workers"
             if summary.is_disturbed
             else "timings are steady"
         )
@@ -218,21 +241,48 @@ def _times(ratio: Interval) -> str:
     return f"{ratio.median:.2f}x [{ratio.low:.2f}, {ratio.high:.2f}]"
 
 
-def document_of(plan: Path, summary: Summary) -> page.Document:
-    """Return the page of a plan: each unit's gain over eager, its noise, where it was raced, and what failed."""
-    rows = tuple(_page_row(summary, unit) for unit in summary.units)
+def _verdict(summary: Summary) -> str:
+    """Return what a plan has gained, in one line."""
     done = [document for unit in summary.units if (document := summary.document(unit))]
+    sure = sorted(each.gain.median for each in done if each.gain and each.gain.low > 1)
+    slower = sum(is_slower(each.gain, each.same) for each in done)
+    gains = f": {sure[0]:.2f}x to {sure[-1]:.2f}x as fast as eager" if sure else ""
+    lost = f"; {slower} slower than the model itself" if slower else ""
+    failed = f"; {len(summary.failures)} failed" if summary.failures else ""
+    return f"{len(sure)} of {len(summary.units)} units surely gain{gains}{lost}{failed}."
+
+
+def _environment(done: Sequence[UnitDocument]) -> dict[str, str | int | float | bool | None]:
+    """Return the devices on which units were raced, and the releases that all of them had."""
+    devices = ", ".join(sorted({each.device_name for each in done if each.device_name}))
+    first, *others = (each.releases for each in done) if done else ({},)
+    same = {name: value for name, value in first.items() if all(each.get(name) == value for each in others)}
+    return environment_of({"device_name": devices or None, **same})
+
+
+def document_of(plan: Path, summary: Summary) -> page.Document:
+    """Return the page of a plan: each unit's gain over eager, what it cost, and what failed."""
+    rows = tuple(
+        page.Row(
+            name=unit.label,
+            status="fail" if summary.failure(unit) else "pass" if summary.document(unit) else "skipped",
+            reason=summary.failure(unit) or summary.missing.get(unit.key, ""),
+            note=", ".join(document.winners) if (document := summary.document(unit)) else summary.status(unit),
+            speedup=interval_of(document.gain) if document else None,
+            compile_s=document.seconds if document else None,
+        )
+        for unit in summary.units
+    )
     asked, covered = summary.covered
-    environment = environment_of(*({"device_name": each.device_name or None, **each.releases} for each in done))
+    done = sum(bool(summary.document(unit)) for unit in summary.units)
     return page.Document(
         title=plan.name,
-        subtitle=f"{len(done)} of {len(rows)} units are done, for {len(covered)} of {len(asked)} devices, "
-        + measured_on(environment),
-        made=now(),
-        by="backend-kwargs tune",
-        environment=environment,
-        verdict=page.Verdict(text=gained("units", rows)),
-        warnings=tuple(noise_of("a compiled call", summary.noise)),
+        subtitle=f"{done} of {len(rows)} units are done, for {len(covered)} of {len(asked)} devices",
+        made=datetime.now(UTC).isoformat(timespec="seconds"),
+        by="backend-kwargs tune-plan",
+        environment=_environment([document for unit in summary.units if (document := summary.document(unit))]),
+        verdict=page.Verdict(text=_verdict(summary), clear=not summary.is_disturbed),
+        warnings=tuple(page.Warned(text=why, kind="failed", where=unit.label) for unit, why in summary.failures[:1000]),
         speedups=tuple(
             page.Speedups(
                 title="the whole call", over="eager", noise=interval_of(summary.noise), rows=rows[at : at + MOST]
@@ -240,17 +290,4 @@ def document_of(plan: Path, summary: Summary) -> page.Document:
             for at in range(0, min(len(rows), MOST * MOST_TABLES), MOST)
         ),
         notes=(f"Workers spent {summary.cost_s:.0f} s for {len(summary.ended)} units in this run.",),
-    )
-
-
-def _page_row(summary: Summary, unit: Unit) -> page.Row:
-    document = summary.document(unit)
-    if document is None:
-        why = summary.failure(unit) or summary.missing.get(unit.key, "")
-        return page.Row(file_of(unit.label), summary.status(unit), why)
-    return page.Row(
-        name=file_of(unit.label),
-        status=SLOWER if is_slower(document.gain, document.same) else "pass",
-        note=f"{', '.join(document.winners)}: {document.seconds:.0f} s",
-        speedup=interval_of(document.gain),
     )

@@ -7,7 +7,7 @@ from backend_kwargs.compare.document import speedup_over
 from backend_kwargs.compare.rows import Comparison, Row
 from backend_kwargs.errors import unknown
 
-DEFAULT = "default"  # as `--over` calls torch.compile without a mode
+DEFAULT = "default"  # as `--fail-below` calls torch.compile without a mode
 DEFAULTS = ("default", "inductor", "tmpl-inductor", "tmpl-inductor:default")  # candidates that are that
 
 
@@ -19,16 +19,13 @@ class Judged:
     text: str
 
 
-def label_of(over: str, labels: Sequence[str], *, optioned: bool = False) -> str:
-    """Return the label of what `over` names, DEFAULT if no candidate is that; raise for another name.
-
-    If they are `optioned`, all of Inductor have options of the user's, so that none is default.
-    """
+def label_of(over: str, labels: Sequence[str]) -> str:
+    """Return the label of what `over` names, DEFAULT if no candidate is that; raise for another name."""
     if over in labels:
         return over
     if over == DEFAULT:
-        return next((label for label in DEFAULTS if label in labels and not optioned), DEFAULT)
-    raise unknown("candidate of --over", over, [*labels, DEFAULT], otherwise="It is one of --backends, or 'default'.")
+        return next((label for label in DEFAULTS if label in labels), DEFAULT)
+    raise unknown("name of --fail-below", over, [*labels, DEFAULT], otherwise="It is one of --backends, or 'default'.")
 
 
 def judge(comparison: Comparison, over: str, least: float) -> Judged:

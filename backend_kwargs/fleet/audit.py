@@ -208,7 +208,7 @@ def by_key(catalogue: Catalogue) -> dict[str, list[Decision]]:
 
 
 def units_of(store: Store, trusted_keys: Sequence[object] = ()) -> list[UnitDocument]:
-    """Return what `tune --plan` wrote into a store of units that are done; if there are keys, what one signed."""
+    """Return what `tune-plan` wrote into a store of units that are done; if there are keys, what one signed."""
     documents = (read(name, content, trusted_keys) for name, content in store.list(UNITS))
     return [each for each in documents if each and each.decisions and not each.failed]
 
@@ -241,11 +241,11 @@ def consented(documents: Sequence[UnitDocument], model: str | None, *, trust: bo
     named = list(dict.fromkeys(each.unit.model for each in documents))
     if not named:
         raise BackendKwargsError(
-            f"The documents of {label!r} do not name their model: pass --model FILE_OR_MODULE:FACTORY, which makes it."
+            f"The documents of {label!r} do not name their model: pass MODEL, FILE_OR_MODULE:FACTORY, which makes it."
         )
     several = f", and {len(named) - 1} more" if named[1:] else ""
     raise BackendKwargsError(
-        f"A store's document is data, and the model that it names is not imported without consent: pass --model, or "
+        f"A store's document is data, and the model that it names is not imported without consent: name it, or pass "
         f"--trust for all of them. It names {shown(named[0])}{several}."
     )
 

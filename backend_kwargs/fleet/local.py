@@ -40,7 +40,7 @@ class LocalPool:
             return f"this machine has no {'GPU' if unit.device == 'cuda' else unit.device}"
         most = max(len(device.cores) for device in like)
         if unit.threads and unit.threads > most:
-            return f"it needs {unit.threads} threads, and a worker has {most} cores: use fewer --workers"
+            return f"it needs {unit.threads} threads, and a worker has {most} cores: use fewer, --on local:N"
         return ""
 
     def devices_of(self, unit: Unit) -> set[str]:
@@ -96,7 +96,9 @@ def devices_here(workers: int | None) -> list[Device]:
     cores = _cores()
     gpus, cpu = _gpus(), str(machine()["device"])
     if workers is not None and workers > len(cores):
-        raise BackendKwargsError(f"--workers must be at most {len(cores)}, the cores of this machine, got {workers}.")
+        raise BackendKwargsError(
+            f"--on local:N takes at most {len(cores)} workers here, one for each core, got {workers}."
+        )
     shares = _shares(cores, len(gpus)) if len(gpus) <= len(cores) else [cores] * len(gpus)
     on_gpus = [Device(tuple(sum(own, ())), gpu, name) for (gpu, name), own in zip(gpus, shares, strict=True)]
     return [*on_gpus, *(Device(tuple(sum(own, ())), name=cpu) for own in _shares(cores, workers or 1))]

@@ -192,11 +192,11 @@ def _submitted(client: "JobSubmissionClient", **job: Any) -> str:
 
 
 def run_job(address: str, plan: Path, arguments: Sequence[str], show: Callable[[str], None]) -> bool:
-    """Run `tune` on the cluster whose dashboard is at `address`; return whether it succeeded."""
+    """Run `tune-plan` on the cluster whose dashboard is at `address`; return whether it succeeded."""
     _ray()
     from ray.job_submission import JobSubmissionClient
 
-    command = ["python", "-m", "backend_kwargs", "tune", "--plan", plan.name, "--on", "ray:auto", *arguments]
+    command = ["python", "-m", "backend_kwargs", "tune-plan", plan.name, "--on", "ray:auto", *arguments]
     environment = {"working_dir": str(plan.resolve().parent), "env_vars": NO_STATISTICS}
     try:
         client = JobSubmissionClient(address)

@@ -152,7 +152,7 @@ def _digest(folder: Path, model: str) -> str:
 
 
 TEMPLATE = """\
-# A plan for `backend-kwargs tune --plan FILE`. Each model is tuned for every combination of its sizes, and of the
+# A plan for `backend-kwargs tune-plan FILE`. Each model is tuned for every combination of its sizes, and of the
 # dtypes, devices and threads; a [[models]] table may have any of these keys for itself.
 devices = {devices}  # "cpu", "cuda" for any GPU, or part of a GPU's name, such as "H100"
 {threads}# dtypes = ["float32", "bfloat16"]  # leave it out for what the factory makes

@@ -68,7 +68,7 @@ def inductor_option(name: str, besides: Mapping[str, Option] = MappingProxyType(
     if elsewhere := _renamed(plain, options) or _in_another_release(plain, options):
         raise BackendKwargsError(f"{KIND} {plain!r} {elsewhere}")
     kind = "option" if get_close_matches(plain, besides) else KIND
-    return lookup(name, options, kind, "Search them with: backend-kwargs options PATTERN")
+    return lookup(name, options, kind, "Search them with: backend-kwargs explain inductor PATTERN")
 
 
 @cache

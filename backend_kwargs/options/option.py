@@ -12,6 +12,7 @@ from typing import Annotated, Any, ForwardRef, Literal, TypeVar, Union, get_args
 
 from backend_kwargs.errors import BackendKwargsError, shortened, shown, unknown, wrong_value
 from backend_kwargs.files.plain_data import why_not_plain
+from backend_kwargs.options.spec import split_outside
 
 LONGEST_TYPE = 120
 
@@ -81,7 +82,7 @@ def check(option: Option, value: object, kind: str = "option") -> Any:
 def convert(option: Option, value: object, kind: str = "option") -> Any:
     """Return `value`, from text, JSON or TOML, converted to the option's type; else raise.
 
-    Text for a str is not changed; for an untyped option it is parsed as JSON if possible.
+    Text for a str is not changed; for an untyped option it is parsed as JSON if possible; "a,b" may be a list of str.
     """
     for reading in _readings(option.type, value):
         fitted = _fit(option.type, reading, as_text=True)
@@ -259,6 +260,8 @@ def _readings(wanted: object, value: object) -> Iterator[object]:
     if not _unknown(wanted):
         yield from _floats(word)
     yield value
+    if not word.startswith(("[", "{")):  # JSON that does not fit stays an error
+        yield split_outside(value)
 
 
 def _json(text: str) -> list[object]:

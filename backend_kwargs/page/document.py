@@ -1,4 +1,4 @@
-"""The data of a page: what `--json` writes, a page contains, and `--against` reads; versioned, with a schema.
+"""The data of a page: what `-o FILE.json` writes, a page contains, and `--against` reads; versioned, with a schema.
 
 Every part is optional, and an absent one leaves no trace on the page. All text is plain text, times are in seconds,
 sizes in bytes, ratios above 1 are faster. Files may come from anyone: each list and text has a limit.
@@ -13,7 +13,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from backend_kwargs.errors import BackendKwargsError, error_text
-from backend_kwargs.interval import Interval, widest
+from backend_kwargs.interval import Interval
 
 VERSION = 1
 LONGEST = 32 << 20  # bytes of a document
@@ -337,11 +337,6 @@ class Document(Part, frozen=True):
     accuracy: Annotated[tuple[Result, ...], _at_most(5000)] = ()
     changes: Changes | None = None
     notes: Annotated[tuple[Text, ...], _at_most(500)] = ()
-
-    @property
-    def noise(self) -> Interval | None:
-        """How far the widest baseline is from itself, None if none was timed twice."""
-        return widest(group.noise for group in self.speedups)
 
     @property
     def doubts(self) -> tuple[Warned, ...]:

@@ -28,13 +28,13 @@ def from_html(content: bytes, what: str = "the page") -> Document:
     found = [*_data_of(content.decode(errors="replace"), what)]
     if len(found) != 1:
         raise BackendKwargsError(
-            f"Cannot read {what}: it must contain one report, as a page that --html wrote, and contains {len(found)}."
+            f"Cannot read {what}: it must contain one report, as a page that -o wrote, and contains {len(found)}."
         )
     return parse(found[0].encode(), what)
 
 
 def read_document(path: str | Path) -> Document:
-    """Return the document in a file that `--html` or `--json` wrote, or raise BackendKwargsError."""
+    """Return the document in a file that `-o` wrote, or raise BackendKwargsError."""
     content = read_bytes(path, "a report", LONGEST)
     read = parse if content.lstrip()[:1] == b"{" else from_html
     return read(content, repr(str(path)))
@@ -46,7 +46,7 @@ def _data_of(page: str, what: str) -> Iterator[str]:
     while page.find("<", at) >= 0:
         tag = TAG.match(page, at)
         if tag is None:
-            raise BackendKwargsError(f"Cannot read {what}: it is not a page that --html wrote, from character {at} on.")
+            raise BackendKwargsError(f"Cannot read {what}: it is not a page that -o wrote, from character {at} on.")
         at = tag.end()
         if tag["name"] in RAW and not tag["closing"]:
             end = page.find(f"</{tag['name']}>", at)

@@ -4,6 +4,7 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
 from backend_kwargs.errors import wrong_value
+from backend_kwargs.progress import progress
 from backend_kwargs.sealing.declared import Declared
 
 if TYPE_CHECKING:
@@ -57,4 +58,6 @@ def seal(
     from backend_kwargs.sealing.warming import warmed
 
     target = target_of(compiled)
-    return warmed(target, declared, example_of(compiled, example_inputs), on_miss=on_miss, check=check, tol=tol)
+    example = example_of(compiled, example_inputs)
+    with progress("seal", "compiling") as tell:
+        return warmed(target, declared, example, tell, on_miss=on_miss, check=check, tol=tol)

@@ -1,6 +1,6 @@
 """Warming up: compile for all declared sizes, compare results with eager's, and call until nothing is compiled."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from pathlib import Path
@@ -34,7 +34,14 @@ MAPS = Path("/proc/self/maps")
 
 
 def warmed(
-    target: Target, declared: Declared, example: Sample, *, on_miss: str, check: bool, tol: float | None
+    target: Target,
+    declared: Declared,
+    example: Sample,
+    tell: Callable[[str, float], None],
+    *,
+    on_miss: str,
+    check: bool,
+    tol: float | None,
 ) -> Sealed:
     """Return the sealed function, once its compiled code is there, right, and compiles nothing more."""
     import_compiler()
@@ -42,7 +49,7 @@ def warmed(
         cudagraphs.trees_of_thread()  # torch 2.11 makes none in threads that a user has started
     places = places_of(declared, target.signature, target.named_leaves(example))
     reader = Reader(declared, places)
-    work = _Warming(target, declared, example, places)
+    work = _Warming(target, declared, example, places, tell)
     checks = Checks(target.name, partial(work.call, target.eager), tol)
     with work.kept(), work.drawing_apart():
         work.refuse_compiled_parts(on_miss)
@@ -84,8 +91,15 @@ def warmed(
 class _Warming:
     """The steps of one `seal`."""
 
-    def __init__(self, target: Target, declared: Declared, example: Sample, places: Sequence[InputPath]) -> None:
-        self.target, self.declared, self.example, self.places = target, declared, example, places
+    def __init__(
+        self,
+        target: Target,
+        declared: Declared,
+        example: Sample,
+        places: Sequence[InputPath],
+        tell: Callable[[str, float], None],
+    ) -> None:
+        self.target, self.declared, self.example, self.places, self.tell = target, declared, example, places, tell
         self.leaves = target.named_leaves(example)
         self.notes: list[str] = []
         self.has_gradients = False
@@ -145,6 +159,12 @@ class _Warming:
         self.has_gradients |= bool(result.gradients)
         return result
 
+    def _told(self, points: Iterable[Point], what: str, count: int, done: float) -> Iterator[Point]:
+        """Yield the combinations, with their number on a terminal; `done` is the fraction of `seal` before them."""
+        for at, point in enumerate(points):
+            self.tell(f"{what}, {at + 1} of {count} sizes", done + 0.3 * at / count)
+            yield point
+
     # ---- compiling
 
     def refuse_compiled_parts(self, on_miss: str) -> None:
@@ -167,7 +187,8 @@ class _Warming:
                 if self._unfit(point) != "":
                     self._compile(point)
             codes = 0
-            for point in self.declared.points() if self.target.look is not None else ():
+            asked = self._told(self.declared.points(), "compiling", self.declared.count, 0.0)
+            for point in asked if self.target.look is not None else ():
                 if not (why := self._unfit(point)):
                     continue
                 self._compile(point)
@@ -235,14 +256,14 @@ class _Warming:
 
     def round(self, call: Call, points: Sequence[Point]) -> None:
         """Call for each combination."""
-        for point in points:
+        for point in self._told(points, "calling", len(points), 0.3):
             self.call(call, self.inputs(point, marked=call is self.target.compiling), point)
         for device in {leaf.device for leaf in self.leaves.values() if isinstance(leaf, torch.Tensor)}:
             synchronize(device)
 
     def compare(self, checks: Checks, points: Sequence[Point]) -> None:
         """Compare the results for each combination with eager's."""
-        for point in points:
+        for point in self._told(points, "comparing", len(points), 0.6):
             make = partial(self.inputs, point)
             checks.compare(self.call(self.target.compiling, make(), point), make, point)
         if checks.random:

@@ -10,10 +10,12 @@ import pytest
 import torch
 
 import backend_kwargs as bk
+from backend_kwargs import progress as progress_line
 from backend_kwargs.auto import reporting
 from backend_kwargs.auto.reporting import ARTIFACT, origin, progress, table
 from backend_kwargs.facts.decision import Decision, RaceRow
 from backend_kwargs.interval import Interval
+from backend_kwargs.progress import progress as progress_of
 
 pytestmark = pytest.mark.noise
 
@@ -24,18 +26,22 @@ class Terminal(io.StringIO):
 
 
 def test_a_terminal_shows_what_is_tried(monkeypatch):
-    """On a terminal a line names the candidate that is being tried."""
+    """On a terminal a line names the candidate that is being tried, its number, and what of `pin` it is part of."""
     monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "120")
     monkeypatch.setattr(sys, "stderr", shown := Terminal())
-    with progress() as tick:
-        tick("coordinate_descent", 0.5)
-    assert "auto: coordinate_descent" in shown.getvalue()
+    with progress_of("pin", "1 of 3, racing"), progress() as tick:
+        for at, name in enumerate(("freezing", "coordinate_descent"), 1):
+            tick(name, at / 4)
+        lines = [task.description for task in progress_line._shown[0].tasks]
+    assert lines == ["pin: 1 of 3, racing", "auto: candidate 2 of 3, coordinate_descent"]
+    assert "pin: 1 of 3, racing" in shown.getvalue()
 
 
 def test_elsewhere_nothing_is_shown(monkeypatch):
     """Off a terminal, for instance in a log file, no progress line is written."""
     monkeypatch.setattr(sys, "stderr", shown := io.StringIO())
-    with progress() as tick:
+    with progress_of("pin", "racing"), progress() as tick:
         tick("coordinate_descent", 0.5)
     assert shown.getvalue() == ""
 

@@ -142,7 +142,9 @@ def test_what_no_key_signed_is_counted(kept):
 
 def test_the_command_line_says_it(kept):
     """`backend-kwargs explain` prints what `explain` returns."""
-    ran = CliRunner().invoke(app, ["explain", "tmpl-inductor:auto", "-o", f"store={kept}"], catch_exceptions=False)
+    ran = CliRunner().invoke(
+        app, ["explain", "tmpl-inductor:auto", "--option", f"store={kept}"], catch_exceptions=False
+    )
     assert ran.output.splitlines()[-4:] == notes(kept)
 
 

@@ -1,7 +1,6 @@
 """OpenVINO in a lower precision: within a bound that is measured, alone, in a race and in a comparison."""
 
 import copy
-import json
 
 import pytest
 import torch
@@ -18,7 +17,9 @@ from backend_kwargs.backends.openvino import compiler as openvino_native
 from backend_kwargs.cli import app
 from backend_kwargs.errors import BackendKwargsError, BackendKwargsWarning
 from backend_kwargs.harness.isolation import Counted
+from backend_kwargs.options.spec import split_outside
 from backend_kwargs.options.templates import find_template
+from backend_kwargs.page import read_document
 
 pytest.importorskip("openvino")
 pytestmark = [
@@ -346,12 +347,12 @@ def build():
 
 @bf16_here
 def test_compare(tmp_path):
-    """`compare --precision` adds a row for each backend listed that has the precision, with its error."""
+    """A candidate in a lower precision has a row with its error, within the bound that it names."""
     (tmp_path / "model.py").write_text(MODEL)
-    arguments = ["--backends", "eager,openvino-native", "--precision", "bf16", "--max-error", "0.01", "--rounds", "1"]
-    found = tmp_path / "found.json"
-    ran = CliRunner().invoke(app, ["compare", f"{tmp_path / 'model.py'}:build", *arguments, "--samples", str(found)])
+    listed = f"eager,openvino-native,tmpl-inductor[precision=bf16,max_error=0.01],{NAME}"
+    arguments = ["--backends", listed, "--rounds", "1", "-o", str(tmp_path / "found.json")]
+    ran = CliRunner().invoke(app, ["compare", f"{tmp_path / 'model.py'}:build", *arguments])
     assert ran.exception is None
-    rows = {row["label"]: row for row in json.loads(found.read_text())["candidates"]}
-    assert [*rows] == ["eager", "openvino-native", "tmpl-inductor[precision=bf16,max_error=0.01]", NAME]
-    assert rows[NAME]["accuracy"]["error"] > 1e-3
+    document = read_document(tmp_path / "found.json")
+    assert [row.name for row in document.speedups[0].rows] == split_outside(listed)
+    assert max(each.error for each in document.accuracy if each.candidate == NAME) > 1e-3

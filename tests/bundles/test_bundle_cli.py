@@ -1,6 +1,5 @@
-"""`backend-kwargs build`, `inspect` and `run` on the command line."""
+"""`backend-kwargs bundle build`, `inspect` and `run` on the command line."""
 
-import json
 import os
 import re
 import shutil
@@ -10,7 +9,6 @@ import sys
 import pytest
 
 from backend_kwargs.bundles.disk.manifest import digest, sign
-from backend_kwargs.page import parse, read_document
 from tests import forks
 
 MODEL = """
@@ -27,7 +25,7 @@ def folder(tmp_path_factory):
     """A folder with a model's file and its bundle, and the output of `build`."""
     folder = tmp_path_factory.mktemp("cli")
     (folder / "model.py").write_text(MODEL)
-    built = call(folder, "build", "model.py:build", "-o", "bundle", "--fullgraph")
+    built = call(folder, "bundle", "build", "model.py:build", "-o", "bundle", "--static")
     assert built.returncode == 0, built.stderr
     (folder / "built.txt").write_text(built.stdout)
     return folder
@@ -57,15 +55,15 @@ def call(folder, *arguments, **environment):
 
 def test_build_says_what_it_made(folder):
     output = (folder / "built.txt").read_text()
-    assert output.startswith("CompiledModule(fullgraph=True)\nstate: active on cpu\n")
+    assert output.startswith("CompiledModule(dynamic=False)\nstate: active on cpu\n")
     assert re.search(r"compiling +\d+\.\d\d", output)
-    assert output.endswith("Serve it: backend-kwargs run bundle model.py:build --trust\n")
+    assert output.endswith("Serve it: backend-kwargs bundle run bundle model.py:build --trust\n")
 
 
 def test_run_shows_the_first_call_beside_the_compile(folder, tmp_path):
     """In a fresh process with an empty cache nothing is compiled, and a table shows both times."""
     empty = {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "empty")}
-    ran = call(folder, "run", "bundle", "model.py:build", "--rounds", 3, "--trust", **empty)
+    ran = call(folder, "bundle", "run", "bundle", "model.py:build", "--trust", **empty)
     assert ran.returncode == 0, ran.stderr
     seconds = dict(re.findall(r"^ ([a-z][^\d\n]*?) {2,}(\d+\.\d\d)", ran.stdout, re.MULTILINE))
     assert {"compiling, when it was built", "load and deploy", "first call"} <= seconds.keys()
@@ -77,7 +75,7 @@ def test_run_shows_the_first_call_beside_the_compile(folder, tmp_path):
 def test_run_imports_no_factory_that_the_user_did_not_name(signed, arguments):
     """The factory's source is no part of a bundle: another file of its name may lie in the current folder."""
     (signed / "model.py").write_text("open('ran', 'w')")
-    ran = call(signed, "run", "bundle", *arguments)
+    ran = call(signed, "bundle", "run", "bundle", *arguments)
     wanted = "Pass FACTORY, the function that makes the model: MODULE_OR_FILE:NAME."
     assert (ran.returncode, ran.stderr) == (2, f"error: {wanted} It was built with 'model.py:build'.\n")
     assert not (signed / "ran").exists()
@@ -96,14 +94,14 @@ def test_keys_hold_beside_trust(signed, change, reason):
     if change:
         shutil.rmtree(signed / "bundle" / "signatures")
     (signed / "model.py").write_text("open('ran', 'w')")
-    ran = call(signed, "run", "bundle", "model.py:build", "--trust", "--key", "foreign.pem")
+    ran = call(signed, "bundle", "run", "bundle", "model.py:build", "--trust", "--key", "foreign.pem")
     assert (ran.returncode, ran.stderr) == (2, f"error: Bundle 'bundle' {reason}\n")
     assert not (signed / "ran").exists()
 
 
 def test_inspect_runs_nothing_and_shows_the_parts(folder):
-    shown = call(folder, "inspect", "bundle").stdout
-    assert "CompiledModule(fullgraph=True) of torch.nn.modules.container.Sequential, not signed" in shown
+    shown = call(folder, "bundle", "inspect", "bundle").stdout
+    assert "CompiledModule(dynamic=False) of torch.nn.modules.container.Sequential, not signed" in shown
     assert re.search(r"^ weights +\d+ ", shown, re.MULTILINE)
     assert shown.endswith("Its code can be used on this machine.\n")
 
@@ -112,50 +110,21 @@ def test_inspect_tells_a_signature_from_a_verified_one(signed):
     """Whatever is in the folder of signatures, only a key can say who signed."""
     unverified, foreign = "with a signature that is not verified (pass --key)", signed / "foreign.pem"
     write_keys(signed / "other.pem", foreign)
-    assert unverified in call(signed, "inspect", "bundle").stdout
-    assert ", signed by a key that was passed, " in call(signed, "inspect", "bundle", "--key", "public.pem").stdout
-    refused = call(signed, "inspect", "bundle", "--key", "foreign.pem")
+    assert unverified in call(signed, "bundle", "inspect", "bundle").stdout
+    assert (
+        ", signed by a key that was passed, "
+        in call(signed, "bundle", "inspect", "bundle", "--key", "public.pem").stdout
+    )
+    refused = call(signed, "bundle", "inspect", "bundle", "--key", "foreign.pem")
     assert (refused.returncode, refused.stdout) == (2, "")
     (signature,) = (signed / "bundle" / "signatures").iterdir()
     signature.write_bytes(b"garbage")
-    assert unverified in call(signed, "inspect", "bundle").stdout
-    assert call(signed, "inspect", "bundle", "--key", "public.pem").returncode == 2
-
-
-def test_inspect_prints_json(folder):
-    manifest = json.loads(call(folder, "inspect", "bundle", "--json").stdout)
-    assert manifest["config"]["fullgraph"] is True
-
-
-def test_run_prints_the_data_of_a_page(folder, tmp_path):
-    """`run --json` prints a document, of which `page` makes a page: the first call beside the compile."""
-    ran = call(folder, "run", "bundle", "model.py:build", "--rounds", 3, "--trust", "--json")
-    assert ran.returncode == 0, ran.stderr
-    (tmp_path / "run.json").write_text(ran.stdout)
-    first, _ = read_document(tmp_path / "run.json").speedups
-    assert (first.over, [row.name for row in first.rows][:2]) == (
-        "compiling",
-        ["compiling", "load, deploy and first call"],
-    )
-    assert call(tmp_path, "page", "run.json", "--html", "run.html").returncode == 0
-    assert read_document(tmp_path / "run.html") == read_document(tmp_path / "run.json")
-
-
-def test_build_prints_the_data_of_a_page(tmp_path):
-    """`build --json` prints a document with the graphs, instead of lines."""
-    (tmp_path / "model.py").write_text(MODEL)
-    built = call(tmp_path, "build", "model.py:build", "-o", "bundle", "--option", "epilogue_fusion=false", "--json")
-    assert built.returncode == 0, built.stderr
-    document = parse(built.stdout.encode())
-    assert document.verdict.text.startswith("1 graph of ")
-    (graph,) = document.graphs
-    assert [(option.name, option.value, option.source) for option in graph.options] == [
-        ("epilogue_fusion", "False", "user")
-    ]
+    assert unverified in call(signed, "bundle", "inspect", "bundle").stdout
+    assert call(signed, "bundle", "inspect", "bundle", "--key", "public.pem").returncode == 2
 
 
 def test_no_bundle_is_one_line(folder):
-    ran = call(folder, "inspect", "nothing")
+    ran = call(folder, "bundle", "inspect", "nothing")
     assert (ran.returncode, ran.stderr) == (
         2,
         "error: No bundle at 'nothing': cannot read manifest.json (No such file or directory).\n",
@@ -204,7 +173,7 @@ def test_a_bundle_that_cannot_be_written_is_refused_before_the_model_is_made(arg
     if "--sign" in arguments:
         pytest.importorskip("cryptography")
     before = sorted(loud.rglob("*"))
-    ran = call(loud, "build", "model.py:build", *arguments)
+    ran = call(loud, "bundle", "build", "model.py:build", *arguments)
     assert (ran.returncode, ran.stdout) == (2, "")
     assert ran.stderr.startswith(f"error: {words}")
     assert ran.stderr.count("\n") == 1
@@ -215,7 +184,7 @@ def test_a_deleted_folder_is_one_line(loud, tmp_path):
     ran = forks.run(
         "-c",
         "import os, sys; os.mkdir('gone'); os.chdir('gone'); os.rmdir('../gone'); sys.argv[1:] = "
-        "['build', 'model:build', '-o', 'b']; from backend_kwargs.cli import main; main()",
+        "['bundle', 'build', 'model:build', '-o', 'b']; from backend_kwargs.cli import main; main()",
         cwd=loud,
     )
     assert (ran.returncode, ran.stderr) == (2, "error: The current folder was deleted: change to another.\n")
@@ -223,7 +192,7 @@ def test_a_deleted_folder_is_one_line(loud, tmp_path):
 
 @pytest.mark.parametrize(
     "words",
-    ["build model.py:build -o b", "compare model.py:build", "explain inductor"],
+    ["bundle build model.py:build -o b", "compare model.py:build", "explain inductor"],
     ids=["build", "compare", "explain"],
 )
 def test_without_a_temporary_folder_a_command_is_one_line(loud, words):

@@ -4,21 +4,26 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+import typer
 
 import backend_kwargs as bk
-from backend_kwargs.cli import REMOVED
+from backend_kwargs.cli import app
 from backend_kwargs.cli import compare as compare_command
 from backend_kwargs.cli.console import print_table
+from backend_kwargs.cli.removed import REMOVED
 from backend_kwargs.compare import Comparison, Row, fastest
 from backend_kwargs.harness.modules import importable
 from backend_kwargs.measure import Interval
+from backend_kwargs.page import read_document
 from backend_kwargs.pipeline import OWN
 from tests import forks
 
+FLAGS = 68  # of all commands together; it only falls
 GOLDEN = Path(__file__).parent / "golden"
 
 
@@ -46,11 +51,18 @@ def check_golden(name: str, text: str) -> None:
         pytest.param("explain_tma", ["explain", "tmpl-inductor:tma"], id="inert, and why"),
         pytest.param(
             "explain_layers",
-            ["explain", "tmpl-inductor:max_autotune+aten", "-o", "mode=reduce-overhead", "-o", "epilogue-fusion=false"],
+            [
+                "explain",
+                "tmpl-inductor:max_autotune+aten",
+                "--option",
+                "mode=reduce-overhead",
+                "--option",
+                "epilogue-fusion=false",
+            ],
             id="layers",
         ),
         pytest.param("explain_other", ["explain", "aot_eager"], id="another backend"),
-        pytest.param("options_tma", ["options", "*persistent_tma*"], id="options by glob"),
+        pytest.param("options_tma", ["explain", "inductor", "*persistent_tma*"], id="options by glob"),
     ],
 )
 def test_output(name, arguments):
@@ -61,12 +73,14 @@ def test_output(name, arguments):
 
 
 def test_list_names_every_template():
-    """`list --json` has a row for each template, with its summary and whether it works here."""
+    """`list --json` has a row for each template, with its summary and whether it works here; each backend once."""
     listed = json.loads(run("list", "--json").stdout)
     rows = {row["name"]: row for row in listed["templates"]}
     assert rows["cpp_wrapper"]["works"] == "works"
     assert (rows["tma"]["works"], rows["tma"]["why"]) == ("cannot", "no CUDA GPU is visible")
-    assert not [row["name"] for row in listed["backends"] if "TESTING" in row["name"]]
+    names = [row["name"] for row in listed["backends"]]
+    assert not [name for name in names if "TESTING" in name]
+    assert not {*names} & {name.removeprefix("tmpl-") for name in names if name.startswith("tmpl-")}
     assert all(row["summary"] for row in rows.values())
 
 
@@ -94,15 +108,15 @@ assert torch._inductor.config.max_autotune is find_backend("inductor").option("m
 
 def test_options_searches_words_of_the_doc():
     """A word that occurs only in an option's doc finds the option."""
-    rows = json.loads(run("options", "heuristic-based partitioning", "--json").stdout or "[]")
-    words = json.loads(run("options", "tiling select heuristic", "--json").stdout)
+    rows = json.loads(run("explain", "inductor", "heuristic-based partitioning", "--json").stdout or "[]")
+    words = json.loads(run("explain", "inductor", "tiling select heuristic", "--json").stdout)
     assert ([row["option"] for row in words], rows) == (["cpp.enable_tiling_heuristics"], [])
 
 
 @pytest.mark.parametrize("spec", ["tmpl-inductor", "tmpl-inductor:auto", "tmpl-inductor:freezing+aten"])
 def test_options_show_ours_first(spec):
     """This package's options, which every template accepts, come before Inductor's: type, default and doc."""
-    rows = json.loads(run("options", "--backend", spec, "--json").stdout)
+    rows = json.loads(run("explain", spec, "*", "--json").stdout)
     ours = rows[: len(OWN)]
     assert [row["option"] for row in ours] == list(OWN)
     assert all(row["doc"] for row in ours)
@@ -119,26 +133,24 @@ def test_options_show_ours_first(spec):
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
-        pytest.param(["--backend", "eager"], "Backend 'eager' takes no options.\n", id="none"),
-        pytest.param(
-            ["--backend", "boxes:f"], "Backend 'boxes:f' takes anything in `options`, unchecked.\n", id="a mapping"
-        ),
-        pytest.param(
-            ["zzz", "--backend", "boxes:g"], "Backend 'boxes:g' takes any keyword argument, unchecked.\n", id="keywords"
-        ),
+        pytest.param(["eager", "*"], "Backend 'eager' takes no options.\n", id="none"),
+        pytest.param(["boxes:f", "*"], "Backend 'boxes:f' takes anything in `options`, unchecked.\n", id="a mapping"),
+        pytest.param(["boxes:g", "zzz"], "Backend 'boxes:g' takes any keyword argument, unchecked.\n", id="keywords"),
     ],
 )
 def test_options_that_nobody_checks(arguments, expected, tmp_path):
-    """`options` shows what a backend accepts unchecked, or that it accepts nothing."""
+    """`explain` with a pattern shows what a backend accepts unchecked, or that it accepts nothing."""
     text = "def f(gm, inputs, options=None): ...\ndef g(gm, inputs, *, level=1, **kwargs): ...\n"
     (tmp_path / "boxes.py").write_text(text, encoding="utf-8")
-    ran = run("options", *arguments, cwd=tmp_path)
+    ran = run("explain", *arguments, cwd=tmp_path)
     assert (ran.returncode, ran.stdout) == (0, expected), ran.stderr
 
 
 def test_explain_json():
     """`explain --json` shows each option's value, layer, default, status and what it overrides."""
-    explained = json.loads(run("explain", "tmpl-inductor:cpp_wrapper", "-o", "cpp-wrapper=false", "--json").stdout)
+    explained = json.loads(
+        run("explain", "tmpl-inductor:cpp_wrapper", "--option", "cpp-wrapper=false", "--json").stdout
+    )
     assert explained["effects"] == [
         {
             "option": "cpp_wrapper",
@@ -167,18 +179,18 @@ def test_explain_shows_the_environment():
             id="template",
         ),
         pytest.param(
-            ["explain", "tmpl-inductor", "-o", "max_autotune=maybe"],
+            ["explain", "tmpl-inductor", "--option", "max_autotune=maybe"],
             "Inductor option 'max_autotune' must be bool, got 'maybe' (str).",
             id="value",
         ),
         pytest.param(
-            ["explain", "tmpl-inductor", "-o", "max_autotune"],
+            ["explain", "tmpl-inductor", "--option", "max_autotune"],
             "Cannot read option 'max_autotune'; write it 'name=value'.",
             id="assignment",
         ),
         pytest.param(
-            ["options", "qqq"],
-            "No Inductor option matches 'qqq'; try a shorter word or a glob such as '*tma*'.",
+            ["explain", "inductor", "qqq"],
+            "No option of inductor matches 'qqq'; try a shorter word or a glob such as '*tma*'.",
             id="no match",
         ),
         pytest.param(
@@ -192,29 +204,32 @@ def test_explain_shows_the_environment():
             id="no module",
         ),
         pytest.param(
-            ["compare", "nothing_here.py:build", "--plot", "out.zzz"],
-            "plot must be a file with the suffix of an image, such as .png, .svg or .pdf, got 'out.zzz' (str).",
-            id="plot's ending",
+            ["compare", "nothing_here.py:build", "-o", "out.zzz"],
+            "Option '--output' must be a file that ends in .png, .svg, .pdf, .html, .json or .md, got 'out.zzz' (str).",
+            id="output's ending",
         ),
         pytest.param(
-            ["compare", "nothing_here.py:build", "--plot", "/nodir/out.png"],
+            ["compare", "nothing_here.py:build", "-o", "/nodir/out.png"],
             "Cannot write '/nodir/out.png': there is no directory '/nodir'.",
             id="plot's directory",
         ),
         pytest.param(
-            ["compare", "nothing_here.py:build", "--json", "/nodir/out.json"],
+            ["compare", "nothing_here.py:build", "-o", "/nodir/out.json"],
             "Cannot write '/nodir/out.json': there is no directory '/nodir'.",
             id="JSON's directory",
         ),
         pytest.param(
-            ["compare", "nothing_here.py:build", "--json", "/"],
-            "Cannot write '/': it is a directory.",
-            id="JSON is a directory",
+            ["compare", "nothing_here.py:build", "--backends", "eager,inductor[freezin=1]"],
+            "Unknown Inductor option 'freezin'. Did you mean 'freezing'?",
+            id="option of a candidate",
         ),
         pytest.param(
-            ["compare", "nothing_here.py:build", "--backends", "eager", "-o", "freezin=1"],
-            "Unknown Inductor option 'freezin'. Did you mean 'freezing'?",
-            id="option that no candidate takes",
+            ["compare"], "Name what to compare: MODEL, or --from FILE, an earlier page or its data.", id="no model"
+        ),
+        pytest.param(
+            ["compare", "--from", "page.html", "--rounds", "3"],
+            "--rounds has no effect with --from, which compares nothing.",
+            id="timing of what was timed",
         ),
         pytest.param(
             ["compare", "build"],
@@ -264,7 +279,7 @@ def child(*arguments: str, stdout: Any) -> forks.Fork:
 @pytest.mark.parametrize("flags", [[], ["--json"]], ids=["table", "JSON"])
 def test_reader_that_leaves(flags):
     """If a reader such as `head -1` closes the pipe, the exit code is 0 and nothing is printed."""
-    with child("options", "*", *flags, stdout=subprocess.PIPE) as ran:
+    with child("explain", "inductor", "*", *flags, stdout=subprocess.PIPE) as ran:
         ran.stdout.close()
         assert (ran.stderr.read(), ran.wait()) == ("", 0)
 
@@ -341,32 +356,21 @@ def factory(tmp_path):
 
 def test_compare_compiles_nine(factory):
     """Nine backends give nine compiled rows, although dynamo stops at eight variants of one function."""
-    flags = ("--warm", "--rounds", "2", "--samples", "out.json")
+    flags = ("--quick", "--rounds", "2", "-o", "out.json")
     ran = run("compare", "factory.py:build", "--backends", NINE, *flags, cwd=factory)
     assert ran.returncode == 0, ran.stderr
-    rows = json.loads((factory / "out.json").read_text(encoding="utf-8"))["candidates"]
-    assert [(row["status"], row["graphs"]) for row in rows] == [*[("pass", 1)] * 8, ("unknown", 1)]
+    rows = read_document(factory / "out.json").speedups[0].rows
+    assert [(row.status, row.graphs) for row in rows] == [*[("pass", 1)] * 8, ("unknown", 1)]
 
 
-def test_compare_applies_options_to_inductor_alone(factory):
-    """`-o` applies to Inductor's candidates; the report, the plot and a config's candidate are optional."""
-    ran = run(
-        *("compare", "factory.py:build", "--backends", "eager,aot_eager,tmpl-inductor", "-o", "epilogue-fusion=false"),
-        *(
-            "--warm",
-            "--rounds",
-            "2",
-            "--report",
-            "--plot",
-            "out.png",
-            "--config",
-            '{"template": "aten", "backend": "tmpl-inductor"}',
-        ),
-        cwd=factory,
-    )
+def test_compare_plots_candidates_with_options(factory):
+    """A candidate has its options in brackets; `-o FILE.png` is a plot; --quick uses Inductor's cache as it is."""
+    listed = "eager,aot_eager,tmpl-inductor[epilogue-fusion=false]"
+    flags = ("--quick", "--rounds", "2", "-o", "out.png")
+    ran = run("compare", "factory.py:build", "--backends", listed, *flags, cwd=factory)
     assert ran.returncode == 0, ran.stderr
-    assert "epilogue_fusion=False" in ran.stdout
-    assert "tmpl-inductor:aten of --config" in ran.stdout
+    assert "tmpl-inductor[epilogue-fusion=false]" in ran.stdout
+    assert "with Inductor's cache as it was" in ran.stdout
     assert (factory / "out.png").read_bytes().startswith(b"\x89PNG")
 
 
@@ -426,20 +430,19 @@ def build():
 
 
 def test_compare_loads_the_file_itself(tmp_path):
-    """A file json.py is loaded instead of the standard library's, and can import its neighbours; `--warm` acts."""
+    """A file json.py is loaded instead of the standard library's, and can import its neighbours."""
     models = tmp_path / "models"
     models.mkdir()
     for name, text in (("json", JSON_PY), ("neighbour", "TWO = 2.0"), ("late", "ONE = 1.0")):
         (models / f"{name}.py").write_text(text, encoding="utf-8")
     ran = run(
-        *("compare", "models/json.py:build", "--backends", "eager,inductor", "--rounds", "2", "--samples", "out.json"),
-        "--warm",
+        *("compare", "models/json.py:build", "--backends", "eager,inductor", "--rounds", "2", "-o", "out.json"),
+        "--quick",
         cwd=tmp_path,
     )
     assert ran.returncode == 0, ran.stderr
-    assert "with Inductor's cache as it was" in ran.stdout
-    rows = json.loads((tmp_path / "out.json").read_text(encoding="utf-8"))["candidates"]
-    assert [(row["status"], row["graphs"]) for row in rows] == [("pass", 0), ("pass", 1)]
+    rows = read_document(tmp_path / "out.json").speedups[0].rows
+    assert [(row.status, row.graphs) for row in rows] == [("pass", None), ("pass", 1)]
 
 
 BACKENDS_PY = """
@@ -464,17 +467,12 @@ def test_compare_finds_a_backend_beside_the_model(tmp_path):
     (folder / "mybackends.py").write_text(BACKENDS_PY, encoding="utf-8")
     specs = "models/mybackends.py:mine,mybackends:mine[level=2],mybackends:broken"
     ran = run(
-        *("compare", "models/factory.py:relu", "--backends", specs, "--rounds", "1", "--samples", "out.json"),
+        *("compare", "models/factory.py:relu", "--backends", specs, "--rounds", "1", "-o", "out.json"),
         cwd=tmp_path,
     )
     assert ran.returncode == 0, ran.stderr
-    rows = json.loads((tmp_path / "out.json").read_text(encoding="utf-8"))["candidates"]
-    assert [row["backend"] for row in rows] == [
-        "make_backend('mybackends:mine')",
-        "make_backend('mybackends:mine', {'level': 2})",
-        "make_backend('mybackends:broken')",
-    ]
-    assert rows[2]["reason"] == "RuntimeError: no luck"
+    rows = read_document(tmp_path / "out.json").speedups[0].rows
+    assert ([row.name for row in rows], rows[2].reason) == (specs.split(","), "RuntimeError: no luck")
     assert ran.stderr.splitlines() == [f"compiling {spec} ({at} of 3)" for at, spec in enumerate(specs.split(","), 1)]
 
 
@@ -528,7 +526,7 @@ def test_compare_output(capsys, monkeypatch):
     made = Comparison(rows, where, Interval(1.0, 0.98, 1 / 0.98), "eager", "inference", ["A note."])
     assert fastest(made) is rows[1]
     backend = bk.make_backend("tmpl-inductor:freezing", epilogue_fusion=False)
-    compare_command._print(made, rows[1], backend, reports=False)
+    compare_command._print(made, rows[1], backend)
     check_golden("compare", capsys.readouterr().out)
 
 
@@ -566,17 +564,37 @@ def test_shells_complete_the_commands():
 
 
 @pytest.mark.parametrize(
-    ("name", "rest"),
+    ("name", "given"),
     [
-        ("seal", ["--from-log", "sizes.jsonl"]),
-        ("serve", ["decisions"]),
-        ("run --no-guards", ["bundle", "model.py:build"]),
-        ("run --guards", ["bundle"]),
-        ("build --kind", ["model.py:build", "-o", "bundle"]),
+        ("seal", ["seal", "--from-log", "sizes.jsonl"]),
+        ("page", ["page", "compare.json", "--html", "compare.html"]),
+        ("run", ["run", "bundle", "model.py:build", "--no-guards"]),
+        ("build", ["build", "model.py:build", "-o", "bundle", "--kind=aoti"]),
+        ("tune --plan", ["tune", "--plan", "plan.toml", "--store", "kept", "--html=plan.html"]),
+        ("compare --html", ["compare", "model.py:build", "--html", "compare.html"]),
+        ("decisions --html", ["decisions", "list", "--html", "decisions.html"]),
     ],
 )
-def test_what_was_removed_says_what_to_write(name, rest):
+def test_what_was_removed_says_what_to_write(name, given):
     """A command or flag of an earlier release is refused in one line that says what to write instead."""
-    command, *flags = name.split()
-    ran = run(command, *rest, *(f"{flag}=aoti" if flag == "--kind" else flag for flag in flags))
+    ran = run(*given)
     assert (ran.returncode, ran.stderr) == (2, f"error: 'backend-kwargs {name}' was removed: {REMOVED[name]}.\n")
+
+
+def _flags(command: Any, name: str = "backend-kwargs") -> Iterator[tuple[str, str]]:
+    """Yield the name of each command and each of its flags, but for those that typer adds to every program."""
+    own = (each.opts[-1] for each in command.params if each.param_type_name == "option")
+    yield from ((name, flag) for flag in own if "completion" not in flag)
+    for sub, each in getattr(command, "commands", {}).items():
+        yield from _flags(each, f"{name} {sub}")
+
+
+def test_the_command_line_stays_small():
+    """It has at most 10 commands, and no more flags than today; one that goes is in the table of what was removed."""
+    command = typer.main.get_command(app)
+    flags = [*_flags(command)]
+    assert len(command.commands) <= 10
+    assert len(flags) <= FLAGS
+    assert len({flag for _, flag in flags}) <= 45
+    known = {(name.removeprefix("backend-kwargs ").split()[0], flag) for name, flag in flags}
+    assert not known & {tuple(name.split()) for name in REMOVED}

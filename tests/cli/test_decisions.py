@@ -100,7 +100,7 @@ def test_an_empty_store_is_named(tmp_path):
     "arguments",
     [
         *(["list", "--store"], ["list", "--json", "--store"], ["show", "ab", "--store"], ["export", "o", "--store"]),
-        *(["forget", "--all", "--store"], ["sync"], ["audit"], ["audit", "--store"]),
+        *(["forget", "--all", "--store"], ["sync"], ["audit", "--store"]),
         ["audit", "no.py:model", "--store"],
     ],
     ids=" ".join,
@@ -200,7 +200,7 @@ def test_pages(folder, tmp_path):
     both = folder(FIRST, SECOND)
     gone = folder(replace(FIRST, winner="mine", options={"no_such_option": 1}), name="gone")
     for arguments in (["show", "ab", "--store", both], ["list", "--store", both], ["show", "ab", "--store", gone]):
-        run(*arguments, "--html", tmp_path / f"{arguments[0]}-{arguments[-1].name}.html")
+        run(*arguments, "-o", tmp_path / f"{arguments[0]}-{arguments[-1].name}.html")
     pasted = [read_document(tmp_path / f"{name}.html").verdict for name in ("show-store", "list-store", "show-gone")]
     assert [bool(each and each.paste) for each in pasted] == [True, False, False]
 

@@ -40,6 +40,7 @@ def folder(tmp_path):
     Catalogue(tmp_path / "store").add(MADE, RACED)
     (tmp_path / "old.html").write_text(to_html(OLD), encoding="utf-8")
     (tmp_path / "old.json").write_bytes(to_json(OLD))
+    (tmp_path / "a.md").mkdir()
     return tmp_path
 
 
@@ -53,7 +54,7 @@ def run(folder, *arguments):
 
 def test_compare_writes_a_page_its_data_and_a_summary(folder):
     """All three show the candidates; the page has the same data as the JSON, and what differs from the older one."""
-    outputs = ("--html", "c.html", "--json", "c.json", "--markdown", "c.md", "--against", "old.json")
+    outputs = ("-o", "c.html", "-o", "c.json", "-o", "c.md", "--against", "old.json")
     ran = run(folder, *SMALL, *outputs)
     assert (ran.returncode, ran.stderr.splitlines()[-1]) == (0, "The page is c.html."), ran.stderr
     document = read_document(folder / "c.html")
@@ -72,9 +73,9 @@ def test_compare_writes_a_page_its_data_and_a_summary(folder):
 
 
 def test_a_page_is_made_again_from_its_data(folder):
-    """`page` writes the same page from the JSON, and from a page itself."""
-    assert run(folder, "page", "old.json", "--html", "again.html").returncode == 0
-    assert run(folder, "page", "again.html", "--html", "third.html", "--json", "third.json").returncode == 0
+    """`compare --from` writes the same page from the JSON, and from a page itself."""
+    assert run(folder, "compare", "--from", "old.json", "-o", "again.html").returncode == 0
+    assert run(folder, "compare", "--from", "again.html", "-o", "third.html", "-o", "third.json").returncode == 0
     assert (folder / "again.html").read_bytes() == (folder / "old.html").read_bytes()
     assert (folder / "third.html").read_bytes() == (folder / "old.html").read_bytes()
     assert (folder / "third.json").read_bytes() == (folder / "old.json").read_bytes()
@@ -83,17 +84,13 @@ def test_a_page_is_made_again_from_its_data(folder):
 @pytest.mark.parametrize(
     ("asked", "code", "ends"),
     [
-        pytest.param(
-            ["--fail-below", "1e-6", "--over", "eager"], 0, "x] over eager: at least 1e-06x is asked for.", id="above"
-        ),
-        pytest.param(
-            ["--fail-below", "1e6", "--over", "eager"], 3, "x] over eager: its lower end is below 1e+06x.", id="below"
-        ),
+        pytest.param(["--fail-below", "eager=1e-6"], 0, "x] over eager: at least 1e-06x is asked for.", id="above"),
+        pytest.param(["--fail-below", "eager=1e6"], 3, "x] over eager: its lower end is below 1e+06x.", id="below"),
     ],
 )
 def test_the_gate_judges_the_lower_end(folder, asked, code, ends):
     """The exit code is 3 if the speedup is not surely so high; the sentence is printed, and is in the summary."""
-    ran = run(folder, *SMALL, *asked, "--markdown", "c.md")
+    ran = run(folder, *SMALL, *asked, "-o", "c.md")
     assert ran.returncode == code, ran.stderr
     line = ran.stdout.splitlines()[-1]
     assert line.startswith("aot_eager is ")
@@ -114,7 +111,7 @@ def test_the_gate_judges_the_lower_end(folder, asked, code, ends):
 def test_decisions_write_a_page(folder, arguments, title, races):
     """A store's decisions, or one of them, as a page; what is printed stays as it is."""
     plain = run(folder, "decisions", *arguments, "--store", "store")
-    ran = run(folder, "decisions", *arguments, "--store", "store", "--html", "d.html")
+    ran = run(folder, "decisions", *arguments, "--store", "store", "-o", "d.html")
     assert (ran.returncode, ran.stdout) == (0, plain.stdout), ran.stderr
     document = read_document(folder / "d.html")
     assert (document.title, len(document.races)) == (title, races)
@@ -122,7 +119,7 @@ def test_decisions_write_a_page(folder, arguments, title, races):
 
 def test_a_decision_has_the_line_to_paste(folder):
     """The page of one decision ends its verdict with the code that compiles with the winner."""
-    run(folder, "decisions", "show", "12fc", "--store", "store", "--html", "d.html")
+    run(folder, "decisions", "show", "12fc", "--store", "store", "-o", "d.html")
     verdict = read_document(folder / "d.html").verdict
     assert (verdict.winner, verdict.paste) == ("default", 'torch.compile(model, backend="tmpl-inductor")')
     assert [(each.over, round(each.ratio.median, 2)) for each in verdict.speedups] == [("eager", 2.1)]
@@ -134,9 +131,9 @@ def test_a_decision_has_the_line_to_paste(folder):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        pytest.param(b"", "it must contain one report, as a page that --html wrote, and contains 0.", id="empty"),
+        pytest.param(b"", "it must contain one report, as a page that -o wrote, and contains 0.", id="empty"),
         pytest.param(
-            b"<p>hello</p>", "it must contain one report, as a page that --html wrote, and contains 0.", id="page"
+            b"<p>hello</p>", "it must contain one report, as a page that -o wrote, and contains 0.", id="page"
         ),
         pytest.param(b"{", "DecodeError: Input data was truncated.", id="cut off"),
         pytest.param(
@@ -160,7 +157,7 @@ def test_a_hostile_older_report_is_refused_at_once(folder, content, message):
     """`--against` reads its file as anybody's: one line, exit code 2, before the model is made."""
     (folder / "hostile").write_bytes(content)
     (folder / "model.py").write_text("raise SystemExit('imported')", encoding="utf-8")
-    ran = run(folder, *SMALL, "--html", "c.html", "--against", "hostile")
+    ran = run(folder, *SMALL, "-o", "c.html", "--against", "hostile")
     assert (ran.returncode, ran.stdout, ran.stderr) == (2, "", f"error: Cannot read 'hostile': {message}\n")
     assert not (folder / "c.html").exists()
 
@@ -169,50 +166,45 @@ def test_a_hostile_older_report_is_refused_at_once(folder, content, message):
     ("arguments", "message"),
     [
         pytest.param(
-            [*SMALL, "--html", "nowhere/c.html"],
+            [*SMALL, "-o", "nowhere/c.html"],
             "Cannot write 'nowhere/c.html': there is no directory 'nowhere'.",
             id="HTML's directory",
         ),
-        pytest.param([*SMALL, "--markdown", "."], "Cannot write '.': it is a directory.", id="Markdown is a directory"),
+        pytest.param([*SMALL, "-o", "a.md"], "Cannot write 'a.md': it is a directory.", id="Markdown is a directory"),
         pytest.param(
-            [*SMALL, "--html", "c.html", "--against", "nothing.html"],
+            [*SMALL, "-o", "c.html", "--against", "nothing.html"],
             "Cannot read a report from 'nothing.html': FileNotFoundError: [Errno 2] No such file or directory: "
             "'nothing.html'.",
             id="no older report",
         ),
         pytest.param(
             [*SMALL, "--against", "old.html"],
-            "--against needs a file to show the changes in: --html OUT.html, say.",
+            "--against needs a file to show the changes in: -o OUT.html, say.",
             id="changes nowhere",
         ),
         pytest.param(
             [*SMALL, "--with-code"],
-            "--with-code needs a file to put the code in: --html OUT.html, say.",
+            "--with-code needs a file to put the code in: -o OUT.html, say.",
             id="code nowhere",
         ),
         pytest.param(
-            [*SMALL, "--over", "eager"],
-            "--over needs --fail-below, the speedup over it that is asked for: 1.05, say.",
-            id="over what alone",
-        ),
-        pytest.param(
-            [*SMALL, "--fail-below", "1.05", "--over", "inductr"],
-            "Unknown candidate of --over 'inductr'. It is one of --backends, or 'default'.",
+            [*SMALL, "--fail-below", "inductr=1.05"],
+            "Unknown name of --fail-below 'inductr'. It is one of --backends, or 'default'.",
             id="over another",
         ),
         pytest.param(
             [*SMALL, "--fail-below", "0"],
-            "--fail-below must be a ratio above 0, such as 1.05, got 0.0 (float).",
+            "Option '--fail-below' must be a ratio above 0, such as 1.05, or eager=1.05, got '0' (str).",
             id="no ratio",
         ),
         pytest.param(
-            ["page", "old.json"],
-            "Name what to write: --html OUT.html, --json OUT.json or --markdown OUT.md.",
+            ["compare", "--from", "old.json"],
+            "Name what to write: -o OUT.html, OUT.json or OUT.md.",
             id="nothing to write",
         ),
         pytest.param(
-            ["page", "model.py", "--html", "c.html"],
-            "Cannot read 'model.py': it must contain one report, as a page that --html wrote, and contains 0.",
+            ["compare", "--from", "model.py", "-o", "c.html"],
+            "Cannot read 'model.py': it must contain one report, as a page that -o wrote, and contains 0.",
             id="no report",
         ),
     ],

@@ -25,14 +25,17 @@ def build(batch=2):
 """
 
 
+QUICKLY = ("--option", "candidates=", "--option", "budget_s=600")
+
+
 @pytest.fixture
 def tune(tmp_path, monkeypatch):
     """Return a function that runs `tune` on a small model, and returns its result."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "model.py").write_text(FACTORY, encoding="utf-8")
 
-    def run(*arguments, model="model.py:build"):
-        return CliRunner().invoke(app, ["tune", model, "-o", "decisions.toml", *arguments])
+    def run(*arguments, model="model.py:build", output="decisions.toml"):
+        return CliRunner().invoke(app, ["tune", model, "-o", output, *arguments])
 
     return run
 
@@ -79,7 +82,7 @@ def last_line(ran):
 @pytest.mark.usefixtures("fresh_dynamo")
 def test_each_size_is_decided_and_served(tune, tmp_path):
     """The file has a decision for each size; imported, it serves without a race, by the printed line."""
-    ran = tune("--shapes", "batch=2,3", "--candidates", "", "--budget-s", "600")
+    ran = tune("--shapes", "batch=2,3", *QUICKLY)
     assert ran.exit_code == 0, ran.output
     assert "2 decisions written to decisions.toml" in ran.output
     store = str(tmp_path / "store")
@@ -122,9 +125,7 @@ def build():
 def test_a_step_is_tuned_from_its_state(tune, tmp_path):
     """A step whose second call would go past its cache is raced, timed beside eager, and shown on a page."""
     (tmp_path / "step.py").write_text(STEP, encoding="utf-8")
-    ran = tune(
-        "--candidates", "", "--budget-s", "600", "--html", "tune.html", "--json", "tune.json", model="step.py:build"
-    )
+    ran = tune(*QUICKLY, "-o", "tune.html", "-o", "tune.json", model="step.py:build")
     assert ran.exit_code == 0, ran.output
     document = read_document("tune.html")
     assert document == read_document("tune.json")
@@ -183,25 +184,18 @@ def test_sizes_that_cannot_be_read(text):
             id="another size",
         ),
         pytest.param(
-            ["-o", "nowhere/decisions.toml"],
-            "Cannot write 'nowhere/decisions.toml': there is no directory 'nowhere'.",
+            ["-o", "nowhere/tune.html"],
+            "Cannot write 'nowhere/tune.html': there is no directory 'nowhere'.",
             id="no directory",
         ),
-        pytest.param(["-o", "."], "Cannot write '.': it is a directory.", id="a directory"),
         pytest.param(
-            ["--max-error", "0.1"],
-            "--max-error needs --precision, the lower precisions that may win: bf16, say.",
-            id="a bound alone",
+            ["-o", "tune"],
+            "Option '--output' must be a file that ends in .toml, .html, .json or .md, got 'tune' (str).",
+            id="no ending",
         ),
+        pytest.param(["-o", "more.toml"], "Name one file for the decisions: -o FILE.toml.", id="two files"),
         pytest.param(
-            ["--option", "budget_s=3"],
-            "--option budget_s has no effect, since tune takes --budget-s.",
-            id="its own option",
-        ),
-        pytest.param(
-            ["--option", "effort=full"],
-            "--option effort has no effect, since tune takes --effort.",
-            id="an option with a default",
+            ["--option", "most_races=3"], "--option most_races has no effect, since tune races every size.", id="limits"
         ),
         pytest.param(["--option", "auto=false"], "--option auto has no effect, since tune always races.", id="no race"),
     ],
@@ -216,15 +210,15 @@ def test_what_is_wrong_is_one_line(tune, arguments, message):
 @pytest.mark.usefixtures("fresh_dynamo")
 def test_the_import_goes_to_the_store_that_serves(tune):
     """If the options name a store, so does the printed command; it can be pasted into a shell."""
-    ran = tune("--option", "store=my decisions", "--candidates", "", "--budget-s", "600")
+    ran = tune("--option", "store=my decisions", *QUICKLY)
     assert ran.exit_code == 0, ran.output
     assert "\nbackend-kwargs decisions import decisions.toml --store 'my decisions'\n" in ran.output
 
 
 @pytest.mark.usefixtures("fresh_dynamo")
 def test_a_precision_is_raced_within_its_bound(tune, tmp_path):
-    """--precision and --max-error apply to the race and to the printed line."""
-    ran = tune("--precision", "bf16", "--max-error", "0.1", "--budget-s", "600")
+    """A precision and its bound apply to the race and to the printed line."""
+    ran = tune("--option", "precision=bf16", "--option", "max_error=0.1", "--option", "budget_s=600")
     assert ran.exit_code == 0, ran.output
     (line,) = [line for line in ran.output.splitlines() if line.startswith("backend = ")]
     assert "'precision': ('bf16',), 'max_error': 0.1" in line
@@ -299,7 +293,7 @@ def test_what_was_raced_before_an_interrupt_is_kept(tune, tmp_path, raised, code
         "    torch.manual_seed(0)\n", f"    if batch == 3: raise {raised}\n    torch.manual_seed(0)\n"
     )
     (tmp_path / "stops.py").write_text(stops, encoding="utf-8")
-    ran = tune("--shapes", "batch=2,3,4", "--candidates", "", "--budget-s", "600", model="stops.py:build")
+    ran = tune("--shapes", "batch=2,3,4", *QUICKLY, model="stops.py:build")
     assert (ran.exit_code, said in ran.output) == (code, True)
     assert "1 decision written to decisions.toml" in ran.output
 
@@ -308,7 +302,7 @@ def test_what_was_raced_before_an_interrupt_is_kept(tune, tmp_path, raised, code
 def test_a_model_is_raced_in_eval_mode(tune, tmp_path):
     """Dropout is off while a model is tuned for inference, whichever mode its factory left it in."""
     (tmp_path / "drop.py").write_text(FACTORY.replace("torch.nn.GELU()", "torch.nn.Dropout()"), encoding="utf-8")
-    ran = tune("--candidates", "", "--budget-s", "600", model="drop.py:build")
+    ran = tune(*QUICKLY, model="drop.py:build")
     assert (ran.exit_code, "random" in ran.output) == (0, False)
 
 
@@ -325,7 +319,7 @@ def test_a_winner_without_a_default_is_not_written(tune, tmp_path, monkeypatch):
 
 
 def test_a_precision_needs_its_bound(tune):
-    """--precision without --max-error raises with the option to add."""
-    ran = tune("--precision", "bf16")
+    """A precision without a bound raises with the option to add."""
+    ran = tune("--option", "precision=bf16")
     assert ran.exit_code == 1
     assert "max_error" in ran.output + str(ran.exception)

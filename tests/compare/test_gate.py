@@ -71,18 +71,18 @@ def test_nothing_passes_over_what_did_not_run():
 
 
 @pytest.mark.parametrize(
-    ("over", "labels", "optioned", "expected"),
+    ("over", "labels", "expected"),
     [
-        pytest.param("a", ["a", "inductor"], False, "a", id="a candidate"),
-        pytest.param("default", ["a", "inductor"], False, "inductor", id="default"),
-        pytest.param("default", ["a", "tmpl-inductor:default"], False, "tmpl-inductor:default", id="a template"),
-        pytest.param("default", ["a"], False, "default", id="default is added"),
-        pytest.param("default", ["tmpl-inductor"], True, "default", id="with options it is not default"),
+        pytest.param("a", ["a", "inductor"], "a", id="a candidate"),
+        pytest.param("default", ["a", "inductor"], "inductor", id="default"),
+        pytest.param("default", ["a", "tmpl-inductor:default"], "tmpl-inductor:default", id="a template"),
+        pytest.param("default", ["a"], "default", id="default is added"),
+        pytest.param("default", ["tmpl-inductor[freezing=true]"], "default", id="with options it is not default"),
     ],
 )
-def test_what_over_names(over, labels, optioned, expected):
+def test_what_over_names(over, labels, expected):
     """It is a label, or default, which any of its names is."""
-    assert label_of(over, labels, optioned=optioned) == expected
+    assert label_of(over, labels) == expected
 
 
 LABELS = "It is one of --backends, or 'default'."
@@ -91,11 +91,11 @@ LABELS = "It is one of --backends, or 'default'."
 @pytest.mark.parametrize(
     ("over", "message"),
     [
-        pytest.param("eagr", "Unknown candidate of --over 'eagr'. Did you mean 'eager'?", id="one letter less"),
-        pytest.param("Default", "Unknown candidate of --over 'Default'. Did you mean 'default'?", id="other case"),
-        pytest.param("aaaa", f"Unknown candidate of --over 'aaaa'. {LABELS}", id="before default in the alphabet"),
-        pytest.param("zzzz", f"Unknown candidate of --over 'zzzz'. {LABELS}", id="after it"),
-        pytest.param("", f"Unknown candidate of --over ''. {LABELS}", id="nothing"),
+        pytest.param("eagr", "Unknown name of --fail-below 'eagr'. Did you mean 'eager'?", id="one letter less"),
+        pytest.param("Default", "Unknown name of --fail-below 'Default'. Did you mean 'default'?", id="other case"),
+        pytest.param("aaaa", f"Unknown name of --fail-below 'aaaa'. {LABELS}", id="before default in the alphabet"),
+        pytest.param("zzzz", f"Unknown name of --fail-below 'zzzz'. {LABELS}", id="after it"),
+        pytest.param("", f"Unknown name of --fail-below ''. {LABELS}", id="nothing"),
     ],
 )
 def test_over_an_unknown_candidate(over, message):

@@ -106,8 +106,8 @@ def build():
     return torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.ReLU()).eval(), (torch.randn(4, 8),)
 """
 COMMANDS = {
-    "build": ["build", "model.py:build", "-o", "bundle"],
-    "tune": ["tune", "model.py:build", "-o", "made.toml", "--budget-s", "600"],
+    "build": ["bundle", "build", "model.py:build", "-o", "bundle"],
+    "tune": ["tune", "model.py:build", "-o", "made.toml", "--option", "budget_s=600"],
     "compare": ["compare", "model.py:build", "--backends", "eager,tmpl-inductor", "--rounds", "2"],
     "doctor": ["doctor"],
 }

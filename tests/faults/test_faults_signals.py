@@ -30,8 +30,8 @@ def sleeping_factory():
 """
 COMMANDS = {
     "tune": ["tune", "model.py:sleeping_factory", "-o", "made.toml"],
-    "build": ["build", "model.py:build", "-o", "bundle", "-b", "eager"],
-    "compare": ["compare", "model.py:build", "--backends", "eager,tmpl-inductor", "--json", "made.json"],
+    "build": ["bundle", "build", "model.py:build", "-o", "bundle", "-b", "eager"],
+    "compare": ["compare", "model.py:build", "--backends", "eager,tmpl-inductor", "-o", "made.json"],
 }
 ALL = [(command, name) for command in COMMANDS for name in ("SIGINT", "SIGTERM", "SIGHUP")]
 

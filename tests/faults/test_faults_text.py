@@ -162,7 +162,7 @@ TABLES = {
     ),
     "an unknown option in tables": (
         "[templates.a.options.a.b.c]\nd = 1",
-        "Unknown Inductor option 'a.b.c.d'. Search them with: backend-kwargs options PATTERN",
+        "Unknown Inductor option 'a.b.c.d'. Search them with: backend-kwargs explain inductor PATTERN",
     ),
 }
 
@@ -331,8 +331,8 @@ def test_the_command_line_says_it_in_one_line(tmp_path):
     for arguments in (
         ["decisions", "import", "t.toml", "--store", "s"],
         ["decisions", "import", "pipe", "--store", "s"],
-        ["compare", "m.py:f", "--config", "@pipe"],
-        ["explain", "tmpl-inductor", "-o", f"cpp.threads={'[' * 500}{']' * 500}"],
+        ["compare", "--from", "pipe", "-o", "out.html"],
+        ["explain", "tmpl-inductor", "--option", f"cpp.threads={'[' * 500}{']' * 500}"],
     ):
         ran = forks.run("-m", "backend_kwargs", *arguments, cwd=tmp_path)
         assert (ran.returncode, ran.stdout, ran.stderr.count("\n")) == (2, "", 1), ran.stderr

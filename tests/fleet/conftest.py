@@ -63,7 +63,7 @@ class Planned:
 
     def command(self, *arguments):
         """Return the command of Python that tunes it."""
-        return ["-m", "backend_kwargs", "tune", "--plan", "plan.toml", "--store", str(self.store), *arguments]
+        return ["-m", "backend_kwargs", "tune-plan", "plan.toml", "--store", str(self.store), *arguments]
 
     @property
     def environment(self):

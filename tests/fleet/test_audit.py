@@ -38,8 +38,7 @@ def chain(x):
 def build(rows=64):
     return chain, torch.linspace(0, 1, rows * 8).view(rows, 8)
 """
-MEASURED = ("--flips", "0", "--rounds", "48", "--timing-s", "5")
-QUICKLY = ("--candidates", "", *MEASURED)
+QUICKLY = ("--option", "candidates=", "--quick")
 
 
 @pytest.fixture
@@ -83,17 +82,17 @@ def audit(*arguments):
 
 def test_a_planted_loser_is_found_and_replaced(decided, folder):
     """What is right exits with 0, what lost with 1; after --update it is right again."""
-    of = (decided, "--model", "my_chain.py:build", *QUICKLY)
+    of = ("my_chain.py:build", "--store", decided, *QUICKLY)
     ran = audit(*of)
     assert ran.exit_code == 0, ran.output
     change(decided, winner="eager", options={})
-    ran = audit(*of, "--update", "--json", "audit.json", "--html", "audit.html")
+    ran = audit(*of, "--update", "-o", "audit.json", "-o", "audit.html")
     assert ran.exit_code == 1, ran.output
     assert "1 decision: 1 lost." in ran.output
     assert "1 stored in" in ran.output
     (finding,) = msgspec.json.decode((folder / "audit.json").read_bytes(), type=AuditDocument).findings
     assert (finding.verdict, finding.winner, finding.lost_to) == ("lost", "eager", "default")
-    assert read_document("audit.html").warnings[0].kind == "advice"  # not failed: it runs, and can be replaced
+    assert read_document("audit.html").warnings[0].kind == "other"  # not failed: it runs
     (decision,) = Catalogue(decided).all()
     assert decision.winner == "default"
     (content,) = [content for _, content in open_store(str(decided)).list("decisions/")]
@@ -106,7 +105,7 @@ def test_a_decision_of_an_older_torch_is_audited(decided):
     """It is raced against default here; its recorded time is not compared, and the output says what differs."""
     (decision,) = Catalogue(decided).all()
     Catalogue("older").add(replace(decision, machine={**decision.machine, "torch": "2.11.0+cpu"}))
-    ran = audit("older", "--model", "my_chain.py:build", *QUICKLY)
+    ran = audit("my_chain.py:build", "--store", "older", *QUICKLY)
     assert ran.exit_code == 0, ran.output
     assert "its recorded time is not comparable: torch '2.11.0+cpu' (here " in ran.output
 
@@ -121,7 +120,7 @@ def test_each_mode_is_audited(decided):
     torch.compile(chain, backend=backend)(x)
     (decision, *_) = Catalogue(decided).all()
     Catalogue(decided).add(replace(decision, key="ab" * 32, graph="ab" * 8))
-    ran = audit(decided, "--model", "my_chain.py:build", *QUICKLY)
+    ran = audit("my_chain.py:build", "--store", decided, *QUICKLY)
     assert ran.exit_code == 0, ran.output
     assert "2 decisions: " in ran.output
     assert (
@@ -141,7 +140,7 @@ def test_the_graph_whose_sizes_vary(decided):
         with torch.no_grad():
             torch.compile(chain, backend=backend)(x)
     assert len(Catalogue(decided).all()) == 2
-    ran = audit(decided, "--model", "my_chain.py:build", "--shapes", "rows=64,32", "--dynamic", *QUICKLY)
+    ran = audit("my_chain.py:build", "--store", decided, "--shapes", "rows=64,32", "--dynamic", *QUICKLY)
     assert ran.exit_code == 0, ran.output
     assert "my_chain.py:build sizes that vary" in " ".join(ran.output.split())
     assert re.search("3 decisions: .*, 1 not audited.", ran.output)  # that of rows=32 alone
@@ -153,10 +152,10 @@ def failure(ran):
 
 def test_a_model_without_decisions(decided):
     """A key that no graph has is an error that says what such decisions may be of."""
-    ran = audit(decided, "--model", "my_chain.py:build", "--shapes", "rows=3", *QUICKLY)
+    ran = audit("my_chain.py:build", "--store", decided, "--shapes", "rows=3", *QUICKLY)
     assert (
         "No graph of my_chain.py:build rows=3 has the key of one of the 1 decisions in 'decisions': they are of other "
-        "models, devices, sizes (--shapes, --dynamic) or options (--option, --effort, --candidates)."
+        "models, devices, sizes (--shapes, --dynamic) or options (--option)."
     ) in failure(ran).replace(str(decided), "decisions")
     assert ran.exit_code == 1
 
@@ -175,24 +174,19 @@ def stored_unit(model, **options):
 def test_a_documents_model_is_not_imported_without_consent(decided, folder):
     """A store's document is data: what it names is imported only if the user names it, or trusts the store."""
     stored_unit("my_chain.py:build")
-    ran = audit(decided, *MEASURED)
+    ran = audit("--store", decided, "--quick")
     assert failure(ran) == (
-        "A store's document is data, and the model that it names is not imported without consent: pass --model, or "
+        "A store's document is data, and the model that it names is not imported without consent: name it, or pass "
         "--trust for all of them. It names 'my_chain.py:build'."
     )
     assert not (folder / "imported").exists()
     for word, value in (
         ("--shapes", "rows=64"),
         ("--option", "freezing=true"),
-        ("--effort", "full"),
-        ("--candidates", ""),
     ):
-        ran = audit(decided, "--trust", word, value)
-        assert (
-            failure(ran)
-            == "--shapes, --dynamic, --option, --effort and --candidates are of a model: name it with --model."
-        )
-    ran = audit(decided, "--trust", *MEASURED)
+        ran = audit("--store", decided, "--trust", word, value)
+        assert failure(ran) == "--shapes, --dynamic and --option are of a model: name it, as FILE_OR_MODULE:FACTORY."
+    ran = audit("--store", decided, "--trust", "--quick")
     assert ran.exit_code == 0, ran.output
     assert "my_chain.py:build  cpu" in ran.output
 
@@ -206,13 +200,13 @@ def test_a_model_that_is_gone_is_not_passed_over(decided, folder):
     unit = Unit("gone.py:build", "cpu", candidates=())
     content = encoded(KIND, Document(name_of(unit), UnitDocument(unit=unit, decisions=(name,))))
     open_store(str(decided)).put(name_of(unit), content)
-    ran = audit(decided, "--trust", *MEASURED, "--json", "audit.json")
+    ran = audit("--store", decided, "--trust", "--quick", "-o", "audit.json")
     assert ran.exit_code == 0, ran.output
     found = msgspec.json.decode((folder / "audit.json").read_bytes(), type=AuditDocument).findings
     (gone,) = [each for each in found if each.verdict == "not audited"]
     assert (gone.model, gone.key, gone.reason) == ("gone.py:build  cpu", "ab" * 32, "No file 'gone.py'")
     assert len(found) == 2
-    ran = audit(decided, "--model", "gone.py:build", *MEASURED)
+    ran = audit("gone.py:build", "--store", decided, "--quick")
     assert ran.exit_code == 2, ran.output
     assert "not audited: No file 'gone.py'" in ran.output
 
@@ -221,8 +215,8 @@ def test_a_size_that_cannot_be_audited_is_in_the_table(decided, folder):
     """Of the sizes that were asked for, one has no decision, and one fails; both have a row."""
     text = FACTORY.replace("    return chain,", "    assert rows < 100, 'too many rows'\n    return chain,")
     (folder / "my_chain.py").write_text(text, encoding="utf-8")
-    sizes = ("--model", "my_chain.py:build", "--shapes", "rows=3,64,100")
-    ran = audit(decided, *sizes, *QUICKLY, "--html", "audit.html")
+    sizes = ("my_chain.py:build", "--shapes", "rows=3,64,100")
+    ran = audit(*sizes, "--store", decided, *QUICKLY, "-o", "audit.html")
     assert ran.exit_code == 0, ran.output
     assert "my_chain.py:build  rows=3" in ran.output
     assert "not audited: no graph of it has the key of a decision there" in ran.output
@@ -237,7 +231,7 @@ def test_a_signed_decision_is_not_replaced_by_an_unsigned_one(decided, keys):
     decided.chmod(0o755)  # others may read it
     (decision,) = Catalogue(decided).all()
     Catalogue(decided, signing_key=str(key)).add(decision)
-    of = (decided, "--model", "my_chain.py:build", *QUICKLY)
+    of = ("my_chain.py:build", "--store", decided, *QUICKLY)
     name, before = next(open_store(str(decided)).list("decisions/"))
     ran = audit(*of, "--update")
     assert failure(ran) == (
@@ -255,7 +249,7 @@ def test_with_trusted_keys_only_what_they_signed_is_audited(decided, keys):
     _, public = keys
     warn_once.cache_clear()
     with pytest.warns(BackendKwargsWarning, match="it is not signed"):
-        ran = audit(decided, "--model", "my_chain.py:build", "--trusted-key", public, *QUICKLY)
+        ran = audit("my_chain.py:build", "--store", decided, "--trusted-key", public, *QUICKLY)
     assert failure(ran) == f"No decisions in {str(decided)!r}; compile with tmpl-inductor:auto, or tune."
 
 
@@ -275,7 +269,7 @@ def test_a_documents_options_are_data(decided):
 def test_what_the_options_do_not_permit_is_not_run(decided):
     """A winner that the request could not have chosen is not audited, and the audit exits with 2."""
     change(decided, winner="freezing", options={"freezing": True})
-    ran = audit(decided, "--model", "my_chain.py:build", *QUICKLY)
+    ran = audit("my_chain.py:build", "--store", decided, *QUICKLY)
     assert "not audited: these options do not permit freezing" in ran.output
     assert ran.exit_code == 2
 
@@ -284,17 +278,22 @@ def test_what_the_options_do_not_permit_is_not_run(decided):
     ("arguments", "message"),
     [
         pytest.param(
-            ["nothing"],
+            ["--store", "nothing"],
             "Store 'nothing' does not exist: compile with tmpl-inductor:auto and store='nothing', or name another one.",
             id="missing",
         ),
         pytest.param(
-            ["my_chain.py:build", "--model", "other.py:build"],
-            "'my_chain.py:build' is a model already; pass a store to audit with --model other.py:build.",
+            ["my_chain.py:build", "other.py:build"],
+            "'my_chain.py:build' is no bundle, which 'other.py:build' could make the model of.",
             id="two models",
         ),
         pytest.param(
-            ["x", "--json", "nowhere/a.json"],
+            ["env:TUNED"],
+            "'env:TUNED' is neither a bundle nor a model; a store is --store env:TUNED.",
+            id="a store as the model",
+        ),
+        pytest.param(
+            ["x", "-o", "nowhere/a.json"],
             "Cannot write 'nowhere/a.json': there is no directory 'nowhere'.",
             id="no directory",
         ),
@@ -314,7 +313,7 @@ def test_what_is_wrong_is_one_line(folder, arguments, message):
 def test_the_first_command_of_the_docs(folder):
     """It runs as it is written, with decisions for both sizes."""
     page = (Path(__file__).parents[2] / "docs" / "stability.md").read_text(encoding="utf-8")
-    (command,) = re.findall(r"^backend-kwargs audit (decisions/ .*?) +#", page, re.MULTILINE)
+    (command,) = re.findall(r"^backend-kwargs audit (.* decisions/.*?) +#", page, re.MULTILINE)
     (folder / "my_model.py").write_text(FACTORY.replace("rows", "batch"), encoding="utf-8")
     backend = bk.make_backend("tmpl-inductor:auto", store="decisions", budget_s=3.0)
     for size in (1, 8):
@@ -324,7 +323,7 @@ def test_the_first_command_of_the_docs(folder):
         torch._dynamo.reset()
         with torch.no_grad():
             torch.compile(chain, backend=backend, dynamic=False)(x)
-    ran = audit(*command.split(), "--flips", "0", "--rounds", "24")
+    ran = audit(*command.split(), "--quick")
     assert ran.exit_code == 0, ran.output
     assert "2 decisions: " in ran.output
 
@@ -352,20 +351,20 @@ def test_what_a_bundle_contains_is_audited(folder):
     config = bk.CompileConfig("tmpl-inductor:auto", {"candidates": [], "budget_s": 300.0})
     bk.CompiledModule(config).build(model, [x]).save(folder / "bundle")
     assert failure(audit("bundle")) == (
-        "Pass --model FILE_OR_MODULE:FACTORY, the function that makes the bundle's model."
+        "Pass FACTORY too, the function that makes the bundle's model: MODULE_OR_FILE:NAME."
     )
-    assert failure(audit("bundle", "--model", "my_module.py:build", "--update")) == (
+    assert failure(audit("bundle", "my_module.py:build", "--update")) == (
         "--update is for stores: build a bundle again, and its graphs are decided anew."
     )
-    assert failure(audit("bundle", "--model", "my_module.py:build", "--effort", "quick")) == (
-        "--shapes, --dynamic, --option, --effort and --candidates are not for a bundle, which has its own."
+    assert failure(audit("bundle", "my_module.py:build", "--option", "effort=quick")) == (
+        "--shapes, --dynamic and --option, and --store, are not for a bundle, which has its own."
     )
-    ran = audit("bundle", "--model", "my_module.py:build", "--flips", "0", "--rounds", "48")
+    ran = audit("bundle", "my_module.py:build", "--quick")
     assert ran.exit_code == 0, ran.output
     assert "not recorded" in ran.output
 
 
 def test_a_store_without_models_asks_for_one(decided):
     """Graphs are never stored as code, so the factory is asked for."""
-    why = "do not name their model: pass --model FILE_OR_MODULE:FACTORY, which makes it."
-    assert failure(audit(decided)) == f"The documents of {str(decided)!r} {why}"
+    why = "do not name their model: pass MODEL, FILE_OR_MODULE:FACTORY, which makes it."
+    assert failure(audit("--store", decided)) == f"The documents of {str(decided)!r} {why}"

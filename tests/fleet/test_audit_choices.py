@@ -182,7 +182,7 @@ FINDING = Finding(
 )
 
 
-LOUD = "a for 3 ops: a noisy audit: timed against itself it is at {}; on an idle machine smaller losses are found"
+LOUD = "a noisy audit of a for 3 ops: timed against itself it is at {}; on an idle machine smaller losses are found"
 
 
 def changed(**fields):

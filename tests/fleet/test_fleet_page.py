@@ -43,7 +43,7 @@ def test_from_nothing(tmp_path, tmp_path_factory):
     server = Postgres()
     paths = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
     environment = os.environ | {"TUNED": server.url(), "PYTHONPATH": paths}
-    (command,) = re.findall(r"^backend-kwargs (tune --plan .*--on ray:auto.*)$", PAGE, re.MULTILINE)
+    (command,) = re.findall(r"^backend-kwargs (tune-plan .*--on ray:auto.*)$", PAGE, re.MULTILINE)
     try:
         with cluster(tmp_path_factory.mktemp("r"), 2) as started:
             ray = environment | {"RAY_ADDRESS": started.address}

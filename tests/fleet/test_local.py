@@ -1,4 +1,4 @@
-"""`tune --plan --on local`: real processes, which are killed, interrupted and started again."""
+"""`tune-plan --on local`: real processes, which are killed, interrupted and started again."""
 
 import os
 import signal
@@ -28,7 +28,7 @@ def wait_for(path, lines=1):
 
 def test_a_plan_is_tuned_once_and_serves(planned):
     """Failed units are listed with reasons and exit code 1; what is done is skipped; its decision serves."""
-    ran = planned.plan("small", "broken").run("--json", "out.json")
+    ran = planned.plan("small", "broken").run("-o", "out.json")
     assert ran.returncode == 1, ran.stdout + ran.stderr
     why = "Factory 'models.py:broken' failed: ValueError: no weights here."
     assert f"failed: models.py:broken  cpu  1 threads: {why}" in ran.stdout
@@ -58,7 +58,7 @@ def test_a_plan_is_tuned_once_and_serves(planned):
 
 def test_a_killed_worker_loses_its_unit_alone(planned):
     """A worker that dies by a signal costs one attempt of its unit, which ends, and no other."""
-    ran = planned.plan("dies_once", "small").run("--workers", "2" if len(os.sched_getaffinity(0)) > 1 else "1")
+    ran = planned.plan("dies_once", "small").run("--on", "local:2" if len(os.sched_getaffinity(0)) > 1 else "local:1")
     assert ran.returncode == 0, ran.stdout + ran.stderr
     assert (planned.folder / "died").exists()
     assert ran.stdout.count("raced") == 2
@@ -127,7 +127,7 @@ def test_cores_are_divided():
         pytest.param(Unit(model="m", device="cpu", threads=2), "", id="a CPU"),
         pytest.param(
             Unit(model="m", device="cpu", threads=3),
-            "it needs 3 threads, and a worker has 2 cores: use fewer --workers",
+            "it needs 3 threads, and a worker has 2 cores: use fewer, --on local:N",
             id="too many threads",
         ),
         pytest.param(Unit(model="m", device="cuda"), "", id="any GPU"),

@@ -1,4 +1,4 @@
-"""`tune --plan --on ray:...`: a real head and two workers of one CPU each."""
+"""`tune-plan --on ray:...`: a real head and two workers of one CPU each."""
 
 import importlib.util
 import re
@@ -107,7 +107,7 @@ def slow_at_first():
 
 def test_no_cluster(tmp_path):
     """An address where no cluster is ends the command at once, with the next step."""
-    with pytest.raises(BackendKwargsError) as error, tune_plan._pool("ray:127.0.0.2:1", tmp_path, None):
+    with pytest.raises(BackendKwargsError) as error, tune_plan._pool("ray:127.0.0.2:1", tmp_path):
         pass
     assert str(error.value) == (
         "No Ray cluster answers at '127.0.0.2:1': ConnectionRefusedError: [Errno 111] Connection refused. "
@@ -123,10 +123,3 @@ def test_an_address_is_shown_without_its_login(planned, address):
         run_job(address, plan, [], print)
     assert str(error.value).startswith("The Ray cluster at 'http://127.0.0.2:1' takes no job: ConnectionError: ")
     assert "t0ken" not in str(error.value)
-
-
-def test_workers_are_of_this_machine(tmp_path):
-    """--workers says nothing to a cluster."""
-    with pytest.raises(BackendKwargsError) as error, tune_plan._pool("ray:auto", tmp_path, 2):
-        pass
-    assert str(error.value) == "--workers is for --on local: Ray has the workers that its nodes give it."

@@ -38,7 +38,9 @@ def test_compare_takes_a_name(name):
 def test_tune_takes_a_name_and_sizes(name, tmp_path):
     """A decision for each size, and the call's speedup over eager with its interval."""
     file = tmp_path / "decisions.toml"
-    said = run("tune", name, "--shapes", "batch=1,2", "--budget-s", "60", "--candidates", "default", "-o", file)
+    said = run(
+        "tune", name, "--shapes", "batch=1,2", "--option", "budget_s=60", "--option", "candidates=default", "-o", file
+    )
     assert len(tomllib.loads(file.read_text())["decisions"]) == 2
     for size in ("batch=1", "batch=2"):
         (row,) = [line for line in said.splitlines() if line.strip().startswith(size)]

@@ -290,7 +290,7 @@ def test_read_notes(name, doc, env, force):
         ),
         pytest.param(
             "qqqq",
-            "Unknown Inductor option 'qqqq'. Search them with: backend-kwargs options PATTERN",
+            "Unknown Inductor option 'qqqq'. Search them with: backend-kwargs explain inductor PATTERN",
             id="nothing-near",
         ),
         pytest.param(3, "Inductor option name must be str, got 3 (int).", id="no-name"),

@@ -224,6 +224,8 @@ def test_check_refuses(wanted, value, message):
         pytest.param(Callable[..., Any] | None, "functools:partial", partial, id="callable"),
         pytest.param(list[Callable[..., Any]], '["itertools:starmap"]', [starmap], id="callables"),
         pytest.param(list[str | None], '["none"]', ["none"], id="quoted-word"),
+        pytest.param(list[str] | None, "a[x=1,y=2],b", ["a[x=1,y=2]", "b"], id="words"),
+        pytest.param(list[str] | None, "", [], id="no-words"),
         pytest.param(Any, "3", 3, id="untyped-number"),
         pytest.param(Any, "False", False, id="untyped-word"),
         pytest.param(Any, "[", "[", id="untyped-text"),
@@ -242,7 +244,7 @@ def test_convert(wanted, text, value):
         pytest.param(bool, 1, "Option 'x' must be bool, got 1 (int).", id="number-from-json"),
         pytest.param(int, "3.0", "Option 'x' must be int, got '3.0' (str).", id="int"),
         pytest.param(int, "true", "Option 'x' must be int, got 'true' (str).", id="bool-for-int"),
-        pytest.param(list[str], "a,b", "Option 'x' must be list[str] (as JSON), got 'a,b' (str).", id="list"),
+        pytest.param(list[int], "a,b", "Option 'x' must be list[int] (as JSON), got 'a,b' (str).", id="list"),
         pytest.param(
             Callable[..., Any],
             "math:nope",

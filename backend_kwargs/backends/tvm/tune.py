@@ -7,6 +7,7 @@ line, which is skipped.
 
 import hashlib
 import inspect
+import itertools
 import json
 import logging
 import shutil
@@ -25,8 +26,6 @@ from typing import Any, TypeAlias, TypeVar
 import torch
 import tvm
 import tvm_ffi
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from tvm import tirx
 from tvm.ir.utils import derived_object
 from tvm.s_tir import Schedule
@@ -41,6 +40,7 @@ from backend_kwargs.errors import BackendKwargsError, error_text, warn_once
 from backend_kwargs.files.atomic_write import write_whole
 from backend_kwargs.measure.generators import SEED
 from backend_kwargs.options.layers import Options
+from backend_kwargs.progress import progress
 from backend_kwargs.torch_internals.replacing import replaced
 
 WORKLOADS, RECORDS = "database_workload.json", "database_tuning_record.json"
@@ -453,9 +453,11 @@ def _frames(context: int = 1) -> list[inspect.FrameInfo]:
 
 @contextmanager
 def _progress(trials: int) -> Iterator[Callable[[], None]]:
-    """Show a bar on a terminal, which the yielded function advances."""
-    columns = TextColumn("tuning"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
-    console = Console(stderr=True)
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
-        task = progress.add_task("tuning", total=trials)
-        yield lambda: progress.advance(task)
+    """Show on a terminal how many trials are done; the yielded function counts one."""
+    with progress("tuning", f"{trials} trials") as tell:
+        numbers = itertools.count(1)
+
+        def advance() -> None:
+            tell(f"trial {(at := next(numbers))} of {trials}", at / trials)
+
+        yield advance

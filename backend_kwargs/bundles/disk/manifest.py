@@ -37,7 +37,7 @@ class GraphPart(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The description of a bundle. `factory` is the argument of `backend-kwargs build`, "" otherwise."""
+    """The description of a bundle. `factory` is the argument of `backend-kwargs bundle build`, "" otherwise."""
 
     schema: int
     config: dict[str, Any]

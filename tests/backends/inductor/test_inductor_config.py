@@ -216,7 +216,7 @@ def test_explain_prints_no_value_that_json_lacks(capsys, monkeypatch):
 
     option = "post_grad_custom_post_pass=builtins:print"
     monkeypatch.setattr(
-        "sys.argv", ["backend-kwargs", "explain", "tmpl-inductor", "-o", option, "--as", "inductor-config"]
+        "sys.argv", ["backend-kwargs", "explain", "tmpl-inductor", "--option", option, "--as", "inductor-config"]
     )
     with pytest.raises(SystemExit):
         main()

@@ -99,11 +99,11 @@ def test_list_and_doctor_go_on(tmp_path):
 
 
 def test_options_are_shown(tmp_path):
-    """`options --backend tvm` works without TVM."""
+    """`explain tvm PATTERN` works without TVM."""
     code = """
         from typer.testing import CliRunner
         from backend_kwargs.cli import app
-        rows = json.loads(CliRunner().invoke(app, ["options", "trials", "--backend", "tvm", "--json"]).stdout)
+        rows = json.loads(CliRunner().invoke(app, ["explain", "tvm", "trials", "--json"]).stdout)
         print([row["option"] for row in rows])
     """
     assert run(code, "absent", tmp_path) == "['trials', 'max_trials_per_task', 'num_trials_per_iter']"

@@ -48,7 +48,7 @@ def test_right_options(options):
         pytest.param({"schedular": None}, "Unknown TVM option 'schedular'. Did you mean 'scheduler'?", id="name"),
         pytest.param(
             {"zzz": 1},
-            "Unknown TVM option 'zzz'. `backend-kwargs options --backend tvm` shows all.",
+            "Unknown TVM option 'zzz'. `backend-kwargs explain tvm '*'` shows all.",
             id="name like none",
         ),
         pytest.param({"trials": "64"}, "TVM option 'trials' must be int, got '64' (str).", id="type"),
