@@ -1,15 +1,13 @@
 """Named, configured torch.compile backends that are values. Imports no torch until a backend is made."""
 
 from importlib.metadata import version as _version
+from typing import TYPE_CHECKING as _TYPE_CHECKING
 
 from backend_kwargs.backend import Backend
 from backend_kwargs.bundles.config import CompileConfig
 from backend_kwargs.bundles.module import CompiledModule
-from backend_kwargs.cache_artifacts import load_cache_artifacts, save_cache_artifacts
 from backend_kwargs.errors import BackendKwargsError, BackendKwargsWarning
-from backend_kwargs.explain import Explanation, explain
-from backend_kwargs.options.inductor_names import InductorOptions
-from backend_kwargs.options.templates import Template
+from backend_kwargs.explain import explain
 from backend_kwargs.pinning import pin
 from backend_kwargs.regions import compile_regions, region_options
 from backend_kwargs.registry import (
@@ -21,9 +19,9 @@ from backend_kwargs.registry import (
     register_backend,
     register_template,
 )
-from backend_kwargs.report import Report, report
-from backend_kwargs.rewrites.table import Rewrite, list_rewrites, register_rewrite
+from backend_kwargs.report import report
 from backend_kwargs.sealing.seal import seal
+from backend_kwargs.stores import Store
 
 __version__ = _version("backend-kwargs")
 
@@ -33,27 +31,39 @@ __all__ = [
     "BackendKwargsWarning",
     "CompileConfig",
     "CompiledModule",
-    "Explanation",
-    "InductorOptions",
-    "Report",
-    "Rewrite",
-    "Template",
+    "Store",
     "__version__",
     "compile_regions",
     "explain",
     "get_template",
     "list_backends",
-    "list_rewrites",
     "list_templates",
-    "load_cache_artifacts",
     "load_templates",
     "make_backend",
     "pin",
     "region_options",
     "register_backend",
-    "register_rewrite",
     "register_template",
     "report",
-    "save_cache_artifacts",
     "seal",
 ]
+
+_MOVED = {
+    "Explanation": "explain",
+    "InductorOptions": "options.inductor_names",
+    "Report": "report",
+    "Rewrite": "rewrites",
+    "Template": "options.templates",
+    "list_rewrites": "rewrites",
+    "load_cache_artifacts": "cache_artifacts",
+    "register_rewrite": "rewrites",
+    "save_cache_artifacts": "cache_artifacts",
+}
+
+if not _TYPE_CHECKING:  # where every name would be known
+
+    def __getattr__(name: str) -> object:
+        """Raise; for a name of earlier releases, with where it is now."""
+        if name in _MOVED:
+            raise AttributeError(f"bk.{name} was moved: from backend_kwargs.{_MOVED[name]} import {name}")
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

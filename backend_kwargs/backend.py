@@ -39,6 +39,7 @@ from backend_kwargs.options.spec import check_length, join_spec
 from backend_kwargs.options.templates import template_names
 from backend_kwargs.options.trust import Check, untrusted
 from backend_kwargs.pipeline import COMPILERS, compile_graph, request_of
+from backend_kwargs.stores import Store
 
 if TYPE_CHECKING:
     from torch.fx import GraphModule
@@ -265,7 +266,7 @@ class Backend:
     def _written(self, name: str, value: object) -> object:
         try:
             written = json.loads(json.dumps(_as_json(value), allow_nan=False))
-            if same(_from_json(self.option(name), written, "option"), value):
+            if same(Backend(self._compiler).bind("config", {name: written}, _from_json)._options[name], value):
                 return written
         except (TypeError, ValueError):
             pass
@@ -423,6 +424,8 @@ def _from_json(option: Option, value: object, kind: str) -> object:
 def _as_json(value: object) -> Any:
     if value is None or isinstance(value, bool | int | float | str):
         return value
+    if isinstance(value, Store):
+        value = value.given
     if isinstance(value, Mapping):
         return {key: _as_json(item) for key, item in sorted(value.items())}
     if isinstance(value, list | tuple):

@@ -78,7 +78,7 @@ def _pinned(
     *,
     add: bool,
 ) -> Backend:
-    served = make_backend(backend, {"reproducible": PINNED, "lock": str(path)})
+    served = make_backend(backend).bind("pin", {"reproducible": PINNED, "lock": str(path)})
     check_writable(path)
     served.verify()
     from backend_kwargs.auto.lock import read_lock, write_lock

@@ -249,8 +249,6 @@ STAGES: tuple[Stage, ...] = (
         {
             "store": auto.read_store,
             "race": auto.read_race,
-            "signing_key": auto.read_signing_key,
-            "trusted_keys": auto.read_trusted_keys,
         },
         auto.REMOVED,
     ),

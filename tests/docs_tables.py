@@ -8,6 +8,7 @@ from itertools import product
 from pathlib import Path
 from typing import get_args
 
+from backend_kwargs import stores
 from backend_kwargs.auto import settings as auto
 from backend_kwargs.auto.candidates import STEPS, Effort
 from backend_kwargs.bundles.config import FIELDS
@@ -100,6 +101,7 @@ TABLES: dict[str, dict[str, Callable[[], str]]] = {
     "docs/rewrites.md": {"rewrites": rewrites_table},
     "docs/templates.md": {"templates": templates_table},
     "docs/auto-reference.md": {"auto": partial(options_table, auto.OPTIONS), "steps": steps_list},
+    "docs/stores.md": {"store": partial(options_table, stores.FIELDS)},
     "docs/public-reports.md": {"public-reports": reports_table},
     "docs/bundle.md": {"compile-config": partial(options_table, FIELDS)},
 }

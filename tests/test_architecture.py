@@ -16,10 +16,10 @@ import backend_kwargs
 ROOT = Path(backend_kwargs.__file__).parent
 # Each layer imports only from those before it, at its head and inside its functions.
 LAYERS = (
-    "errors interval tables files stores progress",
+    "errors interval tables files progress",
     "torch_internals",
     "options",
-    "facts",
+    "facts stores",
     "measure",
     "graphs",
     "backends",
@@ -326,6 +326,15 @@ def test_public_names():
     """Every public name exists and has a docstring."""
     assert sorted(backend_kwargs.__all__) == backend_kwargs.__all__
     assert all(getattr(backend_kwargs, name).__doc__ for name in backend_kwargs.__all__)
+    assert len(backend_kwargs.__all__) <= 20
+
+
+@pytest.mark.parametrize("name", backend_kwargs._MOVED)
+def test_a_name_that_was_moved(name):
+    """The error is the line to write instead."""
+    with pytest.raises(AttributeError, match=f"^bk.{name} was moved: from backend_kwargs") as raised:
+        getattr(backend_kwargs, name)
+    exec(str(raised.value).partition(": ")[2])
 
 
 def test_the_suite_asks_for_nothing_hidden():

@@ -11,7 +11,7 @@ import torch
 
 import backend_kwargs as bk
 from backend_kwargs import compile_records
-from backend_kwargs.cache_artifacts import OF_TORCH
+from backend_kwargs.cache_artifacts import OF_TORCH, load_cache_artifacts, save_cache_artifacts
 from tests import forks
 
 PROCESS = """
@@ -19,11 +19,12 @@ import json, logging, os, sys, torch
 from pathlib import Path
 from torch._dynamo.utils import counters
 import backend_kwargs as bk
+from backend_kwargs.cache_artifacts import load_cache_artifacts, save_cache_artifacts
 from backend_kwargs.facts import decision
 decision.is_unclear = lambda ratio: False  # a busy machine is no failure
 spec, options, loads, out = sys.argv[1], json.loads(sys.argv[2]), sys.argv[3], Path(sys.argv[4])
 os.environ["TORCHINDUCTOR_CACHE_DIR"], os.environ["BACKEND_KWARGS_STORE"] = str(out / "cache"), str(out / "store")
-info = bk.load_cache_artifacts(Path(loads).read_bytes()) if loads else None
+info = load_cache_artifacts(Path(loads).read_bytes()) if loads else None
 torch.manual_seed(0)
 model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.GELU(), torch.nn.Linear(64, 64), torch.nn.Softmax(-1))
 compiled = torch.compile(model, backend=bk.make_backend(spec, options))
@@ -31,7 +32,7 @@ compiled(torch.randn(32, 64)).square().sum().backward()
 hits, misses = (counters["inductor"][f"fxgraph_cache_{each}"] for each in ("hit", "miss"))
 autograd = counters["aot_autograd"]["autograd_cache_hit"]
 (graph,) = bk.report(compiled).graphs
-data, info = bk.save_cache_artifacts()
+data, info = save_cache_artifacts()
 out.mkdir(exist_ok=True)
 (out / "artifacts").write_bytes(data)
 found = {"hits": hits + autograd, "misses": misses, "inductor": len(info.inductor_artifacts)}
@@ -82,7 +83,7 @@ def _no_graphs_of_earlier_tests(monkeypatch):
 def artifacts(fresh_dynamo):
     """Return the artifacts saved after one small compile."""
     torch.compile(lambda x: x.sin() + 1, backend="tmpl-inductor:aten")(torch.ones(8))
-    data, _ = bk.save_cache_artifacts()
+    data, _ = save_cache_artifacts()
     return data
 
 
@@ -106,7 +107,7 @@ def test_frozen_graphs_are_said_to_be_left_out(fresh_dynamo):
     with torch.no_grad():
         compiled(torch.ones(2, 4))
     with pytest.warns(bk.BackendKwargsWarning) as warned:
-        bk.save_cache_artifacts()
+        save_cache_artifacts()
     expected = (
         "1 graph is frozen, which bypasses Inductor's cache: expect a compile in a process that loads the artifacts."
     )
@@ -120,5 +121,5 @@ def test_frozen_graphs_are_said_to_be_left_out(fresh_dynamo):
 def test_other_data_is_refused(data, shown):
     """Data that is not a container raises at once."""
     with pytest.raises(bk.BackendKwargsError) as raised:
-        bk.load_cache_artifacts(data)
+        load_cache_artifacts(data)
     assert str(raised.value) == f"`data` must be what save_cache_artifacts returned, got {shown}."

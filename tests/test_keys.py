@@ -12,7 +12,7 @@ from torch._inductor.custom_graph_pass import CustomGraphPass
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import backend_kwargs as bk
-from backend_kwargs import CompileConfig, Rewrite, make_backend
+from backend_kwargs import CompileConfig, make_backend
 from backend_kwargs.backends.inductor import cutlass
 from backend_kwargs.bundles import config as compile_config
 from backend_kwargs.bundles.disk import fingerprint as environment
@@ -20,6 +20,7 @@ from backend_kwargs.bundles.disk.weights import place_of
 from backend_kwargs.bundles.graphs import key_of
 from backend_kwargs.options.requirements import machine
 from backend_kwargs.precision.weights import weight_of
+from backend_kwargs.rewrites import Rewrite
 from backend_kwargs.rewrites import table as rewrites
 from backend_kwargs.rewrites.apply import RewritePass
 from backend_kwargs.rewrites.packed import Pack

@@ -38,8 +38,8 @@ from backend_kwargs.graphs.spelling import spelled
 from backend_kwargs.graphs.writes import copy_of_graph
 from backend_kwargs.rewrites.table import are_outdated, in_keys, list_rewrites
 from backend_kwargs.stores import Store
-from backend_kwargs.stores.deadlines import Limits, Reached
-from backend_kwargs.stores.layered import Layered, Trust, reached
+from backend_kwargs.stores.deadlines import Reached
+from backend_kwargs.stores.layered import Layered, reached
 from backend_kwargs.torch_internals.dynamo import RESTARTS, compiling_callable
 from backend_kwargs.torch_internals.functorch import saves_strictly, shared_in_cache
 from backend_kwargs.torch_internals.guards import compile_id
@@ -257,17 +257,16 @@ def _warn_where_default_fails(decision: Decision) -> None:
         warn_once(f"A graph runs in eager, because no candidate compiled and passed the accuracy check: {reasons}.")
 
 
-def _layers(given: "str | Sequence[str | Store] | Store | None") -> list[Reached]:
+def _layers(given: Sequence[Store]) -> dict[Reached, Store]:
     """Return the stores that a user names, as this process has reached them before; one that is none is left out."""
-    layers = []
-    several: Sequence[str | Store | None] = given if isinstance(given, list | tuple) else [given]  # type: ignore[list-item]
-    for each in several:
+    layers = {}
+    for each in given:
         try:
             found = reached(each)
         except BackendKwargsError as error:
             warn_once(f"{error} It is left out.")
         else:
-            layers.append(memory().stores.setdefault(found.identity, found))
+            layers[memory().stores.setdefault(found.identity, found)] = each
     return layers
 
 
@@ -691,10 +690,8 @@ class _Question:
         """The store of decisions."""
         settings = self.request.settings
         instead = memory().store if settings.race != "never" else None
-        trust = Trust(tuple(settings.trusted_keys), settings.signing_key, settings.min_generation)
-        limits = Limits(settings.store_connect_s, settings.store_lookup_s)
-        layers = _layers(str(instead) if instead else settings.store)
-        return DecisionStore(Layered(KIND, layers, trust, limits), self.here, settings.store_label)
+        layers = _layers([Store(instead)] if instead else settings.stores)
+        return DecisionStore(Layered(KIND, layers), self.here)
 
     def trusts(self, winner: str, of: Decision | RaceRow) -> bool:
         """Return whether a candidate of the request sets these options."""

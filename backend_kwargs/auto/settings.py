@@ -2,10 +2,9 @@
 
 import contextlib
 import json
-import math
-from collections.abc import Callable, Iterator, Sequence
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from types import MappingProxyType
 from typing import Annotated, Any, Literal
 
@@ -15,13 +14,10 @@ from backend_kwargs.options.layers import Options
 from backend_kwargs.options.option import Tolerance, Where, declared
 from backend_kwargs.options.requirements import Limit, Rule
 from backend_kwargs.options.trust import AUTO_DATA
-from backend_kwargs.stores import Store
+from backend_kwargs.stores import Documents, Store
 
 Seconds = Annotated[float, Where("of at least 0", lambda seconds: seconds >= 0)]
-Wait = Annotated[float, Where("of at least 0, but finite", lambda seconds: 0 <= seconds < math.inf)]
 Count = Annotated[int, Where("of at least 1", lambda count: count >= 1)]
-Generation = Annotated[int, Where("of at least 0", lambda generation: generation >= 0)]
-Text = Annotated[str, Where("of at most 200 characters", lambda text: len(text) <= 200)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,24 +50,10 @@ class RaceSettings:
         "threads and the same series of torch; device: also of others, if its numbers are right here",
     ] = "exact"
     store: Annotated[
-        str | list[str | Store] | Store | None,
-        "where decisions are kept: a folder, a URL, env:NAME, or a list of these, read in order; None: "
-        "BACKEND_KWARGS_STORE, or the user's data folder",
+        str | list[str | Store | Documents] | Store | Documents | None,
+        "where decisions are kept: a folder, a URL, env:NAME, a bk.Store, which also says whom to trust there, or a "
+        "list of these, read in order; None: BACKEND_KWARGS_STORE, or the user's data folder",
     ] = None
-    store_connect_s: Annotated[Wait, "seconds to wait for the first answer of a store"] = 2.0
-    store_lookup_s: Annotated[Wait, "seconds to wait for a later one"] = 0.5
-    store_label: Annotated[
-        Text, "who may be asked about the decisions that are made here, such as a team; written into them"
-    ] = ""
-    signing_key: Annotated[
-        object, "Ed25519 private key, or the path of its PEM file, that signs the decisions that are made here"
-    ] = None
-    trusted_keys: Annotated[
-        list[Any] | tuple[Any, ...],
-        "Ed25519 public keys, or paths of their PEM files: of stores that others can write, only decisions that one of "
-        "these signed are used",
-    ] = ()
-    min_generation: Annotated[Generation, "generation of the oldest decision that is used"] = 0
     on_progress: Annotated[
         Callable[[str, float], None] | None,
         "called during a race with the candidate's name and the fraction done; None: a line on a terminal",
@@ -90,41 +72,27 @@ class RaceSettings:
         """Return the settings given in `options`."""
         return cls(**{name: options[name] for name in OPTIONS if name in options})
 
+    @property
+    def stores(self) -> list[Store]:
+        """The stores, in the order in which they are read."""
+        several = self.store if isinstance(self.store, list | tuple) else [self.store]
+        return [Store.of(each) for each in several]
+
 
 def read_store(given: Any) -> Any:
-    """Return what was given as `store`; raise at once if a URL has a password, or its client library is missing."""
+    """Return what was given as `store`, a mapping as a Store; raise at once if it can be none here."""
     from backend_kwargs.stores.opening import check_store
 
-    if isinstance(given, str) and given.lstrip().startswith("["):  # a list, as a command line writes it
+    if isinstance(given, str) and given.lstrip().startswith(("[", "{")):  # as a command line writes it
         with contextlib.suppress(ValueError, RecursionError):
             given = json.loads(given)
-    several = [
-        str(each) if isinstance(each, Path) else each
-        for each in (given if isinstance(given, list | tuple) else [given])
-    ]
+    is_list = isinstance(given, list | tuple)
+    several = [Store.of(each) if isinstance(each, Mapping) else each for each in (given if is_list else [given])]
     if not several:
         raise wrong_value("Option 'store'", "a store, or a list of at least one", given)
     for each in several:
         check_store(each)
-    return several if isinstance(given, list | tuple) else several[0]
-
-
-def read_signing_key(given: Any) -> Any:
-    """Return what was given as `signing_key`; raise at once if it can be none. A file is read when it is used."""
-    return _read_key("Option 'signing_key'", "an Ed25519 private key", "sign", given)
-
-
-def read_trusted_keys(given: Any) -> Any:
-    """Return what was given as `trusted_keys`; raise at once if one can be none."""
-    for each in given if isinstance(given, list | tuple) else ():
-        _read_key("Each of 'trusted_keys'", "an Ed25519 public key", "verify", each)
-    return given
-
-
-def _read_key(what: str, wanted: str, does: str, given: Any) -> Any:
-    if given is not None and not isinstance(given, str | Path) and not hasattr(given, does):
-        raise wrong_value(what, f"{wanted}, or the path of its PEM file", given)
-    return given
+    return several if is_list else several[0]
 
 
 def read_race(given: Any) -> Any:
@@ -134,29 +102,51 @@ def read_race(given: Any) -> Any:
     return given
 
 
+def check_files(options: Options) -> None:
+    """Raise if a key is not where it is said to be, or a lock cannot be read."""
+    if lock := options.get("lock"):
+        from backend_kwargs.auto.lock import read_lock
+
+        read_lock(lock)
+    for store in RaceSettings.of(options).stores:
+        for key in (store.signing_key, *store.trusted_keys):
+            if isinstance(key, str) and not os.path.exists(key):  # noqa: PTH110 - False too for a name that is too long
+                raise BackendKwargsError(f"There is no key {key!r}, which option 'store' names.")
+
+
 def unreadable_keys(options: Options) -> Iterator[Limit]:
     """Yield why keys cannot be read here, and what is left out without them: no key makes a compile fail."""
     from backend_kwargs.stores.signing import private_key, public_key
 
-    trusted, signing = options.get("trusted_keys") or (), options.get("signing_key")
-    kinds: tuple[tuple[str, Callable[[object], object], Sequence[object], str], ...] = (
-        ("trusted_keys", public_key, trusted, "no decision of a store that others can write is used"),
-        ("signing_key", private_key, [] if signing is None else [signing], "no decision that is made here is stored"),
-    )
-    for name, read, keys, otherwise in kinds:
-        for key in keys:
-            try:
-                read(key)
-            except BackendKwargsError as error:
-                yield Limit(f"Option {name!r}", str(error).rstrip("."), "name a file that can be read", otherwise)
+    for store in RaceSettings.of(options).stores:
+        signing = [] if store.signing_key is None else [store.signing_key]
+        kinds: tuple[tuple[str, Callable[[object], object], Sequence[object], str], ...] = (
+            ("trusted_keys", public_key, store.trusted_keys, "no decision that others can write there is used"),
+            ("signing_key", private_key, signing, "no decision that is made here is stored there"),
+        )
+        for name, read, keys, otherwise in kinds:
+            for key in keys:
+                try:
+                    read(key)
+                except BackendKwargsError as error:
+                    why, advice = str(error).rstrip("."), "name a file that can be read"
+                    yield Limit(f"Store's {name!r}", why, advice, otherwise)
 
 
 INSTEAD = (
     "the first call races, which adds seconds; to add none, race ahead by `backend-kwargs tune` and serve with "
     "race='never'"
 )
+OF_STORE = {
+    **{f"store_{name}": name for name in ("connect_s", "lookup_s", "label")},
+    **{name: name for name in ("min_generation", "signing_key", "trusted_keys")},
+}
 REMOVED = MappingProxyType(
     {
+        **{
+            name: f"write store=bk.Store(url, {now}=...), in a file store = {{ {now} = ... }}"
+            for name, now in OF_STORE.items()
+        },
         "background_share": INSTEAD,
         "share_race": "the first rank to reach a graph races it, and the others wait",
         "tuned_products": "max_autotune_gemm=True tunes all products",

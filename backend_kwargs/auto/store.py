@@ -5,7 +5,7 @@ that one with 16 threads and one with 32 do not take turns at replacing each oth
 """
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from operator import attrgetter
 from pathlib import Path
@@ -14,10 +14,10 @@ from backend_kwargs.auto.decision import check
 from backend_kwargs.auto.machine import Machine, device_of, difference, distance, variant_of
 from backend_kwargs.errors import error_text, printable, warn_once
 from backend_kwargs.facts.decision import Decision
-from backend_kwargs.stores import Store
+from backend_kwargs.stores import Documents, Store
 from backend_kwargs.stores.documents import Document, EarlierError, Kind, RefusedError, encoded, is_forgotten
 from backend_kwargs.stores.folder import Folder
-from backend_kwargs.stores.layered import Layered, LookedUp, Trust, check_replaces, every, put
+from backend_kwargs.stores.layered import Layered, LookedUp, check_replaces, every, put
 from backend_kwargs.stores.opening import opened
 
 FOLDER = "decisions/"
@@ -47,7 +47,6 @@ class DecisionStore:
 
     layered: Layered[Decision]
     here: Machine
-    label: str = ""
     _looked_up: dict[str, LookedUp] = field(default_factory=dict)  # for this graph, by computation
 
     def begin(self) -> None:
@@ -75,9 +74,7 @@ class DecisionStore:
         """Keep `decision` in every store that can be written."""
         try:
             json.dumps(decision.options, allow_nan=False)
-            document = Document(
-                name_of(decision), decision, max(1, self.layered.trust.min_generation), label=self.label
-            )
+            document = Document(name_of(decision), decision)
             encoded(KIND, document)
         except (TypeError, ValueError) as error:
             warn_once(f"A decision for {printable(decision.winner)} cannot be stored: {error_text(error)}.")
@@ -110,24 +107,17 @@ def decisions_in(documents: Iterable[Document[Decision]], tell: Callable[[str], 
 
 
 class Catalogue:
-    """The decisions of whole stores, for people: errors are raised."""
+    """The decisions of a whole store, for people: errors are raised."""
 
-    def __init__(
-        self,
-        *given: "str | Path | Store | None",
-        signing_key: object = None,
-        trusted_keys: Sequence[object] = (),
-        must_exist: bool = False,
-    ) -> None:
-        stores = (str(each) if isinstance(each, Path) else each for each in given or (None,))
-        self._opened = [opened(each, must_exist=must_exist) for each in stores]
-        self._trust = Trust(tuple(trusted_keys), signing_key)
+    def __init__(self, given: "str | Path | Documents | Store | None" = None, *, must_exist: bool = False) -> None:
+        self._of = Store.of(given)
+        self._opened = opened(self._of, must_exist=must_exist)
         self.earlier: set[str] = set()  # names of what was found of earlier releases, which is not read
 
     @property
     def label(self) -> str:
-        """The stores' names."""
-        return ", ".join(each.store.label for each in self._opened)
+        """The store's name."""
+        return self._opened.store.label
 
     def all(self, prefix: str = "") -> list[Decision]:
         """Return the decisions whose keys begin with `prefix`, latest first."""
@@ -140,45 +130,37 @@ class Catalogue:
 
     def check_replaces(self) -> None:
         """Raise if another decision could not be kept in the place of one that is signed."""
-        for each in self._opened:
-            with each.doing("write") as store:
-                for name, content in store.list(FOLDER):
-                    check_replaces(store, name, content, self._trust)
+        with self._opened.doing("write") as store:
+            for name, content in store.list(FOLDER):
+                check_replaces(store, name, content, self._of.signing_key)
 
     def takes(self, decision: Decision) -> bool:
-        """Return whether the stores may have a decision: a provisional one stays in folders of this machine."""
-        return not KIND.stays(decision) or all(isinstance(each.store, Folder) for each in self._opened)
+        """Return whether the store may have a decision: a provisional one stays in folders of this machine."""
+        return not KIND.stays(decision) or isinstance(self._opened.store, Folder)
 
     def add(self, *decisions: Decision) -> None:
-        """Keep those `decisions` that the stores take, as newer than what is there."""
-        for each in self._opened:
-            with each.doing("write") as store:
-                for decision in filter(self.takes, decisions):
-                    put(KIND, store, Document(name_of(decision), decision), self._trust)
+        """Keep those `decisions` that the store takes, as newer than what is there."""
+        with self._opened.doing("write") as store:
+            for decision in filter(self.takes, decisions):
+                put(KIND, store, Document(name_of(decision), decision), self._of.signing_key)
 
     def forget(self, prefix: str = "") -> int:
         """Put a tombstone in place of what begins with `prefix`, also where it cannot be read; return how many."""
         names: set[str] = set()
-        for each in self._opened:
-            with each.doing("read") as store:
-                for name, content in store.list(FOLDER):
-                    if name.rpartition("/")[2].startswith(prefix) and not is_forgotten(content):
-                        names.add(name)
-        for each in self._opened:
-            with each.doing("write") as store:
-                for name in names:
-                    put(KIND, store, Document(name, None), self._trust)
+        with self._opened.doing("read") as store:
+            for name, content in store.list(FOLDER):
+                if name.rpartition("/")[2].startswith(prefix) and not is_forgotten(content):
+                    names.add(name)
+        with self._opened.doing("write") as store:
+            for name in names:
+                put(KIND, store, Document(name, None), self._of.signing_key)
         return len(names)
 
     def _documents(self) -> Mapping[str, Document[Decision]]:
-        newest: dict[str, Document[Decision]] = {}
         self.earlier.clear()
-        for each in self._opened:
-            with each.doing("read") as store:
-                for document in every(KIND, store, FOLDER, self._refused, self._trust.trusted_keys):
-                    if document.name not in newest or newest[document.name].order < document.order:
-                        newest[document.name] = document
-        return newest
+        with self._opened.doing("read") as store:
+            documents = every(KIND, store, FOLDER, self._refused, self._of.trusted_keys)
+            return {document.name: document for document in documents}
 
     def _refused(self, name: str, error: RefusedError) -> None:
         if isinstance(error, EarlierError):

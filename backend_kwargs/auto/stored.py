@@ -3,6 +3,7 @@
 import time
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from itertools import product
 
 from backend_kwargs.auto.machine import Machine, differences, machine
@@ -11,7 +12,7 @@ from backend_kwargs.auto.store import KIND, decisions_in, folder_of
 from backend_kwargs.errors import BackendKwargsError, printable
 from backend_kwargs.facts.decision import Decision
 from backend_kwargs.stores import Store
-from backend_kwargs.stores.deadlines import AwayError, Limits, Reached
+from backend_kwargs.stores.deadlines import AwayError, Reached
 from backend_kwargs.stores.documents import Document, RefusedError, decoded
 from backend_kwargs.stores.layered import is_own, reached
 
@@ -23,7 +24,7 @@ def stored_here(settings: RaceSettings) -> Iterator[str]:
     """Yield a line for what each store has for this machine's devices, and how those decisions' machines differ."""
     import torch
 
-    several = settings.store if isinstance(settings.store, list | tuple) else [settings.store]
+    several = settings.stores
     machines = [machine((device,)) for device in ("cuda", "cpu") if device == "cpu" or torch.cuda.is_available()]
     stores = [*map(_reached, several)]
     for store, here in product(stores, machines):  # all at once, and waited for once
@@ -35,47 +36,46 @@ def stored_here(settings: RaceSettings) -> Iterator[str]:
             yield f"{store} It is left out."
             continue
         try:
-            lines = [*_of_store(store, settings, machines, began)]
+            lines = [*_of_store(store, given, settings, machines, began)]
         except AwayError as error:
             why = printable(str(error))
             yield f"Store {store.label!r} cannot be read: {why}{'' if why.endswith(('.', '?')) else '.'}"
         except BackendKwargsError as error:
             yield f"{error} It is left out."
         else:
-            if given is not None and not lines:
+            if given.url is not None and not lines:
                 devices = " or ".join(str(here["device"]) for here in machines)
                 yield f"Store {store.label!r} has no decision for {devices}."
             yield from lines
 
 
-def _reached(given: "str | Store | None") -> Reached | BackendKwargsError:
+def _reached(given: Store) -> Reached | BackendKwargsError:
     try:
         return reached(given)
     except BackendKwargsError as error:
         return error
 
 
-def _of_store(store: Reached, settings: RaceSettings, machines: Iterable[Machine], began: float) -> Iterator[str]:
-    limits, keys = Limits(settings.store_connect_s, settings.store_lookup_s), tuple(settings.trusted_keys)
-    if keys and store.is_local and store.answer(store.ask(is_own), store.longest_s(limits), began):
-        keys = ()
+def _of_store(
+    store: Reached, given: Store, settings: RaceSettings, machines: Iterable[Machine], began: float
+) -> Iterator[str]:
+    if given.trusted_keys and store.is_local and store.answer(store.ask(is_own), store.longest_s(given), began):
+        given = replace(given, trusted_keys=())
     for here in machines:
-        contents = store.group(folder_of(here), "", limits, began)
-        documents, refused = _read(contents, keys, settings.min_generation)
+        contents = store.group(folder_of(here), "", given, began)
+        documents, refused = _read(contents, given)
         decisions = [*decisions_in(documents, refused.append)]
         said = [*_of_device(decisions, here, settings)]
         said += [f"{counted(many, 'document')} not used: {why}." for why, many in Counter(refused).items()]
         yield from (f"Store {store.label!r}, {here['device']}: {each}" for each in said)
 
 
-def _read(
-    contents: Mapping[str, bytes], keys: tuple[object, ...], min_generation: int
-) -> tuple[list[Document[Decision]], list[str]]:
+def _read(contents: Mapping[str, bytes], given: Store) -> tuple[list[Document[Decision]], list[str]]:
     """Return the documents that may be used, and why each of the others may not."""
     documents, refused = [], []
     for name, content in contents.items():
         try:
-            documents.append(decoded(KIND, name, content, keys, min_generation))
+            documents.append(decoded(KIND, name, content, given.trusted_keys, given.min_generation))
         except RefusedError as error:
             refused.append(printable(str(error)))
     return documents, refused

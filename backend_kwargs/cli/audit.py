@@ -2,10 +2,10 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NamedTuple
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.markup import escape
@@ -25,8 +25,10 @@ from backend_kwargs.fleet import audit, findings
 from backend_kwargs.fleet.findings import Audited, Finding
 from backend_kwargs.fleet.racing import AUTO
 from backend_kwargs.harness.models import model_of, split_factory
-from backend_kwargs.stores.opening import URL, opened
+from backend_kwargs.stores import Store
+from backend_kwargs.stores.opening import opened
 from backend_kwargs.stores.signing import private_key, public_key
+from backend_kwargs.stores.urls import URL
 
 if TYPE_CHECKING:
     from backend_kwargs.auto.audit import Effort as Measuring
@@ -102,12 +104,12 @@ def show(
     backend = backend_from_text(AUTO, assigned(option))
     backend.verify()
     asked = bool(shapes or dynamic or option)
-    keys = Keys(signing_key and private_key(signing_key), tuple(map(public_key, trusted_key or ())))
+    of = Store(signing_key=signing_key and private_key(signing_key), trusted_keys=[*map(public_key, trusted_key or ())])
     sizes = sizes_of(shapes or [])
     if subject is not None and (Path(subject) / MANIFEST).is_file():
         chosen = _bundle(subject, factory, store, trust, asked)
     else:
-        chosen = _chosen(_model(subject, factory), store, backend, sizes, trust, keys, asked=asked, dynamic=dynamic)
+        chosen = _chosen(_model(subject, factory), store, backend, sizes, trust, of, asked=asked, dynamic=dynamic)
     if update:
         _check_update(chosen)
     audited, others, stopped = _audited(chosen, Measuring(*(QUICK if quick else AT_LENGTH)))
@@ -126,13 +128,6 @@ def show(
         raise typer.Exit(LOST)
     if all(each.verdict == "not audited" for each in found):
         raise typer.Exit(NOTHING)
-
-
-class Keys(NamedTuple):
-    """What signs the decisions that are written, and whose signature those that are read must have."""
-
-    signing: object = None
-    trusted: tuple[object, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,16 +175,16 @@ def _chosen(
     backend: Backend,
     sizes: Sequence[Mapping[str, int]],
     trust: bool,
-    keys: "Keys",
+    of: Store,
     *,
     asked: bool,
     dynamic: bool,
 ) -> Chosen:
     """Return the decisions in a store; `asked`: the user has given sizes or options, which then count."""
     kept = opened(where, must_exist=True)
-    catalogue = Catalogue(where, signing_key=keys.signing, trusted_keys=keys.trusted)
+    catalogue = Catalogue(replace(of, url=where))
     with waiting(f"reading {catalogue.label}"), kept.doing("read") as store:
-        decisions, documents = audit.by_key(catalogue), audit.units_of(store, keys.trusted)
+        decisions, documents = audit.by_key(catalogue), audit.units_of(store, of.trusted_keys)
     if not decisions:
         raise BackendKwargsError(f"No decisions in {catalogue.label!r}; compile with tmpl-inductor:auto, or tune.")
     if asked and model is None:

@@ -26,6 +26,7 @@ from backend_kwargs.fleet import units
 from backend_kwargs.page import Document
 from backend_kwargs.registry import decided
 from backend_kwargs.report.decisions import document_of
+from backend_kwargs.stores import Store
 from backend_kwargs.stores.layered import is_own, synced
 from backend_kwargs.stores.opening import Opened, opened
 from backend_kwargs.stores.signing import public_key
@@ -129,7 +130,7 @@ def export(
 
     The file has no signatures: who imports it trusts its maker.
     """
-    catalogue = Catalogue(store, trusted_keys=[*map(public_key, trusted_key or ())], must_exist=True)
+    catalogue = Catalogue(Store(store, trusted_keys=[*map(public_key, trusted_key or ())]), must_exist=True)
     everything = _all(catalogue)
     decisions = _found(everything, keys) if keys else everything
     if not decisions:
@@ -155,7 +156,7 @@ def import_(
 ) -> None:
     """Add the decisions in a file, which has no signatures, to the store: import what you trust."""
     decisions = _settled(read_decisions(file, lambda name: find_backend(f"tmpl-inductor:{name}").options))
-    catalogue = Catalogue(store, signing_key=signing_key)
+    catalogue = Catalogue(Store(store, signing_key=signing_key))
     catalogue.add(*watched(decisions, "importing", len(decisions)))
     say(f"{len(decisions)} added to {catalogue.label!r}.")
 
@@ -172,7 +173,7 @@ def forget(
         raise BackendKwargsError("A key to forget is empty; give --all to forget every decision.")
     if not keys and not all_:
         raise BackendKwargsError("Name the decisions to forget, or give --all.")
-    catalogue = Catalogue(store, signing_key=signing_key, must_exist=True)
+    catalogue = Catalogue(Store(store, signing_key=signing_key), must_exist=True)
     count = 0
     for key in keys or [""]:
         count += (found := catalogue.forget(key))

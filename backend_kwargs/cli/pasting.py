@@ -1,12 +1,13 @@
 """The lines of code that compile with a backend, and that call the model as it was timed."""
 
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import backend_kwargs
 from backend_kwargs.backend import Backend, find_in_dynamo
 from backend_kwargs.errors import BackendKwargsError, BrokenPluginError
-from backend_kwargs.registry import make_backend
 
 IMPORT = "import backend_kwargs as bk"
 
@@ -86,8 +87,14 @@ def _name_for_dynamo(backend: Backend) -> str:
 
 def _written(backend: Backend) -> str:
     """Return the expression that makes `backend`, "" if the repr of one of its values is not an expression."""
+    written = pasted(f"bk.{backend!r}")
     try:
-        read_back = eval(repr(backend), {"make_backend": make_backend})  # noqa: S307 - the repr is our own
+        read_back = eval(written, {"bk": backend_kwargs})  # noqa: S307 - the repr is our own
     except (BackendKwargsError, SyntaxError, NameError):
         return ""
-    return f"bk.{backend!r}" if read_back == backend else ""
+    return written if read_back == backend else ""
+
+
+def pasted(expression: str) -> str:
+    """Return an expression with `bk.` before each Store."""
+    return re.sub(r"\bStore\(", "bk.Store(", expression)

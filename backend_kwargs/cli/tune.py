@@ -14,11 +14,13 @@ from backend_kwargs.backend import Backend
 from backend_kwargs.cli.arguments import Model, assigned, backend_from_text
 from backend_kwargs.cli.console import console, print_table, say
 from backend_kwargs.cli.pages import Outputs
+from backend_kwargs.cli.pasting import pasted
 from backend_kwargs.cli.tuned import document_of
 from backend_kwargs.errors import BackendKwargsError
 from backend_kwargs.fleet.racing import AUTO, Tuned, left_out, racing, tuned, why_not_raced
 from backend_kwargs.harness.models import model_of
 from backend_kwargs.interval import Interval
+from backend_kwargs.stores.opening import given_place
 
 COLUMNS = ("sizes", "graph", "winner", "race", "eager call", "compiled call", "speedup")
 DECISIONS = ".toml"
@@ -179,7 +181,7 @@ def _raced(
 
 def _lines(backend: Backend, output: Path, *, fixed_sizes: bool) -> list[str]:
     """Return the lines that serve with the decisions: a command, and code."""
-    store = backend.options.get("store")
+    store = given_place(backend.options.get("store"))
     command = [
         "backend-kwargs",
         "decisions",
@@ -194,7 +196,7 @@ def _lines(backend: Backend, output: Path, *, fixed_sizes: bool) -> list[str]:
         "",
         "import backend_kwargs as bk",
         "",
-        f"backend = bk.make_backend({AUTO!r}, { ({**own, 'race': 'never'})!r})",
+        pasted(f"backend = bk.make_backend({AUTO!r}, { ({**own, 'race': 'never'})!r})"),
         f"torch.compile(model, backend=backend{dynamic})  # called in eval mode, under torch.no_grad()",
     ]
 

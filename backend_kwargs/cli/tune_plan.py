@@ -122,7 +122,7 @@ def plan_of(model: str, shapes: Mapping[str, list[int]], backend: Backend, budge
     """Return a plan for this machine that tunes one model, as text."""
     import torch
 
-    own = {name: value for name, value in backend.options.items() if name not in WITHOUT_EFFECT}
+    own = {name: value for name, value in backend.options.items() if name not in (*WITHOUT_EFFECT, "store")}
     effort, candidates = str(own.pop("effort", "quick")), own.pop("candidates", None)
     own.pop("budget_s", None)
     device = "cuda" if torch.cuda.is_available() else "cpu"

@@ -20,7 +20,7 @@ from backend_kwargs.fleet.racing import backend_of, made
 from backend_kwargs.fleet.units import UNITS, UnitDocument, read
 from backend_kwargs.options.option import check
 from backend_kwargs.options.trust import untrusted
-from backend_kwargs.stores import Store
+from backend_kwargs.stores import Documents
 
 if TYPE_CHECKING:
     from torch.fx import GraphModule
@@ -207,7 +207,7 @@ def by_key(catalogue: Catalogue) -> dict[str, list[Decision]]:
     return found
 
 
-def units_of(store: Store, trusted_keys: Sequence[object] = ()) -> list[UnitDocument]:
+def units_of(store: Documents, trusted_keys: Sequence[object] = ()) -> list[UnitDocument]:
     """Return what `tune-plan` wrote into a store of units that are done; if there are keys, what one signed."""
     documents = (read(name, content, trusted_keys) for name, content in store.list(UNITS))
     return [each for each in documents if each and each.decisions and not each.failed]

@@ -13,9 +13,9 @@ from backend_kwargs.auto import store as decisions
 from backend_kwargs.errors import error_text
 from backend_kwargs.fleet import units
 from backend_kwargs.fleet.units import UNITS, Result, Unit, UnitDocument, document_of, name_of, read, releases_differ
-from backend_kwargs.stores import Claims, Store
+from backend_kwargs.stores import Claims, Documents, Store
 from backend_kwargs.stores.documents import Document, RefusedError, decoded, is_name
-from backend_kwargs.stores.layered import Trust, put
+from backend_kwargs.stores.layered import put
 
 logger = logging.getLogger("backend_kwargs.fleet")
 
@@ -35,7 +35,7 @@ class Board:
 
     def __init__(
         self,
-        store: Store,
+        store: Documents,
         here: Mapping[str, str | None],
         words: Callable[[BaseException], str] = error_text,
         devices: Callable[[Unit], Collection[str]] = lambda unit: (),
@@ -100,16 +100,16 @@ class Board:
 
     def record(self, unit: Unit, result: Result) -> str:
         """Keep what came of a unit, its decisions first; return why the store did not take it, or ""."""
-        trust = Trust(signing_key=unit.options.get("signing_key"))
-        label, least = str(unit.options.get("store_label", "")), int(unit.options.get("min_generation", 0))
+        of = Store.of(unit.options.get("store"))
         for attempt in range(1, PUT_TRIES + 1):
             try:
                 with self._one:
                     for name, content in result.documents.items():
                         decision = decoded(decisions.KIND, name, content)
-                        kept = replace(decision, label=label, generation=max(decision.generation, least))
-                        put(decisions.KIND, self.store, kept, trust)
-                    put(units.KIND, self.store, Document(name_of(unit), document_of(unit, result)), trust)
+                        kept = replace(decision, label=of.label, generation=max(decision.generation, of.min_generation))
+                        put(decisions.KIND, self.store, kept, of.signing_key)
+                    done = Document(name_of(unit), document_of(unit, result))
+                    put(units.KIND, self.store, done, of.signing_key)
                     self.release(unit)
             except Exception as error:  # noqa: BLE001 - each kind of store raises its own error
                 why = f"the store {self.store.label} did not take what came of it: {self.words(error)}"

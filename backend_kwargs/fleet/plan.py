@@ -12,9 +12,10 @@ from msgspec import Meta, Struct, structs
 
 from backend_kwargs.errors import BackendKwargsError, unknown, wrong_value
 from backend_kwargs.files.plain_data import read_toml
-from backend_kwargs.fleet.units import KEYS_OF_A_PLAN, WITHOUT_EFFECT, Name, Seconds, Unit
+from backend_kwargs.fleet.units import KEYS_OF_A_PLAN, OF_THE_STORE, WITHOUT_EFFECT, Name, Seconds, Unit
 from backend_kwargs.harness.models import LIBRARIES, split_factory
 from backend_kwargs.harness.modules import check_defines
+from backend_kwargs.stores import Store
 
 WHAT = "a plan"
 MOST_UNITS = 100_000
@@ -129,6 +130,13 @@ def _check(path: Path, model: str, asked: Asked) -> None:
             raise BackendKwargsError(f"{name} is a key of a plan, not one of its options: write {name} = ... alone.")
         if name in WITHOUT_EFFECT:
             raise BackendKwargsError(f"Option {name!r} has no effect in a plan, whose units are all raced: remove it.")
+    of_the_store = (asked.options or {}).get("store", {})
+    if not isinstance(of_the_store, dict) or not {*of_the_store} <= {*OF_THE_STORE}:
+        raise BackendKwargsError(
+            f"Option 'store' of a plan may have {', '.join(OF_THE_STORE)}, as store = {{ label = 'team' }}: where it "
+            "is, --store says."
+        )
+    Store.of(of_the_store)
     if asked.gpus not in (None, 1):
         raise BackendKwargsError(
             f"gpus must be 1, got {asked.gpus:g}: a race on a part of a GPU would time its neighbours; leave it out."

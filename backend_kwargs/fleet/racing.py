@@ -12,9 +12,10 @@ import msgspec
 
 from backend_kwargs.backend import Backend
 from backend_kwargs.errors import BackendKwargsError, error_text
-from backend_kwargs.fleet.units import OF_THE_STORE, Result, Unit
+from backend_kwargs.fleet.units import Result, Unit
 from backend_kwargs.interval import Interval
 from backend_kwargs.options.option import check as check_option
+from backend_kwargs.stores import Store
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -174,23 +175,20 @@ def backend_of(unit: Unit, coerce: "Check" = check_option) -> Backend:
     from backend_kwargs.registry import make_backend
 
     candidates = {} if unit.candidates is None else {"candidates": list(unit.candidates)}
-    own = {name: value for name, value in unit.options.items() if name not in OF_THE_STORE}
+    own = {name: value for name, value in unit.options.items() if name != "store"}
     return make_backend(AUTO).bind("plan", {**own, **candidates, "effort": unit.effort}, coerce)
 
 
 def check(unit: Unit) -> None:
     """Raise if `auto` has no such option or candidate as a unit's, or does not take its value."""
-    of_the_store = {name: value for name, value in unit.options.items() if name in OF_THE_STORE}
-    backend = backend_of(unit)
-    backend.verify()
-    backend.bind("plan", of_the_store)  # a key may be of the cluster that a job runs on
+    backend_of(unit).verify()
 
 
 def check_keys(units: Sequence[Unit]) -> None:
     """Raise if a key that is to sign what units decide cannot be read."""
     from backend_kwargs.stores.signing import private_key
 
-    keys = [unit.options["signing_key"] for unit in units if "signing_key" in unit.options]
+    keys = [key for unit in units if (key := Store.of(unit.options.get("store")).signing_key) is not None]
     for key in {repr(key): key for key in keys}.values():
         private_key(key)
 

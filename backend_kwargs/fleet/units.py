@@ -14,11 +14,7 @@ from backend_kwargs.stores.documents import Document, Kind, RefusedError, decode
 UNITS = "units/"
 KEY_DIGITS = 40
 BUDGETS, SETUP_S = 10, 600.0  # how long a unit may take: so many budgets, and this for its model
-OF_THE_STORE = (
-    "signing_key",
-    "store_label",
-    "min_generation",
-)  # options for what is kept, which stay where the command runs
+OF_THE_STORE = ("signing_key", "label", "min_generation")  # for what is kept, which stays where the command runs
 KEYS_OF_A_PLAN = ("effort", "candidates", "budget_s")  # options of `auto` that a plan has as keys
 # Options of `auto` that say nothing to a race in an empty store.
 WITHOUT_EFFECT = (
@@ -27,10 +23,6 @@ WITHOUT_EFFECT = (
     "process_budget_s",
     "most_races",
     "match",
-    "store",
-    "store_connect_s",
-    "store_lookup_s",
-    "trusted_keys",
     "on_progress",
 )
 Name = Annotated[str, Meta(max_length=500)]

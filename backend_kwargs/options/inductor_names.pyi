@@ -387,7 +387,6 @@ InductorOptions = TypedDict(
         "max_template_fusion_benchmarked_choices": object,
         "memory_planning": bool,
         "memory_pool": Literal["none", "intermediates", "outputs", "combined"],
-        "min_generation": int,
         "min_num_split": int,
         "min_overlap_ratio": float,
         "mixed_mm_choice": Literal["default", "triton", "aten", "heuristic"],
@@ -490,7 +489,6 @@ InductorOptions = TypedDict(
         "search_autotune_cache": bool,
         "selective_decompose": bool,
         "shape_padding": bool,
-        "signing_key": object,
         "size_asserts": bool,
         "size_threshold_for_succ_based_strategy": int,
         "sleep_sec_TESTING_ONLY": int | None,
@@ -499,10 +497,7 @@ InductorOptions = TypedDict(
         "split_reductions": bool,
         "static_launch_user_defined_triton_kernels": bool,
         "static_weight_shapes": bool,
-        "store": str | None,
-        "store_connect_s": float,
-        "store_label": str,
-        "store_lookup_s": float,
+        "store": object,
         "strict": bool,
         "strict_output_strides": object,
         "strict_signed_zero": object,
@@ -641,7 +636,6 @@ InductorOptions = TypedDict(
         "triton.use_two_step_variance_threshold": int,
         "triton_disable_device_detection": bool,
         "triton_kernel_default_layout_constraint": Literal["needs_fixed_stride_order", "flexible_layout"],
-        "trusted_keys": object,
         "unbacked_symint_fallback": int,
         "unroll_reductions_threshold": int,
         "unsafe_ignore_unsupported_triton_autotune_args": bool,
@@ -903,7 +897,6 @@ class InductorKeywords(TypedDict, total=False):
     max_template_fusion_benchmarked_choices: object
     memory_planning: bool
     memory_pool: Literal["none", "intermediates", "outputs", "combined"]
-    min_generation: int
     min_num_split: int
     min_overlap_ratio: float
     mixed_mm_choice: Literal["default", "triton", "aten", "heuristic"]
@@ -985,7 +978,6 @@ class InductorKeywords(TypedDict, total=False):
     search_autotune_cache: bool
     selective_decompose: bool
     shape_padding: bool
-    signing_key: object
     size_asserts: bool
     size_threshold_for_succ_based_strategy: int
     sleep_sec_TESTING_ONLY: int | None
@@ -994,10 +986,7 @@ class InductorKeywords(TypedDict, total=False):
     split_reductions: bool
     static_launch_user_defined_triton_kernels: bool
     static_weight_shapes: bool
-    store: str | None
-    store_connect_s: float
-    store_label: str
-    store_lookup_s: float
+    store: object
     strict: bool
     strict_output_strides: object
     strict_signed_zero: object
@@ -1009,7 +998,6 @@ class InductorKeywords(TypedDict, total=False):
     tpu_backend: Literal["pallas"]
     triton_disable_device_detection: bool
     triton_kernel_default_layout_constraint: Literal["needs_fixed_stride_order", "flexible_layout"]
-    trusted_keys: object
     unbacked_symint_fallback: int
     unroll_reductions_threshold: int
     unsafe_ignore_unsupported_triton_autotune_args: bool

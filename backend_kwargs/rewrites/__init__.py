@@ -13,3 +13,7 @@ To add one, write `rewrites/NAME.py`. No other file of the package changes:
 5. In `tests/rewrites/`, a match, a near miss for each condition, and programs in `test_drawn_calls.py`; then
    `python -m tests.docs_tables --write`.
 """
+
+from backend_kwargs.rewrites.table import Rewrite, list_rewrites, register_rewrite
+
+__all__ = ["Rewrite", "list_rewrites", "register_rewrite"]

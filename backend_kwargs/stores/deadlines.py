@@ -13,10 +13,10 @@ from collections.abc import Callable
 from concurrent.futures import Future, wait
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
 from backend_kwargs.errors import error_text
-from backend_kwargs.stores import Store
+from backend_kwargs.stores import Documents, Store
 from backend_kwargs.stores.documents import RefusedError
 
 LINGER_S = 0.5  # a connection is closed when nothing was asked for so long
@@ -25,15 +25,8 @@ LEAST_S = 0.005  # to wait for an answer, however often there was none
 MOST_STUCK = 3  # threads that may be left waiting, for each store
 LARGEST = 64 << 20  # bytes of a listing that are kept in memory
 
-Job: TypeAlias = Callable[[Store], Any]
+Job: TypeAlias = Callable[[Documents], Any]
 Listed: TypeAlias = dict[str, dict[str, bytes]]  # documents by the beginning of their names and by names
-
-
-class Limits(NamedTuple):
-    """How long to wait for the first contact with a store, and for a later look-up."""
-
-    connect_s: float = 2.0
-    lookup_s: float = 0.5
 
 
 class AwayError(Exception):
@@ -43,7 +36,7 @@ class AwayError(Exception):
 class _Thread:
     """Does the calls to one store in order, in a daemon thread that ends soon after the last of them."""
 
-    def __init__(self, open_: Callable[[], Store], linger_s: float) -> None:
+    def __init__(self, open_: Callable[[], Documents], linger_s: float) -> None:
         self.open, self.linger_s = open_, linger_s
         self.jobs: queue.SimpleQueue[tuple[Job, Future[Any]]] = queue.SimpleQueue()
         self.lock = threading.Lock()
@@ -65,7 +58,7 @@ class _Thread:
         return future
 
     def _run(self) -> None:
-        store: Store | None = None
+        store: Documents | None = None
         while True:
             try:
                 job, future = self.jobs.get(timeout=self.linger_s) if self.linger_s else self.jobs.get_nowait()
@@ -86,7 +79,7 @@ class _Thread:
                 store = None
         self._close(store)
 
-    def _close(self, store: Store | None) -> None:
+    def _close(self, store: Documents | None) -> None:
         if self.linger_s and store is not None and (close := getattr(store, "close", None)):
             with suppress(Exception):  # it may be broken, which is why it is closed
                 close()
@@ -135,7 +128,7 @@ class Reached:
 
     def __init__(
         self,
-        open_: Callable[[], Store],
+        open_: Callable[[], Documents],
         label: str,
         identity: object,
         *,
@@ -157,7 +150,7 @@ class Reached:
         """Begin to list what lies in `folder`, by the first `length` characters of its names, if that is not done."""
         self._listing(folder, length)
 
-    def group(self, folder: str, start: str, limits: Limits, began: float | None = None) -> dict[str, bytes]:
+    def group(self, folder: str, start: str, limits: Store, began: float | None = None) -> dict[str, bytes]:
         """Return the documents in `folder` whose names begin with `start` after it; all starts are equally long.
 
         The wait ends a deadline after `began`, or after now: other stores are asked meanwhile.
@@ -179,7 +172,7 @@ class Reached:
         """Begin to do `job`, and return what its result will be in."""
         return self._usable().submit(job)
 
-    def longest_s(self, limits: Limits) -> float:
+    def longest_s(self, limits: Store) -> float:
         """Return how long to wait for an answer now."""
         return _longest_s(limits, self._of_process().in_row)
 
@@ -201,7 +194,7 @@ class Reached:
         self._of_process().in_row = 0
         return result
 
-    def do(self, job: Job, limits: Limits) -> Any:
+    def do(self, job: Job, limits: Store) -> Any:
         """Return what `job` returns for the store."""
         return self.answer(self.ask(job), self.longest_s(limits), time.monotonic())
 
@@ -256,7 +249,7 @@ class Reached:
         return _Thread(self.open, self.linger_s)
 
 
-def _longest_s(limits: Limits, in_row: int) -> float:
+def _longest_s(limits: Store, in_row: int) -> float:
     """Return how long to wait: halved each time, so that a store that never answers costs little for many graphs."""
     return max(LEAST_S, limits.lookup_s / 2 ** min(in_row - 1, 6)) if in_row else limits.connect_s
 
@@ -265,7 +258,7 @@ def _left_s(longest_s: float, began: float) -> float:
     return min(max(0.0, began + longest_s - time.monotonic()), threading.TIMEOUT_MAX)
 
 
-def _listed(store: Store, folder: str, length: int, listing: _Listing) -> Listed | None:
+def _listed(store: Documents, folder: str, length: int, listing: _Listing) -> Listed | None:
     """Return the documents below `folder`, by the first `length` characters of their names and by names.
 
     None if they are too many to be kept. What was found is not kept either where listing fails.

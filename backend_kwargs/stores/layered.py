@@ -3,13 +3,13 @@
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Generic, TypeAlias, TypeVar
 
 from backend_kwargs.errors import BackendKwargsError, printable, warn_once
-from backend_kwargs.stores import Store
-from backend_kwargs.stores.deadlines import AwayError, Limits, Reached
+from backend_kwargs.stores import Documents, Store
+from backend_kwargs.stores.deadlines import AwayError, Reached
 from backend_kwargs.stores.documents import (
     Document,
     EarlierError,
@@ -22,7 +22,7 @@ from backend_kwargs.stores.documents import (
     replacing,
 )
 from backend_kwargs.stores.folder import Folder
-from backend_kwargs.stores.opening import StoreURL, default_place, place_of
+from backend_kwargs.stores.opening import StoreURL, default_place, given_place, place_of
 
 Body = TypeVar("Body")
 _Copy: TypeAlias = tuple[Document[Body], bytes]
@@ -33,23 +33,15 @@ LookedUp: TypeAlias = dict[Reached, tuple[dict[str, bytes], bool]]
 HALF = 0.5
 
 
-@dataclass(frozen=True, slots=True)
-class Trust:
-    """Who must have signed what others can write; the key by which this process signs; the oldest generation used."""
-
-    trusted_keys: tuple[object, ...] = ()
-    signing_key: object = None
-    min_generation: int = 0
-
-
 @dataclass
 class Layered(Generic[Body]):
-    """The documents of one kind in several stores, which never raise: each warns once, and is then left out."""
+    """The documents of one kind in several stores, which never raise: each warns once, and is then left out.
+
+    Of each is known what the user said: how long to wait for it, and whom to trust there.
+    """
 
     kind: Kind[Body]
-    layers: Sequence[Reached]
-    trust: Trust = field(default_factory=Trust)
-    limits: Limits = field(default_factory=Limits)
+    layers: Mapping[Reached, Store]
 
     @property
     def label(self) -> str:
@@ -75,7 +67,7 @@ class Layered(Generic[Body]):
         found: LookedUp = {}
         for layer in sorted(self.layers, key=lambda layer: layer.time_outs):  # who did not answer before, at last
             try:
-                contents = layer.group(folder, start, self.limits, began)
+                contents = layer.group(folder, start, self.layers[layer], began)
             except AwayError as error:
                 self._warn(layer, "cannot be read", str(error))
             else:
@@ -86,9 +78,8 @@ class Layered(Generic[Body]):
         """Return the newest document of each name for which `only` holds, and copy it to the stores before."""
         copies: dict[str, dict[Reached, _Copy[Body]]] = {}
         for layer, (contents, is_own) in found.items():
-            keys = () if is_own else self.trust.trusted_keys
             for name in filter(only, [*contents]):
-                if (document := self._decoded(layer, name, contents[name], keys)) is not None:
+                if (document := self._decoded(layer, name, contents[name], is_own)) is not None:
                     copies.setdefault(name, {})[layer] = (document, contents[name])
         newest = {}
         for name, those in copies.items():
@@ -106,15 +97,19 @@ class Layered(Generic[Body]):
         """
         began, own = time.monotonic(), self._ask_whose()
         layers = [layer for layer in self.layers if layer.is_local or not self._stays(document)]
-        longest_s = {layer: layer.longest_s(self.limits) for layer in layers}
+        longest_s = {layer: layer.longest_s(self.layers[layer]) for layer in layers}
         layers = [layer for layer in layers if self._may_write(layer, own, began)]
         if len(layers) > 1:
             there = [(layer, layer.ask(lambda store: store.get(document.name))) for layer in layers]
             for layer, asked in there:
                 document = document.after(_heading(layer, asked, HALF * longest_s[layer], began))
-        kept = document
-        writing = [(layer, layer.ask(lambda store: put(self.kind, store, kept, self.trust))) for layer in layers]
-        for layer, written in writing:
+        generation = max([document.generation, *(self.layers[layer].min_generation for layer in layers)])
+        writing = {}
+        for layer in layers:
+            kept = replace(document, generation=generation, label=self.layers[layer].label)
+            by = self.layers[layer].signing_key
+            writing[layer] = layer.ask(partial(put, self.kind, document=kept, signing_key=by))
+        for layer, written in writing.items():
             try:
                 content = layer.answer(written, longest_s[layer], began)
             except AwayError as error:
@@ -129,9 +124,9 @@ class Layered(Generic[Body]):
         """Return how often each store did not answer in time, for those that did not."""
         return {layer.label: count for layer in self.layers if (count := layer.time_outs)}
 
-    def _decoded(self, layer: Reached, name: str, content: bytes, keys: tuple[object, ...]) -> Document[Body] | None:
+    def _decoded(self, layer: Reached, name: str, content: bytes, is_own: bool) -> Document[Body] | None:
         try:
-            return decoded(self.kind, name, content, keys, self.trust.min_generation)
+            return self._used(layer, name, content, is_own)
         except RefusedError as error:
             warn_once(f"{name} in store {layer.label!r} is not used: {printable(str(error))}.")
         except BackendKwargsError as error:  # of a key, so that no signature can be checked
@@ -144,21 +139,40 @@ class Layered(Generic[Body]):
         """Return the stores, of those that answered, that come before the first with the newest copy."""
         layers = [*found]
         at = next(at for at, layer in enumerate(layers) if layer in copies and copies[layer][0].order == newest.order)
-        # What is used unsigned, because only the user can write it, is not for those who check signatures.
-        return () if found[layers[at]][1] else layers[:at]
+        content = copies[layers[at]][1]
+        return [layer for layer in layers[:at] if self._may_have(layer, newest.name, content)]
+
+    def _may_have(self, layer: Reached, name: str, content: bytes) -> bool:
+        """Return whether a store may get a copy: if there are trusted keys for it, of what one of these signed.
+
+        Also where the user alone can write: what is there is used unsigned.
+        """
+        try:
+            self._used(layer, name, content)
+        except ValueError:  # it is refused, or no signature can be checked
+            return False
+        return True
+
+    def _used(self, layer: Reached, name: str, content: bytes, is_own: bool = False) -> Document[Body]:
+        """Return a document as it is used of a store; raise if it is not."""
+        store = self.layers[layer]
+        return decoded(self.kind, name, content, () if is_own else store.trusted_keys, store.min_generation)
 
     def _may_write(self, layer: Reached, own: "_Whose", began: float) -> bool:
         """Return whether others, who trust keys as this process does, could use what it writes."""
-        return not self.trust.trusted_keys or self.trust.signing_key is not None or self._is_own(layer, own, began)
+        store = self.layers[layer]
+        return not store.trusted_keys or store.signing_key is not None or self._is_own(layer, own, began)
 
     def _ask_whose(self) -> "_Whose":
         """Ask, where signatures are checked, which stores are folders that nobody else can write."""
-        return {layer: layer.ask(is_own) for layer in self.layers if layer.is_local and self.trust.trusted_keys}
+        return {
+            layer: layer.ask(is_own) for layer, store in self.layers.items() if layer.is_local and store.trusted_keys
+        }
 
     def _is_own(self, layer: Reached, own: "_Whose", began: float, share: float = HALF) -> bool:
         """Return whether a store needs no signature, where signatures are checked."""
         try:
-            return layer in own and bool(layer.answer(own[layer], share * layer.longest_s(self.limits), began))
+            return layer in own and bool(layer.answer(own[layer], share * layer.longest_s(self.layers[layer]), began))
         except AwayError:
             return False
 
@@ -179,15 +193,16 @@ def _heading(layer: Reached, asked: "Future[bytes | None]", longest_s: float, be
         return None
 
 
-def is_own(store: Store) -> bool:
+def is_own(store: Documents) -> bool:
     """Return whether a store is a folder that nobody else can write, so that no signature is needed."""
     return isinstance(store, Folder) and store.is_own
 
 
-def reached(given: str | Store | None) -> Reached:
+def reached(given: str | Documents | Store | None) -> Reached:
     """Return a store to be reached in a thread: one that a text names, an object, or for None the user's own."""
+    given = given_place(given)
     if given is not None and not isinstance(given, str):
-        own: Store = given
+        own: Documents = given
         return Reached(lambda: own, str(getattr(own, "label", type(own).__name__)), id(own), is_given=True)
     place = default_place() if given is None else place_of(given)
     return Reached(_Opening(place), place.label, place, is_local=place.driver is None)
@@ -199,36 +214,36 @@ class _Opening:
     def __init__(self, place: StoreURL) -> None:
         self.place, self.without_secrets = place, place.without_secrets
 
-    def __call__(self) -> Store:
+    def __call__(self) -> Documents:
         return self.place.open()
 
 
-def put(kind: Kind[Body], store: Store, document: Document[Body], trust: Trust) -> bytes:
+def put(kind: Kind[Body], store: Documents, document: Document[Body], signing_key: object = None) -> bytes:
     """Put a document, or a tombstone, as newer than what is there under its name; return its bytes.
 
     Raises RefusedError for an unsigned one in place of a signed one, which those who check signatures would lose.
     """
     there = store.get(document.name)
     if there is not None:
-        check_replaces(store, document.name, there, trust)
+        check_replaces(store, document.name, there, signing_key)
     document = document if there is None else replacing(kind, document, there)
-    content = encoded(kind, document, trust.signing_key)
+    content = encoded(kind, document, signing_key)
     store.put(document.name, content)
     return content
 
 
-def check_replaces(store: Store, name: str, there: bytes, trust: Trust) -> None:
+def check_replaces(store: Documents, name: str, there: bytes, signing_key: object) -> None:
     """Raise if what is there is signed, what replaces it would not be, and others read the store."""
-    if trust.signing_key is None and _is_others(store, there):
+    if signing_key is None and _is_others(store, there):
         raise RefusedError(f"{name} is signed there, so its place is for signed ones: give a signing key")
 
 
-def _is_others(store: Store, content: bytes) -> bool:
+def _is_others(store: Documents, content: bytes) -> bool:
     """Return whether a document of a store is signed for those who check signatures there."""
     return is_signed(content) and not is_own(store)
 
 
-def _copy(store: Store, name: str, content: bytes, document: "Document[Body]") -> None:
+def _copy(store: Documents, name: str, content: bytes, document: "Document[Body]") -> None:
     there = store.get(name)
     if there is not None and not is_signed(content) and _is_others(store, there):
         return
@@ -245,7 +260,7 @@ def _copy(store: Store, name: str, content: bytes, document: "Document[Body]") -
 
 def every(
     kind: Kind[Body],
-    store: Store,
+    store: Documents,
     prefix: str,
     refused: Callable[[str, RefusedError], object],
     trusted_keys: Sequence[object] = (),
@@ -261,7 +276,7 @@ def every(
 def synced(
     kind: Kind[Any],
     source: Iterable[tuple[str, bytes]],
-    target: Store,
+    target: Documents,
     prefix: str,
     *,
     dry_run: bool,
@@ -293,7 +308,7 @@ def _why_it_stays(kind: Kind[Any], name: str, content: bytes) -> str:
     return "it is provisional, and stays on its machine" if body is not None and kind.stays(body) else ""
 
 
-def _got(store: Store, name: str, otherwise: bytes | None) -> bytes | None:
+def _got(store: Documents, name: str, otherwise: bytes | None) -> bytes | None:
     """Return a document, or `otherwise` where it cannot be read, as a folder's file may not be."""
     try:
         return store.get(name)
@@ -302,7 +317,7 @@ def _got(store: Store, name: str, otherwise: bytes | None) -> bytes | None:
 
 
 def _compared(
-    kind: Kind[Any], name: str, content: bytes, target: Store, other: bytes | None, trusted_keys: Sequence[object]
+    kind: Kind[Any], name: str, content: bytes, target: Documents, other: bytes | None, trusted_keys: Sequence[object]
 ) -> str:
     try:
         ours = heading(content, kind, trusted_keys)

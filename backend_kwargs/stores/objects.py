@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from backend_kwargs.errors import BackendKwargsError, pip_install
-from backend_kwargs.stores import Store
+from backend_kwargs.stores import Documents
 from backend_kwargs.stores.connections import LIMIT_S
 from backend_kwargs.stores.documents import LARGEST, check_content, check_name, check_prefix, is_name
 from backend_kwargs.stores.folder import Folder
@@ -18,7 +18,7 @@ from backend_kwargs.stores.urls import failure, label_of
 _AT_ONCE = 100  # documents of one answer
 
 
-def open(url: str, limit_s: float = LIMIT_S) -> Store:  # noqa: A001 - the drivers' common name
+def open(url: str, limit_s: float = LIMIT_S) -> Documents:  # noqa: A001 - the drivers' common name
     """Return the store below `url`, whose calls take about `limit_s` seconds at most if fsspec can bound them."""
     label = label_of(url)
     protocols = url.partition("://")[0].split("::")

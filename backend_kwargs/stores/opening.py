@@ -6,8 +6,7 @@ A password stands in no value, which is printed, pickled and written to reports:
 import importlib
 import importlib.util
 import os
-import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from difflib import get_close_matches
@@ -15,28 +14,26 @@ from pathlib import Path
 from typing import NamedTuple
 
 from backend_kwargs.errors import BackendKwargsError, error_text, pip_install, shown, unknown, wrong_value
-from backend_kwargs.stores import Store
+from backend_kwargs.stores import Documents, Store
 from backend_kwargs.stores.documents import RefusedError
 from backend_kwargs.stores.folder import Folder
-from backend_kwargs.stores.urls import label_of, secrets_of, unclear, without_secrets
+from backend_kwargs.stores.urls import (
+    ENV,
+    UNCLEAR,
+    URL,
+    check_shown,
+    check_variable,
+    label_of,
+    unclear,
+    without_secrets,
+)
 
 VARIABLE = "BACKEND_KWARGS_STORE"
-ENV, NAME = "env:", re.compile(r"[A-Za-z_][\w.-]*", re.ASCII)
 FORMER = ".sqlite"  # the suffix of the file that earlier releases kept decisions in
-URL = re.compile(r"(?P<chain>(?:[a-z0-9+.-]+::)*)(?P<scheme>[a-z][a-z0-9+.-]+)://", re.IGNORECASE)
-# What is no URL, but no folder either.
-UNCLEAR = re.compile(
-    r"""://|^[a-z][a-z0-9+.-]+:/  # jdbc:postgresql://..., redis:/...
-    |^(?![a-z]:[\\/])(?://)?[^/]*:.*@  # user:password@host
-    # password=..., but not as a folder in another one: data/key=1
-    |(?:^|[^\w.%/-])[\w.%-]*(?:pass(?:w(?:or)?d)?|pwd|secret|token|key|credentials?|sig(?:nature)?|sas|auth)\s*=
-    |[?&;]\s*[\w.%-]+\s*=|^\s*\w+\s*=\s*\S+\s+\w+\s*=  # host/db?name=..., host=... name=...""",
-    re.IGNORECASE | re.DOTALL | re.VERBOSE,
-)
 
 
 class Driver(NamedTuple):
-    """The module with `open(url) -> Store`, the client library that it imports, and the extra that installs that."""
+    """The module with `open(url) -> Documents`, the client library that it imports, and the extra that installs it."""
 
     module: str
     needs: str
@@ -58,13 +55,13 @@ class StoreURL:
     driver: Driver | None = None
     private: bool = False
 
-    def open(self) -> Store:
+    def open(self) -> Documents:
         """Return the store there, not connected yet; raise if it can be none."""
         if self.driver is None:
             _check_folder(self.text)
             return Folder(Path(self.text), private=self.private)
         try:
-            opened: Store = importlib.import_module(self.driver.module).open(self.text)
+            opened: Documents = importlib.import_module(self.driver.module).open(self.text)
         except BackendKwargsError:
             raise
         except Exception as error:  # noqa: BLE001 - each client library raises its own errors, some with the URL
@@ -83,13 +80,9 @@ def place_of(given: str) -> StoreURL:
     given = given.strip()
     if not given:  # as "$STORE" of a shell where it is not set: the current folder is nobody's choice
         raise wrong_value("A store", "a folder, a URL or 'env:NAME'", given)
+    check_shown(given)
     if given.startswith(ENV):
         return place_in_variable(given.removeprefix(ENV), required=True) or default_place()
-    if URL.match(given) and secrets_of(given):
-        raise BackendKwargsError(
-            f"Store {label_of(given)!r} must not contain a password: put the URL into a variable of the environment, "
-            "and write store='env:NAME'."
-        )
     return _place(given)
 
 
@@ -105,34 +98,15 @@ def place_in_variable(name: str, *, required: bool = False) -> StoreURL | None:
     return None
 
 
-def check_variable(name: str) -> None:
-    """Raise if this is no name of a variable, such as the URL that a shell puts into "env:$TUNED"."""
-    if not NAME.fullmatch(name):
-        raise BackendKwargsError(
-            "After 'env:' a store has the name of a variable of the environment, such as env:TUNED. What was given is "
-            "not shown: it may contain a password."
-        )
-
-
 def check_store(given: object, *, elsewhere: bool = False) -> None:
     """Raise if this names no store: a URL that no client library here opens, or a variable that is not set.
 
     A folder is not looked at: its disk may not answer. Nor is a variable whose store is used `elsewhere`.
     """
-    # Options are copied, so that a mapping would be no store any more.
-    if isinstance(given, Mapping) or not isinstance(given, str | Store | None):
-        wanted = "a folder, a URL, 'env:NAME', a list of these, or an object with get, put, list and forget"
-        if isinstance(given, bool | int | float):
-            raise wrong_value("A store", wanted, given)
-        kind = type(given).__name__
-        raise BackendKwargsError(
-            f"A store must be {wanted}, got a {kind}, which is not shown: it may contain a password."
-        )
-    if not isinstance(given, str):
+    url = Store.of(given).url
+    if not isinstance(url, str):
         return
-    if elsewhere and given.strip().startswith(ENV):
-        check_variable(given.strip().removeprefix(ENV))
-    elif (place := place_of(given)).driver:
+    if not (elsewhere and url.strip().startswith(ENV)) and (place := place_of(url)).driver:
         place.open()
 
 
@@ -152,11 +126,11 @@ def default_place() -> StoreURL:
 class Opened(NamedTuple):
     """A store, and what words its errors without a password."""
 
-    store: Store
+    store: Documents
     words: Callable[[BaseException], str] = error_text
 
     @contextmanager
-    def doing(self, what: str) -> Iterator[Store]:
+    def doing(self, what: str) -> Iterator[Documents]:
         """Yield the store to do `what` with it; raise BackendKwargsError for any error of a client library."""
         try:
             yield self.store
@@ -167,11 +141,12 @@ class Opened(NamedTuple):
             raise BackendKwargsError(f"Cannot {what} store {self.store.label!r}: {why}.") from None
 
 
-def opened(given: str | Store | None = None, *, must_exist: bool = False) -> Opened:
+def opened(given: str | Documents | Store | None = None, *, must_exist: bool = False) -> Opened:
     """Return the store that `given` names, or is, for a caller that has its errors raised.
 
     If it `must_exist`, a folder that is not there is an error, unless it is the user's own, which the first race makes.
     """
+    given = given_place(given)
     if given is not None and not isinstance(given, str):
         return Opened(given)
     place = default_place() if given is None else place_of(given)
@@ -184,9 +159,14 @@ def opened(given: str | Store | None = None, *, must_exist: bool = False) -> Ope
     return Opened(store, place.without_secrets)
 
 
-def open_store(given: str | Store | None = None) -> Store:
+def open_store(given: str | Documents | Store | None = None) -> Documents:
     """Return the store that `given` names, or is; None is BACKEND_KWARGS_STORE, or the user's data folder."""
     return opened(given).store
+
+
+def given_place(given: str | Documents | Store | None) -> str | Documents | None:
+    """Return what says where a store is, of one that may come with whom to trust there."""
+    return given.url if isinstance(given, Store) else given  # type: ignore[return-value]  # no Path: see Store
 
 
 def _place(given: str) -> StoreURL:

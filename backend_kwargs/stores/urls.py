@@ -10,6 +10,17 @@ from urllib.parse import quote, unquote
 
 from backend_kwargs.errors import LONGEST_SAYING, BackendKwargsError, printable, shortened
 
+ENV, NAME = "env:", re.compile(r"[A-Za-z_][\w.-]*", re.ASCII)
+URL = re.compile(r"(?P<chain>(?:[a-z0-9+.-]+::)*)(?P<scheme>[a-z][a-z0-9+.-]+)://", re.IGNORECASE)
+# What is no URL, but no folder either.
+UNCLEAR = re.compile(
+    r"""://|^[a-z][a-z0-9+.-]+:/  # jdbc:postgresql://..., redis:/...
+    |^(?![a-z]:[\\/])(?://)?[^/]*:.*@  # user:password@host
+    # password=..., but not as a folder in another one: data/key=1
+    |(?:^|[^\w.%/-])[\w.%-]*(?:pass(?:w(?:or)?d)?|pwd|secret|token|key|credentials?|sig(?:nature)?|sas|auth)\s*=
+    |[?&;]\s*[\w.%-]+\s*=|^\s*\w+\s*=\s*\S+\s+\w+\s*=  # host/db?name=..., host=... name=...""",
+    re.IGNORECASE | re.DOTALL | re.VERBOSE,
+)
 _COLON = "(?::|%3a)"
 _BRACKETS = r"\[[0-9a-f:.]+\]"
 _URL = re.compile(
@@ -41,6 +52,29 @@ _PLAIN = re.compile(
 _PLAIN_VALUE = re.compile(r"[\w ./,*~-]*")
 _SHORT = 4  # characters: a shorter secret is hidden where it is a word, not within others
 HIDDEN = "***"
+
+
+def check_shown(given: str) -> None:
+    """Raise if the text that names a store, which is printed and written, has a password, or may have one."""
+    if given.startswith(ENV):
+        check_variable(given.removeprefix(ENV))
+    elif not URL.match(given):
+        if UNCLEAR.search(given):
+            raise unclear()
+    elif secrets_of(given):
+        raise BackendKwargsError(
+            f"Store {label_of(given)!r} must not contain a password: put the URL into a variable of the environment, "
+            "and write store='env:NAME'."
+        )
+
+
+def check_variable(name: str) -> None:
+    """Raise if this is no name of a variable, such as the URL that a shell puts into "env:$TUNED"."""
+    if not NAME.fullmatch(name):
+        raise BackendKwargsError(
+            "After 'env:' a store has the name of a variable of the environment, such as env:TUNED. What was given is "
+            "not shown: it may contain a password."
+        )
 
 
 def label_of(url: str) -> str:

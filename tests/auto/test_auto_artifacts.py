@@ -5,6 +5,7 @@ import torch
 
 import backend_kwargs as bk
 from backend_kwargs.auto import decide
+from backend_kwargs.cache_artifacts import load_cache_artifacts, save_cache_artifacts
 from tests.auto.graphs import backend_of, chain
 
 
@@ -13,7 +14,7 @@ def elsewhere(races, monkeypatch, tmp_path):
     """Return the artifacts of a process that chose `fast_compile`; this process has no decision and no store."""
     races.winner, races.options = "fast_compile", dict(bk.get_template("fast_compile").options)
     winner_of_chain()
-    data, _ = bk.save_cache_artifacts()
+    data, _ = save_cache_artifacts()
     decide.forget_process()
     monkeypatch.setenv("BACKEND_KWARGS_STORE", str(tmp_path / "another"))
     return data
@@ -29,20 +30,20 @@ def winner_of_chain(candidates=("fast_compile",), **options):
 @pytest.mark.parametrize("race", ["missing", "never"])
 def test_loaded_decision_is_followed(elsewhere, races, race):
     """A graph uses the loaded decision, without a race."""
-    bk.load_cache_artifacts(elsewhere)
+    load_cache_artifacts(elsewhere)
     assert winner_of_chain(race=race) == "fast_compile"
     assert races.count == 1
 
 
 def test_loaded_decision_is_asked_for_by_the_request(elsewhere, races):
     """A loaded decision is not used if the request has other candidates."""
-    bk.load_cache_artifacts(elsewhere)
+    load_cache_artifacts(elsewhere)
     assert winner_of_chain(candidates=["aten"], race="never") == "default"
 
 
 def test_loaded_decision_is_not_known_to_a_comparison(elsewhere, races):
     """A comparison that starts without decisions ignores loaded ones, which are back afterwards."""
-    bk.load_cache_artifacts(elsewhere)
+    load_cache_artifacts(elsewhere)
     with decide.nothing_decided():
         winner_of_chain()
         assert races.count == 2

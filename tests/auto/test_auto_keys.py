@@ -18,6 +18,7 @@ from backend_kwargs.auto.settings import RaceSettings
 from backend_kwargs.backends import CapturedGraph, declared
 from backend_kwargs.rewrites import table
 from backend_kwargs.rewrites.table import Rewrite
+from backend_kwargs.stores import Store
 from tests.auto.graphs import chain
 
 X = torch.randn(8, 64)
@@ -55,6 +56,7 @@ def static(x):
 
 ALL, COMPUTATION, EXACT = {"key", "graph", "scope"}, {"key", "graph"}, {"key"}
 # What the question has otherwise, where it has it, and what both have.
+SAID = Store("kept", connect_s=1, lookup_s=1, label="team", min_generation=2, signing_key="a", trusted_keys=["b"])
 GIVEN = {
     "operator": ({"fn": lambda x: torch.sigmoid(x * 2 + 1).sum(-1)}, COMPUTATION, {}),
     "order of operators": ({"fn": lambda x: (torch.relu(x * 2) + 1).sum(-1)}, COMPUTATION, {}),
@@ -80,6 +82,7 @@ GIVEN = {
     "options": ({"fixed": {"epilogue_fusion": False}}, ALL, {}),
     "value of an option": ({"fixed": {"epilogue_fusion": False}}, ALL, {"fixed": {"epilogue_fusion": True}}),
     "rewrites": ({"rewrites": ("packed",)}, ALL, {}),
+    "what is said of a store": ({"store": SAID}, set(), {"store": "kept"}),
     "options of a template": ({"template": {"debug": True}}, ALL, {"candidates": ["mine"]}),
     "options of a compiler": ({"candidates": ["tmpl-tvm[opt_level=1]"]}, ALL, {"candidates": ["tmpl-tvm"]}),
 }
@@ -101,12 +104,6 @@ SETTINGS = {
     "on_progress": (print, set(), {}),
     # They say which decisions are used, and how those that are made are kept.
     "match": ("device", set(), {}),
-    "store_connect_s": (1.0, set(), {}),
-    "store_lookup_s": (1.0, set(), {}),
-    "store_label": ("team", set(), {}),
-    "signing_key": ("key.pem", set(), {}),
-    "trusted_keys": (("key.pem",), set(), {}),
-    "min_generation": (2, set(), {}),
 }
 
 

@@ -9,6 +9,7 @@ import backend_kwargs
 from backend_kwargs.auto import decide, race
 from backend_kwargs.auto.store import Catalogue
 from backend_kwargs.errors import BackendKwargsWarning, warn_once
+from backend_kwargs.stores import Store
 from tests.auto.conftest import PASS, doubled
 from tests.auto.graphs import chain, logged
 
@@ -220,7 +221,7 @@ def test_a_store_that_never_answers_is_in_the_report(auto, races):
         def forget(self, name):
             waiting.wait()
 
-    compiled = auto(chain, store=Mute(), store_connect_s=0.1, store_lookup_s=0.1)
+    compiled = auto(chain, store=Store(Mute(), connect_s=0.1, lookup_s=0.1))
     with pytest.warns(BackendKwargsWarning) as caught:
         assert torch.allclose(compiled(X), chain(X), atol=1e-5)
     waiting.set()

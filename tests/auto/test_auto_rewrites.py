@@ -13,7 +13,7 @@ from backend_kwargs.auto import candidates, decide, race, selection
 from backend_kwargs.auto.candidates import RaceCandidate, merged, rewriting
 from backend_kwargs.auto.store import Catalogue
 from backend_kwargs.facts.decision import Decision
-from backend_kwargs.rewrites import table
+from backend_kwargs.rewrites import Rewrite, register_rewrite, table
 from backend_kwargs.rewrites.table import chosen_places, name_of
 from tests.auto.graphs import rows_of
 
@@ -189,7 +189,7 @@ def raising(stats):
 )
 def test_one_that_fails_is_not_tried(store, caplog, options, error):
     """A user's rewrite that raises, or returns nothing of use, is skipped with a line in the log."""
-    backend_kwargs.register_rewrite("broken", backend_kwargs.Rewrite("broken", **options))
+    register_rewrite("broken", Rewrite("broken", **options))
     try:
         with caplog.at_level(logging.INFO, "backend_kwargs.auto"):
             raced(nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU()).eval())

@@ -6,9 +6,9 @@ import operator
 import pytest
 import torch
 
-import backend_kwargs
 from backend_kwargs.graphs.eligibility import rounds_positions
 from backend_kwargs.graphs.replay import Inputs, Task
+from backend_kwargs.rewrites import Rewrite, register_rewrite
 from backend_kwargs.rewrites import table as rewrites
 from backend_kwargs.rewrites.traced import Change
 from tests.auto.graphs import rows_of
@@ -188,7 +188,7 @@ def own_rewrites():
 @torch.no_grad()
 def test_a_candidate_that_writes_what_eager_reads_fails(parameter, auto, store):
     """Such a candidate fails the accuracy check, and what it wrote is a copy: the user's tensor stays as it is."""
-    backend_kwargs.register_rewrite("in_place", backend_kwargs.Rewrite("adds in place", traced=in_place))
+    register_rewrite("in_place", Rewrite("adds in place", traced=in_place))
     x = torch.randn(64, 64)
     x = torch.nn.Parameter(x) if parameter else x
     before = x.detach().clone()

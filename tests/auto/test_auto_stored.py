@@ -10,6 +10,7 @@ import backend_kwargs
 from backend_kwargs.auto.machine import machine
 from backend_kwargs.auto.store import Catalogue
 from backend_kwargs.cli import app
+from backend_kwargs.stores import Store
 from tests.auto.graphs import MADE
 
 HERE = machine(("cpu",))
@@ -21,7 +22,7 @@ def decided(key="ab", model="Encoder", **differs):
 
 
 def notes(*given, **options):
-    store = [str(each) for each in given]
+    store = [each if isinstance(each, Store) else str(each) for each in given]
     return [*backend_kwargs.explain("tmpl-inductor:auto", store=store, **options).notes]
 
 
@@ -106,7 +107,7 @@ def test_what_this_machine_decided_comes_first(tmp_path):
 def test_what_is_too_old_is_counted(kept):
     """A replayed generation is not used, and said."""
     refused = "5 documents not used: its generation 1 is before min_generation=2."
-    assert notes(kept, min_generation=2) == [f"Store '{kept}', {DEVICE}: {refused}"]
+    assert notes(Store(kept, min_generation=2)) == [f"Store '{kept}', {DEVICE}: {refused}"]
 
 
 def test_nothing_is_written(kept, tmp_path):
@@ -132,12 +133,12 @@ def test_what_no_key_signed_is_counted(kept):
     ed25519 = pytest.importorskip("cryptography.hazmat.primitives.asymmetric.ed25519")
     kept.chmod(0o755)
     key = ed25519.Ed25519PrivateKey.generate()
-    Catalogue(kept, signing_key=key).add(decided("45"))
-    assert notes(kept, trusted_keys=[key.public_key()]) == [
+    Catalogue(Store(kept, signing_key=key)).add(decided("45"))
+    assert notes(Store(kept, trusted_keys=[key.public_key()])) == [
         f"Store '{kept}', {DEVICE}: {line}" for line in (EXACT[0], "5 documents not used: it is not signed.")
     ]
     kept.chmod(0o700)  # then only its user has written there
-    assert not any("not signed" in line for line in notes(kept, trusted_keys=[key.public_key()]))
+    assert not any("not signed" in line for line in notes(Store(kept, trusted_keys=[key.public_key()])))
 
 
 def test_the_command_line_says_it(kept):

@@ -9,6 +9,7 @@ from backend_kwargs.auto import decide, race
 from backend_kwargs.auto.decisions_toml import read_decisions, write_decisions
 from backend_kwargs.auto.store import Catalogue
 from backend_kwargs.bundles.graphs import under_decision
+from backend_kwargs.cache_artifacts import save_cache_artifacts
 from backend_kwargs.options.templates import find_template
 from tests.auto.graphs import rows_of
 
@@ -175,7 +176,7 @@ def test_artifacts_lack_only_frozen_winners(auto, store, wins, recwarn, winner, 
     compiled = auto(net(), freezing=True)
     call(compiled)
     recwarn.clear()
-    bk.save_cache_artifacts()
+    save_cache_artifacts()
     assert sum("frozen, which bypasses Inductor's cache" in str(each.message) for each in recwarn) == count
 
 

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from backend_kwargs import make_backend
 from backend_kwargs.auto.lock import check_machine, described, read_lock, write_lock
 from backend_kwargs.errors import BackendKwargsError
 from backend_kwargs.explain import explain
@@ -131,7 +132,7 @@ def test_no_lock(tmp_path, name):
     """A missing file, or a name that no file can have, says who writes it."""
     path = str(tmp_path / name)
     with pytest.raises(BackendKwargsError) as raised:
-        read_lock(path)
+        make_backend("tmpl-inductor", reproducible="pinned", lock=path)
     assert (
         str(raised.value)
         == f"There is no lock {path!r}: write it by `backend-kwargs pin FACTORY --lock {path}`, or bk.pin(...)."

@@ -71,11 +71,14 @@ def test_a_kernel_that_the_site_lacks():
     )
 
 
+PINNED = {"reproducible": "pinned", "lock": "k.lock"}
+
+
 def bmm_by(pins, **options):
     """Compile a product by a lock that has no kernel for it; return the kernel that serves, or the error."""
     inputs = [torch.randn(4, 16, 32), torch.randn(4, 32, 16)]
     tuned = {"max_autotune": True, "max_autotune_gemm_backends": "CPP,ATEN"}
-    backend = bk.make_backend("tmpl-inductor", tuned, reproducible="pinned", lock="k.lock", **options)
+    backend = bk.make_backend("tmpl-inductor", tuned, **options).bind("test", PINNED)
     graph = CapturedGraph(make_fx(lambda a, b: (torch.bmm(a, b),))(*inputs), inputs, pins=pins)
 
     def run():
@@ -334,7 +337,7 @@ class ForAnyGraph(dict):
 
 def compiled_by(*decisions, strict=False):
     """Compile a graph under auto by a lock that has such a decision for it; return what was chosen, or the error."""
-    backend = bk.make_backend("tmpl-inductor:auto", reproducible="pinned", lock="k.lock", candidates=["max_autotune"])
+    backend = bk.make_backend("tmpl-inductor:auto", candidates=["max_autotune"]).bind("test", PINNED)
     pins = Pins("k.lock", pinned_machine(machine()), ForAnyGraph(enumerate(decisions)), strict=strict)
     try:
         compiled = backend.compile(CapturedGraph(make_fx(torch.sin)(torch.ones(3)), [torch.ones(3)], pins=pins))

@@ -13,10 +13,12 @@ from backend_kwargs.cli import app
 from backend_kwargs.errors import BackendKwargsError
 from backend_kwargs.fleet.units import Result, Unit, document_of, written
 from backend_kwargs.page import read_document
+from backend_kwargs.stores import Store
 from backend_kwargs.stores.documents import Document, encoded, is_forgotten, is_signed
 from backend_kwargs.stores.opening import open_store
 from backend_kwargs.stores.signing import public_key
 from tests.auto.graphs import MADE
+from tests.fleet.stores import Documents
 
 CPU = {"device": "cpu AVX2", "threads": 4}
 FIRST = replace(MADE, machine=CPU, model="Net", inputs=("float32 8x64",), cut_s=0.0, made=1e9)
@@ -31,7 +33,7 @@ def folder(tmp_path):
     """Return a store, as a path, with some decisions."""
 
     def make(*given, name="store", **signing):
-        Catalogue(tmp_path / name, **signing).add(*given)
+        Catalogue(Store(tmp_path / name, **signing)).add(*given)
         return tmp_path / name
 
     return make
@@ -261,27 +263,12 @@ def test_an_import_is_signed(key, folder, tmp_path):
     write_decisions([FIRST], tmp_path / "d.toml")
     store = tmp_path / "store"
     assert run("import", tmp_path / "d.toml", "--store", store, "--signing-key", private) == [f"1 added to '{store}'."]
-    assert [each.winner for each in Catalogue(store, trusted_keys=[public_key(public)]).all()] == ["cudagraphs"]
-
-
-class Shared(dict):
-    """A store that others use too."""
-
-    label = "shared"
-
-    def put(self, name, document):
-        self[name] = document
-
-    def list(self, prefix):
-        return [(name, document) for name, document in self.items() if name.startswith(prefix)]
-
-    def forget(self, name):
-        self.pop(name, None)
+    assert [each.winner for each in Catalogue(Store(store, trusted_keys=[public_key(public)])).all()] == ["cudagraphs"]
 
 
 def test_nothing_adds_a_provisional_decision_to_a_shared_store():
     """Neither does an audit, which stores what it has measured."""
-    shared = Shared()
+    shared = Documents()
     Catalogue(shared).add(FIRST, replace(SECOND, cut_s=5.0))
     assert winners(shared) == {"ab": "cudagraphs"}
 

@@ -13,6 +13,7 @@ import backend_kwargs
 from backend_kwargs.auto.machine import variant_of
 from backend_kwargs.auto.store import KIND, Catalogue, name_of
 from backend_kwargs.facts.decision import Decision
+from backend_kwargs.stores import Store
 from backend_kwargs.stores.documents import Document
 from backend_kwargs.stores.layered import Layered, reached
 from tests import forks
@@ -203,7 +204,7 @@ def test_a_store_that_cannot_be(auto, races, tmp_path, monkeypatch, warned, plac
 def test_a_folder_that_may_not_be_entered(tmp_path, warned):
     """A folder without permission causes a warning, not an error."""
     (tmp_path / "closed").mkdir(mode=0o700)
-    layered = Layered(KIND, [reached(str(tmp_path / "closed"))])
+    layered = Layered(KIND, {reached(str(tmp_path / "closed")): Store()})
     with warned() as messages:
         os.seteuid(65534)
         try:

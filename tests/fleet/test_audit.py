@@ -18,6 +18,7 @@ from backend_kwargs.fleet.audit import targets_of
 from backend_kwargs.fleet.findings import AuditDocument
 from backend_kwargs.fleet.units import KIND, Unit, UnitDocument, name_of
 from backend_kwargs.page import read_document
+from backend_kwargs.stores import Store
 from backend_kwargs.stores.documents import Document, encoded
 from backend_kwargs.stores.opening import open_store
 from tests.auto.graphs import change
@@ -230,7 +231,7 @@ def test_a_signed_decision_is_not_replaced_by_an_unsigned_one(decided, keys):
     key, public = keys
     decided.chmod(0o755)  # others may read it
     (decision,) = Catalogue(decided).all()
-    Catalogue(decided, signing_key=str(key)).add(decision)
+    Catalogue(Store(decided, signing_key=str(key))).add(decision)
     of = ("my_chain.py:build", "--store", decided, *QUICKLY)
     name, before = next(open_store(str(decided)).list("decisions/"))
     ran = audit(*of, "--update")
@@ -241,7 +242,7 @@ def test_a_signed_decision_is_not_replaced_by_an_unsigned_one(decided, keys):
     assert open_store(str(decided)).get(name) == before
     ran = audit(*of, "--update", "--signing-key", key, "--trusted-key", public)
     assert ran.exit_code == 0, ran.output
-    assert [each.winner for each in Catalogue(decided, trusted_keys=[str(public)]).all()] == ["default"]
+    assert [each.winner for each in Catalogue(Store(decided, trusted_keys=[str(public)])).all()] == ["default"]
 
 
 def test_with_trusted_keys_only_what_they_signed_is_audited(decided, keys):

@@ -220,14 +220,14 @@ def test_a_store_that_is_away_at_the_end(release, caplog):
 
 
 def test_what_is_kept_of_a_unit(key):
-    """Its decisions and its document, signed by its key; decisions have its label and no older generation."""
+    """Its decisions, then its document, signed by its key; decisions have its label and no older generation."""
     store = Claimed()
-    unit = Unit("m", "cpu", options={"signing_key": key, "store_label": "team", "min_generation": 3})
+    unit = Unit("m", "cpu", options={"store": {"signing_key": key, "label": "team", "min_generation": 3}})
     board = Board(store, HERE)
     board.take(unit)
     names = [*documents_of(DECISIONS)]
     assert board.record(unit, Result(releases=HERE, documents=documents_of(DECISIONS))) == ""
-    assert {*store.documents} == {*names, name_of(unit)}
+    assert [*store.documents] == [*names, name_of(unit)]
     assert all(map(is_signed, store.documents.values()))
     assert [(heading(store.get(name)).label, heading(store.get(name)).generation) for name in names] == [
         ("team", 3)
@@ -239,7 +239,7 @@ def test_a_decision_that_is_newer_stays_so():
     """`min_generation` makes none older than what the store has."""
     store = Documents()
     for least in (5, 0):
-        unit = Unit("m", "cpu", options={"min_generation": least})
+        unit = Unit("m", "cpu", options={"store": {"min_generation": least}})
         assert Board(store, HERE).record(unit, Result(releases=HERE, documents=documents_of(DECISIONS[:1]))) == ""
     assert heading(store.get(decision_name(DECISIONS[0]))).generation == 6
 

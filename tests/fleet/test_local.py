@@ -47,8 +47,8 @@ def test_a_plan_is_tuned_once_and_serves(planned):
     exec((planned.folder / "models.py").read_text(), scope)
     model, x = scope["small"]()
     model.eval()
-    options = {"race": "never", "match": "device", "store": str(planned.store), "candidates": ["no_size_asserts"]}
-    options["store_connect_s"] = 60.0  # beside other tests
+    options = {"race": "never", "match": "device", "candidates": ["no_size_asserts"]}
+    options["store"] = bk.Store(planned.store, connect_s=60.0)  # beside other tests
     with torch.no_grad():
         compiled = torch.compile(model, backend=bk.make_backend("tmpl-inductor:auto", options), dynamic=False)
         assert torch.allclose(compiled(x), model(x), atol=1e-5)

@@ -175,7 +175,7 @@ def test_errors(plan, text, message):
 def test_options_of_a_plan_have_an_effect(plan):
     """What a race of a unit sets itself, or does not read, is refused as an option of a plan."""
     with racing(make_backend(AUTO), 1.0) as backend:
-        own = set(backend.options) - {"auto", "budget_s"}
+        own = set(backend.options) - {"auto", "budget_s", "store"}
     assert own <= set(WITHOUT_EFFECT) < set(make_backend(AUTO).known_options())
     for name in WITHOUT_EFFECT:
         with pytest.raises(BackendKwargsError) as error:
@@ -188,8 +188,8 @@ def test_options_of_a_plan_have_an_effect(plan):
     ("options", "message"),
     [
         pytest.param(
-            {"store_label": "a" * 201},
-            f"Option 'store_label' must be str of at most 200 characters, got '{'a' * 76}... (str).",
+            {"label": "a" * 201},
+            f"Store's 'label' must be str of at most 200 characters, got '{'a' * 76}... (str).",
             id="a label",
         ),
         pytest.param(
@@ -198,12 +198,18 @@ def test_options_of_a_plan_have_an_effect(plan):
             "'no.pem'.",
             id="a key",
         ),
+        pytest.param(
+            {"url": "a"},
+            "Option 'store' of a plan may have signing_key, label, min_generation, as store = { label = 'team' }: "
+            "where it is, --store says.",
+            id="a place",
+        ),
     ],
 )
 def test_what_signs_and_labels_is_checked_first(plan, monkeypatch, options, message):
     """A key that cannot be read, or a label that is too long, ends the command before anything is raced."""
     listed = ", ".join(f"{name} = '{value}'" for name, value in options.items())
-    monkeypatch.chdir(plan(f"options = {{ {listed} }}\n{LEAST}").parent)
+    monkeypatch.chdir(plan(f"options.store = {{ {listed} }}\n{LEAST}").parent)
     ran = CliRunner().invoke(app, ["tune-plan", "plan.toml", "--store", "kept"])
     assert isinstance(ran.exception, BackendKwargsError)
     assert str(ran.exception) == message

@@ -19,7 +19,6 @@ from backend_kwargs.fleet.scheduling import (
 )
 from backend_kwargs.fleet.summary import Summary
 from backend_kwargs.fleet.units import Result, Unit, UnitDocument, name_of, read, written
-from backend_kwargs.stores.documents import heading
 from benchmarks.studies import fleet
 from tests.fleet.stores import Claimed, Documents
 
@@ -304,14 +303,6 @@ def test_a_store_that_is_away_keeps_a_claim(caplog):
     store.renew = lambda *_: 1 / 0
     board.release(unit("a"))
     assert "is claimed until its lease ends: " in caplog.text
-
-
-def test_a_plan_that_begins_a_generation():
-    """What is tuned after a roll-back is refused is not older than `min_generation`."""
-    store, raced = Claimed(), unit("a", options={"min_generation": 3})
-    documents = documents_of([Decision("ab" * 32, "ab" * 8, "default")])
-    assert Board(store, HERE).record(raced, Result(releases=HERE, documents=documents)) == ""
-    assert [heading(store.get(name)).generation for name in documents] == [3]
 
 
 def test_shares_are_the_same_whatever_is_known():

@@ -5,17 +5,16 @@ from types import SimpleNamespace
 
 import pytest
 
-from backend_kwargs.auto.store import KIND
 from backend_kwargs.facts.decision import Decision, RaceRow
 from backend_kwargs.fleet.board import Board
 from backend_kwargs.fleet.local import Device, LocalPool
-from backend_kwargs.fleet.racing import Tuned, _not_kept, documents_of, is_named
+from backend_kwargs.fleet.racing import Tuned, _not_kept, is_named
 from backend_kwargs.fleet.scheduling import Ended, Queue, expected
 from backend_kwargs.fleet.summary import Summary
 from backend_kwargs.fleet.units import KIND as UNIT_KIND
 from backend_kwargs.fleet.units import Result, Unit, UnitDocument, name_of, read, releases_differ, written
 from backend_kwargs.interval import Interval
-from backend_kwargs.stores.documents import Document, decoded, encoded
+from backend_kwargs.stores.documents import Document, encoded
 from tests.fleet.stores import Claimed, Documents
 
 UNIT = Unit("m.py:build", "cpu")
@@ -91,22 +90,6 @@ def test_names_of_gpus(name, device, named):
 
 
 # ---- what is kept
-
-
-def test_what_a_decision_is_kept_under(tmp_path):
-    """A label of the unit's options is on its decisions, which are stored before the unit is."""
-    order, store = [], Documents()
-    put = store.put
-    store.put = lambda name, content: order.append(name.partition("/")[0]) or put(name, content)
-    unit = Unit("m", "cpu", options={"store_label": "team"})
-    made = Decision("k" * 64, "g" * 64, "default", machine={"device": "cpu AVX512"})
-    documents = documents_of([made])
-    assert Board(store, HERE).record(unit, Result(seconds=2.0, documents=documents, winners=("default",))) == ""
-    assert order == ["decisions", "units"]
-    (name,) = documents
-    assert decoded(KIND, name, store.documents[name]).label == "team"
-    document = read(name_of(unit), store.documents[name_of(unit)])
-    assert (document.decisions, document.seconds, document.winners) == ((name,), 2.0, ("default",))
 
 
 def test_what_failed_teaches_nothing():

@@ -7,13 +7,14 @@ import torch
 from torch import nn
 
 import backend_kwargs as bk
+from backend_kwargs.report import Report
 
 
 def mlp() -> nn.Module:
     return nn.Sequential(nn.Linear(256, 256), nn.ReLU(), nn.Linear(256, 256)).cuda()
 
 
-def called(fn: Any, spec: str, *args: Any, times: int = 3, **kwargs: Any) -> bk.Report:
+def called(fn: Any, spec: str, *args: Any, times: int = 3, **kwargs: Any) -> Report:
     compiled = torch.compile(fn, backend=spec, **kwargs)
     for _ in range(times):
         torch.compiler.cudagraph_mark_step_begin()
@@ -21,7 +22,7 @@ def called(fn: Any, spec: str, *args: Any, times: int = 3, **kwargs: Any) -> bk.
     return bk.report(compiled)
 
 
-def code(report: bk.Report, direction: str = "forward") -> Any:
+def code(report: Report, direction: str = "forward") -> Any:
     return next(code for graph in report.graphs for code in graph.codes if code.direction == direction)
 
 

@@ -10,6 +10,7 @@ from torch.testing import assert_close
 
 import backend_kwargs
 from backend_kwargs.compare import Candidate, compare
+from backend_kwargs.rewrites import Rewrite, register_rewrite
 
 
 def auto(fn, tmp_path, **options):
@@ -133,7 +134,7 @@ def test_a_candidate_that_writes_an_input(tmp_path):
         changed.recompile()
         return Change(changed, example_inputs, count=1, bytes=1e9)
 
-    backend_kwargs.register_rewrite("gpu_in_place", backend_kwargs.Rewrite("adds in place", traced=in_place))
+    register_rewrite("gpu_in_place", Rewrite("adds in place", traced=in_place))
     x = torch.randn(64, 64, device="cuda")
     before = x.clone()
     compiled = auto(lambda x: torch.add(x, 1) * 1.0, tmp_path, candidates=["gpu_in_place"])

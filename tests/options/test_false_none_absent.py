@@ -93,7 +93,6 @@ THREE = {
     "on_progress": (setting("on_progress"), REFUSED, None, None),
     "race_custom_ops": (setting("race_custom_ops"), False, REFUSED, True),
     "budget_s": (setting("budget_s"), REFUSED, REFUSED, 30.0),
-    "store_label": (setting("store_label"), REFUSED, REFUSED, ""),
     "TVM's verify": (option("verify", "tmpl-tvm"), False, REFUSED, "absent"),
     "TVM's aten_ops": (option("aten_ops", "tmpl-tvm"), REFUSED, None, "absent"),
     "TVM's opt_level": (option("opt_level", "tmpl-tvm"), REFUSED, None, "absent"),

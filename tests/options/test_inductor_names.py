@@ -12,11 +12,12 @@ from tests import option_names
 
 CODE = """
 import backend_kwargs as bk
+from backend_kwargs.options.inductor_names import InductorOptions
 bk.make_backend("tmpl-inductor", {"triton.cudagraphs": True}, epilogue_fusion=True)
 bk.make_backend(print, scheduler=3)
-options: bk.InductorOptions = {"triton.cudagraphs": True}
+options: InductorOptions = {"triton.cudagraphs": True}
 bk.make_backend("tmpl-inductor", options)
-wrong: bk.InductorOptions = {"triton.cudagraph": True}
+wrong: InductorOptions = {"triton.cudagraph": True}
 """
 
 WITHOUT_TORCH = """

@@ -7,6 +7,7 @@ from backend_kwargs.options.requirements import REQUIREMENTS
 from backend_kwargs.options.templates import (
     BUILT_IN,
     ENTRY_POINT_GROUP,
+    Template,
     derive,
     find_template,
     is_published,
@@ -14,7 +15,6 @@ from backend_kwargs.options.templates import (
 )
 
 PLUG_IN = """
-from backend_kwargs import Template
 WHOLE = Template("of a plug-in", {"max_autotune": True}, needs=("gpu",))
 OPTIONS = {"max-autotune": True}
 NUMBER = 3
@@ -55,7 +55,7 @@ def test_where_known_needs_no_option_of_another_torch():
     """An option under `where_known` is omitted if this torch lacks it."""
     from backend_kwargs.options import templates
 
-    templates._registered["x"] = bk.Template("", {"freezing": True}, where_known={"no_such": 1, "max_autotune": True})
+    templates._registered["x"] = Template("", {"freezing": True}, where_known={"no_such": 1, "max_autotune": True})
     assert dict(bk.make_backend("tmpl-inductor:x").options) == {"freezing": True, "max_autotune": True}
 
 

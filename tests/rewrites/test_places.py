@@ -107,7 +107,7 @@ def test_equal_places_are_one():
 def test_another_version_has_other_places(monkeypatch):
     """What was learnt of a rewrite's earlier version says nothing of this one's places."""
     (before,) = found(Layers(16, 32), torch.randn(4, 16))
-    newer = bk.Rewrite("", patterns=table.BUILT_IN[NAME].patterns, version=2, order=1)
+    newer = Rewrite("", patterns=table.BUILT_IN[NAME].patterns, version=2, order=1)
     monkeypatch.setattr("backend_kwargs.rewrites.places.find_rewrite", lambda name: newer)
     (after,) = found(Layers(16, 32), torch.randn(4, 16))
     assert (before.operators, before.inputs) == (after.operators, after.inputs)

@@ -19,10 +19,19 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.testing._internal.two_tensor import TwoTensor
 
 import backend_kwargs
-from backend_kwargs import BackendKwargsError, Rewrite, make_backend, register_rewrite
+from backend_kwargs import BackendKwargsError, make_backend
 from backend_kwargs.backends import CapturedGraph
 from backend_kwargs.facts import Compiled
-from backend_kwargs.rewrites import attention, convolution, cudnn_attention, linear_activation, operators, traced
+from backend_kwargs.rewrites import (
+    Rewrite,
+    attention,
+    convolution,
+    cudnn_attention,
+    linear_activation,
+    operators,
+    register_rewrite,
+    traced,
+)
 from backend_kwargs.rewrites import table as rewrites
 from backend_kwargs.rewrites.apply import RewritePass, with_rewrites
 from backend_kwargs.rewrites.operators import with_fallback
@@ -354,7 +363,8 @@ def test_somebody_elses():
 
 def test_entry_point(install):
     """A rewrite of an installed package is found by name, and loaded and raced only if it is named."""
-    source = "from backend_kwargs import Rewrite\nmine = Rewrite('mine', patterns='somewhere:function')\nbroken = 1\n"
+    source = "from backend_kwargs.rewrites import Rewrite\n"
+    source += "mine = Rewrite('mine', patterns='somewhere:function')\nbroken = 1\n"
     install("their_rewrites", source, "backend_kwargs.rewrites", mine="mine", broken="broken")
     assert make_backend("tmpl-inductor", rewrites=("mine",)).options["rewrites"] == ("mine",)
     assert "mine" in rewrites.list_rewrites()
@@ -368,7 +378,7 @@ def test_entry_point(install):
 THEIRS = """
 import torch
 from torch._inductor.pattern_matcher import CallFunction, KeywordArg, register_graph_pattern
-from backend_kwargs import Rewrite
+from backend_kwargs.rewrites import Rewrite
 
 @torch.library.custom_op("their_rewrites::doubled", mutates_args=())
 def doubled(x: torch.Tensor) -> torch.Tensor:

@@ -9,12 +9,12 @@ from contextlib import suppress
 
 import pytest
 
-from backend_kwargs.stores import deadlines
-from backend_kwargs.stores.deadlines import AwayError, Limits, Reached
+from backend_kwargs.stores import Store, deadlines
+from backend_kwargs.stores.deadlines import AwayError, Reached
 from backend_kwargs.stores.folder import Folder
 
-SHORT = Limits(0.2, 0.1)
-LONG = Limits(60.0, 60.0)
+SHORT = Store(connect_s=0.2, lookup_s=0.1)
+LONG = Store(connect_s=60.0, lookup_s=60.0)
 FOLDER = "decisions/cpu/"
 START = "ab" * 8
 NAME = f"{FOLDER}{START}cd.json"
@@ -117,13 +117,13 @@ def test_no_number_of_graphs_is_too_many(held, reached):
     held.may_go_on.clear()
     reached._state.in_row = 5000
     with pytest.raises(AwayError) as e:
-        reached.group(FOLDER, START, Limits(60.0, 0.1))
+        reached.group(FOLDER, START, Store(connect_s=60.0, lookup_s=0.1))
     assert str(e.value) == "it did not answer within 0.005 s"
 
 
 def test_the_longest_wait(reached):
     """A number of seconds that no clock has is as long as can be."""
-    assert reached.group(FOLDER, START, Limits(1e300, 1e300)) == {NAME: b"1"}
+    assert reached.group(FOLDER, START, Store(connect_s=1e300, lookup_s=1e300)) == {NAME: b"1"}
 
 
 def test_a_process_without_more_threads(reached, monkeypatch):
@@ -166,7 +166,7 @@ def test_who_never_answers_leaves_few_threads(held, reached, monkeypatch):
     held.may_go_on.clear()
     for _ in range(10):
         with pytest.raises(AwayError):
-            reached.group(FOLDER, START, Limits(0.01, 0.01))
+            reached.group(FOLDER, START, Store(connect_s=0.01, lookup_s=0.01))
     assert threads() == deadlines.MOST_STUCK + 1
     held.may_go_on.set()
     assert ended()
@@ -264,7 +264,7 @@ def large():
     store.may_go_on.set()
 
 
-PATIENT = Limits(2.0, 30.0)  # for what is listed alone, also on a busy machine
+PATIENT = Store(connect_s=2.0, lookup_s=30.0)  # for what is listed alone, also on a busy machine
 
 
 def test_a_listing_that_goes_on(large):

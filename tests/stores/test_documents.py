@@ -173,10 +173,3 @@ def test_a_signature_is_for_one_kind(keys):
     assert signer("backend-kwargs decision 1", raw, signature, public) is public[0]
     for domain in ("backend-kwargs unit 1", "backend-kwargs bundle 1", ""):
         assert signer(domain, raw, signature, public) is None
-
-
-def test_a_replayed_document_is_not_used(keys):
-    """An older one, however well signed, is refused by `min_generation`."""
-    content = encoded(KIND, MADE, keys[0])
-    assert decoded(KIND, NAME, content, min_generation=3).generation == 3
-    assert refused(content, min_generation=4) == "its generation 3 is before min_generation=4"

@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from backend_kwargs.stores import Store
+from backend_kwargs.stores import Documents
 from backend_kwargs.stores.documents import Document, Kind, RefusedError, decoded, encoded
 from backend_kwargs.stores.folder import ABANDONED_S, BESIDE, Folder
 from tests import forks
@@ -26,7 +26,7 @@ def folder(tmp_path):
 
 def test_is_a_store(folder):
     """It has the methods of a store, and its name for people is its path."""
-    assert isinstance(folder, Store)
+    assert isinstance(folder, Documents)
     assert folder.label == str(folder.path)
 
 

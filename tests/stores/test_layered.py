@@ -9,11 +9,11 @@ from dataclasses import replace
 import pytest
 
 from backend_kwargs.errors import BackendKwargsWarning, warn_once
-from backend_kwargs.stores import deadlines
-from backend_kwargs.stores.deadlines import Limits, Reached
-from backend_kwargs.stores.documents import Document, Kind, RefusedError, decoded, encoded
+from backend_kwargs.stores import Store, deadlines
+from backend_kwargs.stores.deadlines import Reached
+from backend_kwargs.stores.documents import Document, Kind, RefusedError, decoded, encoded, heading, is_signed
 from backend_kwargs.stores.folder import Folder
-from backend_kwargs.stores.layered import Layered, Trust, put, reached, synced
+from backend_kwargs.stores.layered import Layered, put, reached, synced
 
 KIND = Kind("unit", dict)
 FOLDER, START = "units/", "a"
@@ -46,13 +46,18 @@ def far(tmp_path):
 
 def layered(*stores, **trust):
     """Return stores as one, as a process that has just begun sees them."""
-    return Layered(KIND, [reached(each.label) for each in stores], Trust(**trust), Limits(60.0, 60.0))
+    return layers(*(reached(each.label) for each in stores), **trust)
+
+
+def layers(*reached, kind=KIND, lookup_s=60.0, **trust):
+    """Return stores as one, of which the same is said."""
+    return Layered(kind, dict.fromkeys(reached, Store(connect_s=60.0, lookup_s=lookup_s, **trust)))
 
 
 def test_what_stays_on_its_machine_is_in_folders_alone(near, far):
     """It is written to no other store, copied to none when it is read, and not synced."""
     kind = replace(KIND, stays=lambda body: body["stays"])
-    store = Layered(kind, [reached(far), reached(near.label)], Trust(), Limits(60.0, 60.0))
+    store = layers(reached(far), reached(near.label), kind=kind)
     store.put(FOLDER, START, Document(NAME, {"stays": True}))
     assert found(store) == {NAME: {"stays": True}}
     assert (body_in(far), body_in(near)) == (None, {"stays": True})
@@ -117,7 +122,7 @@ def test_a_copy_is_made_once(far):
             return iter(())
 
     keep(far, {"of": "far"}, 1)
-    store = Layered(KIND, [reached(Full()), reached(far.label)], limits=Limits(60.0, 60.0))
+    store = layers(reached(Full()), reached(far.label))
     assert [found(store) for _ in range(20)] == [{NAME: {"of": "far"}}] * 20
     body_in(far)
     assert Full.tries == 1
@@ -126,7 +131,7 @@ def test_a_copy_is_made_once(far):
 def test_what_was_forgotten_stays_so(near, far):
     """A tombstone further on hides an older copy, and replaces it."""
     keep(near, {"of": "near"}, 1)
-    put(KIND, far, Document(NAME, None, 2), Trust())
+    put(KIND, far, Document(NAME, None, 2))
     assert found(layered(near, far)) == {NAME: None}
     assert body_in(near) is None
 
@@ -151,7 +156,7 @@ def test_what_a_newer_release_wrote_is_not_replaced(near, far):
         f"Store '{near.label}' cannot be written: {why}. It is left out, and tried again for later graphs."
     ]
     assert (near.get(NAME), body_in(far)) == (newer, {"of": "now"})
-    put(KIND, near, Document(NAME, None), Trust())
+    put(KIND, near, Document(NAME, None))
     assert body_in(near) is None
 
 
@@ -239,8 +244,8 @@ def test_stores_that_do_not_answer_take_one_deadline_together(near, mute, keys, 
     for do in (found, lambda store: store.put(FOLDER, START, Document(NAME, {"of": "now"}))):
         for each in mute:
             each._state.in_row = 0
-        trust = Trust((keys[0].public_key(),), keys[0]) if trusts else Trust()
-        store = Layered(KIND, [*mute, here], trust, Limits(60.0, 60.0))
+        trust = {"trusted_keys": (keys[0].public_key(),), "signing_key": keys[0]} if trusts else {}
+        store = layers(*mute, here, **trust)
         waits.clear()
         assert do(store) in (None, {NAME: {"of": "near"}})
         assert len(waits) > MUTE
@@ -264,8 +269,8 @@ def test_a_store_that_connects_slowly_is_written(near, far, monkeypatch):
         return longest_s
 
     monkeypatch.setattr(deadlines, "_left_s", left_s)
-    layers = [Reached(connect, "slow", "slow"), reached(far.label)]
-    Layered(KIND, layers, limits=Limits(60.0, 1.0)).put(FOLDER, START, Document(NAME, {"of": "now"}))
+    slow = layers(Reached(connect, "slow", "slow"), reached(far.label), lookup_s=1.0)
+    slow.put(FOLDER, START, Document(NAME, {"of": "now"}))
     assert [body_in(near), body_in(far)] == [{"of": "now"}] * 2
     assert len(opened) == 1
 
@@ -335,7 +340,7 @@ def test_where_it_is_not_known_who_writes_signatures_are_needed(near, keys, hang
     if not hangs:
         ends.set()
     here = Reached(lambda: OfNobodyKnows(near.path, ends), near.label, near.label, is_local=True)
-    store = Layered(KIND, [here], Trust((keys[0].public_key(),)), Limits(waits, waits))
+    store = Layered(KIND, {here: Store(trusted_keys=[keys[0].public_key()], connect_s=waits, lookup_s=waits)})
     try:
         with pytest.warns(BackendKwargsWarning):
             assert found(store) == {}
@@ -379,9 +384,7 @@ def test_a_copy_replaces_nothing_that_is_newer(far, generation, copied):
     written = b"mine" if generation is None else encoded(KIND, Document(NAME, {"of": "other"}, generation, 1.0))
     keep(far, {"of": "far"}, 2 if generation == 1 else 1)
     between = Meanwhile(written)
-    assert found(Layered(KIND, [reached(between), reached(far.label)], limits=Limits(60.0, 60.0))) == {
-        NAME: {"of": "far"}
-    }
+    assert found(layers(reached(between), reached(far.label))) == {NAME: {"of": "far"}}
     content = far.get(NAME)
     body_in(far)
     assert between.puts == ([content] if copied else [])
@@ -391,9 +394,7 @@ def test_what_a_users_store_returns(near):
     """What is no document is as if it were not there: the other stores are written."""
     odd = Meanwhile(3)
     with pytest.warns(BackendKwargsWarning, match="^Store 'meanwhile' cannot be written: "):
-        Layered(KIND, [reached(odd), reached(near.label)], limits=Limits(60.0, 60.0)).put(
-            FOLDER, START, Document(NAME, {"of": "now"})
-        )
+        layers(reached(odd), reached(near.label)).put(FOLDER, START, Document(NAME, {"of": "now"}))
     assert (body_in(near), odd.puts) == ({"of": "now"}, [])
 
 
@@ -437,14 +438,14 @@ def test_what_is_signed_is_not_replaced_by_what_is_not(near, far, keys):
         "signing key. It is left out, and tried again for later graphs."
     )
     with pytest.raises(RefusedError):
-        put(KIND, far, Document(NAME, None), Trust())
+        put(KIND, far, Document(NAME, None))
     assert found(layered(far, near)) == {NAME: {"of": "near"}}
     assert body_in(far) == {"of": "far"}
     (done,) = synced(KIND, near.list(FOLDER), far, FOLDER, dry_run=False)
     assert done == (NAME, "refused: it is not signed, and what it would replace is")
     assert body_in(far) == {"of": "far"}
     far.path.chmod(0o700)
-    put(KIND, far, Document(NAME, {"of": "now"}), Trust())
+    put(KIND, far, Document(NAME, {"of": "now"}))
     assert body_in(far) == {"of": "now"}
 
 
@@ -461,6 +462,32 @@ def test_a_key_that_cannot_be_read(near, far, keys, tmp_path):
     assert [str(each.message) for each in caught] == [
         f"Store '{far.label}' cannot be trusted: {why}. It is left out, and tried again for later graphs."
     ]
+
+
+def test_each_store_has_trust_of_its_own(near, far, keys):
+    """One may be used unsigned beside one that may not; what no key of a store signed is never copied there."""
+    near.path.chmod(0o700)
+    keep(far, {"of": "far"}, 1)
+    trusted = {"trusted_keys": [keys[0].public_key()], "connect_s": 60.0, "lookup_s": 60.0}
+    assert found(Layered(KIND, {reached(near.label): Store(**trusted), reached(far.label): Store()})) == {
+        NAME: {"of": "far"}
+    }
+    assert body_in(near) is None
+    turned = Layered(KIND, {reached(near.label): Store(), reached(far.label): Store(**trusted)})
+    with pytest.warns(BackendKwargsWarning, match="it is not signed"):
+        assert found(turned) == {}
+
+
+def test_what_is_put_has_the_label_and_the_signature_of_each_store(near, far, keys):
+    """Its generation is the same in all, and as new as each asks for."""
+    said = {near: Store(label="mine"), far: Store(label="team", signing_key=keys[0], min_generation=3)}
+    Layered(KIND, {reached(each.label): store for each, store in said.items()}).put(
+        FOLDER, START, Document(NAME, {"of": "now"})
+    )
+    for each, label, signed in ((near, "mine", False), (far, "team", True)):
+        body_in(each)
+        document = heading(each.get(NAME))
+        assert (document.label, document.generation, is_signed(each.get(NAME))) == (label, 3, signed)
 
 
 def test_a_replayed_document_is_not_used(far, near):
@@ -512,7 +539,7 @@ def test_sync_replaces_nothing_that_was_written_meanwhile(near, far):
 
     def listed():
         for name, content in near.list(""):
-            put(KIND, far, Document(NAME, None, 5), Trust())
+            put(KIND, far, Document(NAME, None, 5))
             yield name, content
 
     assert [*synced(KIND, listed(), far, "", dry_run=False)] == [(NAME, "older")]

@@ -12,11 +12,11 @@ import random
 import sys
 import time
 
-from backend_kwargs.stores import Claims, Store
+from backend_kwargs.stores import Claims, Documents
 from backend_kwargs.stores.opening import place_in_variable
 
 
-def work(store: Store, number: int, writes: int, spread_s: float) -> dict:
+def work(store: Documents, number: int, writes: int, spread_s: float) -> dict:
     """Write documents of its own and one that all write, look them up, and claim what all claim."""
     time.sleep(random.uniform(0, spread_s))
     done = {"acknowledged": {}, "failed": 0, "missed": 0, "claimed": 0, "errors": []}
@@ -41,7 +41,7 @@ def work(store: Store, number: int, writes: int, spread_s: float) -> dict:
     return done
 
 
-def patient_store() -> Store:
+def patient_store() -> Documents:
     """Return the store, whose calls may take a minute each: two cores are few for so many processes."""
     place = place_in_variable("STORE")
     return importlib.import_module(place.driver.module).open(place.text, 60.0) if place.driver else place.open()

@@ -11,6 +11,7 @@ from backend_kwargs.errors import BackendKwargsError
 from backend_kwargs.facts.decision import DEFAULT, Decision, RaceRow
 from backend_kwargs.fleet import units
 from backend_kwargs.fleet.units import Result, Unit, document_of, written
+from backend_kwargs.stores import Store
 from backend_kwargs.stores.opening import open_store
 
 ROWS = (RaceRow("default", seconds=1e-4, won=True), RaceRow("eager", seconds=2e-4))
@@ -60,7 +61,7 @@ def test_sync_with_a_key_copies_only_what_it_signed(shared, own, keys):
     """What is refused is counted, with the reason; what is copied keeps its signature."""
     (key, public), (other, _) = keys
     for decision, signed_by in ((FIRST, key), (SECOND, other), (THIRD, None)):
-        Catalogue(shared, signing_key=signed_by).add(decision)
+        Catalogue(Store(shared, signing_key=signed_by)).add(decision)
     expected = [
         f"1 refused: it is signed by none of the trusted keys: {name_of(SECOND)}",
         f"1 refused: it is not signed: {name_of(THIRD)}",
@@ -126,7 +127,7 @@ def test_an_error_names_the_store_that_failed(url, what, own, tmp_path, monkeypa
 def test_export_with_a_key_writes_only_what_it_signed(shared, keys, tmp_path):
     """A file has no signatures, so they are checked when it is written."""
     (key, public), _ = keys
-    Catalogue(shared, signing_key=key).add(FIRST)
+    Catalogue(Store(shared, signing_key=key)).add(FIRST)
     Catalogue(shared).add(SECOND)
     with pytest.warns(match=f"{name_of(SECOND)}: it is not signed"):
         ran = run("export", tmp_path / "d.toml", "--store", shared, "--trusted-key", public)

@@ -52,7 +52,7 @@ def test_a_certificate_that_is_wrong(kind, server, wrong, tmp_path, monkeypatch)
     url = f"{server.url()}{DRIVERS[kind][2]}{certify(tmp_path) if wrong == 'issuer' else server.folder / 'cert.pem'}"
     host = "127.0.0.1" if wrong == "issuer" else "localhost"
     monkeypatch.setenv("OF_TLS", url.replace("127.0.0.1", host))
-    backend = bk.make_backend("tmpl-inductor:auto", race="never", store="env:OF_TLS", store_connect_s=60.0)
+    backend = bk.make_backend("tmpl-inductor:auto", race="never", store=bk.Store("env:OF_TLS", connect_s=60.0))
     torch.compiler.reset()
     x = torch.ones(4)
     with nothing_decided(), warnings.catch_warnings(record=True) as caught:
