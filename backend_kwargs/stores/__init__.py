@@ -67,8 +67,7 @@ class Store:
 
     url: Annotated[
         str | Path | Documents | None,
-        "a folder, a URL, env:NAME, or an object with get, put, list and forget; None: BACKEND_KWARGS_STORE, or the "
-        "user's data folder",
+        "a folder, a URL, env:NAME or an object; None: the default store",
     ] = None
     _: KW_ONLY
     connect_s: Annotated[Wait, "seconds to wait for its first answer"] = 2.0
@@ -80,7 +79,7 @@ class Store:
     )
     trusted_keys: Annotated[
         list[Any] | tuple[Any, ...],
-        "Ed25519 public keys: if others can write there, only decisions that one of these signed are used",
+        "Ed25519 public keys: if others can write there, only what one of these signed is used",
     ] = field(default=(), hash=False)
 
     def __post_init__(self) -> None:
