@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Unpack, overload
 
-from backend_kwargs.auto.settings import check_files
+from backend_kwargs.auto.settings import check_keys
 from backend_kwargs.backend import OURS, Backend, CompilerFn, backend_of_function, find_backend, find_in_dynamo
 from backend_kwargs.backends.others import FORMER
 from backend_kwargs.errors import BackendKwargsError, wrong_value
@@ -68,7 +68,11 @@ def make_backend(
     backend = base.bind("make_backend", {**(options or {}), **kwargs})
     backend.verify(tell=lambda message: None)
     if backend.takes_inductor_options:
-        check_files(backend.options)  # not where it compiles, which goes on without a key
+        check_keys(backend.options)
+        if lock := backend.options.get("lock"):
+            from backend_kwargs.auto.lock import read_lock
+
+            read_lock(lock)
     return backend if options or kwargs or not isinstance(spec, str) else _intern(spec, backend)
 
 

@@ -100,11 +100,8 @@ def _decision(key: str, of: _Decided) -> Decision:
 
 
 def described(path: str) -> str:
-    """Return in one line what a lock has and where it was written, or why it cannot be read."""
-    try:
-        pins = read_lock(path)
-    except BackendKwargsError as error:
-        return str(error)
+    """Return in one line what a lock has and where it was written."""
+    pins = read_lock(path)
     kinds = ("decisions", "kernels", "configurations")
     words = ", ".join(f"{len(getattr(pins, kind))} {kind}" for kind in kinds)
     where = ", ".join(f"{name} {value}" for name in ("torch", *OF_GPU, *OF_CPU) if (value := pins.machine.get(name)))

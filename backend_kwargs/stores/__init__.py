@@ -122,9 +122,10 @@ def _check_url(url: object) -> None:
     # Options are copied, so that a mapping would be no store any more.
     if isinstance(url, Mapping) or not isinstance(url, str | Documents | None):
         wanted = "a folder, a URL, 'env:NAME', a Store, a list of these, or an object with get, put, list and forget"
-        raise BackendKwargsError(
-            f"A store must be {wanted}, got a {type(url).__name__}, which is not shown: it may contain a password."
-        )
+        kind = type(url).__name__
+        is_plain = isinstance(url, bool | int | float)
+        got = f"{url!r} ({kind})" if is_plain else f"a {kind}, which is not shown: it may contain a password"
+        raise BackendKwargsError(f"A store must be {wanted}, got {got}.")
     if isinstance(url, str):
         check_shown(url.strip())
 

@@ -15,6 +15,7 @@ from backend_kwargs.options.templates import (
 )
 
 PLUG_IN = """
+from backend_kwargs.options.templates import Template
 WHOLE = Template("of a plug-in", {"max_autotune": True}, needs=("gpu",))
 OPTIONS = {"max-autotune": True}
 NUMBER = 3
