@@ -70,7 +70,7 @@ def test_toml_of_the_docs_loads(tmp_path):
     "command",
     dict.fromkeys(
         re.findall(
-            r"^(backend-kwargs (?!compare|tune|audit|decisions (?:import|sync|forget)|.*--trusted-key).*?) +#",
+            r"^(backend-kwargs (?!compare|tune|audit|decisions (?:import|sync|forget)|.*.toml).*?) +#",
             COMMANDS,
             re.MULTILINE,
         )

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -16,7 +16,7 @@ from backend_kwargs.backend import Backend
 from backend_kwargs.cli.arguments import assigned, backend_from_text
 from backend_kwargs.cli.audited import COLUMNS, notes_of, page_of, row_of
 from backend_kwargs.cli.console import console, print_table, quiet, say, waiting
-from backend_kwargs.cli.decisions import Signing, Trusted, Where
+from backend_kwargs.cli.decisions import Where, store_of
 from backend_kwargs.cli.pages import Outputs
 from backend_kwargs.cli.tune import sizes_of
 from backend_kwargs.errors import BackendKwargsError, printable
@@ -27,7 +27,6 @@ from backend_kwargs.fleet.racing import AUTO
 from backend_kwargs.harness.models import model_of, split_factory
 from backend_kwargs.stores import Store
 from backend_kwargs.stores.opening import opened
-from backend_kwargs.stores.signing import private_key, public_key
 from backend_kwargs.stores.urls import URL
 
 if TYPE_CHECKING:
@@ -90,8 +89,6 @@ def show(
     option: Made = None,
     quick: Quick = False,
     update: Update = False,
-    signing_key: Signing = None,
-    trusted_key: Trusted = None,
     output: Output = None,
 ) -> None:
     """Time stored decisions beside default, the runner-up and what fresh races choose, in turn and at length.
@@ -104,12 +101,11 @@ def show(
     backend = backend_from_text(AUTO, assigned(option))
     backend.verify()
     asked = bool(shapes or dynamic or option)
-    of = Store(signing_key=signing_key and private_key(signing_key), trusted_keys=[*map(public_key, trusted_key or ())])
     sizes = sizes_of(shapes or [])
     if subject is not None and (Path(subject) / MANIFEST).is_file():
         chosen = _bundle(subject, factory, store, trust, asked)
     else:
-        chosen = _chosen(_model(subject, factory), store, backend, sizes, trust, of, asked=asked, dynamic=dynamic)
+        chosen = _chosen(_model(subject, factory), store_of(store), backend, sizes, trust, asked=asked, dynamic=dynamic)
     if update:
         _check_update(chosen)
     audited, others, stopped = _audited(chosen, Measuring(*(QUICK if quick else AT_LENGTH)))
@@ -171,18 +167,17 @@ def _model(subject: str | None, factory: str | None) -> str | None:
 
 def _chosen(
     model: str | None,
-    where: str | None,
+    of: Store,
     backend: Backend,
     sizes: Sequence[Mapping[str, int]],
     trust: bool,
-    of: Store,
     *,
     asked: bool,
     dynamic: bool,
 ) -> Chosen:
     """Return the decisions in a store; `asked`: the user has given sizes or options, which then count."""
-    kept = opened(where, must_exist=True)
-    catalogue = Catalogue(replace(of, url=where))
+    kept = opened(of, must_exist=True)
+    catalogue = Catalogue(of)
     with waiting(f"reading {catalogue.label}"), kept.doing("read") as store:
         decisions, documents = audit.by_key(catalogue), audit.units_of(store, of.trusted_keys)
     if not decisions:

@@ -3,6 +3,7 @@
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from datetime import datetime
 from itertools import chain
 from pathlib import Path
@@ -22,6 +23,7 @@ from backend_kwargs.cli.pages import Output, Outputs
 from backend_kwargs.cli.pasting import lines_to_paste
 from backend_kwargs.errors import BackendKwargsError
 from backend_kwargs.facts.decision import Decision
+from backend_kwargs.files.plain_data import read_toml
 from backend_kwargs.fleet import units
 from backend_kwargs.page import Document
 from backend_kwargs.registry import decided
@@ -29,20 +31,18 @@ from backend_kwargs.report.decisions import document_of
 from backend_kwargs.stores import Store
 from backend_kwargs.stores.layered import is_own, synced
 from backend_kwargs.stores.opening import Opened, opened
-from backend_kwargs.stores.signing import public_key
+from backend_kwargs.stores.signing import private_key, public_key
 
 app = typer.Typer(help="The decisions of tmpl-inductor:auto, one per graph.")
 
-Where = Annotated[str | None, typer.Option("--store", help="A folder, a URL or env:NAME, if not the default store.")]
+Where = Annotated[
+    str | None,
+    typer.Option(
+        "--store",
+        help="A folder, a URL, env:NAME, or FILE.toml with url, signing_key, trusted_keys: not the default store.",
+    ),
+]
 Key = Annotated[str, typer.Argument(help="A decision's key, or its first digits.")]
-Signing = Annotated[
-    Path | None,
-    typer.Option("--signing-key", metavar="PEM", help="The Ed25519 private key that signs what is written."),
-]
-Trusted = Annotated[
-    list[Path] | None,
-    typer.Option("--trusted-key", metavar="PUBLIC.pem", help="Only what this Ed25519 key, or another given, signed."),
-]
 Keys = Annotated[list[str] | None, typer.Argument(help="Keys, or their first digits; all decisions if none is given.")]
 
 
@@ -50,7 +50,7 @@ Keys = Annotated[list[str] | None, typer.Argument(help="Keys, or their first dig
 def show_all(store: Where = None, json: AsJson = False, output: Output = None) -> None:
     """List the decisions, latest first."""
     outputs = Outputs.checked(output)
-    catalogue = Catalogue(store, must_exist=True)
+    catalogue = Catalogue(store_of(store), must_exist=True)
     decisions = _all(catalogue)
     if outputs:
         outputs.write(page_of(decisions))
@@ -94,7 +94,7 @@ def show_one(
     from backend_kwargs.auto.reporting import table
 
     outputs = Outputs.checked(output)
-    everything = _all(Catalogue(store, must_exist=True))
+    everything = _all(Catalogue(store_of(store), must_exist=True))
     (decision,) = _found(everything, [key], one=True)
     if outputs:
         outputs.write(page_of([decision]))
@@ -124,13 +124,12 @@ def export(
     file: Annotated[Path, typer.Argument(help="The TOML file to write.")],
     keys: Keys = None,
     store: Where = None,
-    trusted_key: Trusted = None,
 ) -> None:
     """Write decisions to a TOML file, where each winner can also be used as a template; not provisional ones.
 
     The file has no signatures: who imports it trusts its maker.
     """
-    catalogue = Catalogue(Store(store, trusted_keys=[*map(public_key, trusted_key or ())]), must_exist=True)
+    catalogue = Catalogue(store_of(store), must_exist=True)
     everything = _all(catalogue)
     decisions = _found(everything, keys) if keys else everything
     if not decisions:
@@ -152,11 +151,10 @@ def export(
 def import_(
     file: Annotated[Path, typer.Argument(help="The TOML file to read.")],
     store: Where = None,
-    signing_key: Signing = None,
 ) -> None:
     """Add the decisions in a file, which has no signatures, to the store: import what you trust."""
     decisions = _settled(read_decisions(file, lambda name: find_backend(f"tmpl-inductor:{name}").options))
-    catalogue = Catalogue(Store(store, signing_key=signing_key))
+    catalogue = Catalogue(store_of(store))
     catalogue.add(*watched(decisions, "importing", len(decisions)))
     say(f"{len(decisions)} added to {catalogue.label!r}.")
 
@@ -166,14 +164,13 @@ def forget(
     keys: Keys = None,
     all_: Annotated[bool, typer.Option("--all", help="Forget every decision.")] = False,
     store: Where = None,
-    signing_key: Signing = None,
 ) -> None:
     """Put a note in place of decisions, so that their graphs are raced again, also where copies of them are."""
     if "" in (keys or ()):  # as "$KEY" of a shell where it is not set: all keys begin with it
         raise BackendKwargsError("A key to forget is empty; give --all to forget every decision.")
     if not keys and not all_:
         raise BackendKwargsError("Name the decisions to forget, or give --all.")
-    catalogue = Catalogue(Store(store, signing_key=signing_key), must_exist=True)
+    catalogue = Catalogue(store_of(store), must_exist=True)
     count = 0
     for key in keys or [""]:
         count += (found := catalogue.forget(key))
@@ -187,18 +184,17 @@ def sync(
     source: Annotated[str, typer.Argument(metavar="FROM", help="The store to read.")],
     target: Annotated[str, typer.Argument(metavar="TO", help="The store to write.")],
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would be copied.")] = False,
-    trusted_key: Trusted = None,
 ) -> None:
     """Copy the decisions that are newer in one store to another, with their signatures; the forgotten ones too.
 
     And what was tuned by a plan, by which `tune-plan` knows what is done, and `audit` the models.
     """
-    keys = [*map(public_key, trusted_key or ())]
-    here, there = opened(source, must_exist=True), opened(target)
+    of = store_of(source)
+    here, there = opened(of, must_exist=True), opened(store_of(target))
     names: defaultdict[str, list[str]] = defaultdict(list)
     with there.doing("write") as written:
         copying = (
-            synced(kind, _listed(here, folder), written, folder, dry_run=dry_run, trusted_keys=keys)
+            synced(kind, _listed(here, folder), written, folder, dry_run=dry_run, trusted_keys=of.trusted_keys)
             for kind, folder in ((KIND, FOLDER), (units.KIND, units.UNITS))
         )
         for name, what in watched(chain.from_iterable(copying), "copying"):
@@ -214,11 +210,20 @@ def sync(
     copied = done.get("new", 0) + done.get("newer", 0)
     kept = f"{done.get('same', 0)} the same, {done.get('older', 0)} older than there"
     say(f"{copied} {'would be ' if dry_run else ''}copied to {there.store.label!r}; {kept}.")
-    if copied and not keys and is_own(there.store) and not is_own(here.store):
+    if copied and not of.trusted_keys and is_own(there.store) and not is_own(here.store):
         say(
             f"Nobody's signature was checked: what others wrote to {here.store.label!r} is trusted in your own folder; "
-            "--trusted-key copies only what a key signed."
+            "with trusted_keys in a FILE.toml that names the store, only what one of these signed is copied."
         )
+
+
+def store_of(given: str | None) -> Store:
+    """Return the store that a command is given; FILE.toml has the fields of a Store, and its keys lie beside it."""
+    if given is None or not given.endswith(".toml"):
+        return Store(given)
+    folder, of = Path(given).parent, Store.of(read_toml(given, "a store"))
+    key = of.signing_key and private_key(str(folder / str(of.signing_key)))
+    return replace(of, signing_key=key, trusted_keys=[public_key(str(folder / str(each))) for each in of.trusted_keys])
 
 
 def _all(catalogue: Catalogue) -> list[Decision]:

@@ -8,6 +8,7 @@ FILE = "-o FILE, whose ending says what is written: .html, .json or .md"
 OLDER = "write a page, and then `backend-kwargs compare --from NEW.html --against OLD.html -o CHANGES.html`"
 AUTOS = "--option {0}=VALUE"
 BRACKETS = "write the options in brackets: --backends 'inductor,tmpl-inductor[NAME=VALUE]'"
+STORE = "--store FILE.toml, with url and signing_key or trusted_keys, as bk.Store takes them; keys lie beside the file"
 QUICK = "`--quick` measures less"
 REMOVED = {
     "build": "`backend-kwargs bundle build MODEL -o BUNDLE`",
@@ -28,6 +29,8 @@ REMOVED = {
     "audit --model": "name the model as the argument, `audit MODEL --store STORE`, or after a bundle",
     "audit --rounds": QUICK,
     "audit --timing-s": QUICK,
+    "audit --signing-key": STORE,
+    "audit --trusted-key": STORE,
     "bundle --fullgraph": "CompileConfig(fullgraph=True) in Python, which says where a graph breaks",
     "bundle --guards": "leave it out",
     "bundle --json": "read BUNDLE/manifest.json",
@@ -49,6 +52,8 @@ REMOVED = {
     "compare --warm": "`--quick` uses Inductor's cache as it is",
     "decisions --against": OLDER,
     "decisions --html": FILE,
+    "decisions --signing-key": STORE,
+    "decisions --trusted-key": STORE,
     "explain -o": "--option NAME=VALUE",
     "tune --against": OLDER,
     "tune --budget-s": AUTOS.format("budget_s"),

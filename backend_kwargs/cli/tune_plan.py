@@ -60,6 +60,10 @@ def show(
     It exits with 1 if some of them failed.
     """
     outputs = Outputs.checked(output)
+    if store and store.endswith(".toml"):
+        raise BackendKwargsError(
+            f"--store {store} has no effect here: name the place, and write the rest into the plan."
+        )
     return _planned(plan, store) if dry_run else _run(plan, on, shard, store, outputs)
 
 

@@ -6,7 +6,6 @@ import pytest
 import torch
 from torch import nn
 from torch._dynamo.exc import BackendCompilerFailed
-from typer.testing import CliRunner
 
 import backend_kwargs as bk
 from backend_kwargs.auto import decide, race
@@ -14,12 +13,9 @@ from backend_kwargs.auto.candidates import allowed_candidates, trusted
 from backend_kwargs.auto.decisions_toml import read_decisions, write_decisions
 from backend_kwargs.auto.store import Catalogue
 from backend_kwargs.backends.openvino import compiler as openvino_native
-from backend_kwargs.cli import app
 from backend_kwargs.errors import BackendKwargsError, BackendKwargsWarning
 from backend_kwargs.harness.isolation import Counted
-from backend_kwargs.options.spec import split_outside
 from backend_kwargs.options.templates import find_template
-from backend_kwargs.page import read_document
 
 pytest.importorskip("openvino")
 pytestmark = [
@@ -334,25 +330,3 @@ def test_lists_in_options_are_stored(wins):
         compiled = torch.compile(net(), backend=bk.make_backend("tmpl-inductor:auto", {**options, "race": race_}))
         compiled(X)
         assert bk.report(compiled).graphs[0].race.winner == listed[0]
-
-
-MODEL = """
-import torch
-
-def build():
-    torch.manual_seed(0)
-    return torch.nn.Sequential(torch.nn.Linear(64, 96), torch.nn.GELU()).eval(), torch.randn(128, 64)
-"""
-
-
-@bf16_here
-def test_compare(tmp_path):
-    """A candidate in a lower precision has a row with its error, within the bound that it names."""
-    (tmp_path / "model.py").write_text(MODEL)
-    listed = f"eager,openvino-native,tmpl-inductor[precision=bf16,max_error=0.01],{NAME}"
-    arguments = ["--backends", listed, "--rounds", "1", "-o", str(tmp_path / "found.json")]
-    ran = CliRunner().invoke(app, ["compare", f"{tmp_path / 'model.py'}:build", *arguments])
-    assert ran.exception is None
-    document = read_document(tmp_path / "found.json")
-    assert [row.name for row in document.speedups[0].rows] == split_outside(listed)
-    assert max(each.error for each in document.accuracy if each.candidate == NAME) > 1e-3

@@ -23,7 +23,7 @@ from backend_kwargs.page import read_document
 from backend_kwargs.pipeline import OWN
 from tests import forks
 
-FLAGS = 68  # of all commands together; it only falls
+FLAGS = 62  # of all commands together; it only falls
 GOLDEN = Path(__file__).parent / "golden"
 
 

@@ -18,7 +18,7 @@ from backend_kwargs.stores.documents import Document, encoded, is_forgotten, is_
 from backend_kwargs.stores.opening import open_store
 from backend_kwargs.stores.signing import public_key
 from tests.auto.graphs import MADE
-from tests.fleet.stores import Documents
+from tests.fleet.stores import Documents, store_file
 
 CPU = {"device": "cpu AVX2", "threads": 4}
 FIRST = replace(MADE, machine=CPU, model="Net", inputs=("float32 8x64",), cut_s=0.0, made=1e9)
@@ -262,8 +262,28 @@ def test_an_import_is_signed(key, folder, tmp_path):
     private, public = key
     write_decisions([FIRST], tmp_path / "d.toml")
     store = tmp_path / "store"
-    assert run("import", tmp_path / "d.toml", "--store", store, "--signing-key", private) == [f"1 added to '{store}'."]
+    mine = store_file(tmp_path / "mine.toml", str(store), signing_key=private.name)
+    assert run("import", tmp_path / "d.toml", "--store", mine) == [f"1 added to '{store}'."]
     assert [each.winner for each in Catalogue(Store(store, trusted_keys=[public_key(public)])).all()] == ["cudagraphs"]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        pytest.param("url", "Cannot read a store from '{}': TOMLDecodeError: ", id="no TOML"),
+        pytest.param('ur = "decisions"', "Unknown argument of Store: 'ur'. Did you mean 'url'?", id="a field"),
+        pytest.param('signing_key = "none.pem"', "Cannot read a private key from ", id="no key"),
+        pytest.param('url = "redis://me:s3cret@h"', "Store 'redis://h' must not contain a password: ", id="a password"),
+    ],
+)
+def test_a_file_that_names_no_store(tmp_path, text, message):
+    """It is an error before anything is read or written, which shows no password."""
+    file = tmp_path / "team.toml"
+    file.write_text(text)
+    with pytest.raises(BackendKwargsError) as raised:
+        run("list", "--store", file)
+    assert str(raised.value).startswith(message.format(file))
+    assert "s3cret" not in str(raised.value)
 
 
 def test_nothing_adds_a_provisional_decision_to_a_shared_store():
@@ -324,7 +344,8 @@ def test_what_is_forgotten_is_signed(key, folder):
     store.chmod(0o777)
     with pytest.raises(BackendKwargsError, match="is signed there, so its place is for signed ones"):
         run("forget", "ab", "--store", store)
-    assert run("forget", "ab", "--store", store, "--signing-key", private) == ["1 forgotten."]
+    mine = store_file(private.with_name("mine.toml"), str(store), signing_key=str(private))
+    assert run("forget", "ab", "--store", mine) == ["1 forgotten."]
     content = open_store(str(store)).get(name_of(FIRST))
     assert (is_signed(content), is_forgotten(content)) == (True, True)
 

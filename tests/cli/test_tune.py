@@ -316,10 +316,3 @@ def test_a_winner_without_a_default_is_not_written(tune, tmp_path, monkeypatch):
         ran = tune()
     assert str(ran.exception) == ("Nothing is written: provisional, so not one to ship: default could not run here.")
     assert not (tmp_path / "decisions.toml").exists()
-
-
-def test_a_precision_needs_its_bound(tune):
-    """A precision without a bound raises with the option to add."""
-    ran = tune("--option", "precision=bf16")
-    assert ran.exit_code == 1
-    assert "max_error" in ran.output + str(ran.exception)

@@ -1,5 +1,6 @@
 """A store with claims in the memory of a test, whose server has its own clock."""
 
+import json
 import threading
 
 
@@ -50,3 +51,9 @@ class Claimed(Documents):
             return False
         self.leases[name] = self.now + lease_s
         return True
+
+
+def store_file(path, url, **fields):
+    """Write a file that names a store with its keys, as `--store` takes it, and return its path."""
+    path.write_text("".join(f"{name} = {json.dumps(value)}\n" for name, value in {"url": url, **fields}.items()))
+    return path

@@ -22,6 +22,7 @@ from backend_kwargs.stores import Store
 from backend_kwargs.stores.documents import Document, encoded
 from backend_kwargs.stores.opening import open_store
 from tests.auto.graphs import change
+from tests.fleet.stores import store_file
 
 # Sixty small operators: in eager they take several times as long as in one kernel.
 FACTORY = """
@@ -240,7 +241,8 @@ def test_a_signed_decision_is_not_replaced_by_an_unsigned_one(decided, keys):
         "key."
     )
     assert open_store(str(decided)).get(name) == before
-    ran = audit(*of, "--update", "--signing-key", key, "--trusted-key", public)
+    mine = store_file(key.with_name("mine.toml"), str(decided), signing_key=key.name, trusted_keys=[public.name])
+    ran = audit("my_chain.py:build", "--store", mine, *QUICKLY, "--update")
     assert ran.exit_code == 0, ran.output
     assert [each.winner for each in Catalogue(Store(decided, trusted_keys=[str(public)])).all()] == ["default"]
 
@@ -249,8 +251,9 @@ def test_with_trusted_keys_only_what_they_signed_is_audited(decided, keys):
     """An unsigned decision is none, as where `trusted_keys` serve."""
     _, public = keys
     warn_once.cache_clear()
+    team = store_file(public.with_name("team.toml"), str(decided), trusted_keys=[public.name])
     with pytest.warns(BackendKwargsWarning, match="it is not signed"):
-        ran = audit("my_chain.py:build", "--store", decided, "--trusted-key", public, *QUICKLY)
+        ran = audit("my_chain.py:build", "--store", team, *QUICKLY)
     assert failure(ran) == f"No decisions in {str(decided)!r}; compile with tmpl-inductor:auto, or tune."
 
 

@@ -13,6 +13,7 @@ from backend_kwargs.fleet import units
 from backend_kwargs.fleet.units import Result, Unit, document_of, written
 from backend_kwargs.stores import Store
 from backend_kwargs.stores.opening import open_store
+from tests.fleet.stores import store_file
 
 ROWS = (RaceRow("default", seconds=1e-4, won=True), RaceRow("eager", seconds=2e-4))
 MADE = Decision("ab" * 32, "ab" * 8, DEFAULT, {}, ROWS, {"device": "cpu AVX2", "threads": 4}, "3 ops", 2.5, made=1e9)
@@ -57,7 +58,7 @@ def run(*arguments):
 
 
 @EVERYWHERE
-def test_sync_with_a_key_copies_only_what_it_signed(shared, own, keys):
+def test_sync_with_a_key_copies_only_what_it_signed(shared, own, keys, tmp_path):
     """What is refused is counted, with the reason; what is copied keeps its signature."""
     (key, public), (other, _) = keys
     for decision, signed_by in ((FIRST, key), (SECOND, other), (THIRD, None)):
@@ -66,13 +67,14 @@ def test_sync_with_a_key_copies_only_what_it_signed(shared, own, keys):
         f"1 refused: it is signed by none of the trusted keys: {name_of(SECOND)}",
         f"1 refused: it is not signed: {name_of(THIRD)}",
     ]
-    dry = run("sync", shared, own, "--trusted-key", public, "--dry-run")
+    team = store_file(tmp_path / "team.toml", shared, trusted_keys=[public])
+    dry = run("sync", team, own, "--dry-run")
     assert dry == [
         f"new: {name_of(FIRST)}",
         *expected,
         f"1 would be copied to '{own}'; 0 the same, 0 older than there.",
     ]
-    assert run("sync", shared, own, "--trusted-key", public) == [
+    assert run("sync", team, own) == [
         *expected,
         f"1 copied to '{own}'; 0 the same, 0 older than there.",
     ]
@@ -86,8 +88,8 @@ def test_sync_without_a_key_says_what_it_means(shared, own):
     Catalogue(shared).add(FIRST)
     label = open_store(shared).label
     warning = (
-        f"Nobody's signature was checked: what others wrote to {label!r} is trusted in your own folder; --trusted-key "
-        "copies only what a key signed."
+        f"Nobody's signature was checked: what others wrote to {label!r} is trusted in your own folder; with "
+        "trusted_keys in a FILE.toml that names the store, only what one of these signed is copied."
     )
     assert run("sync", shared, own) == [f"1 copied to '{own}'; 0 the same, 0 older than there.", warning]
     assert run("sync", own, shared) == [f"0 copied to {label!r}; 1 the same, 0 older than there."]
@@ -129,8 +131,9 @@ def test_export_with_a_key_writes_only_what_it_signed(shared, keys, tmp_path):
     (key, public), _ = keys
     Catalogue(Store(shared, signing_key=key)).add(FIRST)
     Catalogue(shared).add(SECOND)
+    team = store_file(tmp_path / "team.toml", shared, trusted_keys=[public])
     with pytest.warns(match=f"{name_of(SECOND)}: it is not signed"):
-        ran = run("export", tmp_path / "d.toml", "--store", shared, "--trusted-key", public)
+        ran = run("export", tmp_path / "d.toml", "--store", team)
     assert ran == [f"1 written to {tmp_path / 'd.toml'}, 1 as templates: auto-abababababab."]
 
 
@@ -155,6 +158,6 @@ def test_a_key_that_cannot_be_read_copies_nothing(shared, own, tmp_path):
     """The error comes before anything is copied."""
     Catalogue(shared).add(FIRST)
     with pytest.raises(BackendKwargsError) as caught:
-        run("sync", shared, own, "--trusted-key", tmp_path / "none.pem")
+        run("sync", store_file(tmp_path / "team.toml", shared, trusted_keys=["none.pem"]), own)
     assert str(caught.value).startswith(f"Cannot read a public key from '{tmp_path / 'none.pem'}': ")
     assert [*open_store(str(own)).list("")] == []
