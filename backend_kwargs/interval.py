@@ -1,5 +1,7 @@
 """A measured value with its uncertainty; outside `measure/`, which imports torch, since files are read without it."""
 
+import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 
@@ -10,3 +12,13 @@ class Interval:
     median: float
     low: float
     high: float
+
+    @property
+    def reach(self) -> float:
+        """How far a ratio may be from 1, as a factor."""
+        return max(self.high, 1 / self.low if self.low > 0 else math.inf, 1.0)
+
+
+def widest(ratios: Iterable[Interval | None]) -> Interval | None:
+    """Return the ratio that may be furthest from 1, None if none is known."""
+    return max(filter(None, ratios), key=lambda each: each.reach, default=None)

@@ -25,6 +25,7 @@ from backend_kwargs.fleet import audit, findings
 from backend_kwargs.fleet.findings import Audited, Finding
 from backend_kwargs.fleet.racing import AUTO
 from backend_kwargs.harness.models import model_of, split_factory
+from backend_kwargs.page.values import environment_of
 from backend_kwargs.stores import Store
 from backend_kwargs.stores.opening import opened
 from backend_kwargs.stores.urls import URL
@@ -111,9 +112,9 @@ def show(
     audited, others, stopped = _audited(chosen, Measuring(*(QUICK if quick else AT_LENGTH)))
     if all(each.why == WITHOUT for each in audited):
         raise _nothing(chosen)
-    found = findings.judged(audited)
+    found, heres = findings.judged(audited), [each.here for each in audited if each.here]
     _print(found, others)
-    document = findings.document_of(chosen.what, machine(), found)
+    document = findings.document_of(chosen.what, environment_of(*heres) if heres else machine(), found)
     if outputs:
         outputs.write(page_of(document), findings.as_json(document))
     if update and chosen.catalogue:  # last: where the store may not be written, nothing else is lost

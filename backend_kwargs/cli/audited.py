@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from backend_kwargs.fleet.findings import AuditDocument, Finding
 from backend_kwargs.interval import Interval
 from backend_kwargs.page import document as page
-from backend_kwargs.page.values import environment_of, interval_of
+from backend_kwargs.page.values import environment_of, file_of, interval_of, measured_on
 
 COLUMNS = ("model", "graph", "winner", "verdict", "over default", "regret", "flips", "recorded")
 WORDS = {"right": "still right"}
@@ -16,9 +16,11 @@ IN_SUMMARY = {
     "fails": "failed",
     "not audited": "not audited",
 }
+IDLE = "on an idle machine smaller losses are found"
 NOISY = 1.02  # a decision that differs from itself by more is timed on a noisy machine
 MOST = 1000  # decisions on a page
-LOUD = "of {winner} for {graph}: timed against itself it is at {noise}; on an idle machine smaller losses are found"
+AGAIN = "What lost is decided anew by --update, or by building the bundle again."
+ITSELF = Interval(1.0, 1.0, 1.0)
 
 
 def row_of(finding: Finding) -> tuple[str, ...]:
@@ -40,69 +42,95 @@ def verdict_of(finding: Finding) -> str:
     return f"{words}: {finding.reason}" if finding.reason else words
 
 
+def remarks_on(each: Finding) -> Iterator[page.Warned]:
+    """Yield what else is to be known of a decision: times of another machine or release, and noise."""
+    where = f"{each.winner} for {each.graph}"
+    if each.record == "not comparable":
+        yield page.Warned(f"its recorded time is not comparable: {each.differs}", where=where)
+    if each.record == "changed" and each.seconds and each.recorded_s:
+        now = f"{each.seconds.median / each.recorded_s:.2f}x of the {_time(each.recorded_s)} that were recorded"
+        yield page.Warned(f"a call takes {now}", where=where)
+    if each.noise and each.noise.reach > NOISY:
+        noise = f"{each.noise.low:.3f}x to {each.noise.high:.3f}x"
+        yield page.Warned(f"a noisy audit: timed against itself it is at {noise}; {IDLE}", "noise", where)
+    elif each.verdict != "not audited" and each.seconds and not each.noise:
+        yield page.Warned("too few rounds to prove a loss; raise --timing-s and --rounds", "noise", where)
+
+
 def notes_of(found: Sequence[Finding]) -> Iterator[str]:
-    """Yield what else is to be known: times of another machine or release, and noise."""
-    for each in found:
-        if each.record == "not comparable":
-            yield f"{each.winner} for {each.graph}: its recorded time is not comparable: {each.differs}"
-        if each.record == "changed" and each.seconds and each.recorded_s:
-            now = f"{each.seconds.median / each.recorded_s:.2f}x of the {_time(each.recorded_s)} that were recorded"
-            yield f"{each.winner} for {each.graph}: a call takes {now}"
-        if each.noise and max(each.noise.high, 1 / each.noise.low) > NOISY:
-            noise = f"{each.noise.low:.3f}x to {each.noise.high:.3f}x"
-            yield "a noisy audit " + LOUD.format(winner=each.winner, graph=each.graph, noise=noise)
-        elif each.verdict != "not audited" and each.seconds and not each.noise:
-            yield f"{each.winner} for {each.graph}: too few rounds to prove a loss; raise --timing-s and --rounds"
+    """Yield the remarks on each decision, then the count of the verdicts."""
+    yield from (f"{each.where}: {each.text}" for finding in found for each in remarks_on(finding))
+    yield f"{_counted(found)}."
+
+
+def _counted(found: Sequence[Finding]) -> str:
     counts = {word: sum(each.verdict == name for each in found) for name, word in IN_SUMMARY.items()}
     said = ", ".join(f"{count} {word}" for word, count in counts.items() if count)
-    yield f"{len(found)} {'decision' if len(found) == 1 else 'decisions'}: {said}."
+    return f"{len(found)} {'decision' if len(found) == 1 else 'decisions'}: {said}"
 
 
 def page_of(document: AuditDocument) -> page.Document:
     """Return the page of an audit: each decision's speedup over the other candidates, and what lost."""
-    shown = document.findings[:MOST]
-    *notes, text = notes_of(document.findings)
-    names = [_name_of(each)[:500] for each in shown]
+    shown = [(each, _name_of(each)) for each in document.findings[:MOST]]
+    remarks = [remark for each in document.findings for remark in remarks_on(each)]
+    environment = environment_of(document.environment)
     return page.Document(
-        title=f"Audit of {document.of}"[:500],
-        subtitle=text,
+        title=f"Audit of {file_of(document.of)}",
+        subtitle=f"{len(document.findings)} decisions {measured_on(environment)}",
         made=document.made,
         by="backend-kwargs audit",
-        environment=environment_of(document.environment),
-        verdict=page.Verdict(text=text, clear=not any(each.failed for each in document.findings)),
-        warnings=tuple(
-            page.Warned(
-                text=f"{each.winner or 'a model'}: {verdict_of(each)}"[:8000],
-                kind="failed" if each.verdict == "fails" else "other",
-                where=name,
-            )
-            for each, name in zip(shown, names, strict=True)
-            if each.failed or each.verdict == "not audited"
+        environment=environment,
+        verdict=page.Verdict(text=_verdict(document.findings)),
+        warnings=(
+            *(_warned(each, name) for each, name in shown if each.failed or each.verdict == "not audited"),
+            *(each for each in remarks[:MOST] if each.kind == "noise"),
         ),
         speedups=tuple(
-            page.Speedups(title=name, over=each.winner[:500], noise=interval_of(each.noise), rows=(*_rows(each),))
-            for each, name in zip(shown, names, strict=True)
-            if each.against
+            page.Speedups(title=name, over=each.winner, noise=interval_of(each.noise), rows=(*_rows(each),))
+            for each, name in shown
+            if each.against or each.failed
         ),
-        notes=tuple(each[:8000] for each in notes[:500]),
+        notes=tuple(f"{each.where}: {each.text}" for each in remarks if each.kind != "noise")[:500],
     )
+
+
+def _verdict(found: Sequence[Finding]) -> str:
+    """Return the counts, and what has lost most, if a decision has."""
+    lost = [each for each in found if each.verdict == "lost"]
+    worst = max(lost, key=lambda each: each.loss.median if each.loss else 0.0, default=None)
+    return f"{_counted(found)}{f'; {worst.winner} {verdict_of(worst)}' if worst else ''}."
+
+
+def _warned(finding: Finding, name: str) -> page.Warned:
+    """Return what became of a decision that is not right: one that lost runs, and can be replaced."""
+    text = f"{finding.winner or 'a model'}: {verdict_of(finding)}"
+    if finding.verdict == "lost":
+        return page.Warned(f"{text}. {AGAIN}", "advice", name)
+    return page.Warned("it fails", "failed", name) if finding.failed else page.Warned(text, "other", name)
 
 
 def _name_of(finding: Finding) -> str:
     """Return a decision's name on a page; of a model without one, the model's."""
-    return f"{finding.model}: {finding.graph} ({finding.key[:12]})" if finding.key else finding.model
+    model = file_of(finding.model)
+    return f"{model}: {finding.graph} ({finding.key[:12]})" if finding.key else model
 
 
 def _rows(finding: Finding) -> Iterator[page.Row]:
     """Yield the decision, and the others with their speedup over it."""
     yield page.Row(
         name=finding.winner,
-        note=verdict_of(finding)[:500],
+        status=finding.verdict if finding.failed else "pass",
+        reason=verdict_of(finding) if finding.verdict == "lost" else finding.reason.partition(": ")[2],
+        note="baseline" if finding.failed else verdict_of(finding),
         won=not finding.failed,
+        speedup=ITSELF if finding.seconds else None,
         latency=interval_of(finding.seconds),
     )
     for each in finding.against:
-        yield page.Row(name=each.name, reason=each.reason, speedup=interval_of(each.ratio))
+        status, failed, why = each.reason.partition(": ")
+        yield page.Row(
+            each.name, *((status, why) if failed else ("pass", each.reason)), speedup=interval_of(each.ratio)
+        )
 
 
 def _times(ratio: Interval) -> str:

@@ -22,6 +22,7 @@ from backend_kwargs.harness.models import folder_of_model, model_of
 from backend_kwargs.harness.modules import importable
 from backend_kwargs.options.spec import join_candidate, split_candidates
 from backend_kwargs.page import read_document
+from backend_kwargs.page.values import file_of
 from backend_kwargs.progress import progress
 from backend_kwargs.registry import PLAIN
 
@@ -222,7 +223,7 @@ def _finish(
         from backend_kwargs.compare.document import document_of
 
         paste = lines_to_paste(backend, timed) if backend else []
-        outputs.write(document_of(comparison, title, paste, [judged.text] if judged else []))
+        outputs.write(document_of(comparison, file_of(title), paste, [judged.text] if judged else []))
     for path in outputs.ending(*IMAGES):
         plot(comparison, path)
     if not any(row.right for row in comparison.rows):

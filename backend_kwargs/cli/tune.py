@@ -99,7 +99,8 @@ def _tune(model: str, shapes: list[str], backend: Backend, budget_s: float, outp
     raced, stopped = _raced(partial(model_of, model), sizes, backend, budget_s)
     kept = _write(model, raced, output)
     slower = [each for each in raced if each.calls_itself]
-    lines = [] if len(slower) == len(raced) else _lines(backend, output, fixed_sizes=bool(shapes))
+    lines_for = partial(_lines, backend, fixed_sizes=bool(shapes))
+    lines = [] if len(slower) == len(raced) else lines_for(output)
     serve = " On the machine that serves the model:" if lines else ""
     say(f"{kept} decision{'' if kept == 1 else 's'} written to {output}.{serve}")
     if lines:
@@ -107,7 +108,7 @@ def _tune(model: str, shapes: list[str], backend: Backend, budget_s: float, outp
     for each in slower:
         say(f"Call the model itself ({each.label}): the compiled call is {_shown(each.speedup)} as fast.")
     if outputs:
-        outputs.write(document_of(model, raced, "\n".join(lines)))
+        outputs.write(document_of(model, raced, "\n".join(lines and lines_for(Path(output.name)))))
     if stopped:
         raise typer.Exit(stopped)
 

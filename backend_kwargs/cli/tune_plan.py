@@ -2,9 +2,8 @@
 
 import re
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated
 
@@ -22,10 +21,12 @@ from backend_kwargs.fleet.plan import printed_plan, read_plan
 from backend_kwargs.fleet.racing import AUTO, check, check_keys, is_slower, releases
 from backend_kwargs.fleet.scheduling import Ended, Pool, Queue, drive, expected
 from backend_kwargs.fleet.summary import Summary
-from backend_kwargs.fleet.units import WITHOUT_EFFECT, Unit, UnitDocument, name_of
+from backend_kwargs.fleet.units import WITHOUT_EFFECT, Unit, name_of
 from backend_kwargs.interval import Interval
 from backend_kwargs.page import document as page
-from backend_kwargs.page.values import environment_of, interval_of
+from backend_kwargs.page import noise_of
+from backend_kwargs.page.sentence import SLOWER, gained
+from backend_kwargs.page.values import environment_of, file_of, interval_of, measured_on, now
 from backend_kwargs.progress import progress
 from backend_kwargs.stores.opening import check_store, opened
 
@@ -245,48 +246,21 @@ def _times(ratio: Interval) -> str:
     return f"{ratio.median:.2f}x [{ratio.low:.2f}, {ratio.high:.2f}]"
 
 
-def _verdict(summary: Summary) -> str:
-    """Return what a plan has gained, in one line."""
-    done = [document for unit in summary.units if (document := summary.document(unit))]
-    sure = sorted(each.gain.median for each in done if each.gain and each.gain.low > 1)
-    slower = sum(is_slower(each.gain, each.same) for each in done)
-    gains = f": {sure[0]:.2f}x to {sure[-1]:.2f}x as fast as eager" if sure else ""
-    lost = f"; {slower} slower than the model itself" if slower else ""
-    failed = f"; {len(summary.failures)} failed" if summary.failures else ""
-    return f"{len(sure)} of {len(summary.units)} units surely gain{gains}{lost}{failed}."
-
-
-def _environment(done: Sequence[UnitDocument]) -> dict[str, str | int | float | bool | None]:
-    """Return the devices on which units were raced, and the releases that all of them had."""
-    devices = ", ".join(sorted({each.device_name for each in done if each.device_name}))
-    first, *others = (each.releases for each in done) if done else ({},)
-    same = {name: value for name, value in first.items() if all(each.get(name) == value for each in others)}
-    return environment_of({"device_name": devices or None, **same})
-
-
 def document_of(plan: Path, summary: Summary) -> page.Document:
-    """Return the page of a plan: each unit's gain over eager, what it cost, and what failed."""
-    rows = tuple(
-        page.Row(
-            name=unit.label,
-            status="fail" if summary.failure(unit) else "pass" if summary.document(unit) else "skipped",
-            reason=summary.failure(unit) or summary.missing.get(unit.key, ""),
-            note=", ".join(document.winners) if (document := summary.document(unit)) else summary.status(unit),
-            speedup=interval_of(document.gain) if document else None,
-            compile_s=document.seconds if document else None,
-        )
-        for unit in summary.units
-    )
+    """Return the page of a plan: each unit's gain over eager, its noise, where it was raced, and what failed."""
+    rows = tuple(_page_row(summary, unit) for unit in summary.units)
+    done = [document for unit in summary.units if (document := summary.document(unit))]
     asked, covered = summary.covered
-    done = sum(bool(summary.document(unit)) for unit in summary.units)
+    environment = environment_of(*({"device_name": each.device_name or None, **each.releases} for each in done))
     return page.Document(
         title=plan.name,
-        subtitle=f"{done} of {len(rows)} units are done, for {len(covered)} of {len(asked)} devices",
-        made=datetime.now(UTC).isoformat(timespec="seconds"),
+        subtitle=f"{len(done)} of {len(rows)} units are done, for {len(covered)} of {len(asked)} devices, "
+        + measured_on(environment),
+        made=now(),
         by="backend-kwargs tune-plan",
-        environment=_environment([document for unit in summary.units if (document := summary.document(unit))]),
-        verdict=page.Verdict(text=_verdict(summary), clear=not summary.is_disturbed),
-        warnings=tuple(page.Warned(text=why, kind="failed", where=unit.label) for unit, why in summary.failures[:1000]),
+        environment=environment,
+        verdict=page.Verdict(text=gained("units", rows)),
+        warnings=tuple(noise_of("a compiled call", summary.noise)),
         speedups=tuple(
             page.Speedups(
                 title="the whole call", over="eager", noise=interval_of(summary.noise), rows=rows[at : at + MOST]
@@ -294,4 +268,17 @@ def document_of(plan: Path, summary: Summary) -> page.Document:
             for at in range(0, min(len(rows), MOST * MOST_TABLES), MOST)
         ),
         notes=(f"Workers spent {summary.cost_s:.0f} s for {len(summary.ended)} units in this run.",),
+    )
+
+
+def _page_row(summary: Summary, unit: Unit) -> page.Row:
+    document = summary.document(unit)
+    if document is None:
+        why = summary.failure(unit) or summary.missing.get(unit.key, "")
+        return page.Row(file_of(unit.label), summary.status(unit), why)
+    return page.Row(
+        name=file_of(unit.label),
+        status=SLOWER if is_slower(document.gain, document.same) else "pass",
+        note=f"{', '.join(document.winners)}: {document.seconds:.0f} s",
+        speedup=interval_of(document.gain),
     )

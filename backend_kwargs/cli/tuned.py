@@ -1,15 +1,18 @@
 """What `tune` found for each size, and the page of it."""
 
 from collections.abc import Iterator, Sequence
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from backend_kwargs.fleet.racing import Tuned
-from backend_kwargs.interval import Interval
+from backend_kwargs.interval import Interval, widest
 from backend_kwargs.page import document as page
-from backend_kwargs.page import figures, tradeoffs_of
-from backend_kwargs.page.values import environment_of, interval_of
-from backend_kwargs.report.decisions import CHAINED, graph_of, race_of, speedups_of, verdict_of, warnings_of
+from backend_kwargs.page import figures, noise_of
+from backend_kwargs.page.sentence import SLOWER, gained
+from backend_kwargs.page.values import file_of, interval_of, measured_on
+from backend_kwargs.report.decisions import parts_of, verdict_of
+from backend_kwargs.report.graphs import number
 
 if TYPE_CHECKING:
     from backend_kwargs.facts.decision import Decision
@@ -19,22 +22,18 @@ WHOLE = "the whole call"
 
 def document_of(model: str, raced: Sequence[Tuned], paste: str) -> page.Document:
     """Return the page of a tuned model: the whole call at each size, and the race of each graph."""
-    graphs = [*_graphs(raced)]
-    whole = page.Speedups(title=WHOLE, over="eager", rows=tuple(_row(tuned, len(raced) == 1) for tuned in raced))
-    races = tuple(speedups_of(decision, name) for name, decision in graphs if decision.rows)
-    return page.Document(
-        title=model,
-        subtitle=f"tuned at {len(raced)} {'size' if len(raced) == 1 else 'sizes'}: {len(graphs)} graphs",
-        made=datetime.now(UTC).isoformat(timespec="seconds"),
+    parts = parts_of([*_graphs(raced)])
+    noise = interval_of(widest(tuned.same for tuned in raced))
+    rows = tuple(_row(tuned, len(raced) == 1) for tuned in raced)
+    counted = f"{number(len(parts.graphs), 'graph')} at {number(len(raced), 'size')}"
+    return msgspec.structs.replace(
+        parts,
+        title=file_of(model),
+        subtitle=f"{counted} {measured_on(parts.environment)}",
         by="backend-kwargs tune",
-        environment=environment_of(graphs[0][1].machine) if graphs else {},
-        verdict=_verdict(raced, paste),
-        warnings=tuple(each for name, decision in graphs for each in warnings_of(decision, name)),
-        speedups=(whole, *races),
-        races=tuple(race_of(decision, name) for name, decision in graphs if decision.rows),
-        tradeoffs=tradeoffs_of(races[0]) if len(races) == 1 else None,
-        graphs=tuple(graph_of(decision, name) for name, decision in graphs),
-        notes=tuple(CHAINED.format(over=over) for over in dict.fromkeys(of.over for of in races if of.over)),
+        verdict=_verdict(raced, rows, paste),
+        warnings=(*noise_of("a compiled call", noise), *parts.warnings),
+        speedups=(page.Speedups(title=WHOLE, over="eager", noise=noise, rows=rows), *parts.speedups),
     )
 
 
@@ -46,20 +45,16 @@ def _graphs(raced: Sequence[Tuned]) -> Iterator[tuple[str, "Decision"]]:
             yield f"{tuned.label}{which}: {decision.facts}", decision
 
 
-def _verdict(raced: Sequence[Tuned], paste: str) -> page.Verdict:
+def _verdict(raced: Sequence[Tuned], rows: Sequence[page.Row], paste: str) -> page.Verdict:
     """Return the verdict: of one size with its figures, of several in a sentence."""
-    import msgspec
-
-    whole = [(tuned, speedup) for tuned in raced if (speedup := tuned.speedup)]
     if len(raced) > 1 or len(raced[0].decisions) != 1:
-        at = ", ".join(f"{s.median:.2f}x [{s.low:.2f}, {s.high:.2f}] at {tuned.label}" for tuned, s in whole)
-        return page.Verdict(text=f"Over eager {at}." if at else "No call was timed.", paste=paste)
-    if raced[0].calls_itself:
-        ((_, speedup),) = whole
+        return page.Verdict(text=gained("sizes", rows), paste=paste)
+    speedup = rows[0].speedup
+    if raced[0].calls_itself and speedup:
         text = f"Call the model itself: the compiled call is {figures.ratio(speedup.median)} as fast"
         return page.Verdict(text=f"{text} ({figures.between(speedup)}).")
     verdict = verdict_of(raced[0].decisions[0])
-    of_call = tuple(page.Speedup(over="eager", ratio=speedup) for _, speedup in whole)
+    of_call = (page.Speedup(over="eager", ratio=speedup),) if speedup else ()
     kept = tuple(each for each in verdict.speedups if each.over != "eager" or not of_call)
     return msgspec.structs.replace(verdict, speedups=(*kept, *of_call), latency=_latency(raced[0]), paste=paste)
 
@@ -76,10 +71,10 @@ def _row(tuned: Tuned, alone: bool) -> page.Row:
     winners = ", ".join(dict.fromkeys(decision.winner for decision in tuned.decisions))
     return page.Row(
         name=tuned.label,
-        note=winners,
-        won=alone,
+        status=SLOWER if tuned.calls_itself else "pass",
+        note=f"{winners}: {sum(decision.seconds for decision in tuned.decisions):.0f} s",
+        won=alone and not tuned.calls_itself,
         speedup=interval_of(tuned.speedup),
         latency=_latency(tuned),
-        compile_s=sum(decision.seconds for decision in tuned.decisions),
         graphs=len(tuned.decisions),
     )

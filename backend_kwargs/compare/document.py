@@ -3,7 +3,6 @@
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from typing import Literal
 
 from backend_kwargs import measure
@@ -11,9 +10,9 @@ from backend_kwargs.compare.rows import Comparison, Row, fastest
 from backend_kwargs.facts.decision import EAGER
 from backend_kwargs.interval import Interval
 from backend_kwargs.page import document as page
-from backend_kwargs.page import fragment, pays_back, tradeoffs_of
+from backend_kwargs.page import fragment, is_loud, noise_of, pays_back, tradeoffs_of
 from backend_kwargs.page.figures import between, ratio
-from backend_kwargs.page.values import count_of, environment_of, error_of, interval_of, seconds_of
+from backend_kwargs.page.values import count_of, environment_of, error_of, interval_of, measured_on, now, seconds_of
 from backend_kwargs.report import Graph
 from backend_kwargs.report.decisions import race_of, warnings_of
 from backend_kwargs.report.document import graph_of, warnings_on
@@ -22,7 +21,6 @@ from backend_kwargs.report.document import graph_of, warnings_on
 TEMPLATES = ("", ":default", ":cudagraphs", ":max_autotune", ":max_autotune_no_cudagraphs")
 MODES = ("default", "inductor", *(f"tmpl-inductor{template}" for template in TEMPLATES))
 WITH_MODE = re.compile(r"(tmpl-)?inductor\[mode=[\w-]+\]")
-LOUD = 1.05  # a machine on which the baseline differs from itself by more is noisy
 CHEAPEST = "Of the candidates whose intervals overlap the fastest one's, it compiled in the least time."
 KINDS: Mapping[str, Literal["output", "gradient"]] = {"output": "output", "gradients": "gradient"}  # by a path's begin
 KINDS_OF_ROWS = {measure.GENERATED: "with its wrapper", measure.AROUND: "torch"}
@@ -51,8 +49,8 @@ def document_of(
     where, raced = comparison.environment, [*_raced(comparison)]
     return page.Document(
         title=title,
-        subtitle=f"{comparison.mode} on {where['device_name']}, torch {where['torch']}",
-        made=datetime.now(UTC).isoformat(timespec="seconds"),
+        subtitle=f"{comparison.mode} {measured_on(where)}",
+        made=now(),
         by="backend-kwargs compare",
         environment=environment_of(where),
         verdict=_verdict(comparison, best, "\n".join(paste)),
@@ -135,7 +133,7 @@ def _without_winner(comparison: Comparison) -> str:
     if of.high < 1 and not row.verdict:
         return f"{kept}, which is the fastest: {nearest}."
     first = f"{kept}: nothing is faster beyond the noise; {nearest}."
-    if noise is None or noise.high <= LOUD:
+    if noise is None or not is_loud(noise):
         return first
     return f"{first}\nNot clear: {keep} differs from itself by {between(noise)}. Time it again on an idle machine."
 
@@ -143,11 +141,7 @@ def _without_winner(comparison: Comparison) -> str:
 def _warnings(comparison: Comparison) -> Iterator[page.Warned]:
     if others := comparison.environment.get("others"):
         yield page.Warned(text=f"The device is shared: {others}.", kind="shared device")
-    if (noise := comparison.noise) and noise.high > LOUD:
-        text = (
-            f"A noisy machine: timed against itself, {comparison.baseline} is at {noise.low:.2f}x to {noise.high:.2f}x."
-        )
-        yield page.Warned(text=text, kind="noise")
+    yield from noise_of(comparison.baseline or "", comparison.noise)
     if comparison.disturbed:
         yield page.Warned(text=comparison.disturbed, kind="noise")
     for row in comparison.rows:

@@ -182,7 +182,7 @@ def _ratio(other: "Contender", own: "Contender", measured: "Measured", noise: In
     theirs = measured.of(other)
     if other.code_of == own.code_of or not theirs:
         return None
-    band = max(noise.high, 1 / noise.low if noise.low > 0 else float("inf")) - 1
+    band = noise.reach - 1
     return measure.sure_ratio(measured.of(own), theirs, max(MARGIN, band))
 
 

@@ -1,12 +1,12 @@
 """What came of a plan: which units are done, what failed and why, which devices were covered, what was gained."""
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from backend_kwargs.fleet.board import Board
 from backend_kwargs.fleet.scheduling import Ended
 from backend_kwargs.fleet.units import Unit, UnitDocument, document_of, name_of
-from backend_kwargs.interval import Interval
+from backend_kwargs.interval import Interval, widest
 
 SAME_WITHIN = 1.1  # a call is as fast as itself, up to this
 
@@ -80,18 +80,14 @@ class Summary:
     @property
     def same(self) -> Interval | None:
         """The widest A/A ratio of the units that were raced here: how far a call may be from itself."""
-        return _widest(each.result.same for each in self.ended.values() if each.result)
+        return widest(each.result.same for each in self.ended.values() if each.result)
 
     @property
     def noise(self) -> Interval | None:
         """The widest A/A ratio of all units that are done, whenever they were raced."""
-        return _widest(document.same for unit in self.units if (document := self.document(unit)))
+        return widest(document.same for unit in self.units if (document := self.document(unit)))
 
     @property
     def is_disturbed(self) -> bool:
         """Whether a call may differ from itself by more than a quiet machine explains."""
-        return self.same is not None and max(self.same.high, 1 / self.same.low) > SAME_WITHIN
-
-
-def _widest(found: Iterable[Interval | None]) -> Interval | None:
-    return max(filter(None, found), key=lambda each: max(each.high, 1 / each.low), default=None)
+        return self.same is not None and self.same.reach > SAME_WITHIN

@@ -57,7 +57,7 @@ def ratio_interval(baseline: Sequence[float], candidate: Sequence[float]) -> Int
 
 def noise_floor(interval: Interval) -> Interval:
     """Return the interval of an A/A ratio, made symmetric: a baseline 3 % fast could as well have been 3 % slow."""
-    reach = max(interval.high, 1 / interval.low, 1.0)
+    reach = interval.reach
     return Interval(1.0, 1 / reach, reach)
 
 

@@ -48,7 +48,7 @@ BUILT_IN: Mapping[str, Template] = MappingProxyType(
         "auto": Template(
             "Race candidates for each graph, keep the fastest that passes the accuracy check, remember it",
             {"auto": True},
-            costs="at most about budget_s seconds for each graph, once",
+            costs="about budget_s seconds for the graphs of a call, once",
         ),
         "cudagraphs": Template(
             "Replay a recorded CUDA graph, so that a call costs one launch",

@@ -1,10 +1,10 @@
 """A report as one HTML file that opens anywhere: made from a `Document`, which it also contains as JSON.
 
 `to_html` writes it, `fragment` the same for a notebook, `to_json` the data alone; `parse` and `from_html` read them,
-whoever wrote them. All three leave out what names a user or a machine (`sharing`).
+whoever wrote them. All three leave out what names a user, a machine or a place (`sharing`).
 """
 
-from backend_kwargs.page.derived import changes, pays_back, tradeoffs_of
+from backend_kwargs.page.derived import changes, is_loud, noise_of, pays_back, tradeoffs_of
 from backend_kwargs.page.document import Document, parse, schema
 from backend_kwargs.page.reading import from_html, read_document
 from backend_kwargs.page.writing import fragment, to_html, to_json
@@ -14,6 +14,8 @@ __all__ = [
     "changes",
     "fragment",
     "from_html",
+    "is_loud",
+    "noise_of",
     "parse",
     "pays_back",
     "read_document",

@@ -5,10 +5,25 @@ from collections.abc import Iterator
 from typing import Literal
 
 from backend_kwargs.interval import Interval
-from backend_kwargs.page.document import Change, Changes, Document, Point, Row, Speedups, Tradeoffs
+from backend_kwargs.page.document import Change, Changes, Document, Point, Row, Speedups, Tradeoffs, Warned
 
 # Figures of an environment that make two reports hard to compare.
 COMPARED = ("torch", "device_name", "cuda", "triton", "threads", "mode", "dtype")
+
+
+LOUD = 1.05  # a machine on which a call differs from itself by more is noisy
+
+
+def is_loud(noise: Interval | None) -> bool:
+    """Return whether a call that was timed against itself shows a noisy machine."""
+    return noise is not None and noise.reach > LOUD
+
+
+def noise_of(over: str, noise: Interval | None) -> Iterator[Warned]:
+    """Yield that the machine is noisy, if it is: `noise` is what was timed against itself."""
+    if noise and is_loud(noise):
+        text = f"A noisy machine: timed against itself, {over} is at {noise.low:.2f}x to {noise.high:.2f}x."
+        yield Warned(text=text, kind="noise")
 
 
 def pays_back(compile_s: float, call_s: float, other_compile_s: float, other_call_s: float) -> int | None:

@@ -13,7 +13,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from backend_kwargs.errors import BackendKwargsError, error_text
-from backend_kwargs.interval import Interval
+from backend_kwargs.interval import Interval, widest
 
 VERSION = 1
 LONGEST = 32 << 20  # bytes of a document
@@ -337,6 +337,11 @@ class Document(Part, frozen=True):
     accuracy: Annotated[tuple[Result, ...], _at_most(5000)] = ()
     changes: Changes | None = None
     notes: Annotated[tuple[Text, ...], _at_most(500)] = ()
+
+    @property
+    def noise(self) -> Interval | None:
+        """How far the widest baseline is from itself, None if none was timed twice."""
+        return widest(group.noise for group in self.speedups)
 
     @property
     def doubts(self) -> tuple[Warned, ...]:

@@ -38,7 +38,7 @@ def _lines(document: Document) -> Iterator[str]:
     if document.subtitle:
         yield from ["", code(document.subtitle)]
     if document.verdict:
-        yield from ["", *_verdict(document.verdict)]
+        yield from ["", *_verdict(document.verdict, document.noise)]
     for group in document.speedups[:MOST_GROUPS]:
         yield from ["", *_table(group)]
     yield from _more("tables", document.speedups, MOST_GROUPS)
@@ -51,8 +51,8 @@ def _lines(document: Document) -> Iterator[str]:
     yield from _bullets("Notes", (("", each) for each in document.notes))
 
 
-def _verdict(verdict: Verdict) -> Iterator[str]:
-    said = sentence(verdict)
+def _verdict(verdict: Verdict, noise: Interval | None) -> Iterator[str]:
+    said = sentence(verdict, noise)
     yield f"**{''.join(map(_piece, said)) if verdict.winner else code(said[0].text)}**"
     yield from ("; ".join(each) + "." for each in (_intervals(verdict), _costs(verdict)) if each)
     if remark(verdict):

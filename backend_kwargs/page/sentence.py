@@ -1,14 +1,16 @@
 """What a verdict says in one line, on a page and in Markdown: what to do, and how sure that is, with figures."""
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Literal, NamedTuple
 
 from backend_kwargs.facts.decision import DEFAULT, EAGER
 from backend_kwargs.interval import Interval
 from backend_kwargs.page import figures
-from backend_kwargs.page.document import Speedup, Verdict
+from backend_kwargs.page.document import Row, Speedup, Verdict
 
 ITSELF = "the model itself"  # not compiled at all, so without dynamo's guards
+SLOWER = "slower than eager"  # a status
 FREE = (EAGER, DEFAULT, "inductor")  # what a user keeps unless something is surely faster
 
 
@@ -19,9 +21,12 @@ class Piece(NamedTuple):
     kind: Literal["", "name", "figure"] = ""
 
 
-def sentence(verdict: Verdict) -> list[Piece]:
-    """Return the verdict in one line: use the winner, or keep what is faster or costs less."""
-    return [*_sentence(verdict)]
+def sentence(verdict: Verdict, noise: Interval | None = None) -> list[Piece]:
+    """Return the verdict in one line: use the winner, or keep what is faster or costs less, and why it is not sure.
+
+    `noise` is the machine's.
+    """
+    return [*_sentence(verdict, noise)]
 
 
 def remark(verdict: Verdict) -> str:
@@ -38,54 +43,50 @@ def kept(verdict: Verdict) -> Speedup | None:
     return last if last and last.over in FREE and _tied(last.ratio) and verdict.winner != EAGER else None
 
 
-def how_sure(verdict: Verdict, noise: Interval | None = None) -> tuple[str, str]:
-    """Return how sure the sentence is, and why; `noise` is the machine's."""
+def gained(what: str, rows: Sequence[Row]) -> str:
+    """Return how many of several have surely gained over eager, and what became of the others."""
+    sure = sorted(row.speedup.median for row in rows if row.speedup and row.speedup.low > 1)
+    ends = " to ".join(dict.fromkeys(map(figures.ratio, sure[:1] + sure[-1:])))
+    others = Counter("not clear" if row.status == "pass" else row.status for row in rows)
+    others["not clear"] -= len(sure)
+    first = f"{len(sure)} of {len(rows)} {what} surely gain" + (f": {ends} as fast as eager" if sure else "")
+    return "; ".join((first, *(f"{count} {name}" for name, count in (+others).items()))) + "."
+
+
+def _unsure(verdict: Verdict, noise: Interval | None) -> str:
+    """Return why the sentence is not sure, "" if its figures say it, or it is."""
     if verdict.provisional:
-        return "Provisional", verdict.provisional
-    keep, tied = kept(verdict), [each for each in verdict.speedups if _tied(each.ratio)]
-    sure = [each for each in verdict.speedups if each not in tied]
-    if keep and keep not in tied:
-        return "Clear", f"{keep.over} is faster than {verdict.winner}: the interval lies below 1"
-    if tied and sure and not keep:
-        over = _listed([each.over for each in tied])
-        return f"Clear over {_listed([each.over for each in sure])}", f"not over {over}: the interval contains 1"
-    if tied:
-        return "Not clear", "the interval contains 1"
-    if noise:
-        return _word(
-            verdict
-        ), f"{'beyond' if verdict.clear else 'within'} this machine's noise, {figures.between(noise)}"
-    above = "each interval lies above 1" if len(sure) > 1 else "the interval lies above 1"
-    return _word(verdict), above if verdict.clear else "the winner and the one before it in the race are within noise"
-
-
-def _word(verdict: Verdict) -> str:
-    return "Clear" if verdict.clear else "Not clear"
+        return f"provisional: {verdict.provisional}"
+    if verdict.clear or any(each.ratio.low <= 1 for each in verdict.speedups):
+        return ""
+    within = (
+        f"this machine's noise, {figures.between(noise)}" if noise else "the noise of the one before it in its race"
+    )
+    return f"within {within}"
 
 
 def _tied(ratio: Interval) -> bool:
     return ratio.low <= 1 <= ratio.high
 
 
-def _listed(names: Sequence[str]) -> str:
-    return " and ".join(filter(None, (", ".join(names[:-1]), names[-1])))
-
-
-def _sentence(verdict: Verdict) -> Iterator[Piece]:
+def _sentence(verdict: Verdict, noise: Interval | None) -> Iterator[Piece]:
     keep = kept(verdict)
     if not verdict.winner:
         yield Piece(verdict.text.partition("\n")[0] or "No verdict.")
-    elif keep:
+        return
+    if keep:
         yield from (*_keep(keep.over), Piece(": "))
         if _tied(keep.ratio):
             yield from (Piece("it is not clear whether "), Piece(verdict.winner, "name"), Piece(" is faster, "))
-            yield from (Piece(figures.ratio(keep.ratio.median), "figure"), Piece(f" ({figures.between(keep.ratio)})."))
+            yield from (Piece(figures.ratio(keep.ratio.median), "figure"), Piece(f" ({figures.between(keep.ratio)})"))
         else:
             yield from (Piece(verdict.winner, "name"), Piece(" is "), Piece(figures.ratio(keep.ratio.median), "figure"))
-            yield Piece(f" as fast ({figures.between(keep.ratio)}).")
+            yield Piece(f" as fast ({figures.between(keep.ratio)})")
     else:
         yield from _keep(EAGER) if verdict.winner == EAGER else (Piece("Use "), Piece(verdict.winner, "name"))
         yield from _over(verdict.speedups)
+    why = _unsure(verdict, noise)
+    yield Piece(f"; {why}." if why else ".")
 
 
 def _keep(name: str) -> tuple[Piece, ...]:
@@ -102,4 +103,3 @@ def _over(speedups: Sequence[Speedup]) -> Iterator[Piece]:
         yield Piece(("; " if sure else ": ") + "not clearly faster or slower than " if at == 0 else " and ")
         yield from (Piece(each.over, "name"), Piece(", "), Piece(figures.ratio(each.ratio.median), "figure"))
         yield Piece(f" ({figures.between(each.ratio)})")
-    yield Piece(".")

@@ -1,7 +1,8 @@
-"""What a page must not tell, since it is made to be shared: homes, user and host names, stores, and what lies where.
+"""What a page must not tell, since it is made to be shared: a text that tells it is left out, and its field says so.
 
-Paths keep their last two parts, with which whoever has the file finds it. The same walk makes texts printable and cuts
-what exceeds the schema's limits, so that a long name costs no page.
+Whoever makes a document writes of a place its last part (`file_of`). Here nothing is spelled otherwise: a text that
+names a home, a store, the user or the host is left out whole, and of an exception only its class is kept. The same walk
+makes texts printable and cuts what exceeds the schema's limits, so that a long name costs no page.
 """
 
 import contextlib
@@ -9,128 +10,101 @@ import getpass
 import os
 import platform
 import re
-from collections.abc import Iterable
-from functools import cache
+from collections.abc import Callable
+from functools import cache, partial
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any
 
 from msgspec import Struct, inspect
+from msgspec.structs import replace
 
 from backend_kwargs.errors import printable
 from backend_kwargs.options.templates import BUILT_IN
-from backend_kwargs.page.document import Code, Document
+from backend_kwargs.page.document import Code, Document, Lane, Row
 
-T = TypeVar("T")
-
+LEFT_OUT = "(left out)"
+# Texts may be anyone's: no pattern may start in the middle of what it has tried before, so that the time is linear.
 # URLs that tell nothing: torch's hints name its documentation.
 PUBLIC = re.compile(
-    r"https?://(?:[\w-]+\.)*(?:pytorch\.org|python\.org|nvidia\.com)(?:[/?#]|$)|https://github\.com/pytorch/"
+    r"https?://(?:(?:[\w-]+\.)*(?:pytorch\.org|python\.org|nvidia\.com)|(?:meta-)?pytorch\.github\.io)(?:[/?#]\S*|(?!\S))"
+    r"|https://github\.com/pytorch/\S*"
 )
-# Texts may be anyone's: no pattern may start in the middle of what it has tried before, so that the time is linear.
-URL = re.compile(r"(?<![A-Za-z0-9+.-])[A-Za-z][A-Za-z0-9+.-]*:/{2,}[^\s\"'<>()\[\]{}]+")
+PLACE = re.compile(
+    r"(?i)\w:/{2}"  # a URL
+    r"|(?<![\w.…/\\<])[\\/]{1,2}[\w.-]+[\\/]+[\w.-]"  # an absolute path, a share
+    r"|(?<![\w~])~[\w.-]*[\\/]"
+    r"|(?:(?<![a-z])|%2F)(?:home|Users|Documents and Settings)(?:[\\/]+|%2F)\w"
+    r"|torchinductor_\w"
+)
+EXCEPTION = re.compile(r"\b([A-Za-z]\w*(?:Error|Exception|Interrupt)):.*", re.DOTALL)
 # Names of accounts and machines that anybody may have.
 ANYONE = frozenset(
     ["root", "user", "admin", "ubuntu", "debian", "runner", "nobody", "docker", "jenkins", "ci", "localhost"]
 )
-END = r"[^\\/\s\"'<>:,;()]"  # a character of one part of a path
-HOMES = (
-    re.compile(rf"(?<![\w./-])[\w.-]*(?:/[\w.-]+)*/(?:home|Users)/{END}+"),
-    re.compile(r"(?<![\w/])/root(?![\w-])"),
-    re.compile(rf"(?i)[a-z]:(?:\\+|/)(?:Users|Documents and Settings)(?:\\+|/){END}+"),
-    re.compile(r"(?i)%2F(?:home|Users)%2F[^%\s\"']+"),
-    re.compile(r"(?<![\w~])~[\w.-]+(?=/)"),
-)
-SHARE = re.compile(rf"(?<![\\\w])\\\\(?:\\\\)?{END}+(?:\\+{END}+)+")
-CACHE = re.compile(r"torchinductor_[\w.-]+")
-LONG_PATH = re.compile(rf"(?<![\w.…/\\])(?<!http:)(?<!https:)(?:~|[A-Za-z]:)?(?:[\\/]+{END}+){{3,}}")
+FAILED = ("fail_to_run", "oom", "failed", "fails")  # statuses whose reasons are texts of other code
 OPTION = re.compile(r"[a-z][a-z0-9_.]*")
-SEPARATOR = re.compile(r"[\\/]+")
 
 
-class Private(NamedTuple):
-    """Who must not be named."""
-
-    homes: tuple[str, ...]
-    names: tuple[tuple[str, str], ...]  # with what is written in place of each
-
-
-def here() -> Private:
+def here() -> frozenset[str]:
     """Return the homes, and the names of the user and the host, of this process."""
-    environment = os.environ
-    homes = {environment.get("HOME"), environment.get("USERPROFILE")}
-    users = {environment.get(name) for name in ("USER", "LOGNAME", "USERNAME", "SUDO_USER")}
-    with contextlib.suppress(RuntimeError):  # no home
-        homes.add(str(Path.home()))
-    with contextlib.suppress(OSError, KeyError):  # no such user
-        users.add(getpass.getuser())
-    hosts = {platform.node(), environment.get("HOSTNAME"), environment.get("COMPUTERNAME")}
-    hosts |= {host.partition(".")[0] for host in hosts if host}
-    names = [(name, "<user>") for name in _longest_first(users)] + [(name, "<host>") for name in _longest_first(hosts)]
-    return Private(tuple(home for home in _longest_first(homes) if len(home) > 1), tuple(names))
+    names = ("HOME", "USERPROFILE", "USER", "LOGNAME", "USERNAME", "SUDO_USER", "HOSTNAME", "COMPUTERNAME")
+    found = {os.environ.get(name) for name in names} | {platform.node()}
+    for ask in (Path.home, getpass.getuser):
+        with contextlib.suppress(RuntimeError, OSError, KeyError):  # no such user, or no home
+            found.add(str(ask()))
+    found |= {platform.node().partition(".")[0], os.environ.get("HOSTNAME", "").partition(".")[0]}
+    return frozenset(name for name in found if name and len(name) > 1 and name.lower() not in ANYONE)
 
 
-def _longest_first(texts: Iterable[str | None]) -> list[str]:
-    return sorted(filter(None, texts), key=len, reverse=True)
-
-
-def shareable(document: Document, private: Private | None = None) -> Document:
+def shareable(document: Document, private: frozenset[str] | None = None) -> Document:
     """Return the document without what names a user, a machine or a store, and within the schema's limits."""
-    private = private or here()
-    # A user may be called "max": then "max_autotune" stays, and a path through "max" still goes.
+    # A user may be called "max": then "max_autotune" stays.
     options = (option.name for graph in document.graphs for option in graph.options if OPTION.fullmatch(option.name))
     said = {piece for name in (*BUILT_IN, *options) for piece in re.split(r"[._]", name)}
-    names = tuple((name, instead) for name, instead in private.names if name not in said)
-    return _Walk(Private(private.homes, names)).of(document, inspect.type_info(Document))
+    told = partial(shared, private=(here() if private is None else private) - said)
+    return _walked(document, inspect.type_info(Document), told)  # type: ignore[no-any-return]
 
 
-def anonymous(text: str, private: Private) -> str:
-    """Return `text` without what names a user, a machine or a store."""
-    text = URL.sub(lambda url: url[0] if PUBLIC.match(url[0]) else "<url>", text)
-    for home in private.homes:
-        text = re.sub(rf"{re.escape(home)}(?![\w-])", "~", text)
-    for pattern in HOMES:
-        text = pattern.sub("~", text)
-    text = CACHE.sub("torchinductor_<user>", SHARE.sub("<share>", text))
-    text = LONG_PATH.sub(lambda path: "…/" + "/".join(SEPARATOR.split(path[0])[-2:]), text)
-    for name, instead in private.names:
-        if len(name) > 1 and name.lower() not in ANYONE:
-            text = re.sub(rf"(?<![A-Za-z0-9]){re.escape(name)}(?![A-Za-z0-9])", instead, text)
-    return text
+def shared(text: str, private: frozenset[str]) -> str:
+    """Return a text as it may be shared: of an exception its class, and nothing of what tells a place or a name."""
+    text = EXCEPTION.sub(r"\1", text)
+    named = any(re.search(rf"(?<![A-Za-z0-9]){re.escape(name)}(?![A-Za-z0-9])", text) for name in private)
+    return LEFT_OUT if named or PLACE.search(PUBLIC.sub("", text)) else text
 
 
-class _Walk:
-    """Goes through a document along its schema."""
+def _walked(value: Any, kind: Any, told: Callable[[str], str]) -> Any:
+    """Return a value, of a type that the schema describes as `kind`, as it may be shared."""
+    if isinstance(value, Code):
+        lines = (told(line) for line in printable(value.text, keep="\n\t").split("\n"))
+        return Code.of(_text(value.name, None, told), "\n".join(lines), _text(value.direction, None, told))
+    if isinstance(value, Row | Lane) and value.status in FAILED:
+        value = replace(value, reason=_class(value.reason))
+    if isinstance(value, Struct):
+        fields = _fields(type(value)).items()
+        return type(value)(**{name: _walked(getattr(value, name), each, told) for name, each in fields})
+    if isinstance(value, str):
+        return _text(value, kind, told)
+    if isinstance(value, tuple | list):
+        kind = _within(kind, inspect.VarTupleType)
+        return tuple(_walked(each, kind and kind.item_type, told) for each in value[: kind and kind.max_length])
+    if isinstance(value, dict):
+        return {_text(name, None, told): _walked(each, None, told) for name, each in value.items()}
+    return value
 
-    def __init__(self, private: Private) -> None:
-        self.private = private
 
-    def of(self, value: T, kind: inspect.Type | None) -> T:
-        """Return `value`, of a type that the schema describes as `kind`, as it may be shared."""
-        return self._of(value, kind)  # type: ignore[no-any-return]
+def _class(reason: str) -> str:
+    """Return an error's class, which is before its text; where none is, the text."""
+    name, colon, _ = reason.partition(": ")
+    return name if colon and name.isidentifier() else reason
 
-    def _of(self, value: Any, kind: Any) -> Any:
-        if isinstance(value, Code):
-            text = anonymous(printable(value.text, keep="\n\t"), self.private)
-            return Code.of(self._text(value.name, None), text, self._text(value.direction, None))
-        if isinstance(value, Struct):
-            known = _fields(type(value))
-            return type(value)(**{name: self._of(getattr(value, name), each) for name, each in known.items()})
-        if isinstance(value, str):
-            return self._text(value, kind)
-        if isinstance(value, tuple | list):
-            kind = _within(kind, inspect.VarTupleType)
-            return tuple(self._of(each, kind and kind.item_type) for each in value[: kind and kind.max_length])
-        if isinstance(value, dict):
-            return {self._text(name, None): self._of(each, None) for name, each in value.items()}
-        return value
 
-    def _text(self, text: str, kind: Any) -> str:
-        if isinstance(kind, inspect.LiteralType):
-            return text
-        found = _within(kind, inspect.StrType)
-        longest = (found and found.max_length) or 500
-        shared = anonymous(printable(text[: 4 * longest], keep="\n\t"), self.private)
-        return shared if len(shared) <= longest else shared[: longest - 1] + "…"
+def _text(text: str, kind: Any, told: Callable[[str], str]) -> str:
+    if isinstance(kind, inspect.LiteralType):
+        return text
+    found = _within(kind, inspect.StrType)
+    longest = (found and found.max_length) or 500
+    kept = printable(told(text[: 4 * longest]), keep="\n\t")
+    return kept if len(kept) <= longest else kept[: longest - 1] + "…"
 
 
 @cache

@@ -1,6 +1,7 @@
 """Figures of any origin as a document may have them; what is no figure is left out. Texts are cut on writing."""
 
 import math
+import re
 from collections.abc import Mapping
 from datetime import UTC, datetime
 
@@ -8,6 +9,8 @@ from backend_kwargs.interval import Interval
 
 MOST = 10**15  # of a count
 DIGITS = 6  # that mean something; more make a page longer
+DEVICES = ("device_name", "device", "gpu")  # what an environment calls its device, the best name first
+Plain = str | int | float | bool | None
 
 
 def seconds_of(value: float | None) -> float | None:
@@ -44,7 +47,31 @@ def day_of(seconds: float) -> str:
         return ""
 
 
-def environment_of(found: Mapping[str, object]) -> dict[str, str | int | float | bool | None]:
-    """Return what is known of an environment, as names and plain values."""
-    known = ((name, value) for name, value in found.items() if value is not None)
-    return {name: value if isinstance(value, bool | int | float) else str(value) for name, value in known}
+def now() -> str:
+    """Return this second in ISO 8601."""
+    return datetime.now(UTC).isoformat(timespec="seconds")
+
+
+def environment_of(*machines: Mapping[str, object]) -> dict[str, Plain]:
+    """Return what is known of an environment, as names and plain values; of several, all values that they have."""
+    found: dict[str, dict[str, object]] = {}
+    for name, value in (each for machine in machines for each in machine.items()):
+        if value is not None:
+            found.setdefault(name, {})[str(value)] = value
+    return {name: _plain(*of.values()) if len(of) == 1 else ", ".join(of) for name, of in found.items()}
+
+
+def _plain(value: object) -> Plain:
+    return value if isinstance(value, bool | int | float) else str(value)
+
+
+def file_of(place: str) -> str:
+    """Return what may be told of a place: the last part of a path, the scheme of a URL."""
+    scheme, is_url, _ = place.partition("://")
+    return scheme if is_url else re.split(r"[\\/]", place.rstrip("\\/"))[-1]
+
+
+def measured_on(environment: Mapping[str, object]) -> str:
+    """Return the device and the release of torch in a few words, as far as they are known."""
+    device, torch = (next(filter(None, map(environment.get, names)), None) for names in (DEVICES, ("torch",)))
+    return ", ".join((*((f"on {device}",) if device else ()), *((f"torch {torch}",) if torch else ())))

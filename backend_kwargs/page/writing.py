@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from backend_kwargs.page import figures, plots, sentence
-from backend_kwargs.page.document import Document, packed, parse
+from backend_kwargs.page.document import Document, Graph, packed, parse
 from backend_kwargs.page.sharing import shareable
 
 if TYPE_CHECKING:
@@ -74,8 +74,14 @@ def policy() -> str:
 def _checked(document: Document, *, with_code: bool) -> Document:
     """Return what is shown: without what must not be told, and as a reader of the JSON gets it."""
     if not with_code:
-        document = replace(document, graphs=tuple(replace(graph, codes=()) for graph in document.graphs))
+        document = replace(document, graphs=tuple(map(_without_code, document.graphs)))
     return parse(packed(shareable(document)))
+
+
+def _without_code(graph: Graph) -> Graph:
+    """Return a graph without generated code, and without lines of the user's."""
+    causes = (replace(each, source=each.source and replace(each.source, lines=(), first=0)) for each in graph.causes)
+    return replace(graph, codes=(), causes=tuple(causes))
 
 
 def _sections(document: Document) -> Iterator[tuple[str, str]]:

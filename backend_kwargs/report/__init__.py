@@ -100,12 +100,15 @@ class Report:
     def _document(self) -> "Document":
         from backend_kwargs.report.document import document_of
 
-        return document_of(self.graphs, self._summary(), self.notes)
+        counted = ", ".join(number(count, what) for what, count in self._counts().items() if count)
+        return document_of(self.graphs, f"{counted or 'No graphs'}.", self._summary(), self.notes)
+
+    def _counts(self) -> dict[str, int]:
+        return {"graph": len(self.graphs), "break": len(self.breaks), "recompile": len(self.recompiles)}
 
     def _summary(self) -> str:
-        counts = ((len(self.graphs), "graph"), (len(self.breaks), "break"), (len(self.recompiles), "recompile"))
         numbers = "; graph F/N is variant N of dynamo's function F" if self.graphs else ""
-        counted = ", ".join(number(count, what) for count, what in counts)
+        counted = ", ".join(number(count, what) for what, count in self._counts().items())
         return f"{counted}, {self.seconds:.1f} s in the backend{numbers}"
 
     def to_dict(self) -> dict[str, Any]:

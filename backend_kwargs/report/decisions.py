@@ -6,6 +6,8 @@ from itertools import takewhile
 from math import exp, hypot, log
 from typing import Literal
 
+from msgspec.structs import replace
+
 from backend_kwargs.auto.reporting import over_itself, what_is_open
 from backend_kwargs.facts.decision import DEFAULT, EAGER, Decision, Doubt, RaceRow, links
 from backend_kwargs.interval import Interval
@@ -32,6 +34,8 @@ from backend_kwargs.page.values import (
     environment_of,
     error_of,
     interval_of,
+    measured_on,
+    now,
     seconds_of,
 )
 
@@ -47,23 +51,35 @@ MOST = 1000  # decisions on a page
 def document_of(decisions: Sequence[Decision], paste: str = "") -> Document:
     """Return the page of some decisions, latest first; of one, with its verdict and the code to `paste`."""
     shown = decisions[:MOST]
-    names = {decision.key: _graph_name(decision, shown) for decision in shown}
     one = shown[0] if len(shown) == 1 else None
-    speedups = tuple(speedups_of(each, names[each.key]) for each in shown)
+    parts = parts_of([(_graph_name(each, shown), each) for each in shown])
     left_out = (f"{len(decisions) - MOST} more decisions are not shown.",) if len(decisions) > MOST else ()
-    return Document(
+    about = f"key {one.key[:12]}" if one else f"{len(decisions)} graphs"
+    return replace(
+        parts,
         title=f"{one.winner} for {one.facts or 'a graph'}" if one else "Decisions of auto",
-        subtitle=f"key {one.key[:12]}" if one else f"{len(decisions)} graphs",
+        subtitle=f"{about} {measured_on(parts.environment)}",
         made=day_of(max((each.made for each in shown), default=0.0)),
         by="auto",
-        environment=_environment(shown),
         verdict=verdict_of(one, paste) if one else Verdict(text=_winners(decisions)),
-        warnings=tuple(each for decision in shown for each in warnings_of(decision, names[decision.key])),
-        speedups=tuple(group for group in speedups if group.rows),
-        races=tuple(race_of(each, names[each.key]) for each in shown if each.rows),
-        tradeoffs=tradeoffs_of(speedups[0]) if one else None,
-        graphs=tuple(graph_of(each, names[each.key]) for each in shown),
-        notes=(*left_out, *(CHAINED.format(over=over) for over in dict.fromkeys(g.over for g in speedups if g.over))),
+        notes=(*left_out, *parts.notes),
+    )
+
+
+def parts_of(named: Sequence[tuple[str, Decision]]) -> Document:
+    """Return what every page of decisions has: their races, what was chosen and where; each has a name."""
+    raced = [(decision, name) for name, decision in named if decision.rows]
+    speedups = tuple(speedups_of(*each) for each in raced)
+    return Document(
+        title="",
+        made=now(),
+        environment=environment_of(*(decision.machine for _, decision in named)),
+        warnings=tuple(each for name, decision in named for each in warnings_of(decision, name)),
+        speedups=speedups,
+        races=tuple(race_of(*each) for each in raced),
+        tradeoffs=tradeoffs_of(speedups[0]) if len(speedups) == 1 else None,
+        graphs=tuple(graph_of(decision, name) for name, decision in named),
+        notes=tuple(CHAINED.format(over=over) for over in dict.fromkeys(each.over for each in speedups if each.over)),
     )
 
 
@@ -72,15 +88,6 @@ def _graph_name(decision: Decision, among: Sequence[Decision]) -> str:
     what = decision.facts or "graph"
     alone = sum(each.facts == decision.facts for each in among) == 1
     return what if alone else f"{what} ({decision.key[:12]})"
-
-
-def _environment(decisions: Sequence[Decision]) -> dict[str, str | int | float | bool | None]:
-    """Return what all machines of the decisions have in common."""
-    if not decisions:
-        return {}
-    first, *others = (decision.machine for decision in decisions)
-    same = {name: value for name, value in first.items() if all(other.get(name) == value for other in others)}
-    return environment_of(same)
 
 
 def _winners(decisions: Sequence[Decision]) -> str:

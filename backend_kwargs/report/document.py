@@ -3,16 +3,16 @@
 import linecache
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from datetime import UTC, datetime
+
+from msgspec.structs import replace
 
 from backend_kwargs.auto import ranks
 from backend_kwargs.backend import find_backend
 from backend_kwargs.options.layers import same, sources
 from backend_kwargs.page import document as page
-from backend_kwargs.page import tradeoffs_of
-from backend_kwargs.page.values import count_of, seconds_of
+from backend_kwargs.page.values import count_of, file_of, seconds_of
 from backend_kwargs.report.advice import advice_on
-from backend_kwargs.report.decisions import race_of, speedups_of, verdict_of, warnings_of
+from backend_kwargs.report.decisions import parts_of, verdict_of
 from backend_kwargs.report.graphs import Break, Graph, Race, engine_lines, relax_lines
 
 PLACE = re.compile(r"# (?P<file>[^\s:]+):(?P<line>\d+) in ")  # of a guard in dynamo's reason to compile again
@@ -20,28 +20,22 @@ BESIDE = 3  # lines of a source before and after the one that is meant
 MOST = 1000  # graphs on a page
 
 
-def document_of(
-    graphs: Sequence[Graph], summary: str, remarks: Iterable[str] = (), title: str = "Report"
-) -> page.Document:
-    """Return the page of a report; with the verdict of the race if it has one graph, which was raced."""
-    parts = [graph_of(graph) for graph in graphs[:MOST]]
-    raced_parts = [(graph.race, part) for graph, part in zip(graphs, parts, strict=False) if graph.race]
-    decisions = [(race.decision, part.name) for race, part in raced_parts if race.rows]
-    speedups = tuple(speedups_of(decision, name) for decision, name in decisions)
-    raced = len(graphs) == 1 and speedups
-    headline, _, numbers = summary.partition("; ")
-    return page.Document(
+def document_of(graphs: Sequence[Graph], counted: str, summary: str = "", remarks: Iterable[str] = ()) -> page.Document:
+    """Return the page of a report; with the verdict of the race if it has one graph, which was raced, else a count."""
+    shown = [graph_of(graph) for graph in graphs[:MOST]]
+    decisions = [(part.name, graph.race.decision) for graph, part in zip(graphs, shown, strict=False) if graph.race]
+    parts = parts_of([(name, decision) for name, decision in decisions if decision.rows])
+    raced = len(graphs) == 1 and parts.races
+    return replace(
+        parts,
         title="Report",
-        subtitle=headline if raced else numbers,
-        made=datetime.now(UTC).isoformat(timespec="seconds"),
+        subtitle=summary,
         by="bk.report",
-        verdict=verdict_of(decisions[0][0]) if raced else page.Verdict(text=headline),
-        warnings=(*warnings_on(graphs), *(each for of in decisions for each in warnings_of(*of))),
-        speedups=speedups,
-        races=tuple(race_of(*of) for of in decisions),
-        tradeoffs=tradeoffs_of(speedups[0]) if raced else None,
-        graphs=tuple(parts),
-        notes=tuple(remarks),
+        verdict=verdict_of(decisions[0][1]) if raced else page.Verdict(text=counted),
+        warnings=(*warnings_on(graphs), *parts.warnings),
+        tradeoffs=parts.tradeoffs if raced else None,
+        graphs=tuple(shown),
+        notes=(*remarks, *parts.notes),
     )
 
 
@@ -54,7 +48,7 @@ def warnings_on(graphs: Iterable[Graph], where: str = "") -> Iterator[page.Warne
         if graph.race and (why := _disagreement(graph.race)):
             yield page.Warned(text=why, kind="ranks", where=where or _name(graph))
     for each in dict.fromkeys(graph.ended_by for graph in graphs if graph.ended_by):
-        yield page.Warned(text=f"graph break at {each.place}: {each.reason}", kind="break", where=where)
+        yield page.Warned(text=f"graph break at {file_of(each.place)}: {each.reason}", kind="break", where=where)
     for advice in advice_on(graphs):
         if not advice.startswith("graph break at"):
             yield page.Warned(text=advice, kind="advice", where=where)
@@ -118,7 +112,7 @@ def _causes(graph: Graph) -> Iterator[page.Cause]:
     if graph.recompiled:
         found = PLACE.search(graph.recompiled)
         source = _source(found["file"], int(found["line"])) if found else None
-        yield page.Cause(kind="recompile", reason=graph.recompiled.splitlines()[0], source=source)
+        yield page.Cause(kind="recompile", reason=graph.recompiled.splitlines()[0].partition("  #")[0], source=source)
     if graph.ended_by:
         yield _cause(graph.ended_by)
 
@@ -134,7 +128,7 @@ def _source(file: str, line: int) -> page.Source:
     first = max(1, line - BESIDE)
     lines = [linecache.getline(file, at) for at in range(first, line + BESIDE + 1)]
     shown = tuple(text.rstrip()[:1000] for text in lines if text)
-    return page.Source(place=file, line=line, first=first if shown else 0, lines=shown)
+    return page.Source(place=f"{file_of(file)}:{line}", line=line, first=first if shown else 0, lines=shown)
 
 
 def _notes(graph: Graph) -> Iterator[str]:

@@ -165,7 +165,7 @@ def _seconds(make: Callable[[], tuple[nn.Module, torch.Tensor]]) -> float:
 
 def page(found: Sequence[Finding], alarms: Sequence[Sequence[Finding]], where: Mapping[str, Any]) -> Iterator[str]:
     """Yield the lines of the page: what was found, and whether the bars are met."""
-    quiet = [each for each in found if each.noise and max(each.noise.high, 1 / each.noise.low) <= QUIET]
+    quiet = [each for each in found if each.noise and each.noise.reach <= QUIET]
     caught = sum(each.failed for each in quiet)
     alarmed = sum(any(each.failed for each in audit) for audit in alarms)
     yield from ("# Audits", "", f"{where['device_name']}, torch {where['torch']}.", "")

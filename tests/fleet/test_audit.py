@@ -94,7 +94,7 @@ def test_a_planted_loser_is_found_and_replaced(decided, folder):
     assert "1 stored in" in ran.output
     (finding,) = msgspec.json.decode((folder / "audit.json").read_bytes(), type=AuditDocument).findings
     assert (finding.verdict, finding.winner, finding.lost_to) == ("lost", "eager", "default")
-    assert read_document("audit.html").warnings[0].kind == "other"  # not failed: it runs
+    assert read_document("audit.html").warnings[0].kind == "advice"  # not failed: it runs, and can be replaced
     (decision,) = Catalogue(decided).all()
     assert decision.winner == "default"
     (content,) = [content for _, content in open_store(str(decided)).list("decisions/")]

@@ -9,7 +9,7 @@ from backend_kwargs.auto.decide import Asked
 from backend_kwargs.auto.machine import machine
 from backend_kwargs.auto.store import name_of
 from backend_kwargs.cli.audit import Chosen as Subject
-from backend_kwargs.cli.audit import _is_model, _nothing
+from backend_kwargs.cli.audit import _nothing
 from backend_kwargs.cli.audited import notes_of, row_of
 from backend_kwargs.errors import BackendKwargsError
 from backend_kwargs.facts.decision import Decision
@@ -132,24 +132,6 @@ def test_consent(documents, given, wanted):
 
 
 @pytest.mark.parametrize(
-    ("subject", "model"),
-    [
-        ("my.py:build", True),
-        ("timm:resnet18", True),
-        ("decisions", False),
-        ("redis://host", False),
-        ("env:STORE", False),
-        ("a:folder", False),
-    ],
-)
-def test_what_is_a_model(tmp_path, monkeypatch, subject, model):
-    """A colon makes a model, but not in a URL, a variable or the name of a folder."""
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "a:folder").mkdir()
-    assert bool(_is_model(subject)) == model
-
-
-@pytest.mark.parametrize(
     ("fixed", "hint"), [({}, ""), ({"freezing": True}, " Some were made with options: --option freezing=True, say.")]
 )
 def test_no_graph_has_a_decision(fixed, hint):
@@ -157,7 +139,7 @@ def test_no_graph_has_a_decision(fixed, hint):
     error = _nothing(Subject("s", [TARGET, TARGET], {"a": [MADE], "b": [MADE, replace(MADE, fixed=fixed)]}))
     assert str(error) == (
         "No graph of m has the key of one of the 3 decisions in 's': they are of other models, devices, sizes "
-        f"(--shapes, --dynamic) or options (--option, --effort, --candidates).{hint}"
+        f"(--shapes, --dynamic) or options (--option).{hint}"
     )
 
 
@@ -182,7 +164,7 @@ FINDING = Finding(
 )
 
 
-LOUD = "a noisy audit of a for 3 ops: timed against itself it is at {}; on an idle machine smaller losses are found"
+LOUD = "a for 3 ops: a noisy audit: timed against itself it is at {}; on an idle machine smaller losses are found"
 
 
 def changed(**fields):

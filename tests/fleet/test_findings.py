@@ -3,6 +3,7 @@
 import json
 import os
 import random
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from backend_kwargs.cli.audited import page_of, row_of
 from backend_kwargs.facts.decision import Decision, RaceRow
 from backend_kwargs.fleet.findings import AuditDocument, Audited, as_json, document_of, judged, renewed, schema_text
 from backend_kwargs.interval import Interval
-from backend_kwargs.page.document import packed
+from backend_kwargs.page import to_json
 
 SCHEMA = Path(__file__).parents[2] / "docs" / "audit-schema.json"
 HERE = {"device": "cpu AVX2", "threads": 2, "torch": "2.13.0"}
@@ -246,13 +247,23 @@ def test_published_schema():
 
 def test_an_audit_is_data_and_a_page():
     """What --json writes is read back equal, and the page of it keeps to the page's schema."""
-    several = [audited(DEFAULT, default=0.9e-3, fresh=["default"]), Audited("m", DECISION, HERE, why="no graph")]
+    failed = contender("default2", status="fail_to_run", reason="Down: hunter2")
+    several = [
+        audited(DEFAULT, failed, default=0.9e-3, fresh=["default"]),
+        Audited("m", DECISION, HERE, why="no graph"),
+    ]
     document = document_of("decisions/", HERE, judged(several))
     assert msgspec.json.decode(as_json(document), type=AuditDocument) == document
     assert json.loads(as_json(document))["findings"][1]["verdict"] == "not audited"
     page = page_of(document)
-    assert packed(page)
-    assert page.verdict.text == "2 decisions: 1 lost, 1 not audited."
+    assert b"hunter2" not in to_json(page)
+    assert re.fullmatch("2 decisions: 1 lost, 1 not audited; one_thread lost by 11.* to default.", page.verdict.text)
+    assert page.subtitle == "2 decisions on cpu AVX2, torch 2.13.0"
+    assert [row.status for row in page.speedups[0].rows] == ["lost", "pass", "fail_to_run"]
+    assert [(each.kind, each.where.partition(":")[0]) for each in page.warnings] == [
+        ("advice", "my.py"),
+        ("other", "m"),
+    ]
 
 
 def test_what_a_documents_maker_wrote_fits_the_schema():
@@ -268,4 +279,4 @@ def test_what_a_documents_maker_wrote_fits_the_schema():
     document = document_of(long, HERE, judged(several))
     read = msgspec.json.decode(as_json(document), type=AuditDocument)
     assert [each.verdict for each in read.findings] == ["within noise", "fails", "not audited"]
-    assert packed(page_of(document))
+    assert to_json(page_of(document))

@@ -356,12 +356,16 @@ def ended(*gains):
 
 
 def test_the_page_of_a_plan():
-    """It has a verdict, the noise, the devices, and the releases that all units had."""
+    """It has a verdict, the noise, the devices and the releases of all units, and what became of each."""
     page = document_of(Path("plan.toml"), ended(1.5, 2.5, 0.5, None))
     assert page.verdict == Verdict(
-        text="2 of 4 units surely gain: 1.50x to 2.50x as fast as eager; 1 slower than the model itself; 1 failed."
+        text="2 of 4 units surely gain: 1.50\u00d7 to 2.50\u00d7 as fast as eager; 1 slower than eager; 1 failed."
     )
-    assert page.environment == {"device_name": "cpu AVX2", "torch": "2.13.0"}
+    assert (page.subtitle, page.environment) == (
+        "3 of 4 units are done, for 0 of 1 devices, on cpu AVX2, torch 2.13.0",
+        {"device_name": "cpu AVX2", "torch": "2.13.0", "triton": "3.0, 3.1, 3.2"},
+    )
+    assert [row.status for row in page.speedups[0].rows] == ["pass", "pass", "slower than eager", "failed"]
     assert page.speedups[0].noise == Interval(1.0, 0.99, 1.01)
 
 

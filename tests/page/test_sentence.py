@@ -3,8 +3,8 @@
 import pytest
 
 from backend_kwargs.interval import Interval
-from backend_kwargs.page.document import Speedup, Verdict
-from backend_kwargs.page.sentence import how_sure, remark, sentence
+from backend_kwargs.page.document import Row, Speedup, Verdict
+from backend_kwargs.page.sentence import SLOWER, gained, remark, sentence
 
 NOISE = Interval(1.0, 0.99, 1.01)
 TIMES = "\N{MULTIPLICATION SIGN}"
@@ -60,32 +60,47 @@ def test_a_text_of_several_lines_is_a_sentence_and_a_remark():
 
 
 @pytest.mark.parametrize(
-    ("given", "noise", "sure"),
+    ("given", "noise", "ends"),
     [
-        pytest.param(verdict(eager=ABOVE), NOISE, ("Clear", "beyond this machine's noise, 0.99 to 1.01"), id="noise"),
-        pytest.param(verdict(mode=ABOVE, eager=ABOVE), None, ("Clear", "each interval lies above 1"), id="all"),
-        pytest.param(verdict(eager=ABOVE), None, ("Clear", "the interval lies above 1"), id="one"),
+        pytest.param(verdict(eager=ABOVE), NOISE, "as eager.", id="sure"),
         pytest.param(
-            verdict(mode=AROUND, default=ABOVE, eager=ABOVE),
-            NOISE,
-            ("Clear over default and eager", "not over mode: the interval contains 1"),
-            id="partly",
-        ),
-        pytest.param(verdict(eager=AROUND), NOISE, ("Not clear", "the interval contains 1"), id="not clear"),
-        pytest.param(
-            verdict(eager=BELOW), NOISE, ("Clear", "eager is faster than w: the interval lies below 1"), id="loses"
+            verdict(eager=ABOVE, clear=False), NOISE, "; within this machine's noise, 0.99 to 1.01.", id="noise"
         ),
         pytest.param(
-            verdict(eager=ABOVE, clear=False),
+            verdict(eager=ABOVE, clear=False), None, "; within the noise of the one before it in its race.", id="race"
+        ),
+        pytest.param(verdict(eager=AROUND, clear=False), NOISE, "1.01x (0.98 to 1.04).", id="its figures say it"),
+        pytest.param(
+            Verdict("w", provisional="1 of 5 not tried", speedups=(Speedup("default", BELOW),)),
             None,
-            ("Not clear", "the winner and the one before it in the race are within noise"),
-            id="race",
+            "(0.40 to 0.60); provisional: 1 of 5 not tried.",
+            id="provisional",
         ),
     ],
 )
-def test_how_sure_that_is(given, noise, sure):
-    """The word is on what the sentence says, and the reason on the intervals behind it."""
-    assert how_sure(given, noise) == sure
+def test_the_sentence_says_why_it_is_not_sure(given, noise, ends):
+    """The reason stands in it, unless an interval that contains 1 is the reason."""
+    said = "".join(piece.text for piece in sentence(given, noise))
+    assert said.endswith(ends.replace("x ", f"{TIMES} "))
+
+
+@pytest.mark.parametrize(
+    ("rows", "said"),
+    [
+        ([], "0 of 0 units surely gain."),
+        (
+            [Row("a", speedup=ABOVE), Row("b", speedup=Interval(3.0, 2.9, 3.1)), Row("c", speedup=AROUND), Row("d")],
+            "2 of 4 units surely gain: 2.00x to 3.00x as fast as eager; 2 not clear.",
+        ),
+        (
+            [Row("a", SLOWER, speedup=BELOW), Row("b", "failed"), Row("c", "not done"), Row("d", "failed")],
+            "0 of 4 units surely gain; 1 slower than eager; 2 failed; 1 not done.",
+        ),
+    ],
+)
+def test_what_several_have_gained(rows, said):
+    """Those that surely gained, with their least and their highest gain; each of the others is counted."""
+    assert gained("units", rows) == said.replace("x ", f"{TIMES} ")
 
 
 @pytest.mark.parametrize(

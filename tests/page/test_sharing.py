@@ -1,113 +1,147 @@
 """What a page does not tell."""
 
 import getpass
-import os
 from pathlib import Path
 
 import pytest
 
 from backend_kwargs.page import Document, to_html, to_json
-from backend_kwargs.page.document import Cause, Code, Graph, Option, Row, Source, Speedups, Warned
-from backend_kwargs.page.sharing import Private, anonymous, here, shareable
+from backend_kwargs.page.document import Cause, Code, Graph, Lane, Option, Race, Row, Source, Speedups, Verdict, Warned
+from backend_kwargs.page.markdown import to_markdown
+from backend_kwargs.page.sharing import LEFT_OUT, shareable, shared
+from backend_kwargs.page.values import file_of
 
-JANE = Private(
-    ("/home/jane", "C:\\Users\\jane"), (("jane", "<user>"), ("gpu7.corp.example", "<host>"), ("gpu7", "<host>"))
-)
+JANE = frozenset(["/home/jane", "C:\\Users\\jane", "jane", "gpu7.corp.example", "gpu7"])
+
+
+TOLD = {
+    "/home/jane/m.py:12": LEFT_OUT,
+    "'c:\\\\Users\\\\bob\\\\m.py'": LEFT_OUT,
+    "~bob/m.py": LEFT_OUT,
+    "x%2Fhome%2Fbob%2Fm.py": LEFT_OUT,
+    "\\\\server\\secret\\m.py": LEFT_OUT,
+    "torchinductor_bob/ab/x.py": LEFT_OUT,
+    "s3://acme/store?key=1": LEFT_OUT,
+    "redis://jane:secret@gpu7:6379/0": LEFT_OUT,
+    "sqlite:////srv/x": LEFT_OUT,
+    "https://pytorch.org.evil.example/x": LEFT_OUT,
+    "https://evil.example/pytorch.org/": LEFT_OUT,
+    "see https://pytorch.org/x and https://acme.example": LEFT_OUT,
+    "bob@gpu7.corp.example:/data": LEFT_OUT,
+    "run of jane on gpu7": LEFT_OUT,
+    "https://docs.pytorch.org/a/b/c/d.html": ...,
+    "https://meta-pytorch.github.io/compile-graph-break-site/gb/gb0025.html": ...,
+    "janet and gpu70": ...,
+    "aten/native/x, 1/2/3/4, and/or": ...,
+    "m.py:build batch=1": ...,
+    "torch.compile(model, backend='tmpl-inductor:auto')": ...,
+    "</script></style>": ...,
+    "rewrites=['linear_activation@1']": ...,
+    "RMSE 0.41, at most 0.01 allowed": ...,
+    "ZeroDivisionError: my password is x": "ZeroDivisionError",
+    "in eager: aten.x, because CppCompileError: /tmp/a/b.cpp\nx": "in eager: aten.x, because CppCompileError",
+}
+
+
+@pytest.mark.parametrize(("text", "told"), TOLD.items())
+def test_what_is_told_of_a_text(text, told):
+    """Nothing where it tells a place or a name, of an exception only its class; else all (...)."""
+    assert shared(text, JANE) == (text if told is ... else told)
 
 
 @pytest.mark.parametrize(
-    ("text", "shared"),
+    ("place", "file"),
     [
-        pytest.param("/home/jane/m.py:12", "~/m.py:12", id="home"),
-        pytest.param("/home/jane", "~", id="home alone"),
-        pytest.param("/home/jane/clients/acme/m.py", "…/acme/m.py", id="deep in a home"),
-        pytest.param("/home/bob/m.py", "~/m.py", id="home of another"),
-        pytest.param("/home/jane2/m.py", "~/m.py", id="home of one with a longer name"),
-        pytest.param("/Users/bob/m.py", "~/m.py", id="macOS"),
-        pytest.param("C:\\Users\\bob\\m.py", "~\\m.py", id="Windows"),
-        pytest.param("'c:\\\\Users\\\\bob\\\\m.py'", "'~\\\\m.py'", id="Windows in a repr"),
-        pytest.param("/root/.cache/torch", "~/.cache/torch", id="root"),
-        pytest.param("~bob/m.py", "~/m.py", id="tilde"),
-        pytest.param("/mnt/ssd/home/bob/m.py", "~/m.py", id="home on a disk"),
-        pytest.param("../../home/bob/m.py", "~/m.py", id="relative home"),
-        pytest.param("dir=/home/bob,/home/eve", "dir=~,~", id="two homes"),
-        pytest.param("x%2Fhome%2Fbob%2Fm.py", "x~%2Fm.py", id="encoded"),
-        pytest.param("\\\\server\\secret\\m.py", "<share>", id="Windows share"),
-        pytest.param("/tmp/torchinductor_jane/ab/x.py", "/tmp/torchinductor_<user>/ab/x.py", id="cache of Inductor"),
-        pytest.param("/srv/acme/secret/lib/m.py", "…/lib/m.py", id="any path"),
-        pytest.param("s3://acme/store?key=1", "<url>", id="store"),
-        pytest.param("redis://jane:secret@gpu7:6379/0", "<url>", id="store with a password"),
-        pytest.param("file:///home/bob/x", "<url>", id="file URL"),
-        pytest.param("sqlite:////home/jane/x", "<url>", id="SQLite URL"),
-        pytest.param("https://pytorch.org.evil.example/x", "<url>", id="not PyTorch's"),
-        pytest.param("https://evil.example/pytorch.org/", "<url>", id="nor this"),
-        pytest.param("https://docs.pytorch.org/a/b/c/d.html", "https://docs.pytorch.org/a/b/c/d.html", id="PyTorch's"),
-        pytest.param("jane@gpu7.corp.example:/data", "<user>@<host>:/data", id="ssh"),
-        pytest.param("run of jane on gpu7", "run of <user> on <host>", id="in words"),
-        pytest.param("janet and gpu70", "janet and gpu70", id="other names"),
-        pytest.param("aten/native/x, 1/2/3/4", "aten/native/x, 1/2/3/4", id="no paths"),
+        ("m.py:build", "m.py:build"),
+        ("/home/jane/acme/m.py:12", "m.py:12"),
+        ("C:\\Users\\jane\\m.py", "m.py"),
+        ("/srv/decisions/", "decisions"),
+        ("redis://jane:secret@gpu7/0", "redis"),
+        ("timm:resnet18", "timm:resnet18"),
     ],
 )
-def test_anonymous(text, shared):
-    """Homes, names, stores and where things lie are replaced; nothing else."""
-    assert anonymous(text, JANE) == shared
+def test_of_a_place_its_last_part_is_told(place, file):
+    """That of a URL is its scheme."""
+    assert file_of(place) == file
 
 
-@pytest.mark.parametrize("unit", ["/a", "a.", "\\", "~a", "a:/", "/home", "c:\\", "%2Fhome", "a@", "\\\\a", "/ "])
+@pytest.mark.parametrize(
+    "unit",
+    ["/a", "a.", "\\", "~a", "a:/", "/home", "c:\\", "%2Fhome", "a@", "\\\\a", "/ ", "aError", "_", "https://a."],
+)
 def test_hostile_texts_take_little_time(unit):
     """A text made to be slow is not: with quadratic patterns one of these takes minutes."""
-    assert anonymous(unit * 200_000, JANE)
+    assert shared(unit * 200_000, JANE)
 
 
-def leaky():
-    """A document that tells everything, in each place where text may be."""
-    text = f"{Path.home()}/x of {getpass.getuser()} /home/jane/x s3://acme/x gpu7"
+def leaky(text):
+    """A document with this in each place where text may be."""
     return Document(
         text,
         subtitle=text,
         environment={text: text},
+        verdict=Verdict(text, text, provisional=text, paste=text),
         warnings=(Warned(text, "shared device", text),),
-        speedups=(Speedups(text, text, rows=(Row(text, text, text),)),),
+        speedups=(Speedups(text, text, rows=(Row(text, text, text, text),)),),
         graphs=(
             Graph(
                 text,
                 options=(Option("a", text, text, text),),
                 causes=(Cause("break", text, text, Source(text, lines=(text,))),),
-                codes=(Code.of(text, text),),
+                codes=(Code.of(text, f"import torch\n# {text}\n"),),
             ),
         ),
         notes=(text,),
     )
 
 
-def test_a_whole_page_tells_nothing(monkeypatch):
-    """Neither the page nor its data name a home, a user, a host or a store; nor does the code in it."""
-    monkeypatch.setenv("HOME", "/home/jane")
+SECRETS = {
+    "home": "{home}/x",
+    "user": "by {user}",
+    "path": "/srv/acme/x",
+    "store": "s3://acme/x",
+    "password": "redis://u:acme@h/0",
+    "host": "on gpu7",
+    "exception": "OSError: the weights of acme",
+    "user of the environment": "by jane",
+    "host of the environment": "at gpu7.corp.example",
+}
+
+
+@pytest.mark.parametrize("text", SECRETS.values(), ids=SECRETS)
+def test_a_whole_page_tells_nothing(monkeypatch, text):
+    """Neither the page nor its data or summary name a home, a user, a host or a store; nor does the code in it."""
+    document = leaky(text.format(home=Path.home(), user=getpass.getuser()))
     monkeypatch.setenv("USER", "jane")
-    monkeypatch.setenv("HOSTNAME", "gpu7")
-    shared = shareable(leaky())
-    told = to_html(leaky()) + to_json(leaky()).decode() + shared.graphs[0].codes[0].text
-    assert not [secret for secret in ("jane", "gpu7", "acme") if secret in told]
-    assert shared.title.startswith("~/x of ")
+    monkeypatch.setenv("HOSTNAME", "gpu7.corp.example")
+    code = shareable(document).graphs[0].codes[0].text
+    told = to_html(document, with_code=True) + to_json(document).decode() + to_markdown(document) + code
+    assert not [secret for secret in ("jane", "gpu7", "acme", f"{Path.home()}/") if secret in told]
+    assert code.startswith("import torch\n")
 
 
-def test_a_user_whose_name_is_an_option(monkeypatch):
-    """A user called "max" changes no candidate's name; one called "time" no kind of a span."""
-    document = Document(
-        "x", warnings=(Warned("by max", "noise"),), speedups=(Speedups(rows=(Row("tmpl:max_autotune"),)),)
+@pytest.mark.parametrize("status", ["fail_to_run", "oom", "failed", "fails"])
+def test_of_what_failed_the_class_is_told_whatever_its_name(status):
+    """An error of the user's own class need not end in "Error"."""
+    row, lane = (part("a", status, "AcmeDown: hunter2: x") for part in (Row, Lane))
+    assert "hunter2" not in repr(
+        shareable(Document("x", speedups=(Speedups(rows=(row,)),), races=(Race(lanes=(lane,)),)))
     )
-    private = Private((), (("max", "<user>"), ("noise", "<user>")))
-    shared = shareable(document, private)
-    assert shared.speedups[0].rows[0].name == "tmpl:max_autotune"
-    assert shared.warnings[0].kind == "noise"
-    assert "~" in anonymous("/home/max/x", private)
 
 
-def test_here_has_this_machine():
-    """This process's home, user and host are known."""
-    private = here()
-    assert os.path.expanduser("~") in private.homes  # noqa: PTH111 - what others print
-    assert (getpass.getuser(), "<user>") in private.names
+def test_lines_of_the_users_code_are_shown_with_generated_code_alone():
+    """They are other code's text too; the place stays."""
+    cause = Cause("break", "print", source=Source("m.py:3", 3, 3, ("print(password)",)))
+    document = Document("x", graphs=(Graph("g", causes=(cause,)),))
+    assert "password" not in to_html(document) + to_json(document).decode()
+    assert ("m.py:3" in to_html(document), "print(password)" in to_html(document, with_code=True)) == (True, True)
+
+
+def test_a_user_whose_name_is_an_option():
+    """A user called "max" changes no candidate's name; one called "time" no kind of a span."""
+    document = Document("tmpl:max_autotune", warnings=(Warned("by max", "noise"),))
+    told = Document("tmpl:max_autotune", warnings=(Warned(LEFT_OUT, "noise"),))
+    assert shareable(document, frozenset(["max", "noise"])) == told
 
 
 def test_marks_that_turn_text_round_are_shown():

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from backend_kwargs.page import Document, fragment, to_html
-from backend_kwargs.page.document import Graph, Part, Verdict
+from backend_kwargs.page.document import Graph, Part
 from backend_kwargs.page.writing import policy
 from tests.page import examples
 
@@ -122,12 +122,6 @@ def test_the_verdict_is_one_sentence():
         "Use tmpl-inductor:max_autotune+freezing: 1.19\N{MULTIPLICATION SIGN} as fast as the best torch mode "
         "(inductor, mode max-autotune) and 2.31\N{MULTIPLICATION SIGN} as fast as eager."
     )
-
-
-def test_without_a_winner_the_verdict_has_its_text():
-    """The text of a verdict stands where there is no winner."""
-    page = to_html(Document("x", verdict=Verdict(text="Nothing beats eager beyond the noise.")))
-    assert '<p class="sentence">Nothing beats eager beyond the noise.</p>' in page
 
 
 def test_a_fragment_is_scoped():

@@ -8,7 +8,7 @@ from backend_kwargs.facts.decision import Decision, RaceRow
 from backend_kwargs.interval import Interval
 from backend_kwargs.page import parse, to_json
 from backend_kwargs.page.document import Span
-from backend_kwargs.page.sentence import how_sure, sentence
+from backend_kwargs.page.sentence import sentence
 from backend_kwargs.report.decisions import (
     best_mode,
     document_of,
@@ -50,7 +50,7 @@ def test_a_race_that_was_cut_counts_what_it_did_not_try():
     (warned,) = warnings_of(cut, "3 ops")
     open_ = "1 of 5 not tried; budget_s=90 would try all"
     assert (warned.kind, warned.text) == ("cut", f"The decision is provisional: {open_}.")
-    assert how_sure(verdict_of(cut)) == ("Provisional", open_)
+    assert sentence(verdict_of(cut))[-1].text == f"; provisional: {open_}."
     assert [*warnings_of(DECISION, "3 ops")] == []
 
 
@@ -145,7 +145,7 @@ def test_a_page_of_several_counts_the_winners():
     document = document_of([DECISION, other])
     assert document.verdict.text == "2 graphs decided: cudagraphs for 1, default for 1."
     assert [group.title for group in document.speedups] == ["3 ops (abababababab)", "3 ops (cdcdcdcdcdcd)"]
-    assert document.environment == {}
+    assert document.environment == {"gpu": "H200, H100"}
     assert [(warned.kind, warned.where) for warned in document.warnings] == [("cut", "3 ops (cdcdcdcdcdcd)")]
 
 
