@@ -99,7 +99,7 @@ def test_units_with_decisions_are_audited():
 
 DOCUMENTS = [document("a"), document("b"), document("a")]
 NO_CONSENT = (
-    "A store's document is data, and the model that it names is not imported without consent: pass --model, or --trust "
+    "A store's document is data, and the model that it names is not imported without consent: name it, or pass --trust "
     "for all of them. It names 'a'"
 )
 
@@ -116,7 +116,7 @@ NO_CONSENT = (
         pytest.param(
             [],
             {"model": None, "trust": True},
-            "The documents of 's' do not name their model: pass --model FILE_OR_MODULE:FACTORY, which makes it.",
+            "The documents of 's' do not name their model: pass MODEL, FILE_OR_MODULE:FACTORY, which makes it.",
             id="no documents, though trusted",
         ),
     ],
