@@ -32,7 +32,7 @@ class RaceSettings:
     ] = None
     budget_s: Annotated[
         Seconds,
-        "seconds for the races of a call's graphs; a candidate whose predicted time exceeds what is left is skipped",
+        "seconds that a call waits for races (tune: 300: nobody waits); what is predicted to exceed them is skipped",
     ] = 30.0
     process_budget_s: Annotated[Seconds, "seconds for all races of this process; then no new race starts"] = 600.0
     most_races: Annotated[Count, "races of one computation; later shapes reuse the latest winner"] = 3

@@ -18,13 +18,13 @@ from backend_kwargs.cli.pasting import pasted
 from backend_kwargs.cli.tuned import document_of
 from backend_kwargs.errors import BackendKwargsError
 from backend_kwargs.fleet.racing import AUTO, Tuned, left_out, racing, tuned, why_not_raced
+from backend_kwargs.fleet.units import BUDGET_S
 from backend_kwargs.harness.models import model_of
 from backend_kwargs.interval import Interval
 from backend_kwargs.stores.opening import given_place
 
 COLUMNS = ("sizes", "graph", "winner", "race", "eager call", "compiled call", "speedup")
 DECISIONS = ".toml"
-BUDGET_S = 300.0  # seconds for each graph's race: nobody's call waits for it
 STOPPED, INTERRUPTED = 2, 130  # exit codes, as for a wrong argument and for Ctrl-C, if some sizes were raced before
 # Options that the command sets itself, and how.
 SET_HERE: Mapping[str, str] = {
@@ -56,8 +56,8 @@ Further = Annotated[
     typer.Option(
         "--option",
         metavar="NAME=VALUE",
-        help=f"An option of auto, such as effort=full, candidates=a,b, freezing=true, or budget_s={BUDGET_S:g}; may be "
-        "given several times.",
+        help=f"An option of auto, such as effort=full, candidates=a,b, freezing=true, or budget_s={BUDGET_S:g} "
+        "(the default, since no call waits for it); may be given several times.",
     ),
 ]
 

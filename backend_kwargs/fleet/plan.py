@@ -12,7 +12,7 @@ from msgspec import Meta, Struct, structs
 
 from backend_kwargs.errors import BackendKwargsError, unknown, wrong_value
 from backend_kwargs.files.plain_data import read_toml
-from backend_kwargs.fleet.units import KEYS_OF_A_PLAN, OF_THE_STORE, WITHOUT_EFFECT, Name, Seconds, Unit
+from backend_kwargs.fleet.units import BUDGET_S, KEYS_OF_A_PLAN, OF_THE_STORE, WITHOUT_EFFECT, Name, Seconds, Unit
 from backend_kwargs.harness.models import LIBRARIES, split_factory
 from backend_kwargs.harness.modules import check_defines
 from backend_kwargs.stores import Store
@@ -101,7 +101,7 @@ def _units(path: Path, plan: Plan) -> Iterator[Unit]:
             device="cpu",
             effort=asked.effort or "quick",
             candidates=asked.candidates,
-            budget_s=300.0 if asked.budget_s is None else asked.budget_s,
+            budget_s=BUDGET_S if asked.budget_s is None else asked.budget_s,
             limit_s=asked.limit_s,
             options=asked.options or {},
             source=source,
@@ -165,7 +165,7 @@ TEMPLATE = """\
 devices = {devices}  # "cpu", "cuda" for any GPU, or part of a GPU's name, such as "H100"
 {threads}# dtypes = ["float32", "bfloat16"]  # leave it out for what the factory makes
 effort = {effort}  # or "full"
-budget_s = {budget_s:g}  # for each graph's race
+budget_s = {budget_s:g}  # for each graph's race; 300 by default, since no call waits for it
 # limit_s = 3600  # after which a unit is killed, and fails; else 10 budgets and 10 minutes
 {candidates}{options}
 [[models]]

@@ -13,6 +13,7 @@ from backend_kwargs.stores.documents import Document, Kind, RefusedError, decode
 
 UNITS = "units/"
 KEY_DIGITS = 40
+BUDGET_S = 300.0  # for each graph's race: no call waits for it, as for the 30 s of `auto`
 BUDGETS, SETUP_S = 10, 600.0  # how long a unit may take: so many budgets, and this for its model
 OF_THE_STORE = ("signing_key", "label", "min_generation")  # for what is kept, which stays where the command runs
 KEYS_OF_A_PLAN = ("effort", "candidates", "budget_s")  # options of `auto` that a plan has as keys
@@ -44,7 +45,7 @@ class Unit(Struct, frozen=True, forbid_unknown_fields=True):
     threads: Annotated[int, Meta(ge=1, le=4096)] | None = None
     effort: Name = "quick"
     candidates: tuple[Name, ...] | None = None
-    budget_s: Seconds = 300.0
+    budget_s: Seconds = BUDGET_S
     limit_s: Seconds | None = None
     options: dict[Name, Any] = {}
     source: Name = ""
