@@ -27,6 +27,7 @@ from backend_kwargs.options.templates import (
 )
 from backend_kwargs.options.templates_toml import read_templates
 from backend_kwargs.options.trust import Check, untrusted
+from backend_kwargs.pipeline import OWN
 
 PLAIN = "tmpl-inductor"  # the only spec to which the environment variables apply
 TEMPLATE_VARIABLE = "BACKEND_KWARGS_TEMPLATE"
@@ -118,7 +119,7 @@ def load_templates(path: str | Path, *, trust: bool = False) -> list[str]:
 
     An option that is code, such as a compiler's path or a function to import, raises unless you pass `trust=True`.
     """
-    templates = read_templates(path)
+    templates = read_templates(path, OWN)
     _register(templates, convert if trust else untrusted(convert))
     return list(templates)
 

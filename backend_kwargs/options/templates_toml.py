@@ -1,6 +1,6 @@
 """Templates in TOML files."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +13,11 @@ from backend_kwargs.options.templates import Template, derive, find_template
 KEYS = {"base": str, "summary": str, "options": dict}
 
 
-def read_templates(path: str | Path) -> dict[str, Template]:
+def read_templates(path: str | Path, own: Collection[str] = ()) -> dict[str, Template]:
     """Read `[templates.NAME]` tables, or `[tool.backend_kwargs.templates.NAME]` of a pyproject.toml.
 
     A table may have `base`, `summary` and `options`; an option's dotted name is quoted, or written as nested tables. A
-    `base` may name a template that precedes it in the file.
+    `base` may name a template that precedes it in the file. `own` are options that Inductor does not have.
     """
     if not isinstance(path, str | Path):
         raise wrong_value("A templates file", "a str or a Path", path)
@@ -27,7 +27,7 @@ def read_templates(path: str | Path) -> dict[str, Template]:
         raise BackendKwargsError(f"{str(path)!r} has no [templates.NAME] table.")
     templates: dict[str, Template] = {}
     for name, table in tables.items():
-        templates[name] = _template(name, table, templates)
+        templates[name] = _template(name, table, templates, {*inductor_options(), *own})
     return templates
 
 
@@ -37,7 +37,7 @@ def _inner(table: object, *keys: str) -> Any:
     return table
 
 
-def _template(name: str, table: object, above: Mapping[str, Template]) -> Template:
+def _template(name: str, table: object, above: Mapping[str, Template], known: Collection[str]) -> Template:
     if not isinstance(table, dict):
         raise wrong_value(f"[templates.{name}]", "a table", table)
     for key, value in table.items():
@@ -45,15 +45,15 @@ def _template(name: str, table: object, above: Mapping[str, Template]) -> Templa
             raise unknown(f"key in [templates.{name}]", key, KEYS, otherwise=f"It takes {', '.join(KEYS)}.")
         if not isinstance(value, KEYS[key]):
             raise wrong_value(f"{key!r} in [templates.{name}]", KEYS[key].__name__, value)
-    options = _flat(table.get("options", {}))
+    options = _flat(table.get("options", {}), known)
     return derive(table.get("base"), options, table.get("summary", ""), lambda n: above.get(n) or find_template(n))
 
 
-def _flat(options: Options, prefix: str = "") -> dict[str, object]:
+def _flat(options: Options, known: Collection[str], prefix: str = "") -> dict[str, object]:
     """Flatten nested tables to dotted names, down to those that name an option."""
     flat: dict[str, object] = {}
     for key, value in options.items():
         name = f"{prefix}{key}"
-        nested = isinstance(value, dict) and name.replace("-", "_") not in inductor_options()
-        flat |= _flat(value, f"{name}.") if nested else {name: value}
+        nested = isinstance(value, dict) and name.replace("-", "_") not in known
+        flat |= _flat(value, known, f"{name}.") if nested else {name: value}
     return flat
