@@ -72,11 +72,9 @@ class Store:
     _: KW_ONLY
     connect_s: Annotated[Wait, "seconds to wait for its first answer"] = 2.0
     lookup_s: Annotated[Wait, "seconds to wait for a later one"] = 0.5
-    label: Annotated[Text, "who may be asked about the decisions that are made here; written into them"] = ""
+    label: Annotated[Text, "who may be asked; written into what is decided"] = ""
     min_generation: Annotated[Generation, "generation of the oldest decision that is used"] = 0
-    signing_key: Annotated[object, "Ed25519 private key that signs the decisions that are made here"] = field(
-        default=None, hash=False
-    )
+    signing_key: Annotated[object, "Ed25519 private key that signs what is decided"] = field(default=None, hash=False)
     trusted_keys: Annotated[
         list[Any] | tuple[Any, ...],
         "Ed25519 public keys: if others can write there, only what one of these signed is used",
