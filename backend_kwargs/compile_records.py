@@ -75,7 +75,7 @@ def recorded(backend: Any, gm: "GraphModule", compile_graph: Callable[[], Compil
     before, at, started = _attempt(_cache_counts), time.time_ns() // 1000, time.perf_counter()
     code = _attempt(lambda: gm.code)
     compiled = compile_graph()
-    compiled = compiled.knowing(
+    compiled = compiled.with_facts(
         seconds=time.perf_counter() - started,
         cache=RACED if _raced(compiled.facts, at) else _attempt(lambda: _cache(before)) or "unknown",
         unchanged=bool(_attempt(lambda: returned_as_it_was(compiled.call, gm, code))),

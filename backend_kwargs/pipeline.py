@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from backend_kwargs.auto import settings as auto
 from backend_kwargs.auto.candidates import check_candidates
-from backend_kwargs.backends import CapturedGraph, Compiler, Stage, Step, Tell
+from backend_kwargs.backends import CapturedGraph, CompileFn, Compiler, Stage, Tell
 from backend_kwargs.backends.inductor import compiler as inductor
 from backend_kwargs.backends.inductor.compiler import InductorCompiler, is_set, records, tell_or_raise
 from backend_kwargs.backends.others import OTHERS
@@ -43,14 +43,16 @@ def request_of(compiler: Compiler, graph: CapturedGraph, options: Options) -> "R
     return _request(compiler, graph, options, _steps(compiler, following))
 
 
-def _steps(compiler: Compiler, stages: Sequence[Stage]) -> Step:
-    step: Step = compiler.compile
+def _steps(compiler: Compiler, stages: Sequence[Stage]) -> CompileFn:
+    step: CompileFn = compiler.compile
     for stage in reversed(stages):
         step = partial(_through, stage, compiler, step)
     return step
 
 
-def _through(stage: Stage, compiler: Compiler, following: Step, graph: CapturedGraph, options: Options) -> Compiled:
+def _through(
+    stage: Stage, compiler: Compiler, following: CompileFn, graph: CapturedGraph, options: Options
+) -> Compiled:
     asked = is_set(stage.option, options.get(stage.option))
     return stage.apply(compiler, graph, options, following) if asked else following(graph, options)
 
@@ -58,13 +60,13 @@ def _through(stage: Stage, compiler: Compiler, following: Step, graph: CapturedG
 # ---- reproducible: what timing chose before, from a lock
 
 
-def _pin(compiler: Compiler, graph: CapturedGraph, options: Options, following: Step) -> Compiled:
+def _pin(compiler: Compiler, graph: CapturedGraph, options: Options, following: CompileFn) -> Compiled:
     from backend_kwargs.auto.pinned import compile_pinned
 
     return compile_pinned(graph, options, following)
 
 
-def _time_nothing(compiler: Compiler, graph: CapturedGraph, options: Options, following: Step) -> Compiled:
+def _time_nothing(compiler: Compiler, graph: CapturedGraph, options: Options, following: CompileFn) -> Compiled:
     from backend_kwargs.auto.pinned import untimed
 
     return following(graph, untimed(graph, options))
@@ -82,14 +84,14 @@ def _check_lock(options: Options, here: Machine, tell: Tell) -> None:
 # ---- auto: races candidates, each of which goes through the stages after this one
 
 
-def _compile_fastest(compiler: Compiler, graph: CapturedGraph, options: Options, following: Step) -> Compiled:
+def _compile_fastest(compiler: Compiler, graph: CapturedGraph, options: Options, following: CompileFn) -> Compiled:
     from backend_kwargs.auto.decide import compile_fastest
 
     return compile_fastest(_request(compiler, graph, options, following))
 
 
-def _request(compiler: Compiler, graph: CapturedGraph, options: Options, following: Step) -> "Request":
-    from backend_kwargs.auto.request import Request, Tools
+def _request(compiler: Compiler, graph: CapturedGraph, options: Options, following: CompileFn) -> "Request":
+    from backend_kwargs.auto.request import RaceContext, Request
 
     # Rewrites that are named join those that are raced.
     raced = raced_rewrites(options.get("rewrites"))
@@ -101,8 +103,10 @@ def _request(compiler: Compiler, graph: CapturedGraph, options: Options, followi
             return compile_graph(COMPILERS[other](other), graph, candidate)
         return following(graph, {**with_users(candidate, fixed), "clone_outputs": clones})
 
-    tools = Tools(lambda named: merge(map(compiler.template, split_templates(named))), compiler.limits, fixed, raced)
-    return Request(graph, auto.RaceSettings.of(options), compile_one, tools)
+    context = RaceContext(
+        lambda named: merge(map(compiler.template, split_templates(named))), compiler.limits, fixed, raced
+    )
+    return Request(graph, auto.RaceSettings.of(options), compile_one, context)
 
 
 def _check_race(options: Options, here: Machine, tell: Tell) -> None:
@@ -114,7 +118,7 @@ def _check_race(options: Options, here: Machine, tell: Tell) -> None:
 # ---- precision: the graph in a lower precision, measured
 
 
-def _compile_lowered(compiler: Compiler, graph: CapturedGraph, options: Options, following: Step) -> Compiled:
+def _compile_lowered(compiler: Compiler, graph: CapturedGraph, options: Options, following: CompileFn) -> Compiled:
     from backend_kwargs.precision.lowered import Asked, compile_lowered
 
     (precision,) = precisions.named(options["precision"])
@@ -132,7 +136,7 @@ def _compile_lowered(compiler: Compiler, graph: CapturedGraph, options: Options,
 # ---- clone_outputs: results that no later call changes
 
 
-def _clone_outputs(compiler: Compiler, graph: CapturedGraph, options: Options, following: Step) -> Compiled:
+def _clone_outputs(compiler: Compiler, graph: CapturedGraph, options: Options, following: CompileFn) -> Compiled:
     compiled = following(graph, options)
     if not _records(options):
         return compiled
@@ -163,7 +167,7 @@ def _needs_trees(options: Options, here: Machine, tell: Tell) -> None:
 # ---- rewrites: of dynamo's graph here, and by a pass on the graphs that Inductor lowers
 
 
-def _rewrite(compiler: Compiler, graph: CapturedGraph, options: Options, following: Step) -> Compiled:
+def _rewrite(compiler: Compiler, graph: CapturedGraph, options: Options, following: CompileFn) -> Compiled:
     from backend_kwargs.graphs.writes import is_bare_subclass
     from backend_kwargs.rewrites.apply import with_rewrites
     from backend_kwargs.rewrites.traced import compile_rewritten
@@ -185,7 +189,7 @@ def _check_rewrites(options: Options, here: Machine, tell: Tell) -> None:
 # ---- freezing: parameters as constants
 
 
-def _freeze(compiler: Compiler, graph: CapturedGraph, options: Options, following: Step) -> Compiled:
+def _freeze(compiler: Compiler, graph: CapturedGraph, options: Options, following: CompileFn) -> Compiled:
     import torch
 
     from backend_kwargs.backends.inductor.cudagraph_outputs import with_copies_of
@@ -199,7 +203,9 @@ def _freeze(compiler: Compiler, graph: CapturedGraph, options: Options, followin
     gm, kept = reattach_parameters(graph.gm, graph.example_inputs)
     frozen = replace(graph, gm=gm, example_inputs=[graph.example_inputs[at] for at in kept])
     noting = partial(noting_constants, constants=constants)
-    compiled = following(frozen.around(freeing_constants).around(noting), {**options, **UNCACHED})
+    compiled = following(
+        frozen.wrap_inner_compile(freeing_constants).wrap_inner_compile(noting), {**options, **UNCACHED}
+    )
     if constants:
         compiled = compiled.called_by(with_copies_of(compiled.call, constants))
     return compiled if gm is graph.gm else compiled.called_by(taking_all_inputs(compiled.call, kept))

@@ -232,17 +232,17 @@ def test_a_layout_of_cutlass_that_fails_leaves_no_folder(tmp_path, monkeypatch):
 def test_the_seconds_of_a_race_that_fails_count(monkeypatch, error):
     """A race that fails or is interrupted has spent its share of the process's budget."""
     from backend_kwargs.auto import race
-    from backend_kwargs.auto.request import Request, Tools
+    from backend_kwargs.auto.request import RaceContext, Request
     from backend_kwargs.auto.settings import RaceSettings
 
     def fails(request, tell):
         raise error("planted")
 
     monkeypatch.setattr(race, "race", fails)
-    tools = Tools(lambda name: {}, lambda options: {}, {})
+    context = RaceContext(lambda name: {}, lambda options: {}, {})
     gm, x = torch.fx.symbolic_trace(torch.nn.ReLU()), torch.zeros(2)
     with decide.nothing_decided():
-        asked = decide._Question(Request(CapturedGraph(gm, [x]), RaceSettings(), pytest.fail, tools))
+        asked = decide._DecisionResolver(Request(CapturedGraph(gm, [x]), RaceSettings(), pytest.fail, context))
         with pytest.raises(KeyboardInterrupt) if error is KeyboardInterrupt else pytest.warns(match="its race failed"):
             asked.raced()
         assert len(decide.memory().race_seconds) == 1

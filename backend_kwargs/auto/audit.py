@@ -133,7 +133,7 @@ def _timed(running: Race, wanted: Mapping[str, Wanted], effort: Effort, tell: Te
     # What default draws is the reference of a random graph.
     for label in sorted(wanted, key=lambda label: running.stats.random and label != DEFAULT):
         tell(f"compiling {label}")
-        found[label] = _entered(running, wanted[label], eager, runners)
+        found[label] = _checked(running, wanted[label], eager, runners)
     decided = found[next(iter(wanted))]
     calls = {label: runner.call for label, runner in runners.items()}
     if decided.code_of in runners:
@@ -152,7 +152,7 @@ def _timed(running: Race, wanted: Mapping[str, Wanted], effort: Effort, tell: Te
     return Measured(tuple(found[label] for label in wanted), samples, again)
 
 
-def _entered(running: Race, wanted: Wanted, eager: Runner, runners: dict[str, Runner]) -> Contender:
+def _checked(running: Race, wanted: Wanted, eager: Runner, runners: dict[str, Runner]) -> Contender:
     """Return a contender; if it passed the check, and its code is new, it is added to `runners`."""
     name, candidate = wanted
     label = candidate.name

@@ -13,7 +13,7 @@ import torch
 from backend_kwargs.auto.candidates import toggled, with_recording
 from backend_kwargs.auto.request import Request
 from backend_kwargs.backends import CapturedGraph
-from backend_kwargs.backends.inductor.lowered import Lowered, LoweredGraph, UnlikeError, Version
+from backend_kwargs.backends.inductor.lowered import IncompatibleVersionError, Lowered, LoweredGraph, Version
 from backend_kwargs.facts import Call, Compiled
 from backend_kwargs.graphs.replay import Task
 from backend_kwargs.options.layers import Options
@@ -107,7 +107,7 @@ class Compiles:
             if differ_in_lowering(traced.lowered.options, whole):
                 try:
                     return self._lowered_again(traced, whole, options)
-                except UnlikeError:
+                except IncompatibleVersionError:
                     break
         return self._traced(whole, options)
 
@@ -188,7 +188,7 @@ class Compiles:
         shared = compiled.call
 
         def call(*inputs: object) -> object:
-            lowered.place(version)
+            lowered.activate(version)
             return shared(*inputs)
 
         return Candidate(compiled.called_by(call), options, traced, version, whole)
@@ -204,5 +204,5 @@ class Compiles:
 
     def may_share(self, options: Options) -> bool:
         """Return whether the lowered graphs may be kept: nothing else stands in place of Inductor's `compile_fx`."""
-        fixed = self.request.tools.fixed
+        fixed = self.request.context.fixed
         return self.request.graph.compile_fx is None and not any(options.get(name, fixed.get(name)) for name in ALONE)

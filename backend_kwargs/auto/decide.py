@@ -129,12 +129,12 @@ def compile_fastest(request: Request) -> Compiled:
     Of a race its decision is left, and what was raced as the winner. Where that depends on the race, as with sizes that
     a candidate may have guarded, the winner is compiled again.
     """
-    if (pins := request.graph.pins) and (not pins.deciding or _Question(request).pinned_key in pins.decisions):
+    if (pins := request.graph.pins) and (not pins.deciding or _DecisionResolver(request).pinned_key in pins.decisions):
         return _compiled_as_pinned(request, pins)
     if pins:
         request = _without_strict(request)
     raced: list[Compiled] = []
-    question = _Question(request, bucket_of(request.gm, request.example_inputs), raced.append)
+    question = _DecisionResolver(request, bucket_of(request.gm, request.example_inputs), raced.append)
     # Not where the backend is made: a value that is copied, pickled or never called has no threads and connections.
     question.store.begin()
     compiled = _compiled(question, raced)
@@ -145,19 +145,19 @@ def compile_fastest(request: Request) -> Compiled:
     if pins and compiled.facts.decision:
         pins.decisions[question.pinned_key] = question.pinnable(compiled.facts.decision)
     time_outs = "; ".join(f"store {label!r}: {count}" for label, count in question.store.time_outs().items())
-    return compiled.knowing(store=f"answers that did not come in time: {time_outs}") if time_outs else compiled
+    return compiled.with_facts(store=f"answers that did not come in time: {time_outs}") if time_outs else compiled
 
 
 def _without_strict(request: Request) -> Request:
     """Return the request without `strict`, if its decision was made so: it says what is done where a lock is read."""
-    fixed = {name: value for name, value in request.tools.fixed.items() if name != "strict"}
-    plain = replace(request, tools=replace(request.tools, fixed=fixed))
-    return plain if _Question(plain).remembered() else request
+    fixed = {name: value for name, value in request.context.fixed.items() if name != "strict"}
+    plain = replace(request, context=replace(request.context, fixed=fixed))
+    return plain if _DecisionResolver(plain).remembered() else request
 
 
 def _compiled_as_pinned(request: Request, pins: Pins) -> Compiled:
     """Return the graph compiled by the decision that a lock has for it, or under default if it has none."""
-    question, strict = _Question(request), pins.strict or request.tools.fixed.get("strict")
+    question, strict = _DecisionResolver(request), pins.strict or request.context.fixed.get("strict")
     decision = pins.decisions.get(question.pinned_key)
     if decision is None and strict:
         question.let_dynamo_restart()
@@ -173,10 +173,10 @@ def _compiled_as_pinned(request: Request, pins: Pins) -> Compiled:
         if "cuda" in devices_of(request.example_inputs):
             check_libraries()
         return Compiled(_in_eager(request.gm), CompileFacts(decision=decision))
-    return request.compile(request.graph, decision.options, "").knowing(decision=decision)
+    return request.compile(request.graph, decision.options, "").with_facts(decision=decision)
 
 
-def _compiled(question: "_Question", raced: list[Compiled]) -> Compiled:
+def _compiled(question: "_DecisionResolver", raced: list[Compiled]) -> Compiled:
     request, decision = question.request, question.decision()
     tell(decision)
     _warn_where_default_fails(decision)
@@ -189,7 +189,7 @@ def _compiled(question: "_Question", raced: list[Compiled]) -> Compiled:
     spare = copy_of_graph(request.gm)
     try:
         # In a lower precision the compiler measures the error again, of what it returns.
-        return request.compile(request.graph, decision.options, decision.compiler).knowing(decision=decision)
+        return request.compile(request.graph, decision.options, decision.compiler).with_facts(decision=decision)
     except RESTARTS:
         raise
     except Exception as error:  # noqa: BLE001 - a winner from elsewhere or of another graph may fail in any way
@@ -202,7 +202,7 @@ def _compiled(question: "_Question", raced: list[Compiled]) -> Compiled:
     return _under_default(replace(question, request=request), decision)
 
 
-def _under_default(question: "_Question", decision: Decision) -> Compiled:
+def _under_default(question: "_DecisionResolver", decision: Decision) -> Compiled:
     """Return the graph compiled under default, or the graph itself if default does not compile.
 
     Eager then gives what it would: results, or an error of its own. Under race="never", and for a caller who saves what
@@ -211,7 +211,7 @@ def _under_default(question: "_Question", decision: Decision) -> Compiled:
     request = question.request
     spare = copy_of_graph(request.gm)
     try:
-        return request.compile(request.graph, {}, "").knowing(decision=decision)
+        return request.compile(request.graph, {}, "").with_facts(decision=decision)
     except (*RESTARTS, BackendKwargsError):
         raise
     except Exception as error:
@@ -242,7 +242,7 @@ class Asked:
 
 def asked_by(request: Request) -> Asked:
     """Return what identifies a request, without deciding it, or a look into a store."""
-    question = _Question(request)
+    question = _DecisionResolver(request)
     return Asked(question.key, question.graph, question.here, question.trusts)
 
 
@@ -287,7 +287,7 @@ def _facts(result: "RaceResult") -> str:
 
 
 @dataclass(frozen=True)
-class _Question:
+class _DecisionResolver:
     """The choice of a candidate for one graph. `decision` uses the first of these that has an answer.
 
     1. `settled`: this process has a decision that a larger budget could not improve, or a store one that is not
@@ -379,13 +379,13 @@ class _Question:
 
     def _is_right(self, decision: Decision) -> bool:
         """Return whether the winner's numbers are right on this machine; keep what was compiled to see it."""
-        from backend_kwargs.auto.race import UnfitError, checked
+        from backend_kwargs.auto.race import NotRaceableError, checked
 
         try:
             why, compiled = checked(replace(self._raced_request, keeps=self._keeps), decision)
         except RESTARTS:
             raise
-        except UnfitError:
+        except NotRaceableError:
             return False
         except Exception as error:  # noqa: BLE001 - a winner from elsewhere may fail in any way
             why, compiled = error_text(error), None
@@ -393,7 +393,7 @@ class _Question:
             warn_once(f"{printable(decision.winner)}, stored by another machine, is not used: {printable(why)}.")
             return False
         if compiled:
-            self.keep(compiled.knowing(decision=decision))
+            self.keep(compiled.with_facts(decision=decision))
         return True
 
     def ineligible(self) -> Decision | None:
@@ -423,7 +423,7 @@ class _Question:
 
     def raced(self) -> Decision:
         """Race the graph; return default if the race fails."""
-        from backend_kwargs.auto.race import UnfitError, race
+        from backend_kwargs.auto.race import NotRaceableError, race
 
         began, budget_s = time.perf_counter(), self.budget_s
         try:
@@ -431,7 +431,7 @@ class _Question:
                 result = race(replace(self._told(self._raced_request), keeps=self._keeps), tick)
         except RESTARTS:
             raise
-        except UnfitError as error:
+        except NotRaceableError as error:
             return self.default(str(error))
         except Exception as error:  # noqa: BLE001 - out of memory, or any other failure that only a race causes
             why = f"its race failed: {error_text(error)}"
@@ -449,7 +449,7 @@ class _Question:
         if decision.is_judged:
             self.store.put(decision)
         if result.compiled:
-            self.keep(result.compiled.knowing(decision=decision))
+            self.keep(result.compiled.with_facts(decision=decision))
         return decision
 
     @property
@@ -469,7 +469,7 @@ class _Question:
             facts=_facts(result),
             seconds=result.seconds,
             cut_s=cut_s,
-            fixed=plain(self.request.tools.fixed),
+            fixed=plain(self.request.context.fixed),
             inputs=self.inputs,
             model=self.model,
             budget_s=min(budget_s, ENDLESS_S),
@@ -533,7 +533,7 @@ class _Question:
 
     def _can_be_saved(self, of: Decision | RaceRow) -> bool:
         """Return whether aot_compile() can save it: not eager, no other compiler, no copies of CUDA-graph outputs."""
-        copies = self.request.tools.fixed.get("clone_outputs") is not False and of.options.get("triton.cudagraphs")
+        copies = self.request.context.fixed.get("clone_outputs") is not False and of.options.get("triton.cudagraphs")
         return (of.winner if isinstance(of, Decision) else of.name) != EAGER and not copies and not of.compiler
 
     def _savable(self, decision: Decision) -> Decision:
@@ -624,8 +624,8 @@ class _Question:
             "effort": settings.effort,
             "objective": settings.objective,
             "tolerance": settings.tolerance,
-            "options": sorted(self.request.tools.fixed.items()),
-            "rewrites": in_keys(self.request.tools.rewrites),
+            "options": sorted(self.request.context.fixed.items()),
+            "rewrites": in_keys(self.request.context.rewrites),
             # Only if a precision is allowed, so that decisions stored without one keep their key.
             **({"precision": settings.precision, "max_error": settings.max_error} if settings.precision else {}),
         }
@@ -636,7 +636,7 @@ class _Question:
             return sorted(other_of(name).options.items())
         if name in step_names():
             return []
-        return in_keys([name]) if name in list_rewrites() else sorted(self.request.tools.options_of(name).items())
+        return in_keys([name]) if name in list_rewrites() else sorted(self.request.context.options_of(name).items())
 
     @cached_property
     def scope(self) -> str:
@@ -655,7 +655,7 @@ class _Question:
     @cached_property
     def pinned_key(self) -> str:
         """The key of the graph in a lock: not of `strict`, which says what is done about a choice that it lacks."""
-        options = [each for each in self.request.tools.fixed.items() if each[0] not in ("lock", "strict")]
+        options = [each for each in self.request.context.fixed.items() if each[0] not in ("lock", "strict")]
         asked = {**self.asked, "options": sorted(options)}
         return key_of(self.request.gm, self.request.example_inputs, asked, device_of(self.here))
 
@@ -695,5 +695,5 @@ class _Question:
 
     def trusts(self, winner: str, of: Decision | RaceRow) -> bool:
         """Return whether a candidate of the request sets these options."""
-        tools = self.request.tools
-        return permits(self.request.settings, tools.options_of, tools.rewrites, (winner, of.options, of.compiler))
+        context = self.request.context
+        return permits(self.request.settings, context.options_of, context.rewrites, (winner, of.options, of.compiler))

@@ -14,7 +14,7 @@ import torch
 from backend_kwargs.auto.cache_key import card_of, devices_of
 from backend_kwargs.auto.lock import check_machine, pinned_machine, read_lock
 from backend_kwargs.auto.machine import machine
-from backend_kwargs.backends import CapturedGraph, CompileInner, Step
+from backend_kwargs.backends import CapturedGraph, CompileFn, CompileInner
 from backend_kwargs.errors import BackendKwargsError, shown
 from backend_kwargs.facts import Call, Compiled
 from backend_kwargs.facts.pins import PinnedKernel, Pins
@@ -47,7 +47,7 @@ EVERY_GRAPH: Options = {"most_races": 1000, "process_budget_s": math.inf}  # is 
 IN_THIS_PROCESS: Options = {"compile_threads": 1}  # Triton kernels: torch's workers would not know of the lock
 
 
-def compile_pinned(graph: CapturedGraph, options: Options, following: Step) -> Compiled:
+def compile_pinned(graph: CapturedGraph, options: Options, following: CompileFn) -> Compiled:
     """Compile a graph by what a lock pins, or note what is chosen for it where `graph.pins` says so."""
     pins = read_lock(options["lock"]) if graph.pins is None else graph.pins
     devices = devices_of(graph.example_inputs)
@@ -60,7 +60,7 @@ def compile_pinned(graph: CapturedGraph, options: Options, following: Step) -> C
         del rest["lock"]
         return following(graph, {**rest, **EVERY_GRAPH})
     chooser = PinnedChooser(pins, strict=pins.strict or bool(options.get("strict")), reloads="cuda" in devices)
-    graph = graph.around(chooser.around)
+    graph = graph.wrap_inner_compile(chooser.wrap_inner_compile)
     if graph.compile_fx:  # a bundle's, which loads kernels too
         graph = replace(graph, compile_fx=partial(chooser.calling, graph.compile_fx))
     return following(graph, rest)
@@ -104,7 +104,7 @@ class PinnedChooser:
         with chosen_by(self):
             yield
 
-    def around(self, inner_compile: CompileInner) -> CompileInner:
+    def wrap_inner_compile(self, inner_compile: CompileInner) -> CompileInner:
         """Return `inner_compile`, which chooses by the lock, and refuses graphs whose bits would differ anyway."""
 
         def compile_one(gm: torch.fx.GraphModule, *args: object, **kwargs: object) -> Call:

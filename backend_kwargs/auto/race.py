@@ -48,7 +48,7 @@ SLOW_S = 0.1  # a first call in eager that takes longer is timed again; if that 
 PROLOGUE_S, GUARD_S = 1e-5, 1.2e-8  # dynamo's, per call: 8 to 22 µs with 18 to 937 guards (Xeon, torch 2.11)
 
 
-class UnfitError(Exception):
+class NotRaceableError(Exception):
     """The graph cannot be raced; the message says why."""
 
 
@@ -97,7 +97,7 @@ def checked(request: Request, decision: Decision) -> tuple[str, Compiled | None]
 
 
 def begun(request: Request, tell: Progress, sandbox: Sandbox, dynamo_s: float) -> "Race":
-    """Run the graph in eager; raise UnfitError if that shows that it cannot be raced."""
+    """Run the graph in eager; raise NotRaceableError if that shows that it cannot be raced."""
     return FirstRun.of(request, sandbox).race(tell, dynamo_s)
 
 
@@ -114,13 +114,13 @@ class FirstRun:
 
     @classmethod
     def of(cls, request: Request, sandbox: Sandbox) -> "FirstRun":
-        """Run the graph; raise UnfitError if that takes the whole budget, or if it draws as other threads may."""
+        """Run the graph; raise NotRaceableError if that takes the whole budget, or if it draws as other threads may."""
         started = time.perf_counter()
         # A copy: running a graph changes AOTAutograd's key for it, by which the next process finds the winner.
         try:
             task = Task.of(copy_of_graph(request.gm), request.example_inputs, sandbox.begin, capped_backward)
         except DrawsError as error:
-            raise UnfitError(str(error)) from None
+            raise NotRaceableError(str(error)) from None
         sandbox.keep_generators(task)
         tensors = [value for value in task.inputs.values if isinstance(value, torch.Tensor)]
         device = next((t.device for t in tensors if t.is_cuda), tensors[0].device if tensors else torch.device("cpu"))
@@ -131,22 +131,22 @@ class FirstRun:
         except RuntimeError as error:
             if measure.status_of(error)[0] == "oom":
                 raise
-            raise UnfitError(f"a call in eager fails: {error_text(error)}") from error
+            raise NotRaceableError(f"a call in eager fails: {error_text(error)}") from error
         ended = time.perf_counter()
         spent, budget_s = ended - started, request.settings.budget_s
         if spent >= budget_s:
-            raise UnfitError(f"one call in eager took {spent:.2g} s, over budget_s={budget_s:g}; raise budget_s")
+            raise NotRaceableError(f"one call in eager took {spent:.2g} s, over budget_s={budget_s:g}; raise budget_s")
         budget = Budget(budget_s, started, ended - began)
         checks = ResultChecks(task, task.has_drawn(), device, budget, request.settings.tolerance, eager)
         return cls(request, task, device, budget, checks, Compiles(request, task))
 
     def race(self, tell: Progress, dynamo_s: float) -> "Race":
-        """Run the graph once more, to count its operators; raise UnfitError if it cannot be raced."""
+        """Run the graph once more, to count its operators; raise NotRaceableError if it cannot be raced."""
         frozen = len(freezable_parameters(self.task.gm, self.request.example_inputs)) if self.request.frozen else 0
         stats = _stats(self.task, self.device, frozen, drawn=self.checks.random)
         self.checks.random = stats.random
         if stats.random and recomputes(self.request.gm):
-            raise UnfitError("activation checkpointing with random operators is not reproducible in eager")
+            raise NotRaceableError("activation checkpointing with random operators is not reproducible in eager")
         parts = self.budget, self.checks, self.compiles
         return Race.of(self.request, tell, dynamo_s, self.task, self.device, stats, *parts)
 
@@ -224,7 +224,7 @@ class Race:
         with self.budget.uncounted():
             eager = self.entered_eager()
             self.checks.compute_reference()
-        champion = self._climb(self.meet(eager, self.selection.default))
+        champion = self._climb(self.race_against(eager, self.selection.default))
         champion = self.not_slower(champion, eager)
         if champion.row.status != "pass":
             raise RuntimeError(f"no candidate runs: {champion.row.name}: {champion.row.reason}")
@@ -238,11 +238,11 @@ class Race:
         return result, champion.made
 
     def entered_eager(self) -> Runner:
-        """Return eager as a runner, or raise UnfitError if two runs of it differ."""
+        """Return eager as a runner, or raise NotRaceableError if two runs of it differ."""
         # Before the reference exists: where two eager runs differ, both differ from it as well.
-        eager = self._entered(RaceCandidate(EAGER), Candidate(Compiled(self.task.copy()), {}), RaceRow(EAGER))
+        eager = self._check_candidate(RaceCandidate(EAGER), Candidate(Compiled(self.task.copy()), {}), RaceRow(EAGER))
         if eager.row.status != "pass":
-            raise UnfitError(f"two runs in eager differ: {eager.row.reason}")
+            raise NotRaceableError(f"two runs in eager differ: {eager.row.reason}")
         if self.budget.call_s > SLOW_S and self.budget.allows(LEAST_CALLS):
             began = time.perf_counter()
             eager.call()
@@ -256,12 +256,12 @@ class Race:
 
     def check(self, decision: Decision, make: Callable[[], Candidate]) -> tuple[str, Candidate | None]:
         """Check the results of another race's winner, which `make` compiles, without timing it."""
-        eager = self._entered(RaceCandidate(EAGER), Candidate(Compiled(self.task.copy()), {}), RaceRow(EAGER))
+        eager = self._check_candidate(RaceCandidate(EAGER), Candidate(Compiled(self.task.copy()), {}), RaceRow(EAGER))
         if eager.row.status != "pass":
-            raise UnfitError(f"two runs in eager differ: {eager.row.reason}")
+            raise NotRaceableError(f"two runs in eager differ: {eager.row.reason}")
         self.checks.compute_reference()
         if self.stats.random:  # what default draws is the reference
-            self.meet(eager, self.selection.default)
+            self.race_against(eager, self.selection.default)
         winner = RaceCandidate(decision.winner, decision.options, compiler=decision.compiler)
         self.codes.clear()
         runner = self.prepared(winner, decision.options, eager, make)
@@ -286,7 +286,7 @@ class Race:
             following = self.selection.first_of(fitting, champion)
             left.remove(following)
             self.tell(following.name, 1 - (len(left) + 1) / (count + 1))
-            champion = self.meet(champion, following)
+            champion = self.race_against(champion, following)
         return champion
 
     def _skip(self, reasons: Iterable[tuple[RaceCandidate, Reason | None]]) -> None:
@@ -306,7 +306,7 @@ class Race:
 
     # ---- one candidate
 
-    def meet(self, champion: Runner, candidate: RaceCandidate) -> Runner:
+    def race_against(self, champion: Runner, candidate: RaceCandidate) -> Runner:
         """Compile and check the candidate; return the better of it and the champion.
 
         Where it was compiled for CUDA graphs, it is raced with them and without, unless they are known to help.
@@ -353,7 +353,7 @@ class Race:
         made, runner = None, None
         with self._noting(row, first), artifacts_noted() as artifacts, get_metrics_context():
             made = make()
-            runner = self._entered(candidate, made, row)
+            runner = self._check_candidate(candidate, made, row)
         if made is not None:
             made.artifacts += artifacts
         if first:
@@ -388,7 +388,7 @@ class Race:
         finally:
             row.compile_s += time.perf_counter() - began
 
-    def _entered(self, candidate: RaceCandidate, made: Candidate, row: RaceRow) -> Runner:
+    def _check_candidate(self, candidate: RaceCandidate, made: Candidate, row: RaceRow) -> Runner:
         """Return the candidate as a runner; its row says whether it passed the accuracy check."""
         compiled = made.compiled
         fn, names = compiled.call, chosen_places(row.options.get("rewrites", ()))
@@ -415,7 +415,7 @@ class Race:
         if candidate.name != DEFAULT:
             return self.checks.of_results(seen)
         with self.budget.uncounted():
-            if self.stats.random and not self.request.tools.fixed.get("fallback_random"):
+            if self.stats.random and not self.request.context.fixed.get("fallback_random"):
                 drawing = self.compiles.compile({"fallback_random": True})
                 return self.checks.of_draws(seen, drawing.compiled.call)
             return self.checks.of_results(seen)

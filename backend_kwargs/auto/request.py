@@ -15,7 +15,7 @@ from backend_kwargs.options.requirements import Limit
 
 
 @dataclass(frozen=True, slots=True)
-class Tools:
+class RaceContext:
     """What a race needs from the compiler: a template's options, their limits, the user's options, the rewrites."""
 
     options_of: Callable[[str], Options]
@@ -37,7 +37,7 @@ class Request:
     graph: CapturedGraph
     settings: RaceSettings
     compile: Callable[[CapturedGraph, Options, str], Compiled]
-    tools: Tools
+    context: RaceContext
     keeps: bool = False
     winners: frozenset[str] = frozenset()
     offered: tuple[Decision, ...] = ()
@@ -55,4 +55,4 @@ class Request:
     @property
     def frozen(self) -> bool:
         """Whether the caller has parameters frozen, and the mode lets them be."""
-        return bool(self.tools.fixed.get("freezing")) and not torch.is_grad_enabled()
+        return bool(self.context.fixed.get("freezing")) and not torch.is_grad_enabled()

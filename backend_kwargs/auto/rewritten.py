@@ -74,5 +74,5 @@ def lowered_anew(request: Request) -> list[GraphModule]:
         return compile_one
 
     with functorch.patched(enable_autograd_cache=False), contextlib.suppress(Exception):
-        request.compile(request.graph.around(keeping), {}, "")
+        request.compile(request.graph.wrap_inner_compile(keeping), {}, "")
     return graphs

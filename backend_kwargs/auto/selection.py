@@ -29,7 +29,7 @@ from backend_kwargs.auto.candidates import (
 from backend_kwargs.auto.compiling import Compiles
 from backend_kwargs.auto.graph_stats import GraphStats, Product, padded_in
 from backend_kwargs.auto.head_to_head import Runner
-from backend_kwargs.auto.request import Request, Tools
+from backend_kwargs.auto.request import RaceContext, Request
 from backend_kwargs.auto.result_checks import ResultChecks
 from backend_kwargs.auto.rewritten import candidates_of_rewrites, lowered_anew
 from backend_kwargs.auto.roofline import (
@@ -97,9 +97,9 @@ class Selection:
         return self.request.settings
 
     @property
-    def tools(self) -> Tools:
+    def context(self) -> RaceContext:
         """What the race has from its compiler."""
-        return self.request.tools
+        return self.request.context
 
     @property
     def named(self) -> bool:
@@ -141,14 +141,14 @@ class Selection:
 
     def candidates(self, champion: Runner) -> list[RaceCandidate]:
         """Return what may be raced against the first champion: steps, rewrites, precisions and other compilers."""
-        settings, of, frozen = self.settings, self.tools.options_of, self.request.frozen
+        settings, of, frozen = self.settings, self.context.options_of, self.request.frozen
         steps = candidates_for(self.stats, settings.effort, settings.candidates, of, frozen=frozen)
         compilers = [step.name for step in steps if step.compiler]
         precise = precision_candidates(settings.precision, settings.max_error, compilers)
         if any(row.name == WITH_GRAPHS.name for row in self.rows):
             steps = [step for step in steps if step is not WITH_GRAPHS]
         rewrites = [] if self.budget.over else [*self.lowered_rewrites, *self.traced_rewrites]
-        names = list(self.tools.rewrites)
+        names = list(self.context.rewrites)
         rewrites.sort(key=lambda each: names.index(each.name))
         return [*self.offered, *steps, *rewrites, *precise]
 
@@ -173,7 +173,9 @@ class Selection:
 
     def _rewrites(self, *, traced: bool) -> list[str]:
         """Return the rewrites that the race may try, of dynamo's graph or of those that Inductor lowers."""
-        return [] if self.named else [name for name in self.tools.rewrites if bool(find_rewrite(name).traced) == traced]
+        return (
+            [] if self.named else [name for name in self.context.rewrites if bool(find_rewrite(name).traced) == traced]
+        )
 
     def _matching(self, names: Sequence[str]) -> list[RaceCandidate]:
         """Return those of the rewrites `names` that match."""
@@ -256,9 +258,9 @@ class Selection:
             return "no parameter is frozen here"
         if candidate.name == PADDED and padded_in([each.gm for each in self.compiles.lowered]):
             return "Inductor has padded all products by itself"
-        limits = self.tools.limits(with_users(options, self.tools.fixed))
+        limits = self.context.limits(with_users(options, self.context.fixed))
         inert = {name: limit.reason for name, limit in limits.items()}
-        inert |= dict.fromkeys(standing(self.tools.fixed, options), "your options set it otherwise")
+        inert |= dict.fromkeys(standing(self.context.fixed, options), "your options set it otherwise")
         if candidate.options and all(name in inert for name in candidate.options):
             return f"it can do nothing here: {next(iter(inert[name] for name in candidate.options))}"
         return ""

@@ -46,12 +46,12 @@ class CapturedGraph:
     error_is_measured: bool = False
     pins: Pins | None = None
 
-    def around(self, wrap: Wrap) -> "CapturedGraph":
+    def wrap_inner_compile(self, wrap: Wrap) -> "CapturedGraph":
         """Return the same, with another function around the one that compiles each lowered graph."""
         return replace(self, around_inner=(*self.around_inner, wrap))
 
 
-Step = Callable[[CapturedGraph, Options], Compiled]
+CompileFn = Callable[[CapturedGraph, Options], Compiled]
 
 
 def _accept(options: Options, here: Machine, tell: Tell) -> None:
@@ -71,7 +71,7 @@ class Stage:
 
     option: str
     options: Mapping[str, Option]
-    apply: Callable[["Compiler", CapturedGraph, Options, Step], Compiled]
+    apply: Callable[["Compiler", CapturedGraph, Options, CompileFn], Compiled]
     verify: Callable[[Options, Machine, Tell], None] = _accept
     rules: tuple[Rule, ...] = ()
     reads: Mapping[str, Callable[[Any], Any]] = field(default_factory=dict)

@@ -125,7 +125,7 @@ def run(
     model, example_inputs = made_by(factory)
     from backend_kwargs.bundles.running import import_compiler
     from backend_kwargs.bundles.samples import samples_of
-    from backend_kwargs.measure import Served, interleave, median_interval, synchronize
+    from backend_kwargs.measure import RestoringCall, interleave, median_interval, synchronize
 
     args, kwargs = samples_of([example_inputs])[0]
     importing = time.perf_counter()
@@ -140,7 +140,9 @@ def run(
     synchronize(device)
     first_s, ready_s = time.perf_counter() - ready, ready - began
     call = partial(loaded, *args, **kwargs)
-    samples = interleave({"call": Served(call, _state_of(model, args, kwargs))}, rounds=ROUNDS, device=device)["call"]
+    samples = interleave({"call": RestoringCall(call, _state_of(model, args, kwargs))}, rounds=ROUNDS, device=device)[
+        "call"
+    ]
     first = FirstCall(began - importing, ready_s, first_s, median_interval(samples))
     _print_first(first, manifest.cold_s)
     say(*loaded.describe().splitlines())

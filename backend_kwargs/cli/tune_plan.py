@@ -14,7 +14,7 @@ from backend_kwargs.cli.console import console, print_table, say
 from backend_kwargs.cli.decisions import Where
 from backend_kwargs.cli.pages import Output, Outputs
 from backend_kwargs.errors import BackendKwargsError, shortened, wrong_value
-from backend_kwargs.fleet.board import Board
+from backend_kwargs.fleet.board import UnitClaims
 from backend_kwargs.fleet.local import LocalPool, devices_here
 from backend_kwargs.fleet.on_ray import RayPool, run_job, without_login
 from backend_kwargs.fleet.plan import printed_plan, read_plan
@@ -79,7 +79,7 @@ def _run(plan: Path, on: str, share: str, store: str | None, outputs: Outputs) -
     check_keys(units)
     kept = opened(store)
     with _pool(on, plan.resolve().parent) as pool:
-        board = Board(kept.store, releases(), kept.words, pool.devices_of)
+        board = UnitClaims(kept.store, releases(), kept.words, pool.devices_of)
         missing = {unit.key: why for unit in units if (why := pool.missing(unit))}
         here = [unit for unit in units if unit.key not in missing]
         with kept.doing("read"):
@@ -102,7 +102,7 @@ def _planned(plan: Path, store: str | None) -> None:
         check(unit)
     check_keys(units)
     kept = opened(store)
-    board = Board(kept.store, releases(), kept.words)
+    board = UnitClaims(kept.store, releases(), kept.words)
     with kept.doing("read"):
         known = board.known()
         done = board.done(known)

@@ -55,6 +55,6 @@ class Compiled:
         """Return the same with another `call`, which wraps this one."""
         return replace(self, call=call)
 
-    def knowing(self, **facts: Any) -> "Compiled":
+    def with_facts(self, **facts: Any) -> "Compiled":
         """Return the same with these fields of its facts replaced."""
         return replace(self, facts=replace(self.facts, **facts))

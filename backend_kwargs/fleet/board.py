@@ -26,7 +26,7 @@ PUT_TRIES, PUT_WAIT_S = 6, 0.5  # each wait is twice the one before: 15 s togeth
 State: TypeAlias = Literal["ended", "elsewhere", "ours"]
 
 
-class Board:
+class UnitClaims:
     """The store as the processes that tune together see it; safe in threads.
 
     `here` are this process's releases; `words` words the store's errors without its password. `devices` names the

@@ -117,7 +117,7 @@ def tuned(label: str, model: Callable[..., object], inputs: object, backend: Bac
     with torch.no_grad():
         state = _state_of_calls(model, positional, keywords)
         calls = {
-            name: measure.Served(partial(call, *positional, **keywords), state)
+            name: measure.RestoringCall(partial(call, *positional, **keywords), state)
             for name, call in (("eager", model), ("compiled", compiled), ("again", compiled))
         }
         calls["compiled"]()

@@ -13,7 +13,7 @@ from typing import NamedTuple, Protocol
 import msgspec
 
 from backend_kwargs.errors import BackendKwargsError
-from backend_kwargs.fleet.board import LEASE_S, Board
+from backend_kwargs.fleet.board import LEASE_S, UnitClaims
 from backend_kwargs.fleet.units import Result, Unit, UnitDocument, name_of
 
 MOST_ATTEMPTS = 3  # of a unit whose worker dies
@@ -58,7 +58,7 @@ class Queue:
     def __init__(
         self,
         units: Sequence[Unit],
-        board: Board,
+        board: UnitClaims,
         clock: Callable[[], float],
         share: tuple[int, int] = (1, 1),
     ) -> None:

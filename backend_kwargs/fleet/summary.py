@@ -3,7 +3,7 @@
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from backend_kwargs.fleet.board import Board
+from backend_kwargs.fleet.board import UnitClaims
 from backend_kwargs.fleet.scheduling import Ended
 from backend_kwargs.fleet.units import Unit, UnitDocument, document_of, name_of
 from backend_kwargs.interval import Interval, widest
@@ -24,7 +24,9 @@ class Summary:
     missing: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, units: Sequence[Unit], board: Board, ended: Sequence[Ended], missing: Mapping[str, str]) -> "Summary":
+    def of(
+        cls, units: Sequence[Unit], board: UnitClaims, ended: Sequence[Ended], missing: Mapping[str, str]
+    ) -> "Summary":
         """Return the summary, with the store read again for what others did."""
         known = board.known()
         failed = {name: document for name, document in known.items() if document.failed}

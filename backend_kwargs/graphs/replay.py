@@ -22,8 +22,8 @@ from backend_kwargs.graphs.writes import (
 )
 from backend_kwargs.measure import generators
 from backend_kwargs.measure.served import (
-    Region,
-    Served,
+    ChangedSlice,
+    RestoringCall,
     State,
     copied,
     layout_of,
@@ -60,7 +60,7 @@ class Inputs:
 
     values: Sequence[Any]
     written: frozenset[int]
-    regions: Mapping[int, Region] = field(default_factory=dict)
+    regions: Mapping[int, ChangedSlice] = field(default_factory=dict)
     remade: frozenset[int] = frozenset()
     guard: bool = True
     draws: bool = False
@@ -88,7 +88,7 @@ class Inputs:
 
         _, draws = run_apart(gm, fresh)  # in the caller's grad mode, on which derivatives of torch.func depend
         remade = _with_memory_shared(example_inputs, (at for at, was in layouts.items() if layout_of(given[at]) != was))
-        found = ((at, Region.of(example_inputs[at], given[at])) for at in suspects.written - remade)
+        found = ((at, ChangedSlice.of(example_inputs[at], given[at])) for at in suspects.written - remade)
         regions = {at: region for at, region in found if region}
         written = _with_memory_shared(example_inputs, declared | regions.keys() | remade)
         return cls(example_inputs, written, regions, remade, draws=draws)
@@ -264,13 +264,13 @@ class Task:
         """Return a copy of the graph for a compiler, with everything that dynamo attached to it."""
         return copy_of_graph(self.gm)
 
-    def caller(self, fn: Callable[..., object]) -> Served:
+    def caller(self, fn: Callable[..., object]) -> RestoringCall:
         """Return a call of `fn` from the state of the user's call: outputs, and gradients if it trains."""
         args = self.inputs.staged
         leaves = [value for value in args if isinstance(value, torch.Tensor) and value.requires_grad]
         # Drawn by the first call: drawing them in each call would delay the device between forward and backward.
         cotangents: list[torch.Tensor] = []
-        return Served(lambda: self._call(fn, args, leaves, cotangents), self.inputs.state)
+        return RestoringCall(lambda: self._call(fn, args, leaves, cotangents), self.inputs.state)
 
     def _call(
         self, fn: Callable[..., object], args: list[object], leaves: list[torch.Tensor], cotangents: list[torch.Tensor]

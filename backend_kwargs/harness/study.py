@@ -173,7 +173,7 @@ class Study:
             raise RuntimeError(f"{len(outputs)} outputs require grad, in eager {len(self.cotangents)}")
         return outputs, [c.to(o.dtype) for c, o in zip(self.cotangents, outputs, strict=True)]
 
-    def step(self, subject: Subject) -> measure.Served:
+    def step(self, subject: Subject) -> measure.RestoringCall:
         """Return the call to time; its result keeps the output alive, as a variable in a user's loop does.
 
         All share its inputs, also those that calls change, since a copy for each would fill a GPU. What an optimizer
@@ -183,7 +183,7 @@ class Study:
         state = self.changes.on((subject.model, self.inputs), timed=True)
         bound = self.bound(subject.call, self.inputs)
         if self.mode == "fwd":
-            return measure.Served(bound, state)
+            return measure.RestoringCall(bound, state)
         leaves = list(_leaves(subject.model, self.inputs if self.mode == "fwd_bwd" else None).values())
 
         def fwd_bwd() -> object:
@@ -196,16 +196,16 @@ class Study:
             _update(subject.optimizer, leaves)
             return output
 
-        return measure.Served(train if self.mode == "train" else fwd_bwd, state)
+        return measure.RestoringCall(train if self.mode == "train" else fwd_bwd, state)
 
-    def in_a_loop(self, subject: Subject) -> measure.Served | None:
+    def in_a_loop(self, subject: Subject) -> measure.RestoringCall | None:
         """Return a call that does not put back the model's attributes, on which compiled code may depend, or None."""
         advancing = {path for path in self.changes.containers if path.startswith("[0]")}
         if not advancing:
             return None
         self._pristine.restore()
         changes = replace(self.changes, containers=self.changes.containers - advancing)
-        return measure.Served(self.bound(subject.call, self.inputs), changes.on((subject.model, self.inputs)))
+        return measure.RestoringCall(self.bound(subject.call, self.inputs), changes.on((subject.model, self.inputs)))
 
     def verify(self, subject: Subject, at: int) -> Accuracy:
         """Check all that a call returns and changes, on fresh inputs, against eager's and the reference's results."""

@@ -51,7 +51,7 @@ class Trial:
     counted: Counted | None = field(default=None, init=False)
     settled: int = field(default=0, init=False)  # graphs before timing
     subject: Subject = field(init=False)
-    step: measure.Served = field(init=False)
+    step: measure.RestoringCall = field(init=False)
 
     def compile(self, model: Model) -> tuple[Model, Counted | None]:
         """Return the callable for `model`, and the counter of its graphs: None if nothing is compiled."""
@@ -139,7 +139,7 @@ class Trial:
         if self.status == "pass" and self.counted and (ran := self.counted.ran()):
             self.end(ran.status, ran.what)
 
-    def check_loop(self, call: measure.Served) -> None:
+    def check_loop(self, call: measure.RestoringCall) -> None:
         """Fail if each call compiles again, as where code depends on a counter; a short history settles."""
         settled: float = math.inf
         with contextlib.suppress(Exception):  # these calls are not timed, and may go past the end of a cache

@@ -26,7 +26,7 @@ from backend_kwargs.measure.kernels import AROUND, GENERATED, KernelTime, kernel
 from backend_kwargs.measure.memory import peak_memory
 from backend_kwargs.measure.others import others_on
 from backend_kwargs.measure.roundings import Roundings, errors
-from backend_kwargs.measure.served import Changes, CopyError, Served, State, same_bits
+from backend_kwargs.measure.served import Changes, CopyError, RestoringCall, State, same_bits
 from backend_kwargs.measure.statistics import (
     SureRatio,
     holm,
@@ -51,8 +51,8 @@ __all__ = [
     "Interval",
     "KernelTime",
     "LeafError",
+    "RestoringCall",
     "Roundings",
-    "Served",
     "State",
     "Status",
     "SureRatio",

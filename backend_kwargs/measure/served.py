@@ -37,7 +37,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class Region:
+class ChangedSlice:
     """The part of a tensor that a call changed: a range in each dimension, and in dimension `dim` only those `at`."""
 
     ranges: tuple[slice, ...]
@@ -45,7 +45,7 @@ class Region:
     at: torch.Tensor | None = None
 
     @classmethod
-    def of(cls, before: torch.Tensor, after: torch.Tensor) -> "Region | None":
+    def of(cls, before: torch.Tensor, after: torch.Tensor) -> "ChangedSlice | None":
         """Return where two tensors of one shape differ, in bits; None if nowhere."""
         if not before.ndim:
             return None if same_bits(before, after) else WHOLE
@@ -69,7 +69,7 @@ class Region:
         return of.is_floating_point() and self.values(of).nbytes > LARGEST
 
 
-WHOLE = Region(())
+WHOLE = ChangedSlice(())
 
 
 def bits_of(value: torch.Tensor) -> torch.Tensor:
@@ -143,10 +143,10 @@ class State:
     """What calls change, and how it is put back before each of them."""
 
     _whole: tuple[list[torch.Tensor], list[torch.Tensor]] = field(default_factory=lambda: ([], []))
-    _indexed: list[tuple[torch.Tensor, Region, torch.Tensor]] = field(default_factory=list)
+    _indexed: list[tuple[torch.Tensor, ChangedSlice, torch.Tensor]] = field(default_factory=list)
     _others: list[Callable[[], object]] = field(default_factory=list)
 
-    def add(self, tensor: torch.Tensor, before: torch.Tensor, region: Region = WHOLE) -> None:
+    def add(self, tensor: torch.Tensor, before: torch.Tensor, region: ChangedSlice = WHOLE) -> None:
         """Put the region of `tensor` back to what it is in `before`, which may have another dtype."""
         before = before if before.dtype == tensor.dtype else before.to(tensor.dtype)
         part, values = memory_of(tensor)[region.ranges], region.values(before)
@@ -181,7 +181,7 @@ class State:
 
 
 @dataclass(frozen=True)
-class Served:
+class RestoringCall:
     """A call as its user makes it, from the state that the user's call had."""
 
     call: Callable[[], object]
@@ -207,10 +207,10 @@ class _Before:
 
     def changes(self, there: Parts) -> "Changes":
         """Return what a call has changed."""
-        tensors: dict[str, tuple[Region | None, torch.Tensor]] = {}
+        tensors: dict[str, tuple[ChangedSlice | None, torch.Tensor]] = {}
         for path, layout in self.layouts.items():
             old, new = self.tensors[path], there[path]
-            region = Region.of(old, new) if layout and layout == layout_of(new) else None
+            region = ChangedSlice.of(old, new) if layout and layout == layout_of(new) else None
             if region or layout != layout_of(new):
                 tensors[path] = region, copied(old)
         drawn = {path: old for path, old in self.drawn.items() if not torch.equal(old, there[path].get_state())}
@@ -237,7 +237,7 @@ class Changes:
     the keys that calls add to dicts, and change.
     """
 
-    tensors: dict[str, tuple[Region | None, torch.Tensor]] = field(default_factory=dict)
+    tensors: dict[str, tuple[ChangedSlice | None, torch.Tensor]] = field(default_factory=dict)
     generators: dict[str, torch.Tensor] = field(default_factory=dict)
     containers: frozenset[str] = frozenset()
     added: Mapping[str, frozenset[Hashable]] = field(default_factory=dict)

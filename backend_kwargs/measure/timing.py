@@ -37,12 +37,12 @@ def interleave(
 
     Each order is run forward and then backward, and rotated, so that each call runs before and after each other one,
     and in each place, equally often. A sample repeats its call until it lasts about 1 ms, waits for the device, and is
-    divided by the repeats; with repeats, one untimed call comes first, so that its caches are its own. Where a `Served`
-    call puts its state back first, the time of that alone is measured beside each sample and subtracted. `hold` keeps
-    each call's result until its next call has returned, as `out = call()` in a loop does; otherwise results are dropped
-    at once. `budget_s` ends the rounds early, but not before the first is complete. `progress` receives the fraction
-    done, `repeated` the number of calls per sample. A call that raises is no longer timed, and its exception goes to
-    `failed`; without `failed` it propagates.
+    divided by the repeats; with repeats, one untimed call comes first, so that its caches are its own. Where a
+    `RestoringCall` puts its state back first, the time of that alone is measured beside each sample and subtracted.
+    `hold` keeps each call's result until its next call has returned, as `out = call()` in a loop does; otherwise
+    results are dropped at once. `budget_s` ends the rounds early, but not before the first is complete. `progress`
+    receives the fraction done, `repeated` the number of calls per sample. A call that raises is no longer timed, and
+    its exception goes to `failed`; without `failed` it propagates.
     """
     race = _Interleaved(dict(calls), failed, device, hold)
     for name in calls:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch.fx import GraphModule
 
-from backend_kwargs.backends import CapturedGraph, Inputs, Step
+from backend_kwargs.backends import CapturedGraph, CompileFn, Inputs
 from backend_kwargs.errors import warn_once
 from backend_kwargs.facts import Call, Compiled
 from backend_kwargs.facts.parts import left_to_eager
@@ -53,7 +53,7 @@ class Lowered:
 def compile_lowered(
     graph: CapturedGraph,
     asked: Asked,
-    following: Step,
+    following: CompileFn,
     options: Options,
     captured_options: Options,
 ) -> Compiled:
@@ -73,7 +73,7 @@ def compile_lowered(
         used.reason = str(unfit)
         drop_guards()
         compiled = following(graph, captured_options)
-    return compiled.knowing(precision=used)
+    return compiled.with_facts(precision=used)
 
 
 def _compiled(

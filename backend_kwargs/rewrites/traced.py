@@ -62,7 +62,7 @@ def compile_rewritten(
     call = compiled.call
     for change in reversed(changes):
         call = change.wrap(call)
-    return compiled.called_by(call).knowing(rewrites=counted)
+    return compiled.called_by(call).with_facts(rewrites=counted)
 
 
 def _within(chosen: Collection[str] | None) -> Callable[[Place], bool] | None:

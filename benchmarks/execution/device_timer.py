@@ -147,11 +147,11 @@ class _Bench(measure.Calls):
 
     def restores_before(self, name: str) -> bool:
         """Return whether a sample is one call, whose state can be put back before it."""
-        return isinstance(self.calls[name], measure.Served) and self.repeats[name] == 1
+        return isinstance(self.calls[name], measure.RestoringCall) and self.repeats[name] == 1
 
     def sample(self, name: str, call: Callable[[], object] | None = None) -> tuple[Any, Any]:
         call, start, end = call or self.calls[name], self.event(), self.event()
-        if self.restores_before(name) and isinstance(call, measure.Served):
+        if self.restores_before(name) and isinstance(call, measure.RestoringCall):
             call.state.restore()  # before the L2 is overwritten, so that the state is no more there than the inputs
             call = call.call
         for _ in range(self.covers[name]):

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from backend_kwargs.fleet.board import LEASE_S, Board
+from backend_kwargs.fleet.board import LEASE_S, UnitClaims
 from backend_kwargs.fleet.scheduling import POLL_S, Ended, Queue, drive
 from backend_kwargs.fleet.units import Result, Unit
 
@@ -107,7 +107,7 @@ class Work:
 
     def known_to(self, store: Documents) -> None:
         """Put what an earlier run under another torch recorded into the store: the plan's units are to run again."""
-        board = Board(store, {})
+        board = UnitClaims(store, {})
         for unit in self.units:
             board.record(unit, self.result(unit, "before"))
 
@@ -166,7 +166,7 @@ def one_driver(work: Work, *, dying: bool, known: bool = True, seed: int = 0) ->
     if known:
         work.known_to(store)
     pool = Workers(work, clock, _deaths(dying), random.Random(seed))
-    ended = list(drive(Queue(work.units, Board(store, HERE), clock), pool))
+    ended = list(drive(Queue(work.units, UnitClaims(store, HERE), clock), pool))
     assert len(ended) == UNITS
     assert not any(each.result is None or each.result.failed for each in ended)
     return clock(), pool.lost
@@ -178,7 +178,7 @@ def shards(work: Work, *, dying: bool, known: bool = True, seed: int = 0) -> tup
     store = Documents(clock)
     if known:
         work.known_to(store)
-    queues = [Queue(work.units, Board(store, HERE), clock, (number, GPUS)) for number in range(1, GPUS + 1)]
+    queues = [Queue(work.units, UnitClaims(store, HERE), clock, (number, GPUS)) for number in range(1, GPUS + 1)]
     alive, lost, last = dict(enumerate(queues)), 0, 0.0
     events: list[tuple[float, int, Unit | None]] = [(0.0, number, None) for number in alive]
     renewals = LEASE_S / 3

@@ -21,7 +21,7 @@ from torch import nn
 import backend_kwargs
 from backend_kwargs.auto.decide import memory
 from backend_kwargs.auto.store import Catalogue
-from backend_kwargs.fleet.board import Board
+from backend_kwargs.fleet.board import UnitClaims
 from backend_kwargs.fleet.racing import race_unit, releases
 from backend_kwargs.fleet.units import Result, Unit
 from backend_kwargs.registry import decided
@@ -47,7 +47,7 @@ def tune(store: str) -> None:
     unit = Unit(model=f"{HERE}:model", device=device, threads=TUNED_ON if device == "cpu" else None, budget_s=60.0)
     result = msgspec.json.decode(race_unit(msgspec.json.encode(unit)), type=Result)
     assert not result.failed, result.failed
-    assert not Board(open_store(store), releases()).record(unit, result)
+    assert not UnitClaims(open_store(store), releases()).record(unit, result)
 
 
 def first_call(store: str, way: str) -> dict[str, object]:

@@ -98,7 +98,7 @@ def test_a_race_gets_what_a_bucket_gets(wrapped, monkeypatch):
     def watched(request, tick):
         raced.append([each.detach().clone() for each in request.example_inputs])
         activations.extend(weakref.ref(each) for each in request.example_inputs if type(each) is torch.Tensor)
-        raise race.UnfitError("only watched")
+        raise race.NotRaceableError("only watched")
 
     monkeypatch.setattr(race, "race", watched)
     model, reference, tokens = models()

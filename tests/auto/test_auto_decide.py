@@ -10,7 +10,7 @@ from torch._inductor import config
 
 import backend_kwargs
 from backend_kwargs.auto import decide, race
-from backend_kwargs.auto.request import Request, Tools
+from backend_kwargs.auto.request import RaceContext, Request
 from backend_kwargs.auto.settings import RaceSettings
 from backend_kwargs.auto.store import Catalogue
 from backend_kwargs.backends import CapturedGraph
@@ -214,12 +214,12 @@ def test_default_gets_the_graph_as_it_was(races, fails):
         return Compiled(gm.forward)
 
     x = torch.randn(8, 64)
-    tools = Tools(lambda name: {}, lambda options: {}, {})
+    context = RaceContext(lambda name: {}, lambda options: {}, {})
     request = Request(
         CapturedGraph(torch.fx.symbolic_trace(chain), [x]),
         RaceSettings(candidates=("cpp_wrapper",)),
         compile_one,
-        tools,
+        context,
     )
     with pytest.warns(BackendKwargsWarning) if fails else contextlib.nullcontext():
         compiled = decide.compile_fastest(request).call
@@ -269,9 +269,9 @@ def test_a_template_that_sets_something_else_is_another_candidate():
     """A template's options are part of the key, since another process may define it differently."""
 
     def asked(**options):
-        tools = Tools(lambda name: options, lambda options: {}, {})
+        context = RaceContext(lambda name: options, lambda options: {}, {})
         settings = RaceSettings(candidates=["mine", "cpp_wrapper"])
-        return decide._Question(Request(CapturedGraph(None, []), settings, None, tools)).asked["candidates"]
+        return decide._DecisionResolver(Request(CapturedGraph(None, []), settings, None, context)).asked["candidates"]
 
     assert asked(epilogue_fusion=True) == [("mine", [("epilogue_fusion", True)]), ("cpp_wrapper", [])]
     assert asked(epilogue_fusion=True) != asked(epilogue_fusion=False)

@@ -8,7 +8,7 @@ from torch.fx import symbolic_trace
 
 from backend_kwargs.auto import decide
 from backend_kwargs.auto.race import RaceResult
-from backend_kwargs.auto.request import Request, Tools
+from backend_kwargs.auto.request import RaceContext, Request
 from backend_kwargs.auto.settings import RaceSettings
 from backend_kwargs.auto.store import Catalogue
 from backend_kwargs.backends import CapturedGraph
@@ -29,10 +29,10 @@ def sine(x):
 
 def question(*inputs, fixed=None, fn=chain, **settings):
     """Return the question about one graph."""
-    tools = Tools(lambda name: find_template(name).options, lambda options: {}, fixed or {})
+    context = RaceContext(lambda name: find_template(name).options, lambda options: {}, fixed or {})
     gm = symbolic_trace(fn)
-    return decide._Question(
-        Request(CapturedGraph(gm, inputs or (LARGE,)), RaceSettings(**settings), pytest.fail, tools)
+    return decide._DecisionResolver(
+        Request(CapturedGraph(gm, inputs or (LARGE,)), RaceSettings(**settings), pytest.fail, context)
     )
 
 

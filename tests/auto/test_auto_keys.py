@@ -13,7 +13,7 @@ from torch.fx import symbolic_trace
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from backend_kwargs.auto import cache_key, candidates, decide, machine
-from backend_kwargs.auto.request import Request, Tools
+from backend_kwargs.auto.request import RaceContext, Request
 from backend_kwargs.auto.settings import RaceSettings
 from backend_kwargs.backends import CapturedGraph, declared
 from backend_kwargs.rewrites import table
@@ -27,9 +27,9 @@ KERNELS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBacken
 
 def keys(fn=chain, inputs=(X,), fixed=None, rewrites=(), template=None, **settings):
     """Return the three keys of a question."""
-    tools = Tools(lambda name: template or {}, lambda options: {}, fixed or {}, rewrites)
-    asked = decide._Question(
-        Request(CapturedGraph(symbolic_trace(fn), inputs), RaceSettings(**settings), pytest.fail, tools)
+    context = RaceContext(lambda name: template or {}, lambda options: {}, fixed or {}, rewrites)
+    asked = decide._DecisionResolver(
+        Request(CapturedGraph(symbolic_trace(fn), inputs), RaceSettings(**settings), pytest.fail, context)
     )
     return {"key": asked.key, "graph": asked.graph, "scope": asked.scope}
 

@@ -12,7 +12,7 @@ from backend_kwargs.auto import budget, race, result_checks, selection
 from backend_kwargs.auto.candidates import STEPS, Costs, RaceCandidate
 from backend_kwargs.auto.graph_stats import GraphStats
 from backend_kwargs.auto.head_to_head import Runner, note_figures, peak_of
-from backend_kwargs.auto.request import Request, Tools
+from backend_kwargs.auto.request import RaceContext, Request
 from backend_kwargs.auto.roofline import Slack
 from backend_kwargs.auto.selection import Reason, Skipped
 from backend_kwargs.auto.settings import RaceSettings
@@ -32,8 +32,8 @@ def raced(monkeypatch):
     monkeypatch.setattr(budget, "time", SimpleNamespace(perf_counter=lambda: NOW))
 
     def make(*, spent=0.0, fixed=None, limits=None, stats=STATS, inputs=INPUTS, state=None, call_s=0.01, **settings):
-        tools = Tools(lambda name: {}, lambda options: limits or {}, fixed or {})
-        request = Request(CapturedGraph(None, ()), RaceSettings(**{"budget_s": 100.0} | settings), pytest.fail, tools)
+        context = RaceContext(lambda name: {}, lambda options: limits or {}, fixed or {})
+        request = Request(CapturedGraph(None, ()), RaceSettings(**{"budget_s": 100.0} | settings), pytest.fail, context)
         task = SimpleNamespace(inputs=inputs, training=False, copy=lambda: "copy")
         left = budget.Budget(request.settings.budget_s, NOW - spent, call_s)
         checks = result_checks.ResultChecks(task, stats.random, CPU, left, request.settings.tolerance, {})

@@ -319,7 +319,7 @@ def test_code_that_adds_atomically_is_refused():
     class Compiled:
         source_code = "tl.atomic_add(p, x)"
 
-    compiling = PinnedChooser(Pins("k.lock")).around(lambda gm: Compiled())
+    compiling = PinnedChooser(Pins("k.lock")).wrap_inner_compile(lambda gm: Compiled())
     with pytest.raises(BackendKwargsError) as raised:
         compiling(make_fx(torch.sin)(torch.ones(3)))
     assert str(raised.value) == f"The code that Inductor generates for a graph adds atomically: {ASK}."

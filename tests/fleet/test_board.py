@@ -9,7 +9,7 @@ import pytest
 from backend_kwargs.auto.store import name_of as decision_name
 from backend_kwargs.facts.decision import Decision
 from backend_kwargs.fleet import board as module
-from backend_kwargs.fleet.board import PUT_TRIES, Board
+from backend_kwargs.fleet.board import PUT_TRIES, UnitClaims
 from backend_kwargs.fleet.racing import documents_of
 from backend_kwargs.fleet.units import Result, Unit, UnitDocument, name_of, written
 from backend_kwargs.stores.documents import heading, is_signed
@@ -48,7 +48,7 @@ def ended(store, unit=UNIT, **fields):
 
 def states(store, unit=UNIT):
     """Return whether a unit is done for who looks at all, and for who wants to take it."""
-    board = Board(store, HERE)
+    board = UnitClaims(store, HERE)
     taken = board.take(unit)
     board.release(unit)
     return name_of(unit) in board.done(board.known()), taken
@@ -61,7 +61,7 @@ def states(store, unit=UNIT):
 def test_a_unit_is_done_with_all_of_its_decisions(kept):
     """One of two that is gone makes it run again."""
     store = Claimed()
-    assert Board(store, HERE).record(UNIT, Result(releases=HERE, documents=documents_of(DECISIONS))) == ""
+    assert UnitClaims(store, HERE).record(UNIT, Result(releases=HERE, documents=documents_of(DECISIONS))) == ""
     for each in DECISIONS[kept:]:
         store.forget(decision_name(each))
     assert states(store) == ((True, "ended") if kept == 2 else (False, "ours"))
@@ -80,7 +80,7 @@ def test_what_is_no_unit_is_not_known():
     store = Documents()
     ended(store)
     store.put("units/x.json", b"{")
-    assert [*Board(store, HERE).known()] == [name_of(UNIT)]
+    assert [*UnitClaims(store, HERE).known()] == [name_of(UNIT)]
 
 
 # ---- claims
@@ -108,7 +108,7 @@ def test_a_unit_that_ended(failed, failed_too, state, late):
     store.claim = claimed
     if not late:
         ended(store, failed=failed)
-    board = Board(store, HERE)
+    board = UnitClaims(store, HERE)
     assert board.take(UNIT, failed_too=failed_too) == state
     assert len(board.held) == len(store.leases.keys() & store.documents.keys()) == (state == "ours")
 
@@ -116,16 +116,16 @@ def test_a_unit_that_ended(failed, failed_too, state, late):
 def test_sizes_of_a_model_are_claimed_apart():
     """Another process may run one while this one runs the other."""
     store = Claimed()
-    first, second = Board(store, HERE), Board(store, HERE)
+    first, second = UnitClaims(store, HERE), UnitClaims(store, HERE)
     assert [first.take(UNIT), second.take(UNIT), second.take(OTHER)] == ["ours", "elsewhere", "ours"]
 
 
 def test_a_store_without_claims_gives_all():
     """Then each process runs what is not done, and nothing is renewed or released."""
     store = Documents()
-    board = Board(store, HERE)
+    board = UnitClaims(store, HERE)
     with board.renewing():
-        assert [board.take(UNIT), Board(store, HERE).take(UNIT)] == ["ours", "ours"]
+        assert [board.take(UNIT), UnitClaims(store, HERE).take(UNIT)] == ["ours", "ours"]
         board.renew()
         board.release(UNIT)
         assert board.take(UNIT) == "ours"
@@ -135,7 +135,7 @@ def test_a_store_without_claims_gives_all():
 def test_only_claims_of_ones_own_are_released():
     """Releasing a unit that this process does not run asks nothing of the store."""
     store = Claimed()
-    first, second = Board(store, HERE), Board(store, HERE)
+    first, second = UnitClaims(store, HERE), UnitClaims(store, HERE)
     assert first.take(UNIT) == "ours"
     store.renew = store.forget = lambda *_: pytest.fail("asked")
     second.release(UNIT)
@@ -144,7 +144,7 @@ def test_only_claims_of_ones_own_are_released():
 def test_what_is_released_is_not_renewed():
     """A unit that this process has given up is another's, though the store did not answer then."""
     store = Claimed()
-    board, renew = Board(store, HERE), store.renew
+    board, renew = UnitClaims(store, HERE), store.renew
     board.take(UNIT)
     store.away = ConnectionError("refused")
     board.release(UNIT)
@@ -157,7 +157,7 @@ def test_what_is_released_is_not_renewed():
 def test_a_lease_that_another_process_took(caplog):
     """It is named once, and no longer this process's to renew."""
     store = Claimed()
-    board = Board(store, HERE)
+    board = UnitClaims(store, HERE)
     board.take(UNIT)
     (claim,) = store.documents
     store.documents[claim] = b"another's"
@@ -180,7 +180,7 @@ def test_leases_are_renewed_while_a_unit_runs(monkeypatch, caplog):
         module, "threading", SimpleNamespace(Event=Beats, Thread=threading.Thread, RLock=threading.RLock)
     )
     store, leases = Claimed(), []
-    board, renew = Board(store, HERE, words=lambda error: "an error"), store.renew
+    board, renew = UnitClaims(store, HERE, words=lambda error: "an error"), store.renew
 
     def counted(name, token, lease_s):
         leases.append(lease_s)
@@ -205,7 +205,7 @@ def test_leases_are_renewed_while_a_unit_runs(monkeypatch, caplog):
 def test_a_store_that_is_away_at_the_end(release, caplog):
     """It is no error of the run: leases end by themselves, and the password is not logged."""
     store = Claimed()
-    board = Board(store, HERE, words=lambda error: "it is away")
+    board = UnitClaims(store, HERE, words=lambda error: "it is away")
     with board.renewing():
         board.take(UNIT)
         store.away = ConnectionError("postgresql://me:password@db")
@@ -223,7 +223,7 @@ def test_what_is_kept_of_a_unit(key):
     """Its decisions, then its document, signed by its key; decisions have its label and no older generation."""
     store = Claimed()
     unit = Unit("m", "cpu", options={"store": {"signing_key": key, "label": "team", "min_generation": 3}})
-    board = Board(store, HERE)
+    board = UnitClaims(store, HERE)
     board.take(unit)
     names = [*documents_of(DECISIONS)]
     assert board.record(unit, Result(releases=HERE, documents=documents_of(DECISIONS))) == ""
@@ -240,7 +240,7 @@ def test_a_decision_that_is_newer_stays_so():
     store = Documents()
     for least in (5, 0):
         unit = Unit("m", "cpu", options={"store": {"min_generation": least}})
-        assert Board(store, HERE).record(unit, Result(releases=HERE, documents=documents_of(DECISIONS[:1]))) == ""
+        assert UnitClaims(store, HERE).record(unit, Result(releases=HERE, documents=documents_of(DECISIONS[:1]))) == ""
     assert heading(store.get(decision_name(DECISIONS[0]))).generation == 6
 
 
@@ -252,7 +252,7 @@ def test_a_decision_that_is_newer_stays_so():
 def test_a_store_that_does_not_take_a_result_is_asked_again(failures, waited, waits):
     """Six times in fifteen seconds; then the unit fails, with the store's error in words that hide its password."""
     store, tries = Claimed(), []
-    board, put = Board(store, HERE, words=lambda error: f"{type(error).__name__}: ***"), store.put
+    board, put = UnitClaims(store, HERE, words=lambda error: f"{type(error).__name__}: ***"), store.put
     board.take(UNIT)
 
     def refused(name, content):

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import backend_kwargs as bk
-from backend_kwargs.fleet.board import Board
+from backend_kwargs.fleet.board import UnitClaims
 from backend_kwargs.fleet.local import Device, LocalPool, devices_here
 from backend_kwargs.fleet.units import Unit
 from backend_kwargs.page import read_document
@@ -107,7 +107,7 @@ def test_shards_share_a_folder(planned):
     shards = [planned.start("--shard", f"{number}/2") for number in (1, 2)]
     outputs = [each.communicate(timeout=900)[0] for each in shards]
     assert [each.returncode for each in shards] == [0, 0], outputs
-    board = Board(open_store(str(planned.store)), {"torch": torch.__version__.partition("+")[0]})
+    board = UnitClaims(open_store(str(planned.store)), {"torch": torch.__version__.partition("+")[0]})
     assert [document.failed for document in board.known().values()] == ["", ""]
     assert sum(output.count("1 of 1: ") for output in outputs) == 2
 

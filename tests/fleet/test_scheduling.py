@@ -5,7 +5,7 @@ import pytest
 from backend_kwargs.auto.store import Catalogue
 from backend_kwargs.errors import BackendKwargsError
 from backend_kwargs.facts.decision import Decision
-from backend_kwargs.fleet.board import LEASE_S, Board
+from backend_kwargs.fleet.board import LEASE_S, UnitClaims
 from backend_kwargs.fleet.racing import documents_of
 from backend_kwargs.fleet.scheduling import (
     LEARN_S,
@@ -85,7 +85,7 @@ def test_the_longest_comes_first():
     for seconds, name in enumerate(names, 1):
         store.put(name_of(unit(name)), done(unit(name), float(seconds), torch="2.12"))
     new = unit("c", sizes={"batch": 8})
-    queue = Queue([*map(unit, names), new], Board(store, HERE), Clock())
+    queue = Queue([*map(unit, names), new], UnitClaims(store, HERE), Clock())
     assert taken(queue) == ["c", "c", "b", "a"]
 
 
@@ -101,7 +101,7 @@ def test_what_is_learned_meanwhile():
     """One of each model comes before a second, so that the others' durations are known while there is a choice."""
     store, clock = Documents(), Clock()
     units = [unit(name, sizes={"batch": size}) for name in "ab" for size in (1, 2)]
-    queue = Queue(units, Board(store, HERE), clock)
+    queue = Queue(units, UnitClaims(store, HERE), clock)
     assert [queue.take(any_worker).model[-1] for _ in range(2)] == ["a", "b"]
     for each, seconds in ((units[0], 1.0), (units[2], 9.0)):
         store.put(name_of(each), done(each, seconds))
@@ -114,7 +114,7 @@ def test_what_was_lost_stays_first():
     store, clock = Documents(), Clock()
     store.put(name_of(unit("a")), done(unit("a"), 9.0, torch="2.12"))
     store.put(name_of(unit("b")), done(unit("b"), 1.0, torch="2.12"))
-    queue = Queue([unit(name) for name in "abc"], Board(store, HERE), clock)
+    queue = Queue([unit(name) for name in "abc"], UnitClaims(store, HERE), clock)
     lost = queue.left[unit("b").key]
     assert taken(queue) == ["a", "c", "b"]
     queue.left = {unit("a").key: unit("a"), unit("c").key: unit("c")}
@@ -129,7 +129,7 @@ def test_a_unit_that_is_done_is_skipped():
     store.put(name_of(unit("a")), done(unit("a")))
     store.put(name_of(unit("b")), done(unit("b"), torch="2.12"))
     store.put(name_of(unit("c")), done(unit("c"), failed="no weights"))
-    queue = Queue([unit(name) for name in "abc"], Board(store, HERE), Clock())
+    queue = Queue([unit(name) for name in "abc"], UnitClaims(store, HERE), Clock())
     assert sorted(taken(queue)) == ["b", "c"]
 
 
@@ -142,11 +142,11 @@ class Raced:
         (self.decision,) = documents
         self.unit, self.store = unit("a"), Documents()
         result = Result(seconds=1.0, releases=HERE, device_name="cpu AVX512", documents=documents)
-        assert Board(self.store, HERE).record(self.unit, result) == ""
+        assert UnitClaims(self.store, HERE).record(self.unit, result) == ""
 
     def queue(self, *devices):
         """Return a queue of the unit on such devices."""
-        return Queue([self.unit], Board(self.store, HERE, devices=lambda unit: devices), Clock())
+        return Queue([self.unit], UnitClaims(self.store, HERE, devices=lambda unit: devices), Clock())
 
 
 @pytest.mark.parametrize("gone", ["forgotten", "removed", "damaged"])
@@ -154,7 +154,7 @@ def test_a_unit_without_its_decision_runs_again(gone):
     """A unit is done while the store has its decision: not once it was forgotten, removed or damaged."""
     raced = Raced()
     assert list(raced.queue().done) == [raced.unit.key]
-    waiting = Queue([raced.unit], Board(Documents(), HERE), Clock())
+    waiting = Queue([raced.unit], UnitClaims(Documents(), HERE), Clock())
     waiting.board.store = raced.store
     if gone == "forgotten":
         assert Catalogue(raced.store).forget() == 1
@@ -164,7 +164,7 @@ def test_a_unit_without_its_decision_runs_again(gone):
         raced.store.put(raced.decision, b"{")
     assert taken(raced.queue()) == ["a"]
     assert taken(waiting) == ["a"]
-    assert Summary.of([raced.unit], Board(raced.store, HERE), [], {}).status(raced.unit) == "not done"
+    assert Summary.of([raced.unit], UnitClaims(raced.store, HERE), [], {}).status(raced.unit) == "not done"
 
 
 @pytest.mark.parametrize(
@@ -178,7 +178,7 @@ def test_a_unit_without_its_decision_runs_again(gone):
 def test_a_unit_of_another_device_runs_here(devices, given):
     """A unit is done for the type of device that it was raced on, whose decisions serve no other."""
     raced = Raced()
-    waiting = Queue([raced.unit], Board(Documents(), HERE, devices=lambda unit: devices), Clock())
+    waiting = Queue([raced.unit], UnitClaims(Documents(), HERE, devices=lambda unit: devices), Clock())
     waiting.board.store = raced.store
     assert taken(raced.queue(*devices)) == given
     assert taken(waiting) == given
@@ -189,7 +189,7 @@ def test_decisions_with_hostile_names_are_none():
     store = Documents()
     document = UnitDocument(unit=unit("a"), releases=HERE, decisions=("../../etc/passwd", "units/x", ""))
     store.put(name_of(unit("a")), written(document))
-    assert taken(Queue([unit("a")], Board(store, HERE), Clock())) == ["a"]
+    assert taken(Queue([unit("a")], UnitClaims(store, HERE), Clock())) == ["a"]
 
 
 def ended(board, unit):
@@ -198,11 +198,11 @@ def ended(board, unit):
         pass
 
 
-@pytest.mark.parametrize("released", [Board.release, ended], ids=["one", "all"])
+@pytest.mark.parametrize("released", [UnitClaims.release, ended], ids=["one", "all"])
 def test_a_claim_of_another_process_stays(released):
     """A process whose lease ended meanwhile does not remove the claim of the one that took the unit."""
     store = Claimed()
-    first, second, third = (Board(store, HERE) for _ in range(3))
+    first, second, third = (UnitClaims(store, HERE) for _ in range(3))
     assert first.take(unit("a")) == "ours"
     store.now = LEASE_S + 1
     assert second.take(unit("a")) == "ours"
@@ -225,7 +225,7 @@ class FailsFor(Claimed):
 def test_a_claim_that_cannot_be_released_keeps_no_other(failing, caplog):
     """Each is renewed and released by itself; of the one that fails the lease ends."""
     store, units = FailsFor(), [unit(name) for name in "abc"]
-    first, second = Board(store, HERE), Board(store, HERE)
+    first, second = UnitClaims(store, HERE), UnitClaims(store, HERE)
     assert [first.take(each) for each in units] == ["ours"] * 3
     store.failing = f"claims/{units[failing].key}"
     store.now = LEASE_S - 1
@@ -244,7 +244,7 @@ def test_a_claim_that_cannot_be_released_keeps_no_other(failing, caplog):
 def test_a_claimed_unit_is_elsewhere_until_its_lease_ends():
     """Of two processes one gets a unit; the other gets it when the lease ended without a renewal, and not before."""
     store, clock = Claimed(), Clock()
-    first, second = (Queue([unit("a")], Board(store, HERE), clock) for _ in range(2))
+    first, second = (Queue([unit("a")], UnitClaims(store, HERE), clock) for _ in range(2))
     assert taken(first) == ["a"]
     assert taken(second) == []
     store.now = clock.now = LEASE_S - 1
@@ -258,7 +258,7 @@ def test_a_claimed_unit_is_elsewhere_until_its_lease_ends():
 def test_a_unit_that_another_process_ended_is_not_taken():
     """A unit that was claimed elsewhere leaves the queue when its document is there."""
     store, clock = Claimed(), Clock()
-    first, second = (Queue([unit("a")], Board(store, HERE), clock) for _ in range(2))
+    first, second = (Queue([unit("a")], UnitClaims(store, HERE), clock) for _ in range(2))
     assert taken(first) == ["a"]
     assert taken(second) == []
     assert first.board.record(unit("a"), *RACED) == ""
@@ -273,7 +273,7 @@ def test_a_unit_that_another_process_ended_is_not_taken():
 )
 def test_a_shard_begins_with_its_own(store, given):
     """The second of two shards begins with its units, and takes the others' if the store can give claims."""
-    assert taken(Queue([unit(name) for name in "abcd"], Board(store(), HERE), Clock(), (2, 2))) == given
+    assert taken(Queue([unit(name) for name in "abcd"], UnitClaims(store(), HERE), Clock(), (2, 2))) == given
 
 
 def test_what_failed_in_another_shard_is_not_tried_again():
@@ -281,7 +281,7 @@ def test_what_failed_in_another_shard_is_not_tried_again():
     store = Claimed()
     for name in "ab":
         store.put(name_of(unit(name)), done(unit(name), failed="no weights"))
-    assert taken(Queue([unit("a"), unit("b")], Board(store, HERE), Clock(), (2, 2))) == ["b"]
+    assert taken(Queue([unit("a"), unit("b")], UnitClaims(store, HERE), Clock(), (2, 2))) == ["b"]
 
 
 def test_a_shard_fails_by_its_own_units():
@@ -290,7 +290,7 @@ def test_a_shard_fails_by_its_own_units():
     store.put(name_of(unit("a")), done(unit("a"), failed="no weights"))
     failed = []
     for number in ((1, 1), (1, 2), (2, 2)):
-        queue = Queue(units, board := Board(store, HERE), Clock(), number)
+        queue = Queue(units, board := UnitClaims(store, HERE), Clock(), number)
         failed.append(Summary.of(units, board, [], {}).failed_among(queue.own))
     assert failed == [True, True, False]
 
@@ -298,7 +298,7 @@ def test_a_shard_fails_by_its_own_units():
 def test_a_store_that_is_away_keeps_a_claim(caplog):
     """A worker's claim then ends with its lease, and the other units go on."""
     store = Claimed()
-    board = Board(store, HERE)
+    board = UnitClaims(store, HERE)
     assert board.take(unit("a")) == "ours"
     store.renew = lambda *_: 1 / 0
     board.release(unit("a"))
@@ -308,15 +308,15 @@ def test_a_store_that_is_away_keeps_a_claim(caplog):
 def test_shares_are_the_same_whatever_is_known():
     """Durations that are recorded meanwhile move no unit to another share."""
     units, store = [unit(name) for name in "abcd"], Documents()
-    before = [set(taken(Queue(units, Board(store, HERE), Clock(), (number, 2)))) for number in (1, 2)]
+    before = [set(taken(Queue(units, UnitClaims(store, HERE), Clock(), (number, 2)))) for number in (1, 2)]
     store.put(name_of(units[0]), done(units[0], 100.0, torch="2.12"))
-    assert [set(taken(Queue(units, Board(store, HERE), Clock(), (number, 2)))) for number in (1, 2)] == before
+    assert [set(taken(Queue(units, UnitClaims(store, HERE), Clock(), (number, 2)))) for number in (1, 2)] == before
 
 
 def test_a_lost_worker_costs_its_unit_one_attempt():
     """A unit whose worker died runs again, and its claim is free meanwhile."""
     store = Claimed()
-    ended = list(drive(Queue([unit("a"), unit("b")], Board(store, HERE), Clock()), Pool(LOST, RACED, RACED)))
+    ended = list(drive(Queue([unit("a"), unit("b")], UnitClaims(store, HERE), Clock()), Pool(LOST, RACED, RACED)))
     assert [each.unit.model[-1] for each in ended] == ["a", "b"]
     assert not any(each.result.failed for each in ended)
     assert sorted(store.documents) == sorted(name_of(unit(name)) for name in "ab")
@@ -325,7 +325,7 @@ def test_a_lost_worker_costs_its_unit_one_attempt():
 def test_a_unit_that_kills_its_workers_fails():
     """After some attempts a unit fails with the reason, and the others run."""
     pool = Pool(*[LOST] * MOST_ATTEMPTS, RACED)
-    first, second = drive(Queue([unit("a"), unit("b")], Board(Claimed(), HERE), Clock()), pool)
+    first, second = drive(Queue([unit("a"), unit("b")], UnitClaims(Claimed(), HERE), Clock()), pool)
     assert first.result.failed == f"its worker was lost {MOST_ATTEMPTS} times: signal 9"
     assert (second.unit.model[-1], second.result.failed) == ("b", "")
 
@@ -333,13 +333,13 @@ def test_a_unit_that_kills_its_workers_fails():
 def test_an_interrupt_cancels_and_releases():
     """Ctrl-C ends what runs, and what was claimed is free at once."""
     store = Claimed()
-    board, pool = Board(store, HERE), Pool(RACED, KeyboardInterrupt())
+    board, pool = UnitClaims(store, HERE), Pool(RACED, KeyboardInterrupt())
     ended = []
     with pytest.raises(KeyboardInterrupt), board.renewing():
         ended.extend(drive(Queue([unit("a"), unit("b")], board, Clock()), pool))
     assert pool.cancelled
     assert list(store.documents) == [name_of(unit("a"))]
-    assert taken(Queue([unit("a"), unit("b")], Board(store, HERE), Clock())) == ["b"]
+    assert taken(Queue([unit("a"), unit("b")], UnitClaims(store, HERE), Clock())) == ["b"]
 
 
 def test_a_store_that_does_not_take_a_result_fails_the_unit(monkeypatch):
@@ -347,7 +347,7 @@ def test_a_store_that_does_not_take_a_result_fails_the_unit(monkeypatch):
     monkeypatch.setattr("backend_kwargs.fleet.board.PUT_WAIT_S", 0.0)
     store = Documents()
     pool = Pool(RACED)
-    queue = Queue([unit("a")], Board(store, HERE), Clock())
+    queue = Queue([unit("a")], UnitClaims(store, HERE), Clock())
     store.put = lambda name, document: (_ for _ in ()).throw(OSError(28, "No space left on device"))
     (ended,) = drive(queue, pool)
     assert ended.result.failed == (
@@ -358,7 +358,7 @@ def test_a_store_that_does_not_take_a_result_fails_the_unit(monkeypatch):
 def test_a_store_that_goes_away_is_waited_for():
     """A store that does not answer for a while costs no unit."""
     store, clock = Claimed(), Clock()
-    queue = Queue([unit("a")], Board(store, HERE), clock)
+    queue = Queue([unit("a")], UnitClaims(store, HERE), clock)
     store.away = ConnectionError("refused")
     assert taken(queue) == []
     store.away, clock.now = None, POLL_S
@@ -368,7 +368,7 @@ def test_a_store_that_goes_away_is_waited_for():
 def test_a_store_that_stays_away_ends_the_run():
     """A run whose store does not answer for minutes ends with its error, when nothing runs any more."""
     store, clock = Claimed(), Clock()
-    queue = Queue([unit("a")], Board(store, HERE), clock)
+    queue = Queue([unit("a")], UnitClaims(store, HERE), clock)
     store.away = ConnectionError("refused")
     pool = Pool()
 
@@ -390,7 +390,7 @@ def test_a_hostile_document_is_no_unit(document):
     """What is not the document of this unit, whatever it is, does not make it done."""
     store = Documents()
     store.put(name_of(unit("a")), document)
-    assert taken(Queue([unit("a")], Board(store, HERE), Clock())) == ["a"]
+    assert taken(Queue([unit("a")], UnitClaims(store, HERE), Clock())) == ["a"]
 
 
 @pytest.mark.parametrize(("dying", "most"), [(False, 1.1), (True, 1.2)], ids=["none dies", "one dies in ten minutes"])

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 from backend_kwargs.facts.decision import Decision, RaceRow
-from backend_kwargs.fleet.board import Board
+from backend_kwargs.fleet.board import UnitClaims
 from backend_kwargs.fleet.local import Device, LocalPool
 from backend_kwargs.fleet.racing import Tuned, _not_kept, is_named
 from backend_kwargs.fleet.scheduling import Ended, Queue, expected
@@ -112,7 +112,7 @@ def test_times_of_another_device_are_of_another_model():
 
 def test_a_failure_while_units_are_claimed_is_released():
     """A unit that ended between the look and the claim is free, and not taken."""
-    store, board = Claimed(), Board(Claimed(), HERE)
+    store, board = Claimed(), UnitClaims(Claimed(), HERE)
     board.store = board.claims = store
     claim = store.claim
 
@@ -217,7 +217,7 @@ def summed(*ended, known=(), missing=()):
     for each in known:
         store.put(name_of(each.unit), written(each))
     units = [UNIT, FAILED, OTHER]
-    return Summary.of(units, Board(store, HERE), ended, dict.fromkeys((each.key for each in missing), "no GPU"))
+    return Summary.of(units, UnitClaims(store, HERE), ended, dict.fromkeys((each.key for each in missing), "no GPU"))
 
 
 def test_what_became_of_each_unit():
@@ -264,7 +264,7 @@ def test_a_disturbed_machine(ratios, widest, disturbed):
 def test_a_unit_that_is_away_is_looked_at_later():
     """While a store does not answer, a queue asks it no more often than it looks at claims."""
     store, clock = Claimed(), SimpleNamespace(now=0.0)
-    queue = Queue([UNIT], Board(store, HERE), lambda: clock.now)
+    queue = Queue([UNIT], UnitClaims(store, HERE), lambda: clock.now)
     store.away = ConnectionError("refused")
     assert queue.take(lambda unit: True) is None
     store.away, clock.now = None, 1.0

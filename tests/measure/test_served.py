@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from backend_kwargs import measure
-from backend_kwargs.measure import Changes, Served, State, interleave
-from backend_kwargs.measure.served import LARGEST, Region, copied, layout_of, memory_of, same_bits
+from backend_kwargs.measure import Changes, RestoringCall, State, interleave
+from backend_kwargs.measure.served import LARGEST, ChangedSlice, copied, layout_of, memory_of, same_bits
 
 CPU = torch.device("cpu")
 
@@ -42,7 +42,7 @@ def test_putting_a_region_back_undoes_every_change(shape, dtype, share, seed):
     torch.manual_seed(seed)
     before = torch.randn(shape).mul(3).to(dtype)
     after = torch.where(torch.rand(shape) < share, torch.randn(shape).mul(3).to(dtype), before)
-    region = Region.of(before, after)
+    region = ChangedSlice.of(before, after)
     assert (region is None) == same_bits(before, after)
     if region:
         assert same_bits(restored(region, before, after), before)
@@ -66,7 +66,7 @@ def test_regions_of_views(view):
     assert same_bits(changed, seen)
     assert changed.stride() == seen.stride()
     memory_of(changed)[:1] += 1
-    assert same_bits(restored(Region.of(seen, changed), seen, changed), seen)
+    assert same_bits(restored(ChangedSlice.of(seen, changed), seen, changed), seen)
 
 
 def test_rows_of_a_large_cache_are_put_back_alone():
@@ -74,7 +74,7 @@ def test_rows_of_a_large_cache_are_put_back_alone():
     before = torch.zeros(2, 3, 1000, 8)
     after = before.clone()
     after[:, :, [3, 970]] = 1
-    region = Region.of(before, after)
+    region = ChangedSlice.of(before, after)
     assert region.values(before).shape == (2, 3, 2, 8)
     after[:, :, 500] = 2
     assert restored(region, before, after)[:, :, 500].eq(2).all()
@@ -83,8 +83,8 @@ def test_rows_of_a_large_cache_are_put_back_alone():
 def test_nan_is_not_a_change():
     """Equal bits are equal, also those of nan; zeros of other signs are not."""
     numbers = torch.tensor([float("nan"), 0.0])
-    assert Region.of(numbers, numbers.clone()) is None
-    assert Region.of(numbers, torch.tensor([float("nan"), -0.0])).ranges == (slice(1, 2),)
+    assert ChangedSlice.of(numbers, numbers.clone()) is None
+    assert ChangedSlice.of(numbers, torch.tensor([float("nan"), -0.0])).ranges == (slice(1, 2),)
 
 
 @pytest.mark.parametrize(
@@ -93,7 +93,7 @@ def test_nan_is_not_a_change():
 def test_only_large_regions_of_numbers_drift(dtype, drifts):
     """Large floating-point state is not copied at each call; integers always are, since they may be positions."""
     before = torch.zeros(LARGEST // 4 + 1, dtype=dtype)
-    assert Region.of(before, before + 1).drifts(before) is drifts
+    assert ChangedSlice.of(before, before + 1).drifts(before) is drifts
 
 
 # ---- what a call changes in modules and objects
@@ -129,7 +129,7 @@ def test_each_call_of_a_module_starts_from_its_state():
     """Buffers, attributes, lists, dicts and generators of a module are put back before each call."""
     module, x = Stateful(), torch.ones(2)
     state = Changes.of(called, (module, x)).on((module, x), timed=True)
-    call = Served(lambda: module(x), state)
+    call = RestoringCall(lambda: module(x), state)
     first = call()
     for _ in range(9):  # four rows
         assert torch.equal(call(), first)
@@ -151,7 +151,7 @@ def test_changes_of_a_bound_method():
     module, x = Stateful(), torch.ones(2)
     state = Changes.of(called, (module.forward, x)).on((module.forward, x))
     for _ in range(9):
-        Served(lambda: module.forward(x), state)()
+        RestoringCall(lambda: module.forward(x), state)()
     assert module.count == 1
 
 
@@ -164,7 +164,7 @@ def test_memory_that_a_call_frees_comes_back():
         return y
 
     x = torch.ones(3)
-    call = Served(lambda: free(x), Changes.of(called, (free, x)).on((free, x)))
+    call = RestoringCall(lambda: free(x), Changes.of(called, (free, x)).on((free, x)))
     for _ in range(3):
         assert torch.equal(call(), torch.full((3,), 2.0))
 
@@ -179,7 +179,7 @@ def test_what_a_call_adds_to_an_object_stays():
             return x + self.table
 
     module, x = Lazy(), torch.ones(3)
-    call = Served(lambda: module(x), Changes.of(called, (module, x)).on((module, x)))
+    call = RestoringCall(lambda: module(x), Changes.of(called, (module, x)).on((module, x)))
     call()
     table = module.table
     call()
@@ -229,7 +229,7 @@ def test_state_of_what_is_no_module(make):
     call, x = make(), torch.ones(2)
     state = Changes.of(called, (call, x)).on((call, x))
     for _ in range(5):  # two rows
-        assert torch.equal(Served(lambda: call(x), state)(), torch.tensor([2.0, 0.0]))
+        assert torch.equal(RestoringCall(lambda: call(x), state)(), torch.tensor([2.0, 0.0]))
 
 
 def grown(past, x):
@@ -240,7 +240,7 @@ def grown(past, x):
 def test_a_dict_that_calls_fill_is_emptied():
     """Keys that calls add and change are state."""
     past, x = {}, torch.ones(1)
-    call = Served(lambda: grown(past, x), Changes.of(called, (grown, past, x)).on((grown, past, x)))
+    call = RestoringCall(lambda: grown(past, x), Changes.of(called, (grown, past, x)).on((grown, past, x)))
     assert [len(call()) for _ in range(3)] == [1, 1, 1]
 
 
@@ -254,7 +254,7 @@ def test_a_generator_and_a_list_that_grow_as_arguments():
 
     changes = Changes.of(called, (draw, generator, seen))
     assert not changes.on((draw, ()))
-    call = Served(lambda: draw(generator, seen), changes.on((draw, generator, seen)))
+    call = RestoringCall(lambda: draw(generator, seen), changes.on((draw, generator, seen)))
     assert torch.equal(call(), call())
     assert len(seen) == 1
 
@@ -266,14 +266,14 @@ def test_scattered_rows_of_types_that_torch_does_not_index(dtype):
     after = torch.zeros(9, 2)
     after[[1, 7]] = 1
     after = after.to(dtype)
-    assert same_bits(restored(Region.of(before, after), before, after), before)
+    assert same_bits(restored(ChangedSlice.of(before, after), before, after), before)
 
 
 def test_keys_may_be_any_objects():
     """State behind keys that look alike, or differently in each copy, is found."""
     one, other = torch.zeros(1), torch.zeros(1)
     held = {torch.ones(1): one, torch.ones(1): other, object(): torch.zeros(1)}
-    call = Served(
+    call = RestoringCall(
         lambda: [each.add_(1) for each in held.values()],
         Changes.of(lambda tree: [each.add_(1) for each in tree.values()], held).on(held),
     )
@@ -295,7 +295,7 @@ def test_a_call_without_state_has_none():
     module, x = torch.nn.Linear(2, 2), torch.ones(2)
     state = Changes.of(called, (module, x)).on((module, x))
     assert not state
-    assert measure.restoring(Served(lambda: module(x), state)) is None
+    assert measure.restoring(RestoringCall(lambda: module(x), state)) is None
 
 
 # ---- timing
@@ -312,7 +312,7 @@ def test_every_timed_call_starts_from_the_state():
 
     state = State()
     state.add(count, torch.zeros(1, dtype=torch.int64))
-    samples = interleave({"step": Served(step, state)}, rounds=3, device=CPU)
+    samples = interleave({"step": RestoringCall(step, state)}, rounds=3, device=CPU)
     assert seen == {0}
     assert len(samples["step"]) == 3
 
@@ -327,7 +327,7 @@ def test_putting_back_is_called_as_often_as_the_call(monkeypatch):
     monkeypatch.setattr(measure.timing.time, "perf_counter", lambda: now[0])
     state = State()
     state.add_action(lambda: lasting(0.5))
-    samples = interleave({"step": Served(lambda: lasting(0.25), state)}, rounds=4, device=CPU, warmup=0)
+    samples = interleave({"step": RestoringCall(lambda: lasting(0.25), state)}, rounds=4, device=CPU, warmup=0)
     assert samples["step"] == pytest.approx([0.25] * 4)
 
 

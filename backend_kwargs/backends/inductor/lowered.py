@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from backend_kwargs.torch_internals.inductor_code import CompiledFxGraph
 
 
-class UnlikeError(Exception):
+class IncompatibleVersionError(Exception):
     """A version cannot take the place of the others; the message says why."""
 
 
@@ -115,7 +115,7 @@ class Lowered:
         whole = len(self.graphs) == 1 + backward and backward == bool(self._functions)
         return whole and all(isinstance(each.place, CompiledFxGraph) for each in self.graphs)
 
-    def place(self, version: Version) -> None:
+    def activate(self, version: Version) -> None:
         """Put a version in place, if another one is."""
         if version is not self.in_place:
             self._put(version, for_good=False)
@@ -148,9 +148,9 @@ class Lowered:
 
         for each, graph in zip(self.graphs, version.graphs, strict=True):
             if not isinstance(graph, CompiledFxGraph) or output_strides(graph) != output_strides(each.place):
-                raise UnlikeError("its results have other strides")
+                raise IncompatibleVersionError("its results have other strides")
             if is_partitioned(graph) != is_partitioned(each.place):
-                raise UnlikeError("CUDA graphs record other parts of it")
+                raise IncompatibleVersionError("CUDA graphs record other parts of it")
 
     def _keeping(self, inner: CompileInner) -> CompileInner:
         from backend_kwargs.torch_internals.relowering import spare_of
