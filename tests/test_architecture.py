@@ -53,7 +53,7 @@ analysis.readme analysis.real_models analysis.auto_tables analysis.report analys
 analysis.held_out
 arguments
 studies studies.audit studies.bundles studies.compilers studies.fleet
-studies.fleet_first_call studies.held_out studies.kernel_times
+studies.headroom studies.held_out studies.kernel_times
 studies.overhead studies.pinned studies.precision studies.public_reports
 studies.regret
 studies.rewrite_cases studies.rewrites studies.sealed

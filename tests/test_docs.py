@@ -1,6 +1,7 @@
 """The docs run: the code of README and of each page; generated tables agree with the code."""
 
 import re
+import shlex
 import subprocess
 import sys
 from importlib.util import find_spec
@@ -80,6 +81,21 @@ def test_commands_of_the_docs_run(command, tmp_path, monkeypatch):
     """The quick command lines of README and the docs exit with 0."""
     monkeypatch.setenv("BACKEND_KWARGS_STORE", str(tmp_path))
     ran = CliRunner().invoke(app, [word.strip("'") for word in command.split()[1:]])
+    assert ran.exit_code == 0, ran.output
+
+
+def written_commands():
+    """Return the command lines of the docs, of the examples and of the Makefile, without comments."""
+    made = subprocess.run(["make", "-n", "demo"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    text = "\n".join([COMMANDS, made, *(path.read_text(encoding="utf-8") for path in ROOT.glob("examples/*.*"))])
+    text = text.replace("\\\n", " ")
+    return sorted({*re.findall(r"(?<![^\s`])(?:\S*/)?backend-kwargs (?!and )([a-z][^#\n|>`]*)", text)})
+
+
+@pytest.mark.parametrize("command", written_commands())
+def test_written_commands_have_no_other_flags(command):
+    """What a page, an example or the Makefile tells a command is among its arguments; nothing runs."""
+    ran = CliRunner().invoke(app, [*shlex.split(command), "--help"])
     assert ran.exit_code == 0, ran.output
 
 

@@ -120,9 +120,10 @@ def places_in_traced(gm: GraphModule, example_inputs: Inputs, name: str) -> list
 
     def note(place: Place) -> bool:
         found.append(place)
-        return True
+        return False  # so that its nodes stay
 
-    change = change_by(name, gm, example_inputs, note)
+    change_by(name, gm, example_inputs, note)
+    change = change_by(name, gm, example_inputs) if found else None
     return counted(replace(each, bytes=change.bytes / len(found)) for each in found) if change else []
 
 

@@ -30,7 +30,8 @@ class Place:
     """What a rewrite would replace: the operators with their attributes, and what they read and return.
 
     `inputs` and `results` have dtypes, sizes, strides and devices, and in training whether gradients are recorded.
-    `count` is how often it is in the graph, and `bytes` the memory traffic that all of these save.
+    `count` is how often it is in the graph, and `bytes` the memory traffic that all of these save. `nodes` are those of
+    the first, in the graph that they were found in.
     """
 
     rewrite: str
@@ -41,6 +42,7 @@ class Place:
     training: bool
     count: int = field(default=1, compare=False)
     bytes: float = field(default=0.0, compare=False)
+    nodes: tuple[Node, ...] = field(default=(), compare=False, repr=False)
 
     @cached_property
     def signature(self) -> str:
@@ -70,7 +72,8 @@ def place_of(rewrite: str, nodes: Sequence[Node], dead: Set[Node] = frozenset())
     kinds = [f"{numbers[node]}: {_described(_value(node), training=training)}" for node in (*outer, *ends)]
     texts = tuple(numbered_symbols([*lines, *kinds]))
     inputs, results = texts[len(lines) : len(lines) + len(outer)], texts[len(lines) + len(outer) :]
-    return Place(rewrite, find_rewrite(rewrite).version, texts[: len(lines)], inputs, results, training)
+    version = find_rewrite(rewrite).version
+    return Place(rewrite, version, texts[: len(lines)], inputs, results, training, nodes=tuple(inner))
 
 
 def counted(places: Iterable[Place]) -> list[Place]:

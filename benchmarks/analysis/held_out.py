@@ -1,7 +1,7 @@
 """The records of the held-out models: which are done, their ratios, and the bars, each met or missed."""
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -274,30 +274,3 @@ def _models_and_failures(models: Sequence[Model]) -> Iterator[str]:
 def write_page(records: Path, out: Path) -> None:
     """Write the page of a file of records."""
     write_whole(out, "\n".join(page(read_models(records), Records.read(records).environments)) + "\n")
-
-
-def before_and_after(old: Sequence[Path], new: Sequence[Path]) -> str:
-    """Return a table of auto's first calls in two versions, and of its speedups over eager, medians of their files."""
-    both = [[read_models(path) for path in paths] for paths in (old, new)]
-    rows, ratios = [], []
-    for row in HELD_OUT:
-        firsts = [_middle(of.first_s(AUTO) for models in each for of in models if of.row is row) for each in both]
-        overs = [_middle(_median(of.over(AUTO, "eager")) for m in each for of in m if of.row is row) for each in both]
-        if firsts[0] and firsts[1]:
-            ratios.append(firsts[1] / firsts[0])
-            times = [number(seconds, "{:.1f}") for seconds in firsts]
-            rows.append([row.name, *times, f"{ratios[-1]:.2f}", *(number(over, "{:.2f}x") for over in overs)])
-    head = ["model", "first call before, s", "after", "ratio", "over eager before", "after"]
-    mean = (
-        f"Geometric mean of the ratios of first calls: {geometric_mean(ratios):.2f}." if ratios else "Nothing in both."
-    )
-    return "\n".join([*table(head, rows), "", mean])
-
-
-def _median(found: Interval | None) -> float | None:
-    return found.median if found else None
-
-
-def _middle(values: Iterable[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return median(known) if known else None

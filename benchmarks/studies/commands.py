@@ -45,6 +45,25 @@ def kernels(
     console().print(str(found), markup=False, soft_wrap=True)
 
 
+def headroom(
+    models: Annotated[
+        list[str], typer.Argument(help="transformers:CLASS?..., timm:NAME?..., or FILE:FACTORY, as `compare` takes it.")
+    ],
+    device: Device = None,
+    most: Annotated[int, typer.Option(min=1, help="Places of each model to time, those that take longest first.")] = 8,
+    rounds: Annotated[int, typer.Option(min=1)] = 60,
+    timing_s: Annotated[float, typer.Option(help="Seconds to time one place, after its two compiles.")] = 3.0,
+) -> None:
+    """Time each place of a model where a rewrite would replace something by itself, as it is and rewritten."""
+    from backend_kwargs.auto.audit import Effort
+    from backend_kwargs.cli.console import console, say
+    from benchmarks.studies.headroom import measure_headroom
+
+    effort = Effort(flips=0, rounds=rounds, timing_s=timing_s)
+    found = measure_headroom(models, device_of(device), most, effort, say)
+    console().print(found, markup=False, soft_wrap=True)
+
+
 def templates(
     out: Annotated[Path, typer.Option(metavar="FOLDER", help="templates.md and templates.json are written there.")],
     evidence: Annotated[Path | None, typer.Option(metavar="FILE", help="What tests/gpu found.")] = None,
@@ -299,16 +318,6 @@ def pinned(
     print(measure_pinned(device_of(device), asked, rounds, race_s, out))
 
 
-def before_after(
-    old: Annotated[Path, typer.Argument(help="Folder of held_out.jsonl files of the older version.")],
-    new: Annotated[Path, typer.Argument(help="Folder of those of the newer version.")],
-) -> None:
-    """Compare the first calls and loops of auto in two versions' runs of `held-out`."""
-    from benchmarks.analysis.held_out import before_and_after
-
-    print(before_and_after(sorted(old.rglob("held_out.jsonl")), sorted(new.rglob("held_out.jsonl"))))
-
-
 def public_reports(
     report: Annotated[list[int] | None, typer.Argument(help="Numbers of reports; default: all.")] = None,
 ) -> None:
@@ -363,6 +372,7 @@ def training_nets(
 COMMANDS: tuple[Callable[..., None], ...] = (
     overhead,
     kernels,
+    headroom,
     templates,
     tvm_speed,
     tune_kernels,
@@ -375,7 +385,6 @@ COMMANDS: tuple[Callable[..., None], ...] = (
     audit,
     sealed,
     pinned,
-    before_after,
     public_reports,
     training_nets,
 )

@@ -6,8 +6,8 @@ from importlib.util import find_spec
 import pytest
 import torch
 
-from benchmarks.analysis.held_out import Model, Records, bars, before_and_after, page, way_of
-from benchmarks.execution.ways import ALL, WAYS
+from benchmarks.analysis.held_out import Model, Records, bars, page, way_of
+from benchmarks.execution.ways import ALL
 from benchmarks.studies.held_out import places
 from benchmarks.studies.regret import candidates_of, judged
 from benchmarks.studies.regret import page as regret_page
@@ -188,22 +188,6 @@ def test_the_page_has_a_line_for_each_model_and_failure(tmp_path):
     lines = list(page([Model.of(row, records) for row in HELD_OUT], []))
     assert all(any(line.startswith(f"- {row.name}: ") for line in lines) for row in HELD_OUT)
     assert "  - auto: oom: RuntimeError: no" in lines
-
-
-def test_two_versions_are_compared_by_their_first_calls(tmp_path):
-    """The table has the ratio of the first calls under auto, and its geometric mean."""
-    for version, seconds in (("old", 20.0), ("new", 10.0)):
-        (tmp_path / version).mkdir()
-        written(tmp_path / version / "held_out.jsonl", compiled("auto", seconds))
-    text = before_and_after(*([tmp_path / version / "held_out.jsonl"] for version in ("old", "new")))
-    assert "| olmoe | 20.0 | 10.0 | 0.50 |  |  |" in text
-    assert text.endswith("Geometric mean of the ratios of first calls: 0.50.")
-
-
-def test_the_ways_have_the_settings_of_the_bars():
-    """auto runs with its defaults, and once with effort="full" and 150 s."""
-    assert WAYS["auto"].auto == {}
-    assert WAYS["auto-full"].auto == {"effort": "full", "budget_s": 150.0}
 
 
 # ---- choosing
