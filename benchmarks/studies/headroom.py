@@ -127,7 +127,7 @@ def standing(backend: Backend, gm: GraphModule, inputs: Sequence[Any]) -> Iterat
     called = len(gm.graph.find_nodes(op="placeholder"))
     lowered = [each for each in lowered_anew(request) if len(each.graph.find_nodes(op="placeholder")) == called]
     by_graph: dict[Graph, list[Place]] = defaultdict(list)
-    for name in request.tools.rewrites:
+    for name in request.context.rewrites:
         rewrite = find_rewrite(name)
         if unmet(rewrite.needs, machine()):
             continue
