@@ -22,7 +22,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 # All share one cache, which is empty at first, so that each candidate compiles only what is new.
 COMPARE := BACKEND_KWARGS_STORE=$(CURDIR)/.demo/decisions TORCHINDUCTOR_CACHE_DIR=$(CURDIR)/.demo/cache $(BIN)/backend-kwargs compare --quick --rounds 15
-BACKENDS := eager,inductor
+BACKENDS := eager,inductor,tmpl-inductor:freezing
 
 ifeq ($(TORCH),constraints.txt)
   WANTED := -c constraints.txt
@@ -42,9 +42,9 @@ demo: $(READY_FOR_DEMO)
 	@rm -rf .demo/cache .demo/decisions
 	@mkdir -p .demo
 	@echo "1 of 2: a sentence encoder under eager, torch.compile, freezing and auto, about a minute"
-	@$(COMPARE) examples/sentence_encoder.py:build --backends '$(BACKENDS),tmpl-inductor:auto[budget_s=10],tmpl-inductor:freezing' -o .demo/sentence_encoder.html
+	@$(COMPARE) examples/sentence_encoder.py:build --backends '$(BACKENDS),tmpl-inductor:auto[budget_s=10]' -o .demo/sentence_encoder.html
 	@echo "2 of 2: a network of convolutions; auto may freeze too; half a minute"
-	@$(COMPARE) examples/digits.py:build --backends '$(BACKENDS),tmpl-inductor:auto[freezing=true,budget_s=10],tmpl-inductor:freezing' -o .demo/digits.html
+	@$(COMPARE) examples/digits.py:build --backends '$(BACKENDS),tmpl-inductor:auto[freezing=true,budget_s=10]' -o .demo/digits.html
 	@echo "Open .demo/sentence_encoder.html and .demo/digits.html in a browser."
 
 # The tests of the folders that differ from main, or from another branch: make quick SINCE=HEAD
