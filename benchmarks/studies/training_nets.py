@@ -271,9 +271,6 @@ def check_net(tell: Say, case: Case, leaves: bool) -> Record:
     from backend_kwargs.measure import fresh_inputs
 
     tell(case.net)
-    torch.backends.cudnn.benchmark = "cudnn.benchmark" in case.variant
-    if case.variant == "no tf32":
-        torch.backends.cudnn.allow_tf32 = False
     model, inputs = built(case)
     if case.variant.startswith("other images"):
         inputs = fresh_inputs(inputs, int(case.variant.split()[-1]))
@@ -283,7 +280,10 @@ def check_net(tell: Say, case: Case, leaves: bool) -> Record:
         amp = torch.autocast(case.device, getattr(torch, case.precision.split()[0]))
     step = _step_of(model, inputs, amp) if case.precision.startswith("float16") else model
     graphs: list[Graph] = []
-    with amp:
+    cudnn = torch.backends.cudnn.flags(
+        enabled=True, benchmark="cudnn.benchmark" in case.variant, allow_tf32=case.variant != "no tf32"
+    )
+    with cudnn, amp:
         torch.compile(step, backend=partial(_check_graph, graphs, leaves, options))(*inputs)
     bad = next((graph for graph in graphs if graph.status != "pass"), Graph())
     return {"status": bad.status, "reason": bad.reason, "graphs": [asdict(graph) for graph in graphs]}
