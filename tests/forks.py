@@ -26,10 +26,10 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 LIMIT_S = 600  # for a command that hangs
-# Streams are buffered as for a user; scikit-learn sets these two when it is imported, and Inductor the last one, an
-# address in this process, when it compiles.
+# Streams are buffered as for a user; scikit-learn and Ray set the next three when they are imported, and Inductor the
+# last one, an address in this process, when it compiles.
 NOT_HANDED_ON = {
-    *("PYTEST_CURRENT_TEST", "PYTHONUNBUFFERED", "KMP_INIT_AT_FORK", "KMP_DUPLICATE_LIB_OK"),
+    *("PYTEST_CURRENT_TEST", "PYTHONUNBUFFERED", "KMP_INIT_AT_FORK", "KMP_DUPLICATE_LIB_OK", "RAY_CLIENT_MODE"),
     "_TORCHINDUCTOR_PYOBJECT_TENSOR_DATA_PTR",
 }
 
