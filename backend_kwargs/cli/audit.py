@@ -17,7 +17,7 @@ from backend_kwargs.cli.arguments import assigned, backend_from_text
 from backend_kwargs.cli.audited import COLUMNS, notes_of, page_of, row_of
 from backend_kwargs.cli.console import console, print_table, quiet, say, waiting
 from backend_kwargs.cli.decisions import Where, store_of
-from backend_kwargs.cli.pages import Outputs
+from backend_kwargs.cli.pages import Outputs, output_option
 from backend_kwargs.cli.tune import sizes_of
 from backend_kwargs.errors import BackendKwargsError, printable
 from backend_kwargs.facts.decision import Decision
@@ -69,12 +69,7 @@ Update = Annotated[
 ]
 Output = Annotated[
     list[Path] | None,
-    typer.Option(
-        "-o",
-        "--output",
-        metavar="FILE",
-        help="Write the findings (.json: docs/audit-schema.json), a page (.html) or a summary (.md).",
-    ),
+    output_option("Write the findings (.json: docs/audit-schema.json), a page (.html) or a summary (.md)."),
 ]
 
 

@@ -14,7 +14,7 @@ from rich.console import Console
 from backend_kwargs.backend import Backend
 from backend_kwargs.cli.arguments import MaybeModel, backend_from_text, given_to
 from backend_kwargs.cli.console import console, print_table, quiet, say
-from backend_kwargs.cli.pages import Outputs
+from backend_kwargs.cli.pages import Outputs, output_option
 from backend_kwargs.cli.pasting import Timed, lines_to_paste
 from backend_kwargs.errors import BackendKwargsError, wrong_value
 from backend_kwargs.facts.decision import EAGER
@@ -64,12 +64,9 @@ Quick = Annotated[
 ]
 Output = Annotated[
     list[Path] | None,
-    typer.Option(
-        "-o",
-        "--output",
-        metavar="FILE",
-        help="Write a page (.html), its data (.json), a summary for a pull request (.md) or a plot of the speedups "
-        "(.png, .svg, .pdf); may be given several times.",
+    output_option(
+        "Write a page (.html), its data (.json), a summary for a pull request (.md) or a plot of the speedups "
+        "(.png, .svg, .pdf); may be given several times."
     ),
 ]
 Against = Annotated[

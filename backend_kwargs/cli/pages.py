@@ -3,7 +3,7 @@
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -13,14 +13,15 @@ from backend_kwargs.files.atomic_write import check_writable, write_whole
 from backend_kwargs.page import Document, changes, read_document, to_html, to_json
 from backend_kwargs.page.markdown import to_markdown
 
+
+def output_option(written: str) -> Any:
+    """Return the flag for the files that a command writes, with what their endings mean."""
+    return typer.Option("-o", "--output", metavar="FILE", help=written)
+
+
 Output = Annotated[
     list[Path] | None,
-    typer.Option(
-        "-o",
-        "--output",
-        metavar="FILE",
-        help="Write a page (.html), its data (.json) or a summary for a pull request (.md); repeatable.",
-    ),
+    output_option("Write a page (.html), its data (.json) or a summary for a pull request (.md); repeatable."),
 ]
 PAGES = (".html", ".json", ".md")
 

@@ -13,7 +13,7 @@ import typer
 from backend_kwargs.backend import Backend
 from backend_kwargs.cli.arguments import Model, assigned, backend_from_text
 from backend_kwargs.cli.console import console, print_table, say
-from backend_kwargs.cli.pages import Outputs
+from backend_kwargs.cli.pages import Outputs, output_option
 from backend_kwargs.cli.pasting import pasted
 from backend_kwargs.cli.tuned import document_of
 from backend_kwargs.errors import BackendKwargsError
@@ -40,12 +40,7 @@ PrintPlan = Annotated[
 ]
 Output = Annotated[
     list[Path] | None,
-    typer.Option(
-        "-o",
-        "--output",
-        metavar="FILE",
-        help="Write the decisions (.toml), and a page (.html), its data (.json) or a summary (.md).",
-    ),
+    output_option("Write the decisions (.toml), and a page (.html), its data (.json) or a summary (.md)."),
 ]
 Shapes = Annotated[
     list[str] | None,
