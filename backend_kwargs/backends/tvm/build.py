@@ -55,8 +55,10 @@ class Built:
 def build(mod: tvm.IRModule, settings: TVMOptions, device: torch.device) -> Built:
     """Compile `mod` for the device with these settings. Raises BackendKwargsError if an option is the cause."""
     target = target_of(settings.target, device)
+    named = settings.pipeline
+    passes = tvm.transform.Sequential(LEGALIZE) if named is None else named
     with target, _context(settings, device):
-        mod = _pipeline(settings.pipeline)(mod)
+        mod = (relax.get_pipeline(passes) if isinstance(passes, str) else passes)(mod)
         mod, tuned, notes = schedule(mod, settings, target)
         if device.type == "cpu":  # GPU schedules recognize sums over threads by their operator until code is generated
             mod = hide(mod, totals=True)
@@ -85,10 +87,3 @@ def _context(settings: TVMOptions, device: torch.device) -> tvm.transform.PassCo
         )
     except AttributeError as error:
         raise BackendKwargsError(f"Option 'pass_config': {error}") from error
-
-
-def _pipeline(named: str | tvm.transform.Pass | None) -> tvm.transform.Pass:
-    """Return the passes over Relax: ours, a registered pipeline, or the user's own."""
-    if named is None:
-        return tvm.transform.Sequential(LEGALIZE)
-    return relax.get_pipeline(named) if isinstance(named, str) else named

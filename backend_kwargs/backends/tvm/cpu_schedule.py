@@ -12,7 +12,7 @@ from typing import TypeVar
 import tvm_ffi
 from tvm import tirx
 from tvm.ir import Call, Op, TensorLoad, TensorRegion
-from tvm.s_tir import SBlock, Schedule
+from tvm.s_tir import Schedule
 from tvm.s_tir.schedule import LoopRV as Loop
 from tvm.s_tir.schedule import SBlockRV as Block
 from tvm.sym import Analyzer, detect_linear_equation
@@ -105,12 +105,6 @@ def _divisor(extent: int, most: int) -> int:
     return next((size for size in range(most, 1, -1) if extent % size == 0), 1)
 
 
-def _width(extent: int, lanes: int) -> int:
-    """Return the number of columns of a tile: two vectors if they divide the extent, else a divisor."""
-    # LLVM generates poor code for widths above a vector that are not a multiple of it.
-    return 2 * lanes if extent % (2 * lanes) == 0 else _divisor(extent, lanes)
-
-
 def _is_sum(sch: Schedule, block: Block) -> bool:
     """Return whether a block is a reduction."""
     return sch.get(block).init is not None
@@ -132,12 +126,6 @@ def _walked(node: Object, kind: type[T]) -> list[T]:
     # A lambda, since TVM uses the return value of a visitor, and inspects its signature.
     tvm_ffi.structural_walk(node, (kind, lambda each: nodes.append(each)), order="post")  # noqa: PLW0108
     return nodes
-
-
-def _costly(block: SBlock) -> bool:
-    """Return whether a block calls functions, so that computing it twice is worse than storing it."""
-    # Calls are exp, tanh, or the if_then_else of padding; loads, arithmetic and casts cost less than memory access.
-    return any(not is_opaque(call) for call in _walked(block.body, Call))
 
 
 def _stays_small(sch: Schedule, block: Block, consumer: Block) -> bool:
@@ -192,7 +180,9 @@ def _inline(sch: Schedule, block: Block) -> None:
     """Inline a block into its consumers if that repeats no costly work."""
     consumers = list(sch.get_consumers(block))
     again = len(consumers) > 1 or any(not _same(_work(sch, block), _work(sch, each)) for each in consumers)
-    if not (again and _costly(sch.get(block))) and all(_stays_small(sch, block, each) for each in consumers):
+    # Calls are exp, tanh, or the if_then_else of padding; loads, arithmetic and casts cost less than memory access.
+    costly = any(not is_opaque(call) for call in _walked(sch.get(block).body, Call))
+    if not (again and costly) and all(_stays_small(sch, block, each) for each in consumers):
         sch.compute_inline(block)
 
 
@@ -254,7 +244,9 @@ def _tile(sch: Schedule, block: Block, lanes: int) -> None:
     strided = not _among(column, axes.contiguous(operand))
     if strided and 0 < _extent(sch, row) < WORTH_PACKING:
         raise ValueError("With so few rows, sums in lanes are faster, since they read the operand in place.")
-    columns, vector = sch.split(column, [None, _width(_extent(sch, column), lanes)])
+    # LLVM generates poor code for widths above a vector that are not a multiple of it.
+    width = 2 * lanes if _extent(sch, column) % (2 * lanes) == 0 else _divisor(_extent(sch, column), lanes)
+    columns, vector = sch.split(column, [None, width])
     rows, inner = sch.split(row, [None, height])
     sch.reorder(*outer, columns, rows, *terms, inner, vector)
     if strided:

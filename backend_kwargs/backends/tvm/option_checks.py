@@ -1,6 +1,6 @@
-"""Checks of TVM options whose type does not say everything. Imports no TVM: the tables are those of TVM 0.27.
+"""Checks of TVM options whose type does not say everything.
 
-To import TVM takes seconds; tests compare these tables with its own.
+To import TVM takes seconds: only what is named by `pass_config`, or in a dict as `target`, is compared with its tables.
 """
 
 import re
@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Literal, TypeAlias, get_args
 
+from backend_kwargs.backends.tvm.versions import require_tvm
 from backend_kwargs.errors import BackendKwargsError, unknown, wrong_value
 from backend_kwargs.options.layers import Options
 from backend_kwargs.options.option import Option, check
@@ -18,50 +19,18 @@ KIND = "TVM option"
 Type: TypeAlias = Any  # a class, or a type with arguments such as list[str]
 TUNING = "scheduler='meta_schedule', trials=64"
 REMOVED_SCHEDULERS = ("auto_scheduler", "autotvm", "ansor")
-# Kinds of target whose devices torch supports, and their attributes.
-COMMON: dict[str, Type] = {
-    "kind": str,
-    "keys": list[str],
-    "tag": str,
-    "device": str,
-    "model": str,
-    "libs": list[str],
-    "mcpu": str,
-}
-COMMON |= {"host": str | dict[str, Any]}
-TARGETS: Mapping[str, Mapping[str, Type]] = MappingProxyType(
+KINDS = ("llvm", "cuda")  # of targets whose devices torch supports
+# What TVM calls the types of its options; any other is a record, which is written as a dict.
+TYPES: Mapping[str, Type] = MappingProxyType(
     {
-        "llvm": COMMON
-        | dict.fromkeys(("mtriple", "mfloat-abi", "mabi", "jit"), str)
-        | dict.fromkeys(("mattr", "cl-opt"), list[str])
-        | dict.fromkeys(("num-cores", "opt-level", "vector-width"), int)
-        | {f"fast-math{flag}": bool for flag in ("", "-nnan", "-ninf", "-nsz", "-arcp", "-contract", "-reassoc")},
-        "cuda": COMMON
-        | {"arch": str}
-        | dict.fromkeys(("max_shared_memory_per_block", "max_threads_per_block", "max_num_threads"), int)
-        | dict.fromkeys(("thread_warp_size", "registers_per_block", "l2_cache_size_bytes"), int),
+        "str": str,
+        "int": int,
+        "bool": bool,
+        "ir.IntImm": int,
+        "Array<str>": list[str],
+        "ffi.Array": list,
+        "target.Target": str | dict[str, Any],
     }
-)
-_PASS_CONFIG: Mapping[Type, str] = {
-    bool: """
-        relax.backend.use_cuda_graph relax.lift_transform_params.consume_params relax.transform.apply_legalize_ops
-        s_tir.instr_siblings s_tir.lwp_disable_func_prof s_tir.reset_start_id testing.immutable_module
-        tirx.debug_keep_trivial_loop tirx.disable_assert tirx.disable_cse_tir tirx.disable_storage_rewrite
-        tirx.disable_vectorize tirx.enable_buffer_level_predication tirx.enable_debug tirx.enable_fast_math
-        tirx.instrument_bound_checkers tirx.instrument_lwp tirx.is_entry_func tirx.merge_static_smem tirx.noalias
-        tirx.s_tir.ldg32 tirx.use_async_copy
-    """,
-    int: """
-        relax.FuseOps.max_depth relax.fallback_device_type s_tir.lwp_max_depth s_tir.lwp_min_height tirx.vtcm_capacity
-    """,
-    dict: """
-        s_tir.HoistExpression s_tir.HoistIfThenElse s_tir.InjectDoubleBuffer s_tir.LoopPartition tirx.RemoveNoOp
-        tirx.StmtSimplify tirx.UnrollLoop
-    """,
-    list: "tirx.add_lower_pass",
-}
-PASS_CONFIG: Mapping[str, Type] = MappingProxyType(
-    {name: kind for kind, names in _PASS_CONFIG.items() for name in names.split()}
 )
 PIPELINES = ("default", "default_build", "zero")
 TIR_PIPELINES = ("default", "s_tir", "tirx")
@@ -92,12 +61,9 @@ def checked(option: Option, value: object, read: Check) -> object:
     if option.name == "aten_ops" and isinstance(value, list):
         value = tuple(value)
     fitted = read(option, value, KIND)
-    CHECKS.get(option.name, _anything)(option.name, fitted)
+    if check_value := CHECKS.get(option.name):
+        check_value(option.name, fitted)
     return fitted
-
-
-def _anything(name: str, value: object) -> None:
-    """Accept any value."""
 
 
 def _at_least(least: int) -> Callable[[str, int | None], None]:
@@ -116,40 +82,51 @@ def _check_target(name: str, target: Any) -> None:
         _check_target_text(target)
     elif target is not None:
         kind = target.get("kind")
-        if kind not in TARGETS:
-            raise unknown("TVM target kind", kind, TARGETS, otherwise=_one_of(TARGETS))
-        for key, value in target.items():
-            check(_known(key, TARGETS[kind], f"attribute of target {kind!r}"), value, "target attribute")
+        if kind not in KINDS:
+            raise unknown("TVM target kind", kind, KINDS, otherwise=_one_of(KINDS))
+        _check_entries(target, _attributes(kind), f"attribute of target {kind!r}", "target attribute")
+
+
+def _attributes(kind: str) -> Mapping[str, object]:
+    """Return the attributes of a kind of target, with what TVM calls their types."""
+    require_tvm()
+    from tvm.target import TargetKind
+
+    attributes: Mapping[str, object] = TargetKind.options_from_name(kind)
+    return attributes
 
 
 def _check_target_text(target: str) -> None:
     """Raise for a target of flags, with the dict to write instead, and for an unknown kind."""
     kind, *flags = target.split()[:1] + re.findall(r"(?<!\S)-+([\w-]+)[= ](\S+)", target)
     if flags:
-        written = {"kind": kind} | {key: _read_flag(TARGETS.get(kind, {}).get(key, str), text) for key, text in flags}
+        types = _attributes(kind) if kind in KINDS else {}
+        written = {"kind": kind} | {key: _read_flag(str(types.get(key)), text) for key, text in flags}
         raise BackendKwargsError(f"TVM no longer reads flags in a target's text; write target={written!r}.")
-    if target not in TARGETS:
-        raise unknown("TVM target", target, TARGETS, otherwise=f"{_one_of(TARGETS)[:-1]}, or a dict with 'kind'.")
+    if target not in KINDS:
+        raise unknown("TVM target", target, KINDS, otherwise=f"{_one_of(KINDS)[:-1]}, or a dict with 'kind'.")
 
 
-def _read_flag(wanted: Type, text: str) -> str | int | list[str]:
+def _read_flag(kind: str, text: str) -> str | int | list[str]:
     """Return the value of a flag in the type of its attribute."""
-    if wanted == list[str]:
+    if kind == "Array<str>":
         return text.split(",")
-    return int(text) if wanted in (int, bool) and text.isdigit() else text
+    return int(text) if kind in ("int", "bool") and text.isdigit() else text
 
 
 def _check_pass_config(name: str, config: Options) -> None:
     """Raise for an entry that TVM does not know, or of another type."""
-    for key, value in config.items():
-        check(_known(key, PASS_CONFIG, "entry of TVM's pass_config"), value, "pass_config entry")
+    entries = require_tvm().transform.PassContext.list_configs() if config else {}
+    types = {key: each["type"] for key, each in entries.items()}
+    _check_entries(config, types, "entry of TVM's pass_config", "pass_config entry")
 
 
-def _known(key: str, table: Mapping[str, Type], kind: str) -> Option:
-    """Return a key as an option of the type in `table`. Raises for an unknown key."""
-    if key not in table:
-        raise unknown(kind, key, table)
-    return Option(key, table[key])
+def _check_entries(given: Options, types: Mapping[str, object], kind: str, what: str) -> None:
+    """Raise for a name that is not among TVM's, and for a value of another type."""
+    for name, value in given.items():
+        if name not in types:
+            raise unknown(kind, name, types)
+        check(Option(name, TYPES.get(str(types[name]), dict)), value, what)
 
 
 def _check_pipeline(names: Sequence[str], module: str) -> Callable[[str, object], None]:
@@ -177,7 +154,7 @@ def _check_aten_ops(name: str, names: Sequence[str] | None) -> None:
     from backend_kwargs.torch_internals.operators import aten_names, is_composite, overloads_of, schema_of
 
     for op in names or ():
-        if not _is_aten(op):
+        if not op.isidentifier() or op.startswith("__") or not hasattr(torch.ops.aten, op):
             raise unknown("ATen operator", op, aten_names())
         overloads = overloads_of(getattr(torch.ops.aten, op))
         if not (functional := [each for each in overloads if not schema_of(each).is_mutable]):
@@ -189,13 +166,6 @@ def _check_aten_ops(name: str, names: Sequence[str] | None) -> None:
                 else 'TORCH_LOGS="aot_graphs" shows how'
             )
             raise BackendKwargsError(f"ATen operator {op!r} is taken apart before TVM sees a graph: {step}.")
-
-
-def _is_aten(op: str) -> bool:
-    """Return whether ATen has an operator of this name."""
-    import torch
-
-    return op.isidentifier() and not op.startswith("__") and hasattr(torch.ops.aten, op)
 
 
 def _one_of(names: Iterable[str]) -> str:

@@ -58,12 +58,8 @@ def to_tvm(size: int | torch.SymInt | sympy.Expr, variables: Mapping[sympy.Symbo
         return functools.reduce(operator.mul, [to_tvm(expr.base, variables)] * int(expr.exp))
     if expr.func not in OPERATORS:
         raise UnknownSize(f"TVM cannot represent the size {expr}")
-    return OPERATORS[expr.func]([_wide(to_tvm(arg, variables)) for arg in expr.args])
-
-
-def _wide(size: tirx.Expr | int) -> tirx.Expr:
-    """Return a size in 64 bits."""
-    return tirx.const(size, "int64") if isinstance(size, int) else size
+    sizes = (to_tvm(arg, variables) for arg in expr.args)
+    return OPERATORS[expr.func]([tirx.const(each, "int64") if isinstance(each, int) else each for each in sizes])
 
 
 def unread(names: Sequence[str], values: Inputs, symbols: Iterable[sympy.Symbol]) -> list[ShapeSource]:

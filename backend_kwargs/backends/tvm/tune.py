@@ -198,7 +198,9 @@ def _search(mod: tvm.IRModule, settings: TVMOptions, target: Target, known: Know
         records = _records(directory)
         if why := _why_incomplete(directory, database, share if completed else None):
             warn_once(f"TVM's results cannot be stored in {str(directory)!r}: {why}. They serve this process only.")
-            records = _best(database)
+            kept = database.get_all_tuning_records()
+            ran = [each for each in kept if max(map(float, each.run_secs or [FAILED_S])) < FAILED_S]
+            records = [each.workload for each in kept], ran
         known.add(*records, share if completed else 0)
     finally:
         if not settings.work_dir:
@@ -220,20 +222,6 @@ def _why_incomplete(directory: Path, database: JSONDatabase, trials: int | None)
     except BackendKwargsError as error:
         return str(error).removesuffix(".")
     return ""
-
-
-def _best(database: JSONDatabase) -> tuple[list[Workload], list[TuningRecord]]:
-    """Return `_records` of a database in memory."""
-    best: dict[int, tuple[float, TuningRecord]] = {}
-    workloads: dict[int, Workload] = {}
-    for record in database.get_all_tuning_records():
-        key = tvm_ffi.structural_hash(record.workload.mod)
-        workloads[key] = record.workload
-        seconds = [float(each) for each in record.run_secs or [FAILED_S]]
-        mean = sum(seconds) / len(seconds)
-        if max(seconds) < FAILED_S and mean < best.get(key, (FAILED_S, None))[0]:
-            best[key] = mean, record
-    return [*workloads.values()], [record for _, record in best.values()]
 
 
 def _share(settings: TVMOptions, tasks: Sequence[ms.ExtractedTask]) -> int:

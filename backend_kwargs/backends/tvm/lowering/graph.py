@@ -21,7 +21,7 @@ from backend_kwargs.backends.tvm.lowering.table import RESHAPED, SAME
 from backend_kwargs.backends.tvm.opaque import hide
 from backend_kwargs.backends.tvm.shapes import ShapeSource, UnknownSize, to_tvm, unread
 from backend_kwargs.graphs.parts import names_of, symbols_of
-from backend_kwargs.torch_internals.pytree import tree_flatten
+from backend_kwargs.torch_internals.pytree import tree_leaves
 
 # Of a node: an expression, or a list of several results with None for unused ones.
 Value: TypeAlias = Any
@@ -123,7 +123,8 @@ class _Lowering:
     def _converted(self, node: fx.Node) -> Value:
         """Emit a call of the node's kernel: a list for several results, with None for unused ones."""
         kernel, fakes = self.kernels.of(node), node.meta["val"]
-        tensors = [self.values[each] for each in _tensors_read(node)]
+        read = [each for each in tree_leaves((node.args, node.kwargs)) if isinstance(each, fx.Node)]
+        tensors = [self.values[each] for each in read if isinstance(each.meta["val"], torch.Tensor)]
         if RESHAPED.intersection(names_of(node)):
             return self.bb.emit(relax.op.reshape(tensors[0], relax.ShapeExpr(self._shape(fakes))))
         if SAME.intersection(names_of(node)):
@@ -135,20 +136,10 @@ class _Lowering:
         function = self.bb.add_func(kernel.func, names_of(node)[1])
         call = self.bb.emit(relax.call_tir(function, [*tensors, *sizes], types))
         items = [call] if len(used) == 1 else [self.bb.emit(relax.TupleGetItem(call, i)) for i in range(len(used))]
-        results = iter([self._cast(item, fake) for item, (fake, _) in zip(items, used, strict=True)])
-        every = [next(results) if kind else None for kind in kernel.dtypes]
+        results = iter([(item, dtype(fake)) for item, (fake, _) in zip(items, used, strict=True)])
+        cast = (item if str(item.ty.dtype) == to else self.bb.emit(relax.op.astype(item, to)) for item, to in results)
+        every = [next(cast) if kind else None for kind in kernel.dtypes]
         return every[0] if isinstance(fakes, torch.Tensor) else every
-
-    def _cast(self, result: relax.Expr, fake: torch.Tensor) -> relax.Expr:
-        """Return a result in the dtype of its fake tensor."""
-        wanted = dtype(fake)
-        return result if str(result.ty.dtype) == wanted else self.bb.emit(relax.op.astype(result, wanted))
-
-
-def _tensors_read(node: fx.Node) -> list[fx.Node]:
-    """Return the nodes whose tensors a node reads, in the order of its arguments, each as often as it occurs."""
-    leaves, _ = tree_flatten((node.args, node.kwargs))
-    return [each for each in leaves if isinstance(each, fx.Node) and isinstance(each.meta["val"], torch.Tensor)]
 
 
 def constant(tensor: object) -> relax.Expr:

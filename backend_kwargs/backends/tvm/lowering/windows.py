@@ -101,27 +101,35 @@ def avg_pool(rank: int) -> Converter:
         strides, paddings = spread(stride, rank, kernels), spread(padding, rank)
         if not node.out.is_floating_point():
             raise node.deny("an average of ints")
-        within = computed_in(node.dtype)
         axes, index = windowed(x, kernels, strides, paddings, [1] * rank)
 
-        def total(i: tuple[Expr, ...]) -> Expr:
-            at, inside = index(i)
-            return te.sum(tirx.if_then_else(inside, cast(x(*at), within), tirx.const(0, within)), axis=axes)
-
-        totals = compute(node.shape, total)
-
-        def average(i: tuple[Expr, ...]) -> Expr:
+        def count(i: Index) -> Expr | int:
             if divisor_override is not None:
-                return cast(totals(*i) / cast(divisor_override, within), node.dtype)
+                return divisor_override
             counts = [
                 covered(j, k, s, p, size, count_include_pad)
                 for j, k, s, p, size in zip(i[-rank:], kernels, strides, paddings, x.shape[-rank:], strict=True)
             ]
-            return cast(totals(*i) / cast(math.prod(counts, start=int64(1)), within), node.dtype)
+            return math.prod(counts, start=int64(1))
 
-        return compute(node.shape, average)
+        return averaged(node, x, axes, index, count)
 
     return convert
+
+
+def averaged(
+    node: Node, x: Tensor, axes: Sequence[Expr], index: Callable[[Index], tuple[list[Expr], Expr]],
+    count: Callable[[Index], Expr | int],
+) -> Tensor:  # fmt: skip
+    """Return the sum over windows of what `index` says is inside, divided by `count`."""
+    within = computed_in(node.dtype)
+
+    def total(i: tuple[Expr, ...]) -> Expr:
+        at, inside = index(i)
+        return te.sum(tirx.if_then_else(inside, cast(x(*at), within), tirx.const(0, within)), axis=axes)
+
+    totals = compute(node.shape, total)
+    return compute(node.shape, lambda i: cast(totals(*i) / cast(count(i), within), node.dtype))
 
 
 def covered(at: Expr, kernel: int, stride: int, padding: int, size: Expr, with_padding: bool) -> Expr:
@@ -212,7 +220,7 @@ def adaptive_avg_pool(rank: int) -> Converter:
         sizes = list(zip(node.fakes[0].shape[-rank:], node.out.shape[-rank:], strict=True))
         if not all(isinstance(n, int) for pair in sizes for n in pair):
             raise node.deny("symbolic sizes")
-        within, lead = computed_in(node.dtype), len(x.shape) - rank
+        lead = len(x.shape) - rank
         # The largest number of elements in a window.
         axes = [te.reduce_axis((0, int64(-(-n // m) + (n % m != 0))), "w") for n, m in sizes]
 
@@ -225,18 +233,15 @@ def adaptive_avg_pool(rank: int) -> Converter:
                 for j, (n, m) in zip(i[lead:], sizes, strict=True)
             ]
 
-        def total(i: tuple[Expr, ...]) -> Expr:
+        def index(i: Index) -> tuple[list[Expr], Expr]:
             at = [start + a for (start, _), a in zip(bounds(i), axes, strict=True)]
             inside = tirx.all(*(j < end for j, (_, end) in zip(at, bounds(i), strict=True)))
-            return te.sum(tirx.if_then_else(inside, cast(x(*i[:lead], *at), within), tirx.const(0, within)), axis=axes)
+            return [*i[:lead], *at], inside
 
-        totals = compute(node.shape, total)
+        def count(i: Index) -> Expr:
+            return math.prod((end - start for start, end in bounds(i)), start=int64(1))
 
-        def average(i: tuple[Expr, ...]) -> Expr:
-            count = math.prod((end - start for start, end in bounds(i)), start=int64(1))
-            return cast(totals(*i) / cast(count, within), node.dtype)
-
-        return compute(node.shape, average)
+        return averaged(node, x, axes, index, count)
 
     return convert
 
