@@ -6,6 +6,7 @@ cuDNN first converts layouts, pads channels, or has only slow kernels for so few
 import math
 import operator
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F  # noqa: N812
@@ -92,15 +93,15 @@ def _patches(args: Arguments) -> _Patches | None:
     sizes, size = images.shape[2:], tuple(weight.shape[2:])
     if not all(isinstance(each, int) for each in (*sizes, *weight.shape)) or math.prod(size) == 1:
         return None
-    if args["groups"] != 1 or (args["padding"] != "valid" and any(_of_each(args["padding"], size))):
+    if args["groups"] != 1 or (args["padding"] != "valid" and any(of_each(args["padding"], size))):
         return None
-    if _of_each(args["stride"], size) != size or any(each != 1 for each in _of_each(args["dilation"], size)):
+    if of_each(args["stride"], size) != size or any(each != 1 for each in of_each(args["dilation"], size)):
         return None
     counts = tuple(map(operator.floordiv, sizes, size))
     return _Patches(args["input"], args["weight"], args["bias"], counts, size)
 
 
-def _of_each(option: object, size: tuple[int, ...]) -> tuple[object, ...]:
+def of_each(option: Any, size: tuple[int, ...]) -> tuple[Any, ...]:
     """Return an option for each dimension."""
     numbers = tuple(option) if isinstance(option, tuple | list) else (option,)
     return numbers * len(size) if len(numbers) == 1 else numbers

@@ -156,6 +156,24 @@ def windows(count: int, heads: int, tokens: int, place: Place) -> Made:
     return place.ready(Windows(heads, tokens)), tuple(place.random(count, heads, tokens, 32) for _ in range(3))
 
 
+class Positions(nn.Module):
+    """Positions by a convolution in groups, whose weights have a norm, as HuBERT and wav2vec2 have them."""
+
+    def __init__(self, width: int, groups: int, kernel: int) -> None:
+        super().__init__()
+        layer = nn.Conv1d(width, width, kernel, padding=kernel // 2, groups=groups)
+        self.conv = nn.utils.parametrizations.weight_norm(layer, dim=2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + F.gelu(self.conv(x.transpose(1, 2))[:, :, :-1]).transpose(1, 2)
+
+
+def positions(batch: int, tokens: int, width: int, groups: int, kernel: int, place: Place) -> Made:
+    """Return the positions of a speech encoder, in half precision on a CPU too."""
+    batch, tokens, width, groups, kernel = (batch, tokens, width, groups, kernel) if place.full else (2, 12, 32, 2, 8)
+    return place.ready(Positions(width, groups, kernel)).bfloat16(), (place.random(batch, tokens, width).bfloat16(),)
+
+
 def loss_of(logits: Tensor, target: Tensor) -> Tensor:
     """Compute the mean cross-entropy."""
     return F.cross_entropy(logits, target)
@@ -206,6 +224,12 @@ CASES: dict[str, RewriteCase] = {
     "layer norm 32768 x 4096, forward and backward": RewriteCase(
         norm, "layer_norm_backward", None, 1.02, mode="training"
     ),
+    "positions of a speech encoder, 8 x 249 tokens": RewriteCase(
+        partial(positions, 8, 249, 768, 16, 128), "convolution_as_product", 5.0, 30.0
+    ),
+    "positions of a speech encoder, 8 x 249 tokens, forward and backward": RewriteCase(
+        partial(positions, 8, 249, 768, 16, 128), "convolution_as_product", None, 15.0, mode="training"
+    ),
     "rotary embedding, 4 x 40 heads x 4096 x 128": RewriteCase(
         lambda place: of_problem(rope_case(place.device, place.dtype, place.scale)), "rotary", None, 1.15
     ),
@@ -235,6 +259,12 @@ def conv_in_groups(channels: int, groups: int, side: int, kernel: int, stride: i
     layer = nn.Conv2d(channels, channels, kernel, stride, kernel // 2, groups=groups, bias=False)
     layer = place.ready(layer).to(memory_format=torch.channels_last)
     return layer, (place.images(128, channels, side),)
+
+
+def sequence_in_groups(channels: int, groups: int, length: int, kernel: int, stride: int, place: Place) -> Made:
+    """Return a convolution of sequences in groups."""
+    layer = place.ready(nn.Conv1d(channels, channels, kernel, stride, kernel // 2, groups=groups))
+    return layer, (place.random(8, channels, length),)
 
 
 def linear(rows: int, width: int, inner: int, activation: Callable[[Tensor], Tensor], place: Place) -> Made:
@@ -279,6 +309,27 @@ PATTERNS: dict[str, tuple[str, Callable[[Place], Made]]] = (
             (384, 384, 14, 7, 1),
             (960, 960, 14, 3, 1),  # EfficientNetV2
         )
+    }
+    | {
+        f"conv1d of {channels} in {groups} groups, {length} long, kernel {kernel}, stride {stride}": (
+            "convolution_as_product",
+            partial(sequence_in_groups, channels, groups, length, kernel, stride),
+        )
+        for channels, groups, length, kernel, stride in (
+            (768, 16, 249, 128, 1),  # HuBERT, wav2vec2
+            (1024, 16, 249, 128, 1),
+            (1280, 16, 749, 128, 1),
+            (768, 16, 249, 19, 1),  # data2vec
+            (512, 8, 1500, 5, 2),
+            (512, 64, 1500, 31, 1),
+        )
+    }
+    | {
+        f"{kernel}x{kernel} conv of {channels} in {groups} groups @{side}, as a product": (
+            "convolution_as_product",
+            partial(conv_in_groups, channels, groups, side, kernel, 1),
+        )
+        for channels, groups, side, kernel in ((576, 24, 14, 3), (216, 9, 28, 3), (512, 32, 14, 3), (512, 4, 14, 3))
     }
     | {
         "linear 16384 x (768 -> 3072) + tanh-GELU": ("linear_activation", partial(linear, 16384, 768, 3072, tanh_gelu)),

@@ -148,11 +148,11 @@ def picture(program, *sizes, dtype):
     return program.tensor(*sizes, dtype=dtype)
 
 
-def convolution(program, *, groups=(1, 2), dtypes=DTYPES, kernels=(3, 1, 2), strides=(1, 2, 3)):
+def convolution(program, *, groups=(1, 2), dtypes=DTYPES, kernels=(3, 1, 2), strides=(1, 2, 3), widths=(2, 1)):
     """Draw a convolution; return its source and the number of its channels."""
     dims = program.often(2, 1, 3)
     dtype, group = program.often(*dtypes), program.often(*groups)
-    channels, out = group * program.pick(2, 1), group * program.often(2, 1)
+    channels, out = group * program.pick(*widths), group * program.often(*widths)
     kernel, size = program.pick(*kernels), program.often(6, 5)
     batch = [] if program.often(False, True) else [program.often(2, 1, 0)]
     x = picture(program, *batch, channels, *[size] * dims, dtype=dtype)
@@ -210,6 +210,11 @@ def grouped_convolution(program):
 
 def patches(program):
     made, *_ = convolution(program, dtypes=(torch.bfloat16, torch.float16), kernels=(2, 3), strides=(2, 3))
+    return program.returns(made)
+
+
+def convolution_as_product(program):
+    made, *_ = convolution(program, groups=(2, 3), dtypes=(torch.bfloat16, torch.float16), widths=(8, 16, 4))
     return program.returns(made)
 
 
@@ -298,11 +303,12 @@ PROGRAMS = {
     "convolution": activated(normed, RELU),
     "grouped_convolution": grouped_convolution,
     "patches": patches,
+    "convolution_as_product": convolution_as_product,
     "matrix_vector": matrix_vector,
     "gather_sum": gather_sum,
 }
 LOSSES = ("cross_entropy", "linear_cross_entropy")  # with gradients of their own
-TRAINING = (*LOSSES, "patches", "matrix_vector")
+TRAINING = (*LOSSES, "patches", "convolution_as_product", "matrix_vector")
 
 
 def options(name, training=TRAINING):

@@ -1,0 +1,209 @@
+"""Convolutions in wide groups as batched products over their windows: cuDNN computes many of them without tensor cores.
+
+The operator keeps its input for the backward pass, never windows. Large windows are there for a few groups at a time.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+import torch.nn.functional as F  # noqa: N812
+from torch import Tensor
+from torch.fx import Node
+
+from backend_kwargs.backends import Inputs
+from backend_kwargs.rewrites.matching import HALF, Arguments, aten, bytes_of, hint, known_true
+from backend_kwargs.rewrites.operators import Context, Gradients, define
+from backend_kwargs.rewrites.patches import of_each
+from backend_kwargs.rewrites.table import Rewrite
+from backend_kwargs.rewrites.traced import Replacement, example, examples, replacing
+from backend_kwargs.torch_internals.decompositions import decompose_in_inductor
+
+REWRITE = Rewrite(
+    "Convolutions in wide groups as batched products over windows",
+    traced=f"{__name__}:multiply_windows",
+    needs=("gpu",),
+    applies="half precision; one or two dimensions, groups of a multiple of 8 channels",
+    costs="memory for windows: at most that of input and result, or 256 MiB",
+    fitting=lambda stats: stats.gpu and stats.convolutions > 0,
+    order=35,
+)
+
+CONVOLUTIONS = {torch.conv1d: 1, torch.conv2d: 2}  # with their dimensions
+ALIGNED = 8  # numbers: fast products need rows of multiples of 16 bytes
+MOST_BYTES = 256 << 20  # of windows at once, unless input and result have more
+# What the memory of an H200 moves while cuDNN computes: 1.5e12 operations a second in one dimension, 17e12 in two.
+BYTES_PER_FLOP = {1: 4.5 / 1.5, 2: 4.5 / 17}
+
+# ---- the operator
+
+
+def _product(
+    x: Tensor,
+    w: Tensor,
+    bias: Tensor | None,
+    pads: list[int],
+    stride: list[int],
+    dilation: list[int],
+    groups: int,
+    last: bool,
+) -> Tensor:
+    """Return the convolution of `x`, padded by `pads` in the order of `F.pad`, with channels last in memory or not."""
+    geometry = w.shape[2:], pads, stride, dilation
+    parts = []
+    for part in _parts_of(x, w, geometry, groups):
+        weights = torch.unflatten(_taps(w, x), 0, (groups, -1))[part].flatten(2).mT
+        rows = _rows(x, geometry, groups, part)
+        if bias is None:
+            parts.append(torch.bmm(rows, weights))
+        else:
+            parts.append(torch.baddbmm(bias.view(groups, 1, -1)[part], rows, weights))
+    dims = len(stride)
+    result = torch.unflatten(torch.cat(parts), 1, (x.shape[0], *_positions(x, geometry)))
+    if last:
+        return result.movedim(0, -2).flatten(-2).movedim(-1, 1)
+    return result.permute(1, 0, -1, *range(2, 2 + dims)).flatten(1, 2).contiguous()
+
+
+def _rows(x: Tensor, geometry: Any, groups: int, part: slice, *, backward: bool = False) -> Tensor:
+    """Return the windows of some groups, [groups, batch * positions, channels * taps], in the order of `_taps`.
+
+    AOTAutograd would keep windows that both passes compute in the same way: they permute their input differently.
+    """
+    size, pads, stride, dilation = geometry
+    dims = len(size)
+    batch, channels = (2, 1) if backward else (1, 2)
+    windows = torch.unflatten(x, 1, (groups, -1))[:, part].movedim((0, 1, 2), (batch, 0, channels))
+    windows = F.pad(windows, pads)
+    for at in range(dims):
+        windows = windows.unfold(3 + at, dilation[at] * (size[at] - 1) + 1, stride[at])[..., :: dilation[at]]
+    taps = range(3 + dims, 3 + 2 * dims)
+    columns = (*taps, channels) if _is_last(x) else (channels, *taps)
+    return windows.permute(0, batch, *range(3, 3 + dims), *columns).flatten(1, 1 + dims).flatten(2)
+
+
+def _is_last(x: Tensor) -> bool:
+    """Return whether channels lie beside each other."""
+    return known_true(x.stride(1) == 1)
+
+
+def _taps(w: Tensor, x: Tensor) -> Tensor:
+    """Return weights with the channels of a tap beside each other if those of `x` are, which is how rows are read."""
+    return w.movedim(1, -1) if _is_last(x) else w
+
+
+def _positions(x: Tensor, geometry: Any) -> list[int]:
+    """Return the sizes of the result."""
+    size, pads, stride, dilation = geometry
+    around = [before + after for before, after in zip(pads[::2], pads[1::2], strict=True)][::-1]
+    each = zip(x.shape[2:], around, dilation, size, stride, strict=True)
+    return [(length + pad - apart * (taps - 1) - 1) // step + 1 for length, pad, apart, taps, step in each]
+
+
+def _parts_of(x: Tensor, w: Tensor, geometry: Any, groups: int) -> Iterator[slice]:
+    """Yield the groups whose windows are in memory at a time."""
+    at_once = max(_groups_at_once(x, w, _positions(x, geometry)), 1)
+    return (slice(start, start + at_once) for start in range(0, groups, at_once))
+
+
+def _groups_at_once(x: Tensor, w: Tensor, positions: list[int]) -> int:
+    """Return how many groups' windows may be in memory at a time; 0 if those of one are too many."""
+    count = x.element_size() * hint(x.shape[0])
+    for each in positions:
+        count *= hint(each)
+    most = max(MOST_BYTES, bytes_of(x) + count * w.shape[0])
+    return int(most // max(count * w[0].numel(), 1))
+
+
+def _keep(ctx: Context, inputs: Inputs, output: Tensor) -> None:
+    x, w, _, *ctx.options = inputs
+    ctx.save_for_backward(x, w)
+
+
+def _gradients(ctx: Context, grad: Tensor) -> Gradients:
+    (x, w), (pads, stride, dilation, groups, _) = ctx.saved_tensors, ctx.options
+    of_x, of_w, of_bias = ctx.needs_input_grad[:3]
+    return (
+        _of_input(grad, x, w, *ctx.options) if of_x else None,
+        _of_weight(grad, x, w, (w.shape[2:], pads, stride, dilation), groups) if of_w else None,
+        grad.sum([0, *range(2, grad.dim())]) if of_bias else None,
+        *[None] * len(ctx.options),
+    )
+
+
+def _of_input(
+    grad: Tensor, x: Tensor, w: Tensor, pads: list[int], stride: list[int], dilation: list[int], groups: int, _: bool
+) -> Any:
+    dims = len(stride)
+    if set(stride) != {1}:  # the products would be with zeros between the gradients
+        whole = None, stride, pads[::-2], dilation, False, [0] * dims, groups, [True, False, False]
+        return aten.convolution_backward(grad, x, w, *whole)[0]
+    reach = [apart * (taps - 1) for apart, taps in zip(dilation, w.shape[2:], strict=True)]
+    back = [reach[-1 - at // 2] - pad for at, pad in enumerate(pads)]
+    turned = torch.unflatten(w, 0, (groups, -1)).transpose(1, 2).flatten(0, 1).flip([*range(2, 2 + dims)])
+    return convolution_as_product(grad, turned, None, back, stride, dilation, groups, _is_last(x))
+
+
+def _of_weight(grad: Tensor, x: Tensor, w: Tensor, geometry: Any, groups: int) -> Tensor:
+    dims = len(geometry[0])
+    grad = torch.unflatten(grad, 1, (groups, -1)).permute(1, 2, 0, *range(3, 3 + dims)).flatten(2)
+    parts = _parts_of(x, w, geometry, groups)
+    products = [torch.bmm(grad[part], _rows(x, geometry, groups, part, backward=True)) for part in parts]
+    of_w = torch.cat(products).view(_taps(w, x).shape)
+    return (of_w.movedim(-1, 1) if _is_last(x) else of_w).contiguous()
+
+
+convolution_as_product = define(
+    "convolution_as_product(Tensor x, Tensor w, Tensor? bias, SymInt[] pads, SymInt[] stride, SymInt[] dilation,"
+    " SymInt groups, bool last) -> Tensor",
+    _product,
+    keep=_keep,
+    backward=_gradients,
+)
+decompose_in_inductor(convolution_as_product, _product)
+
+
+# ---- dynamo's graph
+
+
+def _convolution(node: Node, args: Arguments) -> Replacement | None:
+    """Insert the operator for a convolution in groups, in the dtype and the layout of its result."""
+    values, bias, groups = examples(args["input"], args["weight"], node), example(args["bias"]), args["groups"]
+    dims = CONVOLUTIONS[node.target]  # type: ignore[index]  # replaced are calls of these
+    if values is None or (bias is None) != (args["bias"] is None) or groups == 1:
+        return None
+    x, w, result = values
+    geometry = _geometry(args, tuple(w.shape))
+    if geometry is None or x.dim() != dims + 2 or result.dtype not in HALF:
+        return None
+    if w.shape[1] % ALIGNED or w.shape[0] // groups % ALIGNED:
+        return None
+    last = result.movedim(1, -1).is_contiguous() and not result.is_contiguous()
+    at_once = _groups_at_once(x.to(result.dtype), w, [*result.shape[2:]])
+    windows = bytes_of(result) / w.shape[0] * groups * w[0].numel()
+    saved = 2 * hint(result.numel()) * w[0].numel() * BYTES_PER_FLOP[dims] - 2 * windows
+    if not (last or result.is_contiguous()) or not at_once or saved <= 0:
+        return None
+    operands = [args["input"], args["weight"], args["bias"]]
+    if any(each is not None and each.dtype != result.dtype for each in (x, w, bias)):  # under autocast
+        operands = [each and node.graph.call_method("to", (each, result.dtype)) for each in operands]
+    new = node.graph.call_function(convolution_as_product, (*operands, *geometry, groups, last))
+    return new, saved * (1 + x.requires_grad + w.requires_grad)
+
+
+def _geometry(args: Arguments, shape: tuple[int, ...]) -> tuple[list[int], ...] | None:
+    """Return pads in the order of `F.pad`, stride and dilation of a convolution whose weights have a `shape`."""
+    size = shape[2:]
+    stride, dilation = ([*of_each(args[name], size)] for name in ("stride", "dilation"))
+    if not all(isinstance(each, int) for each in (*shape, *stride, *dilation, args["groups"])):
+        return None
+    if args["padding"] == "same":
+        around = [apart * (taps - 1) for apart, taps in zip(dilation, size, strict=True)]
+        return [each for total in around[::-1] for each in (total // 2, total - total // 2)], stride, dilation
+    padding = of_each(0 if args["padding"] == "valid" else args["padding"], size)
+    if not all(isinstance(each, int) for each in padding):
+        return None
+    return [each for each in padding[::-1] for _ in range(2)], stride, dilation
+
+
+multiply_windows = replacing(CONVOLUTIONS, _convolution)
