@@ -10,7 +10,7 @@ import shutil
 import subprocess
 import sys
 import warnings
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from functools import cache
@@ -29,6 +29,7 @@ CUTLASS_VARIABLE = "TORCHINDUCTOR_CUTLASS_DIR"
 CXX_LIMIT_S = 10.0
 # Of ONEDNN_MAX_CPU_ISA: instructions that multiply no half precision.
 WITHOUT_HALF = frozenset({"SSE41", "AVX", "AVX2", "AVX2_VNNI", "AVX2_VNNI_2", "AVX512_CORE", "AVX512_CORE_VNNI"})
+HALF = {"bf16": {"avx512_bf16", "amx_tile"}, "fp16": {"amx_fp16"}}
 LEAST_SMS = 68  # of torch._inductor.utils.is_big_gpu, on NVIDIA
 
 
@@ -379,7 +380,9 @@ def machine() -> Machine:
         triton_version=installed_version("triton", "pytorch-triton"),
         cutlass=_cutlass(),
         torchao=installed_version("torchao"),
-        cpu_dtypes=_cpu_dtypes(),
+        cpu_dtypes=cpu_dtypes(
+            _instructions(), torch.backends.cpu.get_cpu_capability(), os.environ.get("ONEDNN_MAX_CPU_ISA", "")
+        ),
     )
 
 
@@ -390,22 +393,21 @@ def cxx_of(options: Options) -> str:
     return next(filter(None, [given] if isinstance(given, str) else given or ()), usual)
 
 
-def _cpu_dtypes() -> frozenset[str]:
-    """Return the half precisions that the CPU multiplies; torch reports this only for x86.
+def _instructions() -> set[str]:
+    """Return the instructions for half precisions that this CPU has; torch reports them only for x86."""
+    from torch import cpu
 
-    None where a variable keeps ATen or oneDNN, and so each child process, to the instructions of an older processor.
+    return {name for names in HALF.values() for name in names if getattr(cpu, f"_is_{name}_supported", bool)()}
+
+
+def cpu_dtypes(instructions: Set[str], aten: str, onednn: str) -> frozenset[str]:
+    """Return the half precisions that a CPU with these instructions multiplies.
+
+    None where a variable keeps ATen's capability or oneDNN's limit to an older processor's.
     """
-    from torch import backends, cpu
-
-    onednn = os.environ.get("ONEDNN_MAX_CPU_ISA", "").upper()
-    if backends.cpu.get_cpu_capability() in ("DEFAULT", "AVX2") or onednn in WITHOUT_HALF:
+    if aten in ("DEFAULT", "AVX2") or onednn.upper() in WITHOUT_HALF:
         return frozenset()
-
-    def has(name: str) -> bool:
-        return bool(getattr(cpu, f"_is_{name}_supported", bool)())
-
-    found = {"bf16": has("avx512_bf16") or has("amx_tile"), "fp16": has("amx_fp16")}
-    return frozenset(dtype for dtype, found_here in found.items() if found_here)
+    return frozenset(dtype for dtype, any_of in HALF.items() if any_of & instructions)
 
 
 def _nvccs() -> Iterable[str]:

@@ -1,12 +1,11 @@
 """Options of lower precision: spellings, errors, and what the machine lacks."""
 
 import pytest
-import torch
 
 import backend_kwargs as bk
 from backend_kwargs import BackendKwargsError
 from backend_kwargs.options import precisions
-from backend_kwargs.options.requirements import CannotWorkError, Machine, machine
+from backend_kwargs.options.requirements import CannotWorkError, Machine, cpu_dtypes, machine
 from tests.precision.precision_nets import MARKS
 
 pytestmark = MARKS
@@ -106,26 +105,26 @@ def test_requirements(name, here, expected):
 
 
 @pytest.mark.parametrize(
-    ("capability", "isa", "expected"),
+    ("aten", "onednn", "expected"),
     [
-        pytest.param("AVX512", None, {"bf16"}, id="as it is"),
+        pytest.param("AVX512", "", {"bf16"}, id="as it is"),
         pytest.param("AVX512", "all", {"bf16"}, id="no limit"),
         pytest.param("AVX512", "AVX512_CORE_AMX", {"bf16"}, id="oneDNN up to AMX"),
-        pytest.param("AVX2", None, set(), id="ATen up to AVX2"),
-        pytest.param("DEFAULT", None, set(), id="ATen without vectors"),
+        pytest.param("AVX2", "", set(), id="ATen up to AVX2"),
+        pytest.param("DEFAULT", "", set(), id="ATen without vectors"),
         pytest.param("AVX512", "avx2", set(), id="oneDNN up to AVX2"),
         pytest.param("AVX512", "AVX512_CORE_VNNI", set(), id="oneDNN before BF16"),
     ],
 )
-def test_variables_that_limit_instructions(monkeypatch, capability, isa, expected):
+def test_variables_that_limit_instructions(aten, onednn, expected):
     """A CPU with bf16 has none where ATen or oneDNN is kept to the instructions of one without."""
-    monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: True, raising=False)
-    monkeypatch.setattr(torch.cpu, "_is_amx_fp16_supported", lambda: False, raising=False)
-    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: capability)
-    monkeypatch.delenv("ONEDNN_MAX_CPU_ISA", raising=False)
-    if isa:
-        monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", isa)
-    assert machine.__wrapped__().cpu_dtypes == expected
+    assert cpu_dtypes({"avx512_bf16"}, aten, onednn) == expected
+
+
+def test_this_machine_heeds_them(monkeypatch):
+    """What is found here is found under the limit that a variable sets."""
+    monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", "AVX2")
+    assert machine.__wrapped__().cpu_dtypes == set()
 
 
 def test_a_race_leaves_out_what_cannot_work():
