@@ -209,8 +209,12 @@ def _import_all() -> None:
     import backend_kwargs.entry_points
     import backend_kwargs.pipeline  # noqa: F401
 
+    for late in ("sympy.combinatorics", "sympy.physics.units", "sympy.tensor.tensor", "torch.export._trace"):
+        importlib.import_module(late)  # with the first kernel
     pick_vec_isa()  # compiles and loads a library for each set of vector instructions
     codecache.torch_key()  # reads all of torch's code
+    codecache.CacheBase.get_system()  # reads all of Triton's code
+    codecache.CppPythonBindingsCodeCache.load_pybinding([], 'extern "C" void kernel() {}')  # precompiles the header
     init_backend_registration()
     joint_graph.lazy_init(torch.device("cpu"))
     post_grad.lazy_init()

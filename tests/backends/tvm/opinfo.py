@@ -28,8 +28,6 @@ from typing import Any
 
 import torch
 from torch.testing import assert_close
-from torch.testing._internal.common_methods_invocations import op_db
-from torch.testing._internal.opinfo.core import OpInfo
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 import backend_kwargs as bk
@@ -67,20 +65,27 @@ class Verdict:
     worse: list[str] = field(default_factory=list)
 
 
-def name_of(op: OpInfo) -> str:
+def op_infos() -> Any:
+    """Return torch's operators with their samples, whose import takes seconds."""
+    from torch.testing._internal.common_methods_invocations import op_db
+
+    return op_db
+
+
+def name_of(op: Any) -> str:
     return ".".join(filter(None, [op.name, op.variant_test_name]))
 
 
 def operators(names: set[str], dtype: str) -> list[str]:
     """Return the operators that have samples of a dtype: those in `names`, or all."""
-    chosen = [op for op in op_db if not names or {op.name, name_of(op)} & names]
+    chosen = [op for op in op_infos() if not names or {op.name, name_of(op)} & names]
     return [name_of(op) for op in chosen if getattr(torch, dtype) in op.supported_dtypes("cpu")]
 
 
 def examine(name: str, dtype: str, samples: int, gradients: bool = False) -> Verdict:
     """Run an operator's samples in eager and compiled."""
     verdict = Verdict(name, dtype)
-    op = next(op for op in op_db if name_of(op) == name)
+    op = next(op for op in op_infos() if name_of(op) == name)
     wants = gradients and op.supports_autograd
     try:
         for sample in islice(op.sample_inputs("cpu", getattr(torch, dtype), requires_grad=wants), samples):
@@ -90,7 +95,7 @@ def examine(name: str, dtype: str, samples: int, gradients: bool = False) -> Ver
     return verdict
 
 
-def _sample(op: OpInfo, sample: Any, verdict: Verdict, gradients: bool) -> str:
+def _sample(op: Any, sample: Any, verdict: Verdict, gradients: bool) -> str:
     def call(value: Any, args: Any, kwargs: Any) -> Any:
         return op.op(value, *args, **kwargs)
 
