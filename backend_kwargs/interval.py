@@ -18,6 +18,11 @@ class Interval:
         """How far a ratio may be from 1, as a factor."""
         return max(self.high, 1 / self.low if self.low > 0 else math.inf, 1.0)
 
+    def as_ratio(self, digits: int = 2) -> str:
+        """Return a ratio as the command line prints it: "1.42x [1.38, 1.46]"."""
+        median, low, high = (f"{each:.{digits}f}" for each in (self.median, self.low, self.high))
+        return f"{median}x [{low}, {high}]"
+
 
 def widest(ratios: Iterable[Interval | None]) -> Interval | None:
     """Return the ratio that may be furthest from 1, None if none is known."""

@@ -135,7 +135,8 @@ class _Example:
             return cls(model, sample, Changes())
         try:
             with _seeded():
-                return cls(model, sample, Changes.of(_call, (model, sample)))
+                changes = Changes.of(lambda own: own[0](*own[1].args, **own[1].kwargs), (model, sample))
+                return cls(model, sample, changes)
         except CopyError as error:
             raise _uncopied(str(error)) from error
 
@@ -164,11 +165,6 @@ def _with_own_code(function: FunctionType) -> FunctionType:
     twin.__kwdefaults__ = function.__kwdefaults__
     twin.__dict__.update(vars(function))
     return twin
-
-
-def _call(tree: "tuple[Callable[..., Any], Sample]") -> object:
-    model, sample = tree
-    return model(*sample.args, **sample.kwargs)
 
 
 def _uncopied(why: str) -> BackendKwargsError:

@@ -19,9 +19,10 @@ from backend_kwargs.backends.inductor import cutlass
 from backend_kwargs.backends.onnxruntime import session as onnx_session
 from backend_kwargs.backends.tvm import no_fast_math, versions
 from backend_kwargs.bundles import libraries
-from backend_kwargs.bundles.disk.files import opened_folder, private_folder
+from backend_kwargs.bundles.disk.files import private_folder
 from backend_kwargs.bundles.running import without_gradients
 from backend_kwargs.cli.console import quiet
+from backend_kwargs.files.opened import opened_folder
 from backend_kwargs.harness.modules import importable
 from backend_kwargs.measure import roundings
 from backend_kwargs.precision import quantised

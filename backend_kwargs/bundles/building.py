@@ -24,7 +24,7 @@ from backend_kwargs.bundles.running import (
 from backend_kwargs.bundles.samples import Sample, cloned, described, samples_of
 from backend_kwargs.errors import BackendKwargsError, error_text, warn_once, wrong_value
 from backend_kwargs.facts import Call
-from backend_kwargs.measure import Roundings, accuracy, check_error, generators, status_of
+from backend_kwargs.measure import Roundings, accuracy, check_errors, generators, status_of
 from backend_kwargs.measure.trees import Results, map_tensors, walk
 from backend_kwargs.torch_internals.tensors import version_of
 
@@ -215,8 +215,7 @@ def _judge(config: CompileConfig, module: torch.nn.Module, seen: Results, wanted
     permitted = config.resolved.options
     max_error = permitted.get("max_error") if permitted.get("precision") else None
     if not verdict.passed and max_error is not None and precise is not None:
-        judged = [check_error(seen[what], eager[what], precise[what], max_error, what=what) for what in seen]
-        verdict = accuracy.worst(judged)
+        verdict = check_errors(seen, eager, precise, max_error)
     if verdict.passed:
         return
     hint = " It is in training mode: call module.eval()." if module.training else ""

@@ -188,9 +188,8 @@ def _state_of(model: "torch.nn.Module", args: "Args", kwargs: "Kwargs") -> "Stat
 
     from backend_kwargs.measure import Changes, State
 
-    tree = (model, args, kwargs)
     try:
         with torch.no_grad():
-            return Changes.of(lambda own: own[0](*own[1], **own[2]), tree).on(tree, timed=True)
+            return Changes.of_calls(model, args, kwargs)
     except Exception:  # noqa: BLE001 - the bundle serves it all the same
         return State()

@@ -287,8 +287,7 @@ def _print(comparison: "Comparison", best: "Row | None", backend: Backend | None
         if comparison.baseline == EAGER:
             say("Call the model itself.")
     elif ratio := comparison.over_itself(best):
-        speedup = f"{ratio.median:.2f}x [{ratio.low:.2f}, {ratio.high:.2f}]"
-        say(f"Call the model itself: {best.label}, the fastest candidate, is {speedup} as fast.")
+        say(f"Call the model itself: {best.label}, the fastest candidate, is {ratio.as_ratio()} as fast.")
     else:
         say(RULE)
         say(*(lines_to_paste(backend, timed) if backend else []) or [f"{backend!r}, which cannot be written as text."])

@@ -20,7 +20,6 @@ from backend_kwargs.errors import BackendKwargsError
 from backend_kwargs.fleet.racing import AUTO, Tuned, left_out, racing, tuned, why_not_raced
 from backend_kwargs.fleet.units import BUDGET_S
 from backend_kwargs.harness.models import model_of
-from backend_kwargs.interval import Interval
 from backend_kwargs.stores.opening import given_place
 
 COLUMNS = ("sizes", "graph", "winner", "race", "eager call", "compiled call", "speedup")
@@ -101,7 +100,8 @@ def _tune(model: str, shapes: list[str], backend: Backend, budget_s: float, outp
     if lines:
         say("", *lines)
     for each in slower:
-        say(f"Call the model itself ({each.label}): the compiled call is {_shown(each.speedup)} as fast.")
+        ratio = each.speedup.as_ratio() if each.speedup else ""
+        say(f"Call the model itself ({each.label}): the compiled call is {ratio} as fast.")
     if outputs:
         outputs.write(document_of(model, raced, "\n".join(lines and lines_for(Path(output.name)))))
     if stopped:
@@ -211,8 +211,4 @@ def _times(raced: Tuned) -> tuple[str, ...]:
     from backend_kwargs import measure
 
     medians = (measure.percentile(samples, 0.5) for samples in (raced.eager_s, raced.compiled_s))
-    return *(f"{each * 1e3:.3g} ms" for each in medians), _shown(ratio)
-
-
-def _shown(ratio: Interval | None) -> str:
-    return f"{ratio.median:.2f}x [{ratio.low:.2f}, {ratio.high:.2f}]" if ratio else ""
+    return *(f"{each * 1e3:.3g} ms" for each in medians), ratio.as_ratio()

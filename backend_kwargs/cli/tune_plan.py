@@ -22,7 +22,6 @@ from backend_kwargs.fleet.racing import AUTO, check, check_keys, is_slower, rele
 from backend_kwargs.fleet.scheduling import Ended, Pool, Queue, drive, expected
 from backend_kwargs.fleet.summary import Summary
 from backend_kwargs.fleet.units import WITHOUT_EFFECT, Unit, name_of
-from backend_kwargs.interval import Interval
 from backend_kwargs.page import document as page
 from backend_kwargs.page import noise_of
 from backend_kwargs.page.sentence import SLOWER, gained
@@ -219,7 +218,7 @@ def _show(summary: Summary, store: str | None) -> None:
             if summary.is_disturbed
             else "timings are steady"
         )
-        say(f"A/A, the widest of a call beside itself: {_times(summary.same)}: {verdict}")
+        say(f"A/A, the widest of a call beside itself: {summary.same.as_ratio()}: {verdict}")
     say(f"spent: {summary.cost_s:.0f} s of workers, for {len(summary.ended)} of {len(summary.units)} units")
     done = [document for unit in summary.units if (document := summary.document(unit))]
     if not done:
@@ -235,15 +234,11 @@ def _row(summary: Summary, unit: Unit) -> tuple[str, ...]:
     document = summary.document(unit)
     if document is None:
         return unit.label, summary.status(unit), "", "", "", ""
-    gain = _times(document.gain) if document.gain else ""
+    gain = document.gain.as_ratio() if document.gain else ""
     if is_slower(document.gain, document.same):
         gain = f"{gain}: call the model itself"
     winners = ", ".join(document.winners)
     return unit.label, summary.status(unit), winners, gain, f"{document.seconds:.0f} s", document.device_name
-
-
-def _times(ratio: Interval) -> str:
-    return f"{ratio.median:.2f}x [{ratio.low:.2f}, {ratio.high:.2f}]"
 
 
 def document_of(plan: Path, summary: Summary) -> page.Document:

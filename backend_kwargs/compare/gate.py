@@ -40,8 +40,7 @@ def judge(comparison: Comparison, over: str, least: float) -> Judged:
         return Judged(False, f"No candidate besides {over} and eager passed, so that no speedup can be judged.")
     passed = speedup.low >= least
     limit = f"at least {least:g}x is asked for" if passed else f"its lower end is below {least:g}x"
-    figures = f"{speedup.median:.3f}x [{speedup.low:.3f}, {speedup.high:.3f}]"
-    return Judged(passed, f"{fastest.label} is {figures} over {over}: {limit}.")
+    return Judged(passed, f"{fastest.label} is {speedup.as_ratio(3)} over {over}: {limit}.")
 
 
 def _judged(row: Row) -> bool:

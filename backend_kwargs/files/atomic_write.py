@@ -24,7 +24,7 @@ def write_whole(path: Path, content: str | bytes) -> None:
     A link stays one, and the file that it names is replaced. A file that exists keeps its mode, owner and attributes;
     a new one has the mode that the umask permits. Anything but a regular file is refused.
     """
-    with _reported(path):
+    with reported(repr(str(path))):
         file, exists = _resolved(path)
         beside = file.with_name(f"{BESIDE}{secrets.token_hex(8)}")
         try:
@@ -43,7 +43,7 @@ def write_whole(path: Path, content: str | bytes) -> None:
 
 def check_writable(path: Path) -> None:
     """Raise if `write_whole` cannot write to `path`: now, not after minutes of work."""
-    with _reported(path):
+    with reported(repr(str(path))):
         if not path.parent.is_dir():
             raise OSError(0, f"there is no directory {str(path.parent)!r}")
         if path.is_dir():
@@ -53,12 +53,15 @@ def check_writable(path: Path) -> None:
 
 
 @contextmanager
-def _reported(path: Path) -> Iterator[None]:
+def reported(what: str) -> Iterator[None]:
+    """Raise errors of files as one line that says `what` cannot be written."""
     try:
         yield
+    except BackendKwargsError:
+        raise
     except (OSError, ValueError) as error:
         why = getattr(error, "strerror", None) or error
-        raise BackendKwargsError(f"Cannot write {str(path)!r}: {why}.") from None
+        raise BackendKwargsError(f"Cannot write {what}: {why}.") from None
 
 
 def _resolved(path: Path) -> tuple[Path, bool]:

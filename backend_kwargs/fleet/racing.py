@@ -138,12 +138,8 @@ def _state_of_calls(
     """Return what a call of the model changes, and puts back before the next one; raise if it fails in eager."""
     from backend_kwargs import measure
 
-    def call(tree: Any) -> object:
-        own, args, kwargs = tree
-        return own(*args, **kwargs)
-
     try:
-        return measure.Changes.of(call, (model, positional, keywords)).on((model, positional, keywords), timed=True)
+        return measure.Changes.of_calls(model, positional, keywords)
     except measure.CopyError as error:
         raise BackendKwargsError(f"tune copies the model and its inputs, which failed: {error}.") from error
     except Exception as error:

@@ -27,6 +27,7 @@ WITHOUT_EFFECT = (
     "on_progress",
 )
 Name = Annotated[str, Meta(max_length=500)]
+Names = Annotated[tuple[Name, ...], Meta(max_length=10_000)]
 Text = Annotated[str, Meta(max_length=8000)]
 Seconds = Annotated[float, Meta(ge=0, le=1e9)]
 
@@ -74,8 +75,8 @@ class Unit(Struct, frozen=True, forbid_unknown_fields=True):
         return self.device != "cpu"
 
 
-class Result(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What came of a unit where it ran: the decisions, as documents by name, and the times of the whole call.
+class Outcome(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What came of a unit, and the times of the whole call.
 
     `gain` is the compiled call's speedup over eager, `same` that of the compiled call over itself. `failed` is the
     reason why there is no decision.
@@ -85,29 +86,27 @@ class Result(Struct, frozen=True, kw_only=True, omit_defaults=True):
     seconds: Seconds = 0.0
     device_name: Name = ""
     releases: dict[Name, Name | None] = {}
-    winners: tuple[Name, ...] = ()
+    winners: Names = ()
     gain: Interval | None = None
     same: Interval | None = None
+
+
+class Result(Outcome, frozen=True, kw_only=True, omit_defaults=True):
+    """What came of a unit where it ran, with the decisions as documents by name."""
+
     documents: dict[Name, bytes] = {}
 
 
-class UnitDocument(Struct, frozen=True, kw_only=True, omit_defaults=True):
+class UnitDocument(Outcome, frozen=True, kw_only=True, omit_defaults=True):
     """What a store keeps of a unit that is done, or that failed: `decisions` are the names of its decisions."""
 
     unit: Unit
-    failed: Text = ""
-    seconds: Seconds = 0.0
-    device_name: Name = ""
-    releases: dict[Name, Name | None] = {}
-    winners: Annotated[tuple[Name, ...], Meta(max_length=10_000)] = ()
-    gain: Interval | None = None
-    same: Interval | None = None
-    decisions: Annotated[tuple[Name, ...], Meta(max_length=10_000)] = ()
+    decisions: Names = ()
 
 
 def document_of(unit: Unit, result: Result) -> UnitDocument:
     """Return the document of a unit that ended."""
-    fields = {name: getattr(result, name) for name in result.__struct_fields__ if name != "documents"}
+    fields = {name: getattr(result, name) for name in Outcome.__struct_fields__}
     return UnitDocument(unit=unit, decisions=tuple(result.documents), **fields)
 
 

@@ -21,6 +21,7 @@ from backend_kwargs.graphs.writes import (
     written_memory,
 )
 from backend_kwargs.measure import generators
+from backend_kwargs.measure.memory import room_for_copies
 from backend_kwargs.measure.served import (
     ChangedSlice,
     RestoringCall,
@@ -36,8 +37,6 @@ from backend_kwargs.torch_internals.modes import modes_restored, saves_by_hooks,
 from backend_kwargs.torch_internals.tensors import base_of, memory_id, negative_view
 
 Around = Callable[[Sequence[torch.Tensor]], AbstractContextManager[object]]
-
-LARGEST_COPIES = 2 << 30  # bytes of inputs on a CPU that are copied for a candidate's first call, though only read
 
 
 class ChangedInputError(RuntimeError):
@@ -136,23 +135,18 @@ class Inputs:
         if not self.guard:
             return frozenset()
         read = frozenset(at for at, value in enumerate(self.values) if has_memory(value)) - self.written
-        return read if self._bytes_of(read) <= self._spare_bytes else self.own
+        return read if self._may_copy(read) else self.own
 
     @property
     def own(self) -> frozenset[int]:
         """The positions of tensors that are only read and no parameters, none if they are too large to be copied."""
         own = frozenset(at for at, v in enumerate(self.values) if has_memory(v) and type(v) is torch.Tensor)
-        return own - self.written if self._bytes_of(own - self.written) <= self._spare_bytes else frozenset()
+        return own - self.written if self._may_copy(own - self.written) else frozenset()
 
-    def _bytes_of(self, positions: Iterable[int]) -> int:
-        return sum(self.values[at].nbytes for at in positions)
-
-    @property
-    def _spare_bytes(self) -> float:
-        on_gpu = next(
-            (value.device for value in self.values if isinstance(value, torch.Tensor) and value.is_cuda), None
-        )
-        return torch.cuda.mem_get_info(on_gpu)[0] / 4 if on_gpu else LARGEST_COPIES
+    def _may_copy(self, positions: Iterable[int]) -> bool:
+        """Return whether copies of these inputs, for a candidate's first call, leave memory for the call itself."""
+        on_gpu = (value.device for value in self.values if isinstance(value, torch.Tensor) and value.is_cuda)
+        return bool(sum(self.values[at].nbytes for at in positions) <= room_for_copies(next(on_gpu, None)))
 
     @cached_property
     def _apart(self) -> frozenset[int]:

@@ -5,10 +5,10 @@ from typing import Any, TypeAlias
 
 import torch
 
+from backend_kwargs.measure.memory import room_for_copies
 from backend_kwargs.measure.served import bits_of, copied, layout_of, memory_of, parts, same_bits
 
 Model: TypeAlias = Callable[..., Any]  # a module, or another callable that computes on tensors
-LARGEST_COPY = 2 << 30  # bytes on a CPU; on a GPU a quarter of the free memory
 PIECE = 1 << 18  # elements of a checksum at a time, which stay in a cache
 
 
@@ -21,8 +21,7 @@ class ReadOnly:
 
     def __init__(self, model: Model, written: Collection[int], device: torch.device) -> None:
         tensors = {name: tensor for name, tensor in _plain(model).items() if id(tensor) not in written}
-        spare = torch.cuda.mem_get_info(device)[0] / 4 if device.type == "cuda" else LARGEST_COPY
-        self.copied = sum(tensor.nbytes for tensor in tensors.values()) <= spare
+        self.copied = sum(tensor.nbytes for tensor in tensors.values()) <= room_for_copies(device)
         keep = copied if self.copied else checksum
         self.before = {name: keep(tensor) for name, tensor in tensors.items()}
 

@@ -232,17 +232,7 @@ class Study:
         )
         if accuracy.passed or self.max_error is None or truth.reference is None:
             return accuracy
-        return self._within_bound(seen, truth, self.max_error)
-
-    def _within_bound(self, seen: Results, truth: Truth, max_error: float) -> Accuracy:
-        """Compare by the relative error to the reference instead."""
-        precise = truth.reference or {}
-        judged = [
-            measure.check_error(seen[what], truth.eager[what], precise[what], max_error, what=what) for what in seen
-        ]
-        failed = [accuracy for accuracy in judged if not accuracy.passed]
-        one = failed[0] if failed else max(judged, key=lambda accuracy: accuracy.error or 0.0)
-        return replace(one, leaves=tuple(leaf for accuracy in judged for leaf in accuracy.leaves))
+        return measure.check_errors(seen, truth.eager, truth.reference, self.max_error)
 
 
 def arguments_of(example_inputs: object) -> Inputs:

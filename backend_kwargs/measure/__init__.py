@@ -18,7 +18,7 @@ from backend_kwargs.measure.accuracy import (
     same_twice,
     worst,
 )
-from backend_kwargs.measure.bound import check_error
+from backend_kwargs.measure.bound import check_error, check_errors
 from backend_kwargs.measure.environment import environment
 from backend_kwargs.measure.failures import status_of
 from backend_kwargs.measure.inputs import cotangents, fresh_inputs, upcast
@@ -59,6 +59,7 @@ __all__ = [
     "check",
     "check_all",
     "check_error",
+    "check_errors",
     "cotangents",
     "device_seconds",
     "environment",

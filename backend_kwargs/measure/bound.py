@@ -16,7 +16,7 @@ from backend_kwargs.measure.accuracy import (
     same_where_not_finite,
     wide,
 )
-from backend_kwargs.measure.trees import walk
+from backend_kwargs.measure.trees import Results, walk
 
 
 def check_error(
@@ -49,6 +49,14 @@ def check_error(
     if finite and not any(finite):  # as at a first call with inputs that are nan: the bound would hold of nothing
         return Accuracy("fail_accuracy", "its error cannot be measured: no result is finite")
     return replace(judged(largest, max_error, where), leaves=tuple(leaves))
+
+
+def check_errors(seen: Results, eager: Results, reference: Results, max_error: float) -> Accuracy:
+    """Compare all that a call returns and changes, by name: the first that fails, or the one with the largest error."""
+    every = [check_error(seen[what], eager[what], reference[what], max_error, what=what) for what in seen]
+    failed = [accuracy for accuracy in every if not accuracy.passed]
+    one = failed[0] if failed else max(every, key=lambda accuracy: accuracy.error or 0.0)
+    return replace(one, leaves=tuple(leaf for accuracy in every for leaf in accuracy.leaves))
 
 
 def judged(error: float, max_error: float, where: str) -> Accuracy:

@@ -1,4 +1,4 @@
-"""The peak memory of a call."""
+"""The peak memory of a call, and the memory that copies may take."""
 
 import ctypes
 from collections.abc import Callable
@@ -7,6 +7,13 @@ from pathlib import Path
 import torch
 
 from backend_kwargs.measure.timing import synchronize
+
+LARGEST_COPIES = 2 << 30
+
+
+def room_for_copies(device: torch.device | None) -> float:
+    """Return how many bytes copies may take on a device: a quarter of what a GPU has free, 2 GiB on a CPU."""
+    return torch.cuda.mem_get_info(device)[0] / 4 if device and device.type == "cuda" else LARGEST_COPIES
 
 
 def peak_memory(call: Callable[[], object], device: torch.device, held: int | None = None) -> int | None:

@@ -269,6 +269,12 @@ class Changes:
         state.restore()  # of what a function holds, which is not copied with it
         return found
 
+    @classmethod
+    def of_calls(cls, call: Callable[..., object], args: object, kwargs: object) -> State:
+        """Return what timed calls with these arguments change; raise what the first one, in eager and apart, raises."""
+        tree: Any = (call, args, kwargs)
+        return cls.of(lambda own: own[0](*own[1], **own[2]), tree).on(tree, timed=True)
+
     def on(self, tree: object, *, timed: bool = False) -> State:
         """Return the state of `tree`, a copy of the original in which nothing has changed yet.
 

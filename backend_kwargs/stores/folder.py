@@ -13,6 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TypeVar
 
+from backend_kwargs.files.opened import content_of, opened_file, opened_folder
 from backend_kwargs.stores.documents import LARGEST, check_content, check_name, check_prefix, is_name
 
 BESIDE = ".writing-"  # no name of a document begins so
@@ -106,7 +107,8 @@ class Folder:
         finally:
             with suppress(OSError):
                 beside.unlink(missing_ok=True)
-        _sync_folder(file.parent)
+        with suppress(OSError), opened_folder(file.parent) as folder:  # not every file system can
+            os.fsync(folder)
 
     @property
     def _mode(self) -> int:
@@ -139,16 +141,10 @@ def _again(do: Callable[[], Done], also: tuple[int, ...] = ()) -> Done:
 
 def _content(file: Path) -> bytes | None:
     try:
-        opened = os.open(file, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # a pipe would wait for a writer
+        with opened_file(file) as opened:
+            return content_of(opened, LARGEST)
     except (FileNotFoundError, NotADirectoryError):
         return None
-    with os.fdopen(opened, "rb") as reading:
-        if not stat.S_ISREG(os.fstat(opened).st_mode):
-            raise OSError(errno.EINVAL, f"{file.name} is not a regular file")
-        content = reading.read(LARGEST + 1)
-    if len(content) > LARGEST:
-        raise OSError(errno.EFBIG, f"{file.name} is longer than {LARGEST} bytes")
-    return content
 
 
 def _entries(folder: Path) -> list["os.DirEntry[str]"]:
@@ -163,12 +159,3 @@ def _remove_abandoned(file: Path) -> None:
     with suppress(OSError):
         if time.time() - file.stat().st_mtime > ABANDONED_S:
             file.unlink()
-
-
-def _sync_folder(folder: Path) -> None:
-    with suppress(OSError):  # not every file system can
-        opened = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-        try:
-            os.fsync(opened)
-        finally:
-            os.close(opened)

@@ -134,7 +134,7 @@ def test_a_graph_without_a_reference_computes_in_float32(monkeypatch):
 
 def without(monkeypatch, kind):
     """Let OpenVINO lack kernels in `kind`."""
-    monkeypatch.setattr(openvino_native, "_capabilities", lambda: frozenset({"FP32", "BF16", "FP16"} - {kind}))
+    monkeypatch.setattr(openvino_native, "_of_cpu", lambda _: {"FP32", "BF16", "FP16"} - {kind})
 
 
 @torch.no_grad()
@@ -211,7 +211,7 @@ def test_an_ignored_hint_is_not_a_precision(monkeypatch):
     """A precision that OpenVINO replaces by another one is not used, whatever its error."""
     if not openvino_native.why_not_in("f16"):
         pytest.skip("OpenVINO has float16 kernels for this CPU")
-    monkeypatch.setattr(openvino_native, "_capabilities", lambda: frozenset({"FP32", "BF16", "FP16"}))
+    monkeypatch.setattr(openvino_native, "_of_cpu", lambda _: {"FP32", "BF16", "FP16"})
     model = net()
     compiled = torch.compile(model, backend=bk.make_backend("openvino-native", precision="fp16", max_error=0.1))
     with pytest.warns(BackendKwargsWarning, match=r"without precision 'fp16': OpenVINO computes in .*, not in f16\.$"):
@@ -223,7 +223,7 @@ def test_where_the_caller_measures_an_ignored_hint_is_refused(monkeypatch):
     """A race or a comparison would time float32 under the name of the precision."""
     if not openvino_native.why_not_in("f16"):
         pytest.skip("OpenVINO has float16 kernels for this CPU")
-    monkeypatch.setattr(openvino_native, "_capabilities", lambda: frozenset({"FP32", "BF16", "FP16"}))
+    monkeypatch.setattr(openvino_native, "_of_cpu", lambda _: {"FP32", "BF16", "FP16"})
     backend = bk.make_backend("openvino-native", precision="fp16", max_error=0.1)
     compiled = torch.compile(net(), backend=Counted(backend, error_is_measured=True))
     refused = r"Precision 'fp16' is refused: OpenVINO computes in .*, not in f16\."

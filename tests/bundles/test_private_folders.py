@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from backend_kwargs import BackendKwargsError
-from backend_kwargs.bundles.disk.files import opened_file, private_folder
+from backend_kwargs.bundles.disk.files import private_folder
+from backend_kwargs.files.opened import opened_file
 
 ROOT = str(Path(__file__).parents[2])
 

@@ -13,7 +13,7 @@ from backend_kwargs.compare import Candidate, Row, compare, fastest
 from backend_kwargs.errors import BackendKwargsError
 from backend_kwargs.harness import isolation as isolating
 from backend_kwargs.harness import read_only
-from backend_kwargs.measure import timing
+from backend_kwargs.measure import memory, timing
 from backend_kwargs.report.ran import RETURNED, UNKNOWN
 from benchmarks.execution.controls import slow_while_held
 
@@ -546,7 +546,7 @@ def test_a_weight_is_put_back_after_a_failure():
 
 def test_a_written_weight_is_caught_without_a_copy(monkeypatch):
     """Of a model too large to copy, checksums show what was written, and only the one that wrote is blamed for it."""
-    monkeypatch.setattr(read_only, "LARGEST_COPY", 0)
+    monkeypatch.setattr(memory, "LARGEST_COPIES", 0)
     bad, later = rows_of(Held(), [Candidate("bad", writing("weight")), Candidate("later", forward)])
     assert later.reason.startswith("output: ")
     assert bad.reason == (

@@ -8,9 +8,8 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from backend_kwargs.graphs import replay
 from backend_kwargs.graphs.replay import ChangedInputError, Inputs, Task
-from backend_kwargs.measure import served
+from backend_kwargs.measure import memory, served
 
 pytestmark = pytest.mark.usefixtures("fresh_dynamo")
 
@@ -244,7 +243,7 @@ def test_no_gradient_reaches_the_users_tensors(mode):
 )
 def test_what_is_read_is_copied_as_far_as_memory_allows(most, guarded, monkeypatch):
     """For a candidate's first call: all of it, or all but parameters, or nothing; never what is written."""
-    monkeypatch.setattr(replay, "LARGEST_COPIES", most)
+    monkeypatch.setattr(memory, "LARGEST_COPIES", most)
     given = torch.nn.Parameter(torch.ones(10)), torch.ones(10), torch.ones(1000)
     inputs = Inputs(given, frozenset({2}))
     assert inputs.guarded == guarded

@@ -49,8 +49,8 @@ class OpenVINONativeCompiler(DeclaredCompiler):
     def verify(self, templates: Sequence[str], options: Options, tell: Callable[[Limit], None]) -> None:
         super().verify(templates, options, tell)
         for name in options.get("config") or {}:
-            if name not in _properties():
-                raise unknown("property of OpenVINO's CPU", name, _properties())
+            if name not in (known := _of_cpu("SUPPORTED_PROPERTIES")):
+                raise unknown("property of OpenVINO's CPU", name, known)
         self._verify_precision(options)
         hint = options.get("inference_precision", "f32")
         if why := why_not_in(hint):
@@ -87,23 +87,15 @@ class OpenVINONativeCompiler(DeclaredCompiler):
 
 def why_not_in(hint: str) -> str:
     """Return why OpenVINO would ignore an INFERENCE_PRECISION_HINT on this CPU, "" if it would not."""
-    if hint not in CAPABILITIES or CAPABILITIES[hint] in _capabilities():
+    if hint not in CAPABILITIES or CAPABILITIES[hint] in _of_cpu("OPTIMIZATION_CAPABILITIES"):
         return ""
-    has = ", ".join(sorted(_capabilities() & {"BF16", "FP16", "FP32", "INT8"}))
+    has = ", ".join(sorted({*_of_cpu("OPTIMIZATION_CAPABILITIES")} & {"BF16", "FP16", "FP32", "INT8"}))
     return f"OpenVINO has no {CAPABILITIES[hint]} kernels for this CPU, only {has}"
 
 
 @cache
-def _capabilities() -> frozenset[str]:
-    """Return the precisions of which OpenVINO has kernels for this CPU."""
+def _of_cpu(names: str) -> tuple[str, ...]:
+    """Return what OpenVINO lists of its CPU device: the precisions that have kernels, or the properties it takes."""
     import openvino
 
-    return frozenset(openvino.Core().get_property("CPU", "OPTIMIZATION_CAPABILITIES"))
-
-
-@cache
-def _properties() -> tuple[str, ...]:
-    """Return the names of the properties that OpenVINO's CPU device takes."""
-    import openvino
-
-    return tuple(openvino.Core().get_property("CPU", "SUPPORTED_PROPERTIES"))
+    return tuple(openvino.Core().get_property("CPU", names))

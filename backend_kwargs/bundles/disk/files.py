@@ -1,4 +1,4 @@
-"""Files of bundles, opened without following links; private folders, also those that killed processes have left."""
+"""Private folders of bundles, also those that killed processes have left."""
 
 import fcntl
 import os
@@ -10,52 +10,14 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
-from typing import BinaryIO
 
 from backend_kwargs.errors import BackendKwargsError
 from backend_kwargs.files.atomic_write import temporary
+from backend_kwargs.files.opened import DIRECTORY, NO_LINK, opened_folder
 
 PREFIX = "backend_kwargs.unpacked-"
-NO_LINK = os.O_NOFOLLOW
-DIRECTORY = os.O_RDONLY | os.O_DIRECTORY
-READ = os.O_RDONLY | os.O_NONBLOCK  # opening a pipe put in place of a file must not block
 HEX = "[0-9a-f]{16}"
 remove_all: Callable[[Path], None] = partial(shutil.rmtree, ignore_errors=True)
-
-
-# ---- reading
-
-
-@contextmanager
-def opened_folder(path: str | Path, flags: int = 0, *, within: int | None = None) -> Iterator[int]:
-    """Open a folder, perhaps within another one; its descriptor leads to it also after it was renamed."""
-    folder = os.open(path, DIRECTORY | flags, dir_fd=within)
-    try:
-        yield folder
-    finally:
-        os.close(folder)
-
-
-@contextmanager
-def opened_file(path: str | Path, flags: int = 0, *, within: int | None = None) -> Iterator[BinaryIO]:
-    """Open a file for reading, perhaps within a folder; raise OSError if it is not a regular one."""
-    file = os.open(path, READ | flags, dir_fd=within)
-    if not stat.S_ISREG(os.fstat(file).st_mode):
-        os.close(file)
-        raise OSError(0, "it is not a regular file")
-    with os.fdopen(file, "rb") as opened:
-        yield opened
-
-
-def content_of(opened: BinaryIO, longest: int) -> bytes:
-    """Return a file's content; raise OSError if it is longer than `longest` bytes."""
-    content = opened.read(longest + 1)
-    if len(content) > longest:
-        raise OSError(0, f"it is longer than {longest} bytes")
-    return content
-
-
-# ---- private folders
 
 
 @contextmanager

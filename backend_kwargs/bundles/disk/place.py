@@ -18,19 +18,11 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
-from backend_kwargs.bundles.disk.files import (
-    HEX,
-    NO_LINK,
-    content_of,
-    named,
-    opened_file,
-    opened_folder,
-    private_folder,
-    remove_all,
-    sweep,
-)
+from backend_kwargs.bundles.disk.files import HEX, named, private_folder, remove_all, sweep
 from backend_kwargs.bundles.disk.manifest import LARGEST, decoded, digest
 from backend_kwargs.errors import BackendKwargsError, warn_once
+from backend_kwargs.files.atomic_write import reported
+from backend_kwargs.files.opened import NO_LINK, content_of, opened_file, opened_folder
 
 MANIFEST, PARTS, SIGNATURES = "manifest.json", "parts", "signatures"
 LOCK = ".lock"  # an empty file in the bundles of former releases
@@ -42,7 +34,7 @@ RENAME_EXCHANGE, AT_FDCWD = 2, -100  # of Linux
 @contextmanager
 def new_folder(path: Path) -> Iterator[Path]:
     """Give a private folder beside `path`, to be filled, and put it in place; after an error, nothing has changed."""
-    with _reported(path):
+    with reported(f"bundle {str(path)!r}"):
         target = _resolved(path)
         target.parent.mkdir(parents=True, exist_ok=True)
         with private_folder(target.parent, _beside(target), remove=_remove) as new:
@@ -59,7 +51,7 @@ def new_folder(path: Path) -> Iterator[Path]:
 
 def check_place(path: Path) -> None:
     """Raise if a bundle cannot be put at `path`."""
-    with _reported(path):
+    with reported(f"bundle {str(path)!r}"):
         target = _resolved(path)
         with suppress(FileNotFoundError):
             if target.is_mount() or Path.cwd().is_relative_to(target):
@@ -99,18 +91,6 @@ def no_bundle(path: Path, error: OSError | ValueError) -> BackendKwargsError:
     """Return the error that there is no bundle."""
     why = getattr(error, "strerror", None) or error
     return BackendKwargsError(f"No bundle at {str(path)!r}: cannot read {MANIFEST} ({why}).")
-
-
-@contextmanager
-def _reported(path: Path) -> Iterator[None]:
-    """Raise errors of files as one line that names the bundle."""
-    try:
-        yield
-    except (OSError, ValueError) as error:
-        if isinstance(error, BackendKwargsError):
-            raise
-        why = getattr(error, "strerror", None) or error
-        raise BackendKwargsError(f"Cannot write bundle {str(path)!r}: {why}.") from None
 
 
 def _resolved(path: Path) -> Path:
