@@ -31,11 +31,18 @@ def exact_math(target: "Target") -> Iterator[None]:
     if target.kind.name != "cuda":
         yield
     elif os.environ.get(MODE) == "nvcc":
-        with _compiling, replaced(os.environ, NVCC_IS_EXACT, os.environ.get(NVCC_IS_EXACT) or "1"):
+        with _compiling, _nvcc_exact():
             yield
     else:
         with _compiling, _nvrtc_exact():
             yield
+
+
+@contextmanager
+def _nvcc_exact() -> Iterator[None]:
+    """Tell TVM to call nvcc without fast math."""
+    with replaced(os.environ, NVCC_IS_EXACT, os.environ.get(NVCC_IS_EXACT) or "1"):
+        yield
 
 
 @contextmanager
