@@ -75,18 +75,15 @@ def recorded(backend: Any, gm: "GraphModule", compile_graph: Callable[[], Compil
     before, at, started = _attempt(_cache_counts), time.time_ns() // 1000, time.perf_counter()
     code = _attempt(lambda: gm.code)
     compiled = compile_graph()
+    decision = compiled.facts.decision
+    raced = decision and decision.rows and decision.made * 1e6 >= at  # in this compile, rather than found
     compiled = compiled.with_facts(
         seconds=time.perf_counter() - started,
-        cache=RACED if _raced(compiled.facts, at) else _attempt(lambda: _cache(before)) or "unknown",
+        cache=RACED if raced else _attempt(lambda: _cache(before)) or "unknown",
         unchanged=bool(_attempt(lambda: returned_as_it_was(compiled.call, gm, code))),
     )
     _attempt(lambda: _keep(compiled, backend, reason, at))
     return compiled
-
-
-def _raced(facts: CompileFacts, at: int) -> bool:
-    """Return whether this compile, which began `at`, raced the graph, rather than finding a decision."""
-    return facts.decision is not None and bool(facts.decision.rows) and facts.decision.made * 1e6 >= at
 
 
 def returned_as_it_was(compiled: Call, gm: "GraphModule", code: str) -> bool:
@@ -173,12 +170,8 @@ def _cache_counts() -> dict[str, int]:
 
 def _cache(before: Mapping[str, int]) -> str:
     """Return what the caches did for the graph just compiled: a hit of either counts as a hit."""
-    after = _cache_counts()
-    outcome = next((outcome for outcome in OUTCOMES if after[outcome] > before[outcome]), "off")
-    return f"{outcome}: {_bypass_reason()}" if outcome == "bypass" else outcome
-
-
-def _bypass_reason() -> str:
     from backend_kwargs.torch_internals.dynamo import bypass_reason
 
-    return bypass_reason() or "reason unknown"
+    after = _cache_counts()
+    outcome = next((outcome for outcome in OUTCOMES if after[outcome] > before[outcome]), "off")
+    return f"{outcome}: {bypass_reason() or 'reason unknown'}" if outcome == "bypass" else outcome

@@ -147,6 +147,8 @@ class DynamoCompiler:
 
 
 def _takes(compiler_fn: CompilerFn) -> Takes:
+    from backend_kwargs.torch_internals.registry import is_torchs
+
     try:
         parameters = list(_signature(compiler_fn).parameters.values())
     except (TypeError, ValueError):  # some callables written in C have no signature
@@ -157,7 +159,8 @@ def _takes(compiler_fn: CompilerFn) -> Takes:
         {p.name: _option(p) for p in named if p.name != "options"},
         tuple(p.name for p in named if p.default is Parameter.empty),
         mapping=any(p.name == "options" for p in named),
-        anything=any(p.kind is Parameter.VAR_KEYWORD for p in parameters) and not _drops_kwargs(compiler_fn),
+        # torch's own debug backends and AotAutograd accept **kwargs, and only log that they ignore them.
+        anything=any(p.kind is Parameter.VAR_KEYWORD for p in parameters) and not is_torchs(compiler_fn),
     )
 
 
@@ -173,10 +176,3 @@ def _signature(compiler_fn: CompilerFn) -> Signature:
         return signature(compiler_fn, eval_str=True)
     except Exception:  # noqa: BLE001 - annotations may name imports that only type checkers make
         return signature(compiler_fn)
-
-
-def _drops_kwargs(compiler_fn: CompilerFn) -> bool:
-    # torch's own debug backends and AotAutograd accept **kwargs, and only log that they ignore them.
-    from backend_kwargs.torch_internals.registry import is_torchs
-
-    return is_torchs(compiler_fn)

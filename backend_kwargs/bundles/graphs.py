@@ -125,14 +125,10 @@ class GraphBackend:
                     invalidate(entry, entry.guard_manager, "the CompiledModule was deactivated")
             # If another frame's cache still has the bytecode, that must not keep the graph alive.
             for name, value in [*scope.items()]:
-                if name.startswith(GRAPH) and self._is_own(value):
+                if name.startswith(GRAPH) and any(without_disabling(value) is each for each in self.made):
                     scope[name] = None
         self.frames.clear()
         self.made.clear()
-
-    def _is_own(self, value: object) -> bool:
-        inner = without_disabling(value)
-        return any(inner is each for each in self.made)
 
     def _note_frame(self) -> None:
         frame = traced_frame()

@@ -102,8 +102,10 @@ def show(
         chosen = _bundle(subject, factory, store, trust, asked)
     else:
         chosen = _chosen(_model(subject, factory), store_of(store), backend, sizes, trust, asked=asked, dynamic=dynamic)
-    if update:
-        _check_update(chosen)
+    if update and chosen.catalogue is None:
+        raise BackendKwargsError("--update is for stores: build a bundle again, and its graphs are decided anew.")
+    if update and chosen.catalogue:  # now, not after minutes of measuring
+        chosen.catalogue.check_replaces()
     audited, others, stopped = _audited(chosen, Measuring(*(QUICK if quick else AT_LENGTH)))
     if all(each.why == WITHOUT for each in audited):
         raise _nothing(chosen)
@@ -130,13 +132,6 @@ class Chosen:
     targets: Sequence[audit.Target]
     decisions: Mapping[str, Sequence[Decision]]
     catalogue: Catalogue | None = None
-
-
-def _check_update(chosen: Chosen) -> None:
-    """Raise if what is found could not be stored, before minutes of measuring."""
-    if chosen.catalogue is None:
-        raise BackendKwargsError("--update is for stores: build a bundle again, and its graphs are decided anew.")
-    chosen.catalogue.check_replaces()
 
 
 def _bundle(subject: str, factory: str | None, store: str | None, trust: bool, asked: bool) -> Chosen:

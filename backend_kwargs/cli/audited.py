@@ -28,7 +28,7 @@ def row_of(finding: Finding) -> tuple[str, ...]:
     default = next((each.ratio for each in finding.against if each.name == "default" and each.ratio), None)
     flips = f"{finding.flips} of {finding.races}" if finding.races else ""
     regret = _percent(finding.regret) if finding.regret else ""
-    over = _times(default) if default else ""
+    over = Interval(1 / default.median, 1 / default.high, 1 / default.low).as_ratio() if default else ""
     record = f"{_time(finding.recorded_s)}, {finding.record}" if finding.recorded_s else finding.record
     return finding.model, finding.graph, finding.winner, verdict_of(finding), over, regret, flips, record
 
@@ -131,11 +131,6 @@ def _rows(finding: Finding) -> Iterator[page.Row]:
         yield page.Row(
             each.name, *((status, why) if failed else ("pass", each.reason)), speedup=interval_of(each.ratio)
         )
-
-
-def _times(ratio: Interval) -> str:
-    """Return a decision's speedup, from its time over another's."""
-    return f"{1 / ratio.median:.2f}x [{1 / ratio.high:.2f}, {1 / ratio.low:.2f}]"
 
 
 def _percent(share: Interval | None) -> str:

@@ -7,7 +7,7 @@ from backend_kwargs.cli.arguments import AsJson, judged, judged_by_name, options
 from backend_kwargs.cli.console import print_json, print_table, say
 from backend_kwargs.explain import Verdict, precision_verdict
 from backend_kwargs.options.precisions import PRECISIONS
-from backend_kwargs.options.requirements import DYNAMO_BACKENDS, Machine, limits, machine
+from backend_kwargs.options.requirements import DYNAMO_BACKENDS, limits, machine
 from backend_kwargs.options.spec import join_candidate
 from backend_kwargs.registry import PLAIN, list_templates
 
@@ -24,7 +24,8 @@ def show(json: AsJson = False) -> None:
     }
     backends |= {f"dynamo:{name}": judged_by_name(name) for name in DYNAMO_BACKENDS}
     precisions = {name: precision_verdict(name, machine()) for name in PRECISIONS}
-    ready = _ready(machine())
+    lacking = limits("torch.compile", ("triton",) if machine().gpu else ("cxx",))
+    ready = Verdict("no", lacking[0].reason, lacking[0].remedy) if lacking else Verdict("yes")
     if json:
         judged_here = {"templates": templates, "backends": backends, "precisions": precisions}
         data = {kind: {name: asdict(v) for name, v in verdicts.items()} for kind, verdicts in judged_here.items()}
@@ -38,9 +39,3 @@ def show(json: AsJson = False) -> None:
         rows = [(name, v.word, v.reason, v.remedy) for name, v in verdicts.items()]
         print_table(("name", "verdict", "because", "to change it"), rows, title)
     say(f"ready: {ready}" + (f"; {ready.remedy}" if ready.remedy else ""))
-
-
-def _ready(here: Machine) -> Verdict:
-    """Return whether torch.compile works here with its defaults."""
-    lacking = limits("torch.compile", ("triton",) if here.gpu else ("cxx",), here=here)
-    return Verdict("no", lacking[0].reason, lacking[0].remedy) if lacking else Verdict("yes")

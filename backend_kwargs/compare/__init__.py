@@ -1,10 +1,9 @@
 """Compare one model under several backends: compile each by itself, check it, and time all of them interleaved."""
 
-import contextlib
 import copy
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -76,31 +75,26 @@ def compare(
     ends = time.perf_counter() + (math.inf if limit_s is None else limit_s)
     _check_arguments(candidates, mode, rounds, baseline, tolerance, max_error)
     say = progress or (lambda label, stage, fraction: None)
-    usable, inputs = None if device is None else _usable(device), arguments_of(example_inputs)
-    place = usable or _device_of(model, inputs)
-    others = measure.others_on(place)  # before this process does anything
-    with _undisturbed(place, training=mode == "training"):
+    inputs = arguments_of(example_inputs)
+    place = _device_of(model, inputs) if device is None else _usable(device)
+    others = {"others": busy} if (busy := measure.others_on(place)) else {}  # before this process does anything
+    with generators.kept(place), torch.set_grad_enabled(mode == "training"), room_to_compile():
         study, notes = _study(model, inputs, place, training=mode == "training")
         study.tolerance, study.max_error = tolerance, max_error
         trials = [CandidateTrial(study, candidate, cold, profiled=kernels) for candidate in candidates]
-        itself = _itself(trials) or CandidateTrial(study, Candidate(ITSELF), cold)
+        eager = (trial for trial in trials if trial.candidate.backend is None)
+        itself = next(eager, CandidateTrial(study, Candidate(ITSELF), cold))
         say("eager", "reference", 0.0)
         learn(study, list(dict.fromkeys([*trials, itself])))
         _warm_up(trials, place)
         notes += _start(trials, say, itself, ends)
         left_s = budget_s if limit_s is None else max(ends - time.perf_counter(), LEAST_TIMING_S)
         samples, first = _time(study, trials, rounds, baseline, left_s, say, itself)
-    about = {"mode": mode, "rounds": rounds, "dtype": str(study.dtype), **({"others": others} if others else {})}
     rows = [trial.row(samples.get(trial.label)) for trial in trials]
     noise, disturbed = _judge_speed(rows[trials.index(first)], rows, samples[AGAIN]) if first else (None, "")
-    where, notes = measure.environment(place) | about, [COMPILE_NOTES[cold], *notes]
-    own = samples.get(itself.label, [])
-    return ShownComparison(rows, where, noise, first.label if first else None, mode, notes, own, disturbed)
-
-
-def _itself(trials: list[CandidateTrial]) -> CandidateTrial | None:
-    """Return the trial of the model itself, None if it is no candidate."""
-    return next((trial for trial in trials if trial.candidate.backend is None), None)
+    where = measure.environment(place) | {"mode": mode, "rounds": rounds, "dtype": str(study.dtype)} | others
+    base, notes, own = first and first.label, [COMPILE_NOTES[cold], *notes], samples.get(itself.label, [])
+    return ShownComparison(rows, where, noise, base, mode, notes, own, disturbed)
 
 
 def _start(trials: list[CandidateTrial], say: Progress, itself: CandidateTrial, ends: float) -> list[str]:
@@ -123,13 +117,6 @@ def _start(trials: list[CandidateTrial], say: Progress, itself: CandidateTrial, 
     if itself not in trials and itself.passed:
         itself.attempt(itself.start)
     return [f"Left out for lack of time: {', '.join(late)}."] if late else []
-
-
-@contextlib.contextmanager
-def _undisturbed(device: torch.device, *, training: bool) -> Iterator[None]:
-    """Restore random states, grad mode and dynamo's config at exit."""
-    with generators.kept(device), torch.set_grad_enabled(training), room_to_compile():
-        yield
 
 
 def _study(

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from backend_kwargs.compare.document import speedup_over
-from backend_kwargs.compare.rows import Comparison, Row
+from backend_kwargs.compare.rows import Comparison
 from backend_kwargs.errors import unknown
 
 DEFAULT = "default"  # as `--fail-below` calls torch.compile without a mode
@@ -33,7 +33,8 @@ def judge(comparison: Comparison, over: str, least: float) -> Judged:
     rows = {row.label: row for row in comparison.rows}
     if not rows[over].samples:
         return Judged(False, f"{over} was not timed ({rows[over].status}), so that no speedup over it can be judged.")
-    able = [row for row in comparison.rows if _judged(row) and row.label != over]
+    ran = (row for row in comparison.rows if row.status in ("pass", "unknown") and row.samples)
+    able = [row for row in ran if row.backend != "eager" and row.label != over]
     fastest = min(able, key=lambda row: row.latency.median if row.latency else 0.0, default=None)
     speedup = speedup_over(fastest, rows[over]) if fastest else None
     if fastest is None or speedup is None:
@@ -41,7 +42,3 @@ def judge(comparison: Comparison, over: str, least: float) -> Judged:
     passed = speedup.low >= least
     limit = f"at least {least:g}x is asked for" if passed else f"its lower end is below {least:g}x"
     return Judged(passed, f"{fastest.label} is {speedup.as_ratio(3)} over {over}: {limit}.")
-
-
-def _judged(row: Row) -> bool:
-    return row.status in ("pass", "unknown") and row.backend != "eager" and bool(row.samples)

@@ -4,7 +4,6 @@ A decision has lost if it is surely slower than another candidate by more than t
 all audits of decisions that have not lost, 1 % raise an alarm at most, however many decisions each has.
 """
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -26,7 +25,6 @@ if TYPE_CHECKING:
 LEVEL = 0.01  # the share of audits without a loser that find one
 MARGIN = 0.02  # what two runs of one callable may differ by on a quiet machine, as in races
 REPRODUCED = 1.1  # what one callable may differ by between two processes
-SCHEMA = 1
 NAME, TEXT = 500, 8000  # characters: what a document's maker wrote may be a megabyte
 Name = Annotated[str, Meta(max_length=NAME)]
 Text = Annotated[str, Meta(max_length=TEXT)]
@@ -106,12 +104,6 @@ def document_of(of: str, environment: Mapping[str, object], findings: Sequence[F
 def as_json(document: AuditDocument) -> str:
     """Return an audit as JSON."""
     return msgspec.json.format(msgspec.json.encode(document, enc_hook=repr), indent=1).decode() + "\n"
-
-
-def schema_text() -> str:
-    """Return the schema of an audit as `docs/audit-schema.json` contains it."""
-    head = {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": "backend-kwargs audit"}
-    return json.dumps(head | msgspec.json.schema(AuditDocument), indent=1, sort_keys=True) + "\n"
 
 
 @dataclass(frozen=True, slots=True)

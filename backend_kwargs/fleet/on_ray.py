@@ -171,12 +171,8 @@ def _type_of(resources: dict[str, float], unit: Unit) -> str | None:
         return None
     if unit.device == "cuda":
         return ""
-    kinds = (name for name in resources if name.startswith(TYPE))
-    return next((each for each in kinds if _is_kind(each.removeprefix(TYPE), unit.device)), None)
-
-
-def _is_kind(kind: str, device: str) -> bool:
-    return is_named(kind, device) or is_named(device, kind)
+    kinds = ((name, name.removeprefix(TYPE)) for name in resources if name.startswith(TYPE))
+    return next((name for name, of in kinds if is_named(of, unit.device) or is_named(unit.device, of)), None)
 
 
 def _submitted(client: "JobSubmissionClient", **job: Any) -> str:

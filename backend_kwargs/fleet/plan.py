@@ -80,13 +80,10 @@ def _arriving(where: str, unit: Unit) -> Unit:
 
 
 def _check_keys(where: str, table: Mapping[str, object], kind: type[Struct]) -> None:
+    known = kind.__struct_fields__
     for name in table:
-        if name not in kind.__struct_fields__:
-            raise unknown(f"key of {where}:", name, kind.__struct_fields__, otherwise=f"It may have {_listed(kind)}.")
-
-
-def _listed(kind: type[Struct]) -> str:
-    return ", ".join(sorted(kind.__struct_fields__))
+        if name not in known:
+            raise unknown(f"key of {where}:", name, known, otherwise=f"It may have {', '.join(sorted(known))}.")
 
 
 def _units(path: Path, plan: Plan) -> Iterator[Unit]:

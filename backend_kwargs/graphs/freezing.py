@@ -123,7 +123,7 @@ def _writes_shared_memory(gm: GraphModule, example_inputs: Sequence[object]) -> 
 
 def _make_attribute(gm: GraphModule, placeholder: Node, value: torch.Tensor, is_parameter: bool) -> None:
     """Make an input an attribute of `gm` with this value, for which dynamo's source of it holds."""
-    name = _unused_name(gm, placeholder.name)
+    name = unused_name(gm, placeholder.name)
     if is_parameter:
         gm.register_parameter(name, value if isinstance(value, Parameter) else Parameter(value, value.requires_grad))
     else:
@@ -134,7 +134,8 @@ def _make_attribute(gm: GraphModule, placeholder: Node, value: torch.Tensor, is_
     replace_by_attribute(placeholder, name)
 
 
-def _unused_name(gm: GraphModule, name: str) -> str:
+def unused_name(gm: GraphModule, name: str) -> str:
+    """Return a name that no attribute of a graph has."""
     while hasattr(gm, name):
         name += "_"
     return name

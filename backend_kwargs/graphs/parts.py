@@ -137,15 +137,12 @@ def device_of(node: Node) -> torch.device:
 
 
 def random_nodes(gm: GraphModule) -> list[Node]:
-    """Return the nodes that draw random numbers."""
-    return [node for node in gm.graph.nodes if _draws(node.target)]
-
-
-def _draws(target: object) -> bool:
-    """Return whether an operator draws random numbers."""
-    # Checkpointing wraps random operators in higher-order ones, which have no tags.
-    seeded = torch.Tag.nondeterministic_seeded in getattr(target, "tags", ())
-    return seeded or "rng_state" in getattr(target, "__name__", "")
+    """Return the nodes that draw random numbers; checkpointing wraps some in higher-order ones, which have no tags."""
+    seeded = torch.Tag.nondeterministic_seeded
+    calls = ((node, node.target) for node in gm.graph.nodes)
+    return [
+        node for node, of in calls if seeded in getattr(of, "tags", ()) or "rng_state" in getattr(of, "__name__", "")
+    ]
 
 
 def writes_in_place(gm: GraphModule) -> str:

@@ -50,11 +50,8 @@ def written_inputs(gm: GraphModule, example_inputs: Sequence[object]) -> set[int
     plain = {at: value for at, value in enumerate(example_inputs) if has_memory(value)}
     fresh = {at: mode.from_tensor(value) for at, value in plain.items()}  # all alive, so that shared memory is detected
     placeholders = gm.graph.find_nodes(op="placeholder")
-    return {at for at, fake in fresh.items() if may_be_written(placeholders[at], memory, _version(fake))}
-
-
-def _version(tensor: torch.Tensor) -> int:
-    return 0 if tensor.is_inference() else version_of(tensor)
+    versions = {at: 0 if fake.is_inference() else version_of(fake) for at, fake in fresh.items()}
+    return {at for at, version in versions.items() if may_be_written(placeholders[at], memory, version)}
 
 
 def keep_inputs(placeholders: Iterable[Node]) -> None:

@@ -18,15 +18,9 @@ from backend_kwargs.torch_internals import pytree
 
 T = TypeVar("T")
 Config: TypeAlias = Any  # of transformers: each class of models has its own
-FORMS = "'transformers:CLASS?option=value', 'timm:NAME?option=value' or 'FILE:FACTORY'"
 BATCH, TOKENS, SAMPLES, IMAGE = 8, 128, 16_000, 224
 Inputs = tuple[Any, ...] | Mapping[str, Any]
 _torchvision: list[torch.library.Library] = []  # its operators exist only as long as the library object
-
-
-def is_named(spec: str) -> bool:
-    """Return whether `spec` names a model of a library, rather than a factory."""
-    return spec.partition(":")[0] in LIBRARIES
 
 
 def named_model(spec: str, sizes: Mapping[str, int] | None = None) -> tuple[nn.Module, Inputs]:

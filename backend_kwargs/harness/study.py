@@ -285,6 +285,4 @@ def _state(model: Model, inputs: Inputs | None = None) -> dict[str, torch.Tensor
 
 def _leaves(model: Model, inputs: Inputs | None = None) -> dict[str, torch.Tensor]:
     """Return the tensors whose gradients a backward pass computes, by name."""
-    tensors: dict[str, torch.Tensor] = dict(model.named_parameters()) if isinstance(model, torch.nn.Module) else {}
-    tensors |= {f"input {at}": tensor for at, tensor in enumerate(tensors_of(inputs))}
-    return {name: tensor for name, tensor in tensors.items() if tensor.requires_grad}
+    return {name: tensor for name, tensor in _state(model, inputs).items() if tensor.requires_grad}

@@ -46,7 +46,9 @@ def split_candidates(text: str) -> list[tuple[str, dict[str, str]]]:
         match = CANDIDATE.match(rest, at)
         if not match or not (spec := match[1].strip()):
             raise BackendKwargsError(f"Cannot read backends {shown(text)}; write them 'a,b:template,c[option=value]'.")
-        candidates.append((spec, dict(map(split_assignment, _assignments(match[2] or "")))))
+        # A part after a comma without "name=" belongs to the value before it: "backends=ATEN,TRITON".
+        assignments = re.split(r",\s*(?=[\w.\-]+\s*=)", match[2]) if match[2] else []
+        candidates.append((spec, dict(map(split_assignment, assignments))))
         at = match.end()
     return candidates
 
@@ -67,8 +69,3 @@ def split_assignment(text: str) -> tuple[str, str]:
     if not equals or not name.strip():
         raise BackendKwargsError(f"Cannot read option {shown(text)}; write it 'name=value'.")
     return name.strip(), value.strip()
-
-
-def _assignments(text: str) -> list[str]:
-    # A part after a comma without "name=" belongs to the value before it: "backends=ATEN,TRITON".
-    return re.split(r",\s*(?=[\w.\-]+\s*=)", text) if text else []

@@ -5,7 +5,6 @@ sizes in bytes, ratios above 1 are faster. Files may come from anyone: each list
 """
 
 import gzip
-import json
 import zlib
 from typing import Annotated, Any, Literal
 
@@ -384,8 +383,3 @@ def schema() -> dict[str, Any]:
     """Return the JSON schema of a document."""
     found = msgspec.json.schema(Document)
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": "backend-kwargs report"} | found
-
-
-def schema_text() -> str:
-    """Return the schema as `docs/report-schema.json` contains it."""
-    return json.dumps(schema(), indent=1, sort_keys=True) + "\n"

@@ -1,5 +1,6 @@
 """A document as Markdown for a pull request: the verdict, the candidates, warnings and changes."""
 
+import re
 from collections.abc import Iterable, Iterator, Sequence
 
 from backend_kwargs.errors import printable, shortened
@@ -54,18 +55,15 @@ def _lines(document: Document) -> Iterator[str]:
 def _verdict(verdict: Verdict, noise: Interval | None) -> Iterator[str]:
     said = sentence(verdict, noise)
     yield f"**{''.join(map(_piece, said)) if verdict.winner else code(said[0].text)}**"
-    yield from ("; ".join(each) + "." for each in (_intervals(verdict), _costs(verdict)) if each)
+    if ends := [f"{figures.between(each.ratio)} over {code(each.over)}" for each in verdict.speedups]:
+        yield f"95 % intervals: {', '.join(ends)}."
+    if costs := _costs(verdict):
+        yield f"{'; '.join(costs)}."
     if remark(verdict):
         yield code(remark(verdict))
     if verdict.paste and not kept(verdict):
-        longest = max((len(run) for run in _ticks(verdict.paste)), default=0)
-        fence = "`" * max(3, longest + 1)
+        fence = "`" * max(3, *(len(run) + 1 for run in re.findall("`+", verdict.paste)))
         yield from ["", f"{fence}python", *(printable(line) for line in verdict.paste.splitlines()), fence]
-
-
-def _intervals(verdict: Verdict) -> list[str]:
-    ends = (f"{figures.between(each.ratio)} over {code(each.over)}" for each in verdict.speedups)
-    return [f"95 % intervals: {', '.join(ends)}"] if verdict.speedups else []
 
 
 def _costs(verdict: Verdict) -> list[str]:
@@ -86,11 +84,6 @@ def _costs(verdict: Verdict) -> list[str]:
 
 def _piece(piece: Piece) -> str:
     return code(piece.text) if piece.kind == "name" else piece.text
-
-
-def _ticks(text: str) -> Iterator[str]:
-    """Yield the runs of backticks, of which a fence must be longer than any."""
-    yield from "".join(each if each == "`" else " " for each in text).split()
 
 
 def _table(group: Speedups) -> Iterator[str]:

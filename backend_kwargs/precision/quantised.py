@@ -15,6 +15,7 @@ from torch.fx import GraphModule, Node
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 from torch.nn import functional
 
+from backend_kwargs.graphs.freezing import unused_name
 from backend_kwargs.precision.weights import Held, Weight, source_of, weight_of
 from backend_kwargs.torch_internals.fx import sources_of_attributes
 from backend_kwargs.torch_internals.replacing import restored_by, undone
@@ -133,9 +134,7 @@ def _linear(weight: torch.Tensor) -> nn.Linear:
 
 
 def _add_module(gm: GraphModule, weight: Weight, placeholder: Node, precision: str) -> str:
-    name = f"{placeholder.name}_{precision.replace('-', '_')}"
-    while hasattr(gm, name):
-        name += "_"
+    name = unused_name(gm, f"{placeholder.name}_{precision.replace('-', '_')}")
     gm.add_submodule(name, _linear(weight.tensor))
     sources_of_attributes(gm)[f"{name}.weight"] = source_of(placeholder, precision)
     return name

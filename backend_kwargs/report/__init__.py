@@ -169,7 +169,10 @@ def _why_no_graphs(owners: Sequence[object]) -> list[str]:
 def _graph(record: Record, other: Sequence[Code] | None) -> Graph:
     codes = codes_of(record)
     if other is not None:
-        codes = [replace(code, differs=_differs(code, other[at : at + 1])) for at, code in enumerate(codes)]
+        theirs = [comparable(each.source) for each in other]
+        codes = [
+            replace(code, differs=[comparable(code.source)] != theirs[at : at + 1]) for at, code in enumerate(codes)
+        ]
     relax, engine = relax_of(record), engine_of(record)
     operators = {name: find_rewrite(name).operators for name in _rewrites(record)}
     return Graph(
@@ -217,10 +220,6 @@ def _decided(record: Record) -> str:
     from backend_kwargs.auto.reporting import origin
 
     return "; ".join(filter(None, (origin(found), late)))
-
-
-def _differs(code: Code, other: Sequence[Code]) -> bool:
-    return [comparable(code.source)] != [comparable(each.source) for each in other]
 
 
 def _unseen_breaks(graphs: Sequence[Graph]) -> Iterator[str]:

@@ -83,18 +83,15 @@ def advice_on(graphs: Sequence[Graph]) -> Iterator[str]:
     for each in dict.fromkeys(graph.ended_by for graph in graphs if graph.ended_by):
         change = each.hint or "take it out of the compiled code"
         yield f"graph break at {each.place}: {each.reason} -> {change}"
-    yield from _itself_advice(graphs)
+    reasons = [calls_itself(graph.race.decision) if graph.race else "" for graph in graphs]
+    if reasons and all(reasons):  # no graph gains by being compiled
+        yield f"{'; '.join(dict.fromkeys(reasons))} -> call the model itself"
     yield from _recompiles_advice(graphs)
     yield from _cudagraphs_advice(graphs)
     yield from _slow_advice(graphs)
-    yield from _tuning_advice(graphs)
-
-
-def _itself_advice(graphs: Sequence[Graph]) -> Iterator[str]:
-    """Advise to compile nothing where no graph gains by it."""
-    reasons = [calls_itself(graph.race.decision) if graph.race else "" for graph in graphs]
-    if reasons and all(reasons):
-        yield f"{'; '.join(dict.fromkeys(reasons))} -> call the model itself"
+    lost = sum(graph.relax.tuned for graph in graphs if graph.relax and not graph.options.get("work_dir"))
+    if lost:
+        yield f"{number(lost, 'kernel')} tuned, for this process only -> work_dir='tuning/' keeps the results"
 
 
 def _recompiles_advice(graphs: Sequence[Graph]) -> Iterator[str]:
@@ -166,9 +163,3 @@ def _repeats(code: Code) -> bool:
     """Return whether generated code calls a fused kernel so often that blocks of the model are alike."""
     names = (name for kind, names in code.kernels.items() if kind != "extern" for name in names)
     return any(len(re.findall(rf"\b{re.escape(name)}(?:\.run)?\(", code.source)) >= ALIKE for name in names)
-
-
-def _tuning_advice(graphs: Sequence[Graph]) -> Iterator[str]:
-    lost = [graph.relax.tuned for graph in graphs if graph.relax and not graph.options.get("work_dir")]
-    if sum(lost):
-        yield f"{number(sum(lost), 'kernel')} tuned, for this process only -> work_dir='tuning/' keeps the results"

@@ -13,7 +13,7 @@ from backend_kwargs.page import document as page
 from backend_kwargs.page.values import count_of, file_of, seconds_of
 from backend_kwargs.report.advice import advice_on
 from backend_kwargs.report.decisions import parts_of, verdict_of
-from backend_kwargs.report.graphs import Break, Graph, Race, engine_lines, relax_lines
+from backend_kwargs.report.graphs import Graph, Race, engine_lines, relax_lines
 
 PLACE = re.compile(r"# (?P<file>[^\s:]+):(?P<line>\d+) in ")  # of a guard in dynamo's reason to compile again
 BESIDE = 3  # lines of a source before and after the one that is meant
@@ -113,14 +113,10 @@ def _causes(graph: Graph) -> Iterator[page.Cause]:
         found = PLACE.search(graph.recompiled)
         source = _source(found["file"], int(found["line"])) if found else None
         yield page.Cause(kind="recompile", reason=graph.recompiled.splitlines()[0].partition("  #")[0], source=source)
-    if graph.ended_by:
-        yield _cause(graph.ended_by)
-
-
-def _cause(ended_by: Break) -> page.Cause:
-    file, _, line = ended_by.place.rpartition(":")
-    source = _source(file, int(line)) if line.isdecimal() else None
-    return page.Cause(kind="break", reason=ended_by.reason, hint=ended_by.hint, source=source)
+    if ended_by := graph.ended_by:
+        file, _, line = ended_by.place.rpartition(":")
+        source = _source(file, int(line)) if line.isdecimal() else None
+        yield page.Cause(kind="break", reason=ended_by.reason, hint=ended_by.hint, source=source)
 
 
 def _source(file: str, line: int) -> page.Source:

@@ -71,7 +71,7 @@ def _difference(what: str, mine: Any, theirs: Any, tol: float | None) -> str:
         if not isinstance(one, torch.Tensor) or one.shape != other.shape or one.dtype != other.dtype:
             kind = f"{one.dtype}{[*one.shape]}" if isinstance(one, torch.Tensor) else type(one).__name__
             return f"{name} is {kind}, not {other.dtype}{[*other.shape]}"
-        allowed = tol or (LOOSE if one.dtype in SHORT or _autocast(one.device.type) else TIGHT)
+        allowed = tol or (LOOSE if one.dtype in SHORT or torch.is_autocast_enabled(one.device.type) else TIGHT)
         if not other.is_floating_point():
             error = 0.0 if torch.equal(one, other) else float("inf")
         else:
@@ -95,7 +95,3 @@ def _size(values: torch.Tensor) -> float:
     values = values.detach().double()
     values = values[values.isfinite()]
     return float(values.square().mean().sqrt()) if values.numel() else 0.0
-
-
-def _autocast(device: str) -> bool:
-    return torch.is_autocast_enabled(device)

@@ -1,6 +1,7 @@
 """Inputs of other sizes, made from the example's, and what a call of them gives."""
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from functools import cache
 from typing import Any, NamedTuple
 
 import torch
@@ -44,17 +45,14 @@ def resized(tensor: torch.Tensor, sizes: Mapping[int, int], *, values: bool = Tr
 
 def copied(sample: Sample) -> Sample:
     """Return the arguments with copies of their tensors, of the same kind; one that is given twice stays one."""
-    made: dict[int, torch.Tensor] = {}
 
     def copy(tensor: torch.Tensor) -> torch.Tensor:
-        if id(tensor) not in made:
-            with torch.inference_mode(tensor.is_inference()):
-                ((twin,), _) = cloned(Sample((tensor,), {}))
-                made[id(tensor)] = twin.requires_grad_() if tensor.requires_grad else twin
-        return made[id(tensor)]
+        with torch.inference_mode(tensor.is_inference()):
+            twin: torch.Tensor = cloned(Sample((tensor,), {})).args[0]
+            return twin.requires_grad_() if tensor.requires_grad else twin
 
-    twin: Sample = map_tensors(copy, sample)
-    return twin
+    copies: Sample = map_tensors(cache(copy), sample)
+    return copies
 
 
 class Apart:

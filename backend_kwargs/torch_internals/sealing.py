@@ -130,12 +130,11 @@ class NoCompile:
         """Return whether a frame is that of the function itself, before which nothing has run."""
         code: Any = frame.f_code
         own = code.co_argcount and frame.f_locals.get(code.co_varnames[0])
-        return code is self._code and self._owner in (None, own) and not _has_pre_hooks(self._owner)
-
-
-def _has_pre_hooks(module: Any) -> bool:
-    """Return whether functions run before the forward of a module, which would run again."""
-    return isinstance(module, torch.nn.Module) and bool(module._forward_pre_hooks or _global_forward_pre_hooks)
+        # Functions that run before a module's forward would run again.
+        hooks = isinstance(self._owner, torch.nn.Module) and (
+            self._owner._forward_pre_hooks or _global_forward_pre_hooks
+        )
+        return code is self._code and self._owner in (None, own) and not hooks
 
 
 TRIES = 8

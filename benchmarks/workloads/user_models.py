@@ -10,10 +10,12 @@ from torch.utils import _pytree as pytree
 
 from backend_kwargs.errors import wrong_value
 from backend_kwargs.harness.models import built
-from backend_kwargs.harness.named_models import FORMS, is_named, named_model
+from backend_kwargs.harness.named_models import LIBRARIES, named_model
 from benchmarks.workloads.case import Case, Mode, Problem
 from benchmarks.workloads.cases.models import ADAMW
 from benchmarks.workloads.nets.libraries import Called
+
+FORMS = "'transformers:CLASS?option=value', 'timm:NAME?option=value' or 'FILE:FACTORY'"
 
 
 def model_case(spec: str, mode: Mode = "fwd") -> Case:
@@ -27,7 +29,7 @@ def model_case(spec: str, mode: Mode = "fwd") -> Case:
     _, colon, rest = spec.partition(":")
     if not colon or not rest:
         raise wrong_value("A model", FORMS, spec)
-    make = partial(named_model, spec) if is_named(spec) else partial(built, spec)
+    make = partial(named_model, spec) if spec.partition(":")[0] in LIBRARIES else partial(built, spec)
     return Case(spec, "user", partial(_problem, make), modes=(mode,))
 
 
