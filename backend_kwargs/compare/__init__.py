@@ -93,8 +93,8 @@ def compare(
     rows = [trial.row(samples.get(trial.label)) for trial in trials]
     noise, disturbed = _judge_speed(rows[trials.index(first)], rows, samples[AGAIN]) if first else (None, "")
     where = measure.environment(place) | {"mode": mode, "rounds": rounds, "dtype": str(study.dtype)} | others
-    base, notes, own = first and first.label, [COMPILE_NOTES[cold], *notes], samples.get(itself.label, [])
-    return ShownComparison(rows, where, noise, base, mode, notes, own, disturbed)
+    base, notes = first.label if first else None, [COMPILE_NOTES[cold], *notes]
+    return ShownComparison(rows, where, noise, base, mode, notes, samples.get(itself.label, []), disturbed)
 
 
 def _start(trials: list[CandidateTrial], say: Progress, itself: CandidateTrial, ends: float) -> list[str]:
