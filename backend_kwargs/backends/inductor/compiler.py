@@ -1,7 +1,7 @@
 """Inductor: reads templates, modes and options, and compiles with `compile_fx`. Its stages are in `pipeline`."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import combinations
@@ -9,9 +9,9 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from backend_kwargs.backends import CapturedGraph, CompileInner, Inputs, Reading, Stage, Tell
-from backend_kwargs.backends.inductor.cutlass import asks_for_cutlass, finding_cutlass, found_by_inductor
+from backend_kwargs.backends.inductor.cutlass import asks_for_cutlass, found_by_inductor
 from backend_kwargs.backends.inductor.fallbacks import aten_where_alone, can_fall_back, compile_with_fallback
-from backend_kwargs.backends.inductor.torch_fixes import keeping_cubins, mode_options
+from backend_kwargs.backends.inductor.torch_fixes import mode_options
 from backend_kwargs.errors import BackendKwargsError, removed, warn_once, wrong_value
 from backend_kwargs.facts import Call, Compiled, CompileFacts
 from backend_kwargs.options.catalogue import KIND, inductor_option, inductor_options
@@ -244,37 +244,16 @@ def _compile(graph: CapturedGraph, options: Options, own: Collection[str]) -> Ca
     inner_compile = _inner_compile(wrapper.config, here, strict=bool(options.get("strict")))
     for around in graph.around_inner:
         inner_compile = around(inner_compile)
-    recording = _recording(options)
     # Passed on as config_patches, not patched around the call: Inductor compiles the backward graph later, under them.
     compile_step: Callable[..., Call] = partial(_compile_fx, options)
     if graph.compile_fx:
         compile_step = partial(graph.compile_fx, compile_step)
+    if not records(options):
+        from backend_kwargs.torch_internals.cudagraph_recording import recording_nothing
+
+        compile_step, inner_compile = recording_nothing()(compile_step), recording_nothing()(inner_compile)
     region = region_name(graph.region)
-    with recording():
-        return compile_step(
-            graph.gm, graph.example_inputs, _within(recording, inner_compile), config_patches=wrapper.config, **region
-        )
-
-
-def _recording(options: Options) -> Callable[[], AbstractContextManager[None]]:
-    """Return what makes the context in which CUDA graphs are recorded, or not if the options say so."""
-    if records(options):
-        return nullcontext
-    from backend_kwargs.torch_internals.cudagraph_recording import recording_nothing
-
-    return recording_nothing
-
-
-def _within(context: Callable[[], AbstractContextManager[None]], inner_compile: CompileInner) -> CompileInner:
-    """Return `inner_compile` called in a context, since Inductor may compile the backward graph later."""
-    if context is nullcontext:
-        return inner_compile
-
-    def compile_inner(*args: object, **kwargs: object) -> Call:
-        with context():
-            return inner_compile(*args, **kwargs)
-
-    return compile_inner
+    return compile_step(graph.gm, graph.example_inputs, inner_compile, config_patches=wrapper.config, **region)
 
 
 def _compile_fx(options: Options, gm: "GraphModule", example_inputs: Inputs, *args: Any, **kwargs: Any) -> Call:
@@ -295,14 +274,16 @@ def _compile_fx(options: Options, gm: "GraphModule", example_inputs: Inputs, *ar
 
 
 def _inner_compile(config: Options, here: Machine, *, strict: bool) -> CompileInner:
-    """Return the function that compiles each lowered graph, forward and backward."""
-    from backend_kwargs.torch_internals.compile_fx import compile_fx_inner
+    """Return the function that compiles each lowered graph, forward and backward; each call enters its contexts."""
+    from backend_kwargs.torch_internals import inductor_config
+    from backend_kwargs.torch_internals.compile_fx import compile_fx_inner, lost_cpp_wrapper_options
 
     falls_back = can_fall_back(config)
     inner_compile: CompileInner = partial(compile_with_fallback, strict=strict) if falls_back else compile_fx_inner
-    if config.get("cpp_wrapper"):
-        inner_compile = keeping_cubins(inner_compile)
-    return finding_cutlass(inner_compile, here.nvcc) if asks_for_cutlass(config, here) else inner_compile
+    # Before torch 2.13 the cubins that a C++ wrapper calls are dropped for the backward graph.
+    if config.get("cpp_wrapper") and (lost := lost_cpp_wrapper_options()):
+        inner_compile = inductor_config.patched(lost)(inner_compile)
+    return found_by_inductor(here.nvcc)(inner_compile) if asks_for_cutlass(config, here) else inner_compile
 
 
 def _torch_wrapper(options: Options, own: Collection[str]) -> Any:

@@ -15,9 +15,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from threading import RLock
 
-from backend_kwargs.backends import CompileInner
 from backend_kwargs.errors import BackendKwargsError, pip_install
-from backend_kwargs.facts import Call
 from backend_kwargs.options.layers import Options
 from backend_kwargs.options.requirements import (
     CUTLASS_GEMM,
@@ -81,16 +79,6 @@ def found_by_inductor(nvcc: str | None) -> Iterator[None]:
         # And as options: a config patch that ends leaves the default at its time behind as an option.
         with patched(places), defaults_replaced(places):
             yield
-
-
-def finding_cutlass(inner_compile: CompileInner, nvcc: str | None) -> CompileInner:
-    """Return `inner_compile` wrapped so that Inductor finds CUTLASS, forward and backward."""
-
-    def compile_inner(*args: object, **kwargs: object) -> Call:
-        with found_by_inductor(nvcc):
-            return inner_compile(*args, **kwargs)
-
-    return compile_inner
 
 
 def _relink(python: Path) -> None:

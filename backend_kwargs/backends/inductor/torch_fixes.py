@@ -2,9 +2,7 @@
 
 from typing import Any
 
-from backend_kwargs.backends import CompileInner
 from backend_kwargs.errors import unknown
-from backend_kwargs.facts import Call
 
 # torch's "max-autotune-no-cudagraphs" does not turn CUDA graphs off.
 MODE_ADDITIONS = {"max-autotune-no-cudagraphs": {"triton.cudagraphs": False}}
@@ -18,18 +16,3 @@ def mode_options(mode: str) -> dict[str, Any]:
     if mode not in list(modes):  # a list, since `mode` may not be hashable
         raise unknown("mode", mode, modes, otherwise=f"Modes are {', '.join(modes)}.")
     return {**modes[mode], **MODE_ADDITIONS.get(mode, {})}
-
-
-def keeping_cubins(inner_compile: CompileInner) -> CompileInner:
-    """Keep the cubins that a C++ wrapper calls: before torch 2.13 they are dropped for the backward graph."""
-    from backend_kwargs.torch_internals import inductor_config
-    from backend_kwargs.torch_internals.compile_fx import lost_cpp_wrapper_options
-
-    if not (lost := lost_cpp_wrapper_options()):
-        return inner_compile
-
-    def compile_one(*args: object, **kwargs: object) -> Call:
-        with inductor_config.patched(lost):
-            return inner_compile(*args, **kwargs)
-
-    return compile_one
