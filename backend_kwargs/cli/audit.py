@@ -15,7 +15,7 @@ from backend_kwargs.auto.store import Catalogue
 from backend_kwargs.backend import Backend
 from backend_kwargs.cli.arguments import assigned, backend_from_text
 from backend_kwargs.cli.audited import COLUMNS, notes_of, page_of, row_of
-from backend_kwargs.cli.console import console, print_table, quiet, say, waiting
+from backend_kwargs.cli.console import console, print_table, quiet, say
 from backend_kwargs.cli.decisions import Where, store_of
 from backend_kwargs.cli.pages import Outputs, output_option
 from backend_kwargs.cli.tune import sizes_of
@@ -26,6 +26,7 @@ from backend_kwargs.fleet.findings import Audited, Finding
 from backend_kwargs.fleet.racing import AUTO
 from backend_kwargs.harness.models import model_of, split_factory
 from backend_kwargs.page.values import environment_of
+from backend_kwargs.progress import progress
 from backend_kwargs.stores import Store
 from backend_kwargs.stores.opening import opened
 from backend_kwargs.stores.urls import URL
@@ -169,7 +170,7 @@ def _chosen(
     """Return the decisions in a store; `asked`: the user has given sizes or options, which then count."""
     kept = opened(of, must_exist=True)
     catalogue = Catalogue(of)
-    with waiting(f"reading {catalogue.label}"), kept.doing("read") as store:
+    with progress("audit", f"reading {catalogue.label}", console(stderr=True)), kept.doing("read") as store:
         decisions, documents = audit.by_key(catalogue), audit.units_of(store, of.trusted_keys)
     if not decisions:
         raise BackendKwargsError(f"No decisions in {catalogue.label!r}; compile with tmpl-inductor:auto, or tune.")

@@ -3,7 +3,6 @@
 import shlex
 import time
 from collections.abc import Sized
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -17,7 +16,6 @@ from backend_kwargs.cli.console import print_table, quiet, say
 from backend_kwargs.errors import BackendKwargsError, shown
 from backend_kwargs.harness.models import built as made_by
 from backend_kwargs.harness.modules import spec_of
-from backend_kwargs.interval import Interval
 from backend_kwargs.options.option import convert
 from backend_kwargs.registry import PLAIN, make_backend
 
@@ -138,42 +136,20 @@ def run(
     device = loaded.device
     assert device  # a deployed one has it
     synchronize(device)
-    first_s, ready_s = time.perf_counter() - ready, ready - began
-    call = partial(loaded, *args, **kwargs)
-    samples = interleave({"call": RestoringCall(call, _state_of(model, args, kwargs))}, rounds=ROUNDS, device=device)[
-        "call"
-    ]
-    first = FirstCall(began - importing, ready_s, first_s, median_interval(samples))
-    _print_first(first, manifest.cold_s)
-    say(*loaded.describe().splitlines())
-
-
-@dataclass(frozen=True, slots=True)
-class FirstCall:
-    """The seconds until a bundle's first result, and the time of a call after it."""
-
-    importing_s: float
-    ready_s: float
-    first_s: float
-    call: Interval
-
-    @property
-    def total_s(self) -> float:
-        """Loading, deploying and the first call."""
-        return self.ready_s + self.first_s
-
-
-def _print_first(first: FirstCall, cold_s: float | None) -> None:
+    first_s, ready_s, cold_s = time.perf_counter() - ready, ready - began, manifest.cold_s
+    total_s = ready_s + first_s
+    restoring = RestoringCall(partial(loaded, *args, **kwargs), _state_of(model, args, kwargs))
+    call = median_interval(interleave({"call": restoring}, rounds=ROUNDS, device=device)["call"])
     rows = [
         ("compiling, when it was built", f"{cold_s:.2f}" if cold_s else "", ""),
-        ("importing torch's compiler, also part of building", f"{first.importing_s:.2f}", ""),
-        ("load and deploy", f"{first.ready_s:.2f}", ""),
-        ("first call", f"{first.first_s:.2f}", ""),
-        ("load, deploy and first call", f"{first.total_s:.2f}", f"{first.total_s / cold_s:.3f}" if cold_s else ""),
+        ("importing torch's compiler, also part of building", f"{began - importing:.2f}", ""),
+        ("load and deploy", f"{ready_s:.2f}", ""),
+        ("first call", f"{first_s:.2f}", ""),
+        ("load, deploy and first call", f"{total_s:.2f}", f"{total_s / cold_s:.3f}" if cold_s else ""),
     ]
     print_table(("first call", "seconds", "of compiling"), rows)
-    call = first.call
     say(f"a call: {call.median * 1e3:.3g} ms, 95 % {call.low * 1e3:.3g} to {call.high * 1e3:.3g}")
+    say(*loaded.describe().splitlines())
 
 
 def _say_more(rows: Sized) -> None:

@@ -92,17 +92,6 @@ def complain(message: str) -> None:
     console(stderr=True).print(Text.assemble(("error:", "red"), " ", _safe(message)), soft_wrap=True)
 
 
-@contextmanager
-def waiting(what: str) -> Iterator[None]:
-    """Show on a terminal that something takes its time."""
-    out = console(stderr=True)
-    if not out.is_terminal:
-        yield
-        return
-    with out.status(_safe(what)):
-        yield
-
-
 def watched(items: Iterable[Item], what: str, total: int | None = None) -> Iterator[Item]:
     """Yield `items`, with their number so far on a terminal."""
     out = console(stderr=True)

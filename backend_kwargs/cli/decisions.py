@@ -18,7 +18,7 @@ from backend_kwargs.auto.store import FOLDER, KIND, Catalogue
 from backend_kwargs.auto.stored import counted
 from backend_kwargs.backend import find_backend
 from backend_kwargs.cli.arguments import As, AsJson
-from backend_kwargs.cli.console import print_config, print_json, print_table, say, waiting, watched
+from backend_kwargs.cli.console import console, print_config, print_json, print_table, say, watched
 from backend_kwargs.cli.pages import Output, Outputs
 from backend_kwargs.cli.pasting import lines_to_paste
 from backend_kwargs.errors import BackendKwargsError
@@ -26,6 +26,7 @@ from backend_kwargs.facts.decision import Decision
 from backend_kwargs.files.plain_data import read_toml
 from backend_kwargs.fleet import units
 from backend_kwargs.page import Document
+from backend_kwargs.progress import progress
 from backend_kwargs.registry import decided
 from backend_kwargs.report.decisions import document_of
 from backend_kwargs.stores import Store
@@ -227,7 +228,7 @@ def store_of(given: str | None) -> Store:
 
 
 def _all(catalogue: Catalogue) -> list[Decision]:
-    with waiting(f"reading {catalogue.label}"):
+    with progress("decisions", f"reading {catalogue.label}", console(stderr=True)):
         return catalogue.all()
 
 

@@ -4,9 +4,9 @@ A decision has lost if it is surely slower than another candidate by more than t
 all audits of decisions that have not lost, 1 % raise an alarm at most, however many decisions each has.
 """
 
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import msgspec
@@ -17,6 +17,7 @@ from backend_kwargs.auto.reporting import what_is_open
 from backend_kwargs.errors import shortened
 from backend_kwargs.facts.decision import Decision, RaceRow
 from backend_kwargs.interval import Interval
+from backend_kwargs.page.values import now
 
 if TYPE_CHECKING:
     from backend_kwargs.auto.audit import Contender, Measured
@@ -97,8 +98,7 @@ class AuditDocument(Struct, frozen=True, kw_only=True):
 
 def document_of(of: str, environment: Mapping[str, object], findings: Sequence[Finding]) -> AuditDocument:
     """Return an audit as data."""
-    made = datetime.now(UTC).isoformat(timespec="seconds")
-    return AuditDocument(of=shortened(of, NAME), made=made, environment=dict(environment), findings=tuple(findings))
+    return AuditDocument(of=shortened(of, NAME), made=now(), environment=dict(environment), findings=tuple(findings))
 
 
 def as_json(document: AuditDocument) -> str:
@@ -261,7 +261,7 @@ def renewed(audited: Audited, finding: Finding) -> Decision | None:
         compiler=chosen.compiler,
         rows=rows,
         machine=dict(audited.here),
-        made=datetime.now(UTC).timestamp(),
+        made=time.time(),
         differs="",
     )
 

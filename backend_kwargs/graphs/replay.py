@@ -299,10 +299,10 @@ class Task:
                 if layout_of(args[at]) != layouts[at] or not same_bits(args[at], self.inputs.values[at]):
                     name = self.gm.graph.find_nodes(op="placeholder")[at].name
                     raise ChangedInputError(f"it changes {name}, an input that eager only reads")
-            return pytree.tree_map(_detached_copy, results)  # type: ignore[no-any-return]
+            return pytree.tree_map(detached_copy, results)  # type: ignore[no-any-return]
 
 
-def _detached_copy(leaf: object) -> object:
+def detached_copy(leaf: Any) -> Any:
     """Return a copy of what a call has returned; an empty tensor for one whose memory it has freed."""
     if not isinstance(leaf, torch.Tensor):
         return leaf

@@ -10,6 +10,7 @@ import torch
 
 from backend_kwargs import measure
 from backend_kwargs.errors import BackendKwargsError, wrong_value
+from backend_kwargs.graphs.replay import detached_copy
 from backend_kwargs.harness.read_only import Model, ReadOnly
 from backend_kwargs.measure import Accuracy, generators
 from backend_kwargs.measure.draws import Draws
@@ -151,10 +152,11 @@ class Study:
             seen["gradients"] = dict(zip(leaves, self.gradients(output, list(leaves.values())), strict=True))
         if self.mode == "train":
             self.backward(output)
-            seen["gradients"] = {name: _kept(leaf.grad) for name, leaf in _leaves(model).items()}
+            seen["gradients"] = {name: detached_copy(leaf.grad) for name, leaf in _leaves(model).items()}
             _update(optimizer, _leaves(model).values())
         seen["state"] = {name: tensor for name, tensor in _state(model, inputs).items() if name in self.changed}
-        return {what: map_tensors(_kept, tree) for what, tree in seen.items()}
+        # Copies, since a CUDA graph writes its next result to the same memory.
+        return {what: map_tensors(detached_copy, tree) for what, tree in seen.items()}
 
     def gradients(self, output: object, leaves: list[torch.Tensor]) -> tuple[torch.Tensor | None, ...]:
         """Return the gradients of `leaves` without changing their `.grad`."""
@@ -256,11 +258,6 @@ def move(model: Model, device: torch.device, *, training: bool) -> bool:
     for dropout in dropouts:
         dropout.p = 0.0
     return bool(dropouts)
-
-
-def _kept(leaf: Any) -> Any:
-    # Copied, since a CUDA graph writes its next result to the same memory.
-    return leaf.detach().clone() if isinstance(leaf, torch.Tensor) else leaf
 
 
 def _update(optimizer: Optimizer | None, parameters: Iterable[torch.Tensor]) -> None:

@@ -1,7 +1,5 @@
 """Figures as a page writes them: few digits, the unit beside the number."""
 
-from datetime import UTC, datetime
-
 from backend_kwargs.interval import Interval
 
 TIMES = "\N{MULTIPLICATION SIGN}"
@@ -73,12 +71,4 @@ def share(value: float) -> str:
     return f"{value:.0%}".replace("%", " %") if value >= 0.01 or value == 0 else "below 1 %"
 
 
-def day(seconds: float) -> str:
-    """Return a time in seconds since the epoch as a day."""
-    try:
-        return datetime.fromtimestamp(seconds, UTC).date().isoformat()
-    except (ValueError, OverflowError, OSError):
-        return NONE
-
-
-FILTERS = {each.__name__: each for each in (ratio, between, duration, size, error, count, plain, share, day)}
+FILTERS = {each.__name__: each for each in (ratio, between, duration, size, error, count, plain, share)}

@@ -93,15 +93,15 @@ class Redis:
 
     def claim(self, name: str, document: bytes, lease_s: float) -> bool:
         """Put `document` unless another one is there whose lease runs, by the server's clock; return whether it was."""
-        key, lease_ms = DOCUMENT + check_name(name), max(1, int(lease_s * 1000))
-        check_content(document)
-        return bool(self._call(lambda client: client.eval(_CLAIM, 2, key, NAMES, document, lease_ms, name)))
+        return self._leased(_CLAIM, name, document, lease_s)
 
     def renew(self, name: str, document: bytes, lease_s: float) -> bool:
         """Extend the lease if the document there is still `document`; return whether it was."""
-        key, lease_ms = DOCUMENT + check_name(name), max(1, int(lease_s * 1000))
-        check_content(document)
-        return bool(self._call(lambda client: client.eval(_RENEW, 1, key, document, lease_ms)))
+        return self._leased(_RENEW, name, document, lease_s)
+
+    def _leased(self, script: str, name: str, document: bytes, lease_s: float) -> bool:
+        given = DOCUMENT + check_name(name), NAMES, check_content(document), max(1, int(lease_s * 1000)), name
+        return bool(self._call(lambda client: client.eval(script, 2, *given)))
 
     def close(self) -> None:
         """Close the connection; a later call opens another one."""
