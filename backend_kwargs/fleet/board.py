@@ -2,7 +2,6 @@
 
 import logging
 import threading
-import time
 import uuid
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
@@ -11,6 +10,7 @@ from typing import Literal, TypeAlias
 
 from backend_kwargs.auto import store as decisions
 from backend_kwargs.errors import error_text
+from backend_kwargs.files.retries import retried
 from backend_kwargs.fleet import units
 from backend_kwargs.fleet.units import UNITS, Result, Unit, UnitDocument, document_of, name_of, read, releases_differ
 from backend_kwargs.stores import Claims, Documents, Store
@@ -21,7 +21,7 @@ logger = logging.getLogger("backend_kwargs.fleet")
 
 CLAIMS = "claims/"
 LEASE_S = 60.0  # after which a unit is free again whose process was killed; renewed three times as often
-PUT_TRIES, PUT_WAIT_S = 6, 0.5  # each wait is twice the one before: 15 s together
+PAUSES_S = (0.5, 1.0, 2.0, 4.0, 8.0)  # between tries to put what came of a unit
 
 State: TypeAlias = Literal["ended", "elsewhere", "ours"]
 
@@ -101,23 +101,21 @@ class UnitClaims:
     def record(self, unit: Unit, result: Result) -> str:
         """Keep what came of a unit, its decisions first; return why the store did not take it, or ""."""
         of = Store.of(unit.options.get("store"))
-        for attempt in range(1, PUT_TRIES + 1):
-            try:
-                with self._one:
-                    for name, content in result.documents.items():
-                        decision = decoded(decisions.KIND, name, content)
-                        kept = replace(decision, label=of.label, generation=max(decision.generation, of.min_generation))
-                        put(decisions.KIND, self.store, kept, of.signing_key)
-                    done = Document(name_of(unit), document_of(unit, result))
-                    put(units.KIND, self.store, done, of.signing_key)
-                    self.release(unit)
-            except Exception as error:  # noqa: BLE001 - each kind of store raises its own error
-                why = f"the store {self.store.label} did not take what came of it: {self.words(error)}"
-            else:
-                return ""
-            if attempt < PUT_TRIES:
-                time.sleep(PUT_WAIT_S * 2 ** (attempt - 1))
-        return why
+
+        def keep() -> None:
+            with self._one:
+                for name, content in result.documents.items():
+                    decision = decoded(decisions.KIND, name, content)
+                    kept = replace(decision, label=of.label, generation=max(decision.generation, of.min_generation))
+                    put(decisions.KIND, self.store, kept, of.signing_key)
+                put(units.KIND, self.store, Document(name_of(unit), document_of(unit, result)), of.signing_key)
+                self.release(unit)
+
+        try:
+            retried(keep, lambda error: True, PAUSES_S)
+        except Exception as error:  # noqa: BLE001 - each kind of store raises its own error
+            return f"the store {self.store.label} did not take what came of it: {self.words(error)}"
+        return ""
 
     def release(self, unit: Unit) -> None:
         """Let others claim a unit that this process has claimed; where the store is away, its lease ends by itself."""

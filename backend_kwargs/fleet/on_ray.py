@@ -4,6 +4,7 @@ What travels is a unit as JSON, and the folder of the plan with the factories. W
 dashboard, can run any code there.
 """
 
+import itertools
 import os
 import shlex
 import socket
@@ -16,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from backend_kwargs.errors import BackendKwargsError, error_text, pip_install
+from backend_kwargs.files.retries import retried
 from backend_kwargs.fleet.process import LOOK_S, UnitProcess, cancel
 from backend_kwargs.fleet.racing import is_named
 from backend_kwargs.fleet.scheduling import MOST_ATTEMPTS, Ended
@@ -178,13 +180,11 @@ def _type_of(resources: dict[str, float], unit: Unit) -> str | None:
 def _submitted(client: "JobSubmissionClient", **job: Any) -> str:
     """Submit a job and return its name; a cluster that has just been started has no agent for it yet."""
     until = time.monotonic() + AGENT_S
-    while True:
-        try:
-            return str(client.submit_job(**job))
-        except RuntimeError as error:
-            if "No available agent" not in str(error) or time.monotonic() > until:
-                raise
-        time.sleep(JOB_LOOK_S)
+
+    def has_no_agent(error: Exception) -> bool:
+        return isinstance(error, RuntimeError) and "No available agent" in str(error) and time.monotonic() <= until
+
+    return str(retried(lambda: client.submit_job(**job), has_no_agent, itertools.repeat(JOB_LOOK_S)))
 
 
 def run_job(address: str, plan: Path, arguments: Sequence[str], show: Callable[[str], None]) -> bool:

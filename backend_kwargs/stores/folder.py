@@ -14,12 +14,12 @@ from pathlib import Path
 from typing import TypeVar
 
 from backend_kwargs.files.opened import content_of, opened_file, opened_folder
+from backend_kwargs.files.retries import retried
 from backend_kwargs.stores.documents import LARGEST, check_content, check_name, check_prefix, is_name
 
 BESIDE = ".writing-"  # no name of a document begins so
 ABANDONED_S = 3600.0  # age of a file that a killed process left
-TRIES = 5
-PAUSE_S = 0.01  # before the next try; doubled
+PAUSES_S = (0.01, 0.02, 0.04, 0.08)  # between tries
 PASSING = (errno.ESTALE, errno.EAGAIN, errno.EINTR)
 
 Done = TypeVar("Done")
@@ -127,16 +127,8 @@ class Folder:
 
 def _again(do: Callable[[], Done], also: tuple[int, ...] = ()) -> Done:
     """Return what `do` returns, tried again after an error of a network disk that passes."""
-    pause_s = PAUSE_S
-    for _ in range(TRIES - 1):
-        try:
-            return do()
-        except OSError as error:
-            if error.errno not in (*PASSING, *also):
-                raise
-        time.sleep(pause_s)
-        pause_s *= 2
-    return do()
+    passing = (*PASSING, *also)
+    return retried(do, lambda error: isinstance(error, OSError) and error.errno in passing, PAUSES_S)
 
 
 def _content(file: Path) -> bytes | None:

@@ -275,7 +275,7 @@ def test_a_hostile_value_anywhere_in_a_manifest(bundle_of_eager, tmp_path, monke
     """It is loaded, or the error is one line and ours, and then the module is unchanged."""
     from backend_kwargs.bundles.disk import reading
 
-    monkeypatch.setattr(reading, "RETRY_S", 0.0)
+    monkeypatch.setattr(reading, "PAUSES_S", ())
     bundle = Path(shutil.copytree(bundle_of_eager, tmp_path / "bundle"))
     manifest = json.loads((bundle / "manifest.json").read_text())
     every = [(at, value) for at in places(manifest) for value in HOSTILE]

@@ -8,8 +8,8 @@ import pytest
 
 from backend_kwargs.auto.store import name_of as decision_name
 from backend_kwargs.facts.decision import Decision
-from backend_kwargs.fleet import board as module
-from backend_kwargs.fleet.board import PUT_TRIES, UnitClaims
+from backend_kwargs.files import retries
+from backend_kwargs.fleet.board import UnitClaims
 from backend_kwargs.fleet.racing import documents_of
 from backend_kwargs.fleet.units import Result, Unit, UnitDocument, name_of, written
 from backend_kwargs.stores.documents import heading, is_signed
@@ -25,7 +25,7 @@ DECISIONS = [Decision(digits * 32, digits * 8, "default", machine={"device": "cp
 def waits(monkeypatch):
     """The seconds for which a board waits, which do not pass."""
     waited = []
-    monkeypatch.setattr(module.time, "sleep", waited.append)
+    monkeypatch.setattr(retries.time, "sleep", waited.append)
     return waited
 
 
@@ -246,7 +246,7 @@ def test_a_decision_that_is_newer_stays_so():
 
 @pytest.mark.parametrize(
     ("failures", "waited"),
-    [(0, []), (2, [0.5, 1.0]), (PUT_TRIES, [0.5, 1.0, 2.0, 4.0, 8.0])],
+    [(0, []), (2, [0.5, 1.0]), (6, [0.5, 1.0, 2.0, 4.0, 8.0])],
     ids=["at once", "later", "never"],
 )
 def test_a_store_that_does_not_take_a_result_is_asked_again(failures, waited, waits):
@@ -263,7 +263,7 @@ def test_a_store_that_does_not_take_a_result_is_asked_again(failures, waited, wa
 
     store.put = refused
     why = board.record(UNIT, Result(releases=HERE))
-    never = failures == PUT_TRIES
+    never = failures == 6
     assert why == ("the store memory did not take what came of it: ConnectionError: ***" if never else "")
     assert waits == waited
     assert (board.held == set()) is not never

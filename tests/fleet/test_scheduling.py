@@ -344,7 +344,7 @@ def test_an_interrupt_cancels_and_releases():
 
 def test_a_store_that_does_not_take_a_result_fails_the_unit(monkeypatch):
     """A result that the store does not take, tried several times, is a failure with the store's name and error."""
-    monkeypatch.setattr("backend_kwargs.fleet.board.PUT_WAIT_S", 0.0)
+    monkeypatch.setattr("backend_kwargs.fleet.board.PAUSES_S", (0.0,))
     store = Documents()
     pool = Pool(RACED)
     queue = Queue([unit("a")], UnitClaims(store, HERE), Clock())

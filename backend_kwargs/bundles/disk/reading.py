@@ -2,9 +2,8 @@
 
 import hashlib
 import os
-import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TypeVar
 
@@ -24,6 +23,7 @@ from backend_kwargs.bundles.graphs import Graph, permits_decision
 from backend_kwargs.bundles.running import Built
 from backend_kwargs.errors import BackendKwargsError, error_text, printable, warn_once, wrong_value
 from backend_kwargs.files.opened import NO_LINK, content_of, opened_file, opened_folder
+from backend_kwargs.files.retries import retried
 from backend_kwargs.rewrites.table import are_outdated
 from backend_kwargs.stores.signing import several_keys
 
@@ -31,7 +31,7 @@ T = TypeVar("T")
 BLOCK = 1 << 20
 LONGEST_SIGNATURE = 1 << 10
 LARGEST_HEADER = 10_000_000  # bytes of a safetensors file besides its tensors
-MOST_TRIES, RETRY_S = 20, 0.005
+PAUSES_S = (0.005,) * 19  # between tries
 UNTRUSTED = (
     "its compiled code is not loaded, as it is not trusted, and the module is compiled again: pass trust=True, or the "
     "signer's key in trusted_keys"
@@ -52,12 +52,12 @@ def _complete(path: Path, read: Callable[[int], T]) -> T:
 
     Another process may delete it, since it has saved a new one meanwhile.
     """
-    for _ in range(MOST_TRIES - 1):
-        with suppress(MissingPartError), opened_bundle(path) as folder:
+
+    def opened() -> T:
+        with opened_bundle(path) as folder:
             return read(folder)
-        time.sleep(RETRY_S)
-    with opened_bundle(path) as folder:
-        return read(folder)
+
+    return retried(opened, lambda error: isinstance(error, MissingPartError), PAUSES_S)
 
 
 def _manifest(path: Path, folder: int) -> tuple[Manifest, bytes]:
