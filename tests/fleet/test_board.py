@@ -9,6 +9,7 @@ import pytest
 from backend_kwargs.auto.store import name_of as decision_name
 from backend_kwargs.facts.decision import Decision
 from backend_kwargs.files import retries
+from backend_kwargs.fleet import board as module
 from backend_kwargs.fleet.board import UnitClaims
 from backend_kwargs.fleet.racing import documents_of
 from backend_kwargs.fleet.units import Result, Unit, UnitDocument, name_of, written
