@@ -75,8 +75,8 @@ def compare(
     ends = time.perf_counter() + (math.inf if limit_s is None else limit_s)
     _check_arguments(candidates, mode, rounds, baseline, tolerance, max_error)
     say = progress or (lambda label, stage, fraction: None)
-    inputs = arguments_of(example_inputs)
-    place = _device_of(model, inputs) if device is None else _usable(device)
+    usable, inputs = None if device is None else _usable(device), arguments_of(example_inputs)
+    place = usable or _device_of(model, inputs)
     others = {"others": busy} if (busy := measure.others_on(place)) else {}  # before this process does anything
     with generators.kept(place), torch.set_grad_enabled(mode == "training"), room_to_compile():
         study, notes = _study(model, inputs, place, training=mode == "training")

@@ -62,7 +62,7 @@ def _verdict(verdict: Verdict, noise: Interval | None) -> Iterator[str]:
     if remark(verdict):
         yield code(remark(verdict))
     if verdict.paste and not kept(verdict):
-        fence = "`" * max(3, *(len(run) + 1 for run in re.findall("`+", verdict.paste)))
+        fence = "`" * max([3, *(len(run) + 1 for run in re.findall("`+", verdict.paste))])
         yield from ["", f"{fence}python", *(printable(line) for line in verdict.paste.splitlines()), fence]
 
 
