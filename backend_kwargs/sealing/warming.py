@@ -51,7 +51,7 @@ def warmed(
     reader = Reader(declared, places)
     work = _Warming(target, declared, example, places, tell)
     checks = Checks(target.name, partial(work.call, target.eager), tol)
-    with work.kept(), work.drawing_apart():
+    with work.kept(), generators.kept():
         work.refuse_compiled_parts(on_miss)
         work.compile_all()
         points = work.points()
@@ -116,10 +116,6 @@ class _Warming:
         finally:
             self._restore()
             self._buffers.clear()
-
-    def drawing_apart(self) -> AbstractContextManager[None]:
-        """Put back the states of random generators at the end."""
-        return generators.kept()
 
     def _restore(self) -> None:
         changed = [(each, before) for each, before, version in self._buffers if version_of(each) != version]

@@ -124,7 +124,10 @@ class _State:
 
 
 class Reached:
-    """A store, by a function that opens it and its name for people. No method raises anything but AwayError."""
+    """A store, by a function that opens it, its name for people, and what words its errors.
+
+    No method raises anything but AwayError.
+    """
 
     def __init__(
         self,
@@ -132,14 +135,15 @@ class Reached:
         label: str,
         identity: object,
         *,
+        words: Callable[[Exception], str] = error_text,
         is_local: bool = False,
         is_given: bool = False,
     ) -> None:
-        self.open, self.label, self.identity, self.is_local = open_, label, identity, is_local
+        self.open, self.label, self.identity, self.words, self.is_local = open_, label, identity, words, is_local
         # A user's own object has its own connections, and a folder has none.
         self.linger_s = 0.0 if is_local or is_given else LINGER_S
         self.warned = False
-        self._state = self._anew()
+        self._state = _State(self._new_thread())
 
     @property
     def time_outs(self) -> int:
@@ -190,7 +194,7 @@ class Reached:
                 self._leave()
             raise AwayError(f"it did not answer within {longest_s:g} s") from None
         except Exception as error:  # noqa: BLE001 - each client library raises its own
-            raise AwayError(self._why(error)) from None
+            raise AwayError(str(error) if isinstance(error, RefusedError) else self.words(error)) from None
         self._of_process().in_row = 0
         return result
 
@@ -219,12 +223,6 @@ class Reached:
         state = self._of_process()
         state.time_outs, state.in_row, state.thread.left = state.time_outs + 1, state.in_row + 1, True
 
-    def _why(self, error: Exception) -> str:
-        if isinstance(error, RefusedError):
-            return str(error)
-        without = getattr(self.open, "without_secrets", error_text)
-        return str(without(error))
-
     def _usable(self) -> _Thread:
         """Return the thread to ask; another one in place of one that was left waiting, if not too many were."""
         state = self._of_process()
@@ -239,11 +237,8 @@ class Reached:
 
     def _of_process(self) -> _State:
         if self._state.process != os.getpid():
-            self._state = self._anew(inherited=[self._state])
+            self._state = _State(self._new_thread(), inherited=[self._state])
         return self._state
-
-    def _anew(self, inherited: list[object] | None = None) -> _State:
-        return _State(self._new_thread(), inherited=inherited or [])
 
     def _new_thread(self) -> _Thread:
         return _Thread(self.open, self.linger_s)

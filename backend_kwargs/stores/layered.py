@@ -22,7 +22,7 @@ from backend_kwargs.stores.documents import (
     replacing,
 )
 from backend_kwargs.stores.folder import Folder
-from backend_kwargs.stores.opening import StoreURL, default_place, given_place, place_of
+from backend_kwargs.stores.opening import default_place, given_place, place_of
 
 Body = TypeVar("Body")
 _Copy: TypeAlias = tuple[Document[Body], bytes]
@@ -205,17 +205,7 @@ def reached(given: str | Documents | Store | None) -> Reached:
         own: Documents = given
         return Reached(lambda: own, str(getattr(own, "label", type(own).__name__)), id(own), is_given=True)
     place = default_place() if given is None else place_of(given)
-    return Reached(_Opening(place), place.label, place, is_local=place.driver is None)
-
-
-class _Opening:
-    """Opens the store at a place, and words its errors."""
-
-    def __init__(self, place: StoreURL) -> None:
-        self.place, self.without_secrets = place, place.without_secrets
-
-    def __call__(self) -> Documents:
-        return self.place.open()
+    return Reached(place.open, place.label, place, words=place.without_secrets, is_local=place.driver is None)
 
 
 def put(kind: Kind[Body], store: Documents, document: Document[Body], signing_key: object = None) -> bytes:

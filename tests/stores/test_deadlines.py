@@ -200,15 +200,14 @@ def test_a_users_own_store_is_not_closed(held):
 def test_an_error_names_no_password():
     """The error of a client library is worded by who knows the password."""
 
-    class Opening:
-        def __call__(self):
-            raise RuntimeError("connection to postgresql://me:secret@host failed")
+    def fails():
+        raise RuntimeError("connection to postgresql://me:secret@host failed")
 
-        def without_secrets(self, error):
-            return str(error).replace("secret", "***")
+    def words(error):
+        return str(error).replace("secret", "***")
 
     with pytest.raises(AwayError) as e:
-        Reached(Opening(), "label", "identity").group(FOLDER, START, LONG)
+        Reached(fails, "label", "identity", words=words).group(FOLDER, START, LONG)
     assert str(e.value) == "connection to postgresql://me:***@host failed"
     assert e.value.__cause__ is None
     assert e.value.__suppress_context__
