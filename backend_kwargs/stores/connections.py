@@ -1,20 +1,36 @@
-"""Connections to servers: one of a process, for as long as it is used, within a time, and none across a fork."""
+"""Servers as stores: one connection of a process, for as long as it is used, within a time, and none across a fork."""
 
 import os
 import random
 import re
 import threading
 import time
-from collections.abc import Callable
-from typing import Generic, TypeVar
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator
+from typing import Generic, Protocol, TypeVar
+
+from backend_kwargs.stores.documents import check_prefix
+from backend_kwargs.stores.urls import failure
+
+
+class Client(Protocol):
+    """What a client library gives as a connection."""
+
+    def close(self) -> None:
+        """Close it."""
+
 
 C = TypeVar("C")
+S = TypeVar("S", bound=Client)
 T = TypeVar("T")
 
 LIMIT_S = 10.0  # of a call, the wait for other threads' included; callers that must not wait leave it earlier
 IDLE_S = 1.0
 # What PostgreSQL, PgBouncer and Redis say: a server full of other processes, which leave soon.
 _BUSY = re.compile(r"too many|slots are reserved|no more connections|max number of clients", re.IGNORECASE)
+_AFTER_ALL_NAMES = "~"
+_NEXT = "\x01"  # after a name: the first text that is behind it
+AT_ONCE = 100  # documents of one answer
 _LONGEST_PAUSE_S = 0.5
 _JITTER = random.SystemRandom()  # so that not all come back at once; draws of `random` are the user's
 
@@ -104,6 +120,50 @@ class Connection(Generic[C]):
             if uses == self._uses:
                 self._drop()
             self._close_later()
+
+
+class Server(ABC, Generic[S]):
+    """A store on a server, whose errors name no password, and whose documents are listed by pages."""
+
+    def __init__(self, url: str, label: str, limit_s: float) -> None:
+        self.label = label
+        self._url, self._limit_s = url, limit_s
+        self._connection = Connection(self._connect, lambda client: client.close(), self._interrupt, limit_s)
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.label}>"
+
+    def list(self, prefix: str) -> Iterator[tuple[str, bytes]]:
+        """Yield the names that begin with `prefix`, with their documents."""
+        return self._listed(check_prefix(prefix))
+
+    def _listed(self, prefix: str) -> Iterator[tuple[str, bytes]]:
+        begin: str | None = prefix
+        while begin is not None:
+            found, last = self._page(begin, prefix + _AFTER_ALL_NAMES)
+            yield from found
+            begin = None if last is None else last + _NEXT
+
+    def close(self) -> None:
+        """Close the connection; a later call opens another one."""
+        self._connection.close()
+
+    def _call(self, action: Callable[[S], T]) -> T:
+        try:
+            return self._connection.call(action)
+        except Exception as error:  # noqa: BLE001 - the client's text may contain the password
+            raise failure(self.label, self._url, error) from None
+
+    @abstractmethod
+    def _page(self, begin: str, end: str) -> tuple[Iterable[tuple[str, bytes]], str | None]:
+        """Return the first documents from `begin` to before `end`, and the last name of a page that is full."""
+
+    @abstractmethod
+    def _connect(self, left_s: float) -> S: ...
+
+    @staticmethod
+    @abstractmethod
+    def _interrupt(client: S) -> None: ...
 
 
 def retried_while_busy(connect: Callable[[float], C], end: float) -> C:

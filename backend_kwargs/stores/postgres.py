@@ -2,14 +2,14 @@
 
 import os
 import socket
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from backend_kwargs.errors import BackendKwargsError
-from backend_kwargs.stores.connections import LIMIT_S, Connection
-from backend_kwargs.stores.documents import LARGEST, check_content, check_name, check_prefix, is_name
-from backend_kwargs.stores.urls import failure, label_of
+from backend_kwargs.stores.connections import AT_ONCE, LIMIT_S, Server
+from backend_kwargs.stores.documents import LARGEST, check_content, check_name, is_name
+from backend_kwargs.stores.urls import label_of
 
 if TYPE_CHECKING:
     import psycopg
@@ -35,9 +35,6 @@ WHERE kept.lease_until <= clock_timestamp() OR (kept.lease_until IS NOT NULL AND
 RETURNING name"""
 _RENEW = f"""UPDATE {TABLE} SET lease_until = {_LEASE} WHERE name = %s AND document = %s
 AND lease_until > clock_timestamp() RETURNING name"""
-_AFTER_ALL_NAMES = "~"
-_NEXT = "\x01"  # after a name: the first text that is behind it
-_AT_ONCE = 100  # documents of one answer
 
 
 def open(url: str, limit_s: float = LIMIT_S) -> "Postgres":  # noqa: A001 - the drivers' common name
@@ -45,16 +42,8 @@ def open(url: str, limit_s: float = LIMIT_S) -> "Postgres":  # noqa: A001 - the 
     return Postgres(url, label_of(url), limit_s)
 
 
-class Postgres:
+class Postgres(Server["psycopg.Connection[Any]"]):
     """A store of documents in one table, which the first `put` or `claim` creates."""
-
-    def __init__(self, url: str, label: str, limit_s: float) -> None:
-        self.label = label
-        self._url, self._limit_s = url, limit_s
-        self._connection = Connection(self._connect, lambda connection: connection.close(), _interrupt, limit_s)
-
-    def __repr__(self) -> str:
-        return f"<Postgres {self.label}>"
 
     def get(self, name: str) -> bytes | None:
         """Return the document, None if there is none."""
@@ -64,18 +53,6 @@ class Postgres:
     def put(self, name: str, document: bytes) -> None:
         """Keep `document` in place of any other; it is committed when this returns."""
         self._rows(_PUT, check_name(name), check_content(document), create=True)
-
-    def list(self, prefix: str) -> Iterator[tuple[str, bytes]]:
-        """Yield the names that begin with `prefix`, with their documents."""
-        return self._pages(check_prefix(prefix))
-
-    def _pages(self, prefix: str) -> Iterator[tuple[str, bytes]]:
-        begin, is_more = prefix, True
-        while is_more:
-            rows = self._rows(_LIST, begin, prefix + _AFTER_ALL_NAMES, _AT_ONCE)
-            yield from ((name, document) for name, document in rows if is_name(name))
-            is_more = len(rows) == _AT_ONCE
-            begin = rows[-1][0] + _NEXT if is_more else begin
 
     def forget(self, name: str) -> None:
         """Remove the document if there is one."""
@@ -89,9 +66,9 @@ class Postgres:
         """Extend the lease if the document there is still `document`; return whether it was."""
         return bool(self._rows(_RENEW, lease_s, check_name(name), check_content(document)))
 
-    def close(self) -> None:
-        """Close the connection; a later call opens another one."""
-        self._connection.close()
+    def _page(self, begin: str, end: str) -> tuple[Iterable[tuple[str, bytes]], str | None]:
+        rows = self._rows(_LIST, begin, end, AT_ONCE)
+        return [row for row in rows if is_name(row[0])], rows[-1][0] if len(rows) == AT_ONCE else None
 
     def _rows(self, query: str, *values: object, create: bool = False) -> Sequence[Any]:
         """Run `query`; without the table return no rows, or create it and run `query` again."""
@@ -106,16 +83,17 @@ class Postgres:
             connection.commit()
             return rows
 
-        try:
+        def run_with_table(connection: "psycopg.Connection[Any]") -> Sequence[Any]:
             try:
-                return self._connection.call(run)
+                return run(connection)
             except psycopg.errors.UndefinedTable:
-                if not create:
-                    return []
-            self._connection.call(_create)
-            return self._connection.call(run)
-        except Exception as error:  # noqa: BLE001 - the client's text may contain the password
-            raise failure(self.label, self._url, error) from None
+                connection.rollback()
+            if not create:
+                return []
+            _create(connection)
+            return run(connection)
+
+        return self._call(run_with_table)
 
     def _connect(self, left_s: float) -> "psycopg.Connection[Any]":
         import psycopg
@@ -127,6 +105,11 @@ class Postgres:
             connect_timeout=connect_timeout,
             application_name="backend_kwargs",
         )
+
+    @staticmethod
+    def _interrupt(client: "psycopg.Connection[Any]") -> None:
+        with suppress(Exception), socket.socket(fileno=os.dup(client.pgconn.socket)) as of_it:
+            of_it.shutdown(socket.SHUT_RDWR)
 
 
 def _create(connection: "psycopg.Connection[Any]") -> None:
@@ -141,8 +124,3 @@ def _create(connection: "psycopg.Connection[Any]") -> None:
         raise BackendKwargsError(
             f"There is no table {TABLE}, and this user may not create it. Who may can run: {' '.join(CREATE.split())}"
         ) from None
-
-
-def _interrupt(connection: "psycopg.Connection[Any]") -> None:
-    with suppress(Exception), socket.socket(fileno=os.dup(connection.pgconn.socket)) as of_it:
-        of_it.shutdown(socket.SHUT_RDWR)

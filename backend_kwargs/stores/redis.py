@@ -1,22 +1,18 @@
 """Documents as strings of Redis, with a sorted set of their names, which finds those that begin with a prefix."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterable
 from contextlib import suppress
-from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 from urllib.parse import urlsplit
 
 from backend_kwargs.errors import BackendKwargsError
-from backend_kwargs.stores.connections import LIMIT_S, Connection
-from backend_kwargs.stores.documents import LARGEST, check_content, check_name, check_prefix, is_name
-from backend_kwargs.stores.urls import failure, label_of
-
-T = TypeVar("T")
+from backend_kwargs.stores.connections import AT_ONCE, LIMIT_S, Server
+from backend_kwargs.stores.documents import LARGEST, check_content, check_name, is_name
+from backend_kwargs.stores.urls import label_of
 
 NAMES = "backend-kwargs:names"
 DOCUMENT = "backend-kwargs:document:"
-_AFTER_ALL_NAMES = "~"
-_AT_ONCE = 100  # documents of one answer
+_ANY = "surrogateescape"  # bytes that are no text: nothing of ours
 _CLAIM = """
 if redis.call('SET', KEYS[1], ARGV[1], 'NX', 'PX', ARGV[2]) or redis.call('GET', KEYS[1]) == ARGV[1]
     and redis.call('PTTL', KEYS[1]) > 0 and redis.call('PEXPIRE', KEYS[1], ARGV[2]) then
@@ -44,17 +40,8 @@ def open(url: str, limit_s: float = LIMIT_S) -> "Redis":  # noqa: A001 - the dri
     return Redis(url, label_of(url), limit_s)
 
 
-class Redis:
+class Redis(Server[Any]):
     """A store of a string for each document, and the set of their names."""
-
-    def __init__(self, url: str, label: str, limit_s: float) -> None:
-        self.label = label
-        self._url = url
-        # Closing drops the socket, which ends a call that waits for it.
-        self._connection = Connection(self._connect, lambda client: client.close(), _interrupt, limit_s)
-
-    def __repr__(self) -> str:
-        return f"<Redis {self.label}>"
 
     def get(self, name: str) -> bytes | None:
         """Return the document, None if there is none."""
@@ -76,16 +63,6 @@ class Redis:
         check_content(document)
         self._call(lambda client: client.pipeline(transaction=True).set(key, document).zadd(NAMES, {name: 0}).execute())
 
-    def list(self, prefix: str) -> Iterator[tuple[str, bytes]]:
-        """Yield the names that begin with `prefix`, with their documents."""
-        return self._pages(check_prefix(prefix))
-
-    def _pages(self, prefix: str) -> Iterator[tuple[str, bytes]]:
-        begin: bytes | None = f"[{prefix}".encode()
-        while begin is not None:
-            found, begin = self._call(partial(_page, begin=begin, end=f"({prefix}{_AFTER_ALL_NAMES}"))
-            yield from found
-
     def forget(self, name: str) -> None:
         """Remove the document if there is one."""
         key = DOCUMENT + check_name(name)
@@ -103,15 +80,8 @@ class Redis:
         given = DOCUMENT + check_name(name), NAMES, check_content(document), max(1, int(lease_s * 1000)), name
         return bool(self._call(lambda client: client.eval(script, 2, *given)))
 
-    def close(self) -> None:
-        """Close the connection; a later call opens another one."""
-        self._connection.close()
-
-    def _call(self, action: Callable[[Any], T]) -> T:
-        try:
-            return self._connection.call(action)
-        except Exception as error:  # noqa: BLE001 - the client's text may contain the password
-            raise failure(self.label, self._url, error) from None
+    def _page(self, begin: str, end: str) -> tuple[Iterable[tuple[str, bytes]], str | None]:
+        return self._call(lambda client: _page(client, f"[{begin}".encode(errors=_ANY), f"({end}"))
 
     def _connect(self, left_s: float) -> Any:
         import redis
@@ -132,20 +102,19 @@ class Redis:
         client.ping()
         return client
 
+    @staticmethod
+    def _interrupt(client: Any) -> None:
+        if (connection := client.connection) is not None:
+            connection.disconnect()  # drops the socket, which ends a call that waits for it
 
-def _interrupt(client: Any) -> None:
-    connection = client.connection
-    if connection is not None:
-        connection.disconnect()
 
-
-def _page(client: Any, begin: bytes, end: str) -> tuple[list[tuple[str, bytes]], bytes | None]:
-    """Return some names and documents, and where the next begin, None behind the last.
+def _page(client: Any, begin: bytes, end: str) -> tuple[list[tuple[str, bytes]], str | None]:
+    """Return some names and documents, and the last name of a page that is full.
 
     Names without documents, such as of claims that ended, are taken off the list.
     """
-    listed = client.zrangebylex(NAMES, begin, end, start=0, num=_AT_ONCE)
-    names = [name for name in (each.decode("ascii", "replace") for each in listed) if is_name(name)]
+    listed = [each.decode(errors=_ANY) for each in client.zrangebylex(NAMES, begin, end, start=0, num=AT_ONCE)]
+    names = [name for name in listed if is_name(name)]
     pipeline = client.pipeline(transaction=False)
     for name in names:
         pipeline.getrange(DOCUMENT + name, 0, LARGEST)
@@ -155,4 +124,4 @@ def _page(client: Any, begin: bytes, end: str) -> tuple[list[tuple[str, bytes]],
         with suppress(Exception):  # of one who may only read
             client.eval(_UNLIST, 1 + len(missing), NAMES, *(DOCUMENT + name for name in missing), *missing)
     found = [(name, document) for name, document in documents.items() if 0 < len(document) <= LARGEST]
-    return found, b"(" + listed[-1] if len(listed) == _AT_ONCE else None
+    return found, listed[-1] if len(listed) == AT_ONCE else None
