@@ -17,8 +17,3 @@ WRITES_AS_DECLARED = frozenset({"torch._functorch.predispatch", "torch._functorc
 def replace_tensors(module: torch.nn.Module, made_of: Callable[[torch.Tensor], torch.Tensor]) -> None:
     """Replace each parameter and buffer: `Module.to` would make complex ones real."""
     module._apply(made_of)  # type: ignore[no-untyped-call]
-
-
-def compiled_call(module: object) -> object:
-    """Return what `Module.compile()` has put in place of the module's call, or None."""
-    return getattr(module, "_compiled_call_impl", None)
