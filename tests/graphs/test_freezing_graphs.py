@@ -73,7 +73,7 @@ def test_a_name_that_is_free():
     """Underscores are added until no attribute has the name."""
     gm = torch.fx.symbolic_trace(nn.Sequential(nn.ReLU()))
     gm.weight, gm.weight_ = 1, 2
-    assert (freezing._unused_name(gm, "weight"), freezing._unused_name(gm, "other")) == ("weight__", "other")
+    assert (freezing.unused_name(gm, "weight"), freezing.unused_name(gm, "other")) == ("weight__", "other")
 
 
 def test_inputs_that_became_constants_are_dropped():

@@ -117,11 +117,3 @@ def test_dropouts_have_a_class_in_common():
     """Each has the attribute `p`."""
     assert issubclass(torch.nn.Dropout2d, modules.Dropout)
     assert torch.nn.Dropout().p == 0.5
-
-
-def test_module_compile_replaces_the_call():
-    """What `Module.compile()` made is found, None before."""
-    net = torch.nn.Linear(2, 2)
-    before = modules.compiled_call(net)
-    net.compile(backend="eager")
-    assert (before, callable(modules.compiled_call(net))) == (None, True)
