@@ -7,6 +7,7 @@ import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from typing import Generic, Protocol, TypeVar
 
 from backend_kwargs.stores.documents import check_prefix
@@ -126,9 +127,10 @@ class Server(ABC, Generic[S]):
     """A store on a server, whose errors name no password, and whose documents are listed by pages."""
 
     def __init__(self, url: str, label: str, limit_s: float) -> None:
-        self.label = label
-        self._url, self._limit_s = url, limit_s
-        self._connection = Connection(self._connect, lambda client: client.close(), self._interrupt, limit_s)
+        self._url, self.label, self.limit_s = url, label, limit_s
+        self._connection = Connection(
+            partial(self._connect, url), lambda client: client.close(), self._interrupt, limit_s
+        )
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.label}>"
@@ -148,7 +150,8 @@ class Server(ABC, Generic[S]):
         """Close the connection; a later call opens another one."""
         self._connection.close()
 
-    def _call(self, action: Callable[[S], T]) -> T:
+    def call(self, action: Callable[[S], T]) -> T:
+        """Return what `action` returns of the connection."""
         try:
             return self._connection.call(action)
         except Exception as error:  # noqa: BLE001 - the client's text may contain the password
@@ -159,7 +162,7 @@ class Server(ABC, Generic[S]):
         """Return the first documents from `begin` to before `end`, and the last name of a page that is full."""
 
     @abstractmethod
-    def _connect(self, left_s: float) -> S: ...
+    def _connect(self, url: str, left_s: float) -> S: ...
 
     @staticmethod
     @abstractmethod

@@ -77,7 +77,7 @@ class Postgres(Server["psycopg.Connection[Any]"]):
         def run(connection: "psycopg.Connection[Any]") -> Sequence[Any]:
             # For this transaction: PgBouncer would give the session, with its settings, to others.
             # Earlier than the limit here, so that the server has given up, too.
-            connection.execute("SELECT set_config('statement_timeout', %s, true)", [f"{self._limit_s * 800:.0f}ms"])
+            connection.execute("SELECT set_config('statement_timeout', %s, true)", [f"{self.limit_s * 800:.0f}ms"])
             cursor = connection.execute(query, values)
             rows = cursor.fetchall() if cursor.description else ()
             connection.commit()
@@ -93,14 +93,14 @@ class Postgres(Server["psycopg.Connection[Any]"]):
             _create(connection)
             return run(connection)
 
-        return self._call(run_with_table)
+        return self.call(run_with_table)
 
-    def _connect(self, left_s: float) -> "psycopg.Connection[Any]":
+    def _connect(self, url: str, left_s: float) -> "psycopg.Connection[Any]":
         import psycopg
 
         connect_timeout = max(2, int(left_s))  # libpq's least
         return psycopg.connect(
-            self._url,
+            url,
             prepare_threshold=None,
             connect_timeout=connect_timeout,
             application_name="backend_kwargs",

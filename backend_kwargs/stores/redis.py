@@ -55,18 +55,18 @@ class Redis(Server[Any]):
                     client.zadd(NAMES, {name: 0})
             return document if 0 < len(document) <= LARGEST else None
 
-        return self._call(run)
+        return self.call(run)
 
     def put(self, name: str, document: bytes) -> None:
         """Keep `document` in place of any other; it is as safe as the server's `appendfsync` says when this returns."""
         key = DOCUMENT + check_name(name)
         check_content(document)
-        self._call(lambda client: client.pipeline(transaction=True).set(key, document).zadd(NAMES, {name: 0}).execute())
+        self.call(lambda client: client.pipeline(transaction=True).set(key, document).zadd(NAMES, {name: 0}).execute())
 
     def forget(self, name: str) -> None:
         """Remove the document if there is one."""
         key = DOCUMENT + check_name(name)
-        self._call(lambda client: client.pipeline(transaction=True).delete(key).zrem(NAMES, name).execute())
+        self.call(lambda client: client.pipeline(transaction=True).delete(key).zrem(NAMES, name).execute())
 
     def claim(self, name: str, document: bytes, lease_s: float) -> bool:
         """Put `document` unless another one is there whose lease runs, by the server's clock; return whether it was."""
@@ -78,20 +78,20 @@ class Redis(Server[Any]):
 
     def _leased(self, script: str, name: str, document: bytes, lease_s: float) -> bool:
         given = DOCUMENT + check_name(name), NAMES, check_content(document), max(1, int(lease_s * 1000)), name
-        return bool(self._call(lambda client: client.eval(script, 2, *given)))
+        return bool(self.call(lambda client: client.eval(script, 2, *given)))
 
     def _page(self, begin: str, end: str) -> tuple[Iterable[tuple[str, bytes]], str | None]:
-        return self._call(lambda client: _page(client, f"[{begin}".encode(errors=_ANY), f"({end}"))
+        return self.call(lambda client: _page(client, f"[{begin}".encode(errors=_ANY), f"({end}"))
 
-    def _connect(self, left_s: float) -> Any:
+    def _connect(self, url: str, left_s: float) -> Any:
         import redis
         from redis.backoff import NoBackoff
         from redis.retry import Retry
 
         # redis-py before 6 does not compare the certificate's host with the server's.
-        checked = {"ssl_check_hostname": True} if self._url.startswith("rediss://") else {}
+        checked = {"ssl_check_hostname": True} if url.startswith("rediss://") else {}
         client = redis.Redis.from_url(
-            self._url,
+            url,
             **checked,
             socket_connect_timeout=left_s,
             socket_timeout=left_s,
