@@ -15,6 +15,7 @@ from torch.fx import Graph, Node
 from backend_kwargs.rewrites.matching import (
     DTYPES,
     MUL,
+    SUMS,
     Arguments,
     arguments_of,
     hint,
@@ -43,7 +44,6 @@ REWRITE = Rewrite(
 
 INDICES = (torch.int32, torch.int64)
 MOST = 256  # rows of one sum, which one program adds up; Inductor divides longer sums among several
-REDUCTIONS = {"sum": False, "mean": True, torch.sum: False, torch.mean: True}  # and whether it is the mean
 RESHAPE = (torch.reshape, torch.unflatten, "view", "reshape", "unflatten")
 SELECT = (torch.index_select, "index_select")
 
@@ -170,7 +170,7 @@ def _reduction(node: Node, args: Arguments) -> _Sum | None:
     if rows is None or args["dtype"] is not None or [*(args.get("dim") or ())] not in ([-2], [rows.dim() - 2]):
         return None
     parts = _gathered(args["input"])
-    return parts and _Sum(*parts, None, rows.shape[-2], REDUCTIONS[node.target])
+    return parts and _Sum(*parts, None, rows.shape[-2], SUMS[node.target])
 
 
 def _gathered(node: object) -> tuple[Node, Node, Node | None] | None:
@@ -228,4 +228,4 @@ def _has_rows_of(node: Node, other: object) -> bool:
     return known_true(values[0].shape[-1] == values[1].shape[-1])
 
 
-fuse_gather_sum = replacing((F.embedding_bag, *REDUCTIONS), _sum_of_rows)
+fuse_gather_sum = replacing((F.embedding_bag, *SUMS), _sum_of_rows)

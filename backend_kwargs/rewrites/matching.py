@@ -36,6 +36,7 @@ HALF = (torch.bfloat16, torch.float16)
 # The forms of an operation in dynamo's graph; strings are names of methods.
 ADD = (operator.add, torch.add, "add")
 MUL = (operator.mul, torch.mul, "mul")
+SUMS = {"sum": False, "mean": True, torch.sum: False, torch.mean: True}  # and whether it is the mean
 
 
 def value_of(node: object) -> torch.Tensor | None:
@@ -69,6 +70,7 @@ FUNCTIONS = {
     }.items()
     for key in (getattr(operator, name), f"__{name}__")
 }
+NUMPYS = {"axis": "dim", "keepdims": "keepdim"}  # names that torch also takes
 Types: TypeAlias = type | tuple[type, ...]
 # What torch takes for each type of a schema.
 _NUMBERS = (int, torch.SymInt), (int, float, torch.SymInt, torch.SymFloat)
@@ -149,8 +151,9 @@ def _bound(
     """Return the arguments by the names of one overload, or None if it does not take them."""
     if not any("Tensor" in str(each.type) for each in schema.arguments):  # TorchScript's, of numbers
         return None
+    known = {name if name in signature.parameters else NUMPYS.get(name, name): each for name, each in kwargs.items()}
     try:
-        bound = signature.bind(*args, **kwargs)
+        bound = signature.bind(*args, **known)
     except TypeError:
         return None
     values = bound.arguments

@@ -47,15 +47,16 @@ def define(
     """Define an operator; `saved` returns the bytes of memory traffic that a node saves over the matched ones.
 
     `keep(ctx, inputs, output)` and `backward(ctx, *gradients)` are those of `torch.library.register_autograd`.
-    `inlined`: on a GPU, AOTAutograd traces into `cuda`, which takes `wrap` for its kernels; so Inductor launches them,
-    and fuses what is around them. A launch from Python took about 85 µs. Patterns insert operators too late for that.
+    `inlined`: AOTAutograd traces into `composite`, or on a GPU into `cuda`, which takes `wrap` for its kernels; so
+    Inductor launches them, and fuses what is around them. A launch from Python took about 85 µs. Patterns insert
+    operators too late for that.
     """
     name = LIBRARY.define(signature, tags=TAGS)
     for key, kernel in (("CPU", cpu), ("CUDA", cuda)):
         LIBRARY.impl(name, with_fallback(kernel, composite) if kernel else composite, key)
     torch.library.register_fake(f"backend_kwargs::{name}", fake or composite, lib=LIBRARY)
-    if inlined and cuda:
-        rule = _inlining(cuda)
+    if inlined:
+        rule = _inlining(composite, cuda)
         torch.library.register_torch_dispatch(f"backend_kwargs::{name}", FunctionalTensorMode, rule, lib=LIBRARY)
     if backward:
         torch.library.register_autograd(f"backend_kwargs::{name}", backward, setup_context=keep, lib=LIBRARY)
@@ -64,8 +65,8 @@ def define(
     return operator
 
 
-def _inlining(cuda: Kernel) -> Kernel:
-    """Return AOTAutograd's rule for an operator: trace into `cuda` on a GPU."""
+def _inlining(composite: Kernel, cuda: Kernel | None) -> Kernel:
+    """Return AOTAutograd's rule for an operator: trace into `composite`, or into `cuda` on a GPU alone."""
 
     def rule(
         mode: FunctionalTensorMode,
@@ -75,10 +76,10 @@ def _inlining(cuda: Kernel) -> Kernel:
         kwargs: Arguments,
     ) -> object:
         # A subclass, such as DTensor, first passes the operator on to the tensors inside.
-        if not args[0].is_cuda or not PLAIN.issuperset(types):
+        if (cuda and not args[0].is_cuda) or not PLAIN.issuperset(types):
             return mode.__torch_dispatch__(op, types, args, kwargs)
         with mode:
-            return cuda(*args, wrap=torch.library.wrap_triton)
+            return cuda(*args, wrap=torch.library.wrap_triton) if cuda else composite(*args)
 
     return rule
 

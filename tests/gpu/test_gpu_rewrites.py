@@ -272,6 +272,26 @@ def test_masks_that_are_expanded_have_a_fused_kernel(training):
         torch.testing.assert_close(one, other, atol=3e-2, rtol=3e-2)
 
 
+@pytest.mark.parametrize("weighted", [False, True], ids=["two factors", "three factors"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+def test_contraction(dtype, weighted):
+    """A broadcast product, summed, and its gradients agree with float64, under autocast too."""
+    args = [normal(2, 96, 4, 64, dtype=dtype), normal(2, 80, 4, 64, dtype=dtype), normal(2, 96, 80, 4, dtype=dtype)]
+    args = [each.requires_grad_() for each in args]
+
+    def fn(a, b, c):
+        made = a[:, :, None] * b[:, None]
+        return (made * c[..., None] if weighted else made).sum(-1, dtype=a.dtype) + c
+
+    grad = torch.randn(2, 96, 80, 4, dtype=dtype, device="cuda")
+    for autocast in (False, True):
+        with torch.autocast("cuda", torch.bfloat16, enabled=autocast):
+            found, compiled = trained(fn, args, ("contraction",), grad)
+        for one, want in zip(found, in_float64(fn, args, grad), strict=True):
+            close(one.cpu(), want, dtype)
+        assert report(compiled).graphs[0].rewritten == {"contraction": 1}
+
+
 def scan(states, steps, decay):
     """Return the outputs of a scan over tokens, as in a state-space model without its own kernels."""
     state, outputs = states, []

@@ -234,6 +234,32 @@ def matrix_vector(program):
     return program.returns(f"{made}.view(-1)" if program.pick(False, True) else made)
 
 
+ROWS = ("{}[..., :, None, :]", "{}.unsqueeze(-2)", "{0}[..., None, :].expand(*{0}.shape[:-1], 8, -1)", "{}")
+COLUMNS = ("{}[..., None, :, :]", "{}.unsqueeze(-3)", "{}.mT[..., None].transpose(-1, -3).transpose(-1, -2)", "{}")
+VIEWS = (".transpose(-1, -2)", ".flatten(-3, -2)", "[..., None, :]", ".unsqueeze(0)", ".contiguous()", ".view(-1, 6)",
+         ".movedim(-1, 0)", "[..., 1:]", ".squeeze()", ".mT.flatten(-2)", ".reshape(2, -1)", ".float()")  # fmt: skip
+
+
+def contraction(program):
+    dtype, batch, width = program.often(*DTYPES), program.often([2], [], [1], [0]), program.often(6, 4, 3, 1, 0)
+    program.assume_indices(width)
+    rows = program.tensor(*batch, program.often(9, 16, 1), width, dtype=dtype)
+    columns = program.tensor(*program.often(batch, []), program.often(8, 1, 0), width,
+                             dtype=program.often(dtype, torch.float32, torch.float64))  # fmt: skip
+    one = program.let(program.pick(*program.often(ROWS[:1], ROWS)).format(rows))
+    other = program.let(program.pick(*program.often(COLUMNS[:1], COLUMNS)).format(columns))
+    made = program.let(program.pick("{} * {}", "torch.mul({1}, {0})", "{}.multiply({})").format(one, other))
+    if program.pick(False, True):
+        sizes = broadcast(program, [*program.value(made).shape])
+        third = program.often(program.tensor(*sizes, dtype=program.often(dtype, torch.float32)), 0.5, 2, one)
+        made = program.let(program.pick("{} * {}", "{1} * {0}").format(made, third))
+    if program.pick(False, True):
+        made = program.let(f"{made}{program.pick(*VIEWS)}")
+    dim = program.often(-1, "(-1,)", -2, 0, "(-1, -2)", "(0, -1)", "()")
+    more = program.often("", ", keepdim=True", ", dtype=torch.float64", ", True", ", dtype=torch.float32")
+    return program.returns(program.pick(*SUMMED).format(made, dim, more))
+
+
 def indices(program, *sizes):
     """Draw numbers of rows of a table of five."""
     kind, first = program.often(torch.int64, torch.int32), program.often(0, -5)
@@ -305,10 +331,11 @@ PROGRAMS = {
     "patches": patches,
     "convolution_as_product": convolution_as_product,
     "matrix_vector": matrix_vector,
+    "contraction": contraction,
     "gather_sum": gather_sum,
 }
 LOSSES = ("cross_entropy", "linear_cross_entropy")  # with gradients of their own
-TRAINING = (*LOSSES, "patches", "convolution_as_product", "matrix_vector")
+TRAINING = (*LOSSES, "patches", "convolution_as_product", "matrix_vector", "contraction")
 
 
 def options(name, training=TRAINING):

@@ -64,7 +64,10 @@ CASES = {
     "out": (call(torch.bmm, "x", "y", out="z"), None),
     "no schema": (call(operator.getitem, "x", 0), None),
     "numbers alone": (call(operator.add, 1, 2), None),
-    "a name that the schema lacks": (call("sum", "x", axis=1), None),
+    "NumPy's names": (
+        call("sum", "x", axis=1, keepdims=True), {"input": "x", "dim": [1], "keepdim": True, "dtype": None},
+    ),
+    "a name that the schema lacks": (call("sum", "x", axes=1), None),
     "not a method of ATen": (call("tolist", "x"), None),
 }  # fmt: skip
 

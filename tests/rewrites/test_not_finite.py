@@ -50,6 +50,7 @@ CASES = {
     "rotary, halves": ("rotary", turned("halves"), ((1, 2, 5, 8), (5, 8), (5, 8)), 1),
     "rotary, joined": ("rotary", turned("joined"), ((1, 2, 5, 8), (5, 4), (5, 4)), 1),
     "a column": ("matrix_vector", torch.matmul, ((3, 4, 5), (3, 5, 1)), 2),
+    "a broadcast product": ("contraction", lambda a, b: (a[:, None] * b).sum(-1), ((8, 5), (9, 5)), 2),
     "a row": ("matrix_vector", torch.matmul, ((3, 1, 5), (3, 5, 4)), 2),
 }  # fmt: skip
 LOSE_NAN = [name for name in CASES if name.endswith(("ReLU", "hardsigmoid", "hardtanh"))]

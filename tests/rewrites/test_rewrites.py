@@ -53,6 +53,7 @@ def _fresh(fresh_dynamo):
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"  # tables of the host are left alone where there is a GPU
 OF_A_SUBCLASS = {
     "rotary": (lambda x, cos: SPELLINGS["halves"][1](x, cos, cos), (torch.randn(2, 3, 5, 8), torch.randn(5, 8))),
+    "contraction": (lambda a, b: (a[:, None] * b).sum(-1), (torch.randn(16, 8), torch.randn(16, 8))),
     "gather_sum": (
         lambda i, t: F.embedding(i, t).sum(1),
         (torch.randint(50, (6, 5), device=DEVICE), torch.randn(50, 16, device=DEVICE)),
@@ -107,8 +108,8 @@ WRONG = {
         (
             "Unknown rewrite 'zzz'. Rewrites are convolution, grouped_convolution, patches, convolution_as_product, "
             "linear_activation, onednn, attention, cudnn_attention, attention_mask, multihead_attention, "
-            "decode_attention, cross_entropy, linear_cross_entropy, layer_norm_backward, rotary, matrix_vector, "
-            "gather_sum, packed, approximate_gelu."
+            "decode_attention, cross_entropy, linear_cross_entropy, layer_norm_backward, rotary, contraction, "
+            "matrix_vector, gather_sum, packed, approximate_gelu."
         ),
     ),
     "type": (
