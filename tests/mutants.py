@@ -79,6 +79,7 @@ TESTS: Mapping[str, str] = {
     "*/rewrites/gather_sum.py": "rewrites/test_gather_sum.py rewrites/test_rewrite_kernels.py",
     "*/rewrites/multihead_attention.py": "rewrites/test_multihead_attention.py",
     "*/rewrites/patches.py": "rewrites/test_patches.py",
+    "*/rewrites/interpolation.py": "rewrites/test_interpolation.py",
     "*/rewrites/convolution_as_product.py": "rewrites/test_convolution_as_product.py",
     "*/rewrites/contraction.py": "rewrites/test_contraction.py",
     "*/rewrites/grouped_convolution.py": "rewrites/test_grouped_convolution.py rewrites/test_rewrite_kernels.py",

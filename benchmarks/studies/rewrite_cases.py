@@ -174,6 +174,32 @@ def positions(batch: int, tokens: int, width: int, groups: int, kernel: int, pla
     return place.ready(Positions(width, groups, kernel)).bfloat16(), (place.random(batch, tokens, width).bfloat16(),)
 
 
+class SegmentationHead(nn.Module):
+    """The head of SegFormer: stages of several sizes, enlarged and joined, and a convolution of single pixels."""
+
+    def __init__(self, widths: Sequence[int], inner: int, classes: int) -> None:
+        super().__init__()
+        self.projections = nn.ModuleList(nn.Conv2d(width, inner, 1) for width in widths)
+        self.fuse = nn.Sequential(nn.Conv2d(inner * len(widths), inner, 1, bias=False), nn.BatchNorm2d(inner))
+        self.classes = nn.Conv2d(inner, classes, 1)
+
+    def forward(self, *stages: Tensor) -> Tensor:
+        images = [
+            F.interpolate(projection(stage), size=stages[0].shape[2:], mode="bilinear", align_corners=False)
+            for stage, projection in zip(stages, self.projections, strict=True)
+        ]
+        result: Tensor = self.classes(F.relu(self.fuse(torch.cat(images[::-1], 1))))
+        return result
+
+
+def segmentation_head(batch: int, place: Place) -> Made:
+    """Return the head of SegFormer-B2 and larger ones, for images of 512 pixels."""
+    batch, side, inner = (batch, 128, 768) if place.full else (1, 16, 24)
+    widths = (64, 128, 320, 512)
+    head = place.ready(SegmentationHead(widths, inner, 150)).to(memory_format=torch.channels_last)
+    return head, tuple(place.images(batch, width, side >> at) for at, width in enumerate(widths))
+
+
 def loss_of(logits: Tensor, target: Tensor) -> Tensor:
     """Compute the mean cross-entropy."""
     return F.cross_entropy(logits, target)
@@ -229,6 +255,10 @@ CASES: dict[str, RewriteCase] = {
     ),
     "positions of a speech encoder, 8 x 249 tokens, forward and backward": RewriteCase(
         partial(positions, 8, 249, 768, 16, 128), "convolution_as_product", None, 15.0, mode="training"
+    ),
+    "SegFormer's head, 2 images": RewriteCase(partial(segmentation_head, 2), "interpolation", 1.5, 2.0),
+    "SegFormer's head, 8 images, forward and backward": RewriteCase(
+        partial(segmentation_head, 8), "interpolation", None, 1.5, mode="training"
     ),
     "rotary embedding, 4 x 40 heads x 4096 x 128": RewriteCase(
         lambda place: of_problem(rope_case(place.device, place.dtype, place.scale)), "rotary", None, 1.15
@@ -336,6 +366,7 @@ PATTERNS: dict[str, tuple[str, Callable[[Place], Made]]] = (
         "linear 16384 x (768 -> 3072) + ReLU": ("linear_activation", partial(linear, 16384, 768, 3072, F.relu)),
         "linear 8192 x (1024 -> 4096) + tanh-GELU": ("linear_activation", partial(linear, 8192, 1024, 4096, tanh_gelu)),
         "linear 8192 x (1024 -> 4096) + GELU": ("approximate_gelu", partial(linear, 8192, 1024, 4096, F.gelu)),
+        "SegFormer's head": ("interpolation", CASES["SegFormer's head, 2 images"].make),
         "windows of 64, 8 heads of 32": ("attention", partial(windows, 1024, 8, 64)),
         "windows of 49, 4 heads of 32": ("attention", partial(windows, 2048, 4, 49)),
         "rotary embedding": ("rotary", CASES["rotary embedding, 4 x 40 heads x 4096 x 128"].make),

@@ -626,6 +626,26 @@ def test_convolution_as_product(channels, kernel, stride, last, dtype):
     assert report(compiled).graphs[0].rewritten == {"convolution_as_product": 1}
 
 
+@pytest.mark.parametrize("last", [False, True], ids=["channels first", "channels last"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_interpolation(last, dtype):
+    """Convolutions of joined and interpolated images, and their gradients, agree with float64, in eager's layout."""
+    layout = LAST if last else torch.contiguous_format
+    images = [normal(2, 16, side, side, dtype=dtype).contiguous(memory_format=layout) for side in (32, 16, 8)]
+    args = [each.requires_grad_() for each in (*images, normal(16, 48, 1, 1, dtype=dtype), normal(16, dtype=dtype))]
+
+    def fn(*args):
+        *images, w, b = args
+        return F.conv2d(torch.cat([F.interpolate(each, (32, 32), mode="bilinear") for each in images], 1), w, b)
+
+    grad = torch.randn_like(fn(*args))
+    found, compiled = trained(fn, args, ("interpolation",), grad)
+    assert found[0].stride() == grad.stride()
+    for one, want in zip(found, in_float64(fn, args, grad), strict=True):
+        close(one.cpu(), want, dtype)
+    assert report(compiled).graphs[0].rewritten == {"interpolation": 1}
+
+
 def test_memory_of_windows():
     """The windows of a speech encoder's positions, 393 MB, take no more than 256 MiB beside results of 6 MB."""
     x, w = normal(8, 768, 249), normal(768, 48, 128)

@@ -218,6 +218,39 @@ def convolution_as_product(program):
     return program.returns(made)
 
 
+INTERPOLATED = (
+    "F.interpolate({}, scale_factor=2)",
+    "F.interpolate({}, size=(4, 6), mode='bilinear')",
+    "F.interpolate({}, (4, 6), None, 'bicubic', True)",
+    "F.interpolate({}, scale_factor=(1.5, 1.0), mode='area')",
+    "F.interpolate({}, size=2, mode='nearest-exact')",
+    "{}",
+)
+
+
+def interpolation(program):
+    dtype = program.often(*DTYPES)
+    sizes = program.often([2, 4, 6], [1, 4, 6], [2, 2, 3], [0, 4, 6])
+    images, channels = [], []
+    for _ in range(program.pick(1, 2, 3)):
+        channels.append(program.often(4, 1, 7))
+        form = program.pick(*INTERPOLATED)
+        small = [sizes[0], 2, 3] if form != "{}" else sizes
+        images.append(program.let(form.format(picture(program, small[0], channels[-1], *small[1:], dtype=dtype))))
+    x = images[0]
+    if len(images) > 1 or program.often(False, True):
+        x = program.let(f"torch.{program.pick('cat', 'concat')}([{', '.join(images)}], {program.often(1, -3, 0)})")
+    kernel = program.often([1, 1], [1, 2])
+    given = {"input": x, "weight": program.tensor(program.often(2, 9), sum(channels), *kernel, dtype=dtype)}
+    if program.pick(True, False):
+        given["bias"] = program.tensor(program.value(given["weight"]).shape[0], dtype=dtype)
+    if program.often(False, True):
+        given["stride"] = program.pick(1, (1, 2))
+    if program.often(False, True):
+        given["padding"] = program.pick(0, "'same'", (0, 1))
+    return program.returns(program.call("F.conv2d", positional=2, **given))
+
+
 def matrix_vector(program):
     dtype = program.often(*DTYPES)
     between, rows, columns = program.often(3, 1, 2), program.often(1, 4, 0), program.often(1, 5)
@@ -329,13 +362,14 @@ PROGRAMS = {
     "convolution": activated(normed, RELU),
     "grouped_convolution": grouped_convolution,
     "patches": patches,
+    "interpolation": interpolation,
     "convolution_as_product": convolution_as_product,
     "matrix_vector": matrix_vector,
     "contraction": contraction,
     "gather_sum": gather_sum,
 }
 LOSSES = ("cross_entropy", "linear_cross_entropy")  # with gradients of their own
-TRAINING = (*LOSSES, "patches", "convolution_as_product", "matrix_vector", "contraction")
+TRAINING = (*LOSSES, "patches", "interpolation", "convolution_as_product", "matrix_vector", "contraction")
 
 
 def options(name, training=TRAINING):

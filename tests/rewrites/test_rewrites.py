@@ -106,10 +106,10 @@ WRONG = {
     "far from all": (
         {"rewrites": ("zzz",)},
         (
-            "Unknown rewrite 'zzz'. Rewrites are convolution, grouped_convolution, patches, convolution_as_product, "
-            "linear_activation, onednn, attention, cudnn_attention, attention_mask, multihead_attention, "
-            "decode_attention, cross_entropy, linear_cross_entropy, layer_norm_backward, rotary, contraction, "
-            "matrix_vector, gather_sum, packed, approximate_gelu."
+            "Unknown rewrite 'zzz'. Rewrites are convolution, grouped_convolution, patches, interpolation, "
+            "convolution_as_product, linear_activation, onednn, attention, cudnn_attention, attention_mask, "
+            "multihead_attention, decode_attention, cross_entropy, linear_cross_entropy, layer_norm_backward, rotary, "
+            "contraction, matrix_vector, gather_sum, packed, approximate_gelu."
         ),
     ),
     "type": (
