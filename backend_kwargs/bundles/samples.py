@@ -11,6 +11,7 @@ import torch
 from backend_kwargs.errors import BackendKwargsError, wrong_value
 from backend_kwargs.measure.served import span_of
 from backend_kwargs.measure.trees import map_tensors
+from backend_kwargs.torch_internals.tensors import in_storage
 
 Args: TypeAlias = tuple[Any, ...]
 Kwargs: TypeAlias = Mapping[str, Any]
@@ -57,10 +58,7 @@ def _clone(tensor: torch.Tensor) -> torch.Tensor:
         return copied
     start, end = span_of(tensor)
     memory = tensor.detach().as_strided((end - start,), (1,)).clone()
-    # Not a view of `memory`: dynamo traces a view in another way.
-    return torch.empty(0, dtype=tensor.dtype, device=tensor.device).set_(
-        memory.untyped_storage(), 0, tensor.shape, tensor.stride()
-    )
+    return in_storage(memory.untyped_storage(), tensor, 0)
 
 
 def content_hash(tensor: torch.Tensor) -> str:

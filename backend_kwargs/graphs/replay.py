@@ -34,7 +34,7 @@ from backend_kwargs.measure.served import (
 from backend_kwargs.measure.trees import tensors_of
 from backend_kwargs.torch_internals import pytree
 from backend_kwargs.torch_internals.modes import modes_restored, saves_by_hooks, without_modes
-from backend_kwargs.torch_internals.tensors import base_of, memory_id, negative_view
+from backend_kwargs.torch_internals.tensors import base_of, in_storage, memory_id, with_bits_of
 
 Around = Callable[[Sequence[torch.Tensor]], AbstractContextManager[object]]
 
@@ -193,9 +193,7 @@ def _copied_with_views(value: torch.Tensor, copies: dict[int, torch.Tensor]) -> 
     """Return a copy of `value`; views of one tensor become views of one copy, as AOTAutograd expects."""
     root = value if base_of(value) is None else base_of(value)
     if id(root) not in copies:
-        storage = root.untyped_storage().clone()
-        empty = root.detach().new_empty(0)
-        copies[id(root)] = empty.set_(storage, root.storage_offset(), root.size(), root.stride())
+        copies[id(root)] = in_storage(root.untyped_storage().clone(), root)
     return copies[id(root)] if root is value else _same_view(value, copies[id(root)])
 
 
@@ -203,9 +201,7 @@ def _same_view(value: torch.Tensor, whole: torch.Tensor) -> torch.Tensor:
     """Return the view of `whole` that corresponds to `value`, also the real part or conjugate of complex numbers."""
     if value.dtype != whole.dtype:
         whole = torch.view_as_real(whole) if whole.is_complex() else whole.view(value.dtype)
-    view = whole.as_strided(value.size(), value.stride(), value.storage_offset())
-    view = view.conj() if value.is_conj() else view
-    return negative_view(view) if value.is_neg() else view
+    return with_bits_of(value, whole.as_strided(value.size(), value.stride(), value.storage_offset()))
 
 
 @dataclass(frozen=True)

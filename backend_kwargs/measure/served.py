@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 import torch
 
 from backend_kwargs.errors import error_text
-from backend_kwargs.torch_internals.tensors import copy_each, memory_id, negative_view
+from backend_kwargs.torch_internals.tensors import copy_each, in_storage, memory_id, with_bits_of
 
 # Bytes of floating-point numbers that are put back before each call; more of them drift, as in a user's loop.
 # Integers always are, since they may be positions.
@@ -100,8 +100,7 @@ def memory_of(value: torch.Tensor) -> torch.Tensor:
     """
     value = value.detach()
     value = value.view(BITS[value.itemsize]) if value.dtype in UNINDEXED else value
-    value = value.conj() if value.is_conj() else value
-    value = negative_view(value) if value.is_neg() else value
+    value = with_bits_of(value, value)
     reach = 1
     for stride, size in sorted(zip(value.stride(), value.shape, strict=True)):
         if size > 1 and stride < reach:
@@ -113,15 +112,12 @@ def memory_of(value: torch.Tensor) -> torch.Tensor:
 
 def copied(value: torch.Tensor) -> torch.Tensor:
     """Return a copy of the memory that `value` covers, which may be a view of a much larger cache, in its layout."""
-    raw = negative_view(value.detach()) if value.is_neg() else value.detach()
-    raw = raw.conj() if raw.is_conj() else raw
+    raw = with_bits_of(value, value.detach())
     start, end = span_of(raw)
     lead = raw.data_ptr() % ALIGNMENT // raw.itemsize
     memory = raw.new_empty(lead + end - start)
     memory[lead:].copy_(raw.as_strided((end - start,), (1,), start))
-    twin = raw.new_empty(0).set_(memory.untyped_storage(), lead, raw.size(), raw.stride())
-    twin = twin.conj() if value.is_conj() else twin
-    return negative_view(twin) if value.is_neg() else twin
+    return in_storage(memory.untyped_storage(), value, lead)
 
 
 def _touched(before: torch.Tensor, after: torch.Tensor) -> list[torch.Tensor]:

@@ -14,7 +14,7 @@ from backend_kwargs.measure.served import copied as copied_memory
 from backend_kwargs.measure.served import same_bits
 from backend_kwargs.measure.trees import map_tensors, tensors_of, walk
 from backend_kwargs.sealing.declared import UndeclaredError
-from backend_kwargs.torch_internals.tensors import version_of
+from backend_kwargs.torch_internals.tensors import in_storage, version_of
 
 
 def resized(tensor: torch.Tensor, sizes: Mapping[int, int], *, values: bool = True) -> torch.Tensor:
@@ -36,11 +36,7 @@ def resized(tensor: torch.Tensor, sizes: Mapping[int, int], *, values: bool = Tr
             shape = [sizes.get(dim, tensor.shape[dim]) for dim in order]
             new = tensor.new_empty if tensor.is_floating_point() else tensor.new_zeros
             made = new(shape).permute(back)
-        # Not a view: dynamo guards a view in another way.
-        made = torch.empty(0, dtype=made.dtype, device=made.device).set_(
-            made.untyped_storage(), 0, made.shape, made.stride()
-        )
-    return made.requires_grad_(tensor.requires_grad)
+    return in_storage(made.untyped_storage(), made, 0).requires_grad_(tensor.requires_grad)
 
 
 def copied(sample: Sample) -> Sample:

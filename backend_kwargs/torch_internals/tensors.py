@@ -19,6 +19,22 @@ def memory_id(tensor: torch.Tensor) -> int:
     return identity
 
 
+def with_bits_of(like: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+    """Return a view of `value` whose conjugate and negative bits are flipped where those of `like` are set."""
+    value = value.conj() if like.is_conj() else value
+    return negative_view(value) if like.is_neg() else value
+
+
+def in_storage(storage: torch.UntypedStorage, like: torch.Tensor, offset: int | None = None) -> torch.Tensor:
+    """Return the tensor in other memory that is laid out like this one; no view, which dynamo traces in another way.
+
+    It begins where this one does, or at `offset`.
+    """
+    begin = like.storage_offset() if offset is None else offset
+    there = torch.empty(0, dtype=like.dtype, device=storage.device).set_(storage, begin, like.size(), like.stride())
+    return with_bits_of(like, there)
+
+
 def may_overlap(one: torch.Tensor, other: torch.Tensor) -> bool:
     """Return whether two tensors whose addresses intersect may have an element in common, as AOTAutograd asks it."""
     if memory_id(one) != memory_id(other) or one is other:

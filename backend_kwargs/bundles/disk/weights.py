@@ -16,7 +16,7 @@ from backend_kwargs.bundles.input_check import InputCheck
 from backend_kwargs.bundles.running import Built
 from backend_kwargs.bundles.samples import content_hash, leaves_of
 from backend_kwargs.errors import BackendKwargsError, error_text, shown, wrong_value
-from backend_kwargs.torch_internals.tensors import copy_each, has_plain_dispatch, negative_view
+from backend_kwargs.torch_internals.tensors import copy_each, has_plain_dispatch, in_storage, with_bits_of
 
 SHOWN = 3  # names in an error
 MOST_LEAVES = 10_000  # arguments of all samples
@@ -169,7 +169,7 @@ def _check_shared(tensors: Mapping[str, torch.Tensor], weights: Mapping[str, tor
         if len(names) == 1 and own.is_contiguous():
             continue
         memory = torch.empty(own.untyped_storage().nbytes(), dtype=torch.uint8).untyped_storage()
-        views = [_view(memory, tensors[name]) for name in names]
+        views = [in_storage(memory, tensors[name]) for name in names]
         try:
             for name, view in zip(names, views, strict=True):
                 view.copy_(weights[name])
@@ -187,13 +187,6 @@ def _check_shared(tensors: Mapping[str, torch.Tensor], weights: Mapping[str, tor
                 )
 
 
-def _view(memory: torch.UntypedStorage, like: torch.Tensor) -> torch.Tensor:
-    """Return a tensor in other memory that is laid out like this one."""
-    view = torch.empty(0, dtype=like.dtype).set_(memory, like.storage_offset(), like.shape, like.stride())
-    view = view.conj() if like.is_conj() else view
-    return negative_view(view) if like.is_neg() else view
-
-
 def _is_plain(module: torch.nn.Module) -> bool:
     """Return whether only torch's own code reads the state of a module."""
     return not any(
@@ -209,18 +202,9 @@ def _is_plain(module: torch.nn.Module) -> bool:
 def _copy(owns: Sequence[torch.Tensor], values: Sequence[torch.Tensor]) -> None:
     """Copy all values at once."""
     with torch.inference_mode(any(own.is_inference() for own in owns)), torch.no_grad():
-        pairs = [_as_in_memory(*pair) for pair in zip(owns, values, strict=True)]
-        if pairs:  # one call: Ctrl-C comes before it or after it
-            copy_each([own for own, _ in pairs], [value for _, value in pairs])
-
-
-def _as_in_memory(own: torch.Tensor, value: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return a tensor without its conj and neg bits, which torch does not copy to in one call, and its new value."""
-    if own.is_conj():
-        own, value = own.detach().conj(), value.conj()
-    if own.is_neg():
-        own, value = negative_view(own.detach()), negative_view(value)
-    return own, value.resolve_conj().resolve_neg()
+        if owns:  # one call: Ctrl-C comes before it or after it; torch does not copy to bits in one
+            there = [with_bits_of(own, value) for own, value in zip(owns, values, strict=True)]
+            copy_each([with_bits_of(own, own) for own in owns], [each.resolve_conj().resolve_neg() for each in there])
 
 
 def _load_as_it_says(module: torch.nn.Module, weights: Mapping[str, object]) -> None:
