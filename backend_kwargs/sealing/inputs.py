@@ -36,7 +36,8 @@ def resized(tensor: torch.Tensor, sizes: Mapping[int, int], *, values: bool = Tr
             shape = [sizes.get(dim, tensor.shape[dim]) for dim in order]
             new = tensor.new_empty if tensor.is_floating_point() else tensor.new_zeros
             made = new(shape).permute(back)
-    return in_storage(made.untyped_storage(), made, 0).requires_grad_(tensor.requires_grad)
+        made = in_storage(made.untyped_storage(), made, 0)
+    return made.requires_grad_(tensor.requires_grad)
 
 
 def copied(sample: Sample) -> Sample:
