@@ -16,7 +16,7 @@ from backend_kwargs.compare.rows import Candidate, Comparison, Mode, Progress, R
 from backend_kwargs.compare.trial import CandidateTrial
 from backend_kwargs.errors import BackendKwargsError, error_text, unknown, wrong_value
 from backend_kwargs.harness.isolation import room_to_compile, start_inductor
-from backend_kwargs.harness.study import Inputs, Study, arguments_of, move
+from backend_kwargs.harness.study import Inputs, Study, arguments_of, device_of, move
 from backend_kwargs.harness.trial import learn
 from backend_kwargs.measure import Interval, generators
 from backend_kwargs.measure.trees import tensors_of
@@ -76,7 +76,7 @@ def compare(
     _check_arguments(candidates, mode, rounds, baseline, tolerance, max_error)
     say = progress or (lambda label, stage, fraction: None)
     usable, inputs = None if device is None else _usable(device), arguments_of(example_inputs)
-    place = usable or _device_of(model, inputs)
+    place = usable or device_of(model, inputs)
     others = {"others": busy} if (busy := measure.others_on(place)) else {}  # before this process does anything
     with generators.kept(place), torch.set_grad_enabled(mode == "training"), room_to_compile():
         study, notes = _study(model, inputs, place, training=mode == "training")
@@ -185,11 +185,6 @@ def _usable(device: str | torch.device) -> torch.device:
     except (RuntimeError, AssertionError, ImportError) as error:  # torch raises another class for each kind of device
         raise BackendKwargsError(f"Cannot run on device {str(device)!r}, try 'cpu': {error_text(error)}.") from error
     return place
-
-
-def _device_of(model: Callable[..., object], inputs: Inputs) -> torch.device:
-    parameters = list(model.parameters()) if isinstance(model, torch.nn.Module) else []
-    return next((tensor.device for tensor in [*parameters, *tensors_of(inputs)]), torch.device("cpu"))
 
 
 def _time(

@@ -100,7 +100,7 @@ def tuned(label: str, model: Callable[..., object], inputs: object, backend: Bac
 
     from backend_kwargs import measure
     from backend_kwargs.backends import CapturedGraph
-    from backend_kwargs.harness.study import arguments_of
+    from backend_kwargs.harness.study import arguments_of, device_of
 
     decisions: list[Decision] = []
 
@@ -123,12 +123,9 @@ def tuned(label: str, model: Callable[..., object], inputs: object, backend: Bac
         calls["compiled"]()
         if not any(decision.rows for decision in decisions):
             return Tuned(label, decisions)
-        tensors = [*positional, *keywords.values(), *getattr(model, "parameters", tuple)()]
-        devices = (tensor.device for tensor in tensors if isinstance(tensor, torch.Tensor))
         # All in each round: the race timed each candidate beside another one, eager long before the winner.
-        samples = measure.interleave(
-            calls, rounds=ROUNDS, device=next(devices, torch.device("cpu")), budget_s=MOST_TIMING_S
-        )
+        device = device_of(model, (positional, keywords))
+        samples = measure.interleave(calls, rounds=ROUNDS, device=device, budget_s=MOST_TIMING_S)
     return Tuned(label, decisions, samples["eager"], samples["compiled"], samples["again"])
 
 

@@ -248,6 +248,12 @@ def arguments_of(example_inputs: object) -> Inputs:
     raise wrong_value("example_inputs", "a tensor, a sequence of arguments or a mapping of keywords", example_inputs)
 
 
+def device_of(model: Model, inputs: Inputs) -> torch.device:
+    """Return the device of a model's first parameter, else of the first input."""
+    parameters = list(model.parameters()) if isinstance(model, torch.nn.Module) else []
+    return next((tensor.device for tensor in [*parameters, *tensors_of(inputs)]), torch.device("cpu"))
+
+
 def move(model: Model, device: torch.device, *, training: bool) -> bool:
     """Move a module to `device` and set its mode, in training without dropout; return whether it had dropout."""
     if not isinstance(model, torch.nn.Module):

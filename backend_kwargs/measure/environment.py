@@ -25,10 +25,14 @@ def environment(device: torch.device) -> dict[str, str | int | None]:
     }
 
 
-def _cpu_name() -> str:
+def processor() -> dict[str, str]:
+    """Return what Linux says of the first processor, by its words; {} if it says nothing."""
     try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:
-        lines = []
-    fields: dict[str, str] = {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in lines)}
-    return str(fields.get("model name") or platform.processor() or platform.machine())
+        return {}
+    return {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in reversed(lines))}
+
+
+def _cpu_name() -> str:
+    return processor().get("model name") or platform.processor() or platform.machine()

@@ -5,10 +5,10 @@ import platform
 import sys
 from collections.abc import Mapping
 from functools import cache
-from pathlib import Path
 
 import torch
 
+from backend_kwargs.measure.environment import processor
 from backend_kwargs.options.requirements import machine
 
 # The names that `load` prints; code is compiled again if one of these differs.
@@ -54,12 +54,10 @@ def differences(there: Mapping[str, str], here: Mapping[str, str]) -> list[str]:
 @cache
 def _instruction_sets() -> str:
     """Return a hash of the processor's features: Inductor compiles for the processor that it runs on."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    except OSError:
+    if not (here := processor()):
         return platform.processor()
-    flags = next((line.partition(":")[2].split() for line in lines if line.startswith(("flags", "Features"))), [])
-    return hashlib.sha256(" ".join(sorted(flags)).encode()).hexdigest()[:12]
+    flags = here.get("flags") or here.get("Features", "")
+    return hashlib.sha256(" ".join(sorted(flags.split())).encode()).hexdigest()[:12]
 
 
 def _triton() -> str:
