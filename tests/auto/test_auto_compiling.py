@@ -93,6 +93,16 @@ def test_the_winner_is_what_was_raced(auto, lowerings, monkeypatch, training):
     torch.testing.assert_close(found, model(x))
 
 
+@pytest.fixture
+def two_threads():
+    """Where torch has one, code for one thread is default's."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.usefixtures("two_threads")
 @pytest.mark.parametrize("winner", [pytest.param(name, id=name) for name in ("default", *STEPS)])
 def test_each_version_that_is_kept_trains(auto, store, monkeypatch, winner):
     """Gradients of what serves are eager's, whichever version won, also in later steps."""
