@@ -112,12 +112,10 @@ TESTS: Mapping[str, str] = {
     "*/decisions_toml.py": "auto/test_auto_decisions_toml.py auto/test_auto_compilers.py auto/test_auto_precision.py",
     "*/candidates.py": "auto/test_auto_steps.py auto/test_auto_candidates.py auto/test_auto_settings.py"
     " auto/test_auto_compilers.py auto/test_auto_rewrites.py auto/test_auto_worth.py auto/test_auto_decide.py",
-    "*/graph_stats.py": "auto/test_auto_candidates.py auto/test_auto_roofline.py auto/test_auto_race.py"
-    " auto/test_auto_ranks.py",
-    "*/auto/rewritten.py": "auto/test_auto_rewrites.py",
+    "*/graph_stats.py": "auto/test_auto_candidates.py auto/test_auto_race.py auto/test_auto_ranks.py",
+    "*/auto/places.py": "auto/test_auto_places.py auto/test_auto_rewrites.py benchmarks/test_headroom.py",
+    "*/auto/verdicts.py": "auto/test_auto_places.py",
     "*/head_to_head.py": "auto/test_auto_head_to_head.py auto/test_auto_race.py",
-    "*/auto/roofline.py": "auto/test_auto_roofline.py auto/test_auto_worth.py auto/test_auto_head_to_head.py"
-    " auto/test_auto_compiling.py",
     "*/race.py": "auto/test_auto_race.py auto/test_auto_race_steps.py auto/test_auto_worth.py"
     " auto/test_auto_head_to_head.py auto/test_auto_deadline.py auto/test_auto_traces.py auto/test_auto_precision.py"
     " auto/test_auto_compilers.py auto/test_auto_rewrites.py auto/test_auto_compiling.py",

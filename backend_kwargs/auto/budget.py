@@ -13,13 +13,26 @@ GRACE = 1.1  # times the budget: a candidate compiled just before the end is sti
 
 @dataclass
 class Budget:
-    """`seconds` for a race that `started` at a time of `time.perf_counter`; a call in eager takes `call_s`."""
+    """`seconds` for a race that `started` at a time of `time.perf_counter`; a call in eager takes `call_s`.
+
+    They are what is added to the compile that serves, which took `served_s`.
+    """
 
     seconds: float
     started: float
     call_s: float
     checked_s: float = 0.0  # of what decides whether default is right, which no budget may
     checks_since: float | None = None
+    served_s: float = 0.0
+
+    @contextmanager
+    def serving(self) -> Iterator[None]:
+        """Do not count the time of a compile without which nothing would serve."""
+        began = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.served_s += time.perf_counter() - began
 
     @contextmanager
     def uncounted(self) -> Iterator[None]:
@@ -34,8 +47,17 @@ class Budget:
     @property
     def free_s(self) -> float:
         """The seconds up to now that do not count."""
+        return self.served_s + self._checks_s
+
+    @property
+    def _checks_s(self) -> float:
         now_s = 0.0 if self.checks_since is None else time.perf_counter() - self.checks_since
         return min(self.checked_s + now_s, LONGEST_CHECKS_S)
+
+    @property
+    def counted_s(self) -> float:
+        """The seconds up to now that count."""
+        return max(self.spent_s - self.free_s, 0.0)
 
     @property
     def spent_s(self) -> float:
@@ -79,5 +101,5 @@ class Budget:
 
     def allows(self, calls: float) -> bool:
         """Return whether so many calls in eager fit into what is left, or into what default's check may take."""
-        free_s = 0.0 if self.checks_since is None else LONGEST_CHECKS_S - self.free_s
+        free_s = 0.0 if self.checks_since is None else LONGEST_CHECKS_S - self._checks_s
         return calls * self.call_s <= free_s + self.left_s

@@ -1,7 +1,8 @@
 """The candidates of a race: steps, merged onto the current best's options; templates; rewrites; other compilers."""
 
 import contextlib
-from collections.abc import Callable, Iterable, Mapping
+import math
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal
 
@@ -13,19 +14,19 @@ from backend_kwargs.options import precisions
 from backend_kwargs.options.layers import Options, same
 from backend_kwargs.options.spec import split_templates
 from backend_kwargs.options.templates import find_template, template_names
-from backend_kwargs.rewrites.table import list_rewrites, name_of, permits_entry, raced_rewrites
+from backend_kwargs.rewrites.table import list_rewrites, name_of, permits_entry
 
 if TYPE_CHECKING:
     from backend_kwargs.auto.graph_stats import GraphStats
     from backend_kwargs.auto.settings import RaceSettings
 
 Effort = Literal["quick", "full"]
-Part = Literal["launches", "library", "generated", "unaligned"]  # of a call's slack
 OptionsOf = Callable[[str], Options]  # of a template, by its name
 NORM_GRADIENTS = "native_layer_norm_backward"
 SEARCH = "`backend-kwargs list` shows templates and compilers, docs/auto-reference.md the steps."
 UNFROZEN = "unfrozen"
 PADDED = "padded"
+REWRITES = "rewrites"  # several of them, each in the places where it is faster
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,9 +43,8 @@ class Costs:
 
     def seconds(self, default_s: float, stats: "GraphStats") -> float:
         """Return the prediction for a graph whose default compile took `default_s`."""
-        fused = max(stats.ops - sum(product.count for product in stats.products), 0)
         norm_s = self.norm_s if NORM_GRADIENTS in stats.names else 0.0
-        return self.compiles * default_s + self.op_s * fused + self.product_s * len(stats.products) + norm_s
+        return self.compiles * default_s + self.op_s * stats.fused + self.product_s * stats.layouts + norm_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,11 +53,9 @@ class RaceCandidate:
 
     `over` merges them onto the current best's options, less those in `without`: so the reduction options of one step
     combine with the CUDA graphs of another. Otherwise they are used alone. `can_gain` tells from the graph whether the
-    candidate can help. `shares` are the parts of a call's slack that it removed in past measurements, `costs` its
-    compile and tuning time; both decide which candidate runs next and whether it is worth its time. `saved_s` are the
-    further seconds of a call that a rewrite is expected to save; `gain` is the share of a call that a lower precision
-    or another compiler is expected to save, in place of both. Among candidates of equal speed the one with the lower
-    `complexity` is kept. `compiler` names another compiler than Inductor, whose `options` these are.
+    candidate can help, and `saves_op_s` are the most seconds that it saves for each operator, where that is all it can
+    save. `costs` are its compile and tuning time. Among candidates of equal speed the one with the lower `complexity`
+    is kept. `compiler` names another compiler than Inductor, whose `options` these are.
     """
 
     name: str
@@ -65,12 +63,10 @@ class RaceCandidate:
     can_gain: Callable[["GraphStats"], bool] = lambda stats: True
     over: bool = True
     without: tuple[str, ...] = ()
-    shares: Mapping[Part, float] = field(default_factory=dict)
+    saves_op_s: float = math.inf
     costs: Costs = field(default_factory=Costs)
     effort: Effort = "quick"
     complexity: int = 1
-    saved_s: float = 0.0
-    gain: float | None = None
     compiler: str = ""
 
 
@@ -112,13 +108,9 @@ ROUNDED = {
     "eager_numerics.disable_ftz": True,
 }
 PRODUCT_S = 4.0  # to tune one, with 16 cores
-UNFROZEN_GAIN = 0.1  # of a call: GraphSAGE saved 11 % on a Xeon, six other models nothing
-CONSENTED_GAIN = 0.1  # of a call: packed products saved 12 % of the kernels' time in a Llama's decoding on an H200
-PRECISION_GAIN = 0.3  # of a call: less than bf16 with freezing saved on BERT, ResNet-18 and ViT (AVX-512 BF16)
-# Shares and costs were measured on 11 models and 41 kernels, raced in full on an H200 (torch 2.11). On the models only
-# CUDA graphs gained more than 1.2 %. Options for generated kernels removed most of a softmax's slack, and little in
-# graphs with many kernels.
-AGAIN, ONCE, EVERYWHERE = Costs(0.65), Costs(0.65), 0.3
+# Costs were measured on 11 models and 41 kernels, raced in full on an H200 (torch 2.11). On models, also on 22 that
+# nobody tuned on, no option of Inductor gained more than 1.2 %: so they are raced where there is time for all.
+AGAIN, ONCE = Costs(0.65), Costs(0.65)
 NORM_S = 40.0  # descents of a layer norm's gradients took 43 and 53 s
 TUNES = Costs(1.0, op_s=0.3, norm_s=NORM_S)
 
@@ -134,57 +126,72 @@ WITH_GRAPHS = RaceCandidate(
     CUDAGRAPHS,
     _gpu,
     without=("record_cudagraphs",),
-    shares={"launches": 0.9},
     costs=AGAIN,
     complexity=GRAPHS_COMPLEXITY,
 )
 
+# Raced in this order, each over the options of the best so far: under effort="quick" those whose compile is short.
 STEPS: tuple[RaceCandidate, ...] = (
     # Raced where the caller set `freezing`: frozen code is not always the faster one.
-    RaceCandidate(UNFROZEN, {"freezing": False}, lambda stats: stats.frozen > 0, costs=ONCE, gain=UNFROZEN_GAIN),
+    RaceCandidate(UNFROZEN, {"freezing": False}, lambda stats: stats.frozen > 0, costs=ONCE),
     WITH_GRAPHS,
+    # To wake other cores takes longer than little work does.
+    RaceCandidate("one_thread", {"cpp.threads": 1}, _little_on_a_cpu),
+    # Dynamo's guards have checked the inputs, and torch's own operators have the strides that it expects of them. On an
+    # EPYC 20 small layers took 96 instead of 115 µs.
     RaceCandidate(
-        "persistent_reductions", {"triton.multi_kernel": 3}, _gpu_reductions, shares={"generated": 0.15}, costs=ONCE
+        "no_size_asserts",
+        {"size_asserts": False},
+        lambda stats: not (stats.gpu or stats.opaque or stats.custom),
+        saves_op_s=4e-7,
+        costs=AGAIN,
     ),
+    RaceCandidate(
+        "cpp_wrapper",
+        {"cpp_wrapper": True},
+        lambda stats: not stats.gpu,
+        saves_op_s=1e-6,
+        costs=Costs(1.2),
+        complexity=2,
+    ),
+    RaceCandidate("persistent_reductions", {"triton.multi_kernel": 3}, _gpu_reductions, costs=ONCE, effort="full"),
     # One pass over rows and columns, as in a norm's backward pass: how many rows a block takes is timed.
-    RaceCandidate("mix_order_reductions", MIXED, _gpu_reductions, shares={"generated": 0.15}, costs=ONCE),
+    RaceCandidate("mix_order_reductions", MIXED, _gpu_reductions, costs=ONCE, effort="full"),
     RaceCandidate(
         "two_pass_softmax",
         {"online_softmax": False},
         lambda stats: stats.gpu and bool(stats.softmaxes),
-        shares={"generated": 0.3},
         costs=ONCE,
+        effort="full",
     ),
     # Inductor pads by default if its own timing of the product alone favours it, and often it decides against it.
+    RaceCandidate(PADDED, {"force_shape_pad": True}, lambda stats: stats.gpu and bool(stats.unaligned), effort="full"),
+    RaceCandidate("eager_numerics", ROUNDED, _gpu_fused, costs=ONCE, effort="full"),
     RaceCandidate(
-        PADDED, {"force_shape_pad": True}, lambda stats: stats.gpu and bool(stats.unaligned), shares={"unaligned": 0.3}
+        "combo_kernels",
+        {"combo_kernels": True, "benchmark_combo_kernel": True},
+        lambda stats: stats.gpu and stats.ops > 8,
+        costs=Costs(1.5),
+        effort="full",
+        complexity=2,
     ),
-    RaceCandidate("eager_numerics", ROUNDED, _gpu_fused, shares={"generated": 0.05}, costs=ONCE),
-    RaceCandidate("coordinate_descent", TUNED, _gpu_fused, shares={"generated": 0.3}, costs=TUNES, complexity=2),
+    RaceCandidate("coordinate_descent", TUNED, _gpu_fused, costs=TUNES, effort="full", complexity=2),
     # Tuned blocks of a looped reduction can beat a persistent one, and merging alone would not undo the latter.
     RaceCandidate(
         "coordinate_descent_looped",
         TUNED,
         lambda stats: _gpu_reductions(stats) and _gpu_fused(stats),
         without=("triton.multi_kernel", "online_softmax"),
-        shares={"generated": 0.2},
         costs=TUNES,
-        complexity=2,
-    ),
-    RaceCandidate(
-        "combo_kernels",
-        {"combo_kernels": True, "benchmark_combo_kernel": True},
-        lambda stats: stats.gpu and stats.ops > 8,
-        shares={"launches": 0.1, "generated": 0.05},
-        costs=Costs(1.5),
+        effort="full",
         complexity=2,
     ),
     RaceCandidate(
         "max_autotune",
         {"max_autotune": True, **DESCENT},
         _gpu_matmul,
-        shares={"library": 0.3, "generated": 0.2},
         costs=Costs(1.0, product_s=PRODUCT_S, norm_s=NORM_S),
+        effort="full",
         complexity=2,
     ),
     RaceCandidate(
@@ -192,39 +199,14 @@ STEPS: tuple[RaceCandidate, ...] = (
         {"max_autotune": True, **DESCENT},
         lambda stats: not stats.gpu and stats.matmul,
         without=FROZEN_ANEW,
-        shares={"library": 0.3, "generated": 0.2},
         costs=Costs(1.0, product_s=PRODUCT_S),
-        complexity=2,
-    ),
-    # To wake other cores takes longer than little work does.
-    RaceCandidate(
-        "one_thread",
-        {"cpp.threads": 1},
-        _little_on_a_cpu,
-        shares={"launches": EVERYWHERE, "library": EVERYWHERE, "generated": EVERYWHERE},
-    ),
-    # Dynamo's guards have checked the inputs, and torch's own operators have the strides that it expects of them. On an
-    # EPYC 20 small layers took 96 instead of 115 µs.
-    RaceCandidate(
-        "no_size_asserts",
-        {"size_asserts": False},
-        lambda stats: not (stats.gpu or stats.opaque or stats.custom),
-        shares={"launches": 0.2},
-        costs=AGAIN,
-    ),
-    RaceCandidate(
-        "cpp_wrapper",
-        {"cpp_wrapper": True},
-        lambda stats: not stats.gpu,
-        shares={"launches": 0.5},
-        costs=Costs(1.2),
+        effort="full",
         complexity=2,
     ),
     RaceCandidate(
         "multi_kernel",
         {"triton.multi_kernel": 1},
         _gpu_reductions,
-        shares={"generated": 0.3},
         costs=Costs(1.0, op_s=0.3),
         effort="full",
         complexity=2,
@@ -234,34 +216,22 @@ STEPS: tuple[RaceCandidate, ...] = (
         "all_directions",
         {**TUNED, "coordinate_descent_check_all_directions": True},
         _gpu_fused,
-        shares={"generated": 0.35},
         costs=Costs(1.0, op_s=1.0, norm_s=NORM_S),
         effort="full",
         complexity=2,
     ),
-    RaceCandidate(
-        "simd_256", {"cpp.simdlen": 256}, lambda stats: not stats.gpu, shares={"generated": 0.2}, effort="full"
-    ),
+    RaceCandidate("simd_256", {"cpp.simdlen": 256}, lambda stats: not stats.gpu, effort="full"),
     RaceCandidate(
         "tma",
         {"max_autotune": True, "triton.enable_persistent_tma_matmul": True},
         _gpu_matmul,
-        shares={"library": 0.3},
         costs=Costs(1.0, product_s=PRODUCT_S),
         effort="full",
         complexity=2,
     ),
     # Shorter kernels leave more gaps. The reverse does not hold: a gain in launches stays when kernels get shorter.
-    replace(WITH_GRAPHS, name="cudagraphs_of_tuned"),
-    RaceCandidate(
-        "cpp_wrapper",
-        {"cpp_wrapper": True},
-        _gpu,
-        shares={"launches": 0.3},
-        costs=Costs(5.0),
-        effort="full",
-        complexity=3,
-    ),
+    replace(WITH_GRAPHS, name="cudagraphs_of_tuned", effort="full"),
+    RaceCandidate("cpp_wrapper", {"cpp_wrapper": True}, _gpu, costs=Costs(5.0), effort="full", complexity=3),
 )
 # Default where CUDA graphs may be raced: one compile serves for both.
 DEFAULT_AND_GRAPHS = RaceCandidate(DEFAULT, UNRECORDED, over=False, complexity=0)
@@ -306,8 +276,7 @@ def _named(name: str, options_of: OptionsOf, *, frozen: bool) -> RaceCandidate:
     return RaceCandidate(name, options_of(name), over=False, complexity=2)
 
 
-# The slack of Inductor's code does not predict what another compiler gains, so the share of a call is a fixed one.
-COMPILER_GAIN, COMPILER_COSTS, COMPILER_COMPLEXITY = 0.3, Costs(1.5), 3
+COMPILER_COSTS, COMPILER_COMPLEXITY = Costs(1.5), 3
 
 
 def _of_compiler(text: str, *, frozen: bool) -> RaceCandidate:
@@ -320,7 +289,6 @@ def _of_compiler(text: str, *, frozen: bool) -> RaceCandidate:
         over=False,
         costs=COMPILER_COSTS,
         complexity=COMPILER_COMPLEXITY,
-        gain=COMPILER_GAIN,
         compiler=name,
     )
 
@@ -338,17 +306,19 @@ def why_not_raced(candidate: RaceCandidate, stats: "GraphStats", *, frozen: bool
     return "it draws other random numbers than Inductor" if stats.random else ""
 
 
-def rewriting(name: str, saved_s: float = 0.0, places: Iterable[str] = ()) -> RaceCandidate:
-    """Return the rewrite `name` as a candidate: it joins those of the current best, and saves `saved_s` of each call.
+def rewriting(name: str, places: Iterable[str] = ()) -> RaceCandidate:
+    """Return the rewrite `name`, in its `places` in the graph if these are known, as a candidate.
 
-    Its options name its `places` in the graph, if these are known.
-
-    If these are unknown, as on a CPU, it is expected to save a share of the call's slack, or of the call if it needs
-    the user's consent.
+    It joins the rewrites of the current best.
     """
-    shares: dict[Part, float] = {"generated": 0.3} if saved_s > 0 else {"library": 0.2, "generated": 0.2}
-    gain = CONSENTED_GAIN if not saved_s and name not in raced_rewrites(None) else None
-    return RaceCandidate(name, {"rewrites": [*places] or [name]}, shares=shares, costs=ONCE, saved_s=saved_s, gain=gain)
+    return RaceCandidate(name, {"rewrites": [*places] or [name]}, costs=ONCE)
+
+
+def placed(places: Sequence[str], under: Options) -> RaceCandidate:
+    """Return the candidate that rewrites these places of a graph, compiled as default is, `under` its options."""
+    names = {*map(name_of, places)}
+    name = next(iter(names)) if len(names) == 1 else REWRITES
+    return RaceCandidate(name, {**under, "rewrites": [*places]}, over=False, complexity=0)
 
 
 def merged(under: Options, candidate: RaceCandidate) -> Options:
@@ -403,7 +373,6 @@ def precision_candidates(
             without=FROZEN_ANEW,
             costs=ONCE,
             complexity=2,
-            gain=PRECISION_GAIN,
         )
         for name in precisions
     ]
@@ -447,7 +416,8 @@ def allowed_candidates(
     """Return every candidate that a request may choose: the steps, those it names, and what else it allows."""
     named = list(named)
     in_precisions = precision_candidates(precisions, max_error, filter(is_other, named))
-    allowed = [*STEPS, DEFAULT_AND_GRAPHS, *map(rewriting, rewrites), *in_precisions]
+    of_places = RaceCandidate(REWRITES, {"rewrites": list(rewrites)})
+    allowed = [*STEPS, DEFAULT_AND_GRAPHS, *map(rewriting, rewrites), of_places, *in_precisions]
     for name in set(named).difference(step_names()):
         with contextlib.suppress(BackendKwargsError):  # a template or a compiler that this process lacks
             allowed.append(_named(name, options_of, frozen=False))

@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     from torch.fx import GraphModule
 
     from backend_kwargs.auto.race import RaceResult
+    from backend_kwargs.auto.verdicts import Verdicts
 
 logger = logging.getLogger("backend_kwargs.auto")
 
@@ -425,10 +426,11 @@ class _DecisionResolver:
         """Race the graph; return default if the race fails."""
         from backend_kwargs.auto.race import NotRaceableError, race
 
-        began, budget_s = time.perf_counter(), self.budget_s
+        began, budget_s, counted_s = time.perf_counter(), self.budget_s, None
         try:
             with progress(self.request.settings.on_progress) as tick:
                 result = race(replace(self._told(self._raced_request), keeps=self._keeps), tick)
+            counted_s = result.counted_s
         except RESTARTS:
             raise
         except NotRaceableError as error:
@@ -438,7 +440,7 @@ class _DecisionResolver:
             warn_once(f"A graph is compiled under default: {why}")
             return self.default(why)
         finally:
-            self._spent_s[self._frame] = time.perf_counter() - began
+            self._spent_s[self._frame] = time.perf_counter() - began if counted_s is None else counted_s
             memory().race_seconds.append(self._spent_s[self._frame])
         cut_s = budget_s if result.cut and budget_s < ENDLESS_S else 0.0  # JSON has no infinity
         decision = self._of_result(result, cut_s, budget_s)
@@ -487,7 +489,17 @@ class _DecisionResolver:
             for each in self.store.near(self.key)
             if each.winner not in (EAGER, DEFAULT) and self.trusts(each.winner, each)
         )
-        return replace(request, winners=winners, offered=offered)
+        return replace(request, winners=winners, offered=offered, verdicts=self._verdicts)
+
+    @property
+    def _verdicts(self) -> "Verdicts | None":
+        """The verdicts of places, which `race="always"` times again."""
+        from backend_kwargs.auto import verdicts
+
+        if self.request.settings.race == "always":
+            return None
+        layered = Layered(verdicts.KIND, self.store.layered.layers)
+        return verdicts.Verdicts(layered, self.here, self.request.context.fixed)
 
     @property
     def _keeps(self) -> bool:

@@ -1,61 +1,35 @@
 """Statistics of a graph, counted during a run in eager of its own; they decide which candidates can gain."""
 
-import contextlib
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import torch
 from torch.fx import GraphModule
-from torch.utils.flop_counter import flop_registry
 
 from backend_kwargs.measure.trees import tensors_of
 from backend_kwargs.options.layers import Options
-from backend_kwargs.torch_internals import pytree
 from backend_kwargs.torch_internals.modes import TorchDispatchMode
 from backend_kwargs.torch_internals.operators import HigherOrderOperator
 from backend_kwargs.torch_internals.replacing import undone
-from backend_kwargs.torch_internals.tensors import memory_id
 
 PADDED = frozenset({"mm", "addmm", "bmm", "baddbmm"})  # the operators that force_shape_pad can pad
-GEMMS = PADDED | {"_int_mm", "_scaled_mm", "_grouped_mm"}
-GROUPED = frozenset({"_grouped_mm"})  # products of groups of rows, which begin at offsets
-NARROW = frozenset({"_int_mm", "_scaled_mm", "_scaled_grouped_mm"})  # their limit is not that of bf16 products
+GEMMS = PADDED | {"_int_mm", "_scaled_mm", "_grouped_mm", "_scaled_grouped_mm"}
 CONVOLUTIONS = ("convolution", "cudnn_conv")
+TANH_GELU, GROUPED = "gelu of tanh", "convolution in groups"  # among the names of operators
 OF_TORCH = ("aten", "prims")  # namespaces of operators
 ATTENTIONS = ("scaled_dot_product", "flex_attention")
-
-
-@dataclass(frozen=True, slots=True)
-class Product:
-    """A product, convolution or attention of one layout: how often it runs, its flops and bytes.
-
-    `written` are the bytes of its results, a part of `bytes`. `activations` are the bytes exchanged with other kernels:
-    all that it reads and writes except inputs of the graph. `call` is the operator with its arguments; their tensors
-    are on the meta device, except offsets. `unaligned`: its rows do not begin at multiples of 16 bytes, so that padding
-    may help.
-    """
-
-    layout: str
-    count: int
-    flops: float
-    bytes: float
-    activations: float
-    itemsize: int
-    call: tuple[Callable[..., object], tuple[Any, ...], dict[str, object]] = field(compare=False, repr=False)
-    unaligned: bool = False
-    written: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class GraphStats:
     """One graph on one device: `ops` counts the operators run in eager, bytes are of unique inputs and of outputs.
 
-    `flops` excludes 8-bit products, which run at another speed. `unaligned` counts the GEMMs whose rows do not begin at
-    multiples of 16 bytes. `names` are those of the operators. `opaque` graphs contain operators that cannot be counted.
-    `frozen` counts the parameters that become constants, since the caller set `freezing`. `custom` graphs contain
-    operators that are not torch's.
+    `unaligned` counts the GEMMs whose rows do not begin at multiples of 16 bytes, `layouts` the different layouts of
+    GEMMs, convolutions and attentions. `names` are those of the operators, and of some kinds of them. `opaque` graphs
+    contain operators that cannot be counted. `frozen` counts the parameters that become constants, since the caller set
+    `freezing`. `custom` graphs contain operators that are not torch's.
     """
 
     device: str
@@ -66,7 +40,6 @@ class GraphStats:
     reductions: int
     softmaxes: int
     attentions: int
-    flops: float
     bytes_read: float
     bytes_written: float
     random: bool
@@ -75,7 +48,7 @@ class GraphStats:
     dynamic: bool
     opaque: bool = False
     frozen: int = 0
-    products: tuple[Product, ...] = ()
+    layouts: int = 0
     names: frozenset[str] = frozenset()
     custom: bool = False
 
@@ -83,6 +56,11 @@ class GraphStats:
     def gpu(self) -> bool:
         """Whether it runs on a CUDA device."""
         return self.device == "cuda"
+
+    @property
+    def fused(self) -> int:
+        """How many operators Inductor has kernels of its own for."""
+        return max(self.ops - self.gemms - self.convolutions - self.attentions, 0)
 
     @property
     def matmul(self) -> bool:
@@ -104,15 +82,15 @@ class _Counting(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     supports_higher_order_operators = True
 
-    def __init__(self, inputs: Collection[int]) -> None:
+    def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.inputs = inputs
         self.names: Counter[str] = Counter()
         self.tags: Counter[torch.Tag] = Counter()
-        self.flops = 0.0
         self.opaque = False
         self.custom = False
-        self.products: dict[str, Product] = {}
+        self.unaligned = 0
+        self.layouts: set[str] = set()
+        self.kinds: set[str] = set()
 
     def __torch_dispatch__(
         self, func: Any, types: object, args: tuple[Any, ...] = (), kwargs: Options | None = None
@@ -134,57 +112,24 @@ class _Counting(TorchDispatchMode):  # type: ignore[no-untyped-call]
             # Attention is tagged as random because of its dropout; the generators show whether it drew.
             attends = any(part in packet.__name__ for part in ATTENTIONS)
             self.tags.update(tag for tag in func.tags if not (attends and tag == torch.Tag.nondeterministic_seeded))
-        if (
-            packet.__name__ in GEMMS | NARROW
-            or packet.__name__.startswith(CONVOLUTIONS)
-            or any(part in packet.__name__ for part in ATTENTIONS)
-        ):
-            self._count_product(func, args, kwargs, result)
+        if packet.__name__ == "gelu" and kwargs.get("approximate") == "tanh":
+            self.kinds.add(TANH_GELU)
+        if packet.__name__ == "convolution" and args[-1] != 1:
+            self.kinds.add(GROUPED)
+        self._note_product(packet.__name__, args, kwargs, result)
         return result
 
-    def _count_product(self, func: Any, args: tuple[Any, ...], kwargs: Options, result: object) -> None:
-        name, flops = func.overloadpacket.__name__, 0.0
-        if name not in NARROW:
-            with contextlib.suppress(Exception):  # torch's formulas reject some shapes, such as grouped queries
-                flops = float(flop_registry[func.overloadpacket](*args, **kwargs, out_val=result))
-        self.flops += flops
-        on_meta = pytree.tree_map_only(
-            torch.Tensor, _on_meta_except_offsets if name in GROUPED else _on_meta, (args, kwargs)
-        )
-        operands = tensors_of(on_meta)
-        layout = f"{name}{[(tuple(t.shape), t.stride(), t.dtype) for t in operands]}"
-        inputs, outputs = tensors_of((args, kwargs)), tensors_of(result)
-        once = Product(
-            layout,
-            0,
-            flops,
-            float(sum(t.nbytes for t in (*inputs, *outputs))),
-            float(sum(t.nbytes for t in (*inputs, *outputs) if memory_id(t) not in self.inputs)),
-            min(t.itemsize for t in operands),
-            (func, *on_meta),
-            unaligned=name in PADDED and any(map(_is_unaligned, (*args, result))),
-            written=float(sum(t.nbytes for t in outputs)),
-        )
-        seen = self.products.get(layout, once)
-        self.products[layout] = replace(seen, count=seen.count + 1)
+    def _note_product(self, name: str, args: tuple[Any, ...], kwargs: Options, result: object) -> None:
+        """Note the layout of a product, convolution or attention, and whether padding may help it."""
+        if name in GEMMS or name.startswith(CONVOLUTIONS) or any(part in name for part in ATTENTIONS):
+            operands = tensors_of((args, kwargs))
+            self.layouts.add(f"{name}{[(tuple(t.shape), t.stride(), t.dtype) for t in operands]}")
+            self.unaligned += name in PADDED and any(map(_is_unaligned, (*args, result)))
 
 
-def _on_meta(tensor: torch.Tensor) -> torch.Tensor:
-    return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
-
-
-def _on_meta_except_offsets(operand: torch.Tensor) -> torch.Tensor:
-    return _on_meta(operand) if operand.is_floating_point() else operand.clone()
-
-
-def observed_stats(
-    run: Callable[[], T], bytes_of: Callable[[T], float], inputs: Collection[int] = (), **known: Any
-) -> tuple[T, GraphStats]:
-    """Run `run` and return its result and the stats; `known` gives the stats that operators do not show.
-
-    `inputs` are the storages of the graph's inputs.
-    """
-    counting = _Counting(inputs)
+def observed_stats(run: Callable[[], T], bytes_of: Callable[[T], float], **known: Any) -> tuple[T, GraphStats]:
+    """Run `run` and return its result and the stats; `known` gives the stats that operators do not show."""
+    counting = _Counting()
     with undone() as stack:
         stack.enter_context(counting)
         result = run()
@@ -196,17 +141,16 @@ def observed_stats(
     stats = GraphStats(
         ops=sum(names.values()),
         gemms=count(lambda name: name in GEMMS),
-        unaligned=sum(product.count for product in counting.products.values() if product.unaligned),
+        unaligned=counting.unaligned,
         convolutions=count(lambda name: name.startswith(CONVOLUTIONS)),
         reductions=counting.tags[torch.Tag.reduction] + count(_is_composite_reduction),
         softmaxes=count(lambda name: "softmax" in name),
         attentions=count(lambda name: any(part in name for part in ATTENTIONS)),
-        flops=counting.flops,
         bytes_written=bytes_of(result),
         opaque=counting.opaque,
         custom=counting.custom,
-        products=tuple(counting.products.values()),
-        names=frozenset(names),
+        layouts=len(counting.layouts),
+        names=frozenset({*names, *counting.kinds}),
         random=bool(counting.tags[torch.Tag.nondeterministic_seeded]),
         **known,
     )

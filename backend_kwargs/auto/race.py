@@ -4,8 +4,9 @@ import gc
 import logging
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
 
@@ -13,15 +14,17 @@ import torch
 
 from backend_kwargs import measure
 from backend_kwargs.auto.budget import LEAST_CALLS, Budget
-from backend_kwargs.auto.candidates import RaceCandidate, toggled
+from backend_kwargs.auto.candidates import WITH_GRAPHS, RaceCandidate, placed, toggled
 from backend_kwargs.auto.compiling import Candidate, Compiles
 from backend_kwargs.auto.deadline import OutOfTime, capped, capped_backward
 from backend_kwargs.auto.graph_stats import GraphStats, observed_stats
-from backend_kwargs.auto.head_to_head import Runner, better, interleaved, note_figures
+from backend_kwargs.auto.head_to_head import MARGIN, Runner, better, interleaved, note_figures
+from backend_kwargs.auto.places import LEAST_SHARE, Standing, Verdict, rewritten_alone, standing
 from backend_kwargs.auto.request import Request
 from backend_kwargs.auto.result_checks import ResultChecks
 from backend_kwargs.auto.sandbox import Sandbox, own_libdevice, sandboxed
 from backend_kwargs.auto.selection import Reason, Selection, Skipped
+from backend_kwargs.backends import CapturedGraph
 from backend_kwargs.backends.generated_code import comparable, compiled_graphs, rewrites_made
 from backend_kwargs.errors import error_text
 from backend_kwargs.facts import Call, Compiled
@@ -31,13 +34,14 @@ from backend_kwargs.graphs.eligibility import recomputes
 from backend_kwargs.graphs.freezing import freezable_parameters
 from backend_kwargs.graphs.replay import ChangedInputError, Task
 from backend_kwargs.graphs.writes import copy_of_graph
-from backend_kwargs.measure.draws import DrawsError
+from backend_kwargs.measure.draws import DrawsError, may_draw
 from backend_kwargs.measure.trees import Results, tensors_of
 from backend_kwargs.options.layers import Options
+from backend_kwargs.rewrites.places import Place
 from backend_kwargs.rewrites.table import chosen_places, find_rewrite
 from backend_kwargs.torch_internals.caches import artifacts_noted
 from backend_kwargs.torch_internals.dynamo import RESTARTS, get_metrics_context
-from backend_kwargs.torch_internals.guards import guard_count, is_tracing
+from backend_kwargs.torch_internals.guards import guard_count, is_tracing, without_context
 from backend_kwargs.torch_internals.modes import modes_restored
 
 logger = logging.getLogger("backend_kwargs.auto")
@@ -45,6 +49,8 @@ logger = logging.getLogger("backend_kwargs.auto")
 Progress = Callable[[str, float], None]
 
 SLOW_S = 0.1  # a first call in eager that takes longer is timed again; if that does too, nothing is warmed up
+PLACE_S = 20.0  # for the race of a place at most, so that its check has what it needs
+PLACE_ROUNDS = 8
 PROLOGUE_S, GUARD_S = 1e-5, 1.2e-8  # dynamo's, per call: 8 to 22 µs with 18 to 937 guards (Xeon, torch 2.11)
 
 
@@ -67,6 +73,7 @@ class RaceResult:
     cut: bool
     compiled: Compiled | None = None
     guards_s: float = 0.0
+    counted_s: float = 0.0  # of `seconds`, what was added to the compile that serves
 
 
 def race(request: Request, tell: Progress) -> RaceResult:
@@ -96,6 +103,23 @@ def checked(request: Request, decision: Decision) -> tuple[str, Compiled | None]
     return why, first.compiles.kept(made) if request.keeps and made else None
 
 
+def verdict_of(request: Request, sandbox: Sandbox, standing: Standing) -> Verdict:
+    """Race a place by itself: default against its rewrite, on the inputs that it has in a call."""
+    settings = replace(request.settings, candidates=[], budget_s=PLACE_S)
+
+    def alone(graph: CapturedGraph) -> "Race":
+        first = FirstRun.of(replace(request, graph=graph, settings=settings, offered=()), sandbox)
+        return first.race(lambda name, fraction: None, 0.0)
+
+    try:
+        with without_context():
+            return alone(standing.bare).of_libraries(standing.place) or alone(standing.fused).of_two(standing.place)
+    except RESTARTS:
+        raise
+    except Exception as error:  # noqa: BLE001 - whatever a race of it meets, others are raced
+        return Verdict(why=error_text(error))
+
+
 def begun(request: Request, tell: Progress, sandbox: Sandbox, dynamo_s: float) -> "Race":
     """Run the graph in eager; raise NotRaceableError if that shows that it cannot be raced."""
     return FirstRun.of(request, sandbox).race(tell, dynamo_s)
@@ -111,6 +135,7 @@ class FirstRun:
     budget: Budget
     checks: ResultChecks
     compiles: Compiles
+    sandbox: Sandbox
 
     @classmethod
     def of(cls, request: Request, sandbox: Sandbox) -> "FirstRun":
@@ -138,7 +163,7 @@ class FirstRun:
             raise NotRaceableError(f"one call in eager took {spent:.2g} s, over budget_s={budget_s:g}; raise budget_s")
         budget = Budget(budget_s, started, ended - began)
         checks = ResultChecks(task, task.has_drawn(), device, budget, request.settings.tolerance, eager)
-        return cls(request, task, device, budget, checks, Compiles(request, task))
+        return cls(request, task, device, budget, checks, Compiles(request, task), sandbox)
 
     def race(self, tell: Progress, dynamo_s: float) -> "Race":
         """Run the graph once more, to count its operators; raise NotRaceableError if it cannot be raced."""
@@ -147,7 +172,7 @@ class FirstRun:
         self.checks.random = stats.random
         if stats.random and recomputes(self.request.gm):
             raise NotRaceableError("activation checkpointing with random operators is not reproducible in eager")
-        parts = self.budget, self.checks, self.compiles
+        parts = self.budget, self.checks, self.compiles, self.sandbox
         return Race.of(self.request, tell, dynamo_s, self.task, self.device, stats, *parts)
 
     def near(self, decision: Decision, make: Callable[[], Candidate]) -> Candidate | None:
@@ -172,7 +197,6 @@ def _stats(task: Task, device: torch.device, frozen: int, *, drawn: bool) -> Gra
     _, stats = observed_stats(
         partial(task.observe, task.copy()),
         _bytes,
-        task.inputs.storages,
         bytes_read=task.inputs.bytes,
         device=device.type,
         training=task.training,
@@ -199,6 +223,7 @@ class Race:
     selection: Selection
     compiles: Compiles
     rows: list[RaceRow]
+    sandbox: Sandbox
     codes: dict[tuple[object, ...], str] = field(default_factory=dict)
 
     @classmethod
@@ -213,18 +238,19 @@ class Race:
         budget: Budget,
         checks: ResultChecks,
         compiles: Compiles,
+        sandbox: Sandbox,
     ) -> "Race":
         """Return a race whose results are checked by `checks`."""
         rows: list[RaceRow] = []
         selection = Selection(request, task, stats, device, budget, checks, rows, compiles)
-        return cls(request, tell, dynamo_s, task, device, stats, budget, checks, selection, compiles, rows)
+        return cls(request, tell, dynamo_s, task, device, stats, budget, checks, selection, compiles, rows, sandbox)
 
     def run(self) -> tuple[RaceResult, Candidate | None]:
         """Race all candidates worth their time; return the result, and what was raced as the winner."""
         with self.budget.uncounted():
             eager = self.entered_eager()
             self.checks.compute_reference()
-        champion = self._climb(self.race_against(eager, self.selection.default))
+        champion = self._climb(self._begun(eager))
         champion = self.not_slower(champion, eager)
         if champion.row.status != "pass":
             raise RuntimeError(f"no candidate runs: {champion.row.name}: {champion.row.reason}")
@@ -233,8 +259,9 @@ class Race:
         untimed = [row for row in self.rows if row.status == "pass" and row.seconds is None]
         for row in untimed:
             row.reason = "the budget ended before it was timed" if len(untimed) > 1 else "nothing to time it against"
-        rows, cut = tuple(self.rows), not self.budget.may_time or any(row.left for row in self.rows)
-        result = RaceResult(champion.row, rows, self.stats, self.budget.spent_s, cut, guards_s=self.dynamo_s)
+        rows, cut = tuple(self.rows), len(untimed) > 1 or any(row.left for row in self.rows)
+        seconds = self.budget.spent_s, self.budget.counted_s
+        result = RaceResult(champion.row, rows, self.stats, seconds[0], cut, None, self.dynamo_s, seconds[1])
         return result, champion.made
 
     def entered_eager(self) -> Runner:
@@ -273,8 +300,109 @@ class Race:
         if not any(row is each for each in self.rows):
             self.rows.append(row)
 
+    # ---- the first candidates
+
+    def _begun(self, eager: Runner) -> Runner:
+        """Return the better of eager and what is compiled first.
+
+        On a GPU that is the graph with its places rewritten where that is faster by itself; then default too, if the
+        compiled graph leaves it in doubt. On a CPU whole graphs compile about as fast as places do.
+        """
+        if not self.selection.places_first:
+            return self.race_against(eager, self.selection.default)
+        self._judge(self.selection.traced)
+        if not self.selection.chosen:  # to see what is lowered takes a trace, unless something has been compiled
+            self._judge(self.selection.lowered)
+        champion = self._with_places(eager)
+        self._judge(self.selection.lowered)
+        return champion
+
+    def _with_places(self, eager: Runner) -> Runner:
+        default = self.selection.default
+        if not (chosen := self.selection.chosen):
+            return self.race_against(eager, default)
+        champion = self.race_against(eager, placed([*map(str, chosen)], default.options))
+        if self.is_sure_of(chosen):
+            return champion
+        again = replace(WITH_GRAPHS, over=False) if champion.replayed else default
+        return self.race_against(champion, again, counts=False)
+
+    def is_sure_of(self, chosen: Sequence[Place]) -> bool:
+        """Return whether the compiled graph has what was learnt of places by themselves."""
+        if (row := self.selection.best_row) is None or row.status != "pass":
+            return False
+        wanted = Counter[str]()
+        for place in chosen:
+            wanted[place.rewrite] += place.count
+        return all(row.rewritten.get(name, 0) >= count for name, count in wanted.items())
+
+    def standing(self, places: Iterable[Place]) -> list[Standing]:
+        """Return places as graphs of their own, dearest in eager first."""
+        return standing(places, self.task.inputs.fresh, self.device)
+
+    def _judge(self, places: Iterable[Place]) -> None:
+        """Race by themselves the places that take longest in eager, in the budget that is left, at least half of it."""
+        found, stored, longest_s = self.selection.verdicts, self.request.verdicts, 0.0
+        places = [each for each in places if each not in self.selection.places]
+        self.selection.places += places
+        if stored:
+            found.update((place, known) for place in places if (known := stored.find(place)))
+        ends = time.perf_counter() + max(self.budget.left_s, self.budget.seconds / 2)
+        for each in self.standing([place for place in places if place not in found]):
+            if each.share < LEAST_SHARE:
+                found[each.place] = Verdict(why=f"{each.share:.1%} of a call in eager", is_little=True)
+                continue
+            began = time.perf_counter()
+            if each.is_dynamic or began + longest_s > ends:
+                continue
+            self.tell(str(each.place), 0.0)
+            verdict = found[each.place] = verdict_of(self.request, self.sandbox, each)
+            longest_s = max(longest_s, time.perf_counter() - began)
+            logger.info("%s, %.1f%% of a call in eager: %s", each.place, each.share * 100, verdict)
+            if stored:
+                stored.put(each.place, verdict)
+
+    def of_libraries(self, place: Place) -> Verdict | None:
+        """Return that the rewrite is faster in a place that only calls libraries, where it is so without a compile.
+
+        There compiled code would fuse nothing, and what the rewrite adds takes no longer compiled.
+        """
+        if self.stats.fused or (rewritten := rewritten_alone(self.request.graph, place.rewrite)) is None:
+            return None
+        verdict = self._timed_alone([self.task.caller(gm.forward) for gm in (self.task.copy(), rewritten)])
+        return verdict if verdict.speedup and verdict.speedup.low > 1 + MARGIN else None
+
+    def of_two(self, place: Place) -> Verdict:
+        """Return the verdict on a place whose graph this is: default is timed against the rewrite."""
+        if self.stats.random:
+            return Verdict(why="it draws random numbers")
+        eager = self.entered_eager()
+        self.checks.compute_reference()
+        runners = []
+        for name, options in ((DEFAULT, {}), (place.rewrite, {"rewrites": [place.rewrite]})):
+            make = partial(self.compiles.compile, options)
+            if (runner := self.prepared(RaceCandidate(name, options), options, eager, make)) is None:
+                row = self.rows[-1]
+                return Verdict(why=f"{row.name}: {row.status}: {row.reason}")
+            runners.append(runner)
+        return self._timed_alone([each.call for each in runners])
+
+    def _timed_alone(self, calls: Sequence[Callable[[], object]]) -> Verdict:
+        """Return the verdict on two calls, timed in turn: by their kernels on a GPU, where CUDA graphs launch them."""
+        with modes_restored():
+            if self.device.type == "cuda":
+                rounds = [[measure.device_seconds(each, self.device) for each in calls] for _ in range(PLACE_ROUNDS)]
+                default, rewritten = map(list, zip(*rounds, strict=True))
+            else:
+                named = dict(zip(("default", "rewritten"), calls, strict=True))
+                default, rewritten = measure.interleave(named, rounds=2 * PLACE_ROUNDS, device=self.device).values()
+        speedup = measure.ratio_interval(default, rewritten)
+        return Verdict(measure.percentile(default, 0.5), measure.percentile(rewritten, 0.5), speedup)
+
+    # ---- the others
+
     def _climb(self, champion: Runner) -> Runner:
-        """Return the fastest after trying all candidates worth their time, by highest expected gain per second."""
+        """Return the fastest after trying all candidates worth their time, in their order."""
         left = self.selection.candidates(champion)
         count = len(left)
         while left:
@@ -283,7 +411,7 @@ class Race:
             if not fitting:
                 self._skip(reasons)
                 break
-            following = self.selection.first_of(fitting, champion)
+            following = self.selection.first_of(fitting)
             left.remove(following)
             self.tell(following.name, 1 - (len(left) + 1) / (count + 1))
             champion = self.race_against(champion, following)
@@ -306,16 +434,15 @@ class Race:
 
     # ---- one candidate
 
-    def race_against(self, champion: Runner, candidate: RaceCandidate) -> Runner:
+    def race_against(self, champion: Runner, candidate: RaceCandidate, *, counts: bool = True) -> Runner:
         """Compile and check the candidate; return the better of it and the champion.
 
         Where it was compiled for CUDA graphs, it is raced with them and without, unless they are known to help.
         """
         options = self.selection.options(candidate, champion)
-        challenger = self.prepared(
-            candidate, options, champion, partial(self.compiles.compile, options, candidate.compiler)
-        )
-        best = self.better(challenger, champion)
+        compiling = partial(self.compiles.compile, options, candidate.compiler)
+        challenger = self.prepared(candidate, options, champion, compiling, counts=counts)
+        best = self.better(challenger, champion, late=not counts)
         made = challenger.made if challenger is not None else None
         options = toggled(options)
         if made is not None and made.has_other and (step := self.selection.other(candidate, options, best)):
@@ -337,22 +464,32 @@ class Race:
         if best is challenger:
             best.row.led_s = self.budget.spent_s
         # The next candidates extend Inductor's options; they cannot save what another compiler leaves.
-        first = challenger.candidate.name == DEFAULT and champion.candidate.name == EAGER
-        if (first or best is challenger) and not challenger.candidate.compiler:
-            self.selection.extend(challenger)
+        if (self._is_first(champion) or best is challenger) and not challenger.candidate.compiler:
+            self.selection.best_row = challenger.row
         return best
 
     def prepared(
-        self, candidate: RaceCandidate, options: Options, champion: Runner, make: Callable[[], Candidate]
+        self,
+        candidate: RaceCandidate,
+        options: Options,
+        champion: Runner,
+        make: Callable[[], Candidate],
+        *,
+        counts: bool = True,
     ) -> Runner | None:
-        """Return the candidate that `make` compiles, as a runner; None if it fails, or if it has another one's code."""
+        """Return the candidate that `make` compiles, as a runner; None if it fails, or if it has another one's code.
+
+        The first compile has to serve, and never `counts`.
+        """
         first = not self.selection.default_s
         row = RaceRow(candidate.name, options, compiler=candidate.compiler)
         row.predicted_s = None if first else self.selection.predicted_s(candidate)
         row.began_s = self.budget.spent_s
         made, runner = None, None
-        with self._noting(row, first), artifacts_noted() as artifacts, get_metrics_context():
-            made = make()
+        free = first or not counts
+        with self._noting(row, free), artifacts_noted() as artifacts, get_metrics_context():
+            with self.budget.serving() if free else nullcontext():
+                made = make()
             runner = self._check_candidate(candidate, made, row)
         if made is not None:
             made.artifacts += artifacts
@@ -371,11 +508,11 @@ class Race:
         return None
 
     @contextmanager
-    def _noting(self, row: RaceRow, first: bool) -> Iterator[None]:
+    def _noting(self, row: RaceRow, free: bool) -> Iterator[None]:
         """Let the row say why what is done within fails, and how long it took."""
         began = time.perf_counter()
         try:
-            with own_libdevice(), modes_restored(), capped(math.inf if first else self.budget.ends):
+            with own_libdevice(), modes_restored(), capped(math.inf if free else self.budget.ends):
                 yield
         except RESTARTS:
             raise
@@ -412,22 +549,34 @@ class Race:
             return self.checks.of_eager(seen)
         if "precision" in row.options:
             return self.checks.of_error(seen, row)
-        if candidate.name != DEFAULT:
+        if self.selection.default_s and not self.checks.awaits_draws:
             return self.checks.of_results(seen)
         with self.budget.uncounted():
-            if self.stats.random and not self.request.context.fixed.get("fallback_random"):
-                drawing = self.compiles.compile({"fallback_random": True})
-                return self.checks.of_draws(seen, drawing.compiled.call)
+            if self._draws_its_own:
+                drawing = self.compiles.compile({**row.options, "fallback_random": True})
+                return self.checks.of_draws(seen, drawing.compiled.call, last=candidate.name == DEFAULT)
             return self.checks.of_results(seen)
 
+    @property
+    def _draws_its_own(self) -> bool:
+        """Whether compiled code returns other random numbers than eager: what is drawn for nothing is not lowered."""
+        if not self.stats.random or self.request.context.fixed.get("fallback_random"):
+            return False
+        nodes = [node for each in self.compiles.lowered for node in each.gm.graph.nodes if node.op == "call_function"]
+        return not nodes or any(may_draw(node.target, node.args, node.kwargs) for node in nodes)
+
     # ---- the race of two
+
+    def _is_first(self, champion: Runner) -> bool:
+        """Return whether nothing compiled has been compared yet: Inductor's best is then what is compared now."""
+        return champion.candidate.name == EAGER and self.selection.best_row is None
 
     def _beats(self, challenger: Runner, champion: Runner, *, late: bool = False) -> bool:
         self._list(champion.row)
         self._list(challenger.row)
         if not self.budget.may_time:
             # To compile default can take all of the budget; a few calls then show what is faster of what is there.
-            first = challenger.candidate.name == DEFAULT and champion.candidate.name == EAGER
+            first = self._is_first(champion)
             if not ((first or late) and self.budget.may_time_late):
                 return first
         failed = self._timed(challenger, champion)

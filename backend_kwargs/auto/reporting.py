@@ -39,6 +39,9 @@ def progress(told: OnProgress | None = None) -> Iterator[OnProgress]:
         numbers = count(1)
 
         def tick(name: str, fraction: float) -> None:
+            if not fraction:  # a place, before any candidate
+                show(name, fraction)
+                return
             at = next(numbers)  # of so many candidates that the fraction is at / (candidates + 1)
             show(f"candidate {at} of {round(at / fraction) - 1}, {name}", fraction)
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 from torch.fx import GraphModule
@@ -12,6 +13,9 @@ from backend_kwargs.facts import Compiled
 from backend_kwargs.facts.decision import Decision
 from backend_kwargs.options.layers import Options
 from backend_kwargs.options.requirements import Limit
+
+if TYPE_CHECKING:
+    from backend_kwargs.auto.verdicts import Verdicts
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +35,7 @@ class Request:
     `compile(graph, options, compiler)` compiles one: by Inductor together with the user's options if `compiler` is "",
     otherwise by the compiler of that name. `keeps`: what a race has compiled may be what this compile returns.
     `winners` are the names of those that won at other sizes on such a device, `offered` what other machines and
-    releases decided for this very graph: that is raced first.
+    releases decided for this very graph: that is raced first. `verdicts` keeps those of places, if they may be used.
     """
 
     graph: CapturedGraph
@@ -41,6 +45,7 @@ class Request:
     keeps: bool = False
     winners: frozenset[str] = frozenset()
     offered: tuple[Decision, ...] = ()
+    verdicts: "Verdicts | None" = None
 
     @property
     def gm(self) -> GraphModule:

@@ -1,20 +1,19 @@
-"""Which candidate of a race is next: what each could save, how long it takes, and why the others are skipped."""
+"""Which candidate of a race is next, how long it takes, and why the others are skipped."""
 
-import logging
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import Enum, auto
 from functools import cache, cached_property
 
 import torch
 from torch.fx import GraphModule
 
-from backend_kwargs import measure
 from backend_kwargs.auto.budget import Budget
 from backend_kwargs.auto.candidates import (
     CUDAGRAPHS,
     DEFAULT_AND_GRAPHS,
+    ONCE,
     PADDED,
     UNFROZEN,
     WITH_GRAPHS,
@@ -22,32 +21,27 @@ from backend_kwargs.auto.candidates import (
     candidates_for,
     merged,
     name_of_other,
+    placed,
     precision_candidates,
+    records,
+    rewriting,
     step_of,
     why_not_raced,
 )
 from backend_kwargs.auto.compiling import Compiles
-from backend_kwargs.auto.graph_stats import GraphStats, Product, padded_in
-from backend_kwargs.auto.head_to_head import Runner
+from backend_kwargs.auto.graph_stats import GraphStats, padded_in
+from backend_kwargs.auto.head_to_head import MARGIN, Runner
+from backend_kwargs.auto.places import Verdict, lowered_anew, matching, worth_it
 from backend_kwargs.auto.request import RaceContext, Request
 from backend_kwargs.auto.result_checks import ResultChecks
-from backend_kwargs.auto.rewritten import candidates_of_rewrites, lowered_anew
-from backend_kwargs.auto.roofline import (
-    Slack,
-    slack_of,
-    time_library,
-)
 from backend_kwargs.auto.settings import RaceSettings
 from backend_kwargs.facts.decision import DEFAULT, EAGER, RaceRow
 from backend_kwargs.graphs.replay import Task
 from backend_kwargs.options.layers import Options, standing, with_users
+from backend_kwargs.rewrites.places import Place
 from backend_kwargs.rewrites.table import find_rewrite
 
-logger = logging.getLogger("backend_kwargs.auto")
-
 LEAST_GAIN = 0.03  # a candidate that cannot gain this much is skipped
-LEAST_GAIN_PER_S = 0.003  # so is one that gains less per second of compiling, unless effort is "full"
-WORTH_A_LARGER_BUDGET = 0.1
 LEAST_COMPILE_S = 0.5  # assumed for default, whose own compile is faster when it hits Inductor's cache
 
 
@@ -73,9 +67,9 @@ class Reason:
 class Selection:
     """What is known of a race's candidates: its subject, then what has been measured up to now.
 
-    `rows` are those of the race, and `compiles` its compiles; default's took `default_s`. `library` has the seconds of
-    each library kernel. `base` belongs to the candidate whose options the next ones extend: its seconds and its slack.
-    `best_row` is the fastest of Inductor's.
+    `rows` are those of the race, and `compiles` its compiles; the first one took `default_s`. `verdicts` has those of
+    the `places` that were looked for, as far as they were raced by themselves. `best_row` is the fastest of Inductor's,
+    whose options the next ones extend.
     """
 
     request: Request
@@ -87,8 +81,8 @@ class Selection:
     rows: list[RaceRow]
     compiles: Compiles
     default_s: float = 0.0
-    library: dict[Product, float] | None = None
-    base: tuple[float, Slack] | None = None
+    places: list[Place] = field(default_factory=list)
+    verdicts: dict[Place, Verdict] = field(default_factory=dict)
     best_row: RaceRow | None = None
 
     @property
@@ -145,12 +139,83 @@ class Selection:
         steps = candidates_for(self.stats, settings.effort, settings.candidates, of, frozen=frozen)
         compilers = [step.name for step in steps if step.compiler]
         precise = precision_candidates(settings.precision, settings.max_error, compilers)
-        if any(row.name == WITH_GRAPHS.name for row in self.rows):
+        if any(records(row.options) for row in self.rows):
             steps = [step for step in steps if step is not WITH_GRAPHS]
-        rewrites = [] if self.budget.over else [*self.lowered_rewrites, *self.traced_rewrites]
-        names = list(self.context.rewrites)
-        rewrites.sort(key=lambda each: names.index(each.name))
-        return [*self.offered, *steps, *rewrites, *precise]
+        if self.named:
+            return [*self.offered, *steps, *precise]
+        short = [step for step in steps if step.name in (UNFROZEN, WITH_GRAPHS.name)]
+        return [*self.offered, *precise, *short, *self.rewriting, *(step for step in steps if step not in short)]
+
+    # ---- rewrites
+
+    @property
+    def places_first(self) -> bool:
+        """Whether places are raced by themselves before anything is compiled.
+
+        Not at sizes that vary, nor where parameters are constants, which a place by itself does not know.
+        """
+        plain = self.device.type == "cuda" and not (self.named or self.stats.dynamic or self.request.frozen)
+        return plain and self.settings.objective == "latency"
+
+    @cached_property
+    def traced_places(self) -> dict[str, list[Place]]:
+        """The places of the rewrites of dynamo's graph that the race may try."""
+        return self._matching(traced=True)
+
+    @cached_property
+    def lowered_places(self) -> dict[str, list[Place]]:
+        """The places of those of the graphs that Inductor lowers, as it lowered them for default if it has."""
+        return self._matching(traced=False)
+
+    def _matching(self, *, traced: bool) -> dict[str, list[Place]]:
+        if self.named:
+            return {}
+        names = [name for name in self.context.rewrites if bool(find_rewrite(name).traced) == traced]
+
+        @cache
+        def lowered() -> list[GraphModule]:
+            again = replace(self.request, graph=replace(self.request.graph, gm=self.task.copy()))
+            return [each.gm for each in self.compiles.lowered] or lowered_anew(again)
+
+        given = self.task.copy(), self.request.example_inputs
+        return matching(names, self.stats, self.settings.objective, lowered, given)
+
+    @property
+    def traced(self) -> list[Place]:
+        """The places of dynamo's graph, which can be raced by themselves, in training with the backward pass."""
+        return [place for several in self.traced_places.values() for place in several]
+
+    @property
+    def lowered(self) -> list[Place]:
+        """The places of lowered graphs that can be raced by themselves; none in training."""
+        places = {} if self.stats.training else self.lowered_places
+        return [place for several in places.values() for place in several]
+
+    @property
+    def chosen(self) -> list[Place]:
+        """The places where a rewrite is faster by itself."""
+        return worth_it(self.places, self.verdicts, MARGIN)
+
+    @property
+    def rewriting(self) -> list[RaceCandidate]:
+        """The rewrites to race in the whole graph: what has won by itself since, what has no verdict; in full, all."""
+        chosen = [*map(str, self.chosen)]
+        tried = any({*chosen} <= {*row.options.get("rewrites", ())} for row in self.rows)
+        won = [replace(placed(chosen, {}), over=True, complexity=1, costs=ONCE)] if chosen and not tried else []
+        matching, settled = {**self.traced_places, **self.lowered_places}, self._settled
+        whole = bool(self.compiles.lowered) or not self.stats.training
+        return won + [
+            rewriting(name, map(str, left) if whole or find_rewrite(name).traced else ())
+            for name in self.context.rewrites
+            if (left := [place for place in matching.get(name, ()) if place not in settled])
+        ]
+
+    @property
+    def _settled(self) -> set[Place]:
+        """The places that need no race in the whole graph."""
+        if self.settings.effort == "full":
+            return set()
+        return {*self.chosen, *(place for place, each in self.verdicts.items() if each.speedup or each.is_little)}
 
     @cached_property
     def offered(self) -> list[RaceCandidate]:
@@ -161,47 +226,12 @@ class Selection:
             found.setdefault(repr((each.compiler, sorted(each.options.items()))), candidate)
         return [*found.values()]
 
-    @cached_property
-    def lowered_rewrites(self) -> list[RaceCandidate]:
-        """The rewrites that match graphs which default has lowered."""
-        return self._matching(self._rewrites(traced=False))
-
-    @cached_property
-    def traced_rewrites(self) -> list[RaceCandidate]:
-        """The rewrites of dynamo's graph that match."""
-        return self._matching(self._rewrites(traced=True))
-
-    def _rewrites(self, *, traced: bool) -> list[str]:
-        """Return the rewrites that the race may try, of dynamo's graph or of those that Inductor lowers."""
-        return (
-            [] if self.named else [name for name in self.context.rewrites if bool(find_rewrite(name).traced) == traced]
-        )
-
-    def _matching(self, names: Sequence[str]) -> list[RaceCandidate]:
-        """Return those of the rewrites `names` that match."""
-        if not names:
-            return []
-
-        @cache
-        def lowered() -> list[GraphModule]:
-            again = replace(self.request, graph=replace(self.request.graph, gm=self.task.copy()))
-            return [each.gm for each in self.compiles.lowered] or lowered_anew(again)
-
-        traced = self.task.copy(), self.request.example_inputs
-        asked = names, self.stats, self.settings.objective, lowered, traced, self.device
-        return candidates_of_rewrites(*asked, whole=bool(self.compiles.lowered) or not self.stats.training)
-
     # ---- one candidate
 
-    def first_of(self, fitting: Sequence[RaceCandidate], champion: Runner) -> RaceCandidate:
-        """Return the candidate with the largest expected gain per second, or the first of those that are named.
-
-        What was decided for this graph elsewhere comes first, then what won at other sizes.
-        """
-        if self.named or fitting[0] in self.offered:
-            return fitting[0]
-        known = [candidate for candidate in fitting if candidate.name in self.winners]
-        return max(known or fitting, key=lambda each: self.gain(each, champion) / self.predicted_s(each))
+    def first_of(self, fitting: Sequence[RaceCandidate]) -> RaceCandidate:
+        """Return the first of the candidates, after what was decided elsewhere and what won at other sizes."""
+        known = [each for each in fitting if each in self.offered or each.name in self.winners]
+        return fitting[0] if self.named else (known or fitting)[0]
 
     @property
     def winners(self) -> frozenset[str]:
@@ -222,33 +252,26 @@ class Selection:
         if equal := [row.name for row in compiled if row.options == options and row.compiler == candidate.compiler]:
             again = Skipped.ITSELF if equal[0] == candidate.name else Skipped.RACED
             return Reason(again, f"it would be {equal[0]} again")
-        predicted = self.predicted_s(candidate)
-        if why := self._gains_little(candidate, champion, predicted):  # which more time would not change
+        if why := self._gains_little(candidate, champion):  # which more time would not change
             return Reason(Skipped.GAIN, why)
         if self.budget.over:
             return Reason(Skipped.BUDGET, self.budget.is_spent)
-        if predicted > self.budget.left_s:
-            gain = self.gain(candidate, champion) if self.base else 0.0
-            worth = f"; it could save {gain:.0%}, so raise budget_s" if gain >= WORTH_A_LARGER_BUDGET else ""
+        if (predicted := self.predicted_s(candidate)) > self.budget.left_s:
             # Rounded apart, so that the first figure is the larger one.
             needed, left = math.ceil(predicted * 10) / 10, math.floor(self.budget.left_s * 10) / 10
-            why = f"it is predicted to exceed the budget: about {needed:g} s of compiling, {left:g} s are left{worth}"
+            why = f"it is predicted to exceed the budget: about {needed:g} s of compiling, {left:g} s are left"
             return Reason(Skipped.BUDGET, why)
         if "precision" in options and isinstance(self.checks.precise, str):
             return Reason(Skipped.UNFIT, f"its error cannot be measured in float64: {self.checks.precise}")
         return None
 
-    def _gains_little(self, candidate: RaceCandidate, champion: Runner, predicted: float) -> str:
+    def _gains_little(self, candidate: RaceCandidate, champion: Runner) -> str:
         """Return why the candidate is not worth its time, or ""; what is named, or has won elsewhere, always is."""
         known = candidate in self.offered or candidate.name in self.winners
-        if self.named or self.settings.objective == "memory" or known:
+        if self.named or self.settings.objective == "memory" or known or not champion.row.seconds:
             return ""
-        gain = self.gain(candidate, champion)
-        if gain < LEAST_GAIN:
-            return f"it could save {max(gain, 0):.1%} at most"
-        if self.settings.effort == "quick" and gain < LEAST_GAIN_PER_S * predicted:
-            return f"it could save {gain:.1%}, for about {predicted:.0f} s of compiling"
-        return ""
+        gain = candidate.saves_op_s * self.stats.ops / champion.row.seconds
+        return f"it could save {gain:.1%} at most" if gain < LEAST_GAIN else ""
 
     def _unfit(self, candidate: RaceCandidate, options: Options) -> str:
         """Return why the candidate has no effect here, or ""."""
@@ -268,35 +291,3 @@ class Selection:
     def predicted_s(self, candidate: RaceCandidate) -> float:
         """Return the predicted seconds to compile and tune, from the time that default took."""
         return candidate.costs.seconds(max(self.default_s, LEAST_COMPILE_S), self.stats)
-
-    def gain(self, candidate: RaceCandidate, champion: Runner) -> float:
-        """Return the share of the champion's time that the candidate may save, from what such options saved before."""
-        if candidate.gain is not None:
-            return candidate.gain
-        if self.base is None:  # default fails or is wrong, so there is no slack to compute from
-            return 1.0
-        seconds, slack = self.base
-        saved_s = slack.saves(candidate.shares) + candidate.saved_s
-        return 1 - (seconds - saved_s) / (champion.row.seconds or seconds)
-
-    def extend(self, runner: Runner) -> None:
-        """Let the next candidates extend the options of this one, and measure its slack."""
-        self.best_row = runner.row
-        self.learn_slack(runner)
-
-    def learn_slack(self, runner: Runner) -> None:
-        """Measure the slack of a compiled candidate, since the next candidates extend its options."""
-        row = runner.row
-        if row.status != "pass" or row.seconds is None or self.named or self.budget.over:
-            return
-        if "precision" in row.options and self.base is not None:
-            self.base = row.seconds, self.base[1].scaled(row.seconds / self.base[0])
-            return
-        try:
-            if self.library is None:
-                self.library = time_library(self.stats.products, self.device)
-            slack = slack_of(runner.call, row.seconds, self.stats, self.library, self.device)
-            self.base = row.seconds, slack
-            logger.info("%s could save at most %s of %.3g s", row.name, slack, row.seconds)
-        except Exception as error:  # noqa: BLE001 - without the slack, the race goes on in the table's order
-            logger.info("The slack of %s is unknown: %s", row.name, measure.status_of(error)[1])

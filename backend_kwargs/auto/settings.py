@@ -32,8 +32,8 @@ class RaceSettings:
     ] = None
     budget_s: Annotated[
         Seconds,
-        "seconds that a call waits for races (tune: 300: nobody waits); what is predicted to exceed them is skipped",
-    ] = 30.0
+        "seconds that races add to the compile that serves (tune: 300); what is predicted to exceed them is skipped",
+    ] = 10.0
     process_budget_s: Annotated[Seconds, "seconds for all races of this process; then no new race starts"] = 600.0
     most_races: Annotated[Count, "races of one computation; later shapes reuse the latest winner"] = 3
     tolerance: Annotated[Tolerance | None, "absolute and relative tolerance; None: 1e-3, in training 1e-2"] = None

@@ -27,7 +27,9 @@ class DrawsError(Exception):
 
 def may_draw(func: Any, args: Sequence[object], kwargs: Mapping[str, object]) -> bool:
     """Return whether a call of an operator may draw: by its tag, or since it is not torch's."""
-    if func.namespace not in OPERATORS:
+    if getattr(func, "__module__", "") == "_operator":
+        return False
+    if getattr(func, "namespace", "") not in OPERATORS:
         return True
     if torch.Tag.nondeterministic_seeded not in func.tags:
         return False

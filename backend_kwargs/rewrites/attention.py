@@ -46,7 +46,7 @@ from backend_kwargs.rewrites.matching import (
     values_of,
 )
 from backend_kwargs.rewrites.operators import define
-from backend_kwargs.rewrites.table import Rewrite
+from backend_kwargs.rewrites.table import Rewrite, ran
 from backend_kwargs.torch_internals.pattern_matcher import CallFunctionVarArgs, Match, PatternMatcherPass
 
 REWRITE = Rewrite(
@@ -54,7 +54,10 @@ REWRITE = Rewrite(
     patterns=f"{__name__}:add_patterns",
     operators=("backend_kwargs::attention",),
     applies="inference in float32 or half precision; a bias has no more digits than the heads",
-    fitting=lambda stats: (stats.softmaxes > 0 and stats.gemms > 1) or (stats.gpu and stats.attentions > 0),
+    fitting=lambda stats: (
+        (stats.softmaxes > 0 and stats.gemms > 1)
+        or ran(stats, "_scaled_dot_product_efficient_attention", "_scaled_dot_product_cudnn_attention")
+    ),
     order=60,
 )
 

@@ -16,7 +16,7 @@ from backend_kwargs.rewrites.library_attention import (
 )
 from backend_kwargs.rewrites.matching import aten, insert, known_true, read, register
 from backend_kwargs.rewrites.operators import define
-from backend_kwargs.rewrites.table import Rewrite
+from backend_kwargs.rewrites.table import Rewrite, ran
 from backend_kwargs.torch_internals.pattern_matcher import CallFunctionVarArgs, PatternMatcherPass
 
 REWRITE = Rewrite(
@@ -25,7 +25,7 @@ REWRITE = Rewrite(
     operators=("backend_kwargs::cudnn_attention",),
     needs=("gpu",),
     applies="inference in half precision",
-    fitting=lambda stats: stats.attentions > 0,
+    fitting=lambda stats: ran(stats, "_scaled_dot_product_flash_attention", "_scaled_dot_product_efficient_attention"),
     order=70,
 )
 

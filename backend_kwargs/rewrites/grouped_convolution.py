@@ -11,7 +11,7 @@ from torch.fx.node import Argument
 from backend_kwargs.rewrites.convolution import GEOMETRY, Ints, convolution, operands
 from backend_kwargs.rewrites.matching import HALF, aten, have_one_dtype, insert, read, register, values_of
 from backend_kwargs.rewrites.operators import define, nbytes
-from backend_kwargs.rewrites.table import Rewrite
+from backend_kwargs.rewrites.table import Rewrite, ran
 from backend_kwargs.torch_internals.pattern_matcher import CallFunctionVarArgs, PatternMatcherPass
 
 REWRITE = Rewrite(
@@ -21,7 +21,7 @@ REWRITE = Rewrite(
     needs=("gpu",),
     applies="half precision in channels last, at most 64 channels in a group",
     costs="depthwise ones have not been timed",
-    fitting=lambda stats: stats.gpu and stats.convolutions > 0 and not stats.training,
+    fitting=lambda stats: stats.gpu and ran(stats, "convolution in groups") and not stats.training,
     order=20,
 )
 

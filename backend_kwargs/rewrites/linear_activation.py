@@ -36,7 +36,7 @@ REWRITE = Rewrite(
     operators=("backend_kwargs::linear_relu", "backend_kwargs::linear_gelu"),
     applies="float32 or half precision (on a CPU not float16)",
     costs=NAN,
-    fitting=lambda stats: stats.gemms > 0 and not stats.training and ran(stats, "relu", "gelu", "tanh"),
+    fitting=lambda stats: stats.gemms > 0 and not stats.training and ran(stats, "relu", "gelu of tanh", "tanh"),
     order=40,
 )
 

@@ -177,6 +177,11 @@ OF_THE_TRACE = ("guards_context", "fakify_first_call")  # what a context of anot
 OF_SIZES = ("guards", "var_to_val", "backed_var_to_val", "unbacked_var_to_val", "var_to_range", "replacements")
 
 
+def without_context() -> AbstractContextManager[object]:
+    """Compile a graph that is no part of the one that dynamo traces: its inputs have fake tensors of their own."""
+    return tracing(None)
+
+
 def tracing_apart() -> AbstractContextManager[None]:
     """Compile other versions of the graph that dynamo traces, in a context of their own."""
     return TracingApart().entered()

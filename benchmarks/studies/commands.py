@@ -51,16 +51,12 @@ def headroom(
     ],
     device: Device = None,
     most: Annotated[int, typer.Option(min=1, help="Places of each model to time, those that take longest first.")] = 8,
-    rounds: Annotated[int, typer.Option(min=1)] = 60,
-    timing_s: Annotated[float, typer.Option(help="Seconds to time one place, after its two compiles.")] = 3.0,
 ) -> None:
     """Time each place of a model where a rewrite would replace something by itself, as it is and rewritten."""
-    from backend_kwargs.auto.audit import Effort
     from backend_kwargs.cli.console import console, say
     from benchmarks.studies.headroom import measure_headroom
 
-    effort = Effort(flips=0, rounds=rounds, timing_s=timing_s)
-    found = measure_headroom(models, device_of(device), most, effort, say)
+    found = measure_headroom(models, device_of(device), most, say)
     console().print(found, markup=False, soft_wrap=True)
 
 

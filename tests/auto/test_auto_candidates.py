@@ -1,6 +1,6 @@
 """The table of steps: which are tried on which graph, and graph statistics."""
 
-from dataclasses import fields, replace
+from dataclasses import replace
 
 import pytest
 import torch
@@ -10,8 +10,6 @@ from torch.nn.functional import linear, pad
 
 from backend_kwargs.auto.candidates import STEPS, allowed_candidates, candidates_for, trusted
 from backend_kwargs.auto.graph_stats import GraphStats, observed_stats, padded_in
-from backend_kwargs.auto.roofline import Slack
-from backend_kwargs.auto.settings import RaceSettings
 from backend_kwargs.errors import BackendKwargsError
 from backend_kwargs.options.catalogue import inductor_options
 
@@ -24,13 +22,12 @@ ONE_GEMM = GraphStats(
     reductions=0,
     softmaxes=0,
     attentions=0,
-    flops=1e12,
     bytes_written=1e7,
     random=False,
     **MARKS | {"device": "cuda"},
 )
-NORM = replace(ONE_GEMM, gemms=0, reductions=1, flops=0.0, bytes_written=4e8)
-SHORT = replace(ONE_GEMM, ops=100, gemms=20, reductions=10, softmaxes=2, flops=1e9)
+NORM = replace(ONE_GEMM, gemms=0, reductions=1, bytes_written=4e8)
+SHORT = replace(ONE_GEMM, ops=100, gemms=20, reductions=10, softmaxes=2)
 GRAPHS = {
     "GEMM": ONE_GEMM,
     "norm": NORM,
@@ -57,10 +54,10 @@ def test_each_option_is_inductors():
 @pytest.mark.parametrize("mode", ["reduce-overhead", "max-autotune-no-cudagraphs", "max-autotune"])
 @pytest.mark.parametrize("graph", GRAPHS)
 def test_the_climb_can_reach_each_mode(mode, graph):
-    """The steps of "quick" together contain the options of each torch mode, as far as they can gain on the graph."""
+    """The steps of full effort together have the options of each torch mode, as far as they can gain on the graph."""
     facts = GRAPHS[graph]
     reached = {}
-    for step in candidates_for(facts, "quick", None, lambda name: {}):
+    for step in candidates_for(facts, "full", None, lambda name: {}):
         reached |= step.options
     wanted = dict(list_mode_options(mode))
     if "max_autotune" not in reached:  # its effect without GEMMs
@@ -68,19 +65,6 @@ def test_the_climb_can_reach_each_mode(mode, graph):
     if facts.attentions == facts.ops:  # attention's kernel is the only one to tune
         wanted.pop("coordinate_descent_tuning", None)
     assert {name: reached.get(name) for name in wanted if wanted[name]} == {k: v for k, v in wanted.items() if v}
-
-
-@pytest.mark.parametrize(("ops", "fits"), [pytest.param(24, True, id="few"), pytest.param(100, False, id="many")])
-def test_tuning_many_kernels_takes_longer_than_a_race(ops, fits):
-    """For a graph with many kernels, compiled in 10 s, tuning each kernel exceeds the default budget."""
-    (step,) = [step for step in STEPS if step.name == "coordinate_descent"]
-    assert (step.costs.seconds(10.0, replace(SHORT, ops=ops)) < RaceSettings().budget_s) is fits
-
-
-def test_each_step_says_what_it_saves():
-    """Every step has a share of the slack or of a call; without one it would never be tried."""
-    assert all(0 < max(step.gain or 0, *step.shares.values(), 0) <= 1 for step in STEPS)
-    assert {part for step in STEPS for part in step.shares} == {field.name for field in fields(Slack)}
 
 
 @pytest.mark.parametrize(
@@ -93,8 +77,9 @@ def test_each_step_says_what_it_saves():
 )
 def test_padding_is_tried_where_rows_are_unaligned(facts, tried):
     """Padding is tried only on a GPU, for unaligned GEMMs, and before expensive steps."""
-    assert ("padded" in names(facts)) is tried
-    assert not tried or names(facts).index("padded") < names(facts).index("max_autotune")
+    found = names(facts, "full")
+    assert ("padded" in found) is tried
+    assert not tried or found.index("padded") < found.index("max_autotune")
 
 
 @pytest.mark.parametrize(
@@ -107,13 +92,13 @@ def test_padding_is_tried_where_rows_are_unaligned(facts, tried):
 )
 def test_a_cpu_tunes_products_and_convolutions(facts, tried):
     """On a CPU only products and convolutions are tuned, since Inductor has its own kernels only for these."""
-    assert ("max_autotune" in names(replace(facts, device="cpu"))) is tried
+    assert ("max_autotune" in names(replace(facts, device="cpu"), "full")) is tried
 
 
 @pytest.mark.parametrize("graph", GRAPHS)
 def test_quick_tries_few(graph):
-    """Quick effort tries at most ten steps, all of which full effort tries too."""
-    assert len(names(GRAPHS[graph])) <= 10
+    """On a GPU quick effort tries CUDA graphs alone, which cost no compile; full effort tries them too."""
+    assert names(GRAPHS[graph]) == ["cudagraphs"]
     assert set(names(GRAPHS[graph])) <= set(names(GRAPHS[graph], "full"))
 
 
@@ -140,8 +125,8 @@ def test_little_work_is_tried_on_one_core(marks, tried):
     ],
 )
 def test_rows_and_columns_reduced_at_once_are_tuned(facts, tried):
-    """The step is a candidate for every reduction on a GPU; gain and cost decide whether it is compiled."""
-    assert ("mix_order_reductions" in names(facts)) is tried
+    """The step is a candidate for every reduction on a GPU."""
+    assert ("mix_order_reductions" in names(facts, "full")) is tried
 
 
 @pytest.mark.parametrize(
@@ -154,8 +139,9 @@ def test_rows_and_columns_reduced_at_once_are_tuned(facts, tried):
 )
 def test_many_kernels_are_combined(facts, tried):
     """Combining independent kernels is tried before GEMMs are tuned, which takes minutes."""
-    assert ("combo_kernels" in names(facts)) is tried
-    assert not tried or names(facts).index("combo_kernels") < names(facts).index("max_autotune")
+    found = names(facts, "full")
+    assert ("combo_kernels" in found) is tried
+    assert not tried or found.index("combo_kernels") < found.index("max_autotune")
 
 
 @pytest.mark.parametrize("step", ["multi_kernel", "all_directions"])
@@ -195,13 +181,6 @@ def test_a_stored_winner_that_this_process_lacks_is_not_followed():
     allowed = allowed_candidates(["mine"], absent, (), (), None)
     assert not trusted("mine", {"max_autotune": True}, "", allowed)
     assert trusted("max_autotune", {"max_autotune": True}, "", allowed)
-
-
-def test_products_of_8_bits_count_no_flops():
-    """Products of 8-bit values count no flops, since the limit is computed from the speed of bf16 products."""
-    x = torch.ones(32, 32, dtype=torch.int8)
-    assert facts_of(lambda: torch._int_mm(x, x)).flops == 0
-    assert facts_of(lambda: torch.mm(x.float(), x.float())).flops == 2 * 32**3
 
 
 def tensor(*shape, dtype=torch.bfloat16):
@@ -264,7 +243,7 @@ def test_a_graph_in_a_graph_is_opaque():
 
     torch.compile(branching, backend=backend)(torch.randn(8, 8))
     assert seen[0].opaque
-    on_gpu = names(replace(seen[0], device="cuda"))
+    on_gpu = names(replace(seen[0], device="cuda"), "full")
     assert {"cudagraphs", "two_pass_softmax", "max_autotune"} <= set(on_gpu)
     assert not facts_of(lambda: torch.randn(8, 8).softmax(-1)).opaque
 
@@ -361,14 +340,8 @@ def test_attention_and_softmax_are_counted(run, counts):
     assert facts.matmul is bool(counts[0])
 
 
-def test_what_is_known_of_a_product():
-    """Each layout once, with how often it runs; flops of all runs, bytes of one, and the narrowest of its operands."""
+def test_layouts_of_products():
+    """Each layout counts once, however often it runs, since it is tuned once."""
     x, weight = torch.randn(4, 8), torch.randn(8, 16)
-    facts = facts_of(lambda: (x @ weight, x @ weight, weight @ torch.randn(16, 2)))
-    flops = 2 * 4 * 8 * 16
-    assert facts.flops == 2 * flops + 2 * 8 * 16 * 2
-    first, second = facts.products
-    assert (first.count, first.flops, first.bytes, first.itemsize) == (2, flops, 4 * (32 + 128 + 64), 4)
-    assert first.layout == "mm[((4, 8), (8, 1), torch.float32), ((8, 16), (16, 1), torch.float32)]"
-    assert (second.count, second.flops) == (1, 512)
-    assert first.activations == first.bytes  # no input of the graph was named
+    facts = facts_of(lambda: (x @ weight, x @ weight, weight @ torch.randn(16, 2), x + 1))
+    assert (facts.gemms, facts.layouts, facts.fused) == (3, 2, facts.ops - 3)

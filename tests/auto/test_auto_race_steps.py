@@ -13,7 +13,6 @@ from backend_kwargs.auto.candidates import STEPS, Costs, RaceCandidate
 from backend_kwargs.auto.graph_stats import GraphStats
 from backend_kwargs.auto.head_to_head import Runner, note_figures, peak_of
 from backend_kwargs.auto.request import RaceContext, Request
-from backend_kwargs.auto.roofline import Slack
 from backend_kwargs.auto.selection import Reason, Skipped
 from backend_kwargs.auto.settings import RaceSettings
 from backend_kwargs.backends import CapturedGraph
@@ -21,7 +20,7 @@ from backend_kwargs.facts.decision import RaceRow
 from backend_kwargs.interval import Interval
 
 CPU = torch.device("cpu")
-STATS = GraphStats("cpu", 4, 0, 0, 0, 0, 0, 0, 0.0, 0.0, 0.0, False, False, False, False)
+STATS = GraphStats("cpu", 4, 0, 0, 0, 0, 0, 0, 0.0, 0.0, False, False, False, False)
 INPUTS = SimpleNamespace(aliased=False, bytes=8, fresh=tuple)
 NOW = 1000.0
 
@@ -38,7 +37,7 @@ def raced(monkeypatch):
         left = budget.Budget(request.settings.budget_s, NOW - spent, call_s)
         checks = result_checks.ResultChecks(task, stats.random, CPU, left, request.settings.tolerance, {})
         compiles = race.Compiles(request, task)
-        made = race.Race.of(request, lambda *_: None, 0.0, task, CPU, stats, left, checks, compiles)
+        made = race.Race.of(request, lambda *_: None, 0.0, task, CPU, stats, left, checks, compiles, None)
         for name, value in {"default_s": 10.0, **(state or {})}.items():
             setattr(made.selection, name, value)
         return made
@@ -56,31 +55,8 @@ def words(why):
     return why.text if why else ""
 
 
-SLACK = Slack(launches=0.1, library=0.2, generated=0.4)
-
-
-@pytest.mark.parametrize(
-    ("candidate", "base", "seconds", "gain"),
-    [
-        pytest.param(RaceCandidate("a", gain=0.3), None, 1.0, 0.3, id="fixed"),
-        pytest.param(RaceCandidate("a", shares={"library": 0.1}), None, 1.0, 1.0, id="unknown slack"),
-        pytest.param(RaceCandidate("a", shares={"generated": 0.5}), (1.0, SLACK), 1.0, 0.2, id="share"),
-        pytest.param(
-            RaceCandidate("a", shares={"generated": 0.5}), (1.0, SLACK), 0.9, 1 - 0.8 / 0.9, id="faster since"
-        ),
-        pytest.param(RaceCandidate("a", shares={"generated": 0.5}), (1.0, SLACK), None, 0.2, id="not timed"),
-        pytest.param(RaceCandidate("a", saved_s=0.25), (1.0, SLACK), 1.0, 0.25, id="traffic"),
-        pytest.param(RaceCandidate("a", shares={"launches": 1.0}, saved_s=0.25), (1.0, SLACK), 1.0, 0.35, id="both"),
-        pytest.param(RaceCandidate("a", shares={"launches": 1.0}), (2.0, SLACK), 1.0, -0.9, id="slower than the best"),
-    ],
-)
-def test_the_share_that_a_candidate_may_save(raced, candidate, base, seconds, gain):
-    """From the slack of the options that it extends, against the time of the current best."""
-    assert raced(state={"base": base}).selection.gain(candidate, runner(seconds=seconds)) == pytest.approx(gain)
-
-
-GAINS = {"generated": 0.5}  # of SLACK: 20 %
-STEP = RaceCandidate("step", {"a": 1}, shares=GAINS)
+STEP = RaceCandidate("step", {"a": 1})
+LITTLE = replace(STEP, saves_op_s=0.007)  # for each of four operators, of a second
 TRIED = RaceRow("earlier", {"a": 1})
 AGAIN = "it would be earlier again"
 SPENT = "the budget of 100 s is spent"
@@ -101,53 +77,23 @@ SPENT = "the budget of 100 s is spent"
         pytest.param(
             {"spent": 91.0},
             STEP,
-            "it is predicted to exceed the budget: about 10 s of compiling, 9 s are left; "
-            "it could save 20%, so raise budget_s",
+            "it is predicted to exceed the budget: about 10 s of compiling, 9 s are left",
             id="too long",
         ),
         pytest.param(
-            {"spent": 91.0},
-            replace(STEP, shares={"generated": 0.2}),
-            "it is predicted to exceed the budget: about 10 s of compiling, 9 s are left",
-            id="too long for what it could save",
-        ),
-        pytest.param(
             {"spent": 90.04},
-            replace(STEP, shares={"generated": 0.2}),
+            STEP,
             "it is predicted to exceed the budget: about 10 s of compiling, 9.9 s are left",
             id="a little too long",
         ),
         pytest.param({"spent": 89.0}, STEP, "", id="just short enough"),
-        pytest.param(
-            {"spent": 91.0},
-            replace(STEP, shares={"generated": 0.07}),
-            "it could save 2.8% at most",
-            id="worth no budget",
-        ),
-        pytest.param(
-            {"spent": 120.0},
-            replace(STEP, shares={"generated": 0.07}),
-            "it could save 2.8% at most",
-            id="whatever is left",
-        ),
-        pytest.param({"spent": 120.0, "candidates": []}, replace(STEP, shares={}), SPENT, id="named, nothing left"),
-        pytest.param(
-            {}, replace(STEP, shares={"generated": 0.07}), "it could save 2.8% at most", id="less than three per cent"
-        ),
-        pytest.param(
-            {}, replace(STEP, shares={"generated": -1.0}), "it could save 0.0% at most", id="less than nothing"
-        ),
-        pytest.param({}, replace(STEP, shares={"generated": 0.08}), "", id="just more than three per cent"),
-        pytest.param(
-            {"state": {"default_s": 70.0}},
-            STEP,
-            "it could save 20.0%, for about 70 s of compiling",
-            id="less than 0.3 per cent per second",
-        ),
-        pytest.param({"state": {"default_s": 66.0}}, STEP, "", id="just more than 0.3 per cent per second"),
-        pytest.param({"state": {"default_s": 70.0}, "effort": "full"}, STEP, "", id="per second, under full effort"),
-        pytest.param({"candidates": []}, replace(STEP, shares={}), "", id="named"),
-        pytest.param({"objective": "memory"}, replace(STEP, shares={}), "", id="for memory"),
+        pytest.param({"spent": 91.0}, LITTLE, "it could save 2.8% at most", id="worth no budget"),
+        pytest.param({"spent": 120.0}, LITTLE, "it could save 2.8% at most", id="whatever is left"),
+        pytest.param({}, replace(LITTLE, saves_op_s=0.008), "", id="just more than three per cent"),
+        pytest.param({"stats": replace(STATS, ops=5)}, LITTLE, "", id="more operators"),
+        pytest.param({"spent": 120.0, "candidates": []}, LITTLE, SPENT, id="named, nothing left"),
+        pytest.param({"candidates": []}, LITTLE, "", id="named"),
+        pytest.param({"objective": "memory"}, LITTLE, "", id="for memory"),
         pytest.param(
             {"fixed": {"a": 2}}, STEP, "it can do nothing here: your options set it otherwise", id="the user's option"
         ),
@@ -181,7 +127,6 @@ SPENT = "the budget of 100 s is spent"
 )
 def test_what_is_worth_its_time(raced, given, candidate, why):
     """The reason in a skipped row, or none."""
-    given = {**given, "state": {"base": (1.0, SLACK), **given.get("state", {})}}
     assert words(raced(**given).selection.why_not(candidate, runner())) == why
 
 
@@ -300,51 +245,6 @@ def test_a_reference_that_fails(raced, monkeypatch):
 
     monkeypatch.setattr(result_checks, "in_float64", fails)
     assert raced().checks.precise == "RuntimeError: planted"
-
-
-@pytest.mark.parametrize(
-    ("given", "row", "base"),
-    [
-        pytest.param({}, {}, (2.0, SLACK), id="measured"),
-        pytest.param({}, {"status": "fail_accuracy"}, None, id="a wrong one"),
-        pytest.param({}, {"seconds": None}, None, id="not timed"),
-        pytest.param({"candidates": []}, {}, None, id="named"),
-        pytest.param({"spent": 100.0}, {}, None, id="the budget has ended"),
-        pytest.param({}, {"options": {"precision": "bf16"}}, (2.0, SLACK), id="a precision without a base"),
-        pytest.param(
-            {"state": {"base": (8.0, SLACK)}},
-            {"options": {"precision": "bf16"}},
-            (2.0, Slack(0.1, 0.05, 0.1)),
-            id="a precision over a base",
-        ),
-        pytest.param({"state": {"base": (8.0, SLACK)}}, {}, (2.0, SLACK), id="another base"),
-    ],
-)
-def test_when_the_slack_is_measured(raced, monkeypatch, given, row, base):
-    """Of each new best while candidates are chosen by it; a lower precision scales what was measured before."""
-    monkeypatch.setattr(selection, "time_library", lambda products, device: {})
-    monkeypatch.setattr(selection, "slack_of", lambda *_: SLACK)
-    made = raced(**given).selection
-    made.learn_slack(runner(**{"seconds": 2.0} | row))
-    if base is None:
-        assert made.base is None
-    else:
-        assert (made.base[0], made.base[1]) == (base[0], Slack(*map(pytest.approx, vars_of(base[1]))))
-
-
-def vars_of(slack):
-    return slack.launches, slack.library, slack.generated
-
-
-def test_library_kernels_are_timed_once(raced, monkeypatch):
-    """Their time is eager's, whichever candidate is the best."""
-    timed = []
-    monkeypatch.setattr(selection, "time_library", lambda products, device: timed.append(1) or {})
-    monkeypatch.setattr(selection, "slack_of", lambda *_: SLACK)
-    made = raced().selection
-    for _ in range(2):
-        made.learn_slack(runner())
-    assert timed == [1]
 
 
 @pytest.mark.parametrize(
@@ -474,21 +374,31 @@ def test_bytes_of_results():
 
 
 def test_what_won_at_other_sizes_is_raced_first(raced):
-    """A winner for the same computation comes before candidates that promise more per second."""
-    made = raced(state={"base": (1.0, SLACK)})
-    known, other = (RaceCandidate(name, gain=gain) for name, gain in (("known", 0.1), ("other", 0.5)))
-    assert made.selection.first_of([other, known], runner()) is other
-    made.selection.request = replace(made.selection.request, winners=frozenset({"known"}))
-    assert made.selection.first_of([other, known], runner()) is known
+    """A winner for the same computation comes before the order of the table, which holds for those that are named."""
+    known, other = RaceCandidate("known"), RaceCandidate("other")
+    for settings, first in (({}, known), ({"candidates": ["other", "known"]}, other)):
+        made = raced(**settings).selection
+        assert made.first_of([other, known]) is other
+        made.request = replace(made.request, winners=frozenset({"known"}))
+        assert made.first_of([other, known]) is first
 
 
 def test_what_won_at_other_sizes_is_raced_whatever_it_promises(raced):
     """Without that, a candidate that could save less than 3 % is skipped."""
-    made = raced(state={"base": (1.0, SLACK)})
-    little = replace(STEP, name="little", shares={"generated": 0.07})
-    assert made.selection.why_not(little, runner()) == Reason(Skipped.GAIN, "it could save 2.8% at most")
-    made.selection.request = replace(made.selection.request, winners=frozenset({"little"}))
-    assert made.selection.why_not(little, runner()) is None
+    made = raced()
+    assert made.selection.why_not(LITTLE, runner()) == Reason(Skipped.GAIN, "it could save 2.8% at most")
+    made.selection.request = replace(made.selection.request, winners=frozenset({"step"}))
+    assert made.selection.why_not(LITTLE, runner()) is None
+
+
+def test_a_compile_that_serves_is_not_counted(raced, monkeypatch):
+    """What is left of the budget is the same after it, however long it took, and what counts is the rest."""
+    left, clock = raced(spent=40.0).budget, NOW
+    with left.serving():
+        clock += 500.0
+        monkeypatch.setattr(budget, "time", SimpleNamespace(perf_counter=lambda: clock))
+    assert (left.left_s, left.counted_s, left.spent_s) == (60.0, 40.0, 540.0)
+    assert left.ends == clock + 60.0
 
 
 GRAPHS = {"triton.cudagraphs": True}

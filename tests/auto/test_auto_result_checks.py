@@ -93,7 +93,7 @@ def test_the_other_candidates_are_held_to_defaults_own_draws(change, passes):
     kept = (torch.rand(X.shape, generator=generator) < 0.5).double() * 2
     default = made.changed(made.eager, lambda _: (X.bfloat16() * kept).bfloat16())
     with made.task.generators_kept():
-        assert checks.of_draws(default, made.task.copy()).passed
+        assert checks.of_draws(default, made.task.copy(), last=True).passed
         seen = made.changed(default, lambda y: change(y.double(), error[torch.randperm(64)]).bfloat16())
         assert checks.of_results(seen).passed == passes
 
@@ -104,3 +104,15 @@ def test_without_a_reference_it_is_said_why():
     made = Checks(lambda x: functional.rrelu(x, training=True), X)
     assert made.checks.reference is None
     assert made.checks.without == "it cannot be computed in float64 with the random numbers that eager draws"
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("last", [pytest.param(False, id="another follows"), pytest.param(True, id="the last one")])
+def test_a_wrong_first_candidate_of_a_random_graph(last):
+    """What is expected stays eager's, so that the next candidate can be the first; after the last there is nothing."""
+    made = Checks(lambda x: functional.dropout(x.sin(), 0.5), X)
+    checks, expected = made.checks, made.checks.expected
+    with made.task.generators_kept():
+        assert not checks.of_draws(made.eager, lambda *args: made.task.copy()(*args)[0] * 2, last=last).passed
+    assert checks.awaits_draws is not last
+    assert (checks.expected is expected) is not last

@@ -9,7 +9,7 @@ from torch import nn
 
 import backend_kwargs
 from backend_kwargs import make_backend
-from backend_kwargs.auto import candidates, decide, race, selection
+from backend_kwargs.auto import candidates, decide, race
 from backend_kwargs.auto.candidates import RaceCandidate, merged, rewriting
 from backend_kwargs.auto.store import Catalogue
 from backend_kwargs.facts.decision import Decision
@@ -24,8 +24,6 @@ def store(tmp_path, monkeypatch, fresh_dynamo):
     path = tmp_path / "decisions"
     monkeypatch.setenv("BACKEND_KWARGS_STORE", str(path))
     monkeypatch.setattr(candidates, "STEPS", ())
-    monkeypatch.setattr(selection, "LEAST_GAIN", -10.0)
-    monkeypatch.setattr(selection, "LEAST_GAIN_PER_S", -10.0)
     decide.forget_process()
     yield path
     decide.forget_process()

@@ -5,12 +5,14 @@ import torch
 from torch import nn
 
 import backend_kwargs as bk
-from backend_kwargs.auto.audit import Effort
+from backend_kwargs.auto.places import Standing, Verdict
+from backend_kwargs.auto.race import begun
+from backend_kwargs.auto.sandbox import sandboxed
+from backend_kwargs.backends import CapturedGraph
 from backend_kwargs.interval import Interval
 from backend_kwargs.rewrites.places import Place
-from benchmarks.studies.headroom import Timed, _timed, headroom, standing, table
+from benchmarks.studies.headroom import Timed, headroom, table, timed_places
 
-LITTLE = Effort(flips=0, rounds=2, timing_s=0.1)
 PLACE = Place("linear_activation", 1, (), (), (), training=False, count=3)
 
 
@@ -48,37 +50,40 @@ def test_a_place_stands_alone_with_its_neighbours(graph):
     """It has the inputs of the call, and returns what the model does there; what would fuse with it is in it."""
     model, x, gm, inputs = graph
     before = model.calls.clone()
-    found = [*standing(bk.make_backend("tmpl-inductor:auto"), gm, inputs)]
+    with sandboxed(gm) as sandbox:
+        request = bk.make_backend("tmpl-inductor:auto").request(CapturedGraph(gm, inputs))
+        race = begun(request, lambda name, done: None, sandbox, 0.0)
+        found = race.standing(race.selection.lowered)
     assert torch.equal(model.calls, before)  # the run that notes values writes to copies
-    second, first = (each for each in found if each.place.rewrite == "linear_activation")  # matched from the end
+    several = [each for each in found if each.place.rewrite == "linear_activation"]
+    first, second = sorted(several, key=lambda each: len(each.fused.gm.graph.nodes))
     assert all(each.eager_s > 0 for each in found)
     inner = torch.relu(model.one(x.sin()))
-    (given,) = (each for each in first.values if each.shape == x.shape)
+    (given,) = (each for each in first.fused.example_inputs if each.shape == x.shape)
     assert torch.equal(given, x)  # the sine is in the graph
-    torch.testing.assert_close(first.gm(*first.values)[-1], inner)
-    (read,) = (each for each in second.values if each.shape == inner.shape)
+    torch.testing.assert_close(first.fused.gm(*first.fused.example_inputs)[-1], inner)
+    (read,) = (each for each in second.fused.example_inputs if each.shape == inner.shape)
     torch.testing.assert_close(torch.relu(read), inner)  # the ReLU before it is in the graph too
-    torch.testing.assert_close(second.gm(*second.values)[-1], model(x))
+    torch.testing.assert_close(second.fused.gm(*second.fused.example_inputs)[-1], model(x))
 
 
 def test_the_places_of_a_model_are_timed():
     """Each is compiled twice, checked and timed; at most so many are."""
     backend, told = bk.make_backend("tmpl-inductor:auto"), []
-    (timed,) = headroom(Net().eval(), (torch.randn(4, 16),), backend, LITTLE, 1, told.append)
-    assert told == [f"{timed.place}, 1 times"]
-    assert timed.why == ""
-    assert timed.default_s > 0
-    assert timed.rewritten_s > 0
-    assert timed.speedup.low <= timed.speedup.median <= timed.speedup.high
+    (timed,) = headroom(Net().eval(), (torch.randn(4, 16),), backend, 1, told.append)
+    assert told == [f"{timed.standing.place}, 1 times"]
+    assert timed.found.why == ""
+    assert timed.found.default_s > 0
+    assert timed.found.rewritten_s > 0
+    assert timed.found.speedup.low <= timed.found.speedup.median <= timed.found.speedup.high
 
 
 @torch.no_grad()
-def test_a_place_that_is_not_timed_says_why(graph):
-    """A backend that permits no such rewrite times none of its places."""
+def test_only_what_is_permitted_has_places(graph):
+    """A backend that permits no rewrite has none."""
     *_, gm, inputs = graph
-    first, *_ = standing(bk.make_backend("tmpl-inductor:auto"), gm, inputs)
-    timed = _timed(bk.make_backend("tmpl-inductor:auto", rewrites=()), first, LITTLE, lambda line: None)
-    assert timed.verdict == f"BackendKwargsError: these options do not permit {first.place.rewrite}"
+    backend = bk.make_backend("tmpl-inductor:auto", rewrites=())
+    assert [*timed_places(backend, gm, inputs, 8, lambda line: None)] == []
 
 
 @pytest.mark.parametrize(
@@ -91,7 +96,7 @@ def test_a_place_that_is_not_timed_says_why(graph):
 )
 def test_a_verdict(speedup, verdict, wins):
     """A rewrite is faster in a place if its interval is clear of what two runs of one callable differ by."""
-    timed = Timed(PLACE, 1e-3, 2e-5, 1e-5, speedup)
+    timed = Timed(Standing(PLACE, None, None, 1e-3, 0.5), Verdict(2e-5, 1e-5, speedup))
     assert (timed.verdict, timed.wins) == (verdict, wins)
     said = table({"Net": [timed]})
     row = ["Net", str(PLACE), "3", "1000.0", "20.0", "10.0", f"{speedup.median:.2f}x", *verdict.split()]
@@ -101,5 +106,5 @@ def test_a_verdict(speedup, verdict, wins):
 
 def test_a_model_without_places(fresh_dynamo):
     """A model in which no rewrite matches has none."""
-    found = headroom(nn.Softplus(), (torch.randn(4, 16),), bk.make_backend("tmpl-inductor:auto"), LITTLE, 8, print)
+    found = headroom(nn.Softplus(), (torch.randn(4, 16),), bk.make_backend("tmpl-inductor:auto"), 8, print)
     assert found == []

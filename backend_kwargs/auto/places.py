@@ -1,0 +1,262 @@
+"""The places of a graph where a rewrite matches, each as a graph of its own with the inputs that it has in a call.
+
+So a race of two small graphs tells what a rewrite is worth there, and no whole graph is compiled to learn it.
+"""
+
+import contextlib
+import logging
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch.fx import Graph, GraphModule, Interpreter, Node
+
+from backend_kwargs import measure
+from backend_kwargs.auto.graph_stats import GraphStats
+from backend_kwargs.auto.request import Request
+from backend_kwargs.backends import CapturedGraph, CompileInner, Inputs
+from backend_kwargs.errors import error_text
+from backend_kwargs.facts import Call
+from backend_kwargs.graphs.writes import copy_of_graph
+from backend_kwargs.interval import Interval
+from backend_kwargs.measure.served import copied
+from backend_kwargs.options.requirements import machine, unmet
+from backend_kwargs.rewrites.places import Place
+from backend_kwargs.rewrites.table import find_rewrite
+from backend_kwargs.torch_internals import functorch
+from backend_kwargs.torch_internals.relowering import spare_of
+
+logger = logging.getLogger("backend_kwargs.auto")
+
+LEAST_SHARE = 0.02  # of a call in eager: what takes less is not worth two compiles
+MOST_NEIGHBOURS = 8
+REDUCTIONS = frozenset(
+    getattr(torch.ops.aten, name) for name in ("sum", "mean", "amax", "amin", "var_mean", "var", "_softmax")
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """A place as a graph of its own, with its inputs, and how long its nodes take in eager.
+
+    `bare` is the place alone; the graph `fused` has what Inductor would fuse with it too. `share` is the part of a call
+    in eager that all places like it take.
+    """
+
+    place: Place
+    bare: CapturedGraph
+    fused: CapturedGraph
+    eager_s: float
+    share: float
+
+    @property
+    def is_dynamic(self) -> bool:
+        """Whether a size varies, for which a timing at one size tells nothing."""
+        return any(isinstance(each, torch.SymInt) for each in self.fused.example_inputs)
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What a race of a place has shown: seconds as it is and rewritten, the speedup, or why there is none."""
+
+    default_s: float = 0.0
+    rewritten_s: float = 0.0
+    speedup: Interval | None = None
+    why: str = ""
+    is_little: bool = False  # so that it was not raced
+
+
+UNKNOWN = Verdict()
+
+
+# ---- what matches
+
+
+def matching(
+    names: Iterable[str],
+    stats: GraphStats,
+    objective: str,
+    lowered: Callable[[], Sequence[GraphModule]],
+    traced: tuple[GraphModule, Inputs],
+) -> dict[str, list[Place]]:
+    """Return the places of those of the rewrites `names` that match, by name.
+
+    `lowered` returns graphs that Inductor lowers; `traced` is dynamo's graph with its inputs. All stay unchanged.
+    """
+    from backend_kwargs.rewrites.apply import places_in, places_in_traced
+
+    found: dict[str, list[Place]] = {}
+    for name in names:
+        rewrite = find_rewrite(name)
+        try:
+            fits = rewrite.fitting(stats) and rewrite.objective in ("latency", objective)
+            if not fits or unmet(rewrite.needs, machine()):
+                continue
+            places = places_in(lowered(), name) if rewrite.patterns else places_in_traced(*traced, name)
+        except Exception as error:  # noqa: BLE001 - a user's rewrite may raise anything: it is not tried
+            logger.info("Rewrite %s is not tried: %s", name, error_text(error))
+            continue
+        if places:
+            logger.info("%s matches %d times", name, sum(each.count for each in places))
+            found[name] = places
+    return found
+
+
+class _LoweredError(Exception):
+    """The forward graph has been kept, which ends the compile."""
+
+
+def lowered_anew(request: Request) -> list[GraphModule]:
+    """Return the forward graph that Inductor would lower, without compiling it."""
+    graphs: list[GraphModule] = []
+
+    def keeping(inner_compile: CompileInner) -> CompileInner:
+        def compile_one(gm: GraphModule, *_: object, **__: object) -> Call:
+            graphs.append(spare_of(gm))
+            raise _LoweredError
+
+        return compile_one
+
+    with functorch.patched(enable_autograd_cache=False), contextlib.suppress(Exception):
+        request.compile(request.graph.wrap_inner_compile(keeping), {}, "")
+    return graphs
+
+
+# ---- a place as a graph
+
+
+def standing(places: Iterable[Place], fresh: Callable[[], Inputs], device: torch.device) -> list[Standing]:
+    """Return places as graphs of their own, dearest in eager first; `fresh` returns inputs of a call.
+
+    Those of a lowered graph that is called otherwise than dynamo's, as with a seed, are left out.
+    """
+    by_graph: dict[Graph, list[Place]] = defaultdict(list)
+    for each in places:
+        by_graph[each.nodes[0].graph].append(each)
+    found = [each for graph, several in by_graph.items() for each in _standing_in(graph, several, fresh(), device)]
+    return sorted(found, key=lambda each: -each.share)
+
+
+def _standing_in(graph: Graph, places: Sequence[Place], inputs: Inputs, device: torch.device) -> Iterator[Standing]:
+    if len(graph.find_nodes(op="placeholder")) != len(inputs) or graph.owning_module is None:
+        return
+    alone = [(standing_alone(place.nodes), standing_alone(with_neighbours(place.nodes))) for place in places]
+    wanted = {node for forms in alone for _, reads in forms for node in reads}
+    watched = _Watched(graph.owning_module, wanted, device)
+    watched.run(*inputs)
+    whole_s = sum(watched.seconds.values())
+    for place, forms in zip(places, alone, strict=True):
+        seconds = sum(watched.seconds.get(node, 0.0) for node in place.nodes)
+        bare, fused = (CapturedGraph(gm, [watched.values[node] for node in reads]) for gm, reads in forms)
+        yield Standing(place, bare, fused, seconds, place.count * seconds / whole_s)
+
+
+@dataclass
+class _Watched(Interpreter):
+    """A run of a graph in eager: the seconds of each node, and what those that are `wanted` return."""
+
+    module: GraphModule
+    wanted: set[Node]
+    device: torch.device
+    values: dict[Node, Any] = field(default_factory=dict)
+    seconds: dict[Node, float] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        super().__init__(self.module)
+
+    def run_node(self, n: Node) -> Any:
+        began = time.perf_counter()
+        result = super().run_node(n)
+        measure.synchronize(self.device)
+        if n.op.startswith("call"):
+            self.seconds[n] = time.perf_counter() - began
+        if n in self.wanted:
+            self.values[n] = _kept(result, given=n.op in ("placeholder", "get_attr"))
+        return result
+
+
+def _kept(value: Any, *, given: bool) -> Any:
+    """Return what a node returned as an input of another graph: a leaf, apart from what is written later."""
+    if not isinstance(value, torch.Tensor):
+        return value
+    leaf = value.detach() if given else copied(value.detach())
+    return leaf.requires_grad_() if value.requires_grad and torch.is_grad_enabled() else leaf
+
+
+def standing_alone(nodes: Sequence[Node]) -> tuple[GraphModule, list[Node]]:
+    """Return the graph of these nodes alone, and the nodes of the graph around them that it reads, in order."""
+    inside = sorted({node for node in nodes if node.op.startswith("call")})
+    reads = [*dict.fromkeys(each for node in inside for each in node.all_input_nodes if each not in inside)]
+    graph, copies = Graph(), dict[Node, Node]()
+    for node in reads:
+        copies[node] = graph.placeholder(node.name)
+        copies[node].meta = dict(node.meta)
+    for node in inside:
+        copies[node] = graph.node_copy(node, copies.__getitem__)
+    graph.output(tuple(copies[node] for node in inside if not {*inside}.issuperset(node.users)))
+    return GraphModule(torch.nn.Module(), graph), reads
+
+
+def with_neighbours(nodes: Sequence[Node]) -> list[Node]:
+    """Return the nodes with those around them that Inductor would fuse with what takes their place."""
+    inside = dict.fromkeys(nodes)
+    for _ in range(MOST_NEIGHBOURS):
+        after = (user for node in inside for user in node.users)
+        before = (each for node in inside for each in node.all_input_nodes if inside.keys() >= each.users.keys())
+        near = next((each for each in (*after, *before) if each not in inside and _is_fused(each)), None)
+        if near is None:
+            break
+        inside[near] = None
+    return [*inside]
+
+
+def _is_fused(node: Node) -> bool:
+    tags = getattr(node.target, "tags", ())
+    packet = getattr(node.target, "overloadpacket", None)
+    return node.op == "call_function" and (torch.Tag.pointwise in tags or packet in REDUCTIONS)
+
+
+def rewritten_alone(graph: CapturedGraph, name: str) -> GraphModule | None:
+    """Return the graph of a place as the rewrite makes it, to be called as it is; None if it takes other inputs."""
+    from backend_kwargs.rewrites.apply import rewrite_graph
+    from backend_kwargs.rewrites.traced import change_by
+
+    gm = copy_of_graph(graph.gm)
+    if find_rewrite(name).patterns:
+        count = rewrite_graph(gm.graph, name)
+        gm.recompile()
+        return gm if count else None
+    change = change_by(name, gm, graph.example_inputs)
+    return change.gm if change and change.example_inputs is graph.example_inputs else None
+
+
+# ---- which are chosen
+
+CLEAR = 1.2  # a speedup that other sizes, which were not timed, are taken to have in part
+
+
+def worth_it(places: Iterable[Place], verdicts: Mapping[Place, Verdict], margin: float) -> list[Place]:
+    """Return the places that are faster rewritten, beyond the margin, one for each operator: what saves most first.
+
+    Those without a verdict follow the others of their rewrite, where all of these are clearly faster.
+    """
+    saved: dict[Place, float] = {}
+    for place in places:
+        if (found := verdicts.get(place, UNKNOWN)).speedup:
+            if found.speedup.low > 1 + margin:
+                saved[place] = place.count * (found.default_s - found.rewritten_s)
+        elif _is_clear(place.rewrite, verdicts):
+            saved[place] = 0.0
+    chosen: list[Place] = []
+    for place in sorted(saved, key=lambda each: -saved[each]):
+        if all({*place.nodes}.isdisjoint(each.nodes) for each in chosen):
+            chosen.append(place)
+    return chosen
+
+
+def _is_clear(rewrite: str, verdicts: Mapping[Place, Verdict]) -> bool:
+    known = [each.speedup for place, each in verdicts.items() if place.rewrite == rewrite and each.speedup]
+    return bool(known) and all(speedup.low > CLEAR for speedup in known)

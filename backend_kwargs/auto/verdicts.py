@@ -1,0 +1,61 @@
+"""The verdicts of places, kept on this machine: another model with such a place times nothing.
+
+A name is "verdicts/<device>/<place>.<what else decides>.json". They stay in folders of this machine: what a place
+shows by itself is not proven in a whole graph.
+"""
+
+import hashlib
+import json
+import math
+from dataclasses import dataclass
+
+from backend_kwargs.auto.machine import Machine, device_of, variant_of
+from backend_kwargs.auto.places import Verdict
+from backend_kwargs.interval import Interval
+from backend_kwargs.options.layers import Options
+from backend_kwargs.rewrites.places import Place
+from backend_kwargs.stores.documents import Document, Kind
+from backend_kwargs.stores.layered import Layered
+
+DIGITS = 8
+
+
+def check(verdict: Verdict) -> None:
+    """Raise ValueError if a verdict has no finite figures."""
+    speedup = verdict.speedup or Interval(math.nan, math.nan, math.nan)
+    numbers = verdict.default_s, verdict.rewritten_s, speedup.median, speedup.low, speedup.high
+    if not all(math.isfinite(number) and number > 0 for number in numbers):
+        raise ValueError("A verdict must have seconds and a speedup above 0.")
+
+
+KIND = Kind("verdict", Verdict, check=check, stays=lambda verdict: True)
+
+
+@dataclass(frozen=True)
+class Verdicts:
+    """The verdicts on such a device, under these options of the user's and these releases."""
+
+    layered: Layered[Verdict]
+    here: Machine
+    fixed: Options
+
+    @property
+    def folder(self) -> str:
+        """The prefix of the names on such a device."""
+        return f"verdicts/{device_of(self.here)}/"
+
+    def find(self, place: Place) -> Verdict | None:
+        """Return the verdict of a place, None if it has none here."""
+        name = self._name(place)
+        found = self.layered.group(self.folder, place.signature, lambda each: each == name)
+        return found[name].body if name in found else None
+
+    def put(self, place: Place, verdict: Verdict) -> None:
+        """Keep a verdict that has a speedup."""
+        if verdict.speedup:
+            self.layered.put(self.folder, place.signature, Document(self._name(place), verdict))
+
+    def _name(self, place: Place) -> str:
+        others = self.here.get("backend-kwargs"), variant_of(self.here), sorted(self.fixed.items())
+        hashed = hashlib.sha256(json.dumps(others, default=repr).encode()).hexdigest()[:DIGITS]
+        return f"{self.folder}{place.signature}.{hashed}.json"

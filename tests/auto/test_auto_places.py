@@ -1,0 +1,369 @@
+"""Places raced by themselves before the graph is compiled, as on a GPU: here on a CPU, with planted figures."""
+
+import math
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F  # noqa: N812
+
+import backend_kwargs
+from backend_kwargs import make_backend
+from backend_kwargs.auto import candidates, decide, race, selection
+from backend_kwargs.auto.compiling import Compiles
+from backend_kwargs.auto.places import UNKNOWN, Verdict, worth_it
+from backend_kwargs.errors import BackendKwargsWarning
+from backend_kwargs.facts.decision import RaceRow
+from backend_kwargs.interval import Interval
+from backend_kwargs.rewrites import Rewrite, register_rewrite, table
+from backend_kwargs.rewrites.places import Place
+from backend_kwargs.rewrites.table import name_of
+from backend_kwargs.rewrites.traced import replacing
+from tests.auto.graphs import change, rows_of
+
+FASTER, SLOWER = Verdict(2e-5, 1e-5, Interval(2.0, 1.9, 2.1)), Verdict(1e-5, 2e-5, Interval(0.5, 0.4, 0.6))
+SLIGHTLY = Verdict(1.1e-5, 1e-5, Interval(1.1, 1.09, 1.11))
+
+
+@pytest.fixture(autouse=True)
+def _places_first(monkeypatch, default_wins):
+    """Race places first, then nothing but default and rewrites; the last one that is right wins."""
+    monkeypatch.setattr(selection.Selection, "places_first", property(lambda self: not self.named))
+    monkeypatch.setattr(race, "LEAST_SHARE", 0.0)
+    monkeypatch.setattr(race.Race, "not_slower", lambda self, champion, eager: champion)
+    monkeypatch.setattr(candidates, "STEPS", ())
+    monkeypatch.setattr(candidates, "installed", lambda: ())
+
+
+@pytest.fixture
+def judged(monkeypatch):
+    """Give each place the verdict planted for its rewrite, else UNKNOWN; return the rewrites that were judged."""
+
+    def plant(**verdicts):
+        asked = []
+
+        def verdict_of(request, sandbox, standing):
+            asked.append(standing.place.rewrite)
+            return verdicts.get(standing.place.rewrite, UNKNOWN)
+
+        monkeypatch.setattr(race, "verdict_of", verdict_of)
+        return asked
+
+    return plant
+
+
+class Net(nn.Module):
+    """A convolution with ReLU, then a linear layer with GELU's approximation."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.conv, self.linear = nn.Conv2d(3, 8, 3), nn.Linear(8 * 36, 16)
+
+    def forward(self, x):
+        return F.gelu(self.linear(torch.relu(self.conv(x)).flatten(1)), approximate="tanh")
+
+
+def raced(model=None, x=None, **options):
+    model, x = model or Net().eval(), torch.randn(2, 3, 8, 8) if x is None else x
+    compiled = torch.compile(model, backend=make_backend("tmpl-inductor:auto", {"budget_s": 300.0, **options}))
+    with torch.no_grad():
+        torch.testing.assert_close(compiled(x), model(x), atol=2e-3, rtol=2e-3)
+    (graph,) = backend_kwargs.report(compiled).graphs
+    return graph.race
+
+
+def test_what_is_faster_by_itself_is_compiled_once(store, judged):
+    """The graph is compiled with the places that won, under one name for several rewrites, and default is not."""
+    asked = judged(convolution=FASTER, linear_activation=FASTER)
+    decision = raced()
+    assert sorted(asked) == ["convolution", "linear_activation"]
+    rows = rows_of(store)
+    assert [*rows] == ["eager", "rewrites"]
+    assert sorted(map(name_of, decision.options["rewrites"])) == ["convolution", "linear_activation"]
+    assert rows["rewrites"].rewritten == {"convolution": 1, "linear_activation": 1}
+    assert not rows["rewrites"].untried
+
+
+def test_what_is_lowered_is_judged_after_a_place_of_dynamos_graph_has_won(store, judged):
+    """The graph is not traced to look for more: it is compiled, and what then wins in its lowered graph joins."""
+    asked = judged(shifted=FASTER, linear_activation=FASTER)
+    shifted = lambda node, args: (shifted_cosine(node, args["input"]), 0.0)  # noqa: E731
+    with_rewrite("shifted", shifted)
+    try:
+        model = nn.Sequential(Sine(), nn.Linear(16, 16), nn.ReLU()).eval()
+        decision = raced(model, torch.randn(4, 16), rewrites=["shifted"])
+    finally:
+        table._registered.pop("shifted")
+    assert asked == ["shifted", "linear_activation"]
+    assert [*rows_of(store)] == ["eager", "shifted", "rewrites"]
+    assert sorted(map(name_of, decision.options["rewrites"])) == ["linear_activation", "shifted"]
+
+
+class Sine(nn.Module):
+    """The sine of its input."""
+
+    def forward(self, x):
+        return torch.sin(x)
+
+
+def shifted_cosine(node, x):
+    moved = node.graph.call_function(torch.sub, (x, math.pi / 2))
+    return node.graph.call_function(torch.cos, (moved,))
+
+
+def test_one_rewrite_gives_the_candidate_its_name(store, judged):
+    """A row says at once what was rewritten."""
+    judged(convolution=FASTER, linear_activation=SLOWER)
+    assert raced().winner == "convolution"
+
+
+def test_what_is_slower_by_itself_is_not_raced(store, judged):
+    """Default is compiled, and no rewrite, where every place has lost."""
+    judged(convolution=SLOWER, linear_activation=SLOWER)
+    raced()
+    assert [*rows_of(store)] == ["eager", "default"]
+
+
+def test_full_effort_races_in_the_graph_what_lost_by_itself(store, judged):
+    """What a place shows by itself may not hold in the graph, and there is time to see."""
+    judged(convolution=SLOWER, linear_activation=SLOWER)
+    raced(effort="full", candidates=None)
+    assert {"convolution", "linear_activation"} <= {*rows_of(store)}
+
+
+def test_what_cannot_be_judged_is_raced_in_the_graph(store, judged):
+    """A rewrite without a verdict is a candidate after default."""
+    judged(linear_activation=SLOWER)
+    raced()
+    assert [*rows_of(store)] == ["eager", "default", "convolution"]
+
+
+def test_doubt_is_settled_by_default(store, judged, monkeypatch):
+    """Where the compiled graph does not have what was learnt of its places, default is timed against it."""
+    judged(convolution=FASTER, linear_activation=SLOWER)
+    monkeypatch.setattr(race.Race, "is_sure_of", lambda self, chosen: False)
+    raced()
+    assert [*rows_of(store)] == ["eager", "convolution", "default"]
+    assert rows_of(store)["default"].against == "convolution"
+
+
+@pytest.mark.parametrize(
+    ("rewritten", "sure"),
+    [
+        pytest.param({"attention": 2, "patches": 1}, True, id="all"),
+        pytest.param({"attention": 3, "patches": 1}, True, id="more"),
+        pytest.param({"attention": 1, "patches": 1}, False, id="one is missing"),
+        pytest.param({"attention": 2}, False, id="a rewrite is missing"),
+    ],
+)
+def test_what_a_compiled_graph_leaves_in_doubt(rewritten, sure):
+    """Each chosen place has to be rewritten, as often as it is there."""
+    chosen = [place("attention", count=2), place("patches")]
+    made = SimpleNamespace(selection=SimpleNamespace(best_row=RaceRow("rewrites", rewritten=rewritten)))
+    assert race.Race.is_sure_of(made, chosen) is sure
+
+
+def test_a_wrong_rewrite_is_not_chosen(store, monkeypatch):
+    """A place is checked as any graph is, before it is timed."""
+    monkeypatch.setattr(race, "LEAST_SHARE", 0.0)
+    seen = []
+    of = race.verdict_of
+    monkeypatch.setattr(race, "verdict_of", lambda *args: seen.append(of(*args)) or seen[-1])
+    with_rewrite("wrong_sine", lambda node, args: (node.graph.call_function(torch.cos, (args["input"],)), 0.0))
+    try:
+        raced(torch.sin, torch.randn(64), rewrites=["wrong_sine"])
+    finally:
+        table._registered.pop("wrong_sine")
+    assert [each.why.split(":")[:2] for each in seen] == [["wrong_sine", " fail_accuracy"]]
+    assert rows_of(store)["wrong_sine"].status == "fail_accuracy"  # raced in the graph too, as it has no verdict
+
+
+def test_libraries_are_timed_without_a_compile(store, monkeypatch):
+    """Where a place calls libraries alone, both forms are called as they are; only if unclear it is compiled."""
+    timed, compiled = [], []
+
+    def timed_alone(self, calls):
+        timed.append([call()["output"][0].shape for call in calls])
+        return FASTER if len(timed) == 1 else SLOWER
+
+    of_two = race.Race.of_two
+    monkeypatch.setattr(race.Race, "_timed_alone", timed_alone)
+    monkeypatch.setattr(race.Race, "of_two", lambda self, place: compiled.append(place) or of_two(self, place))
+    product = with_rewrite("transposed", multiplied_transposed, targets=(torch.mm,))
+    try:
+        for width, compiles in ((48, 0), (64, 1)):
+            x = torch.randn(32, width)
+            raced(lambda x: torch.mm(x, x.t()), x, rewrites=[product], race="always")
+            assert len(compiled) == compiles
+    finally:
+        table._registered.pop(product)
+    assert timed[0] == [(32, 32)] * 2
+
+
+def test_what_is_drawn_for_nothing_needs_no_second_compile(store, monkeypatch):
+    """Where no lowered operator draws, compiled code is checked against eager without a compile that draws as eager."""
+    drawing = []
+    compile_ = Compiles.compile
+
+    def compiled(self, options, compiler=""):
+        drawing.append(bool(options.get("fallback_random")))
+        return compile_(self, options, compiler)
+
+    monkeypatch.setattr(Compiles, "compile", compiled)
+
+    def skips(x):
+        torch.rand([])  # as a layer that is dropped at random, but not in eval mode
+        return x.sin() + 1
+
+    raced(skips, torch.randn(64), rewrites=())
+    assert drawing == [False]
+    torch._dynamo.reset()
+    model = nn.Dropout(0.5)
+    torch.compile(model, backend=make_backend("tmpl-inductor:auto", budget_s=300.0, rewrites=()))(torch.randn(64, 8))
+    assert drawing[1:] == [False, True]
+
+
+def test_a_wrong_first_candidate_of_a_random_graph_is_followed_by_default(store, judged, monkeypatch):
+    """What draws as compiled code does is then default, which is checked by eager's draws in its turn."""
+    judged(wrong_sine=FASTER)
+    with_rewrite("wrong_sine", lambda node, args: (node.graph.call_function(torch.cos, (args["input"],)), 0.0))
+    try:
+        compiled = torch.compile(
+            lambda x: F.dropout(torch.sin(x)), backend=make_backend("tmpl-inductor:auto", rewrites=["wrong_sine"])
+        )
+        compiled(torch.randn(64, 8))
+    finally:
+        table._registered.pop("wrong_sine")
+    outcomes = {row.name: row.status for row in rows_of(store).values()}
+    assert outcomes == {"wrong_sine": "fail_accuracy", "eager": "pass", "default": "pass"}
+
+
+def place(rewrite, nodes=(), count=1, inputs=()):
+    return Place(rewrite, 1, (), inputs, (), training=False, count=count, nodes=nodes)
+
+
+OTHER_SIZE = place("attention", inputs=("x0: [2]",))
+
+
+@pytest.mark.parametrize(
+    ("verdicts", "chosen"),
+    [
+        pytest.param({place("attention"): FASTER}, ["attention", "other"], id="clearly faster: other sizes follow"),
+        pytest.param({place("attention"): SLIGHTLY}, ["attention"], id="a little faster"),
+        pytest.param({place("attention"): SLOWER}, [], id="slower"),
+        pytest.param({place("attention"): FASTER, OTHER_SIZE: SLOWER}, ["attention"], id="each for itself"),
+        pytest.param({place("attention"): FASTER, OTHER_SIZE: UNKNOWN}, ["attention", "other"], id="not judged"),
+        pytest.param({}, [], id="nothing is known"),
+    ],
+)
+def test_which_places_are_chosen(verdicts, chosen):
+    """Those that are faster by themselves, and other sizes of a rewrite that was clearly faster wherever timed."""
+    names = {place("attention"): "attention", OTHER_SIZE: "other", place("patches"): "patches"}
+    assert [names[each] for each in worth_it([*names], verdicts, 0.02)] == chosen
+
+
+def test_one_rewrite_for_each_operator():
+    """Of places that share an operator, the one that saves most is chosen."""
+    one, other, apart = (
+        place("attention", nodes=(1, 2)),
+        place("cudnn_attention", nodes=(2, 3)),
+        place("patches", nodes=(4,)),
+    )
+    verdicts = {one: SLIGHTLY, other: FASTER, apart: SLIGHTLY}
+    assert worth_it([one, other, apart], verdicts, 0.02) == [other, apart]
+
+
+def multiplied_transposed(node, args):
+    transposed = [node.graph.call_method("t", (args[name],)) for name in ("mat2", "input")]
+    product = node.graph.call_function(torch.mm, tuple(transposed))
+    return node.graph.call_method("t", (product,)), 0.0
+
+
+def with_rewrite(name, new_node, targets=(torch.sin,)):
+    """Register a rewrite of dynamo's graph."""
+    register_rewrite(name, Rewrite(name, traced=replacing(targets, new_node)))
+    return name
+
+
+class Apart(nn.Module):
+    """Another model with the linear layer of `Net`, on what it is given."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(8 * 36, 16)
+
+    def forward(self, x):
+        return F.gelu(self.linear(x.flatten(1)), approximate="tanh") * 2
+
+
+def test_another_model_with_a_place_times_nothing(store, judged):
+    """What a place has shown is read by the next race, unless all is to be raced again."""
+    asked = judged(linear_activation=FASTER, convolution=SLOWER)
+    raced()
+    del asked[:]
+    decide.forget_process()
+    assert raced(Apart().eval(), torch.randn(2, 8, 36)).winner == "linear_activation"
+    assert asked == []
+    torch._dynamo.reset()
+    raced(Apart().eval(), torch.randn(2, 8, 36), race="always")
+    assert asked == ["linear_activation"]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [pytest.param({"epilogue_fusion": False}, id="an option"), pytest.param({"tolerance": 1e-3}, id="auto's")],
+)
+def test_a_verdict_is_for_the_users_options(store, judged, options):
+    """Under other options of Inductor's the place is raced anew; what is asked of a race changes no verdict."""
+    asked = judged(linear_activation=FASTER)
+    raced(Apart().eval(), torch.randn(2, 8, 36))
+    torch._dynamo.reset()
+    raced(Apart().eval(), torch.randn(2, 8, 36), **options)
+    assert asked == ["linear_activation"] * (2 if "epilogue_fusion" in options else 1)
+
+
+def test_verdicts_stay_on_this_machine(tmp_path, judged):
+    """A store that is shared gets the decision, and no verdict."""
+    judged(linear_activation=FASTER)
+    shared, local = InMemory(), tmp_path / "local"
+    raced(Apart().eval(), torch.randn(2, 8, 36), store=[str(local), shared])
+    assert [name.partition("/")[0] for name in shared.documents] == ["decisions"]
+    assert sorted({each.relative_to(local).parts[0] for each in local.rglob("*.json")}) == ["decisions", "verdicts"]
+
+
+@pytest.mark.parametrize("spoilt", [{"default_s": -1.0}, {"speedup": None}, {"rewritten_s": "x"}], ids=str)
+def test_a_spoilt_verdict_is_not_used(store, judged, spoilt):
+    """A verdict from a file must have figures; without, the place is raced."""
+    asked = judged(linear_activation=FASTER)
+    raced(Apart().eval(), torch.randn(2, 8, 36))
+    change(store / "verdicts", **spoilt)
+    for each in (store / "decisions").rglob("*.json"):
+        each.unlink()
+    decide.forget_process()
+    torch._dynamo.reset()
+    with pytest.warns(BackendKwargsWarning, match="is not used"):
+        raced(Apart().eval(), torch.randn(2, 8, 36))
+    assert asked == ["linear_activation"] * 2
+
+
+class InMemory:
+    """A store of the user's."""
+
+    label = "shared"
+
+    def __init__(self):
+        self.documents = {}
+
+    def get(self, name):
+        return self.documents.get(name)
+
+    def put(self, name, document):
+        self.documents[name] = document
+
+    def list(self, prefix):
+        return [each for each in self.documents.items() if each[0].startswith(prefix)]
+
+    def forget(self, name):
+        self.documents.pop(name, None)
