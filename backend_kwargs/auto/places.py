@@ -17,11 +17,11 @@ from torch.fx import Graph, GraphModule, Interpreter, Node
 from backend_kwargs import measure
 from backend_kwargs.auto.graph_stats import GraphStats
 from backend_kwargs.auto.request import Request
+from backend_kwargs.auto.verdicts import UNKNOWN, Verdict
 from backend_kwargs.backends import CapturedGraph, CompileInner, Inputs
 from backend_kwargs.errors import error_text
 from backend_kwargs.facts import Call
 from backend_kwargs.graphs.writes import copy_of_graph
-from backend_kwargs.interval import Interval
 from backend_kwargs.measure.served import copied
 from backend_kwargs.options.requirements import machine, unmet
 from backend_kwargs.rewrites.places import Place
@@ -56,20 +56,6 @@ class Standing:
     def is_dynamic(self) -> bool:
         """Whether a size varies, for which a timing at one size tells nothing."""
         return any(isinstance(each, torch.SymInt) for each in self.fused.example_inputs)
-
-
-@dataclass(frozen=True, slots=True)
-class Verdict:
-    """What a race of a place has shown: seconds as it is and rewritten, the speedup, or why there is none."""
-
-    default_s: float = 0.0
-    rewritten_s: float = 0.0
-    speedup: Interval | None = None
-    why: str = ""
-    is_little: bool = False  # so that it was not raced
-
-
-UNKNOWN = Verdict()
 
 
 # ---- what matches

@@ -19,11 +19,12 @@ from backend_kwargs.auto.compiling import Candidate, Compiles
 from backend_kwargs.auto.deadline import OutOfTime, capped, capped_backward
 from backend_kwargs.auto.graph_stats import GraphStats, observed_stats
 from backend_kwargs.auto.head_to_head import MARGIN, Runner, better, interleaved, note_figures
-from backend_kwargs.auto.places import LEAST_SHARE, Standing, Verdict, rewritten_alone, standing
+from backend_kwargs.auto.places import LEAST_SHARE, Standing, rewritten_alone, standing
 from backend_kwargs.auto.request import Request
 from backend_kwargs.auto.result_checks import ResultChecks
 from backend_kwargs.auto.sandbox import Sandbox, own_libdevice, sandboxed
 from backend_kwargs.auto.selection import Reason, Selection, Skipped
+from backend_kwargs.auto.verdicts import Verdict
 from backend_kwargs.backends import CapturedGraph
 from backend_kwargs.backends.generated_code import comparable, compiled_graphs, rewrites_made
 from backend_kwargs.errors import error_text

@@ -31,10 +31,11 @@ from backend_kwargs.auto.candidates import (
 from backend_kwargs.auto.compiling import Compiles
 from backend_kwargs.auto.graph_stats import GraphStats, padded_in
 from backend_kwargs.auto.head_to_head import MARGIN, Runner
-from backend_kwargs.auto.places import Verdict, lowered_anew, matching, worth_it
+from backend_kwargs.auto.places import lowered_anew, matching, worth_it
 from backend_kwargs.auto.request import RaceContext, Request
 from backend_kwargs.auto.result_checks import ResultChecks
 from backend_kwargs.auto.settings import RaceSettings
+from backend_kwargs.auto.verdicts import Verdict
 from backend_kwargs.facts.decision import DEFAULT, EAGER, RaceRow
 from backend_kwargs.graphs.replay import Task
 from backend_kwargs.options.layers import Options, standing, with_users

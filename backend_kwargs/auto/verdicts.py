@@ -10,7 +10,6 @@ import math
 from dataclasses import dataclass
 
 from backend_kwargs.auto.machine import Machine, device_of, variant_of
-from backend_kwargs.auto.places import Verdict
 from backend_kwargs.interval import Interval
 from backend_kwargs.options.layers import Options
 from backend_kwargs.rewrites.places import Place
@@ -18,6 +17,20 @@ from backend_kwargs.stores.documents import Document, Kind
 from backend_kwargs.stores.layered import Layered
 
 DIGITS = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What a race of a place has shown: seconds as it is and rewritten, the speedup, or why there is none."""
+
+    default_s: float = 0.0
+    rewritten_s: float = 0.0
+    speedup: Interval | None = None
+    why: str = ""
+    is_little: bool = False  # so that it was not raced
+
+
+UNKNOWN = Verdict()
 
 
 def check(verdict: Verdict) -> None:

@@ -12,7 +12,8 @@ import backend_kwargs
 from backend_kwargs import make_backend
 from backend_kwargs.auto import candidates, decide, race, selection
 from backend_kwargs.auto.compiling import Compiles
-from backend_kwargs.auto.places import UNKNOWN, Verdict, worth_it
+from backend_kwargs.auto.places import worth_it
+from backend_kwargs.auto.verdicts import UNKNOWN, Verdict
 from backend_kwargs.errors import BackendKwargsWarning
 from backend_kwargs.facts.decision import RaceRow
 from backend_kwargs.interval import Interval

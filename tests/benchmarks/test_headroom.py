@@ -5,9 +5,10 @@ import torch
 from torch import nn
 
 import backend_kwargs as bk
-from backend_kwargs.auto.places import Standing, Verdict
+from backend_kwargs.auto.places import Standing
 from backend_kwargs.auto.race import begun
 from backend_kwargs.auto.sandbox import sandboxed
+from backend_kwargs.auto.verdicts import Verdict
 from backend_kwargs.backends import CapturedGraph
 from backend_kwargs.interval import Interval
 from backend_kwargs.rewrites.places import Place
