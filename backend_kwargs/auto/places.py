@@ -27,6 +27,7 @@ from backend_kwargs.options.requirements import machine, unmet
 from backend_kwargs.rewrites.places import Place
 from backend_kwargs.rewrites.table import find_rewrite
 from backend_kwargs.torch_internals import functorch
+from backend_kwargs.torch_internals.modes import enter_autocast
 from backend_kwargs.torch_internals.relowering import spare_of
 
 logger = logging.getLogger("backend_kwargs.auto")
@@ -117,7 +118,8 @@ def lowered_anew(request: Request) -> list[GraphModule]:
 def standing(places: Iterable[Place], fresh: Callable[[], Inputs], device: torch.device) -> list[Standing]:
     """Return places as graphs of their own, dearest in eager first; `fresh` returns inputs of a call.
 
-    Those of a lowered graph that is called otherwise than dynamo's, as with a seed, are left out.
+    Left out are those of a lowered graph that is called otherwise than dynamo's, as with a seed, and of one of dynamo's
+    that enters autocast: alone they would compute in other dtypes.
     """
     by_graph: dict[Graph, list[Place]] = defaultdict(list)
     for each in places:
@@ -127,7 +129,8 @@ def standing(places: Iterable[Place], fresh: Callable[[], Inputs], device: torch
 
 
 def _standing_in(graph: Graph, places: Sequence[Place], inputs: Inputs, device: torch.device) -> Iterator[Standing]:
-    if len(graph.find_nodes(op="placeholder")) != len(inputs) or graph.owning_module is None:
+    casts = graph.find_nodes(op="call_function", target=enter_autocast)
+    if casts or len(graph.find_nodes(op="placeholder")) != len(inputs) or graph.owning_module is None:
         return
     alone = [(standing_alone(place.nodes), standing_alone(with_neighbours(place.nodes))) for place in places]
     wanted = {node for forms in alone for _, reads in forms for node in reads}

@@ -341,6 +341,13 @@ class Race:
         """Return places as graphs of their own, dearest in eager first."""
         return standing(places, self.task.inputs.fresh, self.device)
 
+    def _alone(self, places: Iterable[Place]) -> list[Standing]:
+        try:
+            return self.standing(places)
+        except Exception as error:  # noqa: BLE001 - such as too little memory for what they read: races go on without
+            logger.info("No place is raced by itself: %s", error_text(error))
+            return []
+
     def _judge(self, places: Iterable[Place]) -> None:
         """Race by themselves the places that take longest in eager, in the budget that is left, at least half of it."""
         found, stored, longest_s = self.selection.verdicts, self.request.verdicts, 0.0
@@ -349,7 +356,7 @@ class Race:
         if stored:
             found.update((place, known) for place in places if (known := stored.find(place)))
         ends = time.perf_counter() + max(self.budget.left_s, self.budget.seconds / 2)
-        for each in self.standing([place for place in places if place not in found]):
+        for each in self._alone([place for place in places if place not in found]):
             if each.share < LEAST_SHARE:
                 found[each.place] = Verdict(why=f"{each.share:.1%} of a call in eager", is_little=True)
                 continue

@@ -141,6 +141,35 @@ def test_what_cannot_be_judged_is_raced_in_the_graph(store, judged):
     assert [*rows_of(store)] == ["eager", "default", "convolution"]
 
 
+def test_a_place_under_the_graphs_own_autocast_is_raced_in_the_graph(store, judged):
+    """Alone it would compute in other dtypes than there."""
+    asked = judged(shifted=FASTER)
+    with_rewrite("shifted", lambda node, args: (shifted_cosine(node, args["input"]), 0.0))
+
+    def fn(x):
+        with torch.autocast("cpu", torch.bfloat16):
+            return torch.sin(x) + 1
+
+    try:
+        raced(fn, torch.randn(64), rewrites=["shifted"])
+    finally:
+        table._registered.pop("shifted")
+    assert asked == []
+    assert [*rows_of(store)] == ["eager", "default", "shifted"]
+
+
+def test_without_room_for_what_places_read_the_race_goes_on(store, judged, monkeypatch):
+    """Then rewrites are raced in the whole graph."""
+
+    def fails(*_):
+        raise torch.OutOfMemoryError("planted")
+
+    judged(convolution=FASTER)
+    monkeypatch.setattr(race, "standing", fails)
+    raced()
+    assert [*rows_of(store)] == ["eager", "default", "convolution", "linear_activation"]
+
+
 def test_doubt_is_settled_by_default(store, judged, monkeypatch):
     """Where the compiled graph does not have what was learnt of its places, default is timed against it."""
     judged(convolution=FASTER, linear_activation=SLOWER)
