@@ -1,6 +1,9 @@
 """OpenVINO in a lower precision: within a bound that is measured, alone, in a race and in a comparison."""
 
 import copy
+import os
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -24,6 +27,10 @@ pytestmark = [
 ]
 bf16_here = pytest.mark.skipif(
     bool(openvino_native.why_not_in("bf16")), reason="OpenVINO has no bf16 kernels for this CPU"
+)
+f16_ignored = pytest.mark.skipif(
+    "ONEDNN_MAX_CPU_ISA" in os.environ or not openvino_native.why_not_in("f16"),
+    reason="OpenVINO has float16 kernels for this CPU, or looks for those that oneDNN may not use",
 )
 BF16 = {"precision": ("bf16",), "max_error": 0.01}
 NAME = "openvino-native[precision=bf16,max_error=0.01]"
@@ -193,11 +200,10 @@ def test_a_wrong_precision_raises_at_once(options, message, monkeypatch):
     assert str(raised.value) == message
 
 
+@f16_ignored
 @torch.no_grad()
 def test_a_hint_that_openvino_ignores_is_reported():
     """Where OpenVINO computes in another precision than its hint says, the report says so."""
-    if not openvino_native.why_not_in("f16"):
-        pytest.skip("OpenVINO has float16 kernels for this CPU")
     compiled = torch.compile(net(), backend=bk.make_backend("openvino-native", inference_precision="f16"))
     with pytest.warns(BackendKwargsWarning, match="inference_precision='f16' cannot act fully here"):
         compiled(X)
@@ -206,11 +212,18 @@ def test_a_hint_that_openvino_ignores_is_reported():
     assert graph.engine.notes[0] in str(bk.report(compiled))
 
 
+def test_a_limit_of_onednn_is_openvinos():
+    """Its kernels are oneDNN's: a precision that these may not compute in is none of OpenVINO's."""
+    code = "from backend_kwargs.backends.openvino import compiler; print(compiler.why_not_in('bf16'))"
+    environment = {**os.environ, "ONEDNN_MAX_CPU_ISA": "avx2"}
+    said = subprocess.check_output([sys.executable, "-c", code], env=environment, text=True)
+    assert said.startswith("OpenVINO has no BF16 kernels for this CPU, only FP32")
+
+
+@f16_ignored
 @torch.no_grad()
 def test_an_ignored_hint_is_not_a_precision(monkeypatch):
     """A precision that OpenVINO replaces by another one is not used, whatever its error."""
-    if not openvino_native.why_not_in("f16"):
-        pytest.skip("OpenVINO has float16 kernels for this CPU")
     monkeypatch.setattr(openvino_native, "_of_cpu", lambda _: {"FP32", "BF16", "FP16"})
     model = net()
     compiled = torch.compile(model, backend=bk.make_backend("openvino-native", precision="fp16", max_error=0.1))
@@ -218,11 +231,10 @@ def test_an_ignored_hint_is_not_a_precision(monkeypatch):
         assert error(compiled(X), model, X) < 1e-6
 
 
+@f16_ignored
 @torch.no_grad()
 def test_where_the_caller_measures_an_ignored_hint_is_refused(monkeypatch):
     """A race or a comparison would time float32 under the name of the precision."""
-    if not openvino_native.why_not_in("f16"):
-        pytest.skip("OpenVINO has float16 kernels for this CPU")
     monkeypatch.setattr(openvino_native, "_of_cpu", lambda _: {"FP32", "BF16", "FP16"})
     backend = bk.make_backend("openvino-native", precision="fp16", max_error=0.1)
     compiled = torch.compile(net(), backend=Counted(backend, error_is_measured=True))

@@ -1,5 +1,6 @@
 """OpenVINO under checked options, through its frontend for torch graphs instead of its dynamo backend."""
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -12,7 +13,7 @@ from backend_kwargs.errors import BackendKwargsError, pip_install, unknown
 from backend_kwargs.options import precisions
 from backend_kwargs.options.layers import Options
 from backend_kwargs.options.option import Option
-from backend_kwargs.options.requirements import CannotWorkError, Limit, Need, Rule, importable
+from backend_kwargs.options.requirements import WITHOUT_HALF, CannotWorkError, Limit, Need, Rule, importable
 from backend_kwargs.options.trust import Check
 
 if TYPE_CHECKING:
@@ -98,4 +99,8 @@ def _of_cpu(names: str) -> tuple[str, ...]:
     """Return what OpenVINO lists of its CPU device: the precisions that have kernels, or the properties it takes."""
     import openvino
 
-    return tuple(openvino.Core().get_property("CPU", names))
+    found = tuple(openvino.Core().get_property("CPU", names))
+    if os.environ.get("ONEDNN_MAX_CPU_ISA", "").upper() not in WITHOUT_HALF:
+        return found
+    # OpenVINO asks the processor, and then finds no kernel where oneDNN may not use what it has.
+    return tuple(each for each in found if each not in CAPABILITIES.values())
