@@ -92,7 +92,7 @@ THREE = {
     "max_error": (setting("max_error"), REFUSED, None, None),
     "on_progress": (setting("on_progress"), REFUSED, None, None),
     "race_custom_ops": (setting("race_custom_ops"), False, REFUSED, True),
-    "budget_s": (setting("budget_s"), REFUSED, REFUSED, 30.0),
+    "budget_s": (setting("budget_s"), REFUSED, REFUSED, 10.0),
     "TVM's verify": (option("verify", "tmpl-tvm"), False, REFUSED, "absent"),
     "TVM's aten_ops": (option("aten_ops", "tmpl-tvm"), REFUSED, None, "absent"),
     "TVM's opt_level": (option("opt_level", "tmpl-tvm"), REFUSED, None, "absent"),
