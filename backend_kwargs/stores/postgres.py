@@ -118,8 +118,8 @@ def _create(connection: "psycopg.Connection[Any]") -> None:
     try:
         connection.execute(CREATE)
         connection.commit()
-    except (psycopg.errors.UniqueViolation, psycopg.errors.DuplicateTable):
-        connection.rollback()  # another process was faster
+    except (psycopg.errors.UniqueViolation, psycopg.errors.DuplicateTable, psycopg.errors.DuplicateObject):
+        connection.rollback()  # another process was faster, with the table or its type
     except psycopg.errors.InsufficientPrivilege:
         raise BackendKwargsError(
             f"There is no table {TABLE}, and this user may not create it. Who may can run: {' '.join(CREATE.split())}"
