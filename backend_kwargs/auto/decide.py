@@ -493,13 +493,13 @@ class _DecisionResolver:
 
     @property
     def _verdicts(self) -> "Verdicts | None":
-        """The verdicts of places, which `race="always"` times again."""
+        """The verdicts of places, which `race="always"` times again; other machines' stores have none."""
         from backend_kwargs.auto import verdicts
 
         if self.request.settings.race == "always":
             return None
-        layered = Layered(verdicts.KIND, self.store.layered.layers)
-        return verdicts.Verdicts(layered, self.here, self.request.context.fixed)
+        local = {layer: given for layer, given in self.store.layered.layers.items() if layer.is_local}
+        return verdicts.Verdicts(Layered(verdicts.KIND, local), self.here, self.request.context.fixed)
 
     @property
     def _keeps(self) -> bool:

@@ -230,14 +230,14 @@ CLEAR = 1.2  # a speedup that other sizes, which were not timed, are taken to ha
 def worth_it(places: Iterable[Place], verdicts: Mapping[Place, Verdict], margin: float) -> list[Place]:
     """Return the places that are faster rewritten, beyond the margin, one for each operator: what saves most first.
 
-    Those without a verdict follow the others of their rewrite, where all of these are clearly faster.
+    Those that were not raced follow the others of their rewrite, where all of these are clearly faster.
     """
     saved: dict[Place, float] = {}
     for place in places:
         if (found := verdicts.get(place, UNKNOWN)).speedup:
             if found.speedup.low > 1 + margin:
                 saved[place] = place.count * (found.default_s - found.rewritten_s)
-        elif _is_clear(place.rewrite, verdicts):
+        elif (found.is_little or not found.why) and _is_clear(place.rewrite, verdicts):
             saved[place] = 0.0
     chosen: list[Place] = []
     for place in sorted(saved, key=lambda each: -saved[each]):

@@ -24,6 +24,7 @@ from backend_kwargs.rewrites.traced import replacing
 from tests.auto.graphs import change, rows_of
 
 FASTER, SLOWER = Verdict(2e-5, 1e-5, Interval(2.0, 1.9, 2.1)), Verdict(1e-5, 2e-5, Interval(0.5, 0.4, 0.6))
+WRONG, LITTLE = Verdict(why="attention: fail_accuracy"), Verdict(why="1.0% of a call in eager", is_little=True)
 SLIGHTLY = Verdict(1.1e-5, 1e-5, Interval(1.1, 1.09, 1.11))
 
 
@@ -285,6 +286,8 @@ OTHER_SIZE = place("attention", inputs=("x0: [2]",))
         pytest.param({place("attention"): SLOWER}, [], id="slower"),
         pytest.param({place("attention"): FASTER, OTHER_SIZE: SLOWER}, ["attention"], id="each for itself"),
         pytest.param({place("attention"): FASTER, OTHER_SIZE: UNKNOWN}, ["attention", "other"], id="not judged"),
+        pytest.param({place("attention"): FASTER, OTHER_SIZE: WRONG}, ["attention"], id="wrong by itself"),
+        pytest.param({place("attention"): FASTER, OTHER_SIZE: LITTLE}, ["attention", "other"], id="too little to race"),
         pytest.param({}, [], id="nothing is known"),
     ],
 )
@@ -355,11 +358,12 @@ def test_a_verdict_is_for_the_users_options(store, judged, options):
 
 
 def test_verdicts_stay_on_this_machine(tmp_path, judged):
-    """A store that is shared gets the decision, and no verdict."""
+    """A store that is shared gets the decision and no verdict, and is not asked for one."""
     judged(linear_activation=FASTER)
     shared, local = InMemory(), tmp_path / "local"
     raced(Apart().eval(), torch.randn(2, 8, 36), store=[str(local), shared])
     assert [name.partition("/")[0] for name in shared.documents] == ["decisions"]
+    assert {prefix.partition("/")[0] for prefix in shared.listed} == {"decisions"}
     assert sorted({each.relative_to(local).parts[0] for each in local.rglob("*.json")}) == ["decisions", "verdicts"]
 
 
@@ -384,7 +388,7 @@ class InMemory:
     label = "shared"
 
     def __init__(self):
-        self.documents = {}
+        self.documents, self.listed = {}, []
 
     def get(self, name):
         return self.documents.get(name)
@@ -393,6 +397,7 @@ class InMemory:
         self.documents[name] = document
 
     def list(self, prefix):
+        self.listed.append(prefix)
         return [each for each in self.documents.items() if each[0].startswith(prefix)]
 
     def forget(self, name):
