@@ -7,7 +7,6 @@ graph. Reports count a rewrite by its operators in the code: this pass does not 
 
 import copy
 from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import replace
 from functools import cache
 
 from torch.fx import Graph, GraphModule, Node
@@ -16,7 +15,6 @@ from backend_kwargs.backends import Inputs
 from backend_kwargs.backends.inductor.allowed_attention import allowed_attention
 from backend_kwargs.options.layers import Options
 from backend_kwargs.options.requirements import machine, unmet
-from backend_kwargs.rewrites import operators
 from backend_kwargs.rewrites.folding import fold_together
 from backend_kwargs.rewrites.places import Place, counted, place_of
 from backend_kwargs.rewrites.table import Rewrite, chosen_places, find_rewrite, fingerprint, name_of, resolved
@@ -123,8 +121,7 @@ def places_in_traced(gm: GraphModule, example_inputs: Inputs, name: str) -> list
         return False  # so that its nodes stay
 
     change_by(name, gm, example_inputs, note)
-    change = change_by(name, gm, example_inputs) if found else None
-    return counted(replace(each, bytes=change.bytes / len(found)) for each in found) if change else []
+    return counted(found)
 
 
 def _located(graph: Graph, name: str) -> list[tuple[Node, Place]]:
@@ -144,11 +141,9 @@ def _located(graph: Graph, name: str) -> list[tuple[Node, Place]]:
         nonlocal before
         if end is not None:
             spare.eliminate_dead_code()
-            after = {*spare.nodes}
-            gone = before - after
-            place = place_of(name, [original for node, original in originals.items() if node in gone], dead)
-            located.append((end, replace(place, bytes=sum(map(operators.saved_bytes, after - before)))))
-            before = after
+            gone = before.difference(spare.nodes)
+            located.append((end, place_of(name, [each for node, each in originals.items() if node in gone], dead)))
+            before = {*spare.nodes}
 
     def begin(match: Match) -> bool:
         nonlocal end

@@ -30,7 +30,6 @@ from backend_kwargs.rewrites.matching import (
     aten,
     calls,
     converts_floats,
-    hint,
     input_of,
     insert,
     known_true,
@@ -88,20 +87,12 @@ def _has_few_keys(q: Tensor, k: Tensor, v: Tensor) -> bool:
     return known_true(k.shape[2] <= MOST_KEYS) and known_true(max(q.shape[3], v.shape[3]) <= MOST_WIDTH)
 
 
-def _saved(node: Node) -> float:
-    """Return the traffic of the scores and the weights, each written once and read once."""
-    q, k = (read(node)[name].meta["val"] for name in ("q", "k"))
-    batch, heads, queries, _ = map(hint, q.shape)
-    return float(4 * batch * heads * queries * hint(k.shape[-2]) * q.element_size())
-
-
 # The bias may have fewer batches, which repeat.
 attention = define(
     "attention(Tensor q, Tensor k, Tensor v, Tensor? bias, float scale) -> Tensor",
     _attention,
     fake=heads_last,
     cuda=_attention_cuda,
-    saved=_saved,
 )
 
 

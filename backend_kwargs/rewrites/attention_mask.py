@@ -5,16 +5,15 @@ transformers make it for encoders. Attention is then computed by products in flo
 """
 
 import torch
-from torch import Tensor
 from torch.fx import GraphModule, Node
 from torch.fx.node import Argument
 
 from backend_kwargs.backends import Inputs
 from backend_kwargs.graphs.writes import written_between
-from backend_kwargs.rewrites.matching import DTYPES, Arguments, hint, known_true
+from backend_kwargs.rewrites.matching import DTYPES, Arguments, known_true
 from backend_kwargs.rewrites.places import Wanted, every
 from backend_kwargs.rewrites.table import Rewrite
-from backend_kwargs.rewrites.traced import Change, Replacement, example, examples, replacing
+from backend_kwargs.rewrites.traced import Change, example, examples, replacing
 from backend_kwargs.torch_internals.fx import is_erased
 
 REWRITE = Rewrite(
@@ -28,25 +27,24 @@ REWRITE = Rewrite(
 )
 
 ATTENTION = torch.nn.functional.scaled_dot_product_attention
-PASSES, PASSES_BACK = 4, 8  # over the scores in float32, forward and backward, that a fused kernel saves
 
 
 def make_dense(gm: GraphModule, example_inputs: Inputs, wanted: Wanted = every) -> Change | None:
     """Return the graph in which masks of attention have dense rows, or None if all have."""
     copies: dict[Node, Node] = {}  # dense masks, by the mask
 
-    def with_dense_mask(node: Node, args: Arguments) -> Replacement | None:
+    def with_dense_mask(node: Node, args: Arguments) -> Node | None:
         mask = args["attn_mask"]
         values = examples(args["query"], args["key"], mask)
         if values is None:
             return None
-        q, k, value = values
+        q, _, value = values
         apart = value.dim() > 1 and known_true(value.stride(-1) != 1) and known_true(value.shape[-1] != 1)
         if not apart or value.requires_grad or q.dtype not in DTYPES:
             return None
         if mask not in copies or is_erased(copies[mask]) or written_between(copies[mask], node, [mask]):
             copies[mask] = _dense(mask)
-        return node.graph.call_function(ATTENTION, (), {**args, "attn_mask": copies[mask]}), _saved(q, k)
+        return node.graph.call_function(ATTENTION, (), {**args, "attn_mask": copies[mask]})
 
     return replacing((ATTENTION,), with_dense_mask)(gm, example_inputs, wanted)
 
@@ -68,9 +66,3 @@ def _called(method: str, mask: Node, *args: Argument) -> Node:
     others = [example(each) if isinstance(each, Node) else each for each in args]
     node.meta["example_value"] = getattr(example(mask), method)(*others)
     return node
-
-
-def _saved(q: Tensor, k: Tensor) -> float:
-    """Return the traffic of the scores, in bytes."""
-    passes = PASSES + PASSES_BACK * (torch.is_grad_enabled() and q.requires_grad)
-    return passes * 4.0 * hint(q.numel()) / hint(q.shape[-1]) * hint(k.shape[-2])

@@ -23,7 +23,6 @@ from backend_kwargs.rewrites.matching import (
     SUMS,
     Arguments,
     arguments_of,
-    bytes_of,
     hint,
     known_true,
     same_sizes,
@@ -31,7 +30,7 @@ from backend_kwargs.rewrites.matching import (
 )
 from backend_kwargs.rewrites.operators import Context, Gradients, define
 from backend_kwargs.rewrites.table import Rewrite, ran
-from backend_kwargs.rewrites.traced import Replacement, changes_meanwhile, example, examples, replacing
+from backend_kwargs.rewrites.traced import changes_meanwhile, example, examples, replacing
 from backend_kwargs.torch_internals.modes import set_grad_enabled
 
 REWRITE = Rewrite(
@@ -247,7 +246,7 @@ def _is_view(value: Tensor | None, base: Tensor | None) -> bool:
     return same and known_true(value.storage_offset() == base.storage_offset())
 
 
-def _contraction(node: Node, args: Arguments) -> Replacement | None:
+def _contraction(node: Node, args: Arguments) -> Node | None:
     """Insert the product of matrices that is this sum of a product, with its dtype and eager's layout."""
     values = examples(args["input"], node)
     if values is None or not all(value.dtype in FLOATS and value.layout == torch.strided for value in values):
@@ -283,8 +282,7 @@ def _contraction(node: Node, args: Arguments) -> Replacement | None:
         made = node.graph.call_function(torch.div, (made, size))
     if dtype != result.dtype:
         made = _call(made, "to", result.dtype)
-    # The kernel reads both operands for each element of the product, mostly from the caches.
-    return _placed(made, order, [at if each else None for at, each in enumerate(kept)]), 2 * bytes_of(whole)
+    return _placed(made, order, [at if each else None for at, each in enumerate(kept)])
 
 
 def _is_dense(result: Tensor, order: Sequence[int]) -> bool:

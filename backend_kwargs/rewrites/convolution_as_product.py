@@ -16,7 +16,7 @@ from backend_kwargs.rewrites.matching import HALF, Arguments, aten, bytes_of, hi
 from backend_kwargs.rewrites.operators import Context, Gradients, define
 from backend_kwargs.rewrites.patches import of_each
 from backend_kwargs.rewrites.table import Rewrite
-from backend_kwargs.rewrites.traced import Replacement, example, examples, replacing
+from backend_kwargs.rewrites.traced import example, examples, replacing
 from backend_kwargs.torch_internals.decompositions import decompose_in_inductor
 
 REWRITE = Rewrite(
@@ -166,7 +166,7 @@ decompose_in_inductor(convolution_as_product, _product)
 # ---- dynamo's graph
 
 
-def _convolution(node: Node, args: Arguments) -> Replacement | None:
+def _convolution(node: Node, args: Arguments) -> Node | None:
     """Insert the operator for a convolution in groups, in the dtype and the layout of its result."""
     values, bias, groups = examples(args["input"], args["weight"], node), example(args["bias"]), args["groups"]
     dims = CONVOLUTIONS[node.target]  # type: ignore[index]  # replaced are calls of these
@@ -187,8 +187,7 @@ def _convolution(node: Node, args: Arguments) -> Replacement | None:
     operands = [args["input"], args["weight"], args["bias"]]
     if any(each is not None and each.dtype != result.dtype for each in (x, w, bias)):  # under autocast
         operands = [each and node.graph.call_method("to", (each, result.dtype)) for each in operands]
-    new = node.graph.call_function(convolution_as_product, (*operands, *geometry, groups, last))
-    return new, saved * (1 + x.requires_grad + w.requires_grad)
+    return node.graph.call_function(convolution_as_product, (*operands, *geometry, groups, last))
 
 
 def _geometry(args: Arguments, shape: tuple[int, ...]) -> tuple[list[int], ...] | None:

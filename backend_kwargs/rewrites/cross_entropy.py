@@ -11,10 +11,10 @@ from torch import Tensor
 from torch.fx import Node
 
 from backend_kwargs.backends import Inputs
-from backend_kwargs.rewrites.matching import DTYPES, Arguments, bytes_of, known_true, same_sizes, used_once
+from backend_kwargs.rewrites.matching import DTYPES, Arguments, known_true, same_sizes, used_once
 from backend_kwargs.rewrites.operators import Context, Gradients, define
 from backend_kwargs.rewrites.table import Rewrite
-from backend_kwargs.rewrites.traced import Replacement, changes_meanwhile, example, examples, first_result, replacing
+from backend_kwargs.rewrites.traced import changes_meanwhile, example, examples, first_result, replacing
 from backend_kwargs.torch_internals.modules import cross_entropy_loss
 
 REWRITE = Rewrite(
@@ -135,7 +135,7 @@ def before_widening(node: Node) -> Node:
     return node.args[0] if same else node  # type: ignore[return-value]  # it has a value
 
 
-def _loss(node: Node, args: Arguments) -> Replacement | None:
+def _loss(node: Node, args: Arguments) -> Node | None:
     """Insert the operator for a mean cross-entropy."""
     if not is_mean_over_classes(args):
         return None
@@ -146,7 +146,7 @@ def _loss(node: Node, args: Arguments) -> Replacement | None:
     if changes_meanwhile(node, [logits, target]):
         return None
     call = node.graph.call_function(cross_entropy, (logits, target, args["ignore_index"]))
-    return first_result(node, call, torch.float32), (2.0 if value.requires_grad else 1.0) * bytes_of(value)
+    return first_result(node, call, torch.float32)
 
 
 fuse_cross_entropy = replacing(LOSS, _loss)

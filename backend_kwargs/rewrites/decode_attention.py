@@ -18,7 +18,6 @@ from backend_kwargs.rewrites.matching import (
     DTYPES,
     Arguments,
     arguments_of,
-    bytes_of,
     have_one_dtype,
     hint,
     known_true,
@@ -26,7 +25,7 @@ from backend_kwargs.rewrites.matching import (
 )
 from backend_kwargs.rewrites.operators import define
 from backend_kwargs.rewrites.table import Rewrite
-from backend_kwargs.rewrites.traced import Replacement, changes_meanwhile, example, examples, replacing
+from backend_kwargs.rewrites.traced import changes_meanwhile, example, examples, replacing
 from backend_kwargs.torch_internals.symbols import check
 
 REWRITE = Rewrite(
@@ -43,8 +42,6 @@ MOST_ROWS = 64  # queries, times the heads that share keys
 WIDEST = 256
 RESHAPE, EXPAND = (torch.reshape, "reshape", "view", "flatten"), (torch.Tensor.expand, "expand")
 REPEAT = (torch.repeat_interleave, "repeat_interleave")
-BYTES_OF_A_KEY = 65536  # that an H200 moves while cuDNN's program goes from one key to the next, about 16 ns
-KERNEL_BYTES = 8 << 20  # that it moves in the 2 µs that a kernel takes at least
 
 # ---- the operator
 
@@ -100,7 +97,7 @@ class _Call:
     repeats: int
 
 
-def _attention_in_splits(node: Node, args: Arguments) -> Replacement | None:
+def _attention_in_splits(node: Node, args: Arguments) -> Node | None:
     """Insert the operator for attention of a few queries over many keys."""
     call, values = _call(args), examples(node)
     tensors = _tensors(call) if call else None
@@ -114,11 +111,7 @@ def _attention_in_splits(node: Node, args: Arguments) -> Replacement | None:
         return None
     scale = q.shape[-1] ** -0.5 if call.scale is None else call.scale
     operands = [each and _detached(each) for each in (call.q, call.k, call.v, call.mask)]
-    new = node.graph.call_function(decode_attention, (*operands, float(scale), layouts[0]))
-    traffic = bytes_of(k) + bytes_of(v)
-    by_one_program = 0 if call.mask is None else hint(k.shape[2]) * BYTES_OF_A_KEY
-    # Repeated keys and values are written, read by attention, and read before.
-    return new, 3 * (call.repeats - 1) * traffic + max(by_one_program - traffic, KERNEL_BYTES)
+    return node.graph.call_function(decode_attention, (*operands, float(scale), layouts[0]))
 
 
 def _detached(node: Node) -> Node:

@@ -18,14 +18,13 @@ from backend_kwargs.rewrites.matching import (
     SUMS,
     Arguments,
     arguments_of,
-    hint,
     known_true,
     same_sizes,
     used_once,
 )
 from backend_kwargs.rewrites.operators import define
 from backend_kwargs.rewrites.table import Rewrite, ran
-from backend_kwargs.rewrites.traced import Replacement, changes_meanwhile, example, examples, replacing
+from backend_kwargs.rewrites.traced import changes_meanwhile, example, examples, replacing
 
 REWRITE = Rewrite(
     "Sums and means of gathered rows (bags of embeddings, the outputs of a token's experts) by our own kernel",
@@ -104,7 +103,7 @@ class _Sum:
     mean: bool
 
 
-def _sum_of_rows(node: Node, args: Arguments) -> Replacement | None:
+def _sum_of_rows(node: Node, args: Arguments) -> Node | None:
     """Insert the operator, and the reshape to the sizes of this sum of gathered rows."""
     parts = _bag(args) if node.target is F.embedding_bag else _reduction(node, args)
     values = examples(parts.table, parts.indices, node) if parts else None
@@ -112,12 +111,10 @@ def _sum_of_rows(node: Node, args: Arguments) -> Replacement | None:
         return None
     if changes_meanwhile(node, [parts.table, parts.indices, parts.weights]):
         return None
-    table, indices, result = values
-    new = _call(node.graph, parts)
+    result, new = values[-1], _call(node.graph, parts)
     if result.dim() != 2:
         new = node.graph.call_function(torch.reshape, (new, (-1, *result.shape[1:])))
-    # ATen and Inductor take at least twice as long as it takes to read the rows.
-    return new, float(hint(indices.numel()) * hint(table.shape[1]) * table.element_size())
+    return new
 
 
 def _call(graph: Graph, parts: _Sum) -> Node:

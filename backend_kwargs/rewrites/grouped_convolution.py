@@ -10,7 +10,7 @@ from torch.fx.node import Argument
 
 from backend_kwargs.rewrites.convolution import GEOMETRY, Ints, convolution, operands
 from backend_kwargs.rewrites.matching import HALF, aten, have_one_dtype, insert, read, register, values_of
-from backend_kwargs.rewrites.operators import define, nbytes
+from backend_kwargs.rewrites.operators import define
 from backend_kwargs.rewrites.table import Rewrite, ran
 from backend_kwargs.torch_internals.pattern_matcher import CallFunctionVarArgs, PatternMatcherPass
 
@@ -26,7 +26,6 @@ REWRITE = Rewrite(
 )
 
 MOST_CHANNELS = 64  # of a group: more of them fill cuDNN's tiles too
-PASSES = 7  # over images and results: cuDNN took longer than our kernel by the time of 7 to 20 on an H200
 
 
 def _grouped_cuda(
@@ -43,14 +42,7 @@ def _grouped_cuda(
     return convolution_in_groups(x, w, bias, out, stride, padding, dilation, groups) if out.numel() else out
 
 
-def _saved(node: Node) -> float:
-    """Return the bytes that the memory could move in the additional time of cuDNN's kernels."""
-    return PASSES * (nbytes(read(node)["x"]) + nbytes(node))
-
-
-grouped_convolution = define(
-    f"grouped_convolution(Tensor x, Tensor w, {GEOMETRY}", convolution, cuda=_grouped_cuda, saved=_saved
-)
+grouped_convolution = define(f"grouped_convolution(Tensor x, Tensor w, {GEOMETRY}", convolution, cuda=_grouped_cuda)
 
 
 def add_patterns(passes: PatternMatcherPass) -> None:

@@ -18,7 +18,7 @@ from backend_kwargs.rewrites.matching import Arguments, arguments_of, bytes_of, 
 from backend_kwargs.rewrites.patches import CONVOLUTIONS, of_each
 from backend_kwargs.rewrites.rotary import CAT
 from backend_kwargs.rewrites.table import Rewrite
-from backend_kwargs.rewrites.traced import Replacement, changes_meanwhile, examples, replacing
+from backend_kwargs.rewrites.traced import changes_meanwhile, examples, replacing
 
 REWRITE = Rewrite(
     "Convolutions of single pixels before an interpolation, on fewer pixels",
@@ -43,7 +43,7 @@ class _Part:
     interpolation: Node | None
 
 
-def _convolution(node: Node, args: Arguments) -> Replacement | None:
+def _convolution(node: Node, args: Arguments) -> Node | None:
     """Insert the sum of the interpolated convolutions for a convolution of interpolated images."""
     values = examples(args["input"], args["weight"], node)
     if values is None or not _is_of_pixels(args, *values):
@@ -69,8 +69,7 @@ def _convolution(node: Node, args: Arguments) -> Replacement | None:
     biases = [args["bias"], *[None] * (len(groups) - 1)]
     terms = [_term(node, args, *each, last=last) for each in zip(groups, biases, strict=True)]
     new = reduce(lambda one, other: node.graph.call_function(torch.add, (one, other)), terms)
-    new = node.graph.call_method("to", (new,), {"dtype": result.dtype, "memory_format": layout})
-    return new, saved
+    return node.graph.call_method("to", (new,), {"dtype": result.dtype, "memory_format": layout})
 
 
 def _is_of_pixels(args: Arguments, x: Tensor, w: Tensor, result: Tensor) -> bool:

@@ -12,10 +12,10 @@ from torch import Tensor
 from torch.fx import Node
 
 from backend_kwargs.backends import Inputs
-from backend_kwargs.rewrites.matching import Arguments, bytes_of, have_one_dtype, same_sizes
+from backend_kwargs.rewrites.matching import Arguments, have_one_dtype, same_sizes
 from backend_kwargs.rewrites.operators import Context, Gradients, define
 from backend_kwargs.rewrites.table import Rewrite, ran
-from backend_kwargs.rewrites.traced import Replacement, example, examples, first_result, replacing
+from backend_kwargs.rewrites.traced import example, examples, first_result, replacing
 from backend_kwargs.torch_internals.decompositions import decompose_in_inductor
 
 REWRITE = Rewrite(
@@ -94,11 +94,11 @@ decompose_in_inductor(layer_norm, _layer_norm)
 # ---- dynamo's graph
 
 
-def _norm_or_gradients(node: Node, args: Arguments) -> Replacement | None:
+def _norm_or_gradients(node: Node, args: Arguments) -> Node | None:
     return (_gradients_of_norm if node.target in GRADIENTS else _norm)(node, args)
 
 
-def _norm(node: Node, args: Arguments) -> Replacement | None:
+def _norm(node: Node, args: Arguments) -> Node | None:
     """Insert the operator for a layer norm that is trained."""
     values, bias = examples(args["input"], args["weight"], node), example(args["bias"])
     # Without a gradient of the weight, the gradient is one kernel anyway.
@@ -108,10 +108,10 @@ def _norm(node: Node, args: Arguments) -> Replacement | None:
     if not _has_kernel(x, weight, bias, result):
         return None
     call = node.graph.call_function(layer_norm, tuple(args[name] for name in ("input", "weight", "bias", "eps")))
-    return first_result(node, call, x.dtype), 2.0 * bytes_of(x)
+    return first_result(node, call, x.dtype)
 
 
-def _gradients_of_norm(node: Node, args: Arguments) -> Replacement | None:
+def _gradients_of_norm(node: Node, args: Arguments) -> Node | None:
     """Insert the operator for a call of ATen's gradients."""
     operands = tuple(args[name] for name in ("grad_out", "input", "mean", "rstd", "weight"))
     values = examples(*operands)
@@ -129,7 +129,7 @@ def _gradients_of_norm(node: Node, args: Arguments) -> Replacement | None:
     used = [user.args[1] if user.target is operator.getitem else None for user in node.users]
     if not all(args["output_mask"][:results]) or any(at not in range(results) for at in used):
         return None
-    return node.graph.call_function(layer_norm_backward, operands), 2.0 * bytes_of(x)
+    return node.graph.call_function(layer_norm_backward, operands)
 
 
 def _has_kernel(x: Tensor, weight: Tensor, bias: Tensor | None, alike: Tensor) -> bool:

@@ -19,7 +19,7 @@ from backend_kwargs.rewrites.matching import Arguments, arguments_of, have_one_d
 from backend_kwargs.rewrites.operators import Context, Gradients, define
 from backend_kwargs.rewrites.packed import LINEAR
 from backend_kwargs.rewrites.table import Rewrite
-from backend_kwargs.rewrites.traced import Replacement, changes_meanwhile, examples, first_result, replacing
+from backend_kwargs.rewrites.traced import changes_meanwhile, examples, first_result, replacing
 from backend_kwargs.torch_internals.modes import set_grad_enabled
 
 REWRITE = Rewrite(
@@ -94,7 +94,7 @@ linear_cross_entropy = define(
 # ---- dynamo's graph
 
 
-def _linear_and_loss(node: Node, args: Arguments) -> Replacement | None:
+def _linear_and_loss(node: Node, args: Arguments) -> Node | None:
     """Insert the operator for a mean cross-entropy of the results of a linear layer."""
     if not is_mean_over_classes(args):
         return None
@@ -119,7 +119,7 @@ def _linear_and_loss(node: Node, args: Arguments) -> Replacement | None:
     columns = node.graph.call_method("size", (weight, 1))
     rows = node.graph.call_method("reshape", (x, -1, columns))
     call = node.graph.call_function(linear_cross_entropy, (rows, weight, target, args["ignore_index"], trains))
-    return first_result(node, call, torch.float32), 0.0
+    return first_result(node, call, torch.float32)
 
 
 def _may_record(graph: Graph) -> bool:

@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterable
 import torch
 from torch.fx import Node
 
-from backend_kwargs.rewrites.matching import HALF, Arguments, bytes_of, have_one_dtype, known_true
+from backend_kwargs.rewrites.matching import HALF, Arguments, have_one_dtype, known_true
 from backend_kwargs.rewrites.table import Rewrite
-from backend_kwargs.rewrites.traced import Replacement, examples, replacing
+from backend_kwargs.rewrites.traced import examples, replacing
 
 REWRITE = Rewrite(
     "Batched products of a matrix and a vector as multiply and sum, fused with what is around them",
@@ -25,11 +25,10 @@ REWRITE = Rewrite(
 
 PRODUCTS = (torch.matmul, torch.bmm, operator.matmul, "matmul", "bmm", "__matmul__")
 LARGEST_SUM = 256  # summands that one warp reads at once
-KERNEL_BYTES = 8 << 20  # what an H200 moves in the 2 µs that a library's kernel takes at least
 FAR = 8  # calls between a product and a softmax, in attention that is spelt out
 
 
-def _product(node: Node, args: Arguments) -> Replacement | None:
+def _product(node: Node, args: Arguments) -> Node | None:
     """Insert the multiplication and the sum for a batched product of matrices and vectors."""
     a, b = args["input"], args["other"] if "other" in args else args["mat2"]
     values = examples(a, b, node)
@@ -48,7 +47,7 @@ def _product(node: Node, args: Arguments) -> Replacement | None:
     new = graph.call_method("sum", (products,), {"dim": -1 if column else -2, "keepdim": True})
     if left.dtype in HALF:
         new = graph.call_method("to", (new, left.dtype))
-    return new, 2 * bytes_of(left if column else right) + KERNEL_BYTES
+    return new
 
 
 def _is_by_a_vector(left: torch.Tensor, right: torch.Tensor, result: torch.Tensor) -> bool:

@@ -13,9 +13,9 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 from torch.fx import Node
 
-from backend_kwargs.rewrites.matching import Arguments, bytes_of, known_true
+from backend_kwargs.rewrites.matching import Arguments, known_true
 from backend_kwargs.rewrites.table import Rewrite
-from backend_kwargs.rewrites.traced import Replacement, examples, replacing
+from backend_kwargs.rewrites.traced import examples, replacing
 from backend_kwargs.torch_internals.modes import is_traceable_wrapper_subclass
 
 REWRITE = Rewrite(
@@ -31,7 +31,7 @@ SIGNATURE = signature(F.multi_head_attention_forward)
 UNSUPPORTED = ("need_weights", "bias_k", "bias_v", "add_zero_attn", "use_separate_proj_weight", "static_k", "static_v")
 
 
-def _call_without_copies(node: Node, args: Arguments) -> Replacement | None:
+def _call_without_copies(node: Node, args: Arguments) -> Node | None:
     """Insert the same call of our function."""
     values = examples(args["query"], args["key"], args["value"])
     if values is None or any(args[name] is not None and args[name] is not False for name in UNSUPPORTED):
@@ -40,7 +40,7 @@ def _call_without_copies(node: Node, args: Arguments) -> Replacement | None:
         return None
     if any(each.numel() == 0 for each in values):  # kernels of attention refuse their strides
         return None
-    return node.graph.call_function(multi_head_attention, node.args, node.kwargs), 2 * sum(map(bytes_of, values))
+    return node.graph.call_function(multi_head_attention, node.args, node.kwargs)
 
 
 def multi_head_attention(*positional: object, **named: object) -> tuple[Tensor, None]:

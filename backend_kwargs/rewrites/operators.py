@@ -11,11 +11,9 @@ from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
-from torch.fx import Node
-from torch.fx.node import Target
 
 from backend_kwargs.backends import Inputs
-from backend_kwargs.rewrites.matching import Arguments, bytes_of
+from backend_kwargs.rewrites.matching import Arguments
 from backend_kwargs.torch_internals.fake_tensors import FakeTensor, FunctionalTensor, FunctionalTensorMode
 from backend_kwargs.torch_internals.operators import OpOverload
 
@@ -28,7 +26,6 @@ LIBRARY: Any = torch.library.Library("backend_kwargs", "DEF")  # type: ignore[no
 TAGS = tuple(filter(None, (getattr(torch.Tag, name, None) for name in ("needs_exact_strides", "pt2_compliant_tag"))))
 PLAIN = frozenset((Tensor, FakeTensor, FunctionalTensor))  # without a subclass of the user's
 
-_saved: dict[Target, Callable[[Node], float]] = {}
 _without_kernel: set[Hashable] = set()  # layouts for which the library raised
 
 
@@ -40,11 +37,10 @@ def define(
     cpu: Kernel | None = None,
     cuda: Kernel | None = None,
     inlined: bool = False,
-    saved: Callable[[Node], float] | None = None,
     keep: Callable[..., None] | None = None,
     backward: Kernel | None = None,
 ) -> "OpOverload[..., Any]":
-    """Define an operator; `saved` returns the bytes of memory traffic that a node saves over the matched ones.
+    """Define an operator.
 
     `keep(ctx, inputs, output)` and `backward(ctx, *gradients)` are those of `torch.library.register_autograd`.
     `inlined`: AOTAutograd traces into `composite`, or on a GPU into `cuda`, which takes `wrap` for its kernels; so
@@ -60,9 +56,7 @@ def define(
         torch.library.register_torch_dispatch(f"backend_kwargs::{name}", FunctionalTensorMode, rule, lib=LIBRARY)
     if backward:
         torch.library.register_autograd(f"backend_kwargs::{name}", backward, setup_context=keep, lib=LIBRARY)
-    operator: OpOverload[..., Any] = getattr(torch.ops.backend_kwargs, name).default
-    _saved[operator] = saved or _written_and_read
-    return operator
+    return getattr(torch.ops.backend_kwargs, name).default  # type: ignore[no-any-return]
 
 
 def _inlining(composite: Kernel, cuda: Kernel | None) -> Kernel:
@@ -82,11 +76,6 @@ def _inlining(composite: Kernel, cuda: Kernel | None) -> Kernel:
             return cuda(*args, wrap=torch.library.wrap_triton) if cuda else composite(*args)
 
     return rule
-
-
-def saved_bytes(node: Node) -> float:
-    """Return the bytes of memory traffic that a node saves over those it replaces; 0 for other operators."""
-    return _saved[node.target](node) if node.target in _saved else 0.0
 
 
 def with_fallback(kernel: Kernel, composite: Kernel) -> Kernel:
@@ -111,16 +100,6 @@ def with_fallback(kernel: Kernel, composite: Kernel) -> Kernel:
 def _layout(kernel: Kernel, args: Inputs) -> Hashable:
     """Return what decides whether a library has a kernel for a call: sizes, strides, dtypes, and other arguments."""
     return (kernel, *((t.shape, t.stride(), t.dtype) if isinstance(t, Tensor) else str(t) for t in args))
-
-
-def _written_and_read(node: Node) -> float:
-    """Return the traffic of an intermediate that is no longer written by one kernel and read by the next."""
-    return 2.0 * nbytes(node)
-
-
-def nbytes(node: Node) -> float:
-    """Return the bytes of a node's value in this call."""
-    return bytes_of(node.meta["val"])
 
 
 def dense(bias: Tensor | None) -> Tensor | None:

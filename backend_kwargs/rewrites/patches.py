@@ -13,9 +13,9 @@ import torch.nn.functional as F  # noqa: N812
 from torch.fx import Node
 from torch.fx.node import Argument
 
-from backend_kwargs.rewrites.matching import HALF, Arguments, bytes_of, hint, known_true
+from backend_kwargs.rewrites.matching import HALF, Arguments, known_true
 from backend_kwargs.rewrites.table import Rewrite
-from backend_kwargs.rewrites.traced import Replacement, examples, replacing
+from backend_kwargs.rewrites.traced import examples, replacing
 
 REWRITE = Rewrite(
     "Convolutions of patches that do not overlap, as by the first layer of a vision transformer, as a product",
@@ -28,8 +28,6 @@ REWRITE = Rewrite(
 
 CONVOLUTIONS = (torch.conv1d, torch.conv2d, torch.conv3d)
 ALIGNED = 8  # numbers: fast products need rows of multiples of 16 bytes
-FEW = 8  # channels, for which cuDNN reaches 40e12 operations a second on an H200, and 160e12 for more
-BYTES_PER_FLOP = 4.5e12 / 40e12, 4.5e12 / 160e12  # that the memory moves meanwhile
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +41,7 @@ class _Patches:
     size: tuple[int, ...]
 
 
-def _convolution(node: Node, args: Arguments) -> Replacement | None:
+def _convolution(node: Node, args: Arguments) -> Node | None:
     """Insert the product for a convolution of patches, in the layout of the convolution's result."""
     patches, values = _patches(args), examples(args["input"], args["weight"], node)
     if patches is None or values is None or values[2].dtype not in HALF:
@@ -56,11 +54,7 @@ def _convolution(node: Node, args: Arguments) -> Replacement | None:
         return None
     new = _product(patches, channels_last=known_true(images.stride(1) == 1), length=weight[0].numel())
     new = _method("movedim", new, -1, 1)
-    channels = hint(images.shape[1])
-    flops = 2 * hint(result.numel()) * channels * math.prod(patches.size)
-    converted = 0.0 if last else bytes_of(images) + bytes_of(result)
-    saved = flops * BYTES_PER_FLOP[channels >= FEW] + 2 * converted
-    return new if last else _method("contiguous", new), saved
+    return new if last else _method("contiguous", new)
 
 
 def _product(patches: _Patches, *, channels_last: bool, length: int) -> Node:

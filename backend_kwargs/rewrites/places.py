@@ -30,8 +30,7 @@ class Place:
     """What a rewrite would replace: the operators with their attributes, and what they read and return.
 
     `inputs` and `results` have dtypes, sizes, strides and devices, and in training whether gradients are recorded.
-    `count` is how often it is in the graph, and `bytes` the memory traffic that all of these save. `nodes` are those of
-    the first, in the graph that they were found in.
+    `count` is how often it is in the graph. `nodes` are those of the first, in the graph that they were found in.
     """
 
     rewrite: str
@@ -41,7 +40,6 @@ class Place:
     results: tuple[str, ...]
     training: bool
     count: int = field(default=1, compare=False)
-    bytes: float = field(default=0.0, compare=False)
     nodes: tuple[Node, ...] = field(default=(), compare=False, repr=False)
 
     @cached_property
@@ -77,11 +75,11 @@ def place_of(rewrite: str, nodes: Sequence[Node], dead: Set[Node] = frozenset())
 
 
 def counted(places: Iterable[Place]) -> list[Place]:
-    """Return each place once, with how often it is there and what all of these save."""
+    """Return each place once, with how often it is there."""
     found: dict[Place, Place] = {}
     for each in places:
         known = found.get(each)
-        found[each] = replace(known, count=known.count + 1, bytes=known.bytes + each.bytes) if known else each
+        found[each] = replace(known, count=known.count + 1) if known else each
     return [*found.values()]
 
 

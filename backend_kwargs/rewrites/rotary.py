@@ -17,7 +17,6 @@ from backend_kwargs.rewrites.matching import (
     MUL,
     Arguments,
     arguments_of,
-    bytes_of,
     have_one_dtype,
     known_true,
     same_sizes,
@@ -25,7 +24,7 @@ from backend_kwargs.rewrites.matching import (
 )
 from backend_kwargs.rewrites.operators import Context, Gradients, define
 from backend_kwargs.rewrites.table import Rewrite, ran
-from backend_kwargs.rewrites.traced import Replacement, changes_meanwhile, example, examples, replacing
+from backend_kwargs.rewrites.traced import changes_meanwhile, example, examples, replacing
 
 REWRITE = Rewrite(
     "The rotary embedding, forward and backward, by a kernel that reads each half of a head once",
@@ -36,7 +35,6 @@ REWRITE = Rewrite(
     order=140,
 )
 
-GAIN = 0.15  # of the kernel's traffic: Inductor reads one half of a head again, mostly from the caches
 SUB = (operator.sub, torch.sub, "sub")
 NEG = (operator.neg, torch.neg, "neg")
 CAT = (torch.cat, torch.concat, torch.concatenate)
@@ -98,7 +96,7 @@ rotary = define(
 Operands: TypeAlias = tuple[Any, ...]  # of a call: nodes and numbers
 
 
-def _embedding(node: Node, args: Arguments) -> Replacement | None:
+def _embedding(node: Node, args: Arguments) -> Node | None:
     """Insert the operator for a rotary embedding that ends in this call."""
     parts = _sum_of_products(node) or _joined_halves(node)
     values = examples(*parts, node) if parts else None
@@ -109,8 +107,7 @@ def _embedding(node: Node, args: Arguments) -> Replacement | None:
     layouts = [contiguous for contiguous in (True, False) if same_sizes(_like(x, contiguous).stride(), result.stride())]
     if not layouts:
         return None
-    new = node.graph.call_function(rotary, (*parts, layouts[0], False))
-    return new, (4 if result.requires_grad else 2) * GAIN * bytes_of(x)
+    return node.graph.call_function(rotary, (*parts, layouts[0], False))
 
 
 def _has_kernel(x: Tensor, cos: Tensor, sin: Tensor, result: Tensor) -> bool:

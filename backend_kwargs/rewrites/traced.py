@@ -5,7 +5,6 @@ import inspect
 import operator
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
-from typing import TypeAlias
 
 import torch
 from torch.fx import GraphModule, Node
@@ -20,8 +19,6 @@ from backend_kwargs.rewrites.places import Place, Wanted, every, place_of
 from backend_kwargs.rewrites.table import Rewrite, chosen_places, find_rewrite, resolved
 from backend_kwargs.torch_internals.modes import is_traceable_wrapper_subclass
 
-Replacement: TypeAlias = tuple[Node, float]  # the new node, and the bytes of memory traffic that it saves
-
 
 def _as_it_is(compiled: Call) -> Call:
     return compiled
@@ -31,14 +28,13 @@ def _as_it_is(compiled: Call) -> Call:
 class Change:
     """A graph that replaces dynamo's, with its inputs.
 
-    `count` is the number of replacements and `bytes` the memory traffic that they save. `wrap` turns the compiled graph
-    into a callable that takes the inputs of dynamo's graph; `costs` says in words what it adds to each call.
+    `count` is the number of replacements. `wrap` turns the compiled graph into a callable that takes the inputs of
+    dynamo's graph; `costs` says in words what it adds to each call.
     """
 
     gm: GraphModule
     example_inputs: Inputs
     count: int
-    bytes: float = 0.0
     wrap: Callable[[Call], Call] = field(default=_as_it_is)
     costs: str = ""
 
@@ -98,13 +94,13 @@ def _works(rewrite: Rewrite, example_inputs: Inputs) -> bool:
 
 
 def replacing(
-    targets: Collection[object], new_node: Callable[[Node, Arguments], Replacement | None]
+    targets: Collection[object], new_node: Callable[[Node, Arguments], Node | None]
 ) -> Callable[..., Change | None]:
     """Return a rewrite of dynamo's graph that replaces calls of `targets`: functions, or names of methods.
 
     `new_node(node, arguments)`, with the arguments by their names in the schema, inserts what replaces `node` before it
-    and returns that with the bytes of memory traffic that it saves, or None where `node` stays. Operators of ours have
-    no rules for `torch.func`'s transforms, nor for subclasses such as DTensor.
+    and returns that, or None where `node` stays. Operators of ours have no rules for `torch.func`'s transforms, nor for
+    subclasses such as DTensor.
     """
 
     def calls(gm: GraphModule) -> list[Node]:
@@ -114,24 +110,24 @@ def replacing(
     def rewrite(gm: GraphModule, example_inputs: Inputs, wanted: Wanted = every) -> Change | None:
         if not calls(gm) or has_transforms(gm):
             return None
-        copied, saved = copy_of_graph(gm), []
+        copied, count = copy_of_graph(gm), 0
         for node in calls(copied):
             args = arguments_of(node)
             with copied.graph.inserting_before(node):
-                change = new_node(node, args) if args is not None else None
-            if change is None:
+                new = new_node(node, args) if args is not None else None
+            if new is None:
                 continue
             if wanted(dying_with(node)):
-                replace(node, change[0])
-                saved.append(change[1])
+                replace(node, new)
+                count += 1
             else:
-                erase_dead(change[0])
-        if not saved:
+                erase_dead(new)
+        if not count:
             return None
         # Not eliminate_dead_code: it takes an in-place method whose result is unused, as a cache's update, for dead.
         copied.graph.lint()
         copied.recompile()
-        return Change(copied, example_inputs, len(saved), sum(saved))
+        return Change(copied, example_inputs, count)
 
     return rewrite
 

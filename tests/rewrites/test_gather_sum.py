@@ -320,19 +320,6 @@ def test_under_autocast(dtype):
     assert counts == [1]
 
 
-def test_what_it_saves():
-    """As much traffic as it takes to read the rows."""
-    saved = []
-
-    def look(gm, example_inputs):
-        saved.append(fuse_gather_sum(gm, example_inputs).bytes)
-        return gm.forward
-
-    torch._dynamo.reset()
-    torch.compile(FORMS["bags"], backend=look)(TABLE, INDICES, WEIGHTS)
-    assert saved == [30 * 16 * 4]
-
-
 class Bags(nn.Module):
     """Two tables of embeddings, in modules as users write them."""
 

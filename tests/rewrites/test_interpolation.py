@@ -265,24 +265,3 @@ def test_near_miss(name):
     fn, counts = compiled_by(convolve_before, NEAR_MISSES[name])
     assert_close(fn(*given), NEAR_MISSES[name](*given))
     assert counts == [0]
-
-
-@pytest.mark.parametrize(
-    ("form", "saved"),
-    [
-        ("bicubic", 2 * 4 * 2 * 60 * (4 - 6 / 4) + 2 * 6 * 4 * 2 * (60 - 15) * 4.5 / 600),
-        ("joined", 2 * 4 * 2 * 60 * (7 - 2 / 4 - 2) + 2 * 2 * 4 * 2 * (60 - 15) * 4.5 / 600),
-        ("joined among others", 2 * 4 * 2 * 60 * (7 - 3 - 2 / 4 - 2) + 2 * 2 * 4 * 2 * (60 - 15) * 4.5 / 600),
-    ],
-)
-def test_traffic_saved(form, saved):
-    """What is no longer written and read, and the operations on the pixels that are not there yet."""
-    found = []
-
-    def backend(gm, inputs):
-        found.append(convolve_before(gm, inputs).bytes)
-        return gm.forward
-
-    torch._dynamo.reset()
-    torch.compile(FORMS[form], backend=backend)(A, LARGE, W, WIDE, B)
-    assert found == [pytest.approx(saved)]

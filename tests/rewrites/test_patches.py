@@ -158,27 +158,3 @@ def test_near_miss(name):
     fn, counts = compiled_by(multiply_patches, call)
     assert_close(fn(x, w), call(x, w))
     assert counts == [0]
-
-
-@pytest.mark.parametrize(
-    ("channels", "last", "saved"),
-    [
-        (3, True, 2 * 2 * 8 * 9 * 48 * 4.5 / 40),
-        (3, False, 2 * 2 * 8 * 9 * 48 * 4.5 / 40 + 2 * 2 * (2 * 3 * 144 + 2 * 8 * 9)),
-        (16, True, 2 * 2 * 8 * 9 * 256 * 4.5 / 160),
-    ],
-    ids=["few channels", "few channels, first", "many channels"],
-)
-def test_traffic_saved(channels, last, saved):
-    """What the convolution's operations take, and its conversions of layouts."""
-    found = []
-
-    def backend(gm, inputs):
-        found.append(multiply_patches(gm, inputs).bytes)
-        return gm.forward
-
-    x, w = torch.randn(2, channels, 12, 12).bfloat16(), torch.randn(8, channels, 4, 4).bfloat16()
-    x = x.contiguous(memory_format=torch.channels_last) if last else x
-    torch._dynamo.reset()
-    torch.compile(lambda x, w: F.conv2d(x, w, stride=4), backend=backend)(x, w)
-    assert found == [pytest.approx(saved)]

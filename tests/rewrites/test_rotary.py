@@ -149,20 +149,6 @@ def test_near_miss(fn):
     assert changed.counts["rotary"] == 0
 
 
-@pytest.mark.parametrize(("trained", "passes"), [(False, 2), (True, 4)], ids=["inference", "training"])
-def test_what_it_saves(trained, passes):
-    """A share of the traffic of a pass over the input, forward and, in training, backward."""
-    saved = []
-
-    def look(gm, example_inputs):
-        saved.append(rotary.fuse_rotary(gm, example_inputs).bytes)
-        return gm.forward
-
-    x = torch.randn(2, 2, 5, 8, requires_grad=trained)
-    torch.compile(lambda x: x * COS + rotate_half(x) * SIN, backend=look)(x)
-    assert saved == [passes * rotary.GAIN * x.nbytes]
-
-
 def test_angles_with_gradients_stay():
     """Angles that need gradients keep them."""
     cos, sin = angles((5, 8), torch.float32, requires_grad=True)
