@@ -1,6 +1,8 @@
 """Build an executable from a Relax module: target, pipeline, schedules, code."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import tvm
@@ -10,7 +12,7 @@ from backend_kwargs.backends.tvm.no_fast_math import exact_math
 from backend_kwargs.backends.tvm.opaque import hide
 from backend_kwargs.backends.tvm.schedules import schedule
 from backend_kwargs.backends.tvm.settings import TVMOptions
-from backend_kwargs.backends.tvm.target import target_of
+from backend_kwargs.backends.tvm.target import target_of, why
 from backend_kwargs.errors import BackendKwargsError
 from backend_kwargs.options.layers import Options
 
@@ -55,10 +57,11 @@ class Built:
 def build(mod: tvm.IRModule, settings: TVMOptions, device: torch.device) -> Built:
     """Compile `mod` for the device with these settings. Raises BackendKwargsError if an option is the cause."""
     target = target_of(settings.target, device)
-    named = settings.pipeline
-    passes = tvm.transform.Sequential(LEGALIZE) if named is None else named
     with target, _context(settings, device):
-        mod = (relax.get_pipeline(passes) if isinstance(passes, str) else passes)(mod)
+        passes = _passes("pipeline", settings.pipeline, relax.get_pipeline) or tvm.transform.Sequential(LEGALIZE)
+        on_kernels = settings.tir_pipeline or "default"
+        _passes("tir_pipeline", on_kernels, tvm.tirx.get_tir_pipeline)  # raises for a name that TVM does not know
+        mod = passes(mod)
         mod, tuned, notes = schedule(mod, settings, target)
         if device.type == "cpu":  # GPU schedules recognize sums over threads by their operator until code is generated
             mod = hide(mod, totals=True)
@@ -70,10 +73,20 @@ def build(mod: tvm.IRModule, settings: TVMOptions, device: torch.device) -> Buil
                 mod,
                 target,
                 relax_pipeline=None,
-                tir_pipeline=settings.tir_pipeline or "default",
+                tir_pipeline=on_kernels,
                 exec_mode=settings.exec_mode,
             )
     return Built(executable, str(target.export()), tuned, notes)
+
+
+def _passes(option: str, given: object, named: Callable[[str], Any]) -> Any:
+    """Return the passes that TVM has under a name, or passes as they are. Raises BackendKwargsError."""
+    if not isinstance(given, str):
+        return given
+    try:
+        return named(given)
+    except Exception as error:
+        raise BackendKwargsError(f"Option {option!r}: {why(error)}.") from error
 
 
 def _context(settings: TVMOptions, device: torch.device) -> tvm.transform.PassContext:
@@ -86,4 +99,4 @@ def _context(settings: TVMOptions, device: torch.device) -> tvm.transform.PassCo
             config={**config, **settings.pass_config},
         )
     except AttributeError as error:
-        raise BackendKwargsError(f"Option 'pass_config': {error}") from error
+        raise BackendKwargsError(f"Option 'pass_config': {why(error)}.") from error

@@ -1,40 +1,19 @@
-"""Checks of TVM options whose type does not say everything.
+"""Checks of TVM options whose type does not say everything, without TVM, whose import takes seconds.
 
-To import TVM takes seconds: only what is named by `pass_config`, or in a dict as `target`, is compared with its tables.
+What TVM has tables of itself, targets, passes and their options, it checks when it compiles the first graph.
 """
 
-import re
-import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, Literal, TypeAlias, get_args
+from typing import Any, Literal, get_args
 
-from backend_kwargs.backends.tvm.versions import require_tvm
 from backend_kwargs.errors import BackendKwargsError, unknown, wrong_value
-from backend_kwargs.options.layers import Options
-from backend_kwargs.options.option import Option, check
+from backend_kwargs.options.option import Option
 from backend_kwargs.options.trust import Check
 
 KIND = "TVM option"
-Type: TypeAlias = Any  # a class, or a type with arguments such as list[str]
 TUNING = "scheduler='meta_schedule', trials=64"
 REMOVED_SCHEDULERS = ("auto_scheduler", "autotvm", "ansor")
-KINDS = ("llvm", "cuda")  # of targets whose devices torch supports
-# What TVM calls the types of its options; any other is a record, which is written as a dict.
-TYPES: Mapping[str, Type] = MappingProxyType(
-    {
-        "str": str,
-        "int": int,
-        "bool": bool,
-        "ir.IntImm": int,
-        "Array<str>": list[str],
-        "ffi.Array": list,
-        "target.Target": str | dict[str, Any],
-    }
-)
-PIPELINES = ("default", "default_build", "zero")
-TIR_PIPELINES = ("default", "s_tir", "tirx")
-TUNING_PIPELINE = "static_shape_tuning"
 # The decompositions of operators that users name first.
 BECOMES: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
@@ -76,77 +55,6 @@ def _at_least(least: int) -> Callable[[str, int | None], None]:
     return check_number
 
 
-def _check_target(name: str, target: Any) -> None:
-    """Raise for an unknown kind of target or an attribute that the kind lacks."""
-    if isinstance(target, str):
-        _check_target_text(target)
-    elif target is not None:
-        kind = target.get("kind")
-        if kind not in KINDS:
-            raise unknown("TVM target kind", kind, KINDS, otherwise=_one_of(KINDS))
-        _check_entries(target, _attributes(kind), f"attribute of target {kind!r}", "target attribute")
-
-
-def _attributes(kind: str) -> Mapping[str, object]:
-    """Return the attributes of a kind of target, with what TVM calls their types."""
-    require_tvm()
-    from tvm.target import TargetKind
-
-    attributes: Mapping[str, object] = TargetKind.options_from_name(kind)
-    return attributes
-
-
-def _check_target_text(target: str) -> None:
-    """Raise for a target of flags, with the dict to write instead, and for an unknown kind."""
-    kind, *flags = target.split()[:1] + re.findall(r"(?<!\S)-+([\w-]+)[= ](\S+)", target)
-    if flags:
-        types = _attributes(kind) if kind in KINDS else {}
-        written = {"kind": kind} | {key: _read_flag(str(types.get(key)), text) for key, text in flags}
-        raise BackendKwargsError(f"TVM no longer reads flags in a target's text; write target={written!r}.")
-    if target not in KINDS:
-        raise unknown("TVM target", target, KINDS, otherwise=f"{_one_of(KINDS)[:-1]}, or a dict with 'kind'.")
-
-
-def _read_flag(kind: str, text: str) -> str | int | list[str]:
-    """Return the value of a flag in the type of its attribute."""
-    if kind == "Array<str>":
-        return text.split(",")
-    return int(text) if kind in ("int", "bool") and text.isdigit() else text
-
-
-def _check_pass_config(name: str, config: Options) -> None:
-    """Raise for an entry that TVM does not know, or of another type."""
-    entries = require_tvm().transform.PassContext.list_configs() if config else {}
-    types = {key: each["type"] for key, each in entries.items()}
-    _check_entries(config, types, "entry of TVM's pass_config", "pass_config entry")
-
-
-def _check_entries(given: Options, types: Mapping[str, object], kind: str, what: str) -> None:
-    """Raise for a name that is not among TVM's, and for a value of another type."""
-    for name, value in given.items():
-        if name not in types:
-            raise unknown(kind, name, types)
-        check(Option(name, TYPES.get(str(types[name]), dict)), value, what)
-
-
-def _check_pipeline(names: Sequence[str], module: str) -> Callable[[str, object], None]:
-    """Return a check that a pipeline is a known name or a Pass of TVM's."""
-
-    def check_pipeline(name: str, value: object) -> None:
-        if isinstance(value, str):
-            if value == TUNING_PIPELINE:
-                raise BackendKwargsError(f"{KIND} {name!r}: {value!r} tunes with its own arguments; write {TUNING}.")
-            registered = getattr(sys.modules.get(module), "PIPELINE_MAP", {})  # the user may have added some
-            if value not in (*names, *registered):
-                raise unknown(f"TVM {name}", value, names, otherwise=f"{_one_of(names)[:-1]}, or a tvm Pass.")
-        elif value is not None and not any(
-            kind.__name__ == "Pass" and kind.__module__.startswith("tvm.") for kind in type(value).__mro__
-        ):
-            raise wrong_value(f"{KIND} {name!r}", "a name or a tvm.transform.Pass", value)
-
-    return check_pipeline
-
-
 def _check_aten_ops(name: str, names: Sequence[str] | None) -> None:
     """Raise for operators that ATen lacks, or that no graph has when TVM sees it."""
     import torch
@@ -168,17 +76,8 @@ def _check_aten_ops(name: str, names: Sequence[str] | None) -> None:
             raise BackendKwargsError(f"ATen operator {op!r} is taken apart before TVM sees a graph: {step}.")
 
 
-def _one_of(names: Iterable[str]) -> str:
-    """Return the sentence that lists the names."""
-    return f"It is {' or '.join(map(repr, names))}."
-
-
 CHECKS: Mapping[str, Callable[[str, Any], None]] = MappingProxyType(
     {
-        "target": _check_target,
-        "pipeline": _check_pipeline(PIPELINES, "tvm.relax.pipeline"),
-        "tir_pipeline": _check_pipeline(TIR_PIPELINES, "tvm.tirx.compilation_pipeline"),
-        "pass_config": _check_pass_config,
         "aten_ops": _check_aten_ops,
         "trials": _at_least(0),
         "seed": _at_least(0),

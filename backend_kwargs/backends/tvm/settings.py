@@ -103,7 +103,7 @@ def _no_search_to_keep(value: Lookup) -> str:
 def _of_cuda(value: Lookup) -> Sequence[tuple[Need, ...]]:
     """Return what a target of kind cuda needs."""
     target = value("target")
-    kind = target["kind"] if isinstance(target, Mapping) else target
+    kind = target.get("kind") if isinstance(target, Mapping) else target
     return [ON_CUDA] if kind == "cuda" else []
 
 

@@ -1,5 +1,6 @@
 """The target for which TVM generates code: the device's machine, or the target that the user names."""
 
+import re
 from typing import Any
 
 import torch
@@ -46,6 +47,11 @@ def host() -> dict[str, Any]:
     return cpu | ({"mattr": [f"-{feature}" for feature in masked]} if masked else {})
 
 
+def why(error: Exception) -> str:
+    """Return what TVM says of an option, without all that it would take."""
+    return re.split(r"[.,]*\s?(?:Known options|candidates are|Target creation)", str(error))[0]
+
+
 def _gpu(device: torch.device) -> Target:
     """Return the target of a GPU of this machine. Raises BackendKwargsError."""
     try:
@@ -62,8 +68,7 @@ def _checked(named: str | Options) -> Target:
     try:
         target = Target(named if isinstance(named, str) else dict(named))
     except Exception as error:
-        reason = str(error).partition(". Target creation")[0]
-        raise BackendKwargsError(f"Option 'target' must be {HOW}, got {shown(named)}: {reason}") from error
+        raise BackendKwargsError(f"Option 'target' must be {HOW}, got {shown(named)}: {why(error)}.") from error
     triple, mcpu = str(target.attrs.get("mtriple", "")), str(target.attrs.get("mcpu", ""))
     if target.kind.name == "llvm" and mcpu and not codegen.llvm_is_valid_cpu(mcpu, triple or host()["mtriple"]):
         raise BackendKwargsError(f"Option 'target' names mcpu {mcpu!r}, which LLVM does not know: leave 'mcpu' out.")

@@ -92,6 +92,13 @@ def test_features_a_hypervisor_masks_are_left_out(monkeypatch):
             id="a command line",
         ),
         pytest.param(
+            {"kind": "llvm", "num_cores": 2},
+            "Option 'target' must be a kind such as \"llvm\" or a dict such as "
+            '{"kind": "llvm", "mcpu": "znver4", "num-cores": 4}, got '
+            "{'kind': 'llvm', 'num_cores': 2}: Unknown config option 'num_cores'.",
+            id="no attribute",
+        ),
+        pytest.param(
             {"kind": "llvm", "mtriple": "x86_64-linux-gnu", "mcpu": "nonsense"},
             "Option 'target' names mcpu 'nonsense', which LLVM does not know: leave 'mcpu' out.",
             id="no CPU",
@@ -121,6 +128,25 @@ def test_every_pipeline_builds_in_every_mode(pipeline, exec_mode):
     x = torch.randn(4, 33)
     mod = module(lambda x: relax.op.nn.softmax(relax.op.add(x, x)), f32(4, 33))
     assert_close(run(mod, x, pipeline=pipeline, exec_mode=exec_mode), (x + x).softmax(-1))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        pytest.param({"pipeline": "defalt"}, "Option 'pipeline': Unknown pre-built pipeline defalt.", id="passes"),
+        pytest.param({"tir_pipeline": "qq"}, "Option 'tir_pipeline': Unknown pre-built pipeline qq.", id="kernels"),
+        pytest.param(
+            {"pass_config": {"tirx.noalia": 1}},
+            "Option 'pass_config': Invalid config option 'tirx.noalia'.",
+            id="a pass's option",
+        ),
+    ],
+)
+def test_what_tvm_does_not_know_is_one_clear_line(compiled, options, message):
+    """TVM's own check ends the compile of the first graph, without a list of all names."""
+    with pytest.raises(torch._dynamo.exc.BackendCompilerFailed) as e:
+        compiled(torch.exp, **options)(torch.ones(4))
+    assert (type(e.value.inner_exception), str(e.value.inner_exception)) == (BackendKwargsError, message)
 
 
 def test_pass_config_reaches_tvm_and_does_not_leak():

@@ -1,4 +1,4 @@
-"""TVM's options are checked at once against TVM's own tables, and removed options are explained."""
+"""TVM's options are checked at once, and removed options are explained."""
 
 from importlib.util import find_spec
 
@@ -6,7 +6,7 @@ import pytest
 
 from backend_kwargs import BackendKwargsError, BackendKwargsWarning, explain, make_backend
 from backend_kwargs.backends import declared
-from backend_kwargs.backends.tvm import option_checks, versions
+from backend_kwargs.backends.tvm import versions
 from backend_kwargs.backends.tvm.settings import OPTIONS, TVMOptions
 from backend_kwargs.backends.tvm.versions import require_tvm, unfit
 from backend_kwargs.options.requirements import Machine
@@ -76,45 +76,6 @@ def test_right_options(options):
             "TVM option 'num_trials_per_iter' must be a whole number of at least 1, got 0 (int).",
             id="zero",
         ),
-        pytest.param({"target": "lvm"}, "Unknown TVM target 'lvm'. Did you mean 'llvm'?", id="target"),
-        pytest.param(
-            {"target": "opencl"},
-            "Unknown TVM target 'opencl'. It is 'llvm' or 'cuda', or a dict with 'kind'.",
-            id="target that torch has no tensors for",
-        ),
-        pytest.param({"target": {}}, "Unknown TVM target kind None. It is 'llvm' or 'cuda'.", id="no kind"),
-        pytest.param(
-            {"target": {"kind": "llvm", "num_cores": 2}},
-            "Unknown attribute of target 'llvm' 'num_cores'. Did you mean 'num-cores'?",
-            id="attribute",
-        ),
-        pytest.param(
-            {"target": {"kind": "llvm", "num-cores": "2"}},
-            "Target attribute 'num-cores' must be int, got '2' (str).",
-            id="attribute's type",
-        ),
-        pytest.param(
-            {"pass_config": {"tirx.noalia": True}},
-            "Unknown entry of TVM's pass_config 'tirx.noalia'. Did you mean 'tirx.noalias'?",
-            id="entry",
-        ),
-        pytest.param(
-            {"pass_config": {"tirx.noalias": 1}},
-            "Pass_config entry 'tirx.noalias' must be bool, got 1 (int).",
-            id="entry's type",
-        ),
-        pytest.param({"pipeline": "defalt"}, "Unknown TVM pipeline 'defalt'. Did you mean 'default'?", id="pipeline"),
-        pytest.param(
-            {"tir_pipeline": "qq"},
-            "Unknown TVM tir_pipeline 'qq'. It is 'default' or 's_tir' or 'tirx', or a tvm Pass.",
-            id="pipeline of kernels",
-        ),
-        pytest.param(
-            {"pipeline": len},
-            "TVM option 'pipeline' must be a name or a tvm.transform.Pass, got <built-in function len> "
-            "(builtin_function_or_method).",
-            id="function that is no pass",
-        ),
         pytest.param(
             {"aten_ops": ("mm", "linear")},
             "ATen operator 'linear' is taken apart before TVM sees a graph: name 'addmm' and 'mm' instead.",
@@ -156,17 +117,6 @@ def test_wrong_options(options, message):
             id="auto_scheduler",
         ),
         pytest.param({"autotvm": True}, f"TVM option 'autotvm' was removed from TVM; {SEARCH}.", id="autotvm"),
-        pytest.param(
-            {"target": "llvm -mcpu=core-avx2 -num-cores=4 -mattr=+avx2,+fma"},
-            "TVM no longer reads flags in a target's text; write target="
-            "{'kind': 'llvm', 'mcpu': 'core-avx2', 'num-cores': 4, 'mattr': ['+avx2', '+fma']}.",
-            id="flags in a target",
-        ),
-        pytest.param(
-            {"pipeline": "static_shape_tuning"},
-            f"TVM option 'pipeline': 'static_shape_tuning' tunes with its own arguments; {SEARCH}.",
-            id="tuning pipeline",
-        ),
         pytest.param(
             {"executor": "graph"},
             "TVM option 'executor' was removed from TVM with Relay; 'exec_mode' says how the VM runs.",
@@ -299,35 +249,9 @@ def test_fields_of_settings_have_defaults_of_their_type():
     assert all(option.doc for option in OPTIONS.values())
 
 
-@pytest.fixture(scope="module")
-def tvm():
-    return require_tvm()
-
-
-def test_pipelines_are_tvms(tvm):
-    """TVM knows the name of each pipeline."""
-    from tvm.relax import pipeline
-    from tvm.tirx.compilation_pipeline import PIPELINE_MAP
-
-    assert {*option_checks.PIPELINES, option_checks.TUNING_PIPELINE} == set(pipeline.PIPELINE_MAP)
-    assert set(option_checks.TIR_PIPELINES) <= set(PIPELINE_MAP)
-
-
-def test_pipeline_of_the_user(tvm):
-    """A TVM pass, and a pipeline registered with TVM, are accepted."""
-    from tvm.relax import pipeline, transform
-
-    own = tvm.transform.Sequential([transform.LegalizeOps()])
-    assert make_backend("tvm", pipeline=own).options["pipeline"] is own
-    pipeline.register_pipeline("of_a_test")(lambda: own)
-    try:
-        assert make_backend("tvm", pipeline="of_a_test").options == {"pipeline": "of_a_test"}
-    finally:
-        del pipeline.PIPELINE_MAP["of_a_test"]
-
-
-def test_cost_models_and_strategies_are_tvms(tvm):
+def test_cost_models_and_strategies_are_tvms():
     """TVM can create each choice of a search."""
+    require_tvm()
     from tvm.s_tir.meta_schedule.cost_model import CostModel
     from tvm.s_tir.meta_schedule.search_strategy import SearchStrategy
 
