@@ -111,6 +111,15 @@ class Compiles:
                     break
         return self._traced(whole, options)
 
+    def trace(self, options: Options) -> None:
+        """Trace the model in inference as for these options, and keep the graphs that Inductor would lower."""
+        traced = Traced(Lowered(with_recording(options)), TracingApart())
+        with traced.context.entered(), functorch.patched(enable_autograd_cache=False):
+            self.request.compile(self._graph(traced.lowered.trace), traced.lowered.options, "")
+        self.lowered = traced.lowered.graphs
+        if self.may_share(options) and traced.lowered.shareable:
+            self.traces.append(traced)
+
     def compile_to_keep(self, options: Options, compiler: str = "") -> Candidate:
         """Return a candidate as `compile` does, in a context of its own, so that it may be kept however it is compiled.
 

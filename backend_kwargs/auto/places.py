@@ -3,7 +3,6 @@
 So a race of two small graphs tells what a rewrite is worth there, and no whole graph is compiled to learn it.
 """
 
-import contextlib
 import logging
 import time
 from collections import defaultdict
@@ -16,19 +15,15 @@ from torch.fx import Graph, GraphModule, Interpreter, Node
 
 from backend_kwargs import measure
 from backend_kwargs.auto.graph_stats import GraphStats
-from backend_kwargs.auto.request import Request
 from backend_kwargs.auto.verdicts import UNKNOWN, Verdict
-from backend_kwargs.backends import CapturedGraph, CompileInner, Inputs
+from backend_kwargs.backends import CapturedGraph, Inputs
 from backend_kwargs.errors import error_text
-from backend_kwargs.facts import Call
 from backend_kwargs.graphs.writes import copy_of_graph
 from backend_kwargs.measure.served import copied
 from backend_kwargs.options.requirements import machine, unmet
 from backend_kwargs.rewrites.places import Place
 from backend_kwargs.rewrites.table import find_rewrite
-from backend_kwargs.torch_internals import functorch
 from backend_kwargs.torch_internals.modes import enter_autocast
-from backend_kwargs.torch_internals.relowering import spare_of
 
 logger = logging.getLogger("backend_kwargs.auto")
 
@@ -90,26 +85,6 @@ def matching(
             logger.info("%s matches %d times", name, sum(each.count for each in places))
             found[name] = places
     return found
-
-
-class _LoweredError(Exception):
-    """The forward graph has been kept, which ends the compile."""
-
-
-def lowered_anew(request: Request) -> list[GraphModule]:
-    """Return the forward graph that Inductor would lower, without compiling it."""
-    graphs: list[GraphModule] = []
-
-    def keeping(inner_compile: CompileInner) -> CompileInner:
-        def compile_one(gm: GraphModule, *_: object, **__: object) -> Call:
-            graphs.append(spare_of(gm))
-            raise _LoweredError
-
-        return compile_one
-
-    with functorch.patched(enable_autograd_cache=False), contextlib.suppress(Exception):
-        request.compile(request.graph.wrap_inner_compile(keeping), {}, "")
-    return graphs
 
 
 # ---- a place as a graph

@@ -14,7 +14,7 @@ import torch
 
 from backend_kwargs import measure
 from backend_kwargs.auto.budget import LEAST_CALLS, Budget
-from backend_kwargs.auto.candidates import WITH_GRAPHS, RaceCandidate, placed, toggled
+from backend_kwargs.auto.candidates import WITH_GRAPHS, RaceCandidate, toggled
 from backend_kwargs.auto.compiling import Candidate, Compiles
 from backend_kwargs.auto.deadline import OutOfTime, capped, capped_backward
 from backend_kwargs.auto.graph_stats import GraphStats, observed_stats
@@ -312,26 +312,17 @@ class Race:
         if not self.selection.places_first:
             return self.race_against(eager, self.selection.default)
         self._judge(self.selection.traced)
-        if not self.selection.chosen:  # to see what is lowered takes a trace, unless something has been compiled
-            self._judge(self.selection.lowered)
-        champion = self._with_places(eager)
         self._judge(self.selection.lowered)
-        return champion
-
-    def _with_places(self, eager: Runner) -> Runner:
-        default = self.selection.default
-        if not (chosen := self.selection.chosen):
-            return self.race_against(eager, default)
-        champion = self.race_against(eager, placed([*map(str, chosen)], default.options))
-        if self.is_sure_of(chosen):
+        champion = self.race_against(eager, self.selection.first)
+        if self.is_sure_of(self.selection.chosen):
             return champion
-        again = replace(WITH_GRAPHS, over=False) if champion.replayed else default
+        again = replace(WITH_GRAPHS, over=False) if champion.replayed else self.selection.default
         return self.race_against(champion, again, counts=False)
 
     def is_sure_of(self, chosen: Sequence[Place]) -> bool:
         """Return whether the compiled graph has what was learnt of places by themselves."""
         if (row := self.selection.best_row) is None or row.status != "pass":
-            return False
+            return not chosen
         wanted = Counter[str]()
         for place in chosen:
             wanted[place.rewrite] += place.count

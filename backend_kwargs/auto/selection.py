@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from enum import Enum, auto
 from functools import cache, cached_property
@@ -31,7 +32,7 @@ from backend_kwargs.auto.candidates import (
 from backend_kwargs.auto.compiling import Compiles
 from backend_kwargs.auto.graph_stats import GraphStats, padded_in
 from backend_kwargs.auto.head_to_head import MARGIN, Runner
-from backend_kwargs.auto.places import lowered_anew, matching, worth_it
+from backend_kwargs.auto.places import matching, worth_it
 from backend_kwargs.auto.request import RaceContext, Request
 from backend_kwargs.auto.result_checks import ResultChecks
 from backend_kwargs.auto.settings import RaceSettings
@@ -175,8 +176,10 @@ class Selection:
 
         @cache
         def lowered() -> list[GraphModule]:
-            again = replace(self.request, graph=replace(self.request.graph, gm=self.task.copy()))
-            return [each.gm for each in self.compiles.lowered] or lowered_anew(again)
+            if not self.compiles.lowered:
+                with self.budget.serving(), suppress(Exception):  # default's compile says what is wrong
+                    self.compiles.trace(self.first.options)
+            return [each.gm for each in self.compiles.lowered]
 
         given = self.task.copy(), self.request.example_inputs
         return matching(names, self.stats, self.settings.objective, lowered, given)
@@ -196,6 +199,11 @@ class Selection:
     def chosen(self) -> list[Place]:
         """The places where a rewrite is faster by itself."""
         return worth_it(self.places, self.verdicts, MARGIN)
+
+    @property
+    def first(self) -> RaceCandidate:
+        """Default, with the places rewritten that are chosen."""
+        return placed([*map(str, self.chosen)], self.default.options) if self.chosen else self.default
 
     @property
     def rewriting(self) -> list[RaceCandidate]:

@@ -106,6 +106,19 @@ def stand_in(graph: CompiledFxGraph) -> CompiledFxGraph:
     return other
 
 
+def uncompiled() -> CompiledFxGraph:
+    """Return a place for graphs that nothing has been compiled for; it is not saved in AOTAutograd's cache."""
+    place = object.__new__(CompiledFxGraph)
+    place._boxed_call, place.compiled_fn_runner = True, None
+    return place
+
+
+def fill(place: CompiledFxGraph, graph: CompiledFxGraph) -> None:
+    """Let a place that is still empty do what its first graph does."""
+    if not hasattr(place, "current_callable"):
+        take_place(place, graph, for_good=False)
+
+
 def take_place(place: CompiledFxGraph, of: CompiledFxGraph, *, for_good: bool) -> None:
     """Let `place`, which a callable of AOTAutograd's holds, do what another graph does.
 

@@ -81,6 +81,13 @@ class Lowered:
 
         return compile_fx
 
+    def trace(self, step: Callable[..., Call], gm: object, inputs: Inputs, inner: object, **kw: Any) -> Call:
+        """Trace the model in inference, and keep the graph that it lowers: a version is compiled later."""
+        from backend_kwargs.torch_internals.cudagraph_recording import uncompiled
+
+        self.call = step(gm, inputs, self._keeping(lambda *_, **__: uncompiled()), **kw)
+        return self.call
+
     def again(self, version: Version) -> Callable[..., Call]:
         """Return the function that lowers the kept graphs again, as `version`."""
         from backend_kwargs.torch_internals.cudagraph_recording import noting_recordings
@@ -143,10 +150,12 @@ class Lowered:
         self.in_place = version
 
     def _check(self, version: Version) -> None:
+        from backend_kwargs.torch_internals.cudagraph_recording import fill
         from backend_kwargs.torch_internals.inductor_code import CompiledFxGraph
         from backend_kwargs.torch_internals.relowering import is_partitioned, output_strides
 
         for each, graph in zip(self.graphs, version.graphs, strict=True):
+            fill(each.place, graph)
             if not isinstance(graph, CompiledFxGraph) or output_strides(graph) != output_strides(each.place):
                 raise IncompatibleVersionError("its results have other strides")
             if is_partitioned(graph) != is_partitioned(each.place):
