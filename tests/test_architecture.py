@@ -44,7 +44,7 @@ workloads.kernels.launch workloads.kernels.attention workloads.kernels.bandwidth
 workloads.kernels.matmul workloads.kernels.norms workloads.kernels.softmax workloads.kernels.cross_entropy
 workloads.cases.gemm workloads.cases.attention workloads.cases.norms workloads.cases.elementwise
 workloads.cases.optimizer workloads.cases.models workloads.cases.libraries workloads.cases.segments
-workloads.cases workloads.user_models workloads.held_out workloads.peers
+workloads.cases workloads.user_models workloads.held_out workloads.drawn workloads.peers
 execution execution.preload execution.preload_models execution.records execution.device_timer execution.ceilings
 execution.roofline execution.controls execution.process execution.study execution.trial execution.worker
 execution.session execution.ways execution.turns
@@ -57,7 +57,7 @@ studies.headroom studies.held_out studies.kernel_times
 studies.overhead studies.pinned studies.precision studies.public_reports
 studies.regret
 studies.rewrite_cases studies.rewrites studies.sealed
-studies.templates studies.training_copies studies.training_nets studies.tune_kernels
+studies.templates studies.training_nets studies.tune_kernels
 studies.tvm_speed
 studies.commands
 cli

@@ -35,7 +35,7 @@ ROOT = Path(__file__).parents[2]
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """What a process measures: a model of HELD_OUT, the way it is compiled, where, and with which folder of its own.
+    """What a process measures: a model, the way it is compiled, where, and with which folder of its own.
 
     `reference` is the file of eager's results, which the way "eager" writes.
     """
@@ -84,9 +84,9 @@ class Turns:
         """Build the model; compile nothing yet."""
         import torch
 
-        from benchmarks.workloads.held_out import BY_NAME
+        from benchmarks.workloads.drawn import MODELS
 
-        row = BY_NAME[job.model]
+        row = MODELS[job.model]
         model, args = row.build(torch.device(job.device), getattr(torch, job.dtype), job.scale)
         return cls(job, row, model, WAYS[job.way].compile(model), args)
 

@@ -22,6 +22,7 @@ from benchmarks.analysis.held_out import Records, write_page
 from benchmarks.execution.records import append
 from benchmarks.execution.turns import Job, Process
 from benchmarks.execution.ways import WAYS
+from benchmarks.workloads.drawn import DRAWN, MODELS
 from benchmarks.workloads.held_out import BY_NAME, Scale
 
 Say = Callable[[str], None]
@@ -90,7 +91,7 @@ def measure(asked: Asked, say: Say) -> bool:
     with ThreadPoolExecutor(len(found)) as pool:
         for work in [pool.submit(study.serve, place, waiting) for place in found]:
             work.result()
-    write_page(asked.records, asked.out / "held_out.md")
+    write_page(asked.records, asked.out / "held_out.md", [MODELS[name] for name in asked.models])
     return all(study.known().done(name, asked.ways) for name in asked.models)
 
 
@@ -311,8 +312,8 @@ def names(text: str, known: Sequence[str], what: str) -> tuple[str, ...]:
 
 
 def models_named(text: str) -> tuple[str, ...]:
-    """Return the models in a text such as "olmoe,gin_train", all for ""."""
-    return names(text, list(BY_NAME), "model")
+    """Return the models in a text such as "olmoe,gin_train", all that are held out for "", those drawn for "drawn"."""
+    return tuple(DRAWN) if text == "drawn" else names(text, list(MODELS), "model") if text else tuple(BY_NAME)
 
 
 def ways_named(text: str) -> tuple[str, ...]:
@@ -323,4 +324,4 @@ def ways_named(text: str) -> tuple[str, ...]:
 
 def listed() -> str:
     """Return the models, one a line."""
-    return "\n".join(f"{row.name}: {row.what} ({row.kind})" for row in BY_NAME.values())
+    return "\n".join(f"{row.name}: {row.what} ({row.kind})" for row in MODELS.values())

@@ -165,20 +165,18 @@ def test_a_training_step_is_held_against_what_its_torch_allows(tmp_path, version
 
 
 def test_first_calls_have_two_bars(tmp_path):
-    """Where default is quick the first call has a fixed limit, elsewhere one that grows with default's."""
+    """One that three quarters must meet, and one for all, both over default's first call."""
     path = tmp_path / "r.jsonl"
     records = written(
         path,
         compiled("default", 15.0),
         compiled("auto", 50.0),
         compiled("default", 40.0, model="gin_train"),
-        compiled("auto", 59.0, model="gin_train"),
+        compiled("auto", 44.0, model="gin_train"),
     )
     found = verdicts([Model.of(BY_NAME[name], records) for name in ("olmoe", "gin_train")])
-    quick = "first call, where default alone takes at most 20 s: "
-    assert found[f"{quick}median at most 25 s"] == (False, "50.0 s")
-    assert found[f"{quick}at most 45 s"] == (False, "olmoe 50.0 s")
-    assert found["first call elsewhere: at most default's and 20 s"] == (True, "at most 19.0 s")
+    assert found["first call, at most default's and 5 s for 75% of them"] == (False, "+35.0 s")
+    assert found["first call, at most default's and 10 s for all"] == (False, "olmoe +35.0 s")
 
 
 def test_the_page_has_a_line_for_each_model_and_failure(tmp_path):
