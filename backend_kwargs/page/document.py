@@ -207,15 +207,6 @@ class Kernel(Part, frozen=True):
     calls: Count = 1
 
 
-class Roofline(Part, frozen=True):
-    """The time of a call beside the least that the device needs: for its bytes, for its flops, and for launches."""
-
-    seconds: Seconds
-    memory_s: Seconds | None = None
-    compute_s: Seconds | None = None
-    launches_s: Seconds | None = None
-
-
 class Source(Part, frozen=True):
     """Lines of a source file; `line` is the one that is meant, `first` the number of the first one here."""
 
@@ -272,7 +263,6 @@ class Graph(Part, frozen=True):
     options: Annotated[tuple[Option, ...], _at_most(500)] = ()
     rewrites: Annotated[tuple[Rewrite, ...], _at_most(500)] = ()
     kernels: Annotated[tuple[Kernel, ...], _at_most(5000)] = ()
-    roofline: Roofline | None = None
     causes: Annotated[tuple[Cause, ...], _at_most(500)] = ()
     notes: Annotated[tuple[Text, ...], _at_most(200)] = ()
     codes: Annotated[tuple[Code, ...], _at_most(20)] = ()

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from backend_kwargs.interval import Interval
 from backend_kwargs.page import figures
-from backend_kwargs.page.document import Change, Code, Kernel, Point, Race, Result, Roofline, Row, Speedups, Tradeoffs
+from backend_kwargs.page.document import Change, Code, Kernel, Point, Race, Result, Row, Speedups, Tradeoffs
 
 MARGIN = 3.0  # percent at both ends, in which a dot has room
 WIDTH, HEIGHT = 340, 230  # of a plot of trade-offs
@@ -219,22 +219,6 @@ def _apart(ticks: Iterable[tuple[float, str]], least: float) -> list[tuple[float
         if all(abs(at - other) >= least for other, _ in kept):
             kept.append((at, label))
     return kept
-
-
-class Limit(NamedTuple):
-    """The least that a device needs for one thing, in percent of the time measured."""
-
-    name: str
-    seconds: float
-    at: float
-
-
-def limits(roofline: Roofline) -> list[Limit]:
-    """Return the limits of a graph, the highest first."""
-    known = (("memory", roofline.memory_s), ("compute", roofline.compute_s), ("launches", roofline.launches_s))
-    whole = max([roofline.seconds, *(value for _, value in known if value)]) or 1.0
-    found = [Limit(name, value, round(100 * value / whole, 2)) for name, value in known if value is not None]
-    return sorted(found, key=lambda limit: -limit.seconds)
 
 
 class KernelBar(NamedTuple):

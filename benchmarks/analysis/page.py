@@ -10,6 +10,7 @@ from backend_kwargs.files.atomic_write import write_whole
 from backend_kwargs.measure import Interval
 from backend_kwargs.page import changes, pays_back, read_document, to_html
 from backend_kwargs.page import document as page
+from backend_kwargs.page.figures import duration
 from backend_kwargs.page.figures import ratio as ratio_text
 from backend_kwargs.page.values import count_of, environment_of, error_of, interval_of, seconds_of
 from backend_kwargs.report.decisions import graph_of, race_of
@@ -325,16 +326,15 @@ def _race_row(
 
 
 def _graph(entry: Entry, decision: Decision) -> page.Graph:
-    """Return the options that `auto` chose for a case, with the time of a call beside the device's limit."""
+    """Return the options that `auto` chose for a case, with the least that the device needs for a call."""
     import msgspec
 
     kernels = (f"{entry.kernels} kernels in a call",) if entry.kernels is not None else ()
-    return msgspec.structs.replace(graph_of(decision, decision.facts), roofline=_roofline(entry), notes=kernels)
+    return msgspec.structs.replace(graph_of(decision, decision.facts), notes=(*kernels, *_limits(entry)))
 
 
-def _roofline(entry: Entry) -> page.Roofline | None:
+def _limits(entry: Entry) -> Iterator[str]:
     limit = entry.limit
-    if limit is None or not limit.scored or entry.time is None or entry.exposed:
-        return None
-    least = {"compute": "compute_s", "memory": "memory_s", "launch": "launches_s"}[limit.bound]
-    return page.Roofline(seconds=entry.time.median, **{least: limit.seconds})
+    if limit is not None and limit.scored and entry.time is not None and not entry.exposed:
+        share = limit.seconds / entry.time.median
+        yield f"the device needs at least {duration(limit.seconds)} ({limit.bound}), {share:.0%} of the time"

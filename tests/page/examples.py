@@ -18,7 +18,6 @@ from backend_kwargs.page.document import (
     Race,
     Result,
     Rewrite,
-    Roofline,
     Row,
     Source,
     Span,
@@ -125,7 +124,6 @@ def graph(name="graph 0/0", kernels=20):
             Kernel(f"triton_red_fused_add_mul_native_layer_norm_{n}", "Triton", 4e-4 / (n + 1), 12)
             for n in range(kernels)
         ),
-        roofline=Roofline(3.65e-3, 2.31e-3, 1.1e-3, 2.0e-4),
         causes=(
             Cause(
                 "break",

@@ -7,7 +7,6 @@ import pytest
 from backend_kwargs.interval import Interval
 from backend_kwargs.page import figures, plots
 from backend_kwargs.page.document import Code, Kernel, Lead, Point, Race, Result, Row, Speedups, Tradeoffs
-from tests.page import examples
 
 
 def test_equal_ratios_are_equal_distances():
@@ -84,16 +83,6 @@ def test_kernels_by_time():
     """The longest come first; those without a time come last."""
     bars = plots.kernels_by_time([Kernel("a"), Kernel("b", seconds=1.0), Kernel("c", seconds=4.0)])
     assert [(bar.kernel.name, bar.width) for bar in bars] == [("c", 100.0), ("b", 25.0), ("a", 0.0)]
-
-
-def test_limits_come_highest_first():
-    """The bar of a graph has its highest limit first, in percent of the time measured."""
-    (graph,) = examples.document().graphs
-    assert [(limit.name, limit.at) for limit in plots.limits(graph.roofline)] == [
-        ("memory", 63.29),
-        ("compute", 30.14),
-        ("launches", 5.48),
-    ]
 
 
 @pytest.mark.parametrize(("error", "bound"), [(None, 1.0), (1.0, None), (1.0, 0.0)])
