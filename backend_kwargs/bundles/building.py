@@ -57,7 +57,7 @@ def _compiled(built: Built, samples: Sequence[Sample], wanted: "Wanted | None", 
     """Compile a copy of the module, and call and compare it for each sample; `parameters` says whether they change."""
     module = built.module
     twin = _copied(module, with_parameters=parameters)
-    copies = [*_copies(samples)]
+    copies = [*map(cloned, samples)]
     began = time.perf_counter()
 
     def called() -> None:
@@ -90,17 +90,6 @@ class Wanted(NamedTuple):
     eager: Results
     reference: Results | None
     roundings: Roundings
-
-
-def _copies(samples: Iterable[Sample]) -> Iterator[Sample]:
-    """Yield a copy of each sample, since a call may change its inputs; raise if one cannot be copied."""
-    for at, sample in enumerate(samples):
-        try:
-            yield cloned(sample)
-        except RuntimeError as error:  # such as torch's, that there is no memory
-            raise BackendKwargsError(
-                f"Sample {at} cannot be copied: {error_text(error)}. Pass a smaller one, or free memory."
-            ) from error
 
 
 def _seen(
@@ -182,7 +171,7 @@ def _eager(
         return None, (), False
     twin = _copied(module, with_parameters=True)
     versions = _versions(twin.named_parameters())
-    seen = _seen(twin, twin, _copies(samples), parameters=False)
+    seen = _seen(twin, twin, map(cloned, samples), parameters=False)
     if changed := versions != _versions(twin.named_parameters()):
         seen["state"] |= dict(twin.named_parameters())
     dtypes = first_output_dtypes(config, seen["output"][0])
@@ -192,7 +181,7 @@ def _eager(
     def again() -> dict[str, Any]:
         twin = _copied(module, with_parameters=True)
         function = partial(entry(config, device, dtypes, "eager"), twin) if cast else twin
-        return _seen(function, twin, _copies(samples), parameters=changed)
+        return _seen(function, twin, map(cloned, samples), parameters=changed)
 
     del twin
     if cast:

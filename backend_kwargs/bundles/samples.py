@@ -9,9 +9,8 @@ from typing import Any, NamedTuple, TypeAlias
 import torch
 
 from backend_kwargs.errors import BackendKwargsError, wrong_value
-from backend_kwargs.measure.served import span_of
+from backend_kwargs.measure.served import copied, span_of
 from backend_kwargs.measure.trees import map_tensors
-from backend_kwargs.torch_internals.tensors import in_storage
 
 Args: TypeAlias = tuple[Any, ...]
 Kwargs: TypeAlias = Mapping[str, Any]
@@ -47,18 +46,13 @@ def _sample(value: object) -> Sample:
 
 def cloned(sample: Sample) -> Sample:
     """Return `sample` with copies of its tensors, so that a module that changes its inputs changes the copies."""
-    copy: Sample = map_tensors(cache(_clone), sample)  # an argument given twice stays one object
+    copy: Sample = map_tensors(cache(copy_of), sample)  # an argument given twice stays one object
     return copy
 
 
-def _clone(tensor: torch.Tensor) -> torch.Tensor:
+def copy_of(tensor: torch.Tensor) -> torch.Tensor:
     """Return a copy with the same strides, which clone() does not keep of expanded and sliced tensors."""
-    copied = tensor.detach().clone()
-    if not is_dense(tensor) or copied.stride() == tensor.stride():
-        return copied
-    start, end = span_of(tensor)
-    memory = tensor.detach().as_strided((end - start,), (1,)).clone()
-    return in_storage(memory.untyped_storage(), tensor, 0)
+    return copied(tensor) if is_dense(tensor) else tensor.detach().clone()
 
 
 def content_hash(tensor: torch.Tensor) -> str:

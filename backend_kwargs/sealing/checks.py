@@ -8,6 +8,7 @@ import torch
 from backend_kwargs.bundles.samples import Sample
 from backend_kwargs.errors import BackendKwargsError
 from backend_kwargs.measure import generators
+from backend_kwargs.measure.accuracy import is_number, mismatch, root_mean_square, same_where_not_finite, wide
 from backend_kwargs.measure.trees import walk
 from backend_kwargs.sealing.declared import Point, shown_point
 from backend_kwargs.sealing.inputs import Result
@@ -61,37 +62,29 @@ def _difference(what: str, mine: Any, theirs: Any, tol: float | None) -> str:
     if pytree.tree_structure(mine) != pytree.tree_structure(theirs):
         return f"the {what} has another structure"
     pairs = [*zip(walk(what, mine), walk(what, theirs), strict=True)]
-    floats = [other for _, (_, other) in pairs if isinstance(other, torch.Tensor) and other.is_floating_point()]
-    largest = max(map(_size, floats), default=0.0)
+    largest = max((_size(other) for _, (_, other) in pairs if is_number(other)), default=0.0)
     for (name, one), (_, other) in pairs:
-        if not isinstance(other, torch.Tensor):
-            if type(other) in (bool, int, float, str) and one != other:
-                return f"{name} is {one!r}, not {other!r}"
+        if not isinstance(other, torch.Tensor | bool | int | float | str):
             continue
-        if not isinstance(one, torch.Tensor) or one.shape != other.shape or one.dtype != other.dtype:
-            kind = f"{one.dtype}{[*one.shape]}" if isinstance(one, torch.Tensor) else type(one).__name__
-            return f"{name} is {kind}, not {other.dtype}{[*other.shape]}"
+        if why := mismatch(one, other):
+            return f"{name}: {why}"
+        if not is_number(other):
+            continue
         allowed = tol or (LOOSE if one.dtype in SHORT or torch.is_autocast_enabled(one.device.type) else TIGHT)
-        if not other.is_floating_point():
-            error = 0.0 if torch.equal(one, other) else float("inf")
-        else:
-            error = _error(one, other, LEAST_SHARE * largest)
-        if not error <= allowed:
+        if not (error := _error(wide(one), wide(other), LEAST_SHARE * largest)) <= allowed:
             return f"{name} by {error:.2g} (relative, at most {allowed:g})"
     return ""
 
 
 def _error(one: torch.Tensor, other: torch.Tensor, least: float) -> float:
     """Return the root mean square error, relative to that of the right values; NaN and infinity must agree."""
-    one, other = one.detach().double(), other.detach().double()
-    finite = other.isfinite()
-    if not torch.equal(one.isfinite(), finite) or not torch.allclose(one[~finite], other[~finite], equal_nan=True):
+    if not same_where_not_finite(one, other):
         return float("inf")
-    error, size = _size(one[finite] - other[finite]), max(_size(other[finite]), least)
+    finite = other.isfinite()
+    error, size = root_mean_square((one - other)[finite]), max(root_mean_square(other[finite]), least)
     return error / size if size else error
 
 
 def _size(values: torch.Tensor) -> float:
-    values = values.detach().double()
-    values = values[values.isfinite()]
-    return float(values.square().mean().sqrt()) if values.numel() else 0.0
+    row = wide(values)
+    return root_mean_square(row[row.isfinite()])

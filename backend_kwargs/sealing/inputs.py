@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from backend_kwargs.bundles.samples import Sample, cloned
+from backend_kwargs.bundles.samples import Sample, copy_of
 from backend_kwargs.facts import Call
 from backend_kwargs.graphs.memory import SHARED, Memory, overlapping
 from backend_kwargs.graphs.writes import has_memory
@@ -45,8 +45,7 @@ def copied(sample: Sample) -> Sample:
 
     def copy(tensor: torch.Tensor) -> torch.Tensor:
         with torch.inference_mode(tensor.is_inference()):
-            twin: torch.Tensor = cloned(Sample((tensor,), {})).args[0]
-            return twin.requires_grad_() if tensor.requires_grad else twin
+            return copy_of(tensor).requires_grad_(tensor.requires_grad)
 
     copies: Sample = map_tensors(cache(copy), sample)
     return copies

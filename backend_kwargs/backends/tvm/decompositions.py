@@ -12,6 +12,11 @@ from backend_kwargs.torch_internals.operators import name_of
 aten = torch.ops.aten
 # Core ATen keeps these whole; they are decomposed, since TVM fuses the parts.
 DECOMPOSED = (
+    aten.elu,
+    aten.gelu,
+    aten.hardtanh,
+    aten.leaky_relu,
+    aten.linalg_vector_norm,
     aten.native_layer_norm,
     aten.native_group_norm,
     aten._native_batch_norm_legit,

@@ -158,8 +158,8 @@ def test_each_entry_names_an_operator(name):
     assert not overload or overload in packet.overloads()
 
 
-# The lowering itself makes a linear, and torch decomposes the norm from 2.14 on.
-DECOMPOSED = {"linear", "linalg_vector_norm"}
+# The lowering itself makes a linear.
+DECOMPOSED = {"linear"}
 
 
 def may_be_left(op, table):

@@ -163,20 +163,6 @@ def rounded(function: Callable[[Expr], Expr]) -> Callable[[Expr], Expr]:
     return lambda x: function(x) if is_float(x.ty.dtype) else x
 
 
-def gelu(x: Expr, approximate: str = "none") -> Expr:
-    """Return x times the normal distribution's cumulative probability at x."""
-    if approximate == "tanh":
-        inner = const(math.sqrt(2 / math.pi), x) * (x + const(0.044715, x) * x * x * x)
-        return const(0.5, x) * x * (const(1, x) + vector.tanh(inner))
-    return const(0.5, x) * x * (const(1, x) + vector.erf(x * const(math.sqrt(0.5), x)))
-
-
-def elu(x: Expr, alpha: float = 1, scale: float = 1, input_scale: float = 1) -> Expr:
-    """Return ATen's elu with three parameters, of which selu and celu are special cases."""
-    negative = const(alpha * scale, x) * expm1(x * const(input_scale, x))
-    return where(x <= zero(x), negative, x * const(scale, x))
-
-
 def expm1(x: Expr) -> Expr:
     """Return exp(x) - 1 without cancellation: tanh(x/2) * (exp(x) + 1) near zero."""
     near = vector.tanh(x * const(0.5, x)) * (vector.exp(x) + const(1, x))
@@ -234,11 +220,7 @@ POINTWISE: dict[str, Converter] = {
     "fmin": Pointwise(lambda x, y: where(isnan(x), y, where(isnan(y), x, minimum(x, y)))),
     "minimum": Pointwise(minimum),
     "clamp": Pointwise(clamp, operands=3, defaults=(None, None, None)),
-    "hardtanh": Pointwise(clamp, operands=3, defaults=(None, -1.0, 1.0)),
     "relu": Pointwise(lambda x: where(x < zero(x), zero(x), x)),
-    "leaky_relu": Pointwise(lambda x, slope=0.01: where(x > zero(x), x, x * const(slope, x)), operands=1),
-    "elu": Pointwise(elu, operands=1),
-    "gelu": Pointwise(gelu, operands=1),
     "expm1": Pointwise(expm1, FLOAT),
     "rsqrt": Pointwise(lambda x: const(1, x) / tirx.sqrt(x), FLOAT),
     "reciprocal": Pointwise(lambda x: const(1, x) / x, FLOAT),

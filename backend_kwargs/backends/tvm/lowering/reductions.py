@@ -120,35 +120,6 @@ def mean(node: Node, x: Tensor, dims: Dims = None, keepdim: bool = False, **_: o
     return compute(total.shape, lambda i: cast(total(*i) / count, node.dtype))
 
 
-def vector_norm(
-    node: Node, x: Tensor, order: float = 2, dims: Dims = None, keepdim: bool = False, **_: object
-) -> Tensor:
-    """Lower linalg_vector_norm: the largest or smallest magnitude, or a root of the sum of their powers."""
-    over = dims_of(dims, len(x.shape))
-    within = accumulated_in(x, over, node.dtype)
-    if math.isinf(order):
-        reducer = MAX if order > 0 else MIN
-        return cast_to(reduce(x, over, keepdim, reducer, within, lambda v, _: tirx.abs(v)), node.dtype)
-    power, root = NORMS.get(order) or general_norm(order)
-    total = reduce(x, over, keepdim, SUM, within, lambda v, _: power(v))
-    return compute(total.shape, lambda i: cast(root(total(*i)), node.dtype))
-
-
-NORMS: dict[float, tuple[Callable[[Expr], Expr], Callable[[Expr], Expr]]] = {
-    0: (lambda v: cast(cast(v, "bool"), str(v.ty.dtype)), lambda v: v),
-    1: (tirx.abs, lambda v: v),
-    2: (lambda v: v * v, tirx.sqrt),
-}
-
-
-def general_norm(order: float) -> tuple[Callable[[Expr], Expr], Callable[[Expr], Expr]]:
-    """Return the power and the root of a norm."""
-    return (
-        lambda v: tirx.pow(tirx.abs(v), vector.const(order, v)),
-        lambda v: tirx.pow(v, vector.const(1 / order, v)),
-    )
-
-
 def any_true(node: Node, x: Tensor, dims: Dims = None, keepdim: bool = False) -> Tensor:
     """Lower any, reduced as ints."""
     largest = reduce(x, dims_of(dims, len(x.shape)), keepdim, MAX, "bool", lambda v, _: cast(v, "int32"))
@@ -279,7 +250,6 @@ REDUCTIONS: dict[str, Converter] = {
     "amax": reduction(MAX),
     "amin": reduction(MIN),
     "mean": mean,
-    "linalg_vector_norm": vector_norm,
     "max.default": reduction(MAX),
     "min.default": reduction(MIN),
     "max.dim": extremum(largest=True),
