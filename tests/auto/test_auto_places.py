@@ -95,7 +95,7 @@ def test_what_is_faster_by_itself_is_compiled_once(store, judged, monkeypatch):
 def test_what_is_lowered_is_judged_where_a_place_of_dynamos_graph_has_won(store, judged):
     """The graph is traced with that place rewritten, and compiled once with what wins in its lowered graph too."""
     asked = judged(shifted=FASTER, linear_activation=FASTER)
-    shifted = lambda node, args: (shifted_cosine(node, args["input"]), 0.0)  # noqa: E731
+    shifted = lambda node, args: shifted_cosine(node, args["input"])  # noqa: E731
     with_rewrite("shifted", shifted)
     try:
         model = nn.Sequential(Sine(), nn.Linear(16, 16), nn.ReLU()).eval()
@@ -149,7 +149,7 @@ def test_what_cannot_be_judged_is_raced_in_the_graph(store, judged):
 def test_a_place_under_the_graphs_own_autocast_is_raced_in_the_graph(store, judged):
     """Alone it would compute in other dtypes than there."""
     asked = judged(shifted=FASTER)
-    with_rewrite("shifted", lambda node, args: (shifted_cosine(node, args["input"]), 0.0))
+    with_rewrite("shifted", lambda node, args: shifted_cosine(node, args["input"]))
 
     def fn(x):
         with torch.autocast("cpu", torch.bfloat16):
@@ -206,7 +206,7 @@ def test_a_wrong_rewrite_is_not_chosen(store, monkeypatch):
     seen = []
     of = race.verdict_of
     monkeypatch.setattr(race, "verdict_of", lambda *args: seen.append(of(*args)) or seen[-1])
-    with_rewrite("wrong_sine", lambda node, args: (node.graph.call_function(torch.cos, (args["input"],)), 0.0))
+    with_rewrite("wrong_sine", lambda node, args: node.graph.call_function(torch.cos, (args["input"],)))
     try:
         raced(torch.sin, torch.randn(64), rewrites=["wrong_sine"])
     finally:
@@ -263,7 +263,7 @@ def test_what_is_drawn_for_nothing_needs_no_second_compile(store, monkeypatch):
 def test_a_wrong_first_candidate_of_a_random_graph_is_followed_by_default(store, judged, monkeypatch):
     """What draws as compiled code does is then default, which is checked by eager's draws in its turn."""
     judged(wrong_sine=FASTER)
-    with_rewrite("wrong_sine", lambda node, args: (node.graph.call_function(torch.cos, (args["input"],)), 0.0))
+    with_rewrite("wrong_sine", lambda node, args: node.graph.call_function(torch.cos, (args["input"],)))
     try:
         compiled = torch.compile(
             lambda x: F.dropout(torch.sin(x)), backend=make_backend("tmpl-inductor:auto", rewrites=["wrong_sine"])
@@ -315,7 +315,7 @@ def test_one_rewrite_for_each_operator():
 def multiplied_transposed(node, args):
     transposed = [node.graph.call_method("t", (args[name],)) for name in ("mat2", "input")]
     product = node.graph.call_function(torch.mm, tuple(transposed))
-    return node.graph.call_method("t", (product,)), 0.0
+    return node.graph.call_method("t", (product,))
 
 
 def with_rewrite(name, new_node, targets=(torch.sin,)):

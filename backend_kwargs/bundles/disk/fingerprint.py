@@ -38,7 +38,7 @@ def fingerprint(device: torch.device) -> dict[str, str]:
         "capability": ".".join(map(str, torch.cuda.get_device_capability(device))),
         "cuda": str(probed.cuda),
         "driver": str(probed.driver),
-        "triton": _triton(),
+        "triton": str(probed.triton_version),
     }
 
 
@@ -58,11 +58,3 @@ def _instruction_sets() -> str:
         return platform.processor()
     flags = here.get("flags") or here.get("Features", "")
     return hashlib.sha256(" ".join(sorted(flags.split())).encode()).hexdigest()[:12]
-
-
-def _triton() -> str:
-    try:
-        import triton  # type: ignore[import-untyped]
-    except ImportError:
-        return "none"
-    return str(triton.__version__)
