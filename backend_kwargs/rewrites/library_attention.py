@@ -18,7 +18,6 @@ from backend_kwargs.rewrites.matching import (
 
 HEADS_LAST = [0, 2, 1, 3]
 # The first result of each is the attention's.
-FLASH = aten._scaled_dot_product_flash_attention.default
 EFFICIENT = aten._scaled_dot_product_efficient_attention.default
 CUDNN = aten._scaled_dot_product_cudnn_attention.default
 

@@ -20,7 +20,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, TypeAlias
 
-from backend_kwargs.errors import BackendKwargsError, wrong_value
+from backend_kwargs.errors import BackendKwargsError, removed, wrong_value
 from backend_kwargs.options.named_values import NamedValues
 
 ENTRY_POINT_GROUP = "backend_kwargs.rewrites"
@@ -111,6 +111,8 @@ def _rows() -> dict[str, Rewrite]:
 
 BUILT_IN: Mapping[str, Rewrite] = MappingProxyType(_rows())
 
+# What never won on record, with what to write instead.
+REMOVED = {"cudnn_attention": "leave it out; torch chooses cuDNN's kernel itself where it is faster"}
 _REWRITES = NamedValues(
     "rewrite",
     ENTRY_POINT_GROUP,
@@ -140,6 +142,8 @@ def check_rewrites(entries: Iterable[str]) -> None:
     """Raise if an entry of the option names no rewrite, or a place as another version of it has them."""
     for entry in entries:
         name, version, signature = _parts_of(entry)
+        if name in REMOVED:
+            raise removed(f"Rewrite {name!r}", REMOVED[name])
         rewrite = find_rewrite(name)
         if signature and version != rewrite.version:
             raise BackendKwargsError(

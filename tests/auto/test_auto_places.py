@@ -305,7 +305,7 @@ def test_one_rewrite_for_each_operator():
     """Of places that share an operator, the one that saves most is chosen."""
     one, other, apart = (
         place("attention", nodes=(1, 2)),
-        place("cudnn_attention", nodes=(2, 3)),
+        place("decode_attention", nodes=(2, 3)),
         place("patches", nodes=(4,)),
     )
     verdicts = {one: SLIGHTLY, other: FASTER, apart: SLIGHTLY}

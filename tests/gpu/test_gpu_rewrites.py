@@ -11,11 +11,11 @@ from torch import nn
 from torch._inductor.utils import run_and_get_code
 
 from backend_kwargs import make_backend, report
-from backend_kwargs.rewrites import attention, convolution, cudnn_attention, linear_activation
+from backend_kwargs.rewrites import attention, convolution, linear_activation
 from backend_kwargs.rewrites.grouped_convolution import grouped_convolution
 from backend_kwargs.rewrites.operators import _without_kernel
 from tests.rewrites.calls import COMPILED, check
-from tests.rewrites.test_drawn_attention import INFERENCE, attention_mask
+from tests.rewrites.test_drawn_attention import INFERENCE
 from tests.rewrites.test_drawn_attention import PROGRAMS as ATTENTION
 from tests.rewrites.test_drawn_calls import PROGRAMS, options
 
@@ -138,35 +138,6 @@ def test_grouped_convolution_of_many_pixels(groups):
     args = [x, normal(8, 8 // groups, 1, 1), None, [1, 1], [0, 0], [1, 1], groups]
     close(grouped_convolution(*args), convolution.convolution(*args), torch.bfloat16)
     assert not _without_kernel
-
-
-@pytest.mark.parametrize("causal", [False, True], ids=["whole", "causal"])
-def test_cudnn_attention(causal):
-    """cuDNN's attention agrees with float64, and its result is [batch, queries, heads, width] in memory."""
-    q, k, v = (normal(2, 128, 4, 64).transpose(1, 2) for _ in range(3))
-    got = cudnn_attention.cudnn_attention(q, k, v, None, causal, 0.125)
-    want = F.scaled_dot_product_attention(*exact([q, k, v]), is_causal=causal, scale=0.125).transpose(1, 2)
-    close(got.cpu(), want, torch.bfloat16)
-    assert got.is_contiguous()
-
-
-FLASH = torch.ops.aten._scaled_dot_product_flash_attention
-EFFICIENT = torch.ops.aten._scaled_dot_product_efficient_attention
-
-
-@pytest.mark.parametrize(
-    "call",
-    [
-        pytest.param(lambda q, k, v: FLASH(q, k, v, 0.0, True)[0], id="causal flash attention"),
-        pytest.param(lambda q, k, v: EFFICIENT(q, k, v, None, False, scale=-4.0)[0], id="a negative scale"),
-        pytest.param(lambda q, k, v: EFFICIENT(q, k, v, None, False, 0.0, True)[0], id="causal"),
-    ],
-)
-def test_cudnn_in_place_of_others(call):
-    """Where cuDNN's attention would give other numbers than the kernel that was called, that one stays."""
-    q, k, v = (normal(2, each, 4, 64).transpose(1, 2) for each in (64, 128, 128))
-    got, _, _ = code_of(call, (q, k, v), ("cudnn_attention",))
-    close(got, call(q, k, v), torch.bfloat16)
 
 
 @pytest.mark.parametrize("keys", [49, 300])
@@ -722,9 +693,8 @@ def test_drawn_calls(name):
     check(name, PROGRAMS[name], COMPILED, device="cuda", compiled=True, **{**given, "atol": max(given["atol"], 2e-3)})
 
 
-@pytest.mark.parametrize("name", [*ATTENTION, "cudnn_attention"])
+@pytest.mark.parametrize("name", ATTENTION)
 def test_drawn_attention(name):
-    """The same of attention, norms and rotations; cuDNN's kernel serves calls of scaled_dot_product_attention."""
-    training = name not in (*INFERENCE, "cudnn_attention")
-    program = ATTENTION.get(name, attention_mask)
-    check(name, program, COMPILED, device="cuda", compiled=True, training=training, atol=2e-3)
+    """The same of attention, norms and rotations."""
+    training = name not in INFERENCE
+    check(name, ATTENTION[name], COMPILED, device="cuda", compiled=True, training=training, atol=2e-3)

@@ -315,16 +315,6 @@ def test_training_keeps_weights():
     assert rewriting.counts["attention"] == 0
 
 
-def test_cudnn_keeps_the_layout():
-    """A result in another layout than [batch, queries, heads, width] keeps its kernel, since strides would change."""
-    flash = torch.ops.aten._scaled_dot_product_flash_attention
-    with FakeTensorMode():
-        qkv = [torch.empty(2, 4, 128, 64, dtype=torch.bfloat16, device="cuda") for _ in range(3)]
-        traced = make_fx(lambda *args: flash(*args, 0.0, True, scale=0.2)[0])(*qkv)
-    traced.graph.eliminate_dead_code()
-    assert rewrite_graph(traced.graph, "cudnn_attention") == 0
-
-
 def with_bias(by, keys, bias, grad=False, heads=4):
     """Return a graph of a library's attention in 8 windows with a bias, traced without a GPU."""
     aten = torch.ops.aten
@@ -445,71 +435,21 @@ OTHERWISE = {
     "dropout": lambda q, k, v, b: ATEN._scaled_dot_product_efficient_attention(q, k, v, b, False, 0.5),
     "a negative scale": lambda q, k, v, b: ATEN._scaled_dot_product_cudnn_attention(q, k, v, b, False, scale=-0.2),
     "a scale of zero": lambda q, k, v, b: ATEN._scaled_dot_product_efficient_attention(q, k, v, b, False, scale=0.0),
-    "flash attention with dropout": lambda q, k, v, b: ATEN._scaled_dot_product_flash_attention(q, k, v, 0.5),
     "two dtypes": lambda q, k, v, b: ATEN._scaled_dot_product_efficient_attention(q, k, v.half(), b, False),
     "in float32": lambda *args: ATEN._scaled_dot_product_efficient_attention(*(each.float() for each in args), False),
     "a mask": lambda q, k, v, b: ATEN._scaled_dot_product_cudnn_attention(q, k, v, b > 0, False),
 }
 
 
-@pytest.mark.parametrize("rewrite", ["attention", "cudnn_attention"])
 @pytest.mark.parametrize("call", OTHERWISE.values(), ids=OTHERWISE)
-def test_a_library_computes_something_else(call, rewrite):
-    """A library's kernel stays if ours, or cuDNN's, has no such form."""
+def test_a_library_computes_something_else(call):
+    """A library's kernel stays if ours has no such form."""
     like = {"dtype": torch.bfloat16, "device": "cuda"}
     with FakeTensorMode():
         qkv = [torch.empty(8, 49, 4, 32, **like).transpose(1, 2) for _ in range(3)]
         gm = make_fx(lambda *args: call(*args)[0])(*qkv, torch.empty(8, 4, 49, 49, **like))
     gm.graph.eliminate_dead_code()
-    assert rewrite_graph(gm.graph, rewrite) == 0
-
-
-@pytest.mark.parametrize(
-    ("scale", "wanted"), [pytest.param(0.2, 0.2, id="given"), pytest.param(None, 0.125, id="usual")]
-)
-@pytest.mark.parametrize("by", ["flash", "efficient"])
-def test_cudnn_in_place_of_others(by, scale, wanted):
-    """In a graph traced for a GPU, cuDNN's kernel replaces another one if only the first result is used."""
-    aten = torch.ops.aten
-    calls = {
-        "flash": lambda q, k, v: aten._scaled_dot_product_flash_attention(q, k, v, 0.0, True, scale=scale),
-        "efficient": lambda q, k, v: aten._scaled_dot_product_efficient_attention(q, k, v, None, False, scale=scale),
-    }
-    with FakeTensorMode():
-        qkv = [torch.empty(2, 128, 4, 64, dtype=torch.bfloat16, device="cuda").transpose(1, 2) for _ in range(3)]
-        inference = make_fx(lambda *args: calls[by](*args)[0])(*qkv)
-        training = make_fx(lambda *args: calls[by](*args)[:2])(*qkv)
-    for gm in (inference, training):
-        gm.graph.eliminate_dead_code()
-    (before,) = inference.graph.output_node().all_input_nodes
-    was = before.meta["val"]
-    assert rewrite_graph(training.graph, "cudnn_attention") == 0
-    assert rewrite_graph(inference.graph, "cudnn_attention") == 1
-    (node,) = inference.graph.find_nodes(op="call_function", target=torch.ops.backend_kwargs.cudnn_attention.default)
-    assert node.args[3:] == (None, by == "flash", wanted)
-    (after,) = inference.graph.output_node().all_input_nodes
-    assert (after.meta["val"].shape, after.meta["val"].stride()) == (was.shape, was.stride())
-
-
-@pytest.mark.parametrize(
-    ("keys", "call"),
-    [
-        # Of other lengths, flash attention lets the last query see the last key, and cuDNN the first query the first.
-        pytest.param(64, lambda q, k, v, b: FUSED["flash"](q, k, v, b, True, 0.2), id="causal, of two lengths"),
-        pytest.param(64, lambda q, k, v, b: FUSED["flash"](q, k, v, b, False, -0.2), id="a negative scale"),
-        pytest.param(64, lambda q, k, v, b: FUSED["efficient"](q, k, v, b, False, -0.2), id="efficient, negative"),
-        pytest.param(64, lambda q, k, v, b: FUSED["efficient"](q, k, v, b, True, 0.2), id="a bias and causal"),
-        pytest.param(0, lambda q, k, v, b: FUSED["efficient"](q, k, v, None, False, 0.2), id="no keys"),
-    ],
-)
-def test_cudnn_near_miss(keys, call):
-    """Calls that cuDNN's kernel does not compute, or not alike, keep their kernel."""
-    like = {"dtype": torch.bfloat16, "device": "cuda"}
-    with FakeTensorMode():
-        q, k, v = (torch.empty(2, each, 4, 64, **like).transpose(1, 2) for each in (128, keys, keys))
-        gm = make_fx(lambda *args: call(*args)[0])(q, k, v, torch.empty(2, 4, 128, keys, **like))
-    gm.graph.eliminate_dead_code()
-    assert rewrite_graph(gm.graph, "cudnn_attention") == 0
+    assert rewrite_graph(gm.graph, "attention") == 0
 
 
 CHOICES = {
@@ -528,80 +468,7 @@ def test_keys_of_choices_of_attention():
         qkv = [torch.empty(2, 128, 4, 64, dtype=torch.bfloat16, device="cuda").transpose(1, 2) for _ in range(3)]
         traced = {by: make_fx(lambda *args, call=call: call(*args)[0])(*qkv) for by, call in CHOICES.items()}
     keys = []
-    for own in (None, RewritePass(["cudnn_attention"], [])):
+    for own in (None, RewritePass(["attention"], [])):
         with config.patch(post_grad_custom_pre_pass=own):
             keys += [compiled_fx_graph_hash(gm, qkv, {}, [])[0] for gm in traced.values()]
     assert len(set(keys)) == 2 * len(CHOICES)
-    ours = torch.ops.backend_kwargs.cudnn_attention.default
-    for gm in traced.values():
-        gm.graph.eliminate_dead_code()
-        RewritePass(["cudnn_attention"], [])(gm.graph)
-    found = {by: len(gm.graph.find_nodes(op="call_function", target=ours)) for by, gm in traced.items()}
-    assert found == {"flash": 1, "efficient": 1, "cudnn": 0}
-
-
-FUSED = {
-    "flash": lambda q, k, v, b, causal, scale: torch.ops.aten._scaled_dot_product_flash_attention(
-        q, k, v, 0.0, causal, scale=scale
-    ),
-    "efficient": lambda q, k, v, b, causal, scale: torch.ops.aten._scaled_dot_product_efficient_attention(
-        q, k, v, b, False, 0.0, causal, scale=scale
-    ),
-}
-
-
-def layout(value):
-    """Return the sizes of a tensor, with the strides of the dimensions that have more than one place."""
-    return [(size, stride if size > 1 else 0) for size, stride in zip(value.shape, value.stride(), strict=True)]
-
-
-@settings(SETTINGS, max_examples=60)
-@given(
-    by=st.sampled_from(sorted(FUSED)),
-    dtype=st.sampled_from([torch.bfloat16, torch.float16]),
-    batch=st.integers(1, 3),
-    heads=st.integers(1, 3),
-    queries=st.integers(1, 9),
-    keys=st.integers(1, 9),
-    width=st.sampled_from([8, 16, 40]),
-    width_of_v=st.sampled_from([8, 24]),
-    masked=st.sampled_from([None, "causal", "whole", "keys", "repeated"]),
-    scale=st.sampled_from([None, 0.2]),
-    size=st.sampled_from([0.1, 1.0, 20.0]),
-    seed=st.integers(0, 9),
-)
-def test_cudnn_computes_the_same(by, dtype, batch, heads, queries, keys, width, width_of_v, masked, scale, size, seed):
-    """Traced for a GPU and run on a CPU, what replaces a library's call agrees with float64, in the call's layout."""
-    torch.manual_seed(seed)
-    if by == "flash":  # takes no bias, and v as wide as q
-        masked, width_of_v = masked if masked == "causal" else None, width
-        keys = queries if masked else keys
-    causal = masked == "causal"
-    shapes = ((queries, width), (keys, width), (keys, width_of_v))
-    args = [(torch.randn(batch, rows, heads, each) * size).to(dtype).transpose(1, 2) for rows, each in shapes]
-    if masked not in (None, "causal"):
-        bias = torch.randn(batch, heads, 1 if masked == "keys" else queries, keys).to(dtype)
-        args.append((bias[:1] if masked == "repeated" else bias).expand(batch, heads, queries, keys))
-
-    def call(*args):
-        q, k, v, b = (*args, None)[:4]
-        return FUSED[by](q, k, v, b, causal, scale)[0]
-
-    with FakeTensorMode():
-        fakes = [torch.empty_strided(each.shape, each.stride(), dtype=dtype, device="cuda") for each in args]
-        gm = make_fx(call)(*fakes)
-    gm.graph.eliminate_dead_code()
-    (before,) = gm.graph.output_node().all_input_nodes
-    assert rewrite_graph(gm.graph, "cudnn_attention") == 1
-    (after,) = gm.graph.output_node().all_input_nodes
-    assert layout(after.meta["val"]) == layout(before.meta["val"])
-    gm.recompile()
-
-    def plain(q, k, v, b=None):
-        scores = q @ k.transpose(-1, -2) * (q.shape[-1] ** -0.5 if scale is None else scale)
-        if causal:
-            scores = scores.masked_fill(torch.ones(queries, keys, dtype=torch.bool).triu(1), -float("inf"))
-        made = (scores if b is None else scores + b).softmax(-1) @ v
-        return made.transpose(1, 2).contiguous().transpose(1, 2)
-
-    agrees(gm(*args), plain, args)

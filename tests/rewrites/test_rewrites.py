@@ -101,10 +101,14 @@ WRONG = {
         {"rewrites": ("zzz",)},
         (
             "Unknown rewrite 'zzz'. Rewrites are convolution, grouped_convolution, patches, interpolation, "
-            "convolution_as_product, linear_activation, onednn, attention, cudnn_attention, attention_mask, "
+            "convolution_as_product, linear_activation, onednn, attention, attention_mask, "
             "multihead_attention, decode_attention, cross_entropy, linear_cross_entropy, layer_norm_backward, rotary, "
             "contraction, matrix_vector, gather_sum, packed, approximate_gelu."
         ),
+    ),
+    "removed": (
+        {"rewrites": ("cudnn_attention",)},
+        "Rewrite 'cudnn_attention' was removed: leave it out; torch chooses cuDNN's kernel itself where it is faster.",
     ),
     "type": (
         {"rewrites": 3},
@@ -115,8 +119,8 @@ WRONG = {
         "Option 'rewrites' must be tuple[str, ...] | None, got (1,) (tuple).",
     ),
     "strict": (
-        {"rewrites": ("cudnn_attention",), "strict": True},
-        ("Rewrite 'cudnn_attention' cannot work here: no CUDA GPU is visible."),
+        {"rewrites": ("grouped_convolution",), "strict": True},
+        ("Rewrite 'grouped_convolution' cannot work here: no CUDA GPU is visible."),
     ),
 }
 
@@ -276,12 +280,12 @@ def test_an_inert_rewrite_warns_once():
     """On a CPU a rewrite that needs a GPU warns once, and the graph stays unchanged."""
     if torch.cuda.is_available():
         pytest.skip("a GPU is visible")
-    message = "Rewrite 'cudnn_attention' cannot act fully here: no CUDA GPU is visible; graphs stay as they are."
+    message = "Rewrite 'grouped_convolution' cannot act fully here: no CUDA GPU is visible; graphs stay as they are."
     with pytest.warns(backend_kwargs.BackendKwargsWarning) as caught:
-        compiled = called(feed(), torch.randn(2, 8), rewrites=("cudnn_attention",))
+        compiled = called(feed(), torch.randn(2, 8), rewrites=("grouped_convolution",))
     assert [str(each.message) for each in caught if each.category is backend_kwargs.BackendKwargsWarning] == [message]
     assert rewritten(compiled) == {}
-    assert backend_kwargs.explain("tmpl-inductor", rewrites=("cudnn_attention",)).notes[-1] == message
+    assert backend_kwargs.explain("tmpl-inductor", rewrites=("grouped_convolution",)).notes[-1] == message
 
 
 def test_text_and_toml(tmp_path):
@@ -501,7 +505,7 @@ def test_caches_tell_graphs_apart(first):
 
 
 def by_choice(passes):
-    """Replace the CPU's kernel of SDPA by `cudnn_attention`'s operator, which computes on any device."""
+    """Replace the CPU's kernel of SDPA by `attention`'s operator, which computes on any device."""
 
     @register_graph_pattern(
         CallFunction(
@@ -518,8 +522,8 @@ def by_choice(passes):
         pass_dict=passes,
     )
     def fuse(match, q, k, v, scale):
-        chosen = torch.ops.backend_kwargs.cudnn_attention
-        match.replace_by_example(lambda q, k, v: chosen(q, k, v, None, False, scale).transpose(1, 2), [q, k, v])
+        chosen = torch.ops.backend_kwargs.attention
+        match.replace_by_example(lambda q, k, v: chosen(q, k, v, None, scale).transpose(1, 2), [q, k, v])
 
 
 @pytest.mark.parametrize("first", ["plain", "rewritten"])
@@ -527,11 +531,11 @@ def by_choice(passes):
 def test_choices_of_attention_with_warm_caches(before, first):
     """With warm caches and another `enable_cudnn_sdp`, the option still has its kernel and the plain graph its own.
 
-    This is shown on a CPU, with a rewrite of the CPU's kernel that inserts `cudnn_attention`'s operator. AOTAutograd's
+    This is shown on a CPU, with a rewrite of the CPU's kernel that inserts `attention`'s operator. AOTAutograd's
     key lacks the flag: plain code is found again under another one, rewritten code is not, since the rewrite has it.
     """
     register_rewrite(
-        "chosen", Rewrite("a choice", patterns=by_choice, operators=rewrites.BUILT_IN["cudnn_attention"].operators)
+        "chosen", Rewrite("a choice", patterns=by_choice, operators=rewrites.BUILT_IN["attention"].operators)
     )
     x = torch.randn(2, 4, 16, 16)
     ways = {"plain": {}, "rewritten": {"rewrites": ("chosen",)}}
@@ -546,7 +550,7 @@ def test_choices_of_attention_with_warm_caches(before, first):
                 for way in order:
                     compiled = called(fn, x, **ways[way])
                     assert rewritten(compiled) == ({"chosen": 1} if way == "rewritten" else {})
-                    assert calls_in(compiled, "cudnn_attention") is (way == "rewritten")
+                    assert calls_in(compiled, "attention") is (way == "rewritten")
                     with torch.no_grad():
                         torch.testing.assert_close(compiled(x), fn(x))
             hits = counters["aot_autograd"]["autograd_cache_hit"] + counters["inductor"]["fxgraph_cache_hit"]
