@@ -17,6 +17,7 @@ from backend_kwargs.torch_internals.dynamo import bucket_count_kept, metrics_apa
 from backend_kwargs.torch_internals.guards import tracing_apart
 from backend_kwargs.torch_internals.replacing import restored_by, undone
 from backend_kwargs.torch_internals.rng import left_to_dynamo
+from backend_kwargs.torch_internals.triton import start_compile_processes
 
 LIBDEVICE = "TRITON_LIBDEVICE_PATH"
 
@@ -53,7 +54,9 @@ def sandboxed(gm: GraphModule, *, collects: bool = True) -> Iterator[Sandbox]:
         stack.enter_context(functorch.patched(force_non_lazy_backward_lowering=True))
         stack.enter_context(tracing_apart())
         stack.enter_context(bucket_count_kept())
-        yield Sandbox(stack, _own_trees(stack, cuda_devices()))
+        if devices := cuda_devices():
+            start_compile_processes()
+        yield Sandbox(stack, _own_trees(stack, devices))
 
 
 def _keep_garbage(stack: ExitStack) -> None:

@@ -132,7 +132,7 @@ def _located(graph: Graph, name: str) -> list[tuple[Node, Place]]:
     GraphModule(graph.owning_module or {}, spare)
     originals = dict(zip(spare.nodes, graph.nodes, strict=True))
     located: list[tuple[Node, Place]] = []
-    spare.eliminate_dead_code()  # as Inductor does before it calls its passes
+    _erase_unused(spare)  # as Inductor does before it calls its passes
     before, end = {*spare.nodes}, None
     dead = {original for node, original in originals.items() if node not in before}
 
@@ -140,7 +140,7 @@ def _located(graph: Graph, name: str) -> list[tuple[Node, Place]]:
         """Note the place of the match before, which has been replaced by now."""
         nonlocal before
         if end is not None:
-            spare.eliminate_dead_code()
+            _erase_unused(spare)
             gone = before.difference(spare.nodes)
             located.append((end, place_of(name, [each for node, each in originals.items() if node in gone], dead)))
             before = {*spare.nodes}
@@ -154,3 +154,10 @@ def _located(graph: Graph, name: str) -> list[tuple[Node, Place]]:
     only_where(_pass_of(find_rewrite(name)), begin).apply(spare)
     close()
     return located
+
+
+def _erase_unused(graph: Graph) -> None:
+    """Do what `eliminate_dead_code` does, which lints the graph too, and asks of each node whether it has effects."""
+    for node in reversed(graph.nodes):
+        if not node.users and not node.is_impure():
+            graph.erase_node(node)

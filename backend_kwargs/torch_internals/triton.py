@@ -45,3 +45,10 @@ def name_torchs_ptxas() -> None:
         triton_hash_with_backend()  # computed as in stock Inductor, whose tuning results are stored under it
         _set_triton_ptxas_path()
         get_ptxas_version.cache_clear()
+
+
+def start_compile_processes() -> None:
+    """Let Inductor's compile processes start, as torch's own backend does: until then it compiles kernel by kernel."""
+    from torch._inductor.async_compile import maybe_warm_pool
+
+    maybe_warm_pool()

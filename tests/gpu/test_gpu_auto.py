@@ -15,6 +15,8 @@ import backend_kwargs
 from backend_kwargs.auto import decide, race
 from backend_kwargs.auto.candidates import CUDAGRAPHS, UNRECORDED, WITH_GRAPHS
 from backend_kwargs.auto.store import Catalogue
+from backend_kwargs.auto.verdicts import Verdict
+from backend_kwargs.interval import Interval
 from backend_kwargs.rewrites import operators
 from backend_kwargs.rewrites.table import chosen_places, name_of
 
@@ -117,6 +119,7 @@ def test_code_for_cuda_graphs_reads_unaligned_inputs_without_them(store, default
 @torch.no_grad()
 def test_a_rewrite_is_raced_with_cuda_graphs(store, monkeypatch):
     """Where calls of a rewrite's operator take the host longer than its kernels save, it gets CUDA graphs."""
+    monkeypatch.setattr(race, "verdict_of", lambda *_: Verdict(2e-5, 1e-5, Interval(2.0, 1.9, 2.1)))
     monkeypatch.setattr(operators, "_without_kernel", {"none"})
     monkeypatch.setattr(operators, "_layout", lambda *_: time.sleep(5e-4))
     layers = [nn.Sequential(nn.Conv2d(64, 64, 3, padding=1), nn.ReLU()) for _ in range(8)]

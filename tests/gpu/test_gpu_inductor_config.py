@@ -1,5 +1,7 @@
-"""On a GPU: the effect of template dicts in AOTInductor."""
+"""On a GPU: the effect of template dicts in AOTInductor, and Inductor's compile processes."""
 
+import subprocess
+import sys
 from zipfile import ZipFile
 
 import pytest
@@ -44,3 +46,15 @@ def test_dict_acts_in_aotinductor(inputs, plain, tmp_path, name):
     assert ACTS[name] in code
     assert ACTS[name] not in plain
     torch.testing.assert_close(result, relu_of_mm(*inputs), atol=1.0, rtol=0.05)
+
+
+def test_compile_processes_start_with_the_first_compile():
+    """Inductor's processes are started before a kernel needs them, as by torch's own backend: here none does."""
+    code = """
+import torch
+from torch._inductor.async_compile import AsyncCompile
+
+torch.compile(torch.mm, backend="tmpl-inductor")(*torch.ones(2, 8, 8, device="cuda"))
+print(AsyncCompile.process_pool.cache_info().currsize)
+"""
+    assert subprocess.check_output([sys.executable, "-c", code], text=True).split()[-1] == "1"

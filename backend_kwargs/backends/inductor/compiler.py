@@ -259,8 +259,11 @@ def _compile(graph: CapturedGraph, options: Options, own: Collection[str]) -> Ca
 def _compile_fx(options: Options, gm: "GraphModule", example_inputs: Inputs, *args: Any, **kwargs: Any) -> Call:
     """Call Inductor's compile_fx; raise NoCompilerError where it would wait for a C++ compiler, or none works."""
     from backend_kwargs.torch_internals.compile_fx import compile_fx
+    from backend_kwargs.torch_internals.triton import start_compile_processes
 
     compiling: Callable[..., Any] = compile_fx
+    if any(getattr(value, "is_cuda", False) for value in example_inputs):
+        start_compile_processes()
     if any(getattr(value, "is_cpu", False) for value in example_inputs):
         check_answers(cxx_of(options))
     try:
