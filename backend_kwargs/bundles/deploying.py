@@ -1,40 +1,18 @@
 """Deploying: the callable with the least overhead for serving, and facts about it."""
 
-from timeit import timeit
-
-from backend_kwargs.bundles.disk.weights import checked_size
 from backend_kwargs.bundles.running import Built, Running, checked, in_eager, input_check, running
-from backend_kwargs.bundles.samples import leaves_of, zeros_of
 from backend_kwargs.facts import Call
 
 SHARED_POOL = (
     "CUDA graphs: modules on one device share torch's memory pool, which is freed when the last of them is deactivated"
 )
-MOST_TIMED = 64 << 20  # bytes of samples
-TIMED_CHECKS = 200
 
 
-def deployed(built: Built) -> tuple[Running, Call, list[str]]:
-    """Return what runs, what to call, and notes."""
+def deployed(built: Built) -> tuple[Running, Call]:
+    """Return what runs, and what to call."""
     ready = running(built, built.module, keep=False, deployed=True)
     ready.check = input_check(built)
-    call = checked(ready.call, ready.check, in_eager(built, built.module))
-    return ready, call, _cost(built, ready.check)
-
-
-def _cost(built: Built, check: Call) -> list[str]:
-    """Return a note with the time of the input check, unless inputs cannot be made, or only of much memory."""
-    leaves = [leaf for sample in built.samples for leaf in leaves_of(sample)]
-    size = sum(checked_size(*value[:5]) for kind, value in leaves if kind == "tensor")
-    if size > MOST_TIMED or any(kind == "other" for kind, _ in leaves):
-        return []
-    try:
-        arguments = zeros_of(built.samples[0], built.device)
-        check(*arguments)
-        took = timeit(lambda: check(*arguments), number=TIMED_CHECKS) / TIMED_CHECKS
-        return [f"input check: {took * 1e6:.1f} µs per call"]
-    except Exception:  # noqa: BLE001 - the samples may be of a bundle that anybody wrote
-        return []
+    return ready, checked(ready.call, ready.check, in_eager(built, built.module))
 
 
 def facts(built: Built, running: Running | None) -> list[str]:

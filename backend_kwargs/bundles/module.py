@@ -141,8 +141,7 @@ class CompiledModule:
                 from backend_kwargs.bundles.building import device_of
 
                 built.device = device_of(built.module, device)
-            self._running, self._call, notes = deployed(built)
-            self._notes += notes
+            self._running, self._call = deployed(built)
             self._state = state
 
     def infer(self, *args: object, **kwargs: object) -> Any:

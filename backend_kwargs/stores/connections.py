@@ -1,4 +1,4 @@
-"""Servers as stores: one connection of a process, for as long as it is used, within a time, and none across a fork."""
+"""Servers as stores: one connection of a process, each call within a time, and none across a fork."""
 
 import os
 import random
@@ -26,7 +26,6 @@ S = TypeVar("S", bound=Client)
 T = TypeVar("T")
 
 LIMIT_S = 10.0  # of a call, the wait for other threads' included; callers that must not wait leave it earlier
-IDLE_S = 1.0
 # What PostgreSQL, PgBouncer and Redis say: a server full of other processes, which leave soon.
 _BUSY = re.compile(r"too many|slots are reserved|no more connections|max number of clients", re.IGNORECASE)
 _AFTER_ALL_NAMES = "~"
@@ -37,7 +36,7 @@ _JITTER = random.SystemRandom()  # so that not all come back at once; draws of `
 
 
 class Connection(Generic[C]):
-    """A connection that is opened when it is needed, and closed once it was not used for `IDLE_S` seconds.
+    """A connection that is opened when it is needed, until `close` is called.
 
     `connect` gets the seconds left; `interrupt` must make a call that runs in another thread fail.
     """
@@ -54,9 +53,8 @@ class Connection(Generic[C]):
         self._begin()
 
     def _begin(self) -> None:
-        self._pid, self._lock, self._uses = os.getpid(), threading.Lock(), 0
+        self._pid, self._lock = os.getpid(), threading.Lock()
         self._open: C | None = None
-        self._closer: threading.Timer | None = None
 
     def call(self, action: Callable[[C], T]) -> T:
         """Return what `action` returns of the connection; raise TimeoutError after the limit."""
@@ -72,8 +70,6 @@ class Connection(Generic[C]):
             self._drop()  # in an unknown state
             raise
         finally:
-            self._uses += 1
-            self._close_later()
             self._lock.release()
 
     def close(self) -> None:
@@ -103,24 +99,6 @@ class Connection(Generic[C]):
         connection, self._open = self._open, None
         if connection is not None:
             self._close(connection)
-
-    def _close_later(self) -> None:
-        if self._open is not None and self._closer is None:
-            closer = threading.Timer(IDLE_S, self._close_unused, [self._uses])
-            closer.daemon = True
-            try:
-                closer.start()
-            except RuntimeError:  # no thread can be begun, so that nobody would close it
-                self._drop()
-            else:
-                self._closer = closer
-
-    def _close_unused(self, uses: int) -> None:
-        with self._lock:
-            self._closer = None
-            if uses == self._uses:
-                self._drop()
-            self._close_later()
 
 
 class Server(ABC, Generic[S]):

@@ -293,16 +293,6 @@ def state_with(tensors, module):
     }
 
 
-def test_large_samples_are_not_made_when_a_module_is_deployed():
-    """The cost of the input check is not worth their memory."""
-    module = torch.nn.Linear(8, 8)
-    loaded = CompiledModule.from_dict(
-        module, state_with([[[1 << 21, 8], [8, 1], "torch.float64", "cpu", "torch.strided"]], module)
-    )
-    loaded.deploy()
-    assert "input check" not in loaded.describe()
-
-
 @pytest.mark.parametrize(("tensors", "why"), SAMPLES.values(), ids=SAMPLES)
 def test_samples_that_cannot_be_made(tensors, why):
     """They are refused when they are read, not when the module is deployed."""

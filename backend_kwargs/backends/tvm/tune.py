@@ -7,7 +7,6 @@ line, which is skipped.
 
 import hashlib
 import inspect
-import itertools
 import json
 import logging
 import shutil
@@ -190,9 +189,10 @@ def _search(mod: tvm.IRModule, settings: TVMOptions, target: Target, known: Know
     directory.mkdir(parents=True)
     database = JSONDatabase(work_dir=str(directory))
     try:
-        with _progress(min(settings.trials, share * len(tasks))) as advance, _tensor_intrinsics():
+        trials = min(settings.trials, share * len(tasks))
+        with progress("tuning", f"{trials} trials") as tell, _tensor_intrinsics():
             builder = InProcessBuilder()
-            runner = InProcessRunner(builder.kept, advance)
+            runner = InProcessRunner(builder.kept, lambda at: tell(f"trial {at} of {trials}", at / trials))
             measured = [_measure_ours(task, ours, builder, runner, database) for task in tasks]
             completed = _tune(_slow(tasks, measured), settings, builder, runner, database)
         records = _records(directory)
@@ -370,9 +370,9 @@ class InProcessFuture(ms.runner.PyRunnerFuture):  # type: ignore[misc] # TVM is 
 class InProcessRunner(ms.runner.PyRunner):  # type: ignore[misc] # TVM is not typed
     """Times candidates in this process."""
 
-    def __init__(self, built: dict[str, tvm.runtime.Executable], advance: Callable[[], None]) -> None:
+    def __init__(self, built: dict[str, tvm.runtime.Executable], told: Callable[[int], None]) -> None:
         super().__init__()
-        self.built, self.advance, self.measured = built, advance, 0
+        self.built, self.told, self.measured = built, told, 0
         self.fastest: dict[str, float] = {}
 
     def run(self, runner_inputs: list[ms.runner.RunnerInput]) -> list["InProcessFuture"]:
@@ -382,7 +382,7 @@ class InProcessRunner(ms.runner.PyRunner):  # type: ignore[misc] # TVM is not ty
     def timed(self, each: ms.runner.RunnerInput) -> "InProcessFuture":
         """Time one candidate."""
         self.measured += 1
-        self.advance()
+        self.told(self.measured)
         try:
             seconds = self.seconds(self.built.pop(str(each.artifact_path)), each)
         except Exception as error:  # noqa: BLE001 - as above
@@ -437,15 +437,3 @@ def _frames(context: int = 1) -> list[inspect.FrameInfo]:
         inspect.FrameInfo(frame, frame.f_code.co_filename, line, frame.f_code.co_name, None, None)
         for frame, line in walk
     ]
-
-
-@contextmanager
-def _progress(trials: int) -> Iterator[Callable[[], None]]:
-    """Show on a terminal how many trials are done; the yielded function counts one."""
-    with progress("tuning", f"{trials} trials") as tell:
-        numbers = itertools.count(1)
-
-        def advance() -> None:
-            tell(f"trial {(at := next(numbers))} of {trials}", at / trials)
-
-        yield advance

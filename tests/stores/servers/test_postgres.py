@@ -2,13 +2,11 @@
 
 import os
 import threading
-import time
 from contextlib import suppress
 
 import pytest
 
 from backend_kwargs.errors import BackendKwargsError
-from backend_kwargs.stores import connections
 from backend_kwargs.stores import postgres as driver
 from tests.stores.servers import QUOTED
 
@@ -125,15 +123,6 @@ def test_one_connection_for_four_threads(server, counted):
         thread.join()
     assert set(seen) == {1}
     assert len(seen) == 40
-
-
-def test_closed_after_the_burst(server, counted, monkeypatch):
-    """A connection that nobody uses is closed, and the next call opens another one."""
-    monkeypatch.setattr(connections, "IDLE_S", 0.05)
-    counted.put("a/b", b"1")
-    while server.run(SESSIONS)[0][0]:
-        time.sleep(0.02)
-    assert counted.get("a/b") == b"1"
 
 
 def test_none_across_a_fork(server, store):

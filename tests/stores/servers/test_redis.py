@@ -1,12 +1,10 @@
 """Redis's own: the set of names, rights, connections."""
 
 import os
-import time
 
 import pytest
 
 from backend_kwargs.errors import BackendKwargsError
-from backend_kwargs.stores import connections
 from backend_kwargs.stores import redis as driver
 
 
@@ -75,15 +73,6 @@ def test_a_wrong_password(server):
         f"Store 'redis://127.0.0.1:{server.port}/0' failed: AuthenticationError: "
         "invalid username-password pair or user is disabled."
     )
-
-
-def test_closed_after_the_burst(server, store, monkeypatch):
-    """A connection that nobody uses is closed, and the next call opens another one."""
-    monkeypatch.setattr(connections, "IDLE_S", 0.05)
-    store.put("a/b", b"1")
-    while store._connection._open is not None:
-        time.sleep(0.02)
-    assert store.get("a/b") == b"1"
 
 
 def test_none_across_a_fork(server, store):
