@@ -131,9 +131,10 @@ class Opened(NamedTuple):
 
     @contextmanager
     def doing(self, what: str) -> Iterator[Documents]:
-        """Yield the store to do `what` with it; raise BackendKwargsError for any error of a client library."""
+        """Yield the store to do `what`, then close it; raise BackendKwargsError for any error of a client library."""
         try:
             yield self.store
+            getattr(self.store, "close", lambda: None)()  # a later call opens another connection
         except BackendKwargsError:
             raise
         except Exception as error:  # noqa: BLE001 - each client library raises its own

@@ -12,7 +12,7 @@ from backend_kwargs.facts.decision import DEFAULT, Decision, RaceRow
 from backend_kwargs.fleet import units
 from backend_kwargs.fleet.units import Result, Unit, document_of, written
 from backend_kwargs.stores import Store
-from backend_kwargs.stores.opening import open_store
+from backend_kwargs.stores.opening import open_store, opened
 from tests.fleet.stores import store_file
 
 ROWS = (RaceRow("default", seconds=1e-4, won=True), RaceRow("eager", seconds=2e-4))
@@ -78,7 +78,8 @@ def test_sync_with_a_key_copies_only_what_it_signed(shared, own, keys, tmp_path)
         *expected,
         f"1 copied to '{own}'; 0 the same, 0 older than there.",
     ]
-    there = dict(open_store(shared).list(""))
+    with opened(shared).doing("read") as store:
+        there = dict(store.list(""))
     assert dict(open_store(str(own)).list("")) == {name_of(FIRST): there[name_of(FIRST)]}
 
 
