@@ -4,7 +4,6 @@ TVM simplifies floats as if they were real numbers, and integers as if they neve
 for data. TVM's last pass, `LowerIntrin`, turns each intrinsic back into an operator, on every path to code.
 """
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -21,7 +20,7 @@ PREFIX = "backend_kwargs."
 COMPUTES = (tirx.Add, tirx.Sub, tirx.Mul, tirx.Div, tirx.Mod, tirx.FloorDiv, tirx.FloorMod, tirx.Min, tirx.Max)
 COMPARES = (tirx.EQ, tirx.NE, tirx.LT, tirx.LE, tirx.GT, tirx.GE)
 NAMES: Mapping[type, str] = {operator: f"{PREFIX}{operator.__name__.lower()}" for operator in (*COMPUTES, *COMPARES)}
-NUMBER, PRODUCT, ROUNDED, ISNAN = (f"{PREFIX}{name}" for name in ("number", "product", "rounded", "isnan"))
+NUMBER, ISNAN = f"{PREFIX}number", f"{PREFIX}isnan"
 WRAPPING = (tirx.Add, tirx.Sub, tirx.Mul)
 
 
@@ -43,19 +42,9 @@ def value_of(expr: Expr) -> Any:
     return expr.value if isinstance(expr, tirx.FloatImm | tirx.IntImm) else None
 
 
-def product(x: Expr, y: Expr) -> Expr:
-    """Return x * y, which may be fused with the sum that it is a term of: one rounding instead of two."""
-    return _call(PRODUCT, x.ty, x, y)
-
-
 def isnan(x: Expr) -> Expr:
     """Return whether a float is nan: TVM does not vectorize a loop that calls its own isnan."""
     return _call(ISNAN, "bool", x)
-
-
-def as_bfloat16(x: Expr) -> Expr:
-    """Return a float32 as bfloat16, rounded: TVM computes bfloat16 in float32 and rounds only when it stores."""
-    return _call(ROUNDED, x.ty, x).astype("bfloat16")
 
 
 def hide(mod: tvm.IRModule, *, totals: bool = False) -> tvm.IRModule:
@@ -79,10 +68,7 @@ def _store(totals: bool, store: BufferStore, _: object) -> BufferStore:
     if not _is_total(store) or (totals and not _is_float(value)):
         value = opaque(value)
     else:
-        term = opaque(value.b)
-        if _is_float(term) and is_opaque(term) and term.op.name == NAMES[tirx.Mul]:
-            term = product(*term.args)
-        value = tirx.Add(value.a, term)
+        value = tirx.Add(value.a, opaque(value.b))
     return tirx.BufferStore(store.buffer, value, store.indices)
 
 
@@ -153,28 +139,15 @@ def _wraps(call: Call) -> bool:
 
 
 def _llvm(operator: type, call: Call) -> Expr:
-    """Wrap integers, and round each product: LLVM assumes no overflow, and fuses products with sums."""
+    """Wrap integers: LLVM assumes no overflow."""
     dtype = call.ty.dtype
     if operator in WRAPPING and _wraps(call):
         return tirx.Cast(str(dtype), operator(*_in(_typed("int", 2 * dtype.bits, dtype), call.args)))
-    if operator is not tirx.Mul:
-        return _operator(operator, call)
-    if dtype.lanes > 1:
-        return tirx.call_llvm_pure_intrin(str(dtype), "llvm.arithmetic.fence", tirx.Mul(*call.args))
-    return _with_own_sign(*call.args)
-
-
-def _with_own_sign(x: Expr, y: Expr) -> Expr:
-    """Return x * y with its own sign: unlike the fence, this lets LLVM vectorize the surrounding loop."""
-    dtype, bits = str(x.ty.dtype), f"int{x.ty.dtype.bits}"
-    a, b = tirx.Var("a", dtype), tirx.Var("b", dtype)
-    sign = tirx.reinterpret(dtype, tirx.bitwise_xor(tirx.reinterpret(bits, a), tirx.reinterpret(bits, b)))
-    signed = tirx.call_llvm_pure_intrin(dtype, "llvm.copysign", tirx.Mul(a, b), sign)
-    return tirx.Let(a, x, tirx.Let(b, y, signed))  # trees share nothing, so each operand occurs once
+    return _operator(operator, call)
 
 
 def _cuda(operator: type, call: Call) -> Expr:
-    """Wrap integers, and round each product: signed overflow is undefined, and nvcc fuses products with sums."""
+    """Wrap integers: signed overflow is undefined."""
     dtype = call.ty.dtype
     if operator in WRAPPING and _wraps(call):
         bits = max(dtype.bits, 32)
@@ -183,29 +156,12 @@ def _cuda(operator: type, call: Call) -> Expr:
             # Not a cast, after which TVM takes the number for one that is never negative: x // 7 would be truncated.
             wrapped = tirx.reinterpret(str(_typed("int", bits, dtype)), wrapped)
         return wrapped if dtype.bits == bits else tirx.Cast(str(dtype), wrapped)
-    if operator is not tirx.Mul:
-        return _operator(operator, call)
-    return tirx.call_pure_extern(str(dtype), {32: "__fmul_rn", 64: "__dmul_rn"}[dtype.bits], *call.args)
+    return _operator(operator, call)
 
 
 def _typed(code: str, bits: int, like: tvm_ffi.dtype) -> tvm_ffi.dtype:
     """Return a dtype with as many lanes as `like`."""
     return tvm_ffi.dtype(f"{code}{bits}").with_lanes(like.lanes)
-
-
-def _rounded(call: Call) -> Expr:
-    """Round to the nearest number whose low 16 bits are zero, ties to even."""
-    dtype = call.ty.dtype
-    uint, (x,) = str(_typed("uint", 32, dtype)), call.args
-    value, bits = tirx.Var("value", str(dtype)), tirx.Var("bits", uint)
-
-    def const(number: int) -> Expr:
-        return tirx.const(number, uint)
-
-    up = tirx.Add(const(0x7FFF), tirx.bitwise_and(tirx.shift_right(bits, const(16)), const(1)))
-    rounded = tirx.reinterpret(str(dtype), tirx.bitwise_and(tirx.Add(bits, up), const(0xFFFF0000)))
-    rounded = tirx.Select(tirx.EQ(value, value), rounded, tirx.const(math.nan, str(dtype)))
-    return tirx.Let(value, x, tirx.Let(bits, tirx.reinterpret(uint, value), rounded))
 
 
 def _isnan(unequal: Callable[[Expr, Expr], Expr], call: Call) -> Expr:
@@ -224,8 +180,6 @@ RULES: Mapping[str, Mapping[str, Callable[[Call], Expr]]] = {
         }
         for operator, name in NAMES.items()
     },
-    PRODUCT: {"default": partial(_operator, tirx.Mul)},
-    ROUNDED: {"default": _rounded},
     # LLVM's NE is false for nan, and CUDA's vectors have no Not.
     ISNAN: {"default": partial(_isnan, lambda x, y: tirx.Not(tirx.EQ(x, y))), "cuda": partial(_isnan, tirx.NE)},
     NUMBER: {},

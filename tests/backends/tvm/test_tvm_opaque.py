@@ -35,7 +35,7 @@ def test_tuned_code_is_eagers(compiled):
     """The passes of a search do not simplify data either."""
 
     def function(x, y):
-        z = (x * 1e6 + y) - x * 1e6
+        z = (x + 1e6) - x
         rounded = (x + 12582912.0) - 12582912.0
         return z.amax(-1), rounded.amin(-1), (~(x < 1)).long().sum(-1), two_sum(x, y).amax(-1)
 
@@ -66,11 +66,6 @@ def test_cuda_code_keeps_what_was_written(function, args, code):
     if not code:
         pytest.skip("it takes AOTAutograd to trace")
     assert code in source(function, *args)
-
-
-def test_sums_of_products_are_fused():
-    """The terms of a product are not rounded separately, which would halve the speed."""
-    assert "__fmul_rn" not in source(lambda x: x @ x.T, torch.randn(64, 64))
 
 
 def loops(function, *args):

@@ -118,7 +118,7 @@ def cast(x: Expr | float, to: str) -> Expr:
         return unequal(x, tirx.const(0, x.ty.dtype))
     if str(x.ty.dtype) == "bool" and is_float(to):
         return x.astype("int32").astype(to)
-    return opaque.as_bfloat16(cast(x, "float32")) if to == "bfloat16" else x.astype(to)
+    return x.astype(to)
 
 
 def isnan(x: Expr) -> Expr:

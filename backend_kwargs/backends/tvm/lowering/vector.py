@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from tvm import tirx
 from tvm.tirx import Expr
 
-from backend_kwargs.backends.tvm.opaque import isnan, number, product
+from backend_kwargs.backends.tvm.opaque import isnan, number
 
 LOG2E, LN2_HIGH, LN2_LOW = 1.44269504088896341, 0.693359375, -2.12194440e-4  # Cephes' expf
 EXP = (1.9875691500e-4, 1.3981999507e-3, 8.3334519073e-3, 4.1665795894e-2, 1.6666665459e-1, 5.0000001201e-1)
@@ -32,7 +32,7 @@ def const(value: float, like: Expr) -> Expr:
 def horner(x: Expr, coefficients: Sequence[float]) -> Expr:
     """Return the polynomial with these coefficients, from the highest power down."""
     first, *others = (const(c, x) for c in coefficients)
-    return functools.reduce(lambda total, c: product(total, x) + c, others, first)
+    return functools.reduce(lambda total, c: total * x + c, others, first)
 
 
 def clamped(x: Expr, low: float, high: float) -> Expr:
@@ -50,8 +50,8 @@ def exp(x: Expr) -> Expr:
     if x.ty.dtype != "float32":
         return tirx.exp(x)
     within = clamped(x, -105.0, 89.0)
-    n = tirx.floor(product(within, const(LOG2E, x)) + const(0.5, x))
-    return unless_nan(x, scaled(within - product(n, const(LN2_HIGH, x)) - product(n, const(LN2_LOW, x)), n))
+    n = tirx.floor(within * const(LOG2E, x) + const(0.5, x))
+    return unless_nan(x, scaled(within - n * const(LN2_HIGH, x) - n * const(LN2_LOW, x), n))
 
 
 def exp2(x: Expr) -> Expr:
@@ -65,7 +65,7 @@ def exp2(x: Expr) -> Expr:
 
 def scaled(r: Expr, n: Expr) -> Expr:
     """Return e to the r, times 2 to the n, for small r."""
-    small = product(horner(r, EXP) * r, r) + r + const(1.0, r)
+    small = horner(r, EXP) * r * r + r + const(1.0, r)
     # In two steps, since 2 to the n may be out of float32's range when the product is not.
     half = tirx.floor(n * const(0.5, n))
     return small * power_of_two(half) * power_of_two(n - half)
