@@ -550,7 +550,7 @@ def test_choices_of_attention_with_warm_caches(before, first):
                 for way in order:
                     compiled = called(fn, x, **ways[way])
                     assert rewritten(compiled) == ({"chosen": 1} if way == "rewritten" else {})
-                    assert calls_in(compiled, "attention") is (way == "rewritten")
+                    assert calls_in(compiled, "backend_kwargs.attention") is (way == "rewritten")
                     with torch.no_grad():
                         torch.testing.assert_close(compiled(x), fn(x))
             hits = counters["aot_autograd"]["autograd_cache_hit"] + counters["inductor"]["fxgraph_cache_hit"]
