@@ -59,7 +59,7 @@ test-landing: $(READY)
 	$(PYTEST) -m "not nightly" --ignore tests/frameworks $(PYTEST_ARGS)
 
 # As on a processor without AVX-512 and bf16, where this one has them: engines do what the processor can. With a cache of
-# its own: Inductor's key of a graph has no vector width, so that code for AVX-512 would be compiled for AVX2, and be wrong.
+# its own: plain Inductor's key of a graph has no vector width, so that code for AVX-512 would be compiled for AVX2.
 test-avx2: $(READY)
 	TORCHINDUCTOR_CACHE_DIR=$(CURDIR)/$(VENV)/cache-avx2 ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2_VNNI $(PYTEST) -m "not nightly" tests/precision tests/sealing tests/backends/openvino \
 	  tests/backends/test_engines.py tests/backends/test_engines_precision.py tests/auto/test_auto_precision.py tests/auto/test_auto_pinned_and_sealed.py $(PYTEST_ARGS)

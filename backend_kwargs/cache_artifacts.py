@@ -7,14 +7,13 @@ from zipfile import BadZipFile, ZipFile
 
 from backend_kwargs.auto.candidates import UNFROZEN
 from backend_kwargs.compile_records import Record, records
-from backend_kwargs.errors import printable, warn_once, wrong_value
+from backend_kwargs.errors import warn_once, wrong_value
 
 if TYPE_CHECKING:
     from backend_kwargs.torch_internals.caches import CacheInfo
 
 # The members of a zip file. torch's member can be passed to torch.compiler.load_cache_artifacts() without this package.
 OF_TORCH, DECISIONS = "torch_cache_artifacts.bin", "decisions.json"
-CPU = "cpu.txt"  # its vector instructions, which Inductor's key of a graph lacks
 
 
 def save_cache_artifacts() -> "tuple[bytes, CacheInfo] | None":
@@ -41,7 +40,6 @@ def save_cache_artifacts() -> "tuple[bytes, CacheInfo] | None":
     buffer = BytesIO()
     with ZipFile(buffer, "w") as file:
         file.writestr(OF_TORCH, data)
-        file.writestr(CPU, torch.backends.cpu.get_cpu_capability())
         file.writestr(DECISIONS, json.dumps([dict(zip(COLUMNS, packed(each), strict=True)) for each in decisions]))
     return buffer.getvalue(), info
 
@@ -60,8 +58,7 @@ def _frozen(record: Record) -> bool:
 def load_cache_artifacts(data: bytes) -> "CacheInfo | None":
     """Fill torch's caches from the data of `save_cache_artifacts`; `auto` uses the decisions in it in this process.
 
-    Load only data that you trust: torch's artifacts are code. Those of a CPU with other vector instructions are left
-    out, with a warning: torch 2.13 takes code for AVX-512 for code for AVX2, which returns wrong numbers.
+    Load only data that you trust: torch's artifacts are code.
 
     Raises:
         BackendKwargsError: if `data` is anything else.
@@ -75,12 +72,8 @@ def load_cache_artifacts(data: bytes) -> "CacheInfo | None":
     try:
         with ZipFile(BytesIO(data)) as file:
             of_torch, decisions = file.read(OF_TORCH), [unpacked(each) for each in json.loads(file.read(DECISIONS))]
-            made_for = file.read(CPU).decode() if CPU in file.namelist() else ""
     except (BadZipFile, KeyError, TypeError, ValueError, AttributeError):
         got = data[:20] if isinstance(data, bytes) else data
         raise wrong_value("`data`", "what save_cache_artifacts returned", got) from None
     load_decisions(decisions)
-    if made_for not in ("", here := torch.backends.cpu.get_cpu_capability()):
-        warn_once(f"torch's artifacts are for a CPU with {printable(made_for)}, this one has {here}: not loaded.")
-        return None
     return torch.compiler.load_cache_artifacts(of_torch) if of_torch else None

@@ -3,7 +3,6 @@
 import json
 import subprocess
 import sys
-import warnings
 import zipfile
 from io import BytesIO
 
@@ -12,7 +11,7 @@ import torch
 
 import backend_kwargs as bk
 from backend_kwargs import compile_records
-from backend_kwargs.cache_artifacts import CPU, OF_TORCH, load_cache_artifacts, save_cache_artifacts
+from backend_kwargs.cache_artifacts import OF_TORCH, load_cache_artifacts, save_cache_artifacts
 from tests import forks
 
 PROCESS = """
@@ -124,18 +123,3 @@ def test_other_data_is_refused(data, shown):
     with pytest.raises(bk.BackendKwargsError) as raised:
         load_cache_artifacts(data)
     assert str(raised.value) == f"`data` must be what save_cache_artifacts returned, got {shown}."
-
-
-def test_artifacts_for_other_vector_instructions_are_left_out(artifacts):
-    """Inductor would take code for AVX-512 for its own under AVX2, and return wrong numbers."""
-    here = torch.backends.cpu.get_cpu_capability()
-    for made_for, loads in ((here, True), ("AVX10", False)):
-        changed = BytesIO()
-        with zipfile.ZipFile(BytesIO(artifacts)) as file, zipfile.ZipFile(changed, "w") as other:
-            for name in file.namelist():
-                other.writestr(name, made_for if name == CPU else file.read(name))
-        with warnings.catch_warnings(record=True) as warned:
-            warnings.simplefilter("always")
-            assert bool(load_cache_artifacts(changed.getvalue())) is loads
-        said = [] if loads else [f"torch's artifacts are for a CPU with AVX10, this one has {here}: not loaded."]
-        assert [str(each.message) for each in warned] == said

@@ -9,6 +9,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch.utils._config_module import _UNSET_SENTINEL as UNSET
 
 from backend_kwargs.torch_internals.replacing import replaced, undone
@@ -38,8 +39,6 @@ def config_alone() -> Iterator[bool]:
     if package in sys.modules:
         yield False
         return
-    import torch
-
     empty = ModuleType(package)
     empty.__path__ = [str(Path(torch.__file__).parent / "_inductor")]
     sys.modules[package] = empty
@@ -70,6 +69,15 @@ def value(name: str) -> Any:
     for part in name.split("."):
         found = getattr(found, part)
     return found
+
+
+def vector_width() -> dict[str, int]:
+    """Return the option with the bits of code for a CPU: those that are set, or its own.
+
+    The keys of torch's caches have no width but this option: code for another would be found, and give wrong numbers.
+    """
+    given, here = value("cpp.simdlen"), {"AVX512": 512, "AVX2": 256}.get(torch.backends.cpu.get_cpu_capability())
+    return {"cpp.simdlen": here if given is None else given}
 
 
 @contextmanager

@@ -230,6 +230,7 @@ def _tell_contradictions(templates: Sequence[Layer]) -> None:
 
 def _compile(graph: CapturedGraph, options: Options, own: Collection[str]) -> Call:
     from backend_kwargs.torch_internals.compile_fx import region_name
+    from backend_kwargs.torch_internals.inductor_config import vector_width
     from backend_kwargs.torch_internals.triton import name_torchs_ptxas
 
     wrapper, here = _torch_wrapper(options, own), machine_of(options)
@@ -241,6 +242,8 @@ def _compile(graph: CapturedGraph, options: Options, own: Collection[str]) -> Ca
         wrapper.name = graph.region
         with found_by_inductor(here.nvcc) if asks_for_cutlass(wrapper.config, here) else nullcontext():
             return wrapper(graph.gm, graph.example_inputs)  # type: ignore[no-any-return]
+    if not (here.gpu and all(getattr(value, "is_cuda", True) for value in graph.example_inputs)):
+        wrapper.config = vector_width() | wrapper.config
     inner_compile = _inner_compile(wrapper.config, here, strict=bool(options.get("strict")))
     for around in graph.around_inner:
         inner_compile = around(inner_compile)

@@ -18,6 +18,7 @@ from torch.testing import assert_close
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import backend_kwargs as bk
+from tests import forks
 
 pytestmark = pytest.mark.usefixtures("fresh_dynamo")
 
@@ -633,3 +634,19 @@ def test_copies_of_other_outputs(other):
 
     outputs = [torch.zeros(2), torch.ones(2)]
     assert _Plan(outputs, [1, 2]).copies([outputs[0], other]) is None
+
+
+def test_processes_of_two_vector_widths_share_a_cache(tmp_path):
+    """Neither takes code for the other's width, with which plain Inductor returns wrong numbers."""
+    code = """
+import torch, backend_kwargs
+from torch._dynamo.utils import counters
+x = torch.arange(148.0).view(4, 37)
+y = torch.compile(lambda x: x.sin().sum(-1), backend="tmpl-inductor")(x)
+torch.testing.assert_close(y, x.sin().sum(-1))
+print(counters["inductor"]["fxgraph_cache_hit"], counters["aot_autograd"]["autograd_cache_hit"])
+"""
+    narrow = {"AVX512": "avx2", "AVX2": "default"}.get(torch.backends.cpu.get_cpu_capability(), "")
+    shared = os.environ | {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path)}
+    ran = [forks.run("-c", code, env=shared | each) for each in ({}, {}, {"ATEN_CPU_CAPABILITY": narrow})]
+    assert [each.stdout for each in ran] == ["0 0\n", "1 1\n", "0 0\n" if narrow else "1 1\n"], ran[-1].stderr
