@@ -22,7 +22,7 @@ from tests.backends import composition
 from tests.backends.composition import SHAPES, Expression, graph_of, wrong
 
 VARIABLE = "BACKEND_KWARGS_COMPOSITION_SECONDS"
-SECONDS = float(os.environ.get(VARIABLE, "60"))
+SECONDS = float(os.environ.get(VARIABLE, "30"))
 # `auto` chooses one of the others, `debug` is for its files, and those for a GPU have no effect here.
 OTHERS = ("auto", "debug", "cudagraphs", "coordinate_descent", "triton", "cutlass", "tma")
 TEMPLATES = [f"tmpl-inductor:{name}" for name in template_names() if name not in OTHERS]

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests import forks
+from tests.fleet.clusters import cluster
 
 MODELS = """
 import os, signal, subprocess, time
@@ -45,6 +46,7 @@ def dies_once():
     return small()
 """
 HEAD = 'devices = ["cpu"]\nthreads = [1]\nbudget_s = 600\ncandidates = ["no_size_asserts"]\n'
+HANGS = '[[models]]\nmodel = "models.py:hangs"\nlimit_s = 30\n'
 
 
 class Planned:
@@ -80,6 +82,19 @@ class Planned:
             *self.command(*arguments), cwd=self.folder, env=self.environment, stderr=subprocess.STDOUT,
             start_new_session=True,
         )  # fmt: skip
+
+
+@pytest.fixture(scope="package")
+def ray_cluster(tmp_path_factory):
+    """Give a cluster of two workers."""
+    with cluster(tmp_path_factory.mktemp("r"), 2) as started:
+        yield started
+
+
+def tuned_on(folder, pool):
+    """Tune a plan with units of each kind, two of which fail; return it and the process that ended."""
+    planned = Planned(folder).plan("small", "dies_once", "broken", head=HEAD + HANGS)
+    return planned, planned.run("--on", pool, "-o", "out.json")
 
 
 @pytest.fixture

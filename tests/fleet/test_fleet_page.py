@@ -6,10 +6,8 @@ import re
 
 import pytest
 
-from backend_kwargs.fleet.plan import read_plan
 from tests import forks
 from tests.docs_tables import ROOT
-from tests.fleet.clusters import cluster
 from tests.stores.servers import Postgres
 
 PAGE = (ROOT / "docs" / "fleet.md").read_text(encoding="utf-8")
@@ -20,34 +18,18 @@ print(f"{len(memory().race_seconds)} races, {raced} decisions of races")
 """
 
 
-def files(folder):
-    """Write the files of the page, each named by its first line."""
-    for name, text in re.findall(r"^```(?:py|toml)\n# (\S+)\n(.*?)^```$", PAGE, re.DOTALL | re.MULTILINE):
-        (folder / name).write_text(text, encoding="utf-8")
-
-
-def test_the_plan_of_the_page_is_one(tmp_path):
-    """The page's plan has a unit for each of its models."""
-    files(tmp_path)
-    assert [unit.model for unit in read_plan(tmp_path / "plan.toml")] == [
-        "models.py:classifier",
-        "models.py:convolutions",
-        "models.py:attention",
-    ]
-
-
 @pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="Ray is not installed")
-def test_from_nothing(tmp_path, tmp_path_factory):
+def test_from_nothing(tmp_path, ray_cluster):
     """The page's command tunes on two workers, and its script serves with the winners from an empty cache."""
-    files(tmp_path)
+    for name, text in re.findall(r"^```(?:py|toml)\n# (\S+)\n(.*?)^```$", PAGE, re.DOTALL | re.MULTILINE):
+        (tmp_path / name).write_text(text, encoding="utf-8")
     server = Postgres()
     paths = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
     environment = os.environ | {"TUNED": server.url(), "PYTHONPATH": paths}
     (command,) = re.findall(r"^backend-kwargs (tune-plan .*--on ray:auto.*)$", PAGE, re.MULTILINE)
     try:
-        with cluster(tmp_path_factory.mktemp("r"), 2) as started:
-            ray = environment | {"RAY_ADDRESS": started.address}
-            tuned = forks.run("-m", "backend_kwargs", *command.split(), cwd=tmp_path, env=ray)
+        ray = environment | {"RAY_ADDRESS": ray_cluster.address}
+        tuned = forks.run("-m", "backend_kwargs", *command.split(), cwd=tmp_path, env=ray)
         assert tuned.returncode == 0, tuned.stdout + tuned.stderr
         assert "devices covered: 1 of 1 (cpu of cpu)" in tuned.stdout
         empty = environment | {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "empty"), "HOME": str(tmp_path)}

@@ -10,8 +10,8 @@ from backend_kwargs.cli import tune_plan
 from backend_kwargs.errors import BackendKwargsError
 from backend_kwargs.fleet.on_ray import run_job
 from backend_kwargs.fleet.worker import end_tree
-from tests.fleet.clusters import cluster, wait_for
-from tests.fleet.conftest import HEAD
+from tests.fleet.clusters import wait_for
+from tests.fleet.conftest import tuned_on
 from tests.fleet.test_local import wait_for as wait_for_lines
 from tests.processes import ends
 
@@ -19,16 +19,14 @@ pytestmark = pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason=
 
 
 @pytest.fixture(scope="module")
-def ray_cluster(tmp_path_factory):
-    """Give a cluster of two workers."""
-    folder = tmp_path_factory.mktemp("r")
-    with cluster(folder, 2) as started:
-        yield started
+def tuned(tmp_path_factory, ray_cluster):
+    """A plan that was tuned on the cluster, and the process that ended."""
+    return tuned_on(tmp_path_factory.mktemp("plan"), f"ray:{ray_cluster.address}")
 
 
-def test_a_plan_on_a_cluster(planned, ray_cluster):
+def test_a_plan_on_a_cluster(tuned):
     """Units run in Ray's workers, a worker that dies has its unit run again, and failed ones have their reasons."""
-    ran = planned.plan("small", "dies_once", "broken").run("--on", f"ray:{ray_cluster.address}")
+    planned, ran = tuned
     assert ran.returncode == 1, ran.stdout + ran.stderr
     assert len(re.findall("threads +raced ", ran.stdout)) == 2, ran.stdout + ran.stderr
     assert (planned.folder / "died").exists()
@@ -38,14 +36,11 @@ def test_a_plan_on_a_cluster(planned, ray_cluster):
     )
 
 
-def test_a_unit_that_hangs_is_killed(planned, ray_cluster):
+def test_a_unit_that_hangs_is_killed(tuned):
     """A unit that takes longer than its limit fails with that reason, with all that it started; the others go on."""
-    head = f'{HEAD}[[models]]\nmodel = "models.py:hangs"\nlimit_s = 30\n'
-    ran = planned.plan("small", "dies_once", head=head).run("--on", f"ray:{ray_cluster.address}")
-    assert ran.returncode == 1, ran.stdout + ran.stderr
+    planned, ran = tuned
     why = "it took longer than 30 s, and was killed; limit_s in the plan gives a unit more"
-    assert re.findall("^failed: .*$", ran.stdout, re.MULTILINE) == [f"failed: models.py:hangs  cpu  1 threads: {why}"]
-    assert len(re.findall("threads +raced ", ran.stdout)) == 2, ran.stdout + ran.stderr
+    assert f"failed: models.py:hangs  cpu  1 threads: {why}" in ran.stdout.splitlines()
     assert [pid for pid in wait_for_lines(planned.folder / "begun", 3) if not ends(pid)] == []
 
 
@@ -92,7 +87,7 @@ def slow_at_first():
     return long() if count < 1 else small()
 """
     models.write_text(source, encoding="utf-8")
-    node = ray_cluster.add_worker(cpus=2)
+    (node,) = ray_cluster.add_workers(1, cpus=2)
     head = 'devices = ["cpu"]\nbudget_s = 600\ncandidates = ["no_size_asserts"]\nthreads = [2]\n'
     started = planned.plan("slow_at_first", head=head).start("--on", f"ray:{ray_cluster.address}")
     wait_for_lines(begun)
@@ -100,7 +95,7 @@ def slow_at_first():
     end_tree(node.pid)  # Ray's worker may outlive its node for a while, and tell what came of the unit
     node.wait()
     wait_for(ray_cluster.alive, alive - 1)
-    ray_cluster.add_worker(cpus=2)
+    ray_cluster.add_workers(1, cpus=2)
     output, _ = started.communicate(timeout=900)
     assert started.returncode == 0, output
 

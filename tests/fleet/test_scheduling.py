@@ -403,8 +403,13 @@ def test_a_thousand_units_on_64_gpus(sizes, known, dying, most):
     assert makespan <= most * work.least_s
 
 
-@pytest.mark.parametrize(("dying", "most"), [(False, 1.1), (True, 1.2)], ids=["none dies", "one dies in ten minutes"])
-@pytest.mark.parametrize(("sizes", "known"), [(1, True), (4, False)], ids=["durations known", "four sizes of a model"])
+@pytest.mark.parametrize(
+    ("sizes", "known", "dying", "most"),
+    [
+        pytest.param(1, True, True, 1.2, id="durations known, one dies in ten minutes"),
+        pytest.param(4, False, False, 1.1, id="four sizes of a model, none dies"),
+    ],
+)
 def test_a_thousand_units_on_64_shards(sizes, known, dying, most):
     """The same holds for 64 processes that know of each other by a store with claims."""
     work = fleet.Work.drawn(SEED, sizes)

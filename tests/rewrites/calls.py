@@ -30,7 +30,7 @@ PROPERTY = settings(
     phases=(Phase.generate,),
     suppress_health_check=list(HealthCheck),
 )
-COMPILED = settings(PROPERTY, max_examples=3)
+COMPILED = settings(PROPERTY, max_examples=2)
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 LAYOUTS = ("contiguous", "transposed", "expanded", "apart", "shifted")
 

@@ -61,8 +61,7 @@ def test_each_form(form, batch_first, bias):
 
 
 @pytest.mark.filterwarnings("ignore:enable_nested_tensor is True")
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("norm_first", [False, True], ids=["norm last", "norm first"])
+@pytest.mark.parametrize(("norm_first", "dtype"), [(False, torch.bfloat16), (True, torch.float32)], ids=str)
 def test_transformer_layers(norm_first, dtype):
     """An encoder and a decoder train as in eager, by Inductor's code."""
     torch.manual_seed(0)

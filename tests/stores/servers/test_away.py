@@ -69,7 +69,7 @@ def test_nobody_listens(opened, call):
 def test_nobody_answers(opened, call):
     """A server that accepts and never answers is given up within the limit: the test would not end."""
     with socket.create_server(("127.0.0.1", 0)) as listening:
-        text = failed(opened(listening.getsockname()[1]), call)
+        text = failed(opened(listening.getsockname()[1], 0.3), call)
     assert "imeout" in text
 
 
@@ -103,7 +103,7 @@ def test_an_answer_ends_in_the_middle(opened, call, answer):
 
         thread = threading.Thread(target=answers, daemon=True)
         thread.start()
-        failed(opened(listening.getsockname()[1]), call)
+        failed(opened(listening.getsockname()[1], 0.5), call)  # an object store is asked again until then
         listening.shutdown(socket.SHUT_RDWR)
         thread.join()
 
