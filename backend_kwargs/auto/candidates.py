@@ -394,10 +394,10 @@ def check_candidates(named: Iterable[str]) -> None:
         verify_other(name)
     templates = [name for name in named if name not in steps and not is_other(name)]
     for name in templates:
-        if ":" in name:
+        if ":" in name or "[" in name:
             raise BackendKwargsError(
-                f"Candidate {name!r} must be a step, a template or a compiler's name; write a template without its "
-                "backend, such as 'freezing'."
+                f"Candidate {name!r} must be a step, a template without its backend, such as 'freezing', or one of the "
+                f"compilers {', '.join(OTHERS)}, which alone take options in brackets."
             )
     for part in (part for name in templates for part in split_templates(name)):
         if part not in template_names():

@@ -22,7 +22,7 @@ def facts(built: Built, running: Running | None) -> list[str]:
     with_code = sum(bool(graph.code) for graph in graphs)
     decisions = [graph.decision for graph in graphs if graph.decision]
     decided = sum(bool(graph.decision and not graph.code) for graph in graphs)
-    besides = f", and auto's decision for {decided} more" if decided else ""
+    besides = f", and auto's decision alone for {decided}" if decided else ""
     lines.append(f"graphs held: {with_code} of {len(graphs)}{besides}")
     if running:
         loaded, compiled = len(running.backend.loaded), len(running.backend.compiled)

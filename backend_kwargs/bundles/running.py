@@ -91,8 +91,8 @@ def entry(config: CompileConfig, device: torch.device, output_dtypes: Dtypes, na
         return pytree.tree_unflatten([leaf if to is None else leaf.to(to) for leaf, to in pairs], structure)
 
     call: Any = cast if enabled or any(output_dtypes) else plain
-    # Its own name too, since dynamo remembers by file, line and name which sizes varied.
-    code = call.__code__.replace(co_name=f"compiled_{name}_{next(_numbers)}")
+    # Its own name too, since dynamo remembers by file, line and name which sizes varied; decisions show the second.
+    code = call.__code__.replace(co_name=f"compiled_{name}_{next(_numbers)}", co_qualname=name)
     return FunctionType(code, call.__globals__, code.co_name, None, call.__closure__)
 
 

@@ -91,6 +91,7 @@ def main() -> None:
         if signal.getsignal(number := getattr(signal, name, signal.SIGTERM)) is signal.SIG_DFL:  # not under nohup
             signal.signal(number, end)
     warnings.showwarning = _note
+    warnings.filterwarnings("ignore", "Failed to initialize NumPy")  # torch's, which needs none here
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # cp1252, a pipe's encoding on Windows, lacks the lines of tables
     try:

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from backend_kwargs.measure import State
 
 ROUNDS = 30  # timed calls
+NO_CODE = "It holds no compiled code: its graphs are compiled here."
 MOST_SHOWN = 100  # rows of a table, since a manifest may be anybody's
 Bundle = Annotated[Path, typer.Argument(metavar="BUNDLE", help="A bundle's folder.")]
 Trust = Annotated[bool, typer.Option("--trust", help="Run the bundle's code; with --key, only if it is signed by it.")]
@@ -99,7 +100,8 @@ def inspect(bundle: Bundle, key: Keys = None) -> None:
 
     device = "cuda" if manifest.device == "cuda" and torch.cuda.is_available() else "cpu"
     differ = differences(manifest.environment, fingerprint(torch.device(device)))
-    say("Its code can be used on this machine." if not differ else f"It is compiled again here: {'; '.join(differ)}.")
+    held = "Its code can be used on this machine." if any(graph.code for graph in manifest.graphs) else NO_CODE
+    say(f"It is compiled again here: {'; '.join(differ)}." if differ else held)
 
 
 @app.command("run")

@@ -83,6 +83,9 @@ class Report:
         advice = (f"advice: {each}" for each in self.advice)
         return "\n".join([self._summary(), *graphs, *self.notes, *advice])
 
+    def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
+        printer.text(str(self))
+
     def _repr_html_(self) -> str:
         from backend_kwargs.page import fragment
 
@@ -138,7 +141,8 @@ def report(compiled: object = None, *, against: object = None) -> Report:
     if not own:
         return Report((), tuple(f"no graph reached a backend: {why}" for why in _why_no_graphs(owners)))
     graphs = tuple(_graph(record, other) for record, other in zip(own, _others(against, len(own)), strict=True))
-    return Report(graphs, tuple(advice_on(graphs)), (*served_lines(graphs), *notes, *_unseen_breaks(graphs)))
+    advice = advice_on(graphs, [id(record.owner()) for record in own])
+    return Report(graphs, tuple(advice), (*served_lines(graphs), *notes, *_unseen_breaks(graphs)))
 
 
 def report_of(own: Iterable[Record]) -> Report:

@@ -2,7 +2,8 @@
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
+from itertools import zip_longest
 
 from backend_kwargs.auto.reporting import calls_itself
 from backend_kwargs.compile_records import RACED
@@ -18,6 +19,8 @@ ZERO_OR_ONE = (
     f"{SIZE_CHANGED}, and 0 and 1 have graphs of their own",
     "avoid these sizes, or torch._dynamo.decorators.mark_unbacked({name}, {dim}) before the first call",
 )
+# What differs between a step of training and an evaluation, which need a graph each.
+EVALUATES = re.compile(r"^GLOBAL_STATE changed: *grad_mode|\.training == ")
 # A pattern for a guard that failed, the cause, and the remedy.
 RECOMPILES: tuple[tuple[re.Pattern[str], str, str], ...] = (
     (
@@ -78,15 +81,18 @@ def reason_and_hint(text: str, otherwise: str = "") -> tuple[str, str]:
     return lines[0], hints[0] if hints else otherwise
 
 
-def advice_on(graphs: Sequence[Graph]) -> Iterator[str]:
-    """Yield each problem of `graphs`, with its cause and the change that solves it."""
+def advice_on(graphs: Sequence[Graph], owners: Sequence[Hashable] = ()) -> Iterator[str]:
+    """Yield each problem of `graphs`, with its cause and the change that solves it.
+
+    `owners` tells graphs of one code apart that were compiled for several callables, such as torch's own modules.
+    """
     for each in dict.fromkeys(graph.ended_by for graph in graphs if graph.ended_by):
         change = each.hint or "take it out of the compiled code"
         yield f"graph break at {each.place}: {each.reason} -> {change}"
     reasons = [calls_itself(graph.race.decision) if graph.race else "" for graph in graphs]
     if reasons and all(reasons):  # no graph gains by being compiled
         yield f"{'; '.join(dict.fromkeys(reasons))} -> call the model itself"
-    yield from _recompiles_advice(graphs)
+    yield from _recompiles_advice(graphs, owners)
     yield from _cudagraphs_advice(graphs)
     yield from _slow_advice(graphs)
     lost = sum(graph.relax.tuned for graph in graphs if graph.relax and not graph.options.get("work_dir"))
@@ -94,22 +100,25 @@ def advice_on(graphs: Sequence[Graph]) -> Iterator[str]:
         yield f"{number(lost, 'kernel')} tuned, for this process only -> work_dir='tuning/' keeps the results"
 
 
-def _recompiles_advice(graphs: Sequence[Graph]) -> Iterator[str]:
+def _recompiles_advice(graphs: Sequence[Graph], owners: Sequence[Hashable]) -> Iterator[str]:
     # The first graph of a frame can be a recompile only after a graph of another torch.compile of the same code.
-    firsts = {_frame(graph): graph for graph in reversed(graphs)}
-    own = (graph for graph in graphs if graph.recompiled and graph is not firsts[_frame(graph)])
+    keys = [(_frame(graph), owner) for graph, owner in zip_longest(graphs, owners)]
+    firsts = [keys.index(key) == at for at, key in enumerate(keys)]
+    own = [graph for graph, first in zip(graphs, firsts, strict=True) if graph.recompiled and not first]
     guards = Counter(COMPILE_ID.sub("", graph.recompiled).partition("\n")[0] for graph in own)
+    trains = any(code.direction == "backward" for graph in graphs for code in graph.codes)
     causes = Counter[tuple[str, str, tuple[tuple[str, str], ...]]]()
     for guard, count in guards.items():
-        causes[_cause(guard)] += count
+        if not (trains and EVALUATES.search(guard)):
+            causes[_cause(guard)] += count
     for (seen, change, words), count in causes.items():
         yield f"{seen.format_map({**dict(words), 'times': times(count)})} -> {change.format_map(dict(words))}"
     from backend_kwargs.torch_internals.dynamo import recompile_limit
 
-    for frame, count in Counter(map(_frame, graphs)).items():
-        if count >= recompile_limit():
+    for frame, count in Counter(map(_frame, own)).items():
+        if count + 1 >= recompile_limit():
             yield (
-                f"{count} variants of frame {frame}: the limit; further ones run in eager -> make it vary less, "
+                f"{count + 1} variants of frame {frame}: the limit; further ones run in eager -> make it vary less, "
                 "or raise torch._dynamo.config.recompile_limit"
             )
 

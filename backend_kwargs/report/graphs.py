@@ -228,7 +228,7 @@ def relax_lines(relax: Relax) -> Iterator[str]:
         how = f"{number(tuned, 'kernel')} tuned" if tuned else "untuned"
         where = f"{number(sum(each.operators for each in own), 'operator')} in {number(len(own), 'partition')}"
         yield f"{graph}: {where} of TVM, {how}; {seconds:.1f} s"
-        yield from (f"  {note}" for each in own for note in each.notes)
+        yield from (f"  {note}" for note in dict.fromkeys(note for each in own for note in each.notes))
     if not relax.partitions:
         yield "no partition of TVM"
     yield from (f"in eager: {op}, because {reason}" for op, reason in relax.fallbacks.items())

@@ -4,6 +4,7 @@ import inspect
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
+from contextvars import ContextVar
 from functools import partial
 from types import CodeType
 from typing import TYPE_CHECKING, Any
@@ -32,6 +33,8 @@ if TYPE_CHECKING:
 RESTARTS = (TensorifyScalarRestartAnalysis, RestartAnalysis)  # dynamo traces again; raised through a backend
 GRAPH = "__compiled_fn"  # how dynamo names the global through which its bytecode calls a graph
 WRAPPER = "compile_wrapper"  # the name of torch.compile's result; its `fn` is the callable that it was given
+
+AHEAD = ContextVar("ahead", default=False)  # whether graphs are compiled ahead of the calls that need them
 
 reset: Callable[[], None] = torch._dynamo.reset
 
@@ -104,8 +107,8 @@ def compiling_callable() -> Callable[..., Any] | None:
 
 
 def recompile_reason() -> str | None:
-    """Return the guard for which dynamo compiles a function again, "" for a first compile; None if it does not say."""
-    metrics = getattr(get_metrics_context(), "_metrics", {})
+    """Return the guard for which a call made dynamo compile a function again, "" if none did; None if it is unknown."""
+    metrics = {"recompile_reason": ""} if AHEAD.get() else getattr(get_metrics_context(), "_metrics", {})
     return metrics["recompile_reason"] or "" if "recompile_reason" in metrics else None
 
 

@@ -22,7 +22,7 @@ from torch._dynamo.types import ConvertFrameReturn
 from torch._dynamo.utils import compilation_time_metrics, counters
 from torch.nn.modules.module import _global_forward_pre_hooks
 
-from backend_kwargs.torch_internals.dynamo import WRAPPER, cache_entries, limits_lifted
+from backend_kwargs.torch_internals.dynamo import AHEAD, WRAPPER, cache_entries, limits_lifted
 
 if TYPE_CHECKING:
     from torch._C._dynamo.eval_frame import _CacheEntry
@@ -252,6 +252,7 @@ def compiling_ahead(*, dynamic: bool) -> Iterator[None]:
     After a graph break nothing is marked: there a size is a symbol once it has varied.
     """
     with ExitStack() as stack:
+        stack.callback(AHEAD.reset, AHEAD.set(True))
         stack.enter_context(limits_lifted())
         if not dynamic:
             stack.enter_context(config.patch(automatic_dynamic_shapes=False))

@@ -8,6 +8,7 @@ from backend_kwargs.auto.candidates import allowed_candidates, trusted
 from backend_kwargs.auto.decide import forget_process
 from backend_kwargs.auto.decisions_toml import read_decisions, write_decisions
 from backend_kwargs.auto.store import Catalogue
+from backend_kwargs.backends.others import OTHERS
 
 pytest.importorskip("tvm")
 TVM = "tmpl-tvm[exec_mode=compiled]"
@@ -116,6 +117,10 @@ def test_full_effort_races_those_installed(store):
     assert "tmpl-tvm" in [row.name for row in raced(None, effort="full").rows]
 
 
+WANTED = (
+    "must be a step, a template without its backend, such as 'freezing', or one of the compilers "
+    f"{', '.join(OTHERS)}, which alone take options in brackets."
+)
 WRONG = {
     "tmpl-tvm[trails=1]": "Unknown TVM option 'trails'. Did you mean 'trials'?",
     "tmpl-tvm[exec_mode=fast]": "Unknown TVM exec_mode 'fast'. It is 'bytecode' or 'compiled'.",
@@ -123,8 +128,8 @@ WRONG = {
     "a candidate may set only data: leave it out.",
     "tmpl-tvn[trials=1]": "Candidate 'tmpl-tvn[trials=1]' must be a compiler's name, with its options in brackets: "
     "'tmpl-tvm[trials=64]'.",
-    "tmpl-inductor:auto": "Candidate 'tmpl-inductor:auto' must be a step, a template or a compiler's name; write a "
-    "template without its backend, such as 'freezing'.",
+    "tmpl-inductor:auto": f"Candidate 'tmpl-inductor:auto' {WANTED}",
+    "mine[trials=1]": f"Candidate 'mine[trials=1]' {WANTED}",
     "auto": "Candidate 'auto' enables `auto`; races cannot be nested; leave it out.",
     "tmpl-tvn": "Unknown candidate 'tmpl-tvn'. Did you mean 'tmpl-tvm'?",
 }

@@ -25,6 +25,7 @@ from backend_kwargs.auto.candidates import (
 )
 from backend_kwargs.auto.graph_stats import GraphStats
 from backend_kwargs.backends.openvino import compiler as openvino_native
+from backend_kwargs.backends.others import OTHERS
 from backend_kwargs.errors import BackendKwargsError
 
 CPU = GraphStats("cpu", 9, 1, 0, 0, 0, 0, 0, 1e9, 0.0, False, False, False, False)
@@ -352,8 +353,8 @@ def test_right_candidates_are_no_error(named):
         ),
         pytest.param(
             ["aten", "inductor:aten"],
-            "Candidate 'inductor:aten' must be a step, a template or a compiler's name; write a template without its "
-            "backend, such as 'freezing'.",
+            "Candidate 'inductor:aten' must be a step, a template without its backend, such as 'freezing', or one of "
+            f"the compilers {', '.join(OTHERS)}, which alone take options in brackets.",
             id="backend",
         ),
     ],

@@ -19,6 +19,7 @@ import backend_kwargs as bk
 from backend_kwargs import BackendKwargsError, BackendKwargsWarning, CompiledModule
 from backend_kwargs.auto import race
 from backend_kwargs.bundles.module import GUARDED
+from backend_kwargs.cli.bundles import NO_CODE, inspect
 from tests.bundles.small_module import scaled
 
 ROOT = str(Path(__file__).parents[2])
@@ -526,10 +527,14 @@ def test_loaded_code_in_a_lower_precision_is_measured(tmp_path, x):
     assert "graphs loaded in this process: 0, compiled: 1" in again.describe()
 
 
-def test_a_decision_without_code_is_counted_apart(tmp_path, x, monkeypatch):
-    """A bundle has no code of a graph that auto leaves to eager, only the decision."""
+def test_a_decision_without_code_is_counted_apart(tmp_path, x, monkeypatch, capsys):
+    """A bundle has no code of a graph that auto leaves to eager, only the decision, which names the model."""
     monkeypatch.setenv("BACKEND_KWARGS_STORE", str(tmp_path / "store"))
     monkeypatch.setattr(race, "better", lambda challenger, champion, objective: False)
     config = bk.CompileConfig(backend="tmpl-inductor:auto", options={"candidates": [], "race": "always"}, dynamic=False)
     built = CompiledModule(config).build(Heads().eval(), [x])
-    assert "graphs held: 0 of 1, and auto's decision for 1 more" in built.describe()
+    assert "graphs held: 0 of 1, and auto's decision alone for 1" in built.describe()
+    assert '"model":"Heads"' in "".join(path.read_text() for path in (tmp_path / "store").rglob("*.json"))
+    built.save(tmp_path / "bundle")
+    inspect(tmp_path / "bundle")
+    assert capsys.readouterr().out.endswith(f"{NO_CODE}\n")

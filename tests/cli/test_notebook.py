@@ -61,6 +61,11 @@ def test_results_are_tables(outputs, cell, texts):
     assert not [text for text in texts if text not in shown], shown
 
 
+def test_a_report_is_text_where_no_page_can_be_shown(outputs):
+    """IPython in a terminal shows what print() does."""
+    assert outputs["report"][0].data["text/plain"].startswith("1 graph, 0 breaks, 0 recompiles, ")
+
+
 def test_command_prints_each_step_once(outputs):
     """A command in a notebook prints one line per compile, no refreshed bar, and full column names."""
     text = "".join(output.text for output in outputs["command"])

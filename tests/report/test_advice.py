@@ -57,3 +57,13 @@ RACES = Race("a", {}, 30.0, (RaceRow("eager"), RaceRow("a", won=True, compile_s=
 def test_slow_compiles(compiled, advice):
     """It names the cause: the race, tuning, a block that repeats, no cache; and nothing where none is known."""
     assert [*advice_on([compiled])] == advice
+
+
+@pytest.mark.parametrize(
+    "guard", ["GLOBAL_STATE changed: grad_mode ", "self._modules['d'].training == True  # return F.dropout(input)"]
+)
+def test_what_training_and_evaluation_differ_in_gives_no_advice(guard):
+    """A model that was trained needs a graph for its evaluation too; one that never was may be called in one state."""
+    first, again = (graph(ONCE, seconds=1.0, compile_id=f"0/{n}", recompiled=n * guard) for n in (0, 1))
+    trained = replace(first, codes=(replace(first.codes[0], direction="backward"),))
+    assert [len([*advice_on([each, again])]) for each in (first, trained)] == [1, 0]

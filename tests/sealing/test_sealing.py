@@ -85,10 +85,12 @@ def test_sizes_that_the_code_tells_apart():
     def branches(x):
         return x.sin() if x.shape[0] < 10 else x.cos()
 
-    sealed = bk.seal(torch.compile(branches, backend=FAST), torch.ones(3), dims=DIMS, sizes={"n": range(2, 20)})
+    compiled = torch.compile(branches, backend=bk.make_backend(FAST))
+    sealed = bk.seal(compiled, torch.ones(3), dims=DIMS, sizes={"n": range(2, 20)})
     xs = [torch.randn(size) for size in range(2, 20)]
     assert compiles(lambda: [torch.testing.assert_close(sealed(x), branches(x)) for x in xs]) == 0
     assert sealed.counters["compiled"] == 18
+    assert (len(bk.report(compiled).graphs), bk.report(compiled).recompiles) == (2, ())  # compiled ahead of calls
 
 
 def test_two_names_that_are_equal_now_and_then():
