@@ -37,7 +37,7 @@ from backend_kwargs.options.option import Option, check, convert
 from backend_kwargs.options.requirements import DYNAMO_BACKENDS, Limit, require
 from backend_kwargs.options.spec import check_length, join_spec
 from backend_kwargs.options.templates import template_names
-from backend_kwargs.options.trust import Check, untrusted
+from backend_kwargs.options.trust import Check, consent, untrusted
 from backend_kwargs.pipeline import COMPILERS, compile_graph, request_of
 from backend_kwargs.stores import Store
 
@@ -233,7 +233,7 @@ class Backend:
                 f"Config version {shown(version)} is not 1 to {CONFIG_VERSION}; update backend-kwargs."
             )
         check_plain("A config", fields)
-        backend = find_backend(fields.pop("backend", "tmpl-inductor"), trust=trust)
+        backend = find_backend(fields.pop("backend", "tmpl-inductor"), trust=consent(trust))
         return backend.bind("config", fields, _from_json if trust else untrusted(_from_json))
 
     def to_config(self) -> dict[str, Any]:

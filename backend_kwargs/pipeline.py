@@ -77,6 +77,8 @@ def _check_lock(options: Options, here: Machine, tell: Tell) -> None:
         raise BackendKwargsError(
             "Option 'reproducible' needs 'lock', the file that `backend-kwargs pin` or bk.pin(...) wrote."
         )
+    if options.get("lock") and not options.get("reproducible"):
+        raise BackendKwargsError("Option 'lock' pins nothing by itself: pass reproducible='pinned' too.")
     if options.get("reproducible") and "CUTLASS" in generators(options.get("max_autotune_gemm_backends", "")):
         raise BackendKwargsError("CUTLASS cannot be pinned: leave it out of 'max_autotune_gemm_backends'.")
 

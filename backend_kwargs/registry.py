@@ -26,7 +26,7 @@ from backend_kwargs.options.templates import (
     template_names,
 )
 from backend_kwargs.options.templates_toml import read_templates
-from backend_kwargs.options.trust import Check, untrusted
+from backend_kwargs.options.trust import Check, consent, untrusted
 from backend_kwargs.pipeline import OWN
 
 PLAIN = "tmpl-inductor"  # the only spec to which the environment variables apply
@@ -120,7 +120,7 @@ def load_templates(path: str | Path, *, trust: bool = False) -> list[str]:
     An option that is code, such as a compiler's path or a function to import, raises unless you pass `trust=True`.
     """
     templates = read_templates(path, OWN)
-    _register(templates, convert if trust else untrusted(convert))
+    _register(templates, convert if consent(trust) else untrusted(convert))
     return list(templates)
 
 

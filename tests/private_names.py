@@ -25,11 +25,6 @@ OF_OTHERS = frozenset(
 FOR_USERS = {"report/advice.py"}  # texts that a user types, who has no other name
 
 
-def is_private(name: str) -> bool:
-    """Return whether a part of a dotted name is private."""
-    return any(map(PRIVATE.fullmatch, name.split(".")))
-
-
 def defined(tree: ast.Module) -> set[str]:
     """Return the names that a module defines: of functions, classes, variables, fields, and attributes of `self`."""
     found = set()
@@ -43,14 +38,12 @@ def defined(tree: ast.Module) -> set[str]:
     return found
 
 
-def docstrings(tree: ast.Module) -> set[ast.expr]:
-    """Return the nodes of texts that are statements."""
-    return {node.value for node in ast.walk(tree) if isinstance(node, ast.Expr)}
-
-
 def private_names(tree: ast.Module) -> Iterator[tuple[int, str]]:
     """Yield the line and the name of each private name of torch, some of them twice."""
-    own, words = defined(tree) | OF_OTHERS, docstrings(tree)
+    own, words = (
+        defined(tree) | OF_OTHERS,
+        {node.value for node in ast.walk(tree) if isinstance(node, ast.Expr)},
+    )
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names if alias.name.startswith("torch.")]
@@ -66,7 +59,7 @@ def private_names(tree: ast.Module) -> Iterator[tuple[int, str]]:
             names = IN_TEXT.findall(node.value)
         else:
             continue
-        yield from ((node.lineno, name) for name in names if is_private(name))
+        yield from ((node.lineno, name) for name in names if any(map(PRIVATE.fullmatch, name.split("."))))
 
 
 def faults(root: Path = ROOT) -> Iterator[str]:

@@ -436,6 +436,9 @@ def test_a_gradient_under_deterministic_algorithms(tmp_path):
             id="no lock",
         ),
         pytest.param(
+            {"lock": "k"}, "Option 'lock' pins nothing by itself: pass reproducible='pinned' too.", id="lock alone"
+        ),
+        pytest.param(
             {"reproducible": "pinned", "lock": "k", "max_autotune_gemm_backends": "ATEN,CUTLASS"},
             "CUTLASS cannot be pinned: leave it out of 'max_autotune_gemm_backends'.",
             id="CUTLASS",

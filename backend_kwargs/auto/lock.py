@@ -57,13 +57,10 @@ def _lines(pins: Pins) -> Iterator[str]:
         yield from toml_table(("decisions", key), {"graph": decision.graph, "winner": decision.winner, **named})
         yield from toml_table(("decisions", key, "options"), _sorted(decision.options))
     for key, kernel in sorted(pins.kernels.items()):
-        yield from toml_table(("kernels", key), _fields(kernel))
+        fields = {name: getattr(kernel, name) for name in ("kernel", "inputs", "output", "of")}
+        yield from toml_table(("kernels", key), fields)
     for key, configuration in sorted(pins.configurations.items()):
         yield from toml_table(("configurations", key), _sorted(configuration))
-
-
-def _fields(kernel: PinnedKernel) -> Options:
-    return {"kernel": kernel.kernel, "inputs": kernel.inputs, "output": kernel.output, "of": kernel.of}
 
 
 def _sorted(options: Options) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from backend_kwargs.files.atomic_write import write_whole
 from backend_kwargs.files.plain_data import check_plain, read_json
 from backend_kwargs.options.layers import Options, copied, same
 from backend_kwargs.options.option import Tolerance, check, declared, lookup
+from backend_kwargs.options.trust import consent
 from backend_kwargs.registry import PLAIN, make_backend
 
 CONFIG_VERSION = 1
@@ -131,7 +132,7 @@ class CompileConfig:
         if isinstance(backend, Mapping):
             known["backend"] = Backend.from_config(backend, trust=trust)
         elif isinstance(backend, str):
-            find_backend(backend, trust=trust)
+            find_backend(backend, trust=consent(trust))
         if isinstance(options, Mapping):
             # As Backend.from_config reads them: a list becomes a tuple, and code is read only if it is trusted.
             read = cls(backend=known.get("backend", PLAIN))._bare()

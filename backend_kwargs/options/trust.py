@@ -10,8 +10,15 @@ from collections.abc import Callable, Mapping
 from types import NoneType, UnionType
 from typing import Annotated, Literal, Union, get_args, get_origin
 
-from backend_kwargs.errors import BackendKwargsError
+from backend_kwargs.errors import BackendKwargsError, wrong_value
 from backend_kwargs.options.option import Option
+
+
+def consent(trust: object) -> bool:
+    """Return `trust`; raise if it is no bool: "false", as a configuration may write it, would be consent."""
+    if not isinstance(trust, bool):
+        raise wrong_value("`trust`", "True or False", trust)
+    return trust
 
 
 def _names(text: str) -> frozenset[str]:

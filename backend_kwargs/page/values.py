@@ -54,15 +54,11 @@ def now() -> str:
 
 def environment_of(*machines: Mapping[str, object]) -> dict[str, Plain]:
     """Return what is known of an environment, as names and plain values; of several, all values that they have."""
-    found: dict[str, dict[str, object]] = {}
+    found: dict[str, dict[str, Plain]] = {}
     for name, value in (each for machine in machines for each in machine.items()):
         if value is not None:
-            found.setdefault(name, {})[str(value)] = value
-    return {name: _plain(*of.values()) if len(of) == 1 else ", ".join(of) for name, of in found.items()}
-
-
-def _plain(value: object) -> Plain:
-    return value if isinstance(value, bool | int | float) else str(value)
+            found.setdefault(name, {})[str(value)] = value if isinstance(value, bool | int | float) else str(value)
+    return {name: next(iter(of.values())) if len(of) == 1 else ", ".join(of) for name, of in found.items()}
 
 
 def file_of(place: str) -> str:

@@ -20,10 +20,6 @@ from backend_kwargs.rewrites.table import Rewrite, chosen_places, find_rewrite, 
 from backend_kwargs.torch_internals.modes import is_traceable_wrapper_subclass
 
 
-def _as_it_is(compiled: Call) -> Call:
-    return compiled
-
-
 @dataclass(frozen=True, slots=True)
 class Change:
     """A graph that replaces dynamo's, with its inputs.
@@ -35,7 +31,7 @@ class Change:
     gm: GraphModule
     example_inputs: Inputs
     count: int
-    wrap: Callable[[Call], Call] = field(default=_as_it_is)
+    wrap: Callable[[Call], Call] = field(default=lambda compiled: compiled)
     costs: str = ""
 
 

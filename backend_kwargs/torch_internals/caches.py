@@ -5,7 +5,6 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
-from torch._inductor.codecache import FxGraphCache
 from torch.compiler._cache import CacheArtifact, CacheArtifactManager, CacheInfo
 
 

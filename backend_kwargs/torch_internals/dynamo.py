@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch._dynamo
 from torch._dynamo import config, convert_frame, eval_frame
-from torch._dynamo.backends.common import fake_tensor_unsupported
 from torch._dynamo.eval_frame import innermost_fn
 from torch._dynamo.exc import RestartAnalysis, TensorifyScalarRestartAnalysis, TorchDynamoException
 from torch._dynamo.metrics_context import MetricsContext

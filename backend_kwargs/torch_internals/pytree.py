@@ -10,5 +10,4 @@ from torch.utils._pytree import (
     tree_map_only,
     tree_structure,
     tree_unflatten,
-    treespec_loads,
 )

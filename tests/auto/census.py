@@ -62,7 +62,9 @@ def census() -> dict[str, Any]:
     configs = {"dynamo": torch._dynamo.config, "inductor": torch._inductor.config, "functorch": torch._functorch.config}
     return {
         **{
-            f"{name} config": {k: _written(v) for k, v in config.get_config_copy().items()}
+            f"{name} config": {  # sorted, since a copy may have another order
+                k: repr(sorted(v, key=repr) if isinstance(v, set) else v) for k, v in config.get_config_copy().items()
+            }
             for name, config in configs.items()
         },
         "mark step": cudagraph_trees.MarkStepBox.mark_step_counter,
@@ -70,7 +72,8 @@ def census() -> dict[str, Any]:
         "CUDA-graph containers": {str(device): repr(each.tree_manager) for device, each in trees.items()},
         "cached tensors": torch._C._is_cached_tensor(torch.empty(0)),
         "generators": [
-            _hash(state) for state in (torch.get_rng_state().numpy().tobytes(), random.getstate(), np_state())
+            hashlib.sha256(repr(state).encode()).hexdigest()
+            for state in (torch.get_rng_state().numpy().tobytes(), random.getstate(), np_state())
         ],
         "grad mode": [torch.is_grad_enabled(), torch.is_inference_mode_enabled(), torch.is_autocast_enabled("cpu")],
         "saved tensors hooks": repr(torch._C._autograd._top_saved_tensors_default_hooks(True)),
@@ -108,10 +111,6 @@ def census() -> dict[str, Any]:
     }
 
 
-def _written(value: Any) -> str:
-    return repr(sorted(value, key=repr) if isinstance(value, set) else value)  # a copy may have another order
-
-
 def _loggers() -> Iterator[tuple[str, logging.Logger]]:
     for name in ("", "torch", "torch._dynamo", "torch._inductor", "torch._functorch", "backend_kwargs"):
         yield name, logging.getLogger(name)
@@ -121,10 +120,6 @@ def np_state() -> tuple[Any, ...]:
     """Return the state of NumPy's generator as plain values."""
     name, keys, *rest = np.random.get_state()
     return name, keys.tobytes(), *rest
-
-
-def _hash(state: Any) -> str:
-    return hashlib.sha256(repr(state).encode()).hexdigest()
 
 
 def _open_files() -> Iterator[str]:

@@ -117,16 +117,12 @@ def test_other_steps_join_it(auto, store, wins):
     assert bk.report(compiled).graphs[0].inductor_config()["freezing"] is False
 
 
-def nothing_to_freeze(x):
-    return torch.relu(x * 2 + 1).sum(-1)
-
-
 @pytest.mark.parametrize(
     ("model", "options"),
     [
         pytest.param(net(), {}, id="freezing is not set"),
         pytest.param(net(), {"freezing": False}, id="freezing is refused"),
-        pytest.param(nothing_to_freeze, {"freezing": True}, id="no parameter"),
+        pytest.param(lambda x: torch.relu(x * 2 + 1).sum(-1), {"freezing": True}, id="no parameter"),
     ],
 )
 def test_without_frozen_parameters_it_is_not_raced(auto, store, model, options):

@@ -354,10 +354,6 @@ def reduced_numbers(v: Values, *more: Any) -> list[Args]:
     return [(v.plain(*MATRIX), *more), (v.special(*MATRIX), *more)]
 
 
-def sorted_rows(v: Values) -> list[Args]:
-    return [(v.special(*MATRIX), dim, descending) for dim in (0, 1) for descending in (False, True)]
-
-
 def pick(*names: str, probes: Probes) -> dict[str, Probes]:
     return dict.fromkeys(names, probes)
 
@@ -409,7 +405,9 @@ PROBES: dict[str, Probes] = {
     ),
     **pick("_softmax", "_log_softmax", probes=softmaxed),
     **pick("cumsum", "logcumsumexp", probes=both(*MATRIX, rest=((0,), (1,)))),
-    **pick("sort.default", probes=sorted_rows),
+    **pick(
+        "sort.default", probes=lambda v: [(v.special(*MATRIX), dim, down) for dim in (0, 1) for down in (False, True)]
+    ),
     **pick("avg_pool2d", probes=pooled(*IMAGE)),
     **pick("avg_pool3d", probes=pooled(*CUBE)),
     **pick("max_pool2d_with_indices", probes=max_pooled(*IMAGE)),

@@ -82,6 +82,19 @@ def test_code_of_other_configs_is_loaded(fields, samples, tmp_path):
     assert f"graphs loaded in this process: {graphs}, compiled: 0" in loaded.describe()
 
 
+@pytest.mark.parametrize(
+    "read",
+    [
+        lambda bundle: CompiledModule.load(bundle, scaled(), trust="no"),
+        lambda bundle: bk.CompileConfig.from_dict({"backend": "eager"}, trust="no"),
+    ],
+)
+def test_consent_is_no_text(bundle_with_code, read):
+    """As a configuration may have it: every text but "" is true."""
+    with pytest.raises(BackendKwargsError, match=r"^`trust` must be True or False, got 'no' \(str\)\.$"):
+        read(bundle_with_code)
+
+
 def test_untrusted_code_is_compiled_anew(bundle_with_code, x):
     """Without trust only the config and the weights are used, and the code is compiled again."""
     with pytest.warns(BackendKwargsWarning, match=NOT_TRUSTED):

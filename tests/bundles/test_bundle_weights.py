@@ -46,10 +46,6 @@ def overlapping():
     return with_weight(torch.randn(15).unfold(0, 8, 1))
 
 
-def on_meta():
-    return with_weight(torch.empty(8, 8, device="meta"))
-
-
 def lazy():
     module = scaled()
     module.linear = torch.nn.LazyLinear(8)
@@ -106,7 +102,7 @@ SHARE = "its elements share memory, as expand() makes them; give the module a co
             id="overlapping",
         ),
         pytest.param(
-            on_meta,
+            lambda: with_weight(torch.empty(8, 8, device="meta")),
             "The module's 'linear.weight' cannot be loaded: it is on the device meta, without values.",
             id="meta",
         ),
@@ -252,10 +248,6 @@ def test_a_warning_that_is_an_error_comes_before_the_weights(bundle_with_code, s
     assert equal(module.state_dict(), before)
 
 
-def compiled_state():
-    return CompiledModule(EAGER).build(scaled(1), [torch.randn(4, 8)]).to_dict()
-
-
 @pytest.mark.parametrize(
     ("change", "words"),
     [
@@ -279,8 +271,9 @@ def compiled_state():
 def test_a_state_that_is_wrong_is_an_error(change, words):
     module = scaled(seed=5)
     before = copy.deepcopy(module.state_dict())
+    built = CompiledModule(EAGER).build(scaled(1), [torch.randn(4, 8)])
     with pytest.raises(BackendKwargsError) as raised:
-        CompiledModule.from_dict(module, {**compiled_state(), **change})
+        CompiledModule.from_dict(module, {**built.to_dict(), **change})
     assert str(raised.value).startswith(words)
     assert equal(module.state_dict(), before)
 

@@ -151,10 +151,6 @@ def test_rewrites_of_any_form_are_no_error(auto, races, store, begin_anew, value
 # ---- paths
 
 
-def long_name(folder):
-    return str(folder / ("x" * 300))
-
-
 def pipe(folder):
     os.mkfifo(folder / "pipe")
     return str(folder / "pipe")
@@ -175,7 +171,7 @@ def test_a_home_that_nobody_has(auto):
 @pytest.mark.parametrize(
     "place",
     [
-        pytest.param(long_name, id="long name"),
+        pytest.param(lambda folder: f"{folder}/{'x' * 300}", id="long name"),
         pytest.param(lambda folder: f"{folder}/a\0b", id="NUL"),
         pytest.param(pipe, id="pipe"),
         pytest.param(lambda folder: f"{folder}/of_then.sqlite", id="file of an earlier release"),

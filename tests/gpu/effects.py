@@ -168,7 +168,8 @@ def look(spec: str, case: str, **options: Any) -> Seen:
         kernels, runtime, copied = _traced(lambda: compiled(*inputs))
     race = None if spec == "inductor" else report(compiled).graphs[0].race
     return Seen(
-        _without_paths("\n".join(codes)),
+        # Without what differs between two compiles of one graph.
+        re.sub(r"^# (kernel path|AOT ID):.*$", "", "\n".join(codes), flags=re.MULTILINE),
         kernels,
         runtime,
         choices,
@@ -183,11 +184,6 @@ def look(spec: str, case: str, **options: Any) -> Seen:
 
 def _clones(inputs: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
     return tuple(x.clone() for x in inputs)
-
-
-def _without_paths(code: str) -> str:
-    """Remove what differs between two compiles of one graph."""
-    return re.sub(r"^# (kernel path|AOT ID):.*$", "", code, flags=re.MULTILINE)
 
 
 @contextmanager

@@ -196,7 +196,7 @@ def test_modules_that_share_torch_code_are_not_blamed_for_each_other():
         third(torch.ones(1, 4))
         assert "size mismatch" in bk.report(second).graphs[0].recompiled
         assert bk.report(second).advice == ()
-        assert not [each for each in bk.report().advice if "size" in each]
+        assert "size" not in str(bk.report().advice)
         (note,) = bk.report(third).notes
     first_part, _, second_part = note.partition(" too where ")
     assert first_part == "Compiled for another torch.compile of the same code: these graphs serve this one"

@@ -17,11 +17,6 @@ def broadcast(program, sizes):
     return [program.often(size, 1) for size in kept]
 
 
-def splits(number):
-    """Return the shapes of up to two dimensions, of `number` elements."""
-    return [[number], *([each, number // each] for each in range(1, number + 1) if number % each == 0)]
-
-
 # ---- attention that is written out
 
 
@@ -55,7 +50,7 @@ def attention(program):
     if folded:
         number = math.prod(heads)
         q, k, v = (f"{x}.reshape({number}, {rows}, -1)" for x, rows in ((q, queries), (k, keys), (v, keys)))
-        shape = program.often(heads, *splits(number))
+        shape = program.often(heads, [number], *([n, number // n] for n in range(1, number + 1) if number % n == 0))
     made = program.let(f"{q} @ {k}.mT")
     if folded:
         made = program.let(f"{made}.view({[*shape, queries, keys]})")

@@ -120,16 +120,13 @@ def product(program):
         bias = program.tensor(*broadcast(program, sizes), dtype=program.often(dtype, torch.float32))
         given = {name: program.pick(1, 2, 0) for name in ("beta", "alpha") if program.often(False, True)}
         written = f"torch.{program.pick('mm', 'matmul')}({one}, {other}) + {bias}"
-        made = program.let(program.pick(written, f"torch.addmm({bias}, {one}, {other}{named(given)})"))
+        named = "".join(f", {name}={value!r}" for name, value in given.items())
+        made = program.let(program.pick(written, f"torch.addmm({bias}, {one}, {other}{named})"))
     if program.often(False, True):
         made = program.let(f"{made}.{program.pick('flatten()', 'reshape(-1, 1)', 'unsqueeze(0)', 'mT')}")
     if program.often(False, True):
         made = program.let(f"{made}.to({program.pick(*DTYPES)})")
     return made
-
-
-def named(given):
-    return "".join(f", {name}={value!r}" for name, value in given.items())
 
 
 def activated(source, activations):

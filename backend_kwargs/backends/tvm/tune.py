@@ -16,7 +16,7 @@ import traceback
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import lru_cache
+from functools import lru_cache, partial
 from importlib.util import find_spec
 from operator import itemgetter
 from pathlib import Path
@@ -133,7 +133,9 @@ def _parsed_records(search: Path, stamp: object) -> tuple[list[Workload], list[T
     best: dict[int, TuningRecord] = {}
     for _, at, record in timed:
         # TVM takes 2 ms to read the schedule of a record, so those of slower ones are not read.
-        if at not in best and (fastest := _record(workloads, at, record)) is not None:
+        # One that is broken is left out.
+        read = partial(TuningRecord.from_json, record, workloads[at])
+        if at not in best and (fastest := _attempted(read)) is not None:
             best[at] = fastest
     return [w for w in workloads if w is not None], list(best.values())
 
@@ -145,11 +147,6 @@ def _timed(parsed: Parsed) -> tuple[float, int, Parsed]:
     if max(seconds) >= FAILED_S:
         raise ValueError("a failed run")
     return sum(seconds) / len(seconds), int(at), record
-
-
-def _record(workloads: Sequence[Workload | None], at: int, record: Parsed) -> TuningRecord | None:
-    """Return a parsed record with its workload, None if it is broken."""
-    return _attempted(lambda: TuningRecord.from_json(record, workloads[at]))
 
 
 def _lines(file: Path) -> list[str]:

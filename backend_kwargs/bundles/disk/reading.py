@@ -24,6 +24,7 @@ from backend_kwargs.bundles.running import Built
 from backend_kwargs.errors import BackendKwargsError, error_text, printable, warn_once, wrong_value
 from backend_kwargs.files.opened import NO_LINK, content_of, opened_file, opened_folder
 from backend_kwargs.files.retries import retried
+from backend_kwargs.options.trust import consent
 from backend_kwargs.rewrites.table import are_outdated
 from backend_kwargs.stores.signing import several_keys
 
@@ -108,7 +109,7 @@ def _trusted_manifest(path: Path, folder: int, *, trust: bool, trusted_keys: Seq
 def _is_trusted(path: Path, content: bytes, folder: int, *, trust: bool, trusted_keys: Sequence[object]) -> bool:
     """Return whether a bundle's code may be run; raise if keys are given and none of them signed it."""
     if not trusted_keys:
-        return trust
+        return consent(trust)
     try:
         signature = _signature(content, folder)
     except FileNotFoundError:

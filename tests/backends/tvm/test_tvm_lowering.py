@@ -66,10 +66,6 @@ def name_of(function: Any) -> str:
     return getattr(function, "__name__", str(function))
 
 
-def apply(function: Any, *args: torch.Tensor) -> torch.Tensor:
-    return args[0].to(function) if isinstance(function, torch.dtype) else function(*args)
-
-
 def unlike(functions: list[Any], given: list[torch.Tensor], wanted: tuple[torch.Tensor, ...]) -> dict[str, str]:
     """Return the differences by function."""
     found = {}
@@ -88,7 +84,7 @@ def test_unary_functions_of_strange_values(dtype):
     values = VALUES.to(dtype)
 
     def all_of(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        return tuple(apply(function, x) for function in UNARY)
+        return tuple(x.to(each) if isinstance(each, torch.dtype) else each(x) for each in UNARY)
 
     assert unlike(UNARY, by_tvm(all_of, values), all_of(values)) == {}
 
