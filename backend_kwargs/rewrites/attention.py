@@ -6,6 +6,7 @@ shifted windows for each image, is passed on without the repetition.
 """
 
 import math
+import operator
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NamedTuple, TypeGuard
@@ -16,20 +17,14 @@ from torch import Tensor
 from torch.fx import Graph, Node
 from torch.fx.node import Argument
 
-from backend_kwargs.rewrites.library_attention import (
-    CUDNN,
-    EFFICIENT,
-    HEADS_LAST,
-    heads_last,
-    only_result,
-    replace_results,
-    scale_of,
-)
 from backend_kwargs.rewrites.matching import (
     DTYPES,
+    HALF,
     aten,
     calls,
     converts_floats,
+    erase_dead,
+    have_one_dtype,
     input_of,
     insert,
     known_true,
@@ -60,6 +55,10 @@ REWRITE = Rewrite(
     order=60,
 )
 
+HEADS_LAST = [0, 2, 1, 3]
+# The first result of each is the attention's.
+EFFICIENT = aten._scaled_dot_product_efficient_attention.default
+CUDNN = aten._scaled_dot_product_cudnn_attention.default
 VIEWS = (aten.reshape.default, aten.view.default, aten._unsafe_view.default)
 
 # ---- the operator
@@ -87,11 +86,17 @@ def _has_few_keys(q: Tensor, k: Tensor, v: Tensor) -> bool:
     return known_true(k.shape[2] <= MOST_KEYS) and known_true(max(q.shape[3], v.shape[3]) <= MOST_WIDTH)
 
 
+def _heads_last(q: Tensor, k: Tensor, v: Tensor, *_: object) -> Tensor:
+    """Return an empty [batch, queries, heads, width]: kernels write this layout, and the next layer reads it."""
+    batch, heads, queries, _width = q.shape
+    return q.new_empty(batch, queries, heads, v.shape[-1])
+
+
 # The bias may have fewer batches, which repeat.
 attention = define(
     "attention(Tensor q, Tensor k, Tensor v, Tensor? bias, float scale) -> Tensor",
     _attention,
-    fake=heads_last,
+    fake=_heads_last,
     cuda=_attention_cuda,
 )
 
@@ -446,20 +451,46 @@ def _comes_from_product(node: object) -> bool:
 
 
 def _over_few_keys(node: Node) -> Attention | None:
-    """Return the attention of a library's kernel if it has a bias and so few keys that ours is faster, or None."""
+    """Return the attention of a library's kernel if it has a bias and so few keys that ours is faster, or None.
+
+    Keys and values must have as many heads as queries.
+    """
     args = read(node)
     values = values_of(*(args[name] for name in ("query", "key", "value", "attn_bias")))
-    if values is None or args["is_causal"] or not only_result(node):
+    if values is None or args["is_causal"] or args["dropout_p"] or args.get("return_debug_mask"):
         return None
     q, k, v, bias = values
-    biases, scale = _parts_of_bias(args["attn_bias"]), scale_of(node)
+    if not have_one_dtype((q, k, v), HALF) or not all(known_true(each.numel() > 0) for each in (q, k, v)):
+        return None
+    if not same_sizes(k.shape, (*q.shape[:2], k.shape[2], q.shape[3])) or not same_sizes(v.shape[:3], k.shape[:3]):
+        return None
+    biases, scale = _parts_of_bias(args["attn_bias"]), _scale_of(node)
     if not _has_few_keys(q, k, v) or not bias.is_floating_point() or bias.dim() > 4 or scale is None:
         return None
-    if not _is_exact_in(q.dtype, biases):
+    if not _is_exact_in(q.dtype, biases) or not all(map(_is_first_result, node.users)):
         return None
     return Attention(args["query"], args["key"], args["value"], node, (*q.shape[:3], k.shape[2]), biases, scale)
 
 
+def _is_first_result(user: Node) -> bool:
+    """Return whether a user of a call is its first result, in the layout of our operator; others are for training."""
+    is_first = user.target is operator.getitem and user.args[1] == 0
+    return bool(is_first and user.meta["val"].transpose(1, 2).is_contiguous())
+
+
+def _scale_of(node: Node) -> float | None:
+    """Return the scale of a call, or None if it is not a number above 0."""
+    args = read(node)
+    scale, width = args["scale"], args["query"].meta["val"].shape[-1]
+    if scale is None and isinstance(width, int):
+        return float(width**-0.5)
+    return float(scale) if isinstance(scale, int | float) and scale > 0 else None
+
+
 def _fuse_library(node: Node, parts: Attention) -> None:
     attended = insert(node.graph, attention, parts.q, parts.k, parts.v, _bias(node.graph, parts), parts.scale)
-    replace_results(node, insert(node.graph, aten.permute.default, attended, HEADS_LAST))
+    attended = insert(node.graph, aten.permute.default, attended, HEADS_LAST)
+    for user in [*node.users]:  # of the first result
+        user.replace_all_uses_with(attended)
+        node.graph.erase_node(user)
+    erase_dead(node)
