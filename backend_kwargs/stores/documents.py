@@ -5,7 +5,6 @@ body is: `Kind("decision", Decision)`.
 """
 
 import hashlib
-import json
 import re
 import time
 from collections.abc import Callable, Sequence
@@ -208,17 +207,6 @@ def is_signed(content: bytes) -> bool:
         return bool(_opened(content)[0].signature)
     except RefusedError:
         return False
-
-
-def schema_text(kind: Kind[Body]) -> str:
-    """Return the JSON schema of such documents, as it is published."""
-    (sealed, inner, body), parts = msgspec.json.schema_components((_Sealed, _Inner, kind.body))
-    parts["_Sealed"]["properties"]["document"] = inner
-    parts["_Inner"]["properties"]["body"] = {"anyOf": [body, {"type": "null"}]}
-    parts["_Inner"]["properties"]["kind"] = {"const": kind.name}
-    head = {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": f"backend-kwargs {kind.name}"}
-    text = json.dumps({**head, **sealed, "$defs": parts}, indent=1, sort_keys=True)
-    return text.replace("_Sealed", "Sealed").replace("_Inner", "Document") + "\n"
 
 
 def _opened(content: bytes) -> tuple[_Sealed, _Inner]:
