@@ -272,10 +272,6 @@ def test_every_built_in_resolves():
             assert hasattr(getattr(torch.ops, space), operator)
 
 
-ROWS, CONVOLVED = torch.zeros(3, 8), (torch.zeros(2, 3, 6, 6), torch.zeros(4, 3, 3, 3), None, [1, 1], [0, 0], [1, 1], 1)
-QUERIES, KEYS = torch.zeros(2, 3, 5, 4), torch.zeros(2, 3, 7, 4)
-
-
 def test_an_inert_rewrite_warns_once():
     """On a CPU a rewrite that needs a GPU warns once, and the graph stays unchanged."""
     if torch.cuda.is_available():
