@@ -71,7 +71,7 @@ def value(name: str) -> Any:
     return found
 
 
-def vector_width() -> dict[str, int]:
+def vector_width() -> dict[str, int | None]:
     """Return the option with the bits of code for a CPU: those that are set, or its own.
 
     The keys of torch's caches have no width but this option: code for another would be found, and give wrong numbers.

@@ -18,6 +18,7 @@ from torch.testing import assert_close
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import backend_kwargs as bk
+from backend_kwargs.torch_internals.inductor_config import vector_width
 from tests import forks
 
 pytestmark = pytest.mark.usefixtures("fresh_dynamo")
@@ -203,12 +204,12 @@ def test_compiler_config_is_plain_inductors():
 
 
 def test_cache_entries_are_shared_with_plain_inductor():
-    """The FX-graph cache entries of plain "inductor" are used with equal options, and only with those."""
-    hits = []
+    """The FX-graph cache entries of plain "inductor" are used with equal options, one of which is a CPU's width."""
+    hits, width = [], vector_width()
     with fresh_cache(), torch._functorch.config.patch(enable_autograd_cache=False):
-        for backend, size in (("inductor", 7), ("tmpl-inductor", 7), ("tmpl-inductor", 8)):
+        for backend, size, more in (("inductor", 7, width), ("tmpl-inductor", 7, {}), ("tmpl-inductor", 8, {})):
             torch._dynamo.reset()
-            torch.compile(mm, backend=backend, options={"max_fusion_size": size})(X)
+            torch.compile(mm, backend=backend, options={"max_fusion_size": size, **more})(X)
             hits.append(counters["inductor"]["fxgraph_cache_hit"])
     assert hits == [0, 1, 1]
 
