@@ -167,16 +167,16 @@ def check(
     Below 32 elements, m is larger by 8 / n. There, and in half precision and below, the share of the size in `floor`
     is the eps of bfloat16 or of the dtype if that is more than `tol`; `floor` is never above that of the largest leaf.
 
-    On a GPU with TF32 allowed, which is torch's default for convolutions, eager's error in float32 counts as at
-    least one rounding to TF32, 2**-11 of the size. A few elements of eager's may be right by chance. So `roundings`
-    gives eager's errors in runs that round otherwise (`Roundings`). They are read while a leaf fails: its error may
-    also be 2 times the largest of these, and that of one element 10 times; no more are read once two have moved the
-    leaf and its error is still 10 times what is allowed. A leaf that is zero but for rounding (eager's error
-    exceeds a tenth of its size) may also be off by 16 units in the last place of float32, of the largest leaf. A leaf
-    that is zero in exact arithmetic, as is the gradient of a bias before a batch norm, holds nothing but the noise of
-    what was summed. That noise is measured: by eager's error and float64's, or without a reference by `roundings`. It
-    may be off by 256 times as much, at most by a tenth of `tol` of the largest leaf. One element of a leaf that is zero
-    but for rounding may be off by four times that.
+    On a GPU with TF32 allowed, which is torch's default for convolutions, eager's error in float32 counts as at least
+    one rounding to TF32, 2**-11 of the size. A few elements of eager's may be right by chance. So `roundings` gives
+    eager's errors in runs that round otherwise (`Roundings`). They are read while a leaf fails: its error may also be
+    eager's and 2 times the largest of these, and that of one element 10 times; no more are read once two have moved the
+    leaf and its error is still 10 times what is allowed. A leaf that is zero but for rounding (eager's error exceeds a
+    tenth of its size) may also be off by 16 units in the last place of float32, of the largest leaf. A leaf that is
+    zero in exact arithmetic, as is the gradient of a bias before a batch norm, holds nothing but the noise of what was
+    summed. That noise is measured: by eager's error and float64's, or without a reference by `roundings`. It may be off
+    by 256 times as much, at most by a tenth of `tol` of the largest leaf. One element of a leaf that is zero but for
+    rounding may be off by four times that.
     Without a reference, the cosine to eager's must be at least 0.99, the RMS within 5 %, and each element within a
     quarter of `|eager| + size`. `dtype` is the dtype that the model computes in, by default each leaf's own; `what`
     names the pytree in a reason. `closely` applies the first rule alone, which needs no reference.
@@ -438,7 +438,10 @@ class _Leaf:
     def _near_reference(self, own: Errors, drawn: Errors) -> float:
         """Return the largest RMSE to the reference that eager's `own` errors, or those `drawn`, allow."""
         times = (2 if self.dtype in WELL_CONDITIONED else 3) + (8 / self.truth.numel() if self.few else 0)
-        return max(times * own.rms, DRAWN * drawn.rms) + self.floor / 10 + self._rounding(own, drawn)
+        # Those drawn are apart from eager's, and a few numbers that are rounded may all be rounded the other way.
+        last = torch.finfo(self.made_in).eps / 2 * self.size if self.few and drawn.rms else 0.0
+        apart = DRAWN * drawn.rms + own.rms + last if drawn.rms else 0.0
+        return max(times * own.rms, apart) + self.floor / 10 + self._rounding(own, drawn)
 
     def _rounding(self, own: Errors, drawn: Errors) -> float:
         """Return how far a leaf may be off that is zero but for rounding, 0 if it is not."""

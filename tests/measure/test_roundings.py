@@ -190,3 +190,13 @@ def test_no_run_is_made_without_time():
 def test_what_differs_under_a_mode_shows_nothing():
     """Where torch takes another path under a mode, a difference is no rounding error."""
     assert list(Roundings(lambda: {"output": X + 1}, {"output": X})) == []
+
+
+@pytest.mark.parametrize(("units", "passes"), [(2, True), (4, False)], ids=["two units off", "four units off"])
+def test_a_number_may_be_off_by_what_rounding_and_its_own_dtype_do(units, passes):
+    """A loss of a training step in bfloat16: other roundings move it by a unit, and eager's is beside the reference."""
+    unit = torch.tensor(64.0)  # the last place of bfloat16 from 8192 to 16384
+    eager, reference = torch.tensor(10048.0).bfloat16(), torch.tensor(10057.0).double()
+    moved = [{"output": Errors(64.0, 64.0)}] * 16
+    found = check(eager - units * unit.bfloat16(), eager, reference, training=True, roundings=moved)
+    assert found.passed == passes, found.reason

@@ -518,7 +518,7 @@ def by_choice(passes):
         pass_dict=passes,
     )
     def fuse(match, q, k, v, scale):
-        chosen = torch.ops.backend_kwargs.attention
+        chosen = import_module("backend_kwargs.rewrites.attention").attention
         match.replace_by_example(lambda q, k, v: chosen(q, k, v, None, scale).transpose(1, 2), [q, k, v])
 
 
