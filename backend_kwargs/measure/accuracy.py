@@ -439,9 +439,9 @@ class _Leaf:
         """Return the largest RMSE to the reference that eager's `own` errors, or those `drawn`, allow."""
         times = (2 if self.dtype in WELL_CONDITIONED else 3) + (8 / self.truth.numel() if self.few else 0)
         # Those drawn are apart from eager's, and a few numbers that are rounded may all be rounded the other way.
-        last = torch.finfo(self.made_in).eps / 2 * self.size if self.few and drawn.rms else 0.0
-        apart = DRAWN * drawn.rms + own.rms + last if drawn.rms else 0.0
-        return max(times * own.rms, apart) + self.floor / 10 + self._rounding(own, drawn)
+        last = torch.finfo(self.made_in).eps / 2 * self.size if self.few else 0.0
+        most = max(times * own.rms, DRAWN * drawn.rms + own.rms + last if drawn.rms else 0.0)
+        return most + self.floor / 10 + self._rounding(own, drawn)
 
     def _rounding(self, own: Errors, drawn: Errors) -> float:
         """Return how far a leaf may be off that is zero but for rounding, 0 if it is not."""
