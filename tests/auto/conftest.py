@@ -118,3 +118,13 @@ def auto():
         return torch.compile(model, backend=backend)
 
     return compiled
+
+
+WITH_VECTORS = ("test_auto_precision", "test_auto_pinned_and_sealed")  # they are about a processor's instructions
+
+
+@pytest.fixture(autouse=True)
+def _scalar_code(request):
+    """Compile without vector instructions, which takes two thirds of the time: what is raced and kept is the same."""
+    with torch._inductor.config.patch({} if request.path.stem in WITH_VECTORS else {"cpp.simdlen": 1}):
+        yield

@@ -11,14 +11,16 @@ from torch.nn import functional
 from backend_kwargs.measure import Roundings, check_all
 
 
+# SiLU, not ReLU: where an input of ReLU is zero but for rounding, code that sums in another order finds it on the other
+# side, and its gradients differ by a whole element, which is as much as wrong code may do.
 def images(norm):
-    """Return two convolutions with biases that the norms behind them take away, and images."""
-    layers = (nn.Conv2d(3, 16, 3, padding=1), norm(16), nn.ReLU(), nn.Conv2d(16, 32, 3, padding=1), norm(32), nn.ReLU())
-    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(32, 10)), torch.randn(8, 3, 32, 32)
+    """Return a convolution with a bias that the norm behind it takes away, and images."""
+    layers = (nn.Conv2d(3, 16, 3, padding=1), norm(16), nn.SiLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten())
+    return nn.Sequential(*layers, nn.Linear(16, 10)), torch.randn(8, 3, 32, 32)
 
 
 def rows(layer):
-    return nn.Sequential(layer, nn.BatchNorm1d(64), nn.ReLU(), nn.Linear(64, 8)), torch.randn(512, 32)
+    return nn.Sequential(layer, nn.BatchNorm1d(64), nn.SiLU(), nn.Linear(64, 8)), torch.randn(512, 32)
 
 
 class Attention(nn.Module):
@@ -33,9 +35,9 @@ class Attention(nn.Module):
 
 
 MODELS = {
-    "batch norm": (lambda: images(nn.BatchNorm2d), ["0.bias", "3.bias"]),
-    "group norm": (lambda: images(lambda n: nn.GroupNorm(n, n)), ["0.bias", "3.bias"]),
-    "instance norm": (lambda: images(lambda n: nn.InstanceNorm2d(n, affine=True)), ["0.bias", "3.bias"]),
+    "batch norm": (lambda: images(nn.BatchNorm2d), ["0.bias"]),
+    "group norm": (lambda: images(lambda n: nn.GroupNorm(n, n)), ["0.bias"]),
+    "instance norm": (lambda: images(lambda n: nn.InstanceNorm2d(n, affine=True)), ["0.bias"]),
     "layer norm": (
         lambda: (nn.Sequential(nn.Linear(8, 1), nn.LayerNorm(1), nn.Linear(1, 4)), torch.randn(64, 8)),
         ["0.weight", "0.bias", "1.weight"],

@@ -55,8 +55,7 @@ def test_positions_of_a_speech_encoder(norm):
         torch.manual_seed(0)
         layer = norm(nn.Conv1d(16, 16, 8, padding=4, groups=2).bfloat16(), dim=2).to(dtype)
         x = X.mT.to(dtype).contiguous().requires_grad_()
-        y = call(x, layer)
-        made.append([y, *torch.autograd.grad(y.sum(), [x, *layer.parameters()])])
+        made.append([y := call(x, layer), *torch.autograd.grad(y.sum(), [x, *layer.parameters()])])
     assert_close(*made, **NEAR, check_dtype=False)
     assert counts == [1]
 
