@@ -56,12 +56,12 @@ class Cluster:
         self.stack.callback(end, node)
         return node
 
-    def add_workers(self, count, cpus=1):
-        """Add so many nodes at once, and return their processes."""
-        before, node = self.alive(), [f"--address={self.address}", f"--num-cpus={cpus}", "--num-gpus=0"]
-        nodes = [self.start(*node) for _ in range(count)]
-        wait_for(self.alive, before + count)
-        return nodes
+    def add_worker(self, cpus=1):
+        """Add a node with CPUs, and return its process."""
+        before = self.alive()
+        node = self.start(f"--address={self.address}", f"--num-cpus={cpus}", "--num-gpus=0")
+        wait_for(self.alive, before + 1)
+        return node
 
     def alive(self):
         """Return how many nodes the dashboard knows to be alive."""
@@ -96,5 +96,6 @@ def cluster(folder: Path, workers: int):
     """Give a cluster of so many workers."""
     with ExitStack() as stack:
         started = Cluster(stack, folder)
-        started.add_workers(workers)
+        for _ in range(workers):  # two that start at once take the same ports
+            started.add_worker()
         yield started

@@ -46,7 +46,6 @@ def dies_once():
     return small()
 """
 HEAD = 'devices = ["cpu"]\nthreads = [1]\nbudget_s = 600\ncandidates = ["no_size_asserts"]\n'
-HANGS = '[[models]]\nmodel = "models.py:hangs"\nlimit_s = 30\n'
 
 
 class Planned:
@@ -93,7 +92,9 @@ def ray_cluster(tmp_path_factory):
 
 def tuned_on(folder, pool):
     """Tune a plan with units of each kind, two of which fail; return it and the process that ended."""
-    planned = Planned(folder).plan("small", "dies_once", "broken", head=HEAD + HANGS)
+    planned = Planned(folder).plan(
+        "small", "dies_once", "broken", head=f'{HEAD}[[models]]\nmodel = "models.py:hangs"\nlimit_s = 30\n'
+    )
     return planned, planned.run("--on", pool, "-o", "out.json")
 
 

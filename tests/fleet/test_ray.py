@@ -87,7 +87,7 @@ def slow_at_first():
     return long() if count < 1 else small()
 """
     models.write_text(source, encoding="utf-8")
-    (node,) = ray_cluster.add_workers(1, cpus=2)
+    node = ray_cluster.add_worker(cpus=2)
     head = 'devices = ["cpu"]\nbudget_s = 600\ncandidates = ["no_size_asserts"]\nthreads = [2]\n'
     started = planned.plan("slow_at_first", head=head).start("--on", f"ray:{ray_cluster.address}")
     wait_for_lines(begun)
@@ -95,7 +95,7 @@ def slow_at_first():
     end_tree(node.pid)  # Ray's worker may outlive its node for a while, and tell what came of the unit
     node.wait()
     wait_for(ray_cluster.alive, alive - 1)
-    ray_cluster.add_workers(1, cpus=2)
+    ray_cluster.add_worker(cpus=2)
     output, _ = started.communicate(timeout=900)
     assert started.returncode == 0, output
 
