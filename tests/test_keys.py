@@ -120,7 +120,7 @@ ENVIRONMENTS = {
     "compute capability": ("capability", patched(torch.cuda, "get_device_capability", lambda device: (9, 1))),
     "CUDA": ("cuda", patched(environment, "machine", lambda: dataclasses.replace(machine(), cuda="0.0"))),
     "driver": ("driver", patched(environment, "machine", lambda: dataclasses.replace(machine(), driver="0.0"))),
-    "triton": ("triton", patched(environment, "_triton", lambda: "0")),
+    "triton": ("triton", patched(environment, "machine", lambda: dataclasses.replace(machine(), triton_version="0"))),
 }
 
 

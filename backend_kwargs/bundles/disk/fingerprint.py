@@ -38,7 +38,7 @@ def fingerprint(device: torch.device) -> dict[str, str]:
         "capability": ".".join(map(str, torch.cuda.get_device_capability(device))),
         "cuda": str(probed.cuda),
         "driver": str(probed.driver),
-        "triton": str(probed.triton_version),
+        "triton": probed.triton_version or "none",
     }
 
 
