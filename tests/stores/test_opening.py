@@ -94,6 +94,7 @@ MISSING = "does not exist, and is named as the files of earlier releases: decisi
         ),
         pytest.param("x.sqlite", False, f"{MISSING} 'x'.", id="missing"),
         pytest.param("x.sqlite/", False, f"{MISSING} 'x'.", id="missing with a slash"),
+        pytest.param("no/such", False, "cannot be made: there is no folder 'no'.", id="no folder above"),
     ],
 )
 def test_a_file_is_never_made_a_folder(tmp_path, monkeypatch, name, is_there, message):
