@@ -58,7 +58,7 @@ class StoreURL:
     def open(self) -> Documents:
         """Return the store there, not connected yet; raise if it can be none."""
         if self.driver is None:
-            _check_folder(self.text, private=self.private)
+            _check_folder(self.text)
             return Folder(Path(self.text), private=self.private)
         try:
             opened: Documents = importlib.import_module(self.driver.module).open(self.text)
@@ -152,6 +152,8 @@ def opened(given: str | Documents | Store | None = None, *, must_exist: bool = F
         return Opened(given)
     place = default_place() if given is None else place_of(given)
     store = place.open()
+    if isinstance(store, Folder) and not store.private and not (above := store.path.parent).is_dir():
+        raise BackendKwargsError(f"Store {store.label!r} cannot be made: there is no folder {str(above)!r}.")
     if must_exist and isinstance(store, Folder) and not store.private and not store.exists:
         raise BackendKwargsError(
             f"Store {store.label!r} does not exist: compile with tmpl-inductor:auto and store={store.label!r}, or name "
@@ -199,8 +201,8 @@ def _folder(path: str, *, private: bool = False) -> StoreURL:
     return StoreURL(path, path, private=private)
 
 
-def _check_folder(path: str, *, private: bool) -> None:
-    """Raise if something else than a folder is at `path`, or if none can be made there: only the user's own has parents.
+def _check_folder(path: str) -> None:
+    """Raise if something else than a folder is at `path`, or if it is missing and named as a file of earlier releases.
 
     Who has not noticed that such a file is none any more would get a folder of its name.
     """
@@ -214,5 +216,3 @@ def _check_folder(path: str, *, private: bool) -> None:
             f"Store {path!r} does not exist, and is named as the files of earlier releases: decisions are kept in a "
             f"folder now, such as {path.removesuffix(FORMER)!r}."
         )
-    if not private and not os.path.isdir(above := os.path.dirname(path) or "."):  # noqa: PTH112, PTH120 - as above
-        raise BackendKwargsError(f"Store {path!r} cannot be made: there is no folder {above!r}.")

@@ -58,7 +58,7 @@ def test_a_url_has_its_driver(clients, given, module):
 )
 def test_a_path_is_a_folder(given):
     """Whatever is no URL names a folder."""
-    assert isinstance(open_store(given), Folder)
+    assert place_of(given).driver is None
 
 
 @pytest.mark.parametrize(
