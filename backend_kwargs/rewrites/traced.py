@@ -69,16 +69,15 @@ def change_by(
     To a function that takes no `wanted`, as those of users may not, all of the graph is one place.
     """
     function = resolved(find_rewrite(name).traced)
-    if wanted is None:
-        change = function(gm, example_inputs)
-    elif "wanted" in inspect.signature(function).parameters:
-        change = function(gm, example_inputs, wanted=lambda nodes: wanted(place_of(name, nodes)))
-    else:
-        change = function(gm, example_inputs)
-        change = change if change is not None and wanted(place_of(name, [*gm.graph.nodes])) else None
+    chooses: dict[str, Wanted] = {}
+    if wanted is not None and "wanted" in inspect.signature(function).parameters:
+        chooses["wanted"] = lambda nodes: wanted(place_of(name, nodes))
+    change = function(gm, example_inputs, **chooses)
     if change is not None and not isinstance(change, Change):
         raise wrong_value(f"The result of rewrite {name!r}", "a Change or None", change)
-    return change
+    if change is None or wanted is None or chooses:
+        return change
+    return change if wanted(place_of(name, [*gm.graph.nodes])) else None
 
 
 def _works(rewrite: Rewrite, example_inputs: Inputs) -> bool:
