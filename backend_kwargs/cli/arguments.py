@@ -10,6 +10,7 @@ import typer
 from backend_kwargs.backend import Backend, find_backend
 from backend_kwargs.errors import BackendKwargsError, BrokenPluginError, warn_once
 from backend_kwargs.explain import Verdict, verdict
+from backend_kwargs.harness.models import LIBRARIES, check_factory
 from backend_kwargs.harness.modules import spec_of
 from backend_kwargs.options.catalogue import inductor_options
 from backend_kwargs.options.option import convert
@@ -17,7 +18,16 @@ from backend_kwargs.options.requirements import DYNAMO_BACKENDS, CannotWorkError
 from backend_kwargs.options.spec import split_assignment
 from backend_kwargs.registry import make_backend
 
+
+def there(model: str | None) -> str | None:
+    """Return a model's name; raise if it is a factory that is surely not there, before torch is imported."""
+    if model and model.partition(":")[0] not in LIBRARIES:
+        check_factory(model)
+    return model
+
+
 _MODEL = typer.Argument(
+    callback=there,
     metavar="MODEL",
     help="timm:NAME, transformers:CLASS?option=value, or FILE_OR_MODULE:FACTORY that returns (model, example_inputs).",
 )

@@ -11,7 +11,7 @@ import typer
 
 from backend_kwargs.bundles.config import FIELDS, CompileConfig
 from backend_kwargs.bundles.module import CompiledModule
-from backend_kwargs.cli.arguments import Assignments, assigned
+from backend_kwargs.cli.arguments import Assignments, assigned, there
 from backend_kwargs.cli.console import print_table, quiet, say
 from backend_kwargs.errors import BackendKwargsError, shown
 from backend_kwargs.harness.models import built as made_by
@@ -39,7 +39,9 @@ app = typer.Typer(help="Compiled modules that are served elsewhere without compi
 
 @app.command("build")
 def build(
-    factory: Annotated[str, typer.Argument(metavar="MODULE_OR_FILE:FACTORY", help="Returns (model, example_inputs).")],
+    factory: Annotated[
+        str, typer.Argument(metavar="MODULE_OR_FILE:FACTORY", help="Returns (model, example_inputs).", callback=there)
+    ],
     output: Annotated[Path, typer.Option("-o", "--output", metavar="BUNDLE", help="The folder to write.")],
     backend: Annotated[str, typer.Option("-b", "--backend", help="What compiles.")] = PLAIN,
     option: Assignments = None,

@@ -38,9 +38,7 @@ def folder_of_model(spec: str) -> str:
 
 def built(factory: str, **sizes: int) -> tuple[Any, Any]:
     """Return the factory's result: (model, example_inputs)."""
-    where, name = split_factory(factory)
-    if file := file_of(where):
-        check_defines(file, name)
+    where, name = check_factory(factory)
     with importable(folder_of(where)):
         module = imported(where)
         build: Any = getattr(module, name, None)
@@ -66,6 +64,14 @@ def split_factory(factory: str) -> tuple[str, str]:
             f"FACTORY must be 'package.module:function' or 'file.py:function', got {factory!r}: write a function that "
             "returns (model, example_inputs), such as build in my_model.py, and pass my_model.py:build."
         )
+    return where, name
+
+
+def check_factory(factory: str) -> tuple[str, str]:
+    """Return the two parts; raise if there is surely no such file or function, before anything is imported."""
+    where, name = split_factory(factory)
+    if file := file_of(where):
+        check_defines(file, name)
     return where, name
 
 

@@ -106,6 +106,20 @@ assert torch._inductor.config.max_autotune is find_backend("inductor").option("m
     assert (ran.stdout, ran.stderr) == ("\n", "")
 
 
+@pytest.mark.parametrize("command", ["compare", "tune", "pin", "bundle build -o b"])
+def test_a_factory_that_is_not_there_is_told_before_torch_loads(command):
+    """As a typo of a command or an option is."""
+    code = f"""
+import sys
+from typer.testing import CliRunner
+from backend_kwargs.cli import app
+
+print(CliRunner().invoke(app, {[*command.split(), "nothing_here.py:build"]}).exception, "torch" in sys.modules)
+"""
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert ran.stdout == "No file 'nothing_here.py'. False\n"
+
+
 def test_options_searches_words_of_the_doc():
     """A word that occurs only in an option's doc finds the option."""
     rows = json.loads(run("explain", "inductor", "heuristic-based partitioning", "--json").stdout or "[]")
@@ -204,22 +218,22 @@ def test_explain_shows_the_environment():
             id="no module",
         ),
         pytest.param(
-            ["compare", "nothing_here.py:build", "-o", "out.zzz"],
+            ["compare", "nothing_here:build", "-o", "out.zzz"],
             "Option '--output' must be a file that ends in .png, .svg, .pdf, .html, .json or .md, got 'out.zzz' (str).",
             id="output's ending",
         ),
         pytest.param(
-            ["compare", "nothing_here.py:build", "-o", "/nodir/out.png"],
+            ["compare", "nothing_here:build", "-o", "/nodir/out.png"],
             "Cannot write '/nodir/out.png': there is no directory '/nodir'.",
             id="plot's directory",
         ),
         pytest.param(
-            ["compare", "nothing_here.py:build", "-o", "/nodir/out.json"],
+            ["compare", "nothing_here:build", "-o", "/nodir/out.json"],
             "Cannot write '/nodir/out.json': there is no directory '/nodir'.",
             id="JSON's directory",
         ),
         pytest.param(
-            ["compare", "nothing_here.py:build", "--backends", "eager,inductor[freezin=1]"],
+            ["compare", "nothing_here:build", "--backends", "eager,inductor[freezin=1]"],
             "Unknown Inductor option 'freezin'. Did you mean 'freezing'?",
             id="option of a candidate",
         ),

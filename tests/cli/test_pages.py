@@ -156,7 +156,7 @@ def test_a_decision_has_the_line_to_paste(folder):
 def test_a_hostile_older_report_is_refused_at_once(folder, content, message):
     """`--against` reads its file as anybody's: one line, exit code 2, before the model is made."""
     (folder / "hostile").write_bytes(content)
-    (folder / "model.py").write_text("raise SystemExit('imported')", encoding="utf-8")
+    (folder / "model.py").write_text("build = exit('imported')", encoding="utf-8")
     ran = run(folder, *SMALL, "-o", "c.html", "--against", "hostile")
     assert (ran.returncode, ran.stdout, ran.stderr) == (2, "", f"error: Cannot read 'hostile': {message}\n")
     assert not (folder / "c.html").exists()
