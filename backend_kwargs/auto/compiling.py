@@ -112,11 +112,11 @@ class Compiles:
         return self._traced(whole, options)
 
     def trace(self, options: Options) -> None:
-        """Trace the model in inference as for these options, and keep the graphs that Inductor would lower."""
+        """Trace the model as for these options, and keep the graphs that Inductor would lower; raise in training."""
         traced = Traced(Lowered(with_recording(options)), TracingApart())
+        self.lowered = traced.lowered.graphs
         with traced.context.entered(), functorch.patched(enable_autograd_cache=False):
             self.request.compile(self._graph(traced.lowered.trace), traced.lowered.options, "")
-        self.lowered = traced.lowered.graphs
         if self.may_share(options) and traced.lowered.shareable:
             self.traces.append(traced)
 

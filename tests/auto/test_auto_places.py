@@ -14,7 +14,10 @@ from backend_kwargs import make_backend
 from backend_kwargs.auto import candidates, decide, race, selection
 from backend_kwargs.auto.compiling import Compiles
 from backend_kwargs.auto.places import worth_it
+from backend_kwargs.auto.sandbox import sandboxed
 from backend_kwargs.auto.verdicts import UNKNOWN, Verdict
+from backend_kwargs.backends import CapturedGraph
+from backend_kwargs.backends.inductor.lowered import IncompatibleVersionError
 from backend_kwargs.errors import BackendKwargsWarning
 from backend_kwargs.facts.decision import RaceRow
 from backend_kwargs.interval import Interval
@@ -406,3 +409,16 @@ class InMemory:
 
     def forget(self, name):
         self.documents.pop(name, None)
+
+
+def test_in_training_the_forward_graph_alone_is_looked_at():
+    """The backward graph follows from code that is not there yet, so that nothing is compiled from such a trace."""
+    model, x, found = Net(), torch.randn(2, 3, 8, 8), []
+    torch.compile(model, backend=lambda gm, inputs: found.append((gm, inputs)) or gm.forward, dynamic=False)(x)
+    ((gm, inputs),) = found
+    with sandboxed(gm) as sandbox:
+        request = make_backend("tmpl-inductor:auto").request(CapturedGraph(gm, inputs))
+        compiles = race.begun(request, lambda name, done: None, sandbox, 0.0).compiles
+        with pytest.raises(IncompatibleVersionError, match="it has a backward graph"):
+            compiles.trace({})
+    assert (len(compiles.lowered), compiles.traces) == (1, [])

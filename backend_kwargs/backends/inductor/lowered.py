@@ -82,10 +82,18 @@ class Lowered:
         return compile_fx
 
     def trace(self, step: Callable[..., Call], gm: object, inputs: Inputs, inner: object, **kw: Any) -> Call:
-        """Trace the model in inference, and keep the graph that it lowers: a version is compiled later."""
+        """Trace the model, and keep the graph that it lowers: in inference a version is compiled later.
+
+        A backward graph depends on the code of its forward graph, so that tracing ends in an error there.
+        """
         from backend_kwargs.torch_internals.cudagraph_recording import uncompiled
 
-        self.call = step(gm, inputs, self._keeping(lambda *_, **__: uncompiled()), **kw)
+        def compile_nothing(*_: object, is_inference: bool = False, **__: object) -> Any:
+            if not is_inference:
+                raise IncompatibleVersionError("it has a backward graph")
+            return uncompiled()
+
+        self.call = step(gm, inputs, self._keeping(compile_nothing), **kw)
         return self.call
 
     def again(self, version: Version) -> Callable[..., Call]:
