@@ -87,7 +87,7 @@ def test_a_store_that_cannot_be_written_is_an_error(tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(BackendKwargsError) as e:
         Catalogue(tmp_path / "file" / "store").add(MADE)
-    assert str(e.value).startswith(f"Cannot write store '{tmp_path}/file/store': NotADirectoryError: ")
+    assert str(e.value) == f"Store '{tmp_path}/file/store' cannot be made: there is no folder '{tmp_path}/file'."
 
 
 def test_two_processes_write_at_once(store):
