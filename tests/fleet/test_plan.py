@@ -241,7 +241,7 @@ def test_a_printed_plan_is_one(plan, monkeypatch):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        pytest.param(["tune", "m.py:build"], "Name one file for the decisions: -o FILE.toml.", id="no output"),
+        pytest.param(["tune", "m:build"], "Name one file for the decisions: -o FILE.toml.", id="no output"),
         pytest.param(
             ["tune-plan", "plan.toml", "--shard", "3/2"],
             "Option '--shard' must be K/N, from 1/N to N/N, got '3/2' (str).",
