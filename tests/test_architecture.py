@@ -49,8 +49,8 @@ execution execution.preload execution.preload_models execution.records execution
 execution.roofline execution.controls execution.process execution.study execution.trial execution.worker
 execution.session execution.ways execution.turns
 analysis analysis.verdicts analysis.markdown analysis.regressions analysis.auto_choices analysis.plots
-analysis.readme analysis.real_models analysis.auto_tables analysis.report analysis.page analysis.compilers
-analysis.held_out
+analysis.real_models analysis.auto_tables analysis.report analysis.page analysis.compilers
+analysis.held_out analysis.readme
 arguments
 studies studies.audit studies.bundles studies.compilers studies.fleet
 studies.headroom studies.held_out studies.kernel_times
