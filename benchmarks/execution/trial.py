@@ -97,6 +97,7 @@ class PeerTrial(Trial):
         with torch.no_grad():
             exported = torch.export.export(module, tuple(self.study.problem.args))
         config = make_backend("tmpl-inductor").inductor_config(ahead_of_time=True)
+        self.cache.mkdir(parents=True, exist_ok=True)
         file = str(self.cache / "ahead.pt2")
         return torch._inductor.aoti_load_package(  # type: ignore[no-any-return]
             torch._inductor.aoti_compile_and_package(exported, package_path=file, inductor_configs=config)
