@@ -19,15 +19,15 @@ from backend_kwargs.options.spec import split_assignment
 from backend_kwargs.registry import make_backend
 
 
-def there(model: str | None) -> str | None:
-    """Return a model's name; raise if it is a factory that is surely not there, before torch is imported."""
+def checked_model(model: str | None) -> str | None:
+    """Return a model's name; raise if it names a file or function that does not exist, before torch is imported."""
     if model and model.partition(":")[0] not in LIBRARIES:
         check_factory(model)
     return model
 
 
 _MODEL = typer.Argument(
-    callback=there,
+    callback=checked_model,
     metavar="MODEL",
     help="timm:NAME, transformers:CLASS?option=value, or FILE_OR_MODULE:FACTORY that returns (model, example_inputs).",
 )

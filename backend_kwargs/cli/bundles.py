@@ -11,7 +11,7 @@ import typer
 
 from backend_kwargs.bundles.config import FIELDS, CompileConfig
 from backend_kwargs.bundles.module import CompiledModule
-from backend_kwargs.cli.arguments import Assignments, assigned, there
+from backend_kwargs.cli.arguments import Assignments, assigned, checked_model
 from backend_kwargs.cli.console import print_table, quiet, say
 from backend_kwargs.errors import BackendKwargsError, shown
 from backend_kwargs.harness.models import built as made_by
@@ -40,7 +40,10 @@ app = typer.Typer(help="Compiled modules that are served elsewhere without compi
 @app.command("build")
 def build(
     factory: Annotated[
-        str, typer.Argument(metavar="MODULE_OR_FILE:FACTORY", help="Returns (model, example_inputs).", callback=there)
+        str,
+        typer.Argument(
+            metavar="MODULE_OR_FILE:FACTORY", help="Returns (model, example_inputs).", callback=checked_model
+        ),
     ],
     output: Annotated[Path, typer.Option("-o", "--output", metavar="BUNDLE", help="The folder to write.")],
     backend: Annotated[str, typer.Option("-b", "--backend", help="What compiles.")] = PLAIN,

@@ -94,10 +94,6 @@ decompose_in_inductor(layer_norm, _layer_norm)
 # ---- dynamo's graph
 
 
-def _norm_or_gradients(node: Node, args: Arguments) -> Node | None:
-    return (_gradients_of_norm if node.target in GRADIENTS else _norm)(node, args)
-
-
 def _norm(node: Node, args: Arguments) -> Node | None:
     """Insert the operator for a layer norm that is trained."""
     values, bias = examples(args["input"], args["weight"], node), example(args["bias"])
@@ -142,4 +138,7 @@ def _has_kernel(x: Tensor, weight: Tensor, bias: Tensor | None, alike: Tensor) -
     return sizes and x.is_contiguous() and have_one_dtype((x, alike, *parameters))
 
 
-fuse_gradients = replacing((*NORMS, *GRADIENTS), _norm_or_gradients)
+fuse_gradients = replacing(
+    (*NORMS, *GRADIENTS),
+    lambda node, args: (_gradients_of_norm if node.target in GRADIENTS else _norm)(node, args),
+)
