@@ -37,12 +37,11 @@ from backend_kwargs.measure.statistics import (
     sure_ratio,
     within_noise,
 )
-from backend_kwargs.measure.timing import LEAST_SHARE, Calls, device_seconds, interleave, order, restoring, synchronize
+from backend_kwargs.measure.timing import Calls, device_seconds, interleave, order, restoring, synchronize
 
 __all__ = [
     "AROUND",
     "GENERATED",
-    "LEAST_SHARE",
     "Accuracy",
     "Calls",
     "Changes",

@@ -9,7 +9,7 @@ from torch.profiler import ProfilerActivity, profile
 from backend_kwargs.measure.timing import synchronize
 
 CALLS = 3  # profiled; the fastest counts
-LEAST = 0.002  # of the call's time, below which a kernel is left out
+LEAST = 0.002  # of the call's time; a shorter kernel is left out
 GENERATED = "generated code"  # on a CPU, where Inductor's kernels are not told apart
 CALL_OF_A_GRAPH = "## Call CompiledFxGraph"  # as Inductor calls it
 AROUND = "around the graph"  # guards, and what torch does before and after a compiled graph
@@ -25,13 +25,13 @@ class KernelTime:
     seconds: float
 
 
-def kernel_times(call: Callable[[], object], device: torch.device) -> tuple[KernelTime, ...]:
-    """Return the kernels of one call, longest first; the call has been made before."""
+def kernel_times(call: Callable[[], object], device: torch.device, least: float = LEAST) -> tuple[KernelTime, ...]:
+    """Return the kernels of one call, longest first, of at least this share of it; the call has been made before."""
     profiles = [_profiled(call, device) for _ in range(CALLS)]
     fastest = min(profiles, key=lambda each: sum(seconds for _, seconds in each.values()))
     total = sum(seconds for _, seconds in fastest.values())
     kernels = (KernelTime(name, count, seconds) for name, (count, seconds) in fastest.items())
-    return tuple(sorted((k for k in kernels if k.seconds > LEAST * total), key=lambda kernel: -kernel.seconds))
+    return tuple(sorted((k for k in kernels if k.seconds >= least * total), key=lambda kernel: -kernel.seconds))
 
 
 def _profiled(call: Callable[[], object], device: torch.device) -> dict[str, tuple[int, float]]:

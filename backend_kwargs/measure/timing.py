@@ -45,20 +45,7 @@ def interleave(
     its exception goes to `failed`; without `failed` it propagates.
     """
     race = _Interleaved(dict(calls), failed, device, hold)
-    for name in calls:
-        race.guard(name, partial(race.prepare, name, warmup))
-    if repeated:
-        for name in race.calls:
-            repeated(name, race.repeats[name])
-    started = time.perf_counter()
-    for done in range(rounds):
-        for name in order(list(race.calls), done):
-            race.guard(name, partial(race.sample, name))
-        if progress:
-            progress((done + 1) / rounds)
-        if budget_s is not None and time.perf_counter() - started > budget_s:
-            break
-    return {name: race.samples[name] for name in calls if name in race.calls}
+    return race.in_turn(rounds, warmup, budget_s, repeated, progress)
 
 
 def order(names: Sequence[str], done: int) -> list[str]:
@@ -82,10 +69,47 @@ def restoring(call: Callable[[], object]) -> Callable[[], None] | None:
 
 @dataclass
 class Calls:
-    """Calls that are timed by name; one that raises is removed, and its exception goes to `failed`, if given."""
+    """Calls that are timed in turn, by name; one that raises is removed, and its exception goes to `failed`, if given.
+
+    Each timer has its own `prepare` and `round`.
+    """
 
     calls: dict[str, Callable[[], object]]
     failed: Callable[[str, Exception], None] | None
+    device: torch.device
+
+    def __post_init__(self) -> None:
+        self.repeats = dict.fromkeys(self.calls, 1)
+        self.samples: dict[str, list[float]] = {name: [] for name in self.calls}
+
+    def prepare(self, name: str, warmup: int) -> None:
+        """Warm a call up, and find its repeats."""
+
+    def round(self, names: Sequence[str]) -> None:
+        """Add a sample of each call, in this order."""
+
+    def in_turn(
+        self,
+        rounds: int,
+        warmup: int,
+        budget_s: float | None,
+        repeated: Callable[[str, int], None] | None,
+        progress: Callable[[float], None] | None = None,
+    ) -> dict[str, list[float]]:
+        """Return the samples of the calls that did not raise; the arguments are those of `interleave`."""
+        for name in [*self.calls]:
+            self.guard(name, partial(self.prepare, name, warmup))
+        if repeated:
+            for name in self.calls:
+                repeated(name, self.repeats[name])
+        started = time.perf_counter()
+        for done in range(rounds):
+            self.round(order([*self.calls], done))
+            if progress:
+                progress((done + 1) / rounds)
+            if budget_s is not None and time.perf_counter() - started > budget_s:
+                break
+        return {name: samples for name, samples in self.samples.items() if name in self.calls}
 
     def guard(self, name: str, step: Callable[[], None]) -> None:
         """Run `step` for the call, and handle its exception."""
@@ -97,16 +121,22 @@ class Calls:
             del self.calls[name]
             self.failed(name, error)
 
+    def add(self, name: str, seconds: float, restored: float) -> None:
+        """Add a sample, without the seconds in which the call's state was put back."""
+        self.samples[name].append(max(seconds - restored, LEAST_SHARE * seconds) / self.repeats[name])
+
 
 @dataclass
 class _Interleaved(Calls):
-    device: torch.device
     hold: bool
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         self.held: dict[str, object] = {}
-        self.repeats = dict.fromkeys(self.calls, 1)
-        self.samples: dict[str, list[float]] = {name: [] for name in self.calls}
+
+    def round(self, names: Sequence[str]) -> None:
+        for name in names:
+            self.guard(name, partial(self.sample, name))
 
     def prepare(self, name: str, warmup: int) -> None:
         self.run(name, warmup)
@@ -136,11 +166,10 @@ class _Interleaved(Calls):
     def sample(self, name: str) -> None:
         if self.repeats[name] > 1:
             self.run(name, 1)
-        seconds = self.timed(name)
-        if restore := restoring(self.calls[name]):
-            restored = self.seconds(lambda: [restore() for _ in range(self.repeats[name])])
-            seconds = max(seconds - restored, LEAST_SHARE * seconds)
-        self.samples[name].append(seconds / self.repeats[name])
+        seconds, restore = self.timed(name), restoring(self.calls[name])
+        self.add(
+            name, seconds, self.seconds(lambda: [restore() for _ in range(self.repeats[name])]) if restore else 0.0
+        )
 
 
 def device_seconds(call: Callable[[], object], device: torch.device) -> float:

@@ -6,8 +6,8 @@ its results records again at each call. dynamo begins a generation at each call 
 """
 
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
 
@@ -45,20 +45,8 @@ def device_times(
     called with calls whose launches exceed the longest cover: their samples include host time. A CPU runs kernels
     as they are called: there a sample is read from the clock of the process.
     """
-    bench = _Bench(dict(calls), failed, device, l2)
-    for name in calls:
-        bench.guard(name, partial(bench.prepare, name, warmup))
-    for name in bench.calls:
-        if repeated:
-            repeated(name, bench.repeats[name])
-        if exposed and name in bench.exposed:
-            exposed(name)
-    started = time.perf_counter()
-    for done in range(rounds):
-        bench.round(done)
-        if budget_s is not None and time.perf_counter() - started > budget_s:
-            break
-    return {name: bench.samples[name] for name in calls if name in bench.calls}
+    bench = _Bench(dict(calls), failed, device, l2, exposed)
+    return bench.in_turn(rounds, warmup, budget_s, repeated)
 
 
 def l2_bytes(device: torch.device) -> int:
@@ -97,20 +85,17 @@ class Scratch:
 
 @dataclass
 class _Bench(measure.Calls):
-    device: torch.device
     l2: L2
-    covers: dict[str, int] = field(default_factory=dict)
-    repeats: dict[str, int] = field(default_factory=dict)
-    samples: dict[str, list[float]] = field(default_factory=dict)
-    exposed: set[str] = field(default_factory=set)
+    exposed: Callable[[str], None] | None
 
     def __post_init__(self) -> None:
+        super().__post_init__()
+        self.covers = dict.fromkeys(self.calls, 1)
         self.scratch = Scratch(self.device)
         self.accelerator = None if self.device.type == "cpu" else torch.get_device_module(self.device)
         self.stream = self.accelerator.current_stream(self.device) if self.accelerator else None
 
     def prepare(self, name: str, warmup: int) -> None:
-        self.covers[name], self.repeats[name], self.samples[name] = 1, 1, []
         for _ in range(warmup):
             self.calls[name]()
         exposed, seconds = self.probe(name)
@@ -119,8 +104,8 @@ class _Bench(measure.Calls):
         while exposed and self.covers[name] < MOST_COVERS:
             self.covers[name] *= 2
             exposed, _ = self.probe(name)
-        if exposed:
-            self.exposed.add(name)
+        if exposed and self.exposed:
+            self.exposed(name)
 
     def probe(self, name: str) -> tuple[bool, float]:
         """Take a sample; return whether it began before everything was launched, and the time of a call."""
@@ -128,9 +113,9 @@ class _Bench(measure.Calls):
         start, end = self.sample(name)
         exposed = start.query()
         measure.synchronize(self.device)
-        return exposed, self.seconds(name, start, end)
+        return exposed, seconds_of(start, end)
 
-    def round(self, done: int) -> None:
+    def round(self, names: Sequence[str]) -> None:
         queued: dict[str, list[tuple[Any, Any]]] = {}
 
         def queue(name: str) -> None:
@@ -138,12 +123,12 @@ class _Bench(measure.Calls):
             apart = restore and not self.restores_before(name)
             queued[name] = [self.sample(name), *([self.sample(name, restore)] if apart else [])]
 
-        for name in measure.order(list(self.calls), done):
+        for name in names:
             self.guard(name, partial(queue, name))
         measure.synchronize(self.device)
         for name, events in queued.items():
-            seconds, *restored = (self.seconds(name, *pair) for pair in events)
-            self.samples[name].append(max(seconds - sum(restored), measure.LEAST_SHARE * seconds))
+            seconds, *restored = (seconds_of(*pair) for pair in events)
+            self.add(name, seconds, sum(restored))
 
     def restores_before(self, name: str) -> bool:
         """Return whether a sample is one call, whose state can be put back before it."""
@@ -164,8 +149,10 @@ class _Bench(measure.Calls):
         end.record(self.stream)
         return start, end
 
-    def seconds(self, name: str, start: Any, end: Any) -> float:
-        return float(start.elapsed_time(end)) / 1e3 / self.repeats[name]
-
     def event(self) -> Any:
         return self.accelerator.Event(enable_timing=True) if self.accelerator else _Instant()
+
+
+def seconds_of(start: Any, end: Any) -> float:
+    """Return the seconds between two events."""
+    return float(start.elapsed_time(end)) / 1e3

@@ -246,11 +246,5 @@ def kernels_per_call(step: Callable[[], object], device: torch.device) -> int | 
     """Return the number of kernels that one call launches or replays; None if the device has none."""
     if device.type != "cuda":
         return None
-    from torch.autograd import DeviceType
-    from torch.profiler import ProfilerActivity, profile
-
-    with profile(activities=[ProfilerActivity.CUDA], acc_events=True) as seen:
-        step()
-        torch.cuda.synchronize(device)
-    kinds = (event for event in seen.events() if event.device_type == DeviceType.CUDA)
-    return sum(not event.name.startswith(("Memcpy", "Memset")) for event in kinds)
+    kernels = measure.kernel_times(step, device, least=0.0)
+    return sum(each.calls for each in kernels if not each.name.startswith(("Memcpy", "Memset")))
