@@ -24,6 +24,8 @@ def open(url: str, limit_s: float = LIMIT_S) -> Documents:  # noqa: A001 - the d
     protocols = url.partition("://")[0].split("::")
     protocol = protocols[0]
     if protocol in ("file", "local"):
+        if url != label:  # else what may be secret is a folder's name
+            raise BackendKwargsError(f"Store {label!r} must have a path and nothing else, such as file:///decisions.")
         folder = Folder(Path(url.partition("://")[2]))  # which writes a file whole, as an object is
         folder.label = label
         return folder

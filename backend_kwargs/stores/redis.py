@@ -34,9 +34,7 @@ def open(url: str, limit_s: float = LIMIT_S) -> "Redis":  # noqa: A001 - the dri
     """Return the store at `url`, whose calls take about `limit_s` seconds at most; nothing is connected yet."""
     path = urlsplit(url).path.strip("/")
     if path and not path.isdecimal():  # redis-py would take database 0
-        raise BackendKwargsError(
-            f"The path of store {label_of(url)!r} must be the number of a database, such as 0, got {path!r}."
-        )
+        raise BackendKwargsError(f"The path of store {label_of(url)!r} must be the number of a database, such as 0.")
     return Redis(url, label_of(url), limit_s)
 
 

@@ -348,8 +348,7 @@ def test_a_path_of_redis_is_a_number(path):
     """Its client would take database 0 for any other, whoever's that is."""
     with pytest.raises(BackendKwargsError) as e:
         redis.open(f"redis://host/{path}")
-    message = f"The path of store 'redis://host/{path}' must be the number of a database, such as 0, got '{path}'."
-    assert str(e.value) == message
+    assert str(e.value) == f"The path of store 'redis://host/{path}' must be the number of a database, such as 0."
 
 
 def test_an_error_of_a_client_library_has_no_password(monkeypatch, clients):

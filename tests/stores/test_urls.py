@@ -9,7 +9,7 @@ import pytest
 
 from backend_kwargs.errors import BackendKwargsError
 from backend_kwargs.registry import make_backend
-from backend_kwargs.stores.opening import open_store, place_in_variable
+from backend_kwargs.stores.opening import open_store, opened, place_in_variable
 from backend_kwargs.stores.urls import failure, label_of, secrets_of
 
 UNCLEAR = (
@@ -83,6 +83,7 @@ SECRET = [
     "HTTPS://u%3AS3cr3t@h/db HTTPS://h/db",
     "s3://S3cr3t@bucket/a s3://bucket/a",
     "simplecache::https://h/x?a=S3cr3t simplecache::https://h/x",
+    "file://u:S3cr3t@/tmp/x file:///tmp/x",
 ]
 
 
@@ -98,7 +99,11 @@ def test_what_is_not_known_to_be_plain_is_secret(case, monkeypatch):
     monkeypatch.setenv("STORE", url)
     place = place_in_variable("STORE")
     told = place.without_secrets(RuntimeError(f"no answer of {url} ({unquote(url)}), is s3cr3t a port?"))
-    assert "s3cr3t" not in f"{place!r} {told}".lower()
+    try:
+        shown = repr(opened("env:STORE"))
+    except BackendKwargsError as error:
+        shown = str(error)
+    assert "s3cr3t" not in f"{place!r} {told} {shown}".lower()
 
 
 @pytest.mark.parametrize(
