@@ -41,10 +41,10 @@ PRECISE = 0.1  # with a larger eager error, relative to its size, a leaf is zero
 ROUNDING = 16  # units in the last place, as a share of the largest leaf, that such a leaf may be off
 # A leaf is zero in exact arithmetic if float64 gives a millionth of eager's error. Each order of summation then gives
 # other noise: of biases before a norm, compiled gradients were up to 180 times as far from 0 as eager's (CPU), and up
-# to 40 times as far as float64's, in units of float32.
+# to 40 times as far as float64's, in units of what was summed.
 ZERO = 2.0**-20
 NOISE = 256
-FROM_FLOAT64 = torch.finfo(torch.float32).eps / torch.finfo(torch.float64).eps
+FLOAT32, FLOAT64 = torch.finfo(torch.float32).eps, torch.finfo(torch.float64).eps
 ALL_NOISE = 0.5  # without a reference, a leaf is noise if other roundings move it by at least this share of its size
 MANY = 32  # elements; with fewer, eager's error to the reference may be small by chance
 TF32 = 2.0**-11  # the rounding error of an operand in TF32
@@ -223,12 +223,12 @@ def same_twice(seen: Results, eager: Results, *, training: bool = False, tol: fl
     """Compare two runs of eager, whose rounding errors may differ, as those of atomic additions do.
 
     Eager's own error says nothing here, since it would be as large as any difference. So errors of up to the tolerance
-    of the largest leaf are rounding errors.
+    of the largest leaf are rounding errors, however large it is: gradients may be scaled.
     """
     tol = _tolerance(tol, training)
     judged = []
     for what in seen:
-        largest = min(1.0, _largest([leaf for _, leaf in walk(what, eager[what])]))
+        largest = _largest([leaf for _, leaf in walk(what, eager[what])])
         allowed = Errors(tol * largest / 2, tol * largest / 2)
         rounding = {path: allowed for path, _ in walk(what, eager[what])}
         judged.append(check(seen[what], eager[what], training=training, what=what, tol=tol, roundings=[rounding]))
@@ -349,7 +349,7 @@ class _Limits:
     @property
     def rounding(self) -> float:
         """How far a leaf may be off that is zero but for rounding."""
-        return ROUNDING * torch.finfo(torch.float32).eps * self.largest
+        return ROUNDING * FLOAT32 * self.largest
 
 
 def _largest(leaves: Iterable[object]) -> float:
@@ -452,7 +452,8 @@ class _Leaf:
         if self.precise is None and drawn.rms >= ALL_NOISE * self.size:
             noise = drawn.rms
         elif self.precise is not None and self.size <= ZERO * moved:
-            noise = max(moved, FROM_FLOAT64 * self.size)  # each of one order of summation
+            summed_in = max(FLOAT32, 2 * self.rounding)
+            noise = max(moved, summed_in / FLOAT64 * self.size)  # each of one order of summation
         return max(self.limits.rounding, min(NOISE * noise, self.limits.tol * min(1.0, self.limits.largest) / 10))
 
     def _far(self, own: Errors, figures: Accuracy, drawn: Errors = NONE, beyond: int = 1) -> Accuracy | None:

@@ -55,7 +55,7 @@ class Draws:
         with undone() as stack:
             stack.enter_context(mode)
             seen = self._run()
-        if not same_twice(seen, self._eager).passed:
+        if not same_twice(seen, self._eager, training=True).passed:  # other numbers would move it further
             raise DrawsError("torch chooses other operators in a run whose random numbers are noted")
         return mode.noted
 

@@ -135,6 +135,7 @@ NETS_OF_TRANSFORMERS: Mapping[str, Sizes] = {
     "ResNetForImageClassification": {"embedding_size": 16, "hidden_sizes": [16, 32], "depths": [1, 1]},
     "SegformerForImageClassification": {"depths": [1, 1, 1, 1], "hidden_sizes": [8, 16, 24, 32]},
 }
+FROM_INFINITY = 3  # so many times a scale is halved, since other roundings overflow where eager does not
 NETS: Mapping[str, Mapping[str, Sizes]] = {
     "torchvision": NETS_OF_TORCHVISION,
     "timm": NETS_OF_TIMM,
@@ -357,7 +358,7 @@ def _loss_of(model: Any) -> Any:
 
 
 def _step_of(model: Any, inputs: Sequence[Any], amp: Any) -> Callable[..., Any]:
-    """Return the net's loss, scaled as a GradScaler settles: the largest scale of 2**16 or less without an infinity."""
+    """Return the net's loss, scaled as by a GradScaler: by 2**16 or less, far enough from where eager has an infinity."""
     import copy
 
     import torch
@@ -369,7 +370,7 @@ def _step_of(model: Any, inputs: Sequence[Any], amp: Any) -> Callable[..., Any]:
         loss.backward()
         if all(bool(each.grad.isfinite().all()) for each in trial.parameters() if each.grad is not None):
             break
-    scale = 2.0**power
+    scale = 2.0 ** max(0, power - FROM_INFINITY)
 
     def step(*args: torch.Tensor) -> Any:
         return model(*args) * scale

@@ -26,6 +26,15 @@ def convolutions():
     return nn.Sequential(nn.Conv2d(3, 16, 3), nn.BatchNorm2d(16), nn.ReLU(), nn.Conv2d(16, 16, 3), nn.BatchNorm2d(16))
 
 
+def biases_before_norms():
+    """Return convolutions in TF32, whose norms' biases have gradients that are zero but for rounding."""
+    layers = [nn.Conv2d(3, 32, 3), nn.BatchNorm2d(32), nn.ReLU()]
+    for _ in range(3):
+        depthwise = nn.Conv2d(32, 32, 3, padding=1, groups=32, bias=False)
+        layers += [depthwise, nn.BatchNorm2d(32), nn.Conv2d(32, 32, 1, bias=False), nn.BatchNorm2d(32), nn.ReLU()]
+    return nn.Sequential(*layers)
+
+
 @pytest.mark.parametrize("mode", ["inference", "training"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize(
@@ -33,6 +42,7 @@ def convolutions():
     [
         pytest.param(Attention, (4, 33, 64), id="attention"),
         pytest.param(convolutions, (8, 3, 24, 24), id="convolutions"),
+        pytest.param(biases_before_norms, (4, 3, 32, 32), id="biases before norms"),
         pytest.param(lambda: nn.Sequential(nn.Linear(50, 70), nn.GELU(), nn.Linear(70, 1)), (16, 50), id="one number"),
     ],
 )
