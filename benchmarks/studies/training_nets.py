@@ -358,7 +358,7 @@ def _loss_of(model: Any) -> Any:
 
 
 def _step_of(model: Any, inputs: Sequence[Any], amp: Any) -> Callable[..., Any]:
-    """Return the net's loss, scaled as by a GradScaler: by 2**16 or less, far enough from where eager has an infinity."""
+    """Return the net's loss, scaled as by a GradScaler, by 2**16 or less, some way from where eager overflows."""
     import copy
 
     import torch
