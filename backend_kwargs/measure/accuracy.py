@@ -452,8 +452,8 @@ class _Leaf:
         if self.precise is None and drawn.rms >= ALL_NOISE * self.size:
             noise = drawn.rms
         elif self.precise is not None and self.size <= ZERO * moved:
-            summed_in = max(FLOAT32, 2 * self.rounding)
-            noise = max(moved, summed_in / FLOAT64 * self.size)  # each of one order of summation
+            # Each is of one order of summation.
+            noise = max(moved, self.size * max(FLOAT32, 2 * self.rounding) / FLOAT64)
         return max(self.limits.rounding, min(NOISE * noise, self.limits.tol * min(1.0, self.limits.largest) / 10))
 
     def _far(self, own: Errors, figures: Accuracy, drawn: Errors = NONE, beyond: int = 1) -> Accuracy | None:
