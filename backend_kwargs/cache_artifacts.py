@@ -24,8 +24,8 @@ def save_cache_artifacts() -> "tuple[bytes, CacheInfo] | None":
     """
     import torch
 
-    from backend_kwargs.auto.decide import settled_decisions
     from backend_kwargs.auto.decision import COLUMNS, packed
+    from backend_kwargs.auto.process_memory import settled_decisions
     from backend_kwargs.torch_internals.caches import CacheInfo
 
     if frozen := sum(map(_frozen, records())):
@@ -66,8 +66,8 @@ def load_cache_artifacts(data: bytes) -> "CacheInfo | None":
     """
     import torch
 
-    from backend_kwargs.auto.decide import load_decisions
     from backend_kwargs.auto.decision import unpacked
+    from backend_kwargs.auto.process_memory import load_decisions
 
     try:
         with ZipFile(BytesIO(data)) as file:

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from backend_kwargs.auto import deadline, decide, ranks
+from backend_kwargs.auto import deadline, decide, process_memory, ranks
 from backend_kwargs.auto.graph_stats import observed_stats
 from backend_kwargs.backends import CapturedGraph
 from backend_kwargs.backends.inductor import cutlass
@@ -68,7 +68,7 @@ def nothing():
 
 # The context, what may be changed within it, and the state that is compared.
 CONTEXTS = {
-    "decisions": (decide.nothing_decided, nothing, decide.memory),
+    "decisions": (process_memory.nothing_decided, nothing, process_memory.memory),
     "ranks that wait": (lambda: ranks._counting(STORE, "key"), nothing, counting),
     "lines of the exporter": (onnx_session._without_lines_of_the_exporter, nothing, filters),
     "grad mode": (modes_restored, lambda: torch._C._set_grad_enabled(False), torch.is_grad_enabled),
@@ -210,8 +210,8 @@ def test_an_import_that_fails(monkeypatch):
 def test_the_folder_of_races_is_removed():
     """`nothing_decided` leaves no folder behind when a race in it is interrupted."""
     folders = []
-    with suppress(KeyboardInterrupt), decide.nothing_decided():
-        folders.append(decide.memory().store)
+    with suppress(KeyboardInterrupt), process_memory.nothing_decided():
+        folders.append(process_memory.memory().store)
         assert folders[0].is_dir()
         raise KeyboardInterrupt
     assert not folders[0].exists()
@@ -242,8 +242,8 @@ def test_the_seconds_of_a_race_that_fails_count(monkeypatch, error):
     monkeypatch.setattr(race, "race", fails)
     context = RaceContext(lambda name: {}, lambda options: {}, {})
     gm, x = torch.fx.symbolic_trace(torch.nn.ReLU()), torch.zeros(2)
-    with decide.nothing_decided():
+    with process_memory.nothing_decided():
         asked = decide._DecisionResolver(Request(CapturedGraph(gm, [x]), RaceSettings(), pytest.fail, context))
         with pytest.raises(KeyboardInterrupt) if error is KeyboardInterrupt else pytest.warns(match="its race failed"):
             asked.raced()
-        assert len(decide.memory().race_seconds) == 1
+        assert len(process_memory.memory().race_seconds) == 1

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import backend_kwargs as bk
-from backend_kwargs.auto.decide import forget_process, nothing_decided
+from backend_kwargs.auto.process_memory import forget_process, nothing_decided
 from backend_kwargs.auto.store import Catalogue
 from backend_kwargs.facts.decision import RaceRow
 from backend_kwargs.graphs.determinism import ASK

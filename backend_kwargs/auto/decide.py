@@ -6,27 +6,25 @@ may both race a graph, and the store keeps the later decision.
 
 import inspect
 import logging
-import tempfile
 import time
 import weakref
-from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 from backend_kwargs.auto.cache_key import ambient, card_of, computation_of, described, devices_of, key_of
 from backend_kwargs.auto.candidates import others_for, permits, step_names
 from backend_kwargs.auto.ddp_buckets import Bucket, bucket_of
 from backend_kwargs.auto.decision import plain
 from backend_kwargs.auto.machine import device_of, machine
+from backend_kwargs.auto.process_memory import memory
 from backend_kwargs.auto.ranks import agreed, ranks
-from backend_kwargs.auto.reporting import NEVER, NOT_RACED, forget_reported, progress, tell, what_is_open, why_undecided
+from backend_kwargs.auto.reporting import NEVER, NOT_RACED, progress, tell, what_is_open, why_undecided
 from backend_kwargs.auto.request import Request
 from backend_kwargs.auto.served import Served, note_served
-from backend_kwargs.auto.store import KIND, DecisionStore, name_of, name_on
+from backend_kwargs.auto.store import KIND, DecisionStore, name_on
 from backend_kwargs.backends.others import is_other, other_of, versions_of
 from backend_kwargs.errors import BackendKwargsError, error_text, printable, warn_once
 from backend_kwargs.facts import Call, Compiled, CompileFacts
@@ -55,64 +53,6 @@ logger = logging.getLogger("backend_kwargs.auto")
 
 GRADIENTS = {"grad": "with gradients", "no_grad": "without gradients", "inference": "in inference mode"}
 ENDLESS_S = 1e9  # stands for an infinite budget in a decision, since JSON has no infinity
-CallOfGraphs: TypeAlias = tuple[Callable[[], object], int]  # a weak reference to the callable; which compile of it
-
-
-@dataclass
-class Memory:
-    """The decisions and race times of this process, also if the store cannot be written.
-
-    `decisions` are keyed by scope and name; `race_seconds` has an entry per race, and `call_seconds` one per call,
-    whose graphs share a budget. `store` replaces the user's store, and `stores` are those in use. `loaded` holds
-    decisions by name that precede those of the store: they came with another process's cache artifacts. `served` has
-    the graphs under `race="never"`.
-    """
-
-    decisions: dict[tuple[str, str], Decision] = field(default_factory=dict)
-    loaded: dict[str, Decision] = field(default_factory=dict)
-    race_seconds: list[float] = field(default_factory=list)
-    call_seconds: defaultdict[CallOfGraphs, dict[int, float]] = field(default_factory=lambda: defaultdict(dict))
-    store: Path | None = None
-    stores: dict[object, Reached] = field(default_factory=dict)
-    served: list[Served] = field(default_factory=list)
-
-
-_memories = [Memory()]  # the last one is in use
-
-
-def memory() -> Memory:
-    """Return the memory in use."""
-    return _memories[-1]
-
-
-def settled_decisions() -> list[Decision]:
-    """Return the decisions that this process made or found, without those that are provisional."""
-    return list({name_of(each): each for each in memory().decisions.values() if not each.provisional}.values())
-
-
-def load_decisions(decisions: Iterable[Decision]) -> None:
-    """Let this process use `decisions` as if they were in its store."""
-    memory().loaded.update({name_of(each): each for each in decisions})
-
-
-def forget_process() -> None:
-    """Forget this process's decisions, so that the store is read again."""
-    _memories[-1] = Memory(store=memory().store)
-    forget_reported()
-
-
-@contextmanager
-def nothing_decided() -> Iterator[None]:
-    """Start races without any decision, and forget the new ones at exit; `race="never"` still reads its store."""
-    depth = len(_memories)
-    with tempfile.TemporaryDirectory() as folder:
-        try:
-            _memories.append(Memory(store=Path(folder)))
-            forget_reported()
-            yield
-        finally:
-            del _memories[depth:]
-            forget_reported()
 
 
 @contextmanager

@@ -107,7 +107,7 @@ def _cache_counts() -> tuple[int, int]:
 @contextlib.contextmanager
 def _empty_cache() -> Iterator[None]:
     """Give Inductor an empty cache, and races an empty store."""
-    from backend_kwargs.auto.decide import nothing_decided
+    from backend_kwargs.auto.process_memory import nothing_decided
     from backend_kwargs.torch_internals.caches import fresh_cache
 
     error = None

@@ -87,7 +87,7 @@ def _ratio(baseline: Sequence[float], candidate: Sequence[float]) -> Interval | 
 @contextmanager
 def racing(backend: Backend, budget_s: float) -> "Iterator[Backend]":
     """Give the backend that races every graph anew, with a store of its own, and forgets it at exit."""
-    from backend_kwargs.auto.decide import nothing_decided
+    from backend_kwargs.auto.process_memory import nothing_decided
 
     with tempfile.TemporaryDirectory() as folder, nothing_decided():
         limits = {"budget_s": budget_s, "process_budget_s": 100 * HOUR, "most_races": 1000}

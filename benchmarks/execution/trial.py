@@ -210,7 +210,7 @@ def cache_at(folder: Path) -> Iterator[None]:
     """Let Inductor, Triton and `auto` store compiled code and decisions in `folder`, and clear their memory."""
     from torch._inductor.utils import clear_caches
 
-    from backend_kwargs.auto.decide import forget_process
+    from backend_kwargs.auto.process_memory import forget_process
 
     there = {
         "TORCHINDUCTOR_CACHE_DIR": str(folder),

@@ -41,7 +41,7 @@ from torch._inductor import cudagraph_trees
 from torch._inductor.runtime.benchmarking import benchmarker
 
 import backend_kwargs
-from backend_kwargs.auto import deadline, decide, head_to_head, race
+from backend_kwargs.auto import deadline, head_to_head, process_memory, race
 from backend_kwargs.torch_internals.autotuning import TIMERS
 
 ROOT = str(Path(backend_kwargs.__file__).parent)
@@ -87,7 +87,7 @@ def census() -> dict[str, Any]:
         "folder": str(Path.cwd()),
         "logging": {name: [log.level, len(log.handlers), log.disabled] for name, log in _loggers()},
         "compile lock": compile_lock._is_owned(),
-        "memories of decisions": len(decide._memories),
+        "memories of decisions": len(process_memory._memories),
         "dispatch modes": len(torch.utils._python_dispatch._get_current_dispatch_mode_stack()),
         "default dtype": str(torch.get_default_dtype()),
         "default device": str(torch.get_default_device()),
@@ -225,7 +225,7 @@ class Race:
     def prepare(self) -> None:
         """Forget what an earlier call decided."""
         torch._dynamo.reset()
-        decide.forget_process()
+        process_memory.forget_process()
         shutil.rmtree(os.environ["BACKEND_KWARGS_STORE"], ignore_errors=True)
 
     def run(self) -> None:
@@ -243,7 +243,7 @@ class Stored(Race):
         super().prepare()
         self.run()
         torch._dynamo.reset()
-        decide.forget_process()
+        process_memory.forget_process()
 
 
 class Control(Race):

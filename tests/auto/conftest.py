@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import backend_kwargs
-from backend_kwargs.auto import decide, race
+from backend_kwargs.auto import process_memory, race
 from backend_kwargs.facts.decision import RaceRow
 
 PASS = "post_grad_custom_post_pass"  # Inductor calls it with the lowered graph
@@ -71,9 +71,9 @@ def planted():
 def store(tmp_path, monkeypatch, fresh_dynamo):
     path = tmp_path / "decisions"
     monkeypatch.setenv("BACKEND_KWARGS_STORE", str(path))
-    decide.forget_process()
+    process_memory.forget_process()
     yield path
-    decide.forget_process()
+    process_memory.forget_process()
 
 
 @pytest.fixture

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import backend_kwargs as bk
-from backend_kwargs.auto import decide
+from backend_kwargs.auto import process_memory
 from backend_kwargs.cache_artifacts import load_cache_artifacts, save_cache_artifacts
 from tests.auto.graphs import backend_of, chain
 
@@ -15,7 +15,7 @@ def elsewhere(races, monkeypatch, tmp_path):
     races.winner, races.options = "fast_compile", dict(bk.get_template("fast_compile").options)
     winner_of_chain()
     data, _ = save_cache_artifacts()
-    decide.forget_process()
+    process_memory.forget_process()
     monkeypatch.setenv("BACKEND_KWARGS_STORE", str(tmp_path / "another"))
     return data
 
@@ -44,7 +44,7 @@ def test_loaded_decision_is_asked_for_by_the_request(elsewhere, races):
 def test_loaded_decision_is_not_known_to_a_comparison(elsewhere, races):
     """A comparison that starts without decisions ignores loaded ones, which are back afterwards."""
     load_cache_artifacts(elsewhere)
-    with decide.nothing_decided():
+    with process_memory.nothing_decided():
         winner_of_chain()
         assert races.count == 2
     assert winner_of_chain() == "fast_compile"

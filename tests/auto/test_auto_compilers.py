@@ -5,8 +5,8 @@ import torch
 
 import backend_kwargs as bk
 from backend_kwargs.auto.candidates import allowed_candidates, trusted
-from backend_kwargs.auto.decide import forget_process
 from backend_kwargs.auto.decisions_toml import read_decisions, write_decisions
+from backend_kwargs.auto.process_memory import forget_process
 from backend_kwargs.auto.store import Catalogue
 from backend_kwargs.backends.others import OTHERS
 

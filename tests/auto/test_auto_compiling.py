@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import backend_kwargs
-from backend_kwargs.auto import compiling, decide, race
+from backend_kwargs.auto import compiling, process_memory, race
 from backend_kwargs.backends.inductor import lowered
 from backend_kwargs.graphs.replay import Task
 from backend_kwargs.torch_internals import functorch
@@ -203,7 +203,7 @@ def test_a_winner_that_was_lowered_again_is_found_by_the_next_process(auto, last
     with torch.set_grad_enabled(training):
         for _ in range(2):
             torch._dynamo.reset()
-            decide.forget_process()
+            process_memory.forget_process()
             fn = auto(Layers(), candidates=["no_size_asserts"])
             del lowerings[:]
             counters.clear()

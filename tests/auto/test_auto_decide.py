@@ -9,7 +9,7 @@ import torch
 from torch._inductor import config
 
 import backend_kwargs
-from backend_kwargs.auto import decide, race
+from backend_kwargs.auto import decide, process_memory, race
 from backend_kwargs.auto.request import RaceContext, Request
 from backend_kwargs.auto.settings import RaceSettings
 from backend_kwargs.auto.store import Catalogue
@@ -31,7 +31,7 @@ def stored(store, **changes):
     (decision,) = Catalogue(store).all()
     Catalogue(store).add(replace(decision, **changes))
     torch._dynamo.reset()
-    decide.forget_process()
+    process_memory.forget_process()
 
 
 def test_a_decision_is_remembered(auto, races, store):
@@ -40,7 +40,7 @@ def test_a_decision_is_remembered(auto, races, store):
     for _ in range(2):
         assert torch.equal(auto(chain)(x), chain(x))
         torch._dynamo.reset()
-        decide.forget_process()
+        process_memory.forget_process()
     assert races.count == 1
 
 
@@ -117,7 +117,7 @@ def test_tiny_graphs_inherit_when_the_budget_is_spent(races, log):
     """A tiny graph reuses the latest winner even if the process's budget is spent."""
     races.winner, races.options = "cpp_wrapper", {"epilogue_fusion": True}
     torch.compile(chain, backend=backend_of(process_budget_s=100.0))(torch.randn(8, 64))
-    decide.memory().race_seconds.append(100.0)
+    process_memory.memory().race_seconds.append(100.0)
     torch.compile(torch.sin, backend=backend_of(process_budget_s=100.0))(torch.randn(8))
     assert logged(log) == "auto: cpp_wrapper for a graph not raced: it is tiny (0.0 s)"
 
@@ -196,7 +196,7 @@ def test_a_stored_winner_that_fails_falls_back(auto, planted, races, log):
     why = "the chosen crash failed: InductorError: RuntimeError: planted"
     assert str(warned[-1].message) == f"A graph is compiled under default: {why}"
     assert logged(log) == f"auto: default for a graph not raced: {why} (0.0 s)"
-    assert not decide.memory().decisions
+    assert not process_memory.memory().decisions
 
 
 @pytest.mark.parametrize("fails", [True, False], ids=["compile fails", "compiles"])
@@ -306,7 +306,7 @@ def test_a_decision_for_other_sizes_is_named(auto, races, log):
     """With race="never", the log says that the computation was raced, but at other sizes."""
     auto(chain, most_races=1)(torch.randn(8, 64))
     torch._dynamo.reset()
-    decide.forget_process()
+    process_memory.forget_process()
     auto(chain, race="never", most_races=1)(torch.randn(9, 64))
     why = "race='never', and a decision is stored only for other sizes"
     assert logged(log) == f"auto: default for a graph not raced: {why} (0.0 s)"
@@ -319,7 +319,7 @@ def test_a_decision_for_another_machine_is_named(auto, races, log, monkeypatch):
         there.setattr(decide, "machine", lambda *_: here | {"threads": 77})
         auto(chain)(torch.randn(8, 64))
     torch._dynamo.reset()
-    decide.forget_process()
+    process_memory.forget_process()
     auto(chain, race="never")(torch.randn(8, 64))
     threads = here["threads"]
     differs = f"threads 77 (here {threads})"
@@ -334,7 +334,7 @@ def test_a_race_has_what_the_process_has_left(auto, races, store, monkeypatch):
         race, "race", lambda request, tick: budgets.append(request.settings.budget_s) or races(request, tick)
     )
     races.cut = True
-    decide.memory().race_seconds.append(90.0)
+    process_memory.memory().race_seconds.append(90.0)
     auto(chain, process_budget_s=100)(torch.randn(8, 64))
     (decision,) = Catalogue(store).all()
     assert (budgets, decision.cut_s) == ([10.0], 10.0)
@@ -346,8 +346,8 @@ def test_a_process_that_has_spent_its_budget_takes_what_is_stored(auto, races, s
     races.cut = True
     auto(chain, budget_s=5)(x)
     torch._dynamo.reset()
-    decide.forget_process()
-    decide.memory().race_seconds.append(1000.0)
+    process_memory.forget_process()
+    process_memory.memory().race_seconds.append(1000.0)
     auto(chain, budget_s=60)(x)
     assert (races.count, logged(log)) == (1, "auto: eager for 3 ops (0.1 s)")
 
@@ -358,8 +358,8 @@ def test_the_rest_of_a_process_is_no_larger_budget(auto, races, store, log):
     races.cut = True
     auto(chain, budget_s=5)(x)
     torch._dynamo.reset()
-    decide.forget_process()
-    decide.memory().race_seconds.append(58.0)
+    process_memory.forget_process()
+    process_memory.memory().race_seconds.append(58.0)
     auto(chain, budget_s=30, process_budget_s=60)(x)
     assert races.count == 1
 
@@ -506,7 +506,7 @@ def test_compare_races_anew(races, store):
     compare(chain, torch.randn(8, 64), [Candidate("auto", backend_of())], rounds=2)
     assert races.count == 2
     assert Catalogue(store).all() == before
-    assert [each.key for each in decide.memory().decisions.values()] == [before[0].key]
+    assert [each.key for each in process_memory.memory().decisions.values()] == [before[0].key]
 
 
 COMPILED = """

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.fx import symbolic_trace
 
-from backend_kwargs.auto import decide
+from backend_kwargs.auto import decide, process_memory
 from backend_kwargs.auto.race import RaceResult
 from backend_kwargs.auto.request import RaceContext, Request
 from backend_kwargs.auto.settings import RaceSettings
@@ -40,7 +40,7 @@ def remember(asked, key="other", winner="cudagraphs", **changed):
     """Let this process have raced a graph in the question's scope."""
     options = {"triton.cudagraphs": True} if winner == "cudagraphs" else {}
     made = Decision(key, **{"graph": asked.graph, "winner": winner, "options": options, "rows": ROWS} | changed)
-    decide.memory().decisions[asked.slot if key == asked.key else (asked.scope, key)] = made
+    process_memory.memory().decisions[asked.slot if key == asked.key else (asked.scope, key)] = made
     return made
 
 
@@ -72,7 +72,7 @@ def stored(rows, **settings):
     options = {"triton.cudagraphs": True}
     made = Decision(asked.key, asked.graph, "cudagraphs", options, rows, asked.here, seconds=10.0, cut_s=20.0)
     asked.store.put(made)
-    decide.forget_process()
+    process_memory.forget_process()
     return question(**settings), made
 
 
@@ -151,7 +151,7 @@ def test_what_is_inherited(inputs, raced, spent, settings, winner, facts):
     asked = question(*inputs, **settings)
     for at, changed in enumerate(raced):
         remember(asked, f"key {at}", **changed)
-    decide.memory().race_seconds += spent
+    process_memory.memory().race_seconds += spent
     found = asked.inherited()
     assert (found and found.winner, found and found.facts) == (winner, facts)
     if found:
@@ -272,13 +272,13 @@ def test_what_is_loaded_precedes_the_store(store):
     asked = question()
     made = Decision(asked.key, asked.graph, "cudagraphs", {"triton.cudagraphs": True}, ROWS, asked.here)
     Catalogue(store).add(replace(made, winner="default", options={}))
-    decide.load_decisions([made])
+    process_memory.load_decisions([made])
     assert asked.remembered() == made
-    assert decide.settled_decisions() == [made]
-    decide.forget_process()
+    assert process_memory.settled_decisions() == [made]
+    process_memory.forget_process()
     assert asked.remembered().winner == "default"
-    decide.forget_process()
-    decide.load_decisions([replace(made, rows=(RaceRow("default", status="oom"),))])
+    process_memory.forget_process()
+    process_memory.load_decisions([replace(made, rows=(RaceRow("default", status="oom"),))])
     assert asked.remembered() is None
 
 
@@ -286,11 +286,11 @@ def test_nothing_decided_is_put_back():
     """Inside, races begin without any decision; after it, the process has those from before."""
     asked = question()
     made = remember(asked, asked.key)
-    with decide.nothing_decided():
+    with process_memory.nothing_decided():
         assert asked.remembered() is None
         remember(asked, asked.key, winner="default")
-        assert decide.memory().store.is_dir()
-        inner = decide.memory().store
+        assert process_memory.memory().store.is_dir()
+        inner = process_memory.memory().store
     assert asked.remembered() == made
     assert not inner.exists()
 

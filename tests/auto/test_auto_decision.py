@@ -8,7 +8,7 @@ from dataclasses import asdict, replace
 import pytest
 import torch
 
-from backend_kwargs.auto import decide
+from backend_kwargs.auto import process_memory
 from backend_kwargs.auto.decision import COLUMNS, has_form, packed, parsed, plain, unpacked
 from backend_kwargs.auto.store import Catalogue
 from backend_kwargs.errors import BackendKwargsError, BackendKwargsWarning
@@ -136,7 +136,7 @@ def test_nothing_is_compiled_under_the_users_options_of_a_file(auto, races, stor
     (decision,) = Catalogue(store).all()
     Catalogue(store).add(replace(decision, fixed={"cpp.cxx": "/tmp/evil", "fx_graph_cache": False}))
     torch._dynamo.reset()
-    decide.forget_process()
+    process_memory.forget_process()
     assert torch.equal(auto(torch.relu)(x), torch.relu(x))
     assert races.count == 1
 

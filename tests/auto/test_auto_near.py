@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import backend_kwargs
-from backend_kwargs.auto import decide, race
+from backend_kwargs.auto import process_memory, race
 from backend_kwargs.auto.store import Catalogue
 from backend_kwargs.errors import BackendKwargsWarning, warn_once
 from backend_kwargs.stores import Store
@@ -28,7 +28,7 @@ def elsewhere():
     """Become a fresh process on a machine with one thread more."""
     torch.set_num_threads(torch.get_num_threads() + 1)
     torch._dynamo.reset()
-    decide.forget_process()
+    process_memory.forget_process()
 
 
 @pytest.fixture
@@ -246,7 +246,7 @@ def test_what_an_older_torch_decided_is_raced_first(auto, races, monkeypatch, st
     auto(chain)(X)
     (decision,) = Catalogue().all()
     Catalogue(store.parent / "older").add(replace(decision, machine={**decision.machine, "torch": "2.11.0+cpu"}))
-    decide.forget_process()
+    process_memory.forget_process()
     torch._dynamo.reset()
     monkeypatch.undo()
     compiled = auto(chain, store=str(store.parent / "older"))

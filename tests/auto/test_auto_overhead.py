@@ -6,7 +6,7 @@ from torch import nn
 from torch._inductor.utils import fresh_cache
 
 from backend_kwargs import make_backend
-from backend_kwargs.auto import decide
+from backend_kwargs.auto import process_memory
 
 WINNER = {"cpp.simdlen": 256}
 
@@ -38,7 +38,7 @@ def test_compiling_under_a_stored_decision(benchmark, won, backend):
 
     def forget():
         torch._dynamo.reset()
-        decide.forget_process()
+        process_memory.forget_process()
 
     compile_once()
     result = benchmark.pedantic(compile_once, setup=forget, rounds=5)

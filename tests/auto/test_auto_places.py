@@ -11,7 +11,7 @@ from torch.nn import functional as F  # noqa: N812
 
 import backend_kwargs
 from backend_kwargs import make_backend
-from backend_kwargs.auto import candidates, decide, race, selection
+from backend_kwargs.auto import candidates, process_memory, race, selection
 from backend_kwargs.auto.compiling import Compiles
 from backend_kwargs.auto.places import worth_it
 from backend_kwargs.auto.sandbox import sandboxed
@@ -343,7 +343,7 @@ def test_another_model_with_a_place_times_nothing(store, judged):
     asked = judged(linear_activation=FASTER, convolution=SLOWER)
     raced()
     del asked[:]
-    decide.forget_process()
+    process_memory.forget_process()
     assert raced(Apart().eval(), torch.randn(2, 8, 36)).winner == "linear_activation"
     assert asked == []
     torch._dynamo.reset()
@@ -382,7 +382,7 @@ def test_a_spoilt_verdict_is_not_used(store, judged, spoilt):
     change(store / "verdicts", **spoilt)
     for each in (store / "decisions").rglob("*.json"):
         each.unlink()
-    decide.forget_process()
+    process_memory.forget_process()
     torch._dynamo.reset()
     with pytest.warns(BackendKwargsWarning, match="is not used"):
         raced(Apart().eval(), torch.randn(2, 8, 36))

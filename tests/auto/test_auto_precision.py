@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import backend_kwargs as bk
-from backend_kwargs.auto import decide
+from backend_kwargs.auto import process_memory
 from backend_kwargs.auto.decisions_toml import read_decisions, write_decisions
 from backend_kwargs.auto.store import Catalogue
 from backend_kwargs.errors import BackendKwargsWarning
@@ -125,7 +125,7 @@ def test_a_remembered_precision_is_measured_anew(auto, store, default_wins):
     """The error is measured again for another module with the same graph, which falls back if it exceeds the bound."""
     x = rows()
     call(auto(net(), **BF16), x)
-    decide.forget_process()
+    process_memory.forget_process()
     torch._dynamo.reset()
     worse = net()
     with torch.no_grad():
@@ -151,7 +151,7 @@ def test_a_store_cannot_lower_a_precision(auto, store):
     model, x = net(), rows()
     call(auto(model), x)
     change(store, winner="bf16", options=BF16)
-    decide.forget_process()
+    process_memory.forget_process()
     torch._dynamo.reset()
     assert error(call(auto(model), x), model, x) < 1e-6
 

@@ -13,7 +13,7 @@ from torch._inductor.utils import fresh_cache
 
 import backend_kwargs
 from backend_kwargs import measure
-from backend_kwargs.auto import budget, decide, head_to_head, race, reporting, result_checks, selection
+from backend_kwargs.auto import budget, head_to_head, process_memory, race, reporting, result_checks, selection
 from backend_kwargs.auto.candidates import RaceCandidate
 from backend_kwargs.auto.store import Catalogue
 from backend_kwargs.errors import BackendKwargsWarning
@@ -35,7 +35,7 @@ def test_the_next_process_finds_the_winner(auto, store, default_wins):
     with fresh_cache():
         auto(chain)(x)
         torch._dynamo.reset()
-        decide.forget_process()
+        process_memory.forget_process()
         counters.clear()
         auto(chain)(x)
     assert (counters["aot_autograd"]["autograd_cache_hit"], counters["aot_autograd"]["autograd_cache_miss"]) == (1, 0)
@@ -140,7 +140,7 @@ def test_what_cannot_be_checked_has_not_failed(auto, planted, store, monkeypatch
     compiled = torch.compile(chain, backend=backend_kwargs.make_backend("tmpl-inductor:wrong_auto", candidates=[]))
     with pytest.warns(BackendKwargsWarning, match="A graph runs in eager"):
         assert torch.equal(compiled(x), chain(x))
-    (decision,) = decide.memory().decisions.values()
+    (decision,) = process_memory.memory().decisions.values()
     row = next(row for row in decision.rows if row.name == "default")
     assert (row.status, store.exists()) == (("fail_accuracy", True) if longest else ("unchecked", False))
     no_evidence = (
@@ -165,11 +165,11 @@ def test_what_can_never_be_checked_is_stored(auto, planted, store, monkeypatch):
     (decision,) = Catalogue(store).all()
     assert rows_of(store)["default"].status == "uncheckable"
     assert reporting.what_is_open(decision) == "the numbers of default cannot be checked here"
-    decide.forget_process()
+    process_memory.forget_process()
     torch._dynamo.reset()
     monkeypatch.setattr(race, "race", pytest.fail)
     assert torch.equal(torch.compile(chain, backend=backend)(x), chain(x))
-    assert [each.winner for each in decide.memory().decisions.values()] == ["eager"]
+    assert [each.winner for each in process_memory.memory().decisions.values()] == ["eager"]
 
 
 class InPlace(nn.Module):

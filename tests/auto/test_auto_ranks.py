@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import backend_kwargs
-from backend_kwargs.auto import decide, ranks
+from backend_kwargs.auto import decide, process_memory, ranks
 from backend_kwargs.auto.decision import packed
 from backend_kwargs.auto.settings import RaceSettings
 from backend_kwargs.facts.decision import Decision
@@ -147,7 +147,7 @@ def test_a_winner_that_no_rank_can_be_told_of_is_taken_by_none(auto, races, monk
         auto(chain, ["mine"])(torch.randn(8, 64))
     assert "Object of type builtin_function_or_method is not JSON serializable" in str(warned[0].message)
     assert logged(log).startswith("auto: default for a graph not raced")
-    (key,) = [each.key for each in decide.memory().decisions.values()]
+    (key,) = [each.key for each in process_memory.memory().decisions.values()]
     assert word.check([f"{ranks.PREFIX}/{key}/300/decision"])
 
 
@@ -244,7 +244,7 @@ RANK = """
 import json, os, sys
 import torch, torch.distributed as dist
 import backend_kwargs
-from backend_kwargs.auto import decide, head_to_head, race, ranks
+from backend_kwargs.auto import decide, head_to_head, process_memory, race, ranks
 rank, file = int(sys.argv[1]), sys.argv[2]
 os.environ["BACKEND_KWARGS_STORE"] = f"{file}-{rank}"
 dist.init_process_group("gloo", init_method=f"file://{file}", rank=rank, world_size=2)
@@ -257,7 +257,7 @@ def own(x): return (x - rank).sin() if rank else x.cos().exp()
 def decided(fn): # by this rank, in the order of the words that the other waits for
     torch.compile(fn, backend=backend)(torch.randn(8, 64))
     words.set(f"{fn.__name__} of {rank}", "done")
-    return list(decide.memory().decisions.values())[-1].facts
+    return list(process_memory.memory().decisions.values())[-1].facts
 def after(word): words.wait([word])
 if rank == 0: # it comes first to the shared graph, and last to its own
     after("stored of 1")
@@ -269,7 +269,7 @@ else: # it has a stored decision for the shared graph, and asks for its own whil
     decided(shared)
     ranks._process_group_store = ask
     torch._dynamo.reset()
-    decide.forget_process()
+    process_memory.forget_process()
     mine = decided(own)
     words.set("stored of 1", "done")
     after("shared of 0")
@@ -290,7 +290,7 @@ FOUR = """
 import json, os, signal, sys
 import torch, torch.distributed as dist
 import backend_kwargs
-from backend_kwargs.auto import decide, head_to_head, race, ranks
+from backend_kwargs.auto import decide, head_to_head, process_memory, race, ranks
 case, rank, file = sys.argv[1], int(sys.argv[2]), sys.argv[3]
 os.environ["BACKEND_KWARGS_STORE"] = f"{file}-{rank}"
 dist.init_process_group("gloo", init_method=f"file://{file}", rank=rank, world_size=4)
@@ -307,12 +307,12 @@ def decided(**options):
     backend = backend_kwargs.make_backend("tmpl-inductor:auto", candidates=[], budget_s=100, **options)
     def chain(x): return torch.relu(x * 2 + 1).sum(-1)
     torch.compile(chain, backend=backend)(torch.randn(8, 64))
-    return list(decide.memory().decisions.values())[-1:]
+    return list(process_memory.memory().decisions.values())[-1:]
 if case == "never" and rank in (1, 2): # each has stored another decision
     ask, ranks._process_group_store = ranks._process_group_store, lambda: None
     decided()
     ranks._process_group_store = ask
-    decide.forget_process()
+    process_memory.forget_process()
 if case == "never":
     words.set(f"stored of {rank}", "yes")
     words.wait([f"stored of {each}" for each in range(4)])

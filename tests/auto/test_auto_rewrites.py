@@ -9,7 +9,7 @@ from torch import nn
 
 import backend_kwargs
 from backend_kwargs import make_backend
-from backend_kwargs.auto import candidates, decide, race
+from backend_kwargs.auto import candidates, decide, process_memory, race
 from backend_kwargs.auto.candidates import RaceCandidate, merged, rewriting
 from backend_kwargs.auto.store import Catalogue
 from backend_kwargs.facts.decision import Decision
@@ -24,9 +24,9 @@ def store(tmp_path, monkeypatch, fresh_dynamo):
     path = tmp_path / "decisions"
     monkeypatch.setenv("BACKEND_KWARGS_STORE", str(path))
     monkeypatch.setattr(candidates, "STEPS", ())
-    decide.forget_process()
+    process_memory.forget_process()
     yield path
-    decide.forget_process()
+    process_memory.forget_process()
 
 
 class Net(nn.Module):
@@ -120,7 +120,7 @@ def test_the_winner_is_remembered(store, monkeypatch):
     assert "rewritten: convolution once, linear_activation once, onednn once" in str(
         backend_kwargs.report(raced(model))
     )
-    decide.forget_process()
+    process_memory.forget_process()
     (again,) = backend_kwargs.report(raced(model, race="never")).graphs
     assert again.rewritten == {"convolution": 1, "linear_activation": 1, "onednn": 1}
 
@@ -136,7 +136,7 @@ def test_a_raised_version_is_raced_anew(store, monkeypatch):
             patch.setattr(table, "_REWRITES", dataclasses.replace(table._REWRITES, built_in=rows))
             patch.setattr(table, "find_rewrite", table._REWRITES.find)
             patch.setattr("backend_kwargs.rewrites.places.find_rewrite", table._REWRITES.find)
-            decide.forget_process()
+            process_memory.forget_process()
             raced(x=x, model=model)
             (after,) = Catalogue(store).all()
             assert (after.made > before.made) is anew
@@ -160,7 +160,7 @@ def test_a_stored_decision_is_followed(store, races, winner, expected, options, 
     Catalogue(store).add(
         dataclasses.replace(decision, winner=winner, options={"rewrites": expected}, made=decision.made + 1)
     )
-    decide.forget_process()
+    process_memory.forget_process()
     (graph,) = backend_kwargs.report(raced(race="never", **options)).graphs
     assert (graph.race.winner == winner) is followed
 

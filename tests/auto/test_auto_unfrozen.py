@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 import backend_kwargs as bk
-from backend_kwargs.auto import decide, race
+from backend_kwargs.auto import process_memory, race
 from backend_kwargs.auto.decisions_toml import read_decisions, write_decisions
 from backend_kwargs.auto.store import Catalogue
 from backend_kwargs.bundles.graphs import under_decision
@@ -87,7 +87,7 @@ def test_a_later_process_compiles_it_unfrozen(auto, store, wins):
     """A stored decision for unfrozen code is used without a race."""
     wins("unfrozen")
     call(auto(net(), freezing=True))
-    decide.forget_process()
+    process_memory.forget_process()
     torch._dynamo.reset()
     model = net()
     compiled = auto(model, freezing=True, race="never")
@@ -131,7 +131,7 @@ def test_without_frozen_parameters_it_is_not_raced(auto, store, model, options):
     row = rows_of(store)["unfrozen"]
     assert (row.status, row.reason) == ("skipped", "no parameter is frozen here")
     torch._dynamo.reset()
-    decide.forget_process()
+    process_memory.forget_process()
     call(auto(model, [], **options))
     assert set().union(*(decision.options for decision in Catalogue(store).all())) == set()
 

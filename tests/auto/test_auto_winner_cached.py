@@ -8,7 +8,7 @@ from torch._inductor.utils import fresh_cache
 from torch.testing import assert_close
 
 import backend_kwargs
-from backend_kwargs.auto import decide
+from backend_kwargs.auto import decide, process_memory
 from backend_kwargs.graphs.writes import copy_of_graph
 
 
@@ -39,7 +39,7 @@ def test_the_winner_is_a_hit(store, decided, default_wins, training):
     with fresh_cache(), torch.set_grad_enabled(training):
         for _ in range(2):
             torch._dynamo.reset()
-            decide.forget_process()
+            process_memory.forget_process()
             raced = torch.compile(made, backend=backend_kwargs.make_backend("tmpl-inductor:auto", candidates=[]))
             found = raced(x)
             expected = made(x)

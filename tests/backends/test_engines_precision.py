@@ -11,7 +11,7 @@ from torch import nn
 from torch._dynamo.exc import BackendCompilerFailed
 
 import backend_kwargs as bk
-from backend_kwargs.auto import decide, race
+from backend_kwargs.auto import process_memory, race
 from backend_kwargs.auto.candidates import allowed_candidates, trusted
 from backend_kwargs.auto.decisions_toml import read_decisions, write_decisions
 from backend_kwargs.auto.store import Catalogue
@@ -61,9 +61,9 @@ def wins(monkeypatch, tmp_path):
     """Let the last candidate that passes win, and return the options of a race with a store of its own."""
     monkeypatch.setattr(race, "better", lambda challenger, champion, objective: True)
     monkeypatch.setattr(race.Race, "not_slower", lambda self, champion, eager: champion)
-    decide.forget_process()
+    process_memory.forget_process()
     yield {"freezing": True, "budget_s": 300.0, "store": str(tmp_path / "decisions")}
-    decide.forget_process()
+    process_memory.forget_process()
 
 
 @bf16_here
@@ -303,7 +303,7 @@ def test_a_stored_winner_is_measured_anew(wins, tmp_path):
     assert (read.winner, read.options) == (NAME, {"precision": ["bf16"], "max_error": 0.01})
     for worse in (False, True):
         torch._dynamo.reset()
-        decide.forget_process()
+        process_memory.forget_process()
         model = cancelling() if worse else net()
         compiled = torch.compile(model, backend=bk.make_backend("tmpl-inductor:auto", {**options, "race": "never"}))
         if worse:
@@ -338,7 +338,7 @@ def test_lists_in_options_are_stored(wins):
     options = {"candidates": listed, **wins}
     for race_ in ("missing", "never"):
         torch._dynamo.reset()
-        decide.forget_process()
+        process_memory.forget_process()
         compiled = torch.compile(net(), backend=bk.make_backend("tmpl-inductor:auto", {**options, "race": race_}))
         compiled(X)
         assert bk.report(compiled).graphs[0].race.winner == listed[0]

@@ -8,7 +8,7 @@ import torch
 
 import backend_kwargs
 from backend_kwargs import errors
-from backend_kwargs.auto import decide, race
+from backend_kwargs.auto import process_memory, race
 
 
 @pytest.fixture(autouse=True)
@@ -16,9 +16,9 @@ def store(tmp_path, monkeypatch):
     path = tmp_path / "decisions"
     monkeypatch.setenv("BACKEND_KWARGS_STORE", str(path))
     torch._dynamo.reset()
-    decide.forget_process()
+    process_memory.forget_process()
     yield path
-    decide.forget_process()
+    process_memory.forget_process()
     torch._dynamo.reset()
 
 
@@ -46,7 +46,7 @@ def begin_anew():
 
     def begin_anew():
         torch._dynamo.reset()
-        decide.forget_process()
+        process_memory.forget_process()
         errors.warn_once.cache_clear()
 
     return begin_anew

@@ -10,7 +10,7 @@ import torch
 from typer.testing import CliRunner
 
 import backend_kwargs as bk
-from backend_kwargs.auto import decide
+from backend_kwargs.auto import process_memory
 from backend_kwargs.auto.store import Catalogue
 from backend_kwargs.cli import app
 from backend_kwargs.errors import BackendKwargsWarning, warn_once
@@ -47,9 +47,9 @@ QUICKLY = ("--option", "candidates=", "--quick")
 def folder(tmp_path, monkeypatch, fresh_dynamo):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "my_chain.py").write_text(FACTORY, encoding="utf-8")
-    decide.forget_process()
+    process_memory.forget_process()
     yield tmp_path
-    decide.forget_process()
+    process_memory.forget_process()
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from tests.stores.servers import Postgres
 
 PAGE = (ROOT / "docs" / "fleet.md").read_text(encoding="utf-8")
 RACES = """
-from backend_kwargs.auto.decide import memory
+from backend_kwargs.auto.process_memory import memory
 raced = sum(bool(each.rows) for each in memory().decisions.values())
 print(f"{len(memory().race_seconds)} races, {raced} decisions of races")
 """

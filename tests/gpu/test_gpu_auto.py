@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 import backend_kwargs
-from backend_kwargs.auto import decide, race
+from backend_kwargs.auto import process_memory, race
 from backend_kwargs.auto.candidates import CUDAGRAPHS, UNRECORDED, WITH_GRAPHS
 from backend_kwargs.auto.store import Catalogue
 from backend_kwargs.auto.verdicts import Verdict
@@ -40,9 +40,9 @@ def tripled(source, out, size: tl.constexpr):
 def store(tmp_path, monkeypatch, fresh_dynamo):
     path = tmp_path / "decisions"
     monkeypatch.setenv("BACKEND_KWARGS_STORE", str(path))
-    decide.forget_process()
+    process_memory.forget_process()
     yield path
-    decide.forget_process()
+    process_memory.forget_process()
 
 
 def mlp(layers=8, width=256):
@@ -108,7 +108,7 @@ def test_code_for_cuda_graphs_reads_unaligned_inputs_without_them(store, default
     fn(base[: 64 * 64].clone(), scale)
     if again:
         torch._dynamo.reset()
-        decide.forget_process()
+        process_memory.forget_process()
         fn = auto(scaled)
     for start in (0, 1, 0, 1):
         x = base[start : start + 64 * 64]
@@ -254,7 +254,7 @@ with torch.no_grad():
 torch.cuda.synchronize()
 gc.collect()
 torch.cuda.empty_cache()
-from backend_kwargs.auto.decide import memory
+from backend_kwargs.auto.process_memory import memory
 print(json.dumps([len(memory().race_seconds), torch.cuda.memory_allocated(), torch.cuda.memory_reserved()]))
 """
 
@@ -328,7 +328,7 @@ torch.compile(own, backend=backend)(x)
 out = torch.compile(shared, backend=backend)(x)
 dist.all_reduce(out)
 torch.cuda.synchronize()
-from backend_kwargs.auto.decide import memory
+from backend_kwargs.auto.process_memory import memory
 print(json.dumps([[each.winner, each.made] for each in memory().decisions.values()][-1]))
 dist.destroy_process_group()
 """
@@ -371,10 +371,10 @@ def test_a_near_winner_with_cuda_graphs_serves_after_its_check(store):
     there = {**decision.machine, "torch": "2.1.0"}
     settled = replace(decision, rows=(), cut_s=0.0)
     Catalogue(store).add(replace(settled, winner=WITH_GRAPHS.name, options=CUDAGRAPHS, machine=there))
-    decide.forget_process()
+    process_memory.forget_process()
     torch._dynamo.reset()
     compiled = auto(model, match="device", race="never")
     for _ in range(5):
         x = normal(16, 256)
         assert torch.allclose(compiled(x).clone(), model(x), atol=1e-2)
-    assert [each.winner for each in decide.memory().decisions.values()] == [WITH_GRAPHS.name]
+    assert [each.winner for each in process_memory.memory().decisions.values()] == [WITH_GRAPHS.name]

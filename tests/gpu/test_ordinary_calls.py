@@ -11,7 +11,7 @@ from torch import nn
 from torch.testing import assert_close
 
 from backend_kwargs import make_backend
-from backend_kwargs.auto import decide, race
+from backend_kwargs.auto import process_memory, race
 from backend_kwargs.backends.inductor import cudagraph_outputs
 
 CALLS = 6
@@ -22,9 +22,9 @@ def store(tmp_path, monkeypatch, fresh_dynamo):
     monkeypatch.setenv("BACKEND_KWARGS_STORE", str(tmp_path / "decisions"))
     # CUDA graphs always win, however busy the machine is: the tests check what follows.
     monkeypatch.setattr(race, "better", lambda challenger, champion, objective: True)
-    decide.forget_process()
+    process_memory.forget_process()
     yield
-    decide.forget_process()
+    process_memory.forget_process()
 
 
 def mlp(depth=6, width=128):
@@ -44,7 +44,7 @@ def inputs(*shape, count=CALLS):
 
 
 def winner():
-    return [decision.winner for decision in decide.memory().decisions.values() if decision.rows]
+    return [decision.winner for decision in process_memory.memory().decisions.values() if decision.rows]
 
 
 @pytest.fixture

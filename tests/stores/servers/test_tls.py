@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import backend_kwargs as bk
-from backend_kwargs.auto.decide import nothing_decided
+from backend_kwargs.auto.process_memory import nothing_decided
 from backend_kwargs.stores import postgres, redis
 from tests.stores import servers
 from tests.stores.servers.certificates import certify
