@@ -128,6 +128,9 @@ TESTS: Mapping[str, str] = {
     "*/auto/budget.py": "auto/test_auto_race_steps.py auto/test_auto_compiling.py auto/test_auto_race.py",
     "*/sandbox.py": "auto/test_auto_sandbox.py auto/test_auto_traces.py auto/test_auto_race.py",
     "*/deadline.py": "auto/test_auto_deadline.py",
+    "*/question.py": "auto/test_auto_keys.py auto/test_auto_decide_steps.py auto/test_auto_decide.py",
+    "*/savable.py": "auto/test_auto_decide_steps.py test_pinning.py",
+    "*/process_memory.py": "auto/test_auto_decide_steps.py auto/test_auto_artifacts.py auto/test_auto_decide.py",
     "*/decide.py": "auto/test_auto_decide_steps.py auto/test_auto_keys.py auto/test_auto_decide.py"
     " auto/test_auto_cache_key.py auto/test_auto_ranks.py auto/test_auto_race.py",
     "*/ranks.py": "auto/test_auto_ranks.py test_left_by_exceptions.py",

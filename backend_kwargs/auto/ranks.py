@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from backend_kwargs.auto.decision import COLUMNS, packed, unpacked
 from backend_kwargs.auto.settings import RaceSettings
-from backend_kwargs.facts.decision import Decision
+from backend_kwargs.facts.decision import Decision, Unraced
 
 if TYPE_CHECKING:
     from torch.distributed.distributed_c10d import Store
@@ -19,11 +19,6 @@ logger = logging.getLogger("backend_kwargs.auto")
 
 PREFIX = "backend_kwargs/auto"
 GRACE_S = 120.0  # a compile that is running when the budget ends may finish
-# Why ranks have no decision of a race: default is then compiled, after UNREACHABLE perhaps by this rank alone.
-FAILED = "the racing rank failed or was interrupted"
-SILENT = "the racing rank no longer answers"
-LATE = "timed out waiting for the racing rank"
-UNREACHABLE = "the process group's store cannot be reached"
 SHARE = 0.5  # of the process group's timeout: the rest is for compiling, and for collectives that wait for this rank
 LOOK_S = 0.2  # a rank that waits looks so often, since a store's own wait() stops other threads' calls and Ctrl-C
 BEAT_S, SILENCE_S = 5.0, 60.0  # the deciding rank counts up so often; without a count for so long, it is dead
@@ -32,10 +27,10 @@ BEAT_S, SILENCE_S = 5.0, 60.0  # the deciding rank counts up so often; without a
 def agreed(
     key: str,
     decide: Callable[[], Decision],
-    default: Callable[[str], Decision],
+    default: Callable[[str, Unraced], Decision],
     settings: RaceSettings,
-) -> Decision:
-    """Return to every rank the `decide()` of the first one to ask for `key`; without torch.distributed, `decide()`.
+) -> Decision | None:
+    """Return to every rank the `decide()` of the first one to ask for `key`; None where there is one rank.
 
     It uses a key in the process group's store, not a collective: ranks may compile different graphs, in any order. The
     first decision that is stored holds, also for the rank that was to decide: where that one raises, dies or takes too
@@ -43,14 +38,14 @@ def agreed(
     """
     store = _process_group_store()
     if store is None:
-        return decide()
+        return None
     try:
         place = _place_of(store, key, settings)
         first = store.add(f"{place}/owner", 1) == 1
         why = "" if first else _waited(store, place, longest_wait_s(settings))
     except Exception:  # noqa: BLE001 - each kind of store raises its own error
         return _unreachable(default)
-    decision = default(why or FAILED)
+    decision = default(why or "the racing rank failed or was interrupted", Unraced.LEFT)
     try:
         if first:
             with _counting(store, place):
@@ -87,9 +82,9 @@ def _waited(store: "Store", place: str, longest_s: float) -> str:
         if (count := store.add(f"{place}/count", 0)) != last:
             last, changed_s = count, now_s
         if now_s - changed_s > SILENCE_S:
-            return SILENT
+            return "the racing rank no longer answers"
         time.sleep(LOOK_S)
-    return LATE
+    return "timed out waiting for the racing rank"
 
 
 @contextmanager
@@ -111,12 +106,15 @@ def _counting(store: "Store", place: str) -> Iterator[None]:
         thread.join(BEAT_S)
 
 
-def _first_stored(store: "Store", place: str, decision: Decision, default: Callable[[str], Decision]) -> Decision:
+def _first_stored(
+    store: "Store", place: str, decision: Decision, default: Callable[[str, Unraced], Decision]
+) -> Decision:
     """Store the decision if none is stored; return the stored one."""
     try:
         written = json.dumps(packed(decision))
     except (TypeError, ValueError):  # then no rank may compile with it
-        written = json.dumps(packed(default("its winner has an option that JSON cannot represent")))
+        why = "its winner has an option that JSON cannot represent"
+        written = json.dumps(packed(default(why, Unraced.GRAPH)))
     try:
         stored = store.compare_set(f"{place}/decision", "", written)
     except Exception:  # noqa: BLE001 - each kind of store raises its own error
@@ -124,9 +122,9 @@ def _first_stored(store: "Store", place: str, decision: Decision, default: Calla
     return unpacked(dict(zip(COLUMNS, json.loads(stored), strict=True)))
 
 
-def _unreachable(default: Callable[[str], Decision]) -> Decision:
+def _unreachable(default: Callable[[str, Unraced], Decision]) -> Decision:
     logger.warning("The process group's store cannot be reached; default is compiled.")
-    return default(UNREACHABLE)
+    return default("the process group's store cannot be reached", Unraced.ALONE)
 
 
 def ranks() -> int:

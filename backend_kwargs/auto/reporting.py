@@ -21,7 +21,6 @@ logger = logging.getLogger("backend_kwargs.auto")
 
 WIDEST = 60  # a longer name, such as one from a file, does not widen the table
 ARTIFACT = "backend_kwargs_race"
-NOT_RACED, NEVER = "a graph not raced: ", "race='never', and "
 MORE = 1.25  # times what was spent and predicted: the budget that is named
 _reported: set[tuple[str, str]] = set()  # keys and tables
 
@@ -119,12 +118,6 @@ def settling_s(decision: Decision) -> float:
     return math.ceil(needed / digit) * digit
 
 
-def why_undecided(decision: Decision) -> str:
-    """Return why a graph that was not raced has no decision, "" if it has one."""
-    _, undecided, why = decision.facts.rpartition(NOT_RACED)
-    return why.removeprefix(NEVER) if undecided else ""
-
-
 def origin(decision: Decision) -> str:
     """Return when, where and by which versions a decision was made, for a graph that was not raced now."""
     made = datetime.fromtimestamp(decision.made).astimezone().strftime("%Y-%m-%d %H:%M")
@@ -141,7 +134,7 @@ def forget_reported() -> None:
 
 
 def _head(decision: Decision) -> str:
-    head = f"auto: {decision.winner} for {decision.facts or 'this graph'} ({decision.seconds:.1f} s)"
+    head = f"auto: {decision.winner} for {decision.subject or 'this graph'} ({decision.seconds:.1f} s)"
     return printable(f"{head}{_gain(decision)}")
 
 

@@ -201,7 +201,7 @@ def _rows(raced: Tuned) -> Iterator[tuple[str, ...]]:
     """Yield a row for each graph; the times are those of the call, with all of its graphs."""
     times = _times(raced)
     for decision in raced.decisions:
-        yield raced.label, decision.facts, decision.winner, f"{decision.seconds:.0f} s", *times
+        yield raced.label, decision.subject, decision.winner, f"{decision.seconds:.0f} s", *times
         times = ("", "", "")
 
 

@@ -42,7 +42,7 @@ def _graphs(raced: Sequence[Tuned]) -> Iterator[tuple[str, "Decision"]]:
     for tuned in raced:
         for at, decision in enumerate(tuned.decisions, 1):
             which = f", graph {at}" if len(tuned.decisions) > 1 else ""
-            yield f"{tuned.label}{which}: {decision.facts}", decision
+            yield f"{tuned.label}{which}: {decision.subject}", decision
 
 
 def _verdict(raced: Sequence[Tuned], rows: Sequence[page.Row], paste: str) -> page.Verdict:

@@ -26,6 +26,16 @@ class Doubt(StrEnum):
     CUT = "cut"  # the time ended before all candidates were tried
 
 
+class Unraced(StrEnum):
+    """Why a graph was not raced, as far as it matters to other code; the words are the decision's `facts`."""
+
+    RACED = ""
+    GRAPH = "graph"  # what the graph or its budget says
+    NEVER = "never"  # under race="never" no store has a decision
+    LEFT = "left"  # the racing rank gave none, so that all ranks compile default
+    ALONE = "alone"  # the other ranks cannot be reached, and may compile something else
+
+
 @dataclass(slots=True)
 class RaceRow:
     """The result of one candidate: its speedup over the champion of that time, the seconds per call, compile seconds.
@@ -74,12 +84,13 @@ class Decision:
     """Which candidate a race chose for one graph, and why.
 
     `graph` identifies the computation whatever its sizes; `options` are the winner's besides the user's own; `rows` is
-    the table of the race; `machine` is where it ran; `facts` describes the graph; `cut_s` is the budget that ended the
-    race early (0 if none did); `made` is in seconds since the epoch. `fixed` are the user's own options as returned by
-    `plain`: they are exported, and nothing is compiled with them. `compiler` is the winner's, "" for Inductor.
-    `inputs` are the dtypes and sizes, `model` names the class or function that was compiled, `budget_s` is what the
-    race was given. `differs` says how this machine differs from the one of the race. `guards_s` is what dynamo adds to
-    each call, which the rows include, and which a call of the model itself does not have; 0 if it is not known.
+    the table of the race; `machine` is where it ran; `facts` describes the graph, or says why it was not raced if it is
+    `unraced`; `cut_s` is the budget that ended the race early (0 if none did); `made` is in seconds since the epoch.
+    `fixed` are the user's own options as returned by `plain`: they are exported, and nothing is compiled with them.
+    `compiler` is the winner's, "" for Inductor. `inputs` are the dtypes and sizes, `model` names the class or function
+    that was compiled, `budget_s` is what the race was given. `differs` says how this machine differs from the one of
+    the race. `guards_s` is what dynamo adds to each call, which the rows include, and which a call of the model itself
+    does not have; 0 if it is not known.
     """
 
     key: str
@@ -99,6 +110,13 @@ class Decision:
     budget_s: float = 0.0
     differs: str = ""
     guards_s: float = 0.0
+    unraced: Unraced = Unraced.RACED
+
+    @property
+    def subject(self) -> str:
+        """What was decided on, for people: the graph, or why it was not raced."""
+        never = "race='never', and " if self.unraced is Unraced.NEVER else ""
+        return f"a graph not raced: {never}{self.facts}" if self.unraced else self.facts
 
     @property
     def provisional(self) -> bool:

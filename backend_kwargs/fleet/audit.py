@@ -10,7 +10,7 @@ from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from backend_kwargs.auto.machine import device_of, distance, machine
+from backend_kwargs.auto.machine import Machine, device_of, distance, machine
 from backend_kwargs.auto.store import Catalogue, name_of
 from backend_kwargs.backend import Backend
 from backend_kwargs.errors import BackendKwargsError, error_text, shown, warn_once
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from torch.fx import GraphModule
 
     from backend_kwargs.auto.audit import Effort, Tell
-    from backend_kwargs.auto.decide import Asked
     from backend_kwargs.backends import Inputs
     from backend_kwargs.facts import Call
 
@@ -144,7 +143,8 @@ class Auditor:
 
         request = target.backend.request(CapturedGraph(gm, example_inputs))
         asked = asked_by(request)
-        decision = self._decision(target, asked, gm, example_inputs)
+        key = target.keys(gm, example_inputs) if target.keys else asked.key
+        decision = self._decision(key, asked.here)
         if decision is None or any(name_of(each.decision) == name_of(decision) for each in self.found):
             return gm.forward
         audited = Audited(target.label, decision, asked.here, judges_time=request.settings.objective == "latency")
@@ -159,10 +159,10 @@ class Auditor:
             self.found.append(replace(audited, why=why))
         return gm.forward
 
-    def _decision(self, target: Target, asked: "Asked", gm: "GraphModule", inputs: "Inputs") -> Decision | None:
+    def _decision(self, key: str, here: Machine) -> Decision | None:
         """Return the decision for a graph: of a machine like this one, else the nearest one's."""
-        several = self.decisions.get(target.keys(gm, inputs) if target.keys else asked.key, ())
-        return min(several, key=lambda each: (distance(each.machine, asked.here), -each.made), default=None)
+        several = self.decisions.get(key, ())
+        return min(several, key=lambda each: (distance(each.machine, here), -each.made), default=None)
 
     def _note_missing(self, target: Target, why: str) -> None:
         """Note the decisions for this device that are known to be this model's, and that no graph of it asked for."""

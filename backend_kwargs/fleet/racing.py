@@ -145,7 +145,7 @@ def _state_of_calls(
 
 def why_not_raced(decisions: Sequence["Decision"]) -> str:
     """Return why no graph of a call was raced."""
-    return decisions[0].facts.removeprefix("a graph not raced: ") if decisions else "torch.compile found no graph"
+    return decisions[0].facts if decisions else "torch.compile found no graph"
 
 
 def _not_kept(tuned: Tuned) -> str:

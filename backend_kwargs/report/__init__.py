@@ -212,8 +212,8 @@ def _race(record: Record) -> Race | None:
         return None
     from backend_kwargs.auto.reporting import table
 
-    raced = found.seconds, found.rows, table(found)
-    return Race(found.winner, found.options, *raced, found.compiler, found.cut_s, found.facts, found.guards_s)
+    raced = found.winner, found.options, found.seconds, found.rows, table(found)
+    return Race(*raced, found.compiler, found.cut_s, found.facts, found.guards_s, found.unraced)
 
 
 def _decided(record: Record) -> str:

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from msgspec.structs import replace
 
-from backend_kwargs.auto import ranks
 from backend_kwargs.backend import find_backend
+from backend_kwargs.facts.decision import Unraced
 from backend_kwargs.options.layers import same, sources
 from backend_kwargs.page import document as page
 from backend_kwargs.page.values import count_of, file_of, seconds_of
@@ -56,11 +56,8 @@ def warnings_on(graphs: Iterable[Graph], where: str = "") -> Iterator[page.Warne
 
 def _disagreement(race: Race) -> str:
     """Return what keeps the ranks from one decision of a race, "" if they have it, or are not several."""
-    why = race.facts.rpartition(": ")[2]
-    if race.rows or why not in (ranks.FAILED, ranks.SILENT, ranks.LATE, ranks.UNREACHABLE):
-        return ""
-    others = "; other ranks may have compiled something else" if why == ranks.UNREACHABLE else " by all ranks"
-    return f"{why}, so that {race.winner} was compiled{others}"
+    others = {Unraced.LEFT: " by all ranks", Unraced.ALONE: "; other ranks may have compiled something else"}
+    return f"{race.facts}, so that {race.winner} was compiled{others[race.unraced]}" if race.unraced in others else ""
 
 
 def _name(graph: Graph) -> str:
@@ -130,7 +127,7 @@ def _source(file: str, line: int) -> page.Source:
 def _notes(graph: Graph) -> Iterator[str]:
     """Yield the lines of the report's text that no other part of a page has."""
     if graph.race and not graph.race.rows and graph.race.facts:
-        yield f"auto: {graph.race.winner} for {graph.race.facts}"
+        yield f"auto: {graph.race.winner} for {graph.race.decision.subject}"
     if graph.precision:
         yield str(graph.precision)
     yield from (f"{code.direction}: CUDA graphs {code.cudagraphs}" for code in graph.codes if code.cudagraphs != "off")

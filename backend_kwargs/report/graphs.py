@@ -5,10 +5,9 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from backend_kwargs.auto import settings as auto
-from backend_kwargs.auto.reporting import why_undecided
 from backend_kwargs.backend import find_backend
 from backend_kwargs.compile_records import RACED
-from backend_kwargs.facts.decision import Decision, RaceRow
+from backend_kwargs.facts.decision import Decision, RaceRow, Unraced
 from backend_kwargs.facts.parts import Partition
 from backend_kwargs.facts.precision import PrecisionUse
 from backend_kwargs.options.layers import Options
@@ -96,6 +95,7 @@ class Race:
     cut_s: float = 0.0
     facts: str = ""
     guards_s: float = 0.0
+    unraced: Unraced = Unraced.RACED
 
     @property
     def decision(self) -> Decision:
@@ -111,6 +111,7 @@ class Race:
             cut_s=self.cut_s,
             compiler=self.compiler,
             guards_s=self.guards_s,
+            unraced=self.unraced,
         )
 
 
@@ -171,7 +172,7 @@ def seconds_of(graphs: Iterable[Graph]) -> float:
 def unraced(graphs: Iterable[Graph]) -> dict[str, str]:
     """Return of each graph under `race="never"` why it had no stored decision, "" if it had one."""
     return {
-        f"graph {graph.compile_id}": why_undecided(graph.race.decision)
+        f"graph {graph.compile_id}": graph.race.facts if graph.race.unraced else ""
         for graph in graphs
         if graph.race and graph.options.get("race") == "never"
     }

@@ -9,7 +9,7 @@ import torch
 from torch._inductor import config
 
 import backend_kwargs
-from backend_kwargs.auto import decide, process_memory, race
+from backend_kwargs.auto import decide, process_memory, question, race
 from backend_kwargs.auto.request import RaceContext, Request
 from backend_kwargs.auto.settings import RaceSettings
 from backend_kwargs.auto.store import Catalogue
@@ -265,16 +265,12 @@ def test_a_store_is_asked_for_itself(auto, races, tmp_path, race):
     assert len(Catalogue(tmp_path / "two").all()) == (race == "missing")
 
 
-def test_a_template_that_sets_something_else_is_another_candidate():
-    """A template's options are part of the key, since another process may define it differently."""
-
-    def asked(**options):
-        context = RaceContext(lambda name: options, lambda options: {}, {})
-        settings = RaceSettings(candidates=["mine", "cpp_wrapper"])
-        return decide._DecisionResolver(Request(CapturedGraph(None, []), settings, None, context)).asked["candidates"]
-
-    assert asked(epilogue_fusion=True) == [("mine", [("epilogue_fusion", True)]), ("cpp_wrapper", [])]
-    assert asked(epilogue_fusion=True) != asked(epilogue_fusion=False)
+def test_a_lower_precision_is_told_with_its_error(auto, monkeypatch, log):
+    """The winner's error stands beside its bound."""
+    row = RaceRow("default", seconds=1e-4, won=True, error=0.00123, max_error=0.01)
+    monkeypatch.setattr(race, "race", lambda *_: race.RaceResult(row, (row,), "3 ops", 0.1, cut=False))
+    auto(chain)(torch.randn(8, 64))
+    assert logged(log) == "auto: default for 3 ops, error 0.0012 (max_error=0.01) (0.1 s)"
 
 
 def test_a_step_over_a_template_is_remembered(auto, races):
@@ -314,9 +310,9 @@ def test_a_decision_for_other_sizes_is_named(auto, races, log):
 
 def test_a_decision_for_another_machine_is_named(auto, races, log, monkeypatch):
     """With race="never", the log says in what the machine of a stored decision differs from this one."""
-    here = decide.machine()
+    here = question.machine()
     with monkeypatch.context() as there:
-        there.setattr(decide, "machine", lambda *_: here | {"threads": 77})
+        there.setattr(question, "machine", lambda *_: here | {"threads": 77})
         auto(chain)(torch.randn(8, 64))
     torch._dynamo.reset()
     process_memory.forget_process()

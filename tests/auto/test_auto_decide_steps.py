@@ -1,4 +1,4 @@
-"""The four ways to a decision by themselves: what is settled, refused, inherited, and what can be saved."""
+"""The sources of a decision by themselves: what is settled, inherited, and what can be saved."""
 
 from dataclasses import replace
 
@@ -7,8 +7,9 @@ import torch
 from torch.fx import symbolic_trace
 
 from backend_kwargs.auto import decide, process_memory
-from backend_kwargs.auto.race import RaceResult
+from backend_kwargs.auto.question import Question
 from backend_kwargs.auto.request import RaceContext, Request
+from backend_kwargs.auto.savable import savable
 from backend_kwargs.auto.settings import RaceSettings
 from backend_kwargs.auto.store import Catalogue
 from backend_kwargs.backends import CapturedGraph
@@ -31,9 +32,7 @@ def question(*inputs, fixed=None, fn=chain, **settings):
     """Return the question about one graph."""
     context = RaceContext(lambda name: find_template(name).options, lambda options: {}, fixed or {})
     gm = symbolic_trace(fn)
-    return decide._DecisionResolver(
-        Request(CapturedGraph(gm, inputs or (LARGE,)), RaceSettings(**settings), pytest.fail, context)
-    )
+    return Question(Request(CapturedGraph(gm, inputs or (LARGE,)), RaceSettings(**settings), pytest.fail, context))
 
 
 def remember(asked, key="other", winner="cudagraphs", **changed):
@@ -58,7 +57,7 @@ def test_what_is_settled(cut_s, settings, settled):
     """A decision stands unless a larger budget may improve it."""
     asked = question(**settings)
     made = remember(asked, asked.key, cut_s=cut_s)
-    assert asked.settled() == (made if settled else None)
+    assert decide.settled(asked) == (decide.Answer(made) if settled else None)
 
 
 WIDE = Interval(4.64, 0.05, 8.85)
@@ -88,7 +87,7 @@ def stored(rows, **settings):
 def test_what_another_process_left_open(rows, settings, settled):
     """A provisional decision is raced again by a process that has time; one that was only cut, with a larger budget."""
     asked, made = stored(rows, **settings)
-    assert asked.settled() == (made if settled else None)
+    assert decide.settled(asked) == (decide.Answer(made) if settled else None)
 
 
 @pytest.mark.parametrize(
@@ -98,9 +97,8 @@ def test_what_another_process_left_open(rows, settings, settled):
         pytest.param(
             NOISY,
             "default",
-            "a graph not raced: race='never', and the stored decision is provisional: the timings that chose it are "
-            "noise; its budget of 20 s ended it; race it again with more time, or on an idle machine; "
-            "budget_s=30 would try all",
+            "the stored decision is provisional: the timings that chose it are noise; its budget of 20 s ended it; "
+            "race it again with more time, or on an idle machine; budget_s=30 would try all",
             id="noise",
         ),
     ],
@@ -108,8 +106,8 @@ def test_what_another_process_left_open(rows, settings, settled):
 def test_never_uses_what_was_checked_and_timed(rows, winner, facts):
     """Of a race that was cut the winner; not one that noise chose."""
     asked, _ = stored(rows, race="never")
-    found = asked._of_this_rank()
-    assert (found.winner, found.facts) == (winner, facts)
+    found = decide.checked(asked) or decide.unraced(asked)
+    assert (found.decision.winner, found.decision.facts) == (winner, facts)
 
 
 def test_no_other_machine_is_offered_a_provisional_decision():
@@ -121,12 +119,17 @@ def test_no_other_machine_is_offered_a_provisional_decision():
 
 def test_nothing_is_settled_before():
     """Without a decision there is none."""
-    assert question().settled() is None
+    assert decide.settled(question()) is None
 
 
-SIZES = "a graph not raced: it was raced for 3 other sizes"
-SPENT = "a graph not raced: the process has spent its 600 s on races"
-TINY = "a graph not raced: it is tiny"
+SIZES = "it was raced for 3 other sizes"
+SPENT = "the process has spent its 600 s on races"
+TINY = "it is tiny"
+
+
+def heir(asked):
+    """Return the decision that a question inherits, None if its graph is to be raced."""
+    return found.decision if (found := decide.inherited(asked)) else None
 
 
 @pytest.mark.parametrize(
@@ -152,7 +155,7 @@ def test_what_is_inherited(inputs, raced, spent, settings, winner, facts):
     for at, changed in enumerate(raced):
         remember(asked, f"key {at}", **changed)
     process_memory.memory().race_seconds += spent
-    found = asked.inherited()
+    found = heir(asked)
     assert (found and found.winner, found and found.facts) == (winner, facts)
     if found:
         assert (found.key, found.graph, found.rows) == (asked.key, asked.graph, ())
@@ -162,7 +165,7 @@ def test_its_own_decision_is_no_other_size():
     """A graph that was raced before with too small a budget counts not among the others."""
     asked = question(most_races=1)
     remember(asked, asked.key, cut_s=1.0)
-    assert asked.inherited() is None
+    assert heir(asked) is None
 
 
 @pytest.mark.parametrize(
@@ -182,7 +185,7 @@ def test_what_a_tiny_graph_inherits(raced, settings, winner):
     asked = question(torch.zeros(2), fn=sine, **settings)
     for at, changed in enumerate(raced):
         remember(asked, f"key {at}", **changed)
-    found = asked.inherited()
+    found = heir(asked)
     assert (found and found.winner) == winner
     assert found is None or found.facts == TINY
 
@@ -191,7 +194,7 @@ def test_scopes_keep_apart():
     """A graph raced under other settings, or on another store, is not inherited from."""
     asked, other = question(torch.zeros(2), fn=sine), question(torch.zeros(2), fn=sine, effort="full")
     remember(other, graph="x")
-    assert asked.inherited() is None
+    assert heir(asked) is None
 
 
 def row(name, seconds, **changed):
@@ -246,25 +249,24 @@ def test_what_aot_compile_can_save(rows, fixed, winner):
     """The fastest that passed, is Inductor's, and copies nothing; eager where nothing passed."""
     asked = question(fixed=fixed)
     made = Decision(asked.key, asked.graph, "eager", rows=tuple(rows))
-    found = asked._savable(made)
+    found = savable(asked, made)
     assert (found.winner, found.compiler) == (winner, "")
 
 
 @pytest.mark.parametrize(
-    ("of", "saved"),
+    ("chosen", "stays"),
     [
         pytest.param(Decision("k", "g", "default"), True, id="default"),
-        pytest.param(Decision("k", "g", "eager"), False, id="eager"),
-        pytest.param(RaceRow("eager"), False, id="eager's row"),
-        pytest.param(RaceRow("default"), True, id="default's row"),
         pytest.param(Decision("k", "g", "tmpl-tvm", compiler="tmpl-tvm"), False, id="another compiler"),
         pytest.param(Decision("k", "g", "cudagraphs", {"triton.cudagraphs": True}), False, id="copies"),
         pytest.param(Decision("k", "g", "cudagraphs", {"triton.cudagraphs": False}), True, id="no CUDA graphs"),
     ],
 )
-def test_which_can_be_saved(of, saved):
-    """What aot_compile() writes is a compiled graph of Inductor's alone."""
-    assert question()._can_be_saved(of) is saved
+def test_which_winner_can_be_saved(chosen, stays):
+    """What aot_compile() writes is a compiled graph of Inductor's alone: in place of any other stands default."""
+    assert savable(question(), chosen) == (
+        chosen if stays else replace(chosen, winner="default", options={}, compiler="")
+    )
 
 
 def test_what_is_loaded_precedes_the_store(store):
@@ -293,10 +295,3 @@ def test_nothing_decided_is_put_back():
         inner = process_memory.memory().store
     assert asked.remembered() == made
     assert not inner.exists()
-
-
-def test_facts_of_a_lower_precision():
-    """They say its error beside the bound; without one they are those of the graph."""
-    result = RaceResult(RaceRow("bf16", error=0.00123, max_error=0.01), (), "3 ops", 1.0, cut=False)
-    assert decide._facts(result) == "3 ops, error 0.0012 (max_error=0.01)"
-    assert decide._facts(replace(result, winner=RaceRow("default"))) == "3 ops"

@@ -11,7 +11,7 @@ import backend_kwargs
 from backend_kwargs.auto import decide, process_memory, ranks
 from backend_kwargs.auto.decision import packed
 from backend_kwargs.auto.settings import RaceSettings
-from backend_kwargs.facts.decision import Decision
+from backend_kwargs.facts.decision import Decision, Unraced
 from tests import forks
 from tests.auto.graphs import backend_of, chain, logged
 
@@ -171,11 +171,15 @@ def test_ranks_may_decide_anew(monkeypatch, second, decided):
         return Decision("key", "", "eager", facts=f"race {count}")
 
     def ask(**options):
-        return ranks.agreed("key", decide_again, lambda why: Decision("key", "", "default"), RaceSettings(**options))
+        return ranks.agreed("key", decide_again, lambda *_: Decision("key", "", "default"), RaceSettings(**options))
 
     first = {"budget_s": 30.0, "race": second.get("race", "missing")}
     assert ask(**first).facts == "race 1"
     assert ask(**second).facts == f"race {decided}"
+
+
+def default(why, unraced):
+    return Decision("key", "", "default", facts=why, unraced=unraced, made=1.0)
 
 
 def test_the_first_decision_stored_holds(monkeypatch):
@@ -186,7 +190,7 @@ def test_the_first_decision_stored_holds(monkeypatch):
     others = []
 
     def ask(decide):
-        return ranks.agreed("key", decide, lambda why: Decision("key", "", "default", facts=why), RaceSettings())
+        return ranks.agreed("key", decide, default, RaceSettings())
 
     def decide_late():
         others.append(ask(None))
@@ -205,11 +209,11 @@ def test_a_rank_that_raises_leaves_default_to_the_others(monkeypatch, error):
         raise error
 
     def ask():
-        return ranks.agreed("key", failing, lambda why: Decision("key", "", "default", facts=why), RaceSettings())
+        return ranks.agreed("key", failing, default, RaceSettings())
 
     with pytest.raises(error):
         ask()
-    assert ask().facts == "the racing rank failed or was interrupted"
+    assert ask() == default("the racing rank failed or was interrupted", Unraced.LEFT)
 
 
 @pytest.mark.parametrize(
@@ -244,7 +248,7 @@ RANK = """
 import json, os, sys
 import torch, torch.distributed as dist
 import backend_kwargs
-from backend_kwargs.auto import decide, head_to_head, process_memory, race, ranks
+from backend_kwargs.auto import head_to_head, process_memory, race, ranks
 rank, file = int(sys.argv[1]), sys.argv[2]
 os.environ["BACKEND_KWARGS_STORE"] = f"{file}-{rank}"
 dist.init_process_group("gloo", init_method=f"file://{file}", rank=rank, world_size=2)
@@ -331,7 +335,7 @@ os._exit(0) if case == "killed" and not sys.stdout.flush() else dist.barrier()
     ("case", "answer"),
     [
         pytest.param("never", ["eager", "race of 2"], id="race='never'"),
-        pytest.param("killed", ["default", "a graph not raced: the racing rank no longer answers"], id="killed"),
+        pytest.param("killed", ["default", "the racing rank no longer answers"], id="killed"),
     ],
 )
 def test_four_ranks_take_one_decision(tmp_path, case, answer):

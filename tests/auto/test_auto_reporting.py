@@ -13,7 +13,7 @@ import backend_kwargs as bk
 from backend_kwargs import progress as progress_line
 from backend_kwargs.auto import reporting
 from backend_kwargs.auto.reporting import ARTIFACT, origin, progress, table
-from backend_kwargs.facts.decision import Decision, RaceRow
+from backend_kwargs.facts.decision import Decision, RaceRow, Unraced
 from backend_kwargs.interval import Interval
 from backend_kwargs.progress import progress as progress_of
 
@@ -319,7 +319,7 @@ def test_what_was_not_raced_is_no_repetition(reported, caplog):
     """A decision without a table, such as default for a tiny graph, is logged as it is each time."""
     caplog.set_level(logging.INFO, logger="backend_kwargs.auto")
     for _ in range(2):
-        reporting.tell(Decision("key", "graph", "eager", facts="a graph not raced: it is tiny", made=1.0))
+        reporting.tell(Decision("key", "graph", "eager", facts="it is tiny", unraced=Unraced.GRAPH, made=1.0))
     assert caplog.messages == ["auto: eager for a graph not raced: it is tiny (0.0 s)"] * 2
 
 

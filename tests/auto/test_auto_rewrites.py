@@ -9,10 +9,10 @@ from torch import nn
 
 import backend_kwargs
 from backend_kwargs import make_backend
-from backend_kwargs.auto import candidates, decide, process_memory, race
+from backend_kwargs.auto import candidates, process_memory, race
 from backend_kwargs.auto.candidates import RaceCandidate, merged, rewriting
 from backend_kwargs.auto.store import Catalogue
-from backend_kwargs.facts.decision import Decision
+from backend_kwargs.facts.decision import Decision, RaceRow
 from backend_kwargs.rewrites import Rewrite, register_rewrite, table
 from backend_kwargs.rewrites.table import chosen_places, name_of
 from tests.auto.graphs import rows_of
@@ -212,6 +212,6 @@ def test_memory(store):
 
 def test_a_decision_as_it_was_before():
     """Decisions stored before rewrites existed have no counts."""
-    row = decide.RaceRow("default")
+    row = RaceRow("default")
     assert row.rewritten == {}
     assert Decision("k", "g", "default", rows=(row,)).rows == (row,)

@@ -5,7 +5,6 @@ from dataclasses import replace
 import pytest
 import torch
 
-from backend_kwargs.auto.decide import Asked
 from backend_kwargs.auto.machine import machine
 from backend_kwargs.auto.store import name_of
 from backend_kwargs.cli.audit import Chosen as Subject
@@ -45,9 +44,8 @@ def auditor(*decisions):
 def test_which_decision_of_several(others, at):
     """The nearest machine's, and of those the latest, is audited."""
     several = [MADE, *(replace(MADE, **each) for each in others)]
-    asked = Asked(MADE.key, MADE.graph, HERE, lambda winner, of: True)
-    assert auditor(*several)._decision(TARGET, asked, None, ()) is several[at]
-    assert auditor(*several)._decision(TARGET, replace(asked, key="x"), None, ()) is None
+    assert auditor(*several)._decision(MADE.key, HERE) is several[at]
+    assert auditor(*several)._decision("x", HERE) is None
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from backend_kwargs.facts.decision import Decision, RaceRow
+from backend_kwargs.facts.decision import Decision, RaceRow, Unraced
 from backend_kwargs.fleet.board import UnitClaims
 from backend_kwargs.fleet.local import Device, LocalPool
 from backend_kwargs.fleet.racing import Tuned, _not_kept, is_named
@@ -161,7 +161,7 @@ def test_when_the_model_itself_is_called(compiled, again, slower):
         pytest.param([RACED], "", id="kept"),
         pytest.param([], "no graph was raced: torch.compile found no graph", id="no graph"),
         pytest.param(
-            [replace(RACED, rows=(), facts="a graph not raced: it is tiny")],
+            [replace(RACED, rows=(), facts="it is tiny", unraced=Unraced.GRAPH)],
             "no graph was raced: it is tiny",
             id="not raced",
         ),

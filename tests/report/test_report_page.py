@@ -4,9 +4,8 @@ import pytest
 import torch
 
 import backend_kwargs as bk
-from backend_kwargs.auto import ranks
 from backend_kwargs.errors import BackendKwargsError
-from backend_kwargs.facts.decision import RaceRow
+from backend_kwargs.facts.decision import RaceRow, Unraced
 from backend_kwargs.page import read_document
 from backend_kwargs.report import Break, Code, Graph, Race, Ran
 from backend_kwargs.report.document import document_of, graph_of, warnings_on
@@ -95,22 +94,27 @@ def test_a_raced_graph_has_its_race_and_verdict():
 
 
 @pytest.mark.parametrize(
-    ("why", "text"),
+    ("unraced", "why", "text"),
     [
         pytest.param(
-            ranks.LATE, "timed out waiting for the racing rank, so that default was compiled by all ranks", id="late"
+            Unraced.LEFT,
+            "timed out waiting for the racing rank",
+            "timed out waiting for the racing rank, so that default was compiled by all ranks",
+            id="late",
         ),
         pytest.param(
-            ranks.UNREACHABLE,
+            Unraced.ALONE,
+            "the process group's store cannot be reached",
             "the process group's store cannot be reached, so that default was compiled; other ranks may have compiled "
             "something else",
             id="unreachable",
         ),
     ],
 )
-def test_ranks_that_could_not_agree_are_a_warning(why, text):
+def test_ranks_that_could_not_agree_are_a_warning(unraced, why, text):
     """A graph that was not raced has no race on the page; its reason is a note, and a warning if it is of the ranks."""
-    document = document_of([graph(race=Race("default", {}, 0.0, (), "", facts=f"a graph not raced: {why}"))], "1 graph")
+    race = Race("default", {}, 0.0, (), "", facts=why, unraced=unraced)
+    document = document_of([graph(race=race)], "1 graph")
     assert [(warned.kind, warned.text, warned.where) for warned in document.warnings] == [("ranks", text, "graph 0/0")]
     assert (document.races, document.speedups, document.verdict.text) == ((), (), "1 graph")
     assert document.graphs[0].notes == (f"auto: default for a graph not raced: {why}",)

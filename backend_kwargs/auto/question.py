@@ -1,0 +1,225 @@
+"""The question that `decide` answers for one graph: the request, its keys, its budget, and what is decided already."""
+
+import inspect
+import weakref
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from backend_kwargs.auto.cache_key import ambient, card_of, computation_of, described, devices_of, key_of
+from backend_kwargs.auto.candidates import others_for, permits, step_names
+from backend_kwargs.auto.ddp_buckets import Bucket
+from backend_kwargs.auto.machine import device_of, machine
+from backend_kwargs.auto.process_memory import memory
+from backend_kwargs.auto.ranks import ranks
+from backend_kwargs.auto.request import Request
+from backend_kwargs.auto.store import KIND, DecisionStore, name_on
+from backend_kwargs.backends.others import is_other, other_of, versions_of
+from backend_kwargs.errors import BackendKwargsError, warn_once
+from backend_kwargs.facts.decision import DEFAULT, Decision, RaceRow, Unraced
+from backend_kwargs.graphs.spelling import spelled
+from backend_kwargs.rewrites.table import in_keys, list_rewrites
+from backend_kwargs.stores import Store
+from backend_kwargs.stores.deadlines import Reached
+from backend_kwargs.stores.layered import Layered, reached
+from backend_kwargs.torch_internals.dynamo import compiling_callable
+from backend_kwargs.torch_internals.functorch import saves_strictly
+from backend_kwargs.torch_internals.guards import compile_id
+
+
+@dataclass(frozen=True)
+class Question:
+    """One graph and how it may be compiled. What it takes to answer is computed when a source asks for it."""
+
+    request: Request
+    bucket: Bucket | None = None
+
+    # ---- what a race gets
+
+    @cached_property
+    def real_request(self) -> Request:
+        """The request with real inputs, where dynamo passes fake ones."""
+        if not self.bucket:
+            return self.request
+        return replace(self.request, graph=replace(self.request.graph, example_inputs=self.bucket.inputs()))
+
+    @property
+    def raced_request(self) -> Request:
+        """The request with real inputs and what its call has left of the budget.
+
+        What was raced may be the result if the inputs were dynamo's, for this rank alone, and not to be saved.
+        """
+        settings = replace(self.request.settings, budget_s=self.share_s)
+        keeps = self.bucket is None and ranks() == 1 and not saves_strictly()
+        return replace(self.real_request, settings=settings, keeps=keeps)
+
+    @property
+    def budget_s(self) -> float:
+        """The seconds for this graph's race: its budget, or what is left of the process's."""
+        settings = self.request.settings
+        return min(settings.budget_s, settings.process_budget_s - sum(memory().race_seconds))
+
+    @property
+    def share_s(self) -> float:
+        """The seconds for this graph, of what its call has left: half of it if a graph break follows it.
+
+        How many graphs there will be is not known. Each has inputs in ordinary memory, as the graph before it leaves
+        them whatever its candidate is, since results in CUDA graphs' memory are copied: so each is raced alone.
+        """
+        left_s = self.budget_s - sum(self._spent_s.values())
+        reason = getattr(self.request.gm, "compile_subgraph_reason", None)
+        return left_s / 2 if getattr(reason, "graph_break", False) else left_s
+
+    def note_spent(self, seconds: float) -> None:
+        """Count the seconds of this graph's race."""
+        self._spent_s[_frame()] = seconds
+        memory().race_seconds.append(seconds)
+
+    @cached_property
+    def _spent_s(self) -> dict[int, float]:
+        """The seconds of races for each graph of the call that this one is compiled for, by the number of its frame.
+
+        dynamo counts the compiles of each function between its breaks. A frame that is there already is of a later
+        call, since `torch.compiler.reset()` begins to count anew.
+        """
+        owner, number = compiling_callable(), compile_id()
+        if owner is None or number is None:
+            return {}
+        spent = memory().call_seconds[weakref.ref(owner), number.frame_compile_id or 0]
+        if _frame() in spent:
+            spent.clear()
+        return spent
+
+    # ---- its keys
+
+    @cached_property
+    def asked(self) -> dict[str, object]:
+        """What a decision depends on besides the graph; part of its key.
+
+        Neither costs and gains that are only estimates, nor the table of steps: a stored winner is used as long as a
+        candidate sets its options, and what came since is raced where the user asks for another race.
+        """
+        settings = self.request.settings
+        return {
+            "candidates": settings.candidates and [(name, self._meaning(name)) for name in settings.candidates],
+            "compilers": versions_of(others_for(settings)),
+            "effort": settings.effort,
+            "objective": settings.objective,
+            "tolerance": settings.tolerance,
+            "options": sorted(self.request.context.fixed.items()),
+            "rewrites": in_keys(self.request.context.rewrites),
+            # Only if a precision is allowed, so that decisions stored without one keep their key.
+            **({"precision": settings.precision, "max_error": settings.max_error} if settings.precision else {}),
+        }
+
+    def _meaning(self, name: str) -> object:
+        """Return what a candidate that was named means: a compiler's or template's options, a rewrite's version."""
+        if is_other(name):
+            return sorted(other_of(name).options.items())
+        if name in step_names():
+            return []
+        return in_keys([name]) if name in list_rewrites() else sorted(self.request.context.options_of(name).items())
+
+    @cached_property
+    def scope(self) -> str:
+        """What two graphs must share for one's decision to serve the other: store, question, devices, torch's modes.
+
+        Otherwise weights that one caller has frozen would be frozen for all.
+        """
+        stores = [layer.identity for layer in self.store.layered.layers]
+        return spelled((stores, self.asked, devices_of(self.request.example_inputs), ambient()))
+
+    @cached_property
+    def key(self) -> str:
+        """The key under which the decision for exactly this graph is stored."""
+        return key_of(self.request.gm, self.request.example_inputs, self.asked, device_of(self.here))
+
+    @cached_property
+    def pinned_key(self) -> str:
+        """The key of the graph in a lock: not of `strict`, which says what is done about a choice that it lacks."""
+        return self.without("lock", "strict").key
+
+    @property
+    def slot(self) -> tuple[str, str]:
+        """The key under which this process remembers the decision: its threads may be set anew."""
+        return self.scope, name_on(self.here, self.key)
+
+    @cached_property
+    def graph(self) -> str:
+        """The identity of the computation, whatever its sizes."""
+        return computation_of(self.request.gm, self.request.example_inputs, self.asked)
+
+    def without(self, *options: str) -> "Question":
+        """Return the question without some of the user's options."""
+        context = self.request.context
+        fixed = {name: value for name, value in context.fixed.items() if name not in options}
+        return replace(self, request=replace(self.request, context=replace(context, fixed=fixed)))
+
+    # ---- what is recorded with a decision, for people
+
+    @cached_property
+    def here(self) -> dict[str, str | int | None]:
+        """What is recorded of this machine."""
+        inputs = self.request.example_inputs
+        return machine(devices_of(inputs), card_of(inputs))
+
+    @cached_property
+    def inputs(self) -> tuple[str, ...]:
+        """What is recorded of the inputs."""
+        return described(self.real_request.example_inputs)
+
+    @cached_property
+    def model(self) -> str:
+        """The name of the class or function that was given to torch.compile, "" if it is not known."""
+        if (given := compiling_callable()) is None:
+            return ""
+        inner = inspect.unwrap(given)
+        owner = getattr(inner, "__self__", inner)  # a module's forward
+        return str(getattr(owner, "__qualname__", type(owner).__qualname__))
+
+    # ---- what is decided already
+
+    @cached_property
+    def store(self) -> DecisionStore:
+        """The store of decisions."""
+        settings = self.request.settings
+        instead = memory().store if settings.race != "never" else None
+        return DecisionStore(Layered(KIND, _layers([Store(instead)] if instead else settings.stores)), self.here)
+
+    def remembered(self) -> Decision | None:
+        """Return the decision of this process or the store, unless no candidate of this request sets its options."""
+        found = memory().decisions.get(self.slot)
+        if found is None:
+            found = memory().loaded.get(name_on(self.here, self.key)) or self.store.find(self.key)
+            if found and not found.is_judged:
+                return None
+        if found is None or not self.trusts(found.winner, found):
+            return None
+        return found if found.is_unsure else memory().decisions.setdefault(self.slot, found)
+
+    def trusts(self, winner: str, of: Decision | RaceRow) -> bool:
+        """Return whether a candidate of the request sets these options."""
+        context = self.request.context
+        return permits(self.request.settings, context.options_of, context.rewrites, (winner, of.options, of.compiler))
+
+    def default(self, why: str, unraced: Unraced = Unraced.GRAPH) -> Decision:
+        """Return default, with the reason why the graph is not raced."""
+        return Decision(self.key, self.graph, DEFAULT, facts=why, unraced=unraced)
+
+
+def _frame() -> int:
+    number = compile_id()
+    return number.frame_id or 0 if number else 0
+
+
+def _layers(given: Sequence[Store]) -> dict[Reached, Store]:
+    """Return the stores that a user names, as this process has reached them before; one that is none is left out."""
+    layers = {}
+    for each in given:
+        try:
+            found = reached(each)
+        except BackendKwargsError as error:
+            warn_once(f"{error} It is left out.")
+        else:
+            layers[memory().stores.setdefault(found.identity, found)] = each
+    return layers
