@@ -51,10 +51,12 @@ class Checks:
         for key in mine.keys() ^ theirs.keys():  # one that is missing is zero
             one, other = (mine, theirs) if key in theirs else (theirs, mine)
             one[key] = torch.zeros_like(other[key])
-        gradients = [*mine.values()], [theirs[key] for key in mine]
-        return _difference("output", result.output, wanted.output, self._tol) or _difference(
-            "gradient", *gradients, self._tol
-        )
+        compared = {
+            "output": (result.output, wanted.output),
+            "gradient": ([*mine.values()], [theirs[key] for key in mine]),
+            **{what: (each, wanted.left[what]) for what, each in result.left.items()},
+        }
+        return next(filter(None, (_difference(what, *both, self._tol) for what, both in compared.items())), "")
 
 
 def _difference(what: str, mine: Any, theirs: Any, tol: float | None) -> str:

@@ -89,25 +89,29 @@ def _version(tensor: torch.Tensor) -> int | None:
 
 
 class Result(NamedTuple):
-    """What a call gives: its output, and the gradients of its backward pass by the tensors that get them."""
+    """What a call gives: its output, the gradients of its backward pass by the tensors that get them, and what is left.
+
+    That are the inputs and the buffers as the call leaves them.
+    """
 
     output: Any
     gradients: Mapping[str, torch.Tensor]
+    left: Mapping[str, Mapping[str, Any]]
 
 
-def called(call: Call, sample: Sample) -> Result:
-    """Call, and call the backward pass if the results have one; gradients are accumulated nowhere."""
+def called(call: Call, sample: Sample) -> tuple[Any, Mapping[str, torch.Tensor]]:
+    """Return the output and the gradients of a call, and of its backward pass if it has one; none is accumulated."""
     output = call(*sample.args, **sample.kwargs)
     leaves = [leaf for _, leaf in walk("", output)] if torch.is_grad_enabled() else []
     wanted = [each for each in leaves if isinstance(each, torch.Tensor) and each.requires_grad]
     if not wanted:
-        return Result(output, {})
+        return output, {}
     targets = [*_leaves(wanted)]
     ones = [torch.ones_like(each) for each in wanted]
     gradients = torch.autograd.grad(wanted, targets, ones, allow_unused=True)
     inputs = {id(each): f"of input {at}" for at, each in enumerate(tensors_of(tuple(sample)))}
     named = zip(targets, gradients, strict=True)
-    return Result(output, {inputs.get(id(leaf), str(id(leaf))): each for leaf, each in named if each is not None})
+    return output, {inputs.get(id(leaf), str(id(leaf))): each for leaf, each in named if each is not None}
 
 
 def _leaves(outputs: Sequence[torch.Tensor]) -> Iterator[torch.Tensor]:

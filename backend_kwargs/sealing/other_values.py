@@ -3,7 +3,8 @@
 A maximum over padded numbers is right for positive ones and wrong for negative ones. Values stay valid where they are
 positions: integers of a function that indexes by any are within the example's and the fill. A mask keeps, in each row,
 something that is not the fill, since a row of nothing real means nothing. Whole numbers that are neither padded nor a
-mask keep their values, since lengths have a largest one.
+mask keep their values, since lengths have a largest one. Inputs are changed one at a time, and once more while all
+others are changed too, since zeros hide what they are multiplied with.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -19,26 +20,27 @@ from backend_kwargs.torch_internals.modes import TorchDispatchMode
 from backend_kwargs.torch_internals.operators import HigherOrderOperator, arguments_of
 
 Change: TypeAlias = Callable[[torch.Tensor], torch.Tensor]
-FLOATS = (*SHORT, torch.float32, torch.float64)
+FLOATS = (*SHORT, torch.float32, torch.float64, torch.complex64, torch.complex128)
 LARGE = 64
 OF_TORCH = ("aten", "prims")
 WORDS = ("ind", "offset", "target", "length", "repeats")  # in names of arguments that are positions or sizes
 
 
-def changes_of(
-    name: str, example: torch.Tensor, fill: float, dims: Sequence[int], *, free: bool
-) -> Mapping[str, Change]:
+def changes_of(name: str, example: object, fill: float, dims: Sequence[int], *, free: bool) -> Mapping[str, Change]:
     """Return how to change an input's values, by how the new ones differ.
 
-    `dims` are those that are padded with `fill`. Integers are `free` if none is a position.
+    `dims` are those that are padded with `fill`. Integers are `free` if none is a position; else of those that are all
+    the fill no other one is known to be valid.
     """
-    if not is_dense(example) or not example.numel():
+    if not isinstance(example, torch.Tensor) or not is_dense(example) or not example.numel():
         return {}
     if _is_mask(name, example):
         other = _other(example, fill)
         found: dict[str, Change] = {
             "all real": lambda x: torch.where(x == fill, other, x),
-            "inverted in part": lambda x: torch.where(_odd(x, dims), torch.where(x == fill, other, _like(x, fill)), x),
+            "inverted in part": lambda x: torch.where(
+                _odd(x, dims), torch.where(x == fill, other, x.new_full((), fill)), x
+            ),
         }
     elif example.dtype in FLOATS:
         found = {
@@ -52,10 +54,12 @@ def changes_of(
     elif dims and not (example.is_floating_point() or example.is_complex()):
         least, largest = (int(end) for end in example.aminmax())
         least, largest = min(least, int(fill)), max(largest, int(fill))
-        found = {
-            "mirrored": lambda x: least + largest - x,
-            "shifted": lambda x: (x - least + 1) % (largest - least + 1) + least,
-        }
+        found = {}
+        if least < largest:
+            found = {
+                "mirrored": lambda x: least + largest - x,
+                "shifted": lambda x: (x - least + 1) % (largest - least + 1) + least,
+            }
         if free:
             found |= {"positive": lambda x: x.abs() + 1, "negative": lambda x: -x.abs() - 1}
     else:
@@ -67,10 +71,7 @@ class Positions(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Notes whether an operator takes integers as positions, lengths or sizes; one that is not torch's may."""
 
     supports_higher_order_operators = True
-
-    def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.found = False
+    found = False
 
     @classmethod
     def ignore_compile_internals(cls) -> bool:
@@ -100,21 +101,15 @@ def _is_mask(name: str, example: torch.Tensor) -> bool:
 def _other(example: torch.Tensor, fill: float) -> torch.Tensor:
     """Return the value of a mask for what is real: one of its own, or 0 for a `fill` that is not 0, else 1."""
     real = example[example != fill]
-    return real.flatten()[0] if real.numel() else _like(example, not fill)
-
-
-def _like(x: torch.Tensor, value: float) -> torch.Tensor:
-    return torch.full((), value, dtype=x.dtype, device=x.device)
+    return real.flatten()[0] if real.numel() else example.new_full((), not fill)
 
 
 def _odd(x: torch.Tensor, dims: Sequence[int]) -> torch.Tensor:
     """Return a mask of every second element along the last of the padded dimensions, the first one not among them."""
-    dim = dims[-1] if dims else x.ndim - 1
-    if dim < 0:
-        return torch.zeros_like(x, dtype=torch.bool)
-    shape = [1] * x.ndim
-    shape[dim] = x.shape[dim]
-    return (torch.arange(x.shape[dim], device=x.device) % 2 == 1).reshape(shape).expand(x.shape)
+    odd = torch.zeros_like(x, dtype=torch.bool)
+    if x.ndim:
+        odd.transpose(dims[-1] if dims else -1, -1)[..., 1::2] = True
+    return odd
 
 
 def _kept_real(change: Change, fill: float, dims: Sequence[int], x: torch.Tensor) -> torch.Tensor:

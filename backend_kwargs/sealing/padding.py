@@ -1,12 +1,12 @@
 """Padding to buckets: what is cut from results again, and the check that padding changes nothing else."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
+from itertools import product
 from typing import Any, Protocol
 
-import torch
 from torch.nn.functional import pad
 
 from backend_kwargs.bundles.samples import Sample
@@ -75,6 +75,15 @@ class Padding:
                 place.put(own, named, pad(tensor, amounts, value=self.fill.get(place.name, 0)))
         return Sample(tuple(own), named)
 
+    def around(self, call: Call, point: Point, padded: Point) -> Call:
+        """Return a call with padded inputs, whose results are cut."""
+
+        def run(*args: Any, **kwargs: Any) -> Any:
+            wide = self.filled(args, kwargs, padded)
+            return self.cut(call(*wide.args, **wide.kwargs), point, padded)
+
+        return run
+
     def cut(self, result: Any, point: Point, padded: Point) -> Any:
         """Return results with the sizes of the call in place of the buckets."""
         leaves, spec = pytree.tree_flatten(result)
@@ -94,16 +103,16 @@ class Padding:
             return self.cuts
         size = declared.padded_sizes(name, bucket)[0]
         point = {of: values[-1] for of, values in declared.codes.items()} | {name: size}
-        plain = work.inputs(point)
-        sample = self.filled(*plain, {name: bucket})
+        sample = work.inputs(point)
         versions = [version_of(place.get(*sample)) for place in self.places]
-        wide = work.call(work.target.eager, sample, point).output
+        narrow = pytree.tree_leaves(work.call(work.target.eager, sample, point).output)
         if versions != [version_of(place.get(*sample)) for place in self.places]:
             raise BackendKwargsError(f"{name!r} cannot be padded: {work.target.name!r} writes to what would be padded.")
-        narrow = work.call(work.target.eager, work.inputs(point), point).output
+        padded = self.around(work.target.eager, point, {name: bucket})
+        wide = pytree.tree_leaves(work.call(padded, work.inputs(point), point).output)
         cuts = {at: [*dims] for at, dims in self.cuts.items()}
-        for at, (one, other) in enumerate(zip(pytree.tree_leaves(wide), pytree.tree_leaves(narrow), strict=True)):
-            for dim, (long, short) in enumerate(_shapes(one, other)):
+        for at, both in enumerate(zip(wide, narrow, strict=False)):  # all is compared below
+            for dim, (long, short) in enumerate(zip(*(getattr(each, "shape", ()) for each in both), strict=False)):
                 if (long, short) == (bucket, size):
                     cuts.setdefault(at, []).append((dim, name))
                 elif long != short:
@@ -115,7 +124,7 @@ class Padding:
 
     def _check(self, point: Point, padded: Point, work: Work, checks: Checks) -> None:
         """Raise if padding changes results: in eager, where nothing else differs, and compiled."""
-        make: Callable[[], Sample] = partial(work.inputs, point)
+        make = partial(work.inputs, point)
         wanted = checks.eager(make)
         if wanted is None:
             raise BackendKwargsError(
@@ -124,7 +133,7 @@ class Padding:
             )
         with work.compiling():
             for call in (work.target.eager, work.target.compiling):
-                if why := checks.difference(self._padded(call, make(), point, padded, work), wanted):
+                if why := checks.difference(work.call(self.around(call, point, padded), make(), point), wanted):
                     raise self._changes(point, padded, work, why)
 
     def _check_other_values(self, point: Point, padded: Point, work: Work, checks: Checks) -> None:
@@ -132,36 +141,44 @@ class Padding:
 
         In eager: compiled code is that of the example. Values that eager refuses are not checked.
         """
-        dims = {place.name: [dim for dim, of in place.dims if of in padded] for place in self.places}
-        sample = work.inputs(point)
-        with Positions() as positions:
-            work.call(work.target.eager, sample, point)
-        leaves = work.target.named_leaves(work.inputs(point))
-        tensors = {id(leaf): (name, leaf) for name, leaf in leaves.items() if isinstance(leaf, torch.Tensor)}
-        for at, (name, leaf) in tensors.items():
-            of = dims.get(name, [])
-            changes = changes_of(name, leaf, self.fill.get(name, 0), of, free=not positions.found)
-            same = [each for each, other in leaves.items() if id(other) == at]
-            for how, change in changes.items():
 
-                def make(change: Change = change, same: Sequence[str] = same) -> Sample:
-                    sample = work.inputs(point)
-                    changed = change(work.target.named_leaves(sample)[same[0]])
-                    return work.target.with_leaves(sample, dict.fromkeys(same, changed))
+        def made(changed: Mapping[str, Change]) -> Sample:
+            sample = work.inputs(point)
+            leaves = work.target.named_leaves(sample)
+            values = {id(leaves[name]): change(leaves[name]) for name, change in changed.items()}
+            return work.target.with_leaves(
+                sample, {name: values[id(leaf)] for name, leaf in leaves.items() if id(leaf) in values}
+            )
 
+        changes = dict(self._changes_of_inputs(point, padded, work))
+        around = self.around(work.target.eager, point, padded)
+        first = {name: next(iter(each.values())) for name, each in changes.items()}
+        for others, (name, each) in product(({}, first), changes.items()):
+            for how, change in each.items():
+                changed = others | {name: change}
                 try:
-                    wanted = work.call(work.target.eager, make(), point)
+                    wanted = work.call(work.target.eager, made(changed), point)
                 except BackendKwargsError:
                     continue
-                if why := checks.difference(self._padded(work.target.eager, make(), point, padded, work), wanted):
+                if why := checks.difference(work.call(around, made(changed), point), wanted):
                     raise self._changes(point, padded, work, why, f", with {name!r} {how},")
 
-    def _padded(self, call: Call, sample: Sample, point: Point, padded: Point, work: Work) -> Result:
-        def run(*args: Any, **kwargs: Any) -> Any:
-            wide = self.filled(args, kwargs, padded)
-            return self.cut(call(*wide.args, **wide.kwargs), point, padded)
-
-        return work.call(run, sample, point)
+    def _changes_of_inputs(self, point: Point, padded: Point, work: Work) -> Iterator[tuple[str, Mapping[str, Change]]]:
+        """Yield the inputs by one of their names, and how to change each; raise if one that is padded cannot be."""
+        sample = work.inputs(point)
+        with Positions() as positions:  # type: ignore[no-untyped-call]
+            work.call(work.target.eager, sample, point)
+        dims = {place.name: [dim for dim, of in place.dims if of in padded] for place in self.places}
+        leaves = {id(leaf): (name, leaf) for name, leaf in work.target.named_leaves(work.inputs(point)).items()}
+        for name, leaf in leaves.values():
+            found = changes_of(name, leaf, self.fill.get(name, 0), dims.get(name, []), free=not positions.found)
+            if found:
+                yield name, found
+            elif dims.get(name):
+                raise BackendKwargsError(
+                    f"{', '.join(map(repr, padded))} cannot be padded: with what the example has in {name!r} it cannot "
+                    "be checked. Pass other values, or check=False to seal it all the same."
+                )
 
     def _changes(self, point: Point, padded: Point, work: Work, why: str, values: str = "") -> BackendKwargsError:
         way_out = " check=False seals it all the same." if values else ""
@@ -196,8 +213,3 @@ def _small_cases(declared: Declared) -> Iterator[tuple[Point, Point]]:
 
 def _above_one(sizes: Values) -> int:
     return next((size for size in sizes if size > 1), sizes[-1])
-
-
-def _shapes(one: object, other: object) -> Iterator[tuple[int, int]]:
-    if isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor):
-        yield from zip(one.shape, other.shape, strict=False)

@@ -73,11 +73,8 @@ class Sealed:
             self._check_thread()
             if self._apart is not None:
                 self._apart(args, kwargs)
-            if padded:
-                sample = self._padding.filled(args, kwargs, padded)
-                result = self._padding.cut(self._run(*sample.args, **sample.kwargs), found, padded)
-            else:
-                result = self._run(*args, **kwargs)
+            run = self._padding.around(self._run, found, padded) if padded else self._run
+            result = run(*args, **kwargs)
         except UndeclaredError as miss:
             self._count_miss(str(miss), miss.got)
             result = self._eager(*args, **kwargs)

@@ -13,6 +13,7 @@ from backend_kwargs.bundles.samples import Sample
 from backend_kwargs.errors import BackendKwargsError, error_text
 from backend_kwargs.facts import Call
 from backend_kwargs.measure import generators, synchronize
+from backend_kwargs.measure.served import same_bits
 from backend_kwargs.sealing.checks import Checks
 from backend_kwargs.sealing.declared import Declared, InputPath, Point, Reader, places_of, shown_point
 from backend_kwargs.sealing.inputs import Apart, Result, apart, called, copied, resized
@@ -21,7 +22,7 @@ from backend_kwargs.sealing.sealed import Sealed
 from backend_kwargs.sealing.targets import Target
 from backend_kwargs.torch_internals import cudagraphs, sealing
 from backend_kwargs.torch_internals.modes import modes_of_thread
-from backend_kwargs.torch_internals.tensors import copy_each, version_of
+from backend_kwargs.torch_internals.tensors import copy_each
 
 MOST_CALLED = 64  # combinations of sizes that are called; of more, those whose guards can be asked are only asked
 MOST_RECORDED = 256  # combinations of sizes with CUDA graphs, each of which is recorded
@@ -104,13 +105,13 @@ class _Warming:
         self.notes: list[str] = []
         self.has_gradients = False
         self.managers: set[cudagraphs.CUDAGraphTreeManager] = set()  # of the CUDA graphs that calls replay
-        self._buffers: list[tuple[torch.Tensor, torch.Tensor, int]] = []
+        self._buffers: dict[str, tuple[torch.Tensor, torch.Tensor]] = {}  # with their values before
 
     @contextmanager
     def kept(self) -> Iterator[None]:
         """Put back the buffers of a module, which calls may change, before each call and at the end."""
-        buffers = [*self.target.module.buffers()] if self.target.module is not None else []
-        self._buffers = [(each, each.detach().clone(), version_of(each)) for each in buffers if not each.is_inference()]
+        buffers = self.target.module.named_buffers() if self.target.module is not None else ()
+        self._buffers = {name: (each, each.detach().clone()) for name, each in buffers if not each.is_inference()}
         try:
             yield
         finally:
@@ -118,11 +119,9 @@ class _Warming:
             self._buffers.clear()
 
     def _restore(self) -> None:
-        changed = [(each, before) for each, before, version in self._buffers if version_of(each) != version]
-        if changed:
+        if changed := [pair for pair in self._buffers.values() if not same_bits(*pair)]:
             with torch.no_grad():
-                copy_each([each for each, _ in changed], [before for _, before in changed])
-            self._buffers = [(each, before, version_of(each)) for each, before, _ in self._buffers]
+                copy_each(*zip(*changed, strict=True))  # type: ignore[arg-type]
 
     def compiling(self) -> AbstractContextManager[None]:
         """Compile code for each size of a list, and for any size of a range."""
@@ -144,7 +143,7 @@ class _Warming:
         """Call from the state before, and the backward pass too."""
         self._restore()
         try:
-            result = called(call, sample)
+            output, gradients = called(call, sample)
         except BackendKwargsError:
             raise
         except Exception as error:  # the user's own code, or its compiler
@@ -152,8 +151,12 @@ class _Warming:
             raise BackendKwargsError(
                 f"{self.target.name!r} fails{at}, and is not sealed: {error_text(error)}."
             ) from error
-        self.has_gradients |= bool(result.gradients)
-        return result
+        self.has_gradients |= bool(gradients)
+        buffers = {
+            name: before if same_bits(each, before) else each.detach().clone()
+            for name, (each, before) in self._buffers.items()
+        }
+        return Result(output, gradients, {"input": self.target.named_leaves(sample), "buffer": buffers})
 
     def _told(self, points: Iterable[Point], what: str, count: int, done: float) -> Iterator[Point]:
         """Yield the combinations, with their number on a terminal; `done` is the fraction of `seal` before them."""

@@ -164,7 +164,7 @@ def test_copies_of_a_call():
 
 
 def difference(one, other, tol=None, gradients=({}, {})):
-    return Checks("f", None, tol).difference(Result(one, gradients[0]), Result(other, gradients[1]))
+    return Checks("f", None, tol).difference(Result(one, gradients[0], {}), Result(other, gradients[1], {}))
 
 
 INF, NAN = float("inf"), float("nan")

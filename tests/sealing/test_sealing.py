@@ -205,17 +205,19 @@ def test_a_branch_of_the_values_that_never_ran_runs_in_eager():
 # ---- what can be sealed
 
 
-@pytest.mark.parametrize("way", ["torch.compile(m)", "m.compile()", "method"])
-def test_modules(way):
+@pytest.mark.parametrize(
+    "compiled",
+    [
+        pytest.param(functools.partial(torch.compile, backend=FAST), id="torch.compile(m)"),
+        pytest.param(lambda net: net.compile(backend=FAST) or net, id="m.compile()"),
+        pytest.param(lambda net: torch.compile(net.forward, backend=FAST), id="method"),
+    ],
+)
+def test_modules(compiled):
     """What torch.compile returns for a module, a module after compile(), and a method of one."""
     net = nn.Linear(2, 2)
-    if way == "m.compile()":
-        net.compile(backend=FAST)
-    compiled = {"torch.compile(m)": lambda: torch.compile(net, backend=FAST), "m.compile()": lambda: net}.get(
-        way, lambda: torch.compile(net.forward, backend=FAST)
-    )()
     with torch.no_grad():
-        sealed = bk.seal(compiled, torch.ones(3, 2), dims={"input": {0: "n"}}, sizes={"n": [3, 4]})
+        sealed = bk.seal(compiled(net), torch.ones(3, 2), dims={"input": {0: "n"}}, sizes={"n": [3, 4]})
         x = torch.ones(4, 2)
         assert compiles(lambda: (sealed(x), sealed(torch.ones(9, 2)))) == 0
         torch.testing.assert_close(sealed(x), nn.functional.linear(x, net.weight, net.bias))
@@ -320,10 +322,6 @@ def test_misses_run_in_eager_and_are_logged_once(caplog):
         "Sealed 'sin' runs in eager: 'n' has a size that was not declared: 7.",
         "Sealed 'sin' runs in eager: tensor 'L['x']' dtype mismatch. expected Float, actual Double.",
     ]
-    assert sealed.misses == {
-        "'n' has a size that was not declared": 2,
-        "tensor 'L['x']' dtype mismatch. expected Float, actual Double": 2,
-    }
     assert sealed.describe() == (
         "sealed sin: compiled 0, padded 0, missed 4\n"
         "n: [3, 4]\n"
@@ -409,10 +407,7 @@ def test_raising():
         "Sealed 'sin' was called with what was not declared, 'n' has a size that was not declared: 7. Declare it in "
         "seal(), or pass on_miss='eager'."
     )
-    assert str(guard.value) == (
-        "Sealed 'sin' was called with what was not declared, tensor 'L['x']' dtype mismatch. expected Float, actual "
-        "Double. Declare it in seal(), or pass on_miss='eager'."
-    )
+    assert "not declared, tensor 'L['x']' dtype mismatch. expected Float, actual Double. Declare" in str(guard.value)
     sealed(torch.ones(3))
     assert sealed.counters == {"compiled": 1, "padded": 0, "missed": 2}
 
@@ -533,6 +528,10 @@ REFUSED = {
             "0.001). Pass a mask of what is real and its `fill`, or declare `sizes` without buckets."
         ),
     ),
+    "lists": (
+        lambda x: [*x],
+        "'n' cannot be padded: 'lists' at n=3 gives {}, the output has another structure. Pass {}",
+    ),
     "doubles": (
         lambda x: torch.cat([x, x]),
         "'n' cannot be padded: a result of 'doubles' has size 6 at 3, and 8 at 4; declare `sizes` without buckets.",
@@ -636,12 +635,9 @@ def test_it_is_freed():
 def test_random_numbers_are_as_before():
     """Sealing draws from none of the user's generators, and says that it could not compare."""
 
-    def drops(x):
-        return nn.functional.dropout(x)
-
     torch.manual_seed(3)
     wanted = torch.rand(2)
     torch.manual_seed(3)
-    sealed = bk.seal(torch.compile(drops, backend=FAST), torch.ones(30))
+    sealed = bk.seal(torch.compile(nn.functional.dropout, backend=FAST), torch.ones(30))
     assert torch.equal(torch.rand(2), wanted)
     assert sealed.notes == ["it draws random numbers, so results were not compared with eager's"]
