@@ -2,7 +2,6 @@
 
 import base64
 import binascii
-import hashlib
 import json
 import pickle
 import pkgutil
@@ -32,6 +31,7 @@ from backend_kwargs.errors import (
 from backend_kwargs.facts import Call, Compiled
 from backend_kwargs.files.atomic_write import write_whole
 from backend_kwargs.files.plain_data import check_plain
+from backend_kwargs.keys import digest
 from backend_kwargs.options.layers import Layer, Options, copied, merge, same
 from backend_kwargs.options.option import Option, check, convert
 from backend_kwargs.options.requirements import DYNAMO_BACKENDS, Limit, require
@@ -247,7 +247,7 @@ class Backend:
 
     def key(self) -> str:
         """Return a hash of `to_config`, 64 hexadecimal digits, the same in every process and on every machine."""
-        return hashlib.sha256(json.dumps(self.to_config(), sort_keys=True).encode()).hexdigest()
+        return digest(self.to_config(), sort_keys=True)
 
     def _own_options(self) -> dict[str, Any]:
         """Return the options that differ from what the templates set."""

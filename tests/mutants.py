@@ -98,6 +98,7 @@ TESTS: Mapping[str, str] = {
     " backends/inductor/test_effects.py test_registry.py test_explain.py backends/inductor/test_cutlass.py"
     " auto/test_auto_decide.py",
     "*/freezing.py": "graphs/ auto/test_auto_traces.py auto/test_auto_decide.py",
+    "*/keys.py": "test_keys.py auto/test_auto_keys.py test_written_before.py",
     "*/cache_key.py": "test_keys.py auto/test_auto_keys.py auto/test_auto_cache_key.py auto/test_auto_decide.py",
     "*/graphs/spelling.py": "auto/test_auto_keys.py auto/test_auto_cache_key.py rewrites/test_places.py",
     "*/rewrites/places.py": "rewrites/test_places.py",

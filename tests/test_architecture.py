@@ -16,7 +16,7 @@ import backend_kwargs
 ROOT = Path(backend_kwargs.__file__).parent
 # Each layer imports only from those before it, at its head and inside its functions.
 LAYERS = (
-    "errors interval tables files progress",
+    "errors interval tables keys files progress",
     "torch_internals",
     "options",
     "facts stores",

@@ -12,7 +12,7 @@ from torch._inductor.custom_graph_pass import CustomGraphPass
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import backend_kwargs as bk
-from backend_kwargs import CompileConfig, make_backend
+from backend_kwargs import CompileConfig, keys, make_backend
 from backend_kwargs.backends.inductor import cutlass
 from backend_kwargs.bundles import config as compile_config
 from backend_kwargs.bundles.disk import fingerprint as environment
@@ -24,6 +24,32 @@ from backend_kwargs.rewrites import Rewrite
 from backend_kwargs.rewrites import table as rewrites
 from backend_kwargs.rewrites.apply import RewritePass
 from backend_kwargs.rewrites.packed import Pack
+
+# ---- the hash of all keys
+
+KINDS = {
+    "decision": "3733fed7ae9e4bcabdf96add92b3fc96eb7ee03c6456a34e36a75c5a9847fe2a",
+    "computation": "2ec7ae622fc03cdd",
+    "kept": "6798d2fd07846a654207991ed71b5d985db9cc7360064f17c7862ca4959b3977",
+    "verdict": "b56182af",
+    "kernel": "7c44190f90578ae9",
+}
+
+
+@pytest.mark.parametrize(("kind", "expected"), KINDS.items(), ids=KINDS)
+def test_keys_stay_what_they_are(kind, expected):
+    """What was stored under a key is found by a later release: its fields, their order and its length are fixed."""
+    names = [name for name, (kinds, _) in keys.FIELDS.items() if kind in kinds.split()]
+    assert keys.key(kind, **{name: [name, 1, None] for name in names}) == expected
+
+
+@pytest.mark.parametrize("names", ["inputs output", "inputs output kernels device"], ids=["less", "more"])
+def test_a_key_has_the_fields_of_the_table(names):
+    """A field that is left out, or that the table does not have, is an error."""
+    with pytest.raises(AssertionError) as raised:
+        keys.key("kernel", **dict.fromkeys(names.split()))
+    assert str(raised.value) == "A key of kind 'kernel' has ['inputs', 'output', 'kernels']."
+
 
 # ---- backends
 

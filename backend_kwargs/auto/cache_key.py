@@ -1,15 +1,13 @@
-"""The key of a decision: the computation, its inputs, the device's type and the candidates."""
+"""What of a graph, of its inputs and of torch's state is in keys."""
 
-import hashlib
-import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch.fx import GraphModule, Node
 
 from backend_kwargs.backends.inductor.allowed_attention import allowed_attention
-from backend_kwargs.graphs.spelling import layout_of, numbered_symbols, spelled, structure
+from backend_kwargs.graphs.spelling import layout_of, numbered_symbols
 from backend_kwargs.torch_internals.tensors import has_static_address
 
 
@@ -41,22 +39,9 @@ def _layout(node: Node, value: object) -> str:
     return layout_of(known)
 
 
-def key_of(gm: GraphModule, example_inputs: Sequence[object], asked: Mapping[str, object], device: str) -> str:
-    """Return 64 hexadecimal digits for the graph, its inputs, the device's type and the question `asked`.
-
-    The first 16 are those of the computation, so that a store lists what it has for other sizes too.
-    """
-    exact = _hashed([structure(gm), signature(gm, example_inputs), ambient(), device, spelled(asked)])
-    return f"{computation_of(gm, example_inputs, asked)}{exact}"[:64]
-
-
-def computation_of(gm: GraphModule, example_inputs: Sequence[object], asked: Mapping[str, object]) -> str:
-    """Return a short identifier of the computation whatever its sizes: recompiles have the same."""
-    return _hashed([structure(gm), [*map(_kind, example_inputs)], ambient(), spelled(asked)])[:16]
-
-
-def _hashed(parts: Sequence[object]) -> str:
-    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
+def kinds(example_inputs: Sequence[object]) -> list[str]:
+    """Return a description of each input whatever its sizes."""
+    return [*map(_kind, example_inputs)]
 
 
 def described(example_inputs: Sequence[object]) -> tuple[str, ...]:

@@ -9,7 +9,7 @@ import msgspec
 
 from backend_kwargs.auto.decision import check, has_form
 from backend_kwargs.auto.decisions_toml import toml_table
-from backend_kwargs.auto.machine import Machine
+from backend_kwargs.auto.machine import FIELDS, Machine, in_words
 from backend_kwargs.errors import BackendKwargsError, shown
 from backend_kwargs.facts.decision import Decision
 from backend_kwargs.facts.pins import PinnedKernel, Pins, Value
@@ -21,8 +21,6 @@ VERSION = 2  # 1 had other keys
 HEAD = """\
 # What timing chose, for make_backend(..., reproducible="pinned", lock=THIS FILE), which times nothing.
 # Written by `backend-kwargs pin`; pin again for another machine or release."""
-RELEASES = ("torch", "triton", "cuda", "backend-kwargs")
-OF_CPU, OF_GPU = ("cpu", "threads"), ("gpu",)
 
 
 class _Decided(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -101,21 +99,20 @@ def described(path: str) -> str:
     pins = read_lock(path)
     kinds = ("decisions", "kernels", "configurations")
     words = ", ".join(f"{len(getattr(pins, kind))} {kind}" for kind in kinds)
-    where = ", ".join(f"{name} {value}" for name in ("torch", *OF_GPU, *OF_CPU) if (value := pins.machine.get(name)))
+    known = {name: pins.machine.get(name) for name in ("torch", "gpu", "cpu", "threads")}
+    where = ", ".join(f"{name} {value}" for name, value in known.items() if value)
     return f"Lock {pins.label!r} has {words}, written with {where}. No store is read, and nothing is timed."
 
 
 def pinned_machine(here: Machine) -> dict[str, Value]:
     """Return what a lock records of a machine."""
-    return {name: here.get(name) for name in (*RELEASES, *OF_CPU, *OF_GPU)}
+    return {name: here.get(name) for name, field in FIELDS.items() if field.in_locks}
 
 
 def check_machine(pins: Pins, here: Machine, devices: Collection[str]) -> None:
     """Raise if a lock is of another release, or of another machine for a graph on these kinds of devices."""
-    compared = (*RELEASES, *(OF_GPU if "cuda" in devices else OF_CPU))
-    differing = [name for name in compared if pins.machine.get(name) != here.get(name)]
-    if differing:
-        words = ", ".join(f"{name} {pins.machine.get(name)!r} (here {here.get(name)!r})" for name in differing)
+    device = "cuda" if "cuda" in devices else "cpu"
+    if words := in_words([name for name, field in FIELDS.items() if device in field.in_locks], pins.machine, here):
         raise BackendKwargsError(
             f"Lock {pins.label!r} was written for {words}: write one here by `backend-kwargs pin`, or bk.pin(...)."
         )

@@ -1,18 +1,17 @@
 """What a decision depends on besides the graph and the question: the device, and what else a machine has.
 
 A table says of each field where it counts: in the key, so that another value is another decision; as near, so that the
-decision is checked or raced again; or nowhere, so that it is only recorded.
+decision is checked or raced again; or nowhere, so that it is only recorded. In a lock each of its fields must be equal.
 """
 
-import hashlib
-import json
 import re
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from enum import Enum
 from functools import cache, lru_cache
 from typing import NamedTuple, TypeAlias
 
 from backend_kwargs.errors import printable
+from backend_kwargs.keys import digest
 from backend_kwargs.options.requirements import installed_version
 from backend_kwargs.options.requirements import machine as probed
 
@@ -36,22 +35,23 @@ def _series(release: object) -> object:
 
 
 class Field(NamedTuple):
-    """Where a field counts for graphs on a CPU and for those on a GPU, and what of it is compared."""
+    """Where a field counts for graphs on a CPU and for those on a GPU, for whose locks, and what near ones share."""
 
     on_cpu: Counts
     on_gpu: Counts
+    in_locks: Collection[str] = ()
     compared: Callable[[object], object] = lambda value: value
 
 
 FIELDS: Mapping[str, Field] = {
     "device": Field(KEY, KEY),
-    "threads": Field(NEAR, RECORDED),
-    "torch": Field(NEAR, NEAR, _series),
-    "triton": Field(RECORDED, NEAR, _series),
-    "backend-kwargs": Field(RECORDED, RECORDED),
-    "gpu": Field(RECORDED, RECORDED),
-    "cpu": Field(RECORDED, RECORDED),
-    "cuda": Field(RECORDED, RECORDED),
+    "threads": Field(NEAR, RECORDED, ["cpu"]),
+    "torch": Field(NEAR, NEAR, ["cpu", "cuda"], _series),
+    "triton": Field(RECORDED, NEAR, ["cpu", "cuda"], _series),
+    "backend-kwargs": Field(RECORDED, RECORDED, ["cpu", "cuda"]),
+    "gpu": Field(RECORDED, RECORDED, ["cuda"]),
+    "cpu": Field(RECORDED, RECORDED, ["cpu"]),
+    "cuda": Field(RECORDED, RECORDED, ["cpu", "cuda"]),
     "driver": Field(RECORDED, RECORDED),
     "world": Field(RECORDED, RECORDED),
 }
@@ -68,7 +68,7 @@ def machine(devices: Collection[str] = ("cpu",), card: int | None = None) -> dic
     cpu = torch.backends.cpu.get_cpu_capability()
     others = sorted(kind for kind in devices if kind not in ("cpu", "cuda"))
     device = gpu if "cuda" in devices and gpu else others[0] if others else f"cpu {cpu}"
-    return _versions() | {
+    return releases() | {
         "device": device,
         "gpu": gpu,
         "cuda": here.cuda,
@@ -80,7 +80,8 @@ def machine(devices: Collection[str] = ("cpu",), card: int | None = None) -> dic
 
 
 @cache
-def _versions() -> dict[str, str | None]:
+def releases() -> dict[str, str | None]:
+    """Return the releases that decisions are made with here."""
     return {name: installed_version(name) for name in ("torch", "triton", "backend-kwargs")}
 
 
@@ -97,12 +98,7 @@ def _spelled(device: str) -> str:
 
 def variant_of(there: Machine) -> str:
     """Return a short name of what is near for graphs on this device."""
-    return _hashed(*(_compared(there, name) for name in _near(there)))
-
-
-@lru_cache(typed=True)
-def _hashed(*values: object) -> str:
-    return hashlib.sha256(json.dumps(values).encode()).hexdigest()[:8]
+    return digest([_compared(there, name) for name in _near(there)], 8)
 
 
 def distance(there: Machine, here: Machine) -> int:
@@ -112,18 +108,19 @@ def distance(there: Machine, here: Machine) -> int:
 
 def difference(there: Machine, here: Machine) -> str:
     """Return what differs, in words, "" if nothing does."""
-    return _worded([name for name in FIELDS if there.get(name) != here.get(name)], there, here)
+    return in_words(FIELDS, there, here)
 
 
 def differences(there: Machine, here: Machine) -> tuple[str, str]:
     """Return in words what makes a decision near, and what else differs, which is only recorded."""
     near = [name for name in _near(here) if _compared(there, name) != _compared(here, name)]
-    recorded = [name for name in FIELDS if there.get(name) != here.get(name) and name not in near]
-    return _worded(near, there, here), _worded(recorded, there, here)
+    return in_words(near, there, here), in_words([name for name in FIELDS if name not in near], there, here)
 
 
-def _worded(names: Collection[str], there: Machine, here: Machine) -> str:
-    return printable(", ".join(f"{name} {there.get(name)!r} (here {here.get(name)!r})" for name in names))
+def in_words(names: Iterable[str], there: Machine, here: Machine) -> str:
+    """Return which of these fields differ, in words."""
+    differing = [name for name in names if there.get(name) != here.get(name)]
+    return printable(", ".join(f"{name} {there.get(name)!r} (here {here.get(name)!r})" for name in differing))
 
 
 def _near(there: Machine) -> list[str]:

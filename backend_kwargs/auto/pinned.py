@@ -1,7 +1,5 @@
 """Under `reproducible="pinned"`: what timing chose before is read from a lock, and nothing is timed."""
 
-import hashlib
-import json
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -20,6 +18,7 @@ from backend_kwargs.facts import Call, Compiled
 from backend_kwargs.facts.pins import PinnedKernel, Pins
 from backend_kwargs.graphs.determinism import check_deterministic, check_no_atomics
 from backend_kwargs.graphs.freezing import UNCACHED
+from backend_kwargs.keys import digest, key
 from backend_kwargs.options.catalogue import inductor_options
 from backend_kwargs.options.layers import Options
 from backend_kwargs.torch_internals.caches import forget_loaded
@@ -81,8 +80,7 @@ def untimed(graph: CapturedGraph, options: Options) -> Options:
 def entry_of(pins: Pins) -> dict[str, Any]:
     """Return the option by which what is compiled by a lock is a cache's entry of its own."""
     content = [pins.decisions.keys(), pins.kernels.items(), pins.configurations.items()]
-    digest = hashlib.sha256(repr([sorted(each, key=repr) for each in content]).encode()).hexdigest()
-    return {"autotune_lookup_table": {f"lock {digest}": {}}}
+    return {"autotune_lookup_table": {f"lock {digest([sorted(each, key=repr) for each in content])}": {}}}
 
 
 @dataclass(frozen=True)
@@ -169,7 +167,7 @@ class PinnedChooser:
 
 
 def _key(site: Site) -> str:
-    return hashlib.sha256(json.dumps([site.inputs, site.output, site.kernels]).encode()).hexdigest()[:16]
+    return key("kernel", inputs=site.inputs, output=site.output, kernels=site.kernels)
 
 
 def note_configurations(pins: Pins) -> list[str]:

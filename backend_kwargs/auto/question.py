@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from backend_kwargs.auto.cache_key import ambient, card_of, computation_of, described, devices_of, key_of
+from backend_kwargs.auto.cache_key import ambient, card_of, described, devices_of, kinds, signature
 from backend_kwargs.auto.candidates import others_for, permits, step_names
 from backend_kwargs.auto.ddp_buckets import Bucket
 from backend_kwargs.auto.machine import device_of, machine
@@ -17,7 +17,8 @@ from backend_kwargs.auto.store import KIND, DecisionStore, name_on
 from backend_kwargs.backends.others import is_other, other_of, versions_of
 from backend_kwargs.errors import BackendKwargsError, warn_once
 from backend_kwargs.facts.decision import DEFAULT, Decision, RaceRow, Unraced
-from backend_kwargs.graphs.spelling import spelled
+from backend_kwargs.graphs.spelling import spelled, structure
+from backend_kwargs.keys import key
 from backend_kwargs.rewrites.table import in_keys, list_rewrites
 from backend_kwargs.stores import Store
 from backend_kwargs.stores.deadlines import Reached
@@ -130,9 +131,24 @@ class Question:
         return spelled((stores, self.asked, devices_of(self.request.example_inputs), ambient()))
 
     @cached_property
+    def _whatever_its_sizes(self) -> dict[str, object]:
+        """The fields of its keys that recompiles for other sizes share."""
+        return {"structure": structure(self.request.gm), "ambient": ambient(), "asked": spelled(self.asked)}
+
+    @cached_property
+    def graph(self) -> str:
+        """The identity of the computation, whatever its sizes."""
+        return key("computation", kinds=kinds(self.request.example_inputs), **self._whatever_its_sizes)
+
+    @cached_property
     def key(self) -> str:
-        """The key under which the decision for exactly this graph is stored."""
-        return key_of(self.request.gm, self.request.example_inputs, self.asked, device_of(self.here))
+        """The key under which the decision for exactly this graph is stored.
+
+        It begins with the identity of the computation, so that a store lists what it has for other sizes too.
+        """
+        inputs = signature(self.request.gm, self.request.example_inputs)
+        exact = key("decision", signature=inputs, device=device_of(self.here), **self._whatever_its_sizes)
+        return f"{self.graph}{exact}"[:64]
 
     @cached_property
     def pinned_key(self) -> str:
@@ -143,11 +159,6 @@ class Question:
     def slot(self) -> tuple[str, str]:
         """The key under which this process remembers the decision: its threads may be set anew."""
         return self.scope, name_on(self.here, self.key)
-
-    @cached_property
-    def graph(self) -> str:
-        """The identity of the computation, whatever its sizes."""
-        return computation_of(self.request.gm, self.request.example_inputs, self.asked)
 
     def without(self, *options: str) -> "Question":
         """Return the question without some of the user's options."""

@@ -4,19 +4,16 @@ A name is "verdicts/<device>/<place>.<what else decides>.json". They stay in fol
 shows by itself is not proven in a whole graph.
 """
 
-import hashlib
-import json
 import math
 from dataclasses import dataclass
 
 from backend_kwargs.auto.machine import Machine, device_of, variant_of
 from backend_kwargs.interval import Interval
+from backend_kwargs.keys import key
 from backend_kwargs.options.layers import Options
 from backend_kwargs.rewrites.places import Place
 from backend_kwargs.stores.documents import Document, Kind
 from backend_kwargs.stores.layered import Layered
-
-DIGITS = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +66,6 @@ class Verdicts:
             self.layered.put(self.folder, place.signature, Document(self._name(place), verdict))
 
     def _name(self, place: Place) -> str:
-        others = self.here.get("backend-kwargs"), variant_of(self.here), sorted(self.fixed.items())
-        hashed = hashlib.sha256(json.dumps(others, default=repr).encode()).hexdigest()[:DIGITS]
-        return f"{self.folder}{place.signature}.{hashed}.json"
+        release, options = self.here.get("backend-kwargs"), sorted(self.fixed.items())
+        others = key("verdict", release=release, machine=variant_of(self.here), options=options)
+        return f"{self.folder}{place.signature}.{others}.json"

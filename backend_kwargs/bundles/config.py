@@ -1,6 +1,5 @@
 """The configuration of a CompiledModule: a value, checked when it is made, written as JSON and read back equal."""
 
-import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -11,6 +10,7 @@ from backend_kwargs.backend import OURS, Backend, find_backend
 from backend_kwargs.errors import BackendKwargsError, removed, shown, wrong_value
 from backend_kwargs.files.atomic_write import write_whole
 from backend_kwargs.files.plain_data import check_plain, read_json
+from backend_kwargs.keys import digest
 from backend_kwargs.options.layers import Options, copied, same
 from backend_kwargs.options.option import Tolerance, check, declared, lookup
 from backend_kwargs.options.trust import consent
@@ -89,8 +89,7 @@ class CompileConfig:
 
     def key(self) -> str:
         """Return the class's name and a hash of all fields, which does not depend on the order of options."""
-        text = json.dumps(self.to_dict(), sort_keys=True)
-        return f"{type(self).__name__}_{hashlib.sha256(text.encode()).hexdigest()[:32]}"
+        return f"{type(self).__name__}_{digest(self.to_dict(), 32, sort_keys=True)}"
 
     def to_dict(self) -> dict[str, Any]:
         """Return all fields as JSON values, dtypes by name; raise if JSON cannot represent an option."""

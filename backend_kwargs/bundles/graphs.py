@@ -8,8 +8,6 @@ again in each process, so the guards are those of the process that serves.
 """
 
 import ast
-import hashlib
-import json
 import linecache
 import pickle
 from collections.abc import Callable, Mapping
@@ -39,6 +37,7 @@ from backend_kwargs.facts.decision import EAGER, Decision
 from backend_kwargs.graphs.memory import SharedMemory, unless_shared
 from backend_kwargs.graphs.spelling import structure
 from backend_kwargs.graphs.writes import copy_of_graph
+from backend_kwargs.keys import digest, key
 from backend_kwargs.options.layers import Options, standing
 from backend_kwargs.options.option import check
 from backend_kwargs.options.trust import untrusted
@@ -230,8 +229,8 @@ class CannotLoadError(Exception):
 def key_of(gm: GraphModule, example_inputs: Inputs) -> str:
     """Return 64 hexadecimal digits for a graph's computation and its inputs, the same in each process."""
     tensors = [(name, content_hash(tensor)) for name, tensor in _held(gm)]
-    parts = [structure(gm), signature(gm, example_inputs), ambient(), tensors]
-    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
+    inputs, modes = signature(gm, example_inputs), dict(sorted(ambient().items()))
+    return key("kept", structure=structure(gm), signature=inputs, ambient=modes, tensors=tensors)
 
 
 def _held(gm: GraphModule) -> list[tuple[str, torch.Tensor]]:
@@ -311,7 +310,7 @@ def _graph(compiled: Call, decision: DecisionData | None) -> Graph:
     if libraries and "cuda" in inductor.device_types:
         raise CannotKeepError("its C++ wrapper names files of this machine")
     inductor.source_code = source
-    inductor.cache_key = "c" + hashlib.sha256(source.encode()).hexdigest()[:50]
+    inductor.cache_key = "c" + digest(source.encode(), 50)
     return Graph(code=pickle.dumps(result), libraries=libraries, decision=decision)
 
 
@@ -336,10 +335,10 @@ def _with_named_libraries(source: str, module: ModuleType) -> tuple[str, dict[st
         if not isinstance(node, ast.Assign) or not isinstance(node.value, ast.Call) or file is None:
             continue
         content = file.read_bytes()
-        digest = hashlib.sha256(content).hexdigest()
-        libraries[digest] = content
+        hashed = digest(content)
+        libraries[hashed] = content
         function = vars(module)[name]
-        call = f"library({digest!r}, {function.__self__.__name__.rpartition('.')[2]!r}, {function.__name__!r})"
+        call = f"library({hashed!r}, {function.__self__.__name__.rpartition('.')[2]!r}, {function.__name__!r})"
         lines[node.lineno - 1 : node.end_lineno] = [f"{name} = {call}\n"]
     imports = f"from {library.__module__} import {library.__name__}\n" if libraries else ""
     return imports + "".join(lines), libraries

@@ -1,7 +1,6 @@
 """Samples: the arguments of calls, their metadata as JSON, and the check of later inputs against them."""
 
 import ctypes
-import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
 from typing import Any, NamedTuple, TypeAlias
@@ -9,6 +8,7 @@ from typing import Any, NamedTuple, TypeAlias
 import torch
 
 from backend_kwargs.errors import BackendKwargsError, wrong_value
+from backend_kwargs.keys import digest
 from backend_kwargs.measure.served import copied, span_of
 from backend_kwargs.measure.trees import map_tensors
 
@@ -58,7 +58,7 @@ def copy_of(tensor: torch.Tensor) -> torch.Tensor:
 def content_hash(tensor: torch.Tensor) -> str:
     """Return the SHA-256 of a tensor's values."""
     values = tensor.detach().cpu().contiguous().resolve_conj().resolve_neg()
-    return hashlib.sha256(memory_view(values)).hexdigest()
+    return digest(memory_view(values))
 
 
 def memory_view(tensor: torch.Tensor) -> memoryview:

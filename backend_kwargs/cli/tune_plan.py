@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from backend_kwargs.auto.machine import releases
 from backend_kwargs.backend import Backend
 from backend_kwargs.cli.console import console, print_table, say
 from backend_kwargs.cli.decisions import Where
@@ -18,7 +19,7 @@ from backend_kwargs.fleet.board import UnitClaims
 from backend_kwargs.fleet.local import LocalPool, devices_here
 from backend_kwargs.fleet.on_ray import RayPool, run_job, without_login
 from backend_kwargs.fleet.plan import printed_plan, read_plan
-from backend_kwargs.fleet.racing import AUTO, check, check_keys, is_slower, releases
+from backend_kwargs.fleet.racing import AUTO, check, check_keys, is_slower
 from backend_kwargs.fleet.scheduling import Ended, Pool, Queue, drive, expected
 from backend_kwargs.fleet.summary import Summary
 from backend_kwargs.fleet.units import WITHOUT_EFFECT, Unit, name_of

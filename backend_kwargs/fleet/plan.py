@@ -1,6 +1,5 @@
 """The file of a plan: models, the sizes, devices and threads to tune each for, and what may be raced."""
 
-import hashlib
 import itertools
 import json
 from collections.abc import Iterator, Mapping
@@ -15,6 +14,7 @@ from backend_kwargs.files.plain_data import read_toml
 from backend_kwargs.fleet.units import BUDGET_S, KEYS_OF_A_PLAN, OF_THE_STORE, WITHOUT_EFFECT, Name, Seconds, Unit
 from backend_kwargs.harness.models import LIBRARIES, split_factory
 from backend_kwargs.harness.modules import check_defines
+from backend_kwargs.keys import digest
 from backend_kwargs.stores import Store
 
 WHAT = "a plan"
@@ -150,7 +150,7 @@ def _digest(folder: Path, model: str) -> str:
         raise wrong_value("A plan's factory", "a file beside the plan or below it", where)
     if file.is_file():
         check_defines(file, name)
-        return hashlib.sha256(file.read_bytes()).hexdigest()
+        return digest(file.read_bytes())
     if where.endswith(".py"):
         raise BackendKwargsError(f"No file {str(file)!r}: a plan's factories are beside it.")
     return ""  # a module that is installed

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from backend_kwargs.auto.machine import machine, releases
 from backend_kwargs.backend import Backend
 from backend_kwargs.errors import BackendKwargsError, error_text
 from backend_kwargs.fleet.units import Result, Unit
@@ -32,7 +33,6 @@ if TYPE_CHECKING:
 AUTO = "tmpl-inductor:auto"
 ROUNDS, MOST_TIMING_S = 30, 20.0
 HOUR = 3600.0
-RELEASES = ("torch", "triton", "backend-kwargs")
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,7 +214,7 @@ def _raced(unit: Unit) -> Result:
     return Result(
         failed=_not_kept(found),
         device_name=str(here["device"]),
-        releases={name: here[name] for name in RELEASES},
+        releases=releases(),
         winners=tuple(dict.fromkeys(decision.winner for decision in found.decisions if decision.rows)),
         gain=found.speedup,
         same=found.same,
@@ -225,8 +225,6 @@ def _raced(unit: Unit) -> Result:
 def _machine(device: "torch.device", unit: Unit) -> Mapping[str, Any]:
     """Return what is recorded of this machine; raise if it has another device than the unit is for."""
     import torch
-
-    from backend_kwargs.auto.machine import machine
 
     if unit.on_gpu and not torch.cuda.is_available():
         raise BackendKwargsError(f"The unit is for {unit.device!r}, and the worker that got it has no GPU.")
@@ -261,13 +259,6 @@ def made(unit: Unit, device: "torch.device") -> tuple[Any, Any]:
         return in_precision(there, dtype) if dtype else there
 
     return model, map_tensors(moved, inputs)
-
-
-def releases() -> dict[str, str | None]:
-    """Return the releases that decisions are made with here."""
-    from backend_kwargs.options.requirements import installed_version
-
-    return {name: installed_version(name) for name in RELEASES}
 
 
 def documents_of(decisions: Sequence["Decision"]) -> dict[str, bytes]:

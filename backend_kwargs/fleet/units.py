@@ -1,6 +1,5 @@
 """Units of tuning: one model at one size, on one type of device; and the document of what came of one."""
 
-import hashlib
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
@@ -9,6 +8,7 @@ from msgspec import Meta, Struct
 
 from backend_kwargs.auto.machine import FIELDS
 from backend_kwargs.interval import Interval
+from backend_kwargs.keys import digest
 from backend_kwargs.stores.documents import Document, Kind, RefusedError, decoded, encoded
 
 UNITS = "units/"
@@ -55,7 +55,7 @@ class Unit(Struct, frozen=True, forbid_unknown_fields=True):
     def key(self) -> str:
         """40 hexadecimal digits of all that the unit is, but for the time that it may take."""
         unit = msgspec.structs.replace(self, limit_s=None)
-        return hashlib.sha256(msgspec.json.encode(unit, order="deterministic")).hexdigest()[:KEY_DIGITS]
+        return digest(msgspec.json.encode(unit, order="deterministic"), KEY_DIGITS)
 
     @property
     def most_s(self) -> float:

@@ -4,7 +4,6 @@ Both are of the bytes of the inner object, so that copies stay valid wherever th
 body is: `Kind("decision", Decision)`.
 """
 
-import hashlib
 import re
 import time
 from collections.abc import Callable, Sequence
@@ -14,6 +13,7 @@ from typing import Annotated, Any, Generic, TypeVar
 import msgspec
 
 from backend_kwargs.errors import error_text
+from backend_kwargs.keys import digest
 from backend_kwargs.stores.signing import signed, signer
 
 LARGEST = 1 << 20  # bytes
@@ -141,7 +141,7 @@ def encoded(kind: Kind[Body], document: Document[Body], signing_key: object = No
     )
     content = msgspec.json.encode(inner)
     signature = "" if signing_key is None else signed(kind.domain(kind.schema), content, signing_key).hex()
-    sealed = msgspec.json.encode(_Sealed(sha256=_digest(content), signature=signature, document=msgspec.Raw(content)))
+    sealed = msgspec.json.encode(_Sealed(sha256=digest(content), signature=signature, document=msgspec.Raw(content)))
     if len(sealed) > LARGEST:
         raise RefusedError(f"it would have {len(sealed)} bytes, more than {LARGEST}")
     decoded(kind, document.name, sealed)
@@ -217,7 +217,7 @@ def _opened(content: bytes) -> tuple[_Sealed, _Inner]:
         inner = msgspec.json.decode(sealed.document, type=_Inner)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise RefusedError(f"it is not a document: {error_text(error)}") from None
-    if _digest(bytes(sealed.document)) != sealed.sha256:
+    if digest(bytes(sealed.document)) != sealed.sha256:
         raise RefusedError("its SHA-256 is another: it was changed, or written in part")
     if inner.made > time.time() + AHEAD_S:
         raise RefusedError("it was made more than a day after now, by its maker's clock or this one's")
@@ -242,7 +242,3 @@ def _body(kind: Kind[Body], raw: msgspec.Raw) -> Body:
     except (ValueError, TypeError, RecursionError) as error:  # MsgspecError is a ValueError
         raise RefusedError(f"its {kind.name} is not valid: {error_text(error)}") from None
     return body
-
-
-def _digest(content: bytes) -> str:
-    return hashlib.sha256(content).hexdigest()

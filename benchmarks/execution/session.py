@@ -1,6 +1,5 @@
 """One run of the suite: its cases, shard and deadline; each group of cells is on disk before the next starts."""
 
-import hashlib
 import shutil
 import subprocess
 import sys
@@ -21,6 +20,7 @@ import torch
 
 from backend_kwargs.errors import BackendKwargsError, warn_once
 from backend_kwargs.harness.trial import UnavailableError
+from backend_kwargs.keys import digest
 from benchmarks.execution import process, records, roofline, worker
 from benchmarks.execution.ceilings import Ceilings
 from benchmarks.execution.process import Outcome
@@ -282,7 +282,7 @@ class _Run:
 
     def _placed(self, job: Job) -> Job:
         # Named after the group, so that a resumed run finds the code of an interrupted one.
-        folder = SHARED if job.one_cache else hashlib.sha256(key_of(job).encode()).hexdigest()[:16]
+        folder = SHARED if job.one_cache else digest(key_of(job).encode(), 16)
         lock = self.plan.where.absolute() / "timing.lock" if self.plan.ahead > 1 else None
         return replace(job, cache=job.cache / folder, lock=lock)
 

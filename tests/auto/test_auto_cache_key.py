@@ -8,8 +8,7 @@ import sys
 import pytest
 import torch
 
-from backend_kwargs.auto import cache_key
-from backend_kwargs.auto.cache_key import ambient, computation_of, signature
+from backend_kwargs.auto.cache_key import ambient, signature
 from backend_kwargs.auto.machine import machine
 from backend_kwargs.graphs import spelling
 from backend_kwargs.graphs.spelling import SYMBOL, spelled, structure
@@ -219,29 +218,6 @@ def test_the_source_of_a_triton_kernel_is_part_of_the_key(kernels, one, other, s
     assert (texts[0] == texts[1]) is same
 
 
-@pytest.mark.parametrize(
-    ("x", "asked", "same"),
-    [
-        pytest.param(torch.randn(8, 32), {}, True, id="size"),
-        pytest.param(torch.randn(8, 64).double(), {}, False, id="dtype"),
-        pytest.param(torch.randn(8, 64), {"objective": "memory"}, False, id="objective"),
-    ],
-)
-def test_kin_differ_in_size_alone(x, asked, same):
-    """Graphs that differ only in sizes are recompiles; another dtype or other settings make another computation."""
-    gm, first = torch.fx.symbolic_trace(chain), torch.randn(8, 64)
-    assert (computation_of(gm, [x], asked) == computation_of(gm, [first], {})) is same
-
-
-def test_kin_compute_the_same_under_the_same_modes():
-    """Another function, or another grad mode, is another computation."""
-    gm, other, x = torch.fx.symbolic_trace(chain), torch.fx.symbolic_trace(torch.nn.ReLU()), torch.randn(8, 64)
-    found = [computation_of(gm, [x], {}), computation_of(other, [x], {})]
-    with torch.no_grad():
-        found.append(computation_of(gm, [x], {}))
-    assert len({*found}) == 3
-
-
 def written(*nodes, root=None):
     """Return a graph of nodes, each (op, target, args), whose first input is x."""
     graph = torch.fx.Graph()
@@ -413,10 +389,3 @@ def test_the_machine_as_it_is():
     assert (found["torch"], found["threads"], found["world"]) == (str(torch.__version__), torch.get_num_threads(), 1)
     assert found["cpu"] == torch.backends.cpu.get_cpu_capability()
     assert (found["gpu"] is None) is (not torch.cuda.is_available())
-
-
-def test_how_long_keys_are():
-    """A key is a whole hash, which TOML checks; a computation's is short."""
-    gm, x = torch.fx.symbolic_trace(chain), torch.randn(8, 64)
-    assert len(cache_key.key_of(gm, [x], {}, "cpu")) == 64
-    assert len(computation_of(gm, [x], {})) == 16

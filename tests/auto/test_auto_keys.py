@@ -33,6 +33,12 @@ def keys(fn=chain, inputs=(X,), fixed=None, rewrites=(), template=None, **settin
     return {"key": asked.key, "graph": asked.graph, "scope": asked.scope}
 
 
+def test_how_long_keys_are():
+    """A key is a whole hash, which TOML checks, and begins with that of the computation."""
+    found = keys()
+    assert (len(found["key"]), len(found["graph"]), found["key"][:16]) == (64, 16, found["graph"])
+
+
 def differing(one, other):
     return {name for name in one if one[name] != other[name]}
 

@@ -125,7 +125,7 @@ def test_a_graph_of_another_machine(phase):
 
 def test_a_lock_that_says_no_machine():
     """It serves nowhere, since nobody knows where it was written; one that is written notes this machine."""
-    assert bmm_by(Pins("k.lock")).startswith("Lock 'k.lock' was written for torch None (here ")
+    assert bmm_by(Pins("k.lock")).startswith("Lock 'k.lock' was written for threads None (here ")
     rest_of(pins := Pins("k.lock", phase="timing"))
     assert pins.machine == pinned_machine(machine())
 

@@ -8,7 +8,8 @@ import sys
 
 import pytest
 
-from backend_kwargs.bundles.disk.manifest import digest, sign
+from backend_kwargs.bundles.disk.manifest import sign
+from backend_kwargs.keys import digest
 from tests import forks
 
 MODEL = """

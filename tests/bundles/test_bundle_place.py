@@ -15,9 +15,9 @@ import torch
 import backend_kwargs as bk
 from backend_kwargs import BackendKwargsError, CompiledModule
 from backend_kwargs.bundles.disk import place
-from backend_kwargs.bundles.disk.manifest import digest
 from backend_kwargs.bundles.disk.reading import inspected
 from backend_kwargs.files.opened import opened_folder
+from backend_kwargs.keys import digest
 from tests.bundles.small_module import scaled
 
 EAGER = bk.CompileConfig(backend="eager", check_numbers="off")

@@ -9,13 +9,13 @@ import shutil
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from hashlib import sha256
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
 from threading import RLock
 
 from backend_kwargs.errors import BackendKwargsError, pip_install
+from backend_kwargs.keys import digest
 from backend_kwargs.options.layers import Options
 from backend_kwargs.options.requirements import (
     CUTLASS_GEMM,
@@ -119,7 +119,7 @@ def _key(parts: Mapping[str, Path]) -> str:
     except PackageNotFoundError:  # installed from a checkout
         release = "unversioned"
     places = "\n".join(map(str, parts.values()))
-    return f"{release}-{sha256(places.encode()).hexdigest()[:12]}"
+    return f"{release}-{digest(places.encode(), 12)}"
 
 
 def _complete(target: Path, parts: Mapping[str, Path]) -> bool:

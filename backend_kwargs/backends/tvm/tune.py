@@ -5,7 +5,6 @@ are all read, line by line: so processes may share a `work_dir`, and a killed on
 line, which is skipped.
 """
 
-import hashlib
 import inspect
 import json
 import logging
@@ -37,6 +36,7 @@ from backend_kwargs.backends.tvm.option_checks import TUNING
 from backend_kwargs.backends.tvm.settings import TVMOptions
 from backend_kwargs.errors import BackendKwargsError, error_text, warn_once
 from backend_kwargs.files.atomic_write import write_whole
+from backend_kwargs.keys import digest
 from backend_kwargs.measure.generators import SEED
 from backend_kwargs.options.layers import Options
 from backend_kwargs.progress import progress
@@ -84,7 +84,7 @@ def _directory(settings: TVMOptions, target: Target) -> Path | None:
     if not settings.work_dir:
         return None
     described = {name: value for name, value in target.export().items() if name != "host"}
-    key = hashlib.sha256(json.dumps(described, sort_keys=True, default=str).encode()).hexdigest()[:12]
+    key = digest(described, 12, sort_keys=True)
     return Path(settings.work_dir) / f"{target.kind.name}-{key}"
 
 

@@ -1,6 +1,5 @@
 """What compiled code depends on besides its graph: releases, processor, GPU and driver."""
 
-import hashlib
 import platform
 import sys
 from collections.abc import Mapping
@@ -8,6 +7,7 @@ from functools import cache
 
 import torch
 
+from backend_kwargs.keys import digest
 from backend_kwargs.measure.environment import processor
 from backend_kwargs.options.requirements import machine
 
@@ -57,4 +57,4 @@ def _instruction_sets() -> str:
     if not (here := processor()):
         return platform.processor()
     flags = here.get("flags") or here.get("Features", "")
-    return hashlib.sha256(" ".join(sorted(flags.split())).encode()).hexdigest()[:12]
+    return digest(" ".join(sorted(flags.split())).encode(), 12)

@@ -1,6 +1,5 @@
 """The manifest of a bundle: its contents, each part's SHA-256, and its signer. Data, validated when it is read."""
 
-import hashlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
@@ -102,11 +101,6 @@ def _former(fields: dict[str, Any], path: Path) -> Manifest:
         if isinstance(graph, dict):
             graph.pop("frame", None)
     return msgspec.convert(fields | {"schema": SCHEMA}, Manifest)
-
-
-def digest(content: bytes) -> str:
-    """Return the SHA-256 of `content`."""
-    return hashlib.sha256(content).hexdigest()
 
 
 # ---- signatures

@@ -19,10 +19,11 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from backend_kwargs.bundles.disk.files import HEX, named, private_folder, remove_all, sweep
-from backend_kwargs.bundles.disk.manifest import LARGEST, decoded, digest
+from backend_kwargs.bundles.disk.manifest import LARGEST, decoded
 from backend_kwargs.errors import BackendKwargsError, warn_once
 from backend_kwargs.files.atomic_write import reported
 from backend_kwargs.files.opened import NO_LINK, content_of, opened_file, opened_folder
+from backend_kwargs.keys import digest
 
 MANIFEST, PARTS, SIGNATURES = "manifest.json", "parts", "signatures"
 LOCK = ".lock"  # an empty file in the bundles of former releases

@@ -16,7 +16,7 @@ from backend_kwargs.bundles.config import CompileConfig
 from backend_kwargs.bundles.disk.extensions import install
 from backend_kwargs.bundles.disk.files import private_folder
 from backend_kwargs.bundles.disk.fingerprint import differences, fingerprint
-from backend_kwargs.bundles.disk.manifest import LARGEST, GraphPart, Manifest, Part, decoded, digest, signer_of
+from backend_kwargs.bundles.disk.manifest import LARGEST, GraphPart, Manifest, Part, decoded, signer_of
 from backend_kwargs.bundles.disk.place import MANIFEST, PARTS, SIGNATURES, no_bundle, opened_bundle
 from backend_kwargs.bundles.disk.weights import checked_weights, dtypes_of, why_not_samples
 from backend_kwargs.bundles.graphs import Graph, permits_decision
@@ -24,6 +24,7 @@ from backend_kwargs.bundles.running import Built
 from backend_kwargs.errors import BackendKwargsError, error_text, printable, warn_once, wrong_value
 from backend_kwargs.files.opened import NO_LINK, content_of, opened_file, opened_folder
 from backend_kwargs.files.retries import retried
+from backend_kwargs.keys import digest
 from backend_kwargs.options.trust import consent
 from backend_kwargs.rewrites.table import are_outdated
 from backend_kwargs.stores.signing import several_keys

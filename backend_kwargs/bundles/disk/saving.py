@@ -15,7 +15,6 @@ from backend_kwargs.bundles.disk.manifest import (
     GraphPart,
     Manifest,
     Part,
-    digest,
     encoded,
     sign,
 )
@@ -25,6 +24,7 @@ from backend_kwargs.bundles.disk.weights import place_of, why_not_plain, why_not
 from backend_kwargs.bundles.graphs import Graph
 from backend_kwargs.bundles.running import Built
 from backend_kwargs.errors import BackendKwargsError, shown, wrong_value
+from backend_kwargs.keys import digest
 from backend_kwargs.stores.signing import private_key
 
 
