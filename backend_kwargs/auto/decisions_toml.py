@@ -10,7 +10,7 @@ from backend_kwargs.auto.candidates import OptionsOf, allowed_candidates, step_o
 from backend_kwargs.auto.decision import has_form, parsed
 from backend_kwargs.auto.store import KIND
 from backend_kwargs.backends.others import is_former, is_other
-from backend_kwargs.errors import BackendKwargsError, error_text, printable, shown, warn_once
+from backend_kwargs.errors import BackendKwargsError, error_text, shown, warn_once
 from backend_kwargs.facts.decision import DEFAULT, EAGER, Decision
 from backend_kwargs.files.atomic_write import write_whole
 from backend_kwargs.files.plain_data import read_toml
@@ -41,33 +41,36 @@ def write_decisions(decisions: Iterable[Decision], path: Path) -> list[Decision]
 
     Return those written: one that could not be read back is left out, with a warning.
     """
-    by_key: dict[str, Decision] = {}
+    written: dict[str, Decision] = {}
+    texts, named = [HEAD], {""}
     for each in decisions:
-        by_key.setdefault(each.key, each)
-    texts = {key: text for key, each in by_key.items() if (text := _text(each))}
-    write_whole(path, "\n".join([HEAD, *texts.values()]) + "\n")
-    return [by_key[key] for key in texts]
+        if each.key not in written and (text := _text(each, named)):
+            texts.append(text)
+            named.add(template_name(each))
+            written[each.key] = each
+    write_whole(path, "\n".join(texts) + "\n")
+    return [*written.values()]
 
 
-def _text(decision: Decision) -> str:
-    """Return the tables of a decision, "" if they would not be read back."""
+def _text(decision: Decision, named: Container[str]) -> str:
+    """Return the tables of a decision, "" if they would not be read back; without a template that is `named` before."""
     unlike = [f"option {name!r} is {shown(value)}" for name, value in decision.options.items() if not has_form(value)]
     why = "" if KEY.fullmatch(decision.key) else "its key has not 64 hexadecimal digits"
-    text, why = "", next(iter(unlike), why)
+    why = next(iter(unlike), why)
     if not why:
-        text = "\n".join(_lines(decision))
+        text = "\n".join(_lines(decision, named))
         try:
             tomllib.loads(text.encode().decode())
         except (ValueError, RecursionError) as error:  # as of a number that is none, or half of a character
             why = error_text(error)
     if why:
-        warn_once(f"Decision {printable(decision.key[:20])} is left out, it cannot be written as TOML: {why}.")
+        warn_once(f"Decision {decision.key[:20]} is left out, it cannot be written as TOML: {why}.")
     return "" if why else text
 
 
-def _lines(decision: Decision) -> Iterator[str]:
+def _lines(decision: Decision, named: Container[str]) -> Iterator[str]:
     fixed = {name: value for name, value in decision.fixed.items() if has_form(value)}
-    if template_name(decision):
+    if template_name(decision) not in named:
         yield from _template(decision, fixed)
     further = {name: value for name in FURTHER if (value := getattr(decision, name))}
     yield from toml_table(("decisions", decision.key), {name: getattr(decision, name) for name in PLAIN} | further)

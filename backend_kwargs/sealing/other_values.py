@@ -17,12 +17,11 @@ from backend_kwargs.bundles.samples import is_dense
 from backend_kwargs.measure.trees import tensors_of
 from backend_kwargs.sealing.checks import SHORT
 from backend_kwargs.torch_internals.modes import TorchDispatchMode
-from backend_kwargs.torch_internals.operators import HigherOrderOperator, arguments_of
+from backend_kwargs.torch_internals.operators import OPERATORS, HigherOrderOperator, arguments_of
 
 Change: TypeAlias = Callable[[torch.Tensor], torch.Tensor]
 FLOATS = (*SHORT, torch.float32, torch.float64, torch.complex64, torch.complex128)
 LARGE = 64
-OF_TORCH = ("aten", "prims")
 WORDS = ("ind", "offset", "target", "length", "repeats")  # in names of arguments that are positions or sizes
 
 
@@ -34,13 +33,12 @@ def changes_of(name: str, example: object, fill: float, dims: Sequence[int], *, 
     """
     if not isinstance(example, torch.Tensor) or not is_dense(example) or not example.numel():
         return {}
+    found: dict[str, Change] = {}
     if _is_mask(name, example):
         other = _other(example, fill)
-        found: dict[str, Change] = {
+        found = {
             "all real": lambda x: torch.where(x == fill, other, x),
-            "inverted in part": lambda x: torch.where(
-                _odd(x, dims), torch.where(x == fill, other, x.new_full((), fill)), x
-            ),
+            "inverted in part": lambda x: torch.where(_odd(x, dims), torch.where(x == fill, other, fill), x),
         }
     elif example.dtype in FLOATS:
         found = {
@@ -54,7 +52,6 @@ def changes_of(name: str, example: object, fill: float, dims: Sequence[int], *, 
     elif dims and not (example.is_floating_point() or example.is_complex()):
         least, largest = (int(end) for end in example.aminmax())
         least, largest = min(least, int(fill)), max(largest, int(fill))
-        found = {}
         if least < largest:
             found = {
                 "mirrored": lambda x: least + largest - x,
@@ -62,8 +59,6 @@ def changes_of(name: str, example: object, fill: float, dims: Sequence[int], *, 
             }
         if free:
             found |= {"positive": lambda x: x.abs() + 1, "negative": lambda x: -x.abs() - 1}
-    else:
-        found = {}
     return {how: partial(_kept_real, change, fill, dims) for how, change in found.items()}
 
 
@@ -84,7 +79,7 @@ class Positions(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self.found = True
             return func(*args, **(kwargs or {}))
         named = dict(zip((each.name for each in arguments_of(func)), args, strict=False)) | (kwargs or {})
-        every = func.namespace not in OF_TORCH or torch.Tag.data_dependent_output in func.tags
+        every = func.namespace not in OPERATORS or torch.Tag.data_dependent_output in func.tags
         for name, value in named.items():
             integers = [each for each in tensors_of(value) if not each.is_floating_point() and each.dtype != torch.bool]
             self.found |= bool(integers) and (every or any(word in name for word in WORDS))

@@ -242,10 +242,11 @@ def test_an_export_says_what_it_has(folder, tmp_path):
 
 
 def test_keys_that_end_alike(folder, tmp_path):
-    """A template's name has a key's last digits: it is named once."""
+    """A template's name has a key's last digits: it is written once, and the file can be read."""
     store = folder(FIRST, replace(FIRST, key=f"cd{'ab' * 31}"))
     (said,) = run("export", tmp_path / "d.toml", "--store", store)
     assert said == f"2 written to {tmp_path / 'd.toml'}, 1 as templates: auto-abababababab."
+    assert run("import", tmp_path / "d.toml", "--store", tmp_path) == [f"2 added to '{tmp_path}'."]
 
 
 def test_nothing_to_export(tmp_path):
