@@ -321,6 +321,7 @@ def raced(question: Question) -> Answer:
         model=question.model,
         budget_s=min(budget_s, ENDLESS_S),
         guards_s=result.guards_s,
+        places=result.places,
     )
     found = question.remembered() if decision.provisional and decision.is_judged else None
     if found and (not found.provisional or found.cut_s > budget_s):  # it had more time, or a quieter machine

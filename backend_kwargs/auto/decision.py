@@ -14,7 +14,14 @@ DEEPEST = 8  # levels of nesting in an option's value; deeper ones end in a Recu
 
 
 COLUMNS = tuple(each.name for each in fields(Decision))
-AS_JSON = {"options": "{}", "rows": "[]", "machine": "{}", "fixed": "{}", "inputs": "[]"}  # with what is empty
+AS_JSON = {
+    "options": "{}",
+    "rows": "[]",
+    "machine": "{}",
+    "fixed": "{}",
+    "inputs": "[]",
+    "places": "[]",
+}  # with what is empty
 
 
 def has_form(value: object) -> bool:
@@ -56,7 +63,8 @@ def _deeper(value: object, levels: int) -> bool:
 def packed(decision: Decision) -> list[str | float]:
     """Return the decision as numbers, texts and JSON; raise ValueError or TypeError if they cannot represent it."""
     values = asdict(decision)
-    values["rows"] = msgspec.json.encode(values["rows"], enc_hook=repr).decode()  # only for people to read
+    for name in ("rows", "places"):  # only for people to read
+        values[name] = msgspec.json.encode(values[name], enc_hook=repr).decode()
     return [_packed(values[name]) for name in COLUMNS]
 
 

@@ -2,11 +2,13 @@
 
 from collections import Counter
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import torch
 from torch.fx import GraphModule
+from torch.utils.flop_counter import flop_registry
 
 from backend_kwargs.measure.trees import tensors_of
 from backend_kwargs.options.layers import Options
@@ -29,7 +31,8 @@ class GraphStats:
     `unaligned` counts the GEMMs whose rows do not begin at multiples of 16 bytes, `layouts` the different layouts of
     GEMMs, convolutions and attentions. `names` are those of the operators, and of some kinds of them. `opaque` graphs
     contain operators that cannot be counted. `frozen` counts the parameters that become constants, since the caller set
-    `freezing`. `custom` graphs contain operators that are not torch's.
+    `freezing`. `custom` graphs contain operators that are not torch's. `flops` are those of products, convolutions and
+    attention.
     """
 
     device: str
@@ -51,6 +54,7 @@ class GraphStats:
     layouts: int = 0
     names: frozenset[str] = frozenset()
     custom: bool = False
+    flops: float = 0.0
 
     @property
     def gpu(self) -> bool:
@@ -91,6 +95,7 @@ class _Counting(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.unaligned = 0
         self.layouts: set[str] = set()
         self.kinds: set[str] = set()
+        self.flops = 0.0
 
     def __torch_dispatch__(
         self, func: Any, types: object, args: tuple[Any, ...] = (), kwargs: Options | None = None
@@ -116,6 +121,9 @@ class _Counting(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self.kinds.add(TANH_GELU)
         if packet.__name__ == "convolution" and args[-1] != 1:
             self.kinds.add(GROUPED)
+        if flops_of := flop_registry.get(packet):
+            with suppress(Exception):  # such as of tensors that are not strided
+                self.flops += flops_of(*args, **kwargs, out_val=result)
         self._note_product(packet.__name__, args, kwargs, result)
         return result
 
@@ -151,6 +159,7 @@ def observed_stats(run: Callable[[], T], bytes_of: Callable[[T], float], **known
         custom=counting.custom,
         layouts=len(counting.layouts),
         names=frozenset({*names, *counting.kinds}),
+        flops=counting.flops,
         random=bool(counting.tags[torch.Tag.nondeterministic_seeded]),
         **known,
     )

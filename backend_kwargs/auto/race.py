@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
-from functools import cache, partial
+from functools import cache, cached_property, partial
 
 import torch
 
@@ -29,7 +29,7 @@ from backend_kwargs.backends import CapturedGraph
 from backend_kwargs.backends.generated_code import comparable, compiled_graphs, rewrites_made
 from backend_kwargs.errors import error_text
 from backend_kwargs.facts import Call, Compiled
-from backend_kwargs.facts.decision import DEFAULT, EAGER, Decision, RaceRow
+from backend_kwargs.facts.decision import DEFAULT, EAGER, Decision, PlaceRow, RaceRow
 from backend_kwargs.facts.parts import left_to_eager
 from backend_kwargs.graphs.eligibility import recomputes
 from backend_kwargs.graphs.freezing import freezable_parameters
@@ -41,6 +41,7 @@ from backend_kwargs.options.layers import Options
 from backend_kwargs.rewrites.places import Place
 from backend_kwargs.rewrites.table import chosen_places, find_rewrite
 from backend_kwargs.torch_internals.caches import artifacts_noted
+from backend_kwargs.torch_internals.device_peaks import peaks_of
 from backend_kwargs.torch_internals.dynamo import RESTARTS, get_metrics_context
 from backend_kwargs.torch_internals.guards import guard_count, is_tracing, without_context
 from backend_kwargs.torch_internals.modes import modes_restored
@@ -52,6 +53,7 @@ Progress = Callable[[str, float], None]
 SLOW_S = 0.1  # a first call in eager that takes longer is timed again; if that does too, nothing is warmed up
 PLACE_S = 20.0  # for the race of a place at most, so that its check has what it needs
 PLACE_ROUNDS = 8
+AT_LIMIT = 1.1  # times the least that a place can take, which leaves a rewrite nothing to win
 PROLOGUE_S, GUARD_S = 1e-5, 1.2e-8  # dynamo's, per call: 8 to 22 µs with 18 to 937 guards (Xeon, torch 2.11)
 
 
@@ -75,6 +77,7 @@ class RaceResult:
     compiled: Compiled | None = None
     guards_s: float = 0.0
     counted_s: float = 0.0  # of `seconds`, what was added to the compile that serves
+    places: tuple[PlaceRow, ...] = ()
 
 
 def race(request: Request, tell: Progress) -> RaceResult:
@@ -262,7 +265,8 @@ class Race:
             row.reason = "the budget ended before it was timed" if len(untimed) > 1 else "nothing to time it against"
         rows, cut = tuple(self.rows), len(untimed) > 1 or any(row.left for row in self.rows)
         seconds = self.budget.spent_s, self.budget.counted_s
-        result = RaceResult(champion.row, rows, self.stats, seconds[0], cut, None, self.dynamo_s, seconds[1])
+        figures = seconds[0], cut, None, self.dynamo_s, seconds[1]
+        result = RaceResult(champion.row, rows, self.stats, *figures, self.selection.place_rows)
         return result, champion.made
 
     def entered_eager(self) -> Runner:
@@ -375,6 +379,8 @@ class Race:
         """Return the verdict on a place whose graph this is: default is timed against the rewrite."""
         if self.stats.random:
             return Verdict(why="it draws random numbers")
+        if self.budget.call_s < AT_LIMIT * self.limit_s:
+            return Verdict(why="it is at the device's limit", is_little=True)
         eager = self.entered_eager()
         self.checks.compute_reference()
         runners = []
@@ -396,7 +402,18 @@ class Race:
                 named = dict(zip(("default", "rewritten"), calls, strict=True))
                 default, rewritten = measure.interleave(named, rounds=2 * PLACE_ROUNDS, device=self.device).values()
         speedup = measure.ratio_interval(default, rewritten)
-        return Verdict(measure.percentile(default, 0.5), measure.percentile(rewritten, 0.5), speedup)
+        medians = measure.percentile(default, 0.5), measure.percentile(rewritten, 0.5)
+        return Verdict(*medians, speedup, limit_s=self.limit_s)
+
+    @cached_property
+    def limit_s(self) -> float:
+        """The least seconds of a call: all that it multiplies at the GPU's peak, or each byte once; 0 if not known."""
+        dtype = next((each.dtype for each in tensors_of(self.task.inputs.values) if each.is_floating_point()), None)
+        peaks = peaks_of(self.device, dtype) if dtype and not self.stats.training else None
+        if peaks is None:
+            return 0.0
+        moved = self.stats.bytes_read + self.stats.bytes_written
+        return max(moved / peaks.bytes_per_s, self.stats.flops / peaks.flops_per_s)
 
     # ---- the others
 

@@ -11,7 +11,7 @@ from itertools import count
 from typing import TypeAlias
 
 from backend_kwargs.errors import printable
-from backend_kwargs.facts.decision import DEFAULT, EAGER, UNCHECKED, Decision, Doubt, RaceRow, by_name
+from backend_kwargs.facts.decision import DEFAULT, EAGER, UNCHECKED, Decision, Doubt, PlaceRow, RaceRow, by_name
 from backend_kwargs.interval import Interval
 from backend_kwargs.progress import progress as shown
 
@@ -21,6 +21,7 @@ logger = logging.getLogger("backend_kwargs.auto")
 
 WIDEST = 60  # a longer name, such as one from a file, does not widen the table
 ARTIFACT = "backend_kwargs_race"
+MOST_PLACES = 12  # of a table; a decision has all
 MORE = 1.25  # times what was spent and predicted: the budget that is named
 _reported: set[tuple[str, str]] = set()  # keys and tables
 
@@ -73,6 +74,8 @@ def table(decision: Decision) -> str:
     lines = [_line(row, rows, width, provisional=decision.provisional) for row in decision.rows]
     if decision.rows and decision.provisional:
         lines.append(f"provisional: {what_is_open(decision)}")
+    if decision.places:
+        lines += ["places, each by itself:", *(_place(row, decision) for row in decision.places[:MOST_PLACES])]
     return "\n".join([_head(decision), *(f"  {printable(line)}" for line in lines)])
 
 
@@ -208,6 +211,15 @@ def _line(row: RaceRow, rows: Mapping[str, RaceRow], width: int, *, provisional:
     rewrote = f", rewrote {words_of(row.rewritten)}" if row.rewritten else ""
     compiled = f"compiled in {row.compile_s:.1f} s{peak}{rewrote}{error}"
     return f"{row.name:<{width}} {took:>12}  {why:<44} {compiled}{kept}"
+
+
+def _place(row: PlaceRow, decision: Decision) -> str:
+    if row.speedup is None:
+        return f"  {row.name}: {row.why}"
+    today = ", ".join(filter(None, (f"{row.default_s * 1e6:.1f} µs", row.from_limit)))
+    ratio = f"{row.speedup.median:.2f}x [{row.speedup.low:.2f}, {row.speedup.high:.2f}]"
+    used = ", used" if decision.uses(row) else ""
+    return f"  {row.name}: {today}; rewritten {row.rewritten_s * 1e6:.1f} µs, {ratio}{used}"
 
 
 def words_of(rewritten: Mapping[str, int]) -> str:

@@ -37,7 +37,7 @@ from backend_kwargs.auto.request import RaceContext, Request
 from backend_kwargs.auto.result_checks import ResultChecks
 from backend_kwargs.auto.settings import RaceSettings
 from backend_kwargs.auto.verdicts import Verdict
-from backend_kwargs.facts.decision import DEFAULT, EAGER, RaceRow
+from backend_kwargs.facts.decision import DEFAULT, EAGER, PlaceRow, RaceRow
 from backend_kwargs.graphs.replay import Task
 from backend_kwargs.options.layers import Options, standing, with_users
 from backend_kwargs.rewrites.places import Place
@@ -199,6 +199,16 @@ class Selection:
     def chosen(self) -> list[Place]:
         """The places where a rewrite is faster by itself."""
         return worth_it(self.places, self.verdicts, MARGIN)
+
+    @property
+    def place_rows(self) -> tuple[PlaceRow, ...]:
+        """The places that were raced by themselves, the dearest first."""
+        rows = (
+            PlaceRow(str(place), place.what, place.count, *each.figures, each.why)
+            for place, each in self.verdicts.items()
+            if not each.is_little
+        )
+        return tuple(sorted(rows, key=lambda row: -row.count * row.default_s))
 
     @property
     def first(self) -> RaceCandidate:

@@ -14,7 +14,7 @@ from backend_kwargs.page import fragment, is_loud, noise_of, pays_back, tradeoff
 from backend_kwargs.page.figures import between, ratio
 from backend_kwargs.page.values import count_of, environment_of, error_of, interval_of, measured_on, now, seconds_of
 from backend_kwargs.report import Graph
-from backend_kwargs.report.decisions import race_of, warnings_of
+from backend_kwargs.report.decisions import places_of, race_of, warnings_of
 from backend_kwargs.report.document import graph_of, warnings_on
 
 # Labels of candidates that are modes of torch.compile, besides all whose backend is "inductor".
@@ -46,7 +46,8 @@ def document_of(
         noise=interval_of(comparison.noise),
         rows=tuple(_row(row, won=row is best) for row in comparison.rows),
     )
-    where, raced = comparison.environment, [*_raced(comparison)]
+    where = comparison.environment
+    raced = [(graph.race.decision, name) for name, graph in _raced(comparison) if graph.race]
     return page.Document(
         title=title,
         subtitle=f"{comparison.mode} {measured_on(where)}",
@@ -55,8 +56,8 @@ def document_of(
         environment=environment_of(where),
         verdict=_verdict(comparison, best, "\n".join(paste)),
         warnings=tuple({each.text: each for each in reversed([*_warnings(comparison)])}.values())[::-1],
-        speedups=(speedups,),
-        races=tuple(race_of(graph.race.decision, name) for name, graph in raced if graph.race),
+        speedups=(speedups, *places_of(raced)),
+        races=tuple(race_of(*each) for each in raced),
         tradeoffs=tradeoffs_of(speedups),
         graphs=tuple(_graphs(shown)),
         accuracy=tuple(each for row in comparison.rows for each in _results(row))[:MOST_RESULTS],

@@ -80,6 +80,34 @@ def by_name(rows: Iterable[RaceRow]) -> dict[str, RaceRow]:
 
 
 @dataclass(frozen=True, slots=True)
+class PlaceRow:
+    """A place of a graph, raced by itself: its seconds by default and rewritten, each fused with what is around it.
+
+    `place` is its name among rewrites, `what` its operators and what they read, `count` how often it is in the graph.
+    `limit_s` is the least that the device could take, 0 if that is not known. `why` says why there are no figures.
+    """
+
+    place: str
+    what: str
+    count: int = 1
+    default_s: float = 0.0
+    rewritten_s: float = 0.0
+    speedup: Interval | None = None
+    limit_s: float = 0.0
+    why: str = ""
+
+    @property
+    def name(self) -> str:
+        """What people call it: the rewrite, how often, and where."""
+        return f"{self.place.partition('@')[0]} {self.count}x, {self.what}"
+
+    @property
+    def from_limit(self) -> str:
+        """How far default is from the least that the device could take, "" if that is not known."""
+        return f"{self.default_s / self.limit_s:.1f}x its limit" if self.limit_s > 0 else ""
+
+
+@dataclass(frozen=True, slots=True)
 class Decision:
     """Which candidate a race chose for one graph, and why.
 
@@ -90,7 +118,7 @@ class Decision:
     `compiler` is the winner's, "" for Inductor. `inputs` are the dtypes and sizes, `model` names the class or function
     that was compiled, `budget_s` is what the race was given. `differs` says how this machine differs from the one of
     the race. `guards_s` is what dynamo adds to each call, which the rows include, and which a call of the model itself
-    does not have; 0 if it is not known.
+    does not have; 0 if it is not known. `places` are those that were raced by themselves, the dearest first.
     """
 
     key: str
@@ -111,12 +139,17 @@ class Decision:
     differs: str = ""
     guards_s: float = 0.0
     unraced: Unraced = Unraced.RACED
+    places: tuple[PlaceRow, ...] = ()
 
     @property
     def subject(self) -> str:
         """What was decided on, for people: the graph, or why it was not raced."""
         never = "race='never', and " if self.unraced is Unraced.NEVER else ""
         return f"a graph not raced: {never}{self.facts}" if self.unraced else self.facts
+
+    def uses(self, row: PlaceRow) -> bool:
+        """Return whether the winner has this place rewritten."""
+        return not {row.place, row.place.partition("@")[0]}.isdisjoint(self.options.get("rewrites") or ())
 
     @property
     def provisional(self) -> bool:

@@ -213,7 +213,7 @@ def _race(record: Record) -> Race | None:
     from backend_kwargs.auto.reporting import table
 
     raced = found.winner, found.options, found.seconds, found.rows, table(found)
-    return Race(*raced, found.compiler, found.cut_s, found.facts, found.guards_s, found.unraced)
+    return Race(*raced, found.compiler, found.cut_s, found.facts, found.guards_s, found.unraced, found.places)
 
 
 def _decided(record: Record) -> str:

@@ -9,7 +9,7 @@ from typing import Literal
 from msgspec.structs import replace
 
 from backend_kwargs.auto.reporting import over_itself, what_is_open
-from backend_kwargs.facts.decision import DEFAULT, EAGER, Decision, Doubt, RaceRow, links
+from backend_kwargs.facts.decision import DEFAULT, EAGER, Decision, Doubt, PlaceRow, RaceRow, links
 from backend_kwargs.interval import Interval
 from backend_kwargs.page import pays_back, tradeoffs_of
 from backend_kwargs.page.document import (
@@ -75,7 +75,7 @@ def parts_of(named: Sequence[tuple[str, Decision]]) -> Document:
         made=now(),
         environment=environment_of(*(decision.machine for _, decision in named)),
         warnings=tuple(each for name, decision in named for each in warnings_of(decision, name)),
-        speedups=speedups,
+        speedups=(*speedups, *places_of(raced)),
         races=tuple(race_of(*each) for each in raced),
         tradeoffs=tradeoffs_of(speedups[0]) if len(speedups) == 1 else None,
         graphs=tuple(graph_of(decision, name) for name, decision in named),
@@ -180,6 +180,20 @@ def speedups_of(decision: Decision, name: str) -> Speedups:
         over=base.name if base else "",
         rows=tuple(_speedup_row(decision.rows, row, base) for row in decision.rows),
     )
+
+
+def places_of(raced: Iterable[tuple[Decision, str]]) -> Iterator[Speedups]:
+    """Yield the places of each graph that were raced by themselves: the dearest first, each over default."""
+    for decision, name in raced:
+        if rows := tuple(_place_row(each, used=decision.uses(each)) for each in decision.places):
+            yield Speedups(title=f"{name}: places, each by itself", over=DEFAULT, rows=rows)
+
+
+def _place_row(row: PlaceRow, *, used: bool) -> Row:
+    if (speedup := interval_of(row.speedup)) is None:
+        return Row(name=row.name, status="not timed", reason=row.why)
+    latency = interval_of(Interval(row.rewritten_s, row.rewritten_s, row.rewritten_s))
+    return Row(name=row.name, won=used, speedup=speedup, latency=latency, note=row.from_limit)
 
 
 def _speedup_row(rows: Sequence[RaceRow], row: RaceRow, base: RaceRow | None) -> Row:

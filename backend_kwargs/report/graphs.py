@@ -7,7 +7,7 @@ from typing import Any, Literal
 from backend_kwargs.auto import settings as auto
 from backend_kwargs.backend import find_backend
 from backend_kwargs.compile_records import RACED
-from backend_kwargs.facts.decision import Decision, RaceRow, Unraced
+from backend_kwargs.facts.decision import Decision, PlaceRow, RaceRow, Unraced
 from backend_kwargs.facts.parts import Partition
 from backend_kwargs.facts.precision import PrecisionUse
 from backend_kwargs.options.layers import Options
@@ -96,6 +96,7 @@ class Race:
     facts: str = ""
     guards_s: float = 0.0
     unraced: Unraced = Unraced.RACED
+    places: tuple[PlaceRow, ...] = ()
 
     @property
     def decision(self) -> Decision:
@@ -112,6 +113,7 @@ class Race:
             compiler=self.compiler,
             guards_s=self.guards_s,
             unraced=self.unraced,
+            places=self.places,
         )
 
 

@@ -6,6 +6,7 @@ is the same in any graph that has it, so that what is learnt of it holds there t
 
 import hashlib
 import json
+import re
 from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -17,6 +18,8 @@ from torch.fx import Node
 from backend_kwargs.graphs.spelling import layout_of, line_of, numbered_symbols
 from backend_kwargs.rewrites.table import DIGITS, find_rewrite
 
+OPERATOR = re.compile(r" call_\w+ (?:aten\.|torch[\w.]*\.|(?!_operator\.getitem)_operator\.)?(?!_operator)(\w+)")
+TENSOR = re.compile(r": torch\.(\w+) \w+ \((.*?),?\)")  # its dtype and sizes
 Wanted: TypeAlias = Callable[[Sequence[Node]], bool]  # whether these nodes, which are still there, are replaced
 
 
@@ -47,6 +50,13 @@ class Place:
         """Hexadecimal digits that stand for all of it."""
         parts = self.rewrite, self.version, self.operators, self.inputs, self.results, self.training
         return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:DIGITS]
+
+    @property
+    def what(self) -> str:
+        """The operators and what they read, for people: "mul, sum of float32 8x128x1x64, float32 8x1x128x64"."""
+        names = (match[1] for line in self.operators if (match := OPERATOR.search(line)))
+        read = (f"{match[1]} {match[2].replace(', ', 'x')}" for line in self.inputs if (match := TENSOR.search(line)))
+        return f"{', '.join(dict.fromkeys(names))} of {', '.join(read)}"
 
     def __str__(self) -> str:
         return f"{self.rewrite}@{self.version}:{self.signature}"

@@ -79,13 +79,14 @@ def table(found: Mapping[str, Sequence[Timed]]) -> str:
     rows = [
         (name, str(each.standing.place), str(each.standing.place.count),
          *map(_us, (each.standing.eager_s, each.found.default_s, each.found.rewritten_s)),
-         f"{each.found.speedup.median:.2f}x" if each.found.speedup else "", each.verdict)
+         f"{each.found.default_s / each.found.limit_s:.1f}" if each.found.limit_s else "",
+         f"{each.found.speedup.median:.2f}x" if each.found.speedup else "", each.verdict, each.standing.place.what)
         for name, several in found.items() for each in several
     ]  # fmt: skip
-    header = ("model", "place", "times", "eager µs", "default µs", "rewritten µs", "speedup", "verdict")
+    columns = "model|place|times|eager µs|default µs|rewritten µs|of its limit|speedup|verdict|what"
     winners = {name: [str(each.standing.place) for each in several if each.wins] for name, several in found.items()}
     pasted = [f"{name}: rewrites={places}" for name, places in winners.items() if places]
-    return "\n".join([as_text(header, rows), *pasted])
+    return "\n".join([as_text(columns.split("|"), rows), *pasted])
 
 
 def _us(seconds: float) -> str:

@@ -178,6 +178,19 @@ def test_without_room_for_what_places_read_the_race_goes_on(store, judged, monke
     assert [*rows_of(store)] == ["eager", "default", "convolution", "linear_activation"]
 
 
+def test_a_report_lists_places(store, judged):
+    """What each is by itself, how far from the device's limit, and whether the winner has it."""
+    judged(convolution=Verdict(2e-5, 1e-5, Interval(2.0, 1.9, 2.1), limit_s=8e-6), linear_activation=SLOWER)
+    race = raced()
+    told = race.table.partition("places, each by itself:\n")[2]
+    assert [line.partition(": ")[2] for line in told.splitlines()] == [
+        "20.0 µs, 2.5x its limit; rewritten 10.0 µs, 2.00x [1.90, 2.10], used",
+        "10.0 µs; rewritten 20.0 µs, 0.50x [0.40, 0.60]",
+    ]
+    assert "convolution 1x, convolution, relu of float32 2x3x8x8, float32 8x3x3x3, float32 8: " in told
+    assert [each.place.partition("@")[0] for each in race.decision.places] == ["convolution", "linear_activation"]
+
+
 def test_doubt_is_settled_by_default(store, judged, monkeypatch):
     """Where the compiled graph does not have what was learnt of its places, default is timed against it."""
     judged(convolution=FASTER, linear_activation=SLOWER)

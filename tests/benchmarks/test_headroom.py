@@ -97,11 +97,11 @@ def test_only_what_is_permitted_has_places(graph):
 )
 def test_a_verdict(speedup, verdict, wins):
     """A rewrite is faster in a place if its interval is clear of what two runs of one callable differ by."""
-    timed = Timed(Standing(PLACE, None, None, 1e-3, 0.5), Verdict(2e-5, 1e-5, speedup))
+    timed = Timed(Standing(PLACE, None, None, 1e-3, 0.5), Verdict(2e-5, 1e-5, speedup, limit_s=5e-6))
     assert (timed.verdict, timed.wins) == (verdict, wins)
     said = table({"Net": [timed]})
-    row = ["Net", str(PLACE), "3", "1000.0", "20.0", "10.0", f"{speedup.median:.2f}x", *verdict.split()]
-    assert row in [line.split() for line in said.splitlines()]
+    row = ["Net", str(PLACE), "3", "1000.0", "20.0", "10.0", "4.0", f"{speedup.median:.2f}x", *verdict.split()]
+    assert [*row, *PLACE.what.split()] in [line.split() for line in said.splitlines()]
     assert (f"Net: rewrites=['{PLACE}']" in said) is wins
 
 

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from backend_kwargs.facts.decision import Decision, RaceRow
+from backend_kwargs.facts.decision import Decision, PlaceRow, RaceRow
 from backend_kwargs.interval import Interval
 from backend_kwargs.page import parse, to_json
 from backend_kwargs.page.document import Span
@@ -41,6 +41,25 @@ def test_lanes_have_compiling_and_timing_apart():
     assert spans["crash"] == (Span(kind="compile", start=5.0, end=7.0),)
     assert (spans["eager"], spans["later"], race.lanes[-1].reason) == ((), (), "it could save 1 % at most")
     assert not race.estimated
+
+
+def test_a_page_lists_the_places_that_were_raced_by_themselves():
+    """Over default, with how far they are from the device's limit; those that the winner has rewritten have won."""
+    places = (
+        PlaceRow("convolution@1:ab", "convolution of float32 8", 2, 1.0, 0.5, TWICE, 0.25),
+        PlaceRow("patches@1:cd", "unfold of float32 8", 1, 0.5, 1.0, Interval(0.5, 0.4, 0.6)),
+        PlaceRow("rotary@1:ef", "mul of float32 8", why="it draws random numbers"),
+    )
+    page = document_of([replace(DECISION, options={"rewrites": ["convolution@1:ab"]}, places=places)])
+    assert page.tradeoffs is not None
+    shown = page.speedups[1]
+    assert (shown.title, shown.over) == ("3 ops: places, each by itself", "default")
+    assert [(row.name, row.won, row.note or row.reason, row.speedup) for row in shown.rows] == [
+        ("convolution 2x, convolution of float32 8", True, "4.0x its limit", TWICE),
+        ("patches 1x, unfold of float32 8", False, "", places[1].speedup),
+        ("rotary 1x, mul of float32 8", False, "it draws random numbers", None),
+    ]
+    assert parse(to_json(page)) == page
 
 
 def test_a_race_that_was_cut_counts_what_it_did_not_try():
