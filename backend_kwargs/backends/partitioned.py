@@ -38,8 +38,7 @@ from backend_kwargs.graphs.parts import (
     writes_in_place,
 )
 from backend_kwargs.graphs.writes import copy_of_graph
-from backend_kwargs.measure import Roundings, accuracy, generators
-from backend_kwargs.measure.draws import Draws
+from backend_kwargs.measure import Expected, accuracy, generators
 from backend_kwargs.options.layers import Options
 from backend_kwargs.torch_internals.dynamo import TorchDynamoException
 from backend_kwargs.torch_internals.functorch import BufferAOTInput, InputMutationAOTOutput, ParamAOTInput, aot_autograd
@@ -218,17 +217,11 @@ def _verified(run: Boxed, eager: GraphModule, graph: str, name: str) -> Boxed:
             return chosen[0](args)
         inputs, what = list(args), f"{graph} output"  # a boxed call empties its list
         wanted = _in_eager(eager, inputs)
-        again, named = lambda: {what: _in_eager(eager, inputs)}, {what: wanted}
-        draws = Draws(again, named, random=bool(random_nodes(eager)))
-
-        def in_precision(fn: GraphModule, wide: Inputs) -> object:
-            with draws.again():
-                return _in_eager(fn, wide)
-
-        precise = accuracy.reference(eager, tuple(inputs), in_precision)
-        result, otherwise = run(args), Roundings(again, named)
-        training = graph != "inference"
-        verdict = accuracy.check(result, wanted, precise, training=training, what=what, roundings=otherwise)
+        named = lambda fn, given: {what: _in_eager(fn, given)}  # noqa: E731
+        draws, again = bool(random_nodes(eager)), partial(named, eager, inputs)
+        expected = Expected.of({what: wanted}, again, eager, tuple(inputs), named, random=draws)
+        result = run(args)
+        verdict = expected.check({what: result}, training=graph != "inference")
         if verdict.passed:
             chosen.append(run)
             return result

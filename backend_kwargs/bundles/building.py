@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch.types import Device
@@ -24,7 +24,7 @@ from backend_kwargs.bundles.running import (
 from backend_kwargs.bundles.samples import Sample, cloned, described, samples_of
 from backend_kwargs.errors import BackendKwargsError, error_text, warn_once, wrong_value
 from backend_kwargs.facts import Call
-from backend_kwargs.measure import Roundings, accuracy, check_errors, generators, status_of
+from backend_kwargs.measure import Expected, generators, status_of
 from backend_kwargs.measure.trees import Results, map_tensors, walk
 from backend_kwargs.torch_internals.tensors import version_of
 
@@ -53,7 +53,7 @@ def build(config: CompileConfig, module: torch.nn.Module, data: object, device: 
     return built, bound
 
 
-def _compiled(built: Built, samples: Sequence[Sample], wanted: "Wanted | None", *, parameters: bool) -> Running:
+def _compiled(built: Built, samples: Sequence[Sample], wanted: Expected | None, *, parameters: bool) -> Running:
     """Compile a copy of the module, and call and compare it for each sample; `parameters` says whether they change."""
     module = built.module
     twin = _copied(module, with_parameters=parameters)
@@ -82,14 +82,6 @@ def _compiled(built: Built, samples: Sequence[Sample], wanted: "Wanted | None", 
     ours: Any = compiled.call
     compiled.call = partial(ours.func, module)
     return compiled
-
-
-class Wanted(NamedTuple):
-    """Eager's results, those in higher precision, and eager's errors at other roundings."""
-
-    eager: Results
-    reference: Results | None
-    roundings: Roundings
 
 
 def _seen(
@@ -161,7 +153,7 @@ def _copied(module: torch.nn.Module, *, with_parameters: bool) -> torch.nn.Modul
 
 def _eager(
     config: CompileConfig, module: torch.nn.Module, samples: Sequence[Sample], device: torch.device
-) -> tuple[Wanted | None, Dtypes, bool]:
+) -> tuple[Expected | None, Dtypes, bool]:
     """Return what eager gives and changes, the outputs' dtypes, and whether parameters change.
 
     Each run has its own copy of the module, since each must be a first call.
@@ -186,10 +178,8 @@ def _eager(
     del twin
     if cast:
         seen = again()
-    precise = accuracy.reference(
-        module, list(map(tuple, samples)), lambda wide, inputs: _seen(wide, wide, inputs, parameters=changed)
-    )
-    return Wanted(seen, precise, Roundings(again, seen)), dtypes, changed
+    run = lambda wide, inputs: _seen(wide, wide, inputs, parameters=changed)  # noqa: E731
+    return Expected.of(seen, again, module, list(map(tuple, samples)), run), dtypes, changed
 
 
 def _versions(tensors: Iterable[tuple[str, torch.Tensor]]) -> list[tuple[str, int, int | None]]:
@@ -197,15 +187,11 @@ def _versions(tensors: Iterable[tuple[str, torch.Tensor]]) -> list[tuple[str, in
     return [(name, id(tensor), None if tensor.is_inference() else version_of(tensor)) for name, tensor in tensors]
 
 
-def _judge(config: CompileConfig, module: torch.nn.Module, seen: Results, wanted: Wanted) -> None:
+def _judge(config: CompileConfig, module: torch.nn.Module, seen: Results, wanted: Expected) -> None:
     """Raise or warn if compiled results are not right."""
-    eager, precise, roundings = wanted
-    verdict = accuracy.check_all(seen, eager, precise, tol=config.tolerance, roundings=roundings)
     permitted = config.resolved.options
     max_error = permitted.get("max_error") if permitted.get("precision") else None
-    if not verdict.passed and max_error is not None and precise is not None:
-        verdict = check_errors(seen, eager, precise, max_error)
-    if verdict.passed:
+    if (verdict := wanted.check(seen, max_error, tol=config.tolerance)).passed:
         return
     hint = " It is in training mode: call module.eval()." if module.training else ""
     message = f"The compiled module gives other results: {verdict.reason}.{hint}"

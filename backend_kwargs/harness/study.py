@@ -12,10 +12,10 @@ from backend_kwargs import measure
 from backend_kwargs.errors import BackendKwargsError, wrong_value
 from backend_kwargs.graphs.replay import detached_copy
 from backend_kwargs.harness.read_only import Model, ReadOnly
-from backend_kwargs.measure import Accuracy, generators
-from backend_kwargs.measure.draws import Draws
+from backend_kwargs.measure import Accuracy, Expected, generators
 from backend_kwargs.measure.served import parts
 from backend_kwargs.measure.trees import Results, map_tensors, tensors_of
+from backend_kwargs.options.layers import Options
 from backend_kwargs.torch_internals.modules import Dropout
 
 Inputs = tuple[tuple[Any, ...], dict[str, Any]]
@@ -33,16 +33,6 @@ class Subject(NamedTuple):
     model: Model
     state: measure.State = measure.State()
     optimizer: Optimizer | None = None
-
-
-@dataclass(frozen=True)
-class Truth:
-    """Inputs of one check, with the results of eager and of the reference, and eager's errors at other roundings."""
-
-    inputs: Inputs
-    eager: Results
-    reference: Results | None
-    roundings: measure.Roundings
 
 
 @dataclass
@@ -65,7 +55,7 @@ class Study:
     cotangents: list[torch.Tensor] = field(default_factory=list)
     changes: measure.Changes = field(default_factory=measure.Changes)
     changed: frozenset[str] = frozenset()
-    truths: list[Truth] = field(default_factory=list)
+    expected: list[tuple[Inputs, Expected]] = field(default_factory=list)  # of each check
     _pristine: measure.State = field(default_factory=measure.State)
     _read_only: ReadOnly = field(init=False)
 
@@ -93,27 +83,22 @@ class Study:
     def learn(self) -> Accuracy:
         """Compute eager's and the reference's results; return whether two runs of eager agree."""
         self.prepare()
-        self.truths = [self._truth(measure.fresh_inputs(self.inputs, seed)) for seed in FRESH]
-        training = self.mode != "fwd"
-        again = [(self.observe(self.subject(), copy.deepcopy(truth.inputs)), truth.eager) for truth in self.truths]
-        return measure.worst([measure.same_twice(*pair, training=training, tol=self.tolerance) for pair in again])
+        self.expected = [(each, self._expected(each)) for each in (measure.fresh_inputs(self.inputs, s) for s in FRESH)]
+        again = [(self.observe(self.subject(), copy.deepcopy(each)), known.eager) for each, known in self.expected]
+        how: Options = {"training": self.mode != "fwd", "tol": self.tolerance}
+        return measure.worst([measure.same_twice(*pair, **how) for pair in again])
 
-    def _truth(self, inputs: Inputs) -> Truth:
-        """Return the results of eager and of the reference for these inputs."""
+    def _expected(self, inputs: Inputs) -> Expected:
+        """Return what is expected for these inputs."""
         subject = self.subject()
         eager = self.observe(subject, copy.deepcopy(inputs))
         again = lambda: self.observe(self.subject(), copy.deepcopy(inputs))  # noqa: E731
-        draws = Draws(again, eager, random=generators.drawn())
+        random = generators.drawn()
         self._read_only.forget(subject.model)
         # The upcast copy of the model needs its own optimizer, and the state from before this call.
         model, own_inputs = self.subject().model, copy.deepcopy(inputs)
-
-        def in_precision(fn: Model, wide: Inputs) -> Results:
-            with draws.again():
-                return self.observe(self._of(fn), wide)
-
-        precise = measure.reference(model, own_inputs, run=in_precision)
-        return Truth(inputs, eager, precise, measure.Roundings(again, eager))
+        run = lambda fn, wide: self.observe(self._of(fn), wide)  # noqa: E731
+        return Expected.of(eager, again, model, own_inputs, run, random=random)
 
     def subject(self) -> Subject:
         """Return the model to run or compile; in "train" a copy, since steps change its parameters."""
@@ -211,30 +196,20 @@ class Study:
 
     def verify(self, subject: Subject, at: int) -> Accuracy:
         """Check all that a call returns and changes, on fresh inputs, against eager's and the reference's results."""
-        truth = self.truths[at]
-        inputs = copy.deepcopy(truth.inputs)
+        given, expected = self.expected[at]
+        inputs = copy.deepcopy(given)
         tensors = tensors_of(inputs)  # before a call adds some
         if at:
             self._read_only.put_back(subject.model)  # other candidates have run since
         seen = self.observe(subject, inputs)
         if names := self._read_only.put_back(subject.model):
             return Accuracy("fail_accuracy", f"it changes {names[0]}, which eager only reads{self._read_only.lost}")
-        pairs = enumerate(zip(tensors, tensors_of(truth.inputs), strict=True))
+        pairs = enumerate(zip(tensors, tensors_of(given), strict=True))
         written = [f"input {i}" for i, pair in pairs if not measure.same_bits(*pair)]
         if odd := next((name for name in written if name not in self.changed), ""):
             return Accuracy("fail_accuracy", f"{odd}: it is written, and eager only reads it")
-        accuracy = measure.check_all(
-            seen,
-            truth.eager,
-            truth.reference,
-            dtype=self.dtype,
-            training=self.mode != "fwd",
-            tol=self.tolerance,
-            roundings=truth.roundings,
-        )
-        if accuracy.passed or self.max_error is None or truth.reference is None:
-            return accuracy
-        return measure.check_errors(seen, truth.eager, truth.reference, self.max_error)
+        how: Options = {"dtype": self.dtype, "training": self.mode != "fwd", "tol": self.tolerance}
+        return expected.check(seen, self.max_error, **how)
 
 
 def arguments_of(example_inputs: object) -> Inputs:

@@ -1,9 +1,9 @@
 """Timing, comparison of results and memory, for this package and for the benchmark suite.
 
-`accuracy` judges results by eager's error to a `reference`, `roundings` shows how far eager's move when it rounds
-otherwise, and `bound` compares an error with the user's bound. `served` is a call from the state that the user's call
-had. `timing` interleaves calls, and `statistics` says what exceeds the noise. `inputs` and `trees` are arguments and
-results; `failures` gives an exception its status.
+`accuracy` judges results by eager's error to a `reference`, `roundings` has what is expected, with how far eager's
+move when it rounds otherwise, and `bound` compares an error with the user's bound. `served` is a call from the state
+that the user's call had. `timing` interleaves calls, and `statistics` says what exceeds the noise. `inputs` and `trees`
+are arguments and results; `failures` gives an exception its status.
 """
 
 from backend_kwargs.interval import Interval
@@ -25,7 +25,7 @@ from backend_kwargs.measure.inputs import cotangents, fresh_inputs, upcast
 from backend_kwargs.measure.kernels import AROUND, GENERATED, KernelTime, kernel_times
 from backend_kwargs.measure.memory import peak_memory
 from backend_kwargs.measure.others import others_on
-from backend_kwargs.measure.roundings import Roundings, errors
+from backend_kwargs.measure.roundings import Expected, Roundings, errors
 from backend_kwargs.measure.served import Changes, CopyError, RestoringCall, State, same_bits
 from backend_kwargs.measure.statistics import (
     SureRatio,
@@ -47,6 +47,7 @@ __all__ = [
     "Changes",
     "CopyError",
     "Errors",
+    "Expected",
     "Interval",
     "KernelTime",
     "LeafError",

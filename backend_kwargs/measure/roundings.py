@@ -1,15 +1,27 @@
-"""Eager's results at other roundings: how far they move shows which errors of a result are rounding errors."""
+"""What results are compared with: eager's, a reference, and how far eager's move at other roundings."""
 
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import torch
 
 from backend_kwargs.errors import error_text
-from backend_kwargs.measure.accuracy import Errors, is_number, mismatch, same_twice, wide
+from backend_kwargs.measure.accuracy import (
+    Accuracy,
+    Errors,
+    check_all,
+    is_number,
+    mismatch,
+    reference,
+    same_twice,
+    wide,
+)
+from backend_kwargs.measure.bound import check_errors
+from backend_kwargs.measure.draws import Draws
 from backend_kwargs.measure.inputs import in_precision
 from backend_kwargs.measure.trees import Results, walk
 from backend_kwargs.options.layers import Options
@@ -82,6 +94,45 @@ class Roundings:
             elif not same_twice(results, self._eager, training=True).passed:
                 self.lacking = "torch chooses other operators in eager's runs at other roundings"
                 return
+
+
+@dataclass(frozen=True)
+class Expected:
+    """Eager's results, those in higher precision if they can be computed, and eager's errors at other roundings."""
+
+    eager: Results
+    reference: Results | None
+    roundings: Roundings
+
+    @classmethod
+    def of(
+        cls,
+        eager: Results,
+        again: Callable[[], Results],
+        fn: Callable[..., object],
+        args: Any,
+        run: Callable[[Any, Any], Results],
+        *,
+        random: bool = False,
+    ) -> "Expected":
+        """Return what is expected of `fn`, where `eager` is what `again` returns each time.
+
+        `run` returns the results of upcast copies of `fn` and `args`, which draw what eager draws if it is `random`.
+        """
+        draws = Draws(again, eager, random=random)
+
+        def in_precision(wide: Any, inputs: Any) -> Results:
+            with draws.again():
+                return run(wide, inputs)
+
+        return cls(eager, reference(fn, args, in_precision), Roundings(again, eager))
+
+    def check(self, seen: Results, max_error: float | None = None, **how: Any) -> Accuracy:
+        """Compare results, `how` as in `check`; those that fail pass if their error is at most `max_error`."""
+        accuracy = check_all(seen, self.eager, self.reference, roundings=self.roundings, **how)
+        if accuracy.passed or max_error is None or self.reference is None:
+            return accuracy
+        return check_errors(seen, self.eager, self.reference, max_error)
 
 
 def errors(seen: Results, eager: Results) -> dict[str, Errors]:

@@ -150,8 +150,8 @@ class Turns:
             seen = self.results(self.compiled, self.model, self.args)
         known = torch.load(path, map_location=self.job.device)
         again = measure.Roundings(lambda: self.results(self.model, self.model, self.args), known["eager"])
-        how = {"dtype": getattr(torch, self.job.dtype), "training": self.row.training, "roundings": again}
-        found = measure.check_all(seen, known["eager"], known["reference"], **how)
+        expected, dtype = measure.Expected(**known, roundings=again), getattr(torch, self.job.dtype)
+        found = expected.check(seen, dtype=dtype, training=self.row.training)
         return {"status": found.status, "reason": found.reason, "rmse": found.rmse, "eager_rmse": found.reference_rmse}
 
     def prepare(self) -> dict[str, Any]:
