@@ -21,10 +21,11 @@ from backend_kwargs.bundles.running import (
     running,
     without_gradients,
 )
-from backend_kwargs.bundles.samples import Sample, cloned, described, samples_of
+from backend_kwargs.bundles.samples import Sample, described, samples_of
 from backend_kwargs.errors import BackendKwargsError, error_text, warn_once, wrong_value
 from backend_kwargs.facts import Call
 from backend_kwargs.measure import Expected, generators, status_of
+from backend_kwargs.measure.inputs import copies
 from backend_kwargs.measure.trees import Results, map_tensors, walk
 from backend_kwargs.torch_internals.tensors import version_of
 
@@ -57,7 +58,7 @@ def _compiled(built: Built, samples: Sequence[Sample], wanted: Expected | None, 
     """Compile a copy of the module, and call and compare it for each sample; `parameters` says whether they change."""
     module = built.module
     twin = _copied(module, with_parameters=parameters)
-    copies = [*map(cloned, samples)]
+    given = map(copies, samples)
     began = time.perf_counter()
 
     def called() -> None:
@@ -67,7 +68,7 @@ def _compiled(built: Built, samples: Sequence[Sample], wanted: Expected | None, 
     compiled = running(built, twin, keep=True)
     try:
         call = without_gradients(compiled.call)
-        seen = _seen(call, twin, copies, parameters=parameters, compiled=True, called=called)
+        seen = _seen(call, twin, given, parameters=parameters, compiled=True, called=called)
         if wanted is not None:
             _judge(built.config, module, seen, wanted)
     except BaseException:
@@ -163,7 +164,7 @@ def _eager(
         return None, (), False
     twin = _copied(module, with_parameters=True)
     versions = _versions(twin.named_parameters())
-    seen = _seen(twin, twin, map(cloned, samples), parameters=False)
+    seen = _seen(twin, twin, map(copies, samples), parameters=False)
     if changed := versions != _versions(twin.named_parameters()):
         seen["state"] |= dict(twin.named_parameters())
     dtypes = first_output_dtypes(config, seen["output"][0])
@@ -173,7 +174,7 @@ def _eager(
     def again() -> dict[str, Any]:
         twin = _copied(module, with_parameters=True)
         function = partial(entry(config, device, dtypes, "eager"), twin) if cast else twin
-        return _seen(function, twin, map(cloned, samples), parameters=changed)
+        return _seen(function, twin, map(copies, samples), parameters=changed)
 
     del twin
     if cast:

@@ -2,15 +2,13 @@
 
 import ctypes
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import cache
 from typing import Any, NamedTuple, TypeAlias
 
 import torch
 
 from backend_kwargs.errors import BackendKwargsError, wrong_value
 from backend_kwargs.keys import digest
-from backend_kwargs.measure.served import copied, span_of
-from backend_kwargs.measure.trees import map_tensors
+from backend_kwargs.measure.served import span_of
 
 Args: TypeAlias = tuple[Any, ...]
 Kwargs: TypeAlias = Mapping[str, Any]
@@ -42,17 +40,6 @@ def _sample(value: object) -> Sample:
     if len(value) == 2 and isinstance(value[0], tuple | list) and isinstance(value[1], Mapping):
         return Sample(tuple(value[0]), dict(value[1]))
     return Sample(tuple(value), {})
-
-
-def cloned(sample: Sample) -> Sample:
-    """Return `sample` with copies of its tensors, so that a module that changes its inputs changes the copies."""
-    copy: Sample = map_tensors(cache(copy_of), sample)  # an argument given twice stays one object
-    return copy
-
-
-def copy_of(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a copy with the same strides, which clone() does not keep of expanded and sliced tensors."""
-    return copied(tensor) if is_dense(tensor) else tensor.detach().clone()
 
 
 def content_hash(tensor: torch.Tensor) -> str:

@@ -4,8 +4,6 @@ import copy
 import math
 import time
 from collections.abc import Callable, Sequence
-from functools import partial
-from typing import Any
 
 import torch
 
@@ -19,8 +17,8 @@ from backend_kwargs.harness.isolation import room_to_compile, start_inductor
 from backend_kwargs.harness.study import Inputs, Study, arguments_of, device_of, move
 from backend_kwargs.harness.trial import learn
 from backend_kwargs.measure import Interval, generators
+from backend_kwargs.measure.inputs import moved
 from backend_kwargs.measure.trees import tensors_of
-from backend_kwargs.torch_internals import pytree
 
 __all__ = ["Candidate", "Comparison", "Row", "compare", "fastest", "plot", "to_json"]
 
@@ -128,19 +126,12 @@ def _study(
     except Exception as error:
         reason = measure.status_of(error)[1]
         raise BackendKwargsError(f"compare copies the model and its inputs, which failed: {reason}") from error
-    inputs = pytree.tree_map(partial(_moved, device=device), inputs)
+    inputs = moved(inputs, device)
     notes = [NO_DROPOUT] if move(model, device, training=training) else []
     tensors = [*(model.parameters() if isinstance(model, torch.nn.Module) else ()), *tensors_of(inputs)]
     dtypes = [tensor.dtype for tensor in tensors if tensor.is_floating_point()]
     dtype = min(dtypes, key=lambda dtype: dtype.itemsize, default=None)
     return Study(model, inputs, "fwd_bwd" if training else "fwd", device, dtype), notes
-
-
-def _moved(leaf: object, device: torch.device) -> Any:
-    """Return a tensor on `device`, other leaves as they are."""
-    if not isinstance(leaf, torch.Tensor) or leaf.device == device:
-        return leaf
-    return leaf.detach().to(device).requires_grad_(leaf.requires_grad)
 
 
 def _warm_up(trials: list[CandidateTrial], device: torch.device) -> None:

@@ -245,7 +245,7 @@ def made(unit: Unit, device: "torch.device") -> tuple[Any, Any]:
 
     from backend_kwargs.harness.models import model_of
     from backend_kwargs.harness.study import move
-    from backend_kwargs.measure.inputs import in_precision
+    from backend_kwargs.measure.inputs import moved
     from backend_kwargs.measure.trees import map_tensors
 
     model, inputs = model_of(unit.model, unit.sizes)
@@ -253,12 +253,7 @@ def made(unit: Unit, device: "torch.device") -> tuple[Any, Any]:
     dtype = getattr(torch, unit.dtype) if unit.dtype else None
     if dtype and isinstance(model, torch.nn.Module):
         model.to(dtype)
-
-    def moved(tensor: torch.Tensor) -> torch.Tensor:
-        there = tensor.detach().to(device)
-        return in_precision(there, dtype) if dtype else there
-
-    return model, map_tensors(moved, inputs)
+    return model, map_tensors(torch.Tensor.detach, moved(inputs, device, dtype))
 
 
 def documents_of(decisions: Sequence["Decision"]) -> dict[str, bytes]:

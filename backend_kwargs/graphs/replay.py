@@ -20,7 +20,7 @@ from backend_kwargs.graphs.writes import (
     may_be_written,
     written_memory,
 )
-from backend_kwargs.measure import generators
+from backend_kwargs.measure import cotangents, generators
 from backend_kwargs.measure.memory import room_for_copies
 from backend_kwargs.measure.served import (
     ChangedSlice,
@@ -259,21 +259,21 @@ class Task:
         args = self.inputs.staged
         leaves = [value for value in args if isinstance(value, torch.Tensor) and value.requires_grad]
         # Drawn by the first call: drawing them in each call would delay the device between forward and backward.
-        cotangents: list[torch.Tensor] = []
-        return RestoringCall(lambda: self._call(fn, args, leaves, cotangents), self.inputs.state)
+        given: list[torch.Tensor] = []
+        return RestoringCall(lambda: self._call(fn, args, leaves, given), self.inputs.state)
 
     def _call(
-        self, fn: Callable[..., object], args: list[object], leaves: list[torch.Tensor], cotangents: list[torch.Tensor]
+        self, fn: Callable[..., object], args: list[object], leaves: list[torch.Tensor], given: list[torch.Tensor]
     ) -> dict[str, object]:
-        """Call `fn`, and run its backward pass if it trains; return its results by name."""
+        """Call `fn`, and run its backward pass from the cotangents `given` if it trains; return its results by name."""
         self.begin()
         outputs = fn(*args)
         if not self.training:
             return {"output": outputs}
         ends = [out for out in tensors_of(outputs) if out.requires_grad]
-        cotangents += map(_cotangent, ends[len(cotangents) :])
+        given += cotangents(ends[len(given) :])
         with self.backward(ends):
-            grads = torch.autograd.grad(ends, leaves, cotangents, allow_unused=True) if ends else ()
+            grads = torch.autograd.grad(ends, leaves, given, allow_unused=True) if ends else ()
         return {"output": outputs, "gradient": list(grads)}
 
     def observe(self, fn: Callable[..., object]) -> dict[str, object]:
@@ -304,16 +304,3 @@ def detached_copy(leaf: Any) -> Any:
         return leaf
     freed = has_memory(leaf) and leaf.untyped_storage().nbytes() < span_of(leaf)[1] * leaf.itemsize
     return leaf.new_empty(0) if freed else leaf.detach().clone()
-
-
-def _cotangent(end: torch.Tensor) -> torch.Tensor:
-    """Return the gradient to start the backward pass of an output with: random numbers, 1 of a single one."""
-    generator = torch.Generator().manual_seed(generators.SEED)
-    if end.numel() <= 1:
-        return torch.ones_like(end)
-    # An outer product of random vectors: no large draw on the host, and rows differ, since equal rows would cancel in
-    # a batch norm. It has the output's strides; otherwise each backward pass would first make a copy.
-    with without_modes():  # not an operator of the graph, so not counted
-        row = torch.randn(end.shape[-1], generator=generator).to(end.device)
-        column = torch.randn(*end.shape[:-1], 1, generator=generator).to(end.device)
-        return torch.mul(row, column, out=torch.empty_like(end))

@@ -1,13 +1,16 @@
-"""Inputs for comparing and timing: fresh ones of the same kind, in another precision, and cotangents."""
+"""Inputs for comparing and timing: copies, others of the same kind, in another precision or place; cotangents."""
 
 import copy
 from collections.abc import Callable, Sequence
+from functools import cache
 from typing import Any, TypeVar
 
 import torch
 
+from backend_kwargs.measure.served import copied
 from backend_kwargs.measure.trees import map_tensors
 from backend_kwargs.torch_internals import pytree
+from backend_kwargs.torch_internals.modes import without_modes
 
 T = TypeVar("T")
 
@@ -29,15 +32,38 @@ def upcast(tree: T, dtype: torch.dtype) -> T:
 
 
 def cotangents(outputs: Sequence[torch.Tensor], seed: int = 0) -> list[torch.Tensor]:
-    """Return the gradients to start a backward pass with: normal random numbers for each output, 1 for a scalar.
-
-    They have the strides of the outputs; otherwise each backward pass would first make a copy.
-    """
+    """Return the gradients to start a backward pass with: random numbers for each output, 1 for a single number."""
     generator = torch.Generator().manual_seed(seed)
-    return [
-        torch.empty_like(o).copy_(torch.randn(o.shape, generator=generator)) if o.ndim else torch.ones_like(o)
-        for o in outputs
-    ]
+    return [_cotangent(each, generator) if each.numel() > 1 else torch.ones_like(each) for each in outputs]
+
+
+def _cotangent(end: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+    # An outer product of random vectors: no large draw on the host, and rows differ, since equal rows would cancel in
+    # a batch norm. It has the output's strides; otherwise each backward pass would first make a copy.
+    with without_modes():  # not an operator of the graph, so not counted
+        row = torch.randn(end.shape[-1], generator=generator).to(end.device)
+        column = torch.randn(*end.shape[:-1], 1, generator=generator).to(end.device)
+        return torch.mul(row, column, out=torch.empty_like(end))
+
+
+def copies(tree: T) -> T:
+    """Return a tree with copies of its tensors, of their layouts and kinds; one that is given twice stays one."""
+
+    def copy(tensor: torch.Tensor) -> torch.Tensor:
+        with torch.inference_mode(tensor.is_inference()):
+            return copied(tensor).requires_grad_(tensor.requires_grad)
+
+    return map_tensors(cache(copy), tree)
+
+
+def moved(tree: T, device: torch.device, dtype: torch.dtype | None = None) -> T:
+    """Return a tree with its tensors on a device, numbers in the precision of `dtype`; a tensor that is so stays."""
+
+    def move(tensor: torch.Tensor) -> torch.Tensor:
+        there = (in_precision(tensor, dtype) if dtype else tensor).to(device)
+        return tensor if there is tensor else there.detach().requires_grad_(tensor.requires_grad)
+
+    return map_tensors(cache(move), tree)
 
 
 def fresh_inputs(inputs: object, seed: int) -> Any:

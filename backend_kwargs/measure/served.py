@@ -111,7 +111,12 @@ def memory_of(value: torch.Tensor) -> torch.Tensor:
 
 
 def copied(value: torch.Tensor) -> torch.Tensor:
-    """Return a copy of the memory that `value` covers, which may be a view of a much larger cache, in its layout."""
+    """Return a copy of the memory that `value` covers, which may be a view of a much larger cache, in its layout.
+
+    `clone()` would give an expanded or sliced tensor other strides.
+    """
+    if not layout_of(value) or value.is_quantized or value.is_nested:
+        return value.detach().clone()
     raw = with_bits_of(value, value.detach())
     start, end = span_of(raw)
     lead = raw.data_ptr() % ALIGNMENT // raw.itemsize

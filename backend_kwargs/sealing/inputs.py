@@ -1,18 +1,16 @@
 """Inputs of other sizes, made from the example's, and what a call of them gives."""
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from functools import cache
 from typing import Any, NamedTuple
 
 import torch
 
-from backend_kwargs.bundles.samples import Sample, copy_of
+from backend_kwargs.bundles.samples import Sample
 from backend_kwargs.facts import Call
 from backend_kwargs.graphs.memory import SHARED, Memory, overlapping
 from backend_kwargs.graphs.writes import has_memory
-from backend_kwargs.measure.served import copied as copied_memory
-from backend_kwargs.measure.served import same_bits
-from backend_kwargs.measure.trees import map_tensors, tensors_of, walk
+from backend_kwargs.measure.served import copied, same_bits
+from backend_kwargs.measure.trees import tensors_of, walk
 from backend_kwargs.sealing.declared import UndeclaredError
 from backend_kwargs.torch_internals.tensors import in_storage, version_of
 
@@ -40,17 +38,6 @@ def resized(tensor: torch.Tensor, sizes: Mapping[int, int], *, values: bool = Tr
     return made.requires_grad_(tensor.requires_grad)
 
 
-def copied(sample: Sample) -> Sample:
-    """Return the arguments with copies of their tensors, of the same kind; one that is given twice stays one."""
-
-    def copy(tensor: torch.Tensor) -> torch.Tensor:
-        with torch.inference_mode(tensor.is_inference()):
-            return copy_of(tensor).requires_grad_(tensor.requires_grad)
-
-    copies: Sample = map_tensors(cache(copy), sample)
-    return copies
-
-
 class Apart:
     """The check that inputs share no memory with `buffers` that are written, and none with each other.
 
@@ -73,7 +60,7 @@ def apart(call: Callable[[Sample], object], sample: Sample, buffers: Collection[
     inputs = [each for each in tensors_of(tuple(sample)) if has_memory(each)]
     held = [*inputs, *(each for each in buffers if has_memory(each))]
     # Version counters tell of what a write leaves as it was, values of `torch._foreach_add_` and writes into `.data`.
-    before = [(_version(each), copied_memory(each)) for each in held]
+    before = [(_version(each), copied(each)) for each in held]
     call(sample)
     changed = [
         version != _version(each) or not same_bits(each, values)

@@ -13,10 +13,11 @@ from backend_kwargs.bundles.samples import Sample
 from backend_kwargs.errors import BackendKwargsError, error_text
 from backend_kwargs.facts import Call
 from backend_kwargs.measure import generators, synchronize
+from backend_kwargs.measure.inputs import copies
 from backend_kwargs.measure.served import same_bits
 from backend_kwargs.sealing.checks import Checks
 from backend_kwargs.sealing.declared import Declared, InputPath, Point, Reader, places_of, shown_point
-from backend_kwargs.sealing.inputs import Apart, Result, apart, called, copied, resized
+from backend_kwargs.sealing.inputs import Apart, Result, apart, called, resized
 from backend_kwargs.sealing.padding import Padding
 from backend_kwargs.sealing.sealed import Sealed
 from backend_kwargs.sealing.targets import Target
@@ -137,7 +138,7 @@ class _Warming:
             changed[place.name] = tensor = made.setdefault(key, resized(leaf, sizes, values=values))
             for dim, name in place.dims if marked else ():
                 sealing.mark(tensor, dim, dynamic=name in self.declared.dynamic)
-        return self.target.with_leaves(copied(self.example) if values else self.example, changed)
+        return self.target.with_leaves(copies(self.example) if values else self.example, changed)
 
     def call(self, call: Call, sample: Sample, point: Point | None = None) -> Result:
         """Call from the state before, and the backward pass too."""

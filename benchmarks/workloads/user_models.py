@@ -6,11 +6,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils import _pytree as pytree
 
 from backend_kwargs.errors import wrong_value
 from backend_kwargs.harness.models import built
 from backend_kwargs.harness.named_models import LIBRARIES, named_model
+from backend_kwargs.measure.inputs import moved
 from benchmarks.workloads.case import Case, Mode, Problem
 from benchmarks.workloads.cases.models import ADAMW
 from benchmarks.workloads.nets.libraries import Called
@@ -39,10 +39,4 @@ def _problem(make: Callable[[], tuple[Any, Any]], device: torch.device, dtype: t
     names = tuple(inputs) if isinstance(inputs, Mapping) else ()
     values = tuple(inputs.values()) if names else (inputs,) if isinstance(inputs, Tensor) else tuple(inputs)
     fn = Called(model, names).to(device, dtype).eval()
-    return Problem(
-        fn, pytree.tree_map_only(Tensor, partial(_moved, device=device, dtype=dtype), values), optimizer=ADAMW
-    )
-
-
-def _moved(tensor: Tensor, device: torch.device, dtype: torch.dtype) -> Tensor:
-    return tensor.to(device, dtype if tensor.is_floating_point() else None)
+    return Problem(fn, moved(values, device, dtype), optimizer=ADAMW)

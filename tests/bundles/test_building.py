@@ -11,7 +11,6 @@ import torch
 
 import backend_kwargs as bk
 from backend_kwargs.auto import race
-from backend_kwargs.bundles.samples import Sample, cloned
 from tests.bundles.small_module import scaled
 
 
@@ -448,17 +447,3 @@ def test_a_dict_of_something_else_is_an_error(change, message, module, x):
     with pytest.raises(bk.BackendKwargsError) as raised:
         bk.CompiledModule.from_dict(module, {**state, **change})
     assert str(raised.value) == message
-
-
-@pytest.mark.parametrize(
-    "x",
-    [
-        pytest.param(torch.ones(1, 3).expand(4, 3), id="expanded"),
-        pytest.param(torch.ones(4, 8)[:, :4], id="sliced"),
-        pytest.param(torch.arange(6.0).as_strided((4, 3), (1, 1)), id="overlapping"),
-    ],
-)
-def test_copies_of_samples_keep_their_strides(x):
-    """clone() would change these strides, and the code for others would be built."""
-    (copy,), _ = cloned(Sample((x,), {}))
-    assert (copy.stride(), copy.tolist()) == (x.stride(), x.tolist())

@@ -355,15 +355,36 @@ def test_beside_shuffled_integers_all_others_stay():
     assert all(torch.equal(fresh[name], given_inputs[name]) for name in ("z", "mask", "x"))
 
 
-def test_cotangents_differ_and_lie_as_outputs_do():
-    """Cotangents are random, have the output's layout, repeat for a seed, and are 1 for a loss."""
-    rows = torch.zeros(2, 3, 4, 5).to(memory_format=torch.channels_last).requires_grad_()
-    made, again, loss = measure.cotangents([rows, rows, torch.zeros((), dtype=torch.bfloat16)], seed=3)
-    assert made.stride() == rows.stride()
-    assert (made.unique().numel(), made.requires_grad) == (rows.numel(), False)
+@pytest.mark.parametrize(
+    "end",
+    [
+        pytest.param(torch.zeros(4, 8), id="contiguous"),
+        pytest.param(torch.zeros(2, 3, 4, 4).to(memory_format=torch.channels_last), id="channels last"),
+        pytest.param(torch.zeros(4, 8, dtype=torch.complex64).T, id="complex and transposed"),
+    ],
+)
+def test_cotangents_differ_and_lie_as_outputs_do(end):
+    """Cotangents have the layout of the outputs and repeat for a seed, and two of one shape differ."""
+    made, again = measure.cotangents([end.requires_grad_(), end], seed=3)
+    assert (made.shape, made.stride(), made.dtype, made.requires_grad) == (end.shape, end.stride(), end.dtype, False)
+    assert len({*made.flatten().tolist()}) == end.numel()
     assert not torch.equal(made, again)
-    assert torch.equal(made, measure.cotangents([rows], seed=3)[0])
-    assert (loss, loss.dtype) == (torch.tensor(1), torch.bfloat16)
+    assert torch.equal(made, measure.cotangents([end], seed=3)[0])
+
+
+def test_cotangents_differ_from_row_to_row():
+    """Cotangents differ in each row, since a batch norm subtracts their mean over the batch."""
+    model, x = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.BatchNorm1d(8)), torch.randn(32, 8)
+    weight = model[0].weight
+    (gradient,) = torch.autograd.grad(out := model(x), weight, measure.cotangents([out]))
+    assert gradient.abs().max() > 0.1
+
+
+@pytest.mark.parametrize("shape", [(), (1,), (1, 1)], ids=str)
+def test_the_gradient_of_one_number_is_one(shape):
+    """A loss is differentiated as `backward()` does it, whatever its type."""
+    (made,) = measure.cotangents([torch.full(shape, 3.0, dtype=torch.bfloat16)])
+    assert torch.equal(made, torch.ones(shape, dtype=torch.bfloat16))
 
 
 def test_fresh_inputs_keep_masks():

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from backend_kwargs import measure
 from backend_kwargs.measure import Interval, interleave, order, ratio_interval, timing, within_noise
+from backend_kwargs.measure.inputs import copies, moved
 
 CPU = torch.device("cpu")
 seconds = st.lists(st.floats(1e-7, 1e3), min_size=1, max_size=40)
@@ -475,10 +476,46 @@ def test_upcast_leaves_what_has_no_precision():
     assert found["b"] is not tree["b"]
 
 
-def test_cotangents_of_scalars_are_one():
-    """What has dimensions begins with random numbers, the same for one seed."""
-    outputs = [torch.tensor(3.0), torch.zeros(3, 4).t()]
-    scalar, rows = measure.cotangents(outputs)
-    assert (scalar.item(), rows.stride()) == (1.0, (1, 4))
-    assert torch.equal(rows, measure.cotangents(outputs, seed=0)[1])
-    assert not torch.equal(rows, measure.cotangents(outputs, seed=1)[1])
+@pytest.mark.parametrize(
+    "x",
+    [
+        pytest.param(torch.ones(1, 3).expand(4, 3), id="expanded"),
+        pytest.param(torch.ones(4, 8)[:, :4], id="sliced"),
+        pytest.param(torch.arange(6.0).as_strided((4, 3), (1, 1)), id="overlapping"),
+        pytest.param(torch.complex(torch.ones(2, 3), torch.ones(2, 3)).conj(), id="conjugate"),
+        pytest.param(torch.ones(3).to_sparse(), id="sparse"),
+    ],
+)
+def test_copies_keep_values_and_layouts(x):
+    """Strides are kept, which clone() would change, and the memory is another one."""
+    (copy,) = copies([x])
+    layout = [(each.layout, each.is_conj(), each.layout == torch.strided and each.stride()) for each in (copy, x)]
+    assert layout[0] == layout[1]
+    assert torch.equal(copy.to_dense(), x.to_dense())
+    assert copy is not x
+
+
+def test_copies_of_a_call():
+    """A tensor that is given twice stays one; its gradient stays, and its memory does not."""
+    tensor = torch.ones(4, 3).T.requires_grad_()
+    args, kwargs = copies(((tensor, [tensor], torch.zeros(2)), {"x": tensor}))
+    assert args[0] is args[1][0] is kwargs["x"] is not tensor
+    assert (args[0].requires_grad, args[0].is_leaf, args[2].requires_grad) == (True, True, False)
+    assert args[0].data_ptr() != tensor.data_ptr()
+
+
+def test_copies_of_inference_tensors_are_such():
+    """dynamo guards on it."""
+    with torch.inference_mode():
+        tensor = torch.ones(3)
+    assert [each.is_inference() for each in copies([tensor, torch.ones(3)])] == [True, False]
+
+
+def test_what_is_moved_keeps_its_gradient_and_what_need_not_move_stays():
+    """Numbers are in another precision, integers are not; a tensor that is given twice stays one."""
+    x, n = torch.ones(2, requires_grad=True), torch.arange(2)
+    found = moved({"x": x, "again": [x], "n": n}, CPU, torch.float64)
+    assert (found["x"].dtype, found["x"].requires_grad, found["x"].is_leaf) == (torch.float64, True, True)
+    assert found["x"] is found["again"][0]
+    assert found["n"] is n
+    assert moved(x, CPU) is x

@@ -8,10 +8,9 @@ import pytest
 import torch
 
 import backend_kwargs as bk
-from backend_kwargs.bundles.samples import Sample
 from backend_kwargs.sealing.checks import Checks
 from backend_kwargs.sealing.declared import Declared, Reader, UndeclaredError, places_of
-from backend_kwargs.sealing.inputs import Result, copied, resized
+from backend_kwargs.sealing.inputs import Result, resized
 
 # ---- sizes of a call
 
@@ -147,17 +146,6 @@ def test_inference_tensors_stay_such():
         tensor = torch.ones(3)
     assert resized(tensor, {0: 2}).is_inference()
     assert not resized(torch.ones(3), {0: 2}).is_inference()
-    (one, other), _ = copied(Sample((tensor, torch.ones(3)), {}))
-    assert (one.is_inference(), other.is_inference()) == (True, False)
-
-
-def test_copies_of_a_call():
-    """A tensor that is given twice stays one; its values, strides and gradient stay, and its memory does not."""
-    tensor = torch.ones(4, 3).T.requires_grad_()
-    args, kwargs = copied(Sample((tensor, [tensor], torch.zeros(2)), {"x": tensor}))
-    assert args[0] is args[1][0] is kwargs["x"] is not tensor
-    assert (args[0].stride(), args[0].requires_grad, args[2].requires_grad) == (tensor.stride(), True, False)
-    assert args[0].data_ptr() != tensor.data_ptr()
 
 
 # ---- which results are right
