@@ -26,6 +26,7 @@ import torch
 from backend_kwargs import measure
 from backend_kwargs.files.atomic_write import write_whole
 from benchmarks.execution import device_timer
+from benchmarks.execution.study import CaseStudy
 from benchmarks.workloads.case import Case, Problem, Work
 from benchmarks.workloads.cases import attention, elementwise, gemm, norms
 
@@ -150,7 +151,7 @@ class Worker:
 
 def compile_case(name: str, device: str, scale: str) -> None:
     """Launch each configuration once."""
-    _, _, calls = prepared(name, device, scale)
+    _, calls = prepared(name, device, scale)
     for peer, call in calls.items():
         for run in variants(call).values() if peer.startswith("triton") else ():
             attempt(run, torch.device(device))
@@ -159,11 +160,11 @@ def compile_case(name: str, device: str, scale: str) -> None:
 
 def time_case(name: str, device: str, scale: str) -> list[Line]:
     """Return a row for eager, each library and each configuration."""
-    case, problem, calls = prepared(name, device, scale)
-    place = torch.device(device)
-    expected = calls.pop("eager")()
+    case, place = CASES[name], torch.device(device)
+    problem, calls = prepared(name, device, scale)
+    expected = calls["eager"]()
     rows = [timed_row(case, problem.work, "eager", "", "")]
-    racing: dict[tuple[str, str], Callable[[], Any]] = {("eager", ""): make_call(case, problem, problem.fn)}
+    racing: dict[tuple[str, str], Callable[[], Any]] = {("eager", ""): calls.pop("eager")}
     for peer, call in calls.items():
         runs = variants(call) if peer.startswith("triton") else {"": call}
         for config, run in runs.items():
@@ -184,33 +185,16 @@ def time_case(name: str, device: str, scale: str) -> list[Line]:
     return rows
 
 
-def prepared(name: str, device: str, scale: str) -> tuple[Case, Problem, dict[str, Callable[[], Any]]]:
-    """Build a case and a call for eager and each of its peers."""
+def prepared(name: str, device: str, scale: str) -> tuple[Problem, dict[str, Callable[[], Any]]]:
+    """Build a case and a call for eager and each of its peers: the gradients too, if the case has them."""
     gc.collect()
     if device == "cuda":
         torch.cuda.empty_cache()
-    torch.manual_seed(0)
     case = CASES[name]
-    problem = case.build(torch.device(device), case.dtype, scale)
-    if case.modes == ("fwd_bwd",):
-        for tensor in problem.args:
-            tensor.requires_grad_(tensor.is_floating_point())
-    peers = {"eager": problem.fn, **problem.peers}
-    return case, problem, {peer: make_call(case, problem, fn) for peer, fn in peers.items()}
-
-
-def make_call(case: Case, problem: Problem, fn: Callable[..., Any]) -> Callable[[], Any]:
-    """Return the callable to time: the call, and the gradients if the case has them."""
-    if case.modes != ("fwd_bwd",):
-        return lambda: fn(*problem.args)
-    leaves = [tensor for tensor in problem.args if tensor.requires_grad]
-    grad = torch.ones_like(problem.fn(*problem.args))
-
-    def both() -> Any:
-        output = fn(*problem.args)
-        return output.detach(), torch.autograd.grad(output, leaves, grad)
-
-    return both
+    study = CaseStudy.of(case, case.modes[0], torch.device(device), case.dtype, scale)
+    study.prepare()
+    peers, subject = {"eager": study.problem.fn, **study.problem.peers}, study.subject()
+    return study.problem, {peer: study.step(subject._replace(call=fn)) for peer, fn in peers.items()}
 
 
 def tuners() -> dict[str, Any]:

@@ -2,17 +2,14 @@
 
     python -m benchmarks tvm-speed [--device cuda] [--trials 64] [--out FILE]
 
-Each candidate's numbers are checked against eager's first; then their timing is interleaved. A speedup is the median
-of the paired ratios with its bootstrap 95 % interval. It runs on one thread of the CPU. The last column names what ran
-in eager because TVM could not compile it.
+`compare` checks and times them. It runs on one thread of the CPU. The last column names what ran in eager because TVM
+could not compile it.
 """
 
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +18,9 @@ import torch.nn.functional as F  # noqa: N812 - torch's own name for it
 from torch import nn
 
 import backend_kwargs as bk
-from backend_kwargs.backends import CapturedGraph
+from backend_kwargs.compare import Candidate, Row, compare
 from backend_kwargs.files.atomic_write import write_whole
-from backend_kwargs.measure import environment, interleave, median_interval, ratio_interval, status_of
+from backend_kwargs.measure import environment
 
 IN_ATEN = ("mm", "addmm", "bmm", "baddbmm", "convolution")
 HEADER = ("model", "candidate", "speedup over eager (95 %)", "latency", "compile", "largest error", "in TVM")
@@ -89,8 +86,8 @@ MODELS: Mapping[str, tuple[Callable[[], nn.Module], tuple[tuple[int, ...], ...]]
 }
 
 
-def candidates(asked: Asked, work_dir: str) -> dict[str, Any]:
-    """Return each candidate's backend and options; tuning, if requested, is part of compiling."""
+def candidates(asked: Asked, work_dir: str) -> list[Candidate]:
+    """Return the candidates; tuning, if requested, is part of compiling."""
     found: dict[str, Mapping[str, Any]] = {"untuned": {}, "untuned, freeze": {"freeze": True}}
     found["untuned, products and convolutions in ATen"] = {"aten_ops": IN_ATEN}
     if asked.device == "cuda":
@@ -98,70 +95,37 @@ def candidates(asked: Asked, work_dir: str) -> dict[str, Any]:
         found["untuned, products and convolutions in ATen, cuda_graph"] = {"aten_ops": IN_ATEN, "cuda_graph": True}
     if asked.trials:
         found["tuned"] = {"scheduler": "meta_schedule", "trials": asked.trials, "work_dir": work_dir, "seed": 0}
-    peers = {"inductor": partial(torch.compile, backend="inductor")}
+    peers = [Candidate("eager"), Candidate("inductor", "inductor")]
     if asked.device == "cuda":
-        peers["inductor, reduce-overhead"] = partial(torch.compile, mode="reduce-overhead")
-    return peers | {f"tmpl-tvm ({label})": Watched(options) for label, options in found.items()}
-
-
-class Watched:
-    """tmpl-tvm, with a record of which parts of a model it ran."""
-
-    def __init__(self, options: Mapping[str, Any]) -> None:
-        self.options = options
-        self.summaries: list[Any] = []
-
-    def __call__(self, model: nn.Module) -> Callable[..., Any]:
-        """Return the compiled model."""
-        backend = bk.make_backend("tvm", **self.options)
-
-        def compile_graph(gm: torch.fx.GraphModule, example_inputs: list[Any]) -> Any:
-            compiled = backend.compile(CapturedGraph(gm, example_inputs))
-            self.summaries.append(compiled.facts.parts)
-            return compiled.call
-
-        return torch.compile(model, backend=compile_graph)
-
-    def __str__(self) -> str:
-        operators = sum(part.operators for summary in self.summaries for part in summary.partitions)
-        left = [f"{op}: {reason}" for summary in self.summaries for op, reason in summary.fallbacks.items()]
-        return "; ".join([f"{operators} operators", *left])
+        peers.append(Candidate("inductor, reduce-overhead", "inductor", mode="reduce-overhead"))
+    return peers + [Candidate(f"tmpl-tvm ({label})", bk.make_backend("tvm", **each)) for label, each in found.items()]
 
 
 def rows(name: str, asked: Asked, work_dir: str) -> Iterator[tuple[str, ...]]:
     """Compile, check and time every candidate on one model."""
     make, shapes = MODELS[name]
-    torch.compiler.reset()
     torch.manual_seed(0)
     model = make().eval().to(asked.device)
     inputs = [torch.randn(shape, device=asked.device) for shape in shapes]
-    wanted = model(*inputs)
-    calls: dict[str, Callable[[], object]] = {"eager": lambda: model(*inputs)}
-    cells: dict[str, tuple[str, ...]] = {"eager": ("", "", "")}
-    for label, compiler in candidates(asked, work_dir).items():
-        started = time.perf_counter()
-        try:
-            compiled = compiler(model)
-            result = compiled(*inputs).clone()
-            seconds = time.perf_counter() - started
-            torch.testing.assert_close(result, wanted, rtol=1e-3, atol=1e-4)
-        except Exception as failure:  # noqa: BLE001 - one candidate's failure is a row, not the end
-            yield name, label, f"failed: {status_of(failure)[1]}", "", "", "", ""
+    for row in compare(model, inputs, candidates(asked, work_dir), rounds=asked.rounds, baseline="eager").rows:
+        if not (row.right and row.latency and row.speedup and row.accuracy):
+            yield name, row.label, f"failed: {row.reason}", "", "", "", ""
             continue
-        inside = str(compiler) if isinstance(compiler, Watched) else ""
-        cells[label] = f"{seconds:.1f} s", f"{(result - wanted).abs().max().item():.1e}", inside
-        calls[label] = partial(compiled, *inputs)
-    samples = interleave(calls, rounds=asked.rounds, device=torch.device(asked.device))
-    for label, seconds in samples.items():
-        ratio, latency = ratio_interval(samples["eager"], seconds), median_interval(seconds).median
-        speedup = f"{ratio.median:.2f}x ({ratio.low:.2f} to {ratio.high:.2f})"
-        yield name, label, speedup, f"{latency * 1e6:.0f} us", *cells[label]
+        speedup = f"{row.speedup.median:.2f}x ({row.speedup.low:.2f} to {row.speedup.high:.2f})"
+        compiled = (f"{row.compile_s:.1f} s", f"{row.accuracy.max_error or 0.0:.1e}") if row.compile_s else ("", "")
+        yield name, row.label, speedup, f"{row.latency.median * 1e6:.0f} us", *compiled, "; ".join(_in_tvm(row))
+
+
+def _in_tvm(row: Row) -> Iterator[str]:
+    """Yield how much of a model TVM ran, and the rest with the reasons."""
+    for part in (graph.relax for graph in row.made if graph.relax):
+        yield f"{sum(each.operators for each in part.partitions)} operators"
+        yield from (f"{op}: {reason}" for op, reason in part.fallbacks.items())
 
 
 def write_table(asked: Asked, models: Sequence[str], out: Path | None) -> None:
     """Print the table as Markdown, and where it was measured; write it to `out` too."""
     torch.set_num_threads(asked.threads)
-    torch._dynamo.config.recompile_limit = 64
     lines = [f"| {' | '.join(HEADER)} |", f"|{'---|' * len(HEADER)}"]
     with tempfile.TemporaryDirectory() as scratch, torch.no_grad():
         for name in models:
