@@ -12,7 +12,7 @@ from backend_kwargs import measure
 from backend_kwargs.measure import Interval
 from benchmarks.analysis import verdicts
 from benchmarks.analysis.verdicts import LatestResult, Mark
-from benchmarks.execution.records import Cell
+from benchmarks.execution.records import Cell, middle
 
 LEAST = 0.97  # of the best mode's speed, on every case
 
@@ -81,8 +81,8 @@ def _choice(runs: list[LatestResult]) -> Choice:
         case=verdicts.name(cells[0]),
         winner=" / ".join(dict.fromkeys(_winner(cell) for cell in cells)),
         options=decided[0]["options"],
-        race_s=verdicts.middle(each["seconds"] for each in decided),
-        compile_s=verdicts.middle(cell.compile.cold_s for cell in cells),
+        race_s=middle(each["seconds"] for each in decided),
+        compile_s=middle(cell.compile.cold_s for cell in cells),
         over=_over_modes(runs, clock),
         noise=verdicts.widest(runs, clock),
         modes_s=sum(known) / len(runs) if known else None,

@@ -85,8 +85,8 @@ class Mean:
         self.entries, self.cases, self.cell = entries, cases, entries[0].cell
         self.passed = [entry for entry in entries if entry.cell.passed and "eager" in entry.speedups]
         self.speedup = mean_of([entry.speedups["eager"] for entry in self.passed])
-        self.compile_s = _middle([entry.cold_s for entry in self.passed])
-        self.peak_bytes = _middle([entry.peak_bytes for entry in self.passed])
+        self.compile_s = records.middle([entry.cold_s for entry in self.passed])
+        self.peak_bytes = records.middle([entry.peak_bytes for entry in self.passed])
 
     @property
     def usable(self) -> bool:
@@ -107,11 +107,6 @@ def mean_of(found: Sequence[Interval]) -> Interval | None:
     low = math.hypot(*(math.log(each.median / each.low) for each in found)) / len(found)
     high = math.hypot(*(math.log(each.high / each.median) for each in found)) / len(found)
     return Interval(middle, middle * math.exp(-low), middle * math.exp(high))
-
-
-def _middle(values: Sequence[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return median(known) if known else None
 
 
 def _means(tables: Sequence[Sequence[Entry]]) -> list[Mean]:

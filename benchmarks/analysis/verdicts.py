@@ -11,7 +11,7 @@ from backend_kwargs import measure
 from backend_kwargs.measure import Interval
 from benchmarks.execution.ceilings import Ceilings
 from benchmarks.execution.controls import BASELINE
-from benchmarks.execution.records import AGAIN, Cell, Compile
+from benchmarks.execution.records import AGAIN, Cell, Compile, middle
 from benchmarks.execution.roofline import PhysicalLimit, limit, over, per_cent
 from benchmarks.workloads.case import Work
 
@@ -267,12 +267,6 @@ def _of_compiles(made: list[Compile]) -> dict[str, Any]:
 def over_compiles(found: Sequence[Interval]) -> Interval:
     """Return the median of several compiles and an interval that covers all: the compile is the unit."""
     return Interval(median(i.median for i in found), min(i.low for i in found), max(i.high for i in found))
-
-
-def middle(values: Iterable[float | None]) -> float | None:
-    """Return the median of the known values, None if there are none."""
-    known = [value for value in values if value is not None]
-    return median(known) if known else None
 
 
 def mark(speedup: Interval, noise: Interval) -> Mark:

@@ -5,6 +5,7 @@ import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from backend_kwargs.errors import BackendKwargsError
@@ -262,3 +263,9 @@ def _dependencies(environment: Mapping[str, Any]) -> dict[str, Any]:
     return {name: {"version": version} for name, version in versions.items() if version} | (
         {"benchmarks": {"sha": revision}} if revision else {}
     )
+
+
+def middle(values: Iterable[float | None]) -> float | None:
+    """Return the median of the known values, None if there are none."""
+    known = [value for value in values if value is not None]
+    return median(known) if known else None

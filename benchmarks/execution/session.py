@@ -6,14 +6,13 @@ import sys
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from fnmatch import fnmatchcase
 from importlib.metadata import version
 from pathlib import Path
-from statistics import median
 from typing import Any, Literal
 
 import torch
@@ -334,7 +333,10 @@ class _Run:
                 alone = replace(one.job, extra=(*one.job.extra, peers.winner(found.decided, one.peer)))
                 # Cold compiles first: they must not find graphs that a race has compiled.
                 both = [(self._warm_s(one.job, one.peer.name), self._warm_s(alone, peers.WINNER)) for _ in range(PAIRS)]
-                seconds = {"warm_s": _middle(warm for warm, _ in both), "alone_s": _middle(its for _, its in both)}
+                seconds = {
+                    "warm_s": records.middle(warm for warm, _ in both),
+                    "alone_s": records.middle(its for _, its in both),
+                }
             else:
                 seconds = {"warm_s": self._warm_s(one.job, one.peer.name)}
             note(one, found, **seconds)
@@ -425,11 +427,6 @@ class _Compile:
     job: Job
     peer: Peer
     key: str
-
-
-def _middle(seconds: Iterable[float | None]) -> float | None:
-    known = [each for each in seconds if each is not None]
-    return median(known) if known else None
 
 
 def _compiles(job: Job) -> list[_Compile]:

@@ -1,11 +1,12 @@
 """Where the time of a case goes: the kernels of one call, by time, compiled under some options."""
 
 from dataclasses import dataclass
-from time import perf_counter
 
 import torch
 
 from backend_kwargs import Backend, measure
+from backend_kwargs.compare import Candidate
+from backend_kwargs.compare.trial import CandidateTrial
 from backend_kwargs.tables import as_text
 from benchmarks.execution.study import CaseStudy
 from benchmarks.workloads.case import Case
@@ -15,9 +16,9 @@ LONGEST_NAME = 90
 
 @dataclass(frozen=True, slots=True)
 class KernelTimes:
-    """The seconds of the first call, and the kernels of a later one, on a CPU its operators, longest first."""
+    """The seconds of the first call if it compiles, and the kernels of a later one: on a CPU its operators."""
 
-    first_s: float
+    first_s: float | None
     kernels: tuple[measure.KernelTime, ...]
 
     def __str__(self) -> str:
@@ -26,7 +27,8 @@ class KernelTimes:
             (f"{each.seconds * 1e6:.1f}", f"{each.seconds / total_s:.0%}", str(each.calls), each.name[:LONGEST_NAME])
             for each in self.kernels
         ]
-        summary = f"first call {self.first_s:.1f} s; {count} kernels, {total_s * 1e6:.1f} µs"
+        first = f"first call {self.first_s:.1f} s; " if self.first_s is not None else ""
+        summary = f"{first}{count} kernels, {total_s * 1e6:.1f} µs"
         return f"{summary}\n{as_text(('µs', 'share', 'launches', 'kernel'), rows)}"
 
 
@@ -35,14 +37,6 @@ def measure_kernels(case: Case, device: str, scale: str, backend: Backend | None
     study = CaseStudy.of(case, case.modes[0], torch.device(device), case.dtype, scale)
     torch.set_grad_enabled(study.mode != "fwd")
     study.prepare()
-    subject = study.subject()
-    if backend is not None:
-        subject = subject._replace(call=torch.compile(subject.call, backend=backend))
-    step = study.step(subject)
-    began = perf_counter()
-    step()
-    measure.synchronize(study.device)
-    first_s = perf_counter() - began
-    for _ in range(2):  # CUDA graphs are recorded
-        step()
-    return KernelTimes(first_s, measure.kernel_times(step, study.device, least=0.0))
+    trial = CandidateTrial(study, Candidate("", backend), cold=False)
+    trial.build()
+    return KernelTimes(trial.compile_s, measure.kernel_times(trial.step, study.device, least=0.0))

@@ -16,6 +16,7 @@ import torch
 
 import backend_kwargs
 from backend_kwargs import measure
+from benchmarks.analysis.markdown import table
 
 PLAIN, AGAIN = "torch.compile", "torch.compile again"
 # An option without effect on a graph this small, so that every peer has one.
@@ -85,7 +86,7 @@ def measure_overhead(
 def as_table(rows: list[dict[str, Any]]) -> str:
     """Return the rows as two Markdown tables."""
     return "\n\n".join(
-        _markdown(headers, [cells(row) for row in rows if row["kind"] == kind])
+        "\n".join(table(headers, [cells(row) for row in rows if row["kind"] == kind]))
         for kind, (headers, cells) in TABLES.items()
     )
 
@@ -206,8 +207,3 @@ TABLES: Mapping[str, tuple[tuple[str, ...], Callable[[Mapping[str, Any]], tuple[
     "call": (("per call", "ns", "extra ns", "95 %", "Python calls", "C calls", "bytecodes"), _call_cells),
     "step": (("in a fresh process", "ms", "least to most"), _step_cells),
 }
-
-
-def _markdown(headers: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
-    rule = ("---", *("---:" for _ in headers[1:]))
-    return "\n".join("| " + " | ".join(cells) + " |" for cells in (headers, rule, *rows))

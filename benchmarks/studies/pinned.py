@@ -180,16 +180,12 @@ def as_page(rows: Sequence[Row], facts: Mapping[str, object]) -> Iterator[str]:
     yield "|---|---|--:|--:|--:|--:|--:|--:|--:|"
     for row in rows:
         times = (f"{row.seconds[label] * 1e6:.0f} µs" if label in row.seconds else "" for label in LABELS)
-        figures = map(_shown, (row.over_raced, row.over_deterministic, row.noise))
+        figures = (each.as_ratio(3) if each else "" for each in (row.over_raced, row.over_deterministic, row.noise))
         choices = f"{row.pinned['kernels']}, {row.pinned['configurations']}"
         yield f"| {' | '.join((row.model, ', '.join(row.winners), choices, *times, *figures))} |"
     yield ""
     yield from (f"- {row.model}: {row.reason}" for row in rows if row.reason)
     yield from _bars(rows)
-
-
-def _shown(interval: Interval | None) -> str:
-    return f"{interval.median:.3f} [{interval.low:.3f}, {interval.high:.3f}]" if interval else ""
 
 
 def _bars(rows: Sequence[Row]) -> Iterator[str]:

@@ -144,7 +144,7 @@ def _figures(row: Row) -> str:
     if not row.latency or not row.speedup:
         return f"{row.status}: {row.reason}"
     speedup, noise = row.speedup, f" ({row.verdict})" if row.verdict else ""
-    times = f"{row.latency.median * 1e6:.1f} µs, {speedup.median:.2f}x [{speedup.low:.2f}, {speedup.high:.2f}]{noise}"
+    times = f"{row.latency.median * 1e6:.1f} µs, {speedup.as_ratio()}{noise}"
     return times if row.compile_s is None else f"{times}, compile {row.compile_s:.1f} s"
 
 

@@ -21,6 +21,7 @@ import backend_kwargs as bk
 from backend_kwargs.compare import Candidate, Row, compare
 from backend_kwargs.files.atomic_write import write_whole
 from backend_kwargs.measure import environment
+from benchmarks.workloads.nets.encoders import Layer
 
 IN_ATEN = ("mm", "addmm", "bmm", "baddbmm", "convolution")
 HEADER = ("model", "candidate", "speedup over eager (95 %)", "latency", "compile", "largest error", "in TVM")
@@ -35,26 +36,6 @@ class Asked:
     rounds: int
     threads: int
     work_dir: Path | None
-
-
-class Block(nn.Module):
-    """A transformer block."""
-
-    def __init__(self, width: int = 128, heads: int = 4):
-        super().__init__()
-        self.heads = heads
-        self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
-        self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
-        self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Attend, then apply the MLP."""
-        batch, length, width = x.shape
-        qkv = self.qkv(self.norm1(x)).view(batch, length, 3, self.heads, width // self.heads)
-        q, k, v = qkv.permute(2, 0, 3, 1, 4).unbind(0)
-        attended = F.scaled_dot_product_attention(q, k, v).transpose(1, 2).reshape(batch, length, width)
-        x = x + self.out(attended)
-        return x + self.down(F.gelu(self.up(self.norm2(x))))
 
 
 class Chain(nn.Module):
@@ -81,7 +62,7 @@ def cnn() -> nn.Module:
 MODELS: Mapping[str, tuple[Callable[[], nn.Module], tuple[tuple[int, ...], ...]]] = {
     "mlp": (mlp, ((32, 256),)),
     "cnn": (cnn, ((4, 3, 32, 32),)),
-    "block": (Block, ((2, 64, 128),)),
+    "block": (lambda: Layer(128, 4, 1e-5, norm_first=True), ((2, 64, 128),)),
     "pointwise": (Chain, ((256, 1024), (256, 1024))),
 }
 
@@ -111,9 +92,9 @@ def rows(name: str, asked: Asked, work_dir: str) -> Iterator[tuple[str, ...]]:
         if not (row.right and row.latency and row.speedup and row.accuracy):
             yield name, row.label, f"failed: {row.reason}", "", "", "", ""
             continue
-        speedup = f"{row.speedup.median:.2f}x ({row.speedup.low:.2f} to {row.speedup.high:.2f})"
         compiled = (f"{row.compile_s:.1f} s", f"{row.accuracy.max_error or 0.0:.1e}") if row.compile_s else ("", "")
-        yield name, row.label, speedup, f"{row.latency.median * 1e6:.0f} us", *compiled, "; ".join(_in_tvm(row))
+        times = row.speedup.as_ratio(), f"{row.latency.median * 1e6:.0f} us"
+        yield name, row.label, *times, *compiled, "; ".join(_in_tvm(row))
 
 
 def _in_tvm(row: Row) -> Iterator[str]:
