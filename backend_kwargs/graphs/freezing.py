@@ -1,7 +1,6 @@
 """Give Inductor parameters to freeze: dynamo passes them as inputs, and Inductor freezes only attributes."""
 
 import functools
-from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import TypeGuard
@@ -14,8 +13,8 @@ from backend_kwargs.errors import warn_once
 from backend_kwargs.graphs.parameter_guards import guard_parameters, why_not_constants
 from backend_kwargs.graphs.writes import (
     STAYS_INPUT,
+    by_memory,
     copy_of_graph,
-    has_memory,
     is_plain,
     may_be_written,
     replace_by_attribute,
@@ -24,7 +23,6 @@ from backend_kwargs.graphs.writes import (
 )
 from backend_kwargs.torch_internals.fx import source_of, sources_of_attributes
 from backend_kwargs.torch_internals.guards import Source, is_parameter_source, is_tracing
-from backend_kwargs.torch_internals.tensors import memory_id
 
 CompileGm = Callable[[GraphModule, Sequence[object]], Callable[..., object]]
 
@@ -112,11 +110,7 @@ def _can_freeze(value: object) -> TypeGuard[torch.Tensor]:
 
 def _writes_shared_memory(gm: GraphModule, example_inputs: Sequence[object]) -> bool:
     # AOTAutograd puts a common base before all inputs, while Inductor's freeze() counts parameters from the front.
-    sharing = defaultdict(set)
-    for at, value in enumerate(example_inputs):
-        if has_memory(value):
-            sharing[memory_id(value)].add(at)
-    several = [shared for shared in sharing.values() if len(shared) > 1]
+    several = [shared for shared in by_memory(example_inputs) if len(shared) > 1]
     written = written_inputs(gm, example_inputs) if several else set()
     return any(shared & written for shared in several)
 

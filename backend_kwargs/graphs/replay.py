@@ -1,6 +1,5 @@
 """What a race calls candidates on: the graph's real inputs, with copies of those that a call may change."""
 
-from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
@@ -14,6 +13,7 @@ from torch.fx import GraphModule
 
 from backend_kwargs.graphs.drawing import run_apart
 from backend_kwargs.graphs.writes import (
+    by_memory,
     copy_of_graph,
     has_memory,
     keep_inputs,
@@ -151,22 +151,18 @@ class Inputs:
     @cached_property
     def _apart(self) -> frozenset[int]:
         """The positions of inputs that share no memory with other inputs."""
-        by_storage = defaultdict(list)
-        for at, value in enumerate(self.values):
-            if has_memory(value):
-                start, end = (each * value.itemsize for each in span_of(value))
-                by_storage[memory_id(value)].append((start, end, at))
         alone = set[int]()
-        for spans in by_storage.values():
-            spans.sort()
-            if all(end <= start for (_, end, _), (start, _, _) in pairwise(spans)):
-                alone |= {at for _, _, at in spans}
+        for group in by_memory(self.values):
+            values = (self.values[at] for at in group)
+            spans = sorted([each * value.itemsize for each in span_of(value)] for value in values)
+            if all(end <= start for (_, end), (start, _) in pairwise(spans)):
+                alone |= group
         return frozenset(alone)
 
     @property
     def aliased(self) -> bool:
         """Whether written inputs share memory."""
-        return len({memory_id(self.values[at]) for at in self.written}) < len(self.written)
+        return any(len(self.written & group) > 1 for group in by_memory(self.values))
 
     @property
     def bytes(self) -> float:
@@ -181,12 +177,8 @@ class Inputs:
 
 def _with_memory_shared(values: Sequence[object], positions: Iterable[int]) -> frozenset[int]:
     """Return `positions` and those of all tensors that share memory with one of them."""
-    sharing = defaultdict(set)
-    for at, value in enumerate(values):
-        if has_memory(value):
-            sharing[memory_id(value)].add(at)
     wanted = set(positions)
-    return frozenset(at for group in sharing.values() if group & wanted for at in group)
+    return frozenset(at for group in by_memory(values) if group & wanted for at in group)
 
 
 def _copied_with_views(value: torch.Tensor, copies: dict[int, torch.Tensor]) -> torch.Tensor:

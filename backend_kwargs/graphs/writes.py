@@ -3,6 +3,7 @@
 import copy
 import inspect
 import operator
+from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import cache
 from typing import Any, TypeGuard
@@ -193,6 +194,15 @@ def has_memory(value: object) -> TypeGuard[torch.Tensor]:
     if not is_plain(value) or value.layout != torch.strided or value.is_meta:
         return False
     return not is_wrapped(value)
+
+
+def by_memory(values: Iterable[object]) -> list[set[int]]:
+    """Return the positions of plain tensors with memory, those that share it together."""
+    found = defaultdict[int, set[int]](set)
+    for at, value in enumerate(values):
+        if has_memory(value):
+            found[memory_id(value)].add(at)
+    return [*found.values()]
 
 
 def is_plain(value: object) -> TypeGuard[torch.Tensor]:
