@@ -12,8 +12,7 @@ from torch.utils.flop_counter import flop_registry
 
 from backend_kwargs.measure.trees import tensors_of
 from backend_kwargs.options.layers import Options
-from backend_kwargs.torch_internals.modes import TorchDispatchMode
-from backend_kwargs.torch_internals.operators import HigherOrderOperator
+from backend_kwargs.torch_internals.modes import OperatorMode
 from backend_kwargs.torch_internals.replacing import undone
 
 PADDED = frozenset({"mm", "addmm", "bmm", "baddbmm"})  # the operators that force_shape_pad can pad
@@ -81,13 +80,11 @@ class GraphStats:
 T = TypeVar("T")
 
 
-class _Counting(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class _Counting(OperatorMode):  # type: ignore[no-untyped-call]
     """Counts the operators that run under it, and describes the products among them."""
 
-    supports_higher_order_operators = True
-
     def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__(self.called)
         self.names: Counter[str] = Counter()
         self.tags: Counter[torch.Tag] = Counter()
         self.opaque = False
@@ -97,18 +94,14 @@ class _Counting(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.kinds: set[str] = set()
         self.flops = 0.0
 
-    def __torch_dispatch__(
-        self, func: Any, types: object, args: tuple[Any, ...] = (), kwargs: Options | None = None
-    ) -> object:
-        kwargs = kwargs or {}
-        if isinstance(func, HigherOrderOperator):  # the operators inside it are not counted
-            self.names[func.__name__] += 1
-            self.opaque |= any(map(callable, args))
-            return func(*args, **kwargs)
-        with self:  # in inference mode composite operators are not decomposed before they arrive here
-            result = func.decompose(*args, **kwargs)
-        if result is not NotImplemented:
-            return result
+    def higher_order(self, func: Any, args: tuple[Any, ...], kwargs: Options) -> object:
+        """Count the operator, and none of those inside it."""
+        self.names[func.__name__] += 1
+        self.opaque |= any(map(callable, args))
+        return func(*args, **kwargs)
+
+    def called(self, func: Any, args: tuple[Any, ...], kwargs: Options) -> object:
+        """Count an operator."""
         result = func(*args, **kwargs)
         packet = func.overloadpacket
         self.custom |= func.namespace not in OF_TORCH

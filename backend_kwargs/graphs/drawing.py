@@ -26,7 +26,7 @@ def run_apart(gm: GraphModule, inputs: Callable[[], Sequence[Any]]) -> tuple[obj
         given = inputs()
         # Whatever fails in the mode may draw, and fails again below if it is not for the mode.
         with suppress(Exception), modes_restored(), undone() as stack:
-            stack.enter_context(_NoDraws())  # type: ignore[no-untyped-call]
+            stack.enter_context(OperatorMode(_without_draws))
             return gm.forward(*given), False
         del given
     if running := running_threads():
@@ -37,13 +37,11 @@ def run_apart(gm: GraphModule, inputs: Callable[[], Sequence[Any]]) -> tuple[obj
         return gm.forward(*given), True
 
 
-class _NoDraws(OperatorMode):  # type: ignore[no-untyped-call]
-    """Raises DrawsError before an operator runs that may draw."""
-
-    def called(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> object:
-        if may_draw(func, args, kwargs):
-            raise DrawsError(str(func))
-        return func(*args, **kwargs)
+def _without_draws(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> object:
+    """Run an operator; raise DrawsError before one that may draw."""
+    if may_draw(func, args, kwargs):
+        raise DrawsError(str(func))
+    return func(*args, **kwargs)
 
 
 def _draws_backward(gm: GraphModule) -> bool:

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import torch
@@ -51,13 +51,20 @@ class Draws:
     @cached_property
     def noted(self) -> Sequence[tuple[str, list[torch.Tensor]]]:
         """The operators that draw, in the order of their calls, with the numbers."""
-        mode = _Noting()
+        noted: list[tuple[str, list[torch.Tensor]]] = []
+
+        def note(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> object:
+            result = func(*args, **kwargs)
+            if may_draw(func, args, kwargs):
+                noted.append((str(func), [each.clone() for each in _drawn(func, (args, kwargs), result)]))
+            return result
+
         with undone() as stack:
-            stack.enter_context(mode)
+            stack.enter_context(OperatorMode(note))
             seen = self._run()
         if not same_twice(seen, self._eager, training=True).passed:  # other numbers would move it further
             raise DrawsError("torch chooses other operators in a run whose random numbers are noted")
-        return mode.noted
+        return noted
 
     @contextmanager
     def again(self) -> Iterator[None]:
@@ -65,49 +72,31 @@ class Draws:
         if not self._random:
             yield
             return
-        mode = _Again(self.noted)
+        left = iter(self.noted)
         with undone() as stack:
-            stack.enter_context(mode)
+            stack.enter_context(OperatorMode(partial(_drawing_again, left)))
             yield
-        if following := next(mode.left, None):
+        if following := next(left, None):
             raise DrawsError(f"nothing draws for {following[0]}")
 
 
-class _Noting(OperatorMode):  # type: ignore[no-untyped-call]
-    """Notes what operators draw."""
-
-    def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.noted: list[tuple[str, list[torch.Tensor]]] = []
-
-    def called(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> object:
-        result = func(*args, **kwargs)
-        if may_draw(func, args, kwargs):
-            self.noted.append((str(func), [each.clone() for each in _drawn(func, (args, kwargs), result)]))
+def _drawing_again(
+    left: Iterator[tuple[str, list[torch.Tensor]]], func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> object:
+    """Run an operator, and replace what it draws with the next of what is `left` of what was noted."""
+    result = func(*args, **kwargs)
+    if not may_draw(func, args, kwargs):
         return result
-
-
-class _Again(OperatorMode):  # type: ignore[no-untyped-call]
-    """Replaces what operators draw with what was noted."""
-
-    def __init__(self, noted: Sequence[tuple[str, list[torch.Tensor]]]) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.left = iter(noted)
-
-    def called(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> object:
-        result = func(*args, **kwargs)
-        if not may_draw(func, args, kwargs):
-            return result
-        name, noted = next(self.left, ("", []))
-        drawn = _drawn(func, (args, kwargs), result)
-        if name != str(func) or [each.shape for each in drawn] != [each.shape for each in noted]:
-            raise DrawsError(f"{func} draws where eager had {name or 'nothing'}")
-        for to, numbers in zip(drawn, noted, strict=True):
-            to.copy_(numbers)
-        if func.overloadpacket.__name__ == DROPOUT:
-            value, p = args[:2]
-            return value * drawn[0] * (1 / (1 - p)), drawn[0]
-        return result
+    name, noted = next(left, ("", []))
+    drawn = _drawn(func, (args, kwargs), result)
+    if name != str(func) or [each.shape for each in drawn] != [each.shape for each in noted]:
+        raise DrawsError(f"{func} draws where eager had {name or 'nothing'}")
+    for to, numbers in zip(drawn, noted, strict=True):
+        to.copy_(numbers)
+    if func.overloadpacket.__name__ == DROPOUT:
+        value, p = args[:2]
+        return value * drawn[0] * (1 / (1 - p)), drawn[0]
+    return result
 
 
 def _drawn(func: Any, arguments: object, result: Any) -> list[torch.Tensor]:

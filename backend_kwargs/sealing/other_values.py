@@ -16,8 +16,8 @@ import torch
 from backend_kwargs.bundles.samples import is_dense
 from backend_kwargs.measure.trees import tensors_of
 from backend_kwargs.sealing.checks import SHORT
-from backend_kwargs.torch_internals.modes import TorchDispatchMode
-from backend_kwargs.torch_internals.operators import OPERATORS, HigherOrderOperator, arguments_of
+from backend_kwargs.torch_internals.modes import OperatorMode
+from backend_kwargs.torch_internals.operators import OPERATORS, arguments_of
 
 Change: TypeAlias = Callable[[torch.Tensor], torch.Tensor]
 FLOATS = (*SHORT, torch.float32, torch.float64, torch.complex64, torch.complex128)
@@ -62,28 +62,31 @@ def changes_of(name: str, example: object, fill: float, dims: Sequence[int], *, 
     return {how: partial(_kept_real, change, fill, dims) for how, change in found.items()}
 
 
-class Positions(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class Positions(OperatorMode):  # type: ignore[no-untyped-call]
     """Notes whether an operator takes integers as positions, lengths or sizes; one that is not torch's may."""
 
-    supports_higher_order_operators = True
-    found = False
+    def __init__(self) -> None:
+        super().__init__(self.called)
+        self.found = False
 
     @classmethod
     def ignore_compile_internals(cls) -> bool:
         """Return True: else dynamo skips what `torch.cond` compiles in eager, also in later calls, which then raise."""
         return True
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Call an operator; one that runs graphs may index in them."""
-        if isinstance(func, HigherOrderOperator):
-            self.found = True
-            return func(*args, **(kwargs or {}))
-        named = dict(zip((each.name for each in arguments_of(func)), args, strict=False)) | (kwargs or {})
+    def higher_order(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> object:
+        """Call an operator that runs graphs, which may index in them."""
+        self.found = True
+        return func(*args, **kwargs)
+
+    def called(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> object:
+        """Call an operator."""
+        named = dict(zip((each.name for each in arguments_of(func)), args, strict=False)) | dict(kwargs)
         every = func.namespace not in OPERATORS or torch.Tag.data_dependent_output in func.tags
         for name, value in named.items():
             integers = [each for each in tensors_of(value) if not each.is_floating_point() and each.dtype != torch.bool]
             self.found |= bool(integers) and (every or any(word in name for word in WORDS))
-        return func(*args, **(kwargs or {}))
+        return func(*args, **kwargs)
 
 
 def _is_mask(name: str, example: torch.Tensor) -> bool:

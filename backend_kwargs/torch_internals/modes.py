@@ -20,12 +20,17 @@ AUTOCAST_FUNCTIONS = ("torch.amp.autocast_mode._enter_autocast", "torch.amp.auto
 
 
 class OperatorMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """A mode whose `called` runs each operator, also those in graphs of higher-order operators."""
+    """A mode in which `called` runs each operator that is not decomposed, also those in graphs of higher-order ones."""
 
     supports_higher_order_operators = True
 
-    def called(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> object:
-        """Return the result of an operator that is not decomposed."""
+    def __init__(self, called: Callable[[Any, tuple[Any, ...], Mapping[str, Any]], object]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._called = called
+
+    def higher_order(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> object:
+        """Return the result of an operator that runs graphs."""
+        args, kwargs = pytree.tree_map(self._within, (args, kwargs))
         return func(*args, **kwargs)
 
     def __torch_dispatch__(
@@ -33,11 +38,10 @@ class OperatorMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
     ) -> object:
         kwargs = kwargs or {}
         if isinstance(func, HigherOrderOperator):
-            args, kwargs = pytree.tree_map(self._within, (args, kwargs))
-            return func(*args, **kwargs)
+            return self.higher_order(func, args, kwargs)
         with self:  # in inference mode composite operators are not decomposed before they arrive here
             result = func.decompose(*args, **kwargs)
-        return self.called(func, args, kwargs) if result is NotImplemented else result
+        return self._called(func, args, kwargs) if result is NotImplemented else result
 
     def _within(self, leaf: Any) -> Any:
         """Return a graph of a higher-order operator as a function that runs in this mode; other leaves as they are."""
