@@ -1,7 +1,7 @@
 """Samples: the arguments of calls, their metadata as JSON, and the check of later inputs against them."""
 
 import ctypes
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 import torch
@@ -121,14 +121,11 @@ def shapes_of(metadata: Metadata) -> list[list[int]]:
     return [value[0] for kind, value in leaves_of(metadata) if kind == "tensor"]
 
 
-def leaves_of(metadata: Metadata) -> Iterator[tuple[str, Any]]:
-    """Yield the kind and the description of each argument that is not a dict, list or tuple."""
-    ((kind, value),) = metadata.items()
-    if kind in ("dict", "list", "tuple"):
-        for item in value.values() if kind == "dict" else value:
-            yield from leaves_of(item)
-    else:
-        yield kind, value
+def leaves_of(metadata: Metadata) -> list[tuple[str, Any]]:
+    """Return the kind and the description of each argument that is not a dict, list or tuple."""
+    found: list[tuple[str, Any]] = []
+    tree_of(metadata, lambda *leaf: found.append(leaf))
+    return found
 
 
 def _kinds(metadata: Metadata) -> object:

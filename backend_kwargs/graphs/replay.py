@@ -24,6 +24,7 @@ from backend_kwargs.measure import cotangents, generators
 from backend_kwargs.measure.memory import room_for_copies
 from backend_kwargs.measure.served import (
     ChangedSlice,
+    Changes,
     RestoringCall,
     State,
     copied,
@@ -121,13 +122,9 @@ class Inputs:
     @cached_property
     def state(self) -> State:
         """What calls change in the staged inputs. More than `LARGEST` bytes of floating-point numbers drift."""
-        state = State()
-        for at in sorted(self.remade):
-            state.add_memory(self.staged[at], self.values[at])
-        for at, region in self.regions.items():
-            if not region.drifts(self.values[at]):
-                state.add(self.staged[at], self.values[at], region)
-        return state
+        changed = sorted(self.remade | self.regions.keys())
+        changes = Changes({str(at): (self.regions.get(at), self.values[at]) for at in changed})
+        return changes.state_of({str(at): self.staged[at] for at in changed}, {}, timed=True)
 
     @cached_property
     def guarded(self) -> frozenset[int]:

@@ -242,7 +242,7 @@ def worst(accuracies: Iterable[Accuracy]) -> Accuracy:
         if not accuracy.passed:
             return accuracy
         passed.append(accuracy)
-    return max(passed, key=lambda a: a.rmse if a.rmse is not None else -math.inf, default=Accuracy())
+    return max(passed, key=lambda a: next((e for e in (a.rmse, a.error) if e is not None), -1.0), default=Accuracy())
 
 
 def _failed(reason: str, figures: Accuracy = Accuracy()) -> Accuracy:

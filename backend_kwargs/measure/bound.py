@@ -15,6 +15,7 @@ from backend_kwargs.measure.accuracy import (
     root_mean_square,
     same_where_not_finite,
     wide,
+    worst,
 )
 from backend_kwargs.measure.trees import Results, walk
 
@@ -54,9 +55,7 @@ def check_error(
 def check_errors(seen: Results, eager: Results, reference: Results, max_error: float) -> Accuracy:
     """Compare all that a call returns and changes, by name: the first that fails, or the one with the largest error."""
     every = [check_error(seen[what], eager[what], reference[what], max_error, what=what) for what in seen]
-    failed = [accuracy for accuracy in every if not accuracy.passed]
-    one = failed[0] if failed else max(every, key=lambda accuracy: accuracy.error or 0.0)
-    return replace(one, leaves=tuple(leaf for accuracy in every for leaf in accuracy.leaves))
+    return replace(worst(every), leaves=tuple(leaf for accuracy in every for leaf in accuracy.leaves))
 
 
 def judged(error: float, max_error: float, where: str) -> Accuracy:

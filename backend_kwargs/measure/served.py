@@ -258,7 +258,7 @@ class Changes:
         before = _Before(dict(parts(tree)), there)
         call(worked)
         found, added = before.changes(there), before.added(there)
-        state = found._state_of(there, {path: before.contents[path] for path in found.containers}, timed=False)
+        state = found.state_of(there, {path: before.contents[path] for path in found.containers}, timed=False)
         if added:
             state.restore()
             call(worked)
@@ -277,16 +277,16 @@ class Changes:
         return cls.of(lambda own: own[0](*own[1], **own[2]), tree).on(tree, timed=True)
 
     def on(self, tree: object, *, timed: bool = False) -> State:
-        """Return the state of `tree`, a copy of the original in which nothing has changed yet.
+        """Return the state of `tree`, a copy of the original in which nothing has changed yet, as in `state_of`."""
+        there = dict(parts(tree))
+        contents = {path: copy.copy(there[path]) for path in self.containers | self.added.keys() if path in there}
+        return self.state_of(there, contents, timed=timed)
+
+    def state_of(self, there: Parts, contents: dict[str, Container], *, timed: bool) -> State:
+        """Return what puts the tree whose parts are `there` back; lists and dicts to these `contents`.
 
         If it is `timed`, large regions of floating-point numbers drift, and other rows than a call wrote stay.
         """
-        there = dict(parts(tree))
-        contents = {path: copy.copy(there[path]) for path in self.containers | self.added.keys() if path in there}
-        return self._state_of(there, contents, timed=timed)
-
-    def _state_of(self, there: Parts, contents: dict[str, Container], *, timed: bool) -> State:
-        """Return what puts the tree whose parts are `there` back; lists and dicts to these `contents`."""
         state = State()
         for path, content in contents.items():
             state.add_action(partial(_put_back, there[path], content, self.added.get(path, frozenset())))
