@@ -1,9 +1,14 @@
 """Timing, comparison of results and memory, for this package and for the benchmark suite.
 
-`accuracy` judges results by eager's error to a `reference`, `roundings` has what is expected, with how far eager's
-move when it rounds otherwise, and `bound` compares an error with the user's bound. `served` is a call from the state
-that the user's call had. `timing` interleaves calls, and `statistics` says what exceeds the noise. `inputs` and `trees`
-are arguments and results; `failures` gives an exception its status.
+Whoever runs a model uses these, and has none of its own:
+
+- `served`: a call from the state that the user's call had, what it changes, and the copy of one tensor's memory.
+- `roundings.Expected`: what results are compared with, by `accuracy` (eager's error to a reference, and at other
+  roundings), or by `bound` (the user's). `draws` repeats eager's random numbers in the reference.
+- `timing.Calls`: calls in turn; `interleave` has wall time. `statistics` says what exceeds the noise.
+- `trees`: walks by path. `inputs`: copies, of other values, elsewhere, in another precision; cotangents.
+
+`kernels` and `memory` are those of a call, and `failures` gives an exception its status.
 """
 
 from backend_kwargs.interval import Interval

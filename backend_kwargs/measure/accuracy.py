@@ -228,7 +228,7 @@ def same_twice(seen: Results, eager: Results, *, training: bool = False, tol: fl
     tol = _tolerance(tol, training)
     judged = []
     for what in seen:
-        largest = _largest([leaf for _, leaf in walk(what, eager[what])])
+        largest = largest_of([leaf for _, leaf in walk(what, eager[what])])
         allowed = Errors(tol * largest / 2, tol * largest / 2)
         rounding = {path: allowed for path, _ in walk(what, eager[what])}
         judged.append(check(seen[what], eager[what], training=training, what=what, tol=tol, roundings=[rounding]))
@@ -344,7 +344,7 @@ class _Limits:
 
     @cached_property
     def largest(self) -> float:
-        return _largest(self.leaves)
+        return largest_of(self.leaves)
 
     @property
     def rounding(self) -> float:
@@ -352,7 +352,7 @@ class _Limits:
         return ROUNDING * FLOAT32 * self.largest
 
 
-def _largest(leaves: Iterable[object]) -> float:
+def largest_of(leaves: Iterable[object]) -> float:
     """Return the root mean square of the largest leaf, of its finite values."""
     sizes = (wide(leaf) for leaf in leaves if is_number(leaf))
     return max((root_mean_square(values[values.isfinite()]) for values in sizes), default=0.0)

@@ -66,8 +66,8 @@ def judged(error: float, max_error: float, where: str) -> Accuracy:
     return Accuracy("fail_accuracy", reason, error=error, bound=max_error)
 
 
-def relative_error(result: torch.Tensor, eager: torch.Tensor, reference: torch.Tensor) -> float:
-    """Return the RMSE over the RMS of the reference.
+def relative_error(result: torch.Tensor, eager: torch.Tensor, reference: torch.Tensor, least: float = 0.0) -> float:
+    """Return the RMSE over the RMS of the reference, or over `least` if that is more.
 
     A leaf that is zero but for rounding, such as the gradient of an attention key's bias, has no size of its own. The
     size of what was summed takes its place: eager's error, over a unit in the last place.
@@ -76,7 +76,7 @@ def relative_error(result: torch.Tensor, eager: torch.Tensor, reference: torch.T
     finite = want.isfinite()
     if not bool(got[finite].isfinite().all()):
         return math.inf
-    error, size = root_mean_square(got[finite] - want[finite]), root_mean_square(want[finite])
+    error, size = root_mean_square(got[finite] - want[finite]), max(root_mean_square(want[finite]), least)
     noise = root_mean_square(own[finite] - want[finite])
     if 0 < size < noise < math.inf:
         size = noise / torch.finfo(eager.dtype).eps

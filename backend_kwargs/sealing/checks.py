@@ -1,5 +1,6 @@
 """Whether sealed results are right: compared with eager's, padded ones with unpadded ones."""
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -8,7 +9,8 @@ import torch
 from backend_kwargs.bundles.samples import Sample
 from backend_kwargs.errors import BackendKwargsError
 from backend_kwargs.measure import generators
-from backend_kwargs.measure.accuracy import is_number, mismatch, root_mean_square, same_where_not_finite, wide
+from backend_kwargs.measure.accuracy import is_number, largest_of, mismatch, same_where_not_finite, wide
+from backend_kwargs.measure.bound import relative_error
 from backend_kwargs.measure.trees import walk
 from backend_kwargs.sealing.declared import Point, shown_point
 from backend_kwargs.sealing.inputs import Result
@@ -64,7 +66,7 @@ def _difference(what: str, mine: Any, theirs: Any, tol: float | None) -> str:
     if pytree.tree_structure(mine) != pytree.tree_structure(theirs):
         return f"the {what} has another structure"
     pairs = [*zip(walk(what, mine), walk(what, theirs), strict=True)]
-    largest = max((_size(other) for _, (_, other) in pairs if is_number(other)), default=0.0)
+    least = LEAST_SHARE * largest_of(other for _, (_, other) in pairs) or 1.0
     for (name, one), (_, other) in pairs:
         if not isinstance(other, torch.Tensor | bool | int | float | str):
             continue
@@ -73,20 +75,7 @@ def _difference(what: str, mine: Any, theirs: Any, tol: float | None) -> str:
         if not is_number(other):
             continue
         allowed = tol or (LOOSE if one.dtype in SHORT or torch.is_autocast_enabled(one.device.type) else TIGHT)
-        if not (error := _error(wide(one), wide(other), LEAST_SHARE * largest)) <= allowed:
+        alike = same_where_not_finite(wide(one), wide(other))
+        if not (error := relative_error(one, other, other, least) if alike else math.inf) <= allowed:
             return f"{name} by {error:.2g} (relative, at most {allowed:g})"
     return ""
-
-
-def _error(one: torch.Tensor, other: torch.Tensor, least: float) -> float:
-    """Return the root mean square error, relative to that of the right values; NaN and infinity must agree."""
-    if not same_where_not_finite(one, other):
-        return float("inf")
-    finite = other.isfinite()
-    error, size = root_mean_square((one - other)[finite]), max(root_mean_square(other[finite]), least)
-    return error / size if size else error
-
-
-def _size(values: torch.Tensor) -> float:
-    row = wide(values)
-    return root_mean_square(row[row.isfinite()])
