@@ -13,6 +13,7 @@ from backend_kwargs.harness.isolation import Counted, counted, isolated
 from backend_kwargs.harness.trial import Trial
 from backend_kwargs.measure import Status
 from backend_kwargs.report import Graph
+from backend_kwargs.torch_internals.dynamo import cache_counts
 
 
 @dataclass(eq=False)
@@ -51,11 +52,11 @@ class CandidateTrial(Trial):
     @contextlib.contextmanager
     def first_call(self) -> Iterator[None]:
         """Set up its cache, and record whether its graphs came from there."""
-        hits, misses = _cache_counts()
+        hits, misses = map(cache_counts, ("hit", "miss"))
         with _empty_cache() if self.cold and self.counted else contextlib.nullcontext():
             yield
         if self.counted:
-            now_hits, now_misses = _cache_counts()
+            now_hits, now_misses = map(cache_counts, ("hit", "miss"))
             # A race finds what it has compiled itself in the cache.
             raced = any(graph.cache == RACED for graph in self.counted.report().graphs)
             self.cache = "warm" if now_hits > hits and not raced else "cold" if now_misses > misses else ""
@@ -95,13 +96,6 @@ def _shown(backend: Callable[..., object] | str | None) -> str:
     if backend is None or isinstance(backend, str):
         return backend or "eager"
     return f"{backend.__module__}:{backend.__qualname__}" if inspect.isfunction(backend) else repr(backend)
-
-
-def _cache_counts() -> tuple[int, int]:
-    """Return the numbers of hits and misses of Inductor's caches in this process."""
-    from backend_kwargs.torch_internals.dynamo import cache_counts
-
-    return cache_counts("hit"), cache_counts("miss")
 
 
 @contextlib.contextmanager

@@ -10,6 +10,7 @@ refused graph gets the float64 error of each leaf, of eager and of default. Reco
     python -m benchmarks training-nets --out nets --page
 """
 
+import copy
 import json
 import os
 import time
@@ -21,16 +22,26 @@ from functools import partial
 from itertools import product
 from math import inf
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
+import torch
+
+from backend_kwargs import make_backend
+from backend_kwargs.auto.budget import Budget
+from backend_kwargs.auto.result_checks import ResultChecks
+from backend_kwargs.auto.sandbox import Sandbox, sandboxed
 from backend_kwargs.errors import BackendKwargsError, unknown
 from backend_kwargs.files.atomic_write import write_whole
+from backend_kwargs.graphs.replay import Task
+from backend_kwargs.graphs.writes import copy_of_graph
 from backend_kwargs.harness.named_models import imported
+from backend_kwargs.measure import fresh_inputs
+from backend_kwargs.measure.accuracy import is_number, root_mean_square, wide
+from backend_kwargs.measure.trees import walk
 from benchmarks.analysis.markdown import short, table
 from benchmarks.execution import process
-
-if TYPE_CHECKING:
-    from backend_kwargs.auto.sandbox import Sandbox
+from benchmarks.workloads.held_out import BY_NAME
+from benchmarks.workloads.nets.libraries import Called
 
 Say = Callable[[str], None]
 Sizes = Mapping[str, Any]
@@ -267,10 +278,6 @@ def known(file: Path) -> dict[Case, Record]:
 
 def check_net(tell: Say, case: Case, leaves: bool) -> Record:
     """Return the verdict on each graph of one net's training step."""
-    import torch
-
-    from backend_kwargs.measure import fresh_inputs
-
     tell(case.net)
     model, inputs = built(case)
     if case.variant.startswith("other images"):
@@ -292,14 +299,10 @@ def check_net(tell: Say, case: Case, leaves: bool) -> Record:
 
 def built(case: Case) -> tuple[Any, tuple[Any, ...]]:
     """Return a net that returns its loss in training, and its inputs."""
-    import torch
-
     library, name = case.net.split(":")
     torch.manual_seed(0)
     dtype = torch.bfloat16 if case.precision == "bfloat16" else torch.float32
     if library == HELD_OUT:
-        from benchmarks.workloads.held_out import BY_NAME
-
         scale: Literal["full", "tiny"] = "full" if case.device == "cuda" else "tiny"
         model, inputs = BY_NAME[name].build(torch.device(case.device), dtype, scale)
         if "contiguous" in case.variant:
@@ -314,8 +317,6 @@ def built(case: Case) -> tuple[Any, tuple[Any, ...]]:
 
 
 def _of_images(library: str, name: str, given: dict[str, Any]) -> tuple[Any, tuple[Any, ...]]:
-    import torch
-
     batch, image = given.pop("batch", BATCH), given.pop("image", IMAGE)
     if library == "timm":
         model = imported("timm").create_model(name, pretrained=False, num_classes=10, **given)
@@ -326,10 +327,6 @@ def _of_images(library: str, name: str, given: dict[str, Any]) -> tuple[Any, tup
 
 
 def _of_transformers(library: str, name: str, given: dict[str, Any]) -> tuple[Any, tuple[Any, ...]]:
-    import torch
-
-    from benchmarks.workloads.nets.libraries import Called
-
     made_by = getattr(imported(library), name)
     if name.endswith("ForImageClassification"):
         model = made_by(made_by.config_class(**given, num_labels=10))
@@ -342,7 +339,6 @@ def _of_transformers(library: str, name: str, given: dict[str, Any]) -> tuple[An
 
 def _loss_of(model: Any) -> Any:
     """Return a net that returns the sum of the losses of all its heads."""
-    import torch
 
     class Loss(torch.nn.Module):
         def __init__(self) -> None:
@@ -359,10 +355,6 @@ def _loss_of(model: Any) -> Any:
 
 def _step_of(model: Any, inputs: Sequence[Any], amp: Any) -> Callable[..., Any]:
     """Return the net's loss, scaled as by a GradScaler, by 2**16 or less, some way from where eager overflows."""
-    import copy
-
-    import torch
-
     for power in range(16, -1, -1):
         trial = copy.deepcopy(model)
         with amp:
@@ -380,22 +372,12 @@ def _step_of(model: Any, inputs: Sequence[Any], amp: Any) -> Callable[..., Any]:
 
 def _check_graph(graphs: list[Graph], leaves: bool, options: Sizes, gm: Any, inputs: Sequence[Any]) -> Any:
     """Check a graph as a race checks default; run it in eager."""
-    from backend_kwargs.auto.sandbox import sandboxed
-
     with sandboxed(gm, collects=False) as sandbox:
         graphs.append(_checked(gm, inputs, leaves, options, sandbox))
     return gm.forward
 
 
-def _checked(gm: Any, inputs: Sequence[Any], leaves: bool, options: Sizes, sandbox: "Sandbox") -> Graph:
-    import torch
-
-    from backend_kwargs import make_backend
-    from backend_kwargs.auto.budget import Budget
-    from backend_kwargs.auto.result_checks import ResultChecks
-    from backend_kwargs.graphs.replay import Task
-    from backend_kwargs.graphs.writes import copy_of_graph
-
+def _checked(gm: Any, inputs: Sequence[Any], leaves: bool, options: Sizes, sandbox: Sandbox) -> Graph:
     task = Task.of(copy_of_graph(gm), inputs, sandbox.begin)
     sandbox.keep_generators(task)
     eager = task.observe(task.copy())
@@ -419,9 +401,6 @@ def _checked(gm: Any, inputs: Sequence[Any], leaves: bool, options: Sizes, sandb
 
 
 def _leaves(seen: Any, eager: Any, precise: Any) -> Iterator[Leaf]:
-    from backend_kwargs.measure.accuracy import is_number, root_mean_square, wide
-    from backend_kwargs.measure.trees import walk
-
     for what in eager:
         got, truth = (dict(walk(what, tree[what])) for tree in (seen, precise))
         for path, value in walk(what, eager[what]):
