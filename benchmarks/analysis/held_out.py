@@ -217,7 +217,8 @@ def _of_kinds(models: Sequence[Model], torch_version: str) -> Iterator[Bar]:
 def page(models: Sequence[Model], environments: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     """Yield the lines of the page: the bars, the loops, the first calls, what copies take, and what failed."""
     about = environments[-1] if environments else {}
-    yield from [HEAD, "", ", ".join(f"{name} {value}" for name, value in about.items() if name != "record"), ""]
+    said = (f"{name} {value}" for name, value in about.items() if name != "record" and value not in (None, ""))
+    yield from [HEAD, "", ", ".join(said), ""]
     yield from ["## Bars", "", *map(str, bars(models, str(about.get("torch", "0.0"))))]
     yield from ["", "## Loops, medians in ms", ""]
     calls = ("eager", *BASELINES, AUTO, FULL)

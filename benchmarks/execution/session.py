@@ -465,12 +465,13 @@ def about() -> dict[str, Any]:
         "time": datetime.now(UTC).isoformat(timespec="seconds"),
         "revision": _said("git", "-C", str(ROOT), "describe", "--always", "--dirty", "--abbrev=12"),
         "backend_kwargs": version("backend-kwargs"),
-        "driver": _smi("driver_version"),
-        "clocks": _smi("clocks.sm,clocks.mem,clocks.max.sm,clocks.max.mem,power.limit,persistence_mode"),
+        "driver": smi("driver_version"),
+        "clocks": smi("clocks.sm,clocks.mem,clocks.max.sm,clocks.max.mem,power.limit,persistence_mode"),
     }
 
 
-def _smi(fields: str) -> str | None:
+def smi(fields: str) -> str | None:
+    """Return what nvidia-smi says of the first GPU, None if there is none."""
     return _said("nvidia-smi", f"--query-gpu={fields}", "--format=csv,noheader")
 
 

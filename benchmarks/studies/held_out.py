@@ -97,31 +97,20 @@ def measure(asked: Asked, say: Say) -> bool:
 
 def _environment(asked: Asked, found: Sequence[Place]) -> dict[str, Any]:
     """Return what the figures depend on."""
-    import platform
-    from importlib.metadata import version
-
     import torch
 
-    packages = {name: _version(version, name) for name in ("transformers", "timm", "torch_geometric", "triton")}
-    gpu = asked.device != "cpu"
+    from backend_kwargs.measure import environment
+    from backend_kwargs.options.requirements import installed_version
+
+    packages = {name: installed_version(name) or "" for name in ("transformers", "timm", "torch_geometric")}
     return {
-        "torch": torch.__version__,
-        "device": asked.device,
+        **environment(torch.device(asked.device)),
         "scale": asked.scale,
-        "device_name": torch.cuda.get_device_name(0) if gpu else platform.machine(),
-        "gpus": len(found) if gpu else 0,
+        "gpus": len(found) if asked.device != "cpu" else 0,
         "cores": len(found[0].cores),
-        "python": platform.python_version(),
         "time": datetime.now(UTC).isoformat(timespec="seconds"),
         **packages,
     }
-
-
-def _version(version: Callable[[str], str], name: str) -> str:
-    try:
-        return version(name)
-    except Exception:  # noqa: BLE001 - a package without metadata
-        return ""
 
 
 @dataclass

@@ -8,7 +8,6 @@ kept. All peers of a case run in one process, interleaved; a row that is wrong, 
 """
 
 import json
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -21,6 +20,7 @@ from torch import nn
 
 from backend_kwargs.compare import Candidate, Comparison, Row, compare, to_json
 from backend_kwargs.files.atomic_write import write_whole
+from benchmarks.execution.session import smi
 
 COMMANDS = """\
 BACKEND_KWARGS_EVIDENCE=seen.jsonl python -m pytest tests/gpu
@@ -168,15 +168,7 @@ def page(found: dict[str, Comparison], seen: list[dict[str, Any]], reading: str)
 def _environment(found: dict[str, Comparison]) -> dict[str, Any]:
     measured = next(iter(found.values())).environment
     wanted = ("device_name", "torch", "triton", "cuda", "python", "cpu", "cpus", "rounds")
-    return {name: measured[name] for name in wanted} | {"driver": _driver()}
-
-
-def _driver() -> str:
-    asked = ("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader")
-    try:
-        return subprocess.run(asked, capture_output=True, text=True, check=True).stdout.strip()
-    except (OSError, subprocess.CalledProcessError):
-        return "unknown"
+    return {name: measured[name] for name in wanted} | {"driver": smi("driver_version") or "unknown"}
 
 
 def _table(head: tuple[str, ...], rows: Iterable[tuple[object, ...]]) -> str:
