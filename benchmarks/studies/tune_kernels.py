@@ -4,8 +4,8 @@
     python -m benchmarks tune-kernels --out tuned.json --report benchmarks/results/h200/kernels.md
 
 A first pass compiles in several processes; a second, alone on the GPU, checks and times. A configuration that does
-not compile, run or agree is a line of the result and does not stop the rest; after a sticky device error, and after a
-case that hangs, the next case gets a new process.
+not compile, run or agree is a line of the result and does not stop the rest; each case has its own process, which may
+lose the device or hang.
 """
 
 import fnmatch
@@ -14,10 +14,9 @@ import itertools
 import json
 import time
 from collections.abc import Callable
-from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from importlib import import_module
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +24,8 @@ import torch
 
 from backend_kwargs import measure
 from backend_kwargs.files.atomic_write import write_whole
-from benchmarks.execution import device_timer
+from benchmarks.execution import device_timer, process
+from benchmarks.execution.process import Tell
 from benchmarks.execution.study import CaseStudy
 from benchmarks.workloads.case import Case, Problem, Work
 from benchmarks.workloads.cases import attention, elementwise, gemm, norms
@@ -84,16 +84,15 @@ def tune(out: Path, case: str, scale: str, jobs: int, budget: float, each: float
     if jobs:
         compile_all(names, device, scale, jobs, min(budget / 2, 100.0))
     rows: list[Line] = []
-    with Worker() as worker:
-        for name in names:
-            if time.monotonic() - started > budget:
-                rows.append({"case": name, "error": "not started: the budget was spent"})
-                continue
-            rows += worker.run(name, device, scale, each)
-            write_whole(
-                out, json.dumps({"environment": measure.environment(torch.device(device)), "rows": rows}, indent=1)
-            )
-            print(table([row for row in rows if row["case"] == name]), flush=True)
+    for name in names:
+        if time.monotonic() - started > budget:
+            rows.append({"case": name, "error": "not started: the budget was spent"})
+            continue
+        timed = process.run(time_case, name, device, scale, step_s=each)
+        rows += timed.value if timed.passed else [{"case": name, "error": timed.reason}]
+        found = {"environment": measure.environment(torch.device(device)), "rows": rows}
+        write_whole(out, json.dumps(found, indent=1))
+        print(table([row for row in rows if row["case"] == name]), flush=True)
     print(f"{time.monotonic() - started:.0f} s")
 
 
@@ -106,59 +105,25 @@ def has_kernels(name: str) -> bool:
 def compile_all(names: list[str], device: str, scale: str, jobs: int, patience: float) -> None:
     """Fill Triton's cache from several processes; failures are reported by the timing."""
     started = time.monotonic()
-    pool = ProcessPoolExecutor(jobs, mp_context=get_context("spawn"))
-    waiting = [pool.submit(compile_case, name, device, scale) for name in names]
-    while not all(job.done() for job in waiting) and time.monotonic() - started < patience:
-        time.sleep(0.2)
-    stop(pool)
-    done = sum(job.done() and not job.cancelled() and job.exception() is None for job in waiting)
+    until: Any = {"step_s": patience, "deadline": started + patience}
+    with ThreadPoolExecutor(jobs) as pool:
+        made = [*pool.map(lambda name: process.run(compile_case, name, device, scale, **until), names)]
+    done = sum(each.passed for each in made)
     print(f"compiled {done} of {len(names)} cases in {time.monotonic() - started:.0f} s", flush=True)
-
-
-def stop(pool: ProcessPoolExecutor) -> None:
-    """Stop a pool with its running processes."""
-    processes = list((pool._processes or {}).values())
-    pool.shutdown(wait=False, cancel_futures=True)
-    for process in processes:
-        process.kill()
-
-
-class Worker:
-    """One process that times, replaced when it crashes or hangs."""
-
-    def __enter__(self) -> "Worker":
-        self.pool = ProcessPoolExecutor(1, mp_context=get_context("spawn"))
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        stop(self.pool)
-
-    def run(self, name: str, device: str, scale: str, patience: float) -> list[Line]:
-        """Return a case's rows, or one with the reason why there are none."""
-        job: Future[list[Line]] = self.pool.submit(time_case, name, device, scale)
-        try:
-            rows = job.result(timeout=patience)
-        except Exception as error:  # noqa: BLE001 - reported in the row, and the next case goes on
-            rows = [{"case": name, "error": f"{type(error).__name__}: {error}", "lost": True}]
-        if any(row.get("lost") for row in rows):
-            stop(self.pool)
-            self.__enter__()
-        return rows
 
 
 # ---- in the processes
 
 
-def compile_case(name: str, device: str, scale: str) -> None:
+def compile_case(tell: Tell, name: str, device: str, scale: str) -> None:
     """Launch each configuration once."""
     _, calls = prepared(name, device, scale)
     for peer, call in calls.items():
         for run in variants(call).values() if peer.startswith("triton") else ():
             attempt(run, torch.device(device))
-        print(f"  compiled {name} {peer}", flush=True)
 
 
-def time_case(name: str, device: str, scale: str) -> list[Line]:
+def time_case(tell: Tell, name: str, device: str, scale: str) -> list[Line]:
     """Return a row for eager, each library and each configuration."""
     case, place = CASES[name], torch.device(device)
     problem, calls = prepared(name, device, scale)
@@ -173,7 +138,7 @@ def time_case(name: str, device: str, scale: str) -> list[Line]:
             if not error:
                 racing[peer, config] = run
             if lost(place):
-                return [*rows, {"case": name, "error": "the device is lost", "lost": True}]
+                return [*rows, {"case": name, "error": "the device is lost"}]
     del expected
     names = {f"{peer} {config}": key for key in racing for peer, config in [key]}
     samples = device_timer.device_times(

@@ -246,7 +246,7 @@ def tuning():
     from benchmarks.studies.tune_kernels import table, time_case
 
     tune_kernels.TIMED = 1
-    eager, *ours = time_case("layer_norm_fwd_bwd", "cpu", "smoke")
+    eager, *ours = time_case(print, "layer_norm_fwd_bwd", "cpu", "smoke")
     assert [(row["peer"], row["config"], row["error"]) for row in ours] == [
         ("triton_layer_norm", f"norms.{kernel} config(4, 1, ROWS=2, PER_SM=1{more})", "")
         for kernel, more in (("layer_norm_rows", ""), ("layer_norm_gradients", ", STAGES=2"))
