@@ -519,3 +519,15 @@ def test_what_is_moved_keeps_its_gradient_and_what_need_not_move_stays():
     assert found["x"] is found["again"][0]
     assert found["n"] is n
     assert moved(x, CPU) is x
+
+
+class Cache:
+    def __init__(self, keys, length):
+        self.keys, self.length = keys, length
+
+
+def test_what_an_object_holds_is_moved_too():
+    """A copy of the object has it, and the object stays as it was."""
+    cache = Cache([torch.ones(2)], 3)
+    found = moved(cache, torch.device("meta"))
+    assert (found.keys[0].device.type, found.length, cache.keys[0].device.type) == ("meta", 3, "cpu")
