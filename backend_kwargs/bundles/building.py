@@ -29,6 +29,8 @@ from backend_kwargs.measure.inputs import copies
 from backend_kwargs.measure.trees import Results, map_tensors, walk
 from backend_kwargs.torch_internals.tensors import version_of
 
+PLAIN_COPIES = partial(copies, plain=True)  # a graph's key has which inputs require gradients
+
 
 class FailedModuleError(BackendKwargsError, RuntimeError):
     """The module raised an error, in eager or compiled; that error is the cause."""
@@ -58,7 +60,7 @@ def _compiled(built: Built, samples: Sequence[Sample], wanted: Expected | None, 
     """Compile a copy of the module, and call and compare it for each sample; `parameters` says whether they change."""
     module = built.module
     twin = _copied(module, with_parameters=parameters)
-    given = map(copies, samples)
+    given = [*map(PLAIN_COPIES, samples)]
     began = time.perf_counter()
 
     def called() -> None:
@@ -164,7 +166,7 @@ def _eager(
         return None, (), False
     twin = _copied(module, with_parameters=True)
     versions = _versions(twin.named_parameters())
-    seen = _seen(twin, twin, map(copies, samples), parameters=False)
+    seen = _seen(twin, twin, map(PLAIN_COPIES, samples), parameters=False)
     if changed := versions != _versions(twin.named_parameters()):
         seen["state"] |= dict(twin.named_parameters())
     dtypes = first_output_dtypes(config, seen["output"][0])
@@ -174,7 +176,7 @@ def _eager(
     def again() -> dict[str, Any]:
         twin = _copied(module, with_parameters=True)
         function = partial(entry(config, device, dtypes, "eager"), twin) if cast else twin
-        return _seen(function, twin, map(copies, samples), parameters=changed)
+        return _seen(function, twin, map(PLAIN_COPIES, samples), parameters=changed)
 
     del twin
     if cast:

@@ -46,12 +46,15 @@ def _cotangent(end: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
         return torch.mul(row, column, out=torch.empty_like(end))
 
 
-def copies(tree: T) -> T:
-    """Return a tree with copies of its tensors, of their layouts and kinds; one that is given twice stays one."""
+def copies(tree: T, *, plain: bool = False) -> T:
+    """Return a tree with copies of its tensors, in their layouts; one that is given twice stays one.
+
+    They require gradients and are inference tensors as the originals do and are, or neither if they are `plain`.
+    """
 
     def copy(tensor: torch.Tensor) -> torch.Tensor:
-        with torch.inference_mode(tensor.is_inference()):
-            return copied(tensor).requires_grad_(tensor.requires_grad)
+        with torch.inference_mode(tensor.is_inference() and not plain):
+            return copied(tensor).requires_grad_(tensor.requires_grad and not plain)
 
     return map_tensors(cache(copy), tree)
 

@@ -502,6 +502,7 @@ def test_copies_of_a_call():
     assert args[0] is args[1][0] is kwargs["x"] is not tensor
     assert (args[0].requires_grad, args[0].is_leaf, args[2].requires_grad) == (True, True, False)
     assert args[0].data_ptr() != tensor.data_ptr()
+    assert not copies(tensor, plain=True).requires_grad
 
 
 def test_copies_of_inference_tensors_are_such():
@@ -509,6 +510,7 @@ def test_copies_of_inference_tensors_are_such():
     with torch.inference_mode():
         tensor = torch.ones(3)
     assert [each.is_inference() for each in copies([tensor, torch.ones(3)])] == [True, False]
+    assert not copies(tensor, plain=True).is_inference()
 
 
 def test_what_is_moved_keeps_its_gradient_and_what_need_not_move_stays():
