@@ -42,7 +42,7 @@ from backend_kwargs.measure.statistics import (
     sure_ratio,
     within_noise,
 )
-from backend_kwargs.measure.timing import Calls, device_seconds, interleave, order, restoring, synchronize
+from backend_kwargs.measure.timing import Calls, WallTimer, device_seconds, interleave, order, restoring, synchronize
 
 __all__ = [
     "AROUND",
@@ -61,6 +61,7 @@ __all__ = [
     "State",
     "Status",
     "SureRatio",
+    "WallTimer",
     "check",
     "check_all",
     "check_error",

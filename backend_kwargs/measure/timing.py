@@ -44,7 +44,7 @@ def interleave(
     receives the fraction done, `repeated` the number of calls per sample. A call that raises is no longer timed, and
     its exception goes to `failed`; without `failed` it propagates.
     """
-    race = _Interleaved(dict(calls), failed, device, hold)
+    race = WallTimer(dict(calls), failed, device, hold)
     return race.in_turn(rounds, warmup, budget_s, repeated, progress)
 
 
@@ -127,24 +127,30 @@ class Calls:
 
 
 @dataclass
-class _Interleaved(Calls):
-    hold: bool
+class WallTimer(Calls):
+    """Calls in a loop, which holds each result until the next one is there; a sample lasts `shortest_s` or more."""
+
+    hold: bool = True
+    shortest_s: float = SHORTEST_SAMPLE_S
 
     def __post_init__(self) -> None:
         super().__post_init__()
         self.held: dict[str, object] = {}
 
     def round(self, names: Sequence[str]) -> None:
+        """Take a sample of each call."""
         for name in names:
             self.guard(name, partial(self.sample, name))
 
     def prepare(self, name: str, warmup: int) -> None:
+        """Warm a call up, and find its repeats by trying."""
         self.run(name, warmup)
-        while (seconds := self.timed(name)) < SHORTEST_SAMPLE_S and self.repeats[name] < MOST_REPEATS:
-            grown = SHORTEST_SAMPLE_S / max(seconds, 1e-9)
+        while (seconds := self.timed(name)) < self.shortest_s and self.repeats[name] < MOST_REPEATS:
+            grown = self.shortest_s / max(seconds, 1e-9)
             self.repeats[name] = min(int(self.repeats[name] * min(max(grown * 1.2, 2), 100)), MOST_REPEATS)
 
     def run(self, name: str, times: int) -> None:
+        """Make some calls."""
         call, out = self.calls[name], self.held.pop(name, None)
         for _ in range(times):
             if not self.hold:
@@ -154,9 +160,11 @@ class _Interleaved(Calls):
             self.held[name] = out
 
     def timed(self, name: str) -> float:
+        """Return the seconds of as many calls as a sample has."""
         return self.seconds(partial(self.run, name, self.repeats[name]))
 
     def seconds(self, what: Callable[[], object]) -> float:
+        """Return the seconds until the device has done it."""
         synchronize(self.device)
         started = time.perf_counter()
         what()
@@ -164,6 +172,7 @@ class _Interleaved(Calls):
         return time.perf_counter() - started
 
     def sample(self, name: str) -> None:
+        """Add a sample; with repeats, one untimed call comes first."""
         if self.repeats[name] > 1:
             self.run(name, 1)
         seconds, restore = self.timed(name), restoring(self.calls[name])

@@ -25,6 +25,7 @@ from benchmarks.execution.ways import WAYS, Kept
 if TYPE_CHECKING:
     import torch
 
+    from backend_kwargs import measure
     from benchmarks.workloads.held_out import HeldOut, Scale
 
 SAMPLE_S = {"cuda": 0.03, "cpu": 0.05}  # of calls in a row; processes that take turns on a GPU switch in milliseconds
@@ -69,15 +70,14 @@ class Job:
 
 @dataclass
 class Turns:
-    """The model in its process: eager, compiled, its calls by name, and how often a sample repeats them."""
+    """The model in its process: eager, compiled, and the timer of its calls."""
 
     job: Job
     row: "HeldOut"
     model: "torch.nn.Module"
     compiled: Callable[..., Any]
     args: tuple["torch.Tensor", ...]
-    repeats: dict[str, int] = field(default_factory=dict)
-    held: dict[str, object] = field(default_factory=dict)
+    timer: "measure.WallTimer" = field(init=False)
 
     @classmethod
     def of(cls, job: Job) -> "Turns":
@@ -107,30 +107,20 @@ class Turns:
             parameter.grad = None
         return {"output": outputs, "gradients": found} if self.row.training else {"output": outputs}
 
-    def sync(self) -> None:
-        """Wait for the device."""
+    def timer_of(self, calls: Mapping[str, Callable[[], object]]) -> "measure.WallTimer":
+        """Return the timer of calls, each in a loop that holds its result until the next one is there."""
         import torch
 
-        torch.get_device_module(self.job.device).synchronize()
+        from backend_kwargs import measure
 
-    def seconds(self, call: Callable[[], object], name: str, times: int) -> float:
-        """Return the seconds of a loop of calls that holds each result until the next one is there."""
-        out = self.held.pop(name, None)
-        self.sync()
-        began = time.perf_counter()
-        for _ in range(times):
-            out = call()
-        self.sync()
-        spent = time.perf_counter() - began
-        self.held[name] = out
-        return spent
+        device = self.job.device
+        return measure.WallTimer(dict(calls), None, torch.device(device), shortest_s=SAMPLE_S[device])
 
     # ---- commands
 
     def first_call(self) -> dict[str, Any]:
         """Make the first call, and return its seconds and what auto has decided."""
-        spent = self.seconds(partial(self.step, "plain"), "first", 1)
-        self.held.clear()
+        spent = self.timer_of({"first": partial(self.step, "plain")}).timed("first")
         decided = races(self.compiled) if WAYS[self.job.way].auto is not None else []
         return {"first_call_s": spent, "graphs": graphs_compiled(), "races": decided}
 
@@ -157,20 +147,19 @@ class Turns:
     def prepare(self) -> dict[str, Any]:
         """Warm up, and choose the repeats of each call."""
         calls = WAYS[self.job.way].calls(training=self.row.training)
-        for name, kept in calls.items():
-            call, began, times = partial(self.step, kept), time.perf_counter(), WARM_CALLS
-            while (spent := self.seconds(call, name, times)) < LEAST_WARM_S / 2 or (
-                time.perf_counter() - began < LEAST_WARM_S
-            ):
-                times = min(2 * times, 1 << 20)
-            self.repeats[name] = max(int(SAMPLE_S[self.job.device] * times / spent), 1)
-        return {"repeats": dict(self.repeats), "graphs": graphs_compiled()}
+        self.timer = self.timer_of({name: partial(self.step, kept) for name, kept in calls.items()})
+        for name in calls:
+            began = time.perf_counter()
+            while time.perf_counter() - began < LEAST_WARM_S:
+                self.timer.run(name, WARM_CALLS)
+            self.timer.prepare(name, 0)
+        return {"repeats": self.timer.repeats, "graphs": graphs_compiled()}
 
     def sample(self, name: str) -> dict[str, Any]:
         """Return the seconds of a call, from one sample."""
-        call = partial(self.step, WAYS[self.job.way].calls(training=self.row.training)[name])
-        self.seconds(call, name, 1)  # the device was another process's
-        return {"seconds": self.seconds(call, name, self.repeats[name]) / self.repeats[name]}
+        self.timer.run(name, 1)  # the device was another process's
+        self.timer.sample(name)
+        return {"seconds": self.timer.samples[name][-1]}
 
 
 def step(fn: Callable[..., Any], model: "torch.nn.Module", args: Any, kept: Kept, *, training: bool) -> Any:

@@ -148,7 +148,7 @@ def test_threefold_work_is_seen(clock):
 @pytest.mark.parametrize("cost", [7e-8, 7e-6, 7e-4])
 def test_short_calls_are_repeated_and_divided(clock, cost):
     """A sample of a short call lasts a few milliseconds, and is the time of one call."""
-    race = timing._Interleaved({"short": lambda: clock.passes(cost)}, None, CPU, True)
+    race = timing.WallTimer({"short": lambda: clock.passes(cost)}, None, CPU, True)
     race.prepare("short", warmup=0)
     clock.now, clock.calls = 0.0, 0
     race.sample("short")
@@ -160,7 +160,7 @@ def test_short_calls_are_repeated_and_divided(clock, cost):
 @pytest.mark.parametrize("cost", [7e-8, 7e-6, 7e-4])
 def test_the_number_of_repeats_is_found_in_few_calls(clock, cost):
     """The number of calls per sample is found with four timings."""
-    race = timing._Interleaved({"short": lambda: clock.passes(cost)}, None, CPU, True)
+    race = timing.WallTimer({"short": lambda: clock.passes(cost)}, None, CPU, True)
     timed, timings = race.timed, []
     race.timed = lambda name: timings.append(timed(name)) or timings[-1]
     race.prepare("short", warmup=0)
@@ -170,7 +170,7 @@ def test_the_number_of_repeats_is_found_in_few_calls(clock, cost):
 
 def test_a_call_that_takes_no_time_ends(clock):
     """A call below the clock's resolution is repeated at most a million times."""
-    race = timing._Interleaved({"nothing": lambda: None}, None, CPU, True)
+    race = timing.WallTimer({"nothing": lambda: None}, None, CPU, True)
     race.run = lambda name, times: None
     race.prepare("nothing", warmup=0)
     assert race.repeats == {"nothing": 1_000_000}
