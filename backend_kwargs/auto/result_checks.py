@@ -14,6 +14,7 @@ from backend_kwargs.errors import error_text
 from backend_kwargs.facts.decision import RaceRow
 from backend_kwargs.graphs.replay import Task
 from backend_kwargs.measure import Accuracy
+from backend_kwargs.measure.draws import Draws
 from backend_kwargs.measure.trees import Results
 from backend_kwargs.options.layers import Options
 from backend_kwargs.precision.error import against, in_float64
@@ -52,10 +53,7 @@ class ResultChecks:
         elif not self.budget.allows(SLOWER_IN_PRECISION):
             self.without, self.slow = f"a call in eager takes {self.budget.call_s:.2g} s", True
         else:
-            assert self.expected is not None
-            again = lambda: self.task.observe(self.task.copy())  # noqa: E731
-            parts = self.expected, again, self.task.copy(), self.task.inputs.fresh(), self._in_precision
-            self.reference = measure.Expected.of(*parts, random=self.random).reference
+            self.reference = measure.reference(self.task.copy(), self.task.inputs.fresh(), run=self._in_precision)
             with_draws = " with the random numbers that eager draws" if self.random else ""
             self.without = "" if self.reference is not None else f"it cannot be computed in float64{with_draws}"
 
@@ -162,4 +160,10 @@ class ResultChecks:
     def _in_precision(self, gm: GraphModule, args: Inputs) -> Results:
         # gm.forward, since GraphModule.__call__ prints the traceback when the graph cannot run in float64.
         inputs = replace(self.task.inputs, values=args, guard=False)  # they are copies
-        return replace(self.task, inputs=inputs).observe(gm.forward)
+        with self._draws.again():
+            return replace(self.task, inputs=inputs).observe(gm.forward)
+
+    @cached_property
+    def _draws(self) -> Draws:
+        assert self.expected is not None
+        return Draws(lambda: self.task.observe(self.task.copy()), self.expected, random=self.random)
