@@ -166,7 +166,7 @@ class Padding:
     def _changes_of_inputs(self, point: Point, padded: Point, work: Work) -> Iterator[tuple[str, Mapping[str, Change]]]:
         """Yield the inputs by one of their names, and how to change each; raise if one that is padded cannot be."""
         sample = work.inputs(point)
-        with Positions() as positions:  # type: ignore[no-untyped-call]
+        with Positions() as positions:
             work.call(work.target.eager, sample, point)
         dims = {place.name: [dim for dim, of in place.dims if of in padded] for place in self.places}
         leaves = {id(leaf): (name, leaf) for name, leaf in work.target.named_leaves(work.inputs(point)).items()}
