@@ -51,12 +51,15 @@ def headroom(
     ],
     device: Device = None,
     most: Annotated[int, typer.Option(min=1, help="Places of each model to time, those that take longest first.")] = 8,
+    kinds: Annotated[bool, typer.Option("--kinds", help="Library calls of models of the suite, or `drawn`.")] = False,
 ) -> None:
     """Time each place of a model where a rewrite would replace something by itself, as it is and rewritten."""
     from backend_kwargs.cli.console import console, say
     from benchmarks.studies.headroom import measure_headroom
+    from benchmarks.studies.library_calls import measure_kinds
 
-    found = measure_headroom(models, device_of(device), most, say)
+    where = device_of(device)
+    found = measure_kinds(models, where, say) if kinds else measure_headroom(models, where, most, say)
     console().print(found, markup=False, soft_wrap=True)
 
 

@@ -1,0 +1,151 @@
+"""The calls of models that Inductor leaves to libraries or cannot fuse, by kind: their seconds above the GPU's limit.
+
+    python -m benchmarks headroom --kinds drawn
+
+A model runs in eager once; each call with other sizes is then timed by itself. So the table shows where a rewrite could
+gain most, whether one covers it or not: products, convolutions, attention, gathers, scatters, pooling, sorting.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import torch
+from torch.utils.flop_counter import flop_registry
+
+from backend_kwargs import measure
+from backend_kwargs.graphs.spelling import layout_of
+from backend_kwargs.measure.trees import tensors_of
+from backend_kwargs.tables import as_text
+from backend_kwargs.torch_internals.device_peaks import peaks_of
+from backend_kwargs.torch_internals.modes import OperatorMode
+from backend_kwargs.torch_internals.replacing import undone
+from benchmarks.workloads.drawn import DRAWN, MODELS
+
+Say = Callable[[str], None]
+MOST = 20  # rows
+FAMILIES = (
+    "index",
+    "gather",
+    "scatter",
+    "embedding",
+    "upsample",
+    "avg_pool",
+    "max_pool",
+    "sort",
+    "topk",
+    "cum",
+    "_fft",
+)
+
+
+@dataclass
+class Call:
+    """Calls of one operator with such inputs: how many, and the least that the device could take, 0 if not known."""
+
+    kind: str
+    run: Callable[[], object]
+    inputs: str
+    limit_s: float
+    count: int = 0
+    seconds: float = 0.0
+
+    @property
+    def above_s(self) -> float:
+        """The seconds that all of them take beyond the limit."""
+        return self.count * max(self.seconds - self.limit_s, 0.0)
+
+
+def _noted(found: dict[tuple[str, str], Call], func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> object:
+    """Call an operator; keep the first of its calls with such inputs, and count them."""
+    result = func(*args, **kwargs)
+    name = func.overloadpacket.__name__
+    if not func.is_view and (func.overloadpacket in flop_registry or name.strip("_").startswith(FAMILIES)):
+        given = tensors_of((args, kwargs))
+        others = [each for each in args if not isinstance(each, torch.Tensor)]
+        inputs = f"{', '.join(map(layout_of, given))} {others or ''}"
+        if (key := (str(func), inputs)) not in found:
+            kind = f"{name} {str(given[0].dtype).removeprefix('torch.')}{_groups(name, args)}"
+            found[key] = Call(kind, partial(func, *args, **kwargs), inputs, _limit_s(func, args, kwargs, result))
+        found[key].count += 1
+    return result
+
+
+def _groups(name: str, args: Sequence[Any]) -> str:
+    return " in groups" if "convolution" in name and args[-1] != 1 else ""
+
+
+def _limit_s(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: object) -> float:
+    tensors = tensors_of((args, kwargs, result))
+    dtype = next((each.dtype for each in tensors if each.is_floating_point()), torch.float32)
+    if (peaks := peaks_of(tensors[0].device, dtype)) is None:
+        return 0.0
+    flops = 0.0
+    with suppress(Exception):  # it is not in the registry, or is called otherwise
+        flops = flop_registry[func.overloadpacket](*args, **kwargs, out_val=result)
+    moved = sum(min(each.nbytes, each.untyped_storage().nbytes()) for each in tensors)
+    return max(moved / peaks.bytes_per_s, flops / peaks.flops_per_s)
+
+
+@torch.no_grad()
+def calls_of(model: Callable[..., object], inputs: Sequence[Any], device: torch.device) -> list[Call]:
+    """Return the calls of a model, timed."""
+    found = dict[tuple[str, str], Call]()
+    with undone() as stack:
+        stack.enter_context(OperatorMode(partial(_noted, found)))
+        model(*inputs)
+    for each in found.values():
+        each.seconds = measure.device_seconds(each.run, device)
+    return [*found.values()]
+
+
+@dataclass
+class Kind:
+    """All calls of a kind, by model."""
+
+    models: set[str] = field(default_factory=set)
+    calls: list[Call] = field(default_factory=list)
+
+    @property
+    def above_s(self) -> float:
+        """The seconds beyond the limit."""
+        return sum(each.above_s for each in self.calls)
+
+
+def table(by_model: Mapping[str, Iterable[Call]]) -> str:
+    """Return the kinds as text, those first that are most above the limit."""
+    kinds: dict[str, Kind] = {}
+    for model, calls in by_model.items():
+        for each in calls:
+            kind = kinds.setdefault(each.kind, Kind())
+            kind.models.add(model)
+            kind.calls.append(each)
+    return as_text(("kind", "models", "calls", "ms", "ms above the limit", "most in"), _rows(kinds))
+
+
+def _rows(kinds: Mapping[str, Kind]) -> Iterator[tuple[str, ...]]:
+    for name, kind in sorted(kinds.items(), key=lambda each: -each[1].above_s)[:MOST]:
+        most = max(kind.calls, key=lambda each: each.above_s)
+        seconds = sum(each.count * each.seconds for each in kind.calls)
+        count = sum(each.count for each in kind.calls)
+        times = f", {most.seconds / most.limit_s:.1f}x its limit" if most.limit_s else ""
+        where = f"{most.count}x {most.seconds * 1e6:.0f} µs{times}: {most.inputs}"
+        yield name, str(len(kind.models)), str(count), f"{seconds * 1e3:.2f}", f"{kind.above_s * 1e3:.2f}", where
+
+
+def measure_kinds(names: Sequence[str], device: str, say: Say) -> str:
+    """Return the table of models of the suite: by name, or "drawn"."""
+    where, found = torch.device(device), dict[str, list[Call]]()
+    dtype = torch.bfloat16 if device != "cpu" else torch.float32
+    for name in DRAWN if [*names] == ["drawn"] else names:
+        try:
+            model, inputs = MODELS[name].build(where, dtype, "full" if device != "cpu" else "tiny")
+            found[name] = calls_of(model, inputs, where)
+        except Exception as error:  # noqa: BLE001 - a model that does not run here says nothing of others
+            say(f"{name}: {type(error).__name__}: {error}")
+            continue
+        above = sum(each.above_s for each in found[name])
+        say(f"{name}: {len(found[name])} kinds of calls, {above * 1e3:.2f} ms above the limit")
+    return table(found)
