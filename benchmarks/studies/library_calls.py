@@ -64,7 +64,7 @@ def _noted(found: dict[tuple[str, str], Call], func: Any, args: tuple[Any, ...],
     name = func.overloadpacket.__name__
     if not func.is_view and (func.overloadpacket in flop_registry or name.strip("_").startswith(FAMILIES)):
         given = tensors_of((args, kwargs))
-        others = [each for each in args if not isinstance(each, torch.Tensor)]
+        others = [each for each in args if not tensors_of(each)]
         inputs = f"{', '.join(map(layout_of, given))} {others or ''}"
         if (key := (str(func), inputs)) not in found:
             kind = f"{name} {str(given[0].dtype).removeprefix('torch.')}{_groups(name, args)}"
