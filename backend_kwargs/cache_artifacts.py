@@ -13,7 +13,8 @@ if TYPE_CHECKING:
     from backend_kwargs.torch_internals.caches import CacheInfo
 
 # The members of a zip file. torch's member can be passed to torch.compiler.load_cache_artifacts() without this package.
-OF_TORCH, DECISIONS = "torch_cache_artifacts.bin", "decisions.json"
+# Earlier releases wrote "decisions.json", with keys that no graph has any more.
+OF_TORCH, DECISIONS = "torch_cache_artifacts.bin", "auto_decisions.json"
 
 
 def save_cache_artifacts() -> "tuple[bytes, CacheInfo] | None":
@@ -24,7 +25,7 @@ def save_cache_artifacts() -> "tuple[bytes, CacheInfo] | None":
     """
     import torch
 
-    from backend_kwargs.auto.decision import COLUMNS, packed
+    from backend_kwargs.auto.decision import as_json
     from backend_kwargs.auto.process_memory import settled_decisions
     from backend_kwargs.torch_internals.caches import CacheInfo
 
@@ -40,7 +41,7 @@ def save_cache_artifacts() -> "tuple[bytes, CacheInfo] | None":
     buffer = BytesIO()
     with ZipFile(buffer, "w") as file:
         file.writestr(OF_TORCH, data)
-        file.writestr(DECISIONS, json.dumps([dict(zip(COLUMNS, packed(each), strict=True)) for each in decisions]))
+        file.writestr(DECISIONS, f"[{','.join(map(as_json, decisions))}]")
     return buffer.getvalue(), info
 
 
@@ -66,12 +67,13 @@ def load_cache_artifacts(data: bytes) -> "CacheInfo | None":
     """
     import torch
 
-    from backend_kwargs.auto.decision import unpacked
+    from backend_kwargs.auto.decision import parsed
     from backend_kwargs.auto.process_memory import load_decisions
 
     try:
         with ZipFile(BytesIO(data)) as file:
-            of_torch, decisions = file.read(OF_TORCH), [unpacked(each) for each in json.loads(file.read(DECISIONS))]
+            of_torch, written = file.read(OF_TORCH), file.read(DECISIONS) if DECISIONS in file.namelist() else b"[]"
+        decisions = [*map(parsed, json.loads(written))]
     except (BadZipFile, KeyError, TypeError, ValueError, AttributeError):
         got = data[:20] if isinstance(data, bytes) else data
         raise wrong_value("`data`", "what save_cache_artifacts returned", got) from None

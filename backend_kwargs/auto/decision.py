@@ -2,26 +2,13 @@
 
 import json
 import math
-from dataclasses import asdict, fields
 
 import msgspec
 
-from backend_kwargs.errors import error_text, shown
 from backend_kwargs.facts.decision import Decision
 from backend_kwargs.options.layers import Options
 
 DEEPEST = 8  # levels of nesting in an option's value; deeper ones end in a RecursionError later
-
-
-COLUMNS = tuple(each.name for each in fields(Decision))
-AS_JSON = {
-    "options": "{}",
-    "rows": "[]",
-    "machine": "{}",
-    "fixed": "{}",
-    "inputs": "[]",
-    "places": "[]",
-}  # with what is empty
 
 
 def has_form(value: object) -> bool:
@@ -60,31 +47,7 @@ def _deeper(value: object, levels: int) -> bool:
     return not levels or any(_deeper(item, levels - 1) for item in items)
 
 
-def packed(decision: Decision) -> list[str | float]:
-    """Return the decision as numbers, texts and JSON; raise ValueError or TypeError if they cannot represent it."""
-    values = asdict(decision)
-    for name in ("rows", "places"):  # only for people to read
-        values[name] = msgspec.json.encode(values[name], enc_hook=repr).decode()
-    return [_packed(values[name]) for name in COLUMNS]
-
-
-def _packed(value: object) -> str | float:
-    if isinstance(value, int | float):
-        return float(value)
-    return value if isinstance(value, str) else json.dumps(value, allow_nan=False)
-
-
-def unpacked(held: Options) -> Decision:
-    """Return the decision that `packed` gave, from its columns; raise ValueError for any other content."""
-    try:
-        values = {name: _text(value) if isinstance(value, bytes) else value for name, value in held.items()}
-        return parsed(values | {name: msgspec.json.decode(values.get(name, empty)) for name, empty in AS_JSON.items()})
-    except (ValueError, TypeError, RecursionError) as error:
-        raise ValueError(error_text(error)) from None
-
-
-def _text(value: bytes) -> str:
-    try:
-        return value.decode()
-    except UnicodeDecodeError:
-        raise ValueError(f"{shown(value)} is not UTF-8") from None
+def as_json(decision: Decision) -> str:
+    """Return the decision as JSON; raise ValueError or TypeError if that cannot represent its options."""
+    json.dumps(decision.options, allow_nan=False)
+    return msgspec.json.encode(decision, enc_hook=repr).decode()  # rows are only for people to read

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
-from backend_kwargs.auto.decision import COLUMNS, packed, unpacked
+from backend_kwargs.auto.decision import as_json, parsed
 from backend_kwargs.auto.settings import RaceSettings
 from backend_kwargs.facts.decision import Decision, Unraced
 
@@ -111,15 +111,15 @@ def _first_stored(
 ) -> Decision:
     """Store the decision if none is stored; return the stored one."""
     try:
-        written = json.dumps(packed(decision))
+        written = as_json(decision)
     except (TypeError, ValueError):  # then no rank may compile with it
         why = "its winner has an option that JSON cannot represent"
-        written = json.dumps(packed(default(why, Unraced.GRAPH)))
+        written = as_json(default(why, Unraced.GRAPH))
     try:
         stored = store.compare_set(f"{place}/decision", "", written)
     except Exception:  # noqa: BLE001 - each kind of store raises its own error
         return _unreachable(default)
-    return unpacked(dict(zip(COLUMNS, json.loads(stored), strict=True)))
+    return parsed(json.loads(stored))
 
 
 def _unreachable(default: Callable[[str, Unraced], Decision]) -> Decision:

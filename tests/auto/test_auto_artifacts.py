@@ -1,11 +1,15 @@
 """Decisions loaded with cache artifacts are used like those of a store."""
 
+import json
+from io import BytesIO
+from zipfile import ZipFile
+
 import pytest
 import torch
 
 import backend_kwargs as bk
 from backend_kwargs.auto import process_memory
-from backend_kwargs.cache_artifacts import load_cache_artifacts, save_cache_artifacts
+from backend_kwargs.cache_artifacts import OF_TORCH, load_cache_artifacts, save_cache_artifacts
 from tests.auto.graphs import backend_of, chain
 
 
@@ -33,6 +37,16 @@ def test_loaded_decision_is_followed(elsewhere, races, race):
     load_cache_artifacts(elsewhere)
     assert winner_of_chain(race=race) == "fast_compile"
     assert races.count == 1
+
+
+def test_the_decisions_of_an_earlier_release_are_left_out(elsewhere, races):
+    """Its keys are no graph's any more; torch's artifacts beside them are loaded."""
+    buffer = BytesIO()
+    with ZipFile(BytesIO(elsewhere)) as now, ZipFile(buffer, "w") as earlier:
+        earlier.writestr(OF_TORCH, now.read(OF_TORCH))
+        earlier.writestr("decisions.json", json.dumps([{"winner": "fast_compile", "options": "{}", "rows": "[]"}]))
+    load_cache_artifacts(buffer.getvalue())
+    assert winner_of_chain(race="never") == "default"
 
 
 def test_loaded_decision_is_asked_for_by_the_request(elsewhere, races):

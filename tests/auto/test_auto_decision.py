@@ -1,5 +1,6 @@
 """The store of decisions: what it keeps, and what happens if a disk or a process fails."""
 
+import json
 import os
 import signal
 import time
@@ -9,7 +10,7 @@ import pytest
 import torch
 
 from backend_kwargs.auto import process_memory
-from backend_kwargs.auto.decision import COLUMNS, has_form, packed, parsed, plain, unpacked
+from backend_kwargs.auto.decision import as_json, has_form, parsed, plain
 from backend_kwargs.auto.store import Catalogue
 from backend_kwargs.errors import BackendKwargsError, BackendKwargsWarning
 from backend_kwargs.facts.decision import Decision, RaceRow
@@ -285,25 +286,14 @@ def test_what_is_not_checked_is_kept_if_time_would_not_help(status, kept):
     assert (made.provisional, made.is_judged, made.is_unsure) == (True, kept, not kept)
 
 
-def test_a_decision_as_columns():
-    """Numbers are floats, texts are texts, and all else is JSON; a row's odd values are written for people."""
-    made = replace(MADE, seconds=3, rows=(RaceRow("a", {"x": print}),))
-    columns = dict(zip(COLUMNS, packed(made), strict=True))
-    assert (columns["seconds"], type(columns["seconds"])) == (3.0, float)
-    assert (columns["winner"], columns["options"]) == ("cudagraphs", '{"triton.cudagraphs": true}')
-    assert "built-in function print" in columns["rows"]
+def test_a_decision_as_json():
+    """It is read back; odd values of rows are written for people, and options that JSON cannot represent are refused."""
+    assert parsed(json.loads(as_json(MADE))) == MADE
+    assert "built-in function print" in as_json(replace(MADE, rows=(RaceRow("a", {"x": print}),)))
     with pytest.raises(ValueError, match="Out of range float"):
-        packed(replace(made, options={"x": float("nan")}))
+        as_json(replace(MADE, options={"x": float("nan")}))
     with pytest.raises(TypeError, match="not JSON serializable"):
-        packed(replace(made, options={"x": print}))
-
-
-def test_columns_as_a_decision():
-    """Text may come as bytes, and columns that an older store lacks are empty."""
-    columns = {name: value for name, value in zip(COLUMNS, packed(MADE), strict=True) if name != "fixed"}
-    assert unpacked({**columns, "winner": b"cudagraphs"}) == MADE
-    with pytest.raises(ValueError, match=r"^ValueError: b'.xff' is not UTF-8$"):
-        unpacked({**columns, "winner": b"\xff"})
+        as_json(replace(MADE, options={"x": print}))
 
 
 def test_a_decision_is_of_now():

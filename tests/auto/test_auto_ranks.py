@@ -9,7 +9,7 @@ import torch
 
 import backend_kwargs
 from backend_kwargs.auto import decide, process_memory, ranks
-from backend_kwargs.auto.decision import packed
+from backend_kwargs.auto.decision import as_json
 from backend_kwargs.auto.settings import RaceSettings
 from backend_kwargs.facts.decision import Decision, Unraced
 from tests import forks
@@ -77,7 +77,7 @@ def test_the_word_of_another_rank_holds(auto, races, monkeypatch, log, known, bu
     word.add(f"{ranks.PREFIX}/{key}/{budget_s:g}/owner", 1)
     word.set(
         f"{ranks.PREFIX}/{key}/{budget_s:g}/decision",
-        json.dumps(packed(Decision(key, "", "default", facts="first come"))),
+        as_json(Decision(key, "", "default", facts="first come")),
     )
     monkeypatch.setattr(ranks, "_process_group_store", lambda: word)
     auto(chain, budget_s=budget_s)(x)
