@@ -287,7 +287,7 @@ def test_what_is_not_checked_is_kept_if_time_would_not_help(status, kept):
 
 
 def test_a_decision_as_json():
-    """It is read back; odd values of rows are written for people, and options that JSON cannot represent are refused."""
+    """It is read back; odd values of rows are written for people, and options that JSON cannot hold are refused."""
     assert parsed(json.loads(as_json(MADE))) == MADE
     assert "built-in function print" in as_json(replace(MADE, rows=(RaceRow("a", {"x": print}),)))
     with pytest.raises(ValueError, match="Out of range float"):
