@@ -53,7 +53,6 @@ Progress = Callable[[str, float], None]
 SLOW_S = 0.1  # a first call in eager that takes longer is timed again; if that does too, nothing is warmed up
 PLACE_S = 20.0  # for the race of a place at most, so that its check has what it needs
 PLACE_ROUNDS = 8
-AT_LIMIT = 1.1  # times the least that a place can take, which leaves a rewrite nothing to win
 PROLOGUE_S, GUARD_S = 1e-5, 1.2e-8  # dynamo's, per call: 8 to 22 µs with 18 to 937 guards (Xeon, torch 2.11)
 
 
@@ -379,8 +378,6 @@ class Race:
         """Return the verdict on a place whose graph this is: default is timed against the rewrite."""
         if self.stats.random:
             return Verdict(why="it draws random numbers")
-        if self.budget.call_s < AT_LIMIT * self.limit_s:
-            return Verdict(why="it is at the device's limit", is_little=True)
         eager = self.entered_eager()
         self.checks.compute_reference()
         runners = []

@@ -143,9 +143,12 @@ def test_a_place_that_wins_is_compiled_first(store):
     def attends(q):
         return torch.nn.functional.scaled_dot_product_attention(q, q, q, attn_mask=mask).relu()
 
-    assert torch.allclose(auto(attends)(q), attends(q), atol=2e-2)
+    compiled = auto(attends)
+    assert torch.allclose(compiled(q), attends(q), atol=2e-2)
     rows = rows_of(store)
     assert "default" not in rows
+    (graph,) = backend_kwargs.report(compiled).graphs
+    assert any(row.default_s > row.rewritten_s > row.limit_s > 0 for row in graph.race.places)
     assert any(name_of(entry) == "attention_mask" for row in rows.values() for entry in row.options.get("rewrites", ()))
 
 
@@ -378,20 +381,3 @@ def test_a_near_winner_with_cuda_graphs_serves_after_its_check(store):
         x = normal(16, 256)
         assert torch.allclose(compiled(x).clone(), model(x), atol=1e-2)
     assert [each.winner for each in process_memory.memory().decisions.values()] == [WITH_GRAPHS.name]
-
-
-def test_a_place_says_how_far_it_is_from_the_limit(tmp_path):
-    """A large attention without a fused kernel is some way from it, and none is faster than that."""
-
-    def attention(q, k, v):
-        return torch.softmax(q @ k.transpose(-1, -2) / 8, -1) @ v
-
-    q, k, v = (torch.randn(8, 16, 1024, 64, device="cuda", dtype=torch.bfloat16) for _ in range(3))
-    compiled = torch.compile(attention, backend=backend_kwargs.make_backend("tmpl-inductor:auto", store=tmp_path))
-    with torch.no_grad():
-        compiled(q, k, v)
-    (graph,) = backend_kwargs.report(compiled).graphs
-    (row,) = graph.race.places
-    assert row.place.startswith("attention@")
-    assert row.default_s > row.rewritten_s > row.limit_s > 1e-6
-    assert "x its limit" in graph.race.table
