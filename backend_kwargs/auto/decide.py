@@ -7,7 +7,7 @@ may both race a graph, and the store keeps the later decision.
 
 import logging
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
@@ -275,13 +275,17 @@ def inherited(question: Question) -> Answer | None:
     elif question.share_s <= 0:
         why = "the graphs before it have spent its call's budget"
     elif not always and sum(each.key != question.key for each in other_sizes) >= settings.most_races:
-        why = f"it was raced for {settings.most_races} other sizes"
+        return Answer(_inheriting(question, other_sizes, f"it was raced for {settings.most_races} other sizes"))
     else:
         return None
+    return Answer(question.remembered() or _inheriting(question, heirs, why))
+
+
+def _inheriting(question: Question, others: Sequence[Decision], why: str) -> Decision:
+    """Return the winner of the latest of `others`, or default."""
     default = question.default(why)
-    last = heirs[-1] if heirs else default
-    inheriting = replace(default, winner=last.winner, options=last.options, compiler=last.compiler)
-    return Answer(question.remembered() or inheriting)
+    last = others[-1] if others else default
+    return replace(default, winner=last.winner, options=last.options, compiler=last.compiler)
 
 
 def raced(question: Question) -> Answer:

@@ -161,6 +161,14 @@ def test_what_is_inherited(inputs, raced, spent, settings, winner, facts):
         assert (found.key, found.graph, found.rows) == (asked.key, asked.graph, ())
 
 
+def test_other_sizes_precede_its_own_decision_that_was_cut():
+    """What too small a budget found is not used in place of what other sizes' races did."""
+    asked = question(most_races=1)
+    remember(asked, asked.key, "default", cut_s=1.0)
+    remember(asked, "another size")
+    assert heir(asked).winner == "cudagraphs"
+
+
 def test_its_own_decision_is_no_other_size():
     """A graph that was raced before with too small a budget counts not among the others."""
     asked = question(most_races=1)
