@@ -73,7 +73,8 @@ class Question:
 
     def note_spent(self, seconds: float) -> None:
         """Count the seconds of this graph's race."""
-        self._spent_s[_frame()] = seconds
+        number = compile_id()
+        self._spent_s[number.frame_id or 0 if number else 0] = seconds
         memory().race_seconds.append(seconds)
 
     @cached_property
@@ -87,7 +88,7 @@ class Question:
         if owner is None or number is None:
             return {}
         spent = memory().call_seconds[weakref.ref(owner), number.frame_compile_id or 0]
-        if _frame() in spent:
+        if (number.frame_id or 0) in spent:
             spent.clear()
         return spent
 
@@ -216,11 +217,6 @@ class Question:
     def default(self, why: str, unraced: Unraced = Unraced.GRAPH) -> Decision:
         """Return default, with the reason why the graph is not raced."""
         return Decision(self.key, self.graph, DEFAULT, facts=why, unraced=unraced)
-
-
-def _frame() -> int:
-    number = compile_id()
-    return number.frame_id or 0 if number else 0
 
 
 def _layers(given: Sequence[Store]) -> dict[Reached, Store]:

@@ -37,6 +37,7 @@ def question(*inputs, fixed=None, fn=chain, **settings):
 
 def remember(asked, key="other", winner="cudagraphs", **changed):
     """Let this process have raced a graph in the question's scope."""
+    key = asked.key if key == "own" else key
     options = {"triton.cudagraphs": True} if winner == "cudagraphs" else {}
     made = Decision(key, **{"graph": asked.graph, "winner": winner, "options": options, "rows": ROWS} | changed)
     process_memory.memory().decisions[asked.slot if key == asked.key else (asked.scope, key)] = made
@@ -125,6 +126,7 @@ def test_nothing_is_settled_before():
 SIZES = "it was raced for 3 other sizes"
 SPENT = "the process has spent its 600 s on races"
 TINY = "it is tiny"
+OWN = {"key": "own", "winner": "default", "cut_s": 1.0}
 
 
 def heir(asked):
@@ -140,6 +142,8 @@ def heir(asked):
         pytest.param((LARGE,), [{}] * 3, [], {}, "cudagraphs", SIZES, id="three other sizes"),
         pytest.param((LARGE,), [{}] * 3, [], {"race": "always"}, None, None, id="three other sizes, always"),
         pytest.param((LARGE,), [{}] * 3, [], {"most_races": 4}, None, None, id="four may be"),
+        pytest.param((LARGE,), [OWN], [], {"most_races": 1}, None, None, id="its own, cut"),
+        pytest.param((LARGE,), [OWN, *[{}] * 3], [], {}, "cudagraphs", SIZES, id="its own, cut, and three other sizes"),
         pytest.param((LARGE,), [{"graph": "x"}] * 9, [], {}, None, None, id="other graphs"),
         pytest.param((LARGE,), [{"rows": ()}] * 9, [], {}, None, None, id="not raced themselves"),
         pytest.param((LARGE,), [], [300.0, 299.0], {}, None, None, id="budget of the process"),
@@ -153,27 +157,12 @@ def test_what_is_inherited(inputs, raced, spent, settings, winner, facts):
     """The winner of other sizes, where a race is not worth its time or there is none left."""
     asked = question(*inputs, **settings)
     for at, changed in enumerate(raced):
-        remember(asked, f"key {at}", **changed)
+        remember(asked, **{"key": f"key {at}"} | changed)
     process_memory.memory().race_seconds += spent
     found = heir(asked)
     assert (found and found.winner, found and found.facts) == (winner, facts)
     if found:
         assert (found.key, found.graph, found.rows) == (asked.key, asked.graph, ())
-
-
-def test_other_sizes_precede_its_own_decision_that_was_cut():
-    """What too small a budget found is not used in place of what other sizes' races did."""
-    asked = question(most_races=1)
-    remember(asked, asked.key, "default", cut_s=1.0)
-    remember(asked, "another size")
-    assert heir(asked).winner == "cudagraphs"
-
-
-def test_its_own_decision_is_no_other_size():
-    """A graph that was raced before with too small a budget counts not among the others."""
-    asked = question(most_races=1)
-    remember(asked, asked.key, cut_s=1.0)
-    assert heir(asked) is None
 
 
 @pytest.mark.parametrize(
