@@ -141,7 +141,7 @@ def _opened(leaves: Sequence[Requirement]) -> Requirement:
     """Return what samples require of one argument, with any value for sizes in which they differ."""
     likes = [leaf for leaf in leaves if isinstance(leaf, Like)]
     if not likes:
-        return leaves[0]
+        return None
     sizes = [{*each} for each in zip(*(like.shape for like in likes), strict=True)]
     shape = tuple(None if len(likes) == 1 or len(each) > 1 else next(iter(each)) for each in sizes)
     return replace(likes[0], shape=shape, stride=None)

@@ -192,8 +192,9 @@ def places_of(raced: Iterable[tuple[Decision, str]]) -> Iterator[Speedups]:
 def _place_row(row: PlaceRow, *, used: bool) -> Row:
     if (speedup := interval_of(row.speedup)) is None:
         return Row(name=row.name, status="not timed", reason=row.why)
+    name = ", ".join(filter(None, (row.name, row.from_limit)))
     latency = interval_of(Interval(row.rewritten_s, row.rewritten_s, row.rewritten_s))
-    return Row(name=row.name, won=used, speedup=speedup, latency=latency, note=row.from_limit)
+    return Row(name=name, won=used, speedup=speedup, latency=latency)
 
 
 def _speedup_row(rows: Sequence[RaceRow], row: RaceRow, base: RaceRow | None) -> Row:

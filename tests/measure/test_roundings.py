@@ -200,3 +200,10 @@ def test_a_number_may_be_off_by_what_rounding_and_its_own_dtype_do(units, passes
     moved = [{"output": Errors(64.0, 64.0)}] * 16
     found = check(eager - units * unit.bfloat16(), eager, reference, training=True, roundings=moved)
     assert found.passed == passes, found.reason
+
+
+def test_without_a_reference_only_what_roundings_move_is_explained():
+    """Eager's own error is not known there, which excuses nothing."""
+    eager = torch.linspace(1, 2, 64)
+    assert check(1.3 * eager, eager, roundings=[{"output": Errors(1e-6, 1e-6)}] * 3).status == "fail_accuracy"
+    assert check(1.3 * eager, eager, roundings=[{"output": Errors(0.3, 0.3)}] * 3).passed

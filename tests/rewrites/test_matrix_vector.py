@@ -20,14 +20,15 @@ FORMS = {
     "bmm": torch.bmm,
     "method bmm": lambda a, b: a.bmm(b),
 }
+SHAPES = [((4, 6, 5), (4, 5, 1)), ((4, 1, 5), (4, 5, 6)), ((4, 1, 5), (4, 5, 1)), ((4, 1, 5), (4, 5, 0))]
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 3e-3}
 
 
 @pytest.mark.parametrize("inductor", [False, True], ids=["as it is", "Inductor"])
-@pytest.mark.parametrize("shapes", [((4, 6, 5), (4, 5, 1)), ((4, 1, 5), (4, 5, 6)), ((4, 1, 5), (4, 5, 1))], ids=str)
+@pytest.mark.parametrize("shapes", SHAPES, ids=str)
 @pytest.mark.parametrize("form", FORMS)
 def test_each_form(form, shapes, inductor):
-    """Products with a column, with a row, and of two vectors, in each form that dynamo captures."""
+    """Products with a column, with a row, of two vectors, and of nothing, in each form that dynamo captures."""
     torch.manual_seed(0)
     a, b = (torch.randn(shape) for shape in shapes)
     fn, counts = compiled_by(multiply_and_sum, FORMS[form], inductor=inductor)

@@ -516,6 +516,20 @@ def test_sync_copies_what_is_newer(near, far):
     assert [*synced(KIND, far.list(""), near, "", dry_run=False)] == [(NAME, "older")]
 
 
+def test_sync_replaces_what_no_release_wrote(near, far):
+    """A file that was cut short is no document, and is replaced."""
+    keep(near, {"of": "near"}, 2)
+    far.put(NAME, near.get(NAME)[:-9])
+    assert [*synced(KIND, near.list(""), far, "", dry_run=False)] == [(NAME, "new")]
+    assert far.get(NAME) == near.get(NAME)
+
+
+def test_stores_as_one_are_called_by_their_names(near, far):
+    """In reports; where a user has turned stores off, there is none."""
+    assert layered(near, far).label == f"store {near.label!r}, store {far.label!r}"
+    assert layered().label == "no store"
+
+
 def test_sync_into_a_file_that_cannot_be_read(near, far):
     """What cannot be read is compared as it was listed, and writing says why it fails."""
     keep(near, {"of": "near"}, 2)
