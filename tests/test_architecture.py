@@ -53,7 +53,7 @@ analysis.real_models analysis.auto_tables analysis.report analysis.page analysis
 analysis.held_out analysis.readme
 arguments
 studies studies.audit studies.bundles studies.compilers studies.fleet
-studies.headroom studies.held_out studies.kernel_times
+studies.headroom studies.held_out studies.kernel_times studies.library_calls
 studies.overhead studies.pinned studies.precision studies.public_reports
 studies.regret
 studies.rewrite_cases studies.rewrites studies.sealed

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from operator import attrgetter
 from pathlib import Path
 
+from backend_kwargs.auto import verdicts
 from backend_kwargs.auto.decision import check
 from backend_kwargs.auto.machine import Machine, device_of, difference, distance, variant_of
 from backend_kwargs.errors import error_text, printable, warn_once
@@ -154,6 +155,19 @@ class Catalogue:
         with self._opened.doing("write") as store:
             for name in names:
                 put(KIND, store, Document(name, None), self._of.signing_key)
+        return len(names)
+
+    def places(self) -> list[str]:
+        """Return the names of what is known of places that were raced by themselves."""
+        with self._opened.doing("read") as store:
+            return [name for name, content in store.list(verdicts.FOLDER) if not is_forgotten(content)]
+
+    def forget_places(self) -> int:
+        """Forget what is known of places; return of how many."""
+        names = self.places()
+        with self._opened.doing("write") as store:
+            for name in names:
+                put(verdicts.KIND, store, Document(name, None), self._of.signing_key)
         return len(names)
 
     def _documents(self) -> Mapping[str, Document[Decision]]:

@@ -6,14 +6,19 @@ shows by itself is not proven in a whole graph.
 
 import math
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from backend_kwargs.auto.machine import Machine, device_of, variant_of
 from backend_kwargs.interval import Interval
 from backend_kwargs.keys import key
 from backend_kwargs.options.layers import Options
-from backend_kwargs.rewrites.places import Place
 from backend_kwargs.stores.documents import Document, Kind
 from backend_kwargs.stores.layered import Layered
+
+if TYPE_CHECKING:
+    from backend_kwargs.rewrites.places import Place
+
+FOLDER = "verdicts/"
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,20 +63,20 @@ class Verdicts:
     @property
     def folder(self) -> str:
         """The prefix of the names on such a device."""
-        return f"verdicts/{device_of(self.here)}/"
+        return f"{FOLDER}{device_of(self.here)}/"
 
-    def find(self, place: Place) -> Verdict | None:
+    def find(self, place: "Place") -> Verdict | None:
         """Return the verdict of a place, None if it has none here."""
         name = self._name(place)
         found = self.layered.group(self.folder, place.signature, lambda each: each == name)
         return found[name].body if name in found else None
 
-    def put(self, place: Place, verdict: Verdict) -> None:
+    def put(self, place: "Place", verdict: Verdict) -> None:
         """Keep a verdict that has a speedup."""
         if verdict.speedup:
             self.layered.put(self.folder, place.signature, Document(self._name(place), verdict))
 
-    def _name(self, place: Place) -> str:
+    def _name(self, place: "Place") -> str:
         release, options = self.here.get("backend-kwargs"), sorted(self.fixed.items())
         others = key("verdict", release=release, machine=variant_of(self.here), options=options)
         return f"{self.folder}{place.signature}.{others}.json"

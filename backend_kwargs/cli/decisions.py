@@ -79,6 +79,8 @@ def show_all(store: Where = None, json: AsJson = False, output: Output = None) -
     print_table(shown, [tuple(row[name] for name in shown) for row in marked])
     if catalogue.earlier:
         say(f"Not listed: {unread}")
+    if places := catalogue.places():
+        say(f"{counted(len(places), 'place')} raced alone, which no other model times again.")
 
 
 @app.command("show")
@@ -163,7 +165,7 @@ def import_(
 @app.command("forget")
 def forget(
     keys: Keys = None,
-    all_: Annotated[bool, typer.Option("--all", help="Forget every decision.")] = False,
+    all_: Annotated[bool, typer.Option("--all", help="Forget every decision, and what is known of places.")] = False,
     store: Where = None,
 ) -> None:
     """Put a note in place of decisions, so that their graphs are raced again, also where copies of them are."""
@@ -177,7 +179,9 @@ def forget(
         count += (found := catalogue.forget(key))
         if key and not found:
             raise _unknown(key)
-    say(f"{count} forgotten.")
+    places = catalogue.forget_places() if all_ else 0
+    and_places = f", and {counted(places, 'place')}" if places else ""
+    say(f"{count} forgotten{and_places}.")
 
 
 @app.command("sync")

@@ -8,6 +8,7 @@ import torch
 from torch import nn
 from torch._functorch import aot_autograd
 from torch.nn import functional as F  # noqa: N812
+from typer.testing import CliRunner
 
 import backend_kwargs
 from backend_kwargs import make_backend
@@ -18,6 +19,7 @@ from backend_kwargs.auto.sandbox import sandboxed
 from backend_kwargs.auto.verdicts import UNKNOWN, Verdict
 from backend_kwargs.backends import CapturedGraph
 from backend_kwargs.backends.inductor.lowered import IncompatibleVersionError
+from backend_kwargs.cli import app
 from backend_kwargs.errors import BackendKwargsWarning
 from backend_kwargs.facts.decision import RaceRow
 from backend_kwargs.interval import Interval
@@ -385,6 +387,22 @@ def test_verdicts_stay_on_this_machine(tmp_path, judged):
     assert [name.partition("/")[0] for name in shared.documents] == ["decisions"]
     assert {prefix.partition("/")[0] for prefix in shared.listed} == {"decisions"}
     assert sorted({each.relative_to(local).parts[0] for each in local.rglob("*.json")}) == ["decisions", "verdicts"]
+
+
+def test_places_are_counted_and_forgotten_with_all_decisions(store, judged):
+    """After that each is raced again."""
+    asked = judged(linear_activation=FASTER)
+    raced(Apart().eval(), torch.randn(2, 8, 36))
+    listed, forgotten = (
+        CliRunner().invoke(app, ["decisions", *command, "--store", str(store)]).output.splitlines()[-1]
+        for command in (["list"], ["forget", "--all"])
+    )
+    assert listed == "1 place raced alone, which no other model times again."
+    assert forgotten == "1 forgotten, and 1 place."
+    process_memory.forget_process()
+    torch._dynamo.reset()
+    raced(Apart().eval(), torch.randn(2, 8, 36))
+    assert asked == ["linear_activation"] * 2
 
 
 @pytest.mark.parametrize("spoilt", [{"default_s": -1.0}, {"speedup": None}, {"rewritten_s": "x"}], ids=str)
