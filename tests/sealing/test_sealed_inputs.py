@@ -220,3 +220,16 @@ def test_results_under_autocast():
 def test_which_gradients_are_right(mine, theirs, why):
     """A gradient that one of them lacks counts as zero."""
     assert difference(ONE, ONE, gradients=(mine, theirs)) == why
+
+
+def test_what_draws_is_found_without_a_seed():
+    """Other threads draw from the same generators meanwhile."""
+    seeds = []
+
+    def run(_):
+        seeds.append(torch.initial_seed())
+        return Result(torch.rand(2), {}, {})
+
+    torch.manual_seed(7)
+    assert Checks("f", run, None).eager(tuple) is None
+    assert {*seeds} == {7}
