@@ -91,7 +91,7 @@ class Padding:
             whole = leaves[at]
             for dim, name in dims:
                 if name in padded:
-                    leaves[at] = leaves[at].narrow(dim, 0, point[name])
+                    leaves[at] = leaves[at].narrow(dim, 0, min(point[name], leaves[at].shape[dim]))
             if whole.is_contiguous():  # so is an unpadded result, of which a caller may want a view
                 leaves[at] = leaves[at].contiguous()
         return pytree.tree_unflatten(leaves, spec)

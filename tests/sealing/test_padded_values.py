@@ -59,8 +59,9 @@ def test_another_input_decides():
 @torch.no_grad()
 def test_positions_that_are_all_the_fill_cannot_be_checked():
     """No other position is known to be valid, so the error asks for an example that has some."""
-    said = "^'n' cannot be padded: with what the example has in 'x' it cannot be checked. Pass other values, or"
-    with pytest.raises(bk.BackendKwargsError, match=said):
+    with pytest.raises(
+        bk.BackendKwargsError, match="'n' cannot be padded: with what the example has in 'x' it cannot be"
+    ):
         seal(lambda x: EMBED(x).mean(1), WHOLE * 0)
 
 
@@ -209,7 +210,6 @@ class Averaging(Counting):
 def test_what_a_call_writes_is_part_of_its_result():
     """Padding that changes a buffer is refused, and the module is as it was before."""
     net, dims = torch.compile(Averaging(), backend="eager"), {"x": {1: "n"}}
-    said = r"'Averaging' at n=3 gives other results padded to n=4, buffer\['count'\] by 0.25 \(relative, at most"
-    with pytest.raises(bk.BackendKwargsError, match=said):
+    with pytest.raises(bk.BackendKwargsError, match=r"other results padded to n=4, buffer\['count'\] by 0.25 \("):
         bk.seal(net, POSITIVE, dims=dims, sizes={"n": [3]}, buckets={"n": [4]})
     assert not net.count.any()

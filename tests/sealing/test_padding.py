@@ -99,3 +99,9 @@ def test_dimensions_of_one_tensor():
             torch.testing.assert_close(results, wanted)
             assert [each.is_contiguous() for each in results] == [each.is_contiguous() for each in wanted]
     assert call.counters == {"compiled": 1, "padded": 5, "missed": 0}
+
+
+def test_a_result_that_ends_before_the_bucket():
+    """It is as long as without padding: what is cut is at most what is there."""
+    call = sealed(lambda x: x[:4] * 1, torch.ones(8), dims={"x": {0: "n"}}, buckets={"n": [4, 8]})
+    assert [len(call(torch.ones(n))) for n in (2, 4, 6, 8)] == [2, 4, 4, 4]
