@@ -187,8 +187,10 @@ def _answer(question: Question) -> Answer:
     """Return the answer with which all ranks compile this graph; under `aot_compile`, one that it can save."""
     if (answer := _by_the_graph_alone(question)) is None:
         # Agree before using anything that only this rank knows: a rank without it would wait for the others.
-        shared = agreed(question.key, lambda: _first(question).decision, question.default, question.request.settings)
-        answer = Answer(shared) if shared else _first(question)
+        shared = agreed(
+            question.key, lambda: first_answer(question).decision, question.default, question.request.settings
+        )
+        answer = Answer(shared) if shared else first_answer(question)
     if answer.decision.rows:
         memory().decisions[question.slot] = answer.decision
     # aot_compile() sets strict_autograd_cache.
@@ -205,7 +207,7 @@ def _by_the_graph_alone(question: Question) -> Answer | None:
     return None
 
 
-def _first(question: Question) -> Answer:
+def first_answer(question: Question) -> Answer:
     """Return the answer of the first source that has one."""
     sources = UNDER_NEVER if question.request.settings.race == "never" else SOURCES
     return next(filter(None, (source(question) for source in sources)))

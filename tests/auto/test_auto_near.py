@@ -49,6 +49,17 @@ def test_another_number_of_threads_is_used_after_a_check(auto, one_thread, threa
     assert f"not raced again; threads {threads} (here {threads + 1})" in str(backend_kwargs.report(compiled))
 
 
+def test_a_tiny_graph_uses_its_own(auto, races, log):
+    """What another machine decided for it precedes what it would inherit here."""
+    races.winner, races.options = "one_thread", {"cpp.threads": 1}
+    for fn in (torch.sin, chain):
+        auto(fn)(X)
+    elsewhere()
+    for fn in (chain, torch.sin):
+        auto(fn, match="device")(X)
+    assert logged(log).startswith("auto: one_thread for 3 ops")
+
+
 @pytest.fixture
 def compiles(monkeypatch):
     """Note what each check returned."""

@@ -239,9 +239,11 @@ def test_a_rank_waits_for_half_of_the_groups_timeout_at_most(tmp_path, budget_s,
 @pytest.mark.usefixtures("two_ranks")
 def test_default_is_compiled_where_the_store_cannot_be_reached(auto, races, log):
     """A process group whose store answers nothing, as torch's fake one, does not make the compile fail."""
-    auto(chain)(torch.randn(8, 64))
+    compiled = auto(chain)
+    compiled(torch.randn(8, 64))
     why = "the process group's store cannot be reached"
     assert logged(log) == f"auto: default for a graph not raced: {why} (0.0 s)"
+    assert backend_kwargs.report(compiled).graphs[0].race.unraced is Unraced.ALONE
 
 
 RANK = """
