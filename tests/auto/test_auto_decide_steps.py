@@ -118,11 +118,6 @@ def test_no_other_machine_is_offered_a_provisional_decision():
     assert asked.store.near(asked.key) == []
 
 
-def test_nothing_is_settled_before():
-    """Without a decision there is none."""
-    assert decide.settled(question()) is None
-
-
 SIZES = "it was raced for 3 other sizes"
 SPENT = "the process has spent its 600 s on races"
 TINY = "it is tiny"
