@@ -16,7 +16,7 @@ LONGEST_NAME = 90
 
 @dataclass(frozen=True, slots=True)
 class KernelTimes:
-    """The seconds of the first call if it compiles, and the kernels of a later one: on a CPU its operators."""
+    """The seconds of the first call if it compiles, and the kernels of a later one: on a CPU its code as one."""
 
     first_s: float | None
     kernels: tuple[measure.KernelTime, ...]
