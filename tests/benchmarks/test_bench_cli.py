@@ -32,7 +32,7 @@ def test_env():
 
 @pytest.mark.parametrize("case", ["softmax", "cross_entropy"], ids=["forward", "backward too"])
 def test_kernels(case):
-    """`kernels` prints the first call's seconds and a row for each kernel of a later call, on a CPU for the code as one."""
+    """`kernels` prints the first call's seconds and a row for each kernel of a later one."""
     header, columns, *rows = bench(
         "kernels", case, "--device", "cpu", "--backend", "tmpl-inductor", "--option", "cpp.threads=1"
     ).stdout.splitlines()
