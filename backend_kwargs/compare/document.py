@@ -47,7 +47,7 @@ def document_of(
         rows=tuple(_row(row, won=row is best) for row in comparison.rows),
     )
     where = comparison.environment
-    raced = [(graph.race.decision, name) for name, graph in _raced(comparison) if graph.race]
+    raced = [(graph.race, name) for name, graph in _raced(comparison) if graph.race]
     return page.Document(
         title=title,
         subtitle=f"{comparison.mode} {measured_on(where)}",
@@ -156,7 +156,7 @@ def _warnings(comparison: Comparison) -> Iterator[page.Warned]:
         yield from warnings_on(row.made, row.label)
     for name, graph in _raced(comparison):
         if graph.race:
-            yield from warnings_of(graph.race.decision, name)
+            yield from warnings_of(graph.race, name)
 
 
 def _row(row: Row, *, won: bool) -> page.Row:

@@ -208,12 +208,8 @@ def _rewrites(record: Record) -> Sequence[str]:
 
 
 def _race(record: Record) -> Race | None:
-    if (found := record.facts.decision) is None:
-        return None
-    from backend_kwargs.auto.reporting import table
-
-    raced = found.winner, found.options, found.seconds, found.rows, table(found)
-    return Race(*raced, found.compiler, found.cut_s, found.facts, found.guards_s, found.unraced, found.places)
+    found = record.facts.decision
+    return None if found is None else Race.of(found)
 
 
 def _decided(record: Record) -> str:

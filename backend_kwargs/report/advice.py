@@ -89,7 +89,7 @@ def advice_on(graphs: Sequence[Graph], owners: Sequence[Hashable] = ()) -> Itera
     for each in dict.fromkeys(graph.ended_by for graph in graphs if graph.ended_by):
         change = each.hint or "take it out of the compiled code"
         yield f"graph break at {each.place}: {each.reason} -> {change}"
-    reasons = [calls_itself(graph.race.decision) if graph.race else "" for graph in graphs]
+    reasons = [calls_itself(graph.race) if graph.race else "" for graph in graphs]
     if reasons and all(reasons):  # no graph gains by being compiled
         yield f"{'; '.join(dict.fromkeys(reasons))} -> call the model itself"
     yield from _recompiles_advice(graphs, owners)

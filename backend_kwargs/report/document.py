@@ -23,7 +23,7 @@ MOST = 1000  # graphs on a page
 def document_of(graphs: Sequence[Graph], counted: str, summary: str = "", remarks: Iterable[str] = ()) -> page.Document:
     """Return the page of a report; with the verdict of the race if it has one graph, which was raced, else a count."""
     shown = [graph_of(graph) for graph in graphs[:MOST]]
-    decisions = [(part.name, graph.race.decision) for graph, part in zip(graphs, shown, strict=False) if graph.race]
+    decisions = [(part.name, graph.race) for graph, part in zip(graphs, shown, strict=False) if graph.race]
     parts = parts_of([(name, decision) for name, decision in decisions if decision.rows])
     raced = len(graphs) == 1 and parts.races
     return replace(
@@ -127,7 +127,7 @@ def _source(file: str, line: int) -> page.Source:
 def _notes(graph: Graph) -> Iterator[str]:
     """Yield the lines of the report's text that no other part of a page has."""
     if graph.race and not graph.race.rows and graph.race.facts:
-        yield f"auto: {graph.race.winner} for {graph.race.decision.subject}"
+        yield f"auto: {graph.race.winner} for {graph.race.subject}"
     if graph.precision:
         yield str(graph.precision)
     yield from (f"{code.direction}: CUDA graphs {code.cudagraphs}" for code in graph.codes if code.cudagraphs != "off")

@@ -1,19 +1,20 @@
 """Parts of a report: the compiled graphs, the code of each, and their text."""
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
 from backend_kwargs.auto import settings as auto
 from backend_kwargs.backend import find_backend
 from backend_kwargs.compile_records import RACED
-from backend_kwargs.facts.decision import Decision, PlaceRow, RaceRow, Unraced
+from backend_kwargs.facts.decision import Decision
 from backend_kwargs.facts.parts import Partition
 from backend_kwargs.facts.precision import PrecisionUse
 from backend_kwargs.options.layers import Options
 from backend_kwargs.registry import decided
 
 MOST = 20  # names of graphs in one line
+NOT_TOLD = {"key", "graph", "machine", "fixed", "inputs", "model", "budget_s", "differs"}  # of a decision, by a report
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,42 +80,21 @@ class Ran:
 
 
 @dataclass(frozen=True, slots=True)
-class Race:
-    """The choice of auto for a graph: the winner, its options besides the user's, and the race's seconds and table.
+class Race(Decision):
+    """The choice of auto for a graph, without what identifies the graph and its machine."""
 
-    `compiler` is the winner's, "" for Inductor. `cut_s` is the budget that ended the race early, 0 if none did. `facts`
-    describes the graph, or says why it was not raced, which leaves no rows.
-    """
-
-    winner: str
-    options: Options
-    seconds: float
-    rows: tuple[RaceRow, ...]
-    table: str = field(repr=False)
-    compiler: str = ""
-    cut_s: float = 0.0
-    facts: str = ""
-    guards_s: float = 0.0
-    unraced: Unraced = Unraced.RACED
-    places: tuple[PlaceRow, ...] = ()
+    @classmethod
+    def of(cls, found: Decision) -> "Race":
+        """Return what a report has of a decision."""
+        told = {each.name: getattr(found, each.name) for each in fields(Decision) if each.name not in NOT_TOLD}
+        return cls(key="", graph="", **told)
 
     @property
-    def decision(self) -> Decision:
-        """The decision, without what identifies its graph and its machine."""
-        return Decision(
-            "",
-            "",
-            self.winner,
-            self.options,
-            self.rows,
-            facts=self.facts,
-            seconds=self.seconds,
-            cut_s=self.cut_s,
-            compiler=self.compiler,
-            guards_s=self.guards_s,
-            unraced=self.unraced,
-            places=self.places,
-        )
+    def table(self) -> str:
+        """The race as lines: each candidate with its time, and why it won or lost."""
+        from backend_kwargs.auto.reporting import table
+
+        return table(self)
 
 
 @dataclass(frozen=True, slots=True)

@@ -190,7 +190,7 @@ def test_a_report_lists_places(store, judged):
         "10.0 µs; rewritten 20.0 µs, 0.50x [0.40, 0.60]",
     ]
     assert "convolution 1x, convolution, relu of float32 2x3x8x8, float32 8x3x3x3, float32 8: " in told
-    assert [each.place.partition("@")[0] for each in race.decision.places] == ["convolution", "linear_activation"]
+    assert [each.place.partition("@")[0] for each in race.places] == ["convolution", "linear_activation"]
 
 
 def test_doubt_is_settled_by_default(store, judged, monkeypatch):

@@ -18,7 +18,7 @@ def graph(source: str, **fields) -> Graph:
     return replace(Graph("0/0", "f", "tmpl-inductor", {}, 40.0, "miss", "", None, (code,)), **fields)
 
 
-RACES = Race("a", {}, 30.0, (RaceRow("eager"), RaceRow("a", won=True, compile_s=7.0)), "")
+RACES = Race("", "", "a", {}, (RaceRow("eager"), RaceRow("a", won=True, compile_s=7.0)), seconds=30.0)
 
 
 @pytest.mark.parametrize(

@@ -44,7 +44,7 @@ def test_a_page_that_cannot_be_written_is_one_line(tmp_path):
 
 def test_options_say_what_set_them():
     """A template's own value, the user's, and what auto chose; an option at its default is left out."""
-    race = Race("cudagraphs", {"triton.cudagraphs": True}, 1.0, (), "")
+    race = Race("", "", "cudagraphs", {"triton.cudagraphs": True}, seconds=1.0)
     given = {"max_autotune_gemm_backends": "ATEN", "epilogue_fusion": False, "max_autotune": False}
     options = graph_of(graph(options=given, race=race)).options
     assert {option.name: option.source for option in options} == {
@@ -87,7 +87,7 @@ def test_what_a_reader_must_know_comes_first():
 def test_a_raced_graph_has_its_race_and_verdict():
     """A report of one raced graph answers which candidate won, and by how much."""
     rows = (RaceRow("eager", seconds=2.0), RaceRow("default", seconds=1.0, won=True))
-    document = document_of([graph(race=Race("default", {}, 3.0, rows, "", cut_s=2.5))], "1 graph")
+    document = document_of([graph(race=Race("", "", "default", {}, rows, seconds=3.0, cut_s=2.5))], "1 graph")
     assert [(each.over, each.ratio.median) for each in document.verdict.speedups] == [("eager", 2.0)]
     assert (document.races[0].winner, document.races[0].cut_s) == ("default", 2.5)
     assert [warned.kind for warned in document.warnings] == ["cut"]
@@ -113,7 +113,7 @@ def test_a_raced_graph_has_its_race_and_verdict():
 )
 def test_ranks_that_could_not_agree_are_a_warning(unraced, why, text):
     """A graph that was not raced has no race on the page; its reason is a note, and a warning if it is of the ranks."""
-    race = Race("default", {}, 0.0, (), "", facts=why, unraced=unraced)
+    race = Race("", "", "default", facts=why, unraced=unraced)
     document = document_of([graph(race=race)], "1 graph")
     assert [(warned.kind, warned.text, warned.where) for warned in document.warnings] == [("ranks", text, "graph 0/0")]
     assert (document.races, document.speedups, document.verdict.text) == ((), (), "1 graph")
