@@ -251,7 +251,7 @@ def test_configuration_is_left_alone():
     from torch._inductor import config
 
     before = config.get_config_copy(), torch.get_float32_matmul_precision()
-    for name in ("bf16", *(["int8-dynamic"] if installed_version("torchao") else [])):
+    for name in ("bf16", *(["int8-weight"] if installed_version("torchao") else [])):
         with torch.no_grad():
             in_precision(net(), name)(rows())
     assert (config.get_config_copy(), torch.get_float32_matmul_precision()) == before

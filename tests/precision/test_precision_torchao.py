@@ -12,6 +12,7 @@ from tests.precision.precision_nets import (
     MARKS,
     code,
     error,
+    exact_int8,
     in_precision,
     net,
     refusals,
@@ -23,6 +24,7 @@ from tests.precision.precision_nets import (
 pytestmark = MARKS
 
 
+@exact_int8
 @torchao
 def test_torchaos_kernels_are_in_the_code():
     """Linear layers multiply integers."""
@@ -100,6 +102,7 @@ def test_a_number_of_rows_that_may_become_one():
             assert error(compiled(rows(), chosen), model, rows()[:count]) < 1e-6
 
 
+@exact_int8
 @torchao
 def test_the_layer_of_one_row_alone_keeps_its_precision():
     """Only the layer that multiplies one row is left out."""
@@ -146,6 +149,7 @@ def test_inference_mode(precision):
     assert used(compiled).reason == ""
 
 
+@exact_int8
 @torchao
 def test_two_threads():
     """Two threads that call one graph use the current weight after it changes between calls."""

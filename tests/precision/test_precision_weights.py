@@ -9,7 +9,19 @@ import torch
 from torch import nn
 
 import backend_kwargs as bk
-from tests.precision.precision_nets import BOUND, INT8, MARKS, code, error, in_precision, net, rows, torchao, used
+from tests.precision.precision_nets import (
+    BOUND,
+    INT8,
+    MARKS,
+    code,
+    error,
+    exact_int8,
+    in_precision,
+    net,
+    rows,
+    torchao,
+    used,
+)
 
 pytestmark = MARKS
 
@@ -125,6 +137,7 @@ def test_the_module_stays_as_it_is(precision):
     assert type(model[0]) is nn.Linear
 
 
+@exact_int8
 @torchao
 def test_weights_are_made_once():
     """Graphs of one model share converted weights, and a report shows their size."""
