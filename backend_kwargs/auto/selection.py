@@ -204,9 +204,9 @@ class Selection:
     def place_rows(self) -> tuple[PlaceRow, ...]:
         """The places that were raced by themselves, the dearest first."""
         rows = (
-            PlaceRow(str(place), place.what, place.count, *each.figures, each.why)
-            for place, each in self.verdicts.items()
-            if not each.is_little
+            PlaceRow(str(place), place.what, place.count, it.default_s, it.rewritten_s, it.speedup, it.limit_s, it.why)
+            for place, it in self.verdicts.items()
+            if not it.is_little
         )
         return tuple(sorted(rows, key=lambda row: -row.count * row.default_s))
 

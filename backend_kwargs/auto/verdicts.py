@@ -32,11 +32,6 @@ class Verdict:
     is_little: bool = False  # so that it was not raced
     limit_s: float = 0.0  # the least that the device could take, 0 if that is not known
 
-    @property
-    def figures(self) -> tuple[float, float, Interval | None, float]:
-        """What a row of a report has of it."""
-        return self.default_s, self.rewritten_s, self.speedup, self.limit_s
-
 
 UNKNOWN = Verdict()
 

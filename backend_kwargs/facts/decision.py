@@ -149,7 +149,8 @@ class Decision:
 
     def uses(self, row: PlaceRow) -> bool:
         """Return whether the winner has this place rewritten."""
-        return not {row.place, row.place.partition("@")[0]}.isdisjoint(self.options.get("rewrites") or ())
+        chosen = self.options.get("rewrites")  # of any type in a file from elsewhere
+        return isinstance(chosen, list | tuple) and (row.place in chosen or row.place.partition("@")[0] in chosen)
 
     @property
     def provisional(self) -> bool:

@@ -62,6 +62,14 @@ def test_a_page_lists_the_places_that_were_raced_by_themselves():
     assert parse(to_json(page)) == page
 
 
+@pytest.mark.parametrize("rewrites", [5, "rotary", [["rotary"]], {"rotary": 1}, None], ids=str)
+def test_a_file_may_name_rewrites_in_any_form(rewrites):
+    """What is no list of names uses no place, and is no error."""
+    place = PlaceRow("rotary@1:ef", "mul of float32 8", 1, 1.0, 0.5, TWICE)
+    page = document_of([replace(DECISION, options={"rewrites": rewrites}, places=(place,))])
+    assert not page.speedups[1].rows[0].won
+
+
 def test_a_race_that_was_cut_counts_what_it_did_not_try():
     """Of those that time kept from being raced; the page's verdict says it too."""
     left = RaceRow("max_autotune", status="skipped", untried=True, predicted_s=60.0)
