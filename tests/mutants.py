@@ -90,10 +90,9 @@ TESTS: Mapping[str, str] = {
     "*/rewrites/operators.py": "rewrites/test_rewrites.py rewrites/test_attention.py rewrites/test_convolution.py"
     " rewrites/test_linear.py rewrites/test_losses.py",
     "*/rewrites/packed.py": "test_keys.py rewrites/test_packed.py",
-    "*/rewrites/rotary.py": "rewrites/test_rotary.py",
     "*/rewrites/table.py": "test_keys.py rewrites/test_rewrites.py",
     "*/rewrites/*.py": "rewrites/test_linear.py rewrites/test_attention.py rewrites/test_losses.py"
-    " rewrites/test_rotary.py rewrites/test_packed.py",
+    " rewrites/test_packed.py",
     "*/inductor/*.py": "backends/inductor/test_inductor.py backends/inductor/test_inductor_parts.py"
     " backends/inductor/test_effects.py test_registry.py test_explain.py backends/inductor/test_cutlass.py"
     " auto/test_auto_decide.py",

@@ -13,7 +13,7 @@ from tests.changed import ALWAYS, covering
         pytest.param(
             ["backend_kwargs/backends/tvm/lowering/table.py"], ["tests/backends/tvm"], id="a folder in a folder"
         ),
-        pytest.param(["backend_kwargs/rewrites/kernels/rotary.py"], ["tests/rewrites"], id="a folder without tests"),
+        pytest.param(["backend_kwargs/rewrites/kernels/decode.py"], ["tests/rewrites"], id="a folder without tests"),
         pytest.param(
             ["backend_kwargs/backends/engine.py", "backend_kwargs/backends/tvm/build.py"],
             ["tests/backends"],

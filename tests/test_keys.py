@@ -279,7 +279,7 @@ def test_identity_of_the_pass():
     plain = RewritePass(["packed"], [Users("a")])
     found = [
         plain.uuid(),
-        RewritePass(["rotary"], [Users("a")]).uuid(),
+        RewritePass(["contraction"], [Users("a")]).uuid(),
         RewritePass(["packed"], [Users("b")]).uuid(),
         RewritePass(["packed"], [Users("a"), Users("b")]).uuid(),
         RewritePass(["packed"], [Users("b"), Users("a")]).uuid(),

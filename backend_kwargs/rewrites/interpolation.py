@@ -16,7 +16,6 @@ from torch.fx.node import map_arg
 
 from backend_kwargs.rewrites.matching import Arguments, arguments_of, bytes_of, have_one_dtype, hint, used_once
 from backend_kwargs.rewrites.patches import CONVOLUTIONS, of_each
-from backend_kwargs.rewrites.rotary import CAT
 from backend_kwargs.rewrites.table import Rewrite
 from backend_kwargs.rewrites.traced import changes_meanwhile, examples, replacing
 
@@ -28,6 +27,7 @@ REWRITE = Rewrite(
     order=32,
 )
 
+CAT = (torch.cat, torch.concat, torch.concatenate)
 DTYPES = (torch.float32, torch.bfloat16)  # a term of the sum may be beyond float16
 BYTES_PER_FLOP = 4.5 / 600  # what the memory of an H200 moves in the time of an operation
 

@@ -112,7 +112,10 @@ def _rows() -> dict[str, Rewrite]:
 BUILT_IN: Mapping[str, Rewrite] = MappingProxyType(_rows())
 
 # What never won on record, with what to write instead.
-REMOVED = {"cudnn_attention": "leave it out; torch chooses cuDNN's kernel itself where it is faster"}
+REMOVED = {
+    "cudnn_attention": "leave it out; torch chooses cuDNN's kernel itself where it is faster",
+    "rotary": "leave it out; Inductor's own code is as fast",
+}
 _REWRITES = NamedValues(
     "rewrite",
     ENTRY_POINT_GROUP,

@@ -11,7 +11,6 @@ from torch import Tensor, nn
 
 from backend_kwargs.compare.rows import Mode
 from benchmarks.workloads.case import Problem
-from benchmarks.workloads.cases.elementwise import rope_case
 from benchmarks.workloads.cases.models import decode
 from benchmarks.workloads.cases.norms import layer_norm, layer_norm_arguments
 from benchmarks.workloads.user_models import model_case
@@ -260,9 +259,6 @@ CASES: dict[str, RewriteCase] = {
     "SegFormer's head, 8 images, forward and backward": RewriteCase(
         partial(segmentation_head, 8), "interpolation", None, 1.5, mode="training"
     ),
-    "rotary embedding, 4 x 40 heads x 4096 x 128": RewriteCase(
-        lambda place: of_problem(rope_case(place.device, place.dtype, place.scale)), "rotary", None, 1.15
-    ),
 }
 
 
@@ -306,12 +302,6 @@ def linear(rows: int, width: int, inner: int, activation: Callable[[Tensor], Ten
 def tanh_gelu(x: Tensor) -> Tensor:
     """Compute GELU by tanh."""
     return F.gelu(x, approximate="tanh")
-
-
-def causal(batch: int, heads: int, tokens: int, width: int, place: Place) -> Made:
-    """Return causal attention as models call it, heads beside widths in memory."""
-    q, k, v = (place.random(batch, tokens, heads, width).transpose(1, 2) for _ in range(3))
-    return (lambda q, k, v: F.scaled_dot_product_attention(q, k, v, is_causal=True)), (q, k, v)
 
 
 PATTERNS: dict[str, tuple[str, Callable[[Place], Made]]] = (
@@ -369,8 +359,5 @@ PATTERNS: dict[str, tuple[str, Callable[[Place], Made]]] = (
         "SegFormer's head": ("interpolation", CASES["SegFormer's head, 2 images"].make),
         "windows of 64, 8 heads of 32": ("attention", partial(windows, 1024, 8, 64)),
         "windows of 49, 4 heads of 32": ("attention", partial(windows, 2048, 4, 49)),
-        "rotary embedding": ("rotary", CASES["rotary embedding, 4 x 40 heads x 4096 x 128"].make),
-        "causal attention, 8 x 16 x 2048 x 128": ("cudnn_attention", partial(causal, 8, 16, 2048, 128)),
-        "causal attention, 8 x 12 x 1024 x 64": ("cudnn_attention", partial(causal, 8, 12, 1024, 64)),
     }
 )

@@ -177,8 +177,8 @@ def test_the_table_shows_peaks_of_memory(peak_bytes, shown):
             RaceRow("a", seconds=1e-4, reason="alone", compile_s=2.0), f"alone{' ' * 39} compiled in 2.0 s", id="reason"
         ),
         pytest.param(
-            RaceRow("a", seconds=1e-4, reason="alone", rewritten={"packed": 2, "rotary": 1}, error=0.00123, won=True),
-            f"alone{' ' * 39} compiled in 0.0 s, rewrote packed 2x, rotary 1x, error 0.0012  <- kept",
+            RaceRow("a", seconds=1e-4, reason="alone", rewritten={"packed": 2, "patches": 1}, error=0.00123, won=True),
+            f"alone{' ' * 39} compiled in 0.0 s, rewrote packed 2x, patches 1x, error 0.0012  <- kept",
             id="rewrites and error",
         ),
     ],

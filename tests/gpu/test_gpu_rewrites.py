@@ -396,45 +396,6 @@ def test_layer_norm_backward(shape, dtype):
     assert not _without_kernel
 
 
-def rotated(x, cos, sin):
-    first, second = x.chunk(2, -1)
-    return x * cos + torch.cat((-second, first), -1) * sin
-
-
-def joined(x, cos, sin):
-    first, second = x.chunk(2, -1)
-    return torch.cat((first * cos - second * sin, second * cos + first * sin), -1)
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize(("fn", "width"), [(rotated, 128), (joined, 64)], ids=["rotated", "joined"])
-@pytest.mark.parametrize("heads_last", [True, False], ids=["heads last", "heads first"])
-def test_rotary(fn, width, heads_last, dtype):
-    """The rotary embedding and its gradient agree with float64 in every layout."""
-    x = normal(2, 100, 8, 128, dtype=dtype).transpose(1, 2) if heads_last else normal(2, 8, 100, 128, dtype=dtype)
-    args = [x.requires_grad_(), normal(2, 1, 100, width, dtype=dtype), normal(2, 1, 100, width, dtype=dtype)]
-    grad = torch.randn_like(x)
-    got, compiled = trained(fn, args, ("rotary",), grad)
-    for one, want in zip(got, in_float64(fn, args, grad), strict=True):
-        close(one.cpu(), want, dtype)
-    assert got[0].stride() == fn(*args).stride()
-    assert report(compiled).graphs[0].rewritten == {"rotary": 1}
-
-
-@torch.no_grad()
-def test_rotary_is_launched_by_inductor():
-    """The generated code launches the kernel once for each size, without a call from Python and without a copy."""
-    cos = normal(1, 1, 64, 128)
-    x = normal(2, 64, 8, 128).transpose(1, 2)
-    got, code, compiled = code_of(rotated, (x, cos, cos), ("rotary",))
-    close(got, rotated(x, cos, cos), torch.bfloat16)
-    assert "torch.ops.backend_kwargs" not in code
-    assert code.count(".run(") == 1
-    for rows in (96, 33):  # sizes are dynamic from the second on
-        cos, x = normal(1, 1, rows, 128), normal(2, rows, 8, 128).transpose(1, 2)
-        close(compiled(x, cos, cos), rotated(x, cos, cos), torch.bfloat16)
-
-
 GATHERED = {  # of a table [500, width], indices [60, 7] and weights [60, 7]
     "bags": lambda t, i, w: F.embedding_bag(i, t, mode="sum"),
     "weighted bags": lambda t, i, w: F.embedding_bag(i, t, mode="sum", per_sample_weights=w),
@@ -629,16 +590,14 @@ def test_memory_of_windows():
 
 
 def test_training_step_under_cuda_graphs():
-    """A CUDA graph replays both kernels with changing inputs."""
+    """A CUDA graph replays the kernel with changing inputs."""
     norm = nn.LayerNorm(256).to("cuda", torch.bfloat16)
-    cos, sin = normal(64, 32), normal(64, 32)
 
     def fn(x):
-        heads = norm(x).unflatten(-1, (8, 32)).transpose(1, 2)
-        return (rotated(heads, cos, sin) + heads).square().mean()
+        return norm(x).square().mean()
 
     torch._dynamo.reset()
-    options = {"rewrites": ("layer_norm_backward", "rotary"), "triton.cudagraphs": True}
+    options = {"rewrites": ("layer_norm_backward",), "triton.cudagraphs": True}
     compiled = torch.compile(fn, backend=make_backend("tmpl-inductor", options))
     for _ in range(4):
         x = normal(4, 64, 256).requires_grad_()
@@ -650,24 +609,23 @@ def test_training_step_under_cuda_graphs():
 
 @torch.no_grad()
 def test_cache_that_is_updated_in_place_under_cuda_graphs():
-    """A decoding step turns one key and writes it into the cache, also where a CUDA graph replays the kernel."""
-    cos, sin = normal(1, 1, 1, 128), normal(1, 1, 1, 128)
+    """A step of decoding writes its key into the cache and attends to it, also where a CUDA graph replays it."""
 
-    def fn(x, cache, at):
-        cache.index_copy_(2, at, rotated(x, cos, sin))
-        return cache.float().sum((0, 1, 3))
+    def fn(q, key, cache, at):
+        cache.index_copy_(2, at, key)
+        mask = torch.arange(16, device="cuda") <= at
+        return F.scaled_dot_product_attention(q, cache, cache, attn_mask=mask)
 
     torch._dynamo.reset()
     compiled = torch.compile(
-        fn, backend=make_backend("tmpl-inductor", rewrites=("rotary",), **{"triton.cudagraphs": True})
+        fn, backend=make_backend("tmpl-inductor", rewrites=("decode_attention",), **{"triton.cudagraphs": True})
     )
     ours, theirs = (torch.zeros(4, 8, 16, 128, device="cuda", dtype=torch.bfloat16) for _ in range(2))
     for step in range(5):
-        x, at = normal(4, 1, 8, 128).transpose(1, 2), torch.tensor([step], device="cuda")
-        got, want = compiled(x, ours, at), fn(x, theirs, at)
-        torch.testing.assert_close(got, want, rtol=2e-2, atol=0.5)
-        torch.testing.assert_close(ours, theirs, rtol=2e-2, atol=2e-2)
-    assert report(compiled).graphs[0].rewritten == {"rotary": 1}
+        q, key, at = normal(4, 8, 1, 128), normal(4, 8, 1, 128), torch.tensor([step], device="cuda")
+        close(compiled(q, key, ours, at), fn(q, key, theirs, at), torch.bfloat16)
+        assert torch.equal(ours, theirs)
+    assert report(compiled).graphs[0].rewritten == {"decode_attention": 1}
 
 
 def test_packed_under_cuda_graphs():

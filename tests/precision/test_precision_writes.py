@@ -131,7 +131,7 @@ def test_a_sum_in_place_keeps_its_dtype():
     assert used(compiled).reason == ""
 
 
-@pytest.mark.parametrize("rewrites", [(), ("packed", "rotary")], ids=["", "rewrites"])
+@pytest.mark.parametrize("rewrites", [(), ("packed", "contraction")], ids=["", "rewrites"])
 def test_a_cache_made_and_filled_within_the_graph(rewrites):
     """Attention over a cache that the graph makes and fills step by step is measured and computed right."""
 

@@ -48,7 +48,7 @@ def test_a_page_lists_the_places_that_were_raced_by_themselves():
     places = (
         PlaceRow("convolution@1:ab", "convolution of float32 8", 2, 1.0, 0.5, TWICE, 0.25),
         PlaceRow("patches@1:cd", "unfold of float32 8", 1, 0.5, 1.0, Interval(0.5, 0.4, 0.6)),
-        PlaceRow("rotary@1:ef", "mul of float32 8", why="it draws random numbers"),
+        PlaceRow("patches@1:ef", "mul of float32 8", why="it draws random numbers"),
     )
     page = document_of([replace(DECISION, options={"rewrites": ["convolution@1:ab"]}, places=places)])
     assert page.tradeoffs is not None
@@ -57,15 +57,15 @@ def test_a_page_lists_the_places_that_were_raced_by_themselves():
     assert [(row.name, row.won, row.note or row.reason, row.speedup) for row in shown.rows] == [
         ("convolution 2x, convolution of float32 8, 4.0x its limit", True, "", TWICE),
         ("patches 1x, unfold of float32 8", False, "", places[1].speedup),
-        ("rotary 1x, mul of float32 8", False, "it draws random numbers", None),
+        ("patches 1x, mul of float32 8", False, "it draws random numbers", None),
     ]
     assert parse(to_json(page)) == page
 
 
-@pytest.mark.parametrize("rewrites", [5, "rotary", [["rotary"]], {"rotary": 1}, None], ids=str)
+@pytest.mark.parametrize("rewrites", [5, "patches", [["patches"]], {"patches": 1}, None], ids=str)
 def test_a_file_may_name_rewrites_in_any_form(rewrites):
     """What is no list of names uses no place, and is no error."""
-    place = PlaceRow("rotary@1:ef", "mul of float32 8", 1, 1.0, 0.5, TWICE)
+    place = PlaceRow("patches@1:ef", "mul of float32 8", 1, 1.0, 0.5, TWICE)
     page = document_of([replace(DECISION, options={"rewrites": rewrites}, places=(place,))])
     assert not page.speedups[1].rows[0].won
 

@@ -225,55 +225,12 @@ def called_gradients(program):
     return program.returns(*(f"{made}[{at}]" for at, wanted in enumerate(mask) if wanted))
 
 
-def half(program, x, width, which):
-    """Draw the source of one half of the last dimension."""
-    cut = program.often(width // 2, width // 2 + 1, 1)
-    places = program.pick((f":{cut}", f"{cut}:"), (f":-{width - cut}", f"-{width - cut}:"))
-    return program.pick(
-        f"{x}[{program.often('...', ':, :, :', ':, ...')}, {places[which]}]",
-        f"torch.chunk({x}, {program.often(2, 4)}, {program.often('dim=-1', '-1', '3', '2')})[{which}]",
-        program.often(f"{x}.chunk(2, -1)[{which}]", f"{x}[..., {which}::2]"),
-    )
-
-
-def product(program, one, other):
-    return program.pick(
-        f"({one} * {other})", f"({other} * {one})", f"torch.mul({one}, other={other})", f"{one}.mul({other})"
-    )
-
-
-def rotary(program):
-    dtype = program.pick(*DTYPES)
-    width = program.often(8, 2, 6, 5)
-    shape = program.often([2, 3, 5, width], [3, 5, width], [0, 3, 5, width], [1, 2, 3, 5, width])
-    x = program.tensor(*shape, dtype=dtype)
-    joined = program.pick(False, True)
-    of_angles = [*broadcast(program, shape[:-1]), program.often(width // 2 if joined else width, 1)]
-    constant = program.often(".detach()", "")
-    of_sin = program.often(dtype, *DTYPES)
-    cos, sin = (program.let(f"{program.tensor(*of_angles, dtype=each)}{constant}") for each in (dtype, of_sin))
-    first, second = (program.let(half(program, x, width, which)) for which in (0, 1))
-    if joined:
-        less = f"{product(program, first, cos)} - {product(program, second, sin)}"
-        more = program.pick(
-            f"{product(program, second, cos)} + {product(program, first, program.often(sin, cos))}",
-            f"torch.add({product(program, first, sin)}, {product(program, second, cos)}, alpha={program.often(1, 2)})",
-        )
-        made = f"torch.cat(({less}, {more}), {program.often('-1', 'dim=-1', '3', '1')})"
-    else:
-        swapped = f"torch.cat(({program.often('-', '')}{second}, {first}), dim={program.often(-1, 3, 1)})"
-        plain, swapped = (product(program, one, by) for one, by in ((x, cos), (swapped, sin)))
-        made = program.often(f"{plain} + {swapped}", f"{swapped} + {plain}", f"{plain} - {swapped}")
-    return program.returns(made)
-
-
 PROGRAMS = {
     "attention": attention,
     "attention_mask": attention_mask,
     "decode_attention": decode_attention,
     "multihead_attention": multihead_attention,
     "layer_norm_backward": layer_norm_backward,
-    "rotary": rotary,
 }
 INFERENCE = ("attention", "decode_attention")
 

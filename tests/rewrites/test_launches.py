@@ -10,7 +10,6 @@ from torch.testing._internal.two_tensor import TwoTensor
 from backend_kwargs.rewrites.cross_entropy import cross_entropy, cross_entropy_backward
 from backend_kwargs.rewrites.decode_attention import decode_attention
 from backend_kwargs.rewrites.gather_sum import gather_sum
-from backend_kwargs.rewrites.rotary import rotary
 
 pytest.importorskip("triton")
 
@@ -38,21 +37,6 @@ def launches(fn, *args):
 
 def ours(targets):
     return [each for each in targets if str(each).startswith("backend_kwargs")]
-
-
-@pytest.mark.parametrize("heads_last", [False, True], ids=["heads first", "heads last"])
-def test_rotary(heads_last):
-    """The graph has the rotary embedding's kernel in place of the operator, with the strides of its inputs."""
-    with FakeTensorMode():
-        x, cos = torch.empty(2, 5, 3, 16, device="cuda"), torch.empty(5, 16, device="cuda")
-        x = x.transpose(1, 2) if heads_last else x.view(2, 3, 5, 16)
-        (launch,), others = launches(lambda x, cos, sin: rotary(x, cos, sin, False, False), x, cos, cos)
-    assert (launch["rows"], launch["half"], launch["SHARED"], launch["BACK"]) == (30, 8, False, False)
-    strides = sorted(x.stride()[:3], reverse=True)
-    assert [launch[f"x_{dim}"] for dim in range(3)] == [launch[f"out_{dim}"] for dim in range(3)] == strides
-    of_position = [0, 16, 0] if heads_last else [0, 0, 16]  # the others broadcast
-    assert [launch[f"cos_{dim}"] for dim in range(3)] == [launch[f"sin_{dim}"] for dim in range(3)] == of_position
-    assert not ours(others)
 
 
 @pytest.mark.parametrize(("columns", "block"), [(33, 64), (70000, 4096)], ids=str)

@@ -9,7 +9,6 @@ import torch.nn.functional as F  # noqa: N812
 from backend_kwargs.rewrites.onednn import ACTIVATIONS
 from backend_kwargs.rewrites.table import find_rewrite
 from tests.rewrites.lowering import Changed, Rewriting
-from tests.rewrites.test_rotary import SPELLINGS
 
 NAN, INF = float("nan"), float("inf")
 TARGET = torch.tensor([1, 2, -100, 4])
@@ -28,10 +27,6 @@ def normed(x, weight, bias):
     return F.layer_norm(x, (6,), weight, bias) * FACTORS
 
 
-def turned(spelling):
-    return lambda x, cos, sin: SPELLINGS[spelling][1](x, cos, sin) * 2
-
-
 LINEAR, CONV = ((4, 3), (5, 3), (5,)), ((2, 3, 6, 6), (4, 3, 3, 3), (4,))
 # The rewrite, the function, the shapes of its arguments, and how many of them have gradients.
 CASES = {
@@ -47,8 +42,6 @@ CASES = {
         "linear_cross_entropy", lambda x, w: F.cross_entropy(F.linear(x, w), TARGET), ((4, 3), (5, 3)), 2,
     ),
     "layer norm": ("layer_norm_backward", normed, ((4, 6), (6,), (6,)), 3),
-    "rotary, halves": ("rotary", turned("halves"), ((1, 2, 5, 8), (5, 8), (5, 8)), 1),
-    "rotary, joined": ("rotary", turned("joined"), ((1, 2, 5, 8), (5, 4), (5, 4)), 1),
     "a column": ("matrix_vector", torch.matmul, ((3, 4, 5), (3, 5, 1)), 2),
     "a broadcast product": ("contraction", lambda a, b: (a[:, None] * b).sum(-1), ((8, 5), (9, 5)), 2),
     "a row": ("matrix_vector", torch.matmul, ((3, 1, 5), (3, 5, 4)), 2),

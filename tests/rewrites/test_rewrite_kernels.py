@@ -86,26 +86,6 @@ for shape in ((5, 33), (2, 3, 64), (9, 700), (3, 5000)):
     torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-4)
     assert got[0].is_contiguous()
 """
-ROTARY = """
-import itertools
-import torch
-from backend_kwargs.rewrites.rotary import _rotary
-from backend_kwargs.rewrites.kernels.rotary import turn
-
-for half in (8, 20):
-    wide = torch.randn(2, 7, 3, 2 * half + 4)
-    columns = torch.randn(2, 7, 2 * half, 3).transpose(2, 3)
-    inside = wide[..., : 2 * half].transpose(1, 2).contiguous().transpose(1, 2)
-    for at, x in enumerate((wide[..., 4:], inside, wide[:, :1, :, 4:], columns)):
-        every = itertools.product((x, x.transpose(1, 2)), range(3), (half, 2 * half), (False, True), (False, True))
-        for y, among, width, contiguous, back in [*every][at::5]:
-            size = ((y.shape[2],), (2, 1, y.shape[2]), (y.shape[1], 1))[among]
-            cos, sin = torch.randn(2, *size, width)
-            want = _rotary(y, cos, sin, contiguous, back)
-            got = turn(y, cos, sin, torch.empty_like(want), back=back)
-            torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-5)
-            assert got.stride() == want.stride()
-"""
 GATHER_SUM = """
 import itertools
 import torch
@@ -186,7 +166,6 @@ CODES = {
     "losses": LOSSES,
     "attention": ATTENTION,
     "layer norm": LAYER_NORM,
-    "rotary": ROTARY,
     "sums of gathered rows": GATHER_SUM,
     "attention of a few queries": DECODE_ATTENTION,
     "grouped convolution": GROUPED_CONVOLUTION,

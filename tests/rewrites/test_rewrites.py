@@ -31,7 +31,6 @@ from backend_kwargs.rewrites.apply import RewritePass, with_rewrites
 from backend_kwargs.rewrites.operators import with_fallback
 from tests import forks
 from tests.rewrites.on_a_cpu import compiled_by
-from tests.rewrites.test_rotary import SPELLINGS
 
 PLACES = ("post_grad_custom_pre_pass", "post_grad_custom_post_pass")
 
@@ -46,7 +45,6 @@ def _fresh(fresh_dynamo):
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"  # tables of the host are left alone where there is a GPU
 OF_A_SUBCLASS = {
-    "rotary": (lambda x, cos: SPELLINGS["halves"][1](x, cos, cos), (torch.randn(2, 3, 5, 8), torch.randn(5, 8))),
     "contraction": (lambda a, b: (a[:, None] * b).sum(-1), (torch.randn(16, 8), torch.randn(16, 8))),
     "gather_sum": (
         lambda i, t: F.embedding(i, t).sum(1),
@@ -102,7 +100,7 @@ WRONG = {
         (
             "Unknown rewrite 'zzz'. Rewrites are convolution, grouped_convolution, patches, interpolation, "
             "convolution_as_product, linear_activation, onednn, attention, attention_mask, "
-            "multihead_attention, decode_attention, cross_entropy, linear_cross_entropy, layer_norm_backward, rotary, "
+            "multihead_attention, decode_attention, cross_entropy, linear_cross_entropy, layer_norm_backward, "
             "contraction, matrix_vector, gather_sum, packed, approximate_gelu."
         ),
     ),
@@ -135,12 +133,12 @@ def test_wrong_options(options, message):
     assert str(e.value) == message
 
 
-@pytest.mark.parametrize("value", ["packed, rotary", ["packed", "rotary", "packed"], ("packed", "rotary")], ids=str)
+@pytest.mark.parametrize("value", ["packed, patches", ["packed", "patches", "packed"], ("packed", "patches")], ids=str)
 def test_names_in_any_form(value):
     """Names may be a text, a list or a tuple; a repeated one counts once."""
     backend = make_backend("tmpl-inductor", rewrites=value)
-    assert backend.options["rewrites"] == ("packed", "rotary")
-    assert backend == make_backend("tmpl-inductor", {"rewrites": ("packed", "rotary")})
+    assert backend.options["rewrites"] == ("packed", "patches")
+    assert backend == make_backend("tmpl-inductor", {"rewrites": ("packed", "patches")})
 
 
 @pytest.mark.parametrize(
@@ -627,7 +625,7 @@ def test_a_rewrite_for_a_gpu_leaves_a_graph_on_a_cpu(monkeypatch):
         return Compiled(graph.gm.forward)
 
     def backend(gm, inputs):
-        return traced.compile_rewritten(CapturedGraph(gm, inputs), ("patches", "rotary"), following).call
+        return traced.compile_rewritten(CapturedGraph(gm, inputs), ("patches", "multihead_attention"), following).call
 
     x, w = torch.randn(2, 3, 8, 8).bfloat16(), torch.randn(4, 3, 4, 4).bfloat16()
     torch._dynamo.reset()

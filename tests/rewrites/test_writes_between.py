@@ -8,18 +8,13 @@ from torch import nn
 import backend_kwargs
 from backend_kwargs.harness.named_models import imported
 
-COS, SIN = torch.randn(5, 8), torch.randn(5, 8)
+W = torch.randn(8, 16)
 TARGET = torch.tensor([1, 0, 3])
 Q, K = nn.Linear(8, 8), nn.Linear(8, 8)
 
 
-def rotate_half(x):
-    first, second = x.chunk(2, -1)
-    return torch.cat((-second, first), -1)
-
-
-def turned(x):
-    return x * COS + rotate_half(x) * SIN
+def product(x):
+    return x.unsqueeze(-1) * W
 
 
 def compiled(fn, rewrite):
@@ -40,13 +35,13 @@ def check(fn, rewrite, *args):
 
 
 def updates_cache(x, cache):
-    cache.index_copy_(2, torch.arange(5), turned(x))
+    cache.index_copy_(2, torch.arange(5), product(x).sum(-2))
     return cache.sum(-1)
 
 
 def counts(x, cache):
     cache.add_(1)
-    return turned(x)
+    return product(x).sum(-2)
 
 
 def loss_and_count(x, cache):
@@ -62,8 +57,8 @@ def packs_and_counts(x, cache):
 @pytest.mark.parametrize(
     ("fn", "rewrite"),
     [
-        pytest.param(updates_cache, "rotary", id="a cache's update"),
-        pytest.param(counts, "rotary", id="a counter"),
+        pytest.param(updates_cache, "contraction", id="a cache's update"),
+        pytest.param(counts, "contraction", id="a counter"),
         pytest.param(loss_and_count, "cross_entropy", id="a loss and a counter"),
         pytest.param(packs_and_counts, "packed", id="packed layers and a counter"),
     ],
@@ -71,7 +66,7 @@ def packs_and_counts(x, cache):
 @torch.no_grad()
 def test_in_place_operations_stay(fn, rewrite):
     """An in-place operation whose result is unused still changes its argument."""
-    assert check(fn, rewrite, torch.randn(2, 3, 5, 8), torch.ones(2, 3, 5, 8)) == {rewrite: 1}
+    assert check(fn, rewrite, torch.randn(2, 3, 5, 8), torch.ones(2, 3, 5, 16)) == {rewrite: 1}
 
 
 def of_method(x):
@@ -113,7 +108,7 @@ def second_is_written(one, other):
 
 
 def of_unknown(x):
-    second_is_written(COS, x)
+    second_is_written(W, x)
 
 
 WRITES = {
@@ -130,17 +125,17 @@ WRITES = {
 
 @pytest.mark.parametrize("write", WRITES.values(), ids=WRITES)
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
-def test_input_changes_within_the_rotary_embedding(write, mode):
-    """An embedding whose input changes between two products stays as it is."""
+def test_input_changes_within_a_contraction(write, mode):
+    """A product whose input changes before it is summed stays as it is."""
 
     def fn(x):
         x = x * 1.5
-        turned = x * COS
+        made = product(x)
         write(x)
-        return turned + rotate_half(x) * SIN
+        return made.sum(-2)
 
     with mode():
-        assert check(fn, "rotary", torch.randn(2, 3, 5, 8)) == {}
+        assert check(fn, "contraction", torch.randn(2, 3, 5, 8)) == {}
 
 
 @pytest.mark.parametrize("write", WRITES.values(), ids=WRITES)
@@ -160,15 +155,15 @@ def test_input_changes_between_layers(write, mode):
 
 @torch.no_grad()
 def test_numpy_changes_the_input_within():
-    """An embedding whose input changes through an array of NumPy stays as it is."""
+    """A product whose input changes through an array of NumPy stays as it is."""
 
     def fn(x):
         x = x * 1.5
-        turned = x * COS
+        made = product(x)
         of_numpy(x)
-        return turned + rotate_half(x) * SIN
+        return made.sum(-2)
 
-    assert check(fn, "rotary", torch.randn(2, 3, 5, 8)) == {}
+    assert check(fn, "contraction", torch.randn(2, 3, 5, 8)) == {}
 
 
 @pytest.mark.parametrize(
@@ -228,11 +223,11 @@ def test_operator_of_aten_within():
     """A functional operator of ATen, called by its name without an overload, writes nothing."""
 
     def fn(x):
-        turned = x * COS
+        made = product(x)
         doubled = torch.ops.aten.mul(x, 2)
-        return turned + rotate_half(x) * SIN, doubled
+        return made.sum(-2), doubled
 
-    assert check(fn, "rotary", torch.randn(2, 3, 5, 8)) == {"rotary": 1}
+    assert check(fn, "contraction", torch.randn(2, 3, 5, 8)) == {"contraction": 1}
 
 
 @torch.no_grad()
@@ -253,26 +248,26 @@ def test_another_tensor_changes_within():
     """A write elsewhere within the pattern changes nothing."""
 
     def fn(x, cache):
-        turned = x * COS
+        made = product(x)
         cache.add_(1)
-        return turned + rotate_half(x) * SIN
+        return made.sum(-2)
 
-    assert check(fn, "rotary", torch.randn(2, 3, 5, 8), torch.ones(3)) == {"rotary": 1}
+    assert check(fn, "contraction", torch.randn(2, 3, 5, 8), torch.ones(3)) == {"contraction": 1}
 
 
 @pytest.mark.parametrize("before", [True, False], ids=["before", "after"])
 @torch.no_grad()
 def test_input_changes_outside_of_the_pattern(before):
-    """An embedding whose input changes before its first product, or after its sum, is computed by the rewrite."""
+    """A product whose input changes before it, or after its sum, is computed by the rewrite."""
 
     def fn(x):
         x = x * 1.5
         if before:
             x.add_(1)
-        turned = x * COS + rotate_half(x) * SIN
-        return turned if before else (turned, x.add_(1))
+        summed = product(x).sum(-2)
+        return summed if before else (summed, x.add_(1))
 
-    assert check(fn, "rotary", torch.randn(2, 3, 5, 8)) == {"rotary": 1}
+    assert check(fn, "contraction", torch.randn(2, 3, 5, 8)) == {"contraction": 1}
 
 
 def test_features_change_after_the_logits():
@@ -308,6 +303,6 @@ def test_decoding_with_a_static_cache():
             found.append(call(torch.full((2, 1), at + 1), past_key_values=cache, cache_position=position).logits)
         return found, [layer.keys for layer in cache.layers]
 
-    made = compiled(model, "rotary")
+    made = compiled(model, "packed")
     torch.testing.assert_close(decoded(made), decoded(model), rtol=1e-4, atol=1e-4)
-    assert rewritten(made) == {"rotary": 4}
+    assert rewritten(made) == {"packed": 4}

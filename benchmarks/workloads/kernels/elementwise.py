@@ -5,7 +5,6 @@ import torch
 import triton
 import triton.language as tl
 
-from backend_kwargs.rewrites.kernels import rotary
 from benchmarks.workloads.kernels.launch import config, tuned
 
 
@@ -30,11 +29,32 @@ def swiglu(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
     return out
 
 
-turned = tuned(
+@tuned(
     config(4, ROWS=2),
     [config(warps, ROWS=rows) for warps, rows in ((4, 8), (4, 16), (4, 32), (8, 32), (8, 64))],
     "half",
-)(rotary.turned)
+)
+@triton.jit
+def turned(
+    x, cos, sin, out, rows, middle, last, half, x_0, x_1, x_2, out_0, out_1, out_2, cos_0, cos_1, cos_2, sin_0, sin_1,
+    sin_2, HALF: tl.constexpr, ROWS: tl.constexpr,
+):  # fmt: skip
+    """Rotate the two halves of each row by the angles of its position."""
+    at = tl.arange(0, HALF)
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    keep = (row < rows)[:, None] & (at < half)[None, :]
+    outer, between = (row // last // middle).to(tl.int64), (row // last % middle).to(tl.int64)
+    inner = (row % last).to(tl.int64)
+    at_x = x + (outer * x_0 + between * x_1 + inner * x_2)[:, None] + at[None, :]
+    at_out = out + (outer * out_0 + between * out_1 + inner * out_2)[:, None] + at[None, :]
+    at_cos = cos + (outer * cos_0 + between * cos_1 + inner * cos_2)[:, None] + at[None, :]
+    at_sin = sin + (outer * sin_0 + between * sin_1 + inner * sin_2)[:, None] + at[None, :]
+    first = tl.load(at_x, mask=keep, other=0.0).to(tl.float32)
+    second = tl.load(at_x + half, mask=keep, other=0.0).to(tl.float32)
+    cosine = tl.load(at_cos, mask=keep, other=0.0).to(tl.float32)
+    sine = tl.load(at_sin, mask=keep, other=0.0).to(tl.float32)
+    tl.store(at_out, first * cosine - second * sine, mask=keep)
+    tl.store(at_out + half, second * cosine + first * sine, mask=keep)
 
 
 def rope(q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -45,9 +65,12 @@ def rope(q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor)
 def turn(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
     """Return one tensor turned."""
     out = torch.empty_like(x)
-    rows, middle, last, half, strides = rotary.sizes_and_strides(x, out, cos, sin)
-    width = triton.next_power_of_2(half)
+    order = sorted(range(3), key=x.stride, reverse=True)  # so that successive rows are adjacent in memory
+    sizes, half = [x.shape[dim] for dim in order], x.shape[3] // 2
+    rows = sizes[0] * sizes[1] * sizes[2]
+    angles = [each.expand(*x.shape[:3], half) for each in (cos, sin)]
+    strides = [each.stride(dim) for each in (x, out, *angles) for dim in order]
     turned[lambda meta: (triton.cdiv(rows, meta["ROWS"]),)](
-        x, cos, sin, out, rows, middle, last, half, *strides, True, False, width
+        x, cos, sin, out, rows, *sizes[1:], half, *strides, triton.next_power_of_2(half)
     )
     return out
