@@ -122,7 +122,7 @@ class _Counting(OperatorMode):  # type: ignore[no-untyped-call]
 
     def _note_product(self, name: str, args: tuple[Any, ...], kwargs: Options, result: object) -> None:
         """Note the layout of a product, convolution or attention, and whether padding may help it."""
-        if name in GEMMS or name.startswith(CONVOLUTIONS) or any(part in name for part in ATTENTIONS):
+        if _is_product(name):
             operands = tensors_of((args, kwargs))
             self.layouts.add(f"{name}{[(tuple(t.shape), t.stride(), t.dtype) for t in operands]}")
             self.unaligned += name in PADDED and any(map(_is_unaligned, (*args, result)))
@@ -167,6 +167,15 @@ def padded_in(lowered: Iterable[GraphModule]) -> bool:
     operands = tensors_of([node.meta.get("val") for n in products for node in (n, *n.all_input_nodes)])
     fixed = all(isinstance(side, int) for operand in operands for side in (*operand.shape, *operand.stride()))
     return bool(products) and fixed and not any(map(_is_unaligned, operands))
+
+
+def calls_a_library(func: Any) -> bool:
+    """Return whether an operator is one that Inductor calls: a product, convolution, attention, or none of torch's."""
+    return func.namespace not in (*OF_TORCH, "profiler") or _is_product(func.overloadpacket.__name__)
+
+
+def _is_product(name: str) -> bool:
+    return name in GEMMS or name.startswith(CONVOLUTIONS) or any(part in name for part in ATTENTIONS)
 
 
 def _is_composite_reduction(name: str) -> bool:

@@ -5,7 +5,7 @@ So a race of two small graphs tells what a rewrite is worth there, and no whole 
 
 import logging
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -199,6 +199,7 @@ def rewritten_alone(graph: CapturedGraph, name: str) -> GraphModule | None:
 
 # ---- which are chosen
 
+DEARER = 1.1  # times as long as alone, from where a place is looked at in the whole graph
 CLEAR = 1.2  # a speedup that other sizes, which were not timed, are taken to have in part
 
 
@@ -224,3 +225,43 @@ def worth_it(places: Iterable[Place], verdicts: Mapping[Place, Verdict], margin:
 def _is_clear(rewrite: str, verdicts: Mapping[Place, Verdict]) -> bool:
     known = [each.speedup for place, each in verdicts.items() if place.rewrite == rewrite and each.speedup]
     return bool(known) and all(speedup.low > CLEAR for speedup in known)
+
+
+# ---- what they are in the whole graph
+
+
+def why_not_made(places: Iterable[Place], made: Mapping[str, int]) -> str:
+    """Return which rewrite was `made` in fewer places of the graph than these, "" if none was."""
+    wanted = Counter[str]()
+    for place in places:
+        wanted[place.rewrite] += place.count
+    fewer = (
+        f"{name} shows {made.get(name, 0)}x in the code, for {n} places"
+        for name, n in wanted.items()
+        if made.get(name, 0) < n
+    )
+    return next(fewer, "")
+
+
+def why_unlike_alone(
+    places: Iterable[Place], verdicts: Mapping[Place, Verdict], whole: Mapping[str, tuple[int, float]]
+) -> str:
+    """Return what a call of the `whole` graph has otherwise than the places that it has rewritten had alone, or "".
+
+    That is an operator on operands of other layouts, or one that takes longer, as where a kernel was added to it.
+    """
+    alone = [(place, found.calls) for place in places if (found := verdicts.get(place, UNKNOWN)).calls]
+    expected = Counter[str]()
+    for place, calls in alone:
+        expected.update({name: place.count * count for name, (count, _) in calls.items()})
+    for place, calls in alone:
+        for name in calls:
+            if (count := whole.get(name, (0, 0.0))[0]) < expected[name]:
+                return (
+                    f"{place.rewrite} calls {name} {expected[name]}x by what was timed alone, and {count}x in the graph"
+                )
+        alone_s = sum(seconds for _, seconds in calls.values())
+        seconds = sum(count * whole[name][1] / whole[name][0] for name, (count, _) in calls.items())
+        if seconds > DEARER * alone_s:
+            return f"{place.rewrite}'s kernels take {seconds / alone_s:.1f} times as long in the graph as alone"
+    return ""

@@ -4,7 +4,6 @@ import gc
 import logging
 import math
 import time
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
@@ -14,12 +13,12 @@ import torch
 
 from backend_kwargs import measure
 from backend_kwargs.auto.budget import LEAST_CALLS, Budget
-from backend_kwargs.auto.candidates import WITH_GRAPHS, RaceCandidate, toggled
+from backend_kwargs.auto.candidates import WITH_GRAPHS, RaceCandidate, records, toggled
 from backend_kwargs.auto.compiling import Candidate, Compiles
 from backend_kwargs.auto.deadline import OutOfTime, capped, capped_backward
-from backend_kwargs.auto.graph_stats import GraphStats, observed_stats
+from backend_kwargs.auto.graph_stats import GraphStats, calls_a_library, observed_stats
 from backend_kwargs.auto.head_to_head import MARGIN, Runner, better, interleaved, note_figures
-from backend_kwargs.auto.places import LEAST_SHARE, Standing, rewritten_alone, standing
+from backend_kwargs.auto.places import LEAST_SHARE, Standing, rewritten_alone, standing, why_not_made, why_unlike_alone
 from backend_kwargs.auto.request import Request
 from backend_kwargs.auto.result_checks import ResultChecks
 from backend_kwargs.auto.sandbox import Sandbox, own_libdevice, sandboxed
@@ -317,19 +316,36 @@ class Race:
         self._judge(self.selection.traced)
         self._judge(self.selection.lowered)
         champion = self.race_against(eager, self.selection.first)
-        if self.is_sure_of(self.selection.chosen):
+        if not (doubt := self.doubt(self.selection.chosen, champion)):
             return champion
         again = replace(WITH_GRAPHS, over=False) if champion.replayed else self.selection.default
-        return self.race_against(champion, again, counts=False)
+        champion = self.race_against(champion, again, counts=False)
+        for row in self.rows:
+            if row.name == again.name and row.status == "pass":
+                row.reason = doubt
+        return champion
 
-    def is_sure_of(self, chosen: Sequence[Place]) -> bool:
-        """Return whether the compiled graph has what was learnt of places by themselves."""
-        if (row := self.selection.best_row) is None or row.status != "pass":
-            return not chosen
-        wanted = Counter[str]()
-        for place in chosen:
-            wanted[place.rewrite] += place.count
-        return all(row.rewritten.get(name, 0) >= count for name, count in wanted.items())
+    def doubt(self, chosen: Sequence[Place], champion: Runner) -> str:
+        """Return why the compiled graph may not have what was learnt of places by themselves, "" if it has."""
+        if not chosen:
+            return ""
+        row = self.selection.best_row
+        if row is None or row.status != "pass" or champion.made is None or champion.candidate.name == EAGER:
+            return "the graph with its places rewritten does not serve"
+        if why := why_not_made(chosen, row.rewritten):
+            return why
+        # A replay of CUDA graphs calls nothing.
+        made = self.compiles.other(champion.made) if records(champion.row.options) else champion.made
+        return why_unlike_alone(chosen, self.selection.verdicts, self._operators_of(self.caller(made)))
+
+    def _operators_of(self, call: Callable[[], object]) -> measure.Times:
+        """Return the times of what a call calls of libraries and of ours; nothing where another profiler is running."""
+        try:
+            with modes_restored():
+                return measure.operator_times(call, self.device, calls_a_library)
+        except RuntimeError as error:
+            logger.info("The operators of a call are not timed: %s", error_text(error))
+            return {}
 
     def standing(self, places: Iterable[Place]) -> list[Standing]:
         """Return places as graphs of their own, dearest in eager first."""
@@ -400,7 +416,7 @@ class Race:
                 default, rewritten = measure.interleave(named, rounds=2 * PLACE_ROUNDS, device=self.device).values()
         speedup = measure.ratio_interval(default, rewritten)
         medians = measure.percentile(default, 0.5), measure.percentile(rewritten, 0.5)
-        return Verdict(*medians, speedup, limit_s=self.limit_s)
+        return Verdict(*medians, speedup, limit_s=self.limit_s, calls=self._operators_of(calls[1]))
 
     @cached_property
     def limit_s(self) -> float:
@@ -455,7 +471,7 @@ class Race:
         options = self.selection.options(candidate, champion)
         compiling = partial(self.compiles.compile, options, candidate.compiler)
         challenger = self.prepared(candidate, options, champion, compiling, counts=counts)
-        best = self.better(challenger, champion, late=not counts)
+        best = self.better(challenger, champion, always=not counts)
         made = challenger.made if challenger is not None else None
         options = toggled(options)
         if made is not None and made.has_other and (step := self.selection.other(candidate, options, best)):
@@ -466,14 +482,16 @@ class Race:
         gc.collect()  # compiled graphs are reference cycles; this frees a loser's memory now
         return best
 
-    def better(self, challenger: Runner | None, champion: Runner, *, late: bool = False) -> Runner:
+    def better(
+        self, challenger: Runner | None, champion: Runner, *, late: bool = False, always: bool = False
+    ) -> Runner:
         """Return the better of two candidates, by time or memory; the next ones extend the challenger if it wins.
 
-        If `late`, the end of the budget does not keep a few calls of both from being timed.
+        If `late`, the end of the budget does not keep a few calls of both from being timed, if these are short.
         """
         if challenger is None:
             return champion
-        best = challenger if self._beats(challenger, champion, late=late) else champion
+        best = challenger if self._beats(challenger, champion, late=late, always=always) else champion
         if best is challenger:
             best.row.led_s = self.budget.spent_s
         # The next candidates extend Inductor's options; they cannot save what another compiler leaves.
@@ -584,10 +602,10 @@ class Race:
         """Return whether nothing compiled has been compared yet: Inductor's best is then what is compared now."""
         return champion.candidate.name == EAGER and self.selection.best_row is None
 
-    def _beats(self, challenger: Runner, champion: Runner, *, late: bool = False) -> bool:
+    def _beats(self, challenger: Runner, champion: Runner, *, late: bool = False, always: bool = False) -> bool:
         self._list(champion.row)
         self._list(challenger.row)
-        if not self.budget.may_time:
+        if not (always or self.budget.may_time):
             # To compile default can take all of the budget; a few calls then show what is faster of what is there.
             first = self._is_first(champion)
             if not ((first or late) and self.budget.may_time_late):

@@ -208,8 +208,9 @@ def _line(row: RaceRow, rows: Mapping[str, RaceRow], width: int, *, provisional:
     kept = "" if not row.won else "  <- kept, provisional" if provisional else "  <- kept"
     if row.speedup and row.speedup.low <= 1 < row.speedup.median and not row.won:
         kept = f"  within noise of {row.against}"
+    asked = f"; raced since {row.reason}" if ratio and row.reason else ""
     rewrote = f", rewrote {words_of(row.rewritten)}" if row.rewritten else ""
-    compiled = f"compiled in {row.compile_s:.1f} s{peak}{rewrote}{error}"
+    compiled = f"compiled in {row.compile_s:.1f} s{peak}{rewrote}{error}{asked}"
     return f"{row.name:<{width}} {took:>12}  {why:<44} {compiled}{kept}"
 
 

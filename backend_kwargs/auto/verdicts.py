@@ -5,7 +5,7 @@ shows by itself is not proven in a whole graph.
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from backend_kwargs.auto.machine import Machine, device_of, variant_of
@@ -23,7 +23,10 @@ FOLDER = "verdicts/"
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What a race of a place has shown: seconds as it is and rewritten, the speedup, or why there is none."""
+    """What a race of a place has shown: seconds as it is and rewritten, the speedup, or why there is none.
+
+    `calls` are those of libraries and of our operators in the rewritten form, as `measure.operator_times` has them.
+    """
 
     default_s: float = 0.0
     rewritten_s: float = 0.0
@@ -31,6 +34,7 @@ class Verdict:
     why: str = ""
     is_little: bool = False  # so that it was not raced
     limit_s: float = 0.0  # the least that the device could take, 0 if that is not known
+    calls: dict[str, tuple[int, float]] = field(default_factory=dict)
 
 
 UNKNOWN = Verdict()

@@ -27,7 +27,7 @@ from backend_kwargs.measure.bound import check_error, check_errors
 from backend_kwargs.measure.environment import environment
 from backend_kwargs.measure.failures import status_of
 from backend_kwargs.measure.inputs import cotangents, fresh_inputs, upcast
-from backend_kwargs.measure.kernels import AROUND, GENERATED, KernelTime, kernel_times
+from backend_kwargs.measure.kernels import AROUND, GENERATED, KernelTime, Times, kernel_times, operator_times
 from backend_kwargs.measure.memory import peak_memory
 from backend_kwargs.measure.others import others_on
 from backend_kwargs.measure.roundings import Expected, Roundings, errors
@@ -61,6 +61,7 @@ __all__ = [
     "State",
     "Status",
     "SureRatio",
+    "Times",
     "WallTimer",
     "check",
     "check_all",
@@ -76,6 +77,7 @@ __all__ = [
     "kernel_times",
     "median_interval",
     "noise_floor",
+    "operator_times",
     "order",
     "others_on",
     "peak_memory",

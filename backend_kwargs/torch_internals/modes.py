@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch._C import _DisableTorchDispatch as WithoutDispatch
 from torch._C import _set_grad_enabled as set_grad_enabled
+from torch._C._autograd import _profiler_enabled as is_profiled
 from torch.amp.autocast_mode import _enter_autocast as enter_autocast
 from torch.amp.autocast_mode import _exit_autocast as exit_autocast
 from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass

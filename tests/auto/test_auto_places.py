@@ -1,7 +1,7 @@
 """Places raced by themselves before the graph is compiled, as on a GPU: here on a CPU, with planted figures."""
 
 import math
-from types import SimpleNamespace
+from dataclasses import replace
 
 import pytest
 import torch
@@ -11,9 +11,11 @@ from torch.nn import functional as F  # noqa: N812
 from typer.testing import CliRunner
 
 import backend_kwargs
-from backend_kwargs import make_backend
-from backend_kwargs.auto import candidates, process_memory, race, selection
+from backend_kwargs import make_backend, measure
+from backend_kwargs.auto import candidates, places, process_memory, race, selection
+from backend_kwargs.auto.budget import Budget
 from backend_kwargs.auto.compiling import Compiles
+from backend_kwargs.auto.graph_stats import calls_a_library
 from backend_kwargs.auto.places import worth_it
 from backend_kwargs.auto.sandbox import sandboxed
 from backend_kwargs.auto.verdicts import UNKNOWN, Verdict
@@ -21,7 +23,6 @@ from backend_kwargs.backends import CapturedGraph
 from backend_kwargs.backends.inductor.lowered import IncompatibleVersionError
 from backend_kwargs.cli import app
 from backend_kwargs.errors import BackendKwargsWarning
-from backend_kwargs.facts.decision import RaceRow
 from backend_kwargs.interval import Interval
 from backend_kwargs.rewrites import Rewrite, register_rewrite, table
 from backend_kwargs.rewrites.places import Place
@@ -194,28 +195,86 @@ def test_a_report_lists_places(store, judged):
 
 
 def test_doubt_is_settled_by_default(store, judged, monkeypatch):
-    """Where the compiled graph does not have what was learnt of its places, default is timed against it."""
-    judged(convolution=FASTER, linear_activation=SLOWER)
-    monkeypatch.setattr(race.Race, "is_sure_of", lambda self, chosen: False)
-    raced()
+    """Where the graph calls an operator otherwise than its place alone, default is timed whatever the budget."""
+    for name in ("may_time", "may_time_late"):
+        monkeypatch.setattr(Budget, name, False)
+    calls = {"backend_kwargs::conv_relu of (2, 3, 9, 9) (243, 81, 9, 1)": (1, 1e-6)}
+    judged(convolution=replace(FASTER, calls=calls), linear_activation=SLOWER)
+    told = raced().table
     assert [*rows_of(store)] == ["eager", "convolution", "default"]
-    assert rows_of(store)["default"].against == "convolution"
+    why = f"convolution calls {next(iter(calls))} 1x by what was timed alone, and 0x in the graph"
+    assert (rows_of(store)["default"].against, rows_of(store)["default"].reason) == ("convolution", why)
+    assert f"; raced since {why}" in told
+
+
+def test_what_the_graph_calls_as_alone_is_not_in_doubt(store, monkeypatch):
+    """A place that is compiled alone notes what it calls, and so does the graph: default is then not compiled."""
+    verdict_of, found = race.verdict_of, []
+
+    def faster(*args):
+        found.append(replace(verdict_of(*args), speedup=FASTER.speedup))
+        return found[-1]
+
+    monkeypatch.setattr(race, "verdict_of", faster)
+    monkeypatch.setattr(places, "DEARER", math.inf)
+    raced(Apart().eval(), torch.randn(2, 8, 36))
+    assert [*rows_of(store)] == ["eager", "linear_activation"]
+    ((name, (count, _)),) = found[0].calls.items()
+    assert (name, count) == ("backend_kwargs::linear_gelu of (2, 288) (288, 1), (16, 288) (288, 1), (16,) (1,)", 1)
+
+
+PRODUCT = "aten::mm of (8, 8) (8, 1), (8, 8) (8, 1)"
 
 
 @pytest.mark.parametrize(
-    ("rewritten", "sure"),
+    ("change", "why"),
     [
-        pytest.param({"attention": 2, "patches": 1}, True, id="all"),
-        pytest.param({"attention": 3, "patches": 1}, True, id="more"),
-        pytest.param({"attention": 1, "patches": 1}, False, id="one is missing"),
-        pytest.param({"attention": 2}, False, id="a rewrite is missing"),
+        pytest.param({}, "", id="as alone"),
+        pytest.param({PRODUCT: (3, 6e-6)}, "", id="another one is like it"),
+        pytest.param({PRODUCT: (2, 4.2e-6)}, "", id="a little dearer"),
+        pytest.param(
+            {PRODUCT: (2, 5.2e-6)}, "attention's kernels take 1.3 times as long in the graph as alone", id="dearer"
+        ),
+        pytest.param(
+            {PRODUCT: (1, 2e-6)},
+            f"attention calls {PRODUCT} 2x by what was timed alone, and 1x in the graph",
+            id="one is missing",
+        ),
     ],
 )
-def test_what_a_compiled_graph_leaves_in_doubt(rewritten, sure):
+def test_a_place_in_the_graph_is_compared_with_itself_alone(fresh_dynamo, change, why):
+    """By what both call, on which layouts, and how long that takes; what else the graph calls does not matter."""
+    alone, whole = (
+        {name: (count, count * 2e-6) for name, (count, _) in operators_of(fn).items()}
+        for fn in (lambda x: x @ x, lambda x: ((x @ x) @ x).sin() @ x.t())
+    )
+    assert alone == {PRODUCT: (1, 2e-6)}
+    assert (whole[PRODUCT], len(whole)) == ((2, 4e-6), 2)
+    chosen = place("attention", count=2)
+    assert places.why_unlike_alone([chosen], {chosen: replace(FASTER, calls=alone)}, {**whole, **change}) == why
+
+
+def operators_of(fn):
+    """Return what a compiled function calls in one call."""
+    compiled, x = torch.compile(fn, dynamic=False), torch.ones(8, 8)
+    compiled(x)
+    return measure.operator_times(lambda: compiled(x), x.device, calls_a_library)
+
+
+@pytest.mark.parametrize(
+    ("made", "why"),
+    [
+        pytest.param({"attention": 2, "patches": 1}, "", id="all"),
+        pytest.param({"attention": 3, "patches": 1}, "", id="more"),
+        pytest.param(
+            {"attention": 1, "patches": 1}, "attention shows 1x in the code, for 2 places", id="one is missing"
+        ),
+        pytest.param({"attention": 2}, "patches shows 0x in the code, for 1 places", id="a rewrite is missing"),
+    ],
+)
+def test_what_does_not_show_in_the_code_is_in_doubt(made, why):
     """Each chosen place has to be rewritten, as often as it is there."""
-    chosen = [place("attention", count=2), place("patches")]
-    made = SimpleNamespace(selection=SimpleNamespace(best_row=RaceRow("rewrites", rewritten=rewritten)))
-    assert race.Race.is_sure_of(made, chosen) is sure
+    assert places.why_not_made([place("attention", count=2), place("patches")], made) == why
 
 
 def test_a_wrong_rewrite_is_not_chosen(store, monkeypatch):

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from backend_kwargs.measure import GENERATED, kernel_times
+from backend_kwargs.measure import GENERATED, kernel_times, operator_times
 
 CPU = torch.device("cpu")
 
@@ -25,3 +25,22 @@ def test_generated_code_is_told_from_operators():
         compiled(torch.ones(64, 64))
         names = [each.name for each in kernel_times(lambda: compiled(torch.ones(64, 64)), CPU)]
     assert {GENERATED, "aten::addmm"} <= {*names}
+
+
+def test_operators_that_are_wanted_are_told_by_what_they_read():
+    """Calls on the same layouts are one row, in the backward pass too, and a library's inner calls are part of it."""
+    x, y = torch.ones(4, 8, requires_grad=True), torch.ones(8, 8)
+    found = operator_times(lambda: ((x @ y) @ y).relu().sum().backward(), CPU, lambda func: "mm" in func.name())
+    square = "(8, 8) (8, 1)"
+    counts = {f"aten::mm of (4, 8) (8, 1), {square}": 2, "aten::mm of (4, 8) (8, 1), (8, 8) (1, 8)": 2}
+    assert {name: count for name, (count, _) in found.items()} == counts
+    assert all(seconds > 0 for _, seconds in found.values())
+
+
+def test_a_profiler_that_is_running_is_left_alone():
+    """A second one would end it, and what it has seen would be lost."""
+    with torch.profiler.profile() as running:
+        with pytest.raises(RuntimeError, match="another profiler is running"):
+            kernel_times(lambda: torch.ones(4), CPU)
+        torch.ones(4)
+    assert "aten::ones" in {event.name for event in running.events()}
