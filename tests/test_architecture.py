@@ -105,7 +105,6 @@ BEFORE_A_GRAPH = (
     "backends/openvino/compiler.py",
     "backends/openvino/settings.py",
     "backends/tvm/__init__.py",
-    "backends/tvm/option_checks.py",
     "backends/tvm/compiler.py",
     "backends/tvm/settings.py",
     "backends/tvm/versions.py",

@@ -150,10 +150,10 @@ def has_floats(nodes: Sequence[fx.Node]) -> bool:
 
 def is_too_small(nodes: Sequence[fx.Node], min_block_size: int) -> bool:
     """Return whether a part that computes `nodes` would cost more to call than it saves."""
-    return len(nodes) < min_block_size and sum(map(_work, nodes)) < MUCH_WORK
+    return len(nodes) < min_block_size and sum(map(work, nodes)) < MUCH_WORK
 
 
-def _work(node: fx.Node) -> int:
+def work(node: fx.Node) -> int:
     """Return the larger of a node's floating-point operations and the elements that it reads and writes."""
     args, kwargs = fx.node.map_arg((node.args, node.kwargs), lambda each: _of_known_size(each.meta["val"]))
     result = _of_known_size(node.meta["val"])

@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from backend_kwargs.backends.declared import DeclaredCompiler
-from backend_kwargs.backends.tvm.option_checks import checked
 from backend_kwargs.backends.tvm.settings import OPTIONS, REMOVED, RULES, TVMOptions, verify
 from backend_kwargs.backends.tvm.versions import INSTALL, WORKING, has_cuda, require_tvm, unfit
 from backend_kwargs.errors import BackendKwargsError, warn_once
@@ -42,7 +41,8 @@ class TVMCompiler(DeclaredCompiler):
         return super().option(name)
 
     def checked(self, option: Option, value: object, coerce: Check) -> object:
-        return checked(option, value, coerce)
+        # A list of names is as good as a tuple.
+        return super().checked(option, tuple(value) if isinstance(value, list) else value, coerce)
 
     def verify(self, templates: Sequence[str], options: Options, tell: Callable[[Limit], None]) -> None:
         if reason := unfit():

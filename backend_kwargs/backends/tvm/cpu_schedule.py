@@ -1,4 +1,4 @@
-"""CPU schedules: cheap blocks inlined, rows kept in cache, the contiguous axis vectorized, tiles in registers.
+"""CPU schedules: cheap blocks inlined, rows kept in cache, the contiguous axis vectorized.
 
 TVM has no default schedule for CPUs: without these a function is plain loops on one thread.
 """
@@ -15,7 +15,7 @@ from tvm.ir import Call, Op, TensorLoad, TensorRegion
 from tvm.s_tir import Schedule
 from tvm.s_tir.schedule import LoopRV as Loop
 from tvm.s_tir.schedule import SBlockRV as Block
-from tvm.sym import Analyzer, detect_linear_equation
+from tvm.sym import Analyzer
 from tvm.target import Target, codegen
 from tvm_ffi import Object, get_global_func, register_global_func
 
@@ -23,8 +23,6 @@ from backend_kwargs.backends.tvm.lowering.pointwise import maximum, minimum
 from backend_kwargs.backends.tvm.lowering.reductions import highest, lowest
 from backend_kwargs.backends.tvm.opaque import is_opaque, opaque
 
-ROWS = 8  # of a tile: with two vectors per row, its sums fit into AVX-512's registers
-WORTH_PACKING = 4  # rows that read a packed panel
 LARGEST = 1000  # nodes of an expression that is inlined into another
 WORTH_THREADS = 1 << 15  # elements; with fewer, waking the threads costs more than it saves
 
@@ -57,10 +55,7 @@ def schedule_cpu(func: tirx.PrimFunc, target: Target) -> Schedule:
     _teach_extrema()
     lanes = codegen.llvm_get_vector_width(target) // 32
     sch = _each(Schedule(func), _inline)
-    tiled = _each(sch, partial(_tile, lanes=lanes), _is_sum)
-    sch = (
-        tiled if tiled.trace.insts != sch.trace.insts else _rows(_each(sch, partial(_split_sum, lanes=lanes), _is_sum))
-    )
+    sch = _rows(_each(sch, partial(_split_sum, lanes=lanes), _is_sum))
     sch = _each(_each(sch, partial(_fuse, lanes=lanes)), partial(_vectorize, lanes=lanes))
     return _each(sch, _parallelize) if int(target.attrs.get("num-cores", 1)) > 1 else sch
 
@@ -228,77 +223,6 @@ def _compute_at(sch: Schedule, block: Block, loop: Loop) -> None:
     sch.compute_at(block, loop, preserve_unit_loops=True)
     if not _same(before, _work(sch, block)):
         raise ValueError("A row's producer would be computed again for other rows.")
-
-
-def _tile(sch: Schedule, block: Block, lanes: int) -> None:
-    """Keep a tile of sums in registers: a vector of the result's columns by rows that read the same operand."""
-    axes = Axes(sch, block)
-    terms, (column,) = axes.summed, axes.contiguous(axes.block.writes[0])
-    at, operand = next((at, read) for at, read in enumerate(axes.block.reads) if _among(column, axes.touching(read)))
-    spatial = [loop for loop in axes.loops if not _among(loop, terms)]
-    row = [loop for loop in spatial if not _among(loop, axes.touching(operand))][-1]
-    outer = [loop for loop in spatial if not (_among(loop, [row, column]))]
-    height = _divisor(_extent(sch, row), ROWS)
-    if (stride := _stride(axes, operand, column)) > 1:
-        _gather(sch, block, at, stride)
-    strided = not _among(column, axes.contiguous(operand))
-    if strided and 0 < _extent(sch, row) < WORTH_PACKING:
-        raise ValueError("With so few rows, sums in lanes are faster, since they read the operand in place.")
-    # LLVM generates poor code for widths above a vector that are not a multiple of it.
-    width = 2 * lanes if _extent(sch, column) % (2 * lanes) == 0 else _divisor(_extent(sch, column), lanes)
-    columns, vector = sch.split(column, [None, width])
-    rows, inner = sch.split(row, [None, height])
-    sch.reorder(*outer, columns, rows, *terms, inner, vector)
-    if strided:
-        _pack(sch, block, at, columns, lanes)
-    _write_back(sch, block, rows)
-    sch.vectorize(vector)
-    sch.unroll(inner)
-    sch.decompose_reduction(block, terms[0])
-
-
-def _pack(sch: Schedule, block: Block, operand: int, loop: Loop, lanes: int) -> None:
-    """Copy a panel of an operand whose rows are the result's columns, such as the weights of a linear layer.
-
-    By squares, and read in vectors: going down the rows would map all of them to the same few cache lines.
-    """
-    panel = sch.cache_read(block, operand, "global")
-    sch.transform_layout(panel, ("write", 0), lambda *at: (*at[:-2], at[-1], at[-2]))
-    sch.compute_at(panel, loop, preserve_unit_loops=True)
-    axes = Axes(sch, panel)
-    down, along = axes.contiguous(axes.block.writes[0])[-1], axes.contiguous(axes.block.reads[0])[-1]
-    rows, row = sch.split(down, [None, _divisor(_extent(sch, down), lanes // 2)])
-    columns, column = sch.split(along, [None, _divisor(_extent(sch, along), lanes // 2)])
-    sch.reorder(columns, rows, row, column)
-    sch.unroll(row)
-    sch.vectorize(column)
-
-
-def _stride(axes: Axes, read: TensorRegion, loop: Loop) -> int:
-    """Return the distance in memory between the operand's elements for adjacent results, 0 if it varies."""
-    variable = next(each.var for each, value in axes.bound if value.same_as(axes.sch.get(loop).loop_var))
-    at = read.region[-1].min
-    coefficients = detect_linear_equation(at, [variable])
-    return int(coefficients[0]) if coefficients and isinstance(coefficients[0], tirx.IntImm) else 0
-
-
-def _gather(sch: Schedule, block: Block, operand: int, stride: int) -> None:
-    """Store contiguously what a convolution with a stride reads together."""
-    written = list(sch.get_producers(block))
-    buffer = sch.get(block).reads[operand].source
-    source = next((each for each in written if sch.get(each).writes[0].source.same_as(buffer)), None)
-    source = source or sch.cache_read(block, operand, "global")
-    sch.transform_layout(source, ("write", 0), lambda *at: (*at[:-1], at[-1] % stride, at[-1] // stride))
-
-
-def _write_back(sch: Schedule, block: Block, loop: Loop) -> None:
-    """Keep a tile of sums in registers until all terms are added."""
-    consumers = list(sch.get_consumers(block))
-    if not consumers:
-        consumers = [sch.cache_write(block, 0, "local")]
-    else:
-        sch.set_scope(block, 0, "local")
-    sch.reverse_compute_at(consumers[0], loop, preserve_unit_loops=True)
 
 
 def _fuse(sch: Schedule, block: Block, lanes: int) -> None:

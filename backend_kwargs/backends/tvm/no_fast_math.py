@@ -6,7 +6,7 @@ With fast math, sin(1e4) has no correct digit, and float32 numbers below 1e-38 a
 import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from importlib import import_module
 from typing import TYPE_CHECKING
 
@@ -30,33 +30,21 @@ def exact_math(target: "Target") -> Iterator[None]:
     """
     if target.kind.name != "cuda":
         yield
-    elif os.environ.get(MODE) == "nvcc":
-        with _compiling, _nvcc_exact():
-            yield
-    else:
-        with _compiling, _nvrtc_exact():
-            yield
-
-
-@contextmanager
-def _nvcc_exact() -> Iterator[None]:
-    """Tell TVM to call nvcc without fast math."""
-    with replaced(os.environ, NVCC_IS_EXACT, os.environ.get(NVCC_IS_EXACT) or "1"):
+        return
+    with _compiling, _exact():
         yield
 
 
-@contextmanager
-def _nvrtc_exact() -> Iterator[None]:
-    """Drop fast math from TVM's calls of NVRTC."""
+def _exact() -> AbstractContextManager[None]:
+    """Return what drops fast math from this thread's calls of TVM's CUDA compiler."""
+    if os.environ.get(MODE) == "nvcc":
+        return replaced(os.environ, NVCC_IS_EXACT, os.environ.get(NVCC_IS_EXACT) or "1")
     # No later option cancels this one, so it must not reach NVRTC.
     try:
         nvrtc = import_module("cuda.bindings.nvrtc")
     except ImportError:  # TVM's own error says what to install
-        yield
-        return
-    exact = _without_fast(nvrtc.nvrtcCompileProgram, threading.get_ident())
-    with replaced(nvrtc, "nvrtcCompileProgram", exact):
-        yield
+        return nullcontext()
+    return replaced(nvrtc, "nvrtcCompileProgram", _without_fast(nvrtc.nvrtcCompileProgram, threading.get_ident()))
 
 
 def _without_fast(compiles: Callable[..., object], thread: int) -> Callable[..., object]:

@@ -4,22 +4,16 @@ from collections.abc import Callable, Mapping
 from functools import partial
 
 import tvm
-import tvm_ffi
 from tvm import tirx
-from tvm.ir import Call, TensorLoad
-from tvm.s_tir import SBlock, Schedule
+from tvm.s_tir import Schedule
 from tvm.s_tir import dlight as dl
 from tvm.target import Target
-from tvm_ffi.structural import StructuralMutator
 
 from backend_kwargs.backends.tvm.cpu_schedule import schedule_cpu
-from backend_kwargs.backends.tvm.lowering.node import is_one
-from backend_kwargs.backends.tvm.opaque import NAMES, is_opaque, opaque
 from backend_kwargs.backends.tvm.settings import TVMOptions
 from backend_kwargs.errors import error_text, warn_once
 
 SCHEDULED = "tirx.is_scheduled"
-EXTREMES = {NAMES[tirx.Max], NAMES[tirx.Min]}
 # In the order in which they are tried; the last one for GPUs accepts any function with loops.
 DLIGHT: Mapping[str, tuple[dl.ScheduleRule, ...]] = {
     "llvm": (dl.cpu.GEMV(), dl.cpu.Reduction()),
@@ -33,8 +27,6 @@ class NoRuleFitsError(Exception):
 
 def schedule(mod: tvm.IRModule, settings: TVMOptions, target: Target) -> tuple[tvm.IRModule, int, tuple[str, ...]]:
     """Return the module with its functions scheduled, the number of tuned ones, and notes for the report."""
-    if _is_gpu(target):
-        mod = _without_single_reductions(mod)
     ours = partial(_dlight if settings.scheduler == "dlight" or _is_gpu(target) else schedule_cpu, target=target)
     notes: tuple[str, ...] = ()
     if settings.scheduler == "meta_schedule":
@@ -50,57 +42,6 @@ def schedule(mod: tvm.IRModule, settings: TVMOptions, target: Target) -> tuple[t
     }
     mod.update(tvm.IRModule(rest))
     return mod, found, notes
-
-
-def _without_single_reductions(mod: tvm.IRModule) -> tvm.IRModule:
-    """Turn reductions over one element into plain statements.
-
-    dlight takes such a reduction for elementwise code, since it drops loops of one iteration. It then merges what
-    follows the reduction into it, and into its initial value: `sum(x) + b` becomes `(0 + b) + x + b`.
-    """
-    plain = {
-        var: func.with_body(tvm_ffi.structural_mutate(func.body, (SBlock, _as_plain)))
-        for var, func in mod.functions_items()
-        if isinstance(func, tirx.PrimFunc)
-    }
-    mod.update(tvm.IRModule(plain))
-    return mod
-
-
-def _as_plain(block: SBlock, mutator: StructuralMutator) -> SBlock | tirx.BufferStore:
-    """Return a reduction over one element as a plain statement; other blocks as they are."""
-    block = mutator.default_mutate(block)
-    reduced = [each for each in block.iter_vars if each.iter_type == tirx.IterVar.CommReduce]
-    if not isinstance(block.init, tirx.BufferStore) or not all(is_one(each.dom.extent) for each in reduced):
-        return block
-    initial, store = block.init, block.body
-
-    def is_initial(node: tirx.Expr) -> bool:
-        return isinstance(node, TensorLoad) and bool(node.source.same_as(initial.buffer))
-
-    def load(node: TensorLoad, _: object) -> tirx.Expr:
-        return initial.value if is_initial(node) else node
-
-    def call(node: Call, mutator: StructuralMutator) -> tirx.Expr:
-        # The larger or smaller one of an integer and the initial value, whose literal CUDA reads as a wider type.
-        if is_opaque(node) and node.op.name in EXTREMES and is_initial(node.args[0]):
-            return mutator.mutate(node.args[1])
-        return mutator.default_mutate(node)
-
-    value = opaque(tvm_ffi.structural_mutate(store.value, [(TensorLoad, load), (Call, call)]))
-    variables = [tirx.IterVar(each.dom, each.var, tirx.IterVar.DataPar) for each in block.iter_vars]
-    body = tirx.BufferStore(store.buffer, value, store.indices)
-    return SBlock(
-        variables,
-        block.reads,
-        block.writes,
-        block.name_hint,
-        body,
-        None,
-        block.alloc_buffers,
-        block.match_buffers,
-        block.annotations,
-    )
 
 
 def _is_gpu(target: Target) -> bool:

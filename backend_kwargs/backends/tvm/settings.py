@@ -6,12 +6,28 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Annotated, Any, Literal
 
-from backend_kwargs.backends.tvm.option_checks import KIND, TUNING
 from backend_kwargs.backends.tvm.versions import CUDA
-from backend_kwargs.errors import BackendKwargsError
+from backend_kwargs.errors import BackendKwargsError, unknown
 from backend_kwargs.options.layers import Options
-from backend_kwargs.options.option import declared
+from backend_kwargs.options.option import Where, declared
 from backend_kwargs.options.requirements import Limit, Lookup, Need, Requirement, Rule
+
+KIND = "TVM option"
+TUNING = "scheduler='meta_schedule', trials=64"
+Number = Annotated[int, Where("of at least 0", lambda number: number >= 0)]
+Positive = Annotated[int, Where("of at least 1", lambda number: number >= 1)]
+# The decompositions of operators that users name first.
+BECOMES: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {
+        "linear": ("addmm", "mm"),
+        "matmul": ("mm", "bmm"),
+        "softmax": ("_softmax",),
+        "log_softmax": ("_log_softmax",),
+        "layer_norm": ("native_layer_norm",),
+        "group_norm": ("native_group_norm",),
+        **dict.fromkeys(("conv1d", "conv2d", "conv3d", "conv_transpose2d"), ("convolution",)),
+    }
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,12 +45,12 @@ class TVMOptions:
     scheduler: Annotated[
         Literal["meta_schedule", "dlight"] | None, "how kernels get their loops: by search, by dlight's rules, by ours"
     ] = None
-    trials: Annotated[int, "schedules to measure, over all kernels; 0 reuses the results in work_dir"] = 64
-    max_trials_per_task: Annotated[int | None, "the most trials for one kernel; None: a fair share"] = None
-    num_trials_per_iter: Annotated[int, "schedules measured between two updates of the cost model"] = 16
+    trials: Annotated[Number, "schedules to measure, over all kernels; 0 reuses the results in work_dir"] = 64
+    max_trials_per_task: Annotated[Positive | None, "the most trials for one kernel; None: a fair share"] = None
+    num_trials_per_iter: Annotated[Positive, "schedules measured between two updates of the cost model"] = 16
     cost_model: Annotated[Literal["random", "xgb", "mlp"], "cost model of the search"] = "random"
     strategy: Annotated[Literal["evolutionary", "replay-trace", "replay-func"], "the search strategy"] = "evolutionary"
-    seed: Annotated[int | None, "seed of the search"] = None
+    seed: Annotated[Number | None, "seed of the search"] = None
     work_dir: Annotated[str | None, "folder of tuning results; without a search, they are only reused"] = None
     fallback: Annotated[
         Literal["partition", "graph", "error"], "what may run in eager if TVM lacks an operator: a part, all, nothing"
@@ -45,7 +61,7 @@ class TVMOptions:
         "operators left to ATen, such as 'mm'; None: attention, products and convolutions (on a CPU the large ones)",
     ] = None
     verify: Annotated[bool, "compare the first call with eager's, and run in eager if it differs"] = False
-    opt_level: Annotated[int | None, "of TVM's PassContext; ignored by Relax"] = None
+    opt_level: Annotated[Number | None, "of TVM's PassContext; ignored by Relax"] = None
 
     @classmethod
     def of(cls, options: Options) -> "TVMOptions":
@@ -73,6 +89,7 @@ REMOVED: Mapping[str, str] = MappingProxyType(
 
 def verify(options: Options, tell: Callable[[Limit], None]) -> None:
     """Raise if options that are valid alone contradict each other; call `tell` if there are no results to reuse."""
+    _check_aten_ops(options.get("aten_ops") or ())
     tunes, work_dir = options.get("scheduler") == "meta_schedule", options.get("work_dir")
     if options.get("trials") and not tunes:
         raise BackendKwargsError(f"{KIND} 'trials' needs a search: also write {TUNING.partition(',')[0]}.")
@@ -81,6 +98,27 @@ def verify(options: Options, tell: Callable[[Limit], None]) -> None:
     if work_dir and (_reuses(options) or options.get("trials") == 0) and not any(Path(work_dir).rglob("*.json")):
         why, remedy = f"{work_dir!r} contains no results of a search", f"also write {TUNING}, once"
         tell(Limit("TVM option 'work_dir'", why, remedy, "nothing is tuned"))
+
+
+def _check_aten_ops(names: Sequence[str]) -> None:
+    """Raise for operators that ATen lacks, or that no graph has when TVM sees it."""
+    import torch
+
+    from backend_kwargs.torch_internals.operators import aten_names, is_composite, overloads_of, schema_of
+
+    for op in names:
+        if not op.isidentifier() or op.startswith("__") or not hasattr(torch.ops.aten, op):
+            raise unknown("ATen operator", op, aten_names())
+        overloads = overloads_of(getattr(torch.ops.aten, op))
+        if not (functional := [each for each in overloads if not schema_of(each).is_mutable]):
+            raise BackendKwargsError(f"ATen operator {op!r} writes in place, which no graph does that TVM sees.")
+        if all(map(is_composite, functional)):
+            step = (
+                f"name {' and '.join(map(repr, BECOMES[op]))} instead"
+                if op in BECOMES
+                else 'TORCH_LOGS="aot_graphs" shows how'
+            )
+            raise BackendKwargsError(f"ATen operator {op!r} is taken apart before TVM sees a graph: {step}.")
 
 
 def _reuses(options: Options) -> bool:

@@ -1,11 +1,10 @@
 """Which operators TVM does not get."""
 
-import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
-import torch
 from torch import fx
 
+from backend_kwargs.backends.part_compiler import work
 from backend_kwargs.graphs.parts import names_of, tensors_of
 
 REASONS: dict[str, tuple[str, ...]] = {
@@ -39,7 +38,12 @@ REASONS: dict[str, tuple[str, ...]] = {
     ),
     "a running result has no parallel loop": ("cummax", "cummin", "cumprod", "cumsum", "logcumsumexp"),
     "eager raises if an index is out of bounds": ("embedding", "gather", "index", "index_select"),
-    "ATen's algorithm is far better than a plain loop": ("convolution_backward",),
+    "ATen's algorithm is far better than a plain loop": (
+        "avg_pool2d_backward",
+        "avg_pool3d_backward",
+        "convolution_backward",
+        "max_pool2d_with_indices_backward",
+    ),
 }
 DENIED = {op: reason for reason, ops in REASONS.items() for op in ops}
 PRODUCTS = ("mm", "addmm", "bmm", "convolution")
@@ -54,29 +58,12 @@ ATEN_OPS: Mapping[str, tuple[str, ...]] = {
     ),
 }
 # Of a product on a CPU, beyond which oneDNN is better; a smaller one is fused with its neighbours.
-MOST_FLOPS, MOST_CONVOLUTION_FLOPS = 4e6, 2.5e5
+MOST_FLOPS, MOST_CONVOLUTION_FLOPS = 1e6, 2.5e5
 
 
 def aten_ops(node: fx.Node) -> tuple[str, ...]:
     """Return the operators that are left to ATen where `node` is, unless the user names others."""
-    result = tensors_of(node)[0]
-    left = ATEN_OPS.get(result.device.type, ())
-    most = MOST_CONVOLUTION_FLOPS if "convolution" in names_of(node) else MOST_FLOPS
-    return (*left, *PRODUCTS) if result.device.type == "cpu" and _flops(node, result) > most else left
-
-
-def _flops(node: fx.Node, result: torch.Tensor) -> float:
-    """Return the operations of a product or a convolution, and 0 for other nodes."""
-    name = next((name for name in names_of(node) if name in PRODUCTS), None)
-    if name is None:
-        return 0.0
-    shapes = [each.meta["val"].shape for each in node.all_input_nodes]
-    if name == "convolution":
-        return 2.0 * _size(result.shape) * _size(shapes[1][1:])
-    return 2.0 * _size(result.shape) * _size(shapes[-2 if len(shapes) > 1 else -1][-1:])
-
-
-def _size(shape: Iterable[int | torch.SymInt]) -> int:
-    """Return the number of elements of a shape."""
-    # The hint of a symbol, since a comparison of the symbol would guard, and recompile for other sizes.
-    return math.prod(size if isinstance(size, int) else int(size.node.hint or 1) for size in shape)
+    device, names = tensors_of(node)[0].device.type, names_of(node)
+    most = MOST_CONVOLUTION_FLOPS if "convolution" in names else MOST_FLOPS
+    large = device == "cpu" and not set(PRODUCTS).isdisjoint(names) and work(node) > most
+    return (*ATEN_OPS.get(device, ()), *(PRODUCTS if large else ()))

@@ -16,7 +16,6 @@ import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import lru_cache, partial
-from importlib.util import find_spec
 from operator import itemgetter
 from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
@@ -29,11 +28,11 @@ from tvm.ir.utils import derived_object
 from tvm.s_tir import Schedule
 from tvm.s_tir import meta_schedule as ms
 from tvm.s_tir.meta_schedule.database import JSONDatabase, TuningRecord, Workload
+from tvm.s_tir.meta_schedule.runner.local_runner import LocalRunnerFuture as Future
 from tvm.target import Target
 
 from backend_kwargs.backends.tvm.no_fast_math import exact_math
-from backend_kwargs.backends.tvm.option_checks import TUNING
-from backend_kwargs.backends.tvm.settings import TVMOptions
+from backend_kwargs.backends.tvm.settings import TUNING, TVMOptions
 from backend_kwargs.errors import BackendKwargsError, error_text, warn_once
 from backend_kwargs.files.atomic_write import write_whole
 from backend_kwargs.keys import digest
@@ -51,7 +50,6 @@ REPEATS, SHORTEST_RUN_MS = 10, 2
 STRATEGIES: Mapping[str, Options] = {
     "evolutionary": {"population_size": 128, "init_min_unmeasured": 32, "genetic_num_iters": 2}
 }
-XGB_NEEDS = ("xgboost", "psutil")
 WORTH_TUNING = 0.05  # of the slowest function's time
 UNROLLED = (0, 16, 64)  # TVM's own 512 takes seconds to build
 QUIET = logging.getLogger(__name__)
@@ -172,10 +170,6 @@ def _attempted(read: Callable[[], T]) -> T | None:
 
 def _search(mod: tvm.IRModule, settings: TVMOptions, target: Target, known: Known, ours: Ours) -> int:
     """Search for schedules of those functions that are not searched yet; return the number of measurements."""
-    if settings.cost_model == "xgb" and not all(map(find_spec, XGB_NEEDS)):
-        raise BackendKwargsError(
-            f"TVM option 'cost_model' of 'xgb' needs: pip install {' '.join(XGB_NEEDS)}, or take 'random'."
-        )
     tasks = [task for task in ms.relax_integration.extract_tasks(mod, target) if _is_searched(task)]
     share = _share(settings, tasks)
     tasks = [task for task in tasks if known.trials.get(tvm_ffi.structural_hash(task.dispatched[0]), 0) < share]
@@ -347,23 +341,6 @@ class InProcessBuilder(ms.builder.PyBuilder):  # type: ignore[misc] # TVM is not
 
 
 @derived_object
-class InProcessFuture(ms.runner.PyRunnerFuture):  # type: ignore[misc] # TVM is not typed
-    """A measurement that is already complete."""
-
-    def __init__(self, seconds: list[float] | None, error: str | None) -> None:
-        super().__init__()
-        self.seconds, self.error = seconds, error
-
-    def done(self) -> bool:
-        """Return that it is complete."""
-        return True
-
-    def result(self) -> ms.runner.RunnerResult:
-        """Return it."""
-        return ms.runner.RunnerResult(self.seconds, self.error)
-
-
-@derived_object
 class InProcessRunner(ms.runner.PyRunner):  # type: ignore[misc] # TVM is not typed
     """Times candidates in this process."""
 
@@ -372,19 +349,19 @@ class InProcessRunner(ms.runner.PyRunner):  # type: ignore[misc] # TVM is not ty
         self.built, self.told, self.measured = built, told, 0
         self.fastest: dict[str, float] = {}
 
-    def run(self, runner_inputs: list[ms.runner.RunnerInput]) -> list["InProcessFuture"]:
+    def run(self, runner_inputs: list[ms.runner.RunnerInput]) -> list[Future]:
         """Return the seconds of each, or the reason why it could not run."""
         return [self.timed(each) for each in runner_inputs]
 
-    def timed(self, each: ms.runner.RunnerInput) -> "InProcessFuture":
+    def timed(self, each: ms.runner.RunnerInput) -> Future:
         """Time one candidate."""
         self.measured += 1
         self.told(self.measured)
         try:
             seconds = self.seconds(self.built.pop(str(each.artifact_path)), each)
         except Exception as error:  # noqa: BLE001 - as above
-            return InProcessFuture(None, str(error))
-        return InProcessFuture([seconds], None)
+            return Future(None, str(error))
+        return Future([seconds])
 
     def seconds(self, built: tvm.runtime.Executable, each: ms.runner.RunnerInput) -> float:
         """Return the shortest time of several runs, since other work on the machine only adds to it.

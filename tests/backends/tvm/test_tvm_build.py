@@ -322,17 +322,17 @@ def test_a_short_symbolic_row_is_summed_right():
         pytest.param(module(lambda x: relax.op.sum(x, [-1]), f32(64, 64)), ["T.vectorized"], id="rows"),
         pytest.param(
             module(relax.op.matmul, f32(64, 64), f32(64, 64)),
-            ["T.vectorized", "T.unroll"],
+            ["T.vectorized"],
             id="product",
         ),
         pytest.param(
             module(relax.op.nn.conv2d, f32(1, 8, 18, 18), f32(8, 8, 3, 3)),
-            ["T.vectorized", "T.unroll"],
+            ["T.vectorized"],
             id="convolution",
         ),
     ],
 )
-def test_loops_are_in_vectors_and_tiles(mod, kinds):
+def test_loops_are_in_vectors(mod, kinds):
     assert [kind for kind in kinds if kind not in loops(mod)] == []
 
 

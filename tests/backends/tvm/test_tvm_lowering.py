@@ -261,11 +261,12 @@ WINDOWS = {
     "conv1d": lambda x: functional.conv1d(x[:, :, 0], torch.ones(4, 2, 3), torch.ones(4), 2, 1, groups=2),
     "conv2d": lambda x: functional.conv2d(x, torch.ones(6, 4, 3, 2), None, (2, 1), (1, 0), (1, 2)),
     "conv2d in half": lambda x: functional.conv2d(x.half(), torch.ones(6, 4, 3, 3).half()),
-    "conv_transpose2d": lambda x: functional.conv_transpose2d(x, torch.ones(4, 3, 3, 3), torch.ones(6), 2, 1, 1, 2, 2),
     "avg_pool2d": lambda x: functional.avg_pool2d(x, 3, 2, 1, ceil_mode=True, count_include_pad=False),
     "avg_pool2d, padding counted": lambda x: functional.avg_pool2d(x, 3, 2, 1, ceil_mode=True),
-    "avg_pool2d's gradient, divisor given": lambda x: aten.avg_pool2d_backward(
-        functional.avg_pool2d(x, 3, 2, 1, divisor_override=5), x, [3, 3], [2, 2], [1, 1], False, True, 5
+    "avg_pool2d, divisor given": lambda x: functional.avg_pool2d(x, 3, 2, 1, divisor_override=5),
+    "pools of one element": lambda x: (
+        functional.avg_pool2d(x, 1, 2),
+        *functional.max_pool2d(x, 1, return_indices=True),
     ),
     "adaptive_avg_pool2d": lambda x: functional.adaptive_avg_pool2d(x, (3, 4)),
     "max_pool2d": lambda x: functional.max_pool2d(x, 3, 2, 1, 2, return_indices=True),

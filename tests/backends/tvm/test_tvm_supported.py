@@ -12,13 +12,11 @@ pytest.importorskip("tvm")
 from torch.nn import functional
 
 from backend_kwargs.backends.part_compiler import why_not, why_unfit
-from backend_kwargs.backends.tvm import supported
 from backend_kwargs.backends.tvm.decompositions import decompositions
 from backend_kwargs.backends.tvm.lowering.table import CONVERTERS, RESHAPED, SAME
-from backend_kwargs.backends.tvm.option_checks import BECOMES
 from backend_kwargs.backends.tvm.part_compiler import TVM
-from backend_kwargs.backends.tvm.settings import TVMOptions
-from backend_kwargs.backends.tvm.supported import DENIED
+from backend_kwargs.backends.tvm.settings import BECOMES, TVMOptions
+from backend_kwargs.backends.tvm.supported import DENIED, REASONS
 from backend_kwargs.graphs.parts import op_name
 from tests.backends.tvm.lowered import node_of
 
@@ -158,10 +156,6 @@ def test_each_entry_names_an_operator(name):
     assert not overload or overload in packet.overloads()
 
 
-# The lowering itself makes a linear.
-DECOMPOSED = {"linear"}
-
-
 def may_be_left(op, table):
     """Whether an operator of tensors can be in a graph: neither `table` nor torch itself always decomposes it."""
     schema = op._schema
@@ -179,43 +173,14 @@ def test_each_lowered_operator_may_be_in_a_graph():
         names = [overload] if overload else packet.overloads()
         if not any(may_be_left(getattr(packet, each), table) for each in names):
             never.add(name)
-    assert never <= DECOMPOSED
-
-
-def flops_of(function, name, *shapes, mode="fake"):
-    node = node_of(make_fx(function, tracing_mode=mode)(*[torch.empty(shape) for shape in shapes]), name)
-    return supported._flops(node, node.meta["val"])
-
-
-@pytest.mark.parametrize("mode", ["fake", "symbolic"])
-@pytest.mark.parametrize(
-    ("function", "name", "shapes", "flops"),
-    [
-        pytest.param(torch.mm, "mm.default", [(2, 3), (3, 5)], 2 * 2 * 3 * 5, id="mm"),
-        pytest.param(lambda x: torch.mm(x, x), "mm.default", [(3, 3)], 2 * 27, id="mm of one"),
-        pytest.param(torch.addmm, "addmm.default", [(5,), (2, 3), (3, 5)], 2 * 2 * 3 * 5, id="addmm"),
-        pytest.param(torch.bmm, "bmm.default", [(7, 2, 3), (7, 3, 5)], 2 * 7 * 2 * 3 * 5, id="bmm"),
-        pytest.param(torch.add, "add.Tensor", [(2, 3), (2, 3)], 0.0, id="no product"),
-    ],
-)
-def test_operations_of_a_product(function, name, shapes, flops, mode):
-    """Twice the elements of its result, times the length of each sum; of symbolic sizes by their hints."""
-    assert flops_of(function, name, *shapes, mode=mode) == flops
-
-
-def test_operations_of_a_convolution():
-    """Each element of the result is a sum over the channels and the window."""
-    shapes = [(2, 3, 9, 9), (5, 3, 2, 4)]
-    gm = make_fx(torch.conv2d, decompositions(), tracing_mode="fake")(*map(torch.empty, shapes))
-    node = node_of(gm, "convolution.default")
-    assert supported._flops(node, node.meta["val"]) == 2 * (2 * 5 * 8 * 6) * (3 * 2 * 4)
+    assert never == set()
 
 
 @pytest.mark.parametrize(
-    ("rows", "wanted"), [pytest.param(2000, "", id="small"), pytest.param(2001, "left to ATen by aten_ops", id="large")]
+    ("rows", "wanted"), [pytest.param(500, "", id="small"), pytest.param(501, "left to ATen by aten_ops", id="large")]
 )
 def test_large_products_on_a_cpu_are_left_to_aten(rows, wanted):
-    """Beyond four million operations oneDNN is better; aten_ops=() keeps them."""
+    """Beyond a million operations oneDNN is better; aten_ops=() keeps them."""
     shapes = [(rows, 10), (10, 100)]
     assert reason_on("cpu", torch.mm, *shapes, settings=TVMOptions()) == wanted
     assert reason_on("cpu", torch.mm, *shapes) == ""
@@ -260,7 +225,7 @@ def test_which_values_tvm_takes(values, why):
 
 def test_which_names_are_denied():
     """An overload has the reason of its operator, unless it has one of its own."""
-    assert len(DENIED) == sum(map(len, supported.REASONS.values()))
+    assert len(DENIED) == sum(map(len, REASONS.values()))
     assert reason(lambda x: x.view(torch.int32), "view.dtype", x) == "reads memory by strides"
     assert reason(lambda x: x.view(2, 8), "view.default", x) == ""
 

@@ -9,7 +9,6 @@ import subprocess
 import sys
 import time
 import weakref
-from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -29,7 +28,6 @@ from backend_kwargs.backends.tvm.build import build  # noqa: E402
 from backend_kwargs.backends.tvm.settings import TVMOptions  # noqa: E402
 from backend_kwargs.backends.tvm.target import host  # noqa: E402
 from backend_kwargs.backends.tvm.tune import _directory, _slow  # noqa: E402
-from backend_kwargs.errors import BackendKwargsError  # noqa: E402
 
 CPU = torch.device("cpu")
 HOST = host()
@@ -286,14 +284,6 @@ def test_the_search_is_quiet_where_there_is_no_terminal(tmp_path, capfd):
 @pytest.mark.parametrize("strategy", ["evolutionary", "replay-trace", "replay-func"])
 def test_every_strategy_searches(tmp_path, strategy):
     assert tuned(tmp_path, trials=1, strategy=strategy).tuned == 1
-
-
-@pytest.mark.skipif(all(map(find_spec, ("xgboost", "psutil"))), reason="xgboost and psutil are both installed")
-def test_what_xgb_needs_is_named(tmp_path):
-    with pytest.raises(BackendKwargsError) as error:
-        tuned(tmp_path, cost_model="xgb")
-    message = "TVM option 'cost_model' of 'xgb' needs: pip install xgboost psutil, or take 'random'."
-    assert str(error.value) == message
 
 
 @pytest.mark.parametrize(

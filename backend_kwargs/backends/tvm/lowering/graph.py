@@ -15,7 +15,6 @@ from tvm import relax, tirx
 
 from backend_kwargs.backends.part_compiler import Unsupported
 from backend_kwargs.backends.tvm.lowering.kernels import Kernels
-from backend_kwargs.backends.tvm.lowering.linear import join_transposed
 from backend_kwargs.backends.tvm.lowering.node import dtype
 from backend_kwargs.backends.tvm.lowering.table import RESHAPED, SAME
 from backend_kwargs.backends.tvm.opaque import hide
@@ -42,7 +41,6 @@ def lower(gm: fx.GraphModule, kernels: Kernels | None = None) -> Lowered:
 
     Raises Unsupported for the first node that TVM cannot have.
     """
-    join_transposed(gm)
     return _Lowering(gm, kernels or Kernels()).lowered()
 
 

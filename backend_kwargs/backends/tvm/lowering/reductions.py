@@ -21,6 +21,7 @@ from backend_kwargs.backends.tvm.lowering.node import (
     equal,
     int64,
     is_float,
+    is_one,
     isnan,
 )
 from backend_kwargs.backends.tvm.lowering.pointwise import maximum, minimum
@@ -55,18 +56,35 @@ def dims_of(dims: Dims, rank: int) -> list[int]:
     return sorted({d % rank for d in dims} if dims and rank else range(rank))
 
 
+def axes_over(sizes: Sequence[Expr]) -> tuple[list[Expr], list[Expr]]:
+    """Return the axes of a reduction, and an index along each size; one element needs no axis.
+
+    dlight takes a reduction over one element for elementwise code, since it drops loops of one iteration, and merges
+    what follows into it and into its initial value: `sum(x) + b` becomes `(0 + b) + x + b`.
+    """
+    at = [int64(0) if is_one(size) else te.reduce_axis((0, size), "r") for size in sizes]
+    return [each for each in at if isinstance(each, tirx.IterVar)], [getattr(each, "var", each) for each in at]
+
+
+def reduced(reducer: Reducer, value: Expr, axes: Sequence[Expr]) -> Expr:
+    """Return the reduction of a value over axes; of one element the value, to which a sum adds zero for -0."""
+    if axes:
+        return reducer(value, axis=axes)
+    return value + number(0, value.ty.dtype) if reducer is SUM else value
+
+
 def spans(
     x: Tensor, over: Sequence[int], keepdim: bool
 ) -> tuple[list[Expr], list[Expr], Callable[[Index], list[Expr]]]:
     """Return the axes of a reduction, its output's shape, and a function from an output index to the input's."""
-    axes = {d: te.reduce_axis((0, x.shape[d]), f"r{d}") for d in over}
-    shape = [int64(1) if d in axes else size for d, size in enumerate(x.shape) if keepdim or d not in axes]
+    axes, at = axes_over([x.shape[d] for d in over])
+    shape = [int64(1) if d in over else size for d, size in enumerate(x.shape) if keepdim or d not in over]
 
     def index(outer: Index) -> list[Expr]:
-        rest = iter([i for d, i in enumerate(outer) if d not in axes] if keepdim else outer)
-        return [axes[d].var if d in axes else next(rest) for d in range(len(x.shape))]
+        rest, inner = iter([i for d, i in enumerate(outer) if d not in over] if keepdim else outer), iter(at)
+        return [next(inner) if d in over else next(rest) for d in range(len(x.shape))]
 
-    return list(axes.values()), shape, index
+    return axes, shape, index
 
 
 def reduce(
@@ -78,8 +96,7 @@ def reduce(
 
     def element(outer: tuple[Expr, ...]) -> Expr:
         at = index(outer)
-        one = value(cast(x(*at), within), at)
-        return reducer(one, axis=axes) if axes else one
+        return reduced(reducer, value(cast(x(*at), within), at), axes)
 
     return compute(shape, element, "reduced")
 
@@ -183,7 +200,7 @@ def best(
     A second reduction finds the positions: TVM does not vectorize a reduction of pairs, and breaks it for bfloat16.
     """
     within = computed_in(dtype)
-    values = compute(shape, lambda i: (MAX if largest else MIN)(cast(element(i)[0], within), axis=axes), "best")
+    values = compute(shape, lambda i: reduced(MAX if largest else MIN, cast(element(i)[0], within), axes), "best")
 
     def first(i: tuple[Expr, ...]) -> Expr:
         value, position = element(i)
@@ -191,7 +208,7 @@ def best(
         is_best = tirx.any(equal(value, values(*i)), tirx.all(isnan(value), isnan(values(*i))))
         if last_nan:
             position = tirx.Select(isnan(value), -position, position)
-        return MIN(tirx.Select(is_best, position, tirx.max_value("int64")), axis=axes)
+        return reduced(MIN, tirx.Select(is_best, position, tirx.max_value("int64")), axes)
 
     if not positions:
         return [values, None]
@@ -210,11 +227,8 @@ def extremum(largest: bool, only_position: bool = False) -> Converter:
             at = index(outer)
             return x(*at), functools.reduce(lambda total, d: total * x.shape[d] + at[d], over, int64(0))
 
-        if not axes:
-            results = [compute(shape, lambda _: x()), compute(shape, lambda _: int64(0))]
-        else:
-            positions = only_position or node.used(1)
-            results = best(shape, element, axes, kind, largest=largest, positions=positions)
+        positions = only_position or node.used(1)
+        results = best(shape, element, axes, kind, largest=largest, positions=positions)
         return results[1] if only_position else [cast_to(results[0], kind), results[1]]
 
     return convert

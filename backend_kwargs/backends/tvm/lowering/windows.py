@@ -5,12 +5,22 @@ import math
 from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
-from tvm import te, tirx, topi
+from tvm import tirx, topi
 from tvm.te import Tensor
 from tvm.tirx import Expr
 
-from backend_kwargs.backends.tvm.lowering.node import Converter, Index, Node, cast, compute, computed_in, dtype, int64
-from backend_kwargs.backends.tvm.lowering.reductions import best, cast_to, lowest
+from backend_kwargs.backends.tvm.lowering.node import (
+    Converter,
+    Index,
+    Node,
+    cast,
+    compute,
+    computed_in,
+    dtype,
+    int64,
+    is_one,
+)
+from backend_kwargs.backends.tvm.lowering.reductions import SUM, axes_over, best, cast_to, lowest, reduced
 
 Widths: TypeAlias = int | Sequence[int]  # one for all dimensions of a window, or one for each
 
@@ -22,47 +32,12 @@ def convolution(
     """Lower convolution of any rank."""
     within, rank = computed_in(node.dtype), len(x.shape) - 2
     strides, paddings, dilations = (spread(v, rank) for v in (stride, padding, dilation))
-    if transposed:
-        result = deconvolved(node, x, weight, strides, paddings, dilations, groups, within)
-    else:
-        layout = "NC" + "DHW"[3 - rank :]
-        result = topi.nn.conv(x, weight, strides, paddings, dilations, groups, layout, "", within)
+    if transposed or all(map(is_one, weight.shape[1:])):
+        raise node.deny("a transposed convolution" if transposed else "each sum has one term")
+    result = topi.nn.conv(x, weight, strides, paddings, dilations, groups, f"NC{'DHW'[3 - rank :]}", "", within)
     if bias is None:
         return cast_to(result, node.dtype)
     return compute(node.shape, lambda i: cast(result(*i) + cast(bias(i[1]), within), node.dtype))
-
-
-def deconvolved(
-    node: Node, x: Tensor, weight: Tensor, stride: Sequence[int], padding: Sequence[int], dilation: Sequence[int],
-    groups: int, within: str,
-) -> Tensor:  # fmt: skip
-    """Return a transposed convolution: each output element gathers the inputs that contribute to it."""
-    per_group = weight.shape[1]
-    inner = tirx.floordiv(x.shape[1], int64(groups))
-    channel = te.reduce_axis((0, inner), "c")
-    kernel = [te.reduce_axis((0, size), "k") for size in weight.shape[2:]]
-
-    def element(i: tuple[Expr, ...]) -> Expr:
-        group, out = tirx.floordiv(i[1], per_group), tirx.floormod(i[1], per_group)
-        at, fits = source_of(i[2:], kernel, x.shape[2:], stride, padding, dilation)
-        c = group * inner + channel
-        value = cast(x(i[0], c, *at), within) * cast(weight(c, out, *kernel), within)
-        return te.sum(tirx.if_then_else(fits, value, tirx.const(0, within)), axis=[channel, *kernel])
-
-    return compute(node.shape, element)
-
-
-def source_of(
-    at: Index, kernel: Sequence[Expr], sizes: Sequence[Expr], stride: Sequence[int], padding: Sequence[int],
-    dilation: Sequence[int],
-) -> tuple[list[Expr], Expr]:  # fmt: skip
-    """Return the window with a given position at a given place of its kernel, and whether there is one."""
-    index, fits = [], []
-    for i, k, size, s, p, d in zip(at, kernel, sizes, stride, padding, dilation, strict=True):
-        reach = i + int64(p) - k * int64(d)
-        index.append(tirx.floordiv(reach, int64(s)))
-        fits += [tirx.EQ(tirx.floormod(reach, int64(s)), int64(0)), reach >= int64(0), index[-1] < size]
-    return index, tirx.all(*fits)
 
 
 def spread(values: Widths, rank: int, default: Sequence[int] = ()) -> list[int]:
@@ -76,13 +51,13 @@ def windowed(
     x: Tensor, kernel: Sequence[int], stride: Sequence[int], padding: Sequence[int], dilation: Sequence[int]
 ) -> tuple[list[Expr], Callable[[Index], tuple[list[Expr], Expr]]]:
     """Return the axes of a window, and a function from an output index to the input's and whether it is not padding."""
-    axes = [te.reduce_axis((0, int64(k)), "w") for k in kernel]
+    axes, within = axes_over(list(map(int64, kernel)))
     lead = len(x.shape) - len(kernel)
 
     def index(i: Index) -> tuple[list[Expr], Expr]:
         at = [
             j * int64(s) + a * int64(d) - int64(p)
-            for j, a, s, p, d in zip(i[lead:], axes, stride, padding, dilation, strict=True)
+            for j, a, s, p, d in zip(i[lead:], within, stride, padding, dilation, strict=True)
         ]
         bounds = [tirx.all(j >= int64(0), j < size) for j, size in zip(at, x.shape[lead:], strict=True)]
         return [*i[:lead], *at], tirx.all(*bounds)
@@ -126,7 +101,7 @@ def averaged(
 
     def total(i: tuple[Expr, ...]) -> Expr:
         at, inside = index(i)
-        return te.sum(tirx.if_then_else(inside, cast(x(*at), within), tirx.const(0, within)), axis=axes)
+        return reduced(SUM, tirx.if_then_else(inside, cast(x(*at), within), tirx.const(0, within)), axes)
 
     totals = compute(node.shape, total)
     return compute(node.shape, lambda i: cast(totals(*i) / cast(count(i), within), node.dtype))
@@ -171,48 +146,6 @@ def position_in(at: Index, shape: Sequence[Expr], rank: int) -> Expr:
     return functools.reduce(lambda total, pair: total * pair[1] + pair[0], pairs, int64(0))
 
 
-def max_pool_backward(
-    node: Node, grad: Tensor, x: Tensor, kernel: Sequence[int], stride: Widths, padding: Widths, dilation: Widths,
-    _: bool, indices: Tensor,
-) -> Tensor:  # fmt: skip
-    """Lower max_pool2d_with_indices_backward: each input element gathers from the windows that chose it."""
-    rank = len(kernel)
-    strides, paddings, dilations = spread(stride, rank, kernel), spread(padding, rank), spread(dilation, rank)
-    within, lead = computed_in(node.dtype), len(x.shape) - rank
-    axes = [te.reduce_axis((0, int64(k)), "w") for k in kernel]
-
-    def element(i: tuple[Expr, ...]) -> Expr:
-        at, fits = source_of(i[lead:], axes, grad.shape[lead:], strides, paddings, dilations)
-        window = (*i[:lead], *at)
-        chose = tirx.EQ(tirx.if_then_else(fits, indices(*window), int64(-1)), position_in(i, x.shape, rank))
-        return te.sum(tirx.if_then_else(chose, cast(grad(*window), within), tirx.const(0, within)), axis=axes)
-
-    return cast_to(compute(node.shape, element), node.dtype)
-
-
-def avg_pool_backward(
-    node: Node, grad: Tensor, x: Tensor, kernel: Sequence[int], stride: Widths, padding: Widths, _: bool,
-    count_include_pad: bool, divisor_override: int | None,
-) -> Tensor:  # fmt: skip
-    """Lower avg_pool2d_backward: each input element gathers its share of the windows over it."""
-    rank = len(kernel)
-    strides, paddings = spread(stride, rank, kernel), spread(padding, rank)
-    within, lead = computed_in(node.dtype), len(x.shape) - rank
-    axes = [te.reduce_axis((0, int64(k)), "w") for k in kernel]
-
-    def element(i: tuple[Expr, ...]) -> Expr:
-        at, fits = source_of(i[lead:], axes, grad.shape[lead:], strides, paddings, [1] * rank)
-        counts = [
-            covered(j, k, s, p, size, count_include_pad)
-            for j, k, s, p, size in zip(at, kernel, strides, paddings, x.shape[lead:], strict=True)
-        ]
-        count = int64(divisor_override) if divisor_override else math.prod(counts, start=int64(1))
-        share = cast(grad(*i[:lead], *at), within) / cast(count, within)
-        return te.sum(tirx.if_then_else(fits, share, tirx.const(0, within)), axis=axes)
-
-    return cast_to(compute(node.shape, element), node.dtype)
-
-
 def adaptive_avg_pool(rank: int) -> Converter:
     """Return a converter of _adaptive_avg_pool2d or 3d, whose windows may differ in size by one."""
 
@@ -222,7 +155,7 @@ def adaptive_avg_pool(rank: int) -> Converter:
             raise node.deny("symbolic sizes")
         lead = len(x.shape) - rank
         # The largest number of elements in a window.
-        axes = [te.reduce_axis((0, int64(-(-n // m) + (n % m != 0))), "w") for n, m in sizes]
+        axes, within = axes_over([int64(-(-n // m) + (n % m != 0)) for n, m in sizes])
 
         def bounds(i: Index) -> list[tuple[Expr, Expr]]:
             return [
@@ -234,7 +167,7 @@ def adaptive_avg_pool(rank: int) -> Converter:
             ]
 
         def index(i: Index) -> tuple[list[Expr], Expr]:
-            at = [start + a for (start, _), a in zip(bounds(i), axes, strict=True)]
+            at = [start + a for (start, _), a in zip(bounds(i), within, strict=True)]
             inside = tirx.all(*(j < end for j, (_, end) in zip(at, bounds(i), strict=True)))
             return [*i[:lead], *at], inside
 
@@ -250,11 +183,8 @@ WINDOWS: dict[str, Converter] = {
     "convolution": convolution,
     "avg_pool2d": avg_pool(2),
     "avg_pool3d": avg_pool(3),
-    "avg_pool2d_backward": avg_pool_backward,
-    "avg_pool3d_backward": avg_pool_backward,
     "_adaptive_avg_pool2d": adaptive_avg_pool(2),
     "_adaptive_avg_pool3d": adaptive_avg_pool(3),
     "max_pool2d_with_indices": max_pool(2),
     "max_pool3d_with_indices": max_pool(3),
-    "max_pool2d_with_indices_backward": max_pool_backward,
 }
