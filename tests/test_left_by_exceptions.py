@@ -17,7 +17,7 @@ from backend_kwargs.auto.graph_stats import observed_stats
 from backend_kwargs.backends import CapturedGraph
 from backend_kwargs.backends.inductor import cutlass
 from backend_kwargs.backends.onnxruntime import session as onnx_session
-from backend_kwargs.backends.tvm import no_fast_math, versions
+from backend_kwargs.backends.tvm import versions
 from backend_kwargs.bundles import libraries
 from backend_kwargs.bundles.disk.files import private_folder
 from backend_kwargs.bundles.running import without_gradients
@@ -30,6 +30,7 @@ from backend_kwargs.torch_internals import caches, cudagraph_recording, inductor
 from backend_kwargs.torch_internals.autotuning import TIMERS, benchmarker
 from backend_kwargs.torch_internals.modes import modes_restored
 from backend_kwargs.torch_internals.relowering import around_lowering
+from backend_kwargs.torch_internals.replacing import replaced
 
 STORE = torch.distributed.HashStore()
 
@@ -78,7 +79,7 @@ CONTEXTS = {
         lambda: torch._C._autograd._saved_tensors_hooks_disable("planted"),
         torch._C._autograd._saved_tensors_hooks_get_disabled_error_message,
     ),
-    "variable of nvcc": (no_fast_math._nvcc_exact, nothing, lambda: os.environ.get(no_fast_math.NVCC_IS_EXACT)),
+    "variable": (lambda: replaced(os.environ, "PLANTED", "1"), nothing, lambda: os.environ.get("PLANTED")),
     "libraries of a bundle": (
         lambda: libraries.provided({}, Path()),
         nothing,

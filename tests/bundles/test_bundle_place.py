@@ -1,10 +1,8 @@
 """Where a bundle is written: beside its place, which it takes by one rename; nothing that is not ours is touched."""
 
-import fcntl
 import os
 import shutil
 import stat
-import sys
 import tempfile
 import threading
 from pathlib import Path
@@ -16,7 +14,6 @@ import backend_kwargs as bk
 from backend_kwargs import BackendKwargsError, CompiledModule
 from backend_kwargs.bundles.disk import place
 from backend_kwargs.bundles.disk.reading import inspected
-from backend_kwargs.files.opened import opened_folder
 from backend_kwargs.keys import digest
 from tests.bundles.small_module import scaled
 
@@ -234,13 +231,6 @@ def test_a_signature_that_is_none(make, why, compiled, tmp_path):
     assert inspected(bundle, ())[1] == f"with a signature that is not valid ({why})"
 
 
-def test_a_bundle_left_aside_is_inspected_whole(aside, tmp_path):
-    """The manifest and the signature are of one folder."""
-    content = (aside / "manifest.json").read_bytes()
-    (aside / "signatures" / digest(content)).write_bytes(b"x" * 64)
-    assert inspected(tmp_path / "bundle", ())[1] == "with a signature that is not verified (pass --key)"
-
-
 def test_a_temporary_folder_that_was_deleted_is_named(compiled, tmp_path, monkeypatch):
     compiled.save(tmp_path / "bundle")
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "gone"))
@@ -308,79 +298,30 @@ def test_a_folder_that_cannot_be_written_to_is_refused(compiled, tmp_path):
 # ---- the renames
 
 
-class Killed(BaseException):
-    """The process ends here."""
-
-
-@pytest.fixture
-def aside(compiled, tmp_path):
-    """A bundle of which a save, killed between its two renames, has left only the old folder, renamed."""
-    compiled.save(tmp_path / "bundle")
-    name = f"{place._beside(tmp_path / 'bundle')}{'0' * 16}{place.ASIDE}"
-    return (tmp_path / "bundle").rename(tmp_path / name)
-
-
-def test_a_bundle_left_aside_is_loaded(aside, compiled, tmp_path):
-    assert holds(tmp_path / "bundle", compiled)
-    assert names(tmp_path) == [aside.name]
-
-
-def test_a_bundle_left_aside_is_deleted_by_the_next_save(aside, other, tmp_path):
-    other.save(tmp_path / "bundle")
-    assert holds(tmp_path / "bundle", other)
-    assert names(tmp_path) == ["bundle"]
-
-
-def test_what_others_put_into_a_bundle_aside_is_not_deleted(aside, other, tmp_path):
-    (aside / "thesis").write_text("years of work")
-    other.save(tmp_path / "bundle")
-    assert (aside / "thesis").read_text() == "years of work"
-    assert holds(tmp_path / "bundle", other)
-
-
-def test_a_bundle_aside_of_another_name_is_not_taken(aside, tmp_path):
-    with pytest.raises(BackendKwargsError, match=r"^No bundle at"):
-        CompiledModule.load(tmp_path / "bundle2", scaled())
-
-
-@pytest.fixture(params=["exchange", "renames"])
-def way(request, monkeypatch):
-    """How the folders swap their names: at once, or, as not every file system can do that, by three renames."""
-    if request.param == "renames":
-        monkeypatch.setattr(place, "_exchanged", lambda one, other: False)
-    return request.param
-
-
-def test_this_system_exchanges_names_at_once(tmp_path):
-    if not sys.platform.startswith("linux"):
-        pytest.skip("Linux has renameat2")
+def test_two_folders_exchange_their_names_at_once(tmp_path):
     for name in ("a", "b"):
         (tmp_path / name).mkdir()
         (tmp_path / name / name).touch()
-    if not place._exchanged(tmp_path / "a", tmp_path / "b"):
-        pytest.skip("this file system cannot")
+    place._exchange(tmp_path / "a", tmp_path / "b")
     assert (names(tmp_path / "a"), names(tmp_path / "b")) == (["b"], ["a"])
-    assert not place._exchanged(tmp_path / "a", tmp_path / "none")
+    with pytest.raises(FileNotFoundError):
+        place._exchange(tmp_path / "a", tmp_path / "none")
 
 
-def test_an_error_after_the_first_rename_puts_the_old_bundle_back(compiled, other, tmp_path, monkeypatch):
-    compiled.save(tmp_path / "bundle")
-    rename = Path.rename
-
-    def failing(self, target):
-        if Path(target).name == "bundle" and not self.name.endswith(place.ASIDE):
-            raise Killed
-        return rename(self, target)
-
-    monkeypatch.setattr(place, "_exchanged", lambda one, other: False)
-    monkeypatch.setattr(Path, "rename", failing)
-    with pytest.raises(Killed):
-        other.save(tmp_path / "bundle")
-    assert names(tmp_path) == ["bundle"]
-    assert holds(tmp_path / "bundle", compiled)
+def test_a_file_system_that_cannot_exchange_names_replaces_no_bundle(compiled, other, tmp_path, monkeypatch):
+    """What is there stays, and is named before anything is written; a new name needs no exchange."""
+    compiled.save(bundle := tmp_path / "bundle")
+    monkeypatch.setattr(place, "RENAME_EXCHANGE", 1 << 20)
+    assert refused(other.save, bundle) == (
+        f"Cannot write bundle {str(bundle)!r}: its file system cannot exchange two folders; delete the old "
+        "bundle first, or name another."
+    )
+    assert holds(bundle, compiled)
+    other.save(tmp_path / "new")
+    assert names(tmp_path) == ["bundle", "new"]
 
 
-def test_a_file_that_comes_during_the_save_is_not_deleted(way, compiled, other, tmp_path, monkeypatch):
+def test_a_file_that_comes_during_the_save_is_not_deleted(compiled, other, tmp_path, monkeypatch):
     """The old folder is looked at again after it was renamed, since nobody finds it under its name then."""
     compiled.save(tmp_path / "bundle")
     take_over = place._take_over
@@ -406,7 +347,7 @@ def killed_in_place(each, bundle):
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 9
 
 
-def test_a_bundle_that_is_removed_does_not_come_back(way, compiled, other, tmp_path):
+def test_a_bundle_that_is_removed_does_not_come_back(compiled, other, tmp_path):
     """What a kill has left of the old bundle is never loaded, and the next save deletes it."""
     compiled.save(tmp_path / "bundle")
     killed_in_place(other, tmp_path / "bundle")
@@ -419,19 +360,10 @@ def test_a_bundle_that_is_removed_does_not_come_back(way, compiled, other, tmp_p
     assert names(tmp_path) == ["bundle"]
 
 
-def test_a_bundle_aside_of_a_process_that_lives_is_not_deleted(aside, other, tmp_path):
-    """If that process is killed and the other one's bundle is lost, it is all there is."""
-    with opened_folder(aside) as folder:
-        fcntl.flock(folder, fcntl.LOCK_EX)
-        other.save(tmp_path / "bundle")
-        assert names(tmp_path) == [aside.name, "bundle"]
-    other.save(tmp_path / "bundle")
-    assert names(tmp_path) == ["bundle"]
-
-
 def test_an_old_bundle_that_stays_is_named(compiled, other, tmp_path, monkeypatch):
     compiled.save(tmp_path / "bundle")
-    monkeypatch.setattr(place, "_delete", lambda old: None)
+    remove = place._remove
+    monkeypatch.setattr(place, "_remove", lambda path: (path / "manifest.json").exists() or remove(path))
     with pytest.warns(bk.BackendKwargsWarning) as warned:
         other.save(tmp_path / "bundle")
     (left,) = set(names(tmp_path)) - {"bundle"}
@@ -458,7 +390,7 @@ def test_a_reader_of_the_old_bundle_goes_on(compiled, other, tmp_path):
         assert opened.read() == content
 
 
-def test_writers_and_readers_at_once(way, compiled, other, tmp_path):
+def test_writers_and_readers_at_once(compiled, other, tmp_path):
     """Threads that save and load one bundle get one of the two each time, and leave nothing else."""
     compiled.save(tmp_path / "bundle")
     errors = []

@@ -31,7 +31,7 @@ def private_folder(
     parent = parent or _safe()
     process = os.getpid()
     try:
-        sweep(parent, re.escape(prefix) + HEX, remove)
+        _sweep(parent, re.escape(prefix) + HEX, remove)
         path, lock = _made(parent, prefix, name)
     except OSError as error:
         raise BackendKwargsError(f"Cannot make a folder in {str(parent)!r}: {error.strerror}.") from None
@@ -64,20 +64,14 @@ def _made(parent: Path, prefix: str, name: str) -> tuple[Path, int]:
                 os.close(lock)
 
 
-def sweep(parent: Path, pattern: str, remove: Callable[[Path], None]) -> None:
+def _sweep(parent: Path, pattern: str, remove: Callable[[Path], None]) -> None:
     """Remove what killed processes of this user have left under names that match: nobody holds a lock on it."""
-    for path in named(parent, pattern):
-        with suppress(OSError), opened_folder(path, NO_LINK) as folder:
-            if os.fstat(folder).st_uid == os.geteuid():
-                fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                remove(path)
-
-
-def named(parent: Path, pattern: str) -> list[Path]:
-    """Return what a folder contains under names that match, [] if it cannot be listed."""
     with suppress(OSError):
-        return sorted(path for path in parent.iterdir() if re.fullmatch(pattern, path.name))
-    return []
+        for path in [each for each in parent.iterdir() if re.fullmatch(pattern, each.name)]:
+            with suppress(OSError), opened_folder(path, NO_LINK) as folder:
+                if os.fstat(folder).st_uid == os.geteuid():
+                    fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    remove(path)
 
 
 def _safe() -> Path:

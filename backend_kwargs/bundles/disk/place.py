@@ -1,24 +1,22 @@
 """The place of a bundle: a complete folder takes it by one rename, and nothing that is not ours is followed or deleted.
 
 A save fills a private folder, exchanges its name with that of the old bundle, and deletes the old one; what a kill
-leaves under a private name is never loaded, and the next save deletes it. A file system that cannot exchange names
-needs three renames: a kill between the first two leaves no bundle under the name, but the old one aside, which a load
-finds and the next save deletes.
+leaves under a private name is never loaded, and the next save deletes it. On a file system that cannot exchange names
+no bundle is replaced.
 """
 
 import ctypes
 import errno
 import fcntl
 import os
-import re
-import secrets
+import shutil
 import stat
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
-from backend_kwargs.bundles.disk.files import HEX, named, private_folder, remove_all, sweep
+from backend_kwargs.bundles.disk.files import private_folder
 from backend_kwargs.bundles.disk.manifest import LARGEST, decoded
 from backend_kwargs.errors import BackendKwargsError, warn_once
 from backend_kwargs.files.atomic_write import reported
@@ -27,7 +25,6 @@ from backend_kwargs.keys import digest
 
 MANIFEST, PARTS, SIGNATURES = "manifest.json", "parts", "signatures"
 LOCK = ".lock"  # an empty file in the bundles of former releases
-ASIDE = ".old"  # the end of the name that an old bundle has while a new one takes its place
 MOST_TRIES, RETRY_S = 20, 0.005
 RENAME_EXCHANGE, AT_FDCWD = 2, -100  # of Linux
 
@@ -66,23 +63,19 @@ def check_place(path: Path) -> None:
                 if not os.access(".", os.W_OK | os.X_OK, dir_fd=folder):
                     raise OSError(0, f"{str(where)!r} is not a folder that can be written to")
         # Root may write everywhere, but not on every file system.
-        with private_folder(above, _beside(target), remove=_remove):
-            pass
+        with private_folder(above, _beside(target), remove=_remove) as new:
+            if target.exists():
+                (new / PARTS).mkdir()
+                (new / SIGNATURES).mkdir()
+                _exchange(new / PARTS, new / SIGNATURES)
 
 
 @contextmanager
 def opened_bundle(path: Path) -> Iterator[int]:
-    """Open a bundle's folder; a bundle of which a killed save has left only the old one, by that one's name."""
+    """Open a bundle's folder."""
     with ExitStack() as stack:
         try:
-            folder = stack.enter_context(opened_folder(target := _resolved(path)))
-        except FileNotFoundError as error:
-            for where in (*named(target.parent, _asides(target)), target):  # the new one may have got its name since
-                with suppress(OSError):
-                    folder = stack.enter_context(opened_folder(where))
-                    break
-            else:
-                raise no_bundle(path, error) from None
+            folder = stack.enter_context(opened_folder(_resolved(path)))
         except (OSError, ValueError) as error:
             raise no_bundle(path, error) from None
         yield folder
@@ -122,7 +115,6 @@ def _put_in_place(new: Path, target: Path) -> None:
             if error.errno in (errno.ENOTEMPTY, errno.EEXIST):
                 continue
             raise
-        sweep(target.parent, _asides(target), _remove)
         return
     raise OSError(0, "other processes keep saving to it")
 
@@ -134,42 +126,28 @@ def _replaced(new: Path, target: Path) -> bool:
         with suppress(OSError):
             fcntl.flock(old, fcntl.LOCK_EX | fcntl.LOCK_NB)
         _take_over(target, new)
-        _swap(new, target)
+        _exchange(new, target)
         try:
             _names(new)  # again, since nothing of others is deleted
         except FileNotFoundError:  # another save deletes it already
             return True
         except BaseException:
-            _swap(new, target)
+            _exchange(new, target)
             raise
         _sync(target.parent)
-        _delete(new)  # as long as it is locked
+        _remove(new)  # as long as it is locked
         return True
     return False
 
 
-def _swap(new: Path, target: Path) -> None:
-    """Let two folders swap their names, by one rename where the system can, else by three."""
-    if _exchanged(new, target):
-        return
-    aside = target.with_name(f"{_beside(target)}{secrets.token_hex(8)}{ASIDE}")
-    target.rename(aside)
-    try:
-        new.rename(target)
-    except BaseException:
-        with suppress(OSError):
-            aside.rename(target)
-        raise
-    with suppress(FileNotFoundError):  # another save has deleted it
-        aside.rename(new)  # at once: under the name aside a load would take it for the bundle if the new one is removed
-
-
-def _exchanged(one: Path, other: Path) -> bool:
-    """Exchange the names of two folders at once; return False if this system or file system cannot."""
-    rename = getattr(ctypes.CDLL(None), "renameat2", None)
-    return rename is not None and not rename(
-        AT_FDCWD, os.fsencode(one), AT_FDCWD, os.fsencode(other), ctypes.c_uint(RENAME_EXCHANGE)
-    )
+def _exchange(one: Path, other: Path) -> None:
+    """Exchange the names of two folders at once; raise if this system or file system cannot."""
+    rename = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
+    names = os.fsencode(one), AT_FDCWD, os.fsencode(other), ctypes.c_uint(RENAME_EXCHANGE)
+    if rename is None or rename(AT_FDCWD, *names):
+        if ctypes.get_errno() == errno.ENOENT:
+            raise FileNotFoundError
+        raise OSError(0, "its file system cannot exchange two folders; delete the old bundle first, or name another")
 
 
 def _take_over(old: Path, new: Path) -> None:
@@ -201,11 +179,6 @@ def write(file: Path, content: bytes) -> None:
         opened.write(content)
         opened.flush()
         os.fsync(opened.fileno())
-
-
-def _asides(target: Path) -> str:
-    """Return the pattern of the names that an old bundle has between two renames; a killed save leaves it."""
-    return re.escape(_beside(target)) + HEX + re.escape(ASIDE)
 
 
 def _names(path: Path) -> list[str]:
@@ -252,27 +225,11 @@ def _not_ours(name: str) -> OSError:
 
 
 def _remove(path: Path) -> None:
-    """Delete a folder of a save: a complete bundle without what others put in it; one that is not complete whole."""
-    if os.path.lexists(path / MANIFEST):
-        _delete(path)
-    else:
-        remove_all(path)
-
-
-def _delete(old: Path) -> None:
-    """Delete the files of a bundle, and its folders if they are empty then; readers that have one open keep it."""
+    """Delete a folder of a save; a complete bundle only if it has nothing of others."""
     with suppress(OSError):
-        names = _names(old)
-        with opened_folder(old, NO_LINK) as folder:
+        if os.path.lexists(path / MANIFEST):
+            _names(path)
             for part in (PARTS, SIGNATURES):
-                with suppress(FileNotFoundError), opened_folder(part, NO_LINK, within=folder) as inner:
-                    os.fchmod(inner, 0o700)  # a folder that cannot be written to keeps its files
-                    for name in names:
-                        if name.startswith(f"{part}/"):
-                            os.unlink(name.removeprefix(f"{part}/"), dir_fd=inner)
-                    os.rmdir(part, dir_fd=folder)
-            # The manifest last: what a kill leaves is known by it.
-            for name in (LOCK, MANIFEST):
                 with suppress(FileNotFoundError):
-                    os.unlink(name, dir_fd=folder)
-        old.rmdir()
+                    (path / part).chmod(0o700)  # a folder that cannot be written to keeps its files
+        shutil.rmtree(path)
