@@ -8,6 +8,8 @@ from functools import partial
 from typing import Any
 
 import torch
+from torch.utils.flop_counter import flop_registry
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from backend_kwargs.errors import error_text
 from backend_kwargs.measure.accuracy import (
@@ -30,6 +32,7 @@ from backend_kwargs.torch_internals.modes import TorchDispatchMode
 from backend_kwargs.torch_internals.operators import OpOverload, schema_of
 from backend_kwargs.torch_internals.replacing import undone
 
+HALVES: tuple[object, ...] = (torch.float16, torch.bfloat16)
 SUMS = frozenset({"sum", "mean", "mm", "addmm", "bmm", "baddbmm", "dot", "mv"})  # these may be exact by chance
 MOST = 16  # runs; an honest result seldom needs more than one
 LONGEST = 60.0  # seconds of runs, after which no other begins
@@ -75,21 +78,21 @@ class Roundings:
     def _draw(self) -> Iterator[dict[str, Errors]]:
         """Yield the errors of eager's leaves in one run after the other, until no more are affordable."""
         spent = 0.0
-        for seed in (None, *range(MOST)):
-            if not self._affordable() or (seed and spent >= LONGEST):
+        for at, mode in enumerate(_modes()):
+            if not self._affordable() or (at > 1 and spent >= LONGEST):
                 self.lacking = NO_TIME
                 return
             began = time.perf_counter()
             try:
                 with undone() as stack:
-                    stack.enter_context(OtherRounding(seed))
+                    stack.enter_context(mode)
                     results = self._run()
             except Exception as error:  # noqa: BLE001 - an operator that no mode can run, or no memory left
                 self.lacking = f"eager cannot be run at other roundings: {error_text(error)}"
                 return
             moved = errors(results, self._eager)
             spent += time.perf_counter() - began
-            if seed is not None:
+            if at:
                 yield moved
             elif not same_twice(results, self._eager, training=True).passed:
                 self.lacking = "torch chooses other operators in eager's runs at other roundings"
@@ -147,6 +150,89 @@ def errors(seen: Results, eager: Results) -> dict[str, Errors]:
     return by_path
 
 
+def _modes() -> Iterator[Any]:
+    """Yield the modes of eager's runs: the first changes nothing, and shows whether anything is in half precision."""
+    yield (unchanged := OtherRounding(None))
+    if unchanged.halves:
+        yield Fused()
+    yield from map(OtherRounding, range(MOST))
+
+
+@dataclass(slots=True)
+class _Unrounded:
+    """A number before it is rounded, and how many calls of libraries came before it was first read."""
+
+    value: torch.Tensor
+    read_at: int | None = None
+
+
+class Fused(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Hands results in half precision on as they are before they are rounded, as compiled code does within a kernel.
+
+    Each is rounded for what a library computes, such as a product or a convolution, and for what reads it again after
+    that. Errors of one direction add up so, which no random rounding shows: the sum of two numbers of bfloat16 is often
+    half-way between two others, and is rounded down each time if one of the two is a little less before it is rounded.
+    """
+
+    supports_higher_order_operators = True
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.unrounded = WeakTensorKeyDictionary()
+        self.calls = 0  # of libraries
+
+    def __torch_dispatch__(
+        self, func: Any, types: object, args: tuple[Any, ...] = (), kwargs: Options | None = None
+    ) -> object:
+        arguments = args, kwargs or {}
+        if not isinstance(func, OpOverload) or func.namespace not in ("aten", "prims"):
+            return func(*arguments[0], **arguments[1])
+        writes = schema_of(func).is_mutable and not _keeps_statistics(func)
+        exact = self._exact(func, arguments, writes=writes)
+        result = func(*arguments[0], **arguments[1])
+        self._forget(_numbers(arguments) if writes else [])
+        for leaf, unrounded in zip(_numbers(result), exact, strict=False):
+            if not func.is_view:
+                leaf.copy_(unrounded)
+            if leaf.dtype in HALVES:
+                self.unrounded[leaf] = _Unrounded(unrounded)
+        return result
+
+    def _exact(self, func: OpOverload, arguments: Any, *, writes: bool) -> list[torch.Tensor]:
+        """Return what an operator gives for its inputs before they are rounded, nothing if a library computes it."""
+        if func.overloadpacket in flop_registry:
+            self._forget(_numbers(arguments))
+            self.calls += 1
+            return []
+        if torch.Tag.nondeterministic_seeded in func.tags or (writes and torch.Tag.pointwise not in func.tags):
+            return []
+        if not any(map(_is_half, pytree.tree_leaves(arguments))):
+            return []
+        copies = writes or _keeps_statistics(func)
+        args, kwargs = pytree.tree_map(partial(self._wide, copies=copies), arguments)
+        try:
+            return _numbers(func(*args, **kwargs))
+        except (RuntimeError, TypeError):  # no kernel for float32
+            return []
+
+    def _wide(self, leaf: object, *, copies: bool) -> object:
+        if not isinstance(leaf, torch.Tensor):
+            return torch.float32 if _is_half(leaf) else leaf
+        if leaf.dtype not in HALVES:
+            return leaf.clone() if copies else leaf
+        known = self.unrounded.get(leaf)
+        if known is None or known.read_at not in (None, self.calls):
+            return leaf.float()
+        known.read_at = self.calls
+        return known.value.clone() if copies else known.value
+
+    def _forget(self, tensors: Sequence[torch.Tensor]) -> None:
+        """Forget what shares memory with tensors that may have been written."""
+        written = {leaf.untyped_storage().data_ptr() for leaf in tensors}
+        for each in [each for each in self.unrounded if each.untyped_storage().data_ptr() in written]:
+            del self.unrounded[each]
+
+
 class OtherRounding(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Draws the rounding error of each operator anew; exact results and whole numbers stay as they are.
 
@@ -162,6 +248,7 @@ class OtherRounding(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __init__(self, seed: int | None) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.seed = seed  # None changes nothing
+        self.halves = False  # whether anything was in half precision, if there is no seed
         self.generators: dict[torch.device, torch.Generator] = {}
 
     def __torch_dispatch__(
@@ -169,9 +256,11 @@ class OtherRounding(TorchDispatchMode):  # type: ignore[no-untyped-call]
     ) -> object:
         arguments = args, kwargs or {}
         if self.seed is None or not isinstance(func, OpOverload) or func.namespace not in ("aten", "prims"):
-            return func(*arguments[0], **arguments[1])
+            result = func(*arguments[0], **arguments[1])
+            self.halves = self.halves or any(map(_is_half, pytree.tree_leaves(result)))
+            return result
         name = func.overloadpacket.__name__
-        keeps_statistics = "batch_norm" in name and "backward" not in name
+        keeps_statistics = _keeps_statistics(func)
         changes = schema_of(func).is_mutable and not keeps_statistics
         if func.is_view or changes or torch.Tag.nondeterministic_seeded in func.tags:
             return func(*arguments[0], **arguments[1])
@@ -240,6 +329,16 @@ def _in_float64(
     args, kwargs = pytree.tree_map(wide, arguments)
     result, numbers = func(*args, **kwargs), _numbers((args, kwargs))
     return [result, [numbers[at] for at in written]]
+
+
+def _keeps_statistics(func: OpOverload) -> bool:
+    """Return whether an operator may write a norm's running statistics, of which its schema says nothing."""
+    name = func.overloadpacket.__name__
+    return "batch_norm" in name and "backward" not in name
+
+
+def _is_half(leaf: object) -> bool:
+    return (leaf.dtype if isinstance(leaf, torch.Tensor) else leaf) in HALVES
 
 
 def _cloned(leaf: object) -> object:

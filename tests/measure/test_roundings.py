@@ -192,6 +192,24 @@ def test_what_differs_under_a_mode_shows_nothing():
     assert list(Roundings(lambda: {"output": X + 1}, {"output": X})) == []
 
 
+def residuals(x, shuffle, scale=1 - 2.0**-20):
+    for _ in range(12):
+        x = x + (x @ shuffle) * scale
+    return x.abs().float().sum()
+
+
+@pytest.mark.parametrize(("times", "passes"), [(1, True), (4, False)], ids=["as it is", "four times as far"])
+@torch.no_grad()
+def test_what_compiled_code_does_not_round_explains_errors_of_one_direction(times, passes):
+    """Sums that are often half-way between two numbers are all rounded down, where eager's are as often rounded up."""
+    x, shuffle = X.bfloat16(), torch.eye(64).roll(1, 0).bfloat16()
+    eager, reference = residuals(x, shuffle), residuals(x.double(), shuffle.double())
+    off = torch.compile(residuals)(x, shuffle) - eager
+    assert off.abs() > 10 * (eager - reference).abs()
+    roundings = Roundings(lambda: {"output": residuals(x, shuffle)}, {"output": eager})
+    assert check(eager + times * off, eager, reference, roundings=roundings).passed == passes
+
+
 @pytest.mark.parametrize(("units", "passes"), [(2, True), (4, False)], ids=["two units off", "four units off"])
 def test_a_number_may_be_off_by_what_rounding_and_its_own_dtype_do(units, passes):
     """A loss of a training step in bfloat16: other roundings move it by a unit, and eager's is beside the reference."""
