@@ -153,11 +153,11 @@ def test_what_cannot_be_checked_has_not_failed(auto, planted, store, monkeypatch
 def test_what_can_never_be_checked_is_stored(auto, planted, store, monkeypatch):
     """Without memory for float64, and an operator that no mode can run, the next process does not race it again."""
 
-    def lacks(seed):
+    def lacks(mode):
         raise RuntimeError("no kernel")
 
     monkeypatch.setattr(result_checks, "LARGEST_REFERENCE", 0)
-    monkeypatch.setattr(roundings, "OtherRounding", lacks)
+    monkeypatch.setattr(roundings.OtherRounding, "__enter__", lacks)
     backend_kwargs.register_template("wrong_auto", base="auto+wrong")
     backend, x = backend_kwargs.make_backend("tmpl-inductor:wrong_auto", candidates=[]), torch.randn(8, 64)
     with pytest.warns(BackendKwargsWarning, match="A graph runs in eager"):
