@@ -178,7 +178,7 @@ class Fused(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.unrounded: Any = WeakTensorKeyDictionary()  # type: ignore[no-untyped-call]
+        self.unrounded: Any = WeakTensorKeyDictionary()
         self.calls = 0  # of libraries
 
     def __torch_dispatch__(
