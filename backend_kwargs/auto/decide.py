@@ -342,18 +342,18 @@ def _informed(question: Question) -> Request:
     """Return the request of a race with what was decided for the same computation on a device of this type.
 
     That is at other sizes, and for this graph by other machines and under other releases of torch; and for places,
-    which `race="always"` times again, on this machine.
+    which `race="always"` times again.
     """
     from backend_kwargs.auto import verdicts
 
     near = [each for each in question.store.near(question.key) if each.winner not in (EAGER, DEFAULT)]
-    local = {layer: given for layer, given in question.store.layered.layers.items() if layer.is_local}
-    known = verdicts.Verdicts(Layered(verdicts.KIND, local), question.here, question.request.context.fixed)
+    request, layered = question.request, Layered(verdicts.KIND, question.store.layered.layers)
+    known = verdicts.Verdicts(layered, question.here, request.context.fixed, request.settings.race == "always")
     return replace(
         question.raced_request,
         winners=frozenset(each.winner for each in question.store.of_computation(question.graph)),
         offered=tuple(each for each in near if question.trusts(each.winner, each)),
-        verdicts=None if question.request.settings.race == "always" else known,
+        verdicts=known,
     )
 
 

@@ -23,7 +23,7 @@ from backend_kwargs.auto.request import Request
 from backend_kwargs.auto.result_checks import ResultChecks
 from backend_kwargs.auto.sandbox import Sandbox, own_libdevice, sandboxed
 from backend_kwargs.auto.selection import Reason, Selection, Skipped
-from backend_kwargs.auto.verdicts import Verdict
+from backend_kwargs.auto.verdicts import UNKNOWN, Verdict, confirmed_by
 from backend_kwargs.backends import CapturedGraph
 from backend_kwargs.backends.generated_code import comparable, compiled_graphs, rewrites_made
 from backend_kwargs.errors import error_text
@@ -52,6 +52,7 @@ Progress = Callable[[str, float], None]
 SLOW_S = 0.1  # a first call in eager that takes longer is timed again; if that does too, nothing is warmed up
 PLACE_S = 20.0  # for the race of a place at most, so that its check has what it needs
 PLACE_ROUNDS = 8
+UNCONFIRMED = "no whole graph has confirmed what its places are by themselves"
 PROLOGUE_S, GUARD_S = 1e-5, 1.2e-8  # dynamo's, per call: 8 to 22 µs with 18 to 937 guards (Xeon, torch 2.11)
 
 
@@ -258,6 +259,7 @@ class Race:
             raise RuntimeError(f"no candidate runs: {champion.row.name}: {champion.row.reason}")
         champion.row.won = True
         self._list(champion.row)  # not listed yet if no other candidate compiled
+        self._confirm()
         untimed = [row for row in self.rows if row.status == "pass" and row.seconds is None]
         for row in untimed:
             row.reason = "the budget ended before it was timed" if len(untimed) > 1 else "nothing to time it against"
@@ -336,7 +338,19 @@ class Race:
             return why
         # A replay of CUDA graphs calls nothing.
         made = self.compiles.other(champion.made) if records(champion.row.options) else champion.made
-        return why_unlike_alone(chosen, self.selection.verdicts, self._operators_of(self.caller(made)))
+        if why := why_unlike_alone(chosen, self.selection.verdicts, self._operators_of(self.caller(made))):
+            return why
+        open_ = [each for each in chosen if not self.selection.verdicts.get(each, UNKNOWN).confirmed]
+        return UNCONFIRMED if open_ and self.request.settings.confirms else ""
+
+    def _confirm(self) -> None:
+        """Keep that verdicts were confirmed, where the whole graph was faster with the places than without."""
+        names, stored = confirmed_by(self.rows), self.request.verdicts
+        for place, verdict in [*self.selection.verdicts.items()]:
+            if str(place) in names and verdict.speedup and verdict.speedup.low > 1 and not verdict.confirmed:
+                self.selection.verdicts[place] = replace(verdict, confirmed=True)
+                if stored:
+                    stored.put(place, self.selection.verdicts[place])
 
     def _operators_of(self, call: Callable[[], object]) -> measure.Times:
         """Return the times of what a call calls of libraries and of ours; nothing where another profiler is running."""

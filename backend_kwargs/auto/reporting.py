@@ -219,7 +219,7 @@ def _place(row: PlaceRow, decision: Decision) -> str:
         return f"  {row.name}: {row.why}"
     today = ", ".join(filter(None, (f"{row.default_s * 1e6:.1f} µs", row.from_limit)))
     ratio = f"{row.speedup.median:.2f}x [{row.speedup.low:.2f}, {row.speedup.high:.2f}]"
-    used = ", used" if decision.uses(row) else ""
+    used = f"{', used' if decision.uses(row) else ''}{', confirmed in a whole graph' if row.confirmed else ''}"
     return f"  {row.name}: {today}; rewritten {row.rewritten_s * 1e6:.1f} µs, {ratio}{used}"
 
 

@@ -204,7 +204,17 @@ class Selection:
     def place_rows(self) -> tuple[PlaceRow, ...]:
         """The places that were raced by themselves, the dearest first."""
         rows = (
-            PlaceRow(str(place), place.what, place.count, it.default_s, it.rewritten_s, it.speedup, it.limit_s, it.why)
+            PlaceRow(
+                str(place),
+                place.what,
+                place.count,
+                it.default_s,
+                it.rewritten_s,
+                it.speedup,
+                it.limit_s,
+                it.why,
+                it.confirmed,
+            )
             for place, it in self.verdicts.items()
             if not it.is_little
         )

@@ -5,10 +5,11 @@ that one with 16 threads and one with 32 do not take turns at replacing each oth
 """
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from operator import attrgetter
 from pathlib import Path
+from typing import Any
 
 from backend_kwargs.auto import verdicts
 from backend_kwargs.auto.decision import check
@@ -18,7 +19,7 @@ from backend_kwargs.facts.decision import Decision
 from backend_kwargs.stores import Documents, Store
 from backend_kwargs.stores.documents import Document, EarlierError, Kind, RefusedError, encoded, is_forgotten
 from backend_kwargs.stores.folder import Folder
-from backend_kwargs.stores.layered import Layered, LookedUp, check_replaces, every, put
+from backend_kwargs.stores.layered import Body, Layered, LookedUp, check_replaces, every, put
 from backend_kwargs.stores.opening import opened
 
 FOLDER = "decisions/"
@@ -122,7 +123,9 @@ class Catalogue:
 
     def all(self, prefix: str = "") -> list[Decision]:
         """Return the decisions whose keys begin with `prefix`, latest first."""
-        found = [each for each in decisions_in(self._documents().values(), warn_once) if each.key.startswith(prefix)]
+        self.earlier.clear()
+        documents = self._documents(KIND, FOLDER).values()
+        found = [each for each in decisions_in(documents, warn_once) if each.key.startswith(prefix)]
         return sorted(found, key=lambda each: each.made, reverse=True)
 
     def find(self, key: str) -> Decision | None:
@@ -147,33 +150,31 @@ class Catalogue:
 
     def forget(self, prefix: str = "") -> int:
         """Put a tombstone in place of what begins with `prefix`, also where it cannot be read; return how many."""
+        return self._forget(KIND, FOLDER, prefix)
+
+    def places(self) -> dict[str, verdicts.Verdict]:
+        """Return what is known of places that were raced by themselves, by name."""
+        documents = self._documents(verdicts.KIND, verdicts.FOLDER)
+        return {name: each.body for name, each in documents.items() if each.body is not None}
+
+    def forget_places(self) -> int:
+        """Forget what is known of places; return of how many."""
+        return self._forget(verdicts.KIND, verdicts.FOLDER)
+
+    def _forget(self, kind: Kind[Any], folder: str, prefix: str = "") -> int:
         names: set[str] = set()
         with self._opened.doing("read") as store:
-            for name, content in store.list(FOLDER):
+            for name, content in store.list(folder):
                 if name.rpartition("/")[2].startswith(prefix) and not is_forgotten(content):
                     names.add(name)
         with self._opened.doing("write") as store:
             for name in names:
-                put(KIND, store, Document(name, None), self._of.signing_key)
+                put(kind, store, Document(name, None), self._of.signing_key)
         return len(names)
 
-    def places(self) -> list[str]:
-        """Return the names of what is known of places that were raced by themselves."""
+    def _documents(self, kind: Kind[Body], folder: str) -> dict[str, Document[Body]]:
         with self._opened.doing("read") as store:
-            return [name for name, content in store.list(verdicts.FOLDER) if not is_forgotten(content)]
-
-    def forget_places(self) -> int:
-        """Forget what is known of places; return of how many."""
-        names = self.places()
-        with self._opened.doing("write") as store:
-            for name in names:
-                put(verdicts.KIND, store, Document(name, None), self._of.signing_key)
-        return len(names)
-
-    def _documents(self) -> Mapping[str, Document[Decision]]:
-        self.earlier.clear()
-        with self._opened.doing("read") as store:
-            documents = every(KIND, store, FOLDER, self._refused, self._of.trusted_keys)
+            documents = every(kind, store, folder, self._refused, self._of.trusted_keys)
             return {document.name: document for document in documents}
 
     def _refused(self, name: str, error: RefusedError) -> None:

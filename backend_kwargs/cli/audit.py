@@ -202,7 +202,8 @@ def _words(sizes: Mapping[str, int]) -> list[str]:
 def _audited(chosen: Chosen, measuring: "Measuring") -> tuple[list[Audited], int, bool]:
     """Return what was audited, how many decisions for this device were not, and whether Ctrl-C came before the last."""
     with quiet(), _progress() as tell:
-        auditor = audit.Auditor(chosen.decisions, measuring, tell)
+        places = chosen.catalogue.places() if chosen.catalogue else {}
+        auditor = audit.Auditor(chosen.decisions, measuring, tell, places)
         try:
             for at, target in enumerate(chosen.targets, 1):
                 tell(f"{target.label} ({at} of {len(chosen.targets)})")

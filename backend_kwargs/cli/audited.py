@@ -43,8 +43,9 @@ def verdict_of(finding: Finding) -> str:
 
 
 def remarks_on(each: Finding) -> Iterator[page.Warned]:
-    """Yield what else is to be known of a decision: times of another machine or release, and noise."""
+    """Yield what else is to be known of a decision: its places, times of another machine or release, and noise."""
     where = f"{each.winner} for {each.graph}"
+    yield from (page.Warned(place, where=where) for place in each.places)
     if each.record == "not comparable":
         yield page.Warned(f"its recorded time is not comparable: {each.differs}", where=where)
     if each.record == "changed" and each.seconds and each.recorded_s:

@@ -11,6 +11,7 @@ from typing import Annotated
 
 import typer
 
+from backend_kwargs.auto import verdicts
 from backend_kwargs.auto.decisions_toml import read_decisions, template_name, write_decisions
 from backend_kwargs.auto.machine import device_of, difference
 from backend_kwargs.auto.reporting import what_is_open
@@ -79,8 +80,9 @@ def show_all(store: Where = None, json: AsJson = False, output: Output = None) -
     print_table(shown, [tuple(row[name] for name in shown) for row in marked])
     if catalogue.earlier:
         say(f"Not listed: {unread}")
-    if places := catalogue.places():
-        say(f"{counted(len(places), 'place')} raced alone, which no other model times again.")
+    if places := catalogue.places().values():
+        confirmed = sum(each.confirmed for each in places)
+        say(f"{counted(len(places), 'place')} raced alone, which no other model times again; {confirmed} confirmed.")
 
 
 @app.command("show")
@@ -192,7 +194,8 @@ def sync(
 ) -> None:
     """Copy the decisions that are newer in one store to another, with their signatures; the forgotten ones too.
 
-    And what was tuned by a plan, by which `tune-plan` knows what is done, and `audit` the models.
+    And what is confirmed of places, and what was tuned by a plan, by which `tune-plan` knows what is done, and `audit`
+    the models.
     """
     of = store_of(source)
     here, there = opened(of, must_exist=True), opened(store_of(target))
@@ -200,7 +203,7 @@ def sync(
     with there.doing("write") as written:
         copying = (
             synced(kind, _listed(here, folder), written, folder, dry_run=dry_run, trusted_keys=of.trusted_keys)
-            for kind, folder in ((KIND, FOLDER), (units.KIND, units.UNITS))
+            for kind, folder in ((KIND, FOLDER), (verdicts.KIND, verdicts.FOLDER), (units.KIND, units.UNITS))
         )
         for name, what in watched(chain.from_iterable(copying), "copying"):
             names[what].append(name)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from backend_kwargs.auto.machine import Machine, device_of, distance, machine
 from backend_kwargs.auto.store import Catalogue, name_of
+from backend_kwargs.auto.verdicts import FOLDER, Verdict
 from backend_kwargs.backend import Backend
 from backend_kwargs.errors import BackendKwargsError, error_text, shown, warn_once
 from backend_kwargs.facts.decision import Decision
@@ -57,11 +58,12 @@ class Target:
 
 @dataclass
 class Auditor:
-    """The decisions by key, how much is measured, and what was found up to now."""
+    """The decisions by key, how much is measured, the verdicts of places by name, and what was found up to now."""
 
     decisions: Mapping[str, Sequence[Decision]]
     effort: "Effort"
     tell: "Tell"
+    verdicts: Mapping[str, Verdict] = field(default_factory=dict)
     found: list[Audited] = field(default_factory=list)
 
     def audit(self, target: Target) -> bool:
@@ -147,7 +149,8 @@ class Auditor:
         decision = self._decision(key, asked.here)
         if decision is None or any(name_of(each.decision) == name_of(decision) for each in self.found):
             return gm.forward
-        audited = Audited(target.label, decision, asked.here, judges_time=request.settings.objective == "latency")
+        judges_time, places = request.settings.objective == "latency", tuple(said_of_places(decision, self.verdicts))
+        audited = Audited(target.label, decision, asked.here, judges_time=judges_time, places=places)
         what = f"{target.label}: {decision.winner} for {decision.facts or 'a graph'}"
         try:
             found = measured(request, decision, self.effort, lambda doing: self.tell(f"{what}: {doing}"))
@@ -171,6 +174,19 @@ class Auditor:
         for decision in (stored[name] for name in target.decisions if name in stored):
             if decision.key not in seen and _is_here(decision):
                 self.found.append(Audited(target.label, decision, decision.machine, why=why))
+
+
+def said_of_places(decision: Decision, known: Mapping[str, Verdict]) -> Iterator[str]:
+    """Yield of each place that a decision has rewritten what its stored verdict says."""
+    for row in filter(decision.uses, decision.places):
+        start = f"{FOLDER}{device_of(decision.machine)}/{row.place.rpartition(':')[2]}."
+        found = [verdict for name, verdict in known.items() if name.startswith(start)]
+        ratios = [
+            f"{each.speedup.as_ratio()} alone, {'' if each.confirmed else 'not '}confirmed in a whole graph"
+            for each in found
+            if each.speedup
+        ]
+        yield f"{row.name}: {'; '.join(ratios) or 'no verdict is stored'}"
 
 
 def _is_here(decision: Decision) -> bool:

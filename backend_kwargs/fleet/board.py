@@ -6,15 +6,16 @@ import uuid
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 from backend_kwargs.auto import store as decisions
+from backend_kwargs.auto import verdicts
 from backend_kwargs.errors import error_text
 from backend_kwargs.files.retries import retried
 from backend_kwargs.fleet import units
 from backend_kwargs.fleet.units import UNITS, Result, Unit, UnitDocument, document_of, name_of, read, releases_differ
 from backend_kwargs.stores import Claims, Documents, Store
-from backend_kwargs.stores.documents import Document, RefusedError, decoded, is_name
+from backend_kwargs.stores.documents import Document, Kind, RefusedError, decoded, is_name
 from backend_kwargs.stores.layered import put
 
 logger = logging.getLogger("backend_kwargs.fleet")
@@ -105,9 +106,10 @@ class UnitClaims:
         def keep() -> None:
             with self._one:
                 for name, content in result.documents.items():
-                    decision = decoded(decisions.KIND, name, content)
-                    kept = replace(decision, label=of.label, generation=max(decision.generation, of.min_generation))
-                    put(decisions.KIND, self.store, kept, of.signing_key)
+                    kind: Kind[Any] = verdicts.KIND if name.startswith(verdicts.FOLDER) else decisions.KIND
+                    document = decoded(kind, name, content)
+                    kept = replace(document, label=of.label, generation=max(document.generation, of.min_generation))
+                    put(kind, self.store, kept, of.signing_key)
                 put(units.KIND, self.store, Document(name_of(unit), document_of(unit, result)), of.signing_key)
                 self.release(unit)
 

@@ -53,7 +53,7 @@ class Finding(Struct, frozen=True, kw_only=True, omit_defaults=True):
     comparisons of the audit. `regret` is the decision's time over that of `best`, less 1. Of `races` fresh races,
     `others` chose another candidate, and `flips` one that differs beyond noise. `noise` is the decision timed against
     itself, `seconds` its time now, `recorded_s` when it was made; `record` compares both, and `differs` says why that
-    cannot be.
+    cannot be. `places` say what is stored of those that it has rewritten.
     """
 
     verdict: Verdict
@@ -77,6 +77,7 @@ class Finding(Struct, frozen=True, kw_only=True, omit_defaults=True):
     recorded_s: float | None = None
     record: Literal["", "reproduced", "changed", "not comparable", "not recorded"] = ""
     differs: Text = ""
+    places: tuple[Text, ...] = ()
 
     @property
     def failed(self) -> bool:
@@ -116,6 +117,7 @@ class Audited:
     measured: "Measured | None" = None
     why: str = ""
     judges_time: bool = True
+    places: tuple[str, ...] = ()
 
 
 def judged(audited: Sequence[Audited]) -> list[Finding]:
@@ -142,6 +144,7 @@ def _finding(audited: Audited) -> Finding:
         "key": shortened(decision.key, NAME),
         "graph": shortened(decision.facts, TEXT),
         "winner": shortened(decision.winner, NAME),
+        "places": tuple(shortened(each, TEXT) for each in audited.places),
         "options": {shortened(name, NAME): value for name, value in decision.options.items()},
     }
     if measured is None:

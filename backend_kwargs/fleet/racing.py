@@ -210,7 +210,7 @@ def _raced(unit: Unit) -> Result:
     model, inputs = made(unit, device)
     with racing(backend_of(unit), unit.budget_s) as backend:
         found = tuned(unit.label, model, inputs, backend)
-    documents = documents_of(found.kept)
+        documents = documents_of(found.kept) | _confirmed_in(backend.options["store"])
     return Result(
         failed=_not_kept(found),
         device_name=str(here["device"]),
@@ -254,6 +254,16 @@ def made(unit: Unit, device: "torch.device") -> tuple[Any, Any]:
     if dtype and isinstance(model, torch.nn.Module):
         model.to(dtype)
     return model, map_tensors(torch.Tensor.detach, moved(inputs, device, dtype))
+
+
+def _confirmed_in(folder: str) -> dict[str, bytes]:
+    """Return the documents of what whole graphs have confirmed of places, by name."""
+    from backend_kwargs.auto.store import Catalogue
+    from backend_kwargs.auto.verdicts import KIND
+    from backend_kwargs.stores.documents import Document, encoded
+
+    found = Catalogue(folder).places()
+    return {name: encoded(KIND, Document(name, each)) for name, each in found.items() if each.confirmed}
 
 
 def documents_of(decisions: Sequence["Decision"]) -> dict[str, bytes]:

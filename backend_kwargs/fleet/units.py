@@ -6,6 +6,7 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta, Struct
 
+from backend_kwargs.auto import verdicts
 from backend_kwargs.auto.machine import FIELDS
 from backend_kwargs.interval import Interval
 from backend_kwargs.keys import digest
@@ -92,7 +93,7 @@ class Outcome(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Result(Outcome, frozen=True, kw_only=True, omit_defaults=True):
-    """What came of a unit where it ran, with the decisions as documents by name."""
+    """What came of a unit where it ran, with the decisions, and what they confirm of places, as documents by name."""
 
     documents: dict[Name, bytes] = {}
 
@@ -107,7 +108,8 @@ class UnitDocument(Outcome, frozen=True, kw_only=True, omit_defaults=True):
 def document_of(unit: Unit, result: Result) -> UnitDocument:
     """Return the document of a unit that ended."""
     fields = {name: getattr(result, name) for name in Outcome.__struct_fields__}
-    return UnitDocument(unit=unit, decisions=tuple(result.documents), **fields)
+    decisions = tuple(name for name in result.documents if not name.startswith(verdicts.FOLDER))
+    return UnitDocument(unit=unit, decisions=decisions, **fields)
 
 
 def name_of(unit: Unit) -> str:

@@ -194,7 +194,8 @@ def _place_row(row: PlaceRow, *, used: bool) -> Row:
         return Row(name=row.name, status="not timed", reason=row.why)
     name = ", ".join(filter(None, (row.name, row.from_limit)))
     latency = interval_of(Interval(row.rewritten_s, row.rewritten_s, row.rewritten_s))
-    return Row(name=name, won=used, speedup=speedup, latency=latency)
+    note = "confirmed in a whole graph" if row.confirmed else ""
+    return Row(name=name, won=used, speedup=speedup, latency=latency, note=note)
 
 
 def _speedup_row(rows: Sequence[RaceRow], row: RaceRow, base: RaceRow | None) -> Row:

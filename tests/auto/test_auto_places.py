@@ -18,11 +18,12 @@ from backend_kwargs.auto.compiling import Compiles
 from backend_kwargs.auto.graph_stats import calls_a_library
 from backend_kwargs.auto.places import worth_it
 from backend_kwargs.auto.sandbox import sandboxed
-from backend_kwargs.auto.verdicts import UNKNOWN, Verdict
+from backend_kwargs.auto.verdicts import UNKNOWN, Verdict, confirmed_by
 from backend_kwargs.backends import CapturedGraph
 from backend_kwargs.backends.inductor.lowered import IncompatibleVersionError
 from backend_kwargs.cli import app
 from backend_kwargs.errors import BackendKwargsWarning
+from backend_kwargs.facts.decision import RaceRow
 from backend_kwargs.interval import Interval
 from backend_kwargs.rewrites import Rewrite, register_rewrite, table
 from backend_kwargs.rewrites.places import Place
@@ -438,25 +439,79 @@ def test_a_verdict_is_for_the_users_options(store, judged, options):
     assert asked == ["linear_activation"] * (2 if "epilogue_fusion" in options else 1)
 
 
-def test_verdicts_stay_on_this_machine(tmp_path, judged):
-    """A store that is shared gets the decision and no verdict, and is not asked for one."""
-    judged(linear_activation=FASTER)
-    shared, local = InMemory(), tmp_path / "local"
-    raced(Apart().eval(), torch.randn(2, 8, 36), store=[str(local), shared])
-    assert [name.partition("/")[0] for name in shared.documents] == ["decisions"]
-    assert {prefix.partition("/")[0] for prefix in shared.listed} == {"decisions"}
+@pytest.mark.parametrize(
+    ("options", "speedup", "kept"),
+    [
+        pytest.param({}, 0.5, ["decisions"], id="no whole graph without it is timed"),
+        pytest.param({"race": "always"}, 0.5, ["decisions", "verdicts"], id="as tune: default is slower"),
+        pytest.param({"effort": "full"}, 0.5, ["decisions", "verdicts"], id="at full effort too"),
+        pytest.param({"race": "always"}, 2.0, ["decisions"], id="default is faster"),
+    ],
+)
+def test_what_a_whole_graph_confirms_is_shared(tmp_path, judged, monkeypatch, options, speedup, kept):
+    """Until then a verdict stays in folders of this machine; another machine with the place then times nothing."""
+    asked, shared, local = judged(linear_activation=FASTER), InMemory(), tmp_path / "local"
+    monkeypatch.setattr(race, "note_figures", noting(default=Interval(speedup, 0.9 * speedup, 1.1 * speedup)))
+    decision = raced(Apart().eval(), torch.randn(2, 8, 36), store=[str(local), shared], **options)
+    assert sorted({name.partition("/")[0] for name in shared.documents}) == kept
     assert sorted({each.relative_to(local).parts[0] for each in local.rglob("*.json")}) == ["decisions", "verdicts"]
+    (row,) = decision.places
+    assert row.confirmed is ("verdicts" in kept)
+    assert ("confirmed in a whole graph" in decision.table) is row.confirmed
+    process_memory.forget_process()
+    torch._dynamo.reset()
+    raced(Apart().eval(), torch.randn(2, 8, 36) + 1, store=[str(tmp_path / "another"), shared], tolerance=1e-3)
+    assert asked == ["linear_activation"] * (1 if row.confirmed else 2)
 
 
-def test_places_are_counted_and_forgotten_with_all_decisions(store, judged):
-    """After that each is raced again."""
+def noting(**planted):
+    """Note these speedups, and that no other candidate is faster than the champion."""
+
+    def note(challenger, champion, samples, device):
+        row = challenger.row
+        row.against, champion.row.seconds, row.seconds = champion.row.name, 1.0, 1.0
+        row.speedup = planted.get(row.name, Interval(1.0, 0.9, 1.1))
+
+    return note
+
+
+WITHOUT, SURELY = {"triton.cudagraphs": True}, Interval(2.0, 1.9, 2.1)
+WITH = {**WITHOUT, "rewrites": ["attention@1:ab", "patches@1:cd"]}
+
+
+@pytest.mark.parametrize(
+    ("row", "other", "confirmed"),
+    [
+        pytest.param(RaceRow("a", WITH, speedup=SURELY), RaceRow("b", WITHOUT), {"ab", "cd"}, id="faster with them"),
+        pytest.param(RaceRow("a", WITHOUT, speedup=SLOWER.speedup), RaceRow("b", WITH), {"ab", "cd"}, id="without"),
+        pytest.param(
+            RaceRow("a", WITH, speedup=SURELY),
+            RaceRow("b", {**WITH, "rewrites": WITH["rewrites"][:1]}),
+            {"cd"},
+            id="one",
+        ),
+        pytest.param(RaceRow("a", WITH, speedup=Interval(1.1, 0.9, 1.2)), RaceRow("b", WITHOUT), set(), id="unclear"),
+        pytest.param(RaceRow("a", WITHOUT, speedup=SURELY), RaceRow("b", WITH), set(), id="slower with them"),
+        pytest.param(RaceRow("a", WITH, speedup=SURELY), RaceRow("b"), set(), id="other options differ too"),
+        pytest.param(
+            RaceRow("a", {"rewrites": ["attention@1:ab"]}, speedup=SURELY), RaceRow("eager"), set(), id="eager"
+        ),
+    ],
+)
+def test_which_places_a_comparison_confirms(row, other, confirmed):
+    """Those of one candidate that the other lacks, where it is surely faster and nothing else differs."""
+    row.against = other.name
+    assert {name.rpartition(":")[2] for name in confirmed_by([row, other])} == confirmed
+
+
+def test_places_are_counted_and_forgotten_with_all_decisions(store, judged, tmp_path):
+    """After that each is raced again; what no whole graph has confirmed is not copied to another store."""
     asked = judged(linear_activation=FASTER)
     raced(Apart().eval(), torch.randn(2, 8, 36))
-    listed, forgotten = (
-        CliRunner().invoke(app, ["decisions", *command, "--store", str(store)]).output.splitlines()[-1]
-        for command in (["list"], ["forget", "--all"])
-    )
-    assert listed == "1 place raced alone, which no other model times again."
+    run = lambda *command: CliRunner().invoke(app, ["decisions", *command]).output.splitlines()  # noqa: E731
+    assert run("sync", str(store), str(tmp_path / "b"))[0].startswith("1 refused: it is provisional, and stays on its")
+    listed, forgotten = (run(*command, "--store", str(store))[-1] for command in (["list"], ["forget", "--all"]))
+    assert listed == "1 place raced alone, which no other model times again; 0 confirmed."
     assert forgotten == "1 forgotten, and 1 place."
     process_memory.forget_process()
     torch._dynamo.reset()
@@ -485,7 +540,7 @@ class InMemory:
     label = "shared"
 
     def __init__(self):
-        self.documents, self.listed = {}, []
+        self.documents = {}
 
     def get(self, name):
         return self.documents.get(name)
@@ -494,7 +549,6 @@ class InMemory:
         self.documents[name] = document
 
     def list(self, prefix):
-        self.listed.append(prefix)
         return [each for each in self.documents.items() if each[0].startswith(prefix)]
 
     def forget(self, name):

@@ -5,15 +5,16 @@ from dataclasses import replace
 import pytest
 import torch
 
-from backend_kwargs.auto.machine import machine
+from backend_kwargs.auto.machine import device_of, machine
 from backend_kwargs.auto.store import name_of
+from backend_kwargs.auto.verdicts import Verdict
 from backend_kwargs.cli.audit import Chosen as Subject
 from backend_kwargs.cli.audit import _nothing
 from backend_kwargs.cli.audited import notes_of, row_of
 from backend_kwargs.errors import BackendKwargsError
-from backend_kwargs.facts.decision import Decision
-from backend_kwargs.fleet.audit import Auditor, Target, _threads, consented, units_of
-from backend_kwargs.fleet.findings import Against, Finding
+from backend_kwargs.facts.decision import Decision, PlaceRow
+from backend_kwargs.fleet.audit import Auditor, Target, _threads, consented, said_of_places, units_of
+from backend_kwargs.fleet.findings import Against, Audited, Finding, judged
 from backend_kwargs.fleet.units import Unit, UnitDocument, written
 from backend_kwargs.fleet.units import name_of as unit_name
 from backend_kwargs.interval import Interval
@@ -46,6 +47,24 @@ def test_which_decision_of_several(others, at):
     several = [MADE, *(replace(MADE, **each) for each in others)]
     assert auditor(*several)._decision(MADE.key, HERE) is several[at]
     assert auditor(*several)._decision("x", HERE) is None
+
+
+def test_what_is_stored_of_a_decisions_places():
+    """An audit says of each that is rewritten what it was alone, and whether a whole graph has confirmed it."""
+    places = [PlaceRow(f"attention@1:{each}", "mul of float32 8") for each in ("ab", "cd", "ef")]
+    decision = replace(MADE, options={"rewrites": ["attention@1:ab", "attention@1:cd"]}, places=tuple(places))
+    verdict = Verdict(2.0, 1.0, Interval(2.0, 1.9, 2.1))
+    start = f"verdicts/{device_of(HERE)}/ab"
+    known = {
+        f"{start}.1.json": verdict,
+        f"{start}.2.json": replace(verdict, confirmed=True),
+        "verdicts/x/cd.1.json": verdict,
+    }
+    name, ratio, whole = "attention 1x, mul of float32 8", "2.00x [1.90, 2.10] alone", "confirmed in a whole graph"
+    said = [f"{name}: {ratio}, not {whole}; {ratio}, {whole}", f"{name}: no verdict is stored"]
+    assert [*said_of_places(decision, known)] == said
+    (finding,) = judged([Audited("m", decision, HERE, why="no graph", places=tuple(said))])
+    assert [*notes_of([finding])][:2] == [f"default for : {each}" for each in said]
 
 
 @pytest.mark.parametrize(

@@ -7,13 +7,16 @@ from types import SimpleNamespace
 import pytest
 
 from backend_kwargs.auto.store import name_of as decision_name
+from backend_kwargs.auto.verdicts import KIND as VERDICT
+from backend_kwargs.auto.verdicts import Verdict
 from backend_kwargs.facts.decision import Decision
 from backend_kwargs.files import retries
 from backend_kwargs.fleet import board as module
 from backend_kwargs.fleet.board import UnitClaims
 from backend_kwargs.fleet.racing import documents_of
 from backend_kwargs.fleet.units import Result, Unit, UnitDocument, name_of, written
-from backend_kwargs.stores.documents import heading, is_signed
+from backend_kwargs.interval import Interval
+from backend_kwargs.stores.documents import Document, encoded, heading, is_signed
 from backend_kwargs.stores.folder import Folder
 from tests.fleet.stores import Claimed, Documents
 
@@ -221,18 +224,20 @@ def test_a_store_that_is_away_at_the_end(release, caplog):
 
 
 def test_what_is_kept_of_a_unit(key):
-    """Its decisions, then its document, signed by its key; decisions have its label and no older generation."""
+    """Its decisions and verdicts, then its document, signed by its key; these have its label and generation."""
     store = Claimed()
     unit = Unit("m", "cpu", options={"store": {"signing_key": key, "label": "team", "min_generation": 3}})
     board = UnitClaims(store, HERE)
     board.take(unit)
-    names = [*documents_of(DECISIONS)]
-    assert board.record(unit, Result(releases=HERE, documents=documents_of(DECISIONS))) == ""
+    place, verdict = "verdicts/cpu/ab.cd.json", Verdict(2.0, 1.0, Interval(2.0, 1.9, 2.1), confirmed=True)
+    names, of_places = [*documents_of(DECISIONS), place], encoded(VERDICT, Document(place, verdict))
+    documents = documents_of(DECISIONS) | {place: of_places}
+    assert board.record(unit, Result(releases=HERE, documents=documents)) == ""
     assert [*store.documents] == [*names, name_of(unit)]
     assert all(map(is_signed, store.documents.values()))
     assert [(heading(store.get(name)).label, heading(store.get(name)).generation) for name in names] == [
         ("team", 3)
-    ] * 2
+    ] * 3
     assert states(store, unit) == (True, "ended")
 
 

@@ -46,7 +46,7 @@ def test_lanes_have_compiling_and_timing_apart():
 def test_a_page_lists_the_places_that_were_raced_by_themselves():
     """Over default, with how far they are from the device's limit; those that the winner has rewritten have won."""
     places = (
-        PlaceRow("convolution@1:ab", "convolution of float32 8", 2, 1.0, 0.5, TWICE, 0.25),
+        PlaceRow("convolution@1:ab", "convolution of float32 8", 2, 1.0, 0.5, TWICE, 0.25, confirmed=True),
         PlaceRow("patches@1:cd", "unfold of float32 8", 1, 0.5, 1.0, Interval(0.5, 0.4, 0.6)),
         PlaceRow("patches@1:ef", "mul of float32 8", why="it draws random numbers"),
     )
@@ -55,7 +55,7 @@ def test_a_page_lists_the_places_that_were_raced_by_themselves():
     shown = page.speedups[1]
     assert (shown.title, shown.over) == ("3 ops: places, each by itself", "default")
     assert [(row.name, row.won, row.note or row.reason, row.speedup) for row in shown.rows] == [
-        ("convolution 2x, convolution of float32 8, 4.0x its limit", True, "", TWICE),
+        ("convolution 2x, convolution of float32 8, 4.0x its limit", True, "confirmed in a whole graph", TWICE),
         ("patches 1x, unfold of float32 8", False, "", places[1].speedup),
         ("patches 1x, mul of float32 8", False, "it draws random numbers", None),
     ]
