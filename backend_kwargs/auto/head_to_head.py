@@ -13,6 +13,7 @@ from backend_kwargs.facts.decision import EAGER, RaceRow, is_unclear
 from backend_kwargs.measure import Interval
 
 MARGIN = 0.02  # the difference between two runs of one callable on a quiet machine
+SLACK = 0.01  # by which what is more complex, such as CUDA graphs, has to be faster, with its whole interval
 UNSURE = 0.1  # the same on a noisy machine, where intervals are this wide
 BOUT = 6  # rounds between two checks of the time
 LEAST_BOUTS, MOST_BOUTS = 5, 20  # for two candidates that differ by little
@@ -125,7 +126,7 @@ def better(challenger: Runner, champion: Runner, objective: str) -> bool:
     assert ratio is not None
     if not challenger.candidate.over and challenger.complexity < champion.complexity:  # less wins within the noise
         return ratio.median >= 1 - (UNSURE if ratio.high >= 1 else MARGIN)
-    return ratio.low > 1 + MARGIN
+    return ratio.low > 1 + SLACK
 
 
 def alike(challenger: Runner, champion: Runner) -> bool:

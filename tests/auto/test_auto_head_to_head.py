@@ -96,6 +96,8 @@ def test_eager_returns_where_the_champion_is_slower(monkeypatch, seconds, agains
     ("ratio", "complexity", "peak_mib", "wins"),
     [
         pytest.param((1.05, 1.03, 1.08), 2, 200, True, id="faster"),
+        pytest.param((1.016, 1.014, 1.019), 2, 200, True, id="a little faster, and surely"),
+        pytest.param((1.016, 1.009, 1.019), 2, 200, False, id="a little faster, and perhaps"),
         pytest.param((1.0, 0.95, 1.05), 1, 90, True, id="even and lighter"),
         pytest.param((1.0, 0.95, 1.05), 1, 96, False, id="even and hardly lighter"),
         pytest.param((1.0, 0.95, 1.05), 2, 90, False, id="dearer"),
