@@ -353,7 +353,7 @@ class Race:
                     stored.put(place, self.selection.verdicts[place])
 
     def _operators_of(self, call: Callable[[], object]) -> measure.Times:
-        """Return the times of what a call calls of libraries and of ours; nothing where another profiler is running."""
+        """Return the times of what a call calls of libraries and of ours; nothing where it fails, as for memory."""
         try:
             with modes_restored():
                 return measure.operator_times(call, self.device, calls_a_library)

@@ -13,6 +13,7 @@ from backend_kwargs.torch_internals.tensors import keep_device_busy
 SHORTEST_SAMPLE_S = 1e-3
 MOST_REPEATS = 1_000_000
 QUEUED_S = 5e-3
+CYCLES_PER_S = 2e9  # no GPU has a faster clock; a slower one is kept busy longer
 LEAST_SHARE = 0.01  # of a sample that remains after what puts the state back is subtracted
 
 
@@ -196,14 +197,13 @@ def _device_seconds(call: Callable[[], object], device: torch.device) -> float:
     call()
     synchronize(device)
     if device.type != "cuda":
-        return min(_host_seconds(call) for _ in range(3))
-    host_s = _host_seconds(call)  # time of the launches, without waiting for the device
+        return min(host_seconds(call) for _ in range(3))
+    host_s = host_seconds(call)  # time of the launches, without waiting for the device
     synchronize(device)
     calls = min(max(int(QUEUED_S / max(host_s, 1e-7)), 1), 20)
-    cycles_per_s = 2e9  # no GPU has a faster clock; a slower one is kept busy longer
     for covered_s in (1.5 * calls * host_s, 6 * calls * host_s):
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
-        keep_device_busy(int(covered_s * cycles_per_s))
+        keep_device_busy(int(covered_s * CYCLES_PER_S))
         start.record()
         for _ in range(calls):
             call()
@@ -215,7 +215,7 @@ def _device_seconds(call: Callable[[], object], device: torch.device) -> float:
     return float(start.elapsed_time(end)) / 1e3 / calls
 
 
-def _host_seconds(call: Callable[[], object]) -> float:
+def host_seconds(call: Callable[[], object]) -> float:
     """Return the wall time of one call, without waiting for the device."""
     started = time.perf_counter()
     call()
