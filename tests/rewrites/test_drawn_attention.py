@@ -6,6 +6,7 @@ import pytest
 import torch
 from hypothesis import strategies as st
 
+from backend_kwargs.rewrites.matching import HALF
 from tests.rewrites.calls import COMPILED, DTYPES, check
 
 NUMBERS = (0.3, 2, 1.0, -0.5, 0.0)
@@ -109,6 +110,22 @@ def attention_mask(program):
     sizes = {"query": (queries, width), "key": (keys, width), "value": (keys, program.often(width, 3))}
     given = {name: program.tensor(*leading, *each, dtype=dtype) for name, each in sizes.items()}
     given |= options(program, [*leading, queries, keys], dtype)
+    return program.returns(call_of_attention(program, given))
+
+
+def window_attention(program):
+    dtype = program.often(*HALF, torch.float32)
+    batch, heads, queries = program.often(6, 1, 0), program.often(2, 1, 0), program.often(5, 1, 65, 0)
+    keys, width, of_v = program.often(7, 1, 64, 65), program.often(8, 5, 1, 65), program.often(8, 3)
+    sizes = {"query": (queries, width), "key": (keys, width), "value": (keys, of_v)}
+    given = {name: program.tensor(batch, heads, *each, dtype=dtype) for name, each in sizes.items()}
+    given |= options(program, [batch, heads, queries, keys], dtype)
+    bias = program.tensor(*program.often([1], [batch]), heads, queries, keys, dtype=dtype)
+    masks = program.tensor(*program.often([1, 3], [1, 2], [3, 1]), program.often(1, heads), queries, keys, dtype=dtype)
+    repeated = f"{masks}.expand({batch} // {masks}.shape[1], -1, {heads}, -1, -1)"
+    added = program.pick(f"{bias} + {{}}", f"{{}} + {bias}", f"torch.add({bias}, {{}}, alpha={program.often(1, 2)})")
+    windows = added.format(f"{repeated}.reshape(-1, {heads}, {queries}, {keys})")
+    given["attn_mask"] = program.often(bias, windows, given.get("attn_mask", bias))
     return program.returns(call_of_attention(program, given))
 
 
@@ -229,6 +246,7 @@ PROGRAMS = {
     "attention": attention,
     "attention_mask": attention_mask,
     "decode_attention": decode_attention,
+    "window_attention": window_attention,
     "multihead_attention": multihead_attention,
     "layer_norm_backward": layer_norm_backward,
 }

@@ -73,6 +73,29 @@ for batch, heads, rows, keys, width, of_v in ((2, 3, 49, 49, 32, 32), (1, 2, 5, 
         assert got.is_contiguous()
         torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-5)
 """
+GRADIENTS_OF_ATTENTION = """
+import torch
+from backend_kwargs.rewrites.kernels.attention import gradients_over_few_keys
+from backend_kwargs.rewrites.window_attention import _gradients, _summed
+
+for batch, heads, rows, keys, width, of_v in ((6, 3, 49, 49, 32, 32), (4, 2, 5, 7, 16, 8), (2, 1, 17, 3, 9, 20)):
+    q = torch.randn(batch, rows, heads, width).transpose(1, 2)
+    k, v = torch.randn(batch, heads, keys, width), torch.randn(batch, heads, keys, of_v)
+    grad = torch.randn(batch, heads, rows, of_v).transpose(1, 2)
+    if rows == 5:
+        k = k.transpose(2, 3).contiguous().transpose(2, 3)
+    hidden = torch.randn(rows, keys)
+    hidden[1], hidden[:, 2] = -float("inf"), -float("inf")  # a query that sees no key, a key that no query sees
+    shapes = (heads, rows, keys), (2, heads, rows, keys), (batch, 1, 1, keys), (1, heads, 1, 1)
+    for bias in (*map(torch.randn, shapes), torch.randn(heads, keys, rows).mT, hidden):
+        for of_bias in (False, True):
+            *got, sums = gradients_over_few_keys(grad, q, k, v, bias, 0.3, of_bias=of_bias)
+            *want, of = _gradients(grad, q, k, v, bias, 0.3, of_bias)
+            for one, other in zip(got, want, strict=True):
+                torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
+                assert one.is_contiguous()
+            torch.testing.assert_close(_summed(sums, bias) if of_bias else sums, of, rtol=1e-4, atol=1e-4)
+"""
 LAYER_NORM = """
 import torch
 from backend_kwargs.rewrites.layer_norm_backward import _gradients, _layer_norm
@@ -165,6 +188,7 @@ for ins, outs, groups, kernel, stride, padding, dilation in (
 CODES = {
     "losses": LOSSES,
     "attention": ATTENTION,
+    "gradients of attention": GRADIENTS_OF_ATTENTION,
     "layer norm": LAYER_NORM,
     "sums of gathered rows": GATHER_SUM,
     "attention of a few queries": DECODE_ATTENTION,

@@ -1,0 +1,193 @@
+"""Attention over few queries and keys with a bias in training, forward and backward, by kernels of our own.
+
+A library's gradient of the bias is as large as the scores of all windows; ours sums it over windows that share the
+bias. The weights are computed again for the gradients. Masks that repeat for each image are passed on without the
+repetition.
+"""
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F  # noqa: N812
+from torch import Tensor
+from torch.fx import Node
+
+from backend_kwargs.backends import Inputs
+from backend_kwargs.rewrites.attention import _attention, _attention_cuda, _heads_last
+from backend_kwargs.rewrites.matching import ADD, HALF, Arguments, arguments_of, have_one_dtype, known_true, same_sizes
+from backend_kwargs.rewrites.operators import Context, Gradients, define
+from backend_kwargs.rewrites.table import Rewrite
+from backend_kwargs.rewrites.traced import changes_meanwhile, example, examples, replacing
+
+REWRITE = Rewrite(
+    "Attention with a bias over few queries and keys in training, as of windows, by our own kernels",
+    traced=f"{__name__}:attend_by_tiles",
+    operators=("backend_kwargs::window_attention", "backend_kwargs::window_attention_backward"),
+    needs=("gpu",),
+    applies="scaled_dot_product_attention in training, in half precision, with an added mask, of at most 64 queries "
+    "and keys",
+    fitting=lambda stats: stats.gpu and stats.training and stats.attentions > 0,
+    order=65,
+)
+
+MOST = 64  # queries or keys of one tile, whose scores stay in registers
+MOST_WIDTH = 64
+RESHAPE, EXPAND = ("reshape", "view", torch.reshape), ("expand", torch.Tensor.expand)
+
+# ---- operators
+
+
+def _gradients(
+    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, bias: Tensor, scale: float, of_bias: bool
+) -> tuple[Tensor, ...]:
+    wide = torch.promote_types(q.dtype, torch.float32)
+    given, queries, keys, values = (each.to(wide) for each in (grad.transpose(1, 2), q, k, v))
+    scores = ((queries @ keys.mT * scale).unflatten(0, (-1, _period(bias))) + bias).flatten(0, 1)
+    weights = scores.softmax(-1).masked_fill(scores.isneginf().all(-1, keepdim=True), 0)
+    of_weights = given @ values.mT
+    of_scores = weights * (of_weights - (weights * of_weights).sum(-1, keepdim=True))
+    made = (of_scores @ keys * scale, of_scores.mT @ queries * scale, weights.mT @ given)
+    low = [each.to(q.dtype).transpose(1, 2).contiguous() for each in made]
+    return (*low, _summed(of_scores.unflatten(0, (-1, _period(bias))), bias) if of_bias else q.new_empty(0, dtype=wide))
+
+
+def _period(bias: Tensor) -> int:
+    """Return after how many batches a bias repeats."""
+    return bias.shape[0] if bias.dim() == 4 else 1
+
+
+def _summed(sums: Tensor, bias: Tensor) -> Tensor:
+    """Return the gradient of the bias, of gradients that are [sums, period, heads, queries, keys]."""
+    return sums.sum(0).sum_to_size(bias.shape).to(bias.dtype)
+
+
+def _gradients_fake(
+    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, bias: Tensor, scale: float, of_bias: bool
+) -> tuple[Tensor, ...]:
+    made = [_heads_last(each, each, each) for each in (q, k, v)]
+    if of_bias:
+        return (*made, torch.empty_like(bias, memory_format=torch.contiguous_format))
+    return (*made, q.new_empty(0, dtype=torch.promote_types(q.dtype, torch.float32)))
+
+
+def _gradients_cuda(
+    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, bias: Tensor, scale: float, of_bias: bool
+) -> tuple[Tensor, ...]:
+    from backend_kwargs.rewrites.kernels.attention import gradients_over_few_keys
+
+    *made, sums = gradients_over_few_keys(grad, q, k, v, bias, scale, of_bias=of_bias)
+    return (*made, _summed(sums, bias) if of_bias else sums)
+
+
+def _keep(ctx: Context, inputs: Inputs, output: Tensor) -> None:
+    *tensors, ctx.scale = inputs
+    ctx.save_for_backward(*tensors)
+
+
+def _backward(ctx: Context, grad: Tensor) -> Gradients:
+    *made, of_bias = window_attention_backward(grad, *ctx.saved_tensors, ctx.scale, ctx.needs_input_grad[3])
+    return *(each.transpose(1, 2) for each in made), of_bias if ctx.needs_input_grad[3] else None, None
+
+
+# The bias may have fewer batches, which repeat.
+window_attention = define(
+    "window_attention(Tensor q, Tensor k, Tensor v, Tensor bias, float scale) -> Tensor",
+    _attention,
+    fake=_heads_last,
+    cuda=_attention_cuda,
+    keep=_keep,
+    backward=_backward,
+)
+window_attention_backward = define(
+    "window_attention_backward(Tensor grad, Tensor q, Tensor k, Tensor v, Tensor bias, float scale, bool of_bias) -> "
+    "(Tensor, Tensor, Tensor, Tensor)",
+    _gradients,
+    fake=_gradients_fake,
+    cuda=_gradients_cuda,
+)
+
+
+# ---- dynamo's graph
+
+
+def _attended(node: Node, args: Arguments) -> Node | None:
+    """Insert the operator for a call of attention that is trained."""
+    q, k, v, bias = operands = [args[name] for name in ("query", "key", "value", "attn_mask")]
+    values = examples(*operands, node)
+    if values is None or args["dropout_p"] or args["enable_gqa"]:
+        return None
+    scale = _scale_of(args["scale"], values[0])
+    if scale is None or not _has_kernels(*values):
+        return None
+    terms = _terms_of_windows(bias)
+    if changes_meanwhile(node, [q, k, v, *terms]):
+        return None
+    graph = node.graph
+    if len(terms) == 2:
+        masks = graph.call_method("squeeze", (terms[1], 0))
+        bias = graph.call_function(torch.add, (terms[0], masks))
+    call = graph.call_function(window_attention, (q, k, v, bias, scale))
+    rows = graph.call_method("transpose", (call, 1, 2))
+    return rows if values[-1].transpose(1, 2).is_contiguous() else graph.call_method("contiguous", (rows,))
+
+
+def _scale_of(scale: object, q: Tensor) -> float | None:
+    """Return the scale of a call, or None if it is not a number above 0."""
+    if scale is None and isinstance(q.shape[-1], int):
+        return float(q.shape[-1] ** -0.5) if q.shape[-1] else None
+    return float(scale) if isinstance(scale, int | float) and scale > 0 else None
+
+
+def _has_kernels(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, result: Tensor) -> bool:
+    """Return whether the kernels compute this result and its gradients, for all values of the sizes' symbols."""
+    if q.dim() != 4 or not have_one_dtype((q, k, v, result), HALF) or not result.requires_grad:
+        return False
+    batch, heads, queries, width = q.shape
+    keys, of_v = v.shape[-2:]
+    wanted = (
+        (k, (batch, heads, keys, width)),
+        (v, (batch, heads, keys, of_v)),
+        (result, (batch, heads, queries, of_v)),
+    )
+    few = all(known_true(size > 0) and known_true(size <= MOST) for size in (queries, keys))
+    narrow = all(isinstance(size, int) and 0 < size <= MOST_WIDTH for size in (width, of_v))
+    if not (few and narrow and known_true(batch * heads > 0)):
+        return False
+    if not all(same_sizes(each.shape, sizes) for each, sizes in wanted) or not bias.is_floating_point():
+        return False
+    broadcast = zip(reversed(bias.shape), (keys, queries, heads, batch), strict=False)
+    return bias.dim() <= 4 and all(known_true(one == 1) or same_sizes((one,), (size,)) for one, size in broadcast)
+
+
+def _terms_of_windows(bias: Node) -> list[Node]:
+    """Return a bias and the [1, period, ..] masks that were added to it for each image, or the sum alone."""
+    args = arguments_of(bias) if bias.target in ADD else None
+    terms = [args["input"], args["other"]] if args and args.get("alpha", 1) == 1 else []
+    for one, other in (terms, terms[::-1]) if terms else ():
+        value, masks = example(one), _before(other)
+        if value is None or masks is None or not value.is_floating_point():
+            continue
+        if value.dim() < 4 or known_true(value.shape[0] == 1):
+            return [one, masks]
+    return [bias]
+
+
+def _before(repeated: Any) -> Node | None:
+    """Return the [1, period, heads, queries, keys] that were repeated into the batches of `repeated`, or None."""
+    expanded = _input_of(repeated, RESHAPE)
+    masks = _input_of(expanded, EXPAND)
+    values = examples(repeated, expanded, masks)
+    if masks is None or values is None or [each.dim() for each in values] != [4, 5, 5]:
+        return None
+    result, whole, one = (each.shape for each in values)
+    if not same_sizes(whole[2:], result[1:]) or not same_sizes(one[:2], (1, whole[1])):
+        return None
+    return masks if values[2].is_floating_point() else None
+
+
+def _input_of(node: Any, targets: tuple[object, ...]) -> Node | None:
+    """Return the first argument of a call of one of `targets`, or None."""
+    return node.args[0] if isinstance(node, Node) and node.target in targets and node.args else None
+
+
+attend_by_tiles = replacing((F.scaled_dot_product_attention,), _attended)
