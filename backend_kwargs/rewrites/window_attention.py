@@ -42,18 +42,18 @@ def _gradients(
 ) -> tuple[Tensor, ...]:
     wide = torch.promote_types(q.dtype, torch.float32)
     given, queries, keys, values = (each.to(wide) for each in (grad.transpose(1, 2), q, k, v))
-    scores = ((queries @ keys.mT * scale).unflatten(0, (-1, _period(bias))) + bias).flatten(0, 1)
+    scores = (_by_period(queries @ keys.mT * scale, bias) + bias).flatten(0, 1)
     weights = scores.softmax(-1).masked_fill(scores.isneginf().all(-1, keepdim=True), 0)
     of_weights = given @ values.mT
     of_scores = weights * (of_weights - (weights * of_weights).sum(-1, keepdim=True))
     made = (of_scores @ keys * scale, of_scores.mT @ queries * scale, weights.mT @ given)
     low = [each.to(q.dtype).transpose(1, 2).contiguous() for each in made]
-    return (*low, _summed(of_scores.unflatten(0, (-1, _period(bias))), bias) if of_bias else q.new_empty(0, dtype=wide))
+    return (*low, _summed(_by_period(of_scores, bias), bias) if of_bias else q.new_empty(0, dtype=wide))
 
 
-def _period(bias: Tensor) -> int:
-    """Return after how many batches a bias repeats."""
-    return bias.shape[0] if bias.dim() == 4 else 1
+def _by_period(scores: Tensor, bias: Tensor) -> Tensor:
+    """Return scores as [sums, period, heads, queries, keys], where a bias repeats after `period` batches."""
+    return scores.view(-1, bias.shape[0] if bias.dim() == 4 else 1, *scores.shape[1:])
 
 
 def _summed(sums: Tensor, bias: Tensor) -> Tensor:
@@ -187,7 +187,8 @@ def _before(repeated: Any) -> Node | None:
 
 def _input_of(node: Any, targets: tuple[object, ...]) -> Node | None:
     """Return the first argument of a call of one of `targets`, or None."""
-    return node.args[0] if isinstance(node, Node) and node.target in targets and node.args else None
+    source = node.args[0] if isinstance(node, Node) and node.target in targets and node.args else None
+    return source if isinstance(source, Node) else None
 
 
 attend_by_tiles = replacing((F.scaled_dot_product_attention,), _attended)
