@@ -53,6 +53,7 @@ REWRITE = Rewrite(
         or ran(stats, "_scaled_dot_product_efficient_attention", "_scaled_dot_product_cudnn_attention")
     ),
     order=60,
+    version=2,
 )
 
 HEADS_LAST = [0, 2, 1, 3]
@@ -63,27 +64,38 @@ VIEWS = (aten.reshape.default, aten.view.default, aten._unsafe_view.default)
 
 # ---- the operator
 
-MOST_KEYS, MOST_WIDTH = 256, 128  # the limits of one tile of our kernel
+MOST_KEYS, MOST_WIDTH = 128, 128  # the limits of one tile of our kernel
+MOST_KEYS_OF_LIBRARY = 256  # with a bias whose rows are aligned, a library's kernel takes half of cuDNN's time
+ALIGNED = 8  # numbers: rows of a bias as the library's kernel reads them
 
 
 def _attention(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, scale: float) -> Tensor:
     if bias is not None:
+        keys = k.shape[-2]
+        bias = _with_aligned_rows(bias.expand(*bias.shape[:-1], keys))
         if bias.dim() == 4 and bias.shape[0] not in (1, q.shape[0]):  # such as masks for the windows of one image
             bias = bias.repeat(q.shape[0] // bias.shape[0], 1, 1, 1)
-        bias = bias.expand(*q.shape[:-1], k.shape[-2])
+        bias = bias[..., :keys].expand(*q.shape[:-1], keys)
     return F.scaled_dot_product_attention(q, k, v, attn_mask=bias, scale=scale).transpose(1, 2).contiguous()
+
+
+def _with_aligned_rows(bias: Tensor) -> Tensor:
+    """Return a bias, possibly with further keys, as a library's kernel reads it; what is expanded is copied once."""
+    once = bias[tuple(slice(0, 1) if stride == 0 else slice(None) for stride in bias.stride()[:-1])]
+    missing = -bias.shape[-1] % ALIGNED
+    return F.pad(once, (0, missing)) if missing else once.contiguous()
 
 
 def _attention_cuda(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, scale: float) -> Tensor:
     from backend_kwargs.rewrites.kernels.attention import attention_over_few_keys
 
-    has_kernel = _has_few_keys(q, k, v) and q.numel() > 0 and k.numel() > 0
+    has_kernel = _has_few_keys(q, k, v, MOST_KEYS) and q.numel() > 0 and k.numel() > 0
     return (attention_over_few_keys if has_kernel else _attention)(q, k, v, bias, scale)
 
 
-def _has_few_keys(q: Tensor, k: Tensor, v: Tensor) -> bool:
-    """Return whether our kernel has tiles for these sizes, for all values of their symbols."""
-    return known_true(k.shape[2] <= MOST_KEYS) and known_true(max(q.shape[3], v.shape[3]) <= MOST_WIDTH)
+def _has_few_keys(q: Tensor, k: Tensor, v: Tensor, most: int) -> bool:
+    """Return whether there are at most so many keys, and tiles for the widths, for all values of their symbols."""
+    return known_true(k.shape[2] <= most) and known_true(max(q.shape[3], v.shape[3]) <= MOST_WIDTH)
 
 
 def _heads_last(q: Tensor, k: Tensor, v: Tensor, *_: object) -> Tensor:
@@ -465,7 +477,9 @@ def _over_few_keys(node: Node) -> Attention | None:
     if not same_sizes(k.shape, (*q.shape[:2], k.shape[2], q.shape[3])) or not same_sizes(v.shape[:3], k.shape[:3]):
         return None
     biases, scale = _parts_of_bias(args["attn_bias"]), _scale_of(node)
-    if not _has_few_keys(q, k, v) or not bias.is_floating_point() or bias.dim() > 4 or scale is None:
+    if not _has_few_keys(q, k, v, MOST_KEYS_OF_LIBRARY) or not bias.is_floating_point():
+        return None
+    if bias.dim() > 4 or scale is None:
         return None
     if not _is_exact_in(q.dtype, biases) or not all(map(_is_first_result, node.users)):
         return None

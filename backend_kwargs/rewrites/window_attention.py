@@ -20,7 +20,7 @@ from backend_kwargs.rewrites.table import Rewrite
 from backend_kwargs.rewrites.traced import changes_meanwhile, example, examples, replacing
 
 REWRITE = Rewrite(
-    "Attention with a bias over few queries and keys in training, as of windows, by our own kernels",
+    "Attention with a bias over few keys in training, by our own kernels",
     traced=f"{__name__}:attend_by_tiles",
     operators=("backend_kwargs::window_attention", "backend_kwargs::window_attention_backward"),
     needs=("gpu",),

@@ -269,8 +269,8 @@ def test_seconds_to_compile(costs, stats, seconds):
 @pytest.mark.parametrize(
     ("places", "name", "rewrites"),
     [
-        pytest.param(["attention@1:0"], "attention", ["attention@1:0"], id="one rewrite"),
-        pytest.param(["attention@1:0", "patches@1:0"], "rewrites", ["attention@1:0", "patches@1:0"], id="two"),
+        pytest.param(["attention@2:0"], "attention", ["attention@2:0"], id="one rewrite"),
+        pytest.param(["attention@2:0", "patches@1:0"], "rewrites", ["attention@2:0", "patches@1:0"], id="two"),
     ],
 )
 def test_places_as_a_candidate(places, name, rewrites):

@@ -396,6 +396,41 @@ def test_layer_norm_backward(shape, dtype):
     assert not _without_kernel
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("period", [1, 4])
+@pytest.mark.parametrize(("tokens", "width"), [(49, 32), (64, 64), (16, 20)])
+def test_window_attention(tokens, width, period, dtype):
+    """Attention with a learnt bias, and masks of shifted windows, agrees with float64, forward and backward."""
+    x = normal(8, tokens, 3, 2, width, dtype=dtype).requires_grad_()
+    bias = normal(2, tokens, tokens, dtype=dtype).requires_grad_()
+    args = [x, bias, normal(period, tokens, tokens, dtype=dtype)]
+
+    def fn(x, bias, masks):
+        masks = masks.view(1, period, 1, tokens, tokens).expand(8 // period, -1, 2, -1, -1)
+        added = bias.unsqueeze(0) + masks.reshape(-1, 2, tokens, tokens)
+        q, k, v = x.permute(2, 0, 3, 1, 4).unbind(0)
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=added).transpose(1, 2).flatten(2)
+
+    grad = normal(8, tokens, 2 * width, dtype=dtype)
+    got, compiled = trained(fn, args, ("window_attention",), grad)
+    for one, want in zip(got, in_float64(fn, args, grad), strict=True):
+        close(one.cpu(), want, dtype)
+    assert report(compiled).graphs[0].rewritten == {"window_attention": 1}
+    assert not _without_kernel
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("keys", [144, 197])
+def test_attention_with_aligned_rows_of_a_bias(keys):
+    """A bias over more keys than our kernel takes goes to a library's kernel, with aligned rows."""
+    q, k, v = (normal(4, keys, 3, 64).transpose(1, 2) for _ in range(3))
+    bias = normal(1, 3, keys, keys)
+    fn = lambda q, k, v, bias: F.scaled_dot_product_attention(q, k, v, attn_mask=bias)  # noqa: E731
+    got, code, _ = code_of(fn, (q, k, v, bias), ("attention",))
+    close(got.cpu(), fn(*exact((q, k, v, bias))), torch.bfloat16)
+    assert "torch.ops.backend_kwargs.attention" in code
+
+
 GATHERED = {  # of a table [500, width], indices [60, 7] and weights [60, 7]
     "bags": lambda t, i, w: F.embedding_bag(i, t, mode="sum"),
     "weighted bags": lambda t, i, w: F.embedding_bag(i, t, mode="sum", per_sample_weights=w),

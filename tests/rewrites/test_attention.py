@@ -11,6 +11,7 @@ from torch._subclasses import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from backend_kwargs.rewrites.apply import RewritePass, rewrite_graph
+from backend_kwargs.rewrites.attention import _attention, _with_aligned_rows
 from tests.rewrites.lowering import Rewriting, agrees, matched
 
 SETTINGS = settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck))
@@ -421,6 +422,30 @@ def test_another_part_of_a_padded_bias(start, left, step):
     assert rewrite_graph(gm.graph, "attention") == 1
     (node,) = gm.graph.find_nodes(op="call_function", target=torch.ops.backend_kwargs.attention.default)
     assert node.args[3].target is torch.ops.aten.slice.Tensor
+
+
+ROWS = {
+    "unaligned": (torch.randn(2, 5, 13), 2 * 5 * 16),
+    "aligned": (torch.randn(2, 5, 16), 2 * 5 * 16),
+    "expanded": (torch.randn(1, 2, 5, 13).expand(6, 2, 5, 13), 2 * 5 * 16),
+    "of keys": (torch.randn(6, 1, 1, 13).expand(6, 2, 5, 13), 6 * 16),
+    "of queries": (torch.randn(2, 5, 1).expand(2, 5, 16), 2 * 5 * 16),
+    "that repeats": (torch.randn(3, 2, 5, 13), 3 * 2 * 5 * 16),
+    "transposed": (torch.randn(2, 16, 5).mT, 2 * 5 * 16),
+}
+
+
+@pytest.mark.parametrize(("bias", "numbers"), ROWS.values(), ids=ROWS)
+def test_rows_of_a_bias(bias, numbers):
+    """A library's kernel gets rows that begin at multiples of 16 bytes; what is expanded is copied once."""
+    q, k, v = torch.randn(6, 2, 5, 8), *torch.randn(2, 6, 2, bias.shape[-1], 8)
+    rows = _with_aligned_rows(bias)
+    assert rows.numel() == numbers
+    assert all(stride % 8 == 0 for stride in rows.stride()[:-1])
+    assert rows.stride(-1) == 1
+    whole = bias.repeat(2, 1, 1, 1) if bias.shape[0] == 3 else bias
+    want = torch.softmax(q.double() @ k.mT.double() * 0.2 + whole.double(), -1) @ v.double()
+    torch.testing.assert_close(_attention(q, k, v, bias, 0.2).double(), want.transpose(1, 2), rtol=1e-5, atol=1e-5)
 
 
 def test_fewer_heads_of_keys_stay():
