@@ -199,6 +199,7 @@ def rewritten_alone(graph: CapturedGraph, name: str) -> GraphModule | None:
 
 # ---- which are chosen
 
+OF = " of "  # between an operator and the layouts of what it reads
 DEARER = 1.1  # times as long as alone, from where a place is looked at in the whole graph
 CLEAR = 1.2  # a speedup that other sizes, which were not timed, are taken to have in part
 
@@ -248,9 +249,16 @@ def why_unlike_alone(
 ) -> str:
     """Return what a call of the `whole` graph has otherwise than the places that it has rewritten had alone, or "".
 
-    That is an operator on operands of other layouts, or one that takes longer, as where a kernel was added to it.
+    That is an operator on operands of other layouts, or one that takes longer, as where a kernel was added to it. What
+    Inductor has written out itself is none that the graph calls.
     """
-    alone = [(place, found.calls) for place in places if (found := verdicts.get(place, UNKNOWN)).calls]
+    called = {name.partition(OF)[0] for name in whole}
+
+    def calls_of(place: Place) -> dict[str, tuple[int, float]]:
+        found = verdicts.get(place, UNKNOWN).calls
+        return {name: each for name, each in found.items() if name.partition(OF)[0] in called}
+
+    alone = [(place, calls_of(place)) for place in places]
     expected = Counter[str]()
     for place, calls in alone:
         expected.update({name: place.count * count for name, (count, _) in calls.items()})

@@ -20,6 +20,7 @@ GENERATED = "generated code"  # on a CPU, where Inductor's kernels are not told 
 CALL_OF_A_GRAPH = "## Call CompiledFxGraph"  # as Inductor calls it
 AROUND = "around the graph"  # guards, and what torch does before and after a compiled graph
 CALLED_AROUND = ("TorchDynamo ", "Torch-Compiled Region", "Pregraph bytecode", "AOTDispatcher ")
+ADDED = {"aten::addmm": "aten::mm", "aten::baddbmm": "aten::bmm"}  # which Inductor may take apart, to fuse the addition
 COVER = 2  # times as long as the launches take a GPU is kept busy
 
 Times: TypeAlias = dict[str, tuple[int, float]]  # how often each is called in one call, and its seconds in all
@@ -55,10 +56,11 @@ def operator_times(call: Callable[[], object], device: torch.device, wanted: Cal
     def called(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> object:
         if not wanted(func):
             return func(*args, **kwargs)
-        layouts = [f"{tuple(each.shape)} {each.stride()}" for each in tensors_of(args)]
+        name = name_of(func)
+        layouts = [f"{tuple(each.shape)} {each.stride()}" for each in tensors_of(args[name in ADDED :])]
         start = _time_of(device)
         result = func(*args, **kwargs)
-        noted.append((f"{name_of(func)} of {', '.join(layouts)}", start, _time_of(device)))
+        noted.append((f"{ADDED.get(name, name)} of {', '.join(layouts)}", start, _time_of(device)))
         return result
 
     def watched() -> None:

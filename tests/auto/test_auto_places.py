@@ -253,6 +253,8 @@ def test_a_place_in_the_graph_is_compared_with_itself_alone(fresh_dynamo, change
     assert (whole[PRODUCT], len(whole)) == ((2, 4e-6), 2)
     chosen = place("attention", count=2)
     assert places.why_unlike_alone([chosen], {chosen: replace(FASTER, calls=alone)}, {**whole, **change}) == why
+    written_out = {name: each for name, each in alone.items() if "mm" not in name}
+    assert places.why_unlike_alone([chosen], {chosen: replace(FASTER, calls=alone)}, written_out) == ""
 
 
 def operators_of(fn):
