@@ -334,14 +334,13 @@ class Race:
         row = self.selection.best_row
         if row is None or row.status != "pass" or champion.made is None or champion.candidate.name == EAGER:
             return "the graph with its places rewritten does not serve"
-        if why := why_not_made(chosen, row.rewritten):
-            return why
         # A replay of CUDA graphs calls nothing.
         made = self.compiles.other(champion.made) if records(champion.row.options) else champion.made
-        if why := why_unlike_alone(chosen, self.selection.verdicts, self._operators_of(self.caller(made))):
-            return why
+        why = why_not_made(chosen, row.rewritten) or why_unlike_alone(
+            chosen, self.selection.verdicts, self._operators_of(self.caller(made))
+        )
         open_ = [each for each in chosen if not self.selection.verdicts.get(each, UNKNOWN).confirmed]
-        return UNCONFIRMED if open_ and self.request.settings.confirms else ""
+        return why or (UNCONFIRMED if open_ and self.request.settings.confirms else "")
 
     def _confirm(self) -> None:
         """Keep that verdicts were confirmed, where the whole graph was faster with the places than without."""

@@ -162,11 +162,9 @@ class Catalogue:
         return self._forget(verdicts.KIND, verdicts.FOLDER)
 
     def _forget(self, kind: Kind[Any], folder: str, prefix: str = "") -> int:
-        names: set[str] = set()
         with self._opened.doing("read") as store:
-            for name, content in store.list(folder):
-                if name.rpartition("/")[2].startswith(prefix) and not is_forgotten(content):
-                    names.add(name)
+            there = {name for name, content in store.list(folder) if not is_forgotten(content)}
+        names = {name for name in there if name.rpartition("/")[2].startswith(prefix)}
         with self._opened.doing("write") as store:
             for name in names:
                 put(kind, store, Document(name, None), self._of.signing_key)
