@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from benchmarks.analysis.held_out import AUTO, CLONED, DEFAULT, Model, read_models
-from benchmarks.workloads.drawn import DRAWN
+from benchmarks.workloads.drawn import MODELS
 
 RECORDS = Path(__file__).parent.parent / "results" / "h200" / "drawn.jsonl"
 # Each model, in the reader's words; the last one is `auto`'s worst.
@@ -28,7 +28,7 @@ BEST = 1.01  # within one per cent of the fastest counts as the best too
 
 def table() -> str:
     """Return the rows as a Markdown table: milliseconds per call, and the seconds of the first call."""
-    models = {model.row.name: model for model in read_models(RECORDS, [DRAWN[name] for name in ROWS])}
+    models = {model.row.name: model for model in read_models(RECORDS, [MODELS[name] for name in ROWS])}
     lines = ["| model | " + " | ".join(COLUMNS) + " |", "|---" + "|---:" * len(COLUMNS) + "|"]
     return "\n".join([*lines, *(f"| {words} | {' | '.join(_cells(models[name]))} |" for name, words in ROWS.items())])
 

@@ -22,7 +22,7 @@ from benchmarks.analysis.held_out import Records, write_page
 from benchmarks.execution.records import append
 from benchmarks.execution.turns import Job, Process
 from benchmarks.execution.ways import WAYS
-from benchmarks.workloads.drawn import DRAWN, MODELS
+from benchmarks.workloads.drawn import DRAWS, MODELS
 from benchmarks.workloads.held_out import BY_NAME, Scale
 
 Say = Callable[[str], None]
@@ -301,8 +301,8 @@ def names(text: str, known: Sequence[str], what: str) -> tuple[str, ...]:
 
 
 def models_named(text: str) -> tuple[str, ...]:
-    """Return the models in a text such as "olmoe,gin_train", all that are held out for "", those drawn for "drawn"."""
-    return tuple(DRAWN) if text == "drawn" else names(text, list(MODELS), "model") if text else tuple(BY_NAME)
+    """Return the models in a text such as "olmoe,gin_train", of a draw such as "drawn", or all that are held out for ""."""
+    return tuple(DRAWS[text]) if text in DRAWS else names(text, list(MODELS), "model") if text else tuple(BY_NAME)
 
 
 def ways_named(text: str) -> tuple[str, ...]:

@@ -22,7 +22,7 @@ from backend_kwargs.tables import as_text
 from backend_kwargs.torch_internals.device_peaks import peaks_of
 from backend_kwargs.torch_internals.modes import OperatorMode
 from backend_kwargs.torch_internals.replacing import undone
-from benchmarks.workloads.drawn import DRAWN, MODELS
+from benchmarks.workloads.drawn import DRAWS, MODELS
 
 Say = Callable[[str], None]
 MOST = 20  # rows
@@ -136,10 +136,10 @@ def _rows(kinds: Mapping[str, Kind]) -> Iterator[tuple[str, ...]]:
 
 
 def measure_kinds(names: Sequence[str], device: str, say: Say) -> str:
-    """Return the table of models of the suite: by name, or "drawn"."""
+    """Return the table of models of the suite: by name, by the seed of a draw, or "drawn"."""
     where, found = torch.device(device), dict[str, list[Call]]()
     dtype = torch.bfloat16 if device != "cpu" else torch.float32
-    for name in DRAWN if [*names] == ["drawn"] else names:
+    for name in DRAWS.get(",".join(names), names):
         try:
             model, inputs = MODELS[name].build(where, dtype, "full" if device != "cpu" else "tiny")
             found[name] = calls_of(model, inputs, where)

@@ -1,6 +1,6 @@
 """Models drawn by a seed from the model lists of transformers, timm and torch_geometric, which nobody has chosen.
 
-    python -m benchmarks.workloads.drawn SEED >benchmarks/workloads/drawn.json
+    python -m benchmarks.workloads.drawn SEED  # prints the models, for drawn.json, which has each draw by its seed
 
 The seed is the hash of a commit in which the lists and this rule stand; nothing is dropped afterwards. Of each stratum
 the list is shuffled, and the first models are taken that have at most MOST_PARAMETERS, and whose call fails on the meta
@@ -98,8 +98,12 @@ def row(stratum: str, name: str) -> HeldOut:
     return HeldOut(f"{stratum}_{name}", of.kind, f"{name}, {stratum}", of.build, {"name": name}, sizes, sizes)
 
 
-DRAWN = {model.name: model for model in (row(*each) for each in json.loads((HERE / "drawn.json").read_text()))}
-MODELS = {**held_out.BY_NAME, **DRAWN}
+DRAWS = {
+    seed: {model.name: model for model in (row(*each) for each in models)}
+    for seed, models in json.loads((HERE / "drawn.json").read_text()).items()
+}
+MODELS = {**held_out.BY_NAME, **{name: model for models in DRAWS.values() for name, model in models.items()}}
+DRAWS["drawn"] = [*DRAWS.values()][-1]
 
 
 def draw(seed: str, say: Callable[[str], None]) -> Iterator[tuple[str, str]]:
