@@ -301,7 +301,7 @@ def names(text: str, known: Sequence[str], what: str) -> tuple[str, ...]:
 
 
 def models_named(text: str) -> tuple[str, ...]:
-    """Return the models in a text such as "olmoe,gin_train", of a draw such as "drawn", or all that are held out for ""."""
+    """Return the models in a text such as "olmoe,gin_train", of a draw such as "drawn", or for "" all held out."""
     return tuple(DRAWS[text]) if text in DRAWS else names(text, list(MODELS), "model") if text else tuple(BY_NAME)
 
 
