@@ -34,8 +34,7 @@ def _product(node: Node, args: Arguments) -> Node | None:
     values = examples(a, b, node)
     if values is None or not _is_by_a_vector(*values):
         return None
-    # Other rewrites match attention as a whole.
-    if _leads_to_softmax(node, lambda each: each.users) or _leads_to_softmax(node, lambda each: each.all_input_nodes):
+    if is_in_attention(node):
         return None
     left, right, _ = values
     column, graph = known_true(right.shape[-1] == 1), node.graph
@@ -56,6 +55,12 @@ def _is_by_a_vector(left: torch.Tensor, right: torch.Tensor, result: torch.Tenso
         return False
     few = isinstance(left.shape[-1], int) and 1 < left.shape[-1] <= LARGEST_SUM
     return few and (known_true(right.shape[-1] == 1) or known_true(left.shape[-2] == 1))
+
+
+def is_in_attention(node: Node) -> bool:
+    """Return whether a product is near a softmax, so that other rewrites may match all of it."""
+    before, after = (lambda each: each.all_input_nodes), (lambda each: each.users)
+    return _leads_to_softmax(node, after) or _leads_to_softmax(node, before)
 
 
 def _leads_to_softmax(node: Node, following: Callable[[Node], Iterable[Node]]) -> bool:

@@ -431,6 +431,24 @@ def test_attention_with_aligned_rows_of_a_bias(keys):
     assert "torch.ops.backend_kwargs.attention" in code
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("tokens", [49, 196, 197])
+def test_aligned_products(tokens, dtype):
+    """Layers over unaligned numbers of tokens, and products of batches, agree with float64, forward and backward."""
+    sizes = (4, tokens, 64), (96, tokens), (96,), (tokens, 96), (tokens,), (4, 30, tokens)
+    args = [normal(*each, dtype=dtype).requires_grad_() for each in sizes]
+
+    def fn(x, w, b, v, c, y):
+        mixed = F.linear(F.gelu(F.linear(x.mT, w, b)), v, c).mT
+        return torch.bmm(y, mixed)
+
+    grad = normal(4, 30, 64, dtype=dtype)
+    got, compiled = trained(fn, args, ("aligned_products",), grad)
+    for one, want in zip(got, in_float64(fn, args, grad), strict=True):
+        close(one.cpu(), want, dtype)
+    assert report(compiled).graphs[0].rewritten == {"aligned_products": 3}
+
+
 GATHERED = {  # of a table [500, width], indices [60, 7] and weights [60, 7]
     "bags": lambda t, i, w: F.embedding_bag(i, t, mode="sum"),
     "weighted bags": lambda t, i, w: F.embedding_bag(i, t, mode="sum", per_sample_weights=w),

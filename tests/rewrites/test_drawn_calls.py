@@ -264,6 +264,23 @@ def matrix_vector(program):
     return program.returns(f"{made}.view(-1)" if program.pick(False, True) else made)
 
 
+def aligned_products(program):
+    dtype = program.often(torch.bfloat16, torch.float16, torch.float32)
+    summed, columns = program.often(30, 31, 32, 3, 0, 1), program.often(25, 47, 48, 2, 0, 1)
+    batch = program.often([2], [], [2, 3], [1], [0])
+    x = program.tensor(*batch, program.often(4, 1, 0), summed, dtype=dtype)
+    if program.pick(False, True):
+        w = program.tensor(columns, summed, dtype=dtype)
+        bias = program.often(program.tensor(columns, dtype=dtype), None, program.tensor(1, dtype=dtype))
+        made = program.let(program.call("F.linear", input=x, weight=w, bias=bias))
+    else:
+        y = program.tensor(*program.often(batch, [], [1]), summed, columns, dtype=dtype)
+        form = program.pick("torch.matmul({}, {})", "{} @ {}", "{}.matmul({})", "torch.bmm({}, {})")
+        made = program.let(form.format(x, y))
+    after = program.often("", ".softmax(-1)", ".relu()", ".mT", ".flatten()")
+    return program.returns(f"{made}{after}")
+
+
 ROWS = ("{}[..., :, None, :]", "{}.unsqueeze(-2)", "{0}[..., None, :].expand(*{0}.shape[:-1], 8, -1)", "{}")
 COLUMNS = ("{}[..., None, :, :]", "{}.unsqueeze(-3)", "{}.mT[..., None].transpose(-1, -3).transpose(-1, -2)", "{}")
 VIEWS = (".transpose(-1, -2)", ".flatten(-3, -2)", "[..., None, :]", ".unsqueeze(0)", ".contiguous()", ".view(-1, 6)",
@@ -362,11 +379,13 @@ PROGRAMS = {
     "interpolation": interpolation,
     "convolution_as_product": convolution_as_product,
     "matrix_vector": matrix_vector,
+    "aligned_products": aligned_products,
     "contraction": contraction,
     "gather_sum": gather_sum,
 }
 LOSSES = ("cross_entropy", "linear_cross_entropy")  # with gradients of their own
-TRAINING = (*LOSSES, "patches", "interpolation", "convolution_as_product", "matrix_vector", "contraction")
+TRAINING = (*LOSSES, "patches", "interpolation", "convolution_as_product", "matrix_vector", "contraction",
+            "aligned_products")  # fmt: skip
 
 
 def options(name, training=TRAINING):

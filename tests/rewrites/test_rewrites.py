@@ -101,7 +101,7 @@ WRONG = {
             "Unknown rewrite 'zzz'. Rewrites are convolution, grouped_convolution, patches, interpolation, "
             "convolution_as_product, linear_activation, onednn, attention, window_attention, attention_mask, "
             "multihead_attention, decode_attention, cross_entropy, linear_cross_entropy, layer_norm_backward, "
-            "contraction, matrix_vector, gather_sum, packed, approximate_gelu."
+            "contraction, matrix_vector, aligned_products, gather_sum, packed, approximate_gelu."
         ),
     ),
     "removed": (

@@ -1,0 +1,74 @@
+"""Products with sides that are no multiple of 16 bytes, with zeros up to one, for which libraries have faster kernels.
+
+Inductor's own padding copies both operands, and pays off for few. Here whatever computes an operand writes the zeros,
+and whatever reads the result leaves its last columns out, if Inductor generates their code.
+"""
+
+import torch
+import torch.nn.functional as F  # noqa: N812
+from torch.fx import Node
+from torch.fx.node import Argument
+
+from backend_kwargs.rewrites.matching import HALF, Arguments, same_sizes
+from backend_kwargs.rewrites.matrix_vector import PRODUCTS, is_in_attention
+from backend_kwargs.rewrites.table import Rewrite
+from backend_kwargs.rewrites.traced import example, examples, replacing
+
+REWRITE = Rewrite(
+    "Products of unaligned sides, with zeros in both operands",
+    traced=f"{__name__}:pad_products",
+    needs=("gpu",),
+    applies="half precision; sizes that do not vary and grow by at most a third",
+    costs="memory for the zeros",
+    fitting=lambda stats: stats.gpu and stats.unaligned > 0,
+    order=155,
+)
+
+LINEAR = (F.linear,)
+ALIGNED, TILE = 8, 64  # numbers: rows of 16 bytes; whole tiles are faster where there are several
+SEVERAL = 128
+
+
+def _product(node: Node, args: Arguments) -> Node | None:
+    """Insert the product of padded operands for one of which a side is not aligned."""
+    is_linear, of_bias = node.target in LINEAR, example(args.get("bias"))
+    left, right, *others = (args[name] for name in args if name != "bias")
+    values = examples(left, right, node)
+    if values is None or others or min(values[0].dim(), values[1].dim()) < 2 or values[2].dtype not in HALF:
+        return None
+    if not values[2].is_contiguous() or (not is_linear and is_in_attention(node)):
+        return None
+    summed, columns = values[0].shape[-1], values[2].shape[-1]
+    if of_bias is not None and not same_sizes(of_bias.shape, (columns,)):
+        return None
+    of_sum, of_columns = _missing(summed), _missing(columns)
+    if of_sum is None or of_columns is None or not of_sum + of_columns:
+        return None
+    left = _padded(left, 0, of_sum)
+    right = _padded(right, *((of_columns, of_sum) if is_linear else (of_sum, of_columns)))
+    if is_linear:
+        bias = args["bias"] and _padded(args["bias"], 0, of_columns)
+        made = node.graph.call_function(F.linear, (left, right, bias))
+    else:
+        made = node.graph.call_function(torch.matmul, (left, right))
+    if not of_columns:
+        return made
+    return node.graph.call_method("contiguous", (node.graph.call_method("narrow", (made, -1, 0, columns)),))
+
+
+def _missing(size: object) -> int | None:
+    """Return how many zeros make a side aligned, or None if its size varies or they would be too many."""
+    if not isinstance(size, int):
+        return None
+    multiples = (TILE, ALIGNED) if size % ALIGNED and size >= SEVERAL else (ALIGNED,)
+    return next((zeros for zeros in (-size % each for each in multiples) if 3 * zeros <= size), None)
+
+
+def _padded(node: Argument, rows: int, columns: int) -> Node:
+    """Insert zeros after the last two dimensions of an operand."""
+    assert isinstance(node, Node)
+    sizes = (0, columns, 0, rows) if rows else (0, columns)
+    return node.graph.call_function(F.pad, (node, sizes)) if rows or columns else node
+
+
+pad_products = replacing((*LINEAR, *PRODUCTS), _product)
