@@ -166,7 +166,7 @@ class Compiler:
         if op in self.table and op not in self.partly:
             return False
         if self.name == "tvm":
-            from backend_kwargs.backends.tvm.lowering.table import CONVERTERS
+            from backend_kwargs.backends.tvm.lowering.kernels import CONVERTERS
 
             return bool(CONVERTERS.keys() & set(names_of(op)))
         if self.name == "onnxruntime":

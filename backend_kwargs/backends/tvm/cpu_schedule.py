@@ -1,4 +1,4 @@
-"""CPU schedules: cheap blocks inlined, rows kept in cache, the contiguous axis vectorized.
+"""CPU schedules: cheap blocks inlined, sums in lanes, the contiguous axis vectorized.
 
 TVM has no default schedule for CPUs: without these a function is plain loops on one thread.
 """
@@ -55,7 +55,7 @@ def schedule_cpu(func: tirx.PrimFunc, target: Target) -> Schedule:
     _teach_extrema()
     lanes = codegen.llvm_get_vector_width(target) // 32
     sch = _each(Schedule(func), _inline)
-    sch = _rows(_each(sch, partial(_split_sum, lanes=lanes), _is_sum))
+    sch = _each(sch, partial(_split_sum, lanes=lanes), _is_sum)
     sch = _each(_each(sch, partial(_fuse, lanes=lanes)), partial(_vectorize, lanes=lanes))
     return _each(sch, _parallelize) if int(target.attrs.get("num-cores", 1)) > 1 else sch
 
@@ -194,35 +194,6 @@ def _split_sum(sch: Schedule, block: Block, lanes: int) -> None:
         return
     _, lane = sch.split(inner, [None, width])
     sch.rfactor(lane, len(axes.block.writes[0].region))
-
-
-def _rows(sch: Schedule) -> Schedule:
-    """Compute the producers of a row of the result right before it, while the row is in cache."""
-    *before, last = blocks(sch)
-    sums = [block for block in before if _is_sum(sch, block)]
-    if not sums:
-        return sch
-    rows = min(_rank(sch, block) for block in sums)
-    if not 0 < rows < len(sch.get_loops(last)):
-        return sch
-    for block in reversed(before):
-        sch = _attempt(sch, partial(_compute_at, block=block, loop=sch.get_loops(last)[rows - 1]))
-    return sch
-
-
-def _rank(sch: Schedule, block: Block) -> int:
-    """Return the number of loops over a sum's results, without the last one of extent 1 that keepdim leaves."""
-    axes = Axes(sch, block)
-    over = [_extent(sch, loop) for loop in axes.loops if not _among(loop, axes.summed)]
-    return max((i for i, extent in enumerate(over, 1) if extent != 1), default=0)
-
-
-def _compute_at(sch: Schedule, block: Block, loop: Loop) -> None:
-    """Compute a producer in a loop of its consumer. Raises if that repeats work."""
-    before = _work(sch, block)
-    sch.compute_at(block, loop, preserve_unit_loops=True)
-    if not _same(before, _work(sch, block)):
-        raise ValueError("A row's producer would be computed again for other rows.")
 
 
 def _fuse(sch: Schedule, block: Block, lanes: int) -> None:

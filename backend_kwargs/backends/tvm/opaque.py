@@ -65,7 +65,7 @@ def hide(mod: tvm.IRModule, *, totals: bool = False) -> tvm.IRModule:
 def _store(totals: bool, store: BufferStore, _: object) -> BufferStore:
     """Return a store whose value is opaque; an accumulated total stays a plain sum."""
     value = store.value
-    if not _is_total(store) or (totals and not _is_float(value)):
+    if not _is_total(store) or (totals and "float" not in str(value.ty.dtype)):
         value = opaque(value)
     else:
         value = tirx.Add(value.a, opaque(value.b))
@@ -87,7 +87,7 @@ def opaque(expr: Expr, *variables: Expr) -> Expr:
 
     def operator(node: Expr, mutator: StructuralMutator) -> Expr:
         node = mutator.default_mutate(node)
-        if not (_is_float(node.a) or _of_data(node, variables)):
+        if not ("float" in str(node.a.ty.dtype) or _of_data(node, variables)):
             return node
         return _call(NAMES[type(node)], node.ty, node.a, node.b)
 
@@ -108,10 +108,6 @@ def _of_data(expr: Expr, variables: Sequence[Expr]) -> bool:
     kinds = TensorLoad, tirx.FloatImm, tirx.Var
     tvm_ffi.structural_walk(expr, (kinds, lambda node: nodes.append(node)))  # noqa: PLW0108
     return any(not isinstance(node, tirx.Var) or any(node.same_as(each) for each in variables) for node in nodes)
-
-
-def _is_float(expr: Expr) -> bool:
-    return "float" in str(expr.ty.dtype)
 
 
 def _call(name: str, ty: Type | str, *args: Expr) -> Expr:

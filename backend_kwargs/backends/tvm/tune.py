@@ -186,13 +186,11 @@ def _search(mod: tvm.IRModule, settings: TVMOptions, target: Target, known: Know
             runner = InProcessRunner(builder.kept, lambda at: tell(f"trial {at} of {trials}", at / trials))
             measured = [_measure_ours(task, ours, builder, runner, database) for task in tasks]
             completed = _tune(_slow(tasks, measured), settings, builder, runner, database)
-        records = _records(directory)
         if why := _why_incomplete(directory, database, share if completed else None):
             warn_once(f"TVM's results cannot be stored in {str(directory)!r}: {why}. They serve this process only.")
-            kept = database.get_all_tuning_records()
-            ran = [each for each in kept if max(map(float, each.run_secs or [FAILED_S])) < FAILED_S]
-            records = [each.workload for each in kept], ran
-        known.add(*records, share if completed else 0)
+        kept = database.get_all_tuning_records()
+        ran = [each for each in kept if max(map(float, each.run_secs or [FAILED_S])) < FAILED_S]
+        known.add([each.workload for each in kept], ran, share if completed else 0)
     finally:
         if not settings.work_dir:
             shutil.rmtree(parent, ignore_errors=True)

@@ -13,7 +13,7 @@ from torch.nn import functional
 
 from backend_kwargs.backends.part_compiler import why_not, why_unfit
 from backend_kwargs.backends.tvm.decompositions import decompositions
-from backend_kwargs.backends.tvm.lowering.table import CONVERTERS, RESHAPED, SAME
+from backend_kwargs.backends.tvm.lowering.kernels import CONVERTERS, RESHAPED, SAME
 from backend_kwargs.backends.tvm.part_compiler import TVM
 from backend_kwargs.backends.tvm.settings import BECOMES, TVMOptions
 from backend_kwargs.backends.tvm.supported import DENIED, REASONS

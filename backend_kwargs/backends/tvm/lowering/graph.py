@@ -16,7 +16,7 @@ from tvm import relax, tirx
 from backend_kwargs.backends.part_compiler import Unsupported
 from backend_kwargs.backends.tvm.lowering.kernels import Kernels
 from backend_kwargs.backends.tvm.lowering.node import dtype
-from backend_kwargs.backends.tvm.lowering.table import RESHAPED, SAME
+from backend_kwargs.backends.tvm.lowering.views import RESHAPED, SAME
 from backend_kwargs.backends.tvm.opaque import hide
 from backend_kwargs.backends.tvm.shapes import ShapeSource, UnknownSize, to_tvm, unread
 from backend_kwargs.graphs.parts import names_of, symbols_of
@@ -33,7 +33,6 @@ class Lowered:
     mod: tvm.IRModule
     inputs: tuple[str, ...]
     shape_sources: tuple[ShapeSource, ...]
-    outputs: int
 
 
 def lower(gm: fx.GraphModule, kernels: Kernels | None = None) -> Lowered:
@@ -64,11 +63,11 @@ class _Lowering:
             fake = node.meta["val"]
             self.values[node] = relax.Var(node.name, relax.TensorType(self._shape(fake), dtype(fake)))
         sizes = relax.Var("sizes", relax.ShapeType([self.variables[source.symbol] for source in sources]))
-        count = self._main([*(self.values[node] for node in tensors), *([sizes] if sources else [])])
-        return Lowered(hide(self.bb.get()), tuple(node.name for node in tensors), tuple(sources), count)
+        self._main([*(self.values[node] for node in tensors), *([sizes] if sources else [])])
+        return Lowered(hide(self.bb.get()), tuple(node.name for node in tensors), tuple(sources))
 
-    def _main(self, parameters: list[relax.Var]) -> int:
-        """Build the function "main", and return its number of outputs."""
+    def _main(self, parameters: list[relax.Var]) -> None:
+        """Build the function "main"."""
         results: list[relax.Expr] = []
         failure: Exception | None = None
         with self.bb.function("main", parameters):
@@ -81,7 +80,6 @@ class _Lowering:
             self.bb.emit_func_output(whole)
         if failure:
             raise failure
-        return len(results)
 
     def _sources(self, tensors: list[fx.Node]) -> list[ShapeSource]:
         """Return where the values of symbols that are no input's size come from. Raises Unsupported."""

@@ -13,12 +13,18 @@ from tvm.relax.utils import gen_call_tir_inputs
 from tvm.te import Tensor
 
 from backend_kwargs.backends.part_compiler import Unsupported
-from backend_kwargs.backends.tvm.lowering.node import Node, dtype, is_float
-from backend_kwargs.backends.tvm.lowering.table import RESHAPED, SAME, converter
+from backend_kwargs.backends.tvm.lowering.node import Converter, Node, dtype, is_float
+from backend_kwargs.backends.tvm.lowering.pointwise import POINTWISE
+from backend_kwargs.backends.tvm.lowering.reductions import REDUCTIONS
+from backend_kwargs.backends.tvm.lowering.views import RESHAPED, SAME, VIEWS
+from backend_kwargs.backends.tvm.lowering.windows import WINDOWS
 from backend_kwargs.backends.tvm.shapes import to_tvm
 from backend_kwargs.errors import error_text
 from backend_kwargs.graphs.parts import expression, names_of, symbols_of
 from backend_kwargs.torch_internals.pytree import tree_flatten, tree_leaves, tree_unflatten
+
+# By overload, or by operator.
+CONVERTERS: dict[str, Converter] = {**POINTWISE, **REDUCTIONS, **VIEWS, **WINDOWS}
 
 
 @dataclass(frozen=True)
@@ -78,7 +84,9 @@ def _kernel(node: fx.Node) -> Kernel:
     if (RESHAPED | SAME).intersection(names_of(node)):
         typed(node.meta["val"], variables)
         return Kernel()
-    convert = converter(node)
+    convert = next((CONVERTERS[name] for name in names_of(node) if name in CONVERTERS), None)
+    if convert is None:
+        raise Unsupported(node, "no converter")
     outputs: list[Tensor | None] = []
 
     def body(tensors: list[Tensor], sizes: list[tirx.Expr]) -> list[Tensor]:

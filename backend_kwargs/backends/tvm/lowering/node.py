@@ -85,16 +85,12 @@ def fake(args: Any) -> Any:
     return fx.node.map_arg(args, lambda node: node.meta["val"])
 
 
-def dtype(tensor: torch.Tensor) -> str:
-    """Return a tensor's dtype in TVM's notation. Raises Unsupported."""
-    return dtype_of(tensor.dtype)
-
-
-def dtype_of(torch_dtype: torch.dtype) -> str:
-    """Return a dtype in TVM's notation. Raises Unsupported."""
-    if torch_dtype not in DTYPES:
-        raise Unsupported("dtype", f"TVM is not used for {str(torch_dtype).removeprefix('torch.')}")
-    return DTYPES[torch_dtype]
+def dtype(of: torch.Tensor | torch.dtype) -> str:
+    """Return a dtype, or a tensor's, in TVM's notation. Raises Unsupported."""
+    given = of if isinstance(of, torch.dtype) else of.dtype
+    if given not in DTYPES:
+        raise Unsupported("dtype", f"TVM is not used for {str(given).removeprefix('torch.')}")
+    return DTYPES[given]
 
 
 def computed_in(name: str) -> str:
@@ -124,11 +120,6 @@ def cast(x: Expr | float, to: str) -> Expr:
 def isnan(x: Expr) -> Expr:
     """Return whether a number is nan; an int never is."""
     return opaque.isnan(x) if is_float(x.ty.dtype) else tirx.const(False, "bool")
-
-
-def equal(x: Expr, y: Expr) -> Expr:
-    """Return whether two numbers are equal."""
-    return tirx.EQ(x, y)
 
 
 def unequal(x: Expr, y: Expr) -> Expr:

@@ -18,8 +18,7 @@ from backend_kwargs.backends.tvm.lowering.node import (
     cast,
     compute,
     computed_in,
-    dtype_of,
-    equal,
+    dtype,
     is_float,
     isnan,
     load,
@@ -47,23 +46,13 @@ class Pointwise:
         args = (*args, *self.defaults[len(args) :]) if self.defaults else args
         count = len(args) if self.operands is None else self.operands
         promoted = [fake for fake in node.fakes[:count] if fake is not None]
-        within = computed_in(dtype_of(elementwise_dtypes(*promoted, type_promotion_kind=self.kind)[0]))
+        within = computed_in(dtype(elementwise_dtypes(*promoted, type_promotion_kind=self.kind)[0]))
 
         def element(index: tuple[Expr, ...]) -> Expr:
             numbers = [x if x is None else cast(load(x, index), within) for x in args[:count]]
             return cast(self.value(*numbers, *args[count:], **kwargs), node.dtype)
 
         return compute(node.shape, element)
-
-
-def where(condition: Expr, x: Expr, y: Expr) -> Expr:
-    """Choose without a branch, so that LLVM can vectorize."""
-    return tirx.Select(condition, x, y)
-
-
-def zero(x: Expr) -> Expr:
-    """Return zero of an expression's type."""
-    return const(0, x)
 
 
 def libm(name: str) -> Callable[..., Expr]:
@@ -76,12 +65,12 @@ modulo = libm("fmod")
 
 def maximum(x: Expr, y: Expr) -> Expr:
     """Return the larger number, nan if one is nan."""
-    return where(first_wins(x, x > y), x, y) if is_float(x.ty.dtype) else tirx.max(x, y)
+    return tirx.Select(first_wins(x, x > y), x, y) if is_float(x.ty.dtype) else tirx.max(x, y)
 
 
 def minimum(x: Expr, y: Expr) -> Expr:
     """Return the smaller number, nan if one is nan."""
-    return where(first_wins(x, x < y), x, y) if is_float(x.ty.dtype) else tirx.min(x, y)
+    return tirx.Select(first_wins(x, x < y), x, y) if is_float(x.ty.dtype) else tirx.min(x, y)
 
 
 def first_wins(x: Expr, beyond: Expr) -> Expr:
@@ -113,7 +102,9 @@ def remainder(x: Expr, y: Expr) -> Expr:
     if not is_float(x.ty.dtype):
         return tirx.floormod(x, nonzero(y))
     rest = modulo(x, y)
-    return where(tirx.all(unequal(rest, zero(x)), unequal(rest < zero(x), y < zero(x))), rest + y, rest)
+    return tirx.Select(
+        tirx.all(unequal(rest, const(0, x)), unequal(rest < const(0, x), y < const(0, x))), rest + y, rest
+    )
 
 
 def fmod(x: Expr, y: Expr) -> Expr:
@@ -127,10 +118,16 @@ def floor_divide(x: Expr, y: Expr) -> Expr:
         return tirx.floordiv(x, nonzero(y))
     rest = modulo(x, y)
     quotient = (x - rest) / y
-    quotient = quotient - cast(tirx.all(unequal(rest, zero(x)), unequal(rest < zero(x), y < zero(x))), x.ty.dtype)
+    quotient = quotient - cast(
+        tirx.all(unequal(rest, const(0, x)), unequal(rest < const(0, x), y < const(0, x))), x.ty.dtype
+    )
     down = tirx.floor(quotient)
-    down = where(quotient - down > const(0.5, x), down + const(1, x), down)
-    return where(equal(y, zero(y)), x / y, where(equal(quotient, zero(x)), tirx.copysign(zero(x), x / y), down))
+    down = tirx.Select(quotient - down > const(0.5, x), down + const(1, x), down)
+    return tirx.Select(
+        tirx.EQ(y, const(0, y)),
+        x / y,
+        tirx.Select(tirx.EQ(quotient, const(0, x)), tirx.copysign(const(0, x), x / y), down),
+    )
 
 
 def truncate_divide(x: Expr, y: Expr) -> Expr:
@@ -145,12 +142,12 @@ def divide(x: Expr, y: Expr, rounding_mode: str | None = None) -> Expr:
 
 def isinf(x: Expr) -> Expr:
     """Return whether a number is infinite; an int never is."""
-    return equal(tirx.abs(x), const(math.inf, x)) if is_float(x.ty.dtype) else tirx.const(False, "bool")
+    return tirx.EQ(tirx.abs(x), const(math.inf, x)) if is_float(x.ty.dtype) else tirx.const(False, "bool")
 
 
 def sign(x: Expr) -> Expr:
     """Return -1, 0 or 1; 0 for nan, as ATen does."""
-    return cast(x > zero(x), x.ty.dtype) - cast(x < zero(x), x.ty.dtype)
+    return cast(x > const(0, x), x.ty.dtype) - cast(x < const(0, x), x.ty.dtype)
 
 
 def absolute(x: Expr) -> Expr:
@@ -166,7 +163,7 @@ def rounded(function: Callable[[Expr], Expr]) -> Callable[[Expr], Expr]:
 def expm1(x: Expr) -> Expr:
     """Return exp(x) - 1 without cancellation: tanh(x/2) * (exp(x) + 1) near zero."""
     near = vector.tanh(x * const(0.5, x)) * (vector.exp(x) + const(1, x))
-    return where(tirx.abs(x) < const(0.5, x), near, vector.exp(x) - const(1, x))
+    return tirx.Select(tirx.abs(x) < const(0.5, x), near, vector.exp(x) - const(1, x))
 
 
 def power(x: Expr, y: Expr) -> Expr:
@@ -195,14 +192,14 @@ POWERS = {
 
 def truth(function: Callable[..., Expr]) -> Pointwise:
     """Return a function of bools."""
-    return Pointwise(lambda *xs: function(*(unequal(x, zero(x)) for x in xs)), BOOL)
+    return Pointwise(lambda *xs: function(*(unequal(x, const(0, x)) for x in xs)), BOOL)
 
 
-INTRINSICS = ("log", "log2", "log10", "sqrt", "sin", "cos", "copysign")
+INTRINSICS = ("exp2", "log", "log2", "log10", "sqrt", "sin", "cos", "copysign")
 LIBM = ("erfc", "hypot", "log1p", "tan", "asin", "acos", "atan", "atan2", "sinh", "cosh", "asinh", "acosh", "atanh")
 POINTWISE: dict[str, Converter] = {
     **{name: Pointwise(getattr(tirx, name), FLOAT) for name in INTRINSICS},
-    **{name: Pointwise(getattr(vector, name), FLOAT) for name in ("sigmoid", "tanh", "erf", "exp", "exp2")},
+    **{name: Pointwise(getattr(vector, name), FLOAT) for name in ("sigmoid", "tanh", "erf", "exp")},
     **{name: Pointwise(libm(name), FLOAT) for name in LIBM},
     **{name: Pointwise(rounded(getattr(tirx, name))) for name in ("floor", "ceil", "trunc")},
     **{name: Pointwise(getattr(operator, name), BOOL) for name in ("lt", "le", "gt", "ge")},
@@ -216,21 +213,21 @@ POINTWISE: dict[str, Converter] = {
     "fmod": Pointwise(fmod),
     "pow": Pointwise(power, LONG),
     "maximum": Pointwise(maximum),
-    "fmax": Pointwise(lambda x, y: where(isnan(x), y, where(isnan(y), x, maximum(x, y)))),
-    "fmin": Pointwise(lambda x, y: where(isnan(x), y, where(isnan(y), x, minimum(x, y)))),
+    "fmax": Pointwise(lambda x, y: tirx.Select(isnan(x), y, tirx.Select(isnan(y), x, maximum(x, y)))),
+    "fmin": Pointwise(lambda x, y: tirx.Select(isnan(x), y, tirx.Select(isnan(y), x, minimum(x, y)))),
     "minimum": Pointwise(minimum),
     "clamp": Pointwise(clamp, operands=3, defaults=(None, None, None)),
-    "relu": Pointwise(lambda x: where(x < zero(x), zero(x), x)),
+    "relu": Pointwise(lambda x: tirx.Select(x < const(0, x), const(0, x), x)),
     "expm1": Pointwise(expm1, FLOAT),
     "rsqrt": Pointwise(lambda x: const(1, x) / tirx.sqrt(x), FLOAT),
     "reciprocal": Pointwise(lambda x: const(1, x) / x, FLOAT),
-    "neg": Pointwise(lambda x: -x if is_float(x.ty.dtype) else zero(x) - x),
+    "neg": Pointwise(lambda x: -x if is_float(x.ty.dtype) else const(0, x) - x),
     "abs": Pointwise(absolute),
     "sign": Pointwise(sign),
     "round.default": Pointwise(rounded(tirx.nearbyint)),
     "isnan": Pointwise(isnan, BOOL),
     "isinf": Pointwise(isinf, BOOL),
-    "eq": Pointwise(equal, BOOL),
+    "eq": Pointwise(tirx.EQ, BOOL),
     "ne": Pointwise(unequal, BOOL),
     "logical_and": truth(tirx.all),
     "logical_or": truth(tirx.any),
@@ -259,7 +256,7 @@ def select(node: Node, condition: Tensor, x: Tensor, y: Tensor) -> Tensor:
     """Lower where."""
     return compute(
         node.shape,
-        lambda index: where(
+        lambda index: tirx.Select(
             cast(load(condition, index), "bool"), cast(load(x, index), node.dtype), cast(load(y, index), node.dtype)
         ),
     )

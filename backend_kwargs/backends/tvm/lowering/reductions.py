@@ -1,7 +1,8 @@
-"""Reductions."""
+"""Reductions, and products, which are sums."""
 
 import functools
 import math
+import operator
 from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
@@ -18,11 +19,11 @@ from backend_kwargs.backends.tvm.lowering.node import (
     compute,
     computed_in,
     dtype,
-    equal,
     int64,
     is_float,
     is_one,
     isnan,
+    load,
 )
 from backend_kwargs.backends.tvm.lowering.pointwise import maximum, minimum
 from backend_kwargs.backends.tvm.opaque import number
@@ -118,15 +119,11 @@ def cast_to(x: Tensor, dtype: str) -> Tensor:
     return x if x.dtype == dtype else compute(x.shape, lambda i: cast(x(*i), dtype))
 
 
-def reduction(reducer: Reducer) -> Converter:
-    """Return a converter of sum, prod, amax, amin and similar operators."""
-
-    def convert(node: Node, x: Tensor, dims: Dims = None, keepdim: bool = False, **_: object) -> Tensor:
-        over = dims_of(dims, len(x.shape))
-        within = accumulated_in(x, over, node.dtype) if reducer is SUM else computed_in(node.dtype)
-        return cast_to(reduce(x, over, keepdim, reducer, within), node.dtype)
-
-    return convert
+def reduction(reducer: Reducer, node: Node, x: Tensor, dims: Dims = None, keepdim: bool = False, **_: object) -> Tensor:
+    """Lower sum, prod, amax, amin and similar operators."""
+    over = dims_of(dims, len(x.shape))
+    within = accumulated_in(x, over, node.dtype) if reducer is SUM else computed_in(node.dtype)
+    return cast_to(reduce(x, over, keepdim, reducer, within), node.dtype)
 
 
 def mean(node: Node, x: Tensor, dims: Dims = None, keepdim: bool = False, **_: object) -> Tensor:
@@ -205,7 +202,7 @@ def best(
     def first(i: tuple[Expr, ...]) -> Expr:
         value, position = element(i)
         value = cast(value, within)
-        is_best = tirx.any(equal(value, values(*i)), tirx.all(isnan(value), isnan(values(*i))))
+        is_best = tirx.any(tirx.EQ(value, values(*i)), tirx.all(isnan(value), isnan(values(*i))))
         if last_nan:
             position = tirx.Select(isnan(value), -position, position)
         return reduced(MIN, tirx.Select(is_best, position, tirx.max_value("int64")), axes)
@@ -216,63 +213,96 @@ def best(
     return [values, compute(shape, lambda i: tirx.abs(at(*i))) if last_nan else at]
 
 
-def extremum(largest: bool, only_position: bool = False) -> Converter:
-    """Return a converter of max.dim or min.dim, or of argmax or argmin."""
+def extremum(
+    node: Node, x: Tensor, dim: int | None = None, keepdim: bool = False, *, largest: bool, only_position: bool = False
+) -> Tensor | list[Tensor | None]:
+    """Lower max.dim or min.dim, or argmax or argmin."""
+    over, kind = dims_of(dim, len(x.shape)), str(x.dtype)
+    axes, shape, index = spans(x, over, keepdim)
 
-    def convert(node: Node, x: Tensor, dim: int | None = None, keepdim: bool = False) -> Tensor | list[Tensor]:
-        over, kind = dims_of(dim, len(x.shape)), str(x.dtype)
-        axes, shape, index = spans(x, over, keepdim)
+    def element(outer: Index) -> tuple[Expr, Expr]:
+        at = index(outer)
+        return x(*at), functools.reduce(lambda total, d: total * x.shape[d] + at[d], over, int64(0))
 
-        def element(outer: Index) -> tuple[Expr, Expr]:
-            at = index(outer)
-            return x(*at), functools.reduce(lambda total, d: total * x.shape[d] + at[d], over, int64(0))
-
-        positions = only_position or node.used(1)
-        results = best(shape, element, axes, kind, largest=largest, positions=positions)
-        return results[1] if only_position else [cast_to(results[0], kind), results[1]]
-
-    return convert
+    positions = only_position or node.used(1)
+    results = best(shape, element, axes, kind, largest=largest, positions=positions)
+    return results[1] if only_position else [cast_to(results[0], kind), results[1]]
 
 
-def softmax(logarithm: bool) -> Converter:
-    """Return a converter of softmax or its logarithm, computed in float32 or wider."""
+def softmax(node: Node, x: Tensor, dim: int, half_to_float: bool, *, logarithm: bool) -> Tensor:
+    """Lower softmax or its logarithm, computed in float32 or wider."""
+    if not len(x.shape):
+        return compute((), lambda _: cast(0.0 if logarithm else 1.0, node.dtype))
+    at, within = dim % len(x.shape), computed_in(node.dtype)
+    top = reduce(x, [at], True, MAX, within)
 
-    def convert(node: Node, x: Tensor, dim: int, half_to_float: bool) -> Tensor:
-        if not len(x.shape):
-            return compute((), lambda _: cast(0.0 if logarithm else 1.0, node.dtype))
-        at, within = dim % len(x.shape), computed_in(node.dtype)
-        top = reduce(x, [at], True, MAX, within)
+    def along(i: Index) -> list[Expr]:
+        return [0 if d == at else j for d, j in enumerate(i)]
 
-        def along(i: Index) -> list[Expr]:
-            return [0 if d == at else j for d, j in enumerate(i)]
+    apart = compute(x.shape, lambda i: cast(x(*i), within) - top(*along(i)))
+    if logarithm:
+        total = reduce(apart, [at], True, SUM, within, lambda v, _: vector.exp(v))
+        logs = compute(total.shape, lambda i: tirx.log(total(*i)))
+        return compute(x.shape, lambda i: cast(apart(*i) - logs(*along(i)), node.dtype))
+    powers = compute(x.shape, lambda i: vector.exp(apart(*i)))
+    total = reduce(powers, [at], True, SUM, within)
+    return compute(x.shape, lambda i: cast(powers(*i) / total(*along(i)), node.dtype))
 
-        if logarithm:
-            apart = compute(x.shape, lambda i: cast(x(*i), within) - top(*along(i)))
-            total = reduce(apart, [at], True, SUM, within, lambda v, _: vector.exp(v))
-            logs = compute(total.shape, lambda i: tirx.log(total(*i)))
-            return compute(x.shape, lambda i: cast(apart(*i) - logs(*along(i)), node.dtype))
-        powers = compute(x.shape, lambda i: vector.exp(cast(x(*i), within) - top(*along(i))))
-        total = reduce(powers, [at], True, SUM, within)
-        return compute(x.shape, lambda i: cast(powers(*i) / total(*along(i)), node.dtype))
 
-    return convert
+# ---- products, accumulated in float32 for half precision, as in ATen
+
+
+def matmul(node: Node, x: Tensor, y: Tensor) -> Tensor:
+    """Lower mm and bmm."""
+    return cast_to(product(x, y, node.shape, computed_in(node.dtype)), node.dtype)
+
+
+def product(x: Tensor, y: Tensor, shape: Sequence[Expr], within: str) -> Tensor:
+    """Return the product over the last dimension of x and the second to last of y."""
+    axes, (k,) = axes_over(x.shape[-1:])
+    rows = len(x.shape) - 1
+
+    def element(i: tuple[Expr, ...]) -> Expr:
+        factors = x(*i[:rows], k), y(*i[: rows - 1], k, *i[rows:])
+        return reduced(SUM, operator.mul(*(cast(each, within) for each in factors)), axes)
+
+    return compute(shape, element, "matmul")
+
+
+def addmm(node: Node, bias: Tensor, x: Tensor, y: Tensor, *, beta: float = 1, alpha: float = 1) -> Tensor:
+    """Lower addmm and addmv: with beta zero the bias may be nan."""
+    within = computed_in(node.dtype)
+    xy = product(x, y, node.shape, within)
+
+    def element(i: tuple[Expr, ...]) -> Expr:
+        scaled = xy(*i) if alpha == 1 else xy(*i) * number(alpha, within)
+        if beta == 0:
+            return cast(scaled, node.dtype)
+        start = cast(load(bias, i), within)
+        return cast(scaled + (start if beta == 1 else start * number(beta, within)), node.dtype)
+
+    return compute(node.shape, element)
 
 
 REDUCTIONS: dict[str, Converter] = {
-    "sum": reduction(SUM),
-    "prod": reduction(PROD),
-    "amax": reduction(MAX),
-    "amin": reduction(MIN),
+    "mm": matmul,
+    "bmm": matmul,
+    "addmm": addmm,
+    "addmv": addmm,
+    "sum": functools.partial(reduction, SUM),
+    "prod": functools.partial(reduction, PROD),
+    "amax": functools.partial(reduction, MAX),
+    "amin": functools.partial(reduction, MIN),
     "mean": mean,
-    "max.default": reduction(MAX),
-    "min.default": reduction(MIN),
-    "max.dim": extremum(largest=True),
-    "min.dim": extremum(largest=False),
-    "argmax": extremum(largest=True, only_position=True),
-    "argmin": extremum(largest=False, only_position=True),
+    "max.default": functools.partial(reduction, MAX),
+    "min.default": functools.partial(reduction, MIN),
+    "max.dim": functools.partial(extremum, largest=True),
+    "min.dim": functools.partial(extremum, largest=False),
+    "argmax": functools.partial(extremum, largest=True, only_position=True),
+    "argmin": functools.partial(extremum, largest=False, only_position=True),
     "any": any_true,
     "var.correction": var,
     "var_mean.correction": var_mean,
-    "_softmax": softmax(logarithm=False),
-    "_log_softmax": softmax(logarithm=True),
+    "_softmax": functools.partial(softmax, logarithm=False),
+    "_log_softmax": functools.partial(softmax, logarithm=True),
 }

@@ -1,7 +1,6 @@
 """Functions in forms that LLVM vectorizes: a call to libm for each element would dominate the time."""
 
 import functools
-import math
 from collections.abc import Sequence
 
 from tvm import tirx
@@ -51,24 +50,11 @@ def exp(x: Expr) -> Expr:
         return tirx.exp(x)
     within = clamped(x, -105.0, 89.0)
     n = tirx.floor(within * const(LOG2E, x) + const(0.5, x))
-    return unless_nan(x, scaled(within - n * const(LN2_HIGH, x) - n * const(LN2_LOW, x), n))
-
-
-def exp2(x: Expr) -> Expr:
-    """Return 2 to the x."""
-    if x.ty.dtype != "float32":
-        return tirx.exp2(x)
-    within = clamped(x, -151.0, 129.0)
-    n = tirx.floor(within + const(0.5, x))
-    return unless_nan(x, scaled((within - n) * const(math.log(2), x), n))
-
-
-def scaled(r: Expr, n: Expr) -> Expr:
-    """Return e to the r, times 2 to the n, for small r."""
+    r = within - n * const(LN2_HIGH, x) - n * const(LN2_LOW, x)
     small = horner(r, EXP) * r * r + r + const(1.0, r)
     # In two steps, since 2 to the n may be out of float32's range when the product is not.
     half = tirx.floor(n * const(0.5, n))
-    return small * power_of_two(half) * power_of_two(n - half)
+    return unless_nan(x, small * power_of_two(half) * power_of_two(n - half))
 
 
 def power_of_two(n: Expr) -> Expr:

@@ -65,126 +65,60 @@ def windowed(
     return axes, index
 
 
-def avg_pool(rank: int) -> Converter:
-    """Return a converter of avg_pool2d or 3d."""
-
-    def convert(
-        node: Node, x: Tensor, kernel: Widths, stride: Widths = (), padding: Widths = 0, ceil_mode: bool = False,
-        count_include_pad: bool = True, divisor_override: int | None = None,
-    ) -> Tensor:  # fmt: skip
-        kernels = spread(kernel, rank)
-        strides, paddings = spread(stride, rank, kernels), spread(padding, rank)
-        if not node.out.is_floating_point():
-            raise node.deny("an average of ints")
-        axes, index = windowed(x, kernels, strides, paddings, [1] * rank)
-
-        def count(i: Index) -> Expr | int:
-            if divisor_override is not None:
-                return divisor_override
-            counts = [
-                covered(j, k, s, p, size, count_include_pad)
-                for j, k, s, p, size in zip(i[-rank:], kernels, strides, paddings, x.shape[-rank:], strict=True)
-            ]
-            return math.prod(counts, start=int64(1))
-
-        return averaged(node, x, axes, index, count)
-
-    return convert
-
-
-def averaged(
-    node: Node, x: Tensor, axes: Sequence[Expr], index: Callable[[Index], tuple[list[Expr], Expr]],
-    count: Callable[[Index], Expr | int],
+def avg_pool(
+    rank: int, node: Node, x: Tensor, kernel: Widths, stride: Widths = (), padding: Widths = 0, ceil_mode: bool = False,
+    count_include_pad: bool = True, divisor_override: int | None = None,
 ) -> Tensor:  # fmt: skip
-    """Return the sum over windows of what `index` says is inside, divided by `count`."""
+    """Lower avg_pool2d or 3d."""
+    kernels = spread(kernel, rank)
+    strides, paddings = spread(stride, rank, kernels), spread(padding, rank)
+    if not node.out.is_floating_point():
+        raise node.deny("an average of ints")
+    axes, index = windowed(x, kernels, strides, paddings, [1] * rank)
     within = computed_in(node.dtype)
 
     def total(i: tuple[Expr, ...]) -> Expr:
         at, inside = index(i)
         return reduced(SUM, tirx.if_then_else(inside, cast(x(*at), within), tirx.const(0, within)), axes)
 
+    def count(i: Index) -> Expr | int:
+        if divisor_override is not None:
+            return divisor_override
+        counts = []
+        for at, k, s, p, size in zip(i[-rank:], kernels, strides, paddings, x.shape[-rank:], strict=True):
+            start = at * int64(s) - int64(p)
+            end = tirx.min(start + int64(k), size + int64(p))
+            counts.append(end - start if count_include_pad else tirx.min(end, size) - tirx.max(start, int64(0)))
+        return math.prod(counts, start=int64(1))
+
     totals = compute(node.shape, total)
     return compute(node.shape, lambda i: cast(totals(*i) / cast(count(i), within), node.dtype))
 
 
-def covered(at: Expr, kernel: int, stride: int, padding: int, size: Expr, with_padding: bool) -> Expr:
-    """Return the number of a window's elements that count along one dimension."""
-    start = at * int64(stride) - int64(padding)
-    end = tirx.min(start + int64(kernel), size + int64(padding))
-    if with_padding:
-        return end - start
-    return tirx.min(end, size) - tirx.max(start, int64(0))
+def max_pool(
+    rank: int, node: Node, x: Tensor, kernel: Widths, stride: Widths = (), padding: Widths = 0, dilation: Widths = 1,
+    _: bool = False,
+) -> list[Tensor | None]:  # fmt: skip
+    """Lower max_pool2d_with_indices or its 3d variant; a position is one flat index in the last dimensions."""
+    kernels = spread(kernel, rank)
+    strides, paddings, dilations = spread(stride, rank, kernels), spread(padding, rank), spread(dilation, rank)
+    values, kind = node.out[0], dtype(node.out[0])
+    axes, index = windowed(x, kernels, strides, paddings, dilations)
 
+    def element(i: tuple[Expr, ...]) -> tuple[Expr, Expr]:
+        at, inside = index(i)
+        pairs = zip(at[-rank:], x.shape[-rank:], strict=True)
+        position = functools.reduce(lambda total, pair: total * pair[1] + pair[0], pairs, int64(0))
+        value = tirx.if_then_else(inside, x(*at), lowest(kind))
+        return value, tirx.if_then_else(inside, position, tirx.max_value("int64"))
 
-def max_pool(rank: int) -> Converter:
-    """Return a converter of max_pool2d_with_indices or its 3d variant."""
-
-    def convert(
-        node: Node, x: Tensor, kernel: Widths, stride: Widths = (), padding: Widths = 0, dilation: Widths = 1,
-        _: bool = False,
-    ) -> list[Tensor | None]:  # fmt: skip
-        kernels = spread(kernel, rank)
-        strides, paddings, dilations = spread(stride, rank, kernels), spread(padding, rank), spread(dilation, rank)
-        values, kind = node.out[0], dtype(node.out[0])
-        axes, index = windowed(x, kernels, strides, paddings, dilations)
-
-        def element(i: tuple[Expr, ...]) -> tuple[Expr, Expr]:
-            at, inside = index(i)
-            value = tirx.if_then_else(inside, x(*at), lowest(kind))
-            return value, tirx.if_then_else(inside, position_in(at, x.shape, rank), tirx.max_value("int64"))
-
-        shape, positions = node.sizes(values.shape), node.used(1)
-        largest, at = best(shape, element, axes, kind, largest=True, positions=positions, last_nan=True)
-        return [cast_to(largest, kind), at]
-
-    return convert
-
-
-def position_in(at: Index, shape: Sequence[Expr], rank: int) -> Expr:
-    """Return a position in the last dimensions as one flat index."""
-    pairs = zip(at[-rank:], shape[-rank:], strict=True)
-    return functools.reduce(lambda total, pair: total * pair[1] + pair[0], pairs, int64(0))
-
-
-def adaptive_avg_pool(rank: int) -> Converter:
-    """Return a converter of _adaptive_avg_pool2d or 3d, whose windows may differ in size by one."""
-
-    def convert(node: Node, x: Tensor, _: object) -> Tensor:
-        sizes = list(zip(node.fakes[0].shape[-rank:], node.out.shape[-rank:], strict=True))
-        if not all(isinstance(n, int) for pair in sizes for n in pair):
-            raise node.deny("symbolic sizes")
-        lead = len(x.shape) - rank
-        # The largest number of elements in a window.
-        axes, within = axes_over([int64(-(-n // m) + (n % m != 0)) for n, m in sizes])
-
-        def bounds(i: Index) -> list[tuple[Expr, Expr]]:
-            return [
-                (
-                    tirx.floordiv(j * int64(n), int64(m)),
-                    tirx.floordiv((j + int64(1)) * int64(n) + int64(m - 1), int64(m)),
-                )
-                for j, (n, m) in zip(i[lead:], sizes, strict=True)
-            ]
-
-        def index(i: Index) -> tuple[list[Expr], Expr]:
-            at = [start + a for (start, _), a in zip(bounds(i), within, strict=True)]
-            inside = tirx.all(*(j < end for j, (_, end) in zip(at, bounds(i), strict=True)))
-            return [*i[:lead], *at], inside
-
-        def count(i: Index) -> Expr:
-            return math.prod((end - start for start, end in bounds(i)), start=int64(1))
-
-        return averaged(node, x, axes, index, count)
-
-    return convert
+    shape, positions = node.sizes(values.shape), node.used(1)
+    largest, at = best(shape, element, axes, kind, largest=True, positions=positions, last_nan=True)
+    return [cast_to(largest, kind), at]
 
 
 WINDOWS: dict[str, Converter] = {
     "convolution": convolution,
-    "avg_pool2d": avg_pool(2),
-    "avg_pool3d": avg_pool(3),
-    "_adaptive_avg_pool2d": adaptive_avg_pool(2),
-    "_adaptive_avg_pool3d": adaptive_avg_pool(3),
-    "max_pool2d_with_indices": max_pool(2),
-    "max_pool3d_with_indices": max_pool(3),
+    **{f"avg_pool{rank}d": functools.partial(avg_pool, rank) for rank in (2, 3)},
+    **{f"max_pool{rank}d_with_indices": functools.partial(max_pool, rank) for rank in (2, 3)},
 }
