@@ -34,20 +34,17 @@ sblock_realize = get_global_func("s_tir.schedule.GetSBlockRealize")
 @cache
 def _teach_extrema() -> None:
     """Register our max and min with TVM, once: it splits only reductions that it knows, and its own drop nan."""
-    _teach("max", maximum, lowest)
-    _teach("min", minimum, highest)
-    _teach("prod", mul, lambda dtype: tirx.const(1, dtype))
-
-
-def _teach(name: str, better: Callable[[tirx.Expr, tirx.Expr], tirx.Expr], worst: Callable[[str], tirx.Expr]) -> None:
-    """Register a reduction with TVM by its operator and initial value."""
-    # Global, since TVM keeps what has a name; other objects are freed after Python has ended, which crashes.
-    combine, start = f"backend_kwargs.{name}.combine", f"backend_kwargs.{name}.start"
-    get_global_func("s_tir.schedule.RegisterReducer")(
-        1,
-        register_global_func(combine, lambda x, y: [opaque(better(x[0], y[0]), x[0], y[0])], override=True),
-        register_global_func(start, lambda x: [worst(x[0].ty.dtype)], override=True),
-    )
+    for name, better, worst in (
+        ("max", maximum, lowest),
+        ("min", minimum, highest),
+        ("prod", mul, partial(tirx.const, 1)),
+    ):
+        # Global, since TVM keeps what has a name; other objects are freed after Python has ended, which crashes.
+        combine = partial(lambda better, x, y: [opaque(better(x[0], y[0]), x[0], y[0])], better)
+        start = partial(lambda worst, x: [worst(x[0].ty.dtype)], worst)
+        names = (f"backend_kwargs.{name}.combine", combine), (f"backend_kwargs.{name}.start", start)
+        functions = (register_global_func(each, function, override=True) for each, function in names)
+        get_global_func("s_tir.schedule.RegisterReducer")(1, *functions)
 
 
 def schedule_cpu(func: tirx.PrimFunc, target: Target) -> Schedule:

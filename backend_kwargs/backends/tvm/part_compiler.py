@@ -1,4 +1,7 @@
-"""TVM as a compiler of parts of graphs."""
+"""TVM as a compiler of parts of graphs.
+
+A tuned graph is timed against eager: tuning measures kernels alone, which may not be enough.
+"""
 
 from collections.abc import Collection, Mapping
 from typing import ClassVar
@@ -6,21 +9,27 @@ from typing import ClassVar
 import torch
 from torch import fx
 
+from backend_kwargs import measure
 from backend_kwargs.backends import Inputs
 from backend_kwargs.backends.part_compiler import LEFT_TO_ATEN, CompiledPart, PartCompiler, Unsupported
-from backend_kwargs.backends.tvm.against_eager import why_eager
 from backend_kwargs.backends.tvm.build import build
-from backend_kwargs.backends.tvm.decompositions import decompositions
-from backend_kwargs.backends.tvm.lowering import Kernels, lower
+from backend_kwargs.backends.tvm.lowering.graph import lower
+from backend_kwargs.backends.tvm.lowering.kernels import Kernels
 from backend_kwargs.backends.tvm.lowering.node import DTYPES
 from backend_kwargs.backends.tvm.runtime import runner
 from backend_kwargs.backends.tvm.settings import TVMOptions
-from backend_kwargs.backends.tvm.supported import ATEN_OPS, DENIED, aten_ops
+from backend_kwargs.backends.tvm.supported import ATEN_OPS, DENIED, aten_ops, decompositions
 from backend_kwargs.facts import Call
+from backend_kwargs.graphs.eligibility import communicates, why_not_repeatable
 from backend_kwargs.graphs.layouts import Decompositions
 from backend_kwargs.graphs.parts import device_of, returned_by
+from backend_kwargs.graphs.replay import Task
+from backend_kwargs.graphs.writes import copy_of_graph
+from backend_kwargs.measure.draws import DrawsError
+from backend_kwargs.torch_internals.guards import tracing
 
 DEVICES = ("cpu", "cuda")
+ROUNDS, BUDGET_S = 30, 1.0
 
 
 class TVM(PartCompiler):
@@ -64,3 +73,28 @@ class TVM(PartCompiler):
     def why_eager(self, gm: fx.GraphModule, example_inputs: Inputs, compiled: Call) -> str:
         raced = self.settings.scheduler == "meta_schedule" and self.fallback != "error"
         return why_eager(gm, example_inputs, compiled) if raced else ""
+
+
+def why_eager(gm: fx.GraphModule, example_inputs: Inputs, compiled: Call) -> str:
+    """Return why dynamo's graph runs faster in eager than `compiled`, with both times; "" if it does not.
+
+    Both are called as the compiled function is, without gradients, and on copies of inputs that a call changes. What
+    `auto` would not race is not timed either, nor are operators that are not torch's: each call would repeat them.
+    """
+    if communicates(gm) or why_not_repeatable(gm, example_inputs, custom_ops=False):
+        return ""
+    tensors = [value for value in example_inputs if isinstance(value, torch.Tensor)]
+    # The calls are not part of dynamo's compile, whose context AOTAutograd would change.
+    with tracing(None):
+        try:
+            task = Task.of(copy_of_graph(gm), example_inputs)
+        except DrawsError:  # as another thread may
+            return ""
+        calls = {"eager": task.caller(gm.forward), "TVM": task.caller(compiled)}
+        device = next((tensor.device for tensor in tensors if tensor.is_cuda), tensors[0].device)
+        with task.generators_kept():
+            samples = measure.interleave(calls, rounds=ROUNDS, device=device, warmup=2, budget_s=BUDGET_S)
+    if measure.ratio_interval(samples["eager"], samples["TVM"]).median >= 1:
+        return ""
+    eager, tvm = (f"{measure.median_interval(samples[name]).median * 1e3:.3g} ms" for name in calls)
+    return f"it is faster: {eager} a call, and {tvm} with TVM"

@@ -133,11 +133,6 @@ def _without_trials(value: Lookup) -> str:
     return "" if value("trials") else "trials=0 measures nothing"
 
 
-def _no_search_to_keep(value: Lookup) -> str:
-    """Return why `work_dir` has no effect, "" if it has."""
-    return "dlight's rules measure nothing" if value("scheduler") == "dlight" else ""
-
-
 def _of_cuda(value: Lookup) -> Sequence[tuple[Need, ...]]:
     """Return what a target of kind cuda needs."""
     target = value("target")
@@ -159,6 +154,6 @@ RULES: tuple[Rule, ...] = (
         Rule(name, unless=_without_trials)
         for name in ("strategy", "seed", "max_trials_per_task", "num_trials_per_iter")
     ),
-    Rule("work_dir", unless=_no_search_to_keep),
+    Rule("work_dir", unless=lambda value: "dlight's rules measure nothing" if value("scheduler") == "dlight" else ""),
     Rule("opt_level", unless=lambda value: "ignored by Relax"),
 )

@@ -11,6 +11,7 @@ import torch
 from tvm import tirx
 
 from backend_kwargs.backends import Inputs
+from backend_kwargs.backends.part_compiler import Unsupported
 from backend_kwargs.graphs.parts import expression
 from backend_kwargs.torch_internals.symbols import CleanDiv, FloorDiv, Max, Min, Mod, PythonMod
 
@@ -25,10 +26,6 @@ OPERATORS: dict[type[sympy.Expr], Callable[[list[tirx.Expr]], tirx.Expr]] = {
     Mod: lambda args: tirx.floormod(*args),
     PythonMod: lambda args: tirx.floormod(*args),
 }
-
-
-class UnknownSize(ValueError):  # noqa: N818 - lowering uses it as a reason, not as an error
-    """A size that TVM's integer expressions cannot represent."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +45,7 @@ class ShapeSource:
 
 
 def to_tvm(size: int | torch.SymInt | sympy.Expr, variables: Mapping[sympy.Symbol, tirx.Var]) -> tirx.Expr:
-    """Return a size as a TVM expression over `variables`, an int if it is constant. Raises UnknownSize."""
+    """Return a size as a TVM expression over `variables`, an int if it is constant. Raises Unsupported."""
     expr = expression(size)
     if expr.is_Integer:
         return int(expr)
@@ -57,26 +54,26 @@ def to_tvm(size: int | torch.SymInt | sympy.Expr, variables: Mapping[sympy.Symbo
     if expr.is_Pow and expr.exp.is_Integer and expr.exp > 0:
         return functools.reduce(operator.mul, [to_tvm(expr.base, variables)] * int(expr.exp))
     if expr.func not in OPERATORS:
-        raise UnknownSize(f"TVM cannot represent the size {expr}")
+        raise Unsupported("sizes", f"TVM cannot represent the size {expr}")
     sizes = (to_tvm(arg, variables) for arg in expr.args)
     return OPERATORS[expr.func]([tirx.const(each, "int64") if isinstance(each, int) else each for each in sizes])
 
 
 def unread(names: Sequence[str], values: Inputs, symbols: Iterable[sympy.Symbol]) -> list[ShapeSource]:
-    """Return a source for each symbol that is not itself a size of a tensor. Raises UnknownSize."""
+    """Return a source for each symbol that is not itself a size of a tensor. Raises Unsupported."""
     read = {expression(size) for value in values if isinstance(value, torch.Tensor) for size in value.shape}
     return [_source(symbol, names, values) for symbol in sorted(symbols, key=str) if symbol not in read]
 
 
 def _source(symbol: sympy.Symbol, names: Sequence[str], values: Inputs) -> ShapeSource:
-    """Return where a symbol's value is read. Raises UnknownSize."""
+    """Return where a symbol's value is read. Raises Unsupported."""
     for name, value in zip(names, values, strict=True):
         sizes = enumerate(value.shape) if isinstance(value, torch.Tensor) else [(None, value)]
         for dim, size in sizes:
             solved = _solved(size, symbol)
             if solved is not None:
                 return ShapeSource(symbol, name, dim, solved)
-    raise UnknownSize(f"no input determines the value of {symbol}")
+    raise Unsupported("sizes", f"no input determines the value of {symbol}")
 
 
 def _solved(size: object, symbol: sympy.Symbol) -> sympy.Expr | None:

@@ -15,6 +15,7 @@ import traceback
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from operator import itemgetter
 from pathlib import Path
@@ -86,12 +87,12 @@ def _directory(settings: TVMOptions, target: Target) -> Path | None:
     return Path(settings.work_dir) / f"{target.kind.name}-{key}"
 
 
+@dataclass
 class Known:
     """The best schedules of all searches, and each function's number of trials in searches that ended."""
 
-    def __init__(self) -> None:
-        self.database = ms.database.MemoryDatabase()
-        self.trials: dict[int, int] = {}
+    database: ms.database.MemoryDatabase = field(default_factory=ms.database.MemoryDatabase)
+    trials: dict[int, int] = field(default_factory=dict)
 
     @classmethod
     def read(cls, directory: Path | None) -> "Known":

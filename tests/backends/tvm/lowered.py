@@ -10,8 +10,8 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from tvm import relax
 from tvm.target import Target
 
-from backend_kwargs.backends.tvm.decompositions import decompositions
-from backend_kwargs.backends.tvm.lowering import Lowered, lower
+from backend_kwargs.backends.tvm.lowering.graph import Lowered, lower
+from backend_kwargs.backends.tvm.supported import decompositions
 from backend_kwargs.graphs.parts import attach
 
 

@@ -18,7 +18,7 @@ from backend_kwargs.backends.tvm import cpu_schedule as schedule_loops  # noqa: 
 from backend_kwargs.backends.tvm import schedules  # noqa: E402
 from backend_kwargs.backends.tvm.build import LEGALIZE, build  # noqa: E402
 from backend_kwargs.backends.tvm.cpu_schedule import schedule_cpu  # noqa: E402
-from backend_kwargs.backends.tvm.lowering import lower  # noqa: E402
+from backend_kwargs.backends.tvm.lowering.graph import lower  # noqa: E402
 from backend_kwargs.backends.tvm.settings import TVMOptions  # noqa: E402
 from backend_kwargs.backends.tvm.target import host, target_of  # noqa: E402
 from backend_kwargs.errors import BackendKwargsError  # noqa: E402

@@ -14,7 +14,8 @@ from torch.nn import functional
 from torch.testing import assert_close
 
 from backend_kwargs.backends.part_compiler import Unsupported
-from backend_kwargs.backends.tvm.lowering import kernels, lower
+from backend_kwargs.backends.tvm.lowering import kernels
+from backend_kwargs.backends.tvm.lowering.graph import lower
 from tests.backends.tvm.lowered import by_tvm, node_of, runs, traced, with_constants
 
 aten = torch.ops.aten

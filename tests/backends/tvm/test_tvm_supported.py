@@ -12,11 +12,10 @@ pytest.importorskip("tvm")
 from torch.nn import functional
 
 from backend_kwargs.backends.part_compiler import why_not, why_unfit
-from backend_kwargs.backends.tvm.decompositions import decompositions
 from backend_kwargs.backends.tvm.lowering.kernels import CONVERTERS, RESHAPED, SAME
 from backend_kwargs.backends.tvm.part_compiler import TVM
 from backend_kwargs.backends.tvm.settings import BECOMES, TVMOptions
-from backend_kwargs.backends.tvm.supported import DENIED, REASONS
+from backend_kwargs.backends.tvm.supported import DENIED, REASONS, decompositions
 from backend_kwargs.graphs.parts import op_name
 from tests.backends.tvm.lowered import node_of
 

@@ -18,7 +18,7 @@ from backend_kwargs.backends.tvm.lowering.kernels import Kernels
 from backend_kwargs.backends.tvm.lowering.node import dtype
 from backend_kwargs.backends.tvm.lowering.views import RESHAPED, SAME
 from backend_kwargs.backends.tvm.opaque import hide
-from backend_kwargs.backends.tvm.shapes import ShapeSource, UnknownSize, to_tvm, unread
+from backend_kwargs.backends.tvm.shapes import ShapeSource, to_tvm, unread
 from backend_kwargs.graphs.parts import names_of, symbols_of
 from backend_kwargs.torch_internals.pytree import tree_leaves
 
@@ -73,7 +73,10 @@ class _Lowering:
         with self.bb.function("main", parameters):
             with self.bb.dataflow():
                 try:
-                    results = self._results()
+                    for node in self.gm.graph.nodes:
+                        self._step(node)
+                    (outputs,) = self.gm.graph.output_node().args
+                    results = [*map(self._result, outputs if isinstance(outputs, list | tuple) else [outputs])]
                 except Exception as error:  # noqa: BLE001 - raised below, since TVM warns about an unfinished function
                     failure = error
                 whole = self.bb.emit_output(relax.Tuple(results))
@@ -85,21 +88,11 @@ class _Lowering:
         """Return where the values of symbols that are no input's size come from. Raises Unsupported."""
         inputs = self.gm.graph.find_nodes(op="placeholder")
         known = [node for node in inputs if node in tensors or not isinstance(node.meta["val"], torch.Tensor)]
-        try:
-            return unread([node.name for node in known], [node.meta["val"] for node in known], self.variables)
-        except UnknownSize as error:
-            raise Unsupported("sizes", str(error)) from error
+        return unread([node.name for node in known], [node.meta["val"] for node in known], self.variables)
 
     def _shape(self, fake: torch.Tensor) -> list[tirx.Expr]:
         """Return a fake tensor's shape in TVM's form."""
         return [to_tvm(size, self.variables) for size in fake.shape]
-
-    def _results(self) -> list[relax.Expr]:
-        """Lower every node, and return the values of the outputs."""
-        for node in self.gm.graph.nodes:
-            self._step(node)
-        (outputs,) = self.gm.graph.output_node().args
-        return [self._result(node) for node in (outputs if isinstance(outputs, list | tuple) else [outputs])]
 
     def _result(self, node: object) -> relax.Expr:
         """Return the value of an output. Raises Unsupported if it is no tensor."""

@@ -109,7 +109,7 @@ def _kernel(node: fx.Node) -> Kernel:
 
 
 def typed(fake: torch.Tensor, variables: Mapping[sympy.Symbol, tirx.Var]) -> relax.TensorType:
-    """Return a tensor's type. Raises UnknownSize or Unsupported."""
+    """Return a tensor's type. Raises Unsupported."""
     return relax.TensorType([to_tvm(size, variables) for size in fake.shape], dtype(fake))
 
 

@@ -50,7 +50,7 @@ class Node:
     @property
     def fakes(self) -> tuple[Any, ...]:
         """The positional arguments with fake tensors in place of nodes."""
-        args: tuple[Any, ...] = fake(self.fx.args)
+        args: tuple[Any, ...] = fx.node.map_arg(self.fx.args, lambda node: node.meta["val"])
         return args
 
     @property
@@ -78,11 +78,6 @@ class Node:
     def deny(self, reason: str) -> Unsupported:
         """Return the exception with the reason why the node must run in eager."""
         return Unsupported(self.fx, reason)
-
-
-def fake(args: Any) -> Any:
-    """Return arguments with fake tensors in place of nodes."""
-    return fx.node.map_arg(args, lambda node: node.meta["val"])
 
 
 def dtype(of: torch.Tensor | torch.dtype) -> str:

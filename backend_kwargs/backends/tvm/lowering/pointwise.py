@@ -29,6 +29,7 @@ from backend_kwargs.backends.tvm.opaque import value_of
 from backend_kwargs.torch_internals.decompositions import ELEMENTWISE_TYPE_PROMOTION_KIND as KIND
 from backend_kwargs.torch_internals.decompositions import elementwise_dtypes
 
+FALSE = tirx.const(False, "bool")
 SAME, FLOAT, BOOL, LONG = KIND.DEFAULT, KIND.INT_TO_FLOAT, KIND.ALWAYS_BOOL, KIND.BOOL_TO_LONG
 
 
@@ -130,29 +131,13 @@ def floor_divide(x: Expr, y: Expr) -> Expr:
     )
 
 
-def truncate_divide(x: Expr, y: Expr) -> Expr:
-    """Return the quotient rounded towards zero."""
-    return tirx.trunc(x / y) if is_float(x.ty.dtype) else tirx.truncdiv(x, nonzero(y))
-
-
 def divide(x: Expr, y: Expr, rounding_mode: str | None = None) -> Expr:
     """Return the quotient in the given rounding mode."""
-    return {None: operator.truediv, "floor": floor_divide, "trunc": truncate_divide}[rounding_mode](x, y)
-
-
-def isinf(x: Expr) -> Expr:
-    """Return whether a number is infinite; an int never is."""
-    return tirx.EQ(tirx.abs(x), const(math.inf, x)) if is_float(x.ty.dtype) else tirx.const(False, "bool")
-
-
-def sign(x: Expr) -> Expr:
-    """Return -1, 0 or 1; 0 for nan, as ATen does."""
-    return cast(x > const(0, x), x.ty.dtype) - cast(x < const(0, x), x.ty.dtype)
-
-
-def absolute(x: Expr) -> Expr:
-    """Return the magnitude."""
-    return x if str(x.ty.dtype).startswith("uint") else tirx.abs(x)
+    if rounding_mode == "floor":
+        return floor_divide(x, y)
+    if rounding_mode == "trunc" and not is_float(x.ty.dtype):
+        return tirx.truncdiv(x, nonzero(y))
+    return tirx.trunc(x / y) if rounding_mode else x / y
 
 
 def rounded(function: Callable[[Expr], Expr]) -> Callable[[Expr], Expr]:
@@ -199,7 +184,7 @@ INTRINSICS = ("exp2", "log", "log2", "log10", "sqrt", "sin", "cos", "copysign")
 LIBM = ("erfc", "hypot", "log1p", "tan", "asin", "acos", "atan", "atan2", "sinh", "cosh", "asinh", "acosh", "atanh")
 POINTWISE: dict[str, Converter] = {
     **{name: Pointwise(getattr(tirx, name), FLOAT) for name in INTRINSICS},
-    **{name: Pointwise(getattr(vector, name), FLOAT) for name in ("sigmoid", "tanh", "erf", "exp")},
+    **{name: Pointwise(getattr(vector, name), FLOAT) for name in ("tanh", "erf", "exp")},
     **{name: Pointwise(libm(name), FLOAT) for name in LIBM},
     **{name: Pointwise(rounded(getattr(tirx, name))) for name in ("floor", "ceil", "trunc")},
     **{name: Pointwise(getattr(operator, name), BOOL) for name in ("lt", "le", "gt", "ge")},
@@ -218,15 +203,16 @@ POINTWISE: dict[str, Converter] = {
     "minimum": Pointwise(minimum),
     "clamp": Pointwise(clamp, operands=3, defaults=(None, None, None)),
     "relu": Pointwise(lambda x: tirx.Select(x < const(0, x), const(0, x), x)),
+    "sigmoid": Pointwise(lambda x: const(1, x) / (const(1, x) + vector.exp(-x)), FLOAT),
     "expm1": Pointwise(expm1, FLOAT),
     "rsqrt": Pointwise(lambda x: const(1, x) / tirx.sqrt(x), FLOAT),
     "reciprocal": Pointwise(lambda x: const(1, x) / x, FLOAT),
     "neg": Pointwise(lambda x: -x if is_float(x.ty.dtype) else const(0, x) - x),
-    "abs": Pointwise(absolute),
-    "sign": Pointwise(sign),
+    "abs": Pointwise(lambda x: x if str(x.ty.dtype).startswith("uint") else tirx.abs(x)),
+    "sign": Pointwise(lambda x: cast(x > const(0, x), x.ty.dtype) - cast(x < const(0, x), x.ty.dtype)),  # 0 for nan
     "round.default": Pointwise(rounded(tirx.nearbyint)),
     "isnan": Pointwise(isnan, BOOL),
-    "isinf": Pointwise(isinf, BOOL),
+    "isinf": Pointwise(lambda x: tirx.EQ(tirx.abs(x), const(math.inf, x)) if is_float(x.ty.dtype) else FALSE, BOOL),
     "eq": Pointwise(tirx.EQ, BOOL),
     "ne": Pointwise(unequal, BOOL),
     "logical_and": truth(tirx.all),

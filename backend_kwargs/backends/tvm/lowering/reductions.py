@@ -10,7 +10,6 @@ from tvm import te, tirx
 from tvm.te import Tensor
 from tvm.tirx import Expr
 
-from backend_kwargs.backends.tvm.lowering import vector
 from backend_kwargs.backends.tvm.lowering.node import (
     Converter,
     Index,
@@ -229,26 +228,6 @@ def extremum(
     return results[1] if only_position else [cast_to(results[0], kind), results[1]]
 
 
-def softmax(node: Node, x: Tensor, dim: int, half_to_float: bool, *, logarithm: bool) -> Tensor:
-    """Lower softmax or its logarithm, computed in float32 or wider."""
-    if not len(x.shape):
-        return compute((), lambda _: cast(0.0 if logarithm else 1.0, node.dtype))
-    at, within = dim % len(x.shape), computed_in(node.dtype)
-    top = reduce(x, [at], True, MAX, within)
-
-    def along(i: Index) -> list[Expr]:
-        return [0 if d == at else j for d, j in enumerate(i)]
-
-    apart = compute(x.shape, lambda i: cast(x(*i), within) - top(*along(i)))
-    if logarithm:
-        total = reduce(apart, [at], True, SUM, within, lambda v, _: vector.exp(v))
-        logs = compute(total.shape, lambda i: tirx.log(total(*i)))
-        return compute(x.shape, lambda i: cast(apart(*i) - logs(*along(i)), node.dtype))
-    powers = compute(x.shape, lambda i: vector.exp(apart(*i)))
-    total = reduce(powers, [at], True, SUM, within)
-    return compute(x.shape, lambda i: cast(powers(*i) / total(*along(i)), node.dtype))
-
-
 # ---- products, accumulated in float32 for half precision, as in ATen
 
 
@@ -303,6 +282,4 @@ REDUCTIONS: dict[str, Converter] = {
     "any": any_true,
     "var.correction": var,
     "var_mean.correction": var_mean,
-    "_softmax": functools.partial(softmax, logarithm=False),
-    "_log_softmax": functools.partial(softmax, logarithm=True),
 }

@@ -62,11 +62,6 @@ def power_of_two(n: Expr) -> Expr:
     return tirx.reinterpret("float32", (n.astype("int32") + 127) << 23)
 
 
-def sigmoid(x: Expr) -> Expr:
-    """Return 1 / (1 + exp(-x))."""
-    return const(1.0, x) / (const(1.0, x) + exp(-x))
-
-
 def rational(x: Expr, bound: float, forms: tuple[Sequence[float], Sequence[float]]) -> Expr:
     """Return x times one polynomial of its square over another, with x within bounds, and the result within 1."""
     within = clamped(x, -bound, bound)

@@ -6,7 +6,6 @@ Indices that may be out of bounds run in eager, which raises: TVM's code would r
 import functools
 import itertools
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from tvm import tirx
@@ -184,27 +183,6 @@ def index(node: Node, x: Tensor, indices: Sequence[Tensor | None]) -> Tensor:
     return compute(node.shape, element)
 
 
-def slice_scatter(
-    node: Node, x: Tensor, source: Tensor, dim: int = 0, start: Any = None, end: object = None, step: int = 1
-) -> Tensor:
-    """Lower slice_scatter: the source inside the slice."""
-    at = axis(dim, len(x.shape))
-    size, length = node.fakes[0].shape[at], source.shape[at]
-    if not isinstance(size, int) or not isinstance(start or 0, int):
-        raise node.deny("a slice of symbolic size")
-    first = start or 0
-    first = min(max(first + size if first < 0 else first, 0), size)
-
-    def element(i: tuple[Expr, ...]) -> Expr:
-        apart = i[at] - int64(first)
-        place = tirx.floordiv(apart, int64(step))
-        within = tirx.all(apart >= int64(0), place < length, tirx.EQ(tirx.floormod(apart, int64(step)), int64(0)))
-        inside = source(*replaced(i, at, place))
-        return tirx.if_then_else(within, cast(inside, node.dtype), x(*i))
-
-    return compute(node.shape, element)
-
-
 VIEWS: dict[str, Converter] = {
     "permute": permute,
     "slice": slice_,
@@ -218,5 +196,4 @@ VIEWS: dict[str, Converter] = {
     "constant_pad_nd": constant_pad,
     "arange": arange,
     "_unsafe_index": index,
-    "slice_scatter": slice_scatter,
 }
