@@ -119,17 +119,30 @@ def _call(name: str, ty: Type | str, *args: Expr) -> Expr:
 
 
 def _operator(operator: type, call: Call) -> Expr:
-    """Return an intrinsic as the operator that it hides; integers wrap, which is undefined for signed ones."""
+    """Return an intrinsic as the operator that it hides."""
     # TVM narrows an index to 32 bits even if it is an operand of data.
-    dtype = max((x.ty.dtype for x in call.args), key=lambda dtype: dtype.bits)
-    if operator not in WRAPPING or "int" not in str(call.ty.dtype):
-        return operator(*_in(dtype, call.args))
-    result, bits = call.ty.dtype, max(call.ty.dtype.bits, 32)
-    wrapped = operator(*_in(_typed("uint", bits, result), call.args))
-    if "uint" not in str(result):
+    return operator(*_in(max((x.ty.dtype for x in call.args), key=lambda dtype: dtype.bits), call.args))
+
+
+def _llvm(operator: type, call: Call) -> Expr:
+    """Wrap integers in twice the bits: LLVM assumes no overflow, and TVM takes 0 - x for 0 if x is unsigned."""
+    dtype = call.ty.dtype
+    if operator not in WRAPPING or "int" not in str(dtype):
+        return _operator(operator, call)
+    return tirx.Cast(str(dtype), operator(*_in(_typed("int", 2 * dtype.bits, dtype), call.args)))
+
+
+def _cuda(operator: type, call: Call) -> Expr:
+    """Wrap integers as unsigned ones: signed overflow is undefined."""
+    dtype = call.ty.dtype
+    if operator not in WRAPPING or "int" not in str(dtype):
+        return _operator(operator, call)
+    bits = max(dtype.bits, 32)
+    wrapped = operator(*_in(_typed("uint", bits, dtype), call.args))
+    if "uint" not in str(dtype):
         # Not a cast, after which TVM takes the number for one that is never negative: x // 7 would be truncated.
-        wrapped = tirx.reinterpret(str(_typed("int", bits, result)), wrapped)
-    return wrapped if result.bits == bits else tirx.Cast(str(result), wrapped)
+        wrapped = tirx.reinterpret(str(_typed("int", bits, dtype)), wrapped)
+    return wrapped if dtype.bits == bits else tirx.Cast(str(dtype), wrapped)
 
 
 def _in(dtype: tvm_ffi.dtype, args: Sequence[Expr]) -> list[Expr]:
@@ -150,7 +163,14 @@ def _isnan(unequal: Callable[[Expr, Expr], Expr], call: Call) -> Expr:
 
 
 RULES: Mapping[str, Mapping[str, Callable[[Call], Expr]]] = {
-    **{name: {"default": partial(_operator, operator)} for operator, name in NAMES.items()},
+    **{
+        name: {
+            "default": partial(_operator, operator),
+            "llvm": partial(_llvm, operator),
+            "cuda": partial(_cuda, operator),
+        }
+        for operator, name in NAMES.items()
+    },
     # LLVM's NE is false for nan, and CUDA's vectors have no Not.
     ISNAN: {"default": partial(_isnan, lambda x, y: tirx.Not(tirx.EQ(x, y))), "cuda": partial(_isnan, tirx.NE)},
     NUMBER: {},

@@ -28,6 +28,7 @@ EXAMPLES = {
     "int32 overflows": (lambda v: (v + 100) // 7, (V,), "((uint)100)"),
     "int64 overflows": (lambda v: (v.long() * 2**33 + 100) // 7, (V,), "uint64_t"),
     "int8 overflows": (lambda v: (v.to(torch.int8) * 7) > 0, (V,), "((signed char)(*(int *)(&("),
+    "an integer is negated": (lambda v: (-v).double(), (V,), "((uint)0) - "),
     "a sum of integers overflows": (lambda v: (v.long() * 2**40).sum(), (V,), "uint64_t"),
     "zero times nan": (lambda x: x * 0.0, (X,), "* 0x0p+0f"),
     "negative zero": (lambda x: (-x) + 0.0, (X,), "+ 0x0p+0f"),
