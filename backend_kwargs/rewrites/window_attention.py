@@ -22,7 +22,7 @@ from backend_kwargs.rewrites.traced import changes_meanwhile, example, examples,
 REWRITE = Rewrite(
     "Attention with a bias over few keys in training, by our own kernels",
     traced=f"{__name__}:attend_by_tiles",
-    operators=("backend_kwargs::window_attention", "backend_kwargs::window_attention_backward"),
+    operators=("backend_kwargs::window_attention",),
     needs=("gpu",),
     applies="scaled_dot_product_attention in training, in half precision, with an added mask, of at most 64 queries "
     "and keys",
