@@ -1,6 +1,5 @@
 """What happens to a unit where it runs: its model is made, raced and timed; and what `tune` does with one model."""
 
-import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import contextmanager
@@ -89,9 +88,9 @@ def racing(backend: Backend, budget_s: float) -> "Iterator[Backend]":
     """Give the backend that races every graph anew, with a store of its own, and forgets it at exit."""
     from backend_kwargs.auto.process_memory import nothing_decided
 
-    with tempfile.TemporaryDirectory() as folder, nothing_decided():
+    with nothing_decided():
         limits = {"budget_s": budget_s, "process_budget_s": 100 * HOUR, "most_races": 1000}
-        yield backend.bind("tune", {**limits, "race": "always", "store": folder})
+        yield backend.bind("tune", {**limits, "race": "always"})
 
 
 def tuned(label: str, model: Callable[..., object], inputs: object, backend: Backend) -> Tuned:
@@ -210,7 +209,7 @@ def _raced(unit: Unit) -> Result:
     model, inputs = made(unit, device)
     with racing(backend_of(unit), unit.budget_s) as backend:
         found = tuned(unit.label, model, inputs, backend)
-        documents = documents_of(found.kept) | _confirmed_in(backend.options["store"])
+        documents = documents_of(found.kept) | _confirmed()
     return Result(
         failed=_not_kept(found),
         device_name=str(here["device"]),
@@ -256,13 +255,14 @@ def made(unit: Unit, device: "torch.device") -> tuple[Any, Any]:
     return model, map_tensors(torch.Tensor.detach, moved(inputs, device, dtype))
 
 
-def _confirmed_in(folder: str) -> dict[str, bytes]:
-    """Return the documents of what whole graphs have confirmed of places, by name."""
+def _confirmed() -> dict[str, bytes]:
+    """Return the documents of what whole graphs have confirmed of places in this process, by name."""
+    from backend_kwargs.auto.process_memory import memory
     from backend_kwargs.auto.store import Catalogue
     from backend_kwargs.auto.verdicts import KIND
     from backend_kwargs.stores.documents import Document, encoded
 
-    found = Catalogue(folder).places()
+    found = Catalogue(memory().store).places()
     return {name: encoded(KIND, Document(name, each)) for name, each in found.items() if each.confirmed}
 
 

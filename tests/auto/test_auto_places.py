@@ -3,6 +3,7 @@
 import math
 from dataclasses import replace
 
+import msgspec
 import pytest
 import torch
 from torch import nn
@@ -24,6 +25,8 @@ from backend_kwargs.backends.inductor.lowered import IncompatibleVersionError
 from backend_kwargs.cli import app
 from backend_kwargs.errors import BackendKwargsWarning
 from backend_kwargs.facts.decision import RaceRow
+from backend_kwargs.fleet.racing import race_unit
+from backend_kwargs.fleet.units import Result, Unit
 from backend_kwargs.interval import Interval
 from backend_kwargs.rewrites import Rewrite, register_rewrite, table
 from backend_kwargs.rewrites.places import Place
@@ -442,18 +445,20 @@ def test_a_verdict_is_for_the_users_options(store, judged, options):
 
 
 @pytest.mark.parametrize(
-    ("options", "speedup", "kept"),
+    ("alone", "options", "speedup", "kept"),
     [
-        pytest.param({}, 0.5, ["decisions"], id="no whole graph without it is timed"),
-        pytest.param({"race": "always"}, 0.5, ["decisions", "verdicts"], id="as tune: default is slower"),
-        pytest.param({"effort": "full"}, 0.5, ["decisions", "verdicts"], id="at full effort too"),
-        pytest.param({"race": "always"}, 2.0, ["decisions"], id="default is faster"),
+        pytest.param(FASTER, {}, 0.5, ["decisions"], id="no whole graph without it is timed"),
+        pytest.param(FASTER, {"race": "always"}, 0.5, ["decisions", "verdicts"], id="as tune: default is slower"),
+        pytest.param(FASTER, {"effort": "full"}, 0.5, ["decisions", "verdicts"], id="at full effort too"),
+        pytest.param(FASTER, {"race": "always"}, 2.0, ["decisions"], id="default is faster"),
+        pytest.param(SLOWER, {"effort": "full"}, 0.5, ["decisions"], id="faster in the graph, but not alone"),
     ],
 )
-def test_what_a_whole_graph_confirms_is_shared(tmp_path, judged, monkeypatch, options, speedup, kept):
+def test_what_a_whole_graph_confirms_is_shared(tmp_path, judged, monkeypatch, alone, options, speedup, kept):
     """Until then a verdict stays in folders of this machine; another machine with the place then times nothing."""
-    asked, shared, local = judged(linear_activation=FASTER), InMemory(), tmp_path / "local"
-    monkeypatch.setattr(race, "note_figures", noting(default=Interval(speedup, 0.9 * speedup, 1.1 * speedup)))
+    asked, shared, local = judged(linear_activation=alone), InMemory(), tmp_path / "local"
+    default = Interval(speedup, 0.9 * speedup, 1.1 * speedup)
+    monkeypatch.setattr(race, "note_figures", noting(default=default, linear_activation=FASTER.speedup))
     decision = raced(Apart().eval(), torch.randn(2, 8, 36), store=[str(local), shared], **options)
     assert sorted({name.partition("/")[0] for name in shared.documents}) == kept
     assert sorted({each.relative_to(local).parts[0] for each in local.rglob("*.json")}) == ["decisions", "verdicts"]
@@ -464,6 +469,19 @@ def test_what_a_whole_graph_confirms_is_shared(tmp_path, judged, monkeypatch, op
     torch._dynamo.reset()
     raced(Apart().eval(), torch.randn(2, 8, 36) + 1, store=[str(tmp_path / "another"), shared], tolerance=1e-3)
     assert asked == ["linear_activation"] * (1 if row.confirmed else 2)
+
+
+def test_a_plan_sends_what_is_confirmed_beside_its_decisions(tmp_path, judged, monkeypatch):
+    """So the store that its workers fill spares other models the place."""
+    judged(linear_activation=FASTER)
+    monkeypatch.setattr(race, "note_figures", noting(default=SLOWER.speedup))
+    model = tmp_path / "my_apart.py"
+    model.write_text(
+        "import torch\nfrom tests.auto.test_auto_places import Apart\n"
+        "def build(): return Apart().eval(), torch.ones(2, 8, 36)\n"
+    )
+    result = msgspec.json.decode(race_unit(msgspec.json.encode(Unit(f"{model}:build", "cpu"))), type=Result)
+    assert [name.partition("/")[0] for name in result.documents] == ["decisions", "verdicts"]
 
 
 def noting(**planted):
@@ -494,6 +512,7 @@ WITH = {**WITHOUT, "rewrites": ["attention@1:ab", "patches@1:cd"]}
         ),
         pytest.param(RaceRow("a", WITH, speedup=Interval(1.1, 0.9, 1.2)), RaceRow("b", WITHOUT), set(), id="unclear"),
         pytest.param(RaceRow("a", WITHOUT, speedup=SURELY), RaceRow("b", WITH), set(), id="slower with them"),
+        pytest.param(RaceRow("a", WITHOUT, speedup=Interval(0.95, 0.9, 1.1)), RaceRow("b", WITH), set(), id="perhaps"),
         pytest.param(RaceRow("a", WITH, speedup=SURELY), RaceRow("b"), set(), id="other options differ too"),
         pytest.param(
             RaceRow("a", {"rewrites": ["attention@1:ab"]}, speedup=SURELY), RaceRow("eager"), set(), id="eager"
