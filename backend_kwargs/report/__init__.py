@@ -16,27 +16,27 @@ from backend_kwargs.report.advice import advice_on, reason_and_hint
 from backend_kwargs.report.found import called_by, code_of, owners_of, records_of
 from backend_kwargs.report.generated import codes_of, unknown_here
 from backend_kwargs.report.graphs import (
+    TVM,
     Break,
     Code,
     EngineShare,
     Graph,
     Race,
     Ran,
-    Relax,
     lines_of,
     number,
     seconds_of,
     served_lines,
     unraced,
 )
-from backend_kwargs.report.ran import engine_of, ran_of, relax_of, worst
+from backend_kwargs.report.ran import ran_of, share_of, worst
 from backend_kwargs.report.uncaptured import methods_in_eager, why_no_graph
 from backend_kwargs.rewrites.table import chosen_places, find_rewrite
 
 if TYPE_CHECKING:
     from backend_kwargs.page import Document
 
-__all__ = ["Break", "Code", "EngineShare", "Graph", "Partition", "Race", "Ran", "Relax", "Report", "report"]
+__all__ = ["Break", "Code", "EngineShare", "Graph", "Partition", "Race", "Ran", "Report", "report"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,7 +177,8 @@ def _graph(record: Record, other: Sequence[Code] | None) -> Graph:
         codes = [
             replace(code, differs=[comparable(code.source)] != theirs[at : at + 1]) for at, code in enumerate(codes)
         ]
-    relax, engine = relax_of(record), engine_of(record)
+    share = share_of(record)
+    is_tvm = share is not None and share.engine == TVM
     operators = {name: find_rewrite(name).operators for name in _rewrites(record)}
     return Graph(
         record.compile_id,
@@ -189,12 +190,12 @@ def _graph(record: Record, other: Sequence[Code] | None) -> Graph:
         unknown_here() if record.recompiled is None else record.recompiled,
         Break(record.place, *reason_and_hint(record.break_reason)) if record.break_reason else None,
         tuple(codes),
-        relax,
+        share if is_tvm else None,
         _race(record),
-        ran_of(record, codes, relax, engine),
+        ran_of(record, codes, share),
         rewrites_made(record.compiled(), record.facts, operators),
         record.facts.precision,
-        engine,
+        None if is_tvm else share,
         {name: each.costs for name, each in record.facts.rewrites.items() if each.costs},
         _decided(record),
     )

@@ -13,7 +13,7 @@ from backend_kwargs.page import document as page
 from backend_kwargs.page.values import count_of, file_of, seconds_of
 from backend_kwargs.report.advice import advice_on
 from backend_kwargs.report.decisions import parts_of, verdict_of
-from backend_kwargs.report.graphs import Graph, Race, engine_lines, relax_lines
+from backend_kwargs.report.graphs import Graph, Race, engine_lines
 
 PLACE = re.compile(r"# (?P<file>[^\s:]+):(?P<line>\d+) in ")  # of a guard in dynamo's reason to compile again
 BESIDE = 3  # lines of a source before and after the one that is meant
@@ -131,5 +131,5 @@ def _notes(graph: Graph) -> Iterator[str]:
     if graph.precision:
         yield str(graph.precision)
     yield from (f"{code.direction}: CUDA graphs {code.cudagraphs}" for code in graph.codes if code.cudagraphs != "off")
-    yield from relax_lines(graph.relax) if graph.relax else ()
-    yield from engine_lines(graph.engine) if graph.engine else ()
+    for share in filter(None, (graph.relax, graph.engine)):
+        yield from engine_lines(share)

@@ -14,6 +14,7 @@ from backend_kwargs.options.layers import Options
 from backend_kwargs.registry import decided
 
 MOST = 20  # names of graphs in one line
+TVM = "TVM"  # among the compilers of parts
 NOT_TOLD = {"key", "graph", "machine", "fixed", "inputs", "model", "budget_s", "differs"}  # of a decision, by a report
 
 
@@ -36,39 +37,22 @@ class Code:
 
 
 @dataclass(frozen=True, slots=True)
-class Relax:
-    """TVM's part of a graph, and the reasons why operators run in eager; `failed` counts parts that failed."""
-
-    partitions: tuple[Partition, ...]
-    fallbacks: Mapping[str, str]
-    failed: int = 0
-
-    @property
-    def tuned(self) -> int:
-        """The number of kernels with a schedule from a search."""
-        return sum(each.tuned for each in self.partitions)
-
-
-@dataclass(frozen=True, slots=True)
-class EnginePart:
-    """A part of a graph that an engine compiled: the number of ATen operators, and the seconds of its compile."""
-
-    operators: int
-    seconds: float
-
-
-@dataclass(frozen=True, slots=True)
 class EngineShare:
-    """ONNX Runtime's or OpenVINO's part of a graph, and the reasons why operators run in eager.
+    """What a compiler of parts has of a graph, such as TVM, and the reasons why operators run in eager.
 
     `failed` counts the parts that failed at a call, and run in eager since.
     """
 
     engine: str
-    partitions: tuple[EnginePart, ...]
+    partitions: tuple[Partition, ...]
     fallbacks: Mapping[str, str]
     notes: tuple[str, ...] = ()
     failed: int = 0
+
+    @property
+    def tuned(self) -> int:
+        """The number of kernels with a schedule from a search, of TVM."""
+        return sum(each.tuned for each in self.partitions)
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +110,7 @@ class Graph:
     recompiled: str
     ended_by: Break | None
     codes: tuple[Code, ...]
-    relax: Relax | None = None
+    relax: EngineShare | None = None
     race: Race | None = None
     ran: Ran | None = None
     rewritten: Mapping[str, int] = field(default_factory=dict)
@@ -187,10 +171,8 @@ def lines_of(graph: Graph) -> Iterator[str]:
     yield from (f"  {line}" for line in (*race, *decided, *codes))
     if graph.rewritten:
         yield f"  rewritten: {', '.join(_rewritten(graph))}"
-    if graph.relax:
-        yield from (f"  {line}" for line in relax_lines(graph.relax))
-    if graph.engine:
-        yield from (f"  {line}" for line in engine_lines(graph.engine))
+    for share in filter(None, (graph.relax, graph.engine)):
+        yield from (f"  {line}" for line in engine_lines(share))
     if graph.ran:
         yield f"  {graph.ran.what}"
     if graph.ended_by:
@@ -203,29 +185,18 @@ def _rewritten(graph: Graph) -> Iterator[str]:
         yield f"{name} {times(count)}" + (f" ({costs})" if costs else "")
 
 
-def relax_lines(relax: Relax) -> Iterator[str]:
-    """Yield the lines on TVM's part of a graph."""
-    for graph in dict.fromkeys(each.graph for each in relax.partitions):
-        own = [each for each in relax.partitions if each.graph == graph]
-        tuned, seconds = sum(each.tuned for each in own), sum(each.seconds for each in own)
-        how = f"{number(tuned, 'kernel')} tuned" if tuned else "untuned"
-        where = f"{number(sum(each.operators for each in own), 'operator')} in {number(len(own), 'partition')}"
-        yield f"{graph}: {where} of TVM, {how}; {seconds:.1f} s"
-        yield from (f"  {note}" for note in dict.fromkeys(note for each in own for note in each.notes))
-    if not relax.partitions:
-        yield "no partition of TVM"
-    yield from (f"in eager: {op}, because {reason}" for op, reason in relax.fallbacks.items())
-
-
 def engine_lines(share: EngineShare) -> Iterator[str]:
-    """Yield the lines on an engine's part of a graph."""
-    operators, seconds = (
-        sum(each.operators for each in share.partitions),
-        sum(each.seconds for each in share.partitions),
-    )
-    where = f"{number(operators, 'operator')} in {number(len(share.partitions), 'partition')}"
-    yield f"{where} of {share.engine}; {seconds:.1f} s" if share.partitions else f"no partition of {share.engine}"
-    yield from share.notes
+    """Yield the lines on what a compiler of parts has of a graph."""
+    for graph in dict.fromkeys(each.graph for each in share.partitions):
+        own = [each for each in share.partitions if each.graph == graph]
+        tuned, seconds = sum(each.tuned for each in own), sum(each.seconds for each in own)
+        tunes = share.engine == TVM
+        how = "" if not tunes else f", {number(tuned, 'kernel')} tuned" if tuned else ", untuned"
+        where = f"{number(sum(each.operators for each in own), 'operator')} in {number(len(own), 'partition')}"
+        yield f"{graph}: {where} of {share.engine}{how}; {seconds:.1f} s"
+        yield from (f"  {note}" for note in dict.fromkeys(note for each in own for note in each.notes))
+    if not share.partitions:
+        yield f"no partition of {share.engine}"
     yield from (f"in eager: {op}, because {reason}" for op, reason in share.fallbacks.items())
 
 

@@ -9,7 +9,7 @@ import backend_kwargs as bk
 from backend_kwargs.backends.tvm.versions import unfit
 from backend_kwargs.compare import Candidate, compare
 from backend_kwargs.compare.rows import cells
-from backend_kwargs.report import Graph, Partition, Relax
+from backend_kwargs.report import EngineShare, Graph, Partition
 from backend_kwargs.report.advice import advice_on
 from backend_kwargs.report.graphs import lines_of
 
@@ -80,7 +80,7 @@ def test_report_is_data(chain):
 
 
 def graph_of(*partitions, fallbacks=None, **options):
-    return Graph("0/0", "f", "tvm", options, 3.0, "off", "", None, (), Relax(partitions, fallbacks or {}))
+    return Graph("0/0", "f", "tvm", options, 3.0, "off", "", None, (), EngineShare("TVM", partitions, fallbacks or {}))
 
 
 def part(graph="inference", operators=3, tuned=0, notes=()):
