@@ -57,7 +57,7 @@ def operator_times(call: Callable[[], object], device: torch.device, wanted: Cal
         if not wanted(func):
             return func(*args, **kwargs)
         name = name_of(func)
-        layouts = [f"{tuple(each.shape)} {each.stride()}" for each in tensors_of(args[name in ADDED :])]
+        layouts = map(_layout_of, tensors_of(args[name in ADDED :]))
         start = _time_of(device)
         result = func(*args, **kwargs)
         noted.append((f"{ADDED.get(name, name)} of {', '.join(layouts)}", start, _time_of(device)))
@@ -78,6 +78,12 @@ def operator_times(call: Callable[[], object], device: torch.device, wanted: Cal
     for name, start, end in noted:
         _add(found, name, start.elapsed_time(end) / 1e3 if device.type == "cuda" else end - start)
     return found
+
+
+def _layout_of(tensor: torch.Tensor) -> str:
+    """Return the sizes, and the strides of those above 1: the others reach no other number, and are as it comes."""
+    strides = (stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True) if size > 1)
+    return f"{tuple(tensor.shape)} {tuple(strides)}"
 
 
 def _time_of(device: torch.device) -> Any:

@@ -39,6 +39,13 @@ def test_operators_that_are_wanted_are_told_by_what_they_read():
     assert all(seconds > 0 for _, seconds in found.values())
 
 
+def test_the_stride_of_a_size_of_1_makes_no_other_layout():
+    """A graph that is compiled gives such a dimension any stride, as it comes."""
+    x, y = torch.ones(1, 8), torch.ones(8, 8)
+    found = operator_times(lambda: (x @ y, x.as_strided((1, 8), (0, 1)) @ y), CPU, lambda func: True)
+    assert found["aten::mm of (1, 8) (1,), (8, 8) (8, 1)"][0] == 2
+
+
 def test_a_profiler_that_is_running_is_left_alone():
     """A second one would end it, and what it has seen would be lost."""
     with torch.profiler.profile() as running:
