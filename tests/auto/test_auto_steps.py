@@ -412,6 +412,7 @@ ALLOWED = [*STEPS, rewriting("packed"), rewriting("attention"), RaceCandidate("m
         pytest.param("packed", {"rewrites": ["attention", "packed"]}, True, id="rewrites"),
         pytest.param("packed", {"rewrites": ("packed",)}, True, id="a tuple of rewrites"),
         pytest.param("packed", {"rewrites": ["packed", "convolution"]}, False, id="a rewrite that is not allowed"),
+        pytest.param("packed", {"rewrites": [f"rotary@1:{'0' * 16}"]}, False, id="a rewrite that was removed"),
         pytest.param("packed", {"rewrites": "packed"}, False, id="a text in place of rewrites"),
         pytest.param("cudagraphs", {"triton.cudagraphs": 1}, False, id="a value of another type"),
     ],
