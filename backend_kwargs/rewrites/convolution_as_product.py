@@ -14,7 +14,7 @@ from torch.fx import Node
 from backend_kwargs.backends import Inputs
 from backend_kwargs.rewrites.matching import HALF, Arguments, aten, bytes_of, hint, known_true
 from backend_kwargs.rewrites.operators import Context, Gradients, define
-from backend_kwargs.rewrites.patches import of_each
+from backend_kwargs.rewrites.patches import geometry_of
 from backend_kwargs.rewrites.table import Rewrite
 from backend_kwargs.rewrites.traced import example, examples, replacing
 from backend_kwargs.torch_internals.decompositions import decompose_in_inductor
@@ -173,7 +173,7 @@ def _convolution(node: Node, args: Arguments) -> Node | None:
     if values is None or (bias is None) != (args["bias"] is None) or groups == 1:
         return None
     x, w, result = values
-    geometry = _geometry(args, tuple(w.shape))
+    geometry = geometry_of(args, tuple(w.shape))
     if geometry is None or x.dim() != dims + 2 or result.dtype not in HALF:
         return None
     if w.shape[1] % ALIGNED or w.shape[0] // groups % ALIGNED:
@@ -188,21 +188,6 @@ def _convolution(node: Node, args: Arguments) -> Node | None:
     if any(each is not None and each.dtype != result.dtype for each in (x, w, bias)):  # under autocast
         operands = [each and node.graph.call_method("to", (each, result.dtype)) for each in operands]
     return node.graph.call_function(convolution_as_product, (*operands, *geometry, groups, last))
-
-
-def _geometry(args: Arguments, shape: tuple[int, ...]) -> tuple[list[int], ...] | None:
-    """Return pads in the order of `F.pad`, stride and dilation of a convolution whose weights have a `shape`."""
-    size = shape[2:]
-    stride, dilation = ([*of_each(args[name], size)] for name in ("stride", "dilation"))
-    if not all(isinstance(each, int) for each in (*shape, *stride, *dilation, args["groups"])):
-        return None
-    if args["padding"] == "same":
-        around = [apart * (taps - 1) for apart, taps in zip(dilation, size, strict=True)]
-        return [each for total in around[::-1] for each in (total // 2, total - total // 2)], stride, dilation
-    padding = of_each(0 if args["padding"] == "valid" else args["padding"], size)
-    if not all(isinstance(each, int) for each in padding):
-        return None
-    return [each for each in padding[::-1] for _ in range(2)], stride, dilation
 
 
 multiply_windows = replacing(CONVOLUTIONS, _convolution)

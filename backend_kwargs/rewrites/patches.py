@@ -101,4 +101,19 @@ def of_each(option: Any, size: tuple[int, ...]) -> tuple[Any, ...]:
     return numbers * len(size) if len(numbers) == 1 else numbers
 
 
+def geometry_of(args: Arguments, shape: tuple[int, ...]) -> tuple[list[int], ...] | None:
+    """Return pads in the order of `F.pad`, stride and dilation of a convolution whose weights have a `shape`."""
+    size = shape[2:]
+    stride, dilation = ([*of_each(args[name], size)] for name in ("stride", "dilation"))
+    if not all(isinstance(each, int) for each in (*shape, *stride, *dilation, args["groups"])):
+        return None
+    if args["padding"] == "same":
+        around = [apart * (taps - 1) for apart, taps in zip(dilation, size, strict=True)]
+        return [each for total in around[::-1] for each in (total // 2, total - total // 2)], stride, dilation
+    padding = of_each(0 if args["padding"] == "valid" else args["padding"], size)
+    if not all(isinstance(each, int) for each in padding):
+        return None
+    return [each for each in padding[::-1] for _ in range(2)], stride, dilation
+
+
 multiply_patches = replacing(CONVOLUTIONS, _convolution)

@@ -145,7 +145,16 @@ def picture(program, *sizes, dtype):
     return program.tensor(*sizes, dtype=dtype)
 
 
-def convolution(program, *, groups=(1, 2), dtypes=DTYPES, kernels=(3, 1, 2), strides=(1, 2, 3), widths=(2, 1)):
+def convolution(
+    program,
+    *,
+    groups=(1, 2),
+    dtypes=DTYPES,
+    kernels=(3, 1, 2),
+    strides=(1, 2, 3),
+    widths=(2, 1),
+    transposed=(False, True),
+):
     """Draw a convolution; return its source and the number of its channels."""
     dims = program.often(2, 1, 3)
     dtype, group = program.often(*dtypes), program.often(*groups)
@@ -154,7 +163,7 @@ def convolution(program, *, groups=(1, 2), dtypes=DTYPES, kernels=(3, 1, 2), str
     batch = [] if program.often(False, True) else [program.often(2, 1, 0)]
     x = picture(program, *batch, channels, *[size] * dims, dtype=dtype)
     target, weight = f"F.conv{dims}d", (out, channels // group, *[kernel] * dims)
-    if program.often(False, True):
+    if program.often(*transposed):
         target, weight = f"F.conv_transpose{dims}d", (channels, out // group, *[kernel] * dims)
     given = {"input": x, "weight": picture(program, *weight, dtype=dtype)}
     if program.pick(True, False):
@@ -212,6 +221,17 @@ def patches(program):
 
 def convolution_as_product(program):
     made, *_ = convolution(program, groups=(2, 3), dtypes=(torch.bfloat16, torch.float16), widths=(8, 16, 4))
+    return program.returns(made)
+
+
+def depthwise_convolution(program):
+    made, *_ = convolution(program, groups=(2, 3, 1), widths=(1, 2))
+    made = program.let(f"{made}[..., :{program.pick(5, 6, -1)}]") if program.pick(False, True) else made
+    return program.returns(f"F.silu({made})" if program.pick(True, False) else made)
+
+
+def transposed_convolution(program):
+    made, *_ = convolution(program, kernels=(2, 3), strides=(2, 3), transposed=(True, False))
     return program.returns(made)
 
 
@@ -377,6 +397,8 @@ PROGRAMS = {
     "grouped_convolution": grouped_convolution,
     "patches": patches,
     "interpolation": interpolation,
+    "depthwise_convolution": depthwise_convolution,
+    "transposed_convolution": transposed_convolution,
     "convolution_as_product": convolution_as_product,
     "matrix_vector": matrix_vector,
     "aligned_products": aligned_products,
@@ -385,7 +407,7 @@ PROGRAMS = {
 }
 LOSSES = ("cross_entropy", "linear_cross_entropy")  # with gradients of their own
 TRAINING = (*LOSSES, "patches", "interpolation", "convolution_as_product", "matrix_vector", "contraction",
-            "aligned_products")  # fmt: skip
+            "aligned_products", "depthwise_convolution", "transposed_convolution")  # fmt: skip
 
 
 def options(name, training=TRAINING):

@@ -1,0 +1,111 @@
+"""Depthwise convolutions as sums of shifted products, which Inductor fuses with what is around them.
+
+cuDNN takes many times as long for sequences, dilated windows and volumes as it takes to read and write them.
+"""
+
+import operator
+from functools import reduce
+from itertools import product
+from math import prod
+
+import torch
+import torch.nn.functional as F  # noqa: N812
+from torch import Tensor
+from torch.fx import Node
+
+from backend_kwargs.graphs.writes import storages_of
+from backend_kwargs.rewrites.matching import DTYPES, Arguments, known_true, used_once
+from backend_kwargs.rewrites.patches import CONVOLUTIONS, geometry_of
+from backend_kwargs.rewrites.table import Rewrite, ran
+from backend_kwargs.rewrites.traced import example, examples, replacing
+from backend_kwargs.torch_internals.operators import HigherOrderOperator
+
+REWRITE = Rewrite(
+    "Depthwise convolutions, such as the causal ones of state-space models, as sums of shifted products",
+    traced=f"{__name__}:sum_shifted",
+    applies="float32 or half precision, windows of at most 32 numbers",
+    fitting=lambda stats: ran(stats, "convolution in groups"),
+    order=25,
+)
+
+MOST_TAPS = 32  # numbers of a window
+
+
+def _convolution(node: Node, args: Arguments) -> Node | None:
+    """Insert the sum for a depthwise convolution, in the dtype and the layout of its result."""
+    values, bias = examples(args["input"], args["weight"], node), example(args["bias"])
+    if values is None or (bias is None) != (args["bias"] is None):
+        return None
+    x, w, result = values
+    geometry = geometry_of(args, tuple(w.shape))
+    last = result.movedim(1, -1).is_contiguous() and not result.is_contiguous()
+    if geometry is None or x.dim() != w.dim() or (w.shape[1], w.shape[0]) != (1, args["groups"]):
+        return None
+    if prod(w.shape[2:]) > MOST_TAPS or result.dtype not in DTYPES or not (last or result.is_contiguous()):
+        return None
+    pads, stride, dilation = geometry
+    call, meta = node.graph.call_method, dict[str, Tensor]()
+    if stride[-1] == 1 and used_once(node) and _leaves_out(pads[1], next(iter(node.users)), result):
+        # Else it would be stored, since what follows has another length.
+        meta["example_value"] = result.narrow(-1, 0, result.shape[-1] - pads[1])
+        pads = [pads[0], 0, *pads[2:]]
+    # In float32 and rounded once, as by the library; under autocast the operands have been rounded before.
+    source, weight, offset = (
+        each and reduce(lambda made, dtype: call("to", (made, dtype)), (result.dtype, torch.float32), each)
+        for each in (args["input"], args["weight"], args["bias"])
+    )
+    new = _sum(source, weight, pads, stride, dilation, tuple(w.shape[2:]))
+    if offset is not None:
+        new = call("add", (new, call("view", (offset, -1, *[1] * len(stride)))))
+    new = call("to", (new, result.dtype))
+    new = call("contiguous", (call("movedim", (new, 1, -1)),)) if last else call("contiguous", (new,))
+    new = call("movedim", (new, -1, 1)) if last else new
+    new.meta |= meta
+    return new
+
+
+def _sum(
+    source: Node, weight: Node, pads: list[int], stride: list[int], dilation: list[int], size: tuple[int, ...]
+) -> Node:
+    """Insert the sum over a window of padded images, shifted by its place there, times the weights [C, 1, *size]."""
+    graph, whole = source.graph, slice(None)
+    padded = graph.call_function(F.pad, (source, pads)) if any(pads) else source
+    terms = list[Node]()
+    for tap in product(*map(range, size)):
+        seen = [
+            slice(at * apart, (at + 1 - taps) * apart or None, step)
+            for at, apart, taps, step in zip(tap, dilation, size, stride, strict=True)
+        ]
+        shifted = graph.call_function(operator.getitem, (padded, (whole, whole, *seen)))
+        one = graph.call_function(operator.getitem, (weight, (whole, 0, *(slice(at, at + 1) for at in tap))))
+        terms.append(graph.call_function(torch.mul, (shifted, one)))
+    return reduce(lambda made, term: graph.call_function(torch.add, (made, term)), terms)
+
+
+def _leaves_out(count: int, reader: Node, result: Tensor) -> bool:
+    """Return whether the `reader` of a result leaves out its last `count` numbers, as of a causal convolution."""
+    if not count or reader.target is not operator.getitem or not isinstance(reader.args[1], tuple):
+        return False
+    *others, last = reader.args[1]
+    every = all(each in (slice(None), slice(0, None), Ellipsis) for each in others)
+    if not every or not (Ellipsis in others or len(others) == result.dim() - 1) or not isinstance(last, slice):
+        return False
+    stop = last.stop.meta.get("example_value") if isinstance(last.stop, Node) else last.stop
+    if stop is None or not known_true(stop == result.shape[-1] - count):
+        return False
+    return (last.start, last.step) == (None, None) and _is_only_computed_with(reader)
+
+
+def _is_only_computed_with(node: Node) -> bool:
+    """Return whether nobody sees the strides of a tensor: neither it nor a view of it is returned, or read by them."""
+    storages = storages_of(example(node))
+    return all(
+        each.op in ("call_function", "call_method")
+        and each.target not in (torch.as_strided, "as_strided")
+        and not isinstance(each.target, HigherOrderOperator)  # such as a kernel, which is given strides as numbers
+        and (storages.isdisjoint(storages_of(example(each))) or _is_only_computed_with(each))
+        for each in node.users
+    )
+
+
+sum_shifted = replacing(CONVOLUTIONS, _convolution)
