@@ -189,9 +189,7 @@ def test_an_option_of_another_backend_that_has_the_name_of_rewrites():
 def test_rewrites_are_described():
     """Each rewrite that is named has a note: what it does, for which graphs, and its costs; then why it cannot act."""
     notes = explain("tmpl-inductor", rewrites=("grouped_convolution", "linear_activation")).notes
-    grouped = (
-        "Convolutions in groups, depthwise ones among them, by our own kernels: cuDNN's are slow in channels last."
-    )
+    grouped = "Convolutions in groups by our own kernels."
     linear = "Linear with bias and ReLU or tanh-GELU, also one that is written out, as one library call."
     assert notes[0] == (
         f"Rewrite 'grouped_convolution': {grouped} Where: half precision in channels last, at most 64 channels "

@@ -21,7 +21,7 @@ from backend_kwargs.rewrites.traced import example, examples, replacing
 from backend_kwargs.torch_internals.operators import HigherOrderOperator
 
 REWRITE = Rewrite(
-    "Depthwise convolutions, such as the causal ones of state-space models, as sums of shifted products",
+    "Depthwise convolutions as sums of shifted products",
     traced=f"{__name__}:sum_shifted",
     applies="float32 or half precision, windows of at most 32 numbers",
     fitting=lambda stats: ran(stats, "convolution in groups"),
@@ -84,16 +84,15 @@ def _sum(
 
 def _leaves_out(count: int, reader: Node, result: Tensor) -> bool:
     """Return whether the `reader` of a result leaves out its last `count` numbers, as of a causal convolution."""
-    if not count or reader.target is not operator.getitem or not isinstance(reader.args[1], tuple):
+    index = reader.args[1] if reader.target is operator.getitem else None
+    if not count or not isinstance(index, tuple):
         return False
-    *others, last = reader.args[1]
-    every = all(each in (slice(None), slice(0, None), Ellipsis) for each in others)
-    if not every or not (Ellipsis in others or len(others) == result.dim() - 1) or not isinstance(last, slice):
+    *others, last = index
+    stop = getattr(last, "stop", None)
+    if others not in ([...], [slice(None)] * (result.dim() - 1)) or last != slice(None, stop):
         return False
-    stop = last.stop.meta.get("example_value") if isinstance(last.stop, Node) else last.stop
-    if stop is None or not known_true(stop == result.shape[-1] - count):
-        return False
-    return (last.start, last.step) == (None, None) and _is_only_computed_with(reader)
+    length = stop.meta.get("example_value") if isinstance(stop, Node) else stop
+    return known_true(length == result.shape[-1] - count) and _is_only_computed_with(reader)
 
 
 def _is_only_computed_with(node: Node) -> bool:

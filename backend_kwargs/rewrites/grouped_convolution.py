@@ -15,7 +15,7 @@ from backend_kwargs.rewrites.table import Rewrite, ran
 from backend_kwargs.torch_internals.pattern_matcher import CallFunctionVarArgs, PatternMatcherPass
 
 REWRITE = Rewrite(
-    "Convolutions in groups, depthwise ones among them, by our own kernels: cuDNN's are slow in channels last",
+    "Convolutions in groups by our own kernels",
     patterns=f"{__name__}:add_patterns",
     operators=("backend_kwargs::grouped_convolution",),
     needs=("gpu",),

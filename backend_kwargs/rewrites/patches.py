@@ -18,7 +18,7 @@ from backend_kwargs.rewrites.table import Rewrite
 from backend_kwargs.rewrites.traced import examples, replacing
 
 REWRITE = Rewrite(
-    "Convolutions of patches that do not overlap, as by the first layer of a vision transformer, as a product",
+    "Convolutions of patches that do not overlap as a product",
     traced=f"{__name__}:multiply_patches",
     needs=("gpu",),
     applies="half precision; a stride of the kernel's size, no padding, and sizes that do not vary",

@@ -9,12 +9,12 @@ from torch.fx import Node
 from torch.fx.node import Argument
 
 from backend_kwargs.rewrites.matching import DTYPES, Arguments
-from backend_kwargs.rewrites.patches import of_each
+from backend_kwargs.rewrites.patches import geometry_of, of_each
 from backend_kwargs.rewrites.table import Rewrite
 from backend_kwargs.rewrites.traced import example, examples, replacing
 
 REWRITE = Rewrite(
-    "Transposed convolutions whose results do not overlap, as of U-Nets and mask decoders, as a product",
+    "Transposed convolutions that do not overlap as a product",
     traced=f"{__name__}:multiply_pixels",
     needs=("gpu",),
     applies="float32 or half precision; a stride of the kernel's size, no padding, one group",
@@ -35,7 +35,7 @@ def _convolution(node: Node, args: Arguments) -> Node | None:
     last = result.movedim(1, -1).is_contiguous() and not result.is_contiguous()
     if x.dim() != w.dim() or result.dtype not in DTYPES or not (last or result.is_contiguous()):
         return None
-    if not all(isinstance(each, int) for each in w.shape) or math.prod(size) == 1 or not _fills(args, size):
+    if not _fills(args, tuple(w.shape)):
         return None
 
     def call(made: Node, name: str, *given: Argument) -> Node:
@@ -57,11 +57,12 @@ def _convolution(node: Node, args: Arguments) -> Node | None:
     return call(new, "movedim", -1, 1) if last else call(new, "contiguous")
 
 
-def _fills(args: Arguments, size: tuple[int, ...]) -> bool:
-    """Return whether the results of a pixel touch those of the next."""
-    plain = {"padding": 0, "output_padding": 0, "dilation": 1}
-    usual = all(each == value for name, value in plain.items() for each in of_each(args[name], size))
-    return usual and args["groups"] == 1 and of_each(args["stride"], size) == size
+def _fills(args: Arguments, shape: tuple[int, ...]) -> bool:
+    """Return whether the results of a pixel touch those of the next, and there is nothing else."""
+    geometry, size = geometry_of(args, shape), shape[2:]
+    none, one = [0] * len(size), [1] * len(size)
+    usual = args["groups"] == 1 and [*of_each(args["output_padding"], size)] == none
+    return usual and geometry == (2 * none, [*size], one) and math.prod(size) > 1
 
 
 multiply_pixels = replacing(CONVOLUTIONS, _convolution)
