@@ -102,7 +102,9 @@ DRAWS = {
     seed: {model.name: model for model in (row(*each) for each in models)}
     for seed, models in json.loads((HERE / "drawn.json").read_text()).items()
 }
-MODELS = {**held_out.BY_NAME, **{name: model for models in DRAWS.values() for name, model in models.items()}}
+MODELS = {**held_out.BY_NAME, **{each.name: each for each in held_out.WITH_REWRITES}}
+for _drawn in DRAWS.values():
+    MODELS |= _drawn
 DRAWS["drawn"] = [*DRAWS.values()][-1]
 
 

@@ -208,6 +208,7 @@ TINY_TEXT: Sizes = {
 TINY_GROUPED: Sizes = {**TINY_TEXT, "num_key_value_heads": 1}
 TINY_IMAGES: Sizes = {"batch": 2, "image": 64}
 UNCACHED: Sizes = {"use_cache": False}
+MAMBA: Sizes = {"num_hidden_layers": 2, "chunk_size": 128, "n_groups": 1}
 
 # Those with short compiles first: what a run that ends early leaves are the slow ones.
 HELD_OUT: tuple[HeldOut, ...] = (
@@ -431,6 +432,45 @@ HELD_OUT: tuple[HeldOut, ...] = (
         {},
         {"name": "hrnet_w18_small", "batch": 16, "image": 224},
         {"name": "hrnet_w18_small", **TINY_IMAGES},
+    ),
+)
+# Not held out: rewrites were made for them.
+WITH_REWRITES = (
+    HeldOut(
+        "mamba2",
+        "inference",
+        "Mamba-2 of width 2048, 2 layers, 4 x 1024 tokens",
+        text,
+        {"kind": "Mamba2Model"},
+        {**UNCACHED, **MAMBA, "hidden_size": 2048, "num_heads": 64, "head_dim": 64, "batch": 4, "length": 1024},
+        {**UNCACHED, **MAMBA, "hidden_size": 32, "num_heads": 4, "head_dim": 16, "batch": 1, "length": 16},
+    ),
+    HeldOut(
+        "mixer_b16",
+        "inference",
+        "Mixer B/16, 32 images of 224 x 224",
+        vision,
+        {},
+        {"name": "mixer_b16_224", "batch": 32, "image": 224},
+        {"name": "mixer_s32_224", "img_size": 64, **TINY_IMAGES},
+    ),
+    HeldOut(
+        "swin_tiny",
+        "inference",
+        "Swin tiny, 32 images of 224 x 224",
+        vision,
+        {},
+        {"name": "swin_tiny_patch4_window7_224", "batch": 32, "image": 224},
+        {"name": "swin_tiny_patch4_window7_224", "img_size": 64, "window_size": 2, **TINY_IMAGES},
+    ),
+    HeldOut(
+        "swin_train",
+        "training",
+        "Swin tiny, training step, 32 images of 224 x 224",
+        vision_loss,
+        {},
+        {"name": "swin_tiny_patch4_window7_224", "batch": 32, "image": 224},
+        {"name": "swin_tiny_patch4_window7_224", "img_size": 64, "window_size": 2, **TINY_IMAGES},
     ),
 )
 BY_NAME: Mapping[str, HeldOut] = {each.name: each for each in HELD_OUT}

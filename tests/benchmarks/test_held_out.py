@@ -11,14 +11,14 @@ from benchmarks.execution.ways import ALL
 from benchmarks.studies.held_out import places
 from benchmarks.studies.regret import candidates_of, judged
 from benchmarks.studies.regret import page as regret_page
-from benchmarks.workloads.held_out import BY_NAME, HELD_OUT, ON_A_CPU
+from benchmarks.workloads.held_out import BY_NAME, HELD_OUT, ON_A_CPU, WITH_REWRITES
 
 CPU = torch.device("cpu")
 PACKAGES = ("timm", "torch_geometric", "transformers")
 STAYING = ("default", "default again", "reduce-overhead+clone", "max-autotune+clone")
 
 
-@pytest.mark.parametrize("row", HELD_OUT, ids=lambda row: row.name)
+@pytest.mark.parametrize("row", HELD_OUT + WITH_REWRITES, ids=lambda row: row.name)
 def test_each_model_builds_and_runs_on_a_cpu(row):
     """The tiny size of each row gives finite results, in training a loss with gradients."""
     missing = [package for package in PACKAGES if find_spec(package) is None]
