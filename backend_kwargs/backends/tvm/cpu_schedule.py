@@ -52,24 +52,16 @@ def schedule_cpu(func: tirx.PrimFunc, target: Target) -> Schedule:
     _teach_extrema()
     lanes = codegen.llvm_get_vector_width(target) // 32
     sch = _each(Schedule(func), _inline)
-    sch = _each(sch, partial(_split_sum, lanes=lanes), _is_sum)
+    sch = _each(sch, partial(_split_sum, lanes=lanes))
     sch = _each(_each(sch, partial(_fuse, lanes=lanes)), partial(_vectorize, lanes=lanes))
     return _each(sch, _parallelize) if int(target.attrs.get("num-cores", 1)) > 1 else sch
 
 
-def _each(
-    sch: Schedule, step: Callable[..., object], wanted: Callable[..., bool] = lambda sch, block: True
-) -> Schedule:
-    """Apply a step to each wanted block; one that TVM rejects is left out."""
-    for block in blocks(sch):
-        if wanted(sch, block):
-            sch = _attempt(sch, partial(step, block=block))
+def _each(sch: Schedule, step: Callable[..., object]) -> Schedule:
+    """Apply a step to each block; one that TVM rejects is left out."""
+    for block in sch.get_child_blocks(sch.get_sblock("root")):
+        sch = _attempt(sch, partial(step, block=block))
     return sch
-
-
-def blocks(sch: Schedule) -> list[Block]:
-    """Return the blocks of the function, in order."""
-    return list(sch.get_child_blocks(sch.get_sblock("root")))
 
 
 def _attempt(sch: Schedule, step: Callable[[Schedule], object]) -> Schedule:
@@ -95,11 +87,6 @@ def _extent(sch: Schedule, loop: Loop) -> int:
 def _divisor(extent: int, most: int) -> int:
     """Return the largest divisor of an extent up to `most`."""
     return next((size for size in range(most, 1, -1) if extent % size == 0), 1)
-
-
-def _is_sum(sch: Schedule, block: Block) -> bool:
-    """Return whether a block is a reduction."""
-    return sch.get(block).init is not None
 
 
 def _work(sch: Schedule, block: Block) -> tirx.Expr:
@@ -181,6 +168,8 @@ def _inline(sch: Schedule, block: Block) -> None:
 def _split_sum(sch: Schedule, block: Block, lanes: int) -> None:
     """Sum adjacent elements in separate lanes, which are added up at the end."""
     axes = Axes(sch, block)
+    if not axes.summed:
+        return
     inner = axes.summed[-1]
     # A value that is constant along a row, such as its mean, is the same in every lane.
     along = [read for read in axes.block.reads if _among(inner, axes.touching(read))]

@@ -108,11 +108,6 @@ def accumulated_in(x: Tensor, over: Sequence[int], dtype: str) -> str:
     return "float64" if within == "float32" and count >= LONG else within
 
 
-def elements(x: Tensor, over: Sequence[int]) -> Expr:
-    """Return the number of elements that are reduced to one."""
-    return math.prod((x.shape[d] for d in over), start=int64(1))
-
-
 def cast_to(x: Tensor, dtype: str) -> Tensor:
     """Return a tensor in another dtype, or itself if it has that dtype."""
     return x if x.dtype == dtype else compute(x.shape, lambda i: cast(x(*i), dtype))
@@ -129,7 +124,10 @@ def mean(node: Node, x: Tensor, dims: Dims = None, keepdim: bool = False, **_: o
     """Lower mean."""
     over = dims_of(dims, len(x.shape))
     within = accumulated_in(x, over, node.dtype)
-    total, count = reduce(x, over, keepdim, SUM, within), cast(elements(x, over), within)
+    total, count = (
+        reduce(x, over, keepdim, SUM, within),
+        cast(math.prod(x.shape[d] for d in over), within),
+    )
     return compute(total.shape, lambda i: cast(total(*i) / count, node.dtype))
 
 
@@ -143,7 +141,10 @@ def moments(node: Node, x: Tensor, dims: Dims, correction: float, keepdim: bool,
     """Return variance and mean, in two passes for accuracy."""
     over = dims_of(dims, len(x.shape))
     within = accumulated_in(x, over, dtype)
-    total, count = reduce(x, over, True, SUM, within), cast(elements(x, over), within)
+    total, count = (
+        reduce(x, over, True, SUM, within),
+        cast(math.prod(x.shape[d] for d in over), within),
+    )
     average = compute(total.shape, lambda i: total(*i) / count, "mean")
 
     def square(v: Expr, index: Index) -> Expr:
