@@ -55,7 +55,7 @@ def remarks_on(each: Finding) -> Iterator[page.Warned]:
         noise = f"{each.noise.low:.3f}x to {each.noise.high:.3f}x"
         yield page.Warned(f"a noisy audit: timed against itself it is at {noise}; {IDLE}", "noise", where)
     elif each.verdict != "not audited" and each.seconds and not each.noise:
-        yield page.Warned("too few rounds to prove a loss; raise --timing-s and --rounds", "noise", where)
+        yield page.Warned("too few rounds to prove a loss; leave --quick out", "noise", where)
 
 
 def notes_of(found: Sequence[Finding]) -> Iterator[str]:

@@ -218,7 +218,7 @@ def test_a_row_of_the_table():
         ),
         pytest.param(
             {"record": "", "noise": None},
-            ["a for 3 ops: too few rounds to prove a loss; raise --timing-s and --rounds"],
+            ["a for 3 ops: too few rounds to prove a loss; leave --quick out"],
             id="too few rounds",
         ),
         pytest.param({"record": "", "noise": None, "seconds": None}, [], id="not timed"),
