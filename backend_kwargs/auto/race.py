@@ -381,7 +381,7 @@ class Race:
         ends = time.perf_counter() + max(self.budget.left_s, self.budget.seconds / 2)
         for each in self._alone([place for place in places if place not in found]):
             if each.share < LEAST_SHARE:
-                found[each.place] = Verdict(why=f"{each.share:.1%} of a call in eager", is_little=True)
+                found[each.place] = Verdict(why=f"{each.share:.1%} of a call", is_little=True)
                 continue
             began = time.perf_counter()
             if each.is_dynamic or began + longest_s > ends:
@@ -389,7 +389,7 @@ class Race:
             self.tell(str(each.place), 0.0)
             verdict = found[each.place] = verdict_of(self.request, self.sandbox, each)
             longest_s = max(longest_s, time.perf_counter() - began)
-            logger.info("%s, %.1f%% of a call in eager: %s", each.place, each.share * 100, verdict)
+            logger.info("%s: %s", each.place, verdict)
             if stored:
                 stored.put(each.place, verdict)
 

@@ -8,6 +8,8 @@ import pytest
 import torch
 from torch import nn
 from torch._functorch import aot_autograd
+from torch.fx import symbolic_trace
+from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn import functional as F  # noqa: N812
 from typer.testing import CliRunner
 
@@ -587,3 +589,18 @@ def test_in_training_the_forward_graph_alone_is_looked_at():
         with pytest.raises(IncompatibleVersionError, match="it has a backward graph"):
             compiles.trace({})
     assert (len(compiles.lowered), compiles.traces) == (1, [])
+
+
+@pytest.mark.parametrize("lowered", [False, True], ids=["dynamo's", "lowered"])
+def test_the_share_of_a_place_is_not_of_what_eager_does_not_fuse(lowered):
+    """A convolution of 1 % of eager's time, beside pointwise operators alone, is a tenth of the call."""
+
+    def fn(x, weight):
+        return F.conv1d(x, weight).exp() * 2
+
+    args = torch.randn(1, 2, 8), torch.randn(2, 2, 3)
+    graph = (make_fx(fn)(*args) if lowered else symbolic_trace(fn)).graph
+    nodes = [node for node in graph.nodes if node.op.startswith("call")]
+    seconds = {node: 0.01 if "conv" in node.name else 0.99 / 2 for node in nodes}
+    assert places._whole_seconds(seconds) == pytest.approx(0.1)
+    assert places._whole_seconds({node: each for node, each in seconds.items() if each > 0.1}) == pytest.approx(0.99)
