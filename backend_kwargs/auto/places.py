@@ -94,7 +94,9 @@ def matching(
 
 
 def standing(places: Iterable[Place], fresh: Callable[[], Inputs], device: torch.device) -> list[Standing]:
-    """Return places as graphs of their own, dearest in eager first; `fresh` returns inputs of a call.
+    """Return places as graphs of their own, the dearest of each rewrite first; `fresh` returns inputs of a call.
+
+    So each rewrite is known before time is spent on other places of one, which may follow without being raced.
 
     Left out are those of a lowered graph that is called otherwise than dynamo's, as with a seed, and of one of dynamo's
     that enters autocast: alone they would compute in other dtypes.
@@ -103,7 +105,11 @@ def standing(places: Iterable[Place], fresh: Callable[[], Inputs], device: torch
     for each in places:
         by_graph[each.nodes[0].graph].append(each)
     found = [each for graph, several in by_graph.items() for each in _standing_in(graph, several, fresh(), device)]
-    return sorted(found, key=lambda each: -each.share)
+    ranks, ordered = Counter[str](), list[tuple[int, Standing]]()
+    for each in sorted(found, key=lambda each: -each.share):
+        ordered.append((ranks[each.place.rewrite], each))
+        ranks[each.place.rewrite] += 1
+    return [each for _, each in sorted(ordered, key=lambda pair: pair[0])]
 
 
 def _standing_in(graph: Graph, places: Sequence[Place], inputs: Inputs, device: torch.device) -> Iterator[Standing]:

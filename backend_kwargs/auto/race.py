@@ -361,7 +361,7 @@ class Race:
             return {}
 
     def standing(self, places: Iterable[Place]) -> list[Standing]:
-        """Return places as graphs of their own, dearest in eager first."""
+        """Return places as graphs of their own, in the order in which they are raced."""
         return standing(places, self.task.inputs.fresh, self.device)
 
     def _alone(self, places: Iterable[Place]) -> list[Standing]:
@@ -372,7 +372,7 @@ class Race:
             return []
 
     def _judge(self, places: Iterable[Place]) -> None:
-        """Race by themselves the places that take longest in eager, in the budget that is left, at least half of it."""
+        """Race places by themselves in the budget that is left, at least half of it, but for those that take little."""
         found, stored, longest_s = self.selection.verdicts, self.request.verdicts, 0.0
         places = [each for each in places if each not in self.selection.places]
         self.selection.places += places

@@ -591,6 +591,16 @@ def test_in_training_the_forward_graph_alone_is_looked_at():
     assert (len(compiles.lowered), compiles.traces) == (1, [])
 
 
+def test_each_rewrite_is_known_before_more_places_of_one(store, judged, monkeypatch):
+    """The dearer linear layers wait for the convolution, but for one of them."""
+    monkeypatch.setattr(race, "LEAST_SHARE", 0.0)
+    asked = judged(convolution=FASTER, linear_activation=FASTER)
+    layers = nn.Linear(288, 1024), nn.GELU("tanh"), nn.Linear(1024, 1024), nn.GELU("tanh")
+    raced(nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Flatten(), *layers).eval())
+    assert sorted(asked[:2]) == ["convolution", "linear_activation"]
+    assert asked[2:] == ["linear_activation"]
+
+
 @pytest.mark.parametrize("lowered", [False, True], ids=["dynamo's", "lowered"])
 def test_the_share_of_a_place_is_not_of_what_eager_does_not_fuse(lowered):
     """A convolution of 1 % of eager's time, beside pointwise operators alone, is a tenth of the call."""
