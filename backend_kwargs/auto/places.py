@@ -104,12 +104,12 @@ def standing(places: Iterable[Place], fresh: Callable[[], Inputs], device: torch
     by_graph: dict[Graph, list[Place]] = defaultdict(list)
     for each in places:
         by_graph[each.nodes[0].graph].append(each)
-    found = [each for graph, several in by_graph.items() for each in _standing_in(graph, several, fresh(), device)]
+    alone = [found for graph, several in by_graph.items() for found in _standing_in(graph, several, fresh(), device)]
     ranks, ordered = Counter[str](), list[tuple[int, Standing]]()
-    for each in sorted(found, key=lambda each: -each.share):
-        ordered.append((ranks[each.place.rewrite], each))
-        ranks[each.place.rewrite] += 1
-    return [each for _, each in sorted(ordered, key=lambda pair: pair[0])]
+    for found in sorted(alone, key=lambda found: -found.share):
+        ordered.append((ranks[found.place.rewrite], found))
+        ranks[found.place.rewrite] += 1
+    return [found for _, found in sorted(ordered, key=lambda pair: pair[0])]
 
 
 def _standing_in(graph: Graph, places: Sequence[Place], inputs: Inputs, device: torch.device) -> Iterator[Standing]:
