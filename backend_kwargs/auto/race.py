@@ -17,7 +17,7 @@ from backend_kwargs.auto.candidates import WITH_GRAPHS, RaceCandidate, records, 
 from backend_kwargs.auto.compiling import Candidate, Compiles
 from backend_kwargs.auto.deadline import OutOfTime, capped, capped_backward
 from backend_kwargs.auto.graph_stats import GraphStats, calls_a_library, observed_stats
-from backend_kwargs.auto.head_to_head import MARGIN, Runner, better, interleaved, note_figures
+from backend_kwargs.auto.head_to_head import MARGIN, SLACK, Runner, better, interleaved, note_figures
 from backend_kwargs.auto.places import LEAST_SHARE, Standing, rewritten_alone, standing, why_not_made, why_unlike_alone
 from backend_kwargs.auto.request import Request
 from backend_kwargs.auto.result_checks import ResultChecks
@@ -52,6 +52,7 @@ Progress = Callable[[str, float], None]
 SLOW_S = 0.1  # a first call in eager that takes longer is timed again; if that does too, nothing is warmed up
 PLACE_S = 20.0  # for the race of a place at most, so that its check has what it needs
 PLACE_ROUNDS = 8
+UNTIMED = "its operators could not be timed"
 UNCONFIRMED = "no whole graph has confirmed what its places are by themselves"
 PROLOGUE_S, GUARD_S = 1e-5, 1.2e-8  # dynamo's, per call: 8 to 22 µs with 18 to 937 guards (Xeon, torch 2.11)
 
@@ -336,29 +337,29 @@ class Race:
             return "the graph with its places rewritten does not serve"
         # A replay of CUDA graphs calls nothing.
         made = self.compiles.other(champion.made) if records(champion.row.options) else champion.made
-        why = why_not_made(chosen, row.rewritten) or why_unlike_alone(
-            chosen, self.selection.verdicts, self._operators_of(self.caller(made))
-        )
+        whole = self._operators_of(self.caller(made))
+        unlike = UNTIMED if whole is None else why_unlike_alone(chosen, self.selection.verdicts, whole)
+        why = why_not_made(chosen, row.rewritten) or unlike
         open_ = [each for each in chosen if not self.selection.verdicts.get(each, UNKNOWN).confirmed]
         return why or (UNCONFIRMED if open_ and self.request.settings.confirms else "")
 
     def _confirm(self) -> None:
         """Keep that verdicts were confirmed, where the whole graph was faster with the places than without."""
-        names, stored = confirmed_by(self.rows), self.request.verdicts
-        for place, verdict in [*self.selection.verdicts.items()]:
-            if str(place) in names and verdict.speedup and verdict.speedup.low > 1 and not verdict.confirmed:
-                self.selection.verdicts[place] = replace(verdict, confirmed=True)
+        found, stored = self.selection.verdicts, self.request.verdicts
+        for place in confirmed_by(self.rows, found, SLACK):
+            if not found[place].confirmed:
+                found[place] = replace(found[place], confirmed=True)
                 if stored:
-                    stored.put(place, self.selection.verdicts[place])
+                    stored.put(place, found[place])
 
-    def _operators_of(self, call: Callable[[], object]) -> measure.Times:
-        """Return the times of what a call calls of libraries and of ours; nothing where it fails, as for memory."""
+    def _operators_of(self, call: Callable[[], object]) -> measure.Times | None:
+        """Return the times of what a call calls of libraries and of ours; None where it fails, as for memory."""
         try:
             with modes_restored():
                 return measure.operator_times(call, self.device, calls_a_library)
         except RuntimeError as error:
             logger.info("The operators of a call are not timed: %s", error_text(error))
-            return {}
+            return None
 
     def standing(self, places: Iterable[Place]) -> list[Standing]:
         """Return places as graphs of their own, in the order in which they are raced."""
@@ -377,7 +378,7 @@ class Race:
         places = [each for each in places if each not in self.selection.places]
         self.selection.places += places
         if stored:
-            found.update((place, known) for place in places if (known := stored.find(place)))
+            found.update(stored.find_all(places))
         ends = time.perf_counter() + max(self.budget.left_s, self.budget.seconds / 2)
         for each in self._alone([place for place in places if place not in found]):
             if each.share < LEAST_SHARE:
@@ -429,7 +430,7 @@ class Race:
                 default, rewritten = measure.interleave(named, rounds=2 * PLACE_ROUNDS, device=self.device).values()
         speedup = measure.ratio_interval(default, rewritten)
         medians = measure.percentile(default, 0.5), measure.percentile(rewritten, 0.5)
-        return Verdict(*medians, speedup, limit_s=self.limit_s, calls=self._operators_of(calls[1]))
+        return Verdict(*medians, speedup, limit_s=self.limit_s, calls=self._operators_of(calls[1]) or {})
 
     @cached_property
     def limit_s(self) -> float:

@@ -4,9 +4,8 @@ A name is "verdicts/<device>/<place>.<what else decides>.json". What a place sho
 graph: a verdict stays in folders of this machine until the timing of one has confirmed it.
 """
 
-import math
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from backend_kwargs.auto.machine import Machine, device_of, variant_of
@@ -21,6 +20,8 @@ if TYPE_CHECKING:
     from backend_kwargs.rewrites.places import Place
 
 FOLDER = "verdicts/"
+LARGEST = 1e15  # of any figure, so that no product of two overflows
+HALF = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,11 +45,14 @@ UNKNOWN = Verdict()
 
 
 def check(verdict: Verdict) -> None:
-    """Raise ValueError if a verdict has no finite figures."""
-    speedup = verdict.speedup or Interval(math.nan, math.nan, math.nan)
-    numbers = verdict.default_s, verdict.rewritten_s, speedup.median, speedup.low, speedup.high
-    if not all(math.isfinite(number) and number > 0 for number in numbers):
-        raise ValueError("A verdict must have seconds and a speedup above 0.")
+    """Raise ValueError if a verdict has no figures that races can compute with."""
+    speedup = verdict.speedup or Interval(0.0, 0.0, 0.0)
+    calls = [number for call in verdict.calls.values() for number in call]
+    numbers = verdict.default_s, verdict.rewritten_s, speedup.median, speedup.low, speedup.high, *calls
+    if not all(0 < number < LARGEST for number in numbers) or not 0 <= verdict.limit_s < LARGEST:
+        raise ValueError("A verdict must have seconds, a speedup and counts of calls above 0, and no limit below 0.")
+    if not speedup.low <= speedup.median <= speedup.high:
+        raise ValueError("A speedup must lie within its interval.")
 
 
 KIND = Kind("verdict", Verdict, check=check, stays=lambda verdict: not verdict.confirmed)
@@ -68,13 +72,16 @@ class Verdicts:
         """The prefix of the names on such a device."""
         return f"{FOLDER}{device_of(self.here)}/"
 
-    def find(self, place: "Place") -> Verdict | None:
-        """Return the verdict of a place, None if it has none."""
-        if self.again:
-            return None
-        name = self._name(place)
-        found = self.layered.group(self.folder, place.signature, lambda each: each == name)
-        return found[name].body if name in found else None
+    def find_all(self, places: Iterable["Place"]) -> "dict[Place, Verdict]":
+        """Return the verdicts of those places that have one; a store that has not answered is asked for no more."""
+        found, layered = dict["Place", Verdict](), self.layered
+        for place in () if self.again else places:
+            there = layered.looked_up(self.folder, place.signature)
+            layered = replace(layered, layers={layer: layered.layers[layer] for layer in there})
+            for document in layered.newest(there, self._name(place).__eq__).values():
+                if document.body:
+                    found[place] = document.body
+        return found
 
     def put(self, place: "Place", verdict: Verdict) -> None:
         """Keep a verdict that has a speedup."""
@@ -87,16 +94,28 @@ class Verdicts:
         return f"{self.folder}{place.signature}.{others}.json"
 
 
-def confirmed_by(rows: Sequence[RaceRow]) -> set[str]:
-    """Return the places with which a whole graph was faster than without, all else equal."""
-    named, found = by_name(rows), set[str]()
+def confirmed_by(rows: Sequence[RaceRow], verdicts: "Mapping[Place, Verdict]", slack: float) -> "set[Place]":
+    """Return the places, faster alone, with which a whole graph was faster than without, by the slack, all else equal.
+
+    Of several in one comparison each must be faster alone, and the graph must have gained half of what they save so:
+    else one of them may do harm there.
+    """
+    places = {str(place): place for place, each in verdicts.items() if each.speedup and each.speedup.low > 1}
+    named, found = by_name(rows), set["Place"]()
     for row in rows:
-        if row.speedup and (other := named.get(row.against)) and EAGER not in (row.name, other.name):
-            (mine, rest), (theirs, others_rest) = map(_divided, (row.options, other.options))
-            if rest == others_rest and mine > theirs and row.speedup.low > 1:
-                found |= mine - theirs
-            if rest == others_rest and mine < theirs and row.speedup.high < 1:
-                found |= theirs - mine
+        if not row.speedup or (other := named.get(row.against)) is None or EAGER in (row.name, other.name):
+            continue
+        for fast, slow, is_sure in (
+            (row, other, row.speedup.low > 1 + slack),
+            (other, row, row.speedup.high * (1 + slack) < 1),
+        ):
+            (mine, rest), (theirs, others_rest) = map(_divided, (fast.options, slow.options))
+            names = mine - theirs
+            if is_sure and rest == others_rest and mine > theirs and names <= places.keys():
+                more = {places[name] for name in names}
+                saved_s = sum(each.count * (verdicts[each].default_s - verdicts[each].rewritten_s) for each in more)
+                if len(more) == 1 or (slow.seconds or 0.0) - (fast.seconds or 0.0) >= HALF * saved_s:
+                    found |= more
     return found
 
 

@@ -21,7 +21,7 @@ from backend_kwargs.auto.compiling import Compiles
 from backend_kwargs.auto.graph_stats import calls_a_library
 from backend_kwargs.auto.places import worth_it
 from backend_kwargs.auto.sandbox import sandboxed
-from backend_kwargs.auto.verdicts import UNKNOWN, Verdict, confirmed_by
+from backend_kwargs.auto.verdicts import KIND, UNKNOWN, Verdict, Verdicts, check, confirmed_by
 from backend_kwargs.backends import CapturedGraph
 from backend_kwargs.backends.inductor.lowered import IncompatibleVersionError
 from backend_kwargs.cli import app
@@ -34,6 +34,8 @@ from backend_kwargs.rewrites import Rewrite, register_rewrite, table
 from backend_kwargs.rewrites.places import Place
 from backend_kwargs.rewrites.table import name_of
 from backend_kwargs.rewrites.traced import replacing
+from backend_kwargs.stores import Store
+from backend_kwargs.stores.layered import Layered, reached
 from tests.auto.graphs import change, rows_of
 
 FASTER, SLOWER = Verdict(2e-5, 1e-5, Interval(2.0, 1.9, 2.1)), Verdict(1e-5, 2e-5, Interval(0.5, 0.4, 0.6))
@@ -213,6 +215,18 @@ def test_doubt_is_settled_by_default(store, judged, monkeypatch):
     assert f"; raced since {why}" in told
 
 
+def test_a_graph_whose_operators_cannot_be_timed_is_in_doubt(store, judged, monkeypatch):
+    """Nothing says then that it has what was learnt of its places: default is raced."""
+
+    def failing(*_):
+        raise RuntimeError("out of memory")
+
+    judged(convolution=FASTER, linear_activation=SLOWER)
+    monkeypatch.setattr(measure, "operator_times", failing)
+    raced()
+    assert rows_of(store)["default"].reason == "its operators could not be timed"
+
+
 def test_what_the_graph_calls_as_alone_is_not_in_doubt(store, monkeypatch):
     """A place that is compiled alone notes what it calls, and so does the graph: default is then not compiled."""
     verdict_of, found = race.verdict_of, []
@@ -230,6 +244,7 @@ def test_what_the_graph_calls_as_alone_is_not_in_doubt(store, monkeypatch):
 
 
 PRODUCT = "aten::mm of (8, 8) (8, 1), (8, 8) (8, 1)"
+FIGURES = "A verdict must have seconds, a speedup and counts of calls above 0, and no limit below 0."
 
 
 @pytest.mark.parametrize(
@@ -497,34 +512,75 @@ def noting(**planted):
     return note
 
 
-WITHOUT, SURELY = {"triton.cudagraphs": True}, Interval(2.0, 1.9, 2.1)
-WITH = {**WITHOUT, "rewrites": ["attention@1:ab", "patches@1:cd"]}
+SURELY, PATCHES, SLOW = Interval(2.0, 1.9, 2.1), place("patches"), place("convolution")
+ALONE = {place("attention", count=2): FASTER, PATCHES: FASTER, SLOW: SLOWER}  # which saves 3e-5 s with the first two
+WITHOUT = {"triton.cudagraphs": True}
+WITH = {**WITHOUT, "rewrites": [str(place("attention")), str(PATCHES)]}
+ONE, HARMFUL = {**WITH, "rewrites": WITH["rewrites"][:1]}, {**WITH, "rewrites": [*WITH["rewrites"], str(SLOW)]}
+UNRACED = {**WITH, "rewrites": [*WITH["rewrites"], str(place("scan"))]}
+
+
+def timed(options, seconds, speedup=None):
+    return RaceRow(f"after {seconds}", options, seconds=seconds, speedup=speedup)
 
 
 @pytest.mark.parametrize(
     ("row", "other", "confirmed"),
     [
-        pytest.param(RaceRow("a", WITH, speedup=SURELY), RaceRow("b", WITHOUT), {"ab", "cd"}, id="faster with them"),
-        pytest.param(RaceRow("a", WITHOUT, speedup=SLOWER.speedup), RaceRow("b", WITH), {"ab", "cd"}, id="without"),
+        pytest.param(timed(WITH, 8e-5, SURELY), timed(WITHOUT, 1e-4), ["attention", "patches"], id="faster with them"),
         pytest.param(
-            RaceRow("a", WITH, speedup=SURELY),
-            RaceRow("b", {**WITH, "rewrites": WITH["rewrites"][:1]}),
-            {"cd"},
-            id="one",
+            timed(WITHOUT, 1e-4, SLOWER.speedup), timed(WITH, 8e-5), ["attention", "patches"], id="slower without"
         ),
-        pytest.param(RaceRow("a", WITH, speedup=Interval(1.1, 0.9, 1.2)), RaceRow("b", WITHOUT), set(), id="unclear"),
-        pytest.param(RaceRow("a", WITHOUT, speedup=SURELY), RaceRow("b", WITH), set(), id="slower with them"),
-        pytest.param(RaceRow("a", WITHOUT, speedup=Interval(0.95, 0.9, 1.1)), RaceRow("b", WITH), set(), id="perhaps"),
-        pytest.param(RaceRow("a", WITH, speedup=SURELY), RaceRow("b"), set(), id="other options differ too"),
-        pytest.param(
-            RaceRow("a", {"rewrites": ["attention@1:ab"]}, speedup=SURELY), RaceRow("eager"), set(), id="eager"
-        ),
+        pytest.param(timed(WITH, 8.7e-5, SURELY), timed(WITHOUT, 1e-4), [], id="less than half is gained"),
+        pytest.param(timed(HARMFUL, 5e-5, SURELY), timed(WITHOUT, 1e-4), [], id="one of several is slower alone"),
+        pytest.param(timed(UNRACED, 5e-5, SURELY), timed(WITHOUT, 1e-4), [], id="one of several was not raced alone"),
+        pytest.param(timed(WITH, 9.9e-5, SURELY), timed(ONE, 1e-4), ["patches"], id="one"),
+        pytest.param(timed(WITH, 9.9e-5, Interval(1.1, 1.009, 1.2)), timed(ONE, 1e-4), [], id="one, by less than 1 %"),
+        pytest.param(timed(ONE, 1e-4, Interval(0.9, 0.8, 0.991)), timed(WITH, 9.9e-5), [], id="the same turned round"),
+        pytest.param(timed(HARMFUL, 5e-5, SURELY), timed(WITH, 1e-4), [], id="one that is slower alone"),
+        pytest.param(timed(WITHOUT, 5e-5, SURELY), timed(WITH, 1e-4), [], id="slower with them"),
+        pytest.param(timed(WITH, 5e-5, SURELY), timed({}, 1e-4), [], id="other options differ too"),
+        pytest.param(timed(ONE, 5e-5, SURELY), RaceRow("eager", WITHOUT, seconds=1e-4), [], id="eager"),
     ],
 )
 def test_which_places_a_comparison_confirms(row, other, confirmed):
-    """Those of one candidate that the other lacks, where it is surely faster and nothing else differs."""
+    """Those of one candidate that the other lacks, where it is surely faster, by as much as they explain."""
     row.against = other.name
-    assert {name.rpartition(":")[2] for name in confirmed_by([row, other])} == confirmed
+    assert sorted(each.rewrite for each in confirmed_by([row, other], ALONE, 0.01)) == confirmed
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        pytest.param({"calls": {PRODUCT: (0, 1e-6)}}, FIGURES, id="no call"),
+        pytest.param({"calls": {PRODUCT: (-3, 1e-6)}}, FIGURES, id="less than no call"),
+        pytest.param({"calls": {PRODUCT: (10**400, 1e-6)}}, FIGURES, id="calls without end"),
+        pytest.param({"calls": {PRODUCT: (1, 0.0)}}, FIGURES, id="calls of no time"),
+        pytest.param({"limit_s": -1.0}, FIGURES, id="limit"),
+        pytest.param({"limit_s": math.nan}, FIGURES, id="limit that is no number"),
+        pytest.param({"speedup": Interval(0.5, 1.9, 0.1)}, "A speedup must lie within its interval.", id="interval"),
+    ],
+)
+def test_figures_that_a_race_cannot_compute_with_are_refused(change, why):
+    """A verdict from a shared store would else fail each race of a graph with its place."""
+    check(FASTER)
+    with pytest.raises(ValueError, match=f"^{why}$"):
+        check(replace(FASTER, **change))
+
+
+def test_a_store_that_is_down_is_asked_for_one_place(tmp_path):
+    """The other stores have the verdicts of all; no place waits for that store again."""
+    down, places_ = Down(), [place("attention", inputs=(str(each),)) for each in range(8)]
+    local = reached(str(tmp_path / "local"))
+    for each in places_[1:]:
+        verdicts_in(local).put(each, FASTER)
+    with pytest.warns(BackendKwargsWarning, match="^Store 'down' cannot be read: OSError: it is down. "):
+        assert verdicts_in(reached(down), local).find_all(places_) == dict.fromkeys(places_[1:], FASTER)
+    assert down.listings <= 2  # twice where it fails before it is waited for
+
+
+def verdicts_in(*layers):
+    return Verdicts(Layered(KIND, {each: Store(each.label) for each in layers}), {"device": "cpu"}, {})
 
 
 def test_places_are_counted_and_forgotten_with_all_decisions(store, judged, tmp_path):
@@ -555,6 +611,16 @@ def test_a_spoilt_verdict_is_not_used(store, judged, spoilt):
     with pytest.warns(BackendKwargsWarning, match="is not used"):
         raced(Apart().eval(), torch.randn(2, 8, 36))
     assert asked == ["linear_activation"] * 2
+
+
+class Down:
+    """A store of the user's that fails."""
+
+    label, listings = "down", 0
+
+    def list(self, prefix):
+        self.listings += 1
+        raise OSError("it is down")
 
 
 class InMemory:

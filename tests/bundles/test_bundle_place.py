@@ -1,11 +1,14 @@
 """Where a bundle is written: beside its place, which it takes by one rename; nothing that is not ours is touched."""
 
+import ctypes
+import errno
 import os
 import shutil
 import stat
 import tempfile
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -318,7 +321,19 @@ def test_a_file_system_that_cannot_exchange_names_replaces_no_bundle(compiled, o
     )
     assert holds(bundle, compiled)
     other.save(tmp_path / "new")
-    assert names(tmp_path) == ["bundle", "new"]
+    (tmp_path / "empty").mkdir(mode=0o750)
+    other.save(tmp_path / "empty")
+    assert holds(tmp_path / "empty", other)
+    assert stat.S_IMODE((tmp_path / "empty").stat().st_mode) == 0o750
+    assert names(tmp_path) == ["bundle", "empty", "new"]
+
+
+def test_a_system_that_cannot_exchange_names_says_so(tmp_path, monkeypatch):
+    """Whatever error an earlier call has left."""
+    monkeypatch.setattr(ctypes, "CDLL", lambda *_, **__: SimpleNamespace())
+    ctypes.set_errno(errno.ENOENT)
+    with pytest.raises(OSError, match="its file system cannot exchange two folders"):
+        place._exchange(tmp_path, tmp_path)
 
 
 def test_a_file_that_comes_during_the_save_is_not_deleted(compiled, other, tmp_path, monkeypatch):
@@ -333,6 +348,36 @@ def test_a_file_that_comes_during_the_save_is_not_deleted(compiled, other, tmp_p
     monkeypatch.setattr(place, "_take_over", late)
     assert "the folder contains 'thesis'" in refused(other.save, tmp_path / "bundle")
     assert (tmp_path / "bundle" / "thesis").read_text() == "years of work"
+    assert names(tmp_path) == ["bundle"]
+
+
+@pytest.mark.parametrize("name", ["thesis", "parts/thesis"])
+def test_a_file_that_comes_while_the_old_bundle_is_deleted_stays(name, compiled, other, tmp_path, monkeypatch):
+    """Only what the bundle lists is deleted of it."""
+    compiled.save(tmp_path / "bundle")
+    of, looks = place._names, []
+
+    def late(path):
+        found = of(path)
+        looks.append(path)
+        if looks.count(path) == 2:  # as the look before it is deleted
+            (path / name).write_text("years of work")
+        return found
+
+    monkeypatch.setattr(place, "_names", late)
+    with pytest.warns(bk.BackendKwargsWarning, match="the old one cannot be deleted"):
+        other.save(tmp_path / "bundle")
+    assert holds(tmp_path / "bundle", other)
+    assert [each.read_text() for each in tmp_path.rglob("thesis")] == ["years of work"]
+
+
+def test_what_a_kill_leaves_before_the_manifest_has_its_name_is_deleted(compiled, tmp_path):
+    left = tmp_path / f"{place._beside(tmp_path / 'bundle')}{'0' * 16}"
+    for each in ("parts", "signatures"):
+        (left / each).mkdir(parents=True)
+        (left / each / "ab").touch()
+    (left / "manifest.json.new").touch()
+    compiled.save(tmp_path / "bundle")
     assert names(tmp_path) == ["bundle"]
 
 

@@ -24,6 +24,7 @@ from backend_kwargs.files.opened import NO_LINK, content_of, opened_file, opened
 from backend_kwargs.keys import digest
 
 MANIFEST, PARTS, SIGNATURES = "manifest.json", "parts", "signatures"
+UNNAMED = f"{MANIFEST}.new"  # until all is written
 LOCK = ".lock"  # an empty file in the bundles of former releases
 MOST_TRIES, RETRY_S = 20, 0.005
 RENAME_EXCHANGE, AT_FDCWD = 2, -100  # of Linux
@@ -54,8 +55,9 @@ def check_place(path: Path) -> None:
         with suppress(FileNotFoundError):
             if target.is_mount() or Path.cwd().is_relative_to(target):
                 raise OSError(0, "it is a mounted or the current folder, which cannot be replaced; name a folder in it")
+        old: list[str] = []
         with suppress(FileNotFoundError):
-            _names(target)
+            old = _names(target)
         above = next(where for where in target.parents if where.exists())
         for where in (above, target):
             # Opened, since another process may put its bundle there between two looks.
@@ -64,7 +66,7 @@ def check_place(path: Path) -> None:
                     raise OSError(0, f"{str(where)!r} is not a folder that can be written to")
         # Root may write everywhere, but not on every file system.
         with private_folder(above, _beside(target), remove=_remove) as new:
-            if target.exists():
+            if old:  # an empty folder gives way to a rename
                 (new / PARTS).mkdir()
                 (new / SIGNATURES).mkdir()
                 _exchange(new / PARTS, new / SIGNATURES)
@@ -120,12 +122,14 @@ def _put_in_place(new: Path, target: Path) -> None:
 
 
 def _replaced(new: Path, target: Path) -> bool:
-    """Let the folder `new` and the bundle `target` swap their names; return False if there is no such bundle."""
+    """Let the folder `new` and the bundle `target` swap their names; return False where there is none."""
     with suppress(FileNotFoundError), opened_folder(target, NO_LINK) as old:
         # Locked, no other save takes it for a killed one's; its own maker may hold that lock still.
         with suppress(OSError):
             fcntl.flock(old, fcntl.LOCK_EX | fcntl.LOCK_NB)
         _take_over(target, new)
+        if not _listed(".", old):
+            return False
         _exchange(new, target)
         try:
             _names(new)  # again, since nothing of others is deleted
@@ -145,7 +149,7 @@ def _exchange(one: Path, other: Path) -> None:
     rename = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
     names = os.fsencode(one), AT_FDCWD, os.fsencode(other), ctypes.c_uint(RENAME_EXCHANGE)
     if rename is None or rename(AT_FDCWD, *names):
-        if ctypes.get_errno() == errno.ENOENT:
+        if rename is not None and ctypes.get_errno() == errno.ENOENT:
             raise FileNotFoundError
         raise OSError(0, "its file system cannot exchange two folders; delete the old bundle first, or name another")
 
@@ -225,11 +229,21 @@ def _not_ours(name: str) -> OSError:
 
 
 def _remove(path: Path) -> None:
-    """Delete a folder of a save; a complete bundle only if it has nothing of others."""
+    """Delete a folder of a save, file by file, and of a complete bundle only its own: what others add meanwhile stays.
+
+    The manifest goes last, so that what a kill leaves is known for a bundle.
+    """
     with suppress(OSError):
-        if os.path.lexists(path / MANIFEST):
-            _names(path)
-            for part in (PARTS, SIGNATURES):
-                with suppress(FileNotFoundError):
-                    (path / part).chmod(0o700)  # a folder that cannot be written to keeps its files
-        shutil.rmtree(path)
+        own = _names(path) if os.path.lexists(path / MANIFEST) else []
+        for folder in (path / PARTS, path / SIGNATURES):
+            with suppress(FileNotFoundError):
+                folder.chmod(0o700)  # a folder that cannot be written to keeps its files
+                if not own:
+                    shutil.rmtree(folder)
+                for name in own:
+                    if Path(name).parent.name == folder.name:
+                        (path / name).unlink(missing_ok=True)
+                folder.rmdir()
+        for name in (LOCK, UNNAMED, MANIFEST):
+            (path / name).unlink(missing_ok=True)
+        path.rmdir()

@@ -18,7 +18,16 @@ from backend_kwargs.bundles.disk.manifest import (
     encoded,
     sign,
 )
-from backend_kwargs.bundles.disk.place import MANIFEST, PARTS, SIGNATURES, check_place, make_folder, new_folder, write
+from backend_kwargs.bundles.disk.place import (
+    MANIFEST,
+    PARTS,
+    SIGNATURES,
+    UNNAMED,
+    check_place,
+    make_folder,
+    new_folder,
+    write,
+)
 from backend_kwargs.bundles.disk.safetensors_file import DTYPES, as_safetensors
 from backend_kwargs.bundles.disk.weights import place_of, why_not_plain, why_not_samples
 from backend_kwargs.bundles.graphs import Graph
@@ -42,7 +51,7 @@ def save(built: Built, path: Path, signing_key: object = None, *, factory: str =
             raise BackendKwargsError(f"Cannot write bundle {str(path)!r}: its manifest is longer than {LARGEST} bytes.")
         if signing_key is not None:
             write(new / SIGNATURES / digest(content), sign(content, signing_key))
-        write(unnamed := new / f"{MANIFEST}.new", content)
+        write(unnamed := new / UNNAMED, content)
         unnamed.rename(new / MANIFEST)  # a folder with a manifest is complete, or being deleted
 
 
