@@ -226,7 +226,8 @@ def held_out(
         console().print(study.listed(), markup=False, soft_wrap=True)
         return
     if page:
-        write_page(out / "held_out.jsonl", out / "held_out.md")
+        rows = [study.MODELS[name] for name in study.models_named(models)]
+        write_page(out / "held_out.jsonl", out / "held_out.md", rows)
         return
     stream, where = console(stderr=True), device_of(device)
     asked = study.Asked(

@@ -208,6 +208,7 @@ TINY_TEXT: Sizes = {
 TINY_GROUPED: Sizes = {**TINY_TEXT, "num_key_value_heads": 1}
 TINY_IMAGES: Sizes = {"batch": 2, "image": 64}
 UNCACHED: Sizes = {"use_cache": False}
+SWIN: Sizes = {"name": "swin_tiny_patch4_window7_224", "batch": 32, "image": 224}
 MAMBA: Sizes = {"num_hidden_layers": 2, "chunk_size": 128, "n_groups": 1}
 
 # Those with short compiles first: what a run that ends early leaves are the slow ones.
@@ -460,8 +461,8 @@ WITH_REWRITES = (
         "Swin tiny, 32 images of 224 x 224",
         vision,
         {},
-        {"name": "swin_tiny_patch4_window7_224", "batch": 32, "image": 224},
-        {"name": "swin_tiny_patch4_window7_224", "img_size": 64, "window_size": 2, **TINY_IMAGES},
+        SWIN,
+        {**SWIN, "img_size": 64, "window_size": 2, **TINY_IMAGES},
     ),
     HeldOut(
         "swin_train",
@@ -469,8 +470,8 @@ WITH_REWRITES = (
         "Swin tiny, training step, 32 images of 224 x 224",
         vision_loss,
         {},
-        {"name": "swin_tiny_patch4_window7_224", "batch": 32, "image": 224},
-        {"name": "swin_tiny_patch4_window7_224", "img_size": 64, "window_size": 2, **TINY_IMAGES},
+        SWIN,
+        {**SWIN, "img_size": 64, "window_size": 2, **TINY_IMAGES},
     ),
 )
 BY_NAME: Mapping[str, HeldOut] = {each.name: each for each in HELD_OUT}

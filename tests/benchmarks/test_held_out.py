@@ -5,8 +5,10 @@ from importlib.util import find_spec
 
 import pytest
 import torch
+from typer.testing import CliRunner
 
-from benchmarks.analysis.held_out import Model, Records, bars, page, way_of
+from benchmarks.analysis.held_out import Model, Records, bars, way_of
+from benchmarks.cli import app
 from benchmarks.execution.ways import ALL
 from benchmarks.studies.held_out import places
 from benchmarks.studies.regret import candidates_of, judged
@@ -181,9 +183,9 @@ def test_first_calls_have_two_bars(tmp_path):
 
 def test_the_page_has_a_line_for_each_model_and_failure(tmp_path):
     """No model is dropped: one without times is listed as such, a way that failed with its reason."""
-    path = tmp_path / "r.jsonl"
-    records = written(path, compiled("auto", status="oom"))
-    lines = list(page([Model.of(row, records) for row in HELD_OUT], []))
+    written(tmp_path / "held_out.jsonl", compiled("auto", status="oom"))
+    assert CliRunner().invoke(app, ["held-out", "--out", str(tmp_path), "--page"]).exit_code == 0
+    lines = (tmp_path / "held_out.md").read_text().splitlines()
     assert all(any(line.startswith(f"- {row.name}: ") for line in lines) for row in HELD_OUT)
     assert "  - auto: oom: RuntimeError: no" in lines
 
