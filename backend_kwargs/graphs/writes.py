@@ -66,12 +66,15 @@ def written_memory(graph: Graph) -> set[int]:
     return {each for node in graph.nodes for each in written_storages(node)}
 
 
-def written_between(first: Node, last: Node, read: Iterable[Node]) -> bool:
-    """Return whether a call between `first` and `last`, a later node, may write into memory of the nodes `read`."""
+def written_between(first: Node, last: Node, read: Iterable[Node], but: Collection[Node] = ()) -> bool:
+    """Return whether a call between `first` and `last`, a later node, may write into memory of the nodes `read`.
+
+    Calls in `but` may.
+    """
     storages = {each for node in read for each in storages_of(node.meta.get("example_value"))}
     node = first
     while (node := node.next) is not last:
-        if storages & written_storages(node):
+        if node not in but and storages & written_storages(node):
             return True
     return False
 

@@ -2,7 +2,9 @@
 
 import math
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -13,12 +15,15 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from backend_kwargs.errors import error_text
 from backend_kwargs.measure.accuracy import (
+    NONE,
+    PRECISE,
     Accuracy,
     Errors,
     check_all,
     is_number,
     mismatch,
     reference,
+    root_mean_square,
     same_twice,
     wide,
 )
@@ -88,15 +93,29 @@ class Roundings:
                     stack.enter_context(mode)
                     results = self._run()
             except Exception as error:  # noqa: BLE001 - an operator that no mode can run, or no memory left
+                if isinstance(mode, Fused):
+                    continue
                 self.lacking = f"eager cannot be run at other roundings: {error_text(error)}"
                 return
             moved = errors(results, self._eager)
             spent += time.perf_counter() - began
-            if at:
+            if isinstance(mode, Fused):
+                yield self._little(moved)
+            elif at:
                 yield moved
             elif not same_twice(results, self._eager, training=True).passed:
                 self.lacking = "torch chooses other operators in eager's runs at other roundings"
                 return
+
+    def _little(self, moved: dict[str, Errors]) -> dict[str, Errors]:
+        """Return no error where a leaf is moved by a large share of its size: it may consist of roundings."""
+        sizes = {
+            path: root_mean_square(wide(leaf))
+            for what in self._eager
+            for path, leaf in walk(what, self._eager[what])
+            if path in moved
+        }
+        return {path: each if each.rms < PRECISE * sizes[path] else NONE for path, each in moved.items()}
 
 
 @dataclass(frozen=True)
@@ -160,18 +179,20 @@ def _modes() -> Iterator[Any]:
 
 @dataclass(slots=True)
 class _Unrounded:
-    """A number before it is rounded, and how many calls of libraries came before it was first read."""
+    """A number before it is rounded, how often its memory was written by then, and at which call it was first read."""
 
     value: torch.Tensor
+    written: int
     read_at: int | None = None
 
 
 class Fused(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Hands results in half precision on as they are before they are rounded, as compiled code does within a kernel.
 
-    Each is rounded for what a library computes, such as a product or a convolution, and for what reads it again after
-    that. Errors of one direction add up so, which no random rounding shows: the sum of two numbers of bfloat16 is often
-    half-way between two others, and is rounded down each time if one of the two is a little less before it is rounded.
+    Each is rounded for what is called, such as a product or a convolution of a library, and for what reads it again
+    after that. Errors of one direction add up so, which no random rounding shows: the sum of two numbers of bfloat16 is
+    often half-way between two others, and is rounded down each time if one of the two is a little less before it is
+    rounded. A cast stays.
     """
 
     supports_higher_order_operators = True
@@ -179,58 +200,62 @@ class Fused(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.unrounded: Any = WeakTensorKeyDictionary()
-        self.calls = 0  # of libraries
+        self.written = Counter[int]()  # how often memory was written, or read by what is called
+        self.calls = 0
 
     def __torch_dispatch__(
         self, func: Any, types: object, args: tuple[Any, ...] = (), kwargs: Options | None = None
     ) -> object:
         arguments = args, kwargs or {}
-        if not isinstance(func, OpOverload) or func.namespace not in ("aten", "prims"):
-            return func(*arguments[0], **arguments[1])
-        writes = schema_of(func).is_mutable and not _keeps_statistics(func)
-        exact = self._exact(func, arguments, writes=writes)
+        exact = self._exact(func, arguments)
         result = func(*arguments[0], **arguments[1])
-        self._forget(_numbers(arguments) if writes else [])
         for leaf, unrounded in zip(_numbers(result), exact, strict=False):
-            if not func.is_view:
-                leaf.copy_(unrounded)
-            if leaf.dtype in HALVES:
-                self.unrounded[leaf] = _Unrounded(unrounded)
+            if leaf.shape == unrounded.shape:
+                if not func.is_view:
+                    leaf.copy_(unrounded)
+                if leaf.dtype in HALVES:
+                    self.unrounded[leaf] = _Unrounded(unrounded, self.written[_memory(leaf)])
         return result
 
-    def _exact(self, func: OpOverload, arguments: Any, *, writes: bool) -> list[torch.Tensor]:
-        """Return what an operator gives for its inputs before they are rounded, nothing if a library computes it."""
-        if func.overloadpacket in flop_registry:
-            self._forget(_numbers(arguments))
+    def _exact(self, func: Any, arguments: Any) -> list[torch.Tensor]:
+        """Return what an operator gives for its inputs before they are rounded, nothing where these are rounded."""
+        leaves = pytree.tree_leaves(arguments)
+        numbers = [leaf for leaf in leaves if is_number(leaf)]
+        is_known = isinstance(func, OpOverload) and func.namespace in ("aten", "prims")
+        if not is_known or func.overloadpacket in flop_registry:
+            self._write(numbers)
             self.calls += 1
             return []
-        if torch.Tag.nondeterministic_seeded in func.tags or (writes and torch.Tag.pointwise not in func.tags):
-            return []
-        if not any(map(_is_half, pytree.tree_leaves(arguments))):
-            return []
-        copies = writes or _keeps_statistics(func)
-        args, kwargs = pytree.tree_map(partial(self._wide, copies=copies), arguments)
-        try:
-            return _numbers(func(*args, **kwargs))
-        except (RuntimeError, TypeError):  # no kernel for float32
-            return []
+        writes = schema_of(func).is_mutable and not _keeps_statistics(func)
+        random = torch.Tag.nondeterministic_seeded in func.tags
+        casts = any(isinstance(leaf, torch.dtype) and leaf in HALVES for leaf in leaves)
+        exact = list[torch.Tensor]()
+        if any(map(_is_half, numbers)) and not (random or casts or (writes and torch.Tag.pointwise not in func.tags)):
+            copies = writes or _keeps_statistics(func)
+            args, kwargs = pytree.tree_map(partial(self._wide, copies=copies), arguments)
+            with suppress(RuntimeError, TypeError):  # no kernel for float32
+                exact = _numbers(func(*args, **kwargs))
+        if writes:
+            self._write(numbers)
+        return exact
 
     def _wide(self, leaf: object, *, copies: bool) -> object:
         if not isinstance(leaf, torch.Tensor):
-            return torch.float32 if _is_half(leaf) else leaf
-        if leaf.dtype not in HALVES:
-            return leaf.clone() if copies else leaf
-        known = self.unrounded.get(leaf)
-        if known is None or known.read_at not in (None, self.calls):
-            return leaf.float()
-        known.read_at = self.calls
-        return known.value.clone() if copies else known.value
+            return leaf
+        value = leaf
+        if leaf.dtype in HALVES:
+            known = self.unrounded.get(leaf)
+            if known is None or known.written != self.written[_memory(leaf)] or known.read_at not in (None, self.calls):
+                return leaf.float()
+            known.read_at, value = self.calls, known.value
+        return value.clone() if copies else value
 
-    def _forget(self, tensors: Sequence[torch.Tensor]) -> None:
-        """Forget what shares memory with tensors that may have been written."""
-        written = {leaf.untyped_storage().data_ptr() for leaf in tensors}
-        for each in [each for each in self.unrounded if each.untyped_storage().data_ptr() in written]:
-            del self.unrounded[each]
+    def _write(self, tensors: Sequence[torch.Tensor]) -> None:
+        self.written.update(map(_memory, tensors))
+
+
+def _memory(leaf: torch.Tensor) -> int:
+    return leaf.untyped_storage().data_ptr() if leaf.layout == torch.strided else 0
 
 
 class OtherRounding(TorchDispatchMode):  # type: ignore[no-untyped-call]

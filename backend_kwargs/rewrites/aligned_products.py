@@ -53,7 +53,8 @@ def _product(node: Node, args: Arguments) -> Node | None:
         made = node.graph.call_function(torch.matmul, (left, right))
     if not of_columns:
         return made
-    return node.graph.call_method("contiguous", (node.graph.call_method("narrow", (made, -1, 0, columns)),))
+    narrow = node.graph.call_method("narrow", (made, -1, 0, columns))
+    return node.graph.call_method("clone", (narrow,), {"memory_format": torch.contiguous_format})
 
 
 def _missing(size: object) -> int | None:

@@ -29,6 +29,8 @@ REWRITE = Rewrite(
 )
 
 MOST_TAPS = 32  # numbers of a window
+# What returns a view of some tensors and a copy of others, by their strides.
+BY_STRIDES = ("contiguous", "reshape", "reshape_as", "flatten", "ravel", "to")
 
 
 def _convolution(node: Node, args: Arguments) -> Node | None:
@@ -92,7 +94,8 @@ def _leaves_out(count: int, reader: Node, result: Tensor) -> bool:
     if others not in ([...], [slice(None)] * (result.dim() - 1)) or last != slice(None, stop):
         return False
     length = stop.meta.get("example_value") if isinstance(stop, Node) else stop
-    return known_true(length == result.shape[-1] - count) and _is_only_computed_with(reader)
+    left = result.shape[-1] - count
+    return known_true(left >= 0) and known_true(length == left) and _is_only_computed_with(reader)
 
 
 def _is_only_computed_with(node: Node) -> bool:
@@ -100,7 +103,8 @@ def _is_only_computed_with(node: Node) -> bool:
     storages = storages_of(example(node))
     return all(
         each.op in ("call_function", "call_method")
-        and each.target not in (torch.as_strided, "as_strided")
+        and not (name := getattr(each.target, "__name__", str(each.target))).startswith("as_strided")
+        and name not in BY_STRIDES
         and not isinstance(each.target, HigherOrderOperator)  # such as a kernel, which is given strides as numbers
         and (storages.isdisjoint(storages_of(example(each))) or _is_only_computed_with(each))
         for each in node.users

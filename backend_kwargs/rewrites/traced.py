@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 import torch
 from torch.fx import GraphModule, Node
+from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
 from backend_kwargs.backends import CapturedGraph, Inputs
 from backend_kwargs.errors import wrong_value
@@ -18,6 +19,11 @@ from backend_kwargs.rewrites.matching import Arguments, arguments_of, dying_with
 from backend_kwargs.rewrites.places import Place, Wanted, every, place_of
 from backend_kwargs.rewrites.table import Rewrite, chosen_places, find_rewrite, resolved
 from backend_kwargs.torch_internals.modes import is_traceable_wrapper_subclass
+
+# Methods after which a tensor has other sizes or strides.
+CHANGE_SIZES = (
+    "squeeze_", "unsqueeze_", "transpose_", "t_", "swapaxes_", "swapdims_", "resize_", "resize_as_", "as_strided_",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,13 +100,12 @@ def replacing(
     """Return a rewrite of dynamo's graph that replaces calls of `targets`: functions, or names of methods.
 
     `new_node(node, arguments)`, with the arguments by their names in the schema, inserts what replaces `node` before it
-    and returns that, or None where `node` stays. Operators of ours have no rules for `torch.func`'s transforms, nor for
-    subclasses such as DTensor.
+    and returns that, or None where `node` stays. Operators of ours have no rules for `torch.func`'s transforms.
     """
 
     def calls(gm: GraphModule) -> list[Node]:
         named = [node for node in gm.graph.nodes if node.op in ("call_function", "call_method")]
-        return [each for each in named if each.target in targets and not is_traceable_wrapper_subclass(example(each))]
+        return [each for each in named if each.target in targets and all(map(_is_plain, (each, *each.all_input_nodes)))]
 
     def rewrite(gm: GraphModule, example_inputs: Inputs, wanted: Wanted = every) -> Change | None:
         if not calls(gm) or has_transforms(gm):
@@ -127,6 +132,18 @@ def replacing(
     return rewrite
 
 
+def _is_plain(node: Node) -> bool:
+    """Return whether the example of a node tells what it is: a tensor of torch's, of known sizes that nobody changes.
+
+    A method such as `squeeze_` changes the fake tensor too, which then shows what is after it.
+    """
+    value = example(node)
+    if value is None:
+        return True
+    changes = (user.op == "call_method" and user.target in CHANGE_SIZES for user in node.users)
+    return not (is_traceable_wrapper_subclass(value) or free_unbacked_symbols(value) or any(changes))
+
+
 def example(node: object) -> torch.Tensor | None:
     """Return the fake tensor with which dynamo traced a node, or None."""
     value = node.meta.get("example_value") if isinstance(node, Node) else None
@@ -142,17 +159,20 @@ def examples(*nodes: object) -> list[torch.Tensor] | None:
 def changes_meanwhile(node: Node, read: Sequence[Node | None]) -> bool:
     """Return whether the pattern that ends with `node` may have read other values in `read` than `node` would."""
     pattern: set[Node] = set()
-    left = [node]
-    while left:
-        each = left.pop()
+    following = [node]
+    while following:
+        each = following.pop()
         if each not in pattern and each not in read and storages_of(each.meta.get("example_value")):  # not for sizes
             pattern.add(each)
-            left += each.all_input_nodes
-    first = node
-    while pattern:
-        pattern.discard(first)
+            following += each.all_input_nodes
+    first, left = node, {*pattern}
+    while left:
+        left.discard(first)
         first = first.prev
-    return written_between(first, node, [each for each in read if each is not None])
+    made = pattern - {node}
+    return written_between(first, node, [each for each in read if each is not None]) or written_between(
+        first, node, made, but=made
+    )
 
 
 def first_result(node: Node, call: Node, dtype: torch.dtype) -> Node:

@@ -54,7 +54,8 @@ def _convolution(node: Node, args: Arguments) -> Node | None:
     new = call(new, "permute", (0, *pairs, 1 + 2 * dims) if last else (0, 1 + 2 * dims, *pairs))
     for at in range(dims):
         new = call(new, "flatten", at + (1 if last else 2), at + (2 if last else 3))
-    return call(new, "movedim", -1, 1) if last else call(new, "contiguous")
+    new = call(new, "contiguous")
+    return call(new, "movedim", -1, 1) if last else new
 
 
 def _fills(args: Arguments, shape: tuple[int, ...]) -> bool:

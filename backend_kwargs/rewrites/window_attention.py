@@ -114,7 +114,7 @@ def _attended(node: Node, args: Arguments) -> Node | None:
     """Insert the operator for a call of attention that is trained."""
     q, k, v, bias = operands = [args[name] for name in ("query", "key", "value", "attn_mask")]
     values = examples(*operands, node)
-    if values is None or args["dropout_p"] or args["enable_gqa"]:
+    if values is None or args["dropout_p"] or args["enable_gqa"] or args["is_causal"]:
         return None
     scale = _scale_of(args["scale"], values[0])
     if scale is None or not _has_kernels(*values):

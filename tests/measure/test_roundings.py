@@ -210,6 +210,36 @@ def test_what_compiled_code_does_not_round_explains_errors_of_one_direction(time
     assert check(eager + times * off, eager, reference, roundings=roundings).passed == passes
 
 
+@torch.library.custom_op("tests_roundings::add_ten_", mutates_args=("x",))
+def add_ten_(x: torch.Tensor) -> None:
+    x.add_(10)
+
+
+def written_by_an_operator(x):
+    y = x + 1
+    add_ten_(y)
+    return y * 3
+
+
+NOT_FUSED = [
+    pytest.param(written_by_an_operator, lambda right: right / 2, id="written by an operator that is not torch's"),
+    pytest.param(lambda x: x.float() * 3 - (x.float() * 3).bfloat16().float(), torch.zeros_like, id="cast"),
+    pytest.param(lambda x: (x + 1).view(torch.int16).view(torch.float16).float(), torch.zeros_like, id="bits"),
+    pytest.param(lambda x: (x * 3).abs().unique().float().mean(), lambda right: 2 * right, id="other sizes"),
+]
+
+
+@pytest.mark.parametrize(("fn", "wrong"), NOT_FUSED)
+@torch.no_grad()
+def test_what_is_not_fused_explains_no_error(fn, wrong):
+    """What another operator writes, a cast and the bits of a number are rounded, and a run that fails is left out."""
+    x = X.bfloat16()
+    eager = fn(x)
+    roundings = Roundings(lambda: {"output": fn(x)}, {"output": eager})
+    assert not check(wrong(eager), eager, eager.double(), roundings=roundings).passed
+    assert (len([*roundings]), roundings.lacking) == (MOST, "")
+
+
 @pytest.mark.parametrize(("units", "passes"), [(2, True), (4, False)], ids=["two units off", "four units off"])
 def test_a_number_may_be_off_by_what_rounding_and_its_own_dtype_do(units, passes):
     """A loss of a training step in bfloat16: other roundings move it by a unit, and eager's is beside the reference."""

@@ -105,7 +105,7 @@ def _gradients(  # type: ignore[no-untyped-def]
         top = tl.where(top == -float("inf"), 0.0, top)  # of a query that sees no key, whose gradients are 0
         weight = tl.exp2((score - top[:, None]) * LOG2_E)
         sums = tl.sum(weight, 1)
-        weight = weight / tl.where(sums == 0.0, 1.0, sums)[:, None]
+        weight = tl.where(scores, weight / tl.where(sums == 0.0, 1.0, sums)[:, None], 0.0)
         of_weight = tl.dot(given, tl.trans(value), input_precision=precision)
         of_score = tl.where(scores, weight * (of_weight - tl.sum(weight * of_weight, 1)[:, None]), 0.0)
         total += of_score
