@@ -161,3 +161,55 @@ def test_a_mixer():
     for one, other in zip(got, want, strict=True):
         assert_close(one, other, atol=0.02 * float(other.abs().max()), rtol=0.02)
     assert counts == [2]
+
+
+@pytest.mark.parametrize(
+    ("fn", "args"),
+    [
+        pytest.param(lambda x, w: F.linear(x, w).squeeze_(-1), (random(30, 49), random(1, 49)), id="squeezed in place"),
+        pytest.param(torch.matmul, (random(1, 49), random(49, 30)), id="one row"),
+    ],
+)
+def test_the_result_has_eagers_strides(fn, args):
+    """Also where the zeros' columns could be left out without a copy, or a method changes the result's sizes."""
+    compiled, _ = compiled_by(pad_products, fn)
+    found, wanted = compiled(*args), fn(*args)
+    assert_close(found, wanted)
+    assert found.stride() == wanted.stride()
+
+
+class Packed(torch.Tensor):
+    """A weight that only a linear layer can read."""
+
+    __torch_function__ = torch._C._disabled_torch_function_impl
+
+    @staticmethod
+    def __new__(cls, values):
+        return torch.Tensor._make_wrapper_subclass(cls, values.shape, dtype=torch.bfloat16)
+
+    def __init__(self, values):
+        self.values = values
+
+    def __tensor_flatten__(self):
+        return ["values"], None
+
+    @staticmethod
+    def __tensor_unflatten__(inner, context, size, stride):
+        return Packed(inner["values"])
+
+    @classmethod
+    def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
+        if func is torch.ops.aten.detach.default:
+            return Packed(args[0].values)
+        if func is torch.ops.aten.t.default:
+            return args[0].values.to(torch.bfloat16).t()
+        raise NotImplementedError(f"Packed: {func}")
+
+
+def test_a_weight_of_another_class_stays():
+    """It need not have what would pad it."""
+    weight = Packed(torch.randint(-9, 9, (30, 49), dtype=torch.int8))
+    compiled, counts = compiled_by(pad_products, F.linear)
+    with torch.no_grad():
+        assert_close(compiled(X, weight), F.linear(X, weight))
+    assert counts == [0]

@@ -211,3 +211,38 @@ def test_near_miss(name):
     fn, counts = compiled_by(sum_shifted, NEAR_MISSES[name])
     assert_close(fn(X, W, B), NEAR_MISSES[name](X, W, B))
     assert counts == [0]
+
+
+def copied(x, w):
+    y = F.conv1d(x, w, padding=3, groups=6)[..., :11]
+    z = y.contiguous()
+    z.mul_(2)
+    return y.sin() + z
+
+
+def reshaped(x, w):
+    y = F.conv1d(x, w, padding=3, groups=6)[..., :11]
+    z = y.reshape(2, -1)
+    z.relu_()
+    return y.reshape(-1) + z.view(-1)
+
+
+BY_LAYOUT = {
+    "copied, then written": copied,
+    "reshaped, then written": reshaped,
+    "turned in place": lambda x, w: F.conv1d(x, w, groups=6).transpose_(1, 2),
+    "shorter than its padding": lambda x, w: F.conv1d(x[..., :1], w[..., :1].expand(-1, -1, 5), padding=2, groups=6)[
+        ..., :-1
+    ].relu(),
+    "as many as a mask lets through": lambda x, w: F.conv1d(x[x[:, 0, 0] < 9], w, groups=6).relu(),
+}
+
+
+@pytest.mark.parametrize("form", BY_LAYOUT)
+@torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True)
+def test_what_depends_on_the_layout_is_eagers(form):
+    """A copy that another layout would make a view stays one, and sizes that are not known are no error."""
+    fn, _ = compiled_by(sum_shifted, BY_LAYOUT[form])
+    found, wanted = fn(X, W), BY_LAYOUT[form](X, W)
+    assert_close(found, wanted)
+    assert found.stride() == wanted.stride()

@@ -129,3 +129,16 @@ def test_near_miss(name):
     fn, counts = compiled_by(multiply_pixels, NEAR_MISSES[name])
     assert_close(fn(X, W, B), NEAR_MISSES[name](X, W, B))
     assert counts == [0]
+
+
+def test_a_row_of_pixels_has_eagers_strides():
+    """Where all that is joined is a view, the result is still one in channels last."""
+    x, w = torch.randn(2, 1, 5, 6).movedim(-1, 1), torch.randn(6, 3, 2, 1)
+
+    def fn(x, w):
+        return F.conv_transpose2d(x, w, stride=(2, 1))
+
+    compiled, counts = compiled_by(multiply_pixels, fn)
+    found, wanted = compiled(x, w), fn(x, w)
+    assert_close(found, wanted)
+    assert (found.stride(), counts) == (wanted.stride(), [1])

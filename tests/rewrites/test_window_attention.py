@@ -222,3 +222,22 @@ def test_a_module(autocast):
     for one, other in zip(got, want, strict=True):
         assert_close(one, other, rtol=0.05, atol=0.05 * float(other.abs().max()))
     assert counts == [1]
+
+
+def added_then_scaled(q, k, v, bias, masks):
+    scores = bias.unsqueeze(0) + repeated(masks)
+    scores.mul_(3)
+    return attention(q, k, v, attn_mask=scores)
+
+
+def masked_after_repeating(q, k, v, bias, masks):
+    whole = repeated(masks)
+    whole[..., 0] = -100.0
+    return attention(q, k, v, attn_mask=bias + whole)
+
+
+@pytest.mark.parametrize("fn", [added_then_scaled, masked_after_repeating], ids=["the sum", "the repeated masks"])
+def test_what_is_written_into_the_bias_counts(fn):
+    """The terms are read as they are at the call, or the sum is."""
+    args = [*operands(), torch.randn(SCORES, dtype=torch.bfloat16), torch.randn(PERIOD, TOKENS, TOKENS).bfloat16()]
+    check(fn, args)
