@@ -14,7 +14,7 @@ from torch.fx import Node
 from backend_kwargs.backends import Inputs
 from backend_kwargs.rewrites.matching import HALF, Arguments, aten, bytes_of, hint, known_true
 from backend_kwargs.rewrites.operators import Context, Gradients, define
-from backend_kwargs.rewrites.patches import geometry_of
+from backend_kwargs.rewrites.patches import geometry_of, has_channels_last
 from backend_kwargs.rewrites.table import Rewrite
 from backend_kwargs.rewrites.traced import example, examples, replacing
 from backend_kwargs.torch_internals.decompositions import decompose_in_inductor
@@ -178,11 +178,11 @@ def _convolution(node: Node, args: Arguments) -> Node | None:
         return None
     if w.shape[1] % ALIGNED or w.shape[0] // groups % ALIGNED:
         return None
-    last = result.movedim(1, -1).is_contiguous() and not result.is_contiguous()
+    last = has_channels_last(result)
     at_once = _groups_at_once(x.to(result.dtype), w, [*result.shape[2:]])
     windows = bytes_of(result) / w.shape[0] * groups * w[0].numel()
     saved = 2 * hint(result.numel()) * w[0].numel() * BYTES_PER_FLOP[dims] - 2 * windows
-    if not (last or result.is_contiguous()) or not at_once or saved <= 0:
+    if last is None or not at_once or saved <= 0:
         return None
     operands = [args["input"], args["weight"], args["bias"]]
     if any(each is not None and each.dtype != result.dtype for each in (x, w, bias)):  # under autocast

@@ -15,7 +15,7 @@ from torch.fx import Node
 
 from backend_kwargs.graphs.writes import storages_of
 from backend_kwargs.rewrites.matching import DTYPES, Arguments, known_true, used_once
-from backend_kwargs.rewrites.patches import CONVOLUTIONS, geometry_of
+from backend_kwargs.rewrites.patches import CONVOLUTIONS, geometry_of, has_channels_last
 from backend_kwargs.rewrites.table import Rewrite, ran
 from backend_kwargs.rewrites.traced import example, examples, replacing
 from backend_kwargs.torch_internals.operators import HigherOrderOperator
@@ -40,10 +40,10 @@ def _convolution(node: Node, args: Arguments) -> Node | None:
         return None
     x, w, result = values
     geometry = geometry_of(args, tuple(w.shape))
-    last = result.movedim(1, -1).is_contiguous() and not result.is_contiguous()
+    last = has_channels_last(result)
     if geometry is None or x.dim() != w.dim() or (w.shape[1], w.shape[0]) != (1, args["groups"]):
         return None
-    if prod(w.shape[2:]) > MOST_TAPS or result.dtype not in DTYPES or not (last or result.is_contiguous()):
+    if prod(w.shape[2:]) > MOST_TAPS or result.dtype not in DTYPES or last is None:
         return None
     pads, stride, dilation = geometry
     call, meta = node.graph.call_method, dict[str, Tensor]()

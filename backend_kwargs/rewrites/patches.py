@@ -10,7 +10,9 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F  # noqa: N812
+from torch import Tensor
 from torch.fx import Node
+from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 from torch.fx.node import Argument
 
 from backend_kwargs.rewrites.matching import HALF, Arguments, known_true
@@ -99,6 +101,14 @@ def of_each(option: Any, size: tuple[int, ...]) -> tuple[Any, ...]:
     """Return an option for each dimension."""
     numbers = tuple(option) if isinstance(option, tuple | list) else (option,)
     return numbers * len(size) if len(numbers) == 1 else numbers
+
+
+def has_channels_last(result: Tensor) -> bool | None:
+    """Return whether a result has its channels last, None if it has another layout, or sizes that are not known."""
+    if free_unbacked_symbols(result):
+        return None
+    first, last = result.is_contiguous(), result.movedim(1, -1).is_contiguous()
+    return not first if first or last else None
 
 
 def geometry_of(args: Arguments, shape: tuple[int, ...]) -> tuple[list[int], ...] | None:

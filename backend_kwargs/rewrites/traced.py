@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 
 import torch
 from torch.fx import GraphModule, Node
-from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
 from backend_kwargs.backends import CapturedGraph, Inputs
 from backend_kwargs.errors import wrong_value
@@ -133,7 +132,7 @@ def replacing(
 
 
 def _is_plain(node: Node) -> bool:
-    """Return whether the example of a node tells what it is: a tensor of torch's, of known sizes that nobody changes.
+    """Return whether the example of a node tells what it is: a tensor of torch's, whose sizes nobody changes.
 
     A method such as `squeeze_` changes the fake tensor too, which then shows what is after it.
     """
@@ -141,7 +140,7 @@ def _is_plain(node: Node) -> bool:
     if value is None:
         return True
     changes = (user.op == "call_method" and user.target in CHANGE_SIZES for user in node.users)
-    return not (is_traceable_wrapper_subclass(value) or free_unbacked_symbols(value) or any(changes))
+    return not (is_traceable_wrapper_subclass(value) or any(changes))
 
 
 def example(node: object) -> torch.Tensor | None:

@@ -9,7 +9,7 @@ from torch.fx import Node
 from torch.fx.node import Argument
 
 from backend_kwargs.rewrites.matching import DTYPES, Arguments
-from backend_kwargs.rewrites.patches import geometry_of, of_each
+from backend_kwargs.rewrites.patches import geometry_of, has_channels_last, of_each
 from backend_kwargs.rewrites.table import Rewrite
 from backend_kwargs.rewrites.traced import example, examples, replacing
 
@@ -32,8 +32,8 @@ def _convolution(node: Node, args: Arguments) -> Node | None:
         return None
     x, w, result = values
     size = tuple(w.shape[2:])
-    last = result.movedim(1, -1).is_contiguous() and not result.is_contiguous()
-    if x.dim() != w.dim() or result.dtype not in DTYPES or not (last or result.is_contiguous()):
+    last = has_channels_last(result)
+    if x.dim() != w.dim() or result.dtype not in DTYPES or last is None:
         return None
     if not _fills(args, tuple(w.shape)):
         return None
