@@ -27,6 +27,11 @@ def state():
     return compile_events(), cudagraphs.recorded_count(cudagraphs.managers())
 
 
+def is_as(before):
+    """Return whether nothing was compiled or recorded; garbage that is collected meanwhile may have had recordings."""
+    return all(now <= then for now, then in zip(state(), before, strict=True))
+
+
 @pytest.mark.parametrize("mode", ["default", "reduce-overhead", "max-autotune"])
 @torch.no_grad()
 def test_nothing_is_compiled_recorded_or_tuned(mode):
@@ -39,7 +44,7 @@ def test_nothing_is_compiled_recorded_or_tuned(mode):
     for batch in (3, 1, 8, 5, 8, 3, 100):
         x = torch.randn(batch, 64, device="cuda")
         torch.testing.assert_close(sealed(x).clone(), net(x), rtol=1e-3, atol=1e-3)
-    assert state() == before
+    assert is_as(before)
     assert sealed.counters == {"compiled": 5, "padded": 0, "missed": 2}
     assert (before[1] > 0) == (mode != "default")
 
@@ -85,7 +90,7 @@ def test_a_range_with_cuda_graphs_is_recorded_for_each_size():
     before = state()
     for batch in (5, 1, 8, 2, 7):
         sealed(torch.randn(batch, 64, device="cuda"))
-    assert (state(), sealed.counters["compiled"]) == (before, 5)
+    assert (is_as(before), sealed.counters["compiled"]) == (True, 5)
     with pytest.raises(bk.BackendKwargsError) as refused:
         bk.seal(compiled, x, dims=DIMS, sizes={"batch": range(1, 1000)})
     assert str(refused.value) == (
@@ -108,7 +113,7 @@ def test_other_threads_warm_up_first():
         sealed.warm()
         before = state()
         found.append(torch.allclose(sealed(x), net(x), rtol=1e-3, atol=1e-3))
-        found.append(state() == before)
+        found.append(is_as(before))
 
     thread = threading.Thread(target=serve)
     thread.start()
@@ -136,7 +141,7 @@ def test_threads_that_call_at_the_same_time(backend):
         before = state()
         kept = [sealed(x) for x in inputs]
         found[seed] = all(torch.allclose(y, net(x), rtol=1e-3, atol=1e-3) for x, y in zip(inputs, kept, strict=True))
-        found[seed] &= state() == before
+        found[seed] &= is_as(before)
 
     threads = [threading.Thread(target=serve, args=(seed,)) for seed in range(4)]
     for thread in threads:
@@ -256,7 +261,7 @@ def test_training_steps_with_cuda_graphs():
     for batch in (4, 8, 4, 8):
         net.zero_grad()
         sealed(torch.randn(batch, 64, device="cuda")).square().mean().backward()
-    assert (state(), sealed.counters["compiled"]) == (before, 4)
+    assert (is_as(before), sealed.counters["compiled"]) == (True, 4)
 
 
 @torch.no_grad()
@@ -273,4 +278,4 @@ def test_buckets_with_cuda_graphs():
     for batch in range(1, 9):
         x = torch.randn(batch, 64, device="cuda")
         torch.testing.assert_close(sealed(x).clone(), net(x), rtol=1e-3, atol=1e-3)
-    assert (state(), sealed.counters) == (before, {"compiled": 2, "padded": 6, "missed": 0})
+    assert (is_as(before), sealed.counters) == (True, {"compiled": 2, "padded": 6, "missed": 0})
