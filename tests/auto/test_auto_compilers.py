@@ -123,7 +123,7 @@ WANTED = (
 )
 WRONG = {
     "tmpl-tvm[trails=1]": "Unknown TVM option 'trails'. Did you mean 'trials'?",
-    "tmpl-tvm[exec_mode=fast]": "Unknown TVM exec_mode 'fast'. It is 'bytecode' or 'compiled'.",
+    "tmpl-tvm[exec_mode=fast]": "TVM option 'exec_mode' must be 'bytecode' | 'compiled', got 'fast' (str).",
     "tmpl-tvm[work_dir=/tmp]": "Candidate 'tmpl-tvm[work_dir=/tmp]' sets 'work_dir', which is code; "
     "a candidate may set only data: leave it out.",
     "tmpl-tvn[trials=1]": "Candidate 'tmpl-tvn[trials=1]' must be a compiler's name, with its options in brackets: "

@@ -349,7 +349,9 @@ def test_right_candidates_are_no_error(named):
         ),
         pytest.param(["pakced"], "Unknown candidate 'pakced'. Did you mean 'packed'?", id="rewrite"),
         pytest.param(
-            ["aten", "default", "tmpl-tvm[trials=x]"], "TVM option 'trials' must be int, got 'x' (str).", id="option"
+            ["aten", "default", "tmpl-tvm[trials=x]"],
+            "TVM option 'trials' must be int of at least 0, got 'x' (str).",
+            id="option",
         ),
         pytest.param(
             ["aten", "inductor:aten"],
