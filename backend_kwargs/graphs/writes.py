@@ -69,7 +69,7 @@ def written_memory(graph: Graph) -> set[int]:
 def written_between(first: Node, last: Node, read: Iterable[Node], but: Collection[Node] = ()) -> bool:
     """Return whether a call between `first` and `last`, a later node, may write into memory of the nodes `read`.
 
-    Calls in `but` may.
+    Calls in `but` are not looked at.
     """
     storages = {each for node in read for each in storages_of(node.meta.get("example_value"))}
     node = first
