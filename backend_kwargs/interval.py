@@ -1,4 +1,4 @@
-"""A measured value with its uncertainty; outside `measure/`, which imports torch, since files are read without it."""
+"""A measured value with its uncertainty; outside `trial/`, which imports torch, since files are read without it."""
 
 import math
 from collections.abc import Iterable

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     import torch
 
     from backend_kwargs.bundles.samples import Sample
-    from backend_kwargs.measure.served import Changes
+    from backend_kwargs.trial.served import Changes
 
 AUTO = "tmpl-inductor:auto"
 
@@ -123,8 +123,8 @@ class _Example:
 
         from backend_kwargs.bundles.samples import Sample
         from backend_kwargs.harness.study import arguments_of
-        from backend_kwargs.measure.served import Changes, CopyError
-        from backend_kwargs.measure.trees import map_tensors
+        from backend_kwargs.trial.served import Changes, CopyError
+        from backend_kwargs.trial.trees import map_tensors
 
         # A result of other operations cannot be copied; one that is given twice stays one.
         args, kwargs = arguments_of(example_inputs)
@@ -178,7 +178,7 @@ def _leaf(tensor: "torch.Tensor") -> "torch.Tensor":
 @contextmanager
 def _seeded() -> "Iterator[None]":
     """Draw the same random numbers in each run, and none of the caller's."""
-    from backend_kwargs.measure import generators
+    from backend_kwargs.trial import generators
 
     with generators.kept():
         generators.seed()
@@ -191,11 +191,11 @@ def _called(example: _Example, backend: Backend, pins: Pins, dynamic: bool | Non
 
     from backend_kwargs.backends import CapturedGraph
     from backend_kwargs.harness.isolation import isolated
-    from backend_kwargs.measure.served import parts
-    from backend_kwargs.measure.trees import tensors_of
     from backend_kwargs.sealing.inputs import called
     from backend_kwargs.torch_internals.sealing import compiling_ahead
     from backend_kwargs.torch_internals.tensors import version_of
+    from backend_kwargs.trial.served import parts
+    from backend_kwargs.trial.trees import tensors_of
 
     graphs = []
 
@@ -218,7 +218,7 @@ def _called(example: _Example, backend: Backend, pins: Pins, dynamic: bool | Non
 
 def _check_equal(first: "Sequence[torch.Tensor]", second: "Sequence[torch.Tensor]") -> None:
     """Raise if two runs of the same kernels gave other bits."""
-    from backend_kwargs.measure.served import same_bits
+    from backend_kwargs.trial.served import same_bits
 
     for at, pair in enumerate(zip(first, second, strict=True)):
         if not same_bits(*pair):

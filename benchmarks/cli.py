@@ -138,7 +138,7 @@ def env(device: Device = None) -> None:
     """Print the environment of a run, as in its first line."""
     import torch
 
-    from backend_kwargs.measure import environment
+    from backend_kwargs.trial import environment
     from benchmarks.execution.session import about
 
     print_json({**environment(torch.device(device_of(device))), **about()})
@@ -351,7 +351,7 @@ def _progress() -> "Iterator[Say]":
 
 
 def _print(cells: "list[Cell]") -> None:
-    from backend_kwargs.measure import percentile
+    from backend_kwargs.trial import percentile
 
     rows = []
     for cell in cells:

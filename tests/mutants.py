@@ -62,7 +62,7 @@ ROOT = Path(__file__).parent.parent
 EQUIVALENT = Path(__file__).with_suffix(".toml")
 # Below tests/, the nearest first; of two patterns that a module fits the first counts.
 TESTS: Mapping[str, str] = {
-    "backend_kwargs/measure/bound.py": "measure/ precision/test_precision_bound.py",
+    "backend_kwargs/trial/bound.py": "trial/ precision/test_precision_bound.py",
     "backend_kwargs/options/layers.py": "options/test_layers.py test_backend.py",
     "backend_kwargs/options/spec.py": "options/test_spec.py test_backend.py",
     "backend_kwargs/options/option.py": "options/test_options.py options/test_catalogue.py"

@@ -20,7 +20,7 @@ LAYERS = (
     "torch_internals",
     "options",
     "facts stores",
-    "measure",
+    "trial",
     "graphs",
     "backends",
     "rewrites",
@@ -66,7 +66,7 @@ DOORS = ("__init__.py", "__main__.py")  # of a tree itself; they import what the
 # torch is imported at the head of these alone: they are loaded when a graph is there, or a model to measure.
 TORCH_AT_THE_HEAD = (
     "torch_internals",
-    "measure",
+    "trial",
     "graphs",
     "backends",
     "rewrites",

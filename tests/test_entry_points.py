@@ -42,7 +42,7 @@ from importlib.metadata import entry_points
 backend = entry.load()
 watched = (
     "torch._inductor.compile_fx", "torch._inductor.scheduler", "tvm", "tvm_ffi", "openvino", "onnxruntime",
-    "backend_kwargs.measure", "typer",
+    "backend_kwargs.trial", "typer",
 )
 print(json.dumps([repr(backend), [name for name in watched if name in sys.modules]]))
 """

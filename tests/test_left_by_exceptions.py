@@ -24,13 +24,13 @@ from backend_kwargs.bundles.running import without_gradients
 from backend_kwargs.cli.console import quiet
 from backend_kwargs.files.opened import opened_folder
 from backend_kwargs.harness.modules import importable
-from backend_kwargs.measure import roundings
 from backend_kwargs.precision import quantised
 from backend_kwargs.torch_internals import caches, cudagraph_recording, inductor_config
 from backend_kwargs.torch_internals.autotuning import TIMERS, benchmarker
 from backend_kwargs.torch_internals.modes import modes_restored
 from backend_kwargs.torch_internals.relowering import around_lowering
 from backend_kwargs.torch_internals.replacing import replaced
+from backend_kwargs.trial import roundings
 
 STORE = torch.distributed.HashStore()
 

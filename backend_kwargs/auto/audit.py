@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import NamedTuple
 
-from backend_kwargs import measure
+from backend_kwargs import trial
 from backend_kwargs.auto.candidates import RaceCandidate
 from backend_kwargs.auto.decide import asked_by
 from backend_kwargs.auto.head_to_head import Runner
@@ -140,7 +140,7 @@ def _timed(running: Race, wanted: Mapping[str, Wanted], effort: Effort, tell: Te
         calls[AGAIN] = runners[decided.code_of].call
     tell("timing")
     with modes_restored():
-        samples = measure.interleave(
+        samples = trial.interleave(
             calls,
             rounds=effort.rounds,
             device=running.device,
@@ -170,4 +170,4 @@ def _checked(running: Race, wanted: Wanted, eager: Runner, runners: dict[str, Ru
 
 def _note(contender: Contender | None, error: Exception) -> None:
     if contender:
-        contender.row.status, contender.row.reason = measure.status_of(error)
+        contender.row.status, contender.row.reason = trial.status_of(error)

@@ -10,10 +10,10 @@ import torch
 from torch.fx import GraphModule
 from torch.utils.flop_counter import flop_registry
 
-from backend_kwargs.measure.trees import tensors_of
 from backend_kwargs.options.layers import Options
 from backend_kwargs.torch_internals.modes import OperatorMode
 from backend_kwargs.torch_internals.replacing import undone
+from backend_kwargs.trial.trees import tensors_of
 
 PADDED = frozenset({"mm", "addmm", "bmm", "baddbmm"})  # the operators that force_shape_pad can pad
 GEMMS = PADDED | {"_int_mm", "_scaled_mm", "_grouped_mm", "_scaled_grouped_mm"}

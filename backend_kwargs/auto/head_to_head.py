@@ -6,11 +6,11 @@ from dataclasses import dataclass
 
 import torch
 
-from backend_kwargs import measure
+from backend_kwargs import trial
 from backend_kwargs.auto.candidates import GRAPHS_COMPLEXITY, RaceCandidate, records
 from backend_kwargs.auto.compiling import Candidate
 from backend_kwargs.facts.decision import EAGER, RaceRow, is_unclear
-from backend_kwargs.measure import Interval
+from backend_kwargs.trial import Interval
 
 MARGIN = 0.02  # the difference between two runs of one callable on a quiet machine
 SLACK = 0.01  # by which what is more complex, such as CUDA graphs, has to be faster, with its whole interval
@@ -64,7 +64,7 @@ def interleaved(
     spent = 0.0
     for before in range(MOST_BOUTS):
         warmup = 0 if not warm else 1 if before else 3
-        bout = measure.interleave(
+        bout = trial.interleave(
             calls, rounds=BOUT, device=device, budget_s=limit_s - spent, failed=failed, warmup=warmup
         )
         for name, seconds in bout.items():
@@ -83,7 +83,7 @@ def interleaved(
 
 def speedup(samples: Mapping[str, list[float]]) -> Interval:
     """Return the challenger's speedup over the champion; with few rounds the interval is that of a noisy machine."""
-    ratio, rounds = measure.ratio_interval(samples["champion"], samples["challenger"]), len(samples["champion"])
+    ratio, rounds = trial.ratio_interval(samples["champion"], samples["challenger"]), len(samples["champion"])
     if rounds >= FEW:
         return ratio
     unsure = UNSURE * FEW / rounds
@@ -96,7 +96,7 @@ def note_figures(
     """Note in both rows what a comparison has shown: seconds and speedup, and on a GPU the memory of two alike."""
     challenger.row.speedup, challenger.row.against = speedup(samples), champion.row.name
     # From the ratio, not as timed: clocks drift between comparisons, and the ranking would contradict the speedups.
-    champion.row.seconds = champion.row.seconds or measure.percentile(samples["champion"], 0.5)
+    champion.row.seconds = champion.row.seconds or trial.percentile(samples["champion"], 0.5)
     challenger.row.seconds = champion.row.seconds / challenger.row.speedup.median
     if device.type == "cuda" and alike(challenger, champion):
         for runner in (champion, challenger):
@@ -106,7 +106,7 @@ def note_figures(
 def peak_of(runner: Runner, device: torch.device) -> int | None:
     """Return the peak memory of a call, None if it cannot be measured."""
     try:
-        return measure.peak_memory(runner.call, device)
+        return trial.peak_memory(runner.call, device)
     except Exception:  # noqa: BLE001 - the candidates then stay tied
         return None
 

@@ -14,18 +14,18 @@ from typing import Any
 import torch
 from torch.fx import Graph, GraphModule, Interpreter, Node
 
-from backend_kwargs import measure
+from backend_kwargs import trial
 from backend_kwargs.auto.graph_stats import GraphStats, calls_a_library
 from backend_kwargs.auto.verdicts import UNKNOWN, Verdict
 from backend_kwargs.backends import CapturedGraph, Inputs
 from backend_kwargs.errors import error_text
 from backend_kwargs.graphs.writes import copy_of_graph
-from backend_kwargs.measure.served import copied
 from backend_kwargs.options.requirements import machine, unmet
 from backend_kwargs.rewrites.places import Place
 from backend_kwargs.rewrites.table import find_rewrite
 from backend_kwargs.torch_internals.modes import enter_autocast
 from backend_kwargs.torch_internals.operators import OpOverload
+from backend_kwargs.trial.served import copied
 
 logger = logging.getLogger("backend_kwargs.auto")
 
@@ -161,7 +161,7 @@ class _Watched(Interpreter):
     def run_node(self, n: Node) -> Any:
         began = time.perf_counter()
         result = super().run_node(n)
-        measure.synchronize(self.device)
+        trial.synchronize(self.device)
         if n.op.startswith("call"):
             self.seconds[n] = time.perf_counter() - began
         if n in self.wanted:

@@ -11,7 +11,7 @@ from functools import cache, cached_property, partial
 
 import torch
 
-from backend_kwargs import measure
+from backend_kwargs import trial
 from backend_kwargs.auto.budget import LEAST_CALLS, Budget
 from backend_kwargs.auto.candidates import WITH_GRAPHS, RaceCandidate, records, toggled
 from backend_kwargs.auto.compiling import Candidate, Compiles
@@ -34,8 +34,6 @@ from backend_kwargs.graphs.eligibility import recomputes
 from backend_kwargs.graphs.freezing import freezable_parameters
 from backend_kwargs.graphs.replay import ChangedInputError, Task
 from backend_kwargs.graphs.writes import copy_of_graph
-from backend_kwargs.measure.draws import DrawsError, may_draw
-from backend_kwargs.measure.trees import Results, tensors_of
 from backend_kwargs.options.layers import Options
 from backend_kwargs.rewrites.places import Place
 from backend_kwargs.rewrites.table import chosen_places, find_rewrite
@@ -44,6 +42,8 @@ from backend_kwargs.torch_internals.device_peaks import peaks_of
 from backend_kwargs.torch_internals.dynamo import RESTARTS, get_metrics_context
 from backend_kwargs.torch_internals.guards import guard_count, is_tracing, without_context
 from backend_kwargs.torch_internals.modes import modes_restored
+from backend_kwargs.trial.draws import DrawsError, may_draw
+from backend_kwargs.trial.trees import Results, tensors_of
 
 logger = logging.getLogger("backend_kwargs.auto")
 
@@ -158,7 +158,7 @@ class FirstRun:
         try:
             eager = task.observe(task.copy())
         except RuntimeError as error:
-            if measure.status_of(error)[0] == "oom":
+            if trial.status_of(error)[0] == "oom":
                 raise
             raise NotRaceableError(f"a call in eager fails: {error_text(error)}") from error
         ended = time.perf_counter()
@@ -279,7 +279,7 @@ class Race:
         if self.budget.call_s > SLOW_S and self.budget.allows(LEAST_CALLS):
             began = time.perf_counter()
             eager.call()
-            measure.synchronize(self.device)
+            trial.synchronize(self.device)
             self.budget.call_s = min(self.budget.call_s, time.perf_counter() - began)
         return eager
 
@@ -352,11 +352,11 @@ class Race:
                 if stored:
                     stored.put(place, found[place])
 
-    def _operators_of(self, call: Callable[[], object]) -> measure.Times | None:
+    def _operators_of(self, call: Callable[[], object]) -> trial.Times | None:
         """Return the times of what a call calls of libraries and of ours; None where it fails, as for memory."""
         try:
             with modes_restored():
-                return measure.operator_times(call, self.device, calls_a_library)
+                return trial.operator_times(call, self.device, calls_a_library)
         except RuntimeError as error:
             logger.info("The operators of a call are not timed: %s", error_text(error))
             return None
@@ -423,13 +423,13 @@ class Race:
         """Return the verdict on two calls, timed in turn: by their kernels on a GPU, where CUDA graphs launch them."""
         with modes_restored():
             if self.device.type == "cuda":
-                rounds = [[measure.device_seconds(each, self.device) for each in calls] for _ in range(PLACE_ROUNDS)]
+                rounds = [[trial.device_seconds(each, self.device) for each in calls] for _ in range(PLACE_ROUNDS)]
                 default, rewritten = map(list, zip(*rounds, strict=True))
             else:
                 named = dict(zip(("default", "rewritten"), calls, strict=True))
-                default, rewritten = measure.interleave(named, rounds=2 * PLACE_ROUNDS, device=self.device).values()
-        speedup = measure.ratio_interval(default, rewritten)
-        medians = measure.percentile(default, 0.5), measure.percentile(rewritten, 0.5)
+                default, rewritten = trial.interleave(named, rounds=2 * PLACE_ROUNDS, device=self.device).values()
+        speedup = trial.ratio_interval(default, rewritten)
+        medians = trial.percentile(default, 0.5), trial.percentile(rewritten, 0.5)
         return Verdict(*medians, speedup, limit_s=self.limit_s, calls=self._operators_of(calls[1]) or {})
 
     @cached_property
@@ -566,7 +566,7 @@ class Race:
         except ChangedInputError as error:
             row.status, row.reason = "fail_accuracy", str(error)
         except Exception as error:  # noqa: BLE001 - a candidate may fail in any way, without harm to the others
-            row.status, row.reason = measure.status_of(error)
+            row.status, row.reason = trial.status_of(error)
         finally:
             row.compile_s += time.perf_counter() - began
 
@@ -581,10 +581,10 @@ class Race:
             row.status, row.reason = "fell_back", why
         row.rewritten = rewrites_made(fn, compiled.facts, {name: find_rewrite(name).operators for name in names})
         if row.status == "pass" and self.request.settings.objective == "memory":
-            row.peak_bytes = measure.peak_memory(call, self.device)
+            row.peak_bytes = trial.peak_memory(call, self.device)
         return Runner(candidate, row, call, () if candidate.name == EAGER else _code(fn), made)
 
-    def _accuracy(self, candidate: RaceCandidate, fn: Call, row: RaceRow) -> measure.Accuracy:
+    def _accuracy(self, candidate: RaceCandidate, fn: Call, row: RaceRow) -> trial.Accuracy:
         """Check the results of `fn` and the inputs it changes; note the error of a lower precision in its row."""
         began = time.perf_counter()
         seen = self.task.observe(fn)
@@ -636,7 +636,7 @@ class Race:
         challenger.row.timed_s = challenger.row.timed_s or time.perf_counter() - began
         for runner, name in ((champion, "champion"), (challenger, "challenger")):
             if name in failed:
-                runner.row.status, runner.row.reason = measure.status_of(failed[name])
+                runner.row.status, runner.row.reason = trial.status_of(failed[name])
         if not failed:
             note_figures(challenger, champion, samples, self.device)
         return failed

@@ -7,23 +7,23 @@ from functools import cached_property, partial
 import torch
 from torch.fx import GraphModule
 
-from backend_kwargs import measure
+from backend_kwargs import trial
 from backend_kwargs.auto.budget import Budget
 from backend_kwargs.backends import Inputs
 from backend_kwargs.errors import error_text
 from backend_kwargs.facts.decision import RaceRow
 from backend_kwargs.graphs.replay import Task
-from backend_kwargs.measure import Accuracy
-from backend_kwargs.measure.draws import Draws
-from backend_kwargs.measure.trees import Results
 from backend_kwargs.options.layers import Options
 from backend_kwargs.precision.error import against, in_float64
+from backend_kwargs.trial import Accuracy
+from backend_kwargs.trial.draws import Draws
+from backend_kwargs.trial.trees import Results
 
 LARGEST_REFERENCE = 2 << 30  # bytes of inputs on a CPU; the reference takes up to four times as much memory
 REFERENCES = 6  # references that must fit into a GPU's free memory, to leave room for intermediate results
 SLOWER_IN_PRECISION = 10
 RUN = 40  # calls of eager that one such run takes
-NO_OTHERS: Sequence[Mapping[str, measure.Errors]] = [{}]  # roundings that explain nothing
+NO_OTHERS: Sequence[Mapping[str, trial.Errors]] = [{}]  # roundings that explain nothing
 
 
 @dataclass
@@ -37,7 +37,7 @@ class ResultChecks:
     tolerance: float | None
     expected: Results | None
     reference: Results | None = None
-    roundings: measure.Roundings | tuple[()] = ()
+    roundings: trial.Roundings | tuple[()] = ()
     without: str = ""  # why there is no reference
     slow: bool = False  # whether that is for time
     awaits_draws: bool = False  # whether nothing is right yet that draws as compiled code does
@@ -53,7 +53,7 @@ class ResultChecks:
         elif not self.budget.allows(SLOWER_IN_PRECISION):
             self.without, self.slow = f"a call in eager takes {self.budget.call_s:.2g} s", True
         else:
-            self.reference = measure.reference(self.task.copy(), self.task.inputs.fresh(), run=self._in_precision)
+            self.reference = trial.reference(self.task.copy(), self.task.inputs.fresh(), run=self._in_precision)
             with_draws = " with the random numbers that eager draws" if self.random else ""
             self.without = "" if self.reference is not None else f"it cannot be computed in float64{with_draws}"
 
@@ -79,12 +79,12 @@ class ResultChecks:
             return self.of_error(seen, row).passed
         assert self.expected is not None
         how: Options = {"training": self.task.training, "tol": self.tolerance}
-        if measure.check_all(seen, self.expected, closely=True, **how).passed:
+        if trial.check_all(seen, self.expected, closely=True, **how).passed:
             return True
         self.compute_reference()
         return (
             self.reference is not None
-            and measure.check_all(seen, self.expected, self.reference, roundings=NO_OTHERS, **how).passed
+            and trial.check_all(seen, self.expected, self.reference, roundings=NO_OTHERS, **how).passed
         )
 
     def of_results(self, seen: Results) -> Accuracy:
@@ -92,10 +92,10 @@ class ResultChecks:
         if self.expected is None:
             return Accuracy("fail_accuracy", "default failed the accuracy check, so there is no result to compare with")
         how: Options = {"training": self.task.training, "tol": self.tolerance, "roundings": self.roundings}
-        accuracy = measure.check_all(seen, self.expected, self.reference, **how)
+        accuracy = trial.check_all(seen, self.expected, self.reference, **how)
         if accuracy.status != "fail_accuracy" or accuracy.rmse is None or not (lacking := self._lacking):
             return accuracy
-        for_time = self.slow or (isinstance(self.roundings, measure.Roundings) and self.roundings.cut)
+        for_time = self.slow or (isinstance(self.roundings, trial.Roundings) and self.roundings.cut)
         return replace(
             accuracy, status="unchecked" if for_time else "uncheckable", reason=f"{accuracy.reason}; {lacking}"
         )
@@ -113,8 +113,8 @@ class ResultChecks:
         assert self.expected is not None
         drawn = self.task.drawn()
         affordable = partial(self.budget.allows, RUN)
-        self.roundings = measure.Roundings(partial(self._rounded_otherwise, drawn), self.expected, affordable)
-        return measure.same_twice(seen, self.expected, training=self.task.training, tol=self.tolerance)
+        self.roundings = trial.Roundings(partial(self._rounded_otherwise, drawn), self.expected, affordable)
+        return trial.same_twice(seen, self.expected, training=self.task.training, tol=self.tolerance)
 
     def _rounded_otherwise(self, drawn: Sequence[torch.Tensor]) -> Results:
         seen = self.task.observe(self.task.copy())
@@ -137,7 +137,7 @@ class ResultChecks:
             return accuracy
         if self.reference is not None and self.roundings:
             for each in (self.expected, drawn):
-                self.roundings.add(measure.errors(each, self.reference))
+                self.roundings.add(trial.errors(each, self.reference))
         self.expected, self.reference = seen if accuracy.passed else None, None
         self.without = "it draws other random numbers than eager"
         return accuracy

@@ -38,13 +38,13 @@ from backend_kwargs.graphs.parts import (
     writes_in_place,
 )
 from backend_kwargs.graphs.writes import copy_of_graph
-from backend_kwargs.measure import Expected, accuracy, generators
 from backend_kwargs.options.layers import Options
 from backend_kwargs.torch_internals.dynamo import TorchDynamoException
 from backend_kwargs.torch_internals.functorch import BufferAOTInput, InputMutationAOTOutput, ParamAOTInput, aot_autograd
 from backend_kwargs.torch_internals.fx import mark_boxed
 from backend_kwargs.torch_internals.guards import dropping_guards
 from backend_kwargs.torch_internals.modes import without_modes
+from backend_kwargs.trial import Expected, accuracy, generators
 
 WHOLE = "the graph"
 TRAINS = "it records gradients: call the model under torch.no_grad()"

@@ -8,7 +8,7 @@ import torch
 
 from backend_kwargs.errors import BackendKwargsError, wrong_value
 from backend_kwargs.keys import digest
-from backend_kwargs.measure.served import span_of
+from backend_kwargs.trial.served import span_of
 
 Args: TypeAlias = tuple[Any, ...]
 Kwargs: TypeAlias = Mapping[str, Any]

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from backend_kwargs.bundles.disk.manifest import Part
     from backend_kwargs.bundles.samples import Args, Kwargs
-    from backend_kwargs.measure import State
+    from backend_kwargs.trial import State
 
 ROUNDS = 30  # timed calls
 NO_CODE = "It holds no compiled code: its graphs are compiled here."
@@ -130,7 +130,7 @@ def run(
     model, example_inputs = made_by(factory)
     from backend_kwargs.bundles.running import import_compiler
     from backend_kwargs.bundles.samples import samples_of
-    from backend_kwargs.measure import RestoringCall, interleave, median_interval, synchronize
+    from backend_kwargs.trial import RestoringCall, interleave, median_interval, synchronize
 
     args, kwargs = samples_of([example_inputs])[0]
     importing = time.perf_counter()
@@ -169,7 +169,7 @@ def _state_of(model: "torch.nn.Module", args: "Args", kwargs: "Kwargs") -> "Stat
     """Return what calls change, to be put back before each; nothing if the module cannot be copied or run in eager."""
     import torch
 
-    from backend_kwargs.measure import Changes, State
+    from backend_kwargs.trial import Changes, State
 
     try:
         with torch.no_grad():

@@ -208,7 +208,7 @@ def _rows(raced: Tuned) -> Iterator[tuple[str, ...]]:
 def _times(raced: Tuned) -> tuple[str, ...]:
     if (ratio := raced.speedup) is None:
         return "", "", ""
-    from backend_kwargs import measure
+    from backend_kwargs import trial
 
-    medians = (measure.percentile(samples, 0.5) for samples in (raced.eager_s, raced.compiled_s))
+    medians = (trial.percentile(samples, 0.5) for samples in (raced.eager_s, raced.compiled_s))
     return *(f"{each * 1e3:.3g} ms" for each in medians), ratio.as_ratio()

@@ -62,9 +62,9 @@ def _verdict(raced: Sequence[Tuned], rows: Sequence[page.Row], paste: str) -> pa
 def _latency(tuned: Tuned) -> Interval | None:
     if not tuned.compiled_s:
         return None
-    from backend_kwargs import measure
+    from backend_kwargs import trial
 
-    return interval_of(measure.median_interval(tuned.compiled_s))
+    return interval_of(trial.median_interval(tuned.compiled_s))
 
 
 def _row(tuned: Tuned, alone: bool) -> page.Row:

@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from backend_kwargs import measure
 from backend_kwargs.compare.document import ShownComparison
 from backend_kwargs.compare.drawing import plot
 from backend_kwargs.compare.rows import Candidate, Comparison, Mode, Progress, Row, fastest, to_json
@@ -16,9 +15,20 @@ from backend_kwargs.errors import BackendKwargsError, error_text, unknown, wrong
 from backend_kwargs.harness.isolation import room_to_compile, start_inductor
 from backend_kwargs.harness.study import Inputs, Study, arguments_of, device_of, move
 from backend_kwargs.harness.trial import learn
-from backend_kwargs.measure import Interval, generators
-from backend_kwargs.measure.inputs import moved
-from backend_kwargs.measure.trees import tensors_of
+from backend_kwargs.trial import (
+    Interval,
+    environment,
+    generators,
+    interleave,
+    noise_floor,
+    others_on,
+    percentile,
+    ratio_interval,
+    status_of,
+    within_noise,
+)
+from backend_kwargs.trial.inputs import moved
+from backend_kwargs.trial.trees import tensors_of
 
 __all__ = ["Candidate", "Comparison", "Row", "compare", "fastest", "plot", "to_json"]
 
@@ -65,7 +75,7 @@ def compare(
     stages "reference", "compile", "compiled", "timing".
 
     Everything runs in this process, since interleaved timing needs that. What a process pays once (imports, start of
-    Inductor) is paid before the first measurement, and `measure.peak_memory` does not depend on earlier candidates.
+    Inductor) is paid before the first measurement, and `trial.peak_memory` does not depend on earlier candidates.
 
     A candidate that fails is a row with the reason. Raises BackendKwargsError for wrong arguments, a device that cannot
     be used here, or a model that cannot be copied.
@@ -75,7 +85,7 @@ def compare(
     say = progress or (lambda label, stage, fraction: None)
     usable, inputs = None if device is None else _usable(device), arguments_of(example_inputs)
     place = usable or device_of(model, inputs)
-    others = {"others": busy} if (busy := measure.others_on(place)) else {}  # before this process does anything
+    others = {"others": busy} if (busy := others_on(place)) else {}  # before this process does anything
     with generators.kept(place), torch.set_grad_enabled(mode == "training"), room_to_compile():
         study, notes = _study(model, inputs, place, training=mode == "training")
         study.tolerance, study.max_error = tolerance, max_error
@@ -90,7 +100,7 @@ def compare(
         samples, first = _time(study, trials, rounds, baseline, left_s, say, itself)
     rows = [trial.row(samples.get(trial.label)) for trial in trials]
     noise, disturbed = _judge_speed(rows[trials.index(first)], rows, samples[AGAIN]) if first else (None, "")
-    where = measure.environment(place) | {"mode": mode, "rounds": rounds, "dtype": str(study.dtype)} | others
+    where = environment(place) | {"mode": mode, "rounds": rounds, "dtype": str(study.dtype)} | others
     base, notes = first.label if first else None, [COMPILE_NOTES[cold], *notes]
     return ShownComparison(rows, where, noise, base, mode, notes, samples.get(itself.label, []), disturbed)
 
@@ -124,7 +134,7 @@ def _study(
     try:
         model, inputs = copy.deepcopy((model, inputs))
     except Exception as error:
-        reason = measure.status_of(error)[1]
+        reason = status_of(error)[1]
         raise BackendKwargsError(f"compare copies the model and its inputs, which failed: {reason}") from error
     inputs = moved(inputs, device)
     notes = [NO_DROPOUT] if move(model, device, training=training) else []
@@ -194,7 +204,7 @@ def _time(
         return {}, None
     start = 1 - 1 / (len(trials) + 2)
     say("", "timing", start)
-    samples = measure.interleave(
+    samples = interleave(
         {label: trial.step for label, trial in racing.items()} | {AGAIN: first.step},
         rounds=rounds,
         device=study.device,
@@ -225,12 +235,12 @@ def _judge_speed(first: Row, rows: list[Row], again: list[float]) -> tuple[Inter
 
     Calls are compared with those of their round, so that what slows a whole round does not count. Medians are not.
     """
-    noise = measure.noise_floor(measure.ratio_interval(first.samples, again))
-    base, apart = measure.percentile(first.samples, 0.5), []
+    noise = noise_floor(ratio_interval(first.samples, again))
+    base, apart = percentile(first.samples, 0.5), []
     for row in (row for row in rows if row.latency):
-        row.speedup = of = measure.ratio_interval(first.samples, row.samples)
-        row.verdict = "within noise" if measure.within_noise(of, noise) else ""
-        medians = base / measure.percentile(row.samples, 0.5)
+        row.speedup = of = ratio_interval(first.samples, row.samples)
+        row.verdict = "within noise" if within_noise(of, noise) else ""
+        medians = base / percentile(row.samples, 0.5)
         if not of.low / APART <= medians <= of.high * APART:
             apart.append(f"{row.label} {of.median:.2f}x, by medians {medians:.2f}x")
         if row is not first:

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from backend_kwargs import measure
+from backend_kwargs import trial
 from backend_kwargs.compare.rows import Comparison, Row, fastest
 from backend_kwargs.facts.decision import EAGER
 from backend_kwargs.interval import Interval
@@ -23,7 +23,7 @@ MODES = ("default", "inductor", *(f"tmpl-inductor{template}" for template in TEM
 WITH_MODE = re.compile(r"(tmpl-)?inductor\[mode=[\w-]+\]")
 CHEAPEST = "Of the candidates whose intervals overlap the fastest one's, it compiled in the least time."
 KINDS: Mapping[str, Literal["output", "gradient"]] = {"output": "output", "gradients": "gradient"}  # by a path's begin
-KINDS_OF_ROWS = {measure.GENERATED: "with its wrapper", measure.AROUND: "torch"}
+KINDS_OF_ROWS = {trial.GENERATED: "with its wrapper", trial.AROUND: "torch"}
 MOST_RESULTS = 5000  # tensors on a page
 
 
@@ -69,7 +69,7 @@ def speedup_over(row: Row, other: Row) -> Interval | None:
     """Return a row's speedup over another one's, round by round; None unless both were timed."""
     if not row.samples or len(row.samples) != len(other.samples):
         return None
-    return measure.ratio_interval(other.samples, row.samples)
+    return trial.ratio_interval(other.samples, row.samples)
 
 
 def is_mode(row: Row) -> bool:
@@ -95,7 +95,7 @@ def _verdict(comparison: Comparison, best: Row | None, paste: str) -> page.Verdi
     others = [other for other in (mode, baseline) if other and other is not best]
     found = [(other.label, interval_of(speedup_over(best, other))) for other in others]
     ratios, noise = [of for _, of in found if of], comparison.noise
-    noisy = any(noise and measure.within_noise(of, noise) for of in ratios)
+    noisy = any(noise and trial.within_noise(of, noise) for of in ratios)
     accuracy, calls = best.accuracy, None
     if baseline.latency and best.compile_s is not None:
         medians = best.latency.median, baseline.latency.median

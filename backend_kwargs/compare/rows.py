@@ -5,11 +5,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from backend_kwargs import measure
-from backend_kwargs.measure import Accuracy, Interval, Status
+from backend_kwargs import trial
 from backend_kwargs.options.layers import Options
 from backend_kwargs.report import Graph
 from backend_kwargs.tables import as_text
+from backend_kwargs.trial import Accuracy, Interval, Status
 
 Mode = Literal["inference", "training"]
 Progress = Callable[[str, str, float], None]
@@ -58,7 +58,7 @@ class Row:
     samples: list[float] = field(default_factory=list)
     report: str = ""
     made: tuple[Graph, ...] = field(default=(), repr=False)
-    kernels: tuple[measure.KernelTime, ...] = field(default=(), repr=False)
+    kernels: tuple[trial.KernelTime, ...] = field(default=(), repr=False)
 
     @property
     def passed(self) -> bool:
@@ -93,8 +93,8 @@ class Comparison:
         """Return a row's speedup over the model itself, None unless that is surely below 1."""
         if not row.samples or len(row.samples) != len(self.itself):
             return None
-        ratio = measure.ratio_interval(self.itself, row.samples)
-        beyond = self.noise is None or not measure.within_noise(ratio, self.noise)
+        ratio = trial.ratio_interval(self.itself, row.samples)
+        beyond = self.noise is None or not trial.within_noise(ratio, self.noise)
         return ratio if ratio.high < 1 and beyond else None
 
     def __str__(self) -> str:
@@ -165,7 +165,7 @@ def to_json(comparison: Comparison) -> dict[str, Any]:
 
 
 def _row_json(row: Row) -> dict[str, Any]:
-    spread = {f"p{q}": measure.percentile(row.samples, q / 100) for q in (20, 80)} if row.samples else {}
+    spread = {f"p{q}": trial.percentile(row.samples, q / 100) for q in (20, 80)} if row.samples else {}
     fields = dataclasses.asdict(dataclasses.replace(row, made=()))
     del fields["made"], fields["kernels"]
     if row.latency:

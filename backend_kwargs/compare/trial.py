@@ -6,14 +6,14 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
-from backend_kwargs import measure
+from backend_kwargs import trial
 from backend_kwargs.compare.rows import Candidate, Row
 from backend_kwargs.compile_records import RACED
 from backend_kwargs.harness.isolation import Counted, counted, isolated
 from backend_kwargs.harness.trial import Trial
-from backend_kwargs.measure import Status
 from backend_kwargs.report import Graph
 from backend_kwargs.torch_internals.dynamo import cache_counts
+from backend_kwargs.trial import Status
 
 
 @dataclass(eq=False)
@@ -31,7 +31,7 @@ class CandidateTrial(Trial):
     tuning: str = ""
     made: tuple[Graph, ...] = ()
     profiled: bool = False
-    kernels: tuple[measure.KernelTime, ...] = ()
+    kernels: tuple[trial.KernelTime, ...] = ()
 
     @property
     def label(self) -> str:
@@ -68,7 +68,7 @@ class CandidateTrial(Trial):
         super().finish()
         if self.profiled and self.counted and self.passed:
             with contextlib.suppress(RuntimeError):  # as where another profiler is running
-                self.kernels = measure.kernel_times(self.step, self.study.device)
+                self.kernels = trial.kernel_times(self.step, self.study.device)
 
     def row(self, samples: list[float] | None) -> Row:
         """Return its row; `samples` are kept only if it ran."""
@@ -81,7 +81,7 @@ class CandidateTrial(Trial):
             self.graphs,
             self.compile_s,
             self.cache,
-            latency=measure.median_interval(timed) if timed else None,
+            latency=trial.median_interval(timed) if timed else None,
             peak_bytes=self.peak_bytes,
             accuracy=self.accuracy,
             tuning=self.tuning,

@@ -21,7 +21,7 @@ from backend_kwargs.page.values import now
 
 if TYPE_CHECKING:
     from backend_kwargs.auto.audit import Contender, Measured
-    from backend_kwargs.measure import SureRatio
+    from backend_kwargs.trial import SureRatio
 
 LEVEL = 0.01  # the share of audits without a loser that find one
 MARGIN = 0.02  # what two runs of one callable may differ by on a quiet machine, as in races
@@ -122,11 +122,11 @@ class Audited:
 
 def judged(audited: Sequence[Audited]) -> list[Finding]:
     """Return what audits found, with Holm's correction over their decisions."""
-    from backend_kwargs import measure
+    from backend_kwargs import trial
 
     found = [_finding(each) for each in audited]
     timed = [at for at, finding in enumerate(found) if finding.lost_to]
-    adjusted = measure.holm([found[at].p for at in timed])
+    adjusted = trial.holm([found[at].p for at in timed])
     for at, p in zip(timed, adjusted, strict=True):
         lost = p <= LEVEL and audited[at].judges_time
         changes: dict[str, Any] = {"p": p} | ({"verdict": "lost"} if lost else {})
@@ -136,7 +136,7 @@ def judged(audited: Sequence[Audited]) -> list[Finding]:
 
 def _finding(audited: Audited) -> Finding:
     """Return what is known of one decision alone."""
-    from backend_kwargs import measure
+    from backend_kwargs import trial
 
     decision, measured = audited.decision, audited.measured
     known: dict[str, Any] = {
@@ -153,7 +153,7 @@ def _finding(audited: Audited) -> Finding:
     mine = measured.of(own)
     if not mine:
         return Finding(verdict="fails", reason=_why(own.row), **known)
-    noise = measure.sure_ratio(measured.again, mine).ratio
+    noise = trial.sure_ratio(measured.again, mine).ratio
     ratios = {each.label: _ratio(each, own, measured, noise) for each in others}
     against = [_against(each, own, ratios[each.label]) for each in others]
     return Finding(
@@ -161,24 +161,24 @@ def _finding(audited: Audited) -> Finding:
         reason=shortened(f"provisional: {what_is_open(decision)}", TEXT) if decision.provisional else "",
         against=tuple(against),
         noise=_shown(noise),
-        seconds=measure.median_interval(mine),
+        seconds=trial.median_interval(mine),
         **_loss(ratios),
         **_regret(own, measured, ratios),
         **_flips(own, measured, ratios),
-        **_record(audited, measure.percentile(mine, 0.5)),
+        **_record(audited, trial.percentile(mine, 0.5)),
         **known,
     )
 
 
 def _ratio(other: "Contender", own: "Contender", measured: "Measured", noise: Interval) -> "SureRatio | None":
     """Return the decision's time over another's; None if that has the same code, or does not run."""
-    from backend_kwargs import measure
+    from backend_kwargs import trial
 
     theirs = measured.of(other)
     if other.code_of == own.code_of or not theirs:
         return None
     band = noise.reach - 1
-    return measure.sure_ratio(measured.of(own), theirs, max(MARGIN, band))
+    return trial.sure_ratio(measured.of(own), theirs, max(MARGIN, band))
 
 
 def _against(other: "Contender", own: "Contender", ratio: "SureRatio | None") -> Against:
@@ -246,13 +246,13 @@ def renewed(audited: Audited, finding: Finding) -> Decision | None:
 
     None if it was not measured, or nothing runs.
     """
-    from backend_kwargs import measure
+    from backend_kwargs import trial
 
     measured = audited.measured
     if measured is None or not measured.samples:
         return None
     able = [each for each in measured.contenders if measured.of(each)]
-    seconds = {each.label: measure.percentile(measured.of(each), 0.5) for each in able}
+    seconds = {each.label: trial.percentile(measured.of(each), 0.5) for each in able}
     own = measured.contenders[0]
     won = min(able, key=lambda each: seconds[each.label]) if finding.failed else own
     rows = tuple(_row(each, seconds.get(each.label), won=each is won) for each in measured.contenders)

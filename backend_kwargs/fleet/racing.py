@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     import torch
     from torch.fx import GraphModule
 
-    from backend_kwargs import measure
+    from backend_kwargs import trial
     from backend_kwargs.backends import Inputs
     from backend_kwargs.facts import Call
     from backend_kwargs.facts.decision import Decision
@@ -78,9 +78,9 @@ def is_slower(speedup: Interval | None, same: Interval | None) -> bool:
 def _ratio(baseline: Sequence[float], candidate: Sequence[float]) -> Interval | None:
     if not (baseline and candidate):
         return None
-    from backend_kwargs import measure
+    from backend_kwargs import trial
 
-    return measure.ratio_interval(baseline, candidate)
+    return trial.ratio_interval(baseline, candidate)
 
 
 @contextmanager
@@ -97,7 +97,7 @@ def tuned(label: str, model: Callable[..., object], inputs: object, backend: Bac
     """Return the decisions for the graphs of one call, and its times beside eager's."""
     import torch
 
-    from backend_kwargs import measure
+    from backend_kwargs import trial
     from backend_kwargs.backends import CapturedGraph
     from backend_kwargs.harness.study import arguments_of, device_of
 
@@ -116,7 +116,7 @@ def tuned(label: str, model: Callable[..., object], inputs: object, backend: Bac
     with torch.no_grad():
         state = _state_of_calls(model, positional, keywords)
         calls = {
-            name: measure.RestoringCall(partial(call, *positional, **keywords), state)
+            name: trial.RestoringCall(partial(call, *positional, **keywords), state)
             for name, call in (("eager", model), ("compiled", compiled), ("again", compiled))
         }
         calls["compiled"]()
@@ -124,19 +124,19 @@ def tuned(label: str, model: Callable[..., object], inputs: object, backend: Bac
             return Tuned(label, decisions)
         # All in each round: the race timed each candidate beside another one, eager long before the winner.
         device = device_of(model, (positional, keywords))
-        samples = measure.interleave(calls, rounds=ROUNDS, device=device, budget_s=MOST_TIMING_S)
+        samples = trial.interleave(calls, rounds=ROUNDS, device=device, budget_s=MOST_TIMING_S)
     return Tuned(label, decisions, samples["eager"], samples["compiled"], samples["again"])
 
 
 def _state_of_calls(
     model: Callable[..., object], positional: tuple[object, ...], keywords: Mapping[str, object]
-) -> "measure.State":
+) -> "trial.State":
     """Return what a call of the model changes, and puts back before the next one; raise if it fails in eager."""
-    from backend_kwargs import measure
+    from backend_kwargs import trial
 
     try:
-        return measure.Changes.of_calls(model, positional, keywords)
-    except measure.CopyError as error:
+        return trial.Changes.of_calls(model, positional, keywords)
+    except trial.CopyError as error:
         raise BackendKwargsError(f"tune copies the model and its inputs, which failed: {error}.") from error
     except Exception as error:
         raise BackendKwargsError(f"The model fails on its example inputs in eager: {error_text(error)}.") from error
@@ -244,8 +244,8 @@ def made(unit: Unit, device: "torch.device") -> tuple[Any, Any]:
 
     from backend_kwargs.harness.models import model_of
     from backend_kwargs.harness.study import move
-    from backend_kwargs.measure.inputs import moved
-    from backend_kwargs.measure.trees import map_tensors
+    from backend_kwargs.trial.inputs import moved
+    from backend_kwargs.trial.trees import map_tensors
 
     model, inputs = model_of(unit.model, unit.sizes)
     move(model, device, training=False)

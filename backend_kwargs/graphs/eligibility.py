@@ -7,9 +7,9 @@ import torch
 from torch.fx import GraphModule, Node
 
 from backend_kwargs.graphs.writes import has_memory
-from backend_kwargs.measure.trees import tensors_of
 from backend_kwargs.torch_internals.operators import OPERATORS, OpOverloadPacket, has_effects, name_of
 from backend_kwargs.torch_internals.tensors import version_of
+from backend_kwargs.trial.trees import tensors_of
 
 TINY_OPS, TINY_BYTES = 3, 1 << 20  # a graph below both saves less than its race costs, whichever candidate wins
 

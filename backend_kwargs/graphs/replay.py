@@ -20,9 +20,12 @@ from backend_kwargs.graphs.writes import (
     may_be_written,
     written_memory,
 )
-from backend_kwargs.measure import cotangents, generators
-from backend_kwargs.measure.memory import room_for_copies
-from backend_kwargs.measure.served import (
+from backend_kwargs.torch_internals import pytree
+from backend_kwargs.torch_internals.modes import modes_restored, saves_by_hooks, without_modes
+from backend_kwargs.torch_internals.tensors import base_of, in_storage, memory_id, with_bits_of
+from backend_kwargs.trial import cotangents, generators
+from backend_kwargs.trial.memory import room_for_copies
+from backend_kwargs.trial.served import (
     ChangedSlice,
     Changes,
     RestoringCall,
@@ -32,10 +35,7 @@ from backend_kwargs.measure.served import (
     same_bits,
     span_of,
 )
-from backend_kwargs.measure.trees import tensors_of
-from backend_kwargs.torch_internals import pytree
-from backend_kwargs.torch_internals.modes import modes_restored, saves_by_hooks, without_modes
-from backend_kwargs.torch_internals.tensors import base_of, in_storage, memory_id, with_bits_of
+from backend_kwargs.trial.trees import tensors_of
 
 Around = Callable[[Sequence[torch.Tensor]], AbstractContextManager[object]]
 

@@ -8,15 +8,15 @@ from typing import Any, Literal, NamedTuple
 
 import torch
 
-from backend_kwargs import measure
+from backend_kwargs import trial
 from backend_kwargs.errors import BackendKwargsError, wrong_value
 from backend_kwargs.graphs.replay import detached_copy
 from backend_kwargs.harness.read_only import Model, ReadOnly
-from backend_kwargs.measure import Accuracy, Expected, generators
-from backend_kwargs.measure.served import parts
-from backend_kwargs.measure.trees import Results, map_tensors, tensors_of
 from backend_kwargs.options.layers import Options
 from backend_kwargs.torch_internals.modules import Dropout
+from backend_kwargs.trial import Accuracy, Expected, generators
+from backend_kwargs.trial.served import parts
+from backend_kwargs.trial.trees import Results, map_tensors, tensors_of
 
 Inputs = tuple[tuple[Any, ...], dict[str, Any]]
 Mode = Literal["fwd", "fwd_bwd", "train"]
@@ -31,7 +31,7 @@ class Subject(NamedTuple):
 
     call: Model
     model: Model
-    state: measure.State = measure.State()
+    state: trial.State = trial.State()
     optimizer: Optimizer | None = None
 
 
@@ -40,7 +40,7 @@ class Study:
     """A model in a mode: "fwd", "fwd_bwd" with cotangents, or "train", a step of the optimizer made by `optimizer`.
 
     Every call, checked or timed, starts from the state that the model and its inputs had: `changes` puts back what a
-    call changes, and `changed` names those tensors. `tolerance` is passed to `measure.check`; None is its default.
+    call changes, and `changed` names those tensors. `tolerance` is passed to `trial.check`; None is its default.
     `max_error` accepts results beyond it, by the relative error to the reference.
     """
 
@@ -53,10 +53,10 @@ class Study:
     tolerance: float | None = None
     max_error: float | None = None
     cotangents: list[torch.Tensor] = field(default_factory=list)
-    changes: measure.Changes = field(default_factory=measure.Changes)
+    changes: trial.Changes = field(default_factory=trial.Changes)
     changed: frozenset[str] = frozenset()
     expected: list[tuple[Inputs, Expected]] = field(default_factory=list)  # of each check
-    _pristine: measure.State = field(default_factory=measure.State)
+    _pristine: trial.State = field(default_factory=trial.State)
     _read_only: ReadOnly = field(init=False)
 
     def prepare(self) -> None:
@@ -67,10 +67,10 @@ class Study:
         def run(tree: tuple[Model, Inputs]) -> None:
             outputs.extend(_differentiable(self.bound(*tree)()))
             for name, tensor in _state(*tree).items():
-                if name not in pristine or not measure.same_bits(tensor, pristine[name]):
+                if name not in pristine or not trial.same_bits(tensor, pristine[name]):
                     changed.add(name)
 
-        self.changes = measure.Changes.of(run, (self.model, self.inputs))
+        self.changes = trial.Changes.of(run, (self.model, self.inputs))
         self.changed = frozenset(changed)
         self._pristine = self.changes.on((self.model, self.inputs))
         tensors = dict(parts((self.model, self.inputs))) | _state(self.model)
@@ -78,15 +78,15 @@ class Study:
         self._read_only = ReadOnly(self.model, written, self.device)
         if self.mode != "fwd" and not outputs:
             raise BackendKwargsError("A backward pass needs an output that requires grad, and the model has none.")
-        self.cotangents = measure.cotangents(outputs, SEED) if self.mode != "fwd" else []
+        self.cotangents = trial.cotangents(outputs, SEED) if self.mode != "fwd" else []
 
     def learn(self) -> Accuracy:
         """Compute eager's and the reference's results; return whether two runs of eager agree."""
         self.prepare()
-        self.expected = [(each, self._expected(each)) for each in (measure.fresh_inputs(self.inputs, s) for s in FRESH)]
+        self.expected = [(each, self._expected(each)) for each in (trial.fresh_inputs(self.inputs, s) for s in FRESH)]
         again = [(self.observe(self.subject(), copy.deepcopy(each)), known.eager) for each, known in self.expected]
         how: Options = {"training": self.mode != "fwd", "tol": self.tolerance}
-        return measure.worst([measure.same_twice(*pair, **how) for pair in again])
+        return trial.worst([trial.same_twice(*pair, **how) for pair in again])
 
     def _expected(self, inputs: Inputs) -> Expected:
         """Return what is expected for these inputs."""
@@ -160,7 +160,7 @@ class Study:
             raise RuntimeError(f"{len(outputs)} outputs require grad, in eager {len(self.cotangents)}")
         return outputs, [c.to(o.dtype) for c, o in zip(self.cotangents, outputs, strict=True)]
 
-    def step(self, subject: Subject) -> measure.RestoringCall:
+    def step(self, subject: Subject) -> trial.RestoringCall:
         """Return the call to time; its result keeps the output alive, as a variable in a user's loop does.
 
         All share its inputs, also those that calls change, since a copy for each would fill a GPU. What an optimizer
@@ -170,7 +170,7 @@ class Study:
         state = self.changes.on((subject.model, self.inputs), timed=True)
         bound = self.bound(subject.call, self.inputs)
         if self.mode == "fwd":
-            return measure.RestoringCall(bound, state)
+            return trial.RestoringCall(bound, state)
         leaves = list(_leaves(subject.model, self.inputs if self.mode == "fwd_bwd" else None).values())
 
         def fwd_bwd() -> object:
@@ -183,16 +183,16 @@ class Study:
             _update(subject.optimizer, leaves)
             return output
 
-        return measure.RestoringCall(train if self.mode == "train" else fwd_bwd, state)
+        return trial.RestoringCall(train if self.mode == "train" else fwd_bwd, state)
 
-    def in_a_loop(self, subject: Subject) -> measure.RestoringCall | None:
+    def in_a_loop(self, subject: Subject) -> trial.RestoringCall | None:
         """Return a call that does not put back the model's attributes, on which compiled code may depend, or None."""
         advancing = {path for path in self.changes.containers if path.startswith("[0]")}
         if not advancing:
             return None
         self._pristine.restore()
         changes = replace(self.changes, containers=self.changes.containers - advancing)
-        return measure.RestoringCall(self.bound(subject.call, self.inputs), changes.on((subject.model, self.inputs)))
+        return trial.RestoringCall(self.bound(subject.call, self.inputs), changes.on((subject.model, self.inputs)))
 
     def verify(self, subject: Subject, at: int) -> Accuracy:
         """Check all that a call returns and changes, on fresh inputs, against eager's and the reference's results."""
@@ -205,7 +205,7 @@ class Study:
         if names := self._read_only.put_back(subject.model):
             return Accuracy("fail_accuracy", f"it changes {names[0]}, which eager only reads{self._read_only.lost}")
         pairs = enumerate(zip(tensors, tensors_of(given), strict=True))
-        written = [f"input {i}" for i, pair in pairs if not measure.same_bits(*pair)]
+        written = [f"input {i}" for i, pair in pairs if not trial.same_bits(*pair)]
         if odd := next((name for name in written if name not in self.changed), ""):
             return Accuracy("fail_accuracy", f"{odd}: it is written, and eager only reads it")
         how: Options = {"dtype": self.dtype, "training": self.mode != "fwd", "tol": self.tolerance}

@@ -10,12 +10,12 @@ from typing import ClassVar
 
 import torch
 
-from backend_kwargs import measure
+from backend_kwargs import trial
 from backend_kwargs.errors import BackendKwargsError
 from backend_kwargs.harness.isolation import Counted
 from backend_kwargs.harness.read_only import Model
 from backend_kwargs.harness.study import Study, Subject
-from backend_kwargs.measure import Accuracy, Status
+from backend_kwargs.trial import Accuracy, Status
 
 WARM_CALLS = 3
 SETTLING_CALLS = 4  # in which a model may compile again, since its attributes change
@@ -51,7 +51,7 @@ class Trial:
     counted: Counted | None = field(default=None, init=False)
     settled: int = field(default=0, init=False)  # graphs before timing
     subject: Subject = field(init=False)
-    step: measure.RestoringCall = field(init=False)
+    step: trial.RestoringCall = field(init=False)
 
     def compile(self, model: Model) -> tuple[Model, Counted | None]:
         """Return the callable for `model`, and the counter of its graphs: None if nothing is compiled."""
@@ -82,7 +82,7 @@ class Trial:
 
     def fail(self, error: Exception) -> None:
         """Set the status from an error."""
-        self.end(*((error.status, str(error)) if isinstance(error, TrialError) else measure.status_of(error)))
+        self.end(*((error.status, str(error)) if isinstance(error, TrialError) else trial.status_of(error)))
 
     def end(self, status: Status, reason: str) -> None:
         """Set a status other than "pass", and free the model and step unless it is still timed."""
@@ -116,11 +116,11 @@ class Trial:
         with self.first_call():
             started = perf_counter()
             self.step()
-            measure.synchronize(study.device)
+            trial.synchronize(study.device)
             self.compile_s = perf_counter() - started if self.counted else None
         if self.counted and not self.graphs:
             raise TrialError("no graph reached the backend: this would run in eager")
-        self.peak_bytes = measure.peak_memory(self._warm, study.device, in_use) or None
+        self.peak_bytes = trial.peak_memory(self._warm, study.device, in_use) or None
 
     def _warm(self) -> None:
         for _ in range(WARM_CALLS):
@@ -139,7 +139,7 @@ class Trial:
         if self.status == "pass" and self.counted and (ran := self.counted.ran()):
             self.end(ran.status, ran.what)
 
-    def check_loop(self, call: measure.RestoringCall) -> None:
+    def check_loop(self, call: trial.RestoringCall) -> None:
         """Fail if each call compiles again, as where code depends on a counter; a short history settles."""
         settled: float = math.inf
         with contextlib.suppress(Exception):  # these calls are not timed, and may go past the end of a cache
@@ -165,8 +165,8 @@ def learn(study: Study, trials: Sequence[Trial]) -> None:
         accuracy = study.learn()
         ending: tuple[Status, str] = ("eager_two_runs_differ", accuracy.reason)
     except Exception as error:  # noqa: BLE001 - reported by the trials
-        status, reason = measure.status_of(error)
+        status, reason = trial.status_of(error)
         accuracy, ending = None, (status, f"eager failed: {reason}")
     if accuracy is None or not accuracy.passed:
-        for trial in trials:
-            trial.end(*ending)
+        for each in trials:
+            each.end(*ending)

@@ -7,18 +7,18 @@ from dataclasses import dataclass, replace
 import torch
 from torch.fx import GraphModule
 
-from backend_kwargs import measure
+from backend_kwargs import trial
 from backend_kwargs.backends import Inputs
 from backend_kwargs.errors import error_text
 from backend_kwargs.facts import Call
 from backend_kwargs.graphs.eligibility import communicates, why_not_repeatable
 from backend_kwargs.graphs.replay import Task, unpacked
 from backend_kwargs.graphs.writes import copy_of_graph
-from backend_kwargs.measure import Accuracy
-from backend_kwargs.measure.accuracy import is_number
-from backend_kwargs.measure.trees import Results, walk
 from backend_kwargs.precision.errors import UnfitPrecisionError, UnmeasuredError
 from backend_kwargs.precision.reference import InFloat64, check_room
+from backend_kwargs.trial import Accuracy
+from backend_kwargs.trial.accuracy import is_number
+from backend_kwargs.trial.trees import Results, walk
 
 # What sums in another order may change from call to call: this part of the error, or float32's rounding.
 VARYING, ROUNDING = 0.5, 1e-5
@@ -115,4 +115,4 @@ def against(seen: Results, eager: Results, precise: Results, max_error: float) -
     numbers = [leaf for what in precise for _, leaf in walk(what, precise[what]) if is_number(leaf) and leaf.numel()]
     if numbers and not any(bool(leaf.any()) for leaf in numbers):  # as of a last layer that starts with zeros
         return Accuracy("fail_accuracy", f"{UNMEASURED}: all results are 0")
-    return measure.check_errors(seen, eager, precise, max_error)
+    return trial.check_errors(seen, eager, precise, max_error)

@@ -8,12 +8,12 @@ import torch
 
 from backend_kwargs.bundles.samples import Sample
 from backend_kwargs.errors import BackendKwargsError
-from backend_kwargs.measure.accuracy import is_number, largest_of, mismatch, same_where_not_finite, wide
-from backend_kwargs.measure.bound import relative_error
-from backend_kwargs.measure.trees import walk
 from backend_kwargs.sealing.declared import Point, shown_point
 from backend_kwargs.sealing.inputs import Result
 from backend_kwargs.torch_internals import pytree
+from backend_kwargs.trial.accuracy import is_number, largest_of, mismatch, same_where_not_finite, wide
+from backend_kwargs.trial.bound import relative_error
+from backend_kwargs.trial.trees import walk
 
 TIGHT, LOOSE = 1e-3, 3e-2  # of float32 and float64; of shorter types and under autocast
 SHORT = (torch.float16, torch.bfloat16)

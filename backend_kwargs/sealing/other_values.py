@@ -14,10 +14,10 @@ from typing import Any, TypeAlias
 import torch
 
 from backend_kwargs.bundles.samples import is_dense
-from backend_kwargs.measure.trees import tensors_of
 from backend_kwargs.sealing.checks import SHORT
 from backend_kwargs.torch_internals.modes import OperatorMode
 from backend_kwargs.torch_internals.operators import OPERATORS, arguments_of
+from backend_kwargs.trial.trees import tensors_of
 
 Change: TypeAlias = Callable[[torch.Tensor], torch.Tensor]
 FLOATS = (*SHORT, torch.float32, torch.float64, torch.complex64, torch.complex128)

@@ -12,9 +12,6 @@ from backend_kwargs.bundles.running import import_compiler
 from backend_kwargs.bundles.samples import Sample
 from backend_kwargs.errors import BackendKwargsError, error_text
 from backend_kwargs.facts import Call
-from backend_kwargs.measure import generators, synchronize
-from backend_kwargs.measure.inputs import copies
-from backend_kwargs.measure.served import same_bits
 from backend_kwargs.sealing.checks import Checks
 from backend_kwargs.sealing.declared import Declared, InputPath, Point, Reader, places_of, shown_point
 from backend_kwargs.sealing.inputs import Apart, Result, apart, called, resized
@@ -24,6 +21,9 @@ from backend_kwargs.sealing.targets import Target
 from backend_kwargs.torch_internals import cudagraphs, sealing
 from backend_kwargs.torch_internals.modes import modes_of_thread
 from backend_kwargs.torch_internals.tensors import copy_each
+from backend_kwargs.trial import generators, synchronize
+from backend_kwargs.trial.inputs import copies
+from backend_kwargs.trial.served import same_bits
 
 MOST_CALLED = 64  # combinations of sizes that are called; of more, those whose guards can be asked are only asked
 MOST_RECORDED = 256  # combinations of sizes with CUDA graphs, each of which is recorded

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from statistics import geometric_mean
 from typing import Any
 
-from backend_kwargs import measure
-from backend_kwargs.measure import Interval
+from backend_kwargs import trial
+from backend_kwargs.trial import Interval
 from benchmarks.analysis import verdicts
 from benchmarks.analysis.verdicts import LatestResult, Mark
 from benchmarks.execution.records import Cell, middle
@@ -97,7 +97,7 @@ def _over_modes(runs: list[LatestResult], clock: verdicts.Clock) -> dict[str, In
         for mode in _modes(one.group):
             theirs, mine = (verdicts.samples(cell, clock) for cell in (mode, one.cell))
             if theirs and mine:
-                ratios.setdefault(mode.peer, []).append(measure.ratio_interval(theirs, mine))
+                ratios.setdefault(mode.peer, []).append(trial.ratio_interval(theirs, mine))
     return {mode: verdicts.over_compiles(found) for mode, found in ratios.items()}
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from statistics import geometric_mean
 from typing import Any
 
-from backend_kwargs import measure
+from backend_kwargs import trial
 from backend_kwargs.files.atomic_write import write_whole
 from backend_kwargs.interval import Interval
 
@@ -61,7 +61,7 @@ class Measured:
         """Return the speedup of a candidate over another, paired by rounds, or None if one was not measured."""
         if self.why_not(label) or self.why_not(base):
             return None
-        return measure.ratio_interval(self.rows[base]["samples"], self.rows[label]["samples"])
+        return trial.ratio_interval(self.rows[base]["samples"], self.rows[label]["samples"])
 
     @property
     def best(self) -> str:

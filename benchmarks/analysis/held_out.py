@@ -8,9 +8,9 @@ from pathlib import Path
 from statistics import geometric_mean, median
 from typing import Any
 
-from backend_kwargs import measure
+from backend_kwargs import trial
 from backend_kwargs.files.atomic_write import write_whole
-from backend_kwargs.measure import Interval
+from backend_kwargs.trial import Interval
 from benchmarks.analysis.markdown import number, short, table
 from benchmarks.execution.ways import AGAIN, BASELINES, CLONE, RAW, WAYS
 from benchmarks.workloads.held_out import HeldOut
@@ -105,7 +105,7 @@ class Model:
         """Return the speedup of a call over another one, None if one of them has no time."""
         if not (self.right(call) and self.right(other)):
             return None
-        return measure.ratio_interval(self.samples[other], self.samples[call])
+        return trial.ratio_interval(self.samples[other], self.samples[call])
 
     def over_best(self, call: str) -> float | None:
         """Return the speedup of a call over the best mode."""

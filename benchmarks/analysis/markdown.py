@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 
-from backend_kwargs.measure import Interval
+from backend_kwargs.trial import Interval
 from benchmarks.analysis import verdicts
 
 

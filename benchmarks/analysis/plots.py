@@ -9,7 +9,7 @@ from typing import Any
 
 from backend_kwargs.errors import BackendKwargsError, pip_install
 from backend_kwargs.files.atomic_write import write_whole
-from backend_kwargs.measure import Interval
+from backend_kwargs.trial import Interval
 from benchmarks.analysis import verdicts
 from benchmarks.analysis.verdicts import DEFAULT, RIVALS, Clock, Entry, Key, PeerSummary, clock_name
 from benchmarks.execution.controls import BASELINE

@@ -4,8 +4,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import geometric_mean, median
 
-from backend_kwargs import measure
-from backend_kwargs.measure import Interval
+from backend_kwargs import trial
+from backend_kwargs.trial import Interval
 from benchmarks.analysis import verdicts
 from benchmarks.analysis.auto_choices import LEAST
 from benchmarks.execution.records import Cell
@@ -29,11 +29,11 @@ class RealModel:
 
     def held(self, peer: str) -> float | None:
         """Return the median seconds of a call whose result is kept until the next call returns."""
-        return measure.percentile(self.cells[peer].wall_s, 0.5) if self._timed(peer, "wall_s") else None
+        return trial.percentile(self.cells[peer].wall_s, 0.5) if self._timed(peer, "wall_s") else None
 
     def dropped(self, peer: str) -> float | None:
         """Return the median seconds of a call whose result is dropped at once."""
-        return measure.percentile(self.cells[peer].dropped_s, 0.5) if self._timed(peer, "dropped_s") else None
+        return trial.percentile(self.cells[peer].dropped_s, 0.5) if self._timed(peer, "dropped_s") else None
 
     def _timed(self, peer: str, clock: str) -> bool:
         return peer in self.cells and bool(getattr(self.cells[peer], clock))
@@ -47,7 +47,7 @@ class RealModel:
         """Return auto's speedup over a peer in the loop that keeps results."""
         if not (self._timed(peer, "wall_s") and self._timed(AUTO, "wall_s")):
             return None
-        return measure.ratio_interval(self.cells[peer].wall_s, self.cells[AUTO].wall_s)
+        return trial.ratio_interval(self.cells[peer].wall_s, self.cells[AUTO].wall_s)
 
     def first_s(self, peer: str) -> float | None:
         """Return the seconds of the first call with nothing compiled before."""

@@ -8,8 +8,8 @@ from statistics import median
 
 from rich.table import Table
 
-from backend_kwargs import measure
-from backend_kwargs.measure import Interval
+from backend_kwargs import trial
+from backend_kwargs.trial import Interval
 from benchmarks.analysis import verdicts
 from benchmarks.analysis.verdicts import CLOCKS, UNKNOWN, Clock, Key, LatestResult
 from benchmarks.execution import records
@@ -156,7 +156,7 @@ def _lines(old: list[LatestResult], new: list[LatestResult], judged: Sequence[Cl
         if all(pairs):
             noises = [verdicts.widest(runs, clock) if clock in judged else UNKNOWN for runs in (old, new)]
             speedup, eager = _moved(*pairs)
-            verdict = _verdict(speedup, noises, [measure.noise_floor(eager), *APART[clock]])
+            verdict = _verdict(speedup, noises, [trial.noise_floor(eager), *APART[clock]])
             few = min(map(len, pairs)) < LEAST_COMPILES and chooses_by_times(old[0].cell.kind, old[0].cell.options)
             if verdict in ("FAST", "SLOW") and few:
                 verdict = "AMBIGUOUS"
@@ -177,8 +177,8 @@ def _beside_eager(runs: list[LatestResult], clock: Clock) -> list[tuple[list[flo
 
 def _moved(*sides: list[tuple[list[float], list[float]]]) -> tuple[Interval, Interval]:
     """Return how much faster the peer became over eager, and eager in its own time."""
-    was, now = (verdicts.over_compiles([measure.ratio_interval(*pair) for pair in side]) for side in sides)
-    before, after = (verdicts.over_compiles([measure.median_interval(eager) for eager, _ in side]) for side in sides)
+    was, now = (verdicts.over_compiles([trial.ratio_interval(*pair) for pair in side]) for side in sides)
+    before, after = (verdicts.over_compiles([trial.median_interval(eager) for eager, _ in side]) for side in sides)
     return _over(now, was), _over(before, after)
 
 

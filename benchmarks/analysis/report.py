@@ -6,7 +6,7 @@ from pathlib import Path
 
 from backend_kwargs.errors import BackendKwargsError
 from backend_kwargs.files.atomic_write import write_whole
-from backend_kwargs.measure import Interval, percentile
+from backend_kwargs.trial import Interval, percentile
 from benchmarks.analysis import markdown, verdicts
 from benchmarks.analysis.auto_tables import choice_tables, real_tables, rewrite_tables
 from benchmarks.analysis.real_models import AUTO, MODES, raced_twice, real_models

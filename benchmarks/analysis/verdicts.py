@@ -7,8 +7,8 @@ from math import prod
 from statistics import geometric_mean, median
 from typing import Any, Literal, NamedTuple
 
-from backend_kwargs import measure
-from backend_kwargs.measure import Interval
+from backend_kwargs import trial
+from backend_kwargs.trial import Interval
 from benchmarks.execution.ceilings import Ceilings
 from benchmarks.execution.controls import BASELINE
 from benchmarks.execution.records import AGAIN, Cell, Compile, middle
@@ -140,7 +140,7 @@ def noise(group: Sequence[Cell], clock: Clock) -> Interval:
     found = {cell.peer: comparable(cell, clock) for cell in group if cell.peer in (BASELINE, AGAIN)}
     if len(found) < 2 or not all(found.values()):
         return UNKNOWN
-    floor = measure.noise_floor(measure.ratio_interval(found[BASELINE], found[AGAIN]))
+    floor = trial.noise_floor(trial.ratio_interval(found[BASELINE], found[AGAIN]))
     return Interval(1.0, min(floor.low, 1 / LEAST_REACH), max(floor.high, LEAST_REACH))
 
 
@@ -188,7 +188,7 @@ def entries(cells: Sequence[Cell], clock: Clock, ceilings: Ceilings | None = Non
 
 
 def _timed(of: LatestResult, clock: Clock) -> _Timed:
-    time = measure.median_interval(found) if (found := samples(of.cell, clock)) else None
+    time = trial.median_interval(found) if (found := samples(of.cell, clock)) else None
     return _Timed(of.cell, time, _speedups(of, clock), noise(of.group, clock), _memory(of))
 
 
@@ -210,9 +210,9 @@ def _speedups(of: LatestResult, clock: Clock) -> dict[Against, Interval]:
     found: dict[Against, Cell | None] = {
         "eager": next((c for c in others if c.peer == BASELINE), None),
         "default": next((c for c in others if c.peer == DEFAULT), None),
-        "strongest": min(rivals, key=lambda c: measure.percentile(samples(c, clock), 0.5), default=None),
+        "strongest": min(rivals, key=lambda c: trial.percentile(samples(c, clock), 0.5), default=None),
     }
-    return {against: measure.ratio_interval(samples(c, clock), mine) for against, c in found.items() if c}
+    return {against: trial.ratio_interval(samples(c, clock), mine) for against, c in found.items() if c}
 
 
 def _entry(runs: list[_Timed], clock: Clock, ceilings: Ceilings | None) -> Entry:
@@ -247,8 +247,8 @@ def _of_samples(ok: list[_Timed], clock: Clock) -> dict[str, Any]:
     dropped = [run.cell.dropped_s for run in ok if clock == "wall" and run.cell.dropped_s]
     return {
         "rounds": min((len(samples(run.cell, clock)) for run in ok), default=0),
-        "dropped": over_compiles([measure.median_interval(found) for found in dropped]) if dropped else None,
-        "spread": (measure.percentile(timed, 0.2), measure.percentile(timed, 0.8)) if timed else None,
+        "dropped": over_compiles([trial.median_interval(found) for found in dropped]) if dropped else None,
+        "spread": (trial.percentile(timed, 0.2), trial.percentile(timed, 0.8)) if timed else None,
         "repeats": max((run.cell.repeats.get(SAMPLED[clock], 0) for run in ok), default=0),
     }
 
@@ -271,7 +271,7 @@ def over_compiles(found: Sequence[Interval]) -> Interval:
 
 def mark(speedup: Interval, noise: Interval) -> Mark:
     """Judge a speedup against its group's noise floor."""
-    if measure.within_noise(speedup, noise):
+    if trial.within_noise(speedup, noise):
         return "tie"
     return "win" if speedup.median > 1 else "loss"
 

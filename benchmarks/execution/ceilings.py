@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from backend_kwargs import measure
+from backend_kwargs import trial
 from benchmarks.execution import device_timer
 from benchmarks.workloads.kernels import kernel
 
@@ -98,7 +98,7 @@ def measure_ceilings(device: torch.device, rounds: int = ROUNDS, sizes: Sizes | 
     for attempts in _groups(device, sizes):
         for figure, found in _race(attempts, rounds, device):
             best[figure] = _better(best.get(figure, found), found)
-    name = str(measure.environment(device)["device_name"])
+    name = str(trial.environment(device)["device_name"])
     return Ceilings(name, device_timer.l2_bytes(device), best)
 
 
@@ -116,7 +116,7 @@ def _race(attempts: list[_Attempt], rounds: int, device: torch.device) -> Iterat
 
 
 def _figure(attempt: _Attempt, times: Sequence[float]) -> Figure:
-    time = measure.median_interval(times)
+    time = trial.median_interval(times)
     if attempt.unit == "FLOP/s":
         fastest = attempt.amount / min(times)
         return Figure(fastest, fastest, fastest, attempt.unit, attempt.how)

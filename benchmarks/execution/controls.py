@@ -16,8 +16,8 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from backend_kwargs.measure import Interval, State, Status, interleave, percentile, ratio_interval
-from backend_kwargs.measure.trees import tensors_of
+from backend_kwargs.trial import Interval, State, Status, interleave, percentile, ratio_interval
+from backend_kwargs.trial.trees import tensors_of
 from benchmarks.execution.device_timer import L2, device_times
 from benchmarks.execution.records import AGAIN
 from benchmarks.workloads.peers import Peer

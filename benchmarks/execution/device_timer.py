@@ -1,6 +1,6 @@
 """Device time of many calls, interleaved, each with a cold L2: the time that the device works, without launches.
 
-Wall time, with guards, launches and copies of inputs, is `backend_kwargs.measure.interleave`'s; the two never mix.
+Wall time, with guards, launches and copies of inputs, is `backend_kwargs.trial.interleave`'s; the two never mix.
 Neither marks steps of CUDA-graph trees: that would change a counter of the process, after which a loop that keeps
 its results records again at each call. dynamo begins a generation at each call of a compiled function anyway.
 """
@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 import torch
 
-from backend_kwargs import measure
+from backend_kwargs import trial
 
 L2 = Literal["cold", "warm"]
 WARM_SAMPLE_S = 1e-3
@@ -36,12 +36,12 @@ def device_times(
 ) -> dict[str, list[float]]:
     """Return seconds per call between two events on the device, one sample per call and round, none trimmed.
 
-    A round queues one sample of every call, in the order of `measure.order`, then waits once. Before a sample the
+    A round queues one sample of every call, in the order of `trial.order`, then waits once. Before a sample the
     L2 is overwritten and read, without a wait before the start event: the launches of the call are queued behind
     it, and the events measure only the device. Calls with longer launches get a longer cover, up to some 15 ms.
     "cold" samples are one call; "warm" ones are repeated after an untimed call, with the L2 as it left it. Where a
     call puts its state back first, that lies before a sample of one call; of several calls it is measured beside
-    each sample, and subtracted. `budget_s`, `failed` and `repeated` are as in `measure.interleave`. `exposed` is
+    each sample, and subtracted. `budget_s`, `failed` and `repeated` are as in `trial.interleave`. `exposed` is
     called with calls whose launches exceed the longest cover: their samples include host time. A CPU runs kernels
     as they are called: there a sample is read from the clock of the process.
     """
@@ -84,7 +84,7 @@ class Scratch:
 
 
 @dataclass
-class _Bench(measure.Calls):
+class _Bench(trial.Calls):
     l2: L2
     exposed: Callable[[str], None] | None
 
@@ -109,34 +109,34 @@ class _Bench(measure.Calls):
 
     def probe(self, name: str) -> tuple[bool, float]:
         """Take a sample; return whether it began before everything was launched, and the time of a call."""
-        measure.synchronize(self.device)
+        trial.synchronize(self.device)
         start, end = self.sample(name)
         exposed = start.query()
-        measure.synchronize(self.device)
+        trial.synchronize(self.device)
         return exposed, seconds_of(start, end)
 
     def round(self, names: Sequence[str]) -> None:
         queued: dict[str, list[tuple[Any, Any]]] = {}
 
         def queue(name: str) -> None:
-            restore = measure.restoring(self.calls[name])
+            restore = trial.restoring(self.calls[name])
             apart = restore and not self.restores_before(name)
             queued[name] = [self.sample(name), *([self.sample(name, restore)] if apart else [])]
 
         for name in names:
             self.guard(name, partial(queue, name))
-        measure.synchronize(self.device)
+        trial.synchronize(self.device)
         for name, events in queued.items():
             seconds, *restored = (seconds_of(*pair) for pair in events)
             self.add(name, seconds, sum(restored))
 
     def restores_before(self, name: str) -> bool:
         """Return whether a sample is one call, whose state can be put back before it."""
-        return isinstance(self.calls[name], measure.RestoringCall) and self.repeats[name] == 1
+        return isinstance(self.calls[name], trial.RestoringCall) and self.repeats[name] == 1
 
     def sample(self, name: str, call: Callable[[], object] | None = None) -> tuple[Any, Any]:
         call, start, end = call or self.calls[name], self.event(), self.event()
-        if self.restores_before(name) and isinstance(call, measure.RestoringCall):
+        if self.restores_before(name) and isinstance(call, trial.RestoringCall):
             call.state.restore()  # before the L2 is overwritten, so that the state is no more there than the inputs
             call = call.call
         for _ in range(self.covers[name]):

@@ -10,7 +10,7 @@ import torch._dynamo
 import torch._inductor.compile_fx
 import torch._inductor.cpu_vec_isa
 
-import backend_kwargs.measure  # noqa: F401
+import backend_kwargs.trial  # noqa: F401
 
 # Otherwise each process compiles and loads libraries for each set of vector instructions. All at once: 32 s one by one.
 _known = torch._inductor.cpu_vec_isa.x86_isa_checker()

@@ -14,7 +14,7 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import IO, Any
 
-from backend_kwargs.measure import Status, status_of
+from backend_kwargs.trial import Status, status_of
 
 Tell = Callable[[str], None]
 EXIT_S = 3

@@ -9,7 +9,7 @@ from statistics import median
 from typing import Any
 
 from backend_kwargs.errors import BackendKwargsError
-from backend_kwargs.measure import Status
+from backend_kwargs.trial import Status
 
 VERSION = 1
 AGAIN = "A/A"  # the peer that is the baseline's own callable, timed a second time: the noise floor

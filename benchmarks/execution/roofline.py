@@ -7,7 +7,7 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
-from backend_kwargs.measure import Interval
+from backend_kwargs.trial import Interval
 from benchmarks.execution.ceilings import BANDWIDTHS, Ceilings, Figure
 from benchmarks.workloads.case import Work
 

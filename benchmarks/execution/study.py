@@ -9,7 +9,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from backend_kwargs.harness.study import SEED, Inputs, Study, Subject, move
-from backend_kwargs.measure.trees import tensors_of
+from backend_kwargs.trial.trees import tensors_of
 from benchmarks.workloads.case import Case, Mode, Problem
 
 

@@ -10,11 +10,11 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from backend_kwargs import make_backend, measure, report
+from backend_kwargs import make_backend, report, trial
 from backend_kwargs.harness.isolation import Counted, counted, isolated
 from backend_kwargs.harness.trial import WARM_CALLS, Trial, TrialError, UnavailableError
 from backend_kwargs.interval import Interval
-from backend_kwargs.measure.trees import tensors_of
+from backend_kwargs.trial.trees import tensors_of
 from benchmarks.execution.records import Compile
 from benchmarks.execution.study import CaseStudy
 from benchmarks.workloads import peers
@@ -154,7 +154,7 @@ class Replayed:
     second set. `state` is the state of `fn`, which each call of the recording starts from.
     """
 
-    def __init__(self, fn: Callable[..., Any], state: measure.State, *, mutates: bool) -> None:
+    def __init__(self, fn: Callable[..., Any], state: trial.State, *, mutates: bool) -> None:
         self._fn = fn
         self._state = state
         self._mutates = mutates
@@ -246,5 +246,5 @@ def kernels_per_call(step: Callable[[], object], device: torch.device) -> int | 
     """Return the number of kernels that one call launches or replays; None if the device has none."""
     if device.type != "cuda":
         return None
-    kernels = measure.kernel_times(step, device, least=0.0)
+    kernels = trial.kernel_times(step, device, least=0.0)
     return sum(each.calls for each in kernels if not each.name.startswith(("Memcpy", "Memset")))

@@ -25,7 +25,7 @@ from benchmarks.execution.ways import WAYS, Kept
 if TYPE_CHECKING:
     import torch
 
-    from backend_kwargs import measure
+    from backend_kwargs import trial
     from benchmarks.workloads.held_out import HeldOut, Scale
 
 SAMPLE_S = {"cuda": 0.03, "cpu": 0.05}  # of calls in a row; processes that take turns on a GPU switch in milliseconds
@@ -77,7 +77,7 @@ class Turns:
     model: "torch.nn.Module"
     compiled: Callable[..., Any]
     args: tuple["torch.Tensor", ...]
-    timer: "measure.WallTimer" = field(init=False)
+    timer: "trial.WallTimer" = field(init=False)
 
     @classmethod
     def of(cls, job: Job) -> "Turns":
@@ -107,14 +107,14 @@ class Turns:
             parameter.grad = None
         return {"output": outputs, "gradients": found} if self.row.training else {"output": outputs}
 
-    def timer_of(self, calls: Mapping[str, Callable[[], object]]) -> "measure.WallTimer":
+    def timer_of(self, calls: Mapping[str, Callable[[], object]]) -> "trial.WallTimer":
         """Return the timer of calls, each in a loop that holds its result until the next one is there."""
         import torch
 
-        from backend_kwargs import measure
+        from backend_kwargs import trial
 
         device = self.job.device
-        return measure.WallTimer(dict(calls), None, torch.device(device), shortest_s=SAMPLE_S[device])
+        return trial.WallTimer(dict(calls), None, torch.device(device), shortest_s=SAMPLE_S[device])
 
     # ---- commands
 
@@ -128,19 +128,19 @@ class Turns:
         """Compare what a call returns with eager's results, or write these."""
         import torch
 
-        from backend_kwargs import measure
+        from backend_kwargs import trial
 
         path = Path(self.job.reference)
         if self.job.way == "eager":
             eager = self.results(self.model, self.model, self.args)
             run = lambda fn, args: self.results(fn, fn, args)  # noqa: E731
-            torch.save({"eager": eager, "reference": measure.reference(self.model, self.args, run)}, path)
+            torch.save({"eager": eager, "reference": trial.reference(self.model, self.args, run)}, path)
             return {"status": "pass", "reason": ""}
         for _ in range(WARM_CALLS):  # CUDA graphs are recorded in the second call, and replayed from the third
             seen = self.results(self.compiled, self.model, self.args)
         known = torch.load(path, map_location=self.job.device)
-        again = measure.Roundings(lambda: self.results(self.model, self.model, self.args), known["eager"])
-        expected, dtype = measure.Expected(**known, roundings=again), getattr(torch, self.job.dtype)
+        again = trial.Roundings(lambda: self.results(self.model, self.model, self.args), known["eager"])
+        expected, dtype = trial.Expected(**known, roundings=again), getattr(torch, self.job.dtype)
         found = expected.check(seen, dtype=dtype, training=self.row.training)
         return {"status": found.status, "reason": found.reason, "rmse": found.rmse, "eager_rmse": found.reference_rmse}
 
@@ -232,7 +232,7 @@ def _served(job: Job, commands: "queue.SimpleQueue[dict[str, Any]]", answers: IO
     except BaseException as error:  # noqa: BLE001 - whatever failed is a row of the results
         import traceback
 
-        from backend_kwargs.measure import status_of
+        from backend_kwargs.trial import status_of
 
         traceback.print_exc()
         status, reason = status_of(error)

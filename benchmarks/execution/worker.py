@@ -12,10 +12,10 @@ from typing import Any, Literal
 import torch
 from torch._inductor import config
 
-from backend_kwargs import measure
 from backend_kwargs.harness.isolation import start_inductor
 from backend_kwargs.harness.trial import UnavailableError, learn
-from backend_kwargs.measure import Status
+from backend_kwargs.trial import Status, interleave, synchronize
+from backend_kwargs.trial.environment import environment as environment_of
 from benchmarks.execution import controls, device_timer, process
 from benchmarks.execution.ceilings import measure_ceilings
 from benchmarks.execution.controls import BASELINE, Slowed
@@ -205,7 +205,7 @@ def _start(trial: PeerTrial, job: Job, first: str) -> None:
         trial.compiled = made.compile
     if not trial.passed:
         # A sticky device error would be reported for every later peer; it ends the process with this one.
-        measure.synchronize(trial.study.device)
+        synchronize(trial.study.device)
 
 
 def _share(trials: list[PeerTrial], shares: Mapping[str, str]) -> None:
@@ -239,7 +239,7 @@ def _time(job: Job, racing: Mapping[str, PeerTrial]) -> Timed:
     def failed(name: str, error: Exception) -> None:
         if name in racing:
             racing[name].fail(error)
-        measure.synchronize(device)
+        synchronize(device)
 
     def repeated(clock: Clock, name: str, calls: int) -> None:
         timed.repeats.setdefault(name, {})[clock] = calls
@@ -247,7 +247,7 @@ def _time(job: Job, racing: Mapping[str, PeerTrial]) -> Timed:
     settings: dict[str, Any] = {"rounds": job.rounds, "device": device, "failed": failed}
     clocks: tuple[Clock, ...] = ("wall", "dropped") if "wall" in job.clocks or device.type == "cpu" else ()
     for clock in clocks:
-        found = measure.interleave(calls, hold=clock == "wall", repeated=partial(repeated, clock), **settings)
+        found = interleave(calls, hold=clock == "wall", repeated=partial(repeated, clock), **settings)
         timed.seconds[clock] = found
         calls = {name: call for name, call in calls.items() if name in found}
     if events:
@@ -317,7 +317,7 @@ def _control(cell: Cell, name: str, timed: Timed) -> Cell:
 
 def environment(tell: Tell, device: str) -> dict[str, Any]:
     """Return the environment of this process."""
-    return measure.environment(torch.device(device))
+    return environment_of(torch.device(device))
 
 
 def ceilings(tell: Tell, device: str, rounds: int) -> dict[str, Any]:

@@ -25,7 +25,7 @@ from backend_kwargs.facts.decision import DEFAULT, Decision, RaceRow
 from backend_kwargs.files.atomic_write import write_whole
 from backend_kwargs.fleet.audit import Auditor, Target
 from backend_kwargs.fleet.findings import Finding, judged
-from backend_kwargs.measure import environment, interleave, percentile
+from backend_kwargs.trial import environment, interleave, percentile
 
 SLOWER = 0.06  # at least 5 % are asked for, and a kernel cannot wait for less than its own launch
 QUIET = 1.02  # the widest A/A band for which a planted loser must be found

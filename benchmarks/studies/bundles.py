@@ -76,7 +76,7 @@ def serve(model: str, device: str, bundle: Path) -> dict[str, Any]:
 
     import backend_kwargs as bk
     from backend_kwargs.bundles.running import import_compiler
-    from backend_kwargs.measure import check, interleave, median_interval, reference, synchronize
+    from backend_kwargs.trial import check, interleave, median_interval, reference, synchronize
 
     net, args = made(model, device)
     on = torch.device(device)

@@ -99,8 +99,8 @@ def _environment(asked: Asked, found: Sequence[Place]) -> dict[str, Any]:
     """Return what the figures depend on."""
     import torch
 
-    from backend_kwargs.measure import environment
     from backend_kwargs.options.requirements import installed_version
+    from backend_kwargs.trial import environment
 
     packages = {name: installed_version(name) or "" for name in ("transformers", "timm", "torch_geometric")}
     return {
@@ -268,7 +268,7 @@ class _Group:
 
     def rounds(self, owners: Mapping[str, str]) -> dict[str, list[float]]:
         """Return the samples of each call, one for each round; a way that fails is left out."""
-        from backend_kwargs.measure import order
+        from backend_kwargs.trial import order
 
         samples: dict[str, list[float]] = {name: [] for name in owners}
         for done in range(self.asked.rounds):

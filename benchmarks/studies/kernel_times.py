@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import torch
 
-from backend_kwargs import Backend, measure
+from backend_kwargs import Backend, trial
 from backend_kwargs.compare import Candidate
 from backend_kwargs.compare.trial import CandidateTrial
 from backend_kwargs.tables import as_text
@@ -19,7 +19,7 @@ class KernelTimes:
     """The seconds of the first call if it compiles, and the kernels of a later one: on a CPU its code as one."""
 
     first_s: float | None
-    kernels: tuple[measure.KernelTime, ...]
+    kernels: tuple[trial.KernelTime, ...]
 
     def __str__(self) -> str:
         total_s, count = sum(each.seconds for each in self.kernels), sum(each.calls for each in self.kernels)
@@ -37,6 +37,6 @@ def measure_kernels(case: Case, device: str, scale: str, backend: Backend | None
     study = CaseStudy.of(case, case.modes[0], torch.device(device), case.dtype, scale)
     torch.set_grad_enabled(study.mode != "fwd")
     study.prepare()
-    trial = CandidateTrial(study, Candidate("", backend), cold=False)
-    trial.build()
-    return KernelTimes(trial.compile_s, measure.kernel_times(trial.step, study.device, least=0.0))
+    run = CandidateTrial(study, Candidate("", backend), cold=False)
+    run.build()
+    return KernelTimes(run.compile_s, trial.kernel_times(run.step, study.device, least=0.0))

@@ -15,13 +15,13 @@ from typing import Any
 import torch
 from torch.utils.flop_counter import flop_registry
 
-from backend_kwargs import measure
+from backend_kwargs import trial
 from backend_kwargs.graphs.spelling import layout_of
-from backend_kwargs.measure.trees import tensors_of
 from backend_kwargs.tables import as_text
 from backend_kwargs.torch_internals.device_peaks import peaks_of
 from backend_kwargs.torch_internals.modes import OperatorMode
 from backend_kwargs.torch_internals.replacing import undone
+from backend_kwargs.trial.trees import tensors_of
 from benchmarks.workloads.drawn import DRAWS, MODELS
 
 Say = Callable[[str], None]
@@ -97,7 +97,7 @@ def calls_of(model: Callable[..., object], inputs: Sequence[Any], device: torch.
         stack.enter_context(OperatorMode(partial(_noted, found)))
         model(*inputs)
     for each in found.values():
-        each.seconds = measure.device_seconds(each.run, device)
+        each.seconds = trial.device_seconds(each.run, device)
     return [*found.values()]
 
 

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 import backend_kwargs
-from backend_kwargs import measure
+from backend_kwargs import trial
 from benchmarks.analysis.markdown import table
 
 PLAIN, AGAIN = "torch.compile", "torch.compile again"
@@ -154,7 +154,7 @@ def _call_rows(
     calls: Mapping[str, Callable[[], object]], plain: str, device: torch.device, rounds: int
 ) -> Iterator[dict[str, Any]]:
     with torch.compiler.set_stance("fail_on_recompile"):
-        samples = measure.interleave(calls, rounds=rounds, device=device, hold=True)
+        samples = trial.interleave(calls, rounds=rounds, device=device, hold=True)
     for name, call in calls.items():
         pairs = zip(samples[name], samples[plain], strict=True)
         yield {
@@ -168,7 +168,7 @@ def _call_rows(
 
 
 def _nanoseconds(seconds: list[float]) -> list[float]:
-    interval = measure.median_interval([value * 1e9 for value in seconds])
+    interval = trial.median_interval([value * 1e9 for value in seconds])
     return [interval.median, interval.low, interval.high]
 
 

@@ -22,7 +22,7 @@ from backend_kwargs.compare.document import speedup_over
 from backend_kwargs.facts.decision import DEFAULT
 from backend_kwargs.files.atomic_write import write_whole
 from backend_kwargs.interval import Interval
-from backend_kwargs.measure import environment
+from backend_kwargs.trial import environment
 from benchmarks.workloads.nets.convs import ResNet
 from benchmarks.workloads.nets.encoders import Bert, ViT
 

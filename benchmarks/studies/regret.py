@@ -20,7 +20,7 @@ from typing import Any
 
 from backend_kwargs.facts.decision import EAGER
 from backend_kwargs.files.atomic_write import write_whole
-from backend_kwargs.measure import Interval, ratio_interval
+from backend_kwargs.trial import Interval, ratio_interval
 from benchmarks.analysis.markdown import number, table
 from benchmarks.execution import process
 from benchmarks.execution.process import Tell
@@ -168,7 +168,7 @@ def timed(tell: Tell, job: Job, keys: Sequence[str], rounds: int) -> dict[str, l
     os.environ |= {name: value for name, value in job.environment.items() if name.startswith(("TOR", "TRI", "HF"))}
     import torch
 
-    from backend_kwargs.measure import interleave
+    from backend_kwargs.trial import interleave
 
     row = BY_NAME[job.model]
     model, args = row.build(torch.device(job.device), getattr(torch, job.dtype), job.scale)

@@ -24,7 +24,7 @@ from typing import Any
 
 import torch
 
-from backend_kwargs import make_backend, measure
+from backend_kwargs import make_backend, trial
 from backend_kwargs.compare import Candidate, compare, to_json
 from backend_kwargs.errors import error_text
 from backend_kwargs.files.atomic_write import write_whole
@@ -63,7 +63,7 @@ def _timed(make: Callable[[], Made], rewrite: str, device: torch.device) -> dict
             compiled = torch.compile(fn, backend=make_backend("tmpl-inductor", rewrites=names))
             compiled(*args)
             calls[label] = partial(compiled, *args)
-        seconds = {label: measure.device_seconds(call, device) for label, call in calls.items()}
+        seconds = {label: trial.device_seconds(call, device) for label, call in calls.items()}
         gap = max(
             (one.float() - other.float()).abs().max().item()
             for one, other in zip(*(_tensors(call()) for call in calls.values()), strict=True)

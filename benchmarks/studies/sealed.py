@@ -17,8 +17,8 @@ from torch import nn
 
 import backend_kwargs as bk
 from backend_kwargs.files.atomic_write import write_whole
-from backend_kwargs.measure import environment, percentile, synchronize
 from backend_kwargs.torch_internals.sealing import compile_events
+from backend_kwargs.trial import environment, percentile, synchronize
 from benchmarks.analysis.markdown import table
 
 BATCHES, LENGTHS, LONGEST = (1, 2), (16, 64), 64

@@ -35,9 +35,9 @@ from backend_kwargs.files.atomic_write import write_whole
 from backend_kwargs.graphs.replay import Task
 from backend_kwargs.graphs.writes import copy_of_graph
 from backend_kwargs.harness.named_models import imported
-from backend_kwargs.measure import fresh_inputs
-from backend_kwargs.measure.accuracy import is_number, root_mean_square, wide
-from backend_kwargs.measure.trees import walk
+from backend_kwargs.trial import fresh_inputs
+from backend_kwargs.trial.accuracy import is_number, root_mean_square, wide
+from backend_kwargs.trial.trees import walk
 from benchmarks.analysis.markdown import short, table
 from benchmarks.execution import process
 from benchmarks.workloads.held_out import BY_NAME

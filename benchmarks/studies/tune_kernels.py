@@ -22,7 +22,7 @@ from typing import Any
 
 import torch
 
-from backend_kwargs import measure
+from backend_kwargs import trial
 from backend_kwargs.files.atomic_write import write_whole
 from benchmarks.execution import device_timer, process
 from benchmarks.execution.process import Tell
@@ -90,7 +90,7 @@ def tune(out: Path, case: str, scale: str, jobs: int, budget: float, each: float
             continue
         timed = process.run(time_case, name, device, scale, step_s=each)
         rows += timed.value if timed.passed else [{"case": name, "error": timed.reason}]
-        found = {"environment": measure.environment(torch.device(device)), "rows": rows}
+        found = {"environment": trial.environment(torch.device(device)), "rows": rows}
         write_whole(out, json.dumps(found, indent=1))
         print(table([row for row in rows if row["case"] == name]), flush=True)
     print(f"{time.monotonic() - started:.0f} s")
@@ -146,7 +146,7 @@ def time_case(tell: Tell, name: str, device: str, scale: str) -> list[Line]:
     )
     for row in rows:
         seconds = samples.get(f"{row['peer']} {row['config']}")
-        row["us"] = 1e6 * measure.percentile(seconds, 0.5) if seconds else None
+        row["us"] = 1e6 * trial.percentile(seconds, 0.5) if seconds else None
     return rows
 
 
@@ -218,21 +218,21 @@ def attempt(run: Callable[[], Any], device: torch.device) -> str:
     """Run and wait; return the error in a line, "" if there is none."""
     try:
         wrong = run()
-        measure.synchronize(device)
+        trial.synchronize(device)
     except Exception as error:  # noqa: BLE001 - reported in the row
-        return measure.status_of(error)[1]
+        return trial.status_of(error)[1]
     return wrong if isinstance(wrong, str) else ""
 
 
 def differs(run: Callable[[], Any], expected: Any, case: Case) -> str:
     """Return how a call's result differs from eager's."""
-    return measure.check(run(), expected, training=case.modes != ("fwd",)).reason
+    return trial.check(run(), expected, training=case.modes != ("fwd",)).reason
 
 
 def lost(device: torch.device) -> bool:
     """Return whether the device has a sticky error."""
     try:
-        measure.synchronize(device)
+        trial.synchronize(device)
         torch.ones(1, device=device).item()
     except Exception:  # noqa: BLE001 - whatever it is, the device is unusable
         return True

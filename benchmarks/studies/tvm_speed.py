@@ -20,7 +20,7 @@ from torch import nn
 import backend_kwargs as bk
 from backend_kwargs.compare import Candidate, Row, compare
 from backend_kwargs.files.atomic_write import write_whole
-from backend_kwargs.measure import environment
+from backend_kwargs.trial import environment
 from benchmarks.workloads.nets.encoders import Layer
 
 IN_ATEN = ("mm", "addmm", "bmm", "baddbmm", "convolution")

@@ -7,7 +7,7 @@ import torch
 from torch._library.effects import EffectType
 from torch.nn import functional
 
-from backend_kwargs import measure
+from backend_kwargs import trial
 from backend_kwargs.graphs.eligibility import has_side_effects
 from tests.auto.graphs import backend_of, chain, logged, rows_of
 
@@ -183,7 +183,7 @@ def test_a_view_of_a_large_cache_is_copied_alone(auto):
 
     auto(chain)(new)  # modules loaded for a first race are not part of the peak
     compiled = auto(step)
-    peak = measure.peak_memory(lambda: compiled(cache[4096:5120], new), torch.device("cpu"))
+    peak = trial.peak_memory(lambda: compiled(cache[4096:5120], new), torch.device("cpu"))
     assert peak < cache.nbytes
     assert cache[4096:5120].eq(2).all()
     assert cache[:4096].eq(1).all()

@@ -6,11 +6,11 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from backend_kwargs import measure
+from backend_kwargs import trial
 from backend_kwargs.auto import head_to_head, race
 from backend_kwargs.auto.candidates import RaceCandidate
 from backend_kwargs.facts.decision import DEFAULT, EAGER
-from backend_kwargs.measure import timing
+from backend_kwargs.trial import timing
 
 
 def runner(*, complexity=1, speedup=None, peak_mib=None):
@@ -110,13 +110,13 @@ def test_eager_returns_where_the_champion_is_slower(monkeypatch, seconds, agains
 )
 def test_of_two_as_fast_the_lighter_wins(ratio, complexity, peak_mib, wins):
     """Within noise and at the same complexity, 5 % less memory decides; otherwise the earlier candidate stays."""
-    challenger = runner(complexity=complexity, speedup=measure.Interval(*ratio), peak_mib=peak_mib)
+    challenger = runner(complexity=complexity, speedup=trial.Interval(*ratio), peak_mib=peak_mib)
     assert head_to_head.better(challenger, runner(peak_mib=100), "latency") is wins
 
 
 def test_some_pages_are_no_memory():
     """Peaks that differ by less than a mebibyte do not decide, even with objective="memory"."""
-    lighter = runner(speedup=measure.Interval(0.8, 0.7, 0.9), peak_mib=0.1)
+    lighter = runner(speedup=trial.Interval(0.8, 0.7, 0.9), peak_mib=0.1)
     assert not head_to_head.better(lighter, runner(peak_mib=0.2), "memory")
 
 
@@ -127,7 +127,7 @@ def test_some_pages_are_no_memory():
 )
 def test_noise_picks_none_of_equal_peaks(objective, ratio, wins):
     """With equal peaks the challenger wins only if the whole interval says that it is faster."""
-    challenger = runner(complexity=2, speedup=measure.Interval(*ratio), peak_mib=100)
+    challenger = runner(complexity=2, speedup=trial.Interval(*ratio), peak_mib=100)
     assert head_to_head.better(challenger, runner(peak_mib=100), objective) is wins
 
 
@@ -142,7 +142,7 @@ def test_few_rounds_show_little(rounds, wins):
 
 def test_memory_decides_between_no_replays():
     """Memory does not decide against eager or a CUDA graph, whose memory is in its pool."""
-    lighter = runner(speedup=measure.Interval(1.0, 0.95, 1.05), peak_mib=0)
+    lighter = runner(speedup=trial.Interval(1.0, 0.95, 1.05), peak_mib=0)
     replayed, eager = runner(peak_mib=100), runner(peak_mib=100)
     replayed.code, eager.candidate = (("code", True),), RaceCandidate(EAGER)
     assert not head_to_head.better(lighter, replayed, "latency")
@@ -151,7 +151,7 @@ def test_memory_decides_between_no_replays():
 
 def test_cuda_graphs_cost_whichever_step_brought_them():
     """Within noise a candidate with CUDA graphs does not replace one without, even if it needs less memory."""
-    graphed = runner(speedup=measure.Interval(1.0, 0.95, 1.05), peak_mib=0)
+    graphed = runner(speedup=trial.Interval(1.0, 0.95, 1.05), peak_mib=0)
     graphed.row.options["triton.cudagraphs"] = True
     assert not head_to_head.better(graphed, runner(peak_mib=100), "latency")
 
@@ -170,7 +170,7 @@ def test_default_is_kept_within_noise(ratio, wins):
     default = head_to_head.Runner(
         RaceCandidate(DEFAULT, over=False, complexity=0), head_to_head.RaceRow(DEFAULT), None, ()
     )
-    default.row.speedup = measure.Interval(*ratio)
+    default.row.speedup = trial.Interval(*ratio)
     eager = head_to_head.Runner(RaceCandidate(EAGER), head_to_head.RaceRow(EAGER), None, ())
     assert head_to_head.better(default, eager, "latency") is wins
 
@@ -193,7 +193,7 @@ def timed(monkeypatch):
             return {name: both[name] for name in calls if name not in lost}
 
         monkeypatch.setattr(head_to_head, "time", SimpleNamespace(perf_counter=lambda: now[0]))
-        monkeypatch.setattr(measure, "interleave", interleave)
+        monkeypatch.setattr(trial, "interleave", interleave)
         samples = head_to_head.interleaved(runner(), runner(), torch.device("cpu"), left_s, pytest.fail, warm=warm)
         assert len(samples["champion"]) == len(ratios) * len(bouts)
         return bouts
@@ -230,10 +230,10 @@ def test_what_a_bout_is_given(timed):
 def test_the_interval_of_few_rounds_is_wide():
     """Fewer than five rounds have the interval of a noisy machine around their own, the wider the fewer they are."""
     samples = {"champion": [1.0, 2.0] * 2, "challenger": [1.0] * 4}
-    assert head_to_head.speedup(samples) == measure.Interval(1.5, 1.0 * 0.875, 2.0 * 1.125)
-    assert head_to_head.speedup({"champion": [4.0], "challenger": [1.0]}) == measure.Interval(4.0, 2.0, 6.0)
+    assert head_to_head.speedup(samples) == trial.Interval(1.5, 1.0 * 0.875, 2.0 * 1.125)
+    assert head_to_head.speedup({"champion": [4.0], "challenger": [1.0]}) == trial.Interval(4.0, 2.0, 6.0)
     samples = {name: [*seconds, 1.0] for name, seconds in samples.items()}
-    assert head_to_head.speedup(samples) == measure.Interval(1.0, 1.0, 2.0)
+    assert head_to_head.speedup(samples) == trial.Interval(1.0, 1.0, 2.0)
 
 
 @pytest.mark.parametrize(
@@ -269,7 +269,7 @@ def test_how_much_slower_default_may_be(ratio, wins):
     default = head_to_head.Runner(
         RaceCandidate(DEFAULT, over=False, complexity=0), head_to_head.RaceRow(DEFAULT), None, ()
     )
-    default.row.speedup = measure.Interval(*ratio)
+    default.row.speedup = trial.Interval(*ratio)
     eager = head_to_head.Runner(RaceCandidate(EAGER), head_to_head.RaceRow(EAGER), None, ())
     assert head_to_head.better(default, eager, "latency") is wins
     default.candidate = RaceCandidate("a step", complexity=0)
@@ -293,9 +293,9 @@ def test_how_much_slower_default_may_be(ratio, wins):
 )
 def test_how_much_less_memory_wins(new, old, wins):
     """More than a mebibyte and more than a twentieth; where that is not so, speed decides."""
-    challenger = runner(complexity=2, speedup=measure.Interval(0.9, 0.8, 1.0), peak_mib=new)
+    challenger = runner(complexity=2, speedup=trial.Interval(0.9, 0.8, 1.0), peak_mib=new)
     assert head_to_head.better(challenger, runner(peak_mib=old), "memory") is wins
-    challenger.row.speedup = measure.Interval(1.5, 1.03, 1.6)
+    challenger.row.speedup = trial.Interval(1.5, 1.03, 1.6)
     heavier = new is not None and old is not None and new > old
     assert head_to_head.better(challenger, runner(peak_mib=old), "memory") is not heavier
 
@@ -313,7 +313,7 @@ def test_how_much_less_memory_wins(new, old, wins):
 )
 def test_which_two_are_alike(ratio, complexity, same):
     """They have the same complexity and medians within the margin."""
-    challenger = runner(complexity=complexity, speedup=measure.Interval(ratio, 0.9, 1.1))
+    challenger = runner(complexity=complexity, speedup=trial.Interval(ratio, 0.9, 1.1))
     assert head_to_head.alike(challenger, runner()) is same
 
 
@@ -327,7 +327,7 @@ def test_which_two_are_alike(ratio, complexity, same):
 )
 def test_what_a_replay_is(code, replayed):
     """A candidate with one replayed graph is not compared by memory."""
-    one, other = runner(speedup=measure.Interval(1.0, 0.9, 1.1)), runner()
+    one, other = runner(speedup=trial.Interval(1.0, 0.9, 1.1)), runner()
     one.code = code
     assert one.replayed is replayed
     assert head_to_head.alike(one, other) is not replayed

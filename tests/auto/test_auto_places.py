@@ -14,7 +14,7 @@ from torch.nn import functional as F  # noqa: N812
 from typer.testing import CliRunner
 
 import backend_kwargs
-from backend_kwargs import make_backend, measure
+from backend_kwargs import make_backend, trial
 from backend_kwargs.auto import candidates, places, process_memory, race, selection
 from backend_kwargs.auto.budget import Budget
 from backend_kwargs.auto.compiling import Compiles
@@ -222,7 +222,7 @@ def test_a_graph_whose_operators_cannot_be_timed_is_in_doubt(store, judged, monk
         raise RuntimeError("out of memory")
 
     judged(convolution=FASTER, linear_activation=SLOWER)
-    monkeypatch.setattr(measure, "operator_times", failing)
+    monkeypatch.setattr(trial, "operator_times", failing)
     raced()
     assert rows_of(store)["default"].reason == "its operators could not be timed"
 
@@ -281,7 +281,7 @@ def operators_of(fn):
     """Return what a compiled function calls in one call."""
     compiled, x = torch.compile(fn, dynamic=False), torch.ones(8, 8)
     compiled(x)
-    return measure.operator_times(lambda: compiled(x), x.device, calls_a_library)
+    return trial.operator_times(lambda: compiled(x), x.device, calls_a_library)
 
 
 @pytest.mark.parametrize(

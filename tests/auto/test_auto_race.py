@@ -12,13 +12,13 @@ from torch._dynamo.utils import counters
 from torch._inductor.utils import fresh_cache
 
 import backend_kwargs
-from backend_kwargs import measure
+from backend_kwargs import trial
 from backend_kwargs.auto import budget, head_to_head, process_memory, race, reporting, result_checks, selection
 from backend_kwargs.auto.candidates import RaceCandidate
 from backend_kwargs.auto.store import Catalogue
 from backend_kwargs.errors import BackendKwargsWarning
 from backend_kwargs.graphs.replay import Inputs
-from backend_kwargs.measure import roundings
+from backend_kwargs.trial import roundings
 from tests.auto.graphs import backend_of, chain, logged, rows_of
 
 
@@ -384,7 +384,7 @@ def test_memory_is_not_that_of_the_inputs(monkeypatch, auto):
         call()
         within.append(len(copies) - before)
 
-    monkeypatch.setattr(measure, "peak_memory", peak_memory)
+    monkeypatch.setattr(trial, "peak_memory", peak_memory)
     auto(lambda x: x.add_(1).relu() * 2, objective="memory")(torch.randn(8, 64))
     assert within
     assert not any(within)
@@ -395,7 +395,7 @@ def test_seconds_do_not_contradict_who_won(monkeypatch, auto, store):
     step = RaceCandidate("step", {"epilogue_fusion": False})
     monkeypatch.setattr(selection, "candidates_for", lambda *_, **__: [step])
     monkeypatch.setattr(race, "_code", lambda fn: ())
-    monkeypatch.setattr(head_to_head, "speedup", lambda samples: measure.Interval(2.0, 2.0, 2.0))
+    monkeypatch.setattr(head_to_head, "speedup", lambda samples: trial.Interval(2.0, 2.0, 2.0))
     auto(chain)(torch.randn(8, 64))
     rows = rows_of(store)
     assert [rows["eager"].seconds / rows[name].seconds for name in ("default", "step")] == [2.0, 4.0]

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from backend_kwargs import measure
+from backend_kwargs import trial
 from backend_kwargs.auto import budget, race, result_checks, selection
 from backend_kwargs.auto.candidates import STEPS, Costs, RaceCandidate
 from backend_kwargs.auto.graph_stats import GraphStats
@@ -178,7 +178,7 @@ def test_what_the_budget_allows(raced, spent, left_s, over, may_time):
 )
 def test_which_graphs_have_a_reference(raced, monkeypatch, given, has):
     """A result in higher precision takes memory and time, and shows nothing where eager's numbers are others."""
-    monkeypatch.setattr(measure, "reference", lambda fn, args, run: (fn, args))
+    monkeypatch.setattr(trial, "reference", lambda fn, args, run: (fn, args))
     made = raced(**given).checks
     made.compute_reference()
     assert made.reference == (("copy", ()) if has else None)
@@ -189,7 +189,7 @@ def test_which_graphs_have_a_reference(raced, monkeypatch, given, has):
 )
 def test_what_default_needs_is_outside_the_budget(raced, monkeypatch, call_s, has):
     """Its reference is computed though only a second of the budget is left, if two minutes more are enough."""
-    monkeypatch.setattr(measure, "reference", lambda fn, args, run: (fn, args))
+    monkeypatch.setattr(trial, "reference", lambda fn, args, run: (fn, args))
     made = raced(spent=99.0, call_s=call_s)
     with made.budget.uncounted():
         made.checks.compute_reference()
@@ -276,7 +276,7 @@ def test_options_never_extend_another_compilers(raced, best, options):
 )
 def test_peaks_of_two_alike(monkeypatch, device, peaks, noted):
     """On a GPU, of two that are as fast the one with less memory wins, so both are measured, once each."""
-    monkeypatch.setattr(measure, "peak_memory", lambda call, device: 7)
+    monkeypatch.setattr(trial, "peak_memory", lambda call, device: 7)
     champion, challenger = (runner(peak_bytes=peak) for peak in peaks)
     samples = {"champion": [1.0] * 5, "challenger": [1.0] * 5}
     note_figures(challenger, champion, samples, torch.device(device))
@@ -299,7 +299,7 @@ def test_a_peak_that_cannot_be_measured(monkeypatch):
     def fails(call, device):
         raise RuntimeError("planted")
 
-    monkeypatch.setattr(measure, "peak_memory", fails)
+    monkeypatch.setattr(trial, "peak_memory", fails)
     assert peak_of(runner(), CPU) is None
 
 

@@ -9,7 +9,7 @@ from torch.nn import functional
 from backend_kwargs.auto.budget import Budget
 from backend_kwargs.auto.result_checks import ResultChecks
 from backend_kwargs.graphs.replay import Task
-from backend_kwargs.measure import Roundings
+from backend_kwargs.trial import Roundings
 
 CPU = torch.device("cpu")
 X = torch.randn(64, 64, generator=torch.Generator().manual_seed(0))

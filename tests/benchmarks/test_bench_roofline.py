@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from backend_kwargs.measure import Interval
+from backend_kwargs.trial import Interval
 from benchmarks.execution.ceilings import Ceilings, Figure
 from benchmarks.execution.roofline import PhysicalLimit, limit, over, per_cent
 from benchmarks.workloads.case import Work

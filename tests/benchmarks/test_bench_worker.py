@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from backend_kwargs import make_backend, measure
+from backend_kwargs import make_backend, trial
 from backend_kwargs.harness.isolation import isolated
 from benchmarks.analysis import verdicts
 from benchmarks.execution import device_timer, worker
@@ -138,7 +138,7 @@ def test_a_cell_says_on_whom_the_host_shows(job, monkeypatch):
 
 def test_no_growth_is_no_peak(timed, monkeypatch):
     """A peak of zero beyond the memory used before counts as unknown."""
-    monkeypatch.setattr(measure, "peak_memory", lambda *args: 0)
+    monkeypatch.setattr(trial, "peak_memory", lambda *args: 0)
     assert timed(DOUBLE, ("eager",))["eager"].compile.peak_bytes is None
 
 

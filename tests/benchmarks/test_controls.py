@@ -3,8 +3,7 @@
 import pytest
 import torch
 
-from backend_kwargs import measure
-from backend_kwargs.measure import Interval, timing
+from backend_kwargs.trial import Interval, interleave, noise_floor, ratio_interval, timing, within_noise
 from benchmarks.execution import controls
 from benchmarks.execution.controls import FAULTY, SLOWED, Control, is_seen
 from benchmarks.execution.records import AGAIN
@@ -108,12 +107,12 @@ def test_same_is_within_noise_and_five_per_cent_is_seen(monkeypatch):
     def call():
         clock.passes(2e-3)
 
-    samples = measure.interleave({"eager": call, **controls.timed(call, CLOCK)}, rounds=30, device=CPU)
-    floor = measure.noise_floor(measure.ratio_interval(samples["eager"], samples[AGAIN]))
-    slowed = measure.ratio_interval(samples["eager"], samples[SLOWED])
+    samples = interleave({"eager": call, **controls.timed(call, CLOCK)}, rounds=30, device=CPU)
+    floor = noise_floor(ratio_interval(samples["eager"], samples[AGAIN]))
+    slowed = ratio_interval(samples["eager"], samples[SLOWED])
     assert floor.high == pytest.approx(1.0, abs=1e-3)
     assert slowed.median == pytest.approx(1 / 1.05, rel=1e-3)
-    assert not measure.within_noise(slowed, floor)
+    assert not within_noise(slowed, floor)
 
 
 def test_a_short_call_gets_what_a_launch_takes(monkeypatch):
@@ -147,7 +146,7 @@ def test_injected_work_takes_time():
         while controls.time.perf_counter() < end:
             pass
 
-    samples = measure.interleave({"": controls.slowed(call, CLOCK, share=0.5)}, rounds=3, device=CPU)
+    samples = interleave({"": controls.slowed(call, CLOCK, share=0.5)}, rounds=3, device=CPU)
     assert min(samples[""]) >= 2.9e-3
 
 

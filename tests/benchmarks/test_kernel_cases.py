@@ -5,7 +5,7 @@ import copy
 import pytest
 import torch
 
-from backend_kwargs import measure
+from backend_kwargs import trial
 from benchmarks.workloads.cases import attention, elementwise, gemm, norms, optimizer
 from tests import forks
 
@@ -63,7 +63,7 @@ def test_fp8_has_a_reference():
     """The fp8 product has a reference in higher precision, so that its bound is eager's error, not a cosine."""
     torch.manual_seed(0)
     problem = CASES["gemm_fp8_rowwise"].build(CPU, torch.float8_e4m3fn, "smoke")
-    precise = measure.reference(problem.fn, problem.args)
+    precise = trial.reference(problem.fn, problem.args)
     assert precise.dtype == torch.float64
     assert torch.allclose(problem.fn(*problem.args).double(), precise, rtol=1e-2, atol=1e-1)
 

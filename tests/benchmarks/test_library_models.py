@@ -86,7 +86,7 @@ def test_suites(suite):
 def test_missing_library(name, package, monkeypatch, tmp_path):
     """The error names the package and how to install it; the suite's status is "unavailable"."""
     from backend_kwargs.errors import BackendKwargsError
-    from backend_kwargs.measure import status_of
+    from backend_kwargs.trial import status_of
 
     monkeypatch.setitem(sys.modules, package, None)
     job = Job(CASES[name], "fwd", torch.bfloat16, "cpu", "smoke", tmp_path, ("eager",))

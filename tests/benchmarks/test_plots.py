@@ -2,7 +2,7 @@
 
 import pytest
 
-from backend_kwargs.measure import Interval
+from backend_kwargs.trial import Interval
 from benchmarks.analysis import plots
 from benchmarks.analysis.report import tables_of
 from benchmarks.execution import records

@@ -5,8 +5,8 @@ import math
 
 import pytest
 
-from backend_kwargs import measure
-from backend_kwargs.measure import Interval
+from backend_kwargs import trial
+from backend_kwargs.trial import Interval
 from benchmarks.analysis import verdicts
 from benchmarks.analysis.auto_choices import choices
 from benchmarks.analysis.verdicts import UNKNOWN, entries, judge, summaries
@@ -44,7 +44,7 @@ def test_without_a_floor_nothing_is_certain():
 def test_two_runs(seed, factor, verdict):
     """Two runs of equal work are the same with noise floors of 2 % each; a third more work is slower."""
     old, new = noisy(1.0, 2 * seed), noisy(factor, 2 * seed + 1)
-    assert judge(measure.ratio_interval(old, new), [TWO_PER_CENT, TWO_PER_CENT]) == verdict
+    assert judge(trial.ratio_interval(old, new), [TWO_PER_CENT, TWO_PER_CENT]) == verdict
 
 
 def group(**seconds):

@@ -18,9 +18,9 @@ from backend_kwargs.cli.console import print_table
 from backend_kwargs.cli.removed import REMOVED
 from backend_kwargs.compare import Comparison, Row, fastest
 from backend_kwargs.harness.modules import importable
-from backend_kwargs.measure import Interval
 from backend_kwargs.page import read_document
 from backend_kwargs.pipeline import OWN
+from backend_kwargs.trial import Interval
 from tests import forks
 
 FLAGS = 62  # of all commands together; it only falls

@@ -5,9 +5,9 @@ import pytest
 from backend_kwargs.compare import Comparison, Row
 from backend_kwargs.compare.document import best_mode, document_of, is_mode
 from backend_kwargs.interval import Interval
-from backend_kwargs.measure import GENERATED, Accuracy, KernelTime, LeafError
 from backend_kwargs.page import parse, to_html, to_json
 from backend_kwargs.report import Break, Graph
+from backend_kwargs.trial import GENERATED, Accuracy, KernelTime, LeafError
 
 WHERE = {"device_name": "a CPU", "torch": "2.13.0"}
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from backend_kwargs import measure
+from backend_kwargs import trial
 from backend_kwargs.cli.compare import BACKENDS, _print, _quickly
 from backend_kwargs.compare import (
     Candidate,
@@ -24,8 +24,8 @@ from backend_kwargs.compare import (
 )
 from backend_kwargs.compare.document import document_of
 from backend_kwargs.errors import BackendKwargsError
-from backend_kwargs.measure import Interval
 from backend_kwargs.registry import make_backend
+from backend_kwargs.trial import Interval
 from tests.full_disk import full_disk
 
 EAGER = Candidate("eager")
@@ -183,10 +183,10 @@ BEYOND = "error 5.0e-01, above the limit 1.0e-02: raise --max-error to accept it
 @pytest.mark.parametrize(
     ("accuracy", "remark"),
     [
-        pytest.param(measure.Accuracy(error=0.5, bound=0.01), BEYOND, id="beyond"),
-        pytest.param(measure.Accuracy(error=0.51, bound=0.01), "why", id="meaningless"),
-        pytest.param(measure.Accuracy(error=0.5), "why", id="no bound"),
-        pytest.param(measure.Accuracy(bound=0.01), "why", id="no error"),
+        pytest.param(trial.Accuracy(error=0.5, bound=0.01), BEYOND, id="beyond"),
+        pytest.param(trial.Accuracy(error=0.51, bound=0.01), "why", id="meaningless"),
+        pytest.param(trial.Accuracy(error=0.5), "why", id="no bound"),
+        pytest.param(trial.Accuracy(bound=0.01), "why", id="no error"),
         pytest.param(None, "why", id="nothing measured"),
     ],
 )

@@ -7,7 +7,7 @@ from torch import nn
 from backend_kwargs.compare import Candidate, Row, compare
 from backend_kwargs.compare.rows import cells
 from backend_kwargs.errors import BackendKwargsError
-from backend_kwargs.measure import Accuracy
+from backend_kwargs.trial import Accuracy
 
 pytestmark = pytest.mark.usefixtures("fresh_dynamo")
 

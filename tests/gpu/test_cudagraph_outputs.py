@@ -12,8 +12,8 @@ from torch.utils import _pytree as pytree
 
 from backend_kwargs import make_backend
 from backend_kwargs.backends.inductor import cudagraph_outputs
-from backend_kwargs.measure import interleave, median_interval, ratio_interval
 from backend_kwargs.torch_internals.tensors import keep_device_busy
+from backend_kwargs.trial import interleave, median_interval, ratio_interval
 from tests.gpu.effects import mlp, on_gpu, traced
 
 CALLS = 5

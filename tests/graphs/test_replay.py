@@ -9,7 +9,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from backend_kwargs.graphs.replay import ChangedInputError, Inputs, Task
-from backend_kwargs.measure import memory, served
+from backend_kwargs.trial import memory, served
 
 pytestmark = pytest.mark.usefixtures("fresh_dynamo")
 

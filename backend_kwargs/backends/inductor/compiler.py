@@ -272,7 +272,7 @@ def _compile_fx(options: Options, gm: "GraphModule", example_inputs: Inputs, *ar
     try:
         return compiling(gm, example_inputs, *args, **kwargs)  # type: ignore[no-any-return]
     except Exception as error:
-        from backend_kwargs.measure.failures import without_compiler  # which imports torch
+        from backend_kwargs.trial.failures import without_compiler  # which imports torch
 
         if lacking := without_compiler(error):
             raise lacking from error

@@ -15,7 +15,6 @@ from torch.autograd.function import FunctionCtx
 from backend_kwargs.backends.generated_code import autograd_functions
 from backend_kwargs.errors import BackendKwargsError
 from backend_kwargs.facts import Call
-from backend_kwargs.measure.trees import map_tensors
 from backend_kwargs.torch_internals.cudagraphs import (
     CUDAGraphNode,
     CUDAGraphTreeManager,
@@ -26,6 +25,7 @@ from backend_kwargs.torch_internals.cudagraphs import (
 )
 from backend_kwargs.torch_internals.modes import is_traceable_wrapper_subclass
 from backend_kwargs.torch_internals.tensors import copy_each, same_layouts
+from backend_kwargs.trial.trees import map_tensors
 
 # Bytes of an output that is copied by itself. With two outputs on an H200, one launch took 17, 21 and 55 µs where
 # the larger had 4, 16 and 64 MiB; a clone of each took 23, 23 and 40 µs.

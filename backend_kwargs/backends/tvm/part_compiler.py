@@ -9,7 +9,7 @@ from typing import ClassVar
 import torch
 from torch import fx
 
-from backend_kwargs import measure
+from backend_kwargs import trial
 from backend_kwargs.backends import Inputs
 from backend_kwargs.backends.part_compiler import LEFT_TO_ATEN, CompiledPart, PartCompiler, Unsupported
 from backend_kwargs.backends.tvm.build import build
@@ -25,8 +25,8 @@ from backend_kwargs.graphs.layouts import Decompositions
 from backend_kwargs.graphs.parts import device_of, returned_by
 from backend_kwargs.graphs.replay import Task
 from backend_kwargs.graphs.writes import copy_of_graph
-from backend_kwargs.measure.draws import DrawsError
 from backend_kwargs.torch_internals.guards import tracing
+from backend_kwargs.trial.draws import DrawsError
 
 DEVICES = ("cpu", "cuda")
 ROUNDS, BUDGET_S = 30, 1.0
@@ -93,8 +93,8 @@ def why_eager(gm: fx.GraphModule, example_inputs: Inputs, compiled: Call) -> str
         calls = {"eager": task.caller(gm.forward), "TVM": task.caller(compiled)}
         device = next((tensor.device for tensor in tensors if tensor.is_cuda), tensors[0].device)
         with task.generators_kept():
-            samples = measure.interleave(calls, rounds=ROUNDS, device=device, warmup=2, budget_s=BUDGET_S)
-    if measure.ratio_interval(samples["eager"], samples["TVM"]).median >= 1:
+            samples = trial.interleave(calls, rounds=ROUNDS, device=device, warmup=2, budget_s=BUDGET_S)
+    if trial.ratio_interval(samples["eager"], samples["TVM"]).median >= 1:
         return ""
-    eager, tvm = (f"{measure.median_interval(samples[name]).median * 1e3:.3g} ms" for name in calls)
+    eager, tvm = (f"{trial.median_interval(samples[name]).median * 1e3:.3g} ms" for name in calls)
     return f"it is faster: {eager} a call, and {tvm} with TVM"

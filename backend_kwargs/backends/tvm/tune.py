@@ -37,10 +37,10 @@ from backend_kwargs.backends.tvm.settings import TUNING, TVMOptions
 from backend_kwargs.errors import BackendKwargsError, error_text, warn_once
 from backend_kwargs.files.atomic_write import write_whole
 from backend_kwargs.keys import digest
-from backend_kwargs.measure.generators import SEED
 from backend_kwargs.options.layers import Options
 from backend_kwargs.progress import progress
 from backend_kwargs.torch_internals.replacing import replaced
+from backend_kwargs.trial.generators import SEED
 
 WORKLOADS, RECORDS = "database_workload.json", "database_tuning_record.json"
 FINISHED = "finished"  # a file with each function's number of trials, written when a search has ended

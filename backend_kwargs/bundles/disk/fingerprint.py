@@ -8,8 +8,8 @@ from functools import cache
 import torch
 
 from backend_kwargs.keys import digest
-from backend_kwargs.measure.environment import processor
 from backend_kwargs.options.requirements import machine
+from backend_kwargs.trial.environment import processor
 
 # The names that `load` prints; code is compiled again if one of these differs.
 WORDS = {

@@ -13,7 +13,7 @@ from backend_kwargs.backends.tvm.versions import unfit
 if unfit():  # the module below imports TVM
     pytest.skip(f"no TVM: {unfit()}", allow_module_level=True)
 
-from backend_kwargs import measure
+from backend_kwargs import trial
 from backend_kwargs.backends.tvm import part_compiler
 
 TUNED = {"scheduler": "meta_schedule", "trials": 1, "seed": 0}
@@ -53,7 +53,7 @@ def test_a_graph_that_eager_runs_faster_is_left_to_it(slow, compiled):
 
 def test_a_graph_that_tvm_runs_faster_stays_with_it(monkeypatch, compiled):
     """If TVM's code takes half of eager's time, it stays."""
-    monkeypatch.setattr(measure, "interleave", lambda calls, **_: {"eager": [2e-3] * 6, "TVM": [1e-3] * 6})
+    monkeypatch.setattr(trial, "interleave", lambda calls, **_: {"eager": [2e-3] * 6, "TVM": [1e-3] * 6})
     call = compiled(chain, **TUNED)
     call(torch.randn(8, 8))
     assert (call.graphs, call.fallbacks) == (["inference"], {})

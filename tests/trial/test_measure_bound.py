@@ -6,7 +6,7 @@ import subprocess
 import pytest
 import torch
 
-from backend_kwargs.measure import Accuracy, Interval, bound, check_error, statistics, status_of, within_noise
+from backend_kwargs.trial import Accuracy, Interval, bound, check_error, statistics, status_of, within_noise
 
 ONES = torch.ones(4)
 WIDE = ONES.double()

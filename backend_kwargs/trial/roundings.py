@@ -14,7 +14,12 @@ from torch.utils.flop_counter import flop_registry
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from backend_kwargs.errors import error_text
-from backend_kwargs.measure.accuracy import (
+from backend_kwargs.options.layers import Options
+from backend_kwargs.torch_internals import pytree
+from backend_kwargs.torch_internals.modes import TorchDispatchMode
+from backend_kwargs.torch_internals.operators import OpOverload, schema_of
+from backend_kwargs.torch_internals.replacing import undone
+from backend_kwargs.trial.accuracy import (
     NONE,
     PRECISE,
     Accuracy,
@@ -27,15 +32,10 @@ from backend_kwargs.measure.accuracy import (
     same_twice,
     wide,
 )
-from backend_kwargs.measure.bound import check_errors
-from backend_kwargs.measure.draws import Draws
-from backend_kwargs.measure.inputs import in_precision
-from backend_kwargs.measure.trees import Results, walk
-from backend_kwargs.options.layers import Options
-from backend_kwargs.torch_internals import pytree
-from backend_kwargs.torch_internals.modes import TorchDispatchMode
-from backend_kwargs.torch_internals.operators import OpOverload, schema_of
-from backend_kwargs.torch_internals.replacing import undone
+from backend_kwargs.trial.bound import check_errors
+from backend_kwargs.trial.draws import Draws
+from backend_kwargs.trial.inputs import in_precision
+from backend_kwargs.trial.trees import Results, walk
 
 HALVES: tuple[object, ...] = (torch.float16, torch.bfloat16)
 SUMS = frozenset({"sum", "mean", "mm", "addmm", "bmm", "baddbmm", "dot", "mv"})  # these may be exact by chance

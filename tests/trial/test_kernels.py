@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from backend_kwargs.measure import GENERATED, kernel_times, operator_times
+from backend_kwargs.trial import GENERATED, kernel_times, operator_times
 
 CPU = torch.device("cpu")
 

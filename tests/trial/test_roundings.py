@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch.nn import functional
 
-from backend_kwargs.measure import Errors, Roundings, check
-from backend_kwargs.measure import roundings as drawing
-from backend_kwargs.measure.roundings import MOST, OtherRounding
+from backend_kwargs.trial import Errors, Roundings, check
+from backend_kwargs.trial import roundings as drawing
+from backend_kwargs.trial.roundings import MOST, OtherRounding
 
 X = torch.randn(32, 64, generator=torch.Generator().manual_seed(0))
 

@@ -1,6 +1,6 @@
-"""Timing, comparison of results and memory, for this package and for the benchmark suite.
+"""A trial: a callable is called as its user calls it, its results are checked, and it is timed beside others in turn.
 
-Whoever runs a model uses these, and has none of its own:
+Whoever runs a model uses these, and has none of its own, nor has the benchmark suite:
 
 - `served`: a call from the state that the user's call had, what it changes, and the copy of one tensor's memory.
 - `roundings.Expected`: what results are compared with, by `accuracy` (eager's error to a reference, and at other
@@ -12,7 +12,7 @@ Whoever runs a model uses these, and has none of its own:
 """
 
 from backend_kwargs.interval import Interval
-from backend_kwargs.measure.accuracy import (
+from backend_kwargs.trial.accuracy import (
     Accuracy,
     Errors,
     LeafError,
@@ -23,16 +23,16 @@ from backend_kwargs.measure.accuracy import (
     same_twice,
     worst,
 )
-from backend_kwargs.measure.bound import check_error, check_errors
-from backend_kwargs.measure.environment import environment
-from backend_kwargs.measure.failures import status_of
-from backend_kwargs.measure.inputs import cotangents, fresh_inputs, upcast
-from backend_kwargs.measure.kernels import AROUND, GENERATED, KernelTime, Times, kernel_times, operator_times
-from backend_kwargs.measure.memory import peak_memory
-from backend_kwargs.measure.others import others_on
-from backend_kwargs.measure.roundings import Expected, Roundings, errors
-from backend_kwargs.measure.served import Changes, CopyError, RestoringCall, State, same_bits
-from backend_kwargs.measure.statistics import (
+from backend_kwargs.trial.bound import check_error, check_errors
+from backend_kwargs.trial.environment import environment
+from backend_kwargs.trial.failures import status_of
+from backend_kwargs.trial.inputs import cotangents, fresh_inputs, upcast
+from backend_kwargs.trial.kernels import AROUND, GENERATED, KernelTime, Times, kernel_times, operator_times
+from backend_kwargs.trial.memory import peak_memory
+from backend_kwargs.trial.others import others_on
+from backend_kwargs.trial.roundings import Expected, Roundings, errors
+from backend_kwargs.trial.served import Changes, CopyError, RestoringCall, State, same_bits
+from backend_kwargs.trial.statistics import (
     SureRatio,
     holm,
     median_interval,
@@ -42,7 +42,7 @@ from backend_kwargs.measure.statistics import (
     sure_ratio,
     within_noise,
 )
-from backend_kwargs.measure.timing import Calls, WallTimer, device_seconds, interleave, order, restoring, synchronize
+from backend_kwargs.trial.timing import Calls, WallTimer, device_seconds, interleave, order, restoring, synchronize
 
 __all__ = [
     "AROUND",

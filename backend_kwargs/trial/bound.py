@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from backend_kwargs.measure.accuracy import (
+from backend_kwargs.trial.accuracy import (
     NOT_FINITE,
     Accuracy,
     LeafError,
@@ -17,7 +17,7 @@ from backend_kwargs.measure.accuracy import (
     wide,
     worst,
 )
-from backend_kwargs.measure.trees import Results, walk
+from backend_kwargs.trial.trees import Results, walk
 
 
 def check_error(

@@ -8,11 +8,11 @@ from typing import Any, TypeAlias
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from backend_kwargs.measure.timing import CYCLES_PER_S, host_seconds, synchronize
-from backend_kwargs.measure.trees import tensors_of
 from backend_kwargs.torch_internals.modes import OperatorMode, is_profiled
 from backend_kwargs.torch_internals.operators import name_of
 from backend_kwargs.torch_internals.tensors import keep_device_busy
+from backend_kwargs.trial.timing import CYCLES_PER_S, host_seconds, synchronize
+from backend_kwargs.trial.trees import tensors_of
 
 CALLS = 3  # profiled; the fastest counts
 LEAST = 0.002  # of the call's time; a shorter kernel is left out

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from backend_kwargs.measure import others, others_on
-from backend_kwargs.measure.others import busy_share
+from backend_kwargs.trial import others, others_on
+from backend_kwargs.trial.others import busy_share
 
 BEFORE = "cpu  100 0 100 800 0 0 0 0 0 0\ncpu0 1 2 3\n"
 

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from backend_kwargs.measure import Roundings, check_all
+from backend_kwargs.trial import Roundings, check_all
 
 
 # SiLU, not ReLU: where an input of ReLU is zero but for rounding, code that sums in another order finds it on the other

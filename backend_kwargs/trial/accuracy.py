@@ -11,9 +11,9 @@ from typing import Any, Literal, NamedTuple, TypeGuard
 
 import torch
 
-from backend_kwargs.measure.inputs import in_precision, upcast
-from backend_kwargs.measure.trees import Results, walk
 from backend_kwargs.torch_internals.modules import replace_tensors
+from backend_kwargs.trial.inputs import in_precision, upcast
+from backend_kwargs.trial.trees import Results, walk
 
 # "fell_back": right results, but not run by the backend; "unknown": it cannot be determined what ran; "unchecked": the
 # results differ from eager's, and there was no time to find out whether by rounding; "uncheckable": there is no way to.

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import pytest
 import torch
 
-from backend_kwargs import measure
-from backend_kwargs.measure import Accuracy, Errors, check, reference, same_twice, worst
+from backend_kwargs import trial
+from backend_kwargs.trial import Accuracy, Errors, check, reference, same_twice, worst
 
 # ---- numbers
 
@@ -283,7 +283,7 @@ def test_an_infinity_of_the_reference_hides_nothing():
 def test_reference_is_in_float64_and_leaves_the_model():
     """The reference is computed on an upcast copy, including buffers."""
     model = torch.nn.BatchNorm1d(4).half().eval()
-    found = measure.reference(model, (torch.randn(3, 4).half(),))
+    found = trial.reference(model, (torch.randn(3, 4).half(),))
     assert found.dtype == torch.float64
     assert model.running_mean.dtype == torch.float16
 
@@ -302,8 +302,8 @@ def test_reference_falls_back_to_float32():
         return x
 
     x = torch.ones(2).half()
-    assert measure.reference(no_double, (x,)).dtype == torch.float32
-    assert measure.reference(half_only, (x,)) is None
+    assert trial.reference(no_double, (x,)).dtype == torch.float32
+    assert trial.reference(half_only, (x,)) is None
 
 
 # ---- fresh inputs
@@ -322,7 +322,7 @@ def test_reference_falls_back_to_float32():
 )
 def test_fresh_inputs_differ_and_look_alike(tensor):
     """Fresh inputs have other values with the same layout and range, so nothing recompiles."""
-    fresh = measure.fresh_inputs([tensor], seed=1)[0]
+    fresh = trial.fresh_inputs([tensor], seed=1)[0]
     assert not torch.equal(fresh, tensor)
     assert (fresh.shape, fresh.stride(), fresh.dtype) == (tensor.shape, tensor.stride(), tensor.dtype)
     assert fresh.requires_grad == tensor.requires_grad
@@ -331,7 +331,7 @@ def test_fresh_inputs_differ_and_look_alike(tensor):
 
 def test_a_constant_is_scaled_element_by_element():
     """A constant tensor, which shuffling would not change, becomes different values between half of it and it."""
-    (fresh,) = measure.fresh_inputs([torch.full((100,), 4.0)], seed=1)
+    (fresh,) = trial.fresh_inputs([torch.full((100,), 4.0)], seed=1)
     assert fresh.unique().numel() == 100
     assert 2.0 <= fresh.min() < 2.5
     assert 3.5 < fresh.max() <= 4.0
@@ -340,17 +340,17 @@ def test_a_constant_is_scaled_element_by_element():
 def test_eight_bits_are_shuffled():
     """float8, which can be neither compared nor indexed, is shuffled as bytes."""
     tensor = torch.arange(16.0).to(torch.float8_e4m3fn)
-    (fresh,) = measure.fresh_inputs([tensor], seed=1)
+    (fresh,) = trial.fresh_inputs([tensor], seed=1)
     assert fresh.dtype == tensor.dtype
     assert sorted(fresh.tolist()) == sorted(tensor.tolist()) != fresh.tolist()
     constant = torch.ones(8).to(torch.float8_e4m3fn)
-    assert measure.fresh_inputs([constant], seed=1)[0].tolist() == constant.tolist()
+    assert trial.fresh_inputs([constant], seed=1)[0].tolist() == constant.tolist()
 
 
 def test_beside_shuffled_integers_all_others_stay():
     """If only integers can change, complex numbers, masks and zeros stay unchanged."""
     given_inputs = {"n": torch.arange(9), "z": torch.arange(9) * 1j, "mask": torch.arange(9) > 4, "x": torch.zeros(9)}
-    fresh = measure.fresh_inputs(given_inputs, seed=1)
+    fresh = trial.fresh_inputs(given_inputs, seed=1)
     assert sorted(fresh["n"].tolist()) == list(range(9)) != fresh["n"].tolist()
     assert all(torch.equal(fresh[name], given_inputs[name]) for name in ("z", "mask", "x"))
 
@@ -365,32 +365,32 @@ def test_beside_shuffled_integers_all_others_stay():
 )
 def test_cotangents_differ_and_lie_as_outputs_do(end):
     """Cotangents have the layout of the outputs and repeat for a seed, and two of one shape differ."""
-    made, again = measure.cotangents([end.requires_grad_(), end], seed=3)
+    made, again = trial.cotangents([end.requires_grad_(), end], seed=3)
     assert (made.shape, made.stride(), made.dtype, made.requires_grad) == (end.shape, end.stride(), end.dtype, False)
     assert len({*made.flatten().tolist()}) == end.numel()
     assert not torch.equal(made, again)
-    assert torch.equal(made, measure.cotangents([end], seed=3)[0])
+    assert torch.equal(made, trial.cotangents([end], seed=3)[0])
 
 
 def test_cotangents_differ_from_row_to_row():
     """Cotangents differ in each row, since a batch norm subtracts their mean over the batch."""
     model, x = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.BatchNorm1d(8)), torch.randn(32, 8)
     weight = model[0].weight
-    (gradient,) = torch.autograd.grad(out := model(x), weight, measure.cotangents([out]))
+    (gradient,) = torch.autograd.grad(out := model(x), weight, trial.cotangents([out]))
     assert gradient.abs().max() > 0.1
 
 
 @pytest.mark.parametrize("shape", [(), (1,), (1, 1)], ids=str)
 def test_the_gradient_of_one_number_is_one(shape):
     """A loss is differentiated as `backward()` does it, whatever its type."""
-    (made,) = measure.cotangents([torch.full(shape, 3.0, dtype=torch.bfloat16)])
+    (made,) = trial.cotangents([torch.full(shape, 3.0, dtype=torch.bfloat16)])
     assert torch.equal(made, torch.ones(shape, dtype=torch.bfloat16))
 
 
 def test_fresh_inputs_keep_masks():
     """If there are floats, integers and masks stay unchanged: they may be lengths or positions."""
     given_inputs = {"x": torch.randn(4), "lengths": torch.arange(9), "mask": torch.arange(9) > 4, "n": 3}
-    fresh = measure.fresh_inputs(given_inputs, seed=1)
+    fresh = trial.fresh_inputs(given_inputs, seed=1)
     assert torch.equal(fresh["lengths"], given_inputs["lengths"])
     assert torch.equal(fresh["mask"], given_inputs["mask"])
     assert fresh["n"] == 3
@@ -638,7 +638,7 @@ def test_each_leaf_has_its_error_and_bound():
     eager = {"output": [wide.float(), wide.float()], "gradients": {"w": wide.float(), "b": wide.float()}}
     precise = {"output": [wide, wide], "gradients": {"w": wide, "b": wide}}
     seen = {"output": [wide.float(), 1.0001 * wide.float()], "gradients": {"w": 2 * wide.float(), "b": wide.float()}}
-    first, second, failed = measure.check_all(seen, eager, precise).leaves
+    first, second, failed = trial.check_all(seen, eager, precise).leaves
     assert [leaf.name for leaf in (first, second, failed)] == ["output[0]", "output[1]", "gradients['w']"]
     assert [leaf.passed for leaf in (first, second, failed)] == [True, True, False]
     assert all(leaf.error < leaf.bound for leaf in (first, second))

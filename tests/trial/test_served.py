@@ -8,9 +8,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from backend_kwargs import measure
-from backend_kwargs.measure import Changes, RestoringCall, State, interleave
-from backend_kwargs.measure.served import LARGEST, ChangedSlice, copied, layout_of, memory_of, same_bits
+from backend_kwargs import trial
+from backend_kwargs.trial import Changes, RestoringCall, State, interleave
+from backend_kwargs.trial.served import LARGEST, ChangedSlice, copied, layout_of, memory_of, same_bits
 
 CPU = torch.device("cpu")
 
@@ -286,7 +286,7 @@ def test_what_cannot_be_copied_is_said():
     """A model whose copy fails raises CopyError with the reason."""
     module = torch.nn.Linear(2, 2)
     module.product = module.weight * 2  # not a leaf
-    with pytest.raises(measure.CopyError, match="Only Tensors created explicitly by the user"):
+    with pytest.raises(trial.CopyError, match="Only Tensors created explicitly by the user"):
         Changes.of(called, (module, torch.ones(2)))
 
 
@@ -295,7 +295,7 @@ def test_a_call_without_state_has_none():
     module, x = torch.nn.Linear(2, 2), torch.ones(2)
     state = Changes.of(called, (module, x)).on((module, x))
     assert not state
-    assert measure.restoring(RestoringCall(lambda: module(x), state)) is None
+    assert trial.restoring(RestoringCall(lambda: module(x), state)) is None
 
 
 # ---- timing
@@ -324,7 +324,7 @@ def test_putting_back_is_called_as_often_as_the_call(monkeypatch):
     def lasting(seconds):
         now[0] += seconds
 
-    monkeypatch.setattr(measure.timing.time, "perf_counter", lambda: now[0])
+    monkeypatch.setattr(trial.timing.time, "perf_counter", lambda: now[0])
     state = State()
     state.add_action(lambda: lasting(0.5))
     samples = interleave({"step": RestoringCall(lambda: lasting(0.25), state)}, rounds=4, device=CPU, warmup=0)

@@ -7,10 +7,10 @@ from typing import Any, TypeVar
 
 import torch
 
-from backend_kwargs.measure.served import copied
-from backend_kwargs.measure.trees import map_tensors
 from backend_kwargs.torch_internals import pytree
 from backend_kwargs.torch_internals.modes import without_modes
+from backend_kwargs.trial.served import copied
+from backend_kwargs.trial.trees import map_tensors
 
 T = TypeVar("T")
 

@@ -6,7 +6,7 @@ import traceback
 import torch
 
 from backend_kwargs.errors import NoCompilerError, shortened
-from backend_kwargs.measure.accuracy import Status
+from backend_kwargs.trial.accuracy import Status
 
 LONGEST_REASON = 200
 NO_COMPILER = "InvalidCxxCompiler"  # torch's error, also as the text of a LoweringException

@@ -13,9 +13,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from backend_kwargs import measure
-from backend_kwargs.measure import Interval, interleave, order, ratio_interval, timing, within_noise
-from backend_kwargs.measure.inputs import copies, moved
+from backend_kwargs import trial
+from backend_kwargs.trial import Interval, interleave, order, ratio_interval, timing, within_noise
+from backend_kwargs.trial.inputs import copies, moved
 
 CPU = torch.device("cpu")
 seconds = st.lists(st.floats(1e-7, 1e3), min_size=1, max_size=40)
@@ -35,7 +35,7 @@ def noisy(count: int, scale: float, seed: int) -> list[float]:
 @settings(max_examples=50, deadline=None)
 def test_interval_holds_its_median(samples):
     """The median is in its interval, and the interval within the samples."""
-    found = measure.median_interval(samples)
+    found = trial.median_interval(samples)
     rounding = 1 + 1e-12
     assert min(samples) <= found.low * rounding
     assert found.low <= found.median * rounding
@@ -55,7 +55,7 @@ def test_ratio_of_a_constant_factor_is_that_factor(samples, factor):
 @settings(max_examples=25, deadline=None)
 def test_statistics_repeat(samples):
     """The bootstrap's seed is fixed, so equal samples give equal intervals."""
-    assert measure.median_interval(samples) == measure.median_interval(samples)
+    assert trial.median_interval(samples) == trial.median_interval(samples)
 
 
 @given(st.floats(0.1, 10), st.floats(0.1, 10))
@@ -63,7 +63,7 @@ def test_statistics_repeat(samples):
 def test_noise_floor_is_symmetric_about_one(one, other):
     """The band is symmetric about 1 as a ratio, and always contains 1."""
     low, high = sorted((one, other))
-    floor = measure.noise_floor(Interval((low + high) / 2, low, high))
+    floor = trial.noise_floor(Interval((low + high) / 2, low, high))
     assert floor.low <= 1 <= floor.high
     assert floor.low * floor.high == pytest.approx(1)
 
@@ -72,35 +72,35 @@ def test_interval_is_the_bootstraps():
     """The interval is that of medians of resamples, also for an even number of samples."""
     samples, draw = [1.0, 2.0, 4.0, 8.0, 16.0, 32.0], random.Random(0)
     medians = [statistics.median(draw.choices(samples, k=len(samples))) for _ in range(20_000)]
-    found = measure.median_interval(samples)
+    found = trial.median_interval(samples)
     assert (found.low, found.high) == pytest.approx(
-        (measure.percentile(medians, 0.025), measure.percentile(medians, 0.975))
+        (trial.percentile(medians, 0.025), trial.percentile(medians, 0.975))
     )
 
 
 def test_statistics_leave_the_random_state():
     """The bootstrap uses its own generator."""
     before = torch.get_rng_state()
-    measure.median_interval([1.0, 2.0, 3.0])
+    trial.median_interval([1.0, 2.0, 3.0])
     assert torch.equal(before, torch.get_rng_state())
 
 
 def test_nothing_is_trimmed():
     """An outlier counts in the percentiles."""
-    assert measure.percentile([1.0, 1.0, 1.0, 1.0, 9.0], 1.0) == 9.0
+    assert trial.percentile([1.0, 1.0, 1.0, 1.0, 9.0], 1.0) == 9.0
 
 
 def test_no_samples():
     """Statistics without samples raise, instead of returning NaN."""
     with pytest.raises(ValueError, match=r"^median_interval requires at least one sample, got none\.$"):
-        measure.median_interval([])
+        trial.median_interval([])
 
 
 @pytest.mark.parametrize("seed", range(8))
 def test_same_against_same_is_within_noise(seed):
     """A third run of the baseline is within the noise floor that the second one set."""
     baseline, again, third = (noisy(30, 1e-3, 3 * seed + at) for at in range(3))
-    floor = measure.noise_floor(ratio_interval(baseline, again))
+    floor = trial.noise_floor(ratio_interval(baseline, again))
     assert within_noise(ratio_interval(baseline, third), floor)
 
 
@@ -109,7 +109,7 @@ def test_same_against_same_is_within_noise(seed):
 def test_five_per_cent_is_seen(factor, seed):
     """5 % of injected work is distinguished from 3 % of noise."""
     baseline, again, changed = (noisy(60, s, 3 * seed + at) for at, s in enumerate((1.0, 1.0, factor)))
-    floor = measure.noise_floor(ratio_interval(baseline, again))
+    floor = trial.noise_floor(ratio_interval(baseline, again))
     assert not within_noise(ratio_interval(baseline, changed), floor)
 
 
@@ -210,7 +210,7 @@ def test_a_result_is_held_until_the_next_call_returns(clock, options, alive, sec
 def test_device_seconds_on_a_cpu_are_the_least_of_three(clock):
     """After a warm-up call the shortest of three calls counts, without disturbances by other processes."""
     left = iter([0.1, 0.03, 0.01, 0.03])
-    assert measure.device_seconds(lambda: clock.passes(next(left)), CPU) == pytest.approx(0.01)
+    assert trial.device_seconds(lambda: clock.passes(next(left)), CPU) == pytest.approx(0.01)
     assert not [*left]
 
 
@@ -304,7 +304,7 @@ def test_a_failing_call_raises_where_nobody_listens():
 
 def test_peak_memory_sees_what_is_freed_again():
     """A temporary of 64 MB counts, although it is freed before the call ends."""
-    found = measure.peak_memory(lambda: torch.ones(16_000_000).sum(), CPU)
+    found = trial.peak_memory(lambda: torch.ones(16_000_000).sum(), CPU)
     if found is None:
         pytest.skip("this system does not let a process reset its peak")
     assert 60e6 < found < 90e6
@@ -312,8 +312,8 @@ def test_peak_memory_sees_what_is_freed_again():
 
 def test_peak_memory_forgets_earlier_peaks():
     """The peak of a small call after a large one is small."""
-    measure.peak_memory(lambda: torch.ones(32_000_000).sum(), CPU)
-    found = measure.peak_memory(lambda: torch.ones(1000).sum(), CPU)
+    trial.peak_memory(lambda: torch.ones(32_000_000).sum(), CPU)
+    found = trial.peak_memory(lambda: torch.ones(1000).sum(), CPU)
     if found is None:
         pytest.skip("this system does not let a process reset its peak")
     assert found < 20e6
@@ -324,7 +324,7 @@ def test_peak_memory_sees_what_reuses_freed_memory():
     blocks = [torch.ones(16_000) for _ in range(1000)]  # of 64 KB, which come from the heap
     last = blocks.pop()
     blocks.clear()
-    found = measure.peak_memory(lambda: [torch.ones(16_000) for _ in range(1000)], CPU)
+    found = trial.peak_memory(lambda: [torch.ones(16_000) for _ in range(1000)], CPU)
     if found is None:
         pytest.skip("this system does not let a process reset its peak")
     assert found > 50e6
@@ -378,12 +378,12 @@ def caused(outer: Exception, inner: Exception) -> Exception:
 )
 def test_status_of_an_exception(error, status, reason):
     """An exception becomes a status and a reason in one line."""
-    assert measure.status_of(error) == (status, reason)
+    assert trial.status_of(error) == (status, reason)
 
 
 def test_environment_says_where():
     """The environment contains torch, Python, device, CPU and threads."""
-    found = measure.environment(CPU)
+    found = trial.environment(CPU)
     assert found["torch"] == torch.__version__
     assert found["device"] == "cpu"
     assert all(found[name] for name in ("python", "platform", "device_name", "cpu", "cpus", "threads"))
@@ -423,7 +423,7 @@ def test_when_a_budget_ends_the_rounds(clock, budget_s, rounds):
 
 def test_the_orders_of_four():
     """A zigzag, its reverse, and both with each call in the next place."""
-    assert ["".join(measure.order("abcd", done)) for done in range(8)] == [
+    assert ["".join(trial.order("abcd", done)) for done in range(8)] == [
         *("adbc", "cbda", "bacd", "dcab"),
         *("cbda", "adbc", "dcab", "bacd"),
     ]
@@ -439,7 +439,7 @@ def test_calls_that_fail_in_a_round_end_alone(clock):
 
 def test_a_constant_is_scaled_by_a_half_to_one():
     """Its numbers keep their sign and size."""
-    found = measure.fresh_inputs(torch.full((4000,), -2.0), 0)
+    found = trial.fresh_inputs(torch.full((4000,), -2.0), 0)
     assert -2.0 <= found.min() < -1.99
     assert -1.01 < found.max() <= -1.0
 
@@ -457,12 +457,12 @@ def test_a_constant_is_scaled_by_a_half_to_one():
 )
 def test_which_inputs_are_changed(inputs, changes):
     """Floats where one can change, else integers; another seed gives other inputs, the same seed the same."""
-    found = measure.fresh_inputs(inputs, 3)
+    found = trial.fresh_inputs(inputs, 3)
     assert (
         tuple(not torch.equal(*(each.to_dense() for each in pair)) for pair in zip(found, inputs, strict=True))
         == changes
     )
-    again, other = measure.fresh_inputs(inputs, 3), measure.fresh_inputs(inputs, 4)
+    again, other = trial.fresh_inputs(inputs, 3), trial.fresh_inputs(inputs, 4)
     assert all(torch.equal(one.to_dense(), two.to_dense()) for one, two in zip(found, again, strict=True))
     assert not all(torch.equal(one.to_dense(), two.to_dense()) for one, two in zip(found, other, strict=True))
 
@@ -470,7 +470,7 @@ def test_which_inputs_are_changed(inputs, changes):
 def test_upcast_leaves_what_has_no_precision():
     """Integers, masks and what is no tensor stay; gradients are asked for as before."""
     tree = {"a": torch.ones(2, requires_grad=True), "b": torch.arange(2), "c": 3}
-    found = measure.upcast(tree, torch.float64)
+    found = trial.upcast(tree, torch.float64)
     assert (found["a"].dtype, found["a"].requires_grad, found["a"].grad_fn) == (torch.float64, True, None)
     assert (found["b"].dtype, found["c"]) == (torch.int64, 3)
     assert found["b"] is not tree["b"]

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch
 
-from backend_kwargs.measure.timing import synchronize
+from backend_kwargs.trial.timing import synchronize
 
 LARGEST_COPIES = 2 << 30
 

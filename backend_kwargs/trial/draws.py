@@ -7,11 +7,11 @@ from typing import Any
 
 import torch
 
-from backend_kwargs.measure.accuracy import same_twice
-from backend_kwargs.measure.trees import Results, tensors_of
 from backend_kwargs.torch_internals.modes import OperatorMode
 from backend_kwargs.torch_internals.operators import OPERATORS, arguments_of
 from backend_kwargs.torch_internals.replacing import undone
+from backend_kwargs.trial.accuracy import same_twice
+from backend_kwargs.trial.trees import Results, tensors_of
 
 OFF = ("dropout_p", "dropout", "train", "training")  # arguments that are zero or False where nothing is drawn
 DROPOUT = "native_dropout"  # multiplies with what it draws, its second result

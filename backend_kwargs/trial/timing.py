@@ -7,8 +7,8 @@ from functools import partial
 
 import torch
 
-from backend_kwargs.measure.served import State
 from backend_kwargs.torch_internals.tensors import keep_device_busy
+from backend_kwargs.trial.served import State
 
 SHORTEST_SAMPLE_S = 1e-3
 MOST_REPEATS = 1_000_000

@@ -7,8 +7,8 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from backend_kwargs.measure import errors
-from backend_kwargs.measure.draws import Draws, DrawsError
+from backend_kwargs.trial import errors
+from backend_kwargs.trial.draws import Draws, DrawsError
 
 X = torch.randn(32, 64, generator=torch.Generator().manual_seed(0)).bfloat16().float()
 torch.manual_seed(0)
