@@ -21,7 +21,7 @@ from typing import Any
 from benchmarks.analysis.held_out import Records, write_page
 from benchmarks.execution.records import append
 from benchmarks.execution.turns import Job, Process
-from benchmarks.execution.ways import WAYS
+from benchmarks.execution.ways import WAYS, Way
 from benchmarks.workloads.drawn import DRAWS, MODELS
 from benchmarks.workloads.held_out import BY_NAME, Scale
 
@@ -129,22 +129,30 @@ class _Study:
 
     def serve(self, place: Place, waiting: Iterator[str]) -> None:
         """Measure one model after the other at this place, until none waits or the time ends."""
-        while True:
-            with self.lock:
-                name = next(waiting, None)
-            if name is None:
-                return
-            if self.asked.left_s < START_S:
-                self.say(f"{name}: not begun, {self.asked.left_s:.0f} s are left")
-                continue
-            group = _Group(self, name, place)
+        following = self.group(place, waiting)
+        while (group := following) is not None:
+            following = None
             try:
-                group.measure()
+                group.compile()
+                following = self.group(place, waiting)  # is built while this one is checked and timed
+                group.compare()
             except Exception as error:  # noqa: BLE001 - a fault of the study must not lose the other models
-                self.note({"record": "fault", "model": name, "reason": repr(error)[:500]})
-                self.say(f"{name}: {error!r}")
+                self.note({"record": "fault", "model": group.model, "reason": repr(error)[:500]})
+                self.say(f"{group.model}: {error!r}")
             finally:
                 group.end()
+            following = following or self.group(place, waiting)
+
+    def group(self, place: Place, waiting: Iterator[str]) -> "_Group | None":
+        """Return the next model with its processes, which begin to build it; None if none waits or the time ends."""
+        with self.lock:
+            name = next(waiting, None)
+        if name is None:
+            return None
+        if self.asked.left_s < START_S:
+            self.say(f"{name}: not begun, {self.asked.left_s:.0f} s are left")
+            return self.group(place, waiting)
+        return _Group(self, name, place).begin()
 
 
 @dataclass
@@ -154,6 +162,8 @@ class _Group:
     study: _Study
     model: str
     place: Place
+    wanted: list[Way] = field(default_factory=list)
+    built: dict[str, tuple[Process, bool]] = field(default_factory=dict)  # with whether its caches are empty
     running: dict[str, Process] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -161,18 +171,30 @@ class _Group:
         self.work = self.asked.work / self.model
         self.work.mkdir(parents=True, exist_ok=True)
 
+    def begin(self) -> "_Group":
+        """Start the processes of all ways that are asked for, which build the model."""
+        known = self.study.known()
+        asked = [way for way in WAYS.values() if way.name in self.asked.ways]
+        self.wanted = [way for way in asked if not known.failed(self.model, way.name)]
+        for way in self.wanted:
+            cold = not (known.compiled(self.model, way.name) and (self.folder(way.name) / "inductor").exists())
+            if cold:
+                shutil.rmtree(self.folder(way.name), ignore_errors=True)  # of a run that was cut
+            self.built[way.name] = Process(self.job(way.name)), cold
+        return self
+
     def say(self, text: str) -> None:
         self.study.say(f"{self.model}: {text}")
 
-    def measure(self) -> None:
-        """Compile, check and time all ways that are asked for."""
-        known = self.study.known()
-        wanted = [w for w in WAYS.values() if w.name in self.asked.ways and not known.failed(self.model, w.name)]
-        # What has been compiled once is started from its caches, all at the same time.
-        again = [way.name for way in wanted if known.compiled(self.model, way.name) and self.folder(way.name).exists()]
+    def compile(self) -> None:
+        """Make the first calls of all ways that are asked for, those from caches at the same time."""
+        again = [way for way, (_, cold) in self.built.items() if not cold]
         self.start(again)
-        for stage in sorted({way.stage for way in wanted}):
-            self.start([way.name for way in wanted if way.stage == stage and way.name not in again])
+        for stage in sorted({way.stage for way in self.wanted}):
+            self.start([way.name for way in self.wanted if way.stage == stage and way.name not in again])
+
+    def compare(self) -> None:
+        """Check and time what runs, if eager does."""
         if "eager" in self.running and len(self.running) > 1:
             self.check()
             self.time()
@@ -183,14 +205,13 @@ class _Group:
         return self.work / way
 
     def start(self, ways: Sequence[str]) -> None:
-        """Start processes at the same time, and note their first calls."""
+        """Make the first calls of some ways at the same time, and note them."""
         started: dict[str, tuple[Process, bool]] = {}
         for way in ways:
             if self.asked.left_s < STARTS_S.get(way, START_S):
                 self.say(f"{way} is not begun, {self.asked.left_s:.0f} s are left")
                 continue
-            cold = not (self.folder(way) / "inductor").exists()
-            started[way] = Process(self.job(way)), cold
+            started[way] = self.built.pop(way)
         built = {way: process.answer(BUILD_S) for way, (process, _) in started.items()}
         for way, answer in built.items():
             if answer["status"] == "built":
@@ -285,7 +306,7 @@ class _Group:
         return samples
 
     def end(self) -> None:
-        for process in self.running.values():
+        for process in (*self.running.values(), *(process for process, _ in self.built.values())):
             process.kill()
 
 
