@@ -1,12 +1,14 @@
 """Whether a graph's calls can be repeated, by one rank alone, on copies of its inputs, as in a race."""
 
 from collections.abc import Callable, Collection, Iterator, Sequence
-from operator import attrgetter
+from functools import partial
+from operator import attrgetter, methodcaller
 
 import torch
 from torch.fx import GraphModule, Node
+from torch.fx.node import map_arg
 
-from backend_kwargs.graphs.writes import has_memory
+from backend_kwargs.graphs.writes import has_memory, storages_of
 from backend_kwargs.torch_internals.operators import OPERATORS, OpOverloadPacket, has_effects, name_of
 from backend_kwargs.torch_internals.tensors import version_of
 from backend_kwargs.trial.trees import tensors_of
@@ -35,6 +37,11 @@ BOUNDS = frozenset({"clamp_max", "remainder", "fmod", "mod", "and", "bitwise_and
 ROUNDINGS = frozenset({"floor", "ceil", "round", "trunc"})
 # Functions whose values come from their first argument alone, and from no tensor: of others they take the shape.
 SHAPED = frozenset({"expand_as", "view_as", "reshape_as"})
+# Functions whose results are the same in each call where their inputs are.
+CONSTANT = frozenset({"arange", "add", "sub", "rsub", "mul", "truediv", "div", "neg", "getitem", "unsqueeze"})
+CHANGING = frozenset({"iadd", "isub", "imul"})
+CONSTANT |= {"view", "reshape", "to", "type", "float", "long", "int", *CHANGING}
+ROUNDING = 1e-5  # of a number's size: more than a few operations in float32 can move it
 FILLED = frozenset({"new_zeros", "new_ones", "new_full", "new_empty"})
 ROUNDED = "its positions are rounded from floating-point numbers: another rounding could lead outside a tensor, after "
 ROUNDED += "which no call on this GPU would work"
@@ -82,16 +89,39 @@ def _changes_what_trains(gm: GraphModule, example_inputs: Sequence[object]) -> b
 def rounds_positions(gm: GraphModule) -> bool:
     """Return whether the graph indexes a tensor by integers that it makes of floating-point numbers without a bound.
 
-    Compiled code rounds otherwise than eager does: by one position, which may be one past the end.
+    Compiled code rounds otherwise than eager does: by one position, which may be one past the end. Positions that are
+    the same in each call, such as distances within a window, are computed: most are whole numbers before the cast too.
     """
-    rounded = set[Node]()
+    rounded, constant = set[Node](), set[Node]()
     for node in nodes_of(gm):
         name = name_of_call(node)
         if name in INDEXING | BY_FIRST and not rounded.isdisjoint(_positions(node, name)):
             return True
-        if _is_rounded(node, name, rounded):
+        if name in CONSTANT and constant.issuperset(node.all_input_nodes):
+            changed = storages_of(node.meta["example_value"]) if name in CHANGING else set()
+            constant = {
+                node,
+                *(each for each in constant if changed.isdisjoint(storages_of(each.meta["example_value"]))),
+            }
+        if _is_rounded(node, name, rounded) and not (node in constant and _stays(node)):
             rounded.add(node)
     return False
+
+
+def _stays(node: Node) -> bool:
+    """Return whether a cast of numbers that come from no input gives no larger integers after another rounding."""
+    known: dict[Node, torch.Tensor] = {}
+    numbers = _value(node.all_input_nodes[0], known).double()
+    return torch.equal((numbers + numbers * ROUNDING).trunc(), _value(node, known).double())
+
+
+def _value(node: Node, known: dict[Node, torch.Tensor]) -> torch.Tensor:
+    """Return what a node of constants gives."""
+    if node not in known:
+        args, kwargs = map_arg((node.args, node.kwargs), partial(_value, known=known))
+        call = methodcaller(node.target, *args[1:], **kwargs) if isinstance(node.target, str) else node.target
+        known[node] = call(args[0]) if isinstance(node.target, str) else call(*args, **kwargs)
+    return known[node]
 
 
 def _positions(node: Node, name: str) -> list[Node]:
