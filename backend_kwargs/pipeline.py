@@ -143,8 +143,9 @@ def _clone_outputs(compiler: Compiler, graph: CapturedGraph, options: Options, f
     if not _records(options):
         return compiled
     from backend_kwargs.backends.inductor.cudagraph_outputs import with_independent_outputs
+    from backend_kwargs.torch_internals.inductor_config import clones_live_outputs
 
-    return compiled.called_by(with_independent_outputs(compiled.call))
+    return compiled.called_by(with_independent_outputs(compiled.call, by_torch=clones_live_outputs(options)))
 
 
 def _clones(options: Options) -> bool:

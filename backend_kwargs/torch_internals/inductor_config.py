@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from torch.utils._config_module import _ConfigEntry
 
 INDUCTOR = "torch._inductor.config"
+CLONING = "triton.cudagraph_trees_generation_cloning"
 
 
 def entries(module: str = INDUCTOR) -> "Mapping[str, _ConfigEntry]":
@@ -69,6 +70,15 @@ def value(name: str) -> Any:
     for part in name.split("."):
         found = getattr(found, part)
     return found
+
+
+def clones_live_outputs(options: Mapping[str, object]) -> bool:
+    """Return whether torch itself copies results of forward graphs that are alive when a CUDA graph is replayed.
+
+    From torch 2.14 on it does, if these options or its configuration say so. Gradients it does not copy, nor what it
+    takes for dead: a result that was dropped, and that another stream or a backward pass still reads.
+    """
+    return CLONING in entries() and options.get(CLONING, value(CLONING)) == "user_visible"
 
 
 def vector_width() -> dict[str, int | None]:

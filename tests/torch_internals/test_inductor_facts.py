@@ -43,6 +43,14 @@ def test_options_in_groups_have_values():
     assert inductor_config.value("triton.cudagraphs") is False
 
 
+def test_torch_clones_live_outputs_if_asked():
+    """torch 2.14 and later copies live results of CUDA graphs if an option says so, by default it does not."""
+    theirs = inductor_config.CLONING in inductor_config.entries()
+    assert theirs is (tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 14))
+    assert inductor_config.clones_live_outputs({inductor_config.CLONING: "user_visible"}) is theirs
+    assert not inductor_config.clones_live_outputs({})
+
+
 def test_options_hold_in_their_thread_and_defaults_in_each():
     """A thread started within sees a replaced default, and no patched option (since torch 2.12)."""
     seen = []

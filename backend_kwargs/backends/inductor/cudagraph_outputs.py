@@ -35,8 +35,10 @@ _requires_grad = attrgetter("requires_grad")
 Outputs: TypeAlias = Sequence[Any]  # of a graph: tensors, numbers and None
 
 
-def with_independent_outputs(compiled: Call) -> Call:
+def with_independent_outputs(compiled: Call, *, by_torch: bool = False) -> Call:
     """Return `compiled` with copies of the outputs and gradients that are in a CUDA graph's memory pool, and no others.
+
+    Of outputs that are copied `by_torch` there are no further copies; gradients it never copies.
 
     Outputs are a flat sequence, since dynamo rebuilds the user's structure from it, so any pytree works. Outputs that
     share memory still share it when no gradient is recorded. The cost is a copy of each such output per call, and some
@@ -45,7 +47,7 @@ def with_independent_outputs(compiled: Call) -> Call:
     for function in autograd_functions(compiled):
         # `.grad` may be the memory that a captured backward graph writes.
         function.backward = staticmethod(_with_copied_results(function.backward))
-    call = one_at_a_time(_with_copied_results(compiled))
+    call = one_at_a_time(compiled if by_torch else _with_copied_results(compiled))
     if hasattr(call, "serialize"):
         call.serialize = _refuse_to_serialize
     return call

@@ -18,7 +18,7 @@ from torch.testing import assert_close
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import backend_kwargs as bk
-from backend_kwargs.torch_internals.inductor_config import vector_width
+from backend_kwargs.torch_internals.inductor_config import CLONING, entries, vector_width
 from tests import forks
 
 pytestmark = pytest.mark.usefixtures("fresh_dynamo")
@@ -513,10 +513,34 @@ def test_results_are_copied_under_auto_alone_unless_told(monkeypatch, template, 
     from backend_kwargs.backends.inductor import cudagraph_outputs
 
     wrapped, wrap = [], cudagraph_outputs.with_independent_outputs
-    monkeypatch.setattr(cudagraph_outputs, "with_independent_outputs", lambda fn: wrapped.append(fn) or wrap(fn))
+    monkeypatch.setattr(cudagraph_outputs, "with_independent_outputs", lambda fn, **how: wrapped.append(fn) or wrap(fn, **how))
     backend = bk.make_backend(f"tmpl-inductor:{template}", {"triton.cudagraphs": True} | options)
     assert_close(torch.compile(mm, backend=backend)(X), mm(X))
     assert bool(wrapped) is copies
+
+
+@pytest.mark.skipif(CLONING not in entries(), reason="torch clones live results from 2.14 on")
+@pytest.mark.parametrize(
+    ("options", "config", "ours"),
+    [
+        pytest.param({}, {}, ["backward", "call"], id="torch does not"),
+        pytest.param({CLONING: "user_visible"}, {}, ["backward"], id="by an option"),
+        pytest.param({}, {CLONING: "user_visible"}, ["backward"], id="by its configuration"),
+        pytest.param({CLONING: None}, {CLONING: "user_visible"}, ["backward", "call"], id="not by this option"),
+    ],
+)
+def test_results_that_torch_clones_are_not_copied_here(monkeypatch, options, config, ours):
+    """Where torch clones live results of forward graphs itself, the gradients are copied here, and nothing else."""
+    from backend_kwargs.backends.inductor import cudagraph_outputs
+    from backend_kwargs.torch_internals import inductor_config
+
+    copied, copy = [], cudagraph_outputs._with_copied_results
+    monkeypatch.setattr(cudagraph_outputs, "_with_copied_results", lambda fn: copied.append(fn.__name__) or copy(fn))
+    backend = bk.make_backend("tmpl-inductor", {"triton.cudagraphs": True} | options, clone_outputs=True)
+    x = X.clone().requires_grad_()
+    with inductor_config.patched(config):
+        torch.compile(mm, backend=backend)(x).sum().backward()
+    assert [name if name == "backward" else "call" for name in copied] == ours
 
 
 def test_copies_of_gradients_change_no_class_of_torch():
