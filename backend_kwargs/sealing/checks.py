@@ -1,8 +1,6 @@
 """Whether sealed results are right: compared with eager's, padded ones with unpadded ones."""
 
-import math
 from collections.abc import Callable
-from typing import Any
 
 import torch
 
@@ -11,8 +9,8 @@ from backend_kwargs.errors import BackendKwargsError
 from backend_kwargs.sealing.declared import Point, shown_point
 from backend_kwargs.sealing.inputs import Result
 from backend_kwargs.torch_internals import pytree
-from backend_kwargs.trial.accuracy import is_number, largest_of, mismatch, same_where_not_finite, wide
-from backend_kwargs.trial.bound import relative_error
+from backend_kwargs.trial.accuracy import largest_of
+from backend_kwargs.trial.bound import check_within
 from backend_kwargs.trial.trees import walk
 
 TIGHT, LOOSE = 1e-3, 3e-2  # of float32 and float64; of shorter types and under autocast
@@ -54,24 +52,15 @@ class Checks:
             "gradient": ([*mine.values()], [theirs[key] for key in mine]),
             **{what: (each, wanted.left[what]) for what, each in result.left.items()},
         }
-        return next(filter(None, (_difference(what, *both, self._tol) for what, both in compared.items())), "")
+        for what, (one, other) in compared.items():
+            if pytree.tree_structure(one) != pytree.tree_structure(other):
+                return f"the {what} has another structure"
+            least = LEAST_SHARE * largest_of(leaf for _, leaf in walk(what, other)) or 1.0
+            accuracy = check_within(one, other, other, self._bound, what=what, by="tol", least=least)
+            if not accuracy.passed:
+                return accuracy.reason
+        return ""
 
-
-def _difference(what: str, mine: Any, theirs: Any, tol: float | None) -> str:
-    """Return which leaf of two trees differs, and by how much."""
-    if pytree.tree_structure(mine) != pytree.tree_structure(theirs):
-        return f"the {what} has another structure"
-    pairs = [*zip(walk(what, mine), walk(what, theirs), strict=True)]
-    least = LEAST_SHARE * largest_of(other for _, (_, other) in pairs) or 1.0
-    for (name, one), (_, other) in pairs:
-        if not isinstance(other, torch.Tensor | bool | int | float | str):
-            continue
-        if why := mismatch(one, other):
-            return f"{name}: {why}"
-        if not is_number(other):
-            continue
-        allowed = tol or (LOOSE if one.dtype in SHORT or torch.is_autocast_enabled(one.device.type) else TIGHT)
-        alike = same_where_not_finite(wide(one), wide(other))
-        if not (error := relative_error(one, other, other, least) if alike else math.inf) <= allowed:
-            return f"{name} by {error:.2g} (relative, at most {allowed:g})"
-    return ""
+    def _bound(self, leaf: torch.Tensor) -> float:
+        short = leaf.dtype in SHORT or torch.is_autocast_enabled(leaf.device.type)
+        return self._tol or (LOOSE if short else TIGHT)

@@ -156,33 +156,46 @@ def difference(one, other, tol=None, gradients=({}, {})):
 
 
 INF, NAN = float("inf"), float("nan")
+NOT_FINITE = "output: NaN or infinity where eager has none, or vice versa"
 ONE = torch.tensor([1.0, -1.0])
 HALF = torch.ones(2, dtype=torch.float16)
 BFLOAT = torch.ones(2, dtype=torch.bfloat16)
 RESULTS = {
     "equal": (ONE, ONE.clone(), ""),
     "rounding": (ONE * 1.0005, ONE, ""),
-    "wrong": (ONE * 1.002, ONE, "output by 0.002 (relative, at most 0.001)"),
+    "wrong": (ONE * 1.002, ONE, "output: error 0.002, above tol=0.001"),
     "rounding in half": (HALF * 1.02, HALF, ""),
     "rounding in bfloat16": (BFLOAT * 1.02, BFLOAT, ""),
-    "wrong in half": (HALF * 1.05, HALF, "output by 0.05 (relative, at most 0.03)"),
+    "wrong in half": (HALF * 1.05, HALF, "output: error 0.05, above tol=0.03"),
     "integers": (torch.tensor([1, 1000]), torch.tensor([1, 1001]), "output: the values differ from eager's"),
     "dtype": (ONE.double(), ONE, "output: eager's dtype is torch.float32, this one's torch.float64"),
     "shape": (ONE[:1], ONE, "output: eager's shape is (2,), this one's (1,)"),
     "no tensor": (1.0, ONE, "output: eager gives Tensor, this one float"),
     "number": ([ONE, 2], [ONE, 3], "output[1]: the values differ from eager's"),
     "structure": ([ONE], (ONE,), "the output has another structure"),
-    "second": ([ONE, -ONE], [ONE, ONE], "output[1] by 2 (relative, at most 0.001)"),
+    "second": ([ONE, -ONE], [ONE, ONE], "output[1]: error 2, above tol=0.001"),
     "the same infinity": (torch.tensor([INF, -INF, 1]), torch.tensor([INF, -INF, 1]), ""),
-    "the other infinity": (torch.tensor([INF, 1]), torch.tensor([-INF, 1]), "output by inf (relative, at most 0.001)"),
+    "the other infinity": (
+        torch.tensor([INF, 1]),
+        torch.tensor([-INF, 1]),
+        NOT_FINITE,
+    ),
     "both NaN": (torch.tensor([NAN, 1]), torch.tensor([NAN, 1]), ""),
-    "NaN": (torch.tensor([NAN, 1]), torch.tensor([1.0, 1]), "output by inf (relative, at most 0.001)"),
-    "NaN for infinity": (torch.tensor([NAN, 1]), torch.tensor([INF, 1]), "output by inf (relative, at most 0.001)"),
+    "NaN": (
+        torch.tensor([NAN, 1]),
+        torch.tensor([1.0, 1]),
+        NOT_FINITE,
+    ),
+    "NaN for infinity": (
+        torch.tensor([NAN, 1]),
+        torch.tensor([INF, 1]),
+        NOT_FINITE,
+    ),
     "nearly zero beside others": ([torch.zeros(2), ONE], [torch.full((2,), 1e-6), ONE], ""),
     "small beside others": (
         [torch.zeros(2), ONE],
         [torch.full((2,), 1e-3), ONE],
-        "output[0] by 0.1 (relative, at most 0.001)",
+        "output[0]: error 0.1, above tol=0.001",
     ),
     "nearly zero": (torch.full((2,), 1e-6), torch.zeros(2), ""),
     "empty": (torch.zeros(0), torch.zeros(0), ""),
@@ -198,7 +211,7 @@ def test_which_results_are_right(one, other, why):
 def test_a_bound_of_the_user():
     """`tol` is the bound for all types."""
     assert difference(ONE * 1.05, ONE, 0.1) == ""
-    assert difference(HALF * 1.02, HALF, 0.01).endswith("(relative, at most 0.01)")
+    assert difference(HALF * 1.02, HALF, 0.01).endswith("above tol=0.01")
 
 
 def test_results_under_autocast():
@@ -212,8 +225,8 @@ def test_results_under_autocast():
     [
         pytest.param({}, {"w": torch.zeros(2)}, "", id="zero in eager"),
         pytest.param({"w": torch.zeros(2)}, {}, "", id="zero where compiled"),
-        pytest.param({}, {"w": ONE}, "gradient[0] by 1 (relative, at most 0.001)", id="missing"),
-        pytest.param({"w": ONE}, {}, "gradient[0] by 1 (relative, at most 0.001)", id="too many"),
+        pytest.param({}, {"w": ONE}, "gradient[0]: error 1, above tol=0.001", id="missing"),
+        pytest.param({"w": ONE}, {}, "gradient[0]: error 1, above tol=0.001", id="too many"),
         pytest.param({"w": ONE, "v": -ONE}, {"v": -ONE, "w": ONE}, "", id="another order"),
     ],
 )

@@ -524,8 +524,8 @@ REFUSED = {
     "leaks": (
         lambda x: x - x.mean(),
         (
-            "'n' cannot be padded: 'leaks' at n=3 gives other results padded to n=4, output by {} (relative, at most "
-            "0.001). Pass a mask of what is real and its `fill`, or declare `sizes` without buckets."
+            "'n' cannot be padded: 'leaks' at n=3 gives other results padded to n=4, output: error {}, above "
+            "tol=0.001. Pass a mask of what is real and its `fill`, or declare `sizes` without buckets."
         ),
     ),
     "lists": (
@@ -570,8 +570,8 @@ def test_wrong_results_are_refused():
     with pytest.raises(bk.BackendKwargsError) as refused:
         bk.seal(wrong, torch.ones(3))
     assert str(refused.value) == (
-        "'sin' is not sealed: compiled for the example it gives other results than eager, output by 1 (relative, at "
-        "most 0.001). To seal it anyway, pass a larger `tol`, or check=False."
+        "'sin' is not sealed: compiled for the example it gives other results than eager, output: error 1, above "
+        "tol=0.001. To seal it anyway, pass a larger `tol`, or check=False."
     )
     assert bk.seal(wrong, torch.ones(3), check=False)(torch.ones(3)).sum() == 0
 

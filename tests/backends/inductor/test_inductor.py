@@ -513,7 +513,9 @@ def test_results_are_copied_under_auto_alone_unless_told(monkeypatch, template, 
     from backend_kwargs.backends.inductor import cudagraph_outputs
 
     wrapped, wrap = [], cudagraph_outputs.with_independent_outputs
-    monkeypatch.setattr(cudagraph_outputs, "with_independent_outputs", lambda fn, **how: wrapped.append(fn) or wrap(fn, **how))
+    monkeypatch.setattr(
+        cudagraph_outputs, "with_independent_outputs", lambda fn, **how: wrapped.append(fn) or wrap(fn, **how)
+    )
     backend = bk.make_backend(f"tmpl-inductor:{template}", {"triton.cudagraphs": True} | options)
     assert_close(torch.compile(mm, backend=backend)(X), mm(X))
     assert bool(wrapped) is copies
