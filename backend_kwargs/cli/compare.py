@@ -14,7 +14,7 @@ from rich.console import Console
 from backend_kwargs.backend import Backend
 from backend_kwargs.cli.arguments import MaybeModel, backend_from_text, given_to
 from backend_kwargs.cli.console import console, print_table, quiet, say
-from backend_kwargs.cli.pages import Outputs, output_option
+from backend_kwargs.cli.pages import Output, Outputs
 from backend_kwargs.cli.pasting import Timed, lines_to_paste
 from backend_kwargs.errors import BackendKwargsError, wrong_value
 from backend_kwargs.facts.decision import EAGER
@@ -62,17 +62,9 @@ Quick = Annotated[
         help="End in about a minute: short races, Inductor's cache as it is, no compile that may take longer.",
     ),
 ]
-Output = Annotated[
-    list[Path] | None,
-    output_option(
-        "Write a page (.html), its data (.json), a summary for a pull request (.md) or a plot of the speedups "
-        "(.png, .svg, .pdf); may be given several times."
-    ),
-]
 Against = Annotated[
     Path | None, typer.Option(metavar="FILE", help="Show what differs from an earlier -o OLD.html or OLD.json.")
 ]
-WithCode = Annotated[bool, typer.Option("--with-code", help="Put the generated code into the page and its data.")]
 FailBelow = Annotated[
     str | None,
     typer.Option(
@@ -82,8 +74,7 @@ FailBelow = Annotated[
         "not surely so high: the lower end of its interval counts.",
     ),
 ]
-IMAGES = (".png", ".svg", ".pdf")
-OF_FILES = ("from_", "output", "against", "with_code")
+OF_FILES = ("from_", "output", "against")
 
 
 class Mode(StrEnum):
@@ -106,19 +97,17 @@ def show(
     quick: Quick = False,
     output: Output = None,
     against: Against = None,
-    with_code: WithCode = False,
     fail_below: FailBelow = None,
 ) -> None:
     """Compare one model under several backends, check the results, time them interleaved, and print a table.
 
     A FILE.py and its factory can import the files next to it, as with `python FILE.py`.
     """
-    outputs = Outputs.checked(output, () if from_ else IMAGES, against=against, with_code=with_code)
+    outputs = Outputs.checked(output, against=against)
     if from_:
         return _again(context, from_, outputs)
     if factory is None:
         raise BackendKwargsError("Name what to compare: MODEL, or --from FILE, an earlier page or its data.")
-    _check_plots(outputs)  # now, not after minutes of compiling
     gate = None if fail_below is None else Gate.of(fail_below)
     with importable(folder_of_model(factory)):  # a backend may be a module next to the model
         wanted = list(_backends(backends))
@@ -194,13 +183,6 @@ class Gate:
         return replace(self, over=over)
 
 
-def _check_plots(outputs: Outputs) -> None:
-    from backend_kwargs.compare.drawing import check_drawable
-
-    for path in outputs.ending(*IMAGES):
-        check_drawable(path)
-
-
 def _finish(
     comparison: "Comparison",
     title: str,
@@ -210,7 +192,7 @@ def _finish(
     timed: Timed,
 ) -> None:
     """Print and write a comparison; exit with what it shows."""
-    from backend_kwargs.compare import fastest, plot
+    from backend_kwargs.compare import fastest
 
     best = fastest(comparison)
     backend = backends[best.label] if best and not comparison.over_itself(best) else None
@@ -221,8 +203,6 @@ def _finish(
 
         paste = lines_to_paste(backend, timed) if backend else []
         outputs.write(document_of(comparison, file_of(title), paste, [judged.text] if judged else []))
-    for path in outputs.ending(*IMAGES):
-        plot(comparison, path)
     if not any(row.right for row in comparison.rows):
         raise typer.Exit(NONE_RAN)
     if judged and not judged.passed:

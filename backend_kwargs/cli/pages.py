@@ -31,20 +31,14 @@ class Outputs:
     """The files that a command writes, and the older report that they are compared with."""
 
     files: Sequence[Path] = ()
-    with_code: bool = False
     old: Document | None = None
 
     @classmethod
     def checked(
-        cls,
-        files: Sequence[Path] | None,
-        also: Collection[str] = (),
-        *,
-        against: Path | None = None,
-        with_code: bool = False,
+        cls, files: Sequence[Path] | None, also: Collection[str] = (), *, against: Path | None = None
     ) -> "Outputs":
         """Return the outputs, which may end in `also` too, with the older report read; raise now, not after minutes."""
-        made = cls(files or (), with_code)
+        made = cls(files or ())
         endings = (*also, *PAGES)
         for path in made.files:
             if path.suffix.lower() not in endings:
@@ -53,9 +47,7 @@ class Outputs:
             check_writable(path)
         if against and not made:
             raise BackendKwargsError("--against needs a file to show the changes in: -o OUT.html, say.")
-        if with_code and not made.ending(".html", ".json"):
-            raise BackendKwargsError("--with-code needs a file to put the code in: -o OUT.html, say.")
-        return cls(made.files, with_code, read_document(against) if against else None)
+        return cls(made.files, read_document(against) if against else None)
 
     def __bool__(self) -> bool:
         return bool(self.ending(*PAGES))
@@ -71,8 +63,8 @@ class Outputs:
         if self.old:
             document = msgspec.structs.replace(document, changes=changes(self.old, document))
         writers: dict[str, Callable[[], str | bytes]] = {
-            ".html": lambda: to_html(document, with_code=self.with_code),
-            ".json": lambda: data or to_json(document, with_code=self.with_code),
+            ".html": lambda: to_html(document),
+            ".json": lambda: data or to_json(document),
             ".md": lambda: to_markdown(document),
         }
         for path in self.ending(*PAGES):

@@ -45,7 +45,8 @@ REMOVED = {
     "compare --markdown": FILE,
     "compare --option": BRACKETS,
     "compare --over": "--fail-below NAME=RATIO",
-    "compare --plot": "-o FILE.png",
+    "compare --plot": FILE,
+    "compare --with-code": "print(bk.report(compiled)), or .graphs[0].codes[0].source of it, in Python",
     "compare --precision": "--backends 'tmpl-inductor[precision=bf16,max_error=1e-2]'",
     "compare --report": "call bk.report(compiled) in Python, or look at the page, -o FILE.html",
     "compare --samples": "-o FILE.json has the rows; backend_kwargs.compare.to_json(...) in Python all samples",
@@ -63,6 +64,7 @@ REMOVED = {
     "tune --html": FILE,
     "tune --json": FILE,
     "tune --max-error": AUTOS.format("max_error"),
+    "tune --print-plan": "copy the plan in docs/fleet.md",
     "tune --precision": AUTOS.format("precision"),
 }
 

@@ -34,9 +34,6 @@ SET_HERE: Mapping[str, str] = {
 }
 
 
-PrintPlan = Annotated[
-    bool, typer.Option("--print-plan", help="Print a plan of MODEL with these options; race nothing.")
-]
 Output = Annotated[
     list[Path] | None,
     output_option("Write the decisions (.toml), and a page (.html), its data (.json) or a summary (.md)."),
@@ -56,9 +53,7 @@ Further = Annotated[
 ]
 
 
-def show(
-    model: Model, output: Output = None, shapes: Shapes = None, option: Further = None, print_plan: PrintPlan = False
-) -> None:
+def show(model: Model, output: Output = None, shapes: Shapes = None, option: Further = None) -> None:
     """Race a model for inference at each of the sizes, print what won, and write a file of decisions to ship.
 
     Ctrl-C keeps the sizes that were raced before it. `backend-kwargs decisions import FILE` puts the file into the
@@ -67,11 +62,6 @@ def show(
     outputs = Outputs.checked(output, [DECISIONS])
     backend = _backend(assigned(option))
     budget_s = backend.options.get("budget_s", BUDGET_S)
-    if print_plan:
-        from backend_kwargs.cli.tune_plan import plan_of
-
-        print(plan_of(model, _sizes_by_name(shapes or []), backend, budget_s), end="")
-        return
     files = outputs.ending(DECISIONS)
     if len(files) != 1:
         raise BackendKwargsError("Name one file for the decisions: -o FILE.toml.")
@@ -127,20 +117,14 @@ def _write(model: str, raced: Sequence[Tuned], output: Path) -> int:
 
 def sizes_of(shapes: list[str]) -> list[dict[str, int]]:
     """Return every combination of sizes such as "name=1,8,32", and one empty combination without any."""
-    named = _sizes_by_name(shapes)
-    return [dict(zip(named, each, strict=True)) for each in product(*named.values())]
-
-
-def _sizes_by_name(shapes: list[str]) -> dict[str, list[int]]:
-    """Return the sizes of each name in texts such as "name=1,8,32"."""
-    named: dict[str, list[int]] = {}
+    named: dict[str, dict[int, None]] = {}
     for text in shapes:
         name, equals, values = text.partition("=")
         numbers = [value.strip() for value in values.split(",")]
         if not equals or not name.strip().isidentifier() or not all(n.isdecimal() and int(n) > 0 for n in numbers):
             raise BackendKwargsError(f"Option '--shapes' must be name=1,2,3 with whole numbers above 0, got {text!r}.")
-        named.setdefault(name.strip(), []).extend(map(int, numbers))
-    return {name: list(dict.fromkeys(sizes)) for name, sizes in named.items()}
+        named.setdefault(name.strip(), {}).update(dict.fromkeys(map(int, numbers)))
+    return [dict(zip(named, each, strict=True)) for each in product(*named.values())]
 
 
 def _raced(

@@ -2,7 +2,7 @@
 
 import re
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Annotated
@@ -10,25 +10,24 @@ from typing import Annotated
 import typer
 
 from backend_kwargs.auto.machine import releases
-from backend_kwargs.backend import Backend
 from backend_kwargs.cli.console import console, print_table, say
 from backend_kwargs.cli.decisions import Where
 from backend_kwargs.cli.pages import Output, Outputs
-from backend_kwargs.errors import BackendKwargsError, shortened, wrong_value
+from backend_kwargs.errors import BackendKwargsError, removed, shortened, wrong_value
 from backend_kwargs.fleet.board import UnitClaims
 from backend_kwargs.fleet.local import LocalPool, devices_here
-from backend_kwargs.fleet.on_ray import RayPool, run_job, without_login
-from backend_kwargs.fleet.plan import printed_plan, read_plan
+from backend_kwargs.fleet.on_ray import RayPool, without_login
+from backend_kwargs.fleet.plan import read_plan
 from backend_kwargs.fleet.racing import AUTO, check, check_keys, is_slower
 from backend_kwargs.fleet.scheduling import Ended, Pool, Queue, drive, expected
 from backend_kwargs.fleet.summary import Summary
-from backend_kwargs.fleet.units import WITHOUT_EFFECT, Unit, name_of
+from backend_kwargs.fleet.units import Unit, name_of
 from backend_kwargs.page import document as page
 from backend_kwargs.page import noise_of
 from backend_kwargs.page.sentence import SLOWER, gained
 from backend_kwargs.page.values import environment_of, file_of, interval_of, measured_on, now
 from backend_kwargs.progress import progress
-from backend_kwargs.stores.opening import check_store, opened
+from backend_kwargs.stores.opening import opened
 
 COLUMNS = ("model", "status", "winner", "over eager", "took", "on")
 LOCAL, RAY = "local", "ray:"
@@ -75,7 +74,8 @@ def _run(plan: Path, on: str, share: str, store: str | None, outputs: Outputs) -
         check(unit)
     number = share_of(share)
     if on.startswith((f"{RAY}http://", f"{RAY}https://")):
-        raise typer.Exit(_as_job(on.removeprefix(RAY), plan, share, store, outputs))
+        job = "`ray job submit --working-dir . -- backend-kwargs tune-plan PLAN.toml --on ray:auto`"
+        raise removed("'--on ray:http://...'", job)
     check_keys(units)
     kept = opened(store)
     with _pool(on, plan.resolve().parent) as pool:
@@ -123,20 +123,6 @@ def _minutes(seconds: float) -> str:
     return f"{seconds / 60:.1f} min"
 
 
-def plan_of(model: str, shapes: Mapping[str, list[int]], backend: Backend, budget_s: float) -> str:
-    """Return a plan for this machine that tunes one model, as text."""
-    import torch
-
-    own = {name: value for name, value in backend.options.items() if name not in (*WITHOUT_EFFECT, "store")}
-    effort, candidates = str(own.pop("effort", "quick")), own.pop("candidates", None)
-    own.pop("budget_s", None)
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    threads = None if device == "cuda" else torch.get_num_threads()
-    names = None if candidates is None else tuple(candidates)
-    unit = Unit(model, device, threads=threads, effort=effort, candidates=names, budget_s=budget_s, options=own)
-    return printed_plan(unit, shapes)
-
-
 def share_of(text: str) -> tuple[int, int]:
     """Return K and N of "K/N"; raise for anything else."""
     found = re.fullmatch(r"(\d{1,6})/(\d{1,6})", text)
@@ -155,7 +141,7 @@ def _pool(on: str, folder: Path) -> Iterator[Pool]:
         with closing(RayPool(on.removeprefix(RAY), folder)) as pool:
             yield pool
     else:
-        wanted = "local, local:N, ray:auto, ray:ADDRESS or ray:http://ADDRESS"
+        wanted = "local, local:N, ray:auto or ray:ADDRESS"
         raise wrong_value("Option '--on'", wanted, without_login(on))
 
 
@@ -189,18 +175,6 @@ def _progress(count: int) -> Iterator[Callable[[int, Ended], None]]:
             told(f"{done} of {count} units are done", done / count)
 
         yield tell
-
-
-def _as_job(address: str, plan: Path, share: str, store: str | None, outputs: Outputs) -> int:
-    """Run the command as a job of a Ray cluster; return its exit code."""
-    if store is None:
-        raise BackendKwargsError("--on ray:http://... needs --store, which the cluster can reach: a URL, or env:NAME.")
-    check_store(store, elsewhere=True)  # the cluster shows a job's command to everyone
-    if outputs:
-        raise BackendKwargsError("-o is not for a job: its files would stay on the cluster.")
-    arguments = ["--store", store, "--shard", share]
-    succeeded = run_job(address, plan, arguments, lambda text: say(*text.splitlines()) if text else None)
-    return 0 if succeeded else FAILED
 
 
 def _show(summary: Summary, store: str | None) -> None:

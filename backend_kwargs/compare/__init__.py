@@ -8,7 +8,6 @@ from collections.abc import Callable, Sequence
 import torch
 
 from backend_kwargs.compare.document import ShownComparison
-from backend_kwargs.compare.drawing import plot
 from backend_kwargs.compare.rows import Candidate, Comparison, Mode, Progress, Row, fastest, to_json
 from backend_kwargs.compare.trial import CandidateTrial
 from backend_kwargs.errors import BackendKwargsError, error_text, unknown, wrong_value
@@ -30,7 +29,7 @@ from backend_kwargs.trial import (
 from backend_kwargs.trial.inputs import moved
 from backend_kwargs.trial.trees import tensors_of
 
-__all__ = ["Candidate", "Comparison", "Row", "compare", "fastest", "plot", "to_json"]
+__all__ = ["Candidate", "Comparison", "Row", "compare", "fastest", "to_json"]
 
 LEAST_TIMING_S = 5.0  # under `limit_s`, whatever compiling took
 APART = 1.05  # times the interval of a speedup: the ratio of medians is another one

@@ -40,7 +40,6 @@ def document_of(
 ) -> page.Document:
     """Return the page of a comparison; `paste` are the lines that compile with the winner."""
     best = fastest(comparison)
-    shown = _shown(comparison, best)
     speedups = page.Speedups(
         over=comparison.baseline or "",
         noise=interval_of(comparison.noise),
@@ -59,7 +58,7 @@ def document_of(
         speedups=(speedups, *places_of(raced)),
         races=tuple(race_of(*each) for each in raced),
         tradeoffs=tradeoffs_of(speedups),
-        graphs=tuple(_graphs(shown)),
+        graphs=tuple(_graphs(comparison, best)),
         accuracy=tuple(each for row in comparison.rows for each in _results(row))[:MOST_RESULTS],
         notes=(*notes, *comparison.reading()[1:]),
     )
@@ -178,22 +177,15 @@ def _row(row: Row, *, won: bool) -> page.Row:
     )
 
 
-def _shown(comparison: Comparison, best: Row | None) -> list[Row]:
-    """Return the row whose graphs the page shows, the winner or else the fastest, and one to compare its code with."""
-    known = [row for row in comparison.rows if row.made and row.right and row.latency]
-    known.sort(key=lambda row: (row is not best, row.latency.median if row.latency else 0.0))
-    return [*known[:1], *sorted(known[1:], key=lambda row: not is_mode(row))[:1]]
-
-
-def _graphs(rows: Sequence[Row]) -> Iterator[page.Graph]:
+def _graphs(comparison: Comparison, best: Row | None) -> Iterator[page.Graph]:
+    """Yield the graphs of the winner, or else of the fastest."""
     import msgspec
 
-    for at, graph in enumerate(rows[0].made if rows else ()):
-        own = graph_of(graph, rows[0].label)
-        others = [graph_of(row.made[at], row.label) for row in rows[1:] if at < len(row.made)]
-        codes = (*own.codes, *(code for other in others for code in other.codes))
-        kernels = _kernels(rows[0], own) or own.kernels
-        yield msgspec.structs.replace(own, backend=rows[0].label, codes=codes, kernels=kernels)
+    known = [row for row in comparison.rows if row.made and row.right and row.latency]
+    known.sort(key=lambda row: (row is not best, row.latency.median if row.latency else 0.0))
+    for row in known[:1]:
+        for own in map(graph_of, row.made):
+            yield msgspec.structs.replace(own, backend=row.label, kernels=_kernels(row, own) or own.kernels)
 
 
 def _kernels(row: Row, graph: page.Graph) -> tuple[page.Kernel, ...]:

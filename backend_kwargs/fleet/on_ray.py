@@ -4,31 +4,23 @@ What travels is a unit as JSON, and the folder of the plan with the factories. W
 dashboard, can run any code there.
 """
 
-import itertools
 import os
-import shlex
 import socket
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 
 from backend_kwargs.errors import BackendKwargsError, error_text, pip_install
-from backend_kwargs.files.retries import retried
 from backend_kwargs.fleet.process import LOOK_S, UnitProcess, cancel
 from backend_kwargs.fleet.racing import is_named
 from backend_kwargs.fleet.scheduling import MOST_ATTEMPTS, Ended
 from backend_kwargs.fleet.units import Result, Unit
 from backend_kwargs.stores.urls import HIDDEN, label_of, without_secrets
 
-if TYPE_CHECKING:
-    from ray.job_submission import JobSubmissionClient
-
-JOB_LOOK_S = 1.0
-AGENT_S = 60.0  # that a cluster may need, after it was started, until it takes jobs
 CONNECT_S = 10.0
 NO_STATISTICS = {"RAY_USAGE_STATS_ENABLED": "0"}
 OF_A_JOB = "RAY_JOB_CONFIG_JSON_ENV_VAR"
@@ -175,42 +167,3 @@ def _type_of(resources: dict[str, float], unit: Unit) -> str | None:
         return ""
     kinds = ((name, name.removeprefix(TYPE)) for name in resources if name.startswith(TYPE))
     return next((name for name, of in kinds if is_named(of, unit.device) or is_named(unit.device, of)), None)
-
-
-def _submitted(client: "JobSubmissionClient", **job: Any) -> str:
-    """Submit a job and return its name; a cluster that has just been started has no agent for it yet."""
-    until = time.monotonic() + AGENT_S
-
-    def has_no_agent(error: Exception) -> bool:
-        return isinstance(error, RuntimeError) and "No available agent" in str(error) and time.monotonic() <= until
-
-    return str(retried(lambda: client.submit_job(**job), has_no_agent, itertools.repeat(JOB_LOOK_S)))
-
-
-def run_job(address: str, plan: Path, arguments: Sequence[str], show: Callable[[str], None]) -> bool:
-    """Run `tune-plan` on the cluster whose dashboard is at `address`; return whether it succeeded."""
-    _ray()
-    from ray.job_submission import JobSubmissionClient
-
-    command = ["python", "-m", "backend_kwargs", "tune-plan", plan.name, "--on", "ray:auto", *arguments]
-    environment = {"working_dir": str(plan.resolve().parent), "env_vars": NO_STATISTICS}
-    try:
-        client = JobSubmissionClient(address)
-        job = _submitted(client, entrypoint=shlex.join(command), runtime_env=environment)
-    except Exception as error:  # noqa: BLE001 - a connection, the upload, or the release
-        where, why = without_login(address), _why(error, address)
-        raise BackendKwargsError(f"The Ray cluster at {where!r} takes no job: {why}.") from None
-    shown = 0
-    try:
-        while True:
-            status = client.get_job_status(job)
-            lines = client.get_job_logs(job)
-            show(lines[shown:])
-            shown = len(lines)
-            if status.is_terminal():
-                return bool(status == "SUCCEEDED")
-            time.sleep(JOB_LOOK_S)
-    except BaseException:
-        with suppress(Exception):  # the cluster may be gone
-            client.stop_job(job)
-        raise

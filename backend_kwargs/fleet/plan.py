@@ -1,7 +1,6 @@
 """The file of a plan: models, the sizes, devices and threads to tune each for, and what may be raced."""
 
 import itertools
-import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -154,39 +153,3 @@ def _digest(folder: Path, model: str) -> str:
     if where.endswith(".py"):
         raise BackendKwargsError(f"No file {str(file)!r}: a plan's factories are beside it.")
     return ""  # a module that is installed
-
-
-TEMPLATE = """\
-# A plan for `backend-kwargs tune-plan FILE`. Each model is tuned for every combination of its sizes, and of the
-# dtypes, devices and threads; a [[models]] table may have any of these keys for itself.
-devices = {devices}  # "cpu", "cuda" for any GPU, or part of a GPU's name, such as "H100"
-{threads}# dtypes = ["float32", "bfloat16"]  # leave it out for what the factory makes
-effort = {effort}  # or "full"
-budget_s = {budget_s:g}  # for each graph's race; 300 by default, since no call waits for it
-# limit_s = 3600  # after which a unit is killed, and fails; else 10 budgets and 10 minutes
-{candidates}{options}
-[[models]]
-model = {model}  # "file.py:function" beside this file; the function returns (model, example_inputs)
-{shapes}"""
-
-
-def printed_plan(unit: Unit, shapes: Mapping[str, list[int]]) -> str:
-    """Return a plan of one model as text; the keys that it leaves to their defaults are comments."""
-    options = "".join(f"{_toml(name)} = {_toml(value)}\n" for name, value in unit.options.items())
-    return TEMPLATE.format(
-        devices=_toml([unit.device]),
-        threads=f"threads = [{unit.threads}]\n" if unit.threads else "# threads = [4, 8]  # of CPU units\n",
-        effort=_toml(unit.effort),
-        budget_s=unit.budget_s,
-        candidates="" if unit.candidates is None else f"candidates = {_toml(unit.candidates)}\n",
-        options=f"\n[options]  # further ones of auto\n{options}" if options else "",
-        model=_toml(unit.model),
-        shapes=f"shapes = {{ {', '.join(f'{name} = {numbers}' for name, numbers in shapes.items())} }}\n"
-        if shapes
-        else "# shapes = { batch = [1, 8] }  # keyword arguments of the function\n",
-    )
-
-
-def _toml(value: object) -> str:
-    # JSON's texts, numbers, booleans and lists are TOML too, except DEL.
-    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")

@@ -4,8 +4,6 @@ Every part is optional, and an absent one leaves no trace on the page. All text 
 sizes in bytes, ratios above 1 are faster. Files may come from anyone: each list and text has a limit.
 """
 
-import gzip
-import zlib
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -16,7 +14,6 @@ from backend_kwargs.interval import Interval, widest
 
 VERSION = 1
 LONGEST = 32 << 20  # bytes of a document
-LONGEST_CODE = 4 << 20  # bytes of one graph's generated code
 
 Name = Annotated[str, Meta(max_length=500)]
 Text = Annotated[str, Meta(max_length=8000)]
@@ -207,13 +204,11 @@ class Kernel(Part, frozen=True):
     calls: Count = 1
 
 
-class Source(Part, frozen=True):
-    """Lines of a source file; `line` is the one that is meant, `first` the number of the first one here."""
+class Source(Part, frozen=True, forbid_unknown_fields=False):  # earlier releases wrote lines
+    """A line of a source file."""
 
     place: Name
     line: Count = 0
-    first: Count = 0
-    lines: Annotated[tuple[Annotated[str, Meta(max_length=1000)], ...], _at_most(50)] = ()
 
 
 class Cause(Part, frozen=True):
@@ -225,33 +220,8 @@ class Cause(Part, frozen=True):
     source: Source | None = None
 
 
-class Code(Part, frozen=True):
-    """Generated code, compressed by gzip; `Code.of` makes one, `text` returns the code."""
-
-    name: Name
-    packed: Annotated[bytes, Meta(max_length=LONGEST_CODE)]
-    direction: Name = "forward"
-
-    @classmethod
-    def of(cls, name: str, text: str, direction: str = "forward") -> "Code":
-        """Return the code of candidate `name`."""
-        return cls(name=name, direction=direction, packed=gzip.compress(text.encode(errors="replace"), mtime=0))
-
-    @property
-    def text(self) -> str:
-        """Return the code; raise BackendKwargsError if it is not what `of` made, or too long."""
-        unpacking = zlib.decompressobj(wbits=31)
-        try:
-            found = unpacking.decompress(self.packed, LONGEST_CODE).decode()
-        except (zlib.error, UnicodeDecodeError) as error:
-            raise BackendKwargsError(f"Cannot unpack the code of {self.name!r}: {error_text(error)}.") from None
-        if not unpacking.eof:
-            raise BackendKwargsError(f"The code of {self.name!r} is cut off, or longer than {LONGEST_CODE} bytes.")
-        return found
-
-
-class Graph(Part, frozen=True):
-    """One compiled graph. `ran` says what ran it in place of its backend; `codes` are of candidates to compare."""
+class Graph(Part, frozen=True, forbid_unknown_fields=False):  # earlier releases wrote generated code
+    """One compiled graph. `ran` says what ran it in place of its backend."""
 
     name: Name
     function: Name = ""
@@ -265,7 +235,6 @@ class Graph(Part, frozen=True):
     kernels: Annotated[tuple[Kernel, ...], _at_most(5000)] = ()
     causes: Annotated[tuple[Cause, ...], _at_most(500)] = ()
     notes: Annotated[tuple[Text, ...], _at_most(200)] = ()
-    codes: Annotated[tuple[Code, ...], _at_most(20)] = ()
 
 
 class Result(Part, frozen=True):

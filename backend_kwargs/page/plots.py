@@ -4,14 +4,13 @@ Plots in tables have the width of their column, so that positions along it are p
 have a coordinate system of their own.
 """
 
-import difflib
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from backend_kwargs.interval import Interval
 from backend_kwargs.page import figures
-from backend_kwargs.page.document import Change, Code, Kernel, Point, Race, Result, Row, Speedups, Tradeoffs
+from backend_kwargs.page.document import Change, Kernel, Point, Race, Result, Row, Speedups, Tradeoffs
 
 MARGIN = 3.0  # percent at both ends, in which a dot has room
 WIDTH, HEIGHT = 340, 230  # of a plot of trade-offs
@@ -19,7 +18,6 @@ LEFT, RIGHT, TOP, BOTTOM = 52, 328, 12, 192
 WIDE, HIGH = 58, 15  # of a label there
 MOST_TICKS = 6
 MOST_KERNELS = 12
-MOST_LINES = 20_000  # that are compared: the time is quadratic
 
 
 class Dot(NamedTuple):
@@ -245,20 +243,3 @@ def bound_axis(results: Iterable[Result]) -> Axis | None:
 def of_bound(result: Result) -> float | None:
     """Return the error as a multiple of its bound, None if either is unknown."""
     return result.error / result.bound if result.error is not None and result.bound else None
-
-
-def code_pairs(codes: Sequence[Code]) -> Iterator[tuple[str, list[int]]]:
-    """Yield each direction with the places of two codes to show side by side: the first, and another candidate's."""
-    for direction in dict.fromkeys(code.direction for code in codes):
-        own = [at for at, code in enumerate(codes) if code.direction == direction]
-        others = [at for at in own if codes[at].name != codes[own[0]].name]
-        yield direction, [own[0], *others[:1]]
-
-
-def line_changes(one: Code, other: Code) -> str:
-    """Return the blocks of lines that are equal ("e") or differ ("d") in two codes, as "e,0,12,0,12;d,12,14,12,13"."""
-    left, right = one.text.split("\n"), other.text.split("\n")
-    if max(len(left), len(right)) > MOST_LINES:
-        return f"d,0,{len(left)},0,{len(right)}"
-    blocks = difflib.SequenceMatcher(None, left, right).get_opcodes()
-    return ";".join(f"{'e' if kind == 'equal' else 'd'},{a},{b},{c},{d}" for kind, a, b, c, d in blocks)

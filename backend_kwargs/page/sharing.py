@@ -20,7 +20,7 @@ from msgspec.structs import replace
 
 from backend_kwargs.errors import printable
 from backend_kwargs.options.templates import BUILT_IN
-from backend_kwargs.page.document import Code, Document, Lane, Row
+from backend_kwargs.page.document import Document, Lane, Row
 
 LEFT_OUT = "(left out)"
 # Texts may be anyone's: no pattern may start in the middle of what it has tried before, so that the time is linear.
@@ -74,9 +74,6 @@ def shared(text: str, private: frozenset[str]) -> str:
 
 def _walked(value: Any, kind: Any, told: Callable[[str], str]) -> Any:
     """Return a value, of a type that the schema describes as `kind`, as it may be shared."""
-    if isinstance(value, Code):
-        lines = (told(line) for line in printable(value.text, keep="\n\t").split("\n"))
-        return Code.of(_text(value.name, None, told), "\n".join(lines), _text(value.direction, None, told))
     if isinstance(value, Row | Lane) and value.status in FAILED:
         value = replace(value, reason=_class(value.reason))
     if isinstance(value, Struct):

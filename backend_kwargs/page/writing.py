@@ -7,10 +7,8 @@ from functools import cache
 from importlib.resources import files
 from typing import TYPE_CHECKING
 
-from msgspec.structs import replace
-
 from backend_kwargs.page import figures, plots, sentence
-from backend_kwargs.page.document import Document, Graph, packed, parse
+from backend_kwargs.page.document import Document, packed, parse
 from backend_kwargs.page.sharing import shareable
 
 if TYPE_CHECKING:
@@ -32,17 +30,15 @@ TITLES = (
 )
 
 
-def to_html(document: Document, *, with_code: bool = False) -> str:
-    """Return the page as one HTML file that opens without a network; `with_code` adds the generated code, compressed.
+def to_html(document: Document) -> str:
+    """Return the page as one HTML file that opens without a network.
 
     Raises BackendKwargsError if a value breaks the schema.
     """
-    shared = _checked(document, with_code=with_code)
-    had_code = any(graph.codes for graph in document.graphs)
+    shared = _checked(document)
     return _render(
         "page.html.j2",
         document=shared,
-        code="shown" if with_code else "left out" if had_code else "none",
         data=_markup(packed(shared).decode().translate(ESCAPES)),
         sections=list(_sections(shared)),
     )
@@ -50,12 +46,12 @@ def to_html(document: Document, *, with_code: bool = False) -> str:
 
 def fragment(document: Document) -> str:
     """Return the same parts for a notebook: HTML with styles that act only inside it, without a script."""
-    return _render("fragment.html.j2", document=_checked(document, with_code=False))
+    return _render("fragment.html.j2", document=_checked(document))
 
 
-def to_json(document: Document, *, with_code: bool = False) -> bytes:
+def to_json(document: Document) -> bytes:
     """Return the data that the page contains, as `parse` reads it."""
-    return packed(_checked(document, with_code=with_code))
+    return packed(_checked(document))
 
 
 def policy() -> str:
@@ -71,17 +67,9 @@ def policy() -> str:
     )
 
 
-def _checked(document: Document, *, with_code: bool) -> Document:
+def _checked(document: Document) -> Document:
     """Return what is shown: without what must not be told, and as a reader of the JSON gets it."""
-    if not with_code:
-        document = replace(document, graphs=tuple(map(_without_code, document.graphs)))
     return parse(packed(shareable(document)))
-
-
-def _without_code(graph: Graph) -> Graph:
-    """Return a graph without generated code, and without lines of the user's."""
-    causes = (replace(each, source=each.source and replace(each.source, lines=(), first=0)) for each in graph.causes)
-    return replace(graph, codes=(), causes=tuple(causes))
 
 
 def _sections(document: Document) -> Iterator[tuple[str, str]]:

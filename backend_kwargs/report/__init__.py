@@ -91,14 +91,14 @@ class Report:
 
         return fragment(self._document())
 
-    def to_html(self, path: str | Path, *, with_code: bool = False) -> None:
-        """Write the report as one HTML file that opens anywhere; `with_code` adds the generated code.
+    def to_html(self, path: str | Path) -> None:
+        """Write the report as one HTML file that opens anywhere.
 
         Raises BackendKwargsError if the file cannot be written.
         """
         from backend_kwargs.page import to_html
 
-        write_whole(Path(path), to_html(self._document(), with_code=with_code))
+        write_whole(Path(path), to_html(self._document()))
 
     def _document(self) -> "Document":
         from backend_kwargs.report.document import document_of

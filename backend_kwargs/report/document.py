@@ -1,6 +1,5 @@
 """A report as a page: its graphs with options, kernels and code, what broke them, and the races behind them."""
 
-import linecache
 import re
 from collections.abc import Iterable, Iterator, Sequence
 
@@ -16,7 +15,6 @@ from backend_kwargs.report.decisions import parts_of, verdict_of
 from backend_kwargs.report.graphs import Graph, Race, engine_lines
 
 PLACE = re.compile(r"# (?P<file>[^\s:]+):(?P<line>\d+) in ")  # of a guard in dynamo's reason to compile again
-BESIDE = 3  # lines of a source before and after the one that is meant
 MOST = 1000  # graphs on a page
 
 
@@ -64,9 +62,8 @@ def _name(graph: Graph) -> str:
     return f"graph {graph.compile_id}"
 
 
-def graph_of(graph: Graph, candidate: str = "") -> page.Graph:
-    """Return a graph as part of a page; its code is that of `candidate`, or of what won its race."""
-    winner = candidate or (graph.race.winner if graph.race else graph.backend)
+def graph_of(graph: Graph) -> page.Graph:
+    """Return a graph as part of a page."""
     kernels = [(name, kind) for code in graph.codes for kind, names in code.kernels.items() for name in names]
     costs = graph.rewrite_costs
     return page.Graph(
@@ -85,7 +82,6 @@ def graph_of(graph: Graph, candidate: str = "") -> page.Graph:
         kernels=tuple(page.Kernel(name=name, kind=kind) for name, kind in kernels),
         causes=tuple(_causes(graph)),
         notes=tuple(_notes(graph)),
-        codes=tuple(page.Code.of(winner, code.source, code.direction) for code in graph.codes),
     )
 
 
@@ -108,20 +104,12 @@ def _options(graph: Graph) -> Iterator[page.Option]:
 def _causes(graph: Graph) -> Iterator[page.Cause]:
     if graph.recompiled:
         found = PLACE.search(graph.recompiled)
-        source = _source(found["file"], int(found["line"])) if found else None
+        source = page.Source(f"{file_of(found['file'])}:{found['line']}", int(found["line"])) if found else None
         yield page.Cause(kind="recompile", reason=graph.recompiled.splitlines()[0].partition("  #")[0], source=source)
     if ended_by := graph.ended_by:
         file, _, line = ended_by.place.rpartition(":")
-        source = _source(file, int(line)) if line.isdecimal() else None
+        source = page.Source(f"{file_of(file)}:{line}", int(line)) if line.isdecimal() else None
         yield page.Cause(kind="break", reason=ended_by.reason, hint=ended_by.hint, source=source)
-
-
-def _source(file: str, line: int) -> page.Source:
-    """Return a line of a file with those beside it, without lines if the file cannot be read."""
-    first = max(1, line - BESIDE)
-    lines = [linecache.getline(file, at) for at in range(first, line + BESIDE + 1)]
-    shown = tuple(text.rstrip()[:1000] for text in lines if text)
-    return page.Source(place=f"{file_of(file)}:{line}", line=line, first=first if shown else 0, lines=shown)
 
 
 def _notes(graph: Graph) -> Iterator[str]:

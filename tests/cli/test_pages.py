@@ -183,11 +183,6 @@ def test_a_hostile_older_report_is_refused_at_once(folder, content, message):
             id="changes nowhere",
         ),
         pytest.param(
-            [*SMALL, "--with-code"],
-            "--with-code needs a file to put the code in: -o OUT.html, say.",
-            id="code nowhere",
-        ),
-        pytest.param(
             [*SMALL, "--fail-below", "inductr=1.05"],
             "Unknown name of --fail-below 'inductr'. It is one of --backends, or 'default'.",
             id="over another",

@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-import sys
 
 import pytest
 import torch
@@ -16,17 +15,13 @@ from backend_kwargs.compare import (
     Row,
     _judge_speed,
     compare,
-    drawing,
     fastest,
-    plot,
     rows,
     to_json,
 )
 from backend_kwargs.compare.document import document_of
-from backend_kwargs.errors import BackendKwargsError
 from backend_kwargs.registry import make_backend
 from backend_kwargs.trial import Interval
-from tests.full_disk import full_disk
 
 EAGER = Candidate("eager")
 
@@ -99,43 +94,6 @@ def test_json_of_a_real_comparison():
     assert written["candidates"][1]["reason"] == "ValueError: this one"
 
 
-@pytest.mark.parametrize("name", ["speedup.png", "speedup.svg"])
-def test_plot_draws_every_row(made, tmp_path, name):
-    """The image shows every candidate with its speedup and compile time, or its status."""
-    pytest.importorskip("matplotlib")
-    plot(made, tmp_path / name)
-    assert (tmp_path / name).stat().st_size > 5000
-
-
-@pytest.mark.parametrize(
-    ("name", "message"),
-    [
-        pytest.param(
-            "x.zzz",
-            "plot must be a file with the suffix of an image, such as .png, .svg or .pdf, got 'x.zzz' (str).",
-            id="format",
-        ),
-        pytest.param(
-            "x",
-            "plot must be a file with the suffix of an image, such as .png, .svg or .pdf, got 'x' (str).",
-            id="none",
-        ),
-        pytest.param(
-            "/nodir/x.png",
-            "Cannot write '/nodir/x.png': No such file or directory.",
-            id="directory",
-        ),
-    ],
-)
-def test_plot_that_cannot_be_written(made, name, message, tmp_path, monkeypatch):
-    """A format that matplotlib lacks and a missing directory are reported in one line."""
-    pytest.importorskip("matplotlib")
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(BackendKwargsError) as raised:
-        plot(made, name)
-    assert str(raised.value) == message
-
-
 def test_what_the_speedups_are_over(made):
     """The lines below the table name what rows were timed against, if there was something."""
     over = "Speedup is over eager, with the 95 % interval of its median; latency is that of eager divided by it."
@@ -195,27 +153,6 @@ def test_remark_of_a_wrong_result(accuracy, remark):
     wrong = Row("a", "a", status="fail_accuracy", reason="why", accuracy=accuracy)
     assert rows.cells(wrong)[-1] == remark
     assert rows.cells(dataclasses.replace(wrong, status="pass"))[-1] == "why"
-
-
-def test_plot_names_what_to_install(made, tmp_path, monkeypatch):
-    """Without matplotlib the error contains the command to install it."""
-    for name in [name for name in sys.modules if name.split(".")[0] == "matplotlib"]:
-        monkeypatch.delitem(sys.modules, name)
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
-    with pytest.raises(BackendKwargsError) as raised:
-        plot(made, tmp_path / "speedup.png")
-    assert str(raised.value) == 'plot needs matplotlib: pip install "matplotlib>=3.8".'
-
-
-def test_notes_on_rows_of_a_plot(made):
-    """Each dot is labelled with the speedup and the compile time, or the reason why there is none."""
-    assert [drawing._note(row) for row in made.rows] == [
-        "1.00x   not compiled",
-        "1.30x   compile 8.1 s",
-        "0.80x   compile 0.3 s",
-        "1.01x   compile 0.2 s",
-        "unavailable",
-    ]
 
 
 def test_json_holds_noise_and_spread():
@@ -294,18 +231,6 @@ def test_the_model_itself_is_compared_where_eager_is_no_candidate(capsys, itself
     backend = None if comparison.over_itself(fast) else make_backend("inductor")
     _print(comparison, fast, backend)
     assert capsys.readouterr().out.splitlines()[-1] == advice
-
-
-@pytest.mark.parametrize("suffix", ["png", "svg", "pdf", "eps"])
-def test_a_plot_on_a_full_disk_leaves_the_old_file(made, suffix, tmp_path):
-    """A plot that cannot be written whole is reported in one line, and replaces nothing."""
-    pytest.importorskip("matplotlib")
-    path = tmp_path / f"x.{suffix}"
-    path.write_text("old")
-    with full_disk(), pytest.raises(BackendKwargsError) as raised:
-        plot(made, path)
-    assert str(raised.value) == f"Cannot write {str(path)!r}: File too large."
-    assert (path.read_text(), [*tmp_path.iterdir()]) == ("old", [path])
 
 
 def test_latency_and_speedup_agree():

@@ -224,20 +224,6 @@ def test_a_factory_that_is_not_there(plan):
     assert str(error.value) == f"No file {str(path.with_name('other.py'))!r}: a plan's factories are beside it."
 
 
-def test_a_printed_plan_is_one(plan, monkeypatch):
-    """What --print-plan prints for a model and its options is read as a plan with them."""
-    path = plan("")
-    monkeypatch.chdir(path.parent)
-    own = ["effort=full", "freezing=true", "candidates=freezing,cpp_wrapper", "budget_s=9"]
-    given = ["--shapes", "batch=1,8", *(word for each in own for word in ("--option", each))]
-    printed = CliRunner().invoke(app, ["tune", "models.py:build", *given, "--print-plan"])
-    assert printed.exit_code == 0, printed.output
-    first, second = read_plan(plan(printed.stdout))
-    assert (first.sizes, second.sizes) == ({"batch": 1}, {"batch": 8})
-    assert (first.effort, first.candidates, first.budget_s) == ("full", ("freezing", "cpp_wrapper"), 9.0)
-    assert first.options == {"freezing": True}
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -249,24 +235,18 @@ def test_a_printed_plan_is_one(plan, monkeypatch):
         ),
         pytest.param(
             ["tune-plan", "plan.toml", "--store", "kept", "--on", "slurm"],
-            "Option '--on' must be local, local:N, ray:auto, ray:ADDRESS or ray:http://ADDRESS, got 'slurm' (str).",
+            "Option '--on' must be local, local:N, ray:auto or ray:ADDRESS, got 'slurm' (str).",
             id="on",
         ),
         pytest.param(
             ["tune-plan", "plan.toml", "--on", "ray:http://127.0.0.1:8265"],
-            "--on ray:http://... needs --store, which the cluster can reach: a URL, or env:NAME.",
-            id="a job without a store",
-        ),
-        pytest.param(
-            ["tune-plan", "plan.toml", "--on", "ray:http://127.0.0.1:1", "--store", "postgresql://u:s3cret@host/tuned"],
-            "Store 'postgresql://host/tuned' must not contain a password: put the URL into a variable of the "
-            "environment, and write store='env:NAME'.",
-            id="a job with a password",
+            "'--on ray:http://...' was removed: `ray job submit --working-dir . -- backend-kwargs tune-plan PLAN.toml "
+            "--on ray:auto`.",
+            id="a job",
         ),
         pytest.param(
             ["tune-plan", "plan.toml", "--store", "kept", "--on", "http://user:t0ken@host"],
-            "Option '--on' must be local, local:N, ray:auto, ray:ADDRESS or ray:http://ADDRESS, got 'http://host' "
-            "(str).",
+            "Option '--on' must be local, local:N, ray:auto or ray:ADDRESS, got 'http://host' (str).",
             id="on with a login",
         ),
     ],

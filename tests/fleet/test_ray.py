@@ -8,7 +8,6 @@ import pytest
 
 from backend_kwargs.cli import tune_plan
 from backend_kwargs.errors import BackendKwargsError
-from backend_kwargs.fleet.on_ray import run_job
 from backend_kwargs.fleet.worker import end_tree
 from tests.fleet.clusters import wait_for
 from tests.fleet.conftest import tuned_on
@@ -42,13 +41,6 @@ def test_a_unit_that_hangs_is_killed(tuned):
     why = "it took longer than 30 s, and was killed; limit_s in the plan gives a unit more"
     assert f"failed: models.py:hangs  cpu  1 threads: {why}" in ran.stdout.splitlines()
     assert [pid for pid in wait_for_lines(planned.folder / "begun", 3) if not ends(pid)] == []
-
-
-def test_a_plan_as_a_job(planned, ray_cluster):
-    """With the dashboard's address the whole command runs on the cluster, and its output comes back."""
-    ran = planned.plan("small").run("--on", f"ray:{ray_cluster.dashboard}")
-    assert ran.returncode == 0, ran.stdout + ran.stderr
-    assert "devices covered: 1 of 1 (cpu of cpu)" in ran.stdout
 
 
 def test_a_cluster_without_what_a_unit_needs(planned, ray_cluster):
@@ -108,13 +100,3 @@ def test_no_cluster(tmp_path):
         "No Ray cluster answers at '127.0.0.2:1': ConnectionRefusedError: [Errno 111] Connection refused. "
         "`ray start --head` starts one."
     )
-
-
-@pytest.mark.parametrize("address", ["http://user:t0ken@127.0.0.2:1", "http://t0ken@127.0.0.2:1"])
-def test_an_address_is_shown_without_its_login(planned, address):
-    """What the dashboard's address has as user, password or token is in no error."""
-    plan = planned.plan("small").folder / "plan.toml"
-    with pytest.raises(BackendKwargsError) as error:
-        run_job(address, plan, [], print)
-    assert str(error.value).startswith("The Ray cluster at 'http://127.0.0.2:1' takes no job: ConnectionError: ")
-    assert "t0ken" not in str(error.value)

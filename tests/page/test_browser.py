@@ -51,7 +51,7 @@ def opened(browser, tmp_path):
 
     def opens(text=None, **settings):
         path = tmp_path / "page.html"
-        path.write_text(text or to_html(examples.document(), with_code=True), encoding="utf-8")
+        path.write_text(text or to_html(examples.document()), encoding="utf-8")
         contexts.append(browser.new_context(offline=True, **settings))
         return Opened(contexts[-1], path)
 
@@ -116,26 +116,13 @@ def test_the_line_to_paste_is_copied(opened):
     assert pasted == 'torch.compile(model, backend="tmpl-inductor:max_autotune+freezing")'
 
 
-def test_code_side_by_side(opened):
-    """The code of two candidates is unpacked, and what differs is marked."""
-    found = opened()
-    for direction in ("forward", "backward"):
-        beside = "code of default beside that of max_autotune+freezing"
-        found.page.get_by_role("button", name=f"Show the {direction} {beside}").click()
-        found.page.get_by_role("columnheader", name=f"default, {direction}").wait_for()
-    assert found.page.locator(".code del").all_inner_texts() == ["    tmp7 = tl.load(in_ptr0 + 7)", "as before"]
-    assert found.page.locator(".code ins").all_inner_texts() == ["    tmp7_ = tl.load(in_ptr0 + 7)", "as ever"]
-    found.check_quiet()
-
-
 def test_without_a_script(opened):
-    """Every table and plot is there; no control is that would do nothing; the code's place is named."""
+    """Every table and plot is there; no control is that would do nothing."""
     page = opened(java_script_enabled=False).page
     assert len(names(page)) == 9
     assert page.locator("#speedups svg circle").count() == 7
     assert not page.get_by_role("searchbox").is_visible()
     assert page.locator("button:visible").count() == 0
-    assert page.locator(".noscript:visible").count() == 2
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
@@ -175,7 +162,7 @@ def check_ink(png, *, dark):
 @pytest.mark.parametrize(
     ("text", "schemes"),
     [
-        pytest.param(lambda: to_html(examples.document(2), with_code=True), ("light", "dark"), id="all parts"),
+        pytest.param(lambda: to_html(examples.document(2)), ("light", "dark"), id="all parts"),
         pytest.param(lambda: to_html(examples.compared()), ("dark",), id="a real compare"),
         pytest.param(lambda: to_html(Document("A title alone")), ("light",), id="a title alone"),
     ],
@@ -225,12 +212,10 @@ def test_print(opened):
 
 def test_hostile_names_are_inert(opened):
     """A page of hostile names runs nothing, loads nothing, logs nothing, and stays within its width."""
-    found = opened(to_html(hostile(examples.document()), with_code=True), viewport={"width": 380, "height": 900})
+    found = opened(to_html(hostile(examples.document())), viewport={"width": 380, "height": 900})
     found.page.get_by_role("searchbox").fill("x")
     for button in found.page.locator("th.sort button:visible").all()[:8]:
         button.click()
-    found.page.locator("button.unpack").first.click()
-    found.page.locator(".code table").wait_for()
     assert HOSTILE[:20] in found.page.title()
     assert found.page.locator("img").count() == 0
     assert found.page.evaluate("document.documentElement.scrollWidth") <= 380

@@ -2,14 +2,13 @@
 
 import json
 import os
-import zlib
 from pathlib import Path
 
 import pytest
 
 from backend_kwargs.errors import BackendKwargsError
 from backend_kwargs.page import Document, from_html, parse, read_document, to_html, to_json
-from backend_kwargs.page.document import LONGEST, Code, Graph, Result, Verdict, Warned, schema
+from backend_kwargs.page.document import LONGEST, Result, Verdict, Warned, schema
 from tests.page import examples
 
 SCHEMA = Path(__file__).parents[2] / "docs" / "report-schema.json"
@@ -25,16 +24,11 @@ def test_published_schema():
 
 @pytest.mark.parametrize("document", [examples.document(), examples.compared()], ids=["all parts", "a real compare"])
 def test_a_page_can_be_made_again(document):
-    """The JSON in a page gives the same page, its code included."""
-    page = to_html(document, with_code=True)
+    """The JSON in a page gives the same page."""
+    page = to_html(document)
     again = from_html(page.encode())
-    assert to_html(again, with_code=True) == page
-    assert again == parse(to_json(document, with_code=True))
-
-
-def test_code_is_left_out_unless_asked_for():
-    """Without with_code no graph has any code."""
-    assert [graph.codes for graph in parse(to_json(examples.document())).graphs] == [()]
+    assert to_html(again) == page
+    assert again == parse(to_json(document))
 
 
 def test_read_document_reads_both(tmp_path):
@@ -139,32 +133,6 @@ def test_a_file_that_is_not_there(tmp_path):
         read_document(tmp_path / "gone.json")
     message = f"FileNotFoundError: [Errno 2] No such file or directory: '{tmp_path}/gone.json'"
     assert str(error.value) == f"Cannot read a report from '{tmp_path}/gone.json': {message}."
-
-
-@pytest.mark.parametrize(
-    ("packed", "why"),
-    [
-        pytest.param(
-            b"no gzip",
-            "Cannot unpack the code of 'a': error: Error -3 while decompressing data: incorrect header check.",
-            id="no gzip",
-        ),
-        pytest.param(
-            zlib.compressobj(wbits=31).compress(b"x" * 10),
-            "The code of 'a' is cut off, or longer than 4194304 bytes.",
-            id="cut off",
-        ),
-        pytest.param(
-            Code.of("a", "x" * (5 << 20)).packed, "The code of 'a' is cut off, or longer than 4194304 bytes.", id="bomb"
-        ),
-    ],
-)
-def test_code_of_others(packed, why):
-    """Compressed code may be anything, and may be huge."""
-    document = Document("x", graphs=(Graph("g", codes=(Code("a", packed),)),))
-    with pytest.raises(BackendKwargsError) as error:
-        to_html(document, with_code=True)
-    assert str(error.value) == why
 
 
 def test_a_long_text_costs_no_page():

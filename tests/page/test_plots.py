@@ -6,7 +6,7 @@ import pytest
 
 from backend_kwargs.interval import Interval
 from backend_kwargs.page import figures, plots
-from backend_kwargs.page.document import Code, Kernel, Lead, Point, Race, Result, Row, Speedups, Tradeoffs
+from backend_kwargs.page.document import Kernel, Lead, Point, Race, Result, Row, Speedups, Tradeoffs
 
 
 def test_equal_ratios_are_equal_distances():
@@ -89,12 +89,6 @@ def test_kernels_by_time():
 def test_no_share_of_an_unknown_bound(error, bound):
     """An error without a bound has no place on the axis."""
     assert plots.of_bound(Result("a", error=error, bound=bound)) is None
-
-
-def test_line_changes():
-    """Blocks of lines are equal or differ."""
-    one, other = Code.of("a", "x\ny\nz"), Code.of("b", "x\nw\nz\nv")
-    assert plots.line_changes(one, other) == "e,0,1,0,1;d,1,2,1,2;e,2,3,2,3;d,3,3,3,4"
 
 
 @pytest.mark.parametrize(

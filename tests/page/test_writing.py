@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from backend_kwargs.page import Document, fragment, to_html
-from backend_kwargs.page.document import Graph, Part
+from backend_kwargs.page.document import Part
 from backend_kwargs.page.writing import policy
 from tests.page import examples
 
@@ -57,7 +57,7 @@ def test_hostile_names_are_text(written):
 
 def test_no_page_has_what_the_policy_forbids():
     """Neither style= nor on...= is in a page: hashes do not cover them; and nothing is loaded."""
-    names = {name for _, attributes in Tags(to_html(examples.document(), with_code=True)).tags for name in attributes}
+    names = {name for _, attributes in Tags(to_html(examples.document())).tags for name in attributes}
     assert not [name for name in names if name.startswith("on") or name in ("style", "src", "srcset", "data", "action")]
 
 
@@ -133,9 +133,3 @@ def test_a_fragment_is_scoped():
     style = text.partition("<style>")[2].partition("</style>")[0]
     outside = re.sub(r"\{(?:[^{}]|\{(?:[^{}]|\{(?:[^{}]|\{[^{}]*\})*\})*\})*\}", "", style)
     assert all(".bk" in each for each in outside.split("\n") if each.strip() and not each.startswith("@media"))
-
-
-def test_code_that_is_left_out_is_mentioned():
-    """A page without its code says how to get it; one that never had any says nothing."""
-    assert "--with-code" in to_html(examples.document())
-    assert "--with-code" not in to_html(Document("x", graphs=(Graph("g"),)))
