@@ -109,6 +109,8 @@ GROUPED = {
     "groups of 24": (96, 96, 4, 3, 1),
     "stride": (96, 96, 4, 3, 2),
     "groups of 4": (32, 64, 8, 3, 1),
+    "groups of 20": (160, 640, 8, 3, 1),
+    "two groups": (256, 512, 2, 3, 2),
     "depthwise": (70, 70, 70, 3, 1),
     "depthwise 7x7": (64, 64, 64, 7, 1),
     "depthwise, stride": (64, 64, 64, 5, 2),

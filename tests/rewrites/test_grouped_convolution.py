@@ -34,7 +34,7 @@ MATCHES = {
     "stride and dilation": {"stride": 2, "dilation": 2, "padding": 2},
     "no bias": {"bias": False},
     "one row": {"kernel_size": (1, 3), "padding": (0, 1)},
-    "groups of 64 results": {"outs": 128, "groups": 2},
+    "groups of 512 results": {"outs": 1024, "groups": 2},
 }
 
 
@@ -100,8 +100,8 @@ NEAR_MISSES = {
     "float32": (layer(torch.float32), image(torch.float32)),
     "rows first": (layer(), image(layout=torch.contiguous_format)),
     "one pixel": (layer(), image(side=1)),
-    "wide groups": (layer(ins=130, outs=130, groups=2), image(channels=130)),
-    "wide groups of results": (layer(ins=4, outs=130, groups=2), image(channels=4)),
+    "wide groups": (layer(ins=1026, outs=2, groups=2, kernel_size=1, padding=0), image(channels=1026)),
+    "wide groups of results": (layer(ins=4, outs=1026, groups=2), image(channels=4)),
     "float64": (layer(torch.float64), image(torch.float64)),
     "transposed": (
         nn.ConvTranspose2d(12, 12, 3, groups=3).bfloat16().to(memory_format=LAST).eval(),

@@ -14,7 +14,9 @@ import triton.language as tl  # type: ignore[import-untyped,unused-ignore]
 
 from backend_kwargs.rewrites.kernels.launch import LEAST, on_device_of
 
-PIXELS, WARPS = 256, 4  # of a program for one group: the fastest of 36 on an H200, without stages
+# Of a program for one group: pixels and stages in narrow groups, the fastest of 36 on an H200, and in wide ones.
+NARROW, OF_NARROW, OF_WIDE, WARPS = 64, (256, 1), (128, 3), 4
+MOST_INS, MOST_OUTS = 64, 128  # of a group at a time
 PIXELS_OF_DEPTHWISE, CHANNELS, WARPS_OF_DEPTHWISE = 32, 64, 4
 
 
@@ -22,27 +24,32 @@ PIXELS_OF_DEPTHWISE, CHANNELS, WARPS_OF_DEPTHWISE = 32, 64, 4
 def _in_groups(  # type: ignore[no-untyped-def]
     x, w, bias, out, pixels, height, width, out_height, out_width, w_out, w_in, w_row, w_column, stride_h, stride_w,
     pad_h, pad_w, dilation_h, dilation_w, HAS_BIAS: tl.constexpr, GROUPS: tl.constexpr, INS: tl.constexpr,
-    OUTS: tl.constexpr, KERNEL_H: tl.constexpr, KERNEL_W: tl.constexpr, PIXELS: tl.constexpr, PADDED_INS: tl.constexpr,
-    PADDED_OUTS: tl.constexpr,
+    OUTS: tl.constexpr, KERNEL_H: tl.constexpr, KERNEL_W: tl.constexpr, PIXELS: tl.constexpr, AT_ONCE: tl.constexpr,
+    BLOCK: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """Store the results of one group for a tile of pixels."""
-    group = tl.program_id(0) % GROUPS
-    pixel = tl.program_id(0) // GROUPS * PIXELS + tl.arange(0, PIXELS)
+    """Store a block of one group's results for a tile of pixels; inputs of a tap are read AT_ONCE of them at a time."""
+    blocks: tl.constexpr = (OUTS + BLOCK - 1) // BLOCK
+    parts: tl.constexpr = (INS + AT_ONCE - 1) // AT_ONCE
+    group = tl.program_id(0) // blocks % GROUPS
+    outs = tl.program_id(0) % blocks * BLOCK + tl.arange(0, BLOCK)
+    pixel = tl.program_id(0) // (blocks * GROUPS) * PIXELS + tl.arange(0, PIXELS)
     column, row, image = pixel % out_width, pixel // out_width % out_height, pixel // (out_width * out_height)
-    ins, outs = tl.arange(0, PADDED_INS), tl.arange(0, PADDED_OUTS)
-    of_image = tl.cast(image, tl.int64) * height
-    at_w = w + (group * OUTS + outs)[:, None] * w_out + ins[None, :] * w_in
-    kept = (outs < OUTS)[:, None] & (ins < INS)[None, :]
-    total = tl.zeros((PIXELS, PADDED_OUTS), tl.float32)
-    for tap in tl.range(0, KERNEL_H * KERNEL_W, num_stages=1):
-        tap_h, tap_w = tap // KERNEL_W, tap % KERNEL_W
-        y = row * stride_h - pad_h + tap_h * dilation_h
-        z = column * stride_w - pad_w + tap_w * dilation_w
+    ins = tl.arange(0, AT_ONCE)
+    top, left = row * stride_h - pad_h, column * stride_w - pad_w
+    at_pixel = x + ((tl.cast(image, tl.int64) * height + top) * width + left) * (GROUPS * INS) + group * INS
+    at_w = w + ins[:, None] * w_in + (group * OUTS + outs)[None, :] * w_out
+    total = tl.zeros((PIXELS, BLOCK), tl.float32)
+    for step in tl.range(0, KERNEL_H * KERNEL_W * parts, num_stages=STAGES):
+        tap, first = step // parts, step % parts * AT_ONCE
+        down, right = tap // KERNEL_W * dilation_h, tap % KERNEL_W * dilation_w
+        y, z = top + down, left + right
         inside = (pixel < pixels) & (y >= 0) & (y < height) & (z >= 0) & (z < width)
-        at_x = ((of_image + y) * width + z) * (GROUPS * INS) + group * INS
-        value = tl.load(x + at_x[:, None] + ins[None, :], mask=inside[:, None] & (ins < INS)[None, :], other=0.0)
-        weight = tl.load(at_w + tap_h * w_row + tap_w * w_column, mask=kept, other=0.0)
-        total = tl.dot(value, tl.trans(weight), total)
+        known = first + ins < INS
+        at_x = at_pixel + ((down * width + right) * (GROUPS * INS) + first)
+        value = tl.load(at_x[:, None] + ins[None, :], mask=inside[:, None] & known[None, :], other=0.0)
+        of_tap = at_w + (first * w_in + tap // KERNEL_W * w_row + tap % KERNEL_W * w_column)
+        weight = tl.load(of_tap, mask=known[:, None] & (outs < OUTS)[None, :], other=0.0)
+        total = tl.dot(value, weight, total)
     if HAS_BIAS:
         total += tl.load(bias + group * OUTS + outs, mask=outs < OUTS, other=0.0).to(tl.float32)[None, :]
     at_out = tl.cast(pixel, tl.int64)[:, None] * (GROUPS * OUTS) + group * OUTS + outs[None, :]
@@ -104,10 +111,17 @@ def convolution_in_groups(
                 kernel_h, kernel_w, PIXELS_OF_DEPTHWISE, block, num_warps=WARPS_OF_DEPTHWISE,
             )  # fmt: skip
         else:
-            padded = [max(triton.next_power_of_2(size), LEAST) for size in (ins, outs)]
-            kernel = _in_groups[(groups * triton.cdiv(pixels, PIXELS),)]
+            block = min(max(triton.next_power_of_2(outs), LEAST), MOST_OUTS)
+            tile, stages = OF_NARROW if max(ins, outs) <= NARROW else OF_WIDE
+            kernel = _in_groups[(groups * triton.cdiv(outs, block) * triton.cdiv(pixels, tile),)]
             kernel(
                 *given, *sizes, *w.stride(), *stride, *padding, *dilation, bias is not None, groups, ins, outs,
-                kernel_h, kernel_w, PIXELS, *padded, num_warps=WARPS,
+                kernel_h, kernel_w, tile, _at_once(ins), block, stages, num_warps=WARPS,
             )  # fmt: skip
     return out
+
+
+def _at_once(ins: int) -> int:
+    """Return how many inputs of a group are multiplied at a time: a power of two that leaves the fewest empty."""
+    sizes = [size for size in (MOST_INS, MOST_INS // 2, LEAST) if size < 2 * ins] or [LEAST]
+    return min(sizes, key=lambda size: triton.cdiv(ins, size) * size)
