@@ -2,13 +2,13 @@
 
 import gc
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from backend_kwargs.bundles.config import CompileConfig
 from backend_kwargs.bundles.states import Call, State, after
-from backend_kwargs.errors import BackendKwargsError, printable, removed, shown, wrong_value
+from backend_kwargs.errors import printable, removed, wrong_value
 
 if TYPE_CHECKING:
     import torch
@@ -16,7 +16,6 @@ if TYPE_CHECKING:
 
     from backend_kwargs.bundles.running import Built, Running, Serving
 
-DICT_VERSION = 1
 GUARDED = (
     "call deploy(), which traces the module; a function of one graph that must not be traced is for torch's own "
     "torch.compile(..., fullgraph=True).aot_compile()"
@@ -193,47 +192,6 @@ class CompiledModule:
         built, notes = load(_path(path, "load"), module, device, trust=trust, trusted_keys=trusted_keys)
         loaded = cls(built.config)
         loaded._built, loaded._state, loaded._notes = built, State.CHECKPOINT_LOADED, notes
-        return loaded
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return config, samples' metadata and the module's state; the compiled code is written only by save()."""
-        self._after("to_dict")
-        built = self._known()
-        return {
-            "type": self.name,
-            "version": DICT_VERSION,
-            "config": self.config.to_dict(),
-            "samples": built.samples,
-            "output_dtypes": [None if dtype is None else str(dtype) for dtype in built.output_dtypes],
-            "device": str(built.device),
-            "module": built.module.state_dict(),
-        }
-
-    @classmethod
-    def from_dict(
-        cls, module: "torch.nn.Module", state_dict: Mapping[str, object], *, trust: bool = False
-    ) -> "CompiledModule":
-        """Make a loaded module from the data of `to_dict`: it compiles when it is activated or deployed.
-
-        The module's state must fit exactly. `trust` as in `CompileConfig.from_dict`.
-        """
-        import torch
-
-        if not isinstance(module, torch.nn.Module):
-            raise wrong_value("from_dict's `module`", "a torch.nn.Module", module)
-        if not isinstance(state_dict, Mapping) or state_dict.get("type") != cls.__name__:
-            kind = state_dict.get("type") if isinstance(state_dict, Mapping) else state_dict
-            raise BackendKwargsError(f"A state's type must be {cls.__name__!r}, got {shown(kind)}.")
-        if state_dict.get("version") != DICT_VERSION:
-            raise BackendKwargsError(
-                f"Its version must be {DICT_VERSION}, got {shown(state_dict.get('version'))}: update backend-kwargs."
-            )
-        from backend_kwargs.bundles.disk.weights import loaded_from
-
-        fields: Any = state_dict.get("config")
-        loaded = cls(CompileConfig.from_dict(fields, trust=trust))
-        loaded._built = loaded_from(loaded.config, module, state_dict)
-        loaded._state = State.CHECKPOINT_LOADED
         return loaded
 
     def describe(self) -> str:

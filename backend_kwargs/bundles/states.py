@@ -7,7 +7,7 @@ from typing import Literal
 
 from backend_kwargs.errors import BackendKwargsError
 
-Call = Literal["build", "activate", "deactivate", "deploy", "infer", "save", "to_dict"]
+Call = Literal["build", "activate", "deactivate", "deploy", "infer", "save"]
 
 
 class State(Enum):
@@ -62,7 +62,6 @@ TABLE: Mapping[Call, Mapping[State, State | str]] = MappingProxyType(
             LOADED: "Cannot run {name}: it is loaded; call activate() or deploy() first.",
             DEPLOYED: DEPLOYED,
         },
-        "to_dict": {INIT: UNBUILT, **ANY_BUILT},
         "save": {INIT: UNBUILT, **ANY_BUILT},
     }
 )

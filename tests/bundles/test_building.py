@@ -418,32 +418,3 @@ def test_describe_names_changed_fields_and_graphs(module, x):
 def test_key_has_the_class_before_it():
     config = bk.CompileConfig(fullgraph=True)
     assert bk.CompiledModule(config).key() == config.key().replace("CompileConfig_", "CompiledModule_")
-
-
-def test_a_dict_gives_it_back(module, x):
-    """to_dict and from_dict preserve config, samples and the module's state."""
-    state = built(module, [x], fullgraph=True).to_dict()
-    other = scaled(seed=7)
-    back = bk.CompiledModule.from_dict(other, state)
-    assert (back.state.value, back.config) == ("checkpoint_loaded", bk.CompileConfig(backend="eager", fullgraph=True))
-    back.activate()
-    torch.testing.assert_close(back(x), module(x).detach())
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        pytest.param({"type": "Other"}, "A state's type must be 'CompiledModule', got 'Other'.", id="type"),
-        pytest.param({"version": 2}, "Its version must be 1, got 2: update backend-kwargs.", id="version"),
-        pytest.param(
-            {"module": {}},
-            "The saved weights lack 'linear.bias', 'linear.weight', 'scale': load them into a module of the same kind.",
-            id="weights",
-        ),
-    ],
-)
-def test_a_dict_of_something_else_is_an_error(change, message, module, x):
-    state = built(module, [x]).to_dict()
-    with pytest.raises(bk.BackendKwargsError) as raised:
-        bk.CompiledModule.from_dict(module, {**state, **change})
-    assert str(raised.value) == message

@@ -9,7 +9,7 @@ from torch.utils._pytree import tree_map
 
 import backend_kwargs as bk
 from backend_kwargs import BackendKwargsError, CompiledModule
-from backend_kwargs.bundles.disk.weights import checked_size, checked_weights
+from backend_kwargs.bundles.disk.weights import checked_size, checked_weights, dtypes_of
 from tests.bundles.small_module import Scaled, scaled
 
 EAGER = bk.CompileConfig(backend="eager", check_numbers="off")
@@ -248,34 +248,21 @@ def test_a_warning_that_is_an_error_comes_before_the_weights(bundle_with_code, s
     assert equal(module.state_dict(), before)
 
 
-@pytest.mark.parametrize(
-    ("change", "words"),
-    [
-        pytest.param({"module": 5}, "The saved weights must be a dict of tensors, got 5 (int).", id="no weights"),
-        pytest.param(
-            {"module": {**scaled().state_dict(), "scale": [1.0]}},
-            "Saved weight 'scale' is [1.0], the module's is tensor(",
-            id="weights that are no tensors",
-        ),
-        pytest.param({"samples": []}, "A state must be what to_dict() gave; it has no valid samples: ", id="no sample"),
-        pytest.param(
-            {"output_dtypes": ["float33"]},
-            "An output dtype must be the name of a floating torch.dtype, got 'float33' (str).",
-            id="dtype",
-        ),
-        pytest.param(
-            {"output_dtypes": 5}, "The output dtypes must be a list of names of dtypes, got 5 (int).", id="no dtypes"
-        ),
-    ],
-)
-def test_a_state_that_is_wrong_is_an_error(change, words):
+def test_a_weight_that_is_no_tensor_is_an_error():
+    """A module's own code may read other values; nothing has changed then."""
     module = scaled(seed=5)
     before = copy.deepcopy(module.state_dict())
-    built = CompiledModule(EAGER).build(scaled(1), [torch.randn(4, 8)])
     with pytest.raises(BackendKwargsError) as raised:
-        CompiledModule.from_dict(module, {**built.to_dict(), **change})
-    assert str(raised.value).startswith(words)
+        checked_weights(module, {**scaled().state_dict(), "scale": [1.0]})
+    assert str(raised.value).startswith("Saved weight 'scale' is [1.0], the module's is tensor(")
     assert equal(module.state_dict(), before)
+
+
+def test_what_is_no_dtype_of_an_output_is_an_error():
+    """A manifest names the floating dtypes of outputs as torch does."""
+    with pytest.raises(BackendKwargsError) as raised:
+        dtypes_of(["float33"])
+    assert str(raised.value) == "An output dtype must be the name of a floating torch.dtype, got 'float33' (str)."
 
 
 def test_weights_that_are_larger_than_the_module_are_not_read(bundle_of_eager, tmp_path):

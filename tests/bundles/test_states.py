@@ -44,7 +44,6 @@ AITUNE = {
         NOT_READY,
         "After deploying, the backend is ready to do inference.",
     ],
-    "to_dict": [KEPT] * 5,
     "save": [KEPT] * 5,  # it has no save(): its checkpoint is to_dict(), and save() is allowed where that is
 }
 
@@ -79,7 +78,6 @@ def test_each_cell(call, state, in_state, module, x, tmp_path):
         "deactivate": made.deactivate,
         "deploy": lambda: made.deploy(None),
         "infer": lambda: made(x),
-        "to_dict": made.to_dict,
         "save": lambda: made.save(tmp_path / "bundle"),
     }
     assert made.state is state

@@ -11,9 +11,11 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from backend_kwargs import BackendKwargsError, CompileConfig, CompiledModule, load_templates, make_backend
+from backend_kwargs import BackendKwargsError, CompileConfig, load_templates, make_backend
 from backend_kwargs.auto.decisions_toml import read_decisions
 from backend_kwargs.backend import Backend
+from backend_kwargs.bundles.disk.weights import why_not_samples
+from backend_kwargs.bundles.running import Built
 from backend_kwargs.cli.console import print_table, say
 from backend_kwargs.files.plain_data import read_toml
 from backend_kwargs.options.option import convert
@@ -281,24 +283,14 @@ SAMPLES = {
 }
 
 
-def state_with(tensors, module):
-    """Return what to_dict() gives, with other samples."""
-    return {
-        "type": "CompiledModule",
-        "version": 1,
-        "config": CompileConfig(backend="eager").to_dict(),
-        "samples": [{"tuple": [{"tuple": [{"tensor": each} for each in tensors]}, {"dict": {}}]}],
-        "output_dtypes": [],
-        "module": module.state_dict(),
-    }
-
-
-@pytest.mark.parametrize(("tensors", "why"), SAMPLES.values(), ids=SAMPLES)
+@pytest.mark.parametrize(("tensors", "why"), [*SAMPLES.values(), ([], "")], ids=[*SAMPLES, "none"])
 def test_samples_that_cannot_be_made(tensors, why):
     """They are refused when they are read, not when the module is deployed."""
-    module = torch.nn.Linear(8, 8)
-    message = refusal(CompiledModule.from_dict, module, state_with(tensors, module))
-    assert message.startswith(f"A state must be what to_dict() gave; it has no valid samples: {why}")
+    samples = [{"tuple": [{"tuple": [{"tensor": each} for each in tensors]}, {"dict": {}}]}]
+    built = Built(CompileConfig(backend="eager"), torch.nn.Linear(8, 8), torch.device("cpu"), samples, ())
+    found = why_not_samples(built)
+    assert found.startswith(why)
+    assert bool(found) is bool(why)
 
 
 # ---- the command line

@@ -10,8 +10,6 @@ from typing import Any
 
 import torch
 
-from backend_kwargs.bundles.building import device_of
-from backend_kwargs.bundles.config import CompileConfig
 from backend_kwargs.bundles.input_check import InputCheck
 from backend_kwargs.bundles.running import Built
 from backend_kwargs.bundles.samples import content_hash, leaves_of
@@ -25,24 +23,8 @@ STATE_METHODS = ("load_state_dict", "_load_from_state_dict", "set_extra_state")
 HOOKS = ("_load_state_dict_pre_hooks", "_load_state_dict_post_hooks")
 
 
-def loaded_from(config: CompileConfig, module: torch.nn.Module, state: Mapping[str, Any]) -> Built:
-    """Load the module state of a `to_dict()` and return the built module's data."""
-    try:
-        samples, weights, dtypes = list(state["samples"]), state["module"], state["output_dtypes"]
-        device = device_of(module, None)
-    except (KeyError, TypeError, AttributeError) as error:
-        raise BackendKwargsError(f"A state must be what to_dict() gave; it lacks {shown(error)}.") from None
-    built = Built(config, module, device, samples, dtypes_of(dtypes))
-    if why := why_not_samples(built):
-        raise BackendKwargsError(f"A state must be what to_dict() gave; it has no valid samples: {why}.")
-    checked_weights(module, weights)()
-    return built
-
-
-def dtypes_of(names: object) -> tuple[torch.dtype | None, ...]:
+def dtypes_of(names: Sequence[object]) -> tuple[torch.dtype | None, ...]:
     """Return dtypes by their names, None for None; raise if one is not the name of a floating dtype."""
-    if not isinstance(names, list | tuple):
-        raise wrong_value("The output dtypes", "a list of names of dtypes", names)
     return tuple(None if name is None else _dtype(name) for name in names)
 
 
@@ -101,8 +83,6 @@ def checked_weights(module: torch.nn.Module, weights: Mapping[str, Any]) -> Call
     written and have the saved values at once.
     """
     state = module.state_dict()
-    if not isinstance(weights, Mapping):
-        raise wrong_value("The saved weights", "a dict of tensors", weights)
     for what, names in (("lack", state.keys() - weights.keys()), ("have unknown", weights.keys() - state.keys())):
         if names:
             some = ", ".join(sorted(map(repr, names))[:SHOWN])
