@@ -112,6 +112,7 @@ def _request(compiler: Compiler, graph: CapturedGraph, options: Options, followi
 
 
 def _check_race(options: Options, here: Machine, tell: Tell) -> None:
+    _needs_trees(options, here, tell)  # for the copies that auto makes unless it is told not to
     check_candidates(options.get("candidates") or ())
     for limit in auto.unreadable_keys(options):
         tell_or_raise(limit, options, tell)
@@ -288,6 +289,7 @@ STAGES: tuple[Stage, ...] = (
         "lock",
         _option("lock", str | None, "the file with what timing chose for `reproducible`"),
         _time_nothing,
+        _check_lock,
         rules=(
             Rule("lock", unless=lambda value: "" if value("reproducible") else "it is read only under reproducible"),
         ),

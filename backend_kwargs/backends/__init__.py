@@ -64,9 +64,9 @@ class Stage:
 
     `apply(compiler, graph, options, following)` compiles by `following(graph, options)`, once, several times or not at
     all; it is called where `option` asks for something. The rest is for a compiler that shows a stage's options as its
-    own, as Inductor does: `verify(options, machine, tell)` raises if they cannot work and calls `tell` for each limit
-    of the machine, `rules` say where one has no effect, `reads` turns short spellings of a value into its type,
-    and `removed` says what serves in place of options that it owned.
+    own, as Inductor does: `verify(options, machine, tell)`, called where one of them asks for something, raises if they
+    cannot work and calls `tell` for each limit of the machine, `rules` say where one has no effect, `reads` turns short
+    spellings of a value into its type, and `removed` says what serves in place of options that it owned.
     """
 
     option: str

@@ -138,7 +138,8 @@ class InductorCompiler:
                     raise BackendKwargsError(f"Options {one!r} and {other!r} cannot be combined; leave one out.")
         here = machine_of(options)
         for stage in self.stages:
-            stage.verify(options, here, tell)
+            if any(is_set(name, options.get(name)) for name in stage.options):
+                stage.verify(options, here, tell)
         for name in templates:
             template = find_template(name)
             for limit in limits(f"Template {name!r}", template.needs, template.otherwise, here):
