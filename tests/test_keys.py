@@ -1,6 +1,5 @@
 """Keys, fingerprints and identities besides those of `auto`: each field is varied alone."""
 
-import dataclasses
 import platform
 import sys
 from contextlib import nullcontext
@@ -18,7 +17,7 @@ from backend_kwargs.bundles import config as compile_config
 from backend_kwargs.bundles.disk import fingerprint as environment
 from backend_kwargs.bundles.disk.weights import place_of
 from backend_kwargs.bundles.graphs import key_of
-from backend_kwargs.options.requirements import machine
+from backend_kwargs.options import machine as described
 from backend_kwargs.precision.weights import weight_of
 from backend_kwargs.rewrites import Rewrite
 from backend_kwargs.rewrites import table as rewrites
@@ -117,13 +116,11 @@ def test_every_field_of_a_config_is_varied():
 
 # ---- environments of bundles
 
-UNCACHED = environment._instruction_sets.__wrapped__
 CPUINFO = "processor : 0\nflags : avx2 fma\n\nprocessor : 1\nflags : other\n"
 
 
 def text_of_cpuinfo(text):
     def change(patch):
-        patch.setattr(environment, "_instruction_sets", UNCACHED)
         read = Path.read_text
         patch.setattr(Path, "read_text", lambda path, **kw: text if str(path) == "/proc/cpuinfo" else read(path, **kw))
 
@@ -144,18 +141,25 @@ ENVIRONMENTS = {
     "instructions": ("cpu", text_of_cpuinfo(CPUINFO.replace("fma", "fma avx512f"))),
     "GPU": ("gpu", patched(torch.cuda, "get_device_name", lambda device: "other")),
     "compute capability": ("capability", patched(torch.cuda, "get_device_capability", lambda device: (9, 1))),
-    "CUDA": ("cuda", patched(environment, "machine", lambda: dataclasses.replace(machine(), cuda="0.0"))),
-    "driver": ("driver", patched(environment, "machine", lambda: dataclasses.replace(machine(), driver="0.0"))),
-    "triton": ("triton", patched(environment, "machine", lambda: dataclasses.replace(machine(), triton_version="0"))),
+    "CUDA": ("cuda", patched(torch.version, "cuda", "0.0")),
+    "driver": ("driver", patched(described, "_driver", lambda: "0.0")),
+    "triton": ("triton", patched(described, "installed_version", lambda *names: "0")),
 }
 
 
-@pytest.mark.parametrize(("name", "change"), ENVIRONMENTS.values(), ids=ENVIRONMENTS)
-def test_environments(monkeypatch, name, change):
-    """Each release and property of the machine is in a bundle's environment under its own name."""
+@pytest.fixture
+def found_anew(monkeypatch):
+    """Find out about the machine at each call, with the CPU and the GPU of the tests."""
+    monkeypatch.setattr(environment, "machine", described.machine.__wrapped__)
     text_of_cpuinfo(CPUINFO)(monkeypatch)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "GPU")
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+
+
+@pytest.mark.usefixtures("found_anew")
+@pytest.mark.parametrize(("name", "change"), ENVIRONMENTS.values(), ids=ENVIRONMENTS)
+def test_environments(monkeypatch, name, change):
+    """Each release and property of the machine is in a bundle's environment under its own name."""
     before = environment.fingerprint(torch.device("cuda"))
     change(monkeypatch)
     after = environment.fingerprint(torch.device("cuda"))
@@ -187,7 +191,7 @@ def test_instruction_sets(monkeypatch, text, same):
     found = []
     for each in (CPUINFO, text):
         text_of_cpuinfo(each)(monkeypatch)
-        found.append(environment._instruction_sets())
+        found.append(described.machine.__wrapped__().features)
     assert (found[0] == found[1]) is same
 
 

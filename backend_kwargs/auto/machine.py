@@ -12,8 +12,8 @@ from typing import NamedTuple, TypeAlias
 
 from backend_kwargs.errors import printable
 from backend_kwargs.keys import digest
-from backend_kwargs.options.requirements import installed_version
-from backend_kwargs.options.requirements import machine as probed
+from backend_kwargs.options.machine import installed_version
+from backend_kwargs.options.machine import machine as probed
 
 Machine: TypeAlias = Mapping[str, str | int | float | bool | None]
 
@@ -64,17 +64,15 @@ def machine(devices: Collection[str] = ("cpu",), card: int | None = None) -> dic
     from backend_kwargs.auto.ranks import ranks
 
     here = probed()
-    gpu = torch.cuda.get_device_name(card) if torch.cuda.is_available() else None
-    cpu = torch.backends.cpu.get_cpu_capability()
+    if torch.cuda.is_available():
+        here = here.on(torch.device("cuda" if card is None else f"cuda:{card}"))
     others = sorted(kind for kind in devices if kind not in ("cpu", "cuda"))
-    device = gpu if "cuda" in devices and gpu else others[0] if others else f"cpu {cpu}"
-    return releases() | {
+    device = here.gpu if "cuda" in devices and here.gpu else others[0] if others else f"cpu {here.cpu}"
+    return {
+        **releases(),
         "device": device,
-        "gpu": gpu,
-        "cuda": here.cuda,
-        "driver": here.driver,
+        **here.stored("decision"),
         "threads": torch.get_num_threads(),
-        "cpu": cpu,
         "world": ranks(),
     }
 

@@ -20,7 +20,8 @@ from backend_kwargs.auto.verdicts import UNKNOWN, Verdict
 from backend_kwargs.backends import CapturedGraph, Inputs
 from backend_kwargs.errors import error_text
 from backend_kwargs.graphs.writes import copy_of_graph
-from backend_kwargs.options.requirements import machine, unmet
+from backend_kwargs.options.machine import machine
+from backend_kwargs.options.requirements import unmet
 from backend_kwargs.rewrites.places import Place
 from backend_kwargs.rewrites.table import find_rewrite
 from backend_kwargs.torch_internals.modes import enter_autocast

@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 from backend_kwargs.facts import Call, Compiled
 from backend_kwargs.facts.pins import Pins
 from backend_kwargs.options.layers import Layer, Options
+from backend_kwargs.options.machine import Machine
 from backend_kwargs.options.option import Option
-from backend_kwargs.options.requirements import Limit, Machine, Rule
+from backend_kwargs.options.requirements import Limit, Rule
 from backend_kwargs.options.trust import Check
 
 if TYPE_CHECKING:

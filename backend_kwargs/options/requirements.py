@@ -1,83 +1,25 @@
 """What options and templates require of the machine and of each other, and why they have no effect.
 
-One table has the properties of a machine, another the rules about options. Warnings, `strict`, `list`, `doctor` and
-`explain` read both.
+One table has what may be required of a machine, another the rules about options. Warnings, `strict`, `list`, `doctor`
+and `explain` read both.
 """
 
-import ctypes
-import os
-import shutil
 import subprocess
-import sys
 import warnings
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence, Set
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import cache
-from importlib.metadata import PackageNotFoundError, version
-from importlib.util import find_spec
-from pathlib import Path
 from subprocess import DEVNULL
 from types import MappingProxyType
 from typing import Any
 
 from backend_kwargs.errors import BackendKwargsError, NoCompilerError, pip_install, unknown
 from backend_kwargs.options.layers import Options
+from backend_kwargs.options.machine import Machine, machine, places_of
 
-CUTLASS_PACKAGES = ("cutlass_library", "cutlass_cppgen", "pycute")
-CUTLASS_VARIABLE = "TORCHINDUCTOR_CUTLASS_DIR"
 CXX_LIMIT_S = 10.0
-# Of ONEDNN_MAX_CPU_ISA: instructions that multiply no half precision.
-WITHOUT_HALF = frozenset({"SSE41", "AVX", "AVX2", "AVX2_VNNI", "AVX2_VNNI_2", "AVX512_CORE", "AVX512_CORE_VNNI"})
-HALF = {"bf16": {"avx512_bf16", "amx_tile"}, "fp16": {"amx_fp16"}}
 LEAST_SMS = 68  # of torch._inductor.utils.is_big_gpu, on NVIDIA
-
-
-@dataclass(frozen=True, slots=True)
-class Machine:
-    """The properties of a machine; the defaults describe a machine without any.
-
-    `gpu` is the name of the first CUDA device, `cuda` the version that torch was built for, `driver` the newest CUDA
-    version that the driver supports, `cutlass` the CUTLASS directory that Inductor would use, `cpu_dtypes` the half
-    precisions for which the CPU has instructions, `packages` contains what can be imported.
-    """
-
-    gpu: str | None = None
-    capability: tuple[int, int] = (0, 0)
-    sms: int = 0
-    hip: bool = False
-    triton: bool = False
-    triton_tma: bool = False
-    cxx: str | None = None
-    nvcc: str | None = None
-    packages: Container[str] = frozenset()
-    torch: str = ""
-    cuda: str | None = None
-    driver: str | None = None
-    triton_version: str | None = None
-    cutlass: str | None = None
-    torchao: str | None = None
-    cpu_dtypes: frozenset[str] = frozenset()
-
-    def without_gpu(self) -> "Machine":
-        """Return the same machine for what runs on its CPU."""
-        return replace(self, gpu=None, capability=(0, 0), sms=0, triton=False, triton_tma=False)
-
-    def facts(self) -> dict[str, str]:
-        """Return the properties as text for people to read."""
-        capability = ".".join(map(str, self.capability))
-        tma = "with" if self.triton_tma else "without"
-        return {
-            "torch": f"{self.torch}, {f'built for CUDA {self.cuda}' if self.cuda else 'built without CUDA'}",
-            "driver": f"serves CUDA up to {self.driver}" if self.driver else "none",
-            "GPU": f"{self.gpu}, compute capability {capability}, {self.sms} multiprocessors" if self.gpu else "none",
-            "Triton": f"{self.triton_version}, {tma} TMA for this GPU" if self.triton_version else "none",
-            "CPU": f"products in {' and '.join(sorted(self.cpu_dtypes)) or 'neither bf16 nor fp16'}",
-            "C++ compiler": self.cxx or "none",
-            "nvcc": self.nvcc or "none",
-            "CUTLASS": self.cutlass or "none",
-            "torchao": self.torchao or "none",
-        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,13 +41,6 @@ def importable(package: str, remedy: str = "") -> Requirement:
         return package in here.packages
 
     return Requirement(met, f"{package} is not importable", remedy or f"pip install {package}")
-
-
-class _Importable:
-    """The names of all packages that can be imported here."""
-
-    def __contains__(self, name: object) -> bool:
-        return find_spec(str(name)) is not None
 
 
 @cache
@@ -353,96 +288,3 @@ def _answers(cxx: str) -> bool:
     except OSError:
         return True  # torch tries another one, or raises an error of its own
     return True
-
-
-@cache
-def machine() -> Machine:
-    """Return this machine's properties, detected once."""
-    import torch
-
-    from backend_kwargs.torch_internals.triton import has_triton, has_triton_tma_device
-
-    has_gpu = torch.cuda.is_available()
-    properties = torch.cuda.get_device_properties(0) if has_gpu else None
-    return Machine(
-        gpu=properties.name if properties else None,
-        capability=(properties.major, properties.minor) if properties else (0, 0),
-        sms=properties.multi_processor_count if properties else 0,
-        hip=torch.version.hip is not None,
-        triton=has_gpu and has_triton(),
-        triton_tma=has_gpu and has_triton_tma_device(),
-        cxx=shutil.which(cxx_of({})),
-        nvcc=next(filter(None, map(shutil.which, _nvccs())), None),
-        packages=_Importable(),
-        torch=torch.__version__,
-        cuda=torch.version.cuda,
-        driver=_driver(),
-        triton_version=installed_version("triton", "pytorch-triton"),
-        cutlass=_cutlass(),
-        torchao=installed_version("torchao"),
-        cpu_dtypes=cpu_dtypes(
-            _instructions(), torch.backends.cpu.get_cpu_capability(), os.environ.get("ONEDNN_MAX_CPU_ISA", "")
-        ),
-    )
-
-
-def cxx_of(options: Options) -> str:
-    """Return the C++ compiler that Inductor tries first; as in its option cpp.cxx, CXX precedes the usual one."""
-    given = options.get("cpp.cxx")
-    usual = os.environ.get("CXX", "clang++" if sys.platform == "darwin" else "g++")
-    return next(filter(None, [given] if isinstance(given, str) else given or ()), usual)
-
-
-def _instructions() -> set[str]:
-    """Return the instructions for half precisions that this CPU has; torch reports them only for x86."""
-    from torch import cpu
-
-    return {name for names in HALF.values() for name in names if getattr(cpu, f"_is_{name}_supported", bool)()}
-
-
-def cpu_dtypes(instructions: Set[str], aten: str, onednn: str) -> frozenset[str]:
-    """Return the half precisions that a CPU with these instructions multiplies.
-
-    None where a variable keeps ATen's capability or oneDNN's limit to an older processor's.
-    """
-    if aten in ("DEFAULT", "AVX2") or onednn.upper() in WITHOUT_HALF:
-        return frozenset()
-    return frozenset(dtype for dtype, any_of in HALF.items() if any_of & instructions)
-
-
-def _nvccs() -> Iterable[str]:
-    """Return candidate paths of nvcc: first Inductor's, then that of torch.utils.cpp_extension."""
-    homes = (os.environ.get("CUDA_HOME"), os.environ.get("CUDA_PATH"), "/usr/local/cuda")
-    return (os.environ.get("CUDACXX", ""), "nvcc", *(f"{home}/bin/nvcc" for home in homes if home))
-
-
-def _driver() -> str | None:
-    version = ctypes.c_int(0)
-    try:
-        ctypes.CDLL("libcuda.so.1").cuDriverGetVersion(ctypes.byref(version))
-    except (OSError, AttributeError):  # no driver, or one for another system
-        return None
-    return f"{version.value // 1000}.{version.value % 1000 // 10}" if version.value else None
-
-
-def _cutlass() -> str | None:
-    if theirs := os.environ.get(CUTLASS_VARIABLE):
-        return theirs
-    specs = [find_spec(name) for name in CUTLASS_PACKAGES]
-    return f"nvidia-cutlass {installed_version('nvidia-cutlass')}" if all(specs) else None
-
-
-def places_of(package: str) -> list[Path]:
-    """Return the folders of an installed package, none if it is not installed; imports nothing."""
-    spec = find_spec(package)
-    return [Path(place) for place in (spec and spec.submodule_search_locations) or ()]
-
-
-def installed_version(*distributions: str) -> str | None:
-    """Return the version of the first installed one of these distributions, None if none is installed."""
-    for name in distributions:
-        try:
-            return version(name)
-        except PackageNotFoundError:
-            continue
-    return None

@@ -17,8 +17,8 @@ from backend_kwargs.graphs.freezing import by_source, lifted_parameters, only_re
 from backend_kwargs.graphs.parameter_guards import guard_parameters
 from backend_kwargs.graphs.writes import copy_of_graph, has_transforms, keep_inputs
 from backend_kwargs.options.layers import Options
+from backend_kwargs.options.machine import machine
 from backend_kwargs.options.precisions import PRECISIONS, why_slow
-from backend_kwargs.options.requirements import machine
 from backend_kwargs.precision.casts import cast_products
 from backend_kwargs.precision.errors import UnfitPrecisionError
 from backend_kwargs.precision.serving import serving

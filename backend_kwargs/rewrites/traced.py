@@ -13,7 +13,8 @@ from backend_kwargs.backends import CapturedGraph, Inputs
 from backend_kwargs.errors import wrong_value
 from backend_kwargs.facts import Call, Compiled, Replacements
 from backend_kwargs.graphs.writes import copy_of_graph, has_transforms, storages_of, written_between
-from backend_kwargs.options.requirements import machine, unmet
+from backend_kwargs.options.machine import machine
+from backend_kwargs.options.requirements import unmet
 from backend_kwargs.rewrites.matching import Arguments, arguments_of, dying_with, erase_dead, replace
 from backend_kwargs.rewrites.places import Place, Wanted, every, place_of
 from backend_kwargs.rewrites.table import Rewrite, chosen_places, find_rewrite, resolved

@@ -99,7 +99,7 @@ def _environment(asked: Asked, found: Sequence[Place]) -> dict[str, Any]:
     """Return what the figures depend on."""
     import torch
 
-    from backend_kwargs.options.requirements import installed_version
+    from backend_kwargs.options.machine import installed_version
     from backend_kwargs.trial import environment
 
     packages = {name: installed_version(name) or "" for name in ("transformers", "timm", "torch_geometric")}

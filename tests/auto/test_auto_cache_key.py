@@ -346,7 +346,7 @@ def test_the_ambient_state_as_it_is():
 def test_the_machine_as_it_is():
     """Releases, device, driver, threads, the CPU's instructions, and how many ranks there are."""
     found = machine()
-    wanted = ["torch", "triton", "backend-kwargs", "device", "gpu", "cuda", "driver", "threads", "cpu", "world"]
+    wanted = ["torch", "triton", "backend-kwargs", "device", "gpu", "cuda", "driver", "cpu", "threads", "world"]
     assert list(found) == wanted
     assert (found["torch"], found["threads"], found["world"]) == (str(torch.__version__), torch.get_num_threads(), 1)
     assert found["cpu"] == torch.backends.cpu.get_cpu_capability()

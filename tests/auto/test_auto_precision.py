@@ -11,7 +11,7 @@ from backend_kwargs.auto import process_memory
 from backend_kwargs.auto.decisions_toml import read_decisions, write_decisions
 from backend_kwargs.auto.store import Catalogue
 from backend_kwargs.errors import BackendKwargsWarning
-from backend_kwargs.options.requirements import installed_version
+from backend_kwargs.options.machine import installed_version
 from backend_kwargs.options.templates import find_template
 from tests.auto.graphs import change, rows_of
 

@@ -16,7 +16,7 @@ from backend_kwargs.backends.tvm.versions import INSTALL
 from backend_kwargs.cli import app, doctor
 from backend_kwargs.explain import Verdict, verdict
 from backend_kwargs.options import requirements
-from backend_kwargs.options.requirements import Machine
+from backend_kwargs.options.machine import Machine
 from tests.cli.test_cli import check_golden, run
 
 BARE = Machine()

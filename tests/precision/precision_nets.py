@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import backend_kwargs as bk
-from backend_kwargs.options.requirements import installed_version
+from backend_kwargs.options.machine import installed_version
 
 MARKS = [
     pytest.mark.usefixtures("fresh_dynamo"),

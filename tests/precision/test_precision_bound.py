@@ -10,7 +10,7 @@ import backend_kwargs as bk
 from backend_kwargs import BackendKwargsWarning
 from backend_kwargs.facts import Compiled
 from backend_kwargs.facts.precision import PrecisionUse
-from backend_kwargs.options.requirements import installed_version
+from backend_kwargs.options.machine import installed_version
 from backend_kwargs.precision import reference
 from backend_kwargs.precision.error import Truth
 from backend_kwargs.precision.errors import UnfitPrecisionError

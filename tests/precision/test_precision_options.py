@@ -5,7 +5,8 @@ import pytest
 import backend_kwargs as bk
 from backend_kwargs import BackendKwargsError
 from backend_kwargs.options import precisions
-from backend_kwargs.options.requirements import CannotWorkError, Machine, cpu_dtypes, machine
+from backend_kwargs.options.machine import Machine, cpu_dtypes, machine
+from backend_kwargs.options.requirements import CannotWorkError
 from tests.precision.precision_nets import MARKS
 
 pytestmark = MARKS

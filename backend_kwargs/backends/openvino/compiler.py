@@ -12,8 +12,9 @@ from backend_kwargs.backends.openvino.settings import OPTIONS, Hint, OpenVINOOpt
 from backend_kwargs.errors import BackendKwargsError, pip_install, unknown
 from backend_kwargs.options import precisions
 from backend_kwargs.options.layers import Options
+from backend_kwargs.options.machine import WITHOUT_HALF
 from backend_kwargs.options.option import Option
-from backend_kwargs.options.requirements import WITHOUT_HALF, CannotWorkError, Limit, Need, Rule, importable
+from backend_kwargs.options.requirements import CannotWorkError, Limit, Need, Rule, importable
 from backend_kwargs.options.trust import Check
 
 if TYPE_CHECKING:

@@ -11,7 +11,8 @@ from contextlib import contextmanager
 from types import MappingProxyType, ModuleType
 
 from backend_kwargs.errors import BackendKwargsError, pip_install
-from backend_kwargs.options.requirements import Requirement, installed_version, places_of
+from backend_kwargs.options.machine import installed_version, places_of
+from backend_kwargs.options.requirements import Requirement
 from backend_kwargs.torch_internals.replacing import replaced, undone
 
 # By distribution, the required prefix of the version. Each TVM renames its API; with a later FFI tuning crashes.

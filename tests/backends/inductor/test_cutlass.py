@@ -16,7 +16,7 @@ from torch._inductor.runtime.cache_dir_utils import cache_dir
 from backend_kwargs import BackendKwargsError, BackendKwargsWarning, make_backend
 from backend_kwargs.backends.inductor import compiler, cutlass
 from backend_kwargs.backends.inductor.cutlass import cutlass_dir, found_by_inductor
-from backend_kwargs.options.requirements import Machine
+from backend_kwargs.options.machine import Machine
 
 INSTALL = 'pip install "nvidia-cutlass<5,>=4.2"'
 HEADER = "include/cutlass/cutlass.h"

@@ -11,7 +11,7 @@ import backend_kwargs as bk
 from backend_kwargs import pipeline
 from backend_kwargs.backends.inductor import compiler, fallbacks
 from backend_kwargs.backends.inductor.torch_fixes import mode_options
-from backend_kwargs.options.requirements import machine
+from backend_kwargs.options.machine import machine
 from backend_kwargs.pipeline import OWN
 
 GEMM, CONV = fallbacks.AUTOTUNED_BACKENDS

@@ -9,7 +9,7 @@ from backend_kwargs.backends import declared
 from backend_kwargs.backends.tvm import versions
 from backend_kwargs.backends.tvm.settings import OPTIONS, TVMOptions
 from backend_kwargs.backends.tvm.versions import require_tvm, unfit
-from backend_kwargs.options.requirements import Machine
+from backend_kwargs.options.machine import Machine
 
 pytestmark = pytest.mark.skipif(bool(unfit()), reason=f"no TVM: {unfit()}")
 SEARCH = "write scheduler='meta_schedule', trials=64"
