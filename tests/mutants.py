@@ -76,6 +76,7 @@ TESTS: Mapping[str, str] = {
     "*/rewrites/convolution.py": "rewrites/test_convolution.py",
     "*/rewrites/folding.py": "rewrites/test_folding.py rewrites/test_convolution.py",
     "*/rewrites/decode_attention.py": "rewrites/test_decode_attention.py",
+    "*/rewrites/fused_attention.py": "rewrites/test_fused_attention.py",
     "*/rewrites/gather_sum.py": "rewrites/test_gather_sum.py rewrites/test_rewrite_kernels.py",
     "*/rewrites/aligned_products.py": "rewrites/test_aligned_products.py",
     "*/rewrites/window_attention.py": "rewrites/test_window_attention.py rewrites/test_rewrite_kernels.py",

@@ -113,6 +113,16 @@ def attention_mask(program):
     return program.returns(call_of_attention(program, given))
 
 
+def fused_attention(program):
+    dtype = program.often(*DTYPES, torch.float64)
+    leading = program.pick([2, 3, 2], [3], [2, 3], [], [2, 1, 2, 3])
+    queries, keys, width = program.often(5, 1, 0), program.often(7, 5, 1, 0), program.often(8, 1)
+    sizes = {"query": (queries, width), "key": (keys, width), "value": (keys, program.often(width, 3))}
+    given = {name: program.tensor(*broadcast(program, leading), *each, dtype=dtype) for name, each in sizes.items()}
+    given |= options(program, [*leading, queries, keys], dtype)
+    return program.returns(call_of_attention(program, given))
+
+
 def window_attention(program):
     dtype = program.often(*HALF, torch.float32)
     batch, heads, queries = program.often(6, 1, 0), program.often(2, 1, 0), program.often(5, 1, 65, 0)
@@ -246,6 +256,7 @@ PROGRAMS = {
     "attention": attention,
     "attention_mask": attention_mask,
     "decode_attention": decode_attention,
+    "fused_attention": fused_attention,
     "window_attention": window_attention,
     "multihead_attention": multihead_attention,
     "layer_norm_backward": layer_norm_backward,

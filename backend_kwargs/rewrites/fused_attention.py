@@ -1,0 +1,113 @@
+"""Attention of inputs for which torch has no fused kernel, with the four dimensions that fused kernels take.
+
+Of more or fewer dimensions, or of heads and batches that broadcast, torch computes the scores in float32 without tensor
+cores. A query that a mask lets see no key has 0 as its result there, which fused kernels do not promise.
+"""
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+import torch
+from torch import Tensor
+from torch.fx import Node
+from torch.nn.functional import scaled_dot_product_attention
+
+from backend_kwargs.rewrites.matching import DTYPES, Arguments, have_one_dtype, known_true
+from backend_kwargs.rewrites.table import Rewrite
+from backend_kwargs.rewrites.traced import example, examples, replacing
+
+REWRITE = Rewrite(
+    "Attention of other than four dimensions, or of heads that broadcast, as torch has fused kernels for it",
+    traced=f"{__name__}:attend_in_four",
+    applies="scaled_dot_product_attention in float32 or half precision without dropout; masks without gradients",
+    fitting=lambda stats: stats.softmaxes > 0,
+    order=105,
+)
+
+MOST = 65535  # batches or heads of a launch
+
+
+def attention_in_four(
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, is_causal: bool, scale: float | None
+) -> Tensor:
+    """Return what `scaled_dot_product_attention` does, contiguous, by a call of it with four dimensions."""
+    sizes = torch.broadcast_shapes(*(each.shape[:-2] for each in (q, k, v)))  # type: ignore[no-untyped-call]
+    whole = [each.expand(*sizes, *each.shape[-2:]) for each in (q, k, v)]
+    heads = _dimension_of_heads(whole)
+    queries, keys, values = (_in_four(each, heads) for each in whole)
+    if any(size > MOST for size in queries.shape[:2]):
+        return scaled_dot_product_attention(q, k, v, mask, is_causal=is_causal, scale=scale)
+    sees = None
+    if mask is not None:
+        mask = _in_four(_mask_of(mask, sizes, heads), heads)
+        hidden = (mask.logical_not() if mask.dtype == torch.bool else mask == -torch.inf).all(-1, keepdim=True)
+        mask, sees = mask.masked_fill(hidden, 1), hidden.logical_not()
+    attended = scaled_dot_product_attention(queries, keys, values, mask, is_causal=is_causal, scale=scale)
+    if sees is not None:
+        attended = attended * sees
+    if len(sizes) > 2:
+        others = (*sizes[:heads], *sizes[heads + 1 :])
+        attended = attended.view(*others, *attended.shape[1:]).movedim(-3, heads)
+    return attended.reshape(*sizes, *attended.shape[-2:]).contiguous()
+
+
+def _dimension_of_heads(tensors: Sequence[Tensor]) -> int:
+    """Return the leading dimension without which the others are one in memory, or the last one."""
+    last = max(tensors[0].dim() - 3, 0)
+
+    def are_one(heads: int, each: Tensor) -> bool:
+        pairs = pairwise(at for at in range(last + 1) if at != heads)
+        return all(known_true(each.stride(one) == each.shape[other] * each.stride(other)) for one, other in pairs)
+
+    return next((at for at in range(last, -1, -1) if all(are_one(at, each) for each in tensors)), last)
+
+
+def _in_four(x: Tensor, heads: int) -> Tensor:
+    """Return [batch, heads, rows, columns]: all leading dimensions but that of the heads make the batch."""
+    if x.dim() <= 4:
+        return x[(None,) * (4 - x.dim())]
+    return x.movedim(heads, -3).flatten(0, -4)
+
+
+def _mask_of(mask: Tensor, sizes: Sequence[int], heads: int) -> Tensor:
+    """Return a mask with all leading dimensions; those that make the batch have size 1 or are expanded."""
+    mask = mask[(None,) * (len(sizes) + 2 - mask.dim())]
+    wanted = [mask.shape[heads] if at == heads else size for at, size in enumerate(sizes)]
+    alone = all(size == 1 for at, size in enumerate(mask.shape[:-2]) if at != heads)
+    return mask if alone or len(sizes) < 3 else mask.expand(*wanted, *mask.shape[-2:])
+
+
+def _attended(node: Node, args: Arguments) -> Node | None:
+    """Insert a call of our function for attention that has no fused kernel as it is."""
+    operands, mask = [args[name] for name in ("query", "key", "value")], args["attn_mask"]
+    values, of_mask = examples(*operands, node), example(mask)
+    if values is None or args["dropout_p"] or args["enable_gqa"] or not _is_above_0(args["scale"]):
+        return None
+    *tensors, result = values
+    if not have_one_dtype(tensors) or result.dtype not in DTYPES or not result.is_contiguous():
+        return None
+    if not all(known_true(each.numel() > 0) for each in values) or not _may_mask(mask, of_mask, tensors[0]):
+        return None
+    of_three = of_mask is not None and of_mask.dim() == 3
+    if not of_three and all(each.dim() == 4 and _has_batches_of(each, tensors[0]) for each in tensors):
+        return None
+    return node.graph.call_function(attention_in_four, (*operands, mask, args["is_causal"], args["scale"]))
+
+
+def _is_above_0(scale: object) -> bool:
+    return scale is None or (isinstance(scale, int | float) and scale > 0)
+
+
+def _may_mask(mask: object, value: Tensor | None, q: Tensor) -> bool:
+    """Return whether there is no mask, or one without gradients that loses no digits."""
+    if value is None:
+        return mask is None
+    return value.dtype in (torch.bool, q.dtype) and not value.requires_grad
+
+
+def _has_batches_of(one: Tensor, other: Tensor) -> bool:
+    """Return whether the leading sizes may be equal: where it is not known, torch guards them itself."""
+    return all(not known_true(a != b) for a, b in zip(one.shape[:-2], other.shape[:-2], strict=True))
+
+
+attend_in_four = replacing((scaled_dot_product_attention,), _attended)
