@@ -13,12 +13,10 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 from torch.fx import Node
 
-from backend_kwargs.graphs.writes import storages_of
 from backend_kwargs.rewrites.matching import DTYPES, Arguments, known_true, used_once
 from backend_kwargs.rewrites.patches import CONVOLUTIONS, geometry_of, has_channels_last
 from backend_kwargs.rewrites.table import Rewrite, ran
-from backend_kwargs.rewrites.traced import example, examples, replacing
-from backend_kwargs.torch_internals.operators import HigherOrderOperator
+from backend_kwargs.rewrites.traced import example, examples, is_only_computed_with, replacing
 
 REWRITE = Rewrite(
     "Depthwise convolutions as sums of shifted products",
@@ -29,8 +27,6 @@ REWRITE = Rewrite(
 )
 
 MOST_TAPS = 32  # numbers of a window
-# What returns a view of some tensors and a copy of others, by their strides.
-BY_STRIDES = ("contiguous", "reshape", "reshape_as", "flatten", "ravel", "to")
 
 
 def _convolution(node: Node, args: Arguments) -> Node | None:
@@ -95,20 +91,7 @@ def _leaves_out(count: int, reader: Node, result: Tensor) -> bool:
         return False
     length = stop.meta.get("example_value") if isinstance(stop, Node) else stop
     left = result.shape[-1] - count
-    return known_true(left >= 0) and known_true(length == left) and _is_only_computed_with(reader)
-
-
-def _is_only_computed_with(node: Node) -> bool:
-    """Return whether nobody sees the strides of a tensor: neither it nor a view of it is returned, or read by them."""
-    storages = storages_of(example(node))
-    return all(
-        each.op in ("call_function", "call_method")
-        and not (name := getattr(each.target, "__name__", str(each.target))).startswith("as_strided")
-        and name not in BY_STRIDES
-        and not isinstance(each.target, HigherOrderOperator)  # such as a kernel, which is given strides as numbers
-        and (storages.isdisjoint(storages_of(example(each))) or _is_only_computed_with(each))
-        for each in node.users
-    )
+    return known_true(left >= 0) and known_true(length == left) and is_only_computed_with(reader)
 
 
 sum_shifted = replacing(CONVOLUTIONS, _convolution)

@@ -19,11 +19,15 @@ from backend_kwargs.rewrites.matching import Arguments, arguments_of, dying_with
 from backend_kwargs.rewrites.places import Place, Wanted, every, place_of
 from backend_kwargs.rewrites.table import Rewrite, chosen_places, find_rewrite, resolved
 from backend_kwargs.torch_internals.modes import is_traceable_wrapper_subclass
+from backend_kwargs.torch_internals.operators import HigherOrderOperator
 
 # Methods after which a tensor has other sizes or strides.
 CHANGE_SIZES = (
     "squeeze_", "unsqueeze_", "transpose_", "t_", "swapaxes_", "swapdims_", "resize_", "resize_as_", "as_strided_",
 )  # fmt: skip
+
+# What returns a view of some tensors and a copy of others, by their strides.
+BY_STRIDES = ("contiguous", "reshape", "reshape_as", "flatten", "ravel", "to")
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +109,7 @@ def replacing(
 
     def calls(gm: GraphModule) -> list[Node]:
         named = [node for node in gm.graph.nodes if node.op in ("call_function", "call_method")]
-        return [each for each in named if each.target in targets and all(map(_is_plain, (each, *each.all_input_nodes)))]
+        return [each for each in named if each.target in targets and all(map(is_plain, (each, *each.all_input_nodes)))]
 
     def rewrite(gm: GraphModule, example_inputs: Inputs, wanted: Wanted = every) -> Change | None:
         if not calls(gm) or has_transforms(gm):
@@ -132,7 +136,7 @@ def replacing(
     return rewrite
 
 
-def _is_plain(node: Node) -> bool:
+def is_plain(node: Node) -> bool:
     """Return whether the example of a node tells what it is: a tensor of torch's, whose sizes nobody changes.
 
     A method such as `squeeze_` changes the fake tensor too, which then shows what is after it.
@@ -154,6 +158,19 @@ def examples(*nodes: object) -> list[torch.Tensor] | None:
     """Return the fake tensors with which dynamo traced the nodes, or None if one of them has none."""
     values = [value for node in nodes if (value := example(node)) is not None]
     return values if len(values) == len(nodes) else None
+
+
+def is_only_computed_with(node: Node) -> bool:
+    """Return whether nobody sees the strides of a tensor: neither it nor a view of it is returned, or read by them."""
+    storages = storages_of(example(node))
+    return all(
+        each.op in ("call_function", "call_method")
+        and not (name := getattr(each.target, "__name__", str(each.target))).startswith("as_strided")
+        and name not in BY_STRIDES
+        and not isinstance(each.target, HigherOrderOperator)  # such as a kernel, which is given strides as numbers
+        and (storages.isdisjoint(storages_of(example(each))) or is_only_computed_with(each))
+        for each in node.users
+    )
 
 
 def changes_meanwhile(node: Node, read: Sequence[Node | None]) -> bool:

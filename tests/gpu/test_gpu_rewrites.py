@@ -451,6 +451,25 @@ def test_aligned_products(tokens, dtype):
     assert report(compiled).graphs[0].rewritten == {"aligned_products": 3}
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("biases", [0, 3], ids=["no biases", "biases"])
+def test_joined_linear(biases, dtype):
+    """q, k and v of one input by one product agree with float64, forward and backward."""
+    sizes = (4, 60, 128), (256, 128), (64, 128), (64, 128), *[(256,), (64,), (64,)][:biases]
+    args = [normal(*each, dtype=dtype).requires_grad_() for each in sizes]
+
+    def fn(x, *parameters):
+        layers = [F.linear(x, *each) for each in zip(parameters[:3], parameters[3:] or [None] * 3, strict=True)]
+        q, k, v = (each.view(4, 60, -1, 64).transpose(1, 2) for each in layers)
+        return F.scaled_dot_product_attention(q, k.expand_as(q), v.expand_as(q))
+
+    grad = normal(4, 4, 60, 64, dtype=dtype)
+    got, compiled = trained(fn, args, ("joined_linear",), grad)
+    for one, want in zip(got, in_float64(fn, args, grad), strict=True):
+        close(one.cpu(), want, dtype)
+    assert report(compiled).graphs[0].rewritten == {"joined_linear": 1}
+
+
 GATHERED = {  # of a table [500, width], indices [60, 7] and weights [60, 7]
     "bags": lambda t, i, w: F.embedding_bag(i, t, mode="sum"),
     "weighted bags": lambda t, i, w: F.embedding_bag(i, t, mode="sum", per_sample_weights=w),
