@@ -123,8 +123,7 @@ class _Example:
 
         from backend_kwargs.bundles.samples import Sample
         from backend_kwargs.harness.study import arguments_of
-        from backend_kwargs.trial.served import Changes, CopyError
-        from backend_kwargs.trial.trees import map_tensors
+        from backend_kwargs.trial import Changes, CopyError, map_tensors
 
         # A result of other operations cannot be copied; one that is given twice stays one.
         args, kwargs = arguments_of(example_inputs)
@@ -194,8 +193,7 @@ def _called(example: _Example, backend: Backend, pins: Pins, dynamic: bool | Non
     from backend_kwargs.sealing.inputs import called
     from backend_kwargs.torch_internals.sealing import compiling_ahead
     from backend_kwargs.torch_internals.tensors import version_of
-    from backend_kwargs.trial.served import parts
-    from backend_kwargs.trial.trees import tensors_of
+    from backend_kwargs.trial import parts, tensors_of
 
     graphs = []
 

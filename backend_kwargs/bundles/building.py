@@ -25,9 +25,7 @@ from backend_kwargs.bundles.samples import Sample, described, samples_of
 from backend_kwargs.errors import BackendKwargsError, error_text, warn_once, wrong_value
 from backend_kwargs.facts import Call
 from backend_kwargs.torch_internals.tensors import version_of
-from backend_kwargs.trial import Expected, generators, status_of
-from backend_kwargs.trial.inputs import copies
-from backend_kwargs.trial.trees import Results, map_tensors, walk
+from backend_kwargs.trial import Expected, Results, copies, generators, map_tensors, status_of, walk
 
 PLAIN_COPIES = partial(copies, plain=True)  # a graph's key has which inputs require gradients
 

@@ -19,15 +19,15 @@ from backend_kwargs.trial import (
     environment,
     generators,
     interleave,
+    moved,
     noise_floor,
     others_on,
     percentile,
     ratio_interval,
     status_of,
+    tensors_of,
     within_noise,
 )
-from backend_kwargs.trial.inputs import moved
-from backend_kwargs.trial.trees import tensors_of
 
 __all__ = ["Candidate", "Comparison", "Row", "compare", "fastest", "to_json"]
 

@@ -244,8 +244,7 @@ def made(unit: Unit, device: "torch.device") -> tuple[Any, Any]:
 
     from backend_kwargs.harness.models import model_of
     from backend_kwargs.harness.study import move
-    from backend_kwargs.trial.inputs import moved
-    from backend_kwargs.trial.trees import map_tensors
+    from backend_kwargs.trial import map_tensors, moved
 
     model, inputs = model_of(unit.model, unit.sizes)
     move(model, device, training=False)

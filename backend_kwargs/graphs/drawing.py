@@ -12,8 +12,7 @@ from backend_kwargs.torch_internals.modes import OperatorMode, modes_restored
 from backend_kwargs.torch_internals.operators import overloads_of
 from backend_kwargs.torch_internals.replacing import undone
 from backend_kwargs.torch_internals.threads import running_threads
-from backend_kwargs.trial.draws import DrawsError, may_draw
-from backend_kwargs.trial.generators import all_kept
+from backend_kwargs.trial import DrawsError, all_kept, may_draw
 
 
 def run_apart(gm: GraphModule, inputs: Callable[[], Sequence[Any]]) -> tuple[object, bool]:

@@ -23,19 +23,20 @@ from backend_kwargs.graphs.writes import (
 from backend_kwargs.torch_internals import pytree
 from backend_kwargs.torch_internals.modes import modes_restored, saves_by_hooks, without_modes
 from backend_kwargs.torch_internals.tensors import base_of, in_storage, memory_id, with_bits_of
-from backend_kwargs.trial import cotangents, generators
-from backend_kwargs.trial.memory import room_for_copies
-from backend_kwargs.trial.served import (
+from backend_kwargs.trial import (
     ChangedSlice,
     Changes,
     RestoringCall,
     State,
     copied,
+    cotangents,
+    generators,
     layout_of,
+    room_for_copies,
     same_bits,
     span_of,
+    tensors_of,
 )
-from backend_kwargs.trial.trees import tensors_of
 
 Around = Callable[[Sequence[torch.Tensor]], AbstractContextManager[object]]
 

@@ -5,8 +5,7 @@ from typing import Any, TypeAlias
 
 import torch
 
-from backend_kwargs.trial.memory import room_for_copies
-from backend_kwargs.trial.served import bits_of, copied, layout_of, memory_of, parts, same_bits
+from backend_kwargs.trial import bits_of, copied, layout_of, memory_of, parts, room_for_copies, same_bits
 
 Model: TypeAlias = Callable[..., Any]  # a module, or another callable that computes on tensors
 PIECE = 1 << 18  # elements of a checksum at a time, which stay in a cache

@@ -14,9 +14,7 @@ from backend_kwargs.graphs.replay import detached_copy
 from backend_kwargs.harness.read_only import Model, ReadOnly
 from backend_kwargs.options.layers import Options
 from backend_kwargs.torch_internals.modules import Dropout
-from backend_kwargs.trial import Accuracy, Expected, generators
-from backend_kwargs.trial.served import parts
-from backend_kwargs.trial.trees import Results, map_tensors, tensors_of
+from backend_kwargs.trial import Accuracy, Expected, Results, generators, map_tensors, parts, tensors_of
 
 Inputs = tuple[tuple[Any, ...], dict[str, Any]]
 Mode = Literal["fwd", "fwd_bwd", "train"]

@@ -16,9 +16,7 @@ from backend_kwargs.graphs.replay import Task, unpacked
 from backend_kwargs.graphs.writes import copy_of_graph
 from backend_kwargs.precision.errors import UnfitPrecisionError, UnmeasuredError
 from backend_kwargs.precision.reference import InFloat64, check_room
-from backend_kwargs.trial import Accuracy
-from backend_kwargs.trial.accuracy import is_number
-from backend_kwargs.trial.trees import Results, walk
+from backend_kwargs.trial import Accuracy, Results, is_number, walk
 
 # What sums in another order may change from call to call: this part of the error, or float32's rounding.
 VARYING, ROUNDING = 0.5, 1e-5

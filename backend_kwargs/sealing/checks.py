@@ -9,9 +9,7 @@ from backend_kwargs.errors import BackendKwargsError
 from backend_kwargs.sealing.declared import Point, shown_point
 from backend_kwargs.sealing.inputs import Result
 from backend_kwargs.torch_internals import pytree
-from backend_kwargs.trial.accuracy import largest_of
-from backend_kwargs.trial.bound import check_within
-from backend_kwargs.trial.trees import walk
+from backend_kwargs.trial import check_within, largest_of, walk
 
 TIGHT, LOOSE = 1e-3, 3e-2  # of float32 and float64; of shorter types and under autocast
 SHORT = (torch.float16, torch.bfloat16)

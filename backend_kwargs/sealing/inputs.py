@@ -11,8 +11,7 @@ from backend_kwargs.graphs.memory import SHARED, Memory, overlapping
 from backend_kwargs.graphs.writes import has_memory
 from backend_kwargs.sealing.declared import UndeclaredError
 from backend_kwargs.torch_internals.tensors import in_storage, version_of
-from backend_kwargs.trial.served import copied, same_bits
-from backend_kwargs.trial.trees import tensors_of, walk
+from backend_kwargs.trial import copied, same_bits, tensors_of, walk
 
 
 def resized(tensor: torch.Tensor, sizes: Mapping[int, int], *, values: bool = True) -> torch.Tensor:

@@ -21,9 +21,7 @@ from backend_kwargs.sealing.targets import Target
 from backend_kwargs.torch_internals import cudagraphs, sealing
 from backend_kwargs.torch_internals.modes import modes_of_thread
 from backend_kwargs.torch_internals.tensors import copy_each
-from backend_kwargs.trial import generators, synchronize
-from backend_kwargs.trial.inputs import copies
-from backend_kwargs.trial.served import same_bits
+from backend_kwargs.trial import copies, generators, same_bits, synchronize
 
 MOST_CALLED = 64  # combinations of sizes that are called; of more, those whose guards can be asked are only asked
 MOST_RECORDED = 256  # combinations of sizes with CUDA graphs, each of which is recorded

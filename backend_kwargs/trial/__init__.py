@@ -19,19 +19,36 @@ from backend_kwargs.trial.accuracy import (
     Status,
     check,
     check_all,
+    is_number,
+    largest_of,
     reference,
     same_twice,
     worst,
 )
-from backend_kwargs.trial.bound import check_error, check_errors
+from backend_kwargs.trial.bound import check_error, check_errors, check_within
+from backend_kwargs.trial.draws import DrawsError, may_draw
 from backend_kwargs.trial.environment import environment
 from backend_kwargs.trial.failures import status_of
-from backend_kwargs.trial.inputs import cotangents, fresh_inputs, upcast
+from backend_kwargs.trial.generators import all_kept
+from backend_kwargs.trial.inputs import copies, cotangents, fresh_inputs, moved, upcast
 from backend_kwargs.trial.kernels import AROUND, GENERATED, KernelTime, Times, kernel_times, operator_times
-from backend_kwargs.trial.memory import peak_memory
+from backend_kwargs.trial.memory import peak_memory, room_for_copies
 from backend_kwargs.trial.others import others_on
 from backend_kwargs.trial.roundings import Expected, Roundings, errors
-from backend_kwargs.trial.served import Changes, CopyError, RestoringCall, State, same_bits
+from backend_kwargs.trial.served import (
+    ChangedSlice,
+    Changes,
+    CopyError,
+    RestoringCall,
+    State,
+    bits_of,
+    copied,
+    layout_of,
+    memory_of,
+    parts,
+    same_bits,
+    span_of,
+)
 from backend_kwargs.trial.statistics import (
     SureRatio,
     holm,
@@ -43,30 +60,39 @@ from backend_kwargs.trial.statistics import (
     within_noise,
 )
 from backend_kwargs.trial.timing import Calls, WallTimer, device_seconds, interleave, order, restoring, synchronize
+from backend_kwargs.trial.trees import Results, map_tensors, tensors_of, walk
 
 __all__ = [
     "AROUND",
     "GENERATED",
     "Accuracy",
     "Calls",
+    "ChangedSlice",
     "Changes",
     "CopyError",
+    "DrawsError",
     "Errors",
     "Expected",
     "Interval",
     "KernelTime",
     "LeafError",
     "RestoringCall",
+    "Results",
     "Roundings",
     "State",
     "Status",
     "SureRatio",
     "Times",
     "WallTimer",
+    "all_kept",
+    "bits_of",
     "check",
     "check_all",
     "check_error",
     "check_errors",
+    "check_within",
+    "copied",
+    "copies",
     "cotangents",
     "device_seconds",
     "environment",
@@ -74,23 +100,35 @@ __all__ = [
     "fresh_inputs",
     "holm",
     "interleave",
+    "is_number",
     "kernel_times",
+    "largest_of",
+    "layout_of",
+    "map_tensors",
+    "may_draw",
     "median_interval",
+    "memory_of",
+    "moved",
     "noise_floor",
     "operator_times",
     "order",
     "others_on",
+    "parts",
     "peak_memory",
     "percentile",
     "ratio_interval",
     "reference",
     "restoring",
+    "room_for_copies",
     "same_bits",
     "same_twice",
+    "span_of",
     "status_of",
     "sure_ratio",
     "synchronize",
+    "tensors_of",
     "upcast",
+    "walk",
     "within_noise",
     "worst",
 ]

@@ -54,7 +54,7 @@ def test_at_which_sizes_padding_is_checked(at, names, point, padded):
             buckets={"n": [4, 8], "m": [4]},
             sizes={"n": range(1, 9), "m": [2, 3, 4]},
         )
-    said = f"{names} cannot be padded: 'fn' at {point} gives other results padded to {padded}, output[0] by "
+    said = f"{names} cannot be padded: 'fn' at {point} gives other results padded to {padded}, output[0]: error 1"
     assert str(refused.value).startswith(said)
 
 
