@@ -230,7 +230,19 @@ def folded(graph: Graph, affine: Affine) -> tuple[Node, Node | None]:
     if not affine.steps:
         return weight, bias
     value = weight.meta["val"]
-    channels = value.shape[0]
+    scale, shift = scale_and_shift(graph, affine)
+    if scale is not None:
+        if isinstance(scale, Node):
+            scale = insert(graph, aten.reshape.default, scale, [value.shape[0], 1, 1, 1])
+        wide = insert(graph, aten.mul.Tensor, _converted(graph, weight, torch.float32), scale)
+        weight = mark_folded(_converted(graph, wide, value.dtype))
+    return weight, None if shift is None else mark_folded(_converted(graph, shift, value.dtype))
+
+
+def scale_and_shift(graph: Graph, affine: Affine) -> tuple[Node | float | None, Node | None]:
+    """Return by what each channel is multiplied, and what is added to it then, the bias included, in float32."""
+    _, weight, bias, *_ = operands(affine.convolution)
+    channels = weight.meta["val"].shape[0]
     scale: Node | float | None = None
     shift = None if bias is None else _converted(graph, bias, torch.float32)
     for operator, operand in affine.steps:
@@ -243,15 +255,15 @@ def folded(graph: Graph, affine: Affine) -> tuple[Node, Node | None]:
         elif shift is not None:
             shift = insert(graph, operator, shift, flat)
         else:
-            if not isinstance(flat, Node):
-                flat = insert(graph, aten.full.default, [channels], flat, dtype=torch.float32, device=value.device)
+            flat = flat if isinstance(flat, Node) else filled(graph, weight, flat)
             shift = flat if operator is aten.add.Tensor else insert(graph, aten.neg.default, flat)
-    if scale is not None:
-        if isinstance(scale, Node):
-            scale = insert(graph, aten.reshape.default, scale, [channels, 1, 1, 1])
-        wide = insert(graph, aten.mul.Tensor, _converted(graph, weight, torch.float32), scale)
-        weight = mark_folded(_converted(graph, wide, value.dtype))
-    return weight, None if shift is None else mark_folded(_converted(graph, shift, value.dtype))
+    return scale, shift
+
+
+def filled(graph: Graph, weight: Node, number: float) -> Node:
+    """Return a number for each channel of a result, in float32."""
+    value = weight.meta["val"]
+    return insert(graph, aten.full.default, [value.shape[0]], number, dtype=torch.float32, device=value.device)
 
 
 def _product(graph: Graph, one: Node | float, other: Node | float) -> Node | float:

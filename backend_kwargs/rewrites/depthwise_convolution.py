@@ -23,6 +23,7 @@ REWRITE = Rewrite(
     traced=f"{__name__}:sum_shifted",
     applies="float32 or half precision, windows of at most 32 numbers",
     fitting=lambda stats: ran(stats, "convolution in groups"),
+    version=2,
     order=25,
 )
 
@@ -37,7 +38,8 @@ def _convolution(node: Node, args: Arguments) -> Node | None:
     x, w, result = values
     geometry = geometry_of(args, tuple(w.shape))
     last = has_channels_last(result)
-    if geometry is None or x.dim() != w.dim() or (w.shape[1], w.shape[0]) != (1, args["groups"]):
+    groups = args["groups"]
+    if geometry is None or x.dim() != w.dim() or w.shape[1] != 1 or (groups == 1 and w.shape[0] != 1):
         return None
     if prod(w.shape[2:]) > MOST_TAPS or result.dtype not in DTYPES or last is None:
         return None
@@ -52,6 +54,8 @@ def _convolution(node: Node, args: Arguments) -> Node | None:
         each and reduce(lambda made, dtype: call("to", (made, dtype)), (result.dtype, torch.float32), each)
         for each in (args["input"], args["weight"], args["bias"])
     )
+    if w.shape[0] != groups:
+        source = call("repeat_interleave", (source, w.shape[0] // groups, 1))
     new = _sum(source, weight, pads, stride, dilation, tuple(w.shape[2:]))
     if offset is not None:
         new = call("add", (new, call("view", (offset, -1, *[1] * len(stride)))))

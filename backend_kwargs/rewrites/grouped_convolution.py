@@ -1,32 +1,77 @@
-"""Convolutions in groups, depthwise ones among them, by kernels of our own: cuDNN's are slow, channels last.
+"""Convolutions in groups by kernels of our own, channels last, where cuDNN's are slow.
 
-The kernel computes the convolution and its bias; what follows stays Inductor's.
+The kernel of depthwise ones applies a norm in eval mode, and an activation, before it stores: what follows would read
+and write the whole result again.
 """
 
+from collections.abc import Callable
+from functools import partial
+
 import torch
+import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 from torch.fx import Node
-from torch.fx.node import Argument
 
-from backend_kwargs.rewrites.convolution import GEOMETRY, Ints, convolution, operands
-from backend_kwargs.rewrites.matching import HALF, aten, have_one_dtype, insert, read, register, values_of
-from backend_kwargs.rewrites.operators import define
+from backend_kwargs.rewrites.convolution import (
+    GEOMETRY,
+    Affine,
+    Ints,
+    affine_convolution,
+    convolution,
+    filled,
+    operands,
+    scale_and_shift,
+)
+from backend_kwargs.rewrites.folding import mark_folded
+from backend_kwargs.rewrites.matching import (
+    HALF,
+    aten,
+    have_one_dtype,
+    input_of,
+    insert,
+    patterns_of,
+    prims,
+    read,
+    register,
+    same_sizes,
+    values_of,
+)
+from backend_kwargs.rewrites.operators import define, dense
 from backend_kwargs.rewrites.table import Rewrite, ran
-from backend_kwargs.torch_internals.pattern_matcher import CallFunctionVarArgs, PatternMatcherPass
+from backend_kwargs.torch_internals.pattern_matcher import CallFunctionVarArgs, Match, PatternMatcherPass
 
 REWRITE = Rewrite(
-    "Convolutions in groups by our own kernels",
+    "Convolutions in groups by our own kernels, depthwise ones with a norm and an activation",
     patterns=f"{__name__}:add_patterns",
-    operators=("backend_kwargs::grouped_convolution",),
+    operators=("backend_kwargs::grouped_convolution", "backend_kwargs::depthwise_norm"),
     needs=("gpu",),
     applies="half precision in channels last, at most 512 channels in a group",
-    costs="depthwise ones have not been timed",
     fitting=lambda stats: stats.gpu and ran(stats, "convolution in groups") and not stats.training,
     version=2,
     order=20,
 )
 
 MOST_CHANNELS = 512  # of a group; cuDNN copies the slices of a few wide groups, in kernels that take most of the time
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "relu": F.relu,
+    "relu6": F.relu6,
+    "silu": F.silu,
+    "hardswish": F.hardswish,
+    "gelu": F.gelu,
+    "": lambda x: x,
+}
+
+# ---- the operators
+
+
+def _result_of(x: Tensor, w: Tensor, stride: Ints, padding: Ints, dilation: Ints) -> Tensor:
+    """Return an empty result of a convolution."""
+    sizes = [
+        (size + 2 * pad - apart * (kernel - 1) - 1) // step + 1
+        for size, kernel, step, pad, apart in zip(x.shape[2:], w.shape[2:], stride, padding, dilation, strict=True)
+    ]
+    shape = (x.shape[0], w.shape[0], *sizes)
+    return torch.empty(shape, dtype=x.dtype, device=x.device, memory_format=torch.channels_last)
 
 
 def _grouped_cuda(
@@ -34,39 +79,109 @@ def _grouped_cuda(
 ) -> Tensor:
     from backend_kwargs.rewrites.kernels.convolution import convolution_in_groups
 
-    sizes = [
-        (size + 2 * pad - apart * (kernel - 1) - 1) // step + 1
-        for size, kernel, step, pad, apart in zip(x.shape[2:], w.shape[2:], stride, padding, dilation, strict=True)
-    ]
-    shape = (x.shape[0], w.shape[0], *sizes)
-    out = torch.empty(shape, dtype=x.dtype, device=x.device, memory_format=torch.channels_last)
-    return convolution_in_groups(x, w, bias, out, stride, padding, dilation, groups) if out.numel() else out
+    out = _result_of(x, w, stride, padding, dilation)
+    return convolution_in_groups(x, w, dense(bias), out, stride, padding, dilation, groups) if out.numel() else out
 
 
 grouped_convolution = define(f"grouped_convolution(Tensor x, Tensor w, {GEOMETRY}", convolution, cuda=_grouped_cuda)
 
 
+def _depthwise(
+    x: Tensor,
+    w: Tensor,
+    scale: Tensor | None,
+    shift: Tensor | None,
+    stride: Ints,
+    padding: Ints,
+    dilation: Ints,
+    activation: str,
+) -> Tensor:
+    result = convolution(x, w, None, stride, padding, dilation, x.shape[1]).float()
+    result = result if scale is None else result * scale.view(-1, 1, 1)
+    result = result if shift is None else result + shift.view(-1, 1, 1)
+    return ACTIVATIONS[activation](result).to(x.dtype)
+
+
+def _depthwise_cuda(
+    x: Tensor,
+    w: Tensor,
+    scale: Tensor | None,
+    shift: Tensor | None,
+    stride: Ints,
+    padding: Ints,
+    dilation: Ints,
+    activation: str,
+) -> Tensor:
+    from backend_kwargs.rewrites.kernels.convolution import convolution_by_channel
+
+    out = _result_of(x, w, stride, padding, dilation)
+    given = x, w, dense(scale), dense(shift), out, stride, padding, dilation, activation
+    return convolution_by_channel(*given) if out.numel() else out
+
+
+depthwise_norm = define(
+    "depthwise_norm(Tensor x, Tensor w, Tensor? scale, Tensor? shift, SymInt[] stride, SymInt[] padding,"
+    " SymInt[] dilation, str activation) -> Tensor",
+    _depthwise,
+    cuda=_depthwise_cuda,
+)
+
+# ---- patterns
+
+
 def add_patterns(passes: PatternMatcherPass) -> None:
-    """Register the pattern: a convolution in groups."""
-    register(
-        passes,
-        CallFunctionVarArgs(aten.convolution.default),
-        lambda match: _operands(match.output_node()),
-        lambda node, args: insert(node.graph, grouped_convolution, *args),
+    """Register the patterns: what ends in an activation, in a norm, or in a convolution, the longest first."""
+    for name, activation in ACTIVATIONS.items():
+        ends = patterns_of(activation, HALF) if name else [CallFunctionVarArgs(prims.convert_element_type.default)]
+        for pattern in ends:
+            register(passes, pattern, _before, partial(_fuse, name))
+    register(passes, CallFunctionVarArgs(aten.convolution.default), _alone, _insert)
+
+
+def _before(match: Match) -> Affine | None:
+    """Return the depthwise convolution, with what is applied to its channels, before an activation or a rounding."""
+    end = match.output_node()
+    affine = affine_convolution(match.kwargs.get("x", input_of(end)))
+    return affine if affine is not None and _computes(affine.convolution, end) and _is_depthwise(affine) else None
+
+
+def _alone(match: Match) -> Affine | None:
+    """Return a convolution in groups without anything after it."""
+    node = match.output_node()
+    return Affine(node) if _computes(node, node) else None
+
+
+def _insert(node: Node, affine: Affine) -> Node:
+    return (
+        _fuse("", node, affine) if _is_depthwise(affine) else insert(node.graph, grouped_convolution, *operands(node))
     )
 
 
-def _operands(node: Node) -> tuple[Argument, ...] | None:
-    """Return the operands of a convolution that the kernel computes, by its dtype, layout and groups, or None."""
+def _fuse(activation: str, end: Node, affine: Affine) -> Node:
+    """Insert the call for a depthwise convolution, what is applied to its channels, and an activation."""
+    graph = end.graph
+    image, weight, _, *geometry, _ = operands(affine.convolution)
+    scale, shift = scale_and_shift(graph, affine)
+    if scale is not None and not isinstance(scale, Node):
+        scale = filled(graph, weight, scale)
+    return insert(graph, depthwise_norm, image, weight, mark_folded(scale), mark_folded(shift), *geometry, activation)
+
+
+def _is_depthwise(affine: Affine) -> bool:
+    _, weight, *_ = operands(affine.convolution)
+    return weight.meta["val"].shape[1] == 1
+
+
+def _computes(node: Node, end: Node) -> bool:
+    """Return whether a kernel computes a convolution, and what ends in `end`, by the dtype, layout and groups."""
     args = read(node)
-    values, groups = values_of(args["input"], args["weight"], node), args["groups"]
+    values, groups = values_of(args["input"], args["weight"], node, end), args["groups"]
     if values is None or args["transposed"] or not isinstance(groups, int) or groups == 1:
-        return None
-    x, w, result = values
-    if result.dim() != 4 or not have_one_dtype(values, HALF):
-        return None
+        return False
+    x, w, result, wanted = values
+    if result.dim() != 4 or not have_one_dtype(values, HALF) or not same_sizes(result.shape, wanted.shape):
+        return False
     if not all(isinstance(size, int) for size in w.shape) or max(w.shape[1], w.shape[0] // groups) > MOST_CHANNELS:
-        return None
+        return False
     last = torch.channels_last  # and in no other layout, as images of one pixel or none are
-    dense = all(each.is_contiguous(memory_format=last) and not each.is_contiguous() for each in (x, result))
-    return operands(node) if dense else None
+    return all(each.is_contiguous(memory_format=last) and not each.is_contiguous() for each in (x, result, wanted))

@@ -12,7 +12,7 @@ from torch._inductor.utils import run_and_get_code
 
 from backend_kwargs import make_backend, report
 from backend_kwargs.rewrites import attention, convolution, linear_activation
-from backend_kwargs.rewrites.grouped_convolution import grouped_convolution
+from backend_kwargs.rewrites.grouped_convolution import ACTIVATIONS, depthwise_norm, grouped_convolution
 from backend_kwargs.rewrites.operators import _without_kernel
 from tests.rewrites.calls import COMPILED, check
 from tests.rewrites.test_drawn_attention import INFERENCE
@@ -111,9 +111,6 @@ GROUPED = {
     "groups of 4": (32, 64, 8, 3, 1),
     "groups of 20": (160, 640, 8, 3, 1),
     "two groups": (256, 512, 2, 3, 2),
-    "depthwise": (70, 70, 70, 3, 1),
-    "depthwise 7x7": (64, 64, 64, 7, 1),
-    "depthwise, stride": (64, 64, 64, 5, 2),
 }
 
 
@@ -133,7 +130,33 @@ def test_grouped_convolution(sizes, dtype):
     assert not _without_kernel
 
 
-@pytest.mark.parametrize("groups", [2, 8], ids=["groups", "depthwise"])
+DEPTHWISE = {
+    "3x3": (70, 70, 3, 1, "relu"),
+    "7x7": (64, 64, 7, 1, "gelu"),
+    "stride": (64, 64, 5, 2, "silu"),
+    "several results of a channel": (24, 48, 3, 2, "hardswish"),
+    "one number": (64, 64, 1, 1, ""),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("sizes", DEPTHWISE.values(), ids=DEPTHWISE)
+def test_depthwise_norm(sizes, dtype):
+    """Our kernel for depthwise convolutions, a norm and an activation gives float64's result, in the usual layout."""
+    ins, outs, kernel, stride, activation = sizes
+    x = normal(4, ins, 15, 14, dtype=dtype).contiguous(memory_format=LAST)
+    w = normal(outs, 1, kernel, kernel, dtype=dtype)
+    scale, shift = normal(outs, dtype=torch.float32), normal(outs, dtype=torch.float32)
+    geometry = [stride] * 2, [kernel // 2] * 2, [1, 1]
+    got = depthwise_norm(x, w, scale, shift, *geometry, activation)
+    made = convolution.convolution(*exact([x, w, None, *geometry, ins]))
+    scaled = made * scale.cpu().double().view(-1, 1, 1) + shift.cpu().double().view(-1, 1, 1)
+    close(got.cpu(), ACTIVATIONS[activation](scaled), dtype)
+    assert got.is_contiguous(memory_format=LAST)
+    assert not _without_kernel
+
+
+@pytest.mark.parametrize("groups", [2, 8], ids=["groups", "each channel"])
 def test_grouped_convolution_of_many_pixels(groups):
     """More tiles than the second dimension of CUDA's grid may have are computed by the kernel too."""
     x = normal(18, 8, 1024, 1024).contiguous(memory_format=LAST)

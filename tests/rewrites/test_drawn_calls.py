@@ -188,9 +188,9 @@ SUMS = ("{0} + {1}", "{1} + {0}", "torch.add({0}, {1})")
 OTHER_SUMS = ("torch.add({1}, {0}, alpha=2)", "{0} - {1}")
 
 
-def normed(program):
+def normed(program, **options):
     """Draw a convolution with numbers of each channel added or multiplied, and a residual."""
-    made, out, dims = convolution(program)
+    made, out, dims = convolution(program, **options)
     dtype, ones = program.value(made).dtype, [1] * dims
     for _ in range(program.often(1, 0, 2)):
         sizes = program.often([out, *ones], [1, out, *ones], [1, 1, *ones], [1], [], [2 * out, *ones], ones)
@@ -209,9 +209,8 @@ def normed(program):
     return made
 
 
-def grouped_convolution(program):
-    made, *_ = convolution(program, groups=(2, 4), dtypes=(torch.bfloat16, torch.float16))
-    return program.returns(made)
+def grouped(program):
+    return normed(program, groups=(2, 4), dtypes=(torch.bfloat16, torch.float16))
 
 
 def patches(program):
@@ -403,7 +402,7 @@ PROGRAMS = {
     "approximate_gelu": activated(product, EXACT),
     "onednn": activated(lambda program: program.pick(product, normed)(program), ONEDNN),
     "convolution": activated(normed, RELU),
-    "grouped_convolution": grouped_convolution,
+    "grouped_convolution": activated(grouped, ("{0}", "F.relu6({0})", *RELU, *ONEDNN)),
     "patches": patches,
     "interpolation": interpolation,
     "depthwise_convolution": depthwise_convolution,

@@ -8,7 +8,7 @@ from torch import nn
 
 from backend_kwargs.rewrites.convolution import convolution
 from backend_kwargs.rewrites.grouped_convolution import _grouped_cuda
-from tests.rewrites.lowering import Rewriting, matched
+from tests.rewrites.lowering import Rewriting, agrees, matched
 
 SETTINGS = settings(max_examples=12, deadline=None, suppress_health_check=list(HealthCheck))
 LAST = torch.channels_last
@@ -29,6 +29,8 @@ def image(dtype=torch.bfloat16, channels=12, side=6, layout=LAST):
 MATCHES = {
     "groups": {},
     "depthwise": {"groups": 12},
+    "depthwise, several results of each": {"groups": 12, "outs": 36},
+    "depthwise, without bias": {"groups": 12, "bias": False},
     "more outputs": {"outs": 24},
     "float16": {"dtype": torch.float16},
     "stride and dilation": {"stride": 2, "dilation": 2, "padding": 2},
@@ -136,3 +138,79 @@ def test_what_follows_stays_with_the_pattern_of_libraries():
     with torch.no_grad():
         rewriting(image())
     assert rewriting.operators() == ["conv_relu", "grouped_convolution"]
+
+
+def norm(channels=12):
+    torch.manual_seed(1)
+    made = nn.BatchNorm2d(channels)
+    for each in (made.weight, made.bias, made.running_mean, made.running_var):
+        each.data.uniform_(0.5, 2)
+    return made
+
+
+ENDS = {
+    "a norm": [norm()],
+    "ReLU": [nn.ReLU()],
+    "a norm and ReLU": [norm(), nn.ReLU()],
+    "a norm and ReLU6": [norm(), nn.ReLU6()],
+    "a norm and SiLU": [norm(), nn.SiLU()],
+    "a norm and hardswish": [norm(), nn.Hardswish()],
+    "a norm and GELU": [norm(), nn.GELU()],
+    "two norms": [norm(), norm()],
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("end", ENDS.values(), ids=ENDS)
+def test_what_follows_a_depthwise_one(end, dtype):
+    """A norm in eval mode and an activation are in the call of a depthwise convolution, with or without bias."""
+    for bias in (True, False):
+        model = nn.Sequential(layer(dtype, groups=12, bias=bias), *end).to(dtype).eval()
+        rewriting, x = Rewriting(model, "grouped_convolution"), image(dtype)
+        with torch.no_grad():
+            agrees(rewriting(x), model, (x,))
+        (gm,) = rewriting.graphs
+        (made,) = gm.graph.output_node().args[0]
+        assert (rewriting.operators(), made.target.name()) == (["depthwise_norm"], "backend_kwargs::depthwise_norm")
+
+
+class Twice(nn.Module):
+    def __init__(self, end):
+        super().__init__()
+        self.conv, self.end = layer(groups=12), end
+
+    def forward(self, x):
+        made = self.conv(x)
+        return made, self.end(made)
+
+
+# What follows a depthwise convolution, and how many operations on its result are left.
+LEFT = {
+    "another activation": (nn.Sequential(layer(groups=12), norm(), nn.Sigmoid()), ["sigmoid"]),
+    "a result that is returned too": (Twice(nn.ReLU()), ["relu"]),
+    "a norm of groups of channels": (nn.Sequential(layer(), norm(), nn.ReLU()), ["sub", "mul", "mul", "add", "relu"]),
+    "numbers of each pixel": (nn.Sequential(layer(groups=12), nn.LayerNorm(6, bias=False), nn.ReLU()), ["relu"]),
+}
+
+
+@pytest.mark.parametrize(("model", "left"), LEFT.values(), ids=LEFT)
+def test_what_is_left(model, left):
+    """What the kernel cannot apply is computed after it."""
+    rewriting, x = Rewriting(model.bfloat16().eval(), "grouped_convolution"), image()
+    with torch.no_grad():
+        agrees(rewriting(x), model, (x,))
+    (gm,) = rewriting.graphs
+    names = [node.target.__name__.split(".")[0] for node in gm.graph.nodes if node.op == "call_function"]
+    assert rewriting.counts["grouped_convolution"] == 1
+    assert [name for name in names if name in left][-len(left) :] == left
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")], ids=str)
+@pytest.mark.parametrize("end", ENDS.values(), ids=ENDS)
+def test_values_at_the_edges_of_depthwise_ones(end, value):
+    """Infinities and nan come out of a norm and an activation as in eager, and stay in their channel."""
+    model, x = nn.Sequential(layer(groups=12), *end).bfloat16().eval(), image()
+    x[0, 3, 2, 2] = value
+    rewriting = Rewriting(model, "grouped_convolution")
+    with torch.no_grad():
+        torch.testing.assert_close(rewriting(x), model(x), equal_nan=True, atol=0.05, rtol=0.02)

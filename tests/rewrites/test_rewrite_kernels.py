@@ -186,6 +186,28 @@ for ins, outs, groups, kernel, stride, padding, dilation in (
             torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-4)
             assert got.is_contiguous(memory_format=LAST)
 """
+DEPTHWISE_NORM = """
+import torch
+from backend_kwargs.rewrites.grouped_convolution import ACTIVATIONS, _depthwise, _depthwise_cuda
+
+LAST = torch.channels_last
+names = [*ACTIVATIONS] * 2
+for channels, each, kernel, stride, padding, dilation in (
+    (70, 1, (7, 5), (1, 1), (3, 4), (1, 2)), (5, 1, (3, 3), (2, 2), (1, 1), (1, 1)),
+    (6, 2, (3, 2), (2, 1), (0, 1), (1, 1)), (3, 3, (5, 5), (1, 3), (2, 2), (2, 1)),
+    (66, 1, (1, 1), (1, 1), (0, 0), (1, 1)), (4, 1, (3, 3), (5, 1), (6, 1), (2, 1)),
+):
+    x = torch.randn(2, channels, 9, 7).contiguous(memory_format=LAST)
+    x[0, 0, 1, 1], x[1, 1, 3, 2], x[1, 0, 0, 0] = torch.nan, torch.inf, -torch.inf
+    w = torch.randn(channels * each, 1, *kernel)
+    scale, shift = torch.rand(channels * each * 2)[::2], torch.randn(channels * each)
+    for norm in ((None, None), (scale, None), (None, shift), (scale, shift)):
+        args = x, w, *norm, stride, padding, dilation, names.pop()
+        names[:0] = [args[-1]]
+        got, want = _depthwise_cuda(*args), _depthwise(*args)
+        torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-4, equal_nan=True)
+        assert got.is_contiguous(memory_format=LAST)
+"""
 CODES = {
     "losses": LOSSES,
     "attention": ATTENTION,
@@ -194,6 +216,7 @@ CODES = {
     "sums of gathered rows": GATHER_SUM,
     "attention of a few queries": DECODE_ATTENTION,
     "grouped convolution": GROUPED_CONVOLUTION,
+    "depthwise convolution with a norm": DEPTHWISE_NORM,
 }
 
 
