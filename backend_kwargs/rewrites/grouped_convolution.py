@@ -52,6 +52,7 @@ REWRITE = Rewrite(
 )
 
 MOST_CHANNELS = 512  # of a group; cuDNN copies the slices of a few wide groups, in kernels that take most of the time
+LONGEST = 7  # of a depthwise window: a program keeps all results that a number of its input is part of
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "relu": F.relu,
     "relu6": F.relu6,
@@ -169,7 +170,7 @@ def _fuse(activation: str, end: Node, affine: Affine) -> Node:
 
 def _is_depthwise(affine: Affine) -> bool:
     _, weight, *_ = operands(affine.convolution)
-    return weight.meta["val"].shape[1] == 1
+    return bool(weight.meta["val"].shape[1] == 1)
 
 
 def _computes(node: Node, end: Node) -> bool:
@@ -182,6 +183,10 @@ def _computes(node: Node, end: Node) -> bool:
     if result.dim() != 4 or not have_one_dtype(values, HALF) or not same_sizes(result.shape, wanted.shape):
         return False
     if not all(isinstance(size, int) for size in w.shape) or max(w.shape[1], w.shape[0] // groups) > MOST_CHANNELS:
+        return False
+    if w.shape[1] == 1 and any(
+        apart * (taps - 1) >= LONGEST for apart, taps in zip(args["dilation"], w.shape[2:], strict=True)
+    ):
         return False
     last = torch.channels_last  # and in no other layout, as images of one pixel or none are
     return all(each.is_contiguous(memory_format=last) and not each.is_contiguous() for each in (x, result, wanted))

@@ -36,6 +36,7 @@ MATCHES = {
     "stride and dilation": {"stride": 2, "dilation": 2, "padding": 2},
     "no bias": {"bias": False},
     "one row": {"kernel_size": (1, 3), "padding": (0, 1)},
+    "a depthwise window of 7": {"groups": 12, "kernel_size": (7, 3), "dilation": (1, 3), "padding": 3},
     "groups of 512 results": {"outs": 1024, "groups": 2},
 }
 
@@ -104,6 +105,8 @@ NEAR_MISSES = {
     "one pixel": (layer(), image(side=1)),
     "wide groups": (layer(ins=1026, outs=2, groups=2, kernel_size=1, padding=0), image(channels=1026)),
     "wide groups of results": (layer(ins=4, outs=1026, groups=2), image(channels=4)),
+    "a long depthwise window": (layer(groups=12, kernel_size=(1, 8)), image(side=9)),
+    "a wide depthwise window": (layer(groups=12, dilation=(4, 1)), image(side=9)),
     "float64": (layer(torch.float64), image(torch.float64)),
     "transposed": (
         nn.ConvTranspose2d(12, 12, 3, groups=3).bfloat16().to(memory_format=LAST).eval(),

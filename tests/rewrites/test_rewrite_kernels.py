@@ -193,7 +193,7 @@ from backend_kwargs.rewrites.grouped_convolution import ACTIVATIONS, _depthwise,
 LAST = torch.channels_last
 names = [*ACTIVATIONS] * 2
 for channels, each, kernel, stride, padding, dilation in (
-    (70, 1, (7, 5), (1, 1), (3, 4), (1, 2)), (5, 1, (3, 3), (2, 2), (1, 1), (1, 1)),
+    (70, 1, (7, 3), (1, 1), (3, 4), (1, 3)), (5, 1, (3, 3), (2, 2), (1, 1), (1, 1)),
     (6, 2, (3, 2), (2, 1), (0, 1), (1, 1)), (3, 3, (5, 5), (1, 3), (2, 2), (2, 1)),
     (66, 1, (1, 1), (1, 1), (0, 0), (1, 1)), (4, 1, (3, 3), (5, 1), (6, 1), (2, 1)),
 ):

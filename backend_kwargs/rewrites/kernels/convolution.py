@@ -4,6 +4,7 @@ Each program computes a tile of pixels for one group, or for a block of channels
 are read once for each tap of the filter, from the caches after the first time. Sums are float32. The grid has one
 dimension, since CUDA limits the others to 65535 programs.
 """
+# mypy: disable-error-code="assignment, var-annotated"
 # ruff: noqa: N803, RUF005  Triton constants are written in capitals, and tuples of Triton are joined by a sum.
 
 from typing import Any
@@ -12,12 +13,12 @@ import torch
 import triton  # type: ignore[import-untyped,unused-ignore]
 import triton.language as tl  # type: ignore[import-untyped,unused-ignore]
 
-from backend_kwargs.rewrites.kernels.launch import LEAST, on_device_of
+from backend_kwargs.rewrites.kernels.launch import LEAST, on_device_of, processors
 
 # Of a program for one group: pixels and stages in narrow groups, the fastest of 36 on an H200, and in wide ones.
 NARROW, OF_NARROW, OF_WIDE, WARPS = 64, (256, 1), (128, 3), 4
 MOST_INS, MOST_OUTS = 64, 128  # of a group at a time
-POSITIONS, CHANNELS, ROWS = 16, 64, 4  # of a program of a depthwise convolution
+TILE, CHANNELS, ROWS, PROGRAMS = 512, 64, 4, 4  # of a depthwise convolution; programs for a processor
 
 
 @triton.jit  # type: ignore[untyped-decorator,unused-ignore]
@@ -62,73 +63,99 @@ def _by_channel(  # type: ignore[no-untyped-def]
     STRIDE_H: tl.constexpr, STRIDE_W: tl.constexpr, PAD_H: tl.constexpr, PAD_W: tl.constexpr,
     DILATION_H: tl.constexpr, DILATION_W: tl.constexpr, HAS_SCALE: tl.constexpr, HAS_SHIFT: tl.constexpr,
     ACTIVATION: tl.constexpr, CHANNELS: tl.constexpr, EACH: tl.constexpr, KERNEL_H: tl.constexpr,
-    KERNEL_W: tl.constexpr, POSITIONS: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr,
+    KERNEL_W: tl.constexpr, POSITIONS: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
-    """Store ROWS results below each other for a block of channels, at each of some positions in images.
+    """Store ROWS x COLUMNS results of a block of channels, at each of some positions in images.
 
-    Each row of the input is read once for all of them. EACH results are of one channel of the input.
+    It goes through the columns of the input, reads each once, and adds it to all results that it is part of. EACH
+    results are of one channel of the input.
     """
     blocks: tl.constexpr = (CHANNELS + BLOCK - 1) // BLOCK
     channel = tl.program_id(0) % blocks * BLOCK + tl.arange(0, BLOCK)
     position = tl.program_id(0) // blocks * POSITIONS + tl.arange(0, POSITIONS)
-    bands = (out_height + ROWS - 1) // ROWS
-    column, band, image = position % out_width, position // out_width % bands, position // (out_width * bands)
-    of_image = tl.cast(image, tl.int64)
+    parts, bands = (out_width + COLUMNS - 1) // COLUMNS, (out_height + ROWS - 1) // ROWS
+    part, band, image = position % parts, position // parts % bands, position // (parts * bands)
     known, here = channel < CHANNELS, position < positions
-    top, left = band * (ROWS * STRIDE_H) - PAD_H, column * STRIDE_W - PAD_W
+    first, top = part * COLUMNS, band * (ROWS * STRIDE_H) - PAD_H
+    left, of_image = first * STRIDE_W - PAD_W, tl.cast(image, tl.int64)
+    ins: tl.constexpr = CHANNELS // EACH
+    at_x = x + ((of_image * height + top) * width + left)[:, None] * ins + (channel // EACH)[None, :]
+    at_out = out + ((of_image * out_height + band * ROWS) * out_width)[:, None] * CHANNELS + channel[None, :]
+    weights = ()
+    for tap in tl.static_range(KERNEL_H * KERNEL_W):
+        at_w = w + channel * w_out + tap // KERNEL_W * w_row + tap % KERNEL_W * w_column
+        weights = weights + (tl.load(at_w, mask=known, other=0.0).to(tl.float32)[None, :],)
+    factor = tl.load(scale + channel, mask=known & HAS_SCALE, other=0.0).to(tl.float32)[None, :]
+    offset = tl.load(shift + channel, mask=known & HAS_SHIFT, other=0.0).to(tl.float32)[None, :]
+    unfinished: tl.constexpr = ((KERNEL_W - 1) * DILATION_W + STRIDE_W) // STRIDE_W  # columns of results at a time
     totals = ()
-    for _ in tl.static_range(ROWS):
+    for _ in tl.static_range(unfinished * ROWS):
         totals = totals + (tl.zeros((POSITIONS, BLOCK), tl.float32),)
-    for tap_w in tl.range(0, KERNEL_W):
-        z = left + tap_w * DILATION_W
-        beside = here & (z >= 0) & (z < width)
-        weights = ()
-        for tap_h in tl.static_range(KERNEL_H):
-            at_w = w + channel * w_out + tap_h * w_row + tap_w * w_column
-            weights = weights + (tl.load(at_w, mask=known, other=0.0).to(tl.float32)[None, :],)
-        for row in tl.static_range((ROWS - 1) * STRIDE_H + (KERNEL_H - 1) * DILATION_H + 1):
-            y = top + row
-            inside = beside & (y >= 0) & (y < height)
-            at_x = ((of_image * height + y) * width + z) * (CHANNELS // EACH)
-            read = x + at_x[:, None] + (channel // EACH)[None, :]
-            value = tl.load(read, mask=inside[:, None] & known[None, :], other=0.0).to(tl.float32)
-            added = ()
-            for at in tl.static_range(ROWS):
-                added = added + (_with_tap(totals[at], value, weights, KERNEL_H, row - at * STRIDE_H, DILATION_H),)
-            totals = added
-    for row in tl.static_range(ROWS):
-        total = totals[row]
-        if HAS_SCALE:
-            total *= tl.load(scale + channel, mask=known, other=0.0)[None, :]
-        if HAS_SHIFT:
-            total += tl.load(shift + channel, mask=known, other=0.0)[None, :]
-        y = band * ROWS + row
-        at_out = out + ((of_image * out_height + y) * out_width + column)[:, None] * CHANNELS + channel[None, :]
-        kept = (here & (y < out_height))[:, None] & known[None, :]
-        tl.store(at_out, _activated(total, ACTIVATION).to(out.dtype.element_ty), mask=kept)
+    for step in tl.range(0, COLUMNS + unfinished - 1):
+        for right in tl.static_range(STRIDE_W):
+            z = left + step * STRIDE_W + right
+            beside = here & (z >= 0) & (z < width)
+            for down in tl.static_range((ROWS - 1) * STRIDE_H + (KERNEL_H - 1) * DILATION_H + 1):
+                inside = (beside & (top + down >= 0) & (top + down < height))[:, None] & known[None, :]
+                at = at_x + (step * STRIDE_W + right + down * width) * ins
+                value = tl.load(at, mask=inside, other=0.0).to(tl.float32)
+                added = ()
+                for result in tl.static_range(unfinished * ROWS):
+                    total = _with_tap(
+                        totals[result], value, weights, down - result % ROWS * STRIDE_H, DILATION_H, KERNEL_H,
+                        (unfinished - 1 - result // ROWS) * STRIDE_W + right, DILATION_W, KERNEL_W,
+                    )  # fmt: skip
+                    added = added + (total,)
+                totals = added
+        column = first + step - (unfinished - 1)
+        for row in tl.static_range(ROWS):
+            kept = here & (column >= first) & (column < out_width) & (band * ROWS + row < out_height)
+            total = _ended(totals[row], factor, offset, HAS_SCALE, HAS_SHIFT, ACTIVATION).to(out.dtype.element_ty)
+            at = at_out + ((column + row * out_width) * CHANNELS)[:, None]
+            tl.store(at, total, mask=kept[:, None] & known[None, :])
+        totals = _without_first(totals, ROWS, unfinished * ROWS)
 
 
 @triton.jit  # type: ignore[untyped-decorator,unused-ignore]
-def _with_tap(total, value, weights, KERNEL: tl.constexpr, AT: tl.constexpr, DILATION: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Return `total` with a row of the input, AT rows below the first that a result needs, times its weight if any."""
-    if AT >= 0 and AT % DILATION == 0 and AT // DILATION < KERNEL:
-        total += value * weights[AT // DILATION]
+def _without_first(totals, ROWS: tl.constexpr, COUNT: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Return totals without the first column of ROWS, and zeros for another at the end."""
+    moved = ()
+    for result in tl.static_range(COUNT):
+        moved = moved + (totals[result + ROWS] if result + ROWS < COUNT else tl.zeros_like(totals[0]),)
+    return moved
+
+
+@triton.jit  # type: ignore[untyped-decorator,unused-ignore]
+def _with_tap(  # type: ignore[no-untyped-def]
+    total, value, weights, DOWN: tl.constexpr, DILATION_H: tl.constexpr, KERNEL_H: tl.constexpr, RIGHT: tl.constexpr,
+    DILATION_W: tl.constexpr, KERNEL_W: tl.constexpr,
+):  # fmt: skip
+    """Return `total` with a number of the input, DOWN and RIGHT of the first in its window, times its weight if any."""
+    if (
+        (DOWN >= 0 and DOWN % DILATION_H == 0 and DOWN // DILATION_H < KERNEL_H)
+        and (RIGHT % DILATION_W == 0 and RIGHT // DILATION_W < KERNEL_W)
+    ):  # fmt: skip
+        total += value * weights[DOWN // DILATION_H * KERNEL_W + RIGHT // DILATION_W]
     return total
 
 
 @triton.jit  # type: ignore[untyped-decorator,unused-ignore]
-def _activated(x, NAME: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Return an activation; nan stays nan."""
-    if NAME == "relu":
+def _ended(x, factor, offset, HAS_SCALE: tl.constexpr, HAS_SHIFT: tl.constexpr, ACTIVATION: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Return `x` after a norm and an activation; nan stays nan."""
+    if HAS_SCALE:
+        x *= factor
+    if HAS_SHIFT:
+        x += offset
+    if ACTIVATION == "relu":
         x = tl.where(x < 0, 0.0, x)
-    if NAME == "relu6":
+    if ACTIVATION == "relu6":
         x = tl.where(x < 0, 0.0, tl.where(x > 6, 6.0, x))
-    if NAME == "silu":
+    if ACTIVATION == "silu":
         x = x / (1.0 + tl.exp(-x))
-    if NAME == "hardswish":
+    if ACTIVATION == "hardswish":
         high = x + 3.0
         x = x * tl.where(high < 0, 0.0, tl.where(high > 6, 6.0, high)) / 6.0
-    if NAME == "gelu":
+    if ACTIVATION == "gelu":
         x = 0.5 * x * (1.0 + tl.erf(x * 0.7071067811865476))
     return x
 
@@ -181,15 +208,21 @@ def convolution_by_channel(
     `x` and `out` are dense and channels last; `scale` and `shift` are float32.
     """
     channels, _, kernel_h, kernel_w = w.shape
-    rows = min(ROWS // stride[0], triton.next_power_of_2(out.shape[2])) or 1
-    positions = x.shape[0] * triton.cdiv(out.shape[2], rows) * out.shape[3]
+    images, _, height, width = out.shape
+    rows = min(ROWS if stride[0] == 1 else ROWS // 2, triton.next_power_of_2(height))
     block = min(triton.next_power_of_2(channels), CHANNELS)
+    tile = TILE // block
+    bands, blocks = images * triton.cdiv(height, rows), triton.cdiv(channels, block)
+    # Programs share their edges, so that few are fast where they fill the GPU.
+    parts = min(max(triton.cdiv(PROGRAMS * processors(x.device) * tile, bands * blocks), 1), triton.cdiv(width, 4))
+    columns = triton.cdiv(width, parts)
+    positions = bands * triton.cdiv(width, columns)
     with on_device_of(x):
-        kernel: Any = _by_channel[(triton.cdiv(channels, block) * triton.cdiv(positions, POSITIONS),)]
+        kernel: Any = _by_channel[(blocks * triton.cdiv(positions, tile),)]
         kernel(
-            x, w, x if scale is None else scale, x if shift is None else shift, out, positions, *x.shape[2:],
-            *out.shape[2:], w.stride(0), *w.stride()[2:], *stride, *padding, *dilation, scale is not None,
-            shift is not None, activation, channels, channels // x.shape[1], kernel_h, kernel_w, POSITIONS, block,
-            rows, num_warps=WARPS,
+            x, w, x if scale is None else scale, x if shift is None else shift, out, positions, *x.shape[2:], height,
+            width, w.stride(0), *w.stride()[2:], *stride, *padding, *dilation, scale is not None, shift is not None,
+            activation, channels, channels // x.shape[1], kernel_h, kernel_w, tile, block, rows, columns,
+            num_warps=WARPS,
         )  # fmt: skip
     return out
