@@ -7,6 +7,7 @@ them (`head_to_head`) within a `budget`. `selection` says which is next: a step 
 candidates change in torch, and `deadline` ends their tuning.
 
 A race runs inside the backend's call, where `example_inputs` are the real tensors. `compiling` traces the model once
-and lowers its graphs for each candidate. The winner is what was raced; where sizes are symbols, for several ranks and
-to be saved, it is compiled again, mostly out of Inductor's cache.
+and lowers its graphs for each candidate. The winner is what was raced, or what the user's calls choose with CUDA graphs
+and without (`alternating`); where sizes are symbols, for several ranks and to be saved, it is compiled again, mostly
+out of Inductor's cache.
 """

@@ -91,6 +91,7 @@ def _gpu_matmul(stats: "GraphStats") -> bool:
 
 
 GRAPHS_COMPLEXITY = 3
+SLACK = 0.01  # by which what is more complex, such as CUDA graphs, has to be faster, with its whole interval
 CUDAGRAPHS = {"triton.cudagraphs": True}
 UNRECORDED = {**CUDAGRAPHS, "record_cudagraphs": False}  # the code that is compiled for them, without
 DESCENT = {"coordinate_descent_tuning": True}

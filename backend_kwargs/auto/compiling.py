@@ -4,23 +4,26 @@ Where an option acts before lowering, the model is traced again. Code that is co
 with them and without. The winner of a race is what was raced, if nothing of it depends on the race.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 
+from backend_kwargs.auto.alternating import AS_RACED, WITH, WITHOUT, Ways
 from backend_kwargs.auto.candidates import toggled, with_recording
 from backend_kwargs.auto.request import Request
 from backend_kwargs.backends import CapturedGraph
 from backend_kwargs.backends.inductor.lowered import IncompatibleVersionError, Lowered, LoweredGraph, Version
 from backend_kwargs.facts import Call, Compiled
+from backend_kwargs.facts.decision import EAGER, RaceRow
 from backend_kwargs.graphs.replay import Task
+from backend_kwargs.graphs.writes import in_eager
 from backend_kwargs.options.layers import Options
 from backend_kwargs.rewrites.table import find_rewrite, name_of
 from backend_kwargs.torch_internals import functorch
 from backend_kwargs.torch_internals.caches import record_artifacts
-from backend_kwargs.torch_internals.guards import TracingApart
+from backend_kwargs.torch_internals.guards import TracingApart, compile_id, compiling_as
 
 # Options that Inductor reads only when it lowers a graph, and later; test_auto_compiling compares the graphs before.
 OF_LOWERING = frozenset(
@@ -80,6 +83,7 @@ class Candidate:
     whole: Version | None = None
     artifacts: list[Any] = field(default_factory=list)
     context: TracingApart | None = None  # of one that is compiled by itself, if it may be kept
+    serving: Compiled | None = None  # what serves once its version is kept
 
     @property
     def has_other(self) -> bool:
@@ -150,16 +154,41 @@ class Compiles:
         context = candidate.context if traced is None else traced.context
         if context is None or context.changed or self._dynamic:
             return None
+        context.adopt()
+        record_artifacts(candidate.artifacts)
         if traced is None or version is None:
-            context.adopt()
-            record_artifacts(candidate.artifacts)
             return candidate.compiled
+        version.record_again()
+        traced.lowered.keep(version)
+        return candidate.serving
+
+    def ways(self, candidate: Candidate, rows: Mapping[str, RaceRow], *, is_clear: bool) -> Ways | None:
+        """Return the candidate's code as it was raced, after the race; None if it must be compiled again."""
+        traced, whole = candidate.traced, candidate.whole
+        if traced is None or whole is None or traced.context.changed or self._dynamic:
+            return None
         traced.context.adopt()
         record_artifacts(candidate.artifacts)
-        compiled = self.request.compile(self._graph(traced.lowered.unchanged), candidate.options, "")
-        traced.lowered.assembled(version)
-        traced.lowered.keep(version)
-        return compiled
+        whole.record_again()
+        lowered, number = traced.lowered, compile_id()
+        named = {rows[way].name: self._version(traced, whole, rows[way].options) for way in (WITHOUT, WITH)}
+        waiting = lowered.watch([each.version for each in named.values() if each.version])
+        if rows[AS_RACED].name == EAGER:
+            named[EAGER] = Candidate(Compiled(in_eager(self.request.gm)), {})
+        made = {way: named[row.name] for way, row in rows.items()}
+
+        def keep(way: str) -> Call:
+            if way == AS_RACED and (version := made[WITH].version):  # what others have recorded in its trees goes
+                with compiling_as(number):
+                    version.record_again()
+            kept = made[way]
+            made.clear()
+            lowered.keep(kept.version)
+            return (kept.serving or kept.compiled).call
+
+        calls = {way: each.compiled.call for way, each in made.items()}
+        facts = made[AS_RACED].compiled.facts
+        return Ways(calls, keep, rows, is_clear, waiting, not self.task.inputs.written, facts=facts)
 
     # ---- the ways to a candidate
 
@@ -200,7 +229,7 @@ class Compiles:
             lowered.activate(version)
             return shared(*inputs)
 
-        return Candidate(compiled.called_by(call), options, traced, version, whole)
+        return Candidate(compiled.called_by(call), options, traced, version, whole, serving=compiled)
 
     def _graph(self, compile_fx: Callable[..., Call] | None = None) -> CapturedGraph:
         graph = replace(self.request.graph, gm=self.task.copy())

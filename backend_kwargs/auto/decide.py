@@ -23,12 +23,12 @@ from backend_kwargs.auto.request import Request
 from backend_kwargs.auto.savable import pinnable, savable
 from backend_kwargs.auto.served import Served, note_served
 from backend_kwargs.errors import BackendKwargsError, error_text, printable, warn_once
-from backend_kwargs.facts import Call, Compiled, CompileFacts
-from backend_kwargs.facts.decision import DEFAULT, EAGER, Decision, Unraced
+from backend_kwargs.facts import Compiled, CompileFacts
+from backend_kwargs.facts.decision import DEFAULT, EAGER, Decision, RaceRow, Unraced
 from backend_kwargs.facts.pins import Pins
 from backend_kwargs.graphs.determinism import check_libraries
 from backend_kwargs.graphs.eligibility import communicates, is_tiny, may_communicate, why_not_repeatable
-from backend_kwargs.graphs.writes import copy_of_graph
+from backend_kwargs.graphs.writes import copy_of_graph, in_eager
 from backend_kwargs.rewrites.table import are_outdated
 from backend_kwargs.stores.layered import Layered
 from backend_kwargs.torch_internals.dynamo import RESTARTS
@@ -37,7 +37,7 @@ from backend_kwargs.torch_internals.guards import compile_id
 from backend_kwargs.torch_internals.replacing import undone
 
 if TYPE_CHECKING:
-    from torch.fx import GraphModule
+    from backend_kwargs.auto.alternating import Ways
 
 logger = logging.getLogger("backend_kwargs.auto")
 
@@ -114,7 +114,7 @@ def _compiled_as_pinned(question: Question, pins: Pins) -> Compiled:
     if decision.winner == EAGER:
         if "cuda" in devices_of(request.example_inputs):
             check_libraries()
-        return Compiled(_in_eager(request.gm), CompileFacts(decision=decision))
+        return Compiled(in_eager(request.gm), CompileFacts(decision=decision))
     return request.compile(request.graph, decision.options, "").with_facts(decision=decision)
 
 
@@ -131,7 +131,7 @@ def _compiled(question: Question, answer: Answer) -> tuple[Compiled, Decision]:
     if answer.compiled:
         return answer.compiled, decision
     if decision.winner == EAGER:
-        return Compiled(_in_eager(request.gm), CompileFacts()), decision
+        return Compiled(in_eager(request.gm), CompileFacts()), decision
     spare, is_default = copy_of_graph(request.gm), not decision.options and not decision.compiler
     try:
         # In a lower precision the compiler measures the error again, of what it returns.
@@ -151,12 +151,6 @@ def _compiled(question: Question, answer: Answer) -> tuple[Compiled, Decision]:
     return _compiled(
         replace(question, request=replace(request, graph=replace(request.graph, gm=spare))), Answer(instead)
     )
-
-
-def _in_eager(gm: "GraphModule") -> Call:
-    """Return the graph's own call: one of dynamo's has it once its code is generated, and is slower until then."""
-    assert gm.code
-    return gm.forward
 
 
 def _let_dynamo_restart(request: Request) -> None:
@@ -335,7 +329,34 @@ def raced(question: Question) -> Answer:
     memory().decisions[question.slot] = decision
     if decision.is_judged:
         question.store.put(decision)
-    return Answer(decision, result.compiled)
+    return Answer(decision, _alternating(question, decision, result.ways) if result.ways else result.compiled)
+
+
+def _alternating(question: Question, decision: Decision, ways: "Ways") -> Compiled:
+    """Return a graph that the calls which are made decide on, together with others of these calls."""
+    from backend_kwargs.auto.alternating import Alternation
+    from backend_kwargs.trial.trees import tensors_of
+
+    alternations, store, decisions, slot = memory().alternations, question.store, memory().decisions, question.slot
+    alternation = alternations.get(question.call)
+    if question.call is None or alternation is None or alternation.is_over:
+        alternation = alternations[question.call] = Alternation(
+            {each.device for each in tensors_of(question.request.example_inputs)}
+        )
+    later: list[Decision] = []
+
+    def decided(won: RaceRow, why: str) -> None:
+        if why:
+            rows = tuple(replace(row, won=row.name == won.name) for row in decision.rows)
+            found = replace(decision, winner=won.name, options=won.options, rows=rows, calls=why)
+            decisions[slot] = found
+            later.append(found)
+            tell(found)
+            if found.is_judged:
+                store.put(found)
+
+    ways.decided = decided
+    return Compiled(alternation.join(ways), replace(ways.facts, later=later))
 
 
 def _informed(question: Question) -> Request:

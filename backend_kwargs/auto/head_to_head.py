@@ -7,13 +7,12 @@ from dataclasses import dataclass
 import torch
 
 from backend_kwargs import trial
-from backend_kwargs.auto.candidates import GRAPHS_COMPLEXITY, RaceCandidate, records
+from backend_kwargs.auto.candidates import GRAPHS_COMPLEXITY, SLACK, RaceCandidate, records
 from backend_kwargs.auto.compiling import Candidate
 from backend_kwargs.facts.decision import EAGER, RaceRow, is_unclear
 from backend_kwargs.trial import Interval
 
 MARGIN = 0.02  # the difference between two runs of one callable on a quiet machine
-SLACK = 0.01  # by which what is more complex, such as CUDA graphs, has to be faster, with its whole interval
 UNSURE = 0.1  # the same on a noisy machine, where intervals are this wide
 BOUT = 6  # rounds between two checks of the time
 LEAST_BOUTS, MOST_BOUTS = 5, 20  # for two candidates that differ by little

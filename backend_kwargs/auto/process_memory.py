@@ -1,12 +1,14 @@
 """What this process has decided, for how long it has raced, and the stores that it uses."""
 
 import tempfile
+import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, TypeAlias
+from weakref import WeakValueDictionary
 
 from backend_kwargs.auto.reporting import forget_reported
 from backend_kwargs.auto.served import Served
@@ -17,6 +19,9 @@ from backend_kwargs.stores.deadlines import Reached
 CallOfGraphs: TypeAlias = tuple[Callable[[], object], int]  # a weak reference to the callable; which compile of it
 
 
+LONGEST_S = 30.0  # in which the calls of a user choose between CUDA graphs and none
+
+
 @dataclass
 class Memory:
     """The decisions and race times of this process, also if the store cannot be written.
@@ -24,7 +29,7 @@ class Memory:
     `decisions` are keyed by scope and name; `race_seconds` has an entry per race, and `call_seconds` one per call,
     whose graphs share a budget. `store` replaces the user's store, and `stores` are those in use. `loaded` holds
     decisions by name that precede those of the store: they came with another process's cache artifacts. `served` has
-    the graphs under `race="never"`.
+    the graphs under `race="never"`. `alternations` are those of calls, while they last.
     """
 
     decisions: dict[tuple[str, str], Decision] = field(default_factory=dict)
@@ -34,6 +39,7 @@ class Memory:
     store: Path | None = None
     stores: dict[object, Reached] = field(default_factory=dict)
     served: list[Served] = field(default_factory=list)
+    alternations: WeakValueDictionary[CallOfGraphs | None, Any] = field(default_factory=WeakValueDictionary)
 
 
 _memories = [Memory()]  # the last one is in use
@@ -52,6 +58,13 @@ def settled_decisions() -> list[Decision]:
 def load_decisions(decisions: Iterable[Decision]) -> None:
     """Let this process use `decisions` as if they were in its store."""
     memory().loaded.update({name_of(each): each for each in decisions})
+
+
+def call_until_chosen(call: Callable[[], object]) -> None:
+    """Call until no code of this process alternates between CUDA graphs and none, at most as long as that may take."""
+    ends = time.monotonic() + LONGEST_S
+    while memory().alternations and time.monotonic() < ends:
+        call()
 
 
 def forget_process() -> None:

@@ -10,8 +10,8 @@ from backend_kwargs.auto.cache_key import ambient, card_of, described, devices_o
 from backend_kwargs.auto.candidates import others_for, permits, step_names
 from backend_kwargs.auto.ddp_buckets import Bucket
 from backend_kwargs.auto.machine import device_of, machine
-from backend_kwargs.auto.process_memory import memory
-from backend_kwargs.auto.ranks import ranks
+from backend_kwargs.auto.process_memory import CallOfGraphs, memory
+from backend_kwargs.auto.ranks import may_differ, ranks
 from backend_kwargs.auto.request import Request
 from backend_kwargs.auto.store import KIND, DecisionStore, name_on
 from backend_kwargs.backends.others import is_other, other_of, versions_of
@@ -52,7 +52,8 @@ class Question:
         """
         settings = replace(self.request.settings, budget_s=self.share_s)
         keeps = self.bucket is None and ranks() == 1 and not saves_strictly()
-        return replace(self.real_request, settings=settings, keeps=keeps)
+        several = bool(self._spent_s) or self._is_broken_off if may_differ() and not self.request.graph.pins else None
+        return replace(self.real_request, settings=settings, keeps=keeps, of_several=several)
 
     @property
     def budget_s(self) -> float:
@@ -68,8 +69,12 @@ class Question:
         them whatever its candidate is, since results in CUDA graphs' memory are copied: so each is raced alone.
         """
         left_s = self.budget_s - sum(self._spent_s.values())
+        return left_s / 2 if self._is_broken_off else left_s
+
+    @property
+    def _is_broken_off(self) -> bool:
         reason = getattr(self.request.gm, "compile_subgraph_reason", None)
-        return left_s / 2 if getattr(reason, "graph_break", False) else left_s
+        return bool(getattr(reason, "graph_break", False))
 
     def note_spent(self, seconds: float) -> None:
         """Count the seconds of this graph's race."""
@@ -78,16 +83,22 @@ class Question:
         memory().race_seconds.append(seconds)
 
     @cached_property
+    def call(self) -> CallOfGraphs | None:
+        """The call for which this graph is compiled, which other graphs may be of; None if it is not known."""
+        owner, number = compiling_callable(), compile_id()
+        return (weakref.ref(owner), number.frame_compile_id or 0) if owner is not None and number is not None else None
+
+    @cached_property
     def _spent_s(self) -> dict[int, float]:
         """The seconds of races for each graph of the call that this one is compiled for, by the number of its frame.
 
         dynamo counts the compiles of each function between its breaks. A frame that is there already is of a later
         call, since `torch.compiler.reset()` begins to count anew.
         """
-        owner, number = compiling_callable(), compile_id()
-        if owner is None or number is None:
+        number = compile_id()
+        if self.call is None or number is None:
             return {}
-        spent = memory().call_seconds[weakref.ref(owner), number.frame_compile_id or 0]
+        spent = memory().call_seconds[self.call]
         if (number.frame_id or 0) in spent:
             spent.clear()
         return spent

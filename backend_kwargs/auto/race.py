@@ -12,12 +12,13 @@ from functools import cache, cached_property, partial
 import torch
 
 from backend_kwargs import trial
+from backend_kwargs.auto.alternating import AS_RACED, WITH, WITHOUT, Ways
 from backend_kwargs.auto.budget import LEAST_CALLS, Budget
-from backend_kwargs.auto.candidates import WITH_GRAPHS, RaceCandidate, records, toggled
+from backend_kwargs.auto.candidates import SLACK, WITH_GRAPHS, RaceCandidate, records, toggled
 from backend_kwargs.auto.compiling import Candidate, Compiles
 from backend_kwargs.auto.deadline import OutOfTime, capped, capped_backward
 from backend_kwargs.auto.graph_stats import GraphStats, calls_a_library, observed_stats
-from backend_kwargs.auto.head_to_head import MARGIN, SLACK, Runner, better, interleaved, note_figures
+from backend_kwargs.auto.head_to_head import MARGIN, Runner, better, interleaved, note_figures
 from backend_kwargs.auto.places import LEAST_SHARE, Standing, rewritten_alone, standing, why_not_made, why_unlike_alone
 from backend_kwargs.auto.request import Request
 from backend_kwargs.auto.result_checks import ResultChecks
@@ -52,6 +53,7 @@ Progress = Callable[[str, float], None]
 SLOW_S = 0.1  # a first call in eager that takes longer is timed again; if that does too, nothing is warmed up
 PLACE_S = 20.0  # for the race of a place at most, so that its check has what it needs
 PLACE_ROUNDS = 8
+CLEAR = 1.2  # CUDA graphs that won by 1.1 in a race lost by 0.96 in the calls of a user, so that less is tried there
 UNTIMED = "its operators could not be timed"
 UNCONFIRMED = "no whole graph has confirmed what its places are by themselves"
 PROLOGUE_S, GUARD_S = 1e-5, 1.2e-8  # dynamo's, per call: 8 to 22 µs with 18 to 937 guards (Xeon, torch 2.11)
@@ -66,7 +68,7 @@ class RaceResult:
     """The result of a race: the winner's row, all rows in the order tried, the graph's stats; `cut` if time ran out.
 
     `compiled` is what was raced as the winner, None if that cannot outlast the race. `guards_s` is what dynamo adds to
-    each call.
+    each call. `ways` are there in its place if the calls that are made decide between CUDA graphs and none.
     """
 
     winner: RaceRow
@@ -78,6 +80,7 @@ class RaceResult:
     guards_s: float = 0.0
     counted_s: float = 0.0  # of `seconds`, what was added to the compile that serves
     places: tuple[PlaceRow, ...] = ()
+    ways: Ways | None = None
 
 
 def race(request: Request, tell: Progress) -> RaceResult:
@@ -87,6 +90,8 @@ def race(request: Request, tell: Progress) -> RaceResult:
         running = begun(request, tell, sandbox, dynamo_s)
         result, winner = running.run()
     # The trees of the race are gone with the losers: the winner records its CUDA graphs in those of the process.
+    if request.keeps and request.of_several is not None and (ways := running.ways(result.winner)):
+        return replace(result, ways=ways)
     compiled = running.compiles.kept(winner) if request.keeps and winner else None
     return replace(result, compiled=compiled)
 
@@ -229,6 +234,7 @@ class Race:
     rows: list[RaceRow]
     sandbox: Sandbox
     codes: dict[tuple[object, ...], str] = field(default_factory=dict)
+    leading: Runner | None = None  # the fastest of Inductor's
 
     @classmethod
     def of(
@@ -269,6 +275,24 @@ class Race:
         figures = seconds[0], cut, None, self.dynamo_s, seconds[1]
         result = RaceResult(champion.row, rows, self.stats, *figures, self.selection.place_rows)
         return result, champion.made
+
+    def ways(self, winner: RaceRow) -> Ways | None:
+        """Return Inductor's fastest code, with CUDA graphs and without, if this race cannot tell which of them serves.
+
+        That is where its call has other graphs, whether eager won this one or not, and where both are about as fast.
+        """
+        best = self.leading
+        if best is None or best.made is None or not best.made.has_other or winner.name not in (best.row.name, EAGER):
+            return None
+        options = best.row.options, toggled(best.row.options)
+        pair = [row for row in self.rows if row.status == "pass" and row.options in options]
+        ratios = [row.speedup.median for row in pair if row.speedup and row.against in {each.name for each in pair}]
+        is_clear = bool(ratios) and not 1 / CLEAR < ratios[0] < CLEAR
+        alone = not self.request.of_several and (is_clear or winner is not best.row)
+        if len(pair) < len(options) or alone:
+            return None
+        rows = {WITH if records(row.options) else WITHOUT: row for row in pair}
+        return self.compiles.ways(best.made, {**rows, AS_RACED: winner}, is_clear=is_clear)
 
     def entered_eager(self) -> Runner:
         """Return eager as a runner, or raise NotRaceableError if two runs of it differ."""
@@ -510,7 +534,7 @@ class Race:
             best.row.led_s = self.budget.spent_s
         # The next candidates extend Inductor's options; they cannot save what another compiler leaves.
         if (self._is_first(champion) or best is challenger) and not challenger.candidate.compiler:
-            self.selection.best_row = challenger.row
+            self.leading, self.selection.best_row = challenger, challenger.row
         return best
 
     def prepared(

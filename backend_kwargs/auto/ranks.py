@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from backend_kwargs.auto.decision import as_json, parsed
 from backend_kwargs.auto.settings import RaceSettings
 from backend_kwargs.facts.decision import Decision, Unraced
+from backend_kwargs.torch_internals.dynamo import AHEAD
 
 if TYPE_CHECKING:
     from torch.distributed.distributed_c10d import Store
@@ -132,6 +133,13 @@ def ranks() -> int:
     import torch.distributed as dist
 
     return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
+
+
+def may_differ() -> bool:
+    """Return whether calls may run in different ways: not where other ranks follow, nor where a function is sealed."""
+    import torch.distributed as dist
+
+    return not (AHEAD.get() or (dist.is_available() and dist.is_initialized()))
 
 
 def _process_group_store() -> "Store | None":

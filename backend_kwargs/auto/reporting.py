@@ -74,6 +74,8 @@ def table(decision: Decision) -> str:
     lines = [_line(row, rows, width, provisional=decision.provisional) for row in decision.rows]
     if decision.rows and decision.provisional:
         lines.append(f"provisional: {what_is_open(decision)}")
+    if decision.calls:
+        lines.append(f"chosen by the calls that were made: {decision.calls}")
     if decision.places:
         lines += ["places, each by itself:", *(_place(row, decision) for row in decision.places[:MOST_PLACES])]
     return "\n".join([_head(decision), *(f"  {printable(line)}" for line in lines)])

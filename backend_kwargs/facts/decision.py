@@ -121,6 +121,7 @@ class Decision:
     that was compiled, `budget_s` is what the race was given. `differs` says how this machine differs from the one of
     the race. `guards_s` is what dynamo adds to each call, which the rows include, and which a call of the model itself
     does not have; 0 if it is not known. `places` are those that were raced by themselves, the dearest first.
+    `calls` says what the calls that were made have shown, with CUDA graphs and without, if they chose the winner.
     """
 
     key: str
@@ -142,6 +143,7 @@ class Decision:
     guards_s: float = 0.0
     unraced: Unraced = Unraced.RACED
     places: tuple[PlaceRow, ...] = ()
+    calls: str = ""
 
     @property
     def subject(self) -> str:

@@ -11,6 +11,7 @@ from typing import ClassVar
 import torch
 
 from backend_kwargs import trial
+from backend_kwargs.auto.process_memory import call_until_chosen
 from backend_kwargs.errors import BackendKwargsError
 from backend_kwargs.harness.isolation import Counted
 from backend_kwargs.harness.read_only import Model
@@ -118,6 +119,7 @@ class Trial:
             self.step()
             trial.synchronize(study.device)
             self.compile_s = perf_counter() - started if self.counted else None
+            call_until_chosen(self.step)
         if self.counted and not self.graphs:
             raise TrialError("no graph reached the backend: this would run in eager")
         self.peak_bytes = trial.peak_memory(self._warm, study.device, in_use) or None

@@ -203,19 +203,19 @@ def _graph(record: Record, other: Sequence[Code] | None) -> Graph:
 
 def _rewrites(record: Record) -> Sequence[str]:
     """Return the rewrites that a graph was compiled with: requested or decided."""
-    decision = record.facts.decision
+    decision = record.facts.decided
     options = record.options if decision is None else decision.options
     return [*chosen_places(options.get("rewrites") or ())]
 
 
 def _race(record: Record) -> Race | None:
-    found = record.facts.decision
+    found = record.facts.decided
     return None if found is None else Race.of(found)
 
 
 def _decided(record: Record) -> str:
     """Return when and where the graph was raced if it was not in this compile, and which stores did not answer."""
-    found, late = record.facts.decision, printable(record.facts.store)
+    found, late = record.facts.decided, printable(record.facts.store)
     if found is None or not found.rows or record.facts.cache == RACED:
         return late
     from backend_kwargs.auto.reporting import origin

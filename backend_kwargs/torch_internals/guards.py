@@ -15,7 +15,16 @@ from torch._dynamo.source import (
     UnspecializedNNModuleSource,
     UnspecializedParamBufferSource,
 )
-from torch._guards import CompileContext, CompileId, Guard, GuardsContext, Source, TracingContext, tracing
+from torch._guards import (
+    CompileContext,
+    CompileId,
+    Guard,
+    GuardsContext,
+    Source,
+    TracingContext,
+    compile_context,
+    tracing,
+)
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from backend_kwargs.torch_internals.replacing import restored_by, undone
@@ -24,6 +33,11 @@ from backend_kwargs.torch_internals.replacing import restored_by, undone
 def compile_id() -> CompileId | None:
     """Return the number of dynamo's compile: of the function (`frame_id`), and for it (`frame_compile_id`)."""
     return CompileContext.current_compile_id()
+
+
+def compiling_as(number: CompileId | None) -> AbstractContextManager[object]:
+    """Let what is made meanwhile belong to that compile."""
+    return compile_context(CompileContext(number))
 
 
 def is_tracing() -> bool:

@@ -16,6 +16,14 @@ def room_for_copies(device: torch.device | None) -> float:
     return torch.cuda.mem_get_info(device)[0] / 4 if device and device.type == "cuda" else LARGEST_COPIES
 
 
+def has_room(device: torch.device) -> bool:
+    """Return whether a GPU has free memory for twice what a call took at most, up to now."""
+    if device.type != "cuda":
+        return True
+    taken = torch.cuda.max_memory_allocated(device) - torch.cuda.memory_allocated(device)
+    return torch.cuda.mem_get_info(device)[0] >= 2 * taken
+
+
 def peak_memory(call: Callable[[], object], device: torch.device, held: int | None = None) -> int | None:
     """Return the peak memory in bytes while `call` runs, above what was in use before, or None.
 

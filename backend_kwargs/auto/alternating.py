@@ -1,0 +1,166 @@
+"""With CUDA graphs or without, by the calls that a user makes: each call runs all of its graphs one way, and is timed.
+
+A race repeats one graph by itself. A call may have several, which copy what CUDA graphs before them have made, and the
+user's own code is between its calls. So blocks of calls run each way in random order, until one is clearly the fastest;
+from then on nothing of this is in the path of a call. Nothing here depends on what the ways are.
+"""
+
+import gc
+import math
+import random
+import threading
+import time
+from collections.abc import Callable, Collection, Generator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import torch
+
+from backend_kwargs.auto.candidates import SLACK
+from backend_kwargs.auto.process_memory import LONGEST_S
+from backend_kwargs.auto.ranks import may_differ
+from backend_kwargs.facts import Call, CompileFacts
+from backend_kwargs.facts.decision import RaceRow
+from backend_kwargs.trial import ratio_interval, synchronize
+from backend_kwargs.trial.memory import has_room
+
+WITHOUT, AS_RACED, WITH = "without CUDA graphs", "as each graph was raced", "with CUDA graphs"
+WARM_UPS = 4  # calls of each way, in which CUDA graphs run once and are recorded, one graph of a call after another
+BLOCK_S, LEAST_CALLS, MOST_CALLS = 0.05, 2, 50  # of a block that is timed
+LEAST_ROUNDS, MOST_ROUNDS = 5, 12
+
+
+@dataclass(eq=False)
+class Ways:
+    """One graph and its call for each way. `keep` frees all but that of one, and returns what serves in its place.
+
+    `rows` are those of the race; `is_clear` is whether it leaves no doubt. `waiting` has the passes whose backward pass
+    is to come, which goes the way of its forward pass. `repeats` is whether a call that failed may be made again.
+    `decided` is told what serves, and why.
+    """
+
+    calls: Mapping[str, Call]
+    keep: Callable[[str], Call]
+    rows: Mapping[str, RaceRow]
+    is_clear: bool = False
+    waiting: Collection[object] = ()
+    repeats: bool = True
+    decided: Callable[[RaceRow, str], object] = lambda row, why: None
+    facts: CompileFacts = field(default_factory=CompileFacts)
+    entry: Any = None
+
+
+class Alternation:
+    """The graphs of a function's calls, and the way in which these run.
+
+    What the races chose serves where another thread calls, where another way fails, and where the time ends it early.
+    """
+
+    def __init__(self, devices: Collection[torch.device] = (), clock: Callable[[], float] = time.perf_counter) -> None:
+        self.graphs: list[Ways] = []
+        self.samples: dict[str, list[float]] = {}
+        self.way, self.is_over = AS_RACED, False
+        self._devices, self._clock, self._thread, self._lock = devices, clock, threading.get_ident(), threading.RLock()
+        self._called: set[Ways] = set()  # in the user's present call
+        self._disturbed, self._on_gpu = False, any(each.type == "cuda" for each in devices)
+
+    def join(self, graph: Ways) -> Call:
+        """Return what is called for a graph, now and afterwards. With each graph all is timed anew."""
+        # A partial calls what it has without a frame of its own, and can be given something else to call.
+        graph.entry = partial(self._call, graph, graph.calls[AS_RACED])
+        self.graphs.append(graph)
+        self._plan, self._ends = self._in_turn(), math.inf
+        return graph.entry  # type: ignore[no-any-return]
+
+    def _call(self, graph: Ways, raced: Call, *inputs: object) -> object:
+        with self._lock:
+            self._disturbed |= threading.get_ident() != self._thread
+            # One that is called again after all others begins a new call of the user's.
+            again = graph in self._called and len(self._called) == len(self.graphs)
+            if (again or self._clock() > self._ends) and not any(each.waiting for each in self.graphs):
+                self._begin()
+            self._called.add(graph)
+            if self.is_over:
+                del raced  # it may have lost
+                gc.collect()  # compiled graphs are reference cycles
+                if self._on_gpu and not torch.cuda.is_current_stream_capturing():
+                    torch.cuda.empty_cache()
+                return graph.entry(*inputs)
+            try:
+                return graph.calls[self.way](*inputs)
+            except Exception:
+                if graph.calls[self.way] is raced:
+                    raise
+                self._disturbed = True
+                if not graph.repeats:
+                    raise
+                return raced(*inputs)
+
+    def _begin(self) -> None:
+        """Choose the way of a call, or in the end that of all further ones."""
+        self._called.clear()
+        # Nothing can be waited for while the user captures a CUDA graph.
+        stopped = self._disturbed or not may_differ() or (self._on_gpu and torch.cuda.is_current_stream_capturing())
+        way = None if stopped or self._clock() > self._ends else next(self._plan, None)
+        if way:
+            self.way = way
+            return
+        self.is_over, self._ends = True, math.inf
+        enough = not stopped and min(map(len, self.samples.values()), default=0) >= LEAST_ROUNDS
+        way, why = fastest(self.samples)[0] if enough else AS_RACED, ""
+        if enough:
+            why = ", ".join(f"{way} {sorted(each)[len(each) // 2] * 1e3:.3g} ms" for way, each in self.samples.items())
+        for graph in self.graphs:
+            graph.entry.__setstate__((graph.keep(way), (), {}, None))
+            graph.calls = {}
+            graph.decided(graph.rows[way], why)
+        self.graphs.clear()
+
+    def _in_turn(self) -> Generator[str, None, None]:
+        """Yield the way of each call; what is between two of them is timed."""
+        self.samples, calls = {}, LEAST_CALLS
+        ways = [WITHOUT, AS_RACED, WITH]
+        if any(all(each.calls[AS_RACED] is each.calls[way] for each in self.graphs) for way in (WITHOUT, WITH)):
+            ways.remove(AS_RACED)
+        agree = AS_RACED not in ways and all(each.is_clear for each in self.graphs)
+        if agree or not all(map(has_room, self._devices)):
+            return
+        self._ends = self._clock() + LONGEST_S
+        for way in ways:
+            yield from [way] * WARM_UPS
+            seconds = yield from self._timed(way, 1)
+            calls = max(calls, min(round(BLOCK_S / max(seconds, 1e-6)), MOST_CALLS))
+        self.samples = {way: [] for way in ways}
+        shuffled = random.Random(0)  # noqa: S311 - the state of no other generator changes
+        while min(map(len, self.samples.values())) < MOST_ROUNDS:
+            for way in shuffled.sample(ways, len(ways)):
+                yield way  # the first call after another way's is not timed
+                self.samples[way].append((yield from self._timed(way, calls)))
+            if len(self.samples[way]) >= LEAST_ROUNDS and fastest(self.samples)[1]:
+                return
+
+    def _timed(self, way: str, calls: int) -> Generator[str, None, float]:
+        began = self._now()
+        yield from [way] * calls
+        return (self._now() - began) / calls
+
+    def _now(self) -> float:
+        for device in self._devices:
+            synchronize(device)
+        return self._clock()
+
+
+def fastest(samples: Mapping[str, Sequence[float]]) -> tuple[str, bool]:
+    """Return which of the ways serves, in the order of their memory, and whether more rounds could not change that.
+
+    What takes more memory must be faster by the slack, with its whole interval.
+    """
+    rounds, is_clear = min(map(len, samples.values())), True
+    best, *others = samples
+    for way in others:
+        with torch.device("cpu"):  # whatever default the user has set
+            ratio = ratio_interval(samples[best][:rounds], samples[way][:rounds])
+        is_clear &= not ratio.low <= 1 + SLACK <= ratio.high
+        best = way if ratio.low > 1 + SLACK else best
+    return best, is_clear

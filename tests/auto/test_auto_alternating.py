@@ -1,0 +1,454 @@
+"""Which way of a graph serves is decided by the calls that are made: what is timed, what serves, and what is left."""
+
+import gc
+import threading
+import weakref
+from dataclasses import dataclass, field, replace
+from itertools import groupby
+
+import pytest
+import torch
+
+import backend_kwargs as bk
+from backend_kwargs.auto import alternating, process_memory, race
+from backend_kwargs.auto.alternating import AS_RACED, WARM_UPS, WITH, WITHOUT, Alternation, Ways
+from backend_kwargs.auto.store import Catalogue
+from backend_kwargs.backends.inductor.lowered import Lowered
+from backend_kwargs.facts.decision import EAGER, RaceRow
+from backend_kwargs.torch_internals.dynamo import AHEAD
+
+ENOUGH = 2500  # calls, after which each alternation here has ended
+
+
+@dataclass
+class Planted:
+    """Graphs whose calls take the seconds that a test says, by a clock of its own."""
+
+    now: float = 0.0
+    ran: list[tuple[int, str]] = field(default_factory=list)  # graph and way of each call
+    told: list[tuple[str, str]] = field(default_factory=list)
+    waiting: set[object] = field(default_factory=set)
+
+    def __post_init__(self):
+        self.alternation = Alternation(clock=lambda: self.now)
+        self.entries = []
+
+    def graph(self, raced=WITH, *, fails="", repeats=True, is_clear=False, **seconds):
+        """Add a graph; `raced` is the way that won its race, or "eager" for a third one."""
+        number = len(self.entries)
+
+        def call(way):
+            def run(x):
+                self.now += seconds.get(way.partition(" ")[0], 0.01)
+                self.ran.append((number, way))
+                if way == fails:
+                    raise RuntimeError("planted")
+                return x
+
+            return run
+
+        calls = {way: call(way) for way in (WITHOUT, WITH, EAGER)}
+        calls[AS_RACED] = calls[raced]
+        rows = {way: RaceRow(raced if way == AS_RACED else way) for way in (WITHOUT, WITH, AS_RACED)}
+        ways = Ways(calls, calls.__getitem__, rows, is_clear, self.waiting, repeats)
+        ways.decided = lambda row, why: self.told.append((row.name, why))
+        self.entries.append(self.alternation.join(ways))
+        return calls
+
+    def run(self, count=ENOUGH):
+        """Make calls, each of all graphs."""
+        for _ in range(count):
+            for entry in self.entries:
+                entry(1)
+
+    @property
+    def winners(self):
+        return [name for name, _ in self.told]
+
+
+@pytest.fixture
+def planted():
+    return Planted()
+
+
+# ---- what serves
+
+
+@pytest.mark.parametrize(
+    ("seconds", "winner"),
+    [
+        pytest.param({"with": 0.008}, WITH, id="with"),
+        pytest.param({"without": 0.008}, WITHOUT, id="without"),
+        pytest.param({"with": 0.00995}, WITHOUT, id="within the slack"),
+        pytest.param({"with": 0.0098}, WITH, id="beyond the slack"),
+    ],
+)
+def test_the_faster_way_serves(planted, seconds, winner):
+    """CUDA graphs serve if they are faster by more than the slack, and otherwise what takes less memory."""
+    planted.graph(**seconds)
+    planted.run()
+    assert planted.winners == [winner]
+
+
+@pytest.mark.parametrize(
+    ("second", "winners"),
+    [
+        pytest.param({"with": 0.02, "without": 0.01}, [WITH, WITHOUT], id="as raced"),
+        pytest.param({"with": 0.001, "without": 0.01}, [WITH, WITH], id="with"),
+    ],
+)
+def test_what_the_races_chose_is_a_way_too(planted, second, winners):
+    """Where two graphs of a call won in different ways, both in these ways are timed against both in one."""
+    planted.graph(WITH, **{"with": 0.01, "without": 0.015})
+    planted.graph(WITHOUT, **second)
+    planted.run()
+    assert planted.winners == winners
+
+
+@pytest.mark.parametrize(
+    ("seconds", "winner"),
+    [pytest.param({"with": 0.005}, WITH, id="with"), pytest.param({"eager": 0.005}, EAGER, id="eager")],
+)
+def test_eager_serves_only_if_it_is_faster_in_the_calls(planted, seconds, winner):
+    """A graph where eager won is called in eager in one of the ways."""
+    planted.graph(EAGER, **seconds)
+    planted.run()
+    assert planted.winners == [winner]
+
+
+def test_what_was_found_is_told(planted):
+    """The outcome names the median of each way."""
+    planted.graph(**{"with": 0.008})
+    planted.run()
+    assert planted.told == [(WITH, "without CUDA graphs 10 ms, with CUDA graphs 8 ms")]
+
+
+# ---- what is timed
+
+
+def test_the_graphs_of_a_call_run_the_same_way(planted):
+    """No call of the user's has a graph of another way than its first one."""
+    for _ in range(3):
+        planted.graph()
+    planted.run(300)
+    of_calls = [planted.ran[at : at + 3] for at in range(0, len(planted.ran), 3)]
+    assert all(len({way for _, way in call}) == 1 for call in of_calls)
+    assert {way for _, way in planted.ran} == {WITH, WITHOUT}
+
+
+def test_a_graph_may_be_called_more_than_once_in_a_call(planted):
+    """A call begins with a graph that is called again after all others, not with each one of a loop in the model."""
+    planted.graph()
+    planted.graph()
+    layer, last = planted.entries
+    planted.entries = [layer, layer, layer, last]
+    planted.run(300)
+    of_calls = [planted.ran[at : at + 4] for at in range(0, len(planted.ran), 4)]
+    assert all(len({way for _, way in call}) == 1 for call in of_calls)
+    assert {way for _, way in planted.ran} == {WITH, WITHOUT}
+
+
+def test_blocks_are_equal_and_their_order_is_random(planted):
+    """Each round has a block of as many calls for each way, after the warm-up."""
+    planted.graph()
+    planted.run(1 + 2 * (WARM_UPS + 1) + 60)
+    sizes = [(way, len([*those])) for way, those in groupby(way for _, way in planted.ran)]
+    assert sizes[:3] == [(WITH, 1), (WITHOUT, WARM_UPS + 1), (WITH, WARM_UPS + 1 + 6)]
+    assert {size % 6 for _, size in sizes[3:-1]} == {0}
+    assert {size for _, size in sizes[3:-1]} == {6, 12}
+
+
+def test_warm_up_calls_are_not_timed(planted):
+    """The first calls of a way, and the first of each block, may take any time."""
+    seconds = {"with": 0.008}
+    planted.graph(**seconds)
+    slow, entry, ran = {"without": 5.0, "with": 5.0}, planted.entries[0], planted.ran
+    for _ in range(ENOUGH):
+        before = planted.now
+        entry(1)
+        way = ran[-1][1]
+        first = len(ran) < 2 or ran[-2][1] != way
+        if first and before < 100:
+            planted.now += slow["with"] / 100
+    assert planted.winners == [WITH]
+
+
+def test_a_graph_that_comes_later_begins_it_anew(planted):
+    """What was timed without a graph of the call does not count."""
+    planted.graph(**{"with": 0.02})
+    planted.run(65)
+    planted.graph(**{"with": 0.001, "without": 0.1})
+    planted.run()
+    assert planted.winners == [WITH, WITH]
+
+
+# ---- how it ends
+
+
+def test_nothing_is_left_in_the_path_of_a_call(planted):
+    """What dynamo calls then calls what serves, by a partial that has no frame of its own."""
+    calls = planted.graph(**{"with": 0.008})
+    planted.run()
+    (entry,) = planted.entries
+    assert (entry.func, entry.args, entry.keywords) == (calls[WITH], (), {})
+
+
+def test_time_ends_it(planted):
+    """Slow calls end it, and then what the race chose serves."""
+    planted.graph(WITH, **{"with": 20.0, "without": 10.0})
+    planted.run(20)
+    assert planted.told == [(WITH, "")]
+
+
+def test_time_ends_it_where_a_graph_is_called_no_more(planted):
+    """A graph of the first call that no other has ends nothing else."""
+    planted.graph(WITH)
+    planted.graph(WITH)
+    planted.run(10)
+    (first, _), planted.entries = planted.entries, planted.entries[:1]
+    planted.run(4000)
+    assert planted.winners == [WITH, WITH]
+    assert first.func is not planted.alternation._call
+
+
+def test_several_threads_end_it(planted):
+    """Calls in another thread leave what the race chose."""
+    planted.graph(WITH, without=0.001)
+    planted.run(20)
+    thread = threading.Thread(target=planted.run, args=(2,))
+    thread.start()
+    thread.join()
+    assert planted.told == [(WITH, "")]
+
+
+def test_a_seal_ends_it(planted):
+    """While a function is sealed its calls run one way."""
+    planted.graph(WITH, without=0.001)
+    planted.run(20)
+    token = AHEAD.set(True)
+    planted.run(1)
+    AHEAD.reset(token)
+    assert planted.told == [(WITH, "")]
+
+
+def test_it_takes_memory_for_all_ways(planted, monkeypatch):
+    """Where a device has no room, the other way is never called."""
+    monkeypatch.setattr(alternating, "has_room", lambda device: False)
+    planted.alternation = Alternation([torch.device("cpu")], lambda: planted.now)
+    planted.graph(WITH, without=0.001)
+    planted.run(3)
+    assert planted.told == [(WITH, "")]
+    assert {way for _, way in planted.ran} == {WITH}
+
+
+def test_a_backward_pass_goes_the_way_of_its_forward_pass(planted):
+    """While a backward pass is to come, no way changes and nothing ends."""
+    planted.graph(**{"with": 0.008})
+    planted.run(8)
+    before = planted.ran[-1][1]
+    planted.waiting.add("a pass")
+    planted.run(5000)
+    assert {way for _, way in planted.ran[-5000:]} == {before}
+    assert not planted.told
+    planted.waiting.clear()
+    planted.run()
+    assert len(planted.told) == 1
+
+
+@pytest.mark.parametrize(
+    ("raced", "ways"),
+    [
+        pytest.param([WITH, WITH], {WITH}, id="agree"),
+        pytest.param([WITH, WITHOUT], {WITH, WITHOUT}, id="differ"),
+        pytest.param([EAGER, EAGER], {EAGER, WITH, WITHOUT}, id="eager"),
+    ],
+)
+def test_what_all_races_tell_clearly_is_not_tried(planted, raced, ways):
+    """Calls alternate only where races differ, or one of them was close."""
+    for each in raced:
+        planted.graph(each, is_clear=True)
+    planted.run()
+    assert {way for _, way in planted.ran} == ways
+
+
+# ---- errors
+
+
+def test_a_way_that_fails_is_given_up(planted):
+    """The call is made again as it was raced, which serves from then on."""
+    planted.graph(WITH, fails=WITHOUT)
+    planted.run(3)
+    assert planted.ran == [(0, WITH), (0, WITHOUT), (0, WITH), (0, WITH)]
+    assert planted.told == [(WITH, "")]
+
+
+def test_a_call_that_writes_is_not_made_again(planted):
+    """Its error is the user's to see; what was raced serves from then on."""
+    planted.graph(WITH, fails=WITHOUT, repeats=False)
+    planted.run(1)
+    with pytest.raises(RuntimeError, match=r"^planted$"):
+        planted.run(1)
+    planted.run(1)
+    assert planted.told == [(WITH, "")]
+
+
+def test_errors_of_what_was_raced_are_the_users(planted):
+    """They are raised once, and change nothing."""
+    planted.graph(WITH, fails=WITH)
+    with pytest.raises(RuntimeError, match=r"^planted$"):
+        planted.run(1)
+    assert planted.ran == [(0, WITH)]
+    assert not planted.told
+
+
+# ---- real graphs
+
+
+class Broken(torch.nn.Module):
+    """A model of two graphs."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = torch.nn.Linear(32, 32), torch.nn.Linear(32, 32)
+
+    def forward(self, x):
+        y = self.first(x).softmax(-1)
+        torch._dynamo.graph_break()
+        return (self.second(y) ** 2).sum()
+
+
+@pytest.fixture
+def short(monkeypatch):
+    """End after few calls, whatever they take."""
+    for name, value in {"WARM_UPS": 1, "MOST_CALLS": 2, "LEAST_ROUNDS": 1, "MOST_ROUNDS": 1, "LONGEST_S": 1e9}.items():
+        monkeypatch.setattr(alternating, name, value)
+
+
+@pytest.fixture
+def both(monkeypatch):
+    """Let graphs take part on a CPU, where the same code is what is called "with CUDA graphs" too."""
+
+    def in_both(self, winner):
+        best = self.leading
+        pair = {WITHOUT: best.row, WITH: replace(best.row, name="cudagraphs")}
+        return self.compiles.ways(best.made, {**pair, AS_RACED: winner}, is_clear=False)
+
+    monkeypatch.setattr(race.Race, "ways", in_both)
+
+
+def gradients(model, call, x):
+    model.zero_grad()
+    loss = call(x)
+    loss.backward()
+    return loss.detach(), *(p.grad.clone() for p in model.parameters())
+
+
+# torch's, of a result that goes on into the graph after a break.
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")
+@pytest.mark.usefixtures("short", "both")
+@pytest.mark.parametrize("way", [WITHOUT, AS_RACED, WITH])
+@pytest.mark.parametrize("winner", [pytest.param("default", id="compiled"), pytest.param("eager", id="eager")])
+def test_each_call_is_right(auto, store, monkeypatch, way, winner):
+    """In training each call gives eager's gradients: while ways alternate, whichever serves, and afterwards."""
+    monkeypatch.setattr(race.Race, "_beats", lambda self, new, old, **_: self._list(new.row) or new.row.name == winner)
+    monkeypatch.setattr(race.Race, "not_slower", lambda self, champion, eager: champion)
+    monkeypatch.setattr(alternating, "fastest", lambda samples: (way if way in samples else WITHOUT, True))
+    model, x = Broken(), torch.randn(8, 32)
+    fn, want = auto(model, race="always"), gradients(model, model, x)
+    for _ in range(30):
+        torch.testing.assert_close(gradients(model, fn, x), want)
+    assert not process_memory.memory().alternations
+    found = Catalogue(store).all()
+    assert all(each.calls for each in found)
+    served = {WITHOUT: "default", AS_RACED: winner, WITH: "cudagraphs"}[
+        way if winner == "eager" or way == WITH else WITHOUT
+    ]
+    assert {each.winner for each in found} == {served}
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")
+@pytest.mark.usefixtures("short", "both")
+def test_passes_that_overlap_go_one_way(auto):
+    """Two forward passes before their backward passes give eager's gradients, in each call."""
+    model, x = Broken(), torch.randn(8, 32)
+    fn = auto(model, race="always")
+
+    def twice(call):
+        return lambda given: call(given) + call(2 * given)
+
+    want = gradients(model, twice(model), x)
+    for _ in range(30):
+        torch.testing.assert_close(gradients(model, twice(fn), x), want)
+    assert not process_memory.memory().alternations
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")
+@pytest.mark.usefixtures("short", "both")
+def test_what_lost_is_freed(auto, monkeypatch):
+    """Once it has ended nothing holds the compiled graphs of a version beside those that serve."""
+    graphs, original = [], Lowered.watch
+
+    def watch(self, versions):
+        graphs.extend(weakref.ref(graph) for each in versions for graph in each.graphs)
+        return original(self, versions)
+
+    monkeypatch.setattr(Lowered, "watch", watch)
+    model, x = Broken(), torch.randn(8, 32)
+    fn = auto(model, race="always")
+    gradients(model, fn, x)
+    assert all(each() is not None for each in graphs)
+    gc.disable()
+    try:
+        while process_memory.memory().alternations:
+            gradients(model, fn, x)
+        assert {each() for each in graphs} == {None}
+    finally:
+        gc.enable()
+
+
+@pytest.mark.usefixtures("short", "both")
+@torch.no_grad()
+def test_a_default_device_changes_nothing(auto):
+    """Calls under a default device are compared too."""
+    model, x = Broken(), torch.randn(8, 32)
+    fn = auto(model, race="always")
+    with torch.device("meta"):
+        for _ in range(30):
+            torch.testing.assert_close(fn(x), model(x))
+    assert not process_memory.memory().alternations
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")
+@pytest.mark.usefixtures("short", "both")
+@torch.no_grad()
+def test_a_report_has_the_code_and_what_was_found(auto):
+    """While ways alternate the report tells of the race, and afterwards what the calls have shown too."""
+    fn, x = auto(Broken(), race="always"), torch.randn(8, 32)
+    fn(x)
+    before = bk.report(fn)
+    assert "by the calls that were made" not in str(before)
+    assert all(graph.codes for graph in before.graphs if graph.race.winner != EAGER)
+    for _ in range(30):
+        fn(x)
+    lines = [line.strip() for line in str(bk.report(fn)).splitlines() if "by the calls that were made" in line]
+    assert [line.partition(": ")[0] for line in lines] == ["chosen by the calls that were made"] * 2
+
+
+@pytest.mark.usefixtures("short", "both")
+@torch.no_grad()
+def test_what_is_stored_names_the_way_that_won(auto, store):
+    """The race's decision is stored at once, and replaced at the end; the next process finds that one."""
+    model, x = Broken(), torch.randn(8, 32)
+    fn = auto(model)
+    fn(x)
+    assert [each.calls for each in Catalogue(store).all()] == ["", ""]
+    for _ in range(30):
+        fn(x)
+    found = Catalogue(store).all()
+    assert all(each.calls for each in found)
+    process_memory.forget_process()
+    torch._dynamo.reset()
+    fn = auto(model)
+    fn(x)
+    assert not process_memory.memory().alternations
+    assert {graph.race.winner for graph in bk.report(fn).graphs} == {each.winner for each in found}
