@@ -74,6 +74,8 @@ def page_of(document: AuditDocument) -> page.Document:
     """Return the page of an audit: each decision's speedup over the other candidates, and what lost."""
     shown = [(each, _name_of(each)) for each in document.findings[:MOST]]
     remarks = [remark for each in document.findings for remark in remarks_on(each)]
+    lost = [each for each in document.findings if each.verdict == "lost"]
+    worst = max(lost, key=lambda each: each.loss.median if each.loss else 0.0, default=None)
     environment = environment_of(document.environment)
     return page.Document(
         title=f"Audit of {file_of(document.of)}",
@@ -81,7 +83,9 @@ def page_of(document: AuditDocument) -> page.Document:
         made=document.made,
         by="backend-kwargs audit",
         environment=environment,
-        verdict=page.Verdict(text=_verdict(document.findings)),
+        verdict=page.Verdict(
+            text=f"{_counted(document.findings)}{f'; {worst.winner} {verdict_of(worst)}' if worst else ''}."
+        ),
         warnings=(
             *(_warned(each, name) for each, name in shown if each.failed or each.verdict == "not audited"),
             *(each for each in remarks[:MOST] if each.kind == "noise"),
@@ -93,13 +97,6 @@ def page_of(document: AuditDocument) -> page.Document:
         ),
         notes=tuple(f"{each.where}: {each.text}" for each in remarks if each.kind != "noise")[:500],
     )
-
-
-def _verdict(found: Sequence[Finding]) -> str:
-    """Return the counts, and what has lost most, if a decision has."""
-    lost = [each for each in found if each.verdict == "lost"]
-    worst = max(lost, key=lambda each: each.loss.median if each.loss else 0.0, default=None)
-    return f"{_counted(found)}{f'; {worst.winner} {verdict_of(worst)}' if worst else ''}."
 
 
 def _warned(finding: Finding, name: str) -> page.Warned:

@@ -110,12 +110,17 @@ def show(
         raise BackendKwargsError("Name what to compare: MODEL, or --from FILE, an earlier page or its data.")
     gate = None if fail_below is None else Gate.of(fail_below)
     with importable(folder_of_model(factory)):  # a backend may be a module next to the model
-        wanted = list(_backends(backends))
+        wanted = [
+            (join_candidate(spec, own), None if spec == EAGER else backend_from_text(spec, own))
+            for spec, own in split_candidates(backends)
+        ]
     wanted = [_quickly(*each) for each in wanted] if quick else wanted
     if gate:
         gate = gate.among(wanted)
     model, example_inputs = model_of(factory)
     from backend_kwargs.compare import Candidate, compare
+
+    own = [backend.options.get("max_error") for _, backend in wanted if backend]  # accepted without --max-error
 
     with quiet(), _progress([label for label, _ in wanted]) as told:
         comparison = compare(
@@ -126,7 +131,7 @@ def show(
             device=device,
             rounds=rounds,
             tolerance=tolerance,
-            max_error=_bound(max_error, wanted),
+            max_error=max(filter(None, own), default=None) if max_error is None else max_error,
             cold=not quick,
             limit_s=QUICK_S if quick else None,
             kernels=bool(outputs),
@@ -145,12 +150,6 @@ def _again(context: typer.Context, earlier: Path, outputs: Outputs) -> None:
     if not outputs:
         raise BackendKwargsError("Name what to write: -o OUT.html, OUT.json or OUT.md.")
     outputs.write(read_document(earlier))
-
-
-def _bound(max_error: float | None, wanted: Sequence[tuple[str, Backend | None]]) -> float | None:
-    """Return the largest error to accept: `--max-error`, or what the candidates' own options accept."""
-    own = [backend.options.get("max_error") for _, backend in wanted if backend]
-    return max_error if max_error is not None else max(filter(None, own), default=None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,12 +216,6 @@ def _judged(comparison: "Comparison", gate: Gate | None) -> "Judged | None":
     judged = judge(comparison, gate.over, gate.least)
     say("", judged.text)
     return judged
-
-
-def _backends(backends: str) -> Iterator[tuple[str, Backend | None]]:
-    """Yield the label and the backend of each candidate, None for eager."""
-    for spec, own in split_candidates(backends):
-        yield join_candidate(spec, own), None if spec == "eager" else backend_from_text(spec, own)
 
 
 def _quickly(label: str, backend: Backend | None) -> tuple[str, Backend | None]:

@@ -52,10 +52,6 @@ def _url(address: str) -> str:
     return address if "://" in address else f"{RAY}{address}"
 
 
-def _why(error: BaseException, address: str) -> str:
-    return without_secrets(error, _url(address)).replace(address, without_login(address)).rstrip(".")
-
-
 def _reach(address: str) -> None:
     """Raise at once if nobody listens at HOST:PORT, where Ray would try for minutes."""
     host, colon, port = address.rpartition("://")[2].rpartition(":")
@@ -85,7 +81,8 @@ class RayPool:
             _reach(address)
             self.ray.init(address, runtime_env=environment, log_to_driver=False, configure_logging=False)
         except Exception as error:  # noqa: BLE001 - a connection, gRPC, or the environment
-            where, why = without_login(address), _why(error, address)
+            where = without_login(address)
+            why = without_secrets(error, _url(address)).replace(address, where).rstrip(".")
             raise BackendKwargsError(
                 f"No Ray cluster answers at {where!r}: {why}. `ray start --head` starts one."
             ) from None

@@ -61,7 +61,9 @@ class UnitProcess:
             return None
         self._end()
         try:
-            return Ended(self.unit, _late(self.unit)) if is_late else self._outcome()
+            most_s = self.unit.most_s
+            why = f"it took longer than {most_s:g} s, and was killed; limit_s in the plan gives a unit more"
+            return Ended(self.unit, Result(failed=why, seconds=most_s)) if is_late else self._outcome()
         finally:
             shutil.rmtree(self.folder, ignore_errors=True)
 
@@ -95,11 +97,6 @@ class UnitProcess:
         if self.process.stdin:
             with suppress(OSError):
                 self.process.stdin.close()
-
-
-def _late(unit: Unit) -> Result:
-    why = f"it took longer than {unit.most_s:g} s, and was killed; limit_s in the plan gives a unit more"
-    return Result(failed=why, seconds=unit.most_s)
 
 
 def cancel(running: Sequence[UnitProcess]) -> None:

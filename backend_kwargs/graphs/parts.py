@@ -10,7 +10,7 @@ from typing import Any
 import sympy
 import torch
 from torch.fx import GraphModule, Node
-from torch.fx.passes.infra.partitioner import CapabilityBasedPartitioner, Partition
+from torch.fx.passes.infra.partitioner import CapabilityBasedPartitioner
 from torch.fx.passes.operator_support import create_op_support
 
 from backend_kwargs.graphs.writes import replace_by_attribute
@@ -35,7 +35,14 @@ def split(
     left: list[Node] = []
     with _random_in_order(gm):
         devices = _mark(gm, set(taken))
-        while too_small and (small := [part for part in _proposed(gm, devices) if too_small(computing(part.nodes))]):
+        while too_small and (
+            small := [
+                part
+                for prefix in devices.values()
+                for part in _partitioner(gm, prefix).propose_partitions()
+                if too_small(computing(part.nodes))
+            ]
+        ):
             left += [node for part in small for node in computing(part.nodes)]
             # Anew, since views that feed these nodes now feed eager.
             inside = {node for part in small for node in part.nodes}
@@ -63,11 +70,6 @@ def _mark(gm: GraphModule, taken: set[Node]) -> dict[torch.device, str]:
 def _partitioner(gm: GraphModule, prefix: str) -> CapabilityBasedPartitioner:
     support = create_op_support(partial(_is_marked, prefix))
     return CapabilityBasedPartitioner(gm, support, allows_single_node_partition=True)
-
-
-def _proposed(gm: GraphModule, devices: Mapping[torch.device, str]) -> list[Partition]:
-    """Return the parts into which the marked nodes can be fused."""
-    return [part for prefix in devices.values() for part in _partitioner(gm, prefix).propose_partitions()]
 
 
 def _hand_in_sizes(gm: GraphModule, call: Node) -> None:

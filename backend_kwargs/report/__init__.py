@@ -179,7 +179,9 @@ def _graph(record: Record, other: Sequence[Code] | None) -> Graph:
         ]
     share = share_of(record)
     is_tvm = share is not None and share.engine == TVM
-    operators = {name: find_rewrite(name).operators for name in _rewrites(record)}
+    decision = record.facts.decided  # or what was requested
+    rewrites = (record.options if decision is None else decision.options).get("rewrites") or ()
+    operators = {name: find_rewrite(name).operators for name in chosen_places(rewrites)}
     return Graph(
         record.compile_id,
         record.function,
@@ -191,7 +193,7 @@ def _graph(record: Record, other: Sequence[Code] | None) -> Graph:
         Break(record.place, *reason_and_hint(record.break_reason)) if record.break_reason else None,
         tuple(codes),
         share if is_tvm else None,
-        _race(record),
+        None if decision is None else Race.of(decision),
         ran_of(record, codes, share),
         rewrites_made(record.compiled(), record.facts, operators),
         record.facts.precision,
@@ -199,18 +201,6 @@ def _graph(record: Record, other: Sequence[Code] | None) -> Graph:
         {name: each.costs for name, each in record.facts.rewrites.items() if each.costs},
         _decided(record),
     )
-
-
-def _rewrites(record: Record) -> Sequence[str]:
-    """Return the rewrites that a graph was compiled with: requested or decided."""
-    decision = record.facts.decided
-    options = record.options if decision is None else decision.options
-    return [*chosen_places(options.get("rewrites") or ())]
-
-
-def _race(record: Record) -> Race | None:
-    found = record.facts.decided
-    return None if found is None else Race.of(found)
 
 
 def _decided(record: Record) -> str:

@@ -55,13 +55,15 @@ def document_of(decisions: Sequence[Decision], paste: str = "") -> Document:
     parts = parts_of([(_graph_name(each, shown), each) for each in shown])
     left_out = (f"{len(decisions) - MOST} more decisions are not shown.",) if len(decisions) > MOST else ()
     about = f"key {one.key[:12]}" if one else f"{len(decisions)} graphs"
+    counts = Counter(decision.winner for decision in decisions).most_common(20)
+    won = ", ".join(f"{name} for {count}" for name, count in counts)
     return replace(
         parts,
         title=f"{one.winner} for {one.facts or 'a graph'}" if one else "Decisions of auto",
         subtitle=f"{about} {measured_on(parts.environment)}",
         made=day_of(max((each.made for each in shown), default=0.0)),
         by="auto",
-        verdict=verdict_of(one, paste) if one else Verdict(text=_winners(decisions)),
+        verdict=verdict_of(one, paste) if one else Verdict(text=f"{about} decided: {won}." if won else "No decisions."),
         notes=(*left_out, *parts.notes),
     )
 
@@ -88,12 +90,6 @@ def _graph_name(decision: Decision, among: Sequence[Decision]) -> str:
     what = decision.facts or "graph"
     alone = sum(each.facts == decision.facts for each in among) == 1
     return what if alone else f"{what} ({decision.key[:12]})"
-
-
-def _winners(decisions: Sequence[Decision]) -> str:
-    counts = Counter(decision.winner for decision in decisions)
-    won = ", ".join(f"{name} for {count}" for name, count in counts.most_common(20))
-    return f"{len(decisions)} graphs decided: {won}." if decisions else "No decisions."
 
 
 # ---- one decision

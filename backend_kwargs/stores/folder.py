@@ -85,7 +85,9 @@ class Folder:
             for each in _again(lambda at=self.path / within: _entries(at)):  # type: ignore[misc]
                 name = f"{within}/{each.name}" if within else each.name
                 if each.name.startswith(BESIDE):
-                    _remove_abandoned(Path(each.path))
+                    with suppress(OSError):
+                        if time.time() - each.stat().st_mtime > ABANDONED_S:
+                            Path(each.path).unlink()
                 elif each.is_dir(follow_symlinks=False) and (name.startswith(prefix) or prefix.startswith(f"{name}/")):
                     pending.append(name)
                 elif name.startswith(prefix) and is_name(name):
@@ -145,9 +147,3 @@ def _entries(folder: Path) -> list["os.DirEntry[str]"]:
             return [*found]
     except (FileNotFoundError, NotADirectoryError):
         return []
-
-
-def _remove_abandoned(file: Path) -> None:
-    with suppress(OSError):
-        if time.time() - file.stat().st_mtime > ABANDONED_S:
-            file.unlink()
