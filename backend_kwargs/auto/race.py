@@ -369,12 +369,11 @@ class Race:
 
     def _confirm(self) -> None:
         """Keep that verdicts were confirmed, where the whole graph was faster with the places than without."""
-        found, stored = self.selection.verdicts, self.request.verdicts
-        for place in confirmed_by(self.rows, found, SLACK):
-            if not found[place].confirmed:
-                found[place] = replace(found[place], confirmed=True)
-                if stored:
-                    stored.put(place, found[place])
+        found = self.selection.verdicts
+        places = [place for place in confirmed_by(self.rows, found, SLACK) if not found[place].confirmed]
+        found.update({place: replace(found[place], confirmed=True) for place in places})
+        if self.request.verdicts:
+            self.request.verdicts.put({place: found[place] for place in places})
 
     def _operators_of(self, call: Callable[[], object]) -> trial.Times | None:
         """Return the times of what a call calls of libraries and of ours; None where it fails, as for memory."""
@@ -416,7 +415,7 @@ class Race:
             longest_s = max(longest_s, time.perf_counter() - began)
             logger.info("%s: %s", each.place, verdict)
             if stored:
-                stored.put(each.place, verdict)
+                stored.put({each.place: verdict})
 
     def of_libraries(self, place: Place) -> Verdict | None:
         """Return that the rewrite is faster in a place that only calls libraries, where it is so without a compile.

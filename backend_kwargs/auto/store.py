@@ -81,7 +81,7 @@ class DecisionStore:
         except (TypeError, ValueError) as error:
             warn_once(f"A decision for {printable(decision.winner)} cannot be stored: {error_text(error)}.")
             return
-        self.layered.put(folder_of(decision.machine), decision.key[:COMPUTATION], document)
+        self.layered.put(folder_of(decision.machine), (decision.key[:COMPUTATION], document))
         self._looked_up.clear()
 
     def time_outs(self) -> dict[str, int]:

@@ -83,10 +83,11 @@ class Verdicts:
                     found[place] = document.body
         return found
 
-    def put(self, place: "Place", verdict: Verdict) -> None:
-        """Keep a verdict that has a speedup."""
-        if verdict.speedup:
-            self.layered.put(self.folder, place.signature, Document(self._name(place), verdict))
+    def put(self, found: "Mapping[Place, Verdict]") -> None:
+        """Keep those verdicts that have a speedup."""
+        named = [(place.signature, Document(self._name(place), each)) for place, each in found.items() if each.speedup]
+        if named:
+            self.layered.put(self.folder, *named)
 
     def _name(self, place: "Place") -> str:
         release, options = self.here.get("backend-kwargs"), sorted(self.fixed.items())

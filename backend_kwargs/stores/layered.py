@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from functools import partial
+from operator import methodcaller
 from typing import Any, Generic, TypeAlias, TypeVar
 
 from backend_kwargs.errors import BackendKwargsError, printable, warn_once
@@ -90,32 +91,35 @@ class Layered(Generic[Body]):
                 found[layer][0][name] = content
         return newest
 
-    def put(self, folder: str, start: str, document: Document[Body]) -> None:
-        """Keep a document in every store that can be written, as newer than what any has under its name.
+    def put(self, folder: str, *named: tuple[str, Document[Body]]) -> None:
+        """Keep documents in every store that can be written, as newer than what any has under their names.
 
-        All are asked at once, and waited for once: half of the time for what they have, the rest for writing.
+        Each is given with the beginning of its name. All stores are asked at once, and waited for once: half of the
+        time for what they have, the rest for writing.
         """
-        began, own = time.monotonic(), self._ask_whose()
-        layers = [layer for layer in self.layers if layer.is_local or not self._stays(document)]
-        longest_s = {layer: layer.longest_s(self.layers[layer]) for layer in layers}
-        layers = [layer for layer in layers if self._may_write(layer, own, began)]
-        if len(layers) > 1:
-            there = [(layer, layer.ask(lambda store: store.get(document.name))) for layer in layers]
-            for layer, asked in there:
-                document = document.after(_heading(layer, asked, HALF * longest_s[layer], began))
-        generation = max([document.generation, *(self.layers[layer].min_generation for layer in layers)])
-        writing = {}
-        for layer in layers:
-            kept = replace(document, generation=generation, label=self.layers[layer].label)
-            by = self.layers[layer].signing_key
-            writing[layer] = layer.ask(partial(put, self.kind, document=kept, signing_key=by))
-        for layer, written in writing.items():
+        began, own, writing = time.monotonic(), self._ask_whose(), []
+        for start, document in named:
+            layers = [layer for layer in self.layers if layer.is_local or not self._stays(document)]
+            longest_s = {layer: layer.longest_s(self.layers[layer]) for layer in layers}
+            layers = [layer for layer in layers if self._may_write(layer, own, began)]
+            newest = document
+            if len(layers) > 1:
+                there = [(layer, layer.ask(methodcaller("get", document.name))) for layer in layers]
+                for layer, asked in there:
+                    newest = newest.after(_heading(layer, asked, HALF * longest_s[layer], began))
+            generation = max([newest.generation, *(self.layers[layer].min_generation for layer in layers)])
+            for layer in layers:
+                kept = replace(newest, generation=generation, label=self.layers[layer].label)
+                by = self.layers[layer].signing_key
+                asked = layer.ask(partial(put, self.kind, document=kept, signing_key=by))
+                writing.append((layer, longest_s[layer], start, document.name, asked))
+        for layer, within_s, start, name, written in writing:
             try:
-                content = layer.answer(written, longest_s[layer], began)
+                content = layer.answer(written, within_s, began)
             except AwayError as error:
                 self._warn(layer, "cannot be written", str(error))
             else:
-                layer.note(folder, start, document.name, content)
+                layer.note(folder, start, name, content)
 
     def _stays(self, document: Document[Body]) -> bool:
         return document.body is not None and self.kind.stays(document.body)

@@ -573,7 +573,7 @@ def test_a_store_that_is_down_is_asked_for_one_place(tmp_path):
     down, places_ = Down(), [place("attention", inputs=(str(each),)) for each in range(8)]
     local = reached(str(tmp_path / "local"))
     for each in places_[1:]:
-        verdicts_in(local).put(each, FASTER)
+        verdicts_in(local).put({each: FASTER})
     with pytest.warns(BackendKwargsWarning, match="^Store 'down' cannot be read: OSError: it is down. "):
         assert verdicts_in(reached(down), local).find_all(places_) == dict.fromkeys(places_[1:], FASTER)
     assert down.listings <= 2  # twice where it fails before it is waited for

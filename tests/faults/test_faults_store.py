@@ -205,7 +205,7 @@ def test_a_folder_that_may_not_be_entered(tmp_path, warned):
         os.seteuid(65534)
         try:
             assert layered.group("decisions/cpu/", KEY[:16]) == {}
-            layered.put("decisions/cpu/", KEY[:16], Document(name_of(MADE), MADE))
+            layered.put("decisions/cpu/", (KEY[:16], Document(name_of(MADE), MADE)))
         finally:
             os.seteuid(0)
     assert len(messages) == 1

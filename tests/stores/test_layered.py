@@ -58,12 +58,12 @@ def test_what_stays_on_its_machine_is_in_folders_alone(near, far):
     """It is written to no other store, copied to none when it is read, and not synced."""
     kind = replace(KIND, stays=lambda body: body["stays"])
     store = layers(reached(far), reached(near.label), kind=kind)
-    store.put(FOLDER, START, Document(NAME, {"stays": True}))
+    store.put(FOLDER, (START, Document(NAME, {"stays": True})))
     assert found(store) == {NAME: {"stays": True}}
     assert (body_in(far), body_in(near)) == (None, {"stays": True})
     copied = synced(kind, near.list(FOLDER), far, FOLDER, dry_run=False)
     assert [*copied] == [(NAME, "refused: it is provisional, and stays on its machine")]
-    store.put(FOLDER, START, Document(NAME, {"stays": False}))
+    store.put(FOLDER, (START, Document(NAME, {"stays": False})))
     assert (body_in(far), body_in(near)) == ({"stays": False}, {"stays": False})
 
 
@@ -139,7 +139,7 @@ def test_what_was_forgotten_stays_so(near, far):
 def test_a_decision_goes_to_all(near, far):
     """What is put is newer than what any store has under the name."""
     keep(far, {"of": "far"}, 7)
-    layered(near, far).put(FOLDER, START, Document(NAME, {"of": "now"}))
+    layered(near, far).put(FOLDER, (START, Document(NAME, {"of": "now"})))
     assert [body_in(near), body_in(far)] == [{"of": "now"}] * 2
     # The same in each, so that a tombstone in one of them, or what another process makes of it, is newer everywhere.
     assert [decoded(KIND, NAME, store.get(NAME)).generation for store in (near, far)] == [8, 8]
@@ -150,7 +150,7 @@ def test_what_a_newer_release_wrote_is_not_replaced(near, far):
     newer = encoded(Kind("unit", dict, schema=2), Document(NAME, {"of": "newer"}, 5, 1.0))
     near.put(NAME, newer)
     with pytest.warns(BackendKwargsWarning) as caught:
-        layered(near, far).put(FOLDER, START, Document(NAME, {"of": "now"}))
+        layered(near, far).put(FOLDER, (START, Document(NAME, {"of": "now"})))
     why = "a newer release of backend-kwargs wrote it (schema 2); update this one"
     assert [str(each.message) for each in caught] == [
         f"Store '{near.label}' cannot be written: {why}. It is left out, and tried again for later graphs."
@@ -165,7 +165,7 @@ def test_one_that_cannot_be_written_hinders_no_other(near, tmp_path):
     (tmp_path / "file").touch()
     broken = Folder(tmp_path / "file" / "store")
     with pytest.warns(BackendKwargsWarning) as caught:
-        layered(broken, near).put(FOLDER, START, Document(NAME, {"of": "now"}))
+        layered(broken, near).put(FOLDER, (START, Document(NAME, {"of": "now"})))
     why = f"NotADirectoryError: [Errno 20] Not a directory: '{broken.path}'"
     assert [str(each.message) for each in caught] == [
         f"Store '{broken.label}' cannot be written: {why}. It is left out, and tried again for later graphs."
@@ -199,7 +199,7 @@ def test_files_are_looked_at_in_a_thread(near, far, keys, monkeypatch):
     monkeypatch.setattr(os, "stat", watched)
     store = layered(near, far, trusted_keys=(keys[0].public_key(),), signing_key=keys[0])
     found(store)
-    store.put(FOLDER, START, Document(NAME, {"of": "now"}))
+    store.put(FOLDER, (START, Document(NAME, {"of": "now"})))
     monkeypatch.undo()
     assert set(looked) == {"backend_kwargs.stores"}
 
@@ -241,7 +241,8 @@ def test_stores_that_do_not_answer_take_one_deadline_together(near, mute, keys, 
     monkeypatch.setattr(deadlines, "_left_s", left_s)
     near.path.chmod(0o700)
     keep(near, {"of": "near"}, 1)
-    for do in (found, lambda store: store.put(FOLDER, START, Document(NAME, {"of": "now"}))):
+    now = Document(NAME, {"of": "now"})
+    for do in (found, lambda store: store.put(FOLDER, (START, replace(now, name="units/ab.json")), (START, now))):
         for each in mute:
             each._state.in_row = 0
         trust = {"trusted_keys": (keys[0].public_key(),), "signing_key": keys[0]} if trusts else {}
@@ -270,7 +271,7 @@ def test_a_store_that_connects_slowly_is_written(near, far, monkeypatch):
 
     monkeypatch.setattr(deadlines, "_left_s", left_s)
     slow = layers(Reached(connect, "slow", "slow"), reached(far.label), lookup_s=1.0)
-    slow.put(FOLDER, START, Document(NAME, {"of": "now"}))
+    slow.put(FOLDER, (START, Document(NAME, {"of": "now"})))
     assert [body_in(near), body_in(far)] == [{"of": "now"}] * 2
     assert len(opened) == 1
 
@@ -279,7 +280,7 @@ def test_what_was_put_is_found(near):
     """A process that has listed a store knows what it has put there since."""
     store = layered(near)
     assert found(store) == {}
-    store.put(FOLDER, START, Document(NAME, {"of": "now"}))
+    store.put(FOLDER, (START, Document(NAME, {"of": "now"})))
     near.forget(NAME)  # so that it is not read again
     assert found(store) == {NAME: {"of": "now"}}
 
@@ -344,7 +345,7 @@ def test_where_it_is_not_known_who_writes_signatures_are_needed(near, keys, hang
     try:
         with pytest.warns(BackendKwargsWarning):
             assert found(store) == {}
-        store.put(FOLDER, START, Document(NAME, {"of": "now"}))
+        store.put(FOLDER, (START, Document(NAME, {"of": "now"})))
     finally:
         ends.set()
     assert body_in(near) == {"of": "anybody"}
@@ -394,7 +395,7 @@ def test_what_a_users_store_returns(near):
     """What is no document is as if it were not there: the other stores are written."""
     odd = Meanwhile(3)
     with pytest.warns(BackendKwargsWarning, match="^Store 'meanwhile' cannot be written: "):
-        layers(reached(odd), reached(near.label)).put(FOLDER, START, Document(NAME, {"of": "now"}))
+        layers(reached(odd), reached(near.label)).put(FOLDER, (START, Document(NAME, {"of": "now"})))
     assert (body_in(near), odd.puts) == ({"of": "now"}, [])
 
 
@@ -412,9 +413,9 @@ def test_who_cannot_sign_replaces_nothing(far, keys):
     """A process that trusts keys and has none writes only where it needs none."""
     keep(far, {"of": "far"}, 1, keys[0])
     trusted = (keys[0].public_key(),)
-    layered(far, trusted_keys=trusted).put(FOLDER, START, Document(NAME, {"of": "now"}))
+    layered(far, trusted_keys=trusted).put(FOLDER, (START, Document(NAME, {"of": "now"})))
     assert body_in(far) == {"of": "far"}
-    layered(far, trusted_keys=trusted, signing_key=keys[0]).put(FOLDER, START, Document(NAME, {"of": "now"}))
+    layered(far, trusted_keys=trusted, signing_key=keys[0]).put(FOLDER, (START, Document(NAME, {"of": "now"})))
     assert body_in(far) == {"of": "now"}
     assert found(layered(far, trusted_keys=trusted)) == {NAME: {"of": "now"}}
 
@@ -422,7 +423,7 @@ def test_who_cannot_sign_replaces_nothing(far, keys):
 def test_who_cannot_sign_writes_ones_own_folder(near, keys):
     """It needs no signature there."""
     near.path.chmod(0o700)
-    layered(near, trusted_keys=(keys[0].public_key(),)).put(FOLDER, START, Document(NAME, {"of": "now"}))
+    layered(near, trusted_keys=(keys[0].public_key(),)).put(FOLDER, (START, Document(NAME, {"of": "now"})))
     assert body_in(near) == {"of": "now"}
 
 
@@ -431,7 +432,7 @@ def test_what_is_signed_is_not_replaced_by_what_is_not(near, far, keys):
     keep(far, {"of": "far"}, 1, keys[0])
     keep(near, {"of": "near"}, 2)
     with pytest.warns(BackendKwargsWarning) as caught:
-        layered(far).put(FOLDER, START, Document(NAME, {"of": "now"}))
+        layered(far).put(FOLDER, (START, Document(NAME, {"of": "now"})))
     (message,) = [str(each.message) for each in caught]
     assert message == (
         f"Store '{far.label}' cannot be written: {NAME} is signed there, so its place is for signed ones: give a "
@@ -482,7 +483,7 @@ def test_what_is_put_has_the_label_and_the_signature_of_each_store(near, far, ke
     """Its generation is the same in all, and as new as each asks for."""
     said = {near: Store(label="mine"), far: Store(label="team", signing_key=keys[0], min_generation=3)}
     Layered(KIND, {reached(each.label): store for each, store in said.items()}).put(
-        FOLDER, START, Document(NAME, {"of": "now"})
+        FOLDER, (START, Document(NAME, {"of": "now"}))
     )
     for each, label, signed in ((near, "mine", False), (far, "team", True)):
         body_in(each)
@@ -579,5 +580,5 @@ def test_many_look_ups_warn_once(far):
         warnings.simplefilter("always")
         for _ in range(5):
             assert found(store) == {}
-            store.put(FOLDER, START, Document(NAME, {"of": "now"}))
+            store.put(FOLDER, (START, Document(NAME, {"of": "now"})))
     assert len(caught) == 1
