@@ -158,6 +158,7 @@ TESTS: Mapping[str, str] = {
     "*/compare/rows.py": "compare/test_compare_output.py",
     "*/disk/weights.py": "test_keys.py bundles/test_bundle_weights.py",
     "*/disk/fingerprint.py": "test_keys.py",
+    "*/options/machine.py": "test_keys.py cli/test_doctor.py precision/test_precision_options.py",
     "*/bundles/config.py": "test_keys.py bundles/test_compile_config.py",
     "*/disk/place.py": "bundles/test_bundle_place.py bundles/test_private_folders.py",
     "*/disk/*.py": "bundles/test_bundle_place.py bundles/test_private_folders.py bundles/test_bundle_faults.py"
