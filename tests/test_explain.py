@@ -189,11 +189,11 @@ def test_an_option_of_another_backend_that_has_the_name_of_rewrites():
 def test_rewrites_are_described():
     """Each rewrite that is named has a note: what it does, for which graphs, and its costs; then why it cannot act."""
     notes = explain("tmpl-inductor", rewrites=("grouped_convolution", "linear_activation")).notes
-    grouped = "Convolutions in groups by our own kernels."
+    grouped = "Convolutions in groups by our own kernels, depthwise ones with a norm and an activation."
     linear = "Linear with bias and ReLU or tanh-GELU, also one that is written out, as one library call."
     assert notes[0] == (
-        f"Rewrite 'grouped_convolution': {grouped} Where: half precision in channels last, at most 64 channels "
-        "in a group. Costs: depthwise ones have not been timed."
+        f"Rewrite 'grouped_convolution': {grouped} Where: half precision in channels last, at most 512 channels "
+        "in a group."
     )
     assert notes[1] == (
         f"Rewrite 'linear_activation': {linear} Where: float32 or half precision (on a CPU not float16). Costs: the "
