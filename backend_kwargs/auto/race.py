@@ -192,6 +192,7 @@ class FirstRun:
         try:
             with own_libdevice(), modes_restored(), artifacts_noted() as artifacts, get_metrics_context():
                 made = make()
+                trial.fill_free_memory(self.device)
                 seen = self.task.observe(made.compiled.call)
             made.artifacts += artifacts
             fell_back = decision.compiler and left_to_eager(made.compiled.facts.parts)
@@ -615,6 +616,9 @@ class Race:
             # The first call also loads kernels, or times those of cuDNN.
             self.budget.call_s = min(self.budget.call_s, time.perf_counter() - began)
             return self.checks.of_eager(seen)
+        if self.device.type == "cuda":
+            trial.fill_free_memory(self.device)
+            seen = self.task.observe(fn)
         if "precision" in row.options:
             return self.checks.of_error(seen, row)
         if self.selection.default_s and not self.checks.awaits_draws:

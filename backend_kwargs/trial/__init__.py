@@ -32,7 +32,7 @@ from backend_kwargs.trial.failures import status_of
 from backend_kwargs.trial.generators import all_kept
 from backend_kwargs.trial.inputs import copies, cotangents, fresh_inputs, moved, upcast
 from backend_kwargs.trial.kernels import AROUND, GENERATED, KernelTime, Times, kernel_times, operator_times
-from backend_kwargs.trial.memory import peak_memory, room_for_copies
+from backend_kwargs.trial.memory import fill_free_memory, peak_memory, room_for_copies
 from backend_kwargs.trial.others import others_on
 from backend_kwargs.trial.roundings import Expected, Roundings, errors
 from backend_kwargs.trial.served import (
@@ -97,6 +97,7 @@ __all__ = [
     "device_seconds",
     "environment",
     "errors",
+    "fill_free_memory",
     "fresh_inputs",
     "holm",
     "interleave",

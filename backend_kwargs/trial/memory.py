@@ -2,6 +2,7 @@
 
 import ctypes
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import torch
@@ -9,6 +10,7 @@ import torch
 from backend_kwargs.trial.timing import synchronize
 
 LARGEST_COPIES = 2 << 30
+SMALL = 1 << 20  # bytes of the largest tensor that torch's allocator for GPUs puts beside others in a segment
 
 
 def room_for_copies(device: torch.device | None) -> float:
@@ -22,6 +24,29 @@ def has_room(device: torch.device) -> bool:
         return True
     taken = torch.cuda.max_memory_allocated(device) - torch.cuda.memory_allocated(device)
     return torch.cuda.mem_get_info(device)[0] >= 2 * taken
+
+
+def fill_free_memory(device: torch.device) -> None:
+    """Fill the memory that torch's allocator has free on a GPU with bytes that are nan in each floating-point dtype.
+
+    What reads memory that it has not written, or before another of its threads has, returns right numbers where those
+    of the call before are still there.
+    """
+    if device.type != "cuda":
+        return
+    stream = torch.cuda.current_stream(device)
+    blocks = [
+        (block["size"], segment["segment_type"])
+        for segment in torch.cuda.memory_snapshot(include_traces=False)  # type: ignore[no-untyped-call]
+        if (segment["device"], segment["stream"]) == (stream.device_index, stream.cuda_stream)
+        for block in segment["blocks"]
+        if block["state"] == "inactive"
+    ]
+    # A tensor of a block's size gets that block, the largest first; blocks of another kind's sizes are never used.
+    fitting = sorted((size for size, kind in blocks if (kind == "small") == (size <= SMALL)), reverse=True)
+    with suppress(torch.OutOfMemoryError):
+        held = [torch.empty(size, dtype=torch.uint8, device=device).fill_(0xFF) for size in fitting]
+        del held
 
 
 def peak_memory(call: Callable[[], object], device: torch.device, held: int | None = None) -> int | None:

@@ -12,13 +12,16 @@ import torch
 from torch import nn
 
 import backend_kwargs
+from backend_kwargs import trial
 from backend_kwargs.auto import process_memory, race
 from backend_kwargs.auto.candidates import CUDAGRAPHS, UNRECORDED, WITH_GRAPHS
 from backend_kwargs.auto.store import Catalogue
 from backend_kwargs.auto.verdicts import Verdict
+from backend_kwargs.graphs.writes import copy_of_graph
 from backend_kwargs.interval import Interval
-from backend_kwargs.rewrites import operators
+from backend_kwargs.rewrites import Rewrite, operators, register_rewrite
 from backend_kwargs.rewrites.table import chosen_places, name_of
+from backend_kwargs.rewrites.traced import Change
 
 triton = pytest.importorskip("triton")
 tl = pytest.importorskip("triton.language")
@@ -381,3 +384,41 @@ def test_a_near_winner_with_cuda_graphs_serves_after_its_check(store):
         x = normal(16, 256)
         assert torch.allclose(compiled(x).clone(), model(x), atol=1e-2)
     assert [each.winner for each in process_memory.memory().decisions.values()] == [WITH_GRAPHS.name]
+
+
+def leaves_results_unwritten(gm, example_inputs):
+    """Return a change to calls that after the first return memory as they find it."""
+    results = []
+
+    def wrap(compiled):
+        def call(*inputs):
+            if results:
+                return [torch.empty(each.shape, dtype=each.dtype, device="cuda") for each in results]
+            found = compiled(*inputs)
+            results.extend(each.to("meta") for each in found)
+            return found
+
+        return call
+
+    return Change(copy_of_graph(gm), example_inputs, count=1, wrap=wrap)
+
+
+@torch.no_grad()
+def test_code_that_reads_what_it_has_not_written_is_refused(store):
+    """Free memory is filled before a call that is checked: the numbers of the call before are not there any more."""
+    register_rewrite("unwritten", Rewrite("leaves its results unwritten", traced=leaves_results_unwritten))
+    backend = backend_kwargs.make_backend("tmpl-inductor:auto", candidates=["unwritten"], race="always")
+    x = normal(64, 64)
+    assert torch.equal(torch.compile(softmax, backend=backend)(x), softmax(x))
+    (decision,) = Catalogue(store).all()
+    row = {each.name: each for each in decision.rows}["unwritten"]
+    assert row.status == "fail_accuracy"
+
+
+@pytest.mark.parametrize("size", [1 << 10, 5 << 20], ids=["small", "large"])
+def test_free_memory_is_filled(size):
+    """A tensor that is made of free memory then holds nan."""
+    freed = torch.zeros(size, device="cuda")
+    del freed
+    trial.fill_free_memory(torch.device("cuda", 0))
+    assert torch.empty(size, device="cuda").isnan().all()
