@@ -21,13 +21,13 @@ from backend_kwargs.rewrites.traced import example, examples, is_only_computed_w
 REWRITE = Rewrite(
     "Depthwise convolutions as sums of shifted products",
     traced=f"{__name__}:sum_shifted",
-    applies="float32 or half precision, windows of at most 32 numbers",
+    applies="float32 or half precision, windows of at most 32 numbers, in inference of 128 in a row",
     fitting=lambda stats: ran(stats, "convolution in groups"),
     version=2,
     order=25,
 )
 
-MOST_TAPS = 32  # numbers of a window
+MOST_TAPS, MOST_IN_A_ROW = 32, 128  # numbers of a window; the gradients of a long one are as many sums
 
 
 def _convolution(node: Node, args: Arguments) -> Node | None:
@@ -41,7 +41,8 @@ def _convolution(node: Node, args: Arguments) -> Node | None:
     groups = args["groups"]
     if geometry is None or x.dim() != w.dim() or w.shape[1] != 1 or (groups == 1 and w.shape[0] != 1):
         return None
-    if prod(w.shape[2:]) > MOST_TAPS or result.dtype not in DTYPES or last is None:
+    most = MOST_TAPS if result.requires_grad or max(w.shape[2:]) < prod(w.shape[2:]) else MOST_IN_A_ROW
+    if prod(w.shape[2:]) > most or result.dtype not in DTYPES or last is None:
         return None
     pads, stride, dilation = geometry
     call, meta = node.graph.call_method, dict[str, Tensor]()

@@ -32,6 +32,7 @@ FORMS = {
     "one channel": lambda x, w, b: F.conv1d(x[:, :1], w[:1], b[:1]),
     "causal, returned": lambda x, w, b: F.conv1d(x, w, b, padding=3, groups=6)[..., :11],
     "causal, turned": lambda x, w, b: F.conv1d(x, w, b, padding=3, groups=6)[..., :11].mT.relu() + x.mT,
+    "a long window": lambda x, w, b: F.conv2d(IMAGE, FILTER.repeat(1, 1, 11, 1)[..., :1], padding=(16, 0), groups=6),
     "several results of a channel": lambda x, w, b: F.conv1d(x[:, :3], w, b, groups=3, padding=2),
     "several results, images": lambda x, w, b: F.conv2d(IMAGE[:, :2], FILTER, b, padding=1, groups=2).relu(),
     "images": lambda x, w, b: F.conv2d(IMAGE, FILTER, b, padding=(2, 0), stride=(1, 2), dilation=(2, 3), groups=6),
@@ -198,7 +199,7 @@ def test_values_that_are_not_finite(at, value):
 NEAR_MISSES = {
     "wider groups": lambda x, w, b: F.conv1d(x, w.expand(6, 2, 4), groups=3),
     "no groups": lambda x, w, b: F.conv1d(x[:, :1], w),
-    "a large window": lambda x, w, b: F.conv1d(x, w.repeat(1, 1, 9)[..., :33], groups=6, padding=32),
+    "a large window": lambda x, w, b: F.conv1d(x, w.repeat(1, 1, 33)[..., :129], groups=6, padding=64),
     "many numbers of an image": lambda x, w, b: F.conv2d(IMAGE, torch.ones(6, 1, 6, 6), groups=6),
     "without a batch": lambda x, w, b: F.conv1d(x[0], w, groups=6),
     "float64": lambda x, w, b: F.conv1d(x.double(), w.double(), groups=6),
@@ -212,6 +213,15 @@ def test_near_miss(name):
     fn, counts = compiled_by(sum_shifted, NEAR_MISSES[name])
     assert_close(fn(X, W, B), NEAR_MISSES[name](X, W, B))
     assert counts == [0]
+
+
+def test_a_long_window_in_training():
+    """It stays as it is: each number of its gradient would be a sum over the whole result."""
+    fn, counts = compiled_by(sum_shifted, lambda x, w: F.conv1d(x, w, groups=6, padding=16))
+    long = W.repeat(1, 1, 9)
+    for training in (True, False):
+        fn(X, long.clone().requires_grad_(training))
+    assert counts == [0, 1]
 
 
 def copied(x, w):

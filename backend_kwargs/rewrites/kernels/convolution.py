@@ -15,10 +15,12 @@ import triton.language as tl  # type: ignore[import-untyped,unused-ignore]
 
 from backend_kwargs.rewrites.kernels.launch import LEAST, on_device_of, processors
 
-# Of a program for one group: pixels and stages in narrow groups, the fastest of 36 on an H200, and in wide ones.
-NARROW, OF_NARROW, OF_WIDE, WARPS = 64, (256, 1), (128, 3), 4
-MOST_INS, MOST_OUTS = 64, 128  # of a group at a time
-TILE, CHANNELS, ROWS, PROGRAMS = 512, 64, 4, 4  # of a depthwise convolution; programs for a processor
+# Of a program for one group, the fastest on an H200: pixels and stages in narrow groups and in wide ones.
+NARROW, OF_NARROW, FEW_INS, OF_FEW_INS, OF_WIDE, WARPS = 32, (256, 1), 16, (128, 1), (128, 3), 4
+SIZES_OF_INS, SIZES_OF_OUTS = (64, 32, 16), (128, 64)  # of a group at a time
+# Of a depthwise convolution: results of a step and rows of results, for small windows, larger ones and the largest, so
+# that what a thread keeps fits into its registers; channels of a program; programs that a processor runs at once.
+OF_WINDOWS, CHANNELS, PROGRAMS = ((9, 512, 4), (25, 256, 4), (49, 256, 2)), 32, 4
 
 
 @triton.jit  # type: ignore[untyped-decorator,unused-ignore]
@@ -174,22 +176,22 @@ def convolution_in_groups(
     _, ins, kernel_h, kernel_w = w.shape
     outs = out.shape[1] // groups
     pixels = out.numel() // out.shape[1]
-    block = min(max(triton.next_power_of_2(outs), LEAST), MOST_OUTS)
-    tile, stages = OF_NARROW if max(ins, outs) <= NARROW else OF_WIDE
+    at_once, block = _least_empty(ins, SIZES_OF_INS), _least_empty(outs, SIZES_OF_OUTS)
+    tile, stages = OF_NARROW if max(ins, outs) <= NARROW else OF_FEW_INS if ins <= FEW_INS else OF_WIDE
     with on_device_of(x):
         kernel: Any = _in_groups[(groups * triton.cdiv(outs, block) * triton.cdiv(pixels, tile),)]
         kernel(
             x, w, x if bias is None else bias, out, pixels, *x.shape[2:], *out.shape[2:], *w.stride(), *stride,
-            *padding, *dilation, bias is not None, groups, ins, outs, kernel_h, kernel_w, tile, _at_once(ins), block,
+            *padding, *dilation, bias is not None, groups, ins, outs, kernel_h, kernel_w, tile, at_once, block,
             stages, num_warps=WARPS,
         )  # fmt: skip
     return out
 
 
-def _at_once(ins: int) -> int:
-    """Return how many inputs of a group are multiplied at a time: a power of two that leaves the fewest empty."""
-    sizes = [size for size in (MOST_INS, MOST_INS // 2, LEAST) if size < 2 * ins] or [LEAST]
-    return min(sizes, key=lambda size: triton.cdiv(ins, size) * size)
+def _least_empty(count: int, sizes: tuple[int, ...]) -> int:
+    """Return the size of the blocks, one of `sizes`, that leave the fewest places empty; one block if it is small."""
+    whole = max(triton.next_power_of_2(count), LEAST)
+    return int(min((size for size in sizes if size <= whole), key=lambda size: -count % size, default=whole))
 
 
 def convolution_by_channel(
@@ -209,12 +211,15 @@ def convolution_by_channel(
     """
     channels, _, kernel_h, kernel_w = w.shape
     images, _, height, width = out.shape
-    rows = min(ROWS if stride[0] == 1 else ROWS // 2, triton.next_power_of_2(height))
+    seen = (dilation[0] * (kernel_h - 1) + 1) * (dilation[1] * (kernel_w - 1) + 1)
+    tile, rows = next(each for most, *each in OF_WINDOWS if seen <= most)
+    rows = min(rows if stride[0] == 1 else rows // 2, triton.next_power_of_2(height))
     block = min(triton.next_power_of_2(channels), CHANNELS)
-    tile = TILE // block
+    tile //= block
     bands, blocks = images * triton.cdiv(height, rows), triton.cdiv(channels, block)
-    # Programs share their edges, so that few are fast where they fill the GPU.
-    parts = min(max(triton.cdiv(PROGRAMS * processors(x.device) * tile, bands * blocks), 1), triton.cdiv(width, 4))
+    # Parts of rows share their edges, so there are no more than fill the GPU.
+    parts = max(PROGRAMS * processors(x.device) // (triton.cdiv(bands, tile) * blocks), 1)
+    parts = min(parts, triton.cdiv(width, 4))
     columns = triton.cdiv(width, parts)
     positions = bands * triton.cdiv(width, columns)
     with on_device_of(x):
