@@ -116,6 +116,7 @@ class Alternation:
             graph.calls = {}
             graph.decided(graph.rows[way], why)
         self.graphs.clear()
+        self._plan.close()  # which holds this
 
     def _in_turn(self) -> Generator[str, None, None]:
         """Yield the way of each call; what is between two of them is timed."""

@@ -229,6 +229,8 @@ def test_a_seal_ends_it(planted):
     planted.run(1)
     AHEAD.reset(token)
     assert planted.told == [(WITH, "")]
+    ended, planted.alternation = weakref.ref(planted.alternation), None
+    assert ended() is None
 
 
 def test_it_takes_memory_for_all_ways(planted, monkeypatch):
