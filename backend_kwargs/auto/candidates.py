@@ -131,6 +131,11 @@ WITH_GRAPHS = RaceCandidate(
     complexity=GRAPHS_COMPLEXITY,
 )
 
+# Loops of one reduction may read what other threads have not written yet (pytorch/pytorch#190517): this has no loops.
+PERSISTENT_REDUCTIONS = RaceCandidate(
+    "persistent_reductions", {"triton.multi_kernel": 3}, _gpu_reductions, costs=ONCE, effort="full"
+)
+
 # Raced in this order, each over the options of the best so far: under effort="quick" those whose compile is short.
 STEPS: tuple[RaceCandidate, ...] = (
     # Raced where the caller set `freezing`: frozen code is not always the faster one.
@@ -155,7 +160,7 @@ STEPS: tuple[RaceCandidate, ...] = (
         costs=Costs(1.2),
         complexity=2,
     ),
-    RaceCandidate("persistent_reductions", {"triton.multi_kernel": 3}, _gpu_reductions, costs=ONCE, effort="full"),
+    PERSISTENT_REDUCTIONS,
     # One pass over rows and columns, as in a norm's backward pass: how many rows a block takes is timed.
     RaceCandidate("mix_order_reductions", MIXED, _gpu_reductions, costs=ONCE, effort="full"),
     RaceCandidate(

@@ -16,6 +16,7 @@ from backend_kwargs.auto.candidates import (
     DEFAULT_AND_GRAPHS,
     ONCE,
     PADDED,
+    PERSISTENT_REDUCTIONS,
     UNFROZEN,
     WITH_GRAPHS,
     RaceCandidate,
@@ -145,6 +146,9 @@ class Selection:
             steps = [step for step in steps if step is not WITH_GRAPHS]
         if self.named:
             return [*self.offered, *steps, *precise]
+        refused = champion.candidate.name == EAGER and any(row.status == "fail_accuracy" for row in self.rows)
+        if refused and PERSISTENT_REDUCTIONS not in steps and PERSISTENT_REDUCTIONS.can_gain(self.stats):
+            precise = [PERSISTENT_REDUCTIONS, *precise]
         short = [step for step in steps if step.name in (UNFROZEN, WITH_GRAPHS.name)]
         return [*self.offered, *precise, *short, *self.rewriting, *(step for step in steps if step not in short)]
 

@@ -423,3 +423,20 @@ def test_when_code_is_raced_with_cuda_graphs_too(raced, monkeypatch, name, repla
     champion = replace(runner(), code=(("code", replayed),))
     step = made.selection.other(RaceCandidate(name), GRAPHS, champion)
     assert (step and step.name) == other
+
+
+@pytest.mark.parametrize(
+    ("status", "champion", "tried"),
+    [
+        pytest.param("fail_accuracy", "eager", True, id="refused"),
+        pytest.param("fail_accuracy", "default", False, id="something else was refused"),
+        pytest.param("pass", "eager", False, id="eager is faster"),
+    ],
+)
+def test_persistent_reductions_are_tried_where_the_code_of_default_is_refused(raced, status, champion, tried):
+    """Its loops may have read what other threads had not written yet; persistent reductions have none."""
+    made = raced(stats=replace(STATS, device="cuda", reductions=1))
+    made.rows.append(RaceRow("default", status=status))
+    made.selection.__dict__.update(offered=[], rewriting=[])
+    names = [each.name for each in made.selection.candidates(runner(champion))]
+    assert ("persistent_reductions" in names) is tried
