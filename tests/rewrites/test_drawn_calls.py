@@ -394,6 +394,35 @@ def gather_sum(program):
     return program.returns(program.pick(*SUMMED).format(rows, dim, more))
 
 
+def scatter_reduce(program):
+    dtype = program.often(*DTYPES, torch.float64)
+    of_rows, of_targets = program.often(5, 1, 0), program.often(4, 1, 0)
+    sizes = program.often([4], [2, 3], [], [1], [0])
+    given = {"input": program.tensor(of_targets, *sizes, dtype=dtype), "dim": program.often(0, -1 - len(sizes), 1)}
+    src = program.tensor(of_rows, *sizes, dtype=program.often(dtype, torch.float32))
+    value = torch.randint(max(of_targets, 1), [2 * of_rows], generator=torch.Generator().manual_seed(1))
+    index = program.tensor(value=program.often(value[::2], value[:of_rows].int()))
+    if program.pick(True, False):
+        ones = ", 1" * len(sizes)
+        given["index"] = f"{index}.long().view(-1{ones}).{program.often('expand_as({0})', 'repeat(1, 4)').format(src)}"
+        given["src"] = program.often(src, f"{src}[:, :1]")
+        names = {"scatter_add": (), "scatter_reduce": ("sum", "mean", "amax", "amin", "prod")}
+    else:
+        given |= {"index": index, "source": src}
+        names = {"index_add": (), "index_reduce": ("mean", "amax", "amin", "prod")}
+    name = program.pick(*names)
+    if names[name]:
+        given["reduce"] = repr(program.pick(*names[name]))
+        if program.draw(st.booleans()):
+            given["include_self"] = program.pick(False, True)
+    elif "source" in given and program.draw(st.booleans()):
+        given["alpha"] = program.often(1, 2)
+    if program.pick(True, False):
+        return program.returns(program.call(f"torch.{name}", positional=3, **given))
+    own = program.often(f"torch.zeros_like({given.pop('input')})", f"{src}.new_ones({[of_targets, *sizes]})")
+    return program.returns(program.call(f"{own}.{name}{program.pick('_', '')}", positional=2, **given))
+
+
 PROGRAMS = {
     "packed": packed,
     "cross_entropy": cross_entropy,
@@ -413,6 +442,7 @@ PROGRAMS = {
     "joined_linear": joined_linear,
     "contraction": contraction,
     "gather_sum": gather_sum,
+    "scatter_reduce": scatter_reduce,
 }
 LOSSES = ("cross_entropy", "linear_cross_entropy")  # with gradients of their own
 TRAINING = (*LOSSES, "patches", "interpolation", "convolution_as_product", "matrix_vector", "contraction",

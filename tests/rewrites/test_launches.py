@@ -10,6 +10,7 @@ from torch.testing._internal.two_tensor import TwoTensor
 from backend_kwargs.rewrites.cross_entropy import cross_entropy, cross_entropy_backward
 from backend_kwargs.rewrites.decode_attention import decode_attention
 from backend_kwargs.rewrites.gather_sum import gather_sum
+from backend_kwargs.rewrites.scatter_reduce import rows_in_order, segment_reduce
 
 pytest.importorskip("triton")
 
@@ -75,6 +76,19 @@ def test_gather_sum(weighted):
     assert [launch[name] for name in ("index_0", "index_1")] == [1, 5]
     assert [launch[name] for name in ("weight_0", "weight_1")] == ([6, 1] if weighted else [0, 0])
     assert (launch["WEIGHTED"], launch["PADDED"], launch["MEAN"]) == (weighted, True, False)
+    assert not ours(others)
+
+
+def test_scatter_reduce():
+    """The graph has the kernels that order the indices and reduce the rows in place of both operators."""
+    with FakeTensorMode():
+        index = torch.empty(60, device="cuda", dtype=torch.int64)
+        rows = torch.empty(20, 300, device="cuda"), torch.empty(60, 300, device="cuda")
+        fn = lambda i, *rows: segment_reduce(*rows, *rows_in_order(i, 20), "amin", False)  # noqa: E731
+        (counts, places, reduces), others = launches(fn, index, *rows)
+    assert [each[name] for each in (counts, places) for name in ("length", "segments")] == [60, 20] * 2
+    assert [reduces[name] for name in ("SIGN", "MEAN", "INCLUDED", "ROWS", "WIDTH")] == [-1, False, False, 4, 256]
+    assert reduces["grid"] == [(40, 1, 1)]
     assert not ours(others)
 
 

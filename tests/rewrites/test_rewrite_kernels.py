@@ -134,6 +134,27 @@ got = _gather_sum_cuda(table, indices, padded, 4, True)
 torch.testing.assert_close(got[[0, 1, 2]], torch.stack((table[1] / 2, table[3], (table[0] + table[3]) / 2)))
 assert got[3].isnan().all() and got[4].eq(0).all()
 """
+SEGMENTS = """
+import itertools
+import torch
+from backend_kwargs.rewrites.scatter_reduce import _in_order, _in_order_cuda, _reduce, _reduce_cuda
+
+sizes = (7, 3, 300), (300, 2, 70), (5, 20, 4), (40, 9, 6)
+for at, (length, segments, width) in enumerate(sizes):
+    wide, index = torch.randn(length, width + 3), torch.randint(segments, (2 * length,), dtype=torch.int32)[::2]
+    own = torch.randn(segments, width)
+    order = _in_order_cuda(index, segments)
+    want = _in_order(index, segments)
+    assert order[1].equal(want[1]) and index[order[0]].equal(index[want[0]])
+    wide[1, 0], wide[2, 1], wide[3, 1] = torch.nan, torch.inf, -torch.inf
+    every = itertools.product((wide[:, :width], wide[:, 3:].half()), ("sum", "mean", "amax", "amin"), (False, True))
+    for src, *options in [*every][at % 3::3]:
+        args = own.to(src.dtype), src, *order, *options
+        torch.testing.assert_close(_reduce_cuda(*args), _reduce(*args), equal_nan=True)
+    for unknown in (-1, segments):
+        index[0] = unknown
+        assert _reduce_cuda(own, wide[:, :width], *_in_order_cuda(index, segments), "amax", True).isnan().all()
+"""
 DECODE_ATTENTION = """
 import itertools
 import torch
@@ -214,6 +235,7 @@ CODES = {
     "gradients of attention": GRADIENTS_OF_ATTENTION,
     "layer norm": LAYER_NORM,
     "sums of gathered rows": GATHER_SUM,
+    "rows of segments": SEGMENTS,
     "attention of a few queries": DECODE_ATTENTION,
     "grouped convolution": GROUPED_CONVOLUTION,
     "depthwise convolution with a norm": DEPTHWISE_NORM,
