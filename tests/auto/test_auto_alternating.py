@@ -452,3 +452,16 @@ def test_what_is_stored_names_the_way_that_won(auto, store):
     fn(x)
     assert not process_memory.memory().alternations
     assert {graph.race.winner for graph in bk.report(fn).graphs} == {each.winner for each in found}
+
+
+@pytest.mark.usefixtures("short", "both")
+@torch.no_grad()
+def test_a_reset_leaves_no_graphs_behind(auto):
+    """What is compiled anew alternates by itself, since what was there before is called no more."""
+    fn, x = auto(Broken(), race="always"), torch.randn(8, 32)
+    fn(x)
+    (before,) = process_memory.memory().alternations.values()
+    torch._dynamo.reset()
+    fn(x)
+    (after,) = process_memory.memory().alternations.values()
+    assert after is not before
