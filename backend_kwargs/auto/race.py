@@ -534,7 +534,9 @@ class Race:
             best.row.led_s = self.budget.spent_s
         # The next candidates extend Inductor's options; they cannot save what another compiler leaves.
         if (self._is_first(champion) or best is challenger) and not challenger.candidate.compiler:
-            self.leading, self.selection.best_row = challenger, challenger.row
+            self.selection.best_row = challenger.row
+            # What eager has beaten takes memory, and serves only beside other graphs.
+            self.leading = challenger if best is challenger or self.request.of_several else None
         return best
 
     def prepared(
