@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.fx import Node
 
 from backend_kwargs.backends import Inputs
+from backend_kwargs.rewrites.grouped_convolution import have_kernel
 from backend_kwargs.rewrites.matching import HALF, Arguments, aten, bytes_of, hint, known_true
 from backend_kwargs.rewrites.operators import Context, Gradients, define
 from backend_kwargs.rewrites.patches import geometry_of, has_channels_last
@@ -23,7 +24,7 @@ REWRITE = Rewrite(
     "Convolutions in wide groups as batched products over windows",
     traced=f"{__name__}:multiply_windows",
     needs=("gpu",),
-    applies="half precision; one or two dimensions, groups of a multiple of 8 channels",
+    applies="half precision, groups of a multiple of 8 channels; in inference not what `grouped_convolution` takes",
     costs="memory for windows: at most that of input and result, or 256 MiB",
     fitting=lambda stats: stats.gpu and stats.convolutions > 0,
     order=35,
@@ -174,7 +175,7 @@ def _convolution(node: Node, args: Arguments) -> Node | None:
         return None
     x, w, result = values
     geometry = geometry_of(args, tuple(w.shape))
-    if geometry is None or x.dim() != dims + 2 or result.dtype not in HALF:
+    if geometry is None or x.dim() != dims + 2 or result.dtype not in HALF or have_kernel(values, groups, geometry[2]):
         return None
     if w.shape[1] % ALIGNED or w.shape[0] // groups % ALIGNED:
         return None

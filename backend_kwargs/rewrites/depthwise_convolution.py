@@ -13,6 +13,7 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 from torch.fx import Node
 
+from backend_kwargs.rewrites.grouped_convolution import have_kernel
 from backend_kwargs.rewrites.matching import DTYPES, Arguments, known_true, used_once
 from backend_kwargs.rewrites.patches import CONVOLUTIONS, geometry_of, has_channels_last
 from backend_kwargs.rewrites.table import Rewrite, ran
@@ -21,13 +22,14 @@ from backend_kwargs.rewrites.traced import example, examples, is_only_computed_w
 REWRITE = Rewrite(
     "Depthwise convolutions as sums of shifted products",
     traced=f"{__name__}:sum_shifted",
-    applies="float32 or half precision, windows of at most 32 numbers, in inference of 128 in a row",
+    applies="windows of at most 32 numbers, in inference of 128 in a row, and not what `grouped_convolution` takes",
     fitting=lambda stats: ran(stats, "convolution in groups"),
     version=2,
     order=25,
 )
 
 MOST_TAPS, MOST_IN_A_ROW = 32, 128  # numbers of a window; the gradients of a long one are as many sums
+FOR_A_KERNEL = 9  # numbers of a window from which a kernel that reads each pixel once is faster than these sums
 
 
 def _convolution(node: Node, args: Arguments) -> Node | None:
@@ -45,6 +47,8 @@ def _convolution(node: Node, args: Arguments) -> Node | None:
     if prod(w.shape[2:]) > most or result.dtype not in DTYPES or last is None:
         return None
     pads, stride, dilation = geometry
+    if prod(w.shape[2:]) >= FOR_A_KERNEL and have_kernel(values, groups, dilation):
+        return None
     call, meta = node.graph.call_method, dict[str, Tensor]()
     if stride[-1] == 1 and used_once(node) and _leaves_out(pads[1], next(iter(node.users)), result):
         # Else it would be stored, since what follows has another length.

@@ -4,8 +4,9 @@ The kernel of depthwise ones applies a norm in eval mode, and an activation, bef
 and write the whole result again.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
+from typing import Any
 
 import torch
 import torch.nn.functional as F  # noqa: N812
@@ -174,19 +175,38 @@ def _is_depthwise(affine: Affine) -> bool:
 
 
 def _computes(node: Node, end: Node) -> bool:
-    """Return whether a kernel computes a convolution, and what ends in `end`, by the dtype, layout and groups."""
+    """Return whether a kernel computes a convolution, and what ends in `end`."""
     args = read(node)
-    values, groups = values_of(args["input"], args["weight"], node, end), args["groups"]
-    if values is None or args["transposed"] or not isinstance(groups, int) or groups == 1:
+    values = values_of(args["input"], args["weight"], node, end)
+    if values is None or args["transposed"] or not have_one_dtype(values, HALF):
         return False
     x, w, result, wanted = values
-    if result.dim() != 4 or not have_one_dtype(values, HALF) or not same_sizes(result.shape, wanted.shape):
+    alike = same_sizes(result.shape, wanted.shape) and _has_channels_last(wanted)
+    return alike and _fit(x, w, result, args["groups"], args["dilation"])
+
+
+def _fit(x: Tensor, w: Tensor, result: Tensor, groups: object, dilation: Sequence[Any]) -> bool:
+    """Return whether a kernel computes a convolution, by its layout and groups."""
+    if result.dim() != 4 or not isinstance(groups, int) or groups == 1:
         return False
     if not all(isinstance(size, int) for size in w.shape) or max(w.shape[1], w.shape[0] // groups) > MOST_CHANNELS:
         return False
-    if w.shape[1] == 1 and any(
-        apart * (taps - 1) >= LONGEST for apart, taps in zip(args["dilation"], w.shape[2:], strict=True)
-    ):
+    if not all(isinstance(apart, int) for apart in dilation):
         return False
-    last = torch.channels_last  # and in no other layout, as images of one pixel or none are
-    return all(each.is_contiguous(memory_format=last) and not each.is_contiguous() for each in (x, result, wanted))
+    reach = [apart * (taps - 1) for apart, taps in zip(dilation, w.shape[2:], strict=True)]
+    return (w.shape[1] > 1 or max(reach) < LONGEST) and _has_channels_last(x) and _has_channels_last(result)
+
+
+def _has_channels_last(value: Tensor) -> bool:
+    """Return whether a tensor has channels last, and no other layout, as images of one pixel or none have."""
+    return value.is_contiguous(memory_format=torch.channels_last) and not value.is_contiguous()
+
+
+def have_kernel(values: Sequence[Tensor], groups: object, dilation: Sequence[Any]) -> bool:
+    """Return whether a convolution in dynamo's graph, given input, weight and result, is left to the kernels here.
+
+    A rewrite of that graph comes first, and `auto` may choose both.
+    """
+    x, w, result = values
+    infers = result.is_cuda and not result.requires_grad and result.dtype in HALF
+    return infers and _fit(x, w, result, groups, dilation)

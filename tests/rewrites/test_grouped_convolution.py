@@ -5,8 +5,12 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import nn
+from torch._subclasses import FakeTensorMode
+from torch.fx import Graph, GraphModule
 
 from backend_kwargs.rewrites.convolution import convolution
+from backend_kwargs.rewrites.convolution_as_product import multiply_windows
+from backend_kwargs.rewrites.depthwise_convolution import sum_shifted
 from backend_kwargs.rewrites.grouped_convolution import _grouped_cuda
 from tests.rewrites.lowering import Rewriting, agrees, matched
 
@@ -217,3 +221,33 @@ def test_values_at_the_edges_of_depthwise_ones(end, value):
     rewriting = Rewriting(model, "grouped_convolution")
     with torch.no_grad():
         torch.testing.assert_close(rewriting(x), model(x), equal_nan=True, atol=0.05, rtol=0.02)
+
+
+def on_a_gpu(rewrite, channels, groups, *, kernel=3, dtype=torch.bfloat16, layout=LAST):
+    """Return whether `rewrite` changes a convolution of dynamo's graph of images on a GPU, which need not be there."""
+    graph, side = Graph(), 11 - kernel
+    given = {"dtype": dtype, "device": "cuda", "memory_format": layout}
+    with FakeTensorMode():
+        x, made = (torch.empty(2, channels, size, size, **given) for size in (8, side))
+        w = torch.empty(channels, channels // groups, kernel, kernel, **given)
+        nodes = [graph.placeholder("x"), graph.placeholder("w")]
+        nodes.append(graph.call_function(torch.conv2d, (*nodes,), {"padding": 1, "groups": groups}))
+        for node, value in zip(nodes, (x, w, made), strict=True):
+            node.meta["example_value"] = value
+        graph.output((nodes[-1],))
+        return rewrite(GraphModule({}, graph), [x, w]) is not None
+
+
+OTHERS = {
+    "depthwise": (sum_shifted, (16, 16), {}, False),
+    "depthwise, of few numbers": (sum_shifted, (16, 16), {"kernel": 2}, True),
+    "depthwise in float32": (sum_shifted, (16, 16), {"dtype": torch.float32}, True),
+    "depthwise, channels first": (sum_shifted, (16, 16), {"layout": torch.contiguous_format}, True),
+    "wide groups": (multiply_windows, (2048, 4), {}, False),
+}
+
+
+@pytest.mark.parametrize(("rewrite", "sizes", "options", "changes"), OTHERS.values(), ids=OTHERS)
+def test_what_other_rewrites_leave(rewrite, sizes, options, changes):
+    """The rewrites of dynamo's graph, which come first, leave what the kernels compute."""
+    assert on_a_gpu(rewrite, *sizes, **options) is changes
