@@ -148,7 +148,8 @@ class Selection:
             return [*self.offered, *steps, *precise]
         refused = champion.candidate.name == EAGER and any(row.status == "fail_accuracy" for row in self.rows)
         if refused and PERSISTENT_REDUCTIONS not in steps and PERSISTENT_REDUCTIONS.can_gain(self.stats):
-            precise = [PERSISTENT_REDUCTIONS, *precise]
+            options = {**self.default.options, **PERSISTENT_REDUCTIONS.options}
+            precise = [replace(PERSISTENT_REDUCTIONS, options=options, over=False), *precise]
         short = [step for step in steps if step.name in (UNFROZEN, WITH_GRAPHS.name)]
         return [*self.offered, *precise, *short, *self.rewriting, *(step for step in steps if step not in short)]
 

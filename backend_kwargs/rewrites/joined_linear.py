@@ -84,15 +84,14 @@ def _kind(node: Node) -> Hashable | None:
         return None
     if not all(same_sizes(each.shape, weight.shape[:1]) for each in biases):
         return None
-    if not (is_only_computed_with(node) and _is_divided(node, weight.shape[0])):
-        return None
     return _read(node)[0], result.dtype, weight.shape[1], *((each.dtype, each.requires_grad) for each in values[2:])
 
 
 def _pays(x: Tensor, weight: Tensor) -> bool:
     """Return whether one product may be faster than several of this size."""
     few = hint(x.numel()) <= FEW_ROWS * x.shape[-1] or x.shape[-1] <= NARROW
-    return hint(weight.numel()) <= MOST_NUMBERS and (weight.requires_grad or few)
+    trains = weight.requires_grad and torch.is_grad_enabled()
+    return hint(weight.numel()) <= MOST_NUMBERS and (trains or few)
 
 
 def _is_divided(node: Node, columns: object) -> bool:
@@ -118,7 +117,10 @@ def _join(group: Sequence[Node]) -> None:
         whole = graph.call_function(F.linear, (_read(first)[0], *parameters))
         for each in group:
             size = each.meta["example_value"].shape[-1]
-            each.replace_all_uses_with(graph.call_function(torch.narrow, (whole, -1, start, size)))
+            part = graph.call_function(torch.narrow, (whole, -1, start, size))
+            if not (is_only_computed_with(each) and _is_divided(each, size)):
+                part = graph.call_method("clone", (part,), {"memory_format": torch.contiguous_format})
+            each.replace_all_uses_with(part)
             start += size
     for each in group:
         graph.erase_node(each)

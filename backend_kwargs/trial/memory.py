@@ -39,6 +39,7 @@ def fill_free_memory(device: torch.device) -> None:
         (block["size"], segment["segment_type"])
         for segment in torch.cuda.memory_snapshot(include_traces=False)  # type: ignore[no-untyped-call]
         if (segment["device"], segment["stream"]) == (stream.device_index, stream.cuda_stream)
+        and segment["segment_pool_id"] == (0, 0)  # of no CUDA graph
         for block in segment["blocks"]
         if block["state"] == "inactive"
     ]

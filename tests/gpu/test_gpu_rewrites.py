@@ -479,7 +479,7 @@ def test_aligned_products(tokens, dtype):
 def test_joined_linear(biases, dtype):
     """q, k and v of one input by one product agree with float64, forward and backward."""
     sizes = (4, 60, 128), (256, 128), (64, 128), (64, 128), *[(256,), (64,), (64,)][:biases]
-    args = [normal(*each, dtype=dtype).requires_grad_() for each in sizes]
+    args = [(normal(*each, dtype=dtype) / 8).requires_grad_() for each in sizes]  # scores that no softmax saturates
 
     def fn(x, *parameters):
         layers = [F.linear(x, *each) for each in zip(parameters[:3], parameters[3:] or [None] * 3, strict=True)]
@@ -489,7 +489,7 @@ def test_joined_linear(biases, dtype):
     grad = normal(4, 4, 60, 64, dtype=dtype)
     got, compiled = trained(fn, args, ("joined_linear",), grad)
     for one, want in zip(got, in_float64(fn, args, grad), strict=True):
-        close(one.cpu(), want, dtype)
+        close(one.detach().cpu(), want.detach(), dtype)
     assert report(compiled).graphs[0].rewritten == {"joined_linear": 1}
 
 

@@ -104,12 +104,6 @@ NEAR = {
     "another input": lambda x: F.linear(x, W) * F.linear(x + 1, V),
     "an input that is written": lambda x: F.linear(x, W) * F.linear(x.add_(1), V),
     "in another mode": partly_recorded,
-    "returned": lambda x: (F.linear(x, W), F.linear(x, V)),
-    "its strides are read": lambda x: F.linear(x, W).reshape(-1) * F.linear(x, V).reshape(-1),
-    "rows are put together": lambda x: F.linear(x, W).view(2, -1) * F.linear(x, V).view(2, -1),
-    "rows of a view are put together": lambda x: (
-        F.linear(x, W).view(2, 5, 2, 4).view(2, 10, 4) * F.linear(x, V).view(2, 5, 2, 4).view(2, 10, 4)
-    ),
     "a bias of one": lambda x: F.linear(x, W, W[:, 0]) * F.linear(x, V),
     "a bias for all": lambda x: F.linear(x, W, W[0, :1]) * F.linear(x, V, V[0, :1]),
     "computed weights": lambda x: F.linear(x, W * 2) * F.linear(x, V * 2),
@@ -117,6 +111,28 @@ NEAR = {
     "a vector": lambda x: F.linear(x, W[0]) * F.linear(x, V[0]),
     "much work": lambda x: F.linear(WIDE, V_WIDE) * F.linear(WIDE, W_WIDE),
 }
+
+
+SEEN = {
+    "returned": lambda x: (F.linear(x, W), F.linear(x, V)),
+    "its strides are read": lambda x: F.linear(x, W).reshape(-1) * F.linear(x, V).reshape(-1),
+    "rows are put together": lambda x: F.linear(x, W).view(2, -1) * F.linear(x, V).view(2, -1),
+    "rows of a view are put together": lambda x: (
+        F.linear(x, W).view(2, 5, 2, 4).view(2, 10, 4) * F.linear(x, V).view(2, 5, 2, 4).view(2, 10, 4)
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SEEN)
+def test_results_whose_strides_are_seen_have_memory_of_their_own(name):
+    """They are copied, so that they have eager's strides and share no memory."""
+    compiled, counts = compiled_by(join, SEEN[name])
+    found, wanted = compiled(X), SEEN[name](X)
+    assert_close(found, wanted, atol=0.05, rtol=0.02)
+    if isinstance(found, tuple):
+        assert [each.stride() for each in found] == [each.stride() for each in wanted]
+        assert len({each.untyped_storage().data_ptr() for each in found}) == 2
+    assert counts == [1]
 
 
 @pytest.mark.parametrize("name", NEAR)
