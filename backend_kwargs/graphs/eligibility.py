@@ -8,7 +8,7 @@ import torch
 from torch.fx import GraphModule, Node
 from torch.fx.node import map_arg
 
-from backend_kwargs.graphs.writes import has_memory, storages_of
+from backend_kwargs.graphs.writes import has_memory, storages_of, written_storages
 from backend_kwargs.torch_internals.operators import OPERATORS, OpOverloadPacket, has_effects, name_of
 from backend_kwargs.torch_internals.tensors import version_of
 from backend_kwargs.trial.trees import tensors_of
@@ -97,12 +97,11 @@ def rounds_positions(gm: GraphModule) -> bool:
         name = name_of_call(node)
         if name in INDEXING | BY_FIRST and not rounded.isdisjoint(_positions(node, name)):
             return True
-        if name in CONSTANT and constant.issuperset(node.all_input_nodes):
-            changed = storages_of(node.meta["example_value"]) if name in CHANGING else set()
-            constant = {
-                node,
-                *(each for each in constant if changed.isdisjoint(storages_of(each.meta["example_value"]))),
-            }
+        is_constant = name in CONSTANT and constant.issuperset(node.all_input_nodes)
+        if written := written_storages(node):
+            constant = {each for each in constant if written.isdisjoint(storages_of(each.meta["example_value"]))}
+        if is_constant and (name in CHANGING or not written):
+            constant.add(node)
         if _is_rounded(node, name, rounded) and not (node in constant and _stays(node)):
             rounded.add(node)
     return False

@@ -83,11 +83,11 @@ def written_storages(node: Node) -> set[int]:
     """Return the storages into which a call may write: any that it reads, unless its function is one of torch's."""
     if not node.op.startswith("call"):
         return set()
-    leaves = node.all_input_nodes if _is_unknown(node) else tree_leaves(_written(node))
+    leaves = node.all_input_nodes if is_unknown(node) else tree_leaves(_written(node))
     return {each for leaf in leaves if isinstance(leaf, Node) for each in storages_of(leaf.meta.get("example_value"))}
 
 
-def _is_unknown(node: Node) -> bool:
+def is_unknown(node: Node) -> bool:
     """Return whether a call may write into anything that it reads, since its function is not torch's."""
     if node.op != "call_function":
         return node.op == "call_module"

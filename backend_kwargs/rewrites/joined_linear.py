@@ -4,10 +4,8 @@ Small products leave most of a GPU idle. To copy such weights takes less time th
 which the backward pass has two for each layer.
 """
 
-import operator
 from collections import defaultdict
 from collections.abc import Hashable, Iterator, Sequence
-from itertools import accumulate
 
 import torch
 import torch.nn.functional as F  # noqa: N812
@@ -15,8 +13,8 @@ from torch import Tensor
 from torch.fx import GraphModule, Node
 
 from backend_kwargs.backends import Inputs
-from backend_kwargs.graphs.writes import copy_of_graph, has_transforms, storages_of, written_between
-from backend_kwargs.rewrites.matching import HALF, arguments_of, hint, same_sizes
+from backend_kwargs.graphs.writes import copy_of_graph, has_transforms, storages_of, written_between, written_storages
+from backend_kwargs.rewrites.matching import HALF, arguments_of, hint, known_true, same_sizes
 from backend_kwargs.rewrites.packed import LINEAR
 from backend_kwargs.rewrites.places import Wanted, every
 from backend_kwargs.rewrites.table import Rewrite
@@ -78,7 +76,9 @@ def _kind(node: Node) -> Hashable | None:
     if values is None or not all(map(is_plain, (node, *_read(node)))):
         return None
     result, x, weight, *biases = values
-    if weight.dim() != 2 or result.dtype not in HALF or not _pays(x, weight):
+    if weight.dim() != 2 or not all(isinstance(size, int) for size in weight.shape):
+        return None
+    if result.dtype not in HALF or not _pays(x, weight):
         return None
     if any(each.op != "placeholder" for each in _read(node)[1:]):
         return None
@@ -94,13 +94,25 @@ def _pays(x: Tensor, weight: Tensor) -> bool:
     return hint(weight.numel()) <= MOST_NUMBERS and (trains or few)
 
 
-def _is_divided(node: Node, columns: object) -> bool:
-    """Return whether views of a result keep its columns whole or divide them: no view has rows of one part together."""
-    views = [user for user in node.users if not storages_of(example(node)).isdisjoint(storages_of(example(user)))]
+def _is_divided(node: Node, columns: int) -> bool:
+    """Return whether a result, or a view of it, is in the parts of one product what it is alone.
+
+    No method gives a view in which rows of one part are together, and nothing is written: the parts share the version
+    by which autograd knows whether what it has saved was written.
+    """
+    memory = storages_of(example(node))
+    return not any(memory & written_storages(user) for user in node.users) and all(
+        (each.target not in VIEWS or _keeps_rows(each.meta["example_value"], columns)) and _is_divided(each, columns)
+        for each in node.users
+        if memory & storages_of(example(each))
+    )
+
+
+def _keeps_rows(view: Tensor, columns: int) -> bool:
+    """Return whether each dimension of a view goes through whole rows, or stays within one."""
     return all(
-        (each.target not in VIEWS or columns in accumulate(reversed(each.meta["example_value"].shape), operator.mul))
-        and _is_divided(each, columns)
-        for each in views
+        known_true((size - 1) * stride < columns) or known_true(stride % max(columns, 1) == 0)
+        for size, stride in zip(view.shape, view.stride(), strict=True)
     )
 
 

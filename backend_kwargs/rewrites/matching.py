@@ -239,7 +239,8 @@ def insert(graph: Graph, target: Callable[..., Any], *args: Argument, **kwargs: 
     """Insert a call of `target` at the graph's insertion point, with its fake result as `meta["val"]`."""
     node = graph.call_function(target, args, kwargs)
     values = map_arg((args, kwargs), lambda each: each.meta["val"])
-    modes = (leaf.fake_mode for leaf in tree_leaves(values) if hasattr(leaf, "fake_mode"))
+    inputs = [each.meta.get("val") for each in graph.find_nodes(op="placeholder")]  # of a call without tensors
+    modes = (leaf.fake_mode for leaf in tree_leaves((values, inputs)) if hasattr(leaf, "fake_mode"))
     with next(modes, None) or FakeTensorMode():
         node.meta["val"] = target(*values[0], **values[1])
     return node

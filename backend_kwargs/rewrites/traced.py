@@ -12,14 +12,14 @@ from torch.fx import GraphModule, Node
 from backend_kwargs.backends import CapturedGraph, Inputs
 from backend_kwargs.errors import wrong_value
 from backend_kwargs.facts import Call, Compiled, Replacements
-from backend_kwargs.graphs.writes import copy_of_graph, has_transforms, storages_of, written_between
+from backend_kwargs.graphs.writes import copy_of_graph, has_transforms, is_unknown, storages_of, written_between
 from backend_kwargs.options.machine import machine
 from backend_kwargs.options.requirements import unmet
 from backend_kwargs.rewrites.matching import Arguments, arguments_of, dying_with, erase_dead, replace
 from backend_kwargs.rewrites.places import Place, Wanted, every, place_of
 from backend_kwargs.rewrites.table import Rewrite, chosen_places, find_rewrite, resolved
 from backend_kwargs.torch_internals.modes import is_traceable_wrapper_subclass
-from backend_kwargs.torch_internals.operators import HigherOrderOperator
+from backend_kwargs.torch_internals.operators import OpOverload, OpOverloadPacket
 
 # Methods after which a tensor has other sizes or strides.
 CHANGE_SIZES = (
@@ -167,10 +167,16 @@ def is_only_computed_with(node: Node) -> bool:
         each.op in ("call_function", "call_method")
         and not (name := getattr(each.target, "__name__", str(each.target))).startswith("as_strided")
         and name not in BY_STRIDES
-        and not isinstance(each.target, HigherOrderOperator)  # such as a kernel, which is given strides as numbers
+        and not _reads_strides(each)
         and (storages.isdisjoint(storages_of(example(each))) or is_only_computed_with(each))
         for each in node.users
     )
+
+
+def _reads_strides(call: Node) -> bool:
+    """Return whether a call may read strides: of no function of torch's or ours, as a kernel, or of an operator."""
+    ours = "backend_kwargs" in getattr(call.target, "__module__", "")
+    return not ours and (is_unknown(call) or isinstance(call.target, OpOverload | OpOverloadPacket))
 
 
 def changes_meanwhile(node: Node, read: Sequence[Node | None]) -> bool:

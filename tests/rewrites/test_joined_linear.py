@@ -120,6 +120,12 @@ SEEN = {
     "rows of a view are put together": lambda x: (
         F.linear(x, W).view(2, 5, 2, 4).view(2, 10, 4) * F.linear(x, V).view(2, 5, 2, 4).view(2, 10, 4)
     ),
+    "rows of a permuted view are put together": lambda x: (
+        F.linear(y := x[:, :4], W).view(2, 4, 2, 4).permute(0, 3, 1, 2).view(2, 4, 8) * F.linear(y, V)
+    ),
+    "an operator, which may read strides": lambda x: (
+        torch.ops.aten.view(F.linear(x, W), [-1]) * torch.ops.aten.view(F.linear(x, V), [-1])
+    ),
 }
 
 
@@ -135,11 +141,31 @@ def test_results_whose_strides_are_seen_have_memory_of_their_own(name):
     assert counts == [1]
 
 
+def test_results_that_are_written_have_versions_of_their_own():
+    """Of a result that the backward pass reads, autograd sees no write into another one."""
+
+    def fn(x):
+        first, second = F.linear(x, W), F.linear(x, V)
+        return first.sin() * second.mul_(2)
+
+    compiled, counts = compiled_by(join, fn)
+    found, wanted = (torch.autograd.grad(each(x := X.clone().requires_grad_()).sum(), x)[0] for each in (compiled, fn))
+    near(found, wanted)
+    assert counts == [1]
+
+
 @pytest.mark.parametrize("name", NEAR)
 def test_near_miss(name):
     """Similar products stay as they are."""
     compiled, counts = compiled_by(join, NEAR[name])
     assert_close(compiled(X.clone()), NEAR[name](X.clone()))
+    assert counts == [0]
+
+
+def test_weights_of_sizes_that_vary_stay():
+    """No graph has a part whose size is not known."""
+    compiled, counts = compiled_by(join, lambda x, w, v: F.linear(x, w) * F.linear(x, v), dynamic=True)
+    assert_close(compiled(X, W, V), F.linear(X, W) * F.linear(X, V))
     assert counts == [0]
 
 
