@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from torch import nn
 from torch._subclasses import FakeTensorMode
 from torch.fx import Graph, GraphModule
+from torch.testing import assert_close
 
 from backend_kwargs.rewrites.convolution import convolution
 from backend_kwargs.rewrites.convolution_as_product import multiply_windows
@@ -179,6 +180,15 @@ def test_what_follows_a_depthwise_one(end, dtype):
         (gm,) = rewriting.graphs
         (made,) = gm.graph.output_node().args[0]
         assert (rewriting.operators(), made.target.name()) == (["depthwise_norm"], "backend_kwargs::depthwise_norm")
+
+
+def test_numbers_that_follow_are_in_the_call():
+    """A factor and a term for all channels are made where no tensor is an operand."""
+    conv = layer(groups=12, bias=False)
+    rewriting, x = Rewriting(lambda x: (conv(x) * 2 - 1).relu(), "grouped_convolution"), image()
+    with torch.no_grad():
+        assert_close(rewriting(x), (conv(x) * 2 - 1).relu(), atol=0.02, rtol=0.02)
+    assert rewriting.operators() == ["depthwise_norm"]
 
 
 class Twice(nn.Module):
