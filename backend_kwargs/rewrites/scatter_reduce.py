@@ -14,7 +14,7 @@ from torch.fx import GraphModule, Node
 
 from backend_kwargs.backends import Inputs
 from backend_kwargs.graphs.writes import storages_of, written_between
-from backend_kwargs.rewrites.matching import Arguments, have_one_dtype, hint, known_true, same_sizes, used_once
+from backend_kwargs.rewrites.matching import Arguments, have_one_dtype, hint, known_true, same_sizes
 from backend_kwargs.rewrites.operators import define
 from backend_kwargs.rewrites.places import Wanted, every
 from backend_kwargs.rewrites.table import Rewrite, ran
@@ -36,7 +36,6 @@ REWRITE = Rewrite(
 CALLS = ("scatter_reduce", "scatter_add", "index_add", "index_reduce")
 IN_PLACE = tuple(f"{name}_" for name in CALLS)
 REDUCTIONS = ("sum", "mean", "amax", "amin")
-NEW = ("new_zeros", "new_ones", "new_full", torch.zeros, torch.ones, torch.full, torch.zeros_like, torch.full_like)
 MOST = 2**31  # rows, which are counted in 32 bits
 
 # ---- the operators
@@ -110,8 +109,6 @@ def reduce_in_segments(gm: GraphModule, example_inputs: Inputs, wanted: Wanted =
         reduction = args.get("reduce", "sum")
         if values is None or reduction not in REDUCTIONS or args.get("alpha", 1) != 1 or not _has_kernel(args, *values):
             return None
-        if node.target in IN_PLACE and not (own.target in NEW and used_once(own)):
-            return None
         graph, of_index = node.graph, values[1]
         part = (of_index.storage_offset(), of_index.stride(0), of_index.dtype, of_index.shape[0], values[0].shape[0])
         key = (*storages_of(of_index), str(part))
@@ -126,7 +123,8 @@ def reduce_in_segments(gm: GraphModule, example_inputs: Inputs, wanted: Wanted =
             own, src = (graph.call_method("flatten", (each, 1)) for each in (own, src))
         parts = [graph.call_function(getitem, (order, at)) for at in range(2)]
         new = graph.call_function(segment_reduce, (own, src, *parts, reduction, args.get("include_self", True)))
-        return new if values[2].dim() == 2 else graph.call_method("view_as", (new, args["input"]))
+        made = new if values[2].dim() == 2 else graph.call_method("view_as", (new, args["input"]))
+        return graph.call_method("copy_", (args["input"], made)) if node.target in IN_PLACE else made
 
     targets = (*CALLS, *IN_PLACE, *(getattr(torch, name) for name in CALLS))
     return replacing(targets, in_segments)(gm, example_inputs, wanted)

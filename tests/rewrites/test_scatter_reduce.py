@@ -149,8 +149,6 @@ OTHERS = {
     "numbers": lambda s, i: s.new_zeros(ROWS).index_add(0, i, s[:, 0]),
     "integers": lambda s, i: TARGET.long().index_add(0, i, s.long()),
     "float64": lambda s, i: TARGET.double().index_add(0, i, s.double()),
-    "into an argument": lambda s, i: s.index_add_(0, i, s.clone()),
-    "into what is read before": lambda s, i: (own := zeros(s)) + own.index_add_(0, i, s),
     "a transposed target": lambda s, i: s.new_zeros(WIDTH, ROWS).t().index_add(0, i, s),
     "no rows": lambda s, i: zeros(s).index_add(0, i[:0], s[:0]),
 }
@@ -159,10 +157,30 @@ OTHERS = {
 @pytest.mark.parametrize("name", OTHERS)
 @torch.no_grad()
 def test_others_stay(name):
-    """Other reductions, indices and dtypes, and writes into memory that something else reads, stay as they are."""
+    """Other reductions, indices and dtypes stay as they are."""
     fn, counts = compiled_by(reduce_in_segments, OTHERS[name])
     assert_close(fn(SRC.clone(), INDEX), OTHERS[name](SRC.clone(), INDEX))
     assert counts == [0]
+
+
+WRITES = {
+    "an argument": lambda s, i: s.index_add_(0, i, s.clone()),
+    "what is read too": lambda s, i: (own := zeros(s)) + own.index_add_(0, i, s),
+    "a view": lambda s, i: (own := s.new_ones(2, ROWS, WIDTH), own[1].index_add_(0, i, s))[0],
+    "heads of an argument": lambda s, i: (heads := s.view(-1, 2, 3)).scatter_add_(0, wide(i, heads), heads.clone()),
+}
+
+
+@pytest.mark.parametrize("inductor", [False, True], ids=["as it is", "Inductor"])
+@pytest.mark.parametrize("name", WRITES)
+@torch.no_grad()
+def test_what_is_written_in_place(name, inductor):
+    """Whoever reads that memory sees what eager writes, in arguments too."""
+    fn, counts = compiled_by(reduce_in_segments, WRITES[name], inductor=inductor)
+    args, others = (SRC.clone(), INDEX), (SRC.clone(), INDEX)
+    assert_close(fn(*args), WRITES[name](*others))
+    assert_close(args[0], others[0])
+    assert counts == [1]
 
 
 def test_gradients_stay():
