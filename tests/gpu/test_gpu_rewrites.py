@@ -493,6 +493,40 @@ def test_joined_linear(biases, dtype):
     assert report(compiled).graphs[0].rewritten == {"joined_linear": 1}
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+def test_fused_attention(dtype):
+    """A head of keys for several of queries, of which one sees no key, agrees with float64, forward and backward."""
+    shown = torch.ones(2, 1, 70, 70, device="cuda", dtype=torch.bool).tril()
+    shown[1, 0, 0] = False
+    args = [normal(2, heads, 70, 64, dtype=dtype).requires_grad_() for heads in (6, 1, 1)]
+
+    def fn(q, k, v):
+        return F.scaled_dot_product_attention(q, k, v, shown.to(q.device))
+
+    grad = normal(2, 6, 70, 64, dtype=dtype)
+    got, compiled = trained(fn, args, ("fused_attention",), grad)
+    for one, want in zip(got, in_float64(fn, args, grad), strict=True):
+        close(one.cpu(), want, dtype)
+    assert report(compiled).graphs[0].rewritten == {"fused_attention": 1}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("reduction", ["sum", "mean", "amax", "amin"])
+@pytest.mark.parametrize("rows", [700, 90_000], ids=["few", "many rows for an index"])
+@torch.no_grad()
+def test_scatter_reduce(rows, reduction, dtype):
+    """Rows that are reduced into those of their indices agree with float64, by kernels that Inductor launches."""
+
+    def fn(src, index):
+        return src.new_ones(90, 100).scatter_reduce(0, index[:, None].expand_as(src), src, reduction)
+
+    args = [normal(rows, 100, dtype=dtype), torch.randint(80, (rows,), device="cuda")]
+    got, code, compiled = code_of(fn, args, ("scatter_reduce",))
+    close(got.cpu(), fn(*exact(args)), dtype)
+    assert "torch.ops.backend_kwargs" not in code
+    assert report(compiled).graphs[0].rewritten == {"scatter_reduce": 1}
+
+
 GATHERED = {  # of a table [500, width], indices [60, 7] and weights [60, 7]
     "bags": lambda t, i, w: F.embedding_bag(i, t, mode="sum"),
     "weighted bags": lambda t, i, w: F.embedding_bag(i, t, mode="sum", per_sample_weights=w),

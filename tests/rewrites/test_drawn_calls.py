@@ -399,6 +399,7 @@ def scatter_reduce(program):
     of_rows, of_targets = program.often(5, 1, 0), program.often(4, 1, 0)
     sizes = program.often([4], [2, 3], [], [1], [0])
     given = {"input": program.tensor(of_targets, *sizes, dtype=dtype), "dim": program.often(0, -1 - len(sizes), 1)}
+    program.assume_indices(of_targets and given["dim"] != 1)
     src = program.tensor(of_rows, *sizes, dtype=program.often(dtype, torch.float32))
     value = torch.randint(max(of_targets, 1), [2 * of_rows], generator=torch.Generator().manual_seed(1))
     index = program.tensor(value=program.often(value[::2], value[:of_rows].int()))
