@@ -19,7 +19,7 @@ from backend_kwargs.rewrites.traced import example, examples, replacing
 REWRITE = Rewrite(
     "Attention of other than four dimensions, or of heads that broadcast, as torch has fused kernels for it",
     traced=f"{__name__}:attend_in_four",
-    applies="scaled_dot_product_attention in float32 or half precision without dropout; masks without gradients",
+    applies="scaled_dot_product_attention in float32 or half precision without dropout; added masks in inference",
     fitting=lambda stats: stats.softmaxes > 0,
     order=105,
 )
@@ -86,7 +86,7 @@ def _attended(node: Node, args: Arguments) -> Node | None:
     *tensors, result = values
     if not have_one_dtype(tensors) or result.dtype not in DTYPES or not result.is_contiguous():
         return None
-    if not all(known_true(each.numel() > 0) for each in values) or not _may_mask(mask, of_mask, tensors[0]):
+    if not all(known_true(each.numel() > 0) for each in values) or not _may_mask(mask, of_mask, tensors[0], result):
         return None
     of_three = of_mask is not None and of_mask.dim() == 3
     if not of_three and all(each.dim() == 4 and _has_batches_of(each, tensors[0]) for each in tensors):
@@ -98,11 +98,14 @@ def _is_above_0(scale: object) -> bool:
     return scale is None or (isinstance(scale, int | float) and scale > 0)
 
 
-def _may_mask(mask: object, value: Tensor | None, q: Tensor) -> bool:
-    """Return whether there is no mask, or one without gradients that loses no digits."""
+def _may_mask(mask: object, value: Tensor | None, q: Tensor, result: Tensor) -> bool:
+    """Return whether there is no mask, or one that loses no digits.
+
+    Where one adds about -1e9 to all scores of a query, the gradients of fused kernels are too large by a factor.
+    """
     if value is None:
         return mask is None
-    return value.dtype in (torch.bool, q.dtype) and not value.requires_grad
+    return value.dtype == torch.bool or (value.dtype == q.dtype and not result.requires_grad)
 
 
 def _has_batches_of(one: Tensor, other: Tensor) -> bool:
