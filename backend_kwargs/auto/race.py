@@ -281,8 +281,12 @@ class Race:
         """Return Inductor's fastest code, with CUDA graphs and without, if this race cannot tell which of them serves.
 
         That is where its call has other graphs, whether eager won this one or not, and where both are about as fast.
+        Not in training on a GPU: CUDA graphs of two ways share a tree, and what the backward pass of one has kept was
+        alive where the other recorded.
         """
         best = self.leading
+        if self.stats.training and self.device.type == "cuda":
+            return None
         if best is None or best.made is None or not best.made.has_other or winner.name not in (best.row.name, EAGER):
             return None
         options = best.row.options, toggled(best.row.options)

@@ -127,7 +127,8 @@ def reduce_in_segments(gm: GraphModule, example_inputs: Inputs, wanted: Wanted =
         return graph.call_method("copy_", (args["input"], made)) if node.target in IN_PLACE else made
 
     targets = (*CALLS, *IN_PLACE, *(getattr(torch, name) for name in CALLS))
-    return replacing(targets, in_segments)(gm, example_inputs, wanted)
+    # A place is the call alone: what makes its index stays where an order is the first, and would go with the others.
+    return replacing(targets, in_segments, lambda node: [node])(gm, example_inputs, wanted)
 
 
 def _has_kernel(args: Arguments, own: Tensor, index: Tensor, src: Tensor, result: Tensor) -> bool:

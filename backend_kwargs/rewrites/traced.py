@@ -99,12 +99,15 @@ def _works(rewrite: Rewrite, example_inputs: Inputs) -> bool:
 
 
 def replacing(
-    targets: Collection[object], new_node: Callable[[Node, Arguments], Node | None]
+    targets: Collection[object],
+    new_node: Callable[[Node, Arguments], Node | None],
+    placed: Callable[[Node], Sequence[Node]] = dying_with,
 ) -> Callable[..., Change | None]:
     """Return a rewrite of dynamo's graph that replaces calls of `targets`: functions, or names of methods.
 
     `new_node(node, arguments)`, with the arguments by their names in the schema, inserts what replaces `node` before it
-    and returns that, or None where `node` stays. Operators of ours have no rules for `torch.func`'s transforms.
+    and returns that, or None where `node` stays; `placed` returns the nodes of a place. Operators of ours have no rules
+    for `torch.func`'s transforms.
     """
 
     def calls(gm: GraphModule) -> list[Node]:
@@ -121,7 +124,7 @@ def replacing(
                 new = new_node(node, args) if args is not None else None
             if new is None:
                 continue
-            if wanted(dying_with(node)):
+            if wanted(placed(node)):
                 replace(node, new)
                 count += 1
             else:

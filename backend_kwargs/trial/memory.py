@@ -43,10 +43,14 @@ def fill_free_memory(device: torch.device) -> None:
         for block in segment["blocks"]
         if block["state"] == "inactive"
     ]
-    # A tensor of a block's size gets that block, the largest first; blocks of another kind's sizes are never used.
-    fitting = sorted((size for size, kind in blocks if (kind == "small") == (size <= SMALL)), reverse=True)
+    # A tensor of a block's size gets that block, the largest first; small ones are in segments of their own.
+    whole = [size for size, kind in blocks if kind == "large" and size > SMALL]
+    small = [min(size - start, SMALL) for size, kind in blocks if kind == "small" for start in range(0, size, SMALL)]
     with suppress(torch.OutOfMemoryError):
-        held = [torch.empty(size, dtype=torch.uint8, device=device).fill_(0xFF) for size in fitting]
+        held = [
+            torch.empty(size, dtype=torch.uint8, device=device).fill_(0xFF)
+            for size in sorted(whole + small, reverse=True)
+        ]
         del held
 
 

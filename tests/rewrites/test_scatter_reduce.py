@@ -5,6 +5,7 @@ import torch
 from torch import nn
 from torch.testing import assert_close
 
+from backend_kwargs.rewrites.places import place_of
 from backend_kwargs.rewrites.scatter_reduce import reduce_in_segments, rows_in_order
 from tests.rewrites.lowering import agrees
 from tests.rewrites.on_a_cpu import compiled_by
@@ -161,6 +162,29 @@ def test_others_stay(name):
     fn, counts = compiled_by(reduce_in_segments, OTHERS[name])
     assert_close(fn(SRC.clone(), INDEX), OTHERS[name](SRC.clone(), INDEX))
     assert counts == [0]
+
+
+@torch.no_grad()
+def test_calls_that_share_an_order_are_one_place():
+    """Those that are chosen are replaced, whichever comes first."""
+    found = []
+
+    def wanted(nodes):
+        found.append(place_of("scatter_reduce", nodes).signature)
+        return True
+
+    def backend(gm, inputs):
+        assert reduce_in_segments(gm, inputs, wanted).count == 3
+        return gm.forward
+
+    def fn(s, i):
+        for _ in range(3):
+            s = zeros(s).scatter_add_(0, wide(i, s), s)[i]
+        return s
+
+    torch._dynamo.reset()
+    torch.compile(fn, backend=backend)(SRC, INDEX)
+    assert len(set(found)) == 1
 
 
 WRITES = {
