@@ -65,6 +65,7 @@ VIEWS = (aten.reshape.default, aten.view.default, aten._unsafe_view.default)
 # ---- the operator
 
 MOST_KEYS, MOST_WIDTH = 128, 128  # the limits of one tile of our kernel
+SHARED = 4  # batches with the same bias, from where our kernel takes several tiles
 MOST_KEYS_OF_LIBRARY = 256  # with a bias whose rows are aligned, a library's kernel takes half of cuDNN's time
 ALIGNED = 8  # numbers: rows of a bias as the library's kernel reads them
 
@@ -89,7 +90,10 @@ def _with_aligned_rows(bias: Tensor) -> Tensor:
 def _attention_cuda(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, scale: float) -> Tensor:
     from backend_kwargs.rewrites.kernels.attention import attention_over_few_keys
 
-    has_kernel = _has_few_keys(q, k, v, MOST_KEYS) and q.numel() > 0 and k.numel() > 0
+    # A bias that few batches share costs more to copy, with rows of whole tiles, than is gained.
+    is_shared = bias is not None and q.dtype in HALF and (bias.dim() < 4 or bias.shape[0] * SHARED <= q.shape[0])
+    most = MOST_KEYS_OF_LIBRARY if is_shared else MOST_KEYS
+    has_kernel = _has_few_keys(q, k, v, most) and q.numel() > 0 and k.numel() > 0
     return (attention_over_few_keys if has_kernel else _attention)(q, k, v, bias, scale)
 
 

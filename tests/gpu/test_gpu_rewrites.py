@@ -77,6 +77,7 @@ CALLS = {
     "attention bias": lambda dtype: (attention.attention, attention_args(dtype, 49, bias=True)),
     "attention bias repeats": lambda dtype: (attention.attention, window_args(dtype)),
     "attention": lambda dtype: (attention.attention, attention_args(dtype, 64, bias=False)),
+    "attention tiles of keys": lambda dtype: (attention.attention, attention_args(dtype, 197, bias=True)),
     "attention many keys": lambda dtype: (attention.attention, attention_args(dtype, 300, bias=True)),
 }
 

@@ -9,6 +9,7 @@ import triton.language as tl  # type: ignore[import-untyped,unused-ignore]
 
 from backend_kwargs.rewrites.kernels.launch import LEAST, LOG2_E, on_device_of, processors
 
+MOST_AT_ONCE, TILE = 128, 64  # keys whose scores stay in registers; queries and further keys of a tile
 PROGRAMS = 8  # of a multiprocessor, if each sums the gradient of a bias over several batches
 
 
@@ -44,27 +45,67 @@ def _attend(  # type: ignore[no-untyped-def]
     tl.store(out + at_out, made.to(out.dtype.element_ty), mask=in_rows & (column_of_v < width_of_v)[None, :])
 
 
+@triton.jit  # type: ignore[untyped-decorator,unused-ignore]
+def _attend_in_tiles(  # type: ignore[no-untyped-def]
+    q, k, v, bias, out, q_batch, q_head, q_row, k_batch, k_head, k_row, v_batch, v_head, v_row, b_batch, b_head, b_row,
+    b_column, period, heads, rows, keys, width, width_of_v, scale, TILE: tl.constexpr, WIDTH: tl.constexpr,
+    WIDTH_OF_V: tl.constexpr,
+):  # fmt: skip
+    """Compute attention for one tile of queries of one head, a tile of keys at a time; after them the bias is -inf."""
+    batch, head = tl.cast(tl.program_id(0) // heads, tl.int64), tl.program_id(0) % heads
+    row = tl.program_id(1) * TILE + tl.arange(0, TILE)
+    column, column_of_v = tl.arange(0, WIDTH)[None, :], tl.arange(0, WIDTH_OF_V)[None, :]
+    in_rows = (row < rows)[:, None]
+    at_q = q + batch * q_batch + head * q_head + row[:, None] * q_row + column
+    query = tl.load(at_q, mask=in_rows & (column < width), other=0.0)
+    top = tl.full((TILE,), -float("inf"), tl.float32)
+    total, made = tl.zeros((TILE,), tl.float32), tl.zeros((TILE, WIDTH_OF_V), tl.float32)
+    for first in range(0, keys, TILE):
+        key = first + tl.arange(0, TILE)
+        in_keys = (key < keys)[:, None]
+        at_k = k + batch * k_batch + head * k_head + key[:, None] * k_row + column
+        at_bias = bias + batch % period * b_batch + head * b_head + row[:, None] * b_row + key[None, :] * b_column
+        score = tl.dot(query, tl.trans(tl.load(at_k, mask=in_keys & (column < width), other=0.0))) * scale
+        score += tl.load(at_bias, mask=in_rows, other=0.0).to(tl.float32)
+        largest = tl.maximum(top, tl.max(score, 1))
+        shift = tl.where(largest == -float("inf"), 0.0, largest)  # of a query that sees no key, whose result is 0
+        power, before = tl.exp2((score - shift[:, None]) * LOG2_E), tl.exp2((top - shift) * LOG2_E)
+        at_v = v + batch * v_batch + head * v_head + key[:, None] * v_row + column_of_v
+        value = tl.load(at_v, mask=in_keys & (column_of_v < width_of_v), other=0.0)
+        total, top = total * before + tl.sum(power, 1), largest
+        made = made * before[:, None] + tl.dot(power.to(value.dtype), value)
+    made = made / tl.where(total == 0.0, 1.0, total)[:, None]
+    at_out = ((batch * rows + row[:, None]) * heads + head) * width_of_v + column_of_v
+    tl.store(out + at_out, made.to(out.dtype.element_ty), mask=in_rows & (column_of_v < width_of_v))
+
+
 def attention_over_few_keys(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, bias: torch.Tensor | None, scale: float
 ) -> torch.Tensor:
-    """Return attention as [batch, queries, heads, width]; all keys of a head must fit into one tile.
+    """Return attention as [batch, queries, heads, width].
 
-    The bias may have fewer batches, which repeat.
+    The bias may have fewer batches, which repeat. Of more than `MOST_AT_ONCE` keys there must be one.
     """
     batch, heads, rows, width = q.shape
     keys, width_of_v = v.shape[2:]
     q, k, v = (each if each.stride(3) == 1 else each.contiguous() for each in (q, k, v))
     out = torch.empty(batch, rows, heads, width_of_v, dtype=q.dtype, device=q.device)
+    in_tiles = bias is not None and keys > MOST_AT_ONCE
+    if bias is not None and in_tiles:  # Triton reads rows that are no multiple of 16 numbers one by one
+        bias = torch.nn.functional.pad(bias.expand(*bias.shape[:-1], keys), (0, -keys % TILE), value=-torch.inf)
     period = bias.shape[0] if bias is not None and bias.dim() == 4 else 1
-    of_bias = (0, 0, 0, 0) if bias is None else bias.expand(period, heads, rows, keys).stride()
-    tile = min(triton.next_power_of_2(max(rows, LEAST)), 64)
+    in_row = bias.shape[-1] if bias is not None and in_tiles else keys
+    of_bias = (0, 0, 0, 0) if bias is None else bias.expand(period, heads, rows, in_row).stride()
+    tile = TILE if in_tiles else min(triton.next_power_of_2(max(rows, LEAST)), TILE)
     padded = [max(triton.next_power_of_2(size), LEAST) for size in (keys, width, width_of_v)]
-    kernel: Any = _attend[(batch * heads, triton.cdiv(rows, tile))]
+    kernel: Any = (_attend_in_tiles if in_tiles else _attend)[(batch * heads, triton.cdiv(rows, tile))]
     strides = (stride for each in (q, k, v) for stride in each.stride()[:3])
+    options = (tile, *padded[1:]) if in_tiles else (bias is not None, q.dtype == torch.float32, tile, *padded)
     with on_device_of(q):
         kernel(
             q, k, v, q if bias is None else bias, out, *strides, *of_bias, period, heads, rows, keys, width, width_of_v,
-            scale, bias is not None, q.dtype == torch.float32, tile, *padded, num_warps=4 if padded[0] <= 128 else 8,
+            scale, *options, num_warps=4 if in_tiles or padded[0] <= MOST_AT_ONCE else 8,
+            num_stages=2 if in_tiles else 3,
         )  # fmt: skip
     return out
 
