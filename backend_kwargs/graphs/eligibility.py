@@ -3,6 +3,7 @@
 from collections.abc import Callable, Collection, Iterator, Sequence
 from functools import partial
 from operator import attrgetter, methodcaller
+from typing import Any
 
 import torch
 from torch.fx import GraphModule, Node
@@ -117,7 +118,10 @@ def _stays(node: Node) -> bool:
 def _value(node: Node, known: dict[Node, torch.Tensor]) -> torch.Tensor:
     """Return what a node of constants gives."""
     if node not in known:
-        args, kwargs = map_arg((node.args, node.kwargs), partial(_value, known=known))
+        given: Any = map_arg((node.args, node.kwargs), partial(_value, known=known))
+        args, kwargs = given
+        if name_of_call(node) in CHANGING:
+            args = args[0].clone(), *args[1:]  # what was computed before reads the values before
         call = methodcaller(node.target, *args[1:], **kwargs) if isinstance(node.target, str) else node.target
         known[node] = call(args[0]) if isinstance(node.target, str) else call(*args, **kwargs)
     return known[node]

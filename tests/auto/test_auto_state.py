@@ -257,6 +257,13 @@ TABLE, X = torch.randn(10, 4), torch.rand(5)
         pytest.param(
             lambda t, x: t[[a := torch.arange(5) * 2.0, torch.neg(x, out=a), a.long()][-1]], True, id="numbers written"
         ),
+        pytest.param(
+            lambda t, x: t[
+                [a := torch.arange(1, 2) * 1.0, b := a * 1.5 - 0.50001, (operator.iadd(a, 1.0) + b).long()][-1]
+            ],
+            True,
+            id="read before a change in place",
+        ),
         pytest.param(lambda t, x: t[(torch.arange(10) * 0.999999).long()], True, id="constants near the next one"),
         pytest.param(lambda t, x: t[(torch.arange(5) * 1.0 + x).long()], True, id="constants and numbers"),
         pytest.param(lambda t, x: t[(torch.rand(5) * 9).long()], True, id="drawn"),
