@@ -23,6 +23,7 @@ from backend_kwargs.rewrites.matching import (
     input_of,
     insert,
     known_true,
+    of_each,
     prims,
     read,
     register,
@@ -100,7 +101,9 @@ class Affine:
 def operands(node: Node) -> tuple[Any, ...]:
     """Return input, weight, bias, stride, padding, dilation and groups of a convolution."""
     args = read(node)
-    return tuple(args[name] for name in ("input", "weight", "bias", "stride", "padding", "dilation", "groups"))
+    size = args["weight"].meta["val"].shape[2:]
+    geometry = ([*of_each(args[name], size)] for name in ("stride", "padding", "dilation"))
+    return (args["input"], args["weight"], args["bias"], *geometry, args["groups"])
 
 
 def add_patterns(passes: PatternMatcherPass) -> None:

@@ -182,7 +182,8 @@ def _computes(node: Node, end: Node) -> bool:
         return False
     x, w, result, wanted = values
     alike = same_sizes(result.shape, wanted.shape) and _has_channels_last(wanted)
-    return alike and _fit(x, w, result, args["groups"], args["dilation"])
+    *_, dilation, groups = operands(node)
+    return alike and _fit(x, w, result, groups, dilation)
 
 
 def _fit(x: Tensor, w: Tensor, result: Tensor, groups: object, dilation: Sequence[Any]) -> bool:

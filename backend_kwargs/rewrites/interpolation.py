@@ -14,8 +14,8 @@ from torch import Tensor
 from torch.fx import Node
 from torch.fx.node import map_arg
 
-from backend_kwargs.rewrites.matching import Arguments, arguments_of, bytes_of, have_one_dtype, hint, used_once
-from backend_kwargs.rewrites.patches import CONVOLUTIONS, of_each
+from backend_kwargs.rewrites.matching import Arguments, arguments_of, bytes_of, have_one_dtype, hint, of_each, used_once
+from backend_kwargs.rewrites.patches import CONVOLUTIONS
 from backend_kwargs.rewrites.table import Rewrite
 from backend_kwargs.rewrites.traced import changes_meanwhile, examples, replacing
 

@@ -123,6 +123,12 @@ def read(node: Node) -> Arguments:
     return args
 
 
+def of_each(option: Any, size: tuple[int, ...]) -> tuple[Any, ...]:
+    """Return an option for each dimension."""
+    numbers = tuple(option) if isinstance(option, tuple | list) else (option,)
+    return numbers * len(size) if len(numbers) == 1 else numbers
+
+
 def input_of(node: Node) -> Any:
     """Return the first argument of a call in a lowered graph: what it converts, reshapes or copies, say."""
     return next(iter(read(node).values()))

@@ -6,7 +6,6 @@ cuDNN first converts layouts, pads channels, or has only slow kernels for so few
 import math
 import operator
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 import torch.nn.functional as F  # noqa: N812
@@ -15,7 +14,7 @@ from torch.fx import Node
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 from torch.fx.node import Argument
 
-from backend_kwargs.rewrites.matching import HALF, Arguments, known_true
+from backend_kwargs.rewrites.matching import HALF, Arguments, known_true, of_each
 from backend_kwargs.rewrites.table import Rewrite
 from backend_kwargs.rewrites.traced import examples, replacing
 
@@ -95,12 +94,6 @@ def _patches(args: Arguments) -> _Patches | None:
         return None
     counts = tuple(map(operator.floordiv, sizes, size))
     return _Patches(args["input"], args["weight"], args["bias"], counts, size)
-
-
-def of_each(option: Any, size: tuple[int, ...]) -> tuple[Any, ...]:
-    """Return an option for each dimension."""
-    numbers = tuple(option) if isinstance(option, tuple | list) else (option,)
-    return numbers * len(size) if len(numbers) == 1 else numbers
 
 
 def has_channels_last(result: Tensor) -> bool | None:

@@ -8,8 +8,8 @@ import torch.nn.functional as F  # noqa: N812
 from torch.fx import Node
 from torch.fx.node import Argument
 
-from backend_kwargs.rewrites.matching import DTYPES, Arguments
-from backend_kwargs.rewrites.patches import geometry_of, has_channels_last, of_each
+from backend_kwargs.rewrites.matching import DTYPES, Arguments, of_each
+from backend_kwargs.rewrites.patches import geometry_of, has_channels_last
 from backend_kwargs.rewrites.table import Rewrite
 from backend_kwargs.rewrites.traced import example, examples, replacing
 

@@ -52,6 +52,15 @@ def test_matches(options):
     assert matched(layer(**options), (image(options.get("dtype", torch.bfloat16)),), "grouped_convolution") == 1
 
 
+@pytest.mark.parametrize("name", ["stride", "padding", "dilation"])
+@pytest.mark.parametrize("groups", [3, 12], ids=["groups", "depthwise"])
+def test_a_list_of_one_number_is_that_for_both_dimensions(name, groups):
+    """ATen's lists need not have a number for each dimension."""
+    module = layer(groups=groups)
+    setattr(module, name, (2,))
+    assert matched(module, (image(),), "grouped_convolution") == 1
+
+
 @SETTINGS
 @given(
     dtype=st.sampled_from([torch.bfloat16, torch.float16]),
