@@ -76,9 +76,11 @@ class Alternation:
     def _call(self, graph: Ways, raced: Call, *inputs: object) -> object:
         with self._lock:
             self._disturbed |= threading.get_ident() != self._thread
+            if again := graph in self._called:  # the time ends it also where one of the others is called no more
+                self._ends = min(self._ends, self._clock() + LONGEST_S)
             # One that is called again after all others begins a new call of the user's.
-            again = graph in self._called and len(self._called) == len(self.graphs)
-            if (again or self._clock() > self._ends) and not any(each.waiting for each in self.graphs):
+            begins = again and len(self._called) == len(self.graphs)
+            if (begins or self._clock() > self._ends) and not any(each.waiting for each in self.graphs):
                 self._begin()
             self._called.add(graph)
             if self.is_over:
@@ -111,12 +113,13 @@ class Alternation:
         way, why = fastest(self.samples)[0] if enough else AS_RACED, ""
         if enough:
             why = ", ".join(f"{way} {sorted(each)[len(each) // 2] * 1e3:.3g} ms" for way, each in self.samples.items())
-        for graph in self.graphs:
+        ended, self.graphs = self.graphs, []
+        for graph in ended:
             graph.entry.__setstate__((graph.keep(way), (), {}, None))
             graph.calls = {}
-            graph.decided(graph.rows[way], why)
-        self.graphs.clear()
         self._plan.close()  # which holds this
+        for graph in ended:  # all of them serve by now, since a store may fail, or be interrupted
+            graph.decided(graph.rows[way], why)
 
     def _in_turn(self) -> Generator[str, None, None]:
         """Yield the way of each call; what is between two of them is timed."""
@@ -127,11 +130,10 @@ class Alternation:
         agree = AS_RACED not in ways and all(each.is_clear for each in self.graphs)
         if agree or not all(map(has_room, self._devices)):
             return
-        self._ends = self._clock() + LONGEST_S
         for way in ways:
             yield from [way] * WARM_UPS
             seconds = yield from self._timed(way, 1)
-            calls = max(calls, min(round(BLOCK_S / max(seconds, 1e-6)), MOST_CALLS))
+            calls = max(calls, min(round(BLOCK_S / seconds), MOST_CALLS))
         self.samples = {way: [] for way in ways}
         shuffled = random.Random(0)  # noqa: S311 - the state of no other generator changes
         while min(map(len, self.samples.values())) < MOST_ROUNDS:
@@ -144,7 +146,7 @@ class Alternation:
     def _timed(self, way: str, calls: int) -> Generator[str, None, float]:
         began = self._now()
         yield from [way] * calls
-        return (self._now() - began) / calls
+        return max(self._now() - began, 1e-6) / calls  # the clock may stand still
 
     def _now(self) -> float:
         for device in self._devices:

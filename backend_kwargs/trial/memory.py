@@ -30,9 +30,9 @@ def fill_free_memory(device: torch.device) -> None:
     """Fill the memory that torch's allocator has free on a GPU with bytes that are nan in each floating-point dtype.
 
     What reads memory that it has not written, or before another of its threads has, returns right numbers where those
-    of the call before are still there.
+    of the call before are still there. Other allocators than torch's own tell nothing of what they have free.
     """
-    if device.type != "cuda":
+    if device.type != "cuda" or torch.cuda.get_allocator_backend() != "native":
         return
     stream = torch.cuda.current_stream(device)
     blocks = [
@@ -52,6 +52,7 @@ def fill_free_memory(device: torch.device) -> None:
             for size in sorted(whole + small, reverse=True)
         ]
         del held
+    torch.cuda.reset_peak_memory_stats(device)  # what `has_room` reads is what calls took, and not all that was free
 
 
 def peak_memory(call: Callable[[], object], device: torch.device, held: int | None = None) -> int | None:

@@ -81,6 +81,7 @@ def planted():
         pytest.param({"without": 0.008}, WITHOUT, id="without"),
         pytest.param({"with": 0.00995}, WITHOUT, id="within the slack"),
         pytest.param({"with": 0.0098}, WITH, id="beyond the slack"),
+        pytest.param({"with": 0.0}, WITH, id="a clock that stands still"),
     ],
 )
 def test_the_faster_way_serves(planted, seconds, winner):
@@ -209,6 +210,31 @@ def test_time_ends_it_where_a_graph_is_called_no_more(planted):
     planted.run(4000)
     assert planted.winners == [WITH, WITH]
     assert first.func is not planted.alternation._call
+
+
+def test_time_ends_it_where_a_graph_joins_later_than_another_was_called(planted):
+    """A branch that is first taken when the other one is taken no more ends after the same time."""
+    planted.graph(WITH)
+    planted.graph(WITH)
+    planted.run(3)
+    planted.entries[0](1)
+    planted.graph(WITH)
+    del planted.entries[1]
+    planted.run(4000)
+    assert planted.winners == [WITH] * 3
+
+
+def test_each_graph_serves_also_where_one_cannot_be_stored(planted):
+    """An error or an interrupt while the outcome of a graph is noted leaves no other graph without what serves."""
+
+    def interrupted(row, why):
+        raise KeyboardInterrupt
+
+    made = [planted.graph(**{"with": 0.008}), planted.graph(**{"with": 0.008})]
+    planted.alternation.graphs[0].decided = interrupted
+    with pytest.raises(KeyboardInterrupt):
+        planted.run()
+    assert [entry.func for entry in planted.entries] == [calls[WITH] for calls in made]
 
 
 def test_several_threads_end_it(planted):

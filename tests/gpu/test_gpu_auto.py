@@ -422,3 +422,21 @@ def test_free_memory_is_filled(size):
     del freed
     trial.fill_free_memory(torch.device("cuda", 0))
     assert torch.empty(size, device="cuda").isnan().all()
+
+
+def test_filled_memory_counts_as_no_calls():
+    """Where nothing but free memory was filled, a GPU has room for what calls take."""
+    freed = torch.empty(torch.cuda.mem_get_info()[0] // 2, dtype=torch.uint8, device="cuda")
+    del freed
+    trial.fill_free_memory(torch.device("cuda", 0))
+    assert torch.cuda.max_memory_allocated() == torch.cuda.memory_allocated()
+
+
+def test_memory_of_other_allocators_is_not_filled():
+    """CUDA's own allocator tells nothing of what it has free, which is no error of a candidate."""
+    code = (
+        "import os; os.environ['PYTORCH_CUDA_ALLOC_CONF'] = 'backend:cudaMallocAsync'\n"
+        "import torch; from backend_kwargs.trial import fill_free_memory\n"
+        "fill_free_memory(torch.ones(1, device='cuda').device); print(torch.cuda.get_allocator_backend())"
+    )
+    assert subprocess.check_output([sys.executable, "-c", code], text=True).split() == ["cudaMallocAsync"]
