@@ -127,24 +127,14 @@ def test_what_was_found_is_told(planted):
 # ---- what is timed
 
 
-def test_the_graphs_of_a_call_run_the_same_way(planted):
-    """No call of the user's has a graph of another way than its first one."""
-    for _ in range(3):
-        planted.graph()
-    planted.run(300)
-    of_calls = [planted.ran[at : at + 3] for at in range(0, len(planted.ran), 3)]
-    assert all(len({way for _, way in call}) == 1 for call in of_calls)
-    assert {way for _, way in planted.ran} == {WITH, WITHOUT}
-
-
-def test_a_graph_may_be_called_more_than_once_in_a_call(planted):
+@pytest.mark.parametrize("order", [pytest.param([0, 1, 2], id="once"), pytest.param([0, 0, 0, 1], id="loop")])
+def test_the_graphs_of_a_call_run_the_same_way(planted, order):
     """A call begins with a graph that is called again after all others, not with each one of a loop in the model."""
-    planted.graph()
-    planted.graph()
-    layer, last = planted.entries
-    planted.entries = [layer, layer, layer, last]
+    for _ in {*order}:
+        planted.graph()
+    planted.entries = [planted.entries[at] for at in order]
     planted.run(300)
-    of_calls = [planted.ran[at : at + 4] for at in range(0, len(planted.ran), 4)]
+    of_calls = [planted.ran[at : at + len(order)] for at in range(0, len(planted.ran), len(order))]
     assert all(len({way for _, way in call}) == 1 for call in of_calls)
     assert {way for _, way in planted.ran} == {WITH, WITHOUT}
 
@@ -163,14 +153,12 @@ def test_warm_up_calls_are_not_timed(planted):
     """The first calls of a way, and the first of each block, may take any time."""
     seconds = {"with": 0.008}
     planted.graph(**seconds)
-    slow, entry, ran = {"without": 5.0, "with": 5.0}, planted.entries[0], planted.ran
+    ran = planted.ran
     for _ in range(ENOUGH):
-        before = planted.now
-        entry(1)
-        way = ran[-1][1]
-        first = len(ran) < 2 or ran[-2][1] != way
-        if first and before < 100:
-            planted.now += slow["with"] / 100
+        early = planted.now < 100
+        planted.run(1)
+        if early and (len(ran) < 2 or ran[-2][1] != ran[-1][1]):
+            planted.now += 0.05
     assert planted.winners == [WITH]
 
 
