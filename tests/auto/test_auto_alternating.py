@@ -189,27 +189,20 @@ def test_time_ends_it(planted):
     assert planted.told == [(WITH, "")]
 
 
-def test_time_ends_it_where_a_graph_is_called_no_more(planted):
-    """A graph of the first call that no other has ends nothing else."""
-    planted.graph(WITH)
-    planted.graph(WITH)
-    planted.run(10)
-    (first, _), planted.entries = planted.entries, planted.entries[:1]
-    planted.run(4000)
-    assert planted.winners == [WITH, WITH]
-    assert first.func is not planted.alternation._call
-
-
-def test_time_ends_it_where_a_graph_joins_later_than_another_was_called(planted):
-    """A branch that is first taken when the other one is taken no more ends after the same time."""
+@pytest.mark.parametrize("joined", [pytest.param(0, id="alone"), pytest.param(1, id="another joins")])
+def test_time_ends_it_where_a_graph_is_called_no_more(planted, joined):
+    """A graph of the first calls that no other has ends nothing else."""
     planted.graph(WITH)
     planted.graph(WITH)
     planted.run(3)
-    planted.entries[0](1)
-    planted.graph(WITH)
+    first = planted.entries[0]
+    first(1)
+    for _ in range(joined):
+        planted.graph(WITH)
     del planted.entries[1]
     planted.run(4000)
-    assert planted.winners == [WITH] * 3
+    assert planted.winners == [WITH] * (2 + joined)
+    assert first.func is not planted.alternation._call
 
 
 def test_each_graph_serves_also_where_one_cannot_be_stored(planted):
