@@ -192,13 +192,13 @@ def test_time_ends_it(planted):
 @pytest.mark.parametrize("joined", [pytest.param(0, id="alone"), pytest.param(1, id="another joins")])
 def test_time_ends_it_where_a_graph_is_called_no_more(planted, joined):
     """A graph of the first calls that no other has ends nothing else."""
-    planted.graph(WITH)
-    planted.graph(WITH)
+    planted.graph()
+    planted.graph()
     planted.run(3)
     first = planted.entries[0]
     first(1)
     for _ in range(joined):
-        planted.graph(WITH)
+        planted.graph()
     del planted.entries[1]
     planted.run(4000)
     assert planted.winners == [WITH] * (2 + joined)
@@ -207,20 +207,16 @@ def test_time_ends_it_where_a_graph_is_called_no_more(planted, joined):
 
 def test_each_graph_serves_also_where_one_cannot_be_stored(planted):
     """An error or an interrupt while the outcome of a graph is noted leaves no other graph without what serves."""
-
-    def interrupted(row, why):
-        raise KeyboardInterrupt
-
-    made = [planted.graph(**{"with": 0.008}), planted.graph(**{"with": 0.008})]
-    planted.alternation.graphs[0].decided = interrupted
-    with pytest.raises(KeyboardInterrupt):
+    made = [planted.graph(without=0.02) for _ in range(2)]
+    planted.alternation.graphs[0].decided = lambda row, why: 1 / 0
+    with pytest.raises(ZeroDivisionError):
         planted.run()
     assert [entry.func for entry in planted.entries] == [calls[WITH] for calls in made]
 
 
 def test_several_threads_end_it(planted):
     """Calls in another thread leave what the race chose."""
-    planted.graph(WITH, without=0.001)
+    planted.graph(without=0.001)
     planted.run(20)
     thread = threading.Thread(target=planted.run, args=(2,))
     thread.start()
@@ -230,7 +226,7 @@ def test_several_threads_end_it(planted):
 
 def test_a_seal_ends_it(planted):
     """While a function is sealed its calls run one way."""
-    planted.graph(WITH, without=0.001)
+    planted.graph(without=0.001)
     planted.run(20)
     token = AHEAD.set(True)
     planted.run(1)
@@ -244,7 +240,7 @@ def test_it_takes_memory_for_all_ways(planted, monkeypatch):
     """Where a device has no room, the other way is never called."""
     monkeypatch.setattr(alternating, "has_room", lambda device: False)
     planted.alternation = Alternation([torch.device("cpu")], lambda: planted.now)
-    planted.graph(WITH, without=0.001)
+    planted.graph(without=0.001)
     planted.run(3)
     assert planted.told == [(WITH, "")]
     assert {way for _, way in planted.ran} == {WITH}
@@ -284,7 +280,7 @@ def test_what_all_races_tell_clearly_is_not_tried(planted, raced, ways):
 
 def test_a_way_that_fails_is_given_up(planted):
     """The call is made again as it was raced, which serves from then on."""
-    planted.graph(WITH, fails=WITHOUT)
+    planted.graph(fails=WITHOUT)
     planted.run(3)
     assert planted.ran == [(0, WITH), (0, WITHOUT), (0, WITH), (0, WITH)]
     assert planted.told == [(WITH, "")]
@@ -292,7 +288,7 @@ def test_a_way_that_fails_is_given_up(planted):
 
 def test_a_call_that_writes_is_not_made_again(planted):
     """Its error is the user's to see; what was raced serves from then on."""
-    planted.graph(WITH, fails=WITHOUT, repeats=False)
+    planted.graph(fails=WITHOUT, repeats=False)
     planted.run(1)
     with pytest.raises(RuntimeError, match=r"^planted$"):
         planted.run(1)
@@ -302,7 +298,7 @@ def test_a_call_that_writes_is_not_made_again(planted):
 
 def test_errors_of_what_was_raced_are_the_users(planted):
     """They are raised once, and change nothing."""
-    planted.graph(WITH, fails=WITH)
+    planted.graph(fails=WITH)
     with pytest.raises(RuntimeError, match=r"^planted$"):
         planted.run(1)
     assert planted.ran == [(0, WITH)]
