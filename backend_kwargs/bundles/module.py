@@ -194,6 +194,13 @@ class CompiledModule:
         loaded._built, loaded._state, loaded._notes = built, State.CHECKPOINT_LOADED, notes
         return loaded
 
+    @staticmethod
+    def to_dict(*_: object, **__: object) -> NoReturn:
+        """Raise: it was removed, as `from_dict` was."""
+        raise removed("CompiledModule.to_dict() or from_dict()", "save(path) and load(path, module)")
+
+    from_dict = to_dict
+
     def describe(self) -> str:
         """Return the config's changed fields, then facts about the code, one per line."""
         head = f"{self.name}({self.config.describe()})"

@@ -286,11 +286,19 @@ def test_a_deployed_module_serves(bundle_with_code, x):
     assert "graphs loaded in this process: 1, compiled: 0" in loaded.describe()
 
 
-def test_guards_cannot_be_left_out(loaded):
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda loaded: loaded.deploy(guards=False), f"deploy(guards=False) was removed: {GUARDED}."),
+        (lambda loaded: loaded.from_dict({}), "CompiledModule.to_dict() or from_dict() was removed: save(path) and load(path, module)."),
+    ],
+    ids=["guards", "dict"],
+)
+def test_what_was_removed(loaded, call, message):
     """The error says what to call instead."""
     with pytest.raises(BackendKwargsError) as raised:
-        loaded.deploy(guards=False)
-    assert str(raised.value) == f"deploy(guards=False) was removed: {GUARDED}."
+        call(loaded)
+    assert str(raised.value) == message
 
 
 @pytest.mark.parametrize(
