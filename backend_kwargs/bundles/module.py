@@ -197,7 +197,7 @@ class CompiledModule:
     @staticmethod
     def to_dict(*_: object, **__: object) -> NoReturn:
         """Raise: it was removed, as `from_dict` was."""
-        raise removed("CompiledModule.to_dict() or from_dict()", "save(path) and load(path, module)")
+        raise removed("to_dict() or from_dict()", "save(path) and load(path, module)")
 
     from_dict = to_dict
 

@@ -290,7 +290,10 @@ def test_a_deployed_module_serves(bundle_with_code, x):
     ("call", "message"),
     [
         (lambda loaded: loaded.deploy(guards=False), f"deploy(guards=False) was removed: {GUARDED}."),
-        (lambda loaded: loaded.from_dict({}), "CompiledModule.to_dict() or from_dict() was removed: save(path) and load(path, module)."),
+        (
+            lambda loaded: loaded.from_dict({}),
+            "to_dict() or from_dict() was removed: save(path) and load(path, module).",
+        ),
     ],
     ids=["guards", "dict"],
 )
