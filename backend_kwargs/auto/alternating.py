@@ -79,8 +79,9 @@ class Alternation:
             if again := graph in self._called:  # the time ends it also where one of the others is called no more
                 self._ends = min(self._ends, self._clock() + LONGEST_S)
             # One that is called again after all others begins a new call of the user's.
-            begins = again and len(self._called) == len(self.graphs)
-            if (begins or self._clock() > self._ends) and not any(each.waiting for each in self.graphs):
+            if ((again and len(self._called) == len(self.graphs)) or self._clock() > self._ends) and not any(
+                each.waiting for each in self.graphs
+            ):
                 self._begin()
             self._called.add(graph)
             if self.is_over:

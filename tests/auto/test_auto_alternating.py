@@ -361,7 +361,6 @@ def test_each_call_is_right(auto, store, monkeypatch, way, winner):
         torch.testing.assert_close(gradients(model, fn, x), want)
     assert not process_memory.memory().alternations
     found = Catalogue(store).all()
-    assert all(each.calls for each in found)
     served = {WITHOUT: "default", AS_RACED: winner, WITH: "cudagraphs"}[
         way if winner == "eager" or way == WITH else WITHOUT
     ]
