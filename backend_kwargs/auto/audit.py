@@ -14,9 +14,11 @@ from backend_kwargs import trial
 from backend_kwargs.auto.candidates import RaceCandidate
 from backend_kwargs.auto.decide import asked_by
 from backend_kwargs.auto.head_to_head import Runner
-from backend_kwargs.auto.race import SLOW_S, Race, begun, dynamo_seconds, race
+from backend_kwargs.auto.race import begun, dynamo_seconds, in_eager, prepared, race
 from backend_kwargs.auto.request import Request
 from backend_kwargs.auto.sandbox import sandboxed
+from backend_kwargs.auto.selection import RaceState
+from backend_kwargs.auto.steps import SLOW_S, execute
 from backend_kwargs.errors import BackendKwargsError
 from backend_kwargs.facts.decision import DEFAULT, EAGER, Decision, RaceRow
 from backend_kwargs.options.layers import Options
@@ -84,7 +86,7 @@ def measured(request: Request, decision: Decision, effort: Effort, tell: Tell) -
     wanted, fresh_labels = _wanted(decision, [row for row in fresh if trusts(row.name, row)], trusts)
     with sandboxed(request.gm) as sandbox:
         settings = replace(request.settings, budget_s=COMPILE_S)
-        running = begun(replace(request, settings=settings), lambda name, done: None, sandbox, dynamo_seconds())
+        running = begun(replace(request, settings=settings), sandbox, dynamo_s=dynamo_seconds())
         return replace(_timed(running, wanted, effort, tell), fresh=fresh_labels)
 
 
@@ -124,10 +126,9 @@ def _wanted(
     return wanted, tuple(add(row.name, row.options, row.compiler) for row in fresh)
 
 
-def _timed(running: Race, wanted: Mapping[str, Wanted], effort: Effort, tell: Tell) -> Measured:
+def _timed(running: RaceState, wanted: Mapping[str, Wanted], effort: Effort, tell: Tell) -> Measured:
     """Compile and check the candidates, and time those that pass in turn."""
-    eager = running.entered_eager()
-    running.checks.compute_reference()
+    eager = execute(running, in_eager(running))
     runners: dict[str, Runner] = {}
     found: dict[str, Contender] = {}
     # What default draws is the reference of a random graph.
@@ -152,7 +153,7 @@ def _timed(running: Race, wanted: Mapping[str, Wanted], effort: Effort, tell: Te
     return Measured(tuple(found[label] for label in wanted), samples, again)
 
 
-def _checked(running: Race, wanted: Wanted, eager: Runner, runners: dict[str, Runner]) -> Contender:
+def _checked(running: RaceState, wanted: Wanted, eager: Runner, runners: dict[str, Runner]) -> Contender:
     """Return a contender; if it passed the check, and its code is new, it is added to `runners`."""
     name, candidate = wanted
     label = candidate.name
@@ -160,7 +161,7 @@ def _checked(running: Race, wanted: Wanted, eager: Runner, runners: dict[str, Ru
         runners[label] = eager
         return Contender(name, label, eager.row, label)
     make = partial(running.compiles.compile, candidate.options, candidate.compiler)
-    runner = running.prepared(candidate, candidate.options, eager, make)
+    runner = execute(running, prepared(running, eager, candidate, candidate.options, make))
     if runner:
         runners[label] = runner
         return Contender(name, label, runner.row, label)

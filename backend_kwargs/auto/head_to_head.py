@@ -9,6 +9,7 @@ import torch
 from backend_kwargs import trial
 from backend_kwargs.auto.candidates import GRAPHS_COMPLEXITY, SLACK, RaceCandidate, records
 from backend_kwargs.auto.compiling import Candidate
+from backend_kwargs.facts import Compiled
 from backend_kwargs.facts.decision import EAGER, RaceRow, is_unclear
 from backend_kwargs.trial import Interval
 
@@ -24,13 +25,24 @@ LITTLE = 1 << 20  # bytes by which peaks of one callable differ between runs
 
 @dataclass(slots=True)
 class Runner:
-    """A candidate that passed the check: its row, its call, its code to compare, and what was made of it."""
+    """A candidate and its row; what was made of it; and once it is checked its call, and its code to compare."""
 
     candidate: RaceCandidate
     row: RaceRow
-    call: Callable[[], object]
-    code: tuple[tuple[str, bool], ...]
+    call: Callable[[], object] = lambda: None
+    code: tuple[tuple[str, bool], ...] = ()
     made: Candidate | None = None
+
+    @property
+    def runs(self) -> bool:
+        """Whether nothing is wrong with it up to now."""
+        return self.row.status == "pass"
+
+    @property
+    def compiled(self) -> Compiled:
+        """What the candidate was compiled to."""
+        assert self.made is not None
+        return self.made.compiled
 
     @property
     def complexity(self) -> int:

@@ -1,11 +1,12 @@
-"""Which candidate of a race is next, how long it takes, and why the others are skipped."""
+"""What is known of a race, and what follows from it: which candidate is next, and why the others are skipped."""
 
 import math
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from enum import Enum, auto
-from functools import cache, cached_property
+from functools import cache, cached_property, partial
 
 import torch
 from torch.fx import GraphModule
@@ -31,18 +32,25 @@ from backend_kwargs.auto.candidates import (
     why_not_raced,
 )
 from backend_kwargs.auto.compiling import Compiles
-from backend_kwargs.auto.graph_stats import GraphStats, padded_in
+from backend_kwargs.auto.graph_stats import GraphStats, observed_stats, padded_in
 from backend_kwargs.auto.head_to_head import MARGIN, Runner
 from backend_kwargs.auto.places import matching, worth_it
 from backend_kwargs.auto.request import RaceContext, Request
 from backend_kwargs.auto.result_checks import ResultChecks
+from backend_kwargs.auto.sandbox import Sandbox
 from backend_kwargs.auto.settings import RaceSettings
 from backend_kwargs.auto.verdicts import Verdict
+from backend_kwargs.facts import Call
 from backend_kwargs.facts.decision import DEFAULT, EAGER, PlaceRow, RaceRow
+from backend_kwargs.graphs.freezing import freezable_parameters
 from backend_kwargs.graphs.replay import Task
 from backend_kwargs.options.layers import Options, standing, with_users
 from backend_kwargs.rewrites.places import Place
 from backend_kwargs.rewrites.table import find_rewrite
+from backend_kwargs.torch_internals.device_peaks import peaks_of
+from backend_kwargs.trial import Results, may_draw, tensors_of
+
+Progress = Callable[[str, float], None]
 
 LEAST_GAIN = 0.03  # a candidate that cannot gain this much is skipped
 LEAST_COMPILE_S = 0.5  # assumed for default, whose own compile is faster when it hits Inductor's cache
@@ -67,26 +75,78 @@ class Reason:
 
 
 @dataclass
-class Selection:
-    """What is known of a race's candidates: its subject, then what has been measured up to now.
+class RaceState:
+    """A race: its subject, its parts, and what has been measured up to now.
 
-    `rows` are those of the race, and `compiles` its compiles; the first one took `default_s`. `verdicts` has those of
-    the `places` that were looked for, as far as they were raced by themselves. `best_row` is the fastest of Inductor's,
-    whose options the next ones extend.
+    Each call is made after `dynamo_s`, the time of dynamo's guards. The first compile took `default_s`. `verdicts` has
+    those of the `places` that were looked for, as far as they were raced by themselves. `best_row` is the fastest of
+    Inductor's, whose options the next ones extend, and `leading` what was made of it. `codes` has the first candidate
+    with each code.
     """
 
     request: Request
     task: Task
-    stats: GraphStats
     device: torch.device
     budget: Budget
     checks: ResultChecks
-    rows: list[RaceRow]
     compiles: Compiles
+    sandbox: Sandbox
+    tell: Progress
+    dynamo_s: float
+    rows: list[RaceRow] = field(default_factory=list)
     default_s: float = 0.0
     places: list[Place] = field(default_factory=list)
     verdicts: dict[Place, Verdict] = field(default_factory=dict)
+    codes: dict[tuple[object, ...], str] = field(default_factory=dict)
     best_row: RaceRow | None = None
+    leading: Runner | None = None
+
+    @cached_property
+    def stats(self) -> GraphStats:
+        """What a further run of the graph in eager shows."""
+        task = self.task
+        _, stats = observed_stats(
+            partial(task.observe, task.copy()),
+            _bytes,
+            bytes_read=task.inputs.bytes,
+            device=self.device.type,
+            training=task.training,
+            writes=bool(task.inputs.written),
+            dynamic=any(isinstance(value, torch.SymInt) for value in task.inputs.values),
+            frozen=len(freezable_parameters(task.gm, self.request.example_inputs)) if self.request.frozen else 0,
+        )
+        # Operators inside a higher-order operator are not counted, and a tag says what may draw.
+        return replace(stats, random=self.checks.random)
+
+    @property
+    def draws_its_own(self) -> bool:
+        """Whether compiled code returns other random numbers than eager: what is drawn for nothing is not lowered."""
+        if not self.checks.random or self.context.fixed.get("fallback_random"):
+            return False
+        nodes = [node for each in self.compiles.lowered for node in each.gm.graph.nodes if node.op == "call_function"]
+        return not nodes or any(may_draw(node.target, node.args, node.kwargs) for node in nodes)
+
+    def caller(self, fn: Call) -> Callable[[], object]:
+        """Return the call of a candidate on the race's inputs."""
+        return self.task.caller(partial(_after_guards, fn, self.dynamo_s))
+
+    @property
+    def limit_s(self) -> float:
+        """The least seconds of a call: all that it multiplies at the GPU's peak, or each byte once; 0 if not known."""
+        dtype = next((each.dtype for each in tensors_of(self.task.inputs.values) if each.is_floating_point()), None)
+        peaks = peaks_of(self.device, dtype) if dtype and not self.stats.training else None
+        if peaks is None:
+            return 0.0
+        moved = self.stats.bytes_read + self.stats.bytes_written
+        return max(moved / peaks.bytes_per_s, self.stats.flops / peaks.flops_per_s)
+
+    def note(self, *rows: RaceRow) -> None:
+        """List rows, each once."""
+        self.rows += [row for row in rows if not any(row is each for each in self.rows)]
+
+    def is_first(self, champion: Runner) -> bool:
+        """Return whether nothing compiled has been compared yet: Inductor's best is then what is compared now."""
+        return champion.candidate.name == EAGER and self.best_row is None
 
     @property
     def settings(self) -> RaceSettings:
@@ -262,6 +322,19 @@ class Selection:
 
     # ---- one candidate
 
+    def following(self, left: list[RaceCandidate], champion: Runner) -> RaceCandidate | None:
+        """Take the next candidate out of those that are left; None, and rows with the reasons, if none is worth it."""
+        reasons = [(each, self.why_not(each, champion)) for each in left]
+        if fitting := [each for each, why in reasons if why is None]:
+            left.remove(first := self.first_of(fitting))
+            return first
+        for each, why in reasons:
+            if why is not None and why.kind is not Skipped.ITSELF:
+                row = RaceRow(each.name, dict(each.options), "skipped", why.text, compiler=each.compiler)
+                row.predicted_s, row.untried = self.predicted_s(each), why.kind is Skipped.BUDGET
+                self.rows.append(row)
+        return None
+
     def first_of(self, fitting: Sequence[RaceCandidate]) -> RaceCandidate:
         """Return the first of the candidates, after what was decided elsewhere and what won at other sizes."""
         known = [each for each in fitting if each in self.offered or each.name in self.winners]
@@ -325,3 +398,15 @@ class Selection:
     def predicted_s(self, candidate: RaceCandidate) -> float:
         """Return the predicted seconds to compile and tune, from the time that default took."""
         return candidate.costs.seconds(max(self.default_s, LEAST_COMPILE_S), self.stats)
+
+
+def _after_guards(fn: Call, dynamo_s: float, *inputs: object) -> object:
+    """Call `fn` after the time of dynamo's guards."""
+    called = time.perf_counter() + dynamo_s
+    while time.perf_counter() < called:
+        pass
+    return fn(*inputs)
+
+
+def _bytes(seen: Results) -> float:
+    return float(sum(tensor.nbytes for tensor in tensors_of(seen)))

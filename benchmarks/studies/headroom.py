@@ -16,7 +16,7 @@ from torch.fx import GraphModule
 
 import backend_kwargs as bk
 from backend_kwargs.auto.head_to_head import MARGIN
-from backend_kwargs.auto.places import Standing
+from backend_kwargs.auto.places import Standing, standing
 from backend_kwargs.auto.race import begun, verdict_of
 from backend_kwargs.auto.sandbox import sandboxed
 from backend_kwargs.auto.verdicts import Verdict
@@ -65,8 +65,8 @@ def timed_places(backend: Backend, gm: GraphModule, inputs: Sequence[Any], most:
     """Yield the places of a graph of dynamo's, and of the one that Inductor lowers it to, with what they show."""
     request = backend.request(CapturedGraph(gm, inputs))
     with sandboxed(gm) as sandbox:
-        race = begun(request, lambda name, done: None, sandbox, 0.0)
-        for each in race.standing([*race.selection.traced, *race.selection.lowered])[:most]:
+        race = begun(request, sandbox)
+        for each in standing([*race.traced, *race.lowered], race.task.inputs.fresh, race.device)[:most]:
             say(f"{each.place}, {each.place.count} times")
             yield Timed(each, verdict_of(request, sandbox, each))
 

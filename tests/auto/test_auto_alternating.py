@@ -328,12 +328,12 @@ def short(monkeypatch):
 def both(monkeypatch):
     """Let graphs take part on a CPU, where the same code is what is called "with CUDA graphs" too."""
 
-    def in_both(self, winner):
-        best = self.leading
+    def in_both(raced, winner):
+        best = raced.leading
         pair = {WITHOUT: best.row, WITH: replace(best.row, name="cudagraphs")}
-        return self.compiles.ways(best.made, {**pair, AS_RACED: winner}, is_clear=False)
+        return raced.compiles.ways(best.made, {**pair, AS_RACED: winner}, is_clear=False)
 
-    monkeypatch.setattr(race.Race, "ways", in_both)
+    monkeypatch.setattr(race, "ways_of", in_both)
 
 
 def gradients(model, call, x):
@@ -350,8 +350,8 @@ def gradients(model, call, x):
 @pytest.mark.parametrize("winner", [pytest.param("default", id="compiled"), pytest.param("eager", id="eager")])
 def test_each_call_is_right(auto, store, monkeypatch, way, winner):
     """In training each call gives eager's gradients: while ways alternate, whichever serves, and afterwards."""
-    monkeypatch.setattr(race.Race, "_beats", lambda self, new, old, **_: self._list(new.row) or new.row.name == winner)
-    monkeypatch.setattr(race.Race, "not_slower", lambda self, champion, eager: champion)
+    monkeypatch.setattr(race, "better", lambda new, old, objective: new.row.name == winner)
+    monkeypatch.setattr(race, "is_slower", lambda best, eager: False)
     monkeypatch.setattr(alternating, "fastest", lambda samples: (way if way in samples else WITHOUT, True))
     model, x = Broken(), torch.randn(8, 32)
     fn, want = auto(model, race="always"), gradients(model, model, x)

@@ -189,4 +189,4 @@ def _let_challengers_win(monkeypatch):
     from backend_kwargs.auto import race
 
     monkeypatch.setattr(race, "better", lambda challenger, champion, objective: True)
-    monkeypatch.setattr(race.Race, "not_slower", lambda self, champion, eager: champion)
+    monkeypatch.setattr(race, "is_slower", lambda best, eager: False)

@@ -106,8 +106,8 @@ def two_threads():
 @pytest.mark.parametrize("winner", [pytest.param(name, id=name) for name in ("default", *STEPS)])
 def test_each_version_that_is_kept_trains(auto, store, monkeypatch, winner):
     """Gradients of what serves are eager's, whichever version won, also in later steps."""
-    monkeypatch.setattr(race.Race, "_beats", lambda self, new, old, **_: self._list(new.row) or new.row.name == winner)
-    monkeypatch.setattr(race.Race, "not_slower", lambda self, champion, eager: champion)
+    monkeypatch.setattr(race, "better", lambda new, old, objective: new.row.name == winner)
+    monkeypatch.setattr(race, "is_slower", lambda best, eager: False)
     model, x = Layers(), torch.randn(8, 32)
     fn = auto(model, candidates=STEPS, race="always")
     for _ in range(2):
@@ -183,21 +183,8 @@ def test_options_of_lowering_change_no_graph_before(training):
     assert found == graphs({})
 
 
-@pytest.fixture
-def last_wins(monkeypatch):
-    """Let the last candidate win."""
-
-    def timed(self, challenger, champion, **_):
-        self._list(challenger.row)
-        challenger.row.seconds = 1.0
-        return True
-
-    monkeypatch.setattr(race.Race, "_beats", timed)
-    monkeypatch.setattr(race.Race, "not_slower", lambda self, champion, eager: champion)
-
-
 @pytest.mark.parametrize("training", [pytest.param(False, id="inference"), pytest.param(True, id="training")])
-def test_a_winner_that_was_lowered_again_is_found_by_the_next_process(auto, last_wins, lowerings, training):
+def test_a_winner_that_was_lowered_again_is_found_by_the_next_process(auto, default_wins, lowerings, training):
     """Inductor's cache has its code, under the key of a graph that is traced anew."""
     x = torch.randn(8, 32)
     with torch.set_grad_enabled(training):
@@ -212,7 +199,7 @@ def test_a_winner_that_was_lowered_again_is_found_by_the_next_process(auto, last
     assert counters["inductor"]["fxgraph_cache_miss"] == 0
 
 
-def test_nothing_of_a_race_is_left(auto, last_wins):
+def test_nothing_of_a_race_is_left(auto, default_wins):
     """The compiled function of a training step keeps no inputs, references or graphs of its race."""
     fn = auto(Layers(), candidates=STEPS, race="always")
     sum(out.sum() for out in fn(torch.randn(8, 32))).backward()
@@ -221,7 +208,7 @@ def test_nothing_of_a_race_is_left(auto, last_wins):
     assert [type(each).__name__ for each in gc.get_objects() if isinstance(each, kinds)] == []
 
 
-def test_the_same_code_has_the_same_artifacts(auto, last_wins, monkeypatch):
+def test_the_same_code_has_the_same_artifacts(auto, default_wins, monkeypatch):
     """What torch saves of a candidate belongs to its code with CUDA graphs and without."""
     seen = []
     original = compiling.Compiles.kept
@@ -238,7 +225,7 @@ def test_the_same_code_has_the_same_artifacts(auto, last_wins, monkeypatch):
     assert others == its
 
 
-def test_graphs_in_a_graph_are_copied(auto, traces, last_wins):
+def test_graphs_in_a_graph_are_copied(auto, traces, default_wins):
     """A branch that the first lowering changes is as it was for the next one, and results stay right."""
 
     def branched(x):

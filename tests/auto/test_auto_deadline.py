@@ -10,7 +10,7 @@ import torch
 from torch._inductor.runtime.benchmarking import benchmarker
 from torch._inductor.utils import fresh_cache
 
-from backend_kwargs.auto import deadline, race
+from backend_kwargs.auto import deadline, steps
 from backend_kwargs.auto.deadline import OutOfTime, capped, capped_backward
 from backend_kwargs.auto.store import Catalogue
 from backend_kwargs.torch_internals.autotuning import TIMERS
@@ -107,7 +107,7 @@ def test_two_races_end_apart():
 
 def test_a_candidate_is_given_up_with_the_budget(auto, store, monkeypatch):
     """Tuning beyond the budget is interrupted, the row says so, and the race continues without side effects."""
-    monkeypatch.setattr(race, "capped", lambda ends: capped(ends - 1e6))  # default's tuning never ends
+    monkeypatch.setattr(steps, "capped", lambda ends: capped(ends - 1e6))  # default's tuning never ends
     model, x = torch.nn.Linear(128, 128), torch.randn(128, 128)
     with torch.no_grad(), fresh_cache():  # which contains no earlier tuning
         seen = auto(model, ["max_autotune"], freezing=True)(x)  # frozen weights have their own products

@@ -9,6 +9,7 @@ import torch
 from backend_kwargs import trial
 from backend_kwargs.auto import head_to_head, race
 from backend_kwargs.auto.candidates import RaceCandidate
+from backend_kwargs.auto.steps import execute
 from backend_kwargs.facts.decision import DEFAULT, EAGER
 from backend_kwargs.trial import timing
 
@@ -84,12 +85,18 @@ def test_what_fails_late_ends_it(napping):
 )
 def test_eager_returns_where_the_champion_is_slower(monkeypatch, seconds, against, beats, kept):
     """A winner that turns out slower than eager is compared with eager, and loses its place if it is slower."""
-    monkeypatch.setattr(race.Race, "_beats", lambda self, challenger, champion, **_: beats)
     champion, eager = runner(), runner()
     champion.row.seconds, eager.row.seconds, champion.row.against = seconds, 1.0, against
-    raced = object.__new__(race.Race)
-    raced.budget = SimpleNamespace(over=False)
-    assert (raced.not_slower(champion, eager) is champion) is kept
+
+    def returning(value):
+        yield from ()
+        return value
+
+    for steps, value in {"in_eager": eager, "against": champion, "beats": beats}.items():
+        monkeypatch.setattr(race, steps, lambda *_, value=value, **__: returning(value))
+    raced = SimpleNamespace(places_first=False, first=None, chosen=[], best_row=None, verdicts={})
+    raced.budget, raced.candidates, raced.following = SimpleNamespace(over=False), lambda best: [], lambda *_: None
+    assert (execute(raced, race.whole_graph(raced)) is champion) is kept
 
 
 @pytest.mark.parametrize(

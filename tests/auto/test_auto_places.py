@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 import backend_kwargs
 from backend_kwargs import make_backend, trial
-from backend_kwargs.auto import candidates, places, process_memory, race, selection
+from backend_kwargs.auto import candidates, places, process_memory, race, selection, steps
 from backend_kwargs.auto.budget import Budget
 from backend_kwargs.auto.compiling import Compiles
 from backend_kwargs.auto.graph_stats import calls_a_library
@@ -46,9 +46,9 @@ SLIGHTLY = Verdict(1.1e-5, 1e-5, Interval(1.1, 1.09, 1.11))
 @pytest.fixture(autouse=True)
 def _places_first(monkeypatch, default_wins):
     """Race places first, then nothing but default and rewrites; the last one that is right wins."""
-    monkeypatch.setattr(selection.Selection, "places_first", property(lambda self: not self.named))
+    monkeypatch.setattr(selection.RaceState, "places_first", property(lambda self: not self.named))
     monkeypatch.setattr(race, "LEAST_SHARE", 0.0)
-    monkeypatch.setattr(race.Race, "not_slower", lambda self, champion, eager: champion)
+    monkeypatch.setattr(race, "is_slower", lambda best, eager: False)
     monkeypatch.setattr(candidates, "STEPS", ())
     monkeypatch.setattr(candidates, "installed", lambda: ())
 
@@ -319,13 +319,13 @@ def test_libraries_are_timed_without_a_compile(store, monkeypatch):
     """Where a place calls libraries alone, both forms are called as they are; only if unclear it is compiled."""
     timed, compiled = [], []
 
-    def timed_alone(self, calls):
+    def timed_alone(raced, calls):
         timed.append([call()["output"][0].shape for call in calls])
         return FASTER if len(timed) == 1 else SLOWER
 
-    of_two = race.Race.of_two
-    monkeypatch.setattr(race.Race, "_timed_alone", timed_alone)
-    monkeypatch.setattr(race.Race, "of_two", lambda self, place: compiled.append(place) or of_two(self, place))
+    place_alone = race.place_alone
+    monkeypatch.setattr(race, "timed_alone", timed_alone)
+    monkeypatch.setattr(race, "place_alone", lambda of, place: compiled.append(place) or place_alone(of, place))
     product = with_rewrite("transposed", multiplied_transposed, targets=(torch.mm,))
     try:
         for width, compiles in ((48, 0), (64, 1)):
@@ -475,7 +475,7 @@ def test_what_a_whole_graph_confirms_is_shared(tmp_path, judged, monkeypatch, al
     """Until then a verdict stays in folders of this machine; another machine with the place then times nothing."""
     asked, shared, local = judged(linear_activation=alone), InMemory(), tmp_path / "local"
     default = Interval(speedup, 0.9 * speedup, 1.1 * speedup)
-    monkeypatch.setattr(race, "note_figures", noting(default=default, linear_activation=FASTER.speedup))
+    monkeypatch.setattr(steps, "note_figures", noting(default=default, linear_activation=FASTER.speedup))
     decision = raced(Apart().eval(), torch.randn(2, 8, 36), store=[str(local), shared], **options)
     assert sorted({name.partition("/")[0] for name in shared.documents}) == kept
     assert sorted({each.relative_to(local).parts[0] for each in local.rglob("*.json")}) == ["decisions", "verdicts"]
@@ -491,7 +491,7 @@ def test_what_a_whole_graph_confirms_is_shared(tmp_path, judged, monkeypatch, al
 def test_a_plan_sends_what_is_confirmed_beside_its_decisions(tmp_path, judged, monkeypatch):
     """So the store that its workers fill spares other models the place."""
     judged(linear_activation=FASTER)
-    monkeypatch.setattr(race, "note_figures", noting(default=SLOWER.speedup))
+    monkeypatch.setattr(steps, "note_figures", noting(default=SLOWER.speedup))
     model = tmp_path / "my_apart.py"
     model.write_text(
         "import torch\nfrom tests.auto.test_auto_places import Apart\n"
@@ -651,7 +651,7 @@ def test_in_training_the_forward_graph_alone_is_looked_at():
     ((gm, inputs),) = found
     with sandboxed(gm) as sandbox:
         request = make_backend("tmpl-inductor:auto").request(CapturedGraph(gm, inputs))
-        compiles = race.begun(request, lambda name, done: None, sandbox, 0.0).compiles
+        compiles = race.begun(request, sandbox).compiles
         with pytest.raises(IncompatibleVersionError, match="it has a backward graph"):
             compiles.trace({})
     assert (len(compiles.lowered), compiles.traces) == (1, [])

@@ -13,7 +13,7 @@ from torch._inductor.utils import fresh_cache
 
 import backend_kwargs
 from backend_kwargs import trial
-from backend_kwargs.auto import budget, head_to_head, process_memory, race, reporting, result_checks, selection
+from backend_kwargs.auto import budget, head_to_head, process_memory, race, reporting, result_checks, selection, steps
 from backend_kwargs.auto.candidates import RaceCandidate
 from backend_kwargs.auto.store import Catalogue
 from backend_kwargs.errors import BackendKwargsWarning
@@ -321,7 +321,7 @@ def test_a_call_longer_than_the_budget_is_not_raced(auto, log):
 def test_a_slow_first_call_is_timed_again(monkeypatch, auto):
     """Where the first calls in eager take long, as they do while kernels load, the time of a later one counts."""
     calls, seen, now = [], [], [0.0]
-    for module in (race, budget):
+    for module in (race, steps, budget):
         monkeypatch.setattr(module, "time", SimpleNamespace(perf_counter=lambda: now[0]))
     monkeypatch.setattr(race, "dynamo_seconds", lambda: 0.0)  # the clock would not pass
 
@@ -331,12 +331,12 @@ def test_a_slow_first_call_is_timed_again(monkeypatch, auto):
         calls.append(x)
         return x.clone()
 
-    def climb(self, champion, original=race.Race._climb):
+    def candidates(self, champion, original=selection.RaceState.candidates):
         seen.append(self.budget.call_s)
         return original(self, champion)
 
     loading.register_fake(torch.empty_like)
-    monkeypatch.setattr(race.Race, "_climb", climb)
+    monkeypatch.setattr(selection.RaceState, "candidates", candidates)
     auto(lambda x: loading(x) + 1)(torch.randn(8, 64))
     assert seen == [0.0]
 
@@ -394,7 +394,7 @@ def test_seconds_do_not_contradict_who_won(monkeypatch, auto, store):
     """A row's time follows from its speedup over its opponent, so drift between comparisons cannot reverse ranks."""
     step = RaceCandidate("step", {"epilogue_fusion": False})
     monkeypatch.setattr(selection, "candidates_for", lambda *_, **__: [step])
-    monkeypatch.setattr(race, "_code", lambda fn: ())
+    monkeypatch.setattr(steps, "_code", lambda fn: ())
     monkeypatch.setattr(head_to_head, "speedup", lambda samples: trial.Interval(2.0, 2.0, 2.0))
     auto(chain)(torch.randn(8, 64))
     rows = rows_of(store)
@@ -439,7 +439,7 @@ def test_a_step_leaves_out_what_it_must(monkeypatch, auto, store, default_wins):
     one = RaceCandidate("one", {"epilogue_fusion": False, "max_fusion_size": 2})
     two = RaceCandidate("two", {"realize_reads_threshold": 1}, without=("max_fusion_size",))
     monkeypatch.setattr(selection, "candidates_for", lambda *_, **__: [one, two])
-    monkeypatch.setattr(race, "_code", lambda fn: ())
+    monkeypatch.setattr(steps, "_code", lambda fn: ())
     auto(chain)(torch.randn(8, 64))
     assert rows_of(store)["two"].options == {"epilogue_fusion": False, "realize_reads_threshold": 1}
 

@@ -8,13 +8,14 @@ import pytest
 import torch
 
 from backend_kwargs import trial
-from backend_kwargs.auto import budget, race, result_checks, selection
+from backend_kwargs.auto import budget, race, result_checks, selection, steps
 from backend_kwargs.auto.candidates import STEPS, Costs, RaceCandidate
 from backend_kwargs.auto.graph_stats import GraphStats
 from backend_kwargs.auto.head_to_head import Runner, note_figures, peak_of
 from backend_kwargs.auto.request import RaceContext, Request
 from backend_kwargs.auto.selection import Reason, Skipped
 from backend_kwargs.auto.settings import RaceSettings
+from backend_kwargs.auto.steps import execute
 from backend_kwargs.backends import CapturedGraph
 from backend_kwargs.facts.decision import RaceRow
 from backend_kwargs.interval import Interval
@@ -37,9 +38,9 @@ def raced(monkeypatch):
         left = budget.Budget(request.settings.budget_s, NOW - spent, call_s)
         checks = result_checks.ResultChecks(task, stats.random, CPU, left, request.settings.tolerance, {})
         compiles = race.Compiles(request, task)
-        made = race.Race.of(request, lambda *_: None, 0.0, task, CPU, stats, left, checks, compiles, None)
-        for name, value in {"default_s": 10.0, **(state or {})}.items():
-            setattr(made.selection, name, value)
+        made = selection.RaceState(request, task, CPU, left, checks, compiles, None, lambda *_: None, 0.0)
+        for name, value in {"stats": stats, "default_s": 10.0, **(state or {})}.items():
+            setattr(made, name, value)
         return made
 
     return make
@@ -127,7 +128,7 @@ SPENT = "the budget of 100 s is spent"
 )
 def test_what_is_worth_its_time(raced, given, candidate, why):
     """The reason in a skipped row, or none."""
-    assert words(raced(**given).selection.why_not(candidate, runner())) == why
+    assert words(raced(**given).why_not(candidate, runner())) == why
 
 
 def test_what_inductor_has_padded_is_not_padded_again(raced, monkeypatch):
@@ -135,15 +136,15 @@ def test_what_inductor_has_padded_is_not_padded_again(raced, monkeypatch):
     monkeypatch.setattr(selection, "padded_in", lambda lowered: lowered == ["all"])
     (step,) = (each for each in STEPS if each.name == "padded")
     lowered = {kind: SimpleNamespace(lowered=[SimpleNamespace(gm=kind)]) for kind in ("all", "some")}
-    reasons = [raced(state={"compiles": lowered[kind]}).selection.why_not(step, runner()) for kind in lowered]
+    reasons = [raced(state={"compiles": lowered[kind]}).why_not(step, runner()) for kind in lowered]
     assert [*map(words, reasons)] == ["Inductor has padded all products by itself", ""]
 
 
 def test_compiling_takes_half_a_second_at_least(raced):
     """Default may have come out of a cache, which says nothing about how long others take."""
     candidate = RaceCandidate("a", costs=Costs(2.0, op_s=1.0))
-    assert raced(state={"default_s": 0.1}).selection.predicted_s(candidate) == 2 * 0.5 + 4
-    assert raced(state={"default_s": 3.0}).selection.predicted_s(candidate) == 2 * 3.0 + 4
+    assert raced(state={"default_s": 0.1}).predicted_s(candidate) == 2 * 0.5 + 4
+    assert raced(state={"default_s": 3.0}).predicted_s(candidate) == 2 * 3.0 + 4
 
 
 @pytest.mark.parametrize(
@@ -256,14 +257,14 @@ def test_a_reference_that_fails(raced, monkeypatch):
 )
 def test_options_extend_the_best(raced, candidate, best, champion, options):
     """A step's are merged onto the best's; a template stands alone."""
-    assert raced(state={"best_row": best}).selection.options(candidate, runner(options=champion)) == options
+    assert raced(state={"best_row": best}).options(candidate, runner(options=champion)) == options
 
 
 @pytest.mark.parametrize(("best", "options"), [(None, {"a": 1}), (RaceRow("mine", {"b": 2}), {"a": 1, "b": 2})])
 def test_options_never_extend_another_compilers(raced, best, options):
     """Where another compiler is the fastest, a step extends the best of Inductor's, if there is one."""
     champion = runner(options={"trials": 3}, compiler="tmpl-tvm")
-    assert raced(state={"best_row": best}).selection.options(RaceCandidate("a", {"a": 1}), champion) == options
+    assert raced(state={"best_row": best}).options(RaceCandidate("a", {"a": 1}), champion) == options
 
 
 @pytest.mark.parametrize(
@@ -312,8 +313,8 @@ def test_slow_calls_are_not_warmed_up(raced, monkeypatch, eager_s, warm):
         given.append((args[3], kwargs["warm"]))
         return {"champion": [1.0], "challenger": [1.0]}
 
-    monkeypatch.setattr(race, "interleaved", interleaved)
-    assert raced(spent=40.0, call_s=eager_s)._timed(runner(), runner()) == {}
+    monkeypatch.setattr(steps, "interleaved", interleaved)
+    steps.Time(runner(), runner()).take(raced(spent=40.0, call_s=eager_s))
     assert given == [(60.0, warm)]
 
 
@@ -325,9 +326,10 @@ def test_who_fails_loses(raced, monkeypatch, fails, wins):
         failed(fails, RuntimeError("planted"))
         return {}
 
-    monkeypatch.setattr(race, "interleaved", interleaved)
+    monkeypatch.setattr(steps, "interleaved", interleaved)
     both = {"champion": runner("one"), "challenger": runner("two")}
-    assert raced()._beats(both["challenger"], both["champion"]) is wins
+    made = raced()
+    assert execute(made, race.beats(made, both["challenger"], both["champion"])) is wins
     assert (both[fails].row.status, both[fails].row.reason) == ("fail_to_run", "RuntimeError: planted")
     assert [each.row.status for name, each in both.items() if name != fails] == ["pass"]
 
@@ -336,9 +338,9 @@ def test_without_time_nothing_replaces_the_best(raced):
     """After the budget is spent a step is not timed, and the best stays; both are listed once."""
     made = raced(spent=200.0)
     champion, challenger = runner("best"), runner("step")
-    assert not made._beats(challenger, champion)
+    assert not execute(made, race.beats(made, challenger, champion))
     assert made.rows == [champion.row, challenger.row]
-    made._beats(challenger, champion)
+    execute(made, race.beats(made, challenger, champion))
     assert len(made.rows) == 2
 
 
@@ -354,30 +356,30 @@ def test_without_time_nothing_replaces_the_best(raced):
 )
 def test_code_that_exists_is_timed_after_the_budget(raced, monkeypatch, budget_s, call_s, late, wins):
     """CUDA graphs of code that took the whole budget are timed, if that takes a second, or a tenth of the budget."""
-    monkeypatch.setattr(race, "interleaved", lambda *_, **__: {"champion": [2.0] * 9, "challenger": [1.0] * 9})
+    monkeypatch.setattr(steps, "interleaved", lambda *_, **__: {"champion": [2.0] * 9, "challenger": [1.0] * 9})
     made = raced(spent=500.0, budget_s=budget_s, call_s=call_s)
     champion, challenger = runner("default"), runner("cudagraphs")
-    assert (made.better(challenger, champion, late=late) is challenger) == wins
+    assert (execute(made, race.met(made, champion, challenger, late=late)) is challenger) == wins
 
 
 def test_a_call_waits_for_dynamo(monkeypatch):
     """The seconds that dynamo adds are waited for in each call."""
     ticks = count(step=0.01)
-    monkeypatch.setattr(race, "time", SimpleNamespace(perf_counter=lambda: next(ticks)))
-    assert race._after_guards(lambda x: x + 1, 0.02, 4) == 5
+    monkeypatch.setattr(selection, "time", SimpleNamespace(perf_counter=lambda: next(ticks)))
+    assert selection._after_guards(lambda x: x + 1, 0.02, 4) == 5
     assert next(ticks) >= 0.02
 
 
 def test_bytes_of_results():
     """All tensors in what was observed count."""
-    assert race._bytes({"output": [torch.ones(2), 3], "grads": (torch.ones(4, dtype=torch.int8),)}) == 12.0
+    assert selection._bytes({"output": [torch.ones(2), 3], "grads": (torch.ones(4, dtype=torch.int8),)}) == 12.0
 
 
 def test_what_won_at_other_sizes_is_raced_first(raced):
     """A winner for the same computation comes before the order of the table, which holds for those that are named."""
     known, other = RaceCandidate("known"), RaceCandidate("other")
     for settings, first in (({}, known), ({"candidates": ["other", "known"]}, other)):
-        made = raced(**settings).selection
+        made = raced(**settings)
         assert made.first_of([other, known]) is other
         made.request = replace(made.request, winners=frozenset({"known"}))
         assert made.first_of([other, known]) is first
@@ -386,9 +388,9 @@ def test_what_won_at_other_sizes_is_raced_first(raced):
 def test_what_won_at_other_sizes_is_raced_whatever_it_promises(raced):
     """Without that, a candidate that could save less than 3 % is skipped."""
     made = raced()
-    assert made.selection.why_not(LITTLE, runner()) == Reason(Skipped.GAIN, "it could save 2.8% at most")
-    made.selection.request = replace(made.selection.request, winners=frozenset({"step"}))
-    assert made.selection.why_not(LITTLE, runner()) is None
+    assert made.why_not(LITTLE, runner()) == Reason(Skipped.GAIN, "it could save 2.8% at most")
+    made.request = replace(made.request, winners=frozenset({"step"}))
+    assert made.why_not(LITTLE, runner()) is None
 
 
 def test_a_compile_that_serves_is_not_counted(raced, monkeypatch):
@@ -416,12 +418,12 @@ GRAPHS = {"triton.cudagraphs": True}
 @pytest.mark.parametrize("spent", [0.0, 500.0], ids=["in time", "after the budget"])
 def test_when_code_is_raced_with_cuda_graphs_too(raced, monkeypatch, name, replayed, raced_before, other, spent):
     """It is raced both ways until CUDA graphs have won, and never twice, also where it took the whole budget."""
-    monkeypatch.setattr(selection.Selection, "may_have_graphs", True)
+    monkeypatch.setattr(selection.RaceState, "may_have_graphs", True)
     made = raced(spent=spent)
     if raced_before:
         made.rows.append(RaceRow("cudagraphs", GRAPHS))
     champion = replace(runner(), code=(("code", replayed),))
-    step = made.selection.other(RaceCandidate(name), GRAPHS, champion)
+    step = made.other(RaceCandidate(name), GRAPHS, champion)
     assert (step and step.name) == other
 
 
@@ -437,6 +439,6 @@ def test_persistent_reductions_are_tried_where_the_code_of_default_is_refused(ra
     """Its loops may have read what other threads had not written yet; persistent reductions have none."""
     made = raced(stats=replace(STATS, device="cuda", reductions=1))
     made.rows.append(RaceRow("default", status=status))
-    made.selection.__dict__.update(offered=[], rewriting=[])
-    names = [each.name for each in made.selection.candidates(runner(champion))]
+    made.__dict__.update(offered=[], rewriting=[])
+    names = [each.name for each in made.candidates(runner(champion))]
     assert ("persistent_reductions" in names) is tried

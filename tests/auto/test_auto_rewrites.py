@@ -9,7 +9,7 @@ from torch import nn
 
 import backend_kwargs
 from backend_kwargs import make_backend
-from backend_kwargs.auto import candidates, process_memory, race
+from backend_kwargs.auto import candidates, process_memory
 from backend_kwargs.auto.candidates import RaceCandidate, merged, rewriting
 from backend_kwargs.auto.store import Catalogue
 from backend_kwargs.facts.decision import Decision, RaceRow
@@ -101,16 +101,8 @@ def test_rewrites_join():
     assert merged(under, RaceCandidate("cudagraphs", {"triton.cudagraphs": True})) == under
 
 
-def test_the_winner_is_remembered(store, monkeypatch):
+def test_the_winner_is_remembered(store, default_wins):
     """The winner's rewrites are compiled, reported, stored, and found by the next process without a race."""
-
-    def timed(self, challenger, champion, **_):
-        self._list(challenger.row)
-        challenger.row.seconds = 1.0
-        return True
-
-    monkeypatch.setattr(race.Race, "_beats", timed)
-    monkeypatch.setattr(race.Race, "not_slower", lambda self, champion, eager: champion)
     model = Net().eval()
     (graph,) = backend_kwargs.report(raced(model)).graphs
     assert sorted(map(name_of, graph.race.options["rewrites"])) == ["convolution", "linear_activation", "onednn"]

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import backend_kwargs
-from backend_kwargs.auto import decide, race, selection
+from backend_kwargs.auto import decide, selection
 from backend_kwargs.auto.candidates import Costs, RaceCandidate
 from backend_kwargs.auto.store import Catalogue
 from tests.auto.graphs import chain, rows_of
@@ -100,7 +100,7 @@ def test_candidates_keep_their_order(raced, options):
 def test_predicted_seconds(default_s, costs, seconds):
     """Compile time is predicted in default's compiles, plus seconds for each fused operator and product layout."""
     x = torch.randn(4, 4)
-    _, facts = race.observed_stats(
+    _, facts = selection.observed_stats(
         lambda: torch.sin(x @ x @ x + 1),
         lambda seen: 0.0,
         device="cpu",

@@ -60,7 +60,7 @@ def error(result: torch.Tensor, model: nn.Module, x: torch.Tensor) -> float:
 def wins(monkeypatch, tmp_path):
     """Let the last candidate that passes win, and return the options of a race with a store of its own."""
     monkeypatch.setattr(race, "better", lambda challenger, champion, objective: True)
-    monkeypatch.setattr(race.Race, "not_slower", lambda self, champion, eager: champion)
+    monkeypatch.setattr(race, "is_slower", lambda best, eager: False)
     process_memory.forget_process()
     yield {"freezing": True, "budget_s": 300.0, "store": str(tmp_path / "decisions")}
     process_memory.forget_process()

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 import backend_kwargs as bk
-from backend_kwargs.auto.places import Standing
+from backend_kwargs.auto.places import Standing, standing
 from backend_kwargs.auto.race import begun
 from backend_kwargs.auto.sandbox import sandboxed
 from backend_kwargs.auto.verdicts import Verdict
@@ -53,8 +53,8 @@ def test_a_place_stands_alone_with_its_neighbours(graph):
     before = model.calls.clone()
     with sandboxed(gm) as sandbox:
         request = bk.make_backend("tmpl-inductor:auto").request(CapturedGraph(gm, inputs))
-        race = begun(request, lambda name, done: None, sandbox, 0.0)
-        found = race.standing(race.selection.lowered)
+        race = begun(request, sandbox)
+        found = standing(race.lowered, race.task.inputs.fresh, race.device)
     assert torch.equal(model.calls, before)  # the run that notes values writes to copies
     several = [each for each in found if each.place.rewrite == "linear_activation"]
     first, second = sorted(several, key=lambda each: len(each.fused.gm.graph.nodes))

@@ -121,7 +121,7 @@ def test_a_precision_is_held_to_its_bound(backend, tmp_path, x):
 def test_a_precision_that_did_not_win_is_not_used(module, x, tmp_path, monkeypatch):
     """A graph for which auto chose default is made ready again without the precisions that it was permitted."""
     monkeypatch.setattr(race, "better", lambda challenger, champion, objective: challenger.candidate.name == "default")
-    monkeypatch.setattr(race.Race, "not_slower", lambda self, champion, eager: champion)
+    monkeypatch.setattr(race, "is_slower", lambda best, eager: False)
     options = {"precision": ("bf16", "fp16"), "max_error": 0.02, "candidates": [], "budget_s": 300.0}
     config = bk.CompileConfig(backend="tmpl-inductor:auto", options={**options, "store": str(tmp_path / "decisions")})
     compiled = bk.CompiledModule(config).build(module, [x])
