@@ -123,6 +123,7 @@ TESTS: Mapping[str, str] = {
     "*/auto/places.py": "auto/test_auto_places.py auto/test_auto_rewrites.py benchmarks/test_headroom.py",
     "*/auto/verdicts.py": "auto/test_auto_places.py",
     "*/head_to_head.py": "auto/test_auto_head_to_head.py auto/test_auto_race.py",
+    "*/auto/steps.py": "auto/test_auto_race.py auto/test_auto_race_steps.py auto/test_auto_worth.py",
     "*/race.py": "auto/test_auto_race.py auto/test_auto_race_steps.py auto/test_auto_worth.py"
     " auto/test_auto_head_to_head.py auto/test_auto_deadline.py auto/test_auto_traces.py auto/test_auto_precision.py"
     " auto/test_auto_compilers.py auto/test_auto_rewrites.py auto/test_auto_compiling.py",
