@@ -15,6 +15,7 @@ from torch.fx import Node
 
 from backend_kwargs.rewrites.grouped_convolution import have_kernel
 from backend_kwargs.rewrites.matching import DTYPES, Arguments, known_true, used_once
+from backend_kwargs.rewrites.operators import stored
 from backend_kwargs.rewrites.patches import CONVOLUTIONS, geometry_of, has_channels_last
 from backend_kwargs.rewrites.table import Rewrite, ran
 from backend_kwargs.rewrites.traced import example, examples, is_only_computed_with, replacing
@@ -24,7 +25,7 @@ REWRITE = Rewrite(
     traced=f"{__name__}:sum_shifted",
     applies="windows of at most 32 numbers, in inference of 128 in a row, and not what `grouped_convolution` takes",
     fitting=lambda stats: ran(stats, "convolution in groups"),
-    version=2,
+    version=3,
     order=25,
 )
 
@@ -55,9 +56,11 @@ def _convolution(node: Node, args: Arguments) -> Node | None:
         meta["example_value"] = result.narrow(-1, 0, result.shape[-1] - pads[1])
         pads = [pads[0], 0, *pads[2:]]
     # In float32 and rounded once, as by the library; under autocast the operands have been rounded before.
+    source, weight, offset = args["input"], stored_once(args["weight"]), args["bias"]
+    source = stored_once(call("to", (source, result.dtype)))
     source, weight, offset = (
         each and reduce(lambda made, dtype: call("to", (made, dtype)), (result.dtype, torch.float32), each)
-        for each in (args["input"], args["weight"], args["bias"])
+        for each in (source, weight, offset)
     )
     if w.shape[0] != groups:
         source = call("repeat_interleave", (source, w.shape[0] // groups, 1))
@@ -65,10 +68,15 @@ def _convolution(node: Node, args: Arguments) -> Node | None:
     if offset is not None:
         new = call("add", (new, call("view", (offset, -1, *[1] * len(stride)))))
     new = call("to", (new, result.dtype))
-    new = call("contiguous", (call("movedim", (new, 1, -1)),)) if last else call("contiguous", (new,))
+    new = stored_once(call("contiguous", (call("movedim", (new, 1, -1)) if last else new,)))
     new = call("movedim", (new, -1, 1)) if last else new
     new.meta |= meta
     return new
+
+
+def stored_once(node: Node) -> Node:
+    """Insert what makes Inductor write a value to memory, where it would compute it again for each number of a window."""
+    return node.graph.call_function(stored, (node,))
 
 
 def _sum(

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from backend_kwargs.backends import Inputs
 from backend_kwargs.rewrites.matching import Arguments
+from backend_kwargs.torch_internals.decompositions import store_in_inductor
 from backend_kwargs.torch_internals.fake_tensors import FakeTensor, FunctionalTensor, FunctionalTensorMode
 from backend_kwargs.torch_internals.operators import OpOverload
 
@@ -39,6 +40,7 @@ def define(
     inlined: bool = False,
     keep: Callable[..., None] | None = None,
     backward: Kernel | None = None,
+    tags: tuple[torch.Tag, ...] = TAGS,
 ) -> "OpOverload[..., Any]":
     """Define an operator.
 
@@ -47,7 +49,7 @@ def define(
     Inductor launches them, and fuses what is around them. A launch from Python took about 85 µs. Patterns insert
     operators too late for that.
     """
-    name = LIBRARY.define(signature, tags=TAGS)
+    name = LIBRARY.define(signature, tags=tags)
     for key, kernel in (("CPU", cpu), ("CUDA", cuda)):
         LIBRARY.impl(name, with_fallback(kernel, composite) if kernel else composite, key)
     torch.library.register_fake(f"backend_kwargs::{name}", fake or composite, lib=LIBRARY)
@@ -105,3 +107,13 @@ def _layout(kernel: Kernel, args: Inputs) -> Hashable:
 def dense(bias: Tensor | None) -> Tensor | None:
     """Return a bias as the libraries need it: oneDNN ignores its stride."""
     return None if bias is None else bias.contiguous()
+
+
+# In any layout: a tag would make it that of dynamo's graph, and a copy.
+stored = define(
+    "stored(Tensor x) -> Tensor",
+    torch.clone,
+    backward=lambda _, grad: stored(grad),
+    tags=(torch.Tag.pt2_compliant_tag,),
+)
+store_in_inductor(stored)
