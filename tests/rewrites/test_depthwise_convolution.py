@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch._inductor.utils import run_and_get_code
+from torch._inductor.utils import run_and_get_code, run_fw_bw_and_get_code
 from torch.testing import assert_close
 from torch.utils.checkpoint import checkpoint
 
@@ -108,6 +108,20 @@ def test_nothing_between_is_stored(dtype, last):
         wanted = causal(*(each.double() for each in args))
     assert_close(found.double(), wanted, atol=2e-2 if dtype == torch.bfloat16 else 1e-5, rtol=1e-2)
     assert (code.count("= empty_strided_cpu("), code.count("async_compile.cpp_pybinding("), counts) == (1, 1, [1])
+
+
+@pytest.mark.parametrize("training", [False, True], ids=["inference", "training"])
+def test_operands_are_computed_once(training):
+    """What leads to the operands is not computed again for each number of the window, nor what leads to gradients."""
+
+    def call(x, w):
+        return F.gelu(F.conv1d(F.gelu(x), w.erf(), groups=6, padding=4))
+
+    fn, _ = compiled_by(sum_shifted, call, inductor=True)
+    x, w = (each.clone().requires_grad_(training) for each in (X, W.repeat(1, 1, 4)))
+    _, codes = (run_fw_bw_and_get_code if training else run_and_get_code)(lambda: fn(x, w))
+    written = sum(code.count("erf(") for code in codes)
+    assert 3 <= written <= 2 * (5 if training else 3)  # by vectors, and for the rest of a row
 
 
 def strided(x, w, b):
