@@ -75,7 +75,7 @@ def _convolution(node: Node, args: Arguments) -> Node | None:
 
 
 def stored_once(node: Node) -> Node:
-    """Insert what makes Inductor write a value to memory, where it would compute it again for each number of a window."""
+    """Insert what makes Inductor write a value to memory, which it would compute for each number of a window."""
     return node.graph.call_function(stored, (node,))
 
 

@@ -110,7 +110,7 @@ def dense(bias: Tensor | None) -> Tensor | None:
 
 
 # In any layout: a tag would make it that of dynamo's graph, and a copy.
-stored = define(
+stored: "OpOverload[..., Tensor]" = define(
     "stored(Tensor x) -> Tensor",
     torch.clone,
     backward=lambda _, grad: stored(grad),
