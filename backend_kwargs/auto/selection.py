@@ -409,4 +409,4 @@ def _after_guards(fn: Call, dynamo_s: float, *inputs: object) -> object:
 
 
 def _bytes(seen: Results) -> float:
-    return float(sum(tensor.nbytes for tensor in tensors_of(seen)))
+    return float(sum(tensor.numel() * tensor.itemsize for tensor in tensors_of(seen)))

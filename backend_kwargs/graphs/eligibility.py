@@ -73,7 +73,8 @@ def why_not_repeatable(gm: GraphModule, example_inputs: Sequence[object], *, cus
 def is_tiny(gm: GraphModule, example_inputs: Sequence[object]) -> bool:
     """Return whether the graph saves less than its race costs, whichever candidate wins."""
     computing = [node for node in gm.graph.nodes if node.op.startswith("call")]
-    return len(computing) < TINY_OPS and sum(tensor.nbytes for tensor in tensors_of(example_inputs)) < TINY_BYTES
+    bytes_read = sum(tensor.numel() * tensor.itemsize for tensor in tensors_of(example_inputs))
+    return len(computing) < TINY_OPS and bytes_read < TINY_BYTES
 
 
 def _changes_what_trains(gm: GraphModule, example_inputs: Sequence[object]) -> bool:

@@ -21,6 +21,7 @@ BESIDE = ".writing-"  # no name of a document begins so
 ABANDONED_S = 3600.0  # age of a file that a killed process left
 PAUSES_S = (0.01, 0.02, 0.04, 0.08)  # between tries
 PASSING = (errno.ESTALE, errno.EAGAIN, errno.EINTR)
+NONE = (0, errno.ENOENT, errno.ENOTDIR)  # 0 where a file is not regular, or longer than any document
 
 Done = TypeVar("Done")
 
@@ -137,8 +138,10 @@ def _content(file: Path) -> bytes | None:
     try:
         with opened_file(file) as opened:
             return content_of(opened, LARGEST)
-    except (FileNotFoundError, NotADirectoryError):
-        return None
+    except OSError as error:
+        if error.errno in NONE:
+            return None
+        raise
 
 
 def _entries(folder: Path) -> list["os.DirEntry[str]"]:

@@ -424,6 +424,14 @@ def test_float8_is_raced(auto, store):
     assert rows_of(store)["default"].status == "pass"
 
 
+def test_sparse_gradients_are_raced(auto, store):
+    """A table whose gradient is sparse is raced like others, and its gradient stays sparse."""
+    table = nn.Embedding(20, 64, sparse=True)
+    auto(lambda at: table(at).sin())(torch.tensor([1, 2])).sum().backward()
+    assert rows_of(store)["default"].status == "pass"
+    assert table.weight.grad.is_sparse
+
+
 @torch.no_grad()
 def test_frozen_weights_bring_a_cpus_own_gemms(store):
     """With freezing=True, kernels for constant weights are tried, also on a CPU."""

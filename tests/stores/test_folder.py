@@ -66,7 +66,7 @@ def test_lists_what_begins_so(folder, prefix, names):
 
 
 def test_lists_nothing_else(folder):
-    """Files of others, links to folders, pipes, and what is too long are no documents."""
+    """Files of others, links to folders, pipes, and what is too long are no documents, and are replaced by some."""
     folder.put(NAME, b"1")
     units = folder.path / "units"
     (units / "Notes.txt").write_text("mine")
@@ -75,6 +75,10 @@ def test_lists_nothing_else(folder):
     (units / "huge.json").write_bytes(b"x" * 2**21)
     (folder.path / "loop").symlink_to(".")
     assert [*folder.list("")] == [(NAME, b"1")]
+    for name in ("units/pipe.json", "units/huge.json"):
+        assert folder.get(name) is None
+        folder.put(name, b"2")
+        assert folder.get(name) == b"2"
 
 
 @pytest.mark.parametrize(
