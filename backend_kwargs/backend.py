@@ -179,6 +179,9 @@ class Backend:
 
     def reset(self) -> None:
         """Free what compiling keeps in this process, such as CUDA-graph trees; torch._dynamo.reset() calls this."""
+        from backend_kwargs.auto.process_memory import end_alternations
+
+        end_alternations()
         self._compiler.reset(self._options)
 
     def __eq__(self, other: object) -> bool:

@@ -73,6 +73,12 @@ class Alternation:
         self._plan, self._ends = self._in_turn(), math.inf
         return graph.entry  # type: ignore[no-any-return]
 
+    def end(self) -> None:
+        """Let what the races chose serve from now on."""
+        with self._lock:
+            self._disturbed = True
+            self._begin()
+
     def _call(self, graph: Ways, raced: Call, *inputs: object) -> object:
         with self._lock:
             self._disturbed |= threading.get_ident() != self._thread

@@ -67,6 +67,12 @@ def call_until_chosen(call: Callable[[], object]) -> None:
         call()
 
 
+def end_alternations() -> None:
+    """Free the ways that do not serve, of code that a reset leaves behind: after a graph break dynamo frees none."""
+    for each in [*memory().alternations.values()]:
+        each.end()
+
+
 def forget_process() -> None:
     """Forget this process's decisions, so that the store is read again."""
     _memories[-1] = Memory(store=memory().store)

@@ -101,7 +101,6 @@ class Question:
         spent = memory().call_seconds[self.call]
         if (number.frame_id or 0) in spent:
             spent.clear()
-            memory().alternations.pop(self.call, None)  # its graphs are called no more
         return spent
 
     # ---- its keys

@@ -44,6 +44,11 @@ RECOMPILES: tuple[tuple[re.Pattern[str], str, str], ...] = (
         "pass tensors of one {what}",
     ),
     (
+        re.compile(r"^Unexpected recompilation: "),
+        "it was compiled again {times} though its guards hold, as where several threads make the first call",
+        "make the first call in one thread",
+    ),
+    (
         re.compile(r"GLOBAL_STATE changed: *grad_mode"),
         "grad_mode changed {times}",
         "call it in one such state, for instance always under torch.no_grad()",

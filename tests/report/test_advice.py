@@ -59,6 +59,14 @@ def test_slow_compiles(compiled, advice):
     assert [*advice_on([compiled])] == advice
 
 
+def test_threads_that_compile_at_once():
+    """What dynamo calls a bug of its own is mostly that another thread has compiled the function meanwhile."""
+    guard = "Unexpected recompilation: runtime guards failed even though they passed. Please open an issue"
+    graphs = [graph(ONCE, seconds=1.0, compile_id=f"0/{n}", recompiled=n * guard) for n in (0, 1)]
+    seen = "it was compiled again once though its guards hold, as where several threads make the first call"
+    assert [*advice_on(graphs)] == [f"{seen} -> make the first call in one thread"]
+
+
 @pytest.mark.parametrize(
     "guard", ["GLOBAL_STATE changed: grad_mode ", "self._modules['d'].training == True  # return F.dropout(input)"]
 )
