@@ -35,16 +35,14 @@ LEAST_ROUNDS, MOST_ROUNDS = 5, 12
 class Ways:
     """One graph and its call for each way. `keep` frees all but that of one, and returns what serves in its place.
 
-    `rows` are those of the race; `is_clear` is whether it leaves no doubt. `waiting` has the passes whose backward pass
-    is to come, which goes the way of its forward pass. `repeats` is whether a call that failed may be made again.
-    `decided` is told what serves, and why.
+    `rows` are those of the race; `is_clear` is whether it leaves no doubt. `repeats` is whether a call that failed may
+    be made again. `decided` is told what serves, and why.
     """
 
     calls: Mapping[str, Call]
     keep: Callable[[str], Call]
     rows: Mapping[str, RaceRow]
     is_clear: bool = False
-    waiting: Collection[object] = ()
     repeats: bool = True
     decided: Callable[[RaceRow, str], object] = lambda row, why: None
     facts: CompileFacts = field(default_factory=CompileFacts)
@@ -85,9 +83,7 @@ class Alternation:
             if again := graph in self._called:  # the time ends it also where one of the others is called no more
                 self._ends = min(self._ends, self._clock() + LONGEST_S)
             # One that is called again after all others begins a new call of the user's.
-            if ((again and len(self._called) == len(self.graphs)) or self._clock() > self._ends) and not any(
-                each.waiting for each in self.graphs
-            ):
+            if (again and len(self._called) == len(self.graphs)) or self._clock() > self._ends:
                 self._begin()
             self._called.add(graph)
             if self.is_over:

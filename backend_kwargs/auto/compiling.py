@@ -172,7 +172,6 @@ class Compiles:
         whole.record_again()
         lowered, number = traced.lowered, compile_id()
         named = {rows[way].name: self._version(traced, whole, rows[way].options) for way in (WITHOUT, WITH)}
-        waiting = lowered.watch([each.version for each in named.values() if each.version])
         if rows[AS_RACED].name == EAGER:
             named[EAGER] = Candidate(Compiled(in_eager(self.request.gm)), {})
         made = {way: named[row.name] for way, row in rows.items()}
@@ -188,7 +187,7 @@ class Compiles:
 
         calls = {way: each.compiled.call for way, each in made.items()}
         facts = made[AS_RACED].compiled.facts
-        return Ways(calls, keep, rows, is_clear, waiting, not self.task.inputs.written, facts=facts)
+        return Ways(calls, keep, rows, is_clear, not self.task.inputs.written, facts=facts)
 
     # ---- the ways to a candidate
 

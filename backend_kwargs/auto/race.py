@@ -426,13 +426,17 @@ def ways_of(race: RaceState, winner: RaceRow) -> Ways | None:
     """Return Inductor's fastest code, with CUDA graphs and without, if this race cannot tell which of them serves.
 
     That is where its call has other graphs, whether eager won this one or not, and where both are about as fast.
-    Not in training on a GPU: CUDA graphs of two ways share a tree, and what the backward pass of one has kept was
-    alive where the other recorded.
+    Not in training: CUDA graphs of two ways share a tree, and what the backward pass of one has kept was alive where
+    the other recorded.
     """
     best = race.leading
-    if race.stats.training and race.device.type == "cuda":
-        return None
-    if best is None or best.made is None or not best.made.has_other or winner.name not in (best.row.name, EAGER):
+    if (
+        race.stats.training
+        or best is None
+        or best.made is None
+        or not best.made.has_other
+        or winner.name not in (best.row.name, EAGER)
+    ):
         return None
     options = best.row.options, toggled(best.row.options)
     pair = [row for row in race.rows if row.status == "pass" and row.options in options]

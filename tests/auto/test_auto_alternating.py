@@ -12,8 +12,8 @@ import torch
 import backend_kwargs as bk
 from backend_kwargs.auto import alternating, process_memory, race
 from backend_kwargs.auto.alternating import AS_RACED, WARM_UPS, WITH, WITHOUT, Alternation, Ways
+from backend_kwargs.auto.compiling import Compiles
 from backend_kwargs.auto.store import Catalogue
-from backend_kwargs.backends.inductor.lowered import Lowered
 from backend_kwargs.facts.decision import EAGER, RaceRow
 from backend_kwargs.torch_internals.dynamo import AHEAD
 
@@ -27,7 +27,6 @@ class Planted:
     now: float = 0.0
     ran: list[tuple[int, str]] = field(default_factory=list)  # graph and way of each call
     told: list[tuple[str, str]] = field(default_factory=list)
-    waiting: set[object] = field(default_factory=set)
 
     def __post_init__(self):
         self.alternation = Alternation(clock=lambda: self.now)
@@ -50,7 +49,7 @@ class Planted:
         calls = {way: call(way) for way in (WITHOUT, WITH, EAGER)}
         calls[AS_RACED] = calls[raced]
         rows = {way: RaceRow(raced if way == AS_RACED else way) for way in (WITHOUT, WITH, AS_RACED)}
-        ways = Ways(calls, calls.__getitem__, rows, is_clear, self.waiting, repeats)
+        ways = Ways(calls, calls.__getitem__, rows, is_clear, repeats)
         ways.decided = lambda row, why: self.told.append((row.name, why))
         self.entries.append(self.alternation.join(ways))
         return calls
@@ -243,19 +242,6 @@ def test_it_takes_memory_for_all_ways(planted, monkeypatch):
     assert {way for _, way in planted.ran} == {WITH}
 
 
-def test_a_backward_pass_goes_the_way_of_its_forward_pass(planted):
-    """While a backward pass is to come, no way changes and nothing ends."""
-    planted.graph(**{"with": 0.008})
-    planted.run(8)
-    before = planted.ran[-1][1]
-    planted.waiting.add("a pass")
-    planted.run(5000)
-    assert {way for _, way in planted.ran[-5000:]} == {before}
-    planted.waiting.clear()
-    planted.run()
-    assert len(planted.told) == 1
-
-
 @pytest.mark.parametrize(
     ("raced", "ways"),
     [
@@ -336,27 +322,19 @@ def both(monkeypatch):
     monkeypatch.setattr(race, "ways_of", in_both)
 
 
-def gradients(model, call, x):
-    model.zero_grad()
-    loss = call(x)
-    loss.backward()
-    return loss.detach(), *(p.grad.clone() for p in model.parameters())
-
-
-# torch's, of a result that goes on into the graph after a break.
-@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")
 @pytest.mark.usefixtures("short", "both")
 @pytest.mark.parametrize("way", [WITHOUT, AS_RACED, WITH])
 @pytest.mark.parametrize("winner", [pytest.param("default", id="compiled"), pytest.param("eager", id="eager")])
+@torch.no_grad()
 def test_each_call_is_right(auto, store, monkeypatch, way, winner):
-    """In training each call gives eager's gradients: while ways alternate, whichever serves, and afterwards."""
+    """Each call gives eager's results: while ways alternate, whichever serves, and afterwards."""
     monkeypatch.setattr(race, "better", lambda new, old, objective: new.row.name == winner)
     monkeypatch.setattr(race, "is_slower", lambda best, eager: False)
     monkeypatch.setattr(alternating, "fastest", lambda samples: (way if way in samples else WITHOUT, True))
     model, x = Broken(), torch.randn(8, 32)
-    fn, want = auto(model, race="always"), gradients(model, model, x)
+    fn, want = auto(model, race="always"), model(x)
     for _ in range(30):
-        torch.testing.assert_close(gradients(model, fn, x), want)
+        torch.testing.assert_close(fn(x), want)
     assert not process_memory.memory().alternations
     found = Catalogue(store).all()
     served = {WITHOUT: "default", AS_RACED: winner, WITH: "cudagraphs"}[
@@ -365,41 +343,25 @@ def test_each_call_is_right(auto, store, monkeypatch, way, winner):
     assert {each.winner for each in found} == {served}
 
 
-@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")
 @pytest.mark.usefixtures("short", "both")
-def test_passes_that_overlap_go_one_way(auto):
-    """Two forward passes before their backward passes give eager's gradients, in each call."""
-    model, x = Broken(), torch.randn(8, 32)
-    fn = auto(model, race="always")
-
-    def twice(call):
-        return lambda given: call(given) + call(2 * given)
-
-    want = gradients(model, twice(model), x)
-    for _ in range(30):
-        torch.testing.assert_close(gradients(model, twice(fn), x), want)
-    assert not process_memory.memory().alternations
-
-
-@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")
-@pytest.mark.usefixtures("short", "both")
+@torch.no_grad()
 def test_what_lost_is_freed(auto, monkeypatch):
     """Once it has ended nothing holds the compiled graphs of a version beside those that serve."""
-    graphs, original = [], Lowered.watch
+    graphs, original = [], Compiles.ways
 
-    def watch(self, versions):
-        graphs.extend(weakref.ref(graph) for each in versions for graph in each.graphs)
-        return original(self, versions)
+    def ways(self, candidate, *args, **kwargs):
+        graphs.extend(weakref.ref(graph) for graph in candidate.whole.graphs)
+        return original(self, candidate, *args, **kwargs)
 
-    monkeypatch.setattr(Lowered, "watch", watch)
+    monkeypatch.setattr(Compiles, "ways", ways)
     model, x = Broken(), torch.randn(8, 32)
     fn = auto(model, race="always")
-    gradients(model, fn, x)
+    fn(x)
     assert all(each() is not None for each in graphs)
     gc.disable()
     try:
         while process_memory.memory().alternations:
-            gradients(model, fn, x)
+            fn(x)
         assert {each() for each in graphs} == {None}
     finally:
         gc.enable()
@@ -417,7 +379,6 @@ def test_a_default_device_changes_nothing(auto):
     assert not process_memory.memory().alternations
 
 
-@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")
 @pytest.mark.usefixtures("short", "both")
 @torch.no_grad()
 def test_a_report_has_the_code_and_what_was_found(auto):

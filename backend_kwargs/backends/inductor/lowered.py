@@ -4,11 +4,10 @@ AOTAutograd traces a graph and splits it, which options of lowering do not chang
 by an object, the place, and every version of the graph can take that place.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
-from weakref import WeakSet
 
 from backend_kwargs.backends import CompileInner, Inputs
 from backend_kwargs.backends.generated_code import autograd_functions
@@ -55,19 +54,6 @@ class Version:
             each.record_again()
 
 
-def _around(method: Any, before: Callable[[object], None], after: Callable[[object], None]) -> object:
-    """Return a forward or backward pass of AOTAutograd's with what is done before and after it."""
-
-    def call(ctx: object, *args: object) -> object:
-        before(ctx)
-        try:
-            return method.__func__(ctx, *args)
-        finally:
-            after(ctx)
-
-    return staticmethod(call)
-
-
 @dataclass
 class Lowered:
     """The lowered graphs of one compile, and which of their versions is in place."""
@@ -77,8 +63,6 @@ class Lowered:
     call: Call | None = None
     in_place: Version | None = None
     backwards: list[object] = field(default_factory=list)  # as AOTAutograd made them
-    forwards: list[object] = field(default_factory=list)  # the same, where passes are watched
-    watched: dict[Version, list[Any]] = field(default_factory=dict)  # and the versions' own backward passes
 
     # ---- in place of Inductor's compile_fx, whose arguments these take
 
@@ -158,24 +142,10 @@ class Lowered:
 
     def keep(self, version: Version | None) -> None:
         """Put a version in place for good; without one, nothing is called any more."""
-        for function, forward in zip(self._functions, self.forwards, strict=False):
-            function.forward = forward
         if version is not None:
-            version.backwards = self.watched.get(version, version.backwards)
             self._put(version, for_good=True)
         # AOTAutograd's function may hold the function that compiled its backward graph, and that this object.
-        self.graphs, self.in_place, self.watched = [], None, {}
-
-    def watch(self, versions: Iterable[Version]) -> "WeakSet[object]":
-        """Return a set that has, until a version is kept, the passes whose backward pass has not ended."""
-        waiting = WeakSet[object]()
-        self.forwards = [vars(each)["forward"] for each in self._functions]
-        for function, forward in zip(self._functions, self.forwards, strict=True):
-            function.forward = _around(forward, waiting.add, lambda ctx: None)
-        self.watched = {version: version.backwards for version in versions}
-        for version, backwards in self.watched.items():
-            version.backwards = [_around(each, lambda ctx: None, waiting.discard) for each in backwards]
-        return waiting
+        self.graphs, self.in_place = [], None
 
     def assembled(self, version: Version) -> None:
         """Note what the stages have put round the backward passes of a version."""
