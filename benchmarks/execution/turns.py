@@ -146,15 +146,15 @@ class Turns:
 
     def prepare(self) -> dict[str, Any]:
         """Warm up, and choose the repeats of each call."""
-        from backend_kwargs.auto.process_memory import memory
+        from backend_kwargs.auto.process_memory import call_until_chosen
 
         calls = WAYS[self.job.way].calls(training=self.row.training)
         self.timer = self.timer_of({name: partial(self.step, kept) for name, kept in calls.items()})
         for name in calls:
             began = time.perf_counter()
-            # Until calls no longer choose between CUDA graphs and none, which ends by itself.
-            while time.perf_counter() - began < LEAST_WARM_S or memory().alternations:
+            while time.perf_counter() - began < LEAST_WARM_S:
                 self.timer.run(name, WARM_CALLS)
+            call_until_chosen(partial(self.timer.run, name, WARM_CALLS))
             self.timer.prepare(name, 0)
         return {"repeats": self.timer.repeats, "graphs": graphs_compiled()}
 

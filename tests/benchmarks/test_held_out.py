@@ -149,9 +149,9 @@ def test_bars_are_judged_by_the_records(tmp_path):
     """A model below the least ratio misses that bar alone, and is named; what was not timed is not measured."""
     slow = model(tmp_path, dict(zip(STAYING, (4.0, 4.0, 2.0, 3.0), strict=True)) | {"auto": 2.5})
     found = verdicts([slow])
-    assert found["default settings, none below 0.97x of the best mode"] == (False, "olmoe 0.800x")
+    assert found["default settings, no interval below 0.97x of the best mode"] == (False, "olmoe 0.800 [0.800, 0.800]")
     assert found["default settings, geometric mean at least 1.05x"] == (False, "0.800x")
-    full = 'effort="full", budget_s=150, geometric mean at least 1.10x'
+    full = 'effort="full", budget_s=120, geometric mean at least 1.10x'
     assert found[full] == (None, "")
 
 
