@@ -150,7 +150,7 @@ class Backend:
 
     def compile(self, graph: CapturedGraph) -> Compiled:
         """Compile a graph, and return its callable with what is known about it, which `report` reads too."""
-        from backend_kwargs.torch_internals.registry import count_as_registered
+        from backend_kwargs.torch_internals.dynamo import count_as_registered
 
         self.verify()
         count_as_registered()
@@ -348,7 +348,7 @@ def find_in_dynamo(name: str) -> Backend | None:
     """Return the backend that dynamo knows as `name`, None if there is none."""
     if name not in _dynamo_names():
         return None
-    from backend_kwargs.torch_internals.registry import lookup_backend
+    from backend_kwargs.torch_internals.dynamo import lookup_backend
 
     try:
         compiler_fn = lookup_backend(name)  # this imports the target of an entry point
@@ -362,7 +362,7 @@ def find_in_dynamo(name: str) -> Backend | None:
 
 
 def _dynamo_names() -> list[str]:
-    from backend_kwargs.torch_internals.registry import list_backends
+    from backend_kwargs.torch_internals.dynamo import list_backends
 
     return list_backends()
 

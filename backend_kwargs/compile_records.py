@@ -123,12 +123,12 @@ def _told(value: object) -> object:
 
 
 def _keep(compiled: Compiled, backend: Any, reason: Any, at: int) -> None:
-    from backend_kwargs.torch_internals.dynamo import compiling_callable
+    from backend_kwargs.torch_internals.dynamo import compiling_callable, recompile_reason
     from backend_kwargs.torch_internals.guards import compile_id
 
     stack = getattr(reason, "user_stack", None) or []
     kept, owner = _kept(compiled.call), compiling_callable()
-    key = id(kept)
+    key, guard = id(kept), recompile_reason()
     record = Record(
         backend=backend,
         facts=compiled.facts,
@@ -136,7 +136,8 @@ def _keep(compiled: Compiled, backend: Any, reason: Any, at: int) -> None:
         function=stack[0].name if stack else "",
         place=f"{stack[-1].filename}:{stack[-1].lineno}" if stack else "",
         break_reason=reason.reason if getattr(reason, "graph_break", False) else "",
-        recompiled=_recompiled(),
+        # Compiled by another backend before, and not by this one.
+        recompiled="" if guard and "BACKEND_MATCH" in guard else guard,
         at=at,
         owner=(lambda: None) if owner is None else weakref.ref(owner),
         compiled=weakref.ref(kept, lambda _: _records.pop(key, None)),
@@ -151,14 +152,6 @@ def _kept(compiled: Call) -> Any:
 
     innermost = innermost_fn(compiled)
     return innermost.__self__ if isinstance(innermost, types.MethodType) else innermost
-
-
-def _recompiled() -> str | None:
-    """Return the guard that failed, "" for a first compile."""
-    from backend_kwargs.torch_internals.dynamo import recompile_reason
-
-    reason = recompile_reason()
-    return "" if reason and "BACKEND_MATCH" in reason else reason  # compiled by another backend before, not by this one
 
 
 def _cache_counts() -> dict[str, int]:

@@ -33,29 +33,24 @@ if TYPE_CHECKING:
     from backend_kwargs.auto.request import Request
 
 
-def compile_graph(compiler: Compiler, graph: CapturedGraph, options: Options) -> Compiled:
-    """Compile a graph with `compiler`, through those of its stages that `options` ask for."""
-    return _steps(compiler, compiler.stages)(graph, options)
+def compile_graph(
+    compiler: Compiler, graph: CapturedGraph, options: Options, stages: Sequence[Stage] | None = None
+) -> Compiled:
+    """Compile a graph with `compiler`, through those of its stages that `options` ask for, or of these `stages`.
+
+    The first one that is asked for gets what goes through those after it.
+    """
+    stages = compiler.stages if stages is None else stages
+    for at, stage in enumerate(stages, 1):
+        if is_set(stage.option, options.get(stage.option)):
+            return stage.apply(compiler, graph, options, partial(compile_graph, compiler, stages=stages[at:]))
+    return compiler.compile(graph, options)
 
 
 def request_of(compiler: Compiler, graph: CapturedGraph, options: Options) -> "Request":
     """Return what `auto` is asked for a graph under these options, without answering it."""
     following = [stage for stage in compiler.stages if stage.option != "auto"]
-    return _request(compiler, graph, options, _steps(compiler, following))
-
-
-def _steps(compiler: Compiler, stages: Sequence[Stage]) -> CompileFn:
-    step: CompileFn = compiler.compile
-    for stage in reversed(stages):
-        step = partial(_through, stage, compiler, step)
-    return step
-
-
-def _through(
-    stage: Stage, compiler: Compiler, following: CompileFn, graph: CapturedGraph, options: Options
-) -> Compiled:
-    asked = is_set(stage.option, options.get(stage.option))
-    return stage.apply(compiler, graph, options, following) if asked else following(graph, options)
+    return _request(compiler, graph, options, partial(compile_graph, compiler, stages=following))
 
 
 # ---- reproducible: what timing chose before, from a lock

@@ -126,7 +126,7 @@ def load_templates(path: str | Path, *, trust: bool = False) -> list[str]:
 
 def list_backends() -> list[str]:
     """Return every name that `make_backend` takes: this package's, registered, and dynamo's with entry points."""
-    from backend_kwargs.torch_internals import registry
+    from backend_kwargs.torch_internals import dynamo as registry
 
     return sorted({*OURS, *registry.list_backends()} - {f"tmpl-{name}" for name in FORMER})
 
@@ -178,7 +178,7 @@ def _publish(name: str, backend: Backend) -> bool:
     """Register `backend` with dynamo; return whether `name` now refers to it."""
     known = find_in_dynamo(name)
     if known is None:  # register_backend() asserts that no backend has the name
-        from backend_kwargs.torch_internals.registry import register_backend
+        from backend_kwargs.torch_internals.dynamo import register_backend
 
         register_backend(name, backend)
     return known is None or known == backend

@@ -152,7 +152,7 @@ TESTS: Mapping[str, str] = {
     " auto/test_auto_traces.py",
     "*/auto/ddp_buckets.py": "auto/test_auto_ddp.py",
     "*/auto/*.py": "auto/test_auto_decide.py auto/test_auto_race.py",
-    "*/tvm/supported.py": "backends/tvm/test_tvm_supported.py backends/tvm/test_tvm_lowering.py",
+    "*/tvm/part_compiler.py": "backends/tvm/test_tvm_supported.py backends/tvm/test_tvm_lowering.py",
     "*/backends/part*.py": "backends/test_partitioned.py backends/tvm/test_tvm_correct.py"
     " backends/tvm/test_tvm_inputs.py backends/test_engines.py",
     "*/tvm/lowering/*.py": "backends/tvm/test_tvm_lowering.py backends/tvm/test_tvm_linear.py"

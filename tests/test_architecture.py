@@ -106,7 +106,6 @@ BEFORE_A_GRAPH = (
     "backends/openvino/settings.py",
     "backends/tvm/__init__.py",
     "backends/tvm/compiler.py",
-    "backends/tvm/settings.py",
     "backends/tvm/versions.py",
     "bundles/__init__.py",
     "bundles/config.py",

@@ -11,7 +11,7 @@ from tests.changed import ALWAYS, covering
         pytest.param([], [], id="nothing"),
         pytest.param(["backend_kwargs/auto/race.py"], ["tests/auto"], id="a module in a folder"),
         pytest.param(
-            ["backend_kwargs/backends/tvm/lowering/kernels.py"], ["tests/backends/tvm"], id="a folder in a folder"
+            ["backend_kwargs/backends/tvm/lowering/graph.py"], ["tests/backends/tvm"], id="a folder in a folder"
         ),
         pytest.param(["backend_kwargs/rewrites/kernels/decode.py"], ["tests/rewrites"], id="a folder without tests"),
         pytest.param(

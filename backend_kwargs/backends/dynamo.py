@@ -147,7 +147,7 @@ class DynamoCompiler:
 
 
 def _takes(compiler_fn: CompilerFn) -> Takes:
-    from backend_kwargs.torch_internals.registry import is_torchs
+    from backend_kwargs.torch_internals.dynamo import is_torchs
 
     try:
         parameters = list(_signature(compiler_fn).parameters.values())

@@ -17,8 +17,7 @@ from backend_kwargs.options.layers import Options
 from backend_kwargs.report import Ran, Report, report_of
 from backend_kwargs.report.ran import RETURNED, UNKNOWN
 from backend_kwargs.torch_internals.compile_fx import inductor_wrapper
-from backend_kwargs.torch_internals.dynamo import limits_lifted
-from backend_kwargs.torch_internals.registry import lookup_backend
+from backend_kwargs.torch_internals.dynamo import limits_lifted, lookup_backend
 
 _LINES = itertools.count(1_000_000)
 

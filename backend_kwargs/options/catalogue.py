@@ -65,6 +65,8 @@ def inductor_option(name: str, besides: Mapping[str, Option] = MappingProxyType(
     """
     options = {**inductor_options(), **besides}
     plain = str(name).replace("-", "_")
+    if plain in options and plain not in RENAMED and not plain.startswith("cuda."):
+        return options[plain]
     if elsewhere := _renamed(plain, options) or _in_another_release(plain, options):
         raise BackendKwargsError(f"{KIND} {plain!r} {elsewhere}")
     kind = "option" if get_close_matches(plain, besides) else KIND

@@ -5,7 +5,7 @@ import os
 import platform
 import shutil
 import sys
-from collections.abc import Callable, Container, Iterable, Mapping, Set
+from collections.abc import Callable, Container, Mapping, Set
 from dataclasses import dataclass, replace
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
@@ -152,6 +152,13 @@ def machine() -> Machine:
 
     has_gpu, cpu, found = torch.cuda.is_available(), torch.backends.cpu.get_cpu_capability(), _cpuinfo()
     properties = torch.cuda.get_device_properties(0) if has_gpu else None
+    flags = sorted((found.get("flags") or found.get("Features", "")).split())
+    # torch reports instructions only of x86.
+    half = {name for names in HALF.values() for name in names if getattr(torch.cpu, f"_is_{name}_supported", bool)()}
+    # First Inductor's nvcc, then that of torch.utils.cpp_extension.
+    homes = filter(None, (os.environ.get("CUDA_HOME"), os.environ.get("CUDA_PATH"), "/usr/local/cuda"))
+    nvccs = os.environ.get("CUDACXX", ""), "nvcc", *(f"{home}/bin/nvcc" for home in homes)
+    has_cutlass = all(map(find_spec, CUTLASS_PACKAGES))
     return Machine(
         gpu=properties.name if properties else None,
         capability=(properties.major, properties.minor) if properties else (0, 0),
@@ -160,18 +167,19 @@ def machine() -> Machine:
         triton=has_gpu and has_triton(),
         triton_tma=has_gpu and has_triton_tma_device(),
         cxx=shutil.which(cxx_of({})),
-        nvcc=next(filter(None, map(shutil.which, _nvccs())), None),
+        nvcc=next(filter(None, map(shutil.which, nvccs)), None),
         packages=_Importable(),
         torch=torch.__version__,
         cuda=torch.version.cuda,
         driver=_driver(),
         triton_version=installed_version("triton", "pytorch-triton"),
-        cutlass=_cutlass(),
+        cutlass=os.environ.get(CUTLASS_VARIABLE)
+        or (f"nvidia-cutlass {installed_version('nvidia-cutlass')}" if has_cutlass else None),
         torchao=installed_version("torchao"),
-        cpu_dtypes=cpu_dtypes(_instructions(), cpu, os.environ.get("ONEDNN_MAX_CPU_ISA", "")),
+        cpu_dtypes=cpu_dtypes(half, cpu, os.environ.get("ONEDNN_MAX_CPU_ISA", "")),
         cpu=cpu,
         processor=found.get("model name") or platform.processor() or platform.machine(),
-        features=_hash_of(found) if found else platform.processor(),
+        features=digest(" ".join(flags).encode(), 12) if found else platform.processor(),
         python=platform.python_version(),
         system=f"{sys.platform} {platform.machine()}",
         git=str(torch.version.git_version),
@@ -194,19 +202,6 @@ def _cpuinfo() -> dict[str, str]:
     return {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in reversed(lines))}
 
 
-def _hash_of(cpuinfo: Mapping[str, str]) -> str:
-    """Return a hash of a processor's features, whatever their order."""
-    flags = cpuinfo.get("flags") or cpuinfo.get("Features", "")
-    return digest(" ".join(sorted(flags.split())).encode(), 12)
-
-
-def _instructions() -> set[str]:
-    """Return the instructions for half precisions that this CPU has; torch reports them only for x86."""
-    from torch import cpu
-
-    return {name for names in HALF.values() for name in names if getattr(cpu, f"_is_{name}_supported", bool)()}
-
-
 def cpu_dtypes(instructions: Set[str], aten: str, onednn: str) -> frozenset[str]:
     """Return the half precisions that a CPU with these instructions multiplies.
 
@@ -217,12 +212,6 @@ def cpu_dtypes(instructions: Set[str], aten: str, onednn: str) -> frozenset[str]
     return frozenset(dtype for dtype, any_of in HALF.items() if any_of & instructions)
 
 
-def _nvccs() -> Iterable[str]:
-    """Return candidate paths of nvcc: first Inductor's, then that of torch.utils.cpp_extension."""
-    homes = (os.environ.get("CUDA_HOME"), os.environ.get("CUDA_PATH"), "/usr/local/cuda")
-    return (os.environ.get("CUDACXX", ""), "nvcc", *(f"{home}/bin/nvcc" for home in homes if home))
-
-
 def _driver() -> str | None:
     version = ctypes.c_int(0)
     try:
@@ -230,13 +219,6 @@ def _driver() -> str | None:
     except (OSError, AttributeError):  # no driver, or one for another system
         return None
     return f"{version.value // 1000}.{version.value % 1000 // 10}" if version.value else None
-
-
-def _cutlass() -> str | None:
-    if theirs := os.environ.get(CUTLASS_VARIABLE):
-        return theirs
-    specs = [find_spec(name) for name in CUTLASS_PACKAGES]
-    return f"nvidia-cutlass {installed_version('nvidia-cutlass')}" if all(specs) else None
 
 
 def places_of(package: str) -> list[Path]:

@@ -256,17 +256,13 @@ def limits_of_options(
     reasons = {}
     for name in options:
         own = [rule for rule in rules if fnmatchcase(name, rule.options)]
-        if lacking := _lacking(own, value, machine):
+        groups = [unmet(group, machine) for rule in own for group in rule.either(value)]
+        none_met = groups[0] if groups and all(groups) else []
+        if lacking := unmet((need for rule in own for need in rule.needs), machine) + none_met:
             reasons[name] = Limit(f"Option {name!r}", lacking[0].reason, lacking[0].remedy, of_machine=True)
         elif reason := next(filter(None, (rule.unless(value) for rule in own)), ""):
             reasons[name] = Limit(f"Option {name!r}", reason, "")
     return reasons
-
-
-def _lacking(rules: Sequence[Rule], value: Lookup, machine: Machine) -> list[Requirement]:
-    groups = [unmet(group, machine) for rule in rules for group in rule.either(value)]
-    none_met = groups[0] if groups and all(groups) else []
-    return unmet((need for rule in rules for need in rule.needs), machine) + none_met
 
 
 def check_answers(cxx: str) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from backend_kwargs.backends.generated_code import comparable, rewrites_made
 from backend_kwargs.compile_records import RACED, Record, records
-from backend_kwargs.errors import BackendKwargsError, printable
+from backend_kwargs.errors import BackendKwargsError, printable, removed
 from backend_kwargs.facts.parts import Partition
 from backend_kwargs.files.atomic_write import write_whole
 from backend_kwargs.report.advice import advice_on, reason_and_hint
@@ -91,11 +91,13 @@ class Report:
 
         return fragment(self._document())
 
-    def to_html(self, path: str | Path) -> None:
+    def to_html(self, path: str | Path, *, with_code: bool = False) -> None:
         """Write the report as one HTML file that opens anywhere.
 
-        Raises BackendKwargsError if the file cannot be written.
+        `with_code` was removed. Raises BackendKwargsError if the file cannot be written.
         """
+        if with_code:
+            raise removed("to_html(with_code=True)", "the code is in `bk.report(compiled).graphs[0].codes[0].source`")
         from backend_kwargs.page import to_html
 
         write_whole(Path(path), to_html(self._document()))

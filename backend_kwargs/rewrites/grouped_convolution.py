@@ -89,36 +89,20 @@ grouped_convolution = define(f"grouped_convolution(Tensor x, Tensor w, {GEOMETRY
 
 
 def _depthwise(
-    x: Tensor,
-    w: Tensor,
-    scale: Tensor | None,
-    shift: Tensor | None,
-    stride: Ints,
-    padding: Ints,
-    dilation: Ints,
+    x: Tensor, w: Tensor, scale: Tensor | None, shift: Tensor | None, stride: Ints, padding: Ints, dilation: Ints,
     activation: str,
-) -> Tensor:
+) -> Tensor:  # fmt: skip
     result = convolution(x, w, None, stride, padding, dilation, x.shape[1]).float()
     result = result if scale is None else result * scale.view(-1, 1, 1)
     result = result if shift is None else result + shift.view(-1, 1, 1)
     return ACTIVATIONS[activation](result).to(x.dtype)
 
 
-def _depthwise_cuda(
-    x: Tensor,
-    w: Tensor,
-    scale: Tensor | None,
-    shift: Tensor | None,
-    stride: Ints,
-    padding: Ints,
-    dilation: Ints,
-    activation: str,
-) -> Tensor:
+def _depthwise_cuda(x: Tensor, w: Tensor, scale: Tensor | None, shift: Tensor | None, *rest: Any) -> Tensor:
     from backend_kwargs.rewrites.kernels.convolution import convolution_by_channel
 
-    out = _result_of(x, w, stride, padding, dilation)
-    given = x, w, dense(scale), dense(shift), out, stride, padding, dilation, activation
-    return convolution_by_channel(*given) if out.numel() else out
+    out = _result_of(x, w, *rest[:3])
+    return convolution_by_channel(x, w, dense(scale), dense(shift), out, *rest) if out.numel() else out
 
 
 depthwise_norm = define(

@@ -1,4 +1,4 @@
-"""dynamo: its exceptions, limits, caches of code, counts, and what it records of a compile."""
+"""dynamo: its exceptions, limits, caches of code, counts, records of a compile, and its registry of backends."""
 
 import inspect
 import warnings
@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch._dynamo
 from torch._dynamo import config, convert_frame, eval_frame
+from torch._dynamo.backends import registry
 from torch._dynamo.eval_frame import innermost_fn
 from torch._dynamo.exc import RestartAnalysis, TensorifyScalarRestartAnalysis, TorchDynamoException
 from torch._dynamo.metrics_context import MetricsContext
@@ -26,6 +27,7 @@ from backend_kwargs.torch_internals.replacing import replaced, restored_by, undo
 
 if TYPE_CHECKING:
     from torch._C._dynamo.eval_frame import _CacheEntry
+    from torch._dynamo.backends.registry import CompilerFn
     from torch._dynamo.symbolic_convert import InstructionTranslator
     from torch._dynamo.utils import CompilationMetrics
 
@@ -139,3 +141,48 @@ def bucket_count_kept() -> AbstractContextManager[None]:
     """Restore the counter in which DDPOptimizer sees whether AOTAutograd compiled a bucket."""
     counts: Mapping[str, int] = counters["aot_autograd"]
     return replaced(counts, "total", counts["total"])
+
+
+# ---- the registry of backends
+
+lookup_backend = registry.lookup_backend  # raises InvalidBackend
+
+
+def list_backends() -> list[str]:
+    """Return the names in dynamo's registry, with entry points of installed packages and debug backends."""
+    return torch._dynamo.list_backends(None)
+
+
+def register_backend(name: str, backend: "CompilerFn") -> None:
+    """Register a backend, for good; raise AssertionError if the name is taken.
+
+    Up to torch 2.14 it sets the attribute `_tags` of the object.
+    """
+    torch._dynamo.register_backend(backend, name=name)
+
+
+class _NamedAsRegistered:
+    """An entry in dynamo's registry that is equal to every backend whose `compiler_name` is registered.
+
+    After a compile dynamo drops its references to the caller's tensors, which would otherwise break
+    `torch.utils.swap_tensors`, but only for compilers in its registry: up to torch 2.14 those with a registered
+    `compiler_name`, since then those that equal a value of the registry. Its key cannot be looked up as a backend.
+    """
+
+    __hash__ = object.__hash__
+
+    def __eq__(self, other: object) -> bool:
+        return getattr(other, "compiler_name", None) in registry._BACKENDS
+
+
+_BY_NAME = _NamedAsRegistered()
+
+
+def count_as_registered() -> None:
+    """Make dynamo treat this package's backends like the registered ones that their `compiler_name` names."""
+    registry._COMPILER_FNS.setdefault("backend_kwargs, by compiler_name", _BY_NAME)  # type: ignore[arg-type]
+
+
+def is_torchs(compiler_fn: object) -> bool:
+    """Return whether a backend is one of dynamo's own."""
+    return str(getattr(compiler_fn, "__module__", "")).startswith("torch._dynamo")

@@ -555,6 +555,14 @@ def test_gather_sum(form, width, dtype):
 
 
 @torch.no_grad()
+def test_sums_of_rows_of_the_host_stay():
+    """Where a GPU is visible, tables in the host's memory are left to ATen."""
+    args = normal(50, 16, dtype=torch.float32).cpu(), torch.randint(50, (6, 5))
+    *_, compiled = code_of(lambda t, i: t[i].sum(1), args, ("gather_sum",))
+    assert report(compiled).graphs[0].rewritten == {}
+
+
+@torch.no_grad()
 def test_gathered_row_that_does_not_exist():
     """An index that is too large makes its sum nan, and those of negative indices count from the end."""
     table = normal(50, 16)

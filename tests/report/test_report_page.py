@@ -1,5 +1,7 @@
 """A report as a page: graphs with their options, kernels and code, and what broke them."""
 
+from importlib import import_module
+
 import pytest
 import torch
 
@@ -36,6 +38,23 @@ def test_a_page_that_cannot_be_written_is_one_line(tmp_path):
     with pytest.raises(BackendKwargsError) as raised:
         empty.to_html(tmp_path)
     assert str(raised.value) == f"Cannot write {str(tmp_path)!r}: Is a directory."
+
+
+@pytest.mark.parametrize(
+    ("what", "use"),
+    {
+        "to_html(with_code=True) was removed: the code is in `bk.report(compiled).graphs[0].codes[0].source`.": (
+            lambda: bk.report.__globals__["Report"]((), ()).to_html("page.html", with_code=True)
+        ),
+        "Module backend_kwargs.compare.plot was removed: write `compare -o FILE.html`, whose plots are SVG.": (
+            lambda: import_module("backend_kwargs.compare.plot")
+        ),
+    }.items(),
+)
+def test_what_was_removed_says_what_to_write(what, use):
+    with pytest.raises(BackendKwargsError) as raised:
+        use()
+    assert str(raised.value) == what
 
 
 def test_options_say_what_set_them():

@@ -5,7 +5,7 @@ from inspect import getdoc
 
 from torch._dynamo.backends.registry import _COMPILER_FNS
 
-from backend_kwargs.torch_internals import registry
+from backend_kwargs.torch_internals import dynamo
 from backend_kwargs.torch_internals.backend_sources import own_backends
 
 OTHERS = {"dynamo_minifier_backend", "dynamo_accuracy_minifier_backend"}  # torch debugs itself with these
@@ -13,7 +13,7 @@ OTHERS = {"dynamo_minifier_backend", "dynamo_accuracy_minifier_backend"}  # torc
 
 def test_the_sources_declare_what_dynamo_registers():
     """Names and first lines are those of the loaded registry, without other packages' backends."""
-    registry.list_backends()
+    dynamo.list_backends()
     plugins = {each.name for each in entry_points(group="torch_dynamo_backends")}
     known = {name: fn for name, fn in _COMPILER_FNS.items() if name not in OTHERS | plugins}
     own = {name: fn for name, fn in known.items() if str(fn.__module__).startswith("torch.")}

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch._dynamo.utils import _metrics_context_tls
 
-from backend_kwargs.torch_internals import dynamo, fx, guards, registry
+from backend_kwargs.torch_internals import dynamo, fx, guards
 
 pytestmark = pytest.mark.usefixtures("fresh_dynamo")
 
@@ -320,13 +320,13 @@ def test_a_backend_counts_as_registered(fresh_dynamo):
     """A backend of the name of a registered one is equal to a value of dynamo's table."""
     backend = Kept()
     backend.compiler_name = "inductor"
-    registry.count_as_registered()
-    assert backend in registry.registry._COMPILER_FNS.values()
+    dynamo.count_as_registered()
+    assert backend in dynamo.registry._COMPILER_FNS.values()
     backend.compiler_name = "no such name"
-    assert backend not in registry.registry._COMPILER_FNS.values()
+    assert backend not in dynamo.registry._COMPILER_FNS.values()
 
 
 def test_names_and_backends():
     """A name of the list is found by its name."""
-    assert "eager" in registry.list_backends()
-    assert callable(registry.lookup_backend("eager"))
+    assert "eager" in dynamo.list_backends()
+    assert callable(dynamo.lookup_backend("eager"))

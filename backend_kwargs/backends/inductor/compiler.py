@@ -112,14 +112,20 @@ class InductorCompiler:
     def read(self, source: str, given: Options, coerce: Check) -> Reading:
         given = dict(given)
         named, mode = given.pop("template", None), given.pop("mode", None)
-        explicit = [_mapping(name, given.pop(name, None)) for name in ("options", "inductor_config")]
+        explicit = [(name, given.pop(name, None)) for name in ("options", "inductor_config")]
+        for name, value in explicit:
+            if value is not None and not isinstance(value, Mapping):
+                raise wrong_value(repr(name), "a mapping of options", value)
         names = split_templates(named) if named is not None else ()
         templates = [self.template(name) for name in names]
-        _tell_contradictions(templates)
+        for earlier, later in combinations(templates, 2):
+            for name in sorted(earlier.options.keys() & later.options.keys()):
+                if not same(earlier.options[name], value := later.options[name]):
+                    warn_once(f"{earlier.source} and {later.source} disagree on {name!r}; the later wins: {value!r}.")
         modes = [Layer(f"mode {mode}", mode_options(mode))] if mode is not None else []
         asked = "" if source == "spec" else f" ({source})"
         implied = [replace(layer, source=f"{layer.source}{asked}") for layer in (*templates, *modes)]
-        options = [Layer(source, self._checked(mapping, coerce)) for mapping in (*explicit, given) if mapping]
+        options = [Layer(source, self._checked(mapping, coerce)) for _, mapping in (*explicit, ("", given)) if mapping]
         return Reading(names, (*implied, *options))
 
     def verify(self, templates: Sequence[str], options: Options, tell: Tell) -> None:
@@ -145,7 +151,35 @@ class InductorCompiler:
         )
 
     def compile(self, graph: CapturedGraph, options: Options) -> Compiled:
-        return Compiled(_compile(graph, options, self.own), CompileFacts(options))
+        from backend_kwargs.torch_internals.compile_fx import region_name
+        from backend_kwargs.torch_internals.inductor_config import vector_width
+        from backend_kwargs.torch_internals.triton import name_torchs_ptxas
+
+        wrapper, here = _torch_wrapper(options, self.own), machine_of(options)
+        if here.triton and not here.hip and any(getattr(value, "is_cuda", False) for value in graph.example_inputs):
+            name_torchs_ptxas()
+        if not options.get("strict"):
+            wrapper.config |= aten_where_alone(wrapper.config, here)
+        if options.get("use_aoti"):
+            wrapper.name = graph.region
+            with found_by_inductor(here.nvcc) if asks_for_cutlass(wrapper.config, here) else nullcontext():
+                return Compiled(wrapper(graph.gm, graph.example_inputs), CompileFacts(options))
+        if not (here.gpu and all(getattr(value, "is_cuda", True) for value in graph.example_inputs)):
+            wrapper.config = vector_width() | wrapper.config
+        inner_compile = _inner_compile(wrapper.config, here, strict=bool(options.get("strict")))
+        for around in graph.around_inner:
+            inner_compile = around(inner_compile)
+        # As config_patches, not patched around the call: Inductor compiles the backward graph later, under them.
+        compile_step: Callable[..., Call] = partial(_compile_fx, options)
+        if graph.compile_fx:
+            compile_step = partial(graph.compile_fx, compile_step)
+        if not records(options):
+            from backend_kwargs.torch_internals.cudagraph_recording import recording_nothing
+
+            compile_step, inner_compile = recording_nothing()(compile_step), recording_nothing()(inner_compile)
+        region = region_name(graph.region)
+        call = compile_step(graph.gm, graph.example_inputs, inner_compile, config_patches=wrapper.config, **region)
+        return Compiled(call, CompileFacts(options))
 
     def config(self, options: Options) -> dict[str, Any]:
         return _torch_wrapper(options, self.own).get_compiler_config()  # type: ignore[no-any-return]
@@ -205,50 +239,6 @@ def machine_of(options: Options) -> Machine:
         cutlass=options.get("cutlass.cutlass_dir") or here.cutlass,
         nvcc=options.get("cuda.cuda_cxx") or here.nvcc,
     )
-
-
-def _mapping(name: str, value: object) -> Options:
-    if value is not None and not isinstance(value, Mapping):
-        raise wrong_value(repr(name), "a mapping of options", value)
-    return value or {}
-
-
-def _tell_contradictions(templates: Sequence[Layer]) -> None:
-    for earlier, later in combinations(templates, 2):
-        for name, value in later.options.items():
-            if name in earlier.options and not same(earlier.options[name], value):
-                warn_once(f"{earlier.source} and {later.source} disagree on {name!r}; the later wins: {value!r}.")
-
-
-def _compile(graph: CapturedGraph, options: Options, own: Collection[str]) -> Call:
-    from backend_kwargs.torch_internals.compile_fx import region_name
-    from backend_kwargs.torch_internals.inductor_config import vector_width
-    from backend_kwargs.torch_internals.triton import name_torchs_ptxas
-
-    wrapper, here = _torch_wrapper(options, own), machine_of(options)
-    if here.triton and not here.hip and any(getattr(value, "is_cuda", False) for value in graph.example_inputs):
-        name_torchs_ptxas()
-    if not options.get("strict"):
-        wrapper.config |= aten_where_alone(wrapper.config, here)
-    if options.get("use_aoti"):
-        wrapper.name = graph.region
-        with found_by_inductor(here.nvcc) if asks_for_cutlass(wrapper.config, here) else nullcontext():
-            return wrapper(graph.gm, graph.example_inputs)  # type: ignore[no-any-return]
-    if not (here.gpu and all(getattr(value, "is_cuda", True) for value in graph.example_inputs)):
-        wrapper.config = vector_width() | wrapper.config
-    inner_compile = _inner_compile(wrapper.config, here, strict=bool(options.get("strict")))
-    for around in graph.around_inner:
-        inner_compile = around(inner_compile)
-    # Passed on as config_patches, not patched around the call: Inductor compiles the backward graph later, under them.
-    compile_step: Callable[..., Call] = partial(_compile_fx, options)
-    if graph.compile_fx:
-        compile_step = partial(graph.compile_fx, compile_step)
-    if not records(options):
-        from backend_kwargs.torch_internals.cudagraph_recording import recording_nothing
-
-        compile_step, inner_compile = recording_nothing()(compile_step), recording_nothing()(inner_compile)
-    region = region_name(graph.region)
-    return compile_step(graph.gm, graph.example_inputs, inner_compile, config_patches=wrapper.config, **region)
 
 
 def _compile_fx(options: Options, gm: "GraphModule", example_inputs: Inputs, *args: Any, **kwargs: Any) -> Call:

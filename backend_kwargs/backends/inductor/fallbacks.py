@@ -4,7 +4,7 @@ Triton's kernels alone fail if one GEMM has none, and ATen's operators alone if 
 forward and its backward graph fall back separately.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -24,22 +24,21 @@ AUTOTUNED_BACKENDS = ("max_autotune_gemm_backends", "max_autotune_conv_backends"
 
 def aten_where_alone(config: Options, here: Machine) -> dict[str, str]:
     """Return the lists of GEMM backends with ATen added, if none of the requested kernel generators works here."""
+    if "max_autotune_gemm_backends" not in config:
+        return {}
     limits = limits_of_options(config, lambda name: inductor_option(name).default, here)
     alone = (limit := limits.get("max_autotune_gemm_backends")) and limit.of_machine  # no generator
-    return _with_aten(_without_aten(config)) if alone else {}
+    return _with_aten(config) if alone else {}
 
 
-def _without_aten(config: Options) -> dict[str, str]:
-    asked = {name: config.get(name, "ATEN") for name in AUTOTUNED_BACKENDS}
-    return {name: backends for name, backends in asked.items() if "ATEN" not in generators(backends)}
-
-
-def _with_aten(without_aten: Mapping[str, str]) -> dict[str, str]:
-    return {name: f"{backends},ATEN" for name, backends in without_aten.items()}
+def _with_aten(config: Options) -> dict[str, str]:
+    """Return the lists of backends that lack ATen, with ATen."""
+    asked = {name: config[name] for name in AUTOTUNED_BACKENDS if name in config}
+    return {name: f"{backends},ATEN" for name, backends in asked.items() if "ATEN" not in generators(backends)}
 
 
 def _no_kernel(config: Options) -> str:
-    names = " or ".join(dict.fromkeys(_without_aten(config).values()))
+    names = " or ".join(dict.fromkeys(each.removesuffix(",ATEN") for each in _with_aten(config).values()))
     return f"A GEMM or convolution of this graph has no {names} kernel"
 
 
@@ -60,7 +59,7 @@ class Fallback:
 FALLBACKS = (
     Fallback(
         "NoValidChoicesError",
-        lambda config: _with_aten(_without_aten(config)),
+        _with_aten,
         _no_kernel,
         "ATEN's serve the graph as well",
     ),

@@ -60,19 +60,14 @@ def schedule_cpu(func: tirx.PrimFunc, target: Target) -> Schedule:
 def _each(sch: Schedule, step: Callable[..., object]) -> Schedule:
     """Apply a step to each block; one that TVM rejects is left out."""
     for block in sch.get_child_blocks(sch.get_sblock("root")):
-        sch = _attempt(sch, partial(step, block=block))
+        # On a copy, since a rule has several steps and TVM may reject the last.
+        changed = sch.copy()
+        try:
+            step(changed, block=block)
+        except Exception:  # noqa: BLE001 - whatever TVM rejects, the loops before the step are correct
+            continue
+        sch = changed
     return sch
-
-
-def _attempt(sch: Schedule, step: Callable[[Schedule], object]) -> Schedule:
-    """Return the schedule after a step, or as it was if TVM rejects the step."""
-    # On a copy, since a rule has several steps and TVM may reject the last.
-    changed = sch.copy()
-    try:
-        step(changed)
-    except Exception:  # noqa: BLE001 - whatever TVM rejects, the loops before the step are correct
-        return sch
-    return changed
 
 
 # ---- properties of a block
@@ -186,24 +181,16 @@ def _fuse(sch: Schedule, block: Block, lanes: int) -> None:
     """Make one loop of the last axes, which all operands walk as the result does: an image's 7 by 7 fill no vector."""
     axes = Axes(sch, block)
     variables = [each.var for each, _ in axes.bound]
-    bound = [value for _, value in axes.bound]
-    loops_are_axes = len(axes.loops) == len(variables) and all(
-        value.same_as(sch.get(loop).loop_var) for value, loop in zip(bound, axes.loops, strict=True)
-    )
+    pairs = zip(axes.bound, axes.loops, strict=True)  # with other loops than axes this raises, and nothing is fused
+    loops_are_axes = all(value.same_as(sch.get(loop).loop_var) for (_, value), loop in pairs)
     (written,) = axes.block.writes
     shape = list(written.source.shape)
     if axes.summed or not loops_are_axes or not _walks(written, variables, shape):
         return
     if len(sch.get_child_blocks(axes.loops[0])) > 1 or not all(_extent(sch, loop) for loop in axes.loops):
         return
-    along = (
-        at
-        for at in range(len(variables))
-        if all(
-            _walks(read, variables[at:], shape[at:]) or not _reads(read, variables[at:]) for read in axes.block.reads
-        )
-    )
-    first = max(next(along, len(variables)), _first_filled([_extent(sch, loop) for loop in axes.loops], lanes))
+    steps = [all(_walks(read, variables[at:], shape[at:]) for read in axes.block.reads) for at in range(len(variables))]
+    first = max([*steps, True].index(True), _first_filled([_extent(sch, loop) for loop in axes.loops], lanes))
     if first < len(variables) - 1:
         sch.fuse(*axes.loops[first:])
         if first > 1:
@@ -221,16 +208,13 @@ def _first_filled(sizes: list[int], lanes: int) -> int:
 
 
 def _walks(region: TensorRegion, variables: list[tirx.Var], shape: list[tirx.Expr]) -> bool:
-    """Return whether a region's last axes are these variables in their order, over axes of these sizes."""
+    """Return whether a region's last axes are these variables over axes of these sizes, or none moves it."""
+    if not any(_among(each, variables) for part in region.region for each in _walked(part.min, tirx.Var)):
+        return True
     last, sizes = list(region.region)[-len(variables) :], list(region.source.shape)[-len(variables) :]
     if len(last) != len(variables) or not all(map(_same, sizes[1:], shape[1:])):
         return False
     return all(each.min.same_as(variable) for each, variable in zip(last, variables, strict=True))
-
-
-def _reads(region: TensorRegion, variables: list[tirx.Var]) -> bool:
-    """Return whether a region moves with any of these variables."""
-    return any(_among(each, variables) for part in region.region for each in _walked(part.min, tirx.Var))
 
 
 def _vectorize(sch: Schedule, block: Block, lanes: int) -> None:

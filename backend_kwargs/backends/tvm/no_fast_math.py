@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from tvm.target import Target
 
 FAST = b"--use_fast_math"
-MODE = "TVM_CUDA_COMPILE_MODE"
 NVCC_IS_EXACT = "TVM_CUDA_NVCC_NO_FAST_MATH"
 
 _compiling = threading.RLock()
@@ -26,19 +25,17 @@ _compiling = threading.RLock()
 def exact_math(target: "Target") -> Iterator[None]:
     """Generate CUDA code without fast math in this context; TVM_CUDA_NVRTC_EXTRA_OPTS can still request it.
 
-    Other callers of NVRTC are not affected. If TVM is set to use nvcc, it reads an environment variable instead.
+    Other callers of NVRTC are not affected. With nvcc, TVM reads an environment variable instead.
     """
     if target.kind.name != "cuda":
         yield
         return
-    with _compiling, _exact():
+    with _compiling, replaced(os.environ, NVCC_IS_EXACT, os.environ.get(NVCC_IS_EXACT) or "1"), _exact():
         yield
 
 
 def _exact() -> AbstractContextManager[None]:
-    """Return what drops fast math from this thread's calls of TVM's CUDA compiler."""
-    if os.environ.get(MODE) == "nvcc":
-        return replaced(os.environ, NVCC_IS_EXACT, os.environ.get(NVCC_IS_EXACT) or "1")
+    """Return what drops fast math from this thread's calls of NVRTC."""
     # No later option cancels this one, so it must not reach NVRTC.
     try:
         nvrtc = import_module("cuda.bindings.nvrtc")

@@ -13,7 +13,6 @@ from tvm import relax
 
 from backend_kwargs.backends import Inputs
 from backend_kwargs.backends.tvm.lowering.graph import Lowered
-from backend_kwargs.backends.tvm.shapes import ShapeSource
 from backend_kwargs.graphs.parts import Run
 
 # TVM's code loads whole vectors from addresses aligned as in its own tensors; other addresses crash the process.
@@ -38,7 +37,7 @@ def runner(part: GraphModule, lowered: Lowered, executable: relax.VMExecutable, 
     placeholders = {node.name: node.meta["val"] for node in part.graph.find_nodes(op="placeholder")}
     names = list(placeholders)
     positions = [names.index(name) for name in lowered.inputs]
-    sizes = [_reader(source, names) for source in lowered.shape_sources]
+    sizes = lowered.shape_sources
     # A pool would keep memory for each size that ever occurred.
     main = _Main(executable.jit(), tvm.device(device.type, device.index or 0), "naive" if sizes else "pooled")
     brings_stream = any(isinstance(placeholders[name], torch.Tensor) for name in lowered.inputs)
@@ -53,7 +52,8 @@ def runner(part: GraphModule, lowered: Lowered, executable: relax.VMExecutable, 
             return [result] if isinstance(result, torch.Tensor) else list(result)
         inputs = [_ready(args[i]) for i in positions]
         if sizes:
-            inputs.append(tvm_ffi.Shape(tuple(read(args) for read in sizes)))
+            named = dict(zip(names, args, strict=True))
+            inputs.append(tvm_ffi.Shape(tuple(source.read(named) for source in sizes)))
         outputs = _tensors(run(inputs))
         if shared is None:
             shared = _shared(outputs, inputs, _tensors(run(inputs)))
@@ -73,14 +73,6 @@ def _ready(value: object) -> object:
     if not value.is_contiguous():
         value = value.contiguous()
     return value.clone() if value.data_ptr() % ALIGNMENT else value
-
-
-def _reader(source: ShapeSource, names: Sequence[str]) -> Callable[[Inputs], int]:
-    """Return a function that reads the value of one symbol from the arguments."""
-    place, dim = names.index(source.placeholder), source.dim
-    if source.solution != source.symbol:
-        return lambda args: int(source.read(dict(zip(names, args, strict=True))))
-    return lambda args: int(args[place]) if dim is None else args[place].shape[dim]
 
 
 def _on_stream(device: torch.device, main: _Main, *, brings_stream: bool) -> Callable[[Inputs], Results]:

@@ -21,10 +21,8 @@ OPERATORS: dict[type[sympy.Expr], Callable[[list[tirx.Expr]], tirx.Expr]] = {
     sympy.Mul: functools.partial(functools.reduce, operator.mul),
     Max: functools.partial(functools.reduce, tirx.max),
     Min: functools.partial(functools.reduce, tirx.min),
-    FloorDiv: lambda args: tirx.floordiv(*args),
-    CleanDiv: lambda args: tirx.floordiv(*args),
-    Mod: lambda args: tirx.floormod(*args),
-    PythonMod: lambda args: tirx.floormod(*args),
+    **dict.fromkeys((FloorDiv, CleanDiv), lambda args: tirx.floordiv(*args)),
+    **dict.fromkeys((Mod, PythonMod), lambda args: tirx.floormod(*args)),
 }
 
 
@@ -41,7 +39,7 @@ class ShapeSource:
         """Return the symbol's value for these inputs, by the placeholders' names."""
         value = inputs[self.placeholder]
         size = int(value) if self.dim is None else value.shape[self.dim]
-        return int(self.solution.subs(self.symbol, size))
+        return size if self.solution == self.symbol else int(self.solution.subs(self.symbol, size))
 
 
 def to_tvm(size: int | torch.SymInt | sympy.Expr, variables: Mapping[sympy.Symbol, tirx.Var]) -> tirx.Expr:

@@ -8,18 +8,17 @@ line, which is skipped.
 import inspect
 import json
 import logging
-import shutil
 import sys
 import tempfile
 import traceback
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from operator import itemgetter
 from pathlib import Path
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, TypeVar
 
 import torch
 import tvm
@@ -29,34 +28,30 @@ from tvm.ir.utils import derived_object
 from tvm.s_tir import Schedule
 from tvm.s_tir import meta_schedule as ms
 from tvm.s_tir.meta_schedule.database import JSONDatabase, TuningRecord, Workload
-from tvm.s_tir.meta_schedule.runner.local_runner import LocalRunnerFuture as Future
+from tvm.s_tir.meta_schedule.runner import local_runner
 from tvm.target import Target
 
+from backend_kwargs.backends.tvm.compiler import TUNING, TVMOptions
 from backend_kwargs.backends.tvm.no_fast_math import exact_math
-from backend_kwargs.backends.tvm.settings import TUNING, TVMOptions
 from backend_kwargs.errors import BackendKwargsError, error_text, warn_once
 from backend_kwargs.files.atomic_write import write_whole
 from backend_kwargs.keys import digest
 from backend_kwargs.options.layers import Options
 from backend_kwargs.progress import progress
 from backend_kwargs.torch_internals.replacing import replaced
-from backend_kwargs.trial.generators import SEED
 
 WORKLOADS, RECORDS = "database_workload.json", "database_tuning_record.json"
 FINISHED = "finished"  # a file with each function's number of trials, written when a search has ended
 FAILED_S = 1e9  # a time of MetaSchedule's above this means a failed run
-FAR = 2  # times the fastest
-REPEATS, SHORTEST_RUN_MS = 10, 2
+FAR, REPEATS, SHORTEST_RUN_MS = 2, 10, 2  # a schedule that takes FAR times the fastest runs once
 # With TVM's own 512 candidates and four generations, preparing a batch takes longer than measuring it.
 STRATEGIES: Mapping[str, Options] = {
     "evolutionary": {"population_size": 128, "init_min_unmeasured": 32, "genetic_num_iters": 2}
 }
 WORTH_TUNING = 0.05  # of the slowest function's time
-UNROLLED = (0, 16, 64)  # TVM's own 512 takes seconds to build
 QUIET = logging.getLogger(__name__)
 
 Ours = Callable[[tirx.PrimFunc], Schedule]
-Parsed: TypeAlias = Any  # of a line of JSON
 T = TypeVar("T")
 
 
@@ -101,7 +96,9 @@ class Known:
         if directory and directory.is_dir():
             for search in sorted(path.parent for path in directory.rglob(WORKLOADS)):
                 text = "".join(_lines(search / FINISHED))
-                known.add(*_records(search), int(text) if text.isdigit() else 0)
+                stats = [file.stat() for file in (search / WORKLOADS, search / RECORDS) if file.is_file()]
+                stamp = tuple((each.st_size, each.st_mtime_ns) for each in stats)
+                known.add(*_records(search, stamp), int(text) if text.isdigit() else 0)
         return known
 
     def add(self, workloads: Iterable[Workload], records: Iterable[TuningRecord], trials: int) -> None:
@@ -116,16 +113,12 @@ class Known:
             )
 
 
-def _records(search: Path) -> tuple[list[Workload], list[TuningRecord]]:
-    """Return a search's workloads, and the record of the fastest schedule for each."""
-    files = [search / WORKLOADS, search / RECORDS]
-    stats = [file.stat() if file.is_file() else None for file in files]
-    return _parsed_records(search, tuple(each and (each.st_size, each.st_mtime_ns) for each in stats))
-
-
 @lru_cache(maxsize=1024)
-def _parsed_records(search: Path, stamp: object) -> tuple[list[Workload], list[TuningRecord]]:
-    """Return `_records` of files whose sizes and times are `stamp`: each part of each graph asks for them."""
+def _records(search: Path, stamp: object) -> tuple[list[Workload], list[TuningRecord]]:
+    """Return a search's workloads, and the record of the fastest schedule for each.
+
+    `stamp` is the sizes and times of its files: each part of each graph asks for them.
+    """
     workloads = [_parsed(line, Workload.from_json) for line in _lines(search / WORKLOADS)]
     records = [_parsed(line, _timed) for line in _lines(search / RECORDS)]
     timed = sorted((each for each in records if each is not None), key=itemgetter(0))
@@ -139,7 +132,7 @@ def _parsed_records(search: Path, stamp: object) -> tuple[list[Workload], list[T
     return [w for w in workloads if w is not None], list(best.values())
 
 
-def _timed(parsed: Parsed) -> tuple[float, int, Parsed]:
+def _timed(parsed: Any) -> tuple[float, int, Any]:
     """Return a record's seconds, the place of its workload, and the record; raise if it did not run."""
     at, record = parsed
     seconds = [float(each) for each in record[1]]
@@ -153,7 +146,7 @@ def _lines(file: Path) -> list[str]:
     return file.read_text(errors="replace").splitlines() if file.is_file() else []
 
 
-def _parsed(line: str, read: Callable[[Parsed], T]) -> T | None:
+def _parsed(line: str, read: Callable[[Any], T]) -> T | None:
     """Return what `read` makes of a line of JSON, None if it is broken."""
     return _attempted(lambda: read(json.loads(line)))
 
@@ -176,12 +169,11 @@ def _search(mod: tvm.IRModule, settings: TVMOptions, target: Target, known: Know
     tasks = [task for task in tasks if known.trials.get(tvm_ffi.structural_hash(task.dispatched[0]), 0) < share]
     if not tasks:
         return 0
-    parent = _directory(settings, target) or Path(tempfile.mkdtemp())
-    directory = parent / f"search-{uuid.uuid4().hex[:12]}"
-    directory.mkdir(parents=True)
-    database = JSONDatabase(work_dir=str(directory))
-    try:
-        trials = min(settings.trials, share * len(tasks))
+    kept = _directory(settings, target)
+    with nullcontext(kept) if kept else tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as parent:
+        directory = Path(parent) / f"search-{uuid.uuid4().hex[:12]}"
+        directory.mkdir(parents=True)
+        database, trials = JSONDatabase(work_dir=str(directory)), min(settings.trials, share * len(tasks))
         with progress("tuning", f"{trials} trials") as tell, _tensor_intrinsics():
             builder = InProcessBuilder()
             runner = InProcessRunner(builder.kept, lambda at: tell(f"trial {at} of {trials}", at / trials))
@@ -189,12 +181,9 @@ def _search(mod: tvm.IRModule, settings: TVMOptions, target: Target, known: Know
             completed = _tune(_slow(tasks, measured), settings, builder, runner, database)
         if why := _why_incomplete(directory, database, share if completed else None):
             warn_once(f"TVM's results cannot be stored in {str(directory)!r}: {why}. They serve this process only.")
-        kept = database.get_all_tuning_records()
-        ran = [each for each in kept if max(map(float, each.run_secs or [FAILED_S])) < FAILED_S]
-        known.add([each.workload for each in kept], ran, share if completed else 0)
-    finally:
-        if not settings.work_dir:
-            shutil.rmtree(parent, ignore_errors=True)
+        records = database.get_all_tuning_records()
+        ran = [each for each in records if max(map(float, each.run_secs or [FAILED_S])) < FAILED_S]
+        known.add([each.workload for each in records], ran, share if completed else 0)
     return runner.measured
 
 
@@ -282,9 +271,10 @@ def _space(target: Target) -> ms.SpaceGenerator:
     kind = "cuda" if target.kind.name == "cuda" else "llvm"
     rules = ms.ScheduleRule.create(kind)
     if kind == "llvm":
-        # -1: no parallel loops, since TVM would use threads although torch is limited to one.
+        # TVM's own unrolling by 512 takes seconds to build. -1: no parallel loops, since TVM would use threads although
+        # torch is limited to one.
         jobs = 16 if int(target.attrs.get("num-cores", 1)) > 1 else -1
-        shorter = ms.schedule_rule.ParallelizeVectorizeUnroll(jobs, 64, [*UNROLLED], True)
+        shorter = ms.schedule_rule.ParallelizeVectorizeUnroll(jobs, 64, [0, 16, 64], True)
         rules = [shorter if isinstance(r, ms.schedule_rule.ParallelizeVectorizeUnroll) else r for r in rules]
     return ms.space_generator.PostOrderApply(
         sch_rules=rules, postprocs=ms.Postproc.create(kind), mutator_probs=ms.Mutator.create(kind)
@@ -325,18 +315,15 @@ class InProcessBuilder(ms.builder.PyBuilder):  # type: ignore[misc] # TVM is not
 
     def build(self, build_inputs: list[ms.builder.BuilderInput]) -> list[ms.builder.BuilderResult]:
         """Return the name of each, or the reason why it could not be built."""
-        return [self.built(each) for each in build_inputs]
+        return [ms.builder.BuilderResult(*_or_reason(partial(self.built, each))) for each in build_inputs]
 
-    def built(self, each: ms.builder.BuilderInput) -> ms.builder.BuilderResult:
-        """Build one candidate."""
-        try:
-            mod = tvm.s_tir.transform.RemoveWeightLayoutRewriteBlock(skip_tensor_rewrite=True)(each.mod)
-            name = uuid.uuid4().hex
-            with exact_math(each.target):
-                self.kept[name] = tvm.compile(mod, target=each.target)
-        except Exception as error:  # noqa: BLE001 - the search may propose what cannot be built, and learns from it
-            return ms.builder.BuilderResult(None, str(error))
-        return ms.builder.BuilderResult(name, None)
+    def built(self, each: ms.builder.BuilderInput) -> str:
+        """Build one candidate, and return its name."""
+        mod = tvm.s_tir.transform.RemoveWeightLayoutRewriteBlock(skip_tensor_rewrite=True)(each.mod)
+        name = uuid.uuid4().hex
+        with exact_math(each.target):
+            self.kept[name] = tvm.compile(mod, target=each.target)
+        return name
 
 
 @derived_object
@@ -348,46 +335,36 @@ class InProcessRunner(ms.runner.PyRunner):  # type: ignore[misc] # TVM is not ty
         self.built, self.told, self.measured = built, told, 0
         self.fastest: dict[str, float] = {}
 
-    def run(self, runner_inputs: list[ms.runner.RunnerInput]) -> list[Future]:
+    def run(self, runner_inputs: list[ms.runner.RunnerInput]) -> list[local_runner.LocalRunnerFuture]:
         """Return the seconds of each, or the reason why it could not run."""
-        return [self.timed(each) for each in runner_inputs]
+        return [local_runner.LocalRunnerFuture(*_or_reason(partial(self.seconds, each))) for each in runner_inputs]
 
-    def timed(self, each: ms.runner.RunnerInput) -> Future:
-        """Time one candidate."""
-        self.measured += 1
-        self.told(self.measured)
-        try:
-            seconds = self.seconds(self.built.pop(str(each.artifact_path)), each)
-        except Exception as error:  # noqa: BLE001 - as above
-            return Future(None, str(error))
-        return Future([seconds])
-
-    def seconds(self, built: tvm.runtime.Executable, each: ms.runner.RunnerInput) -> float:
+    def seconds(self, each: ms.runner.RunnerInput) -> list[float]:
         """Return the shortest time of several runs, since other work on the machine only adds to it.
 
         A schedule far from the fastest runs only once: most are, some by a factor of a hundred.
         """
+        self.measured += 1
+        self.told(self.measured)
+        built = self.built.pop(str(each.artifact_path))
         device = tvm.device("cpu" if each.device_type == "llvm" else str(each.device_type), 0)
-        args, function = [_argument(info, device) for info in each.args_info], str(each.args_info)
+        function, infos = str(each.args_info), [info.as_json() for info in each.args_info]
+        (args,) = local_runner.default_alloc_argument(device, infos, 1)
         once = float(built.mod.time_evaluator("main", device, number=1, repeat=1)(*args).min)
         if once > FAR * self.fastest.get(function, once):
-            return once
+            return [once]
         timer = built.mod.time_evaluator("main", device, number=1, repeat=REPEATS, min_repeat_ms=SHORTEST_RUN_MS)
         fastest = float(timer(*args).min)
         self.fastest[function] = min(fastest, self.fastest.get(function, fastest))
-        return fastest
+        return [fastest]
 
 
-def _argument(info: ms.arg_info.TensorInfo, device: tvm.runtime.Device) -> tvm.runtime.Tensor:
-    """Return an input for a measurement."""
-    dtype = getattr(torch, str(info.dtype))
-    # Zeros are valid indices too; random ones would read out of bounds.
-    filled = (
-        torch.rand(list(info.shape), generator=torch.Generator().manual_seed(SEED)).to(dtype)
-        if dtype.is_floating_point
-        else torch.zeros(list(info.shape), dtype=dtype)
-    )
-    return tvm.runtime.tensor(tvm.runtime.from_dlpack(filled), device)
+def _or_reason(attempt: Callable[[], T]) -> tuple[T | None, str | None]:
+    """Return a result and None, or None and why there is none: the search proposes what fails, and learns from it."""
+    try:
+        return attempt(), None
+    except Exception as error:  # noqa: BLE001 - whatever TVM raises
+        return None, str(error)
 
 
 # ---- workarounds

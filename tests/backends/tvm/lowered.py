@@ -11,7 +11,7 @@ from tvm import relax
 from tvm.target import Target
 
 from backend_kwargs.backends.tvm.lowering.graph import Lowered, lower
-from backend_kwargs.backends.tvm.supported import decompositions
+from backend_kwargs.backends.tvm.part_compiler import decompositions
 from backend_kwargs.graphs.parts import attach
 
 

@@ -14,12 +14,12 @@ from tvm import relax  # noqa: E402
 from tvm.target import Target  # noqa: E402
 
 from backend_kwargs import BackendKwargsWarning  # noqa: E402
+from backend_kwargs.backends.tvm import build as build_module  # noqa: E402
 from backend_kwargs.backends.tvm import cpu_schedule as schedule_loops  # noqa: E402
-from backend_kwargs.backends.tvm import schedules  # noqa: E402
-from backend_kwargs.backends.tvm.build import LEGALIZE, build  # noqa: E402
+from backend_kwargs.backends.tvm.build import _dlight, build, legalized  # noqa: E402
+from backend_kwargs.backends.tvm.compiler import TVMOptions  # noqa: E402
 from backend_kwargs.backends.tvm.cpu_schedule import schedule_cpu  # noqa: E402
 from backend_kwargs.backends.tvm.lowering.graph import lower  # noqa: E402
-from backend_kwargs.backends.tvm.settings import TVMOptions  # noqa: E402
 from backend_kwargs.backends.tvm.target import host, target_of  # noqa: E402
 from backend_kwargs.errors import BackendKwargsError  # noqa: E402
 from tests.backends.tvm.lowered import traced  # noqa: E402
@@ -289,10 +289,15 @@ def test_a_loop_of_several_blocks_is_not_in_vectors(monkeypatch):
 
 def test_a_chain_of_choices_stays_small():
     """A chain of six choices is not written out at each use, which would take 300 MB."""
-    with Target(ONE):
-        mod = tvm.transform.Sequential(LEGALIZE)(lower(traced(chain_of_choices, torch.randn(4, 9))).mod)
+    assert len(scheduled(chain_of_choices, torch.randn(4, 9))) < 100_000
+
+
+def scheduled(graph, x):
+    """Return the text of a graph's functions with our schedules for one thread."""
+    with Target(ONE) as target:
+        mod = legalized(lower(traced(graph, x)).mod, target)
     functions = [f for _, f in mod.functions_items() if isinstance(f, tvm.tirx.PrimFunc)]
-    assert sum(len(schedule_cpu(f, Target(ONE)).mod.script()) for f in functions) < 100_000
+    return "".join(schedule_cpu(f, target).mod.script() for f in functions)
 
 
 def chain_of_choices(x):
@@ -360,11 +365,7 @@ def test_a_row_without_a_divisor_is_not_split():
 
 def of_lanes(reduced, size):
     """Return the number of reductions of rows of a size that are split into lanes."""
-    with Target(ONE):
-        mod = tvm.transform.Sequential(LEGALIZE)(lower(traced(lambda x: (reduced(x),), torch.randn(8, size))).mod)
-    functions = [f for _, f in mod.functions_items() if isinstance(f, tvm.tirx.PrimFunc)]
-    scripts = "".join(schedule_cpu(f, Target(ONE)).mod.script() for f in functions)
-    return len(re.findall(r'sblock\("\w+_rf_update"\)', scripts))
+    return len(re.findall(r'sblock\("\w+_rf_update"\)', scheduled(lambda x: (reduced(x),), torch.randn(8, size))))
 
 
 @pytest.mark.parametrize(("size", "vectors"), [(1024, True), (1020, False), (1023, False)])
@@ -429,7 +430,7 @@ def test_a_rule_that_fails_leaves_plain_loops(monkeypatch):
     def broken(func, target):
         raise RuntimeError("no")
 
-    monkeypatch.setattr(schedules, "schedule_cpu", broken)
+    monkeypatch.setattr(build_module, "schedule_cpu", broken)
     x = torch.randn(3, 7)
     with pytest.warns(BackendKwargsWarning) as warned:
         assert_close(run(module(relax.op.exp, f32(3, 7)), x), x.exp())
@@ -446,4 +447,4 @@ def test_dlights_rules_on_the_cpu_are_right():
 def test_dlights_rules_for_a_gpu_bind_threads():
     """DLight's rules bind threads; no GPU is needed to check the loops."""
     mod = module(lambda x: relax.op.nn.softmax(relax.op.exp(x)), f32(5, 64))
-    assert "threadIdx.x" in loops(mod, {"kind": "cuda", "arch": "sm_80"}, schedules._dlight)
+    assert "threadIdx.x" in loops(mod, {"kind": "cuda", "arch": "sm_80"}, _dlight)

@@ -250,7 +250,7 @@ def test_failing_call_runs_in_eager(compiled, monkeypatch):
 def wrong_sine(monkeypatch):
     """Make TVM compute a cosine instead of a sine."""
     require_tvm()
-    from backend_kwargs.backends.tvm.lowering.kernels import CONVERTERS
+    from backend_kwargs.backends.tvm.lowering.graph import CONVERTERS
 
     monkeypatch.setitem(CONVERTERS, "sin", CONVERTERS["cos"])
 

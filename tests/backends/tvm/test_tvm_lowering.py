@@ -14,7 +14,7 @@ from torch.nn import functional
 from torch.testing import assert_close
 
 from backend_kwargs.backends.part_compiler import Unsupported
-from backend_kwargs.backends.tvm.lowering import kernels
+from backend_kwargs.backends.tvm.lowering import graph as kernels
 from backend_kwargs.backends.tvm.lowering.graph import lower
 from tests.backends.tvm.lowered import by_tvm, node_of, runs, traced, with_constants
 
@@ -326,7 +326,7 @@ def test_unsupported_says_which_node_and_why():
 
 def test_a_result_of_another_type_or_shape_is_unsupported(monkeypatch):
     """A converter's wrong dtype or shape is found before anything runs."""
-    from backend_kwargs.backends.tvm.lowering.kernels import CONVERTERS
+    from backend_kwargs.backends.tvm.lowering.graph import CONVERTERS
     from backend_kwargs.backends.tvm.lowering.node import compute
 
     gm = traced(torch.relu, torch.randn(3, 4))

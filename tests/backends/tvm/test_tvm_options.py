@@ -7,7 +7,7 @@ import pytest
 from backend_kwargs import BackendKwargsError, BackendKwargsWarning, explain, make_backend
 from backend_kwargs.backends import declared
 from backend_kwargs.backends.tvm import versions
-from backend_kwargs.backends.tvm.settings import OPTIONS, TVMOptions
+from backend_kwargs.backends.tvm.compiler import OPTIONS, TVMOptions
 from backend_kwargs.backends.tvm.versions import require_tvm, unfit
 from backend_kwargs.options.machine import Machine
 

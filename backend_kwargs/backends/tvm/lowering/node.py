@@ -17,16 +17,8 @@ from backend_kwargs.backends.tvm import opaque
 from backend_kwargs.backends.tvm.shapes import to_tvm
 
 DTYPES = {
-    torch.bool: "bool",
-    torch.uint8: "uint8",
-    torch.int8: "int8",
-    torch.int16: "int16",
-    torch.int32: "int32",
-    torch.int64: "int64",
-    torch.float16: "float16",
-    torch.bfloat16: "bfloat16",
-    torch.float32: "float32",
-    torch.float64: "float64",
+    getattr(torch, name): name
+    for name in ("bool", "uint8", *(f"int{n}" for n in (8, 16, 32, 64)), "float16", "bfloat16", "float32", "float64")
 }
 # The dtypes in which half precision is computed, as in ATen; and bool, for which + and * have another meaning.
 COMPUTED_IN = {"float16": "float32", "bfloat16": "float32", "bool": "int32"}
@@ -140,6 +132,11 @@ def is_one(size: object) -> bool:
 def compute(shape: Sequence[Expr], value: Callable[[tuple[Expr, ...]], Expr], name: str = "T") -> Tensor:
     """Return the tensor whose element at an index is `value(index)`."""
     return te.compute(tuple(shape), lambda *index: value(index), name=name)
+
+
+def cast_to(x: Tensor, dtype: str) -> Tensor:
+    """Return a tensor in another dtype, or itself if it has that dtype."""
+    return x if x.dtype == dtype else compute(x.shape, lambda i: cast(x(*i), dtype))
 
 
 def int64(number: int) -> Expr:

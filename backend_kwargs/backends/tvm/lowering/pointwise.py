@@ -1,8 +1,9 @@
 """Pointwise operators: each as a function of numbers, with torch's type promotion."""
 
+import functools
 import math
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,9 +12,9 @@ from tvm.te import Tensor
 from tvm.tirx import Expr
 
 from backend_kwargs.backends.part_compiler import Unsupported
-from backend_kwargs.backends.tvm.lowering import vector
 from backend_kwargs.backends.tvm.lowering.node import (
     Converter,
+    Index,
     Node,
     cast,
     compute,
@@ -24,11 +25,23 @@ from backend_kwargs.backends.tvm.lowering.node import (
     load,
     unequal,
 )
-from backend_kwargs.backends.tvm.lowering.vector import const
-from backend_kwargs.backends.tvm.opaque import value_of
+from backend_kwargs.backends.tvm.opaque import number, value_of
 from backend_kwargs.torch_internals.decompositions import ELEMENTWISE_TYPE_PROMOTION_KIND as KIND
 from backend_kwargs.torch_internals.decompositions import elementwise_dtypes
 
+LOG2E, LN2_HIGH, LN2_LOW = 1.44269504088896341, 0.693359375, -2.12194440e-4  # Cephes' expf
+EXP = (1.9875691500e-4, 1.3981999507e-3, 8.3334519073e-3, 4.1665795894e-2, 1.6666665459e-1, 5.0000001201e-1)
+# Eigen's rational forms of tanh and erf for float32.
+TANH = (
+    (-2.76076847742355e-16, 2.00018790482477e-13, -8.60467152213735e-11, 5.12229709037114e-08, 1.48572235717979e-05,
+     6.37261928875436e-04, 4.89352455891786e-03),
+    (1.19825839466702e-06, 1.18534705686654e-04, 2.26843463243900e-03, 4.89352518554385e-03),
+)  # fmt: skip
+ERF = (
+    (-2.72614225801306e-10, 2.77068142495902e-08, -2.10102402082508e-06, -5.69250639462346e-05, -7.34990630326855e-04,
+     -2.95459980854025e-03, -1.60960333262415e-02),
+    (-1.45660718464996e-05, -2.13374055278905e-04, -1.68282697438203e-03, -7.37332916720468e-03, -1.42647390514189e-02),
+)  # fmt: skip
 FALSE = tirx.const(False, "bool")
 SAME, FLOAT, BOOL, LONG = KIND.DEFAULT, KIND.INT_TO_FLOAT, KIND.ALWAYS_BOOL, KIND.BOOL_TO_LONG
 
@@ -40,12 +53,11 @@ class Pointwise:
     value: Callable[..., Expr]
     kind: KIND = SAME
     operands: int | None = None
-    defaults: tuple[float | None, ...] = ()
 
     def __call__(self, node: Node, *args: Any, **kwargs: Any) -> Tensor:
         """Lower a node: load, cast to the dtype of the computation, compute, cast to the output's dtype."""
-        args = (*args, *self.defaults[len(args) :]) if self.defaults else args
         count = len(args) if self.operands is None else self.operands
+        args = (*args, *[None] * (count - len(args)))
         promoted = [fake for fake in node.fakes[:count] if fake is not None]
         within = computed_in(dtype(elementwise_dtypes(*promoted, type_promotion_kind=self.kind)[0]))
 
@@ -103,9 +115,13 @@ def remainder(x: Expr, y: Expr) -> Expr:
     if not is_float(x.ty.dtype):
         return tirx.floormod(x, nonzero(y))
     rest = modulo(x, y)
-    return tirx.Select(
-        tirx.all(unequal(rest, const(0, x)), unequal(rest < const(0, x), y < const(0, x))), rest + y, rest
-    )
+    return tirx.Select(is_opposite(rest, y), rest + y, rest)
+
+
+def is_opposite(rest: Expr, y: Expr) -> Expr:
+    """Return whether a remainder is not zero and has another sign than the divisor."""
+    zero = const(0, y)
+    return tirx.all(unequal(rest, zero), unequal(rest < zero, y < zero))
 
 
 def fmod(x: Expr, y: Expr) -> Expr:
@@ -117,18 +133,12 @@ def floor_divide(x: Expr, y: Expr) -> Expr:
     """Return the quotient rounded down; for floats from the remainder, as in ATen."""
     if not is_float(x.ty.dtype):
         return tirx.floordiv(x, nonzero(y))
-    rest = modulo(x, y)
-    quotient = (x - rest) / y
-    quotient = quotient - cast(
-        tirx.all(unequal(rest, const(0, x)), unequal(rest < const(0, x), y < const(0, x))), x.ty.dtype
-    )
+    rest, zero = modulo(x, y), const(0, x)
+    quotient = (x - rest) / y - cast(is_opposite(rest, y), x.ty.dtype)
     down = tirx.floor(quotient)
     down = tirx.Select(quotient - down > const(0.5, x), down + const(1, x), down)
-    return tirx.Select(
-        tirx.EQ(y, const(0, y)),
-        x / y,
-        tirx.Select(tirx.EQ(quotient, const(0, x)), tirx.copysign(const(0, x), x / y), down),
-    )
+    down = tirx.Select(tirx.EQ(quotient, zero), tirx.copysign(zero, x / y), down)
+    return tirx.Select(tirx.EQ(y, zero), x / y, down)
 
 
 def divide(x: Expr, y: Expr, rounding_mode: str | None = None) -> Expr:
@@ -147,27 +157,22 @@ def rounded(function: Callable[[Expr], Expr]) -> Callable[[Expr], Expr]:
 
 def expm1(x: Expr) -> Expr:
     """Return exp(x) - 1 without cancellation: tanh(x/2) * (exp(x) + 1) near zero."""
-    near = vector.tanh(x * const(0.5, x)) * (vector.exp(x) + const(1, x))
-    return tirx.Select(tirx.abs(x) < const(0.5, x), near, vector.exp(x) - const(1, x))
+    near = tanh(x * const(0.5, x)) * (exp(x) + const(1, x))
+    return tirx.Select(tirx.abs(x) < const(0.5, x), near, exp(x) - const(1, x))
 
 
 def power(x: Expr, y: Expr) -> Expr:
     """Return x to the y; small whole powers by multiplication."""
     exponent = value_of(y)
-    if exponent in POWERS and is_float(x.ty.dtype):
-        return POWERS[exponent](x)
-    if is_float(x.ty.dtype):
-        return tirx.pow(x, y)
-    if exponent is not None and 0 <= exponent <= 64:
-        return math.prod([x] * exponent, start=const(1, x))
+    floats = is_float(x.ty.dtype)
+    if exponent in range(4 if floats else 65):
+        return math.prod([x] * int(exponent), start=const(1, x))
+    if floats:
+        return POWERS[exponent](x) if exponent in POWERS else tirx.pow(x, y)
     raise Unsupported("pow", "an int to a power that is no small number")
 
 
 POWERS = {
-    0.0: lambda x: const(1, x),
-    1.0: lambda x: x,
-    2.0: lambda x: x * x,
-    3.0: lambda x: x * x * x,
     0.5: tirx.sqrt,
     -0.5: lambda x: const(1, x) / tirx.sqrt(x),
     -1.0: lambda x: const(1, x) / x,
@@ -180,11 +185,72 @@ def truth(function: Callable[..., Expr]) -> Pointwise:
     return Pointwise(lambda *xs: function(*(unequal(x, const(0, x)) for x in xs)), BOOL)
 
 
+# ---- forms that LLVM vectorizes: a call to libm for each element would dominate the time
+
+
+def const(value: float, like: Expr) -> Expr:
+    """Return a constant of an expression's dtype."""
+    return number(value, str(like.ty.dtype))
+
+
+def horner(x: Expr, coefficients: Sequence[float]) -> Expr:
+    """Return the polynomial with these coefficients, from the highest power down."""
+    first, *others = (const(c, x) for c in coefficients)
+    return functools.reduce(lambda total, c: total * x + c, others, first)
+
+
+def clamped(x: Expr, low: float, high: float) -> Expr:
+    """Return x within bounds, any value there for nan. Each argument is used once, since TVM's trees share nothing."""
+    return tirx.min(tirx.max(x, const(low, x)), const(high, x))
+
+
+def unless_nan(x: Expr, value: Expr) -> Expr:
+    """Return a value computed from x, nan if x is nan."""
+    return tirx.Select(isnan(x), x, value)
+
+
+def exp(x: Expr) -> Expr:
+    """Return e to the x, within 2 ulp for float32."""
+    if x.ty.dtype != "float32":
+        return tirx.exp(x)
+    within = clamped(x, -105.0, 89.0)
+    n = tirx.floor(within * const(LOG2E, x) + const(0.5, x))
+    r = within - n * const(LN2_HIGH, x) - n * const(LN2_LOW, x)
+    small = horner(r, EXP) * r * r + r + const(1.0, r)
+    # In two steps, since 2 to the n may be out of float32's range when the product is not.
+    half = tirx.floor(n * const(0.5, n))
+    return unless_nan(x, small * power_of_two(half) * power_of_two(n - half))
+
+
+def power_of_two(n: Expr) -> Expr:
+    """Return 2 to the n, for whole n in the range of float32's exponents."""
+    return tirx.reinterpret("float32", (n.astype("int32") + 127) << 23)
+
+
+def rational(x: Expr, bound: float, forms: tuple[Sequence[float], Sequence[float]]) -> Expr:
+    """Return x times one polynomial of its square over another, with x within bounds, and the result within 1."""
+    within = clamped(x, -bound, bound)
+    square = within * within
+    return unless_nan(x, clamped(within * horner(square, forms[0]) / horner(square, forms[1]), -1.0, 1.0))
+
+
+def tanh(x: Expr) -> Expr:
+    """Return the hyperbolic tangent."""
+    return rational(x, 9.0, TANH) if x.ty.dtype == "float32" else tirx.tanh(x)
+
+
+def erf(x: Expr) -> Expr:
+    """Return the error function."""
+    return rational(x, 4.0, ERF) if x.ty.dtype == "float32" else tirx.erf(x)
+
+
+# ---- the operators
+
 INTRINSICS = ("exp2", "log", "log2", "log10", "sqrt", "sin", "cos", "copysign")
 LIBM = ("erfc", "hypot", "log1p", "tan", "asin", "acos", "atan", "atan2", "sinh", "cosh", "asinh", "acosh", "atanh")
 POINTWISE: dict[str, Converter] = {
     **{name: Pointwise(getattr(tirx, name), FLOAT) for name in INTRINSICS},
-    **{name: Pointwise(getattr(vector, name), FLOAT) for name in ("tanh", "erf", "exp")},
+    **{function.__name__: Pointwise(function, FLOAT) for function in (tanh, erf, exp)},
     **{name: Pointwise(libm(name), FLOAT) for name in LIBM},
     **{name: Pointwise(rounded(getattr(tirx, name))) for name in ("floor", "ceil", "trunc")},
     **{name: Pointwise(getattr(operator, name), BOOL) for name in ("lt", "le", "gt", "ge")},
@@ -201,9 +267,9 @@ POINTWISE: dict[str, Converter] = {
     "fmax": Pointwise(lambda x, y: tirx.Select(isnan(x), y, tirx.Select(isnan(y), x, maximum(x, y)))),
     "fmin": Pointwise(lambda x, y: tirx.Select(isnan(x), y, tirx.Select(isnan(y), x, minimum(x, y)))),
     "minimum": Pointwise(minimum),
-    "clamp": Pointwise(clamp, operands=3, defaults=(None, None, None)),
+    "clamp": Pointwise(clamp, operands=3),
     "relu": Pointwise(lambda x: tirx.Select(x < const(0, x), const(0, x), x)),
-    "sigmoid": Pointwise(lambda x: const(1, x) / (const(1, x) + vector.exp(-x)), FLOAT),
+    "sigmoid": Pointwise(lambda x: const(1, x) / (const(1, x) + exp(-x)), FLOAT),
     "expm1": Pointwise(expm1, FLOAT),
     "rsqrt": Pointwise(lambda x: const(1, x) / tirx.sqrt(x), FLOAT),
     "reciprocal": Pointwise(lambda x: const(1, x) / x, FLOAT),
@@ -240,12 +306,12 @@ def convert(node: Node, x: Tensor, *_: object, **__: object) -> Tensor:
 
 def select(node: Node, condition: Tensor, x: Tensor, y: Tensor) -> Tensor:
     """Lower where."""
-    return compute(
-        node.shape,
-        lambda index: tirx.Select(
-            cast(load(condition, index), "bool"), cast(load(x, index), node.dtype), cast(load(y, index), node.dtype)
-        ),
-    )
+
+    def element(index: Index) -> Expr:
+        values = (cast(load(each, index), node.dtype) for each in (x, y))
+        return tirx.Select(cast(load(condition, index), "bool"), *values)
+
+    return compute(node.shape, element)
 
 
 def filled(node: Node, *size_and_value: Any, **_: object) -> Tensor:

@@ -1,4 +1,4 @@
-"""Reductions, and products, which are sums."""
+"""Reductions: sums and extrema over dimensions, products, and over windows convolutions and pools."""
 
 import functools
 import math
@@ -6,15 +6,17 @@ import operator
 from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
-from tvm import te, tirx
+from tvm import te, tirx, topi
 from tvm.te import Tensor
 from tvm.tirx import Expr
 
 from backend_kwargs.backends.tvm.lowering.node import (
+    DTYPES,
     Converter,
     Index,
     Node,
     cast,
+    cast_to,
     compute,
     computed_in,
     dtype,
@@ -26,6 +28,7 @@ from backend_kwargs.backends.tvm.lowering.node import (
 )
 from backend_kwargs.backends.tvm.lowering.pointwise import maximum, minimum
 from backend_kwargs.backends.tvm.opaque import number
+from backend_kwargs.torch_internals.pytree import tree_leaves
 
 # With more elements, one float32 total loses digits that ATen's pairwise sums keep.
 LONG = 4096
@@ -108,11 +111,6 @@ def accumulated_in(x: Tensor, over: Sequence[int], dtype: str) -> str:
     return "float64" if within == "float32" and count >= LONG else within
 
 
-def cast_to(x: Tensor, dtype: str) -> Tensor:
-    """Return a tensor in another dtype, or itself if it has that dtype."""
-    return x if x.dtype == dtype else compute(x.shape, lambda i: cast(x(*i), dtype))
-
-
 def reduction(reducer: Reducer, node: Node, x: Tensor, dims: Dims = None, keepdim: bool = False, **_: object) -> Tensor:
     """Lower sum, prod, amax, amin and similar operators."""
     over = dims_of(dims, len(x.shape))
@@ -122,13 +120,14 @@ def reduction(reducer: Reducer, node: Node, x: Tensor, dims: Dims = None, keepdi
 
 def mean(node: Node, x: Tensor, dims: Dims = None, keepdim: bool = False, **_: object) -> Tensor:
     """Lower mean."""
-    over = dims_of(dims, len(x.shape))
-    within = accumulated_in(x, over, node.dtype)
-    total, count = (
-        reduce(x, over, keepdim, SUM, within),
-        cast(math.prod(x.shape[d] for d in over), within),
-    )
+    total, count = total_and_count(x, dims_of(dims, len(x.shape)), keepdim, node.dtype)
     return compute(total.shape, lambda i: cast(total(*i) / count, node.dtype))
+
+
+def total_and_count(x: Tensor, over: Sequence[int], keepdim: bool, dtype: str) -> tuple[Tensor, Expr]:
+    """Return a sum over dimensions, and the number of its terms, in the dtype of its accumulator."""
+    within = accumulated_in(x, over, dtype)
+    return reduce(x, over, keepdim, SUM, within), cast(math.prod(x.shape[d] for d in over), within)
 
 
 def any_true(node: Node, x: Tensor, dims: Dims = None, keepdim: bool = False) -> Tensor:
@@ -137,14 +136,14 @@ def any_true(node: Node, x: Tensor, dims: Dims = None, keepdim: bool = False) ->
     return cast_to(largest, node.dtype)
 
 
-def moments(node: Node, x: Tensor, dims: Dims, correction: float, keepdim: bool, dtype: str) -> tuple[Tensor, Tensor]:
-    """Return variance and mean, in two passes for accuracy."""
+def var_mean(
+    node: Node, x: Tensor, dims: Dims = None, *, correction: float | None = None, keepdim: bool = False
+) -> list[Tensor]:
+    """Lower var_mean.correction, in two passes for accuracy."""
+    correction, dtype = 1 if correction is None else correction, DTYPES[tree_leaves(node.out)[0].dtype]
     over = dims_of(dims, len(x.shape))
-    within = accumulated_in(x, over, dtype)
-    total, count = (
-        reduce(x, over, True, SUM, within),
-        cast(math.prod(x.shape[d] for d in over), within),
-    )
+    total, count = total_and_count(x, over, True, dtype)
+    within = str(total.dtype)
     average = compute(total.shape, lambda i: total(*i) / count, "mean")
 
     def square(v: Expr, index: Index) -> Expr:
@@ -160,37 +159,19 @@ def moments(node: Node, x: Tensor, dims: Dims, correction: float, keepdim: bool,
         return cast(tirx.Select(isnan(squares(*i)), squares(*i), value), dtype)
 
     if keepdim:
-        return variance, compute(squares.shape, lambda i: unless_infinite(i, average(*i)))
+        return [variance, compute(squares.shape, lambda i: unless_infinite(i, average(*i)))]
 
     def spread(i: Index) -> list[Expr]:
         rest = iter(i)
         return [0 if d in over else next(rest) for d in range(len(x.shape))]
 
-    return variance, compute(squares.shape, lambda i: unless_infinite(i, average(*spread(i))))
-
-
-def var(node: Node, x: Tensor, dims: Dims = None, *, correction: float | None = None, keepdim: bool = False) -> Tensor:
-    """Lower var.correction."""
-    return moments(node, x, dims, 1 if correction is None else correction, keepdim, node.dtype)[0]
-
-
-def var_mean(
-    node: Node, x: Tensor, dims: Dims = None, *, correction: float | None = None, keepdim: bool = False
-) -> list[Tensor]:
-    """Lower var_mean.correction."""
-    return list(moments(node, x, dims, 1 if correction is None else correction, keepdim, dtype(node.out[0])))
+    return [variance, compute(squares.shape, lambda i: unless_infinite(i, average(*spread(i))))]
 
 
 def best(
-    shape: Sequence[Expr],
-    element: Callable[[tuple[Expr, ...]], tuple[Expr, Expr]],
-    axes: Sequence[Expr],
-    dtype: str,
-    *,
-    largest: bool,
-    positions: bool,
-    last_nan: bool = False,
-) -> list[Tensor | None]:
+    shape: Sequence[Expr], element: Callable[[Index], tuple[Expr, Expr]], axes: Sequence[Expr], dtype: str, *,
+    largest: bool, positions: bool, last_nan: bool = False,
+) -> list[Tensor | None]:  # fmt: skip
     """Return the best values of `element(index) -> (value, position)` over axes, and on request their first positions.
 
     Of nan with `last_nan` the last position, as ATen's pooling has it.
@@ -269,18 +250,117 @@ REDUCTIONS: dict[str, Converter] = {
     "bmm": matmul,
     "addmm": addmm,
     "addmv": addmm,
-    "sum": functools.partial(reduction, SUM),
-    "prod": functools.partial(reduction, PROD),
-    "amax": functools.partial(reduction, MAX),
-    "amin": functools.partial(reduction, MIN),
     "mean": mean,
-    "max.default": functools.partial(reduction, MAX),
-    "min.default": functools.partial(reduction, MIN),
+    **{name: functools.partial(reduction, MAX) for name in ("amax", "max.default")},
+    **{name: functools.partial(reduction, MIN) for name in ("amin", "min.default")},
+    **{name: functools.partial(reduction, reducer) for name, reducer in (("sum", SUM), ("prod", PROD))},
     "max.dim": functools.partial(extremum, largest=True),
     "min.dim": functools.partial(extremum, largest=False),
     "argmax": functools.partial(extremum, largest=True, only_position=True),
     "argmin": functools.partial(extremum, largest=False, only_position=True),
     "any": any_true,
-    "var.correction": var,
+    "var.correction": lambda *args, **kwargs: var_mean(*args, **kwargs)[0],
     "var_mean.correction": var_mean,
+}
+
+
+Widths: TypeAlias = int | Sequence[int]  # one for all dimensions of a window, or one for each
+
+
+def convolution(
+    node: Node, x: Tensor, weight: Tensor, bias: Tensor | None, stride: Widths, padding: Widths,
+    dilation: Widths, transposed: bool, _: object, groups: int,
+) -> Tensor:  # fmt: skip
+    """Lower convolution of any rank."""
+    within, rank = computed_in(node.dtype), len(x.shape) - 2
+    strides, paddings, dilations = (spread(v, rank) for v in (stride, padding, dilation))
+    if transposed or all(map(is_one, weight.shape[1:])):
+        raise node.deny("a transposed convolution" if transposed else "each sum has one term")
+    result = topi.nn.conv(x, weight, strides, paddings, dilations, groups, f"NC{'DHW'[3 - rank :]}", "", within)
+    if bias is None:
+        return cast_to(result, node.dtype)
+    return compute(node.shape, lambda i: cast(result(*i) + cast(bias(i[1]), within), node.dtype))
+
+
+def spread(values: Widths, rank: int, default: Sequence[int] = ()) -> list[int]:
+    """Return one value for each dimension of a window."""
+    widths = [values] if isinstance(values, int) else list(values)
+    widths = widths or list(default)
+    return widths * rank if len(widths) == 1 else widths
+
+
+def windowed(
+    x: Tensor, kernel: Sequence[int], stride: Sequence[int], padding: Sequence[int], dilation: Sequence[int]
+) -> tuple[list[Expr], Callable[[Index], tuple[list[Expr], Expr]]]:
+    """Return the axes of a window, and a function from an output index to the input's and whether it is not padding."""
+    axes, within = axes_over(list(map(int64, kernel)))
+    lead = len(x.shape) - len(kernel)
+
+    def index(i: Index) -> tuple[list[Expr], Expr]:
+        at = [
+            j * int64(s) + a * int64(d) - int64(p)
+            for j, a, s, p, d in zip(i[lead:], within, stride, padding, dilation, strict=True)
+        ]
+        bounds = [tirx.all(j >= int64(0), j < size) for j, size in zip(at, x.shape[lead:], strict=True)]
+        return [*i[:lead], *at], tirx.all(*bounds)
+
+    return axes, index
+
+
+def avg_pool(
+    rank: int, node: Node, x: Tensor, kernel: Widths, stride: Widths = (), padding: Widths = 0, ceil_mode: bool = False,
+    count_include_pad: bool = True, divisor_override: int | None = None,
+) -> Tensor:  # fmt: skip
+    """Lower avg_pool2d or 3d."""
+    kernels = spread(kernel, rank)
+    strides, paddings = spread(stride, rank, kernels), spread(padding, rank)
+    if not node.out.is_floating_point():
+        raise node.deny("an average of ints")
+    axes, index = windowed(x, kernels, strides, paddings, [1] * rank)
+    within = computed_in(node.dtype)
+
+    def total(i: tuple[Expr, ...]) -> Expr:
+        at, inside = index(i)
+        return reduced(SUM, tirx.if_then_else(inside, cast(x(*at), within), tirx.const(0, within)), axes)
+
+    def count(i: Index) -> Expr | int:
+        if divisor_override is not None:
+            return divisor_override
+        counts = []
+        for at, k, s, p, size in zip(i[-rank:], kernels, strides, paddings, x.shape[-rank:], strict=True):
+            start = at * int64(s) - int64(p)
+            end = tirx.min(start + int64(k), size + int64(p))
+            counts.append(end - start if count_include_pad else tirx.min(end, size) - tirx.max(start, int64(0)))
+        return math.prod(counts, start=int64(1))
+
+    totals = compute(node.shape, total)
+    return compute(node.shape, lambda i: cast(totals(*i) / cast(count(i), within), node.dtype))
+
+
+def max_pool(
+    rank: int, node: Node, x: Tensor, kernel: Widths, stride: Widths = (), padding: Widths = 0, dilation: Widths = 1,
+    _: bool = False,
+) -> list[Tensor | None]:  # fmt: skip
+    """Lower max_pool2d_with_indices or its 3d variant; a position is one flat index in the last dimensions."""
+    kernels = spread(kernel, rank)
+    strides, paddings, dilations = spread(stride, rank, kernels), spread(padding, rank), spread(dilation, rank)
+    values, kind = node.out[0], dtype(node.out[0])
+    axes, index = windowed(x, kernels, strides, paddings, dilations)
+
+    def element(i: Index) -> tuple[Expr, Expr]:
+        at, inside = index(i)
+        pairs = zip(at[-rank:], x.shape[-rank:], strict=True)
+        position = functools.reduce(lambda total, pair: total * pair[1] + pair[0], pairs, int64(0))
+        value = tirx.if_then_else(inside, x(*at), lowest(kind))
+        return value, tirx.if_then_else(inside, position, tirx.max_value("int64"))
+
+    shape, positions = node.sizes(values.shape), node.used(1)
+    largest, at = best(shape, element, axes, kind, largest=True, positions=positions, last_nan=True)
+    return [cast_to(largest, kind), at]
+
+
+WINDOWS: dict[str, Converter] = {
+    "convolution": convolution,
+    **{f"avg_pool{rank}d": functools.partial(avg_pool, rank) for rank in (2, 3)},
+    **{f"max_pool{rank}d_with_indices": functools.partial(max_pool, rank) for rank in (2, 3)},
 }

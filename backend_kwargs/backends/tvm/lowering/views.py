@@ -8,22 +8,24 @@ import itertools
 from collections.abc import Sequence
 
 import torch
-from tvm import tirx
+from tvm import tirx, topi
 from tvm.te import Tensor
 from tvm.tirx import Expr
 
-from backend_kwargs.backends.tvm.lowering.node import Converter, Index, Node, axis, cast, compute, int64, load, replaced
+from backend_kwargs.backends.tvm.lowering.node import (
+    Converter,
+    Node,
+    axis,
+    cast,
+    cast_to,
+    compute,
+    int64,
+    load,
+    replaced,
+)
 
 # The same memory with another shape: TVM's own operator, which copies nothing.
-RESHAPED = frozenset(
-    {
-        "view",
-        "_reshape_copy",
-        "view_copy",
-        "squeeze",
-        "unsqueeze",
-    }
-)
+RESHAPED = frozenset({"view", "_reshape_copy", "view_copy", "squeeze", "unsqueeze"})
 # These return their input: the runner copies an output that is an input.
 SAME = frozenset({"alias", "clone", "lift_fresh_copy"})
 
@@ -43,13 +45,10 @@ def start_of(node: Node, start: object, size: int | torch.SymInt) -> Expr:
     """Return where a slice starts: sizes come from the fake tensors, so only bounds need care."""
     if start is None:
         return 0
-    if isinstance(start, int) and isinstance(size, int):
-        return min(max(start + size if start < 0 else start, 0), size)
-    if isinstance(start, int) and start >= 0:
-        return tirx.min(tirx.const(start, "int64"), node.size(size))
-    if isinstance(start, int):
-        return tirx.max(node.size(size) + start, tirx.const(0, "int64"))
-    raise node.deny("a slice that starts at a symbolic size")
+    if not isinstance(start, int):
+        raise node.deny("a slice that starts at a symbolic size")
+    (length,) = node.sizes([size])
+    return tirx.max(length + start, int64(0)) if start < 0 else tirx.min(int64(start), length)
 
 
 def slice_(node: Node, x: Tensor, dim: int = 0, start: object = None, end: object = None, step: int = 1) -> Tensor:
@@ -69,38 +68,22 @@ def select(node: Node, x: Tensor, dim: int, index: object) -> Tensor:
 
 
 def cat(node: Node, tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
-    """Lower cat: select the tensor that contains the output's index."""
+    """Lower cat."""
     at = axis(dim, node.out.dim())
-    starts = list(itertools.accumulate((x.shape[at] for x in tensors[:-1]), initial=int64(0)))
-
-    def element(i: tuple[Expr, ...]) -> Expr:
-        parts = [cast(_from(x, at, -start, i), node.dtype) for x, start in zip(tensors, starts, strict=True)]
-        value = parts.pop()
-        for part, end in zip(reversed(parts), reversed(starts), strict=False):
-            value = tirx.if_then_else(i[at] < end, part, value)
-        return value
-
-    return compute(node.shape, element)
-
-
-def _from(x: Tensor, at: int, begin: Expr, index: Index) -> Expr:
-    """Return the element at an index that is moved along one dimension."""
-    return x(*replaced(index, at, index[at] + begin))
+    return topi.concatenate([cast_to(x, node.dtype) for x in tensors], at)
 
 
 def split(node: Node, x: Tensor, _: object, dim: int = 0) -> list[Tensor | None]:
     """Lower split_with_sizes: one slice for each output."""
-    at, begin, parts = axis(dim, rank(node)), 0, []
-    for out in node.out:
-        parts.append(compute(node.sizes(out.shape), functools.partial(_from, x, at, begin)))
-        begin = begin + node.size(out.shape[at])
-    return parts
+    at = axis(dim, rank(node))
+    begins = itertools.accumulate((node.size(out.shape[at]) for out in node.out), initial=0)
+    moved = [lambda i, begin=begin: x(*replaced(i, at, i[at] + begin)) for begin in begins]
+    return [compute(node.sizes(out.shape), part) for out, part in zip(node.out, moved, strict=False)]
 
 
 def flip(node: Node, x: Tensor, dims: Sequence[int]) -> Tensor:
     """Lower flip."""
-    turned = {axis(d, rank(node)) for d in dims}
-    return compute(node.shape, lambda i: x(*(x.shape[d] - 1 - j if d in turned else j for d, j in enumerate(i))))
+    return functools.reduce(topi.flip, dims, x)
 
 
 def repeat(node: Node, x: Tensor, _: object) -> Tensor:
