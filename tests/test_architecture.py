@@ -106,7 +106,7 @@ BEFORE_A_GRAPH = (
     "backends/openvino/settings.py",
     "backends/tvm/__init__.py",
     "backends/tvm/compiler.py",
-    "backends/tvm/versions.py",
+    "backends/tvm/settings.py",
     "bundles/__init__.py",
     "bundles/config.py",
     "bundles/module.py",

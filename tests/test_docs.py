@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 import backend_kwargs as bk
 from backend_kwargs.auto.settings import OPTIONS
-from backend_kwargs.backends.tvm.versions import unfit
+from backend_kwargs.backends.tvm.settings import unfit
 from backend_kwargs.cli import app
 from tests import docs_tables, forks
 from tests.docs_tables import ROOT, TABLES, filled

@@ -12,7 +12,7 @@ import torch
 from backend_kwargs import BackendKwargsError, make_backend
 from backend_kwargs import entry_points as module
 from backend_kwargs.backend import OURS, find_backend
-from backend_kwargs.backends.tvm.versions import unfit
+from backend_kwargs.backends.tvm.settings import unfit
 from backend_kwargs.options.templates import BUILT_IN
 
 INDUCTOR = "tmpl-inductor"

@@ -17,7 +17,7 @@ from backend_kwargs.auto.graph_stats import observed_stats
 from backend_kwargs.backends import CapturedGraph
 from backend_kwargs.backends.inductor import cutlass
 from backend_kwargs.backends.onnxruntime import session as onnx_session
-from backend_kwargs.backends.tvm import versions
+from backend_kwargs.backends.tvm import settings
 from backend_kwargs.bundles import libraries
 from backend_kwargs.bundles.disk.files import private_folder
 from backend_kwargs.bundles.running import without_gradients
@@ -110,7 +110,7 @@ CONTEXTS = {
     "private folder": (lambda: private_folder(Path(tempfile.gettempdir()), "planted-"), nothing, private_folders),
     "lock of a private folder": (lambda: private_folder(Path(tempfile.gettempdir()), "locked-"), nothing, descriptors),
     "hook for exceptions": (
-        versions._hooks_kept,
+        settings._hooks_kept,
         lambda: setattr(sys, "excepthook", print),
         lambda: sys.excepthook,
     ),

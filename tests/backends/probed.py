@@ -133,8 +133,8 @@ def after(wanted: torch.Tensor) -> torch.Tensor:
 def part_compiler(name: str) -> PartCompiler:
     """Return a compiler of parts with its default options."""
     if name == "tvm":
-        from backend_kwargs.backends.tvm.compiler import TVMOptions as OfTVM
         from backend_kwargs.backends.tvm.part_compiler import TVM
+        from backend_kwargs.backends.tvm.settings import TVMOptions as OfTVM
 
         return TVM(OfTVM())
     if name == "onnxruntime":

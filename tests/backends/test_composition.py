@@ -16,7 +16,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from backend_kwargs import BackendKwargsWarning, make_backend
-from backend_kwargs.backends.tvm.versions import unfit
+from backend_kwargs.backends.tvm.settings import unfit
 from backend_kwargs.options.templates import template_names
 from tests.backends import composition
 from tests.backends.composition import SHAPES, Expression, graph_of, wrong

@@ -10,7 +10,7 @@ import torch
 
 import backend_kwargs as bk
 from backend_kwargs.backend import find_backend
-from backend_kwargs.backends.tvm.versions import unfit
+from backend_kwargs.backends.tvm.settings import unfit
 from backend_kwargs.explain import verdict
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 import backend_kwargs
-from backend_kwargs.backends.tvm.versions import unfit
+from backend_kwargs.backends.tvm.settings import unfit
 from tests.backends import composition
 from tests.backends.composition import same, wrong
 from tests.backends.tvm.exact_examples import EXAMPLES

@@ -17,10 +17,10 @@ from tvm.s_tir import Schedule
 from tvm.s_tir import dlight as dl
 from tvm.target import Target
 
-from backend_kwargs.backends.tvm.compiler import TVMOptions
 from backend_kwargs.backends.tvm.cpu_schedule import schedule_cpu
 from backend_kwargs.backends.tvm.no_fast_math import exact_math
 from backend_kwargs.backends.tvm.opaque import hide
+from backend_kwargs.backends.tvm.settings import TVMOptions
 from backend_kwargs.backends.tvm.target import target_of, why
 from backend_kwargs.errors import BackendKwargsError, error_text, warn_once
 from backend_kwargs.options.layers import Options
@@ -100,10 +100,6 @@ DLIGHT: Mapping[str, tuple[dl.ScheduleRule, ...]] = {
 }
 
 
-class NoRuleFitsError(Exception):
-    """None of dlight's rules applies to a function."""
-
-
 def schedule(mod: tvm.IRModule, settings: TVMOptions, target: Target) -> tuple[tvm.IRModule, int, tuple[str, ...]]:
     """Return the module with its functions scheduled, the number of tuned ones, and notes for the report."""
     ours = partial(_dlight if settings.scheduler == "dlight" or _is_gpu(target) else schedule_cpu, target=target)
@@ -135,7 +131,7 @@ def _guarded(func: tirx.PrimFunc, rule: Callable[[tirx.PrimFunc], Schedule]) -> 
     """Return a scheduled function, or the function itself where its rule fails."""
     try:
         return rule(func).mod["main"].with_attr(SCHEDULED, True)
-    except NoRuleFitsError:
+    except StopIteration:  # none of dlight's rules fits
         return func
     except Exception as error:  # noqa: BLE001 - whatever a rule fails at, plain loops are correct
         warn_once(f"TVM runs a function in plain loops, since its schedule failed: {error_text(error)}.")
@@ -143,11 +139,9 @@ def _guarded(func: tirx.PrimFunc, rule: Callable[[tirx.PrimFunc], Schedule]) -> 
 
 
 def _dlight(func: tirx.PrimFunc, target: Target) -> Schedule:
-    """Schedule a function by the first rule of dlight that fits. Raises NoRuleFitsError."""
-    for rule in DLIGHT["gpu" if _is_gpu(target) else "llvm"]:
-        if (found := _tried(rule, func, target)) is not None:
-            return found
-    raise NoRuleFitsError
+    """Schedule a function by the first rule of dlight that fits. Raises StopIteration if none does."""
+    tried = (_tried(rule, func, target) for rule in DLIGHT["gpu" if _is_gpu(target) else "llvm"])
+    return next(found for found in tried if found is not None)
 
 
 def _tried(rule: dl.ScheduleRule, func: tirx.PrimFunc, target: Target) -> Schedule | None:

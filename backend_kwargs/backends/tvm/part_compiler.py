@@ -15,10 +15,10 @@ from backend_kwargs import trial
 from backend_kwargs.backends import Inputs
 from backend_kwargs.backends.part_compiler import LEFT_TO_ATEN, CompiledPart, PartCompiler, Unsupported, work
 from backend_kwargs.backends.tvm.build import build
-from backend_kwargs.backends.tvm.compiler import TVMOptions
 from backend_kwargs.backends.tvm.lowering.graph import Kernels, lower
 from backend_kwargs.backends.tvm.lowering.node import DTYPES
 from backend_kwargs.backends.tvm.runtime import runner
+from backend_kwargs.backends.tvm.settings import TVMOptions
 from backend_kwargs.facts import Call
 from backend_kwargs.graphs.eligibility import communicates, why_not_repeatable
 from backend_kwargs.graphs.layouts import Decompositions

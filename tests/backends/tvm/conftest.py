@@ -10,7 +10,7 @@ import torch
 
 from backend_kwargs import make_backend
 from backend_kwargs.backends import CapturedGraph
-from backend_kwargs.backends.tvm.versions import unfit
+from backend_kwargs.backends.tvm.settings import unfit
 
 HERE = Path(__file__).parent
 

@@ -8,7 +8,7 @@ import torch
 from torch.testing import assert_close
 
 import backend_kwargs as bk
-from backend_kwargs.backends.tvm.versions import unfit
+from backend_kwargs.backends.tvm.settings import unfit
 
 if unfit():  # the module below imports TVM
     pytest.skip(f"no TVM: {unfit()}", allow_module_level=True)

@@ -17,9 +17,9 @@ from backend_kwargs import BackendKwargsWarning  # noqa: E402
 from backend_kwargs.backends.tvm import build as build_module  # noqa: E402
 from backend_kwargs.backends.tvm import cpu_schedule as schedule_loops  # noqa: E402
 from backend_kwargs.backends.tvm.build import _dlight, build, legalized  # noqa: E402
-from backend_kwargs.backends.tvm.compiler import TVMOptions  # noqa: E402
 from backend_kwargs.backends.tvm.cpu_schedule import schedule_cpu  # noqa: E402
 from backend_kwargs.backends.tvm.lowering.graph import lower  # noqa: E402
+from backend_kwargs.backends.tvm.settings import TVMOptions  # noqa: E402
 from backend_kwargs.backends.tvm.target import host, target_of  # noqa: E402
 from backend_kwargs.errors import BackendKwargsError  # noqa: E402
 from tests.backends.tvm.lowered import traced  # noqa: E402

@@ -10,7 +10,7 @@ from torch._dynamo.exc import BackendCompilerFailed
 from torch.testing import assert_close
 
 from backend_kwargs import BackendKwargsWarning
-from backend_kwargs.backends.tvm.versions import require_tvm
+from backend_kwargs.backends.tvm.settings import require_tvm
 from tests.backends.tvm.tvm_models import MODELS, Block, mlp
 
 TOLERANCE = {torch.float32: 1e-4, torch.float64: 1e-7, torch.float16: 2e-3, torch.bfloat16: 2e-2}

@@ -9,9 +9,9 @@ import tvm_ffi  # noqa: E402
 from tvm import tirx  # noqa: E402
 
 from backend_kwargs.backends.tvm.build import build  # noqa: E402
-from backend_kwargs.backends.tvm.compiler import TVMOptions  # noqa: E402
 from backend_kwargs.backends.tvm.lowering.graph import lower  # noqa: E402
 from backend_kwargs.backends.tvm.opaque import NUMBER, hide, is_opaque, number, opaque  # noqa: E402
+from backend_kwargs.backends.tvm.settings import TVMOptions  # noqa: E402
 from tests.backends.composition import same  # noqa: E402
 from tests.backends.tvm.exact_examples import EXAMPLES, X, Y, two_sum  # noqa: E402
 from tests.backends.tvm.lowered import traced  # noqa: E402

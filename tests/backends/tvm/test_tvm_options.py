@@ -6,9 +6,8 @@ import pytest
 
 from backend_kwargs import BackendKwargsError, BackendKwargsWarning, explain, make_backend
 from backend_kwargs.backends import declared
-from backend_kwargs.backends.tvm import versions
-from backend_kwargs.backends.tvm.compiler import OPTIONS, TVMOptions
-from backend_kwargs.backends.tvm.versions import require_tvm, unfit
+from backend_kwargs.backends.tvm import settings
+from backend_kwargs.backends.tvm.settings import OPTIONS, TVMOptions, require_tvm, unfit
 from backend_kwargs.options.machine import Machine
 
 pytestmark = pytest.mark.skipif(bool(unfit()), reason=f"no TVM: {unfit()}")
@@ -223,7 +222,7 @@ INERT = [
 def test_inert(options, machine, reason, monkeypatch):
     """`explain` says why an option has no effect here."""
     monkeypatch.setattr(declared, "machine", lambda: machine)
-    monkeypatch.setattr(versions, "has_cuda", lambda: False)
+    monkeypatch.setattr(settings, "has_cuda", lambda: False)
     assert explain("tvm", options).effects[-1].status == f"inert because {reason}"
 
 
@@ -231,7 +230,7 @@ def test_every_option_can_act(monkeypatch):
     """For a search on a GPU every option except opt_level has an effect."""
     whole = Machine(gpu="H200", packages=frozenset({"psutil", "xgboost"}))
     monkeypatch.setattr(declared, "machine", lambda: whole)
-    monkeypatch.setattr(versions, "has_cuda", lambda: True)
+    monkeypatch.setattr(settings, "has_cuda", lambda: True)
     given = {**{name: option.default for name, option in OPTIONS.items()}, "scheduler": "meta_schedule"}
     given |= {"target": "cuda", "cuda_graph": True, "cost_model": "xgb"}
     assert set(make_backend("tvm", given).limits()) == {"opt_level"}

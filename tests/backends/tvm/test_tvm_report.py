@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import backend_kwargs as bk
-from backend_kwargs.backends.tvm.versions import unfit
+from backend_kwargs.backends.tvm.settings import unfit
 from backend_kwargs.compare import Candidate, compare
 from backend_kwargs.compare.rows import cells
 from backend_kwargs.report import EngineShare, Graph, Partition

@@ -12,9 +12,9 @@ pytest.importorskip("tvm")
 from torch.nn import functional
 
 from backend_kwargs.backends.part_compiler import why_not, why_unfit
-from backend_kwargs.backends.tvm.compiler import BECOMES, TVMOptions
 from backend_kwargs.backends.tvm.lowering.graph import CONVERTERS, RESHAPED, SAME
 from backend_kwargs.backends.tvm.part_compiler import DENIED, REASONS, TVM, decompositions
+from backend_kwargs.backends.tvm.settings import BECOMES, TVMOptions
 from backend_kwargs.graphs.parts import op_name
 from tests.backends.tvm.lowered import node_of
 

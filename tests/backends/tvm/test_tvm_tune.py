@@ -25,7 +25,7 @@ from tvm.target import Target  # noqa: E402
 from backend_kwargs import BackendKwargsWarning  # noqa: E402
 from backend_kwargs.backends.tvm import tune  # noqa: E402
 from backend_kwargs.backends.tvm.build import build  # noqa: E402
-from backend_kwargs.backends.tvm.compiler import TVMOptions  # noqa: E402
+from backend_kwargs.backends.tvm.settings import TVMOptions  # noqa: E402
 from backend_kwargs.backends.tvm.target import host  # noqa: E402
 from backend_kwargs.backends.tvm.tune import _directory, _slow  # noqa: E402
 

@@ -11,7 +11,7 @@ import pytest
 
 from backend_kwargs import Backend, BackendKwargsError, make_backend
 from backend_kwargs.backend import find_backend
-from backend_kwargs.backends.tvm.versions import require_tvm, unfit
+from backend_kwargs.backends.tvm.settings import require_tvm, unfit
 from backend_kwargs.options.option import convert
 from backend_kwargs.options.requirements import CannotWorkError
 
