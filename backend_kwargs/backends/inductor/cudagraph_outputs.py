@@ -27,11 +27,11 @@ from backend_kwargs.torch_internals.modes import is_traceable_wrapper_subclass
 from backend_kwargs.torch_internals.tensors import copy_each, same_layouts
 from backend_kwargs.trial.trees import map_tensors
 
-# One launch for several outputs reads 64 Ki numbers of each in a block, which takes 8 µs on an H200, in a loop with a
-# CUDA graph: 2 outputs of 4 KiB, 1 MiB and 16 MiB add 12, 18 and 45 µs, and a clone of each 13, 14 and 40; 4 of them
-# 11, 19 and 71, and 17, 18 and 64; 8 of 1, 8 and 16 MiB 19, 71 and 126, and 27, 75 and 108.
+# One launch for several outputs reads 64 Ki numbers in each block, which takes 8 µs on an H200. In a loop with a CUDA
+# graph, 2 outputs of 4 KiB, 1 MiB and 16 MiB add 12, 18 and 45 µs, and a clone of each 13, 14 and 40; 8 of 1, 8 and 16
+# MiB 19, 71 and 126, and 27, 75 and 108.
 LARGE = 12 << 20  # bytes of an output that is copied by itself
-FEW, SMALL = 3, 256 << 10  # as many outputs are, if one has so many bytes
+SMALL = 256 << 10  # of two outputs that are copied together
 
 _requires_grad = attrgetter("requires_grad")
 Outputs: TypeAlias = Sequence[Any]  # of a graph: tensors, numbers and None
@@ -215,7 +215,7 @@ class _Plan:
             together[(out.device, out.dtype) if _is_simple(out) else at].append(at)
         self._alone, groups = list[int](), list[list[int]]()
         for group in together.values():
-            if len(group) == 1 or (len(group) <= FEW and any(results[at].nbytes >= SMALL for at in group)):
+            if len(group) == 1 or (len(group) == 2 and any(results[at].nbytes > SMALL for at in group)):
                 self._alone += group
             else:
                 groups.append(group)
