@@ -12,8 +12,8 @@ from typing import NamedTuple
 
 from backend_kwargs import trial
 from backend_kwargs.auto.candidates import RaceCandidate
-from backend_kwargs.auto.decide import asked_by
 from backend_kwargs.auto.head_to_head import Runner
+from backend_kwargs.auto.question import Question
 from backend_kwargs.auto.race import begun, dynamo_seconds, in_eager, prepared, race
 from backend_kwargs.auto.request import Request
 from backend_kwargs.auto.sandbox import sandboxed
@@ -79,7 +79,7 @@ class Measured:
 
 def measured(request: Request, decision: Decision, effort: Effort, tell: Tell) -> Measured:
     """Measure a decision for the graph of a request; raise if the graph cannot be raced, or does not permit it."""
-    trusts = asked_by(request).trusts
+    trusts = Question(request).trusts
     if not trusts(decision.winner, decision):
         raise BackendKwargsError(f"these options do not permit {decision.winner}")
     fresh = [*_fresh(request, effort, tell)]

@@ -89,16 +89,6 @@ class Budget:
         """The end, as a time of `time.perf_counter`."""
         return self.started + self.seconds + self.free_s
 
-    @property
-    def is_spent(self) -> str:
-        """What the row of a candidate says that is not compiled, since the budget is spent."""
-        return f"the budget of {self.seconds:g} s is spent"
-
-    @property
-    def interrupted(self) -> str:
-        """What the row of a candidate says whose tuning lasted until the end."""
-        return f"its tuning was interrupted when the budget of {self.seconds:g} s ended"
-
     def allows(self, calls: float) -> bool:
         """Return whether so many calls in eager fit into what is left, or into what default's check may take."""
         free_s = 0.0 if self.checks_since is None else LONGEST_CHECKS_S - self._checks_s

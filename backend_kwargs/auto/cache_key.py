@@ -79,7 +79,7 @@ def ambient() -> dict[str, object]:
     float32 = (backends.cuda.matmul, backends.cudnn.conv, backends.mkldnn.matmul)
     return {
         "defaults": f"{torch.get_default_dtype()} {torch.get_default_device().type}",
-        "grad": _grad_mode(),
+        "grad": "inference" if torch.is_inference_mode_enabled() else "grad" if torch.is_grad_enabled() else "no_grad",
         "autocast": {kind: str(torch.get_autocast_dtype(kind)) for kind in kinds},
         # A graph may contain torch.autocast() itself, which reads these.
         "autocast defaults": [str(torch.get_autocast_dtype(kind)) for kind in AUTOCAST],
@@ -91,9 +91,3 @@ def ambient() -> dict[str, object]:
         "float32": [backend.fp32_precision for backend in float32],
         "attention": allowed_attention(),
     }
-
-
-def _grad_mode() -> str:
-    if torch.is_inference_mode_enabled():
-        return "inference"
-    return "grad" if torch.is_grad_enabled() else "no_grad"

@@ -82,10 +82,6 @@ def _gpu_fused(stats: "GraphStats") -> bool:
     return stats.gpu and stats.gemms + stats.convolutions + stats.attentions < stats.ops
 
 
-def _little_on_a_cpu(stats: "GraphStats") -> bool:
-    return not stats.gpu and stats.bytes_read + stats.bytes_written <= LITTLE_BYTES
-
-
 def _gpu_matmul(stats: "GraphStats") -> bool:
     return stats.gpu and stats.matmul
 
@@ -142,7 +138,11 @@ STEPS: tuple[RaceCandidate, ...] = (
     RaceCandidate(UNFROZEN, {"freezing": False}, lambda stats: stats.frozen > 0, costs=ONCE),
     WITH_GRAPHS,
     # To wake other cores takes longer than little work does.
-    RaceCandidate("one_thread", {"cpp.threads": 1}, _little_on_a_cpu),
+    RaceCandidate(
+        "one_thread",
+        {"cpp.threads": 1},
+        lambda stats: not stats.gpu and stats.bytes_read + stats.bytes_written <= LITTLE_BYTES,
+    ),
     # Dynamo's guards have checked the inputs, and torch's own operators have the strides that it expects of them. On an
     # EPYC 20 small layers took 96 instead of 115 µs.
     RaceCandidate(

@@ -7,8 +7,7 @@ may both race a graph, and the store keeps the later decision.
 
 import logging
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
@@ -55,43 +54,32 @@ class Answer(NamedTuple):
 Source: TypeAlias = Callable[[Question], Answer | None]
 
 
-def asked_by(request: Request) -> Question:
-    """Return the question of a request, without an answer, or a look into a store."""
-    return Question(request)
-
-
-@contextmanager
-def _one_key() -> Iterator[None]:
-    """Let AOTAutograd's cache find the winner among what was raced; only a race lowers backward graphs at once."""
-    with undone() as stack:
-        stack.enter_context(shared_in_cache("force_non_lazy_backward_lowering"))
-        yield
-
-
-@_one_key()
 def compile_fastest(request: Request) -> Compiled:
     """Return the graph compiled with the winner's options, or the graph itself if eager won.
 
     Of a race its decision is left, and what was raced as the winner. Where that depends on the race, as with sizes that
     a candidate may have guarded, the winner is compiled again.
     """
-    question, pins = Question(request, bucket_of(request.gm, request.example_inputs)), request.graph.pins
-    if pins and (not pins.deciding or question.pinned_key in pins.decisions):
-        return _compiled_as_pinned(question, pins)
-    if pins and (without_strict := question.without("strict")).remembered():
-        question = without_strict  # which says what is done where a lock is read
-    # Not where the backend is made: a value that is copied, pickled or never called has no threads and connections.
-    question.store.begin()
-    compiled, decision = _compiled(question, _answer(question))
-    if request.settings.race == "never":
-        why = decision.facts if decision.unraced else ""
-        memory().served.append(Served(question.model, str(compile_id() or ""), why))
-        note_served(memory().served, question.store.layered.label)
-    if pins:
-        pins.decisions[question.pinned_key] = pinnable(question, decision)
-    compiled = compiled.with_facts(decision=decision)
-    time_outs = "; ".join(f"store {label!r}: {count}" for label, count in question.store.time_outs().items())
-    return compiled.with_facts(store=f"answers that did not come in time: {time_outs}") if time_outs else compiled
+    with undone() as stack:
+        # AOTAutograd's cache finds the winner among what was raced; only a race lowers backward graphs at once.
+        stack.enter_context(shared_in_cache("force_non_lazy_backward_lowering"))
+        question, pins = Question(request, bucket_of(request.gm, request.example_inputs)), request.graph.pins
+        if pins and (not pins.deciding or question.pinned_key in pins.decisions):
+            return _compiled_as_pinned(question, pins)
+        if pins and (without_strict := question.without("strict")).remembered():
+            question = without_strict  # which says what is done where a lock is read
+        # Not where the backend is made: a value that is copied, pickled or never called has no threads and connections.
+        question.store.begin()
+        compiled, decision = _compiled(question, _answer(question))
+        if request.settings.race == "never":
+            why = decision.facts if decision.unraced else ""
+            memory().served.append(Served(question.model, str(compile_id() or ""), why))
+            note_served(memory().served, question.store.layered.label)
+        if pins:
+            pins.decisions[question.pinned_key] = pinnable(question, decision)
+        compiled = compiled.with_facts(decision=decision)
+        time_outs = "; ".join(f"store {label!r}: {count}" for label, count in question.store.time_outs().items())
+        return compiled.with_facts(store=f"answers that did not come in time: {time_outs}") if time_outs else compiled
 
 
 # ---- compiling by a decision

@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch.fx import GraphModule
@@ -20,6 +20,7 @@ GEMMS = PADDED | {"_int_mm", "_scaled_mm", "_grouped_mm", "_scaled_grouped_mm"}
 CONVOLUTIONS = ("convolution", "cudnn_conv")
 TANH_GELU, GROUPED = "gelu of tanh", "convolution in groups"  # among the names of operators
 OF_TORCH = ("aten", "prims")  # namespaces of operators
+NORMS = ("softmax", "layer_norm", "group_norm", "batch_norm", "rms_norm")  # and other reductions of several operators
 ATTENTIONS = ("scaled_dot_product", "flex_attention")
 
 
@@ -77,9 +78,6 @@ class GraphStats:
         return ", ".join([*parts, *marks])
 
 
-T = TypeVar("T")
-
-
 class _Counting(OperatorMode):  # type: ignore[no-untyped-call]
     """Counts the operators that run under it, and describes the products among them."""
 
@@ -117,19 +115,15 @@ class _Counting(OperatorMode):  # type: ignore[no-untyped-call]
         if flops_of := flop_registry.get(packet):
             with suppress(Exception):  # such as of tensors that are not strided
                 self.flops += flops_of(*args, **kwargs, out_val=result)
-        self._note_product(packet.__name__, args, kwargs, result)
-        return result
-
-    def _note_product(self, name: str, args: tuple[Any, ...], kwargs: Options, result: object) -> None:
-        """Note the layout of a product, convolution or attention, and whether padding may help it."""
-        if _is_product(name):
+        if _is_product(name := packet.__name__):
             operands = tensors_of((args, kwargs))
             self.layouts.add(f"{name}{[(tuple(t.shape), t.stride(), t.dtype) for t in operands]}")
             self.unaligned += name in PADDED and any(map(_is_unaligned, (*args, result)))
+        return result
 
 
-def observed_stats(run: Callable[[], T], bytes_of: Callable[[T], float], **known: Any) -> tuple[T, GraphStats]:
-    """Run `run` and return its result and the stats; `known` gives the stats that operators do not show."""
+def observed_stats(run: Callable[[], object], **known: Any) -> GraphStats:
+    """Run `run` and return the stats; `known` gives those that operators do not show."""
     counting = _Counting()
     with undone() as stack:
         stack.enter_context(counting)
@@ -139,15 +133,15 @@ def observed_stats(run: Callable[[], T], bytes_of: Callable[[T], float], **known
     def count(test: Callable[[str], bool]) -> int:
         return sum(number for name, number in names.items() if test(name))
 
-    stats = GraphStats(
+    return GraphStats(
         ops=sum(names.values()),
         gemms=count(lambda name: name in GEMMS),
         unaligned=counting.unaligned,
         convolutions=count(lambda name: name.startswith(CONVOLUTIONS)),
-        reductions=counting.tags[torch.Tag.reduction] + count(_is_composite_reduction),
+        reductions=counting.tags[torch.Tag.reduction] + count(lambda name: any(part in name for part in NORMS)),
         softmaxes=count(lambda name: "softmax" in name),
         attentions=count(lambda name: any(part in name for part in ATTENTIONS)),
-        bytes_written=bytes_of(result),
+        bytes_written=float(sum(tensor.numel() * tensor.itemsize for tensor in tensors_of(result))),
         opaque=counting.opaque,
         custom=counting.custom,
         layouts=len(counting.layouts),
@@ -156,7 +150,6 @@ def observed_stats(run: Callable[[], T], bytes_of: Callable[[T], float], **known
         random=bool(counting.tags[torch.Tag.nondeterministic_seeded]),
         **known,
     )
-    return result, stats
 
 
 def padded_in(lowered: Iterable[GraphModule]) -> bool:
@@ -176,10 +169,6 @@ def calls_a_library(func: Any) -> bool:
 
 def _is_product(name: str) -> bool:
     return name in GEMMS or name.startswith(CONVOLUTIONS) or any(part in name for part in ATTENTIONS)
-
-
-def _is_composite_reduction(name: str) -> bool:
-    return any(part in name for part in ("softmax", "layer_norm", "group_norm", "batch_norm", "rms_norm"))
 
 
 def _is_unaligned(operand: object) -> bool:

@@ -52,11 +52,6 @@ class Standing:
     eager_s: float
     share: float
 
-    @property
-    def is_dynamic(self) -> bool:
-        """Whether a size varies, for which a timing at one size tells nothing."""
-        return any(isinstance(each, torch.SymInt) for each in self.fused.example_inputs)
-
 
 # ---- what matches
 
@@ -242,18 +237,15 @@ def worth_it(places: Iterable[Place], verdicts: Mapping[Place, Verdict], margin:
         if (found := verdicts.get(place, UNKNOWN)).speedup:
             if found.speedup.low > 1 + margin:
                 saved[place] = place.count * (found.default_s - found.rewritten_s)
-        elif (found.is_little or not found.why) and _is_clear(place.rewrite, verdicts):
-            saved[place] = 0.0
+        elif found.is_little or not found.why:
+            known = [each.speedup for of, each in verdicts.items() if of.rewrite == place.rewrite and each.speedup]
+            if known and all(speedup.low > CLEAR for speedup in known):
+                saved[place] = 0.0
     chosen: list[Place] = []
     for place in sorted(saved, key=lambda each: -saved[each]):
         if all({*place.nodes}.isdisjoint(each.nodes) for each in chosen):
             chosen.append(place)
     return chosen
-
-
-def _is_clear(rewrite: str, verdicts: Mapping[Place, Verdict]) -> bool:
-    known = [each.speedup for place, each in verdicts.items() if place.rewrite == rewrite and each.speedup]
-    return bool(known) and all(speedup.low > CLEAR for speedup in known)
 
 
 # ---- what they are in the whole graph

@@ -22,7 +22,7 @@ from backend_kwargs.auto.request import Request
 from backend_kwargs.auto.result_checks import ResultChecks
 from backend_kwargs.auto.sandbox import Sandbox, sandboxed
 from backend_kwargs.auto.selection import Progress, RaceState
-from backend_kwargs.auto.steps import SLOW_S, Check, CheckNear, Compile, Steps, Time, execute
+from backend_kwargs.auto.steps import SLOW_S, Check, Compile, Steps, Time, execute
 from backend_kwargs.auto.verdicts import UNKNOWN, Verdict, confirmed_by
 from backend_kwargs.backends import CapturedGraph
 from backend_kwargs.errors import error_text
@@ -33,6 +33,7 @@ from backend_kwargs.graphs.replay import Task
 from backend_kwargs.graphs.writes import copy_of_graph
 from backend_kwargs.options.layers import Options
 from backend_kwargs.rewrites.places import Place
+from backend_kwargs.torch_internals.device_peaks import peaks_of
 from backend_kwargs.torch_internals.dynamo import RESTARTS
 from backend_kwargs.torch_internals.guards import guard_count, is_tracing, without_context
 from backend_kwargs.torch_internals.modes import modes_restored
@@ -294,7 +295,7 @@ def winner_of(race: RaceState, decision: Decision) -> Steps[Runner]:
         runner = Runner(winner, RaceRow(winner.name, winner.options, compiler=winner.compiler))
         yield Compile(runner, make, free=True)
         if runner.made:
-            yield CheckNear(runner, free=True)
+            yield Check(runner, near=True, free=True)
         if runner.runs:
             return runner
     eager = yield from in_eager(race)
@@ -341,7 +342,9 @@ def judge(race: RaceState, places: Iterable[Place]) -> None:
             found[each.place] = Verdict(why=f"{each.share:.1%} of a call", is_little=True)
             continue
         began = time.perf_counter()
-        if each.is_dynamic or began + longest_s > ends:
+        # A timing at one size tells nothing where a size varies.
+        varies = any(isinstance(given, torch.SymInt) for given in each.fused.example_inputs)
+        if varies or began + longest_s > ends:
             continue
         race.tell(str(each.place), 0.0)
         verdict = found[each.place] = verdict_of(race.request, race.sandbox, each)
@@ -371,9 +374,15 @@ def timed_alone(race: RaceState, calls: Sequence[Callable[[], object]]) -> Verdi
         else:
             named = dict(zip(("default", "rewritten"), calls, strict=True))
             default, rewritten = trial.interleave(named, rounds=2 * PLACE_ROUNDS, device=race.device).values()
-    speedup = trial.ratio_interval(default, rewritten)
+    # The least seconds of a call: all that it multiplies at the GPU's peak, or each byte once; 0 if not known.
+    stats, limit_s = race.stats, 0.0
+    dtype = next((each.dtype for each in trial.tensors_of(race.task.inputs.values) if each.is_floating_point()), None)
+    if dtype and not stats.training and (peaks := peaks_of(race.device, dtype)):
+        moved = stats.bytes_read + stats.bytes_written
+        limit_s = max(moved / peaks.bytes_per_s, stats.flops / peaks.flops_per_s)
     medians = trial.percentile(default, 0.5), trial.percentile(rewritten, 0.5)
-    return Verdict(*medians, speedup, limit_s=race.limit_s, calls=operators_of(race, calls[1]) or {})
+    calls_of = operators_of(race, calls[1]) or {}
+    return Verdict(*medians, trial.ratio_interval(default, rewritten), limit_s=limit_s, calls=calls_of)
 
 
 def doubt_of(race: RaceState, best: Runner) -> str:
@@ -387,7 +396,9 @@ def doubt_of(race: RaceState, best: Runner) -> str:
     made = race.compiles.other(best.made) if records(best.row.options) else best.made
     whole = operators_of(race, race.caller(made.compiled.call))
     unlike = UNTIMED if whole is None else why_unlike_alone(chosen, known, whole)
-    is_open = race.settings.confirms and not all(known.get(each, UNKNOWN).confirmed for each in chosen)
+    # Under `tune`, where nobody waits, whole graphs are timed to confirm what their places are alone.
+    confirms = race.settings.effort == "full" or race.settings.race == "always"
+    is_open = confirms and not all(known.get(each, UNKNOWN).confirmed for each in chosen)
     return why_not_made(chosen, row.rewritten) or unlike or (UNCONFIRMED if is_open else "")
 
 
@@ -417,9 +428,8 @@ def _result(race: RaceState, best: Runner) -> RaceResult:
     for row in untimed:
         row.reason = "the budget ended before it was timed" if len(untimed) > 1 else "nothing to time it against"
     cut = len(untimed) > 1 or any(row.left for row in race.rows)
-    seconds, counted_s = race.budget.spent_s, race.budget.counted_s
-    figures = seconds, cut, None, race.dynamo_s, counted_s
-    return RaceResult(best.row, tuple(race.rows), race.stats, *figures, race.place_rows)
+    figures = race.stats, race.budget.spent_s, cut, None, race.dynamo_s, race.budget.counted_s
+    return RaceResult(best.row, tuple(race.rows), *figures, race.place_rows)
 
 
 def ways_of(race: RaceState, winner: RaceRow) -> Ways | None:

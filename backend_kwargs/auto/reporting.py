@@ -211,7 +211,7 @@ def _line(row: RaceRow, rows: Mapping[str, RaceRow], width: int, *, provisional:
     if row.speedup and row.speedup.low <= 1 < row.speedup.median and not row.won:
         kept = f"  within noise of {row.against}"
     asked = f"; raced since {row.reason}" if ratio and row.reason else ""
-    rewrote = f", rewrote {words_of(row.rewritten)}" if row.rewritten else ""
+    rewrote = f", rewrote {', '.join(f'{name} {n}x' for name, n in row.rewritten.items())}" if row.rewritten else ""
     compiled = f"compiled in {row.compile_s:.1f} s{peak}{rewrote}{error}{asked}"
     return f"{row.name:<{width}} {took:>12}  {why:<44} {compiled}{kept}"
 
@@ -223,8 +223,3 @@ def _place(row: PlaceRow, decision: Decision) -> str:
     ratio = f"{row.speedup.median:.2f}x [{row.speedup.low:.2f}, {row.speedup.high:.2f}]"
     used = f"{', used' if decision.uses(row) else ''}{', confirmed in a whole graph' if row.confirmed else ''}"
     return f"  {row.name}: {today}; rewritten {row.rewritten_s * 1e6:.1f} µs, {ratio}{used}"
-
-
-def words_of(rewritten: Mapping[str, int]) -> str:
-    """Return how often each rewrite replaced something, in words."""
-    return ", ".join(f"{name} {count}x" for name, count in rewritten.items())

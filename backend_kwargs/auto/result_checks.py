@@ -46,14 +46,25 @@ class ResultChecks:
         """Run the graph in higher precision, if time and memory allow it."""
         if self.reference is not None:
             return
+        on_gpu = self.device.type == "cuda"
+        largest = torch.cuda.mem_get_info(self.device)[0] / REFERENCES if on_gpu else LARGEST_REFERENCE
         if self.task.inputs.aliased:  # the reference converts each tensor by itself, which separates them
             self.without = "inputs that it writes to share memory"
-        elif self.task.inputs.bytes > self._largest_reference:
+        elif self.task.inputs.bytes > largest:
             self.without = f"its inputs of {self.task.inputs.bytes / 2**30:.1f} GiB are too large for one"
         elif not self.budget.allows(SLOWER_IN_PRECISION):
             self.without, self.slow = f"a call in eager takes {self.budget.call_s:.2g} s", True
         else:
-            self.reference = trial.reference(self.task.copy(), self.task.inputs.fresh(), run=self._in_precision)
+
+            def run(gm: GraphModule, args: Inputs) -> Results:
+                # gm.forward, since GraphModule.__call__ prints the traceback when the graph cannot run in float64.
+                inputs = replace(self.task.inputs, values=args, guard=False)  # they are copies
+                return replace(self.task, inputs=inputs).observe(gm.forward)
+
+            assert self.expected is not None
+            draws = Draws(lambda: self.task.observe(self.task.copy()), self.expected, random=self.random)
+            given = self.task.copy(), self.task.inputs.fresh()
+            self.reference = trial.reference(*given, run=draws.given_to(run))
             with_draws = " with the random numbers that eager draws" if self.random else ""
             self.without = "" if self.reference is not None else f"it cannot be computed in float64{with_draws}"
 
@@ -69,23 +80,20 @@ class ResultChecks:
         except Exception as error:  # noqa: BLE001 - a kernel without float64, or no memory left
             return error_text(error)
 
-    def are_near(self, seen: Results, row: RaceRow) -> bool:
-        """Return whether a candidate's results pass without a doubt: no second run of eager could refuse them.
+    def of_near(self, seen: Results) -> Accuracy:
+        """Check whether a candidate's results pass without a doubt: no second run of eager could refuse them.
 
         They do within the tolerance, for which no reference is computed. Else one is, and eager's rounding errors are
         those of its first run alone.
         """
-        if "precision" in row.options:
-            return self.of_error(seen, row).passed
         assert self.expected is not None
         how: Options = {"training": self.task.training, "tol": self.tolerance}
-        if trial.check_all(seen, self.expected, closely=True, **how).passed:
-            return True
-        self.compute_reference()
-        return (
-            self.reference is not None
-            and trial.check_all(seen, self.expected, self.reference, roundings=NO_OTHERS, **how).passed
-        )
+        accuracy = trial.check_all(seen, self.expected, closely=True, **how)
+        if not accuracy.passed:
+            self.compute_reference()
+        if accuracy.passed or self.reference is None:
+            return accuracy
+        return trial.check_all(seen, self.expected, self.reference, roundings=NO_OTHERS, **how)
 
     def of_results(self, seen: Results) -> Accuracy:
         """Check what a candidate has returned and changed."""
@@ -112,15 +120,15 @@ class ResultChecks:
         """Check a second run of eager against the first, before there is a reference, and prepare further ones."""
         assert self.expected is not None
         drawn = self.task.drawn()
-        affordable = partial(self.budget.allows, RUN)
-        self.roundings = trial.Roundings(partial(self._rounded_otherwise, drawn), self.expected, affordable)
-        return trial.same_twice(seen, self.expected, training=self.task.training, tol=self.tolerance)
 
-    def _rounded_otherwise(self, drawn: Sequence[torch.Tensor]) -> Results:
-        seen = self.task.observe(self.task.copy())
-        if not all(map(torch.equal, drawn, self.task.drawn())):
-            raise RuntimeError("it draws other random numbers than eager does")
-        return seen
+        def rounded_otherwise() -> Results:
+            again = self.task.observe(self.task.copy())
+            if not all(map(torch.equal, drawn, self.task.drawn())):
+                raise RuntimeError("it draws other random numbers than eager does")
+            return again
+
+        self.roundings = trial.Roundings(rounded_otherwise, self.expected, partial(self.budget.allows, RUN))
+        return trial.same_twice(seen, self.expected, training=self.task.training, tol=self.tolerance)
 
     def of_draws(self, seen: Results, as_eager_draws: Callable[..., object], *, last: bool) -> Accuracy:
         """Check the first candidate on a random graph, by a compile with eager's draws; then expect what it has `seen`.
@@ -149,21 +157,3 @@ class ResultChecks:
         accuracy = against(seen, self.expected, self.precise, row.options["max_error"])
         row.error, row.max_error = accuracy.error, row.options["max_error"]
         return accuracy
-
-    @property
-    def _largest_reference(self) -> float:
-        if self.device.type != "cuda":
-            return LARGEST_REFERENCE
-        free, _ = torch.cuda.mem_get_info(self.device)
-        return free / REFERENCES
-
-    def _in_precision(self, gm: GraphModule, args: Inputs) -> Results:
-        # gm.forward, since GraphModule.__call__ prints the traceback when the graph cannot run in float64.
-        inputs = replace(self.task.inputs, values=args, guard=False)  # they are copies
-        with self._draws.again():
-            return replace(self.task, inputs=inputs).observe(gm.forward)
-
-    @cached_property
-    def _draws(self) -> Draws:
-        assert self.expected is not None
-        return Draws(lambda: self.task.observe(self.task.copy()), self.expected, random=self.random)

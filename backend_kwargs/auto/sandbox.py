@@ -3,7 +3,7 @@
 import gc
 import math
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 
@@ -54,9 +54,13 @@ def sandboxed(gm: GraphModule, *, collects: bool = True) -> Iterator[Sandbox]:
         stack.enter_context(functorch.patched(force_non_lazy_backward_lowering=True))
         stack.enter_context(tracing_apart())
         stack.enter_context(bucket_count_kept())
+        begin: Callable[[], None] = lambda: None  # noqa: E731
         if devices := cuda_devices():
             start_compile_processes()
-        yield Sandbox(stack, _own_trees(stack, devices))
+            from backend_kwargs.torch_internals.cudagraphs import own_trees
+
+            begin = stack.enter_context(own_trees(devices))
+        yield Sandbox(stack, begin)
 
 
 def _keep_garbage(stack: ExitStack) -> None:
@@ -91,11 +95,3 @@ def _forget_libdevice() -> None:
         from triton import knobs  # type: ignore[import-untyped]
 
         vars(knobs.nvidia).pop("libdevice_path", None)
-
-
-def _own_trees(stack: ExitStack, devices: Sequence[int]) -> Callable[[], None]:
-    if not devices:
-        return lambda: None
-    from backend_kwargs.torch_internals.cudagraphs import own_trees
-
-    return stack.enter_context(own_trees(devices))

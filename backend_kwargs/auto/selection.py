@@ -47,8 +47,7 @@ from backend_kwargs.graphs.replay import Task
 from backend_kwargs.options.layers import Options, standing, with_users
 from backend_kwargs.rewrites.places import Place
 from backend_kwargs.rewrites.table import find_rewrite
-from backend_kwargs.torch_internals.device_peaks import peaks_of
-from backend_kwargs.trial import Results, may_draw, tensors_of
+from backend_kwargs.trial import may_draw
 
 Progress = Callable[[str, float], None]
 
@@ -105,9 +104,8 @@ class RaceState:
     def stats(self) -> GraphStats:
         """What a further run of the graph in eager shows."""
         task = self.task
-        _, stats = observed_stats(
+        stats = observed_stats(
             partial(task.observe, task.copy()),
-            _bytes,
             bytes_read=task.inputs.bytes,
             device=self.device.type,
             training=task.training,
@@ -129,16 +127,6 @@ class RaceState:
     def caller(self, fn: Call) -> Callable[[], object]:
         """Return the call of a candidate on the race's inputs."""
         return self.task.caller(partial(_after_guards, fn, self.dynamo_s))
-
-    @property
-    def limit_s(self) -> float:
-        """The least seconds of a call: all that it multiplies at the GPU's peak, or each byte once; 0 if not known."""
-        dtype = next((each.dtype for each in tensors_of(self.task.inputs.values) if each.is_floating_point()), None)
-        peaks = peaks_of(self.device, dtype) if dtype and not self.stats.training else None
-        if peaks is None:
-            return 0.0
-        moved = self.stats.bytes_read + self.stats.bytes_written
-        return max(moved / peaks.bytes_per_s, self.stats.flops / peaks.flops_per_s)
 
     def note(self, *rows: RaceRow) -> None:
         """List rows, each once."""
@@ -362,7 +350,7 @@ class RaceState:
         if why := self._gains_little(candidate, champion):  # which more time would not change
             return Reason(Skipped.GAIN, why)
         if self.budget.over:
-            return Reason(Skipped.BUDGET, self.budget.is_spent)
+            return Reason(Skipped.BUDGET, f"the budget of {self.budget.seconds:g} s is spent")
         if (predicted := self.predicted_s(candidate)) > self.budget.left_s:
             # Rounded apart, so that the first figure is the larger one.
             needed, left = math.ceil(predicted * 10) / 10, math.floor(self.budget.left_s * 10) / 10
@@ -406,7 +394,3 @@ def _after_guards(fn: Call, dynamo_s: float, *inputs: object) -> object:
     while time.perf_counter() < called:
         pass
     return fn(*inputs)
-
-
-def _bytes(seen: Results) -> float:
-    return float(sum(tensor.numel() * tensor.itemsize for tensor in tensors_of(seen)))

@@ -78,11 +78,6 @@ class RaceSettings:
         several = self.store if isinstance(self.store, list | tuple) else [self.store]
         return [Store.of(each) for each in several]
 
-    @property
-    def confirms(self) -> bool:
-        """Whether whole graphs are timed to confirm what their places are alone, as under `tune`: nobody waits."""
-        return self.effort == "full" or self.race == "always"
-
 
 def read_store(given: Any) -> Any:
     """Return what was given as `store`, a mapping as a Store; raise at once if it can be none here."""

@@ -65,7 +65,8 @@ def _take(race: RaceState, step: Step) -> None:
     except RESTARTS:
         raise
     except OutOfTime:
-        row.status, row.reason = "timeout", race.budget.interrupted
+        why = f"its tuning was interrupted when the budget of {race.budget.seconds:g} s ended"
+        row.status, row.reason = "timeout", why
     except ChangedInputError as error:
         row.status, row.reason = "fail_accuracy", str(error)
     except Exception as error:  # noqa: BLE001 - a candidate may fail in any way, without harm to the others
@@ -93,7 +94,12 @@ class Compile(Step):
 
 @dataclass(slots=True)
 class Check(Step):
-    """Check the results of a candidate, and the inputs that it changes; its row says what is wrong with them."""
+    """Check the results of a candidate, and the inputs that it changes; its row says what is wrong with them.
+
+    If it is `near`, they are compared with the first run of eager alone.
+    """
+
+    near: bool = False
 
     def take(self, race: RaceState) -> None:
         """Let the runner have its call and its code too, by which it is timed and known."""
@@ -124,6 +130,8 @@ class Check(Step):
             seen = race.task.observe(fn)
         if "precision" in row.options:  # the error is noted in the row
             return checks.of_error(seen, row)
+        if self.near:
+            return checks.of_near(seen)
         if race.default_s and not checks.awaits_draws:
             return checks.of_results(seen)
         with budget.uncounted():
@@ -131,19 +139,6 @@ class Check(Step):
                 drawing = race.compiles.compile({**row.options, "fallback_random": True})
                 return checks.of_draws(seen, drawing.compiled.call, last=row.name == DEFAULT)
             return checks.of_results(seen)
-
-
-@dataclass(slots=True)
-class CheckNear(Step):
-    """Check whether the results of a candidate are right without a doubt, by the first run of eager alone."""
-
-    def take(self, race: RaceState) -> None:
-        """Let the row say that more has to be found out where they are not."""
-        row, compiled = self.runner.row, self.runner.compiled
-        trial.fill_free_memory(race.device)
-        seen = race.task.observe(compiled.call)
-        if not race.checks.are_near(seen, row) or (row.compiler and left_to_eager(compiled.facts.parts)):
-            row.status = "unchecked"
 
 
 @dataclass(slots=True)

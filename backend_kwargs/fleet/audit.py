@@ -139,12 +139,12 @@ class Auditor:
     def _graph(self, target: Target, gm: "GraphModule", example_inputs: "Inputs") -> "Call":
         """Audit the decision for a graph, if there is one; the graph itself runs in eager."""
         from backend_kwargs.auto.audit import measured
-        from backend_kwargs.auto.decide import asked_by
+        from backend_kwargs.auto.question import Question
         from backend_kwargs.backends import CapturedGraph
         from backend_kwargs.torch_internals.dynamo import RESTARTS
 
         request = target.backend.request(CapturedGraph(gm, example_inputs))
-        asked = asked_by(request)
+        asked = Question(request)
         key = target.keys(gm, example_inputs) if target.keys else asked.key
         decision = self._decision(key, asked.here)
         if decision is None or any(name_of(each.decision) == name_of(decision) for each in self.found):

@@ -21,7 +21,6 @@ from backend_kwargs.trial import Accuracy, Results, is_number, walk
 # What sums in another order may change from call to call: this part of the error, or float32's rounding.
 VARYING, ROUNDING = 0.5, 1e-5
 UNMEASURED = "its error cannot be measured"
-STALE = tuple(1 << power for power in range(6, 21))  # bytes of the blocks of memory filled before a call
 
 
 @dataclass(frozen=True)
@@ -54,7 +53,11 @@ class Truth:
         Results that vary from call to call are refused too: they contain memory that nobody wrote.
         """
         with _unfit(), self.task.generators_kept():
-            seen, again = (_observed_on_stale_memory(self.task, compiled) for _ in range(2))
+            device = next(value.device for value in self.task.inputs.values if isinstance(value, torch.Tensor))
+            trial.fill_free_memory(device)
+            seen = self.task.observe(compiled)
+            trial.fill_free_memory(device)
+            again = self.task.observe(compiled)
             error = max(_passed(against(each, self.eager, self.precise, max_error)) for each in (seen, again))
             if not against(again, seen, seen, max(ROUNDING, VARYING * error)).passed:
                 raise UnfitPrecisionError("its results differ from call to call")
@@ -80,14 +83,6 @@ def _passed(accuracy: Accuracy) -> float:
         unmeasured = accuracy.reason.startswith(UNMEASURED)
         raise (UnmeasuredError if unmeasured else UnfitPrecisionError)(accuracy.reason)
     return accuracy.error or 0.0
-
-
-def _observed_on_stale_memory(task: Task, compiled: Call) -> dict[str, object]:
-    """Observe a call after free memory was filled with nan: otherwise it may still have the right results."""
-    device = next(value.device for value in task.inputs.values if isinstance(value, torch.Tensor))
-    blocks = [torch.full((size,), 0xFF, dtype=torch.uint8, device=device) for size in STALE for _ in range(4)]
-    del blocks
-    return task.observe(compiled)
 
 
 def in_float64(task: Task) -> dict[str, object]:

@@ -25,7 +25,8 @@ class Target:
     """A compiled callable, and the ways to call it.
 
     `compiling` is the user's, `eager` the same without dynamo. `serving` returns a call that compiles nothing and tells
-    of each frame that ran in eager; `look` says why no code fits some arguments, where dynamo can be asked.
+    of each frame that ran in eager; `look` says why no code fits some arguments, "" if some does, and
+    None where there was no frame to look at.
     """
 
     name: str
@@ -33,7 +34,7 @@ class Target:
     compiling: Call
     eager: Call
     serving: Callable[[Missed], Call]
-    look: Callable[..., str | None] | None
+    look: Callable[..., str | None]
     module: torch.nn.Module | None
 
     def named_leaves(self, sample: Sample) -> dict[str, Any]:
@@ -105,25 +106,21 @@ def target_of(compiled: object) -> Target:
 
 def _bundle(compiled: CompiledModule) -> Target:
     """Return how to call a module of a bundle: its own check comes first, where it is deployed."""
-    own = compiled.serving()
-    parts = sealing.wrapped(getattr(own.call, "func", None))
-    bound = getattr(own.call, "args", ())
+    own: Any = compiled.serving()
+    parts = sealing.wrapped(own.call.func)
+    assert parts is not None
 
     def serving(missed: Missed) -> Call:
-        run = own.call if parts is None else partial(sealing.without_compiling(parts, missed), *bound)
-        run = without_gradients(run)
+        run = without_gradients(partial(sealing.without_compiling(parts, missed), *own.call.args))
 
         def checked(*args: object, **kwargs: object) -> Any:
             try:
-                if own.check is not None:
-                    own.check(args, kwargs)
-                if parts is None:  # a package refuses what it was not built for
-                    return run(*args, **kwargs)
+                own.check(args, kwargs)
             except BackendKwargsError as error:
                 raise UndeclaredError(str(error).rstrip(".")) from None
             return run(*args, **kwargs)
 
-        return checked if own.check is not None or parts is None else run
+        return checked if own.check is not None else run
 
     return Target(
         name=type(own.module).__name__,
@@ -131,7 +128,7 @@ def _bundle(compiled: CompiledModule) -> Target:
         compiling=compiled,
         eager=sealing.in_eager(own.eager),
         serving=serving,
-        look=None if parts is None else without_gradients(partial(sealing.looking(parts), *bound)),
+        look=without_gradients(partial(sealing.looking(parts), *own.call.args)),
         module=own.module,
     )
 

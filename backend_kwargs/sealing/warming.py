@@ -186,7 +186,7 @@ class _Warming:
                     self._compile(point)
             codes = 0
             asked = self._told(self.declared.points(), "compiling", self.declared.count, 0.0)
-            for point in asked if self.target.look is not None else ():
+            for point in asked:
                 if not (why := self._unfit(point)):
                     continue
                 self._compile(point)
@@ -217,9 +217,7 @@ class _Warming:
         yield from Declared(declared.dims, codes, {}, {}).points()
 
     def _unfit(self, point: Point) -> str | None:
-        """Return why no code fits these sizes, "" if some does, None if it cannot be asked."""
-        if self.target.look is None:
-            return None
+        """Return why no code fits these sizes, "" if some does, None if there is no frame."""
         sample = self.inputs(point, values=False)
         return self.target.look(*sample.args, **sample.kwargs)
 

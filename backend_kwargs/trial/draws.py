@@ -1,7 +1,6 @@
 """The random numbers that eager draws, noted in one run and given to another in a higher precision."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from functools import cached_property, partial
 from typing import Any
 
@@ -66,18 +65,19 @@ class Draws:
             raise DrawsError("torch chooses other operators in a run whose random numbers are noted")
         return noted
 
-    @contextmanager
-    def again(self) -> Iterator[None]:
-        """Let what runs within draw the same numbers; raise DrawsError if it draws by other operators."""
-        if not self._random:
-            yield
-            return
-        left = iter(self.noted)
-        with undone() as stack:
-            stack.enter_context(OperatorMode(partial(_drawing_again, left)))
-            yield
-        if following := next(left, None):
-            raise DrawsError(f"nothing draws for {following[0]}")
+    def given_to(self, run: Callable[..., Results]) -> Callable[..., Results]:
+        """Return `run`, which then draws the same numbers; it raises DrawsError if it draws by other operators."""
+
+        def drawing(*args: Any) -> Results:
+            left = iter(self.noted)
+            with undone() as stack:
+                stack.enter_context(OperatorMode(partial(_drawing_again, left)))
+                results = run(*args)
+            if following := next(left, None):
+                raise DrawsError(f"nothing draws for {following[0]}")
+            return results
+
+        return drawing if self._random else run
 
 
 def _drawing_again(

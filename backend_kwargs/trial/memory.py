@@ -27,32 +27,31 @@ def has_room(device: torch.device) -> bool:
 
 
 def fill_free_memory(device: torch.device) -> None:
-    """Fill the memory that torch's allocator has free on a GPU with bytes that are nan in each floating-point dtype.
+    """Fill the memory that torch's allocator has free on a device with bytes that are nan in each floating-point dtype.
 
     What reads memory that it has not written, or before another of its threads has, returns right numbers where those
-    of the call before are still there. Other allocators than torch's own tell nothing of what they have free.
+    of the call before are still there. Allocators but torch's own for GPUs do not tell what they have free: of theirs
+    some blocks of each size are filled.
     """
-    if device.type != "cuda" or torch.cuda.get_allocator_backend() != "native":
-        return
-    stream = torch.cuda.current_stream(device)
-    blocks = [
-        (block["size"], segment["segment_type"])
-        for segment in torch.cuda.memory_snapshot(include_traces=False)  # type: ignore[no-untyped-call]
-        if (segment["device"], segment["stream"]) == (stream.device_index, stream.cuda_stream)
-        and segment["segment_pool_id"] == (0, 0)  # of no CUDA graph
-        for block in segment["blocks"]
-        if block["state"] == "inactive"
-    ]
-    # A tensor of a block's size gets that block, the largest first; small ones are in segments of their own.
-    whole = [size for size, kind in blocks if kind == "large" and size > SMALL]
-    small = [min(size - start, SMALL) for size, kind in blocks if kind == "small" for start in range(0, size, SMALL)]
-    with suppress(torch.OutOfMemoryError):
-        held = [
-            torch.empty(size, dtype=torch.uint8, device=device).fill_(0xFF)
-            for size in sorted(whole + small, reverse=True)
+    sizes = [1 << power for power in range(6, 21)] * 4
+    if device.type == "cuda" and torch.cuda.get_allocator_backend() == "native":
+        stream = torch.cuda.current_stream(device)
+        blocks = [
+            (block["size"], segment["segment_type"])
+            for segment in torch.cuda.memory_snapshot(include_traces=False)  # type: ignore[no-untyped-call]
+            if (segment["device"], segment["stream"]) == (stream.device_index, stream.cuda_stream)
+            and segment["segment_pool_id"] == (0, 0)  # of no CUDA graph
+            for block in segment["blocks"]
+            if block["state"] == "inactive"
         ]
+        # A tensor of a block's size gets that block, the largest first; small ones are in segments of their own.
+        sizes = [size for size, kind in blocks if kind == "large" and size > SMALL]
+        sizes += [min(size - at, SMALL) for size, kind in blocks if kind == "small" for at in range(0, size, SMALL)]
+    with suppress(torch.OutOfMemoryError):
+        held = [torch.full((size,), 0xFF, dtype=torch.uint8, device=device) for size in sorted(sizes, reverse=True)]
         del held
-    torch.cuda.reset_peak_memory_stats(device)  # what `has_room` reads is what calls took, and not all that was free
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)  # `has_room` reads what calls took, and not all that was free
 
 
 def peak_memory(call: Callable[[], object], device: torch.device, held: int | None = None) -> int | None:

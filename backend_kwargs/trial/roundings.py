@@ -141,13 +141,8 @@ class Expected:
 
         `run` returns the results of upcast copies of `fn` and `args`, which draw what eager draws if it is `random`.
         """
-        draws = Draws(again, eager, random=random)
-
-        def in_precision(wide: Any, inputs: Any) -> Results:
-            with draws.again():
-                return run(wide, inputs)
-
-        return cls(eager, reference(fn, args, in_precision), Roundings(again, eager))
+        drawing = Draws(again, eager, random=random).given_to(run)
+        return cls(eager, reference(fn, args, drawing), Roundings(again, eager))
 
     def check(self, seen: Results, max_error: float | None = None, **how: Any) -> Accuracy:
         """Compare results, `how` as in `check`; those that fail pass if their error is at most `max_error`."""

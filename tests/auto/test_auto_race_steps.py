@@ -372,7 +372,9 @@ def test_a_call_waits_for_dynamo(monkeypatch):
 
 def test_bytes_of_results():
     """All tensors in what was observed count."""
-    assert selection._bytes({"output": [torch.ones(2), 3], "grads": (torch.ones(4, dtype=torch.int8),)}) == 12.0
+    seen, known = {"output": [torch.ones(2), 3], "grads": (torch.ones(4, dtype=torch.int8),)}, {"device": "cpu"}
+    known |= dict.fromkeys(("bytes_read", "training", "writes", "dynamic"), 0)
+    assert selection.observed_stats(lambda: seen, **known).bytes_written == 12.0
 
 
 def test_what_won_at_other_sizes_is_raced_first(raced):

@@ -100,9 +100,8 @@ def test_candidates_keep_their_order(raced, options):
 def test_predicted_seconds(default_s, costs, seconds):
     """Compile time is predicted in default's compiles, plus seconds for each fused operator and product layout."""
     x = torch.randn(4, 4)
-    _, facts = selection.observed_stats(
+    facts = selection.observed_stats(
         lambda: torch.sin(x @ x @ x + 1),
-        lambda seen: 0.0,
         device="cpu",
         training=False,
         writes=False,

@@ -54,8 +54,7 @@ def moved(fn, dtype, precise):
     """Return eager's largest error to the results in the dtype `precise` that draw the same."""
     run = step(fn, dtype)
     eager = run()
-    with Draws(run, eager, random=True).again():
-        reference = step(fn, precise)()
+    reference = Draws(run, eager, random=True).given_to(step(fn, precise))()
     return max(each.largest for each in errors(eager, reference).values())
 
 
@@ -104,8 +103,8 @@ def named_as_torchs(x: torch.Tensor) -> torch.Tensor:
 def test_numbers_that_are_not_apart(fn, why):
     """An operator that computes in eager's precision with what it draws has no reference."""
     draws = Draws(lambda: fn(X), fn(X), random=True)
-    with pytest.raises(DrawsError) as error, draws.again():
-        pass
+    with pytest.raises(DrawsError) as error:
+        draws.given_to(lambda: None)()
     assert str(error.value) == why
 
 
@@ -138,8 +137,7 @@ def test_a_run_that_draws_otherwise_is_no_reference(fn, why):
 
     found = ""
     try:
-        with Draws(eager, eager(), random=True).again():
-            fn()
+        Draws(eager, eager(), random=True).given_to(fn)()
     except DrawsError as error:
         found = str(error)
     assert found == why
@@ -148,8 +146,8 @@ def test_a_run_that_draws_otherwise_is_no_reference(fn, why):
 def test_the_run_that_is_noted_must_be_eagers():
     """If it gives other results, what it draws is not what eager has drawn."""
     draws = Draws(lambda: {"output": torch.rand(9)}, {"output": torch.rand(9)}, random=True)
-    with pytest.raises(DrawsError) as error, draws.again():
-        pass
+    with pytest.raises(DrawsError) as error:
+        draws.given_to(lambda: None)()
     assert str(error.value) == "torch chooses other operators in a run whose random numbers are noted"
 
 
@@ -159,5 +157,4 @@ def test_what_does_not_draw_runs_once():
     def fails():
         raise AssertionError("noted")
 
-    with Draws(fails, {}, random=False).again():
-        assert torch.equal(X + 0, X)
+    assert torch.equal(Draws(fails, {}, random=False).given_to(lambda: X + 0)(), X)
