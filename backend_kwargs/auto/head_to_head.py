@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 
 import torch
@@ -111,15 +112,8 @@ def note_figures(
     challenger.row.seconds = champion.row.seconds / challenger.row.speedup.median
     if device.type == "cuda" and alike(challenger, champion):
         for runner in (champion, challenger):
-            runner.row.peak_bytes = runner.row.peak_bytes or peak_of(runner, device)
-
-
-def peak_of(runner: Runner, device: torch.device) -> int | None:
-    """Return the peak memory of a call, None if it cannot be measured."""
-    try:
-        return trial.peak_memory(runner.call, device)
-    except Exception:  # noqa: BLE001 - the candidates then stay tied
-        return None
+            with suppress(Exception):  # a peak that cannot be measured stays unknown, and the candidates tied
+                runner.row.peak_bytes = runner.row.peak_bytes or trial.peak_memory(runner.call, device)
 
 
 def _certain(samples: Mapping[str, list[float]]) -> bool:

@@ -284,20 +284,18 @@ class RaceState:
         chosen = [*map(str, self.chosen)]
         tried = any({*chosen} <= {*row.options.get("rewrites", ())} for row in self.rows)
         won = [replace(placed(chosen, {}), over=True, complexity=1, costs=ONCE)] if chosen and not tried else []
-        matching, settled = {**self.traced_places, **self.lowered_places}, self._settled
+        # What needs no race in the whole graph.
+        known = {*self.chosen, *(place for place, each in self.verdicts.items() if each.speedup or each.is_little)}
+        matching, settled = (
+            {**self.traced_places, **self.lowered_places},
+            known if self.settings.effort != "full" else (),
+        )
         whole = bool(self.compiles.lowered) or not self.stats.training
         return won + [
             rewriting(name, map(str, left) if whole or find_rewrite(name).traced else ())
             for name in self.context.rewrites
             if (left := [place for place in matching.get(name, ()) if place not in settled])
         ]
-
-    @property
-    def _settled(self) -> set[Place]:
-        """The places that need no race in the whole graph."""
-        if self.settings.effort == "full":
-            return set()
-        return {*self.chosen, *(place for place, each in self.verdicts.items() if each.speedup or each.is_little)}
 
     @cached_property
     def offered(self) -> list[RaceCandidate]:

@@ -115,7 +115,10 @@ class Check(Step):
         row.rewritten = rewrites_made(fn, facts, {name: find_rewrite(name).operators for name in names})
         if runner.runs and race.settings.objective == "memory":
             row.peak_bytes = trial.peak_memory(runner.call, race.device)
-        runner.code = () if row.name == EAGER else _code(fn)
+        # What identifies a compiled candidate: its generated code, and whether CUDA graphs replay it.
+        graphs = [] if row.name == EAGER else compiled_graphs(fn)
+        replayed = (bool(each.cudagraph_info) and not each.disabled_cudagraphs_reason for each in graphs)
+        runner.code = tuple(sorted(zip((comparable(each.source_code) for each in graphs), replayed, strict=True)))
 
     def _accuracy(self, race: RaceState, fn: Call) -> trial.Accuracy:
         checks, budget, row = race.checks, race.budget, self.runner.row
@@ -158,13 +161,3 @@ class Time(Step):
                 runner.row.status, runner.row.reason = trial.status_of(failed[name])
         if not failed:
             note_figures(self.runner, self.champion, samples, race.device)
-
-
-def _code(fn: Call) -> tuple[tuple[str, bool], ...]:
-    """Return what identifies a compiled candidate: its generated code, and whether CUDA graphs replay it."""
-    return tuple(
-        sorted(
-            (comparable(graph.source_code), bool(graph.cudagraph_info) and not graph.disabled_cudagraphs_reason)
-            for graph in compiled_graphs(fn)
-        )
-    )

@@ -1,6 +1,6 @@
 """What a race calls candidates on: the graph's real inputs, with copies of those that a call may change."""
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -54,15 +54,14 @@ def unpacked() -> AbstractContextManager[None]:
 class Inputs:
     """A graph's real inputs; `written` are the positions that a call may change, with all that share their memory.
 
-    `regions` has the parts of written inputs that a call in eager changed; of those that are `remade` it changed more
-    than values: their size, or their memory. `guard` is whether a candidate's first call has copies of the others too.
-    `draws` is whether the graph may draw random numbers.
+    `changes` has by position what a call in eager changed: a part, or more than values, such as size or memory. `guard`
+    is whether a candidate's first call has copies of the others too. `draws` is whether the graph may draw random
+    numbers.
     """
 
     values: Sequence[Any]
     written: frozenset[int]
-    regions: Mapping[int, ChangedSlice] = field(default_factory=dict)
-    remade: frozenset[int] = frozenset()
+    changes: Changes = field(default_factory=Changes)
     guard: bool = True
     draws: bool = False
 
@@ -92,7 +91,8 @@ class Inputs:
         found = ((at, ChangedSlice.of(example_inputs[at], given[at])) for at in suspects.written - remade)
         regions = {at: region for at, region in found if region}
         written = _with_memory_shared(example_inputs, declared | regions.keys() | remade)
-        return cls(example_inputs, written, regions, remade, draws=draws)
+        changed = {str(at): (regions.get(at), example_inputs[at]) for at in sorted(remade | regions.keys())}
+        return cls(example_inputs, written, Changes(changed), draws=draws)
 
     def fresh(self, positions: Collection[int] | None = None) -> list[Any]:
         """Return inputs to call a candidate with: copies at `positions`, by default all written, else the tensors.
@@ -123,9 +123,7 @@ class Inputs:
     @cached_property
     def state(self) -> State:
         """What calls change in the staged inputs. More than `LARGEST` bytes of floating-point numbers drift."""
-        changed = sorted(self.remade | self.regions.keys())
-        changes = Changes({str(at): (self.regions.get(at), self.values[at]) for at in changed})
-        return changes.state_of({str(at): self.staged[at] for at in changed}, {}, timed=True)
+        return self.changes.state_of({at: self.staged[int(at)] for at in self.changes.tensors}, {}, timed=True)
 
     @cached_property
     def guarded(self) -> frozenset[int]:

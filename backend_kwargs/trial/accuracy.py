@@ -1,7 +1,6 @@
 """The accuracy check: a result against eager's, relative to eager's own error to a higher-precision reference."""
 
 import contextlib
-import copy
 import dataclasses
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -11,8 +10,7 @@ from typing import Any, Literal, NamedTuple, TypeGuard
 
 import torch
 
-from backend_kwargs.torch_internals.modules import replace_tensors
-from backend_kwargs.trial.inputs import in_precision, upcast
+from backend_kwargs.trial.inputs import upcast
 from backend_kwargs.trial.trees import Results, walk
 
 # "fell_back": right results, but not run by the backend; "unknown": it cannot be determined what ran; "unchecked": the
@@ -129,16 +127,8 @@ def reference(fn: Callable[..., object], args: Any, run: Callable[[Any, Any], An
     for dtype in REFERENCE_DTYPES:
         # Whatever prevents one reference, the next precision is tried.
         with contextlib.suppress(Exception):
-            return run(_upcast_module(fn, dtype) if isinstance(fn, torch.nn.Module) else fn, upcast(args, dtype))
+            return run(upcast(fn, dtype) if isinstance(fn, torch.nn.Module) else fn, upcast(args, dtype))
     return None
-
-
-def _upcast_module(module: torch.nn.Module, dtype: torch.dtype) -> torch.nn.Module:
-    """Return a copy of a module in another precision."""
-    # Module.to() would make complex parameters real.
-    copied = copy.deepcopy(module)
-    replace_tensors(copied, lambda tensor: in_precision(tensor, dtype))
-    return copied
 
 
 def check(

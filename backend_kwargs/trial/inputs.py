@@ -9,6 +9,7 @@ import torch
 
 from backend_kwargs.torch_internals import pytree
 from backend_kwargs.torch_internals.modes import without_modes
+from backend_kwargs.torch_internals.modules import replace_tensors
 from backend_kwargs.trial.served import copied
 from backend_kwargs.trial.trees import map_tensors
 
@@ -23,7 +24,11 @@ def in_precision(value: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 
 
 def upcast(tree: T, dtype: torch.dtype) -> T:
-    """Return a copy of `tree` with its floating and complex tensors in the precision of `dtype`."""
+    """Return a copy of a tree, or a module, with its floating and complex tensors in the precision of `dtype`."""
+    if isinstance(tree, torch.nn.Module):  # whose to() would make complex parameters real
+        twin = copy.deepcopy(tree)
+        replace_tensors(twin, lambda tensor: in_precision(tensor, dtype))
+        return twin
 
     def changed(value: torch.Tensor) -> torch.Tensor:
         return in_precision(value.detach().clone(), dtype).requires_grad_(value.requires_grad)

@@ -157,10 +157,6 @@ class State:
         else:
             self._indexed.append((part, region, values))
 
-    def add_memory(self, tensor: torch.Tensor, before: torch.Tensor) -> None:
-        """Give `tensor` memory of its own with the values of `before`: a call replaces, frees or resizes it."""
-        self._others.append(lambda: setattr(tensor, "data", copied(before)))
-
     def add_action(self, action: Callable[[], object]) -> None:
         """Put something else back by `action`."""
         self._others.append(action)
@@ -295,7 +291,8 @@ class Changes:
             if not isinstance(tensor, torch.Tensor):
                 continue
             if region is None:
-                state.add_memory(tensor, before)
+                # A call replaces, frees or resizes it: it gets memory of its own.
+                state.add_action(lambda it=tensor, was=before: setattr(it, "data", copied(was)))  # type: ignore[misc]
             elif not (timed and region.drifts(before)):
                 state.add(tensor, before, region if timed else WHOLE)
         for path, drawn in self.generators.items():

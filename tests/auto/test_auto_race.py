@@ -390,11 +390,29 @@ def test_memory_is_not_that_of_the_inputs(monkeypatch, auto):
     assert not any(within)
 
 
+def test_the_steps_of_a_race(monkeypatch, auto, default_wins):
+    """Each candidate is compiled, checked, and timed against the best so far; at last the best is timed against eager."""
+    taken, take = [], steps._take
+
+    def noted(raced, step):
+        against = [step.champion.row.name] if isinstance(step, steps.Time) else []
+        taken.append(" ".join([type(step).__name__, step.runner.row.name, *against]))
+        take(raced, step)
+
+    monkeypatch.setattr(steps, "_take", noted)
+    monkeypatch.setattr(race, "is_slower", lambda best, eager: True)
+    auto(chain, ["no_size_asserts"])(torch.randn(8, 64))
+    first = ["Check eager", "Compile default", "Check default", "Time default eager"]
+    step = "no_size_asserts"
+    then = [f"Compile {step}", f"Check {step}", f"Time {step} default", f"Time {step} eager"]
+    assert taken == first + then
+
+
 def test_seconds_do_not_contradict_who_won(monkeypatch, auto, store):
     """A row's time follows from its speedup over its opponent, so drift between comparisons cannot reverse ranks."""
     step = RaceCandidate("step", {"epilogue_fusion": False})
     monkeypatch.setattr(selection, "candidates_for", lambda *_, **__: [step])
-    monkeypatch.setattr(steps, "_code", lambda fn: ())
+    monkeypatch.setattr(steps, "compiled_graphs", lambda fn: [])
     monkeypatch.setattr(head_to_head, "speedup", lambda samples: trial.Interval(2.0, 2.0, 2.0))
     auto(chain)(torch.randn(8, 64))
     rows = rows_of(store)
@@ -447,7 +465,7 @@ def test_a_step_leaves_out_what_it_must(monkeypatch, auto, store, default_wins):
     one = RaceCandidate("one", {"epilogue_fusion": False, "max_fusion_size": 2})
     two = RaceCandidate("two", {"realize_reads_threshold": 1}, without=("max_fusion_size",))
     monkeypatch.setattr(selection, "candidates_for", lambda *_, **__: [one, two])
-    monkeypatch.setattr(steps, "_code", lambda fn: ())
+    monkeypatch.setattr(steps, "compiled_graphs", lambda fn: [])
     auto(chain)(torch.randn(8, 64))
     assert rows_of(store)["two"].options == {"epilogue_fusion": False, "realize_reads_threshold": 1}
 

@@ -11,7 +11,7 @@ from backend_kwargs import trial
 from backend_kwargs.auto import budget, race, result_checks, selection, steps
 from backend_kwargs.auto.candidates import STEPS, Costs, RaceCandidate
 from backend_kwargs.auto.graph_stats import GraphStats
-from backend_kwargs.auto.head_to_head import Runner, note_figures, peak_of
+from backend_kwargs.auto.head_to_head import Runner, note_figures
 from backend_kwargs.auto.request import RaceContext, Request
 from backend_kwargs.auto.selection import Reason, Skipped
 from backend_kwargs.auto.settings import RaceSettings
@@ -301,7 +301,10 @@ def test_a_peak_that_cannot_be_measured(monkeypatch):
         raise RuntimeError("planted")
 
     monkeypatch.setattr(trial, "peak_memory", fails)
-    assert peak_of(runner(), CPU) is None
+    champion, challenger = runner(), runner()
+    samples = {"champion": [1.0] * 5, "challenger": [1.0] * 5}
+    note_figures(challenger, champion, samples, torch.device("cuda"))
+    assert champion.row.peak_bytes is challenger.row.peak_bytes is None
 
 
 @pytest.mark.parametrize(("eager_s", "warm"), [(0.1, True), (0.11, False)])

@@ -154,7 +154,7 @@ def test_only_the_rows_that_a_step_writes_are_put_back():
 
     def backend(gm, example_inputs):
         inputs = Inputs.of(gm, example_inputs)
-        found.extend(region.values(inputs.values[at]).shape for at, region in inputs.regions.items())
+        found.extend(region.values(before).shape for region, before in inputs.changes.tensors.values())
         return gm.forward
 
     with torch.no_grad():

@@ -95,7 +95,8 @@ def test_what_an_operator_writes_without_saying_so(undeclared, size, other, writ
         node.meta["example_value"] = torch.empty(4)  # apart, as fakes of a backend's caller may be
     graph.output((graph.call_function(undeclared, (first, size)), second))
     of = Inputs.of(torch.fx.GraphModule(torch.nn.Module(), graph), given)
-    assert (of.written, of.remade, [*of.regions]) == (written, remade, [] if size else [0])
+    found = {int(at): region for at, (region, _) in of.changes.tensors.items()}
+    assert (of.written, {*found}, found[0] is None) == (written, remade or {0}, size)
     assert memory.tolist() == [*range(1, 9)]
 
 
@@ -119,7 +120,7 @@ def test_an_input_that_a_call_resizes_comes_back():
     graph.output((graph.call_method("resize_", (graph.placeholder("x"), 6)),))
     x = torch.arange(4.0)
     of = Inputs.of(torch.fx.GraphModule(torch.nn.Module(), graph), [x])
-    assert (of.remade, of.written, of.regions, x.shape) == ({0}, {0}, {}, (4,))
+    assert (of.written, of.changes.tensors, x.shape) == ({0}, {"0": (None, x)}, (4,))
     seen = []
     call = replace(task(x), inputs=of).caller(lambda given: seen.append(given.clone()) or resized(given))
     for _ in range(2):
