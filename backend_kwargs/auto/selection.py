@@ -284,12 +284,9 @@ class RaceState:
         chosen = [*map(str, self.chosen)]
         tried = any({*chosen} <= {*row.options.get("rewrites", ())} for row in self.rows)
         won = [replace(placed(chosen, {}), over=True, complexity=1, costs=ONCE)] if chosen and not tried else []
-        # What needs no race in the whole graph.
-        known = {*self.chosen, *(place for place, each in self.verdicts.items() if each.speedup or each.is_little)}
-        matching, settled = (
-            {**self.traced_places, **self.lowered_places},
-            known if self.settings.effort != "full" else (),
-        )
+        matching, settled = {**self.traced_places, **self.lowered_places}, set[Place]()
+        if self.settings.effort != "full":  # these need no race in the whole graph
+            settled = {*self.chosen, *(place for place, it in self.verdicts.items() if it.speedup or it.is_little)}
         whole = bool(self.compiles.lowered) or not self.stats.training
         return won + [
             rewriting(name, map(str, left) if whole or find_rewrite(name).traced else ())

@@ -391,7 +391,7 @@ def test_memory_is_not_that_of_the_inputs(monkeypatch, auto):
 
 
 def test_the_steps_of_a_race(monkeypatch, auto, default_wins):
-    """Each candidate is compiled, checked, and timed against the best so far; at last the best is timed against eager."""
+    """Each candidate is compiled, checked, and timed against the best so far; at last that is timed against eager."""
     taken, take = [], steps._take
 
     def noted(raced, step):
