@@ -46,6 +46,12 @@ def facts_of(run, **marks):
     return observed_stats(run, **MARKS | marks)
 
 
+def test_bytes_of_results():
+    """All tensors in what was observed count."""
+    seen = {"output": [torch.ones(2), 3], "grads": (torch.ones(4, dtype=torch.int8),)}
+    assert facts_of(lambda: seen).bytes_written == 12.0
+
+
 def test_each_option_is_inductors():
     """Every option of a step exists in torch; otherwise the step could never run."""
     assert {option for step in STEPS for option in step.options} <= set(inductor_options())

@@ -93,9 +93,10 @@ def test_eager_returns_where_the_champion_is_slower(monkeypatch, seconds, agains
         return value
 
     for steps, value in {"in_eager": eager, "against": champion, "beats": beats}.items():
-        monkeypatch.setattr(race, steps, lambda *_, value=value, **__: returning(value))
-    raced = SimpleNamespace(places_first=False, first=None, chosen=[], best_row=None, verdicts={})
-    raced.budget, raced.candidates, raced.following = SimpleNamespace(over=False), lambda best: [], lambda *_: None
+        monkeypatch.setattr(race, steps, lambda *_, value=value: returning(value))
+    monkeypatch.setattr(race, "doubt_of", lambda *_: "")
+    raced = SimpleNamespace(places_first=False, first=None, candidates=lambda best: [], following=lambda *_: None)
+    raced.budget = SimpleNamespace(over=False)
     assert (execute(raced, race.whole_graph(raced)) is champion) is kept
 
 
