@@ -9,7 +9,6 @@ import torch
 from backend_kwargs import trial
 from backend_kwargs.auto import head_to_head, race
 from backend_kwargs.auto.candidates import RaceCandidate
-from backend_kwargs.auto.steps import execute
 from backend_kwargs.facts.decision import DEFAULT, EAGER
 from backend_kwargs.trial import timing
 
@@ -75,29 +74,18 @@ def test_what_fails_late_ends_it(napping):
 
 
 @pytest.mark.parametrize(
-    ("seconds", "against", "beats", "kept"),
+    ("seconds", "against", "slower"),
     [
-        pytest.param(0.9, DEFAULT, False, True, id="faster"),
-        pytest.param(1.4, DEFAULT, False, False, id="slower"),
-        pytest.param(1.4, DEFAULT, True, True, id="slower by chance"),
-        pytest.param(1.4, EAGER, False, True, id="has met eager alone"),
+        pytest.param(0.9, DEFAULT, False, id="faster"),
+        pytest.param(1.4, DEFAULT, True, id="slower"),
+        pytest.param(1.4, EAGER, False, id="has met eager alone"),
     ],
 )
-def test_eager_returns_where_the_champion_is_slower(monkeypatch, seconds, against, beats, kept):
-    """A winner that turns out slower than eager is compared with eager, and loses its place if it is slower."""
+def test_a_champion_that_is_slower_than_eager(seconds, against, slower):
+    """By its figures, where it has met others alone: then both are timed."""
     champion, eager = runner(), runner()
     champion.row.seconds, eager.row.seconds, champion.row.against = seconds, 1.0, against
-
-    def returning(value):
-        yield from ()
-        return value
-
-    for steps, value in {"in_eager": eager, "against": champion, "beats": beats}.items():
-        monkeypatch.setattr(race, steps, lambda *_, value=value: returning(value))
-    monkeypatch.setattr(race, "doubt_of", lambda *_: "")
-    raced = SimpleNamespace(places_first=False, first=None, candidates=lambda best: [], following=lambda *_: None)
-    raced.budget = SimpleNamespace(over=False)
-    assert (execute(raced, race.whole_graph(raced)) is champion) is kept
+    assert race.is_slower(champion, eager) is slower
 
 
 @pytest.mark.parametrize(
