@@ -261,7 +261,8 @@ def beats(
         if not ((first or late) and race.budget.may_time_late):
             return first
     yield Time(challenger, best)
-    return better(challenger, best, race.settings.objective) if challenger.runs and best.runs else challenger.runs
+    both = challenger.runs and best.runs
+    return better(challenger, best, race.request.settings.objective) if both else challenger.runs
 
 
 def in_eager(race: RaceState) -> Steps[Runner]:
@@ -397,7 +398,7 @@ def doubt_of(race: RaceState, best: Runner) -> str:
     whole = operators_of(race, race.caller(made.compiled.call))
     unlike = UNTIMED if whole is None else why_unlike_alone(chosen, known, whole)
     # Under `tune`, where nobody waits, whole graphs are timed to confirm what their places are alone.
-    confirms = race.settings.effort == "full" or race.settings.race == "always"
+    confirms = race.request.settings.effort == "full" or race.request.settings.race == "always"
     is_open = confirms and not all(known.get(each, UNKNOWN).confirmed for each in chosen)
     return why_not_made(chosen, row.rewritten) or unlike or (UNCONFIRMED if is_open else "")
 

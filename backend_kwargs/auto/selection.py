@@ -35,10 +35,9 @@ from backend_kwargs.auto.compiling import Compiles
 from backend_kwargs.auto.graph_stats import GraphStats, observed_stats, padded_in
 from backend_kwargs.auto.head_to_head import MARGIN, Runner
 from backend_kwargs.auto.places import matching, worth_it
-from backend_kwargs.auto.request import RaceContext, Request
+from backend_kwargs.auto.request import Request
 from backend_kwargs.auto.result_checks import ResultChecks
 from backend_kwargs.auto.sandbox import Sandbox
-from backend_kwargs.auto.settings import RaceSettings
 from backend_kwargs.auto.verdicts import Verdict
 from backend_kwargs.facts import Call
 from backend_kwargs.facts.decision import DEFAULT, EAGER, PlaceRow, RaceRow
@@ -119,7 +118,7 @@ class RaceState:
     @property
     def draws_its_own(self) -> bool:
         """Whether compiled code returns other random numbers than eager: what is drawn for nothing is not lowered."""
-        if not self.checks.random or self.context.fixed.get("fallback_random"):
+        if not self.checks.random or self.request.context.fixed.get("fallback_random"):
             return False
         nodes = [node for each in self.compiles.lowered for node in each.gm.graph.nodes if node.op == "call_function"]
         return not nodes or any(may_draw(node.target, node.args, node.kwargs) for node in nodes)
@@ -137,26 +136,16 @@ class RaceState:
         return champion.candidate.name == EAGER and self.best_row is None
 
     @property
-    def settings(self) -> RaceSettings:
-        """The options of the race."""
-        return self.request.settings
-
-    @property
-    def context(self) -> RaceContext:
-        """What the race has from its compiler."""
-        return self.request.context
-
-    @property
     def named(self) -> bool:
         """Whether the user has named the candidates: all of them are raced, in this order."""
-        return self.settings.candidates is not None
+        return self.request.settings.candidates is not None
 
     # ---- CUDA graphs
 
     @property
     def may_have_graphs(self) -> bool:
         """Whether CUDA graphs that the user has not named may be raced."""
-        if self.device.type != "cuda" or self.named or self.settings.objective == "memory":
+        if self.device.type != "cuda" or self.named or self.request.settings.objective == "memory":
             return False
         # Each symbolic size would record a graph of its own.
         return not self.stats.dynamic and not self._unfit(WITH_GRAPHS, CUDAGRAPHS)
@@ -186,7 +175,7 @@ class RaceState:
 
     def candidates(self, champion: Runner) -> list[RaceCandidate]:
         """Return what may be raced against the first champion: steps, rewrites, precisions and other compilers."""
-        settings, of, frozen = self.settings, self.context.options_of, self.request.frozen
+        settings, of, frozen = self.request.settings, self.request.context.options_of, self.request.frozen
         steps = candidates_for(self.stats, settings.effort, settings.candidates, of, frozen=frozen)
         compilers = [step.name for step in steps if step.compiler]
         precise = precision_candidates(settings.precision, settings.max_error, compilers)
@@ -210,7 +199,7 @@ class RaceState:
         Not at sizes that vary, nor where parameters are constants, which a place by itself does not know.
         """
         plain = self.device.type == "cuda" and not (self.named or self.stats.dynamic or self.request.frozen)
-        return plain and self.settings.objective == "latency"
+        return plain and self.request.settings.objective == "latency"
 
     @cached_property
     def traced_places(self) -> dict[str, list[Place]]:
@@ -225,7 +214,7 @@ class RaceState:
     def _matching(self, *, traced: bool) -> dict[str, list[Place]]:
         if self.named:
             return {}
-        names = [name for name in self.context.rewrites if bool(find_rewrite(name).traced) == traced]
+        names = [name for name in self.request.context.rewrites if bool(find_rewrite(name).traced) == traced]
 
         @cache
         def lowered() -> list[GraphModule]:
@@ -235,7 +224,7 @@ class RaceState:
             return [each.gm for each in self.compiles.lowered]
 
         given = self.task.copy(), self.request.example_inputs
-        return matching(names, self.stats, self.settings.objective, lowered, given)
+        return matching(names, self.stats, self.request.settings.objective, lowered, given)
 
     @property
     def traced(self) -> list[Place]:
@@ -285,12 +274,12 @@ class RaceState:
         tried = any({*chosen} <= {*row.options.get("rewrites", ())} for row in self.rows)
         won = [replace(placed(chosen, {}), over=True, complexity=1, costs=ONCE)] if chosen and not tried else []
         matching, settled = {**self.traced_places, **self.lowered_places}, set[Place]()
-        if self.settings.effort != "full":  # these need no race in the whole graph
+        if self.request.settings.effort != "full":  # these need no race in the whole graph
             settled = {*self.chosen, *(place for place, it in self.verdicts.items() if it.speedup or it.is_little)}
         whole = bool(self.compiles.lowered) or not self.stats.training
         return won + [
             rewriting(name, map(str, left) if whole or find_rewrite(name).traced else ())
-            for name in self.context.rewrites
+            for name in self.request.context.rewrites
             if (left := [place for place in matching.get(name, ()) if place not in settled])
         ]
 
@@ -358,7 +347,7 @@ class RaceState:
     def _gains_little(self, candidate: RaceCandidate, champion: Runner) -> str:
         """Return why the candidate is not worth its time, or ""; what is named, or has won elsewhere, always is."""
         known = candidate in self.offered or candidate.name in self.winners
-        if self.named or self.settings.objective == "memory" or known or not champion.row.seconds:
+        if self.named or self.request.settings.objective == "memory" or known or not champion.row.seconds:
             return ""
         gain = candidate.saves_op_s * self.stats.ops / champion.row.seconds
         return f"it could save {gain:.1%} at most" if gain < LEAST_GAIN else ""
@@ -371,9 +360,9 @@ class RaceState:
             return "no parameter is frozen here"
         if candidate.name == PADDED and padded_in([each.gm for each in self.compiles.lowered]):
             return "Inductor has padded all products by itself"
-        limits = self.context.limits(with_users(options, self.context.fixed))
+        limits = self.request.context.limits(with_users(options, self.request.context.fixed))
         inert = {name: limit.reason for name, limit in limits.items()}
-        inert |= dict.fromkeys(standing(self.context.fixed, options), "your options set it otherwise")
+        inert |= dict.fromkeys(standing(self.request.context.fixed, options), "your options set it otherwise")
         if candidate.options and all(name in inert for name in candidate.options):
             return f"it can do nothing here: {next(iter(inert[name] for name in candidate.options))}"
         return ""

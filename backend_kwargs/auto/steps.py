@@ -113,7 +113,7 @@ class Check(Step):
             row.status, row.reason = "fell_back", why
         names = chosen_places(row.options.get("rewrites", ()))
         row.rewritten = rewrites_made(fn, facts, {name: find_rewrite(name).operators for name in names})
-        if runner.runs and race.settings.objective == "memory":
+        if runner.runs and race.request.settings.objective == "memory":
             row.peak_bytes = trial.peak_memory(runner.call, race.device)
         # What identifies a compiled candidate: its generated code, and whether CUDA graphs replay it.
         graphs = [] if row.name == EAGER else compiled_graphs(fn)
