@@ -18,7 +18,7 @@ from torch import nn
 
 import backend_kwargs as bk
 from backend_kwargs.auto.audit import Effort
-from backend_kwargs.auto.decide import asked_by
+from backend_kwargs.auto.question import Question
 from backend_kwargs.backend import Backend
 from backend_kwargs.backends import CapturedGraph
 from backend_kwargs.facts.decision import DEFAULT, Decision, RaceRow
@@ -140,7 +140,7 @@ def _decision(backend: Backend, make: Callable[[], tuple[nn.Module, torch.Tensor
     keys: list[Any] = []
 
     def noting(gm: torch.fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
-        keys.append(asked_by(backend.request(CapturedGraph(gm, inputs))))
+        keys.append(Question(backend.request(CapturedGraph(gm, inputs))))
         return gm.forward
 
     torch.compiler.reset()
