@@ -80,10 +80,13 @@ class Alternation:
     def _call(self, graph: Ways, raced: Call, *inputs: object) -> object:
         with self._lock:
             self._disturbed |= threading.get_ident() != self._thread
-            if again := graph in self._called:  # the time ends it also where one of the others is called no more
+            if again := graph in self._called:
                 self._ends = min(self._ends, self._clock() + LONGEST_S)
             # One that is called again after all others begins a new call of the user's.
             if (again and len(self._called) == len(self.graphs)) or self._clock() > self._ends:
+                if again and (gone := [each for each in self.graphs if each not in self._called]):
+                    self._serve(gone, AS_RACED)  # they are called no more, as where a function is compiled anew
+                    self._plan, self._ends = self._in_turn(), math.inf
                 self._begin()
             self._called.add(graph)
             if self.is_over:
@@ -116,12 +119,16 @@ class Alternation:
         way, why = fastest(self.samples)[0] if enough else AS_RACED, ""
         if enough:
             why = ", ".join(f"{way} {sorted(each)[len(each) // 2] * 1e3:.3g} ms" for way, each in self.samples.items())
-        ended, self.graphs = self.graphs, []
-        for graph in ended:
+        self._plan.close()  # which holds this
+        self._serve(self.graphs, way, why)
+
+    def _serve(self, graphs: Sequence[Ways], way: str, why: str = "") -> None:
+        """Let graphs be called one way, and free the others."""
+        self.graphs = [each for each in self.graphs if each not in graphs]
+        for graph in graphs:
             graph.entry.__setstate__((graph.keep(way), (), {}, None))
             graph.calls = {}
-        self._plan.close()  # which holds this
-        for graph in ended:  # all of them serve by now, since a store may fail, or be interrupted
+        for graph in graphs:  # all of them serve by now, since a store may fail, or be interrupted
             graph.decided(graph.rows[way], why)
 
     def _in_turn(self) -> Generator[str, None, None]:

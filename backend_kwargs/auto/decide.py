@@ -326,9 +326,10 @@ def _alternating(question: Question, decision: Decision, ways: "Ways") -> Compil
     from backend_kwargs.trial.trees import tensors_of
 
     alternations, store, decisions, slot = memory().alternations, question.store, memory().decisions, question.slot
-    alternation = alternations.get(question.call)
-    if question.call is None or alternation is None or alternation.is_over:
-        alternation = alternations[question.call] = Alternation(
+    owner = question.call[0] if question.call else None
+    alternation = alternations.get(owner)
+    if owner is None or alternation is None or alternation.is_over:
+        alternation = alternations[owner] = Alternation(
             {each.device for each in tensors_of(question.request.example_inputs)}
         )
     later: list[Decision] = []

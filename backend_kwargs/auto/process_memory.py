@@ -29,7 +29,7 @@ class Memory:
     `decisions` are keyed by scope and name; `race_seconds` has an entry per race, and `call_seconds` one per call,
     whose graphs share a budget. `store` replaces the user's store, and `stores` are those in use. `loaded` holds
     decisions by name that precede those of the store: they came with another process's cache artifacts. `served` has
-    the graphs under `race="never"`. `alternations` are those of calls, while they last.
+    the graphs under `race="never"`. `alternations` are those of the calls of each callable, while they last.
     """
 
     decisions: dict[tuple[str, str], Decision] = field(default_factory=dict)
@@ -39,7 +39,7 @@ class Memory:
     store: Path | None = None
     stores: dict[object, Reached] = field(default_factory=dict)
     served: list[Served] = field(default_factory=list)
-    alternations: WeakValueDictionary[CallOfGraphs | None, Any] = field(default_factory=WeakValueDictionary)
+    alternations: WeakValueDictionary[Callable[[], object] | None, Any] = field(default_factory=WeakValueDictionary)
 
 
 _memories = [Memory()]  # the last one is in use

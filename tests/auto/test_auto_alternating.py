@@ -188,17 +188,20 @@ def test_time_ends_it(planted):
 
 
 @pytest.mark.parametrize("joined", [pytest.param(0, id="alone"), pytest.param(1, id="another joins")])
-def test_time_ends_it_where_a_graph_is_called_no_more(planted, joined):
-    """A graph of the first calls that no other has ends nothing else."""
-    planted.graph()
-    planted.graph()
+def test_a_graph_that_is_called_no_more_is_left_out(planted, joined):
+    """After some time it serves as it was raced, and the others are timed without it."""
+    planted.graph(WITHOUT)
+    planted.graph(WITHOUT)
     planted.run(3)
     planted.entries[0](1)
     for _ in range(joined):
-        planted.graph()
-    del planted.entries[1]
+        planted.graph(**{"with": 0.008})
+    gone = planted.entries.pop(1)
     planted.run(4000)
-    assert planted.winners == [WITH] * (2 + joined)
+    gone(1)
+    assert planted.ran[-1] == (1, WITHOUT)
+    assert planted.told[0] == (WITHOUT, "")
+    assert [bool(why) for _, why in planted.told[1:]] == [True] * (1 + joined)
 
 
 def test_each_graph_serves_also_where_one_cannot_be_stored(planted):
