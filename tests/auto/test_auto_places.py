@@ -436,13 +436,13 @@ class Apart(nn.Module):
 
 
 def test_another_model_with_a_place_times_nothing(store, judged):
-    """What a place has shown is read by the next race, unless all is to be raced again."""
+    """What a place has shown is read by the next race, which compiles once, unless all is to be raced again."""
     asked = judged(linear_activation=FASTER, convolution=SLOWER)
     raced()
     del asked[:]
     process_memory.forget_process()
-    assert raced(Apart().eval(), torch.randn(2, 8, 36)).winner == "linear_activation"
-    assert asked == []
+    rows = raced(Apart().eval(), torch.randn(2, 8, 36)).rows
+    assert ([row.name for row in rows if row.won], len(rows), asked) == (["linear_activation"], 2, [])  # eager and it
     torch._dynamo.reset()
     raced(Apart().eval(), torch.randn(2, 8, 36), race="always")
     assert asked == ["linear_activation"]
