@@ -442,7 +442,7 @@ def test_another_model_with_a_place_times_nothing(store, judged):
     del asked[:]
     process_memory.forget_process()
     rows = raced(Apart().eval(), torch.randn(2, 8, 36)).rows
-    assert ([row.name for row in rows if row.won], len(rows), asked) == (["linear_activation"], 2, [])  # eager and it
+    assert ([row.name for row in rows], asked) == (["eager", "linear_activation"], [])
     torch._dynamo.reset()
     raced(Apart().eval(), torch.randn(2, 8, 36), race="always")
     assert asked == ["linear_activation"]
