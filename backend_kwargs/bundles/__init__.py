@@ -1,7 +1,7 @@
 """Compiled modules: built and checked once, saved as a bundle, and served elsewhere without compiling.
 
 `module` is what users see: `CompiledModule`, with its `config` and `states`.
-`building`, `running` and `deploying` compile a module, call it, and serve it; `samples` are the arguments it is
+`building` and `running` compile a module, call it, and serve it; `samples` are the arguments it is
 compiled for, and `input_check` compares a call's with them.
 `graphs` keeps compiled graphs and loads them; `libraries` loads their C++ functions, and `operators` tells which
 of them may have changed elsewhere.

@@ -33,7 +33,7 @@ from backend_kwargs.bundles.operators import inlined
 from backend_kwargs.bundles.samples import content_hash
 from backend_kwargs.errors import BackendKwargsError, error_text, warn_once
 from backend_kwargs.facts import Call
-from backend_kwargs.facts.decision import EAGER, Decision
+from backend_kwargs.facts.decision import EAGER
 from backend_kwargs.graphs.memory import SharedMemory, unless_shared
 from backend_kwargs.graphs.spelling import structure
 from backend_kwargs.graphs.writes import copy_of_graph
@@ -94,7 +94,9 @@ class GraphBackend:
 
     def __call__(self, gm: GraphModule, example_inputs: Inputs, *, name: str | None = None, **kwargs: Any) -> Call:
         """Compile the graph `gm` for dynamo, or load it."""
-        self._note_frame()
+        frame = traced_frame()
+        if frame is not None and not any(frame.f_code is code for code, _ in self.frames):
+            self.frames.append((frame.f_code, frame.f_globals))
         backend = self.backend.called_with(**kwargs)
         shares = SharedMemory(gm, example_inputs)
         eager = copy_of_graph(gm) if shares.can_occur else gm
@@ -128,11 +130,6 @@ class GraphBackend:
                     scope[name] = None
         self.frames.clear()
         self.made.clear()
-
-    def _note_frame(self) -> None:
-        frame = traced_frame()
-        if frame is not None and not any(frame.f_code is code for code, _ in self.frames):
-            self.frames.append((frame.f_code, frame.f_globals))
 
     def _loaded_or_compiled(self, key: str, backend: Backend, graph: CapturedGraph) -> Call:
         kept = self.graphs.get(key)
@@ -176,7 +173,10 @@ class GraphBackend:
         if not self.keep:
             return backend.compile(graph).call
         compiled = backend.compile(replace(graph, compile_fx=compile_one))
-        decision, precision = _decided(compiled.facts.decision), compiled.facts.precision
+        made, precision = compiled.facts.decision, compiled.facts.precision
+        decision: DecisionData | None = None
+        if made:
+            decision = {"winner": made.winner, "options": dict(made.options), "compiler": made.compiler}
         if decision and decision["winner"] == EAGER:
             self.graphs[key] = Graph(decision=decision)  # what was compiled last is a loser
         elif compiler := (decision or {}).get("compiler"):
@@ -189,7 +189,7 @@ class GraphBackend:
             if precision and precision.reason and precision.products:
                 why = "its error exceeds max_error here; it is measured again where the bundle is loaded"
             self.graphs[key] = _kept(calls[-1] if calls else None, decision, why)
-        if compiled.facts.decision and compiled.facts.decision.provisional and not self.graphs[key].code:
+        if made and made.provisional and not self.graphs[key].code:
             why = self.graphs[key].why or "auto chose eager for it"
             self.graphs[key] = Graph(why=f"{why}, and the decision is provisional")
         return compiled.call
@@ -273,13 +273,6 @@ def under_decision(backend: Backend, decision: DecisionData) -> Backend:
 def _without_race(backend: Backend) -> Backend:
     """Return the backend with default in place of auto, for a graph whose caller waits: it was built before."""
     return under_decision(backend, {"options": {}}) if backend.options.get("auto") else backend
-
-
-def _decided(decision: Decision | None) -> DecisionData | None:
-    """Return what a bundle keeps of a decision of auto."""
-    if decision is None:
-        return None
-    return {"winner": decision.winner, "options": dict(decision.options), "compiler": decision.compiler}
 
 
 # ---- keeping

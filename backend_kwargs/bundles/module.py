@@ -133,7 +133,7 @@ class CompiledModule:
             state = self._after("deploy")
             if not guards:
                 raise removed("deploy(guards=False)", GUARDED)
-            from backend_kwargs.bundles.deploying import deployed
+            from backend_kwargs.bundles.running import deployed
 
             built = self._known()
             if device is not None:
@@ -206,7 +206,7 @@ class CompiledModule:
         head = f"{self.name}({self.config.describe()})"
         if self._built is None:
             return f"{head}\nstate: {self._state.value}"
-        from backend_kwargs.bundles.deploying import facts
+        from backend_kwargs.bundles.running import facts
 
         lines = [f"state: {self._state.value} on {self.device}", *facts(self._built, self._running), *self._notes]
         return "\n".join(map(printable, [head, *lines]))  # notes of a bundle may contain anything

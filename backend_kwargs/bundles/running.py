@@ -189,3 +189,35 @@ def first_output_dtypes(config: CompileConfig, plain: object) -> Dtypes:
     leaves = pytree.tree_leaves(plain)
     floating = [leaf.dtype if isinstance(leaf, torch.Tensor) and leaf.is_floating_point() else None for leaf in leaves]
     return tuple(dtype and (config.output_dtype or dtype) for dtype in floating)
+
+
+# ---- deploying: the callable with the least overhead for serving, and facts about it
+
+SHARED_POOL = (
+    "CUDA graphs: modules on one device share torch's memory pool, which is freed when the last of them is deactivated"
+)
+
+
+def deployed(built: Built) -> tuple[Running, Call]:
+    """Return what runs, and what to call."""
+    ready = running(built, built.module, keep=False, deployed=True)
+    ready.check = input_check(built)
+    return ready, checked(ready.call, ready.check, in_eager(built, built.module))
+
+
+def facts(built: Built, served: Running | None) -> list[str]:
+    """Return facts about a built module's code, one per line."""
+    lines = [f"samples: {len(built.samples)}{', dynamic sizes' if built.dynamic else ''}"]
+    graphs = built.graphs.values()
+    with_code = sum(bool(graph.code) for graph in graphs)
+    decisions = [graph.decision for graph in graphs if graph.decision]
+    decided = sum(bool(graph.decision and not graph.code) for graph in graphs)
+    besides = f", and auto's decision alone for {decided}" if decided else ""
+    lines.append(f"graphs held: {with_code} of {len(graphs)}{besides}")
+    if served:
+        loaded, compiled = len(served.backend.loaded), len(served.backend.compiled)
+        lines.append(f"graphs loaded in this process: {loaded}, compiled: {compiled}")
+    options = [built.config.resolved.options, *(decision["options"] for decision in decisions)]
+    if served and built.device.type == "cuda" and any(each.get("triton.cudagraphs") for each in options):
+        lines.append(SHARED_POOL)
+    return lines + [f"note: {note}" for note in built.notes]

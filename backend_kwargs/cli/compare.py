@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
 
 from backend_kwargs.backend import Backend
 from backend_kwargs.cli.arguments import MaybeModel, backend_from_text, given_to
@@ -232,15 +231,10 @@ def _progress(labels: Sequence[str]) -> Iterator[Callable[[str, str, float], Non
 
     err = console(stderr=True)
     if not err.is_terminal:
-        yield lambda label, stage, fraction: _log(err, named(label), stage)
+        yield lambda label, stage, _: say(f"compiling {named(label)}", out=err) if stage == "compile" else None
         return
     with progress("compare", "starting", err) as tell:
         yield lambda label, stage, fraction: tell(f"{stage} {named(label)}", fraction)
-
-
-def _log(err: Console, label: str, stage: str) -> None:
-    if stage == "compile":
-        say(f"compiling {label}", out=err)
 
 
 def _print(comparison: "Comparison", best: "Row | None", backend: Backend | None, timed: Timed | None = None) -> None:

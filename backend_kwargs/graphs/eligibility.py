@@ -97,8 +97,12 @@ def rounds_positions(gm: GraphModule) -> bool:
     rounded, constant = set[Node](), set[Node]()
     for node in nodes_of(gm):
         name = name_of_call(node)
-        if name in INDEXING | BY_FIRST and not rounded.isdisjoint(_positions(node, name)):
-            return True
+        if name in INDEXING | BY_FIRST:
+            # The nodes whose values a call takes as positions.
+            first = node.args[0] if node.args else node.kwargs.get("input")
+            taken = (each for each in node.all_input_nodes if (each is first) is (name in BY_FIRST))
+            if not rounded.isdisjoint(taken):
+                return True
         is_constant = name in CONSTANT and constant.issuperset(node.all_input_nodes)
         if written := written_storages(node):
             constant = {each for each in constant if written.isdisjoint(storages_of(each.meta["example_value"]))}
@@ -126,12 +130,6 @@ def _value(node: Node, known: dict[Node, torch.Tensor]) -> torch.Tensor:
         call = methodcaller(node.target, *args[1:], **kwargs) if isinstance(node.target, str) else node.target
         known[node] = call(args[0]) if isinstance(node.target, str) else call(*args, **kwargs)
     return known[node]
-
-
-def _positions(node: Node, name: str) -> list[Node]:
-    """Return the nodes whose values a call takes as positions."""
-    first = node.args[0] if node.args else node.kwargs.get("input")
-    return [each for each in node.all_input_nodes if (each is first) is (name in BY_FIRST)]
 
 
 def _is_rounded(node: Node, name: str, rounded: Collection[Node]) -> bool:

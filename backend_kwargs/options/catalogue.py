@@ -94,11 +94,12 @@ def _option(name: str, entries: Entries) -> Option:
     from backend_kwargs.torch_internals.inductor_config import UNSET, target_of
 
     entry, target = entries[name], target_of(entries[name])
-    forced = target.env_value_force is not UNSET
+    values = (target.env_value_force, target.env_value_default, target.default)
+    forced = values[0] is not UNSET
     return Option(
         name,
         _type(name, entries),
-        _default(target, UNSET),
+        deepcopy(next(value for value in values if value is not UNSET)),  # unpatched, with the environment's
         forced=forced,
         forced_value=target.env_value_force if forced else None,
         alias=entry.alias,
@@ -118,12 +119,6 @@ def _type(name: str, entries: Entries) -> object:
 def _cutlass_name(name: str) -> str:
     group, _, field = name.partition(".")
     return f"cutlass.{field}" if group in ("cuda", "xpu") else ""
-
-
-def _default(entry: Any, unset: object) -> Any:
-    """Return a copy of the unpatched value, including the environment's."""
-    values = (entry.env_value_force, entry.env_value_default, entry.default)
-    return deepcopy(next(value for value in values if value is not unset))
 
 
 # --- notes in the config source -------------------------------------------------------------------------------------

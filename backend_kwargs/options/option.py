@@ -3,6 +3,7 @@
 import json
 import pkgutil
 from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import MISSING, dataclass, fields
 from functools import partial
 from operator import is_
@@ -258,7 +259,8 @@ def _readings(wanted: object, value: object) -> Iterator[object]:
     yield from (read for read in _json(value) if _unknown(wanted) or not isinstance(read, str))
     yield from (table[word] for table in (_WORDS, _FLAGS) if word in table)
     if not _unknown(wanted):
-        yield from _floats(word)
+        with suppress(ValueError):
+            yield float(word)
     yield value
     if not word.startswith(("[", "{")):  # JSON that does not fit stays an error
         yield split_outside(value)
@@ -270,10 +272,3 @@ def _json(text: str) -> list[object]:
     except (ValueError, RecursionError):
         return []
     return [] if why_not_plain(read) else [read]
-
-
-def _floats(text: str) -> list[float]:
-    try:
-        return [float(text)]
-    except ValueError:
-        return []

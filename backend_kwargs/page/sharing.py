@@ -75,7 +75,8 @@ def shared(text: str, private: frozenset[str]) -> str:
 def _walked(value: Any, kind: Any, told: Callable[[str], str]) -> Any:
     """Return a value, of a type that the schema describes as `kind`, as it may be shared."""
     if isinstance(value, Row | Lane) and value.status in FAILED:
-        value = replace(value, reason=_class(value.reason))
+        name, colon, _ = value.reason.partition(": ")  # an error's class, which is before its text
+        value = replace(value, reason=name if colon and name.isidentifier() else value.reason)
     if isinstance(value, Struct):
         fields = _fields(type(value)).items()
         return type(value)(**{name: _walked(getattr(value, name), each, told) for name, each in fields})
@@ -87,12 +88,6 @@ def _walked(value: Any, kind: Any, told: Callable[[str], str]) -> Any:
     if isinstance(value, dict):
         return {_text(name, None, told): _walked(each, None, told) for name, each in value.items()}
     return value
-
-
-def _class(reason: str) -> str:
-    """Return an error's class, which is before its text; where none is, the text."""
-    name, colon, _ = reason.partition(": ")
-    return name if colon and name.isidentifier() else reason
 
 
 def _text(text: str, kind: Any, told: Callable[[str], str]) -> str:

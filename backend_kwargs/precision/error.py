@@ -92,15 +92,12 @@ def in_float64(task: Task) -> dict[str, object]:
     trains = {at for at, each in enumerate(task.inputs.values) if isinstance(each, torch.Tensor) and each.requires_grad}
     whole = task.inputs.written | (trains if task.training else set())
     check_room(2 * sum(task.inputs.values[at].nbytes for at in whole))
-    values = [_wide(value) if at in whole else value for at, value in enumerate(task.inputs.values)]
+    values = list(task.inputs.values)
+    for at in whole:
+        if (value := values[at]).is_floating_point():
+            values[at] = value.detach().double().requires_grad_(value.requires_grad)
     wide = replace(task, inputs=replace(task.inputs, values=values))
     return wide.observe(lambda *given: InFloat64(task.copy(), keeps=task.training).run(*given))
-
-
-def _wide(value: torch.Tensor) -> torch.Tensor:
-    if not value.is_floating_point():
-        return value
-    return value.detach().double().requires_grad_(value.requires_grad)
 
 
 def against(seen: Results, eager: Results, precise: Results, max_error: float) -> Accuracy:

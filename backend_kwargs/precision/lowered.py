@@ -87,7 +87,9 @@ def _compiled(
     def compile_copy(written: Collection[int]) -> Compiled:
         placeholders = lowered.gm.graph.find_nodes(op="placeholder")
         keep_inputs(node for at, node in zip(lowered.kept, placeholders, strict=True) if at in written)
-        _guard(gm, example_inputs, lowered, asked)
+        # The identity of the converted parameters, and their versions if freezing makes them constants.
+        if held := by_source(gm, {at: example_inputs[at] for at in lowered.held.positions}):
+            guard_parameters(held, constants=held if asked.freezing else ())
         with _silenced(asked.precision):
             kept = [example_inputs[at] for at in lowered.kept]
             compiled = following(replace(graph, gm=lowered.gm, example_inputs=kept))
@@ -147,12 +149,6 @@ def _silenced(precision: str) -> AbstractContextManager[None]:
     from backend_kwargs.precision.quantised import unhashed
 
     return unhashed()
-
-
-def _guard(gm: GraphModule, example_inputs: Inputs, lowered: Lowered, asked: Asked) -> None:
-    """Guard the identity of the converted parameters, and their versions if freezing makes them constants."""
-    if held := by_source(gm, {at: example_inputs[at] for at in lowered.held.positions}):
-        guard_parameters(held, constants=held if asked.freezing else ())
 
 
 def _following(compiled: Call, lowered: Lowered, *, watched: bool) -> Call:

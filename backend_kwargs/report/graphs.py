@@ -170,19 +170,15 @@ def lines_of(graph: Graph) -> Iterator[str]:
     codes = (_code_line(code, raced=graph.cache == RACED) for code in graph.codes)
     yield from (f"  {line}" for line in (*race, *decided, *codes))
     if graph.rewritten:
-        yield f"  rewritten: {', '.join(_rewritten(graph))}"
+        costs = {name: f" ({of})" if (of := graph.rewrite_costs.get(name)) else "" for name in graph.rewritten}
+        made = (f"{name} {times(count)}{costs[name]}" for name, count in graph.rewritten.items())
+        yield f"  rewritten: {', '.join(made)}"
     for share in filter(None, (graph.relax, graph.engine)):
         yield from (f"  {line}" for line in engine_lines(share))
     if graph.ran:
         yield f"  {graph.ran.what}"
     if graph.ended_by:
         yield f"  ended at {graph.ended_by.place}: {graph.ended_by.reason}"
-
-
-def _rewritten(graph: Graph) -> Iterator[str]:
-    for name, count in graph.rewritten.items():
-        costs = graph.rewrite_costs.get(name)
-        yield f"{name} {times(count)}" + (f" ({costs})" if costs else "")
 
 
 def engine_lines(share: EngineShare) -> Iterator[str]:

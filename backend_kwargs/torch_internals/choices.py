@@ -64,7 +64,11 @@ class Chooser(Protocol):
 @contextmanager
 def chosen_by(chooser: Chooser) -> Iterator[None]:
     """Let `chooser` choose in this thread, until the context is left."""
-    selector, mine = get_algorithm_selector_cache(), _of_thread()
+    selector, thread = get_algorithm_selector_cache(), threading.get_ident()
+
+    def mine() -> bool:  # what is replaced is the process's
+        return threading.get_ident() == thread
+
     with undone() as stack:
         prescribe = partial(_prescribed, chooser, mine)
         stack.enter_context(replaced(selector, "preprocessing_fns", [*selector.preprocessing_fns, prescribe]))
@@ -76,12 +80,6 @@ def chosen_by(chooser: Chooser) -> Iterator[None]:
             timer = partial(_refusing, chooser, mine, getattr(benchmarker, name))
             stack.enter_context(replaced(benchmarker, name, timer))
         yield
-
-
-def _of_thread() -> Callable[[], bool]:
-    """Return a function that says whether it is called in this thread: what is replaced is the process's."""
-    thread = threading.get_ident()
-    return lambda: threading.get_ident() == thread
 
 
 # ---- products, convolutions, attention

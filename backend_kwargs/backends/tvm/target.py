@@ -57,9 +57,8 @@ def _gpu(device: torch.device) -> Target:
     try:
         target = Target.from_device(tvm.device(device.type, device.index or 0))
     except Exception as error:
-        raise BackendKwargsError(
-            f"TVM finds no {device.type!r} device {device.index or 0}: {error_text(error)}"
-        ) from error
+        wanted = f"{device.type!r} device {device.index or 0}"
+        raise BackendKwargsError(f"TVM finds no {wanted}: {error_text(error)}") from error
     return Target(target, host=host())
 
 
