@@ -10,7 +10,6 @@ import torch
 from backend_kwargs import trial
 from backend_kwargs.auto.candidates import GRAPHS_COMPLEXITY, SLACK, RaceCandidate, records
 from backend_kwargs.auto.compiling import Candidate
-from backend_kwargs.facts import Compiled
 from backend_kwargs.facts.decision import EAGER, RaceRow, is_unclear
 from backend_kwargs.trial import Interval
 
@@ -38,12 +37,6 @@ class Runner:
     def runs(self) -> bool:
         """Whether nothing is wrong with it up to now."""
         return self.row.status == "pass"
-
-    @property
-    def compiled(self) -> Compiled:
-        """What the candidate was compiled to."""
-        assert self.made is not None
-        return self.made.compiled
 
     @property
     def complexity(self) -> int:

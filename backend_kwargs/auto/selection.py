@@ -309,13 +309,12 @@ class RaceState:
 
     def first_of(self, fitting: Sequence[RaceCandidate]) -> RaceCandidate:
         """Return the first of the candidates, after what was decided elsewhere and what won at other sizes."""
-        known = [each for each in fitting if each in self.offered or each.name in self.winners]
+        known = [each for each in fitting if self.is_known(each)]
         return fitting[0] if self.named else (known or fitting)[0]
 
-    @property
-    def winners(self) -> frozenset[str]:
-        """The names of the candidates that won at other sizes."""
-        return frozenset(map(step_of, self.request.winners))
+    def is_known(self, candidate: RaceCandidate) -> bool:
+        """Return whether a candidate was decided elsewhere for this graph, or won at other sizes."""
+        return candidate in self.offered or candidate.name in map(step_of, self.request.winners)
 
     def options(self, candidate: RaceCandidate, champion: Runner) -> Options:
         """Return the options with which the candidate is compiled: merged onto those of Inductor's best, if it is."""
@@ -346,8 +345,8 @@ class RaceState:
 
     def _gains_little(self, candidate: RaceCandidate, champion: Runner) -> str:
         """Return why the candidate is not worth its time, or ""; what is named, or has won elsewhere, always is."""
-        known = candidate in self.offered or candidate.name in self.winners
-        if self.named or self.request.settings.objective == "memory" or known or not champion.row.seconds:
+        known = self.named or self.is_known(candidate)
+        if known or self.request.settings.objective == "memory" or not champion.row.seconds:
             return ""
         gain = candidate.saves_op_s * self.stats.ops / champion.row.seconds
         return f"it could save {gain:.1%} at most" if gain < LEAST_GAIN else ""

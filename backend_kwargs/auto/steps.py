@@ -5,7 +5,6 @@ A race is a generator of steps: it reads what a step has found from the runner t
 
 import math
 import time
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator
 from contextlib import nullcontext
 from dataclasses import dataclass, field
@@ -33,18 +32,14 @@ SLOW_S = 0.1  # a first call in eager that takes longer is timed again; if that 
 
 
 @dataclass(slots=True)
-class Step(ABC):
+class Step:
     """What is done with a runner; if it is `free`, the end of the budget does not interrupt it."""
 
     runner: Runner
     free: bool = field(default=False, kw_only=True)
 
-    @abstractmethod
-    def take(self, race: RaceState) -> None:
-        """Do it."""
 
-
-Steps: TypeAlias = Generator[Step, None, T]
+Steps: TypeAlias = Generator["Compile | Check | Time", None, T]
 
 
 def execute(race: RaceState, steps: Steps[T]) -> T:
@@ -56,7 +51,7 @@ def execute(race: RaceState, steps: Steps[T]) -> T:
             return end.value  # type: ignore[no-any-return]
 
 
-def _take(race: RaceState, step: Step) -> None:
+def _take(race: RaceState, step: "Compile | Check | Time") -> None:
     row, began = step.runner.row, time.perf_counter()
     ends, noted = math.inf if step.free else race.budget.ends, list[Any]()
     try:
@@ -104,7 +99,8 @@ class Check(Step):
     def take(self, race: RaceState) -> None:
         """Let the runner have its call and its code too, by which it is timed and known."""
         runner, row = self.runner, self.runner.row
-        fn, facts = runner.compiled.call, runner.compiled.facts
+        assert runner.made is not None
+        fn, facts = runner.made.compiled.call, runner.made.compiled.facts
         runner.call = race.caller(fn)
         accuracy = self._accuracy(race, fn)
         if not accuracy.passed:

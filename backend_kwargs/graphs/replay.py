@@ -182,12 +182,10 @@ def _copied_with_views(value: torch.Tensor, copies: dict[int, torch.Tensor]) -> 
     root = value if base_of(value) is None else base_of(value)
     if id(root) not in copies:
         copies[id(root)] = in_storage(root.untyped_storage().clone(), root)
-    return copies[id(root)] if root is value else _same_view(value, copies[id(root)])
-
-
-def _same_view(value: torch.Tensor, whole: torch.Tensor) -> torch.Tensor:
-    """Return the view of `whole` that corresponds to `value`, also the real part or conjugate of complex numbers."""
-    if value.dtype != whole.dtype:
+    whole = copies[id(root)]
+    if root is value:
+        return whole
+    if value.dtype != whole.dtype:  # as of the real part of complex numbers
         whole = torch.view_as_real(whole) if whole.is_complex() else whole.view(value.dtype)
     return with_bits_of(value, whole.as_strided(value.size(), value.stride(), value.storage_offset()))
 
