@@ -439,8 +439,8 @@ def ways_of(race: RaceState, winner: RaceRow) -> Ways | None:
     """Return Inductor's fastest code, with CUDA graphs and without, if this race cannot tell which of them serves.
 
     That is where its call has other graphs, whether eager won this one or not, and where both are about as fast.
-    Not in training: CUDA graphs of two ways share a tree, and what the backward pass of one has kept was alive where
-    the other recorded.
+    Not in training: where one way runs fewer graphs with CUDA graphs than another, torch 2.11 refuses to record a
+    backward graph that it has recorded after other graphs.
     """
     best = race.leading
     if (
