@@ -242,15 +242,15 @@ def test_values_at_the_edges_of_depthwise_ones(end, value):
         torch.testing.assert_close(rewriting(x), model(x), equal_nan=True, atol=0.05, rtol=0.02)
 
 
-def on_a_gpu(rewrite, channels, groups, *, kernel=3, dtype=torch.bfloat16, layout=LAST):
+def on_a_gpu(rewrite, channels, groups, *, kernel=3, dilation=1, dtype=torch.bfloat16, layout=LAST):
     """Return whether `rewrite` changes a convolution of dynamo's graph of images on a GPU, which need not be there."""
-    graph, side = Graph(), 11 - kernel
+    graph, side = Graph(), 10 - dilation * (kernel - 1)
     given = {"dtype": dtype, "device": "cuda", "memory_format": layout}
     with FakeTensorMode():
         x, made = (torch.empty(2, channels, size, size, **given) for size in (8, side))
         w = torch.empty(channels, channels // groups, kernel, kernel, **given)
         nodes = [graph.placeholder("x"), graph.placeholder("w")]
-        nodes.append(graph.call_function(torch.conv2d, (*nodes,), {"padding": 1, "groups": groups}))
+        nodes.append(graph.call_function(torch.conv2d, (*nodes, None, 1, 1, dilation, groups)))
         for node, value in zip(nodes, (x, w, made), strict=True):
             node.meta["example_value"] = value
         graph.output((nodes[-1],))
@@ -261,7 +261,8 @@ OTHERS = {
     "depthwise": (sum_shifted, (16, 16), {}, False),
     "depthwise, of few numbers": (sum_shifted, (16, 16), {"kernel": 2}, True),
     "depthwise in float32": (sum_shifted, (16, 16), {"dtype": torch.float32}, True),
-    "depthwise, channels first": (sum_shifted, (16, 16), {"layout": torch.contiguous_format}, True),
+    "depthwise, channels first": (sum_shifted, (16, 16), {"layout": torch.contiguous_format}, False),
+    "depthwise, far": (sum_shifted, (16, 16), {"dilation": 2, "layout": torch.contiguous_format}, True),
     "wide groups": (multiply_windows, (2048, 4), {}, False),
 }
 
