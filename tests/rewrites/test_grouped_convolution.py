@@ -261,8 +261,8 @@ OTHERS = {
     "depthwise": (sum_shifted, (16, 16), {}, False),
     "depthwise, of few numbers": (sum_shifted, (16, 16), {"kernel": 2}, True),
     "depthwise in float32": (sum_shifted, (16, 16), {"dtype": torch.float32}, True),
-    "depthwise, channels first": (sum_shifted, (16, 16), {"layout": torch.contiguous_format}, False),
-    "depthwise, far": (sum_shifted, (16, 16), {"dilation": 2, "layout": torch.contiguous_format}, True),
+    "depthwise, channels first": (sum_shifted, (16, 16), {"layout": None}, False),
+    "depthwise, far": (sum_shifted, (16, 16), {"dilation": 2, "layout": None}, True),
     "wide groups": (multiply_windows, (2048, 4), {}, False),
 }
 
