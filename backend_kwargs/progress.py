@@ -20,7 +20,7 @@ def progress(what: str, first: str, console: "Console | None" = None) -> Iterato
 
     Nothing is shown if standard error, or `console`, is no terminal.
     """
-    if not _shown and not (console.is_terminal if console else sys.stderr.isatty()):
+    if not _shown and not (console.is_terminal if console else getattr(sys.stderr, "isatty", bool)()):
         yield lambda text, fraction: None
         return
     from rich.console import Console

@@ -427,4 +427,4 @@ def test_a_reset_ends_it(auto):
     torch._dynamo.reset()
     assert [each() for each in before] == [None]
     fn(x)
-    assert len(process_memory.memory().alternations) == 1
+    assert process_memory.memory().alternations

@@ -39,10 +39,11 @@ def test_a_terminal_shows_what_is_tried(monkeypatch):
 
 
 def test_elsewhere_nothing_is_shown(monkeypatch):
-    """Off a terminal, for instance in a log file, no progress line is written."""
-    monkeypatch.setattr(sys, "stderr", shown := io.StringIO())
-    with progress_of("pin", "racing"), progress() as tick:
-        tick("coordinate_descent", 0.5)
+    """Off a terminal, for instance in a log file, no progress line is written; a process may have no standard error."""
+    for there in (shown := io.StringIO(), None):
+        monkeypatch.setattr(sys, "stderr", there)
+        with progress_of("pin", "racing"), progress() as tick:
+            tick("coordinate_descent", 0.5)
     assert shown.getvalue() == ""
 
 
