@@ -88,17 +88,20 @@ class Alternation:
                     self._serve(gone, AS_RACED)  # they are called no more, as where a function is compiled anew
                     self._plan, self._ends = self._in_turn(), math.inf
                 self._begin()
-            self._called.add(graph)
-            if self.is_over:
+            if self.is_over or not graph.calls:  # perhaps since this call waits for the lock
+                if graph.calls:  # it joined as all ended, or an interrupt came before its turn
+                    self._serve([graph], AS_RACED)
                 del raced  # it may have lost
                 gc.collect()  # compiled graphs are reference cycles
                 if self._on_gpu and not torch.cuda.is_current_stream_capturing():
                     torch.cuda.empty_cache()
                 return graph.entry(*inputs)
+            self._called.add(graph)
+            call = graph.calls[self.way]
             try:
-                return graph.calls[self.way](*inputs)
+                return call(*inputs)
             except Exception:
-                if graph.calls[self.way] is raced:
+                if call is raced:
                     raise
                 self._disturbed = True
                 if not graph.repeats:

@@ -4,6 +4,7 @@ import gc
 import threading
 import weakref
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import groupby
 
 import pytest
@@ -211,6 +212,60 @@ def test_each_graph_serves_also_where_one_cannot_be_stored(planted):
     with pytest.raises(ZeroDivisionError):
         planted.run()
     assert [entry.func for entry in planted.entries] == [calls[WITH] for calls in made]
+
+
+@pytest.mark.parametrize("ends", [pytest.param(False, id="left out"), pytest.param(True, id="ended")])
+def test_a_call_that_waited_is_served(planted, ends):
+    """A call in another thread that began before its graph came to serve, and then had to wait, is made as raced."""
+    planted.graph(WITHOUT)
+    planted.graph(WITHOUT)
+    waiting = planted.entries.pop(1)
+    waiting = partial(waiting.func, *waiting.args)
+    if ends:
+        planted.alternation.end()
+    else:
+        planted.run(300)
+        planted.now += 40
+        planted.run(1)
+    assert waiting(1) == 1
+    assert planted.ran[-1] == (1, WITHOUT)
+
+
+def test_a_graph_that_joins_as_all_end_is_served(planted):
+    """Another thread may end it while this one compiles."""
+    planted.graph()
+    planted.alternation.end()
+    planted.graph(WITHOUT)
+    planted.run(2)
+    assert planted.told == [(WITH, ""), (WITHOUT, "")]
+    assert planted.ran == [(0, WITH), (1, WITHOUT)] * 2
+
+
+def test_an_interrupt_as_it_ends_leaves_each_graph_callable(planted):
+    """A graph whose turn to serve had not come serves at its next call."""
+    for _ in range(2):
+        planted.graph(without=0.02)
+    first = planted.alternation.graphs[0]
+    keep, first.keep = first.keep, lambda way: 1 / 0
+    with pytest.raises(ZeroDivisionError):
+        planted.alternation.end()
+    first.keep = keep
+    planted.run(1)
+    assert planted.ran == [(0, WITH), (1, WITH)]
+
+
+def test_an_error_of_a_call_within_which_all_end_is_the_users(planted):
+    """The error is raised as it is."""
+    calls = planted.graph()
+
+    def ending(x):
+        planted.alternation.end()
+        return calls[WITH](x) / 0
+
+    planted.alternation.graphs[0].calls = dict.fromkeys((WITH, WITHOUT, AS_RACED), ending)
+    entry = planted.entries[0]
+    with pytest.raises(ZeroDivisionError):
+        entry.func(entry.args[0], ending, 1)
 
 
 def test_several_threads_end_it(planted):
