@@ -228,8 +228,9 @@ def is_bare_subclass(value: Any) -> bool:
 
 
 def has_transforms(gm: GraphModule) -> bool:
-    """Return whether the graph applies `torch.func.grad`, `vmap` and the like, which dynamo captures as calls.
+    """Return whether the graph applies `torch.func.grad`, `vmap`, dual numbers and the like, which dynamo captures.
 
     The example values between such calls are wrappers of levels that no longer exist.
     """
-    return any(getattr(node.target, "__name__", "").endswith("_increment_nesting") for node in gm.graph.nodes)
+    begin = ("_increment_nesting", "_enter_dual_level")
+    return any(getattr(node.target, "__name__", "").endswith(begin) for node in gm.graph.nodes)
