@@ -35,13 +35,14 @@ LEAST_ROUNDS, MOST_ROUNDS = 5, 12
 class Ways:
     """One graph and its call for each way. `keep` frees all but that of one, and returns what serves in its place.
 
-    `rows` are those of the race; `is_clear` is whether it leaves no doubt. `repeats` is whether a call that failed may
+    It has tensors on `devices`. `rows` are those of the race; `is_clear` is whether it leaves no doubt. `repeats` is whether a call that failed may
     be made again. `decided` is told what serves, and why.
     """
 
     calls: Mapping[str, Call]
     keep: Callable[[str], Call]
     rows: Mapping[str, RaceRow]
+    devices: Collection[torch.device] = ()
     is_clear: bool = False
     repeats: bool = True
     decided: Callable[[RaceRow, str], object] = lambda row, why: None
@@ -55,19 +56,21 @@ class Alternation:
     What the races chose serves where another thread calls, where another way fails, and where the time ends it early.
     """
 
-    def __init__(self, devices: Collection[torch.device] = (), clock: Callable[[], float] = time.perf_counter) -> None:
+    def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
         self.graphs: list[Ways] = []
         self.samples: dict[str, list[float]] = {}
         self.way, self.is_over = AS_RACED, False
-        self._devices, self._clock, self._thread, self._lock = devices, clock, threading.get_ident(), threading.RLock()
+        self._clock, self._thread, self._lock = clock, threading.get_ident(), threading.RLock()
         self._called: set[Ways] = set()  # in the user's present call
-        self._disturbed, self._on_gpu = False, any(each.type == "cuda" for each in devices)
+        self._devices, self._disturbed, self._on_gpu = set[torch.device](), False, False
 
     def join(self, graph: Ways) -> Call:
         """Return what is called for a graph, now and afterwards. With each graph all is timed anew."""
         # A partial calls what it has without a frame of its own, and can be given something else to call.
         graph.entry = partial(self._call, graph, graph.calls[AS_RACED])
         self.graphs.append(graph)
+        self._devices.update(graph.devices)
+        self._on_gpu = any(each.type == "cuda" for each in self._devices)
         self._plan, self._ends = self._in_turn(), math.inf
         return graph.entry  # type: ignore[no-any-return]
 

@@ -24,6 +24,7 @@ from backend_kwargs.rewrites.table import find_rewrite, name_of
 from backend_kwargs.torch_internals import functorch
 from backend_kwargs.torch_internals.caches import record_artifacts
 from backend_kwargs.torch_internals.guards import TracingApart, compile_id, compiling_as
+from backend_kwargs.trial.trees import tensors_of
 
 # Options that Inductor reads only when it lowers a graph, and later; test_auto_compiling compares the graphs before.
 OF_LOWERING = frozenset(
@@ -187,7 +188,8 @@ class Compiles:
 
         calls = {way: each.compiled.call for way, each in made.items()}
         facts = made[AS_RACED].compiled.facts
-        return Ways(calls, keep, rows, is_clear, not self.task.inputs.written, facts=facts)
+        devices = {each.device for each in tensors_of(self.request.example_inputs)}
+        return Ways(calls, keep, rows, devices, is_clear, not self.task.inputs.written, facts=facts)
 
     # ---- the ways to a candidate
 

@@ -323,15 +323,12 @@ def raced(question: Question) -> Answer:
 def _alternating(question: Question, decision: Decision, ways: "Ways") -> Compiled:
     """Return a graph that the calls which are made decide on, together with others of these calls."""
     from backend_kwargs.auto.alternating import Alternation
-    from backend_kwargs.trial.trees import tensors_of
 
     alternations, store, decisions, slot = memory().alternations, question.store, memory().decisions, question.slot
     owner = question.call[0] if question.call else None
     alternation = alternations.get(owner)
     if owner is None or alternation is None or alternation.is_over:
-        alternation = alternations[owner] = Alternation(
-            {each.device for each in tensors_of(question.request.example_inputs)}
-        )
+        alternation = alternations[owner] = Alternation()
     later: list[Decision] = []
 
     def decided(won: RaceRow, why: str) -> None:

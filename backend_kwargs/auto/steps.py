@@ -62,10 +62,11 @@ def _take(race: RaceState, step: "Compile | Check | Time") -> None:
     except OutOfTime:
         why = f"its tuning was interrupted when the budget of {race.budget.seconds:g} s ended"
         row.status, row.reason = "timeout", why
-    except ChangedInputError as error:
-        row.status, row.reason = "fail_accuracy", str(error)
-    except Exception as error:  # noqa: BLE001 - a candidate may fail in any way, without harm to the others
-        row.status, row.reason = trial.status_of(error)
+    except Exception as error:
+        if row.name == EAGER:  # a candidate may fail in any way, without harm to the others
+            raise
+        changed = isinstance(error, ChangedInputError)
+        row.status, row.reason = ("fail_accuracy", str(error)) if changed else trial.status_of(error)
     finally:
         if isinstance(step, Time):
             row.timed_s = row.timed_s or time.perf_counter() - began

@@ -33,7 +33,7 @@ class Planted:
         self.alternation = Alternation(clock=lambda: self.now)
         self.entries = []
 
-    def graph(self, raced=WITH, *, fails="", repeats=True, is_clear=False, **seconds):
+    def graph(self, raced=WITH, *, fails="", repeats=True, is_clear=False, devices=(), **seconds):
         """Add a graph; `raced` is the way that won its race, or "eager" for a third one."""
         number = len(self.entries)
 
@@ -50,7 +50,7 @@ class Planted:
         calls = {way: call(way) for way in (WITHOUT, WITH, EAGER)}
         calls[AS_RACED] = calls[raced]
         rows = {way: RaceRow(raced if way == AS_RACED else way) for way in (WITHOUT, WITH, AS_RACED)}
-        ways = Ways(calls, calls.__getitem__, rows, is_clear, repeats)
+        ways = Ways(calls, calls.__getitem__, rows, devices, is_clear, repeats)
         ways.decided = lambda row, why: self.told.append((row.name, why))
         self.entries.append(self.alternation.join(ways))
         return calls
@@ -291,12 +291,12 @@ def test_a_seal_ends_it(planted):
 
 
 def test_it_takes_memory_for_all_ways(planted, monkeypatch):
-    """Where a device has no room, the other way is never called."""
-    monkeypatch.setattr(alternating, "has_room", lambda device: False)
-    planted.alternation = Alternation([torch.device("cpu")], lambda: planted.now)
-    planted.graph(without=0.001)
+    """Where a device of any graph has no room, the other way is never called."""
+    monkeypatch.setattr(alternating, "has_room", lambda device: device.type == "cpu")
+    for device in ("cpu", "meta"):
+        planted.graph(without=0.001, devices=[torch.device(device)])
     planted.run(3)
-    assert planted.told == [(WITH, "")]
+    assert planted.told == [(WITH, "")] * 2
     assert {way for _, way in planted.ran} == {WITH}
 
 

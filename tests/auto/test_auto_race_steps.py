@@ -315,6 +315,17 @@ def test_slow_calls_are_not_warmed_up(raced, monkeypatch, eager_s, warm):
     assert given == [(60.0, warm)]
 
 
+def test_an_error_in_eager_is_the_races(raced):
+    """Without results of eager there is no race: its error is raised, and no row has it."""
+
+    class Failing(steps.Step):
+        def take(self, race):
+            raise torch.OutOfMemoryError("planted")
+
+    with pytest.raises(torch.OutOfMemoryError, match=r"^planted$"):
+        execute(raced(), (each for each in [Failing(runner("eager"))]))
+
+
 @pytest.mark.parametrize(("fails", "wins"), [("champion", True), ("challenger", False)])
 def test_who_fails_loses(raced, monkeypatch, fails, wins):
     """Whoever raises while both are timed has the reason in its row, and the other one stays."""

@@ -6,6 +6,7 @@ import torch.nn.functional as F  # noqa: N812
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch._inductor.utils import run_and_get_code, run_fw_bw_and_get_code
+from torch.autograd.forward_ad import dual_level, make_dual, unpack_dual
 from torch.testing import assert_close
 from torch.utils.checkpoint import checkpoint
 
@@ -54,6 +55,19 @@ def test_each_form(form):
         options = {"allow_unused": True, "materialize_grads": True}
         grads = [torch.autograd.grad(each.square().sum(), args, **options) for each in (found, wanted)]
         assert_close(*grads, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")  # of torch's own, for dual numbers
+def test_tangents_of_forward_mode():
+    """A graph with dual numbers is left as it is, and they keep their tangents."""
+
+    def fn(x):
+        with dual_level():
+            return unpack_dual(F.conv1d(make_dual(x, x), W, groups=6)).tangent
+
+    compiled, counts = compiled_by(sum_shifted, fn)
+    assert_close(compiled(X), fn(X))
+    assert counts == [0]
 
 
 def layout(result):
