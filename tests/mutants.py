@@ -80,7 +80,6 @@ TESTS: Mapping[str, str] = {
     "*/rewrites/gather_sum.py": "rewrites/test_gather_sum.py rewrites/test_rewrite_kernels.py",
     "*/rewrites/scatter_reduce.py": "rewrites/test_scatter_reduce.py rewrites/test_rewrite_kernels.py",
     "*/rewrites/aligned_products.py": "rewrites/test_aligned_products.py",
-    "*/rewrites/joined_linear.py": "rewrites/test_joined_linear.py",
     "*/rewrites/window_attention.py": "rewrites/test_window_attention.py rewrites/test_rewrite_kernels.py",
     "*/rewrites/multihead_attention.py": "rewrites/test_multihead_attention.py",
     "*/rewrites/patches.py": "rewrites/test_patches.py",

@@ -115,6 +115,7 @@ BUILT_IN: Mapping[str, Rewrite] = MappingProxyType(_rows())
 REMOVED = {
     "cudnn_attention": "leave it out; torch chooses cuDNN's kernel itself where it is faster",
     "rotary": "leave it out; Inductor's own code is as fast",
+    "joined_linear": "leave it out; whole models gained nothing by it",
 }
 _REWRITES = NamedValues(
     "rewrite",

@@ -475,25 +475,6 @@ def test_aligned_products(tokens, dtype):
     assert report(compiled).graphs[0].rewritten == {"aligned_products": 3}
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
-@pytest.mark.parametrize("biases", [0, 3], ids=["no biases", "biases"])
-def test_joined_linear(biases, dtype):
-    """q, k and v of one input by one product agree with float64, forward and backward."""
-    sizes = (4, 60, 128), (256, 128), (64, 128), (64, 128), *[(256,), (64,), (64,)][:biases]
-    args = [(normal(*each, dtype=dtype) / 8).requires_grad_() for each in sizes]
-
-    def fn(x, *parameters):
-        layers = [F.linear(x, *each) for each in zip(parameters[:3], parameters[3:] or [None] * 3, strict=True)]
-        q, k, v = (each.view(4, 60, -1, 64) for each in layers)
-        return q * torch.cat((k, v, k.sin(), v.sin()), 2)
-
-    grad = normal(4, 60, 4, 64, dtype=dtype)
-    got, compiled = trained(fn, args, ("joined_linear",), grad)
-    for one, want in zip(got, in_float64(fn, args, grad), strict=True):
-        close(one.detach().cpu(), want.detach(), dtype)
-    assert report(compiled).graphs[0].rewritten == {"joined_linear": 1}
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 def test_fused_attention(dtype):
     """A head of keys for several of queries, of which one sees no key, agrees with float64, forward and backward."""

@@ -300,15 +300,6 @@ def aligned_products(program):
     return program.returns(f"{made}{after}")
 
 
-def joined_linear(program):
-    dtype = program.often(torch.bfloat16, torch.float16, torch.float32)
-    sizes = [*rows_of(program), program.often(4, 1, 0)]
-    x, bias = program.tensor(*sizes, dtype=dtype), program.pick(True, False)
-    layers = [linear(program, x, sizes, bias=program.often(bias, not bias), dtype=dtype) for _ in range(3)]
-    after = program.often(" * 1", ".relu()", ".unflatten(-1, (-1, 1)) * 2", "", ".mul_(2) + 1", ".view(-1) + 1")
-    return program.returns(*(f"{program.let(made)}{after}" for made, _ in layers))
-
-
 ROWS = ("{}[..., :, None, :]", "{}.unsqueeze(-2)", "{0}[..., None, :].expand(*{0}.shape[:-1], 8, -1)", "{}")
 COLUMNS = ("{}[..., None, :, :]", "{}.unsqueeze(-3)", "{}.mT[..., None].transpose(-1, -3).transpose(-1, -2)", "{}")
 VIEWS = (".transpose(-1, -2)", ".flatten(-3, -2)", "[..., None, :]", ".unsqueeze(0)", ".contiguous()", ".view(-1, 6)",
@@ -440,14 +431,13 @@ PROGRAMS = {
     "convolution_as_product": convolution_as_product,
     "matrix_vector": matrix_vector,
     "aligned_products": aligned_products,
-    "joined_linear": joined_linear,
     "contraction": contraction,
     "gather_sum": gather_sum,
     "scatter_reduce": scatter_reduce,
 }
 LOSSES = ("cross_entropy", "linear_cross_entropy")  # with gradients of their own
 TRAINING = (*LOSSES, "patches", "interpolation", "convolution_as_product", "matrix_vector", "contraction",
-            "aligned_products", "joined_linear", "depthwise_convolution", "transposed_convolution")  # fmt: skip
+            "aligned_products", "depthwise_convolution", "transposed_convolution")  # fmt: skip
 
 
 def options(name, training=TRAINING):

@@ -102,7 +102,7 @@ WRONG = {
             "transposed_convolution, interpolation, convolution_as_product, linear_activation, onednn, attention, "
             "window_attention, attention_mask, multihead_attention, decode_attention, fused_attention, "
             "cross_entropy, linear_cross_entropy, layer_norm_backward, contraction, matrix_vector, aligned_products, "
-            "joined_linear, gather_sum, scatter_reduce, packed, approximate_gelu."
+            "gather_sum, scatter_reduce, packed, approximate_gelu."
         ),
     ),
     "removed": (
