@@ -35,8 +35,8 @@ LEAST_ROUNDS, MOST_ROUNDS = 5, 12
 class Ways:
     """One graph and its call for each way. `keep` frees all but that of one, and returns what serves in its place.
 
-    It has tensors on `devices`. `rows` are those of the race; `is_clear` is whether it leaves no doubt. `repeats` is whether a call that failed may
-    be made again. `decided` is told what serves, and why.
+    It has tensors on `devices`. `rows` are those of the race; `is_clear` is whether it leaves no doubt. `repeats` is
+    whether a call that failed may be made again. `decided` is told what serves, and why.
     """
 
     calls: Mapping[str, Call]
