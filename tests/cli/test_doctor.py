@@ -10,7 +10,6 @@ from backend_kwargs import explain as explain_
 from backend_kwargs import list_templates, make_backend
 from backend_kwargs.backends import declared
 from backend_kwargs.backends.inductor import compiler
-from backend_kwargs.backends.tvm import compiler as tvm
 from backend_kwargs.backends.tvm import settings
 from backend_kwargs.backends.tvm.settings import INSTALL
 from backend_kwargs.cli import app, doctor
@@ -46,7 +45,7 @@ def on(monkeypatch):
             monkeypatch.setattr(module, "machine", lambda: machine)
         monkeypatch.setattr(requirements, "_scripts_graphs", lambda: False)  # True in some releases of torch
         monkeypatch.setattr(declared, "installed_version", lambda name: None)
-        monkeypatch.setattr(tvm, "unfit", lambda: "" if with_tvm else "apache-tvm 0.27 is not installed")
+        monkeypatch.setattr(settings, "unfit", lambda: "" if with_tvm else "apache-tvm 0.27 is not installed")
         monkeypatch.setattr(settings, "has_cuda", lambda: with_cuda)
 
     return be
