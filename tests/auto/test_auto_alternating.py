@@ -483,3 +483,31 @@ def test_a_reset_ends_it(auto):
     assert [each() for each in before] == [None]
     fn(x)
     assert process_memory.memory().alternations
+
+
+class Cached(torch.nn.Module):
+    """A model that keeps a tensor of its first call, so that its second one is compiled anew."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner, self.kept = torch.nn.Linear(32, 32), {}
+
+    def forward(self, x):
+        if "bias" not in self.kept:
+            self.kept["bias"] = self.inner.weight.sum(0)
+        y = self.inner(x) + self.kept["bias"]
+        torch._dynamo.graph_break()
+        return y.softmax(-1) @ self.inner.weight
+
+
+@pytest.mark.usefixtures("short", "both")
+@torch.no_grad()
+def test_what_is_compiled_anew_joins_the_others(auto):
+    """All graphs of a function alternate together, also those that a later call has compiled."""
+    fn, x = auto(Cached(), race="always"), torch.randn(8, 32)
+    fn(x)
+    (alternation,) = process_memory.memory().alternations.values()
+    before = len(alternation.graphs)
+    fn(x)
+    assert [*process_memory.memory().alternations.values()] == [alternation]
+    assert len(alternation.graphs) > before
