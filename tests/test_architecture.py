@@ -38,7 +38,7 @@ LAYERS = (
 SUITE_ORDER = """
 workloads workloads.case workloads.nets
 workloads.nets.counting workloads.nets.convs workloads.nets.encoders workloads.nets.libraries workloads.nets.llama
-workloads.nets.graphs workloads.nets.scan workloads.nets.sparse
+workloads.nets.scan workloads.nets.sparse
 workloads.kernels
 workloads.kernels.launch workloads.kernels.attention workloads.kernels.bandwidth workloads.kernels.elementwise
 workloads.kernels.matmul workloads.kernels.norms workloads.kernels.softmax workloads.kernels.cross_entropy
@@ -49,16 +49,14 @@ execution execution.preload execution.preload_models execution.records execution
 execution.roofline execution.controls execution.process execution.study execution.trial execution.worker
 execution.session execution.ways execution.turns
 analysis analysis.verdicts analysis.markdown analysis.regressions analysis.auto_choices analysis.plots
-analysis.real_models analysis.auto_tables analysis.report analysis.page analysis.compilers
+analysis.real_models analysis.auto_tables analysis.report analysis.page
 analysis.held_out analysis.readme
 arguments
-studies studies.audit studies.bundles studies.compilers studies.fleet
+studies studies.audit studies.bundles studies.fleet
 studies.headroom studies.held_out studies.kernel_times studies.library_calls
-studies.overhead studies.pinned studies.precision studies.public_reports
-studies.regret
-studies.rewrite_cases studies.rewrites studies.sealed
+studies.overhead studies.pinned studies.public_reports studies.regret
+studies.rewrite_cases studies.rewrites
 studies.templates studies.training_nets studies.tune_kernels
-studies.tvm_speed
 studies.commands
 cli
 """

@@ -3,7 +3,6 @@
 import json
 from collections.abc import Callable
 from pathlib import Path
-from time import perf_counter
 from typing import Annotated, Literal
 
 import typer
@@ -78,24 +77,6 @@ def templates(
     write_page(out, evidence, rounds, cases, budget_s)
 
 
-def tvm_speed(
-    device: Device = None,
-    model: Annotated[list[str] | None, typer.Option(help="Only these models; repeatable.")] = None,
-    trials: Annotated[int, typer.Option(min=0, help="Schedules to measure for the tuned rows; 0 for none.")] = 64,
-    rounds: Annotated[int, typer.Option(min=1)] = 60,
-    threads: Annotated[int, typer.Option(min=1)] = 1,
-    work_dir: Annotated[Path | None, typer.Option(help="Folder for tuning results; default: a temporary one.")] = None,
-    out: Annotated[Path | None, typer.Option(metavar="FILE", help="A file for the table.")] = None,
-) -> None:
-    """Time tmpl-tvm against eager and Inductor."""
-    from benchmarks.studies.tvm_speed import MODELS, Asked, write_table
-
-    if unknown := [name for name in model or () if name not in MODELS]:
-        raise BackendKwargsError(f"--model must be one of {', '.join(MODELS)}, got {unknown[0]!r}.")
-    asked = Asked(device_of(device), trials, rounds, threads, work_dir)
-    write_table(asked, model or list(MODELS), out)
-
-
 def tune_kernels(
     out: Annotated[Path, typer.Option(metavar="FILE", help="JSON of every configuration's time.")] = Path("tuned.json"),
     case: Annotated[str, typer.Option(help="Glob of cases.")] = "*",
@@ -159,50 +140,6 @@ def rewrites(
         names = model or study.names_of(cases)
         if study.race_shard(out, names, shard_of(shard), (budget_s, each_s), options):
             raise typer.Exit(3)
-
-
-def precision(
-    device: Device = None,
-    tokens: Annotated[int, typer.Option(min=0, help="Tokens of the prompt; default: 4096 on a GPU, 64 on a CPU.")] = 0,
-    rounds: Annotated[int, typer.Option(min=1)] = 30,
-    budget_s: Annotated[float, typer.Option(help="Seconds for each race.")] = 60.0,
-    out: Annotated[Path | None, typer.Option(metavar="FILE.md", help="A file for the page.")] = None,
-) -> None:
-    """Time Llama's prefill in float8 and in the modes of bfloat16, with the error of each."""
-    from benchmarks.studies.precision import write_page
-
-    where = device_of(device)
-    write_page(where, tokens or (4096 if where == "cuda" else 64), rounds, budget_s, out)
-
-
-def compilers(
-    out: Annotated[Path, typer.Option(metavar="FOLDER", help="A record for each model, and compilers.md of all.")],
-    models: Annotated[str, typer.Option(metavar="NAME,...", help="As --list prints them, or as `compare` takes.")] = "",
-    budget_s: Annotated[float, typer.Option(min=1, help="Seconds for each model, races included.")] = 560.0,
-    tune_s: Annotated[float, typer.Option(min=0, help="Also tune TVM's kernels, in a process beside.")] = 0.0,
-    rounds: Annotated[int, typer.Option(min=1)] = 40,
-    names: Annotated[bool, typer.Option("--list", help="Only print the names of the models.")] = False,
-    page: Annotated[bool, typer.Option("--page", help="Only write the page of the records in FOLDER.")] = False,
-) -> None:
-    """Time compilers and auto on whole models, on one CPU thread."""
-    from backend_kwargs.cli.console import console
-    from benchmarks.analysis.compilers import write_page
-    from benchmarks.studies.compilers import MODELS, Asked, measure
-
-    if names:
-        console().print("\n".join(MODELS))
-    elif page:
-        write_page(out)
-    else:
-        chosen = tuple(name for name in models.split(",") if name) or tuple(MODELS)
-        started = perf_counter()
-        stream = console(stderr=True)
-
-        def say(step: str) -> None:
-            stream.print(f"{perf_counter() - started:6.1f} s {step}", markup=False, soft_wrap=True)
-
-        measure(Asked(chosen, budget_s, tune_s, rounds, out), say)
-        console().print(f"{out / 'compilers.md'} is the page.", soft_wrap=True)
 
 
 def held_out(
@@ -290,18 +227,6 @@ def audit(
     study.measure(asked, lambda step: stream.print(step, markup=False, soft_wrap=True))
 
 
-def sealed(
-    device: Device = None,
-    calls: Annotated[int, typer.Option(min=1, help="Calls of declared sizes, for each kind of declaration.")] = 10_000,
-    others: Annotated[int, typer.Option(min=1, help="Calls that were not declared.")] = 1000,
-    out: Annotated[Path | None, typer.Option(metavar="FILE.md", help="A file for the page, and .json of it.")] = None,
-) -> None:
-    """Serve a small transformer sealed, with one compile per size, and with dynamic=True; count what compiles."""
-    from benchmarks.studies.sealed import measure_sealed
-
-    print(measure_sealed(device_of(device), calls, others, out))
-
-
 def pinned(
     device: Device = None,
     models: Annotated[str, typer.Option(help="Names of the study's models, joined by ';'; default: all.")] = "",
@@ -374,16 +299,12 @@ COMMANDS: tuple[Callable[..., None], ...] = (
     kernels,
     headroom,
     templates,
-    tvm_speed,
     tune_kernels,
     bundles,
     rewrites,
-    precision,
-    compilers,
     held_out,
     regret,
     audit,
-    sealed,
     pinned,
     public_reports,
     training_nets,
