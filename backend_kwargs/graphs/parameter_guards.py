@@ -65,7 +65,7 @@ class _Code:
         self.norms = [owner for owner in counted if torch.is_tensor(owner.get(BATCHES))]
         self.batches = [version_of(owner[BATCHES]) for owner in self.norms]
         if self.constants:
-            guards.guard_last(builder, guard, self.is_unchanged, f"{len(self.ids)} parameters are unchanged")
+            guards.guard_last(builder, guard, self.is_unchanged, f"one of {len(self.ids)} parameters changed")
         for module in modules.values():
             weakref.finalize(module, _drop, weakref.ref(self)).atexit = False
         for each in _outdated(self.current()):

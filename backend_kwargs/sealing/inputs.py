@@ -11,7 +11,7 @@ from backend_kwargs.graphs.memory import SHARED, Memory, overlapping
 from backend_kwargs.graphs.writes import has_memory
 from backend_kwargs.sealing.declared import UndeclaredError
 from backend_kwargs.torch_internals.tensors import in_storage, version_of
-from backend_kwargs.trial import copied, same_bits, tensors_of, walk
+from backend_kwargs.trial import copied, cotangents, same_bits, tensors_of, walk
 
 
 def resized(tensor: torch.Tensor, sizes: Mapping[int, int], *, values: bool = True) -> torch.Tensor:
@@ -93,8 +93,8 @@ def called(call: Call, sample: Sample) -> tuple[Any, Mapping[str, torch.Tensor]]
     if not wanted:
         return output, {}
     targets = [*_leaves(wanted)]
-    ones = [torch.ones_like(each) for each in wanted]
-    gradients = torch.autograd.grad(wanted, targets, ones, allow_unused=True)
+    # Not ones, from which the gradients of a softmax are zero but for rounding.
+    gradients = torch.autograd.grad(wanted, targets, cotangents(wanted), allow_unused=True)
     inputs = {id(each): f"of input {at}" for at, each in enumerate(tensors_of(tuple(sample)))}
     named = zip(targets, gradients, strict=True)
     return output, {inputs.get(id(leaf), str(id(leaf))): each for leaf, each in named if each is not None}

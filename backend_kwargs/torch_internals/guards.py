@@ -91,7 +91,7 @@ def guard_identity(builder: GuardBuilder, guard: Guard, source: Source, identity
 def guard_last(builder: GuardBuilder, guard: Guard, holds: Callable[[object], bool], words: str) -> None:
     """Add a guard that is checked after all others, when the modules are the guarded ones."""
     root: Any = builder.guard_manager.root  # its annotation for a function is wrong
-    root.add_epilogue_lambda_guard(holds, get_verbose_code_parts(words, guard), guard.user_stack)
+    root.add_epilogue_lambda_guard(holds, [words], guard.user_stack)
 
 
 def count_for_one_module(builder: GuardBuilder, root: UnspecializedNNModuleSource) -> None:

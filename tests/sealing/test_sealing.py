@@ -277,6 +277,25 @@ def test_a_training_step_compiles_nothing():
     assert sealed.counters["compiled"] == 2
 
 
+def test_gradients_that_sum_to_zero_are_no_error():
+    """A softmax is sealed in training: from a gradient of ones, its own would be rounding errors alone."""
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(16, 16), nn.Softmax(-1))
+    sealed = bk.seal(torch.compile(net, backend="tmpl-inductor:default"), torch.randn(4, 16))
+    sealed(torch.randn(4, 16)).square().sum().backward()
+    assert sealed.counters == {"compiled": 1, "padded": 0, "missed": 0}
+
+
+def test_a_frozen_weight_that_changed_is_a_miss_in_words():
+    """The reason says what changed, without a line of this package."""
+    net = nn.Linear(2, 2)
+    with torch.no_grad():
+        sealed = bk.seal(torch.compile(net, backend="tmpl-inductor:freezing"), torch.ones(3, 2))
+        net.weight.mul_(2)
+        torch.testing.assert_close(sealed(torch.ones(3, 2)), net(torch.ones(3, 2)))
+    assert sealed.misses == {"one of 2 parameters changed": 1}
+
+
 @pytest.mark.parametrize(
     ("mode", "guard"),
     [
