@@ -2,8 +2,9 @@
 
     python -m benchmarks headroom --kinds drawn
 
-A model runs in eager once; each call with other sizes is then timed by itself. So the table shows where a rewrite could
-gain most, whether one covers it or not: products, convolutions, attention, gathers, scatters, pooling, sorting.
+A model runs in eager once, in training with the backward pass; each call with other sizes is then timed by itself. So the
+table shows where a rewrite could gain most, whether one covers it or not: products, convolutions, attention, gathers,
+scatters, pooling, sorting. An interrupt ends it, and the table has the models up to then.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -37,7 +38,9 @@ FAMILIES = (
     "sort",
     "topk",
     "cum",
-    "_fft",
+    "fft",
+    "grouped_mm",
+    "scaled_dot_product",
 )
 
 
@@ -46,7 +49,6 @@ class Call:
     """Calls of one operator with such inputs: how many, and the least that the device could take, 0 if not known."""
 
     kind: str
-    run: Callable[[], object]
     inputs: str
     limit_s: float
     count: int = 0
@@ -58,23 +60,37 @@ class Call:
         return self.count * max(self.seconds - self.limit_s, 0.0)
 
 
-def _noted(found: dict[tuple[str, str], Call], func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> object:
-    """Call an operator; keep the first of its calls with such inputs, and count them."""
-    result = func(*args, **kwargs)
-    name = func.overloadpacket.__name__
-    if not func.is_view and (func.overloadpacket in flop_registry or name.strip("_").startswith(FAMILIES)):
-        given = tensors_of((args, kwargs))
-        others = [each for each in args if not tensors_of(each)]
-        inputs = f"{', '.join(map(layout_of, given))} {others or ''}"
-        if (key := (str(func), inputs)) not in found:
-            kind = f"{name} {str(given[0].dtype).removeprefix('torch.')}{_groups(name, args)}"
-            found[key] = Call(kind, partial(func, *args, **kwargs), inputs, _limit_s(func, args, kwargs, result))
-        found[key].count += 1
-    return result
+@dataclass
+class _Found:
+    """The calls of a model, with what repeats each, and all of its tensors."""
+
+    calls: dict[tuple[str, str], tuple[Call, Callable[[], object]]] = field(default_factory=dict)
+
+    def note(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> object:
+        """Call an operator; keep the first of its calls with such inputs, and count them."""
+        result = func(*args, **kwargs)
+        name = func.overloadpacket.__name__
+        if not func.is_view and (func.overloadpacket in flop_registry or name.lstrip("_").startswith(FAMILIES)):
+            given = tensors_of((args, kwargs))
+            others = [each for each in args if not tensors_of(each)]
+            inputs = f"{', '.join(map(layout_of, given))} {others or ''}"
+            if (key := (str(func), inputs)) not in self.calls:
+                kind = f"{name} {str(given[0].dtype).removeprefix('torch.')}{_subkind(name, given, args)}"
+                call = Call(kind, inputs, _limit_s(func, args, kwargs, result))
+                self.calls[key] = call, partial(func, *args, **kwargs)
+            self.calls[key][0].count += 1
+        return result
 
 
-def _groups(name: str, args: Sequence[Any]) -> str:
-    return " in groups" if "convolution" in name and args[-1] != 1 else ""
+def _subkind(name: str, given: Sequence[torch.Tensor], args: Sequence[Any]) -> str:
+    """Return what makes a convolution or a product slow by its sizes: groups, few numbers in a window, no alignment."""
+    if "convolution" in name:
+        _, weight = given[-2:] if "backward" in name else given[:2]
+        groups = args[-2] if "backward" in name else args[-1]
+        how = "" if groups == 1 else " depthwise" if weight.shape[1] == 1 else " in groups"
+        return f" {'x'.join(map(str, weight.shape[2:]))}{how}"
+    products = "mm" in name or "attention" in name
+    return " unaligned" if products and any(size % 8 for each in given for size in each.shape[-2:]) else ""
 
 
 def _limit_s(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: object) -> float:
@@ -89,16 +105,20 @@ def _limit_s(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: 
     return max(moved / peaks.bytes_per_s, flops / peaks.flops_per_s)
 
 
-@torch.no_grad()
-def calls_of(model: Callable[..., object], inputs: Sequence[Any], device: torch.device) -> list[Call]:
-    """Return the calls of a model, timed."""
-    found = dict[tuple[str, str], Call]()
-    with undone() as stack:
-        stack.enter_context(OperatorMode(partial(_noted, found)))
-        model(*inputs)
-    for each in found.values():
-        each.seconds = trial.device_seconds(each.run, device)
-    return [*found.values()]
+def calls_of(
+    model: Callable[..., object], inputs: Sequence[Any], device: torch.device, *, training: bool = False
+) -> list[Call]:
+    """Return the calls of a model, timed; in training those of its backward pass too."""
+    found = _Found()
+    with undone() as stack, torch.set_grad_enabled(training):
+        stack.enter_context(OperatorMode(found.note))
+        result = model(*inputs)
+        if training:
+            torch.autograd.backward(tensors_of(result))
+    with torch.no_grad():
+        for call, run in found.calls.values():
+            call.seconds = trial.device_seconds(run, device)
+    return [call for call, _ in found.calls.values()]
 
 
 @dataclass
@@ -141,8 +161,12 @@ def measure_kinds(names: Sequence[str], device: str, say: Say) -> str:
     dtype = torch.bfloat16 if device != "cpu" else torch.float32
     for name in DRAWS.get(",".join(names), names):
         try:
-            model, inputs = MODELS[name].build(where, dtype, "full" if device != "cpu" else "tiny")
-            found[name] = calls_of(model, inputs, where)
+            of = MODELS[name]
+            model, inputs = of.build(where, dtype, "full" if device != "cpu" else "tiny")
+            found[name] = calls_of(model, inputs, where, training=of.training)
+        except KeyboardInterrupt:
+            say(f"{name}: interrupted")
+            break
         except Exception as error:  # noqa: BLE001 - a model that does not run here says nothing of others
             say(f"{name}: {type(error).__name__}: {error}")
             continue
