@@ -2,9 +2,9 @@
 
     python -m benchmarks headroom --kinds drawn
 
-A model runs in eager once, in training with the backward pass; each call with other sizes is then timed by itself. So the
-table shows where a rewrite could gain most, whether one covers it or not: products, convolutions, attention, gathers,
-scatters, pooling, sorting. An interrupt ends it, and the table has the models up to then.
+A model runs in eager once, in training with the backward pass; each call with other sizes is then timed by itself. So
+the table shows where a rewrite could gain most, whether one covers it or not: products, convolutions, attention,
+gathers, scatters, pooling, sorting. An interrupt ends it, and the table has the models up to then.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence

@@ -27,7 +27,10 @@ class Net(nn.Module):
 def test_calls_with_equal_inputs_are_one_row():
     """Operators that are fused are in none; a CPU's limit is not known, so that all of its time is above it."""
     found = calls_of(Net().eval(), (torch.randn(2, 8, 16),), torch.device("cpu"))
-    assert [(each.kind, each.count) for each in found] == [("convolution float32 3 in groups", 2), ("addmm float32 unaligned", 1)]
+    assert [(each.kind, each.count) for each in found] == [
+        ("convolution float32 3 in groups", 2),
+        ("addmm float32 unaligned", 1),
+    ]
     assert all(each.limit_s == 0.0 < each.seconds for each in found)
 
 
