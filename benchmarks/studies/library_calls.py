@@ -7,10 +7,12 @@ the table shows where a rewrite could gain most, whether one covers it or not: p
 gathers, scatters, pooling, sorting. An interrupt ends it, and the table has the models up to then.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+import re
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
+from itertools import starmap
 from typing import Any
 
 import torch
@@ -27,20 +29,8 @@ from benchmarks.workloads.drawn import DRAWS, MODELS
 
 Say = Callable[[str], None]
 MOST = 20  # rows
-FAMILIES = (
-    "index",
-    "gather",
-    "scatter",
-    "embedding",
-    "upsample",
-    "avg_pool",
-    "max_pool",
-    "sort",
-    "topk",
-    "cum",
-    "fft",
-    "grouped_mm",
-    "scaled_dot_product",
+FAMILIES = re.compile(
+    "_*(index|gather|scatter|embedding|upsample|avg_pool|max_pool|sort|topk|cum|fft|grouped_mm|scaled_dot_product)"
 )
 
 
@@ -60,37 +50,15 @@ class Call:
         return self.count * max(self.seconds - self.limit_s, 0.0)
 
 
-@dataclass
-class _Found:
-    """The calls of a model, with what repeats each, and all of its tensors."""
-
-    calls: dict[tuple[str, str], tuple[Call, Callable[[], object]]] = field(default_factory=dict)
-
-    def note(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> object:
-        """Call an operator; keep the first of its calls with such inputs, and count them."""
-        result = func(*args, **kwargs)
-        name = func.overloadpacket.__name__
-        if not func.is_view and (func.overloadpacket in flop_registry or name.lstrip("_").startswith(FAMILIES)):
-            given = tensors_of((args, kwargs))
-            others = [each for each in args if not tensors_of(each)]
-            inputs = f"{', '.join(map(layout_of, given))} {others or ''}"
-            if (key := (str(func), inputs)) not in self.calls:
-                kind = f"{name} {str(given[0].dtype).removeprefix('torch.')}{_subkind(name, given, args)}"
-                call = Call(kind, inputs, _limit_s(func, args, kwargs, result))
-                self.calls[key] = call, partial(func, *args, **kwargs)
-            self.calls[key][0].count += 1
-        return result
-
-
 def _subkind(name: str, given: Sequence[torch.Tensor], args: Sequence[Any]) -> str:
-    """Return what makes a convolution or a product slow by its sizes: groups, few numbers in a window, no alignment."""
+    """Return what makes a convolution or a product slow by its sizes: its window, groups, no alignment."""
     if "convolution" in name:
-        _, weight = given[-2:] if "backward" in name else given[:2]
-        groups = args[-2] if "backward" in name else args[-1]
+        backward = "backward" in name
+        weight, groups = given[1 + backward], args[-1 - backward]
         how = "" if groups == 1 else " depthwise" if weight.shape[1] == 1 else " in groups"
         return f" {'x'.join(map(str, weight.shape[2:]))}{how}"
-    products = "mm" in name or "attention" in name
-    return " unaligned" if products and any(size % 8 for each in given for size in each.shape[-2:]) else ""
+    unaligned = any(size % 8 for each in given for size in each.shape[-2:])
+    return " unaligned" if unaligned and re.search("mm|attention", name) else ""
 
 
 def _limit_s(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: object) -> float:
@@ -109,50 +77,50 @@ def calls_of(
     model: Callable[..., object], inputs: Sequence[Any], device: torch.device, *, training: bool = False
 ) -> list[Call]:
     """Return the calls of a model, timed; in training those of its backward pass too."""
-    found = _Found()
+    found: dict[tuple[str, str], tuple[Call, Callable[[], object]]] = {}
+
+    def called(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> object:
+        """Call an operator; keep the first of its calls with such inputs, and count them."""
+        result = func(*args, **kwargs)
+        name = func.overloadpacket.__name__
+        if not func.is_view and (func.overloadpacket in flop_registry or FAMILIES.match(name)):
+            given = tensors_of((args, kwargs))
+            inputs = f"{', '.join(map(layout_of, given))} {[each for each in args if not tensors_of(each)] or ''}"
+            if (key := (str(func), inputs)) not in found:
+                kind = f"{name} {str(given[0].dtype).removeprefix('torch.')}{_subkind(name, given, args)}"
+                call = Call(kind, inputs, _limit_s(func, args, kwargs, result))
+                found[key] = call, partial(func, *args, **kwargs)
+            found[key][0].count += 1
+        return result
+
     with undone() as stack, torch.set_grad_enabled(training):
-        stack.enter_context(OperatorMode(found.note))
+        stack.enter_context(OperatorMode(called))
         result = model(*inputs)
         if training:
             torch.autograd.backward(tensors_of(result))
     with torch.no_grad():
-        for call, run in found.calls.values():
+        for call, run in found.values():
             call.seconds = trial.device_seconds(run, device)
-    return [call for call, _ in found.calls.values()]
+    return [call for call, _ in found.values()]
 
 
-@dataclass
-class Kind:
-    """All calls of a kind, by model."""
-
-    models: set[str] = field(default_factory=set)
-    calls: list[Call] = field(default_factory=list)
-
-    @property
-    def above_s(self) -> float:
-        """The seconds beyond the limit."""
-        return sum(each.above_s for each in self.calls)
-
-
-def table(by_model: Mapping[str, Iterable[Call]]) -> str:
+def table(by_model: Mapping[str, Sequence[Call]]) -> str:
     """Return the kinds as text, those first that are most above the limit."""
-    kinds: dict[str, Kind] = {}
+    kinds: dict[str, list[tuple[str, Call]]] = {}
     for model, calls in by_model.items():
         for each in calls:
-            kind = kinds.setdefault(each.kind, Kind())
-            kind.models.add(model)
-            kind.calls.append(each)
-    return as_text(("kind", "models", "calls", "ms", "ms above the limit", "most in"), _rows(kinds))
+            kinds.setdefault(each.kind, []).append((model, each))
+    rows = sorted(kinds.items(), key=lambda each: -sum(call.above_s for _, call in each[1]))
+    return as_text(("kind", "models", "calls", "ms", "ms above the limit", "most in"), starmap(_row, rows[:MOST]))
 
 
-def _rows(kinds: Mapping[str, Kind]) -> Iterator[tuple[str, ...]]:
-    for name, kind in sorted(kinds.items(), key=lambda each: -each[1].above_s)[:MOST]:
-        most = max(kind.calls, key=lambda each: each.above_s)
-        seconds = sum(each.count * each.seconds for each in kind.calls)
-        count = sum(each.count for each in kind.calls)
-        times = f", {most.seconds / most.limit_s:.1f}x its limit" if most.limit_s else ""
-        where = f"{most.count}x {most.seconds * 1e6:.0f} µs{times}: {most.inputs}"
-        yield name, str(len(kind.models)), str(count), f"{seconds * 1e3:.2f}", f"{kind.above_s * 1e3:.2f}", where
+def _row(name: str, found: Sequence[tuple[str, Call]]) -> tuple[str, ...]:
+    models, calls = zip(*found, strict=True)
+    most = max(calls, key=lambda each: each.above_s)
+    times = f", {most.seconds / most.limit_s:.1f}x its limit" if most.limit_s else ""
+    sums = map(sum, zip(*((each.count, each.count * each.seconds, each.above_s) for each in calls), strict=True))
+    where = f"{most.count}x {most.seconds * 1e6:.0f} µs{times}: {most.inputs}"
+    return name, str(len({*models})), str(next(sums)), *(f"{each * 1e3:.2f}" for each in sums), where
 
 
 def measure_kinds(names: Sequence[str], device: str, say: Say) -> str:
@@ -164,12 +132,10 @@ def measure_kinds(names: Sequence[str], device: str, say: Say) -> str:
             of = MODELS[name]
             model, inputs = of.build(where, dtype, "full" if device != "cpu" else "tiny")
             found[name] = calls_of(model, inputs, where, training=of.training)
+            say(f"{name}: {len(found[name])} kinds of calls")
         except KeyboardInterrupt:
             say(f"{name}: interrupted")
             break
         except Exception as error:  # noqa: BLE001 - a model that does not run here says nothing of others
             say(f"{name}: {type(error).__name__}: {error}")
-            continue
-        above = sum(each.above_s for each in found[name])
-        say(f"{name}: {len(found[name])} kinds of calls, {above * 1e3:.2f} ms above the limit")
     return table(found)
