@@ -55,6 +55,8 @@ def why_not_repeatable(gm: GraphModule, example_inputs: Sequence[object], *, cus
         return "no input is a tensor"
     if not all(map(has_memory, tensors)):
         return "an input is not a plain tensor"
+    if any(isinstance(value, list) for value in example_inputs):  # of compiled autograd
+        return "an input is a list, which each call empties"
     if any(isinstance(value, torch.SymInt) and not value.node.has_hint() for value in example_inputs):
         return "a size is unknown until it runs"
     if has_side_effects(gm):

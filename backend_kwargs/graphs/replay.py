@@ -81,8 +81,8 @@ class Inputs:
         layouts: dict[int, object] = {}
 
         def fresh() -> list[Any]:
-            with torch.no_grad():
-                given[:] = suspects.fresh()
+            # One that is written is no leaf that requires a gradient, in which a write would be an error.
+            given[:] = [each.detach() if at in declared else each for at, each in enumerate(suspects.fresh())]
             layouts.update((at, layout_of(given[at])) for at in suspects.written)
             return given
 

@@ -58,6 +58,13 @@ def test_a_graph_is_tiny(calls, numbers, tiny):
             id="one without memory",
         ),
         pytest.param(
+            graph_of(torch.sin),
+            [[torch.ones(2)]],
+            {},
+            "an input is a list, which each call empties",
+            id="the inputs of compiled autograd",
+        ),
+        pytest.param(
             graph_of(torch.ops.higher_order.tag_activation_checkpoint), [torch.ones(2)], {}, "", id="checkpointed"
         ),
         pytest.param(

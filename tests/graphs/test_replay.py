@@ -9,7 +9,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from backend_kwargs.graphs.replay import ChangedInputError, Inputs, Task
-from backend_kwargs.trial import memory, served
+from backend_kwargs.trial import cotangents, memory, served
 
 pytestmark = pytest.mark.usefixtures("fresh_dynamo")
 
@@ -310,6 +310,19 @@ def test_which_graphs_train(mode):
         enabled = torch.is_grad_enabled()
     assert trains is enabled
     assert not captured(Task.of, lambda x: x * 3, torch.ones(3)).training
+
+
+def test_a_graph_may_register_a_hook():
+    """The call that finds what a graph writes has inputs that require gradients, without which a hook is an error."""
+
+    def doubled(x):
+        y = x * 2
+        y.register_hook(lambda grad: grad * 3)
+        return y.sin()
+
+    given = captured(Task.of, doubled, torch.zeros(3, requires_grad=True))
+    (gradient,) = given.observe(given.copy())["gradient"]
+    torch.testing.assert_close(gradient, 6 * cotangents([torch.zeros(3)])[0])
 
 
 def test_calls_draw_the_same_numbers():
