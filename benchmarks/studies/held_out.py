@@ -134,7 +134,8 @@ class _Study:
             following = None
             try:
                 group.compile()
-                following = self.group(place, waiting)  # is built while this one is checked and timed
+                if place.gpu:  # is built while this one is checked and timed; without a GPU that would be on its cores
+                    following = self.group(place, waiting)
                 group.compare()
             except Exception as error:  # noqa: BLE001 - a fault of the study must not lose the other models
                 self.note({"record": "fault", "model": group.model, "reason": repr(error)[:500]})
@@ -174,8 +175,9 @@ class _Group:
     def begin(self) -> "_Group":
         """Start the processes of all ways that are asked for, which build the model."""
         known = self.study.known()
-        asked = [way for way in WAYS.values() if way.name in self.asked.ways]
-        self.wanted = [way for way in asked if not known.failed(self.model, way.name)]
+        for way in WAYS.values():
+            if way.name in self.asked.ways and not known.failed(self.model, way.name):
+                self.wanted.append(way)
         for way in self.wanted:
             cold = not (known.compiled(self.model, way.name) and (self.folder(way.name) / "inductor").exists())
             if cold:
