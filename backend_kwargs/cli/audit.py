@@ -23,7 +23,7 @@ from backend_kwargs.errors import BackendKwargsError, printable
 from backend_kwargs.facts.decision import Decision
 from backend_kwargs.fleet import audit, findings
 from backend_kwargs.fleet.findings import Audited, Finding
-from backend_kwargs.fleet.racing import AUTO
+from backend_kwargs.fleet.units import AUTO
 from backend_kwargs.harness.models import model_of, split_factory
 from backend_kwargs.page.values import environment_of
 from backend_kwargs.progress import progress

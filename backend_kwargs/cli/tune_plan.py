@@ -18,10 +18,9 @@ from backend_kwargs.fleet.board import UnitClaims
 from backend_kwargs.fleet.local import LocalPool, devices_here
 from backend_kwargs.fleet.on_ray import RayPool, without_login
 from backend_kwargs.fleet.plan import read_plan
-from backend_kwargs.fleet.racing import AUTO, check, check_keys, is_slower
 from backend_kwargs.fleet.scheduling import Ended, Pool, Queue, drive, expected
 from backend_kwargs.fleet.summary import Summary
-from backend_kwargs.fleet.units import Unit, name_of
+from backend_kwargs.fleet.units import AUTO, Unit, is_slower, name_of
 from backend_kwargs.page import document as page
 from backend_kwargs.page import noise_of
 from backend_kwargs.page.sentence import SLOWER, gained
@@ -69,14 +68,10 @@ def show(
 
 def _run(plan: Path, on: str, share: str, store: str | None, outputs: Outputs) -> None:
     """Tune the units of a plan, print what came of each, and exit with 1 if some failed."""
-    units = read_plan(plan)
-    for unit in units:
-        check(unit)
-    number = share_of(share)
+    units, number = read_plan(plan), share_of(share)
     if on.startswith((f"{RAY}http://", f"{RAY}https://")):
         job = "`ray job submit --working-dir . -- backend-kwargs tune-plan PLAN.toml --on ray:auto`"
         raise removed("'--on ray:http://...'", job)
-    check_keys(units)
     kept = opened(store)
     with _pool(on, plan.resolve().parent) as pool:
         board = UnitClaims(kept.store, releases(), kept.words, pool.devices_of)
@@ -97,11 +92,7 @@ def _run(plan: Path, on: str, share: str, store: str | None, outputs: Outputs) -
 
 def _planned(plan: Path, store: str | None) -> None:
     """Check a plan, its factories and its store, and print its units with what they may take; nothing is raced."""
-    units = read_plan(plan)
-    for unit in units:
-        check(unit)
-    check_keys(units)
-    kept = opened(store)
+    units, kept = read_plan(plan), opened(store)
     board = UnitClaims(kept.store, releases(), kept.words)
     with kept.doing("read"):
         known = board.known()

@@ -17,8 +17,7 @@ from backend_kwargs.backend import Backend
 from backend_kwargs.errors import BackendKwargsError, error_text, shown, warn_once
 from backend_kwargs.facts.decision import Decision
 from backend_kwargs.fleet.findings import Audited
-from backend_kwargs.fleet.racing import backend_of, made
-from backend_kwargs.fleet.units import UNITS, UnitDocument, read
+from backend_kwargs.fleet.units import UNITS, UnitDocument, backend_of, read
 from backend_kwargs.options.option import check
 from backend_kwargs.options.trust import untrusted
 from backend_kwargs.stores import Documents
@@ -232,6 +231,8 @@ def units_of(store: Documents, trusted_keys: Sequence[object] = ()) -> list[Unit
 def targets_of(documents: Sequence[UnitDocument]) -> list[Target]:
     """Return the models of units that can run on this machine; their options are a document's, so data alone."""
     import torch
+
+    from backend_kwargs.fleet.racing import made
 
     targets = []
     for each in documents:

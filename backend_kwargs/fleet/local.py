@@ -9,9 +9,8 @@ from pathlib import Path
 from backend_kwargs.auto.machine import machine
 from backend_kwargs.errors import BackendKwargsError, error_text
 from backend_kwargs.fleet.process import LOOK_S, UnitProcess, cancel
-from backend_kwargs.fleet.racing import is_named
 from backend_kwargs.fleet.scheduling import Ended
-from backend_kwargs.fleet.units import Unit
+from backend_kwargs.fleet.units import Unit, is_named
 
 TOPOLOGY = Path("/sys/devices/system/cpu")
 

@@ -16,9 +16,8 @@ import msgspec
 
 from backend_kwargs.errors import BackendKwargsError, error_text, pip_install
 from backend_kwargs.fleet.process import LOOK_S, UnitProcess, cancel
-from backend_kwargs.fleet.racing import is_named
 from backend_kwargs.fleet.scheduling import MOST_ATTEMPTS, Ended
-from backend_kwargs.fleet.units import Result, Unit
+from backend_kwargs.fleet.units import Result, Unit, is_named
 from backend_kwargs.stores.urls import HIDDEN, label_of, without_secrets
 
 CONNECT_S = 10.0

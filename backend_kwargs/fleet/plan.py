@@ -10,11 +10,21 @@ from msgspec import Meta, Struct, structs
 
 from backend_kwargs.errors import BackendKwargsError, unknown, wrong_value
 from backend_kwargs.files.plain_data import read_toml
-from backend_kwargs.fleet.units import BUDGET_S, KEYS_OF_A_PLAN, OF_THE_STORE, WITHOUT_EFFECT, Name, Seconds, Unit
+from backend_kwargs.fleet.units import (
+    BUDGET_S,
+    KEYS_OF_A_PLAN,
+    OF_THE_STORE,
+    WITHOUT_EFFECT,
+    Name,
+    Seconds,
+    Unit,
+    backend_of,
+)
 from backend_kwargs.harness.models import LIBRARIES, split_factory
 from backend_kwargs.harness.modules import check_defines
 from backend_kwargs.keys import digest
 from backend_kwargs.stores import Store
+from backend_kwargs.stores.signing import private_key
 
 WHAT = "a plan"
 MOST_UNITS = 100_000
@@ -50,7 +60,10 @@ class Plan(Asked, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 def read_plan(path: Path) -> list[Unit]:
-    """Return the units of a plan; raise BackendKwargsError for an unknown key, a wrong value or a missing file."""
+    """Return the units of a plan; raise BackendKwargsError for an unknown key, a wrong value or a missing file.
+
+    Also where `auto` does not take an option of a unit, or the key that is to sign what it decides cannot be read.
+    """
     table = read_toml(path, WHAT)
     where = repr(str(path))
     _check_keys(where, table, Plan)
@@ -66,7 +79,12 @@ def read_plan(path: Path) -> list[Unit]:
     units = [_arriving(where, unit) for unit in itertools.islice(_units(path, plan), MOST_UNITS + 1)]
     if len(units) > MOST_UNITS:
         raise BackendKwargsError(f"{where} has more than {MOST_UNITS} units: divide it into several plans.")
-    return list({unit.key: unit for unit in units}.values())
+    units = list({unit.key: unit for unit in units}.values())
+    for unit in units:
+        backend_of(unit).verify()
+    for key in {Store.of(unit.options.get("store")).signing_key for unit in units} - {None}:
+        private_key(key)
+    return units
 
 
 def _arriving(where: str, unit: Unit) -> Unit:

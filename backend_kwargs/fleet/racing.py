@@ -1,35 +1,32 @@
 """What happens to a unit where it runs: its model is made, raced and timed; and what `tune` does with one model."""
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
+import torch
+from torch.fx import GraphModule
 
+from backend_kwargs import trial
+from backend_kwargs.auto import store, verdicts
 from backend_kwargs.auto.machine import machine, releases
+from backend_kwargs.auto.process_memory import memory, nothing_decided
+from backend_kwargs.auto.reporting import what_is_open
 from backend_kwargs.backend import Backend
+from backend_kwargs.backends import CapturedGraph, Inputs
 from backend_kwargs.errors import BackendKwargsError, error_text
-from backend_kwargs.fleet.units import Result, Unit
+from backend_kwargs.facts import Call
+from backend_kwargs.facts.decision import Decision
+from backend_kwargs.fleet.units import Result, Unit, backend_of, is_named, is_slower
+from backend_kwargs.harness.models import model_of
+from backend_kwargs.harness.study import arguments_of, device_of, move
 from backend_kwargs.interval import Interval
-from backend_kwargs.options.option import check as check_option
-from backend_kwargs.stores import Store
+from backend_kwargs.stores.documents import Document, encoded
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    import torch
-    from torch.fx import GraphModule
-
-    from backend_kwargs import trial
-    from backend_kwargs.backends import Inputs
-    from backend_kwargs.facts import Call
-    from backend_kwargs.facts.decision import Decision
-    from backend_kwargs.options.trust import Check
-
-AUTO = "tmpl-inductor:auto"
 ROUNDS, MOST_TIMING_S = 30, 20.0
 HOUR = 3600.0
 
@@ -42,7 +39,7 @@ class Tuned:
     """
 
     label: str
-    decisions: list["Decision"]
+    decisions: list[Decision]
     eager_s: list[float] = field(default_factory=list)
     compiled_s: list[float] = field(default_factory=list)
     again_s: list[float] = field(default_factory=list)
@@ -63,31 +60,18 @@ class Tuned:
         return is_slower(self.speedup, self.same)
 
     @property
-    def kept(self) -> list["Decision"]:
+    def kept(self) -> list[Decision]:
         """The decisions that other machines may use: those of races, without what is provisional."""
         return list({each.key: each for each in self.decisions if each.rows and not each.provisional}.values())
 
 
-def is_slower(speedup: Interval | None, same: Interval | None) -> bool:
-    """Return whether a speedup is surely below 1, and further than a call may be from itself."""
-    if speedup is None or speedup.high >= 1:
-        return False
-    return same is None or speedup.high < min(same.low, 1 / same.high)
-
-
 def _ratio(baseline: Sequence[float], candidate: Sequence[float]) -> Interval | None:
-    if not (baseline and candidate):
-        return None
-    from backend_kwargs import trial
-
-    return trial.ratio_interval(baseline, candidate)
+    return trial.ratio_interval(baseline, candidate) if baseline and candidate else None
 
 
 @contextmanager
-def racing(backend: Backend, budget_s: float) -> "Iterator[Backend]":
+def racing(backend: Backend, budget_s: float) -> Iterator[Backend]:
     """Give the backend that races every graph anew, with a store of its own, and forgets it at exit."""
-    from backend_kwargs.auto.process_memory import nothing_decided
-
     with nothing_decided():
         limits = {"budget_s": budget_s, "process_budget_s": 100 * HOUR, "most_races": 1000}
         yield backend.bind("tune", {**limits, "race": "always"})
@@ -95,15 +79,9 @@ def racing(backend: Backend, budget_s: float) -> "Iterator[Backend]":
 
 def tuned(label: str, model: Callable[..., object], inputs: object, backend: Backend) -> Tuned:
     """Return the decisions for the graphs of one call, and its times beside eager's."""
-    import torch
-
-    from backend_kwargs import trial
-    from backend_kwargs.backends import CapturedGraph
-    from backend_kwargs.harness.study import arguments_of, device_of
-
     decisions: list[Decision] = []
 
-    def noting(gm: "GraphModule", example_inputs: "Inputs") -> "Call":
+    def noting(gm: GraphModule, example_inputs: Inputs) -> Call:
         compiled = backend.compile(CapturedGraph(gm, example_inputs))
         if compiled.facts.decision:
             decisions.append(compiled.facts.decision)
@@ -130,10 +108,8 @@ def tuned(label: str, model: Callable[..., object], inputs: object, backend: Bac
 
 def _state_of_calls(
     model: Callable[..., object], positional: tuple[object, ...], keywords: Mapping[str, object]
-) -> "trial.State":
+) -> trial.State:
     """Return what a call of the model changes, and puts back before the next one; raise if it fails in eager."""
-    from backend_kwargs import trial
-
     try:
         return trial.Changes.of_calls(model, positional, keywords)
     except trial.CopyError as error:
@@ -142,7 +118,7 @@ def _state_of_calls(
         raise BackendKwargsError(f"The model fails on its example inputs in eager: {error_text(error)}.") from error
 
 
-def why_not_raced(decisions: Sequence["Decision"]) -> str:
+def why_not_raced(decisions: Sequence[Decision]) -> str:
     """Return why no graph of a call was raced."""
     return decisions[0].facts if decisions else "torch.compile found no graph"
 
@@ -154,35 +130,10 @@ def _not_kept(tuned: Tuned) -> str:
     return left_out(tuned.decisions)
 
 
-def left_out(decisions: Sequence["Decision"]) -> str:
+def left_out(decisions: Sequence[Decision]) -> str:
     """Return what is not shipped, since it is provisional, and what would settle it; "" if nothing is."""
-    from backend_kwargs.auto.reporting import what_is_open
-
     reasons = dict.fromkeys(what_is_open(each) for each in decisions if each.rows and each.provisional)
     return f"provisional, so not one to ship: {' / '.join(reasons)}" if reasons else ""
-
-
-def backend_of(unit: Unit, coerce: "Check" = check_option) -> Backend:
-    """Return the backend that races a unit's model."""
-    from backend_kwargs.registry import make_backend
-
-    candidates = {} if unit.candidates is None else {"candidates": list(unit.candidates)}
-    own = {name: value for name, value in unit.options.items() if name != "store"}
-    return make_backend(AUTO).bind("plan", {**own, **candidates, "effort": unit.effort}, coerce)
-
-
-def check(unit: Unit) -> None:
-    """Raise if `auto` has no such option or candidate as a unit's, or does not take its value."""
-    backend_of(unit).verify()
-
-
-def check_keys(units: Sequence[Unit]) -> None:
-    """Raise if a key that is to sign what units decide cannot be read."""
-    from backend_kwargs.stores.signing import private_key
-
-    keys = [key for unit in units if (key := Store.of(unit.options.get("store")).signing_key) is not None]
-    for key in {repr(key): key for key in keys}.values():
-        private_key(key)
 
 
 def race_unit(text: bytes) -> bytes:
@@ -200,8 +151,6 @@ def race_unit(text: bytes) -> bytes:
 
 
 def _raced(unit: Unit) -> Result:
-    import torch
-
     if unit.threads:
         torch.set_num_threads(unit.threads)
     device = torch.device("cuda" if unit.on_gpu else "cpu")
@@ -221,10 +170,8 @@ def _raced(unit: Unit) -> Result:
     )
 
 
-def _machine(device: "torch.device", unit: Unit) -> Mapping[str, Any]:
+def _machine(device: torch.device, unit: Unit) -> Mapping[str, Any]:
     """Return what is recorded of this machine; raise if it has another device than the unit is for."""
-    import torch
-
     if unit.on_gpu and not torch.cuda.is_available():
         raise BackendKwargsError(f"The unit is for {unit.device!r}, and the worker that got it has no GPU.")
     here = machine([device.type], device.index)
@@ -233,41 +180,23 @@ def _machine(device: "torch.device", unit: Unit) -> Mapping[str, Any]:
     return here
 
 
-def is_named(name: str, device: str) -> bool:
-    """Return whether a GPU of this name is what a unit asks for."""
-    return device == "cuda" or device.lower() in name.lower()
-
-
-def made(unit: Unit, device: "torch.device") -> tuple[Any, Any]:
+def made(unit: Unit, device: torch.device) -> tuple[Any, Any]:
     """Return the model and its inputs on the device, in the unit's dtype."""
-    import torch
-
-    from backend_kwargs.harness.models import model_of
-    from backend_kwargs.harness.study import move
-    from backend_kwargs.trial import map_tensors, moved
-
     model, inputs = model_of(unit.model, unit.sizes)
     move(model, device, training=False)
     dtype = getattr(torch, unit.dtype) if unit.dtype else None
     if dtype and isinstance(model, torch.nn.Module):
         model.to(dtype)
-    return model, map_tensors(torch.Tensor.detach, moved(inputs, device, dtype))
+    return model, trial.map_tensors(torch.Tensor.detach, trial.moved(inputs, device, dtype))
 
 
 def _confirmed() -> dict[str, bytes]:
     """Return the documents of what whole graphs have confirmed of places in this process, by name."""
-    from backend_kwargs.auto.process_memory import memory
-    from backend_kwargs.auto.store import Catalogue
-    from backend_kwargs.auto.verdicts import KIND
-    from backend_kwargs.stores.documents import Document, encoded
-
-    found = Catalogue(memory().store).places()
-    return {name: encoded(KIND, Document(name, each)) for name, each in found.items() if each.confirmed}
+    found = store.Catalogue(memory().store).places()
+    return {name: encoded(verdicts.KIND, Document(name, each)) for name, each in found.items() if each.confirmed}
 
 
-def documents_of(decisions: Sequence["Decision"]) -> dict[str, bytes]:
+def documents_of(decisions: Sequence[Decision]) -> dict[str, bytes]:
     """Return the documents of decisions, by name."""
-    from backend_kwargs.auto.store import KIND, name_of
-    from backend_kwargs.stores.documents import Document, encoded
-
-    return {name: encoded(KIND, Document(name, each)) for name, each in ((name_of(each), each) for each in decisions)}
+    named = {store.name_of(each): each for each in decisions}
+    return {name: encoded(store.KIND, Document(name, each)) for name, each in named.items()}

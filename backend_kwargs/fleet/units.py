@@ -8,10 +8,15 @@ from msgspec import Meta, Struct
 
 from backend_kwargs.auto import verdicts
 from backend_kwargs.auto.machine import FIELDS
+from backend_kwargs.backend import Backend
 from backend_kwargs.interval import Interval
 from backend_kwargs.keys import digest
+from backend_kwargs.options.option import check
+from backend_kwargs.options.trust import Check
+from backend_kwargs.registry import make_backend
 from backend_kwargs.stores.documents import Document, Kind, RefusedError, decoded, encoded
 
+AUTO = "tmpl-inductor:auto"
 UNITS = "units/"
 KEY_DIGITS = 40
 BUDGET_S = 300.0  # for each graph's race: no call waits for it, as for the 30 s of `auto`
@@ -74,6 +79,25 @@ class Unit(Struct, frozen=True, forbid_unknown_fields=True):
     def on_gpu(self) -> bool:
         """Whether it is raced on a GPU."""
         return self.device != "cpu"
+
+
+def is_named(name: str, device: str) -> bool:
+    """Return whether a GPU of this name is what a unit asks for."""
+    return device == "cuda" or device.lower() in name.lower()
+
+
+def backend_of(unit: Unit, coerce: Check = check) -> Backend:
+    """Return the backend that races a unit's model."""
+    candidates = {} if unit.candidates is None else {"candidates": list(unit.candidates)}
+    own = {name: value for name, value in unit.options.items() if name != "store"}
+    return make_backend(AUTO).bind("plan", {**own, **candidates, "effort": unit.effort}, coerce)
+
+
+def is_slower(speedup: Interval | None, same: Interval | None) -> bool:
+    """Return whether a speedup is surely below 1, and further than a call may be from itself."""
+    if speedup is None or speedup.high >= 1:
+        return False
+    return same is None or speedup.high < min(same.low, 1 / same.high)
 
 
 class Outcome(Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -8,12 +8,13 @@ import backend_kwargs as bk
 from backend_kwargs.auto import race
 from backend_kwargs.auto.store import Catalogue
 from backend_kwargs.cli import app
-from backend_kwargs.cli import tune as command
+from backend_kwargs.cli import tuned as command
 from backend_kwargs.cli.tune import sizes_of
 from backend_kwargs.facts import decision
 from backend_kwargs.facts.decision import Decision, RaceRow
 from backend_kwargs.fleet import racing
-from backend_kwargs.fleet.racing import Tuned, is_slower
+from backend_kwargs.fleet.racing import Tuned
+from backend_kwargs.fleet.units import is_slower
 from backend_kwargs.page import read_document
 
 FACTORY = """
