@@ -2,33 +2,28 @@
 
 import json
 from io import BytesIO
-from typing import TYPE_CHECKING
 from zipfile import BadZipFile, ZipFile
 
+import torch
+
 from backend_kwargs.auto.candidates import UNFROZEN
+from backend_kwargs.auto.decision import as_json, parsed
+from backend_kwargs.auto.process_memory import load_decisions, settled_decisions
 from backend_kwargs.compile_records import Record, records
 from backend_kwargs.errors import warn_once, wrong_value
-
-if TYPE_CHECKING:
-    from backend_kwargs.torch_internals.caches import CacheInfo
+from backend_kwargs.torch_internals.caches import CacheInfo
 
 # The members of a zip file. torch's member can be passed to torch.compiler.load_cache_artifacts() without this package.
 # Earlier releases wrote "decisions.json", with keys that no graph has any more.
 OF_TORCH, DECISIONS = "torch_cache_artifacts.bin", "auto_decisions.json"
 
 
-def save_cache_artifacts() -> "tuple[bytes, CacheInfo] | None":
+def save_cache_artifacts() -> tuple[bytes, CacheInfo] | None:
     """Return what this process compiled and what `auto` decided, as bytes; None if there is neither.
 
     Like torch.compiler.save_cache_artifacts(), and returns its information about the artifacts too. Frozen graphs are
     not included; a warning says so.
     """
-    import torch
-
-    from backend_kwargs.auto.decision import as_json
-    from backend_kwargs.auto.process_memory import settled_decisions
-    from backend_kwargs.torch_internals.caches import CacheInfo
-
     if frozen := sum(map(_frozen, records())):
         graphs = "1 graph is" if frozen == 1 else f"{frozen} graphs are"
         warn_once(
@@ -56,7 +51,7 @@ def _frozen(record: Record) -> bool:
     return raced or facts.cache not in ("hit", "miss")
 
 
-def load_cache_artifacts(data: bytes) -> "CacheInfo | None":
+def load_cache_artifacts(data: bytes) -> CacheInfo | None:
     """Fill torch's caches from the data of `save_cache_artifacts`; `auto` uses the decisions in it in this process.
 
     Load only data that you trust: torch's artifacts are code.
@@ -65,11 +60,6 @@ def load_cache_artifacts(data: bytes) -> "CacheInfo | None":
         BackendKwargsError: if `data` is anything else.
 
     """
-    import torch
-
-    from backend_kwargs.auto.decision import parsed
-    from backend_kwargs.auto.process_memory import load_decisions
-
     try:
         with ZipFile(BytesIO(data)) as file:
             of_torch, written = file.read(OF_TORCH), file.read(DECISIONS) if DECISIONS in file.namelist() else b"[]"

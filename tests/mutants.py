@@ -108,7 +108,7 @@ TESTS: Mapping[str, str] = {
     "*/graphs/spelling.py": "auto/test_auto_keys.py auto/test_auto_cache_key.py rewrites/test_places.py",
     "*/rewrites/places.py": "rewrites/test_places.py",
     "*/auto/lock.py": "auto/test_lock.py test_pinning.py",
-    "*/pinn*.py": "test_pinning.py auto/test_lock.py",
+    "*/pinning/*.py": "test_pinning.py auto/test_lock.py",
     "*/facts/pins.py": "auto/test_lock.py torch_internals/test_choices.py test_pinning.py",
     "*/choices.py": "torch_internals/test_choices.py test_pinning.py",
     "*/determinism.py": "graphs/test_determinism.py test_pinning.py",

@@ -76,6 +76,8 @@ TORCH_AT_THE_HEAD = (
     "sealing",
     "fleet/racing.py",
     "cli/tuned.py",
+    "pinning/phases.py",
+    "cache_artifacts.py",
 )
 # Modules of these folders that are loaded before there is a graph.
 BEFORE_A_GRAPH = (

@@ -7,18 +7,30 @@ by an object, the place, and every version of the graph can take that place.
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from torch.fx import GraphModule
 
 from backend_kwargs.backends import CompileInner, Inputs
 from backend_kwargs.backends.generated_code import autograd_functions
 from backend_kwargs.facts import Call
 from backend_kwargs.options.layers import Options
-
-if TYPE_CHECKING:
-    from torch.fx import GraphModule
-
-    from backend_kwargs.torch_internals.cudagraph_recording import Recording
-    from backend_kwargs.torch_internals.inductor_code import CompiledFxGraph
+from backend_kwargs.torch_internals.cudagraph_recording import (
+    Recording,
+    fill,
+    noting_recordings,
+    stand_in,
+    take_place,
+    uncompiled,
+)
+from backend_kwargs.torch_internals.inductor_code import CompiledFxGraph
+from backend_kwargs.torch_internals.relowering import (
+    around_lowering,
+    fresh_boxes,
+    is_partitioned,
+    output_strides,
+    spare_of,
+)
 
 
 class IncompatibleVersionError(Exception):
@@ -29,7 +41,7 @@ class IncompatibleVersionError(Exception):
 class LoweredGraph:
     """A graph as AOTAutograd handed it to Inductor, forward or backward, and the place of its compiled versions."""
 
-    gm: "GraphModule"
+    gm: GraphModule
     example_inputs: Inputs
     kwargs: Mapping[str, Any]
     place: Any
@@ -39,8 +51,8 @@ class LoweredGraph:
 class Version:
     """Compiled graphs, one for each place, their CUDA-graph wrappers, and what the stages put round backward passes."""
 
-    graphs: list["CompiledFxGraph"] = field(default_factory=list)
-    recordings: list["Recording"] = field(default_factory=list)
+    graphs: list[CompiledFxGraph] = field(default_factory=list)
+    recordings: list[Recording] = field(default_factory=list)
     backwards: list[object] = field(default_factory=list)
 
     def unrecorded(self) -> "Version":
@@ -68,7 +80,6 @@ class Lowered:
 
     def first(self, version: Version) -> Callable[..., Call]:
         """Return the function that compiles the model, and keeps the graphs that it lowers; they are `version`."""
-        from backend_kwargs.torch_internals.cudagraph_recording import noting_recordings, stand_in
 
         def compile_fx(step: Callable[..., Call], gm: object, inputs: Inputs, inner: CompileInner, **kw: Any) -> Call:
             with noting_recordings() as recordings:
@@ -91,7 +102,6 @@ class Lowered:
 
         A backward graph depends on the code of its forward graph, so that tracing ends in an error there.
         """
-        from backend_kwargs.torch_internals.cudagraph_recording import uncompiled
 
         def compile_nothing(*_: object, is_inference: bool = False, **__: object) -> Any:
             if not is_inference:
@@ -103,8 +113,6 @@ class Lowered:
 
     def again(self, version: Version) -> Callable[..., Call]:
         """Return the function that lowers the kept graphs again, as `version`."""
-        from backend_kwargs.torch_internals.cudagraph_recording import noting_recordings
-        from backend_kwargs.torch_internals.relowering import around_lowering, fresh_boxes, spare_of
 
         def compile_fx(
             step: object, gm: object, inputs: Inputs, inner: CompileInner, *, config_patches: Options, **kw: Any
@@ -129,8 +137,6 @@ class Lowered:
     @cached_property
     def shareable(self) -> bool:
         """Whether other versions can take the places: all graphs are there, and all are Inductor's."""
-        from backend_kwargs.torch_internals.inductor_code import CompiledFxGraph
-
         backward = sum(bool(each.kwargs.get("is_backward")) for each in self.graphs)
         whole = len(self.graphs) == 1 + backward and backward == bool(self._functions)
         return whole and all(isinstance(each.place, CompiledFxGraph) for each in self.graphs)
@@ -153,7 +159,6 @@ class Lowered:
         self.in_place = None
 
     def _put(self, version: Version, *, for_good: bool) -> None:
-        from backend_kwargs.torch_internals.cudagraph_recording import take_place
 
         for each, graph in zip(self.graphs, version.graphs, strict=True):
             take_place(each.place, graph, for_good=for_good)
@@ -162,9 +167,6 @@ class Lowered:
         self.in_place = version
 
     def _check(self, version: Version) -> None:
-        from backend_kwargs.torch_internals.cudagraph_recording import fill
-        from backend_kwargs.torch_internals.inductor_code import CompiledFxGraph
-        from backend_kwargs.torch_internals.relowering import is_partitioned, output_strides
 
         for each, graph in zip(self.graphs, version.graphs, strict=True):
             fill(each.place, graph)
@@ -174,9 +176,8 @@ class Lowered:
                 raise IncompatibleVersionError("CUDA graphs record other parts of it")
 
     def _keeping(self, inner: CompileInner) -> CompileInner:
-        from backend_kwargs.torch_internals.relowering import spare_of
 
-        def compile_one(gm: "GraphModule", example_inputs: Inputs, **kwargs: Any) -> Call:
+        def compile_one(gm: GraphModule, example_inputs: Inputs, **kwargs: Any) -> Call:
             kept = LoweredGraph(spare_of(gm), example_inputs, kwargs, None)
             self.graphs.append(kept)
             kept.place = inner(gm, example_inputs, **kwargs)

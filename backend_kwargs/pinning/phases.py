@@ -1,4 +1,4 @@
-"""Write a lock: race a model, compile it with all timing noted, and see that the lock gives the same bits."""
+"""The phases in which a lock is written: a copy of the model is called in each."""
 
 import copy
 import tempfile
@@ -8,83 +8,38 @@ from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
 from types import FunctionType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import torch
+
+from backend_kwargs.auto.lock import read_lock, write_lock
+from backend_kwargs.auto.pinned import note_configurations
 from backend_kwargs.backend import Backend
-from backend_kwargs.errors import BackendKwargsError, error_text, warn_once, wrong_value
+from backend_kwargs.backends import CapturedGraph
+from backend_kwargs.bundles.samples import Sample
+from backend_kwargs.errors import BackendKwargsError, error_text, warn_once
 from backend_kwargs.facts import Call
-from backend_kwargs.facts.pins import PINNED, Pins
-from backend_kwargs.files.atomic_write import check_writable
-from backend_kwargs.progress import progress
-from backend_kwargs.registry import make_backend
-
-if TYPE_CHECKING:
-    import torch
-
-    from backend_kwargs.bundles.samples import Sample
-    from backend_kwargs.trial.served import Changes
-
-AUTO = "tmpl-inductor:auto"
+from backend_kwargs.facts.pins import Pins
+from backend_kwargs.harness.isolation import isolated
+from backend_kwargs.harness.study import arguments_of
+from backend_kwargs.sealing.inputs import called
+from backend_kwargs.torch_internals.caches import forget_loaded, fresh_cache
+from backend_kwargs.torch_internals.sealing import compiling_ahead
+from backend_kwargs.torch_internals.tensors import version_of
+from backend_kwargs.trial import Changes, CopyError, generators, map_tensors, parts, same_bits, tensors_of
 
 
-def pin(
-    model: Callable[..., Any],
-    example_inputs: object,
-    *,
-    lock: str | Path,
-    backend: str | Backend = AUTO,
-    dynamic: bool | None = None,
-    add: bool = False,
-) -> Backend:
-    """Write what timing chooses for `model` into the file `lock`; return the backend that serves by it.
-
-    `example_inputs` are the arguments of a call: a tensor, a sequence of arguments, a dict of keywords, or a tuple of
-    arguments with a dict of keywords. A copy is called as in a fresh process: forward and, where gradients are
-    recorded, backward. Nothing of the caller's changes, what a function holds included. `auto` races its graphs first
-    unless its store has decisions. `dynamic` is `torch.compile`'s. A file that is there is replaced, or with `add`
-    keeps what it has and gets what it lacks; in either case once two compiles by the new one gave the same bits.
-    """
-    if not callable(model):
-        raise wrong_value("model", "a module or a function", model)
-    if not isinstance(lock, str | Path):
-        raise wrong_value("lock", "a path", lock)
-    try:
-        with progress("pin", "starting") as tell:
-            return _pinned(model, example_inputs, Path(lock), backend, dynamic, tell, add=add)
-    except Exception as error:
-        if (ours := _ours(error)) is None:
-            raise
-        raise type(ours)(str(ours)) from error
-
-
-def _ours(error: BaseException | None) -> BackendKwargsError | None:
-    """Return the error of this package that torch wrapped, None if there is none."""
-    seen: set[int] = set()
-    while error is not None and id(error) not in seen:
-        if isinstance(error, BackendKwargsError):
-            return error
-        seen.add(id(error))
-        error = getattr(error, "inner_exception", None) or error.__cause__ or error.__context__
-    return None
-
-
-def _pinned(
-    model: Callable[..., Any],
-    example_inputs: object,
+def write(
     path: Path,
-    backend: str | Backend,
+    model: Callable[..., Any],
+    example_inputs: object,
+    served: Backend,
     dynamic: bool | None,
     tell: Callable[[str, float], None],
     *,
     add: bool,
-) -> Backend:
-    served = make_backend(backend).bind("pin", {"reproducible": PINNED, "lock": str(path)})
-    check_writable(path)
-    served.verify()
-    from backend_kwargs.auto.lock import read_lock, write_lock
-    from backend_kwargs.auto.pinned import note_configurations
-    from backend_kwargs.torch_internals.caches import forget_loaded, fresh_cache
-
+) -> None:
+    """Write the lock; raise if two compiles by it do not give the same bits."""
     pins = read_lock(path) if add and path.exists() else Pins(str(path))
     run = partial(_called, _Example.of(model, example_inputs), served, pins, dynamic)
     if served.options.get("auto"):
@@ -105,7 +60,6 @@ def _pinned(
     if add and path.exists():  # what another process has added meanwhile
         pins = pins.with_others(read_lock(path))
     write_lock(pins, path)
-    return served
 
 
 @dataclass(frozen=True)
@@ -113,18 +67,12 @@ class _Example:
     """A model and the arguments of a call, copied for each run; `changes` has what a function's calls change."""
 
     model: Callable[..., Any]
-    sample: "Sample"
-    changes: "Changes"
+    sample: Sample
+    changes: Changes
 
     @classmethod
     def of(cls, model: Callable[..., Any], example_inputs: object) -> "_Example":
         """Return an example; a function is called once in eager, since what it holds is not copied with it."""
-        import torch
-
-        from backend_kwargs.bundles.samples import Sample
-        from backend_kwargs.harness.study import arguments_of
-        from backend_kwargs.trial import Changes, CopyError, map_tensors
-
         # A result of other operations cannot be copied; one that is given twice stays one.
         args, kwargs = arguments_of(example_inputs)
         if len(args) == 2 and isinstance(args[0], tuple) and isinstance(args[1], dict):
@@ -140,10 +88,8 @@ class _Example:
             raise _uncopied(str(error)) from error
 
     @contextmanager
-    def copied(self) -> "Iterator[tuple[Callable[..., Any], Sample]]":
+    def copied(self) -> Iterator[tuple[Callable[..., Any], Sample]]:
         """Yield a copy of both, the function's code included, in which dynamo keeps what it compiles."""
-        import torch
-
         try:
             with torch.inference_mode(False):  # else the copies would be inference tensors, which the originals are not
                 model, sample = own = copy.deepcopy((self.model, self.sample))
@@ -170,34 +116,23 @@ def _uncopied(why: str) -> BackendKwargsError:
     return BackendKwargsError(f"The model and its inputs must be ones that copy.deepcopy() can copy, got {why}.")
 
 
-def _leaf(tensor: "torch.Tensor") -> "torch.Tensor":
+def _leaf(tensor: torch.Tensor) -> torch.Tensor:
     return tensor if tensor.is_leaf else tensor.detach().requires_grad_()
 
 
 @contextmanager
-def _seeded() -> "Iterator[None]":
+def _seeded() -> Iterator[None]:
     """Draw the same random numbers in each run, and none of the caller's."""
-    from backend_kwargs.trial import generators
-
     with generators.kept():
         generators.seed()
         yield
 
 
-def _called(example: _Example, backend: Backend, pins: Pins, dynamic: bool | None) -> "list[torch.Tensor]":
+def _called(example: _Example, backend: Backend, pins: Pins, dynamic: bool | None) -> list[torch.Tensor]:
     """Call a copy under `backend`; return its results, gradients, and what else the call has written."""
-    import torch
-
-    from backend_kwargs.backends import CapturedGraph
-    from backend_kwargs.harness.isolation import isolated
-    from backend_kwargs.sealing.inputs import called
-    from backend_kwargs.torch_internals.sealing import compiling_ahead
-    from backend_kwargs.torch_internals.tensors import version_of
-    from backend_kwargs.trial import parts, tensors_of
-
     graphs = []
 
-    def compile_graph(gm: "torch.fx.GraphModule", inputs: Sequence[Any]) -> Call:  # another function for each run
+    def compile_graph(gm: torch.fx.GraphModule, inputs: Sequence[Any]) -> Call:  # another function for each run
         graphs.append(gm)
         return backend.compile(CapturedGraph(gm, inputs, pins=pins)).call
 
@@ -214,10 +149,8 @@ def _called(example: _Example, backend: Backend, pins: Pins, dynamic: bool | Non
         return [each.detach().clone() for each in (*tensors_of(output), *gradients.values(), *written)]
 
 
-def _check_equal(first: "Sequence[torch.Tensor]", second: "Sequence[torch.Tensor]") -> None:
+def _check_equal(first: Sequence[torch.Tensor], second: Sequence[torch.Tensor]) -> None:
     """Raise if two runs of the same kernels gave other bits."""
-    from backend_kwargs.trial.served import same_bits
-
     for at, pair in enumerate(zip(first, second, strict=True)):
         if not same_bits(*pair):
             raise BackendKwargsError(
