@@ -109,7 +109,7 @@ TESTS: Mapping[str, str] = {
     "*/rewrites/places.py": "rewrites/test_places.py",
     "*/auto/lock.py": "auto/test_lock.py test_pinning.py",
     "*/pinning/*.py": "test_pinning.py auto/test_lock.py",
-    "*/facts/pins.py": "auto/test_lock.py torch_internals/test_choices.py test_pinning.py",
+    "*/facts/__init__.py": "auto/test_lock.py torch_internals/test_choices.py test_pinning.py",
     "*/choices.py": "torch_internals/test_choices.py test_pinning.py",
     "*/determinism.py": "graphs/test_determinism.py test_pinning.py",
     "*/auto/stored.py": "auto/test_auto_stored.py test_explain.py",

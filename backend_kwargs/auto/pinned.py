@@ -14,8 +14,7 @@ from backend_kwargs.auto.lock import check_machine, pinned_machine, read_lock
 from backend_kwargs.auto.machine import machine
 from backend_kwargs.backends import CapturedGraph, CompileFn, CompileInner
 from backend_kwargs.errors import BackendKwargsError, shown
-from backend_kwargs.facts import Call, Compiled
-from backend_kwargs.facts.pins import PinnedKernel, Pins
+from backend_kwargs.facts import Call, Compiled, PinnedKernel, Pins
 from backend_kwargs.graphs.determinism import check_deterministic, check_no_atomics
 from backend_kwargs.graphs.freezing import UNCACHED
 from backend_kwargs.keys import digest, key

@@ -12,8 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
-from backend_kwargs.facts import Call, Compiled
-from backend_kwargs.facts.pins import Pins
+from backend_kwargs.facts import Call, Compiled, Pins
 from backend_kwargs.options.layers import Layer, Options
 from backend_kwargs.options.machine import Machine
 from backend_kwargs.options.option import Option

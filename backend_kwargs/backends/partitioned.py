@@ -15,8 +15,7 @@ from torch.fx import GraphModule, Node
 from backend_kwargs.backends import CapturedGraph, Inputs
 from backend_kwargs.backends.part_compiler import PartCompiler, Unsupported, is_too_small, why_not
 from backend_kwargs.errors import BackendKwargsError, error_text, warn_once
-from backend_kwargs.facts import Call, Compiled, CompileFacts
-from backend_kwargs.facts.parts import Partition, PartsSummary
+from backend_kwargs.facts import Call, Compiled, CompileFacts, Partition, PartsSummary
 from backend_kwargs.graphs.freezing import compile_frozen
 from backend_kwargs.graphs.layouts import with_eagers_layouts
 from backend_kwargs.graphs.memory import SHARED, SharedMemory, unless_shared

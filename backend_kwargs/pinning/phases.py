@@ -18,8 +18,7 @@ from backend_kwargs.backend import Backend
 from backend_kwargs.backends import CapturedGraph
 from backend_kwargs.bundles.samples import Sample
 from backend_kwargs.errors import BackendKwargsError, error_text, warn_once
-from backend_kwargs.facts import Call
-from backend_kwargs.facts.pins import Pins
+from backend_kwargs.facts import Call, Pins
 from backend_kwargs.harness.isolation import isolated
 from backend_kwargs.harness.study import arguments_of
 from backend_kwargs.sealing.inputs import called

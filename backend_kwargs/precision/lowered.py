@@ -10,9 +10,7 @@ from torch.fx import GraphModule
 
 from backend_kwargs.backends import CapturedGraph, CompileFn, Inputs
 from backend_kwargs.errors import warn_once
-from backend_kwargs.facts import Call, Compiled
-from backend_kwargs.facts.parts import left_to_eager
-from backend_kwargs.facts.precision import PrecisionUse
+from backend_kwargs.facts import Call, Compiled, PrecisionUse, left_to_eager
 from backend_kwargs.graphs.freezing import by_source, lifted_parameters, only_read_parameters
 from backend_kwargs.graphs.parameter_guards import guard_parameters
 from backend_kwargs.graphs.writes import copy_of_graph, has_transforms, keep_inputs

@@ -11,8 +11,7 @@ from torch.fx import GraphModule
 
 from backend_kwargs.backends import Inputs
 from backend_kwargs.errors import warn_once
-from backend_kwargs.facts import Call, Compiled
-from backend_kwargs.facts.precision import PrecisionUse
+from backend_kwargs.facts import Call, Compiled, PrecisionUse
 from backend_kwargs.graphs.writes import copy_of_graph
 from backend_kwargs.precision.error import Truth
 from backend_kwargs.precision.errors import UnfitPrecisionError, UnmeasuredError

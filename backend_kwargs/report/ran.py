@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Sequence
 
 from backend_kwargs.compile_records import Record
-from backend_kwargs.facts.parts import why_fell_back
+from backend_kwargs.facts import why_fell_back
 from backend_kwargs.report.graphs import Code, EngineShare, Ran
 
 RETURNED = Ran("fell_back", "ran in eager: the backend returned the graph unchanged")

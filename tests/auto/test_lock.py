@@ -8,8 +8,8 @@ from backend_kwargs import make_backend
 from backend_kwargs.auto.lock import check_machine, described, read_lock, write_lock
 from backend_kwargs.errors import BackendKwargsError
 from backend_kwargs.explain import explain
+from backend_kwargs.facts import PinnedKernel, Pins
 from backend_kwargs.facts.decision import Decision
-from backend_kwargs.facts.pins import PinnedKernel, Pins
 
 MACHINE = {"torch": "2.13.0", "triton": None, "cuda": None, "backend-kwargs": "0.1", "cpu": "AVX2", "threads": 2}
 WHERE, NOTHING = "torch 2.13.0, cpu AVX2, threads 2", "No store is read, and nothing is timed."

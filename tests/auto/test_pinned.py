@@ -18,8 +18,8 @@ from backend_kwargs.auto.machine import machine
 from backend_kwargs.auto.pinned import UNTIMED, PinnedChooser, compile_pinned, entry_of, untimed
 from backend_kwargs.backends import CapturedGraph
 from backend_kwargs.errors import BackendKwargsError
+from backend_kwargs.facts import PinnedKernel, Pins
 from backend_kwargs.facts.decision import Decision
-from backend_kwargs.facts.pins import PinnedKernel, Pins
 from backend_kwargs.graphs.determinism import ASK
 from backend_kwargs.options.catalogue import inductor_options
 from backend_kwargs.torch_internals.choices import Site, chosen_by

@@ -237,7 +237,7 @@ def test_a_failed_part_is_a_status_of_compare(engine, refused):
 @both
 def test_the_fallback_check_tells_of_a_failed_part(engine, refused):
     """A race asks it after the first call."""
-    from backend_kwargs.facts.parts import left_to_eager
+    from backend_kwargs.facts import left_to_eager
 
     compiled = []
 

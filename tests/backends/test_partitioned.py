@@ -14,7 +14,7 @@ from backend_kwargs.backends import CapturedGraph
 from backend_kwargs.backends.part_compiler import CompiledPart, PartCompiler
 from backend_kwargs.backends.partitioned import compile_by_parts
 from backend_kwargs.errors import BackendKwargsWarning
-from backend_kwargs.facts.parts import Partition, PartsSummary, left_to_eager
+from backend_kwargs.facts import Partition, PartsSummary, left_to_eager
 
 pytestmark = pytest.mark.usefixtures("fresh_dynamo")
 

@@ -8,8 +8,7 @@ from torch.nn import functional
 
 import backend_kwargs as bk
 from backend_kwargs import BackendKwargsWarning
-from backend_kwargs.facts import Compiled
-from backend_kwargs.facts.precision import PrecisionUse
+from backend_kwargs.facts import Compiled, PrecisionUse
 from backend_kwargs.options.machine import installed_version
 from backend_kwargs.precision import reference
 from backend_kwargs.precision.error import Truth

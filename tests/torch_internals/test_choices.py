@@ -12,7 +12,7 @@ from torch._inductor.select_algorithm import get_algorithm_selector_cache
 
 from backend_kwargs.auto.pinned import PinnedChooser, note_configurations
 from backend_kwargs.errors import BackendKwargsError
-from backend_kwargs.facts.pins import Pins
+from backend_kwargs.facts import Pins
 from backend_kwargs.torch_internals.choices import chosen_by
 
 needs_triton = pytest.mark.skipif(not find_spec("triton"), reason="Triton is not installed")
