@@ -33,9 +33,8 @@ from backend_kwargs.files.atomic_write import write_whole
 from backend_kwargs.files.plain_data import check_plain
 from backend_kwargs.keys import digest
 from backend_kwargs.options.layers import Layer, Options, copied, merge, same
-from backend_kwargs.options.option import Option, check, convert
+from backend_kwargs.options.option import Option, check, check_length, convert, join_spec
 from backend_kwargs.options.requirements import DYNAMO_BACKENDS, Limit, require
-from backend_kwargs.options.spec import check_length, join_spec
 from backend_kwargs.options.templates import template_names
 from backend_kwargs.options.trust import Check, consent, untrusted
 from backend_kwargs.pipeline import COMPILERS, compile_graph, request_of

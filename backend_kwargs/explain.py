@@ -107,7 +107,7 @@ def explain(spec: str | Callable[..., object], options: Options | None = None, /
         notes.append(described(str(backend.options["lock"])))
     elif backend.takes_inductor_options and backend.options.get("auto"):
         from backend_kwargs.auto.settings import RaceSettings
-        from backend_kwargs.auto.stored import stored_here
+        from backend_kwargs.auto.store import stored_here
 
         notes += stored_here(RaceSettings.of(backend.options))
     return Explanation(repr(backend), tuple(effects), tuple(notes))

@@ -23,9 +23,8 @@ from backend_kwargs.facts import Compiled
 from backend_kwargs.options import precisions
 from backend_kwargs.options.layers import Options, merge, with_users
 from backend_kwargs.options.machine import Machine
-from backend_kwargs.options.option import Option
+from backend_kwargs.options.option import Option, split_templates
 from backend_kwargs.options.requirements import Rule, generators, limits
-from backend_kwargs.options.spec import split_templates
 from backend_kwargs.options.trust import OWN_DATA
 from backend_kwargs.rewrites.table import check_rewrites, chosen_places, find_rewrite, raced_rewrites
 

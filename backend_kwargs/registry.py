@@ -15,8 +15,7 @@ from backend_kwargs.facts.decision import EAGER
 from backend_kwargs.files.plain_data import check_plain
 from backend_kwargs.options.inductor_names import InductorKeywords, InductorOptions
 from backend_kwargs.options.layers import Options, with_users
-from backend_kwargs.options.option import check, convert
-from backend_kwargs.options.spec import check_name
+from backend_kwargs.options.option import check, check_name, convert
 from backend_kwargs.options.templates import (
     Template,
     add_templates,

@@ -64,8 +64,7 @@ EQUIVALENT = Path(__file__).with_suffix(".toml")
 TESTS: Mapping[str, str] = {
     "backend_kwargs/trial/bound.py": "trial/ precision/test_precision_bound.py",
     "backend_kwargs/options/layers.py": "options/test_layers.py test_backend.py",
-    "backend_kwargs/options/spec.py": "options/test_spec.py test_backend.py",
-    "backend_kwargs/options/option.py": "options/test_options.py options/test_catalogue.py"
+    "backend_kwargs/options/option.py": "options/test_options.py options/test_catalogue.py options/test_spec.py"
     " options/test_false_none_absent.py test_backend_written.py",
     "backend_kwargs/backend.py": "test_backend.py test_backend_written.py test_backend_environment.py test_registry.py"
     " backends/test_dynamo_backends.py backends/inductor/test_inductor.py",
@@ -112,7 +111,6 @@ TESTS: Mapping[str, str] = {
     "*/facts/__init__.py": "auto/test_lock.py torch_internals/test_choices.py test_pinning.py",
     "*/choices.py": "torch_internals/test_choices.py test_pinning.py",
     "*/determinism.py": "graphs/test_determinism.py test_pinning.py",
-    "*/auto/stored.py": "auto/test_auto_stored.py test_explain.py",
     "*/auto/audit.py": "fleet/test_audit.py fleet/test_findings.py",
     "*/auto/decision.py": "auto/test_auto_decision.py auto/test_auto_decisions_toml.py",
     "*/decisions_toml.py": "auto/test_auto_decisions_toml.py auto/test_auto_compilers.py auto/test_auto_precision.py",
@@ -143,7 +141,8 @@ TESTS: Mapping[str, str] = {
     "*/ranks.py": "auto/test_auto_ranks.py test_left_by_exceptions.py",
     "*/reporting.py": "auto/test_auto_reporting.py auto/test_auto_precision.py auto/test_auto_race.py",
     "*/auto/settings.py": "auto/test_auto_settings.py auto/test_auto_decide.py",
-    "*/auto/store.py": "auto/test_auto_decision.py faults/test_faults_store.py",
+    "*/auto/store.py": "auto/test_auto_decision.py faults/test_faults_store.py auto/test_auto_stored.py"
+    " test_explain.py",
     "*/auto/machine.py": "auto/test_auto_keys.py auto/test_auto_cache_key.py",
     "*/graphs/eligibility.py": "graphs/test_eligibility.py auto/test_auto_effects.py"
     " auto/test_auto_decide.py auto/test_auto_race.py",

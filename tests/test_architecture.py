@@ -90,7 +90,6 @@ BEFORE_A_GRAPH = (
     "auto/machine.py",
     "auto/settings.py",
     "auto/store.py",
-    "auto/stored.py",
     "backends/__init__.py",
     "backends/declared.py",
     "backends/dynamo.py",

@@ -19,11 +19,11 @@ from backend_kwargs.backends.inductor import cutlass
 from backend_kwargs.backends.onnxruntime import session as onnx_session
 from backend_kwargs.backends.tvm import settings
 from backend_kwargs.bundles import libraries
-from backend_kwargs.bundles.disk.files import private_folder
+from backend_kwargs.bundles.disk.place import private_folder
 from backend_kwargs.bundles.running import without_gradients
 from backend_kwargs.cli.console import quiet
 from backend_kwargs.files.opened import opened_folder
-from backend_kwargs.harness.modules import importable
+from backend_kwargs.harness.models import importable
 from backend_kwargs.precision import quantised
 from backend_kwargs.torch_internals import caches, cudagraph_recording, inductor_config
 from backend_kwargs.torch_internals.autotuning import TIMERS, benchmarker

@@ -6,8 +6,8 @@ from typing import Any
 import torch
 from torch.fx import GraphModule, Node
 
-from backend_kwargs.graphs.drawing import run_apart
 from backend_kwargs.graphs.eligibility import has_side_effects, holds_state, may_communicate
+from backend_kwargs.graphs.replay import run_apart
 from backend_kwargs.graphs.writes import copy_of_graph, has_memory
 from backend_kwargs.torch_internals.fake_tensors import FakeTensor
 from backend_kwargs.torch_internals.guards import TracingContext

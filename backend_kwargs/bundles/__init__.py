@@ -2,7 +2,7 @@
 
 `module` is what users see: `CompiledModule`, with its `config` and `states`.
 `building` and `running` compile a module, call it, and serve it; `samples` are the arguments it is
-compiled for, and `input_check` compares a call's with them.
+compiled for, with which the arguments of a call are compared.
 `graphs` keeps compiled graphs and loads them; `libraries` loads their C++ functions, and `operators` tells which
 of them may have changed elsewhere.
 `disk/` is the folder of a bundle: written whole, read with care.

@@ -27,7 +27,7 @@ from backend_kwargs.auto.candidates import permits
 from backend_kwargs.backend import Backend, find_backend
 from backend_kwargs.backends import CapturedGraph, Inputs
 from backend_kwargs.backends.generated_code import compiled_graphs
-from backend_kwargs.bundles.disk.files import private_folder
+from backend_kwargs.bundles.disk.place import private_folder
 from backend_kwargs.bundles.libraries import library, provided
 from backend_kwargs.bundles.operators import inlined
 from backend_kwargs.bundles.samples import content_hash

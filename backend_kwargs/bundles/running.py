@@ -12,8 +12,7 @@ import torch
 
 from backend_kwargs.bundles.config import CompileConfig
 from backend_kwargs.bundles.graphs import Graph, GraphBackend
-from backend_kwargs.bundles.input_check import InputCheck
-from backend_kwargs.bundles.samples import Metadata, sizes_differ
+from backend_kwargs.bundles.samples import InputCheck, Metadata, sizes_differ
 from backend_kwargs.errors import BackendKwargsError
 from backend_kwargs.facts import Call
 from backend_kwargs.files.atomic_write import temporary

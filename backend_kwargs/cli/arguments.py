@@ -10,12 +10,10 @@ import typer
 from backend_kwargs.backend import Backend, find_backend
 from backend_kwargs.errors import BackendKwargsError, BrokenPluginError, warn_once
 from backend_kwargs.explain import Verdict, verdict
-from backend_kwargs.harness.models import LIBRARIES, check_factory
-from backend_kwargs.harness.modules import spec_of
+from backend_kwargs.harness.models import LIBRARIES, check_factory, spec_of
 from backend_kwargs.options.catalogue import inductor_options
-from backend_kwargs.options.option import convert
+from backend_kwargs.options.option import convert, split_assignment
 from backend_kwargs.options.requirements import DYNAMO_BACKENDS, CannotWorkError, limits
-from backend_kwargs.options.spec import split_assignment
 from backend_kwargs.registry import make_backend
 
 

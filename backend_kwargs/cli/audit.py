@@ -15,9 +15,8 @@ from backend_kwargs.auto.store import Catalogue
 from backend_kwargs.backend import Backend
 from backend_kwargs.cli.arguments import assigned, backend_from_text
 from backend_kwargs.cli.audited import COLUMNS, notes_of, page_of, row_of
-from backend_kwargs.cli.console import console, print_table, quiet, say
+from backend_kwargs.cli.console import Outputs, console, output_option, print_table, quiet, say
 from backend_kwargs.cli.decisions import Where, store_of
-from backend_kwargs.cli.pages import Outputs, output_option
 from backend_kwargs.cli.tune import sizes_of
 from backend_kwargs.errors import BackendKwargsError, printable
 from backend_kwargs.facts.decision import Decision

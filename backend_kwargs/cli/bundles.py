@@ -15,7 +15,7 @@ from backend_kwargs.cli.arguments import Assignments, assigned, checked_model
 from backend_kwargs.cli.console import print_table, quiet, say
 from backend_kwargs.errors import BackendKwargsError, shown
 from backend_kwargs.harness.models import built as made_by
-from backend_kwargs.harness.modules import spec_of
+from backend_kwargs.harness.models import spec_of
 from backend_kwargs.options.option import convert
 from backend_kwargs.registry import PLAIN, make_backend
 

@@ -12,14 +12,12 @@ import typer
 
 from backend_kwargs.backend import Backend
 from backend_kwargs.cli.arguments import MaybeModel, backend_from_text, given_to
-from backend_kwargs.cli.console import console, print_table, quiet, say
-from backend_kwargs.cli.pages import Output, Outputs
+from backend_kwargs.cli.console import Output, Outputs, console, print_table, quiet, say
 from backend_kwargs.cli.pasting import Timed, lines_to_paste
 from backend_kwargs.errors import BackendKwargsError, wrong_value
 from backend_kwargs.facts.decision import EAGER
-from backend_kwargs.harness.models import folder_of_model, model_of
-from backend_kwargs.harness.modules import importable
-from backend_kwargs.options.spec import join_candidate, split_candidates
+from backend_kwargs.harness.models import folder_of_model, importable, model_of
+from backend_kwargs.options.option import join_candidate, split_candidates
 from backend_kwargs.page import read_document
 from backend_kwargs.page.values import file_of
 from backend_kwargs.progress import progress

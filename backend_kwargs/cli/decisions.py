@@ -15,12 +15,10 @@ from backend_kwargs.auto import verdicts
 from backend_kwargs.auto.decisions_toml import read_decisions, template_name, write_decisions
 from backend_kwargs.auto.machine import device_of, difference
 from backend_kwargs.auto.reporting import what_is_open
-from backend_kwargs.auto.store import FOLDER, KIND, Catalogue
-from backend_kwargs.auto.stored import counted
+from backend_kwargs.auto.store import FOLDER, KIND, Catalogue, counted
 from backend_kwargs.backend import find_backend
 from backend_kwargs.cli.arguments import As, AsJson
-from backend_kwargs.cli.console import console, print_config, print_json, print_table, say, watched
-from backend_kwargs.cli.pages import Output, Outputs
+from backend_kwargs.cli.console import Output, Outputs, console, print_config, print_json, print_table, say, watched
 from backend_kwargs.cli.pasting import lines_to_paste
 from backend_kwargs.errors import BackendKwargsError
 from backend_kwargs.facts.decision import Decision

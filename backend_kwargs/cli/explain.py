@@ -10,7 +10,7 @@ from backend_kwargs.cli.arguments import As, AsJson, Assignments, assigned, back
 from backend_kwargs.cli.console import print_config, print_json, print_table, say
 from backend_kwargs.errors import BackendKwargsError
 from backend_kwargs.explain import COLUMNS, explain
-from backend_kwargs.harness.modules import spec_of
+from backend_kwargs.harness.models import spec_of
 from backend_kwargs.options.catalogue import documented
 from backend_kwargs.options.option import Option, describe
 

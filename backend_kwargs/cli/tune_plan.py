@@ -10,9 +10,8 @@ from typing import Annotated
 import typer
 
 from backend_kwargs.auto.machine import releases
-from backend_kwargs.cli.console import console, print_table, say
+from backend_kwargs.cli.console import Output, Outputs, console, print_table, say
 from backend_kwargs.cli.decisions import Where
-from backend_kwargs.cli.pages import Output, Outputs
 from backend_kwargs.errors import BackendKwargsError, removed, shortened, wrong_value
 from backend_kwargs.fleet.board import UnitClaims
 from backend_kwargs.fleet.local import LocalPool, devices_here

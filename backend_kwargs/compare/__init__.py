@@ -8,8 +8,7 @@ from collections.abc import Callable, Sequence
 import torch
 
 from backend_kwargs.compare.document import ShownComparison
-from backend_kwargs.compare.rows import Candidate, Comparison, Mode, Progress, Row, fastest, to_json
-from backend_kwargs.compare.trial import CandidateTrial
+from backend_kwargs.compare.rows import Candidate, CandidateTrial, Comparison, Mode, Progress, Row, fastest, to_json
 from backend_kwargs.errors import BackendKwargsError, error_text, unknown, wrong_value
 from backend_kwargs.harness.isolation import room_to_compile, start_inductor
 from backend_kwargs.harness.study import Inputs, Study, arguments_of, device_of, move

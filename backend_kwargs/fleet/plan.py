@@ -20,8 +20,7 @@ from backend_kwargs.fleet.units import (
     Unit,
     backend_of,
 )
-from backend_kwargs.harness.models import LIBRARIES, split_factory
-from backend_kwargs.harness.modules import check_defines
+from backend_kwargs.harness.models import LIBRARIES, check_defines, split_factory
 from backend_kwargs.keys import digest
 from backend_kwargs.stores import Store
 from backend_kwargs.stores.signing import private_key

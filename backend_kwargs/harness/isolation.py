@@ -15,7 +15,7 @@ from backend_kwargs.compile_records import Record, record_of, returned_as_it_was
 from backend_kwargs.harness.read_only import Model
 from backend_kwargs.options.layers import Options
 from backend_kwargs.report import Ran, Report, report_of
-from backend_kwargs.report.ran import RETURNED, UNKNOWN
+from backend_kwargs.report.generated import RETURNED, UNKNOWN
 from backend_kwargs.torch_internals.compile_fx import inductor_wrapper
 from backend_kwargs.torch_internals.dynamo import limits_lifted, lookup_backend
 

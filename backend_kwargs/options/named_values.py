@@ -9,7 +9,7 @@ from importlib.metadata import EntryPoint, entry_points
 from typing import Generic, TypeVar
 
 from backend_kwargs.errors import BackendKwargsError, BrokenPluginError, error_text, unknown, wrong_value
-from backend_kwargs.options.spec import check_name
+from backend_kwargs.options.option import check_name
 
 T = TypeVar("T")
 

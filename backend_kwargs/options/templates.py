@@ -11,7 +11,7 @@ from types import MappingProxyType
 
 from backend_kwargs.options.layers import Options, copied, same
 from backend_kwargs.options.named_values import NamedValues
-from backend_kwargs.options.spec import split_templates
+from backend_kwargs.options.option import split_templates
 
 ENTRY_POINT_GROUP = "backend_kwargs.templates"
 

@@ -21,7 +21,7 @@ from backend_kwargs.errors import BackendKwargsError, error_text, warn_once
 from backend_kwargs.facts import Call, Pins
 from backend_kwargs.harness.isolation import isolated
 from backend_kwargs.harness.study import arguments_of
-from backend_kwargs.sealing.inputs import called
+from backend_kwargs.sealing.calls import called
 from backend_kwargs.torch_internals.caches import forget_loaded, fresh_cache
 from backend_kwargs.torch_internals.sealing import compiling_ahead
 from backend_kwargs.torch_internals.tensors import version_of

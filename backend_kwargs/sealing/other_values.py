@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 import torch
 
 from backend_kwargs.bundles.samples import is_dense
-from backend_kwargs.sealing.checks import SHORT
+from backend_kwargs.sealing.calls import SHORT
 from backend_kwargs.torch_internals.modes import OperatorMode
 from backend_kwargs.torch_internals.operators import OPERATORS, arguments_of
 from backend_kwargs.trial.trees import tensors_of

@@ -12,9 +12,8 @@ from backend_kwargs.bundles.running import import_compiler
 from backend_kwargs.bundles.samples import Sample
 from backend_kwargs.errors import BackendKwargsError, error_text
 from backend_kwargs.facts import Call
-from backend_kwargs.sealing.checks import Checks
+from backend_kwargs.sealing.calls import Apart, Checks, Result, apart, called, resized
 from backend_kwargs.sealing.declared import Declared, InputPath, Point, Reader, places_of, shown_point
-from backend_kwargs.sealing.inputs import Apart, Result, apart, called, resized
 from backend_kwargs.sealing.padding import Padding
 from backend_kwargs.sealing.sealed import Sealed
 from backend_kwargs.sealing.targets import Target

@@ -5,10 +5,11 @@ Whoever runs a model uses these, and has none of its own, nor has the benchmark 
 - `served`: a call from the state that the user's call had, what it changes, and the copy of one tensor's memory.
 - `roundings.Expected`: what results are compared with, by `accuracy` (eager's error to a reference, and at other
   roundings), or by `bound` (the user's). `draws` repeats eager's random numbers in the reference.
-- `timing.Calls`: calls in turn; `interleave` has wall time. `statistics` says what exceeds the noise.
-- `trees`: walks by path. `inputs`: copies, of other values, elsewhere, in another precision; cotangents.
+- `timing.Calls`: calls in turn; `interleave` has wall time, `kernel_times` the kernels of one. `statistics` says what
+  exceeds the noise.
+- `trees`: walks by path, and copies: of other values, elsewhere, in another precision; cotangents.
 
-`kernels` and `memory` are those of a call, and `failures` gives an exception its status.
+`memory` is that of a call, and `failures` gives an exception its status.
 """
 
 from backend_kwargs.interval import Interval
@@ -30,8 +31,6 @@ from backend_kwargs.trial.draws import DrawsError, may_draw
 from backend_kwargs.trial.environment import environment
 from backend_kwargs.trial.failures import status_of
 from backend_kwargs.trial.generators import all_kept
-from backend_kwargs.trial.inputs import copies, cotangents, fresh_inputs, moved, upcast
-from backend_kwargs.trial.kernels import AROUND, GENERATED, KernelTime, Times, kernel_times, operator_times
 from backend_kwargs.trial.memory import fill_free_memory, peak_memory, room_for_copies
 from backend_kwargs.trial.others import others_on
 from backend_kwargs.trial.roundings import Expected, Roundings, errors
@@ -59,8 +58,32 @@ from backend_kwargs.trial.statistics import (
     sure_ratio,
     within_noise,
 )
-from backend_kwargs.trial.timing import Calls, WallTimer, device_seconds, interleave, order, restoring, synchronize
-from backend_kwargs.trial.trees import Results, map_tensors, tensors_of, walk
+from backend_kwargs.trial.timing import (
+    AROUND,
+    GENERATED,
+    Calls,
+    KernelTime,
+    Times,
+    WallTimer,
+    device_seconds,
+    interleave,
+    kernel_times,
+    operator_times,
+    order,
+    restoring,
+    synchronize,
+)
+from backend_kwargs.trial.trees import (
+    Results,
+    copies,
+    cotangents,
+    fresh_inputs,
+    map_tensors,
+    moved,
+    tensors_of,
+    upcast,
+    walk,
+)
 
 __all__ = [
     "AROUND",

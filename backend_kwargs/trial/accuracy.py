@@ -10,8 +10,7 @@ from typing import Any, Literal, NamedTuple, TypeGuard
 
 import torch
 
-from backend_kwargs.trial.inputs import upcast
-from backend_kwargs.trial.trees import Results, walk
+from backend_kwargs.trial.trees import Results, upcast, walk
 
 # "fell_back": right results, but not run by the backend; "unknown": it cannot be determined what ran; "unchecked": the
 # results differ from eager's, and there was no time to find out whether by rounding; "uncheckable": there is no way to.

@@ -34,8 +34,7 @@ from backend_kwargs.trial.accuracy import (
 )
 from backend_kwargs.trial.bound import check_errors
 from backend_kwargs.trial.draws import Draws
-from backend_kwargs.trial.inputs import in_precision
-from backend_kwargs.trial.trees import Results, walk
+from backend_kwargs.trial.trees import Results, in_precision, walk
 
 HALVES: tuple[object, ...] = (torch.float16, torch.bfloat16)
 SUMS = frozenset({"sum", "mean", "mm", "addmm", "bmm", "baddbmm", "dot", "mv"})  # these may be exact by chance

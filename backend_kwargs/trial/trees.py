@@ -1,15 +1,22 @@
-"""Trees of arguments and results: pytrees, and the attributes of objects in them, such as a decoder's cache."""
+"""Trees of arguments and results: pytrees, and the attributes of objects in them, such as a decoder's cache.
+
+They are walked by path, copied, moved, cast, and given other values.
+"""
 
 import copy
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping, MutableMapping
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from enum import Enum
+from functools import cache
 from types import ModuleType
 from typing import Any, TypeVar
 
 import torch
 
 from backend_kwargs.torch_internals import pytree
+from backend_kwargs.torch_internals.modes import without_modes
+from backend_kwargs.torch_internals.modules import replace_tensors
+from backend_kwargs.trial.served import copied
 
 T = TypeVar("T")
 Results = Mapping[str, Any]  # trees by what they are of a call: output, gradient, written
@@ -68,3 +75,115 @@ def parts_of(leaf: object) -> dict[Any, Any]:
     kind: Any = type(leaf)
     by_identity = kind.__eq__ is object.__eq__ and not callable(leaf)
     return dict(getattr(leaf, "__dict__", {})) if by_identity else {}
+
+
+def in_precision(value: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Return a floating tensor in `dtype`, a complex one in the complex type of that precision, others as they are."""
+    if value.is_complex():
+        return value.to(dtype.to_complex())
+    return value.to(dtype) if value.is_floating_point() else value
+
+
+def upcast(tree: T, dtype: torch.dtype) -> T:
+    """Return a copy of a tree, or a module, with its floating and complex tensors in the precision of `dtype`."""
+    if isinstance(tree, torch.nn.Module):  # whose to() would make complex parameters real
+        twin = copy.deepcopy(tree)
+        replace_tensors(twin, lambda tensor: in_precision(tensor, dtype))
+        return twin
+
+    def changed(value: torch.Tensor) -> torch.Tensor:
+        return in_precision(value.detach().clone(), dtype).requires_grad_(value.requires_grad)
+
+    return map_tensors(changed, tree)
+
+
+def cotangents(outputs: Sequence[torch.Tensor], seed: int = 0) -> list[torch.Tensor]:
+    """Return the gradients to start a backward pass with: random numbers for each output, 1 for a single number."""
+    generator = torch.Generator().manual_seed(seed)
+    return [_cotangent(each, generator) if each.numel() > 1 else torch.ones_like(each) for each in outputs]
+
+
+def _cotangent(end: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+    # An outer product of random vectors: no large draw on the host, and rows differ, since equal rows would cancel in
+    # a batch norm. It has the output's strides; otherwise each backward pass would first make a copy.
+    with without_modes():  # not an operator of the graph, so not counted
+        row = torch.randn(end.shape[-1], generator=generator).to(end.device)
+        column = torch.randn(*end.shape[:-1], 1, generator=generator).to(end.device)
+        return torch.mul(row, column, out=torch.empty_like(end))
+
+
+def copies(tree: T, *, plain: bool = False) -> T:
+    """Return a tree with copies of its tensors, in their layouts; one that is given twice stays one.
+
+    They require gradients and are inference tensors as the originals do and are, or neither if they are `plain`.
+    """
+
+    def copy(tensor: torch.Tensor) -> torch.Tensor:
+        with torch.inference_mode(tensor.is_inference() and not plain):
+            return copied(tensor).requires_grad_(tensor.requires_grad and not plain)
+
+    return map_tensors(cache(copy), tree)
+
+
+def moved(tree: T, device: torch.device, dtype: torch.dtype | None = None) -> T:
+    """Return a tree with its tensors on a device, numbers in the precision of `dtype`; a tensor that is so stays."""
+
+    def move(tensor: torch.Tensor) -> torch.Tensor:
+        there = (in_precision(tensor, dtype) if dtype else tensor).to(device)
+        return tensor if there is tensor else there.detach().requires_grad_(tensor.requires_grad)
+
+    return map_tensors(cache(move), tree)
+
+
+def fresh_inputs(inputs: object, seed: int) -> Any:
+    """Return other inputs of the same shapes, strides, types and ranges, so that a cached result is detected.
+
+    Floating-point values are shuffled (those of a constant tensor are scaled by 0.5 to 1 instead); if no floating-point
+    tensor can change, integers are shuffled. Masks and single integers stay. Accepts any pytree.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    leaves, spec = pytree.tree_flatten(inputs)
+    floats = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor) and leaf.is_floating_point()]
+    changes = _shuffled if any(bool(_bytes_of_float8(leaf).any()) for leaf in floats) else _shuffled_integers
+    return pytree.tree_unflatten([_fresh(leaf, changes, generator) for leaf in leaves], spec)
+
+
+def _fresh(leaf: object, changes: Callable[..., torch.Tensor], generator: torch.Generator) -> object:
+    """Return another leaf of the same kind, its values changed by `changes`."""
+    if not isinstance(leaf, torch.Tensor) or leaf.layout != torch.strided:
+        return copy.deepcopy(leaf)
+    # Expanded dimensions stay expanded, since other strides would recompile.
+    narrow = leaf.detach()[tuple(slice(0, 1) if stride == 0 else slice(None) for stride in leaf.stride())]
+    fresh = torch.empty_strided(narrow.shape, narrow.stride(), dtype=leaf.dtype, device=leaf.device)
+    fresh.copy_(changes(narrow, generator))
+    return fresh.expand(leaf.shape).requires_grad_(leaf.requires_grad)
+
+
+def _bytes_of_float8(values: torch.Tensor) -> torch.Tensor:
+    # CUDA neither compares nor indexes float8.
+    return values.view(torch.uint8) if values.is_floating_point() and values.itemsize == 1 else values
+
+
+def _shuffled(values: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+    """Return floating-point values in another order, or scaled if all are equal."""
+    if not values.is_floating_point() or not values.numel():
+        return values
+    if (raw := _bytes_of_float8(values)) is not values:
+        return _permuted(raw, generator).view(values.dtype)
+    if bool((values == values.flatten()[0]).all()):
+        return values * (0.5 + 0.5 * torch.rand(values.shape, generator=generator)).to(values)
+    return _permuted(values, generator)
+
+
+def _shuffled_integers(values: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+    """Return integers in another order; other values stay."""
+    stays = values.is_floating_point() or values.is_complex() or values.dtype == torch.bool
+    return values if stays else _permuted(values, generator)
+
+
+def _permuted(values: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+    """Return the values in a random order."""
+    # Drawn on the device: a CPU needs half a minute for a thousand million numbers.
+    own = torch.Generator(values.device).manual_seed(int(torch.randint(1 << 31, (1,), generator=generator)))
+    order = torch.randperm(values.numel(), generator=own, device=values.device)
+    return values.flatten()[order].reshape(values.shape)

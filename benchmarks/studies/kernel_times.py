@@ -6,7 +6,7 @@ import torch
 
 from backend_kwargs import Backend, trial
 from backend_kwargs.compare import Candidate
-from backend_kwargs.compare.trial import CandidateTrial
+from backend_kwargs.compare.rows import CandidateTrial
 from backend_kwargs.tables import as_text
 from benchmarks.execution.study import CaseStudy
 from benchmarks.workloads.case import Case

@@ -10,7 +10,7 @@ from torch import Tensor
 from backend_kwargs.errors import wrong_value
 from backend_kwargs.harness.models import built
 from backend_kwargs.harness.named_models import LIBRARIES, named_model
-from backend_kwargs.trial.inputs import moved
+from backend_kwargs.trial.trees import moved
 from benchmarks.workloads.case import Case, Mode, Problem
 from benchmarks.workloads.cases.models import ADAMW
 from benchmarks.workloads.nets.libraries import Called

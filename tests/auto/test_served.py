@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import backend_kwargs as bk
-from backend_kwargs.auto.served import SPAN, Served, note_served
+from backend_kwargs.auto.process_memory import SPAN, Served, note_served
 from backend_kwargs.page import to_html
 from tests.auto.graphs import chain
 

@@ -8,8 +8,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from backend_kwargs import BackendKwargsError
-from backend_kwargs.bundles.input_check import InputCheck
-from backend_kwargs.bundles.samples import described
+from backend_kwargs.bundles.samples import InputCheck, described
 
 CPU = torch.device("cpu")
 ONES = torch.ones(4, 8)

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from backend_kwargs import BackendKwargsError
-from backend_kwargs.bundles.disk.files import private_folder
+from backend_kwargs.bundles.disk.place import private_folder
 from backend_kwargs.files.opened import opened_file
 
 ROOT = str(Path(__file__).parents[2])
@@ -19,7 +19,7 @@ ROOT = str(Path(__file__).parents[2])
 # A process that has a folder of its own, says so, and goes on until it is told to end.
 HOLDER = """
     import sys
-    from backend_kwargs.bundles.disk.files import private_folder
+    from backend_kwargs.bundles.disk.place import private_folder
 
     with private_folder() as folder:
         print(folder, flush=True)
@@ -71,7 +71,7 @@ def test_a_forked_child_leaves_the_folder_of_its_parent(temporary):
     """The child ends as Python does, with its exit handlers; the parent's folder stays, and is locked."""
     program = """
         import os, sys
-        from backend_kwargs.bundles.disk.files import private_folder
+        from backend_kwargs.bundles.disk.place import private_folder
 
         with private_folder() as folder:
             if os.fork() == 0:

@@ -17,7 +17,7 @@ from backend_kwargs.cli import compare as compare_command
 from backend_kwargs.cli.console import print_table
 from backend_kwargs.cli.removed import REMOVED
 from backend_kwargs.compare import Comparison, Row, fastest
-from backend_kwargs.harness.modules import importable
+from backend_kwargs.harness.models import importable
 from backend_kwargs.page import read_document
 from backend_kwargs.pipeline import OWN
 from backend_kwargs.trial import Interval

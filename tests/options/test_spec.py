@@ -1,7 +1,7 @@
 import pytest
 
 from backend_kwargs.errors import BackendKwargsError
-from backend_kwargs.options.spec import (
+from backend_kwargs.options.option import (
     LONGEST,
     check_name,
     join_spec,

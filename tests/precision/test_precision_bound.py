@@ -13,7 +13,7 @@ from backend_kwargs.options.machine import installed_version
 from backend_kwargs.precision import reference
 from backend_kwargs.precision.error import Truth
 from backend_kwargs.precision.errors import UnfitPrecisionError
-from backend_kwargs.precision.serving import serving
+from backend_kwargs.precision.lowered import serving
 from tests.precision.precision_nets import BOUND, MARKS, error, in_precision, net, refusals, rows, used
 
 pytestmark = MARKS

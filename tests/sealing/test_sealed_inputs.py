@@ -8,9 +8,8 @@ import pytest
 import torch
 
 import backend_kwargs as bk
-from backend_kwargs.sealing.checks import Checks
+from backend_kwargs.sealing.calls import Checks, Result, resized
 from backend_kwargs.sealing.declared import Declared, Reader, UndeclaredError, places_of
-from backend_kwargs.sealing.inputs import Result, resized
 
 # ---- sizes of a call
 

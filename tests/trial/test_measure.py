@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from backend_kwargs import trial
 from backend_kwargs.trial import Interval, interleave, order, ratio_interval, timing, within_noise
-from backend_kwargs.trial.inputs import copies, moved
+from backend_kwargs.trial.trees import copies, moved
 
 CPU = torch.device("cpu")
 seconds = st.lists(st.floats(1e-7, 1e3), min_size=1, max_size=40)

@@ -17,9 +17,8 @@ from backend_kwargs.facts import Call, Compiled, CompileFacts
 from backend_kwargs.options.catalogue import KIND, inductor_option, inductor_options
 from backend_kwargs.options.layers import Layer, Options, copied, same
 from backend_kwargs.options.machine import Machine, cxx_of, machine
-from backend_kwargs.options.option import Option, check
+from backend_kwargs.options.option import Option, check, split_templates
 from backend_kwargs.options.requirements import RULES, Limit, check_answers, generators, limits, limits_of_options
-from backend_kwargs.options.spec import split_templates
 from backend_kwargs.options.templates import find_template, is_published
 from backend_kwargs.options.trust import Check
 

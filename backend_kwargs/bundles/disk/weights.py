@@ -10,9 +10,8 @@ from typing import Any
 
 import torch
 
-from backend_kwargs.bundles.input_check import InputCheck
 from backend_kwargs.bundles.running import Built
-from backend_kwargs.bundles.samples import content_hash, leaves_of
+from backend_kwargs.bundles.samples import InputCheck, content_hash, leaves_of
 from backend_kwargs.errors import BackendKwargsError, error_text, shown, wrong_value
 from backend_kwargs.torch_internals.tensors import copy_each, has_plain_dispatch, in_storage, with_bits_of
 
