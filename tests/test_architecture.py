@@ -114,7 +114,6 @@ BEFORE_A_GRAPH = (
     "bundles/states.py",
     "graphs/__init__.py",
     "precision/__init__.py",
-    "precision/errors.py",
     "rewrites/__init__.py",
     "rewrites/table.py",
     "sealing/__init__.py",

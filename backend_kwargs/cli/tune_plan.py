@@ -14,9 +14,8 @@ from backend_kwargs.cli.console import Output, Outputs, console, print_table, sa
 from backend_kwargs.cli.decisions import Where
 from backend_kwargs.errors import BackendKwargsError, removed, shortened, wrong_value
 from backend_kwargs.fleet.board import UnitClaims
-from backend_kwargs.fleet.local import LocalPool, devices_here
-from backend_kwargs.fleet.on_ray import RayPool, without_login
 from backend_kwargs.fleet.plan import read_plan
+from backend_kwargs.fleet.pools import LocalPool, RayPool, devices_here, without_login
 from backend_kwargs.fleet.scheduling import Ended, Pool, Queue, drive, expected
 from backend_kwargs.fleet.summary import Summary
 from backend_kwargs.fleet.units import AUTO, Unit, is_slower, name_of

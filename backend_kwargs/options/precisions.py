@@ -133,3 +133,11 @@ def why_slow(name: str, device: str, here: Machine) -> str:
     """
     lacks = unmet(_needs([name])[0], here if device == "cuda" else here.without_gpu())
     return lacks[0].reason if lacks else ""
+
+
+class UnfitPrecisionError(BackendKwargsError):
+    """A graph cannot be computed in a precision; the message says why."""
+
+
+class UnmeasuredError(UnfitPrecisionError):
+    """The error of a call cannot be measured, for example because all its results are nan; that of another may be."""

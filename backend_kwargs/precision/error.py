@@ -14,7 +14,7 @@ from backend_kwargs.facts import Call
 from backend_kwargs.graphs.eligibility import communicates, why_not_repeatable
 from backend_kwargs.graphs.replay import Task, unpacked
 from backend_kwargs.graphs.writes import copy_of_graph
-from backend_kwargs.precision.errors import UnfitPrecisionError, UnmeasuredError
+from backend_kwargs.options.precisions import UnfitPrecisionError, UnmeasuredError
 from backend_kwargs.precision.reference import InFloat64, check_room
 from backend_kwargs.trial import Accuracy, Results, is_number, walk
 

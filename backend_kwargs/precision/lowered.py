@@ -18,10 +18,9 @@ from backend_kwargs.graphs.parameter_guards import guard_parameters
 from backend_kwargs.graphs.writes import copy_of_graph, has_transforms, keep_inputs
 from backend_kwargs.options.layers import Options
 from backend_kwargs.options.machine import machine
-from backend_kwargs.options.precisions import PRECISIONS, why_slow
+from backend_kwargs.options.precisions import PRECISIONS, UnfitPrecisionError, UnmeasuredError, why_slow
 from backend_kwargs.precision.casts import cast_products
 from backend_kwargs.precision.error import Truth
-from backend_kwargs.precision.errors import UnfitPrecisionError, UnmeasuredError
 from backend_kwargs.precision.weights import Held, unused_placeholders
 from backend_kwargs.torch_internals import functorch
 from backend_kwargs.torch_internals.guards import dropping_guards, is_tracing, tracing

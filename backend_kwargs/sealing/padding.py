@@ -12,10 +12,9 @@ from torch.nn.functional import pad
 from backend_kwargs.bundles.samples import Sample
 from backend_kwargs.errors import BackendKwargsError
 from backend_kwargs.facts import Call
-from backend_kwargs.sealing.calls import Checks, Result
+from backend_kwargs.sealing.calls import Checks, Result, Target
 from backend_kwargs.sealing.declared import Declared, InputPath, Point, Values, shown_point
 from backend_kwargs.sealing.other_values import Change, Positions, changes_of
-from backend_kwargs.sealing.targets import Target
 from backend_kwargs.torch_internals import pytree
 from backend_kwargs.torch_internals.tensors import version_of
 

@@ -54,7 +54,7 @@ def seal(
     if tol is not None and not (isinstance(tol, int | float) and tol > 0):
         raise wrong_value("seal's `tol`", "a positive number or None", tol)
     declared = Declared.read(dims, sizes, buckets, fill)
-    from backend_kwargs.sealing.targets import example_of, target_of
+    from backend_kwargs.sealing.calls import example_of, target_of
     from backend_kwargs.sealing.warming import warmed
 
     target = target_of(compiled)

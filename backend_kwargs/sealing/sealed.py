@@ -10,10 +10,9 @@ import torch
 
 from backend_kwargs.backends.inductor.cudagraph_outputs import one_at_a_time, with_copies_of_managed
 from backend_kwargs.errors import BackendKwargsError, printable, shortened
-from backend_kwargs.sealing.calls import Apart
+from backend_kwargs.sealing.calls import Apart, Target
 from backend_kwargs.sealing.declared import Reader, UndeclaredError
 from backend_kwargs.sealing.padding import Padding
-from backend_kwargs.sealing.targets import Target
 from backend_kwargs.torch_internals.cudagraphs import CUDAGraphTreeManager
 
 log = logging.getLogger("backend_kwargs.sealing")

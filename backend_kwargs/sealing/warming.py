@@ -12,11 +12,10 @@ from backend_kwargs.bundles.running import import_compiler
 from backend_kwargs.bundles.samples import Sample
 from backend_kwargs.errors import BackendKwargsError, error_text
 from backend_kwargs.facts import Call
-from backend_kwargs.sealing.calls import Apart, Checks, Result, apart, called, resized
+from backend_kwargs.sealing.calls import Apart, Checks, Result, Target, apart, called, resized
 from backend_kwargs.sealing.declared import Declared, InputPath, Point, Reader, places_of, shown_point
 from backend_kwargs.sealing.padding import Padding
 from backend_kwargs.sealing.sealed import Sealed
-from backend_kwargs.sealing.targets import Target
 from backend_kwargs.torch_internals import cudagraphs, sealing
 from backend_kwargs.torch_internals.modes import modes_of_thread
 from backend_kwargs.torch_internals.tensors import copy_each

@@ -10,7 +10,7 @@ import torch
 
 import backend_kwargs as bk
 from backend_kwargs.fleet.board import UnitClaims
-from backend_kwargs.fleet.local import Device, LocalPool, devices_here
+from backend_kwargs.fleet.pools import Device, LocalPool, devices_here
 from backend_kwargs.fleet.units import Unit
 from backend_kwargs.page import read_document
 from backend_kwargs.stores.opening import open_store

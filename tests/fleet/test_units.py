@@ -7,7 +7,7 @@ import pytest
 
 from backend_kwargs.facts.decision import Decision, RaceRow, Unraced
 from backend_kwargs.fleet.board import UnitClaims
-from backend_kwargs.fleet.local import Device, LocalPool
+from backend_kwargs.fleet.pools import Device, LocalPool
 from backend_kwargs.fleet.racing import Tuned, _not_kept
 from backend_kwargs.fleet.scheduling import Ended, Queue, expected
 from backend_kwargs.fleet.summary import Summary

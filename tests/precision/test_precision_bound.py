@@ -10,9 +10,9 @@ import backend_kwargs as bk
 from backend_kwargs import BackendKwargsWarning
 from backend_kwargs.facts import Compiled, PrecisionUse
 from backend_kwargs.options.machine import installed_version
+from backend_kwargs.options.precisions import UnfitPrecisionError
 from backend_kwargs.precision import reference
 from backend_kwargs.precision.error import Truth
-from backend_kwargs.precision.errors import UnfitPrecisionError
 from backend_kwargs.precision.lowered import serving
 from tests.precision.precision_nets import BOUND, MARKS, error, in_precision, net, refusals, rows, used
 
