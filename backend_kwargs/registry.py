@@ -22,9 +22,9 @@ from backend_kwargs.options.templates import (
     derive,
     find_template,
     is_published,
+    read_templates,
     template_names,
 )
-from backend_kwargs.options.templates_toml import read_templates
 from backend_kwargs.options.trust import Check, consent, untrusted
 from backend_kwargs.pipeline import OWN
 

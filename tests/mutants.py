@@ -134,7 +134,6 @@ TESTS: Mapping[str, str] = {
     "*/sandbox.py": "auto/test_auto_sandbox.py auto/test_auto_traces.py auto/test_auto_race.py",
     "*/deadline.py": "auto/test_auto_deadline.py",
     "*/question.py": "auto/test_auto_keys.py auto/test_auto_decide_steps.py auto/test_auto_decide.py",
-    "*/savable.py": "auto/test_auto_decide_steps.py test_pinning.py",
     "*/process_memory.py": "auto/test_auto_decide_steps.py auto/test_auto_artifacts.py auto/test_auto_decide.py",
     "*/decide.py": "auto/test_auto_decide_steps.py auto/test_auto_keys.py auto/test_auto_decide.py"
     " auto/test_auto_cache_key.py auto/test_auto_ranks.py auto/test_auto_race.py",
@@ -157,7 +156,7 @@ TESTS: Mapping[str, str] = {
     " backends/tvm/test_tvm_training.py backends/tvm/test_tvm_shapes.py",
     "*/compare/rows.py": "compare/test_compare_output.py",
     "*/disk/weights.py": "test_keys.py bundles/test_bundle_weights.py",
-    "*/disk/fingerprint.py": "test_keys.py",
+    "*/disk/manifest.py": "test_keys.py",
     "*/options/machine.py": "test_keys.py cli/test_doctor.py precision/test_precision_options.py",
     "*/bundles/config.py": "test_keys.py bundles/test_compile_config.py",
     "*/disk/place.py": "bundles/test_bundle_place.py bundles/test_private_folders.py",

@@ -14,11 +14,11 @@ import backend_kwargs as bk
 from backend_kwargs import CompileConfig, keys, make_backend
 from backend_kwargs.backends.inductor import cutlass
 from backend_kwargs.bundles import config as compile_config
-from backend_kwargs.bundles.disk import fingerprint as environment
+from backend_kwargs.bundles.disk import manifest as environment
 from backend_kwargs.bundles.disk.weights import place_of
 from backend_kwargs.bundles.graphs import key_of
 from backend_kwargs.options import machine as described
-from backend_kwargs.precision.weights import weight_of
+from backend_kwargs.precision.quantised import weight_of
 from backend_kwargs.rewrites import Rewrite
 from backend_kwargs.rewrites import table as rewrites
 from backend_kwargs.rewrites.apply import RewritePass

@@ -15,11 +15,10 @@ from backend_kwargs.auto.cache_key import ambient, devices_of
 from backend_kwargs.auto.ddp_buckets import bucket_of
 from backend_kwargs.auto.decision import plain
 from backend_kwargs.auto.process_memory import Served, memory, note_served
-from backend_kwargs.auto.question import Question
+from backend_kwargs.auto.question import Question, pinnable, savable
 from backend_kwargs.auto.ranks import agreed, ranks
 from backend_kwargs.auto.reporting import progress, tell, what_is_open
 from backend_kwargs.auto.request import Request
-from backend_kwargs.auto.savable import pinnable, savable
 from backend_kwargs.errors import BackendKwargsError, error_text, printable, warn_once
 from backend_kwargs.facts import Compiled, CompileFacts, Pins
 from backend_kwargs.facts.decision import DEFAULT, EAGER, Decision, RaceRow, Unraced

@@ -1,8 +1,11 @@
-"""The question that `decide` answers for one graph: the request, its keys, its budget, and what is decided already."""
+"""The question that `decide` answers for one graph: the request, its keys, its budget, and what is decided already.
+
+Also which candidate of a decision `aot_compile()` can save, and which a lock can fix.
+"""
 
 import inspect
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -16,7 +19,7 @@ from backend_kwargs.auto.request import Request
 from backend_kwargs.auto.store import KIND, DecisionStore, name_on
 from backend_kwargs.backends.others import is_other, other_of, versions_of
 from backend_kwargs.errors import BackendKwargsError, warn_once
-from backend_kwargs.facts.decision import DEFAULT, Decision, RaceRow, Unraced
+from backend_kwargs.facts.decision import DEFAULT, EAGER, Decision, RaceRow, Unraced
 from backend_kwargs.graphs.spelling import spelled, structure
 from backend_kwargs.keys import key
 from backend_kwargs.rewrites.table import in_keys, list_rewrites
@@ -241,3 +244,43 @@ def _layers(given: Sequence[Store]) -> dict[Reached, Store]:
         else:
             layers[memory().stores.setdefault(found.identity, found)] = each
     return layers
+
+
+def savable(question: Question, decision: Decision) -> Decision:
+    """Return the fastest candidate that `aot_compile()` can save; eager, which then fails to save, if none passed.
+
+    It saves Inductor's code alone, without what copies the outputs of CUDA graphs.
+    """
+    copies = question.request.context.fixed.get("clone_outputs") is not False
+    compiled = [row for row in decision.rows if row.name != EAGER]
+
+    def fits(row: RaceRow) -> bool:
+        return row.name != EAGER and not (copies and row.options.get("triton.cudagraphs")) and not row.compiler
+
+    if compiled and not any(row.status == "pass" and row.seconds for row in compiled):
+        return decision
+    return _fastest(question, decision, fits)
+
+
+def pinnable(question: Question, decision: Decision) -> Decision:
+    """Return the fastest candidate whose bits a lock fixes.
+
+    That is no other compiler's, and eager only under deterministic algorithms, since nobody checks its gradients.
+    """
+    deterministic = bool(ambient()["deterministic"])
+
+    def fits(row: RaceRow) -> bool:
+        sure = not decision.is_unsure or row.name in (EAGER, DEFAULT)
+        return sure and not row.compiler and (deterministic or row.name != EAGER)
+
+    return _fastest(question, decision, fits)
+
+
+def _fastest(question: Question, decision: Decision, fits: Callable[[RaceRow], bool]) -> Decision:
+    """Return the decision if its winner fits, else with the fastest candidate that does, or default."""
+    if fits(RaceRow(decision.winner, decision.options, compiler=decision.compiler)):
+        return decision
+    passed = [row for row in decision.rows if row.status == "pass" and row.seconds and fits(row)]
+    known = [row for row in passed if question.trusts(row.name, row)]
+    best = min(known, key=lambda row: row.seconds or 0.0, default=RaceRow(DEFAULT))
+    return replace(decision, winner=best.name, options=best.options, compiler="")

@@ -1,4 +1,4 @@
-"""CompiledModule: a module that is built, activated, saved, loaded elsewhere, and served."""
+"""CompiledModule: a module that is built, activated, saved, loaded elsewhere, and served; its states are as in AITune."""
 
 import gc
 import threading
@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from backend_kwargs.bundles.config import CompileConfig
-from backend_kwargs.bundles.states import Call, State, after
 from backend_kwargs.errors import printable, removed, wrong_value
 
 if TYPE_CHECKING:
@@ -15,6 +14,80 @@ if TYPE_CHECKING:
     from torch.types import Device
 
     from backend_kwargs.bundles.running import Built, Running, Serving
+from collections.abc import Mapping
+from enum import Enum
+from types import MappingProxyType
+from typing import Literal
+
+from backend_kwargs.errors import BackendKwargsError
+
+Call = Literal["build", "activate", "deactivate", "deploy", "infer", "save"]
+
+
+class State(Enum):
+    """A state of a CompiledModule."""
+
+    INIT = "init"
+    ACTIVE = "active"
+    INACTIVE = "inactive"
+    CHECKPOINT_LOADED = "checkpoint_loaded"
+    DEPLOYED = "deployed"
+
+
+class StateError(BackendKwargsError, RuntimeError):
+    """A call that is not allowed in the CompiledModule's state."""
+
+
+ONCE = "Cannot build {name} again: make another CompiledModule."
+UNBUILT = "Cannot {call} {name} before it is built: call build() or load() first."
+ONLY_LOADED = "Cannot deploy {name} in state {state!r}: save it, load the bundle, and deploy what load() returns."
+INIT, ACTIVE, INACTIVE, LOADED, DEPLOYED = State
+ANY_BUILT = {state: state for state in (ACTIVE, INACTIVE, LOADED, DEPLOYED)}
+
+# The next state of each call in each state (the same state: the call has no effect on it), or the error that it raises.
+TABLE: Mapping[Call, Mapping[State, State | str]] = MappingProxyType(
+    {
+        "build": {INIT: ACTIVE, ACTIVE: ONCE, INACTIVE: ONCE, LOADED: ONCE, DEPLOYED: ONCE},
+        "activate": {
+            INIT: UNBUILT,
+            ACTIVE: ACTIVE,
+            INACTIVE: ACTIVE,
+            LOADED: ACTIVE,
+            DEPLOYED: "Cannot activate {name}: it is deployed, and ready as it is.",
+        },
+        "deactivate": {
+            INIT: UNBUILT,
+            ACTIVE: INACTIVE,
+            INACTIVE: INACTIVE,
+            LOADED: "Cannot deactivate {name}: it was loaded and not yet activated.",
+            DEPLOYED: "Cannot deactivate {name}: it is deployed, for good.",
+        },
+        "deploy": {
+            INIT: ONLY_LOADED,
+            ACTIVE: ONLY_LOADED,
+            INACTIVE: ONLY_LOADED,
+            LOADED: DEPLOYED,
+            DEPLOYED: ONLY_LOADED,
+        },
+        "infer": {
+            INIT: UNBUILT,
+            ACTIVE: ACTIVE,
+            INACTIVE: "Cannot run {name}: it is inactive; call activate() first.",
+            LOADED: "Cannot run {name}: it is loaded; call activate() or deploy() first.",
+            DEPLOYED: DEPLOYED,
+        },
+        "save": {INIT: UNBUILT, **ANY_BUILT},
+    }
+)
+
+
+def after(call: Call, state: State, name: str) -> State:
+    """Return the next state of `call` in `state`; raise StateError if it is not allowed."""
+    to = TABLE[call][state]
+    if isinstance(to, str):
+        raise StateError(to.format(call=call, name=name, state=state.value))
+    return to
+
 
 GUARDED = (
     "call deploy(), which traces the module; a function of one graph that must not be traced is for torch's own "
@@ -25,7 +98,7 @@ GUARDED = (
 class CompiledModule:
     """A module compiled with a CompileConfig, through the states built, active, inactive, saved, loaded, deployed.
 
-    The table in `states.py` lists the calls allowed in each state, as in AITune. For inference: calls record no
+    TABLE lists the calls allowed in each state, as in AITune. For inference: calls record no
     gradient. Any number of threads may call it at once.
 
     Attributes:

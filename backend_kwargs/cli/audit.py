@@ -24,7 +24,7 @@ from backend_kwargs.fleet import audit, findings
 from backend_kwargs.fleet.findings import Audited, Finding
 from backend_kwargs.fleet.units import AUTO
 from backend_kwargs.harness.models import model_of, split_factory
-from backend_kwargs.page.values import environment_of
+from backend_kwargs.page.figures import environment_of
 from backend_kwargs.progress import progress
 from backend_kwargs.stores import Store
 from backend_kwargs.stores.opening import opened

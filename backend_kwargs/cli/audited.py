@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from backend_kwargs.fleet.findings import AuditDocument, Finding
 from backend_kwargs.interval import Interval
 from backend_kwargs.page import document as page
-from backend_kwargs.page.values import environment_of, file_of, interval_of, measured_on
+from backend_kwargs.page.figures import environment_of, file_of, interval_of, measured_on
 
 COLUMNS = ("model", "graph", "winner", "verdict", "over default", "regret", "flips", "recorded")
 WORDS = {"right": "still right"}

@@ -101,7 +101,7 @@ def inspect(bundle: Bundle, key: Keys = None) -> None:
         _say_more(lines)
     import torch
 
-    from backend_kwargs.bundles.disk.fingerprint import differences, fingerprint
+    from backend_kwargs.bundles.disk.manifest import differences, fingerprint
 
     device = "cuda" if manifest.device == "cuda" and torch.cuda.is_available() else "cpu"
     differ = differences(manifest.environment, fingerprint(torch.device(device)))

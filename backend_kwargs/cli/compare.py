@@ -19,7 +19,7 @@ from backend_kwargs.facts.decision import EAGER
 from backend_kwargs.harness.models import folder_of_model, importable, model_of
 from backend_kwargs.options.option import join_candidate, split_candidates
 from backend_kwargs.page import read_document
-from backend_kwargs.page.values import file_of
+from backend_kwargs.page.figures import file_of
 from backend_kwargs.progress import progress
 from backend_kwargs.registry import PLAIN
 

@@ -21,8 +21,8 @@ from backend_kwargs.fleet.summary import Summary
 from backend_kwargs.fleet.units import AUTO, Unit, is_slower, name_of
 from backend_kwargs.page import document as page
 from backend_kwargs.page import noise_of
+from backend_kwargs.page.figures import environment_of, file_of, interval_of, measured_on, now
 from backend_kwargs.page.sentence import SLOWER, gained
-from backend_kwargs.page.values import environment_of, file_of, interval_of, measured_on, now
 from backend_kwargs.progress import progress
 from backend_kwargs.stores.opening import opened
 

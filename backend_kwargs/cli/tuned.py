@@ -22,8 +22,8 @@ from backend_kwargs.harness.models import model_of
 from backend_kwargs.interval import Interval, widest
 from backend_kwargs.page import document as page
 from backend_kwargs.page import figures, noise_of
+from backend_kwargs.page.figures import file_of, interval_of, measured_on
 from backend_kwargs.page.sentence import SLOWER, gained
-from backend_kwargs.page.values import file_of, interval_of, measured_on
 from backend_kwargs.report.decisions import parts_of, verdict_of
 from backend_kwargs.report.graphs import number
 from backend_kwargs.stores.opening import given_place

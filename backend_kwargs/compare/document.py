@@ -11,8 +11,17 @@ from backend_kwargs.facts.decision import EAGER
 from backend_kwargs.interval import Interval
 from backend_kwargs.page import document as page
 from backend_kwargs.page import fragment, is_loud, noise_of, pays_back, tradeoffs_of
-from backend_kwargs.page.figures import between, ratio
-from backend_kwargs.page.values import count_of, environment_of, error_of, interval_of, measured_on, now, seconds_of
+from backend_kwargs.page.figures import (
+    between,
+    count_of,
+    environment_of,
+    error_of,
+    interval_of,
+    measured_on,
+    now,
+    ratio,
+    seconds_of,
+)
 from backend_kwargs.report import Graph
 from backend_kwargs.report.decisions import places_of, race_of, warnings_of
 from backend_kwargs.report.document import graph_of, warnings_on

@@ -17,7 +17,7 @@ from backend_kwargs.auto.reporting import what_is_open
 from backend_kwargs.errors import shortened
 from backend_kwargs.facts.decision import Decision, RaceRow
 from backend_kwargs.interval import Interval
-from backend_kwargs.page.values import now
+from backend_kwargs.page.figures import now
 
 if TYPE_CHECKING:
     from backend_kwargs.auto.audit import Contender, Measured

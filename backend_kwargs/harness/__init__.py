@@ -1,6 +1,5 @@
 """How `compare` and the benchmark suite run one model several ways: reference results, trials, isolation.
 
 `study` is a model with eager's results and the reference's, `trial` one way to run it: compile, check, time, check
-again. `isolation` compiles each apart, `read_only` notices writes to what eager only reads, and `named_models` are
-those of libraries.
+again. `isolation` compiles each apart, and `named_models` are those of libraries.
 """

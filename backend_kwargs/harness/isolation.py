@@ -12,7 +12,7 @@ import torch
 from backend_kwargs.backend import Backend, CompilerFn, backend_of_function
 from backend_kwargs.backends import CapturedGraph, Inputs
 from backend_kwargs.compile_records import Record, record_of, returned_as_it_was
-from backend_kwargs.harness.read_only import Model
+from backend_kwargs.harness.study import Model
 from backend_kwargs.options.layers import Options
 from backend_kwargs.report import Ran, Report, report_of
 from backend_kwargs.report.generated import RETURNED, UNKNOWN

@@ -14,8 +14,7 @@ from backend_kwargs import trial
 from backend_kwargs.auto.process_memory import call_until_chosen
 from backend_kwargs.errors import BackendKwargsError
 from backend_kwargs.harness.isolation import Counted
-from backend_kwargs.harness.read_only import Model
-from backend_kwargs.harness.study import Study, Subject
+from backend_kwargs.harness.study import Model, Study, Subject
 from backend_kwargs.trial import Accuracy, Status
 
 WARM_CALLS = 3

@@ -21,7 +21,7 @@ from backend_kwargs.options.machine import machine
 from backend_kwargs.options.precisions import PRECISIONS, UnfitPrecisionError, UnmeasuredError, why_slow
 from backend_kwargs.precision.casts import cast_products
 from backend_kwargs.precision.error import Truth
-from backend_kwargs.precision.weights import Held, unused_placeholders
+from backend_kwargs.precision.quantised import Held, unused_placeholders
 from backend_kwargs.torch_internals import functorch
 from backend_kwargs.torch_internals.guards import dropping_guards, is_tracing, tracing
 

@@ -13,7 +13,7 @@ from backend_kwargs.errors import BackendKwargsError, printable, removed
 from backend_kwargs.facts import Partition
 from backend_kwargs.files.atomic_write import write_whole
 from backend_kwargs.report.advice import advice_on, reason_and_hint
-from backend_kwargs.report.found import called_by, code_of, owners_of, records_of
+from backend_kwargs.report.found import called_by, code_of, methods_in_eager, owners_of, records_of, why_no_graph
 from backend_kwargs.report.generated import codes_of, ran_of, share_of, unknown_here, worst
 from backend_kwargs.report.graphs import (
     TVM,
@@ -29,7 +29,6 @@ from backend_kwargs.report.graphs import (
     served_lines,
     unraced,
 )
-from backend_kwargs.report.uncaptured import methods_in_eager, why_no_graph
 from backend_kwargs.rewrites.table import chosen_places, find_rewrite
 
 if TYPE_CHECKING:

@@ -27,8 +27,7 @@ from backend_kwargs.page.document import (
     Verdict,
     Warned,
 )
-from backend_kwargs.page.sentence import ITSELF
-from backend_kwargs.page.values import (
+from backend_kwargs.page.figures import (
     count_of,
     day_of,
     environment_of,
@@ -38,6 +37,7 @@ from backend_kwargs.page.values import (
     now,
     seconds_of,
 )
+from backend_kwargs.page.sentence import ITSELF
 
 MODES = (DEFAULT, "cudagraphs", "max_autotune", "max_autotune_no_cudagraphs")  # candidates that are modes of torch
 CHAINED = (

@@ -1,4 +1,4 @@
-"""What is sealed, and its calls: inputs of other sizes, made from the example's, results, and whether they are eager's."""
+"""What is sealed, and its calls: inputs of other sizes, made from the example's, and results compared with eager's."""
 
 import inspect
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence

@@ -28,11 +28,10 @@ from backend_kwargs.trial.accuracy import (
 )
 from backend_kwargs.trial.bound import check_error, check_errors, check_within
 from backend_kwargs.trial.draws import DrawsError, may_draw
-from backend_kwargs.trial.environment import environment
 from backend_kwargs.trial.failures import status_of
 from backend_kwargs.trial.generators import all_kept
 from backend_kwargs.trial.memory import fill_free_memory, peak_memory, room_for_copies
-from backend_kwargs.trial.others import others_on
+from backend_kwargs.trial.others import environment, others_on
 from backend_kwargs.trial.roundings import Expected, Roundings, errors
 from backend_kwargs.trial.served import (
     ChangedSlice,

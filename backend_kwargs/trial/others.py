@@ -1,9 +1,11 @@
-"""Other processes on the device of a measurement: what they do to it shows in no interval of one run."""
+"""Where something is measured: the machine, and other processes, whose work shows in no interval of one run."""
 
 import time
 from pathlib import Path
 
 import torch
+
+from backend_kwargs.options.machine import machine
 
 STAT = Path("/proc/stat")
 LOOK_S = 0.2
@@ -39,3 +41,8 @@ def _stat() -> str:
         return STAT.read_text()
     except OSError:  # not Linux
         return ""
+
+
+def environment(device: torch.device) -> dict[str, str | int | None]:
+    """Return what a reader needs to judge a figure: torch, Python, device, CPU, threads, Triton, CUDA."""
+    return {**machine().on(device).stored("figure"), "device": device.type, "threads": torch.get_num_threads()}

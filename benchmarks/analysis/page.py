@@ -9,9 +9,8 @@ from backend_kwargs.facts.decision import Decision, RaceRow
 from backend_kwargs.files.atomic_write import write_whole
 from backend_kwargs.page import changes, pays_back, read_document, to_html
 from backend_kwargs.page import document as page
-from backend_kwargs.page.figures import duration
+from backend_kwargs.page.figures import count_of, duration, environment_of, error_of, interval_of, seconds_of
 from backend_kwargs.page.figures import ratio as ratio_text
-from backend_kwargs.page.values import count_of, environment_of, error_of, interval_of, seconds_of
 from backend_kwargs.report.decisions import graph_of, race_of
 from backend_kwargs.trial import Interval
 from benchmarks.analysis import verdicts

@@ -7,9 +7,8 @@ import torch
 from torch.fx import symbolic_trace
 
 from backend_kwargs.auto import decide, process_memory
-from backend_kwargs.auto.question import Question
+from backend_kwargs.auto.question import Question, savable
 from backend_kwargs.auto.request import RaceContext, Request
-from backend_kwargs.auto.savable import savable
 from backend_kwargs.auto.settings import RaceSettings
 from backend_kwargs.auto.store import Catalogue
 from backend_kwargs.backends import CapturedGraph

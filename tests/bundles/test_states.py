@@ -3,7 +3,7 @@
 import pytest
 
 import backend_kwargs as bk
-from backend_kwargs.bundles.states import TABLE, State, StateError
+from backend_kwargs.bundles.module import TABLE, State, StateError
 
 CELLS = [(call, state) for call in TABLE for state in State]
 # What AITune's Backend does in each state, in its own words, in the order of State.

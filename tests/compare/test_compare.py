@@ -12,7 +12,7 @@ from backend_kwargs import make_backend
 from backend_kwargs.compare import Candidate, Row, compare, fastest
 from backend_kwargs.errors import BackendKwargsError
 from backend_kwargs.harness import isolation as isolating
-from backend_kwargs.harness import read_only
+from backend_kwargs.harness.study import checksum
 from backend_kwargs.report.generated import RETURNED, UNKNOWN
 from backend_kwargs.trial import memory, timing
 from benchmarks.execution.controls import slow_while_held
@@ -557,8 +557,8 @@ def test_a_written_weight_is_caught_without_a_copy(monkeypatch):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.complex64, torch.bool], ids=str)
 def test_a_checksum_depends_on_the_order(dtype):
     x = torch.arange(6).remainder(2).reshape(2, 3).to(dtype)
-    assert torch.equal(read_only.checksum(x), read_only.checksum(x.clone()))
-    assert not torch.equal(read_only.checksum(x), read_only.checksum(x.flip(1).roll(1, 1)))
+    assert torch.equal(checksum(x), checksum(x.clone()))
+    assert not torch.equal(checksum(x), checksum(x.flip(1).roll(1, 1)))
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ import math
 import pytest
 
 from backend_kwargs.interval import Interval
-from backend_kwargs.page import figures, plots, values
+from backend_kwargs.page import figures, plots
 
 TIMES = "\N{MULTIPLICATION SIGN}"
 
@@ -55,19 +55,19 @@ TINY = 5e-324
 @pytest.mark.parametrize(
     ("made", "value"),
     [
-        pytest.param(values.seconds_of(0.0), 0.0, id="no time"),
-        pytest.param(values.seconds_of(-TINY), None, id="less than no time"),
-        pytest.param(values.seconds_of(math.inf), None, id="for ever"),
-        pytest.param(values.seconds_of(math.nan), None, id="no number"),
-        pytest.param(values.count_of(0), 0, id="none"),
-        pytest.param(values.count_of(-1), None, id="fewer than none"),
-        pytest.param(values.count_of(values.MOST), values.MOST, id="the most"),
-        pytest.param(values.count_of(values.MOST + 1), None, id="more"),
-        pytest.param(values.error_of(-math.inf), None, id="an infinite error"),
-        pytest.param(values.error_of(0.0), 0.0, id="no error"),
-        pytest.param(values.interval_of(Interval(1.0, 0.0, 2.0)), None, id="from zero"),
-        pytest.param(values.interval_of(Interval(1.0, 1.0, math.inf)), None, id="without end"),
-        pytest.param(values.interval_of(Interval(1.0, 0.5, 2.0)), Interval(1.0, 0.5, 2.0), id="an interval"),
+        pytest.param(figures.seconds_of(0.0), 0.0, id="no time"),
+        pytest.param(figures.seconds_of(-TINY), None, id="less than no time"),
+        pytest.param(figures.seconds_of(math.inf), None, id="for ever"),
+        pytest.param(figures.seconds_of(math.nan), None, id="no number"),
+        pytest.param(figures.count_of(0), 0, id="none"),
+        pytest.param(figures.count_of(-1), None, id="fewer than none"),
+        pytest.param(figures.count_of(figures.MOST), figures.MOST, id="the most"),
+        pytest.param(figures.count_of(figures.MOST + 1), None, id="more"),
+        pytest.param(figures.error_of(-math.inf), None, id="an infinite error"),
+        pytest.param(figures.error_of(0.0), 0.0, id="no error"),
+        pytest.param(figures.interval_of(Interval(1.0, 0.0, 2.0)), None, id="from zero"),
+        pytest.param(figures.interval_of(Interval(1.0, 1.0, math.inf)), None, id="without end"),
+        pytest.param(figures.interval_of(Interval(1.0, 0.5, 2.0)), Interval(1.0, 0.5, 2.0), id="an interval"),
     ],
 )
 def test_what_is_a_figure(made, value):

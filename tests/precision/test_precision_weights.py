@@ -141,7 +141,7 @@ def test_the_module_stays_as_it_is(precision):
 @torchao
 def test_weights_are_made_once():
     """Graphs of one model share converted weights, and a report shows their size."""
-    from backend_kwargs.precision import weights
+    from backend_kwargs.precision import quantised as weights
 
     model = net()
     compiled = torch.compile(
@@ -161,7 +161,7 @@ def test_weights_are_made_once():
 
 def test_another_thread_reads_one_state_of_a_weight(monkeypatch):
     """Whenever a weight changes, another thread finds the memory that it reads kept alive."""
-    from backend_kwargs.precision import weights
+    from backend_kwargs.precision import quantised as weights
 
     def set_and_look(weight, name, value):
         object.__setattr__(weight, name, value)

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from backend_kwargs.backends import CapturedGraph, CompileInner, Inputs, Reading, Stage, Tell
 from backend_kwargs.backends.inductor.cutlass import asks_for_cutlass, found_by_inductor
 from backend_kwargs.backends.inductor.fallbacks import aten_where_alone, can_fall_back, compile_with_fallback
-from backend_kwargs.backends.inductor.torch_fixes import mode_options
 from backend_kwargs.errors import BackendKwargsError, removed, warn_once, wrong_value
 from backend_kwargs.facts import Call, Compiled, CompileFacts
 from backend_kwargs.options.catalogue import KIND, inductor_option, inductor_options
@@ -24,6 +23,8 @@ from backend_kwargs.options.trust import Check
 
 if TYPE_CHECKING:
     from torch.fx import GraphModule
+
+from backend_kwargs.errors import unknown
 
 OWN: Mapping[str, Option] = MappingProxyType(
     {
@@ -287,3 +288,17 @@ def _torch_wrapper(options: Options, own: Collection[str]) -> Any:
     patches = {name: copied(value) for name, value in options.items() if name not in own}
     wrapper.config = patches | {k: v for k, v in wrapper.config.items() if k != "triton.cudagraphs"}
     return wrapper
+
+
+# torch's "max-autotune-no-cudagraphs" does not turn CUDA graphs off.
+MODE_ADDITIONS = {"max-autotune-no-cudagraphs": {"triton.cudagraphs": False}}
+
+
+def mode_options(mode: str) -> dict[str, Any]:
+    """Return the options of `mode`: torch's table, corrected to do what the names say."""
+    from backend_kwargs.torch_internals.compile_fx import list_mode_options
+
+    modes = list_mode_options()
+    if mode not in list(modes):  # a list, since `mode` may not be hashable
+        raise unknown("mode", mode, modes, otherwise=f"Modes are {', '.join(modes)}.")
+    return {**modes[mode], **MODE_ADDITIONS.get(mode, {})}

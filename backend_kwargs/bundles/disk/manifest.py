@@ -1,14 +1,44 @@
-"""The manifest of a bundle: its contents, each part's SHA-256, and its signer. Data, validated when it is read."""
+"""The manifest of a bundle: its contents, each part's SHA-256, its signer, and the machine that its code is for.
 
-from collections.abc import Sequence
+Data, validated when it is read.
+"""
+
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
 import msgspec
+import torch
 
 from backend_kwargs.bundles.config import REMOVED
 from backend_kwargs.errors import BackendKwargsError, error_text, removed
+from backend_kwargs.options.machine import machine
 from backend_kwargs.stores.signing import signed, signer
+
+# The names that `load` prints; code is compiled again if one of these differs.
+WORDS = {
+    "cpu": "instruction sets of the processor",
+    "git": "torch's sources",
+    "gpu": "GPU",
+    "capability": "compute capability",
+    "cuda": "CUDA",
+}
+
+
+def fingerprint(device: torch.device) -> dict[str, str]:
+    """Return this machine and its releases, as far as code for `device` depends on them."""
+    found = machine().on(device).stored("code for a GPU" if device.type == "cuda" else "code for a CPU")
+    return {name: str(value) for name, value in found.items()}
+
+
+def differences(there: Mapping[str, str], here: Mapping[str, str]) -> list[str]:
+    """Return the differences as text."""
+    return [
+        f"{WORDS.get(name, name)}: {there.get(name, 'none')} in the bundle, {here.get(name, 'none')} here"
+        for name in sorted(there.keys() | here.keys())
+        if there.get(name) != here.get(name)
+    ]
+
 
 SCHEMA = 2  # 1 had ahead-of-time packages, and dynamo's bytecode
 LARGEST = 8 << 20  # bytes of a manifest

@@ -14,8 +14,16 @@ from torch.types import Device
 from backend_kwargs.bundles.building import device_of
 from backend_kwargs.bundles.config import CompileConfig
 from backend_kwargs.bundles.disk.extensions import install
-from backend_kwargs.bundles.disk.fingerprint import differences, fingerprint
-from backend_kwargs.bundles.disk.manifest import LARGEST, GraphPart, Manifest, Part, decoded, signer_of
+from backend_kwargs.bundles.disk.manifest import (
+    LARGEST,
+    GraphPart,
+    Manifest,
+    Part,
+    decoded,
+    differences,
+    fingerprint,
+    signer_of,
+)
 from backend_kwargs.bundles.disk.place import MANIFEST, PARTS, SIGNATURES, no_bundle, opened_bundle, private_folder
 from backend_kwargs.bundles.disk.weights import checked_weights, dtypes_of, why_not_samples
 from backend_kwargs.bundles.graphs import Graph, permits_decision

@@ -11,7 +11,6 @@ from types import MappingProxyType
 import torch
 
 from backend_kwargs.bundles.disk.extensions import loaded_extensions
-from backend_kwargs.bundles.disk.fingerprint import fingerprint
 from backend_kwargs.bundles.disk.manifest import (
     LARGEST,
     SCHEMA,
@@ -19,6 +18,7 @@ from backend_kwargs.bundles.disk.manifest import (
     Manifest,
     Part,
     encoded,
+    fingerprint,
     sign,
 )
 from backend_kwargs.bundles.disk.place import (

@@ -10,7 +10,7 @@ from torch._inductor import config as inductor_config
 import backend_kwargs as bk
 from backend_kwargs import pipeline
 from backend_kwargs.backends.inductor import compiler, fallbacks
-from backend_kwargs.backends.inductor.torch_fixes import mode_options
+from backend_kwargs.backends.inductor.compiler import mode_options
 from backend_kwargs.options.machine import machine
 from backend_kwargs.pipeline import OWN
 
