@@ -1,4 +1,4 @@
-"""CompiledModule: a module that is built, activated, saved, loaded elsewhere, and served; its states are as in AITune."""
+"""CompiledModule: a module that is built, activated, saved, loaded elsewhere, and served; with states as in AITune."""
 
 import gc
 import threading

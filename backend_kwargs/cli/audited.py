@@ -1,12 +1,38 @@
-"""An audit as a table, and as a page."""
+"""An audit: what is audited, and what was found as a table, and as a page."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
 
-from backend_kwargs.fleet.findings import AuditDocument, Finding
+import typer
+from rich.markup import escape
+
+from backend_kwargs.auto.audit import Effort
+from backend_kwargs.auto.machine import machine
+from backend_kwargs.auto.store import Catalogue
+from backend_kwargs.backend import Backend
+from backend_kwargs.cli.console import Outputs, console, print_table, quiet, say
+from backend_kwargs.errors import BackendKwargsError, printable
+from backend_kwargs.facts.decision import Decision
+from backend_kwargs.fleet import findings
+from backend_kwargs.fleet.audit import Auditor, Target, bundle_target, by_key, consented, targets_of, units_of
+from backend_kwargs.fleet.findings import AuditDocument, Audited, Finding
+from backend_kwargs.harness.models import model_of, split_factory
 from backend_kwargs.interval import Interval
 from backend_kwargs.page import document as page
 from backend_kwargs.page.figures import environment_of, file_of, interval_of, measured_on
+from backend_kwargs.progress import progress
+from backend_kwargs.stores import Store
+from backend_kwargs.stores.opening import opened
+from backend_kwargs.stores.urls import URL
 
+LOST, NOTHING, INTERRUPTED = 1, 2, 130  # exit codes
+# Fresh races of each graph and the seconds of one; rounds of timing, and the seconds after which none starts.
+AT_LENGTH, QUICK = (3, 10.0, 240, 20.0), (0, 0.0, 48, 5.0)
+OF_A_MODEL = "--shapes, --dynamic and --option"
+WITHOUT = "no graph of it has the key of a decision there"  # of one of several sizes
 COLUMNS = ("model", "graph", "winner", "verdict", "over default", "regret", "flips", "recorded")
 WORDS = {"right": "still right"}
 IN_SUMMARY = {
@@ -139,3 +165,175 @@ def _percent(share: Interval | None) -> str:
 
 def _time(seconds: float | None) -> str:
     return f"{(seconds or 0.0) * 1e3:.3g} ms"
+
+
+# ---- what is audited
+
+
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """What is audited: its name, the models, the decisions by key, and the store that has them, if it is one."""
+
+    what: str
+    targets: Sequence[Target]
+    decisions: Mapping[str, Sequence[Decision]]
+    catalogue: Catalogue | None = None
+
+
+def audit(chosen: Chosen, outputs: Outputs, *, quick: bool, update: bool) -> None:
+    """Measure, print and write what was chosen; exit with what was found."""
+    if update and chosen.catalogue is None:
+        raise BackendKwargsError("--update is for stores: build a bundle again, and its graphs are decided anew.")
+    if update and chosen.catalogue:  # now, not after minutes of measuring
+        chosen.catalogue.check_replaces()
+    audited, others, stopped = _audited(chosen, Effort(*(QUICK if quick else AT_LENGTH)))
+    if all(each.why == WITHOUT for each in audited):
+        raise _nothing(chosen)
+    found, heres = findings.judged(audited), [each.here for each in audited if each.here]
+    _print(found, others)
+    document = findings.document_of(chosen.what, environment_of(*heres) if heres else machine(), found)
+    if outputs:
+        outputs.write(page_of(document), findings.as_json(document))
+    if update and chosen.catalogue:  # last: where the store may not be written, nothing else is lost
+        _update(chosen.catalogue, audited, found)
+    if stopped:
+        raise typer.Exit(INTERRUPTED)
+    if any(each.failed for each in found):
+        raise typer.Exit(LOST)
+    if all(each.verdict == "not audited" for each in found):
+        raise typer.Exit(NOTHING)
+
+
+def of_bundle(subject: str, factory: str | None, store: str | None, trust: bool, asked: bool) -> Chosen:
+    """Return the decisions in a bundle."""
+    if asked or store:
+        raise BackendKwargsError(f"{OF_A_MODEL}, and --store, are not for a bundle, which has its own.")
+    if factory is None:  # as for `bundle run`: not the one that the manifest names
+        raise BackendKwargsError("Pass FACTORY too, the function that makes the bundle's model: MODULE_OR_FILE:NAME.")
+    target, decided = bundle_target(Path(subject), partial(model_of, factory), factory, trust=trust)
+    return Chosen(subject, [target], decided)
+
+
+def model_named(subject: str | None, factory: str | None) -> str | None:
+    """Return the model that the arguments name, if they do; raise if they name something else."""
+    if subject is None:
+        return None
+    if URL.match(subject) or subject.startswith("env:") or Path(subject).is_dir():
+        raise BackendKwargsError(f"{subject!r} is neither a bundle nor a model; a store is --store {subject}.")
+    if factory is not None:
+        raise BackendKwargsError(f"{subject!r} is no bundle, which {factory!r} could make the model of.")
+    split_factory(subject)
+    return subject
+
+
+def of_store(
+    model: str | None,
+    of: Store,
+    backend: Backend,
+    sizes: Sequence[Mapping[str, int]],
+    trust: bool,
+    *,
+    asked: bool,
+    dynamic: bool,
+) -> Chosen:
+    """Return the decisions in a store; `asked`: the user has given sizes or options, which then count."""
+    kept = opened(of, must_exist=True)
+    catalogue = Catalogue(of)
+    with progress("audit", f"reading {catalogue.label}", console(stderr=True)), kept.doing("read") as store:
+        decisions, documents = by_key(catalogue), units_of(store, of.trusted_keys)
+    if not decisions:
+        raise BackendKwargsError(f"No decisions in {catalogue.label!r}; compile with tmpl-inductor:auto, or tune.")
+    if asked and model is None:
+        raise BackendKwargsError(f"{OF_A_MODEL} are of a model: name it, as FILE_OR_MODULE:FACTORY.")
+    units = consented(documents, model, trust=trust, label=catalogue.label)
+    targets = [] if asked else targets_of(units)
+    if model is not None and not targets:
+        targets = [*_targets(model, sizes, backend, dynamic=dynamic)]
+    return Chosen(catalogue.label, targets, decisions, catalogue)
+
+
+def _targets(model: str, sizes: Sequence[Mapping[str, int]], backend: Backend, *, dynamic: bool) -> Iterator[Target]:
+    """Yield a model at each size; if `dynamic`, also with all of them as sizes that vary."""
+    makes = [partial(model_of, model, each) for each in sizes]
+    for each, make in zip(sizes, makes, strict=True):
+        yield Target("  ".join((model, *_words(each))), make, backend)
+    if dynamic:
+        how = None if len(makes) > 1 else True
+        yield Target(f"{model}  sizes that vary", makes[0], backend, dynamic=how, others=tuple(makes[1:]))
+
+
+def _words(sizes: Mapping[str, int]) -> list[str]:
+    return [f"{name}={value}" for name, value in sizes.items()]
+
+
+def _audited(chosen: Chosen, measuring: Effort) -> tuple[list[Audited], int, bool]:
+    """Return what was audited, how many decisions for this device were not, and whether Ctrl-C came before the last."""
+    with quiet(), _progress() as tell:
+        places = chosen.catalogue.places() if chosen.catalogue else {}
+        auditor = Auditor(chosen.decisions, measuring, tell, places)
+        try:
+            for at, target in enumerate(chosen.targets, 1):
+                tell(f"{target.label} ({at} of {len(chosen.targets)})")
+                _audit(auditor, target, alone=len(chosen.targets) == 1)
+        except KeyboardInterrupt:
+            if not auditor.found:
+                raise
+            say(f"interrupted: {len(auditor.found)} decisions were audited before.", out=console(stderr=True))
+            return auditor.found, auditor.left(), True
+    return auditor.found, auditor.left(), False
+
+
+def _audit(auditor: Auditor, target: Target, *, alone: bool) -> None:
+    """Audit a model; one of several that fails, or has no decision, is noted beside the others."""
+    try:
+        has_some = auditor.audit(target)
+    except BackendKwargsError as error:
+        if alone:
+            raise
+        auditor.leave_out(target, str(error))
+    else:
+        if not (has_some or alone or target.decisions):
+            auditor.leave_out(target, WITHOUT)
+
+
+@contextmanager
+def _progress() -> Iterator[Callable[[str], None]]:
+    """Give what shows what is being done: in one line on a terminal, else in a line for each step."""
+    out = console(stderr=True)
+    if not out.is_terminal:
+        yield lambda text: say(text, out=out)
+        return
+    with out.status("") as status:
+        yield lambda text: status.update(escape(printable(text)))
+
+
+def _nothing(chosen: Chosen) -> BackendKwargsError:
+    """Return the error that no graph has a decision, with the options that such graphs may lack."""
+    models = ", ".join(dict.fromkeys(target.label for target in chosen.targets)) or "the documents on this device"
+    count = sum(map(len, chosen.decisions.values()))
+    fixed = [each.fixed for several in chosen.decisions.values() for each in several if each.fixed]
+    hint = f" Some were made with options: --option {_words(fixed[0])[0]}, say." if fixed else ""
+    return BackendKwargsError(
+        f"No graph of {models} has the key of one of the {count} decisions in {chosen.what!r}: they are of other "
+        f"models, devices, sizes (--shapes, --dynamic) or options (--option).{hint}"
+    )
+
+
+def _print(found: Sequence[Finding], others: int) -> None:
+    print_table(COLUMNS, map(row_of, found))
+    for line in notes_of(found):
+        say(line)
+    if others:
+        say(
+            f"{others} more for this device {'was' if others == 1 else 'were'} not audited: of other models, sizes "
+            "(--shapes, --dynamic) or options."
+        )
+
+
+def _update(catalogue: Catalogue, audited: Sequence[Audited], found: Sequence[Finding]) -> None:
+    """Store what was found as a new generation of each decision that was measured."""
+    renewed = [findings.renewed(*each) for each in zip(audited, found, strict=True)]
+    kept = [each for each in renewed if each and catalogue.takes(each)]
+    catalogue.add(*kept)
+    changed = sum(finding.failed and new is not None for finding, new in zip(found, renewed, strict=True))
+    say(f"{len(kept)} stored in {catalogue.label!r} as new generations, {changed} with another winner.")

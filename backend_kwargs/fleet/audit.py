@@ -8,26 +8,33 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import torch
+from torch.fx import GraphModule
+
+from backend_kwargs.auto.audit import Effort, Tell, measured
 from backend_kwargs.auto.machine import Machine, device_of, distance, machine
+from backend_kwargs.auto.question import Question
 from backend_kwargs.auto.store import Catalogue, name_of
 from backend_kwargs.auto.verdicts import FOLDER, Verdict
 from backend_kwargs.backend import Backend
+from backend_kwargs.backends import CapturedGraph, Inputs
+from backend_kwargs.bundles.config import CompileConfig
+from backend_kwargs.bundles.disk.reading import read_manifest
+from backend_kwargs.bundles.graphs import key_of
+from backend_kwargs.bundles.samples import sizes_differ
 from backend_kwargs.errors import BackendKwargsError, error_text, shown, warn_once
+from backend_kwargs.facts import Call
 from backend_kwargs.facts.decision import Decision
 from backend_kwargs.fleet.findings import Audited
+from backend_kwargs.fleet.racing import made
 from backend_kwargs.fleet.units import UNITS, UnitDocument, backend_of, read
+from backend_kwargs.harness.study import arguments_of
 from backend_kwargs.options.option import check
 from backend_kwargs.options.trust import untrusted
 from backend_kwargs.stores import Documents
-
-if TYPE_CHECKING:
-    from torch.fx import GraphModule
-
-    from backend_kwargs.auto.audit import Effort, Tell
-    from backend_kwargs.backends import Inputs
-    from backend_kwargs.facts import Call
+from backend_kwargs.torch_internals.dynamo import RESTARTS, reset
 
 Make = Callable[[], tuple[Any, Any]]
 CHANGED = "no graph of the model has its key: the model, or backend-kwargs, has changed since"
@@ -52,7 +59,7 @@ class Target:
     decisions: tuple[str, ...] = ()
     dynamic: bool | None = False
     others: tuple[Make, ...] = ()
-    keys: "Callable[[GraphModule, Inputs], str] | None" = None
+    keys: Callable[[GraphModule, Inputs], str] | None = None
 
 
 @dataclass
@@ -60,8 +67,8 @@ class Auditor:
     """The decisions by key, how much is measured, the verdicts of places by name, and what was found up to now."""
 
     decisions: Mapping[str, Sequence[Decision]]
-    effort: "Effort"
-    tell: "Tell"
+    effort: Effort
+    tell: Tell
     verdicts: Mapping[str, Verdict] = field(default_factory=dict)
     found: list[Audited] = field(default_factory=list)
 
@@ -87,10 +94,6 @@ class Auditor:
 
     def _measure(self, target: Target) -> None:
         """Measure the decisions for the graphs of a model; raise if it fails, and none was found."""
-        import torch
-
-        from backend_kwargs.torch_internals.dynamo import reset
-
         before, errors = len(self.found), list[BackendKwargsError]()
         with _threads(target.threads):
             for mode in MODES:
@@ -118,11 +121,8 @@ class Auditor:
         return sum(name_of(each) not in seen and _is_here(each) for each in several)
 
     def _call(self, target: Target, model: Any, several: Sequence[object]) -> None:
-        import torch
 
-        from backend_kwargs.harness.study import arguments_of
-
-        def graphs(gm: "GraphModule", example_inputs: "Inputs") -> "Call":
+        def graphs(gm: GraphModule, example_inputs: Inputs) -> Call:
             return self._graph(target, gm, example_inputs)
 
         compiled: Any = torch.compile(model, backend=graphs, dynamic=target.dynamic)
@@ -135,13 +135,8 @@ class Auditor:
             except Exception as error:
                 raise BackendKwargsError(f"{target.label} fails on its example inputs: {error_text(error)}.") from error
 
-    def _graph(self, target: Target, gm: "GraphModule", example_inputs: "Inputs") -> "Call":
+    def _graph(self, target: Target, gm: GraphModule, example_inputs: Inputs) -> Call:
         """Audit the decision for a graph, if there is one; the graph itself runs in eager."""
-        from backend_kwargs.auto.audit import measured
-        from backend_kwargs.auto.question import Question
-        from backend_kwargs.backends import CapturedGraph
-        from backend_kwargs.torch_internals.dynamo import RESTARTS
-
         request = target.backend.request(CapturedGraph(gm, example_inputs))
         asked = Question(request)
         key = target.keys(gm, example_inputs) if target.keys else asked.key
@@ -200,7 +195,6 @@ def _devices_here() -> frozenset[str]:
 
 @contextmanager
 def _threads(count: int | None) -> Iterator[None]:
-    import torch
 
     before = torch.get_num_threads()
     if count:
@@ -230,10 +224,6 @@ def units_of(store: Documents, trusted_keys: Sequence[object] = ()) -> list[Unit
 
 def targets_of(documents: Sequence[UnitDocument]) -> list[Target]:
     """Return the models of units that can run on this machine; their options are a document's, so data alone."""
-    import torch
-
-    from backend_kwargs.fleet.racing import made
-
     targets = []
     for each in documents:
         unit = each.unit
@@ -272,11 +262,6 @@ def consented(documents: Sequence[UnitDocument], model: str | None, *, trust: bo
 
 def bundle_target(path: Path, make: Make, label: str, *, trust: bool) -> tuple[Target, dict[str, list[Decision]]]:
     """Return the model of a bundle, and the decisions in its manifest by the keys of their graphs."""
-    from backend_kwargs.bundles.config import CompileConfig
-    from backend_kwargs.bundles.disk.reading import read_manifest
-    from backend_kwargs.bundles.graphs import key_of
-    from backend_kwargs.bundles.samples import sizes_differ
-
     manifest = read_manifest(path)
     config = CompileConfig.from_dict(manifest.config, trust=trust)
     decided = {

@@ -7,21 +7,19 @@ all audits of decisions that have not lost, 1 % raise an alarm at most, however 
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta, Struct
 
+from backend_kwargs import trial
+from backend_kwargs.auto.audit import Contender, Measured
 from backend_kwargs.auto.machine import Machine, difference
 from backend_kwargs.auto.reporting import what_is_open
 from backend_kwargs.errors import shortened
 from backend_kwargs.facts.decision import Decision, RaceRow
 from backend_kwargs.interval import Interval
 from backend_kwargs.page.figures import now
-
-if TYPE_CHECKING:
-    from backend_kwargs.auto.audit import Contender, Measured
-    from backend_kwargs.trial import SureRatio
 
 LEVEL = 0.01  # the share of audits without a loser that find one
 MARGIN = 0.02  # what two runs of one callable may differ by on a quiet machine, as in races
@@ -114,7 +112,7 @@ class Audited:
     model: str
     decision: Decision
     here: Machine
-    measured: "Measured | None" = None
+    measured: Measured | None = None
     why: str = ""
     judges_time: bool = True
     places: tuple[str, ...] = ()
@@ -122,8 +120,6 @@ class Audited:
 
 def judged(audited: Sequence[Audited]) -> list[Finding]:
     """Return what audits found, with Holm's correction over their decisions."""
-    from backend_kwargs import trial
-
     found = [_finding(each) for each in audited]
     timed = [at for at, finding in enumerate(found) if finding.lost_to]
     adjusted = trial.holm([found[at].p for at in timed])
@@ -136,8 +132,6 @@ def judged(audited: Sequence[Audited]) -> list[Finding]:
 
 def _finding(audited: Audited) -> Finding:
     """Return what is known of one decision alone."""
-    from backend_kwargs import trial
-
     decision, measured = audited.decision, audited.measured
     known: dict[str, Any] = {
         "model": shortened(audited.model, NAME),
@@ -170,10 +164,8 @@ def _finding(audited: Audited) -> Finding:
     )
 
 
-def _ratio(other: "Contender", own: "Contender", measured: "Measured", noise: Interval) -> "SureRatio | None":
+def _ratio(other: Contender, own: Contender, measured: Measured, noise: Interval) -> trial.SureRatio | None:
     """Return the decision's time over another's; None if that has the same code, or does not run."""
-    from backend_kwargs import trial
-
     theirs = measured.of(other)
     if other.code_of == own.code_of or not theirs:
         return None
@@ -181,7 +173,7 @@ def _ratio(other: "Contender", own: "Contender", measured: "Measured", noise: In
     return trial.sure_ratio(measured.of(own), theirs, max(MARGIN, band))
 
 
-def _against(other: "Contender", own: "Contender", ratio: "SureRatio | None") -> Against:
+def _against(other: Contender, own: Contender, ratio: trial.SureRatio | None) -> Against:
     row = other.row
     if ratio is None:
         same = other.code_of == own.code_of
@@ -195,7 +187,7 @@ def _why(row: RaceRow) -> str:
     return shortened(f"{row.status}: {row.reason}", TEXT)
 
 
-def _loss(ratios: Mapping[str, "SureRatio | None"]) -> dict[str, Any]:
+def _loss(ratios: Mapping[str, trial.SureRatio | None]) -> dict[str, Any]:
     """Return what the decision has lost to, if it has, with a p-value for all of its comparisons."""
     timed = {label: ratio for label, ratio in ratios.items() if ratio}
     if not timed:
@@ -204,7 +196,7 @@ def _loss(ratios: Mapping[str, "SureRatio | None"]) -> dict[str, Any]:
     return {"lost_to": label, "loss": _less_1(timed[label].ratio), "p": min(1.0, timed[label].p * len(timed))}
 
 
-def _regret(own: "Contender", measured: "Measured", ratios: Mapping[str, "SureRatio | None"]) -> dict[str, Any]:
+def _regret(own: Contender, measured: Measured, ratios: Mapping[str, trial.SureRatio | None]) -> dict[str, Any]:
     timed = {label: ratio.ratio for label, ratio in ratios.items() if ratio}
     best = max(timed, key=lambda label: timed[label].median, default="")
     if not best or timed[best].median <= 1:
@@ -212,7 +204,7 @@ def _regret(own: "Contender", measured: "Measured", ratios: Mapping[str, "SureRa
     return {"best": best, "regret": _less_1(timed[best])}
 
 
-def _flips(own: "Contender", measured: "Measured", ratios: Mapping[str, "SureRatio | None"]) -> dict[str, Any]:
+def _flips(own: Contender, measured: Measured, ratios: Mapping[str, trial.SureRatio | None]) -> dict[str, Any]:
     """Return how many fresh races chose another candidate, and how many of these differ beyond noise."""
     chosen = [label for label in measured.fresh if label != own.label]
     apart = [ratio.ratio for label in chosen if (ratio := ratios.get(label))]
@@ -246,8 +238,6 @@ def renewed(audited: Audited, finding: Finding) -> Decision | None:
 
     None if it was not measured, or nothing runs.
     """
-    from backend_kwargs import trial
-
     measured = audited.measured
     if measured is None or not measured.samples:
         return None
@@ -269,7 +259,7 @@ def renewed(audited: Audited, finding: Finding) -> Decision | None:
     )
 
 
-def _row(contender: "Contender", seconds: float | None, *, won: bool) -> RaceRow:
+def _row(contender: Contender, seconds: float | None, *, won: bool) -> RaceRow:
     """Return a contender's row as a decision keeps it: under the candidate's own name."""
     row = replace(contender.row, name=contender.name, seconds=seconds, won=won)
     return replace(row, speedup=None, against="", began_s=None, led_s=None, timed_s=None)

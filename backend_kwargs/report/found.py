@@ -20,9 +20,6 @@ from typing import TYPE_CHECKING
 
 from backend_kwargs.report.advice import reason_and_hint
 
-if TYPE_CHECKING:
-    import torch
-
 SHARED = (
     "Compiled for another torch.compile of the same code: these graphs serve this one too where their guards "
     "hold. Elsewhere it runs in eager, if the recompile limit is reached."
