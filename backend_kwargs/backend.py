@@ -32,11 +32,25 @@ from backend_kwargs.facts import Call, Compiled
 from backend_kwargs.files.atomic_write import write_whole
 from backend_kwargs.files.plain_data import check_plain
 from backend_kwargs.keys import digest
-from backend_kwargs.options.layers import Layer, Options, copied, merge, same
-from backend_kwargs.options.option import Option, check, check_length, convert, join_spec
-from backend_kwargs.options.requirements import DYNAMO_BACKENDS, Limit, require
+from backend_kwargs.options import (
+    DYNAMO_BACKENDS,
+    Check,
+    Layer,
+    Limit,
+    Option,
+    Options,
+    check,
+    check_length,
+    consent,
+    convert,
+    copied,
+    join_spec,
+    merge,
+    require,
+    same,
+    untrusted,
+)
 from backend_kwargs.options.templates import template_names
-from backend_kwargs.options.trust import Check, consent, untrusted
 from backend_kwargs.pipeline import COMPILERS, compile_graph, request_of
 from backend_kwargs.stores import Store
 

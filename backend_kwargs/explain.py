@@ -5,12 +5,10 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from backend_kwargs.backend import Backend
+from backend_kwargs.options import PERMITTING, CannotWorkError, Limit, Option, Options, same, sources
 from backend_kwargs.options.catalogue import documented
-from backend_kwargs.options.layers import PERMITTING, Options, same, sources
 from backend_kwargs.options.machine import Machine
-from backend_kwargs.options.option import Option
 from backend_kwargs.options.precisions import lacking
-from backend_kwargs.options.requirements import CannotWorkError, Limit
 from backend_kwargs.registry import make_backend
 from backend_kwargs.rewrites.table import chosen_places, find_rewrite
 from backend_kwargs.tables import as_html

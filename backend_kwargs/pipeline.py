@@ -20,12 +20,19 @@ from backend_kwargs.backends.inductor.compiler import InductorCompiler, is_set, 
 from backend_kwargs.backends.others import OTHERS
 from backend_kwargs.errors import BackendKwargsError, warn_once
 from backend_kwargs.facts import Compiled
-from backend_kwargs.options import precisions
-from backend_kwargs.options.layers import Options, merge, with_users
+from backend_kwargs.options import (
+    OWN_DATA,
+    Option,
+    Options,
+    Rule,
+    generators,
+    limits,
+    merge,
+    precisions,
+    split_templates,
+    with_users,
+)
 from backend_kwargs.options.machine import Machine
-from backend_kwargs.options.option import Option, split_templates
-from backend_kwargs.options.requirements import Rule, generators, limits
-from backend_kwargs.options.trust import OWN_DATA
 from backend_kwargs.rewrites.table import check_rewrites, chosen_places, find_rewrite, raced_rewrites
 
 if TYPE_CHECKING:

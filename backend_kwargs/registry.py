@@ -13,9 +13,8 @@ from backend_kwargs.backends.others import FORMER
 from backend_kwargs.errors import BackendKwargsError, wrong_value
 from backend_kwargs.facts.decision import EAGER
 from backend_kwargs.files.plain_data import check_plain
+from backend_kwargs.options import Check, Options, check, check_name, consent, convert, untrusted, with_users
 from backend_kwargs.options.inductor_names import InductorKeywords, InductorOptions
-from backend_kwargs.options.layers import Options, with_users
-from backend_kwargs.options.option import check, check_name, convert
 from backend_kwargs.options.templates import (
     Template,
     add_templates,
@@ -25,7 +24,6 @@ from backend_kwargs.options.templates import (
     read_templates,
     template_names,
 )
-from backend_kwargs.options.trust import Check, consent, untrusted
 from backend_kwargs.pipeline import OWN
 
 PLAIN = "tmpl-inductor"  # the only spec to which the environment variables apply

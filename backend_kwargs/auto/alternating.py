@@ -20,8 +20,7 @@ import torch
 from backend_kwargs.auto.candidates import SLACK
 from backend_kwargs.auto.process_memory import LONGEST_S
 from backend_kwargs.auto.ranks import may_differ
-from backend_kwargs.facts import Call, CompileFacts
-from backend_kwargs.facts.decision import RaceRow
+from backend_kwargs.facts import Call, CompileFacts, RaceRow
 from backend_kwargs.trial import ratio_interval, synchronize
 from backend_kwargs.trial.memory import has_room
 

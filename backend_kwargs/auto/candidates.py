@@ -10,9 +10,7 @@ from backend_kwargs.backends.inductor.compiler import records as permits_recordi
 from backend_kwargs.backends.others import OTHERS, in_precision, installed, is_other, other_of, sets, verify_other
 from backend_kwargs.errors import BackendKwargsError, unknown
 from backend_kwargs.facts.decision import DEFAULT, EAGER
-from backend_kwargs.options import precisions
-from backend_kwargs.options.layers import Options, same
-from backend_kwargs.options.option import split_templates
+from backend_kwargs.options import Options, precisions, same, split_templates
 from backend_kwargs.options.templates import find_template, template_names
 from backend_kwargs.rewrites.table import list_rewrites, name_of, permits_entry
 

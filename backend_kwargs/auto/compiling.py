@@ -15,8 +15,7 @@ from backend_kwargs.auto.candidates import toggled, with_recording
 from backend_kwargs.auto.request import Request
 from backend_kwargs.backends import CapturedGraph
 from backend_kwargs.backends.inductor.lowered import IncompatibleVersionError, Lowered, LoweredGraph, Version
-from backend_kwargs.facts import Call, Compiled
-from backend_kwargs.facts.decision import EAGER, RaceRow
+from backend_kwargs.facts import EAGER, Call, Compiled, RaceRow
 from backend_kwargs.graphs.replay import Task
 from backend_kwargs.graphs.writes import in_eager
 from backend_kwargs.options.layers import Options

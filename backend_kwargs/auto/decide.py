@@ -20,8 +20,7 @@ from backend_kwargs.auto.ranks import agreed, ranks
 from backend_kwargs.auto.reporting import progress, tell, what_is_open
 from backend_kwargs.auto.request import Request
 from backend_kwargs.errors import BackendKwargsError, error_text, printable, warn_once
-from backend_kwargs.facts import Compiled, CompileFacts, Pins
-from backend_kwargs.facts.decision import DEFAULT, EAGER, Decision, RaceRow, Unraced
+from backend_kwargs.facts import DEFAULT, EAGER, Compiled, CompileFacts, Decision, Pins, RaceRow, Unraced
 from backend_kwargs.graphs.determinism import check_libraries
 from backend_kwargs.graphs.eligibility import communicates, is_tiny, may_communicate, why_not_repeatable
 from backend_kwargs.graphs.writes import copy_of_graph, in_eager

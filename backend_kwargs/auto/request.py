@@ -9,10 +9,8 @@ from torch.fx import GraphModule
 
 from backend_kwargs.auto.settings import RaceSettings
 from backend_kwargs.backends import CapturedGraph, Inputs
-from backend_kwargs.facts import Compiled
-from backend_kwargs.facts.decision import Decision
-from backend_kwargs.options.layers import Options
-from backend_kwargs.options.requirements import Limit
+from backend_kwargs.facts import Compiled, Decision
+from backend_kwargs.options import Limit, Options
 
 if TYPE_CHECKING:
     from backend_kwargs.auto.verdicts import Verdicts

@@ -9,11 +9,7 @@ from types import MappingProxyType
 from typing import Annotated, Any, Literal
 
 from backend_kwargs.errors import BackendKwargsError, removed, wrong_value
-from backend_kwargs.options import precisions
-from backend_kwargs.options.layers import Options
-from backend_kwargs.options.option import Tolerance, Where, declared
-from backend_kwargs.options.requirements import Limit, Rule
-from backend_kwargs.options.trust import AUTO_DATA
+from backend_kwargs.options import AUTO_DATA, Limit, Options, Rule, Tolerance, Where, declared, precisions
 from backend_kwargs.stores import Documents, Store
 
 Seconds = Annotated[float, Where("of at least 0", lambda seconds: seconds >= 0)]

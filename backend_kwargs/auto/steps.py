@@ -17,8 +17,7 @@ from backend_kwargs.auto.head_to_head import Runner, interleaved, note_figures
 from backend_kwargs.auto.sandbox import own_libdevice
 from backend_kwargs.auto.selection import RaceState
 from backend_kwargs.backends.generated_code import comparable, compiled_graphs, rewrites_made
-from backend_kwargs.facts import Call, left_to_eager
-from backend_kwargs.facts.decision import DEFAULT, EAGER
+from backend_kwargs.facts import DEFAULT, EAGER, Call, left_to_eager
 from backend_kwargs.graphs.replay import ChangedInputError
 from backend_kwargs.rewrites.table import chosen_places, find_rewrite
 from backend_kwargs.torch_internals.caches import artifacts_noted

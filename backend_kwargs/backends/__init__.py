@@ -13,11 +13,8 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from backend_kwargs.facts import Call, Compiled, Pins
-from backend_kwargs.options.layers import Layer, Options
+from backend_kwargs.options import Check, Layer, Limit, Option, Options, Rule
 from backend_kwargs.options.machine import Machine
-from backend_kwargs.options.option import Option
-from backend_kwargs.options.requirements import Limit, Rule
-from backend_kwargs.options.trust import Check
 
 if TYPE_CHECKING:
     from torch.fx import GraphModule

@@ -8,11 +8,20 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from backend_kwargs.backends import CapturedGraph, Reading, Stage, Tell
 from backend_kwargs.errors import BackendKwargsError, shown, wrong_value
 from backend_kwargs.facts import Compiled
-from backend_kwargs.options.layers import Layer, Options, copied
+from backend_kwargs.options import (
+    Check,
+    Layer,
+    Limit,
+    Need,
+    Option,
+    Options,
+    Rule,
+    copied,
+    limits_of_options,
+    lookup,
+    require,
+)
 from backend_kwargs.options.machine import installed_version, machine
-from backend_kwargs.options.option import Option, lookup
-from backend_kwargs.options.requirements import Limit, Need, Rule, limits_of_options, require
-from backend_kwargs.options.trust import Check
 
 if TYPE_CHECKING:
     from backend_kwargs.backends.part_compiler import PartCompiler

@@ -11,10 +11,18 @@ from typing import Any, ClassVar, TypeAlias, Union
 from backend_kwargs.backends import CapturedGraph, Reading, Stage, Tell
 from backend_kwargs.errors import BackendKwargsError, shown, wrong_value
 from backend_kwargs.facts import Call, Compiled, CompileFacts
-from backend_kwargs.options.layers import Layer, Options, copied
-from backend_kwargs.options.option import Option
-from backend_kwargs.options.requirements import DYNAMO_BACKENDS, DYNAMO_FALLBACKS, CannotWorkError, Limit, limits
-from backend_kwargs.options.trust import Check
+from backend_kwargs.options import (
+    DYNAMO_BACKENDS,
+    DYNAMO_FALLBACKS,
+    CannotWorkError,
+    Check,
+    Layer,
+    Limit,
+    Option,
+    Options,
+    copied,
+    limits,
+)
 
 CompilerFn: TypeAlias = Callable[..., Call]  # takes a graph module, its example inputs, and keyword arguments
 POSITIONAL = (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD)

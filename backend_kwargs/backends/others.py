@@ -12,9 +12,7 @@ from backend_kwargs.backends.onnxruntime.compiler import ONNXRuntimeCompiler
 from backend_kwargs.backends.openvino.compiler import OpenVINONativeCompiler
 from backend_kwargs.backends.tvm.compiler import TVMCompiler
 from backend_kwargs.errors import BackendKwargsError
-from backend_kwargs.options.layers import Options, merge, same
-from backend_kwargs.options.option import convert, join_candidate, split_candidates
-from backend_kwargs.options.trust import is_data
+from backend_kwargs.options import Options, convert, is_data, join_candidate, merge, same, split_candidates
 
 # A compiler is its folder or module and its place here; each is found with and without "tmpl-".
 COMPILERS: tuple[type[DeclaredCompiler], ...] = (

@@ -11,9 +11,7 @@ from backend_kwargs.errors import BackendKwargsError, removed, shown, wrong_valu
 from backend_kwargs.files.atomic_write import write_whole
 from backend_kwargs.files.plain_data import check_plain, read_json
 from backend_kwargs.keys import digest
-from backend_kwargs.options.layers import Options, copied, same
-from backend_kwargs.options.option import Tolerance, check, declared, lookup
-from backend_kwargs.options.trust import consent
+from backend_kwargs.options import Options, Tolerance, check, consent, copied, declared, lookup, same
 from backend_kwargs.registry import PLAIN, make_backend
 
 CONFIG_VERSION = 1

@@ -32,15 +32,12 @@ from backend_kwargs.bundles.libraries import library, provided
 from backend_kwargs.bundles.operators import inlined
 from backend_kwargs.bundles.samples import content_hash
 from backend_kwargs.errors import BackendKwargsError, error_text, warn_once
-from backend_kwargs.facts import Call
-from backend_kwargs.facts.decision import EAGER
+from backend_kwargs.facts import EAGER, Call
 from backend_kwargs.graphs.memory import SharedMemory, unless_shared
 from backend_kwargs.graphs.spelling import structure
 from backend_kwargs.graphs.writes import copy_of_graph
 from backend_kwargs.keys import digest, key
-from backend_kwargs.options.layers import Options, standing
-from backend_kwargs.options.option import check
-from backend_kwargs.options.trust import untrusted
+from backend_kwargs.options import Options, check, standing, untrusted
 from backend_kwargs.registry import PLAIN
 from backend_kwargs.rewrites.table import raced_rewrites
 from backend_kwargs.torch_internals import functorch, inductor_config

@@ -11,9 +11,8 @@ from backend_kwargs.backend import Backend, find_backend
 from backend_kwargs.errors import BackendKwargsError, BrokenPluginError, warn_once
 from backend_kwargs.explain import Verdict, verdict
 from backend_kwargs.harness.models import LIBRARIES, check_factory, spec_of
+from backend_kwargs.options import DYNAMO_BACKENDS, CannotWorkError, convert, limits, split_assignment
 from backend_kwargs.options.catalogue import inductor_options
-from backend_kwargs.options.option import convert, split_assignment
-from backend_kwargs.options.requirements import DYNAMO_BACKENDS, CannotWorkError, limits
 from backend_kwargs.registry import make_backend
 
 

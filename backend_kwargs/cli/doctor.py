@@ -6,10 +6,9 @@ from backend_kwargs.backends.others import COMPILERS
 from backend_kwargs.cli.arguments import AsJson, judged, judged_by_name, options_alone
 from backend_kwargs.cli.console import print_json, print_table, say
 from backend_kwargs.explain import Verdict, precision_verdict
+from backend_kwargs.options import DYNAMO_BACKENDS, join_candidate, limits
 from backend_kwargs.options.machine import machine
-from backend_kwargs.options.option import join_candidate
 from backend_kwargs.options.precisions import PRECISIONS
-from backend_kwargs.options.requirements import DYNAMO_BACKENDS, limits
 from backend_kwargs.registry import PLAIN, list_templates
 
 

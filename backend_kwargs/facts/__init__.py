@@ -4,8 +4,29 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, TypeAlias
 
-from backend_kwargs.facts.decision import Decision
+from backend_kwargs.facts.decision import DEFAULT, EAGER, Decision, RaceRow, Unraced
 from backend_kwargs.options.layers import Options
+
+__all__ = [
+    "DEFAULT",
+    "EAGER",
+    "PINNED",
+    "Call",
+    "CompileFacts",
+    "Compiled",
+    "Decision",
+    "Partition",
+    "PartsSummary",
+    "PinnedKernel",
+    "Pins",
+    "PrecisionUse",
+    "RaceRow",
+    "Replacements",
+    "Unraced",
+    "Value",
+    "left_to_eager",
+    "why_fell_back",
+]
 
 Value = int | str | bool | float | None
 PINNED = "pinned"  # the value of the option `reproducible`

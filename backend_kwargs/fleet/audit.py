@@ -25,14 +25,12 @@ from backend_kwargs.bundles.disk.reading import read_manifest
 from backend_kwargs.bundles.graphs import key_of
 from backend_kwargs.bundles.samples import sizes_differ
 from backend_kwargs.errors import BackendKwargsError, error_text, shown, warn_once
-from backend_kwargs.facts import Call
-from backend_kwargs.facts.decision import Decision
+from backend_kwargs.facts import Call, Decision
 from backend_kwargs.fleet.findings import Audited
 from backend_kwargs.fleet.racing import made
 from backend_kwargs.fleet.units import UNITS, UnitDocument, backend_of, read
 from backend_kwargs.harness.study import arguments_of
-from backend_kwargs.options.option import check
-from backend_kwargs.options.trust import untrusted
+from backend_kwargs.options import check, untrusted
 from backend_kwargs.stores import Documents
 from backend_kwargs.torch_internals.dynamo import RESTARTS, reset
 

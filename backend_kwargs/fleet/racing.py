@@ -19,8 +19,7 @@ from backend_kwargs.auto.reporting import what_is_open
 from backend_kwargs.backend import Backend
 from backend_kwargs.backends import CapturedGraph, Inputs
 from backend_kwargs.errors import BackendKwargsError, error_text
-from backend_kwargs.facts import Call
-from backend_kwargs.facts.decision import Decision
+from backend_kwargs.facts import Call, Decision
 from backend_kwargs.fleet.units import Result, Unit, backend_of, is_named, is_slower
 from backend_kwargs.harness.models import model_of
 from backend_kwargs.harness.study import arguments_of, device_of, move

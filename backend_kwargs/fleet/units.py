@@ -11,8 +11,7 @@ from backend_kwargs.auto.machine import FIELDS
 from backend_kwargs.backend import Backend
 from backend_kwargs.interval import Interval
 from backend_kwargs.keys import digest
-from backend_kwargs.options.option import check
-from backend_kwargs.options.trust import Check
+from backend_kwargs.options import Check, check
 from backend_kwargs.registry import make_backend
 from backend_kwargs.stores.documents import Document, Kind, RefusedError, decoded, encoded
 

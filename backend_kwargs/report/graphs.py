@@ -7,8 +7,7 @@ from typing import Any, Literal
 from backend_kwargs.auto import settings as auto
 from backend_kwargs.backend import find_backend
 from backend_kwargs.compile_records import RACED
-from backend_kwargs.facts import Partition, PrecisionUse
-from backend_kwargs.facts.decision import Decision
+from backend_kwargs.facts import Decision, Partition, PrecisionUse
 from backend_kwargs.options.layers import Options
 from backend_kwargs.registry import decided
 

@@ -13,13 +13,25 @@ from backend_kwargs.backends.inductor.cutlass import asks_for_cutlass, found_by_
 from backend_kwargs.backends.inductor.fallbacks import aten_where_alone, can_fall_back, compile_with_fallback
 from backend_kwargs.errors import BackendKwargsError, removed, warn_once, wrong_value
 from backend_kwargs.facts import Call, Compiled, CompileFacts
+from backend_kwargs.options import (
+    RULES,
+    Check,
+    Layer,
+    Limit,
+    Option,
+    Options,
+    check,
+    check_answers,
+    copied,
+    generators,
+    limits,
+    limits_of_options,
+    same,
+    split_templates,
+)
 from backend_kwargs.options.catalogue import KIND, inductor_option, inductor_options
-from backend_kwargs.options.layers import Layer, Options, copied, same
 from backend_kwargs.options.machine import Machine, cxx_of, machine
-from backend_kwargs.options.option import Option, check, split_templates
-from backend_kwargs.options.requirements import RULES, Limit, check_answers, generators, limits, limits_of_options
 from backend_kwargs.options.templates import find_template, is_published
-from backend_kwargs.options.trust import Check
 
 if TYPE_CHECKING:
     from torch.fx import GraphModule

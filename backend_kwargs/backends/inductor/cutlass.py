@@ -16,9 +16,8 @@ from threading import RLock
 
 from backend_kwargs.errors import BackendKwargsError, pip_install
 from backend_kwargs.keys import digest
-from backend_kwargs.options.layers import Options
+from backend_kwargs.options import CUTLASS_GEMM, Options, generators, unmet
 from backend_kwargs.options.machine import CUTLASS_PACKAGES, CUTLASS_VARIABLE, Machine
-from backend_kwargs.options.requirements import CUTLASS_GEMM, generators, unmet
 
 INSTALL = pip_install("cutlass")
 SOURCES = ("include", "tools", "examples")  # below cutlass_library/source

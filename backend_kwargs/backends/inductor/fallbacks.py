@@ -11,10 +11,9 @@ from typing import TYPE_CHECKING, Any
 from backend_kwargs.backends import Inputs
 from backend_kwargs.errors import BackendKwargsError, warn_once
 from backend_kwargs.facts import Call
+from backend_kwargs.options import Options, generators, limits_of_options
 from backend_kwargs.options.catalogue import inductor_option
-from backend_kwargs.options.layers import Options
 from backend_kwargs.options.machine import Machine
-from backend_kwargs.options.requirements import generators, limits_of_options
 
 if TYPE_CHECKING:
     from torch.fx import GraphModule

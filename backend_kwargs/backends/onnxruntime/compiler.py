@@ -7,9 +7,7 @@ from typing import TYPE_CHECKING, ClassVar
 from backend_kwargs.backends.declared import DeclaredCompiler
 from backend_kwargs.backends.onnxruntime.settings import OPTIONS, ONNXRuntimeOptions
 from backend_kwargs.errors import pip_install
-from backend_kwargs.options.layers import Options
-from backend_kwargs.options.option import Option
-from backend_kwargs.options.requirements import Lookup, Need, Rule, importable
+from backend_kwargs.options import Lookup, Need, Option, Options, Rule, importable
 
 if TYPE_CHECKING:
     from backend_kwargs.backends.part_compiler import PartCompiler

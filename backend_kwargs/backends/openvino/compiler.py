@@ -10,12 +10,8 @@ from typing import TYPE_CHECKING, ClassVar
 from backend_kwargs.backends.declared import DeclaredCompiler
 from backend_kwargs.backends.openvino.settings import OPTIONS, Hint, OpenVINOOptions
 from backend_kwargs.errors import BackendKwargsError, pip_install, unknown
-from backend_kwargs.options import precisions
-from backend_kwargs.options.layers import Options
+from backend_kwargs.options import CannotWorkError, Check, Limit, Need, Option, Options, Rule, importable, precisions
 from backend_kwargs.options.machine import WITHOUT_HALF
-from backend_kwargs.options.option import Option
-from backend_kwargs.options.requirements import CannotWorkError, Limit, Need, Rule, importable
-from backend_kwargs.options.trust import Check
 
 if TYPE_CHECKING:
     from backend_kwargs.backends.part_compiler import PartCompiler
