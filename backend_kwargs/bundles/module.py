@@ -2,24 +2,20 @@
 
 import gc
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 from backend_kwargs.bundles.config import CompileConfig
-from backend_kwargs.errors import printable, removed, wrong_value
+from backend_kwargs.errors import BackendKwargsError, printable, removed, wrong_value
 
 if TYPE_CHECKING:
     import torch
     from torch.types import Device
 
     from backend_kwargs.bundles.running import Built, Running, Serving
-from collections.abc import Mapping
-from enum import Enum
-from types import MappingProxyType
-from typing import Literal
-
-from backend_kwargs.errors import BackendKwargsError
 
 Call = Literal["build", "activate", "deactivate", "deploy", "infer", "save"]
 

@@ -5,20 +5,18 @@ import hashlib
 from collections.abc import Iterator
 from functools import cache
 from importlib.resources import files
+from pathlib import Path
 from typing import TYPE_CHECKING
 
+from backend_kwargs.errors import BackendKwargsError
+from backend_kwargs.files.plain_data import read_bytes
 from backend_kwargs.page import figures, plots, sentence
-from backend_kwargs.page.document import Document, packed, parse
+from backend_kwargs.page.document import LONGEST, Document, packed, parse
 from backend_kwargs.page.sharing import shareable
 
 if TYPE_CHECKING:
     from jinja2 import Environment
     from markupsafe import Markup
-from pathlib import Path
-
-from backend_kwargs.errors import BackendKwargsError
-from backend_kwargs.files.plain_data import read_bytes
-from backend_kwargs.page.document import LONGEST
 
 # In JSON inside HTML: what would end the element, and line separators, which end a line of a script.
 ESCAPES = str.maketrans({"<": "\\u003c", ">": "\\u003e", "&": "\\u0026", "\u2028": "\\u2028", "\u2029": "\\u2029"})

@@ -6,19 +6,16 @@ And why no graph of it reached a backend, if dynamo still knows the reason.
 import functools
 import inspect
 import types
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from types import CodeType
 from typing import TYPE_CHECKING, Any
 
 from backend_kwargs.compile_records import Record, records
 from backend_kwargs.errors import wrong_value
+from backend_kwargs.report.advice import reason_and_hint
 
 if TYPE_CHECKING:
     import torch
-from collections.abc import Iterable
-from typing import TYPE_CHECKING
-
-from backend_kwargs.report.advice import reason_and_hint
 
 SHARED = (
     "Compiled for another torch.compile of the same code: these graphs serve this one too where their guards "

@@ -1,19 +1,16 @@
 """The code that Inductor generated for a graph, read on demand, and what ran the graph if it was not its backend."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from backend_kwargs.backends.generated_code import comparable, compiled_graphs
 from backend_kwargs.compile_records import Record
-from backend_kwargs.report.graphs import Code, times
+from backend_kwargs.facts import why_fell_back
+from backend_kwargs.report.graphs import Code, EngineShare, Ran, times
 
 if TYPE_CHECKING:
     from backend_kwargs.torch_internals.inductor_code import CompiledFxGraph
-from collections.abc import Iterable, Sequence
-
-from backend_kwargs.facts import why_fell_back
-from backend_kwargs.report.graphs import EngineShare, Ran
 
 # How generated code makes or calls a kernel: the name after `async_compile.`, and our word for its kind.
 MADE: Mapping[str, str] = {

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from backend_kwargs.backends import CapturedGraph, CompileInner, Inputs, Reading, Stage, Tell
 from backend_kwargs.backends.inductor.cutlass import asks_for_cutlass, found_by_inductor
 from backend_kwargs.backends.inductor.fallbacks import aten_where_alone, can_fall_back, compile_with_fallback
-from backend_kwargs.errors import BackendKwargsError, removed, warn_once, wrong_value
+from backend_kwargs.errors import BackendKwargsError, removed, unknown, warn_once, wrong_value
 from backend_kwargs.facts import Call, Compiled, CompileFacts
 from backend_kwargs.options import (
     RULES,
@@ -35,8 +35,6 @@ from backend_kwargs.options.templates import find_template, is_published
 
 if TYPE_CHECKING:
     from torch.fx import GraphModule
-
-from backend_kwargs.errors import unknown
 
 OWN: Mapping[str, Option] = MappingProxyType(
     {
