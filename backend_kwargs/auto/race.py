@@ -155,12 +155,15 @@ def whole_graph(race: RaceState) -> Steps[Runner]:
     """Race all candidates that are worth their time, in their order; return the fastest.
 
     On a GPU places are raced by themselves, and what is compiled first has them rewritten where that is faster; default
-    follows if this leaves it in doubt. On a CPU whole graphs compile about as fast as places do.
+    follows if this leaves it in doubt. On a CPU whole graphs compile about as fast as places do: there only places that
+    may gain several times their time are raced by themselves, since the budget may end before a second graph is there.
     """
     eager = yield from in_eager(race)
     if race.places_first:
         judge(race, race.traced)
         judge(race, race.lowered)
+    elif race.large:
+        judge(race, race.large)
     best = yield from against(race, eager, race.first)
     if doubt := doubt_of(race, best):
         again = replace(WITH_GRAPHS, over=False) if best.replayed else race.default
@@ -397,7 +400,8 @@ def doubt_of(race: RaceState, best: Runner) -> str:
         return "the graph with its places rewritten does not serve"
     # A replay of CUDA graphs calls nothing.
     made = race.compiles.other(best.made) if records(best.row.options) else best.made
-    whole = operators_of(race, race.caller(made.compiled.call))
+    # On a CPU other programs slow an operator down by more than what is doubted here.
+    whole = operators_of(race, race.caller(made.compiled.call)) if race.places_first else {}
     unlike = UNTIMED if whole is None else why_unlike_alone(chosen, known, whole)
     # Under `tune`, where nobody waits, whole graphs are timed to confirm what their places are alone.
     confirms = race.request.settings.effort == "full" or race.request.settings.race == "always"

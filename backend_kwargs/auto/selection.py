@@ -194,12 +194,19 @@ class RaceState:
 
     @property
     def places_first(self) -> bool:
-        """Whether places are raced by themselves before anything is compiled.
+        """Whether all places are raced by themselves before anything is compiled."""
+        return self.device.type == "cuda" and self._races_places
 
-        Not at sizes that vary, nor where parameters are constants, which a place by itself does not know.
-        """
-        plain = self.device.type == "cuda" and not (self.named or self.stats.dynamic or self.request.frozen)
-        return plain and self.request.settings.objective == "latency"
+    @property
+    def large(self) -> list[Place]:
+        """The places that are raced by themselves on a CPU too."""
+        return self.traced_places.get("contraction", []) if self._races_places else []
+
+    @property
+    def _races_places(self) -> bool:
+        """Not at sizes that vary, nor where parameters are constants, which a place by itself does not know."""
+        varies = self.named or self.stats.dynamic or self.request.frozen
+        return not varies and self.request.settings.objective == "latency"
 
     @cached_property
     def traced_places(self) -> dict[str, list[Place]]:

@@ -9,10 +9,12 @@ from torch import nn
 
 import backend_kwargs
 from backend_kwargs import make_backend
-from backend_kwargs.auto import candidates, process_memory
+from backend_kwargs.auto import candidates, process_memory, race
 from backend_kwargs.auto.candidates import RaceCandidate, merged, rewriting
 from backend_kwargs.auto.store import Catalogue
+from backend_kwargs.auto.verdicts import Verdict
 from backend_kwargs.facts.decision import Decision, RaceRow
+from backend_kwargs.interval import Interval
 from backend_kwargs.rewrites import Rewrite, register_rewrite, table
 from backend_kwargs.rewrites.table import chosen_places, name_of
 from tests.auto.graphs import rows_of
@@ -82,6 +84,37 @@ def test_what_does_not_match_is_not_compiled(store):
     """A rewrite that does not match costs no compile."""
     raced(nn.Sequential(nn.Linear(8, 8), nn.Softplus(), nn.Linear(8, 8), nn.Softplus()), x=torch.randn(4, 8))
     assert set(rows_of(store)) == {"eager", "default"}
+
+
+class Scores(nn.Module):
+    """Products that are written out, with a depthwise convolution before."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.conv = nn.Conv1d(16, 16, 3, groups=16)
+
+    def forward(self, x):
+        x = self.conv(x).mT
+        return (x[:, :, None] * x[:, None]).sum(-1)
+
+
+@pytest.mark.parametrize(
+    ("low", "first"), [pytest.param(5.0, "contraction", id="faster"), pytest.param(0.9, "default", id="noise")]
+)
+def test_products_that_are_written_out_are_raced_by_themselves_on_a_cpu(store, monkeypatch, default_wins, low, first):
+    """What is compiled first has them replaced if that is faster, so that the budget may end then."""
+    asked = []
+
+    def verdict_of(request, sandbox, standing):
+        asked.append(standing.place.rewrite)
+        return Verdict(6e-3, 1e-3, Interval(6.0, low, 7.0))
+
+    monkeypatch.setattr(race, "verdict_of", verdict_of)
+    raced(Scores().eval(), x=torch.randn(2, 16, 66))
+    assert asked == ["contraction"]
+    _, second, *_ = rows_of(store).values()
+    assert (second.name, second.rewritten) == (first, {"contraction": 1} if first == "contraction" else {})
 
 
 def test_training_leaves_relu_alone(store):
