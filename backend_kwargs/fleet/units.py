@@ -13,7 +13,7 @@ from backend_kwargs.interval import Interval
 from backend_kwargs.keys import digest
 from backend_kwargs.options import Check, check
 from backend_kwargs.registry import make_backend
-from backend_kwargs.stores.documents import Document, Kind, RefusedError, decoded, encoded
+from backend_kwargs.stores.documents import Kind, RefusedError, decoded
 
 AUTO = "tmpl-inductor:auto"
 UNITS = "units/"
@@ -141,11 +141,6 @@ def name_of(unit: Unit) -> str:
 
 
 KIND = Kind("unit", UnitDocument)
-
-
-def written(document: UnitDocument) -> bytes:
-    """Return a unit's document as a store keeps it."""
-    return encoded(KIND, Document(name_of(document.unit), document))
 
 
 def read(name: str, content: bytes, trusted_keys: Sequence[object] = ()) -> UnitDocument | None:

@@ -162,11 +162,6 @@ def opened(given: str | Documents | Store | None = None, *, must_exist: bool = F
     return Opened(store, place.without_secrets)
 
 
-def open_store(given: str | Documents | Store | None = None) -> Documents:
-    """Return the store that `given` names, or is; None is BACKEND_KWARGS_STORE, or the user's data folder."""
-    return opened(given).store
-
-
 def given_place(given: str | Documents | Store | None) -> str | Documents | None:
     """Return what says where a store is, of one that may come with whom to trust there."""
     return given.url if isinstance(given, Store) else given  # type: ignore[return-value]  # no Path: see Store

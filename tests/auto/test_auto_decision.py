@@ -15,7 +15,7 @@ from backend_kwargs.auto.store import Catalogue
 from backend_kwargs.errors import BackendKwargsError, BackendKwargsWarning
 from backend_kwargs.facts.decision import Decision, RaceRow
 from backend_kwargs.interval import Interval
-from backend_kwargs.stores.opening import open_store
+from backend_kwargs.stores.opening import opened
 from tests import forks
 from tests.auto.graphs import KEY, MADE, spoil
 
@@ -24,7 +24,7 @@ pytestmark = pytest.mark.noise
 WRITER = """
 import sys
 from backend_kwargs.auto.store import Catalogue
-from backend_kwargs.stores.opening import open_store
+from backend_kwargs.stores.opening import opened
 from backend_kwargs.facts.decision import Decision
 store = Catalogue(sys.argv[1])
 for at in range(int(sys.argv[3])):
@@ -61,10 +61,10 @@ def test_lists_the_latest_first(store):
 
 def test_the_path_is_given_or_from_the_environment(tmp_path, monkeypatch):
     """`store=` overrides the environment variable, which overrides the user's data folder."""
-    assert open_store(str(tmp_path)).path == tmp_path
-    assert open_store().path != tmp_path
+    assert opened(str(tmp_path)).store.path == tmp_path
+    assert opened().store.path != tmp_path
     monkeypatch.delenv("BACKEND_KWARGS_STORE")
-    assert open_store().path.name == "backend_kwargs"
+    assert opened().store.path.name == "backend_kwargs"
 
 
 def test_a_broken_document_hides_no_other(store):

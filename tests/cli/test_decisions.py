@@ -11,14 +11,14 @@ from backend_kwargs.auto.decisions_toml import write_decisions
 from backend_kwargs.auto.store import KIND, Catalogue, name_of
 from backend_kwargs.cli import app
 from backend_kwargs.errors import BackendKwargsError
-from backend_kwargs.fleet.units import Result, Unit, document_of, written
+from backend_kwargs.fleet.units import Result, Unit, document_of
 from backend_kwargs.page import read_document
 from backend_kwargs.stores import Store
 from backend_kwargs.stores.documents import Document, encoded, is_forgotten, is_signed
-from backend_kwargs.stores.opening import open_store
+from backend_kwargs.stores.opening import opened
 from backend_kwargs.stores.signing import public_key
 from tests.auto.graphs import MADE
-from tests.fleet.stores import Documents, store_file
+from tests.fleet.stores import Documents, store_file, written
 
 CPU = {"device": "cpu AVX2", "threads": 4}
 FIRST = replace(MADE, machine=CPU, model="Net", inputs=("float32 8x64",), cut_s=0.0, made=1e9)
@@ -134,7 +134,7 @@ def test_decisions_of_an_earlier_release_are_counted(folder, given, said):
     """They are not listed, since no graph has their keys; those that were forgotten are not counted."""
     store, earlier = folder(*given), replace(KIND, schema=1, oldest=1)
     for each, body in ((SECOND, SECOND), (THIRD, THIRD), (TWIN, None)):
-        open_store(str(store)).put(name_of(each), encoded(earlier, Document(name_of(each), body)))
+        opened(str(store)).store.put(name_of(each), encoded(earlier, Document(name_of(each), body)))
     told = [line for line in run("list", "--store", store) if "earlier release" in line]
     assert (told, len(winners(store))) == (said, len(given))
 
@@ -347,7 +347,7 @@ def test_what_is_forgotten_is_signed(key, folder):
         run("forget", "ab", "--store", store)
     mine = store_file(private.with_name("mine.toml"), str(store), signing_key=str(private))
     assert run("forget", "ab", "--store", mine) == ["1 forgotten."]
-    content = open_store(str(store)).get(name_of(FIRST))
+    content = opened(str(store)).store.get(name_of(FIRST))
     assert (is_signed(content), is_forgotten(content)) == (True, True)
 
 
@@ -374,7 +374,7 @@ def test_what_is_synced(folder, tmp_path):
 @pytest.mark.parametrize(("count", "named"), [(3, 3), (4, 3)])
 def test_what_is_refused_is_named(tmp_path, count, named):
     """Three names are enough; a sign says that there are more."""
-    source = open_store(str(tmp_path / "here"))
+    source = opened(str(tmp_path / "here")).store
     names = [f"units/{at}.json" for at in range(count)]
     for name in names:
         source.put(name, written(document_of(Unit("m", "cpu"), Result(seconds=1.0))))

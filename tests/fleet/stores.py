@@ -1,7 +1,10 @@
-"""A store with claims in the memory of a test, whose server has its own clock."""
+"""A store with claims in the memory of a test, whose server has its own clock; a unit's document as stores keep it."""
 
 import json
 import threading
+
+from backend_kwargs.fleet.units import KIND, name_of
+from backend_kwargs.stores.documents import Document, encoded
 
 
 class Documents:
@@ -57,3 +60,8 @@ def store_file(path, url, **fields):
     """Write a file that names a store with its keys, as `--store` takes it, and return its path."""
     path.write_text("".join(f"{name} = {json.dumps(value)}\n" for name, value in {"url": url, **fields}.items()))
     return path
+
+
+def written(document):
+    """Return a unit's document as a store keeps it."""
+    return encoded(KIND, Document(name_of(document.unit), document))

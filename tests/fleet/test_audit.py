@@ -20,7 +20,7 @@ from backend_kwargs.fleet.units import KIND, Unit, UnitDocument, name_of
 from backend_kwargs.page import read_document
 from backend_kwargs.stores import Store
 from backend_kwargs.stores.documents import Document, encoded
-from backend_kwargs.stores.opening import open_store
+from backend_kwargs.stores.opening import opened
 from tests.auto.graphs import change
 from tests.fleet.stores import store_file
 
@@ -97,7 +97,7 @@ def test_a_planted_loser_is_found_and_replaced(decided, folder):
     assert read_document("audit.html").warnings[0].kind == "advice"  # not failed: it runs, and can be replaced
     (decision,) = Catalogue(decided).all()
     assert decision.winner == "default"
-    (content,) = [content for _, content in open_store(str(decided)).list("decisions/")]
+    (content,) = [content for _, content in opened(str(decided)).store.list("decisions/")]
     assert msgspec.json.decode(content)["document"]["generation"] == 2
     ran = audit(*of)
     assert ran.exit_code == 0, ran.output
@@ -166,9 +166,9 @@ def stored_unit(model, **options):
     """Store a decision and a unit of it that names this model."""
     (decision,) = Catalogue("decisions").all()
     unit = Unit(model, "cpu", candidates=(), options=options)
-    name = f"decisions/{next(name for name, _ in open_store('decisions').list('decisions/')).partition('/')[2]}"
+    name = f"decisions/{next(name for name, _ in opened('decisions').store.list('decisions/')).partition('/')[2]}"
     document = UnitDocument(unit=unit, decisions=(name,))
-    open_store("decisions").put(name_of(unit), encoded(KIND, Document(name_of(unit), document)))
+    opened("decisions").store.put(name_of(unit), encoded(KIND, Document(name_of(unit), document)))
     assert decision
     return document
 
@@ -198,10 +198,10 @@ def test_a_model_that_is_gone_is_not_passed_over(decided, folder):
     stored_unit("my_chain.py:build")
     (decision,) = Catalogue(decided).all()
     Catalogue(decided).add(replace(decision, key="ab" * 32, graph="ab" * 8))
-    name = next(name for name, _ in open_store(str(decided)).list("decisions/") if "abab" in name)
+    name = next(name for name, _ in opened(str(decided)).store.list("decisions/") if "abab" in name)
     unit = Unit("gone.py:build", "cpu", candidates=())
     content = encoded(KIND, Document(name_of(unit), UnitDocument(unit=unit, decisions=(name,))))
-    open_store(str(decided)).put(name_of(unit), content)
+    opened(str(decided)).store.put(name_of(unit), content)
     ran = audit("--store", decided, "--trust", "--quick", "-o", "audit.json")
     assert ran.exit_code == 0, ran.output
     found = msgspec.json.decode((folder / "audit.json").read_bytes(), type=AuditDocument).findings
@@ -234,13 +234,13 @@ def test_a_signed_decision_is_not_replaced_by_an_unsigned_one(decided, keys):
     (decision,) = Catalogue(decided).all()
     Catalogue(Store(decided, signing_key=str(key))).add(decision)
     of = ("my_chain.py:build", "--store", decided, *QUICKLY)
-    name, before = next(open_store(str(decided)).list("decisions/"))
+    name, before = next(opened(str(decided)).store.list("decisions/"))
     ran = audit(*of, "--update")
     assert failure(ran) == (
         f"Cannot write store {str(decided)!r}: {name} is signed there, so its place is for signed ones: give a signing "
         "key."
     )
-    assert open_store(str(decided)).get(name) == before
+    assert opened(str(decided)).store.get(name) == before
     mine = store_file(key.with_name("mine.toml"), str(decided), signing_key=key.name, trusted_keys=[public.name])
     ran = audit("my_chain.py:build", "--store", mine, *QUICKLY, "--update")
     assert ran.exit_code == 0, ran.output

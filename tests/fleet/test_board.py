@@ -14,11 +14,11 @@ from backend_kwargs.files import retries
 from backend_kwargs.fleet import board as module
 from backend_kwargs.fleet.board import UnitClaims
 from backend_kwargs.fleet.racing import documents_of
-from backend_kwargs.fleet.units import Result, Unit, UnitDocument, name_of, written
+from backend_kwargs.fleet.units import Result, Unit, UnitDocument, name_of
 from backend_kwargs.interval import Interval
 from backend_kwargs.stores.documents import Document, encoded, heading, is_signed
 from backend_kwargs.stores.folder import Folder
-from tests.fleet.stores import Claimed, Documents
+from tests.fleet.stores import Claimed, Documents, written
 
 HERE = {"torch": "2.13"}
 UNIT, OTHER = Unit("m.py:build", "cpu"), Unit("m.py:build", "cpu", {"batch": 8})

@@ -13,7 +13,7 @@ from backend_kwargs.fleet.board import UnitClaims
 from backend_kwargs.fleet.pools import Device, LocalPool, devices_here
 from backend_kwargs.fleet.units import Unit
 from backend_kwargs.page import read_document
-from backend_kwargs.stores.opening import open_store
+from backend_kwargs.stores.opening import opened
 from tests.fleet.conftest import tuned_on
 from tests.processes import ends
 
@@ -114,7 +114,7 @@ def test_shards_share_a_folder(planned):
     shards = [planned.start("--shard", f"{number}/2") for number in (1, 2)]
     outputs = [each.communicate(timeout=900)[0] for each in shards]
     assert [each.returncode for each in shards] == [0, 0], outputs
-    board = UnitClaims(open_store(str(planned.store)), {"torch": torch.__version__.partition("+")[0]})
+    board = UnitClaims(opened(str(planned.store)).store, {"torch": torch.__version__.partition("+")[0]})
     assert [document.failed for document in board.known().values()] == ["", ""]
     assert sum(output.count("1 of 1: ") for output in outputs) == 2
 

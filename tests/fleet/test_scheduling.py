@@ -18,9 +18,9 @@ from backend_kwargs.fleet.scheduling import (
     expected,
 )
 from backend_kwargs.fleet.summary import Summary
-from backend_kwargs.fleet.units import Result, Unit, UnitDocument, name_of, read, written
+from backend_kwargs.fleet.units import Result, Unit, UnitDocument, name_of, read
 from benchmarks.studies import fleet
-from tests.fleet.stores import Claimed, Documents
+from tests.fleet.stores import Claimed, Documents, written
 
 HERE = {"torch": "2.13"}
 SEED = 52

@@ -12,10 +12,10 @@ from backend_kwargs.fleet.racing import Tuned, _not_kept
 from backend_kwargs.fleet.scheduling import Ended, Queue, expected
 from backend_kwargs.fleet.summary import Summary
 from backend_kwargs.fleet.units import KIND as UNIT_KIND
-from backend_kwargs.fleet.units import Result, Unit, UnitDocument, is_named, name_of, read, releases_differ, written
+from backend_kwargs.fleet.units import Result, Unit, UnitDocument, is_named, name_of, read, releases_differ
 from backend_kwargs.interval import Interval
 from backend_kwargs.stores.documents import Document, encoded
-from tests.fleet.stores import Claimed, Documents
+from tests.fleet.stores import Claimed, Documents, written
 
 UNIT = Unit("m.py:build", "cpu")
 HERE = {"torch": "2.13.0"}

@@ -16,7 +16,6 @@ from backend_kwargs.stores.folder import Folder
 from backend_kwargs.stores.opening import (
     check_store,
     default_place,
-    open_store,
     opened,
     place_in_variable,
     place_of,
@@ -103,14 +102,14 @@ def test_a_file_is_never_made_a_folder(tmp_path, monkeypatch, name, is_there, me
     if is_there:
         (tmp_path / name.rstrip("/")).touch()
     with pytest.raises(BackendKwargsError) as e:
-        open_store(name)
+        opened(name)
     assert str(e.value) == f"Store {name.rstrip('/')!r} {message}"
 
 
 def test_a_folder_may_have_any_name(tmp_path):
     """Also one that files of earlier releases had."""
     (tmp_path / "x.sqlite").mkdir()
-    assert isinstance(open_store(str(tmp_path / "x.sqlite")), Folder)
+    assert isinstance(opened(str(tmp_path / "x.sqlite")).store, Folder)
 
 
 def test_a_path_is_a_store():
@@ -152,7 +151,7 @@ def test_a_password_is_refused_in_a_value(clients, given, shown):
     for make in (
         lambda: make_backend("tmpl-inductor:auto", store=given),
         lambda: make_backend("tmpl-inductor:auto", store=["a", given]),
-        lambda: open_store(given),
+        lambda: opened(given),
         lambda: Backend.from_config({"template": "auto", "store": given}, trust=True),
     ):
         with pytest.raises(BackendKwargsError) as e:
@@ -183,8 +182,8 @@ def test_what_may_be_a_password_is_no_folder(monkeypatch, given):
     monkeypatch.setenv("MINE", given)
     for make in (
         lambda: make_backend("tmpl-inductor:auto", store=given),
-        lambda: open_store(given),
-        lambda: open_store("env:MINE"),
+        lambda: opened(given),
+        lambda: opened("env:MINE"),
     ):
         with pytest.raises(BackendKwargsError) as e:
             make()
@@ -222,7 +221,7 @@ def test_a_backend_carries_the_name_of_a_variable(monkeypatch, clients):
 
 
 MAKE = [
-    pytest.param(open_store, id="opened"),
+    pytest.param(opened, id="opened"),
     pytest.param(lambda given: make_backend("tmpl-inductor:auto", store=given), id="a backend"),
     pytest.param(lambda given: make_backend("tmpl-inductor:auto", store=["a", given]), id="a list"),
     pytest.param(lambda given: Backend.from_config({"template": "auto", "store": given}, trust=True), id="a config"),
@@ -294,7 +293,7 @@ def test_the_users_own_folder_need_not_exist(monkeypatch, tmp_path):
     assert [*opened(must_exist=True).store.list("")] == []
 
 
-@pytest.mark.parametrize("make", [open_store, lambda given: make_backend("tmpl-inductor:auto", store=given)])
+@pytest.mark.parametrize("make", [opened, lambda given: make_backend("tmpl-inductor:auto", store=given)])
 def test_a_url_in_place_of_a_variable(make):
     """A shell makes one of "env:$TUNED": it is not shown."""
     with pytest.raises(BackendKwargsError) as e:
@@ -309,7 +308,7 @@ def test_a_variable_that_names_another(monkeypatch):
     """It is no folder of that name."""
     monkeypatch.setenv("MINE", "env:OTHER")
     with pytest.raises(BackendKwargsError) as e:
-        open_store("env:MINE")
+        opened("env:MINE")
     assert str(e.value) == "Variable MINE must be a folder or a URL, and names a variable itself."
 
 

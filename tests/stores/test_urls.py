@@ -9,7 +9,7 @@ import pytest
 
 from backend_kwargs.errors import BackendKwargsError
 from backend_kwargs.registry import make_backend
-from backend_kwargs.stores.opening import open_store, opened, place_in_variable
+from backend_kwargs.stores.opening import opened, place_in_variable
 from backend_kwargs.stores.urls import failure, label_of, secrets_of
 
 UNCLEAR = (
@@ -147,7 +147,7 @@ def test_what_is_unclear_is_not_shown(url, monkeypatch):
     monkeypatch.setenv("STORE", url)
     for name in (url, "env:STORE"):
         with pytest.raises(BackendKwargsError) as e:
-            open_store(name)
+            opened(name)
         assert str(e.value) == UNCLEAR
 
 
@@ -155,7 +155,7 @@ def test_what_is_unclear_is_not_shown(url, monkeypatch):
 def test_an_empty_text_is_no_store(given):
     """A variable of a shell that is not set does not make the current folder a store, wherever it is named."""
     message = f"A store must be a folder, a URL or 'env:NAME', got {given.strip()!r} (str)."
-    for name in (open_store, lambda store: make_backend("tmpl-inductor:auto", store=store)):
+    for name in (opened, lambda store: make_backend("tmpl-inductor:auto", store=store)):
         with pytest.raises(BackendKwargsError) as e:
             name(given)
         assert str(e.value) == message

@@ -10,10 +10,10 @@ from backend_kwargs.cli import app
 from backend_kwargs.errors import BackendKwargsError
 from backend_kwargs.facts.decision import DEFAULT, Decision, RaceRow
 from backend_kwargs.fleet import units
-from backend_kwargs.fleet.units import Result, Unit, document_of, written
+from backend_kwargs.fleet.units import Result, Unit, document_of
 from backend_kwargs.stores import Store
-from backend_kwargs.stores.opening import open_store, opened
-from tests.fleet.stores import store_file
+from backend_kwargs.stores.opening import opened
+from tests.fleet.stores import store_file, written
 
 ROWS = (RaceRow("default", seconds=1e-4, won=True), RaceRow("eager", seconds=2e-4))
 MADE = Decision("ab" * 32, "ab" * 8, DEFAULT, {}, ROWS, {"device": "cpu AVX2", "threads": 4}, "3 ops", 2.5, made=1e9)
@@ -80,14 +80,14 @@ def test_sync_with_a_key_copies_only_what_it_signed(shared, own, keys, tmp_path)
     ]
     with opened(shared).doing("read") as store:
         there = dict(store.list(""))
-    assert dict(open_store(str(own)).list("")) == {name_of(FIRST): there[name_of(FIRST)]}
+    assert dict(opened(str(own)).store.list("")) == {name_of(FIRST): there[name_of(FIRST)]}
 
 
 @EVERYWHERE
 def test_sync_without_a_key_says_what_it_means(shared, own):
     """An own folder is trusted, whatever it was copied from."""
     Catalogue(shared).add(FIRST)
-    label = open_store(shared).label
+    label = opened(shared).store.label
     warning = (
         f"Nobody's signature was checked: what others wrote to {label!r} is trusted in your own folder; with "
         "trusted_keys in a FILE.toml that names the store, only what one of these signed is copied."
@@ -100,11 +100,11 @@ def test_sync_copies_what_a_plan_has_tuned(tmp_path, own):
     """There a plan skips what is done, and an audit knows the models."""
     unit = Unit("models.py:build", device="cpu")
     content = written(document_of(unit, Result(seconds=1.0, documents={name_of(FIRST): ""})))
-    open_store(str(tmp_path / "tuned")).put(units.name_of(unit), content)
+    opened(str(tmp_path / "tuned")).store.put(units.name_of(unit), content)
     Catalogue(str(tmp_path / "tuned")).add(FIRST)
     done = run("sync", tmp_path / "tuned", own)
     assert done[0] == f"2 copied to '{own}'; 0 the same, 0 older than there."
-    assert open_store(str(own)).get(units.name_of(unit)) == content
+    assert opened(str(own)).store.get(units.name_of(unit)) == content
 
 
 def test_sync_from_nothing_says_so(own, tmp_path):
@@ -161,4 +161,4 @@ def test_a_key_that_cannot_be_read_copies_nothing(shared, own, tmp_path):
     with pytest.raises(BackendKwargsError) as caught:
         run("sync", store_file(tmp_path / "team.toml", shared, trusted_keys=["none.pem"]), own)
     assert str(caught.value).startswith(f"Cannot read a public key from '{tmp_path / 'none.pem'}': ")
-    assert [*open_store(str(own)).list("")] == []
+    assert [*opened(str(own)).store.list("")] == []
