@@ -187,6 +187,8 @@ class Catalogue:
             warn_once(f"{printable(name)}: {printable(str(error))}")
 
 
+# ---- what stores have, for `explain`
+
 MOST_LINES = 5  # of decisions that differ in other ways, for each store and device
 MOST_MODELS = 3
 

@@ -141,6 +141,8 @@ def torch_value(name: str) -> Any:
     return getattr(torch, name.removeprefix("torch."))
 
 
+# ---- the check of a call's inputs
+
 KeyPath: TypeAlias = tuple[Any, ...]  # where an argument is in (args, kwargs), as in torch's pytrees
 Paths: TypeAlias = Sequence[tuple[KeyPath, Any]]
 MOST_PASSED = 4  # guards of inputs for one set of arguments

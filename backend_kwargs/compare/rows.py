@@ -179,6 +179,9 @@ def _row_json(row: Row) -> dict[str, Any]:
     return fields
 
 
+# ---- a candidate's trial
+
+
 @dataclass(eq=False)
 class CandidateTrial(Trial):
     """A candidate; if `cold`, compiled with an empty Inductor cache. `cache` is whether that cache was hit.

@@ -165,6 +165,8 @@ class PrecisionUse:
         return f"precision {self.precision}: {f'{products}{error}{held}'.removeprefix(', ') or 'used'}{refused}"
 
 
+# ---- a compile
+
 Call: TypeAlias = Callable[..., Any]  # takes the inputs of dynamo's graph, and returns its outputs
 
 

@@ -144,6 +144,8 @@ def _gpus() -> list[tuple[str, str]]:
     return [(visible[at] if at < len(visible) else str(at), name) for at, name in enumerate(names)]
 
 
+# ---- workers of Ray
+
 CONNECT_S = 10.0
 NO_STATISTICS = {"RAY_USAGE_STATS_ENABLED": "0"}
 OF_A_JOB = "RAY_JOB_CONFIG_JSON_ENV_VAR"

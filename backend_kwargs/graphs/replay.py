@@ -81,6 +81,8 @@ def _draws_backward(gm: GraphModule) -> bool:
     return any(torch.Tag.nondeterministic_seeded in each.tags for packet in packets for each in overloads_of(packet))
 
 
+# ---- calls that are repeated
+
 Around = Callable[[Sequence[torch.Tensor]], AbstractContextManager[object]]
 
 

@@ -119,6 +119,8 @@ def _loaded(file: Path) -> ModuleType:
     return module
 
 
+# ---- the models of factories and libraries
+
 LIBRARIES = ("transformers", "timm")
 
 

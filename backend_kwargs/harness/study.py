@@ -95,6 +95,8 @@ def _plain(model: Model) -> dict[str, torch.Tensor]:
     return {names.get(id(tensor), path): tensor for path, tensor in tensors.items()}
 
 
+# ---- the study
+
 Inputs = tuple[tuple[Any, ...], dict[str, Any]]
 Mode = Literal["fwd", "fwd_bwd", "train"]
 Optimizer = torch.optim.Optimizer

@@ -114,7 +114,9 @@ def _environment() -> "Environment":
     return made
 
 
-BEGIN, END = '<script type="application/json" id="report-data">', "</script>"  # `writing` writes no "<" between them
+# ---- reading a page or its data
+
+BEGIN, END = '<script type="application/json" id="report-data">', "</script>"  # no "<" is written between them
 
 
 def from_html(content: bytes, what: str = "the page") -> Document:

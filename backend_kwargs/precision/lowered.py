@@ -165,6 +165,8 @@ def _following(compiled: Call, lowered: Lowered, *, watched: bool) -> Call:
     return call
 
 
+# ---- what serves, once its error is known
+
 Compile = Callable[[Collection[int]], Compiled]
 _lock = Lock()  # a measurement seeds the random generators, and restores them
 

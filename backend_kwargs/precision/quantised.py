@@ -174,6 +174,8 @@ def unused_placeholders(gm: GraphModule, positions: Sequence[int]) -> list[int]:
     return [at for at in range(len(placeholders)) if at not in gone]
 
 
+# ---- what is quantised, and how
+
 FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 # On a CPU with VNNI, torch's `_int_mm` gives oneDNN the strides as they are. Inductor gives a dimension of size 1, in a
 # view, the stride 0; oneDNN refuses a row's stride below its size, and the result is memory that nobody wrote (2.13).

@@ -128,6 +128,8 @@ def _original(owner: object) -> Any:
     return getattr(owner, "__wrapped__", owner)  # torch calls all of its own modules through one function
 
 
+# ---- why there is no graph
+
 COMPILE_IT = "torch.compile(module), or call it in a function or a module of your own"
 CALLING = ("encode", "generate", "predict", "transform")  # methods that libraries give people to call instead
 LOG = "TORCH_LOGS=graph_breaks shows more"

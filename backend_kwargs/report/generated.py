@@ -116,6 +116,8 @@ def _recordings(compile_id: str, mode: str, device: int) -> str:
     return f"recorded {times(count)}" if count else "not recorded yet: the first call warms up, the next records"
 
 
+# ---- what ran a graph
+
 RETURNED = Ran("fell_back", "ran in eager: the backend returned the graph unchanged")
 UNKNOWN = Ran("unknown", "unknown what runs it: this backend does not report whether it fell back")
 

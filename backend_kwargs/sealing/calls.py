@@ -158,6 +158,9 @@ def example_of(compiled: object, example_inputs: object) -> Sample:
     return Sample(tuple(args), dict(kwargs))
 
 
+# ---- calls, and what they give
+
+
 def resized(tensor: torch.Tensor, sizes: Mapping[int, int], *, values: bool = True) -> torch.Tensor:
     """Return a tensor like this one with other sizes of some dimensions, its rows repeated or left out.
 
@@ -257,6 +260,8 @@ def _leaves(outputs: Sequence[torch.Tensor]) -> Iterator[torch.Tensor]:
             yield leaf
         waiting += [each for each, _ in reversed(node.next_functions)]
 
+
+# ---- checks of the results
 
 TIGHT, LOOSE = 1e-3, 3e-2  # of float32 and float64; of shorter types and under autocast
 SHORT = (torch.float16, torch.bfloat16)

@@ -227,6 +227,8 @@ def host_seconds(call: Callable[[], object]) -> float:
     return time.perf_counter() - started
 
 
+# ---- kernels of one call
+
 CALLS = 3  # profiled; the fastest counts
 LEAST = 0.002  # of the call's time; a shorter kernel is left out
 GENERATED = "generated code"  # on a CPU, where Inductor's kernels are not told apart

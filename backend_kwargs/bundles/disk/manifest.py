@@ -40,6 +40,8 @@ def differences(there: Mapping[str, str], here: Mapping[str, str]) -> list[str]:
     ]
 
 
+# ---- the manifest
+
 SCHEMA = 2  # 1 had ahead-of-time packages, and dynamo's bytecode
 LARGEST = 8 << 20  # bytes of a manifest
 DOMAIN = "backend-kwargs bundle 1"

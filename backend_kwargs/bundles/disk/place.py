@@ -102,6 +102,8 @@ def _safe() -> Path:
     return parent
 
 
+# ---- a bundle's own folder
+
 MANIFEST, PARTS, SIGNATURES = "manifest.json", "parts", "signatures"
 UNNAMED = f"{MANIFEST}.new"  # until all is written
 LOCK = ".lock"  # an empty file in the bundles of former releases
