@@ -5,7 +5,7 @@ It acts on dynamo's graph, and computes the gradients in the forward pass, where
 
 import torch
 from torch import Tensor
-from torch.fx import Graph, Node
+from torch.fx import Node
 
 from backend_kwargs.backends import Inputs
 from backend_kwargs.rewrites.cross_entropy import (
@@ -112,7 +112,9 @@ def _linear_and_loss(node: Node, args: Arguments) -> Node | None:
         return None
     trains = args["input"].meta["example_value"].requires_grad  # the graph may enter or leave `no_grad`
     recorded = any(each.requires_grad for each in values[:2])
-    if trains != recorded and (trains or _may_record(node.graph)):
+    if trains != recorded and (
+        trains or torch.is_grad_enabled() or node.graph.find_nodes(op="call_function", target=set_grad_enabled)
+    ):
         return None
     if changes_meanwhile(node, [x, weight, target]):
         return None
@@ -120,11 +122,6 @@ def _linear_and_loss(node: Node, args: Arguments) -> Node | None:
     rows = node.graph.call_method("reshape", (x, -1, columns))
     call = node.graph.call_function(linear_cross_entropy, (rows, weight, target, args["ignore_index"], trains))
     return first_result(node, call, torch.float32)
-
-
-def _may_record(graph: Graph) -> bool:
-    """Return whether a graph records gradients anywhere."""
-    return torch.is_grad_enabled() or bool(graph.find_nodes(op="call_function", target=set_grad_enabled))
 
 
 def _flattened(node: Node) -> Node | None:

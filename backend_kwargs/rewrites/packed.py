@@ -115,7 +115,9 @@ def pack(gm: GraphModule, example_inputs: Inputs, wanted: Wanted = every) -> Cha
 
     Applies only without gradients, and to parameters that the graph does not change.
     """
-    if _records_gradients(gm) or has_transforms(gm) or not _groups(gm, example_inputs):
+    modes = gm.graph.find_nodes(op="call_function", target=set_grad_enabled)
+    records = torch.is_grad_enabled() or any(mode.args[0] for mode in modes)
+    if records or has_transforms(gm) or not _groups(gm, example_inputs):
         return None
     if _compiled_before() >= MODULES:
         warn_once(f"Rewrite 'packed' packs the weights of up to {MODULES} modules that share code; others stay apart.")
@@ -147,12 +149,6 @@ def _compiled_before() -> int:
     """Return how many graphs dynamo has compiled of this code: each other module needs one of its own."""
     current = compile_id()
     return current.frame_compile_id or 0 if current else 0
-
-
-def _records_gradients(gm: GraphModule) -> bool:
-    """Return whether gradients are recorded, or a part of the graph begins to."""
-    modes = gm.graph.find_nodes(op="call_function", target=set_grad_enabled)
-    return torch.is_grad_enabled() or any(mode.args[0] for mode in modes)
 
 
 def _costs(packs: Sequence[Pack], inputs: Inputs) -> str:

@@ -55,7 +55,8 @@ def compile_rewritten(
         rewrite = find_rewrite(name)
         if not _works(rewrite, graph.example_inputs):
             continue
-        if change := change_by(name, graph.gm, graph.example_inputs, _within(chosen)):
+        wanted = None if chosen is None else lambda place, chosen=chosen: place.signature in chosen
+        if change := change_by(name, graph.gm, graph.example_inputs, wanted):
             graph = dataclasses.replace(graph, gm=change.gm, example_inputs=change.example_inputs)
             changes.append(change)
             if not rewrite.operators:  # nothing in the generated code shows them
@@ -65,10 +66,6 @@ def compile_rewritten(
     for change in reversed(changes):
         call = change.wrap(call)
     return compiled.called_by(call).with_facts(rewrites=counted)
-
-
-def _within(chosen: Collection[str] | None) -> Callable[[Place], bool] | None:
-    return None if chosen is None else lambda place: place.signature in chosen
 
 
 def change_by(
@@ -164,22 +161,22 @@ def examples(*nodes: object) -> list[torch.Tensor] | None:
 
 
 def is_only_computed_with(node: Node) -> bool:
-    """Return whether nobody sees the strides of a tensor: neither it nor a view of it is returned, or read by them."""
+    """Return whether nobody sees the strides of a tensor: neither it nor a view of it is returned, or read by them.
+
+    Operators may read them, and functions that are neither torch's nor ours, as kernels.
+    """
     storages = storages_of(example(node))
     return all(
         each.op in ("call_function", "call_method")
         and not (name := getattr(each.target, "__name__", str(each.target))).startswith("as_strided")
         and name not in BY_STRIDES
-        and not _reads_strides(each)
+        and (
+            "backend_kwargs" in getattr(each.target, "__module__", "")
+            or not (is_unknown(each) or isinstance(each.target, OpOverload | OpOverloadPacket))
+        )
         and (storages.isdisjoint(storages_of(example(each))) or is_only_computed_with(each))
         for each in node.users
     )
-
-
-def _reads_strides(call: Node) -> bool:
-    """Return whether a call may read strides: of no function of torch's or ours, as a kernel, or of an operator."""
-    ours = "backend_kwargs" in getattr(call.target, "__module__", "")
-    return not ours and (is_unknown(call) or isinstance(call.target, OpOverload | OpOverloadPacket))
 
 
 def changes_meanwhile(node: Node, read: Sequence[Node | None]) -> bool:
