@@ -3,7 +3,7 @@
 import gc
 import logging
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
 
@@ -11,7 +11,7 @@ import torch
 
 from backend_kwargs import trial
 from backend_kwargs.auto.alternating import AS_RACED, WITH, WITHOUT, Ways
-from backend_kwargs.auto.budget import LEAST_CALLS, Budget
+from backend_kwargs.auto.budget import Budget
 from backend_kwargs.auto.candidates import SLACK, WITH_GRAPHS, RaceCandidate, records, toggled
 from backend_kwargs.auto.compiling import Candidate, Compiles
 from backend_kwargs.auto.deadline import capped_backward
@@ -22,7 +22,7 @@ from backend_kwargs.auto.request import Request
 from backend_kwargs.auto.result_checks import ResultChecks
 from backend_kwargs.auto.sandbox import Sandbox, sandboxed
 from backend_kwargs.auto.selection import Progress, RaceState
-from backend_kwargs.auto.steps import SLOW_S, Check, Compile, Steps, Time, execute
+from backend_kwargs.auto.steps import Check, Compile, Steps, Time, execute
 from backend_kwargs.auto.verdicts import UNKNOWN, Verdict, confirmed_by
 from backend_kwargs.backends import CapturedGraph
 from backend_kwargs.errors import error_text
@@ -175,6 +175,7 @@ def whole_graph(race: RaceState) -> Steps[Runner]:
     while candidate := race.following(left, best):
         race.tell(candidate.name, 1 - (len(left) + 1) / (count + 1))
         best = yield from against(race, best, candidate)
+        gc.collect()  # compiled graphs are reference cycles; this frees a loser's memory now
     if is_slower(best, eager) and not race.budget.over and not (yield from beats(race, best, eager)):
         best = eager
     if not best.runs:
@@ -195,8 +196,6 @@ def against(race: RaceState, best: Runner, candidate: RaceCandidate, *, free: bo
     if made and made.has_other and (step := race.other(candidate, options, best)):
         challenger = yield from prepared(race, best, step, options, partial(race.compiles.other, made))
         best = yield from met(race, best, challenger, late=True)
-    del challenger, made, make
-    gc.collect()  # compiled graphs are reference cycles; this frees a loser's memory now
     return best
 
 
@@ -280,11 +279,6 @@ def in_eager(race: RaceState) -> Steps[Runner]:
             raise NotRaceableError(f"two runs in eager differ: {eager.row.reason}")
         if not eager.runs:
             raise RuntimeError(f"a second run in eager fails: {eager.row.reason}")
-        if race.budget.call_s > SLOW_S and race.budget.allows(LEAST_CALLS):
-            began = time.perf_counter()
-            eager.call()
-            trial.synchronize(race.device)
-            race.budget.call_s = min(race.budget.call_s, time.perf_counter() - began)
         race.checks.compute_reference()
     return eager
 
@@ -330,14 +324,13 @@ def place_alone(race: RaceState, place: Place) -> Steps[Verdict]:
 # ---- places
 
 
-def judge(race: RaceState, places: Iterable[Place]) -> None:
-    """Race places by themselves in the budget that is left, at least half of it, but for those that take little."""
+def judge(race: RaceState, places: Sequence[Place]) -> None:
+    """Race places by themselves in half of the budget, but for those that take little."""
     found, stored, longest_s = race.verdicts, race.request.verdicts, 0.0
-    places = [each for each in places if each not in race.places]
     race.places += places
     if stored:
         found.update(stored.find_all(places))
-    ends = time.perf_counter() + max(race.budget.left_s, race.budget.seconds / 2)
+    ends = time.perf_counter() + race.budget.seconds / 2
     try:
         alone = standing((each for each in places if each not in found), race.task.inputs.fresh, race.device)
     except Exception as error:  # noqa: BLE001 - such as too little memory for what they read: races go on without

@@ -5,7 +5,7 @@ import gc
 import sys
 import threading
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
 from itertools import starmap
 from typing import Any
@@ -117,7 +117,7 @@ def own_trees(devices: Iterable[int]) -> Iterator[Callable[[], None]]:
     theirs = dict(containers)
 
     def put_back() -> None:
-        _free(own.values())
+        _free([*own.values()])
         torch._C._set_cached_tensors_enabled(any(container.tree_manager for container in theirs.values()))
         # Changed in place, since autograd's threads hold this dict.
         containers.clear()
@@ -131,8 +131,10 @@ def own_trees(devices: Iterable[int]) -> Iterator[Callable[[], None]]:
         yield begin
 
 
-def _free(containers: Iterable[cudagraph_trees.TreeManagerContainer]) -> None:
+def _free(containers: Collection[cudagraph_trees.TreeManagerContainer]) -> None:
     """Free trees and their pools."""
+    if not any(each.tree_manager for each in containers):
+        return
     gc.collect()  # compiled graphs are reference cycles, which keep their pools alive
     # Not reset_cudagraph_trees(), which would also end the allocator's caching that other models' trees rely on.
     for container in containers:
