@@ -18,6 +18,7 @@ FIELDS: Mapping[str, tuple[str, str]] = {
     "release": ("verdict", "a rewrite may change with each release of this package"),
     "machine": ("verdict", "torch, Triton and the threads decide how fast both sides are"),
     "options": ("verdict", "the user's options are compiled into both sides"),
+    "around": ("verdict", "so is what Inductor would fuse with the place"),
     "inputs": ("kernel", "layouts decide which kernel is fastest"),
     "output": ("kernel", "so does its own layout"),
     "kernels": ("kernel", "a lock chooses among those that there were"),

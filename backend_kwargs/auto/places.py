@@ -6,36 +6,37 @@ So a race of two small graphs tells what a rewrite is worth there, and no whole 
 import logging
 import math
 import time
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import cache
+from itertools import groupby, islice
 from typing import Any
 
 import torch
 from torch.fx import Graph, GraphModule, Interpreter, Node
 
 from backend_kwargs import trial
-from backend_kwargs.auto.graph_stats import GraphStats, calls_a_library
-from backend_kwargs.auto.verdicts import UNKNOWN, Verdict
+from backend_kwargs.auto.graph_stats import GEMMS, GraphStats, calls_a_library
+from backend_kwargs.auto.verdicts import HALF, UNKNOWN, Verdict
 from backend_kwargs.backends import CapturedGraph, Inputs
 from backend_kwargs.errors import error_text
-from backend_kwargs.graphs.writes import copy_of_graph
+from backend_kwargs.graphs.writes import copy_of_graph, is_unknown
 from backend_kwargs.options.machine import machine
 from backend_kwargs.options.requirements import unmet
-from backend_kwargs.rewrites.places import Place
+from backend_kwargs.rewrites.places import Place, traced_value
 from backend_kwargs.rewrites.table import find_rewrite
-from backend_kwargs.torch_internals.modes import enter_autocast
-from backend_kwargs.torch_internals.operators import OpOverload
+from backend_kwargs.torch_internals.modes import OperatorMode, enter_autocast
+from backend_kwargs.torch_internals.operators import OpOverload, schema_of
 from backend_kwargs.trial.served import copied
 
 logger = logging.getLogger("backend_kwargs.auto")
 
 LEAST_SHARE = 0.02  # of a call: what takes less is not worth two compiles
-PRODUCTS = {"linear", "matmul", "einsum", "mm", "bmm", "addmm", "baddbmm", "mv", "scaled_dot_product_attention"}
+PRODUCTS = {"linear", "matmul", "einsum", "mv", "scaled_dot_product_attention"} | GEMMS
 MOST_NEIGHBOURS = 8
-REDUCTIONS = frozenset(
-    getattr(torch.ops.aten, name) for name in ("sum", "mean", "amax", "amin", "var_mean", "var", "_softmax")
-)
+# Reductions, casts and views that torch has no tag for.
+FUSED = frozenset({"_softmax", "native_layer_norm", "native_group_norm", "_fused_rms_norm", "_to_copy", "_unsafe_view"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +83,7 @@ def matching(
             continue
         if places:
             logger.info("%s matches %d times", name, sum(each.count for each in places))
-            found[name] = places
+            found[name] = [*map(with_neighbours, places)]
     return found
 
 
@@ -97,25 +98,28 @@ def standing(places: Iterable[Place], fresh: Callable[[], Inputs], device: torch
     Left out are those of a lowered graph that is called otherwise than dynamo's, as with a seed, and of one of dynamo's
     that enters autocast: alone they would compute in other dtypes.
     """
-    by_graph: dict[Graph, list[Place]] = defaultdict(list)
-    for each in places:
-        by_graph[each.nodes[0].graph].append(each)
-    alone = [found for graph, several in by_graph.items() for found in _standing_in(graph, several, fresh(), device)]
-    ranks, ordered = Counter[str](), list[tuple[int, Standing]]()
-    for found in sorted(alone, key=lambda found: -found.share):
-        ordered.append((ranks[found.place.rewrite], found))
-        ranks[found.place.rewrite] += 1
-    return [found for _, found in sorted(ordered, key=lambda pair: pair[0])]
+    by_graph = groupby(places, lambda place: place.nodes[0].graph)
+    alone = [found for graph, several in by_graph for found in _standing_in(graph, [*several], fresh, device)]
+    alone.sort(key=lambda found: -found.share)
+    of = [found.place.rewrite for found in alone]
+    return [alone[at] for at in sorted(range(len(of)), key=lambda at: of[:at].count(of[at]))]
 
 
-def _standing_in(graph: Graph, places: Sequence[Place], inputs: Inputs, device: torch.device) -> Iterator[Standing]:
-    casts = graph.find_nodes(op="call_function", target=enter_autocast)
-    if casts or len(graph.find_nodes(op="placeholder")) != len(inputs) or graph.owning_module is None:
+def _standing_in(
+    graph: Graph, places: Sequence[Place], fresh: Callable[[], Inputs], device: torch.device
+) -> Iterator[Standing]:
+    inputs = fresh()
+    if (
+        graph.find_nodes(op="call_function", target=enter_autocast)
+        or len(graph.find_nodes(op="placeholder")) != len(inputs)
+        or graph.owning_module is None
+    ):
         return
-    alone = [(standing_alone(place.nodes), standing_alone(with_neighbours(place.nodes))) for place in places]
+    alone = [(standing_alone(place.nodes), standing_alone(place.around)) for place in places]
     wanted = {node for forms in alone for _, reads in forms for node in reads}
     watched = _Watched(graph.owning_module, wanted, device)
     watched.run(*inputs)
+    watched.run(*fresh())  # the first run of an operator also loads its kernels, which takes longer than the whole call
     whole_s = _whole_seconds(watched.seconds)
     for place, forms in zip(places, alone, strict=True):
         seconds = sum(watched.seconds.get(node, 0.0) for node in place.nodes)
@@ -187,23 +191,54 @@ def standing_alone(nodes: Sequence[Node]) -> tuple[GraphModule, list[Node]]:
     return GraphModule(torch.nn.Module(), graph), reads
 
 
-def with_neighbours(nodes: Sequence[Node]) -> list[Node]:
-    """Return the nodes with those around them that Inductor would fuse with what takes their place."""
-    inside = dict.fromkeys(nodes)
+def with_neighbours(place: Place) -> Place:
+    """Return the place with those nodes around it that Inductor would fuse with what takes its place.
+
+    A user follows if what it reads beside was there before the place: else it may be computed from that, by a product.
+    """
+    inside, is_fused = dict.fromkeys(place.nodes), cache(_is_fused)
+
+    def beside(node: Node) -> Iterator[Node]:
+        yield from (
+            each for each in node.users if all(r in inside or r < min(place.nodes) for r in each.all_input_nodes)
+        )
+        yield from (each for each in node.all_input_nodes if inside.keys() >= each.users.keys())
+
     for _ in range(MOST_NEIGHBOURS):
-        after = (user for node in inside for user in node.users)
-        before = (each for node in inside for each in node.all_input_nodes if inside.keys() >= each.users.keys())
-        near = next((each for each in (*after, *before) if each not in inside and _is_fused(each)), None)
-        if near is None:
-            break
-        inside[near] = None
-    return [*inside]
+        near = (each for node in inside for each in beside(node) if each not in inside and is_fused(each))
+        inside |= dict.fromkeys(islice(near, 1))
+    return replace(place, around=(*inside,))
 
 
 def _is_fused(node: Node) -> bool:
-    tags = getattr(node.target, "tags", ())
-    packet = getattr(node.target, "overloadpacket", None)
-    return node.op == "call_function" and (torch.Tag.pointwise in tags or packet in REDUCTIONS)
+    """Return whether Inductor fuses all operators that a node calls, none of which writes or draws."""
+    # Nor does a graph return tuples within its own.
+    if not isinstance(traced_value(node), torch.Tensor) or is_unknown(node):
+        return False
+    # A lowered graph has so many views that they would be all there is around a place.
+    if isinstance(node.target, OpOverload):
+        return _is_pointwise(node.target) and not node.target.is_view
+
+    def called(func: Any, args: Any, kwargs: Any) -> object:
+        if not _is_pointwise(func):
+            raise NotImplementedError  # before it writes into the values of the graph
+        return func(*args, **kwargs)
+
+    interpreter = Interpreter(GraphModule({}, Graph()))
+    interpreter.env = {each: traced_value(each) for each in node.all_input_nodes}
+    try:
+        with torch.no_grad(), OperatorMode(called):
+            interpreter.run_node(node)
+    except Exception:  # noqa: BLE001 - whatever a function meets that is run apart from its graph, it is not fused
+        return False
+    return True
+
+
+def _is_pointwise(func: OpOverload) -> bool:
+    if schema_of(func).is_mutable or torch.Tag.nondeterministic_seeded in func.tags:
+        return False
+    is_tagged = not {torch.Tag.pointwise, torch.Tag.reduction}.isdisjoint(func.tags)
+    return is_tagged or func.is_view or func.overloadpacket.__name__ in FUSED
 
 
 def rewritten_alone(graph: CapturedGraph, name: str) -> GraphModule | None:
@@ -269,20 +304,19 @@ def why_unlike_alone(
 ) -> str:
     """Return what a call of the `whole` graph has otherwise than the places that it has rewritten had alone, or "".
 
-    That is an operator on operands of other layouts, or one that takes longer, as where a kernel was added to it. What
-    Inductor has written out itself is none that the graph calls.
+    That is an operator on operands of other layouts, or one that takes so much longer, as where a kernel was added to
+    it, that half of what was saved alone is gone. What Inductor has written out itself is none that the graph calls.
     """
     called = {name.partition(OF)[0] for name in whole}
-
-    def calls_of(place: Place) -> dict[str, tuple[int, float]]:
-        found = verdicts.get(place, UNKNOWN).calls
-        return {name: each for name, each in found.items() if name.partition(OF)[0] in called}
-
-    alone = [(place, calls_of(place)) for place in places]
+    known = [(place, verdicts.get(place, UNKNOWN)) for place in places]
+    alone = [
+        (place, it, {name: each for name, each in it.calls.items() if name.partition(OF)[0] in called})
+        for place, it in known
+    ]
     expected = Counter[str]()
-    for place, calls in alone:
+    for place, _, calls in alone:
         expected.update({name: place.count * count for name, (count, _) in calls.items()})
-    for place, calls in alone:
+    for place, it, calls in alone:
         for name in calls:
             if (count := whole.get(name, (0, 0.0))[0]) < expected[name]:
                 return (
@@ -290,6 +324,6 @@ def why_unlike_alone(
                 )
         alone_s = sum(seconds for _, seconds in calls.values())
         seconds = sum(count * whole[name][1] / whole[name][0] for name, (count, _) in calls.items())
-        if seconds > DEARER * alone_s:
+        if seconds - alone_s > max((DEARER - 1) * alone_s, HALF * (it.default_s - it.rewritten_s)):
             return f"{place.rewrite}'s kernels take {seconds / alone_s:.1f} times as long in the graph as alone"
     return ""

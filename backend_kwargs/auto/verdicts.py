@@ -91,7 +91,7 @@ class Verdicts:
 
     def _name(self, place: "Place") -> str:
         release, options = self.here.get("backend-kwargs"), sorted(self.fixed.items())
-        others = key("verdict", release=release, machine=variant_of(self.here), options=options)
+        others = key("verdict", release=release, machine=variant_of(self.here), options=options, around=place.situation)
         return f"{self.folder}{place.signature}.{others}.json"
 
 

@@ -7,6 +7,7 @@ is the same in any graph that has it, so that what is learnt of it holds there t
 import hashlib
 import json
 import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -33,7 +34,8 @@ class Place:
     """What a rewrite would replace: the operators with their attributes, and what they read and return.
 
     `inputs` and `results` have dtypes, sizes, strides and devices, and in training whether gradients are recorded.
-    `count` is how often it is in the graph. `nodes` are those of the first, in the graph that they were found in.
+    `count` is how often it is in the graph. `nodes` are those of the first, in the graph that they were found in, and
+    `around` these with what Inductor would fuse with them there.
     """
 
     rewrite: str
@@ -44,12 +46,18 @@ class Place:
     training: bool
     count: int = field(default=1, compare=False)
     nodes: tuple[Node, ...] = field(default=(), compare=False, repr=False)
+    around: tuple[Node, ...] = field(default=(), compare=False, repr=False)
 
     @cached_property
     def signature(self) -> str:
         """Hexadecimal digits that stand for all of it."""
         parts = self.rewrite, self.version, self.operators, self.inputs, self.results, self.training
         return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:DIGITS]
+
+    @cached_property
+    def situation(self) -> str:
+        """Hexadecimal digits that stand for it with what is around it."""
+        return place_of(self.rewrite, self.around).signature
 
     @property
     def what(self) -> str:
@@ -74,10 +82,12 @@ def place_of(rewrite: str, nodes: Sequence[Node], dead: Set[Node] = frozenset())
     for node in _leading_to(ends, inside):
         numbers[node] = f"%{len(inner)}" if node in inside else f"x{len(numbers) - len(inner)}"
         inner += [node] if node in inside else []
-    training = torch.is_grad_enabled() and any(_requires_grad(_value(node)) for node in numbers)
+    values = map(traced_value, numbers)
+    training = torch.is_grad_enabled() and any(isinstance(each, torch.Tensor) and each.requires_grad for each in values)
     outer = [node for node in numbers if node not in inside]
-    lines = [_as_lowered(line_of(node.graph.owning_module, node, numbers)) for node in inner]
-    kinds = [f"{numbers[node]}: {_described(_value(node), training=training)}" for node in (*outer, *ends)]
+    lines = [line_of(node.graph.owning_module, node, numbers) for node in inner]
+    lines = [each.replace("aten.view.default", "aten.reshape.default") for each in lines]  # as Inductor makes of views
+    kinds = [f"{numbers[node]}: {_described(traced_value(node), training=training)}" for node in (*outer, *ends)]
     texts = tuple(numbered_symbols([*lines, *kinds]))
     inputs, results = texts[len(lines) : len(lines) + len(outer)], texts[len(lines) + len(outer) :]
     version = find_rewrite(rewrite).version
@@ -86,11 +96,7 @@ def place_of(rewrite: str, nodes: Sequence[Node], dead: Set[Node] = frozenset())
 
 def counted(places: Iterable[Place]) -> list[Place]:
     """Return each place once, with how often it is there."""
-    found: dict[Place, Place] = {}
-    for each in places:
-        known = found.get(each)
-        found[each] = replace(known, count=known.count + 1) if known else each
-    return [*found.values()]
+    return [replace(place, count=count) for place, count in Counter(places).items()]
 
 
 def _leading_to(ends: Sequence[Node], inside: set[Node]) -> Iterator[Node]:
@@ -108,13 +114,9 @@ def _leading_to(ends: Sequence[Node], inside: set[Node]) -> Iterator[Node]:
                 waiting += [(each, False) for each in reversed(node.all_input_nodes)]
 
 
-def _value(node: Node) -> Any:
+def traced_value(node: Node) -> Any:
     """Return the fake value with which a graph was traced."""
     return node.meta.get("val", node.meta.get("example_value"))
-
-
-def _requires_grad(value: object) -> bool:
-    return isinstance(value, torch.Tensor) and value.requires_grad
 
 
 def _described(value: object, *, training: bool) -> str:
@@ -122,8 +124,3 @@ def _described(value: object, *, training: bool) -> str:
         return type(value).__name__
     recorded = f" {value.requires_grad}" if training else ""
     return f"{value.dtype} {value.device.type} {layout_of(value)}{recorded}"
-
-
-def _as_lowered(line: str) -> str:
-    """Return a line with each view as the reshape that Inductor makes of it before it calls its passes."""
-    return line.replace("aten.view.default", "aten.reshape.default")

@@ -40,6 +40,8 @@ class OperatorMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         kwargs = kwargs or {}
         if isinstance(func, HigherOrderOperator):
             return self.higher_order(func, args, kwargs)
+        if func.namespace == "prim":  # an attribute of a fake tensor, as its device
+            return func(*args, **kwargs)
         with self:  # in inference mode composite operators are not decomposed before they arrive here
             result = func.decompose(*args, **kwargs)
         return self._called(func, args, kwargs) if result is NotImplemented else result
