@@ -196,9 +196,7 @@ class InputCheck:
             leaves, structure = pytree.tree_flatten(_in_order(*sample))
             self._known.setdefault(structure, []).append(leaves)
         if dynamic:
-            self._known = {
-                structure: [[*map(_opened, zip(*alike, strict=True))]] for structure, alike in self._known.items()
-            }
+            self._known = {structure: _of_any_sizes(alike) for structure, alike in self._known.items()}
         # Guards of inputs that were compared, by the number and the names of the arguments.
         self._passed: dict[tuple[Any, ...], tuple[Any, ...]] = {}
 
@@ -269,14 +267,22 @@ def _required(metadata: Metadata, device: torch.device) -> Any:
     return tree_of(metadata, leaf)
 
 
+def _of_any_sizes(alike: Sequence[Sequence[Requirement]]) -> list[list[Requirement]]:
+    """Return what samples of one structure require, those that differ only in sizes as one."""
+    kinds: dict[object, list[Sequence[Requirement]]] = {}
+    for leaves in alike:
+        kind = tuple(like and (like.dtype, like.device, like.layout, len(like.shape)) for like in leaves)
+        kinds.setdefault(kind, []).append(leaves)
+    return [[*map(_opened, zip(*each, strict=True))] for each in kinds.values()]
+
+
 def _opened(leaves: Sequence[Requirement]) -> Requirement:
     """Return what samples require of one argument, with any value for sizes in which they differ."""
-    likes = [leaf for leaf in leaves if isinstance(leaf, Like)]
-    if not likes:
+    if (first := leaves[0]) is None:
         return None
-    sizes = [{*each} for each in zip(*(like.shape for like in likes), strict=True)]
-    shape = tuple(None if len(likes) == 1 or len(each) > 1 else next(iter(each)) for each in sizes)
-    return replace(likes[0], shape=shape, stride=None)
+    sizes = [{*each} for each in zip(*(like.shape for like in leaves if like), strict=True)]
+    shape = tuple(None if len(leaves) == 1 or len(each) > 1 else next(iter(each)) for each in sizes)
+    return replace(first, shape=shape, stride=None)
 
 
 def _problem(paths: Paths, likes: list[Requirement]) -> str:
