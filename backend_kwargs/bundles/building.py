@@ -24,7 +24,7 @@ from backend_kwargs.bundles.running import (
 from backend_kwargs.bundles.samples import Sample, described, samples_of
 from backend_kwargs.errors import BackendKwargsError, error_text, warn_once, wrong_value
 from backend_kwargs.facts import Call
-from backend_kwargs.torch_internals.tensors import version_of
+from backend_kwargs.torch_internals.tensors import counted_writes
 from backend_kwargs.trial import Expected, Results, copies, generators, map_tensors, status_of, walk
 
 PLAIN_COPIES = partial(copies, plain=True)  # a graph's key has which inputs require gradients
@@ -183,9 +183,9 @@ def _eager(
     return Expected.of(seen, again, module, list(map(tuple, samples)), run), dtypes, changed
 
 
-def _versions(tensors: Iterable[tuple[str, torch.Tensor]]) -> list[tuple[str, int, int | None]]:
-    """Return what changes if one of the tensors is replaced or written to; inference tensors have no version."""
-    return [(name, id(tensor), None if tensor.is_inference() else version_of(tensor)) for name, tensor in tensors]
+def _versions(tensors: Iterable[tuple[str, torch.Tensor]]) -> list[tuple[str, int, int]]:
+    """Return what changes if one of the tensors is replaced or written to."""
+    return [(name, id(tensor), counted_writes(tensor)) for name, tensor in tensors]
 
 
 def _judge(config: CompileConfig, module: torch.nn.Module, seen: Results, wanted: Expected) -> None:

@@ -173,8 +173,8 @@ class Like:
     def __str__(self) -> str:
         sizes = ", ".join("any" if size is None else str(size) for size in self.shape)
         laid_out = f" with strides {self.stride}" if self.stride is not None else ""
-        sparse = "" if self.layout is torch.strided else f" {self.layout}".replace("torch.", "")
-        return f"{self.dtype}[{sizes}]{sparse} on {self.device}{laid_out}".removeprefix("torch.")
+        sparse = "" if self.layout is torch.strided else f" {self.layout}"
+        return f"{self.dtype}[{sizes}]{sparse} on {self.device}{laid_out}".replace("torch.", "")
 
 
 Requirement: TypeAlias = Like | None  # None: any value
@@ -269,7 +269,7 @@ def _required(metadata: Metadata, device: torch.device) -> Any:
 
 def _of_any_sizes(alike: Sequence[Sequence[Requirement]]) -> list[list[Requirement]]:
     """Return what samples of one structure require, those that differ only in sizes as one."""
-    kinds: dict[object, list[Sequence[Requirement]]] = {}
+    kinds: dict[object, list[Any]] = {}
     for leaves in alike:
         kind = tuple(like and (like.dtype, like.device, like.layout, len(like.shape)) for like in leaves)
         kinds.setdefault(kind, []).append(leaves)
@@ -278,11 +278,9 @@ def _of_any_sizes(alike: Sequence[Sequence[Requirement]]) -> list[list[Requireme
 
 def _opened(leaves: Sequence[Requirement]) -> Requirement:
     """Return what samples require of one argument, with any value for sizes in which they differ."""
-    if (first := leaves[0]) is None:
-        return None
     sizes = [{*each} for each in zip(*(like.shape for like in leaves if like), strict=True)]
     shape = tuple(None if len(leaves) == 1 or len(each) > 1 else next(iter(each)) for each in sizes)
-    return replace(first, shape=shape, stride=None)
+    return leaves[0] and replace(leaves[0], shape=shape, stride=None)
 
 
 def _problem(paths: Paths, likes: list[Requirement]) -> str:

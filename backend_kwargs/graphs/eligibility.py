@@ -11,7 +11,7 @@ from torch.fx.node import map_arg
 
 from backend_kwargs.graphs.writes import has_memory, storages_of, written_storages
 from backend_kwargs.torch_internals.operators import OPERATORS, OpOverloadPacket, has_effects, name_of
-from backend_kwargs.torch_internals.tensors import version_of
+from backend_kwargs.torch_internals.tensors import counted_writes
 from backend_kwargs.trial.trees import tensors_of
 
 TINY_OPS, TINY_BYTES = 3, 1 << 20  # a graph below both saves less than its race costs, whichever candidate wins
@@ -87,7 +87,7 @@ def _changes_what_trains(gm: GraphModule, example_inputs: Sequence[object]) -> b
         for node, value in zip(placeholders, example_inputs, strict=True)
         if isinstance(value, torch.Tensor) and value.requires_grad
     ]
-    return any(isinstance(f, torch.Tensor) and not f.is_inference() and version_of(f) > 0 for f in training)
+    return any(map(counted_writes, tensors_of(training)))
 
 
 def rounds_positions(gm: GraphModule) -> bool:

@@ -17,7 +17,14 @@ from backend_kwargs.torch_internals.fx import hand_on
 from backend_kwargs.torch_internals.modules import WRITES_AS_DECLARED
 from backend_kwargs.torch_internals.operators import OpOverload, OpOverloadPacket
 from backend_kwargs.torch_internals.pytree import tree_leaves
-from backend_kwargs.torch_internals.tensors import has_plain_dispatch, is_wrapped, memory_id, unwrapped, version_of
+from backend_kwargs.torch_internals.tensors import (
+    counted_writes,
+    has_plain_dispatch,
+    is_wrapped,
+    memory_id,
+    unwrapped,
+    version_of,
+)
 
 # The key in the `meta` of a placeholder that stays an input of the graph, also where parameters become constants.
 STAYS_INPUT = "backend_kwargs_stays_input"
@@ -51,7 +58,7 @@ def written_inputs(gm: GraphModule, example_inputs: Sequence[object]) -> set[int
     plain = {at: value for at, value in enumerate(example_inputs) if has_memory(value)}
     fresh = {at: mode.from_tensor(value) for at, value in plain.items()}  # all alive, so that shared memory is detected
     placeholders = gm.graph.find_nodes(op="placeholder")
-    versions = {at: 0 if fake.is_inference() else version_of(fake) for at, fake in fresh.items()}
+    versions = {at: counted_writes(fake) for at, fake in fresh.items()}
     return {at for at, version in versions.items() if may_be_written(placeholders[at], memory, version)}
 
 

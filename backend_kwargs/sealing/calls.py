@@ -17,7 +17,7 @@ from backend_kwargs.graphs.memory import SHARED, Memory, overlapping
 from backend_kwargs.graphs.writes import has_memory
 from backend_kwargs.sealing.declared import Point, UndeclaredError, shown_point
 from backend_kwargs.torch_internals import pytree, sealing
-from backend_kwargs.torch_internals.tensors import in_storage, version_of
+from backend_kwargs.torch_internals.tensors import counted_writes, in_storage
 from backend_kwargs.trial import check_within, copied, cotangents, largest_of, same_bits, tensors_of, walk
 
 COMPILED = "what torch.compile returned, a module after .compile(), or a CompiledModule"
@@ -206,19 +206,15 @@ def apart(call: Callable[[Sample], object], sample: Sample, buffers: Collection[
     inputs = [each for each in tensors_of(tuple(sample)) if has_memory(each)]
     held = [*inputs, *(each for each in buffers if has_memory(each))]
     # Version counters tell of what a write leaves as it was, values of `torch._foreach_add_` and writes into `.data`.
-    before = [(_version(each), copied(each)) for each in held]
+    before = [(counted_writes(each), copied(each)) for each in held]
     call(sample)
     changed = [
-        version != _version(each) or not same_bits(each, values)
+        version != counted_writes(each) or not same_bits(each, values)
         for each, (version, values) in zip(held, before, strict=True)
     ]
     count = len(inputs)
     written = [each for each, is_changed in zip(held[count:], changed[count:], strict=True) if is_changed]
     return Apart(written, inputs=any(changed[:count])) if any(changed) else None
-
-
-def _version(tensor: torch.Tensor) -> int | None:
-    return None if tensor.is_inference() else version_of(tensor)
 
 
 class Result(NamedTuple):

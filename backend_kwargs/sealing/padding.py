@@ -16,7 +16,7 @@ from backend_kwargs.sealing.calls import Checks, Result, Target
 from backend_kwargs.sealing.declared import Declared, InputPath, Point, Values, shown_point
 from backend_kwargs.sealing.other_values import Change, Positions, changes_of
 from backend_kwargs.torch_internals import pytree
-from backend_kwargs.torch_internals.tensors import version_of
+from backend_kwargs.torch_internals.tensors import counted_writes
 
 Cuts = Mapping[int, Sequence[tuple[int, str]]]  # by result, its dimensions whose size is padded
 
@@ -102,9 +102,9 @@ class Padding:
         size = declared.padded_sizes(name, bucket)[0]
         point = {of: values[-1] for of, values in declared.codes.items()} | {name: size}
         sample = work.inputs(point)
-        versions = [version_of(place.get(*sample)) for place in self.places]
+        versions = [counted_writes(place.get(*sample)) for place in self.places]
         narrow = pytree.tree_leaves(work.call(work.target.eager, sample, point).output)
-        if versions != [version_of(place.get(*sample)) for place in self.places]:
+        if versions != [counted_writes(place.get(*sample)) for place in self.places]:
             raise BackendKwargsError(f"{name!r} cannot be padded: {work.target.name!r} writes to what would be padded.")
         padded = self.around(work.target.eager, point, {name: bucket})
         wide = pytree.tree_leaves(work.call(padded, work.inputs(point), point).output)

@@ -13,6 +13,11 @@ negative_view = torch._neg_view  # a view with the negative bit flipped
 base_of = attrgetter("_base")  # the tensor of which autograd knows this one to be a view, or None
 
 
+def counted_writes(tensor: torch.Tensor) -> int:
+    """Return how often a tensor was changed in place, 0 for an inference tensor, which does not count."""
+    return 0 if tensor.is_inference() else version_of(tensor)
+
+
 def memory_id(tensor: torch.Tensor) -> int:
     """Return a number that tensors have in common that share memory; once they are freed, it may be used again."""
     identity: int = tensor.untyped_storage()._cdata

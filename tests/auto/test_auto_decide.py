@@ -149,18 +149,6 @@ def test_inputs_without_memory_are_not_raced(races, log):
     assert logged(log) == "auto: default for a graph not raced: an input is not a plain tensor (0.0 s)"
 
 
-@pytest.mark.usefixtures("fresh_dynamo")
-def test_compiled_autograd_is_not_raced(log):
-    """The graph of a whole backward pass empties the list of its inputs, so that it can run once."""
-    net = torch.nn.Linear(4, 4)
-    loss = net(torch.ones(2, 4)).sum()
-    with torch._dynamo.compiled_autograd._enable(torch.compile(backend=backend_of())):
-        loss.backward()
-    assert torch.equal(net.weight.grad, torch.full((4, 4), 2.0))
-    why = "an input is a list, which each call empties"
-    assert logged(log) == f"auto: default for a graph not raced: {why} (0.0 s)"
-
-
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")  # dynamo asks a tensor with history for it
 def test_an_input_that_trains_and_is_changed_is_not_raced(races, log):
     """A graph that changes an input in place which requires gradients is not raced."""
