@@ -30,7 +30,7 @@ KINDS = {
     "decision": "3733fed7ae9e4bcabdf96add92b3fc96eb7ee03c6456a34e36a75c5a9847fe2a",
     "computation": "2ec7ae622fc03cdd",
     "kept": "6798d2fd07846a654207991ed71b5d985db9cc7360064f17c7862ca4959b3977",
-    "verdict": "b56182af",
+    "verdict": "b186745f",
     "kernel": "7c44190f90578ae9",
 }
 
