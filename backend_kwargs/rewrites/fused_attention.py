@@ -2,8 +2,12 @@
 
 Of more or fewer dimensions, or of heads and batches that broadcast, torch computes the scores in float32 without tensor
 cores. A query that a mask lets see no key has 0 as its result there, which fused kernels do not promise.
+
+A mask of blocks, as of several images in a row, is left out where the graph makes it by itself and so tells which keys
+a query sees: a kernel that is given a matrix computes all scores.
 """
 
+import operator
 from collections.abc import Sequence
 from itertools import pairwise
 
@@ -12,15 +16,25 @@ from torch import Tensor
 from torch.fx import Node
 from torch.nn.functional import scaled_dot_product_attention
 
-from backend_kwargs.rewrites.matching import DTYPES, Arguments, have_one_dtype, known_true
+from backend_kwargs.graphs.writes import origin, storages_of, written_between
+from backend_kwargs.rewrites.matching import (
+    DTYPES,
+    Arguments,
+    arguments_of,
+    calls,
+    dying_with,
+    have_one_dtype,
+    known_true,
+)
 from backend_kwargs.rewrites.table import Rewrite
 from backend_kwargs.rewrites.traced import example, examples, replacing
 
 REWRITE = Rewrite(
-    "Attention of other than four dimensions, or of heads that broadcast, as torch has fused kernels for it",
+    "Attention of other than four dimensions, of heads that broadcast, or in blocks, as torch has fused kernels for it",
     traced=f"{__name__}:attend_in_four",
     applies="scaled_dot_product_attention in float32 or half precision without dropout; added masks in inference",
     fitting=lambda stats: stats.softmaxes > 0,
+    version=2,
     order=105,
 )
 
@@ -77,25 +91,44 @@ def _mask_of(mask: Tensor, sizes: Sequence[int], heads: int) -> Tensor:
     return mask if alone or len(sizes) < 3 else mask.expand(*wanted, *mask.shape[-2:])
 
 
+def attention_in_blocks(
+    q: Tensor, k: Tensor, v: Tensor, sizes: Sequence[int], scale: float | None, heads_last: bool
+) -> Tensor:
+    """Return attention within blocks of these sizes; in memory the heads follow the rows, or lead them."""
+    operands = q, k, v
+    if len({*sizes}) == 1:  # as a batch
+        a, b, c = (torch.unflatten(each, 2, (len(sizes), -1)).transpose(1, 2).flatten(0, 1) for each in operands)
+        made = scaled_dot_product_attention(a, b, c, scale=scale)
+        made = torch.unflatten(made, 0, (-1, len(sizes))).transpose(1, 2).flatten(2, 3)
+    else:
+        blocks = zip(*(torch.split(each, [*sizes], 2) for each in operands), strict=True)
+        made = torch.cat([scaled_dot_product_attention(a, b, c, scale=scale) for a, b, c in blocks], 2)
+    return made.transpose(1, 2).contiguous().transpose(1, 2) if heads_last else made.contiguous()
+
+
 def _attended(node: Node, args: Arguments) -> Node | None:
-    """Insert a call of our function for attention that has no fused kernel as it is."""
+    """Insert a call of our function for attention that has no fused kernel as it is, or that has blocks."""
     operands, mask = [args[name] for name in ("query", "key", "value")], args["attn_mask"]
     values, of_mask = examples(*operands, node), example(mask)
-    if values is None or args["dropout_p"] or args["enable_gqa"] or not _is_above_0(args["scale"]):
+    if values is None or args["dropout_p"] or args["enable_gqa"]:
         return None
     *tensors, result = values
-    if not have_one_dtype(tensors) or result.dtype not in DTYPES or not result.is_contiguous():
+    if not have_one_dtype(tensors) or result.dtype not in DTYPES or not all(known_true(e.numel() > 0) for e in values):
         return None
-    if not all(known_true(each.numel() > 0) for each in values) or not _may_mask(mask, of_mask, tensors[0], result):
+    if sizes := _blocks(mask, node):
+        fits = all(each.dim() == 4 and each.shape[:3] == (*result.shape[:2], sum(sizes)) for each in tensors)
+        heads_last = result.transpose(1, 2).is_contiguous()
+        if not fits or args["is_causal"] or not (heads_last or result.is_contiguous()):
+            return None
+        return node.graph.call_function(attention_in_blocks, (*operands, sizes, args["scale"], heads_last))
+    scale = args["scale"]
+    if not result.is_contiguous() or not (scale is None or (isinstance(scale, int | float) and scale > 0)):
         return None
     of_three = of_mask is not None and of_mask.dim() == 3
-    if not of_three and all(each.dim() == 4 and _has_batches_of(each, tensors[0]) for each in tensors):
+    has_four = not of_three and all(each.dim() == 4 and _has_batches_of(each, tensors[0]) for each in tensors)
+    if has_four or not _may_mask(mask, of_mask, tensors[0], result):
         return None
-    return node.graph.call_function(attention_in_four, (*operands, mask, args["is_causal"], args["scale"]))
-
-
-def _is_above_0(scale: object) -> bool:
-    return scale is None or (isinstance(scale, int | float) and scale > 0)
+    return node.graph.call_function(attention_in_four, (*operands, mask, args["is_causal"], scale))
 
 
 def _may_mask(mask: object, value: Tensor | None, q: Tensor, result: Tensor) -> bool:
@@ -113,4 +146,45 @@ def _has_batches_of(one: Tensor, other: Tensor) -> bool:
     return all(not known_true(a != b) for a, b in zip(one.shape[:-2], other.shape[:-2], strict=True))
 
 
-attend_in_four = replacing((scaled_dot_product_attention,), _attended)
+def _blocks(mask: object, reader: Node) -> list[int]:
+    """Return the sizes of the blocks that a mask shows, in their order; none if it is another mask."""
+    made = _made_by(mask, reader)
+    values = examples(*made[:1], mask)
+    if not made or values is None:
+        return []
+    (rows, *columns), seen = values[0].shape, values[1]
+    hides = made[0].args[1] if len(made[0].args) > 1 else made[0].kwargs["fill_value"]
+    if columns != [rows] or seen.shape[-2:] != (rows, rows) or seen.stride()[-2:] != (rows, 1):
+        return []
+    is_boolean = seen.dtype == torch.bool
+    if not isinstance(hides, int | float) or (hides if is_boolean else hides > torch.finfo(seen.dtype).min):
+        return []
+    ends = [0]
+    for write in made[1:]:
+        _, index, shown = write.args
+        stop = getattr(index[0], "stop", None) if isinstance(index, tuple) else None
+        if index != (slice(ends[-1], stop),) * 2 or not isinstance(stop, int) or shown != is_boolean:
+            return []
+        ends.append(stop)
+    sizes = [stop - start for start, stop in pairwise(ends)]
+    return sizes if ends[-1] == rows and min(sizes) > 0 else []
+
+
+def _made_by(mask: object, reader: Node) -> list[Node]:
+    """Return the call of `full` that a mask is a view of, and the writes before it is read; none if others write."""
+    if not isinstance(mask, Node) or not calls(full := origin(mask), torch.full):
+        return []
+    writes = sorted(each for each in full.users if calls(each, operator.setitem) and each < reader)
+    is_view = storages_of(example(full)) == storages_of(example(mask))
+    return [full, *writes] if is_view and not written_between(full, reader, [full], writes) else []
+
+
+def _placed(node: Node) -> list[Node]:
+    """Return the call with all that makes its mask, which tells where the blocks are."""
+    made = _made_by((arguments_of(node) or {}).get("attn_mask"), node)
+    memory = {each for node in made[:1] for each in storages_of(example(node))}
+    views = (each for each in node.graph.nodes if memory & storages_of(example(each)))
+    return [*dict.fromkeys((*dying_with(node), *views, *made))]
+
+
+attend_in_four = replacing((scaled_dot_product_attention,), _attended, _placed)
