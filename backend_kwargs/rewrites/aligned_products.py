@@ -9,18 +9,19 @@ import torch.nn.functional as F  # noqa: N812
 from torch.fx import Node
 from torch.fx.node import Argument
 
-from backend_kwargs.rewrites.matching import HALF, Arguments, same_sizes
+from backend_kwargs.rewrites.matching import HALF, Arguments, of_each, same_sizes
 from backend_kwargs.rewrites.matrix_vector import PRODUCTS, is_in_attention
 from backend_kwargs.rewrites.table import Rewrite
 from backend_kwargs.rewrites.traced import example, examples, replacing
 
 REWRITE = Rewrite(
-    "Products of unaligned sides, with zeros in both operands",
+    "Products of unaligned sides, and convolutions of single pixels, with zeros in both operands",
     traced=f"{__name__}:pad_products",
     needs=("gpu",),
     applies="half precision; sizes that do not vary and grow by at most a third",
     costs="memory for the zeros",
-    fitting=lambda stats: stats.gpu and stats.unaligned > 0,
+    fitting=lambda stats: stats.gpu and stats.unaligned + stats.convolutions > 0,
+    version=2,
     order=155,
 )
 
@@ -41,20 +42,51 @@ def _product(node: Node, args: Arguments) -> Node | None:
     summed, columns = values[0].shape[-1], values[2].shape[-1]
     if of_bias is not None and not same_sizes(of_bias.shape, (columns,)):
         return None
-    of_sum, of_columns = _missing(summed), _missing(columns)
-    if of_sum is None or of_columns is None or not of_sum + of_columns:
+    if (zeros := _zeros(summed, columns)) is None:
         return None
-    left = _padded(left, 0, of_sum)
-    right = _padded(right, *((of_columns, of_sum) if is_linear else (of_sum, of_columns)))
     if is_linear:
-        bias = args["bias"] and _padded(args["bias"], 0, of_columns)
-        made = node.graph.call_function(F.linear, (left, right, bias))
-    else:
-        made = node.graph.call_function(torch.matmul, (left, right))
-    if not of_columns:
-        return made
-    narrow = node.graph.call_method("narrow", (made, -1, 0, columns))
-    return node.graph.call_method("clone", (narrow,), {"memory_format": torch.contiguous_format})
+        return _linear(left, right, args["bias"], zeros, columns)
+    of_sum, of_columns = zeros
+    made = node.graph.call_function(torch.matmul, (_padded(left, 0, of_sum), _padded(right, of_sum, of_columns)))
+    return _narrowed(made, columns) if of_columns else made
+
+
+def _pixels(node: Node, args: Arguments) -> Node | None:
+    """Insert the product of padded operands for a convolution of single pixels, channels last."""
+    values = examples(args["input"], args["weight"], node)
+    if values is None or values[2].dtype not in HALF or values[2].dim() != 4:
+        return None
+    if not values[2].movedim(1, -1).is_contiguous():
+        return None
+    columns, summed, *size = values[1].shape
+    padding, strides, zeros = args["padding"], {*of_each(args["stride"], (1, 1))}, _zeros(summed, columns)
+    if size != [1, 1] or strides != {1} or args["groups"] != 1 or zeros is None:
+        return None
+    if not isinstance(padding, str) and any(padding):
+        return None
+    rows = node.graph.call_method("movedim", (args["input"], 1, -1))
+    weight = node.graph.call_method("flatten", (args["weight"], 1))
+    made = _linear(rows, weight, args["bias"], zeros, columns)
+    return node.graph.call_method("movedim", (made, -1, 1))
+
+
+def _linear(rows: Argument, weight: Argument, bias: Argument, zeros: tuple[int, int], columns: int) -> Node:
+    """Insert a linear layer of padded operands."""
+    of_sum, of_columns = zeros
+    operands = _padded(rows, 0, of_sum), _padded(weight, of_columns, of_sum), bias and _padded(bias, 0, of_columns)
+    made = operands[0].graph.call_function(F.linear, operands)
+    return _narrowed(made, columns) if of_columns else made
+
+
+def _narrowed(made: Node, columns: int) -> Node:
+    narrow = made.graph.call_method("narrow", (made, -1, 0, columns))
+    return made.graph.call_method("clone", (narrow,), {"memory_format": torch.contiguous_format})
+
+
+def _zeros(summed: object, columns: object) -> tuple[int, int] | None:
+    """Return the zeros for both sides of a product, None if it needs none, or too many."""
+    of_sum, of_columns = _missing(summed), _missing(columns)
+    return None if of_sum is None or of_columns is None or not of_sum + of_columns else (of_sum, of_columns)
 
 
 def _missing(size: object) -> int | None:
@@ -72,4 +104,8 @@ def _padded(node: Argument, rows: int, columns: int) -> Node:
     return node.graph.call_function(F.pad, (node, sizes)) if rows or columns else node
 
 
-pad_products = replacing((*LINEAR, *PRODUCTS), _product)
+def _either(node: Node, args: Arguments) -> Node | None:
+    return (_pixels if node.target is torch.conv2d else _product)(node, args)
+
+
+pad_products = replacing((*LINEAR, *PRODUCTS, torch.conv2d), _either)

@@ -18,6 +18,7 @@ def random(*sizes, dtype=torch.bfloat16):
 
 
 X, W, B = random(3, 5, 49), random(30, 49), random(30)
+IMAGES = random(2, 49, 3, 4).contiguous(memory_format=torch.channels_last)
 FORMS = {
     "linear": (F.linear, (X, W, B)),
     "linear by names": (lambda x, w, b: F.linear(bias=b, weight=w, input=x), (X, W, B)),
@@ -32,6 +33,12 @@ FORMS = {
     "bmm": (torch.bmm, (X, random(3, 49, 30))),
     "method bmm": (lambda x, y: x.bmm(mat2=y), (X, random(3, 49, 30))),
     "viewed": (lambda x, w: F.linear(x, w).view(15, 30), (X, W)),
+    "pixels": (torch.conv2d, (IMAGES, random(30, 49, 1, 1), B)),
+    "pixels by names": (
+        lambda x, w: F.conv2d(input=x, weight=w, padding="same", dilation=2),
+        (IMAGES, random(30, 49, 1, 1)),
+    ),
+    "pixels, the sum alone": (torch.conv2d, (IMAGES, random(32, 49, 1, 1))),
 }
 
 
@@ -46,7 +53,7 @@ def test_each_form(form, dtype):
     assert counts == [1]
 
 
-@pytest.mark.parametrize("form", ["linear", "matmul", "bmm", "more batches", "the columns alone"])
+@pytest.mark.parametrize("form", ["linear", "matmul", "bmm", "more batches", "the columns alone", "pixels"])
 def test_gradients(form):
     """So do the gradients of all operands."""
     fn, args = FORMS[form]
@@ -126,6 +133,17 @@ NEAR = {
     "float32": (F.linear, (X.float(), W.float())),
     "float64": (torch.matmul, (X.double(), W.double().mT)),
     "scores of a softmax": (lambda q, k: (q @ k.mT).softmax(-1), (X, random(3, 30, 49))),
+    "images in float32": (torch.conv2d, (IMAGES.float(), random(30, 49, 1, 1).float())),
+    "images with channels first": (torch.conv2d, (IMAGES.contiguous(), random(30, 49, 1, 1))),
+    "aligned channels": (
+        torch.conv2d,
+        (IMAGES[:, :48].contiguous(memory_format=torch.channels_last), random(32, 48, 1, 1)),
+    ),
+    "windows": (torch.conv2d, (IMAGES, random(30, 49, 3, 3).contiguous(memory_format=torch.channels_last))),
+    "every second pixel": (lambda x, w: torch.conv2d(x, w, stride=2), (IMAGES, random(30, 49, 1, 1))),
+    "a border": (lambda x, w: torch.conv2d(x, w, padding=(0, 1)), (IMAGES, random(30, 49, 1, 1))),
+    "groups": (lambda x, w: torch.conv2d(x, w, groups=7), (IMAGES, random(35, 7, 1, 1))),
+    "one image": (torch.conv2d, (IMAGES[0], random(30, 49, 1, 1))),
     "weights of a softmax": (lambda w, v: w.softmax(-1) @ v, (X, random(3, 49, 32))),
 }
 
