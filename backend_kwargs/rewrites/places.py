@@ -76,7 +76,8 @@ def place_of(rewrite: str, nodes: Sequence[Node], dead: Set[Node] = frozenset())
     Nothing uses what `dead` nodes of the graph return.
     """
     inside, numbers = {node for node in nodes if node.op.startswith("call")}, dict[Node, str]()
-    ends = [node for node in nodes if node in inside and not (inside | dead).issuperset(node.users)]
+    # What has no users writes.
+    ends = [node for node in nodes if node in inside and not (node.users and (inside | dead).issuperset(node.users))]
     inner: list[Node] = []
     # Not in the graph's order, which Inductor changes before it calls its passes.
     for node in _leading_to(ends, inside):
