@@ -88,6 +88,7 @@ TESTS: Mapping[str, str] = {
     "*/rewrites/convolution_as_product.py": "rewrites/test_convolution_as_product.py",
     "*/rewrites/contraction.py": "rewrites/test_contraction.py",
     "*/rewrites/grouped_convolution.py": "rewrites/test_grouped_convolution.py rewrites/test_rewrite_kernels.py",
+    "*/rewrites/stem_convolution.py": "rewrites/test_stem_convolution.py rewrites/test_rewrite_kernels.py",
     "*/rewrites/layer_norm_backward.py": "rewrites/test_layer_norm.py",
     "*/rewrites/linear_activation.py": "rewrites/test_linear.py rewrites/test_onednn.py",
     "*/rewrites/*cross_entropy.py": "rewrites/test_losses.py",

@@ -35,6 +35,7 @@ from backend_kwargs.rewrites.matching import (
     read,
     register,
     same_sizes,
+    value_of,
     values_of,
 )
 from backend_kwargs.rewrites.operators import define, dense
@@ -66,7 +67,7 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 # ---- the operators
 
 
-def _result_of(x: Tensor, w: Tensor, stride: Ints, padding: Ints, dilation: Ints) -> Tensor:
+def result_of(x: Tensor, w: Tensor, stride: Ints, padding: Ints, dilation: Ints) -> Tensor:
     """Return an empty result of a convolution."""
     sizes = [
         (size + 2 * pad - apart * (kernel - 1) - 1) // step + 1
@@ -81,18 +82,19 @@ def _grouped_cuda(
 ) -> Tensor:
     from backend_kwargs.rewrites.kernels.convolution import convolution_in_groups
 
-    out = _result_of(x, w, stride, padding, dilation)
+    out = result_of(x, w, stride, padding, dilation)
     return convolution_in_groups(x, w, dense(bias), out, stride, padding, dilation, groups) if out.numel() else out
 
 
 grouped_convolution = define(f"grouped_convolution(Tensor x, Tensor w, {GEOMETRY}", convolution, cuda=_grouped_cuda)
 
 
-def _depthwise(
+def with_norm(
     x: Tensor, w: Tensor, scale: Tensor | None, shift: Tensor | None, stride: Ints, padding: Ints, dilation: Ints,
     activation: str,
 ) -> Tensor:  # fmt: skip
-    result = convolution(x, w, None, stride, padding, dilation, x.shape[1]).float()
+    """Return a convolution, times `scale`, plus `shift`, after an activation."""
+    result = convolution(x, w, None, stride, padding, dilation, x.shape[1] // w.shape[1]).float()
     result = result if scale is None else result * scale.view(-1, 1, 1)
     result = result if shift is None else result + shift.view(-1, 1, 1)
     return ACTIVATIONS[activation](result).to(x.dtype)
@@ -101,14 +103,17 @@ def _depthwise(
 def _depthwise_cuda(x: Tensor, w: Tensor, scale: Tensor | None, shift: Tensor | None, *rest: Any) -> Tensor:
     from backend_kwargs.rewrites.kernels.convolution import convolution_by_channel
 
-    out = _result_of(x, w, *rest[:3])
+    out = result_of(x, w, *rest[:3])
     return convolution_by_channel(x, w, dense(scale), dense(shift), out, *rest) if out.numel() else out
 
 
+NORMED = (
+    "(Tensor x, Tensor w, Tensor? scale, Tensor? shift, SymInt[] stride, SymInt[] padding, SymInt[] dilation,"
+    " str activation) -> Tensor"
+)
 depthwise_norm = define(
-    "depthwise_norm(Tensor x, Tensor w, Tensor? scale, Tensor? shift, SymInt[] stride, SymInt[] padding,"
-    " SymInt[] dilation, str activation) -> Tensor",
-    _depthwise,
+    f"depthwise_norm{NORMED}",
+    with_norm,
     cuda=_depthwise_cuda,
 )
 
@@ -116,46 +121,56 @@ depthwise_norm = define(
 
 
 def add_patterns(passes: PatternMatcherPass) -> None:
-    """Register the patterns: what ends in an activation, in a norm, or in a convolution, the longest first."""
+    """Register the patterns."""
+    register_norms(passes, depthwise_norm, lambda node, end: _is_depthwise(node) and _computes(node, end))
+    register(passes, CallFunctionVarArgs(aten.convolution.default), _in_groups, _insert)
+
+
+def register_norms(passes: PatternMatcherPass, operator: Any, fits: Callable[[Node, Node], bool]) -> None:
+    """Register what `operator` computes: what ends in an activation, in a norm, or in a convolution, the longest first.
+
+    `fits(convolution, end)` returns whether it may.
+    """
+
+    def before(match: Match) -> Affine | None:
+        """Return the convolution, with what is applied to its channels, before an activation or a rounding."""
+        end = match.output_node()
+        affine = affine_convolution(match.kwargs.get("x", input_of(end)))
+        return affine if affine is not None and fits(affine.convolution, end) else None
+
+    def alone(match: Match) -> Affine | None:
+        node = match.output_node()
+        return Affine(node) if fits(node, node) else None
+
     for name, activation in ACTIVATIONS.items():
         ends = patterns_of(activation, HALF) if name else [CallFunctionVarArgs(prims.convert_element_type.default)]
         for pattern in ends:
-            register(passes, pattern, _before, partial(_fuse, name))
-    register(passes, CallFunctionVarArgs(aten.convolution.default), _alone, _insert)
+            register(passes, pattern, before, partial(_fuse, operator, name))
+    register(passes, CallFunctionVarArgs(aten.convolution.default), alone, partial(_fuse, operator, ""))
 
 
-def _before(match: Match) -> Affine | None:
-    """Return the depthwise convolution, with what is applied to its channels, before an activation or a rounding."""
-    end = match.output_node()
-    affine = affine_convolution(match.kwargs.get("x", input_of(end)))
-    return affine if affine is not None and _computes(affine.convolution, end) and _is_depthwise(affine) else None
-
-
-def _alone(match: Match) -> Affine | None:
-    """Return a convolution in groups without anything after it."""
+def _in_groups(match: Match) -> Node | None:
     node = match.output_node()
-    return Affine(node) if _computes(node, node) else None
+    return node if not _is_depthwise(node) and _computes(node, node) else None
 
 
-def _insert(node: Node, affine: Affine) -> Node:
-    return (
-        _fuse("", node, affine) if _is_depthwise(affine) else insert(node.graph, grouped_convolution, *operands(node))
-    )
+def _insert(node: Node, _: Node) -> Node:
+    return insert(node.graph, grouped_convolution, *operands(node))
 
 
-def _fuse(activation: str, end: Node, affine: Affine) -> Node:
-    """Insert the call for a depthwise convolution, what is applied to its channels, and an activation."""
+def _fuse(operator: Any, activation: str, end: Node, affine: Affine) -> Node:
+    """Insert the call for a convolution, what is applied to its channels, and an activation."""
     graph = end.graph
     image, weight, _, *geometry, _ = operands(affine.convolution)
     scale, shift = scale_and_shift(graph, affine)
     if scale is not None and not isinstance(scale, Node):
         scale = filled(graph, weight, scale)
-    return insert(graph, depthwise_norm, image, weight, mark_folded(scale), mark_folded(shift), *geometry, activation)
+    return insert(graph, operator, image, weight, mark_folded(scale), mark_folded(shift), *geometry, activation)
 
 
-def _is_depthwise(affine: Affine) -> bool:
-    _, weight, *_ = operands(affine.convolution)
-    return bool(weight.meta["val"].shape[1] == 1)
+def _is_depthwise(node: Node) -> bool:
+    weight = value_of(read(node)["weight"])
+    return weight is not None and weight.shape[1] == 1
 
 
 def _computes(node: Node, end: Node) -> bool:
@@ -165,7 +180,7 @@ def _computes(node: Node, end: Node) -> bool:
     if values is None or args["transposed"] or not have_one_dtype(values, HALF):
         return False
     x, w, result, wanted = values
-    alike = same_sizes(result.shape, wanted.shape) and _has_channels_last(wanted)
+    alike = same_sizes(result.shape, wanted.shape) and has_channels_last(wanted)
     *_, dilation, groups = operands(node)
     return alike and _fit(x, w, result, groups, dilation)
 
@@ -179,10 +194,10 @@ def _fit(x: Tensor, w: Tensor, result: Tensor, groups: object, dilation: Sequenc
     if not all(isinstance(apart, int) for apart in dilation):
         return False
     reach = [apart * (taps - 1) for apart, taps in zip(dilation, w.shape[2:], strict=True)]
-    return (w.shape[1] > 1 or max(reach) < LONGEST) and _has_channels_last(x) and _has_channels_last(result)
+    return (w.shape[1] > 1 or max(reach) < LONGEST) and has_channels_last(x) and has_channels_last(result)
 
 
-def _has_channels_last(value: Tensor) -> bool:
+def has_channels_last(value: Tensor) -> bool:
     """Return whether a tensor has channels last, and no other layout, as images of one pixel or none have."""
     return value.is_contiguous(memory_format=torch.channels_last) and not value.is_contiguous()
 

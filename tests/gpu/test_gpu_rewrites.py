@@ -14,6 +14,7 @@ from backend_kwargs import make_backend, report
 from backend_kwargs.rewrites import attention, convolution, linear_activation
 from backend_kwargs.rewrites.grouped_convolution import ACTIVATIONS, depthwise_norm, grouped_convolution
 from backend_kwargs.rewrites.operators import _without_kernel
+from backend_kwargs.rewrites.stem_convolution import stem_convolution
 from tests.rewrites.calls import COMPILED, check
 from tests.rewrites.test_drawn_attention import INFERENCE
 from tests.rewrites.test_drawn_attention import PROGRAMS as ATTENTION
@@ -151,6 +152,32 @@ def test_depthwise_norm(sizes, dtype):
     geometry = [stride] * 2, [kernel // 2] * 2, [1, 1]
     got = depthwise_norm(x, w, scale, shift, *geometry, activation)
     made = convolution.convolution(*exact([x, w, None, *geometry, ins]))
+    scaled = made * scale.cpu().double().view(-1, 1, 1) + shift.cpu().double().view(-1, 1, 1)
+    close(got.cpu(), ACTIVATIONS[activation](scaled), dtype)
+    assert got.is_contiguous(memory_format=LAST)
+    assert not _without_kernel
+
+
+STEMS = {
+    "3x3": (3, 24, 3, 2, "relu"),
+    "7x7": (3, 64, 7, 2, "silu"),
+    "four channels": (4, 320, 3, 1, ""),
+    "one channel": (1, 5, 5, 1, "gelu"),
+}
+
+
+@pytest.mark.parametrize("layout", [LAST, torch.contiguous_format], ids=str)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("sizes", STEMS.values(), ids=STEMS)
+def test_stem_convolution(sizes, dtype, layout):
+    """Our kernel for images of few channels in any layout gives float64's result, channels last."""
+    ins, outs, kernel, stride, activation = sizes
+    x = normal(4, ins, 33, 30, dtype=dtype).contiguous(memory_format=layout)
+    w = normal(outs, ins, kernel, kernel, dtype=dtype)
+    scale, shift = normal(outs, dtype=torch.float32), normal(outs, dtype=torch.float32)
+    geometry = [stride] * 2, [kernel // 2] * 2, [1, 1]
+    got = stem_convolution(x, w, scale, shift, *geometry, activation)
+    made = convolution.convolution(*exact([x, w, None, *geometry, 1]))
     scaled = made * scale.cpu().double().view(-1, 1, 1) + shift.cpu().double().view(-1, 1, 1)
     close(got.cpu(), ACTIVATIONS[activation](scaled), dtype)
     assert got.is_contiguous(memory_format=LAST)

@@ -80,6 +80,10 @@ MODELS = {
         lambda: (torch.randn(2, 3, 9, 9),),
     ),
     "grouped_convolution": (grouped, lambda: (image(),)),
+    "stem_convolution": (
+        lambda: nn.Conv2d(3, 6, 3).bfloat16().to(memory_format=LAST).eval(),
+        lambda: (torch.randn(2, 3, 9, 9).bfloat16().contiguous(memory_format=LAST),),
+    ),
     "attention": (WithBias, heads),
     "cross_entropy": (WithLoss, lambda: (torch.randn(4, 6),)),
     "linear_cross_entropy": (WithLoss, lambda: (torch.randn(4, 6),)),

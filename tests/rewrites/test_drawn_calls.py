@@ -213,6 +213,12 @@ def grouped(program):
     return normed(program, groups=(2, 4), dtypes=(torch.bfloat16, torch.float16))
 
 
+def stem_convolution(program):
+    made = normed(program, groups=(1, 2), dtypes=(torch.bfloat16, torch.float16), widths=(3, 2, 5))
+    made = program.let(program.pick("{0}", "F.relu6({0})", *RELU, *ONEDNN).format(made))
+    return program.returns(program.often(made, f"{made}.sum((-2, -1))"))
+
+
 def patches(program):
     made, *_ = convolution(program, dtypes=(torch.bfloat16, torch.float16), kernels=(2, 3), strides=(2, 3))
     return program.returns(made)
@@ -424,6 +430,7 @@ PROGRAMS = {
     "onednn": activated(lambda program: program.pick(product, normed)(program), ONEDNN),
     "convolution": activated(normed, RELU),
     "grouped_convolution": activated(grouped, ("{0}", "F.relu6({0})", *RELU, *ONEDNN)),
+    "stem_convolution": stem_convolution,
     "patches": patches,
     "interpolation": interpolation,
     "depthwise_convolution": depthwise_convolution,

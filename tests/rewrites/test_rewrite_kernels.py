@@ -209,7 +209,7 @@ for ins, outs, groups, kernel, stride, padding, dilation in (
 """
 DEPTHWISE_NORM = """
 import torch
-from backend_kwargs.rewrites.grouped_convolution import ACTIVATIONS, _depthwise, _depthwise_cuda
+from backend_kwargs.rewrites.grouped_convolution import ACTIVATIONS, _depthwise_cuda, with_norm
 
 LAST = torch.channels_last
 names = [*ACTIVATIONS] * 2
@@ -225,9 +225,31 @@ for channels, each, kernel, stride, padding, dilation in (
     for norm in ((None, None), (scale, None), (None, shift), (scale, shift)):
         args = x, w, *norm, stride, padding, dilation, names.pop()
         names[:0] = [args[-1]]
-        got, want = _depthwise_cuda(*args), _depthwise(*args)
+        got, want = _depthwise_cuda(*args), with_norm(*args)
         torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-4, equal_nan=True)
         assert got.is_contiguous(memory_format=LAST)
+"""
+STEM_CONVOLUTION = """
+import torch
+from backend_kwargs.rewrites.stem_convolution import _stem, _stem_cuda
+
+LAST = torch.channels_last
+names = ["relu", "silu", ""] * 2
+for ins, outs, kernel, stride, padding, dilation in (
+    (3, 20, (7, 5), (2, 1), (3, 0), (1, 2)), (1, 5, (3, 3), (1, 1), (1, 1), (1, 1)),
+    (4, 70, (2, 2), (2, 2), (0, 0), (1, 1)), (2, 3, (1, 1), (1, 3), (0, 2), (1, 1)),
+):
+    for layout in (torch.contiguous_format, LAST):
+        x = torch.randn(2, ins, 9, 11).contiguous(memory_format=layout)
+        x[0, 0, 1, 1], x[1, 0, 3, 2] = torch.nan, torch.inf
+        w = torch.randn(outs, ins, *kernel).contiguous(memory_format=layout)
+        scale, shift = torch.rand(outs * 2)[::2], torch.randn(outs)
+        for norm in ((None, None), (scale, None), (None, shift), (scale, shift)):
+            args = x, w, *norm, stride, padding, dilation, names.pop()
+            names[:0] = [args[-1]]
+            got, want = _stem_cuda(*args), _stem(*args)
+            torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-4, equal_nan=True)
+            assert got.stride() == want.stride()
 """
 CODES = {
     "losses": LOSSES,
@@ -239,6 +261,7 @@ CODES = {
     "attention of a few queries": DECODE_ATTENTION,
     "grouped convolution": GROUPED_CONVOLUTION,
     "depthwise convolution with a norm": DEPTHWISE_NORM,
+    "convolution of few channels": STEM_CONVOLUTION,
 }
 
 

@@ -1,4 +1,4 @@
-"""Triton kernels of our own for convolutions in groups, channels last, for which cuDNN's are slow.
+"""Triton kernels of our own for convolutions in groups or of few channels, for which cuDNN's are slow.
 
 Each program computes a tile of pixels for one group, or for a block of channels where each channel is a group. Inputs
 are read once for each tap of the filter, from the caches after the first time. Sums are float32. The grid has one
@@ -7,6 +7,7 @@ dimension, since CUDA limits the others to 65535 programs.
 # mypy: disable-error-code="assignment, var-annotated"
 # ruff: noqa: N803, RUF005  Triton constants are written in capitals, and tuples of Triton are joined by a sum.
 
+import math
 from typing import Any
 
 import torch
@@ -21,6 +22,8 @@ SIZES_OF_INS, SIZES_OF_OUTS = (64, 32, 16), (128, 64)  # of a group at a time
 # Of a depthwise convolution: results of a step and rows of results, for small windows, larger ones and the largest, so
 # that what a thread keeps fits into its registers; channels of a program; programs that a processor runs at once.
 OF_WINDOWS, CHANNELS, PROGRAMS = ((9, 512, 4), (25, 256, 4), (49, 256, 2)), 32, 4
+# Of a program for few channels, by the numbers of a window: pixels, and numbers at a time; results at a time.
+OF_FEW_CHANNELS, RESULTS = ((32, 128, 32), (64, 64, 64), (math.inf, 128, 16)), 64
 
 
 @triton.jit  # type: ignore[untyped-decorator,unused-ignore]
@@ -57,6 +60,44 @@ def _in_groups(  # type: ignore[no-untyped-def]
         total += tl.load(bias + group * OUTS + outs, mask=outs < OUTS, other=0.0).to(tl.float32)[None, :]
     at_out = tl.cast(pixel, tl.int64)[:, None] * (GROUPS * OUTS) + group * OUTS + outs[None, :]
     tl.store(out + at_out, total.to(out.dtype.element_ty), mask=(pixel < pixels)[:, None] & (outs < OUTS)[None, :])
+
+
+@triton.jit  # type: ignore[untyped-decorator,unused-ignore]
+def _of_few_channels(  # type: ignore[no-untyped-def]
+    x, w, scale, shift, out, pixels, height, width, out_height, out_width, x_image, x_in, x_row, x_column, w_out, w_in,
+    w_row, w_column, stride_h, stride_w, pad_h, pad_w, dilation_h, dilation_w, HAS_SCALE: tl.constexpr,
+    HAS_SHIFT: tl.constexpr, ACTIVATION: tl.constexpr, INS: tl.constexpr, OUTS: tl.constexpr, KERNEL_H: tl.constexpr,
+    KERNEL_W: tl.constexpr, BY_CHANNEL: tl.constexpr, PIXELS: tl.constexpr, BLOCK: tl.constexpr,
+    AT_ONCE: tl.constexpr,
+):  # fmt: skip
+    """Store a block of results for a tile of pixels: products with whole windows, whose numbers stand as in `x`."""
+    blocks: tl.constexpr = (OUTS + BLOCK - 1) // BLOCK
+    taps: tl.constexpr = KERNEL_H * KERNEL_W
+    outs = tl.program_id(0) % blocks * BLOCK + tl.arange(0, BLOCK)
+    pixel = tl.program_id(0) // blocks * PIXELS + tl.arange(0, PIXELS)
+    column, row, image = pixel % out_width, pixel // out_width % out_height, pixel // (out_width * out_height)
+    top, left = row * stride_h - pad_h, column * stride_w - pad_w
+    at_pixel = x + tl.cast(image, tl.int64) * x_image + tl.cast(top, tl.int64) * x_row + left * x_column
+    total = tl.zeros((PIXELS, BLOCK), tl.float32)
+    for first in tl.range(0, INS * taps, AT_ONCE):
+        number = first + tl.arange(0, AT_ONCE)
+        channel = number // taps if BY_CHANNEL else number % INS
+        tap = number % taps if BY_CHANNEL else number // INS
+        down, right = tap // KERNEL_W, tap % KERNEL_W
+        y, z = top[:, None] + (down * dilation_h)[None, :], left[:, None] + (right * dilation_w)[None, :]
+        inside = (y >= 0) & (y < height) & (z >= 0) & (z < width)
+        known = number < INS * taps
+        of_window = channel * x_in + tl.cast(down * dilation_h, tl.int64) * x_row + right * dilation_w * x_column
+        mask = inside & (pixel < pixels)[:, None] & known[None, :]
+        value = tl.load(at_pixel[:, None] + of_window[None, :], mask=mask, other=0.0)
+        at_w = w + (channel * w_in + down * w_row + right * w_column)[:, None] + (outs * w_out)[None, :]
+        weight = tl.load(at_w, mask=known[:, None] & (outs < OUTS)[None, :], other=0.0)
+        total = tl.dot(value, weight, total)
+    factor = tl.load(scale + outs, mask=(outs < OUTS) & HAS_SCALE, other=0.0).to(tl.float32)[None, :]
+    offset = tl.load(shift + outs, mask=(outs < OUTS) & HAS_SHIFT, other=0.0).to(tl.float32)[None, :]
+    total = _ended(total, factor, offset, HAS_SCALE, HAS_SHIFT, ACTIVATION)
+    at_out = out + tl.cast(pixel, tl.int64)[:, None] * OUTS + outs[None, :]
+    tl.store(at_out, total.to(out.dtype.element_ty), mask=(pixel < pixels)[:, None] & (outs < OUTS)[None, :])
 
 
 @triton.jit  # type: ignore[untyped-decorator,unused-ignore]
@@ -228,6 +269,36 @@ def convolution_by_channel(
             x, w, x if scale is None else scale, x if shift is None else shift, out, positions, *x.shape[2:], height,
             width, w.stride(0), *w.stride()[2:], *stride, *padding, *dilation, scale is not None, shift is not None,
             activation, channels, channels // x.shape[1], kernel_h, kernel_w, tile, block, rows, columns,
+            num_warps=WARPS,
+        )  # fmt: skip
+    return out
+
+
+def convolution_of_few_channels(
+    x: torch.Tensor,
+    w: torch.Tensor,
+    scale: torch.Tensor | None,
+    shift: torch.Tensor | None,
+    out: torch.Tensor,
+    stride: list[int],
+    padding: list[int],
+    dilation: list[int],
+    activation: str,
+) -> torch.Tensor:
+    """Fill `out` with a convolution without groups, times `scale`, plus `shift`, after an activation.
+
+    `x` has any strides, and `out` is dense and channels last; `scale` and `shift` are float32.
+    """
+    outs, ins, *kernel = w.shape
+    pixels = out.numel() // outs
+    tile, at_once = next(each for most, *each in OF_FEW_CHANNELS if ins * math.prod(kernel) <= most)
+    block = min(max(triton.next_power_of_2(outs), LEAST), RESULTS)
+    with on_device_of(x):
+        launch: Any = _of_few_channels[(triton.cdiv(outs, block) * triton.cdiv(pixels, tile),)]
+        launch(
+            x, w, x if scale is None else scale, x if shift is None else shift, out, pixels, *x.shape[2:],
+            *out.shape[2:], *x.stride(), *w.stride(), *stride, *padding, *dilation, scale is not None,
+            shift is not None, activation, ins, outs, *kernel, x.stride(1) > x.stride(3), tile, block, at_once,
             num_warps=WARPS,
         )  # fmt: skip
     return out
