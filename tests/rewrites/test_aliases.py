@@ -81,7 +81,7 @@ MODELS = {
     ),
     "grouped_convolution": (grouped, lambda: (image(),)),
     "stem_convolution": (
-        lambda: nn.Conv2d(3, 6, 3).bfloat16().to(memory_format=LAST).eval(),
+        lambda: nn.Conv2d(3, 6, 3, bias=False).bfloat16().to(memory_format=LAST).eval(),
         lambda: (torch.randn(2, 3, 9, 9).bfloat16().contiguous(memory_format=LAST),),
     ),
     "attention": (WithBias, heads),
