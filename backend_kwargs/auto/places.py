@@ -119,7 +119,8 @@ def _standing_in(
     wanted = {node for forms in alone for _, reads in forms for node in reads}
     watched = _Watched(graph.owning_module, wanted, device)
     watched.run(*inputs)
-    watched.run(*fresh())  # the first run of an operator also loads its kernels, which takes longer than the whole call
+    if device.type == "cuda":  # the first run of an operator also loads its kernels, which takes longer than the call
+        watched.run(*fresh())
     whole_s = _whole_seconds(watched.seconds)
     for place, forms in zip(places, alone, strict=True):
         seconds = sum(watched.seconds.get(node, 0.0) for node in place.nodes)
@@ -212,8 +213,9 @@ def with_neighbours(place: Place) -> Place:
 
 def _is_fused(node: Node) -> bool:
     """Return whether Inductor fuses all operators that a node calls, none of which writes or draws."""
-    # Nor does a graph return tuples within its own.
-    if not isinstance(traced_value(node), torch.Tensor) or is_unknown(node):
+    made = traced_value(node)
+    # Nor does a graph return tuples within its own, or fuse a copy to another device.
+    if not isinstance(made, torch.Tensor) or is_unknown(node) or _devices_of(node) - {made.device}:
         return False
     # A lowered graph has so many views that they would be all there is around a place.
     if isinstance(node.target, OpOverload):
@@ -232,6 +234,12 @@ def _is_fused(node: Node) -> bool:
     except Exception:  # noqa: BLE001 - whatever a function meets that is run apart from its graph, it is not fused
         return False
     return True
+
+
+def _devices_of(node: Node) -> set[torch.device]:
+    """Return the devices of what a node reads, but for numbers in tensors."""
+    values = map(traced_value, node.all_input_nodes)
+    return {each.device for each in values if isinstance(each, torch.Tensor) and each.dim()}
 
 
 def _is_pointwise(func: OpOverload) -> bool:

@@ -154,10 +154,15 @@ def _blocks(mask: object, reader: Node) -> list[int]:
         return []
     (rows, *columns), seen = values[0].shape, values[1]
     hides = made[0].args[1] if len(made[0].args) > 1 else made[0].kwargs["fill_value"]
-    if columns != [rows] or seen.shape[-2:] != (rows, rows) or seen.stride()[-2:] != (rows, 1):
+    if (
+        not isinstance(rows, int)
+        or columns != [rows]
+        or seen.shape[-2:] != (rows, rows)
+        or seen.stride()[-2:] != (rows, 1)
+    ):
         return []
     is_boolean = seen.dtype == torch.bool
-    if not isinstance(hides, int | float) or (hides if is_boolean else hides > torch.finfo(seen.dtype).min):
+    if not isinstance(hides, int | float) or (hides if is_boolean else not hides <= torch.finfo(seen.dtype).min):
         return []
     ends = [0]
     for write in made[1:]:

@@ -27,6 +27,7 @@ from backend_kwargs.rewrites.folding import mark_folded
 from backend_kwargs.rewrites.matching import (
     HALF,
     aten,
+    calls,
     have_one_dtype,
     input_of,
     insert,
@@ -40,6 +41,7 @@ from backend_kwargs.rewrites.matching import (
 )
 from backend_kwargs.rewrites.operators import define, dense
 from backend_kwargs.rewrites.table import Rewrite, ran
+from backend_kwargs.torch_internals.operators import OpOverload
 from backend_kwargs.torch_internals.pattern_matcher import CallFunctionVarArgs, Match, PatternMatcherPass
 
 REWRITE = Rewrite(
@@ -55,6 +57,9 @@ REWRITE = Rewrite(
 
 MOST_CHANNELS = 512  # of a group; cuDNN copies the slices of a few wide groups, in kernels that take most of the time
 LONGEST = 7  # of a depthwise window: a program keeps all results that a number of its input is part of
+READERS_OF_STRIDES = (
+    aten.as_strided.default, aten.as_strided_scatter.default, aten.view.dtype, aten.view_as_complex.default,
+)  # fmt: skip
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "relu": F.relu,
     "relu6": F.relu6,
@@ -165,7 +170,22 @@ def _fuse(operator: Any, activation: str, end: Node, affine: Affine) -> Node:
     scale, shift = scale_and_shift(graph, affine)
     if scale is not None and not isinstance(scale, Node):
         scale = filled(graph, weight, scale)
-    return insert(graph, operator, image, weight, mark_folded(scale), mark_folded(shift), *geometry, activation)
+    made = insert(graph, operator, image, weight, mark_folded(scale), mark_folded(shift), *geometry, activation)
+    if has_channels_last(end.meta["val"]) or not _are_strides_read(end):
+        return made
+    return insert(graph, aten.clone.default, made, memory_format=torch.contiguous_format)
+
+
+def _are_strides_read(end: Node) -> bool:
+    """Return whether the strides of a value are read: torch gives fake values of all that follows it those of ours."""
+    return any(user.op == "output" for user in end.users) or any(map(_reads_strides, end.graph.nodes))
+
+
+def _reads_strides(node: Node) -> bool:
+    """Return whether what a call computes, or is called with, follows from the strides of what it reads."""
+    if isinstance(node.target, OpOverload) and node.target.namespace not in ("aten", "prims"):
+        return torch.Tag.needs_fixed_stride_order in node.target.tags
+    return calls(node, *READERS_OF_STRIDES)
 
 
 def _is_depthwise(node: Node) -> bool:

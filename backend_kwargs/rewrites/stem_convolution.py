@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.fx import Node
 
 from backend_kwargs.rewrites.grouped_convolution import NORMED, has_channels_last, register_norms, result_of, with_norm
-from backend_kwargs.rewrites.matching import HALF, aten, calls, have_one_dtype, read, same_sizes, values_of
+from backend_kwargs.rewrites.matching import HALF, have_one_dtype, read, same_sizes, values_of
 from backend_kwargs.rewrites.operators import define, dense
 from backend_kwargs.rewrites.table import Rewrite
 from backend_kwargs.torch_internals.pattern_matcher import PatternMatcherPass
@@ -59,13 +59,12 @@ def add_patterns(passes: PatternMatcherPass) -> None:
 
 
 def _fits(node: Node, end: Node) -> bool:
-    """Return whether the kernel computes a convolution, and what ends in `end`, whose strides must be free or these."""
+    """Return whether the kernel computes a convolution, and what ends in `end`."""
     args = read(node)
     values = values_of(args["input"], args["weight"], node, end)
     if values is None or args["transposed"] or args["groups"] != 1 or not have_one_dtype(values, HALF):
         return False
     x, w, result, wanted = values
-    if x.dim() != 4 or not all(isinstance(size, int) for size in w.shape) or w.shape[1] > MOST_CHANNELS:
-        return False
-    fixed = any(user.op == "output" or calls(user, aten.as_strided.default) for user in end.users)
-    return same_sizes(result.shape, wanted.shape) and (has_channels_last(wanted) or not fixed)
+    few = all(isinstance(size, int) for size in w.shape) and w.shape[1] <= MOST_CHANNELS
+    is_dense = has_channels_last(wanted) or wanted.is_contiguous()
+    return x.dim() == 4 and few and is_dense and same_sizes(result.shape, wanted.shape)

@@ -77,7 +77,9 @@ def _of_few_channels(  # type: ignore[no-untyped-def]
     pixel = tl.program_id(0) // blocks * PIXELS + tl.arange(0, PIXELS)
     column, row, image = pixel % out_width, pixel // out_width % out_height, pixel // (out_width * out_height)
     top, left = row * stride_h - pad_h, column * stride_w - pad_w
-    at_pixel = x + tl.cast(image, tl.int64) * x_image + tl.cast(top, tl.int64) * x_row + left * x_column
+    at_pixel = (
+        x + tl.cast(image, tl.int64) * x_image + tl.cast(top, tl.int64) * x_row + tl.cast(left, tl.int64) * x_column
+    )
     total = tl.zeros((PIXELS, BLOCK), tl.float32)
     for first in tl.range(0, INS * taps, AT_ONCE):
         number = first + tl.arange(0, AT_ONCE)
@@ -87,7 +89,8 @@ def _of_few_channels(  # type: ignore[no-untyped-def]
         y, z = top[:, None] + (down * dilation_h)[None, :], left[:, None] + (right * dilation_w)[None, :]
         inside = (y >= 0) & (y < height) & (z >= 0) & (z < width)
         known = number < INS * taps
-        of_window = channel * x_in + tl.cast(down * dilation_h, tl.int64) * x_row + right * dilation_w * x_column
+        below, beside = tl.cast(down, tl.int64) * dilation_h, tl.cast(right, tl.int64) * dilation_w
+        of_window = tl.cast(channel, tl.int64) * x_in + below * x_row + beside * x_column
         mask = inside & (pixel < pixels)[:, None] & known[None, :]
         value = tl.load(at_pixel[:, None] + of_window[None, :], mask=mask, other=0.0)
         at_w = w + (channel * w_in + down * w_row + right * w_column)[:, None] + (outs * w_out)[None, :]
