@@ -70,17 +70,24 @@ def by_onednn(overload: str, tensors: tuple[Tensor, ...], geometry: tuple[Any, .
     return pointwise(*tensors, dense(bias), padding, stride, dilation, groups, *attributes)
 
 
+def in_channels_last(x: Tensor) -> Tensor:
+    """Return images in the layout that the graph says: Inductor may hand others to operators that a pattern inserts."""
+    return x.contiguous(memory_format=torch.channels_last)
+
+
 conv_relu = define(
     f"conv_relu(Tensor x, Tensor w, {GEOMETRY}",
     lambda x, w, *geometry: convolution(x, w, *geometry).relu(),
     cpu=lambda x, w, *geometry: by_onednn("default", (x, w), geometry, "relu", [], ""),
-    cuda=lambda x, w, bias, *geometry: aten.cudnn_convolution_relu(x, w, dense(bias), *geometry),
+    cuda=lambda x, w, bias, *geometry: aten.cudnn_convolution_relu(in_channels_last(x), w, dense(bias), *geometry),
 )
 conv_add_relu = define(
     f"conv_add_relu(Tensor x, Tensor w, Tensor z, {GEOMETRY}",
     lambda x, w, z, *geometry: (convolution(x, w, *geometry) + z).relu(),
     cpu=lambda x, w, z, *geometry: by_onednn("binary", (x, z, w), geometry, "add", 1.0, "relu", [], ""),
-    cuda=lambda x, w, z, bias, *geometry: aten.cudnn_convolution_add_relu(x, w, z, 1.0, dense(bias), *geometry),
+    cuda=lambda x, w, z, bias, *geometry: aten.cudnn_convolution_add_relu(
+        in_channels_last(x), w, in_channels_last(z), 1.0, dense(bias), *geometry
+    ),
 )
 
 

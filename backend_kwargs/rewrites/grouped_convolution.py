@@ -20,6 +20,7 @@ from backend_kwargs.rewrites.convolution import (
     affine_convolution,
     convolution,
     filled,
+    in_channels_last,
     operands,
     scale_and_shift,
 )
@@ -87,7 +88,7 @@ def _grouped_cuda(
 ) -> Tensor:
     from backend_kwargs.rewrites.kernels.convolution import convolution_in_groups
 
-    out = result_of(x, w, stride, padding, dilation)
+    out, x = result_of(x, w, stride, padding, dilation), in_channels_last(x)
     return convolution_in_groups(x, w, dense(bias), out, stride, padding, dilation, groups) if out.numel() else out
 
 
@@ -108,7 +109,7 @@ def with_norm(
 def _depthwise_cuda(x: Tensor, w: Tensor, scale: Tensor | None, shift: Tensor | None, *rest: Any) -> Tensor:
     from backend_kwargs.rewrites.kernels.convolution import convolution_by_channel
 
-    out = result_of(x, w, *rest[:3])
+    out, x = result_of(x, w, *rest[:3]), in_channels_last(x)
     return convolution_by_channel(x, w, dense(scale), dense(shift), out, *rest) if out.numel() else out
 
 

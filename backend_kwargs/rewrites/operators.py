@@ -23,7 +23,8 @@ Context: TypeAlias = Any  # autograd's `ctx`, which holds what the functions of 
 Gradients: TypeAlias = tuple[Tensor | None, ...]
 
 LIBRARY: Any = torch.library.Library("backend_kwargs", "DEF")  # type: ignore[no-untyped-call]  # alive for as long as its operators
-# Inductor must pass the strides of the matched graph: another layout would cost a copy or another kernel.
+# Inductor must pass the strides of dynamo's graph, where another layout would cost a copy or another kernel. To
+# operators that patterns insert it passes any.
 TAGS = tuple(filter(None, (getattr(torch.Tag, name, None) for name in ("needs_exact_strides", "pt2_compliant_tag"))))
 PLAIN = frozenset((Tensor, FakeTensor, FunctionalTensor))  # without a subclass of the user's
 

@@ -206,6 +206,7 @@ for ins, outs, groups, kernel, stride, padding, dilation in (
             got, want = _grouped_cuda(*args), convolution(*args)
             torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-4)
             assert got.is_contiguous(memory_format=LAST)
+            assert _grouped_cuda(x.contiguous(), *args[1:]).equal(got)  # as Inductor may lay them out
 """
 DEPTHWISE_NORM = """
 import torch
@@ -225,8 +226,9 @@ for channels, each, kernel, stride, padding, dilation in (
     for norm in ((None, None), (scale, None), (None, shift), (scale, shift)):
         args = x, w, *norm, stride, padding, dilation, names.pop()
         names[:0] = [args[-1]]
-        got, want = _depthwise_cuda(*args), with_norm(*args)
-        torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-4, equal_nan=True)
+        want = with_norm(*args)
+        for got in (_depthwise_cuda(x.contiguous(), *args[1:]), _depthwise_cuda(*args)):
+            torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-4, equal_nan=True)
         assert got.is_contiguous(memory_format=LAST)
 """
 STEM_CONVOLUTION = """
