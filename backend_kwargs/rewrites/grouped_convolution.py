@@ -117,11 +117,7 @@ NORMED = (
     "(Tensor x, Tensor w, Tensor? scale, Tensor? shift, SymInt[] stride, SymInt[] padding, SymInt[] dilation,"
     " str activation) -> Tensor"
 )
-depthwise_norm = define(
-    f"depthwise_norm{NORMED}",
-    with_norm,
-    cuda=_depthwise_cuda,
-)
+depthwise_norm = define(f"depthwise_norm{NORMED}", with_norm, cuda=_depthwise_cuda)
 
 # ---- patterns
 

@@ -1,6 +1,6 @@
 """Convolutions of few channels, as of an image's colours in a network's first layer, by a kernel of our own.
 
-cuDNN's kernels for tensor cores multiply eight channels of the input or more at a time, and its others take 10 to 60
+cuDNN's kernels for tensor cores multiply eight channels of the input or more at a time, and its others take 8 to 60
 times as long as to read and write the images. Ours multiplies whole windows, in any layout, and applies a norm in eval
 mode and an activation before it stores, channels last, as Inductor wants what other convolutions read.
 """

@@ -119,14 +119,11 @@ def test_the_result_is_channels_last():
         assert got.is_contiguous(memory_format=LAST)
 
 
-def conv(x):
-    return Stem(ends=True)(x)
-
-
+conv = Stem(ends=True)
 READ_STRIDES = {
     "returned after others": lambda x: conv(x).relu().clamp(-1, 1),
     "as_strided": lambda x: conv(x).as_strided((5,), (3,)) + 1,
-    "as_strided, later": lambda x: conv(x).sin().view(2, -1).as_strided((5,), (3,)) + 1,
+    "as_strided, later": lambda x: conv(x).sin().as_strided((5,), (3,)) + 1,
     "a write into as_strided": lambda x: (made := conv(x)).as_strided((3,), (2,)).fill_(0).sum() + made,
     "complex numbers": lambda x: torch.view_as_complex(conv(x).sin().float().view(2, 6, 9, 4, 2)).abs(),
     "another dtype": lambda x: conv(x).sin().view(torch.int32).flip(-1).view(torch.bfloat16) * 2,
@@ -143,7 +140,8 @@ def test_strides_that_are_read_are_eagers(fn):
         want = fn(image())
         compiled = torch.compile(fn, backend=partial(compile_fx, config_patches=options))
         got, codes = run_and_get_code(compiled, image())
-    assert "backend_kwargs.stem_convolution" in codes[0]
+    (code,) = codes
+    assert "backend_kwargs.stem_convolution" in code
     assert got.stride() == want.stride()
     torch.testing.assert_close(got, want, rtol=0.02, atol=0.02)
 
