@@ -20,6 +20,7 @@ from backend_kwargs import BackendKwargsWarning, make_backend, report
 from backend_kwargs.errors import warn_once
 
 CALLS = 4
+DECIDING_CALLS = 2000  # whether CUDA graphs serve: three ways, twelve blocks of 50 calls each
 COMPILES = 5
 
 # ---- cases: each makes a function and its inputs
@@ -165,6 +166,8 @@ def look(spec: str, case: str, **options: Any) -> Seen:
         expected = fn(*_clones(inputs))
         result, codes = run_and_get_code(compiled, *_clones(inputs))
         result = pytree.tree_map(torch.clone, result)
+        for _ in range(DECIDING_CALLS if spec.endswith(":auto") else 0):
+            compiled(*inputs)
         kernels, runtime, copied = _traced(lambda: compiled(*inputs))
     race = None if spec == "inductor" else report(compiled).graphs[0].race
     return Seen(
