@@ -20,29 +20,22 @@ if TYPE_CHECKING:
 
 Effort = Literal["quick", "full"]
 OptionsOf = Callable[[str], Options]  # of a template, by its name
-NORM_GRADIENTS = "native_layer_norm_backward"
 SEARCH = "`backend-kwargs list` shows templates and compilers, docs/auto-reference.md the steps."
 UNFROZEN = "unfrozen"
-PADDED = "padded"
 REWRITES = "rewrites"  # several of them, each in the places where it is faster
 
 
 @dataclass(frozen=True, slots=True)
 class Costs:
-    """Predicted seconds to compile and tune: a multiple of default's compile, plus some per operator and product.
-
-    `norm_s` is added once for the gradients of layer norms.
-    """
+    """Predicted seconds to compile and tune: a multiple of default's compile, plus some per operator and product."""
 
     compiles: float = 1.0
     op_s: float = 0.0
     product_s: float = 0.0
-    norm_s: float = 0.0
 
     def seconds(self, default_s: float, stats: "GraphStats") -> float:
         """Return the prediction for a graph whose default compile took `default_s`."""
-        norm_s = self.norm_s if NORM_GRADIENTS in stats.names else 0.0
-        return self.compiles * default_s + self.op_s * stats.fused + self.product_s * stats.layouts + norm_s
+        return self.compiles * default_s + self.op_s * stats.fused + self.product_s * stats.layouts
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,9 +98,7 @@ ROUNDED = {
 PRODUCT_S = 4.0  # to tune one, with 16 cores
 # Costs were measured on 11 models and 41 kernels, raced in full on an H200 (torch 2.11). On models, also on 22 that
 # nobody tuned on, no option of Inductor gained more than 1.2 %: so they are raced where there is time for all.
-AGAIN, ONCE = Costs(0.65), Costs(0.65)
-NORM_S = 40.0  # descents of a layer norm's gradients took 43 and 53 s
-TUNES = Costs(1.0, op_s=0.3, norm_s=NORM_S)
+ONCE, TUNES = Costs(0.65), Costs(1.0, op_s=0.3)
 
 
 # Left out by steps that are raced frozen even after `unfrozen` won: on a CPU Inductor's own GEMMs need constants, and
@@ -121,7 +112,7 @@ WITH_GRAPHS = RaceCandidate(
     CUDAGRAPHS,
     _gpu,
     without=("record_cudagraphs",),
-    costs=AGAIN,
+    costs=ONCE,
     complexity=GRAPHS_COMPLEXITY,
 )
 
@@ -148,7 +139,7 @@ STEPS: tuple[RaceCandidate, ...] = (
         {"size_asserts": False},
         lambda stats: not (stats.gpu or stats.opaque or stats.custom),
         saves_op_s=4e-7,
-        costs=AGAIN,
+        costs=ONCE,
     ),
     RaceCandidate(
         "cpp_wrapper",
@@ -169,7 +160,9 @@ STEPS: tuple[RaceCandidate, ...] = (
         effort="full",
     ),
     # Inductor pads by default if its own timing of the product alone favours it, and often it decides against it.
-    RaceCandidate(PADDED, {"force_shape_pad": True}, lambda stats: stats.gpu and bool(stats.unaligned), effort="full"),
+    RaceCandidate(
+        "padded", {"force_shape_pad": True}, lambda stats: stats.gpu and bool(stats.unaligned), effort="full"
+    ),
     RaceCandidate("eager_numerics", ROUNDED, _gpu_fused, costs=ONCE, effort="full"),
     RaceCandidate(
         "combo_kernels",
@@ -194,7 +187,7 @@ STEPS: tuple[RaceCandidate, ...] = (
         "max_autotune",
         {"max_autotune": True, **DESCENT},
         _gpu_matmul,
-        costs=Costs(1.0, product_s=PRODUCT_S, norm_s=NORM_S),
+        costs=Costs(1.0, product_s=PRODUCT_S),
         effort="full",
         complexity=2,
     ),
@@ -220,7 +213,7 @@ STEPS: tuple[RaceCandidate, ...] = (
         "all_directions",
         {**TUNED, "coordinate_descent_check_all_directions": True},
         _gpu_fused,
-        costs=Costs(1.0, op_s=1.0, norm_s=NORM_S),
+        costs=Costs(1.0, op_s=1.0),
         effort="full",
         complexity=2,
     ),
@@ -280,21 +273,11 @@ def _named(name: str, options_of: OptionsOf, *, frozen: bool) -> RaceCandidate:
     return RaceCandidate(name, options_of(name), over=False, complexity=2)
 
 
-COMPILER_COSTS, COMPILER_COMPLEXITY = Costs(1.5), 3
-
-
 def _of_compiler(text: str, *, frozen: bool) -> RaceCandidate:
     """Return another compiler as a candidate."""
     other = other_of(text)
     options, name = other.under(frozen=frozen), other.compiler.name
-    return RaceCandidate(
-        text,
-        options,
-        over=False,
-        costs=COMPILER_COSTS,
-        complexity=COMPILER_COMPLEXITY,
-        compiler=name,
-    )
+    return RaceCandidate(text, options, over=False, costs=Costs(1.5), complexity=3, compiler=name)
 
 
 def why_not_raced(candidate: RaceCandidate, stats: "GraphStats", *, frozen: bool) -> str:

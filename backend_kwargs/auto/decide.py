@@ -192,19 +192,19 @@ def first_answer(question: Question) -> Answer:
 
 
 def settled(question: Question) -> Answer | None:
-    """Answer from this process or a store, unless `race="always"` or another race may improve it."""
-    if question.request.settings.race == "always" or (found := question.remembered()) is None:
+    """Answer from this process or a store, unless another race is asked for, or may improve it.
+
+    Under `race="never"` it answers as far as a race has checked and timed the winner.
+    """
+    race = question.request.settings.race
+    if race == "always" or (found := question.remembered()) is None:
         return None
+    if race == "never":
+        return None if found.is_unsure else Answer(found)
     # Not again what this process has raced itself: it would find the same with as much time.
     is_open = found.is_unsure and question.budget_s > 0 and question.slot not in memory().decisions
     outdated = any(are_outdated(row.options.get("rewrites")) for row in found.rows)
     return None if is_open or outdated or 0 < found.cut_s < question.budget_s else Answer(found)
-
-
-def checked(question: Question) -> Answer | None:
-    """Answer from this process or a store, as far as a race has checked and timed the winner."""
-    found = question.remembered()
-    return Answer(found) if found and not found.is_unsure else None
 
 
 def near(question: Question) -> Answer | None:
@@ -342,10 +342,9 @@ def _alternating(question: Question, decision: Decision, ways: "Ways") -> Compil
 
 
 def _informed(question: Question) -> Request:
-    """Return the request of a race with what was decided for the same computation on a device of this type.
+    """Return the request of a race with what was decided for this graph on a device of this type.
 
-    That is at other sizes, and for this graph by other machines and under other releases of torch; and for places,
-    which `race="always"` times again.
+    That is by other machines and under other releases of torch; and for places, which `race="always"` times again.
     """
     from backend_kwargs.auto import verdicts
 
@@ -354,7 +353,6 @@ def _informed(question: Question) -> Request:
     known = verdicts.Verdicts(layered, question.here, request.context.fixed, request.settings.race == "always")
     return replace(
         question.raced_request,
-        winners=frozenset(each.winner for each in question.store.of_computation(question.graph)),
         offered=tuple(each for each in near if question.trusts(each.winner, each)),
         verdicts=known,
     )
@@ -389,4 +387,4 @@ def _what_is_stored(question: Question) -> str:
 
 
 SOURCES: tuple[Source, ...] = (settled, near, unfit, inherited, raced)
-UNDER_NEVER: tuple[Source, ...] = (checked, near, unraced)
+UNDER_NEVER: tuple[Source, ...] = (settled, near, unraced)

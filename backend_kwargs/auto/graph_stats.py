@@ -1,13 +1,12 @@
 """Statistics of a graph, counted during a run in eager of its own; they decide which candidates can gain."""
 
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.fx import GraphModule
 from torch.utils.flop_counter import flop_registry
 
 from backend_kwargs.options.layers import Options
@@ -150,16 +149,6 @@ def observed_stats(run: Callable[[], object], **known: Any) -> GraphStats:
         random=bool(counting.tags[torch.Tag.nondeterministic_seeded]),
         **known,
     )
-
-
-def padded_in(lowered: Iterable[GraphModule]) -> bool:
-    """Return whether Inductor has padded all products of these graphs that need it, which its own timing decides."""
-    products = [
-        n for gm in lowered for n in gm.graph.nodes if getattr(n.target, "__name__", "").split(".")[0] in PADDED
-    ]
-    operands = tensors_of([node.meta.get("val") for n in products for node in (n, *n.all_input_nodes)])
-    fixed = all(isinstance(side, int) for operand in operands for side in (*operand.shape, *operand.stride()))
-    return bool(products) and fixed and not any(map(_is_unaligned, operands))
 
 
 def calls_a_library(func: Any) -> bool:

@@ -6,11 +6,11 @@ So a race of two small graphs tells what a rewrite is worth there, and no whole 
 import logging
 import math
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
-from itertools import groupby, islice
+from itertools import islice
 from typing import Any
 
 import torch
@@ -63,14 +63,14 @@ def matching(
     objective: str,
     lowered: Callable[[], Sequence[GraphModule]],
     traced: tuple[GraphModule, Inputs],
-) -> dict[str, list[Place]]:
-    """Return the places of those of the rewrites `names` that match, by name.
+) -> list[Place]:
+    """Return the places of those of the rewrites `names` that match.
 
     `lowered` returns graphs that Inductor lowers; `traced` is dynamo's graph with its inputs. All stay unchanged.
     """
     from backend_kwargs.rewrites.apply import places_in, places_in_traced
 
-    found: dict[str, list[Place]] = {}
+    found: list[Place] = []
     for name in names:
         rewrite = find_rewrite(name)
         try:
@@ -83,7 +83,7 @@ def matching(
             continue
         if places:
             logger.info("%s matches %d times", name, sum(each.count for each in places))
-            found[name] = [*map(with_neighbours, places)]
+            found += map(with_neighbours, places)
     return found
 
 
@@ -98,8 +98,10 @@ def standing(places: Iterable[Place], fresh: Callable[[], Inputs], device: torch
     Left out are those of a lowered graph that is called otherwise than dynamo's, as with a seed, and of one of dynamo's
     that enters autocast: alone they would compute in other dtypes.
     """
-    by_graph = groupby(places, lambda place: place.nodes[0].graph)
-    alone = [found for graph, several in by_graph for found in _standing_in(graph, [*several], fresh, device)]
+    by_graph = defaultdict[Graph, list[Place]](list)
+    for place in places:
+        by_graph[place.nodes[0].graph].append(place)
+    alone = [found for graph, several in by_graph.items() for found in _standing_in(graph, several, fresh, device)]
     alone.sort(key=lambda found: -found.share)
     of = [found.place.rewrite for found in alone]
     return [alone[at] for at in sorted(range(len(of)), key=lambda at: of[:at].count(of[at]))]

@@ -161,7 +161,7 @@ def whole_graph(race: RaceState) -> Steps[Runner]:
     eager = yield from in_eager(race)
     if race.places_first:
         judge(race, race.traced)
-        judge(race, race.lowered)
+        judge(race, race.lowered_alone)
     elif race.large:
         judge(race, race.large)
     best = yield from against(race, eager, race.first)

@@ -11,7 +11,7 @@ from itertools import count
 from typing import TypeAlias
 
 from backend_kwargs.errors import printable
-from backend_kwargs.facts.decision import DEFAULT, EAGER, UNCHECKED, Decision, Doubt, PlaceRow, RaceRow, by_name
+from backend_kwargs.facts.decision import DEFAULT, EAGER, UNCHECKED, Decision, Doubt, PlaceRow, RaceRow, by_name, links
 from backend_kwargs.interval import Interval
 from backend_kwargs.progress import progress as shown
 
@@ -160,15 +160,11 @@ def over_eager(row: RaceRow, rows: Mapping[str, RaceRow]) -> Interval | None:
 
     A race times each candidate against the fastest so far, so the speedups on the way to eager are multiplied.
     """
-    ratio, passed = Interval(1.0, 1.0, 1.0), set[str]()
-    while row.name != EAGER:
-        if row.speedup is None or row.name in passed or row.against not in rows:
-            return None
-        passed.add(row.name)
-        own = row.speedup
-        ratio = Interval(ratio.median * own.median, ratio.low * own.low, ratio.high * own.high)
-        row = rows[row.against]
-    return ratio
+    chain = links([*rows.values()], row)
+    if row.name != EAGER and not (chain and chain[-1].against == EAGER and EAGER in rows):
+        return None
+    own = [each.speedup for each in chain if each.speedup]
+    return Interval(*(math.prod(getattr(each, end) for each in own) for end in ("median", "low", "high")))
 
 
 def over_itself(decision: Decision) -> Interval | None:

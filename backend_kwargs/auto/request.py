@@ -32,9 +32,9 @@ class Request:
 
     `compile(graph, options, compiler)` compiles one: by Inductor together with the user's options if `compiler` is "",
     otherwise by the compiler of that name. `keeps`: what a race has compiled may be what this compile returns.
-    `of_several`: the call for which it is compiled has other graphs; None where calls choose nothing. `winners` are
-    the names of those that won at other sizes on such a device, `offered` what other machines and releases decided for
-    this very graph: that is raced first. `verdicts` keeps those of places, if they may be used.
+    `of_several`: the call for which it is compiled has other graphs; None where calls choose nothing. `offered` is
+    what other machines and releases decided for this very graph: that is raced first. `verdicts` keeps those of places,
+    if they may be used.
     """
 
     graph: CapturedGraph
@@ -43,7 +43,6 @@ class Request:
     context: RaceContext
     keeps: bool = False
     of_several: bool | None = None
-    winners: frozenset[str] = frozenset()
     offered: tuple[Decision, ...] = ()
     verdicts: "Verdicts | None" = None
 

@@ -2,10 +2,9 @@
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from enum import Enum, auto
 from functools import cache, cached_property, partial
 
 import torch
@@ -16,7 +15,6 @@ from backend_kwargs.auto.candidates import (
     CUDAGRAPHS,
     DEFAULT_AND_GRAPHS,
     ONCE,
-    PADDED,
     PERSISTENT_REDUCTIONS,
     UNFROZEN,
     WITH_GRAPHS,
@@ -28,11 +26,10 @@ from backend_kwargs.auto.candidates import (
     precision_candidates,
     records,
     rewriting,
-    step_of,
     why_not_raced,
 )
 from backend_kwargs.auto.compiling import Compiles
-from backend_kwargs.auto.graph_stats import GraphStats, observed_stats, padded_in
+from backend_kwargs.auto.graph_stats import GraphStats, observed_stats
 from backend_kwargs.auto.head_to_head import MARGIN, Runner
 from backend_kwargs.auto.places import matching, worth_it
 from backend_kwargs.auto.request import Request
@@ -54,22 +51,12 @@ LEAST_GAIN = 0.03  # a candidate that cannot gain this much is skipped
 LEAST_COMPILE_S = 0.5  # assumed for default, whose own compile is faster when it hits Inductor's cache
 
 
-class Skipped(Enum):
-    """The kinds of reasons for which a race leaves out a candidate."""
-
-    UNFIT = auto()  # it has no effect here, or could not be judged
-    RACED = auto()  # its options were raced, under another name
-    ITSELF = auto()  # it was offered, and raced as such
-    BUDGET = auto()  # there is no time for it
-    GAIN = auto()  # it could save too little
-
-
 @dataclass(frozen=True, slots=True)
 class Reason:
-    """Why a candidate is left out: the kind, and the words in its row."""
+    """Why a candidate is left out: the words in its row, and whether more time would change it."""
 
-    kind: Skipped
     text: str
+    is_time: bool = False
 
 
 @dataclass
@@ -200,7 +187,7 @@ class RaceState:
     @property
     def large(self) -> list[Place]:
         """The places that are raced by themselves on a CPU too."""
-        return self.traced_places.get("contraction", []) if self._races_places else []
+        return [each for each in self.traced if each.rewrite == "contraction"] if self._races_places else []
 
     @property
     def _races_places(self) -> bool:
@@ -209,18 +196,23 @@ class RaceState:
         return not varies and self.request.settings.objective == "latency"
 
     @cached_property
-    def traced_places(self) -> dict[str, list[Place]]:
-        """The places of the rewrites of dynamo's graph that the race may try."""
+    def traced(self) -> list[Place]:
+        """The places of dynamo's graph where rewrites may be raced, in training with the backward pass."""
         return self._matching(traced=True)
 
     @cached_property
-    def lowered_places(self) -> dict[str, list[Place]]:
-        """The places of those of the graphs that Inductor lowers, as it lowered them for default if it has."""
+    def lowered(self) -> list[Place]:
+        """Those of the graphs that Inductor lowers, as it lowered them for default if it has."""
         return self._matching(traced=False)
 
-    def _matching(self, *, traced: bool) -> dict[str, list[Place]]:
+    @property
+    def lowered_alone(self) -> list[Place]:
+        """Those of them that can be raced by themselves; none in training."""
+        return [] if self.stats.training else self.lowered
+
+    def _matching(self, *, traced: bool) -> list[Place]:
         if self.named:
-            return {}
+            return []
         names = [name for name in self.request.context.rewrites if bool(find_rewrite(name).traced) == traced]
 
         @cache
@@ -232,17 +224,6 @@ class RaceState:
 
         given = self.task.copy(), self.request.example_inputs
         return matching(names, self.stats, self.request.settings.objective, lowered, given)
-
-    @property
-    def traced(self) -> list[Place]:
-        """The places of dynamo's graph, which can be raced by themselves, in training with the backward pass."""
-        return [place for several in self.traced_places.values() for place in several]
-
-    @property
-    def lowered(self) -> list[Place]:
-        """The places of lowered graphs that can be raced by themselves; none in training."""
-        places = {} if self.stats.training else self.lowered_places
-        return [place for several in places.values() for place in several]
 
     @property
     def chosen(self) -> list[Place]:
@@ -280,24 +261,23 @@ class RaceState:
         chosen = [*map(str, self.chosen)]
         tried = any({*chosen} <= {*row.options.get("rewrites", ())} for row in self.rows)
         won = [replace(placed(chosen, {}), over=True, complexity=1, costs=ONCE)] if chosen and not tried else []
-        matching, settled = {**self.traced_places, **self.lowered_places}, set[Place]()
+        matching, settled = [*self.traced, *self.lowered], set[Place]()
         if self.request.settings.effort != "full":  # these need no race in the whole graph
             settled = {*self.chosen, *(place for place, it in self.verdicts.items() if it.speedup or it.is_little)}
         whole = bool(self.compiles.lowered) or not self.stats.training
         return won + [
             rewriting(name, map(str, left) if whole or find_rewrite(name).traced else ())
             for name in self.request.context.rewrites
-            if (left := [place for place in matching.get(name, ()) if place not in settled])
+            if (left := [place for place in matching if place.rewrite == name and place not in settled])
         ]
 
     @cached_property
     def offered(self) -> list[RaceCandidate]:
         """What other machines, or other releases of torch, have decided for this graph, as it was chosen there."""
-        found: dict[str, RaceCandidate] = {}
-        for each in self.request.offered:
-            candidate = RaceCandidate(each.winner, each.options, over=False, complexity=2, compiler=each.compiler)
-            found.setdefault(repr((each.compiler, sorted(each.options.items()))), candidate)
-        return [*found.values()]
+        return [
+            RaceCandidate(each.winner, each.options, over=False, complexity=2, compiler=each.compiler)
+            for each in self.request.offered
+        ]
 
     # ---- one candidate
 
@@ -305,23 +285,14 @@ class RaceState:
         """Take the next candidate out of those that are left; None, and rows with the reasons, if none is worth it."""
         reasons = [(each, self.why_not(each, champion)) for each in left]
         if fitting := [each for each, why in reasons if why is None]:
-            left.remove(first := self.first_of(fitting))
-            return first
+            left.remove(fitting[0])
+            return fitting[0]
         for each, why in reasons:
-            if why is not None and why.kind is not Skipped.ITSELF:
+            if why is not None and why.text:
                 row = RaceRow(each.name, dict(each.options), "skipped", why.text, compiler=each.compiler)
-                row.predicted_s, row.untried = self.predicted_s(each), why.kind is Skipped.BUDGET
+                row.predicted_s, row.untried = self.predicted_s(each), why.is_time
                 self.rows.append(row)
         return None
-
-    def first_of(self, fitting: Sequence[RaceCandidate]) -> RaceCandidate:
-        """Return the first of the candidates, after what was decided elsewhere and what won at other sizes."""
-        known = [each for each in fitting if self.is_known(each)]
-        return fitting[0] if self.named else (known or fitting)[0]
-
-    def is_known(self, candidate: RaceCandidate) -> bool:
-        """Return whether a candidate was decided elsewhere for this graph, or won at other sizes."""
-        return candidate in self.offered or candidate.name in map(step_of, self.request.winners)
 
     def options(self, candidate: RaceCandidate, champion: Runner) -> Options:
         """Return the options with which the candidate is compiled: merged onto those of Inductor's best, if it is."""
@@ -329,30 +300,29 @@ class RaceState:
         return merged(row.options if candidate.over and row else {}, candidate)
 
     def why_not(self, candidate: RaceCandidate, champion: Runner) -> Reason | None:
-        """Return why the candidate is skipped against this champion, None if it is not."""
+        """Return why the candidate is skipped against this champion, None if it is not; no words if it was raced."""
         options = self.options(candidate, champion)
         if why := self._unfit(candidate, options):
-            return Reason(Skipped.UNFIT, why)
+            return Reason(why)
         compiled = [row for row in self.rows if row.status != "skipped" and row.name != EAGER]
         if equal := [row.name for row in compiled if row.options == options and row.compiler == candidate.compiler]:
-            again = Skipped.ITSELF if equal[0] == candidate.name else Skipped.RACED
-            return Reason(again, f"it would be {equal[0]} again")
+            return Reason("" if equal[0] == candidate.name else f"it would be {equal[0]} again")
         if why := self._gains_little(candidate, champion):  # which more time would not change
-            return Reason(Skipped.GAIN, why)
+            return Reason(why)
         if self.budget.over:
-            return Reason(Skipped.BUDGET, f"the budget of {self.budget.seconds:g} s is spent")
+            return Reason(f"the budget of {self.budget.seconds:g} s is spent", is_time=True)
         if (predicted := self.predicted_s(candidate)) > self.budget.left_s:
             # Rounded apart, so that the first figure is the larger one.
             needed, left = math.ceil(predicted * 10) / 10, math.floor(self.budget.left_s * 10) / 10
             why = f"it is predicted to exceed the budget: about {needed:g} s of compiling, {left:g} s are left"
-            return Reason(Skipped.BUDGET, why)
+            return Reason(why, is_time=True)
         if "precision" in options and isinstance(self.checks.precise, str):
-            return Reason(Skipped.UNFIT, f"its error cannot be measured in float64: {self.checks.precise}")
+            return Reason(f"its error cannot be measured in float64: {self.checks.precise}")
         return None
 
     def _gains_little(self, candidate: RaceCandidate, champion: Runner) -> str:
         """Return why the candidate is not worth its time, or ""; what is named, or has won elsewhere, always is."""
-        known = self.named or self.is_known(candidate)
+        known = self.named or candidate in self.offered
         if known or self.request.settings.objective == "memory" or not champion.row.seconds:
             return ""
         gain = candidate.saves_op_s * self.stats.ops / champion.row.seconds
@@ -364,8 +334,6 @@ class RaceState:
             return why_not_raced(candidate, self.stats, frozen=self.request.frozen)
         if candidate.name == UNFROZEN and not self.stats.frozen:
             return "no parameter is frozen here"
-        if candidate.name == PADDED and padded_in([each.gm for each in self.compiles.lowered]):
-            return "Inductor has padded all products by itself"
         limits = self.request.context.limits(with_users(options, self.request.context.fixed))
         inert = {name: limit.reason for name, limit in limits.items()}
         inert |= dict.fromkeys(standing(self.request.context.fixed, options), "your options set it otherwise")

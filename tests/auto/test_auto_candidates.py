@@ -5,11 +5,10 @@ from dataclasses import replace
 import pytest
 import torch
 from torch._inductor import list_mode_options
-from torch.fx.experimental.proxy_tensor import make_fx
-from torch.nn.functional import linear, pad
+from torch.nn.functional import linear
 
 from backend_kwargs.auto.candidates import STEPS, allowed_candidates, candidates_for, trusted
-from backend_kwargs.auto.graph_stats import GraphStats, observed_stats, padded_in
+from backend_kwargs.auto.graph_stats import GraphStats, observed_stats
 from backend_kwargs.errors import BackendKwargsError
 from backend_kwargs.options.catalogue import inductor_options
 
@@ -273,31 +272,6 @@ def test_which_rows_are_unaligned(run, unaligned):
     """Rows begin at multiples of sixteen bytes or they do not, and each such GEMM counts."""
     with torch.no_grad():
         assert facts_of(run).unaligned == unaligned
-
-
-def lowered(fn, *args, dynamic=False):
-    return make_fx(fn, tracing_mode="symbolic" if dynamic else "fake")(*args)
-
-
-ODD, EVEN = (tensor(16, 23), tensor(23, 8)), (tensor(16, 24), tensor(24, 8))
-
-
-@pytest.mark.parametrize(
-    ("graphs", "padded"),
-    [
-        pytest.param(lambda: [lowered(torch.mm, *EVEN)], True, id="aligned"),
-        pytest.param(lambda: [lowered(torch.mm, *ODD)], False, id="unaligned"),
-        pytest.param(lambda: [lowered(lambda a, b: pad(a, (0, 1)) @ pad(b, (0, 0, 0, 1)), *ODD)], True, id="padded"),
-        pytest.param(lambda: [lowered(lambda a, b: a @ pad(b, (0, 0, 0, 0)), *ODD)], False, id="padded by nothing"),
-        pytest.param(lambda: [lowered(torch.mm, *EVEN), lowered(torch.mm, *ODD)], False, id="one of two"),
-        pytest.param(lambda: [lowered(torch.mm, *EVEN, dynamic=True)], False, id="sizes are unknown"),
-        pytest.param(lambda: [lowered(torch.relu, *EVEN[:1])], False, id="no product"),
-        pytest.param(list, False, id="no graph"),
-    ],
-)
-def test_what_inductor_has_padded(graphs, padded):
-    """Padding is of no more use where all products of the lowered graphs are aligned."""
-    assert padded_in(graphs()) is padded
 
 
 COUNTED = {

@@ -142,12 +142,12 @@ def test_it_is_checked_once_a_process(auto, one_thread, monkeypatch):
 
 
 def test_by_default_it_is_raced_with_that_winner_first(auto, one_thread, monkeypatch, store):
-    """Under match="exact" the race knows who won elsewhere; both machines' decisions are kept."""
+    """Under match="exact" the race is offered what won elsewhere; both machines' decisions are kept."""
     requests = []
     original = race.race
     monkeypatch.setattr(race, "race", lambda request, tick: requests.append(request) or original(request, tick))
     auto(chain)(X)
-    assert [request.winners for request in requests] == [frozenset({"one_thread"})]
+    assert [[each.winner for each in request.offered] for request in requests] == [["one_thread"]]
     assert len(Catalogue(store).all()) == 2
     elsewhere()
     torch.set_num_threads(torch.get_num_threads() - 1)

@@ -727,3 +727,17 @@ def test_the_share_of_a_place_is_not_of_what_eager_does_not_fuse(lowered):
     seconds = {node: 0.01 if "conv" in node.name else 0.99 / 2 for node in nodes}
     assert places._whole_seconds(seconds) == pytest.approx(0.1)
     assert places._whole_seconds({node: each for node, each in seconds.items() if each > 0.1}) == pytest.approx(0.99)
+
+
+def test_a_graph_is_run_once_for_all_of_its_places():
+    """Places of one rewrite after the other, each in two graphs, take two calls in eager."""
+    graphs = [symbolic_trace(lambda x: x.sin().cos()).graph, symbolic_trace(lambda x: x.cos().sin()).graph]
+    ops = [[node for node in graph.nodes if node.op.startswith("call")] for graph in graphs]
+    found = [Place(name, at, (), (), (), training=False) for name in ("one", "two") for at in range(2)]
+    found = [
+        replace(each, nodes=(node,), around=(node,))
+        for each, node in zip(found, sum(zip(*ops, strict=True), ()), strict=True)
+    ]
+    calls = []
+    alone = places.standing(found, lambda: calls.append(1) or [torch.ones(2)], torch.device("cpu"))
+    assert (len(calls), {each.place for each in alone}) == (2, {*found})

@@ -9,11 +9,10 @@ import torch
 
 from backend_kwargs import trial
 from backend_kwargs.auto import budget, race, result_checks, selection, steps
-from backend_kwargs.auto.candidates import STEPS, Costs, RaceCandidate
+from backend_kwargs.auto.candidates import Costs, RaceCandidate
 from backend_kwargs.auto.graph_stats import GraphStats
 from backend_kwargs.auto.head_to_head import Runner, note_figures
 from backend_kwargs.auto.request import RaceContext, Request
-from backend_kwargs.auto.selection import Reason, Skipped
 from backend_kwargs.auto.settings import RaceSettings
 from backend_kwargs.auto.steps import execute
 from backend_kwargs.backends import CapturedGraph
@@ -131,15 +130,6 @@ SPENT = "the budget of 100 s is spent"
 def test_what_is_worth_its_time(raced, given, candidate, why):
     """The reason in a skipped row, or none."""
     assert words(raced(**given).why_not(candidate, runner())) == why
-
-
-def test_what_inductor_has_padded_is_not_padded_again(raced, monkeypatch):
-    """Default's lowered graphs show it, so that the candidate is not compiled."""
-    monkeypatch.setattr(selection, "padded_in", lambda lowered: lowered == ["all"])
-    (step,) = (each for each in STEPS if each.name == "padded")
-    lowered = {kind: SimpleNamespace(lowered=[SimpleNamespace(gm=kind)]) for kind in ("all", "some")}
-    reasons = [raced(state={"compiles": lowered[kind]}).why_not(step, runner()) for kind in lowered]
-    assert [*map(words, reasons)] == ["Inductor has padded all products by itself", ""]
 
 
 def test_compiling_takes_half_a_second_at_least(raced):
@@ -376,24 +366,6 @@ def test_a_call_waits_for_dynamo(monkeypatch):
     monkeypatch.setattr(selection, "time", SimpleNamespace(perf_counter=lambda: next(ticks)))
     assert selection._after_guards(lambda x: x + 1, 0.02, 4) == 5
     assert next(ticks) >= 0.02
-
-
-def test_what_won_at_other_sizes_is_raced_first(raced):
-    """A winner for the same computation comes before the order of the table, which holds for those that are named."""
-    known, other = RaceCandidate("known"), RaceCandidate("other")
-    for settings, first in (({}, known), ({"candidates": ["other", "known"]}, other)):
-        made = raced(**settings)
-        assert made.first_of([other, known]) is other
-        made.request = replace(made.request, winners=frozenset({"known"}))
-        assert made.first_of([other, known]) is first
-
-
-def test_what_won_at_other_sizes_is_raced_whatever_it_promises(raced):
-    """Without that, a candidate that could save less than 3 % is skipped."""
-    made = raced()
-    assert made.why_not(LITTLE, runner()) == Reason(Skipped.GAIN, "it could save 2.8% at most")
-    made.request = replace(made.request, winners=frozenset({"step"}))
-    assert made.why_not(LITTLE, runner()) is None
 
 
 def test_a_compile_that_serves_is_not_counted(raced, monkeypatch):

@@ -34,9 +34,8 @@ LITTLE = float(16 << 20)
 
 
 def costs(step):
-    tuned = f" {step.costs.norm_s:g} for a norm's gradients" if step.costs.norm_s else ""
     seconds = (step.costs.compiles, step.costs.op_s, step.costs.product_s)
-    return " ".join(f"{cost:g}" for cost in seconds) + tuned
+    return " ".join(f"{cost:g}" for cost in seconds)
 
 
 def row(step):
@@ -60,15 +59,15 @@ padded: 1 0 0; full, 1; force_shape_pad=True
 eager_numerics: 0.65 0 0; full, 1; \
 emulate_precision_casts=True eager_numerics.division_rounding=True eager_numerics.disable_ftz=True
 combo_kernels: 1.5 0 0; full, 2; combo_kernels=True benchmark_combo_kernel=True
-coordinate_descent: 1 0.3 0 40 for a norm's gradients; full, 2; \
+coordinate_descent: 1 0.3 0; full, 2; \
 max_autotune_pointwise=True coordinate_descent_tuning=True
-coordinate_descent_looped: 1 0.3 0 40 for a norm's gradients; full, 2; \
+coordinate_descent_looped: 1 0.3 0; full, 2; \
 max_autotune_pointwise=True coordinate_descent_tuning=True -triton.multi_kernel -online_softmax
-max_autotune: 1 0 4 40 for a norm's gradients; full, 2; \
+max_autotune: 1 0 4; full, 2; \
 max_autotune=True coordinate_descent_tuning=True
 max_autotune: 1 0 4; full, 2; max_autotune=True coordinate_descent_tuning=True -freezing
 multi_kernel: 1 0.3 0; full, 2; triton.multi_kernel=1
-all_directions: 1 1 0 40 for a norm's gradients; full, 2; \
+all_directions: 1 1 0; full, 2; \
 max_autotune_pointwise=True coordinate_descent_tuning=True coordinate_descent_check_all_directions=True
 simd_256: 1 0 0; full, 1; cpp.simdlen=256
 tma: 1 0 4; full, 2; \
@@ -250,19 +249,10 @@ def test_a_name_of_two_steps_is_the_one_of_the_device(device, costs):
         pytest.param(Costs(0.0, op_s=1.0), replace(CPU, gemms=2, convolutions=1, attentions=1), 5.0, id="fused"),
         pytest.param(Costs(0.0, op_s=1.0), replace(CPU, gemms=99), 0.0, id="none fused"),
         pytest.param(Costs(0.0, product_s=1.0), replace(CPU, gemms=4, layouts=2), 2.0, id="layouts"),
-        pytest.param(
-            Costs(0.0, norm_s=9.0),
-            replace(CPU, names=frozenset({"native_layer_norm_backward"})),
-            9.0,
-            id="gradients of norms",
-        ),
-        pytest.param(
-            Costs(0.0, norm_s=9.0), replace(CPU, names=frozenset({"native_group_norm_backward"})), 0.0, id="others"
-        ),
     ],
 )
 def test_seconds_to_compile(costs, stats, seconds):
-    """Fused operators count by number, products by layout, norms' gradients once; surplus products count as nothing."""
+    """Fused operators count by number, products by layout; surplus products count as nothing."""
     assert costs.seconds(7.0, stats) == seconds
 
 
