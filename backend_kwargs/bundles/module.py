@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     import torch
     from torch.types import Device
 
-    from backend_kwargs.bundles.running import Built, Running, Serving
+    from backend_kwargs.bundles.running import Built, Running
 
 Call = Literal["build", "activate", "deactivate", "deploy", "infer", "save"]
 
@@ -218,13 +218,11 @@ class CompiledModule:
 
     __call__ = infer
 
-    def serving(self) -> "Serving":
-        """Return the parts of a call, for `seal`."""
+    def serving(self) -> "tuple[Built, Running]":
+        """Return what is called, and what runs it, for `seal`."""
         self._after("infer")
-        from backend_kwargs.bundles.running import serving
-
         assert self._running
-        return serving(self._known(), self._running)
+        return self._known(), self._running
 
     def save(self, path: str | Path, *, signing_key: object = None) -> None:
         """Write a bundle: config, weights, samples' metadata, compiled code, and a manifest with each part's SHA-256.

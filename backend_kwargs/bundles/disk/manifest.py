@@ -13,7 +13,7 @@ import torch
 from backend_kwargs.bundles.config import REMOVED
 from backend_kwargs.errors import BackendKwargsError, error_text, removed
 from backend_kwargs.options.machine import machine
-from backend_kwargs.stores.signing import signed, signer
+from backend_kwargs.stores.signing import signer
 
 # The names that `load` prints; code is compiled again if one of these differs.
 WORDS = {
@@ -136,11 +136,6 @@ def _former(fields: dict[str, Any], path: Path) -> Manifest:
 
 
 # ---- signatures
-
-
-def sign(content: bytes, key: object) -> bytes:
-    """Return the signature of a manifest's content."""
-    return signed(DOMAIN, content, key)
 
 
 def signer_of(content: bytes, signature: bytes, keys: Sequence[object]) -> object:
