@@ -150,9 +150,14 @@ class Reached:
         """How often this process has not waited for an answer any longer."""
         return self._of_process().time_outs
 
-    def begin(self, folder: str, length: int) -> None:
+    def begin(self, folder: str, length: int) -> _Listing:
         """Begin to list what lies in `folder`, by the first `length` characters of its names, if that is not done."""
-        self._listing(folder, length)
+        listings = self._of_process().listings
+        if folder not in listings or listings[folder].is_over:
+            listing = _Listing()
+            listing.future = self.ask(lambda store: _listed(store, folder, length, listing))
+            listings[folder] = listing  # for other threads, which wait for its future
+        return listings[folder]
 
     def group(self, folder: str, start: str, limits: Store, began: float | None = None) -> dict[str, bytes]:
         """Return the documents in `folder` whose names begin with `start` after it; all starts are equally long.
@@ -161,7 +166,7 @@ class Reached:
 
         Where the folder has so many that its listing is not kept, or goes on for too long, these are listed alone.
         """
-        listing, longest_s = self._listing(folder, len(start)), self.longest_s(limits)
+        listing, longest_s = self.begin(folder, len(start)), self.longest_s(limits)
         began = time.monotonic() if began is None else began
         if not (listing.is_late and listing.goes_on):
             wait([listing.future], _left_s(longest_s / 2, began))
@@ -198,10 +203,6 @@ class Reached:
         self._of_process().in_row = 0
         return result
 
-    def do(self, job: Job, limits: Store) -> Any:
-        """Return what `job` returns for the store."""
-        return self.answer(self.ask(job), self.longest_s(limits), time.monotonic())
-
     def note(self, folder: str, start: str, name: str, document: bytes) -> None:
         """Remember what this process has put, where it is listed."""
         listing = self._of_process().listings.get(folder)
@@ -209,14 +210,6 @@ class Reached:
             return
         if (listed := listing.future.result()) is not None:
             listed.setdefault(start, {})[name] = document
-
-    def _listing(self, folder: str, length: int) -> _Listing:
-        listings = self._of_process().listings
-        if folder not in listings or listings[folder].is_over:
-            listing = _Listing()
-            listing.future = self.ask(lambda store: _listed(store, folder, length, listing))
-            listings[folder] = listing  # for other threads, which wait for its future
-        return listings[folder]
 
     def _leave(self) -> None:
         """Wait no longer for what the thread does."""
