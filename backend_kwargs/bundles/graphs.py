@@ -316,31 +316,26 @@ def _module(graph: Any) -> ModuleType:
 
 def _with_named_libraries(source: str, module: ModuleType) -> tuple[str, dict[str, bytes]]:
     """Return generated code that loads its C++ functions by their library's hash, and these libraries."""
+    from backend_kwargs.torch_internals.inductor_code import cache_dir
+
     lines = source.splitlines(keepends=True)
     libraries: dict[str, bytes] = {}
     for node in reversed(ast.parse(source).body):
         match node:
             case ast.Assign(targets=[ast.Name(id=name)], value=ast.Call()):
-                file = _library_of(vars(module).get(name))
-        if not isinstance(node, ast.Assign) or not isinstance(node.value, ast.Call) or file is None:
+                function: Any = vars(module).get(name)
+            case _:
+                continue
+        file = getattr(getattr(function, "__self__", None), "__file__", None)
+        if file is None or not Path(file).is_relative_to(cache_dir()):
             continue
-        content = file.read_bytes()
+        content = Path(file).read_bytes()
         hashed = digest(content)
         libraries[hashed] = content
-        function = vars(module)[name]
         call = f"library({hashed!r}, {function.__self__.__name__.rpartition('.')[2]!r}, {function.__name__!r})"
         lines[node.lineno - 1 : node.end_lineno] = [f"{name} = {call}\n"]
     imports = f"from {library.__module__} import {library.__name__}\n" if libraries else ""
     return imports + "".join(lines), libraries
-
-
-def _library_of(value: object) -> Path | None:
-    """Return the shared library of one of Inductor's C++ functions, None for anything else."""
-    from backend_kwargs.torch_internals.inductor_code import cache_dir
-
-    owner = getattr(value, "__self__", None)
-    file = getattr(owner, "__file__", None) if isinstance(owner, ModuleType) else None
-    return Path(file) if file and Path(file).is_relative_to(cache_dir()) else None
 
 
 # ---- loading

@@ -77,14 +77,6 @@ TABLE: Mapping[Call, Mapping[State, State | str]] = MappingProxyType(
 )
 
 
-def after(call: Call, state: State, name: str) -> State:
-    """Return the next state of `call` in `state`; raise StateError if it is not allowed."""
-    to = TABLE[call][state]
-    if isinstance(to, str):
-        raise StateError(to.format(call=call, name=name, state=state.value))
-    return to
-
-
 GUARDED = (
     "call deploy(), which traces the module; a function of one graph that must not be traced is for torch's own "
     "torch.compile(..., fullgraph=True).aot_compile()"
@@ -286,7 +278,11 @@ class CompiledModule:
         return f"<{self.name}({self.config.describe()}) {self._state.value}>"
 
     def _after(self, call: Call) -> State:
-        return after(call, self._state, self.name)
+        """Return the next state after `call`; raise StateError if it is not allowed in this one."""
+        to = TABLE[call][self._state]
+        if isinstance(to, str):
+            raise StateError(to.format(call=call, name=self.name, state=self._state.value))
+        return to
 
     def _known(self) -> "Built":
         assert self._built

@@ -99,18 +99,15 @@ def running(built: Built, module: torch.nn.Module, *, keep: bool, deployed: bool
     config = built.config
     function = entry(config, built.device, built.output_dtypes, type(module).__name__)
     backend = GraphBackend(config.resolved, built.graphs, keep=keep, folder=built.unpacked)
+    without_global = lambda entries: [each.guard_type not in GLOBAL_GUARDS for each in entries]  # noqa: E731
     compiled = torch.compile(
         function,
         backend=backend,
         fullgraph=config.fullgraph,
         dynamic=built.dynamic,
-        options={"guard_filter_fn": _without_global_guards} if deployed else None,
+        options={"guard_filter_fn": without_global} if deployed else None,
     )
     return Running(partial(compiled, module), backend)
-
-
-def _without_global_guards(entries: Sequence[Any]) -> list[bool]:
-    return [entry.guard_type not in GLOBAL_GUARDS for entry in entries]
 
 
 def without_gradients(call: Call) -> Call:

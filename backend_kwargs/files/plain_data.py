@@ -1,9 +1,7 @@
 """Files of options, and the values in them: read whole, and bounded, since they may come from anyone."""
 
 import json
-import os
 import re
-import stat
 import tomllib
 from collections.abc import Callable, Mapping
 from itertools import islice
@@ -11,6 +9,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from backend_kwargs.errors import BackendKwargsError, error_text
+from backend_kwargs.files.opened import content_of, opened_file
 
 T = TypeVar("T")
 
@@ -88,14 +87,8 @@ def _parsed_toml(text: str) -> dict[str, Any]:
 
 
 def _content(path: Path, longest: int = LONGEST) -> bytes:
-    at_once = getattr(os, "O_NONBLOCK", 0)  # a pipe would wait for a writer
-    with open(path, "rb", opener=lambda name, flags: os.open(name, flags | at_once)) as file:
-        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-            raise OSError("it is not a regular file")
-        content = file.read(longest + 1)
-    if len(content) > longest:
-        raise OSError(f"it is longer than {longest} bytes")
-    return content
+    with opened_file(path) as opened:
+        return content_of(opened, longest)
 
 
 def _items(value: object) -> list[object]:

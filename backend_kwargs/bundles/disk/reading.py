@@ -12,7 +12,7 @@ import torch
 from torch.types import Device
 
 from backend_kwargs.bundles.building import device_of
-from backend_kwargs.bundles.config import CompileConfig
+from backend_kwargs.bundles.config import CompileConfig, floating_dtype
 from backend_kwargs.bundles.disk.extensions import install
 from backend_kwargs.bundles.disk.manifest import (
     LARGEST,
@@ -25,7 +25,7 @@ from backend_kwargs.bundles.disk.manifest import (
     signer_of,
 )
 from backend_kwargs.bundles.disk.place import MANIFEST, PARTS, SIGNATURES, private_folder, resolved
-from backend_kwargs.bundles.disk.weights import checked_weights, dtypes_of, why_not_samples
+from backend_kwargs.bundles.disk.weights import checked_weights, why_not_samples
 from backend_kwargs.bundles.graphs import Graph, permits_decision
 from backend_kwargs.bundles.running import Built
 from backend_kwargs.errors import BackendKwargsError, error_text, printable, warn_once, wrong_value
@@ -98,7 +98,7 @@ def inspected(path: Path, trusted_keys: Sequence[object]) -> tuple[Manifest, str
         except FileNotFoundError:
             return manifest, "not signed"
         except OSError as error:
-            return manifest, f"with a signature that is not valid ({error.strerror})"
+            return manifest, f"with a signature that is not valid ({error.strerror or error})"
         return manifest, "with a signature that is not verified (pass --key)"
 
     return _complete(path, read)
@@ -124,7 +124,7 @@ def _is_trusted(path: Path, content: bytes, folder: int, *, trust: bool, trusted
             f"Bundle {str(path)!r} is not signed; pass trust=True, and no keys, if you trust its author."
         ) from None
     except OSError as error:
-        raise BackendKwargsError(f"Bundle {str(path)!r} has no valid signature: {error.strerror}.") from None
+        raise BackendKwargsError(f"Bundle {str(path)!r} has no valid signature: {error.strerror or error}.") from None
     if signer_of(content, signature, trusted_keys) is None:
         raise BackendKwargsError(f"Bundle {str(path)!r} is signed by none of the trusted keys, or was changed since.")
     return True
@@ -157,7 +157,7 @@ def _loaded(
         module=module,
         device=device,
         samples=manifest.samples,
-        output_dtypes=dtypes_of(manifest.output_dtypes),
+        output_dtypes=tuple(floating_dtype("An output dtype", name) for name in manifest.output_dtypes),
         cold_s=manifest.cold_s,
         notes=[*map(printable, manifest.notes)],
     )
@@ -272,7 +272,9 @@ class _Parts:
                     hashed.update(block)
                     yield block
         except OSError as error:
-            raise MissingPartError(f"Part {part.sha256[:12]} of the bundle cannot be read: {error.strerror}.") from None
+            raise MissingPartError(
+                f"Part {part.sha256[:12]} of the bundle cannot be read: {error.strerror or error}."
+            ) from None
         if hashed.hexdigest() != part.sha256:
             raise _damaged(part)
 

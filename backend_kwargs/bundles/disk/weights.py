@@ -12,7 +12,7 @@ import torch
 
 from backend_kwargs.bundles.running import Built
 from backend_kwargs.bundles.samples import InputCheck, content_hash, leaves_of
-from backend_kwargs.errors import BackendKwargsError, error_text, shown, wrong_value
+from backend_kwargs.errors import BackendKwargsError, error_text, shown
 from backend_kwargs.torch_internals.tensors import copy_each, has_plain_dispatch, in_storage, with_bits_of
 
 SHOWN = 3  # names in an error
@@ -20,18 +20,6 @@ MOST_LEAVES = 10_000  # arguments of all samples
 # Methods with which a class says how its state is read. Those of torch's own classes only rename old keys.
 STATE_METHODS = ("load_state_dict", "_load_from_state_dict", "set_extra_state")
 HOOKS = ("_load_state_dict_pre_hooks", "_load_state_dict_post_hooks")
-
-
-def dtypes_of(names: Sequence[object]) -> tuple[torch.dtype | None, ...]:
-    """Return dtypes by their names, None for None; raise if one is not the name of a floating dtype."""
-    return tuple(None if name is None else _dtype(name) for name in names)
-
-
-def _dtype(name: object) -> torch.dtype:
-    dtype = getattr(torch, name.removeprefix("torch."), None) if isinstance(name, str) else None
-    if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
-        raise wrong_value("An output dtype", "the name of a floating torch.dtype", name)
-    return dtype
 
 
 def why_not_samples(built: Built) -> str:
