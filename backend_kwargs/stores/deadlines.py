@@ -182,8 +182,12 @@ class Reached:
         return self._usable().submit(job)
 
     def longest_s(self, limits: Store) -> float:
-        """Return how long to wait for an answer now."""
-        return _longest_s(limits, self._of_process().in_row)
+        """Return how long to wait for an answer now.
+
+        It is halved each time in vain, so that a store that never answers costs little for many graphs.
+        """
+        in_row = self._of_process().in_row
+        return max(LEAST_S, limits.lookup_s / 2 ** min(in_row - 1, 6)) if in_row else limits.connect_s
 
     def answer(self, asked: "Future[Any]", longest_s: float, began: float, *, last: bool = True) -> Any:
         """Return what was asked for, within the time that began with whatever else is waited for.
@@ -235,11 +239,6 @@ class Reached:
 
     def _new_thread(self) -> _Thread:
         return _Thread(self.open, self.linger_s)
-
-
-def _longest_s(limits: Store, in_row: int) -> float:
-    """Return how long to wait: halved each time, so that a store that never answers costs little for many graphs."""
-    return max(LEAST_S, limits.lookup_s / 2 ** min(in_row - 1, 6)) if in_row else limits.connect_s
 
 
 def _left_s(longest_s: float, began: float) -> float:
