@@ -327,11 +327,9 @@ class _Versioned(Struct):
     version: int = 0
 
 
-def packed(document: Document) -> bytes:
-    """Return the document as JSON that `parse` reads; raise BackendKwargsError if a value breaks the schema."""
-    content = msgspec.json.encode(document)
-    parse(content, "a document that was just made")
-    return content
+def checked(document: Document) -> Document:
+    """Return the document as who parses its JSON gets it; raise BackendKwargsError if a value breaks the schema."""
+    return parse(msgspec.json.encode(document), "a document that was just made")
 
 
 def schema() -> dict[str, Any]:
