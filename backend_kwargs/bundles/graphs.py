@@ -171,13 +171,11 @@ class GraphBackend:
             return backend.compile(graph).call
         compiled = backend.compile(replace(graph, compile_fx=compile_one))
         made, precision = compiled.facts.decision, compiled.facts.precision
-        decision: DecisionData | None = None
-        if made:
-            decision = {"winner": made.winner, "options": dict(made.options), "compiler": made.compiler}
-        if decision and decision["winner"] == EAGER:
-            self.graphs[key] = Graph(decision=decision)  # what was compiled last is a loser
-        elif compiler := (decision or {}).get("compiler"):
-            self.graphs[key] = Graph(why=f"auto chose {compiler} for it, whose code is not kept")
+        decision: DecisionData | None = {"winner": made.winner, "options": dict(made.options)} if made else None
+        if made and made.winner == EAGER:
+            kept = Graph(decision=decision)  # what was compiled last is a loser
+        elif made and made.compiler:
+            kept = Graph(why=f"auto chose {made.compiler} for it, whose code is not kept")
         else:
             # In a race, the winner is compiled last.
             why = OWN_WEIGHTS if used.get("weights") else ""  # AOTAutograd's saved code would miss them as arguments
@@ -185,10 +183,10 @@ class GraphBackend:
                 why = f"its code may contain that of {called}, which may change; it is compiled again elsewhere"
             if precision and precision.reason and precision.products:
                 why = "its error exceeds max_error here; it is measured again where the bundle is loaded"
-            self.graphs[key] = _kept(calls[-1] if calls else None, decision, why)
-        if made and made.provisional and not self.graphs[key].code:
-            why = self.graphs[key].why or "auto chose eager for it"
-            self.graphs[key] = Graph(why=f"{why}, and the decision is provisional")
+            kept = _kept(calls[-1] if calls else None, decision, why)
+        if made and made.provisional and not kept.code:
+            kept = Graph(why=f"{kept.why or 'auto chose eager for it'}, and the decision is provisional")
+        self.graphs[key] = kept
         return compiled.call
 
     def _load(self, key: str, kept: Graph, backend: Backend, graph: CapturedGraph) -> Call:

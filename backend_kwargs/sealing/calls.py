@@ -201,7 +201,7 @@ class Apart:
             raise UndeclaredError(SHARED)
 
 
-def apart(call: Callable[[Sample], object], sample: Sample, buffers: Collection[torch.Tensor]) -> Apart | None:
+def apart_of(call: Callable[[Sample], object], sample: Sample, buffers: Collection[torch.Tensor]) -> Apart | None:
     """Return the check for what `call` runs, None if it writes into no input and no buffer."""
     inputs = [each for each in tensors_of(tuple(sample)) if has_memory(each)]
     held = [*inputs, *(each for each in buffers if has_memory(each))]

@@ -2,8 +2,8 @@
 
 import math
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from itertools import islice
 from typing import Any
@@ -175,25 +175,15 @@ def _copy(owns: Sequence[torch.Tensor], values: Sequence[torch.Tensor]) -> None:
 
 
 def _load_as_it_says(module: torch.nn.Module, weights: Mapping[str, object]) -> None:
-    """Load by the module's own code, which may fail at any place; what it has changed is then put back."""
-    with _put_back(module):
-        try:
-            module.load_state_dict(dict(weights), strict=True)
-        except Exception as error:
-            raise BackendKwargsError(f"The module cannot load the saved weights: {error_text(error)}.") from error
-
-
-@contextmanager
-def _put_back(module: torch.nn.Module) -> Iterator[None]:
-    """Put back all values and attributes of the module's submodules if an error is raised."""
+    """Load by the module's own code, which may fail at any place: its values and attributes are then put back."""
     tensors = [*module.parameters(), *module.buffers()]
     values = [tensor.detach().clone() for tensor in tensors]
     attributes = [(submodule, dict(vars(submodule))) for submodule in module.modules()]
     tables = [submodule[name] for _, submodule in attributes for name in ("_parameters", "_buffers", "_modules")]
     contents = [dict(table) for table in tables]
     try:
-        yield
-    except BaseException:
+        module.load_state_dict(dict(weights), strict=True)
+    except BaseException as error:
         for submodule, known in attributes:
             vars(submodule).clear()
             vars(submodule).update(known)
@@ -203,4 +193,6 @@ def _put_back(module: torch.nn.Module) -> Iterator[None]:
         for tensor, value in zip(tensors, values, strict=True):
             with suppress(RuntimeError):  # expanded ones cannot be written, so nothing has changed them
                 _copy([tensor], [value])
-        raise
+        if not isinstance(error, Exception):
+            raise
+        raise BackendKwargsError(f"The module cannot load the saved weights: {error_text(error)}.") from error
