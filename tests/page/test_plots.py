@@ -104,7 +104,6 @@ def test_no_share_of_an_unknown_bound(error, bound):
         (figures.size(5 << 40), "5 TiB"),
         (figures.error(2.1e-4), "2.1e-4"),
         (figures.error(0.0), "0"),
-        (figures.share(0.004), "below 1 %"),
         (figures.ratio(1234.5), "1,234\N{MULTIPLICATION SIGN}"),
         (figures.ratio(None), ""),
     ],
