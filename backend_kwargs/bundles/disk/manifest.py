@@ -13,6 +13,7 @@ import torch
 from backend_kwargs.bundles.config import REMOVED
 from backend_kwargs.errors import BackendKwargsError, error_text, removed
 from backend_kwargs.options.machine import machine
+from backend_kwargs.stores.documents import Digest
 from backend_kwargs.stores.signing import signer
 
 # The names that `load` prints; code is compiled again if one of these differs.
@@ -45,7 +46,6 @@ def differences(there: Mapping[str, str], here: Mapping[str, str]) -> list[str]:
 SCHEMA = 2  # 1 had ahead-of-time packages, and dynamo's bytecode
 LARGEST = 8 << 20  # bytes of a manifest
 DOMAIN = "backend-kwargs bundle 1"
-Digest = Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{64}\Z")]
 ExtensionPath = Annotated[str, msgspec.Meta(pattern=r"^[A-Z2-7]{20,80}/[A-Za-z0-9_][A-Za-z0-9_.\-]{0,100}\.so\Z")]
 
 
