@@ -33,20 +33,17 @@ def read_toml(path: str | Path, what: str) -> dict[str, Any]:
 
 def read_json(path: str | Path, what: str) -> Any:
     """Return the value in a JSON file; raise like `read_toml`."""
-    return _read(path, what, json.loads)
+    return _read(path, what, lambda content: json.loads(content.decode()))
 
 
 def read_text(path: str | Path, what: str) -> str:
     """Return a file's text; raise like `read_toml`."""
-    return _read(path, what, str)
+    return _read(path, what, bytes.decode)
 
 
 def read_bytes(path: str | Path, what: str, longest: int) -> bytes:
     """Return a file's content, of at most `longest` bytes; raise like `read_toml`."""
-    try:
-        return _content(Path(path), longest)
-    except (OSError, ValueError) as error:
-        raise BackendKwargsError(f"Cannot read {what} from {str(path)!r}: {error_text(error)}.") from None
+    return _read(path, what, bytes, longest)
 
 
 def check_plain(what: str, value: object) -> None:
@@ -69,9 +66,10 @@ def why_not_plain(value: object) -> str:
     return f"it is nested more than {DEEPEST} levels deep"
 
 
-def _read(path: str | Path, what: str, parse: Callable[[str], T]) -> T:
+def _read(path: str | Path, what: str, parse: Callable[[bytes], T], longest: int = LONGEST) -> T:
     try:
-        value = parse(_content(Path(path)).decode())
+        with opened_file(path) as opened:
+            value = parse(content_of(opened, longest))
         why = why_not_plain(value)
     except (OSError, ValueError, RecursionError) as error:
         why = error_text(error)
@@ -80,15 +78,11 @@ def _read(path: str | Path, what: str, parse: Callable[[str], T]) -> T:
     return value
 
 
-def _parsed_toml(text: str) -> dict[str, Any]:
+def _parsed_toml(content: bytes) -> dict[str, Any]:
+    text = content.decode()
     if any(token.lastgroup for token in TOKEN.finditer(text)):
         raise ValueError(f"a key has more than {DEEPEST} parts")
     return tomllib.loads(text)
-
-
-def _content(path: Path, longest: int = LONGEST) -> bytes:
-    with opened_file(path) as opened:
-        return content_of(opened, longest)
 
 
 def _items(value: object) -> list[object]:

@@ -102,11 +102,6 @@ class _Versioned(msgspec.Struct):
     schema: int
 
 
-def encoded(manifest: Manifest) -> bytes:
-    """Return the content of the manifest file."""
-    return msgspec.json.format(msgspec.json.encode(manifest), indent=1) + b"\n"
-
-
 def decoded(content: bytes, path: Path) -> Manifest:
     """Parse the content of a manifest file; raise if it is not valid, or from a later release."""
     try:

@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from types import MappingProxyType
 
+import msgspec
 import torch
 
 from backend_kwargs.bundles.disk.extensions import loaded_extensions
@@ -18,7 +19,6 @@ from backend_kwargs.bundles.disk.manifest import (
     GraphPart,
     Manifest,
     Part,
-    encoded,
     fingerprint,
 )
 from backend_kwargs.bundles.disk.place import (
@@ -76,7 +76,8 @@ def save(built: Built, path: Path, signing_key: object = None, *, factory: str =
     with new_folder(path) as new:
         for folder in (PARTS, SIGNATURES):
             make_folder(new / folder)
-        content = encoded(_write_parts(built, new / PARTS, factory))
+        manifest = msgspec.json.encode(_write_parts(built, new / PARTS, factory))
+        content = msgspec.json.format(manifest, indent=1) + b"\n"
         if len(content) > LARGEST:
             raise BackendKwargsError(f"Cannot write bundle {str(path)!r}: its manifest is longer than {LARGEST} bytes.")
         if signing_key is not None:
