@@ -38,7 +38,6 @@ ONCE = "Cannot build {name} again: make another CompiledModule."
 UNBUILT = "Cannot {call} {name} before it is built: call build() or load() first."
 ONLY_LOADED = "Cannot deploy {name} in state {state!r}: save it, load the bundle, and deploy what load() returns."
 INIT, ACTIVE, INACTIVE, LOADED, DEPLOYED = State
-ANY_BUILT = {state: state for state in (ACTIVE, INACTIVE, LOADED, DEPLOYED)}
 
 # The next state of each call in each state (the same state: the call has no effect on it), or the error that it raises.
 TABLE: Mapping[Call, Mapping[State, State | str]] = MappingProxyType(
@@ -72,7 +71,7 @@ TABLE: Mapping[Call, Mapping[State, State | str]] = MappingProxyType(
             LOADED: "Cannot run {name}: it is loaded; call activate() or deploy() first.",
             DEPLOYED: DEPLOYED,
         },
-        "save": {INIT: UNBUILT, **ANY_BUILT},
+        "save": {INIT: UNBUILT, ACTIVE: ACTIVE, INACTIVE: INACTIVE, LOADED: LOADED, DEPLOYED: DEPLOYED},
     }
 )
 

@@ -138,8 +138,6 @@ def torch_value(name: str) -> Any:
 
 # ---- the check of a call's inputs
 
-KeyPath: TypeAlias = tuple[Any, ...]  # where an argument is in (args, kwargs), as in torch's pytrees
-Paths: TypeAlias = Sequence[tuple[KeyPath, Any]]
 MOST_PASSED = 4  # guards of inputs for one set of arguments
 
 
@@ -276,8 +274,8 @@ def _opened(leaves: Sequence[Requirement]) -> Requirement:
     return leaves[0] and replace(leaves[0], shape=shape, stride=None)
 
 
-def _problem(paths: Paths, likes: list[Requirement]) -> str:
-    """Return what is wrong with inputs of a sample's structure, "" if nothing is."""
+def _problem(paths: Sequence[tuple[Any, Any]], likes: list[Requirement]) -> str:
+    """Return what is wrong with inputs of a sample's structure, by their paths in (args, kwargs); "" if nothing is."""
     for (path, value), like in zip(paths, likes, strict=True):
         if like and not like.fits(value):
             got = shown(value)
