@@ -16,8 +16,8 @@ from backend_kwargs.auto.request import Request
 from backend_kwargs.backends import CapturedGraph
 from backend_kwargs.backends.inductor.lowered import IncompatibleVersionError, Lowered, LoweredGraph, Version
 from backend_kwargs.facts import EAGER, Call, Compiled, RaceRow
+from backend_kwargs.graphs.eligibility import in_eager
 from backend_kwargs.graphs.replay import Task
-from backend_kwargs.graphs.writes import in_eager
 from backend_kwargs.options.layers import Options
 from backend_kwargs.rewrites.table import find_rewrite, name_of
 from backend_kwargs.torch_internals import functorch

@@ -22,8 +22,8 @@ from backend_kwargs.auto.request import Request
 from backend_kwargs.errors import BackendKwargsError, error_text, printable, warn_once
 from backend_kwargs.facts import DEFAULT, EAGER, Compiled, CompileFacts, Decision, Pins, RaceRow, Unraced
 from backend_kwargs.graphs.determinism import check_libraries
-from backend_kwargs.graphs.eligibility import communicates, is_tiny, may_communicate, why_not_repeatable
-from backend_kwargs.graphs.writes import copy_of_graph, in_eager
+from backend_kwargs.graphs.eligibility import communicates, in_eager, is_tiny, may_communicate, why_not_repeatable
+from backend_kwargs.graphs.writes import copy_of_graph
 from backend_kwargs.rewrites.table import are_outdated
 from backend_kwargs.stores.layered import Layered
 from backend_kwargs.torch_internals.dynamo import RESTARTS

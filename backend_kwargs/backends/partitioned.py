@@ -16,6 +16,7 @@ from backend_kwargs.backends import CapturedGraph, Inputs
 from backend_kwargs.backends.part_compiler import PartCompiler, Unsupported, is_too_small, why_not
 from backend_kwargs.errors import BackendKwargsError, error_text, warn_once
 from backend_kwargs.facts import Call, Compiled, CompileFacts, Partition, PartsSummary
+from backend_kwargs.graphs.eligibility import in_eager
 from backend_kwargs.graphs.freezing import compile_frozen
 from backend_kwargs.graphs.layouts import with_eagers_layouts
 from backend_kwargs.graphs.memory import SHARED, SharedMemory, unless_shared
@@ -78,7 +79,7 @@ def compile_by_parts(graph: CapturedGraph, options: Options, compiler: PartCompi
         # Dynamo's own graph: AOTAutograd's has more operators, and each call goes through its wrappers. Nothing is a
         # constant there, so another module of the class needs no graph of its own. A bound method would make the graph,
         # which is in a reference cycle, what the record of this compile lives with.
-        compiled = partial(gm.forward)
+        compiled = partial(in_eager(gm))
         drop_guards()
     else:
         compiled = unless_shared(shares, eager, compiled)

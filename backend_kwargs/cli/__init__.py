@@ -121,4 +121,4 @@ def _usage(error: typer.BadParameter) -> str:
     """Return an error in the arguments as one line, with the command whose help explains more."""
     message = " ".join(error.format_message().split()).rstrip(".").replace("Value error, ", "")  # pydantic's, in typer
     end = "" if message.endswith("?") else "."
-    return f"{message}{end} See '{error.ctx.command_path} --help'." if error.ctx else message
+    return f"{message}{end} See '{error.ctx.command_path if error.ctx else app.info.name} --help'."

@@ -6,8 +6,9 @@ from operator import attrgetter, methodcaller
 from typing import Any
 
 import torch
-from torch.fx import GraphModule, Node
+from torch.fx import GraphModule, Interpreter, Node
 from torch.fx.node import map_arg
+from torch.utils.checkpoint import checkpoint
 
 from backend_kwargs.graphs.writes import has_memory, storages_of, written_storages
 from backend_kwargs.torch_internals.operators import OPERATORS, OpOverloadPacket, has_effects, name_of
@@ -194,6 +195,22 @@ def has_side_effects(gm: GraphModule) -> bool:
 def recomputes(gm: GraphModule) -> bool:
     """Return whether the graph checkpoints activations: its backward pass in eager draws other random numbers."""
     return any(node.target is torch.ops.higher_order.tag_activation_checkpoint for node in nodes_of(gm))
+
+
+class _Checkpointing(Interpreter):
+    """A call whose checkpointed parts draw the same numbers in the backward pass: torch leaves that to Inductor."""
+
+    def call_function(self, target: Any, args: Any, kwargs: Any) -> object:
+        if target is not torch.ops.higher_order.tag_activation_checkpoint:
+            return super().call_function(target, args, kwargs)
+        kept = {**kwargs, "use_reentrant": False, "preserve_rng_state": True}
+        return checkpoint(_Checkpointing(args[0]).run, *args[1:], **kept)
+
+
+def in_eager(gm: GraphModule) -> Callable[..., Any]:
+    """Return the graph's own call: one of dynamo's has it once its code is generated, and is slower until then."""
+    assert gm.code
+    return (lambda *args: _Checkpointing(gm).run(*args)) if recomputes(gm) else gm.forward
 
 
 def holds_state(gm: GraphModule) -> bool:

@@ -8,6 +8,7 @@ import torch
 from torch.fx import GraphModule
 
 from backend_kwargs.facts import Call
+from backend_kwargs.graphs.eligibility import in_eager
 from backend_kwargs.graphs.writes import has_memory, written_inputs
 from backend_kwargs.torch_internals.fx import source_of
 from backend_kwargs.torch_internals.guards import is_parameter_source
@@ -110,7 +111,9 @@ def unless_shared(shares: SharedMemory, gm: GraphModule, compiled: Call) -> Call
     if not shares.can_occur:
         return compiled
 
+    eager = in_eager(gm)
+
     def call(*args: Any) -> Any:
-        return gm.forward(*args) if shares(args) else compiled(*args)
+        return eager(*args) if shares(args) else compiled(*args)
 
     return call

@@ -189,12 +189,6 @@ def copy_of_graph(gm: GraphModule, *, with_inputs: bool = False) -> GraphModule:
     return copied
 
 
-def in_eager(gm: GraphModule) -> Callable[..., Any]:
-    """Return the graph's own call: one of dynamo's has it once its code is generated, and is slower until then."""
-    assert gm.code
-    return gm.forward
-
-
 def replace_by_attribute(placeholder: Node, name: str) -> None:
     """Let a graph read the attribute `name` of its module in place of an input."""
     graph = placeholder.graph

@@ -149,7 +149,7 @@ def built(factory: str, **sizes: int) -> tuple[Any, Any]:
         module = imported(where)
         build: Any = getattr(module, name, None)
         if not callable(build):
-            raise no_function(where, name, vars(module))
+            raise no_function(where, name, [each for each, value in vars(module).items() if callable(value)])
         _check_takes(factory, build, sizes)
         try:
             result = build(**sizes)

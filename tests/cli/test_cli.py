@@ -263,6 +263,7 @@ def test_mistakes(arguments, message, tmp_path):
         pytest.param(["lst"], "No such command 'lst'.", "", id="command"),
         pytest.param(["decisions"], "Missing command.", "decisions ", id="subcommand"),
         pytest.param(["list", "--jso"], "No such option", "list ", id="flag"),
+        pytest.param(["explain", "tvm", "--option"], "Option '--option' requires an argument", "", id="no value"),
     ],
 )
 def test_usage(arguments, start, end):
@@ -395,6 +396,7 @@ def test_compare_fails_where_none_ran(factory):
         pytest.param("fail", "Factory 'factory.py:fail' failed: RuntimeError: no weights no biases.", id="raises"),
         pytest.param("leave", "Factory 'factory.py:leave' failed: SystemExit: which data?.", id="leaves"),
         pytest.param("gone", "'factory.py' has no function 'gone'.", id="is not there"),
+        pytest.param("__name__", "'factory.py' has no function '__name__'.", id="is text"),
         pytest.param("rellu", "'factory.py' has no function 'rellu'. Did you mean 'relu'?", id="is misspelled"),
     ],
 )

@@ -1,17 +1,19 @@
 """Which graphs are raced, asked of graphs alone; what then runs is in test_auto_effects.py."""
 
 import operator
+from functools import partial
 
 import pytest
 import torch
 from torch.fx import Graph, GraphModule, symbolic_trace
+from torch.utils.checkpoint import checkpoint
 
 from backend_kwargs.graphs.eligibility import (
     communicates,
     holds_state,
+    in_eager,
     is_tiny,
     may_communicate,
-    recomputes,
     why_not_repeatable,
 )
 
@@ -138,10 +140,16 @@ def test_what_a_graph_holds(value, held):
     assert holds_state(GraphModule(root, graph)) is held
 
 
-def test_checkpointed_graphs():
-    """Their backward pass runs the forward pass again."""
-    assert recomputes(graph_of(torch.sin, torch.ops.higher_order.tag_activation_checkpoint))
-    assert not recomputes(graph_of(torch.sin))
+def test_checkpoints_in_eager_repeat_their_draws():
+    """The gradient in eager is that of the draws of the call, also in a checkpoint within a checkpoint."""
+    inner = partial(checkpoint, torch.nn.functional.dropout, use_reentrant=False)
+    outer = torch.compile(
+        lambda x: checkpoint(lambda x: inner(x.sin()), x, use_reentrant=False), backend=lambda gm, _: in_eager(gm)
+    )
+    x = torch.ones(64, requires_grad=True)
+    result = outer(x)
+    result.sum().backward()
+    torch.testing.assert_close(x.grad, 2 * (result != 0) * x.cos())
 
 
 @pytest.mark.parametrize(
