@@ -18,7 +18,7 @@ from backend_kwargs.auto.race import begun, dynamo_seconds, in_eager, prepared, 
 from backend_kwargs.auto.request import Request
 from backend_kwargs.auto.sandbox import sandboxed
 from backend_kwargs.auto.selection import RaceState
-from backend_kwargs.auto.steps import SLOW_S, execute
+from backend_kwargs.auto.steps import execute
 from backend_kwargs.errors import BackendKwargsError
 from backend_kwargs.facts.decision import DEFAULT, EAGER, Decision, RaceRow
 from backend_kwargs.options.layers import Options
@@ -145,7 +145,6 @@ def _timed(running: RaceState, wanted: Mapping[str, Wanted], effort: Effort, tel
             calls,
             rounds=effort.rounds,
             device=running.device,
-            warmup=3 if running.budget.call_s <= SLOW_S else 1,
             budget_s=effort.timing_s,
             failed=lambda label, error: _note(found.get(label), error),
         )

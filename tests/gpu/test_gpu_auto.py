@@ -13,7 +13,7 @@ from torch import nn
 
 import backend_kwargs
 from backend_kwargs import trial
-from backend_kwargs.auto import process_memory, race
+from backend_kwargs.auto import process_memory, race, steps
 from backend_kwargs.auto.candidates import CUDAGRAPHS, UNRECORDED, WITH_GRAPHS
 from backend_kwargs.auto.store import Catalogue
 from backend_kwargs.auto.verdicts import Verdict
@@ -78,6 +78,15 @@ def test_cudagraphs_win_where_launches_bind(store):
     assert torch.allclose(auto(model)(x), model(x), atol=1e-2)
     (decision,) = Catalogue(store).all()
     assert decision.options.get("triton.cudagraphs") is True, [*map(str, decision.rows)]
+
+
+def test_no_recording_of_cuda_graphs_is_timed(store, monkeypatch):
+    """Where a call in eager is slow and the budget is spent, a few replays of a step are timed, no recording."""
+    monkeypatch.setattr(steps, "SLOW_S", 0.0)
+    model, x = mlp(layers=40, width=64), normal(8, 64)
+    model(x).sum().backward()
+    auto(model, rewrites=(), budget_s=0.5)(x).sum().backward()
+    assert rows_of(store)["cudagraphs"].speedup.low > 1
 
 
 @torch.no_grad()
