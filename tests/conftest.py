@@ -82,12 +82,12 @@ def _stores_take_their_time(monkeypatch):
     """Wait for the answers of stores, unless a test gives limits of its own: a slow machine is no failure."""
     from backend_kwargs.stores import deadlines
 
-    longest_s = deadlines._longest_s
+    longest_s = deadlines.Reached.longest_s
 
-    def patient(limits, in_row):
-        return 60.0 if (limits.connect_s, limits.lookup_s) == (2.0, 0.5) else longest_s(limits, in_row)
+    def patient(reached, limits):
+        return 60.0 if (limits.connect_s, limits.lookup_s) == (2.0, 0.5) else longest_s(reached, limits)
 
-    monkeypatch.setattr(deadlines, "_longest_s", patient)
+    monkeypatch.setattr(deadlines.Reached, "longest_s", patient)
 
 
 @pytest.fixture(autouse=True)

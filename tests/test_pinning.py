@@ -15,8 +15,8 @@ from backend_kwargs.auto.process_memory import forget_process, nothing_decided
 from backend_kwargs.auto.store import Catalogue
 from backend_kwargs.facts.decision import RaceRow
 from backend_kwargs.graphs.determinism import ASK
-from backend_kwargs.pinning import _ours
 from backend_kwargs.torch_internals.dynamo import cache_entries
+from backend_kwargs.trial.failures import chain_of
 from tests import forks
 
 pytestmark = pytest.mark.usefixtures("fresh_dynamo")
@@ -143,7 +143,7 @@ def compiled_with(backend, fn=square, x=None):
     try:
         return torch.compile(fn, backend=backend)(torch.ones(3, 3) if x is None else x)
     except Exception as error:  # noqa: BLE001 - torch wraps it in errors of several kinds
-        return str(_ours(error))
+        return str(next(each for each in chain_of(error) if isinstance(each, bk.BackendKwargsError)))
 
 
 # ---- `pin` as it is called

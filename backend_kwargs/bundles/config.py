@@ -70,7 +70,8 @@ class CompileConfig:
     def __post_init__(self) -> None:
         for name, option in FIELDS.items():
             field_value = getattr(self, name)
-            value = _dtype(name, field_value) if name in DTYPES else check(option, field_value, KIND)
+            what = f"{KIND} {name!r}"
+            value = floating_dtype(what, field_value) if name in DTYPES else check(option, field_value, KIND)
             object.__setattr__(self, name, copied(value))
         for name in self.options or {}:
             if name in INSTEAD:
@@ -159,11 +160,11 @@ class CompileConfig:
 FIELDS = declared(CompileConfig)
 
 
-def _dtype(name: str, value: object) -> object:
-    """Return the dtype for a dtype of torch or its name, None for None; raise for anything else."""
+def floating_dtype(what: str, value: object) -> Any:
+    """Return a floating dtype of torch that is given, or named, None for None; raise for anything else."""
     import torch
 
     dtype = getattr(torch, value.removeprefix("torch."), None) if isinstance(value, str) else value
     if value is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
-        raise wrong_value(f"{KIND} {name!r}", "a floating torch.dtype, or the name of one", value)
+        raise wrong_value(what, "a floating torch.dtype, or the name of one", value)
     return dtype

@@ -171,13 +171,11 @@ class GraphBackend:
             return backend.compile(graph).call
         compiled = backend.compile(replace(graph, compile_fx=compile_one))
         made, precision = compiled.facts.decision, compiled.facts.precision
-        decision: DecisionData | None = None
-        if made:
-            decision = {"winner": made.winner, "options": dict(made.options), "compiler": made.compiler}
-        if decision and decision["winner"] == EAGER:
-            self.graphs[key] = Graph(decision=decision)  # what was compiled last is a loser
-        elif compiler := (decision or {}).get("compiler"):
-            self.graphs[key] = Graph(why=f"auto chose {compiler} for it, whose code is not kept")
+        decision: DecisionData | None = {"winner": made.winner, "options": dict(made.options)} if made else None
+        if made and made.winner == EAGER:
+            kept = Graph(decision=decision)  # what was compiled last is a loser
+        elif made and made.compiler:
+            kept = Graph(why=f"auto chose {made.compiler} for it, whose code is not kept")
         else:
             # In a race, the winner is compiled last.
             why = OWN_WEIGHTS if used.get("weights") else ""  # AOTAutograd's saved code would miss them as arguments
@@ -185,10 +183,10 @@ class GraphBackend:
                 why = f"its code may contain that of {called}, which may change; it is compiled again elsewhere"
             if precision and precision.reason and precision.products:
                 why = "its error exceeds max_error here; it is measured again where the bundle is loaded"
-            self.graphs[key] = _kept(calls[-1] if calls else None, decision, why)
-        if made and made.provisional and not self.graphs[key].code:
-            why = self.graphs[key].why or "auto chose eager for it"
-            self.graphs[key] = Graph(why=f"{why}, and the decision is provisional")
+            kept = _kept(calls[-1] if calls else None, decision, why)
+        if made and made.provisional and not kept.code:
+            kept = Graph(why=f"{kept.why or 'auto chose eager for it'}, and the decision is provisional")
+        self.graphs[key] = kept
         return compiled.call
 
     def _load(self, key: str, kept: Graph, backend: Backend, graph: CapturedGraph) -> Call:
@@ -316,31 +314,26 @@ def _module(graph: Any) -> ModuleType:
 
 def _with_named_libraries(source: str, module: ModuleType) -> tuple[str, dict[str, bytes]]:
     """Return generated code that loads its C++ functions by their library's hash, and these libraries."""
+    from backend_kwargs.torch_internals.inductor_code import cache_dir
+
     lines = source.splitlines(keepends=True)
     libraries: dict[str, bytes] = {}
     for node in reversed(ast.parse(source).body):
         match node:
             case ast.Assign(targets=[ast.Name(id=name)], value=ast.Call()):
-                file = _library_of(vars(module).get(name))
-        if not isinstance(node, ast.Assign) or not isinstance(node.value, ast.Call) or file is None:
+                function: Any = vars(module).get(name)
+            case _:
+                continue
+        file = getattr(getattr(function, "__self__", None), "__file__", None)
+        if file is None or not Path(file).is_relative_to(cache_dir()):
             continue
-        content = file.read_bytes()
+        content = Path(file).read_bytes()
         hashed = digest(content)
         libraries[hashed] = content
-        function = vars(module)[name]
         call = f"library({hashed!r}, {function.__self__.__name__.rpartition('.')[2]!r}, {function.__name__!r})"
         lines[node.lineno - 1 : node.end_lineno] = [f"{name} = {call}\n"]
     imports = f"from {library.__module__} import {library.__name__}\n" if libraries else ""
     return imports + "".join(lines), libraries
-
-
-def _library_of(value: object) -> Path | None:
-    """Return the shared library of one of Inductor's C++ functions, None for anything else."""
-    from backend_kwargs.torch_internals.inductor_code import cache_dir
-
-    owner = getattr(value, "__self__", None)
-    file = getattr(owner, "__file__", None) if isinstance(owner, ModuleType) else None
-    return Path(file) if file and Path(file).is_relative_to(cache_dir()) else None
 
 
 # ---- loading

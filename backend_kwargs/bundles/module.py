@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     import torch
     from torch.types import Device
 
-    from backend_kwargs.bundles.running import Built, Running, Serving
+    from backend_kwargs.bundles.running import Built, Running
 
 Call = Literal["build", "activate", "deactivate", "deploy", "infer", "save"]
 
@@ -38,7 +38,6 @@ ONCE = "Cannot build {name} again: make another CompiledModule."
 UNBUILT = "Cannot {call} {name} before it is built: call build() or load() first."
 ONLY_LOADED = "Cannot deploy {name} in state {state!r}: save it, load the bundle, and deploy what load() returns."
 INIT, ACTIVE, INACTIVE, LOADED, DEPLOYED = State
-ANY_BUILT = {state: state for state in (ACTIVE, INACTIVE, LOADED, DEPLOYED)}
 
 # The next state of each call in each state (the same state: the call has no effect on it), or the error that it raises.
 TABLE: Mapping[Call, Mapping[State, State | str]] = MappingProxyType(
@@ -72,17 +71,9 @@ TABLE: Mapping[Call, Mapping[State, State | str]] = MappingProxyType(
             LOADED: "Cannot run {name}: it is loaded; call activate() or deploy() first.",
             DEPLOYED: DEPLOYED,
         },
-        "save": {INIT: UNBUILT, **ANY_BUILT},
+        "save": {INIT: UNBUILT, ACTIVE: ACTIVE, INACTIVE: INACTIVE, LOADED: LOADED, DEPLOYED: DEPLOYED},
     }
 )
-
-
-def after(call: Call, state: State, name: str) -> State:
-    """Return the next state of `call` in `state`; raise StateError if it is not allowed."""
-    to = TABLE[call][state]
-    if isinstance(to, str):
-        raise StateError(to.format(call=call, name=name, state=state.value))
-    return to
 
 
 GUARDED = (
@@ -218,13 +209,11 @@ class CompiledModule:
 
     __call__ = infer
 
-    def serving(self) -> "Serving":
-        """Return the parts of a call, for `seal`."""
+    def serving(self) -> "tuple[Built, Running]":
+        """Return what is called, and what runs it, for `seal`."""
         self._after("infer")
-        from backend_kwargs.bundles.running import serving
-
         assert self._running
-        return serving(self._known(), self._running)
+        return self._known(), self._running
 
     def save(self, path: str | Path, *, signing_key: object = None) -> None:
         """Write a bundle: config, weights, samples' metadata, compiled code, and a manifest with each part's SHA-256.
@@ -288,7 +277,11 @@ class CompiledModule:
         return f"<{self.name}({self.config.describe()}) {self._state.value}>"
 
     def _after(self, call: Call) -> State:
-        return after(call, self._state, self.name)
+        """Return the next state after `call`; raise StateError if it is not allowed in this one."""
+        to = TABLE[call][self._state]
+        if isinstance(to, str):
+            raise StateError(to.format(call=call, name=self.name, state=self._state.value))
+        return to
 
     def _known(self) -> "Built":
         assert self._built

@@ -55,13 +55,9 @@ class Running:
     check: InputCheck | None = None  # of each call, once it is deployed
 
     def free(self) -> None:
-        """Free this compiled code, and no other."""
-        self.call = _freed
+        """Free this compiled code, and no other; nothing calls it any more."""
+        del self.call
         self.backend.forget()
-
-
-def _freed(*args: object, **kwargs: object) -> object:
-    raise AssertionError("This code was freed.")
 
 
 def import_compiler() -> None:
@@ -103,18 +99,15 @@ def running(built: Built, module: torch.nn.Module, *, keep: bool, deployed: bool
     config = built.config
     function = entry(config, built.device, built.output_dtypes, type(module).__name__)
     backend = GraphBackend(config.resolved, built.graphs, keep=keep, folder=built.unpacked)
+    without_global = lambda entries: [each.guard_type not in GLOBAL_GUARDS for each in entries]  # noqa: E731
     compiled = torch.compile(
         function,
         backend=backend,
         fullgraph=config.fullgraph,
         dynamic=built.dynamic,
-        options={"guard_filter_fn": _without_global_guards} if deployed else None,
+        options={"guard_filter_fn": without_global} if deployed else None,
     )
     return Running(partial(compiled, module), backend)
-
-
-def _without_global_guards(entries: Sequence[Any]) -> list[bool]:
-    return [entry.guard_type not in GLOBAL_GUARDS for entry in entries]
 
 
 def without_gradients(call: Call) -> Call:
@@ -133,52 +126,10 @@ def without_gradients(call: Call) -> Call:
     return infer
 
 
-def input_check(built: Built) -> InputCheck:
-    """Return the check of inputs against the samples; dynamo's guards compare the rest."""
-    return InputCheck(built.samples, built.device, dynamic=bool(built.dynamic))
-
-
-@dataclass(frozen=True)
-class Serving:
-    """The parts of a module's call: the compiled code, the check before it, and the same in eager."""
-
-    call: Call
-    check: InputCheck | None
-    eager: Call
-    module: torch.nn.Module
-    samples: Sequence[Metadata]
-
-
-def serving(built: Built, running: Running) -> Serving:
-    """Return the parts of a call, for what serves them in another way; all run without gradients."""
+def in_eager(built: Built) -> Call:
+    """Return what runs the module in eager as its compiled code does, without gradients."""
     function = entry(built.config, built.device, built.output_dtypes, "eager")
-    eager = without_gradients(partial(function, built.module))
-    return Serving(running.call, running.check, eager, built.module, built.samples)
-
-
-def in_eager(built: Built, module: torch.nn.Module) -> Call | None:
-    """Return what runs inputs that the code was not built for: the module in eager, or None if they are an error."""
-    if built.config.unmatched == "raise":
-        return None
-    return without_gradients(partial(entry(built.config, built.device, built.output_dtypes, "eager"), module))
-
-
-def checked(call: Call, check: InputCheck, otherwise: Call | None) -> Call:
-    """Return `call` with its inputs checked first, and without gradients, whenever it compiles or runs in eager.
-
-    `otherwise` runs inputs that do not match, None to raise.
-    """
-
-    def serve(*args: object, **kwargs: object) -> object:
-        try:
-            check(args, kwargs)
-        except BackendKwargsError:
-            if otherwise is None:
-                raise
-            return otherwise(*args, **kwargs)
-        return call(*args, **kwargs)
-
-    return without_gradients(serve)
+    return without_gradients(partial(function, built.module))
 
 
 def first_output_dtypes(config: CompileConfig, plain: object) -> Dtypes:
@@ -198,10 +149,24 @@ SHARED_POOL = (
 
 
 def deployed(built: Built) -> tuple[Running, Call]:
-    """Return what runs, and what to call."""
+    """Return what runs, and what to call: its inputs are checked against the samples; dynamo's guards compare the rest.
+
+    No call records a gradient, whenever it compiles or runs in eager.
+    """
     ready = running(built, built.module, keep=False, deployed=True)
-    ready.check = input_check(built)
-    return ready, checked(ready.call, ready.check, in_eager(built, built.module))
+    ready.check = check = InputCheck(built.samples, built.device, dynamic=bool(built.dynamic))
+    call, otherwise = ready.call, in_eager(built) if built.config.unmatched == "eager" else None
+
+    def serve(*args: object, **kwargs: object) -> object:
+        try:
+            check(args, kwargs)
+        except BackendKwargsError:
+            if otherwise is None:
+                raise
+            return otherwise(*args, **kwargs)
+        return call(*args, **kwargs)
+
+    return ready, without_gradients(serve)
 
 
 def facts(built: Built, served: Running | None) -> list[str]:

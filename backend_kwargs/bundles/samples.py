@@ -116,12 +116,12 @@ def tree_of(metadata: Metadata, leaf: Callable[[str, Any], object]) -> Any:
 def sizes_differ(metadata: Sequence[Metadata]) -> bool:
     """Return whether two samples of one structure differ in the sizes of a tensor, and in nothing else."""
     seen: dict[str, list[list[int]]] = {}
-    return any(seen.setdefault(repr(_kinds(sample)), shapes_of(sample)) != shapes_of(sample) for sample in metadata)
-
-
-def shapes_of(metadata: Metadata) -> list[list[int]]:
-    """Return the shapes of the tensors that `metadata` describes, in order."""
-    return [value[0] for kind, value in leaves_of(metadata) if kind == "tensor"]
+    for sample in metadata:
+        alike = tree_of(sample, lambda kind, value: (len(value[0]), value[2:]) if kind == "tensor" else kind)
+        shapes = [value[0] for kind, value in leaves_of(sample) if kind == "tensor"]
+        if seen.setdefault(repr(alike), shapes) != shapes:
+            return True
+    return False
 
 
 def leaves_of(metadata: Metadata) -> list[tuple[str, Any]]:
@@ -131,11 +131,6 @@ def leaves_of(metadata: Metadata) -> list[tuple[str, Any]]:
     return found
 
 
-def _kinds(metadata: Metadata) -> object:
-    """Return what samples that differ only in sizes and in plain values have in common."""
-    return tree_of(metadata, lambda kind, value: (len(value[0]), value[2:]) if kind == "tensor" else kind)
-
-
 def torch_value(name: str) -> Any:
     """Return the dtype or layout of this name."""
     return getattr(torch, name.removeprefix("torch."))
@@ -143,8 +138,6 @@ def torch_value(name: str) -> Any:
 
 # ---- the check of a call's inputs
 
-KeyPath: TypeAlias = tuple[Any, ...]  # where an argument is in (args, kwargs), as in torch's pytrees
-Paths: TypeAlias = Sequence[tuple[KeyPath, Any]]
 MOST_PASSED = 4  # guards of inputs for one set of arguments
 
 
@@ -193,7 +186,7 @@ class InputCheck:
         self._structures = dict.fromkeys(_spelled(pytree.tree_structure(sample)) for sample in samples)
         self._known: dict[pytree.TreeSpec, list[list[Requirement]]] = {}
         for sample in samples:
-            leaves, structure = pytree.tree_flatten(_in_order(*sample))
+            leaves, structure = pytree.tree_flatten(_plain(sample))
             self._known.setdefault(structure, []).append(leaves)
         if dynamic:
             self._known = {structure: _of_any_sizes(alike) for structure, alike in self._known.items()}
@@ -215,7 +208,7 @@ class InputCheck:
 
     def _compare(self, args: Args, kwargs: Kwargs) -> None:
         """Compare the inputs with each sample of their structure."""
-        paths, structure = pytree.tree_flatten_with_path(_in_order(args, kwargs))
+        paths, structure = pytree.tree_flatten_with_path(_plain((args, kwargs)))
         problems = [_problem(paths, likes) for likes in self._known.get(structure, ())]
         if not problems:
             got = _spelled(pytree.tree_structure((args, kwargs)))
@@ -227,13 +220,11 @@ class InputCheck:
             raise BackendKwargsError(problems[0])
 
 
-def _in_order(args: Args, kwargs: Kwargs) -> tuple[object, object]:
-    """Return the arguments with dicts in place of other mappings, sorted, since dynamo's guards check what matters."""
-    return _plain(args), _plain(kwargs)
-
-
 def _plain(value: Any) -> object:
-    """Return an argument with its mappings in order, and with a blank for what is no dict, list or tuple."""
+    """Return arguments with sorted dicts for their mappings, and with a blank for what is no dict, list or tuple.
+
+    dynamo's guards check what of that matters.
+    """
     if type(value) in (list, tuple):
         return type(value)(map(_plain, value))
     if isinstance(value, Mapping) and all(isinstance(key, str) for key in value):
@@ -283,8 +274,8 @@ def _opened(leaves: Sequence[Requirement]) -> Requirement:
     return leaves[0] and replace(leaves[0], shape=shape, stride=None)
 
 
-def _problem(paths: Paths, likes: list[Requirement]) -> str:
-    """Return what is wrong with inputs of a sample's structure, "" if nothing is."""
+def _problem(paths: Sequence[tuple[Any, Any]], likes: list[Requirement]) -> str:
+    """Return what is wrong with inputs of a sample's structure, by their paths in (args, kwargs); "" if nothing is."""
     for (path, value), like in zip(paths, likes, strict=True):
         if like and not like.fits(value):
             got = shown(value)
@@ -292,10 +283,6 @@ def _problem(paths: Paths, likes: list[Requirement]) -> str:
                 stride = value.stride() if value.layout is torch.strided else None
                 got = str(Like(value.dtype, value.device, value.layout, tuple(value.shape), stride))
             hint = "Build with a sample of this kind, or with dynamic=True."
-            return f"Input {spot(path)} must be {like}, got {got}. {hint}"
+            where = "args" if path[0].idx == 0 else "kwargs"
+            return f"Input {where}{pytree.keystr(path[1:])} must be {like}, got {got}. {hint}"
     return ""
-
-
-def spot(path: KeyPath) -> str:
-    """Return the name of an argument by its path in (args, kwargs)."""
-    return ("args" if path[0].idx == 0 else "kwargs") + str(pytree.keystr(path[1:]))

@@ -52,7 +52,6 @@ def build(
     sign: Annotated[Path | None, typer.Option(metavar="PRIVATE.pem", help="Sign with this Ed25519 key.")] = None,
 ) -> None:
     """Compile a model, check its results, and write a bundle that is served elsewhere without compiling."""
-    from backend_kwargs.bundles.disk.reading import read_manifest
     from backend_kwargs.bundles.disk.saving import check_save, check_state, save
 
     check_save(output, sign)
@@ -66,10 +65,10 @@ def build(
     compiled = CompiledModule(config)
     with quiet():
         compiled.build(model, [example_inputs])
-    save(compiled._known(), output, sign, factory=factory)
-    manifest = read_manifest(output)
+    built, _ = compiled.serving()
+    save(built, output, sign, factory=factory)
     say(*compiled.describe().splitlines())
-    print_table(("first call", "seconds"), [("compiling", f"{manifest.cold_s or 0.0:.2f}")])
+    print_table(("first call", "seconds"), [("compiling", f"{built.cold_s or 0.0:.2f}")])
     say(f"Serve it: {shlex.join(['backend-kwargs', 'bundle', 'run', str(output), factory, '--trust'])}")
 
 
@@ -120,9 +119,9 @@ def run(
     key: Keys = None,
 ) -> None:
     """Load a bundle, and show the time of its first call next to that of compiling it."""
-    from backend_kwargs.bundles.disk.reading import read_manifest
+    from backend_kwargs.bundles.disk.reading import inspected
 
-    manifest = read_manifest(bundle, key or ())  # and its signature, before the factory makes the model
+    manifest, _ = inspected(bundle, key or ())  # and its signature, before the factory makes the model
     if not factory:
         # Not the one that the manifest names: its source is no part of the bundle, whoever signed that.
         built_with = f" It was built with {shown(manifest.factory)}." if manifest.factory else ""

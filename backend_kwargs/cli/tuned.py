@@ -26,7 +26,7 @@ from backend_kwargs.page.figures import file_of, interval_of, measured_on
 from backend_kwargs.page.sentence import SLOWER, gained
 from backend_kwargs.report.decisions import parts_of, verdict_of
 from backend_kwargs.report.graphs import number
-from backend_kwargs.stores.opening import given_place
+from backend_kwargs.stores import Store
 from backend_kwargs.torch_internals.dynamo import reset
 
 WHOLE = "the whole call"
@@ -103,7 +103,8 @@ def _raced(
 
 def _lines(backend: Backend, output: Path, *, fixed_sizes: bool) -> list[str]:
     """Return the lines that serve with the decisions: a command, and code."""
-    store = given_place(backend.options.get("store"))
+    given = backend.options.get("store")
+    store = given.url if isinstance(given, Store) else given
     command = [
         "backend-kwargs",
         "decisions",

@@ -7,8 +7,9 @@ import secrets
 import shutil
 import stat
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 
 from backend_kwargs.errors import BackendKwargsError
@@ -26,18 +27,31 @@ def write_whole(path: Path, content: str | bytes) -> None:
     """
     with reported(repr(str(path))):
         file, exists = _resolved(path)
-        beside = file.with_name(f"{BESIDE}{secrets.token_hex(8)}")
-        try:
-            with open(
-                beside, "xb", opener=(lambda name, flags: os.open(name, flags, 0o600)) if exists else None
-            ) as opened:
-                if exists:
-                    _take_over(file, beside)
-                opened.write(content.encode() if isinstance(content, str) else content)
-                opened.flush()
-                os.fsync(opened.fileno())
-            beside.replace(file)
-        finally:
+        written = content.encode() if isinstance(content, str) else content
+        if exists:
+            replace_file(file, written, 0o600, partial(_take_over, file))
+        else:
+            replace_file(file, written)
+
+
+def replace_file(
+    file: Path,
+    content: bytes,
+    mode: int = 0o666,
+    prepare: Callable[[Path], object] = lambda beside: None,
+    prefix: str = BESIDE,
+) -> None:
+    """Write `content` to a new file beside, which `prepare` may change first, and rename that; raise OSError."""
+    beside = file.with_name(f"{prefix}{secrets.token_hex(8)}")
+    try:
+        with open(beside, "xb", opener=lambda name, flags: os.open(name, flags, mode)) as opened:
+            prepare(beside)
+            opened.write(content)
+            opened.flush()
+            os.fsync(opened.fileno())
+        beside.replace(file)
+    finally:
+        with suppress(OSError):
             beside.unlink(missing_ok=True)
 
 

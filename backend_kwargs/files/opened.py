@@ -28,7 +28,7 @@ def opened_file(path: str | Path, flags: int = 0, *, within: int | None = None) 
     file = os.open(path, READ | flags, dir_fd=within)
     if not stat.S_ISREG(os.fstat(file).st_mode):
         os.close(file)
-        raise OSError(0, "it is not a regular file")
+        raise OSError("it is not a regular file")
     with os.fdopen(file, "rb") as opened:
         yield opened
 
@@ -37,5 +37,5 @@ def content_of(opened: BinaryIO, longest: int) -> bytes:
     """Return a file's content; raise OSError if it is longer than `longest` bytes."""
     content = opened.read(longest + 1)
     if len(content) > longest:
-        raise OSError(0, f"it is longer than {longest} bytes")
+        raise OSError(f"it is longer than {longest} bytes")
     return content

@@ -1,9 +1,7 @@
 """Files of options, and the values in them: read whole, and bounded, since they may come from anyone."""
 
 import json
-import os
 import re
-import stat
 import tomllib
 from collections.abc import Callable, Mapping
 from itertools import islice
@@ -11,6 +9,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from backend_kwargs.errors import BackendKwargsError, error_text
+from backend_kwargs.files.opened import content_of, opened_file
 
 T = TypeVar("T")
 
@@ -34,20 +33,17 @@ def read_toml(path: str | Path, what: str) -> dict[str, Any]:
 
 def read_json(path: str | Path, what: str) -> Any:
     """Return the value in a JSON file; raise like `read_toml`."""
-    return _read(path, what, json.loads)
+    return _read(path, what, lambda content: json.loads(content.decode()))
 
 
 def read_text(path: str | Path, what: str) -> str:
     """Return a file's text; raise like `read_toml`."""
-    return _read(path, what, str)
+    return _read(path, what, bytes.decode)
 
 
 def read_bytes(path: str | Path, what: str, longest: int) -> bytes:
     """Return a file's content, of at most `longest` bytes; raise like `read_toml`."""
-    try:
-        return _content(Path(path), longest)
-    except (OSError, ValueError) as error:
-        raise BackendKwargsError(f"Cannot read {what} from {str(path)!r}: {error_text(error)}.") from None
+    return _read(path, what, bytes, longest)
 
 
 def check_plain(what: str, value: object) -> None:
@@ -70,9 +66,10 @@ def why_not_plain(value: object) -> str:
     return f"it is nested more than {DEEPEST} levels deep"
 
 
-def _read(path: str | Path, what: str, parse: Callable[[str], T]) -> T:
+def _read(path: str | Path, what: str, parse: Callable[[bytes], T], longest: int = LONGEST) -> T:
     try:
-        value = parse(_content(Path(path)).decode())
+        with opened_file(path) as opened:
+            value = parse(content_of(opened, longest))
         why = why_not_plain(value)
     except (OSError, ValueError, RecursionError) as error:
         why = error_text(error)
@@ -81,21 +78,11 @@ def _read(path: str | Path, what: str, parse: Callable[[str], T]) -> T:
     return value
 
 
-def _parsed_toml(text: str) -> dict[str, Any]:
+def _parsed_toml(content: bytes) -> dict[str, Any]:
+    text = content.decode()
     if any(token.lastgroup for token in TOKEN.finditer(text)):
         raise ValueError(f"a key has more than {DEEPEST} parts")
     return tomllib.loads(text)
-
-
-def _content(path: Path, longest: int = LONGEST) -> bytes:
-    at_once = getattr(os, "O_NONBLOCK", 0)  # a pipe would wait for a writer
-    with open(path, "rb", opener=lambda name, flags: os.open(name, flags | at_once)) as file:
-        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-            raise OSError("it is not a regular file")
-        content = file.read(longest + 1)
-    if len(content) > longest:
-        raise OSError(f"it is longer than {longest} bytes")
-    return content
 
 
 def _items(value: object) -> list[object]:

@@ -21,7 +21,7 @@ from backend_kwargs.auto.verdicts import FOLDER, Verdict
 from backend_kwargs.backend import Backend
 from backend_kwargs.backends import CapturedGraph, Inputs
 from backend_kwargs.bundles.config import CompileConfig
-from backend_kwargs.bundles.disk.reading import read_manifest
+from backend_kwargs.bundles.disk.reading import inspected
 from backend_kwargs.bundles.graphs import key_of
 from backend_kwargs.bundles.samples import sizes_differ
 from backend_kwargs.errors import BackendKwargsError, error_text, shown, warn_once
@@ -260,7 +260,7 @@ def consented(documents: Sequence[UnitDocument], model: str | None, *, trust: bo
 
 def bundle_target(path: Path, make: Make, label: str, *, trust: bool) -> tuple[Target, dict[str, list[Decision]]]:
     """Return the model of a bundle, and the decisions in its manifest by the keys of their graphs."""
-    manifest = read_manifest(path)
+    manifest, _ = inspected(path, ())
     config = CompileConfig.from_dict(manifest.config, trust=trust)
     decided = {
         graph.key: [Decision(graph.key, "", graph.winner, graph.options, made=0.0)]

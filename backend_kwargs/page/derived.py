@@ -48,18 +48,14 @@ def changes(old: Document, new: Document) -> Changes:
     before, after = ({group.title: group for group in each.speedups} for each in (old, new))
     if len(before) == len(after) == 1:
         before = dict(zip(after, before.values(), strict=True))
-    found = [*_of_groups(before, after)]
+    found: list[Change] = []
+    for title, group in after.items():
+        found += _of_rows(title, before.get(title, Speedups()), group)
+    for title in before.keys() - after.keys():
+        found += (Change("lost", row.name, title) for row in before[title].rows)
     rows = sum(len(group.rows) for group in after.values())
     touched = {(each.group, each.name) for each in found if each.kind not in ("winner", "lost")}
     return Changes(old.title, old.made, rows - len(touched), tuple(_differs(old, new)), tuple(found))
-
-
-def _of_groups(before: dict[str, Speedups], after: dict[str, Speedups]) -> Iterator[Change]:
-    for title, group in after.items():
-        was = before.get(title, Speedups())
-        yield from _of_rows(title, was, group)
-    for title in before.keys() - after.keys():
-        yield from (Change("lost", row.name, title) for row in before[title].rows)
 
 
 def _of_rows(title: str, before: Speedups, after: Speedups) -> Iterator[Change]:

@@ -22,10 +22,6 @@ Ratio = Annotated[float, Meta(gt=0)]
 Count = Annotated[int, Meta(ge=0, le=10**15)]
 
 
-def _at_most(count: int) -> Meta:
-    return Meta(max_length=count)
-
-
 class Part(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
     """What every part of a document is: immutable, named fields, no unknown ones."""
 
@@ -51,7 +47,7 @@ class Verdict(Part, frozen=True):
     text: Text = ""
     clear: bool = True
     provisional: Text = ""
-    speedups: Annotated[tuple[Speedup, ...], _at_most(20)] = ()
+    speedups: Annotated[tuple[Speedup, ...], Meta(max_length=20)] = ()
     latency: Interval | None = None
     error: float | None = None
     error_bound: float | None = None
@@ -103,7 +99,7 @@ class Speedups(Part, frozen=True):
     title: Name = ""
     over: Name = ""
     noise: Interval | None = None
-    rows: Annotated[tuple[Row, ...], _at_most(2000)] = ()
+    rows: Annotated[tuple[Row, ...], Meta(max_length=2000)] = ()
     note: Text = ""
 
 
@@ -125,7 +121,7 @@ class Lane(Part, frozen=True):
     status: Name = "pass"
     reason: Text = ""
     won: bool = False
-    spans: Annotated[tuple[Span, ...], _at_most(500)] = ()
+    spans: Annotated[tuple[Span, ...], Meta(max_length=500)] = ()
     seconds: Seconds | None = None
     speedup: Interval | None = None
     against: Name = ""
@@ -155,8 +151,8 @@ class Race(Part, frozen=True):
     cut_s: Seconds = 0.0
     provisional: Text = ""
     estimated: bool = False
-    lanes: Annotated[tuple[Lane, ...], _at_most(500)] = ()
-    leads: Annotated[tuple[Lead, ...], _at_most(500)] = ()
+    lanes: Annotated[tuple[Lane, ...], Meta(max_length=500)] = ()
+    leads: Annotated[tuple[Lead, ...], Meta(max_length=500)] = ()
 
 
 class Point(Part, frozen=True):
@@ -175,7 +171,7 @@ class Tradeoffs(Part, frozen=True):
 
     relative: bool = False
     over: Name = ""
-    points: Annotated[tuple[Point, ...], _at_most(2000)] = ()
+    points: Annotated[tuple[Point, ...], Meta(max_length=2000)] = ()
 
 
 class Option(Part, frozen=True):
@@ -230,11 +226,11 @@ class Graph(Part, frozen=True, forbid_unknown_fields=False):  # earlier releases
     seconds: Seconds | None = None
     cache: Name = ""
     ran: Text = ""
-    options: Annotated[tuple[Option, ...], _at_most(500)] = ()
-    rewrites: Annotated[tuple[Rewrite, ...], _at_most(500)] = ()
-    kernels: Annotated[tuple[Kernel, ...], _at_most(5000)] = ()
-    causes: Annotated[tuple[Cause, ...], _at_most(500)] = ()
-    notes: Annotated[tuple[Text, ...], _at_most(200)] = ()
+    options: Annotated[tuple[Option, ...], Meta(max_length=500)] = ()
+    rewrites: Annotated[tuple[Rewrite, ...], Meta(max_length=500)] = ()
+    kernels: Annotated[tuple[Kernel, ...], Meta(max_length=5000)] = ()
+    causes: Annotated[tuple[Cause, ...], Meta(max_length=500)] = ()
+    notes: Annotated[tuple[Text, ...], Meta(max_length=200)] = ()
 
 
 class Result(Part, frozen=True):
@@ -270,8 +266,8 @@ class Changes(Part, frozen=True):
     title: Name = ""
     made: Name = ""
     same: Count = 0
-    differs: Annotated[tuple[Text, ...], _at_most(100)] = ()
-    changes: Annotated[tuple[Change, ...], _at_most(5000)] = ()
+    differs: Annotated[tuple[Text, ...], Meta(max_length=100)] = ()
+    changes: Annotated[tuple[Change, ...], Meta(max_length=5000)] = ()
 
 
 class Document(Part, frozen=True):
@@ -285,16 +281,16 @@ class Document(Part, frozen=True):
     subtitle: Text = ""
     made: Name = ""
     by: Name = ""
-    environment: Annotated[dict[Name, Text | int | float | bool | None], _at_most(200)] = {}
+    environment: Annotated[dict[Name, Text | int | float | bool | None], Meta(max_length=200)] = {}
     verdict: Verdict | None = None
-    warnings: Annotated[tuple[Warned, ...], _at_most(1000)] = ()
-    speedups: Annotated[tuple[Speedups, ...], _at_most(1000)] = ()
-    races: Annotated[tuple[Race, ...], _at_most(1000)] = ()
+    warnings: Annotated[tuple[Warned, ...], Meta(max_length=1000)] = ()
+    speedups: Annotated[tuple[Speedups, ...], Meta(max_length=1000)] = ()
+    races: Annotated[tuple[Race, ...], Meta(max_length=1000)] = ()
     tradeoffs: Tradeoffs | None = None
-    graphs: Annotated[tuple[Graph, ...], _at_most(1000)] = ()
-    accuracy: Annotated[tuple[Result, ...], _at_most(5000)] = ()
+    graphs: Annotated[tuple[Graph, ...], Meta(max_length=1000)] = ()
+    accuracy: Annotated[tuple[Result, ...], Meta(max_length=5000)] = ()
     changes: Changes | None = None
-    notes: Annotated[tuple[Text, ...], _at_most(500)] = ()
+    notes: Annotated[tuple[Text, ...], Meta(max_length=500)] = ()
 
     @property
     def noise(self) -> Interval | None:
@@ -331,11 +327,9 @@ class _Versioned(Struct):
     version: int = 0
 
 
-def packed(document: Document) -> bytes:
-    """Return the document as JSON that `parse` reads; raise BackendKwargsError if a value breaks the schema."""
-    content = msgspec.json.encode(document)
-    parse(content, "a document that was just made")
-    return content
+def checked(document: Document) -> Document:
+    """Return the document as who parses its JSON gets it; raise BackendKwargsError if a value breaks the schema."""
+    return parse(msgspec.json.encode(document), "a document that was just made")
 
 
 def schema() -> dict[str, Any]:

@@ -140,9 +140,4 @@ def plain(value: float) -> str:
     return f"{value:.6g}"
 
 
-def share(value: float) -> str:
-    """Return "72 %"."""
-    return f"{value:.0%}".replace("%", " %") if value >= 0.01 or value == 0 else "below 1 %"
-
-
-FILTERS = {each.__name__: each for each in (ratio, between, duration, size, error, count, plain, share)}
+FILTERS = {each.__name__: each for each in (ratio, between, duration, size, error, count, plain)}

@@ -7,7 +7,7 @@ from backend_kwargs.errors import printable, shortened
 from backend_kwargs.interval import Interval
 from backend_kwargs.page import figures
 from backend_kwargs.page.document import Change, Document, Row, Speedups, Verdict
-from backend_kwargs.page.sentence import Piece, kept, remark, sentence
+from backend_kwargs.page.sentence import kept, remark, sentence
 from backend_kwargs.page.sharing import shareable
 
 LONGEST = 200  # characters of a name or a reason
@@ -54,7 +54,8 @@ def _lines(document: Document) -> Iterator[str]:
 
 def _verdict(verdict: Verdict, noise: Interval | None) -> Iterator[str]:
     said = sentence(verdict, noise)
-    yield f"**{''.join(map(_piece, said)) if verdict.winner else code(said[0].text)}**"
+    words = "".join(code(each.text) if each.kind == "name" else each.text for each in said)
+    yield f"**{words if verdict.winner else code(said[0].text)}**"
     if ends := [f"{figures.between(each.ratio)} over {code(each.over)}" for each in verdict.speedups]:
         yield f"95 % intervals: {', '.join(ends)}."
     if costs := _costs(verdict):
@@ -80,10 +81,6 @@ def _costs(verdict: Verdict) -> list[str]:
     if verdict.error is not None:
         costs.append(f"error {figures.error(verdict.error)}")
     return costs
-
-
-def _piece(piece: Piece) -> str:
-    return code(piece.text) if piece.kind == "name" else piece.text
 
 
 def _table(group: Speedups) -> Iterator[str]:

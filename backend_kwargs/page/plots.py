@@ -219,19 +219,9 @@ def _apart(ticks: Iterable[tuple[float, str]], least: float) -> list[tuple[float
     return kept
 
 
-class KernelBar(NamedTuple):
-    """A kernel and its share of the longest one's time, in percent."""
-
-    kernel: Kernel
-    width: float
-
-
-def kernels_by_time(kernels: Iterable[Kernel]) -> list[KernelBar]:
-    """Return the kernels that take the most time, the longest first."""
-    found = sorted(kernels, key=lambda kernel: -(kernel.seconds or 0.0))
-    longest = max((kernel.seconds or 0.0 for kernel in found), default=0.0)
-    bars = [KernelBar(each, round(100 * (each.seconds or 0.0) / longest, 2) if longest else 0.0) for each in found]
-    return bars[:MOST_KERNELS]
+def kernels_by_time(kernels: Iterable[Kernel]) -> list[Kernel]:
+    """Return the kernels that take the most time, the longest first, and those without a time last."""
+    return sorted(kernels, key=lambda kernel: -(kernel.seconds or 0.0))[:MOST_KERNELS]
 
 
 def bound_axis(results: Iterable[Result]) -> Axis | None:

@@ -8,10 +8,12 @@ from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from backend_kwargs.errors import BackendKwargsError
 from backend_kwargs.files.plain_data import read_bytes
 from backend_kwargs.page import figures, plots, sentence
-from backend_kwargs.page.document import LONGEST, Document, packed, parse
+from backend_kwargs.page.document import LONGEST, Document, checked, parse
 from backend_kwargs.page.sharing import shareable
 
 if TYPE_CHECKING:
@@ -38,23 +40,23 @@ def to_html(document: Document) -> str:
 
     Raises BackendKwargsError if a value breaks the schema.
     """
-    shared = _checked(document)
+    shared = checked(shareable(document))
     return _render(
         "page.html.j2",
         document=shared,
-        data=_markup(packed(shared).decode().translate(ESCAPES)),
+        data=_markup(msgspec.json.encode(shared).decode().translate(ESCAPES)),
         sections=list(_sections(shared)),
     )
 
 
 def fragment(document: Document) -> str:
     """Return the same parts for a notebook: HTML with styles that act only inside it, without a script."""
-    return _render("fragment.html.j2", document=_checked(document))
+    return _render("fragment.html.j2", document=checked(shareable(document)))
 
 
 def to_json(document: Document) -> bytes:
-    """Return the data that the page contains, as `parse` reads it."""
-    return packed(_checked(document))
+    """Return the data that the page contains, as `parse` reads it: without what must not be told."""
+    return msgspec.json.encode(checked(shareable(document)))
 
 
 def policy() -> str:
@@ -68,11 +70,6 @@ def policy() -> str:
         f"default-src 'none'; script-src 'sha256-{script}'; style-src 'sha256-{style}'; "
         "base-uri 'none'; form-action 'none'"
     )
-
-
-def _checked(document: Document) -> Document:
-    """Return what is shown: without what must not be told, and as a reader of the JSON gets it."""
-    return parse(packed(shareable(document)))
 
 
 def _sections(document: Document) -> Iterator[tuple[str, str]]:

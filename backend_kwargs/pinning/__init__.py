@@ -39,23 +39,15 @@ def pin(
     check_writable(Path(lock))
     served.verify()
     from backend_kwargs.pinning.phases import write
+    from backend_kwargs.trial.failures import chain_of
 
     try:
         with progress("pin", "starting") as tell:
             write(Path(lock), model, example_inputs, served, dynamic, tell, add=add)
     except Exception as error:
-        if (ours := _ours(error)) is None:
+        # torch wraps what is raised while it compiles.
+        ours = next((each for each in chain_of(error) if isinstance(each, BackendKwargsError)), None)
+        if ours is None:
             raise
         raise type(ours)(str(ours)) from error
     return served
-
-
-def _ours(error: BaseException | None) -> BackendKwargsError | None:
-    """Return the error of this package that torch wrapped, None if there is none."""
-    seen: set[int] = set()
-    while error is not None and id(error) not in seen:
-        if isinstance(error, BackendKwargsError):
-            return error
-        seen.add(id(error))
-        error = getattr(error, "inner_exception", None) or error.__cause__ or error.__context__
-    return None

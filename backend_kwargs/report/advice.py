@@ -98,7 +98,10 @@ def advice_on(graphs: Sequence[Graph], owners: Sequence[Hashable] = ()) -> Itera
     if reasons and all(reasons):  # no graph gains by being compiled
         yield f"{'; '.join(dict.fromkeys(reasons))} -> call the model itself"
     yield from _recompiles_advice(graphs, owners)
-    yield from _cudagraphs_advice(graphs)
+    states = (code.cudagraphs for graph in graphs for code in graph.codes)
+    for why in dict.fromkeys(state.removeprefix("skipped: ") for state in states if state.startswith("skipped: ")):
+        change = next((change for pattern, change in SKIPS if pattern.search(why)), OTHER_SKIP)
+        yield f"CUDA graphs skipped: {why} -> {change}"
     yield from _slow_advice(graphs)
     lost = sum(graph.relax.tuned for graph in graphs if graph.relax and not graph.options.get("work_dir"))
     if lost:
@@ -139,13 +142,6 @@ def _cause(guard: str) -> tuple[str, str, tuple[tuple[str, str], ...]]:
             return seen, change, tuple(match.groupdict().items())
     code, _, _ = guard.partition("  #")  # a comment with the line of the user's code follows
     return "{guard} failed {times}", "keep it as it was at the first call", (("guard", code.rstrip()),)
-
-
-def _cudagraphs_advice(graphs: Sequence[Graph]) -> Iterator[str]:
-    states = (code.cudagraphs for graph in graphs for code in graph.codes)
-    for why in dict.fromkeys(state.removeprefix("skipped: ") for state in states if state.startswith("skipped: ")):
-        change = next((change for pattern, change in SKIPS if pattern.search(why)), OTHER_SKIP)
-        yield f"CUDA graphs skipped: {why} -> {change}"
 
 
 def _slow_advice(graphs: Sequence[Graph]) -> Iterator[str]:

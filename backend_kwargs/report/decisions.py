@@ -240,38 +240,23 @@ def warnings_of(decision: Decision, name: str) -> Iterator[Warned]:
 
 
 def race_of(decision: Decision, name: str) -> Race:
-    """Return a race as a timeline; where rows do not say when they began, one after the other in their order."""
-    began = _beginnings(decision.rows)
-    known = any(row.began_s is not None for row in decision.rows)
+    """Return a race as a timeline, as far as its rows say when they began and led."""
+    leads = sorted((since, row.name) for row in decision.rows if (since := seconds_of(row.led_s)) is not None)
     return Race(
         graph=name,
         winner=decision.winner,
         seconds=seconds_of(decision.seconds) or 0.0,
         cut_s=seconds_of(decision.cut_s) or 0.0,
         provisional=what_is_open(decision),
-        estimated=not known,
-        lanes=tuple(_lane(row, start) for row, start in zip(decision.rows, began, strict=True)),
-        leads=tuple(_leads(decision, began)),
+        lanes=tuple(map(_lane, decision.rows)),
+        leads=tuple(Lead(name=name, since=since) for since, name in ([(0.0, EAGER)] if leads else []) + leads),
     )
 
 
-def _beginnings(rows: Iterable[RaceRow]) -> list[float | None]:
-    """Return when each candidate's compile began; estimated from the compiles before it if no row says."""
-    rows = list(rows)
-    if any(row.began_s is not None for row in rows):
-        return [seconds_of(row.began_s) for row in rows]
-    began, at = [], 0.0
-    for row in rows:
-        compile_s = seconds_of(row.compile_s) or 0.0
-        began.append(at if compile_s else None)
-        at += compile_s
-    return began
-
-
-def _lane(row: RaceRow, began: float | None) -> Lane:
+def _lane(row: RaceRow) -> Lane:
     compiled = seconds_of(row.compile_s) or 0.0
     spans = []
-    if began is not None:
+    if (began := seconds_of(row.began_s)) is not None:
         spans.append(Span(kind="compile", start=began, end=began + compiled))
         if timed := seconds_of(row.timed_s):
             spans.append(Span(kind="time", start=began + compiled, end=began + compiled + timed))
@@ -289,25 +274,3 @@ def _lane(row: RaceRow, began: float | None) -> Lane:
         error=error_of(row.error),
         peak_bytes=count_of(row.peak_bytes),
     )
-
-
-def _leads(decision: Decision, began: Sequence[float | None]) -> Iterator[Lead]:
-    """Yield who led from when; where rows do not say, who the next one was timed against has taken the lead before."""
-    known = [(since, row.name) for row in decision.rows if (since := seconds_of(row.led_s)) is not None]
-    found = sorted(known) if known else [*_leads_by_opponents(decision, began)]
-    if known:
-        yield Lead(name=EAGER, since=0.0)
-    yield from (Lead(name=name, since=since) for since, name in found)
-
-
-def _leads_by_opponents(decision: Decision, began: Sequence[float | None]) -> Iterator[tuple[float, str]]:
-    tried = [(start, row) for start, row in zip(began, decision.rows, strict=True) if start is not None and row.against]
-    tried.sort(key=lambda each: each[0])
-    leader = tried[0][1].against if tried else decision.winner
-    yield 0.0, leader
-    for at, (start, row) in enumerate(tried):
-        following = tried[at + 1][1].against if at + 1 < len(tried) else decision.winner
-        # At the end of a race the winner is timed against eager once more, which then stands in its row.
-        if following != leader and (following != EAGER or at + 1 == len(tried)):
-            leader = following
-            yield start + (seconds_of(row.compile_s) or 0.0) + (seconds_of(row.timed_s) or 0.0), leader

@@ -6,7 +6,7 @@ And why no graph of it reached a backend, if dynamo still knows the reason.
 import functools
 import inspect
 import types
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from types import CodeType
 from typing import TYPE_CHECKING, Any
 
@@ -33,7 +33,11 @@ def owners_of(value: object) -> list[Any]:
         BackendKwargsError: if there is none, and no graph was compiled of a module in `value` either.
 
     """
-    own = list(_given(value))
+    results = [_result_of(value)]
+    if results == [None]:
+        holders = [part for each in _holders(value) for part in (each.modules() if _is_module(each) else [each])]
+        results = [_result_of(kept) for holder in _distinct(holders) for kept in _attributes(holder)]
+    own = [inspect.getclosurevars(result).nonlocals["fn"] for result in _distinct(filter(None, results))]
     if not own and not _records_of_modules(value):
         wanted = "what torch.compile returned, or hold it, as a module or a Trainer does"
         raise wrong_value("report's argument", wanted, value)
@@ -55,16 +59,6 @@ def _records_of_modules(value: object) -> list[Record]:
     """Return the records of graphs of the modules of `value`, which another value's torch.compile compiled."""
     modules = {id(module) for holder in _holders(value) if _is_module(holder) for module in holder.modules()}
     return [record for record in records() if id(called_by(record.owner())) in modules]
-
-
-def _given(value: object) -> Iterator[Any]:
-    """Yield what torch.compile was given, for each of its results in `value`."""
-    if result := _result_of(value):
-        yield inspect.getclosurevars(result).nonlocals["fn"]
-        return
-    holders = [part for holder in _holders(value) for part in (holder.modules() if _is_module(holder) else [holder])]
-    results = (_result_of(kept) for holder in _distinct(holders) for kept in _attributes(holder))
-    yield from (inspect.getclosurevars(result).nonlocals["fn"] for result in _distinct(filter(None, results)))
 
 
 def _holders(value: object) -> list[Any]:

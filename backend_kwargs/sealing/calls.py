@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import torch
 
 from backend_kwargs.bundles.module import CompiledModule
-from backend_kwargs.bundles.running import without_gradients
+from backend_kwargs.bundles.running import in_eager, without_gradients
 from backend_kwargs.bundles.samples import Sample, samples_of, zeros_of
 from backend_kwargs.errors import BackendKwargsError, error_text, wrong_value
 from backend_kwargs.facts import Call
@@ -110,30 +110,32 @@ def target_of(compiled: object) -> Target:
 
 def _bundle(compiled: CompiledModule) -> Target:
     """Return how to call a module of a bundle: its own check comes first, where it is deployed."""
-    own: Any = compiled.serving()
-    parts = sealing.wrapped(own.call.func)
+    built, running = compiled.serving()
+    call: Any = running.call
+    check, parts = running.check, sealing.wrapped(call.func)
     assert parts is not None
 
     def serving(missed: Missed) -> Call:
-        run = without_gradients(partial(sealing.without_compiling(parts, missed), *own.call.args))
+        run = without_gradients(partial(sealing.without_compiling(parts, missed), *call.args))
 
         def checked(*args: object, **kwargs: object) -> Any:
             try:
-                own.check(args, kwargs)
+                if check is not None:
+                    check(args, kwargs)
             except BackendKwargsError as error:
                 raise UndeclaredError(str(error).rstrip(".")) from None
             return run(*args, **kwargs)
 
-        return checked if own.check is not None else run
+        return checked
 
     return Target(
-        name=type(own.module).__name__,
-        signature=inspect.signature(own.module.forward),
+        name=type(built.module).__name__,
+        signature=inspect.signature(built.module.forward),
         compiling=compiled,
-        eager=sealing.in_eager(own.eager),
+        eager=sealing.in_eager(in_eager(built)),
         serving=serving,
-        look=without_gradients(partial(sealing.looking(parts), *own.call.args)),
-        module=own.module,
+        look=without_gradients(partial(sealing.looking(parts), *call.args)),
+        module=built.module,
     )
 
 
@@ -146,11 +148,9 @@ def example_of(compiled: object, example_inputs: object) -> Sample:
             "seal must have the arguments of one call: seal(compiled, example_inputs, ...), a tensor, a tuple of "
             "arguments, a dict of keywords, or (args, kwargs)."
         )
-    own = compiled.serving()
-    device = compiled.device
-    assert device  # one that is built has it
+    built, _ = compiled.serving()
     try:
-        args, kwargs = zeros_of(own.samples[0], device)
+        args, kwargs = zeros_of(built.samples[0], built.device)
     except Exception as error:
         raise BackendKwargsError(
             f"The bundle's sample cannot be made: {error_text(error)}. Pass example_inputs."
@@ -201,7 +201,7 @@ class Apart:
             raise UndeclaredError(SHARED)
 
 
-def apart(call: Callable[[Sample], object], sample: Sample, buffers: Collection[torch.Tensor]) -> Apart | None:
+def apart_of(call: Callable[[Sample], object], sample: Sample, buffers: Collection[torch.Tensor]) -> Apart | None:
     """Return the check for what `call` runs, None if it writes into no input and no buffer."""
     inputs = [each for each in tensors_of(tuple(sample)) if has_memory(each)]
     held = [*inputs, *(each for each in buffers if has_memory(each))]

@@ -91,9 +91,7 @@ class Declared:
     @classmethod
     def read(cls, dims: object, sizes: object, buckets: object, fill: object) -> "Declared":
         """Return what the arguments of `seal` declare; raise if they are wrong or do not fit one another."""
-        named = {
-            _text("seal's `dims`", DIMS, name): _named_dims(name, each) for name, each in _items("dims", DIMS, dims)
-        }
+        named = {name: _named_dims(name, each) for name, each in _items("dims", DIMS, dims)}
         names = {name for each in named.values() for name in each.values()}
         padded = {
             _known(name, names): tuple(sorted({*_values(f"buckets[{name!r}]", each)}))
@@ -249,13 +247,9 @@ def _items(what: str, wanted: str, given: object) -> Iterable[tuple[Any, Any]]:
     return given.items()
 
 
-def _text(what: str, wanted: str, name: object) -> str:
+def _named_dims(name: object, dims: object) -> dict[int, str]:
     if not isinstance(name, str) or not name:
-        raise wrong_value(what, wanted, name)
-    return name
-
-
-def _named_dims(name: str, dims: object) -> dict[int, str]:
+        raise wrong_value("seal's `dims`", DIMS, name)
     right = (
         isinstance(dims, Mapping)
         and dims

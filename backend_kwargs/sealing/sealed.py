@@ -52,7 +52,6 @@ class Sealed:
         self._reasons: Counter[str] = Counter()
         self._run = self._plain = target.serving(self._guard_failed)
         # With CUDA graphs: a thread calls once it is ready, and if several are, results are copied.
-        self._records = managers is not None
         self.copying: Callable[..., Any] | None = None
         self._several = False
         if managers is not None:
@@ -101,7 +100,7 @@ class Sealed:
         Each declared size is called here once more, in the modes of the seal. From then on results are copied, and
         calls take turns; results from before are overwritten, as by any next call.
         """
-        if self._records and not hasattr(self._here, "ready"):
+        if self.copying is not None and not hasattr(self._here, "ready"):
             self._several = True  # before that: a call that waits meanwhile is one of several
             self._warm()
             self._here.ready = True
@@ -133,7 +132,7 @@ class Sealed:
         self._on_miss, self._warm = on_miss, warm
 
     def _check_thread(self) -> None:
-        if self._records and not hasattr(self._here, "ready"):
+        if self.copying is not None and not hasattr(self._here, "ready"):
             raise UndeclaredError("its CUDA graphs are recorded in another thread: call warm() in this one first")
 
     def _in_turn(self, *args: Any, **kwargs: Any) -> Any:

@@ -12,7 +12,7 @@ from backend_kwargs.bundles.running import import_compiler
 from backend_kwargs.bundles.samples import Sample
 from backend_kwargs.errors import BackendKwargsError, error_text
 from backend_kwargs.facts import Call
-from backend_kwargs.sealing.calls import Apart, Checks, Result, Target, apart, called, resized
+from backend_kwargs.sealing.calls import Checks, Result, Target, apart_of, called, resized
 from backend_kwargs.sealing.declared import Declared, InputPath, Point, Reader, places_of, shown_point
 from backend_kwargs.sealing.padding import Padding
 from backend_kwargs.sealing.sealed import Sealed
@@ -62,7 +62,9 @@ def warmed(
         padding = Padding.of(declared, places, work, checks, check=check)
         if work.managers:
             make_thread_ready()
-        apart = work.apart(points[0])
+        buffers = [*target.module.buffers()] if target.module is not None else []
+        in_eager = lambda sample: work.call(target.eager, sample, points[0])  # noqa: E731
+        apart = apart_of(in_eager, work.inputs(points[0]), buffers)
         work.settle(Sealed(target, reader, padding, apart), points)
     sealed = Sealed(target, reader, padding, apart, work.managers or None)
     sealed.notes += work.notes
@@ -262,11 +264,6 @@ class _Warming:
             checks.compare(self.call(self.target.compiling, make(), point), make, point)
         if checks.random:
             self.notes.append("it draws random numbers, so results were not compared with eager's")
-
-    def apart(self, point: Point) -> Apart | None:
-        """Return the check of the memory of inputs, None if the function writes into no input and no buffer."""
-        buffers = [*self.target.module.buffers()] if self.target.module is not None else []
-        return apart(lambda sample: self.call(self.target.eager, sample, point), self.inputs(point), buffers)
 
     def settle(self, sealed: Sealed, points: Sequence[Point], *, compiles: bool = True) -> None:
         """Call as in service until a round compiles, records and loads nothing; compile what is missing in between."""

@@ -21,7 +21,6 @@ class Client(Protocol):
         """Close it."""
 
 
-C = TypeVar("C")
 S = TypeVar("S", bound=Client)
 T = TypeVar("T")
 
@@ -35,80 +34,20 @@ _LONGEST_PAUSE_S = 0.5
 _JITTER = random.SystemRandom()  # so that not all come back at once; draws of `random` are the user's
 
 
-class Connection(Generic[C]):
-    """A connection that is opened when it is needed, until `close` is called.
+class Server(ABC, Generic[S]):
+    """A store on a server, whose errors name no password, and whose documents are listed by pages.
 
-    `connect` gets the seconds left; `interrupt` must make a call that runs in another thread fail.
+    Its connection is opened when it is needed, until `close` is called.
     """
 
-    def __init__(
-        self,
-        connect: Callable[[float], C],
-        close: Callable[[C], None],
-        interrupt: Callable[[C], None],
-        limit_s: float = LIMIT_S,
-    ) -> None:
-        self._connect, self._close, self._interrupt, self._limit_s = connect, close, interrupt, limit_s
-        self._of_parents: list[C | None] = []  # closing one would end the parent's session
+    def __init__(self, url: str, label: str, limit_s: float) -> None:
+        self._url, self.label, self.limit_s = url, label, limit_s
+        self._of_parents: list[S | None] = []  # closing one would end the parent's session
         self._begin()
 
     def _begin(self) -> None:
         self._pid, self._lock = os.getpid(), threading.Lock()
-        self._open: C | None = None
-
-    def call(self, action: Callable[[C], T]) -> T:
-        """Return what `action` returns of the connection; raise TimeoutError after the limit."""
-        if self._pid != os.getpid():
-            self._of_parents.append(self._open)
-            self._begin()
-        end = time.monotonic() + self._limit_s
-        if not self._lock.acquire(timeout=self._limit_s):
-            raise TimeoutError(f"no answer in {self._limit_s:g} s")
-        try:
-            return self._bounded(action, end)
-        except BaseException:
-            self._drop()  # in an unknown state
-            raise
-        finally:
-            self._lock.release()
-
-    def close(self) -> None:
-        """Close the connection if this process has one that no thread uses."""
-        if self._pid == os.getpid() and self._lock.acquire(blocking=False):
-            try:
-                self._drop()
-            finally:
-                self._lock.release()
-
-    def _bounded(self, action: Callable[[C], T], end: float) -> T:
-        if self._open is None:
-            self._open = retried_while_busy(self._connect, end)
-        watch = threading.Timer(max(0.0, end - time.monotonic()), self._interrupt, [self._open])
-        watch.daemon = True
-        watch.start()
-        try:
-            return action(self._open)
-        except Exception:
-            if time.monotonic() >= end:
-                raise TimeoutError(f"no answer in {self._limit_s:g} s") from None
-            raise
-        finally:
-            watch.cancel()
-
-    def _drop(self) -> None:
-        connection, self._open = self._open, None
-        if connection is not None:
-            self._close(connection)
-
-
-class Server(ABC, Generic[S]):
-    """A store on a server, whose errors name no password, and whose documents are listed by pages."""
-
-    def __init__(self, url: str, label: str, limit_s: float) -> None:
-        self._url, self.label, self.limit_s = url, label, limit_s
-        self._connection = Connection(
-            partial(self._connect, url), lambda client: client.close(), self._interrupt, limit_s
-        )
+        self._client: S | None = None
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.label}>"
@@ -125,15 +64,53 @@ class Server(ABC, Generic[S]):
             begin = None if last is None else last + _NEXT
 
     def close(self) -> None:
-        """Close the connection; a later call opens another one."""
-        self._connection.close()
+        """Close the connection if this process has one that no thread uses; a later call opens another one."""
+        if self._pid == os.getpid() and self._lock.acquire(blocking=False):
+            try:
+                self._drop()
+            finally:
+                self._lock.release()
 
     def call(self, action: Callable[[S], T]) -> T:
-        """Return what `action` returns of the connection."""
+        """Return what `action` returns of the connection, within the limit."""
+        if self._pid != os.getpid():
+            self._of_parents.append(self._client)
+            self._begin()
         try:
-            return self._connection.call(action)
+            return self._bounded(action, time.monotonic() + self.limit_s)
         except Exception as error:  # noqa: BLE001 - the client's text may contain the password
             raise failure(self.label, self._url, error) from None
+
+    def _bounded(self, action: Callable[[S], T], end: float) -> T:
+        if not self._lock.acquire(timeout=self.limit_s):
+            raise TimeoutError(f"no answer in {self.limit_s:g} s")
+        try:
+            if self._client is None:
+                self._client = retried_while_busy(partial(self._connect, self._url), end)
+            return self._watched(action, self._client, end)
+        except BaseException:
+            self._drop()  # in an unknown state
+            raise
+        finally:
+            self._lock.release()
+
+    def _watched(self, action: Callable[[S], T], client: S, end: float) -> T:
+        watch = threading.Timer(max(0.0, end - time.monotonic()), self._interrupt, [client])
+        watch.daemon = True
+        watch.start()
+        try:
+            return action(client)
+        except Exception:
+            if time.monotonic() >= end:
+                raise TimeoutError(f"no answer in {self.limit_s:g} s") from None
+            raise
+        finally:
+            watch.cancel()
+
+    def _drop(self) -> None:
+        client, self._client = self._client, None
+        if client is not None:
+            client.close()
 
     @abstractmethod
     def _page(self, begin: str, end: str) -> tuple[Iterable[tuple[str, bytes]], str | None]:
@@ -144,10 +121,11 @@ class Server(ABC, Generic[S]):
 
     @staticmethod
     @abstractmethod
-    def _interrupt(client: S) -> None: ...
+    def _interrupt(client: S) -> None:
+        """Make a call that runs in another thread fail."""
 
 
-def retried_while_busy(connect: Callable[[float], C], end: float) -> C:
+def retried_while_busy(connect: Callable[[float], S], end: float) -> S:
     """Return what `connect` returns, tried again after random pauses while the server has too many clients."""
     pause_s = 0.02
     while True:

@@ -150,9 +150,14 @@ class Reached:
         """How often this process has not waited for an answer any longer."""
         return self._of_process().time_outs
 
-    def begin(self, folder: str, length: int) -> None:
+    def begin(self, folder: str, length: int) -> _Listing:
         """Begin to list what lies in `folder`, by the first `length` characters of its names, if that is not done."""
-        self._listing(folder, length)
+        listings = self._of_process().listings
+        if folder not in listings or listings[folder].is_over:
+            listing = _Listing()
+            listing.future = self.ask(lambda store: _listed(store, folder, length, listing))
+            listings[folder] = listing  # for other threads, which wait for its future
+        return listings[folder]
 
     def group(self, folder: str, start: str, limits: Store, began: float | None = None) -> dict[str, bytes]:
         """Return the documents in `folder` whose names begin with `start` after it; all starts are equally long.
@@ -161,7 +166,7 @@ class Reached:
 
         Where the folder has so many that its listing is not kept, or goes on for too long, these are listed alone.
         """
-        listing, longest_s = self._listing(folder, len(start)), self.longest_s(limits)
+        listing, longest_s = self.begin(folder, len(start)), self.longest_s(limits)
         began = time.monotonic() if began is None else began
         if not (listing.is_late and listing.goes_on):
             wait([listing.future], _left_s(longest_s / 2, began))
@@ -177,8 +182,12 @@ class Reached:
         return self._usable().submit(job)
 
     def longest_s(self, limits: Store) -> float:
-        """Return how long to wait for an answer now."""
-        return _longest_s(limits, self._of_process().in_row)
+        """Return how long to wait for an answer now.
+
+        It is halved each time in vain, so that a store that never answers costs little for many graphs.
+        """
+        in_row = self._of_process().in_row
+        return max(LEAST_S, limits.lookup_s / 2 ** min(in_row - 1, 6)) if in_row else limits.connect_s
 
     def answer(self, asked: "Future[Any]", longest_s: float, began: float, *, last: bool = True) -> Any:
         """Return what was asked for, within the time that began with whatever else is waited for.
@@ -198,10 +207,6 @@ class Reached:
         self._of_process().in_row = 0
         return result
 
-    def do(self, job: Job, limits: Store) -> Any:
-        """Return what `job` returns for the store."""
-        return self.answer(self.ask(job), self.longest_s(limits), time.monotonic())
-
     def note(self, folder: str, start: str, name: str, document: bytes) -> None:
         """Remember what this process has put, where it is listed."""
         listing = self._of_process().listings.get(folder)
@@ -209,14 +214,6 @@ class Reached:
             return
         if (listed := listing.future.result()) is not None:
             listed.setdefault(start, {})[name] = document
-
-    def _listing(self, folder: str, length: int) -> _Listing:
-        listings = self._of_process().listings
-        if folder not in listings or listings[folder].is_over:
-            listing = _Listing()
-            listing.future = self.ask(lambda store: _listed(store, folder, length, listing))
-            listings[folder] = listing  # for other threads, which wait for its future
-        return listings[folder]
 
     def _leave(self) -> None:
         """Wait no longer for what the thread does."""
@@ -242,11 +239,6 @@ class Reached:
 
     def _new_thread(self) -> _Thread:
         return _Thread(self.open, self.linger_s)
-
-
-def _longest_s(limits: Store, in_row: int) -> float:
-    """Return how long to wait: halved each time, so that a store that never answers costs little for many graphs."""
-    return max(LEAST_S, limits.lookup_s / 2 ** min(in_row - 1, 6)) if in_row else limits.connect_s
 
 
 def _left_s(longest_s: float, began: float) -> float:

@@ -5,7 +5,6 @@ On a network disk a call may fail although it did its work, or fail once: each i
 
 import errno
 import os
-import secrets
 import stat
 import time
 from collections.abc import Callable, Iterator
@@ -13,6 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TypeVar
 
+from backend_kwargs.files.atomic_write import replace_file
 from backend_kwargs.files.opened import content_of, opened_file, opened_folder
 from backend_kwargs.files.retries import retried
 from backend_kwargs.stores.documents import LARGEST, check_content, check_name, check_prefix, is_name
@@ -21,7 +21,7 @@ BESIDE = ".writing-"  # no name of a document begins so
 ABANDONED_S = 3600.0  # age of a file that a killed process left
 PAUSES_S = (0.01, 0.02, 0.04, 0.08)  # between tries
 PASSING = (errno.ESTALE, errno.EAGAIN, errno.EINTR)
-NONE = (0, errno.ENOENT, errno.ENOTDIR)  # 0 where a file is not regular, or longer than any document
+NONE = (None, errno.ENOENT, errno.ENOTDIR)  # None where a file is not regular, or longer than any document
 
 Done = TypeVar("Done")
 
@@ -96,26 +96,13 @@ class Folder:
 
     def _written(self, file: Path, document: bytes) -> None:
         self._make(file.parent)
-        beside = file.with_name(f"{BESIDE}{secrets.token_hex(8)}")
         try:
-            with open(beside, "xb", opener=lambda name, flags: os.open(name, flags, self._mode)) as opened:
-                opened.write(document)
-                opened.flush()
-                os.fsync(opened.fileno())
-            try:
-                beside.replace(file)
-            except FileNotFoundError:
-                if _content(file) != document:  # else it was renamed, and the answer lost
-                    raise
-        finally:
-            with suppress(OSError):
-                beside.unlink(missing_ok=True)
+            replace_file(file, document, 0o600 if self.private else 0o666, prefix=BESIDE)
+        except FileNotFoundError:
+            if _content(file) != document:  # else it was renamed, and the answer lost
+                raise
         with suppress(OSError), opened_folder(file.parent) as folder:  # not every file system can
             os.fsync(folder)
-
-    @property
-    def _mode(self) -> int:
-        return 0o600 if self.private else 0o666
 
     def _make(self, folder: Path) -> None:
         if folder.is_dir():

@@ -23,7 +23,7 @@ from backend_kwargs.stores.documents import (
     replacing,
 )
 from backend_kwargs.stores.folder import Folder
-from backend_kwargs.stores.opening import default_place, given_place, place_of
+from backend_kwargs.stores.opening import StoreURL, place_or_object
 
 Body = TypeVar("Body")
 _Copy: TypeAlias = tuple[Document[Body], bytes]
@@ -87,7 +87,7 @@ class Layered(Generic[Body]):
             newest[name], content = max(those.values(), key=lambda copy: copy[0].order)
             for layer in () if self._stays(newest[name]) else self._behind(found, those, newest[name]):
                 # Only what nobody else has made newer meanwhile. It is noted, so that it is tried once.
-                layer.ask(partial(_copy, name=name, content=content, document=newest[name]))
+                layer.ask(partial(_copy, self.kind, name, content))
                 found[layer][0][name] = content
         return newest
 
@@ -204,11 +204,9 @@ def is_own(store: Documents) -> bool:
 
 def reached(given: str | Documents | Store | None) -> Reached:
     """Return a store to be reached in a thread: one that a text names, an object, or for None the user's own."""
-    given = given_place(given)
-    if given is not None and not isinstance(given, str):
-        own: Documents = given
-        return Reached(lambda: own, str(getattr(own, "label", type(own).__name__)), id(own), is_given=True)
-    place = default_place() if given is None else place_of(given)
+    place = place_or_object(given)
+    if not isinstance(place, StoreURL):
+        return Reached(lambda: place, str(getattr(place, "label", type(place).__name__)), id(place), is_given=True)
     return Reached(place.open, place.label, place, words=place.without_secrets, is_local=place.driver is None)
 
 
@@ -237,15 +235,8 @@ def _is_others(store: Documents, content: bytes) -> bool:
     return is_signed(content) and not is_own(store)
 
 
-def _copy(store: Documents, name: str, content: bytes, document: "Document[Body]") -> None:
-    there = store.get(name)
-    if there is not None and not is_signed(content) and _is_others(store, there):
-        return
-    try:
-        newer = there is not None and heading(there).order >= document.order
-    except RefusedError:
-        newer = False
-    if not newer:
+def _copy(kind: Kind[Any], name: str, content: bytes, store: Documents) -> None:
+    if _compared(kind, name, content, store, store.get(name), ()) in ("new", "newer"):
         store.put(name, content)
 
 

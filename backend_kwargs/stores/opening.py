@@ -147,10 +147,9 @@ def opened(given: str | Documents | Store | None = None, *, must_exist: bool = F
 
     If it `must_exist`, a folder that is not there is an error, unless it is the user's own, which the first race makes.
     """
-    given = given_place(given)
-    if given is not None and not isinstance(given, str):
-        return Opened(given)
-    place = default_place() if given is None else place_of(given)
+    place = place_or_object(given)
+    if not isinstance(place, StoreURL):
+        return Opened(place)
     store = place.open()
     if isinstance(store, Folder) and not store.private and not (above := store.path.parent).is_dir():
         raise BackendKwargsError(f"Store {store.label!r} cannot be made: there is no folder {str(above)!r}.")
@@ -162,9 +161,12 @@ def opened(given: str | Documents | Store | None = None, *, must_exist: bool = F
     return Opened(store, place.without_secrets)
 
 
-def given_place(given: str | Documents | Store | None) -> str | Documents | None:
-    """Return what says where a store is, of one that may come with whom to trust there."""
-    return given.url if isinstance(given, Store) else given  # type: ignore[return-value]  # no Path: see Store
+def place_or_object(given: str | Documents | Store | None) -> StoreURL | Documents:
+    """Return the place that is named, the user's own for None, or an object as it is."""
+    url = given.url if isinstance(given, Store) else given
+    if url is None:
+        return default_place()
+    return place_of(url) if isinstance(url, str) else url  # type: ignore[return-value]  # no Path: see Store
 
 
 def _place(given: str) -> StoreURL:

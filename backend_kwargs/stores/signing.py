@@ -33,20 +33,12 @@ def signer(domain: str, content: bytes, signature: bytes, keys: Sequence[object]
 
 def public_key(key: object) -> Any:
     """Return the Ed25519 public key that is given, or named by the path of its PEM file; raise if it is none."""
-    ed25519, _ = _cryptography()
-    public = _key(key, "public")
-    if not isinstance(public, ed25519.Ed25519PublicKey):
-        raise wrong_value("A trusted key", "an Ed25519 public key, or the path of its PEM file", key)
-    return public
+    return _key(key, "public", "A trusted key")
 
 
 def private_key(key: object) -> Any:
     """Return the Ed25519 private key that is given, or named by the path of its PEM file; raise if it is none."""
-    ed25519, _ = _cryptography()
-    private = _key(key, "private")
-    if not isinstance(private, ed25519.Ed25519PrivateKey):
-        raise wrong_value("`signing_key`", "an Ed25519 private key, or the path of its PEM file", key)
-    return private
+    return _key(key, "private", "`signing_key`")
 
 
 def several_keys(where: str, keys: object) -> list[object]:
@@ -74,17 +66,20 @@ def _cryptography() -> tuple[ModuleType, type[Exception]]:
     return ed25519, InvalidSignature
 
 
-def _key(key: object, which: Literal["private", "public"]) -> object:
-    """Return a key as it is, or read from the PEM file that it names."""
-    if not isinstance(key, str | Path):
-        return key
-    from cryptography.exceptions import UnsupportedAlgorithm
-    from cryptography.hazmat.primitives import serialization
+def _key(given: object, which: Literal["private", "public"], what: str) -> object:
+    """Return a key as it is, or read from the PEM file that it names; raise for `what` if it is none of Ed25519."""
+    ed25519, _ = _cryptography()
+    key = given
+    if isinstance(given, str | Path):
+        from cryptography.exceptions import UnsupportedAlgorithm
+        from cryptography.hazmat.primitives.serialization import load_pem_private_key, load_pem_public_key
 
-    content = read_bytes(key, f"a {which} key", LONGEST)
-    try:
-        if which == "private":
-            return serialization.load_pem_private_key(content, password=None)
-        return serialization.load_pem_public_key(content)
-    except (ValueError, TypeError, UnsupportedAlgorithm) as error:
-        raise BackendKwargsError(f"Cannot read a {which} key from {str(key)!r}: {error_text(error)}.") from None
+        content = read_bytes(given, f"a {which} key", LONGEST)
+        try:
+            key = load_pem_private_key(content, None) if which == "private" else load_pem_public_key(content)
+        except (ValueError, TypeError, UnsupportedAlgorithm) as error:
+            raise BackendKwargsError(f"Cannot read a {which} key from {str(given)!r}: {error_text(error)}.") from None
+    kind = ed25519.Ed25519PrivateKey if which == "private" else ed25519.Ed25519PublicKey
+    if not isinstance(key, kind):
+        raise wrong_value(what, f"an Ed25519 {which} key, or the path of its PEM file", given)
+    return key

@@ -14,7 +14,7 @@ NO_COMPILER = "InvalidCxxCompiler"  # torch's error, also as the text of a Lower
 
 def status_of(error: BaseException) -> tuple[Status, str]:
     """Return the status word of an exception and its reason in one line, looking through torch's own wrapping."""
-    chain = _chain(error)
+    chain = chain_of(error)
     if lacking := without_compiler(error):
         return "unavailable", str(lacking)
     return _status(chain), shortened(_reason(chain[-1]), LONGEST_REASON)
@@ -22,7 +22,7 @@ def status_of(error: BaseException) -> tuple[Status, str]:
 
 def without_compiler(error: BaseException) -> NoCompilerError | None:
     """Return the error that no C++ compiler works here, if that is what Inductor's `error` means."""
-    for each in reversed(_chain(error)):
+    for each in reversed(chain_of(error)):
         if isinstance(each, NoCompilerError):
             return each
         if NO_COMPILER in f"{type(each).__name__}: {each}" or _of_a_start(each):
@@ -40,7 +40,7 @@ def _of_a_start(error: BaseException) -> bool:
     return any(frame.filename.endswith("cpp_builder.py") or frame.name == "_precompile_header" for frame in frames)
 
 
-def _chain(error: BaseException) -> list[BaseException]:
+def chain_of(error: BaseException) -> list[BaseException]:
     """Return the error and those inside it, the innermost last."""
     chain = [error]
     while (inner := getattr(chain[-1], "inner_exception", None) or chain[-1].__cause__) and inner not in chain:

@@ -8,8 +8,9 @@ import sys
 
 import pytest
 
-from backend_kwargs.bundles.disk.manifest import sign
+from backend_kwargs.bundles.disk.manifest import DOMAIN
 from backend_kwargs.keys import digest
+from backend_kwargs.stores import signing
 from tests import forks
 
 MODEL = """
@@ -46,7 +47,8 @@ def signed(folder, tmp_path):
     write_keys(tmp_path / "private.pem", tmp_path / "public.pem")
     shutil.copytree(folder / "bundle", tmp_path / "bundle")
     content = (tmp_path / "bundle" / "manifest.json").read_bytes()
-    (tmp_path / "bundle" / "signatures" / digest(content)).write_bytes(sign(content, tmp_path / "private.pem"))
+    signature = signing.signed(DOMAIN, content, tmp_path / "private.pem")
+    (tmp_path / "bundle" / "signatures" / digest(content)).write_bytes(signature)
     return tmp_path
 
 

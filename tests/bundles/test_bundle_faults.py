@@ -427,7 +427,8 @@ def test_a_package_that_cannot_be_copied_is_an_error_of_one_line(tmp_path):
 
     content = b"x" * 5000
     part = Part(hashlib.sha256(content).hexdigest(), len(content))
-    (tmp_path / part.sha256).write_bytes(content)
+    (tmp_path / "parts").mkdir()
+    (tmp_path / "parts" / part.sha256).write_bytes(content)
     with full_disk(), pytest.raises(BackendKwargsError) as raised, opened_folder(tmp_path) as folder:
         _Parts(folder).copy(part, tmp_path / "model.pt2")
     assert str(raised.value) == (

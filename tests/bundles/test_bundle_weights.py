@@ -9,7 +9,8 @@ from torch.utils._pytree import tree_map
 
 import backend_kwargs as bk
 from backend_kwargs import BackendKwargsError, CompiledModule
-from backend_kwargs.bundles.disk.weights import checked_size, checked_weights, dtypes_of
+from backend_kwargs.bundles.config import floating_dtype
+from backend_kwargs.bundles.disk.weights import checked_size, checked_weights
 from tests.bundles.small_module import Scaled, scaled
 
 EAGER = bk.CompileConfig(backend="eager", check_numbers="off")
@@ -261,8 +262,9 @@ def test_a_weight_that_is_no_tensor_is_an_error():
 def test_what_is_no_dtype_of_an_output_is_an_error():
     """A manifest names the floating dtypes of outputs as torch does."""
     with pytest.raises(BackendKwargsError) as raised:
-        dtypes_of(["float33"])
-    assert str(raised.value) == "An output dtype must be the name of a floating torch.dtype, got 'float33' (str)."
+        floating_dtype("An output dtype", "float33")
+    message = "An output dtype must be a floating torch.dtype, or the name of one, got 'float33' (str)."
+    assert str(raised.value) == message
 
 
 def test_weights_that_are_larger_than_the_module_are_not_read(bundle_of_eager, tmp_path):

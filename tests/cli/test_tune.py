@@ -132,7 +132,6 @@ def test_a_step_is_tuned_from_its_state(tune, tmp_path):
     assert document == read_document("tune.json")
     assert (document.title, [group.over for group in document.speedups]) == ("step.py:build", ["eager", "eager"])
     assert [lane.name for lane in document.races[0].lanes][:2] == ["eager", "default"]
-    assert not document.races[0].estimated
     assert "backend-kwargs decisions import decisions.toml" in document.verdict.paste
     assert "1 decision written to decisions.toml" in ran.output
     assert "x [" in ran.output

@@ -64,7 +64,7 @@ KINDS = {
 }
 WHY = {
     "pipe": "OSError: it is not a regular file",
-    "folder": "IsADirectoryError: [Errno 21]",
+    "folder": "OSError: it is not a regular file",
     "device": "OSError: it is not a regular file",
     "large": "OSError: it is longer than 8388608 bytes",
 }

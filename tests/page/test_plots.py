@@ -1,12 +1,13 @@
 """Where things are in the plots."""
 
 import math
+import re
 
 import pytest
 
 from backend_kwargs.interval import Interval
-from backend_kwargs.page import figures, plots
-from backend_kwargs.page.document import Kernel, Lead, Point, Race, Result, Row, Speedups, Tradeoffs
+from backend_kwargs.page import Document, figures, plots, to_html
+from backend_kwargs.page.document import Graph, Kernel, Lead, Point, Race, Result, Row, Speedups, Tradeoffs
 
 
 def test_equal_ratios_are_equal_distances():
@@ -81,8 +82,15 @@ def test_a_race_without_times_has_an_axis():
 
 def test_kernels_by_time():
     """The longest come first; those without a time come last."""
-    bars = plots.kernels_by_time([Kernel("a"), Kernel("b", seconds=1.0), Kernel("c", seconds=4.0)])
-    assert [(bar.kernel.name, bar.width) for bar in bars] == [("c", 100.0), ("b", 25.0), ("a", 0.0)]
+    found = plots.kernels_by_time([Kernel("a"), Kernel("b", seconds=1.0), Kernel("c", seconds=4.0)])
+    assert [kernel.name for kernel in found] == ["c", "b", "a"]
+
+
+def test_a_kernel_has_a_bar_as_long_as_its_share():
+    """Of the longest one's time; a kernel without a time has none."""
+    kernels = (Kernel("a"), Kernel("b", seconds=1.0), Kernel("c", seconds=4.0))
+    page = to_html(Document(title="", graphs=(Graph(name="graph", kernels=kernels),)))
+    assert re.findall(r'class="share" width="([\d.]+)%"', page) == ["100.0", "25.0", "0.0"]
 
 
 @pytest.mark.parametrize(("error", "bound"), [(None, 1.0), (1.0, None), (1.0, 0.0)])
@@ -104,7 +112,6 @@ def test_no_share_of_an_unknown_bound(error, bound):
         (figures.size(5 << 40), "5 TiB"),
         (figures.error(2.1e-4), "2.1e-4"),
         (figures.error(0.0), "0"),
-        (figures.share(0.004), "below 1 %"),
         (figures.ratio(1234.5), "1,234\N{MULTIPLICATION SIGN}"),
         (figures.ratio(None), ""),
     ],

@@ -40,7 +40,6 @@ def test_lanes_have_compiling_and_timing_apart():
     assert spans["default"] == (Span(kind="compile", start=1.0, end=4.0), Span(kind="time", start=4.0, end=5.0))
     assert spans["crash"] == (Span(kind="compile", start=5.0, end=7.0),)
     assert (spans["eager"], spans["later"], race.lanes[-1].reason) == ((), (), "it could save 1 % at most")
-    assert not race.estimated
 
 
 def test_a_page_lists_the_places_that_were_raced_by_themselves():
@@ -100,25 +99,11 @@ def test_rows_say_when_they_took_the_lead():
     assert [(lead.name, lead.since) for lead in leads] == [("eager", 0.0), ("default", 5.5), ("cudagraphs", 9.5)]
 
 
-def test_without_that_the_lead_passes_when_the_timing_ends():
-    """Who the next candidate was timed against has led since its own timing ended."""
-    leads = race_of(DECISION, "").leads
-    assert [(lead.name, lead.since) for lead in leads] == [("eager", 0.0), ("default", 5.0), ("cudagraphs", 10.0)]
-
-
-def test_without_that_a_last_comparison_with_eager_changes_no_lead():
-    """At the end a winner is timed against eager once more, which then stands in its row: eager did not lead again."""
-    rows = (*ROWS[:3], replace(ROWS[3], against="eager"))
-    leads = race_of(Decision("k", "g", "cudagraphs", {}, rows), "").leads
-    assert [lead.name for lead in leads] == ["eager", "cudagraphs"]
-
-
-def test_rows_of_earlier_releases_are_placed_one_after_the_other():
-    """Where no row says when it began, the timeline is marked as estimated."""
-    rows = (RaceRow("eager"), RaceRow("a", compile_s=2.0), RaceRow("b", status="skipped"), RaceRow("c", compile_s=3.0))
+def test_rows_that_say_no_times_have_no_timeline():
+    """As those of an audit, which has raced nothing: each has its outcome."""
+    rows = (RaceRow("eager"), RaceRow("a", compile_s=2.0, seconds=1.0))
     race = race_of(Decision("k", "g", "a", {}, rows), "")
-    assert race.estimated
-    assert [[(span.start, span.end) for span in lane.spans] for lane in race.lanes] == [[], [(0, 2)], [], [(2, 5)]]
+    assert (race.leads, [(lane.spans, lane.seconds) for lane in race.lanes]) == ((), [((), None), ((), 1.0)])
 
 
 @pytest.mark.parametrize(

@@ -50,6 +50,11 @@ class Held:
         self.closed += 1
 
 
+def done(reached, job, limits):
+    """Return what a job gives for a store, as callers ask and wait for it."""
+    return reached.answer(reached.ask(job), reached.longest_s(limits), time.monotonic())
+
+
 @pytest.fixture
 def held():
     store = Held()
@@ -94,7 +99,7 @@ def test_what_was_put_is_found(reached, held):
     """What this process puts is known without another listing."""
     reached.group(FOLDER, START, LONG)
     other = f"{FOLDER}{START}ef.json"
-    reached.do(lambda store: store.put(other, b"2"), LONG)
+    done(reached, lambda store: store.put(other, b"2"), LONG)
     reached.note(FOLDER, START, other, b"2")
     assert reached.group(FOLDER, START, LONG) == {NAME: b"1", other: b"2"}
     assert held.listings == 1
@@ -134,7 +139,7 @@ def test_a_process_without_more_threads(reached, monkeypatch):
 
     with monkeypatch.context() as patch:
         patch.setattr(threading.Thread, "start", full)
-        for ask in (lambda: reached.group(FOLDER, START, LONG), lambda: reached.do(lambda store: 1, LONG)):
+        for ask in (lambda: reached.group(FOLDER, START, LONG), lambda: done(reached, lambda store: 1, LONG)):
             with pytest.raises(AwayError) as e:
                 ask()
             assert str(e.value) == "RuntimeError: can't start new thread"
@@ -177,13 +182,13 @@ def test_a_socket_that_accepts_and_never_answers(reached, held):
     with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname()) as client:
         asking = Reached(lambda: held, "mute", "mute")
         with pytest.raises(AwayError, match=r"^it did not answer within 0\.2 s$"):
-            asking.do(lambda store: client.recv(1), SHORT)
+            done(asking, lambda store: client.recv(1), SHORT)
 
 
 def test_the_connection_is_closed_after_the_burst(reached, held):
     """It stays open for some calls in a row; then it is closed, and its thread is over."""
     for _ in range(3):
-        reached.do(lambda store: store.get(NAME), LONG)
+        done(reached, lambda store: store.get(NAME), LONG)
     assert held.closed == 0
     assert ended()
     assert held.closed == 1
@@ -192,7 +197,7 @@ def test_the_connection_is_closed_after_the_burst(reached, held):
 def test_a_users_own_store_is_not_closed(held):
     """Its connections are the user's."""
     given = Reached(lambda: held, "held", "held", is_given=True)
-    given.do(lambda store: store.get(NAME), LONG)
+    done(given, lambda store: store.get(NAME), LONG)
     assert ended()
     assert held.closed == 0
 

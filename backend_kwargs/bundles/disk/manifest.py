@@ -13,7 +13,8 @@ import torch
 from backend_kwargs.bundles.config import REMOVED
 from backend_kwargs.errors import BackendKwargsError, error_text, removed
 from backend_kwargs.options.machine import machine
-from backend_kwargs.stores.signing import signed, signer
+from backend_kwargs.stores.documents import Digest
+from backend_kwargs.stores.signing import signer
 
 # The names that `load` prints; code is compiled again if one of these differs.
 WORDS = {
@@ -45,7 +46,6 @@ def differences(there: Mapping[str, str], here: Mapping[str, str]) -> list[str]:
 SCHEMA = 2  # 1 had ahead-of-time packages, and dynamo's bytecode
 LARGEST = 8 << 20  # bytes of a manifest
 DOMAIN = "backend-kwargs bundle 1"
-Digest = Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{64}\Z")]
 ExtensionPath = Annotated[str, msgspec.Meta(pattern=r"^[A-Z2-7]{20,80}/[A-Za-z0-9_][A-Za-z0-9_.\-]{0,100}\.so\Z")]
 
 
@@ -102,11 +102,6 @@ class _Versioned(msgspec.Struct):
     schema: int
 
 
-def encoded(manifest: Manifest) -> bytes:
-    """Return the content of the manifest file."""
-    return msgspec.json.format(msgspec.json.encode(manifest), indent=1) + b"\n"
-
-
 def decoded(content: bytes, path: Path) -> Manifest:
     """Parse the content of a manifest file; raise if it is not valid, or from a later release."""
     try:
@@ -136,11 +131,6 @@ def _former(fields: dict[str, Any], path: Path) -> Manifest:
 
 
 # ---- signatures
-
-
-def sign(content: bytes, key: object) -> bytes:
-    """Return the signature of a manifest's content."""
-    return signed(DOMAIN, content, key)
 
 
 def signer_of(content: bytes, signature: bytes, keys: Sequence[object]) -> object:

@@ -15,7 +15,7 @@ import shutil
 import stat
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 
@@ -115,7 +115,7 @@ RENAME_EXCHANGE, AT_FDCWD = 2, -100  # of Linux
 def new_folder(path: Path) -> Iterator[Path]:
     """Give a private folder beside `path`, to be filled, and put it in place; after an error, nothing has changed."""
     with reported(f"bundle {str(path)!r}"):
-        target = _resolved(path)
+        target = resolved(path)
         target.parent.mkdir(parents=True, exist_ok=True)
         with private_folder(target.parent, _beside(target), remove=_remove) as new:
             yield new
@@ -132,7 +132,7 @@ def new_folder(path: Path) -> Iterator[Path]:
 def check_place(path: Path) -> None:
     """Raise if a bundle cannot be put at `path`."""
     with reported(f"bundle {str(path)!r}"):
-        target = _resolved(path)
+        target = resolved(path)
         with suppress(FileNotFoundError):
             if target.is_mount() or Path.cwd().is_relative_to(target):
                 raise OSError(0, "it is a mounted or the current folder, which cannot be replaced; name a folder in it")
@@ -153,24 +153,7 @@ def check_place(path: Path) -> None:
                 _exchange(new / PARTS, new / SIGNATURES)
 
 
-@contextmanager
-def opened_bundle(path: Path) -> Iterator[int]:
-    """Open a bundle's folder."""
-    with ExitStack() as stack:
-        try:
-            folder = stack.enter_context(opened_folder(_resolved(path)))
-        except (OSError, ValueError) as error:
-            raise no_bundle(path, error) from None
-        yield folder
-
-
-def no_bundle(path: Path, error: OSError | ValueError) -> BackendKwargsError:
-    """Return the error that there is no bundle."""
-    why = getattr(error, "strerror", None) or error
-    return BackendKwargsError(f"No bundle at {str(path)!r}: cannot read {MANIFEST} ({why}).")
-
-
-def _resolved(path: Path) -> Path:
+def resolved(path: Path) -> Path:
     """Return the folder that a path leads to: the user's own link stays one."""
     try:
         return Path(os.path.realpath(path))

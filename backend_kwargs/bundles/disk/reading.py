@@ -3,7 +3,7 @@
 import hashlib
 import os
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TypeVar
 
@@ -12,7 +12,7 @@ import torch
 from torch.types import Device
 
 from backend_kwargs.bundles.building import device_of
-from backend_kwargs.bundles.config import CompileConfig
+from backend_kwargs.bundles.config import CompileConfig, floating_dtype
 from backend_kwargs.bundles.disk.extensions import install
 from backend_kwargs.bundles.disk.manifest import (
     LARGEST,
@@ -24,8 +24,8 @@ from backend_kwargs.bundles.disk.manifest import (
     fingerprint,
     signer_of,
 )
-from backend_kwargs.bundles.disk.place import MANIFEST, PARTS, SIGNATURES, no_bundle, opened_bundle, private_folder
-from backend_kwargs.bundles.disk.weights import checked_weights, dtypes_of, why_not_samples
+from backend_kwargs.bundles.disk.place import MANIFEST, PARTS, SIGNATURES, private_folder, resolved
+from backend_kwargs.bundles.disk.weights import checked_weights, why_not_samples
 from backend_kwargs.bundles.graphs import Graph, permits_decision
 from backend_kwargs.bundles.running import Built
 from backend_kwargs.errors import BackendKwargsError, error_text, printable, warn_once, wrong_value
@@ -51,11 +51,6 @@ class MissingPartError(BackendKwargsError):
     """A file that the bundle's manifest names is missing."""
 
 
-def read_manifest(path: Path, trusted_keys: Sequence[object] = ()) -> Manifest:
-    """Return a bundle's manifest; raise if it is not valid, or if keys are given and none of them signed it."""
-    return _complete(path, lambda folder: _trusted_manifest(path, folder, trust=False, trusted_keys=trusted_keys)[0])
-
-
 def _complete(path: Path, read: Callable[[int], T]) -> T:
     """Return what `read` finds in a bundle's folder; open it again while files are missing.
 
@@ -63,10 +58,20 @@ def _complete(path: Path, read: Callable[[int], T]) -> T:
     """
 
     def opened() -> T:
-        with opened_bundle(path) as folder:
+        with ExitStack() as stack:
+            try:
+                folder = stack.enter_context(opened_folder(resolved(path)))
+            except (OSError, ValueError) as error:
+                raise no_bundle(path, error) from None
             return read(folder)
 
     return retried(opened, lambda error: isinstance(error, MissingPartError), PAUSES_S)
+
+
+def no_bundle(path: Path, error: OSError | ValueError) -> BackendKwargsError:
+    """Return the error that there is no bundle."""
+    why = getattr(error, "strerror", None) or error
+    return BackendKwargsError(f"No bundle at {str(path)!r}: cannot read {MANIFEST} ({why}).")
 
 
 def _manifest(path: Path, folder: int) -> tuple[Manifest, bytes]:
@@ -93,7 +98,7 @@ def inspected(path: Path, trusted_keys: Sequence[object]) -> tuple[Manifest, str
         except FileNotFoundError:
             return manifest, "not signed"
         except OSError as error:
-            return manifest, f"with a signature that is not valid ({error.strerror})"
+            return manifest, f"with a signature that is not valid ({error.strerror or error})"
         return manifest, "with a signature that is not verified (pass --key)"
 
     return _complete(path, read)
@@ -108,12 +113,6 @@ def _signature(content: bytes, folder: int) -> bytes:
         return content_of(opened, LONGEST_SIGNATURE)
 
 
-def _trusted_manifest(path: Path, folder: int, *, trust: bool, trusted_keys: Sequence[object]) -> tuple[Manifest, bool]:
-    """Return the manifest, and whether the bundle's code may be run."""
-    manifest, content = _manifest(path, folder)
-    return manifest, _is_trusted(path, content, folder, trust=trust, trusted_keys=trusted_keys)
-
-
 def _is_trusted(path: Path, content: bytes, folder: int, *, trust: bool, trusted_keys: Sequence[object]) -> bool:
     """Return whether a bundle's code may be run; raise if keys are given and none of them signed it."""
     if not trusted_keys:
@@ -125,7 +124,7 @@ def _is_trusted(path: Path, content: bytes, folder: int, *, trust: bool, trusted
             f"Bundle {str(path)!r} is not signed; pass trust=True, and no keys, if you trust its author."
         ) from None
     except OSError as error:
-        raise BackendKwargsError(f"Bundle {str(path)!r} has no valid signature: {error.strerror}.") from None
+        raise BackendKwargsError(f"Bundle {str(path)!r} has no valid signature: {error.strerror or error}.") from None
     if signer_of(content, signature, trusted_keys) is None:
         raise BackendKwargsError(f"Bundle {str(path)!r} is signed by none of the trusted keys, or was changed since.")
     return True
@@ -141,7 +140,9 @@ def load(
     where = device_of(module, device)
 
     def read(folder: int) -> tuple[Built, list[str]]:
-        return _loaded(path, folder, module, where, *_trusted_manifest(path, folder, trust=trust, trusted_keys=keys))
+        manifest, content = _manifest(path, folder)
+        trusted = _is_trusted(path, content, folder, trust=trust, trusted_keys=keys)
+        return _loaded(path, folder, module, where, manifest, trusted)
 
     return _complete(path, read)
 
@@ -156,7 +157,7 @@ def _loaded(
         module=module,
         device=device,
         samples=manifest.samples,
-        output_dtypes=dtypes_of(manifest.output_dtypes),
+        output_dtypes=tuple(floating_dtype("An output dtype", name) for name in manifest.output_dtypes),
         cold_s=manifest.cold_s,
         notes=[*map(printable, manifest.notes)],
     )
@@ -165,7 +166,8 @@ def _loaded(
     graphs = manifest.graphs if trusted else [_as_permitted(graph, config, path) for graph in manifest.graphs]
     notes = [*map(printable, _why_anew(manifest, device, trusted=trusted))]
     extensions = {}
-    with opened_parts(folder) as read, private_folder() as private:
+    with private_folder() as private:
+        read = _Parts(folder)
         code = None if notes else read
         built.graphs = {graph.key: _graph(graph, code) for graph in graphs if code or graph.winner}
         if code:
@@ -235,17 +237,6 @@ def _read_weights(manifest: Manifest, module: torch.nn.Module, read: "_Parts", f
         raise BackendKwargsError(f"The bundle's weights cannot be read: {error_text(error)}.") from None
 
 
-@contextmanager
-def opened_parts(folder: int) -> Iterator["_Parts"]:
-    """Open the folder of a bundle's parts."""
-    with ExitStack() as stack:
-        try:
-            parts = stack.enter_context(opened_folder(PARTS, NO_LINK, within=folder))
-        except OSError as error:
-            raise MissingPartError(f"The bundle's parts cannot be read: {error.strerror}.") from None
-        yield _Parts(parts)
-
-
 class _Parts:
     """The parts of a bundle: each is verified while it is read, and used from what was read."""
 
@@ -271,14 +262,19 @@ class _Parts:
         """Yield a part's content; raise at the end if it does not match the manifest."""
         hashed = hashlib.sha256()
         try:
-            with opened_file(part.sha256, NO_LINK, within=self.folder) as opened:
+            with (
+                opened_folder(PARTS, NO_LINK, within=self.folder) as parts,
+                opened_file(part.sha256, NO_LINK, within=parts) as opened,
+            ):
                 if os.fstat(opened.fileno()).st_size != part.size:
                     raise _damaged(part)
                 while block := opened.read(BLOCK):
                     hashed.update(block)
                     yield block
         except OSError as error:
-            raise MissingPartError(f"Part {part.sha256[:12]} of the bundle cannot be read: {error.strerror}.") from None
+            raise MissingPartError(
+                f"Part {part.sha256[:12]} of the bundle cannot be read: {error.strerror or error}."
+            ) from None
         if hashed.hexdigest() != part.sha256:
             raise _damaged(part)
 

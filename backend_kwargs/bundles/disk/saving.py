@@ -8,18 +8,18 @@ from datetime import UTC, datetime
 from pathlib import Path
 from types import MappingProxyType
 
+import msgspec
 import torch
 
 from backend_kwargs.bundles.disk.extensions import loaded_extensions
 from backend_kwargs.bundles.disk.manifest import (
+    DOMAIN,
     LARGEST,
     SCHEMA,
     GraphPart,
     Manifest,
     Part,
-    encoded,
     fingerprint,
-    sign,
 )
 from backend_kwargs.bundles.disk.place import (
     MANIFEST,
@@ -37,7 +37,7 @@ from backend_kwargs.bundles.running import Built
 from backend_kwargs.bundles.samples import memory_view
 from backend_kwargs.errors import BackendKwargsError, shown, wrong_value
 from backend_kwargs.keys import digest
-from backend_kwargs.stores.signing import private_key
+from backend_kwargs.stores.signing import private_key, signed
 
 # What safetensors calls each dtype that its format has.
 DTYPES: Mapping[torch.dtype, str] = MappingProxyType(
@@ -76,11 +76,12 @@ def save(built: Built, path: Path, signing_key: object = None, *, factory: str =
     with new_folder(path) as new:
         for folder in (PARTS, SIGNATURES):
             make_folder(new / folder)
-        content = encoded(_write_parts(built, new / PARTS, factory))
+        manifest = msgspec.json.encode(_write_parts(built, new / PARTS, factory))
+        content = msgspec.json.format(manifest, indent=1) + b"\n"
         if len(content) > LARGEST:
             raise BackendKwargsError(f"Cannot write bundle {str(path)!r}: its manifest is longer than {LARGEST} bytes.")
         if signing_key is not None:
-            write(new / SIGNATURES / digest(content), sign(content, signing_key))
+            write(new / SIGNATURES / digest(content), signed(DOMAIN, content, signing_key))
         write(unnamed := new / UNNAMED, content)
         unnamed.rename(new / MANIFEST)  # a folder with a manifest is complete, or being deleted
 

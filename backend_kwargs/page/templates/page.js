@@ -1,12 +1,6 @@
 "use strict";
 (() => {
   const all = (selector, within = document) => [...within.querySelectorAll(selector)];
-  const make = (tag, className, text) => {
-    const element = document.createElement(tag);
-    if (className) element.className = className;
-    if (text !== undefined) element.textContent = text;
-    return element;
-  };
 
   for (const button of all("button.copy")) {
     button.hidden = false;
@@ -36,7 +30,8 @@
     return sign * a.localeCompare(b);
   };
   for (const head of all("table.sortable th.sort")) {
-    const button = make("button", "", head.textContent);
+    const button = document.createElement("button");
+    button.textContent = head.textContent;
     button.type = "button";
     head.replaceChildren(button);
     button.addEventListener("click", () => {

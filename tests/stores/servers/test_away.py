@@ -115,7 +115,7 @@ def test_frozen_in_the_middle(kind, call, request):
     server = request.getfixturevalue({"postgres": "postgres", "redis": "redis_server"}[kind])
     store = DRIVERS[kind][0].open(server.url(), 2.0)
     store.put("a/b", b"1")
-    stopped = [store._connection._open.info.backend_pid] if kind == "postgres" else [server.process.pid]
+    stopped = [store._client.info.backend_pid] if kind == "postgres" else [server.process.pid]
     for pid in stopped:
         os.kill(pid, signal.SIGSTOP)
     try:

@@ -128,10 +128,10 @@ def test_one_connection_for_four_threads(server, counted):
 def test_none_across_a_fork(server, store):
     """A child opens a connection of its own, and its end leaves the parent's as it was."""
     store.put("a/b", b"1")
-    mine = store._connection._open.info.backend_pid
+    mine = store._client.info.backend_pid
     child = os.fork()
     if not child:
-        ok = store.get("a/b") == b"1" and store._connection._open.info.backend_pid != mine
+        ok = store.get("a/b") == b"1" and store._client.info.backend_pid != mine
         os._exit(0 if ok else 1)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     assert store.get("a/b") == b"1"

@@ -78,9 +78,9 @@ def test_a_wrong_password(server):
 def test_none_across_a_fork(server, store):
     """A child opens a connection of its own, and its end leaves the parent's as it was."""
     store.put("a/b", b"1")
-    mine = store._connection._open.client_id()
+    mine = store._client.client_id()
     child = os.fork()
     if not child:
-        os._exit(0 if store.get("a/b") == b"1" and store._connection._open.client_id() != mine else 1)
+        os._exit(0 if store.get("a/b") == b"1" and store._client.client_id() != mine else 1)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-    assert store._connection._open.client_id() == mine
+    assert store._client.client_id() == mine
