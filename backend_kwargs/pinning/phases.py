@@ -16,11 +16,10 @@ from backend_kwargs.auto.lock import read_lock, write_lock
 from backend_kwargs.auto.pinned import note_configurations
 from backend_kwargs.backend import Backend
 from backend_kwargs.backends import CapturedGraph
-from backend_kwargs.bundles.samples import Sample
+from backend_kwargs.bundles.samples import Sample, samples_of
 from backend_kwargs.errors import BackendKwargsError, error_text, warn_once
 from backend_kwargs.facts import Call, Pins
 from backend_kwargs.harness.isolation import isolated
-from backend_kwargs.harness.study import arguments_of
 from backend_kwargs.sealing.calls import called
 from backend_kwargs.torch_internals.caches import forget_loaded, fresh_cache
 from backend_kwargs.torch_internals.sealing import compiling_ahead
@@ -73,9 +72,7 @@ class _Example:
     def of(cls, model: Callable[..., Any], example_inputs: object) -> "_Example":
         """Return an example; a function is called once in eager, since what it holds is not copied with it."""
         # A result of other operations cannot be copied; one that is given twice stays one.
-        args, kwargs = arguments_of(example_inputs)
-        if len(args) == 2 and isinstance(args[0], tuple) and isinstance(args[1], dict):
-            args, kwargs = args
+        args, kwargs = samples_of([example_inputs])[0]
         sample = Sample(*map_tensors(cache(_leaf), (args, kwargs)))
         if isinstance(model, torch.nn.Module):
             return cls(model, sample, Changes())

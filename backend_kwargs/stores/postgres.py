@@ -98,11 +98,10 @@ class Postgres(Server["psycopg.Connection[Any]"]):
     def _connect(self, url: str, left_s: float) -> "psycopg.Connection[Any]":
         import psycopg
 
-        connect_timeout = max(2, int(left_s))  # libpq's least
         return psycopg.connect(
             url,
             prepare_threshold=None,
-            connect_timeout=connect_timeout,
+            connect_timeout=max(2, int(left_s)),  # libpq's least
             application_name="backend_kwargs",
         )
 

@@ -79,7 +79,23 @@ class Redis(Server[Any]):
         return bool(self.call(lambda client: client.eval(script, 2, *given)))
 
     def _page(self, begin: str, end: str) -> tuple[Iterable[tuple[str, bytes]], str | None]:
-        return self.call(lambda client: _page(client, f"[{begin}".encode(errors=_ANY), f"({end}"))
+        """Return some names and documents; names without documents, as of claims that ended, are taken off the list."""
+
+        def run(client: Any) -> tuple[list[tuple[str, bytes]], str | None]:
+            ends = f"[{begin}".encode(errors=_ANY), f"({end}"
+            listed = [each.decode(errors=_ANY) for each in client.zrangebylex(NAMES, *ends, start=0, num=AT_ONCE)]
+            names = [name for name in listed if is_name(name)]
+            pipeline = client.pipeline(transaction=False)
+            for name in names:
+                pipeline.getrange(DOCUMENT + name, 0, LARGEST)
+            documents = dict(zip(names, pipeline.execute(), strict=True))
+            if missing := [name for name, document in documents.items() if not document]:
+                with suppress(Exception):  # of one who may only read
+                    client.eval(_UNLIST, 1 + len(missing), NAMES, *(DOCUMENT + name for name in missing), *missing)
+            found = [(name, document) for name, document in documents.items() if 0 < len(document) <= LARGEST]
+            return found, listed[-1] if len(listed) == AT_ONCE else None
+
+        return self.call(run)
 
     def _connect(self, url: str, left_s: float) -> Any:
         import redis
@@ -104,22 +120,3 @@ class Redis(Server[Any]):
     def _interrupt(client: Any) -> None:
         if (connection := client.connection) is not None:
             connection.disconnect()  # drops the socket, which ends a call that waits for it
-
-
-def _page(client: Any, begin: bytes, end: str) -> tuple[list[tuple[str, bytes]], str | None]:
-    """Return some names and documents, and the last name of a page that is full.
-
-    Names without documents, such as of claims that ended, are taken off the list.
-    """
-    listed = [each.decode(errors=_ANY) for each in client.zrangebylex(NAMES, begin, end, start=0, num=AT_ONCE)]
-    names = [name for name in listed if is_name(name)]
-    pipeline = client.pipeline(transaction=False)
-    for name in names:
-        pipeline.getrange(DOCUMENT + name, 0, LARGEST)
-    documents = dict(zip(names, pipeline.execute(), strict=True))
-    missing = [name for name, document in documents.items() if not document]
-    if missing:
-        with suppress(Exception):  # of one who may only read
-            client.eval(_UNLIST, 1 + len(missing), NAMES, *(DOCUMENT + name for name in missing), *missing)
-    found = [(name, document) for name, document in documents.items() if 0 < len(document) <= LARGEST]
-    return found, listed[-1] if len(listed) == AT_ONCE else None
