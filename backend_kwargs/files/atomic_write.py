@@ -104,16 +104,13 @@ def _follows_device(path: Path) -> bool:
 
     /dev/stdout leads to one that is open, perhaps in another process, which would go on writing to the old file.
     """
-    at, rest, links = "/", [*reversed((path if path.is_absolute() else Path.cwd() / path).parts[1:])], 0
-    while rest and links < MOST_LINKS:
-        at = os.path.normpath(os.path.join(at, rest.pop()))  # noqa: PTH118 - a Path would keep ".."
-        if os.path.islink(at):  # noqa: PTH114
-            if re.match(r"/proc/|/dev/(?!shm(/|$))", at):
-                return True
-            target = Path(at).readlink()
-            at = "/" if target.is_absolute() else os.path.dirname(at)  # noqa: PTH120
-            rest += reversed(target.parts[target.is_absolute() :])
-            links += 1
+    for _ in range(MOST_LINKS):
+        path = Path(os.path.realpath(path.parent), path.name)
+        if not path.is_symlink():
+            return False
+        if re.match(r"/proc/|/dev/(?!shm(/|$))", str(path)):
+            return True
+        path = path.parent / path.readlink()
     return False
 
 
