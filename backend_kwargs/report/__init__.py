@@ -13,7 +13,7 @@ from backend_kwargs.errors import BackendKwargsError, printable, removed
 from backend_kwargs.facts import Partition
 from backend_kwargs.files.atomic_write import write_whole
 from backend_kwargs.report.advice import advice_on, reason_and_hint
-from backend_kwargs.report.found import called_by, code_of, methods_in_eager, owners_of, records_of, why_no_graph
+from backend_kwargs.report.found import called_by, code_of, found_in, methods_in_eager, why_no_graph
 from backend_kwargs.report.generated import codes_of, ran_of, share_of, unknown_here, worst
 from backend_kwargs.report.graphs import (
     TVM,
@@ -135,9 +135,8 @@ def report(compiled: object = None, *, against: object = None) -> Report:
             dynamo captured no graph for one, the report has none either, and `advice` has the reason.
 
     """
-    owners = [] if compiled is None else owners_of(compiled)
     gc.collect()  # a graph in eager is part of a reference cycle, so it would outlive torch.compiler.reset()
-    own, notes = (records(), ()) if compiled is None else records_of(compiled, owners)
+    owners, own, notes = ([], records(), ()) if compiled is None else found_in(compiled)
     if not own:
         return Report((), tuple(f"no graph reached a backend: {why}" for why in _why_no_graphs(owners)))
     graphs = tuple(_graph(record, other) for record, other in zip(own, _others(against, len(own)), strict=True))
@@ -154,7 +153,7 @@ def report_of(own: Iterable[Record]) -> Report:
 def _others(against: object, count: int) -> Sequence[Sequence[Code] | None]:
     if against is None:
         return [None] * count
-    codes = [codes_of(record) for record in records_of(against, owners_of(against))[0]]
+    codes = [codes_of(record) for record in found_in(against)[1]]
     return (codes + [[]] * count)[:count]
 
 

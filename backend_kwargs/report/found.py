@@ -23,8 +23,8 @@ SHARED = (
 )
 
 
-def owners_of(value: object) -> list[Any]:
-    """Return the callables that torch.compile was given, wherever `value` keeps its results.
+def found_in(value: object) -> tuple[list[Any], list[Record], tuple[str, ...]]:
+    """Return what torch.compile was given, wherever `value` keeps its results; their graphs' records; notes on these.
 
     `value` is such a result, a module with any in it or below it, a method of one, a `functools.partial`, or an object
     that holds one of these, such as a Trainer or a pipeline.
@@ -33,32 +33,23 @@ def owners_of(value: object) -> list[Any]:
         BackendKwargsError: if there is none, and no graph was compiled of a module in `value` either.
 
     """
+    holders = [part for each in _holders(value) for part in (each.modules() if _is_module(each) else [each])]
     results = [_result_of(value)]
     if results == [None]:
-        holders = [part for each in _holders(value) for part in (each.modules() if _is_module(each) else [each])]
         results = [_result_of(kept) for holder in _distinct(holders) for kept in _attributes(holder)]
-    own = [inspect.getclosurevars(result).nonlocals["fn"] for result in _distinct(filter(None, results))]
-    if not own and not _records_of_modules(value):
+    owners = [inspect.getclosurevars(result).nonlocals["fn"] for result in _distinct(filter(None, results))]
+    everything, modules = records(), {id(each) for each in holders if _is_module(each)}
+    of_owners = [record for record in everything if any(record.owner() is owner for owner in owners)]
+    # Another value's torch.compile may have compiled its modules.
+    of_modules = [record for record in everything if id(called_by(record.owner())) in modules]
+    if not owners and not of_modules:
         wanted = "what torch.compile returned, or hold it, as a module or a Trainer does"
         raise wrong_value("report's argument", wanted, value)
-    return own
-
-
-def records_of(value: object, owners: list[Any]) -> tuple[list[Record], tuple[str, ...]]:
-    """Return the records of the graphs of `value`, whose owners these are, and notes on them."""
-    everything = records()
-    of_owners = [record for record in everything if any(record.owner() is owner for owner in owners)]
-    if own := of_owners or _records_of_modules(value):
-        return own, ()
+    if own := of_owners or of_modules:
+        return owners, own, ()
     codes = [code for code in map(code_of, owners) if code is not None]
     shared = [record for record in everything if any(code_of(record.owner()) is code for code in codes)]
-    return (shared, (SHARED,)) if shared else ([], ())
-
-
-def _records_of_modules(value: object) -> list[Record]:
-    """Return the records of graphs of the modules of `value`, which another value's torch.compile compiled."""
-    modules = {id(module) for holder in _holders(value) if _is_module(holder) for module in holder.modules()}
-    return [record for record in records() if id(called_by(record.owner())) in modules]
+    return owners, shared, (SHARED,) if shared else ()
 
 
 def _holders(value: object) -> list[Any]:
