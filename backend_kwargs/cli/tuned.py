@@ -63,10 +63,11 @@ def _write(model: str, raced: Sequence[Tuned], output: Path) -> int:
         raise BackendKwargsError(f"No graph of {model!r} was raced: {why_not_raced(decisions)}.")
     print_table(COLUMNS, [row for of_size in raced for row in _rows(of_size)])
     kept = {decision.key: decision for of_size in raced for decision in of_size.kept}
-    if why := left_out(decisions):
-        if not kept:
-            raise BackendKwargsError(f"Nothing is written: {why}.")
-        say(f"Left out: {why}.")
+    if not kept:
+        raise BackendKwargsError(f"Nothing is written: {left_out(decisions)}.")
+    for each in raced:
+        if why := left_out(each.decisions):
+            say(f"Left out ({each.label}): {why}.")
     write_decisions(kept.values(), output)
     return len(kept)
 

@@ -1,5 +1,7 @@
 """`backend-kwargs tune`: races at each size, a file of decisions, and the lines to serve with."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from typer.testing import CliRunner
@@ -74,6 +76,14 @@ def test_what_is_provisional_is_not_written(tune, monkeypatch, tmp_path):
     open_ = "1 of 2 not tried; budget_s=50 would try all"
     assert str(ran.exception) == f"Nothing is written: provisional, so not one to ship: {open_}."
     assert not (tmp_path / "decisions.toml").exists()
+
+
+def test_the_size_that_is_left_out_is_named(tune, monkeypatch):
+    """Of two sizes one is written; of the other its name, and what is open."""
+    left = tuned(0.5, RaceRow("freezing", status="skipped", untried=True, predicted_s=30.0))
+    monkeypatch.setattr(command, "_raced", lambda *given: ([tuned(0.5), replace(left, label="batch=8")], 0))
+    why = "provisional, so not one to ship: 1 of 2 not tried; budget_s=50 would try all"
+    assert f"Left out (batch=8): {why}." in tune().output.splitlines()
 
 
 def last_line(ran):
