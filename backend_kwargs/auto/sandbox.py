@@ -3,9 +3,12 @@
 import gc
 import math
 import os
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 from torch.fx import GraphModule
 
@@ -14,7 +17,7 @@ from backend_kwargs.torch_internals import functorch
 from backend_kwargs.torch_internals.caches import artifacts_apart
 from backend_kwargs.torch_internals.dynamo import bucket_count_kept, metrics_apart
 from backend_kwargs.torch_internals.guards import tracing_apart
-from backend_kwargs.torch_internals.replacing import restored_by, undone
+from backend_kwargs.torch_internals.replacing import replaced, restored_by, undone
 from backend_kwargs.torch_internals.rng import left_to_dynamo
 from backend_kwargs.torch_internals.triton import start_compile_processes
 from backend_kwargs.trial.generators import cuda_devices
@@ -45,6 +48,8 @@ def sandboxed(gm: GraphModule, *, collects: bool = True) -> Iterator[Sandbox]:
     with undone() as stack:
         if collects:
             _keep_garbage(stack)
+        showing = partial(_show_once, warnings.showwarning, set[tuple[str, object]]())
+        stack.enter_context(replaced(warnings, "showwarning", showing))
         # Otherwise torch.compiler.save_cache_artifacts() would save the losers' artifacts.
         stack.enter_context(artifacts_apart())
         # A backward graph compiled in a candidate's run would be a second compile within dynamo's.
@@ -61,6 +66,20 @@ def sandboxed(gm: GraphModule, *, collects: bool = True) -> Iterator[Sandbox]:
 
             begin = stack.enter_context(own_trees(devices))
         yield Sandbox(stack, begin)
+
+
+def _show_once(
+    show: Callable[..., None],
+    shown: set[tuple[str, object]],
+    message: object,
+    category: object,
+    filename: str,
+    *at: Any,
+) -> None:
+    """Show what a graph's code warns of once: each copy of it has a name of its own, under which Python knows it."""
+    if not filename.startswith("<eval_with_key>") or (str(message), category) not in shown:
+        shown.add((str(message), category))
+        show(message, category, filename, *at)
 
 
 def _keep_garbage(stack: ExitStack) -> None:

@@ -213,3 +213,12 @@ def test_two_views_of_one_cache(auto, default_wins, store, views):
     assert torch.allclose(seen, wanted)
     assert torch.equal(*caches)
     assert rows_of(store)["default"].won
+
+
+@torch.no_grad()
+def test_what_the_code_of_a_graph_warns_of_is_shown_once(recwarn, default_wins):
+    """A race calls copies of the graph, whose code has a name of its own for Python."""
+    compiled = torch.compile(lambda x, y: functional.mse_loss(x.sin(), y), backend=backend_of())
+    compiled(torch.randn(4, 8), torch.randn(4, 1))
+    texts = [each for each in recwarn if each.filename.startswith("<eval_with_key>") and "target size" in str(each)]
+    assert len(texts) == 1

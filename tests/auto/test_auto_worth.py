@@ -66,46 +66,8 @@ def test_a_prediction_stands_beside_its_outcome(raced, store):
     assert rows["step"].compile_s > 0
 
 
-@pytest.mark.parametrize("effort", ["quick", "full"])
-def test_what_gains_little_is_skipped(raced, store, effort):
-    """A candidate that could save less than 3 % is not compiled, whatever the budget."""
-    decision = raced({"little": (1e-12, 1.0)}, effort=effort)
-    row = rows_of(store)["little"]
-    assert (row.status, row.reason) == ("skipped", "it could save 0.0% at most")
-    assert decision.cut_s == 0
-
-
-@pytest.mark.parametrize("options", [{"candidates": ["aten"]}, {"objective": "memory"}], ids=["named", "memory"])
-def test_what_is_asked_for_is_tried(raced, store, options):
-    """Named candidates and objective="memory" ignore the size of the gain."""
-    raced({"little": (1e-12, 20.0)}, **options)
-    assert rows_of(store)["little"].status != "skipped"
-
-
 @pytest.mark.parametrize("options", [{}, {"candidates": ["aten"]}], ids=["quick", "named"])
 def test_candidates_keep_their_order(raced, options):
     """They are tried in the order of the table, or as they are named, whatever they take to compile."""
     decision = raced({"first": (1.0, 100.0), "second": (1.0, 1.0)}, **options)
     assert [row.name for row in decision.rows] == ["eager", "default", "first", "second"]
-
-
-@pytest.mark.parametrize(
-    ("default_s", "costs", "seconds"),
-    [
-        pytest.param(10.0, Costs(), 10.0, id="as long as default"),
-        pytest.param(10.0, Costs(0.5, op_s=0.25), 5.5, id="tuned operators"),
-        pytest.param(10.0, Costs(1.0, product_s=4.0), 14.0, id="tuned products"),
-    ],
-)
-def test_predicted_seconds(default_s, costs, seconds):
-    """Compile time is predicted in default's compiles, plus seconds for each fused operator and product layout."""
-    x = torch.randn(4, 4)
-    facts = selection.observed_stats(
-        lambda: torch.sin(x @ x @ x + 1),
-        device="cpu",
-        training=False,
-        writes=False,
-        dynamic=False,
-        bytes_read=0.0,
-    )
-    assert costs.seconds(default_s, facts) == seconds
