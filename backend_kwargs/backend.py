@@ -8,7 +8,7 @@ import pkgutil
 import sys
 from collections.abc import Callable, Mapping
 from difflib import get_close_matches
-from functools import partial
+from functools import cached_property, partial
 from inspect import signature
 from pathlib import Path
 from types import MappingProxyType
@@ -29,8 +29,7 @@ from backend_kwargs.errors import (
     wrong_value,
 )
 from backend_kwargs.facts import Call, Compiled
-from backend_kwargs.files.atomic_write import write_whole
-from backend_kwargs.files.plain_data import check_plain
+from backend_kwargs.files import check_plain, write_whole
 from backend_kwargs.keys import digest
 from backend_kwargs.options import (
     DYNAMO_BACKENDS,
@@ -65,12 +64,7 @@ OURS = COMPILERS  # looked up before dynamo's registry; "dynamo:NAME" finds a ba
 
 
 class Backend:
-    """What `make_backend` returns and `torch.compile(..., backend=...)` takes. Immutable; compares by value.
-
-    Attributes:
-        compiler_name: a name under which dynamo has registered this compiler; dynamo's own wrappers have it too.
-
-    """
+    """What `make_backend` returns and `torch.compile(..., backend=...)` takes. Immutable; compares by value."""
 
     # Neither a frozen dataclass nor slotted: dynamo's register_backend() sets `_tags` on it.
 
@@ -79,7 +73,15 @@ class Backend:
         self._templates = templates
         self._layers = layers
         self._options = merge(layers)
-        self.compiler_name = self.__name__ = compiler.dynamo_name(templates)
+
+    @cached_property
+    def compiler_name(self) -> str:
+        """A name under which dynamo has registered this compiler; dynamo's own wrappers have it too."""
+        return self._compiler.dynamo_name(self._templates)
+
+    @property
+    def __name__(self) -> str:
+        return self.compiler_name
 
     @property
     def spec(self) -> str:
@@ -145,29 +147,31 @@ class Backend:
         **kwargs: Any,
     ) -> Call:
         """Compile the graph `gm`, as dynamo asks; return what the compiler returned, unwrapped."""
-        bound = self.called_with(mode=mode, options=options, config_patches=config_patches, **kwargs)
-        return bound.compile(CapturedGraph(gm, example_inputs, name)).call
+        graph = CapturedGraph(gm, example_inputs, name)
+        return self.compile(graph, mode=mode, options=options, config_patches=config_patches, **kwargs).call
 
-    def called_with(
+    def compile(
         self,
+        graph: CapturedGraph,
         *,
         mode: str | None = None,
         options: Options | None = None,
         config_patches: Options | None = None,
         **kwargs: Any,
-    ) -> "Backend":
-        """Return this backend with the options of a call by dynamo: those that torch.compile was given."""
-        # `config_patches` come only from dynamo's environment variables.
+    ) -> Compiled:
+        """Compile a graph, and return its callable with what is known about it, which `report` reads too.
+
+        `mode` and `options` are those that torch.compile was given, `config_patches` those of dynamo's environment
+        variables.
+        """
+        from backend_kwargs.torch_internals.dynamo import BY_NAME, REGISTERED
+
         call_options = {**(options or {}), **kwargs, **({} if mode is None else {"mode": mode})}
-        return self.bind("torch.compile", call_options).bind("dynamo's config_patches", config_patches or {})
-
-    def compile(self, graph: CapturedGraph) -> Compiled:
-        """Compile a graph, and return its callable with what is known about it, which `report` reads too."""
-        from backend_kwargs.torch_internals.dynamo import count_as_registered
-
-        self.verify()
-        count_as_registered()
-        return recorded(self, graph.gm, lambda: compile_graph(self._compiler, graph, self._options))
+        bound = self.bind("torch.compile", call_options).bind("dynamo's config_patches", config_patches or {})
+        compiler, final = bound._compiler, bound._options
+        compiler.verify(bound._templates, final, warn_once)
+        REGISTERED.setdefault(*BY_NAME)
+        return recorded(bound, graph.gm, lambda: compile_graph(compiler, graph, final))
 
     def request(self, graph: CapturedGraph) -> "Request":
         """Return what `auto` would be asked for a graph, for those who ask it otherwise."""

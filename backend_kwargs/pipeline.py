@@ -16,7 +16,7 @@ from backend_kwargs.auto import settings as auto
 from backend_kwargs.auto.candidates import check_candidates
 from backend_kwargs.backends import CapturedGraph, CompileFn, Compiler, Stage, Tell
 from backend_kwargs.backends.inductor import compiler as inductor
-from backend_kwargs.backends.inductor.compiler import InductorCompiler, is_set, records, tell_or_raise
+from backend_kwargs.backends.inductor.compiler import InductorCompiler, records, tell_or_raise
 from backend_kwargs.backends.others import OTHERS
 from backend_kwargs.errors import BackendKwargsError, warn_once
 from backend_kwargs.facts import Compiled
@@ -48,7 +48,7 @@ def compile_graph(
     """
     stages = compiler.stages if stages is None else stages
     for at, stage in enumerate(stages, 1):
-        if is_set(stage.option, options.get(stage.option)):
+        if options.get(stage.option):
             return stage.apply(compiler, graph, options, partial(compile_graph, compiler, stages=stages[at:]))
     return compiler.compile(graph, options)
 

@@ -10,7 +10,7 @@ from backend_kwargs.backend import Backend
 from backend_kwargs.backends import Inputs
 from backend_kwargs.errors import BackendKwargsError, shown
 from backend_kwargs.facts import Call
-from backend_kwargs.options.layers import Options
+from backend_kwargs.options.option import Options
 from backend_kwargs.pipeline import OWN
 from backend_kwargs.registry import make_backend
 

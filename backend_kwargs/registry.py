@@ -12,7 +12,7 @@ from backend_kwargs.backend import OURS, Backend, CompilerFn, backend_of_functio
 from backend_kwargs.backends.others import FORMER
 from backend_kwargs.errors import BackendKwargsError, wrong_value
 from backend_kwargs.facts.decision import EAGER
-from backend_kwargs.files.plain_data import check_plain
+from backend_kwargs.files import check_plain
 from backend_kwargs.options import Check, Options, check, check_name, consent, convert, untrusted, with_users
 from backend_kwargs.options.inductor_names import InductorKeywords, InductorOptions
 from backend_kwargs.options.templates import (

@@ -15,7 +15,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from backend_kwargs.cli.console import complain, console, print_json, print_table
 from backend_kwargs.errors import BackendKwargsError, wrong_value
-from backend_kwargs.files.atomic_write import write_whole
+from backend_kwargs.files import write_whole
 from benchmarks.arguments import Device, Shard, device_of, shard_of
 from benchmarks.studies.commands import COMMANDS
 

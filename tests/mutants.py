@@ -62,10 +62,9 @@ ROOT = Path(__file__).parent.parent
 EQUIVALENT = Path(__file__).with_suffix(".toml")
 # Below tests/, the nearest first; of two patterns that a module fits the first counts.
 TESTS: Mapping[str, str] = {
-    "backend_kwargs/trial/bound.py": "trial/ precision/test_precision_bound.py",
-    "backend_kwargs/options/layers.py": "options/test_layers.py test_backend.py",
+    "backend_kwargs/trial/accuracy.py": "trial/ precision/test_precision_bound.py",
     "backend_kwargs/options/option.py": "options/test_options.py options/test_catalogue.py options/test_spec.py"
-    " options/test_false_none_absent.py test_backend_written.py",
+    " options/test_layers.py options/test_false_none_absent.py test_backend_written.py",
     "backend_kwargs/backend.py": "test_backend.py test_backend_written.py test_backend_environment.py test_registry.py"
     " backends/test_dynamo_backends.py backends/inductor/test_inductor.py",
     "*/cudagraph_outputs.py": "backends/inductor/test_inductor.py backends/inductor/test_effects.py graphs/",
@@ -93,7 +92,7 @@ TESTS: Mapping[str, str] = {
     "*/rewrites/linear_activation.py": "rewrites/test_linear.py rewrites/test_onednn.py",
     "*/rewrites/*cross_entropy.py": "rewrites/test_losses.py",
     "*/rewrites/onednn.py": "rewrites/test_onednn.py",
-    "*/rewrites/operators.py": "rewrites/test_rewrites.py rewrites/test_attention.py rewrites/test_convolution.py"
+    "*/rewrites/matching.py": "rewrites/test_rewrites.py rewrites/test_attention.py rewrites/test_convolution.py"
     " rewrites/test_linear.py rewrites/test_losses.py",
     "*/rewrites/packed.py": "test_keys.py rewrites/test_packed.py",
     "*/rewrites/table.py": "test_keys.py rewrites/test_rewrites.py",
@@ -106,7 +105,7 @@ TESTS: Mapping[str, str] = {
     "*/keys.py": "test_keys.py auto/test_auto_keys.py test_written_before.py",
     "*/cache_key.py": "test_keys.py auto/test_auto_keys.py auto/test_auto_cache_key.py auto/test_auto_decide.py",
     "*/graphs/spelling.py": "auto/test_auto_keys.py auto/test_auto_cache_key.py rewrites/test_places.py",
-    "*/rewrites/places.py": "rewrites/test_places.py",
+    "*/rewrites/traced.py": "rewrites/test_places.py",
     "*/auto/lock.py": "auto/test_lock.py test_pinning.py",
     "*/pinning/*.py": "test_pinning.py auto/test_lock.py",
     "*/facts/__init__.py": "auto/test_lock.py torch_internals/test_choices.py test_pinning.py",
@@ -144,7 +143,7 @@ TESTS: Mapping[str, str] = {
     "*/auto/store.py": "auto/test_auto_decision.py faults/test_faults_store.py auto/test_auto_stored.py"
     " test_explain.py",
     "*/auto/machine.py": "auto/test_auto_keys.py auto/test_auto_cache_key.py",
-    "*/graphs/eligibility.py": "graphs/test_eligibility.py auto/test_auto_effects.py"
+    "*/graphs/writes.py": "graphs/test_eligibility.py auto/test_auto_effects.py"
     " auto/test_auto_decide.py auto/test_auto_race.py",
     "*/graphs/replay.py": "auto/test_auto_sandbox.py auto/test_auto_effects.py auto/test_auto_race.py"
     " auto/test_auto_traces.py",

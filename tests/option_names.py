@@ -16,7 +16,7 @@ from typing import Annotated, Literal, Union, get_args, get_origin
 
 from backend_kwargs.options import inductor_names
 from backend_kwargs.options.catalogue import ADDED, inductor_options, read_notes
-from backend_kwargs.options.trust import INDUCTOR_DATA
+from backend_kwargs.options.option import INDUCTOR_DATA
 from backend_kwargs.pipeline import OWN
 
 FILE = Path(inductor_names.__file__).with_suffix(".pyi")

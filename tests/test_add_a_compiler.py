@@ -20,7 +20,7 @@ from typing import Annotated, Any, ClassVar
 
 from backend_kwargs.backends.declared import DeclaredCompiler
 from backend_kwargs.options.option import declared
-from backend_kwargs.options.requirements import importable
+from backend_kwargs.options.machine import importable
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ class ToyCompiler(DeclaredCompiler):
     def part_compiler(self, options):
         import torch
 
-        from backend_kwargs.backends.part_compiler import CompiledPart, PartCompiler
+        from backend_kwargs.backends.partitioned import CompiledPart, PartCompiler
 
         class Toy(PartCompiler):
             name: ClassVar[str] = "Toy"

@@ -100,7 +100,6 @@ BEFORE_A_GRAPH = (
     "backends/inductor/__init__.py",
     "backends/inductor/compiler.py",
     "backends/inductor/cutlass.py",
-    "backends/inductor/fallbacks.py",
     "backends/onnxruntime/__init__.py",
     "backends/onnxruntime/compiler.py",
     "backends/onnxruntime/settings.py",

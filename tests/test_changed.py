@@ -15,7 +15,7 @@ from tests.changed import ALWAYS, covering
         ),
         pytest.param(["backend_kwargs/rewrites/kernels/decode.py"], ["tests/rewrites"], id="a folder without tests"),
         pytest.param(
-            ["backend_kwargs/backends/engine.py", "backend_kwargs/backends/tvm/build.py"],
+            ["backend_kwargs/backends/partitioned.py", "backend_kwargs/backends/tvm/build.py"],
             ["tests/backends"],
             id="a folder and one in it",
         ),

@@ -22,7 +22,7 @@ from backend_kwargs.bundles import libraries
 from backend_kwargs.bundles.disk.place import private_folder
 from backend_kwargs.bundles.running import without_gradients
 from backend_kwargs.cli.console import quiet
-from backend_kwargs.files.opened import opened_folder
+from backend_kwargs.files import opened_folder
 from backend_kwargs.harness.models import importable
 from backend_kwargs.precision import quantised
 from backend_kwargs.torch_internals import caches, cudagraph_recording, inductor_config

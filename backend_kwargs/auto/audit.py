@@ -21,7 +21,7 @@ from backend_kwargs.auto.selection import RaceState
 from backend_kwargs.auto.steps import execute
 from backend_kwargs.errors import BackendKwargsError
 from backend_kwargs.facts.decision import DEFAULT, EAGER, Decision, RaceRow
-from backend_kwargs.options.layers import Options
+from backend_kwargs.options.option import Options
 from backend_kwargs.torch_internals.modes import modes_restored
 
 COMPILE_S = 300.0  # for the candidates of one audit

@@ -16,13 +16,13 @@ from backend_kwargs.auto.request import Request
 from backend_kwargs.backends import CapturedGraph
 from backend_kwargs.backends.inductor.lowered import IncompatibleVersionError, Lowered, LoweredGraph, Version
 from backend_kwargs.facts import EAGER, Call, Compiled, RaceRow
-from backend_kwargs.graphs.eligibility import in_eager
 from backend_kwargs.graphs.replay import Task
-from backend_kwargs.options.layers import Options
+from backend_kwargs.graphs.writes import in_eager
+from backend_kwargs.options.option import Options
 from backend_kwargs.rewrites.table import find_rewrite, name_of
 from backend_kwargs.torch_internals import functorch
 from backend_kwargs.torch_internals.caches import record_artifacts
-from backend_kwargs.torch_internals.guards import TracingApart, compile_id, compiling_as
+from backend_kwargs.torch_internals.dynamo import TracingApart, compile_id, compiling_as
 from backend_kwargs.trial.trees import tensors_of
 
 # Options that Inductor reads only when it lowers a graph, and later; test_auto_compiling compares the graphs before.

@@ -22,13 +22,18 @@ from backend_kwargs.auto.request import Request
 from backend_kwargs.errors import BackendKwargsError, error_text, printable, warn_once
 from backend_kwargs.facts import DEFAULT, EAGER, Compiled, CompileFacts, Decision, Pins, RaceRow, Unraced
 from backend_kwargs.graphs.determinism import check_libraries
-from backend_kwargs.graphs.eligibility import communicates, in_eager, is_tiny, may_communicate, why_not_repeatable
-from backend_kwargs.graphs.writes import copy_of_graph
+from backend_kwargs.graphs.writes import (
+    communicates,
+    copy_of_graph,
+    in_eager,
+    is_tiny,
+    may_communicate,
+    why_not_repeatable,
+)
 from backend_kwargs.rewrites.table import are_outdated
 from backend_kwargs.stores.layered import Layered
-from backend_kwargs.torch_internals.dynamo import RESTARTS
+from backend_kwargs.torch_internals.dynamo import RESTARTS, compile_id
 from backend_kwargs.torch_internals.functorch import saves_strictly, shared_in_cache
-from backend_kwargs.torch_internals.guards import compile_id
 from backend_kwargs.torch_internals.replacing import undone
 
 if TYPE_CHECKING:

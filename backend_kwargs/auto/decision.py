@@ -6,7 +6,7 @@ import math
 import msgspec
 
 from backend_kwargs.facts.decision import Decision
-from backend_kwargs.options.layers import Options
+from backend_kwargs.options.option import Options
 
 DEEPEST = 8  # levels of nesting in an option's value; deeper ones end in a RecursionError later
 

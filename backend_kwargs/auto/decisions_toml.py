@@ -12,9 +12,8 @@ from backend_kwargs.auto.store import KIND
 from backend_kwargs.backends.others import is_former, is_other
 from backend_kwargs.errors import BackendKwargsError, error_text, shown, warn_once
 from backend_kwargs.facts.decision import DEFAULT, EAGER, Decision
-from backend_kwargs.files.atomic_write import write_whole
-from backend_kwargs.files.plain_data import read_toml
-from backend_kwargs.options.layers import Options, with_users
+from backend_kwargs.files import read_toml, write_whole
+from backend_kwargs.options.option import Options, with_users
 from backend_kwargs.options.precisions import PRECISIONS
 from backend_kwargs.options.templates import ENTRY_POINT_GROUP, template_names
 from backend_kwargs.rewrites.table import list_rewrites

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch.utils.flop_counter import flop_registry
 
-from backend_kwargs.options.layers import Options
+from backend_kwargs.options.option import Options
 from backend_kwargs.torch_internals.modes import OperatorMode
 from backend_kwargs.torch_internals.replacing import undone
 from backend_kwargs.trial.trees import tensors_of

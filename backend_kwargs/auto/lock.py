@@ -12,9 +12,8 @@ from backend_kwargs.auto.decisions_toml import toml_table
 from backend_kwargs.auto.machine import FIELDS, Machine, in_words
 from backend_kwargs.errors import BackendKwargsError, shown
 from backend_kwargs.facts import Decision, PinnedKernel, Pins, Value
-from backend_kwargs.files.atomic_write import write_whole
-from backend_kwargs.files.plain_data import read_toml
-from backend_kwargs.options.layers import Options
+from backend_kwargs.files import read_toml, write_whole
+from backend_kwargs.options.option import Options
 
 VERSION = 2  # 1 had other keys
 HEAD = """\

@@ -19,7 +19,7 @@ from backend_kwargs.graphs.determinism import check_deterministic, check_no_atom
 from backend_kwargs.graphs.freezing import UNCACHED
 from backend_kwargs.keys import digest, key
 from backend_kwargs.options.catalogue import inductor_options
-from backend_kwargs.options.layers import Options
+from backend_kwargs.options.option import Options
 from backend_kwargs.torch_internals.caches import forget_loaded
 from backend_kwargs.torch_internals.choices import Configuration, Site, chosen_by, configuration_of
 

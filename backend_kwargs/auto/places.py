@@ -22,12 +22,10 @@ from backend_kwargs.auto.verdicts import HALF, UNKNOWN, Verdict
 from backend_kwargs.backends import CapturedGraph, Inputs
 from backend_kwargs.errors import error_text
 from backend_kwargs.graphs.writes import copy_of_graph, is_unknown
-from backend_kwargs.options.machine import machine
-from backend_kwargs.options.requirements import unmet
-from backend_kwargs.rewrites.places import Place, traced_value
+from backend_kwargs.options.machine import machine, unmet
 from backend_kwargs.rewrites.table import find_rewrite
-from backend_kwargs.torch_internals.modes import OperatorMode, enter_autocast
-from backend_kwargs.torch_internals.operators import OpOverload, schema_of
+from backend_kwargs.rewrites.traced import Place, traced_value
+from backend_kwargs.torch_internals.modes import OperatorMode, OpOverload, enter_autocast, schema_of
 from backend_kwargs.trial.served import copied
 
 logger = logging.getLogger("backend_kwargs.auto")

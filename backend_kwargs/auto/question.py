@@ -26,9 +26,8 @@ from backend_kwargs.rewrites.table import in_keys, list_rewrites
 from backend_kwargs.stores import Store
 from backend_kwargs.stores.deadlines import Reached
 from backend_kwargs.stores.layered import Layered, reached
-from backend_kwargs.torch_internals.dynamo import compiling_callable
+from backend_kwargs.torch_internals.dynamo import compile_id, compiling
 from backend_kwargs.torch_internals.functorch import saves_strictly
-from backend_kwargs.torch_internals.guards import compile_id
 
 
 @dataclass(frozen=True)
@@ -88,7 +87,7 @@ class Question:
     @cached_property
     def call(self) -> CallOfGraphs | None:
         """The call for which this graph is compiled, which other graphs may be of; None if it is not known."""
-        owner, number = compiling_callable(), compile_id()
+        owner, number, _ = compiling()
         return (weakref.ref(owner), number.frame_compile_id or 0) if owner is not None and number is not None else None
 
     @cached_property
@@ -197,7 +196,7 @@ class Question:
     @cached_property
     def model(self) -> str:
         """The name of the class or function that was given to torch.compile, "" if it is not known."""
-        if (given := compiling_callable()) is None:
+        if (given := compiling().given) is None:
             return ""
         inner = inspect.unwrap(given)
         owner = getattr(inner, "__self__", inner)  # a module's forward

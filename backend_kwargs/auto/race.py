@@ -28,14 +28,12 @@ from backend_kwargs.backends import CapturedGraph
 from backend_kwargs.errors import error_text
 from backend_kwargs.facts import Compiled
 from backend_kwargs.facts.decision import DEFAULT, EAGER, Decision, PlaceRow, RaceRow
-from backend_kwargs.graphs.eligibility import recomputes
 from backend_kwargs.graphs.replay import Task
-from backend_kwargs.graphs.writes import copy_of_graph
-from backend_kwargs.options.layers import Options
-from backend_kwargs.rewrites.places import Place
+from backend_kwargs.graphs.writes import copy_of_graph, recomputes
+from backend_kwargs.options.option import Options
+from backend_kwargs.rewrites.traced import Place
 from backend_kwargs.torch_internals.device_peaks import peaks_of
-from backend_kwargs.torch_internals.dynamo import RESTARTS
-from backend_kwargs.torch_internals.guards import guard_count, is_tracing, without_context
+from backend_kwargs.torch_internals.dynamo import RESTARTS, guard_count, is_tracing, without_context
 from backend_kwargs.torch_internals.modes import modes_restored
 
 logger = logging.getLogger("backend_kwargs.auto")

@@ -13,10 +13,10 @@ from backend_kwargs.backends import Inputs
 from backend_kwargs.errors import error_text
 from backend_kwargs.facts.decision import RaceRow
 from backend_kwargs.graphs.replay import Task
-from backend_kwargs.options.layers import Options
-from backend_kwargs.precision.error import against, in_float64
+from backend_kwargs.options.option import Options
+from backend_kwargs.precision.lowered import against, in_float64
 from backend_kwargs.trial import Accuracy
-from backend_kwargs.trial.draws import Draws
+from backend_kwargs.trial.roundings import Draws
 from backend_kwargs.trial.trees import Results
 
 LARGEST_REFERENCE = 2 << 30  # bytes of inputs on a CPU; the reference takes up to four times as much memory

@@ -40,9 +40,9 @@ from backend_kwargs.facts import Call
 from backend_kwargs.facts.decision import DEFAULT, EAGER, PlaceRow, RaceRow
 from backend_kwargs.graphs.freezing import freezable_parameters
 from backend_kwargs.graphs.replay import Task
-from backend_kwargs.options.layers import Options, standing, with_users
-from backend_kwargs.rewrites.places import Place
+from backend_kwargs.options.option import Options, standing, with_users
 from backend_kwargs.rewrites.table import find_rewrite
+from backend_kwargs.rewrites.traced import Place
 from backend_kwargs.trial import may_draw
 
 Progress = Callable[[str, float], None]

@@ -12,12 +12,12 @@ from backend_kwargs.auto.machine import Machine, device_of, variant_of
 from backend_kwargs.facts.decision import EAGER, RaceRow, by_name
 from backend_kwargs.interval import Interval
 from backend_kwargs.keys import key
-from backend_kwargs.options.layers import Options
+from backend_kwargs.options.option import Options
 from backend_kwargs.stores.documents import Document, Kind
 from backend_kwargs.stores.layered import Layered
 
 if TYPE_CHECKING:
-    from backend_kwargs.rewrites.places import Place
+    from backend_kwargs.rewrites.traced import Place
 
 FOLDER = "verdicts/"
 LARGEST = 1e15  # of any figure, so that no product of two overflows

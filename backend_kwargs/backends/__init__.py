@@ -4,8 +4,8 @@
 
 `inductor/` is Inductor, and `dynamo` any other function `(gm, example_inputs, **kwargs)`. `tvm/`, `onnxruntime/` and
 `openvino/` compile parts of graphs: each is a `declared.DeclaredCompiler`, a row of `others.COMPILERS`, whose
-`part_compiler.PartCompiler` says which nodes it takes and how a part is compiled; `partitioned` drives it, and `engine`
-is what the last two share. `generated_code` finds Inductor's code behind a callable.
+`partitioned.PartCompiler` says which nodes it takes and how a part is compiled.
+`generated_code` finds Inductor's code behind a callable.
 """
 
 from collections.abc import Callable, Mapping, Sequence

@@ -3,6 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from backend_kwargs.backends import CapturedGraph, Reading, Stage, Tell
@@ -24,7 +25,7 @@ from backend_kwargs.options import (
 from backend_kwargs.options.machine import installed_version, machine
 
 if TYPE_CHECKING:
-    from backend_kwargs.backends.part_compiler import PartCompiler
+    from backend_kwargs.backends.partitioned import PartCompiler
 
 
 @dataclass(frozen=True)
@@ -116,7 +117,8 @@ class DeclaredCompiler(ABC):
         if not isinstance(mapping, Mapping):
             raise wrong_value("'options'", "a mapping of options", mapping)
         known = [(self.option(name), value) for name, value in {**mapping, **given}.items()]
-        return Reading((), (Layer(source, {o.name: copied(self.checked(o, value, coerce)) for o, value in known}),))
+        checked = {option.name: copied(self.checked(option, value, coerce)) for option, value in known}
+        return Reading((), (Layer(source, MappingProxyType(checked)),))
 
     def limits(self, options: Options) -> Mapping[str, Limit]:
         return limits_of_options(options, lambda name: self.declared[name].default, machine(), self.rules)

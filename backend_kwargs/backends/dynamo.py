@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import cached_property
 from inspect import Parameter, Signature, getdoc, signature
+from types import MappingProxyType
 from typing import Any, ClassVar, TypeAlias, Union
 
 from backend_kwargs.backends import CapturedGraph, Reading, Stage, Tell
@@ -119,7 +120,7 @@ class DynamoCompiler:
         known = [(self.option(name), value) for name, value in flat.items()]
         kind = f"backend {self.name!r}: option"
         checked = {option.name: copied(coerce(option, value, kind)) for option, value in known}
-        return Reading((), (Layer(source, checked),))
+        return Reading((), (Layer(source, MappingProxyType(checked)),))
 
     def verify(self, templates: Sequence[str], options: Options, tell: Tell) -> None:
         if missing := [name for name in self.takes.required if name not in options and name != "options"]:

@@ -25,7 +25,7 @@ from backend_kwargs.bundles.samples import Sample, described, samples_of
 from backend_kwargs.errors import BackendKwargsError, error_text, warn_once, wrong_value
 from backend_kwargs.facts import Call
 from backend_kwargs.torch_internals.tensors import counted_writes
-from backend_kwargs.trial import Expected, Results, copies, generators, map_tensors, status_of, walk
+from backend_kwargs.trial import Expected, Results, copies, map_tensors, roundings, status_of, walk
 
 PLAIN_COPIES = partial(copies, plain=True)  # a graph's key has which inputs require gradients
 
@@ -35,7 +35,7 @@ class FailedModuleError(BackendKwargsError, RuntimeError):
 
 
 def build(config: CompileConfig, module: torch.nn.Module, data: object, device: Device) -> tuple[Built, Running]:
-    """Compile `module` for the samples `data`, without changes to it, its inputs and the random generators.
+    """Compile `module` for the samples `data`, without changes to it, its inputs and the random roundings.
 
     A copy is run, once for each sample in order, since the module may keep state between calls. The copy shares the
     module's parameters, so that they are not in memory twice.
@@ -46,7 +46,7 @@ def build(config: CompileConfig, module: torch.nn.Module, data: object, device: 
     metadata = [described(tuple(sample)) for sample in samples]
     where = device_of(module, device)
     import_compiler()
-    with generators.kept(where), torch.no_grad():
+    with roundings.kept(where), torch.no_grad():
         wanted, dtypes, changed = _eager(config, module, samples, where)
         built = Built(config, module, where, metadata, dtypes)
         bound = _compiled(built, samples, wanted, parameters=changed)

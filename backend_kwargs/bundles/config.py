@@ -8,8 +8,7 @@ from typing import Annotated, Any, Literal
 
 from backend_kwargs.backend import OURS, Backend, find_backend
 from backend_kwargs.errors import BackendKwargsError, removed, shown, wrong_value
-from backend_kwargs.files.atomic_write import write_whole
-from backend_kwargs.files.plain_data import check_plain, read_json
+from backend_kwargs.files import check_plain, read_json, write_whole
 from backend_kwargs.keys import digest
 from backend_kwargs.options import Options, Tolerance, check, consent, copied, declared, lookup, same
 from backend_kwargs.registry import PLAIN, make_backend

@@ -41,8 +41,14 @@ from backend_kwargs.options import Options, check, standing, untrusted
 from backend_kwargs.registry import PLAIN
 from backend_kwargs.rewrites.table import raced_rewrites
 from backend_kwargs.torch_internals import functorch, inductor_config
-from backend_kwargs.torch_internals.dynamo import GRAPH, RESTARTS, cache_entries, traced_frame, without_disabling
-from backend_kwargs.torch_internals.guards import invalidate
+from backend_kwargs.torch_internals.dynamo import (
+    GRAPH,
+    RESTARTS,
+    cache_entries,
+    invalidate,
+    traced_frame,
+    without_disabling,
+)
 from backend_kwargs.torch_internals.modes import AUTOCAST_FUNCTIONS
 
 CompileFx: TypeAlias = Callable[..., Call]
@@ -89,12 +95,19 @@ class GraphBackend:
         self.loaded: list[str] = []  # keys of graphs that were loaded
         self.compiled: list[str] = []  # keys of graphs that were compiled
 
-    def __call__(self, gm: GraphModule, example_inputs: Inputs, *, name: str | None = None, **kwargs: Any) -> Call:
+    def __call__(
+        self,
+        gm: GraphModule,
+        example_inputs: Inputs,
+        *,
+        name: str | None = None,
+        config_patches: Options | None = None,
+    ) -> Call:
         """Compile the graph `gm` for dynamo, or load it."""
         frame = traced_frame()
         if frame is not None and not any(frame.f_code is code for code, _ in self.frames):
             self.frames.append((frame.f_code, frame.f_globals))
-        backend = self.backend.called_with(**kwargs)
+        backend = self.backend.bind("dynamo's config_patches", config_patches or {})
         shares = SharedMemory(gm, example_inputs)
         eager = copy_of_graph(gm) if shares.can_occur else gm
         if shares(example_inputs):  # code for them would be wrong for others of these sizes

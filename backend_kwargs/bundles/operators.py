@@ -5,7 +5,7 @@ from types import FunctionType
 
 import torch
 
-from backend_kwargs.torch_internals.operators import (
+from backend_kwargs.torch_internals.modes import (
     OpOverload,
     OpOverloadPacket,
     has_dispatch_rules,

@@ -15,7 +15,7 @@ from backend_kwargs.bundles.graphs import Graph, GraphBackend
 from backend_kwargs.bundles.samples import InputCheck, Metadata, sizes_differ
 from backend_kwargs.errors import BackendKwargsError
 from backend_kwargs.facts import Call
-from backend_kwargs.files.atomic_write import temporary
+from backend_kwargs.files import temporary
 from backend_kwargs.torch_internals import pytree
 from backend_kwargs.torch_internals.modes import set_grad_enabled
 

@@ -27,7 +27,7 @@ from backend_kwargs.cli import (
 from backend_kwargs.cli.console import complain, console, say
 from backend_kwargs.cli.removed import check_removed
 from backend_kwargs.errors import BackendKwargsError, BackendKwargsWarning
-from backend_kwargs.files.atomic_write import temporary
+from backend_kwargs.files import temporary
 
 TRACEBACK = "--traceback"
 USER_MISTAKE = 2  # as for an unknown command-line flag

@@ -9,7 +9,7 @@ from backend_kwargs.cli.arguments import assigned, backend_from_text
 from backend_kwargs.cli.console import Outputs, output_option
 from backend_kwargs.cli.decisions import Where, store_of
 from backend_kwargs.cli.tune import sizes_of
-from backend_kwargs.fleet.units import AUTO
+from backend_kwargs.fleet.board import AUTO
 
 MANIFEST = "manifest.json"  # of a bundle
 Subject = Annotated[

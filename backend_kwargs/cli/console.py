@@ -17,8 +17,8 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from backend_kwargs.errors import BackendKwargsError, printable, shortened, shown, wrong_value
-from backend_kwargs.files.atomic_write import check_writable, write_whole
-from backend_kwargs.options.layers import Options
+from backend_kwargs.files import check_writable, write_whole
+from backend_kwargs.options.option import Options
 from backend_kwargs.page import Document, changes, read_document, to_html, to_json
 from backend_kwargs.page.markdown import to_markdown
 

@@ -22,8 +22,8 @@ from backend_kwargs.cli.console import Output, Outputs, console, print_config, p
 from backend_kwargs.cli.pasting import lines_to_paste
 from backend_kwargs.errors import BackendKwargsError
 from backend_kwargs.facts.decision import Decision
-from backend_kwargs.files.plain_data import read_toml
-from backend_kwargs.fleet import units
+from backend_kwargs.files import read_toml
+from backend_kwargs.fleet import board
 from backend_kwargs.page import Document
 from backend_kwargs.progress import progress
 from backend_kwargs.registry import decided
@@ -201,7 +201,7 @@ def sync(
     with there.doing("write") as written:
         copying = (
             synced(kind, _listed(here, folder), written, folder, dry_run=dry_run, trusted_keys=of.trusted_keys)
-            for kind, folder in ((KIND, FOLDER), (verdicts.KIND, verdicts.FOLDER), (units.KIND, units.UNITS))
+            for kind, folder in ((KIND, FOLDER), (verdicts.KIND, verdicts.FOLDER), (board.KIND, board.UNITS))
         )
         for name, what in watched(chain.from_iterable(copying), "copying"):
             names[what].append(name)

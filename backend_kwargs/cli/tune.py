@@ -11,7 +11,7 @@ from backend_kwargs.backend import Backend
 from backend_kwargs.cli.arguments import Model, assigned, backend_from_text
 from backend_kwargs.cli.console import Outputs, output_option
 from backend_kwargs.errors import BackendKwargsError
-from backend_kwargs.fleet.units import AUTO, BUDGET_S
+from backend_kwargs.fleet.board import AUTO, BUDGET_S
 
 DECISIONS = ".toml"
 # Options that the command sets itself, and how.

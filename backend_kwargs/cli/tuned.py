@@ -16,8 +16,8 @@ from backend_kwargs.cli.console import Outputs, console, print_table, say
 from backend_kwargs.cli.pasting import pasted
 from backend_kwargs.errors import BackendKwargsError
 from backend_kwargs.facts.decision import Decision
+from backend_kwargs.fleet.board import AUTO
 from backend_kwargs.fleet.racing import Tuned, left_out, racing, tuned, why_not_raced
-from backend_kwargs.fleet.units import AUTO
 from backend_kwargs.harness.models import model_of
 from backend_kwargs.interval import Interval, widest
 from backend_kwargs.page import document as page

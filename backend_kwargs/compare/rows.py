@@ -11,7 +11,7 @@ from backend_kwargs import trial
 from backend_kwargs.compile_records import RACED
 from backend_kwargs.harness.isolation import Counted, counted, isolated
 from backend_kwargs.harness.trial import Trial
-from backend_kwargs.options.layers import Options
+from backend_kwargs.options.option import Options
 from backend_kwargs.report import Graph
 from backend_kwargs.tables import as_text
 from backend_kwargs.torch_internals.dynamo import cache_counts
@@ -218,14 +218,15 @@ class CandidateTrial(Trial):
     @contextlib.contextmanager
     def first_call(self) -> Iterator[None]:
         """Set up its cache, and record whether its graphs came from there."""
-        hits, misses = map(cache_counts, ("hit", "miss"))
+        before = cache_counts()
         with _empty_cache() if self.cold and self.counted else contextlib.nullcontext():
             yield
         if self.counted:
-            now_hits, now_misses = map(cache_counts, ("hit", "miss"))
+            after = cache_counts()
             # A race finds what it has compiled itself in the cache.
             raced = any(graph.cache == RACED for graph in self.counted.report().graphs)
-            self.cache = "warm" if now_hits > hits and not raced else "cold" if now_misses > misses else ""
+            missed = "cold" if after["miss"] > before["miss"] else ""
+            self.cache = "warm" if after["hit"] > before["hit"] and not raced else missed
 
     def finish(self) -> None:
         """Keep the report, and check the results again after timing."""

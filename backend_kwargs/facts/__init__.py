@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal, TypeAlias
 
 from backend_kwargs.facts.decision import DEFAULT, EAGER, Decision, RaceRow, Unraced
-from backend_kwargs.options.layers import Options
+from backend_kwargs.options.option import Options
 
 __all__ = [
     "DEFAULT",

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from backend_kwargs.interval import Interval
-from backend_kwargs.options.layers import Options
+from backend_kwargs.options.option import Options
 
 EAGER, DEFAULT = "eager", "default"  # the candidates of every race
 # Statuses that depend on the process more than on the candidate.

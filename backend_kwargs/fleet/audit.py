@@ -26,9 +26,9 @@ from backend_kwargs.bundles.graphs import key_of
 from backend_kwargs.bundles.samples import sizes_differ
 from backend_kwargs.errors import BackendKwargsError, error_text, shown, warn_once
 from backend_kwargs.facts import Call, Decision
+from backend_kwargs.fleet.board import UNITS, UnitDocument, backend_of, read
 from backend_kwargs.fleet.findings import Audited
 from backend_kwargs.fleet.racing import made
-from backend_kwargs.fleet.units import UNITS, UnitDocument, backend_of, read
 from backend_kwargs.harness.study import arguments_of
 from backend_kwargs.options import check, untrusted
 from backend_kwargs.stores import Documents

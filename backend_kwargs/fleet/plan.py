@@ -9,8 +9,8 @@ import msgspec
 from msgspec import Meta, Struct, structs
 
 from backend_kwargs.errors import BackendKwargsError, unknown, wrong_value
-from backend_kwargs.files.plain_data import read_toml
-from backend_kwargs.fleet.units import (
+from backend_kwargs.files import read_toml
+from backend_kwargs.fleet.board import (
     BUDGET_S,
     KEYS_OF_A_PLAN,
     OF_THE_STORE,

@@ -20,7 +20,7 @@ from backend_kwargs.backend import Backend
 from backend_kwargs.backends import CapturedGraph, Inputs
 from backend_kwargs.errors import BackendKwargsError, error_text
 from backend_kwargs.facts import Call, Decision
-from backend_kwargs.fleet.units import Result, Unit, backend_of, is_named, is_slower
+from backend_kwargs.fleet.board import Result, Unit, backend_of, is_named, is_slower
 from backend_kwargs.harness.models import model_of
 from backend_kwargs.harness.study import arguments_of, device_of, move
 from backend_kwargs.interval import Interval

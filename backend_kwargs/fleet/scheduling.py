@@ -13,8 +13,7 @@ from typing import NamedTuple, Protocol
 import msgspec
 
 from backend_kwargs.errors import BackendKwargsError
-from backend_kwargs.fleet.board import LEASE_S, UnitClaims
-from backend_kwargs.fleet.units import Result, Unit, UnitDocument, name_of
+from backend_kwargs.fleet.board import LEASE_S, Result, Unit, UnitClaims, UnitDocument, name_of
 
 MOST_ATTEMPTS = 3  # of a unit whose worker dies
 MOST_AWAY_S = 600.0  # of a store that does not answer, if nothing runs

@@ -3,9 +3,8 @@
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from backend_kwargs.fleet.board import UnitClaims
+from backend_kwargs.fleet.board import Unit, UnitClaims, UnitDocument, document_of, name_of
 from backend_kwargs.fleet.scheduling import Ended
-from backend_kwargs.fleet.units import Unit, UnitDocument, document_of, name_of
 from backend_kwargs.interval import Interval, widest
 
 SAME_WITHIN = 1.1  # a call is as fast as itself, up to this

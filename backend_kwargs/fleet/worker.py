@@ -21,7 +21,7 @@ def main(result: str, cores: str) -> None:
         os.sched_setaffinity(0, {int(core) for core in cores.split(",")})
     unit = sys.stdin.buffer.readline()
     threading.Thread(target=_end_with_parent, daemon=True).start()
-    from backend_kwargs.files.atomic_write import write_whole
+    from backend_kwargs.files import write_whole
     from backend_kwargs.fleet.racing import race_unit
 
     write_whole(Path(result), race_unit(unit).decode())

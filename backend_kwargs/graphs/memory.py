@@ -8,10 +8,8 @@ import torch
 from torch.fx import GraphModule
 
 from backend_kwargs.facts import Call
-from backend_kwargs.graphs.eligibility import in_eager
-from backend_kwargs.graphs.writes import has_memory, written_inputs
-from backend_kwargs.torch_internals.fx import source_of
-from backend_kwargs.torch_internals.guards import is_parameter_source
+from backend_kwargs.graphs.writes import has_memory, in_eager, written_inputs
+from backend_kwargs.torch_internals.dynamo import is_parameter_source, source_of
 from backend_kwargs.torch_internals.tensors import may_overlap
 from backend_kwargs.trial.served import span_of
 

@@ -11,18 +11,24 @@ import torch
 from torch.autograd.graph import saved_tensors_hooks
 from torch.fx import GraphModule
 
-from backend_kwargs.graphs.eligibility import name_of_call, nodes_of
 from backend_kwargs.graphs.writes import (
     by_memory,
     copy_of_graph,
     has_memory,
     keep_inputs,
     may_be_written,
+    name_of_call,
+    nodes_of,
     written_memory,
 )
 from backend_kwargs.torch_internals import pytree
-from backend_kwargs.torch_internals.modes import OperatorMode, modes_restored, saves_by_hooks, without_modes
-from backend_kwargs.torch_internals.operators import overloads_of
+from backend_kwargs.torch_internals.modes import (
+    OperatorMode,
+    modes_restored,
+    overloads_of,
+    saves_by_hooks,
+    without_modes,
+)
 from backend_kwargs.torch_internals.replacing import undone
 from backend_kwargs.torch_internals.tensors import base_of, in_storage, memory_id, with_bits_of
 from backend_kwargs.torch_internals.threads import running_threads
@@ -35,10 +41,10 @@ from backend_kwargs.trial import (
     all_kept,
     copied,
     cotangents,
-    generators,
     layout_of,
     may_draw,
     room_for_copies,
+    roundings,
     same_bits,
     span_of,
     tensors_of,
@@ -271,15 +277,15 @@ class Task:
 
     def generators_kept(self) -> AbstractContextManager[None]:
         """Put the random generators back at the end if the graph may draw, and otherwise leave them alone."""
-        return generators.all_kept() if self.inputs.draws else nullcontext()
+        return roundings.all_kept() if self.inputs.draws else nullcontext()
 
     def drawn(self) -> list[torch.Tensor]:
         """Return the states of torch's generators after an observed call, none if the graph does not draw."""
-        return generators.states() if self.inputs.draws else []
+        return roundings.states() if self.inputs.draws else []
 
     def has_drawn(self) -> bool:
         """Return whether the last observed call drew random numbers, and seed again."""
-        return self.inputs.draws and generators.drawn()
+        return self.inputs.draws and roundings.drawn()
 
     def copy(self) -> GraphModule:
         """Return a copy of the graph for a compiler, with everything that dynamo attached to it."""
@@ -318,7 +324,7 @@ class Task:
         layouts = {at: layout_of(args[at]) for at in guarded}
         leaves = [value for value in args if isinstance(value, torch.Tensor) and value.requires_grad]
         if self.inputs.draws:
-            generators.seed()
+            roundings.seed()
         with modes_restored():
             results = self._call(fn, args, leaves, []) | {"written": [args[at] for at in sorted(self.inputs.written)]}
         with without_modes():

@@ -11,12 +11,12 @@ import torch
 
 from backend_kwargs.backend import Backend, CompilerFn, backend_of_function
 from backend_kwargs.backends import CapturedGraph, Inputs
-from backend_kwargs.compile_records import Record, record_of, returned_as_it_was
+from backend_kwargs.compile_records import Record, kept_of, record_of
 from backend_kwargs.harness.study import Model
-from backend_kwargs.options.layers import Options
+from backend_kwargs.options.option import Options
 from backend_kwargs.report import Ran, Report, report_of
 from backend_kwargs.report.generated import RETURNED, UNKNOWN
-from backend_kwargs.torch_internals.compile_fx import inductor_wrapper
+from backend_kwargs.torch_internals.compile_fx import InductorWrapper
 from backend_kwargs.torch_internals.dynamo import limits_lifted, lookup_backend
 
 _LINES = itertools.count(1_000_000)
@@ -69,7 +69,7 @@ class Counted:
         code = gm.code
         compiled = self._compiled(gm, example_inputs, **kwargs)
         self.graphs += 1
-        self.returned += returned_as_it_was(compiled, gm, code)
+        self.returned += kept_of(compiled) is gm and gm.code == code
         if record := record_of(compiled):
             self.own.append(record)
         return compiled
@@ -80,7 +80,7 @@ class Counted:
         if not isinstance(self._backend, Backend):
             return self._backend(gm, example_inputs, **kwargs, **({"name": name} if name else {}))
         graph = CapturedGraph(gm, example_inputs, name, error_is_measured=self._error_is_measured)
-        return self._backend.called_with(**kwargs).compile(graph).call
+        return self._backend.compile(graph, **kwargs).call
 
     def report(self) -> Report:
         """Return the report on the graphs that it compiled: without any for a backend of another package."""
@@ -90,7 +90,7 @@ class Counted:
         """Return what ran the graphs in place of the backend; None if the backend ran them."""
         if (reported := self.report()).graphs:
             return reported.ran
-        if isinstance(self._backend, inductor_wrapper()):
+        if isinstance(self._backend, InductorWrapper):
             return None
         return RETURNED if self.returned else UNKNOWN
 
@@ -113,7 +113,8 @@ def counted(
     options = dict(options) if options else None
     if backend == "inductor":
         mode = mode or (None if options else "default")
-        return Counted(inductor_wrapper()(mode, options, dynamic)), {"dynamic": dynamic}
+        wrapper: Any = InductorWrapper
+        return Counted(wrapper(mode, options, dynamic)), {"dynamic": dynamic}
     either: Any = backend  # torch declares a name, and takes a callable too
     own = Counted(lookup_backend(either), error_is_measured=error_is_measured)
     return own, {"mode": mode, "options": options, "dynamic": dynamic}

@@ -1,29 +1,12 @@
 """Options and where they come from: layers, templates, specs, the catalogue, and what they need.
 
-`option` is one option with its type and check, and reads "backend:template+template"; `layers` merges those of several
-sources. `templates` is the table of templates, and reads files of them (`named_values` those of packages), `catalogue`
-knows Inductor's options in the installed torch, and `precisions` the lower precisions. `requirements` says what the
-machine lacks, and `trust` which options are code.
+`option` is one option with its type and check, merges those of several sources in layers, reads
+"backend:template+template", and knows which options are code. `templates` is the table of templates, and reads files of
+them and those of packages, `catalogue` knows Inductor's options in the installed torch, `precisions` the
+lower precisions, and `machine` what this machine is and lacks.
 """
 
-from backend_kwargs.options.layers import PERMITTING, Layer, Options, copied, merge, same, sources, standing, with_users
-from backend_kwargs.options.option import (
-    Option,
-    Tolerance,
-    Where,
-    check,
-    check_length,
-    check_name,
-    convert,
-    declared,
-    join_candidate,
-    join_spec,
-    lookup,
-    split_assignment,
-    split_candidates,
-    split_templates,
-)
-from backend_kwargs.options.requirements import (
+from backend_kwargs.options.machine import (
     CUTLASS_GEMM,
     DYNAMO_BACKENDS,
     DYNAMO_FALLBACKS,
@@ -33,7 +16,6 @@ from backend_kwargs.options.requirements import (
     Lookup,
     Need,
     Rule,
-    check_answers,
     generators,
     importable,
     limits,
@@ -41,7 +23,37 @@ from backend_kwargs.options.requirements import (
     require,
     unmet,
 )
-from backend_kwargs.options.trust import AUTO_DATA, OWN_DATA, Check, consent, is_data, untrusted
+from backend_kwargs.options.option import (
+    AUTO_DATA,
+    OWN_DATA,
+    PERMITTING,
+    Check,
+    Layer,
+    Option,
+    Options,
+    Tolerance,
+    Where,
+    check,
+    check_length,
+    check_name,
+    consent,
+    convert,
+    copied,
+    declared,
+    is_data,
+    join_candidate,
+    join_spec,
+    lookup,
+    merge,
+    same,
+    sources,
+    split_assignment,
+    split_candidates,
+    split_templates,
+    standing,
+    untrusted,
+    with_users,
+)
 
 __all__ = [
     "AUTO_DATA",
@@ -63,7 +75,6 @@ __all__ = [
     "Tolerance",
     "Where",
     "check",
-    "check_answers",
     "check_length",
     "check_name",
     "consent",

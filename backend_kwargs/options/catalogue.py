@@ -17,9 +17,7 @@ from types import MappingProxyType, NoneType
 from typing import Annotated, Any, Literal
 
 from backend_kwargs.errors import BackendKwargsError
-from backend_kwargs.options.layers import Options
-from backend_kwargs.options.option import Option, Where, lookup
-from backend_kwargs.options.trust import INDUCTOR_DATA
+from backend_kwargs.options.option import INDUCTOR_DATA, Option, Options, Where, lookup
 
 KIND = "Inductor option"
 
@@ -63,10 +61,10 @@ def inductor_option(name: str, besides: Mapping[str, Option] = MappingProxyType(
 
     Raise if there is none, with the torch release that has it or the closest name.
     """
-    options = {**inductor_options(), **besides}
     plain = str(name).replace("-", "_")
-    if plain in options and plain not in RENAMED and not plain.startswith("cuda."):
-        return options[plain]
+    if found := besides.get(plain) or usual_options().get(plain):
+        return found
+    options = {**inductor_options(), **besides}
     if elsewhere := _renamed(plain, options) or _in_another_release(plain, options):
         raise BackendKwargsError(f"{KIND} {plain!r} {elsewhere}")
     kind = "option" if get_close_matches(plain, besides) else KIND
@@ -82,6 +80,13 @@ def inductor_options() -> Mapping[str, Option]:
     options = entries()
     # torch's own collector of options includes typing's TYPE_CHECKING.
     return MappingProxyType({name: _option(name, options) for name in options if name != "TYPE_CHECKING"})
+
+
+@cache
+def usual_options() -> Mapping[str, Option]:
+    """Return the options of Inductor that no release has under another name."""
+    every = inductor_options().items()
+    return {name: option for name, option in every if name not in RENAMED and not name.startswith("cuda.")}
 
 
 def documented(option: Option) -> Option:

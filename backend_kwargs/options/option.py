@@ -1,12 +1,18 @@
-"""Options: their types, the check of values against them, the conversion from text, and the syntax of specs.
+"""Options: types, the check of values, layers, the conversion from text, specs, and which options are code.
 
 A spec is `"backend[:template[+template]]"`; a candidate may have options in brackets. Imports no torch.
+
+A file may set only data, unless it is loaded with `trust=True`. An option is *code* if its value can make this process
+run a program, import, call or load something, change a command line, or read or write a file that the value names. It
+is *data* if it only chooses among what is already there. Numbers and words from a fixed list are data; other options
+are data if a table here or the module that declares them names them, and code otherwise. So a new option of a new torch
+is code until someone has reviewed it.
 """
 
 import json
 import pkgutil
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import MISSING, dataclass, fields
 from functools import partial
@@ -17,9 +23,12 @@ from types import GenericAlias, MappingProxyType, NoneType, UnionType
 from typing import Annotated, Any, ForwardRef, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from backend_kwargs.errors import BackendKwargsError, shortened, shown, unknown, wrong_value
-from backend_kwargs.files.plain_data import why_not_plain
+from backend_kwargs.files import why_not_plain
 
 LONGEST_TYPE = 120
+Options = Mapping[str, Any]  # values by name
+# Options that permit what they name, so that `auto` also races code without it: (the user's value, a candidate's).
+PERMITTING: Mapping[str, tuple[object, object]] = MappingProxyType({"freezing": (True, False)})
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +87,7 @@ def lookup(name: str, catalogue: Mapping[str, Option], kind: str = "option", oth
 
 def check(option: Option, value: object, kind: str = "option") -> Any:
     """Return `value` if it has the option's type (an int becomes a float if that is the type); else raise."""
-    fitted = _fit(option.type, value)
+    fitted = value if type(value) is option.type else _fit(option.type, value)
     if fitted is _MISFIT:
         raise _wrong(option, value, kind)
     return fitted
@@ -133,6 +142,69 @@ def _described(wanted: object) -> str:
         return "callable"
     name = getattr(origin or wanted, "__name__", None) or str(wanted)
     return f"{name}[{', '.join('...' if a is ... else _described(a) for a in args)}]" if args else name
+
+
+# --- layers: later ones take precedence, and each value keeps the name of its layer -----------------------------------
+
+
+def copied(value: Any) -> Any:
+    """Copy the containers in `value` and share their elements, so that neither side sees changes by the other."""
+    if isinstance(value, Mapping):
+        return {key: copied(item) for key, item in value.items()}
+    if type(value) in (list, tuple, set):
+        return type(value)(copied(item) for item in value)
+    return value
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """Options from one source, and the source's name, such as "template max_autotune"."""
+
+    source: str
+    options: Options  # a copy, since torch.compile removes some options from the caller's dict
+
+
+def merge(layers: Iterable[Layer]) -> Options:
+    """Return each option's value in the last layer that sets it."""
+    return {name: value for layer in layers for name, value in layer.options.items()}
+
+
+def sources(layers: Iterable[Layer]) -> dict[str, str]:
+    """Return the name of the layer from which each option's value comes."""
+    return {name: layer.source for layer in layers for name in layer.options}
+
+
+def with_users(options: Options, users: Options) -> Options:
+    """Return what a graph is compiled with under a candidate of `auto`: its `options`, with the user's own on top.
+
+    The exception are options of the user's that only permit what they name: `freezing=True` lets a candidate win that
+    sets it to False.
+    """
+    return {**options, **standing(users, options)}
+
+
+def standing(users: Options, options: Options) -> Options:
+    """Return the user's own options that precede a candidate's `options`: all but those that only permit."""
+    return {name: value for name, value in users.items() if PERMITTING.get(name) != (value, options.get(name))}
+
+
+def same(a: Any, b: Any) -> bool:
+    """Return whether two option values have equal value and type: `1`, `1.0` and `True` differ, `nan` equals `nan`."""
+    if a is b:
+        return True
+    if type(a) is not type(b):
+        return False
+    if isinstance(a, Mapping):
+        return a.keys() == b.keys() and all(same(a[key], b[key]) for key in a)
+    if isinstance(a, list | tuple):
+        return len(a) == len(b) and all(map(same, a, b))
+    if isinstance(a, float):
+        return repr(a) == repr(b)
+    try:
+        equal = a == b
+        return bool(equal.all()) if hasattr(equal, "all") else bool(equal)
+    except Exception:  # noqa: BLE001 - such as tensors of two shapes: values that cannot be compared are not equal
+        return False
 
 
 # --- whether a value has a type -------------------------------------------------------------------------------------
@@ -341,3 +413,78 @@ def split_assignment(text: str) -> tuple[str, str]:
     if not equals or not name.strip():
         raise BackendKwargsError(f"Cannot read option {shown(text)}; write it 'name=value'.")
     return name.strip(), value.strip()
+
+
+def consent(trust: object) -> bool:
+    """Return `trust`; raise if it is no bool: "false", as a configuration may write it, would be consent."""
+    if not isinstance(trust, bool):
+        raise wrong_value("`trust`", "True or False", trust)
+    return trust
+
+
+def _names(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+# Inductor's options with str, list, callable or Any in their type, from torch 2.11 to 2.15.
+INDUCTOR_DATA = _names(
+    """
+    _conv_default_backends add_pre_grad_passes aot_inductor.filtered_kernel_names autoheuristic_collect
+    autoheuristic_use compile_worker_mode cpp.gemm_cache_blocking cpp.gemm_thread_factors
+    cuda.cutlass_enabled_ops cuda.cutlass_instantiation_level cuda.cutlass_op_allowlist_regex
+    cuda.cutlass_op_denylist_regex cudagraph_unsafe_unbacked_ops custom_should_partition_ops
+    cutlass.cutlass_enabled_ops cutlass.cutlass_instantiation_level cutlass.cutlass_op_allowlist_regex
+    cutlass.cutlass_op_denylist_regex disabled_passes estimate_op_runtime layout_opt_default
+    max_autotune_conv_backends max_autotune_conv_bwd_input_backends max_autotune_conv_bwd_weight_backends
+    max_autotune_gemm_backends nvgemm_pdl post_grad_fusion_options pre_grad_fusion_options
+    profile_bandwidth_regex remove_pre_grad_passes test_configs.autotune_choice_desc_regex
+    test_configs.autotune_choice_name_regex test_configs.distort_benchmarking_result trace.dot_graph_shape
+    worker_start_method xpu.cutlass_enabled_ops xpu.cutlass_instantiation_level xpu.cutlass_op_allowlist_regex
+    xpu.cutlass_op_denylist_regex
+    """
+)
+# Names of what is registered in this process or installed.
+OWN_DATA = frozenset({"rewrites"})
+AUTO_DATA = frozenset({"candidates"})
+# Takes an option, a value, and the option's name in an error; returns the value converted to the option's type.
+Check = Callable[[Option, object, str], object]
+INERT = (bool, int, float, None, NoneType)
+
+
+def is_data(option: Option) -> bool:
+    """Return whether a file may set `option`: by its type, or because a table lists it."""
+    return option.data or chooses(option.type)
+
+
+def chooses(wanted: object) -> bool:
+    """Return whether a type contains only numbers and words from a fixed list."""
+    origin, args = get_origin(wanted), get_args(wanted)
+    if wanted in INERT or origin is Literal:
+        return True
+    if origin is Annotated:
+        return chooses(args[0])
+    holds = origin in (Union, UnionType, list, tuple, set, frozenset, dict)
+    return holds and bool(args) and all(arg is ... or chooses(arg) for arg in args)
+
+
+def untrusted(coerce: Check) -> Check:
+    """Return `coerce` for values from a file: it rejects options that are code before it looks at their values."""
+
+    def refusing(option: Option, value: object, kind: str) -> object:
+        if not is_data(option) and names_something(value):
+            raise BackendKwargsError(
+                f"{kind[:1].upper()}{kind[1:]} {option.name!r} is code, which a file may set only if it is trusted: "
+                "pass trust=True if you trust its author."
+            )
+        return coerce(option, value, kind)
+
+    return refusing
+
+
+def names_something(value: object) -> bool:
+    """Return whether `value` contains a text or an object; without either it cannot name anything."""
+    if isinstance(value, Mapping):
+        return any(map(names_something, value.values())) or any(map(names_something, value))
+    if isinstance(value, list | tuple | set | frozenset):
+        return any(map(names_something, value))
+    return not isinstance(value, bool | int | float | NoneType)

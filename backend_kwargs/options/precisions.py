@@ -10,10 +10,8 @@ from types import MappingProxyType
 from typing import Annotated, Any, Literal
 
 from backend_kwargs.errors import BackendKwargsError, unknown
-from backend_kwargs.options.layers import Options
-from backend_kwargs.options.machine import Machine
-from backend_kwargs.options.option import Where
-from backend_kwargs.options.requirements import CannotWorkError, Limit, Rule, limits, unmet
+from backend_kwargs.options.machine import CannotWorkError, Limit, Machine, Rule, limits, unmet
+from backend_kwargs.options.option import Options, Where
 
 Kind = Literal["setting", "casts", "quantised"]
 Names = tuple[Literal["tf32", "bf16", "fp16", "int8-dynamic", "int8-weight", "fp8-dynamic"], ...]

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from backend_kwargs.errors import BackendKwargsError
-from backend_kwargs.files.plain_data import read_bytes
+from backend_kwargs.files import read_bytes
 from backend_kwargs.page import figures, plots, sentence
 from backend_kwargs.page.document import LONGEST, Document, checked, parse
 from backend_kwargs.page.sharing import shareable

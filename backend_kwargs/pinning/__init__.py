@@ -7,7 +7,7 @@ from typing import Any
 from backend_kwargs.backend import Backend
 from backend_kwargs.errors import BackendKwargsError, wrong_value
 from backend_kwargs.facts import PINNED
-from backend_kwargs.files.atomic_write import check_writable
+from backend_kwargs.files import check_writable
 from backend_kwargs.progress import progress
 from backend_kwargs.registry import make_backend
 

@@ -1,8 +1,11 @@
-"""A graph in a lower precision: converted, compiled, and measured against an error bound if there is one."""
+"""A graph in a lower precision: converted, compiled, and measured against an error bound if there is one.
+
+Its error is measured against float64 on the inputs of a call.
+"""
 
 import functools
-from collections.abc import Callable, Collection, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from threading import Lock
 from typing import Any
@@ -10,20 +13,22 @@ from typing import Any
 import torch
 from torch.fx import GraphModule
 
+from backend_kwargs import trial
 from backend_kwargs.backends import CapturedGraph, CompileFn, Inputs
-from backend_kwargs.errors import warn_once
+from backend_kwargs.errors import error_text, warn_once
 from backend_kwargs.facts import Call, Compiled, PrecisionUse, left_to_eager
-from backend_kwargs.graphs.freezing import by_source, lifted_parameters, only_read_parameters
-from backend_kwargs.graphs.parameter_guards import guard_parameters
-from backend_kwargs.graphs.writes import copy_of_graph, has_transforms, keep_inputs
-from backend_kwargs.options.layers import Options
+from backend_kwargs.graphs.freezing import by_source, guard_parameters, lifted_parameters, only_read_parameters
+from backend_kwargs.graphs.replay import Task, unpacked
+from backend_kwargs.graphs.writes import communicates, copy_of_graph, has_transforms, keep_inputs, why_not_repeatable
 from backend_kwargs.options.machine import machine
+from backend_kwargs.options.option import Options
 from backend_kwargs.options.precisions import PRECISIONS, UnfitPrecisionError, UnmeasuredError, why_slow
 from backend_kwargs.precision.casts import cast_products
-from backend_kwargs.precision.error import Truth
 from backend_kwargs.precision.quantised import Held, unused_placeholders
+from backend_kwargs.precision.reference import InFloat64, check_room
 from backend_kwargs.torch_internals import functorch
-from backend_kwargs.torch_internals.guards import dropping_guards, is_tracing, tracing
+from backend_kwargs.torch_internals.dynamo import dropping_guards, is_tracing, tracing
+from backend_kwargs.trial import Accuracy, Results, is_number, walk
 
 
 @dataclass(frozen=True, slots=True)
@@ -241,3 +246,93 @@ def _bucket(sizes: Sequence[int]) -> tuple[int, ...]:
 def _ranges(sizes: Sequence[int]) -> str:
     bits = [abs(size).bit_length() for size in sizes]
     return ", ".join(f"{1 << (each - 1)} to {(1 << each) - 1}" if each > 1 else f"{each}" for each in bits)
+
+
+# What sums in another order may change from call to call: this part of the error, or float32's rounding.
+VARYING, ROUNDING = 0.5, 1e-5
+UNMEASURED = "its error cannot be measured"
+
+
+@dataclass(frozen=True)
+class Truth:
+    """What a graph computes on some inputs, in eager and in float64; the inputs stay unchanged.
+
+    `task` calls graphs on copies of the inputs that are written to.
+    """
+
+    task: Task
+    eager: dict[str, object]
+    precise: dict[str, object]
+
+    @classmethod
+    def of(cls, gm: GraphModule, inputs: Inputs) -> "Truth":
+        """Run `gm` in eager and in float64; raise UnfitPrecisionError if the error cannot be measured."""
+        if why := "it communicates with other ranks" if communicates(gm) else why_not_repeatable(gm, inputs):
+            raise UnfitPrecisionError(f"{UNMEASURED}: {why}")
+        with _unfit():
+            task = Task.of(copy_of_graph(gm), inputs)
+            with task.generators_kept():
+                eager = task.observe(task.copy())
+                if task.has_drawn():
+                    raise UnfitPrecisionError(f"{UNMEASURED}: it draws random numbers")
+                return cls(task, eager, in_float64(task))
+
+    def error_of(self, compiled: Call, max_error: float) -> float:
+        """Return the error of two calls of `compiled`; raise UnfitPrecisionError if it exceeds `max_error`.
+
+        Results that vary from call to call are refused too: they contain memory that nobody wrote.
+        """
+        with _unfit(), self.task.generators_kept():
+            device = next(value.device for value in self.task.inputs.values if isinstance(value, torch.Tensor))
+            trial.fill_free_memory(device)
+            seen = self.task.observe(compiled)
+            trial.fill_free_memory(device)
+            again = self.task.observe(compiled)
+            error = max(_passed(against(each, self.eager, self.precise, max_error)) for each in (seen, again))
+            if not against(again, seen, seen, max(ROUNDING, VARYING * error)).passed:
+                raise UnfitPrecisionError("its results differ from call to call")
+            return error
+
+
+@contextmanager
+def _unfit() -> Iterator[None]:
+    """Raise UnfitPrecisionError for any failure."""
+    with unpacked():
+        try:
+            yield
+        except UnfitPrecisionError:
+            raise
+        except Exception as error:
+            # A graph exceeds the cap on memory at other calls too.
+            unfit = UnfitPrecisionError if isinstance(error, MemoryError) else UnmeasuredError
+            raise unfit(f"{UNMEASURED}: {error_text(error)}") from error
+
+
+def _passed(accuracy: Accuracy) -> float:
+    if not accuracy.passed:
+        unmeasured = accuracy.reason.startswith(UNMEASURED)
+        raise (UnmeasuredError if unmeasured else UnfitPrecisionError)(accuracy.reason)
+    return accuracy.error or 0.0
+
+
+def in_float64(task: Task) -> dict[str, object]:
+    """Return the results of the task in float64; raise if they cannot be computed."""
+    if task.inputs.aliased:
+        raise ValueError("inputs that it writes to share memory")
+    trains = {at for at, each in enumerate(task.inputs.values) if isinstance(each, torch.Tensor) and each.requires_grad}
+    whole = task.inputs.written | (trains if task.training else set())
+    check_room(2 * sum(task.inputs.values[at].nbytes for at in whole))
+    values = list(task.inputs.values)
+    for at in whole:
+        if (value := values[at]).is_floating_point():
+            values[at] = value.detach().double().requires_grad_(value.requires_grad)
+    wide = replace(task, inputs=replace(task.inputs, values=values))
+    return wide.observe(lambda *given: InFloat64(task.copy(), keeps=task.training).run(*given))
+
+
+def against(seen: Results, eager: Results, precise: Results, max_error: float) -> Accuracy:
+    """Check outputs, written inputs and gradients, each by itself."""
+    numbers = [leaf for what in precise for _, leaf in walk(what, precise[what]) if is_number(leaf) and leaf.numel()]
+    if numbers and not any(bool(leaf.any()) for leaf in numbers):  # as of a last layer that starts with zeros
+        return Accuracy("fail_accuracy", f"{UNMEASURED}: all results are 0")
+    return trial.check_errors(seen, eager, precise, max_error)

@@ -25,11 +25,9 @@ from torch.fx.experimental.symbolic_shapes import statically_known_true
 from torch.nn import functional
 
 from backend_kwargs.backends import Inputs
-from backend_kwargs.graphs.freezing import unused_name
-from backend_kwargs.graphs.fused_steps import CopyOfParameters
-from backend_kwargs.torch_internals import fx
-from backend_kwargs.torch_internals.fx import sources_of_attributes
-from backend_kwargs.torch_internals.guards import AttrSource, Source
+from backend_kwargs.graphs.freezing import CopyOfParameters, unused_name
+from backend_kwargs.torch_internals import dynamo
+from backend_kwargs.torch_internals.dynamo import AttrSource, Source, sources_of_attributes
 from backend_kwargs.torch_internals.replacing import restored_by, undone
 from backend_kwargs.torch_internals.tensors import version_of
 
@@ -160,7 +158,7 @@ class Held:
 
 def source_of(placeholder: Node, precision: str) -> Source:
     """Return a source for a converted parameter: AOTAutograd needs a different one for each attribute."""
-    source = fx.source_of(placeholder)
+    source = dynamo.source_of(placeholder)
     assert source is not None  # it is a parameter's
     return AttrSource(source, f"in_{precision.replace('-', '_')}")
 

@@ -11,7 +11,7 @@ from backend_kwargs.backends.generated_code import comparable, rewrites_made
 from backend_kwargs.compile_records import RACED, Record, records
 from backend_kwargs.errors import BackendKwargsError, printable, removed
 from backend_kwargs.facts import Partition
-from backend_kwargs.files.atomic_write import write_whole
+from backend_kwargs.files import write_whole
 from backend_kwargs.report.advice import advice_on, reason_and_hint
 from backend_kwargs.report.found import called_by, code_of, found_in, methods_in_eager, why_no_graph
 from backend_kwargs.report.generated import codes_of, ran_of, share_of, unknown_here, worst

@@ -7,7 +7,7 @@ from msgspec.structs import replace
 
 from backend_kwargs.backend import find_backend
 from backend_kwargs.facts.decision import Unraced
-from backend_kwargs.options.layers import same, sources
+from backend_kwargs.options.option import same, sources
 from backend_kwargs.page import document as page
 from backend_kwargs.page.figures import count_of, file_of, seconds_of
 from backend_kwargs.report.advice import advice_on

@@ -8,7 +8,7 @@ from backend_kwargs.auto import settings as auto
 from backend_kwargs.backend import find_backend
 from backend_kwargs.compile_records import RACED
 from backend_kwargs.facts import Decision, Partition, PrecisionUse
-from backend_kwargs.options.layers import Options
+from backend_kwargs.options.option import Options
 from backend_kwargs.registry import decided
 
 MOST = 20  # names of graphs in one line

@@ -6,7 +6,7 @@ To add one, write `rewrites/NAME.py`. No other file of the package changes:
    text, so it may name only what `table` has. `order` is its place among the others.
 2. For dynamo's graph, before autograd: `traced=f"{__name__}:rewrite"`, and `rewrite = traced.replacing(targets,
    new_node)`. For the graph that Inductor lowers: `patterns=f"{__name__}:add_patterns"`, and `matching.register`.
-3. `operators.define` defines an operator where ATen has none; its fake kernel returns the strides of what is replaced.
+3. `matching.define` defines an operator where ATen has none; its fake kernel returns the strides of what is replaced.
    Raise the row's `version` where it may win or lose as it did not before: what was decided with it is raced again.
 4. Read arguments by their names (`arguments_of`, `read`), compare sizes by `same_sizes` and `known_true`: what is not
    known to be equal is different.

@@ -13,13 +13,11 @@ from torch.fx import Graph, GraphModule, Node
 
 from backend_kwargs.backends import Inputs
 from backend_kwargs.backends.inductor.allowed_attention import allowed_attention
-from backend_kwargs.options.layers import Options
-from backend_kwargs.options.machine import machine
-from backend_kwargs.options.requirements import unmet
+from backend_kwargs.options.machine import machine, unmet
+from backend_kwargs.options.option import Options
 from backend_kwargs.rewrites.folding import fold_together
-from backend_kwargs.rewrites.places import Place, counted, place_of
 from backend_kwargs.rewrites.table import Rewrite, chosen_places, find_rewrite, fingerprint, name_of, resolved
-from backend_kwargs.rewrites.traced import change_by
+from backend_kwargs.rewrites.traced import Place, change_by, counted, place_of
 from backend_kwargs.torch_internals import inductor_config
 from backend_kwargs.torch_internals.pattern_matcher import (
     InferenceAwarePass,

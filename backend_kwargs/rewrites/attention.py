@@ -23,6 +23,7 @@ from backend_kwargs.rewrites.matching import (
     aten,
     calls,
     converts_floats,
+    define,
     erase_dead,
     have_one_dtype,
     input_of,
@@ -39,7 +40,6 @@ from backend_kwargs.rewrites.matching import (
     value_of,
     values_of,
 )
-from backend_kwargs.rewrites.operators import define
 from backend_kwargs.rewrites.table import Rewrite, ran
 from backend_kwargs.torch_internals.pattern_matcher import CallFunctionVarArgs, Match, PatternMatcherPass
 

@@ -11,10 +11,9 @@ from torch.fx.node import Argument
 from backend_kwargs.backends import Inputs
 from backend_kwargs.graphs.writes import written_between
 from backend_kwargs.rewrites.matching import DTYPES, Arguments, known_true
-from backend_kwargs.rewrites.places import Wanted, every
 from backend_kwargs.rewrites.table import Rewrite
-from backend_kwargs.rewrites.traced import Change, example, examples, replacing
-from backend_kwargs.torch_internals.fx import is_erased
+from backend_kwargs.rewrites.traced import Change, Wanted, every, example, examples, replacing
+from backend_kwargs.torch_internals.dynamo import is_erased
 
 REWRITE = Rewrite(
     "Masks that are expanded over the keys, copied so that scaled_dot_product_attention has a fused kernel",

@@ -22,13 +22,15 @@ from backend_kwargs.rewrites.matching import (
     MUL,
     SUMS,
     Arguments,
+    Context,
+    Gradients,
     arguments_of,
+    define,
     hint,
     known_true,
     same_sizes,
     used_once,
 )
-from backend_kwargs.rewrites.operators import Context, Gradients, define
 from backend_kwargs.rewrites.table import Rewrite, ran
 from backend_kwargs.rewrites.traced import changes_meanwhile, example, examples, replacing
 from backend_kwargs.torch_internals.modes import set_grad_enabled

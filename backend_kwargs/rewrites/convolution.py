@@ -19,6 +19,8 @@ from backend_kwargs.rewrites.matching import (
     aten,
     calls,
     converts_floats,
+    define,
+    dense,
     have_one_dtype,
     input_of,
     insert,
@@ -33,7 +35,6 @@ from backend_kwargs.rewrites.matching import (
     value_of,
     values_of,
 )
-from backend_kwargs.rewrites.operators import define, dense
 from backend_kwargs.rewrites.table import NAN, Rewrite, ran
 from backend_kwargs.torch_internals.pattern_matcher import CallFunction, KeywordArg, PatternMatcherPass
 

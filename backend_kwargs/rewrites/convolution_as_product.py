@@ -13,8 +13,17 @@ from torch.fx import Node
 
 from backend_kwargs.backends import Inputs
 from backend_kwargs.rewrites.grouped_convolution import have_kernel
-from backend_kwargs.rewrites.matching import HALF, Arguments, aten, bytes_of, hint, known_true
-from backend_kwargs.rewrites.operators import Context, Gradients, define
+from backend_kwargs.rewrites.matching import (
+    HALF,
+    Arguments,
+    Context,
+    Gradients,
+    aten,
+    bytes_of,
+    define,
+    hint,
+    known_true,
+)
 from backend_kwargs.rewrites.patches import geometry_of, has_channels_last
 from backend_kwargs.rewrites.table import Rewrite
 from backend_kwargs.rewrites.traced import example, examples, replacing

@@ -11,8 +11,16 @@ from torch import Tensor
 from torch.fx import Node
 
 from backend_kwargs.backends import Inputs
-from backend_kwargs.rewrites.matching import DTYPES, Arguments, known_true, same_sizes, used_once
-from backend_kwargs.rewrites.operators import Context, Gradients, define
+from backend_kwargs.rewrites.matching import (
+    DTYPES,
+    Arguments,
+    Context,
+    Gradients,
+    define,
+    known_true,
+    same_sizes,
+    used_once,
+)
 from backend_kwargs.rewrites.table import Rewrite
 from backend_kwargs.rewrites.traced import changes_meanwhile, example, examples, first_result, replacing
 from backend_kwargs.torch_internals.modules import cross_entropy_loss

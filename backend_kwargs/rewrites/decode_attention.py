@@ -18,12 +18,12 @@ from backend_kwargs.rewrites.matching import (
     DTYPES,
     Arguments,
     arguments_of,
+    define,
     have_one_dtype,
     hint,
     known_true,
     same_sizes,
 )
-from backend_kwargs.rewrites.operators import define
 from backend_kwargs.rewrites.table import Rewrite
 from backend_kwargs.rewrites.traced import changes_meanwhile, example, examples, replacing
 from backend_kwargs.torch_internals.symbols import check

@@ -14,8 +14,7 @@ from torch import Tensor
 from torch.fx import Node
 
 from backend_kwargs.rewrites.grouped_convolution import have_kernel
-from backend_kwargs.rewrites.matching import DTYPES, Arguments, known_true, used_once
-from backend_kwargs.rewrites.operators import stored
+from backend_kwargs.rewrites.matching import DTYPES, Arguments, known_true, stored, used_once
 from backend_kwargs.rewrites.patches import CONVOLUTIONS, geometry_of, has_channels_last
 from backend_kwargs.rewrites.table import Rewrite, ran
 from backend_kwargs.rewrites.traced import example, examples, is_only_computed_with, replacing

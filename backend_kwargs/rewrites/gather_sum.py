@@ -18,11 +18,11 @@ from backend_kwargs.rewrites.matching import (
     SUMS,
     Arguments,
     arguments_of,
+    define,
     known_true,
     same_sizes,
     used_once,
 )
-from backend_kwargs.rewrites.operators import define
 from backend_kwargs.rewrites.table import Rewrite, ran
 from backend_kwargs.rewrites.traced import changes_meanwhile, example, examples, replacing
 

@@ -29,6 +29,8 @@ from backend_kwargs.rewrites.matching import (
     HALF,
     aten,
     calls,
+    define,
+    dense,
     have_one_dtype,
     input_of,
     insert,
@@ -40,9 +42,8 @@ from backend_kwargs.rewrites.matching import (
     value_of,
     values_of,
 )
-from backend_kwargs.rewrites.operators import define, dense
 from backend_kwargs.rewrites.table import Rewrite, ran
-from backend_kwargs.torch_internals.operators import OpOverload
+from backend_kwargs.torch_internals.modes import OpOverload
 from backend_kwargs.torch_internals.pattern_matcher import CallFunctionVarArgs, Match, PatternMatcherPass
 
 REWRITE = Rewrite(

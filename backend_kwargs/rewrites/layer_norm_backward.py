@@ -12,8 +12,7 @@ from torch import Tensor
 from torch.fx import Node
 
 from backend_kwargs.backends import Inputs
-from backend_kwargs.rewrites.matching import Arguments, have_one_dtype, same_sizes
-from backend_kwargs.rewrites.operators import Context, Gradients, define
+from backend_kwargs.rewrites.matching import Arguments, Context, Gradients, define, have_one_dtype, same_sizes
 from backend_kwargs.rewrites.table import Rewrite, ran
 from backend_kwargs.rewrites.traced import example, examples, first_result, replacing
 from backend_kwargs.torch_internals.decompositions import decompose_in_inductor

@@ -15,6 +15,8 @@ from backend_kwargs.rewrites.matching import (
     DTYPES,
     aten,
     calls,
+    define,
+    dense,
     have_one_dtype,
     input_of,
     insert,
@@ -25,9 +27,8 @@ from backend_kwargs.rewrites.matching import (
     same_sizes,
     values_of,
 )
-from backend_kwargs.rewrites.operators import define, dense
 from backend_kwargs.rewrites.table import NAN, Rewrite, ran
-from backend_kwargs.torch_internals.operators import OpOverload
+from backend_kwargs.torch_internals.modes import OpOverload
 from backend_kwargs.torch_internals.pattern_matcher import Match, PatternMatcherPass
 
 REWRITE = Rewrite(

@@ -15,8 +15,17 @@ from backend_kwargs.rewrites.cross_entropy import (
     cross_entropy_backward,
     is_mean_over_classes,
 )
-from backend_kwargs.rewrites.matching import Arguments, arguments_of, have_one_dtype, known_true, same_sizes, used_once
-from backend_kwargs.rewrites.operators import Context, Gradients, define
+from backend_kwargs.rewrites.matching import (
+    Arguments,
+    Context,
+    Gradients,
+    arguments_of,
+    define,
+    have_one_dtype,
+    known_true,
+    same_sizes,
+    used_once,
+)
 from backend_kwargs.rewrites.packed import LINEAR
 from backend_kwargs.rewrites.table import Rewrite
 from backend_kwargs.rewrites.traced import changes_meanwhile, examples, first_result, replacing

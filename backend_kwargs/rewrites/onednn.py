@@ -22,8 +22,7 @@ from backend_kwargs.rewrites.convolution import (
     operands,
 )
 from backend_kwargs.rewrites.linear_activation import insert_product, product_of, used_by_one_pattern
-from backend_kwargs.rewrites.matching import insert, patterns_of, register, value_of
-from backend_kwargs.rewrites.operators import define, dense
+from backend_kwargs.rewrites.matching import define, dense, insert, patterns_of, register, value_of
 from backend_kwargs.rewrites.table import Rewrite, ran
 from backend_kwargs.torch_internals.pattern_matcher import Match, PatternMatcherPass
 

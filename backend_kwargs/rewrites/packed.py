@@ -21,9 +21,7 @@ from torch.fx import GraphModule, Node
 from backend_kwargs.backends import Inputs
 from backend_kwargs.errors import warn_once
 from backend_kwargs.facts import Call
-from backend_kwargs.graphs.freezing import by_source
-from backend_kwargs.graphs.fused_steps import CopyOfParameters
-from backend_kwargs.graphs.parameter_guards import guard_parameters
+from backend_kwargs.graphs.freezing import CopyOfParameters, by_source, guard_parameters
 from backend_kwargs.graphs.writes import (
     copy_of_graph,
     has_memory,
@@ -33,11 +31,9 @@ from backend_kwargs.graphs.writes import (
     written_memory,
 )
 from backend_kwargs.rewrites.matching import arguments_of, same_sizes
-from backend_kwargs.rewrites.places import Wanted, every
 from backend_kwargs.rewrites.table import Rewrite
-from backend_kwargs.rewrites.traced import Change, example
-from backend_kwargs.torch_internals.fx import sources_of_attributes
-from backend_kwargs.torch_internals.guards import ConstantSource, compile_id, is_tracing
+from backend_kwargs.rewrites.traced import Change, Wanted, every, example
+from backend_kwargs.torch_internals.dynamo import ConstantSource, compile_id, is_tracing, sources_of_attributes
 from backend_kwargs.torch_internals.modes import WithoutDispatch, set_grad_enabled
 from backend_kwargs.torch_internals.modules import linear
 from backend_kwargs.torch_internals.tensors import version_of

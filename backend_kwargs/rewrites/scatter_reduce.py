@@ -14,12 +14,10 @@ from torch.fx import GraphModule, Node
 
 from backend_kwargs.backends import Inputs
 from backend_kwargs.graphs.writes import storages_of, written_between
-from backend_kwargs.rewrites.matching import Arguments, have_one_dtype, hint, known_true, same_sizes
-from backend_kwargs.rewrites.operators import define
-from backend_kwargs.rewrites.places import Wanted, every
+from backend_kwargs.rewrites.matching import Arguments, define, have_one_dtype, hint, known_true, same_sizes
 from backend_kwargs.rewrites.table import Rewrite, ran
-from backend_kwargs.rewrites.traced import Change, examples, replacing
-from backend_kwargs.torch_internals.fx import is_erased
+from backend_kwargs.rewrites.traced import Change, Wanted, every, examples, replacing
+from backend_kwargs.torch_internals.dynamo import is_erased
 from backend_kwargs.torch_internals.symbols import check
 
 REWRITE = Rewrite(

@@ -11,8 +11,7 @@ from torch import Tensor
 from torch.fx import Node
 
 from backend_kwargs.rewrites.grouped_convolution import NORMED, has_channels_last, register_norms, result_of, with_norm
-from backend_kwargs.rewrites.matching import HALF, have_one_dtype, read, same_sizes, values_of
-from backend_kwargs.rewrites.operators import define, dense
+from backend_kwargs.rewrites.matching import HALF, define, dense, have_one_dtype, read, same_sizes, values_of
 from backend_kwargs.rewrites.table import Rewrite
 from backend_kwargs.torch_internals.pattern_matcher import PatternMatcherPass
 

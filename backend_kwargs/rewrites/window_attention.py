@@ -14,8 +14,18 @@ from torch.fx import Node
 
 from backend_kwargs.backends import Inputs
 from backend_kwargs.rewrites.attention import _attention, _attention_cuda, _heads_last
-from backend_kwargs.rewrites.matching import ADD, HALF, Arguments, arguments_of, have_one_dtype, known_true, same_sizes
-from backend_kwargs.rewrites.operators import Context, Gradients, define
+from backend_kwargs.rewrites.matching import (
+    ADD,
+    HALF,
+    Arguments,
+    Context,
+    Gradients,
+    arguments_of,
+    define,
+    have_one_dtype,
+    known_true,
+    same_sizes,
+)
 from backend_kwargs.rewrites.table import Rewrite
 from backend_kwargs.rewrites.traced import changes_meanwhile, example, examples, replacing
 

@@ -15,8 +15,7 @@ import torch
 
 from backend_kwargs.bundles.samples import is_dense
 from backend_kwargs.sealing.calls import SHORT
-from backend_kwargs.torch_internals.modes import OperatorMode
-from backend_kwargs.torch_internals.operators import OPERATORS, arguments_of
+from backend_kwargs.torch_internals.modes import OPERATORS, OperatorMode, arguments_of
 from backend_kwargs.trial.trees import tensors_of
 
 Change: TypeAlias = Callable[[torch.Tensor], torch.Tensor]

@@ -12,9 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TypeVar
 
-from backend_kwargs.files.atomic_write import replace_file
-from backend_kwargs.files.opened import content_of, opened_file, opened_folder
-from backend_kwargs.files.retries import retried
+from backend_kwargs.files import content_of, opened_file, opened_folder, replace_file, retried
 from backend_kwargs.stores.documents import LARGEST, check_content, check_name, check_prefix, is_name
 
 BESIDE = ".writing-"  # no name of a document begins so

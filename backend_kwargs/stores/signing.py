@@ -6,7 +6,7 @@ from types import ModuleType
 from typing import Any, Literal
 
 from backend_kwargs.errors import BackendKwargsError, error_text, pip_install, wrong_value
-from backend_kwargs.files.plain_data import read_bytes
+from backend_kwargs.files import read_bytes
 
 LONGEST = 1 << 16  # bytes of a PEM file
 

@@ -1,12 +1,18 @@
 """Inductor's compilers, and torch.compile's own wrappers around them."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from inspect import signature
 from typing import Any
 
 import torch
-from torch._inductor import list_mode_options
+from torch._inductor import config, list_mode_options
 from torch._inductor.compile_fx import compile_fx, compile_fx_inner, get_cpp_wrapper_config
+
+# The backends that torch.compile makes for "inductor", the second ahead of time. They are called with mode, options and
+# dynamic, and have `config` and `reset`.
+InductorWrapper, AheadWrapper = torch._TorchCompileInductorWrapper, torch._TorchCompileAOTInductorWrapper
+# Whether `compile_fx` takes the name of a region, `compile_region_name`: torch 2.11 does not.
+NAMES_REGIONS = "compile_region_name" in signature(compile_fx).parameters
 
 
 def lost_cpp_wrapper_options() -> Mapping[str, object]:
@@ -15,14 +21,20 @@ def lost_cpp_wrapper_options() -> Mapping[str, object]:
     return {} if kept else get_cpp_wrapper_config()
 
 
-def inductor_wrapper(*, ahead: bool = False) -> Any:
-    """Return the class of the backend that torch.compile makes for "inductor", `ahead` of time or not.
+def inductor_wrapper(options: Mapping[str, object], besides: Collection[str], *, for_cpu: bool = False) -> Any:
+    """Return torch's own wrapper for "inductor" with `options`, without those named in `besides`.
 
-    It is called with mode, options and dynamic, and has `config` and `reset`.
+    It sets the CUPTI variables, and has the bisector's changes. torch gives these, `get_compiler_config`, `reset` and
+    ahead-of-time compiling to the name "inductor" alone, so its wrapper is used, not copied.
+
+    `for_cpu` adds the option with the bits of code for a CPU, those that are set or its own: torch's keys of caches
+    have no width but this option, so code for another would be found, and give wrong numbers.
     """
-    return torch._TorchCompileAOTInductorWrapper if ahead else torch._TorchCompileInductorWrapper
-
-
-def region_name(name: str | None) -> dict[str, str | None]:
-    """Return the argument of `compile_fx` that names the region, none for torch 2.11, which has no such argument."""
-    return {"compile_region_name": name} if "compile_region_name" in signature(compile_fx).parameters else {}
+    kind: Any = AheadWrapper if options.get("use_aoti") else InductorWrapper
+    wrapper = kind(None, {"triton.cudagraphs": True} if options.get("triton.cudagraphs") else None, None)
+    # Not by its apply_options(), which rejects every value of an option whose declared type is NoneType.
+    own = {name: value for name, value in options.items() if name not in besides}
+    given, here = config.cpp.simdlen, {"AVX512": 512, "AVX2": 256}.get(torch.backends.cpu.get_cpu_capability())
+    of_bisector = {name: value for name, value in wrapper.config.items() if name != "triton.cudagraphs"}
+    wrapper.config = {**({"cpp.simdlen": here if given is None else given} if for_cpu else {}), **own, **of_bisector}
+    return wrapper

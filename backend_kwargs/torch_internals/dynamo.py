@@ -1,20 +1,31 @@
-"""dynamo: its exceptions, limits, caches of code, counts, records of a compile, and its registry of backends."""
+"""dynamo: its limits, caches of code, counts, records, registry of backends, guards, graphs, context of a trace."""
 
+import copy
 import inspect
 import warnings
+import weakref
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from contextvars import ContextVar
 from functools import partial
 from types import CodeType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch._dynamo
 from torch._dynamo import config, convert_frame, eval_frame
 from torch._dynamo.backends import registry
 from torch._dynamo.eval_frame import innermost_fn
 from torch._dynamo.exc import RestartAnalysis, TensorifyScalarRestartAnalysis, TorchDynamoException
+from torch._dynamo.guards import DeletedGuardManagerWrapper, GuardBuilder, get_verbose_code_parts
 from torch._dynamo.metrics_context import MetricsContext
+from torch._dynamo.source import (
+    AttrSource,
+    ConstantSource,
+    DictGetItemSource,
+    LocalSource,
+    UnspecializedNNModuleSource,
+    UnspecializedParamBufferSource,
+)
 from torch._dynamo.utils import (
     _metrics_context_tls,
     counters,
@@ -22,6 +33,19 @@ from torch._dynamo.utils import (
     get_compilation_metrics,
     get_metrics_context,
 )
+from torch._guards import (
+    CompileContext,
+    CompileId,
+    Guard,
+    GuardsContext,
+    Source,
+    TracingContext,
+    compile_context,
+    tracing,
+)
+from torch.fx import GraphModule, Node
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
+from torch.fx.graph import _BoxedCodeGen
 
 from backend_kwargs.torch_internals.replacing import replaced, restored_by, undone
 
@@ -30,8 +54,10 @@ if TYPE_CHECKING:
     from torch._dynamo.backends.registry import CompilerFn
     from torch._dynamo.symbolic_convert import InstructionTranslator
     from torch._dynamo.utils import CompilationMetrics
+    from torch._guards import Source
 
 RESTARTS = (TensorifyScalarRestartAnalysis, RestartAnalysis)  # dynamo traces again; raised through a backend
+OUTCOMES = ("hit", "miss", "bypass")  # of a look into a cache
 GRAPH = "__compiled_fn"  # how dynamo names the global through which its bytecode calls a graph
 WRAPPER = "compile_wrapper"  # the name of torch.compile's result; its `fn` is the callable that it was given
 
@@ -93,24 +119,32 @@ def without_disabling(call: Any) -> Any:
 # ---- records
 
 
-def compiling_callable() -> Callable[..., Any] | None:
-    """Return the callable given to the torch.compile that this thread's compile serves, None if there is none.
+class Compiling(NamedTuple):
+    """A compile: the callable given to torch.compile, dynamo's number, and the guard that made it compile again.
 
-    It is read from the frame of torch.compile's result: frames that dynamo could not inline, and code after a graph
-    break, have no other link to it.
+    The first two are None if there is none; the guard is "" if there is none, and None if it is unknown.
+    """
+
+    given: Callable[..., Any] | None
+    number: CompileId | None
+    guard: str | None
+
+
+def compiling() -> Compiling:
+    """Return the compile that this thread does.
+
+    The callable is read from the frame of torch.compile's result: frames that dynamo could not inline, and code after a
+    graph break, have no other link to it.
     """
     frame = inspect.currentframe()
-    while frame is not None:
-        if frame.f_code.co_name == WRAPPER and frame.f_globals["__name__"] == eval_frame.__name__:
-            return frame.f_locals.get("fn")
+    while frame and (frame.f_code.co_name != WRAPPER or frame.f_globals["__name__"] != eval_frame.__name__):
         frame = frame.f_back
-    return None
-
-
-def recompile_reason() -> str | None:
-    """Return the guard for which a call made dynamo compile a function again, "" if none did; None if it is unknown."""
     metrics = {"recompile_reason": ""} if AHEAD.get() else getattr(get_metrics_context(), "_metrics", {})
-    return metrics["recompile_reason"] or "" if "recompile_reason" in metrics else None
+    return Compiling(
+        frame and frame.f_locals.get("fn"),
+        CompileContext.current_compile_id(),
+        metrics["recompile_reason"] or "" if "recompile_reason" in metrics else None,
+    )
 
 
 def recent_compiles() -> "list[CompilationMetrics]":
@@ -118,10 +152,10 @@ def recent_compiles() -> "list[CompilationMetrics]":
     return get_compilation_metrics()
 
 
-def cache_counts(outcome: str) -> int:
-    """Return how often Inductor's and AOTAutograd's caches had an `outcome` so far: "hit", "miss" or "bypass"."""
+def cache_counts() -> dict[str, int]:
+    """Return how often Inductor's and AOTAutograd's caches had each outcome so far."""
     fx_graphs, autograd = counters["inductor"], counters["aot_autograd"]
-    return fx_graphs[f"fxgraph_cache_{outcome}"] + autograd[f"autograd_cache_{outcome}"]
+    return {each: fx_graphs[f"fxgraph_cache_{each}"] + autograd[f"autograd_cache_{each}"] for each in OUTCOMES}
 
 
 def bypass_reason() -> str:
@@ -175,14 +209,224 @@ class _NamedAsRegistered:
         return getattr(other, "compiler_name", None) in registry._BACKENDS
 
 
-_BY_NAME = _NamedAsRegistered()
-
-
-def count_as_registered() -> None:
-    """Make dynamo treat this package's backends like the registered ones that their `compiler_name` names."""
-    registry._COMPILER_FNS.setdefault("backend_kwargs, by compiler_name", _BY_NAME)  # type: ignore[arg-type]
+# `REGISTERED.setdefault(*BY_NAME)` makes dynamo treat this package's backends like those that their names name.
+REGISTERED: dict[str, object] = registry._COMPILER_FNS  # type: ignore[assignment]
+BY_NAME = "backend_kwargs, by compiler_name", _NamedAsRegistered()
 
 
 def is_torchs(compiler_fn: object) -> bool:
     """Return whether a backend is one of dynamo's own."""
     return str(getattr(compiler_fn, "__module__", "")).startswith("torch._dynamo")
+
+
+def compile_id() -> CompileId | None:
+    """Return the number of dynamo's compile: of the function (`frame_id`), and for it (`frame_compile_id`)."""
+    return CompileContext.current_compile_id()
+
+
+def compiling_as(number: CompileId | None) -> AbstractContextManager[object]:
+    """Let what is made meanwhile belong to that compile."""
+    return compile_context(CompileContext(number))
+
+
+def is_tracing() -> bool:
+    """Return whether dynamo traces in this thread."""
+    return TracingContext.try_get() is not None
+
+
+# ---- sources
+
+
+def is_parameter_source(source: Source | None) -> bool:
+    """Return whether a source is a parameter or buffer of a module."""
+    # `_dynamo_static_input_type` would also match tensors marked with mark_static_address() and plain tensor attributes
+    # of modules; both may change in place between calls.
+    return isinstance(source, DictGetItemSource) and isinstance(source.base, UnspecializedParamBufferSource)
+
+
+def table_and_name(source: Any) -> tuple[Source, str]:
+    """Return the source of the dictionary in which a module has a parameter, and the parameter's name there."""
+    return source.base, source.index
+
+
+def module_of(source: Any) -> Source:
+    """Return the source of the module that has a parameter."""
+    return source.base.base  # type: ignore[no-any-return]
+
+
+def root_of(source: Source) -> UnspecializedNNModuleSource | None:
+    """Return the source of the module in a local variable from which `source` comes, None if there is no such."""
+    while hasattr(source, "base"):
+        if isinstance(source.base, LocalSource):
+            return source if isinstance(source, UnspecializedNNModuleSource) else None
+        source = source.base
+    return None
+
+
+# ---- guards
+
+
+def add_guard(source: Source, add: Callable[[GuardBuilder, Guard], None]) -> None:
+    """Have `add` called when dynamo makes the guards of the graph that it traces."""
+    TracingContext.get().guards_context.dynamo_guards.add(source.make_guard(add))
+
+
+def guard_identity(builder: GuardBuilder, guard: Guard, source: Source, identity: int) -> None:
+    """Guard that a source has the object with this id, without keeping it alive."""
+    words = get_verbose_code_parts(f"___check_obj_id({source.name}, {identity})", guard)
+    builder.get_guard_manager_from_source(source).add_id_match_guard(identity, words, guard.user_stack)
+
+
+def guard_last(builder: GuardBuilder, guard: Guard, holds: Callable[[object], bool], words: str) -> None:
+    """Add a guard that is checked after all others, when the modules are the guarded ones."""
+    root: Any = builder.guard_manager.root  # its annotation for a function is wrong
+    root.add_epilogue_lambda_guard(holds, [words], guard.user_stack)
+
+
+def count_for_one_module(builder: GuardBuilder, root: UnspecializedNNModuleSource) -> None:
+    """Let dynamo count towards its limit only the code for the same module."""
+    builder.id_matched_objs[root.base.local_name] = weakref.ref(builder.get(root))  # type: ignore[attr-defined]
+
+
+def invalidate(entry: object, manager: Any, reason: str) -> DeletedGuardManagerWrapper:
+    """Free the code of an entry of dynamo's cache, if there is one; return what stands in place of its guards.
+
+    The entry stays in dynamo's list. It counts towards the limit, unless it is for another object.
+    """
+    dropped = DeletedGuardManagerWrapper(reason)
+    dropped.id_matched_objs = {"": weakref.ref(Guard)}  # an object that no function is called on
+    if entry is not None:
+        manager.extra_state.invalidate(entry, dropped)
+    return dropped
+
+
+def dropping_guards() -> Callable[[], None]:
+    """Return a function that drops the guards that are added from now on, for when nothing was frozen after all."""
+    if (context := TracingContext.try_get()) is None:
+        return lambda: None
+    guards = context.guards_context.dynamo_guards
+    before = copy.copy(guards.inner)
+
+    def drop() -> None:
+        guards.inner = before
+
+    return drop
+
+
+def guard_count() -> int:
+    """Return the number of guards of the graph that dynamo traces, 0 outside dynamo."""
+    context = TracingContext.try_get()
+    return len(context.guards_context.dynamo_guards) if context else 0
+
+
+# ---- the context of a trace
+
+
+class TracingApart:
+    """A context in which another version of the graph that dynamo traces is compiled.
+
+    Guards and AOTAutograd's entries are its own; the same inputs have the same fake tensors. What is changed in the
+    shape environment is restored. `adopt` makes it the context of dynamo's trace in the end.
+    """
+
+    def __init__(self) -> None:
+        self.changed = False  # whether something in the shape environment was
+        self._twin = copy.copy(TracingContext.try_get())
+        if self._twin is not None:
+            self._twin.guards_context = GuardsContext()
+            self._twin.fakify_first_call = False  # as DDPOptimizer sets for a graph it compiles again
+
+    @contextmanager
+    def entered(self) -> Iterator[None]:
+        """Compile in this context; it may be entered again, after it was left."""
+        if self._twin is None:
+            yield
+            return
+        with undone() as stack:
+            stack.callback(self._keep_shape_env(stack, getattr(self._twin.fake_mode, "shape_env", None)))
+            stack.enter_context(tracing(self._twin))
+            yield
+
+    def adopt(self) -> None:
+        """Add to dynamo's context what was compiled in this one, once it is left."""
+        context = TracingContext.try_get()
+        if context is None or self._twin is None:
+            return
+        guards, found = context.guards_context, self._twin.guards_context
+        guards.dynamo_guards.update(set(found.dynamo_guards))
+        guards.aotautograd_guards += found.aotautograd_guards
+        vars(context).update({name: vars(self._twin)[name] for name in vars(context) if name not in OF_THE_TRACE})
+
+    def _keep_shape_env(self, stack: ExitStack, shape_env: ShapeEnv | None) -> Callable[[], None]:
+        """Restore the shape environment at the end; return the function that then says whether it was changed."""
+        if shape_env is None:
+            return lambda: None
+        plain = {name: value for name, value in vars(shape_env).items() if isinstance(value, dict | list | set | int)}
+        kept = {name: copy.copy(value) for name, value in plain.items()}
+
+        def put_back() -> None:
+            # Its caches belong to one version: a simplification under a loser's guards must not be found again.
+            vars(shape_env).update({**kept, "_version_counter": shape_env._version_counter + 1})
+
+        def compare() -> None:
+            self.changed |= any(vars(shape_env)[name] != kept[name] for name in OF_SIZES if name in kept)
+
+        restored_by(stack, put_back)
+        return compare
+
+
+OF_THE_TRACE = ("guards_context", "fakify_first_call")  # what a context of another version has for itself
+# What a shape environment knows of sizes: guards, and symbols with their values, ranges and replacements.
+OF_SIZES = ("guards", "var_to_val", "backed_var_to_val", "unbacked_var_to_val", "var_to_range", "replacements")
+
+
+def without_context() -> AbstractContextManager[object]:
+    """Compile a graph that is no part of the one that dynamo traces: its inputs have fake tensors of their own."""
+    return tracing(None)
+
+
+def tracing_apart() -> AbstractContextManager[None]:
+    """Compile other versions of the graph that dynamo traces, in a context of their own."""
+    return TracingApart().entered()
+
+
+# AOTAutograd recognizes a graph of dynamo's by the first two and `meta`; without them it fails, or forgets static
+# inputs.
+ATTACHED = ("_param_name_to_source", "_source_to_user_stacks", "compile_subgraph_reason")
+
+
+def source_of(placeholder: Node) -> "Source | None":
+    """Return the source of one of dynamo's inputs, None for a node that is no input of dynamo's."""
+    return getattr(placeholder, "_dynamo_source", None)
+
+
+def sources_of_attributes(gm: GraphModule) -> "dict[str, Source]":
+    """Return the sources of a graph's attributes by name, which AOTAutograd reads; a new attribute needs one."""
+    return gm._param_name_to_source  # type: ignore[return-value]
+
+
+def hand_on(gm: GraphModule, copied: GraphModule) -> None:
+    """Give a copy of one of dynamo's graphs what dynamo attached to the graph and to its inputs."""
+    for old, new in zip(gm.graph.nodes, copied.graph.nodes, strict=True):
+        if hasattr(old, "_dynamo_source"):
+            new._dynamo_source = old._dynamo_source
+    for name in ATTACHED:
+        if hasattr(gm, name):
+            setattr(copied, name, copy.copy(getattr(gm, name)))
+
+
+def is_erased(node: Node) -> bool:
+    """Return whether a node was erased from its graph."""
+    return node._erased
+
+
+def boxed_forward(gm: GraphModule) -> Callable[[list[object]], object]:
+    """Return a graph's call on one list of its arguments, which it empties; the graph itself is changed to it."""
+    gm.graph.set_codegen(_BoxedCodeGen())
+    gm.recompile()
+    return gm.forward
+
+
+def mark_boxed(call: Callable[..., object]) -> None:
+    """Tell AOTAutograd that a callable takes its arguments as one list, and empties it."""
+    call._boxed_call = True  # type: ignore[attr-defined]

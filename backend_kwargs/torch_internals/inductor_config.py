@@ -81,15 +81,6 @@ def clones_live_outputs(options: Mapping[str, object]) -> bool:
     return CLONING in entries() and options.get(CLONING, value(CLONING)) == "user_visible"
 
 
-def vector_width() -> dict[str, int | None]:
-    """Return the option with the bits of code for a CPU: those that are set, or its own.
-
-    The keys of torch's caches have no width but this option: code for another would be found, and give wrong numbers.
-    """
-    given, here = value("cpp.simdlen"), {"AVX512": 512, "AVX2": 256}.get(torch.backends.cpu.get_cpu_capability())
-    return {"cpp.simdlen": here if given is None else given}
-
-
 @contextmanager
 def patched(options: Mapping[str, object]) -> Iterator[None]:
     """Set options of Inductor in this thread, until the context is left."""

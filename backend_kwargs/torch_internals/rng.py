@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 from torch._dynamo import utils
 
-from backend_kwargs.torch_internals.guards import compile_id
+from backend_kwargs.torch_internals.dynamo import compile_id
 from backend_kwargs.torch_internals.replacing import replaced, undone
 
 # Of torch, compiling or recording CUDA graphs.

@@ -4,7 +4,7 @@ Whoever runs a model uses these, and has none of its own, nor has the benchmark 
 
 - `served`: a call from the state that the user's call had, what it changes, and the copy of one tensor's memory.
 - `roundings.Expected`: what results are compared with, by `accuracy` (eager's error to a reference, and at other
-  roundings), or by `bound` (the user's). `draws` repeats eager's random numbers in the reference.
+  roundings, or the user's bound). Eager's random numbers are repeated in the reference.
 - `timing.Calls`: calls in turn; `interleave` has wall time, `kernel_times` the kernels of one. `statistics` says what
   exceeds the noise.
 - `trees`: walks by path, and copies: of other values, elsewhere, in another precision; cotangents.
@@ -20,19 +20,19 @@ from backend_kwargs.trial.accuracy import (
     Status,
     check,
     check_all,
+    check_error,
+    check_errors,
+    check_within,
     is_number,
     largest_of,
     reference,
     same_twice,
     worst,
 )
-from backend_kwargs.trial.bound import check_error, check_errors, check_within
-from backend_kwargs.trial.draws import DrawsError, may_draw
 from backend_kwargs.trial.failures import status_of
-from backend_kwargs.trial.generators import all_kept
 from backend_kwargs.trial.memory import fill_free_memory, peak_memory, room_for_copies
 from backend_kwargs.trial.others import environment, others_on
-from backend_kwargs.trial.roundings import Expected, Roundings, errors
+from backend_kwargs.trial.roundings import DrawsError, Expected, Roundings, all_kept, errors, may_draw
 from backend_kwargs.trial.served import (
     ChangedSlice,
     Changes,

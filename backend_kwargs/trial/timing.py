@@ -9,8 +9,7 @@ from typing import Any, TypeAlias
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from backend_kwargs.torch_internals.modes import OperatorMode, is_profiled
-from backend_kwargs.torch_internals.operators import name_of
+from backend_kwargs.torch_internals.modes import OperatorMode, is_profiled, name_of
 from backend_kwargs.torch_internals.tensors import keep_device_busy
 from backend_kwargs.trial.served import State
 from backend_kwargs.trial.trees import tensors_of

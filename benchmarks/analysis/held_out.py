@@ -9,7 +9,7 @@ from statistics import geometric_mean, median
 from typing import Any
 
 from backend_kwargs import trial
-from backend_kwargs.files.atomic_write import write_whole
+from backend_kwargs.files import write_whole
 from backend_kwargs.trial import Interval
 from benchmarks.analysis.markdown import number, short, table
 from benchmarks.execution.ways import AGAIN, BASELINES, CLONE, FULL_S, RAW, WAYS

@@ -6,7 +6,7 @@ from pathlib import Path
 from statistics import median
 
 from backend_kwargs.facts.decision import Decision, RaceRow
-from backend_kwargs.files.atomic_write import write_whole
+from backend_kwargs.files import write_whole
 from backend_kwargs.page import changes, pays_back, read_document, to_html
 from backend_kwargs.page import document as page
 from backend_kwargs.page.figures import count_of, duration, environment_of, error_of, interval_of, seconds_of

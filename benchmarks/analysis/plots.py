@@ -8,7 +8,7 @@ from textwrap import fill
 from typing import Any
 
 from backend_kwargs.errors import BackendKwargsError, pip_install
-from backend_kwargs.files.atomic_write import write_whole
+from backend_kwargs.files import write_whole
 from backend_kwargs.trial import Interval
 from benchmarks.analysis import verdicts
 from benchmarks.analysis.verdicts import DEFAULT, RIVALS, Clock, Entry, Key, PeerSummary, clock_name

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from backend_kwargs.errors import BackendKwargsError
-from backend_kwargs.files.atomic_write import write_whole
+from backend_kwargs.files import write_whole
 from backend_kwargs.trial import Interval, percentile
 from benchmarks.analysis import markdown, verdicts
 from benchmarks.analysis.auto_tables import choice_tables, real_tables, rewrite_tables

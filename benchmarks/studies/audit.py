@@ -22,7 +22,7 @@ from backend_kwargs.auto.question import Question
 from backend_kwargs.backend import Backend
 from backend_kwargs.backends import CapturedGraph
 from backend_kwargs.facts.decision import DEFAULT, Decision, RaceRow
-from backend_kwargs.files.atomic_write import write_whole
+from backend_kwargs.files import write_whole
 from backend_kwargs.fleet.audit import Auditor, Target
 from backend_kwargs.fleet.findings import Finding, judged
 from backend_kwargs.trial import environment, interleave, percentile

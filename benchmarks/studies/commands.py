@@ -9,7 +9,7 @@ import typer
 
 from backend_kwargs.cli.arguments import Assignments, assigned, backend_from_text
 from backend_kwargs.errors import BackendKwargsError
-from backend_kwargs.files.atomic_write import write_whole
+from backend_kwargs.files import write_whole
 from benchmarks.arguments import Device, Shard, device_of, shard_of
 
 PRECISIONS = "bfloat16 autocast,float32,float16 autocast"

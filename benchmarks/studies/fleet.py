@@ -19,9 +19,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from backend_kwargs.fleet.board import LEASE_S, UnitClaims
+from backend_kwargs.fleet.board import LEASE_S, Result, Unit, UnitClaims
 from backend_kwargs.fleet.scheduling import POLL_S, Ended, Queue, drive
-from backend_kwargs.fleet.units import Result, Unit
 
 RECORDED = Path(__file__).with_name("fleet_seconds.json")
 UNITS, GPUS, MOST_GRAPHS = 1000, 64, 60

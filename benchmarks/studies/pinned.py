@@ -20,7 +20,7 @@ from backend_kwargs.auto.lock import read_lock
 from backend_kwargs.compare import Candidate, compare
 from backend_kwargs.compare.document import speedup_over
 from backend_kwargs.facts.decision import DEFAULT
-from backend_kwargs.files.atomic_write import write_whole
+from backend_kwargs.files import write_whole
 from backend_kwargs.interval import Interval
 from backend_kwargs.trial import environment
 from benchmarks.workloads.nets.convs import ResNet

@@ -19,7 +19,7 @@ from statistics import median
 from typing import Any
 
 from backend_kwargs.facts.decision import EAGER
-from backend_kwargs.files.atomic_write import write_whole
+from backend_kwargs.files import write_whole
 from backend_kwargs.trial import Interval, ratio_interval
 from benchmarks.analysis.markdown import number, table
 from benchmarks.execution import process

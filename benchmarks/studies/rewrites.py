@@ -27,7 +27,7 @@ import torch
 from backend_kwargs import make_backend, trial
 from backend_kwargs.compare import Candidate, compare, to_json
 from backend_kwargs.errors import error_text
-from backend_kwargs.files.atomic_write import write_whole
+from backend_kwargs.files import write_whole
 from benchmarks.studies.rewrite_cases import CASES, PATTERNS, Made, Place, RewriteCase, case_of_model
 
 WITH, WITHOUT, DEFAULT = "auto with", "auto without", "default"

@@ -19,7 +19,7 @@ import torch
 from torch import nn
 
 from backend_kwargs.compare import Candidate, Comparison, Row, compare, to_json
-from backend_kwargs.files.atomic_write import write_whole
+from backend_kwargs.files import write_whole
 from benchmarks.execution.session import smi
 
 COMMANDS = """\

@@ -31,7 +31,7 @@ from backend_kwargs.auto.budget import Budget
 from backend_kwargs.auto.result_checks import ResultChecks
 from backend_kwargs.auto.sandbox import Sandbox, sandboxed
 from backend_kwargs.errors import BackendKwargsError, unknown
-from backend_kwargs.files.atomic_write import write_whole
+from backend_kwargs.files import write_whole
 from backend_kwargs.graphs.replay import Task
 from backend_kwargs.graphs.writes import copy_of_graph
 from backend_kwargs.harness.named_models import imported

@@ -23,7 +23,7 @@ from typing import Any
 import torch
 
 from backend_kwargs import trial
-from backend_kwargs.files.atomic_write import write_whole
+from backend_kwargs.files import write_whole
 from benchmarks.execution import device_timer, process
 from benchmarks.execution.process import Tell
 from benchmarks.execution.study import CaseStudy

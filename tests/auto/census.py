@@ -47,7 +47,7 @@ from backend_kwargs.torch_internals.autotuning import TIMERS
 ROOT = str(Path(backend_kwargs.__file__).parent)
 MUST = (
     *("auto/sandbox.py", "auto/deadline.py", "torch_internals/replacing.py"),
-    *("torch_internals/guards.py", "torch_internals/dynamo.py"),
+    *("torch_internals/dynamo.py",),
 )
 CALLED_AGAIN = 20  # after one in so many interrupted calls, the call is made again
 PASS = "post_grad_custom_post_pass"  # Inductor calls it with the lowered graph

@@ -8,7 +8,7 @@ from torch._library.effects import EffectType
 from torch.nn import functional
 
 from backend_kwargs import trial
-from backend_kwargs.graphs.eligibility import has_side_effects
+from backend_kwargs.graphs.writes import has_side_effects
 from tests.auto.graphs import backend_of, chain, logged, rows_of
 
 ran = []

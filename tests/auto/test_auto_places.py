@@ -27,13 +27,12 @@ from backend_kwargs.backends.inductor.lowered import IncompatibleVersionError
 from backend_kwargs.cli import app
 from backend_kwargs.errors import BackendKwargsWarning
 from backend_kwargs.facts.decision import RaceRow
+from backend_kwargs.fleet.board import Result, Unit
 from backend_kwargs.fleet.racing import race_unit
-from backend_kwargs.fleet.units import Result, Unit
 from backend_kwargs.interval import Interval
 from backend_kwargs.rewrites import Rewrite, register_rewrite, table
-from backend_kwargs.rewrites.places import Place
 from backend_kwargs.rewrites.table import name_of
-from backend_kwargs.rewrites.traced import replacing
+from backend_kwargs.rewrites.traced import Place, replacing
 from backend_kwargs.stores import Store
 from backend_kwargs.stores.layered import Layered, reached
 from tests.auto.graphs import change, rows_of

@@ -160,7 +160,7 @@ def test_a_raised_version_is_raced_anew(store, monkeypatch):
         with monkeypatch.context() as patch:
             patch.setattr(table, "_REWRITES", dataclasses.replace(table._REWRITES, built_in=rows))
             patch.setattr(table, "find_rewrite", table._REWRITES.find)
-            patch.setattr("backend_kwargs.rewrites.places.find_rewrite", table._REWRITES.find)
+            patch.setattr("backend_kwargs.rewrites.traced.find_rewrite", table._REWRITES.find)
             process_memory.forget_process()
             raced(x=x, model=model)
             (after,) = Catalogue(store).all()

@@ -6,8 +6,8 @@ import operator
 import pytest
 import torch
 
-from backend_kwargs.graphs.eligibility import rounds_positions
 from backend_kwargs.graphs.replay import Inputs, Task
+from backend_kwargs.graphs.writes import rounds_positions
 from backend_kwargs.rewrites import Rewrite, register_rewrite
 from backend_kwargs.rewrites import table as rewrites
 from backend_kwargs.rewrites.traced import Change

@@ -20,7 +20,7 @@ from torch import fx
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from backend_kwargs.backends.part_compiler import PartCompiler, why_not
+from backend_kwargs.backends.partitioned import PartCompiler, why_not
 from backend_kwargs.graphs.parts import finished
 from tests.backends.probes import EPS, NEVER_ON_A_CPU, Call, calls, difference, names_of
 

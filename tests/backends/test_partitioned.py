@@ -11,8 +11,7 @@ from torch._dynamo.exc import BackendCompilerFailed
 from torch.testing import assert_close
 
 from backend_kwargs.backends import CapturedGraph
-from backend_kwargs.backends.part_compiler import CompiledPart, PartCompiler
-from backend_kwargs.backends.partitioned import compile_by_parts
+from backend_kwargs.backends.partitioned import CompiledPart, PartCompiler, compile_by_parts
 from backend_kwargs.errors import BackendKwargsWarning
 from backend_kwargs.facts import Partition, PartsSummary, left_to_eager
 

@@ -144,7 +144,7 @@ def test_strides_of_fake_tensors_are_eagers():
     """Of each operator, whole or decomposed: a part's results get the strides of the fake tensors."""
     from torch._decomp import core_aten_decompositions
 
-    from backend_kwargs.graphs.layouts import with_eagers_layouts
+    from backend_kwargs.graphs.parts import with_eagers_layouts
 
     table, found = with_eagers_layouts(dict(core_aten_decompositions())), set()
     present = [Compiler(name) for name, package in PACKAGES.items() if find_spec(package)]

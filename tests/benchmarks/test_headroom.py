@@ -11,7 +11,7 @@ from backend_kwargs.auto.sandbox import sandboxed
 from backend_kwargs.auto.verdicts import Verdict
 from backend_kwargs.backends import CapturedGraph
 from backend_kwargs.interval import Interval
-from backend_kwargs.rewrites.places import Place
+from backend_kwargs.rewrites.traced import Place
 from benchmarks.studies.headroom import Timed, headroom, table, timed_places
 
 PLACE = Place("linear_activation", 1, (), (), (), training=False, count=3)

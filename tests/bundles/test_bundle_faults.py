@@ -423,7 +423,7 @@ def test_a_package_that_cannot_be_copied_is_an_error_of_one_line(tmp_path):
     """A full folder for temporary files is named."""
     from backend_kwargs.bundles.disk.manifest import Part
     from backend_kwargs.bundles.disk.reading import _Parts
-    from backend_kwargs.files.opened import opened_folder
+    from backend_kwargs.files import opened_folder
 
     content = b"x" * 5000
     part = Part(hashlib.sha256(content).hexdigest(), len(content))

@@ -12,7 +12,7 @@ import pytest
 
 from backend_kwargs import BackendKwargsError
 from backend_kwargs.bundles.disk.place import private_folder
-from backend_kwargs.files.opened import opened_file
+from backend_kwargs.files import opened_file
 
 ROOT = str(Path(__file__).parents[2])
 

@@ -11,7 +11,7 @@ from backend_kwargs.auto.decisions_toml import write_decisions
 from backend_kwargs.auto.store import KIND, Catalogue, name_of
 from backend_kwargs.cli import app
 from backend_kwargs.errors import BackendKwargsError
-from backend_kwargs.fleet.units import Result, Unit, document_of
+from backend_kwargs.fleet.board import Result, Unit, document_of
 from backend_kwargs.page import read_document
 from backend_kwargs.stores import Store
 from backend_kwargs.stores.documents import Document, encoded, is_forgotten, is_signed

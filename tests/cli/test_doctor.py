@@ -14,7 +14,7 @@ from backend_kwargs.backends.tvm import settings
 from backend_kwargs.backends.tvm.settings import INSTALL
 from backend_kwargs.cli import app, doctor
 from backend_kwargs.explain import Verdict, verdict
-from backend_kwargs.options import requirements
+from backend_kwargs.options import machine as machines
 from backend_kwargs.options.machine import Machine
 from tests.cli.test_cli import check_golden, run
 
@@ -41,9 +41,9 @@ SMALL = replace(H200, gpu="a small GPU", sms=20)
 @pytest.fixture
 def on(monkeypatch):
     def be(machine: Machine, *, with_tvm: bool = False, with_cuda: bool = False) -> None:
-        for module in (compiler, declared, doctor, requirements):
+        for module in (compiler, declared, doctor, machines):
             monkeypatch.setattr(module, "machine", lambda: machine)
-        monkeypatch.setattr(requirements, "_scripts_graphs", lambda: False)  # True in some releases of torch
+        monkeypatch.setattr(machines, "_scripts_graphs", lambda: False)  # True in some releases of torch
         monkeypatch.setattr(declared, "installed_version", lambda name: None)
         monkeypatch.setattr(settings, "unfit", lambda: "" if with_tvm else "apache-tvm 0.27 is not installed")
         monkeypatch.setattr(settings, "has_cuda", lambda: with_cuda)
@@ -225,9 +225,9 @@ def test_ready(on, machine, ready):
 
 def test_no_advice_to_buy_a_machine():
     """A remedy is something that can be done here: what only another processor or GPU has, has none."""
-    remedies = [each.remedy for each in requirements.REQUIREMENTS.values()]
+    remedies = [each.remedy for each in machines.REQUIREMENTS.values()]
     assert not [each for each in remedies if each.startswith("run on")]
-    assert all(each.reason for each in requirements.REQUIREMENTS.values())
+    assert all(each.reason for each in machines.REQUIREMENTS.values())
 
 
 def test_json(on):

@@ -15,8 +15,8 @@ from backend_kwargs.cli.tune import sizes_of
 from backend_kwargs.facts import decision
 from backend_kwargs.facts.decision import Decision, RaceRow
 from backend_kwargs.fleet import racing
+from backend_kwargs.fleet.board import is_slower
 from backend_kwargs.fleet.racing import Tuned
-from backend_kwargs.fleet.units import is_slower
 from backend_kwargs.page import read_document
 
 FACTORY = """

@@ -10,7 +10,8 @@ from torch._inductor.cpu_vec_isa import pick_vec_isa
 from torch._inductor.utils import fresh_cache
 
 import backend_kwargs as bk
-from backend_kwargs.options import requirements
+from backend_kwargs.backends.inductor import compiler as inductor
+from backend_kwargs.options import machine
 from tests.faults.attempts import TIMES
 
 ADVICE = "Inductor needs a C++ compiler: install g++, or set CXX to one ("
@@ -43,9 +44,14 @@ def compiler(tmp_path):
         yield write
 
 
+def shorten(monkeypatch):
+    for module in (machine, inductor):
+        monkeypatch.setattr(module, "CXX_LIMIT_S", 0.5)
+
+
 @pytest.fixture
 def never_answers(compiler, monkeypatch):
-    monkeypatch.setattr(requirements, "CXX_LIMIT_S", 0.5)
+    shorten(monkeypatch)
     return compiler("sleeps")
 
 
@@ -77,7 +83,7 @@ def test_a_compiler_that_never_answers_is_not_waited_for(never_answers):
 @torch.no_grad()
 def test_auto_uses_what_works_and_says_why(compiler, name, auto, warned, monkeypatch):
     """auto falls back to eager, with a warning that names the cause."""
-    monkeypatch.setattr(requirements, "CXX_LIMIT_S", 0.5)
+    shorten(monkeypatch)
     x, options = torch.randn(8, 64), compiler(name)
     with warned() as messages:
         assert torch.allclose(auto(Scaled(), options=options)(x), Scaled()(x), atol=1e-5)
@@ -88,7 +94,7 @@ def test_auto_uses_what_works_and_says_why(compiler, name, auto, warned, monkeyp
 @pytest.mark.parametrize("name", [*BROKEN, "sleeps"] if TIMES > 1 else ["garbage", "sleeps"])
 def test_build_names_the_next_step(compiler, name, monkeypatch):
     """`build` raises one line, and may be called again."""
-    monkeypatch.setattr(requirements, "CXX_LIMIT_S", 0.5)
+    shorten(monkeypatch)
     options = compiler(name)
     made = bk.CompiledModule(bk.CompileConfig(options=options))
     with pytest.raises(bk.BackendKwargsError) as raised:

@@ -114,7 +114,7 @@ INDUCTOR_CODE = {
 
 def test_every_option_is_classified():
     """Each option of the installed torch that may contain a string or an object is in exactly one table."""
-    from backend_kwargs.options import trust
+    from backend_kwargs.options import option as trust
 
     code = set(" ".join(INDUCTOR_CODE.values()).split())
     assert not code & trust.INDUCTOR_DATA
@@ -124,7 +124,7 @@ def test_every_option_is_classified():
 
 def test_nothing_that_is_called_is_data():
     """No table can declare an option as data if its type accepts a callable."""
-    from backend_kwargs.options import trust
+    from backend_kwargs.options import option as trust
     from backend_kwargs.options.option import describe
 
     assert not [
@@ -141,7 +141,7 @@ def test_nothing_that_is_called_is_data():
 
 def test_what_nobody_has_looked_at_is_code():
     """A string option of a later torch, or of a user's own backend, counts as code."""
-    from backend_kwargs.options import trust
+    from backend_kwargs.options import option as trust
 
     types = {
         bool: True,

@@ -17,7 +17,7 @@ from backend_kwargs.backend import Backend
 from backend_kwargs.bundles.disk.weights import why_not_samples
 from backend_kwargs.bundles.running import Built
 from backend_kwargs.cli.console import print_table, say
-from backend_kwargs.files.plain_data import read_toml
+from backend_kwargs.files import read_toml
 from backend_kwargs.options.option import convert, split_candidates
 from backend_kwargs.options.templates import find_template
 from backend_kwargs.registry import list_templates

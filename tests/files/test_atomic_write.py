@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 
 from backend_kwargs.errors import BackendKwargsError
-from backend_kwargs.files.atomic_write import check_writable, write_whole
+from backend_kwargs.files import check_writable, write_whole
 
 # A process may limit the size of the files it writes; past it a write fails part-way, as on a full disk.
 FULL_DISK = """
 import resource, signal, sys
 from pathlib import Path
-from backend_kwargs.files.atomic_write import write_whole
+from backend_kwargs.files import write_whole
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))
 try:

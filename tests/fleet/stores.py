@@ -3,7 +3,7 @@
 import json
 import threading
 
-from backend_kwargs.fleet.units import KIND, name_of
+from backend_kwargs.fleet.board import KIND, name_of
 from backend_kwargs.stores.documents import Document, encoded
 
 

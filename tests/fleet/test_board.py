@@ -6,15 +6,14 @@ from types import SimpleNamespace
 
 import pytest
 
+from backend_kwargs import files
 from backend_kwargs.auto.store import name_of as decision_name
 from backend_kwargs.auto.verdicts import KIND as VERDICT
 from backend_kwargs.auto.verdicts import Verdict
 from backend_kwargs.facts.decision import Decision
-from backend_kwargs.files import retries
 from backend_kwargs.fleet import board as module
-from backend_kwargs.fleet.board import UnitClaims
+from backend_kwargs.fleet.board import Result, Unit, UnitClaims, UnitDocument, name_of
 from backend_kwargs.fleet.racing import documents_of
-from backend_kwargs.fleet.units import Result, Unit, UnitDocument, name_of
 from backend_kwargs.interval import Interval
 from backend_kwargs.stores.documents import Document, encoded, heading, is_signed
 from backend_kwargs.stores.folder import Folder
@@ -29,7 +28,7 @@ DECISIONS = [Decision(digits * 32, digits * 8, "default", machine={"device": "cp
 def waits(monkeypatch):
     """The seconds for which a board waits, which do not pass."""
     waited = []
-    monkeypatch.setattr(retries.time, "sleep", waited.append)
+    monkeypatch.setattr(files.time, "sleep", waited.append)
     return waited
 
 

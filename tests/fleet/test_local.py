@@ -9,9 +9,8 @@ import pytest
 import torch
 
 import backend_kwargs as bk
-from backend_kwargs.fleet.board import UnitClaims
+from backend_kwargs.fleet.board import Unit, UnitClaims
 from backend_kwargs.fleet.pools import Device, LocalPool, devices_here
-from backend_kwargs.fleet.units import Unit
 from backend_kwargs.page import read_document
 from backend_kwargs.stores.opening import opened
 from tests.fleet.conftest import tuned_on

@@ -5,7 +5,7 @@ import pytest
 from backend_kwargs.auto.store import Catalogue
 from backend_kwargs.errors import BackendKwargsError
 from backend_kwargs.facts.decision import Decision
-from backend_kwargs.fleet.board import LEASE_S, UnitClaims
+from backend_kwargs.fleet.board import LEASE_S, Result, Unit, UnitClaims, UnitDocument, name_of, read
 from backend_kwargs.fleet.racing import documents_of
 from backend_kwargs.fleet.scheduling import (
     LEARN_S,
@@ -18,7 +18,6 @@ from backend_kwargs.fleet.scheduling import (
     expected,
 )
 from backend_kwargs.fleet.summary import Summary
-from backend_kwargs.fleet.units import Result, Unit, UnitDocument, name_of, read
 from benchmarks.studies import fleet
 from tests.fleet.stores import Claimed, Documents, written
 

@@ -19,7 +19,7 @@ from backend_kwargs.auto.store import Catalogue
 from backend_kwargs.auto.verdicts import Verdict
 from backend_kwargs.graphs.writes import copy_of_graph
 from backend_kwargs.interval import Interval
-from backend_kwargs.rewrites import Rewrite, operators, register_rewrite
+from backend_kwargs.rewrites import Rewrite, matching, register_rewrite
 from backend_kwargs.rewrites.table import chosen_places, name_of
 from backend_kwargs.rewrites.traced import Change
 
@@ -132,8 +132,8 @@ def test_code_for_cuda_graphs_reads_unaligned_inputs_without_them(store, default
 def test_a_rewrite_is_raced_with_cuda_graphs(store, monkeypatch):
     """Where calls of a rewrite's operator take the host longer than its kernels save, it gets CUDA graphs."""
     monkeypatch.setattr(race, "verdict_of", lambda *_: Verdict(2e-5, 1e-5, Interval(2.0, 1.9, 2.1)))
-    monkeypatch.setattr(operators, "_without_kernel", {"none"})
-    monkeypatch.setattr(operators, "_layout", lambda *_: time.sleep(5e-4))
+    monkeypatch.setattr(matching, "_without_kernel", {"none"})
+    monkeypatch.setattr(matching, "_layout", lambda *_: time.sleep(5e-4))
     layers = [nn.Sequential(nn.Conv2d(64, 64, 3, padding=1), nn.ReLU()) for _ in range(8)]
     # A small input and a small result, so that CUDA graphs copy little.
     model = nn.Sequential(nn.Conv2d(8, 64, 3, padding=1), *layers, nn.AdaptiveAvgPool2d(1))

@@ -13,7 +13,7 @@ from torch._inductor.utils import run_and_get_code
 from backend_kwargs import make_backend, report
 from backend_kwargs.rewrites import attention, convolution, linear_activation
 from backend_kwargs.rewrites.grouped_convolution import ACTIVATIONS, depthwise_norm, grouped_convolution
-from backend_kwargs.rewrites.operators import _without_kernel
+from backend_kwargs.rewrites.matching import _without_kernel
 from backend_kwargs.rewrites.stem_convolution import stem_convolution
 from tests.rewrites.calls import COMPILED, check
 from tests.rewrites.test_drawn_attention import INFERENCE

@@ -16,8 +16,7 @@ from torch.testing import assert_close
 from backend_kwargs import make_backend
 from backend_kwargs.auto.candidates import records
 from backend_kwargs.explain import verdict
-from backend_kwargs.options.machine import machine
-from backend_kwargs.options.requirements import unmet
+from backend_kwargs.options.machine import machine, unmet
 from backend_kwargs.options.templates import BUILT_IN
 from tests.gpu.effects import CASES, Seen, compile_ratio, compile_seconds, gelu_and_scale, look
 

@@ -8,7 +8,7 @@ import torch
 from torch.fx import Graph, GraphModule, symbolic_trace
 from torch.utils.checkpoint import checkpoint
 
-from backend_kwargs.graphs.eligibility import (
+from backend_kwargs.graphs.writes import (
     communicates,
     holds_state,
     in_eager,

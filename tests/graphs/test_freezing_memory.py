@@ -18,7 +18,7 @@ from torch.testing import assert_close
 from backend_kwargs import BackendKwargsWarning, make_backend
 from backend_kwargs.backends.inductor.frozen_code import _forget
 from backend_kwargs.errors import warn_once
-from backend_kwargs.graphs import parameter_guards
+from backend_kwargs.graphs import freezing
 from backend_kwargs.graphs.freezing import compile_frozen
 from tests.graphs.frozen import graphs_compiled
 
@@ -76,11 +76,11 @@ loose = {"rtol": 0.05, "atol": 0.05}
 def test_code_that_is_dropped_while_all_is_looked_at():
     """A collection within a loop over all code may drop the code of freed modules."""
     with compile_context(CompileContext(CompileId(frame_id=0, frame_compile_id=0))):
-        codes = [parameter_guards._Code({}, ()) for _ in range(9)]
+        codes = [freezing._Code({}, ()) for _ in range(9)]
         codes[0].manager = lambda: codes.pop().drop("freed")
         for each in codes:
-            parameter_guards._codes[id(each)] = each
-        assert parameter_guards.why_not_constants({}) == ""
+            freezing._codes[id(each)] = each
+        assert freezing.why_not_constants({}) == ""
 
 
 def test_a_module_that_is_forgotten_while_another_comes(monkeypatch):

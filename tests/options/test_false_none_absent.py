@@ -5,7 +5,7 @@ import torch
 
 from backend_kwargs import BackendKwargsError, CompileConfig, make_backend
 from backend_kwargs.auto.settings import RaceSettings
-from backend_kwargs.options.layers import with_users
+from backend_kwargs.options.option import with_users
 from backend_kwargs.rewrites.table import raced_rewrites
 from backend_kwargs.sealing.declared import Declared
 

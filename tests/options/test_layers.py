@@ -3,7 +3,8 @@ import math
 import pytest
 import torch
 
-from backend_kwargs.options.layers import Layer, copied, merge, same, sources, standing, with_users
+from backend_kwargs import make_backend
+from backend_kwargs.options.option import Layer, copied, merge, same, sources, standing, with_users
 
 LAYERS = (Layer("first", {"a": 1, "b": 1}), Layer("second", {"b": 2, "c": 2}))
 
@@ -97,15 +98,15 @@ def test_same(a, b, equal):
 
 
 def test_a_layer_is_read_only():
-    """A layer contains a copy that others cannot change."""
-    given = {"a": [1]}
-    layer = Layer("x", given)
-    given["a"].append(2)
+    """A backend's layer contains a copy that others cannot change."""
+    given = {"candidates": ["aten"]}
+    (layer,) = make_backend("tmpl-inductor", given).layers
+    given["candidates"].append("triton")
     with pytest.raises(TypeError):
-        layer.options["b"] = 1
+        layer.options["strict"] = True
     with pytest.raises(AttributeError):
         layer.options = {}
-    assert layer.options == {"a": [1]}
+    assert layer.options == {"candidates": ["aten"]}
 
 
 @pytest.mark.parametrize(

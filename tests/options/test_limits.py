@@ -2,8 +2,7 @@
 
 import pytest
 
-from backend_kwargs.options.machine import Machine
-from backend_kwargs.options.requirements import limits_of_options
+from backend_kwargs.options.machine import Machine, limits_of_options
 
 GPU = Machine(gpu="a GPU", capability=(9, 0), sms=132, triton=True, triton_tma=True)
 TMA = "triton.enable_persistent_tma_matmul"

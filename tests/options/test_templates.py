@@ -3,7 +3,7 @@
 import pytest
 
 import backend_kwargs as bk
-from backend_kwargs.options.requirements import REQUIREMENTS
+from backend_kwargs.options.machine import REQUIREMENTS
 from backend_kwargs.options.templates import (
     BUILT_IN,
     ENTRY_POINT_GROUP,

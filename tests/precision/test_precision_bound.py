@@ -12,8 +12,7 @@ from backend_kwargs.facts import Compiled, PrecisionUse
 from backend_kwargs.options.machine import installed_version
 from backend_kwargs.options.precisions import UnfitPrecisionError
 from backend_kwargs.precision import reference
-from backend_kwargs.precision.error import Truth
-from backend_kwargs.precision.lowered import serving
+from backend_kwargs.precision.lowered import Truth, serving
 from tests.precision.precision_nets import BOUND, MARKS, error, in_precision, net, refusals, rows, used
 
 pytestmark = MARKS

@@ -5,8 +5,7 @@ import pytest
 import backend_kwargs as bk
 from backend_kwargs import BackendKwargsError
 from backend_kwargs.options import precisions
-from backend_kwargs.options.machine import Machine, cpu_dtypes, machine
-from backend_kwargs.options.requirements import CannotWorkError
+from backend_kwargs.options.machine import CannotWorkError, Machine, cpu_dtypes, machine
 from tests.precision.precision_nets import MARKS
 
 pytestmark = MARKS

@@ -23,6 +23,7 @@ from backend_kwargs import compile_records
 from backend_kwargs.report import Ran
 from backend_kwargs.report.advice import INSTEAD_OF_CACHE, advice_on
 from backend_kwargs.report.generated import RETURNED, UNKNOWN
+from backend_kwargs.torch_internals import dynamo, logging
 
 pytestmark = pytest.mark.usefixtures("fresh_dynamo")
 NOTHING = (
@@ -632,20 +633,20 @@ def test_trace_tells_what_json_cannot(traced):
 
 
 @pytest.mark.parametrize(
-    ("step", "graphs"),
+    ("module", "step", "graphs"),
     [
-        pytest.param("trace_options", 1, id="trace"),
-        pytest.param("_cache_counts", 1, id="cache"),
-        pytest.param("_keep", 0, id="record"),
+        pytest.param(logging, "trace_structured", 1, id="trace"),
+        pytest.param(dynamo, "cache_counts", 1, id="cache"),
+        pytest.param(compile_records, "Record", 0, id="record"),
     ],
 )
-def test_recording_never_fails_a_compile(monkeypatch, step, graphs):
+def test_recording_never_fails_a_compile(monkeypatch, module, step, graphs):
     """A graph compiles whatever recording fails; without trace or counts of the caches its record is still kept."""
 
-    def breaks(*_):
+    def breaks(*_, **__):
         raise TypeError("moved elsewhere")
 
-    monkeypatch.setattr(compile_records, step, breaks)
+    monkeypatch.setattr(module, step, breaks)
     plus = eval("lambda x: x + 48")
     compiled = _compiled(plus, spec="eager")
     assert compiled(torch.ones(2)).tolist() == [49, 49]

@@ -108,7 +108,7 @@ def test_another_version_has_other_places(monkeypatch):
     """What was learnt of a rewrite's earlier version says nothing of this one's places."""
     (before,) = found(Layers(16, 32), torch.randn(4, 16))
     newer = Rewrite("", patterns=table.BUILT_IN[NAME].patterns, version=2, order=1)
-    monkeypatch.setattr("backend_kwargs.rewrites.places.find_rewrite", lambda name: newer)
+    monkeypatch.setattr("backend_kwargs.rewrites.traced.find_rewrite", lambda name: newer)
     (after,) = found(Layers(16, 32), torch.randn(4, 16))
     assert (before.operators, before.inputs) == (after.operators, after.inputs)
     assert before.signature != after.signature

@@ -28,7 +28,7 @@ from backend_kwargs.rewrites import (
 )
 from backend_kwargs.rewrites import table as rewrites
 from backend_kwargs.rewrites.apply import RewritePass, with_rewrites
-from backend_kwargs.rewrites.operators import with_fallback
+from backend_kwargs.rewrites.matching import with_fallback
 from tests import forks
 from tests.rewrites.on_a_cpu import compiled_by
 

@@ -5,8 +5,8 @@ import torch
 from torch import nn
 from torch.testing import assert_close
 
-from backend_kwargs.rewrites.places import place_of
 from backend_kwargs.rewrites.scatter_reduce import reduce_in_segments, rows_in_order
+from backend_kwargs.rewrites.traced import place_of
 from tests.rewrites.lowering import agrees
 from tests.rewrites.on_a_cpu import compiled_by
 

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch._dynamo.utils import _metrics_context_tls
 
-from backend_kwargs.torch_internals import dynamo, fx, guards
+from backend_kwargs.torch_internals import dynamo, modules
 
 pytestmark = pytest.mark.usefixtures("fresh_dynamo")
 
@@ -43,11 +43,11 @@ def compiled(net, look=lambda gm: None, *inputs):
 def test_parameters_have_sources_of_parameters():
     """The source of a parameter is known from that of an argument, with its table and its module."""
     _, kept = compiled(nn.Linear(4, 4))
-    sources = [*map(fx.source_of, kept.graphs[0].graph.find_nodes(op="placeholder"))]
-    parameters = [*filter(guards.is_parameter_source, sources)]
-    assert (len(sources), [guards.table_and_name(each)[1] for each in parameters]) == (3, ["weight", "bias"])
-    assert guards.module_of(parameters[0]) == guards.module_of(parameters[1])
-    assert fx.source_of(kept.graphs[0].graph.output_node()) is None
+    sources = [*map(dynamo.source_of, kept.graphs[0].graph.find_nodes(op="placeholder"))]
+    parameters = [*filter(dynamo.is_parameter_source, sources)]
+    assert (len(sources), [dynamo.table_and_name(each)[1] for each in parameters]) == (3, ["weight", "bias"])
+    assert dynamo.module_of(parameters[0]) == dynamo.module_of(parameters[1])
+    assert dynamo.source_of(kept.graphs[0].graph.output_node()) is None
 
 
 def test_a_copy_has_what_dynamo_attached():
@@ -55,18 +55,18 @@ def test_a_copy_has_what_dynamo_attached():
     _, kept = compiled(nn.Linear(4, 4))
     gm = kept.graphs[0]
     copied = torch.fx.GraphModule(gm, copy.deepcopy(gm.graph))
-    bare = [*map(fx.source_of, copied.graph.find_nodes(op="placeholder"))]
-    fx.hand_on(gm, copied)
+    bare = [*map(dynamo.source_of, copied.graph.find_nodes(op="placeholder"))]
+    dynamo.hand_on(gm, copied)
     assert bare == [None, None, None]
-    assert [*map(fx.source_of, copied.graph.find_nodes(op="placeholder"))] == [
-        *map(fx.source_of, gm.graph.find_nodes(op="placeholder"))
+    assert [*map(dynamo.source_of, copied.graph.find_nodes(op="placeholder"))] == [
+        *map(dynamo.source_of, gm.graph.find_nodes(op="placeholder"))
     ]
-    assert fx.sources_of_attributes(copied) == fx.sources_of_attributes(gm)
+    assert dynamo.sources_of_attributes(copied) == dynamo.sources_of_attributes(gm)
 
 
 def test_a_boxed_graph_empties_its_list():
     """It takes one list, and leaves nothing in it."""
-    run, args = fx.boxed_forward(torch.fx.symbolic_trace(lambda a, b: a + b)), [1, 2]
+    run, args = dynamo.boxed_forward(torch.fx.symbolic_trace(lambda a, b: a + b)), [1, 2]
     assert (run(args), args) == (3, [])
 
 
@@ -77,7 +77,7 @@ def test_a_boxed_callable_is_marked():
         return args
 
     before = hasattr(run, "_boxed_call")
-    fx.mark_boxed(run)
+    dynamo.mark_boxed(run)
     assert (before, hasattr(run, "_boxed_call")) == (False, True)
 
 
@@ -85,14 +85,14 @@ def test_erased_nodes_show():
     """A node knows that it was erased."""
     graph = torch.fx.Graph()
     node = graph.placeholder("x")
-    before = fx.is_erased(node)
+    before = dynamo.is_erased(node)
     graph.erase_node(node)
-    assert (before, fx.is_erased(node)) == (False, True)
+    assert (before, dynamo.is_erased(node)) == (False, True)
 
 
 def test_dynamos_graphs_generate_their_code_late():
     """The class of dynamo's graphs is a subclass, made only within the context."""
-    with fx.dynamos_graph_class():
+    with modules.dynamos_graph_class():
         late = torch.fx.symbolic_trace(nn.ReLU())
     assert isinstance(late, torch.fx.GraphModule)
     assert type(late).__mro__[1] is not type(torch.fx.symbolic_trace(nn.ReLU())).__mro__[1]
@@ -106,8 +106,8 @@ def test_the_root_module_of_a_source():
     roots = []
 
     def look(gm):
-        sources = filter(guards.is_parameter_source, map(fx.source_of, gm.graph.find_nodes(op="placeholder")))
-        roots.append(guards.root_of(guards.module_of(next(sources))) is not None)
+        sources = filter(dynamo.is_parameter_source, map(dynamo.source_of, gm.graph.find_nodes(op="placeholder")))
+        roots.append(dynamo.root_of(dynamo.module_of(next(sources))) is not None)
 
     compiled(nn.Linear(4, 4), look)
     compiled(calls_a_global, look)
@@ -127,8 +127,8 @@ def test_a_guard_of_ones_own_is_asked_at_each_call():
 
     def look(gm):
         if all(holds):
-            source = fx.source_of(gm.graph.find_nodes(op="placeholder")[0])
-            guards.add_guard(source, lambda *both: guards.guard_last(*both, lambda _: all(holds), "of the test"))
+            source = dynamo.source_of(gm.graph.find_nodes(op="placeholder")[0])
+            dynamo.add_guard(source, lambda *both: dynamo.guard_last(*both, lambda _: all(holds), "of the test"))
 
     call, kept = compiled(lambda x: x + 1, look)
     call(X)
@@ -144,8 +144,8 @@ def test_identity_is_guarded_without_a_reference():
 
     def look(gm):
         node = next(each for each in gm.graph.find_nodes(op="placeholder") if "weight" in each.name)
-        source, identity = fx.source_of(node), id(net.weight)
-        guards.add_guard(source, lambda builder, guard: guards.guard_identity(builder, guard, source, identity))
+        source, identity = dynamo.source_of(node), id(net.weight)
+        dynamo.add_guard(source, lambda builder, guard: dynamo.guard_identity(builder, guard, source, identity))
 
     call, kept = compiled(net, look)
     call(X)
@@ -162,16 +162,16 @@ def test_guards_can_be_dropped():
     counts = []
 
     def look(gm):
-        counts.append(guards.guard_count())
-        drop = guards.dropping_guards()
-        guards.add_guard(fx.source_of(gm.graph.find_nodes(op="placeholder")[0]), lambda *_: pytest.fail("added"))
-        counts.append(guards.guard_count())
+        counts.append(dynamo.guard_count())
+        drop = dynamo.dropping_guards()
+        dynamo.add_guard(dynamo.source_of(gm.graph.find_nodes(op="placeholder")[0]), lambda *_: pytest.fail("added"))
+        counts.append(dynamo.guard_count())
         drop()
-        counts.append(guards.guard_count())
+        counts.append(dynamo.guard_count())
 
     compiled(lambda x: x + 1, look)
     assert counts == [counts[0], counts[0] + 1, counts[0]]
-    assert (guards.guard_count(), guards.is_tracing(), guards.compile_id()) == (0, False, None)
+    assert (dynamo.guard_count(), dynamo.is_tracing(), dynamo.compile_id()) == (0, False, None)
 
 
 def test_cached_code_is_freed():
@@ -182,7 +182,7 @@ def test_cached_code_is_freed():
 
     call, kept = compiled(function)
     (entry,) = dynamo.cache_entries(function.__code__)
-    guards.invalidate(entry, entry.guard_manager, "the test says so")
+    dynamo.invalidate(entry, entry.guard_manager, "the test says so")
     call(X)
     assert len(kept.graphs) == 2
 
@@ -214,14 +214,14 @@ def test_versions_of_a_trace_are_apart():
     seen = []
 
     def look(gm):
-        context, before = guards.TracingContext.get(), guards.guard_count()
+        context, before = dynamo.TracingContext.get(), dynamo.guard_count()
         symbols = context.fake_mode.shape_env
         version = symbols._version_counter
-        with guards.tracing_apart():
-            seen.append(guards.TracingContext.get().fake_mode is context.fake_mode)
+        with dynamo.tracing_apart():
+            seen.append(dynamo.TracingContext.get().fake_mode is context.fake_mode)
             symbols.unbacked_renamings["planted"] = 1
-            guards.add_guard(fx.source_of(gm.graph.find_nodes(op="placeholder")[0]), lambda *_: None)
-        seen.append((guards.TracingContext.get() is context, guards.guard_count() == before))
+            dynamo.add_guard(dynamo.source_of(gm.graph.find_nodes(op="placeholder")[0]), lambda *_: None)
+        seen.append((dynamo.TracingContext.get() is context, dynamo.guard_count() == before))
         seen.append(("planted" in symbols.unbacked_renamings, symbols._version_counter > version))
 
     compiled(lambda x: x + 1, look)
@@ -237,14 +237,14 @@ def test_the_callable_of_a_compile_is_known():
         torch._dynamo.graph_break()
         return x * 2
 
-    compiled(function, lambda gm: found.append(dynamo.compiling_callable()))
-    assert (found, dynamo.compiling_callable()) == ([function, function], None)
+    compiled(function, lambda gm: found.append(dynamo.compiling().given))
+    assert (found, dynamo.compiling().given) == ([function, function], None)
 
 
 def test_the_reason_of_a_recompile_is_known():
     """A first compile has none, and a second names the guard that failed; the records keep both."""
     reasons, before = [], len(dynamo.recent_compiles())
-    call, _ = compiled(lambda x: x + 1, lambda gm: reasons.append(dynamo.recompile_reason()))
+    call, _ = compiled(lambda x: x + 1, lambda gm: reasons.append(dynamo.compiling().guard))
     call(X.double())
     assert reasons[0] == ""
     assert "dtype" in reasons[1]
@@ -253,10 +253,10 @@ def test_the_reason_of_a_recompile_is_known():
 
 def test_outcomes_of_caches_are_counted():
     """AOTAutograd's and Inductor's counts are added; nothing bypasses outside a compile."""
-    before = dynamo.cache_counts("hit")
+    before = dynamo.cache_counts()["hit"]
     dynamo.counters["inductor"]["fxgraph_cache_hit"] += 1
     dynamo.counters["aot_autograd"]["autograd_cache_hit"] += 2
-    assert dynamo.cache_counts("hit") == before + 3
+    assert dynamo.cache_counts()["hit"] == before + 3
     assert dynamo.bypass_reason() == ""
 
 
@@ -320,7 +320,7 @@ def test_a_backend_counts_as_registered(fresh_dynamo):
     """A backend of the name of a registered one is equal to a value of dynamo's table."""
     backend = Kept()
     backend.compiler_name = "inductor"
-    dynamo.count_as_registered()
+    dynamo.REGISTERED.setdefault(*dynamo.BY_NAME)
     assert backend in dynamo.registry._COMPILER_FNS.values()
     backend.compiler_name = "no such name"
     assert backend not in dynamo.registry._COMPILER_FNS.values()

@@ -3,51 +3,51 @@
 import pytest
 import torch
 
-from backend_kwargs.torch_internals import decompositions, operators, symbols
+from backend_kwargs.torch_internals import decompositions, modes, symbols
 
 aten = torch.ops.aten
 
 
 def test_overloads_of_a_packet():
     """A packet has its overloads, and an overload is its own."""
-    assert aten.add.Tensor in operators.overloads_of(aten.add)
-    assert operators.overloads_of(aten.add.Tensor) == [aten.add.Tensor]
+    assert aten.add.Tensor in modes.overloads_of(aten.add)
+    assert modes.overloads_of(aten.add.Tensor) == [aten.add.Tensor]
 
 
 def test_names_have_no_overload():
     """An overload and its packet have one name, with the namespace."""
-    assert operators.name_of(aten.add.Tensor) == operators.name_of(aten.add) == "aten::add"
+    assert modes.name_of(aten.add.Tensor) == modes.name_of(aten.add) == "aten::add"
 
 
 def test_schemas_tell_what_is_written():
     """An argument that an operator writes is marked in its schema."""
-    written = [each.name for each in operators.arguments_of(aten.add_.Tensor) if each.is_write]
-    assert (written, operators.schema_of(aten.add_.Tensor).is_mutable) == (["self"], True)
-    assert operators.schema_of(len) is None
+    written = [each.name for each in modes.arguments_of(aten.add_.Tensor) if each.is_write]
+    assert (written, modes.schema_of(aten.add_.Tensor).is_mutable) == (["self"], True)
+    assert modes.schema_of(len) is None
 
 
 def test_some_overloads_have_no_kernel():
     """TorchScript's overloads of numbers have none."""
-    kinds = {each: operators.has_kernel(each) for each in operators.overloads_of(aten.add)}
+    kinds = {each: modes.has_kernel(each) for each in modes.overloads_of(aten.add)}
     assert kinds[aten.add.Tensor]
     assert not kinds[aten.add.int]
 
 
 def test_kernels_by_key():
     """An operator has a kernel for a device, and none for a key that is not its."""
-    assert operators.has_kernel(aten.mm.default, "CPU")
-    assert not operators.has_kernel(aten.mm.default, "CompositeImplicitAutograd")
+    assert modes.has_kernel(aten.mm.default, "CPU")
+    assert not modes.has_kernel(aten.mm.default, "CompositeImplicitAutograd")
 
 
 def test_composite_operators():
     """`matmul` is taken apart before any backend sees it, `mm` is not."""
-    assert (operators.is_composite(aten.matmul.default), operators.is_composite(aten.mm.default)) == (True, False)
+    assert (modes.is_composite(aten.matmul.default), modes.is_composite(aten.mm.default)) == (True, False)
 
 
 def test_effects():
     """Printing has an effect, adding none."""
-    assert operators.has_effects(aten._print)
-    assert not operators.has_effects(aten.add)
+    assert modes.has_effects(aten._print)
+    assert not modes.has_effects(aten.add)
 
 
 def test_custom_operators():
@@ -58,21 +58,21 @@ def test_custom_operators():
         return x * 2
 
     op = torch.ops.backend_kwargs_facts.double.default
-    assert (operators.is_custom(op), operators.is_custom(aten.mm.default)) == (True, False)
-    assert not operators.has_dispatch_rules(op)
+    assert (modes.is_custom(op), modes.is_custom(aten.mm.default)) == (True, False)
+    assert not modes.has_dispatch_rules(op)
     double.register_torch_dispatch(type("Mode", (torch.utils._python_dispatch.TorchDispatchMode,), {}), lambda *_: 0)
-    assert operators.has_dispatch_rules(op)
+    assert modes.has_dispatch_rules(op)
 
 
 def test_inductor_lowers_atens_operators():
     """A product has a lowering, an operator of one's own has none."""
-    assert operators.is_lowered_by_inductor(aten.mm.default)
-    assert not operators.is_lowered_by_inductor(aten._print.default)
+    assert modes.is_lowered_by_inductor(aten.mm.default)
+    assert not modes.is_lowered_by_inductor(aten._print.default)
 
 
 def test_names_of_aten():
     """They have neither namespace nor overload."""
-    names = operators.aten_names()
+    names = modes.aten_names()
     assert {"add", "mm", "_softmax"} <= names
     assert not [name for name in names if "." in name or ":" in name]
 

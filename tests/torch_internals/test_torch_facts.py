@@ -17,7 +17,7 @@ from torch._inductor.runtime import compile_tasks
 from torch._inductor.utils import fresh_cache, run_and_get_code
 
 from backend_kwargs.backends.inductor.compiler import TORCH_COMPILE_ONLY
-from backend_kwargs.options.requirements import LEAST_SMS
+from backend_kwargs.options.machine import LEAST_SMS
 from backend_kwargs.pipeline import OWN
 
 pytestmark = pytest.mark.usefixtures("fresh_dynamo")
@@ -307,14 +307,14 @@ def test_types_that_torch_does_not_check():
 
 
 def test_large_gpus_have_68_multiprocessors():
-    """GEMM templates need 68 multiprocessors, as options/requirements.py assumes."""
+    """GEMM templates need 68 multiprocessors, as options/machine.py assumes."""
     from torch._inductor.utils import is_big_gpu
 
     assert f"else {LEAST_SMS}" in inspect.getsource(is_big_gpu)
 
 
 def test_the_c_compiler_is_that_of_CXX():  # noqa: N802 - the variable's name
-    """torch's C++ compiler is that of CXX, as options/requirements.py assumes."""
+    """torch's C++ compiler is that of CXX, as options/machine.py assumes."""
     assert os.environ.get("CXX", "g++") in config.cpp.cxx or config.cpp.cxx[1] == "clang++"
 
 

@@ -8,7 +8,7 @@ from torch import nn
 from torch.nn import functional
 
 from backend_kwargs.trial import errors
-from backend_kwargs.trial.draws import Draws, DrawsError
+from backend_kwargs.trial.roundings import Draws, DrawsError
 
 X = torch.randn(32, 64, generator=torch.Generator().manual_seed(0)).bfloat16().float()
 torch.manual_seed(0)

@@ -6,7 +6,7 @@ import subprocess
 import pytest
 import torch
 
-from backend_kwargs.trial import Accuracy, Interval, bound, check_error, statistics, status_of, within_noise
+from backend_kwargs.trial import Accuracy, Interval, accuracy, check_error, statistics, status_of, within_noise
 
 ONES = torch.ones(4)
 WIDE = ONES.double()
@@ -245,7 +245,7 @@ def test_a_result_without_elements_has_no_error():
 
 def test_an_error_beside_an_infinity_of_eagers():
     """Where eager overflows and the reference does not, the error is a share of the reference, not of infinity."""
-    assert bound.relative_error(ONES * 2, ONES * math.inf, WIDE) == 1.0
+    assert accuracy.relative_error(ONES * 2, ONES * math.inf, WIDE) == 1.0
 
 
 def test_integers_are_compared_by_value():

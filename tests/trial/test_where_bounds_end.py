@@ -7,8 +7,7 @@ import torch
 
 from backend_kwargs.interval import Interval
 from backend_kwargs.trial import accuracy, others, statistics
-from backend_kwargs.trial.accuracy import Accuracy, Errors
-from backend_kwargs.trial.bound import relative_error
+from backend_kwargs.trial.accuracy import Accuracy, Errors, relative_error
 
 MORE, LESS = math.inf, -math.inf
 

@@ -14,7 +14,7 @@ from torch.fx import GraphModule
 from backend_kwargs.backends import CompileInner, Inputs
 from backend_kwargs.backends.generated_code import autograd_functions
 from backend_kwargs.facts import Call
-from backend_kwargs.options.layers import Options
+from backend_kwargs.options.option import Options
 from backend_kwargs.torch_internals.cudagraph_recording import (
     Recording,
     fill,

@@ -10,7 +10,7 @@ from backend_kwargs.errors import pip_install
 from backend_kwargs.options import Lookup, Need, Option, Options, Rule, importable
 
 if TYPE_CHECKING:
-    from backend_kwargs.backends.part_compiler import PartCompiler
+    from backend_kwargs.backends.partitioned import PartCompiler
 
 PACKAGES = ("onnxruntime", "onnx", "onnxscript")
 

@@ -26,22 +26,21 @@ from torch.export.graph_signature import (
 from torch.utils.dlpack import from_dlpack
 
 from backend_kwargs.backends import Inputs
-from backend_kwargs.backends.engine import (
+from backend_kwargs.backends.onnxruntime.settings import ONNXRuntimeOptions
+from backend_kwargs.backends.partitioned import (
     MEMORY,
+    CompiledPart,
     Engine,
     argument,
     dense,
     fixed_sizes,
     uses_more_than_first,
 )
-from backend_kwargs.backends.onnxruntime.settings import ONNXRuntimeOptions
-from backend_kwargs.backends.part_compiler import CompiledPart
-from backend_kwargs.graphs.layouts import Decompositions
-from backend_kwargs.graphs.parts import op_name, returned_by
+from backend_kwargs.graphs.parts import Decompositions, op_name, returned_by
 from backend_kwargs.torch_internals import pytree
 from backend_kwargs.torch_internals.decompositions import core_aten_decompositions
+from backend_kwargs.torch_internals.modes import schema_of
 from backend_kwargs.torch_internals.onnx import REGISTRATION_LOGGER, translated, translated_operators
-from backend_kwargs.torch_internals.operators import schema_of
 from backend_kwargs.torch_internals.replacing import undone
 
 if TYPE_CHECKING:

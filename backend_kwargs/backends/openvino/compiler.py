@@ -14,7 +14,7 @@ from backend_kwargs.options import CannotWorkError, Check, Limit, Need, Option, 
 from backend_kwargs.options.machine import WITHOUT_HALF
 
 if TYPE_CHECKING:
-    from backend_kwargs.backends.part_compiler import PartCompiler
+    from backend_kwargs.backends.partitioned import PartCompiler
 
 # The values of OpenVINO's INFERENCE_PRECISION_HINT, which it ignores where it lacks the capability.
 HINTS: Mapping[str, Hint] = MappingProxyType({"bf16": "bf16", "fp16": "f16"})

@@ -11,8 +11,10 @@ import torch
 from torch import fx
 
 from backend_kwargs.backends import Inputs
-from backend_kwargs.backends.engine import (
+from backend_kwargs.backends.openvino.settings import OpenVINOOptions
+from backend_kwargs.backends.partitioned import (
     MEMORY,
+    CompiledPart,
     Engine,
     argument,
     dense,
@@ -20,10 +22,7 @@ from backend_kwargs.backends.engine import (
     reads_floats,
     uses_more_than_first,
 )
-from backend_kwargs.backends.openvino.settings import OpenVINOOptions
-from backend_kwargs.backends.part_compiler import CompiledPart
-from backend_kwargs.graphs.layouts import Decompositions
-from backend_kwargs.graphs.parts import calls_of, op_name, returned_by
+from backend_kwargs.graphs.parts import Decompositions, calls_of, op_name, returned_by
 from backend_kwargs.torch_internals.decompositions import core_aten_decompositions
 
 if TYPE_CHECKING:

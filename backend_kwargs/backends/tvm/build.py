@@ -18,12 +18,11 @@ from tvm.s_tir import dlight as dl
 from tvm.target import Target
 
 from backend_kwargs.backends.tvm.cpu_schedule import schedule_cpu
-from backend_kwargs.backends.tvm.no_fast_math import exact_math
 from backend_kwargs.backends.tvm.opaque import hide
 from backend_kwargs.backends.tvm.settings import TVMOptions
-from backend_kwargs.backends.tvm.target import target_of, why
+from backend_kwargs.backends.tvm.target import exact_math, target_of, why
 from backend_kwargs.errors import BackendKwargsError, error_text, warn_once
-from backend_kwargs.options.layers import Options
+from backend_kwargs.options.option import Options
 
 CUDA_GRAPH = "relax.backend.use_cuda_graph"
 

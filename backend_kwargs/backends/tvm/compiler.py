@@ -7,13 +7,11 @@ from typing import TYPE_CHECKING, ClassVar
 from backend_kwargs.backends.declared import DeclaredCompiler
 from backend_kwargs.backends.tvm import settings as of_tvm
 from backend_kwargs.errors import BackendKwargsError, warn_once
-from backend_kwargs.options.layers import Options
-from backend_kwargs.options.option import Option
-from backend_kwargs.options.requirements import CannotWorkError, Limit, Rule
-from backend_kwargs.options.trust import Check
+from backend_kwargs.options.machine import CannotWorkError, Limit, Rule
+from backend_kwargs.options.option import Check, Option, Options
 
 if TYPE_CHECKING:
-    from backend_kwargs.backends.part_compiler import PartCompiler
+    from backend_kwargs.backends.partitioned import PartCompiler
 
 
 @dataclass(frozen=True)

@@ -13,22 +13,20 @@ from torch import fx
 
 from backend_kwargs import trial
 from backend_kwargs.backends import Inputs
-from backend_kwargs.backends.part_compiler import LEFT_TO_ATEN, CompiledPart, PartCompiler, Unsupported, work
+from backend_kwargs.backends.partitioned import LEFT_TO_ATEN, CompiledPart, PartCompiler, Unsupported, work
 from backend_kwargs.backends.tvm.build import build
 from backend_kwargs.backends.tvm.lowering.graph import Kernels, lower
 from backend_kwargs.backends.tvm.lowering.node import DTYPES
 from backend_kwargs.backends.tvm.runtime import runner
 from backend_kwargs.backends.tvm.settings import TVMOptions
 from backend_kwargs.facts import Call
-from backend_kwargs.graphs.eligibility import communicates, why_not_repeatable
-from backend_kwargs.graphs.layouts import Decompositions
-from backend_kwargs.graphs.parts import device_of, names_of, returned_by, tensors_of
+from backend_kwargs.graphs.parts import Decompositions, device_of, names_of, returned_by, tensors_of
 from backend_kwargs.graphs.replay import Task
-from backend_kwargs.graphs.writes import copy_of_graph
+from backend_kwargs.graphs.writes import communicates, copy_of_graph, why_not_repeatable
 from backend_kwargs.torch_internals.decompositions import core_aten_decompositions, get_decompositions
-from backend_kwargs.torch_internals.guards import tracing
-from backend_kwargs.torch_internals.operators import name_of
-from backend_kwargs.trial.draws import DrawsError
+from backend_kwargs.torch_internals.dynamo import tracing
+from backend_kwargs.torch_internals.modes import name_of
+from backend_kwargs.trial.roundings import DrawsError
 
 REASONS: dict[str, str] = {
     "reads memory by strides": "as_strided as_strided_copy as_strided_scatter view.dtype view_copy.dtype",

@@ -14,10 +14,8 @@ from types import MappingProxyType, ModuleType
 from typing import Annotated, Any, Literal
 
 from backend_kwargs.errors import BackendKwargsError, pip_install, unknown
-from backend_kwargs.options.layers import Options
-from backend_kwargs.options.machine import installed_version, places_of
-from backend_kwargs.options.option import Where, declared
-from backend_kwargs.options.requirements import Limit, Lookup, Need, Requirement, Rule
+from backend_kwargs.options.machine import Limit, Lookup, Need, Requirement, Rule, installed_version, places_of
+from backend_kwargs.options.option import Options, Where, declared
 from backend_kwargs.torch_internals.replacing import replaced, undone
 
 # By distribution, the required prefix of the version. Each TVM renames its API; with a later FFI tuning crashes.
@@ -159,7 +157,7 @@ def _check_aten_ops(names: Sequence[str]) -> None:
     """Raise for operators that ATen lacks, or that no graph has when TVM sees it."""
     import torch
 
-    from backend_kwargs.torch_internals.operators import aten_names, is_composite, overloads_of, schema_of
+    from backend_kwargs.torch_internals.modes import aten_names, is_composite, overloads_of, schema_of
 
     for op in names:
         if not op.isidentifier() or op.startswith("__") or not hasattr(torch.ops.aten, op):

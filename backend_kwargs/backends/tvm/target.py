@@ -1,14 +1,27 @@
-"""The target for which TVM generates code: the device's machine, or the target that the user names."""
+"""The target for which TVM generates code: the device's machine, or the target that the user names.
 
+Math on CUDA is exact: TVM compiles with fast math, with which sin(1e4) has no correct digit, and float32 numbers below
+1e-38 are zero. Eager's kernels do not use it.
+"""
+
+import os
 import re
-from typing import Any
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
 import torch
 import tvm
 from tvm.target import Target, codegen
 
 from backend_kwargs.errors import BackendKwargsError, error_text, shown
-from backend_kwargs.options.layers import Options
+from backend_kwargs.options.option import Options
+from backend_kwargs.torch_internals.replacing import replaced
+
+if TYPE_CHECKING:
+    from tvm.target import Target
 
 HOW = 'a kind such as "llvm" or a dict such as {"kind": "llvm", "mcpu": "znver4", "num-cores": 4}'
 
@@ -72,3 +85,44 @@ def _checked(named: str | Options) -> Target:
     if target.kind.name == "llvm" and mcpu and not codegen.llvm_is_valid_cpu(mcpu, triple or host()["mtriple"]):
         raise BackendKwargsError(f"Option 'target' names mcpu {mcpu!r}, which LLVM does not know: leave 'mcpu' out.")
     return target
+
+
+FAST = b"--use_fast_math"
+NVCC_IS_EXACT = "TVM_CUDA_NVCC_NO_FAST_MATH"
+
+_compiling = threading.RLock()
+
+
+@contextmanager
+def exact_math(target: "Target") -> Iterator[None]:
+    """Generate CUDA code without fast math in this context; TVM_CUDA_NVRTC_EXTRA_OPTS can still request it.
+
+    Other callers of NVRTC are not affected. With nvcc, TVM reads an environment variable instead.
+    """
+    if target.kind.name != "cuda":
+        yield
+        return
+    with _compiling, replaced(os.environ, NVCC_IS_EXACT, os.environ.get(NVCC_IS_EXACT) or "1"), _exact():
+        yield
+
+
+def _exact() -> AbstractContextManager[None]:
+    """Return what drops fast math from this thread's calls of NVRTC."""
+    # No later option cancels this one, so it must not reach NVRTC.
+    try:
+        nvrtc = import_module("cuda.bindings.nvrtc")
+    except ImportError:  # TVM's own error says what to install
+        return nullcontext()
+    return replaced(nvrtc, "nvrtcCompileProgram", _without_fast(nvrtc.nvrtcCompileProgram, threading.get_ident()))
+
+
+def _without_fast(compiles: Callable[..., object], thread: int) -> Callable[..., object]:
+    """Return NVRTC's function, which drops the first option for fast math on one thread."""
+
+    def compile_program(program: object, count: int, options: Sequence[bytes]) -> object:
+        flags = list(options)
+        if threading.get_ident() == thread and FAST in flags:
+            flags.remove(FAST)  # only the first one is TVM's
+        return compiles(program, len(flags), flags)
+
+    return compile_program

@@ -31,12 +31,12 @@ from tvm.s_tir.meta_schedule.database import JSONDatabase, TuningRecord, Workloa
 from tvm.s_tir.meta_schedule.runner import local_runner
 from tvm.target import Target
 
-from backend_kwargs.backends.tvm.no_fast_math import exact_math
 from backend_kwargs.backends.tvm.settings import TUNING, TVMOptions
+from backend_kwargs.backends.tvm.target import exact_math
 from backend_kwargs.errors import BackendKwargsError, error_text, warn_once
-from backend_kwargs.files.atomic_write import write_whole
+from backend_kwargs.files import write_whole
 from backend_kwargs.keys import digest
-from backend_kwargs.options.layers import Options
+from backend_kwargs.options.option import Options
 from backend_kwargs.progress import progress
 from backend_kwargs.torch_internals.replacing import replaced
 

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from backend_kwargs.errors import BackendKwargsError, warn_once
-from backend_kwargs.files.atomic_write import write_whole
+from backend_kwargs.files import write_whole
 
 MAPS = Path("/proc/self/maps")
 # As in Triton's cache: the folder is a hash of the source. A mapped file is deleted where another process, which also

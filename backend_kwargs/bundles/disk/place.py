@@ -21,8 +21,7 @@ from pathlib import Path
 
 from backend_kwargs.bundles.disk.manifest import LARGEST, decoded
 from backend_kwargs.errors import BackendKwargsError, warn_once
-from backend_kwargs.files.atomic_write import reported, temporary
-from backend_kwargs.files.opened import DIRECTORY, NO_LINK, content_of, opened_file, opened_folder
+from backend_kwargs.files import DIRECTORY, NO_LINK, content_of, opened_file, opened_folder, reported, temporary
 from backend_kwargs.keys import digest
 
 PREFIX = "backend_kwargs.unpacked-"

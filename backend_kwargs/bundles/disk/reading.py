@@ -29,10 +29,9 @@ from backend_kwargs.bundles.disk.weights import checked_weights, why_not_samples
 from backend_kwargs.bundles.graphs import Graph, permits_decision
 from backend_kwargs.bundles.running import Built
 from backend_kwargs.errors import BackendKwargsError, error_text, printable, warn_once, wrong_value
-from backend_kwargs.files.opened import NO_LINK, content_of, opened_file, opened_folder
-from backend_kwargs.files.retries import retried
+from backend_kwargs.files import NO_LINK, content_of, opened_file, opened_folder, retried
 from backend_kwargs.keys import digest
-from backend_kwargs.options.trust import consent
+from backend_kwargs.options.option import consent
 from backend_kwargs.rewrites.table import are_outdated
 from backend_kwargs.stores.signing import several_keys
 

@@ -18,7 +18,8 @@ from torch.testing import assert_close
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import backend_kwargs as bk
-from backend_kwargs.torch_internals.inductor_config import CLONING, entries, vector_width
+from backend_kwargs.torch_internals.compile_fx import inductor_wrapper
+from backend_kwargs.torch_internals.inductor_config import CLONING, entries
 from tests import forks
 
 pytestmark = pytest.mark.usefixtures("fresh_dynamo")
@@ -205,7 +206,7 @@ def test_compiler_config_is_plain_inductors():
 
 def test_cache_entries_are_shared_with_plain_inductor():
     """The FX-graph cache entries of plain "inductor" are used with equal options, one of which is a CPU's width."""
-    hits, width = [], vector_width()
+    hits, width = [], inductor_wrapper({}, (), for_cpu=True).config
     with fresh_cache(), torch._functorch.config.patch(enable_autograd_cache=False):
         for backend, size, more in (("inductor", 7, width), ("tmpl-inductor", 7, {}), ("tmpl-inductor", 8, {})):
             torch._dynamo.reset()

@@ -9,13 +9,14 @@ from torch._inductor import config as inductor_config
 
 import backend_kwargs as bk
 from backend_kwargs import pipeline
-from backend_kwargs.backends.inductor import compiler, fallbacks
+from backend_kwargs.backends.inductor import compiler
 from backend_kwargs.backends.inductor.compiler import mode_options
 from backend_kwargs.options.machine import machine
 from backend_kwargs.pipeline import OWN
+from backend_kwargs.torch_internals import compile_fx
 
-GEMM, CONV = fallbacks.AUTOTUNED_BACKENDS
-NO_KERNEL, LEFT_ALONE = fallbacks.FALLBACKS
+GEMM, CONV = compiler.AUTOTUNED_BACKENDS
+NO_KERNEL, LEFT_ALONE = compiler.FALLBACKS
 NO_GPU = replace(machine(), triton=False)
 
 
@@ -34,7 +35,7 @@ def test_aten_joins_the_generators_that_fail(config, instead, reason):
     """A list of backends without ATen has it appended; the reason names the list."""
     assert NO_KERNEL.instead(config) == instead
     assert NO_KERNEL.reason(config) == f"A GEMM or convolution of this graph has no {reason} kernel"
-    assert fallbacks.can_fall_back(config) is bool(instead)
+    assert compiler.can_fall_back(config) is bool(instead)
 
 
 @pytest.mark.parametrize(("asked", "instead"), [(True, {"fallback_by_default": False}), (False, {}), (None, {})])
@@ -42,7 +43,7 @@ def test_code_where_atens_operators_alone_do_not_do(asked, instead):
     """Only where all was left to ATen is there code to generate in its place."""
     config = {} if asked is None else {"fallback_by_default": asked}
     assert LEFT_ALONE.instead(config) == instead
-    assert fallbacks.can_fall_back(config) is bool(instead)
+    assert compiler.can_fall_back(config) is bool(instead)
 
 
 @pytest.mark.parametrize(
@@ -57,13 +58,12 @@ def test_code_where_atens_operators_alone_do_not_do(asked, instead):
 def test_aten_joins_what_this_machine_lacks(config, added):
     """Before anything fails, where no requested generator can work."""
     here = replace(NO_GPU, cutlass="", nvcc="") if hasattr(NO_GPU, "nvcc") else NO_GPU
-    assert fallbacks.aten_where_alone(config, here) == added
+    assert compiler.aten_where_alone(config, here) == added
 
 
 @pytest.mark.parametrize("strict", [False, True])
 def test_an_error_of_another_kind_is_raised(monkeypatch, strict):
     """Only what the options cause is compiled again without them."""
-    from backend_kwargs.torch_internals import compile_fx
 
     def fails(*args, **kwargs):
         raise RuntimeError("planted")
@@ -71,7 +71,7 @@ def test_an_error_of_another_kind_is_raised(monkeypatch, strict):
     monkeypatch.setattr(compile_fx, "compile_fx_inner", fails)
     gm = torch.fx.symbolic_trace(lambda x: x + 1)
     with inductor_config.patch({GEMM: "TRITON"}), pytest.raises(RuntimeError, match=r"^planted$"):
-        fallbacks.compile_with_fallback(gm, (), strict=strict)
+        compiler.compile_with_fallback(gm, (), strict=strict)
 
 
 @pytest.mark.parametrize(
@@ -88,8 +88,6 @@ def test_an_error_of_another_kind_is_raised(monkeypatch, strict):
 )
 def test_a_graph_is_compiled_again_without_what_fails(monkeypatch, error, patch, wanted):
     """With a copy of the graph, since the first try may have changed it, and one warning."""
-    from backend_kwargs.torch_internals import compile_fx
-
     tried = []
 
     def once(gm, example_inputs, **kwargs):
@@ -103,7 +101,7 @@ def test_a_graph_is_compiled_again_without_what_fails(monkeypatch, error, patch,
     gm = torch.fx.symbolic_trace(lambda x: x + 1)
     gm.meta["kept"] = 1
     with inductor_config.patch(patch), pytest.warns(bk.BackendKwargsWarning) as told:
-        assert fallbacks.compile_with_fallback(gm, (), strict=False, is_backward=True) == "compiled"
+        assert compiler.compile_with_fallback(gm, (), strict=False, is_backward=True) == "compiled"
     assert [each[2] for each in tried] == [patch, wanted]
     assert tried[1][0] is not gm
     assert (tried[1][0].meta, tried[1][1]) == ({"kept": 1}, {"is_backward": True})
@@ -249,9 +247,9 @@ def test_what_dynamo_calls_a_backend():
 def test_the_configuration_that_compile_fx_gets():
     """The options without those of this package; CUDA graphs only where they were asked for."""
     options = {"strict": True, "clone_outputs": False, "epilogue_fusion": False}
-    assert {**compiler._torch_wrapper(options, OWN).config} == {"epilogue_fusion": False}
+    assert {**compile_fx.inductor_wrapper(options, OWN).config} == {"epilogue_fusion": False}
     for value in (True, False):
-        assert compiler._torch_wrapper({"triton.cudagraphs": value}, OWN).config["triton.cudagraphs"] is value
+        assert compile_fx.inductor_wrapper({"triton.cudagraphs": value}, OWN).config["triton.cudagraphs"] is value
 
 
 @pytest.mark.parametrize("strict", [False, True])
@@ -263,4 +261,4 @@ def test_what_compiles_a_lowered_graph(monkeypatch, strict):
     monkeypatch.setattr(compiler, "asks_for_cutlass", lambda config, here: False)
     assert compiler._inner_compile({}, here, strict=strict) is compile_fx_inner
     falling_back = compiler._inner_compile({GEMM: "TRITON"}, here, strict=strict)
-    assert (falling_back.func, falling_back.keywords) == (fallbacks.compile_with_fallback, {"strict": strict})
+    assert (falling_back.func, falling_back.keywords) == (compiler.compile_with_fallback, {"strict": strict})

@@ -13,7 +13,7 @@ pytest.importorskip("tvm")
 from torch.nn import functional
 from torch.testing import assert_close
 
-from backend_kwargs.backends.part_compiler import Unsupported
+from backend_kwargs.backends.partitioned import Unsupported
 from backend_kwargs.backends.tvm.lowering import graph as kernels
 from backend_kwargs.backends.tvm.lowering.graph import lower
 from tests.backends.tvm.lowered import by_tvm, node_of, runs, traced, with_constants

@@ -15,8 +15,8 @@ from tvm.support import nvcc  # noqa: E402
 
 from backend_kwargs.backends.tvm.build import build  # noqa: E402
 from backend_kwargs.backends.tvm.lowering.graph import lower  # noqa: E402
-from backend_kwargs.backends.tvm.no_fast_math import FAST, NVCC_IS_EXACT, exact_math  # noqa: E402
 from backend_kwargs.backends.tvm.settings import TVMOptions  # noqa: E402
+from backend_kwargs.backends.tvm.target import FAST, NVCC_IS_EXACT, exact_math  # noqa: E402
 from tests.backends.tvm.lowered import traced  # noqa: E402
 
 KEPT = b"--device-int128"  # another option of TVM's

@@ -10,8 +10,8 @@ pytest.importorskip("tvm")
 
 from tvm import sym, tirx
 
-from backend_kwargs.backends.part_compiler import Unsupported
-from backend_kwargs.backends.tvm.shapes import ShapeSource, to_tvm, unread
+from backend_kwargs.backends.partitioned import Unsupported
+from backend_kwargs.backends.tvm.lowering.node import ShapeSource, to_tvm, unread
 from backend_kwargs.graphs.parts import symbols_of
 
 a, b = sympy.Symbol("a", integer=True, positive=True), sympy.Symbol("b", integer=True, positive=True)

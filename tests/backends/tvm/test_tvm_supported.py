@@ -11,7 +11,7 @@ pytest.importorskip("tvm")
 
 from torch.nn import functional
 
-from backend_kwargs.backends.part_compiler import why_not, why_unfit
+from backend_kwargs.backends.partitioned import why_not, why_unfit
 from backend_kwargs.backends.tvm.lowering.graph import CONVERTERS, RESHAPED, SAME
 from backend_kwargs.backends.tvm.part_compiler import DENIED, REASONS, TVM, decompositions
 from backend_kwargs.backends.tvm.settings import BECOMES, TVMOptions

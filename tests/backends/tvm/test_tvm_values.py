@@ -12,8 +12,8 @@ import pytest
 from backend_kwargs import Backend, BackendKwargsError, make_backend
 from backend_kwargs.backend import find_backend
 from backend_kwargs.backends.tvm.settings import require_tvm, unfit
+from backend_kwargs.options.machine import CannotWorkError
 from backend_kwargs.options.option import convert
-from backend_kwargs.options.requirements import CannotWorkError
 
 if unfit():  # the tables below hold backends
     pytest.skip(f"no TVM: {unfit()}", allow_module_level=True)

@@ -9,8 +9,8 @@ from backend_kwargs.auto.store import Catalogue, name_of
 from backend_kwargs.cli import app
 from backend_kwargs.errors import BackendKwargsError
 from backend_kwargs.facts.decision import DEFAULT, Decision, RaceRow
-from backend_kwargs.fleet import units
-from backend_kwargs.fleet.units import Result, Unit, document_of
+from backend_kwargs.fleet import board
+from backend_kwargs.fleet.board import Result, Unit, document_of
 from backend_kwargs.stores import Store
 from backend_kwargs.stores.opening import opened
 from tests.fleet.stores import store_file, written
@@ -100,11 +100,11 @@ def test_sync_copies_what_a_plan_has_tuned(tmp_path, own):
     """There a plan skips what is done, and an audit knows the models."""
     unit = Unit("models.py:build", device="cpu")
     content = written(document_of(unit, Result(seconds=1.0, documents={name_of(FIRST): ""})))
-    opened(str(tmp_path / "tuned")).store.put(units.name_of(unit), content)
+    opened(str(tmp_path / "tuned")).store.put(board.name_of(unit), content)
     Catalogue(str(tmp_path / "tuned")).add(FIRST)
     done = run("sync", tmp_path / "tuned", own)
     assert done[0] == f"2 copied to '{own}'; 0 the same, 0 older than there."
-    assert opened(str(own)).store.get(units.name_of(unit)) == content
+    assert opened(str(own)).store.get(board.name_of(unit)) == content
 
 
 def test_sync_from_nothing_says_so(own, tmp_path):

@@ -18,13 +18,11 @@ from tvm import relax, tirx
 from tvm.relax.utils import gen_call_tir_inputs
 from tvm.te import Tensor
 
-from backend_kwargs.backends.part_compiler import Unsupported
-from backend_kwargs.backends.tvm.lowering.node import Converter, Node, dtype, is_float
+from backend_kwargs.backends.partitioned import Unsupported
+from backend_kwargs.backends.tvm.lowering.node import Converter, Node, ShapeSource, dtype, is_float, to_tvm, unread
 from backend_kwargs.backends.tvm.lowering.pointwise import POINTWISE
-from backend_kwargs.backends.tvm.lowering.reductions import REDUCTIONS, WINDOWS
-from backend_kwargs.backends.tvm.lowering.views import RESHAPED, SAME, VIEWS
+from backend_kwargs.backends.tvm.lowering.reductions import REDUCTIONS, RESHAPED, SAME, VIEWS, WINDOWS
 from backend_kwargs.backends.tvm.opaque import hide
-from backend_kwargs.backends.tvm.shapes import ShapeSource, to_tvm, unread
 from backend_kwargs.errors import error_text
 from backend_kwargs.graphs.parts import expression, names_of, symbols_of
 from backend_kwargs.torch_internals.pytree import tree_flatten, tree_leaves, tree_unflatten

@@ -11,7 +11,7 @@ from tvm import tirx
 from tvm.te import Tensor
 from tvm.tirx import Expr
 
-from backend_kwargs.backends.part_compiler import Unsupported
+from backend_kwargs.backends.partitioned import Unsupported
 from backend_kwargs.backends.tvm.lowering.node import (
     Converter,
     Index,
