@@ -4,6 +4,7 @@ import contextlib
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING, Literal
 
 from backend_kwargs.backends.inductor.compiler import records as permits_recording
@@ -77,17 +78,25 @@ def _gpu_matmul(stats: "GraphStats") -> bool:
     return stats.gpu and stats.matmul
 
 
+def _cpu(stats: "GraphStats") -> bool:
+    return not stats.gpu
+
+
+def _cpu_matmul(stats: "GraphStats") -> bool:
+    return not stats.gpu and stats.matmul
+
+
 GRAPHS_COMPLEXITY = 3
 SLACK = 0.01  # by which what is more complex, such as CUDA graphs, has to be faster, with its whole interval
 CUDAGRAPHS = {"triton.cudagraphs": True}
 UNRECORDED = {**CUDAGRAPHS, "record_cudagraphs": False}  # the code that is compiled for them, without
 DESCENT = {"coordinate_descent_tuning": True}
 # The effect of torch's max-autotune modes on kernels other than GEMMs.
-TUNED = {"max_autotune_pointwise": True, **DESCENT}
-MIXED = {
-    "triton.mix_order_reduction_autotune_split_size": True,
-    "triton.mix_order_reduction_allow_multi_stages": True,
-}
+TUNED, ALL_TUNED = {"max_autotune_pointwise": True, **DESCENT}, {"max_autotune": True, **DESCENT}
+MIXED = {"triton.mix_order_reduction_autotune_split_size": True, "triton.mix_order_reduction_allow_multi_stages": True}
+COMBINED = {"combo_kernels": True, "benchmark_combo_kernel": True}
+ALL_DIRECTIONS = {**TUNED, "coordinate_descent_check_all_directions": True}
+TMA = {"max_autotune": True, "triton.enable_persistent_tma_matmul": True}
 LITTLE_BYTES = 16 << 20
 # Rounding between operators in half precision, as eager does, can make faster kernels too: a rotary embedding's, say.
 ROUNDED = {
@@ -95,10 +104,10 @@ ROUNDED = {
     "eager_numerics.division_rounding": True,
     "eager_numerics.disable_ftz": True,
 }
-PRODUCT_S = 4.0  # to tune one, with 16 cores
 # Costs were measured on 11 models and 41 kernels, raced in full on an H200 (torch 2.11). On models, also on 22 that
 # nobody tuned on, no option of Inductor gained more than 1.2 %: so they are raced where there is time for all.
 ONCE, TUNES = Costs(0.65), Costs(1.0, op_s=0.3)
+PRODUCTS = Costs(1.0, product_s=4.0)  # with 16 cores
 
 
 # Left out by steps that are raced frozen even after `unfrozen` won: on a CPU Inductor's own GEMMs need constants, and
@@ -108,18 +117,12 @@ FROZEN_ANEW = ("freezing",)
 # Each symbolic size records its own graph, so recording pays off only where few sizes recur. torch records a graph that
 # mutates its inputs only where these are a module's buffers; otherwise this candidate's code is default's.
 WITH_GRAPHS = RaceCandidate(
-    "cudagraphs",
-    CUDAGRAPHS,
-    _gpu,
-    without=("record_cudagraphs",),
-    costs=ONCE,
-    complexity=GRAPHS_COMPLEXITY,
+    "cudagraphs", CUDAGRAPHS, _gpu, without=("record_cudagraphs",), costs=ONCE, complexity=GRAPHS_COMPLEXITY
 )
 
 # Loops of one reduction may read what other threads have not written yet (pytorch/pytorch#190517): this has no loops.
-PERSISTENT_REDUCTIONS = RaceCandidate(
-    "persistent_reductions", {"triton.multi_kernel": 3}, _gpu_reductions, costs=ONCE, effort="full"
-)
+_full = partial(RaceCandidate, effort="full")
+PERSISTENT_REDUCTIONS = _full("persistent_reductions", {"triton.multi_kernel": 3}, _gpu_reductions, costs=ONCE)
 
 # Raced in this order, each over the options of the best so far: under effort="quick" those whose compile is short.
 STEPS: tuple[RaceCandidate, ...] = (
@@ -141,94 +144,35 @@ STEPS: tuple[RaceCandidate, ...] = (
         saves_op_s=4e-7,
         costs=ONCE,
     ),
-    RaceCandidate(
-        "cpp_wrapper",
-        {"cpp_wrapper": True},
-        lambda stats: not stats.gpu,
-        saves_op_s=1e-6,
-        costs=Costs(1.2),
-        complexity=2,
-    ),
+    RaceCandidate("cpp_wrapper", {"cpp_wrapper": True}, _cpu, saves_op_s=1e-6, costs=Costs(1.2), complexity=2),
     PERSISTENT_REDUCTIONS,
     # One pass over rows and columns, as in a norm's backward pass: how many rows a block takes is timed.
-    RaceCandidate("mix_order_reductions", MIXED, _gpu_reductions, costs=ONCE, effort="full"),
-    RaceCandidate(
-        "two_pass_softmax",
-        {"online_softmax": False},
-        lambda stats: stats.gpu and bool(stats.softmaxes),
-        costs=ONCE,
-        effort="full",
-    ),
+    _full("mix_order_reductions", MIXED, _gpu_reductions, costs=ONCE),
+    _full("two_pass_softmax", {"online_softmax": False}, lambda stats: stats.gpu and bool(stats.softmaxes), costs=ONCE),
     # Inductor pads by default if its own timing of the product alone favours it, and often it decides against it.
-    RaceCandidate(
-        "padded", {"force_shape_pad": True}, lambda stats: stats.gpu and bool(stats.unaligned), effort="full"
-    ),
-    RaceCandidate("eager_numerics", ROUNDED, _gpu_fused, costs=ONCE, effort="full"),
-    RaceCandidate(
-        "combo_kernels",
-        {"combo_kernels": True, "benchmark_combo_kernel": True},
-        lambda stats: stats.gpu and stats.ops > 8,
-        costs=Costs(1.5),
-        effort="full",
-        complexity=2,
-    ),
-    RaceCandidate("coordinate_descent", TUNED, _gpu_fused, costs=TUNES, effort="full", complexity=2),
+    _full("padded", {"force_shape_pad": True}, lambda stats: stats.gpu and bool(stats.unaligned)),
+    _full("eager_numerics", ROUNDED, _gpu_fused, costs=ONCE),
+    _full("combo_kernels", COMBINED, lambda stats: stats.gpu and stats.ops > 8, costs=Costs(1.5), complexity=2),
+    _full("coordinate_descent", TUNED, _gpu_fused, costs=TUNES, complexity=2),
     # Tuned blocks of a looped reduction can beat a persistent one, and merging alone would not undo the latter.
-    RaceCandidate(
+    _full(
         "coordinate_descent_looped",
         TUNED,
         lambda stats: _gpu_reductions(stats) and _gpu_fused(stats),
         without=("triton.multi_kernel", "online_softmax"),
         costs=TUNES,
-        effort="full",
         complexity=2,
     ),
-    RaceCandidate(
-        "max_autotune",
-        {"max_autotune": True, **DESCENT},
-        _gpu_matmul,
-        costs=Costs(1.0, product_s=PRODUCT_S),
-        effort="full",
-        complexity=2,
-    ),
-    RaceCandidate(
-        "max_autotune",
-        {"max_autotune": True, **DESCENT},
-        lambda stats: not stats.gpu and stats.matmul,
-        without=FROZEN_ANEW,
-        costs=Costs(1.0, product_s=PRODUCT_S),
-        effort="full",
-        complexity=2,
-    ),
-    RaceCandidate(
-        "multi_kernel",
-        {"triton.multi_kernel": 1},
-        _gpu_reductions,
-        costs=Costs(1.0, op_s=0.3),
-        effort="full",
-        complexity=2,
-    ),
+    _full("max_autotune", ALL_TUNED, _gpu_matmul, costs=PRODUCTS, complexity=2),
+    _full("max_autotune", ALL_TUNED, _cpu_matmul, without=FROZEN_ANEW, costs=PRODUCTS, complexity=2),
+    _full("multi_kernel", {"triton.multi_kernel": 1}, _gpu_reductions, costs=TUNES, complexity=2),
     # Hundreds of compiles per kernel, one after the other: minutes if one takes long.
-    RaceCandidate(
-        "all_directions",
-        {**TUNED, "coordinate_descent_check_all_directions": True},
-        _gpu_fused,
-        costs=Costs(1.0, op_s=1.0),
-        effort="full",
-        complexity=2,
-    ),
-    RaceCandidate("simd_256", {"cpp.simdlen": 256}, lambda stats: not stats.gpu, effort="full"),
-    RaceCandidate(
-        "tma",
-        {"max_autotune": True, "triton.enable_persistent_tma_matmul": True},
-        _gpu_matmul,
-        costs=Costs(1.0, product_s=PRODUCT_S),
-        effort="full",
-        complexity=2,
-    ),
+    _full("all_directions", ALL_DIRECTIONS, _gpu_fused, costs=Costs(1.0, op_s=1.0), complexity=2),
+    _full("simd_256", {"cpp.simdlen": 256}, _cpu),
+    _full("tma", TMA, _gpu_matmul, costs=PRODUCTS, complexity=2),
     # Shorter kernels leave more gaps. The reverse does not hold: a gain in launches stays when kernels get shorter.
     replace(WITH_GRAPHS, name="cudagraphs_of_tuned", effort="full"),
-    RaceCandidate("cpp_wrapper", {"cpp_wrapper": True}, _gpu, costs=Costs(5.0), effort="full", complexity=3),
+    _full("cpp_wrapper", {"cpp_wrapper": True}, _gpu, costs=Costs(5.0), complexity=3),
 )
 # Default where CUDA graphs may be raced: one compile serves for both.
 DEFAULT_AND_GRAPHS = RaceCandidate(DEFAULT, UNRECORDED, over=False, complexity=0)
@@ -236,12 +180,7 @@ WITH, WITHOUT = "+cudagraphs", "-cudagraphs"  # what ends the name of a candidat
 
 
 def candidates_for(
-    stats: "GraphStats",
-    effort: Effort,
-    named: Iterable[str] | None,
-    options_of: OptionsOf,
-    *,
-    frozen: bool = False,
+    stats: "GraphStats", effort: Effort, named: Iterable[str] | None, options_of: OptionsOf, *, frozen: bool = False
 ) -> list[RaceCandidate]:
     """Return what to try after eager and default: what can gain here, or the steps, templates and compilers `named`.
 
@@ -354,13 +293,7 @@ def precision_candidates(
     precisions = tuple(precisions)
     texts = [in_precision(text, name, max_error) for name in precisions for text in compilers]
     steps = [
-        RaceCandidate(
-            name,
-            {"precision": name, "max_error": max_error},
-            without=FROZEN_ANEW,
-            costs=ONCE,
-            complexity=2,
-        )
+        RaceCandidate(name, {"precision": name, "max_error": max_error}, without=FROZEN_ANEW, costs=ONCE, complexity=2)
         for name in precisions
     ]
     # Compilers that have precisions make parameters constants in any case.
@@ -419,10 +352,7 @@ def others_for(settings: "RaceSettings") -> list[str]:
 
 
 def permits(
-    settings: "RaceSettings",
-    options_of: OptionsOf,
-    rewrites: Iterable[str],
-    decided: tuple[str, Options, str],
+    settings: "RaceSettings", options_of: OptionsOf, rewrites: Iterable[str], decided: tuple[str, Options, str]
 ) -> bool:
     """Return whether a request may use a winner, its options and its compiler that were decided elsewhere.
 

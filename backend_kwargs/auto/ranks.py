@@ -26,10 +26,7 @@ BEAT_S, SILENCE_S = 5.0, 60.0  # the deciding rank counts up so often; without a
 
 
 def agreed(
-    key: str,
-    decide: Callable[[], Decision],
-    default: Callable[[str, Unraced], Decision],
-    settings: RaceSettings,
+    key: str, decide: Callable[[], Decision], default: Callable[[str, Unraced], Decision], settings: RaceSettings
 ) -> Decision | None:
     """Return to every rank the `decide()` of the first one to ask for `key`; None where there is one rank.
 

@@ -334,7 +334,7 @@ def test_what_a_race_would_try(monkeypatch, option, change):
         pytest.param(known("attention", version=2), id="version of one that every race may try"),
         pytest.param(lambda patch: patch.setattr(table, "_module_text", lambda module: "other"), id="source of ours"),
         pytest.param(lambda patch: patch.setattr(candidates, "STEPS", candidates.STEPS[1:]), id="steps"),
-        pytest.param(lambda patch: patch.setattr(candidates, "PRODUCT_S", 9.0), id="estimate"),
+        pytest.param(lambda patch: patch.setattr(candidates, "PRODUCTS", 9.0), id="estimate"),
     ],
 )
 def test_what_forgets_no_decision(monkeypatch, change):
