@@ -10,7 +10,6 @@ from operator import attrgetter
 from typing import Any, NoReturn, TypeAlias
 
 import torch
-from torch.autograd.function import FunctionCtx
 
 from backend_kwargs.backends.generated_code import autograd_functions
 from backend_kwargs.errors import BackendKwargsError
@@ -32,6 +31,7 @@ from backend_kwargs.trial.trees import map_tensors
 # MiB 19, 71 and 126, and 27, 75 and 108.
 LARGE = 12 << 20  # bytes of an output that is copied by itself
 SMALL = 256 << 10  # of two outputs that are copied together
+ORIGINALS = "results in the memory of a CUDA graph"  # what the graph of a copy keeps
 
 _requires_grad = attrgetter("requires_grad")
 Outputs: TypeAlias = Sequence[Any]  # of a graph: tensors, numbers and None
@@ -235,8 +235,9 @@ class _Plan:
         elif self._shared:
             return None
         else:
-            for at, out in zip(self._positions, originals, strict=True):
-                copies[at] = _copy(out)
+            for at in self._positions:
+                copies[at] = results[at].clone()
+            _keeping(copies, results)
         return copies
 
     def _copy_in(self, results: list[Any]) -> None:
@@ -271,45 +272,37 @@ def _gone() -> None:
     return None
 
 
-def _copied(results: Outputs, addresses: Sequence[int | None], wanted: Container[int]) -> list[object]:
+def _copied(results: Outputs, addresses: Sequence[int | None], wanted: Container[int]) -> list[Any]:
     """Return `results` with copies of those whose address is in `wanted` or cannot be read."""
     copies: dict[int, torch.UntypedStorage] = {}
 
     def copied(out: Any, address: int | None) -> Any:
         if address is None:
-            return _copy(out) if _is_opaque(out) else out
+            return out.clone() if _is_opaque(out) else out
         if address not in wanted:
             return out
         if out.requires_grad or addresses.count(address) == 1:
-            return _copy(out)
+            return out.clone()
         if address not in copies:
             copies[address] = out.untyped_storage().clone()
         return _in_storage(out, copies[address])
 
-    return [copied(out, address) for out, address in zip(results, addresses, strict=True)]
+    return _keeping([copied(out, address) for out, address in zip(results, addresses, strict=True)], results)
 
 
-def _copy(out: torch.Tensor) -> torch.Tensor:
-    return _Copy.apply(out) if out.requires_grad else out.clone()  # type: ignore[no-untyped-call]
-
-
-class _Copy(torch.autograd.Function):
-    """A copy that keeps the original until the backward pass.
+def _keeping(copies: list[Any], results: Outputs) -> list[Any]:
+    """Return `copies`; the graph of each that has one keeps all results that were copied.
 
     CUDA-graph trees may replay a graph once its outputs are freed, even if its backward pass is pending: the next call
-    then overwrote what this call had saved, and gradients were silently wrong (torch 2.11).
+    then overwrote what this call had saved, and gradients were silently wrong. Outputs that are freed before their
+    backward pass has ended are no better: where two calls precede a backward pass, trees refuse to record it, since
+    they find memory that they do not track (torch 2.11).
     """
-
-    @staticmethod
-    def forward(ctx: FunctionCtx, out: torch.Tensor) -> torch.Tensor:
-        """Copy."""
-        ctx.save_for_backward(out)
-        return out.clone()
-
-    @staticmethod
-    def backward(_ctx: object, *grads: torch.Tensor) -> torch.Tensor:
-        """Return the gradient."""
-        return grads[0]
+    originals = [out for out, copy in zip(results, copies, strict=True) if copy is not out]
+    for out, copy in zip(results, copies, strict=True):
+        if copy is not out and copy.grad_fn is not None:
+            copy.grad_fn.metadata[ORIGINALS] = originals
+    return copies
 
 
 def _is_opaque(out: object) -> bool:
