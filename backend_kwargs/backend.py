@@ -147,31 +147,29 @@ class Backend:
         **kwargs: Any,
     ) -> Call:
         """Compile the graph `gm`, as dynamo asks; return what the compiler returned, unwrapped."""
-        graph = CapturedGraph(gm, example_inputs, name)
-        return self.compile(graph, mode=mode, options=options, config_patches=config_patches, **kwargs).call
+        bound = self.called_with(mode=mode, options=options, config_patches=config_patches, **kwargs)
+        return bound.compile(CapturedGraph(gm, example_inputs, name)).call
 
-    def compile(
+    def called_with(
         self,
-        graph: CapturedGraph,
         *,
         mode: str | None = None,
         options: Options | None = None,
         config_patches: Options | None = None,
         **kwargs: Any,
-    ) -> Compiled:
-        """Compile a graph, and return its callable with what is known about it, which `report` reads too.
+    ) -> "Backend":
+        """Return this backend with the options of a call by dynamo: those that torch.compile was given."""
+        # `config_patches` come only from dynamo's environment variables.
+        call_options = {**(options or {}), **kwargs, **({} if mode is None else {"mode": mode})}
+        return self.bind("torch.compile", call_options).bind("dynamo's config_patches", config_patches or {})
 
-        `mode` and `options` are those that torch.compile was given, `config_patches` those of dynamo's environment
-        variables.
-        """
+    def compile(self, graph: CapturedGraph) -> Compiled:
+        """Compile a graph, and return its callable with what is known about it, which `report` reads too."""
         from backend_kwargs.torch_internals.dynamo import BY_NAME, REGISTERED
 
-        call_options = {**(options or {}), **kwargs, **({} if mode is None else {"mode": mode})}
-        bound = self.bind("torch.compile", call_options).bind("dynamo's config_patches", config_patches or {})
-        compiler, final = bound._compiler, bound._options
-        compiler.verify(bound._templates, final, warn_once)
+        self._compiler.verify(self._templates, self._options, warn_once)
         REGISTERED.setdefault(*BY_NAME)
-        return recorded(bound, graph.gm, lambda: compile_graph(compiler, graph, final))
+        return recorded(self, graph.gm, lambda: compile_graph(self._compiler, graph, self._options))
 
     def request(self, graph: CapturedGraph) -> "Request":
         """Return what `auto` would be asked for a graph, for those who ask it otherwise."""

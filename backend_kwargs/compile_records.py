@@ -80,7 +80,7 @@ def recorded(backend: Any, gm: "GraphModule", compile_graph: Callable[[], Compil
     What cannot be read of torch's internals is unknown: it never fails a compile.
     """
     from backend_kwargs.torch_internals import dynamo
-    from backend_kwargs.torch_internals.logging import trace_structured
+    from backend_kwargs.torch_internals.dynamo import trace_structured
 
     reason: Any = getattr(gm, "compile_subgraph_reason", None)  # read first: the compiler may change `gm`
     before, code, cache, unchanged = {}, None, "unknown", False

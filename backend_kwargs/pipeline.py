@@ -175,8 +175,7 @@ def _needs_trees(options: Options, here: Machine, tell: Tell) -> None:
 
 def _rewrite(compiler: Compiler, graph: CapturedGraph, options: Options, following: CompileFn) -> Compiled:
     from backend_kwargs.graphs.writes import is_bare_subclass
-    from backend_kwargs.rewrites.apply import with_rewrites
-    from backend_kwargs.rewrites.traced import compile_rewritten
+    from backend_kwargs.rewrites.traced import compile_rewritten, with_rewrites
 
     if any(map(is_bare_subclass, graph.example_inputs)):
         return following(graph, {**options, "rewrites": ()})

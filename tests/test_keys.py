@@ -21,8 +21,8 @@ from backend_kwargs.options import machine as described
 from backend_kwargs.precision.quantised import weight_of
 from backend_kwargs.rewrites import Rewrite
 from backend_kwargs.rewrites import table as rewrites
-from backend_kwargs.rewrites.apply import RewritePass
 from backend_kwargs.rewrites.packed import Pack
+from backend_kwargs.rewrites.traced import RewritePass
 
 # ---- the hash of all keys
 

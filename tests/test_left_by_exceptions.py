@@ -25,7 +25,7 @@ from backend_kwargs.cli.console import quiet
 from backend_kwargs.files import opened_folder
 from backend_kwargs.harness.models import importable
 from backend_kwargs.precision import quantised
-from backend_kwargs.torch_internals import caches, cudagraph_recording, inductor_config
+from backend_kwargs.torch_internals import caches, inductor_config, relowering
 from backend_kwargs.torch_internals.autotuning import TIMERS, benchmarker
 from backend_kwargs.torch_internals.modes import modes_restored
 from backend_kwargs.torch_internals.relowering import around_lowering
@@ -44,7 +44,7 @@ def counting():
 
 
 def wrappers():
-    return [getattr(torch._inductor.output_code, name) for name in cudagraph_recording.WRAPPERS]
+    return [getattr(torch._inductor.output_code, name) for name in relowering.WRAPPERS]
 
 
 def default_of_fusion():
@@ -96,8 +96,8 @@ CONTEXTS = {
         nothing,
         default_of_fusion,
     ),
-    "recording of CUDA graphs": (cudagraph_recording.recording_nothing, nothing, wrappers),
-    "notes of CUDA graphs": (cudagraph_recording.noting_recordings, nothing, wrappers),
+    "recording of CUDA graphs": (relowering.recording_nothing, nothing, wrappers),
+    "notes of CUDA graphs": (relowering.noting_recordings, nothing, wrappers),
     "deadline": (lambda: deadline.capped(0.0), nothing, deadline._ends.copy),
     "timers of kernels": (
         lambda: deadline.capped(0.0),

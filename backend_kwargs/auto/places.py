@@ -66,7 +66,7 @@ def matching(
 
     `lowered` returns graphs that Inductor lowers; `traced` is dynamo's graph with its inputs. All stay unchanged.
     """
-    from backend_kwargs.rewrites.apply import places_in, places_in_traced
+    from backend_kwargs.rewrites.traced import places_in, places_in_traced
 
     found: list[Place] = []
     for name in names:
@@ -251,8 +251,7 @@ def _is_pointwise(func: OpOverload) -> bool:
 
 def rewritten_alone(graph: CapturedGraph, name: str) -> GraphModule | None:
     """Return the graph of a place as the rewrite makes it, to be called as it is; None if it takes other inputs."""
-    from backend_kwargs.rewrites.apply import rewrite_graph
-    from backend_kwargs.rewrites.traced import change_by
+    from backend_kwargs.rewrites.traced import change_by, rewrite_graph
 
     gm = copy_of_graph(graph.gm)
     if find_rewrite(name).patterns:

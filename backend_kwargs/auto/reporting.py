@@ -57,7 +57,7 @@ def tell(decision: Decision) -> None:
     if decision.rows:
         _reported.add((decision.key, shown))
     logger.info("%s", f"{_head(decision)}, as decided before" if again else shown)
-    from backend_kwargs.torch_internals.logging import trace_structured
+    from backend_kwargs.torch_internals.dynamo import trace_structured
 
     trace_structured(
         "artifact",

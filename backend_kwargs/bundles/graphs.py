@@ -95,19 +95,12 @@ class GraphBackend:
         self.loaded: list[str] = []  # keys of graphs that were loaded
         self.compiled: list[str] = []  # keys of graphs that were compiled
 
-    def __call__(
-        self,
-        gm: GraphModule,
-        example_inputs: Inputs,
-        *,
-        name: str | None = None,
-        config_patches: Options | None = None,
-    ) -> Call:
+    def __call__(self, gm: GraphModule, example_inputs: Inputs, *, name: str | None = None, **kwargs: Any) -> Call:
         """Compile the graph `gm` for dynamo, or load it."""
         frame = traced_frame()
         if frame is not None and not any(frame.f_code is code for code, _ in self.frames):
             self.frames.append((frame.f_code, frame.f_globals))
-        backend = self.backend.bind("dynamo's config_patches", config_patches or {})
+        backend = self.backend.called_with(**kwargs)
         shares = SharedMemory(gm, example_inputs)
         eager = copy_of_graph(gm) if shares.can_occur else gm
         if shares(example_inputs):  # code for them would be wrong for others of these sizes

@@ -80,7 +80,7 @@ class Counted:
         if not isinstance(self._backend, Backend):
             return self._backend(gm, example_inputs, **kwargs, **({"name": name} if name else {}))
         graph = CapturedGraph(gm, example_inputs, name, error_is_measured=self._error_is_measured)
-        return self._backend.compile(graph, **kwargs).call
+        return self._backend.called_with(**kwargs).compile(graph).call
 
     def report(self) -> Report:
         """Return the report on the graphs that it compiled: without any for a backend of another package."""

@@ -15,7 +15,7 @@ from backend_kwargs import trial
 from backend_kwargs.errors import BackendKwargsError, wrong_value
 from backend_kwargs.graphs.replay import detached_copy
 from backend_kwargs.options.option import Options
-from backend_kwargs.torch_internals.modules import Dropout
+from backend_kwargs.torch_internals.tensors import Dropout
 from backend_kwargs.trial import (
     Accuracy,
     Expected,

@@ -204,16 +204,20 @@ def cxx_of(options: Options) -> str:
 
 
 @cache
-def answers(cxx: str) -> bool:
-    """Return whether a C++ compiler answers `--version`; Inductor would wait without end for one that does not."""
+def silent_cxx(given: str | tuple[str | None, ...] | None, environment: str | None) -> str:
+    """Return the C++ compiler that Inductor tries first if it does not answer `--version`, "" if it does.
+
+    Inductor would wait for it without end. `given` is the option cpp.cxx, and `environment` the variable CXX.
+    """
+    cxx = cxx_of({"cpp.cxx": given})
     try:
         # No pipes, which a process that the compiler started would keep open.
         subprocess.run([cxx, "--version"], stdout=DEVNULL, stderr=DEVNULL, timeout=CXX_LIMIT_S, check=False)
     except subprocess.TimeoutExpired:
-        return False
+        return cxx
     except OSError:
-        return True  # torch tries another one, or raises an error of its own
-    return True
+        return ""  # torch tries another one, or raises an error of its own
+    return ""
 
 
 def _cpuinfo() -> dict[str, str]:
@@ -289,7 +293,7 @@ def _scripts_graphs() -> bool:
     """Return whether TorchScript compiles a graph of the class that dynamo makes, which it does not in torch 2.13."""
     import torch
 
-    from backend_kwargs.torch_internals.modules import dynamos_graph_class
+    from backend_kwargs.torch_internals.tensors import dynamos_graph_class
 
     with dynamos_graph_class(), warnings.catch_warnings():
         warnings.simplefilter("ignore")

@@ -23,7 +23,7 @@ from backend_kwargs.rewrites.matching import (
 )
 from backend_kwargs.rewrites.table import Rewrite
 from backend_kwargs.rewrites.traced import changes_meanwhile, example, examples, first_result, replacing
-from backend_kwargs.torch_internals.modules import cross_entropy_loss
+from backend_kwargs.torch_internals.tensors import cross_entropy_loss
 
 REWRITE = Rewrite(
     "Cross-entropy, forward and backward, by kernels that read the logits once each",

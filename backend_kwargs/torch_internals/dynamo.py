@@ -2,17 +2,19 @@
 
 import copy
 import inspect
+import sys
+import threading
 import warnings
 import weakref
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from contextvars import ContextVar
 from functools import partial
 from types import CodeType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch._dynamo
-from torch._dynamo import config, convert_frame, eval_frame
+from torch._dynamo import config, convert_frame, eval_frame, utils
 from torch._dynamo.backends import registry
 from torch._dynamo.eval_frame import innermost_fn
 from torch._dynamo.exc import RestartAnalysis, TensorifyScalarRestartAnalysis, TorchDynamoException
@@ -43,6 +45,7 @@ from torch._guards import (
     compile_context,
     tracing,
 )
+from torch._logging._internal import trace_structured
 from torch.fx import GraphModule, Node
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.fx.graph import _BoxedCodeGen
@@ -430,3 +433,37 @@ def boxed_forward(gm: GraphModule) -> Callable[[list[object]], object]:
 def mark_boxed(call: Callable[..., object]) -> None:
     """Tell AOTAutograd that a callable takes its arguments as one list, and empties it."""
     call._boxed_call = True  # type: ignore[attr-defined]
+
+
+# Of torch, compiling or recording CUDA graphs.
+INDUCTORS = ("select_algorithm", "codegen.triton", "cudagraph_trees")
+USERS = ("_dynamo.utils", "_functorch.aot_autograd", *(f"_inductor.{name}" for name in INDUCTORS))
+_preserve_rng_state = utils.preserve_rng_state
+_threads: dict[int, bool] = {}  # those that leave the generators to dynamo
+
+
+@contextmanager
+def left_to_dynamo() -> Iterator[None]:
+    """Let compiles and recordings in this thread not put the generators back: dynamo does when its own compile ends.
+
+    Otherwise other threads would draw again in each of them what they drew in the last one.
+    """
+    with undone() as stack:
+        if compile_id() is not None:
+            stack.enter_context(replaced(_threads, threading.get_ident(), True))
+            for module in filter(None, (sys.modules.get(f"torch.{name}") for name in USERS)):
+                stack.enter_context(replaced(module, "preserve_rng_state", _preserved))
+        yield
+
+
+def _preserved() -> AbstractContextManager[None]:
+    # What is imported meanwhile keeps this function.
+    return nullcontext() if threading.get_ident() in _threads else _preserve_rng_state()
+
+
+def leaves_to_dynamo(thread: int, like: int) -> Callable[[], object]:
+    """Let a thread of autograd's, which serves another one, do as that one does; return what ends it."""
+    if like not in _threads or thread in _threads:
+        return lambda: None
+    _threads[thread] = True
+    return lambda: _threads.pop(thread, None)

@@ -1,10 +1,13 @@
-"""What torch keeps of a tensor: its version and memory, the views and bits that it has."""
+"""What torch keeps of a tensor: its version and memory, its views and bits; and of a module: what it has registered."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from operator import attrgetter
 from typing import Any
 
 import torch
+from torch.fx import _lazy_graph_module
+from torch.nn.modules.dropout import _DropoutNd as Dropout
 
 # Functions of C, since they are called for each parameter at each call of a frozen graph.
 version_of = attrgetter("_version")  # counts changes in place; inference tensors have none, and raise
@@ -94,3 +97,22 @@ def keep_device_busy(cycles: int) -> None:
 def attention_order() -> list[int]:
     """Return the order in which scaled_dot_product_attention tries its kernels."""
     return torch._C._get_sdp_priority_order()
+
+
+# The functions of C behind torch.nn.functional's, which dynamo puts into graphs.
+cross_entropy_loss, linear = torch._C._nn.cross_entropy_loss, torch._C._nn.linear
+
+# The same, and `torch.func`'s transforms: functions that write only into what their names, signatures and schemas say.
+WRITES_AS_DECLARED = frozenset({"torch._functorch.predispatch", "torch._functorch.eager_transforms"}) | {
+    f"torch._C._{name}" for name in ("nn", "autograd", "fft", "functorch", "linalg", "special")
+}
+
+
+def replace_tensors(module: torch.nn.Module, made_of: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    """Replace each parameter and buffer: `Module.to` would make complex ones real."""
+    module._apply(made_of)  # type: ignore[no-untyped-call]
+
+
+def dynamos_graph_class() -> AbstractContextManager[None]:
+    """Make graphs of the class that dynamo makes, whose code is generated when they are called."""
+    return _lazy_graph_module._use_lazy_graph_module(True)

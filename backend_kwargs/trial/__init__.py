@@ -5,7 +5,7 @@ Whoever runs a model uses these, and has none of its own, nor has the benchmark 
 - `served`: a call from the state that the user's call had, what it changes, and the copy of one tensor's memory.
 - `roundings.Expected`: what results are compared with, by `accuracy` (eager's error to a reference, and at other
   roundings, or the user's bound). Eager's random numbers are repeated in the reference.
-- `timing.Calls`: calls in turn; `interleave` has wall time, `kernel_times` the kernels of one. `statistics` says what
+- `timing.Calls`: calls in turn; `interleave` has wall time, `kernel_times` the kernels of one. It says what
   exceeds the noise.
 - `trees`: walks by path, and copies: of other values, elsewhere, in another precision; cotangents.
 
@@ -30,8 +30,7 @@ from backend_kwargs.trial.accuracy import (
     worst,
 )
 from backend_kwargs.trial.failures import status_of
-from backend_kwargs.trial.memory import fill_free_memory, peak_memory, room_for_copies
-from backend_kwargs.trial.others import environment, others_on
+from backend_kwargs.trial.memory import environment, fill_free_memory, others_on, peak_memory, room_for_copies
 from backend_kwargs.trial.roundings import DrawsError, Expected, Roundings, all_kept, errors, may_draw
 from backend_kwargs.trial.served import (
     ChangedSlice,
@@ -47,30 +46,28 @@ from backend_kwargs.trial.served import (
     same_bits,
     span_of,
 )
-from backend_kwargs.trial.statistics import (
-    SureRatio,
-    holm,
-    median_interval,
-    noise_floor,
-    percentile,
-    ratio_interval,
-    sure_ratio,
-    within_noise,
-)
 from backend_kwargs.trial.timing import (
     AROUND,
     GENERATED,
     Calls,
     KernelTime,
+    SureRatio,
     Times,
     WallTimer,
     device_seconds,
+    holm,
     interleave,
     kernel_times,
+    median_interval,
+    noise_floor,
     operator_times,
     order,
+    percentile,
+    ratio_interval,
     restoring,
+    sure_ratio,
     synchronize,
+    within_noise,
 )
 from backend_kwargs.trial.trees import (
     Results,

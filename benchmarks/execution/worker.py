@@ -15,7 +15,7 @@ from torch._inductor import config
 from backend_kwargs.harness.isolation import start_inductor
 from backend_kwargs.harness.trial import UnavailableError, learn
 from backend_kwargs.trial import Status, interleave, synchronize
-from backend_kwargs.trial.others import environment as environment_of
+from backend_kwargs.trial.memory import environment as environment_of
 from benchmarks.execution import controls, device_timer, process
 from benchmarks.execution.ceilings import measure_ceilings
 from benchmarks.execution.controls import BASELINE, Slowed

@@ -23,7 +23,7 @@ from backend_kwargs import compile_records
 from backend_kwargs.report import Ran
 from backend_kwargs.report.advice import INSTEAD_OF_CACHE, advice_on
 from backend_kwargs.report.generated import RETURNED, UNKNOWN
-from backend_kwargs.torch_internals import dynamo, logging
+from backend_kwargs.torch_internals import dynamo
 
 pytestmark = pytest.mark.usefixtures("fresh_dynamo")
 NOTHING = (
@@ -635,7 +635,7 @@ def test_trace_tells_what_json_cannot(traced):
 @pytest.mark.parametrize(
     ("module", "step", "graphs"),
     [
-        pytest.param(logging, "trace_structured", 1, id="trace"),
+        pytest.param(dynamo, "trace_structured", 1, id="trace"),
         pytest.param(dynamo, "cache_counts", 1, id="cache"),
         pytest.param(compile_records, "Record", 0, id="record"),
     ],

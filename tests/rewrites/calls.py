@@ -15,8 +15,8 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from torch._inductor.compile_fx import compile_fx
 
-from backend_kwargs.rewrites.apply import PLACE, RewritePass
 from backend_kwargs.rewrites.table import find_rewrite, resolved
+from backend_kwargs.rewrites.traced import PLACE, RewritePass
 from tests.rewrites.lowering import Rewriting
 from tests.rewrites.on_a_cpu import compiled_by
 

@@ -7,8 +7,8 @@ from torch._functorch.aot_autograd import make_boxed_func
 from torch._inductor import config
 from torch._inductor.compile_fx import compile_fx
 
-from backend_kwargs.rewrites.apply import rewrite_graph
 from backend_kwargs.rewrites.table import find_rewrite, resolved
+from backend_kwargs.rewrites.traced import rewrite_graph
 
 
 class Rewriting:

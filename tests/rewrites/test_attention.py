@@ -10,8 +10,8 @@ from torch._inductor.codecache import compiled_fx_graph_hash
 from torch._subclasses import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from backend_kwargs.rewrites.apply import RewritePass, rewrite_graph
 from backend_kwargs.rewrites.attention import _attention, _with_aligned_rows
+from backend_kwargs.rewrites.traced import RewritePass, rewrite_graph
 from tests.rewrites.lowering import Rewriting, agrees, matched
 
 SETTINGS = settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck))

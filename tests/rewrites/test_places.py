@@ -13,9 +13,8 @@ import backend_kwargs as bk
 from backend_kwargs.auto.candidates import rewriting, trusted
 from backend_kwargs.backends.generated_code import comparable
 from backend_kwargs.rewrites import table
-from backend_kwargs.rewrites.apply import places_in, places_in_traced, rewrite_graph
 from backend_kwargs.rewrites.table import Rewrite, chosen_places
-from backend_kwargs.rewrites.traced import Change, change_by, replacing
+from backend_kwargs.rewrites.traced import Change, change_by, places_in, places_in_traced, replacing, rewrite_graph
 from tests.rewrites.lowering import Rewriting
 
 NAME = "linear_activation"

@@ -27,8 +27,8 @@ from backend_kwargs.rewrites import (
     traced,
 )
 from backend_kwargs.rewrites import table as rewrites
-from backend_kwargs.rewrites.apply import RewritePass, with_rewrites
 from backend_kwargs.rewrites.matching import with_fallback
+from backend_kwargs.rewrites.traced import RewritePass, with_rewrites
 from tests import forks
 from tests.rewrites.on_a_cpu import compiled_by
 

@@ -10,8 +10,8 @@ from torch import nn
 from torch._inductor.compile_fx import compile_fx
 from torch._inductor.utils import run_and_get_code
 
-from backend_kwargs.rewrites.apply import PLACE, RewritePass
 from backend_kwargs.rewrites.stem_convolution import stem_convolution
+from backend_kwargs.rewrites.traced import PLACE, RewritePass
 from tests.rewrites.lowering import Rewriting, matched
 
 SETTINGS = settings(max_examples=20, deadline=None, suppress_health_check=list(HealthCheck))

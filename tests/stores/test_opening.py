@@ -225,9 +225,7 @@ MAKE = [
     pytest.param(lambda given: make_backend("tmpl-inductor:auto", store=given), id="a backend"),
     pytest.param(lambda given: make_backend("tmpl-inductor:auto", store=["a", given]), id="a list"),
     pytest.param(lambda given: Backend.from_config({"template": "auto", "store": given}, trust=True), id="a config"),
-    pytest.param(
-        lambda given: make_backend("inductor", auto=True).bind("torch.compile", {"store": given}), id="a call"
-    ),
+    pytest.param(lambda given: make_backend("inductor", auto=True).called_with(options={"store": given}), id="a call"),
     pytest.param(Catalogue, id="a command"),
 ]
 

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch._dynamo.utils import _metrics_context_tls
 
-from backend_kwargs.torch_internals import dynamo, modules
+from backend_kwargs.torch_internals import dynamo, tensors
 
 pytestmark = pytest.mark.usefixtures("fresh_dynamo")
 
@@ -92,7 +92,7 @@ def test_erased_nodes_show():
 
 def test_dynamos_graphs_generate_their_code_late():
     """The class of dynamo's graphs is a subclass, made only within the context."""
-    with modules.dynamos_graph_class():
+    with tensors.dynamos_graph_class():
         late = torch.fx.symbolic_trace(nn.ReLU())
     assert isinstance(late, torch.fx.GraphModule)
     assert type(late).__mro__[1] is not type(torch.fx.symbolic_trace(nn.ReLU())).__mro__[1]

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from backend_kwargs.torch_internals import modules, tensors
+from backend_kwargs.torch_internals import tensors
 
 
 def test_a_version_counts_changes_in_place():
@@ -109,11 +109,11 @@ def test_complex_parameters_stay_complex():
     """`replace_tensors` hands each tensor over as it is."""
     net = torch.nn.Module()
     net.w = torch.nn.Parameter(torch.zeros(2, dtype=torch.complex64))
-    modules.replace_tensors(net, lambda tensor: tensor.to(torch.complex128))
+    tensors.replace_tensors(net, lambda tensor: tensor.to(torch.complex128))
     assert net.w.dtype == torch.complex128
 
 
 def test_dropouts_have_a_class_in_common():
     """Each has the attribute `p`."""
-    assert issubclass(torch.nn.Dropout2d, modules.Dropout)
+    assert issubclass(torch.nn.Dropout2d, tensors.Dropout)
     assert torch.nn.Dropout().p == 0.5

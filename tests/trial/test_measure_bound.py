@@ -6,7 +6,7 @@ import subprocess
 import pytest
 import torch
 
-from backend_kwargs.trial import Accuracy, Interval, accuracy, check_error, statistics, status_of, within_noise
+from backend_kwargs.trial import Accuracy, Interval, accuracy, check_error, status_of, timing, within_noise
 
 ONES = torch.ones(4)
 WIDE = ONES.double()
@@ -170,13 +170,13 @@ def test_where_the_noise_ends(interval, inside):
 )
 def test_the_floor_of_a_ratio_of_equals(interval, floor):
     """It reaches as far to one side as to the other."""
-    assert statistics.noise_floor(Interval(*interval)) == Interval(*floor)
+    assert timing.noise_floor(Interval(*interval)) == Interval(*floor)
 
 
 @pytest.mark.parametrize(("q", "value"), [(0.0, 1.0), (0.25, 1.5), (0.5, 2.0), (1.0, 9.0)])
 def test_percentiles_are_interpolated(q, value):
     """Between two samples the value is on the line between them."""
-    assert statistics.percentile([9.0, 1.0, 2.0], q) == value
+    assert timing.percentile([9.0, 1.0, 2.0], q) == value
 
 
 LONG = "x" * 300

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from backend_kwargs.trial import others, others_on
-from backend_kwargs.trial.others import busy_share
+from backend_kwargs.trial import memory, others_on
+from backend_kwargs.trial.memory import busy_share
 
 BEFORE = "cpu  100 0 100 800 0 0 0 0 0 0\ncpu0 1 2 3\n"
 
@@ -32,5 +32,5 @@ def test_the_share_of_the_cores_in_use(after, expected):
 def test_only_much_is_worth_a_warning(monkeypatch, tmp_path, used, expected):
     """Any machine does something beside; the file's content changes while this process waits."""
     contents = iter([BEFORE, f"cpu  {100 + used} 0 100 {900 - used} 0 0 0 0 0 0\n"])
-    monkeypatch.setattr(others, "_stat", lambda: next(contents))
+    monkeypatch.setattr(memory, "_stat", lambda: next(contents))
     assert others_on(torch.device("cpu")) == expected

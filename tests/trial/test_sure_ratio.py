@@ -7,7 +7,7 @@ import torch
 
 from backend_kwargs.interval import Interval
 from backend_kwargs.trial import SureRatio, holm, ratio_interval, sure_ratio
-from backend_kwargs.trial.statistics import _tail
+from backend_kwargs.trial.timing import _tail
 
 ROUNDS, TRIALS, LEVEL = 240, 500, 0.01
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from backend_kwargs.interval import Interval
-from backend_kwargs.trial import accuracy, others, statistics
+from backend_kwargs.trial import accuracy, memory, timing
 from backend_kwargs.trial.accuracy import Accuracy, Errors, relative_error
 
 MORE, LESS = math.inf, -math.inf
@@ -153,12 +153,12 @@ def test_which_reference_has_no_size_of_its_own(size, eager, error):
 )
 def test_what_is_within_noise(low, high, inside):
     """Intervals that touch overlap."""
-    assert statistics.within_noise(Interval(1.0, low, high), Interval(1.0, 0.75, 1.25)) is inside
+    assert timing.within_noise(Interval(1.0, low, high), Interval(1.0, 0.75, 1.25)) is inside
 
 
 @pytest.mark.parametrize(("used", "said"), [(24, False), (25, False), (26, True)])
 def test_how_much_other_processes_may_use(monkeypatch, used, said):
     """A quarter of the cores' time is what any machine does beside."""
     contents = iter(["cpu  0 0 0 0 0 0 0 0\n", f"cpu  {used} 0 0 {100 - used} 0 0 0 0\n"])
-    monkeypatch.setattr(others, "_stat", lambda: next(contents))
-    assert bool(others.others_on(torch.device("cpu"))) is said
+    monkeypatch.setattr(memory, "_stat", lambda: next(contents))
+    assert bool(memory.others_on(torch.device("cpu"))) is said

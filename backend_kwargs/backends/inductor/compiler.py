@@ -1,5 +1,6 @@
 """Inductor: reads templates, modes and options, and compiles with `compile_fx`. Its stages are in `pipeline`."""
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
@@ -28,7 +29,7 @@ from backend_kwargs.options import (
     split_templates,
 )
 from backend_kwargs.options.catalogue import KIND, inductor_option, inductor_options, usual_options
-from backend_kwargs.options.machine import CXX_LIMIT_S, Machine, answers, cxx_of, machine
+from backend_kwargs.options.machine import CXX_LIMIT_S, Machine, machine, silent_cxx
 from backend_kwargs.options.templates import find_template, is_published
 
 if TYPE_CHECKING:
@@ -197,7 +198,7 @@ class InductorCompiler:
         if graph.compile_fx:
             compile_step = partial(graph.compile_fx, compile_step)
         if options.get("record_cudagraphs") is False:
-            from backend_kwargs.torch_internals.cudagraph_recording import recording_nothing
+            from backend_kwargs.torch_internals.relowering import recording_nothing
 
             compile_step, inner_compile = recording_nothing()(compile_step), recording_nothing()(inner_compile)
         # As config_patches, not patched around the call: Inductor compiles the backward graph later, under them.
@@ -261,7 +262,8 @@ def _compile_fx(
 
     if any(getattr(value, "is_cuda", False) for value in example_inputs):
         start_compile_processes()
-    if any(getattr(value, "is_cpu", False) for value in example_inputs) and not answers(cxx := cxx_of(options)):
+    on_cpu = any(getattr(value, "is_cpu", False) for value in example_inputs)
+    if on_cpu and (cxx := silent_cxx(options.get("cpp.cxx"), os.environ.get("CXX"))):
         raise NoCompilerError(
             f"Inductor needs a C++ compiler, but {cxx!r} did not answer --version within {CXX_LIMIT_S:g} s: set CXX to "
             "another one."

@@ -15,21 +15,19 @@ from backend_kwargs.backends import CompileInner, Inputs
 from backend_kwargs.backends.generated_code import autograd_functions
 from backend_kwargs.facts import Call
 from backend_kwargs.options.option import Options
-from backend_kwargs.torch_internals.cudagraph_recording import (
+from backend_kwargs.torch_internals.inductor_code import CompiledFxGraph
+from backend_kwargs.torch_internals.relowering import (
     Recording,
+    around_lowering,
     fill,
+    fresh_boxes,
+    is_partitioned,
     noting_recordings,
+    output_strides,
+    spare_of,
     stand_in,
     take_place,
     uncompiled,
-)
-from backend_kwargs.torch_internals.inductor_code import CompiledFxGraph
-from backend_kwargs.torch_internals.relowering import (
-    around_lowering,
-    fresh_boxes,
-    is_partitioned,
-    output_strides,
-    spare_of,
 )
 
 

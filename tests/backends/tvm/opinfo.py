@@ -105,7 +105,7 @@ def _sample(op: Any, sample: Any, verdict: Verdict, gradients: bool) -> str:
     backend = bk.make_backend(backend_name[0], options)
 
     def recorded(gm: Any, inputs: Any, **kwargs: Any) -> Any:
-        compiled = backend.compile(CapturedGraph(gm, inputs), **kwargs)
+        compiled = backend.called_with(**kwargs).compile(CapturedGraph(gm, inputs))
         summaries.append(compiled.facts.parts)
         return compiled.call
 
