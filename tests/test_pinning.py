@@ -482,3 +482,10 @@ def test_the_command(tmp_path):
         "torch.compile(model, backend=bk.make_backend('tmpl-inductor', {'reproducible': 'pinned', 'lock': 'k.lock'}))",
     ]
     assert (tmp_path / "k.lock").read_text().startswith("# What timing chose")
+
+
+def test_the_command_with_a_model_that_fails(tmp_path):
+    """An error of the model is one line."""
+    (tmp_path / "m.py").write_text("import torch\n\ndef build():\n    return (lambda x: {}[1]), torch.ones(2)\n")
+    ran = forks.run("-m", "backend_kwargs", "pin", "m.py:build", "--lock", "k.lock", cwd=tmp_path)
+    assert (ran.returncode, ran.stderr) == (2, "error: m.py:build cannot be pinned: KeyError: 1.\n")

@@ -7,7 +7,8 @@ import typer
 
 from backend_kwargs.cli.arguments import Assignments, Model, assigned, backend_from_text
 from backend_kwargs.cli.console import say
-from backend_kwargs.harness.models import model_of
+from backend_kwargs.errors import BackendKwargsError
+from backend_kwargs.harness.models import model_of, with_cause
 from backend_kwargs.pinning import AUTO, pin
 
 
@@ -28,7 +29,12 @@ def show(
         module.train(train)
     with torch.set_grad_enabled(train):
         chosen = backend_from_text(backend, assigned(option))
-        served = pin(module, inputs, lock=lock, backend=chosen, dynamic=dynamic or None, add=add)
+        try:
+            served = pin(module, inputs, lock=lock, backend=chosen, dynamic=dynamic or None, add=add)
+        except BackendKwargsError:
+            raise
+        except Exception as error:  # of the model
+            raise BackendKwargsError(f"{model} cannot be pinned: {with_cause(error)}.") from error
     say(f"{lock} is written. Commit it, and serve with:", "")
     sizes = ", dynamic=True" if dynamic else ""
     say("import backend_kwargs as bk", f"torch.compile(model, backend=bk.{served!r}{sizes})")

@@ -159,6 +159,10 @@ def built(factory: str, **sizes: int) -> tuple[Any, Any]:
         raise wrong_value(f"The result of factory {factory!r}", "(model, example_inputs)", result)
     if not callable(result[0]):
         raise wrong_value(f"The model of factory {factory!r}", "a module or a function", result[0])
+    from backend_kwargs.torch_internals.sealing import wrapped
+
+    if wrapped(result[0]):  # what is called eager would run its code
+        raise BackendKwargsError(f"The model of factory {factory!r} is compiled: return it without torch.compile.")
     return result
 
 

@@ -342,6 +342,9 @@ def build():
 def relu():
     return (lambda x: torch.relu(x)), (torch.randn(4),)
 
+def compiled():
+    return torch.compile(torch.nn.Linear(4, 4)), (torch.randn(4),)
+
 def fail():
     raise RuntimeError("no weights\\nno biases")
 
@@ -395,6 +398,11 @@ def test_compare_fails_where_none_ran(factory):
     [
         pytest.param("fail", "Factory 'factory.py:fail' failed: RuntimeError: no weights no biases.", id="raises"),
         pytest.param("leave", "Factory 'factory.py:leave' failed: SystemExit: which data?.", id="leaves"),
+        pytest.param(
+            "compiled",
+            "The model of factory 'factory.py:compiled' is compiled: return it without torch.compile.",
+            id="compiles",
+        ),
         pytest.param("gone", "'factory.py' has no function 'gone'.", id="is not there"),
         pytest.param("__name__", "'factory.py' has no function '__name__'.", id="is text"),
         pytest.param("rellu", "'factory.py' has no function 'rellu'. Did you mean 'relu'?", id="is misspelled"),
