@@ -277,7 +277,7 @@ class Task:
 
     def generators_kept(self) -> AbstractContextManager[None]:
         """Put the random generators back at the end if the graph may draw, and otherwise leave them alone."""
-        return roundings.all_kept() if self.inputs.draws else nullcontext()
+        return all_kept() if self.inputs.draws else nullcontext()
 
     def drawn(self) -> list[torch.Tensor]:
         """Return the states of torch's generators after an observed call, none if the graph does not draw."""

@@ -342,12 +342,20 @@ class TracingApart:
     @contextmanager
     def entered(self) -> Iterator[None]:
         """Compile in this context; it may be entered again, after it was left."""
-        if self._twin is None:
-            yield
-            return
+        sizes: ShapeEnv | None = getattr(getattr(self._twin, "fake_mode", None), "shape_env", None)
+        values = {} if sizes is None else vars(sizes)
+        kept = {name: copy.copy(each) for name, each in values.items() if isinstance(each, dict | list | set | int)}
+
+        def put_back() -> None:
+            self.changed |= any(values[name] != kept[name] for name in OF_SIZES if name in kept)
+            if sizes is not None:
+                # Its caches belong to one version: a simplification under a loser's guards must not be found again.
+                values.update({**kept, "_version_counter": sizes._version_counter + 1})
+
         with undone() as stack:
-            stack.callback(self._keep_shape_env(stack, getattr(self._twin.fake_mode, "shape_env", None)))
-            stack.enter_context(tracing(self._twin))
+            restored_by(stack, put_back)
+            if self._twin is not None:
+                stack.enter_context(tracing(self._twin))
             yield
 
     def adopt(self) -> None:
@@ -359,23 +367,6 @@ class TracingApart:
         guards.dynamo_guards.update(set(found.dynamo_guards))
         guards.aotautograd_guards += found.aotautograd_guards
         vars(context).update({name: vars(self._twin)[name] for name in vars(context) if name not in OF_THE_TRACE})
-
-    def _keep_shape_env(self, stack: ExitStack, shape_env: ShapeEnv | None) -> Callable[[], None]:
-        """Restore the shape environment at the end; return the function that then says whether it was changed."""
-        if shape_env is None:
-            return lambda: None
-        plain = {name: value for name, value in vars(shape_env).items() if isinstance(value, dict | list | set | int)}
-        kept = {name: copy.copy(value) for name, value in plain.items()}
-
-        def put_back() -> None:
-            # Its caches belong to one version: a simplification under a loser's guards must not be found again.
-            vars(shape_env).update({**kept, "_version_counter": shape_env._version_counter + 1})
-
-        def compare() -> None:
-            self.changed |= any(vars(shape_env)[name] != kept[name] for name in OF_SIZES if name in kept)
-
-        restored_by(stack, put_back)
-        return compare
 
 
 OF_THE_TRACE = ("guards_context", "fakify_first_call")  # what a context of another version has for itself
