@@ -33,24 +33,22 @@ def write_whole(path: Path, content: str | bytes) -> None:
     with reported(repr(str(path))):
         file, exists = _resolved(path)
         written = content.encode() if isinstance(content, str) else content
-        if exists:
-            replace_file(file, written, 0o600, partial(_take_over, file))
-        else:
-            replace_file(file, written)
+        replace_file(file, written, 0o600 if exists else 0o666, partial(_take_over, file) if exists else None)
 
 
 def replace_file(
     file: Path,
     content: bytes,
     mode: int = 0o666,
-    prepare: Callable[[Path], object] = lambda beside: None,
+    prepare: Callable[[Path], object] | None = None,
     prefix: str = BESIDE,
 ) -> None:
     """Write `content` to a new file beside, which `prepare` may change first, and rename that; raise OSError."""
     beside = file.with_name(f"{prefix}{secrets.token_hex(8)}")
     try:
         with open(beside, "xb", opener=lambda name, flags: os.open(name, flags, mode)) as opened:
-            prepare(beside)
+            if prepare:
+                prepare(beside)
             opened.write(content)
             opened.flush()
             os.fsync(opened.fileno())

@@ -9,13 +9,11 @@ from typing import Any
 
 from backend_kwargs.errors import BackendKwargsError, pip_install
 from backend_kwargs.stores import Documents
-from backend_kwargs.stores.connections import LIMIT_S
+from backend_kwargs.stores.connections import AT_ONCE, LIMIT_S
 from backend_kwargs.stores.documents import LARGEST, check_content, check_name, check_prefix, is_name
 from backend_kwargs.stores.folder import Folder
 from backend_kwargs.stores.opening import unknown_scheme
 from backend_kwargs.stores.urls import failure, label_of
-
-_AT_ONCE = 100  # documents of one answer
 
 
 def open(url: str, limit_s: float = LIMIT_S) -> Documents:  # noqa: A001 - the drivers' common name
@@ -100,8 +98,8 @@ class Objects:
         return self._documents(sorted(name for name in sized if name.startswith(prefix) and is_name(name)))
 
     def _documents(self, names: Sequence[str]) -> Iterator[tuple[str, bytes]]:
-        for start in range(0, len(names), _AT_ONCE):
-            some = names[start : start + _AT_ONCE]
+        for start in range(0, len(names), AT_ONCE):
+            some = names[start : start + AT_ONCE]
             with self._files() as (files, root, bounds):
                 paths = [f"{root}/{name}" for name in some]
                 documents = files.cat_ranges(paths, 0, LARGEST + 1, on_error="return", **bounds)
