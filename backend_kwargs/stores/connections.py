@@ -7,9 +7,9 @@ import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
-from functools import partial
 from typing import Generic, Protocol, TypeVar
 
+from backend_kwargs.files.retries import retried
 from backend_kwargs.stores.documents import check_prefix
 from backend_kwargs.stores.urls import failure
 
@@ -86,7 +86,8 @@ class Server(ABC, Generic[S]):
             raise TimeoutError(f"no answer in {self.limit_s:g} s")
         try:
             if self._client is None:
-                self._client = retried_while_busy(partial(self._connect, self._url), end)
+                connect = lambda: self._connect(self._url, max(0.0, end - time.monotonic()))  # noqa: E731
+                self._client = retried(connect, lambda error: bool(_BUSY.search(str(error))), _pauses_until(end))
             return self._watched(action, self._client, end)
         except BaseException:
             self._drop()  # in an unknown state
@@ -125,15 +126,12 @@ class Server(ABC, Generic[S]):
         """Make a call that runs in another thread fail."""
 
 
-def retried_while_busy(connect: Callable[[float], S], end: float) -> S:
-    """Return what `connect` returns, tried again after random pauses while the server has too many clients."""
-    pause_s = 0.02
+def _pauses_until(end: float) -> Iterator[float]:
+    """Yield random pauses, which may be longer each time, as long as they end before `end`."""
+    longest_s = 0.04
     while True:
-        try:
-            return connect(max(0.0, end - time.monotonic()))
-        except Exception as error:
-            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
-            wait_s = _JITTER.uniform(0, pause_s)
-            if not _BUSY.search(str(error)) or time.monotonic() + wait_s > end:
-                raise
-        time.sleep(wait_s)
+        pause_s = _JITTER.uniform(0, longest_s)
+        if time.monotonic() + pause_s > end:
+            return
+        yield pause_s
+        longest_s = min(2 * longest_s, _LONGEST_PAUSE_S)
