@@ -104,10 +104,9 @@ def _verdict(comparison: Comparison, best: Row | None, paste: str) -> page.Verdi
     found = [(other.label, interval_of(speedup_over(best, other))) for other in others]
     ratios, noise = [of for _, of in found if of], comparison.noise
     noisy = any(noise and trial.within_noise(of, noise) for of in ratios)
-    accuracy, calls = best.accuracy, None
-    if baseline.latency and best.compile_s is not None:
-        medians = best.latency.median, baseline.latency.median
-        calls = pays_back(best.compile_s, medians[0], baseline.compile_s or 0.0, medians[1])
+    accuracy = best.accuracy
+    other_s = baseline.latency.median if baseline.latency else None
+    calls = pays_back(best.compile_s, best.latency.median, baseline.compile_s or 0.0, other_s)
     return page.Verdict(
         winner=best.label,
         text=CHEAPEST if any(of.low <= 1 for of in ratios) else "",

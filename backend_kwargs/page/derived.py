@@ -26,9 +26,11 @@ def noise_of(over: str, noise: Interval | None) -> Iterator[Warned]:
         yield Warned(text=text, kind="noise")
 
 
-def pays_back(compile_s: float, call_s: float, other_compile_s: float, other_call_s: float) -> int | None:
-    """Return after how many calls a candidate has saved the time that it compiles longer; None if never."""
-    if call_s >= other_call_s:
+def pays_back(
+    compile_s: float | None, call_s: float | None, other_compile_s: float, other_call_s: float | None
+) -> int | None:
+    """Return after how many calls a candidate has saved the time that it compiles longer; None if never, or unknown."""
+    if compile_s is None or not call_s or not other_call_s or call_s >= other_call_s:
         return None
     return max(0, math.ceil((compile_s - other_compile_s) / (other_call_s - call_s)))
 

@@ -106,7 +106,8 @@ def verdict_of(decision: Decision, paste: str = "") -> Verdict:
     found = [(row.name, ratio_over(decision.rows, winner, row)) for row in others]
     if winner.name != EAGER and (itself := over_itself(decision)) and itself.high < 1:
         found.append((ITSELF, interval_of(itself)))
-    calls = _pays_back(winner, eager)
+    eager_s = seconds_of(eager.seconds) if eager else None
+    calls = pays_back(seconds_of(winner.compile_s), seconds_of(winner.seconds), 0.0, eager_s)
     return Verdict(
         winner=winner.name,
         provisional=what_is_open(decision),
@@ -122,15 +123,6 @@ def verdict_of(decision: Decision, paste: str = "") -> Verdict:
         pays_back_calls=calls,
         pays_back_over=EAGER if calls is not None else "",
     )
-
-
-def _pays_back(winner: RaceRow, eager: RaceRow | None) -> int | None:
-    """Return after how many calls the winner's compile is paid back over eager, None if it is not."""
-    compile_s, call_s = seconds_of(winner.compile_s), seconds_of(winner.seconds)
-    eager_s = seconds_of(eager.seconds) if eager else None
-    if winner is eager or compile_s is None or not call_s or not eager_s:
-        return None
-    return pays_back(compile_s, call_s, 0.0, eager_s)
 
 
 def best_mode(decision: Decision) -> RaceRow | None:
