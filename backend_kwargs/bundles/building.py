@@ -2,8 +2,7 @@
 
 import copy
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any
 
@@ -98,29 +97,21 @@ def _seen(
     outputs: list[object] = []
     inputs: list[list[torch.Tensor]] = []
     for sample in samples:
-        # The next call may overwrite these results: a buffer, or the memory of a CUDA graph.
         args, kwargs = sample
-        with _said(len(outputs), compiled=compiled):
+        try:
+            # The next call may overwrite these results: a buffer, or the memory of a CUDA graph.
             outputs.append(map_tensors(torch.Tensor.clone, call(*args, **kwargs)))
+        except BackendKwargsError:
+            raise
+        except (Exception, SystemExit) as error:  # the module's own, or its compiler's
+            at = f"sample {len(outputs)}"
+            what = f"cannot be compiled for {at}" if compiled else f"fails on {at} in eager"
+            why = status_of(error)[1] if compiled else error_text(error)
+            raise FailedModuleError(f"The module {what}: {why.removesuffix('.')}.") from error
         called()
         inputs.append([leaf for _, leaf in walk("", (args, kwargs)) if isinstance(leaf, torch.Tensor)])
     state = dict(module.named_buffers()) | (dict(module.named_parameters()) if parameters else {})
     return {"output": outputs, "input": inputs, "state": state}
-
-
-@contextmanager
-def _said(sample: int, *, compiled: bool) -> Iterator[None]:
-    """Raise the module's own errors, and its compiler's, as one line; the original is its cause."""
-    try:
-        yield
-    except BackendKwargsError:
-        raise
-    except (Exception, SystemExit) as error:
-        if compiled:
-            message = f"The module cannot be compiled for sample {sample}: {status_of(error)[1]}"
-        else:
-            message = f"The module fails on sample {sample} in eager: {error_text(error)}"
-        raise FailedModuleError(message if message.endswith(".") else f"{message}.") from error
 
 
 def device_of(module: torch.nn.Module, device: Device) -> torch.device:

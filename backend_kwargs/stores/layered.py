@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from operator import methodcaller
@@ -276,7 +277,10 @@ def synced(
     for name, content in source:
         what = _compared(kind, name, content, target, there.get(name), trusted_keys)
         if what in ("new", "newer") and not dry_run:
-            if (now := _got(target, name, there.get(name))) != there.get(name):  # written since the listing
+            now = there.get(name)
+            with suppress(Exception):  # as a folder's file may not be read, and writing says why
+                now = target.get(name)
+            if now != there.get(name):  # written since the listing
                 what = _compared(kind, name, content, target, now, trusted_keys)
             if what in ("new", "newer"):
                 target.put(name, content)
@@ -291,14 +295,6 @@ def _why_it_stays(kind: Kind[Any], name: str, content: bytes) -> str:
     except RefusedError:  # of a newer release's schema, which is copied as it is
         return ""
     return "it is provisional, and stays on its machine" if body is not None and kind.stays(body) else ""
-
-
-def _got(store: Documents, name: str, otherwise: bytes | None) -> bytes | None:
-    """Return a document, or `otherwise` where it cannot be read, as a folder's file may not be."""
-    try:
-        return store.get(name)
-    except Exception:  # noqa: BLE001 - each kind of store raises its own error, and writing says why
-        return otherwise
 
 
 def _compared(

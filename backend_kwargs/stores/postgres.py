@@ -90,7 +90,16 @@ class Postgres(Server["psycopg.Connection[Any]"]):
                 connection.rollback()
             if not create:
                 return []
-            _create(connection)
+            try:
+                connection.execute(CREATE)
+                connection.commit()
+            except (psycopg.errors.UniqueViolation, psycopg.errors.DuplicateTable, psycopg.errors.DuplicateObject):
+                connection.rollback()  # another process was faster, with the table or its type
+            except psycopg.errors.InsufficientPrivilege:
+                raise BackendKwargsError(
+                    f"There is no table {TABLE}, and this user may not create it. Who may can run: "
+                    f"{' '.join(CREATE.split())}"
+                ) from None
             return run(connection)
 
         return self.call(run_with_table)
@@ -109,17 +118,3 @@ class Postgres(Server["psycopg.Connection[Any]"]):
     def _interrupt(client: "psycopg.Connection[Any]") -> None:
         with suppress(Exception), socket.socket(fileno=os.dup(client.pgconn.socket)) as of_it:
             of_it.shutdown(socket.SHUT_RDWR)
-
-
-def _create(connection: "psycopg.Connection[Any]") -> None:
-    import psycopg.errors
-
-    try:
-        connection.execute(CREATE)
-        connection.commit()
-    except (psycopg.errors.UniqueViolation, psycopg.errors.DuplicateTable, psycopg.errors.DuplicateObject):
-        connection.rollback()  # another process was faster, with the table or its type
-    except psycopg.errors.InsufficientPrivilege:
-        raise BackendKwargsError(
-            f"There is no table {TABLE}, and this user may not create it. Who may can run: {' '.join(CREATE.split())}"
-        ) from None
