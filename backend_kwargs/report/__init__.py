@@ -139,7 +139,10 @@ def report(compiled: object = None, *, against: object = None) -> Report:
     owners, own, notes = ([], records(), ()) if compiled is None else found_in(compiled)
     if not own:
         return Report((), tuple(f"no graph reached a backend: {why}" for why in _why_no_graphs(owners)))
-    graphs = tuple(_graph(record, other) for record, other in zip(own, _others(against, len(own)), strict=True))
+    others: Sequence[Sequence[Code] | None] = [None] * len(own)
+    if against is not None:
+        others = [codes_of(record) for record in found_in(against)[1]] + [[]] * len(own)
+    graphs = tuple(_graph(record, other) for record, other in zip(own, others, strict=False))
     advice = advice_on(graphs, [id(record.owner()) for record in own])
     return Report(graphs, tuple(advice), (*served_lines(graphs), *notes, *_unseen_breaks(graphs)))
 
@@ -148,13 +151,6 @@ def report_of(own: Iterable[Record]) -> Report:
     """Return a report on the graphs of some records that are alive: those of one of several callables, say."""
     graphs = tuple(_graph(record, None) for record in own if record.compiled() is not None)
     return Report(graphs, tuple(advice_on(graphs)), (*served_lines(graphs), *_unseen_breaks(graphs)))
-
-
-def _others(against: object, count: int) -> Sequence[Sequence[Code] | None]:
-    if against is None:
-        return [None] * count
-    codes = [codes_of(record) for record in found_in(against)[1]]
-    return (codes + [[]] * count)[:count]
 
 
 def _why_no_graphs(owners: Sequence[object]) -> list[str]:

@@ -52,7 +52,10 @@ def document_of(decisions: Sequence[Decision], paste: str = "") -> Document:
     """Return the page of some decisions, latest first; of one, with its verdict and the code to `paste`."""
     shown = decisions[:MOST]
     one = shown[0] if len(shown) == 1 else None
-    parts = parts_of([(_graph_name(each, shown), each) for each in shown])
+    # A graph is called by its description, with the key's first digits where that is not its own.
+    alike = Counter(each.facts for each in shown)
+    digits = [f" ({each.key[:12]})" if alike[each.facts] > 1 else "" for each in shown]
+    parts = parts_of([(f"{each.facts or 'graph'}{own}", each) for each, own in zip(shown, digits, strict=True)])
     left_out = (f"{len(decisions) - MOST} more decisions are not shown.",) if len(decisions) > MOST else ()
     about = f"key {one.key[:12]}" if one else f"{len(decisions)} graphs"
     counts = Counter(decision.winner for decision in decisions).most_common(20)
@@ -83,13 +86,6 @@ def parts_of(named: Sequence[tuple[str, Decision]]) -> Document:
         graphs=tuple(graph_of(decision, name) for name, decision in named),
         notes=tuple(CHAINED.format(over=over) for over in dict.fromkeys(each.over for each in speedups if each.over)),
     )
-
-
-def _graph_name(decision: Decision, among: Sequence[Decision]) -> str:
-    """Return what a reader calls a graph: its description, with the key's first digits where that is not its own."""
-    what = decision.facts or "graph"
-    alone = sum(each.facts == decision.facts for each in among) == 1
-    return what if alone else f"{what} ({decision.key[:12]})"
 
 
 # ---- one decision

@@ -12,10 +12,12 @@ from backend_kwargs.page import document as page
 from backend_kwargs.page.figures import count_of, file_of, seconds_of
 from backend_kwargs.report.advice import advice_on
 from backend_kwargs.report.decisions import parts_of, verdict_of
-from backend_kwargs.report.graphs import Graph, Race, engine_lines
+from backend_kwargs.report.graphs import Graph, engine_lines
 
 PLACE = re.compile(r"# (?P<file>[^\s:]+):(?P<line>\d+) in ")  # of a guard in dynamo's reason to compile again
 MOST = 1000  # graphs on a page
+# What kept the ranks from one decision of a race, and what became of it.
+APART = {Unraced.LEFT: " by all ranks", Unraced.ALONE: "; other ranks may have compiled something else"}
 
 
 def document_of(graphs: Sequence[Graph], counted: str, summary: str = "", remarks: Iterable[str] = ()) -> page.Document:
@@ -43,19 +45,14 @@ def warnings_on(graphs: Iterable[Graph], where: str = "") -> Iterator[page.Warne
     for graph in graphs:
         if graph.ran:
             yield page.Warned(text=graph.ran.what, kind="fell back", where=where or _name(graph))
-        if graph.race and (why := _disagreement(graph.race)):
+        if (race := graph.race) and race.unraced in APART:
+            why = f"{race.facts}, so that {race.winner} was compiled{APART[race.unraced]}"
             yield page.Warned(text=why, kind="ranks", where=where or _name(graph))
     for each in dict.fromkeys(graph.ended_by for graph in graphs if graph.ended_by):
         yield page.Warned(text=f"graph break at {file_of(each.place)}: {each.reason}", kind="break", where=where)
     for advice in advice_on(graphs):
         if not advice.startswith("graph break at"):
             yield page.Warned(text=advice, kind="advice", where=where)
-
-
-def _disagreement(race: Race) -> str:
-    """Return what keeps the ranks from one decision of a race, "" if they have it, or are not several."""
-    others = {Unraced.LEFT: " by all ranks", Unraced.ALONE: "; other ranks may have compiled something else"}
-    return f"{race.facts}, so that {race.winner} was compiled{others[race.unraced]}" if race.unraced in others else ""
 
 
 def _name(graph: Graph) -> str:

@@ -34,7 +34,9 @@ def changes_of(name: str, example: object, fill: float, dims: Sequence[int], *, 
         return {}
     found: dict[str, Change] = {}
     if _is_mask(name, example):
-        other = _other(example, fill)
+        # For what is real: a value of its own, or 0 for a fill that is not 0, else 1.
+        real = example[example != fill]
+        other = real.flatten()[0] if real.numel() else example.new_full((), not fill)
         found = {
             "all real": lambda x: torch.where(x == fill, other, x),
             "inverted in part": lambda x: torch.where(_odd(x, dims), torch.where(x == fill, other, fill), x),
@@ -93,12 +95,6 @@ def _is_mask(name: str, example: torch.Tensor) -> bool:
     zeros, ones = example == 0, example == 1
     both = bool(zeros.any() and ones.any() and (zeros | ones).all())
     return both or example.dtype == torch.bool or "mask" in name.lower()
-
-
-def _other(example: torch.Tensor, fill: float) -> torch.Tensor:
-    """Return the value of a mask for what is real: one of its own, or 0 for a `fill` that is not 0, else 1."""
-    real = example[example != fill]
-    return real.flatten()[0] if real.numel() else example.new_full((), not fill)
 
 
 def _odd(x: torch.Tensor, dims: Sequence[int]) -> torch.Tensor:
