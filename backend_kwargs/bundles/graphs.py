@@ -229,17 +229,13 @@ class CannotLoadError(Exception):
 
 def key_of(gm: GraphModule, example_inputs: Inputs) -> str:
     """Return 64 hexadecimal digits for a graph's computation and its inputs, the same in each process."""
-    tensors = [(name, content_hash(tensor)) for name, tensor in _held(gm)]
-    inputs, modes = signature(gm, example_inputs), dict(sorted(ambient().items()))
-    return key("kept", structure=structure(gm), signature=inputs, ambient=modes, tensors=tensors)
-
-
-def _held(gm: GraphModule) -> list[tuple[str, torch.Tensor]]:
-    """Return the tensors that the graph and its subgraphs contain: their values become part of its code."""
+    # The values of tensors that the graph and its subgraphs contain become part of its code.
     graphs = [(path, each) for path, each in gm.named_modules() if isinstance(each, GraphModule)]
     reads = [(path, each, node.target) for path, each in graphs for node in each.graph.find_nodes(op="get_attr")]
     values = [(f"{path}.{name}", attrgetter(name)(each)) for path, each, name in reads]
-    return [(name, value) for name, value in values if isinstance(value, torch.Tensor)]
+    tensors = [(name, content_hash(value)) for name, value in values if isinstance(value, torch.Tensor)]
+    inputs, modes = signature(gm, example_inputs), dict(sorted(ambient().items()))
+    return key("kept", structure=structure(gm), signature=inputs, ambient=modes, tensors=tensors)
 
 
 def permits_decision(backend: Backend, winner: str, options: Options) -> bool:
@@ -291,6 +287,8 @@ def _kept(compiled: Call | None, decision: DecisionData | None, why: str) -> Gra
 
 
 def _graph(compiled: Call, decision: DecisionData | None) -> Graph:
+    from backend_kwargs.torch_internals.inductor_code import generated_modules
+
     serialize = getattr(compiled, "serialize", None)
     if serialize is None:
         raise CannotKeepError("torch cannot serialize it; it is compiled again where the bundle is loaded")
@@ -300,22 +298,15 @@ def _graph(compiled: Call, decision: DecisionData | None) -> Graph:
         raise CannotKeepError("it has a backward graph")
     inductor = result.compiled_fw.result
     (compiled_graph,) = [graph for graph in compiled_graphs(compiled) if graph.cache_key == inductor.cache_key]
-    source, libraries = _with_named_libraries(inductor.source_code, _module(compiled_graph))
+    modules = {Path(str(module.__file__)).stem: module for module in generated_modules()}  # the latest of a name
+    if compiled_graph.cache_key not in modules:
+        raise CannotKeepError("its generated code was dropped")
+    source, libraries = _with_named_libraries(inductor.source_code, modules[compiled_graph.cache_key])
     if libraries and "cuda" in inductor.device_types:
         raise CannotKeepError("its C++ wrapper names files of this machine")
     inductor.source_code = source
     inductor.cache_key = "c" + digest(source.encode(), 50)
     return Graph(code=pickle.dumps(result), libraries=libraries, decision=decision)
-
-
-def _module(graph: Any) -> ModuleType:
-    """Return the module of generated code that `graph` runs."""
-    from backend_kwargs.torch_internals.inductor_code import generated_modules
-
-    for module in reversed(generated_modules()):
-        if Path(str(module.__file__)).stem == graph.cache_key:
-            return module
-    raise CannotKeepError("its generated code was dropped")
 
 
 def _with_named_libraries(source: str, module: ModuleType) -> tuple[str, dict[str, bytes]]:
