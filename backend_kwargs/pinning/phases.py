@@ -54,7 +54,12 @@ def write(
         pins.phase, pins.strict = "serving", not uncalled
         forget_loaded()
         tell("3 of 3, compiling by the lock", 0.7)
-        _check_equal(timed, run())
+        for at, pair in enumerate(zip(timed, run(), strict=True)):
+            if not same_bits(*pair):
+                raise BackendKwargsError(
+                    f"Result {at} has other bits when the same kernels compute it again, so that nothing is pinned: "
+                    "see which operators torch.use_deterministic_algorithms(True) names."
+                )
     if add and path.exists():  # what another process has added meanwhile
         pins = pins.with_others(read_lock(path))
     write_lock(pins, path)
@@ -93,19 +98,16 @@ class _Example:
             raise _uncopied(error_text(error)) from error
         state = self.changes.on(own)
         if isinstance(model, FunctionType):
-            model = _with_own_code(model)
+            twin = FunctionType(
+                model.__code__.replace(), model.__globals__, None, model.__defaults__, model.__closure__
+            )
+            twin.__kwdefaults__ = model.__kwdefaults__
+            twin.__dict__.update(vars(model))
+            model = twin
         try:
             yield model, sample
         finally:
             state.restore()
-
-
-def _with_own_code(function: FunctionType) -> FunctionType:
-    code = function.__code__.replace()
-    twin = FunctionType(code, function.__globals__, None, function.__defaults__, function.__closure__)
-    twin.__kwdefaults__ = function.__kwdefaults__
-    twin.__dict__.update(vars(function))
-    return twin
 
 
 def _uncopied(why: str) -> BackendKwargsError:
@@ -143,13 +145,3 @@ def _called(example: _Example, backend: Backend, pins: Pins, dynamic: bool | Non
             )
         written = [part for part, version in held if version_of(part) != version]
         return [each.detach().clone() for each in (*tensors_of(output), *gradients.values(), *written)]
-
-
-def _check_equal(first: Sequence[torch.Tensor], second: Sequence[torch.Tensor]) -> None:
-    """Raise if two runs of the same kernels gave other bits."""
-    for at, pair in enumerate(zip(first, second, strict=True)):
-        if not same_bits(*pair):
-            raise BackendKwargsError(
-                f"Result {at} has other bits when the same kernels compute it again, so that nothing is pinned: "
-                "see which operators torch.use_deterministic_algorithms(True) names."
-            )

@@ -123,18 +123,15 @@ class Objects:
         try:
             with self._lock:
                 if self._opened is None or self._pid != os.getpid():  # none works across a fork
-                    self._opened, self._pid = _opened(self._url, self._limit_s), os.getpid()
+                    import fsspec
+                    from fsspec.asyn import AsyncFileSystem
+
+                    files, root = fsspec.url_to_fs(self._url, **_options(self._url))
+                    bounds = {"timeout": self._limit_s} if isinstance(files, AsyncFileSystem) else {}
+                    self._opened, self._pid = (files, root.rstrip("/"), bounds), os.getpid()
             yield self._opened
         except Exception as error:  # noqa: BLE001 - each library has its own, and its text may contain a password
             raise failure(self.label, self._url, error) from None
-
-
-def _opened(url: str, limit_s: float) -> tuple[Any, str, dict[str, float]]:
-    import fsspec
-    from fsspec.asyn import AsyncFileSystem
-
-    files, root = fsspec.url_to_fs(url, **_options(url))
-    return files, root.rstrip("/"), {"timeout": limit_s} if isinstance(files, AsyncFileSystem) else {}
 
 
 def _options(url: str) -> dict[str, dict[str, Any]]:
