@@ -9,7 +9,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
 from typing import Generic, Protocol, TypeVar
 
-from backend_kwargs.files.retries import retried
+from backend_kwargs.files import retried
 from backend_kwargs.stores.documents import check_prefix
 from backend_kwargs.stores.urls import failure
 
