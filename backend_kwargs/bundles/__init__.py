@@ -2,6 +2,6 @@
 
 `module` is what users see: `CompiledModule`, with its states and its `config`. `building` and `running` compile a
 module, call it, and serve it; `samples` are the arguments it is compiled for, with which the arguments of a call are
-compared. `graphs` keeps compiled graphs and loads them; `libraries` loads their C++ functions, and `operators` tells
-which of them may have changed elsewhere. `disk/` is the folder of a bundle: written whole, read with care.
+compared. `graphs` keeps compiled graphs whose code cannot have changed elsewhere, and loads them; `libraries` loads
+their C++ functions. `disk/` is the folder of a bundle: written whole, read with care.
 """

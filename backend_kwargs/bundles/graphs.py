@@ -10,13 +10,14 @@ again in each process, so the guards are those of the process that serves.
 import ast
 import linecache
 import pickle
+import sys
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from operator import attrgetter
 from pathlib import Path
-from types import CodeType, ModuleType
+from types import CodeType, FunctionType, ModuleType
 from typing import Any, TypeAlias
 
 import torch
@@ -29,7 +30,6 @@ from backend_kwargs.backends import CapturedGraph, Inputs
 from backend_kwargs.backends.generated_code import compiled_graphs
 from backend_kwargs.bundles.disk.place import private_folder
 from backend_kwargs.bundles.libraries import library, provided
-from backend_kwargs.bundles.operators import inlined
 from backend_kwargs.bundles.samples import content_hash
 from backend_kwargs.errors import BackendKwargsError, error_text, warn_once
 from backend_kwargs.facts import EAGER, Call
@@ -49,7 +49,16 @@ from backend_kwargs.torch_internals.dynamo import (
     traced_frame,
     without_disabling,
 )
-from backend_kwargs.torch_internals.modes import AUTOCAST_FUNCTIONS
+from backend_kwargs.torch_internals.modes import (
+    AUTOCAST_FUNCTIONS,
+    OpOverload,
+    OpOverloadPacket,
+    has_dispatch_rules,
+    has_kernel,
+    is_custom,
+    is_lowered_by_inductor,
+    overloads_of,
+)
 
 CompileFx: TypeAlias = Callable[..., Call]
 DecisionData: TypeAlias = Mapping[str, Any]  # what a bundle keeps of a decision of auto
@@ -365,3 +374,75 @@ def load_graph(kept: Graph, example_inputs: Inputs, folder: str, options: Option
         return compiled(list(inputs))
 
     return forward
+
+
+# ---- which operators may be inlined below dynamo, so that compiled code contains their body
+
+# The releases of torch and Python are compared when a bundle is loaded.
+LIBRARIES = frozenset(
+    {"torch", "numpy", "builtins", "math", "cmath", "operator", "functools", "itertools", "collections", "typing"}
+    | {"_operator", "_functools", "_collections", "_collections_abc", "abc", "enum", "types", "typing_extensions"}
+    | {"dataclasses", "numbers", "fractions", "contextlib", "warnings", "_warnings", "logging", "string", "re"}
+    | {"bisect", "_bisect", "heapq", "_heapq", "copy", "reprlib"}
+)
+# Operators of other namespaces may have changed when the code is loaded.
+TORCH_NAMESPACES = frozenset(
+    {"aten", "prim", "prims", "profiler", "inductor", "quantized", "quantized_decomposed", "mkldnn", "mkl", "onednn"}
+    | {"_c10d_functional", "c10d_functional", "_quantized", "rngprims", "debugprims", "symm_mem", "c10d"}
+)
+# Kernels with these keys run while a graph is traced, and what they call becomes part of it.
+TRACED_KEYS = ("CompositeImplicitAutograd", "Autograd", "AutogradCPU", "AutogradCUDA", "AutocastCPU", "AutocastCUDA")
+
+
+def inlined(gm: torch.fx.GraphModule) -> str | None:
+    """Return the name of a call in the graph whose body may become part of compiled code, None if there is none."""
+    for each in gm.modules():
+        if not isinstance(each, torch.fx.GraphModule):
+            continue
+        for node in each.graph.nodes:
+            if node.op == "call_function" and not _is_opaque(node.target):
+                is_function = isinstance(node.target, FunctionType)
+                return node.target.__qualname__ if is_function else str(node.target)
+            if node.op == "call_module" and not isinstance(each.get_submodule(node.target), torch.fx.GraphModule):
+                return str(node.target)
+    return None
+
+
+def _is_opaque(target: object) -> bool:
+    """Return whether compiled code calls `target` itself, or has of it what torch's release determines."""
+    if isinstance(target, OpOverloadPacket):
+        return all(map(_is_opaque, overloads_of(target)))
+    if isinstance(target, OpOverload):
+        return target.namespace in TORCH_NAMESPACES or not _is_traced(target)
+    if isinstance(target, FunctionType):
+        return is_own(target)
+    return is_library_name(getattr(target, "__module__", None) or type(target).__module__)
+
+
+def _is_traced(op: OpOverload) -> bool:
+    """Return whether an operator's own Python code may become part of a graph."""
+    # A custom_op's own kernel for autograd calls the operator again.
+    keys = [key for key in TRACED_KEYS if key != "Autograd" or not is_custom(op)]
+    return (
+        any(has_kernel(op, key) for key in keys)
+        or bool(op.py_kernels)
+        or has_dispatch_rules(op)
+        or is_lowered_by_inductor(op)
+    )
+
+
+def is_own(function: FunctionType) -> bool:
+    """Return whether a function's code is in the source file of a library's module."""
+    name = function.__globals__.get("__name__", "")
+    module = sys.modules.get(name)
+    return (
+        module is not None
+        and is_library_name(name)
+        and function.__globals__ is vars(module)
+        and function.__code__.co_filename in (getattr(module, "__file__", None), f"<frozen {name}>")
+    )
+
+
+def is_library_name(name: str) -> bool:
+    """Return whether a Python module of this name belongs to a library whose release is compared."""
+    return name.partition(".")[0] in LIBRARIES

@@ -6,8 +6,7 @@ import torch
 import backend_kwargs as bk
 from backend_kwargs.bundles.disk import reading
 from backend_kwargs.bundles.disk.manifest import GraphPart
-from backend_kwargs.bundles.graphs import key_of
-from backend_kwargs.bundles.operators import inlined
+from backend_kwargs.bundles.graphs import inlined, key_of
 
 
 @pytest.fixture(scope="module")
