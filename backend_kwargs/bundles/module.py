@@ -148,7 +148,7 @@ class CompiledModule:
             state = self._after("build")
             if cache_dir is not None:
                 raise removed("build's `cache_dir`", "leave it out; only ahead-of-time packages were written there")
-            from backend_kwargs.bundles.building import build
+            from backend_kwargs.bundles.running import build
 
             self._built, self._running = build(self.config, module, data, device)
             self._ready(state)
@@ -193,12 +193,10 @@ class CompiledModule:
             state = self._after("deploy")
             if not guards:
                 raise removed("deploy(guards=False)", GUARDED)
-            from backend_kwargs.bundles.running import deployed
+            from backend_kwargs.bundles.running import deployed, device_of
 
             built = self._known()
             if device is not None:
-                from backend_kwargs.bundles.building import device_of
-
                 built.device = device_of(built.module, device)
             self._running, self._call = deployed(built)
             self._state = state

@@ -11,7 +11,6 @@ import msgspec
 import torch
 from torch.types import Device
 
-from backend_kwargs.bundles.building import device_of
 from backend_kwargs.bundles.config import CompileConfig, floating_dtype
 from backend_kwargs.bundles.disk.extensions import install
 from backend_kwargs.bundles.disk.manifest import (
@@ -27,7 +26,7 @@ from backend_kwargs.bundles.disk.manifest import (
 from backend_kwargs.bundles.disk.place import MANIFEST, PARTS, SIGNATURES, private_folder, resolved
 from backend_kwargs.bundles.disk.weights import checked_weights, why_not_samples
 from backend_kwargs.bundles.graphs import Graph, permits_decision
-from backend_kwargs.bundles.running import Built
+from backend_kwargs.bundles.running import Built, device_of
 from backend_kwargs.errors import BackendKwargsError, error_text, printable, warn_once, wrong_value
 from backend_kwargs.files import NO_LINK, content_of, opened_file, opened_folder, retried
 from backend_kwargs.keys import digest
