@@ -15,7 +15,7 @@ from backend_kwargs.compile_records import Record, kept_of, record_of
 from backend_kwargs.harness.study import Model
 from backend_kwargs.options.option import Options
 from backend_kwargs.report import Ran, Report, report_of
-from backend_kwargs.report.generated import RETURNED, UNKNOWN
+from backend_kwargs.report.graphs import RETURNED, UNKNOWN
 from backend_kwargs.torch_internals.compile_fx import InductorWrapper
 from backend_kwargs.torch_internals.dynamo import limits_lifted, lookup_backend
 

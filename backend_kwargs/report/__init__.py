@@ -14,7 +14,6 @@ from backend_kwargs.facts import Partition
 from backend_kwargs.files import write_whole
 from backend_kwargs.report.advice import advice_on, reason_and_hint
 from backend_kwargs.report.found import called_by, code_of, found_in, methods_in_eager, why_no_graph
-from backend_kwargs.report.generated import codes_of, ran_of, share_of, unknown_here, worst
 from backend_kwargs.report.graphs import (
     TVM,
     Break,
@@ -23,11 +22,16 @@ from backend_kwargs.report.graphs import (
     Graph,
     Race,
     Ran,
+    codes_of,
     lines_of,
     number,
+    ran_of,
     seconds_of,
     served_lines,
+    share_of,
+    unknown_here,
     unraced,
+    worst,
 )
 from backend_kwargs.rewrites.table import chosen_places, find_rewrite
 

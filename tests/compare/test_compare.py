@@ -13,7 +13,7 @@ from backend_kwargs.compare import Candidate, Row, compare, fastest
 from backend_kwargs.errors import BackendKwargsError
 from backend_kwargs.harness import isolation as isolating
 from backend_kwargs.harness.study import checksum
-from backend_kwargs.report.generated import RETURNED, UNKNOWN
+from backend_kwargs.report.graphs import RETURNED, UNKNOWN
 from backend_kwargs.trial import memory, timing
 from benchmarks.execution.controls import slow_while_held
 

@@ -22,7 +22,7 @@ import backend_kwargs as bk
 from backend_kwargs import compile_records
 from backend_kwargs.report import Ran
 from backend_kwargs.report.advice import INSTEAD_OF_CACHE, advice_on
-from backend_kwargs.report.generated import RETURNED, UNKNOWN
+from backend_kwargs.report.graphs import RETURNED, UNKNOWN
 from backend_kwargs.torch_internals import dynamo
 
 pytestmark = pytest.mark.usefixtures("fresh_dynamo")

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import backend_kwargs as bk
-from backend_kwargs.report.generated import UNKNOWN
+from backend_kwargs.report.graphs import UNKNOWN
 from tests import forks
 
 pytestmark = [
