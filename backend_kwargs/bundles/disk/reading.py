@@ -12,7 +12,6 @@ import torch
 from torch.types import Device
 
 from backend_kwargs.bundles.config import CompileConfig, floating_dtype
-from backend_kwargs.bundles.disk.extensions import install
 from backend_kwargs.bundles.disk.manifest import (
     LARGEST,
     GraphPart,
@@ -21,6 +20,7 @@ from backend_kwargs.bundles.disk.manifest import (
     decoded,
     differences,
     fingerprint,
+    install,
     signer_of,
 )
 from backend_kwargs.bundles.disk.place import MANIFEST, PARTS, SIGNATURES, private_folder, resolved

@@ -11,7 +11,6 @@ from types import MappingProxyType
 import msgspec
 import torch
 
-from backend_kwargs.bundles.disk.extensions import loaded_extensions
 from backend_kwargs.bundles.disk.manifest import (
     DOMAIN,
     LARGEST,
@@ -20,6 +19,7 @@ from backend_kwargs.bundles.disk.manifest import (
     Manifest,
     Part,
     fingerprint,
+    loaded_extensions,
 )
 from backend_kwargs.bundles.disk.place import (
     MANIFEST,
