@@ -5,11 +5,11 @@ So no other call needs to remember it.
 """
 
 import contextlib
+import functools
 import itertools
 import sys
 from collections.abc import Iterable, Iterator
 from difflib import get_close_matches
-from functools import cache
 from importlib.metadata import requires
 from pathlib import Path
 from types import FrameType
@@ -18,7 +18,7 @@ from warnings import warn
 LONGEST_VALUE = 80
 LONGEST_SAYING = 200
 PACKAGE = str(Path(__file__).parent)
-CONTEXTS = str(contextlib.__file__)
+BETWEEN = (str(contextlib.__file__), str(functools.__file__))
 
 
 class BackendKwargsError(ValueError):
@@ -100,16 +100,16 @@ def pip_install(extra: str) -> str:
     return " ".join(["pip install", *(f'"{each}"' for each in packages)])
 
 
-@cache
+@functools.cache
 def warn_once(message: object) -> None:
     """Warn once per process with `message`, at the user's line: the nearest outside this package and torch."""
     warn(printable(str(message)), BackendKwargsWarning, stacklevel=_levels_outside())
 
 
 def _levels_outside() -> int:
-    # During a compile, torch and context managers are between the user's line and this package.
+    # During a compile, torch, context managers and cached properties are between the user's line and this package.
     torch = sys.modules.get("torch")
-    folders = (PACKAGE, *([str(Path(str(torch.__file__)).parent)] if torch else ()), CONTEXTS)
+    folders = (PACKAGE, *([str(Path(str(torch.__file__)).parent)] if torch else ()), *BETWEEN)
     inside = list(itertools.takewhile(lambda frame: frame.f_code.co_filename.startswith(folders), _callers()))
     return len(inside) + 1
 

@@ -75,10 +75,12 @@ def test_warn_once():
     assert [(w.category, str(w.message)) for w in warned] == [(BackendKwargsWarning, "a"), (BackendKwargsWarning, "b")]
 
 
-def test_warning_points_at_the_users_line(recwarn):
+@pytest.mark.parametrize("spec", ["tmpl-inductor:freezing", "tmpl-inductor:auto"])
+def test_warning_points_at_the_users_line(spec, recwarn, monkeypatch):
     """A warning while torch compiles points at the line that calls the compiled function, not into torch."""
     torch.compiler.reset()
-    compiled = torch.compile(lambda x: x + 1, backend="tmpl-inductor:freezing")
+    monkeypatch.setenv("BACKEND_KWARGS_STORE", "env:OTHER")  # of which auto warns
+    compiled = torch.compile(lambda x: x + 1, backend=spec)
     warnings.simplefilter("always")
     compiled(torch.ones(3)), (line := sys._getframe().f_lineno)
     (warned,) = [each for each in recwarn if issubclass(each.category, BackendKwargsWarning)]
