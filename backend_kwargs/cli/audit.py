@@ -5,8 +5,7 @@ from typing import Annotated
 
 import typer
 
-from backend_kwargs.cli.arguments import assigned, backend_from_text
-from backend_kwargs.cli.console import Outputs, output_option
+from backend_kwargs.cli.console import Outputs, assigned, backend_from_text, output_option
 from backend_kwargs.cli.decisions import Where, store_of
 from backend_kwargs.cli.tune import sizes_of
 from backend_kwargs.fleet.board import AUTO

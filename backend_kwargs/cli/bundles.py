@@ -11,8 +11,7 @@ import typer
 
 from backend_kwargs.bundles.config import FIELDS, CompileConfig
 from backend_kwargs.bundles.module import CompiledModule
-from backend_kwargs.cli.arguments import Assignments, assigned, checked_model
-from backend_kwargs.cli.console import print_table, quiet, say
+from backend_kwargs.cli.console import Assignments, assigned, checked_model, print_table, quiet, say
 from backend_kwargs.errors import BackendKwargsError, shown
 from backend_kwargs.harness.models import built as made_by
 from backend_kwargs.harness.models import spec_of

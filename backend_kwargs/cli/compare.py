@@ -11,8 +11,17 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from backend_kwargs.backend import Backend
-from backend_kwargs.cli.arguments import MaybeModel, backend_from_text, given_to
-from backend_kwargs.cli.console import Output, Outputs, console, print_table, quiet, say
+from backend_kwargs.cli.console import (
+    MaybeModel,
+    Output,
+    Outputs,
+    backend_from_text,
+    console,
+    given_to,
+    print_table,
+    quiet,
+    say,
+)
 from backend_kwargs.cli.pasting import Timed, lines_to_paste
 from backend_kwargs.errors import BackendKwargsError, wrong_value
 from backend_kwargs.facts.decision import EAGER

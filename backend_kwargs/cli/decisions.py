@@ -17,8 +17,18 @@ from backend_kwargs.auto.machine import device_of, difference
 from backend_kwargs.auto.reporting import what_is_open
 from backend_kwargs.auto.store import FOLDER, KIND, Catalogue, counted
 from backend_kwargs.backend import find_backend
-from backend_kwargs.cli.arguments import As, AsJson
-from backend_kwargs.cli.console import Output, Outputs, console, print_config, print_json, print_table, say, watched
+from backend_kwargs.cli.console import (
+    As,
+    AsJson,
+    Output,
+    Outputs,
+    console,
+    print_config,
+    print_json,
+    print_table,
+    say,
+    watched,
+)
 from backend_kwargs.cli.pasting import lines_to_paste
 from backend_kwargs.errors import BackendKwargsError
 from backend_kwargs.facts.decision import Decision

@@ -3,8 +3,7 @@
 from dataclasses import asdict
 
 from backend_kwargs.backends.others import COMPILERS
-from backend_kwargs.cli.arguments import AsJson, judged, judged_by_name, options_alone
-from backend_kwargs.cli.console import print_json, print_table, say
+from backend_kwargs.cli.console import AsJson, judged, judged_by_name, options_alone, print_json, print_table, say
 from backend_kwargs.explain import Verdict, precision_verdict
 from backend_kwargs.options import DYNAMO_BACKENDS, join_candidate, limits
 from backend_kwargs.options.machine import machine

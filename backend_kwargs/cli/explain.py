@@ -6,8 +6,17 @@ from typing import Annotated
 import typer
 
 from backend_kwargs.backend import Backend, find_backend
-from backend_kwargs.cli.arguments import As, AsJson, Assignments, assigned, backend_from_text
-from backend_kwargs.cli.console import print_config, print_json, print_table, say
+from backend_kwargs.cli.console import (
+    As,
+    AsJson,
+    Assignments,
+    assigned,
+    backend_from_text,
+    print_config,
+    print_json,
+    print_table,
+    say,
+)
 from backend_kwargs.errors import BackendKwargsError
 from backend_kwargs.explain import COLUMNS, explain
 from backend_kwargs.harness.models import spec_of

@@ -7,8 +7,7 @@ from importlib.util import find_spec
 
 from backend_kwargs.backend import OURS
 from backend_kwargs.backends.others import FORMER
-from backend_kwargs.cli.arguments import AsJson, judged, judged_by_name, options_alone
-from backend_kwargs.cli.console import print_json, print_table
+from backend_kwargs.cli.console import AsJson, judged, judged_by_name, options_alone, print_json, print_table
 from backend_kwargs.explain import Verdict
 from backend_kwargs.options.machine import DYNAMO_BACKENDS
 from backend_kwargs.registry import PLAIN, list_templates

@@ -5,8 +5,7 @@ from typing import Annotated
 
 import typer
 
-from backend_kwargs.cli.arguments import Assignments, Model, assigned, backend_from_text
-from backend_kwargs.cli.console import say
+from backend_kwargs.cli.console import Assignments, Model, assigned, backend_from_text, say
 from backend_kwargs.errors import BackendKwargsError
 from backend_kwargs.harness.models import model_of, with_cause
 from backend_kwargs.pinning import AUTO, pin

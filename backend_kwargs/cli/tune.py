@@ -8,8 +8,7 @@ from typing import Annotated
 import typer
 
 from backend_kwargs.backend import Backend
-from backend_kwargs.cli.arguments import Model, assigned, backend_from_text
-from backend_kwargs.cli.console import Outputs, output_option
+from backend_kwargs.cli.console import Model, Outputs, assigned, backend_from_text, output_option
 from backend_kwargs.errors import BackendKwargsError
 from backend_kwargs.fleet.board import AUTO, BUDGET_S
 

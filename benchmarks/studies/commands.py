@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from backend_kwargs.cli.arguments import Assignments, assigned, backend_from_text
+from backend_kwargs.cli.console import Assignments, assigned, backend_from_text
 from backend_kwargs.errors import BackendKwargsError
 from backend_kwargs.files import write_whole
 from benchmarks.arguments import Device, Shard, device_of, shard_of

@@ -91,7 +91,7 @@ import sys
 from typer.testing import CliRunner
 from backend_kwargs.backend import find_backend
 from backend_kwargs.cli import app
-from backend_kwargs.cli.arguments import options_alone
+from backend_kwargs.cli.console import options_alone
 from backend_kwargs.options.catalogue import inductor_options
 
 assert [CliRunner().invoke(app, [name]).exit_code for name in ("list", "doctor")] == [0, 0]

@@ -10,7 +10,7 @@ import pytest
 from backend_kwargs import BackendKwargsError, make_backend
 from backend_kwargs.auto.store import Catalogue
 from backend_kwargs.backend import Backend
-from backend_kwargs.cli.arguments import backend_from_text
+from backend_kwargs.cli.console import backend_from_text
 from backend_kwargs.stores import opening, redis
 from backend_kwargs.stores.folder import Folder
 from backend_kwargs.stores.opening import (
