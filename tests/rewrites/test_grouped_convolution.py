@@ -15,6 +15,7 @@ from backend_kwargs.rewrites.depthwise_convolution import sum_shifted
 from backend_kwargs.rewrites.grouped_convolution import _grouped_cuda
 from tests.rewrites.lowering import Rewriting, agrees, matched
 
+SETTINGS = settings(max_examples=12, deadline=None, suppress_health_check=list(HealthCheck))
 LAST = torch.channels_last
 PAIR = st.tuples(st.integers(1, 2), st.integers(1, 2))
 KERNEL = st.tuples(st.integers(1, 3), st.integers(1, 3))
@@ -60,7 +61,43 @@ def test_a_list_of_one_number_is_that_for_both_dimensions(name, groups):
     assert matched(module, (image(),), "grouped_convolution") == 1
 
 
-@settings(max_examples=100, deadline=None, suppress_health_check=list(HealthCheck))
+@SETTINGS
+@given(
+    dtype=st.sampled_from([torch.bfloat16, torch.float16]),
+    groups=st.integers(2, 5),
+    ins=st.integers(1, 3),
+    outs=st.integers(1, 3),
+    kernel=KERNEL,
+    stride=PAIR,
+    padding=st.tuples(st.integers(0, 2), st.integers(0, 2)),
+    dilation=PAIR,
+    bias=st.booleans(),
+    of_weights=st.sampled_from([LAST, torch.contiguous_format]),
+    scale=st.sampled_from([1e-4, 1.0, 100.0]),
+    seed=st.integers(0, 9),
+)
+def test_computes_the_same(dtype, groups, ins, outs, kernel, stride, padding, dilation, bias, of_weights, scale, seed):
+    """Whatever the groups, the geometry, the weights' layout and the scale, one call agrees with float64."""
+    torch.manual_seed(seed)
+    geometry = {"kernel_size": kernel, "stride": stride, "padding": padding, "dilation": dilation}
+    conv = nn.Conv2d(groups * ins, groups * outs, groups=groups, bias=bias, **geometry)
+    model = conv.to(dtype).to(memory_format=of_weights).eval()
+    x = (torch.randn(2, groups * ins, 9, 8) * scale).to(dtype).contiguous(memory_format=LAST)
+    assert matched(model, (x,), "grouped_convolution") == 1
+
+
+@pytest.mark.parametrize("value", [0.0, float("nan"), float("inf"), float("-inf"), 1e-40], ids=str)
+def test_values_at_the_edges(value):
+    """Infinities, nan, zero and a denormal give eager's results."""
+    model, x = layer(), image()
+    x[0, 0, 2, 2] = value
+    rewriting = Rewriting(model, "grouped_convolution")
+    with torch.no_grad():
+        torch.testing.assert_close(rewriting(x), model(x), equal_nan=True)
+    assert rewriting.counts["grouped_convolution"] == 1
+
+
+@settings(SETTINGS, max_examples=100)
 @given(
     sizes=st.tuples(st.integers(5, 12), st.integers(5, 12)),
     kernel=KERNEL,

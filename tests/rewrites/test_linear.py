@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from tests.rewrites.lowering import Rewriting, matched
+from tests.rewrites.lowering import Rewriting, agrees, matched
 
 SETTINGS = settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck))
 
@@ -82,6 +82,23 @@ def test_exact_gelu_by_consent():
         assert (taken(x) - model(x)).abs().max() < 1e-3
     assert left.counts["linear_activation"] == 0
     assert taken.operators() == ["linear_approximated_gelu"]
+
+
+@SETTINGS
+@given(**SHAPES)
+def test_exact_gelu_becomes_tanh_gelu(dtype, sizes, width, inner, cut, scale, seed):
+    """The call that replaces exact GELU agrees with tanh-GELU in float64, whatever the sizes, strides and scale."""
+    torch.manual_seed(seed)
+    model = Feed(width, inner, F.gelu).to(dtype).eval()
+    wanted = Feed(width, inner, tanh_gelu).to(dtype).eval()
+    wanted.load_state_dict(model.state_dict())
+    x = (torch.randn(2, *sizes, 2 * width if cut else width) * scale).to(dtype)[..., :width]
+    rewriting = Rewriting(model, "approximate_gelu")
+    with torch.no_grad():
+        got = rewriting(x)
+        taken = rewriting.counts["approximate_gelu"] == 1
+        agrees(got, wanted if taken else model, (x,))
+    assert taken or (cut and sizes)  # as in `test_computes_the_same`
 
 
 def test_how_far_tanh_gelu_is_from_exact_gelu():

@@ -3,22 +3,26 @@
 import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from torch import nn
 
 from backend_kwargs.rewrites.onednn import ACTIVATIONS
 from backend_kwargs.rewrites.table import BUILT_IN
 from tests.rewrites.lowering import Rewriting, matched
 
+SETTINGS = settings(max_examples=20, deadline=None, suppress_health_check=list(HealthCheck))
+
 
 class Activated(nn.Module):
-    """A layer and an activation."""
+    """A layer, a batch norm or none, and an activation."""
 
-    def __init__(self, layer, activation):
+    def __init__(self, layer, activation, norm=None):
         super().__init__()
-        self.layer, self.activation = layer, activation
+        self.layer, self.activation, self.norm = layer, activation, norm or nn.Identity()
 
     def forward(self, x):
-        return self.activation(self.layer(x))
+        return self.activation(self.norm(self.layer(x)))
 
 
 STRIDED = {
@@ -44,6 +48,56 @@ def test_a_bias_that_is_not_dense(name, bias):
     rewriting, x = Rewriting(fn, rewrite), torch.randn(2, 8, 6, 6)
     torch.testing.assert_close(rewriting(x, bias), fn(x, bias), atol=1e-4, rtol=1e-4)
     assert rewriting.operators() == [name]
+
+
+@SETTINGS
+@given(
+    dtype=st.sampled_from([torch.float32, torch.bfloat16]),
+    name=st.sampled_from(sorted(ACTIVATIONS)),
+    sizes=st.lists(st.integers(1, 5), min_size=0, max_size=2),
+    width=st.integers(2, 17),  # of one column Inductor makes no product
+    inner=st.integers(1, 17),
+    bias=st.booleans(),
+    scale=st.sampled_from([0.1, 1.0, 30.0]),
+    seed=st.integers(0, 9),
+)
+def test_linear(dtype, name, sizes, width, inner, bias, scale, seed):
+    """A linear layer with each activation, with a bias or without, agrees with float64."""
+    torch.manual_seed(seed)
+    model = Activated(nn.Linear(width, inner, bias=bias), ACTIVATIONS[name][0]).to(dtype).eval()
+    x = (torch.randn(2, *sizes, width) * scale).to(dtype)
+    assert matched(model, (x,), "onednn") == 1
+
+
+@SETTINGS
+@given(
+    dtype=st.sampled_from([torch.float32, torch.bfloat16]),
+    name=st.sampled_from(sorted(ACTIVATIONS)),
+    channels=st.integers(1, 4),
+    groups=st.integers(1, 3),
+    kernel=st.integers(1, 3),
+    stride=st.integers(1, 2),
+    dilation=st.integers(1, 2),
+    padding=st.integers(0, 2),
+    bias=st.booleans(),
+    norm=st.booleans(),
+    last=st.booleans(),
+    seed=st.integers(0, 9),
+)
+def test_convolution(dtype, name, channels, groups, kernel, stride, dilation, padding, bias, norm, last, seed):
+    """A convolution with each activation, whatever its geometry, agrees with float64; a norm between is folded."""
+    torch.manual_seed(seed)
+    width = channels * groups
+    layer = nn.Conv2d(width, 2 * groups, kernel, stride, padding, dilation, groups, bias)
+    between = nn.BatchNorm2d(2 * groups) if norm else None
+    if between is not None:
+        nn.init.uniform_(between.running_mean, -1, 1)
+        nn.init.uniform_(between.running_var, 0.5, 2)
+    model = Activated(layer, ACTIVATIONS[name][0], between).to(dtype).eval()
+    x = torch.randn(2, width, 9, 8).to(dtype)
+    if last:
+        model, x = model.to(memory_format=torch.channels_last), x.to(memory_format=torch.channels_last)
+    assert matched(model, (x,), "onednn") == 1
 
 
 @pytest.mark.parametrize("name", ACTIVATIONS)

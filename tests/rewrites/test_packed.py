@@ -6,13 +6,18 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from torch import nn
 from torch._dynamo.utils import counters
 from torch.overrides import TorchFunctionMode
 
 import backend_kwargs
 from backend_kwargs.rewrites.packed import Pack, pack
+from tests.rewrites.lowering import agrees
 from tests.rewrites.on_a_cpu import compiled_by
+
+SETTINGS = settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
 
 
 class Heads(nn.Module):
@@ -51,6 +56,53 @@ def test_computes_the_same(bias, dtype):
     compiled = packing(model)
     same(compiled, model, x)
     assert count(compiled) == 1
+
+
+class Layers(nn.Module):
+    """Groups of linear layers, each group with one input."""
+
+    def __init__(self, width, outs, groups, bias, dtype):
+        super().__init__()
+        made = ([nn.Linear(width, out, bias, dtype=dtype) for out in outs] for _ in range(groups))
+        self.groups = nn.ModuleList(map(nn.ModuleList, made))
+
+    def forward(self, x):
+        inputs = [x * (at + 1) for at in range(len(self.groups))]
+        return [layer(each) for each, layers in zip(inputs, self.groups, strict=True) for layer in layers]
+
+
+LAYOUTS = {
+    "dense": lambda *sizes: torch.randn(sizes),
+    "cut": lambda *sizes: torch.randn(*sizes[:-1], 2 * sizes[-1])[..., : sizes[-1]],
+    "transposed": lambda *sizes: torch.randn(sizes[::-1]).permute(*reversed(range(len(sizes)))),
+    "expanded": lambda *sizes: torch.randn(sizes[-1:]).expand(sizes),
+}
+
+
+@SETTINGS
+@given(
+    dtype=st.sampled_from([torch.float32, torch.bfloat16, torch.float16]),
+    sizes=st.lists(st.integers(1, 4), max_size=3),
+    width=st.integers(1, 17),
+    outs=st.lists(st.integers(1, 9), min_size=2, max_size=4),
+    groups=st.integers(1, 2),
+    bias=st.booleans(),
+    tied=st.booleans(),
+    layout=st.sampled_from(sorted(LAYOUTS)),
+    scale=st.sampled_from([0.1, 1.0, 100.0]),
+    seed=st.integers(0, 9),
+)
+def test_against_float64(dtype, sizes, width, outs, groups, bias, tied, layout, scale, seed):
+    """Whatever the layers, the sizes and the input's strides, each group is one product, with float64's results."""
+    torch.manual_seed(seed)
+    model = Layers(width, outs, groups, bias, dtype)
+    if tied:
+        model.groups[0][1] = model.groups[0][0]
+    x = (LAYOUTS[layout](*sizes, width) * scale).to(dtype)
+    with torch.no_grad():
+        compiled, counts = compiled_by(pack, model)
+        agrees(compiled(x), model, (x,))
+    assert counts == [groups]
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf"), 1e-40], ids=str)

@@ -4,6 +4,8 @@ from functools import partial
 
 import pytest
 import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from torch import nn
 from torch._inductor.compile_fx import compile_fx
 from torch._inductor.utils import run_and_get_code
@@ -12,7 +14,9 @@ from backend_kwargs.rewrites.stem_convolution import stem_convolution
 from backend_kwargs.rewrites.traced import PLACE, RewritePass
 from tests.rewrites.lowering import Rewriting, matched
 
+SETTINGS = settings(max_examples=20, deadline=None, suppress_health_check=list(HealthCheck))
 LAST, FIRST = torch.channels_last, torch.contiguous_format
+PAIR = st.tuples(st.integers(1, 3), st.integers(1, 3))
 
 
 class Stem(nn.Module):
@@ -81,6 +85,27 @@ NEAR_MISSES = {
 def test_does_not_match(model, x):
     """Convolutions that the kernel does not compute, or whose strides are seen, stay as they are."""
     assert matched(model, (x,), "stem_convolution") == 0
+
+
+@SETTINGS
+@given(
+    ins=st.integers(1, 4),
+    outs=st.integers(1, 5),
+    kernel=PAIR,
+    stride=PAIR,
+    padding=st.tuples(st.integers(0, 2), st.integers(0, 2)),
+    dilation=PAIR,
+    bias=st.booleans(),
+    layouts=st.tuples(st.sampled_from([LAST, FIRST]), st.sampled_from([LAST, FIRST])),
+    scale=st.sampled_from([1e-4, 1.0, 100.0]),
+)
+def test_computes_the_same(ins, outs, kernel, stride, padding, dilation, bias, layouts, scale):
+    """Whatever the geometry, the layouts and the scale, one call agrees with float64."""
+    geometry = {"kernel_size": kernel, "stride": stride, "padding": padding, "dilation": dilation}
+    of_weights, of_images = layouts
+    model = Stem(norm(outs), nn.ReLU(), ins=ins, outs=outs, bias=bias, layout=of_weights, **geometry)
+    x = image(channels=ins, layout=of_images) * scale
+    assert matched(model, (x,), "stem_convolution") == 1
 
 
 def test_the_result_is_channels_last():
