@@ -22,7 +22,7 @@ from backend_kwargs.torch_internals.dynamo import boxed_forward, mark_boxed
 from backend_kwargs.torch_internals.modes import OpOverload, name_of, schema_of
 
 PREFIX = "part_"
-MARK = "backend_kwargs.part"
+MARK = "backend_kwargs_part"  # an identifier, since it is a keyword for a while
 Boxed = Callable[[list[object]], object]
 Run = Callable[[Sequence[object]], list[torch.Tensor]]
 # Each returns its input in another dtype or on another device: a part of only these gains nothing over eager.
