@@ -16,11 +16,11 @@ from torch.utils.checkpoint import checkpoint
 
 from backend_kwargs.torch_internals import modes
 from backend_kwargs.torch_internals.dynamo import hand_on
-from backend_kwargs.torch_internals.fake_tensors import FakeTensorMode
 from backend_kwargs.torch_internals.modes import OPERATORS, OpOverload, OpOverloadPacket, has_effects, name_of
 from backend_kwargs.torch_internals.pytree import tree_leaves
 from backend_kwargs.torch_internals.tensors import (
     WRITES_AS_DECLARED,
+    FakeTensorMode,
     counted_writes,
     has_plain_dispatch,
     is_wrapped,

@@ -21,16 +21,8 @@ from torch.fx.node import Argument, map_arg
 from torch.fx.operator_schemas import get_signature_for_torch_op, normalize_function
 
 from backend_kwargs.backends import Inputs
-from backend_kwargs.torch_internals.decompositions import store_in_inductor
 from backend_kwargs.torch_internals.dynamo import is_erased, tracing
-from backend_kwargs.torch_internals.fake_tensors import (
-    FakeTensor,
-    FakeTensorMode,
-    FunctionalTensor,
-    FunctionalTensorMode,
-    unset_fake_temporarily,
-)
-from backend_kwargs.torch_internals.modes import OpOverload
+from backend_kwargs.torch_internals.modes import OpOverload, store_in_inductor
 from backend_kwargs.torch_internals.pattern_matcher import (
     Match,
     PatternExpr,
@@ -40,6 +32,13 @@ from backend_kwargs.torch_internals.pattern_matcher import (
     register_graph_pattern,
 )
 from backend_kwargs.torch_internals.pytree import tree_leaves
+from backend_kwargs.torch_internals.tensors import (
+    FakeTensor,
+    FakeTensorMode,
+    FunctionalTensor,
+    FunctionalTensorMode,
+    unset_fake_temporarily,
+)
 
 Arguments: TypeAlias = dict[str, Any]  # of a call, by their names in its schema
 

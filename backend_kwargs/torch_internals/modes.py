@@ -8,7 +8,9 @@ import torch
 from torch._C import _DisableTorchDispatch as WithoutDispatch
 from torch._C import _set_grad_enabled as set_grad_enabled
 from torch._C._autograd import _profiler_enabled as is_profiled
+from torch._decomp import core_aten_decompositions, get_decompositions
 from torch._ops import HigherOrderOperator, OperatorBase, OpOverload, OpOverloadPacket
+from torch._prims_common import ELEMENTWISE_TYPE_PROMOTION_KIND, elementwise_dtypes, suggest_memory_format
 from torch.amp.autocast_mode import _enter_autocast as enter_autocast
 from torch.amp.autocast_mode import _exit_autocast as exit_autocast
 from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass
@@ -188,3 +190,26 @@ def aten_names() -> set[str]:
     """Return the names of ATen's operators."""
     known = (name.partition("::") for name in torch._C._dispatch_get_all_op_names())
     return {name.partition(".")[0] for namespace, _, name in known if namespace == "aten"}
+
+
+def decompose_in_inductor(op: OpOverload, rule: Callable[..., object]) -> None:
+    """Let Inductor decompose an operator of this package, for good."""
+    from torch._inductor import decomposition
+
+    # Both tables: the second is a copy of the first, which Inductor made once and keeps.
+    for table in (decomposition.decompositions, decomposition.select_decomp_table()):
+        table[op] = rule
+
+
+def store_in_inductor(op: OpOverload) -> None:
+    """Let Inductor write to memory what an operator of this package is given, in place of a call, for good.
+
+    Of itself it computes what is pointwise again wherever that is read, unless it reads five tensors or more.
+    """
+    from torch._inductor.lowering import register_lowering
+
+    def lower(x: Any) -> Any:
+        x.realize()
+        return x
+
+    register_lowering(op, type_promotion_kind=None)(lower)

@@ -1,4 +1,4 @@
-"""What torch keeps of a tensor: its version and memory, its views and bits; and of a module: what it has registered."""
+"""What torch keeps of a tensor: version, memory, views, bits; of a module: what it has registered; and fake tensors."""
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
@@ -6,6 +6,8 @@ from operator import attrgetter
 from typing import Any
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake_temporarily
+from torch._subclasses.functional_tensor import FunctionalTensor, FunctionalTensorMode
 from torch.fx import _lazy_graph_module
 from torch.nn.modules.dropout import _DropoutNd as Dropout
 

@@ -3,7 +3,7 @@
 import torch
 from torch.autograd.graph import saved_tensors_hooks
 
-from backend_kwargs.torch_internals import fake_tensors, modes
+from backend_kwargs.torch_internals import modes, tensors
 
 
 class Counting(modes.TorchDispatchMode):
@@ -48,14 +48,14 @@ def test_graphs_enter_autocast_by_a_function():
 
 def test_fake_tensors_share_versions_with_their_views():
     """A fake of a tensor has no memory, and counts what is written into it."""
-    with fake_tensors.FakeTensorMode() as mode:
+    with tensors.FakeTensorMode() as mode:
         fake = mode.from_tensor(torch.zeros(4))
         fake[:2].add_(1)
-    assert isinstance(fake, fake_tensors.FakeTensor)
+    assert isinstance(fake, tensors.FakeTensor)
     assert fake._version == 1
 
 
 def test_a_fake_mode_can_be_left_for_a_while():
     """Real tensors are made within."""
-    with fake_tensors.FakeTensorMode(), fake_tensors.unset_fake_temporarily():
+    with tensors.FakeTensorMode(), tensors.unset_fake_temporarily():
         assert type(torch.zeros(2)) is torch.Tensor

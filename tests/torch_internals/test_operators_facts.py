@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from backend_kwargs.torch_internals import decompositions, modes, symbols
+from backend_kwargs.torch_internals import modes, symbols
 
 aten = torch.ops.aten
 
@@ -79,7 +79,7 @@ def test_names_of_aten():
 
 def test_core_aten_has_rules_by_overload():
     """The table is by overload: it takes a norm's gradient apart, and no product."""
-    table = dict(decompositions.core_aten_decompositions())
+    table = dict(modes.core_aten_decompositions())
     assert aten.native_layer_norm_backward.default in table
     assert aten.mm.default not in table
 
@@ -90,7 +90,7 @@ def test_tables_of_inductors_decompositions():
 
     op, tables = object(), (decomposition.decompositions, decomposition.select_decomp_table())
     try:
-        decompositions.decompose_in_inductor(op, abs)
+        modes.decompose_in_inductor(op, abs)
         assert [table[op] for table in tables] == [abs, abs]
     finally:
         for table in tables:
@@ -100,13 +100,13 @@ def test_tables_of_inductors_decompositions():
 def test_channels_last_is_suggested():
     """The format of a tensor that lies in channels last is that."""
     x = torch.zeros(2, 3, 4, 5).to(memory_format=torch.channels_last)
-    assert decompositions.suggest_memory_format(x) == torch.channels_last
+    assert modes.suggest_memory_format(x) == torch.channels_last
 
 
 def test_promotion_of_integers():
     """Integers become floating point where an operator is in floating point."""
-    kind = decompositions.ELEMENTWISE_TYPE_PROMOTION_KIND.INT_TO_FLOAT
-    _, dtype = decompositions.elementwise_dtypes(torch.zeros(2, dtype=torch.int64), type_promotion_kind=kind)
+    kind = modes.ELEMENTWISE_TYPE_PROMOTION_KIND.INT_TO_FLOAT
+    _, dtype = modes.elementwise_dtypes(torch.zeros(2, dtype=torch.int64), type_promotion_kind=kind)
     assert dtype == torch.float32
 
 

@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 import torch
 import triton.language as tl  # type: ignore[import-untyped,unused-ignore]
 
-from backend_kwargs.torch_internals.fake_tensors import FunctionalTensor
+from backend_kwargs.torch_internals.tensors import FunctionalTensor
 
 LOG2_E = tl.constexpr(1.4426950408889634)
 LEAST = 16  # the smallest size of a tile for tensor cores
