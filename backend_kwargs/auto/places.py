@@ -62,7 +62,7 @@ def matching(
     lowered: Callable[[], Sequence[GraphModule]],
     traced: tuple[GraphModule, Inputs],
 ) -> list[Place]:
-    """Return the places of those of the rewrites `names` that match.
+    """Return the places where the rewrites `names` match.
 
     `lowered` returns graphs that Inductor lowers; `traced` is dynamo's graph with its inputs. All stay unchanged.
     """

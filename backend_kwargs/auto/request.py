@@ -32,9 +32,9 @@ class Request:
 
     `compile(graph, options, compiler)` compiles one: by Inductor together with the user's options if `compiler` is "",
     otherwise by the compiler of that name. `keeps`: what a race has compiled may be what this compile returns.
-    `of_several`: the call for which it is compiled has other graphs; None where calls choose nothing. `offered` is
-    what other machines and releases decided for this very graph: that is raced first. `verdicts` keeps those of places,
-    if they may be used.
+    `of_several`: whether the user's call has other graphs too; None where calls do not choose between ways. `offered`
+    are decisions of other machines and releases for this graph, which are raced first. `verdicts` stores the verdicts
+    of places, if these may be used.
     """
 
     graph: CapturedGraph

@@ -18,7 +18,7 @@ from backend_kwargs.torch_internals.caches import artifacts_apart
 from backend_kwargs.torch_internals.dynamo import bucket_count_kept, left_to_dynamo, metrics_apart, tracing_apart
 from backend_kwargs.torch_internals.replacing import replaced, restored_by, undone
 from backend_kwargs.torch_internals.triton import start_compile_processes
-from backend_kwargs.trial.roundings import cuda_devices
+from backend_kwargs.trial.generators import cuda_devices
 
 LIBDEVICE = "TRITON_LIBDEVICE_PATH"
 
@@ -74,7 +74,7 @@ def _show_once(
     filename: str,
     *at: Any,
 ) -> None:
-    """Show what a graph's code warns of once: each copy of it has a name of its own, under which Python knows it."""
+    """Show a warning of a graph's code once: each copy has its own file name, and would warn again."""
     if not filename.startswith("<eval_with_key>") or (str(message), category) not in shown:
         shown.add((str(message), category))
         show(message, category, filename, *at)

@@ -202,12 +202,12 @@ class RaceState:
 
     @cached_property
     def lowered(self) -> list[Place]:
-        """Those of the graphs that Inductor lowers, as it lowered them for default if it has."""
+        """The places in the graphs that Inductor lowers, as lowered for default if they were."""
         return self._matching(traced=False)
 
     @property
     def lowered_alone(self) -> list[Place]:
-        """Those of them that can be raced by themselves; none in training."""
+        """The places in lowered graphs that can be raced by themselves; none in training."""
         return [] if self.stats.training else self.lowered
 
     def _matching(self, *, traced: bool) -> list[Place]:
@@ -300,7 +300,7 @@ class RaceState:
         return merged(row.options if candidate.over and row else {}, candidate)
 
     def why_not(self, candidate: RaceCandidate, champion: Runner) -> Reason | None:
-        """Return why the candidate is skipped against this champion, None if it is not; no words if it was raced."""
+        """Return why the candidate is skipped against this champion, or None; an empty text if it was raced already."""
         options = self.options(candidate, champion)
         if why := self._unfit(candidate, options):
             return Reason(why)

@@ -1,6 +1,6 @@
 """Compile one graph of dynamo with a compiler of parts: it compiles what it takes, and the rest runs in eager.
 
-Such a compiler is a descriptor, which says which nodes it takes. Last comes what ONNX Runtime and OpenVINO share.
+A `PartCompiler` says which nodes it takes; `Engine` is the base of ONNX Runtime's and OpenVINO's.
 """
 
 import copy
@@ -53,7 +53,7 @@ from backend_kwargs.torch_internals.dynamo import TorchDynamoException, dropping
 from backend_kwargs.torch_internals.functorch import BufferAOTInput, InputMutationAOTOutput, ParamAOTInput, aot_autograd
 from backend_kwargs.torch_internals.modes import OpOverload, schema_of, without_modes
 from backend_kwargs.torch_internals.pytree import tree_leaves, tree_map
-from backend_kwargs.trial import Expected, accuracy, roundings
+from backend_kwargs.trial import Expected, accuracy, generators
 
 WHOLE = "the graph"
 TRAINS = "it records gradients: call the model under torch.no_grad()"
@@ -458,8 +458,8 @@ def _verified(run: Boxed, eager: GraphModule, graph: str, name: str) -> Boxed:
 
 
 def _in_eager(eager: GraphModule, args: Inputs) -> object:
-    """Return the graph's results in eager, without changes to inputs, and to random generators if it roundings."""
-    with roundings.kept() if random_nodes(eager) else nullcontext():
+    """Return the graph's results in eager; inputs stay unchanged, and random generators if it draws."""
+    with generators.kept() if random_nodes(eager) else nullcontext():
         return accuracy.call(eager, tuple(arg.clone() if isinstance(arg, torch.Tensor) else arg for arg in args))
 
 

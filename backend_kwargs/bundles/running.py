@@ -1,4 +1,4 @@
-"""A module compiled on its samples, and compared with higher precision's; called by torch.compile, and served."""
+"""Build a module: compile it on its samples, and check the results; and run it once it is built."""
 
 import copy
 import itertools
@@ -22,7 +22,7 @@ from backend_kwargs.files import temporary
 from backend_kwargs.torch_internals import pytree
 from backend_kwargs.torch_internals.modes import set_grad_enabled
 from backend_kwargs.torch_internals.tensors import counted_writes
-from backend_kwargs.trial import Expected, Results, copies, map_tensors, roundings, status_of, walk
+from backend_kwargs.trial import Expected, Results, copies, generators, map_tensors, status_of, walk
 
 Dtypes = Sequence[torch.dtype | None]
 # Guards on global state, which dynamo checks at each call: gradient mode, autocast, threads, and the like.
@@ -213,7 +213,7 @@ def build(config: CompileConfig, module: torch.nn.Module, data: object, device: 
     metadata = [described(tuple(sample)) for sample in samples]
     where = device_of(module, device)
     import_compiler()
-    with roundings.kept(where), torch.no_grad():
+    with generators.kept(where), torch.no_grad():
         wanted, dtypes, changed = _eager(config, module, samples, where)
         built = Built(config, module, where, metadata, dtypes)
         bound = _compiled(built, samples, wanted, parameters=changed)

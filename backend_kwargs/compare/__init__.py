@@ -16,13 +16,13 @@ from backend_kwargs.harness.trial import learn
 from backend_kwargs.trial import (
     Interval,
     environment,
+    generators,
     interleave,
     moved,
     noise_floor,
     others_on,
     percentile,
     ratio_interval,
-    roundings,
     status_of,
     tensors_of,
     within_noise,
@@ -84,7 +84,7 @@ def compare(
     usable, inputs = None if device is None else _usable(device), arguments_of(example_inputs)
     place = usable or device_of(model, inputs)
     others = {"others": busy} if (busy := others_on(place)) else {}  # before this process does anything
-    with roundings.kept(place), torch.set_grad_enabled(mode == "training"), room_to_compile():
+    with generators.kept(place), torch.set_grad_enabled(mode == "training"), room_to_compile():
         study, notes = _study(model, inputs, place, training=mode == "training")
         study.tolerance, study.max_error = tolerance, max_error
         trials = [CandidateTrial(study, candidate, cold, profiled=kernels) for candidate in candidates]

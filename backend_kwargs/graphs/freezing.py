@@ -1,7 +1,7 @@
 """Give Inductor parameters to freeze: dynamo passes them as inputs, and Inductor freezes only attributes.
 
 The parameters that a graph's code depends on are guarded: their identity, and for constants their memory and versions.
-Steps of fused optimizers are noticed too, which change parameters and no version.
+A step of a fused optimizer changes no version, so that guards miss it; `CopyOfParameters` is told by a hook.
 """
 
 import functools
@@ -245,7 +245,7 @@ class _Code:
         return None if manager is None else manager.cache_entry
 
     def drop(self, reason: str) -> None:
-        """Make dynamo free the code and its dynamo."""
+        """Make dynamo free the code and its guards."""
         entry, manager, check = self.entry(), self.manager(), self.check()
         _codes.pop(id(self), None)
         self.slots, self.norms, self.storages = ([], []), [], []

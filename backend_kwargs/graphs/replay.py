@@ -41,10 +41,10 @@ from backend_kwargs.trial import (
     all_kept,
     copied,
     cotangents,
+    generators,
     layout_of,
     may_draw,
     room_for_copies,
-    roundings,
     same_bits,
     span_of,
     tensors_of,
@@ -281,11 +281,11 @@ class Task:
 
     def drawn(self) -> list[torch.Tensor]:
         """Return the states of torch's generators after an observed call, none if the graph does not draw."""
-        return roundings.states() if self.inputs.draws else []
+        return generators.states() if self.inputs.draws else []
 
     def has_drawn(self) -> bool:
         """Return whether the last observed call drew random numbers, and seed again."""
-        return self.inputs.draws and roundings.drawn()
+        return self.inputs.draws and generators.drawn()
 
     def copy(self) -> GraphModule:
         """Return a copy of the graph for a compiler, with everything that dynamo attached to it."""
@@ -324,7 +324,7 @@ class Task:
         layouts = {at: layout_of(args[at]) for at in guarded}
         leaves = [value for value in args if isinstance(value, torch.Tensor) and value.requires_grad]
         if self.inputs.draws:
-            roundings.seed()
+            generators.seed()
         with modes_restored():
             results = self._call(fn, args, leaves, []) | {"written": [args[at] for at in sorted(self.inputs.written)]}
         with without_modes():

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from backend_kwargs.errors import BackendKwargsError, error_text, unknown
 from backend_kwargs.torch_internals import pytree
-from backend_kwargs.trial.roundings import SEED
+from backend_kwargs.trial.generators import SEED
 
 T = TypeVar("T")
 Config: TypeAlias = Any  # of transformers: each class of models has its own

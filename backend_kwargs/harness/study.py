@@ -22,12 +22,12 @@ from backend_kwargs.trial import (
     Results,
     bits_of,
     copied,
+    generators,
     layout_of,
     map_tensors,
     memory_of,
     parts,
     room_for_copies,
-    roundings,
     same_bits,
     tensors_of,
 )
@@ -101,7 +101,7 @@ Inputs = tuple[tuple[Any, ...], dict[str, Any]]
 Mode = Literal["fwd", "fwd_bwd", "train"]
 Optimizer = torch.optim.Optimizer
 
-SEED = roundings.SEED
+SEED = generators.SEED
 FRESH = (1, 2)  # seeds of the inputs before and after timing
 
 
@@ -172,7 +172,7 @@ class Study:
         subject = self.subject()
         eager = self.observe(subject, copy.deepcopy(inputs))
         again = lambda: self.observe(self.subject(), copy.deepcopy(inputs))  # noqa: E731
-        random = roundings.drawn()
+        random = generators.drawn()
         self._read_only.forget(subject.model)
         # The upcast copy of the model needs its own optimizer, and the state from before this call.
         model, own_inputs = self.subject().model, copy.deepcopy(inputs)
@@ -208,7 +208,7 @@ class Study:
         state.restore()
         if optimizer is not None:
             optimizer.state.clear()
-        roundings.seed()
+        generators.seed()
         output = self.bound(call, inputs)()
         seen = {"output": output}
         if self.mode == "fwd_bwd":

@@ -80,7 +80,7 @@ class Template:
     """A named set of Inductor options.
 
     `where_known` has options of some torch releases only: they apply if the installed release has them. `needs` names
-    entries of `machine.REQUIREMENTS`; `otherwise` names the fallback if one is not met.
+    entries of `options.machine.REQUIREMENTS`; `otherwise` names the fallback if one is not met.
     """
 
     summary: str

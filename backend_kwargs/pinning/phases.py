@@ -24,7 +24,7 @@ from backend_kwargs.sealing.calls import called
 from backend_kwargs.torch_internals.caches import forget_loaded, fresh_cache
 from backend_kwargs.torch_internals.sealing import compiling_ahead
 from backend_kwargs.torch_internals.tensors import version_of
-from backend_kwargs.trial import Changes, CopyError, map_tensors, parts, roundings, same_bits, tensors_of
+from backend_kwargs.trial import Changes, CopyError, generators, map_tensors, parts, same_bits, tensors_of
 
 
 def write(
@@ -121,8 +121,8 @@ def _leaf(tensor: torch.Tensor) -> torch.Tensor:
 @contextmanager
 def _seeded() -> Iterator[None]:
     """Draw the same random numbers in each run, and none of the caller's."""
-    with roundings.kept():
-        roundings.seed()
+    with generators.kept():
+        generators.seed()
         yield
 
 

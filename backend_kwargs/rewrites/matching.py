@@ -1,6 +1,6 @@
-"""Helpers for patterns, and how operators that replace them are defined.
+"""Match patterns, edit graphs, and define the operators that replace what matches.
 
-They are for fake values of nodes, insertion and removal of nodes, and patterns traced from functions. An operator has
+An operator has
 a fake kernel, a composite one for any device, and a library's, which may have no kernel for some sizes or layouts: it
 then raises before it launches anything. The composite kernel runs instead, and from then on without another attempt.
 Operators that are `inlined` have no such choice on a GPU, where Inductor compiles their kernels with its own.

@@ -44,7 +44,7 @@ class Rewrite:
 
     `operators` lists the operators of the rewrite that the generated code calls, as "namespace::name": `report` counts
     them there. Without any, what the rewrite replaces in dynamo's graph is counted. `needs` names entries of
-    `machine.REQUIREMENTS`; `applies` describes the dtypes, layouts and modes that it matches; `explain` shows it,
+    `options.machine.REQUIREMENTS`; `applies` describes dtypes, layouts and modes that it matches; `explain` shows it,
     with `costs`. `same_function` is False if the result can differ from the graph's by more than rounding; such a
     rewrite applies only where it is named. `fitting(stats)` returns whether a graph with these statistics can match,
     and `objective` names the races that try the rewrite. `order` sorts the built-in rewrites, lower ones first: races

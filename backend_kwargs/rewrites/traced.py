@@ -1,8 +1,8 @@
-"""Rewrites of dynamo's graph, before autograd: what one returns, and compiling with them. Places of all rewrites.
+"""Apply rewrites, to dynamo's graph before autograd and by a pass of Inductor's, and find the places where they match.
 
 A place is where a rewrite would replace something in a graph, known by what decides how long it takes. A rewrite is
 named alone, for all of its places in a graph, or with some: "attention@1:0f3c...". What stands for a place is the same
-in any graph that has it, so that what is learnt of it holds there too.
+in any graph that has it, so that what was measured for one holds for every equal one.
 
 Patterns are applied by one of Inductor's passes, after the user's own. They match after AOTAutograd's partition. A
 value that the backward pass needs is an output there, and so has another user, and a pattern that would remove it does

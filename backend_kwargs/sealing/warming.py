@@ -19,7 +19,7 @@ from backend_kwargs.sealing.sealed import Sealed
 from backend_kwargs.torch_internals import cudagraphs, sealing
 from backend_kwargs.torch_internals.modes import modes_of_thread
 from backend_kwargs.torch_internals.tensors import copy_each
-from backend_kwargs.trial import copies, roundings, same_bits, synchronize
+from backend_kwargs.trial import copies, generators, same_bits, synchronize
 
 MOST_CALLED = 64  # combinations of sizes that are called; of more, those whose guards can be asked are only asked
 MOST_RECORDED = 256  # combinations of sizes with CUDA graphs, each of which is recorded
@@ -49,7 +49,7 @@ def warmed(
     reader = Reader(declared, places)
     work = _Warming(target, declared, example, places, tell)
     checks = Checks(target.name, partial(work.call, target.eager), tol)
-    with work.kept(), roundings.kept():
+    with work.kept(), generators.kept():
         work.refuse_compiled_parts(on_miss)
         work.compile_all()
         points = work.points()
@@ -77,7 +77,7 @@ def warmed(
                 f"{target.name!r} was sealed with its backward pass, whose CUDA graphs serve one thread: seal under "
                 "torch.no_grad(), or compile without CUDA graphs."
             )
-        # Not drawing apart, since other threads draw from the same roundings.
+        # Not drawing apart, since other threads draw from the same generators.
         with no_other_replays(devices), modes(), work.kept():
             work.settle(Sealed(target, reader, padding, apart), points, compiles=False)
             if sealed.copying is not None:

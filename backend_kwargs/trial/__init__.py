@@ -9,7 +9,7 @@ Whoever runs a model uses these, and has none of its own, nor has the benchmark 
   exceeds the noise.
 - `trees`: walks by path, and copies: of other values, elsewhere, in another precision; cotangents.
 
-`memory` is that of a call, and `failures` gives an exception its status.
+`memory` is that of a call, `generators` are those of random numbers, and `failures` gives an exception its status.
 """
 
 from backend_kwargs.interval import Interval
@@ -30,8 +30,9 @@ from backend_kwargs.trial.accuracy import (
     worst,
 )
 from backend_kwargs.trial.failures import status_of
+from backend_kwargs.trial.generators import all_kept
 from backend_kwargs.trial.memory import environment, fill_free_memory, others_on, peak_memory, room_for_copies
-from backend_kwargs.trial.roundings import DrawsError, Expected, Roundings, all_kept, errors, may_draw
+from backend_kwargs.trial.roundings import DrawsError, Expected, Roundings, errors, may_draw
 from backend_kwargs.trial.served import (
     ChangedSlice,
     Changes,

@@ -1,6 +1,6 @@
 """The accuracy check: a result against eager's, relative to eager's own error to a higher-precision reference.
 
-Or against a bound: the relative RMSE of each output to that reference.
+With a bound, the relative RMSE of each output to that reference is checked instead.
 """
 
 import contextlib

@@ -1,4 +1,4 @@
-"""The peak memory of a call, the memory that copies may take, the machine, and what other processes do there."""
+"""The memory that a call and its copies take, and the conditions of a measurement: the machine, and other processes."""
 
 import ctypes
 import time

@@ -1,8 +1,8 @@
-"""Timing of callables: interleaved rounds in wall time, and the time that a device works; and statistics of it.
+"""Timing of callables: interleaved rounds in wall time, and the time that a device works; statistics of the times.
 
-They trim nothing: medians, ratios with bootstrap intervals, and the noise that they must exceed. `sure_ratio` and
-`holm` are for decisions about many rounds, whose noise is correlated: a bootstrap of single rounds takes them as
-independent, and is then sure too often.
+The statistics trim nothing: medians, ratios with bootstrap intervals, and the noise that they must exceed.
+`sure_ratio` and `holm` are for decisions about many rounds, whose noise is correlated: a bootstrap of single rounds
+takes them as independent, and is then sure too often.
 """
 
 import math

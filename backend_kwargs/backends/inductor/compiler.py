@@ -1,4 +1,4 @@
-"""Inductor: reads templates, modes and options, and compiles with `compile_fx`. Its stages are in `pipeline`."""
+"""Inductor: reads templates, modes and options, compiles with `compile_fx`, and falls back where some options fail."""
 
 import os
 from collections.abc import Callable, Mapping, Sequence

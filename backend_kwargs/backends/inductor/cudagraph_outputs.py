@@ -31,7 +31,7 @@ from backend_kwargs.trial.trees import map_tensors
 # MiB 19, 71 and 126, and 27, 75 and 108.
 LARGE = 12 << 20  # bytes of an output that is copied by itself
 SMALL = 256 << 10  # of two outputs that are copied together
-ORIGINALS = "results in the memory of a CUDA graph"  # what the graph of a copy keeps
+ORIGINALS = "results in the memory of a CUDA graph"  # what the autograd node of a copy keeps
 
 _requires_grad = attrgetter("requires_grad")
 Outputs: TypeAlias = Sequence[Any]  # of a graph: tensors, numbers and None
@@ -291,7 +291,7 @@ def _copied(results: Outputs, addresses: Sequence[int | None], wanted: Container
 
 
 def _keeping(copies: list[Any], results: Outputs) -> list[Any]:
-    """Return `copies`; the graph of each that has one keeps all results that were copied.
+    """Return `copies`; the autograd node of each keeps all copied results alive.
 
     CUDA-graph trees may replay a graph once its outputs are freed, even if its backward pass is pending: the next call
     then overwrote what this call had saved, and gradients were silently wrong. Outputs that are freed before their

@@ -1,1 +1,1 @@
-"""Lowering of ATen to Relax: `graph` visits the nodes, of which `kernels` makes functions by the converters."""
+"""Lowering of ATen to Relax: `graph` visits the nodes, each as a `node`; `pointwise` and `reductions` convert."""

@@ -1,6 +1,6 @@
 """One node during lowering: its fake output and inputs, its sizes and dtypes in TVM's form.
 
-Sizes are torch's sympy expressions as TVM's, and each symbol's value has a source.
+Sizes, sympy expressions in torch, become TVM's; `ShapeSource` says which input gives each symbol its value.
 """
 
 import functools

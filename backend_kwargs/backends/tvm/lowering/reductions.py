@@ -1,4 +1,4 @@
-"""Reductions: sums and extrema over dimensions, products, and over windows convolutions and pools. Rearrangements.
+"""Converters of reductions (sums, extrema, products, convolutions, pools), and of views and rearrangements.
 
 A rearrangement of elements is a function from the output's index to the input's.
 """
