@@ -252,11 +252,12 @@ Done = TypeVar("Done")
 
 def retried(do: Callable[[], Done], passes: Callable[[Exception], bool], pauses_s: Iterable[float]) -> Done:
     """Return what `do` returns, done again after each pause as long as its error is one that `passes`."""
-    for pause_s in pauses_s:
+    pauses = iter(pauses_s)
+    while True:
         try:
             return do()
         except Exception as error:
-            if not passes(error):
+            # Drawn after the failure: pauses may end at a deadline.
+            if not passes(error) or (pause_s := next(pauses, None)) is None:
                 raise
         time.sleep(pause_s)
-    return do()

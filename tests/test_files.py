@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from backend_kwargs.errors import BackendKwargsError
-from backend_kwargs.files import check_writable, write_whole
+from backend_kwargs.files import check_writable, retried, write_whole
 
 # A process may limit the size of the files it writes; past it a write fails part-way, as on a full disk.
 FULL_DISK = """
@@ -221,3 +221,12 @@ NULL = "embedded null byte" if sys.version_info < (3, 13) else "lstat: embedded 
 def test_a_name_that_no_file_can_have_is_refused(name, reason, tmp_path):
     assert refused(tmp_path / name) == f"Cannot write {str(tmp_path / name)!r}: {reason}."
     assert names(tmp_path) == []
+
+
+def test_a_pause_is_asked_for_after_a_failure():
+    """So that no attempt begins where the pauses have ended meanwhile, as at a deadline."""
+    seen = []
+    pauses = (seen.append("pause") or 0.0 for _ in range(2))
+    with pytest.raises(OSError, match="nowhere"):
+        retried(lambda: seen.append("attempt") or Path("/nowhere").stat(), lambda error: True, pauses)
+    assert seen == ["attempt", "pause", "attempt", "pause", "attempt"]

@@ -274,10 +274,11 @@ class RaceState:
     @cached_property
     def offered(self) -> list[RaceCandidate]:
         """What other machines, or other releases of torch, have decided for this graph, as it was chosen there."""
-        return [
-            RaceCandidate(each.winner, each.options, over=False, complexity=2, compiler=each.compiler)
-            for each in self.request.offered
-        ]
+        found: dict[str, RaceCandidate] = {}
+        for each in self.request.offered:
+            candidate = RaceCandidate(each.winner, each.options, over=False, complexity=2, compiler=each.compiler)
+            found.setdefault(repr((each.compiler, sorted(each.options.items()))), candidate)
+        return [*found.values()]
 
     # ---- one candidate
 

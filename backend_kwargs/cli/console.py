@@ -31,7 +31,7 @@ from backend_kwargs.explain import Verdict, verdict
 from backend_kwargs.files import check_writable, write_whole
 from backend_kwargs.harness.models import LIBRARIES, check_factory, spec_of
 from backend_kwargs.options import DYNAMO_BACKENDS, CannotWorkError, convert, limits, split_assignment
-from backend_kwargs.options.catalogue import inductor_options
+from backend_kwargs.options.catalogue import inductor_options, usual_options
 from backend_kwargs.options.option import Options
 from backend_kwargs.page import Document, changes, read_document, to_html, to_json
 from backend_kwargs.page.markdown import to_markdown
@@ -100,6 +100,7 @@ def options_alone() -> Iterator[None]:
     finally:
         if alone:  # their types name classes that are loaded again
             inductor_options.cache_clear()
+            usual_options.cache_clear()
 
 
 def judged_by_name(name: str) -> Verdict:

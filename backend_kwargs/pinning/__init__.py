@@ -25,9 +25,9 @@ def pin(
 ) -> Backend:
     """Write what timing chooses for `model` into the file `lock`; return the backend that serves by it.
 
-    `example_inputs` are the arguments of a call: a tensor, a sequence of arguments, a dict of keywords, or a tuple of
-    arguments with a dict of keywords. A copy is called as in a fresh process: forward and, where gradients are
-    recorded, backward. Nothing of the caller's changes, what a function holds included. `auto` races its graphs first
+    `example_inputs` are the arguments of a call: a tensor, a list or tuple of arguments, which may end with a dict of
+    keywords, or such a dict. A copy is called as in a fresh process: forward and, where gradients are recorded,
+    backward. Nothing of the caller's changes, what a function holds included. `auto` races its graphs first
     unless its store has decisions. `dynamic` is `torch.compile`'s. A file that is there is replaced, or with `add`
     keeps what it has and gets what it lacks; in either case once two compiles by the new one gave the same bits.
     """

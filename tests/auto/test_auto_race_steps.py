@@ -16,7 +16,7 @@ from backend_kwargs.auto.request import RaceContext, Request
 from backend_kwargs.auto.settings import RaceSettings
 from backend_kwargs.auto.steps import execute
 from backend_kwargs.backends import CapturedGraph
-from backend_kwargs.facts.decision import RaceRow
+from backend_kwargs.facts.decision import Decision, RaceRow
 from backend_kwargs.interval import Interval
 
 CPU = torch.device("cpu")
@@ -417,3 +417,12 @@ def test_persistent_reductions_are_tried_where_the_code_of_default_is_refused(ra
     made.__dict__.update(offered=[], rewriting=[])
     names = [each.name for each in made.candidates(runner(champion))]
     assert ("persistent_reductions" in names) is tried
+
+
+def test_what_several_machines_chose_is_offered_once(raced):
+    """Equal options in another order too; other options of one name, or another compiler's, are another candidate."""
+    made = raced()
+    of = [({"a": 1, "b": 2}, ""), ({"b": 2, "a": 1}, ""), ({"a": 1}, ""), ({"a": 1, "b": 2}, "tvm")]
+    decided = [Decision("key", "graph", "won", options, compiler=compiler) for options, compiler in of]
+    made.request = replace(made.request, offered=decided)
+    assert [(each.options, each.compiler) for each in made.offered] == [of[0], of[2], of[3]]

@@ -92,7 +92,7 @@ from typer.testing import CliRunner
 from backend_kwargs.backend import find_backend
 from backend_kwargs.cli import app
 from backend_kwargs.cli.console import options_alone
-from backend_kwargs.options.catalogue import inductor_options
+from backend_kwargs.options.catalogue import inductor_options, usual_options
 
 assert [CliRunner().invoke(app, [name]).exit_code for name in ("list", "doctor")] == [0, 0]
 with options_alone():
@@ -100,6 +100,7 @@ with options_alone():
 print(*({"torch._dynamo", "torch._inductor", "torch._inductor.config", "openvino"} & {*sys.modules}))
 import torch._inductor
 assert read == {name: (each.default, str(each.type)) for name, each in inductor_options().items()}
+assert usual_options().items() <= inductor_options().items(), "their types are those of classes that are gone"
 assert torch._inductor.config.max_autotune is find_backend("inductor").option("max_autotune").default
 """
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
