@@ -112,7 +112,8 @@ def _bundle(compiled: CompiledModule) -> Target:
     """Return how to call a module of a bundle: its own check comes first, where it is deployed."""
     built, running = compiled.serving()
     call: Any = running.call
-    check, parts = running.check, sealing.wrapped(call.func)
+    check: Any = running.check
+    parts = sealing.wrapped(call.func)
     assert parts is not None
 
     def serving(missed: Missed) -> Call:
@@ -120,13 +121,12 @@ def _bundle(compiled: CompiledModule) -> Target:
 
         def checked(*args: object, **kwargs: object) -> Any:
             try:
-                if check is not None:
-                    check(args, kwargs)
+                check(args, kwargs)
             except BackendKwargsError as error:
                 raise UndeclaredError(str(error).rstrip(".")) from None
             return run(*args, **kwargs)
 
-        return checked
+        return run if check is None else checked
 
     return Target(
         name=type(built.module).__name__,
