@@ -10,8 +10,8 @@ from functools import partial, wraps
 import torch
 from torch.autograd.graph import Node
 
-from backend_kwargs.torch_internals.dynamo import leaves_to_dynamo
 from backend_kwargs.torch_internals.replacing import replaced, restored_by, undone
+from backend_kwargs.torch_internals.rng import leaves_to_dynamo
 
 COMPILED = "CompiledFunctionBackward"  # AOTAutograd's name for its autograd functions
 _ends: dict[int, float] = {}  # by thread

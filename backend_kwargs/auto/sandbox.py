@@ -15,8 +15,9 @@ from torch.fx import GraphModule
 from backend_kwargs.graphs.replay import Task, unpacked
 from backend_kwargs.torch_internals import functorch
 from backend_kwargs.torch_internals.caches import artifacts_apart
-from backend_kwargs.torch_internals.dynamo import bucket_count_kept, left_to_dynamo, metrics_apart, tracing_apart
+from backend_kwargs.torch_internals.dynamo import bucket_count_kept, metrics_apart, tracing_apart
 from backend_kwargs.torch_internals.replacing import replaced, restored_by, undone
+from backend_kwargs.torch_internals.rng import left_to_dynamo
 from backend_kwargs.torch_internals.triton import start_compile_processes
 from backend_kwargs.trial.generators import cuda_devices
 

@@ -17,7 +17,7 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 from backend_kwargs.graphs.replay import run_apart
-from backend_kwargs.torch_internals.dynamo import leaves_to_dynamo, left_to_dynamo
+from backend_kwargs.torch_internals.rng import leaves_to_dynamo, left_to_dynamo
 from backend_kwargs.torch_internals.threads import running_threads
 from tests.auto.graphs import backend_of, chain, logged, rows_of
 

@@ -1,0 +1,44 @@
+"""Where torch's compilers put the random generators of torch back, for all threads."""
+
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+
+from torch._dynamo import utils
+
+from backend_kwargs.torch_internals.dynamo import compile_id
+from backend_kwargs.torch_internals.replacing import replaced, undone
+
+# Of torch, compiling or recording CUDA graphs.
+INDUCTORS = ("select_algorithm", "codegen.triton", "cudagraph_trees")
+USERS = ("_dynamo.utils", "_functorch.aot_autograd", *(f"_inductor.{name}" for name in INDUCTORS))
+_preserve_rng_state = utils.preserve_rng_state
+_threads: dict[int, bool] = {}  # those that leave the generators to dynamo
+
+
+@contextmanager
+def left_to_dynamo() -> Iterator[None]:
+    """Let compiles and recordings in this thread not put the generators back: dynamo does when its own compile ends.
+
+    Otherwise other threads would draw again in each of them what they drew in the last one.
+    """
+    with undone() as stack:
+        if compile_id() is not None:
+            stack.enter_context(replaced(_threads, threading.get_ident(), True))
+            for module in filter(None, (sys.modules.get(f"torch.{name}") for name in USERS)):
+                stack.enter_context(replaced(module, "preserve_rng_state", _preserved))
+        yield
+
+
+def _preserved() -> AbstractContextManager[None]:
+    # What is imported meanwhile keeps this function.
+    return nullcontext() if threading.get_ident() in _threads else _preserve_rng_state()
+
+
+def leaves_to_dynamo(thread: int, like: int) -> Callable[[], object]:
+    """Let a thread of autograd's, which serves another one, do as that one does; return what ends it."""
+    if like not in _threads or thread in _threads:
+        return lambda: None
+    _threads[thread] = True
+    return lambda: _threads.pop(thread, None)
