@@ -1,6 +1,7 @@
 """Frozen weights are separate for each module and never stale, and what may change stays an input."""
 
 import copy
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -279,6 +280,22 @@ def test_no_result_shares_its_memory_with_a_constant(names, options, dynamic):
         for out, place in zip(results[-1], places, strict=True):
             if place in new and out._is_view() is False and out.dtype != torch.bool:
                 out.fill_(-1)
+
+
+def test_a_result_lives_as_long_as_the_graph_of_its_copy():
+    """Beyond its own backward pass, as CUDA graphs need it, and no longer: no cycle of references holds it."""
+    constant, originals = torch.ones(3, requires_grad=True), []
+
+    def results():
+        outputs = [constant * 2, constant.view(3)]
+        originals.append(weakref.ref(outputs[1]))
+        return outputs
+
+    _, copied = with_copies_of(results, [constant])()
+    copied.sum().backward()
+    assert originals[0]() is not None
+    del copied
+    assert originals[0]() is None
 
 
 def test_constants_that_share_memory_still_do():
