@@ -82,6 +82,7 @@ TESTS: Mapping[str, str] = {
     "*/rewrites/multihead_attention.py": "rewrites/test_multihead_attention.py",
     "*/rewrites/patches.py": "rewrites/test_patches.py",
     "*/rewrites/interpolation.py": "rewrites/test_interpolation.py",
+    "*/rewrites/scaled_product.py": "rewrites/test_scaled_product.py",
     "*/rewrites/depthwise_convolution.py": "rewrites/test_depthwise_convolution.py",
     "*/rewrites/transposed_convolution.py": "rewrites/test_transposed_convolution.py",
     "*/rewrites/convolution_as_product.py": "rewrites/test_convolution_as_product.py",

@@ -46,12 +46,12 @@ class _Part:
 def _convolution(node: Node, args: Arguments) -> Node | None:
     """Insert the sum of the interpolated convolutions for a convolution of interpolated images."""
     values = examples(args["input"], args["weight"], node)
-    if values is None or not _is_of_pixels(args, *values):
+    if values is None or not is_of_pixels(args, *values):
         return None
     x, _, result = values
     parts = _parts(_joined(args["input"]))
     small, others = ([each for each in parts if bool(each.interpolation) is has] for has in (True, False))
-    layout = _layout(result)
+    layout = memory_format_of(result)
     pixels = hint(result[:, 0].numel())
     if layout is None or not any(each.pixels < pixels for each in small):
         return None
@@ -72,7 +72,7 @@ def _convolution(node: Node, args: Arguments) -> Node | None:
     return node.graph.call_method("to", (new,), {"dtype": result.dtype, "memory_format": layout})
 
 
-def _is_of_pixels(args: Arguments, x: Tensor, w: Tensor, result: Tensor) -> bool:
+def is_of_pixels(args: Arguments, x: Tensor, w: Tensor, result: Tensor) -> bool:
     """Return whether each result of a convolution is of one pixel, in the same place."""
     size = tuple(w.shape[2:])
     if x.dim() != w.dim() or not all(isinstance(each, int) for each in w.shape):
@@ -82,7 +82,7 @@ def _is_of_pixels(args: Arguments, x: Tensor, w: Tensor, result: Tensor) -> bool
     return plain and not padded and {x.dtype, w.dtype, result.dtype}.issubset(DTYPES)
 
 
-def _layout(result: Tensor) -> torch.memory_format | None:
+def memory_format_of(result: Tensor) -> torch.memory_format | None:
     """Return the layout of a result, or None if it is neither contiguous nor channels last."""
     last = {4: torch.channels_last, 5: torch.channels_last_3d}.get(result.dim(), torch.contiguous_format)
     return next((each for each in (torch.contiguous_format, last) if result.is_contiguous(memory_format=each)), None)

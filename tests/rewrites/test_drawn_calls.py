@@ -273,6 +273,28 @@ def interpolation(program):
     return program.returns(program.call("F.conv2d", positional=2, **given))
 
 
+SCALED = ("{0} * {1}", "{1} * {0}", "{0} / {1}", "{0} + {1}", "{1} - {0}", "torch.addcmul({0}, {1}, x)",
+          "{0} + {1} * x", "{0}.mul({1})")  # fmt: skip
+
+
+def scaled_product(program):
+    dtype = program.often(torch.bfloat16, torch.float32)
+    pictured = program.pick(False, True)
+    x = picture(program, 2, 3, 4, 5, dtype=dtype) if pictured else program.tensor(2, 4, 5, 3, dtype=dtype)
+    program.lines.append(f"x = {x}.relu()")
+    made = "x"
+    for _ in range(program.pick(1, 2, 3)):
+        sizes = [program.often(2, 1), 1, 1, 1]
+        sizes[1 if pictured else 3] = program.often(3, 1)
+        operand = program.often(program.tensor(*sizes, dtype=program.often(dtype, torch.float32)), 2, 0.5)
+        made = program.let(program.pick(*SCALED).format(made, operand))
+    weight = program.tensor(program.often(2, 9), 3, *[1] * 2 * pictured, dtype=dtype)
+    given = {"input": f"{made}.to({weight}.dtype)" if program.often(False, True) else made, "weight": weight}
+    if program.pick(True, False):
+        given["bias"] = program.tensor(program.value(weight).shape[0], dtype=dtype)
+    return program.returns(program.call(f"F.{'conv2d' if pictured else 'linear'}", positional=2, **given), "x.sum()")
+
+
 def matrix_vector(program):
     dtype = program.often(*DTYPES)
     between, rows, columns = program.often(3, 1, 2), program.often(1, 4, 0), program.often(1, 5)
@@ -433,6 +455,7 @@ PROGRAMS = {
     "stem_convolution": stem_convolution,
     "patches": patches,
     "interpolation": interpolation,
+    "scaled_product": scaled_product,
     "depthwise_convolution": depthwise_convolution,
     "transposed_convolution": transposed_convolution,
     "convolution_as_product": convolution_as_product,
@@ -443,8 +466,8 @@ PROGRAMS = {
     "scatter_reduce": scatter_reduce,
 }
 LOSSES = ("cross_entropy", "linear_cross_entropy")  # with gradients of their own
-TRAINING = (*LOSSES, "patches", "interpolation", "convolution_as_product", "matrix_vector", "contraction",
-            "aligned_products", "depthwise_convolution", "transposed_convolution")  # fmt: skip
+TRAINING = (*LOSSES, "patches", "interpolation", "scaled_product", "convolution_as_product", "matrix_vector",
+            "contraction", "aligned_products", "depthwise_convolution", "transposed_convolution")  # fmt: skip
 
 
 def options(name, training=TRAINING):

@@ -1,0 +1,175 @@
+"""Products and convolutions of single pixels of a tensor that is scaled for each sample, by scaled weights.
+
+So a global response norm, or squeeze and excitation, writes no scaled copy of its input. The weights of a sample, of
+which there are fewer, are multiplied in float32 and rounded once; what is added becomes part of the bias.
+"""
+
+import operator
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+import torch
+import torch.nn.functional as F  # noqa: N812
+from torch import Tensor
+from torch.fx import Graph, Node
+
+from backend_kwargs.rewrites.interpolation import is_of_pixels, memory_format_of
+from backend_kwargs.rewrites.matching import ADD, MUL, Arguments, arguments_of, known_true, same_sizes, used_once
+from backend_kwargs.rewrites.patches import CONVOLUTIONS
+from backend_kwargs.rewrites.table import Rewrite
+from backend_kwargs.rewrites.traced import changes_meanwhile, example, examples, replacing
+
+REWRITE = Rewrite(
+    "Products after a scale for each sample, by scaled weights",
+    traced=f"{__name__}:scale_weights",
+    needs=("gpu",),
+    applies="bfloat16; linear layers, convolutions of single pixels; two pixels or more for each channel of the result",
+    fitting=lambda stats: stats.gpu and stats.gemms + stats.convolutions > 0,
+    order=34,
+)
+
+FEW = 2  # positions for each channel of the result: else the weights of a sample are as many as what is not scaled
+FUNCTIONS: dict[object, Callable[..., Any]] = {
+    **dict.fromkeys(ADD, operator.add),
+    **dict.fromkeys((operator.sub, torch.sub, "sub"), operator.sub),
+    **dict.fromkeys(MUL, operator.mul),
+    **dict.fromkeys((operator.truediv, torch.div, "div"), operator.truediv),
+}
+ADDCMUL = (torch.addcmul, "addcmul")
+Expression: TypeAlias = "float | Node | tuple[Callable[..., Any], Expression, Expression]"
+
+
+@dataclass(frozen=True, slots=True)
+class _Affine:
+    """`large * scale + shift`, of which only `large` varies over the positions of a sample; None if nothing does."""
+
+    large: Node | None
+    scale: Expression
+    shift: Expression
+
+
+@dataclass(frozen=True, slots=True)
+class _Reader:
+    """Reads `inner` calls that compute a tensor with channels in the dimension `channel`, and notes what is `small`."""
+
+    whole: Tensor
+    channel: int
+    inner: list[Node] = field(default_factory=list)
+    small: dict[Node, int] = field(default_factory=dict)
+
+    def affine(self, value: object) -> _Affine | None:
+        """Return a value as an affine function of one large tensor, or None if it is not known to be one."""
+        if isinstance(value, int | float):
+            return _Affine(None, 0.0, float(value))
+        tensor = example(value)
+        if tensor is None or not isinstance(value, Node) or not tensor.is_floating_point():
+            return None
+        sizes = (*[1] * (self.whole.dim() - tensor.dim()), *tensor.shape)
+        if all(known_true(size == 1) for at, size in enumerate(sizes) if at not in (0, self.channel)):
+            self.small[value] = sizes[self.channel]
+            return _Affine(None, 0.0, value)
+        if not same_sizes(sizes, self.whole.shape):
+            return None
+        return self._computed(value, tensor) if used_once(value) else _Affine(value, 1.0, 0.0)
+
+    def _computed(self, node: Node, tensor: Tensor) -> _Affine | None:
+        """Return what a sum, a difference, a product or a quotient is by what its operands are."""
+        args = arguments_of(node) or {}
+        if args.pop("alpha", 1) != 1 or args.pop("value", 1) != 1 or args.pop("rounding_mode", None):
+            return None
+        self.inner.append(node)
+        operands = [operand for value in args.values() if (operand := example(value)) is not None]
+        read = [each for value in args.values() if (each := self.affine(value))]
+        if len(read) < len(args) or tensor.requires_grad != any(each.requires_grad for each in operands):
+            return None
+        if node.target in ADDCMUL:
+            product = _applied(operator.mul, *read[1:])
+            return product and _applied(operator.add, read[0], product)
+        return _applied(FUNCTIONS[node.target], *read) if node.target in FUNCTIONS else None
+
+
+def _applied(function: Callable[..., Any], one: _Affine, other: _Affine) -> _Affine | None:
+    """Return a function of two affine functions, or None if that is not affine."""
+    if function in (operator.add, operator.sub):
+        if one.large and other.large and one.large is not other.large:
+            return None
+        scale = _folded(function, one.scale, other.scale)
+        return _Affine(one.large or other.large, scale, _folded(function, one.shift, other.shift))
+    if function is operator.mul and other.large:
+        one, other = other, one
+    if other.large:
+        return None
+    return _Affine(one.large, *(_folded(function, each, other.shift) for each in (one.scale, one.shift)))
+
+
+def _folded(function: Callable[..., Any], one: Expression, other: Expression) -> Expression:
+    """Return an expression without the numbers that change nothing: 0 times an infinity, say, would."""
+    if function in (operator.add, operator.sub):
+        return one if other == 0.0 else other if one == 0.0 and function is operator.add else (function, one, other)
+    if one == 0.0 or other == 1.0:
+        return one
+    return other if one == 1.0 and function is operator.mul else (function, one, other)
+
+
+def _product(node: Node, args: Arguments) -> Node | None:
+    """Insert the batched product by a sample's weights for a product of a tensor that is scaled for each sample."""
+    values = examples(args["input"], args["weight"], node)
+    if values is None or not all(isinstance(size, int) for value in values for size in value.shape):
+        return None
+    whole, weight, result = values
+    is_linear = node.target is F.linear
+    if min(whole.dim() - 1, weight.dim()) < 2 or not (is_linear or is_of_pixels(args, *values)):
+        return None
+    reader = _Reader(whole, whole.dim() - 1 if is_linear else 1)
+    found = reader.affine(args["input"])
+    if found is None or found.large is None or isinstance(found.scale, float):
+        return None
+    large = found.large.meta["example_value"]
+    is_read_again = any(user not in (node, *reader.inner) for user in found.large.users)  # so it is written anyway
+    few = FEW * weight.shape[0] * whole.shape[0] * weight.shape[1] <= whole.numel()
+    if not (is_read_again and few) or {large.dtype, result.dtype} != {torch.bfloat16}:
+        return None
+    if memory_format_of(large) is None or memory_format_of(result) is None:
+        return None
+    if changes_meanwhile(node, [found.large, *reader.small, args["weight"], args["bias"]]):
+        return None
+    return _scaled(node, args, found, reader)
+
+
+def _scaled(node: Node, args: Arguments, found: _Affine, reader: _Reader) -> Node:
+    """Insert the product of what is not scaled by the weights of each sample, [samples, columns, channels]."""
+    graph, result = node.graph, node.meta["example_value"]
+    batch, channels = reader.whole.shape[0], reader.whole.shape[reader.channel]
+    rows = _method(graph, "movedim", found.large, reader.channel, -1)
+    rows = _method(graph, "reshape", rows, (batch, -1, channels))
+    weight = _method(graph, "float", _method(graph, "flatten", args["weight"], 1))
+    scaled = graph.call_function(torch.mul, (weight, _inserted(graph, found.scale, reader.small)))
+    scaled = _method(graph, "expand", _method(graph, "to", scaled, result.dtype), batch, -1, -1)
+    made = graph.call_function(torch.bmm, (rows, _method(graph, "transpose", scaled, 1, 2)))
+    if found.shift != 0.0:
+        shifted = graph.call_function(torch.mul, (weight, _inserted(graph, found.shift, reader.small)))
+        shift = _method(graph, "transpose", graph.call_function(torch.sum, (shifted, -1, True)), -1, -2)
+        made = graph.call_function(torch.add, (made, shift))
+    if args["bias"] is not None:
+        made = graph.call_function(torch.add, (made, args["bias"]))
+    made = _method(graph, "reshape", made, tuple(result.movedim(reader.channel, -1).shape))
+    made = _method(graph, "movedim", made, -1, reader.channel)
+    return graph.call_method("to", (made,), {"dtype": result.dtype, "memory_format": memory_format_of(result)})
+
+
+def _inserted(graph: Graph, expression: Expression, small: dict[Node, int]) -> Node | float:
+    """Insert an expression, of shape [samples or 1, 1, channels or 1], in float32."""
+    if isinstance(expression, tuple):
+        function, *operands = expression
+        return graph.call_function(function, tuple(_inserted(graph, each, small) for each in operands))
+    if isinstance(expression, Node):
+        return _method(graph, "float", _method(graph, "reshape", expression, (-1, 1, small[expression])))
+    return expression
+
+
+def _method(graph: Graph, name: str, *args: Any) -> Node:
+    return graph.call_method(name, args)
+
+
+scale_weights = replacing((F.linear, *CONVOLUTIONS), _product)
