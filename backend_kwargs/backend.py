@@ -56,7 +56,7 @@ from backend_kwargs.stores import Store
 if TYPE_CHECKING:
     from torch.fx import GraphModule
 
-    from backend_kwargs.auto.request import Request
+    from backend_kwargs.auto.question import Request
 
 CompilerFn: TypeAlias = Callable[..., Any]  # a backend of dynamo's: takes (gm, example_inputs, **kwargs)
 CONFIG_VERSION = 1

@@ -36,7 +36,7 @@ from backend_kwargs.options.machine import Machine
 from backend_kwargs.rewrites.table import check_rewrites, chosen_places, find_rewrite, raced_rewrites
 
 if TYPE_CHECKING:
-    from backend_kwargs.auto.request import Request
+    from backend_kwargs.auto.question import Request
 
 
 def compile_graph(
@@ -95,7 +95,7 @@ def _compile_fastest(compiler: Compiler, graph: CapturedGraph, options: Options,
 
 
 def _request(compiler: Compiler, graph: CapturedGraph, options: Options, following: CompileFn) -> "Request":
-    from backend_kwargs.auto.request import RaceContext, Request
+    from backend_kwargs.auto.question import Request
 
     # Rewrites that are named join those that are raced.
     raced = raced_rewrites(options.get("rewrites"))
@@ -107,10 +107,10 @@ def _request(compiler: Compiler, graph: CapturedGraph, options: Options, followi
             return compile_graph(COMPILERS[other](other), graph, candidate)
         return following(graph, {**with_users(candidate, fixed), "clone_outputs": clones})
 
-    context = RaceContext(
-        lambda named: merge(map(compiler.template, split_templates(named))), compiler.limits, fixed, raced
-    )
-    return Request(graph, auto.RaceSettings.of(options), compile_one, context)
+    def options_of(named: str) -> Options:
+        return merge(map(compiler.template, split_templates(named)))
+
+    return Request(graph, auto.RaceSettings.of(options), compile_one, options_of, compiler.limits, fixed, raced)
 
 
 def _check_race(options: Options, here: Machine, tell: Tell) -> None:

@@ -234,18 +234,17 @@ def test_a_layout_of_cutlass_that_fails_leaves_no_folder(tmp_path, monkeypatch):
 def test_the_seconds_of_a_race_that_fails_count(monkeypatch, error):
     """A race that fails or is interrupted has spent its share of the process's budget."""
     from backend_kwargs.auto import race
-    from backend_kwargs.auto.question import Question
-    from backend_kwargs.auto.request import RaceContext, Request
+    from backend_kwargs.auto.question import Question, Request
     from backend_kwargs.auto.settings import RaceSettings
 
     def fails(request, tell):
         raise error("planted")
 
     monkeypatch.setattr(race, "race", fails)
-    context = RaceContext(lambda name: {}, lambda options: {}, {})
     gm, x = torch.fx.symbolic_trace(torch.nn.ReLU()), torch.zeros(2)
     with process_memory.nothing_decided():
-        asked = Question(Request(CapturedGraph(gm, [x]), RaceSettings(), pytest.fail, context))
+        given = CapturedGraph(gm, [x]), RaceSettings(), pytest.fail
+        asked = Question(Request(*given, lambda name: {}, lambda options: {}, {}))
         with pytest.raises(KeyboardInterrupt) if error is KeyboardInterrupt else pytest.warns(match="its race failed"):
             decide.raced(asked)
         assert len(process_memory.memory().race_seconds) == 1

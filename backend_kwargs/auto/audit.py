@@ -13,9 +13,8 @@ from typing import NamedTuple
 from backend_kwargs import trial
 from backend_kwargs.auto.candidates import RaceCandidate
 from backend_kwargs.auto.head_to_head import Runner
-from backend_kwargs.auto.question import Question
+from backend_kwargs.auto.question import Question, Request
 from backend_kwargs.auto.race import begun, dynamo_seconds, in_eager, prepared, race
-from backend_kwargs.auto.request import Request
 from backend_kwargs.auto.sandbox import sandboxed
 from backend_kwargs.auto.selection import RaceState
 from backend_kwargs.auto.steps import execute

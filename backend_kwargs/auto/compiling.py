@@ -12,7 +12,7 @@ import torch
 
 from backend_kwargs.auto.alternating import AS_RACED, WITH, WITHOUT, Ways
 from backend_kwargs.auto.candidates import toggled, with_recording
-from backend_kwargs.auto.request import Request
+from backend_kwargs.auto.question import Request
 from backend_kwargs.backends import CapturedGraph
 from backend_kwargs.backends.inductor.lowered import IncompatibleVersionError, Lowered, LoweredGraph, Version
 from backend_kwargs.facts import EAGER, Call, Compiled, RaceRow
@@ -242,5 +242,5 @@ class Compiles:
 
     def may_share(self, options: Options) -> bool:
         """Return whether the lowered graphs may be kept: nothing else stands in place of Inductor's `compile_fx`."""
-        fixed = self.request.context.fixed
+        fixed = self.request.fixed
         return self.request.graph.compile_fx is None and not any(options.get(name, fixed.get(name)) for name in ALONE)

@@ -15,10 +15,9 @@ from backend_kwargs.auto.cache_key import ambient, devices_of
 from backend_kwargs.auto.ddp_buckets import bucket_of
 from backend_kwargs.auto.decision import plain
 from backend_kwargs.auto.process_memory import Served, memory, note_served
-from backend_kwargs.auto.question import Question, pinnable, savable
+from backend_kwargs.auto.question import Question, Request, pinnable, savable
 from backend_kwargs.auto.ranks import agreed, ranks
 from backend_kwargs.auto.reporting import progress, tell, what_is_open
-from backend_kwargs.auto.request import Request
 from backend_kwargs.errors import BackendKwargsError, error_text, printable, warn_once
 from backend_kwargs.facts import DEFAULT, EAGER, Compiled, CompileFacts, Decision, Pins, RaceRow, Unraced
 from backend_kwargs.graphs.determinism import check_libraries
@@ -90,7 +89,7 @@ def _compiled_as_pinned(question: Question, pins: Pins) -> Compiled:
     """Return the graph compiled by the decision that a lock has for it, or under default if it has none."""
     request = question.request
     decision = pins.decisions.get(question.pinned_key)
-    if decision is None and (pins.strict or request.context.fixed.get("strict")):
+    if decision is None and (pins.strict or request.fixed.get("strict")):
         _let_dynamo_restart(request)
         raise BackendKwargsError(
             f"Lock {pins.label!r} has no decision for a graph of {', '.join(question.inputs) or 'no inputs'} "
@@ -305,7 +304,7 @@ def raced(question: Question) -> Answer:
         facts=f"{result.stats}{measured}",
         seconds=result.seconds,
         cut_s=budget_s if result.cut and budget_s < ENDLESS_S else 0.0,
-        fixed=plain(question.request.context.fixed),
+        fixed=plain(question.request.fixed),
         inputs=question.inputs,
         model=question.model,
         budget_s=min(budget_s, ENDLESS_S),
@@ -355,7 +354,7 @@ def _informed(question: Question) -> Request:
 
     near = [each for each in question.store.near(question.key) if each.winner not in (EAGER, DEFAULT)]
     request, layered = question.request, Layered(verdicts.KIND, question.store.layered.layers)
-    known = verdicts.Verdicts(layered, question.here, request.context.fixed, request.settings.race == "always")
+    known = verdicts.Verdicts(layered, question.here, request.fixed, request.settings.race == "always")
     return replace(
         question.raced_request,
         offered=tuple(each for each in near if question.trusts(each.winner, each)),

@@ -1,33 +1,79 @@
-"""The question that `decide` answers for one graph: the request, its keys, its budget, and what is decided already.
+"""A request to `auto` for one graph, and the question that `decide` answers: keys, budget, and what is decided already.
 
 Also which candidate of a decision `aot_compile()` can save, and which a lock can fix.
 """
 
 import inspect
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
+import torch
+from torch.fx import GraphModule
+
 from backend_kwargs.auto.cache_key import ambient, card_of, described, devices_of, kinds, signature
-from backend_kwargs.auto.candidates import others_for, permits, step_names
+from backend_kwargs.auto.candidates import OptionsOf, others_for, permits, step_names
 from backend_kwargs.auto.ddp_buckets import Bucket
 from backend_kwargs.auto.machine import device_of, machine
 from backend_kwargs.auto.process_memory import CallOfGraphs, memory
 from backend_kwargs.auto.ranks import may_differ, ranks
-from backend_kwargs.auto.request import Request
+from backend_kwargs.auto.settings import RaceSettings
 from backend_kwargs.auto.store import KIND, DecisionStore, name_on
+from backend_kwargs.auto.verdicts import Verdicts
+from backend_kwargs.backends import CapturedGraph, Inputs
 from backend_kwargs.backends.others import is_other, other_of, versions_of
 from backend_kwargs.errors import BackendKwargsError, warn_once
-from backend_kwargs.facts.decision import DEFAULT, EAGER, Decision, RaceRow, Unraced
+from backend_kwargs.facts import DEFAULT, EAGER, Compiled, Decision, RaceRow, Unraced
 from backend_kwargs.graphs.spelling import spelled, structure
 from backend_kwargs.keys import key
+from backend_kwargs.options import Limit, Options
 from backend_kwargs.rewrites.table import in_keys, list_rewrites
 from backend_kwargs.stores import Store
 from backend_kwargs.stores.deadlines import Reached
 from backend_kwargs.stores.layered import Layered, reached
 from backend_kwargs.torch_internals.dynamo import compile_id, compiling
 from backend_kwargs.torch_internals.functorch import saves_strictly
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """A graph to compile with its fastest candidate.
+
+    `compile(graph, options, compiler)` compiles one: by Inductor together with the user's options, `fixed`, if
+    `compiler` is "", otherwise by the compiler of that name. `options_of` returns a template's options, and `limits`
+    what keeps options from acting here. `rewrites` may be raced. `keeps`: what a race has compiled may be what this
+    compile returns. `of_several`: whether the user's call has other graphs too; None where calls do not choose between
+    ways. `offered` are decisions of other machines and releases for this graph, which are raced first. `verdicts`
+    stores the verdicts of places, if these may be used.
+    """
+
+    graph: CapturedGraph
+    settings: RaceSettings
+    compile: Callable[[CapturedGraph, Options, str], Compiled]
+    options_of: OptionsOf
+    limits: Callable[[Options], Mapping[str, Limit]]
+    fixed: Options
+    rewrites: tuple[str, ...] = ()
+    keeps: bool = False
+    of_several: bool | None = None
+    offered: tuple[Decision, ...] = ()
+    verdicts: Verdicts | None = None
+
+    @property
+    def gm(self) -> GraphModule:
+        """Dynamo's graph."""
+        return self.graph.gm
+
+    @property
+    def example_inputs(self) -> Inputs:
+        """The inputs of the call for which dynamo compiles it."""
+        return self.graph.example_inputs
+
+    @property
+    def frozen(self) -> bool:
+        """Whether the caller has parameters frozen, and the mode lets them be."""
+        return bool(self.fixed.get("freezing")) and not torch.is_grad_enabled()
 
 
 @dataclass(frozen=True)
@@ -121,8 +167,8 @@ class Question:
             "effort": settings.effort,
             "objective": settings.objective,
             "tolerance": settings.tolerance,
-            "options": sorted(self.request.context.fixed.items()),
-            "rewrites": in_keys(self.request.context.rewrites),
+            "options": sorted(self.request.fixed.items()),
+            "rewrites": in_keys(self.request.rewrites),
             # Only if a precision is allowed, so that decisions stored without one keep their key.
             **({"precision": settings.precision, "max_error": settings.max_error} if settings.precision else {}),
         }
@@ -133,7 +179,7 @@ class Question:
             return sorted(other_of(name).options.items())
         if name in step_names():
             return []
-        return in_keys([name]) if name in list_rewrites() else sorted(self.request.context.options_of(name).items())
+        return in_keys([name]) if name in list_rewrites() else sorted(self.request.options_of(name).items())
 
     @cached_property
     def scope(self) -> str:
@@ -176,9 +222,8 @@ class Question:
 
     def without(self, *options: str) -> "Question":
         """Return the question without some of the user's options."""
-        context = self.request.context
-        fixed = {name: value for name, value in context.fixed.items() if name not in options}
-        return replace(self, request=replace(self.request, context=replace(context, fixed=fixed)))
+        fixed = {name: value for name, value in self.request.fixed.items() if name not in options}
+        return replace(self, request=replace(self.request, fixed=fixed))
 
     # ---- what is recorded with a decision, for people
 
@@ -224,8 +269,8 @@ class Question:
 
     def trusts(self, winner: str, of: Decision | RaceRow) -> bool:
         """Return whether a candidate of the request sets these options."""
-        context = self.request.context
-        return permits(self.request.settings, context.options_of, context.rewrites, (winner, of.options, of.compiler))
+        request = self.request
+        return permits(request.settings, request.options_of, request.rewrites, (winner, of.options, of.compiler))
 
     def default(self, why: str, unraced: Unraced = Unraced.GRAPH) -> Decision:
         """Return default, with the reason why the graph is not raced."""
@@ -250,7 +295,7 @@ def savable(question: Question, decision: Decision) -> Decision:
 
     It saves Inductor's code alone, without what copies the outputs of CUDA graphs.
     """
-    copies = question.request.context.fixed.get("clone_outputs") is not False
+    copies = question.request.fixed.get("clone_outputs") is not False
     compiled = [row for row in decision.rows if row.name != EAGER]
 
     def fits(row: RaceRow) -> bool:

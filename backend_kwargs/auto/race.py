@@ -18,7 +18,7 @@ from backend_kwargs.auto.deadline import capped_backward
 from backend_kwargs.auto.graph_stats import GraphStats, calls_a_library
 from backend_kwargs.auto.head_to_head import MARGIN, Runner, better
 from backend_kwargs.auto.places import LEAST_SHARE, Standing, rewritten_alone, standing, why_not_made, why_unlike_alone
-from backend_kwargs.auto.request import Request
+from backend_kwargs.auto.question import Request
 from backend_kwargs.auto.result_checks import ResultChecks
 from backend_kwargs.auto.sandbox import Sandbox, sandboxed
 from backend_kwargs.auto.selection import Progress, RaceState

@@ -32,7 +32,7 @@ from backend_kwargs.auto.compiling import Compiles
 from backend_kwargs.auto.graph_stats import GraphStats, observed_stats
 from backend_kwargs.auto.head_to_head import MARGIN, Runner
 from backend_kwargs.auto.places import matching, worth_it
-from backend_kwargs.auto.request import Request
+from backend_kwargs.auto.question import Request
 from backend_kwargs.auto.result_checks import ResultChecks
 from backend_kwargs.auto.sandbox import Sandbox
 from backend_kwargs.auto.verdicts import Verdict
@@ -105,7 +105,7 @@ class RaceState:
     @property
     def draws_its_own(self) -> bool:
         """Whether compiled code returns other random numbers than eager: what is drawn for nothing is not lowered."""
-        if not self.checks.random or self.request.context.fixed.get("fallback_random"):
+        if not self.checks.random or self.request.fixed.get("fallback_random"):
             return False
         nodes = [node for each in self.compiles.lowered for node in each.gm.graph.nodes if node.op == "call_function"]
         return not nodes or any(may_draw(node.target, node.args, node.kwargs) for node in nodes)
@@ -162,7 +162,7 @@ class RaceState:
 
     def candidates(self, champion: Runner) -> list[RaceCandidate]:
         """Return what may be raced against the first champion: steps, rewrites, precisions and other compilers."""
-        settings, of, frozen = self.request.settings, self.request.context.options_of, self.request.frozen
+        settings, of, frozen = self.request.settings, self.request.options_of, self.request.frozen
         steps = candidates_for(self.stats, settings.effort, settings.candidates, of, frozen=frozen)
         compilers = [step.name for step in steps if step.compiler]
         precise = precision_candidates(settings.precision, settings.max_error, compilers)
@@ -213,7 +213,7 @@ class RaceState:
     def _matching(self, *, traced: bool) -> list[Place]:
         if self.named:
             return []
-        names = [name for name in self.request.context.rewrites if bool(find_rewrite(name).traced) == traced]
+        names = [name for name in self.request.rewrites if bool(find_rewrite(name).traced) == traced]
 
         @cache
         def lowered() -> list[GraphModule]:
@@ -267,7 +267,7 @@ class RaceState:
         whole = bool(self.compiles.lowered) or not self.stats.training
         return won + [
             rewriting(name, map(str, left) if whole or find_rewrite(name).traced else ())
-            for name in self.request.context.rewrites
+            for name in self.request.rewrites
             if (left := [place for place in matching if place.rewrite == name and place not in settled])
         ]
 
@@ -335,9 +335,9 @@ class RaceState:
             return why_not_raced(candidate, self.stats, frozen=self.request.frozen)
         if candidate.name == UNFROZEN and not self.stats.frozen:
             return "no parameter is frozen here"
-        limits = self.request.context.limits(with_users(options, self.request.context.fixed))
+        limits = self.request.limits(with_users(options, self.request.fixed))
         inert = {name: limit.reason for name, limit in limits.items()}
-        inert |= dict.fromkeys(standing(self.request.context.fixed, options), "your options set it otherwise")
+        inert |= dict.fromkeys(standing(self.request.fixed, options), "your options set it otherwise")
         if candidate.options and all(name in inert for name in candidate.options):
             return f"it can do nothing here: {next(iter(inert[name] for name in candidate.options))}"
         return ""

@@ -10,7 +10,7 @@ from torch._inductor import config
 
 import backend_kwargs
 from backend_kwargs.auto import decide, process_memory, question, race
-from backend_kwargs.auto.request import RaceContext, Request
+from backend_kwargs.auto.question import Request
 from backend_kwargs.auto.settings import RaceSettings
 from backend_kwargs.auto.store import Catalogue
 from backend_kwargs.backends import CapturedGraph
@@ -214,13 +214,8 @@ def test_default_gets_the_graph_as_it_was(races, fails):
         return Compiled(gm.forward)
 
     x = torch.randn(8, 64)
-    context = RaceContext(lambda name: {}, lambda options: {}, {})
-    request = Request(
-        CapturedGraph(torch.fx.symbolic_trace(chain), [x]),
-        RaceSettings(candidates=("cpp_wrapper",)),
-        compile_one,
-        context,
-    )
+    given = CapturedGraph(torch.fx.symbolic_trace(chain), [x]), RaceSettings(candidates=("cpp_wrapper",)), compile_one
+    request = Request(*given, lambda name: {}, lambda options: {}, {})
     with pytest.warns(BackendKwargsWarning) if fails else contextlib.nullcontext():
         compiled = decide.compile_fastest(request).call
     assert torch.equal(compiled(x), chain(x)) if fails else compiled(x)[0] is x

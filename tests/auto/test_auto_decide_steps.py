@@ -7,8 +7,7 @@ import torch
 from torch.fx import symbolic_trace
 
 from backend_kwargs.auto import decide, process_memory
-from backend_kwargs.auto.question import Question, savable
-from backend_kwargs.auto.request import RaceContext, Request
+from backend_kwargs.auto.question import Question, Request, savable
 from backend_kwargs.auto.settings import RaceSettings
 from backend_kwargs.auto.store import Catalogue
 from backend_kwargs.backends import CapturedGraph
@@ -29,9 +28,8 @@ def sine(x):
 
 def question(*inputs, fixed=None, fn=chain, **settings):
     """Return the question about one graph."""
-    context = RaceContext(lambda name: find_template(name).options, lambda options: {}, fixed or {})
-    gm = symbolic_trace(fn)
-    return Question(Request(CapturedGraph(gm, inputs or (LARGE,)), RaceSettings(**settings), pytest.fail, context))
+    given = CapturedGraph(symbolic_trace(fn), inputs or (LARGE,)), RaceSettings(**settings), pytest.fail
+    return Question(Request(*given, lambda name: find_template(name).options, lambda options: {}, fixed or {}))
 
 
 def remember(asked, key="other", winner="cudagraphs", **changed):

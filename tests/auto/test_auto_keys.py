@@ -13,8 +13,7 @@ from torch.fx import symbolic_trace
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from backend_kwargs.auto import cache_key, candidates, machine
-from backend_kwargs.auto.question import Question
-from backend_kwargs.auto.request import RaceContext, Request
+from backend_kwargs.auto.question import Question, Request
 from backend_kwargs.auto.settings import RaceSettings
 from backend_kwargs.backends import CapturedGraph, declared
 from backend_kwargs.rewrites import table
@@ -28,8 +27,8 @@ KERNELS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBacken
 
 def keys(fn=chain, inputs=(X,), fixed=None, rewrites=(), template=None, **settings):
     """Return the three keys of a question."""
-    context = RaceContext(lambda name: template or {}, lambda options: {}, fixed or {}, rewrites)
-    asked = Question(Request(CapturedGraph(symbolic_trace(fn), inputs), RaceSettings(**settings), pytest.fail, context))
+    given = CapturedGraph(symbolic_trace(fn), inputs), RaceSettings(**settings), pytest.fail
+    asked = Question(Request(*given, lambda name: template or {}, lambda options: {}, fixed or {}, rewrites))
     return {"key": asked.key, "graph": asked.graph, "scope": asked.scope}
 
 

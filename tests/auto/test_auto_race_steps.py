@@ -12,7 +12,7 @@ from backend_kwargs.auto import budget, race, result_checks, selection, steps
 from backend_kwargs.auto.candidates import Costs, RaceCandidate
 from backend_kwargs.auto.graph_stats import GraphStats
 from backend_kwargs.auto.head_to_head import Runner, note_figures
-from backend_kwargs.auto.request import RaceContext, Request
+from backend_kwargs.auto.question import Request
 from backend_kwargs.auto.settings import RaceSettings
 from backend_kwargs.auto.steps import execute
 from backend_kwargs.backends import CapturedGraph
@@ -31,8 +31,8 @@ def raced(monkeypatch):
     monkeypatch.setattr(budget, "time", SimpleNamespace(perf_counter=lambda: NOW))
 
     def make(*, spent=0.0, fixed=None, limits=None, stats=STATS, inputs=INPUTS, state=None, call_s=0.01, **settings):
-        context = RaceContext(lambda name: {}, lambda options: limits or {}, fixed or {})
-        request = Request(CapturedGraph(None, ()), RaceSettings(**{"budget_s": 100.0} | settings), pytest.fail, context)
+        given = CapturedGraph(None, ()), RaceSettings(**{"budget_s": 100.0} | settings), pytest.fail
+        request = Request(*given, lambda name: {}, lambda options: limits or {}, fixed or {})
         task = SimpleNamespace(inputs=inputs, training=False, copy=lambda: "copy")
         left = budget.Budget(request.settings.budget_s, NOW - spent, call_s)
         checks = result_checks.ResultChecks(task, stats.random, CPU, left, request.settings.tolerance, {})
